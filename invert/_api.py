@@ -35,14 +35,14 @@ def from_entry(
     args: Sequence[Any] | None = None,
     kwargs: Mapping[str, Any] | None = None,
 ) -> Module:
-    """The module of an entry point, recovered at the types of an example where there is one."""
+    """The module of an entry point, recovered at the types of an example, if any."""
     entry = with_sizes(entry, config.sizes)
     function = Function(entry, lambda entry, avals: recover(entry, avals, config), config)
     if function.is_static:
         function.begin([_Shape(spec.shape) for spec in function.specs])
     elif args or kwargs:
         values = function.flatten(args or (), kwargs or {})
-        # A `tf.TensorSpec` among the examples may leave sizes open.
+        # A `tf.TensorSpec` may leave sizes open.
         if all(isinstance(n, int) for value in values for n in value.shape):
             function.begin(values)
     if function.home is None:
@@ -82,7 +82,7 @@ def _build_methods(
 
 
 class _Shape:
-    """Stands for an array whose shape alone matters."""
+    """Placeholder for an array of which only the shape matters."""
 
     def __init__(self, shape: Sequence[Any]):
         self.shape = tuple(shape)
@@ -98,8 +98,8 @@ def roundtrip(tf_fn: Any, *args: Any, config: Config = _DEFAULT, **kwargs: Any) 
     - `args`, `kwargs`: example arguments (arrays, `jax.ShapeDtypeStruct` or `tf.TensorSpec`, in any
         pytree). Only their shapes and dtypes matter; `None` in a `tf.TensorSpec` leaves a size
         open. Python values, as in `training=True`, are static, as in TensorFlow. The examples may
-        be omitted if the function has one signature, and for a Keras model that knows its inputs,
-        whose batch size stays open then.
+        be omitted if the function has one signature, and for a Keras model that
+        knows its inputs, whose batch size then stays open.
     - `config`: see `Config`.
 
     **Returns:** a `Module`.
@@ -137,13 +137,13 @@ def roundtrip(tf_fn: Any, *args: Any, config: Config = _DEFAULT, **kwargs: Any) 
 def _opened(
     entry: EntryPoint, args: Sequence[Any], kwargs: Mapping[str, Any], sizes: Mapping[str, str]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """The examples with the sizes open that have names; `None` where all are open already."""
+    """The examples with named sizes left open; `None` if they are all open already."""
     from invert.frontends.signature import arrays_of
     from invert.tf.ops.node import import_tensorflow
 
     tf = import_tensorflow()
 
-    def own(x: Any) -> Any:  # an object for each place, also where two hold one array
+    def own(x: Any) -> Any:  # an object per leaf, even if two hold the same array
         plain = hasattr(x, "shape") and hasattr(x, "dtype") and not isinstance(x, tf.TypeSpec)
         return jax.ShapeDtypeStruct(x.shape, x.dtype) if plain else x
 
@@ -237,26 +237,25 @@ def load(
 
     - `path`: a SavedModel directory, a `.keras` file, StableHLO (text, bytecode or portable
         artifact), a serialized `jax.export.Exported`, or a directory that `save` has written.
-    - `signature`: the name of the one function or signature wanted. By default all functions
-        attached to the object of a SavedModel, or its signatures where there are none; of
-        StableHLO, the public functions that no other function calls.
-    - `tags`: the tags of the graph wanted, of a SavedModel with several. By default `["serve"]`, or
-        the graph without tags, which modules of TensorFlow Hub have for inference.
-    - `mesh`: devices to put the parameters on. Each reads its own part of the files.
-    - `shardings`: how the parameters are cut over `mesh`: specs by patterns of their names, as in
-        `{"*/kernel": P(None, "model")}`, of which the first that fits counts. Other parameters are
-        whole on each device. The program constrains those named. By default as a module that was
-        saved with shardings says.
+    - `signature`: the name of the function or signature to load. By default all functions attached
+        to the object of a SavedModel, or its signatures if there are none; for StableHLO, the
+        public functions that no other function calls.
+    - `tags`: the tags of the graph to load, for a SavedModel with several. By default `["serve"]`,
+        or the graph without tags, which TensorFlow Hub modules have for inference.
+    - `mesh`: devices to put the parameters on. Each reads only its part of the files.
+    - `shardings`: how the parameters are split over `mesh`: specs by patterns of their names, as in
+        `{"*/kernel": P(None, "model")}`; the first match counts. Other parameters are replicated.
+        The program constrains those named. By default the shardings with which a module was saved.
 
-    Loading a directory that `save` has written imports its `model.py`, and so runs it; no code of
-    the other containers is ever run.
+    Loading a directory written by `save` imports its `model.py`, and so runs it; no code of the
+    other containers is ever run.
 
     **Returns:** a `Module` whose `params` are the variables; for several functions, a `Methods`
-        with a method for each, on shared parameters; for a directory that `save` has written, the
-        Equinox module.
+    with a method for each, on shared parameters; for a directory written by `save`, the Equinox
+    module.
 
     **Raises:** `MalformedModelError`, `SignatureError`, `UnsupportedOpError`,
-        `MissingDependencyError`; `MeshError` where a spec does not fit a parameter or the mesh.
+        `MissingDependencyError`; `MeshError` if a spec does not fit a parameter or the mesh.
 
     ??? example
 
@@ -270,7 +269,7 @@ def load(
     """
     if not isinstance(path, str | os.PathLike):
         raise SignatureError(
-            f"load reads files, and got a {type(path).__name__}; for a TensorFlow function or a "
+            f"load reads files, but got a {type(path).__name__}; for a TensorFlow function or a "
             "Keras model in this process, use invert.convert"
         )
     path, kind = _containers.place_of(path), _containers.kind_of(path)
@@ -305,7 +304,7 @@ def _load_saved_model(
 def _entries_of_file(
     path: Path, kind: _containers.Kind, signature: str | None, config: Config
 ) -> Mapping[str, EntryPoint]:
-    """The entry points of one file, whose name its errors tell."""
+    """The entry points of a file, with its name in errors."""
     try:
         return _containers.entry_points(path, kind, config, signature=signature)
     except SignatureError as error:
@@ -341,13 +340,12 @@ def from_stablehlo(
 
     - `module`: MLIR text, MLIR bytecode or a StableHLO portable artifact, HLO as text or as an
         `HloModuleProto`, the `pathlib.Path` of a file with one of these, the result of
-        `jax.jit(f).lower(x)`, or that of its `compile()`, which is what XLA has made of it.
+        `jax.jit(f).lower(x)`, or that of its `compile()`, the program after XLA's optimizations.
     - `params`: values of the arguments that are weights, by name, such as a state dict of PyTorch.
         They become the parameters of the module, under these names, which its functions share.
-    - `names`: names for the arguments: of all in their order, or a mapping from `arg0`, `arg1`, ...
-        or the names that the module has for them. For several functions a mapping from their names
-        to such names.
-    - `signature`: the name of the one public function wanted. By default all public functions that
+    - `names`: names for the arguments: of all in order, or a mapping from `arg0`, `arg1`, ... or
+        the module's own names. For several functions a mapping from their names to such names.
+    - `signature`: the name of the public function to load. By default all public functions that
         no other function calls.
 
     **Returns:** a `Module` over flat arguments, named as in the module; for several functions, a

@@ -8,7 +8,7 @@ from typing import Literal
 
 @dataclasses.dataclass(frozen=True)
 class Certificate:
-    """How far the recovery is proved.
+    """How far a recovery is proved.
 
     **Attributes:**
 
@@ -18,8 +18,8 @@ class Certificate:
         `"unverified"`: neither was possible, or verification was switched off.
     - `reason`: why the certificate is not exact, or `""`.
     - `largest_error`: the largest absolute difference of a result, for `"numerical"`.
-    - `sizes`: for which sizes of the open dimensions it holds, or `""` where none is open.
-    - `assumes`: an assumption about the program that its format leaves open, or `""`.
+    - `sizes`: the sizes of the open dimensions for which it holds, or `""` if none is open.
+    - `assumes`: an assumption about the program that its format does not specify, or `""`.
     """
 
     kind: Literal["exact", "numerical", "unverified"]

@@ -25,7 +25,7 @@ class ChildError(InvertError):
 
     **Arguments:**
 
-    - `code`: the exit code of a child that ended by itself, negative where a signal ended it.
+    - `code`: the exit code of a child that ended, negative if a signal ended it.
     """
 
     def __init__(self, message: str, code: int | None = None):
@@ -45,9 +45,9 @@ class Child:
 
     **Arguments:**
 
-    - `arguments`: what the interpreter is called with.
-    - `environment`: variables that are set for it besides.
-    - `start_seconds`: how long it may take to start.
+    - `arguments`: command line arguments of the interpreter.
+    - `environment`: additional environment variables.
+    - `start_seconds`: time limit for starting.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Child:
     def ask(self, *request: bytes, seconds: float) -> bytes:
         """The answer to a request, which may be given in parts.
 
-        **Raises:** `ChildError` where there is none in that time, or the child dies.
+        **Raises:** `ChildError` if there is none within that time, or the child dies.
         """
         send = functools.partial(write_message, parts=request, size=sum(map(len, request)))
         return self.exchange(send, read_message, seconds=seconds)
@@ -80,7 +80,7 @@ class Child:
         *,
         seconds: float,
     ) -> T:
-        """What `receive` reads after `send` has written; it gives `None` where the answer ends.
+        """The result of `receive` after `send`; `receive` returns `None` if the answer ends early.
 
         **Raises:** as `ask`.
         """
@@ -111,7 +111,7 @@ class Child:
                 send(process.stdin)
             reply = receive(process.stdout)
         except OSError:
-            reply = None  # the pipe broke: the child died while it read
+            reply = None  # the pipe broke: the child died while reading
         finally:
             timer.cancel()
         if reply is None:
@@ -143,7 +143,7 @@ class Child:
     def stop(self, *, kill: bool = False) -> int | None:
         """End the child; a forked copy of this object leaves its parent's child alone.
 
-        **Returns:** its exit code, negative where a signal ended it.
+        **Returns:** its exit code, negative if a signal ended it.
         """
         process, self._process = self._process, None
         if process is None or self._owner != os.getpid():
@@ -160,25 +160,25 @@ class Child:
 
 
 def write_message(stream: IO[bytes], parts: Iterable[bytes], size: int) -> None:
-    """Write one message of so many bytes."""
+    """Write one message of `size` bytes."""
     stream.write(_LENGTH.pack(size))
     stream.writelines(parts)
     stream.flush()
 
 
 def read_message(stream: IO[bytes]) -> bytes | None:
-    """Read one message; `None` where the stream ends before it does."""
+    """Read one message; `None` if the stream ends early."""
     length = read_length(stream)
     content = None if length is None else stream.read(length)
     return content if content is not None and len(content) == length else None
 
 
 def read_length(stream: IO[bytes]) -> int | None:
-    """Read how long a message is; its content follows."""
+    """Read the length of a message; its content follows."""
     head = stream.read(_LENGTH.size)
     return _LENGTH.unpack(head)[0] if len(head) == _LENGTH.size else None
 
 
 def read_into(stream: IO[bytes], room: memoryview) -> bool:
-    """Fill memory with what follows; `False` where the stream ends before."""
+    """Fill memory from the stream; `False` if it ends early."""
     return cast(io.BufferedReader, stream).readinto(room) == len(room)

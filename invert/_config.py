@@ -11,7 +11,7 @@ import typing
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
-# Names of all patterns, which fill this list when they are imported.
+# Names of all patterns, filled when they are imported.
 known_patterns: list[str] = []
 # Names of the rewrites of `optimize`, likewise.
 known_rewrites: list[str] = []
@@ -26,8 +26,8 @@ class Config:
     **Arguments:**
 
     - `platform`: the platform whose branch is taken from a module lowered for several
-        (`"cpu"`, `"cuda"`, `"rocm"` or `"tpu"`). `None`: the first platform of the module that
-        this process has, else the module's first.
+        (`"cpu"`, `"cuda"`, `"rocm"` or `"tpu"`). `None`: the first platform of the
+        module available in this process, otherwise the module's first.
     - `patterns`: whether equations are rewritten into the primitives they came from; a tuple of
         names enables only these. `invert.patterns.names()` lists them.
     - `disabled_patterns`: names of patterns to leave out, those of `optimize` included.
@@ -64,25 +64,25 @@ class Config:
         padding rows. Indices of sparse tensors (CTC decoders, accidental hits, `tf.sparse`) are
         padded with -1, and the report says so. `"pad"`: rows are padded too, and the code that uses
         them has to ignore the padding. `"error"`: all such results are errors.
-    - `sizes`: names or numbers for the sizes of arguments, by their names, as in
-        `{"x": "batch length 3"}`. A name for an open size is that of the dimension; the same name
-        twice says that two sizes are equal; a number fixes a size. Examples of a live TensorFlow
-        function or Keras model leave the sizes open that have a name.
-    - `random`: what TensorFlow's random ops with a seed or a generator draw. `"tensorflow"`: the
-        numbers that TensorFlow draws, whose seeds and states are kept. `"jax"`: numbers of
+    - `sizes`: names or numbers for the sizes of arguments, by argument, as in
+        `{"x": "batch length 3"}`. A name makes a size an open dimension; equal names mean equal
+        sizes; a number fixes a size. Named sizes of examples of a live TensorFlow function or Keras
+        model stay open.
+    - `random`: the numbers of TensorFlow's random ops with a seed or a generator. `"tensorflow"`:
+        those that TensorFlow draws; seeds and states are kept. `"jax"`: numbers of
         `jax.random`; draws whose seed is the state of a generator (`tf.random.Generator`, Keras's
-        `SeedGenerator`, and so dropout) take a `key` of the call, and the state is left out.
+        `SeedGenerator`, and so dropout) take a `key` of the call, and the state is dropped.
     - `host_ops`: treatment of TensorFlow ops that only a host can run (text, encoded images) and
         whose inputs depend on data. `"error"`: all of them are reported; `"callback"`: TensorFlow
         runs them at run time, in a `jax.pure_callback`.
-    - `text`: treatment of arguments that are text. `"error"`: they are reported; `"split"`: the ops
-        in front that turn text into numbers are left out, and the first numeric tensors are the
-        arguments in the place of the text; the report names what is left out.
-    - `optimize`: the platform that the program is to be fast on, `"cpu"` or `"gpu"`: some equations
-        are rewritten then, so that results are equal up to rounding only; see `invert.optimize`.
-        `"none"`: the program is the one that was read.
-    - `custom_objects`: classes and functions by their names, as Keras has them, for `.keras` files
-        with layers of your own. Those registered with Keras in this process need not be here.
+    - `text`: treatment of arguments that are text. `"error"`: they are reported; `"split"`: the
+        leading ops that turn text into numbers are left out, and the first numeric tensors become
+        the arguments instead; the report names what is left out.
+    - `optimize`: the platform to optimize for, `"cpu"` or `"gpu"`: some equations are rewritten, so
+        that results are equal only up to rounding; see `invert.optimize`. `"none"`: the program is
+        the one that was read.
+    - `custom_objects`: classes and functions by name, as for Keras, for `.keras` files with layers
+        of your own. Those registered with Keras in this process can be omitted.
     - `progress`: called with a line of text at the beginning of each stage.
     """
 
@@ -115,7 +115,7 @@ class Config:
             raise ValueError(f"Config has invalid options:{lines}")
 
     def __repr__(self) -> str:
-        """The options that are not at their default, so that `help` stays readable."""
+        """Only the options that differ from their defaults, so that `help` stays readable."""
         fields = [(f, getattr(self, f.name)) for f in dataclasses.fields(self)]
         changed = ", ".join(f"{f.name}={value!r}" for f, value in fields if value != f.default)
         return f"Config({changed})"

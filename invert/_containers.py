@@ -1,4 +1,4 @@
-"""Which kind of container a path holds."""
+"""Detects the kind of container at a path."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from invert.modules import save
 
 Kind = Literal["saved", "saved_model", "keras", "graph", "stablehlo", "exported"]
 
-# What a kind is called in text.
+# Names of the kinds in messages.
 NAMES: dict[Kind, str] = {
     "saved": "module written by invert.save",
     "saved_model": "SavedModel",
@@ -31,15 +31,15 @@ _HDF5 = b"\x89HDF"
 
 
 def place_of(path: str | os.PathLike[str]) -> Path:
-    """The path of a container: of a SavedModel its directory, also where its file is named."""
+    """The path of a container: for a SavedModel its directory, even if its file is given."""
     place = Path(path)
     return place.parent if place.name == "saved_model.pb" and place.is_file() else place
 
 
 def kind_of(path: str | os.PathLike[str]) -> Kind:
-    """The kind of a container, by its first bytes; of protos, which have none, by the suffix.
+    """The kind of a container, by its first bytes; for protos, which have no magic, by suffix.
 
-    **Raises:** `MalformedModelError` where it is none that is known.
+    **Raises:** `MalformedModelError` if it is of no known kind.
     """
     place = place_of(path)
     if place.is_dir():
@@ -67,7 +67,7 @@ def kind_of(path: str | os.PathLike[str]) -> Kind:
     if _is_text(data):
         return "stablehlo"
     raise MalformedModelError(
-        f"{place} is not one of: a SavedModel directory, a directory that invert.save has written, "
+        f"{place} is not one of: a SavedModel directory, a directory written by invert.save, "
         "a .keras file, a GraphDef (.pb), StableHLO as text or bytecode, a jax.export artifact"
     )
 
@@ -92,15 +92,16 @@ def entry_points(
 
     **Arguments:**
 
-    - `signature`: the name of the only function wanted.
+    - `signature`: the name of the only function to read.
     - `strict`: whether ops that cannot be raised are an error; otherwise they are its `problems`.
 
-    **Raises:** as the front end; `SignatureError` where the container does not say what its inputs
-        are, or has no such function.
+    **Raises:** as the front end; `SignatureError` if the container does not state its inputs, or
+    has
+    no such function.
     """
     if kind == "graph":
         raise SignatureError(
-            f"{place} is a graph, which does not say what its inputs and outputs are; use "
+            f"{place} is a graph, which does not state its inputs and outputs; use "
             "invert.convert_graphdef with their names"
         )
     if kind == "stablehlo":
@@ -116,5 +117,5 @@ def entry_points(
 
         entry = exported.entry_point(place.read_bytes(), config=config)
     if signature not in (None, entry.name):
-        raise SignatureError(f"it has one function, {entry.name!r}, and none called {signature!r}")
+        raise SignatureError(f"it has one function, {entry.name!r}, and none named {signature!r}")
     return {entry.name: entry}

@@ -20,7 +20,7 @@ class ArgSpec:
 
     **Arguments:**
 
-    - `name`: the name in the original signature, not necessarily an identifier.
+    - `name`: the name in the original signature, which need not be an identifier.
     - `shape`: tuple of sizes; `None` for an open size, a string such as `"b"` for a named one.
     - `dtype`: a NumPy (or ml_dtypes) dtype.
     """
@@ -38,8 +38,9 @@ class Param:
 
     - `name`: the original name, such as `dense/kernel`.
     - `trainable`: whether its library trains it.
-    - `stated`: whether the container states that; otherwise `trainable` is that of its creation.
-    - `sharding`: the devices that hold its parts, where the caller has chosen them.
+    - `stated`: whether the container states that; otherwise `trainable` is the flag it was created
+        with.
+    - `sharding`: the devices that hold its parts, if the caller has chosen them.
     """
 
     name: str
@@ -51,12 +52,12 @@ class Param:
 
 @dataclasses.dataclass(frozen=True)
 class Shardings:
-    """How the arrays of a function lie on a mesh of devices.
+    """The shardings of a function's arrays over a mesh of devices.
 
     **Arguments:**
 
-    - `mesh`: the mesh of the original, without devices; `None` where it is for one device.
-    - `arguments`: for each flat argument its spec, or `None` where it is left open.
+    - `mesh`: the mesh of the original, without devices; `None` if it is for one device.
+    - `arguments`: for each flat argument its spec, or `None` if unspecified.
     - `results`: the same for the flat results.
     - `params`: the specs of parameters, by their names, as far as there are any.
     """
@@ -69,7 +70,7 @@ class Shardings:
 
 @dataclasses.dataclass(frozen=True)
 class OpUse:
-    """One op of a program, as it was read.
+    """An op of a program, as read.
 
     **Arguments:**
 
@@ -94,9 +95,9 @@ class Trace:
     **Arguments:**
 
     - `of`: the name of the function.
-    - `pick`: `pick(args, kwargs, exact)` is what a call of the function passes to this trace, as
-        positional and keyword arguments; `None` where the call is not this trace's. `exact`:
-        whether shapes and dtypes have to be those of the trace, not only fit them.
+    - `pick`: `pick(args, kwargs, exact)` returns the positional and keyword arguments that a call
+        passes to this trace; `None` if the call does not fit it. `exact`: whether shapes and dtypes
+        must equal those of the trace instead of just fitting them.
     """
 
     of: str
@@ -113,7 +114,7 @@ class EntryPoint:
 
     - `name`: name of the function or signature.
     - `fn`: `fn(param_values, *flat_args) -> list` of flat results; `param_values` is a sequence in
-        the order of `params`. Where `draws`, a typed PRNG key follows the flat arguments. The new
+        the order of `params`. If `draws`, a typed PRNG key follows the flat arguments. The new
         values of the `assigned` parameters follow the results. It runs the raising rules on the
         given values, so tracing it yields the raw jaxpr.
     - `args`, `kwargs`: the signature as pytrees whose leaves are `ArgSpec`; `flat_args` of `fn` are
@@ -125,17 +126,17 @@ class EntryPoint:
     - `draws`: whether the function draws random numbers, and so needs a key.
     - `notes`: returns lines for the report, once the function has run.
     - `problems`: what cannot be raised, if the front end was asked to accept such programs; `fn`
-        raises `UnsupportedOpError` then.
+        then raises `UnsupportedOpError`.
     - `ops`: returns the ops of the program, those of called functions once.
-    - `outside`: what comes before the raw jaxpr, which the certificate does not cover.
+    - `outside`: the steps before the raw jaxpr, which the certificate does not cover.
     - `checks`: messages of the assertions that are kept. For each, a boolean follows the results
         of `fn`, before the assigned parameters: whether it failed.
     - `source`: one line about its origin.
-    - `results`: types of the flat results, where the container states them.
-    - `platform`: the platform it was lowered for, where the container states it.
-    - `shardings`: how arguments and results lie on several devices, where the container states it.
-    - `trace`: which calls of the function of the container are its own, where that has several
-        traces.
+    - `results`: types of the flat results, if the container states them.
+    - `platform`: the platform it was lowered for, if the container states it.
+    - `shardings`: shardings of arguments and results, if the container states them.
+    - `defaults`: values of arguments that a call may leave out, by the names of the arguments.
+    - `trace`: the calls that belong to this entry, if the container's function has several traces.
     """
 
     name: str
@@ -156,17 +157,19 @@ class EntryPoint:
     checks: tuple[str, ...] = ()
     outside: str = ""
     shardings: Shardings | None = None
+    defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     trace: Trace | None = None
 
     @property
     def one_argument(self) -> bool:
-        """Whether it takes one argument, which may be given by its place, also if signatures of
-        its container take arguments by name."""
+        """Whether it takes a single argument.
+
+        That one may be passed by position, even if signatures of its container take keywords."""
         return not self.args and len(self.kwargs) == 1
 
 
 def free_name(wanted: str, taken: Container[str]) -> str:
-    """A name for an argument without one, with a number where it is taken."""
+    """A name for an unnamed argument, with a number if it is taken."""
     name, number = wanted, 1
     while name in taken:
         number += 1

@@ -1,4 +1,4 @@
-"""The errors `invert` raises. Each message names the op, the place and the remedy."""
+"""The errors that `invert` raises. Each message names the op, the place and the remedy."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any
 
 
 def plain(text: str) -> str:
-    """Text in which names of a file occur, for a person to read.
+    """Text that contains names from a file, made safe to print.
 
-    Control characters, which move the cursor of a terminal, and those that turn the direction of
-    writing are spelled out.
+    Control characters, which move the cursor of a terminal, and those that change the writing
+    direction are escaped.
     """
     return "".join(
         c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text
@@ -54,8 +54,9 @@ class EmissionError(InvertError):
 
 
 class DefectWarning(UserWarning):
-    """An optional step was left out because of a defect of this package; what is returned is right
-    without it."""
+    """An optional step was left out because of a defect of this package.
+
+    The result is correct without it."""
 
 
 class MeshError(InvertError, ValueError):
@@ -63,7 +64,7 @@ class MeshError(InvertError, ValueError):
 
 
 class SaveError(InvertError, OSError):
-    """A recovered module cannot be written to disk; what was there before still is."""
+    """A recovered module cannot be written to disk; existing files are unchanged."""
 
 
 class MissingDependencyError(InvertError, ImportError):
@@ -119,7 +120,7 @@ class UnsupportedOpError(InvertError, NotImplementedError):
 
 @contextlib.contextmanager
 def nested_too_deep(name: str) -> Iterator[None]:
-    """What is inside walks calls and regions by recursion: past Python's limit, says so."""
+    """Turn a `RecursionError` inside, from deeply nested calls or regions, into a clear error."""
     try:
         yield
     except RecursionError as error:
@@ -136,17 +137,17 @@ def nested_too_deep(name: str) -> Iterator[None]:
 def optional_step(
     step: str, defects: list[str], function: Callable[..., Any], *args: Any
 ) -> Any | None:
-    """The result of an optional step: a pattern, a nicer spelling. `None` where it has a defect.
+    """The result of an optional step, such as a pattern; `None` if the step has a defect.
 
-    What a step may meet in a right program, it catches by name itself, so that any exception left
-    is a defect: of this package, of JAX or of a user's own pattern, which no list of types could
-    name. The program converts without the step; the defect is a line in `defects` and a
-    `DefectWarning`, which the tests of this package turn into an error.
+    A step itself catches, by type, the exceptions that may occur for correct programs. Any other
+    exception is a defect: of this package, of JAX or of a user's own pattern, which no list of
+    types could name. The program converts without the step; the defect becomes a line in
+    `defects` and a `DefectWarning`, which the tests of this package turn into an error.
 
     **Arguments:**
 
-    - `step`: what the step is called, such as `the pattern silu`.
-    - `defects`: gets one line for each defect, once.
+    - `step`: the name of the step, such as `the pattern silu`.
+    - `defects`: receives one line for each defect, once.
     """
     from invert._private.jax import SIZE_ERRORS  # the command line imports this module without JAX
 
@@ -155,7 +156,7 @@ def optional_step(
     except (InvertError, MemoryError, RecursionError, DefectWarning):
         raise
     except SIZE_ERRORS:
-        return None  # it has to know a size that is open
+        return None  # it needs a number for an open size
     except Exception as error:  # noqa: BLE001  told to the reader, and an error in the tests
         first = (str(error).splitlines() or [""])[0]
         text = f"{step} was left out, because of a defect: {type(error).__name__}: {first}"

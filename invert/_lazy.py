@@ -1,4 +1,4 @@
-"""Parts of the package that are imported when they are first asked for."""
+"""Lazy imports of parts of the package."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def public(package: str, space: dict[str, Any]) -> Callable[[str], Any]:
 
     **Arguments:**
 
-    - `space`: the globals of the package, which keep what was found.
+    - `space`: the globals of the package, which cache the names found.
     """
 
     def find(name: str) -> Any:
@@ -35,7 +35,7 @@ def directory(package: str) -> Callable[[], list[str]]:
 
 
 def submodules(package: str, *names: str) -> Callable[[str], Any]:
-    """The `__getattr__` of a package that finds these of its modules without an import."""
+    """The `__getattr__` of a package that imports these of its modules on first use."""
 
     def find(name: str) -> Any:
         if name not in names:

@@ -1,7 +1,8 @@
 """The opaque equation: a custom call that no rule or pattern has recovered.
 
-It keeps everything the file says, lowers to the same custom call, and runs where the target is
-registered for the platform. It has no derivative and no batching rule; asking for one names it.
+It keeps everything in the file, lowers to the same custom call, and runs if the target is
+registered
+for the platform. It has no derivative and no batching rule; the error for requesting one names it.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ from invert._private.mlir import ir
 custom_call_p = Primitive("custom_call")
 custom_call_p.multiple_results = True
 
-# Targets that the compiler itself understands on every platform; they are in no registry.
+# Targets that the compiler itself implements on every platform; they are in no registry.
 _BUILT_IN = frozenset({"TopK", "ApproxTopK", "LayoutConstraint", "Sharding", "PartialReduce"})
 
-# Beginnings of the targets that a platform's libraries have, and the compiler's own on TPU.
+# Prefixes of the targets of a platform's libraries, and of the compiler's own on TPU.
 _LIBRARIES = (
     ("lapack_", "cpu"),
     ("cu", "cuda"),
@@ -62,9 +63,9 @@ def custom_call(
     **Arguments:**
 
     - `target`: name of the custom call.
-    - `attributes`: every attribute as the text that MLIR prints, sorted by name.
-    - `avals`: shapes and dtypes of the results; `None` stands for a token.
-    - `computations`: closed jaxprs of the functions it is given.
+    - `attributes`: every attribute as text printed by MLIR, sorted by name.
+    - `avals`: shapes and dtypes of the results; `None` for a token.
+    - `computations`: closed jaxprs of its function arguments.
     """
     return custom_call_p.bind(
         *operands,
@@ -112,7 +113,7 @@ def _lower(
 
 mlir.register_lowering(custom_call_p, _lower)
 
-# The same in a template, which is lowered and never run: its target need not be registered here.
+# The variant for templates, which are lowered but never run: the target need not be registered.
 template_call_p = Primitive("custom_call_template")
 template_call_p.multiple_results = True
 template_call_p.def_abstract_eval(_abstract_eval)

@@ -55,10 +55,10 @@ class _Stages:
 
 
 def recover(entry: EntryPoint, avals: Sequence[Aval], config: Config) -> Stage:
-    """Raise an entry point for given argument types, whose sizes may be open, and rewrite it."""
+    """Raise and rewrite an entry point for argument types, possibly with open sizes."""
     stage = _Stages(entry.name, config)
     defects: list[str] = []
-    # Modules hold 64-bit values whatever the setting of the process.
+    # Modules hold 64-bit values regardless of the setting of the process.
     with nested_too_deep(entry.name), jax.enable_x64(True):
         with stage("raise", "raising"):
             closed, avals, names = _raised(entry, avals, config)
@@ -79,7 +79,7 @@ def recover(entry: EntryPoint, avals: Sequence[Aval], config: Config) -> Stage:
             )
             closed = renewed(meshes.checked(settle(closed)))
         with stage("verify", "verifying"):
-            # The comparison is over the constants of the raw program; arrays come back after it.
+            # The comparison uses the constants of the raw program; arrays are restored after it.
             recovered = jaxprs.over_constants(closed, known)
             certificate = _certify(raw, recovered, known, platform, x64, config)
         jaxpr, constants, notes = _finished(closed, config)
@@ -111,7 +111,7 @@ def _raised(
     """Trace an entry point; return the program, its types, and the new names of open sizes."""
     with listening() as said:
         closed = traced(entry, avals)
-    # The container may have names for open dimensions; those that the caller gives stay.
+    # The container may name open dimensions; names given by the caller take precedence.
     chosen = {word for text in (config.sizes or {}).values() for word in text.split()}
     stated = {key: name for key, name in said.names.items() if key not in chosen}
     if names := renaming((n for a in avals for n in a.shape), stated):
@@ -122,7 +122,7 @@ def _raised(
 def _finished(
     closed: ClosedJaxpr, config: Config
 ) -> tuple[Jaxpr, tuple[np.ndarray, ...], list[str]]:
-    """The program without hints, its constants, and notes on those that were narrowed."""
+    """The program without hints, its constants, and notes on narrowed ones."""
     closed = hints.without_hints(hints.restore_arrays(closed))
     jaxpr, constants = jaxprs.split_constants(closed)
     if not config.bfloat16_constants:
@@ -162,8 +162,8 @@ def _certify(
     avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in raw.invars]
     by_signature = any(jaxprs.is_wide(v) for v in (*raw.invars, *raw.outvars))
     x64 = x64 and by_signature
-    # Where no pattern applied, both lower to the same, whatever that is; rules and `stop_gradient`
-    # leave nothing. Of a custom call that is all that can be said.
+    # If no pattern applied, both lower to the same program; derivative rules and `stop_gradient`
+    # leave no trace. For a custom call nothing more can be proved.
     one, two = (jaxprs.canonicalize(without_rules(plain(p))) for p in (raw, jaxpr))
     if not jaxprs.opaque_targets(raw) and equivalent(one, two, constants):
         return Certificate("exact", assumes=assumes)
@@ -196,7 +196,7 @@ def _recognize(
         raise_call,
         platform,
         x64=bool(wide),
-        # Counters of random bits are of 64 bits in every session.
+        # Counters of random bits have 64 bits in every session.
         x64_first=bool(wide - {np.dtype(np.uint64)}),
         named=hints.names_primitives(closed),
         defects=defects,

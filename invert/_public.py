@@ -1,4 +1,4 @@
-"""The public names, which `invert` imports when the first of them is asked for."""
+"""The public names, imported by `invert` on first use of any of them."""
 
 from invert._api import convert as convert
 from invert._api import convert_graphdef as convert_graphdef
@@ -41,5 +41,5 @@ from invert.rewriting.pattern import EquationPattern as EquationPattern
 from invert.rewriting.pattern import Pattern as Pattern
 from invert.rewriting.pattern import Site as Site
 
-# Its name before; programs that register their own patterns use it.
+# Its former name; programs that register their own patterns use it.
 Structural = EquationPattern

@@ -23,9 +23,9 @@ class Report:
     - `certificate`: how far the recovery is proved.
     - `gradients`: the outcome for each gradient function of the container.
     - `notes`: other remarks, such as ops that were left out.
-    - `outside`: what the certificate does not cover, because it comes before the raw jaxpr.
-    - `sizes`: the argument types that the report is for, where sizes are open: the program is
-        recovered again for others.
+    - `outside`: the steps before the raw jaxpr, which the certificate does not cover.
+    - `sizes`: the argument types of this report, if sizes are open: the program is recovered
+        again for others.
     """
 
     entry: str
@@ -50,7 +50,7 @@ class Report:
             f"{self.entry}: from {self.source or 'a StableHLO module'}",
             f"  certificate: {self.certificate}"
             + (f" at {', '.join(self.sizes)}" if self.sizes else ""),
-            *([f"  outside of the certificate: {self.outside}"] if self.outside else []),
+            *([f"  outside the certificate: {self.outside}"] if self.outside else []),
             f"  {self.equations} equations of {len(self.primitives)} primitives",
         ]
         if self.rewrites:

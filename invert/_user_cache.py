@@ -1,12 +1,15 @@
-"""Files in the user's cache directory: what one process worked out, for the next.
+"""Files in the user's cache directory: results of one process, for later ones.
 
-They are in `$XDG_CACHE_HOME/invert` (else `~/.cache/invert`, on macOS `~/Library/Caches/invert`, on
-Windows `%LOCALAPPDATA%/invert/Cache`), or in the directory that `INVERT_CACHE_DIR` names. Where
-that variable is set and empty, nothing is read or written.
+They are in `$XDG_CACHE_HOME/invert` (by default `~/.cache/invert`, on macOS
+`~/Library/Caches/invert`,
+on Windows `%LOCALAPPDATA%/invert/Cache`), or in the directory named by `INVERT_CACHE_DIR`. If that
+variable is set and empty, nothing is read or written.
 
-A file holds JSON under the versions of JAX and of this package that wrote it. One of other
-versions, a damaged one and one of another form are as good as none, and are replaced. What is kept
-only says what to try, so that no result depends on it.
+A file holds JSON under the versions of JAX and of this package that wrote it. Files of other
+versions
+and damaged files are ignored and replaced. Entries only say what to try, so that no result depends
+on
+them.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ from pathlib import Path
 import jax
 
 Entries = dict[str, list[str]]
-# No file is larger; one that is, is not ours.
+# Larger files were not written by this package.
 _MOST_BYTES = 1 << 24
 
 
@@ -47,7 +50,7 @@ def folder() -> Path | None:
 
 @functools.cache
 def _versions() -> str:
-    """What entries depend on; of this package the sources, which change between releases too."""
+    """The versions that entries depend on; for this package a digest of its sources."""
     package = Path(__file__).parent
     digest = hashlib.sha256()
     for path in sorted(package.rglob("*.py")):
@@ -59,7 +62,7 @@ def _versions() -> str:
 
 
 def read(name: str) -> Entries:
-    """The entries of a file; empty where it is missing or unusable."""
+    """The entries of a file; empty if it is missing or unusable."""
     where = folder()
     if where is None:
         return {}
@@ -82,7 +85,7 @@ def read(name: str) -> Entries:
 
 
 def add(name: str, new: Mapping[str, list[str]]) -> None:
-    """Add entries to a file, which is replaced at once; nothing happens where that fails."""
+    """Add entries to a file, replaced atomically; failures are ignored."""
     where = folder()
     if where is None:
         return

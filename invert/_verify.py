@@ -1,4 +1,4 @@
-"""The certificate: the recovered program is lowered and raised again, and compared."""
+"""Certifies a recovered program: lowers and raises it again, and compares."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from invert.ir.substitution import at_samples
 from invert.ir.types import AnyJaxpr, Aval, Jaxpr, Value
 from invert.stablehlo.lowered import raised_again
 
-# Raised where a program does not lower or run, not at sizes that are open or without 64-bit types.
+# Raised if a program does not lower or run, e.g. at open sizes or without 64-bit types.
 _REFUSALS = (
     TypeError, ValueError, NotImplementedError, IndexError, InvertError, *SIZE_ERRORS,
 )  # fmt: skip
@@ -40,7 +40,7 @@ def certify(
     platform: str,
     x64: bool,
 ) -> Certificate:
-    """Compare the raw jaxpr with what the recovered one lowers to.
+    """Compare the raw jaxpr with the lowering of the recovered one.
 
     **Arguments:**
 
@@ -48,12 +48,12 @@ def certify(
     - `avals`: types of these arguments.
     - `constants`: values of the leading arguments that are constants of the program.
     - `platform`: the platform the program was lowered for.
-    - `x64`: whether the program was probably lowered with 64-bit types enabled, which changes how
-        some primitives lower; the other way is tried next.
+    - `x64`: whether the program was probably lowered with 64-bit types enabled, which changes some
+        lowerings; the other setting is tried next.
     """
     where = ""
     raw = jaxprs.as_lowered(raw)
-    # Where nothing read is of 64 bits, nothing was lowered with such types enabled.
+    # If nothing read has 64 bits, the program was not lowered with x64.
     for mode in (x64, not x64) if jaxprs.has_wide_types(raw) else (False,):
         try:
             again = _again(recovered, avals, platform, mode)
@@ -73,7 +73,7 @@ def compared(a: Jaxpr, b: AnyJaxpr, known: Sequence[Value], most: int | None = N
     **Arguments:**
 
     - `known`: the values of their leading arguments.
-    - `most`: for how many sizes they run, where sizes are open.
+    - `most`: the number of sizes at which they run, if sizes are open.
     """
     if jaxprs.opaque_targets(a):
         return "opaque custom calls cannot be run"
@@ -91,7 +91,7 @@ def _runs(
     constants: Sequence[Value] = (),
     most: int | None = None,
 ) -> Iterator[tuple[Any, Any]]:
-    """The results of two programs on random inputs behind the constants, at sample sizes."""
+    """The results of two programs on the constants and random inputs, at sample sizes."""
     rng = np.random.default_rng(0)
     both = trace_closed(lambda *xs: [eval_closed(p, xs) for p in (a, b)], *constants, *avals)
     for program in at_samples(both)[:most]:
@@ -113,8 +113,8 @@ def _lower_alike(
 ) -> bool:
     """Whether the raw program lowers to `again` too.
 
-    Rules for TensorFlow ops write functions that lowering expands, which a raised module never
-    holds; there the two are compared after one lowering each, in a normal form.
+    Rules for TensorFlow ops emit functions that lowering expands, which a raised module never
+    contains; so the two are compared after one lowering each, in a normal form.
     """
     try:
         lowered = _again(raw, avals, platform, x64)

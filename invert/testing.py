@@ -35,7 +35,7 @@ def assert_roundtrip(
     - `f`: the function; `args`: example arguments, arrays in pytrees.
     - `via`: the route: `jax.export` alone, a `tf.function` around `jax2tf.convert`, or a SavedModel
         written to a temporary directory and loaded again. The last two need TensorFlow.
-    - `certificate`: the weakest certificate accepted.
+    - `certificate`: the weakest acceptable certificate.
     - `derivatives`: whether forward and reverse derivatives are compared too, with random tangents
         and cotangents, as far as `f` has them.
     - `rtol`, `atol`: tolerances for derivatives, and for results unless the certificate is exact:

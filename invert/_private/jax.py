@@ -341,8 +341,8 @@ def _reading_context() -> Any:
 def lowered_module(fn: Callable[..., Any], *avals: Any, platform: str = "cpu") -> ir.Module:
     """The StableHLO module that JAX serializes for `fn` at given types.
 
-    Serialization expands some ops, so the module goes through it, as raised modules did. It is
-    what `jax.export` does at these types, less a copy of the module and a second trace.
+    Serialization expands some ops, so the module goes through it, as raised modules did. This
+    equals `jax.export` at these types, without a copy of the module and a second trace.
     """
     checks = jax.export.DisabledSafetyCheck
     disabled = [checks.platform(), *map(checks.custom_call, _UNSTABLE_TARGETS)]
@@ -523,7 +523,7 @@ def close_like(original: J, jaxpr: Jaxpr) -> J:
 
 @contextlib.contextmanager
 def context_of(eqn: Eqn) -> Iterator[None]:
-    """Trace under the name scopes, source and settings of an equation, on the mesh of now."""
+    """Trace under the name scopes, source and settings of an equation, on the current mesh."""
     info = eqn.source_info
     stack = source_info_util.current_name_stack() + info.name_stack
     mesh = get_abstract_mesh()
@@ -573,7 +573,7 @@ def jvp_rule_of(eqn: Eqn) -> Hashable | None:
             return None
         lifted = _closed_over(rule.f, "jvp_jaxpr_fun")
         if lifted is None:
-            # Written by an author: flattened, and nothing else.
+            # Written by an author, and only flattened.
             if [gen.__name__ for gen, _ in rule.transforms] != ["_flatten_jvp"]:
                 return None
             _, _, tree, _ = rule.transforms[0][1]
@@ -587,7 +587,7 @@ def jvp_rule_of(eqn: Eqn) -> Hashable | None:
 
 
 def _closed_over(function: Any, name: str) -> Any:
-    """The value of a free variable of a function; `None` if it has none of that name."""
+    """The value of a function's free variable; `None` if there is none of that name."""
     names = getattr(getattr(function, "__code__", None), "co_freevars", ())
     if name not in names:
         return None
@@ -688,6 +688,6 @@ def varying(value: Any) -> frozenset[str]:
 
 
 def type_on_mesh(value: Any, row: bool = False) -> Any:
-    """The type of a value, mesh and all; or that of its rows."""
+    """The type of a value or of its rows, including the mesh."""
     aval: Any = value if isinstance(value, core.AbstractValue) else core.typeof(value)
     return core.mapped_aval(aval.shape[0], 0, aval) if row else aval

@@ -87,7 +87,7 @@ def tf_restored_class(kind: str) -> type:
 
 
 def tf_add_functions(library: Any) -> None:
-    """Make the functions of a library known to TensorFlow, which compiles them by their names."""
+    """Register the functions of a library with TensorFlow, which compiles them by name."""
     from tensorflow.python.eager import context
 
     current: Any = context.context()
@@ -98,7 +98,7 @@ def tf_add_functions(library: Any) -> None:
 
 
 def tf_gradient_function(op: Any) -> Callable[..., Any] | None:
-    """The gradient function named by the attribute `_gradient_op_type` of an op, if known."""
+    """The gradient function that an op names in `_gradient_op_type`, if registered."""
     from tensorflow.python.framework import ops
 
     try:

@@ -1,1 +1,1 @@
-"""TensorFlow's checkpoints: an index, which is a sorted table of entries, and shards of values."""
+"""Reads TensorFlow checkpoints: an index (a sorted table of entries) and shards of values."""

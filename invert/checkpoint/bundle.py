@@ -1,4 +1,4 @@
-"""The values of a checkpoint by their keys, read from its shards when they are asked for.
+"""Reads the values of a checkpoint by key, from its shards, on demand.
 
 The layout is that of tensorflow/core/util/tensor_bundle (TensorFlow 2.21).
 """
@@ -9,7 +9,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,12 +19,15 @@ from invert.checkpoint.table import read_table, varint
 from invert.protos.messages import parse
 from invert.protos.tensors import STRING, decode_dtype, decode_shape, is_type, type_name
 
+if TYPE_CHECKING:
+    from invert.protos.types import BundleEntryProto
+
 _HEADER = b""  # the key of the header
 _VERSION = 1
 _MOST_SHARDS = 1 << 16
 _REMEDY = "The file is damaged or incomplete; copy or export the model again."
 
-# A part of a value along each axis: where it begins and how long it is; `None` for the whole axis.
+# A slice of a value: start and length along each axis; `None` for the whole axis.
 Slice = Sequence[tuple[int, int] | None]
 
 
@@ -34,7 +37,7 @@ class Checkpoint:
     **Arguments:**
 
     - `index`: the file that ends in `.index`.
-    - `shard`: gives the file of a shard by its number and the count of shards; `None` where there
+    - `shard`: maps the number of a shard and the count of shards to its file; `None` if there
         is none.
 
     **Raises:** `MalformedModelError`.
@@ -66,7 +69,7 @@ class Checkpoint:
         return key.encode() in self._entries
 
     def __iter__(self) -> Iterator[str]:
-        # Those of slices begin with a zero byte.
+        # Keys of slices begin with a zero byte.
         return (k.decode("utf-8", "replace") for k in self._entries if k and k[0])
 
     def value(self, key: str, part: Slice | None = None) -> np.ndarray:
@@ -74,10 +77,9 @@ class Checkpoint:
 
         **Arguments:**
 
-        - `part`: the part that is wanted; by default the whole.
+        - `part`: the slice to read; the whole value by default.
 
-        **Raises:** `MalformedModelError` where there is none, or its bytes are not what was
-            written.
+        **Raises:** `MalformedModelError` if there is none, or its checksum does not match.
         """
         entry = self._entry(key.encode(), repr(key))
         if entry.slices:
@@ -93,7 +95,7 @@ class Checkpoint:
             raise MalformedModelError(f"{self._where}: {key!r} has no part {list(part)}")
         return value[tuple(slice(None) if p is None else slice(p[0], p[0] + p[1]) for p in part)]
 
-    def _entry(self, key: bytes, name: str) -> Any:
+    def _entry(self, key: bytes, name: str) -> BundleEntryProto:
         if key not in self._entries:
             raise MalformedModelError(
                 f"{self._where} has no value {name}. The variables belong to another model or are "
@@ -104,15 +106,15 @@ class Checkpoint:
             raise self._damaged(name, f"is of type {entry.dtype}, which stands for none")
         return entry
 
-    def _shape(self, entry: Any, name: str) -> tuple[int, ...]:
+    def _shape(self, entry: BundleEntryProto, name: str) -> tuple[int, ...]:
         shape = decode_shape(entry.shape) or ()
         sizes = tuple(n for n in shape if n is not None)
         if entry.shape.unknown_rank or len(sizes) != len(shape):
             raise self._damaged(name, "has no fixed shape")
         return sizes
 
-    def _stored(self, entry: Any, name: str) -> np.ndarray:
-        """A value that is stored in one piece."""
+    def _stored(self, entry: BundleEntryProto, name: str) -> np.ndarray:
+        """A value stored in one piece."""
         shape = self._shape(entry, name)
         content = self._bytes(entry, name)
         if entry.dtype == STRING:
@@ -128,7 +130,7 @@ class Checkpoint:
             raise self._damaged(name, "has another checksum than its bytes")
         return content.view(dtype).reshape(shape)
 
-    def _bytes(self, entry: Any, name: str) -> np.ndarray:
+    def _bytes(self, entry: BundleEntryProto, name: str) -> np.ndarray:
         shard = self._mapped(entry.shard_id, name)
         low, high = entry.offset, entry.offset + entry.size
         if not 0 <= low <= high <= len(shard):
@@ -138,7 +140,7 @@ class Checkpoint:
         return shard[low:high]
 
     def _mapped(self, number: int, name: str) -> np.ndarray:
-        """The bytes of a shard; read by the system as they are looked at."""
+        """The bytes of a shard, memory-mapped."""
         if number not in self._shards:
             file = self._shard(number, self._count) if 0 <= number < self._count else None
             if file is None:
@@ -155,9 +157,9 @@ class Checkpoint:
         return self._shards[number]
 
     def _texts(
-        self, content: np.ndarray, entry: Any, shape: tuple[int, ...], name: str
+        self, content: np.ndarray, entry: BundleEntryProto, shape: tuple[int, ...], name: str
     ) -> np.ndarray:
-        """Texts: their lengths, the checksum of these, then the texts one after another."""
+        """Strings: their lengths, the checksum of these, then the contents back to back."""
         data, count = content.tobytes(), math.prod(shape)
         if count > len(data):
             raise self._damaged(name, f"has {len(data)} bytes for {count} texts")
@@ -166,8 +168,7 @@ class Checkpoint:
         for _ in range(count):
             length, place = varint(data, place, where)
             lengths.append(length)
-        # The checksum is that of the lengths as numbers of four bytes, or of eight where they do
-        # not fit.
+        # The checksum covers the lengths as 4-byte numbers, or 8-byte ones if they do not fit.
         plain = b"".join(n.to_bytes(4 if n < 1 << 32 else 8, sys.byteorder) for n in lengths)
         stored = data[place : place + 4]
         place += 4
@@ -184,8 +185,8 @@ class Checkpoint:
             place += length
         return values.reshape(shape)
 
-    def _assembled(self, key: str, entry: Any) -> np.ndarray:
-        """A partitioned variable, of its parts."""
+    def _assembled(self, key: str, entry: BundleEntryProto) -> np.ndarray:
+        """A partitioned variable, assembled from its parts."""
         shape = self._shape(entry, repr(key))
         dtype = decode_dtype(entry.dtype)
         parts, covered = [], 0
@@ -214,7 +215,7 @@ class Checkpoint:
         held = sum(map(len, self._shards.values()))
         if covered != math.prod(shape) or covered * dtype.itemsize > held:
             raise self._damaged(repr(key), f"has parts of {covered} elements, not all")
-        # Only now is it known that no more is made than the files hold.
+        # Allocate only now: the parts are known to cover no more than the files hold.
         value = np.zeros(shape, dtype)
         seen = np.zeros(shape, bool)
         for place, content in parts:
@@ -236,7 +237,7 @@ def _content(file: Path) -> bytes:
         raise MalformedModelError(f"{file} cannot be read: {error}") from error
 
 
-# -- the keys of parts, which are ordered as the numbers in them are
+# -- keys of parts, which sort like the numbers in them
 # (tensorflow/core/util/saved_tensor_slice_util.cc and tensorflow/core/lib/strings/ordered_code.cc)
 
 
@@ -255,7 +256,7 @@ def _count(number: int) -> bytes:
 
 
 def _signed(number: int) -> bytes:
-    """A number of which the first bits say how many bytes it takes."""
+    """A number whose leading bits encode its length in bytes."""
     size = ((number if number >= 0 else ~number).bit_length() + 7) // 7
     data = bytearray(number.to_bytes(max(size, 2), "big", signed=True)[-size:])
     for i in range(size):  # one bit for each byte

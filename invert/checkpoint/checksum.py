@@ -1,8 +1,9 @@
-"""CRC-32C, as TensorFlow puts it beside what it writes.
+"""CRC-32C, the checksum of TensorFlow's files.
 
-The checksum is linear: that of two parts is that of the first, moved past as many zeros as the
-second has bytes, plus that of the second. So NumPy computes those of all words at once, and then
-puts neighbours together.
+It is linear: the checksum of a concatenation is that of the first part, advanced by as many zero
+bytes as the second part has, plus that of the second. So NumPy computes the checksums of all words
+at
+once and then combines neighbours.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ _POLYNOMIAL = 0x82F63B78
 _ONES = 0xFFFFFFFF
 # Bytes processed at a time; they fit into the cache.
 _CHUNK = 1 << 18
-_WORDS = 4  # of two bytes, that one step takes
+_WORDS = 4  # two-byte words per step
 
 
 def crc32c(data: Any, before: int = 0) -> int:
-    """The checksum of `data`, or of what has the checksum `before` with `data` behind it."""
+    """The checksum of `data`; `before` is the checksum of preceding data."""
     content = np.frombuffer(data, np.uint8)
     state = np.uint32(before ^ _ONES)
     for start in range(0, len(content), _CHUNK):
@@ -31,12 +32,12 @@ def crc32c(data: Any, before: int = 0) -> int:
 
 
 def masked(crc: int) -> int:
-    """A checksum as files hold it: one of data that holds checksums would be weak."""
+    """A checksum as stored in files: masked, since a CRC of data containing CRCs is weak."""
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & _ONES
 
 
 def _linear(chunk: np.ndarray) -> np.uint32:
-    """The checksum that starts at zero, which ignores leading zeros."""
+    """The checksum with initial value zero, which ignores leading zeros."""
     unit = 2 * _WORDS
     size = unit
     while size < len(chunk):
@@ -58,7 +59,7 @@ def _linear(chunk: np.ndarray) -> np.uint32:
 
 
 def _shifted(state: np.uint32, count: int) -> np.uint32:
-    """A checksum past `count` zeros."""
+    """A checksum advanced by `count` zero bytes."""
     power = 0
     value = np.array([state], np.uint32)
     while count:
@@ -78,7 +79,7 @@ def _apply(tables: np.ndarray, values: np.ndarray) -> np.ndarray:
 
 @functools.cache
 def _tables(power: int) -> np.ndarray:
-    """How `2**power` zeros change a checksum, by each of its four bytes."""
+    """Tables that advance a checksum by `2**power` zeros, one for each of its four bytes."""
     bits = np.uint32(1) << np.arange(32, dtype=np.uint32)
     if power:
         images = _apply(_tables(power - 1), _apply(_tables(power - 1), bits))
@@ -95,9 +96,9 @@ def _tables(power: int) -> np.ndarray:
 
 @functools.cache
 def _word_tables() -> list[np.ndarray]:
-    """The checksum of each word of two bytes, at each place in a group of words."""
+    """The checksum of each two-byte word, at each position in a group of words."""
     words = np.arange(1 << 16, dtype=np.uint32)
-    # A word goes through the register as a checksum of the same bits does.
+    # A word passes through the register like a checksum of the same bits.
     found = [_apply(_tables(1), words)]
     for _ in range(_WORDS - 1):
         found.append(_apply(_tables(1), found[-1]))

@@ -1,28 +1,28 @@
-"""Snappy's block format, of which libraries for Python come with compilers of their own.
+"""Decompresses Snappy's block format; Python's Snappy libraries need a compiler to install.
 
-The format is that of https://github.com/google/snappy/blob/main/format_description.txt.
+Format: https://github.com/google/snappy/blob/main/format_description.txt.
 """
 
 from __future__ import annotations
 
-# What a byte of input stands for at most: a copy of 64 bytes takes three.
+# Most bytes of output per byte of input: a copy of 64 bytes takes three.
 _MOST_PER_BYTE = 22
 
 
 def decompress(data: bytes) -> bytes:
-    """The content of a block.
+    """The uncompressed content of a block.
 
     **Raises:** `ValueError` with the place of the damage.
     """
     size, place = _length(data)
     if size > _MOST_PER_BYTE * len(data):
-        raise ValueError(f"{len(data)} bytes cannot stand for {size}")
+        raise ValueError(f"{len(data)} bytes cannot expand to {size}")
     out = bytearray()
     while place < len(data):
         start, tag = place, data[place]
         place += 1
         kind, high = tag & 3, tag >> 2
-        # How many bytes follow the tag: those of a long literal's length, or of an offset.
+        # Number of bytes after the tag: the length of a long literal, or an offset.
         extra = (max(0, high - 59), 1, 2, 4)[kind]
         number = int.from_bytes(data[place : place + extra], "little")
         place += extra
@@ -40,18 +40,18 @@ def decompress(data: bytes) -> bytes:
                 length, offset = high + 1, number
             if not 0 < offset <= len(out):
                 raise ValueError(f"the copy at byte {start} begins before the content")
-            # What is copied may reach into what it makes, and repeats then.
+            # A copy may overlap its own output, and then repeats.
             pattern = out[len(out) - offset : len(out) - offset + length]
             out += (pattern * -(-length // len(pattern)))[:length]
         if len(out) > size:
-            raise ValueError(f"the element at byte {start} goes beyond the {size} bytes stated")
+            raise ValueError(f"the element at byte {start} goes beyond the {size} bytes declared")
     if len(out) != size:
-        raise ValueError(f"it holds {len(out)} bytes, and states {size}")
+        raise ValueError(f"it holds {len(out)} bytes but declares {size}")
     return bytes(out)
 
 
 def _length(data: bytes) -> tuple[int, int]:
-    """The length of the content, and the place behind it."""
+    """The length of the content, and the offset after it."""
     value = 0
     for i, byte in enumerate(data[:5]):
         value |= (byte & 127) << (7 * i)

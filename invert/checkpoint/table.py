@@ -1,6 +1,6 @@
-"""Sorted tables as LevelDB lays them out: blocks of entries, each with a checksum, and an index.
+"""Reads sorted tables in LevelDB's layout: blocks of entries, each with a checksum, and an index.
 
-The layout is that of tensorflow/core/lib/io/format.cc and block_builder.cc (TensorFlow 2.21).
+Layout: tensorflow/core/lib/io/format.cc and block_builder.cc (TensorFlow 2.21).
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from invert.checkpoint.snappy import decompress
 
 _MAGIC = 0xDB4775248B80FB57
 _FOOTER = 48
-_TRAILER = 5  # of a block: how it is compressed, and its checksum
+_TRAILER = 5  # after each block: its compression and checksum
 _PLAIN, _SNAPPY = 0, 1
 _REMEDY = "The file is damaged or incomplete; copy or export the model again."
 
 
 def read_table(data: bytes, where: str) -> dict[bytes, bytes]:
-    """The entries of a table by key.
+    """The entries of a table, by key.
 
     **Arguments:**
 
@@ -46,7 +46,7 @@ def read_table(data: bytes, where: str) -> dict[bytes, bytes]:
 
 
 def varint(data: bytes, place: int, where: str) -> tuple[int, int]:
-    """A number of variable length, and the place behind it."""
+    """A varint, and the offset after it."""
     value = 0
     for i in range(10):
         if place + i >= len(data):
@@ -58,7 +58,7 @@ def varint(data: bytes, place: int, where: str) -> tuple[int, int]:
 
 
 def _handle(data: bytes, place: int, where: str) -> tuple[int, int, int]:
-    """Offset and size of a block, and the place behind the two numbers."""
+    """Offset and size of a block, and the offset after the two numbers."""
     offset, place = varint(data, place, where)
     size, place = varint(data, place, where)
     return offset, size, place

@@ -26,10 +26,10 @@ from invert.modules.dimensions import (
 from invert.modules.function import Function
 from invert.modules.module import Module
 
-# Tolerances for another library on the same machine, which sums in another order: relative to the
-# largest result, by item size.
+# Tolerances relative to the largest result, by item size, for another library on the same machine,
+# which sums in another order.
 _TOLERANCES = {2: 5e-2, 4: 1e-3, 8: 1e-9}
-# Sizes to try for open dimensions, row by row. Emission uses none of them.
+# Sizes to try for open dimensions, row by row. Emission does not use them.
 _SIZES = ((2, 3), (1, 4), (17, 10))
 
 
@@ -124,7 +124,7 @@ def _compare_original(
     try:
         there = _original(model, function.entry.name)
         results = there(*values) if there is not None else None
-    # What the container's own library raises for arguments that it refuses.
+    # Exceptions of the container's own library for arguments that it refuses.
     except (InvertError, RuntimeError, ValueError, TypeError, LookupError, OSError) as error:
         found.lines.append(f"  not compared with the original, which does not run: {error}")
         return

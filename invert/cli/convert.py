@@ -22,7 +22,7 @@ from invert.modules.module import Module
 
 
 def run(options: argparse.Namespace) -> int:
-    """Convert and save; 6 where `--verify` finds a difference."""
+    """Convert and save; 6 if `--verify` finds a difference."""
     target = Path(options.output)
     if (target / "saved_model.pb").exists():
         raise UsageError(f"{target} holds a SavedModel; give another directory")

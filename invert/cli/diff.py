@@ -33,7 +33,7 @@ _CONTEXT = 3
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print where two programs differ; 1 where they do, 0 where they are the same."""
+    """Print the differences of two programs; 1 if there are any, otherwise 0."""
     with Progress(options.progress) as progress:
         config = Config(verify=False, progress=progress)
         sides = []
@@ -102,7 +102,7 @@ def compare(
     """
     reason = difference(a.jaxpr, b.jaxpr)
     if reason is None and len(a.held) != len(b.held):
-        reason = f"{len(a.held)} arrays are held against {len(b.held)}"
+        reason = f"{len(a.held)} arrays are held, {len(b.held)} on the other side"
     rows = list(_rows(_lines(a), _lines(b))) if reason is not None or full else []
     lines = list(_columns(rows, width, full))
     if reason is not None:
@@ -126,7 +126,7 @@ class Line:
     **Arguments:**
 
     - `key`: the line without names, by which lines are aligned.
-    - `reads`, `makes`: the values that it reads, variables or literals, and those that it makes.
+    - `reads`, `makes`: the values that it reads, variables or literals, and its results.
     """
 
     key: str
@@ -225,7 +225,7 @@ Row = tuple[str, Line | None, Line | None]
 
 
 def _rows(a: Sequence[Line], b: Sequence[Line]) -> Iterator[Row]:
-    """Lines beside each other, with `|` where they differ, `<` and `>` where one is alone."""
+    """Lines side by side, marked `|` if they differ, `<` or `>` if one is missing."""
     same: dict[Any, Any] = {}
     one, two = ([line.key for line in lines] for lines in (a, b))
     junk = max(len(a), len(b)) > _MANY

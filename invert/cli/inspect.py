@@ -1,4 +1,4 @@
-"""`invert inspect`: what a model holds, and what would become of it."""
+"""`invert inspect`: what a model contains, and how it would be converted."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ from invert.modules.signatures import state_and_key
 _ROUTES = {
     "rule": "with a rule of their own",
     "host": "run by TensorFlow on the host, at conversion",
-    "opaque": "custom calls that stay opaque unless a pattern knows them",
+    "opaque": "custom calls that stay opaque unless a pattern recognizes them",
     "none": "without a way",
 }
-_MOST_PLACES = 20  # of random and host ops that are listed as text; JSON has all
+_MOST_PLACES = 20  # random and host ops listed in text; JSON has all
 
 
 @dataclasses.dataclass(frozen=True)
 class InspectedFunction:
-    """What is known about a function before its conversion.
+    """Facts about a function before conversion.
 
     **Arguments:**
 
-    - `call`: how the module would be called.
-    - `ops`: number of ops by route and name; `random`, `host`: where these are.
-    - `problems`: why it cannot be converted.
-    - `outcome`: what would happen, in lines.
+    - `call`: the call of the resulting module.
+    - `ops`: number of ops by route and name; `random`, `host`: their locations.
+    - `problems`: reasons why it cannot be converted.
+    - `outcome`: the result of a conversion, in lines.
     """
 
     name: str
@@ -66,7 +66,7 @@ class InspectedFunction:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print what a model holds; 4 where a function of it cannot be converted."""
+    """Print the contents of a model; 4 if one of its functions cannot be converted."""
     with Progress(options.progress) as progress:
         progress(f"reading {options.model}")
         model = Model.of(options.model, options)
@@ -146,7 +146,7 @@ def _arguments(entry: EntryPoint) -> Iterable[dict[str, str]]:
 
 
 def type_text(spec: ArgSpec) -> str:
-    """`float32[?, 3]`: sizes that are open without a name are question marks."""
+    """`float32[?, 3]`: unnamed open sizes are question marks."""
     sizes = ("?" if n is None else str(n) for n in spec.shape)
     return f"{spec.dtype}[{', '.join(sizes)}]"
 
@@ -188,7 +188,7 @@ def _outcome(entry: EntryPoint, counts: Mapping[str, collections.Counter[str]]) 
     if found := counts.get("host"):
         yield f"run at conversion, by TensorFlow: {_listed(found)}"
     if found := counts.get("opaque"):
-        yield f"run only where registered, unless a pattern knows them: {_listed(found)}"
+        yield f"run only where registered, unless a pattern recognizes them: {_listed(found)}"
     yield from entry.notes()
 
 

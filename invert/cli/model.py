@@ -37,12 +37,12 @@ class Model:
     def of(cls, path: str, options: argparse.Namespace) -> Model:
         """The model at `path`, with the options that select a model.
 
-        **Raises:** `MalformedModelError` if it is not a model; `UsageError` where an option is not
-            for this kind of model.
+        **Raises:** `MalformedModelError` if it is not a model; `UsageError` if an option does not
+        apply to this kind of model.
         """
         inputs, outputs = _names(options.inputs), _names(options.outputs)
         place = _containers.place_of(path)
-        # Only named tensors tell a bare graph; its bytes do not.
+        # A bare graph is recognized only by named tensors, not by its bytes.
         named = bool(inputs or outputs)
         kind = _containers.kind_of(place) if not named or place.is_dir() else "graph"
         if named and kind != "graph":
@@ -68,7 +68,7 @@ class Model:
         return _api.convert_graphdef(self.path.read_bytes(), inputs, outputs, config=config)
 
     def arguments(self) -> list[str]:
-        """The names of the arguments of its only function; of several functions, of all.
+        """The names of the arguments of all its functions.
 
         **Raises:** `InvertError` if the container cannot be read.
         """
@@ -81,7 +81,7 @@ class Model:
     def functions(
         self, config: Config
     ) -> tuple[Mapping[str, Callable[[], EntryPoint]], Sequence[str]]:
-        """Readers of the functions that a conversion would take, whether they can be raised or not.
+        """Readers of the functions that a conversion would take, convertible or not.
 
         **Returns:** the readers by name, and the names of other functions.
 

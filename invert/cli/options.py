@@ -1,4 +1,4 @@
-"""What the options of a command say about a conversion."""
+"""Turns the options of a command into those of a conversion."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def config_of(
 
     **Arguments:**
 
-    - `arguments`: gives the names of the arguments of the model.
+    - `arguments`: returns the names of the model's arguments.
 
-    **Raises:** `UsageError` for an unknown option, or a value that it does not take.
+    **Raises:** `UsageError` for an unknown option or an invalid value.
     """
     values: dict[str, Any] = {}
     if options.sizes:
@@ -82,7 +82,7 @@ def _sizes(texts: Sequence[str], arguments: Callable[[], Sequence[str]]) -> dict
 
 
 def _known(name: str, given: bool) -> str:
-    """The name of an option that text can give."""
+    """The name of an option that can be given as text."""
     names = [f.name for f in dataclasses.fields(Config) if f.name not in _OF_PYTHON]
     if not given:
         raise UsageError(f"--config {name}: give a value, as in {name}=...")

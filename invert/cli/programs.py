@@ -15,6 +15,7 @@ from invert._errors import SignatureError
 from invert._private.jax import open_jaxpr, trace_closed
 from invert.emission import inlined, strong
 from invert.ir import jaxprs
+from invert.ir.avals import type_of_key
 from invert.ir.graph import is_var
 from invert.ir.sizes import Shape, evaluate, renaming, variables
 from invert.ir.types import AnyJaxpr, Jaxpr
@@ -49,9 +50,9 @@ def programs_of(module: Any, other: Any) -> Mapping[str, ComparedProgram]:
 
     **Arguments:**
 
-    - `other`: the module to compare with, which gives the arguments of an emitted module.
+    - `other`: the module to compare with, which determines the arguments of an emitted module.
 
-    **Raises:** `SignatureError` if its arguments are not known.
+    **Raises:** `SignatureError` if its arguments are unknown.
     """
     if isinstance(module, Methods):
         return {name: _of_function(f, module.constants[name]) for name, f in module._functions}
@@ -61,7 +62,7 @@ def programs_of(module: Any, other: Any) -> Mapping[str, ComparedProgram]:
 
 
 def _avals(function: Function) -> list[jax.ShapeDtypeStruct]:
-    """The types of the arguments: open sizes where the program is one for all of them."""
+    """The types of the arguments, with open sizes if the program is for all sizes."""
     names = named_shapes(function.specs)
     whole = function.whole()
     shapes = at_numbers(names, _SIZES) if whole is None else _anonymous(whole.shapes)
@@ -72,7 +73,7 @@ def _avals(function: Function) -> list[jax.ShapeDtypeStruct]:
 
 
 def _anonymous(shapes: Sequence[Shape]) -> list[Shape]:
-    """The shapes with numbered dimensions, as containers may call the same by other names."""
+    """The shapes with numbered dimensions, since containers may use different names."""
     sizes = variables(n for shape in shapes for n in shape)
     order = dimension_order(shapes)
     names = renaming(sizes, {name: f"n{i}" for i, name in enumerate(order)})
@@ -108,7 +109,7 @@ def _of_emitted(model: eqx.Module, other: Any) -> ComparedProgram:
         in_tree = jax.tree_util.tree_structure((tuple(names), {}))
         key = None
     types = [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in values]
-    drawn = [jax.eval_shape(lambda: jax.random.key(0))] if key else []
+    drawn = [type_of_key()] if key else []
 
     def run(*given: Any) -> Any:
         held, rest = given[: len(values)], given[len(values) :]
@@ -164,7 +165,7 @@ def _program(
 
 
 def _in_order(jaxpr: Jaxpr) -> Jaxpr:
-    """The equations in the order in which the results need them."""
+    """The equations in the order in which results need them."""
     makers = {v: i for i, e in enumerate(jaxpr.eqns) for v in e.outvars}
     effects = [i for i, e in enumerate(jaxpr.eqns) if e.effects]
     roots = [makers[v] for v in jaxpr.outvars if is_var(v) and v in makers]

@@ -12,11 +12,11 @@ from invert._errors import plain
 
 
 class Progress:
-    """Reports on stderr what is being done. On a terminal a single line is updated, then erased.
+    """Reports progress on stderr. On a terminal a single line is updated, then erased.
 
     **Arguments:**
 
-    - `wanted`: `True`: always; `False`: never; `None`: where stderr is a terminal.
+    - `wanted`: `True`: always; `False`: never; `None`: if stderr is a terminal.
     """
 
     def __init__(self, wanted: bool | None = None):

@@ -1,4 +1,4 @@
-"""What the command line writes: colours, and standard error without other libraries' logs."""
+"""Terminal output: colours, and standard error without other libraries' logs."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _CODES: Mapping[str, str] = {"bold": "1", "red": "31", "green": "32", "yellow": 
 
 
 def coloured(text: str, *styles: str, to: TextIO | None = None) -> str:
-    """The text in a style, where `to`, by default standard output, shows colours.
+    """The text in a style, if `to` (by default standard output) shows colours.
 
-    A terminal does, unless `NO_COLOR` is set or it is `dumb`; with `FORCE_COLOR` everything does.
+    A terminal does, unless `NO_COLOR` is set or it is `dumb`; with `FORCE_COLOR` every file does.
     """
     if not text or not _has_colours(sys.stdout if to is None else to):
         return text
@@ -31,8 +31,8 @@ def _has_colours(stream: TextIO) -> bool:
     return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
-# What absl writes before a program has set up its log, and what it writes then: severity, date or
-# seconds, thread, file and line.
+# absl's messages before and after a program has set up its log: severity, date or seconds, thread,
+# file and line.
 _LOG = re.compile(
     rb"WARNING: All log messages before absl::InitializeLog\(\) is called"
     rb"|[IW]\d{4} [\d:.]+\s+\d+ [\w./-]+:\d+\]"
@@ -42,14 +42,14 @@ _LOG = re.compile(
 
 @contextlib.contextmanager
 def without_logs() -> Iterator[None]:
-    """Keep lines that TensorFlow and XLA log from standard error; warnings of Python stay.
+    """Drop log lines of TensorFlow and XLA from standard error; keep Python's warnings.
 
-    These libraries write to the file descriptor. It becomes a pipe, and all lines but theirs
-    go on; `sys.stderr` writes to the original meanwhile.
+    These libraries write to the file descriptor. It becomes a pipe from which other lines are
+    copied; `sys.stderr` writes to the original meanwhile.
     """
     try:
         number = sys.stderr.fileno()
-    except (OSError, AttributeError, ValueError):  # a stream of a test or of a notebook
+    except (OSError, AttributeError, ValueError):  # a stream in a test or notebook
         yield
         return
     sys.stderr.flush()
@@ -67,7 +67,7 @@ def without_logs() -> Iterator[None]:
     finally:
         sys.stderr.close()
         sys.stderr = before
-        os.write(number, _END)  # child processes may hold the pipe longer
+        os.write(number, _END)  # child processes may keep the pipe open
         os.dup2(real, number)
         reader.join()
         os.close(real)

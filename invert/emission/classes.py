@@ -1,4 +1,4 @@
-"""The classes of a program: layers that compute the same share one."""
+"""The classes of a program; layers that compute the same share a class."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def _modules(value: Var | Node) -> list[Node]:
 
 
 def _count(node: Node) -> int:
-    """The number of modules inside of one."""
+    """The number of modules inside a module."""
     return sum(1 + _count(v) for v in node.nodes)
 
 
@@ -106,7 +106,7 @@ class Classes:
 
     - `jaxprs`: the programs, by the names of the methods that they become.
     - `parameters`: names of the parameters in the container.
-    - `held`: variables of the parameters that are in the state.
+    - `held`: variables of the parameters in the state.
     - `lists`: the lists of layers.
     - `starts`: the initial values of the parameters.
     """
@@ -131,10 +131,10 @@ class Classes:
         self._methods: dict[Layer, str] = {}
         self._named: dict[Layer, dict[Atom, str]] = {}
         self._arguments: dict[Layer, list[str]] = {}
-        # Called with the number of layers that are written, and of all.
+        # Called with the number of layers written so far, and of all.
         self.on_layer: Callable[[int, int], None] = lambda done, count: None
         self._count = 0
-        # The names of functions of the file, by what they compute of `x`.
+        # The names of functions of the file, by their expressions of `x`.
         self._functions: dict[str, str] = {}
         self._made = {v: e for j in jaxprs.values() for e in j.eqns for v in e.outvars}
         file.layer = self._step
@@ -157,7 +157,7 @@ class Classes:
             function = syntax.field(_self(), *self.tree.names[eqn.layer].split("."), *attributes)
             args = [body.operand(a) for a in eqn.invars]
             hints = self._results(eqn)
-            # The state must not be assigned anew before the layer is called with it.
+            # The state must not be reassigned before the layer is called with it.
             taken = any(isinstance(v, StateVar) for v in eqn.invars)
             inline = not (taken and body.changes_state) and not self._again(eqn.layer)
             return Placed(syntax.call(function, *args), inline, hints=hints)
@@ -195,7 +195,7 @@ class Classes:
         return Placed(start, False, hints=["x"], flows="blank", repeat=repeat)
 
     def _unrolled(self, body: Body, eqn: Unrolled) -> Placed:
-        """`for i in range(6): h = self.cell(h, x[:, i])`, or the same of the parts of a split."""
+        """`for i in range(6): h = self.cell(h, x[:, i])`, or the same over the parts of a split."""
         token, target = syntax.new_token(), body.token(eqn.outvars[0])
         element: ast.expr = ast.Name(token, ast.Load())
         whole = body.settled(eqn.invars[eqn.element])
@@ -230,7 +230,7 @@ class Classes:
         return Placed(start, False, hints=["h"], flows="blank", repeat=repeat)
 
     def _results(self, eqn: LayerCall) -> list[str]:
-        """Names of the results of a layer: its own name, or those that they have inside it."""
+        """Names of the results of a layer: its own name, or their names inside it."""
         hint = "h" if eqn.layer.name == "cell" else of_layer(eqn.layer.name)
         hint = STREAM if _residuals(eqn.layer) else hint
         alone = sum(not isinstance(v, StateVar) for v in eqn.outvars) == 1
@@ -254,13 +254,13 @@ class Classes:
         }
 
     def add(self, root: Node) -> None:
-        """Writes the classes of all nodes but the outermost; equal ones share a class."""
+        """Writes the classes of all nodes except the outermost; equal nodes share a class."""
         levels: list[list[Draft]] = []
         order: list[Draft] = []
         self._count = _count(root)
         for v in root.nodes:
             self._draft(v, levels, order)
-        # From the innermost outwards: modules with fields of different classes differ.
+        # From the innermost outwards, since modules with fields of different classes differ.
         for drafts in levels:
             for group in groups(drafts, self._key, fold.parts):
                 cls = Class(syntax.new_token(), group)
@@ -291,7 +291,7 @@ class Classes:
         return self._functions[text]
 
     def _check_lists(self, node: Node) -> None:
-        """**Raises:** `EmissionError` where the modules of a tuple are not of one class."""
+        """**Raises:** `EmissionError` if the modules of a tuple are not of one class."""
         for value in node.fields.values():
             if isinstance(value, Node):
                 if value.listed and not value.mixed and len({self.of[n] for n in value.nodes}) > 1:
@@ -299,14 +299,14 @@ class Classes:
                 self._check_lists(value)
 
     def _key(self, draft: Draft) -> Hashable:
-        """What nodes of one class have in common, besides numbers in the text."""
+        """Features shared by nodes of one class, besides numbers in the text."""
         node = draft.node
         found = fold.core(draft) if node.layers else None
         bias = "" if found is None else found.bias
         fields = {n: v for n, v in node.fields.items() if n != bias}
         arrays = zip(draft.arrays, draft.sources, strict=True)
         return (
-            # Modules that compute nothing are told apart by their names as well.
+            # Modules that compute nothing are also distinguished by name.
             "" if node.layers else camel(node.name),
             tuple(draft.texts) if found is None else found.text(),
             tuple(map(self._start, fields.values())),
@@ -319,14 +319,14 @@ class Classes:
         )
 
     def _start(self, value: Var | Node) -> Hashable:
-        """How a field is initialized, besides sizes."""
+        """The initializer of a field, without sizes."""
         if not isinstance(value, Node):
             return self.inits.starts.of(value)
         natives = [n for m in _modules(value) if (n := construct.native_of(m)) is not None]
         return tuple((n.kind, n.keywords, len(n.args), n.keyed) for n in natives)
 
     def _draft(self, node: Node, levels: list[list[Draft]], order: list[Draft]) -> int:
-        """Writes a node and its inner nodes; returns its level, one above theirs."""
+        """Writes a node and its inner nodes; returns its level, above theirs."""
         if (native := construct.native_of(node)) is not None:
             self.of[node] = Class(f"eqx.nn.{native.kind}", [])
             return -1
@@ -372,7 +372,7 @@ class Classes:
         draft.texts = [f"{m.name}: {text_of(m)}" for m in draft.methods]
 
     def _annotation(self, v: Var, draft: Draft, source: ast.expr | None = None) -> ast.expr:
-        """`Float[Array, "3 4"]`, its sizes filled in at the end; `source` is how it is read."""
+        """`Float[Array, "3 4"]`, sizes filled in at the end; `source` is the expression read."""
         if isinstance(v, StateVar):
             return syntax.name("eqx.nn.State")
         if is_key(v):
@@ -439,7 +439,7 @@ class Classes:
         return self.file.with_dimensions(function, inputs)
 
     def wanted(self, layer: Layer) -> dict[Atom, str]:
-        """Names of the new values of parameters: those of the parameters."""
+        """Names of the new values of parameters."""
         steps = [s for s in layer.steps if isinstance(s, Assign)]
         return {s.invars[-1]: self._parameter(s.variable) for s in steps if is_var(s.invars[-1])}
 
@@ -468,7 +468,7 @@ class Classes:
         return hints
 
     def outermost(self, node: Node, definition: ast.ClassDef) -> None:
-        """Take the class that holds all others; its `__init__` is written last."""
+        """Accept the outermost class; its `__init__` is written last."""
         self._outermost = Class("", [Draft(node)])
         self._outermost.definition = definition
 
@@ -484,7 +484,7 @@ class Classes:
     def finish(self) -> None:
         """Fills in the names of the classes, and the sizes in the annotations.
 
-        A size that differs between the layers of a class is a name, any other a number.
+        A size that differs between the layers of a class is a name, others are numbers.
         """
         names: dict[str, str] = {}
         written = list(dict.fromkeys(c for c in self.of.values() if c.drafts))
@@ -500,10 +500,10 @@ class Classes:
             named = _Dimensions.of(cls.drafts[0], images=images)
             annotations = cls.drafts[0].annotations
             pairs = list(zip(annotations, columns, cls.drafts[0].sources, strict=True))
-            # The sizes of matrices and kernels have names of their own; those of a bias are theirs.
+            # Sizes of matrices and kernels get names first; a bias takes over these.
             for node, column, source in sorted(pairs, key=_order):
                 ranks = [len(shape) for _, shape in column]
-                # Leading axes of which some layers have more are written as one.
+                # Leading axes, of which some layers have more, are written as `*batch`.
                 kept = min(ranks) - (min(ranks) < max(ranks))
                 shapes = list(
                     zip(*(shape[-kept:] if kept else () for _, shape in column), strict=True)
@@ -537,7 +537,7 @@ _RESIDUAL = "residual"
 
 
 def _residuals(layer: Layer) -> dict[Var, str]:
-    """The inputs that a layer only adds to what it makes of its first one."""
+    """The inputs that a layer only adds to a function of its first one."""
     found: dict[Var, str] = {}
     for v in layer.inputs[1:]:
         users = [s for s in layer.steps if any(a is v for a in s.invars)]
@@ -555,7 +555,7 @@ def _residuals(layer: Layer) -> dict[Var, str]:
     return found if len(found) == 1 else {}
 
 
-# The layer that a text computes, and what Keras calls it.
+# The layer that a text computes, and its name in Keras.
 _CALLED = (
     ("conv_general_dilated", "Conv", "Conv"),
     ("conv_transpose", "ConvTranspose", "ConvTranspose"),
@@ -563,11 +563,13 @@ _CALLED = (
     ("tensordot", "Linear", "EinsumDense"),
     ("einsum", "Linear", "EinsumDense"),
     ("rsqrt", "Norm", "Norm"),
+    (".at[x].get(", "Embedding", "Embedding"),
+    ("jnp.take(self.", "Embedding", "Embedding"),
 )
 
 
 def _name_for(cls: Class, *, keras: bool) -> str:
-    """The name of a class: common words of its nodes' names, else what it computes."""
+    """The name of a class: common words of its nodes' names, otherwise what it computes."""
     wanted = list(dict.fromkeys(camel(d.node.name) for d in cls.drafts))
     if len(wanted) == 1:
         return wanted[0]
@@ -590,7 +592,7 @@ def _takes_residual(cls: Class) -> bool:
 
 
 def _ends_with_state(cls: Class) -> bool:
-    """Whether a layer goes through a sequence and gives what it ends with."""
+    """Whether a layer processes a sequence and returns only its final value."""
     sources = cls.drafts[0].sources
     shapes = [shape for _, shape in cls.drafts[0].arrays]
     given = [len(s) for s, source in zip(shapes, sources, strict=True) if _is_argument(source)]
@@ -616,7 +618,7 @@ def _common_name(names: Sequence[str]) -> str:
 def _order(
     pair: tuple[ast.expr, Sequence[tuple[str, tuple[int, ...]]], ast.expr | None],
 ) -> tuple[bool, float]:
-    """Fields come before arguments, kernels before biases, that of the state before others."""
+    """Sort key: fields before arguments, kernels before biases, the recurrent kernel first."""
     _, column, source = pair
     field = isinstance(source, ast.Attribute)
     state = fold.field_of(source) == "recurrent_kernel"
@@ -633,7 +635,7 @@ _AXES = {"N": "batch", "C": "c", "I": "c_in", "O": "c_out"}
 class _Dimensions:
     """Names of the sizes in the annotations of a class that differ between its layers.
 
-    Sizes that are equal in all layers have one name, but not within one array.
+    Sizes that are equal in all layers share a name, except within one array.
 
     **Arguments:**
 
@@ -695,12 +697,12 @@ class _Dimensions:
             return "c"
         if field == "recurrent_kernel" and rank == 2:
             return (HIDDEN, GATES)[axis]
-        # The rows of a matrix that is used transposed, as in PyTorch, are what comes out.
+        # The rows of a matrix that is used transposed, as in PyTorch, are the outputs.
         transposed = bool(field) and f"self.{field}.T" in self.text
         return ("n_in", "n_out")[axis != transposed] if rank == 2 else "n"
 
     def _layout(self, rank: int) -> tuple[Sequence[str], Sequence[str]]:
-        """The names of the axes of images and kernels, in the order that a convolution states."""
+        """The names of the axes of images and kernels, in the order of a convolution."""
         stated = re.search(r"dimension_numbers=\('(\w+)', '(\w+)', '(\w+)'\)", self.text)
         if stated is None or len(stated[1]) != rank:
             return _IMAGE[5 - rank :], _KERNEL[5 - rank :]

@@ -1,4 +1,4 @@
-"""Writes recovered programs as the text of an Equinox module, and compares the two."""
+"""Writes recovered programs as the text of an Equinox module, and compares them."""
 
 from __future__ import annotations
 
@@ -39,6 +39,7 @@ from invert.emission.initial import Starts, is_keras
 from invert.emission.layers import blocks, cells, cut, lists, regions, stack, structure
 from invert.emission.layers import tree as layer_tree
 from invert.emission.layers.given_sizes import give_sizes
+from invert.emission.layers.positions import give_positions
 from invert.emission.layers.state import thread
 from invert.emission.layers.tree import Node
 from invert.emission.page import page_of
@@ -47,9 +48,11 @@ from invert.emission.python.naming import camel, wrapped_comment
 from invert.emission.sizes.program import Program, together
 from invert.ir import meshes, traced_form
 from invert.ir.arrays import device_array
+from invert.ir.avals import type_of_key
 from invert.ir.graph import Graph, is_var
 from invert.ir.interpret import inline_calls
 from invert.ir.jaxprs import map_jaxprs
+from invert.ir.narrow_operands import with_narrow_operands
 from invert.ir.reversed_loops import unreversed
 from invert.ir.size_values import with_size_values
 from invert.ir.sizes import Constraint
@@ -69,11 +72,11 @@ class Recovered:
 
     - `program`: the jaxpr, over constants, parameters and arguments. Its sizes may be open.
     - `certificate`: one line about how far the recovery is proved.
-    - `held`: names of the parameters in the state; those that the programs assign always are.
+    - `held`: names of the parameters in the state; assigned ones always are.
     - `checkify`: whether assertions are written as `checkify.check` rather than `eqx.error_if`.
     - `fixed`: why the text holds for one size of its open dimensions only, or `""`.
     - `constraints`: conditions on its open dimensions.
-    - `begin`: told what is done, in a line.
+    - `begin`: called with a line about each step.
     """
 
     entry: EntryPoint
@@ -105,7 +108,7 @@ class Emission:
     - `namespace`: the Python module that the text defines.
     - `names`: the name of each array of `model` in the file of weights, and its name in the
         container; for stacked arrays, a tuple of names.
-    - `messages`: what could not be written as asked for, and how layers were written instead.
+    - `messages`: what could not be written as requested, and how layers were written instead.
     - `layouts`: for arrays whose axes differ from those of their variable in the container, the
         order of its axes and the new shape.
     - `certificates`: for each method, how far the recovery is proved, and for which sizes.
@@ -127,8 +130,7 @@ class Emission:
     def with_values(self, values: Mapping[str, Any]) -> eqx.Module:
         """The model with other arrays, given by their names in the container.
 
-        An `eqx.nn.StateIndex` is kept as it is, so that a state made for one model serves the
-        other.
+        An `eqx.nn.StateIndex` is kept, so that a state of one model works with the other.
         """
         return put_values(self.model, self.names, self.layouts, values)
 
@@ -148,11 +150,11 @@ def put_values(
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
-    """Where the arrays of a written model come from; see `Emission` for `names` and `layouts`.
+    """The origin of the arrays of a written model; see `Emission` for `names` and `layouts`.
 
     **Arguments:**
 
-    - `shapes`: of the variables of the container, by their names.
+    - `shapes`: shapes of the container's variables, by name.
     """
 
     names: Mapping[str, Any]
@@ -160,7 +162,7 @@ class Origin:
     shapes: Mapping[str, tuple[int, ...]]
 
     def values(self, leaves: Sequence[Any]) -> dict[str, Any]:
-        """The arrays by the names in the container, in its shapes, of those of a model."""
+        """The arrays of a model by their names in the container, in the container's shapes."""
         found: dict[str, Any] = {}
         for (path, names), array in zip(self.names.items(), leaves, strict=True):
             found |= weights.spread(names, self.layouts.get(path), array, self.shapes)
@@ -168,7 +170,7 @@ class Origin:
 
 
 def constant_name(method: str, i: int) -> str:
-    """The name of a constant of a program, which has none in the container."""
+    """A name for a constant of a program, which has none in the container."""
     return f"constant_{i}" if method == main_class.CALL else f"{method}/constant_{i}"
 
 
@@ -179,7 +181,7 @@ def _is_index(x: object) -> bool:
 def emit(recovered: Recovered, styles: Set[str] = frozenset()) -> Emission:
     """Writes one program; `styles` as for `emit_methods`.
 
-    **Raises:** `EmissionError` where no text traces to the program.
+    **Raises:** `EmissionError` if no text traces to the program.
     """
     return emit_methods({main_class.CALL: recovered}, recovered.entry.name, styles)
 
@@ -195,13 +197,13 @@ def emit_methods(
     **Arguments:**
 
     - `recovered`: the programs, by the names of the methods, which are identifiers.
-    - `title`: the name that the class is called after.
+    - `title`: the class is named after it.
     - `styles`: `"scan"` stacks consecutive layers that compute the same; `"equinox"` replaces
-        layers by those of `equinox.nn` that compute the same; `"typecheck"` has methods check their
+        layers by equivalent ones of `equinox.nn`; `"typecheck"` makes methods check their
         annotations; `"no loader"` leaves out the functions that read weights.
-    - `notes`: lines for the page that is saved with the text.
+    - `notes`: lines for the README saved with the text.
 
-    **Raises:** `EmissionError` where no text traces to the programs.
+    **Raises:** `EmissionError` if no text traces to the programs.
     """
     recovered = {
         name: dataclasses.replace(r, program=map_jaxprs(r.program, _as_written))
@@ -218,12 +220,26 @@ def emit_methods(
 
 
 def _as_written(jaxpr: Jaxpr) -> Jaxpr:
-    """A program as source says it: with `+` for sums of cotangents too, and none that adds nothing,
-    and with loops from the end in the place of loops over reversed arrays."""
-    eqns = [
-        e.replace(primitive=lax.add_p) if e.primitive.name == "add_any" else e for e in jaxpr.eqns
-    ]
-    return unreversed(_without_neutral(jaxpr.replace(eqns=eqns)))
+    """A program in the form of source text.
+
+    Sums of cotangents use `+`, arrays of one number are numbers, operations with neutral numbers
+    are dropped, and loops over reversed arrays run in reverse."""
+    eqns = [_known(e) for e in jaxpr.eqns]
+    return unreversed(_without_neutral(with_narrow_operands(jaxpr.replace(eqns=eqns))))
+
+
+def _known(eqn: Eqn) -> Eqn:
+    """An equation by the primitive that `jax.numpy` has for it."""
+    if eqn.primitive.name == "add_any":
+        return eqn.replace(primitive=lax.add_p)
+    if eqn.primitive.name != "tile":
+        return eqn
+    (x,), (out,) = eqn.invars, eqn.outvars
+    old, new = x.aval.shape, out.aval.shape
+    if any(m not in (1, n) for m, n in zip(old, new, strict=True)):
+        return eqn
+    params = {"shape": new, "broadcast_dimensions": tuple(range(len(new))), "sharding": None}
+    return eqn.replace(primitive=lax.broadcast_in_dim_p, params=params)
 
 
 def _with_checks(recovered: Mapping[str, Recovered], checks: bool | None) -> dict[str, Recovered]:
@@ -236,7 +252,7 @@ def _with_checks(recovered: Mapping[str, Recovered], checks: bool | None) -> dic
 def _emit(
     recovered: Mapping[str, Recovered], title: str, styles: Set[str], notes: Sequence[str]
 ) -> Emission:
-    """As `emit_methods`, of programs without marks of the axes along which shards differ."""
+    """As `emit_methods`, for programs without marks of varying mesh axes."""
     messages: list[str] = []
     failures: list[str] = []
     checks = styles - STYLES
@@ -248,7 +264,7 @@ def _emit(
         how = "classes" if layers else "one class" if not plain else "one class, in plain lax"
         form = _Variant(recovered, title, layers, plain, chosen, listed)
         try:
-            # All programs can be written in the last form, so a defect there is an error.
+            # All programs can be written in the last form, so a failure there is an error.
             emission = (
                 form.run() if plain else optional_step(f"the text as {how}", failures, form.run)
             )
@@ -256,7 +272,7 @@ def _emit(
             failures.append(str(error))
             continue
         if emission is None:
-            failures = failures or ["a size that is open would have to be known"]
+            failures = failures or ["an open size would have to be known"]
             continue
         if failures:
             messages.append(f"written as {how}: {failures[0]}")
@@ -285,8 +301,8 @@ class Layered:
 
     **Arguments:**
 
-    - `root`: the outermost layer; `found`: which layers the text calls in a loop.
-    - `paths`: the names of the parameters; those that the program holds itself are `constants`.
+    - `root`: the outermost layer; `found`: the layers that the text calls in a loop.
+    - `paths`: the names of the parameters; `constants` are those held by the program.
     """
 
     root: cut.Layer
@@ -295,12 +311,12 @@ class Layered:
     constants: Set[Var]
 
     def name(self, layer: cut.Layer) -> str:
-        """What the field of a layer is called after."""
+        """The name from which the field of a layer is derived."""
         return layer_tree.called(layer, self.paths)
 
 
 def cut_into_layers(recovered: Recovered) -> Layered:
-    """The layers that the text of a program has, without the text."""
+    """The layers of a program's text, without the text."""
     method = main_class.CALL
     form = _Variant({method: recovered}, recovered.entry.name, True, False, frozenset(), True)
     programs, _, roots, found = form.layered()
@@ -313,7 +329,7 @@ class _Variant:
 
     **Arguments:**
 
-    - `layers`: whether layers become classes of their own.
+    - `layers`: whether layers become separate classes.
     - `plain`: as for `Writer`.
     - `lists`: whether layers that compute the same are held in tuples.
     """
@@ -349,7 +365,9 @@ class _Variant:
     ) -> tuple[dict[str, Program], File, dict[str, cut.Layer], lists.Lists]:
         """The programs, the file for them, their layers, and the lists among these."""
         programs = {
-            name: self._parameters(name, Program.of(_tidy(r.program)))
+            name: self._parameters(
+                name, Program.of(_tidy(r.program, len(r.constants) + len(r.entry.params)))
+            )
             for name, r in self.recovered.items()
         }
         program = together(list(programs.values()))
@@ -361,10 +379,11 @@ class _Variant:
             for root in roots.values():
                 blocks.group(root, self.paths)
         for root in roots.values():
+            give_positions(root)
             give_sizes(root, program.shape)
         if self.styles & STYLES:
             self._restyle(roots, program)
-        found = lists.Lists()
+        found = lists.Lists(lambda layer: layer_tree.called(layer, self.paths))
         if self.lists and len(roots) == 1:
             for root in roots.values():
                 found.find(root, stack.Stacker(program.jaxpr, program, {}, []))
@@ -426,8 +445,7 @@ class _Variant:
         """The initial values of the parameters."""
         params = [p.name for r in self.recovered.values() for p in r.entry.params]
         known = {v for v, name in self.containers.items() if name in params}
-        # Where a program has no parameters, its constants are the weights; tables of integers
-        # are none.
+        # If a program has no parameters, its constants are the weights, except integer tables.
         values = {
             v: value
             for v, value in self.values.items()
@@ -593,7 +611,7 @@ class _Variant:
     ) -> Callable[[Jaxpr], None]:
         """A function that traces a method at the sizes of a program and compares the two.
 
-        The sizes may be open. It raises `EmissionError` where they differ.
+        The sizes may be open. It raises `EmissionError` if they differ.
 
         **Arguments:**
 
@@ -661,7 +679,7 @@ class _Variant:
 
 
 def _forgetful(paths: Mapping[Var, cut.Path]) -> frozenset[Var]:
-    """The biases of LSTMs, as the kernels beside them tell."""
+    """The biases of LSTMs, identified by the kernels next to them."""
     sizes = {p[:-1]: v.aval.shape for v, p in paths.items() if p[-1] == "recurrent_kernel"}
     return frozenset(
         v
@@ -675,30 +693,38 @@ def _forgetful(paths: Mapping[Var, cut.Path]) -> frozenset[Var]:
 
 
 def _units(file: File, jaxpr: Jaxpr) -> list[list[Eqn]]:
-    """The equations of a program that one expression stands for."""
+    """Groups of a program's equations that one expression replaces."""
     graph = Graph(jaxpr)
     by_id = {id(e): e for e in graph.eqns}
     groups = idioms.find(graph, file)
     return [[by_id[i] for i in (last, *g.covered)] for last, g in groups.items()]
 
 
-def _tidy(program: Jaxpr) -> Jaxpr:
-    """The program as it is written: each layer computes a value once."""
+def _tidy(program: Jaxpr, held: int) -> Jaxpr:
+    """The program as written: each layer computes a value once.
+
+    Its first `held` arguments are constants and parameters.
+    """
+    parameters = set(program.invars[:held])
+    using = (e for e in program.eqns if any(is_var(a) and a in parameters for a in e.invars))
+    scopes = {s[:n] for s in map(names_of, using) for n in range(len(s) + 1)}
 
     def within(eqn: Eqn) -> Hashable:
-        # A number in an array is cheap, and reads better where it is used.
-        return names_of(eqn) if any(map(is_var, eqn.invars)) else id(eqn)
+        if not any(map(is_var, eqn.invars)):
+            return id(eqn)  # a number in an array is cheap, and more readable at its use
+        path = names_of(eqn)
+        return next((path[:n] for n in range(len(path), 0, -1) if path[:n] in scopes), ())
 
     merged = traced_form.merged(traced_form.strong(program), within=within)
     return map_jaxprs(merged, with_size_values)
 
 
-# The number that an operation leaves its first operand as it is with.
+# The right neutral number of each operation.
 _NEUTRAL = {"add": 0, "sub": 0, "mul": 1, "div": 1}
 
 
 def _without_neutral(jaxpr: Jaxpr) -> Jaxpr:
-    """Without `x + 0.0` and `x * 1.0`, which compilers drop as well."""
+    """Drop `x + 0.0` and `x * 1.0`, as compilers do."""
     names: dict[Var, Atom] = {}
     eqns: list[Eqn] = []
     for eqn in jaxpr.eqns:
@@ -712,7 +738,7 @@ def _without_neutral(jaxpr: Jaxpr) -> Jaxpr:
 
 
 def _unchanged(eqn: Eqn, neutral: int) -> Var | None:
-    """The operand that is the result of an operation with a neutral number."""
+    """The operand that equals the result of an operation with a neutral number."""
     x, number = eqn.invars
     if isinstance(x, Literal) and eqn.primitive.name in ("add", "mul"):
         x, number = number, x
@@ -725,9 +751,9 @@ def _unchanged(eqn: Eqn, neutral: int) -> Var | None:
 def _structure(cls: type[eqx.Module]) -> jax.tree_util.PyTreeDef:
     """The tree of an instance of a class."""
     keyed = "key" in inspect.signature(cls).parameters
-    # Not as a part of what is traced; 64-bit types are not narrowed, with a warning.
-    with jax.ensure_compile_time_eval(), jax.enable_x64(True):
-        like = eqx.filter_eval_shape(cls, **({"key": jax.random.key(0)} if keyed else {}))
+    # Without a warning that 64-bit types are narrowed.
+    with jax.enable_x64(True):
+        like = eqx.filter_eval_shape(cls, **({"key": type_of_key()} if keyed else {}))
     return jax.tree_util.tree_structure(like, is_leaf=_is_index)
 
 

@@ -75,14 +75,14 @@ class File(Writer):
         given: Mapping[Var, ast.expr] | None = None,
         missing: list[str] | None = None,
     ) -> FunctionText:
-        """Has a function read the open sizes that it uses from its arguments.
+        """Make a function read the open sizes that it uses from its arguments.
 
         **Arguments:**
 
         - `given`: expressions of arrays that are a part of an argument.
         - `missing`: receives the dimensions that no argument has.
 
-        **Raises:** `EmissionError` where no argument has such a dimension, and `missing` is `None`.
+        **Raises:** `EmissionError` if no argument has such a dimension, and `missing` is `None`.
         """
         wanted = dict.fromkeys(function.free_dimensions())
         if not wanted:
@@ -123,7 +123,7 @@ class File(Writer):
             missing: list[str] = []
             function = self.function(closed, hint, [syntax.name("jax.jit")], missing)
             if missing:
-                # No argument has these sizes, as of random numbers: they are static arguments.
+                # No argument has these sizes, e.g. of random numbers: they are static arguments.
                 first = len(function.parameters)
                 places = [syntax.number(first + i) for i in range(len(missing))]
                 function.parameters = [*function.parameters, *map(dimension_token, missing)]
@@ -230,7 +230,7 @@ def _same_rule(a: ClosedJaxpr | str, b: ClosedJaxpr | str) -> bool:
 
 
 def check_types(definitions: Sequence[ast.stmt]) -> None:
-    """Has methods check their arguments and results against the annotations when traced.
+    """Make methods check their arguments and results against the annotations when traced.
 
     A method that only passes its arguments on does not: they may not be JAX arrays yet.
     """

@@ -1,8 +1,9 @@
 """Writes the `__init__` of classes: arrays to train from scratch, and the layers inside.
 
 Sizes that differ between the layers of a class are its arguments. A kernel gets the initializer of
-its library, by its name: `glorot_uniform` in Keras, `lecun_normal` elsewhere. What is added is
-zeros, what scales is ones, and a constant of the program is itself where it is small.
+its library, by name: `glorot_uniform` in Keras, `lecun_normal`
+elsewhere. Summands are zeros, factors are ones, and a small constant of the program keeps its
+value.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ from invert.ir.types import Var
 _ONES = frozenset("gamma scale var variance moving_variance running_var std gain".split())
 _ZEROS = frozenset("bias beta mean moving_mean running_mean offset shift".split())
 _EMBEDDINGS = frozenset("embedding embeddings".split())
-# Names that Keras alone gives.
+# Names that only Keras uses.
 _KERAS = frozenset("gamma embeddings recurrent_kernel moving_variance".split())
-# Constants of more elements than this are not written out.
+# Larger constants are not written out.
 _WRITTEN = 64
 
 
@@ -43,12 +44,12 @@ class Starts:
 
     **Arguments:**
 
-    - `names`: of the parameters.
-    - `values`: the arrays of constants, which are no weights.
+    - `names`: names of the parameters.
+    - `values`: the arrays of constants that are not weights.
     - `scales`: parameters that arrays are multiplied by, element by element.
-    - `held`: those in the state.
+    - `held`: the parameters in the state.
     - `keras`: whether the program comes from Keras.
-    - `lstm`: the biases of Keras's LSTMs, whose forget gates begin open.
+    - `lstm`: the biases of Keras's LSTMs, whose forget gates start at one.
     """
 
     names: Mapping[Var, str]
@@ -90,18 +91,18 @@ class Starts:
 
 
 def is_keras(source: str, names: Iterable[str]) -> bool:
-    """Whether a program comes from Keras, by what its source is called or by its names."""
+    """Whether a program comes from Keras, judged by its source or by names."""
     return "Keras" in source or not _KERAS.isdisjoint(stem(n).lower() for n in names)
 
 
-# The sizes of a recurrent layer: of its state, and of all its gates.
+# The sizes of a recurrent layer: that of its state, and that of all gates.
 HIDDEN, GATES = "hidden", "gates"
 # The order of the sizes among the arguments.
 _SIZES = ("n_in", HIDDEN, "n_out", "c_in", "c_out", "kernel_size", "kd", "kh", "kw")
 
 _FIXED = frozenset(("zeros", "ones", "values", "key", "forget"))
-# Initializers that are not those of JAX without arguments. PyTorch's is that of `nn.Linear` and of
-# convolutions, whose weights begin with what comes out; the bounds are those of Keras's embeddings.
+# Initializers with arguments. PyTorch's is that of `nn.Linear` and of convolutions, whose weights
+# have outputs first; the bounds are those of Keras's embeddings.
 _SPELLED = {
     "kaiming_uniform": (
         'jax.nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform", in_axis=1, out_axis=0)'
@@ -116,9 +117,9 @@ class _Made:
 
     **Arguments:**
 
-    - `arguments`: their names, with the values that each instance is made with.
+    - `arguments`: their names, with the values for each instance.
     - `keyed`: whether it takes a key.
-    - `defaults`: values of those that are given by keyword, and left out where they are these.
+    - `defaults`: default values of keyword arguments.
     """
 
     arguments: dict[str, tuple[Any, ...]]
@@ -133,7 +134,7 @@ class Initializers:
 
     - `of`: the classes of the nodes.
     - `shape`: the shape of a parameter, without the axes of stacks.
-    - `functions`: receives the initializers that are used, as the names that they get.
+    - `functions`: receives the initializers that are used, by name.
     """
 
     def __init__(
@@ -149,7 +150,7 @@ class Initializers:
         self._keyed: dict[Node, bool] = {}
 
     def keyed(self, node: Node) -> bool:
-        """Whether a module is made with a key."""
+        """Whether the constructor of a module takes a key."""
         if node not in self._keyed:
             native = native_of(node)
             if native is not None:
@@ -253,18 +254,18 @@ class _Writing:
         return function, _Made(self.arguments, bool(self._slots), self.defaults)
 
     def _order(self) -> None:
-        """Puts the sizes first, and what comes in before what comes out, as libraries do."""
+        """Sorts arguments: sizes first, inputs before outputs, as in libraries."""
         places = {name: i for i, name in enumerate(_SIZES)}
         order = sorted(self.arguments, key=lambda name: places.get(name, len(places)))
         self.arguments = {name: self.arguments[name] for name in order}
 
     def _key(self) -> ast.expr:
-        """A key of its own, named once all are known."""
+        """A separate key, named once all are known."""
         self._slots += 1
         return ast.Name(f"$key{self._slots - 1}", ast.Load())
 
     def _field(self, values: Sequence[Var | Node | None]) -> ast.expr:
-        """The initial value of a field, which is given for all nodes."""
+        """The initial value of a field, given its variables in all nodes."""
         first = values[0]
         assert first is not None  # the first node has all fields
         if not isinstance(first, Node):
@@ -385,7 +386,7 @@ class _Writing:
         return syntax.tuple_of([self._new(c, self._key) for c in columns])
 
     def value(self, column: tuple[Any, ...], wanted: str) -> ast.expr:
-        """An argument that is given for all nodes, as a number or an argument of this one."""
+        """An argument from its values in all nodes: a number, or an argument of this one."""
         if all(v == column[0] for v in column):
             first = column[0]
             return syntax.name(first.text) if isinstance(first, Code) else literals.value(first)
@@ -420,7 +421,7 @@ class _Writing:
 
 
 class _Keys(ast.NodeTransformer):
-    """Puts the keys in their places."""
+    """Substitutes the keys."""
 
     def __init__(self, key: Callable[[int], ast.expr]):
         self._key = key

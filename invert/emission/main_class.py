@@ -1,4 +1,4 @@
-"""The outermost class: methods with the original signatures, and the reader of its weights."""
+"""The outermost class: methods with the original signatures, and the loader of its weights."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Method:
     - `name`: the name of the method.
     - `layer`: the program.
     - `arguments`: variables of the flat arguments, then of the key.
-    - `states`: the first and the last state; `None` where the method takes none.
+    - `states`: the first and the last state; `None` if the method takes none.
     - `x64`: whether the program has 64-bit values.
     - `checkify`: whether assertions are written as `checkify.check`.
     - `fixed`: why the text holds for one size of its open dimensions only, or `""`.
@@ -74,7 +74,7 @@ class _Arguments:
 
     **Arguments:**
 
-    - `hints`: names wanted for them.
+    - `hints`: preferred names.
     - `annotations`: their annotations, by token, in order.
     - `types`: types of those that are single arrays, by token.
     - `given`: expressions of arrays that are a part of an argument.
@@ -94,7 +94,7 @@ class Main:
     **Arguments:**
 
     - `stacked`: whether some layers are stacked.
-    - `specs`: how parameters lie on a mesh of devices.
+    - `specs`: the shardings of parameters.
     """
 
     def __init__(
@@ -110,12 +110,12 @@ class Main:
         self.file = classes.file
         self.messages: list[str] = []
         self.name = ""
-        # The compiled method for each method: itself, or one that it calls.
+        # The compiled method of each method: itself, or one that it calls.
         self.compiled: dict[str, str] = {}
         self._dictionaries: dict[str, str] = {}
 
     def add(self, node: Node, trained: Set[Var], *, loader: bool = True) -> str:
-        """Adds the class and the reader of its weights; returns the class's name.
+        """Adds the class and the loader of its weights; returns the class's name.
 
         **Arguments:**
 
@@ -166,7 +166,7 @@ class Main:
         return name
 
     def _add_specs(self, node: Node) -> bool:
-        """Defines how the arrays lie on a mesh; returns whether anything says so."""
+        """Defines the shardings of the arrays; returns whether there are any."""
         specs = {".".join(p): self.specs[v] for p, v in node.leaves() if v in self.specs}
         if specs and not self.stacked:
             keys: list[ast.expr | None] = list(map(syntax.number, specs))
@@ -254,6 +254,9 @@ class Main:
         if entry.draws:
             trees.append(ArgSpec(key, (), method.arguments[-1].aval.dtype))
             hints.append(key)
+        if entry.defaults:
+            left = ", ".join(entry.defaults)
+            self.messages.append(f"arguments of the text have no defaults, and are given: {left}")
         arguments = _Arguments(hints)
         flat = iter(_leaves_in_order(entry, method.arguments))
         for tree, hint in zip(trees, hints, strict=True):
@@ -324,7 +327,7 @@ def _doc(entry: EntryPoint) -> str:
 
 
 def _guarded(method: Method, node: ast.FunctionDef) -> ast.FunctionDef:
-    """The method, with checks of the sizes that its text is for."""
+    """The method, with checks of the sizes for which its text is valid."""
     guards: list[ast.stmt] = [] if method.fixed else list(_checks(method, node))
     for value, shape, _ in _open_arguments(method, node) if method.fixed else ():
         actual = syntax.field(value, "shape")
@@ -362,7 +365,7 @@ def _checks(method: Method, node: ast.FunctionDef) -> Iterator[ast.stmt]:
         yield unless(expression(c.left), c.relation, expression(c.right), message)
 
 
-# Where a message of `jax.export` goes on to the sizes of one call and the arguments of the export.
+# Start of the part of a `jax.export` message about the sizes of a call and the export's arguments.
 _STATE = re.compile(r", but found |\.? +Using the following polymorphic shapes")
 _OPPOSITES = {"eq": "!=", "ne": "==", "ge": "<", "gt": "<=", "le": ">", "lt": ">="}
 
@@ -375,7 +378,7 @@ def _refusal(actual: ast.expr, test: ast.cmpop, limit: ast.expr, message: str) -
 
 
 def _guard(node: ast.FunctionDef, guards: Sequence[ast.stmt]) -> None:
-    """Puts statements at the beginning of a function, after its docstring."""
+    """Inserts statements at the beginning of a function, after its docstring."""
     first = 1 if ast.get_docstring(node) is not None else 0
     node.body[first:first] = guards
 
@@ -411,19 +414,19 @@ def _leaves_in_order(entry: EntryPoint, arguments: Sequence[Var]) -> list[Var]:
 
 
 def source_of(entry: EntryPoint) -> str:
-    """Where a program comes from, as in `from a SavedModel`."""
+    """The origin of a program, as in `from a SavedModel`."""
     source = entry.source
     return source if not source or source.startswith("from ") else f"from {source}"
 
 
 def _last_key(path: Sequence[KeyEntry]) -> str:
-    """The last name in a path; `PLAIN` where it has numbers only."""
+    """The last name in a path; `PLAIN` if it has only numbers."""
     names = [k.key for k in path if isinstance(getattr(k, "key", None), str)]
     return snake(names[-1], PLAIN) if names else PLAIN
 
 
 def _keys(entry: EntryPoint, outputs: Sequence[Atom]) -> dict[Var, str]:
-    """Names of results: the keys of the dictionaries that they are returned in."""
+    """Names of results: the keys of the dictionaries in which they are returned."""
     paths, _ = jax.tree_util.tree_flatten_with_path(
         jax.tree_util.tree_unflatten(entry.out_tree, range(len(outputs)))
     )
@@ -431,7 +434,7 @@ def _keys(entry: EntryPoint, outputs: Sequence[Atom]) -> dict[Var, str]:
     return {v: name for v, name in keys.items() if name != PLAIN and not _PLACE.fullmatch(name)}
 
 
-# Names that converters give for a place.
+# Positional names given by converters.
 _PLACE = re.compile(r"(output|result|y|x)?_?\d*")
 
 

@@ -1,4 +1,4 @@
-"""The meshes of an emitted file: constants, in the place of which the caller sets another."""
+"""The meshes of an emitted file: constants, which the caller may override."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ def import_line(roots: set[str]) -> str:
 def with_constants(definitions: Sequence[ast.stmt]) -> list[ast.stmt]:
     """The definitions with each mesh as a constant, and classes under their short names.
 
-    A program of one mesh runs on the one that its caller sets. Where there are several, nobody
-    could say which one is meant.
+    A program with one mesh runs on the mesh that its caller sets. With several, it would be
+    ambiguous which one to replace.
     """
     found: dict[str, ast.expr] = {}
     names = Names()
@@ -98,7 +98,7 @@ def _is_shard_map(node: ast.AST) -> bool:
 
 
 def _values(node: ast.expr) -> list[ast.expr]:
-    """The variables and fields that an expression is computed from, and maybe functions."""
+    """The variables and fields that an expression uses, possibly with functions."""
     found: dict[str, ast.expr] = {}
 
     def visit(node: ast.AST) -> None:
@@ -119,14 +119,14 @@ def _values(node: ast.expr) -> list[ast.expr]:
 
 
 class _Shorten(ast.NodeTransformer):
-    """Puts short names in the place of classes, and constants in the place of meshes."""
+    """Replaces classes by short names, and meshes by constants."""
 
     def __init__(
         self, short: Mapping[str, str], constants: Mapping[str, str], helper: str, has_shards: bool
     ):
         self.short, self.constants, self.helper = short, constants, helper
         self.has_shards = has_shards
-        # What the mesh of the call being visited is of.
+        # The operands of the call that is being visited.
         self.values: list[ast.expr] = []
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.AST:

@@ -1,4 +1,4 @@
-"""The `README.md` saved beside a module: what it is, where it comes from, how to use it."""
+"""The `README.md` saved with a module: what it is, where it comes from, how to use it."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Front ends: each reads one container and hands over entry points."""
+"""Front ends: each reads one kind of container and returns entry points."""

@@ -23,13 +23,13 @@ _AGAIN = "Export the function again."
 def entry_point(exported: jax.export.Exported | bytes | bytearray, *, config: Config) -> EntryPoint:
     """The entry point of an exported function, with the pytrees of the original.
 
-    **Raises:** `MalformedModelError` where the bytes are not a serialized `Exported`, or where what
-        they say of the module does not fit it; `UnsupportedOpError` for ordered effects.
+    **Raises:** `MalformedModelError` if the bytes are not a serialized `Exported`, or contradict
+    their module; `UnsupportedOpError` for ordered effects.
     """
     trusted = not isinstance(exported, (bytes, bytearray))
     if isinstance(exported, (bytes, bytearray)):
         exported = _deserialize(exported)
-    # Let go once it is parsed, and where the artifact was made here, with it.
+    # Freed once it is parsed, with the artifact if it was made here.
     module = [exported.mlir_module_serialized]
     if not trusted:
         exported = dataclasses.replace(exported, mlir_module_serialized=b"")
@@ -42,7 +42,7 @@ def entry_point(exported: jax.export.Exported | bytes | bytearray, *, config: Co
     )
     _check(exported, program)
     branch = program.platform_index() if program.takes_platform_index else 0
-    # The function holds no more of the artifact than these: the module has its weights already.
+    # The function keeps only these parts of the artifact: the module has its weights already.
     kept, out_avals = exported.module_kept_var_idx, exported.out_avals
     names = _names(exported, given_names(program))
     specs = [
@@ -75,7 +75,7 @@ def entry_point(exported: jax.export.Exported | bytes | bytearray, *, config: Co
 
 
 def _check(exported: jax.export.Exported, program: Program) -> None:
-    """Compare what an artifact says of its module with the module, before any of it is used."""
+    """Check an artifact's statements about its module against the module before using them."""
     if exported.ordered_effects:
         problem = Problem(
             "jax.export",
@@ -88,8 +88,8 @@ def _check(exported: jax.export.Exported, program: Program) -> None:
     newest = jax.export.maximum_supported_calling_convention_version
     if not oldest <= exported.calling_convention_version <= newest:
         wrong.append(
-            f"its calling convention is of version {exported.calling_convention_version}, and this "
-            f"jax knows {oldest} to {newest}"
+            f"its calling convention is version {exported.calling_convention_version}, but this "
+            f"jax supports {oldest} to {newest}"
         )
     if exported.nr_devices < 1:
         wrong.append(f"it is for {exported.nr_devices} devices")
@@ -97,7 +97,7 @@ def _check(exported: jax.export.Exported, program: Program) -> None:
     if not platforms or len(set(platforms)) < len(platforms):
         wrong.append(f"it is for the platforms {list(platforms)}")
     if program.takes_platform_index and not len(platforms) > 1:
-        wrong.append("its module takes the index of a platform, and there are not several")
+        wrong.append("its module takes a platform index, but there is only one platform")
 
     kept, in_avals = exported.module_kept_var_idx, exported.in_avals
     if list(kept) != sorted({i for i in kept if 0 <= i < len(in_avals)}):
@@ -121,7 +121,7 @@ def _check(exported: jax.export.Exported, program: Program) -> None:
 
 
 def _shardings(program: Program, kept: Sequence[int], count: int) -> Shardings | None:
-    """Which of the arguments the module keeps, and how they are laid out."""
+    """The arguments that the module keeps, and their shardings."""
     found = program.shardings
     if found is None:
         return None
@@ -130,9 +130,9 @@ def _shardings(program: Program, kept: Sequence[int], count: int) -> Shardings |
 
 
 def _differences(what: str, avals: Sequence[Aval], types: Sequence[ArrayType]) -> list[str]:
-    """How the arrays that an artifact states differ from those of its module."""
+    """Differences between an artifact's declared arrays and those of its module."""
     if len(avals) != len(types):
-        return [f"it states {len(avals)} {what}s, and its module has {len(types)}"]
+        return [f"it declares {len(avals)} {what}s, but its module has {len(types)}"]
     wrong = []
     for i, (aval, (shape, dtype)) in enumerate(zip(avals, types, strict=True)):
         sizes, held = physical_type(aval)
@@ -145,7 +145,7 @@ def _differences(what: str, avals: Sequence[Aval], types: Sequence[ArrayType]) -
 
 
 def _names(exported: jax.export.Exported, given: Sequence[str] | None) -> list[str]:
-    """For each leaf of the arguments its own name, where the module has it, else its place."""
+    """For each leaf of the arguments its own name, if in the module, otherwise its position."""
     kept = exported.module_kept_var_idx
     known = dict(zip(kept, given, strict=True)) if given is not None else {}
     count = exported.in_tree.num_leaves
@@ -159,7 +159,7 @@ def _names(exported: jax.export.Exported, given: Sequence[str] | None) -> list[s
 
 
 def _name(tree: Any, position: int, taken: Container[str]) -> str:
-    """Name of a positional argument: its own where it is an array, else its place."""
+    """Name of a positional argument: its own if it is an array, otherwise its position."""
     if isinstance(tree, ArgSpec) and tree.name.isidentifier():
         return tree.name
     return free_name(f"arg{position}", taken)
@@ -170,9 +170,9 @@ def _shape(aval: Aval) -> tuple[int | str | None, ...]:
 
 
 def _deserialize(blob: bytes | bytearray) -> jax.export.Exported:
-    # Flatbuffers are read without bounds checks in places; the reader then fails in many ways.
+    # Some flatbuffer reads are not bounds-checked; the reader then fails in many ways.
     try:
-        return jax.export.deserialize(cast(bytearray, blob))  # only read
+        return jax.export.deserialize(cast(bytearray, blob))  # read-only
     except Exception as error:
         raise MalformedModelError(
             f"The bytes are not a serialized jax.export.Exported that this jax ({jax.__version__}) "

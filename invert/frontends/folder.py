@@ -11,12 +11,15 @@ import dataclasses
 import os
 import stat
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import TYPE_CHECKING
 
 from invert._errors import Problem
 from invert.protos.messages import parse
+
+if TYPE_CHECKING:
+    from invert.protos.types import AssetFileDef, MetaGraphDef
 
 _ASSETS = "saved_model_assets"
 _REMEDY = (
@@ -32,17 +35,17 @@ class Files:
     **Attributes:**
 
     - `found`: the real paths of the files, by their paths in the folder.
-    - `problems`: files that the model must not have.
+    - `problems`: files that a model may not contain.
     """
 
     found: dict[PurePosixPath, Path]
     problems: list[Problem]
 
 
-def assets_of(meta: Any) -> Sequence[Any]:
-    """The `AssetFileDef` messages of a `MetaGraphDef`; those of old models lie in a collection.
+def assets_of(meta: MetaGraphDef) -> Iterable[AssetFileDef]:
+    """The `AssetFileDef` messages of a `MetaGraphDef`, in old models from a collection.
 
-    **Raises:** `MalformedModelError` where one of them is damaged.
+    **Raises:** `MalformedModelError` if one of them is damaged.
     """
     if meta.asset_file_def or _ASSETS not in meta.collection_def:
         return meta.asset_file_def

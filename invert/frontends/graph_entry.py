@@ -1,4 +1,4 @@
-"""An entry point of a graph: its state, its arguments and its results around one run of it."""
+"""Entry points of graphs: state, arguments and results around one run of a graph."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from invert.tf.values.constants import array
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Run:
-    """A graph as the function of an entry point: of variables, arguments and perhaps a key.
+    """A graph as the function of an entry point: takes variables, arguments and perhaps a key.
 
     **Arguments:**
 
     - `handles`: the variables whose values it takes first.
-    - `results`: which outputs it returns, with their dtypes; then `checks` and `assigned` follow.
+    - `results`: the outputs it returns, with their dtypes; followed by `checks` and `assigned`.
     """
 
     program: Analysis
@@ -64,9 +64,9 @@ class _Run:
 
 
 def at_shapes(entry: EntryPoint, shapes: Sequence[tuple[int, ...]]) -> EntryPoint | None:
-    """The same graph for arguments of other shapes than those that it declares, also other ranks.
+    """The same graph for arguments of other shapes or ranks than it declares.
 
-    `None` where the entry point is not a graph.
+    `None` if the entry point is not a graph.
     """
     if not isinstance(entry.fn, _Run):
         return None
@@ -96,13 +96,13 @@ def graph_entry(
 
     **Arguments:**
 
-    - `signature`: the arguments; `signature.order` gives the inputs of the graph they feed.
-    - `results`: which outputs the results are, their structure, and the types of the outputs.
-    - `feeds`: what feeds the other inputs: handles of `params`, or constants.
-    - `params`: the variables that are captured. Those the graph makes itself are found here.
-    - `problems`: what cannot be raised.
-    - `variables`: those that the graph makes, by the names that its nodes have for them; where it
-        is left out, this process holds them.
+    - `signature`: the arguments; `signature.order` lists the graph inputs they feed.
+    - `results`: the outputs to return, their structure, and the types of the outputs.
+    - `feeds`: values of the other inputs: handles of `params`, or constants.
+    - `params`: the captured variables. Those that the graph creates are found here.
+    - `problems`: reasons why it cannot be raised.
+    - `variables`: those that the graph creates, by the names in its nodes; by default they are
+        held by this process.
     """
     out_order, out_tree, out_dtypes = results
     count = len(signature.order)
@@ -127,6 +127,7 @@ def graph_entry(
         args=signature.args,
         kwargs=signature.kwargs,
         arg_names=signature.arg_names,
+        defaults=signature.defaults,
         out_tree=out_tree,
         params=tuple(params),
         source=source,
@@ -154,9 +155,9 @@ def function_entry(
     strict: bool,
     variables: Mapping[str, Param] | None = None,
 ) -> EntryPoint:
-    """The entry point of a function; arguments as of `graph_entry`, and besides:
+    """The entry point of a function; further arguments besides those of `graph_entry`:
 
-    - `results`: which outputs the results are, and their structure.
+    - `results`: the outputs to return, and their structure.
     - `outputs`: names and `DataType` of the outputs.
     - `strict`: whether ops that cannot be raised are an error; otherwise they are its `problems`.
 
@@ -184,12 +185,12 @@ def function_entry(
 
 
 def without_text(graph: Graph, signature: Signature, feeds: Sequence[Any] = ()) -> Signature:
-    """The signature without arguments that are text, where the graph makes numbers of them.
+    """Replace string arguments by the numeric tensors that the graph computes from them.
 
-    Examples are parsed by the caller always, other text on request. The main body of the graph is
-    what follows then.
+    Serialized examples are always parsed by the caller, other strings on request. The main body of
+    the graph is what remains.
 
-    **Raises:** `SignatureError` where text is left, `UnsupportedOpError`.
+    **Raises:** `SignatureError` if string arguments remain, `UnsupportedOpError`.
     """
     text = graph.config.text == "split"
     leaves = jax.tree_util.tree_leaves((signature.args, signature.kwargs))
@@ -213,11 +214,8 @@ def _split_signature(
     features = []
     for feature in found.features:
         if feature.shape is None:
-            reason = (
-                f"gives the argument {feature.name!r}, of which the model does not say how many "
-                "axes it has"
-            )
-            remedy = "Export the model with a fixed rank there, or a function behind its text."
+            reason = f"gives the argument {feature.name!r}, whose rank the model does not state"
+            remedy = "Export the model with a fixed rank there, or a function of the numbers."
             raise UnsupportedOpError([Problem("text", reason, remedy=remedy)])
         features.append(ArgSpec(feature.name, feature.shape, feature.dtype))
     signature = split_signature(signature, found.kept, features)
@@ -225,19 +223,19 @@ def _split_signature(
     gone = [f"{specs[i].name!r}" for i in sorted(specs) if i not in found.kept]
     instead = ", ".join(f"{f.name!r}" for f in features)
     graph.note(
-        f"what makes numbers of {', '.join(gone) or 'the arguments'} is left out ({ops}): its "
-        f"results are the arguments {instead}"
+        f"the part that turns {', '.join(gone) or 'the arguments'} into numbers is left out "
+        f"({ops}): its results are the arguments {instead}"
     )
     return signature
 
 
 def _named(found: Split) -> set[str]:
-    """The ops of a front that a report names: not those that only move numbers."""
+    """The ops of a front to name in the report: those that do more than move numbers."""
     return {n.op for n in found.front if n.op.startswith("LookupTable") or host_entry(n)}
 
 
 def _known(signature: Signature, feeds: Sequence[Any]) -> list[bool]:
-    """For each input of the graph whether it is a constant."""
+    """Whether each input of the graph is a constant."""
     constants = [f is not None and not isinstance(f, Resource) for f in feeds]
     return [False] * len(signature.order) + constants
 
@@ -257,7 +255,7 @@ def check_count(name: str, inputs: int, signature: Signature) -> None:
 def _stored(
     program: Analysis, taken: set[str], variables: Mapping[str, Param] | None
 ) -> dict[Resource, Param]:
-    """The variables that nodes of the graph stand for, with the values this process holds."""
+    """The variables that nodes of the graph represent, with their values in this process."""
     found: dict[Resource, Param] = {}
     for node in program.nodes:
         if node.op not in ("VarHandleOp", "VariableV2", "Variable"):
@@ -270,7 +268,7 @@ def _stored(
             param = variables.get(handle.name)
         else:
             value = _held(node)
-            # Loading a model puts a number behind the names of its variables.
+            # Loading a model appends a number to the names of its variables.
             name = re.sub(r"_load_\d+$", "", handle.name)
             param = None if value is None else Param(name, value)
         if param is not None:
@@ -279,7 +277,7 @@ def _stored(
 
 
 def _held(node: Node) -> np.ndarray | None:
-    """The value that TensorFlow holds in this process under the name of a variable."""
+    """The value of a variable, by name, in TensorFlow's state of this process."""
     tf = import_tensorflow()
     where = {"container": node.attr("container", ""), "shared_name": variable_name(node)}
     dtype, shape = node.attrs["dtype"].type, node.attr("shape")
@@ -297,10 +295,10 @@ def _held(node: Node) -> np.ndarray | None:
 
 
 def unique(name: str, taken: set[str]) -> str:
-    """`name`, with a number behind it where it is in `taken`; adds it to that."""
+    """`name`, with a number appended if it is in `taken`; adds it to `taken`."""
     candidate = name
     if name in taken:
-        # Layers of one kind have one name: numbers below a free one are taken, and not tried.
+        # Layers of one kind share a name: numbers below a free one are taken and not tried again.
         low, high = 0, 1
         while f"{name}_{high}" in taken:
             low, high = high, 2 * high

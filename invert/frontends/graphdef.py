@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -20,10 +20,13 @@ from invert.tf.interpreter.analysis import Analysis
 from invert.tf.interpreter.graph import Graph
 from invert.tf.ops.node import decode_attr
 
+if TYPE_CHECKING:
+    from invert.protos.types import GraphDef, NodeDef
+
 
 @nested_too_deep("the graph")
 def entry_point(
-    graph_def: Any,
+    graph_def: object,
     inputs: Sequence[str] | Mapping[str, str],
     outputs: Sequence[str] | Mapping[str, str],
     *,
@@ -83,10 +86,10 @@ def entry_point(
     )
 
 
-def ends(graph_def: Any) -> tuple[list[str], list[str]]:
-    """The placeholders of a graph, and the nodes that no other uses: its ends, as it seems.
+def ends(graph_def: object) -> tuple[list[str], list[str]]:
+    """The placeholders of a graph, and the nodes without users, presumably its outputs.
 
-    **Raises:** `MalformedModelError` where the bytes are not a graph.
+    **Raises:** `MalformedModelError` if the bytes are not a graph.
     """
     nodes = read(graph_def).node
     used = {i.lstrip("^").partition(":")[0] for n in nodes for i in n.input}
@@ -100,15 +103,15 @@ def full(tensor: str) -> str:
     return tensor if ":" in tensor else f"{tensor}:0"
 
 
-def read(graph_def: Any) -> Any:
-    """The `GraphDef` of its bytes, or of a message of TensorFlow.
+def read(graph_def: object) -> GraphDef:
+    """The `GraphDef` from bytes, or from a message of TensorFlow.
 
-    **Raises:** `MalformedModelError` where the bytes are not a graph.
+    **Raises:** `MalformedModelError` if the bytes are not a graph.
     """
     return own(graph_def, "GraphDef", "the graph")
 
 
-def _spec(name: str, node: Any) -> ArgSpec:
+def _spec(name: str, node: NodeDef) -> ArgSpec:
     key = "dtype" if "dtype" in node.attr else "T"
     if key not in node.attr:
         raise SignatureError(f"the type of input {name!r} is not known; feed a Placeholder")

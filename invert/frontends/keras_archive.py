@@ -1,4 +1,4 @@
-"""Reads `.keras` files, the archives that `model.save` of Keras 3 writes.
+"""Reads `.keras` files, the archives written by `model.save` of Keras 3.
 
 Their configuration names the classes that Keras instantiates. Only classes of Keras itself are
 allowed, and no functions, so that a file cannot choose what is imported or run.
@@ -34,9 +34,9 @@ _REMEDY = "Write a SavedModel with `model.export(directory)` where the code is, 
 _OWN = (
     f"Name your own classes in Config(custom_objects=...), or register them with Keras. {_REMEDY}"
 )
-# The configuration of a model is some kilobytes of text; a larger one is not read.
+# The configuration of a model is a few kilobytes of text; a larger one is not read.
 _LARGEST_CONFIG = 1 << 28
-# Limits on the unpacked size: a multiple of the archive's, plus a constant.
+# Limits on the unpacked size: a multiple of the archive's size, plus a constant.
 _RATIO, _SPARE = 100, 1 << 28
 _WEIGHTS = "model.weights.h5"
 # Classes of Keras that contain code, or read files named in their configuration.
@@ -45,7 +45,7 @@ _CODE = frozenset(
     FlaxLayer JaxLayer Lambda TFSMLayer TorchModuleWrapper __lambda__ __typespec__ function
     """.split()
 )
-# Entries of a configuration that are values, or names of files with them.
+# Entries of a configuration that are values, or names of files with values.
 _VALUES_OR_FILES = ("vocabulary", "idf_weights")
 
 
@@ -57,8 +57,8 @@ def entry_point(path: str | os.PathLike[str], *, config: Config, strict: bool = 
     - `path`: the `.keras` file.
     - `strict`: as in `tf_function.entry_point`.
 
-    **Raises:** `MalformedModelError`; `UnsupportedOpError` where the model holds code;
-        `SignatureError` where its inputs are not fixed; `MissingDependencyError`.
+    **Raises:** `MalformedModelError`; `UnsupportedOpError` if the model contains code;
+    `SignatureError` if its inputs are not fixed; `MissingDependencyError`.
     """
     file = Path(path)
     model = load(file, config.custom_objects)
@@ -78,7 +78,7 @@ def load(file: Path, custom_objects: Mapping[str, Any] | None = None) -> Any:
 
     **Arguments:**
 
-    - `custom_objects`: classes and functions of the caller's, by their names.
+    - `custom_objects`: classes and functions of the caller, by name.
 
     **Raises:** as `entry_point`.
     """
@@ -90,7 +90,7 @@ def load(file: Path, custom_objects: Mapping[str, Any] | None = None) -> Any:
         raise MissingDependencyError(f"{file} needs Keras: pip install keras") from error
     if (backend := keras.backend.backend()) != "tensorflow":
         raise MissingDependencyError(
-            f"Keras runs on {backend} here; set KERAS_BACKEND=tensorflow to have {file} read"
+            f"Keras runs on {backend} here; set KERAS_BACKEND=tensorflow to read {file}"
         )
     own = dict(custom_objects or {})
 
@@ -132,9 +132,9 @@ def _config_of(file: Path) -> object:
 
 
 def _problems(config: object, name: str, is_known: Callable[[object], bool]) -> Iterator[Problem]:
-    """Parts of the configuration that would have Keras import or run something.
+    """Parts of the configuration that would make Keras import or run something.
 
-    `is_known`: whether a class of that name is the caller's.
+    `is_known`: whether a class of that name belongs to the caller.
     """
     pending = [(config, name)]
     first = True
@@ -155,7 +155,7 @@ def _problems(config: object, name: str, is_known: Callable[[object], bool]) -> 
             continue
         if kind in _CODE:
             yield Problem(f"keras.{kind}", "contains or names Python code", name, _REMEDY)
-        # Keras takes what is known by its registered name, and then imports nothing.
+        # Keras finds known classes by their registered names, and then imports nothing.
         elif not (
             module is None or _is_of_keras(module, kind) or is_known(value.get("registered_name"))
         ):
@@ -171,16 +171,16 @@ def _is_of_keras(module: object, kind: str) -> bool:
     if not isinstance(module, str) or not kind.isidentifier():
         return False
     if module == "builtins":
-        return True  # how Keras writes lists, arrays and tensors
+        return True  # Keras's encoding of lists, arrays and tensors
     if module.split(".")[0] != "keras":
         return False
-    # Keras is imported; a name in a file is no reason to import anything.
+    # Keras is imported already; a name in a file must not cause imports.
     value = getattr(sys.modules.get(module), kind, None)
     return isinstance(value, type) and value.__module__.split(".")[0] == "keras"
 
 
 def _content_problems(file: Path) -> Iterator[Problem]:
-    """Files of an archive that lie elsewhere, or declare more bytes than they hold."""
+    """Files of an archive with outside paths, or that declare more bytes than they hold."""
     try:
         with zipfile.ZipFile(file) as archive:
             held = _SPARE + _RATIO * file.stat().st_size
@@ -201,7 +201,7 @@ def _content_problems(file: Path) -> Iterator[Problem]:
 
 
 def _weight_problems(data: io.BytesIO, held: int) -> Iterator[Problem]:
-    """Arrays of an HDF5 file that lie in other files, or declare more than `held` bytes."""
+    """Arrays of an HDF5 file that are in other files, or declare more than `held` bytes."""
     try:
         import h5py
     except ImportError:

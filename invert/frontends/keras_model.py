@@ -1,4 +1,4 @@
-"""Keras models in this process, and the errors of tracing them and other functions."""
+"""Keras models in this process, and errors of tracing models and functions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def is_layer(x: object) -> bool:
 def input_specs(model: Any) -> Any:
     """The inputs of a model as a pytree of `tf.TensorSpec`.
 
-    `None` where the model does not know them, such as a subclass of `Model`.
+    `None` if the model does not know them, e.g. a subclass of `Model`.
     """
     inputs = _inputs_of(model)
     if inputs is None:
@@ -39,13 +39,13 @@ def input_specs(model: Any) -> Any:
         generated = name is None or _GENERATED.fullmatch(name)
         return tf.TensorSpec(tensor.shape, tensor.dtype, None if generated else name)
 
-    # Keras takes lists, tuples and dictionaries.
+    # Keras accepts lists, tuples and dictionaries.
     return jax.tree_util.tree_map(spec, inputs)
 
 
 def _inputs_of(model: Any) -> Any:
     for name in ("input", "inputs"):
-        # A Sequential read from a file has no `input`, and neither has a subclass of Model.
+        # A Sequential read from a file has no `input`, nor does a subclass of Model.
         try:
             inputs = getattr(model, name)
         except (AttributeError, ValueError):
@@ -77,9 +77,9 @@ def tracing(fn: object, name: str) -> Iterator[None]:
         of_jax = any(t in str(error) for t in ("abstract array", "as a JAX value"))
         if isinstance(fn, eqx.Module) or ("SymbolicTensor" in str(error) and of_jax):
             raise SignatureError(
-                f"{name} is a JAX function: it calls JAX on a tensor of TensorFlow. There is "
+                f"{name} is a JAX function: it calls JAX on a TensorFlow tensor. There is "
                 "nothing to convert. invert.rewrite applies patterns to it; jax2tf.convert makes "
-                "a TensorFlow function of it, which invert.roundtrip takes."
+                "it a TensorFlow function, which invert.roundtrip takes."
             ) from error
         if not is_layer(fn) and not str(error).startswith("Binding inputs to tf.function failed"):
             raise

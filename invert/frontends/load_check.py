@@ -1,18 +1,18 @@
-"""Whether TensorFlow may load a SavedModel: what its loader runs must be harmless.
+"""Decides whether TensorFlow may load a SavedModel: everything its loader runs must be harmless.
 
 `tf.saved_model.load` runs parts of a model (TensorFlow 2.21):
 
-- tensorflow/python/saved_model/load.py calls the functions that make, fill and remove tables, and
-  those by which an object saves and restores itself.
+- tensorflow/python/saved_model/load.py calls functions that create, fill and destroy tables, and
+  those by which objects save and restore themselves.
 - tensorflow/python/saved_model/load_v1_in_v2.py runs the restore op and the init op of version 1,
-  or, where there is no init op, the initializers of tables and local variables.
-- Both put graphs together, and whoever does that infers shapes: constants that decide about a
-  shape are computed, by any op that is not stateful (ShapeRefiner in
-  tensorflow/core/common_runtime).
+  or, if there is no init op, the initializers of tables and local variables.
+- Both build graphs, which infers shapes: constants that determine a shape are computed, by any op
+  that is not stateful (ShapeRefiner in tensorflow/core/common_runtime).
 
-What runs may consist of ops that are listed here and of those that a conversion may compute
-anyway. Everything else is refused before TensorFlow sees the model. Files may be read through the
-assets of the model only.
+This code may consist of the ops listed here and of those that a conversion may compute anyway.
+Everything else is refused before TensorFlow sees the model. Only the assets of the model may be
+read
+as files.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import functools
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from invert._errors import Problem
 from invert._private.tensorflow import tf_restored_class
@@ -32,9 +32,20 @@ from invert.tf.fallback.host_ops import ON_TEXT, PURE, REFUSED
 from invert.tf.interpreter.registry import REGISTRY
 from invert.tf.ops.node import import_tensorflow
 
+if TYPE_CHECKING:
+    from invert.protos.types import (
+        FunctionDef,
+        GraphDef,
+        Messages,
+        MetaGraphDef,
+        NodeDef,
+        SavedModel,
+        SavedUserObject,
+    )
+
 # Children of restored objects that the loader calls.
 _CALLED = frozenset(("_create_resource", "_initialize", "_destroy_resource"))
-# What the loader calls on optimizers only.
+# Children that the loader calls on optimizers only.
 _OF_OPTIMIZERS = frozenset(("add_slot", "_create_or_restore_slot_variable"))
 # Names under which TensorFlow registers its own saveable classes.
 _REGISTERED = frozenset(("", "tf.StaticHashTable", "tf.TrackableConstant"))
@@ -43,10 +54,10 @@ _CONTAINERS = _LISTS | {"trackable_dict_wrapper", "signature_map"}
 _INIT_COLLECTIONS = ("saved_model_main_op", "legacy_init_op")
 _INIT_SIGNATURE = "__saved_model_init_op"
 _OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
-# Run where a model of version 1 has no init op.
+# Run if a model of version 1 has no init op.
 _DEFAULT_COLLECTIONS = ("table_initializer", "local_resources", "resources")
 
-# Ops that read a file, and the input that names it.
+# Ops that read a file, and the index of the input that names it.
 _READS = {
     "InitializeTableFromTextFile": 1,
     "InitializeTableFromTextFileV2": 1,
@@ -57,7 +68,7 @@ _READS = {
 _CALLS = frozenset(
     ("Case", "If", "PartitionedCall", "StatefulPartitionedCall", "StatelessCase", "StatelessIf")
 )
-# Ops that keep a state of their own or act on tables and variables, and nothing else.
+# Ops that only have local state or act on tables and variables.
 _HARMLESS = frozenset(
     """
     AnonymousHashTable AnonymousMutableDenseHashTable AnonymousMutableHashTable
@@ -81,19 +92,20 @@ _FLOW = frozenset(
     RefEnter RefExit RefMerge RefNextIteration RefSwitch Switch
     """.split()
 )
-# No model needs more to fill its tables; calls that double at each level would.
+# Filling tables never needs more; calls that double at each level would.
 _MOST_NODES = 10_000_000
-# Limits on what a file may declare without holding: constant elements, digits of list indices.
+# Limits on what a file may declare without containing it: constant elements, digits of list
+# indices.
 _MOST_ELEMENTS = 1 << 28
 _MOST_DIGITS = 7
 
 _REMEDY = "Export the model without it."
 
 
-def load_problems(proto: Any) -> list[Problem]:
-    """Find what TensorFlow's loader would run that is not known to be harmless."""
+def load_problems(proto: SavedModel) -> list[Problem]:
+    """Problems: code that TensorFlow's loader would run and that is not known to be harmless."""
     found: dict[Problem, None] = {}
-    # Where there are several graphs, the loader takes none of their objects.
+    # With several graphs, the loader ignores their objects.
     alone = len(proto.meta_graphs) == 1
     for meta in proto.meta_graphs:
         check = _Check(meta, objects=alone and meta.HasField("object_graph_def"))
@@ -103,12 +115,12 @@ def load_problems(proto: Any) -> list[Problem]:
 
 
 def checkpoint_problems(prefix: str) -> list[Problem]:
-    """Find what TensorFlow would call to restore variables from the files at `prefix`."""
+    """Problems: Python code that TensorFlow would call to restore variables from `prefix`."""
     tf = import_tensorflow()
     try:
         text = tf.train.load_checkpoint(prefix).get_tensor(_OBJECT_GRAPH)
     except (LookupError, TypeError, ValueError, RuntimeError, tf.errors.OpError):
-        return []  # none of version 2, or damaged, as the loader will say
+        return []  # not of version 2, or damaged, which the loader reports
     graph = _parsed("TrackableObjectGraph", text)
     return [
         Problem(
@@ -122,11 +134,11 @@ def checkpoint_problems(prefix: str) -> list[Problem]:
     ]
 
 
-def sever(proto: Any) -> bool:
+def sever(proto: SavedModel) -> bool:
     """Keep TensorFlow from running unknown ops during shape inference.
 
-    A placeholder goes before each of those whose inputs are constants; it passes them on when the
-    graph is run, and is not looked through before.
+    A placeholder with default is inserted before each such op with constant inputs: shape
+    inference does not look through it, and a run passes the inputs on.
 
     **Returns:** whether there were any.
     """
@@ -135,7 +147,7 @@ def sever(proto: Any) -> bool:
         for nodes, output, _, found in _computed(meta.graph_def):
             for node in found:
                 definition = op_def(node.op)
-                # A node without inputs was refused.
+                # Nodes without inputs were refused earlier.
                 if definition is None or not definition.input_arg or not node.input:
                     continue
                 arg = definition.input_arg[0]
@@ -152,19 +164,19 @@ def sever(proto: Any) -> bool:
     return changed
 
 
-def _import_problems(graph: Any) -> Iterator[Problem]:
-    """Find what importing a `GraphDef` would run and `sever` cannot prevent."""
+def _import_problems(graph: GraphDef) -> Iterator[Problem]:
+    """Problems: ops that importing a `GraphDef` would run and `sever` cannot prevent."""
     for _, _, where, found in _computed(graph):
         for node in found:
             if not [text for text in node.input if not text.startswith("^")]:
                 yield _problem(node, where, _reason(node.op))
 
 
-def _computed(graph: Any) -> Iterator[tuple[Any, str, str, list[Any]]]:
-    """The bodies of a graph, with their unknown ops that shape inference would run.
+def _computed(graph: GraphDef) -> Iterator[tuple[Messages[NodeDef], str, str, list[NodeDef]]]:
+    """The bodies of a graph, with the unknown ops in them that shape inference would run.
 
-    **Returns:** the nodes, how an output is written after the name of its node, the name of the
-        body, and those ops.
+    **Returns:** the nodes, the suffix of an output after its node's name, the name of the body,
+    and those ops.
     """
     functions = {f.signature.name for f in graph.library.function}
     bodies = [(graph.node, "", "the graph")]
@@ -186,14 +198,14 @@ def _computed(graph: Any) -> Iterator[tuple[Any, str, str, list[Any]]]:
 
 
 class _Check:
-    """What loading runs of one `MetaGraphDef`.
+    """The parts of a `MetaGraphDef` that loading runs.
 
     **Arguments:**
 
-    - `objects`: whether the loader goes by its objects, or by the collections of version 1.
+    - `objects`: whether the loader uses its objects, or the collections of version 1.
     """
 
-    def __init__(self, meta: Any, *, objects: bool):
+    def __init__(self, meta: MetaGraphDef, *, objects: bool):
         self.meta = meta
         self.objects = objects
         self.functions = {f.signature.name: f for f in meta.graph_def.library.function}
@@ -206,7 +218,7 @@ class _Check:
     def problems(self) -> Iterator[Problem]:
         calls: list[_Call] = []
         if self.objects:
-            found, calls = self._called()
+            found, calls = self._called_on_objects()
             yield from found
         else:
             nodes = {n.name: n for n in self.meta.graph_def.node}
@@ -235,7 +247,7 @@ class _Check:
                 pending += self._calls(node, inner, files)
         yield from self._too_much({name for name, _ in seen})
 
-    def _called(self) -> tuple[list[Problem], list[_Call]]:
+    def _called_on_objects(self) -> tuple[list[Problem], list[_Call]]:
         """Malformed objects, and the functions that loading calls on objects."""
         graph = self.meta.object_graph_def
         nodes = {n.name: n for n in self.meta.graph_def.node}
@@ -254,7 +266,7 @@ class _Check:
                     called.bare_concrete_function.concrete_function_name,
                 ]
             if not any(names):
-                refuse("is called while TensorFlow loads the model, and is not a function", place)
+                refuse("is called while TensorFlow loads the model, but is not a function", place)
             calls.extend((name, self._asset_arguments(name)) for name in names if name)
 
         for number, node in enumerate(graph.nodes):
@@ -309,7 +321,9 @@ class _Check:
                 names.append(variable.initializer_name)
         return names
 
-    def _calls(self, node: Any, nodes: Mapping[str, Any], files: frozenset[str]) -> list[_Call]:
+    def _calls(
+        self, node: NodeDef, nodes: Mapping[str, NodeDef], files: frozenset[str]
+    ) -> list[_Call]:
         """The functions that a node refers to, with the arguments of a plain call."""
         given: frozenset[int] = frozenset()
         if node.op in ("PartitionedCall", "StatefulPartitionedCall"):
@@ -317,8 +331,8 @@ class _Check:
             given = frozenset(i for i, text in enumerate(data) if _is_given(text, nodes, files))
         return [(name, given) for name in self._names(node)]
 
-    def _names(self, node: Any) -> list[str]:
-        # A node may have a function for its op.
+    def _names(self, node: NodeDef) -> list[str]:
+        # The op of a node may be a function.
         names = [*_functions_of(node), node.op]
         for name in tuple(names):
             if name in self.functions:
@@ -326,13 +340,13 @@ class _Check:
         return names
 
     def _problems(
-        self, node: Any, nodes: Mapping[str, Any], files: frozenset[str], where: str
+        self, node: NodeDef, nodes: Mapping[str, NodeDef], files: frozenset[str], where: str
     ) -> Iterator[Problem]:
         if node.op in _READS:
             data = [text for text in node.input if not text.startswith("^")]
             place = _READS[node.op]
             if place >= len(data) or not _is_given(data[place], nodes, files):
-                yield _problem(node, where, "reads a file that is not one of the model")
+                yield _problem(node, where, "reads a file that does not belong to the model")
         elif node.op not in self.functions and not _may_run(node.op):
             yield _problem(node, where, _reason(node.op))
 
@@ -370,19 +384,19 @@ class _Check:
                         yield Problem("function", reason, f"function {name!r}", _REMEDY)
 
 
-# A function, and which of its arguments are files of the model.
+# A function, and the arguments that are files of the model.
 _Call = tuple[str, frozenset[int]]
 
 
-def _is_container(user_object: Any) -> bool:
+def _is_container(user_object: SavedUserObject) -> bool:
     """Whether the children of an object are separate from its attributes."""
     version = user_object.version
-    # For another version, TensorFlow makes a plain object.
+    # For another version, TensorFlow creates a plain object.
     usual = (version.producer, version.min_consumer, *version.bad_consumers) == (1, 1)
     return usual and user_object.identifier in _CONTAINERS
 
 
-def _problem(node: Any, where: str, reason: str) -> Problem:
+def _problem(node: NodeDef, where: str, reason: str) -> Problem:
     return Problem(
         f"tf.{node.op}",
         f"would run while TensorFlow loads the model, and {reason}",
@@ -402,7 +416,7 @@ def _reason(op: str) -> str:
 
 @functools.cache
 def _is_pure(op: str) -> bool:
-    """Whether a conversion may compute the op without side effects."""
+    """Whether a conversion can compute the op without side effects."""
     if op in PURE or op in ON_TEXT:
         return True
     if op in _DEBUGGING or REGISTRY.get(op) is None:
@@ -430,7 +444,7 @@ def _settles(op: str) -> bool:
     return definition is None or definition.is_stateful or is_dataset
 
 
-def _is_constant(node: Any, nodes: Mapping[str, Any]) -> bool:
+def _is_constant(node: NodeDef, nodes: Mapping[str, NodeDef]) -> bool:
     """Whether a node depends only on constants that TensorFlow folds."""
     pending, seen = [node], {node.name}
     while pending:
@@ -460,8 +474,8 @@ def _tensor(text: str) -> str:
 
 
 def _ancestors(
-    nodes: Mapping[str, Any], roots: Sequence[str], fed: frozenset[str]
-) -> Iterator[Any]:
+    nodes: Mapping[str, NodeDef], roots: Sequence[str], fed: frozenset[str]
+) -> Iterator[NodeDef]:
     """`roots` and all nodes that they depend on by data or control edges."""
     pending = list(roots)
     seen: set[str] = set()
@@ -475,18 +489,18 @@ def _ancestors(
         pending += nodes[name].input
 
 
-def _functions_of(node: Any) -> list[str]:
+def _functions_of(node: NodeDef) -> list[str]:
     names = []
     for value in node.attr.values():
         names += [value.func.name, *(f.name for f in value.list.func)]
     return [name for name in names if name]
 
 
-def _implements(function: Any) -> bytes:
+def _implements(function: FunctionDef) -> bytes:
     return function.attr["api_implements"].s if "api_implements" in function.attr else b""
 
 
-def _is_given(text: str, nodes: Mapping[str, Any], files: frozenset[str]) -> bool:
+def _is_given(text: str, nodes: Mapping[str, NodeDef], files: frozenset[str]) -> bool:
     """Whether a value is the name of an asset, passed through identities only."""
     seen: set[str] = set()
     while _tensor(text) not in files:
@@ -499,7 +513,7 @@ def _is_given(text: str, nodes: Mapping[str, Any], files: frozenset[str]) -> boo
 
 
 def _parsed(name: str, data: bytes) -> Any:
-    """Parse a message; damaged bytes give an empty one, which TensorFlow reports."""
+    """Parse a message; damaged bytes result in an empty one, which TensorFlow reports."""
     from google.protobuf.message import DecodeError
 
     made = message(name)()
@@ -512,6 +526,6 @@ def _parsed(name: str, data: bytes) -> Any:
 
 @functools.cache
 def _reserved(kind: str) -> frozenset[str]:
-    """Attributes that TensorFlow uses to load an object, and that a child would hide."""
+    """Attributes that TensorFlow uses to load an object, which a child would hide."""
     names = {name for base in tf_restored_class(kind).__mro__ for name in vars(base)}
     return frozenset(names - {"__call__"} | _OF_OPTIMIZERS)

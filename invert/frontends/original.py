@@ -58,7 +58,7 @@ def of_exported(data: bytes) -> Original:
 
 @dataclasses.dataclass(frozen=True)
 class _TensorFlow:
-    """A function that TensorFlow runs. `owner` holds its variables."""
+    """A function run by TensorFlow. `owner` holds its variables."""
 
     function: Callable[..., Any]
     owner: Any = None

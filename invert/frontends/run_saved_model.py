@@ -1,7 +1,7 @@
-"""Runs the functions of a SavedModel in TensorFlow, as they were saved.
+"""Runs the functions of a SavedModel in TensorFlow, as saved.
 
-TensorFlow's loader runs parts of a model, so it is used only where all of these are known
-to do no harm.
+TensorFlow's loader runs parts of a model, so it is used only if all of these are known to be
+harmless.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from invert.tf.ops.node import import_tensorflow
 
 
 class Loaded(NamedTuple):
-    """A function that TensorFlow runs, and the object that holds its variables."""
+    """A function run by TensorFlow, and the object that holds its variables."""
 
     function: Any
     owner: Any
@@ -39,10 +39,10 @@ class _Object(NamedTuple):
 def load_function(path: str | os.PathLike[str], name: str) -> Loaded:
     """A function of a SavedModel by the name that `saved_model.entry_points` gives it.
 
-    **Raises:** `MalformedModelError`; `SignatureError` where there is none of that name;
-        `UnsupportedOpError` where loading the model would do harm; `MissingDependencyError`.
+    **Raises:** `MalformedModelError`; `SignatureError` if there is none of that name;
+    `UnsupportedOpError` if loading the model could do harm; `MissingDependencyError`.
     """
-    import_tensorflow()  # says where there is none
+    import_tensorflow()  # raises if there is none
     directory = Path(path)
     proto = read_proto(directory)
     tags = choose_tags(proto, directory, None)
@@ -56,7 +56,7 @@ def load_function(path: str | os.PathLike[str], name: str) -> Loaded:
     except BaseException:
         place.cleanup()
         raise
-    # What is called may look for the assets of the model.
+    # A call may read the assets of the model.
     weakref.finalize(root, place.cleanup)
     chosen = next(
         m for m in proto.meta_graphs if tags is None or sorted(m.meta_info_def.tags) == tags
@@ -69,13 +69,13 @@ def load_function(path: str | os.PathLike[str], name: str) -> Loaded:
 
 
 def _loaded(place: Path, tags: list[str] | None, directory: Path) -> Any:
-    """What TensorFlow's loader makes of the model of `directory`, which it finds at `place`."""
+    """The model of `directory`, loaded by TensorFlow from `place`."""
     tf = import_tensorflow()
     if problems := checkpoint_problems(os.fspath(place / "variables" / "variables")):
         raise UnsupportedOpError(problems)
     try:
         return tf.saved_model.load(os.fspath(place), tags=tags)
-    # What TensorFlow raises on an inconsistent object graph or a damaged checkpoint.
+    # TensorFlow's exceptions for an inconsistent object graph or a damaged checkpoint.
     except (
         ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, MemoryError,
         OSError, RuntimeError, TypeError, ValueError, tf.errors.OpError, *tf_load_errors(),

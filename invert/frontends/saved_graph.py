@@ -1,7 +1,7 @@
-"""Reads SavedModels of version 1: one graph, signatures that name its tensors, and variables.
+"""Reads SavedModels of version 1: a graph, signatures that name its tensors, and variables.
 
-Which value of the checkpoint a variable has follows from the ops that would restore it; they are
-inspected and not run. Where a model has none, TensorFlow uses the names of the variables.
+The ops that would restore a variable determine its value in the checkpoint; they are inspected, not
+run. If a model has none, TensorFlow uses the names of the variables.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import re
 import types
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from invert._config import Config
 from invert._entry import EntryPoint, Param
 from invert._errors import MalformedModelError, Problem, UnsupportedOpError, nested_too_deep
-from invert.checkpoint.bundle import Slice
+from invert.checkpoint.bundle import Checkpoint, Slice
 from invert.frontends.folder import Files, assets_of
 from invert.frontends.graph_entry import check_count, function_entry
 from invert.frontends.graphdef import full
@@ -37,18 +37,21 @@ from invert.tf.graph.library import Library
 from invert.tf.interpreter.analysis import Analysis
 from invert.tf.interpreter.graph import Graph
 
+if TYPE_CHECKING:
+    from invert.protos.types import MetaGraphDef, NodeDef, SignatureDef, TensorInfo, VariableDef
+
 _VARIABLES = frozenset(("VarHandleOp", "Variable", "VariableV2"))
 _ASSIGNS = frozenset(("Assign", "AssignVariableOp"))
-# Signatures that TensorFlow itself adds: what it runs on loading and in training.
+# Signatures that TensorFlow itself adds, for loading and training.
 _INTERNAL = "__saved_model_"
 _INIT = "__saved_model_init_op"
 _TABLES = frozenset(("HashTable", "HashTableV2"))
 
 
 def readers(
-    meta: Any, library: Library, files: Files, directory: Path, config: Config
+    meta: MetaGraphDef, library: Library, files: Files, directory: Path, config: Config
 ) -> dict[str, Callable[[str, bool], EntryPoint]]:
-    """What reads each signature of a graph, by name.
+    """A reader for each signature of a graph, by name.
 
     **Arguments:**
 
@@ -89,7 +92,7 @@ def readers(
     return {n: read for n in sorted(meta.signature_def) if not n.startswith(_INTERNAL)}
 
 
-def _tables(meta: Any, library: Library, files: Files) -> dict[str, StoredTable]:
+def _tables(meta: MetaGraphDef, library: Library, files: Files) -> dict[str, StoredTable]:
     """The hash tables that loading fills from constants or assets, by node."""
     nodes = {n.name: n for n in library.graph.node}
     pending = [text for text in _started(meta) if text in nodes]
@@ -105,10 +108,8 @@ def _tables(meta: Any, library: Library, files: Files) -> dict[str, StoredTable]
         file = files.found.get(PurePosixPath("assets", asset.filename))
         if file is not None:
             assets[asset.tensor_info.name.partition(":")[0]] = file
-    # Only what loading runs; the same handles go to lookups too.
-    run = types.SimpleNamespace(
-        node_def=[n for n in library.graph.node if n.name in seen or n.op == "Const"]
-    )
+    # Only ops run on loading: lookups use the same handles.
+    run = [n for n in library.graph.node if n.name in seen or n.op == "Const"]
     found: dict[str, StoredTable] = {}
     for name, node in nodes.items():
         if node.op in _TABLES and (filled := filled_by(run, {name}, assets)) is not None:
@@ -116,7 +117,7 @@ def _tables(meta: Any, library: Library, files: Files) -> dict[str, StoredTable]
     return found
 
 
-def _started(meta: Any) -> Iterator[str]:
+def _started(meta: MetaGraphDef) -> Iterator[str]:
     """The nodes that TensorFlow runs on loading."""
     if _INIT in meta.signature_def:
         yield from (t.name.partition(":")[0] for t in meta.signature_def[_INIT].outputs.values())
@@ -145,7 +146,7 @@ class _Signature:
     function_type: types.SimpleNamespace
 
     @classmethod
-    def of(cls, proto: Any, where: str) -> _Signature:
+    def of(cls, proto: SignatureDef, where: str) -> _Signature:
         kwargs: dict[str, TensorSpec] = {}
         inputs: list[str] = []
         for key in sorted(proto.inputs):
@@ -157,7 +158,7 @@ class _Signature:
                     raise MalformedModelError(f"{where} has two inputs {name!r}")
                 kwargs[name] = inner
                 inputs.append(tensor)
-        # Arguments are ordered by their names.
+        # Arguments are sorted by name.
         order = sorted(range(len(inputs)), key=lambda i: list(kwargs)[i])
         outputs: list[tuple[str, int]] = []
         results: dict[str, Any] = {}
@@ -174,8 +175,8 @@ class _Signature:
         )
 
 
-def _tensors(info: Any, where: str) -> tuple[Any, list[tuple[str, int]]]:
-    """The type of what a `TensorInfo` describes, and its tensors with their `DataType`."""
+def _tensors(info: TensorInfo, where: str) -> tuple[Any, list[tuple[str, int]]]:
+    """The type of a `TensorInfo`, and its tensors with their `DataType`."""
     kind = info.WhichOneof("encoding")
     if kind == "name" and info.name:
         spec = TensorSpec(
@@ -197,25 +198,25 @@ _INT64 = 9
 
 
 class _Variables:
-    """The variables of a graph: names, values, and which are trained."""
+    """The variables of a graph: names, values, and whether they are trained."""
 
-    def __init__(self, meta: Any, library: Library, files: Files, directory: Path):
+    def __init__(self, meta: MetaGraphDef, library: Library, files: Files, directory: Path):
         self._meta = meta
         self._nodes = {n.name: n for n in library.graph.node}
         self._files = files
         self._directory = directory
 
     @functools.cached_property
-    def _checkpoint(self) -> Any:
+    def _checkpoint(self) -> Checkpoint:
         return checkpoint_of(self._files, self._directory)
 
     @functools.cached_property
     def _values(self) -> dict[str, np.ndarray]:
-        """Values that were read, by node."""
+        """The values read so far, by node."""
         return {}
 
     def params(self, nodes: set[str]) -> dict[str, Param]:
-        """The variables that some nodes stand for, by the names that these have for them."""
+        """The variables that nodes represent, by the names in these nodes."""
         found: dict[str, Param] = {}
         for name in sorted(nodes):
             if name not in self._sources:
@@ -245,9 +246,9 @@ class _Variables:
         return value
 
     @functools.cached_property
-    def _defined(self) -> dict[str, Any]:
+    def _defined(self) -> dict[str, VariableDef]:
         """The `VariableDef` messages of the graph by node."""
-        found: dict[str, Any] = {}
+        found: dict[str, VariableDef] = {}
         for key in ("variables", "local_variables", "trainable_variables"):
             if key in self._meta.collection_def:
                 for data in self._meta.collection_def[key].bytes_list.value:
@@ -268,7 +269,7 @@ class _Variables:
 
     @functools.cached_property
     def _sources(self) -> dict[str, tuple[str, Slice | None]]:
-        """The key in the checkpoint, and the part of its value, of each variable by node."""
+        """For each variable node, its key in the checkpoint and the slice of that value."""
         restore = self._meta.saver_def.restore_op_name.partition(":")[0]
         if restore:
             return dict(self._restored(restore))
@@ -287,7 +288,7 @@ class _Variables:
         return found
 
     def _restored(self, restore: str) -> Iterator[tuple[str, tuple[str, Slice | None]]]:
-        """What the ops that a restore op waits for assign to variables."""
+        """The tensors that ops before a restore op assign to variables."""
         pending, seen = [restore], {restore}
         for name in pending:  # grows
             node = self._nodes.get(name)
@@ -311,7 +312,7 @@ class _Variables:
             pending += fresh
 
     def _behind(self, text: str) -> tuple[str, int]:
-        """The node and output that a tensor is, past identities."""
+        """The node and output of a tensor, past identities."""
         name, _, number = parse_tensor(text)
         for _ in self._nodes:
             node = self._nodes.get(name)
@@ -320,11 +321,11 @@ class _Variables:
             name, _, number = parse_tensor(node.input[0])
         return name, number
 
-    def _entry(self, node: Any, output: int) -> tuple[str, Slice | None]:
+    def _entry(self, node: NodeDef, output: int) -> tuple[str, Slice | None]:
         """The key and the part of one output of `RestoreV2`."""
         prefix = self._meta.saver_def.filename_tensor_name.partition(":")[0]
         if not node.input or self._behind(node.input[0])[0] != prefix:
-            reason = "restores variables from another file than those of the model"
+            reason = "restores variables from a file that does not belong to the model"
             place = f"node {node.name!r} of {self._directory}"
             remedy = "Export the model with the values of its variables."
             raise UnsupportedOpError([Problem("tf.RestoreV2", reason, place, remedy)])
@@ -344,7 +345,7 @@ class _Variables:
 
 
 def _part(text: str, where: str) -> Slice:
-    """A part as it is written: the shape of the whole, then `start,length` for each axis."""
+    """Parse a slice: the shape of the whole, then `start,length` for each axis."""
     extents = text.rpartition(" ")[2].split(":")
     found: list[tuple[int, int] | None] = []
     for extent in extents:
@@ -354,5 +355,5 @@ def _part(text: str, where: str) -> Slice:
             start, _, length = extent.partition(",")
             found.append((int(start), int(length)))
         else:
-            raise MalformedModelError(f"{where} restores the part {text!r}, which is none")
+            raise MalformedModelError(f"{where} restores the slice {text!r}, which is invalid")
     return found

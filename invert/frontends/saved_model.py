@@ -1,4 +1,4 @@
-"""Reads SavedModel directories, without TensorFlow; nothing of a model is run."""
+"""Reads SavedModel directories without TensorFlow, and without running any of the model."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from invert._config import Config
 from invert._entry import EntryPoint, Param, Trace
@@ -41,6 +41,9 @@ from invert.tf.graph.library import Library
 from invert.tf.interpreter.graph import Graph
 from invert.tf.ops.state import Resource
 
+if TYPE_CHECKING:
+    from invert.protos.types import MetaGraphDef, SavedFunction, SavedModel
+
 # The name TensorFlow gives to unnamed variables.
 _GENERIC = re.compile(r"Variable(_\d+)?")
 
@@ -51,12 +54,12 @@ Read = Callable[[str, bool], EntryPoint]
 class EntryPoints(Mapping[str, EntryPoint]):
     """The functions of a SavedModel by name, read on first access.
 
-    So a model with one function that converts and one that does not is still usable.
+    Thus a model is usable even if one of its functions cannot be converted.
 
     **Attributes:**
 
     - `functions`: names of the functions attached to the object.
-    - `signatures`: names of the signatures that are not such a function.
+    - `signatures`: names of the other signatures.
     """
 
     def __init__(
@@ -74,7 +77,7 @@ class EntryPoints(Mapping[str, EntryPoint]):
         return self._read[name]
 
     def only(self, name: str) -> EntryPoints:
-        """The function of a name, with all its traces."""
+        """The function with this name, with all its traces."""
         names = [name] if name in self._readers else self.traces(name)
         some = {n: self._readers[n] for n in names}
         is_function = names[0] in self.functions
@@ -106,8 +109,8 @@ def entry_points(
     **Arguments:**
 
     - `path`: the directory that holds `saved_model.pb`.
-    - `signature`: name of the one function or signature wanted; `None` for all.
-    - `tags`: tags of the graph to read, where there are several.
+    - `signature`: name of the function or signature to read; `None` for all.
+    - `tags`: tags of the graph to read, if there are several.
     - `config`: options.
     - `strict`: whether a function with ops that cannot be raised is an error when it is read.
         Otherwise they are the `problems` of its entry point.
@@ -121,8 +124,8 @@ def entry_points(
     **Raises:**
 
     - `MalformedModelError`: the directory holds no SavedModel that can be read.
-    - `SignatureError`: there is no function of the name wanted.
-    - `UnsupportedOpError`: the model refers to files outside of its folder.
+    - `SignatureError`: there is no function of that name.
+    - `UnsupportedOpError`: the model refers to files outside its folder.
     """
     directory = Path(path)
     proto, parts = _read(directory, file_parts.read_message)
@@ -144,9 +147,9 @@ def entry_points(
 
 
 def _choose_graph(
-    proto: Any, directory: Path, tags: Sequence[str] | None
-) -> tuple[Any, bool, Files]:
-    """The `MetaGraphDef` of some tags, whether its objects count, and the files of the model.
+    proto: SavedModel, directory: Path, tags: Sequence[str] | None
+) -> tuple[MetaGraphDef, bool, Files]:
+    """The `MetaGraphDef` with these tags, whether its objects are used, and the files of the model.
 
     **Raises:** as `entry_points`.
     """
@@ -157,7 +160,7 @@ def _choose_graph(
         raise MalformedModelError(f"{directory} cannot be read: {e}") from e
     if files.problems:
         raise UnsupportedOpError(files.problems)
-    # Where there are several graphs, each is one of version 1.
+    # With several graphs, each is read as version 1.
     if chosen is None:
         meta = proto.meta_graphs[0]
         return meta, meta.HasField("object_graph_def"), files
@@ -190,15 +193,14 @@ def default_name(points: Mapping[str, EntryPoint]) -> str:
 def chosen_names(points: EntryPoints) -> list[str]:
     """The default entry points.
 
-    The functions attached to the root object itself; where there are none, the signatures, and
-    where these are none either, what `default_name` says. Names that begin with an underscore are
-    meant only if there is nothing else.
+    The functions attached to the root object itself; if there are none, the signatures; otherwise
+    `default_name`. Names with a leading underscore are used only if there is nothing else.
 
-    **Raises:** `SignatureError` where there is nothing.
+    **Raises:** `SignatureError` if there is nothing.
     """
     own = [n for n in points.functions if "." not in n.partition("(")[0]]
     public = [n for n in own if not n.startswith("_") or n.partition("(")[0] == "__call__"]
-    # Layers of Keras 2 save their losses beside `__call__`; these are not entry points.
+    # Layers of Keras 2 save their losses next to `__call__`; these are not entry points.
     public = [n for n in public if not n.startswith("call_and_return_")]
     return public or list(points.signatures) or [default_name(points)]
 
@@ -210,12 +212,14 @@ def _listing(points: Mapping[str, EntryPoint]) -> str:
 # -- the files
 
 
-def read_proto(directory: Path) -> Any:
+def read_proto(directory: Path) -> SavedModel:
     """The `SavedModel` message of a directory, whole."""
     return _read(directory, lambda name, file: (parse(name, file.read_bytes(), str(file)), None))[0]
 
 
-def _read(directory: Path, read: Callable[[str, Path], tuple[Any, T]]) -> tuple[Any, T]:
+def _read(
+    directory: Path, read: Callable[[str, Path], tuple[SavedModel, T]]
+) -> tuple[SavedModel, T]:
     """The result of `read` for the `SavedModel` file, which must hold a graph."""
     if not directory.is_dir():
         what = "is not a directory" if directory.exists() else "does not exist"
@@ -237,8 +241,10 @@ def _read(directory: Path, read: Callable[[str, Path], tuple[Any, T]]) -> tuple[
     return proto, parts
 
 
-def choose_tags(proto: Any, directory: Path, wanted: Sequence[str] | None) -> list[str] | None:
-    """Tag of the graph to load; `None` where there is only one."""
+def choose_tags(
+    proto: SavedModel, directory: Path, wanted: Sequence[str] | None
+) -> list[str] | None:
+    """Tag of the graph to load; `None` if there is only one."""
     choices = [sorted(m.meta_info_def.tags) for m in proto.meta_graphs]
     if wanted is not None:
         if sorted(wanted) not in choices:
@@ -246,7 +252,7 @@ def choose_tags(proto: Any, directory: Path, wanted: Sequence[str] | None) -> li
         return sorted(wanted)
     if len(choices) == 1:
         return None
-    # Modules of TensorFlow Hub tag the graph for inference with nothing.
+    # In TensorFlow Hub modules the graph for inference has no tags.
     for usual in (["serve"], []):
         if usual in choices:
             return usual
@@ -255,7 +261,7 @@ def choose_tags(proto: Any, directory: Path, wanted: Sequence[str] | None) -> li
     )
 
 
-def asset_names(proto: Any) -> list[str]:
+def asset_names(proto: SavedModel) -> list[str]:
     """The files of a model in its folder `assets`, by the paths that it gives them."""
     return [a.filename for meta in proto.meta_graphs for a in assets_of(meta)]
 
@@ -264,7 +270,7 @@ def asset_names(proto: Any) -> list[str]:
 
 
 class _Model:
-    """The functions of a model with what they share.
+    """Reads the functions of a model, sharing what they have in common.
 
     **Arguments:**
 
@@ -291,8 +297,8 @@ class _Model:
     def _functions(self) -> dict[str, Read]:
         """A reader for each concrete function, by name.
 
-        Copies of one signature, which saving makes, count once. A function whose description
-        cannot be read is an error when it is asked for.
+        Copies of one signature, which saving creates, count once. A function whose description
+        cannot be read is an error only on access.
         """
         named: dict[str, Read] = {}
         seen: set[int] = set()
@@ -334,7 +340,7 @@ class _Model:
     def _reader(
         self, concrete: Concrete, owner: SavedFunction | None, kind: str, of: str | None = None
     ) -> Read:
-        """`of`: the name of the function, where it has other traces too."""
+        """`of`: the name of the function, if it has other traces too."""
 
         def read(name: str, strict: bool) -> EntryPoint:
             source = f"SavedModel {self._directory.name}, {kind} {name}"
@@ -430,7 +436,7 @@ def _failing(error: InvertError) -> Read:
 def _reachable(objects: SavedObjects) -> list[tuple[str, int]]:
     """Functions and variables by their paths, breadth first; an object may have many paths."""
     found: list[tuple[str, int]] = []
-    # A path is the path before it, and a name.
+    # A path is its parent's path and a name.
     level: list[tuple[Any, int]] = [((), 0)] if objects.children else []
     expanded: set[int] = set()
     while level:
@@ -472,19 +478,19 @@ def _variable_names(objects: SavedObjects, found: list[tuple[str, int]]) -> dict
     return {key: path for key, (_, path) in best.items()}
 
 
-# What layers of Keras 3 have as children, whatever their class, where TensorFlow saves them.
+# Children of any Keras 3 layer saved by TensorFlow.
 _KERAS_LAYER = {"_inbound_nodes", "_outbound_nodes", "_losses_override"}
 
 
 def _trained(objects: SavedObjects, found: list[tuple[str, int]]) -> dict[int, bool | None]:
-    """What the file says of variables that are trained, beyond how they were made.
+    """Which variables the file declares as trained, beyond their own flag.
 
-    Keras writes lists of a model's variables and of those that are trained. Of its layers as
-    TensorFlow alone saves them, nothing tells which were frozen.
+    Keras writes lists of a model's variables and of the trained ones. For Keras layers saved by
+    plain TensorFlow, nothing says which were frozen.
     """
     children = objects.children
     stated: dict[int, bool] = {}
-    # Breadth first: what a model says comes before what its layers say.
+    # Breadth first: a model's lists take precedence over those of its layers.
     for names in children:
         if names.keys() >= {"variables", "trainable_variables"}:
             listed, trained = (

@@ -1,6 +1,6 @@
 """The objects of a SavedModel: functions, variables, constants and tables, read from its files.
 
-Nothing of the model is run. What TensorFlow's loader would compute is looked up: the values of
+None of the model is run. Values that TensorFlow's loader would compute are looked up: those of
 variables in the checkpoint, those of tables in the function that fills them.
 """
 
@@ -11,7 +11,7 @@ import functools
 import types
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -25,26 +25,29 @@ from invert.frontends.structured import (
     parameters_of,
     plain_parameters,
 )
-from invert.frontends.tables import Filled, filled_by
+from invert.frontends.tables import Buckets, Filled, buckets_of, filled_by
 from invert.protos.messages import parse
 from invert.protos.tensors import decode_dtype, decode_shape, decode_tensor
 from invert.tf.fallback.host import StoredTable
 from invert.tf.graph.library import Library
 
-# The key of the graph of objects in a checkpoint.
+if TYPE_CHECKING:
+    from invert.protos.types import MetaGraphDef
+
+# The key of the object graph in a checkpoint.
 _OBJECTS = "_CHECKPOINTABLE_OBJECT_GRAPH"
-# What a variable is called among the values of its object.
+# The name of a variable among the values of its object.
 _VALUE = "VARIABLE_VALUE"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Concrete:
-    """A concrete function of a file, with what signatures are read from.
+    """A concrete function in a file, with the data to read its signature.
 
     **Attributes:**
 
     - `name`: its name in the library.
-    - `captures`: numbers of the objects that the last arguments are bound to.
+    - `captures`: numbers of the objects bound to the last arguments.
     - `function_type`: holds the `parameters` by name.
     """
 
@@ -57,7 +60,7 @@ class Concrete:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class SavedFunction:
-    """A function of a file: its concrete functions, and the parameters of its Python function."""
+    """A function in a file: its concrete functions, and the parameters of its Python function."""
 
     concretes: tuple[Concrete, ...]
     function_type: types.SimpleNamespace
@@ -71,10 +74,10 @@ class SavedObjects:
     - `meta`: the `MetaGraphDef`.
     - `library`: its graph with the functions.
     - `files`: the files of the model.
-    - `directory`: where it is, for messages.
+    - `directory`: its path, for messages.
     """
 
-    def __init__(self, meta: Any, library: Library, files: Files, directory: Path):
+    def __init__(self, meta: MetaGraphDef, library: Library, files: Files, directory: Path):
         self.meta = meta
         self.library = library
         self.graph = meta.object_graph_def
@@ -89,7 +92,7 @@ class SavedObjects:
                 if not 0 <= child.node_id < count:
                     raise MalformedModelError(
                         f"{directory}: object {number} of the SavedModel has a child "
-                        f"{child.local_name!r} that is not there"
+                        f"{child.local_name!r} that does not exist"
                     )
 
     @functools.cached_property
@@ -143,7 +146,7 @@ class SavedObjects:
         captures = tuple(proto.bound_inputs)
         if not all(0 <= i < len(self.graph.nodes) for i in captures):
             raise MalformedModelError(
-                f"{self._directory}: function {name!r} captures an object that is not there"
+                f"{self._directory}: function {name!r} captures an object that does not exist"
             )
         bound = (
             plain_parameters(*signature)
@@ -164,7 +167,7 @@ class SavedObjects:
     def variable(self, index: int) -> np.ndarray:
         """The value of a variable, read once.
 
-        **Raises:** `MalformedModelError` where there is none of its type.
+        **Raises:** `MalformedModelError` if there is none of its type.
         """
         if index not in self._values:
             proto = self.graph.nodes[index].variable
@@ -193,8 +196,7 @@ class SavedObjects:
     def _keys(self) -> dict[tuple[int, str], str]:
         """The keys of values in the checkpoint by object and name of the value.
 
-        The checkpoint has a graph of objects of its own: an object is the same where the path to
-        it is.
+        The checkpoint has its own object graph: objects with equal paths correspond.
         """
         if _OBJECTS not in self.checkpoint:
             raise MalformedModelError(
@@ -230,7 +232,7 @@ class SavedObjects:
     def constant(self, index: int) -> np.ndarray:
         """The value of a constant.
 
-        **Raises:** `MalformedModelError` where the graph does not hold it.
+        **Raises:** `MalformedModelError` if the graph does not contain it.
         """
         name = self.graph.nodes[index].constant.operation
         if name not in self._constants:
@@ -247,7 +249,7 @@ class SavedObjects:
     # -- tables
 
     def table(self, index: int) -> StoredTable | None:
-        """The hash table that an object is; `None` where it is none that a file fills."""
+        """The hash table of an object; `None` if it is not one that a file fills."""
         if index not in self._tables:
             self._tables[index] = self._read_table(index)
         return self._tables[index]
@@ -267,8 +269,19 @@ class SavedObjects:
             if f"{key}-keys" in self.checkpoint and f"{key}-values" in self.checkpoint:
                 keys = self.checkpoint.value(f"{key}-keys")
                 values = self.checkpoint.value(f"{key}-values")
+                if (buckets := self._buckets(index)) is not None:
+                    keys, values = buckets.entries(keys, values)
                 return StoredTable(_typed(keys, values), lambda keys=keys: len(keys))
         return None
+
+    def _buckets(self, index: int) -> Buckets | None:
+        """The buckets of a dense table, by the function that makes it."""
+        maker = self.children[index].get("_create_resource")
+        if maker is None or self.kind(maker) != "function":
+            return None
+        names = self.graph.nodes[maker].function.concrete_functions
+        functions = [self.library.functions[n] for n in names if n in self.library.functions]
+        return next((b for f in functions if (b := buckets_of(f)) is not None), None)
 
     @property
     def _has_checkpoint(self) -> bool:
@@ -292,12 +305,12 @@ class SavedObjects:
                 given[arg.name] = self.constant(i)
             elif kind == "asset":
                 given[arg.name] = self.asset(i)
-        return filled_by(proto, handles, given)
+        return filled_by(proto.node_def, handles, given)
 
     def asset(self, index: int) -> Path:
         """The file of an asset.
 
-        **Raises:** `MalformedModelError` where the model does not have it.
+        **Raises:** `MalformedModelError` if the model does not have it.
         """
         name = self.asset_name(index)
         file = self._files.found.get(PurePosixPath(name))
@@ -350,7 +363,7 @@ def checkpoint_of(files: Files, directory: Path) -> Checkpoint:
 def captured(
     objects: SavedObjects, index: int, location: str
 ) -> np.ndarray | StoredTable | Problem | None:
-    """What a captured object that is not a variable feeds; `None`: it is a variable."""
+    """The value that a captured object feeds; `None` if it is a variable."""
     kind = objects.kind(index)
     if kind == "variable":
         return None

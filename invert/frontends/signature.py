@@ -15,7 +15,7 @@ from jax.tree_util import KeyEntry
 
 from invert._entry import ArgSpec, EntryPoint, free_name
 from invert._errors import SignatureError
-from invert.frontends.structured import CompositeSpec, OtherSpec, TensorSpec
+from invert.frontends.structured import CompositeSpec, GivenArray, OtherSpec, TensorSpec
 from invert.protos.tensors import decode_dtype
 from invert.tf.ops.node import import_tensorflow
 
@@ -29,13 +29,15 @@ _POSITIONAL = (
 class Signature:
     """Arguments as pytrees of `ArgSpec`.
 
-    `order[i]` is the number of the graph input for leaf `i` of `(args, kwargs)`.
+    `order[i]` is the number of the graph input for leaf `i` of `(args, kwargs)`. `defaults` are the
+    values of arguments that a call may leave out, by their names.
     """
 
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     arg_names: tuple[str, ...]
     order: tuple[int, ...]
+    defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 class _Leaf:
@@ -53,7 +55,7 @@ def _is_tensor(x: object) -> bool:
 def _mark(structure: Any) -> Any:
     """`structure` in plain containers, with `_Leaf` for tensors, numbered in `tf.nest` order.
 
-    Other leaves stay.
+    Other leaves are unchanged.
     """
     count = itertools.count()
 
@@ -118,7 +120,7 @@ def expanded(tree: Any) -> Any:
 def arrays_of(
     args: Sequence[Any], kwargs: Mapping[str, Any], entry: EntryPoint
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Example arguments as the module of `entry` takes them: without static ones."""
+    """Example arguments for the module of `entry`, without static ones."""
     args = tuple(expanded(x) for x in args)
     if len(args) + sum(n in entry.arg_names for n in kwargs) > len(entry.args):
         args = tuple(x for x in args if any(map(_is_tensor, jax.tree_util.tree_leaves(x))))
@@ -152,7 +154,7 @@ def plain(x: Any) -> Any:
     if isinstance(x, Mapping):
         return {k: plain(v) for k, v in x.items()}
     if isinstance(x, tuple):
-        kind = x.__class__  # the proxies of TensorFlow answer with the class they wrap
+        kind = x.__class__  # TensorFlow's proxies report the class they wrap
         items = [plain(v) for v in x]
         return kind(*items) if hasattr(kind, "_fields") else tuple(items)
     if isinstance(x, list):
@@ -182,8 +184,8 @@ def _structured(concrete: Any) -> tuple[tuple[Any, ...], dict[str, Any], list[in
 def _optional(parameter: inspect.Parameter, owner: Any) -> bool:
     """Whether an argument without tensors, such as `None`, may be left out of a call.
 
-    Concrete functions forget defaults; the function that owns them does not. Without it, only
-    arguments of `*args`, as all of jax2tf are, are known to have none.
+    Concrete functions do not store defaults; the function that owns them does. Without it, only
+    arguments from `*args`, as in jax2tf, are known to have none.
     """
     if owner is None:
         return parameter.kind is not inspect.Parameter.POSITIONAL_ONLY
@@ -230,12 +232,56 @@ def read_signature(
         _specs(tree, names[i], tf_names[i]) for i, tree in zip(kept, trees, strict=True)
     )
     spec_kwargs = {k: _specs(v, k, k) for k, v in keywords.items()}
+    stated = _stated_defaults(owner)
+    wanted = [(names[i], tf_names[i], x) for i, x in zip(kept, spec_args, strict=True)]
+    wanted += [(k, k, x) for k, x in spec_kwargs.items()]
+    known = {n: _default(stated[own], x) for n, own, x in wanted if own in stated}
     return Signature(
         spec_args,
         spec_kwargs,
         tuple(names[i] for i in kept),
         tuple(leaf.position for leaf in leaves),
+        {n: x for n, x in known.items() if x is not None},
     )
+
+
+def _stated_defaults(owner: Any) -> dict[str, Any]:
+    """The defaults of a function by the names of its parameters."""
+    if owner is None:
+        return {}
+    function = getattr(owner, "python_function", None)
+    if function is None:  # of a file
+        parameters = owner.function_type.parameters.values()
+        return {p.name: p.default for p in parameters if p.optional}
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # not written in Python
+        return {}
+    return {p.name: p.default for p in parameters if p.default is not p.empty}
+
+
+def _default(value: Any, specs: Any) -> Any:
+    """A default in the types of its argument; `None` where it does not have them."""
+    leaves, tree = jax.tree_util.tree_flatten(specs)
+    try:
+        values = [value] if isinstance(specs, ArgSpec) else tree.flatten_up_to(plain(value))
+        return tree.unflatten(map(_default_array, values, leaves)) if leaves else None
+    except (TypeError, ValueError):
+        return None
+
+
+def _default_array(value: Any, spec: ArgSpec) -> np.ndarray:
+    """**Raises:** `TypeError`, `ValueError` where the value is not of that type."""
+    if isinstance(value, GivenArray):
+        array = value.array
+    else:
+        array = np.asarray(value.numpy() if hasattr(value, "numpy") else value)
+    array = array.astype(spec.dtype, casting="same_kind")
+    if len(array.shape) != len(spec.shape) or any(
+        isinstance(n, int) and n != m for n, m in zip(spec.shape, array.shape, strict=True)
+    ):
+        raise ValueError("the default has another shape")
+    return array
 
 
 def _is_static(x: object) -> bool:
@@ -286,9 +332,9 @@ def check_numeric(signature: Signature) -> None:
     for spec in jax.tree_util.tree_leaves((signature.args, signature.kwargs)):
         if spec.dtype.kind == "O":
             raise SignatureError(
-                f"argument {spec.name!r} holds text, which JAX arrays do not; with "
-                'Config(text="split") the first numeric tensors are the arguments, and what makes '
-                "them of text is left out"
+                f"argument {spec.name!r} holds text, which JAX arrays cannot hold; with "
+                'Config(text="split") the first numeric tensors become the arguments, and '
+                "the ops that compute them from text are left out"
             )
 
 
@@ -325,7 +371,7 @@ _GONE: Any = object()
 
 
 def _pruned(tree: Any) -> Any:
-    """A tree of numbers without those that are -1; `_GONE` if none is left."""
+    """A tree of numbers without entries of -1; `_GONE` if none is left."""
     if isinstance(tree, int):
         return _GONE if tree == -1 else tree
     if isinstance(tree, Mapping):
@@ -398,17 +444,29 @@ def tensor_spec(x: Any, *, scalars: bool) -> Any:
 
 
 def matches(
-    concrete: Any, args: Sequence[Any], kwargs: Mapping[str, Any], *, exact: bool = False
+    concrete: Any,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    *,
+    exact: bool = False,
+    owner: Any = None,
 ) -> bool:
-    """Whether `concrete` takes the arguments; `exact`: with exactly their shapes and dtypes."""
+    """Whether `concrete` takes the arguments.
+
+    **Arguments:**
+
+    - `exact`: whether their shapes and dtypes have to be those of `concrete`.
+    - `owner`: the function, which knows its default arguments.
+    """
     want_args, want_kwargs, parameters = _structured(concrete)
     names = _argument_names(len(want_args), parameters)
     want = dict(zip(names, want_args, strict=True)) | dict(want_kwargs)
     if len(args) > len(names) or any(k not in want or k in names[: len(args)] for k in kwargs):
         return False
     given = dict(zip(names, args, strict=False)) | dict(kwargs)
+    optional = _stated_defaults(owner)
     return all(
-        _fits(tree, given[key], exact) if key in given else not _has_tensor(tree)
+        _fits(tree, given[key], exact) if key in given else key in optional or not _has_tensor(tree)
         for key, tree in want.items()
     )
 
@@ -416,7 +474,7 @@ def matches(
 def picked(
     concrete: Any, owner: Any, args: Sequence[Any], kwargs: Mapping[str, Any], exact: bool
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """What a call of a function passes to the entry point of one of its traces.
+    """The arguments of a call, as passed to the entry point of one trace.
 
     **Arguments:**
 
@@ -424,7 +482,7 @@ def picked(
     - `owner`: the function, which knows its default arguments.
     - `exact`: whether shapes and dtypes have to be those of the trace.
 
-    **Returns:** positional and keyword arguments; `None` where the call is not that trace's.
+    **Returns:** positional and keyword arguments; `None` if the call does not fit the trace.
     """
     want_args, want_kwargs, parameters = _structured(concrete)
     names = _argument_names(len(want_args), parameters)
@@ -456,7 +514,7 @@ def picked_split(
     kwargs: Mapping[str, Any],
     exact: bool,
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """As `picked`, where `signature` is that of the trace without text; Python values by name."""
+    """As `picked`, for a `signature` without string arguments; Python values by name."""
     want_args, want_kwargs, parameters = _structured(concrete)
     names = _argument_names(len(want_args), parameters)
     want = dict(zip(names, want_args, strict=True)) | dict(want_kwargs)
@@ -516,7 +574,8 @@ def describe(concrete: Any) -> str:
     """One line that shows the arguments of a concrete function."""
     args, kwargs = concrete.structured_input_signature
     parts = [_describe(plain(a)) for a in args]
-    parts += [f"{k}={_describe(plain(v))}" for k, v in kwargs.items()]
+    # A SavedModel does not keep their order.
+    parts += [f"{k}={_describe(plain(v))}" for k, v in sorted(kwargs.items())]
     return f"({', '.join(parts)})"
 
 
@@ -534,7 +593,7 @@ def _describe(x: Any) -> str:
 
 
 def distinct(concretes: Sequence[Any]) -> list[Any]:
-    """One function for each signature; saving traces a function again for each of its own."""
+    """One function per signature; saving traces functions again."""
     functions: list[Any] = []
     for concrete in concretes:
         if not any(same_signature(concrete, other) for other in functions):
@@ -543,7 +602,7 @@ def distinct(concretes: Sequence[Any]) -> list[Any]:
 
 
 def same_signature(one: Any, other: Any) -> bool:
-    """Whether two concrete functions take the same arguments, names of tensors aside."""
+    """Whether two concrete functions take the same arguments, ignoring tensor names."""
     trees = [jax.tree_util.tree_flatten(_structured(c)[:2]) for c in (one, other)]
     return trees[0][1] == trees[1][1] and all(
         (a.spec.shape, a.spec.dtype) == (b.spec.shape, b.spec.dtype)

@@ -20,20 +20,20 @@ from invert.stablehlo.ops.attributes import (
 )
 from invert.stablehlo.program import Program
 
-# What holds a StableHLO module.
+# Objects that contain a StableHLO module.
 Source = bytes | str | os.PathLike[str] | jax.stages.Lowered | jax.stages.Compiled
 
-# Names of arguments: in their order or by name, or either by function.
+# Names of arguments: in order or by name, or either per function.
 Names = Mapping[str, str | Mapping[str, str] | Sequence[str]] | Sequence[str]
 
-# A name that says nothing but where an argument stands.
+# A name that only gives an argument's position.
 _PLACE = re.compile(r"arg\d+")
 
 
 def _blob_of(source: Source) -> bytes | str:
     """The bytes or text of a module.
 
-    **Raises:** `MalformedModelError` where a path cannot be read.
+    **Raises:** `MalformedModelError` if a path cannot be read.
     """
     if isinstance(source, jax.stages.Lowered):
         return source.as_text(debug_info=True)  # with the names of the arguments
@@ -49,15 +49,15 @@ def _blob_of(source: Source) -> bytes | str:
 
 
 def _hlo_of(compiled: jax.stages.Compiled) -> bytes:
-    """The HLO that was compiled.
+    """The HLO of a compiled function.
 
-    **Raises:** `MalformedModelError` where its runtime does not give it.
+    **Raises:** `MalformedModelError` if its runtime does not provide it.
     """
     executable: Any = compiled.runtime_executable()
     modules: list[Any] = executable.hlo_modules() if hasattr(executable, "hlo_modules") else []
     if len(modules) != 1:
         raise MalformedModelError(
-            f"the compiled function has {len(modules)} HLO modules, and one is needed; pass what "
+            f"the compiled function has {len(modules)} HLO modules, but one is needed; pass what "
             "it was compiled from, `jax.jit(f).lower(x)`"
         )
     return modules[0].as_serialized_hlo_module_proto()
@@ -77,13 +77,13 @@ def entry_points(
 
     **Arguments:**
 
-    - `signature`: the only function wanted, which may be any public one.
+    - `signature`: the only function to read, which may be any public one.
     - `params`: values of arguments that are weights, by name. Functions with an argument of that
         name share them.
-    - `names`: other names of the arguments: of all in their order, or by `arg0`, `arg1`, ... or the
-        names that the module has for them. For several functions a mapping by function.
+    - `names`: new names of the arguments: of all in order, or by `arg0`, `arg1`, ... or the
+        module's own names. For several functions a mapping by function.
 
-    **Raises:** `MalformedModelError`; `SignatureError` where names or values do not fit.
+    **Raises:** `MalformedModelError`; `SignatureError` if names or values do not fit.
     """
     whole = Program.from_bytes(_blob_of(source), config=config)
     if signature is not None and signature not in whole.public:
@@ -139,9 +139,9 @@ def _entry_point(
 def _names_by_function(
     starts: Sequence[str], names: Names | None
 ) -> Mapping[str, Mapping[str, str] | Sequence[str]]:
-    """The names of the arguments for each function that has any given.
+    """The given argument names of each function.
 
-    **Raises:** `SignatureError` where it is not clear whose they are.
+    **Raises:** `SignatureError` if it is ambiguous which function they belong to.
     """
     if names is None:
         return {}
@@ -152,8 +152,8 @@ def _names_by_function(
         return {starts[0]: plain if isinstance(names, Mapping) else names}
     if plain or not by_function:
         raise SignatureError(
-            f"the module has the functions {list(starts)}; names are a mapping from these to the "
-            "names of their arguments"
+            f"the module has the functions {list(starts)}; give names as a mapping from these to "
+            "the names of their arguments"
         )
     if unknown := [name for name in by_function if name not in starts]:
         raise SignatureError(f"the module has no functions {unknown}; it has {list(starts)}")
@@ -175,14 +175,14 @@ def _named(program: Program, names: Mapping[str, str] | Sequence[str] | None) ->
     if len(found) != len(plain) or len(set(found)) != len(found):
         raise SignatureError(
             f"{program.entry!r} of the module has {len(plain)} arguments, and needs as many "
-            f"different names; given are {found}"
+            f"different names; got {found}"
         )
     types = zip(found, program.in_types, strict=True)
     return [ArgSpec(name, shape, dtype) for name, (shape, dtype) in types]
 
 
 def _plain(program: Program) -> list[str]:
-    """Names of the arguments by their place."""
+    """Names of the arguments by position."""
     return [f"arg{i}" for i in range(len(program.in_types))]
 
 
@@ -191,7 +191,7 @@ def _weights(
 ) -> dict[str, np.ndarray]:
     """The values of arguments by name, compared with their types in each function.
 
-    **Raises:** `SignatureError` with all that does not fit.
+    **Raises:** `SignatureError` that lists all mismatches.
     """
     problems: list[str] = []
     values: dict[str, np.ndarray] = {}
@@ -202,7 +202,7 @@ def _weights(
             continue
         if len(places) > 1 and _PLACE.fullmatch(name):
             functions = [f for f, _ in places]
-            problems.append(f"{name!r} is a place in each of {functions}; give these names")
+            problems.append(f"{name!r} is a position in each of {functions}; give names")
             continue
         try:
             value = np.asarray(given)

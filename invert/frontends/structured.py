@@ -7,12 +7,15 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from invert._errors import MalformedModelError
-from invert.protos.tensors import decode_dtype, decode_shape, type_name
+from invert.protos.tensors import decode_dtype, decode_shape, decode_tensor, type_name
+
+if TYPE_CHECKING:
+    from invert.protos.types import FunctionSpec, StructuredValue, TypeSpecProto
 
 # The types of `TypeSpecProto` (tensorflow/core/protobuf/struct.proto, TensorFlow 2.21).
 _SPARSE, _SLICES, _RAGGED, _VARIABLE = 1, 2, 3, 9
@@ -26,9 +29,9 @@ class TensorSpec:
 
     **Arguments:**
 
-    - `shape`: sizes with `None` for open ones; `None` where the rank is not known.
-    - `type`: what TensorFlow calls the type of its elements.
-    - `name`: the name it was given; empty where it has none.
+    - `shape`: sizes with `None` for open ones; `None` if the rank is unknown.
+    - `type`: TensorFlow's name of the element type.
+    - `name`: its name; empty if it has none.
     """
 
     shape: tuple[int | None, ...] | None
@@ -39,7 +42,7 @@ class TensorSpec:
 
 @dataclasses.dataclass(frozen=True)
 class CompositeSpec:
-    """The type of a ragged or sparse tensor: the types of the tensors it is made of, by name."""
+    """The type of a ragged or sparse tensor: the types of its components, by name."""
 
     whole: TensorSpec
     parts: Mapping[str, TensorSpec]
@@ -47,9 +50,16 @@ class CompositeSpec:
 
 @dataclasses.dataclass(frozen=True)
 class OtherSpec:
-    """The type of something that is not made of tensors."""
+    """The type of a value that does not consist of tensors."""
 
     name: str
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class GivenArray(OtherSpec):
+    """An array, such as the default of an argument."""
+
+    array: np.ndarray
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,8 +71,7 @@ class _Type:
 
 @dataclasses.dataclass(frozen=True)
 class Parameter:
-    """A parameter of a function: its name, its kind (as in `inspect`), whether it has a default,
-    and which."""
+    """A parameter of a function: name, kind (as in `inspect`), and default, if any."""
 
     name: str
     kind: Any
@@ -70,7 +79,7 @@ class Parameter:
     default: Any = None
 
 
-def decode(value: Any, depth: int = 0) -> Any:
+def decode(value: StructuredValue, depth: int = 0) -> Any:
     """A `StructuredValue` in plain containers, with the types of this file for those of tensors.
 
     **Raises:** `MalformedModelError`.
@@ -103,6 +112,8 @@ def decode(value: Any, depth: int = 0) -> Any:
         return _spec(decode_shape(content.shape), content.dtype, content.name)
     if kind == "type_spec_value":
         return _type_spec(content, inner)
+    if kind in ("tensor_value", "numpy_value"):
+        return GivenArray("constant tensor", decode_tensor(content, "a signature of the model"))
     return OtherSpec(kind.removesuffix("_value"))
 
 
@@ -120,8 +131,8 @@ def _spec(shape: tuple[int | None, ...] | None, number: int, name: str = "") -> 
     return TensorSpec(shape, decode_dtype(number), type_name(number), name)
 
 
-def _type_spec(proto: Any, inner: Any) -> Any:
-    """The type of a composite tensor, whose state is what its class in TensorFlow takes."""
+def _type_spec(proto: TypeSpecProto, inner: Any) -> Any:
+    """The type of a composite tensor, from the constructor arguments of its TensorFlow class."""
     kind, name = proto.type_spec_class, proto.type_spec_class_name or "type"
     state = inner(proto.type_state)
     wanted: dict[int, tuple[Any, ...]] = {
@@ -134,7 +145,7 @@ def _type_spec(proto: Any, inner: Any) -> Any:
         return OtherSpec(name)
     classes = wanted[kind]
     fits = isinstance(state, tuple) and len(state) >= len(classes)
-    if fits and state[0] is None:  # of unknown rank
+    if fits and state[0] is None:  # unknown rank
         return OtherSpec(f"{name} of unknown rank")
     if not fits or not all(map(isinstance, state, classes)):
         raise MalformedModelError(f"a signature of the model holds a damaged {name}")
@@ -170,8 +181,8 @@ def sparse_spec(shape: tuple[int | None, ...] | None, number: int) -> CompositeS
     })  # fmt: skip
 
 
-def parameters_of(spec: Any) -> list[Parameter]:
-    """The parameters of a Python function, of its `FunctionSpec`; without `self`.
+def parameters_of(spec: FunctionSpec) -> list[Parameter]:
+    """The parameters of a Python function from its `FunctionSpec`, without `self`.
 
     **Raises:** `MalformedModelError`.
     """
@@ -186,7 +197,7 @@ def parameters_of(spec: Any) -> list[Parameter]:
     if spec.is_method or args[:1] == ["self"]:
         args = args[1:]
     kinds = inspect.Parameter
-    constraints = list(decode(spec.input_signature) or ()) if _given(spec) else []
+    constraints = list(decode(spec.input_signature) or ()) if _has_input_signature(spec) else []
     kind = kinds.POSITIONAL_OR_KEYWORD
     if constraints and full.varargs:
         kind = kinds.POSITIONAL_ONLY
@@ -206,22 +217,22 @@ def parameters_of(spec: Any) -> list[Parameter]:
     return found
 
 
-def _given(spec: Any) -> bool:
+def _has_input_signature(spec: FunctionSpec) -> bool:
     return spec.HasField("input_signature") and bool(spec.input_signature.WhichOneof("kind"))
 
 
 def _argument_name(name: str) -> str:
-    """A name as TensorFlow writes it where it is not one of Python's."""
+    """A name as TensorFlow rewrites it if it is not a Python identifier."""
     plain = "".join(c if c.isalnum() else "_" for c in name)
     return plain if plain[:1].isalpha() else f"arg_{plain}"
 
 
 def bound_parameters(
-    parameters: Sequence[Parameter], args: Sequence[Any], kwargs: Mapping[str, Any]
+    parameters: Sequence[Parameter], args: Sequence[object], kwargs: Mapping[str, object]
 ) -> list[Parameter]:
-    """The parameters of one concrete function: one for each argument.
+    """The parameters of a concrete function, one per argument.
 
-    **Raises:** `MalformedModelError` where the arguments do not fit.
+    **Raises:** `MalformedModelError` if the arguments do not fit.
     """
     kinds = inspect.Parameter
     by_name = {p.name: p for p in parameters}
@@ -251,7 +262,7 @@ def bound_parameters(
     return found
 
 
-def plain_parameters(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Parameter]:
+def plain_parameters(args: Sequence[object], kwargs: Mapping[str, object]) -> list[Parameter]:
     """The parameters of a concrete function without a Python function."""
     kinds = inspect.Parameter
     return [

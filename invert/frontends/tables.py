@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from invert._errors import MalformedModelError
-from invert.protos.tensors import STRING, decode_dtype, decode_tensor, type_name
+from invert.protos.tensors import STRING, decode_dtype, decode_shape, decode_tensor, type_name
 from invert.tf.graph.check import parse_tensor
+
+if TYPE_CHECKING:
+    from invert.protos.types import Attributes, NodeDef
 
 _IMPORTS = frozenset(
     "InitializeTable InitializeTableV2 LookupTableImport LookupTableImportV2".split()
 )
 _FROM_FILES = frozenset(("InitializeTableFromTextFile", "InitializeTableFromTextFileV2"))
-# Which part of a line is a key or a value, besides the number of a column.
+# Special column numbers: the whole line, or its number.
 _WHOLE_LINE, _LINE_NUMBER = -2, -1
 
 
@@ -27,12 +30,12 @@ class Filled:
 
     pair: tuple[np.ndarray, np.ndarray] | None = None
     file: Path | None = None
-    attrs: Any = None
+    attrs: Attributes | None = None
 
     def content(self, key_type: int, value_type: int) -> tuple[np.ndarray, np.ndarray]:
         """Keys and values.
 
-        **Raises:** `MalformedModelError` where they are not of these types.
+        **Raises:** `MalformedModelError` if they are not of these types.
         """
         if self.pair is not None:
             keys, values = self.pair
@@ -43,7 +46,7 @@ class Filled:
             rows = self._rows()
             keys = self._column(rows, "key_index", key_type)
             values = self._column(rows, "value_index", value_type)
-        known: dict[Any, Any] = {}
+        known: dict[object, object] = {}
         for key, value in zip(keys.tolist(), values.tolist(), strict=True):
             if known.setdefault(key, value) != value:
                 raise MalformedModelError(f"a table has two values for the key {key!r}")
@@ -63,12 +66,14 @@ class Filled:
         rows = data.replace(b"\r", b"").split(b"\n")
         if rows[-1] == b"":
             rows.pop()
+        assert self.attrs is not None
         count = self.attrs["vocab_size"].i if "vocab_size" in self.attrs else -1
         if count > len(rows):
             raise MalformedModelError(f"{self.file} has {len(rows)} lines, fewer than {count}")
         return rows[:count] if count >= 0 else rows
 
     def _column(self, rows: list[bytes], which: str, kind: int) -> np.ndarray:
+        assert self.attrs is not None
         index = self.attrs[which].i
         if index == _LINE_NUMBER:
             offset = self.attrs["offset"].i if "offset" in self.attrs else 0
@@ -94,14 +99,16 @@ class Filled:
             ) from error
 
 
-def filled_by(function: Any, handles: set[str], given: Mapping[str, Any]) -> Filled | None:
-    """How a `FunctionDef` fills the table that some of its arguments are; `None`: not so.
+def filled_by(
+    run: Collection[NodeDef], handles: set[str], given: Mapping[str, Any]
+) -> Filled | None:
+    """How nodes fill the table passed as an argument; `None` if they do not.
 
     **Arguments:**
 
     - `given`: values of the other arguments: an array, or the file of an asset.
     """
-    nodes = {n.name: n for n in function.node_def}
+    nodes = {n.name: n for n in run}
 
     def source(text: str) -> str:
         """The name of a tensor's node, past identities."""
@@ -115,7 +122,7 @@ def filled_by(function: Any, handles: set[str], given: Mapping[str, Any]) -> Fil
 
     def value(text: str) -> Any:
         name = source(text)
-        if name in given:  # a constant that stands for the path of an asset too
+        if name in given:  # a constant, also for the path of an asset
             return given[name]
         if name in nodes and nodes[name].op == "Const":
             return decode_tensor(nodes[name].attr["value"].tensor, f"node {name!r}")
@@ -123,7 +130,7 @@ def filled_by(function: Any, handles: set[str], given: Mapping[str, Any]) -> Fil
 
     users = [
         node
-        for node in function.node_def
+        for node in run
         if node.op != "Identity"
         and any(source(text) in handles for text in node.input if not text.startswith("^"))
     ]
@@ -139,4 +146,61 @@ def filled_by(function: Any, handles: set[str], given: Mapping[str, Any]) -> Fil
         return Filled(pair=(arrays[0].reshape(-1), arrays[1]))
     if node.op in _FROM_FILES and len(values) == 1 and isinstance(values[0], Path):
         return Filled(file=values[0], attrs=node.attr)
+    return None
+
+
+_DENSE = frozenset(
+    "AnonymousMutableDenseHashTable MutableDenseHashTable MutableDenseHashTableV2".split()
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Buckets:
+    """How a dense hash table is stored: with all of its buckets.
+
+    **Attributes:**
+
+    - `unused`: the keys that buckets without an entry have.
+    - `shape`: of a value.
+    """
+
+    unused: tuple[np.ndarray, ...]
+    shape: tuple[int, ...]
+
+    def entries(self, keys: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Keys and values of the buckets in use.
+
+        **Raises:** `MalformedModelError` where they are not those of such a table.
+        """
+        count, wanted = len(keys) if keys.ndim else 0, self.unused[0].shape
+        try:
+            keys, values = keys.reshape(count, *wanted), values.reshape(count, *self.shape)
+        except ValueError as error:
+            raise MalformedModelError(
+                f"a dense table is stored in other shapes: {error}"
+            ) from error
+        used = np.ones(count, bool)
+        for key in self.unused:
+            used &= (keys != key).reshape(count, -1).any(1)
+        return keys[used], values[used]
+
+
+def buckets_of(function: Any) -> Buckets | None:
+    """What the `FunctionDef` that makes a table says of its buckets; `None`: it is not dense."""
+    nodes = {n.name: n for n in function.node_def}
+    for node in nodes.values():
+        if node.op not in _DENSE:
+            continue
+        sources = [nodes.get(parse_tensor(text)[0]) for text in node.input[:2]]
+        unused = tuple(
+            decode_tensor(n.attr["value"].tensor, f"node {n.name!r}")
+            for n in sources
+            if n is not None and n.op == "Const"
+        )
+        if len(unused) != 2 or unused[0].shape != unused[1].shape:
+            raise MalformedModelError(f"node {node.name!r} has no empty and no deleted key")
+        shape = decode_shape(node.attr["value_shape"].shape) if "value_shape" in node.attr else ()
+        if shape is None or None in shape:
+            raise MalformedModelError(f"node {node.name!r} has values of unknown shape")
+        return Buckets(unused, tuple(n for n in shape if n is not None))
     return None

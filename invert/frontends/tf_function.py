@@ -1,7 +1,7 @@
 """Reads TensorFlow functions: `tf.function`, `ConcreteFunction`, and results of `jax2tf.convert`.
 
-The signature is kept as the user wrote it. Inside, a graph has a flat list of inputs (the tensors
-of the arguments in the order of `tf.nest.flatten`, then what it captures) and of outputs.
+The signature is kept as the user wrote it. Inside, a graph has flat lists of inputs (the tensors of
+the arguments in the order of `tf.nest.flatten`, then its captures) and of outputs.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from invert._private.tensorflow import (
     tf_concrete_functions,
     tf_variable_dtype,
 )
+from invert.frontends import closures
 from invert.frontends.graph_entry import check_count, function_entry, unique
 from invert.frontends.keras_model import input_specs, is_layer, tracing
 from invert.frontends.signature import (
@@ -49,20 +50,22 @@ from invert.tf.ops.state import Resource
 
 @dataclasses.dataclass(frozen=True)
 class Variables:
-    """What the container knows of variables, by `id(variable)`, and values read so far.
+    """Facts of the container about variables, by `id(variable)`, and values read so far.
 
     **Arguments:**
 
-    - `names`: what they are called.
-    - `trainable`: whether they are trained, where that is not what TensorFlow says; `None`: the
+    - `names`: their names.
+    - `trainable`: whether they are trained, if it differs from TensorFlow's flag; `None`: the
         container does not say.
-    - `keep`: holds the variables, so that no `id` is used twice.
+    - `held`: names of unnamed variables, from where the function holds them.
+    - `keep`: keeps the variables alive, so that no `id` is reused.
     """
 
     names: Mapping[int, str] = dataclasses.field(default_factory=dict)
     trainable: Mapping[int, bool | None] = dataclasses.field(default_factory=dict)
     values: dict[int, np.ndarray] = dataclasses.field(default_factory=dict)
     keep: list[Any] = dataclasses.field(default_factory=list)
+    held: Mapping[int, str] = dataclasses.field(default_factory=dict)
 
     def param(self, variable: Any, taken: set[str]) -> Param:
         """The `Param` of `variable` with a name that is not in `taken`."""
@@ -71,6 +74,8 @@ class Variables:
             self.values[key] = values_of(variable)
             self.keep.append(variable)
         name = self.names.get(key) or variable.name.partition(":")[0]
+        if name == closures.UNNAMED:
+            name = self.held.get(key, name)
         made = bool(variable.trainable)
         flag = self.trainable.get(key, made)
         said = made if flag is None else flag
@@ -78,15 +83,15 @@ class Variables:
 
 
 def values_of(variable: Any) -> np.ndarray:
-    """The values of a variable, read-only, in TensorFlow's own memory where NumPy can look at it.
+    """The values of a variable, read-only, in TensorFlow's own memory if NumPy can view it.
 
-    TensorFlow does not write to memory that somebody else holds: the next assignment to the
-    variable takes new memory.
+    TensorFlow does not write to shared memory: the next assignment to the variable allocates new
+    memory.
     """
     if not hasattr(variable, "read_value"):
         return np.asarray(variable.numpy())
     tensor = variable.read_value()
-    with contextlib.suppress(TypeError, ValueError):  # types that Python's buffers do not have
+    with contextlib.suppress(TypeError, ValueError):  # types without a Python buffer format
         return np.asarray(memoryview(tensor))
     if tensor.dtype.name == "bfloat16":
         return np.asarray(jax.dlpack.from_dlpack(tensor))
@@ -117,9 +122,9 @@ def entry_point(
         input signature or the only concrete function is taken.
     - `config`: options.
     - `name`: name of the entry point; by default the name of the function.
-    - `source`: says where the function came from.
+    - `source`: where the function came from.
     - `variables`: names and values of the variables, shared by the functions of a container.
-    - `owner`: the function that a `ConcreteFunction` belongs to; knows its default arguments.
+    - `owner`: the function that a `ConcreteFunction` belongs to, with its default arguments.
     - `strict`: whether ops that cannot be raised are an error. Otherwise they are the `problems` of
         the entry point.
 
@@ -135,7 +140,7 @@ def entry_point(
     kwargs = dict(kwargs or {})
     method = tf_fn.__call__ if callable(tf_fn) else None
     if not hasattr(tf_fn, "get_concrete_function") and hasattr(method, "get_concrete_function"):
-        tf_fn = method  # an object with one, such as what tf.saved_model.load returns
+        tf_fn = method  # an object with one, e.g. a result of tf.saved_model.load
     if hasattr(tf_fn, "structured_input_signature"):
         concrete = _checked(tf_fn, args, kwargs)
     elif hasattr(tf_fn, "get_concrete_function"):
@@ -147,12 +152,13 @@ def entry_point(
             f"expected a tf.function, a ConcreteFunction or the result of jax2tf.convert, got "
             f"{type(tf_fn).__name__}"
         )
-    original = _jax_signature(getattr(tf_fn, "python_function", None))
+    function = getattr(tf_fn, "python_function", None)
+    original = _jax_signature(function)
     signature = read_signature(concrete, original, owner)
     order, out_tree = read_outputs(concrete)
     return _build(
-        concrete, signature, order, out_tree, config, name or _name_of(tf_fn), variables, source,
-        strict=strict,
+        concrete, signature, order, out_tree, config, name or _name_of(tf_fn),
+        variables or Variables(held=closures.held_names(function)), source, strict=strict,
     )  # fmt: skip
 
 
@@ -172,20 +178,22 @@ def _name_of(tf_fn: Any) -> str:
 
 
 def _select(tf_fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """The concrete function of `tf_fn` that the arguments pick."""
+    """The concrete function of `tf_fn` selected by the arguments."""
     existing = distinct(tf_concrete_functions(tf_fn))
     if args or kwargs:
+        # Without an input signature a default is a static value, for which it is traced.
+        owner = None if getattr(tf_fn, "input_signature", None) is None else tf_fn
         for concrete in existing:
-            if matches(concrete, args, kwargs, exact=True):
+            if matches(concrete, args, kwargs, exact=True, owner=owner):
                 return concrete
-        fitting = [c for c in existing if matches(c, args, kwargs)]
+        fitting = [c for c in existing if matches(c, args, kwargs, owner=owner)]
         if fitting:
             return fitting[0]
         if hasattr(tf_fn, "concrete_functions"):  # restored: there is nothing to trace
             raise SignatureError(_no_match(existing, args, kwargs))
         if tf_fn.input_signature is not None:
             concrete = tf_fn.get_concrete_function()
-            if matches(concrete, args, kwargs):
+            if matches(concrete, args, kwargs, owner=tf_fn):
                 return concrete
             raise SignatureError(_no_match([concrete], args, kwargs))
         # To a JAX function a Python number is an array, to any other it is a static value.
@@ -208,7 +216,7 @@ def _select(tf_fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
             "or tf.TensorSpec"
         )
     choices = "\n".join(f"  - {describe(c)}" for c in existing)
-    raise SignatureError(f"pass arguments that pick one of these signatures:\n{choices}")
+    raise SignatureError(f"pass arguments that select one of these signatures:\n{choices}")
 
 
 def _needs_arguments(fn: Callable[..., Any]) -> bool:
@@ -229,9 +237,9 @@ def _short(x: Any) -> Any:
 
 
 def _jax_signature(fn: Any) -> inspect.Signature | None:
-    """Signature of the JAX function in the closure of what `jax2tf.convert` returned.
+    """Signature of the JAX function in the closure of a result of `jax2tf.convert`.
 
-    The function it returns is `(*args_tf, **kwargs_tf)` and does not say what it wraps, but keeps
+    The result takes `(*args_tf, **kwargs_tf)` and does not expose the wrapped function, but keeps
     it as `fun_jax` (jax/experimental/jax2tf/jax2tf.py, jax 0.10 to 0.12).
     """
     if not inspect.isfunction(fn) or fn.__name__ != "converted_fun_tf":
@@ -255,7 +263,7 @@ def _from_callable(
     """Trace a Python callable at the types of the arguments, whatever pytrees they are in."""
     tf = import_tensorflow()
     layer, of_jax = is_layer(fn), _jax_signature(fn)
-    name = name or _called(fn)
+    name = name or _name_of_callable(fn)
     leaves, in_tree = jax.tree_util.tree_flatten((tuple(args), dict(kwargs)))
     # To a JAX function a Python number is an array, to any other it is a static value.
     specs = [tensor_spec(x, scalars=of_jax is not None) for x in leaves]
@@ -268,11 +276,11 @@ def _from_callable(
         return _from_callable(fn, (inputs,), kwargs, config, name, strict=strict)
     original = of_jax or inspect.signature(fn.call if layer else fn)
     try:
-        if not layer:  # Keras has rules of its own for what it is called with
+        if not layer:  # Keras has its own rules for the arguments of calls
             original.bind(*args, **kwargs)
     except TypeError as error:
         raise SignatureError(
-            f"{name}{original}: {error}; a Python callable has no example arguments of its own, so "
+            f"{name}{original}: {error}; a Python callable has no example arguments, so "
             "pass all of them"
         ) from error
     out_trees: list[Any] = []
@@ -298,8 +306,8 @@ def _from_callable(
     )
 
 
-def _called(fn: Any) -> str:
-    """What a callable is called."""
+def _name_of_callable(fn: Any) -> str:
+    """The name of a callable."""
     if is_layer(fn):
         return str(fn.name)
     wrapped = inspect.getclosurevars(fn).nonlocals.get("fun_jax") if _jax_signature(fn) else fn
@@ -323,7 +331,7 @@ def _build(
     count = len(graph_inputs) - len(concrete.captured_inputs)
     check_count(name, count, signature)
     program = Graph(
-        # What is cut off needs the shapes of what is behind.
+        # The cut needs the shapes of the remaining part.
         graph.as_graph_def(add_shapes=config.text == "split"),
         graph_inputs,
         [t.name for t in graph.outputs],
@@ -353,7 +361,7 @@ def _build(
 
 
 class _Held:
-    """A variable of which the graph has only the handle, as optimizer ops take it."""
+    """A variable of which the graph has only the handle, as for optimizer ops."""
 
     trainable = False
 
@@ -370,7 +378,7 @@ class _Held:
 def _captures(
     concrete: Any, count: int, needed: set[int], variables: Variables
 ) -> tuple[list[Param], list[Any], list[Problem]]:
-    """Variables, what feeds each captured input (a handle or a constant), problems."""
+    """Variables, the value of each captured input (a handle or a constant), problems."""
     tf = import_tensorflow()
     owners = {id(v.handle): v for v in concrete.graph.variables}
     params: list[Param] = []
@@ -411,9 +419,9 @@ def _captures(
 
 
 def _op_def_lookup(graph: Any) -> Callable[[str], Any]:
-    """Give the `OpDef` of an op type that `graph` uses, or `None` where it is unknown.
+    """Return the `OpDef` of an op type that `graph` uses; `None` if it is unknown.
 
-    Libraries beside TensorFlow register ops of their own.
+    Other libraries than TensorFlow register ops too.
     """
     tf = import_tensorflow()
 
@@ -430,7 +438,7 @@ def _op_def_lookup(graph: Any) -> Callable[[str], Any]:
 
 
 def _source_line(graph: Any, node: str) -> str:
-    """Where the user's code made `node`; empty for graphs that were read from a file."""
+    """The user's source line that created `node`; empty for graphs read from a file."""
     try:
         frames = graph.get_operation_by_name(node).traceback
     except (KeyError, ValueError):

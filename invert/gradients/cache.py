@@ -1,4 +1,4 @@
-"""A cache, so that equal gradients are compared and rewritten once.
+"""Caches comparisons and rewrites of gradients, so that equal gradients share them.
 
 Layers of a model share gradients, often at different shapes. Comparing a gradient with automatic
 differentiation means compiling both, which dominates the cost; so results are cached by program, up
@@ -66,7 +66,7 @@ _Judge: TypeAlias = Callable[[MarkedRegion, ClosedJaxpr], _T]
 
 @dataclasses.dataclass
 class _Known(Generic[_T]):
-    """Programs over their constants as leading arguments, and a value cached for them."""
+    """Programs with their constants as leading arguments, and the value cached for them."""
 
     programs: tuple[AnyJaxpr, ...]
     constants: Sequence[np.ndarray]
@@ -144,7 +144,7 @@ class GradientCache:
         A gradient that differs is kept, which is right for any constants. One that agrees may
         differ for other constants or other rules of library functions.
         """
-        # The values of a gradient do not depend on rules; those of autodiff do.
+        # A container's gradient does not depend on derivative rules; autodiff does.
         raw = without_rules(raw)
         if not _has_rules(region.forward):
             region, raw = at_one_shape(region, raw) or (region, raw)

@@ -95,7 +95,7 @@ def _halves(program: AnyJaxpr, *values: Value) -> tuple[list[Value], list[Value]
     return results[: len(results) // 2], results[len(results) // 2 :]
 
 
-# By how many units in the last place results may differ after long sums.
+# Tolerance after long sums, in units in the last place.
 _ULPS = 1e3
 
 
@@ -107,7 +107,7 @@ def _rounded(cotangent: np.ndarray) -> np.ndarray:
 
 
 def may_not_end(closed: AnyJaxpr) -> bool:
-    """Whether the end of a loop depends on data: on random arguments it may never come."""
+    """Whether a loop's end depends on data: on random arguments it might run forever."""
     return any(
         eqn.primitive.name == "while" and not _counts(WhileParts.of(eqn).cond)
         for eqn in jaxprs.equations(open_jaxpr(closed))

@@ -55,7 +55,7 @@ def make_rule(region: MarkedRegion, backward: AnyJaxpr, x64: bool, linear: bool)
 
 
 def _share(backward: AnyJaxpr, region: MarkedRegion) -> tuple[JaxFunction, list[int]]:
-    """The gradient over those constants that the region holds too, and their positions."""
+    """The gradient with constants shared with the region as arguments, and their positions."""
     jaxpr, constants = jaxprs.split_constants(backward)
     index = {
         (c.dtype, c.shape, c.tobytes()): i

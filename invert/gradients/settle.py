@@ -172,11 +172,11 @@ class GradientResolver:
                 if self._is_proved(found, raw):
                     self._say(gradient, "agrees with autodiff, with stop_gradient put back")
                     return Rule(plain_function(found, self.x64), found.operands, "plain")
-        rule = self._kept(region, raw)
+        rule = self._rule_of(region, raw)
         self._say(gradient, f"kept as {rule.kind}: {reason}")
         return rule
 
-    def _kept(self, region: MarkedRegion, raw: ClosedJaxpr) -> Rule:
+    def _rule_of(self, region: MarkedRegion, raw: ClosedJaxpr) -> Rule:
         """The region as a function with the container's gradient as its rule."""
         read_nested = region.gradient.read_nested
         if self.order > 1 or read_nested is None:
@@ -209,7 +209,7 @@ class GradientResolver:
         """
         large = {v: c for v, c in region.constants.items() if np.size(c) >= _LARGE}
         constants = list(map(np.asarray, large.values()))
-        # The exporter says of a gradient function too where its arguments and results lie.
+        # Exporters write shardings of arguments and results on gradient functions too.
         inner = without_constraints(inlined(raw))
         wanted = jaxprs.over_constants(inner, constants) if constants else inner
         for x64 in (self.x64, not self.x64):

@@ -38,7 +38,7 @@ _MAX_PLACES = 192
 # Candidates with equal numbers, such as the two factors of a square, are distinguished by proof.
 _MAX_VARIANTS = 8
 _MAX_ROUNDS = 32
-# For each mask over the places and each result, whether it is right at all points.
+# For each mask over the places: whether each result is right at all sample points.
 Fits = Callable[[np.ndarray], np.ndarray]
 # A use of a value: index of the equation (-1 for the results), and position among its operands.
 Use = tuple[int, int]

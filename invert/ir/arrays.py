@@ -10,18 +10,18 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-# Where memory must begin for XLA's CPU devices to take it as it is (jaxlib 0.10.2 and 0.12).
+# Alignment that XLA's CPU devices need to use memory without a copy (jaxlib 0.10.2 and 0.12).
 _ALIGNMENT = 64
 
-# Bytes of large constants by digest, as long as something holds them.
+# Bytes of large constants by digest, held weakly.
 KnownBytes = MutableMapping[bytes, np.ndarray]
 
 
 def aligned(value: np.ndarray) -> np.ndarray:
-    """Read-only memory where `device_array` can share it; a copy where it begins elsewhere.
+    """Read-only memory that `device_array` can share: itself if aligned, otherwise a copy.
 
-    Values of a checkpoint follow each other without gaps. Without this, each device array of a
-    value would be a copy of its own.
+    Values of a checkpoint follow each other without gaps. Otherwise each device array would
+    copy its value.
     """
     narrowed = jax.dtypes.canonicalize_dtype(value.dtype) != value.dtype
     fits = value.ctypes.data % _ALIGNMENT == 0 and value.flags.c_contiguous
@@ -34,7 +34,7 @@ def aligned(value: np.ndarray) -> np.ndarray:
 
 
 def aligned_room(size: int) -> np.ndarray:
-    """Memory of so many bytes, to be filled, where `device_array` can share it."""
+    """Uninitialized memory of `size` bytes, aligned so that `device_array` can share it."""
     room = np.empty(size + _ALIGNMENT, np.uint8)
     start = -room.ctypes.data % _ALIGNMENT
     return room[start : start + size]

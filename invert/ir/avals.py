@@ -18,6 +18,11 @@ def type_of_value(value: Value) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(np.shape(value), jax.dtypes.result_type(value))
 
 
+def type_of_key() -> jax.ShapeDtypeStruct:
+    """The type of `jax.random.key(0)`, which compiles four programs where it is called."""
+    return jax.eval_shape(jax.random.key, jax.ShapeDtypeStruct((), np.uint32))
+
+
 def is_differentiable(aval: Aval) -> bool:
     """Whether values of this type have tangents."""
     return jax.dtypes.issubdtype(aval.dtype, np.inexact)

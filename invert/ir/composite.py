@@ -76,7 +76,7 @@ def body_of(eqn: Eqn) -> ClosedJaxpr:
 
 
 def attributes_of(eqn: Eqn) -> Mapping[str, Any]:
-    """The attributes of a `composite` equation, as it was given them."""
+    """The attributes of a `composite` equation, arrays unboxed."""
     # JAX wraps arrays in hashable boxes.
     return {
         n: tree.unflatten([getattr(leaf, "val", leaf) for leaf in leaves])
@@ -85,10 +85,11 @@ def attributes_of(eqn: Eqn) -> Mapping[str, Any]:
 
 
 def renewed(closed: ClosedJaxpr) -> ClosedJaxpr:
-    """A program whose composites have the derivatives and batching rules of their bodies as these
-    are now: a loop that was recognized has a reverse derivative, where the loop of before had none.
+    """Derive the derivatives and batching rules of composites from their current bodies.
+
+    A recognized loop has a reverse derivative, which the original loop did not.
     """
-    made: dict[Jaxpr, Eqn] = {}  # calls of one function stay so
+    made: dict[Jaxpr, Eqn] = {}  # calls of one function still share it
 
     def inner(jaxpr: Jaxpr) -> Jaxpr:
         eqns = list(jaxpr.eqns)

@@ -24,7 +24,7 @@ def depthwise_conv(
     padding: tuple[tuple[int, int, int], ...],
     dilation: tuple[int, ...],
 ) -> jax.Array:
-    """Convolve each channel by itself: a sum of shifted products, at least in float32.
+    """Convolve each channel separately: a sum of shifted products, at least in float32.
 
     `x` is (batch, *sizes, channels), `kernel` is (*window, 1, channels * multiplier), `padding` is
     (before, after, between) for each size.
@@ -56,7 +56,7 @@ def grouped_conv(
     padding: tuple[tuple[int, int], ...],
     dilation: tuple[int, ...],
 ) -> jax.Array:
-    """Convolve each group of channels by itself.
+    """Convolve each group of channels separately.
 
     `x` is (batch, *sizes, channels), `kernel` is (*window, channels / groups, results).
     """
@@ -76,10 +76,10 @@ def transposed_conv(
     steps: tuple[int, ...],
     padding: tuple[tuple[int, int], ...],
 ) -> jax.Array:
-    """Convolve `x` with `steps - 1` zeros between its numbers, without writing the zeros.
+    """Convolve `x` dilated by `steps`, without writing the zeros.
 
-    The places of the result that lie `steps` apart see the same part of the kernel: each such part
-    is a convolution of its own, and the results are interleaved. `x` is (batch, *sizes, channels),
+    Results `steps` apart use the same part of the kernel: each part is a separate convolution,
+    and the results are interleaved. `x` is (batch, *sizes, channels),
     `kernel` is (*window, channels, results).
     """
     rank = len(steps)
@@ -92,12 +92,12 @@ def transposed_conv(
     ]
     rows = [-(-n // s) for n, s in zip(out, steps, strict=True)]
     if window == steps and all(p == (s - 1, s - 1) for p, s in zip(padding, steps, strict=True)):
-        # Each number of the result comes from one place of x.
+        # Each result comes from one position of x.
         y = jnp.tensordot(x, lax.rev(kernel, range(rank)), (rank + 1, rank))
     else:
         parts = []
         for place in np.ndindex(*steps):
-            # Of the window, every `step`-th number from `first` on; it begins at `start` of x.
+            # Every `step`-th element of the window from `first`; it starts at `start` in x.
             first = [(p[0] - r) % s for p, r, s in zip(padding, place, steps, strict=True)]
             start = [
                 (r + f - p[0]) // s for p, r, f, s in zip(padding, place, first, steps, strict=True)
@@ -110,7 +110,7 @@ def transposed_conv(
                 (-b, q - 1 + b + k - n, 0)
                 for b, q, k, n in zip(start, rows, part.shape, sizes, strict=False)
             ]
-            # Padded apart: XLA's CPU convolution reads beyond x where padding is negative.
+            # Padded separately: XLA's CPU convolution reads beyond x if padding is negative.
             whole = lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *ends, (0, 0, 0)])
             conv = functools.partial(lax.conv_general_dilated, whole, part, (1,) * rank, "VALID")
             parts.append(conv(dimension_numbers=numbers))
@@ -128,9 +128,9 @@ def max_pool(
     strides: tuple[int, ...],
     padding: tuple[tuple[int, int], ...],
 ) -> jax.Array:
-    """Take the largest number of each window, one axis after the other.
+    """Maximum of each window, one axis at a time.
 
-    NaN counts as the largest; of equal numbers the first one has the derivative.
+    NaN counts as the largest; among equal elements the first gets the derivative.
     """
     x = lax.pad(x, jnp.array(-jnp.inf, x.dtype), [(a, b, 0) for a, b in padding])
     for axis in reversed(range(x.ndim)):
@@ -149,7 +149,7 @@ def sum_pool(
     strides: tuple[int, ...],
     padding: tuple[tuple[int, int], ...],
 ) -> jax.Array:
-    """Add up each window, one axis after the other, at least in float32."""
+    """Sum of each window, one axis at a time, at least in float32."""
     dtype = x.dtype
     x = lax.pad(x, jnp.zeros((), dtype), [(a, b, 0) for a, b in padding])
     x = x.astype(jnp.promote_types(dtype, jnp.float32))
@@ -162,7 +162,7 @@ def sum_pool(
     return x.astype(dtype)
 
 
-# By the names that they have in a program.
+# By their names in a program.
 FUNCTIONS: Mapping[str, Callable[..., jax.Array]] = MappingProxyType(
     {
         "depthwise_conv": depthwise_conv,

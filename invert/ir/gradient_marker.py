@@ -29,7 +29,7 @@ class Gradient:
         zero. `captures` are the captured values, in the order of the marker, and `cotangents` has
         one entry for each floating-point or complex result. If `nested`, gradient functions inside
         this one are marked in turn.
-    - `problem`: why it cannot be read; `""` if it can.
+    - `problem`: the reason if it cannot be read, otherwise `""`.
     - `convention`: `"jax"` or `"tensorflow"`, which differ for complex numbers: TensorFlow's
         gradients are the conjugates.
     - `read_nested`: reads the gradient functions inside this one; `None` if it cannot hold any.

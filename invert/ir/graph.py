@@ -101,7 +101,7 @@ def _numbers_of(jaxpr: Jaxpr) -> set[Rounded]:
 
 
 def rounded(value: Value) -> Rounded | None:
-    """The key shared by a literal and the number it was written as, in any dtype."""
+    """A key equal for a number and its roundings to any dtype."""
     number = np.asarray(value)
     if number.dtype.kind == "c" or number.dtype == bool:
         return None

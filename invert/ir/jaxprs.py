@@ -124,14 +124,14 @@ def _live_loop(eqn: Eqn, used: Set[Var]) -> Eqn:
     kept = WhileParts(
         close_like(parts.cond, test),
         close_like(parts.body, body),
-        _kept(parts.cond_consts, tested[:n_cond]),
-        _kept(parts.body_consts, needed[:n_body]),
-        _kept(parts.init, live),
+        _selected(parts.cond_consts, tested[:n_cond]),
+        _selected(parts.body_consts, needed[:n_body]),
+        _selected(parts.init, live),
     )
-    return kept.put_into(eqn).replace(outvars=_kept(eqn.outvars, live))
+    return kept.put_into(eqn).replace(outvars=_selected(eqn.outvars, live))
 
 
-def _kept(values: Sequence[_T], keep: Sequence[bool]) -> list[_T]:
+def _selected(values: Sequence[_T], keep: Sequence[bool]) -> list[_T]:
     return [v for v, k in zip(values, keep, strict=True) if k]
 
 
@@ -174,7 +174,7 @@ def map_jaxprs(closed: J, function: Callable[[Jaxpr], Jaxpr]) -> J:
 
 
 def as_lowered(closed: J) -> J:
-    """A program with its `squeeze`s as lowering leaves them: as reshapes."""
+    """Replace each `squeeze` by a reshape, as lowering does."""
     primitive: Any = lax.reshape_p
 
     def one(jaxpr: Jaxpr) -> Jaxpr:
@@ -218,7 +218,7 @@ def narrow_constants(
 
 
 def over_constants(closed: AnyJaxpr, constants: Sequence[np.ndarray]) -> AnyJaxpr:
-    """Turn `constants` into leading arguments, whether the program uses all of them or not.
+    """Turn `constants` into leading arguments, also those that the program does not use.
 
     Other constants, which a derivative rule may bring, stay constants.
     """
@@ -313,7 +313,7 @@ def wide_types(jaxpr: Jaxpr) -> set[np.dtype]:
     """The dtypes of 64 bits (128 for complex) that occur."""
     eqns = list(equations(jaxpr))
     pending = [jaxpr.invars, *((*e.invars, *e.outvars) for e in eqns)]
-    # Sizes have them under one setting of JAX only.
+    # Sizes have 64 bits only if x64 is enabled.
     sizes = {e.outvars[0] for e in eqns if e.primitive is dim_as_value_p}
     return {
         v.aval.dtype

@@ -1,4 +1,4 @@
-"""Linearity of a program in some of its arguments, as far as its equations show it."""
+"""Proves from a program's equations that it is linear in some of its arguments."""
 
 from __future__ import annotations
 

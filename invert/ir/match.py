@@ -139,7 +139,7 @@ class Match:
         return True
 
     def _same_constant(self, atom: Atom, found: Atom) -> bool:
-        """Whether a constant of the template equals `found`."""
+        """Whether a constant of the template equals an atom of the program."""
         if atom not in self.template.consts:
             return False
         if isinstance(found, Literal):

@@ -1,7 +1,7 @@
 """Retraces programs with meshes: on another mesh, or with type checks.
 
-Bodies of a `shard_map` have types that name the mesh, and those of its inner loops and calls do so
-too. A program therefore moves to another mesh by tracing all of it again.
+Types in the body of a `shard_map`, including its loops and calls, name the mesh. To move to another
+mesh, the whole program is traced again.
 """
 
 from __future__ import annotations
@@ -89,14 +89,14 @@ class Moved:
     **Arguments:**
 
     - `on_mesh`: the replacement of each mesh.
-    - `check`: whether a `shard_map` is to check along which axes shards differ; `None` keeps what
-        each one says.
+    - `check`: whether `shard_map`s check along which axes shards differ; `None` keeps the setting
+        of each.
     """
 
     on_mesh: OnMesh
     check: Callable[[Eqn], bool] | None = None
     _calls: dict[AnyJaxpr, JaxFunction] = dataclasses.field(default_factory=dict)
-    # the `shard_map`s around what is evaluated now
+    # the `shard_map`s around the current equation
     _around: list[Eqn] = dataclasses.field(default_factory=list)
 
     def __call__(self, program: AnyJaxpr, args: Sequence[Value]) -> list[Value]:
@@ -134,15 +134,15 @@ class Moved:
         self._calls.clear()
 
     def traced(self, body: AnyJaxpr, operands: Sequence[Value]) -> ClosedJaxpr:
-        """A body at the types that its operands have on the current mesh."""
+        """The body at the types of its operands on the current mesh."""
         return trace_closed(lambda *xs: self(body, xs), *map(type_on_mesh, operands))
 
 
 def checked(closed: ClosedJaxpr) -> ClosedJaxpr:
-    """The program whose `shard_map`s check their types, as far as JAX takes them.
+    """Enable type checks in `shard_map`s where JAX accepts them.
 
-    A `psum` that knows its result to be the same on all devices has a cheaper derivative. What the
-    program computes stays the same.
+    A `psum` known to have the same result on all devices has a cheaper derivative. Values do not
+    change.
     """
     if not has_shards(closed):
         return closed
@@ -160,9 +160,9 @@ def set_for(program: AnyJaxpr) -> contextlib.AbstractContextManager[Any]:
 
 
 def unchecked(closed: AnyJaxpr, says: bool | None = None) -> AnyJaxpr:
-    """The program without redundant marks of varying mesh axes.
+    """Remove redundant marks of varying mesh axes.
 
-    Each `shard_map` keeps in its parameters whether it checks them, or what `says` says of all.
+    Each `shard_map` keeps its setting of whether it checks them, unless `says` overrides it.
     """
     if not has_shards(closed):
         return closed
@@ -192,7 +192,7 @@ def unchecked(closed: AnyJaxpr, says: bool | None = None) -> AnyJaxpr:
 
 
 def without_constraints(closed: J) -> J:
-    """The program without sharding constraints, which change no value."""
+    """Remove sharding constraints, which do not change values."""
 
     def strip(jaxpr: Jaxpr) -> Jaxpr:
         names: dict[Var, Atom] = {}
@@ -243,7 +243,7 @@ def jvp_of(eqn: Eqn) -> ClosedJaxpr:
 
 
 def _says_unchecked(eqn: Eqn) -> bool:
-    """Whether a location names a sum by its name without type checks."""
+    """Whether a location names a `psum` as programs without type checks do."""
     bodies = [e for inner in sub_jaxprs(eqn) for e in equations(inner)]
     return any(e.primitive.name == "psum" and _hint(e) == "psum" for e in bodies)
 
@@ -382,7 +382,7 @@ def _with(eqn: Eqn, **bodies: tuple[AnyJaxpr, ClosedJaxpr]) -> Eqn:
 
 def _like(old: AnyJaxpr, new: ClosedJaxpr) -> AnyJaxpr:
     if consts_of(new):
-        raise ValueError("a body with constants of its own")
+        raise ValueError("a body with constants")
     return close_like(old, open_jaxpr(new))
 
 
@@ -392,9 +392,9 @@ def _custom_jvp(move: Moved, eqn: Eqn, operands: list[Value]) -> Sequence[Value]
         return bind_equation(eqn, operands)
     try:
         rule = move.rule_of(eqn)
-    except LookupError:  # its author forbids to differentiate it
+    except LookupError:  # its author forbids differentiation
         return bind_equation(eqn, operands)
-    # The rule runs after the context of the equation was exited.
+    # The rule runs after the context of the equation has been left.
     moved = dataclasses.replace(move, _calls={}, _around=list(move._around))
     function = jax.custom_jvp(lambda *xs: moved(eqn.params["call_jaxpr"], xs))
 
@@ -433,7 +433,7 @@ def _spread(move: Moved, eqn: Eqn, operands: list[Value]) -> Sequence[Value]:
 
 
 def _pvary(move: Moved, eqn: Eqn, operands: list[Value]) -> Sequence[Value]:
-    """Earlier marks stay where the operand is not marked yet."""
+    """Keep earlier marks where the operand is not marked yet."""
     return _vary(operands, [frozenset(eqn.params["axes"])] * len(operands))
 
 

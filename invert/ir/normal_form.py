@@ -25,11 +25,11 @@ _T = TypeVar("_T")
 
 
 def normal_form(closed: J) -> J:
-    """The program with calls inlined, equal equations and counters merged, carries in one order.
+    """Inline calls, merge equal equations and counters, and order the carries of loops.
 
-    A TensorFlow graph does not determine which equations form a function. A `scan` reads an array
-    once that the graph may read twice per step, counts by itself even if its body counts too, and
-    carries its states before the arrays that it fills. Custom calls are left alone.
+    A TensorFlow graph does not determine which equations form a function. A `scan` reads once an
+    array that the graph may read twice per step, has a counter even if its body counts too, and
+    carries its states before the arrays that it fills. Custom calls stay unchanged.
     """
     closed = jaxprs.map_jaxprs(closed, _opened)
     return jaxprs.canonicalize(jaxprs.map_jaxprs(closed, _merged))
@@ -44,7 +44,7 @@ def _opened(jaxpr: Jaxpr) -> Jaxpr:
 
 
 def _merged(jaxpr: Jaxpr) -> Jaxpr:
-    """Merge equal equations of one level into the first of them."""
+    """Merge equal equations of one jaxpr into the first of them."""
     known: dict[Hashable, Eqn] = {}
     names: dict[Var, Atom] = {}
 
@@ -116,10 +116,10 @@ def _with_one_counter(eqn: Eqn, names: dict[Var, Atom]) -> Eqn:
 
 
 def _in_one_order(eqn: Eqn) -> Eqn:
-    """A `while` with its carries in an order that does not depend on their positions.
+    """Sort the carries of a `while` by content instead of position.
 
-    Each is told apart by its type, its start where that is a literal, and what the body computes
-    for it; those that remain alike keep their order.
+    Sort keys are the type, a literal initial value, and what the body computes; carries with equal
+    keys keep their order.
     """
     parts = WhileParts.of(eqn)
     body = open_jaxpr(parts.body)
@@ -127,7 +127,7 @@ def _in_one_order(eqn: Eqn) -> Eqn:
         hash((str(v.aval), _atom_key(start) if isinstance(start, Literal) else None))
         for v, start in zip(parts.carried, parts.init, strict=True)
     ]
-    for _ in range(2):  # the second round tells by the kinds of the carries that are read
+    for _ in range(2):  # the second round also uses the keys of the carries that the body reads
         codes: dict[Atom, int] = {v: hash(str(v.aval)) for v in body.invars}
         codes |= zip(parts.carried, kinds, strict=True)
 

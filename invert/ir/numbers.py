@@ -1,4 +1,4 @@
-"""Random values of a type, and how far two results are apart."""
+"""Random values of a type, and the difference of two results."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ def random_value(
     aval: Aval,
     draw: Callable[[Sequence[int]], np.ndarray] | None = None,
 ) -> Value:
-    """Random values that most programs take: small integers, numbers around zero.
+    """Random values that most programs accept: small integers, numbers around zero.
 
-    `draw` makes other numbers of a shape, where they are floating-point or complex.
+    `draw` overrides how floating-point and complex arrays of a shape are drawn.
     """
     if jnp.issubdtype(aval.dtype, jax.dtypes.prng_key):
         seeds = rng.integers(0, 2**31, aval.shape).astype(np.uint32)
@@ -38,7 +38,7 @@ def random_value(
 
 
 def largest_gap(x: Value, y: Value) -> float:
-    """Largest absolute difference; infinite where shapes or what is not a number differ."""
+    """Largest absolute difference; infinite if shapes, NaNs or infinities differ."""
     a, b = np.asarray(x), np.asarray(y)
     if a.shape != b.shape:
         return float("inf")

@@ -1,4 +1,4 @@
-"""Loops over reversed arrays, which are loops from the end."""
+"""Turns scans over reversed arrays into reverse scans."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from invert.ir.types import Atom, Eqn, Jaxpr, Var
 
 
 def unreversed(jaxpr: Jaxpr) -> Jaxpr:
-    """A body in which each `scan` over the reversed rows of all its arrays runs from the end.
+    """Replace each `scan` whose inputs are all reversed by a `scan` in the other direction.
 
-    Each step computes the same of the same rows. The results of the steps are in reversed order;
-    where they are reversed once more, that is left out.
+    Each step computes the same from the same rows. Stacked results come out reversed; a reversal
+    after the loop cancels.
     """
     if not any(e.primitive.name == "scan" for e in jaxpr.eqns):
         return jaxpr
@@ -45,7 +45,7 @@ def _dimensions(eqn: Eqn) -> tuple[int, ...]:
 
 
 def _from_the_end(eqn: Eqn, graph: Graph) -> list[Eqn]:
-    """A loop in the other direction, and its results in the order that they had."""
+    """The loop in the other direction, and its results in the original order."""
     parts = ScanParts.of(eqn)
     xs = [made.invars[0] for a in parts.xs if (made := graph.producer(a)) is not None]
     count = len(parts.init)
@@ -68,7 +68,7 @@ def _from_the_end(eqn: Eqn, graph: Graph) -> list[Eqn]:
 
 
 def _without_pairs(jaxpr: Jaxpr) -> Jaxpr:
-    """Without what reverses an array that is another one reversed, maybe with its axes moved."""
+    """Cancel pairs of reversals, also with a transpose in between."""
     graph = Graph(jaxpr)
     names: dict[Var, Atom] = {}
     instead: dict[Eqn, Eqn] = {}

@@ -1,7 +1,7 @@
-"""Simplifies what rules of TensorFlow ops have written, without changing any value.
+"""Simplifies the output of TensorFlow op rules, without changing any value.
 
-A matrix product of rows that were flattened is a product over the last axes. What a loop carries or
-tests twice is carried or tested once.
+A matrix product of flattened rows becomes a product over the last axes. Duplicate carries and
+conditions of loops are merged.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from invert.ir.loops import WhileParts
 from invert.ir.traced_form import merged
 from invert.ir.types import Atom, Eqn, J, Jaxpr, Literal, Var
 
-# Merging carried values of a loop looks at each pair of them.
+# Merging carries compares all pairs of them.
 _MOST_CARRIED = 32
 
 
 def simplify(closed: J) -> J:
-    """The program with products over any number of axes, and each carried value once."""
+    """Remove reshapes around products, and duplicate loop carries and conditions."""
 
     def one(jaxpr: Jaxpr) -> Jaxpr:
         return _with_products(_with_single_carries(jaxpr))
@@ -36,7 +36,7 @@ def simplify(closed: J) -> J:
 def _with_products(jaxpr: Jaxpr) -> Jaxpr:
     """Replace products of reshaped operands by products of the operands themselves.
 
-    Their elements are the same sums in the same order, since reshaping keeps the order of elements.
+    The elements are the same sums in the same order, since a reshape keeps the order.
     """
     if not any(e.primitive is lax.dot_general_p for e in jaxpr.eqns):
         return jaxpr
@@ -53,7 +53,7 @@ def _with_products(jaxpr: Jaxpr) -> Jaxpr:
 
 
 def _product(eqn: Eqn, graph: Graph) -> tuple[Eqn, Eqn] | None:
-    """The last equation that a product replaces, and that product."""
+    """A product, and the last equation that it replaces."""
     left, right = eqn.invars
     contract = [len(left.aval.shape) - 1], [0]
     (lhs, rhs), (batch, _) = eqn.params["dimension_numbers"]
@@ -80,7 +80,7 @@ def _product(eqn: Eqn, graph: Graph) -> tuple[Eqn, Eqn] | None:
 
 
 def _forms(atom: Atom, graph: Graph) -> list[Atom]:
-    """What was reshaped to an operand, and the operand."""
+    """The value that was reshaped into an operand, if any, and the operand."""
     eqn = None if isinstance(atom, Literal) else graph.producers.get(atom)
     if eqn is None or eqn.primitive is not lax.reshape_p or eqn.params["dimensions"] is not None:
         return [atom]
@@ -88,7 +88,7 @@ def _forms(atom: Atom, graph: Graph) -> list[Atom]:
 
 
 def _tail(shape: Sequence[int], size: int) -> int | None:
-    """Where the axes begin that together have this size; the fewest of them."""
+    """The first of the fewest trailing axes whose sizes multiply to `size`."""
     for start in reversed(range(len(shape))):
         if math.prod(shape[start:]) == size:
             return start
@@ -96,7 +96,7 @@ def _tail(shape: Sequence[int], size: int) -> int | None:
 
 
 def _last(eqn: Eqn, shape: Sequence[int], graph: Graph) -> Eqn | None:
-    """The product itself where it has the shape, or the reshape that gives it this shape."""
+    """The equation whose result has this shape: the product, or a reshape of it."""
     (out,) = eqn.outvars
     if tuple(out.aval.shape) == tuple(shape):
         return eqn
@@ -109,7 +109,7 @@ def _last(eqn: Eqn, shape: Sequence[int], graph: Graph) -> Eqn | None:
 
 
 def _with_single_carries(jaxpr: Jaxpr) -> Jaxpr:
-    """Merge duplicate loop carries, also where they differ in axes of size one."""
+    """Merge duplicate loop carries, also those that differ only in axes of size one."""
     if not any(e.primitive is lax.while_p for e in jaxpr.eqns):
         return jaxpr
     graph = Graph(jaxpr)
@@ -233,7 +233,7 @@ def _adds_axes(eqn: Eqn) -> bool:
 
 
 def _same_start(one: Atom, two: Atom, graph: Graph) -> bool:
-    """Whether two values are the same, or the same number everywhere."""
+    """Whether two atoms are the same variable, or repeat the same number."""
     if one is two:
         return True
     filled = [_filled(a, graph) for a in (one, two)]
@@ -241,7 +241,7 @@ def _same_start(one: Atom, two: Atom, graph: Graph) -> bool:
 
 
 def _filled(atom: Atom, graph: Graph) -> bytes | None:
-    """The number that an array repeats."""
+    """The number that fills an array; `None` if unknown."""
     while not isinstance(atom, Literal):
         eqn = graph.producers.get(atom)
         if eqn is None or eqn.primitive not in (lax.broadcast_in_dim_p, lax.reshape_p):

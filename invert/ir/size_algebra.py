@@ -1,9 +1,10 @@
 """Arithmetic of sizes while a program is raised.
 
-Lowering computes sizes by ordinary ops on integers. Where all operands are sizes, the result is one
-too: JAX's dimension expressions have `+ * min max` themselves. What has to know a sign or a
-comparison that is open stays a `Term` of the ops it was made by. So do the parts of a division
-rounded down, whose whole is then recognized: it is the term that JAX's own division is traced to.
+Lowering computes sizes by ordinary integer ops. If all operands are sizes, so is the result: JAX's
+dimension expressions support `+ * min max`. An op that depends on an undecided sign or comparison
+stays a `Term`. The steps of a division rounded down stay terms too, until the whole is recognized:
+it
+equals the term to which JAX traces its own division.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class Term:
     operands: tuple[Number, ...]
 
 
-# A number, a truth, a dimension expression, or what has none.
+# A number, a boolean, a dimension expression, or a term that is none of these.
 Number: TypeAlias = "DimSize | bool | Term"
 
 
@@ -50,7 +51,7 @@ class Sizes:
     **Arguments:**
 
     - `numbers`: a NumPy array of objects, each a `Number`.
-    - `dtype`: the dtype that they have in the program, an integer or `bool`.
+    - `dtype`: their dtype in the program, an integer or `bool`.
     """
 
     numbers: np.ndarray
@@ -81,7 +82,7 @@ class Sizes:
         return self.shape, self.dtype, tuple(self.numbers.reshape(-1))
 
     def is_known(self) -> bool:
-        """Whether all of them are numbers."""
+        """Whether all elements are numbers."""
         return all(_is_number(n) for n in self.numbers.reshape(-1))
 
     def sizes(self) -> tuple[DimSize, ...] | None:
@@ -139,16 +140,16 @@ def lifted(value: object) -> Sizes | None:
     return Sizes(np.asarray(value).astype(object), np.dtype(value.dtype))
 
 
-# Shapes, paddings and the like have no more numbers than this.
+# Shapes and paddings do not have more elements than this.
 _MOST_SIZES = 64
-# A larger factor is not a size's but a hash's, whose product is meant to wrap around.
+# Larger factors occur in hashes, whose products wrap around on purpose.
 _LARGEST_FACTOR = 1 << 16
 
 
 def apply(
     primitive: str, operands: Sequence[Sizes], dtype: np.dtype, recognize: bool = True
 ) -> Sizes | None:
-    """An operation on sizes, number by number; `None` where it is not one on sizes.
+    """Apply an elementwise primitive to sizes; `None` if it is not defined on them.
 
     **Arguments:**
 
@@ -156,7 +157,7 @@ def apply(
     - `dtype`: the dtype of the result.
     """
     function: Callable[..., Any] | None = _OPERATIONS.get(primitive)
-    # Small integers wrap around at numbers that sizes reach.
+    # Small integers wrap around at values that sizes reach.
     if function is None or dtype.kind not in "ib" or (dtype.kind == "i" and dtype.itemsize < 4):
         return None
     if dtype.kind == "i":
@@ -190,7 +191,7 @@ def _plain(name: str, function: Callable[..., Any]) -> Callable[..., Number]:
 
 
 def decided(relation: str, a: Number, b: Number) -> bool | None:
-    """Whether the relation holds between two numbers; `None` where that depends on the sizes."""
+    """Whether the relation holds between two numbers; `None` if undecided."""
     a, b = _settled(a), _settled(b)
     if isinstance(a, Term) or isinstance(b, Term):
         return relation in ("eq", "ge", "le") if a == b else None
@@ -234,7 +235,7 @@ def _multiply(a: Number, b: Number) -> Number | None:
 
 
 def _toward_zero(name: str) -> Callable[[Number, Number], Number]:
-    """Division or its remainder, which round towards zero: for positive numbers, down."""
+    """Division or remainder, rounding toward zero: down for positive numbers."""
 
     def run(a: Number, b: Number) -> Number | None:
         if _is_number(a) and _is_number(b):
@@ -245,14 +246,14 @@ def _toward_zero(name: str) -> Callable[[Number, Number], Number]:
             return quotient if name == "div" else a - quotient * b  # pyright: ignore
         if decided("gt", a, 0) and decided("gt", b, 0):
             return _UP[name](a, b)
-        # Of what may be zero, it may be a part of a division rounded down; see `_settled`.
+        # With an undecided sign, it may be a step of a division rounded down; see `_settled`.
         return Term(name, (a, b))
 
     return run  # pyright: ignore[reportReturnType]
 
 
 def _settled(n: Number) -> Number:
-    """A number with the divisions of what is not negative, which round down."""
+    """Replace divisions of numbers that are not negative by floor divisions."""
     if not isinstance(n, Term):
         return n
     operands = tuple(map(_settled, n.operands))
@@ -295,7 +296,7 @@ def _not(a: Number) -> Number:
 
 
 def _on_bits(function: Callable[..., Any]) -> Callable[..., Number | None]:
-    """A function of the bits of numbers, which those of open sizes are not known for."""
+    """A bitwise function; `None` for open sizes, whose bits are unknown."""
 
     def run(*operands: Number) -> Number | None:
         return function(*operands) if all(map(_is_number, operands)) else None
@@ -339,7 +340,7 @@ _OPERATIONS: Mapping[str, Callable[..., Any]] = {
     **{name: _compare(name) for name in RELATIONS},
 }
 
-# Of integers; those of truths are above.
+# For integers; booleans are handled above.
 _BITWISE: Mapping[str, Callable[..., Any]] = {
     "and": _on_bits(operator.and_),
     "or": _on_bits(operator.or_),
@@ -376,7 +377,7 @@ _ROUNDED_DOWN: Sequence[tuple[Callable[..., Any], Callable[[Any, Any], DimSize]]
 
 
 def _recognized(term: Term, dtype: np.dtype) -> Number:
-    """The dimension expression of a division or remainder rounded down, as JAX writes these."""
+    """The dimension expression of a floor division or its remainder, as JAX writes it."""
     if term.primitive != "select":
         return term
     for leaf in _divisions(term):
@@ -401,7 +402,7 @@ def _divisions(term: Term) -> list[Term]:
 def _traced(
     function: Callable[[Any, Any], Any], a: Number, b: Number, dtype: np.dtype
 ) -> Number | None:
-    """What a function of `jax.numpy` is in terms, for two sizes."""
+    """The term to which a function of `jax.numpy` traces, for two sizes."""
     number = jax.ShapeDtypeStruct((), dtype)
     with jax.enable_x64(True):
         program = trace_closed(function, number, number)
@@ -429,7 +430,7 @@ def _traced(
 
 
 def constraint_of(truth: Number, message: str) -> Constraint | None:
-    """A comparison of sizes that is open, as a constraint; `None` for other terms."""
+    """An undecided comparison of sizes as a constraint; `None` for other terms."""
     truth = _settled(truth)
     if isinstance(truth, Term) and truth.primitive in RELATIONS:
         left, right = truth.operands

@@ -1,7 +1,8 @@
-"""Slices of arrays with open sizes, which JAX traces to a `gather` at known indices.
+"""Recovers slices of arrays with open sizes, which JAX traces to a `gather` at known indices.
 
-JAX writes `x[: n // 2]` so where it cannot know that the slice is inside of the array, and `x[::2]`
-of an open size in any case. Where it is inside, as the sizes say, the equation is a `slice`.
+JAX does so for `x[: n // 2]` if it cannot prove that the slice is in bounds, and always for
+`x[::2]`
+of an open size. If the sizes prove that it is in bounds, the equation becomes a `slice`.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def with_slices(jaxpr: Jaxpr) -> Jaxpr:
 
 
 def _may_be(eqn: Eqn) -> bool:
-    """Whether an equation slices an array with open sizes at one place or several."""
+    """Whether an equation gathers from an array with open sizes."""
     if eqn.primitive.name != "gather" or len(eqn.invars[1].aval.shape) not in (1, 2):
         return False
     sizes = (*eqn.invars[0].aval.shape, *eqn.params["slice_sizes"])
@@ -38,7 +39,7 @@ def _may_be(eqn: Eqn) -> bool:
 
 
 def _sliced(eqn: Eqn, makers: dict[Var, Eqn]) -> list[Eqn] | None:
-    """The equations of a slice that is the same; `None` where the array may be shorter."""
+    """Equations of the equal slice; `None` if the array may be shorter."""
     x, index = eqn.invars
     starts = sizes_in(index, makers) if len(index.aval.shape) == 1 else None
     numbers, lengths = eqn.params["dimension_numbers"], eqn.params["slice_sizes"]
@@ -61,7 +62,7 @@ def _sliced(eqn: Eqn, makers: dict[Var, Eqn]) -> list[Eqn] | None:
 
 
 def _strided(eqn: Eqn, makers: dict[Var, Eqn]) -> list[Eqn] | None:
-    """The equations of a slice of every so many rows; `None` where the array may be shorter."""
+    """Equations of the equal strided slice; `None` if the array may be shorter."""
     x, index = eqn.invars
     numbers, lengths = eqn.params["dimension_numbers"], eqn.params["slice_sizes"]
     shape, axes = x.aval.shape, numbers.start_index_map
@@ -74,7 +75,7 @@ def _strided(eqn: Eqn, makers: dict[Var, Eqn]) -> list[Eqn] | None:
     if (rows := _rows(index, makers)) is None:
         return None
     start, stride, count = rows
-    # JAX cannot transpose a slice with strides that may have no row at an open size.
+    # JAX cannot transpose a strided slice of an open size that may be empty.
     if stride == 0 or not decided("ge", count, 1):
         return None
     first = start if stride > 0 else start + stride * (count - 1)
@@ -92,9 +93,9 @@ def _strided(eqn: Eqn, makers: dict[Var, Eqn]) -> list[Eqn] | None:
 
 
 def _rows(atom: Atom, makers: dict[Var, Eqn]) -> tuple[DimSize, int, DimSize] | None:
-    """Start, stride and length of the numbers that an array holds in its first axis.
+    """Start, stride and length of the indices along the first axis of an array.
 
-    `None` where they are not spaced evenly, or data.
+    `None` if they are not evenly spaced, or depend on data.
     """
     if isinstance(atom, Literal) or (eqn := makers.get(atom)) is None:
         return None
@@ -137,7 +138,7 @@ def _shifted(eqn: Eqn, makers: dict[Var, Eqn]) -> tuple[DimSize, int, DimSize] |
 
 
 def _number(atom: Atom, makers: dict[Var, Eqn]) -> DimSize | None:
-    """The one size that an array holds in all places; `None` where it is data."""
+    """The size that fills an array; `None` if it depends on data."""
     eqn = None if isinstance(atom, Literal) else makers.get(atom)
     if eqn is not None and eqn.primitive.name == "broadcast_in_dim":
         return _number(eqn.invars[0], makers)
@@ -146,7 +147,7 @@ def _number(atom: Atom, makers: dict[Var, Eqn]) -> DimSize | None:
 
 
 def _instead(eqn: Eqn, cut: Callable[[Value], Value]) -> list[Eqn]:
-    """The equations of a function of the array that an equation takes parts of."""
+    """Equations of a function of the array that `eqn` slices."""
     x = eqn.invars[0]
     program = open_jaxpr(trace_closed(cut, x.aval))
     names: dict[Atom, Atom] = {program.invars[0]: x, program.outvars[0]: eqn.outvars[0]}

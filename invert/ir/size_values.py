@@ -1,9 +1,10 @@
-"""Sizes as values of a program, `dim_as_value`, in one form.
+"""Normalizes sizes that occur as values of a program (`dim_as_value`).
 
-JAX gives them 64 bits or 32, by its setting when they are traced, with weak types, and converts
-them on use. Here each use has an equation of its own, of 64 bits, and one conversion to the type
-that is used, which holds under either setting. No loop
-carries a size that its steps do not change.
+JAX traces them with 32 or 64 bits, depending on its x64 setting, and weak types, and converts them
+on
+use. Here each use has its own 64-bit equation and one conversion to the type needed, which is
+correct
+under either setting. No loop carries a size that its steps do not change.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _WIDE = np.dtype(np.int64)
 
 
 def with_size_values(jaxpr: Jaxpr) -> Jaxpr:
-    """The equations of a jaxpr with its sizes in that form; inner jaxprs stay as they are."""
+    """The equations of a jaxpr with its sizes in that form; inner jaxprs are unchanged."""
     if not any(e.primitive is dim_as_value_p for e in jaxpr.eqns):
         return jaxpr
     makers: dict[Var, Eqn] = {}
@@ -77,7 +78,7 @@ def _taken(eqn: Eqn, producers: dict[Var, Eqn]) -> DimSize | None:
 
 
 def sizes_in(atom: Atom, makers: dict[Var, Eqn]) -> list[DimSize] | None:
-    """The sizes that a vector or number holds; `None` where it is data."""
+    """The sizes in a vector or scalar; `None` if it depends on data."""
     if isinstance(atom, Literal):
         value = np.asarray(atom.val)
         return [int(n) for n in value.reshape(-1)] if value.dtype.kind in "iu" else None
@@ -105,15 +106,15 @@ def sizes_in(atom: Atom, makers: dict[Var, Eqn]) -> list[DimSize] | None:
 
 
 def _holds_sizes(dtype: np.dtype) -> bool:
-    """Whether sizes do not wrap around in a type, such as int8; that of a key is none."""
+    """Whether a dtype holds sizes without wrapping around; `False` for int8 and key types."""
     return jnp.issubdtype(dtype, jnp.signedinteger) and dtype.itemsize >= 4
 
 
 def _without_sizes(eqn: Eqn, makers: dict[Var, Eqn]) -> Eqn:
-    """A loop without carried sizes that no step changes, as the limit of `lax.fori_loop`.
+    """Stop carrying sizes that no step changes, such as the limit of `lax.fori_loop`.
 
-    Its condition and its steps have equations for them; so have the results, in `makers`. What is
-    carried for nothing is dead code.
+    Condition, body and results get equations for them instead (those of results in `makers`). The
+    unused carries are removed as dead code.
     """
     parts = WhileParts.of(eqn)
     ends = open_jaxpr(parts.body).outvars
@@ -133,7 +134,7 @@ def _without_sizes(eqn: Eqn, makers: dict[Var, Eqn]) -> Eqn:
         for i, maker in sizes.items():
             made += _value(maker, carried[i])
             names[carried[i]] = made[-1].outvars[0]
-        # The carry itself stays as it is.
+        # The carry itself is unchanged.
         eqns = [*made, *rename(jaxpr, names).eqns]
         return close_like(program, jaxpr.replace(eqns=eqns))
 
@@ -148,7 +149,7 @@ def _converts(eqn: Eqn) -> bool:
 
 
 def _value(maker: Eqn, v: Var) -> Iterator[Eqn]:
-    """Equations that make the size of `maker` as a value of the type of `v`."""
+    """Equations that compute the size of `maker` in the type of `v`."""
     size = Var(ShapedArray((), _WIDE))
     yield maker.replace(outvars=[size])
     dtype = np.dtype(v.aval.dtype)

@@ -1,7 +1,8 @@
 """Sizes of open dimensions: numbers, or JAX's dimension expressions.
 
-A program with open dimensions is one jaxpr whose shapes and parameters hold expressions. What is
-noted about its dimensions during tracing (names and constraints) is collected by `listening`.
+A program with open dimensions is one jaxpr whose shapes and parameters hold expressions.
+`listening`
+collects the names and constraints of its dimensions that are recorded during tracing.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def is_open(size: object) -> bool:
 def scope(constraints: Sequence[str] = ()) -> jax.export.SymbolicScope:
     """The scope of dimensions under given constraints, shared by all programs with the same.
 
-    A scope never changes, so programs may share it, and templates with them.
+    A scope is immutable, so programs and templates may share it.
     """
     return _scope(tuple(constraints))
 
@@ -134,10 +135,9 @@ def evaluate(size: DimSize, values: Mapping[str, DimSize]) -> DimSize:
 def solve(
     shapes: Iterable[Sequence[DimSize]], given: Iterable[Sequence[DimSize]]
 ) -> dict[str, DimSize] | None:
-    """The values of the dimensions at which `shapes` are those `given`; `None` if there are none.
+    """The values of the dimensions at which `shapes` equal `given`; `None` if there are none.
 
-    Dimensions that stand alone are read off first; others are solved from an expression that is
-    linear in them.
+    Single dimensions are read off first; others are solved from expressions linear in them.
     """
     pairs = [
         (size, value)
@@ -160,7 +160,7 @@ def solve(
 
 
 def _solve_one(size: DimSize, value: DimSize, values: dict[str, DimSize]) -> bool:
-    """Add the one unknown dimension of a size; `False` where it has more, or is not linear."""
+    """Solve for the only unknown dimension of a size; `False` if it has more or is not linear."""
     unknown = dimensions(size) - values.keys()
     if len(unknown) > 1 or is_open(value):
         return not unknown
@@ -177,7 +177,7 @@ def _solve_one(size: DimSize, value: DimSize, values: dict[str, DimSize]) -> boo
 class Constraint:
     """A condition on sizes: whether `left` and `right` compare by `relation`.
 
-    `message` is what the container says where it does not hold, or `""`.
+    `message` is the container's error message if it does not hold, or `""`.
     """
 
     relation: str
@@ -186,7 +186,7 @@ class Constraint:
     message: str = ""
 
     def holds(self, values: Mapping[str, DimSize]) -> bool:
-        """Whether it holds for given sizes; true where that is undecided."""
+        """Whether it holds for given sizes; true if undecided."""
         left, right = (evaluate(s, values) for s in (self.left, self.right))
         try:
             return bool(RELATIONS[self.relation](left, right))
@@ -220,12 +220,13 @@ class Constraint:
         return f"{left} {sign[self.relation]} {self.right}"
 
     def text(self) -> str:
-        """As `jax.export.SymbolicScope` takes it; `""` for an inequality, which it does not."""
+        """In the syntax of `jax.export.SymbolicScope`; `""` for `!=`, which it lacks."""
         relation, shift = {"lt": ("<=", -1), "gt": (">=", 1)}.get(
             self.relation, (_SIGNS.get(self.relation, ""), 0)
         )
         left, right = self.left, self.right
-        # What JAX puts for `b` where `b == c - 2*b` must not hold `b`, or it never ends.
+        # JAX substitutes the right side for `b`; if that contains `b`, as in `b == c - 2*b`, it
+        # never ends.
         terms = dim_terms(left) if relation == "==" else []
         if len(terms) == 1 and is_open(left):
             times, factors = terms[0]
@@ -237,7 +238,7 @@ class Constraint:
 
 
 def _positive(size: DimSize) -> DimSize:
-    """`mod(b, 2)` for `mod(-b, 2)` and `mod(b - 2, 2)`, which are zero where that is."""
+    """`mod(b, 2)` for `mod(-b, 2)` and `mod(b - 2, 2)`, which are zero for the same `b`."""
     match dim_terms(size):
         case [(1, [(("mod", (whole, int() as n)), 1)])]:
             part = linear(whole)
@@ -251,7 +252,7 @@ def _positive(size: DimSize) -> DimSize:
 def renaming(sizes: Iterable[DimSize], names: Mapping[str, str]) -> dict[str, DimSize]:
     """Rename the dimensions in `sizes`, in a scope with the same constraints.
 
-    A name that is another's already is left out.
+    A name that is already taken is skipped.
     """
     old = variables(sizes)
     new: dict[str, str] = {}
@@ -272,9 +273,9 @@ def renaming(sizes: Iterable[DimSize], names: Mapping[str, str]) -> dict[str, Di
 
 
 def conditions_on(found: Sequence[DimSize]) -> list[tuple[DimSize, str, DimSize]]:
-    """The conditions on some dimensions in their scope: two sizes, and `==` or `>=` between them.
+    """The conditions on some dimensions in their scope, as `(left, "==" or ">=", right)`.
 
-    One that another dimension is equal to has left no other dimension.
+    JAX has already replaced a dimension that equals another.
     """
     names = set(map(str, found))
     conditions = explicit_constraints(found[0]) if found else []
@@ -283,7 +284,7 @@ def conditions_on(found: Sequence[DimSize]) -> list[tuple[DimSize, str, DimSize]
 
 @dataclasses.dataclass
 class Said:
-    """What a container states about open sizes, collected while its program is traced.
+    """Statements of a container about open sizes, collected while its program is traced.
 
     **Attributes:**
 
@@ -315,9 +316,9 @@ def suggest(constraint: Constraint) -> None:
 
 
 def require(left: DimSize, relation: str, right: DimSize, message: str) -> None:
-    """Note a condition of the container, with what it says where that does not hold.
+    """Record a condition of the container, with its error message.
 
-    **Raises:** `SignatureError` where it never holds.
+    **Raises:** `SignatureError` if it never holds.
     """
     holds = decided(relation, left, right)
     if holds is None:
@@ -338,7 +339,7 @@ def quotient(size: DimSize, divisor: int, message: str) -> DimSize:
 
 
 def suggest_decided(left: DimSize, relation: str, right: DimSize) -> None:
-    """Suggest a comparison where it is not decided; see `suggest`."""
+    """Suggest a comparison if it is undecided; see `suggest`."""
     if decided(relation, left, right) is None:
         suggest(Constraint(relation, left, right))
 
@@ -351,7 +352,7 @@ def suggest_equal(a: DimSize, b: DimSize) -> None:
     for times, factors in dim_terms(difference):
         match factors:
             case [(("floordiv", (whole, int() as n)), 1)] if abs(times) == abs(n):
-                # `2*floordiv(h, 2)` is `h` where that is even.
+                # `2*floordiv(h, 2)` is `h` if `h` is even.
                 rest = difference - times * (whole // n)
                 if decided("eq", rest * n, -whole * times):
                     suggest(Constraint("eq", whole % abs(n), 0))
@@ -396,12 +397,12 @@ _SIGNS = {"eq": "==", "ge": ">=", "le": "<="}
 
 
 def decided(relation: str, a: DimSize, b: DimSize) -> bool | None:
-    """Whether two sizes compare (`"lt"`, ...); `None` where that depends on the dimensions."""
+    """The result of comparing two sizes (`"lt"`, ...); `None` if it depends on the dimensions."""
     if relation in ("eq", "ne"):
         difference = a - b
         if not is_open(difference):
             return (difference == 0) == (relation == "eq")
-        # They differ where one is always larger.
+        # They differ if one is always larger.
         larger = decided("gt", a, b) or decided("lt", a, b)
         return (relation == "ne") if larger else None
     try:

@@ -1,7 +1,8 @@
-"""Programs with open dimensions at some sizes.
+"""Evaluates programs with open dimensions at given sizes.
 
-Running at numbers, or at expressions of other dimensions, puts these in the place of the
-dimensions; nothing is traced or recovered again for a new size.
+Numbers, or expressions of other dimensions, are substituted for the dimensions; nothing is traced
+or
+recovered again for a new size.
 """
 
 from __future__ import annotations
@@ -27,16 +28,16 @@ from invert.ir.sizes import DimSize, conditions_on, evaluate, is_open, variables
 from invert.ir.traced_form import rule_of
 from invert.ir.types import AnyJaxpr, Atom, Aval, Eqn, J, Jaxpr, Literal, Value, Var
 
-# Sizes at which programs are run, one for each dimension: no two alike, powers of two, ones.
+# Sizes at which programs are run, per dimension: distinct ones, powers of two, ones.
 _SAMPLES = ((3, 5, 2, 7, 4), (8, 4, 16, 2, 12), (1, 1, 1, 1, 1), (17, 11, 13, 19, 23))
-# Larger ones, where the conditions on the dimensions allow none of those.
+# Larger ones, if the conditions on the dimensions rule those out.
 _LARGE = ((64, 64, 64, 64, 64), (128, 96, 160, 80, 112), (1024, 512, 768, 640, 896))
 
 
 def samples(program: AnyJaxpr) -> list[dict[str, DimSize]]:
-    """Some sizes for the dimensions of a program; `[{}]` where none is open.
+    """Example sizes for the dimensions of a program; `[{}]` if none is open.
 
-    **Raises:** `InvertError` where none of them meets the conditions: nothing is shown by no run.
+    **Raises:** `InvertError` if none of them meets the conditions: without a run nothing is shown.
     """
     avals: list[Aval] = [v.aval for v in open_jaxpr(program).invars]
     sizes = variables(n for a in avals for n in getattr(a, "shape", ()))
@@ -50,7 +51,7 @@ def samples(program: AnyJaxpr) -> list[dict[str, DimSize]]:
         return [values for values in named if all(_holds(c, values) for c in conditions)]
 
     if not (found := fitting(_SAMPLES) or fitting(_LARGE)[:1]):
-        raise InvertError("no sizes to run it at meet the conditions on its open dimensions")
+        raise InvertError("none of the sizes tried meets the conditions on its open dimensions")
     return found
 
 
@@ -61,12 +62,12 @@ def _holds(condition: tuple[DimSize, str, DimSize], values: Mapping[str, DimSize
 
 
 def at_samples(program: J) -> list[J]:
-    """A program at some sizes, itself where none of them is open."""
+    """A program at given sizes; unchanged if it has no open dimensions."""
     return [substitute(program, sizes) if sizes else program for sizes in samples(program)]
 
 
 def substitute(program: J, values: Mapping[str, DimSize]) -> J:
-    """A program at some sizes: in shapes, parameters, inner programs and derivative rules."""
+    """Substitutes sizes in shapes, parameters, inner programs and derivative rules."""
     return _Substitution(values).program(program)
 
 
@@ -89,7 +90,7 @@ class _Substitution:
         eqns = []
         for eqn in jaxpr.eqns:
             if eqn.primitive is dim_as_value_p and not is_open(n := self._size(eqn.params["dim"])):
-                # As a Python number, which either setting of 64-bit types takes.
+                # As a Python number, which works with and without x64.
                 names[eqn.outvars[0]] = Literal(n, eqn.outvars[0].aval)
                 continue
             eqns.append(self._eqn(eqn, names))
@@ -135,8 +136,8 @@ class _Substitution:
     def _with_vjp(self, eqn: Eqn, avals: Sequence[Aval]) -> Mapping[str, Any]:
         """The parameters of a function with a rule for reverse mode.
 
-        The rule is a Python function, which is traced at the open sizes, and when it is asked for:
-        that of a kept gradient holds the function itself, for the next derivative.
+        The rule is a Python function, traced at the open sizes and only on demand: the rule of a
+        kept gradient holds the function itself, for the next derivative.
         """
         call = eqn.params["call_jaxpr"]
         program = self.program(call)

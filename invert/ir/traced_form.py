@@ -43,6 +43,7 @@ from invert.ir.interpret import bind, retrace
 from invert.ir.jaxprs import canonicalize, is_wide, map_jaxprs
 from invert.ir.loops import CondParts, ScanParts, WhileParts
 from invert.ir.match import difference as _difference
+from invert.ir.narrow_operands import with_narrow_operands
 from invert.ir.normal_form import equal_key
 from invert.ir.size_slices import with_slices
 from invert.ir.size_values import with_size_values
@@ -72,8 +73,7 @@ def difference(a: AnyJaxpr, b: AnyJaxpr) -> str | None:
 
 
 def normal(closed: J, depth: int = 0) -> J:
-    """The normal form of a jaxpr: without dead code, common subexpressions merged, operands in
-    order of use."""
+    """The normal form of a jaxpr: no dead code, no duplicates, operands in order of use."""
     if depth >= _DEPTH:
         return cast(J, _innermost_normal(closed))
     return cast(J, (_inner_normal if depth else _normal)(closed))
@@ -93,7 +93,7 @@ def _normalized(closed: J, depth: int = 0) -> J:
     return map_jaxprs(merged(strong(closed)), one)
 
 
-# An expression that is tried at several places is traced once, and a rule is shared by its calls.
+# An expression tried in several places is traced once; calls share their derivative rule.
 _normal = by_jaxpr(_normalized, traces=True)
 _inner_normal = by_jaxpr(functools.partial(_normalized, depth=1), traces=True)
 _innermost_normal = by_jaxpr(functools.partial(_normalized, depth=_DEPTH), traces=True)
@@ -102,21 +102,25 @@ _innermost_normal = by_jaxpr(functools.partial(_normalized, depth=_DEPTH), trace
 def strong(closed: J) -> J:
     """Remove dead code, weak types, copies and conversions to the same type.
 
-    None of them survives lowering. What wrappers of `jax.numpy` compute stands in their place, and
-    a reshape that only adds or removes axes of size one is a broadcast or a squeeze.
+    None of them survives lowering. Wrappers of `jax.numpy` are inlined, and a reshape that only
+    adds or removes axes of size one becomes a broadcast or a squeeze.
     """
     simple = map_jaxprs(closed, lambda jaxpr: _composed(_with_bounds(unwrapped(jaxpr))))
-    return map_jaxprs(map_jaxprs(canonicalize(simple), _strengthened), _with_narrow_counters)
+    typed = map_jaxprs(canonicalize(simple), _strengthened)
+    return map_jaxprs(typed, lambda jaxpr: _with_narrow_counters(_narrow(jaxpr)))
+
+
+_NUMBERED = frozenset(("_uniform", "_var", "_std"))
 
 
 def _with_bounds(jaxpr: Jaxpr) -> Jaxpr:
-    """Give random draws their bounds as numbers of their own type.
+    """Convert the scalars of some calls to the dtype of their results.
 
-    With x64, JAX passes the default bounds as doubles, which the draw converts.
+    Such are the bounds of random draws and the degrees of freedom of a variance.
     """
 
     def typed(eqn: Eqn) -> Eqn:
-        drawn = eqn.primitive.name == "jit" and eqn.params["name"] == "_uniform"
+        drawn = eqn.primitive.name == "jit" and eqn.params["name"] in _NUMBERED
         bounds = eqn.invars[1:]
         out = eqn.outvars[0].aval if drawn else None
         if out is None or all(a.aval.dtype == out.dtype for a in bounds):
@@ -129,7 +133,10 @@ def _with_bounds(jaxpr: Jaxpr) -> Jaxpr:
         eqns = list(inner.eqns)
         for old, new in zip(inner.invars[1:], variables, strict=True):
             users = [e for e in eqns if any(a is old for a in e.invars)]
-            if any(e.primitive.name != "convert_element_type" for e in users):
+            if any(
+                e.primitive.name != "convert_element_type" or e.outvars[0].aval.dtype != out.dtype
+                for e in users
+            ):
                 return eqn
             names |= {e.outvars[0]: new for e in users}
             eqns = [e for e in eqns if e not in users]
@@ -144,7 +151,7 @@ def _with_bounds(jaxpr: Jaxpr) -> Jaxpr:
 
 
 def plain(closed: J) -> J:
-    """As `strong`, but with the weak types of its values and with dead code."""
+    """As `strong`, but keeping weak types and dead code."""
 
     def one(jaxpr: Jaxpr) -> Jaxpr:
         jaxpr = _with_bounds(unwrapped(jaxpr))
@@ -156,9 +163,9 @@ def plain(closed: J) -> J:
                 names[y] = names.get(x, x) if isinstance(x, Var) else _typed(x)
             else:
                 eqns.append(_typed_operands(eqn))
-        jaxpr = _composed(rename(jaxpr.replace(eqns=eqns), names))
+        jaxpr = _narrow(rename(jaxpr.replace(eqns=eqns), names))
         sliced = with_slices(jaxpr)
-        return with_size_values(jaxpr if sliced is jaxpr else dce(sliced))
+        return _with_narrow_counters(with_size_values(jaxpr if sliced is jaxpr else dce(sliced)))
 
     return map_jaxprs(closed, one)
 
@@ -168,7 +175,7 @@ def merged(closed: J, *, within: Callable[[Eqn], Hashable] = lambda eqn: ()) -> 
 
     **Arguments:**
 
-    - `within`: equations for which this differs are not merged.
+    - `within`: equations with different values of it are not merged.
     """
 
     def one(jaxpr: Jaxpr) -> Jaxpr:
@@ -188,13 +195,13 @@ def merged(closed: J, *, within: Callable[[Eqn], Hashable] = lambda eqn: ()) -> 
     return map_jaxprs(closed, one)
 
 
-# Functions of `jax.numpy` that JAX wraps in `jit`. They are one equation or a few, which source
-# may contain directly.
+# Functions of `jax.numpy` that JAX wraps in `jit`. Source may contain their few equations
+# directly.
 _WRAPPERS = frozenset(("_where", "_take", "_flip", "_pad"))
 
 
 def unwrapped(jaxpr: Jaxpr) -> Jaxpr:
-    """Inline the calls of such wrappers."""
+    """Inline calls of such wrappers."""
     if not any(_is_wrapper(e) or _is_number(e) for e in jaxpr.eqns):
         return jaxpr
     eqns: list[Eqn] = []
@@ -228,7 +235,11 @@ def unwrapped(jaxpr: Jaxpr) -> Jaxpr:
 def _is_wrapper(eqn: Eqn) -> bool:
     if eqn.primitive.name != "jit" or eqn.params["name"] not in _WRAPPERS:
         return False
-    return not consts_of(eqn.params["jaxpr"]) and not open_jaxpr(eqn.params["jaxpr"]).constvars
+    body = open_jaxpr(eqn.params["jaxpr"])
+    if not body.constvars:
+        return not consts_of(eqn.params["jaxpr"])
+    used = {a for e in body.eqns for a in e.invars if is_var(a)} | set(filter(is_var, body.outvars))
+    return used.isdisjoint(body.constvars)
 
 
 def _is_number(eqn: Eqn) -> bool:
@@ -280,6 +291,11 @@ def _composed(jaxpr: Jaxpr) -> Jaxpr:
     return jaxpr.replace(eqns=[e for e in eqns if id(e) not in passed or e.outvars[0] in used])
 
 
+def _narrow(jaxpr: Jaxpr) -> Jaxpr:
+    """As `_composed`, with operands as narrow as they may be."""
+    return _composed(with_narrow_operands(_composed(jaxpr)))
+
+
 def _moves_axes(eqn: Eqn) -> bool:
     """Whether an equation only adds or removes axes of size one."""
     if eqn.primitive is lax.squeeze_p:
@@ -320,20 +336,20 @@ def _with_axes_as_such(eqn: Eqn) -> Eqn:
     new = tuple(eqn.params["shape" if adds else "new_sizes"])
     if eqn.params.get("dimensions") is not None or eqn.params["sharding"] is not None:
         return eqn
-    if len(new) > len(old) > 0 and (kept := _kept(new, old)) is not None:
+    if len(new) > len(old) > 0 and (kept := _remaining_axes(new, old)) is not None:
         params = {"shape": new, "broadcast_dimensions": kept, "sharding": None}
         if adds and sorted(eqn.params["broadcast_dimensions"]) != list(
             eqn.params["broadcast_dimensions"]
         ):
             return eqn
         return eqn.replace(primitive=lax.broadcast_in_dim_p, params=params)
-    if not adds and len(old) > len(new) and (kept := _kept(old, new)) is not None:
+    if not adds and len(old) > len(new) and (kept := _remaining_axes(old, new)) is not None:
         gone = tuple(i for i in range(len(old)) if i not in kept)
         return eqn.replace(primitive=lax.squeeze_p, params={"dimensions": gone})
     return eqn
 
 
-def _kept(more: Sequence[int], less: Sequence[int]) -> tuple[int, ...] | None:
+def _remaining_axes(more: Sequence[int], less: Sequence[int]) -> tuple[int, ...] | None:
     """The axes of `more` that remain when axes of size one are removed to get `less`."""
     kept: list[int] = []
     rest = list(less)
@@ -394,7 +410,7 @@ def _kept_operand(eqn: Eqn) -> int:
 
 
 def _with_narrow_counters(jaxpr: Jaxpr) -> Jaxpr:
-    """Compare places of an array as 32-bit numbers where these hold them: x64 makes them wider."""
+    """Narrow indices to 32 bits where these suffice: x64 makes them wider."""
     wide: set[Atom] = set()
     compared: list[Eqn] = []
     for eqn in jaxpr.eqns:
@@ -428,14 +444,16 @@ _NUMBER = ShapedArray((), _INT32)
 
 
 def _counts(eqn: Eqn) -> bool:
-    """Whether an equation makes 64-bit places of an array with few of them."""
+    """Whether an equation produces 64-bit indices into a small array."""
     if eqn.primitive is not lax.iota_p or eqn.params["dtype"] != np.int64:
         return False
-    return all(isinstance(n, int) and n <= _FEW for n in eqn.params["shape"])
+    shape = eqn.params["shape"]
+    # An array that is n long along two axes has n * n elements, so an open n is small.
+    return all(n <= _FEW if isinstance(n, int) else shape.count(n) > 1 for n in shape)
 
 
 def _shifts(eqn: Eqn, wide: Set[Atom]) -> bool:
-    """Whether an equation adds a small number to such places."""
+    """Whether an equation adds a small number to such indices."""
     if eqn.primitive.name != "add" or not any(a in wide for a in eqn.invars if is_var(a)):
         return False
     numbers = [a for a in eqn.invars if isinstance(a, Literal)]
@@ -471,7 +489,7 @@ def _typed_operands(eqn: Eqn) -> Eqn:
 
 
 def _plain(eqn: Eqn) -> Eqn:
-    """Remove parameters without meaning: an empty sharding, the caller's mesh."""
+    """Remove parameters without effect: an empty sharding, the caller's mesh."""
     if "context_mesh" in eqn.params:
         eqn = eqn.replace(params={k: v for k, v in eqn.params.items() if k != "context_mesh"})
     sharding = eqn.params.get("sharding")
@@ -544,7 +562,7 @@ def _reorder(
     for i in order:
         atom = operands[i]
         if isinstance(atom, Literal):
-            numbers[i] = _typed(atom)  # emitted text has it where it is used
+            numbers[i] = _typed(atom)  # emitted text writes it at each use
             continue
         same[i] = first.setdefault(atom, i)
         if same[i] == i:
@@ -558,7 +576,7 @@ def _reorder(
         jaxpr = rename(jaxpr, names) if names else jaxpr
         invars = [jaxpr.invars[i] for i in kept] + list(jaxpr.invars[count:])
         made = close_like(closed, jaxpr.replace(invars=invars))
-        # Equations that read one operand under two names are equal now.
+        # Equations that read one operand under two names have become equal.
         changed.append(merged(made) if len(first) < len(same) else made)
     return changed, [operands[i] for i in kept] + list(operands[count:])
 

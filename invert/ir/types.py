@@ -17,8 +17,8 @@ from invert._private.jax import Var as Var
 
 # Anything with a shape and a dtype: `ShapedArray`, `jax.ShapeDtypeStruct`.
 Aval: TypeAlias = Any
-# What an evaluator or a rule computes with: arrays, tracers, NumPy arrays known at conversion,
-# handles and pytrees such as a `TensorList`, atoms of another program, facts.
+# Values of an evaluator or a rule: arrays, tracers, NumPy arrays known at conversion, handles
+# and pytrees such as a `TensorList`, atoms of another program, facts.
 Value: TypeAlias = Any
 # A function of arrays, as `jax.make_jaxpr` takes it.
 JaxFunction: TypeAlias = Callable[..., Any]

@@ -1,1 +1,1 @@
-"""What is returned: modules, their functions, parameters and signatures, and how they are saved."""
+"""The modules that conversions return: functions, parameters, signatures, saving."""

@@ -16,7 +16,7 @@ from invert._private.jax import SIZE_ERRORS
 from invert.emission.python.naming import Names, identifier
 from invert.ir.sizes import Constraint, Shape, decided, dimensions, evaluate, parsed, scope
 
-# JAX's parser takes these for operations.
+# JAX's parser treats these as operations.
 _OPERATIONS = ("floordiv", "mod", "max", "min")
 _EXPRESSION = re.compile(r"[\w\s+*(),-]*")
 
@@ -24,12 +24,12 @@ _EXPRESSION = re.compile(r"[\w\s+*(),-]*")
 def named_shapes(
     specs: Sequence[ArgSpec], shared: Literal["batch", "axes", "none"] = "batch"
 ) -> list[list[int | str]]:
-    """The shapes with a name, or the expression that the container states, for each open size.
+    """The shapes with a name, or the container's expression, for each open size.
 
     **Arguments:**
 
-    - `shared`: which open sizes without a name all arguments share: the first, which is the batch;
-        those of every axis; or none.
+    - `shared`: the unnamed open sizes that all arguments share: the first axis (the batch), every
+        axis, or none.
     """
     stated = [n for spec in specs for n in spec.shape if isinstance(n, str)]
     taken = Names()
@@ -48,7 +48,7 @@ def named_shapes(
             own = ("" if shared == "axes" else spec.name, axis)
             key = "batch" if axis == 0 and shared != "none" else own
             if key not in known:
-                wanted = _called(spec, axis)
+                wanted = _default_name(spec, axis)
                 if wanted in known.values():
                     wanted = f"{spec.name}_{wanted}"
                 known[key] = taken.new(identifier(wanted, "size"))
@@ -57,8 +57,8 @@ def named_shapes(
     return shapes
 
 
-def _called(spec: ArgSpec, axis: int) -> str:
-    """The name of an open size: length of sequences, height and width of images."""
+def _default_name(spec: ArgSpec, axis: int) -> str:
+    """The default name of an open size: length of sequences, height and width of images."""
     if axis == 0:
         return "batch"
     rest = [i for i, size in enumerate(spec.shape) if size is None and i]
@@ -68,11 +68,11 @@ def _called(spec: ArgSpec, axis: int) -> str:
 
 
 def with_sizes(entry: EntryPoint, sizes: Mapping[str, str] | None) -> EntryPoint:
-    """The entry point with the names and numbers that `Config.sizes` gives to open sizes.
+    """The entry point with names and numbers from `Config.sizes` for open sizes.
 
-    A name that the container states is replaced wherever it stands.
+    A name stated by the container is replaced wherever it occurs.
 
-    **Raises:** `SignatureError` with all that does not fit.
+    **Raises:** `SignatureError` that lists all mismatches.
     """
     if not sizes:
         return entry
@@ -84,7 +84,7 @@ def with_sizes(entry: EntryPoint, sizes: Mapping[str, str] | None) -> EntryPoint
         found = [i for i, s in enumerate(specs) if s.name == name]
         if not found:
             known = ", ".join(repr(s.name) for s in specs)
-            problems.append(f"sizes: no argument is called {name!r}; there are {known}")
+            problems.append(f"sizes: no argument is named {name!r}; there are {known}")
         for i in found:
             given[i] = _given_sizes(specs[i], text, named, problems)
     if problems:
@@ -110,7 +110,7 @@ def with_sizes(entry: EntryPoint, sizes: Mapping[str, str] | None) -> EntryPoint
 
 
 def opened_sizes(spec: ArgSpec, text: str) -> tuple[int | None, ...] | None:
-    """The shape of an example with the sizes open that a text names; `None` for other ranks."""
+    """The shape of an example with the named sizes left open; `None` for other ranks."""
     words = text.split()
     if len(words) != len(spec.shape):
         return None
@@ -123,11 +123,11 @@ def opened_sizes(spec: ArgSpec, text: str) -> tuple[int | None, ...] | None:
 def _given_sizes(
     spec: ArgSpec, text: str, named: dict[str, str], problems: list[str]
 ) -> tuple[int | str | None, ...]:
-    """The shape of one argument by the text for it; names that the container states in `named`."""
+    """The shape of an argument from its text; records renamed dimensions in `named`."""
     words, shape = text.split(), list(spec.shape)
     what = f"sizes of {spec.name!r}: {text!r}"
     if len(words) != len(shape):
-        problems.append(f"{what} has {len(words)} sizes, the argument has {len(shape)}")
+        problems.append(f"{what} has {len(words)} sizes, but the argument has {len(shape)}")
         return spec.shape
     for axis, (word, size) in enumerate(zip(words, shape, strict=True)):
         if isinstance(size, int):
@@ -149,7 +149,7 @@ def _given_sizes(
 def symbolic_shapes(
     shapes: Sequence[Sequence[int | str]], constraints: Sequence[Constraint] = ()
 ) -> list[Shape] | None:
-    """The shapes as expressions of their dimensions; `None` where one cannot be read."""
+    """The shapes as expressions of their dimensions; `None` if one cannot be parsed."""
     if any(not _EXPRESSION.fullmatch(n) for shape in shapes for n in shape if isinstance(n, str)):
         return None
     try:
@@ -160,7 +160,7 @@ def symbolic_shapes(
 
 
 def scope_of(constraints: Sequence[Constraint]) -> jax.export.SymbolicScope:
-    """The scope under those of the constraints that JAX can hold."""
+    """The scope with those constraints that JAX can represent."""
     kept: list[str] = []
     for text in (c.text() for c in constraints):
         if not text:
@@ -174,7 +174,7 @@ def scope_of(constraints: Sequence[Constraint]) -> jax.export.SymbolicScope:
 
 
 def independent(constraints: Sequence[Constraint]) -> tuple[Constraint, ...]:
-    """The constraints without those that follow from the others."""
+    """The constraints without redundant ones."""
     kept = [*{c.words(): c for c in constraints}.values()]
     for c in sorted(kept, key=lambda c: -len(c.words())):
         others = [k for k in kept if k is not c]
@@ -186,9 +186,9 @@ def independent(constraints: Sequence[Constraint]) -> tuple[Constraint, ...]:
 
 
 def at_numbers(shapes: Sequence[Sequence[int | str]], numbers: Sequence[int]) -> list[list[int]]:
-    """The shapes at numbers for their dimensions, in order of appearance, again from the first.
+    """The shapes at numbers for their dimensions, in order of appearance, cyclically.
 
-    **Raises:** `SignatureError` where a size cannot be read.
+    **Raises:** `SignatureError` if a size cannot be parsed.
     """
     if (found := symbolic_shapes(shapes)) is None:
         raise SignatureError(f"the sizes {[*map(list, shapes)]} cannot be read")

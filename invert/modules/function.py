@@ -32,6 +32,7 @@ from invert._private.jax import (
 from invert._report import Report
 from invert.emission import Emission
 from invert.ir import meshes
+from invert.ir.avals import type_of_key
 from invert.ir.sizes import (
     Constraint,
     DimSize,
@@ -62,9 +63,9 @@ class Stage:
     - `constants`: values of the leading arguments of `jaxpr`.
     - `report`: how it was recovered.
     - `shapes`: those of the flat arguments.
-    - `names`: the dimensions as they are called, by the names at which it was traced.
-    - `constraints`: conditions on the open sizes under which the program is the original.
-    - `settled`: what numbers for sizes decide: a loop of a known number of steps is a `scan`.
+    - `names`: the names of the dimensions, by those with which it was traced.
+    - `constraints`: conditions on the open sizes under which the program equals the original.
+    - `settled`: the program rewritten at concrete sizes: a loop of known trip count is a `scan`.
     """
 
     jaxpr: Jaxpr
@@ -83,7 +84,7 @@ class Stage:
         return any(is_open(n) for shape in self.shapes for n in shape)
 
     def at(self, shapes: Sequence[Sequence[DimSize]]) -> Stage | None:
-        """The program at concrete argument shapes; `None` where its constraints do not hold."""
+        """The program at concrete argument shapes; `None` if its constraints do not hold."""
         if not self.is_open:
             return self
         sizes = solve(self.shapes, shapes)
@@ -116,7 +117,7 @@ class Stage:
 
         if not self.x64:
             return evaluate(values)
-        # Values of 64 bits are allowed regardless of `jax_enable_x64`, as in the module.
+        # 64-bit values are allowed regardless of `jax_enable_x64`, as in the module.
         with jax.enable_x64(True):
             widened = [
                 _widen(x, v.aval.dtype) for x, v in zip(values, self.jaxpr.invars, strict=True)
@@ -125,7 +126,7 @@ class Stage:
 
 
 def _pattern(shapes: Sequence[Sequence[int | str]]) -> Hashable:
-    """A partition of the sizes: those with the same name get the same number."""
+    """A partition of the sizes: equal names get equal numbers."""
     names = {n: i for i, n in enumerate(dict.fromkeys(n for s in shapes for n in s))}
     return tuple(tuple(names[n] for n in s) for s in shapes)
 
@@ -159,8 +160,8 @@ def _under(constraints: Sequence[Constraint], stage: Stage) -> Stage:
     return dataclasses.replace(stage, report=report, constraints=kept)
 
 
-# Programs require sizes to be at least or at most others: an array must be as long as its slice.
-# So `<` and `>` are assumed to be false.
+# Programs require some sizes to be at least others: an array must be as long as its slice. So `<`
+# and `>` are assumed to be false.
 _WANTED = {"<=": "le", ">=": "ge", "<": "ge", ">": "le"}
 
 
@@ -171,9 +172,8 @@ def _suggest_undecided(error: Exception) -> None:
         suggest(Constraint(_WANTED[found[1]], left, right))
 
 
-# What is raised if a program cannot be recovered for all sizes: by undecided comparisons, by shapes
-# that do not match, and by code that needs a number (JAX and NumPy raise these). All others are
-# defects.
+# Raised if a program cannot be recovered for all sizes: by undecided comparisons, by shapes
+# that do not match, and by code that needs a number (in JAX and NumPy). All others are defects.
 NO_EXPRESSION = (*SIZE_ERRORS, InvertError, TypeError, ValueError, NotImplementedError)
 
 
@@ -192,21 +192,21 @@ class Function:
         self.entry = entry
         self.config = config
         self._recover = recover
-        # The function that has the programs before a change, and the change.
+        # The function with the programs before a change, and the change.
         self._changed = changed
         self._stateful = stateful
         self._stages: dict[Any, Stage] = {}
         self._compiled: dict[Any, Callable[..., Any]] = {}
-        # Programs for all sizes, by the kind of the key.
+        # Programs for all sizes, by key type.
         self._whole: dict[Any, Stage | None] = {}
         self.divided = ""
         # Whether a program for several devices runs on those of the process if no mesh is set.
         self.first_devices = False
         self.home: Stage | None = None
-        self._called: Stage | None = None
+        self._last_called: Stage | None = None
         self._example: Sequence[Any] | None = None
         self.emissions: dict[frozenset[str], Emission] = {}
-        # Of several functions on the same parameters, the first one has the text of all.
+        # With several functions on the same parameters, the first holds the text of all.
         self.emissions_together: dict[frozenset[str], Emission] = {}
         specs, self.in_tree = jax.tree_util.tree_flatten(
             (entry.args, dict(entry.kwargs)), is_leaf=lambda x: isinstance(x, ArgSpec)
@@ -223,43 +223,43 @@ class Function:
 
     @property
     def state_name(self) -> str | None:
-        """The name of the state argument; `None` where there is none."""
+        """The name of the state argument, if any."""
         return self._state
 
     @property
     def key_name(self) -> str | None:
-        """The name of the key argument; `None` where there is none."""
+        """The name of the key argument, if any."""
         return self._key
 
     @property
     def called(self) -> Stage | None:
         """The program for all sizes, or at those of an example or of the first call."""
-        return self.home or self.whole() or self._called
+        return self.home or self.whole() or self._last_called
 
     @property
     def sized(self) -> Stage | None:
         """The program at the sizes of an example or of the first call; `None` without either."""
-        return self._called if self._example is None else self.stage(self._example)
+        return self._last_called if self._example is None else self.stage(self._example)
 
     @property
     def shown(self) -> Stage | None:
-        """The program whose report is shown: the one called, else the one emitted."""
+        """The program whose report is shown: the one called, otherwise the one emitted."""
         return self.called or next(iter(self._stages.values()), None)
 
     def whole_for_text(self) -> Stage | None:
-        """The program for all sizes; `None` without one that covers the example."""
+        """The program for all sizes; `None` if there is none that covers the example."""
         if (whole := self.whole()) is None or self._example is None:
             return whole
         if whole.at([v.shape for v in self._example]) is None:
             sizes = whole.report.certificate.sizes
-            self.divided = f"the sizes of the example are none of those with {sizes}"
+            self.divided = f"the sizes of the example do not satisfy {sizes}"
             return None
         return whole
 
     def begin(self, values: Sequence[Value]) -> None:
-        """Recover the program at the shapes of an example, whose constants the module holds.
+        """Recover the program at the shapes of an example; the module will hold its constants.
 
-        Where it holds for all sizes, the module holds the constants of that program.
+        If it holds for all sizes, the module holds the constants of that program instead.
         """
         self._example = values
         if (whole := self.whole()) is not None and whole.at([v.shape for v in values]) is not None:
@@ -268,11 +268,11 @@ class Function:
             self.home = self.stage(values)
 
     def begin_whole(self) -> None:
-        """Recover the program for all sizes, if there is one, whose constants the module holds."""
+        """Recover the program for all sizes, if any; the module will hold its constants."""
         self.home = self.whole()
 
     def changed(self, change: Callable[[Stage], Stage]) -> Function:
-        """Return the function with each of its programs changed, recovered by now or later."""
+        """Return the function with `change` applied to its programs, present and future."""
         new = Function(
             self.entry,
             lambda entry, avals: change(self._at(avals)),
@@ -290,7 +290,7 @@ class Function:
     def stage(self, values: Sequence[Value], key: Value = None) -> Stage:
         """The program for the shapes of `values` and the kind of `key`, recovered once.
 
-        That is the program for all sizes, at these, wherever it holds.
+        If the program for all sizes holds there, it is that program at these sizes.
         """
         avals = self._avals(values, key)
         whole = self.whole(key)
@@ -323,7 +323,7 @@ class Function:
             before, change = self._changed
             whole, self.divided = before.whole(key), before.divided
             return None if whole is None else change(whole)
-        # Unnamed sizes may be equal, such as the lengths of a text and its mask.
+        # Unnamed sizes may be equal, e.g. the lengths of a text and its mask.
         tried: list[Hashable] = []
         found = None
         for shared in ("batch", "axes", "none"):
@@ -335,13 +335,13 @@ class Function:
             found = stage or found
             if stage is not None and not any(c.relation == "eq" for c in constraints):
                 return stage
-            # Sizes may only be equal because they were given one name.
+            # Sizes may be equal only because they share a name.
         return found
 
     def _recover_named(
         self, shapes: Sequence[Sequence[int | str]], key: Value
     ) -> tuple[Stage | None, Sequence[Constraint]]:
-        """The program at shapes with names, and the constraints that it takes to trace it."""
+        """The program at named shapes, and the constraints needed to trace it."""
         assumed: list[Constraint] = []
         while (found := symbolic_shapes(shapes, assumed)) is not None:
             avals = self._avals([jax.ShapeDtypeStruct(s, np.int8) for s in found], key)
@@ -351,7 +351,7 @@ class Function:
             if stage is not None:
                 return _under([*assumed, *new], stage), [*assumed, *new]
             self.divided = self.divided or "a defect; see the warning"
-            # They may be decided under the constraints met so far, or under assumptions.
+            # They may be decided under the constraints found so far, or under assumptions.
             new = new or [c for c in said.assumptions if c not in assumed]
             if not new:
                 break
@@ -379,11 +379,11 @@ class Function:
         return avals
 
     def _key_dtype(self, key: Value) -> Value:
-        """The type of the key that the function takes; `None` where it takes none."""
+        """The type of the key that the function takes; `None` if it takes none."""
         if not self._key:
             return None
         # jax.random.key makes keys of the default generator.
-        return (jax.random.key(0) if key is None else key).dtype
+        return (type_of_key() if key is None else key).dtype
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Function:
         # The program of a module is never changed; graphs of TensorFlow cannot be copied.
@@ -392,7 +392,7 @@ class Function:
     def split(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any], Any, Any]:
         """The flat arguments, the state and the key, checked against the signature.
 
-        **Raises:** `SignatureError` with all that does not fit.
+        **Raises:** `SignatureError` that lists all mismatches.
         """
         name = self.entry.name
         if self._key is not None and kwargs.get(self._key) is None:
@@ -400,10 +400,17 @@ class Function:
                 f"{name}{self.signature} draws random numbers; pass {self._key}=jax.random.key(0) "
                 "or another key"
             )
+        if self._state is None and any(
+            isinstance(x, eqx.nn.State) for x in (*args, *kwargs.values())
+        ):
+            raise SignatureError(
+                f"{name}{self.signature} keeps no state; leave out the equinox.nn.State"
+            )
         try:
             bound = self.signature.bind(*args, **self._renamed(kwargs))
         except TypeError as error:
             raise SignatureError(f"{name}{self.signature}: {error}") from error
+        bound.apply_defaults()
         state = key = None
         if self._key is not None:
             key = _typed_key(bound.arguments.pop(self._key), name)
@@ -419,7 +426,7 @@ class Function:
     def flatten(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Value]:
         """The flat arguments, without state and key, checked against the signature.
 
-        **Raises:** `SignatureError` with all that does not fit.
+        **Raises:** `SignatureError` that lists all mismatches.
         """
         extra = (self._state, self._key)
         parameters = [p for n, p in self.signature.parameters.items() if n not in extra]
@@ -428,10 +435,11 @@ class Function:
             bound = signature.bind(*args, **self._renamed(kwargs))
         except TypeError as error:
             raise SignatureError(f"{self.entry.name}{self.signature}: {error}") from error
+        bound.apply_defaults()
         return self._flat(bound)
 
     def _renamed(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """Arguments by the names of the parameters; those of the container serve as well."""
+        """Arguments by parameter name; the container's names are accepted too."""
         return {self._safe.get(name, name): value for name, value in kwargs.items()}
 
     def _flat(self, bound: inspect.BoundArguments) -> list[Value]:
@@ -464,7 +472,7 @@ class Function:
                 seen, where = sizes.setdefault(name, (size, spec.name))
                 if seen != size:
                     problems.append(
-                        f"{spec.name!r} has size {size} where {where!r} has {seen}, but both are "
+                        f"{spec.name!r} has size {size} and {where!r} has {seen}, but both are "
                         f"the dimension {name!r}"
                     )
 
@@ -479,16 +487,17 @@ class Function:
 
         **Arguments:**
 
-        - `constants`: values of the leading arguments of the program the module was built with.
+        - `constants`: values of the leading arguments of the program with which the module was
+            built.
         - `params`: arrays, or `eqx.nn.StateIndex` for those whose values are in the state.
-        - `args`, `kwargs`: as the user gave them.
+        - `args`, `kwargs`: as given by the user.
 
-        **Returns:** the results; with the new state, where there are assigned variables.
+        **Returns:** the results; with the new state if variables are assigned.
         """
         flat, state, key = self.split(args, kwargs)
         stage = self.stage(flat, key)
-        self._called = self._called or stage
-        # The module carries the constants of the program it was built with; others bring their own.
+        self._last_called = self._last_called or stage
+        # The module holds the constants of the program it was built with; others hold their own.
         own = self.home is not None and stage.constants is self.home.constants
         held = constants if own else stage.constants
         read = [_read_param(p, state) for p in params]
@@ -547,7 +556,7 @@ def _typed_key(key: Value, name: str) -> Value:
         key = jax.random.wrap_key_data(key)
     typed = hasattr(key, "dtype") and jax.dtypes.issubdtype(key.dtype, jax.dtypes.prng_key)
     if not typed or np.shape(key) != ():
-        raise SignatureError(f"{name}: expected a key that jax.random.key makes")
+        raise SignatureError(f"{name}: expected a key from jax.random.key")
     return key
 
 
@@ -596,7 +605,7 @@ def _fit(value: Value, spec: ArgSpec, problems: list[str], config: Config) -> Va
     elif not isinstance(value, jax.Array | np.ndarray | np.generic) and (
         not hasattr(value, "shape")
         or not hasattr(value, "dtype")
-        # Arrays of other libraries, such as TensorFlow's.
+        # Arrays of other libraries, such as TensorFlow.
         or (hasattr(value, "__array__") and not hasattr(value, "__jax_array__"))
     ):
         try:

@@ -1,4 +1,4 @@
-"""The picture of a program: its layers as boxes, and what flows between them."""
+"""The picture of a program: its layers as boxes, with data flow as arrows."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from invert.modules.function import Function
 from invert.modules.svg import BOTTOM, TOP, Box, Edge
 from invert.modules.texts import layers_of
 
-_MOST_NAMES = 4  # of equations in one box
-_MOST_BOXES = 60  # that are seen before a click
-# Equations that only bring values into form.
+_MOST_NAMES = 4  # primitives listed in one box
+_MOST_BOXES = 60  # boxes visible before a click
+# Equations that only rearrange or convert values.
 _QUIET = MOVES | CONVERSIONS | IDENTITIES | {"iota"}
 
 
@@ -35,15 +35,15 @@ class Graph:
 
     **Attributes:**
 
-    - `svg`: the text of an SVG file. It holds no picture, font or script from elsewhere.
+    - `svg`: the text of an SVG file, without external resources.
     """
 
     svg: str
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the SVG to a file, which every browser shows.
+        """Write the SVG to a file, which any browser shows.
 
-        **Raises:** `OSError` where it cannot be written.
+        **Raises:** `OSError` if it cannot be written.
         """
         Path(path).write_text(self.svg, encoding="utf-8")
 
@@ -55,9 +55,9 @@ class Graph:
 
 
 def graph_of(function: Function, depth: int | None = None) -> Graph:
-    """The picture of a function, in which layers deeper than `depth` are folded.
+    """The picture of a function, with layers deeper than `depth` folded.
 
-    **Raises:** `SignatureError` where sizes are open that no example has fixed.
+    **Raises:** `SignatureError` if sizes are open that no example has fixed.
     """
     box = _whole(layers_of(function), function.entry)
     if depth is None:
@@ -66,7 +66,7 @@ def graph_of(function: Function, depth: int | None = None) -> Graph:
 
 
 def _whole(layered: Layered, entry: EntryPoint) -> Box:
-    """The outermost box, which has boxes for arguments and results."""
+    """The outermost box, with boxes for arguments and results."""
     root, names = layered.root, _argument_names(entry)
     names += ["key"] * (len(root.inputs) - len(names))
     level = _Level(root, layered)
@@ -103,7 +103,7 @@ def _is_spec(x: object) -> bool:
 
 
 class _Level:
-    """The boxes inside of a layer, and the edges between them."""
+    """The boxes inside a layer, and the edges between them."""
 
     def __init__(self, layer: Layer, layered: Layered):
         self.layer, self.layered = layer, layered
@@ -119,15 +119,15 @@ class _Level:
         self.edges |= {(source, target): None for source in sorted(sources)}
 
     def sources(self, atom: Atom) -> set[int]:
-        """The boxes that a value comes from; parameters come from none."""
+        """The boxes that a value depends on; none for parameters."""
         return set() if isinstance(atom, Literal) else self._sources.get(atom, set())
 
     def flow(self, given: Mapping[Var, set[int]]) -> None:
-        """Make the boxes of the steps, from the sources of the inputs of the layer."""
+        """Make the boxes of the steps, given the sources of the layer's inputs."""
         self._sources = dict(given)
         for unit in _units(self.layered.found.looped(self.layer.steps)):
             if isinstance(unit, LayerCall):
-                number = self.add(self._called(unit))
+                number = self.add(self._layer_box(unit))
                 self.connect(set().union(*map(self.sources, unit.invars)), number)
                 self._sources |= {v: {number} for v in unit.outvars}
             else:
@@ -143,7 +143,7 @@ class _Level:
             sources = {number}
         self._sources |= dict.fromkeys(own, sources)
 
-    def _called(self, step: LayerCall) -> Box:
+    def _layer_box(self, step: LayerCall) -> Box:
         layer = step.layer
         layers = _listed(self.layer.steps, layer) if isinstance(step, Loop) else [layer]
         inner = _Level(layer, self.layered)
@@ -167,7 +167,7 @@ class _Level:
         return sum(map(math.prod, shapes)) + sum(map(self._size, layer.children.values()))
 
     def box(self, lines: tuple[str, ...], title: str = "") -> Box:
-        """The box around all, with those inside in rows, each below what it needs."""
+        """The enclosing box, with inner boxes in rows, each below its inputs."""
         rank = [0] * len(self.boxes)
         for source, target in self.edges:  # sources come before their targets
             if source >= 0 and target >= 0:
@@ -186,10 +186,10 @@ class _Level:
 
 
 def _units(steps: Sequence[Eqn]) -> list[LayerCall | list[Eqn]]:
-    """Calls of layers, and groups of the equations between them, each after what it needs.
+    """Calls of layers and groups of equations between them, in topological order.
 
-    The level of a value is the number of layers on the longest way to it. Equations of one level
-    that use each other are a group; no way from a group through a layer comes back to it.
+    The level of a value is the number of layers on the longest path to it. Connected equations of
+    one level form a group; no path from a group through a layer leads back to it.
     """
     level: dict[Var, int] = {}
     group: dict[Var, list[Eqn]] = {}
@@ -217,7 +217,7 @@ def _units(steps: Sequence[Eqn]) -> list[LayerCall | list[Eqn]]:
 
 
 def _names(eqns: Sequence[Eqn]) -> str:
-    """What equations compute, in a line."""
+    """Summary of equations in a line."""
     names = list(dict.fromkeys(n for e in eqns if (n := _name(e)) not in _QUIET))
     more = len(names) - _MOST_NAMES
     return " · ".join(names[:_MOST_NAMES]) + (f" · {more} more" if more > 0 else "")
@@ -226,14 +226,14 @@ def _names(eqns: Sequence[Eqn]) -> str:
 def _name(eqn: Eqn) -> str:
     if isinstance(name := eqn.params.get("name"), str):
         return plain(name)
-    # A function with a derivative of its own is called as what it calls.
+    # A function with a derivative rule is named after the function it calls.
     inner = eqn.params.get("call_jaxpr")
     eqns = [] if inner is None else open_jaxpr(inner).eqns
     return _name(eqns[0]) if len(eqns) == 1 else eqn.primitive.name
 
 
 def _listed(steps: Sequence[Eqn], first: Layer) -> list[Layer]:
-    """The layers of the list that begins with `first`."""
+    """The layers of the list that starts with `first`."""
     layers = [s.layer for s in steps if isinstance(s, LayerCall)]
     return [x for x in layers if x.listed == first.listed and _alike(x, first)]
 

@@ -27,9 +27,9 @@ class Methods(Recovered):
 
     **Attributes:**
 
-    - `params`: as in `Module`, for all functions together. A variable that one of them assigns is
+    - `params`: as in `Module`, for all functions together. A variable that any of them assigns is
         in the state for all.
-    - `constants`: the arrays that each program holds itself, by the name of the function.
+    - `constants`: the arrays held by each program, by function name.
     - `failed`: the errors of functions that could not be converted, by name. Their methods raise
         them.
     """
@@ -92,9 +92,9 @@ def _call(module: Methods, name: str, args: Sequence[Any], kwargs: Mapping[str, 
 
 
 def _picking(name: str, traces: Sequence[str]) -> Callable[..., Any]:
-    """A method for a function with several traces, dispatching each call to its own.
+    """A method for a function with several traces, dispatching each call to one of them.
 
-    Python values among the arguments are static, as they are in a `tf.function`.
+    Python values among the arguments are static, as in a `tf.function`.
     """
 
     def run(self: Methods, *args: Any, **kwargs: Any) -> Any:
@@ -129,7 +129,7 @@ def _failing(name: str) -> Callable[..., Any]:
 def method_names(names: Iterable[str]) -> dict[str, str]:
     """A unique identifier for each function: `encoder___call__` for `encoder.__call__`.
 
-    None is a keyword or an attribute of the class.
+    Avoids keywords and attributes of the class.
     """
     taken = {*dir(Methods), *(f.name for f in dataclasses.fields(Methods))} - {"__call__"}
     identifiers: dict[str, str] = {}
@@ -137,7 +137,7 @@ def method_names(names: Iterable[str]) -> dict[str, str]:
         plain = re.sub(r"\W", "_", name, flags=re.ASCII)
         plain = plain if plain.isidentifier() else f"_{plain}"
         if plain.startswith("__") and not plain.endswith("__"):
-            # Python renames these in the text of a class.
+            # Python mangles these in the source of a class.
             plain = plain.lstrip("_")
             plain = plain if plain.isidentifier() else f"_{plain}"
         while plain in taken or keyword.iskeyword(plain):
@@ -174,7 +174,7 @@ def build_methods(
     constants: dict[str, tuple[Any, ...]] = {}
     for key, function in functions.items():
         constants[key] = function.home.constants if function.home else ()
-    # The methods look their function up by its name in the container.
+    # Methods look up their function by its name in the container.
     cls = class_of(_class_name(name), Methods, f"Recovered from {name}.", body, of=tuple(names))
     return cls(
         nest(list(params), leaves), constants, tuple(functions.items()), tuple(failed.items())

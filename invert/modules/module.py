@@ -28,17 +28,17 @@ from invert.modules.texts import emission_of
 
 
 class Recovered(eqx.Module):
-    """Base class of modules of one function and of several."""
+    """Base class of modules of one or several functions."""
 
     params: dict[str, Any]
 
     @abc.abstractmethod
     def _functions_by_name(self) -> Mapping[str, Function]:
-        """The functions by their names in the container."""
+        """The functions, by their names in the container."""
 
     @abc.abstractmethod
     def _named_constants(self) -> Mapping[str, Array | np.ndarray]:
-        """The arrays that the programs hold themselves, by their names in an emission."""
+        """The arrays held by the programs, by their names in an emission."""
 
     @abc.abstractmethod
     def _emission(
@@ -54,10 +54,10 @@ class Recovered(eqx.Module):
 
     @property
     def shardings(self) -> Shardings | None:
-        """How arguments, parameters and results lie on the mesh of the original.
+        """The shardings of arguments, parameters and results on the mesh of the original.
 
-        `None` where the program is for one device. Of several functions, those of the first that is
-        for more, with the parameters of all.
+        `None` if the program is for one device. For several functions, those of the first with more
+        devices, with the parameters of all.
         """
         functions = list(self._functions_by_name().values())
         found = [
@@ -70,14 +70,14 @@ class Recovered(eqx.Module):
     def source(self) -> str:
         """The program as the text of a Python file; several functions are methods of one class.
 
-        **Raises:** `EmissionError` where it has none; `SignatureError` where sizes are open that
-            the text cannot leave open and no call has fixed.
+        **Raises:** `EmissionError` if it has none; `SignatureError` if sizes are open that the text
+        cannot leave open and no call has fixed.
         """
         return self._emission().source
 
     @property
     def model(self) -> eqx.Module:
-        """The module that `source` defines, with the parameters of this one.
+        """The module defined by `source`, with the parameters of this one.
 
         **Raises:** as `source`.
         """
@@ -90,24 +90,23 @@ class Recovered(eqx.Module):
         typecheck: bool = False,
         loader: bool = True,
     ) -> Emission:
-        """The program as the text of a Python file, with a choice of how it is written.
+        """The program as the text of a Python file, in a chosen style.
 
         Functions that could not be converted are left out.
 
         **Arguments:**
 
-        - `layers`: one of these, or several. `"scan"` makes one module with stacked arrays of
-            layers that compute the same one after the other, and runs it by `lax.scan`;
-            `"equinox"` puts layers of `equinox.nn` where these do the same arithmetic. By default
-            each layer is a field of its own.
-        - `typecheck`: has every call check the shapes and dtypes that the annotations say, by
+        - `layers`: one or several of these. `"scan"` stacks the arrays of consecutive equal layers
+            in one module, run by `lax.scan`; `"equinox"` uses layers of `equinox.nn` where these
+            do the same arithmetic. By default each layer is a separate field.
+        - `typecheck`: makes every call check the annotated shapes and dtypes, by
             `jaxtyping.jaxtyped` with beartype, which the file then needs.
-        - `loader`: whether the text ends with the function `load`, which reads weights, and
+        - `loader`: whether the text ends with the functions `load`, which reads weights, and
             `trainable`. Without these it cannot be saved.
 
         **Returns:** an `Emission`; its `model` has the parameters of this module.
 
-        **Raises:** as `source`; `ValueError` where `layers` is something else.
+        **Raises:** as `source`; `ValueError` for unknown `layers`.
         """
         emission = self._emission(layers, typecheck, loader)
         model = emission.with_values({**self._named_constants(), **self.named_params()})
@@ -118,20 +117,21 @@ class Recovered(eqx.Module):
         return shown.summary(*self._shown())
 
     def graph(self, function: str | None = None, *, depth: int | None = None) -> Graph:
-        """A picture of the program: its layers as boxes, and what flows between them.
+        """A picture of the program: its layers as boxes, with data flow as arrows.
 
         A notebook shows it, `save(path)` writes it as an SVG file; a click on a layer folds and
-        unfolds it. Equations between layers are gathered in small boxes, without those that only
-        bring values into form.
+        unfolds it. Equations between layers are grouped in small boxes, without those that only
+        rearrange or convert values.
 
         **Arguments:**
 
-        - `function`: the name of the function, where the module has several.
-        - `depth`: how many layers inside of each other are unfolded at first. By default as many as
-            leave the picture in one view.
+        - `function`: the name of the function, if the module has several.
+        - `depth`: how many levels of layers are unfolded at first. By default as many as fit into
+            one view.
 
-        **Raises:** `SignatureError` where there is no such function, or sizes are open that no call
-            has fixed.
+        **Raises:** `SignatureError` if there is no such function, or sizes are open that no call
+        has
+        fixed.
         """
         functions = self._functions_by_name()
         if function is None and len(functions) == 1:
@@ -160,7 +160,7 @@ class Recovered(eqx.Module):
     def __repr__(self) -> str:
         leaves = [*self.named_params().values(), *self._named_constants().values()]
         if not shown.is_whole(leaves):
-            return super().__repr__()  # such as the filter that `trainable` gives
+            return super().__repr__()  # such as the filter returned by `trainable`
         lines, _, total = self._shown()
         return f"<{'; '.join([*lines, total])}>"
 
@@ -179,7 +179,7 @@ class Recovered(eqx.Module):
         name = type(self).__name__
         raise SaveError(
             f"{name} cannot be pickled: it holds the program in memory. Write it with "
-            "invert.save(module, directory) and read it with invert.load(directory); where only "
+            "invert.save(module, directory) and read it with invert.load(directory); if only "
             "the arrays matter, pickle jax.tree_util.tree_leaves(module)"
         )
 
@@ -187,14 +187,14 @@ class Recovered(eqx.Module):
 class Module(Recovered):
     """A recovered program: callable, with its variables as parameters.
 
-    Every conversion makes a subclass whose `__call__` has the signature of the original.
+    Every conversion creates a subclass whose `__call__` has the signature of the original.
 
     **Attributes:**
 
     - `params`: nested dictionaries of arrays that follow the names of the variables. Variables that
         the program assigns are `eqx.nn.StateIndex`; their values are in the state that
         `eqx.nn.State(module)` creates, and the module is called as `out, state = module(x, state)`.
-    - `constants`: arrays that the program holds itself, such as weights baked into an export.
+    - `constants`: arrays held by the program, such as weights baked into an export.
     """
 
     constants: tuple[Array | np.ndarray, ...]
@@ -203,7 +203,7 @@ class Module(Recovered):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the program.
 
-        **Raises:** `SignatureError` where the arguments do not fit the signature.
+        **Raises:** `SignatureError` if the arguments do not fit the signature.
         """
         leaves = list(self.named_params().values())
         return run(self._function, self.constants, leaves, args, kwargs)
@@ -212,18 +212,18 @@ class Module(Recovered):
     def jaxpr(self) -> Jaxpr:
         """The program as a jaxpr of the constants, the parameters, the flat arguments and the key.
 
-        Where argument sizes are open, it is that of the example or of the first call.
+        If argument sizes are open, it is that of the example or of the first call.
 
-        **Raises:** `SignatureError` where argument sizes are open and no call has fixed them.
+        **Raises:** `SignatureError` if argument sizes are open and no call has fixed them.
         """
         return self._first().jaxpr
 
     @property
     def report(self) -> Report:
-        """What the conversion did; where sizes are open, `report.sizes` says for which sizes.
+        """The report of the conversion; if sizes are open, `report.sizes` says for which sizes.
 
-        **Raises:** `SignatureError` where sizes are open and the program was not recovered at any,
-            as a call or a text does.
+        **Raises:** `SignatureError` if sizes are open and the program was not yet recovered at any,
+        as by a call or by `source`.
         """
         if (stage := self._function.shown) is None:
             return self._first().report
@@ -264,12 +264,12 @@ def run(
 ) -> Any:
     """Call a function.
 
-    **Raises:** `SignatureError` where parameters have other shapes than in the program.
+    **Raises:** `SignatureError` if parameters have other shapes than in the program.
     """
     try:
         return function(constants, params, args, kwargs)
     except (TypeError, ValueError) as error:
-        # Compared only now, since a call is to cost no more than it must.
+        # Compared only on failure, to keep calls fast.
         pairs = zip(function.entry.params, params, strict=True)
         wrong = [
             f"{p.name!r} has the shape {list(np.shape(x))}, expected {list(p.value.shape)}"
@@ -285,7 +285,7 @@ def run(
 
 
 def styles_of(layers: str | Sequence[str], typecheck: bool, loader: bool = True) -> frozenset[str]:
-    """The styles of a text that were asked for.
+    """The requested styles of a text.
 
     **Raises:** `ValueError` for an unknown style.
     """
@@ -318,13 +318,13 @@ def method(function: Function, name: str, run: Callable[..., Any]) -> Callable[.
 
 
 def on_first_devices(module: Module) -> Module:
-    """The module, which where nothing sets a mesh runs on the first devices of the process."""
+    """The module, which runs on the first devices of the process if no mesh is set."""
     module._function.first_devices = True
     return module
 
 
 def build(function: Function) -> Module:
-    """The module of a function, an instance of a class made for it."""
+    """The module of a function: an instance of its own class."""
     entry = function.entry
     call = method(function, "__call__", Module.__call__)
     name = entry.name if entry.name.isidentifier() else "Recovered"
@@ -336,7 +336,7 @@ def build(function: Function) -> Module:
 
 @dataclasses.dataclass(frozen=True)
 class _Look:
-    """The public look of a class; classes that look the same are shared."""
+    """The public interface of a class; classes with equal interfaces are shared."""
 
     name: str
     base: type
@@ -352,10 +352,10 @@ def class_of(
     methods: Mapping[str, Callable[..., Any]],
     of: tuple[str, ...] = (),
 ) -> Any:
-    """A subclass of `base` with these methods `of` functions, shared by all that look the same.
+    """A subclass of `base` with these methods `of` functions, shared by equal interfaces.
 
-    JAX and Equinox keep each class of modules as long as the process lives, with all that its
-    methods refer to, so the methods find their functions in the instance.
+    JAX and Equinox keep each class of modules, and everything its methods refer to, until the
+    process ends, so the methods find their functions in the instance.
     """
     seen = [
         (key, m.__qualname__, m.__doc__, str(inspect.signature(m))) for key, m in methods.items()

@@ -1,4 +1,4 @@
-"""Modules whose programs are rewritten to run faster, equal up to rounding."""
+"""Rewrites the programs of modules to run faster, equal up to rounding."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ M = TypeVar("M", bound=Module | Methods)
 def faster(stage: Stage, params: Sequence[Value], config: Config) -> Stage:
     """Return a recovered program, rewritten where it pays on the platform of `config.optimize`.
 
-    `params` are values of its parameters, at which it is compared with the one before.
+    `params` are values of its parameters, at which it is compared with the original.
     """
     start = time.perf_counter()
     rewriter = _rewriter(config)
@@ -37,14 +37,14 @@ def faster(stage: Stage, params: Sequence[Value], config: Config) -> Stage:
         jaxpr = open_jaxpr(rewriter.run(stage.jaxpr))
 
     def settled(jaxpr: Jaxpr) -> Jaxpr:
-        # Concrete sizes decide more.
+        # More rewrites are decided at concrete sizes.
         with jax.enable_x64(True):
             return open_jaxpr(_rewriter(config).run(stage.settled(jaxpr)))
 
     report, counts = stage.report, dict(rewriter.counts)
     seconds = {**report.seconds, "optimize": time.perf_counter() - start}
     if not counts:
-        note = f"nothing that a rewrite makes faster on the {config.optimize} was found"
+        note = f"found nothing that a rewrite would make faster on the {config.optimize}"
         report = dataclasses.replace(report, seconds=seconds, notes=(*report.notes, note))
         return dataclasses.replace(stage, report=report, settled=settled, _sized={})
     report = dataclasses.replace(
@@ -88,21 +88,21 @@ def _certificate(
 def optimize(module: M, platform: Literal["cpu", "gpu"] = "cpu", *, verify: bool = True) -> M:
     """Rewrite the program of a module so that it runs faster on a platform.
 
-    Convolutions of single channels become shifted products, those of groups one convolution each,
-    those with a window of one products of matrices, transposed ones a convolution for each part of
-    their window, and pools shifted slices; each where it was measured to pay, by kind of operands.
-    Results are equal up to rounding, and so are all
-    derivatives. The report lists what was done, and the certificate is no longer `exact`.
+    Depthwise convolutions become shifted products, grouped ones one convolution per group, those
+    with a window of one matrix products, transposed ones a convolution for each part of their
+    window, and pooling shifted slices; each where measurements show that it pays, by kind of
+    operands. Results and all derivatives are equal up to rounding. The report lists the rewrites,
+    and the certificate is no longer `exact`.
 
     **Arguments:**
 
-    - `module`: what a conversion returned.
-    - `platform`: the platform to be fast on: `"cpu"` or `"gpu"`. The program runs on others too.
-    - `verify`: whether both programs are run on random inputs and the parameters, for the largest
+    - `module`: the result of a conversion.
+    - `platform`: the platform to optimize for: `"cpu"` or `"gpu"`. The program runs on others too.
+    - `verify`: whether to run both programs on random inputs and the parameters, for the largest
         error in the certificate.
 
-    **Returns:** a module with the same arrays. `Config(optimize=...)` does the same while
-        converting.
+    **Returns:** a module with the same arrays. `Config(optimize=...)` does the same during
+    conversion.
 
     **Raises:** `TypeError` for anything but a recovered module; `ValueError` for other platforms.
 
@@ -117,12 +117,12 @@ def optimize(module: M, platform: Literal["cpu", "gpu"] = "cpu", *, verify: bool
     """
     if not isinstance(module, (Module, Methods)):
         raise TypeError(
-            f"optimize takes what a conversion returned, not a {type(module).__name__}; "
-            "of an emitted model, optimize the module that it was written from"
+            f"optimize takes the result of a conversion, not a {type(module).__name__}; "
+            "for an emitted model, optimize the module from which it was written"
         )
     config = Config(optimize=platform, verify=verify)
     if config.optimize == "none":
-        raise ValueError("optimize takes a platform, 'cpu' or 'gpu', and not 'none'")
+        raise ValueError("optimize takes a platform, 'cpu' or 'gpu', not 'none'")
     named = module.named_params()
 
     def again(function: Function) -> Function:

@@ -1,4 +1,4 @@
-"""Parameters by the parts of their names."""
+"""Nests parameters by the parts of their names."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from invert.ir.types import Value
 def param_paths(names: Sequence[str]) -> list[tuple[str, ...]]:
     """Paths into nested dictionaries for variable names such as `dense/kernel`.
 
-    A name whose prefix is another name keeps its slashes, so that both fit into one tree.
+    A name that has another name as a prefix keeps its slashes, so that both fit into one tree.
     """
     split = [tuple(n.split("/")) for n in names]
     leaves = set(split)

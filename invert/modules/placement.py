@@ -1,7 +1,8 @@
-"""The mesh that a program for several devices runs on.
+"""Chooses the mesh that a program for several devices runs on.
 
-The mesh that `jax.set_mesh` sets comes first, then that of the arguments, then the first devices.
-Axes left to the partitioner may have other sizes than in the original, those of a `shard_map` not.
+The mesh of `jax.set_mesh` takes precedence, then that of the arguments, then the first devices.
+Axes
+left to the partitioner may have other sizes than in the original, those of a `shard_map` may not.
 """
 
 from __future__ import annotations
@@ -38,18 +39,18 @@ def chosen(
     **Arguments:**
 
     - `meshes`: the meshes of the program, each with its manual axes.
-    - `values`: what it is called on.
+    - `values`: the arguments of the call.
     - `first`: whether a program without a mesh runs on the first devices in any case.
 
-    **Raises:** `MeshError` where the mesh that is set, or that of the arguments, does not fit, and
-        where there are too few devices.
+    **Raises:** `MeshError` if the mesh that is set, or that of the arguments, does not fit, or if
+    there are too few devices.
     """
-    given = _given(values)
+    given = _callers_mesh(values)
     return {mesh: _one(mesh, manual, given, values, first) for mesh, manual in meshes.items()}
 
 
-def _given(values: Sequence[Value]) -> AnyMesh | None:
-    """The mesh that the caller has set, or put the arguments on."""
+def _callers_mesh(values: Sequence[Value]) -> AnyMesh | None:
+    """The mesh set by the caller, or that of the arguments."""
     current = jax.sharding.get_abstract_mesh()
     if not current.empty:
         return current
@@ -70,7 +71,7 @@ def _one(
     if given is not None:
         missing = [a for a in mesh.axis_names if a not in given.axis_names]
         if missing and isinstance(given, Mesh) and given.size == mesh.size:
-            return mesh  # the same devices, along axes that the module may not name
+            return mesh  # the same devices, along axes that the module may lack
         if missing:
             raise MeshError(
                 f"the mesh {_text(given)} has no axis {missing[0]!r}, which the program uses; "
@@ -80,14 +81,14 @@ def _one(
         explicit = [name for name, kind in kinds if kind == AxisType.Explicit]
         if explicit:
             raise MeshError(
-                f"the axis {explicit[0]!r} of the mesh is of type Explicit, and the program leaves "
+                f"the axis {explicit[0]!r} of the mesh is of type Explicit, but the program leaves "
                 "its axes to the partitioner; make the mesh with "
                 f"axis_types=(jax.sharding.AxisType.Auto,) * {len(given.axis_names)}"
             )
         for axis in sorted(manual):
             if given.shape[axis] != mesh.shape[axis]:
                 raise MeshError(
-                    f"the axis {axis!r} has {given.shape[axis]} devices, and the program's "
+                    f"the axis {axis!r} has {given.shape[axis]} devices, but the program's "
                     f"shard_map is for {mesh.shape[axis]}; {_remedy(mesh)}"
                 )
         return given
@@ -96,7 +97,7 @@ def _one(
         return mesh
     if here < mesh.size:
         raise MeshError(
-            f"the program runs on shards over {_text(mesh)}, which takes {mesh.size} devices, and "
+            f"the program runs on shards over {_text(mesh)}, which needs {mesh.size} devices, but "
             f"this process has {here}; XLA_FLAGS=--xla_force_host_platform_device_count="
             f"{mesh.size} simulates them on a CPU"
         )
@@ -113,7 +114,7 @@ def _text(mesh: AnyMesh) -> str:
 
 
 def _remedy(mesh: AbstractMesh) -> str:
-    return f"jax.make_mesh({mesh.axis_sizes}, {mesh.axis_names}) makes one that fits"
+    return f"jax.make_mesh({mesh.axis_sizes}, {mesh.axis_names}) fits"
 
 
 def check_divides(
@@ -121,14 +122,14 @@ def check_divides(
 ) -> NamedSharding:
     """The sharding of an array of this shape.
 
-    **Raises:** `MeshError` where the mesh lacks an axis, or where the sizes do not divide.
+    **Raises:** `MeshError` if the mesh lacks an axis, or if sizes are not divisible.
     """
     used = [a for e in spec for a in (e if isinstance(e, tuple) else (e,)) if isinstance(a, str)]
     twice = next((a for a in used if used.count(a) > 1), None)
     if twice is not None:
-        raise MeshError(f"{name}: its spec {spec} cuts along {twice!r} twice; an axis can cut once")
+        raise MeshError(f"{name}: its spec {spec} uses the axis {twice!r} twice; use it once")
     if len(spec) > len(shape):
-        raise MeshError(f"{name} has {len(shape)} dimensions, and its spec {spec} has {len(spec)}")
+        raise MeshError(f"{name} has {len(shape)} dimensions, but its spec {spec} has {len(spec)}")
     for i, entry in enumerate(spec):
         axes = entry if isinstance(entry, tuple) else (entry,)
         axes = [a for a in axes if isinstance(a, str)]
@@ -150,12 +151,12 @@ def check_divides(
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """Where the parameters of a container go: specs by patterns of their names."""
+    """Places the parameters of a container: specs by patterns of their names."""
 
     mesh: Mesh | None
     shardings: Mapping[str, PartitionSpec]
-    # Arrays as they were read and as they are shared, by where they were: the first are held, so
-    # that no other array can come to lie there.
+    # Arrays as read and as shared, by address: the former are kept alive, so that no other array
+    # can take their address.
     _shared: dict[tuple[Any, ...], tuple[np.ndarray, np.ndarray]] = dataclasses.field(
         default_factory=dict, init=False
     )
@@ -163,7 +164,8 @@ class Plan:
     def entry(self, entry: EntryPoint) -> EntryPoint:
         """The entry point with its parameters on the mesh.
 
-        **Raises:** `MeshError` where a pattern fits no parameter, or a spec not its parameter.
+        **Raises:** `MeshError` if a pattern fits no parameter, or a spec does not fit its
+        parameter.
         """
         if self.mesh is None:
             return self._sharing(entry)
@@ -173,15 +175,15 @@ class Plan:
         return made
 
     def entries(self, entries: Mapping[str, EntryPoint]) -> Mapping[str, EntryPoint]:
-        """Entry points, each read and put on the mesh when it is asked for."""
+        """Entry points, each read and put on the mesh on access."""
         return _Planned(entries, self)
 
     def _sharing(self, entry: EntryPoint) -> EntryPoint:
-        """The entry point with its parameters where all device arrays of one share its memory."""
+        """The entry point with parameters whose device arrays share memory."""
         params: list[Param] = []
         for param in entry.params:
             value = param.value
-            # Functions share a variable, though not its array.
+            # Functions share a variable, but not its array.
             key = (value.ctypes.data, value.shape, value.strides, value.dtype)
             if key not in self._shared:
                 self._shared[key] = value, aligned(value)
@@ -198,7 +200,7 @@ class _Planned(Mapping[str, EntryPoint]):
     def __getitem__(self, name: str) -> EntryPoint:
         if self._plan.mesh is None:
             return self._plan.entry(self._entries[name])
-        # A pattern may fit the parameters of other functions alone.
+        # A pattern may fit only the parameters of other functions.
         mesh = automatic(self._plan.mesh)
         return planned(self._entries[name], mesh, self._plan.shardings, set())
 
@@ -216,11 +218,11 @@ def planned(
 
     **Arguments:**
 
-    - `shardings`: specs by patterns of names, such as `"*/kernel"`; the first that fits counts. The
-        program constrains the parameters that they name. Others are whole on each device.
+    - `shardings`: specs by patterns of names, such as `"*/kernel"`; the first match counts. The
+        program constrains the parameters that they name. Others are replicated.
     - `used`: receives the patterns that fit a parameter.
 
-    **Raises:** `MeshError` where a spec does not fit its parameter or the mesh.
+    **Raises:** `MeshError` if a spec does not fit its parameter or the mesh.
     """
     specs: dict[str, PartitionSpec] = {}
     params = []
@@ -260,12 +262,12 @@ def of_rank(param: Param) -> PartitionSpec:
 
 
 def automatic(mesh: Mesh) -> Mesh:
-    """The same devices on a mesh whose axes are left to the partitioner."""
+    """The same devices on a mesh with automatic axes."""
     return Mesh(mesh.devices, mesh.axis_names)
 
 
 def plain_mesh(mesh: Mesh) -> AbstractMesh:
-    """The mesh without its devices, its axes left to the partitioner."""
+    """The mesh without devices, with automatic axes."""
     types = (AxisType.Auto,) * len(mesh.axis_names)
     return AbstractMesh(mesh.axis_sizes, mesh.axis_names, axis_types=types)
 
@@ -279,7 +281,7 @@ def fits(name: str, pattern: str) -> bool:
 def check_patterns(
     shardings: Mapping[str, PartitionSpec], used: set[str], names: Sequence[str]
 ) -> None:
-    """**Raises:** `MeshError` where a pattern fits no parameter."""
+    """**Raises:** `MeshError` if a pattern fits no parameter."""
     unused = [p for p in shardings if p not in used]
     if unused:
         shown = ", ".join(list(names)[:8]) or "none"
@@ -308,7 +310,7 @@ def _forget(value: Value) -> None:
 def placed(
     shardings: Shardings | None, mesh: Mapping[AbstractMesh, AnyMesh], values: Sequence[Value]
 ) -> list[Value]:
-    """The arguments placed as the original takes them, if the mesh has devices."""
+    """The arguments, placed as in the original if the mesh has devices."""
     if shardings is None or shardings.mesh is None:
         return list(values)
     target = mesh.get(shardings.mesh)
@@ -326,7 +328,7 @@ def placed(
 
 
 def shardings_of(entry: EntryPoint, stage: Stage | None) -> Shardings | None:
-    """The shardings that the container states, else those of the constraints."""
+    """The shardings stated by the container, otherwise those of the constraints."""
     stated = entry.shardings
     if stage is None or not stage.meshes:
         return stated

@@ -28,6 +28,7 @@ from invert._errors import (
     MissingDependencyError,
     SaveError,
 )
+from invert.ir.avals import type_of_key
 from invert.ir.types import Value
 from invert.modules import placement
 from invert.modules.methods import Methods
@@ -66,17 +67,17 @@ def save(
     - `layers`: how the layers of a recovered module are written, see `Module.emit`. Stacked layers
         are saved as stacked arrays.
     - `typecheck`: whether every call of the saved module checks shapes and dtypes, see
-        `Module.emit`. The Python file needs beartype then.
+        `Module.emit`. The Python file then needs beartype.
     - `state`: the initial state of the loaded module, if it has one; by default that of
         `eqx.nn.State(module)`.
 
     All files are written before the first of them is moved to its place.
 
-    **Raises:** `EmissionError` where the program has no text, or the module is not one that
-        `invert` has written; `SaveError` where the disk is full, the directory is not
-        writable, or arrays have changed so that the source could not read them;
-        `ValueError` where `max_shard_size` is not a size, or `layers` is not a style, or where
-        `layers` or `typecheck` is given for a module that is already written.
+    **Raises:** `EmissionError` if the program has no text, or the module was not written by
+    `invert`; `SaveError` if the disk is full, the directory is not writable, or arrays have
+    changed so that the source could not read them; `ValueError` if `max_shard_size` is not a
+    size, if `layers` is not a style, or if `layers` or `typecheck` is given for a module that is
+    already written.
 
     ??? example
 
@@ -112,12 +113,12 @@ def save(
 
 
 def _texts(model: eqx.Module) -> tuple[str, str]:
-    """The source of a module that was written, and its page."""
+    """The source of an emitted module, and its README."""
     namespace = sys.modules.get(type(model).__module__)
     source = getattr(namespace, "__source__", None)
     if source is None:
         raise EmissionError(
-            f"{type(model).__name__} is not a module that invert has written; save a recovered "
+            f"{type(model).__name__} is not a module written by invert; save a recovered "
             "module or its `model`"
         )
     if not hasattr(namespace, "load"):
@@ -133,7 +134,7 @@ def _readable_arrays(model: eqx.Module, state: eqx.nn.State | None) -> dict[str,
     arrays = arrays_of(model, state)
     if wrong := list(_unreadable(model, arrays)):
         raise SaveError(
-            f"the source of {type(model).__name__} could not read what is in the module now: "
+            f"the source of {type(model).__name__} could not read the module's current arrays: "
             f"{'; '.join(wrong)}. Its classes are those of the original: edit model.py, or write "
             "the arrays with equinox.tree_serialise_leaves"
         )
@@ -141,7 +142,7 @@ def _readable_arrays(model: eqx.Module, state: eqx.nn.State | None) -> dict[str,
 
 
 def _unreadable(model: eqx.Module, arrays: Mapping[str, Any]) -> Iterator[str]:
-    """What the function `load` of an emitted file would refuse of these arrays."""
+    """Reasons why the function `load` of an emitted file would refuse these arrays."""
     namespace: Any = sys.modules[type(model).__module__]
     kinds: dict[str, Any] = {}
     if older := hasattr(namespace, "_read"):  # written before classes had an `__init__`
@@ -149,7 +150,7 @@ def _unreadable(model: eqx.Module, arrays: Mapping[str, Any]) -> Iterator[str]:
     else:
         with_key = "key" in inspect.signature(type(model)).parameters
         with jax.enable_x64(True):
-            keys = {"key": jax.random.key(0)} if with_key else {}
+            keys = {"key": type_of_key()} if with_key else {}
             kinds = arrays_of(eqx.filter_eval_shape(type(model), **keys))
     for name in [*kinds, *(n for n in arrays if n not in kinds)]:
         if name not in arrays:
@@ -168,7 +169,7 @@ def _unreadable(model: eqx.Module, arrays: Mapping[str, Any]) -> Iterator[str]:
 def _replacing(where: Path) -> Iterator[Path]:
     """A folder whose files are moved to `where` once all of them are written."""
     exists = where.is_dir()
-    # On the same disk, so that moving is renaming.
+    # On the same disk, so that moving is a rename.
     beside = where if exists else where.absolute().parent
     beside.mkdir(parents=True, exist_ok=True)
     made = beside / f".{where.name}-{os.getpid()}-{next(_made)}"
@@ -176,7 +177,9 @@ def _replacing(where: Path) -> Iterator[Path]:
     try:
         yield made
         if exists:
-            # The code goes first and comes last, so that no half-written module is loaded.
+            # The old code is removed first and the new code moved last, so that no half-written
+            # module
+            # is loaded.
             for path in (where / _CODE, where / _INDEX, *weight_files(where)):
                 path.unlink(missing_ok=True)
             for path in sorted(made.iterdir(), key=lambda path: path.name == _CODE):
@@ -193,12 +196,12 @@ _UNITS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 def byte_count(size: int | str) -> int:
     """A number of bytes from `"500MB"` (powers of 1000) or `"2GiB"` (powers of 1024).
 
-    **Raises:** `ValueError` where it is not a positive size.
+    **Raises:** `ValueError` if it is not a positive size.
     """
     text = str(size)
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?\s*", text, re.IGNORECASE)
     if match is None:
-        raise ValueError(f"{text!r} is not a size; write a number of bytes, or as in '500MB'")
+        raise ValueError(f"{text!r} is not a size; write a number of bytes, or '500MB'")
     number, unit, binary = match.groups()
     count = int(float(number) * (1024 if binary else 1000) ** _UNITS[unit.upper()])
     if count < 1:
@@ -209,7 +212,7 @@ def byte_count(size: int | str) -> int:
 def arrays_of(model: eqx.Module, state: eqx.nn.State | None = None) -> dict[str, Any]:
     """The arrays of a module by their paths, such as `encoder.layer_0.kernel`.
 
-    **Raises:** `EmissionError` where a value of the state has been taken out of the module.
+    **Raises:** `EmissionError` if a state value has been taken out of the module.
     """
     leaves = jax.tree_util.tree_leaves_with_path(model, is_leaf=_is_index)
     return {
@@ -222,7 +225,7 @@ def _value(leaf: Any, state: eqx.nn.State | None) -> Any:
     if not _is_index(leaf):
         return leaf
     if state is not None:
-        # A session without x64 has narrowed the value.
+        # Without x64 the value was narrowed.
         held = state.get(leaf)
         return np.asarray(held).astype(getattr(leaf.init, "dtype", held.dtype))
     if not eqx.is_array_like(leaf.init) and not isinstance(leaf.init, jax.ShapeDtypeStruct):
@@ -267,7 +270,7 @@ def _shards(arrays: Mapping[str, Any], limit: int) -> list[list[str]]:
     return shards
 
 
-# The names of dtypes in the format.
+# Names of dtypes in the format.
 _CODES = {
     "bool": "BOOL", "int8": "I8", "int16": "I16", "int32": "I32", "int64": "I64", "uint8": "U8",
     "uint16": "U16", "uint32": "U32", "uint64": "U64", "bfloat16": "BF16", "float16": "F16",
@@ -276,7 +279,7 @@ _CODES = {
 
 
 def _write(tensors: Mapping[str, Any], path: Path) -> None:
-    """Write arrays one after the other; of one that lies on several devices, part by part."""
+    """Write arrays in order; one on several devices is written part by part."""
     header: dict[str, Any] = {}
     kinds: dict[str, str] = {}
     end = 0
@@ -303,7 +306,7 @@ def _write(tensors: Mapping[str, Any], path: Path) -> None:
 
 
 def _allocate(file: int, size: int) -> None:
-    """Make a file of this size. Writing to mapped memory would not tell of a full disk."""
+    """Create a file of this size. Writing to mapped memory would not report a full disk."""
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(file, 0, size)
     else:
@@ -329,7 +332,7 @@ def _write_array(value: Value, path: Path, offset: int) -> None:
 def is_saved(directory: str | os.PathLike[str]) -> bool:
     """Whether a directory holds a module that `save` has written."""
     where = Path(directory)
-    # A SavedModel is data, even if a `model.py` lies beside it.
+    # A SavedModel is data, even if there is a `model.py` next to it.
     if (where / "saved_model.pb").exists():
         return False
     weights = any((where / name).is_file() for name in (_WEIGHTS, _INDEX))
@@ -347,19 +350,19 @@ def load_saved(
     mesh: Mesh | None = None,
     shardings: Mapping[str, PartitionSpec] | None = None,
 ) -> eqx.Module:
-    """Read a module that `save` has written. This runs `model.py`, as importing it does.
+    """Read a module written by `save`. This runs `model.py`, as importing it does.
 
     **Arguments:**
 
     - `mesh`, `shardings`: as for `invert.load`.
 
-    **Raises:** `MalformedModelError` where the directory has no such module, or its files are
-        damaged or do not fit each other; `MeshError` where a spec does not fit an array or the
-        mesh; `MissingDependencyError`.
+    **Raises:** `MalformedModelError` if the directory has no such module, or its files are
+    damaged or do not fit each other; `MeshError` if a spec does not fit an array or the mesh;
+    `MissingDependencyError`.
     """
     where = Path(directory)
     if not is_saved(where):
-        raise MalformedModelError(f"{where} has no {_CODE} beside {_WEIGHTS} or {_INDEX}")
+        raise MalformedModelError(f"{where} has no {_CODE} next to {_WEIGHTS} or {_INDEX}")
     name = f"invert_saved_{next(_loaded)}"
     code, page = where / _CODE, where / _PAGE
     spec = importlib.util.spec_from_file_location(name, code)
@@ -371,7 +374,7 @@ def load_saved(
         namespace.__page__ = page.read_text(encoding="utf-8") if page.is_file() else ""
         spec.loader.exec_module(namespace)
         read = namespace.load
-    # What running damaged code may raise.
+    # Exceptions that damaged code may raise.
     except (
         ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, NameError,
         OSError, RuntimeError, SyntaxError, TypeError, ValueError,
@@ -382,7 +385,7 @@ def load_saved(
             raise MissingDependencyError(text) from error
         raise MalformedModelError(f"{code} is damaged: {type(error).__name__}: {error}") from error
     if mesh is not None and "mesh" not in inspect.signature(read).parameters:
-        raise MeshError(f"{code} knows no meshes; save the module again with this version")
+        raise MeshError(f"{code} does not support meshes; save the module again with this version")
     given: dict[str, Any] = {}
     if mesh is not None:
         specs = getattr(namespace, "SPECS", {}) if shardings is None else dict(shardings)
@@ -397,7 +400,7 @@ def load_saved(
 def _check_mesh(where: Path, mesh: Mesh, specs: Mapping[str, PartitionSpec]) -> None:
     """Compare specs with the arrays in the files, reading only headers.
 
-    **Raises:** `MeshError` where one does not fit.
+    **Raises:** `MeshError` if one does not fit.
     """
     from safetensors import SafetensorError, safe_open
 

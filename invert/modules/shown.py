@@ -1,4 +1,4 @@
-"""How a recovered module is shown: one line for each function, a table of its layers, HTML."""
+"""The display of a recovered module: a line per function, a table of its layers, HTML."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _named(size: DimSize) -> int | str:
 
 
 def certificate_line(function: Function) -> str:
-    """How sure the recovery is, as far as a program was recovered."""
+    """The certificate, if a program was recovered."""
     stage = function.shown
     return "not recovered yet" if stage is None else f"certificate: {stage.report.certificate}"
 
@@ -67,7 +67,7 @@ def is_whole(leaves: Sequence[Value]) -> bool:
 
 
 def table(named: Mapping[str, Any], constants: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """A row for each layer: its name, the arrays in it with their types, how many numbers."""
+    """A row for each layer: its name, its arrays with their types, and the number of elements."""
     layers: dict[str, list[tuple[str, Any]]] = {}
     for name, value in named.items():
         layer, _, last = name.rpartition("/")
@@ -87,7 +87,7 @@ def table(named: Mapping[str, Any], constants: Mapping[str, Any]) -> list[tuple[
 def summary(
     lines: Sequence[str], rows: Sequence[tuple[str, str, str]], total: str, width: int = 60
 ) -> str:
-    """The lines, and a table of the layers as text."""
+    """The lines and a table of the layers, as text."""
     cells = [_HEAD, *((layer, _cut(arrays, width), count) for layer, arrays, count in rows)]
     widths = [max(len(row[i]) for row in cells) for i in range(3)]
     text = [
@@ -133,7 +133,7 @@ def _type_text(x: Value) -> str:
 
 
 def _tree_text(tree: Any) -> str:
-    """A pytree of types as Python would write it."""
+    """A pytree of types in Python's notation."""
     if isinstance(tree, ArgSpec):
         return _type_text(tree)
     if type(tree) is dict:
@@ -146,6 +146,6 @@ def _tree_text(tree: Any) -> str:
 
 
 def _parts(tree: Any) -> Iterator[str]:
-    """The types of the leaves of a pytree of some class."""
+    """The types of the leaves of a pytree of another class."""
     for leaf in jax.tree_util.tree_leaves(tree, is_leaf=lambda x: isinstance(x, ArgSpec)):
         yield _tree_text(leaf) if isinstance(leaf, ArgSpec) else repr(leaf)

@@ -65,7 +65,7 @@ def tree_type(tree: Any) -> Any:
 def parameter_names(entry: EntryPoint) -> dict[str, str]:
     """A unique parameter name for each argument: `x_y` for `x-y`, `class_` for `class`.
 
-    Valid names stay.
+    Valid names are unchanged.
     """
     names = list(dict.fromkeys((*entry.arg_names, *entry.kwargs)))
     plain = {n for n in names if n.isidentifier() and not keyword.iskeyword(n)} - {"self"}
@@ -98,12 +98,23 @@ def signature(entry: EntryPoint, *, stateful: bool = False) -> inspect.Signature
         for name, tree in zip(names, entry.args, strict=True)
     ]
     state, key = state_and_key(entry, stateful)
+    # The last arguments only: those before one without a default have to be given.
+    last = len(names) if state is None else 0
+    while last and entry.arg_names[last - 1] in entry.defaults:
+        last -= 1
+        default = entry.defaults[entry.arg_names[last]]
+        parameters[last] = parameters[last].replace(default=default)
     if state is not None:
         parameters.append(inspect.Parameter(state, kind, annotation=eqx.nn.State))
     by_place = entry.one_argument and state is None
     named = kind if by_place else inspect.Parameter.KEYWORD_ONLY
     parameters += [
-        inspect.Parameter(safe[name], named, annotation=tree_type(tree))
+        inspect.Parameter(
+            safe[name],
+            named,
+            default=entry.defaults.get(name, inspect.Parameter.empty),
+            annotation=tree_type(tree),
+        )
         for name, tree in entry.kwargs.items()
     ]
     if key is not None:
@@ -115,9 +126,9 @@ def signature(entry: EntryPoint, *, stateful: bool = False) -> inspect.Signature
 
 
 def state_and_key(entry: EntryPoint, stateful: bool) -> tuple[str | None, str | None]:
-    """Names of the parameters for the state and the key; `None` where there is none.
+    """Names of the parameters for the state and the key; `None` if there is none.
 
-    They are `state` and `key`, with underscores where arguments have these names.
+    They are `state` and `key`, with underscores if arguments have these names.
     """
     taken = set(parameter_names(entry).values())
 

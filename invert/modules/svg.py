@@ -1,4 +1,4 @@
-"""Draw nested boxes with arrows as SVG; a click folds a box."""
+"""Draws nested boxes with arrows as SVG; a click folds a box."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import html
 import json
 from collections.abc import Iterator, Sequence
 
-# Ends of an edge that are the top and the bottom of the box around it.
+# Ends of an edge at the top and the bottom of the enclosing box.
 TOP, BOTTOM = -1, -2
 
 _LINE, _CHAR, _PAD, _GAP, _LANE = 15, 6.7, 10, 26, 9
@@ -35,7 +35,7 @@ _STYLE = """
 }
 """
 
-# The layout once more, for after a click: `size` and `curve` are `_size` and `_curve` below.
+# The layout in JavaScript, used after a click: `size` and `curve` are `_size` and `_curve` below.
 _SCRIPT = """
 (function (root, target) {
   var box = target.closest('.foldable');
@@ -112,7 +112,7 @@ class Box:
 
     - `kind`: `"layer"`, `"ops"` or `"end"`.
     - `rows`: the boxes inside, from top to bottom; `edges` number them in this order.
-    - `title`: what is shown where the mouse rests.
+    - `title`: the tooltip.
     """
 
     kind: str
@@ -122,18 +122,18 @@ class Box:
     title: str = ""
 
     def count(self, depth: int) -> int:
-        """The number of boxes that are seen where boxes deeper than `depth` are folded."""
+        """The number of visible boxes if boxes deeper than `depth` are folded."""
         inner = (box for row in self.rows for box in row) if depth else ()
         return 1 + sum(box.count(depth - 1) for box in inner)
 
     @property
     def depth(self) -> int:
-        """How many boxes are inside of each other, without the innermost."""
+        """The nesting depth of boxes, without the innermost."""
         return max((1 + box.depth for row in self.rows for box in row), default=0)
 
 
 def draw(box: Box, depth: int) -> str:
-    """The SVG of a box, in which boxes deeper than `depth` are folded."""
+    """The SVG of a box, with boxes deeper than `depth` folded."""
     drawn = _Drawn(box, depth)
     script = _SCRIPT % {"gap": _GAP, "pad": _PAD, "lane": _LANE}
     w, h = drawn.width, drawn.height
@@ -147,7 +147,7 @@ def draw(box: Box, depth: int) -> str:
 
 
 class _Drawn:
-    """A box with its size and the places of what is inside."""
+    """A box with its size and the positions of inner boxes."""
 
     def __init__(self, box: Box, depth: int):
         self.box, self.open = box, bool(box.rows) and depth > 0
@@ -158,14 +158,14 @@ class _Drawn:
         self.head_width = max(map(len, box.lines)) * _CHAR + 2 * _PAD
         self.head = len(box.lines) * _LINE + _PAD + (_GAP if box.rows else 0)
         self.places: list[tuple[float, float]] = []
-        self.row_ends: dict[int, float] = {}  # of each box, the end of its row
+        self.row_ends: dict[int, float] = {}  # the end of each box's row
         self.closed = self.head - (_GAP if box.rows else 0)
         self.width, self.height = self.head_width, self.closed
         if self.open:
             self.width, self.height = self._size()
 
     def _lanes(self) -> list[int | None]:
-        """For each edge over more than one row, its line on the right, so that none overlap."""
+        """For each edge across several rows, its lane on the right, so that none overlap."""
         row_of = {i: n for n, row in enumerate(self.rows) for i in row}
         row_of |= {TOP: -1, BOTTOM: len(self.rows)}
         ends: list[int] = []

@@ -1,4 +1,4 @@
-"""Texts of functions: of their programs for all sizes, or else for those of a call."""
+"""Source text of functions: for all sizes, or otherwise for those of a call."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from invert._private.jax import on_whole_values
 from invert.emission import Emission, Layered, Recovered, cut_into_layers, emit_methods
 from invert.modules.function import Function, Stage
 
-# Python's parser counts how deep a tree is for all threads together (seen in 3.11).
+# Python's parser counts the depth of syntax trees across all threads (seen in 3.11).
 _ONE_THREAD = threading.RLock()
 
 
@@ -26,11 +26,11 @@ def emission_of(
 
     **Arguments:**
 
-    - `functions`: by the names of the methods that they become.
+    - `functions`: the functions by method name.
     - `held`: names of the parameters that are in the state for all.
     - `title`, `styles`, `notes`: as for `emit_methods`.
 
-    **Raises:** `EmissionError`; `SignatureError` where sizes are open that no example has fixed.
+    **Raises:** `EmissionError`; `SignatureError` if sizes are open that no example has fixed.
     """
     with _ONE_THREAD, nested_too_deep(title):
         wholes = {n: stage for n, f in functions.items() if (stage := _stage_for_text(f))}
@@ -51,9 +51,9 @@ def emission_of(
 
 @on_whole_values()
 def layers_of(function: Function) -> Layered:
-    """The layers of a recovered function, as in its text, without the text.
+    """The layers of a recovered function, as in its text.
 
-    **Raises:** `SignatureError` where sizes are open that no example has fixed.
+    **Raises:** `SignatureError` if sizes are open that no example has fixed.
     """
     with _ONE_THREAD, nested_too_deep(function.entry.name):
         if (stage := _stage_for_text(function)) is None:
@@ -68,7 +68,7 @@ def _stage_for_text(function: Function) -> Stage | None:
 def _at_one_size(function: Function, reason: str, held: Set[str]) -> Recovered:
     """The program of a function at the sizes of an example or of a call.
 
-    **Raises:** `SignatureError` where there was none.
+    **Raises:** `SignatureError` if there was none.
     """
     if (stage := function.sized) is None:
         raise SignatureError(

@@ -1,4 +1,4 @@
-"""The arrays of a module by their names in the container."""
+"""The arrays of a module, by their names in the container."""
 
 from __future__ import annotations
 
@@ -21,17 +21,18 @@ _M = TypeVar("_M", bound=eqx.Module)
 
 
 def values(module: eqx.Module, state: eqx.nn.State | None = None) -> dict[str, Any]:
-    """The arrays of a module by the names of the variables that they were in its container.
+    """The arrays of a module, by the names of the container's variables.
 
     **Arguments:**
 
     - `module`: a recovered module or its `model`, trained or not, with its layers in any style.
     - `state`: the state of the module; its values replace the initial ones.
 
-    **Returns:** arrays in the shapes of the container. Constants of the program are not among them.
+    **Returns:** arrays in the shapes of the container, without constants of the program.
 
-    **Raises:** `SignatureError` where it is not a module of this process that `invert` has
-        recovered or written.
+    **Raises:** `SignatureError` if it is not a module that `invert` has recovered or written in
+    this
+    process.
 
     ??? example
 
@@ -62,19 +63,19 @@ def values(module: eqx.Module, state: eqx.nn.State | None = None) -> dict[str, A
 
 
 def with_values(module: _M, values: Mapping[str, Any], *, strict: bool = True) -> _M:
-    """A module with other arrays, such as the inference mode of a model with trained ones.
+    """A module with other arrays, e.g. the inference mode of a model with trained arrays.
 
     **Arguments:**
 
     - `module`: a recovered module or its `model`.
-    - `values`: arrays by the names in the container, as `invert.values` gives them. Names that the
+    - `values`: arrays by their names in the container, as from `invert.values`. Names that the
         module does not have are ignored.
-    - `strict`: whether all of its variables have to be among them; otherwise others stay.
+    - `strict`: whether all of its variables must be given; otherwise the others are unchanged.
 
-    **Returns:** a module of the same kind. Where it has a state, make that anew:
-        `eqx.nn.State(module)`.
+    **Returns:** a module of the same kind. If it has a state, create that again:
+    `eqx.nn.State(module)`.
 
-    **Raises:** `SignatureError` with all that is missing or has another shape.
+    **Raises:** `SignatureError` that lists everything missing or of another shape.
 
     ??? example
 
@@ -103,18 +104,19 @@ def with_values(module: _M, values: Mapping[str, Any], *, strict: bool = True) -
 
 
 def assign(target: Any, values: Mapping[str, Any]) -> tuple[str, ...]:
-    """Give arrays back to the variables of a Keras model or another object of TensorFlow.
+    """Assign arrays to the variables of a Keras model or another TensorFlow object.
 
     **Arguments:**
 
-    - `target`: an object with `variables`, whose `path` or name says which array is theirs. The
-        name of the model in front may be another or none, as in a `.keras` file.
-    - `values`: arrays by the names in the container, as `invert.values` gives them.
+    - `target`: an object with `variables`, matched by `path` or name. The leading name of the model
+        may differ or be missing, as in a `.keras` file.
+    - `values`: arrays by their names in the container, as from `invert.values`.
 
-    **Returns:** the names of the variables that have no array among `values` and stay.
+    **Returns:** the names of the variables without an array in `values`, which are unchanged.
 
-    **Raises:** `SignatureError` with all arrays that have no variable or another shape; nothing is
-        assigned then.
+    **Raises:** `SignatureError` that lists all arrays without a variable or of another shape;
+    nothing
+    is assigned then.
 
     ??? example
 
@@ -161,7 +163,7 @@ def _fitting(
 ) -> dict[str, Any]:
     """The values of some variables.
 
-    **Raises:** `SignatureError` with all that is missing or has another shape.
+    **Raises:** `SignatureError` that lists everything missing or of another shape.
     """
     wrong = [f"{name!r} is missing" for name in shapes if strict and name not in values]
     for name, shape in shapes.items():
@@ -179,7 +181,7 @@ def _origin(module: eqx.Module) -> Origin:
     origin = getattr(sys.modules.get(type(module).__module__), "__origin__", None)
     if not isinstance(origin, Origin):
         raise SignatureError(
-            f"what {type(module).__name__} was called in a container is not known: give a module "
+            f"the names of {type(module).__name__} in a container are not known: pass a module "
             "that invert has recovered in this process, or its `model`"
         )
     return origin

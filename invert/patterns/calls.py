@@ -27,7 +27,7 @@ def opened(site: Site, names: Container[str]) -> JaxFunction | None:
     (eqn,) = jaxpr.eqns
     if list(eqn.invars) != list(jaxpr.invars) or not set(jaxpr.outvars) <= set(eqn.outvars):
         return None
-    # Unused results are missing.
+    # Unused results are left out.
     kept = [eqn.outvars.index(v) for v in jaxpr.outvars]
 
     def call(*args: Value) -> Value:

@@ -120,7 +120,7 @@ def _extremum(site: Site) -> Iterator[Call]:
 
 
 def _before_stretch(site: Site, atom: Atom) -> tuple[int, ...] | None:
-    """The shape of an operand before the lowering of the primitive broadcast it."""
+    """The shape of an operand before the lowering broadcast it."""
     eqn = produced_by(site, atom, "broadcast_in_dim")
     if eqn is None or hint_of(eqn).primitive == "broadcast_in_dim" or not is_var(eqn.invars[0]):
         return None

@@ -27,7 +27,7 @@ from invert.rewriting.pattern import Call, EquationPattern, Pattern, Site
 
 
 def _values(site: Site, routine: Routine, operands: Values) -> list[Value]:
-    """All results of the custom call, with zeros for the work space and the status (success)."""
+    """All results of the custom call, with zeros as work space and as status (success)."""
     values: list[Value] = [lax.full(v.aval.shape, 0, v.aval.dtype) for v in site.eqn.outvars]
     arrays = operands[routine.first : routine.first + routine.arrays]
     for i, value in zip(routine.results, routine.compute(site, *arrays), strict=False):
@@ -36,7 +36,7 @@ def _values(site: Site, routine: Routine, operands: Values) -> list[Value]:
 
 
 def _is_plain(site: Site, routine: Routine) -> bool:
-    """Whether the program uses the results, and of the status only a test."""
+    """Whether the program uses the status only to test for success."""
     for i, v in enumerate(site.eqn.outvars):
         if i in routine.results:
             continue
@@ -175,7 +175,7 @@ _HASHES = frozenset(f"{p}_threefry2x32{s}" for p in ("cu", "hip") for s in ("", 
 
 
 def _fallback(site: Site) -> JaxFunction | None:
-    """`jit[xla_fallback_qr]` opened: before 2024 the lowering put such functions around calls."""
+    """Inline `jit[xla_fallback_qr]`: before 2024 the lowering wrapped calls in such functions."""
     if not str(site.eqn.params["name"]).startswith("xla_fallback_"):
         return None
     closed = site.eqn.params["jaxpr"]

@@ -103,7 +103,7 @@ def explain(
 
     **Returns:** an `Explanation`; print it, or read its `attempts`.
 
-    **Raises:** `PatternError` if no pattern has that name, or it rewrites whole programs.
+    **Raises:** `PatternError` if the pattern is unknown, or rewrites whole programs.
 
     ??? example
 

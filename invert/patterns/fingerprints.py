@@ -1,10 +1,11 @@
-"""Which primitives library functions consist of, known without lowering them.
+"""Fingerprints of library functions: which primitives they consist of, without lowering them.
 
 A function of a module without names may be any that JAX has. Its fingerprint, a digest of the
 primitives in its body, says which to try; each is then lowered and compared as a whole.
 `fingerprints.json` holds those of the JAX releases that `benchmarks/fingerprints.py` was run with.
-With another release they are worked out for functions that end in the same primitive, and kept in
-the user's cache directory.
+For another release they are computed for functions that end in the same primitive, and stored in
+the
+user's cache directory.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _SHAPES = ((2,), (2, 2), (4, 4))
 
 
 class Fingerprint(NamedTuple):
-    """Of a body: the primitive that gives its first result, and a digest of all its primitives."""
+    """The primitive that gives a body's first result, and a digest of all its primitives."""
 
     root: str
     digest: str
@@ -50,7 +51,7 @@ def fingerprint(closed: AnyJaxpr) -> Fingerprint:
 def worked_out(
     function: JaxFunction, template: Callable[[Call], Graph | None]
 ) -> list[Fingerprint]:
-    """The fingerprints of a function of one array, by its templates."""
+    """The fingerprints of a function of one array, from its templates."""
     found: dict[Fingerprint, None] = {}
     for shape in _SHAPES:
         x = jax.ShapeDtypeStruct(shape, np.float32)
@@ -62,7 +63,7 @@ def worked_out(
 
 @functools.cache
 def shipped() -> Mapping[str, Mapping[str, list[list[str]]]]:
-    """By release of JAX, then by name of a function: its fingerprints."""
+    """Fingerprints by JAX release and function name."""
     return json.loads(resources.files("invert.patterns").joinpath(FILE).read_text())
 
 
@@ -72,7 +73,7 @@ def may_be(
     template: Callable[[Call], Graph | None],
     version: str = jax.__version__,
 ) -> list[JaxFunction]:
-    """The functions that have this fingerprint."""
+    """The functions with this fingerprint."""
     known = shipped().get(version)
     if known is not None:
         return [f for f in functions if list(wanted) in known.get(name_of(f), [])]
@@ -92,7 +93,7 @@ def may_be(
 
 
 def _roots(name: str, default: str) -> set[str]:
-    """The primitives that a function ends in, in the releases that are known."""
+    """The primitives in which a function ends, in the known releases."""
     found = {root for release in shipped().values() for root, _ in release.get(name, [])}
     return found or {default}
 

@@ -1,8 +1,8 @@
 """Key types: recovers arrays of keys from the `uint32` arrays that lowering makes of them.
 
 The other patterns leave `random_wrap` before and `random_unwrap` after every operation on keys.
-This pass passes the keys themselves on, through slices, reshapes, calls and loops, and removes
-both primitives if the program uses typed keys (`jax.random.key`).
+This pass propagates the keys themselves through slices, reshapes, calls and loops, and removes both
+primitives if the program uses typed keys (`jax.random.key`).
 
 A program that takes keys as `uint32` arguments uses the older style (`jax.random.PRNGKey`), in
 which JAX itself wraps and unwraps around each function. There the pass is limited to the functions
@@ -54,7 +54,7 @@ _Traced: TypeAlias = tuple[ClosedJaxpr, list[bool]]
 
 
 class _Key:
-    """An array of keys that the program represents by its words."""
+    """An array of keys, which the program represents by its words."""
 
     def __init__(self, keys: Value):
         self.keys = keys

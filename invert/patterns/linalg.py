@@ -53,15 +53,15 @@ def _cholesky(site: Site) -> Iterator[Call]:
 
 
 def _cholesky_op(site: Site) -> Iterator[Call]:
-    """The op of that name, for TPUs: as in JAX, the other triangle is undefined."""
+    """The op `cholesky`, for TPUs: as in JAX, the other triangle is undefined."""
     if site.platform == "tpu":
         yield bind(linalg.cholesky_p, *_operands(site))
 
 
 def _eig(site: Site) -> Iterator[Call]:
     a = attributes(site.eqn)
-    # The lowering does not say whether the author enabled derivatives of eigenvectors. They are
-    # those of simple eigenvalues, as for eigh and svd.
+    # The lowering does not say whether the author enabled derivatives of eigenvectors. They
+    # assume simple eigenvalues, as those of eigh and svd do.
     yield bind(
         linalg.eig_p,
         *_operands(site),

@@ -38,7 +38,7 @@ def _symmetric_product(site: Site) -> Iterator[Call]:
 
 
 def _factor(eqn: Eqn | None) -> tuple[float, Atom] | None:
-    """The number and the other factor of `mul 0.5 x`."""
+    """The literal and the other factor of `mul 0.5 x`."""
     if eqn is None or eqn.primitive is not lax.mul_p:
         return None
     for number, other in (eqn.invars, reversed(eqn.invars)):
@@ -48,7 +48,7 @@ def _factor(eqn: Eqn | None) -> tuple[float, Atom] | None:
 
 
 def _cholesky_update(site: Site) -> Iterator[Call]:
-    """One plane rotation for each row of the factor, unrolled."""
+    """A plane rotation for each row of the factor, unrolled."""
     out = site.out
     if len(out.shape) != 2 or out.shape[0] != out.shape[1] or out.dtype.kind != "f":
         return

@@ -67,7 +67,7 @@ class Counted:
 
 
 def _size(atom: Atom, graph: Graph) -> DimSize | None:
-    """The whole number that an atom is, or the size."""
+    """The integer or open size that an atom is known to be."""
     if isinstance(atom, Literal):
         value = np.asarray(atom.val)
         return int(value) if value.ndim == 0 and value.dtype.kind in "iu" else None
@@ -80,7 +80,7 @@ def _size(atom: Atom, graph: Graph) -> DimSize | None:
 
 
 def counted(eqn: Eqn) -> Counted | None:
-    """The loop `for i in range(length)` that a `while` is; `None` where it is another."""
+    """A `while` as `for i in range(length)`; `None` if it is not one."""
     parts = WhileParts.of(eqn)
     test = Graph(parts.cond, consts_of(parts.cond))
     (holds,) = test.jaxpr.outvars
@@ -102,7 +102,7 @@ def counted(eqn: Eqn) -> Counted | None:
 
 
 def _limits(holds: Atom, test: Graph) -> list[tuple[Atom, DimSize]] | None:
-    """The comparisons `variable < size` that a condition is made of; `None` for another one."""
+    """The comparisons `variable < size` whose conjunction is the condition; `None` for others."""
     eqn = test.producer(holds)
     if eqn is not None and eqn.primitive.name == "and":
         parts = [_limits(a, test) for a in eqn.invars]
@@ -225,7 +225,7 @@ def _scan(site: Site) -> JaxFunction | None:
             direction = backwards
             outputs[position] = found
     if is_open(length) and not reads:
-        return None  # JAX has no such scan; its `fori_loop` is a `while` until it has a number
+        return None  # JAX has no such scan; a `fori_loop` of open length is a `while`
     return _build(site.eqn, loop, reads, outputs, bool(direction))
 
 
@@ -275,7 +275,7 @@ def _build(
             step,
             [init[i] for i in carried],
             [outside[x] for x in xs],
-            # `lax.scan` takes a length that is open from its inputs only.
+            # `lax.scan` takes an open length from its inputs only.
             length=None if is_open(loop.length) else loop.length,
             reverse=reverse,
         )
@@ -307,7 +307,7 @@ def _needed(loop: Counted, outputs: dict[int, Access], given: Set[Atom]) -> list
 
 
 def _whole_body(eqns: Sequence[Eqn]) -> dict[Eqn, AnyJaxpr]:
-    """The function that the lowering puts around a whole body, if there is one, by its call."""
+    """The call of the function that the lowering puts around a whole body, if any."""
     calls = [e for e in eqns if e.primitive.name == "jit"]
     rest = [e for e in eqns if e.primitive.name not in ("jit", "add", "sub")]
     return {e: e.params["jaxpr"] for e in calls} if len(calls) == 1 and not rest else {}

@@ -1,8 +1,10 @@
-"""Rewrites that make a program faster on a platform, equal up to rounding, with all derivatives.
+"""Rewrites that make a program faster on a platform; equal up to rounding, with all derivatives.
 
-They are no recoveries and not in `STAGES`: `Config(optimize=...)` and `invert.optimize` ask for
-them. For which operands one pays says `optimized.json`, which `benchmarks/optimize.py` measures:
-the time of the rewritten over that of the original, forward and with the gradient, by kind.
+They recover nothing, so they are not in `STAGES`: `Config(optimize=...)` and `invert.optimize`
+select
+them. `optimized.json`, written by `benchmarks/optimize.py`, says for which operands a rewrite pays:
+the
+time of the rewritten program over that of the original, forward and with the gradient, by kind.
 """
 
 from __future__ import annotations
@@ -24,8 +26,9 @@ from invert.ir.types import JaxFunction, Value
 from invert.rewriting.pattern import EquationPattern, Site, Stage
 
 FILE = "optimized.json"
-# A rewrite pays where neither the forward pass nor the gradient gets slower by more than is
-# measured on a shared machine by chance, and both together get faster by more than that.
+# A rewrite pays if neither the forward pass nor the gradient gets slower by more than the noise of
+# a
+# shared machine, and both together get faster by more than that.
 SLOWER, FASTER = 1.05, 0.9
 
 Pays = Callable[[str, str], bool]
@@ -33,7 +36,7 @@ Pays = Callable[[str, str], bool]
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What would stand in the place of an equation; its operands are of this kind."""
+    """The replacement of an equation, and the kind of its operands."""
 
     kind: str
     function: JaxFunction
@@ -41,12 +44,12 @@ class Plan:
 
 @functools.cache
 def measured() -> Mapping[str, Mapping[str, Mapping[str, Sequence[float]]]]:
-    """By platform, rewrite and kind of operands: the ratios of the forward pass and gradient."""
+    """Time ratios of forward pass and gradient, by platform, rewrite and kind of operands."""
     return json.loads(resources.files("invert.patterns").joinpath(FILE).read_text())
 
 
 def pays_on(platform: str) -> Pays:
-    """Whether a rewrite pays on a platform, for a kind of operands that was measured."""
+    """Whether a rewrite pays on a platform, for a measured kind of operands."""
     table = measured().get(platform, {})
 
     def pays(name: str, kind: str) -> bool:
@@ -57,7 +60,7 @@ def pays_on(platform: str) -> Pays:
 
 
 def stage(pays: Pays, disabled: Collection[str] = ()) -> Stage:
-    """The rewrites, each where it pays."""
+    """The rewrites, limited to operands for which they pay."""
     return Stage(
         tuple(
             EquationPattern(name, roots, functools.partial(_rewrite, name, plan, pays))
@@ -80,13 +83,13 @@ def _rewrite(
 
 
 def _bound(n: int, bounds: Sequence[int]) -> int | None:
-    """The first of these that is not smaller; `None` where all are."""
+    """The first of `bounds` that is at least `n`; `None` if all are smaller."""
     return next((b for b in bounds if n <= b), None)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Convolution:
-    """A convolution as it would be over `(batch, *sizes, channels)`."""
+    """A convolution in the layout `(batch, *sizes, channels)`."""
 
     dtype: str
     sizes: tuple[int, ...]
@@ -102,12 +105,12 @@ class _Convolution:
 
     @staticmethod
     def of(site: Site) -> _Convolution | None:
-        """The convolution at a site; `None` for types and sizes that are not rewritten."""
+        """The convolution at a site; `None` if its types or sizes are not rewritten."""
         params = site.eqn.params
         x, kernel = (site.aval(a) for a in site.eqn.invars)
         numbers = params["dimension_numbers"]
         lhs, out = ((s[0], *s[2:], s[1]) for s in (numbers.lhs_spec, numbers.out_spec))
-        # The kernel goes to (*window, in, out).
+        # The kernel becomes (*window, in, out).
         results, inputs, *window = numbers.rhs_spec
         rhs = (*window, inputs, results)
         sizes = tuple(x.shape[i] for i in lhs[1:])
@@ -142,7 +145,7 @@ class _Convolution:
         return ", strided" if set(self.strides) != {1} else ""
 
     def over(self, run: Callable[[Value, Value], Value]) -> JaxFunction:
-        """`run` over arrays whose channels are last, for those of the site."""
+        """`run`, which takes channels-last arrays, on arrays in the site's layout."""
         lhs, rhs, back = self.orders
 
         def function(x: Value, kernel: Value) -> list[Value]:
@@ -159,7 +162,7 @@ def _ordered(x: Value, order: Sequence[int]) -> Value:
 
 
 def _depthwise(site: Site) -> Plan | None:
-    """A convolution of each channel by itself -> shifted products, added up."""
+    """A depthwise convolution -> a sum of shifted products."""
     conv = _Convolution.of(site)
     if conv is None or conv.groups != conv.channels or conv.channels == 1:
         return None
@@ -177,7 +180,7 @@ def _depthwise(site: Site) -> Plan | None:
 
 
 def _grouped(site: Site) -> Plan | None:
-    """A convolution of groups of channels -> a convolution of each group."""
+    """A grouped convolution -> a convolution of each group."""
     conv = _Convolution.of(site)
     if conv is None or conv.groups in (1, conv.channels) or set(conv.spread) != {1}:
         return None
@@ -197,7 +200,7 @@ def _grouped(site: Site) -> Plan | None:
 
 
 def _pointwise(site: Site) -> Plan | None:
-    """A convolution with a window of one -> a product of matrices."""
+    """A convolution with a window of one -> a matrix product."""
     conv = _Convolution.of(site)
     if (
         conv is None
@@ -224,7 +227,7 @@ def _pointwise(site: Site) -> Plan | None:
 
 
 def _transposed(site: Site) -> Plan | None:
-    """A convolution over zeros put between the numbers -> one for each part of the window."""
+    """A convolution with dilated input -> one for each part of the window."""
     conv = _Convolution.of(site)
     if (
         conv is None
@@ -251,7 +254,7 @@ def _transposed(site: Site) -> Plan | None:
 
 
 def _pool(function: Callable[..., Value], site: Site) -> Plan | None:
-    """A reduction of windows -> one of shifted slices, one axis after the other."""
+    """A reduction of windows -> a reduction of shifted slices, one axis at a time."""
     params, x = site.eqn.params, site.aval(site.eqn.invars[0])
     window, strides = tuple(params["window_dimensions"]), tuple(params["window_strides"])
     padding = tuple(map(tuple, params["padding"]))
@@ -275,7 +278,7 @@ def _pool(function: Callable[..., Value], site: Site) -> Plan | None:
     return Plan(kind, lambda x: [function(x, window, strides, padding)])
 
 
-# The first of those that apply is taken.
+# The first that applies is used.
 _PLANS: Mapping[str, tuple[tuple[str, ...], Callable[[Site], Plan | None]]] = {
     "depthwise_conv": (("conv_general_dilated",), _depthwise),
     "grouped_conv": (("conv_general_dilated",), _grouped),

@@ -122,7 +122,7 @@ def wrap(key: Value, impl: str) -> Value:
 
 
 def _keyed(key: tuple[Any, ...], function: JaxFunction, *avals: Any) -> Iterator[Call]:
-    """The call under both settings of `jax_threefry_partitionable`."""
+    """The call under each setting of `jax_threefry_partitionable`."""
     for partitionable in (True, False):
 
         def run(*args: Value, partitionable: bool = partitionable) -> Value:

@@ -1,7 +1,7 @@
 """Special functions that lowering expands into polynomials and loops.
 
-The table lists a literal that each expansion contains, so that programs without it are skipped at
-once. Callers come before callees: of nested expansions the outer one must match.
+The table lists a literal that each expansion contains, so that programs without it are skipped
+quickly. Callers come before callees: of nested expansions the outer one must match.
 
 `atan2(x, 1)` and `exp(x log 2)` are recognized as `atan` and `exp2` where the location names those
 primitives, or where there is no location.

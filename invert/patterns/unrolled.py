@@ -71,7 +71,7 @@ def _loop(eqn: Eqn) -> _Loop | None:
     found = [access(e, graph, read) for e in graph.eqns]
     reads = [r for r in found if r is not None and any(r.array is c for c in loop.consts)]
     positions = [i for i in range(len(loop.carry)) if i != loop.counter]
-    writes = {i: w for i in positions if (w := _written(loop, i)) is not None}
+    writes = {i: w for i in positions if (w := _block_write(loop, i)) is not None}
     backwards = {loop.direction(a.index) for a in (*reads, *writes.values())}
     if len(backwards) > 1 or None in backwards:
         return None
@@ -95,7 +95,7 @@ def _is_splat(eqn: Eqn) -> bool:
     return eqn.primitive.name == "broadcast_in_dim"
 
 
-def _written(loop: Counted, position: int) -> Access | None:
+def _block_write(loop: Counted, position: int) -> Access | None:
     eqn = loop.body.producer(loop.body.jaxpr.outvars[position])
     found = None if eqn is None else access(eqn, loop.body, write)
     return found if found is not None and found.array is loop.carry[position] else None

@@ -90,7 +90,7 @@ def _select_and_scatter_add(site: Site) -> Iterator[Call]:
 
 
 def _approx_top_k(site: Site) -> Iterator[Call]:
-    """The custom call `ApproxTopK`, with its options in the backend configuration."""
+    """The custom call `ApproxTopK`, with options in the backend configuration -> approx_top_k."""
     params = site.eqn.params
     if params["target"] not in ("ApproxTopK", "PartialReduce"):
         return

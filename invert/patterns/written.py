@@ -28,7 +28,7 @@ _MAX_DEPTH = 16
 
 
 def _exponent(site: Site, atom: Atom) -> int:
-    """How many factors `atom` is a product of, all the same value; 1 if it is not one."""
+    """The exponent if `atom` is a power written as a product; otherwise 1."""
     known: dict[Any, tuple[Any, int]] = {}
 
     def visit(atom: Atom, depth: int) -> tuple[Any, int]:

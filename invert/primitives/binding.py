@@ -1,7 +1,7 @@
 """Binds operands and attributes of an op to the parameters of its rule.
 
-A rule is a function of its operands. Parameters before the star are operands in their order,
-keyword-only ones are attributes by their names, and a few names stand for what surrounds the op:
+A rule is a function of its operands. Parameters before the star are operands in order, keyword-only
+ones are attributes by name, and a few names denote the context of the op:
 
     @rule("Roll")
     def roll(x: Array, shift: Array, axis: Ints): ...
@@ -9,8 +9,8 @@ keyword-only ones are attributes by their names, and a few names stand for what 
     @rule("stablehlo.concatenate")
     def concatenate(*operands: Array, dimension: int): ...
 
-The annotation of an operand says how it is converted before the rule sees it. A `Binder` holds the
-conversions of one kind of ops: there is one for TensorFlow's and one for StableHLO's.
+The annotation of an operand determines how it is converted for the rule. A `Binder` holds the
+conversions for one kind of ops: there is one for TensorFlow and one for StableHLO.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from invert.ir.types import Value
 # Converts one operand; takes `(ctx, op, values, index)`.
 Conversion = Callable[[Any, Any, Sequence[Any], int], Any]
 
-# Stands for an attribute that an op does not have.
+# Marks an attribute that an op does not have.
 ABSENT: Any = object()
 
 
@@ -45,10 +45,10 @@ class Signature:
     **Arguments:**
 
     - `operands`: names and annotations of the operands.
-    - `required`: how many of them have no default, so that they have to be there.
-    - `rest`: the annotation of `*name`, which takes the other operands; `None` without one.
-    - `attributes`: the attributes by their names.
-    - `context`: the names of the surroundings that the rule asks for.
+    - `required`: number of operands without a default.
+    - `rest`: the annotation of `*name`, which takes the remaining operands, if any.
+    - `attributes`: the attributes by name.
+    - `context`: the context parameters that the rule takes.
     """
 
     operands: tuple[tuple[str, str], ...]
@@ -75,14 +75,14 @@ class Signature:
             elif parameter.kind is parameter.KEYWORD_ONLY:
                 attributes[name] = Attribute(note, parameter.default is not parameter.empty)
             elif parameter.kind is parameter.VAR_KEYWORD:
-                raise TypeError(f"a rule names its attributes: {rule} has **{name}")
+                raise TypeError(f"a rule must name its attributes: {rule} has **{name}")
             else:
                 operands.append((name, note))
                 required += parameter.default is parameter.empty
         return cls(tuple(operands), required, rest, attributes, frozenset(context))
 
     def count_problem(self, count: int) -> str | None:
-        """What is wrong with this number of operands; `None` if the rule takes it."""
+        """The problem with this number of operands; `None` if the rule accepts it."""
         most = len(self.operands)
         if self.required <= count and (count <= most or self.rest is not None):
             return None
@@ -92,13 +92,13 @@ class Signature:
 
 @dataclasses.dataclass(frozen=True)
 class Binder:
-    """How ops of one kind are bound.
+    """Binds ops of one kind.
 
     **Arguments:**
 
-    - `conversions`: how an operand is converted, by the annotation of its parameter.
-    - `surroundings`: what stands under a name for the context and the op; takes `(ctx, op)`.
-    - `attribute`: reads an attribute; takes `(op, name, annotation)`, gives `ABSENT` where the op
+    - `conversions`: converts operands, by the annotation of the parameter.
+    - `surroundings`: the values of context parameters; each takes `(ctx, op)`.
+    - `attribute`: reads an attribute; takes `(op, name, annotation)`, returns `ABSENT` if the op
         has none of that name.
     - `place`: the name and the location of an op.
     """
@@ -110,9 +110,9 @@ class Binder:
 
 
 class Bound:
-    """A function of operands and attributes, as a function of `(ctx, op, values)`.
+    """Turn a function of operands and attributes into one of `(ctx, op, values)`.
 
-    It gives a list of results: the function returns one, several, or `None` for none.
+    It returns a list of results; the function returns one, several, or `None` for none.
     """
 
     def __init__(self, function: Callable[..., Any], binder: Binder) -> None:

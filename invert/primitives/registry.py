@@ -1,4 +1,4 @@
-"""Registries of rules by the name of the op: one class for TensorFlow's ops and for StableHLO's."""
+"""A registry of rules by op name, used for TensorFlow and for StableHLO."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Registry(Generic[E]):
 
     **Arguments:**
 
-    - `kind`: what the ops are called in messages, such as `"the TensorFlow op"`.
+    - `kind`: the kind of ops, for messages, such as `"the TensorFlow op"`.
     """
 
     def __init__(self, kind: str) -> None:
@@ -24,7 +24,7 @@ class Registry(Generic[E]):
     def add(self, op: str, entry: E) -> None:
         """Register the entry of an op.
 
-        **Raises:** `RuntimeError` once frozen, `ValueError` where the op has one.
+        **Raises:** `RuntimeError` once frozen, `ValueError` if the op has one.
         """
         self._check_open(op)
         if op in self._entries:
@@ -34,7 +34,7 @@ class Registry(Generic[E]):
     def declare(self, op: str, **fields: Any) -> None:
         """Set fields of an entry that still have their defaults.
 
-        **Raises:** `RuntimeError` once frozen, `ValueError` where such a field was set.
+        **Raises:** `RuntimeError` once frozen, `ValueError` if such a field was set.
         """
         self._check_open(op)
         entry: Any = self._entries[op]
@@ -49,7 +49,7 @@ class Registry(Generic[E]):
         self._frozen = True
 
     def get(self, op: str) -> E | None:
-        """The entry registered for an op; `None` without one."""
+        """The entry of an op; `None` if there is none."""
         return self._entries.get(op)
 
     def ops(self) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Sorts by orders that `lax.sort` does not have."""
+"""Sorts by orders that `lax.sort` does not support."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ Comparator = Callable[..., Sequence[Value]]
 def by_assumption() -> contextlib.AbstractContextManager[None]:
     """For sorts that are right only if the comparator is a strict weak order.
 
-    StableHLO leaves open what a sort by any other gives, and backends differ there.
+    StableHLO does not specify sorts by other comparators, and backends differ.
     """
     return name_stack((*current_names(), Hint(assumes_order=True).encode()))
 
 
 def sorted_by(key: Value, operands: Sequence[Value], dimension: int) -> list[Value]:
-    """A stable sort of arrays by another one."""
+    """A stable sort of arrays by another array."""
     return list(lax.sort((key, *operands), dimension=dimension, num_keys=1)[1:])
 
 
 def total_order_key(x: Value) -> Value:
-    """Integers in the order in which IEEE's total order has numbers."""
+    """Integers ordered like the numbers in IEEE's total order."""
     width = np.dtype(x.dtype).itemsize * 8
     bits = lax.bitcast_convert_type(x, np.dtype(f"int{width}"))
     largest = np.array(2 ** (width - 1) - 1, bits.dtype)
@@ -43,8 +43,8 @@ def total_order_key(x: Value) -> Value:
 def merge_sort(compare: Comparator, operands: Sequence[Value], dimension: int) -> list[Value]:
     """Stable sort by any comparator: a merge sort over positions, O(n log^2 n).
 
-    `lax.sort` knows orders by numbers only. Runs of doubling length are merged: a binary search in
-    the other run counts how many of its elements come before an element, which is its new place.
+    `lax.sort` supports orders by numbers only. Runs of doubling length are merged: a binary search
+    in the other run counts the elements that precede an element, which gives its new position.
     """
     n = operands[0].shape[dimension]
     if n < 2:
@@ -79,7 +79,7 @@ def _order(compare: Comparator, row: Sequence[Value]) -> Value:
             size, low, high = state
             probe = (low + high) // 2
             other = order[jnp.minimum(probe, n - 1)]
-            # An element of the left run stays before its equals in the right run.
+            # An element of the left run stays before equal ones in the right run.
             smaller = jnp.where(left, before(other, order), ~before(order, other))
             open_ = low < high
             return (
@@ -93,5 +93,5 @@ def _order(compare: Comparator, row: Sequence[Value]) -> Value:
         place = start + (position - jnp.where(left, start, middle)) + (low - base)
         return 2 * width, jnp.zeros_like(order).at[place].set(order, unique_indices=True)
 
-    # Loops, so that the program is of one length for all sizes.
+    # Loops, so that the length of the program does not depend on the size.
     return lax.while_loop(lambda s: s[0] < n, merge, (jnp.asarray(1, np.int32), position))[1]

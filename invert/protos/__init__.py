@@ -1,1 +1,1 @@
-"""TensorFlow's files without TensorFlow: messages, types, tensors and the definitions of ops."""
+"""Reads TensorFlow's files without TensorFlow: messages, types, tensors and op definitions."""

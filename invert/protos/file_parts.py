@@ -1,4 +1,4 @@
-"""Large contents of a message that stay in its file until they are asked for."""
+"""Large fields of a message that stay in its file until they are read."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from invert.protos.messages import Cut, cut, parse
 
-# What is smaller than this is read with the message.
+# Smaller fields are read with the message.
 _LARGE = 1 << 16
 _CHUNK = 1 << 22
 
@@ -38,18 +38,18 @@ class FilePart:
         return self._mapped.find(content, self._start, self._start + self._size) >= 0
 
     def part(self, low: int, high: int) -> bytes:
-        """The bytes between two places, as far as there are any."""
+        """The bytes between two positions, clipped to the file."""
         return self._mapped[self._start + low : self._start + min(high, self._size)]
 
     def index(self, content: bytes, low: int) -> int:
-        """The first place of some bytes from a place on."""
+        """The first position of `what` from `start` on."""
         found = self._mapped.find(content, self._start + low, self._start + self._size)
         if found < 0:
             raise ValueError("subsection not found")
         return found - self._start
 
     def chunks(self) -> Iterator[bytes]:
-        """The bytes in order; pages that were read are let go."""
+        """The bytes in order; releases pages once read."""
         end = self._start + self._size
         for low in range(self._start, end, _CHUNK):
             yield self._mapped[low : min(low + _CHUNK, end)]
@@ -59,13 +59,13 @@ class FilePart:
 
 
 class FileParts:
-    """What was left in a file, by what stands for it in the message."""
+    """The fields left in a file, by their placeholders in the message."""
 
     def __init__(self, parts: Mapping[bytes, FilePart]):
         self._parts = parts
 
     def get(self, content: bytes) -> bytes | FilePart:
-        """The content of a field: itself, or what it stands for."""
+        """The content of a field: its bytes, or those that a placeholder denotes."""
         return self._parts.get(content, content)
 
 
@@ -73,7 +73,7 @@ NO_PARTS = FileParts({})
 
 
 def read_message(name: str, path: Path) -> tuple[Any, FileParts]:
-    """A message that a file holds, and the large modules in it, which were left out.
+    """The message in a file, and its large modules, which were left in the file.
 
     **Raises:** `MalformedModelError`; `OSError`.
     """
@@ -81,7 +81,7 @@ def read_message(name: str, path: Path) -> tuple[Any, FileParts]:
         return parse(name, path.read_bytes(), str(path)), NO_PARTS
     with path.open("rb") as file:
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    # No file can hold what stands for its parts: it is drawn anew each time.
+    # Random, so that no file can contain a placeholder.
     secret = os.urandom(16)
     cuts: list[Cut] = []
     data = cut(name, mapped, _LARGE, secret, cuts)

@@ -1,6 +1,6 @@
 """Classes for the messages in TensorFlow's files, built from the table of their fields.
 
-They live in a pool of their own, so that they never meet those that TensorFlow registers.
+They live in a separate pool, so that they never clash with those that TensorFlow registers.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _PACKAGE = "invert"
 _SCALARS = (
     "double float int64 uint64 int32 fixed64 fixed32 bool string bytes uint32 sint32 sint64"
 ).split()
-_Field = descriptor_pb2.FieldDescriptorProto
+_Proto = descriptor_pb2.FieldDescriptorProto
 
 
-class _Row(NamedTuple):
+class Field(NamedTuple):
     """One field of a message: `key` is the type of the keys of a map."""
 
     number: int
@@ -33,9 +33,9 @@ class _Row(NamedTuple):
     group: str
 
 
-def _rows() -> dict[str, list[_Row]]:
-    tables: dict[str, list[_Row]] = {}
-    rows: list[_Row] = []
+def fields() -> dict[str, list[Field]]:
+    tables: dict[str, list[Field]] = {}
+    rows: list[Field] = []
     for line in SCHEMA.splitlines():
         if line and not line.startswith(" "):
             rows = tables[line] = []
@@ -44,7 +44,7 @@ def _rows() -> dict[str, list[_Row]]:
             key, _, plain = kind.rpartition(":")
             repeated = plain.endswith("*")
             in_group = group[0].removeprefix("@") if group else ""
-            rows.append(_Row(int(number), name, plain.rstrip("*"), key, repeated, in_group))
+            rows.append(Field(int(number), name, plain.rstrip("*"), key, repeated, in_group))
     return tables
 
 
@@ -53,7 +53,7 @@ def _classes() -> Mapping[str, Any]:
     file = descriptor_pb2.FileDescriptorProto(
         name="invert/tensorflow.proto", package=_PACKAGE, syntax="proto3"
     )
-    for name, rows in _rows().items():
+    for name, rows in fields().items():
         message = file.message_type.add(name=_flat(name))
         groups = list(dict.fromkeys(row.group for row in rows if row.group))
         for group in groups:
@@ -61,7 +61,7 @@ def _classes() -> Mapping[str, Any]:
         for row in rows:
             field = message.field.add(name=row.name, number=row.number)
             field.label = (
-                _Field.LABEL_REPEATED if row.repeated or row.key else _Field.LABEL_OPTIONAL
+                _Proto.LABEL_REPEATED if row.repeated or row.key else _Proto.LABEL_OPTIONAL
             )
             if row.group:
                 field.oneof_index = groups.index(row.group)
@@ -74,7 +74,7 @@ def _classes() -> Mapping[str, Any]:
             entry.options.map_entry = True
             for number, part, kind in ((1, "key", row.key), (2, "value", row.type)):
                 _set_type(entry.field.add(name=part, number=number, label=1), kind)
-            field.type = _Field.TYPE_MESSAGE
+            field.type = _Proto.TYPE_MESSAGE
             field.type_name = f".{_PACKAGE}.{message.name}.{entry.name}"
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
@@ -82,7 +82,7 @@ def _classes() -> Mapping[str, Any]:
         name: message_factory.GetMessageClass(
             pool.FindMessageTypeByName(f"{_PACKAGE}.{_flat(name)}")
         )
-        for name in _rows()
+        for name in fields()
     }
 
 
@@ -92,9 +92,9 @@ def _flat(name: str) -> str:
 
 def _set_type(field: Any, kind: str) -> None:
     if kind in _SCALARS:
-        field.type = getattr(_Field, f"TYPE_{kind.upper()}")
+        field.type = getattr(_Proto, f"TYPE_{kind.upper()}")
     else:
-        field.type = _Field.TYPE_MESSAGE
+        field.type = _Proto.TYPE_MESSAGE
         field.type_name = f".{_PACKAGE}.{_flat(kind)}"
 
 
@@ -104,12 +104,12 @@ def message(name: str) -> Any:
 
 
 def parse(name: str, data: bytes, where: str) -> Any:
-    """The message that bytes hold.
+    """Decode a message.
 
     **Arguments:**
 
-    - `name`: what the message is, such as `SavedModel`.
-    - `where`: where the bytes come from, such as the path of a file.
+    - `name`: the type of the message, such as `SavedModel`.
+    - `where`: the source of the bytes, such as the path of a file.
 
     **Raises:** `MalformedModelError` with the place in the bytes and the field.
     """
@@ -123,21 +123,21 @@ def parse(name: str, data: bytes, where: str) -> Any:
 
 
 def own(given: Any, name: str, where: str) -> Any:
-    """A message of these classes, also of bytes or of a message of TensorFlow's own classes."""
+    """A message of these classes, from bytes or from a message of TensorFlow's own classes."""
     if isinstance(given, message(name)):
         return given
     data = given if isinstance(given, bytes | bytearray) else given.SerializeToString()
     return parse(name, bytes(data), where)
 
 
-# -- what is large in a message
+# -- large fields of a message
 
-# The attributes that may be left out of a message, by name: programs in a format of their own.
+# The attributes that may be left out of a message, by name: embedded programs.
 _PROGRAMS = (b"module",)
 
 
 class Cut(NamedTuple):
-    """Bytes that were left out of a message, and what is in their place."""
+    """Bytes that were left out of a message, and their placeholder."""
 
     stands_for_it: bytes
     start: int
@@ -145,18 +145,18 @@ class Cut(NamedTuple):
 
 
 def cut(name: str, data: Any, large: int, secret: bytes, cuts: list[Cut]) -> bytes | None:
-    """The bytes of a message in which large programs have a few others in their place.
+    """The bytes of a message with large programs replaced by placeholders.
 
     **Arguments:**
 
-    - `data`: the bytes, which may be a file that is mapped.
-    - `large`: what is smaller than this stays.
-    - `secret`: what the bytes in their place begin with.
-    - `cuts`: what is left out is added here.
+    - `data`: the bytes, which may be a mapped file.
+    - `large`: the minimum size to leave out.
+    - `secret`: prefix of the placeholders.
+    - `cuts`: receives what is left out.
 
-    **Returns:** `None` where nothing is left out, or where the bytes are damaged.
+    **Returns:** `None` if nothing is left out, or if the bytes are damaged.
     """
-    tables = {n: {r.number: r for r in rows} for n, rows in _rows().items()}
+    tables = {n: {r.number: r for r in rows} for n, rows in fields().items()}
 
     def walk(kind: str, start: int, end: int, program: bool) -> list[bytes] | None:
         parts: list[bytes] = []
@@ -208,10 +208,10 @@ def _varint_of(n: int) -> bytes:
     return bytes([*made, n])
 
 
-# -- where bytes are damaged
+# -- locating damaged bytes
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
-_DEEPEST = 100  # messages in messages; the library reads no more
+_DEEPEST = 100  # depth of nested messages, as in the library
 
 
 class _FaultError(Exception):
@@ -219,8 +219,8 @@ class _FaultError(Exception):
 
 
 def _fault(name: str, data: bytes) -> str:
-    """The first place at which bytes are not a message, in words."""
-    tables = {n: {r.number: r for r in rows} for n, rows in _rows().items()}
+    """The first position at which bytes are not a valid message, in words."""
+    tables = {n: {r.number: r for r in rows} for n, rows in fields().items()}
 
     def walk(kind: str, start: int, end: int, path: str, depth: int) -> None:
         if depth > _DEEPEST:
@@ -250,7 +250,7 @@ def _fault(name: str, data: bytes) -> str:
 
 
 def _fields(data: Any, start: int, end: int, path: str) -> Iterator[tuple[int, int, int, int, int]]:
-    """Number, encoding, place and content of each field between two places."""
+    """Number, encoding, position and content of each field between two positions."""
     place = start
     inside = f" (in {path})" if path else ""
     while place < end:
@@ -270,7 +270,7 @@ def _fields(data: Any, start: int, end: int, path: str) -> Iterator[tuple[int, i
         if place > end:
             raise _FaultError(
                 f"field {number} at byte {begin}{inside} ends at byte {place}, after the end of "
-                f"what holds it at byte {end}"
+                f"its message at byte {end}"
             )
         yield number, wire, begin, low, place
 

@@ -9,20 +9,23 @@ import functools
 import importlib.resources
 import lzma
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 from invert.protos.messages import message
+
+if TYPE_CHECKING:
+    from invert.protos.types import OpDef
 
 FILE = "op_definitions.binpb.xz"
 
 
-def op_def(op: str) -> Any | None:
+def op_def(op: str) -> OpDef | None:
     """The `OpDef` of an op type; `None` where TensorFlow itself does not have it."""
     return definitions().get(op)
 
 
 @functools.cache
-def definitions() -> Mapping[str, Any]:
+def definitions() -> Mapping[str, OpDef]:
     """All `OpDef` messages by op type."""
     data = importlib.resources.files("invert.protos").joinpath(FILE).read_bytes()
     return {op.name: op for op in message("OpList").FromString(lzma.decompress(data)).op}

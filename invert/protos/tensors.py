@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
 
 from invert._errors import MalformedModelError
 from invert.ir.arrays import aligned
+
+if TYPE_CHECKING:
+    from invert.protos.types import TensorProto, TensorShapeProto
 
 
 class _Type(NamedTuple):
@@ -26,8 +29,8 @@ def _type(name: str, field: str, stored: Any = None) -> _Type:
     return _Type(name, np.dtype(found), field)
 
 
-# The numbers of tensorflow/core/framework/types.proto (TensorFlow 2.21). Quantized numbers are the
-# whole numbers that they are stored as.
+# The numbers of tensorflow/core/framework/types.proto (TensorFlow 2.21). Quantized types are the
+# integers that store them.
 _TYPES = {
     1: _type("float32", "float_val"),
     2: _type("float64", "double_val"),
@@ -69,16 +72,16 @@ STRING, RESOURCE, VARIANT = 7, 20, 21
 # A reference to a type is its number plus this.
 REFERENCE = 100
 
-# No array of NumPy is larger.
+# The largest NumPy array.
 _MOST_BYTES = (1 << 63) - 1
 
-# A `TensorProto` leaves out repeats of its last value (tensorflow/core/framework/tensor.proto).
-# So many are put back where it holds others besides.
+# A `TensorProto` omits repeats of its last value (tensorflow/core/framework/tensor.proto). At most
+# this many are restored if it holds other values too.
 _MOST_PADDING = 1 << 28
 
 _SHARED_BYTES = 1 << 16
 
-# Fields that hold the bits of a value as a whole number.
+# Fields that hold the bits of a value as an integer.
 _BITS = {"half_val": np.uint16, "float8_val": np.uint8}
 _PARTS = {"scomplex_val": np.float32, "dcomplex_val": np.float64}
 
@@ -86,7 +89,7 @@ _PARTS = {"scomplex_val": np.float32, "dcomplex_val": np.float64}
 def decode_dtype(enum: int) -> np.dtype:
     """The NumPy (or ml_dtypes) dtype of a `DataType`; `object` for strings and handles.
 
-    Quantized numbers are the whole numbers that they are stored as.
+    Quantized types are the integers that store them.
     """
     if not is_type(enum):
         raise MalformedModelError(f"the graph names a type by {enum}, which is not a type")
@@ -94,28 +97,28 @@ def decode_dtype(enum: int) -> np.dtype:
 
 
 def is_type(enum: int) -> bool:
-    """Whether a `DataType` stands for a type of values, and not for references to them."""
+    """Whether a `DataType` is a type of values, not of references to them."""
     return enum in _TYPES
 
 
 def type_name(enum: int) -> str:
-    """What TensorFlow calls a type."""
+    """TensorFlow's name of a type."""
     return _TYPES[enum].name if enum in _TYPES else f"type {enum}"
 
 
-def decode_shape(proto: Any) -> tuple[int | None, ...] | None:
+def decode_shape(proto: TensorShapeProto) -> tuple[int | None, ...] | None:
     """A `TensorShapeProto` as a tuple with `None` for open sizes; `None` for unknown rank."""
     if proto.unknown_rank:
         return None
     return tuple(None if d.size < 0 else int(d.size) for d in proto.dim)
 
 
-def decode_tensor(proto: Any, location: str = "") -> np.ndarray:
+def decode_tensor(proto: TensorProto, location: str = "") -> np.ndarray:
     """A `TensorProto` as an array, with at most one lasting copy.
 
-    What repeats one value is a view of that, however large.
+    A splat is a view of one value, however large.
 
-    **Raises:** `MalformedModelError` where its content does not fit its type and shape.
+    **Raises:** `MalformedModelError` if its content does not fit its type and shape.
     """
     place = f" ({location})" if location else ""
     shape = decode_shape(proto.tensor_shape)
@@ -132,7 +135,7 @@ def decode_tensor(proto: Any, location: str = "") -> np.ndarray:
         if len(content) != size * dtype.itemsize:
             raise MalformedModelError(f"{what} holds {len(content)} bytes")
         value = np.frombuffer(content, dtype, count=size).reshape(sizes)
-        # The module then shares it. Of what is small a copy does not matter.
+        # The module then shares it. For a small one a copy does not matter.
         return aligned(value) if value.nbytes >= _SHARED_BYTES else value
     values = _values(proto, _TYPES[proto.dtype])
     if not len(values):
@@ -141,12 +144,12 @@ def decode_tensor(proto: Any, location: str = "") -> np.ndarray:
         return np.broadcast_to(values[0] if dtype.kind != "O" else values.reshape(()), sizes)
     if size > len(values) + _MOST_PADDING:
         raise MalformedModelError(f"{what} holds {len(values)} values")
-    # Trailing repeats of the last value are left out, and what is too much is not looked at.
+    # Trailing repeats of the last value are omitted, and excess values are ignored.
     padding = np.repeat(values[-1:], max(0, size - len(values)))
     return np.concatenate([values[:size], padding]).reshape(sizes)
 
 
-def _values(proto: Any, entry: _Type) -> np.ndarray:
+def _values(proto: TensorProto, entry: _Type) -> np.ndarray:
     field: Sequence[Any] | bytes = getattr(proto, entry.field)
     if entry.field == "string_val":
         values = np.empty(len(field), object)

@@ -333,7 +333,7 @@ def _holds(graph: Graph, literal: float | tuple[float, ...] | None) -> bool:
 
 
 def _anchors(template: Graph, eqn: Eqn) -> Iterator[Eqn]:
-    """Equations of the template that may match the site's, those that give a result first."""
+    """Equations of the template that may match the site's, those that produce a result first."""
     ends = {template.producers.get(v) for v in template.jaxpr.outvars if is_var(v)}
     same = template.by_primitive.get(eqn.primitive.name, [])
     first = [e for e in same if e in ends]

@@ -11,7 +11,7 @@ from invert.ir import jaxprs
 from invert.ir.interpret import inline_calls
 from invert.ir.types import ClosedJaxpr
 from invert.rewriting.pattern import Call, kept_by_call
-from invert.stablehlo.lowered import raised_again
+from invert.stablehlo.lowered import lower
 
 
 def raise_call(call: Call, platform: str) -> ClosedJaxpr | None:
@@ -28,15 +28,20 @@ def _raised(call: Call, platform: str) -> ClosedJaxpr | None:
             with jax.enable_x64(call.needs_x64):
                 outs = jax.tree_util.tree_leaves(jax.eval_shape(call.function, *call.avals))
         function = call.before or call.function
-        return raised_again(function, call.avals, outs, platform=platform, x64=call.needs_x64)
+        lowered = lower(function, call.avals, outs, platform=platform, x64=call.needs_x64)
     # Raised for types that a call does not take: by the checks of `jax.lax` and `jax.numpy`, by
     # `mlir.lower_jaxpr_to_module` for a primitive without a lowering for the platform, by lowerings
     # that only assert (`iota_2x32_shape` without axes) or overflow (`select_and_gather_add` of
-    # integers), and by what has to know a size that is open. Missing names are defects.
+    # integers), and by ops that need a known size. A missing name is a defect.
     except (
         TypeError, ValueError, RuntimeError, ArithmeticError, IndexError, AssertionError,
         *SIZE_ERRORS,
     ):  # fmt: skip
+        return None
+    # Raising is this package's own code: its exceptions are defects, except for open sizes.
+    try:
+        return lowered.raised()
+    except SIZE_ERRORS:
         return None
 
 

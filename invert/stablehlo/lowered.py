@@ -1,7 +1,8 @@
-"""Functions that JAX lowers, raised again: what a program is compared with."""
+"""Lowers functions with JAX and raises them again, for comparison with programs."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,6 +18,60 @@ from invert.ir.types import Aval, ClosedJaxpr, JaxFunction, Value
 from invert.stablehlo.program import Program
 
 
+@dataclasses.dataclass(frozen=True)
+class Lowered:
+    """A function of arrays, lowered by JAX at some types and not raised yet."""
+
+    program: Program
+    avals: Sequence[Aval]
+    outs: Sequence[Aval]
+    carriers: Sequence[jax.ShapeDtypeStruct]
+
+    def raised(self) -> ClosedJaxpr:
+        """The program in canonical form.
+
+        **Raises:** `InvertError`.
+        """
+
+        def run(*values: Value) -> list[Value]:
+            held = [lax.full(c.shape, False) for c in self.carriers]
+            # Lowering replaces keys by words.
+            results = self.program(*held, *map(words_of, values))
+            return [from_words(r, out.dtype) for r, out in zip(results, self.outs, strict=True)]
+
+        with jax.enable_x64(True):
+            return jaxprs.canonicalize(trace_closed(run, *self.avals))
+
+
+def lower(
+    function: JaxFunction,
+    avals: Sequence[Aval],
+    outs: Sequence[Aval] | None = None,
+    *,
+    platform: str,
+    x64: bool,
+) -> Lowered:
+    """Lower a function of arrays.
+
+    **Arguments:**
+
+    - `avals`: the types of its arguments, possibly with open sizes.
+    - `outs`: the types of its results, if they differ from the traced ones.
+    - `x64`: whether it is lowered with 64-bit types enabled.
+
+    **Raises:** JAX's exceptions for functions that it cannot lower.
+    """
+    # JAX computes the open sizes from those of the arguments, so each must be the size of one.
+    sizes = variables(n for a in (*avals, *(outs or ())) for n in a.shape)
+    carriers = [jax.ShapeDtypeStruct((n,), np.bool_) for n in sizes]
+    run: Callable[..., Any] = lambda *values: function(*values[len(carriers) :])  # noqa: E731
+    with jax.enable_x64(x64):
+        lowered = run if carriers else function
+        module = lowered_module(lowered, *carriers, *avals, platform=platform)
+        types = lowered_types(lowered, *carriers, *avals) if outs is None else outs
+    return Lowered(Program(module, Config()), avals, types, carriers)
+
+
 def raised_again(
     function: JaxFunction,
     avals: Sequence[Aval],
@@ -25,31 +80,8 @@ def raised_again(
     platform: str,
     x64: bool,
 ) -> ClosedJaxpr:
-    """A function of arrays, lowered and raised at some types, in canonical form.
+    """A function of arrays, lowered and raised, in canonical form; arguments as for `lower`.
 
-    **Arguments:**
-
-    - `avals`: the types of its arguments. Their sizes may be open.
-    - `outs`: the types that its results get, where these are not those it is traced to.
-    - `x64`: whether it is lowered with 64-bit types enabled.
-
-    **Raises:** what JAX raises for functions that it cannot lower; `InvertError`.
+    **Raises:** JAX's exceptions for functions that it cannot lower; `InvertError`.
     """
-    # JAX computes the open sizes from those of the arguments, so each of them is one's.
-    sizes = variables(n for a in (*avals, *(outs or ())) for n in a.shape)
-    carriers = [jax.ShapeDtypeStruct((n,), np.bool_) for n in sizes]
-    run: Callable[..., Any] = lambda *values: function(*values[len(carriers) :])  # noqa: E731
-    with jax.enable_x64(x64):
-        lowered = run if carriers else function
-        module = lowered_module(lowered, *carriers, *avals, platform=platform)
-        types = lowered_types(lowered, *carriers, *avals) if outs is None else outs
-    program = Program(module, Config())
-
-    def raised(*values: Value) -> list[Value]:
-        held = [lax.full(c.shape, False) for c in carriers]
-        # Lowering replaces keys by their words.
-        results = program(*held, *map(words_of, values))
-        return [from_words(r, out.dtype) for r, out in zip(results, types, strict=True)]
-
-    with jax.enable_x64(True):
-        return jaxprs.canonicalize(trace_closed(raised, *avals))
+    return lower(function, avals, outs, platform=platform, x64=x64).raised()

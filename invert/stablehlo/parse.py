@@ -4,11 +4,13 @@ jaxlib's reader is not safe on damaged bytes (seen in jaxlib 0.10.2 and 0.12.0.1
 bit flips, overwritten bytes and splices in real modules, about one in a hundred ends the process
 (heap corruption, wrong attribute kinds, a diagnostic that is not UTF-8) or never returns. The
 damage sits inside attributes and types, which only a second reader of the whole format could
-check. So a blob that is not `trusted` passes two gates first: the container (sections and their
-lengths, in Python, with the place of the damage), then a child process. The child reads and
-verifies it, checks that every name is UTF-8, since the bindings end the process at one that is not,
-and writes it anew; this process never reads other bytes than those. The child starts once (0.4 s)
-and is kept. What it costs a module is won back here: bytecode is read faster than text.
+check. So a blob that is not `trusted` is first checked twice: its container (sections and their
+lengths, in
+Python, with the position of the damage), then in a child process. The child reads and verifies it,
+checks that every name is UTF-8, since the bindings end the process otherwise, and writes it again;
+this process reads only those bytes. The child starts once (0.4 s) and is kept. Its cost is
+recovered,
+since bytecode is read faster than text.
 """
 
 from __future__ import annotations
@@ -43,19 +45,19 @@ def parse_module(
     **Arguments:**
 
     - `blob`: MLIR text, MLIR bytecode, a StableHLO portable artifact, or HLO as text or proto; or
-        a function that gives the bytes, which are let go once another process has read them.
+        a function that returns the bytes, which are freed once another process has read them.
     - `what`: how messages name the module.
-    - `trusted`: `True` for bytes that this very process made. They are read at once; any others
-        are read in a child process first, because damaged bytes can end the process that reads.
-    - `large`: where the bytes of large constants go, which the module then holds the numbers of.
-        Those of trusted bytes stay in the module.
-    - `known`: bytes of such constants by digest; what is in it is not held twice.
+    - `trusted`: `True` for bytes made by this process. They are read directly; others are first
+        read in a child process, because damaged bytes can crash the reader.
+    - `large`: receives the bytes of large constants, which the module then only numbers.
+        Constants of trusted bytes stay in the module.
+    - `known`: bytes of such constants by digest, to share equal ones.
 
     **Returns:** the module. It holds StableHLO, CHLO, `func` and `sdy` ops, and at least one public
     function.
 
-    **Raises:** `MalformedModelError` where the bytes are not such a module, where the module
-    does not verify, or where it needs a newer jaxlib; `UnsupportedOpError` for quantized types.
+    **Raises:** `MalformedModelError` if the bytes are not such a module, if the module does not
+    verify, or if it needs a newer jaxlib; `UnsupportedOpError` for quantized types.
     """
     data = _bytes_of(blob, what)
     del blob
@@ -80,14 +82,14 @@ def parse_module(
         if kind.startswith("hlo"):
             data = proto_of_hlo(data) or data
         sent, size = iter([data]), len(data)
-        del data  # let go once it is sent
+        del data  # freed once it is sent
         form, data = "bytecode", rewrite_in_child(kind, sent, size, what, large, known)
     module = read(ir, stablehlo_dialect, make_ir_context, form, data)
     if isinstance(module, str):
         raise MalformedModelError(f"The {what} cannot be read: {module}. {REMEDY[kind]}")
     if not _public_functions(module, what):
         raise MalformedModelError(
-            f"The {what} has no public function. Make the one that is the entry public."
+            f"The {what} has no public function. Make its entry function public."
         )
     return module
 
@@ -95,7 +97,7 @@ def parse_module(
 def _bytes_of(
     blob: bytes | str | FilePart | Callable[[], bytes | FilePart], what: str
 ) -> bytes | FilePart:
-    """The bytes of a module, which stay in their file where they are bytecode."""
+    """The bytes of a module; bytecode stays in its file."""
     if callable(blob):
         blob = blob()
     if isinstance(blob, (bytearray, memoryview)):
@@ -116,11 +118,11 @@ def _bytes_of(
 
 
 def entry_function(module: ir.Module, *, what: str = "StableHLO module") -> ir.OpView:
-    """The public `main` function of a module, or else its only public function.
+    """The public `main` function of a module, or otherwise its only public function.
 
-    It is valid as long as `module` is held.
+    It is valid as long as `module` is alive.
 
-    **Raises:** `MalformedModelError` where there is neither.
+    **Raises:** `MalformedModelError` if there is neither.
     """
     public = _public_functions(module, what)
     if "main" in public:
@@ -139,7 +141,7 @@ def entry_function(module: ir.Module, *, what: str = "StableHLO module") -> ir.O
 def _public_functions(module: ir.Module, what: str) -> dict[str, ir.OpView]:
     """The public functions of a module by name.
 
-    **Raises:** `MalformedModelError` where a name is not UTF-8.
+    **Raises:** `MalformedModelError` if a name is not UTF-8.
     """
     public = {}
     for op in module.body.operations:
@@ -158,7 +160,7 @@ def _public_functions(module: ir.Module, what: str) -> dict[str, ir.OpView]:
 
 
 def proto_of_hlo(data: bytes) -> bytes | None:
-    """The `HloModuleProto` that the bytes are, or that an `HloProto` holds; `None` for others.
+    """The `HloModuleProto` in the bytes, bare or inside an `HloProto`; otherwise `None`.
 
     A module begins with its name and that of its entry computation, as fields 1 and 2.
     """
@@ -227,7 +229,7 @@ def _kind(data: bytes | FilePart, what: str) -> str:
         if isinstance(e, MalformedModelError):
             raise
         raise MalformedModelError(f"The {what} is broken MLIR bytecode: {e}. {_AGAIN}") from e
-    # Artifacts of 2023 name no StableHLO version, but hold VHLO all the same.
+    # Artifacts of 2023 do not name a StableHLO version, but hold VHLO too.
     if match or b"\0vhlo\0" in data:
         return "portable"
     if not producer.startswith(b"MLIR"):
@@ -266,7 +268,7 @@ def _check_sections(data: bytes | FilePart, at: int) -> None:
             raise ValueError(f"section at byte {start} has the unexpected id {section}")
         if length > len(data) - at:
             raise ValueError(
-                f"section {section} at byte {start} states {length} bytes, but "
+                f"section {section} at byte {start} declares {length} bytes, but "
                 f"{max(0, len(data) - at)} follow"
             )
         seen.add(section)

@@ -37,7 +37,7 @@ _START_SECONDS = 60.0
 _SECONDS = 20.0
 _TRUST = "For modules from a source you trust, pass `trusted=True`."
 _SECONDS_PER_BYTE = 2e-6  # a slow machine reads about 10 MB in a second
-_MAGIC = b"ML\xefR"  # by which bytecode begins, and no text
+_MAGIC = b"ML\xefR"  # prefix of bytecode, never of text
 
 
 @functools.cache
@@ -47,7 +47,7 @@ def _child() -> Child:
         f"runpy.run_path({str(_WORKER)!r})['serve']"
         "(ir, stablehlo_dialect, make_ir_context, hlo_to_bytecode)"
     )
-    # glibc overwrites freed memory, so that a read from it fails here rather than passes.
+    # glibc overwrites freed memory, so that a read from it fails.
     return Child(["-c", code], {"MALLOC_PERTURB_": "165"}, start_seconds=_START_SECONDS)
 
 
@@ -59,14 +59,14 @@ def rewrite_in_child(
     large: list[np.ndarray] | None = None,
     known: KnownBytes | None = None,
 ) -> bytes:
-    """The module as MLIR bytecode that the child process wrote after it had read `parts`.
+    """The module in `parts`, as MLIR bytecode read and rewritten by the child process.
 
     **Arguments:**
 
-    - `size`: how many bytes the parts have together.
-    - `large`, `known`: as of `parse.parse_module`.
+    - `size`: total number of bytes of the parts.
+    - `large`, `known`: as for `parse.parse_module`.
 
-    **Raises:** `MalformedModelError` where the child cannot read it, crashes or hangs.
+    **Raises:** `MalformedModelError` if the child cannot read it, crashes or hangs.
     """
     seconds = _SECONDS + _SECONDS_PER_BYTE * size
     order = f"{kind:8}{'' if large is None else LARGE:16}".encode()
@@ -104,7 +104,7 @@ def rewrite_in_child(
 
 
 def _large_values(stream: IO[bytes], known: KnownBytes) -> list[np.ndarray] | None:
-    """The bytes of constants that follow a module; `None` where the stream ends before."""
+    """The bytes of constants that follow a module; `None` if the stream ends early."""
     values: list[np.ndarray] = []
     for _ in range(read_length(stream) or 0):
         size = read_length(stream)

@@ -13,22 +13,23 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-# The caller may read the module on a thread with a smaller stack, and recurse deeper over it.
-# A module nested so deep that it needs more than this is refused here.
+# The caller may read the module on a thread with a smaller stack, and recurse deeper. A module
+# nested
+# so deep that it needs more is refused here.
 _STACK_BYTES = 2 << 20
 _REASON_CHARS = 2000
-# The least size of constants whose bytes go apart.
+# Minimum size of constants whose bytes are sent separately.
 _LARGE_BYTES = 1 << 16
 _LENGTH = struct.Struct("<Q")
 
 
 def read(ir: Any, stablehlo: Any, make_context: Callable[[], Any], kind: str, blob: bytes) -> Any:
-    """Read one module. **Returns:** the module, or a string that says why there is none."""
+    """Read one module. **Returns:** the module, or a string with the reason for failure."""
     context = make_context()
     messages: list[str] = []
 
     def handle(diagnostic: Any) -> bool:
-        # MLIR ends the process where a handler raises, and a message may quote damaged bytes.
+        # MLIR ends the process if a handler raises, and a message may quote damaged bytes.
         try:
             messages.append(f"{diagnostic.location}: {diagnostic.message}")
         except UnicodeDecodeError:
@@ -61,10 +62,12 @@ def serve(
     make_context: Callable[[], Any],
     hlo_to_bytecode: Callable[[bytes, bool], bytes],
 ) -> None:
-    """Answer each module, after eight letters of its kind and sixteen of the attribute that its
-    large constants get, if any, with the module as MLIR itself writes it, the number of those
-    constants and their bytes; or with the reason why it cannot be read. Messages are those of
-    `_child.py`."""
+    """Answer each module with the module as MLIR itself writes it, or with the reason for failure.
+
+    A request has eight letters for its kind, sixteen for the attribute that marks large constants,
+    if any, and the module. The number of those constants and their bytes follow the answer.
+    Messages are those of `_child.py`.
+    """
 
     def reply(message: bytes | memoryview) -> None:
         sys.stdout.buffer.write(_LENGTH.pack(len(message)))
@@ -106,8 +109,8 @@ def serve(
     thread.join()
 
 
-# The configuration of a custom call may hold bytes of any kind, as kernels. Nothing asks for it but
-# as printed.
+# The configuration of a custom call may hold arbitrary bytes, such as kernels. It is only read as
+# printed.
 _TEXT = rb'"(?:[^"\\]|\\.)*+"'
 _FLAT = rb'(?:[^"{}]|' + _TEXT + rb")*+"
 _CONFIGURATION = re.compile(
@@ -121,15 +124,15 @@ _CONFIGURATION = re.compile(
     + _FLAT
     + rb")*+\})"
 )
-# In what MLIR prints, a backslash, and the bytes of a string that are not ASCII.
+# A backslash, and non-ASCII bytes of a string, in MLIR's printed form.
 _ESCAPED = re.compile(rb"\\\\|(?:\\[89A-F][0-9A-F])+")
 
 
 def _unreadable(module: Any) -> str:
-    """Why reading some name of the module would end the process; `""` where none would.
+    """The reason why reading some name of the module would end the process; otherwise `""`.
 
-    Names, attributes, types and locations all print, so what is printed holds every string that can
-    be asked for. The bindings make each a Python string, and end the process where it is not UTF-8.
+    Names, attributes, types and locations are all printed, so the printed text contains every
+    string that can be read. The bindings decode each, and end the process if it is not UTF-8.
     """
     text = module.operation.get_asm(
         binary=True, enable_debug_info=True, assume_verified=True, large_elements_limit=16
@@ -144,26 +147,26 @@ def _unreadable(module: Any) -> str:
     return ""
 
 
-# Types whose elements MLIR stores as NumPy does; those without a buffer are taken as printed.
+# Types whose elements MLIR stores like NumPy; those without a buffer are read as printed.
 _STORED = {*(f"{k}{n}" for k in ("i", "ui") for n in (8, 16, 32, 64)), "f16", "f32", "f64"}
 _PRINTED = {"bf16"}
 
 
 def _take_large(ir: Any, module: Any, attribute: str) -> list[Any]:
-    """Put the number of each large constant in its place, as an attribute beside zeros.
+    """Replace each large constant by zeros, with its number as an attribute.
 
-    **Returns:** their values; none without a name for the attribute.
+    **Returns:** their values; none if the attribute has no name.
     """
     large: list[Any] = []
 
     def visit(view: Any) -> Any:
         op = view.operation
-        if attribute in op.attributes:  # the name is this package's own
+        if attribute in op.attributes:  # a name of this package
             del op.attributes[attribute]
         if op.name == "stablehlo.constant":
             element = op.results[0].type.element_type
             name = str(element)
-            # The value of a complex constant cannot even be asked for.
+            # The value of a complex constant cannot be read.
             if name in _STORED | _PRINTED:
                 value = op.attributes["value"]
                 if (
@@ -203,7 +206,7 @@ def _bytecode(module: Any) -> bytes:
 
 
 def _limit_memory(size: int) -> None:
-    # Damaged sizes make the reader allocate without bound.
+    # With damaged sizes the reader allocates without bound.
     try:
         import resource
     except ImportError:  # Windows

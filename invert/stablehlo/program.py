@@ -1,4 +1,4 @@
-"""A StableHLO module, parsed, that raises itself under the current trace."""
+"""A parsed StableHLO module, callable under a trace."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ class Program:
     **Arguments:**
 
     - `module`: the verified MLIR module.
-    - `platforms`: the platforms it was lowered for; several make it take a platform index.
-    - `mesh`: the mesh of devices that its container states.
-    - `large`: the bytes of large constants, of which the module holds the numbers.
-    - `start`: the function that is called; by default `main`, or the only public function.
+    - `platforms`: the platforms it was lowered for; if several, it takes a platform index.
+    - `mesh`: the mesh of devices stated by its container.
+    - `large`: the bytes of large constants, which the module only numbers.
+    - `start`: the entry function; by default `main`, or the only public function.
     """
 
     module: Any
@@ -68,14 +68,14 @@ class Program:
         mesh: AbstractMesh | None = None,
         known: KnownBytes | None = None,
     ) -> Program:
-        """Parse `blob`: MLIR text, bytecode or a portable artifact, or what gives the bytes.
+        """Parse `blob`: MLIR text, bytecode or a portable artifact, or a function that returns one.
 
         **Arguments:**
 
-        - `trusted`: whether the bytes were made by this process. Others are read by a child process
-            first, because jaxlib's reader can crash on damaged bytes.
-        - `known`: large constants of other programs, by digest; those that are equal are not held
-            twice. This one's are added.
+        - `trusted`: whether the bytes were made by this process. Others are first read by a child
+            process, because jaxlib's reader can crash on damaged bytes.
+        - `known`: large constants of other programs, by digest, to share equal ones; this program's
+            are added.
 
         **Raises:** `MalformedModelError`.
         """
@@ -91,34 +91,34 @@ class Program:
 
     @functools.cached_property
     def devices(self) -> Devices:
-        """The meshes of devices that the module is for."""
+        """The meshes of devices in the module."""
         return devices_of(self.module, self.functions, self.mesh)
 
     @functools.cached_property
     def entry(self) -> str:
-        """The function that is called.
+        """The entry function.
 
-        **Raises:** `MalformedModelError` where several are public and none is `main`.
+        **Raises:** `MalformedModelError` if several are public and none is `main`.
         """
         return self.start or text_of(entry_function(self.module).attributes["sym_name"])
 
     @functools.cached_property
     def public(self) -> tuple[str, ...]:
         """The names of the public functions."""
-        # Beside functions there are meshes.
+        # The symbols include meshes.
         functions = [(n, f) for n, f in self.functions.items() if f.name == "func.func"]
         return tuple(n for n, f in functions if is_public(f))
 
     @functools.cached_property
     def roots(self) -> tuple[str, ...]:
-        """The public functions that no other function calls: texts by hand leave out `private`.
+        """The public functions that no other function calls: hand-written text may omit `private`.
 
-        Where all are called, as those that call themselves, these are all public functions.
+        All public functions if all are called, e.g. by themselves.
         """
         called = {
             name
             for caller, function in self.functions.items()
-            if function.name == "func.func"  # and not a mesh
+            if function.name == "func.func"  # not a mesh
             for name in interpreter.callees(function)
             if name != caller
         }
@@ -130,7 +130,7 @@ class Program:
         return interpreter.reachable_problems(self.functions, self.entry, calls.custom_call_problem)
 
     def ops(self) -> Iterator[OpUse]:
-        """Every op that is reachable, those of each function once."""
+        """Every reachable op, those of each function once."""
         for op in interpreter.reachable(self.functions, self.entry):
             location = location_text(op.location)
             if op.name == CUSTOM_CALL:
@@ -141,15 +141,18 @@ class Program:
 
     @functools.cached_property
     def takes_platform_index(self) -> bool:
-        """Whether the first argument stands for the platform. Other arguments that an attribute
-        calls constants, such as sizes, stay arguments: nothing says what they are."""
+        """Whether the first argument is the platform index.
+
+        Other arguments marked as constants, such as sizes, stay arguments: their meaning is
+        unknown.
+        """
         function = self.functions[self.entry]
         if "arg_attrs" not in function.attributes:
             return len(self.platforms) > 1
         first = next(iter(function.attributes["arg_attrs"]), {})
         if "jax.global_constant" not in first:
             return len(self.platforms) > 1
-        # Printed, since it need not be a string.
+        # Printed, since it may not be a string.
         return str(first["jax.global_constant"]) == f'"{_PLATFORM_INDEX}"'
 
     @functools.cached_property
@@ -157,7 +160,9 @@ class Program:
         """Shapes and dtypes of the arguments."""
         function = self.functions.get(self.entry)
         if function is None or not len(function.regions[0].blocks):
-            raise MalformedModelError(f"@{self.entry}, where the module starts, has no body in it.")
+            raise MalformedModelError(
+                f"@{self.entry}, the entry function of the module, has no body."
+            )
         block = function.regions[0].blocks[0]
         return _array_types([a.type for a in block.arguments][int(self.takes_platform_index) :])
 
@@ -169,7 +174,7 @@ class Program:
 
     @functools.cached_property
     def shardings(self) -> Shardings | None:
-        """How the arguments and results lie on several devices; `None` where that is left open."""
+        """The shardings of arguments and results; `None` if unspecified."""
         function = self.functions[self.entry].attributes
         skipped = int(self.takes_platform_index)
         found: list[tuple[Sharding | None, ...]] = []
@@ -189,9 +194,9 @@ class Program:
         return Shardings(mesh, ins, outs)
 
     def notes(self) -> list[str]:
-        """Lines for the report, once the program has been raised."""
+        """Lines for the report, after the program was raised."""
         return [
-            f"left out, since no PartitionSpec says it: the sharding {text}"
+            f"left out, since no PartitionSpec expresses it: the sharding {text}"
             for text in self.devices.left_out
         ]
 
@@ -200,7 +205,7 @@ class Program:
         return all(None not in shape for shape, _ in self.in_types)
 
     def platform_index(self) -> int:
-        """The index of the branch that is taken: the configured platform, else this process's."""
+        """The platform index: that of the configured platform, otherwise of this process."""
         wanted = self.config.platform
         if wanted is None:
             wanted = jax.default_backend()
@@ -217,7 +222,7 @@ class Program:
         here = {"gpu": "cuda"}.get(jax.default_backend(), jax.default_backend())
         if self.config.platform_check and self.platforms and here not in self.platforms:
             raise SignatureError(
-                f"the module was lowered for {', '.join(self.platforms)}, and this process runs on "
+                f"the module was lowered for {', '.join(self.platforms)}, but this process runs on "
                 f"{here}; Config(platform_check=False) recovers it anyway"
             )
 
@@ -225,7 +230,7 @@ class Program:
         """Raise the entry point on `values` (arrays or tracers); return the flat results.
 
         **Raises:** `UnsupportedOpError` with everything that cannot be raised; `SignatureError`
-            where number, shape or dtype of the values do not fit.
+        if number, shape or dtype of the values do not fit.
         """
         if self.problems:
             raise UnsupportedOpError(self.problems)
@@ -238,10 +243,10 @@ class Program:
         return ctx.region(self.functions[self.entry].regions[0])(*known, *values)
 
     def on_devices(self, *values: Value) -> list[Value]:
-        """As a call, with the arguments and results constrained to lie as the module says.
+        """As a call, with the module's shardings of arguments and results as constraints.
 
-        For `jax.jit` these are `in_shardings` and `out_shardings`, which a function that is called
-        by others has as constraints.
+        `jax.jit` has these as `in_shardings` and `out_shardings`; an inner function needs
+        constraints.
         """
         if self.shardings is None:
             return self(*values)

@@ -127,7 +127,7 @@ def test_module(name: str) -> None:
     module = _raise(case)
     inputs = [np.asarray(x) for x in case["inputs"]]
     if name in SHARDED and jax.device_count() < 2:
-        with pytest.raises(invert.MeshError, match="takes 2 devices, and this process has 1"):
+        with pytest.raises(invert.MeshError, match="needs 2 devices, but this process has 1"):
             module(*inputs)
         return
     with jax.enable_x64(True):

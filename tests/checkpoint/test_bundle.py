@@ -278,13 +278,13 @@ def test_snappy(data: bytes, content: bytes) -> None:
     [
         (b"", "length at byte 0"),
         (b"\xff\xff\xff\xff\xff", "length at byte 0"),
-        (b"\xff\xff\xff\xff\x0f\x00a", "cannot stand for"),
+        (b"\xff\xff\xff\xff\x0f\x00a", "cannot expand to"),
         (b"\x05\x10hel", "literal at byte 1"),
         (b"\x05\xf4\x10", "within the element at byte 1"),
         (b"\x05\x00a\x01\x02", "copy at byte 3 begins before"),
         (b"\x05\x00a\x01\x00", "copy at byte 3 begins before"),
         (b"\x02\x10hello", "beyond the 2 bytes"),
-        (b"\x06\x10hello", "holds 5 bytes, and states 6"),
+        (b"\x06\x10hello", "holds 5 bytes but declares 6"),
     ],
 )
 def test_damaged_snappy(data: bytes, message: str) -> None:

@@ -478,7 +478,7 @@ def test_sizes_of_arguments(models: Path, tmp_path: Path, capsys) -> None:
     assert main(["source", str(one), "--sizes", "x: a 3", "--sizes", "x: b 3"]) == 2
     assert "is given twice" in lines(capsys)[1]
     assert main(["source", str(one), "--sizes", "z: a 3"]) == 5
-    assert "no argument is called 'z'" in lines(capsys)[1]
+    assert "no argument is named 'z'" in lines(capsys)[1]
 
 
 def test_options_that_are_not_for_a_model_are_refused(models: Path, tmp_path: Path, capsys) -> None:

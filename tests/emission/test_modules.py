@@ -263,7 +263,7 @@ def test_open_sizes_with_rules_of_derivatives() -> None:
 
 def test_only_what_invert_has_written_is_saved(tmp_path: Path) -> None:
     linear = eqx.nn.Linear(2, 2, key=jax.random.key(0))
-    with pytest.raises(EmissionError, match="Linear is not a module that invert has written"):
+    with pytest.raises(EmissionError, match="Linear is not a module written by invert"):
         invert.save(linear, tmp_path)
 
 

@@ -193,3 +193,42 @@ def test_resizing_is_a_function_without_fields() -> None:
         x = np.random.default_rng(batch).normal(size=(batch, 4, 4, 2)).astype(np.float32)
         np.testing.assert_array_equal(model(x), module(x))
         np.testing.assert_allclose(model(x), fn(x).numpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_blocks_with_the_numbers_of_keras_are_a_list() -> None:
+    import keras
+
+    class Feed(keras.layers.Layer):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.down = (keras.layers.Dense(n, name=None) for n in (12, 6))
+            self.norms = [keras.layers.LayerNormalization() for _ in range(2)]
+
+        def call(self, x: Any) -> Any:
+            return self.norms[1](x + self.down(keras.ops.relu(self.up(self.norms[0](x)))))
+
+    inputs = keras.Input((None, 6))
+    x = inputs
+    for layer in [Feed() for _ in range(3)]:
+        x = layer(x)
+    network = keras.Model(inputs, x)
+    module = invert.convert(network)
+    source = module.emit(loader=False).source
+    assert "feeds: tuple[Feed, ...]" in source
+    assert "Feed_2" not in source
+    assert "dense_1: Dense\n    dense_2: Dense" in source
+    for shape in ((2, 3, 6), (1, 5, 6)):
+        assert np.array_equal(module(ramp(*shape)), module.model(ramp(*shape)))
+
+
+def test_a_causal_mask_of_an_open_length_needs_no_doubles() -> None:
+    def masked(x: Any) -> Any:
+        length = tf.shape(x)[1]
+        return tf.where(tf.linalg.band_part(tf.ones((length, length), tf.bool), -1, 0), x, 0.0)
+
+    spec = tf.TensorSpec((None, None), tf.float32, name="x")
+    module = invert.convert(tf.function(masked, input_signature=[spec]))
+    assert "jnp.tril(jnp.ones(" in module.source
+    assert "enable_x64" not in module.source
+    for rows in (1, 4):
+        assert np.array_equal(module.model(ramp(rows, rows)), masked(tf.constant(ramp(rows, rows))))

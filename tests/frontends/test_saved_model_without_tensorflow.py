@@ -317,6 +317,61 @@ def test_a_model_does_what_it_does_in_tensorflow(models: Callable[[str], Path], 
     assert [d for d in differences(models(name)) if ": refused: " not in d] == []
 
 
+@pytest.mark.parametrize("name", ["jax parameters", "keras export"])
+def test_converting_compiles_nothing(
+    models: Callable[[str], Path], name: str, tmp_path: Path
+) -> None:
+    """XLA's compiler takes much memory; only gradients of the container are compared by numbers."""
+    code = f"""
+import jax, invert
+events = []
+jax.monitoring.register_event_duration_secs_listener(lambda name, *_, **__: events.append(name))
+invert.save(invert.load({os.fspath(models(name))!r}), {os.fspath(tmp_path / "saved")!r})
+print([e for e in events if "backend_compile" in e])
+jax.numpy.sin(1.0)
+print(any("backend_compile" in e for e in events))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert done.stdout.split() == ["[]", "True"], done.stderr
+
+
+def test_dense_tables_are_read_without_their_unused_buckets(tmp_path: Path) -> None:
+    model = tf.Module()
+    table = tf.lookup.experimental.DenseHashTable
+    model.one = table(tf.int64, tf.float32, -1.0, -1, -2, initial_num_buckets=8)
+    model.one.insert(tf.constant([2, 5, 7], tf.int64), tf.constant([0.5, 0.25, 0.125]))
+    model.one.erase(tf.constant([7], tf.int64))
+    model.pairs = table(tf.int64, tf.float32, [0.0, 1.0], -1, -2)
+    model.pairs.insert(tf.constant([0, 5], tf.int64), tf.constant([[1.0, 2.0], [3.0, 4.0]]))
+
+    @tf.function(input_signature=[Spec([None], tf.int64)])
+    def call(x: Any) -> Any:
+        return model.one.lookup(x), model.pairs.lookup(x), model.one.size()
+
+    model.call = call
+    tf.saved_model.save(model, tmp_path / "model")
+    x = np.array([5, 2, 7, 0, 9])
+    found = invert.load(tmp_path / "model", config=CONFIG)(x)
+    for one, other in zip(found, call(x), strict=True):
+        np.testing.assert_array_equal(one, other)
+    with pytest.raises(UnsupportedOpError, match="all of its buckets"):
+        invert.convert(call)(x)
+
+
+def test_traces_that_differ_in_keywords_are_found_in_tensorflow(tmp_path: Path) -> None:
+    model = tf.Module()
+
+    @tf.function
+    def call(x: Any, scale: float = 2.0, *, mode: str = "mul", flag: bool = False) -> Any:
+        return (x if flag else x + 1) * scale if mode == "mul" else x + scale
+
+    call.get_concrete_function(Spec([3]))
+    call.get_concrete_function(Spec([3]), 3.0, mode="add", flag=True)
+    model.call = call
+    tf.saved_model.save(model, tmp_path / "model")
+    assert list(differences(tmp_path / "model")) == []
+
+
 @pytest.mark.parametrize("name", ["nested", "jax custom_vjp"])
 def test_gradients_are_those_of_tensorflow(models: Callable[[str], Path], name: str) -> None:
     path = models(name)

@@ -88,7 +88,7 @@ def test_names_and_weights_that_are_not_clear() -> None:
         invert.from_stablehlo(TEXT, names=["w", "x"])
     with pytest.raises(SignatureError, match="no functions \\['other'\\]"):
         invert.from_stablehlo(TEXT, names={"other": ["w", "x"]})
-    with pytest.raises(SignatureError, match="is a place in each of"):
+    with pytest.raises(SignatureError, match="is a position in each of"):
         invert.from_stablehlo(UNNAMED, params={"arg0": W})
     with pytest.raises(SignatureError, match=r"expected float32\[3\] by 'decode'"):
         invert.from_stablehlo(TEXT, params={"w": np.ones(2, np.float32)})

@@ -75,7 +75,9 @@ def test_text_vectorization(tmp_path: Path, read: str, length: int | None) -> No
     np.testing.assert_allclose(found, model(tf.constant(TEXTS)), rtol=1e-5, atol=1e-6)
     (note,) = [n for n in module.report.notes if "left out" in n]
     own = "inputs" if read == "saved" else "text"
-    assert note.startswith(f"what makes numbers of '{own}' is left out (tf.LookupTableFindV2, ")
+    assert note.startswith(
+        f"the part that turns '{own}' into numbers is left out (tf.LookupTableFindV2, "
+    )
     assert "tf.StringSplitV2" in note
     assert "the arguments 'text_vectorization" in note
     assert "text_vectorization" in module.source

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+from typing import Any
 
 import jax
 import numpy as np
@@ -286,3 +287,29 @@ def test_variables_made_in_the_first_call_are_parameters(pass_example):
     assert [p.name for p in entry.params] == ["weight"]
     assert not entry.draws and not entry.assigned
     np.testing.assert_allclose(call(entry, X), want, rtol=1e-6)
+
+
+def test_variables_without_names_are_called_after_what_holds_them() -> None:
+    params = {"dense": {"kernel": tf.Variable(np.ones((3, 2), np.float32))}}
+    layers = [tf.Variable(np.ones(2, np.float32)), tf.Variable(np.ones(2, np.float32), name="own")]
+
+    class Scale(tf.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self._scales = {"a/b": tf.Variable(2.0)}
+
+        @tf.function
+        def __call__(self, x: tf.Tensor) -> tf.Tensor:
+            return x * self._scales["a/b"]
+
+    scale = Scale()
+    f = tf.function(lambda x: scale(x @ params["dense"]["kernel"] + layers[0] + layers[1]))
+    hidden = tf.function(lambda x, fn=(lambda: layers[0],): x * fn[0]())
+
+    def names(function: Any, *args: Any) -> set[str]:
+        return {p.name for p in entry_point(function, args, config=Config()).params}
+
+    x = np.ones((1, 3), np.float32)
+    assert names(f, x) == {"params/dense/kernel", "layers/0", "own", "scales/a/b"}
+    assert names(scale.__call__, np.float32(1)) == {"scales/a/b"}
+    assert names(hidden, x[0, :2]) == {"Variable"}

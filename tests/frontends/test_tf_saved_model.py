@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import random
 import shutil
@@ -10,6 +11,7 @@ import sys
 import textwrap
 from pathlib import Path
 
+import equinox
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -239,6 +241,39 @@ def test_optional_arguments_need_not_be_given(tmp_path):
     root.f.get_concrete_function(tf.TensorSpec([2]))
     tf.saved_model.save(root, tmp_path)
     assert entry_points(tmp_path, config=CONFIG)["f"].arg_names == ("x",)
+
+
+def test_defaults_of_tensors_need_not_be_given(tmp_path):
+    spec, shift = tf.TensorSpec, tf.constant([1.0, 2.0])
+
+    def shifted(x, scale=2.0, shift=shift, *, pair=(1, 3.0)):
+        return x * scale + shift + pair[0] * pair[1]
+
+    root = tf.Module()
+    root.f = tf.function(lambda x, scale=2.0, shift=shift: shifted(x, scale, shift, pair=(1., 3.)),
+                         input_signature=[spec([None, 2]), spec([]), spec([2])])  # fmt: skip
+    root.g = tf.function(shifted)
+    root.g.get_concrete_function(spec([2]), spec([]), spec([2]), pair=(1, spec([])))
+    tf.saved_model.save(root, tmp_path)
+    x = np.ones((3, 2), np.float32)
+    for module in (invert.load(tmp_path, signature="f"), invert.convert(root.f),
+                   invert.convert(root.f, spec([3, 2]))):  # fmt: skip
+        assert [p.default is p.empty for p in inspect.signature(module).parameters.values()] == [
+            True, False, False,
+        ]  # fmt: skip
+        np.testing.assert_array_equal(module(x), root.f(x))
+        np.testing.assert_array_equal(module(x, shift=x[0]), root.f(x, shift=x[0]))
+        np.testing.assert_array_equal(module.model(x, np.float32(1), x[0]), root.f(x, 1.0, x[0]))
+        assert any("no defaults" in line for line in module.emit().messages)
+    with pytest.raises(SignatureError, match="keeps no state"):
+        module(x, equinox.nn.State(module))
+    module = invert.load(tmp_path, signature="g")
+    default = inspect.signature(module).parameters["shift"].default
+    np.testing.assert_array_equal(default, shift)
+    # A default of another type than this trace has is not one of the trace.
+    assert inspect.signature(module).parameters["pair"].default is inspect.Parameter.empty
+    with pytest.raises(SignatureError, match="pair"):
+        module(x[0])
 
 
 def test_open_batch_through_a_directory(tmp_path):

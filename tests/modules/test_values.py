@@ -118,7 +118,7 @@ def test_what_does_not_fit_is_named_and_nothing_is_changed() -> None:
 
 
 def test_modules_of_others_are_refused() -> None:
-    with pytest.raises(SignatureError, match="is not known"):
+    with pytest.raises(SignatureError, match="are not known"):
         invert.values(eqx.nn.Linear(2, 3, key=jax.random.key(0)))
     net: Any = invert.convert(_model()).model
     other = eqx.tree_at(lambda m: m.head, net, eqx.nn.MLP(8, 3, 4, 2, key=jax.random.key(0)))

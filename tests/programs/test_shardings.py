@@ -104,11 +104,11 @@ invert.save(on_mesh, where + "/again")
 read = lambda name: open(f"{where}/{name}/weights.safetensors", "rb").read()
 assert read("plain") == read("again")
 for specs, words in (
-    ({name: P(("data", "model"), "model")}, "along 'model' twice"),
+    ({name: P(("data", "model"), "model")}, "uses the axis 'model' twice"),
     ({name: P("nowhere")}, "has no axis 'nowhere'"),
     ({name: P(None, ("data", "model"))}, "12 elements, which 8 devices"),
     ({"other": P("data")}, "no parameter fits the pattern 'other'"),
-    ({name: P("data", None, None)}, "has 2 dimensions, and its spec"),
+    ({name: P("data", None, None)}, "has 2 dimensions, but its spec"),
 ):
     try:
         invert.load(where + "/plain", mesh=mesh, shardings=specs)
@@ -231,7 +231,7 @@ def fails(words, sizes, names, kind=auto):
             raise AssertionError(words)
 fails("has no axis 'y'", (2, 4), ("x", "z"))
 fails("the axis 'x' of the mesh is of type Explicit", (2, 4), ("x", "y"), AxisType.Explicit)
-fails("the axis 'y' has 2 devices, and the program's shard_map is for 4", (2, 2), ("x", "y"))
+fails("the axis 'y' has 2 devices, but the program's shard_map is for 4", (2, 2), ("x", "y"))
 with jax.set_mesh(mesh):
     assert np.allclose(module(x), f(x))
     assert np.allclose(jax.jit(module.model)(x), f(x))

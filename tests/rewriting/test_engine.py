@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import re
 import weakref
@@ -22,6 +23,7 @@ from invert._private.jax import dce, open_jaxpr, trace_closed
 from invert.rewriting.driver import Rewriter
 from invert.rewriting.pattern import Call, Stage
 from invert.rewriting.templates import raise_call
+from invert.stablehlo.program import Program
 
 X = np.linspace(-1.5, 2, 9, dtype=np.float32).reshape(3, 3)
 K = np.array([3, 4], np.uint32)
@@ -270,6 +272,19 @@ def test_a_call_that_does_not_fit_is_no_defect() -> None:
     config = invert.Config(extra_patterns=(invert.Pattern("unfit", ("mul",), propose),))
     module = invert.from_exported(export(lambda x: x * x, X), config=config)
     assert "unfit" not in module.report.rewrites
+
+
+def test_a_defect_in_raising_a_template_is_not_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    call = Call("bug", lambda x: x * 7.25, (jax.ShapeDtypeStruct((3,), np.float32),), of_site=True)
+    assert raise_call(call, "cpu") is not None
+    assert raise_call(dataclasses.replace(call, function=lambda x: x[9, 9]), "cpu") is None
+
+    def broken(program: Program, *values: Any) -> Any:
+        raise TypeError("a rule with a defect")
+
+    monkeypatch.setattr(Program, "__call__", broken)
+    with pytest.raises(TypeError, match="a rule with a defect"):
+        raise_call(call, "cpu")
 
 
 @pytest.mark.parametrize("of_site", [False, True])

@@ -55,6 +55,12 @@ def halves(x):
     return x[: tf.shape(x)[0] // 2], x[tf.shape(x)[0] // 2 :]
 
 
+@program([None, 3])
+def powers(x):
+    n = tf.shape(x)[0]
+    return tf.broadcast_to(x[:1], [tf.pow(n, 1) + tf.square(n), 3]), tf.zeros([n**2, 2]) + x[0, 0]
+
+
 @program([None, 4])
 def remainder(x):
     return tf.pad(x, [[0, (-tf.shape(x)[0]) % 8], [0, 0]])

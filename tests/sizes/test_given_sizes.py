@@ -52,8 +52,8 @@ def test_one_name_says_that_sizes_are_equal():
 @pytest.mark.parametrize(
     ("sizes", "message"),
     [
-        ({"z": "b 3"}, "no argument is called 'z'; there are 'arg0'"),
-        ({"arg0": "b"}, "has 1 sizes, the argument has 2"),
+        ({"z": "b 3"}, "no argument is named 'z'; there are 'arg0'"),
+        ({"arg0": "b"}, "has 1 sizes, but the argument has 2"),
         ({"arg0": "b 4"}, "axis 1 has size 3"),
         ({"arg0": "b! 3"}, "'b!' is neither a name nor a number"),
         ({"arg0": "max 3"}, "'max' is neither"),

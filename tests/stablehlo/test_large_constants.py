@@ -88,7 +88,7 @@ def test_a_file_cannot_claim_to_be_cut() -> None:
     np.testing.assert_array_equal(small, [1.0, 2.0])
     np.testing.assert_array_equal(large, value)
     trusted = Program(parse_module(text, trusted=True), Config())
-    with pytest.raises(MalformedModelError, match="not held"):
+    with pytest.raises(MalformedModelError, match="are missing"):
         results(trusted)
 
 

@@ -158,7 +158,7 @@ def test_every_truncation() -> None:
     for size in range(0, len(data), 97):
         with pytest.raises(MalformedModelError):
             parse_module(data[:size])
-    with pytest.raises(MalformedModelError, match=r"section \d at byte \d+ states"):
+    with pytest.raises(MalformedModelError, match=r"section \d at byte \d+ declares"):
         parse_module(data[:-1])
 
 

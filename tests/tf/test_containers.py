@@ -174,7 +174,7 @@ def test_a_specification_with_an_open_size_is_a_signature():
 def test_the_report_says_which_half_the_certificate_covers(tmp_path: Path) -> None:
     line = "the rules that raised its TensorFlow ops"
     module = invert.convert(tf.function(lambda x: tf.sin(x) * 2.0), tf.TensorSpec([3], tf.float32))
-    assert f"  outside of the certificate: {line}\n" in str(module.report)
+    assert f"  outside the certificate: {line}\n" in str(module.report)
     invert.save(module, tmp_path / "of_tensorflow")
     pages = [p.read_text() for p in (tmp_path / "of_tensorflow").glob("*.md")]
     assert any(f"Outside of the certificate: {line}." in page for page in pages)

@@ -119,7 +119,7 @@ def test_callbacks_on_request():
 
 def test_callback_with_text_of_unknown_size_is_refused():
     fn = lambda x: S.to_number(S.split(S.join(tf.unstack(S.as_string(x)), " ")))  # noqa: E731
-    with pytest.raises(UnsupportedOpError, match="size depends on the data"):
+    with pytest.raises(UnsupportedOpError, match="size depends on data"):
         converted(fn, config=CALLBACK)
 
 

@@ -1,4 +1,4 @@
-"""The flags of tf2jax, and the options they stand for.
+"""The flags of tf2jax, and the options they map to.
 
 They belong to the current context (`contextvars`), so that threads do not see each other's; a new
 thread begins with the defaults.
@@ -99,7 +99,7 @@ def narrows() -> bool:
 
 
 def conversion() -> Config:
-    """The options of a conversion that the flags stand for."""
+    """The options of a conversion, from the flags."""
     flags = _flags.get()
     off = [name for flag, name in _PATTERNS.items() if not flags[flag]]
     precision = flags["resize_bilinear_precision"]
@@ -110,7 +110,7 @@ def conversion() -> Config:
         prevent_gradient="error" if flags["raise_on_prevent_gradient"] else "warn",
         assertions="checkify" if flags["enable_checkify_for_asserts"] else "drop",
         bfloat16_constants=tuple(t for t in _NARROW if flags[_NARROW[t]]),
-        # Also `None` or a member of the enumeration, as `jax.image.resize` takes it.
-        strict_shapes=False,  # the flag for it is looked at in each call
+        # Also `None` or an enum member, as in `jax.image.resize`.
+        strict_shapes=False,  # its flag is read in each call
         resize_precision=cast(Any, jax.lax.Precision(precision).name.lower()),
     )

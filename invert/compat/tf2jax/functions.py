@@ -1,4 +1,4 @@
-"""The functions of tf2jax: they convert, and call what was converted."""
+"""The functions of tf2jax: conversion, and calls of converted functions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class MissingInputError(Exception):
 
 
 class ConversionError(UnsupportedOpError, ValueError):
-    """Some ops cannot be converted; as that of `invert`, and a `ValueError` as in tf2jax."""
+    """Some ops cannot be converted; `invert`'s error, and a `ValueError` as in tf2jax."""
 
 
 class Variable(np.ndarray):
@@ -55,15 +55,15 @@ class Variable(np.ndarray):
 
 
 class AnnotatedFunction:
-    """A converted function, with its arguments and results described.
+    """A converted function, with the types of its arguments and results.
 
     **Attributes:**
 
     - `fn`: the function itself.
     - `structured_inputs`, `structured_outputs`: trees of `tf.TensorSpec`.
     - `signature`: the signature of the original.
-    - `module`: the `invert.Module` it calls; `None` where each call has its own, since shapes
-        follow from the values of its arguments.
+    - `module`: the `invert.Module` it calls; `None` if each call has its own, since shapes depend
+        on the values of its arguments.
     """
 
     def __init__(
@@ -216,7 +216,7 @@ def _with_values(tf_func: Any, args: Sequence[Any], kwargs: Any) -> tuple[Any, l
 
 
 def _is_value(leaf: Any) -> bool:
-    """Whether an argument is an array from which sizes are computed."""
+    """Whether sizes are computed from an argument."""
     return (
         hasattr(leaf, "dtype")
         and not isinstance(leaf, import_tensorflow().TensorSpec)
@@ -231,14 +231,13 @@ def _depends_on_values(
     concrete: Any,
     error: UnsupportedOpError,
 ) -> bool:
-    """Whether what an error says is not so, or no longer all, where the values of the example are
-    known."""
+    """Whether an error changes if the values of the example are known."""
     if concrete.variables or not any(map(_is_value, jax.tree_util.tree_leaves((args, kwargs)))):
         return False
     function, rest = _with_values(tf_func, args, kwargs)
     try:
         _convert_module(function, *rest, config=conversion())
-    except ValueError:  # TensorFlow does not take those of the example, such as a step of zero
+    except ValueError:  # TensorFlow rejects the example's values, such as a step of zero
         return True
     except UnsupportedOpError as other:
         return {(p.op, p.reason) for p in other.problems} != {
@@ -328,7 +327,7 @@ def _without_params(function: AnnotatedFunction, params: Mapping[str, Any]) -> A
 
 
 class _Call:
-    """Calls a converted function, with the checks that the flags ask for."""
+    """Calls a converted function, with the checks selected by the flags."""
 
     def __init__(
         self,
@@ -372,7 +371,7 @@ class _Call:
             dtypes |= {jnp.asarray(params[n]).dtype for n in self.module.named_params()}
         if self.narrow and np.dtype(jnp.bfloat16) in dtypes:
             results = jax.tree_util.tree_map(_narrowed, results)
-        # A module computes in the types of the original, whatever the session allows.
+        # A module computes in the types of the original, regardless of x64.
         return jax.tree_util.tree_map(_canonical, results), updated
 
     def _run(
@@ -445,8 +444,11 @@ class _Call:
     def _traced_again(
         self, given: inspect.BoundArguments, wanted: inspect.BoundArguments
     ) -> Module:
-        """The function traced at the shapes of a call; where it has no Python code, or that refuses
-        them, the graph that it has, which is recovered at them, also at other ranks."""
+        """The function traced at the shapes of a call.
+
+        If it has no Python code, or the code refuses them, its graph recovered at them, also at
+        other
+        ranks."""
         tf = import_tensorflow()
         shapes: list[Any] = []
 
@@ -480,8 +482,7 @@ class _Call:
     def _checked(
         self, given: Mapping[str, Any], wanted: inspect.BoundArguments
     ) -> tuple[inspect.BoundArguments, set[Any], bool]:
-        """The arguments in their declared types, their own types, and whether their shapes are
-        others than the declared ones."""
+        """The arguments in their declared types, their own types, and whether shapes differ."""
         tensor_spec = import_tensorflow().TensorSpec
         checked: dict[str, Any] = {}
         dtypes: set[Any] = set()

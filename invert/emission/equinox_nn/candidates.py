@@ -62,7 +62,7 @@ class _Uses:
         return next((i for i, n in self.first.items() if n == name), None)
 
 
-# After these a value is still the whole parameter.
+# These keep all elements of a parameter.
 _PASSED = kinds.LAYOUT | {"convert_element_type"}
 
 
@@ -115,7 +115,7 @@ def _convolution(eqn: Eqn, uses: _Uses, sizes: Sizes) -> Candidates:
     if any(d != 1 for d in steps):
         keywords["stride"] = _short(steps)
     if transposed:
-        # What the padding leaves out of the full correlation, on both sides and at the end.
+        # The part of the full correlation that padding cuts off, on both sides and at the end.
         full = [d * (k - 1) for d, k in zip(params["rhs_dilation"], kernel[2:], strict=True)]
         low = [f - p[0] for f, p in zip(full, padding, strict=True)]
         more = [p[1] - f + w for f, p, w in zip(full, padding, low, strict=True)]
@@ -150,7 +150,7 @@ def _convolution(eqn: Eqn, uses: _Uses, sizes: Sizes) -> Candidates:
 
 
 def _short(sizes: Sequence[int]) -> int | tuple[int, ...]:
-    """One number where all sizes are equal."""
+    """A single number if all sizes are equal."""
     numbers = tuple(int(n) for n in sizes)
     return numbers[0] if len(set(numbers)) == 1 else numbers
 

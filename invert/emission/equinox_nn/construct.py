@@ -39,7 +39,7 @@ def applied(body: Body, eqn: LayerCall, field: str) -> Placed:
 
 
 def _moved(value: ast.expr, order: Sequence[int]) -> ast.expr:
-    """A transpose; `jnp.moveaxis` where one axis moves."""
+    """A transpose; `jnp.moveaxis` if one axis moves."""
     if not order:
         return value
     for source, target in ((-1, 1), (1, -1), (len(order) - 1, 0)):

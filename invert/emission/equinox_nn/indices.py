@@ -1,7 +1,8 @@
-"""Symbolic indices of elements, which `layout` compares.
+"""Symbolic indices of elements, compared by `layout`.
 
-An index is a variable that runs over an axis, given by its number; or several merged by a reshape;
-or a part of one that a reshape has split.
+An index is a variable that runs over an axis, given by its number; several merged by a reshape; or
+a
+part of one that was split by a reshape.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ ZERO = -1
 # `("part", index, sizes, place)`.
 Index: TypeAlias = int | tuple[Any, ...]
 
-# An array as another one: which of its axes come first, and the shape they take then.
+# An array in terms of another: a permutation of its axes, then a shape.
 Layout: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]
 
 
@@ -112,7 +113,7 @@ def merged(parts: Sequence[tuple[Index, int]]) -> Index:
 
 
 def split(index: Index, sizes: Sequence[int]) -> list[Index]:
-    """The indices into several axes that one is split into."""
+    """The indices into the axes that an axis is split into."""
     real = [n for n in sizes if n != 1]
     if not real:
         return [ZERO] * len(sizes)
@@ -144,7 +145,7 @@ def common(
 ) -> tuple[list[Index], list[Index]] | None:
     """Indices for the axes that two operations sum over, which may be split differently.
 
-    **Returns:** `None` where the numbers of elements differ.
+    **Returns:** `None` if the numbers of elements differ.
     """
     if math.prod(a) != math.prod(b):
         return None
@@ -204,7 +205,7 @@ _CLIPPED = (lax.GatherScatterMode.CLIP, lax.GatherScatterMode.PROMISE_IN_BOUNDS)
 
 
 def out_of_bounds(eqn: Eqn) -> str:
-    """What a `gather` does with indices out of bounds."""
+    """How a `gather` treats indices out of bounds."""
     params = eqn.params
     return "clip" if params["mode"] in _CLIPPED else f"fill with {params['fill_value']}"
 

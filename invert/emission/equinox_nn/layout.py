@@ -1,11 +1,12 @@
-"""Compares the arithmetic of two programs element by element, whatever their layouts.
+"""Compares the arithmetic of two programs element by element, ignoring layouts.
 
 A layer of Equinox takes one example and has its own layout of weights. Under `jax.vmap` it traces
-to other products and transposes than the layer of another framework that computes the same. The
-comparison goes from the results down: the element of a value at some indices is an operation on
-elements of its operands at indices that follow. Transposes, reshapes and broadcasts only change
-indices and drop out. The other operations are compared one by one; sums may be taken in any order,
-as XLA does.
+to
+other products and transposes than an equivalent layer of another framework. The comparison proceeds
+from the results to the arguments: an element of a value is an operation on elements of its operands
+at derived indices. Transposes, reshapes and broadcasts only change indices. All other operations
+are
+compared one by one; sums may be taken in any order, as in XLA.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class _Side:
             self._add(eqn)
 
     def print_of(self, atom: Atom) -> int:
-        """A hash that is equal for atoms computed alike, whatever their layout."""
+        """A hash that is equal for atoms computed alike, ignoring their layouts."""
         if isinstance(atom, Literal):
             return hash(("literal", np.asarray(atom.val).dtype, np.asarray(atom.val).tobytes()))
         if atom in self._prints:
@@ -137,7 +138,7 @@ class Comparison:
         self._pending: list[tuple[Atom, tuple[Index, ...], Atom, tuple[Index, ...]]] = []
 
     def difference(self) -> str | None:
-        """`None` where the programs are equal, else what differs."""
+        """`None` if the programs are equal, otherwise the difference."""
         outs = self.a.graph.jaxpr.outvars, self.b.graph.jaxpr.outvars
         if len(outs[0]) != len(outs[1]):
             return f"{len(outs[0])} results against {len(outs[1])}"
@@ -164,7 +165,7 @@ class Comparison:
         y, to = self.b.bare(y, tuple(to))
         at = indices.plain(at, x.aval.shape)
         to = indices.plain(to, y.aval.shape)
-        # Indices are renumbered, so that a value used twice is compared once.
+        # Indices are renumbered, so that a value used twice is compared only once.
         at, to = indices.renamed(at, to)
         key = (x if is_var(x) else id(x), at, y if is_var(y) else id(y), to)
         if key not in self._done:
@@ -206,7 +207,7 @@ class Comparison:
             self._opaque(first, x, at, second, y, to)
 
     def _swapped(self, name: str, operands: Sequence[Atom], others: Sequence[Atom]) -> bool:
-        """Whether the operands of two operations are in another order."""
+        """Whether the operands of two operations are swapped."""
         if name not in kinds.COMMUTATIVE and name != "dot_general":
             return False
         here = [self.a.print_of(v) for v in operands]
@@ -332,7 +333,7 @@ def flat(closed: AnyJaxpr) -> AnyJaxpr:
 
 
 def laid(value: Any, layout: Layout, depth: int) -> Any:
-    """An array in another layout; the first `depth` axes stay."""
+    """An array in another layout; the first `depth` axes are kept."""
     order, shape = layout
     rest = [i + depth for i in order]
     return value.transpose([*range(depth), *rest]).reshape(*value.shape[:depth], *shape)

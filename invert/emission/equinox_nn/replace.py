@@ -1,8 +1,8 @@
-"""Replaces recovered layers by layers of `equinox.nn` that compute the same.
+"""Replaces recovered layers by equivalent layers of `equinox.nn`.
 
 The candidates are read from the equations that use the parameters: sizes, strides, the epsilon of a
 norm. Each is traced under `jax.vmap` and compared with the recovered layer (`layout`), which also
-infers the layout of the weights. A layer with other arithmetic stays as it is.
+infers the layout of the weights. A layer with other arithmetic is unchanged.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Replacer:
         self._left: dict[str, list[str]] = collections.defaultdict(list)
 
     def replace(self, root: Layer) -> None:
-        """Replaces what it can, and says in messages what it replaced and what not."""
+        """Replaces layers where possible; messages list replaced and other layers."""
         self._inside(root)
         _settle(root, top=True)
         for kind, count in self._found.items():
@@ -70,7 +70,7 @@ class Replacer:
         layer.steps = steps
 
     def _replaced(self, call: LayerCall) -> list[Eqn] | None:
-        """The steps that replace a call; `None` where the layer stays."""
+        """The steps that replace a call; `None` if the layer is unchanged."""
         layer = call.layer
         if not layer.parameters or any(isinstance(s, LayerCall) for s in layer.steps):
             return None
@@ -84,7 +84,7 @@ class Replacer:
                 layer.inputs, layer.outputs = [part.x], [part.y]
                 call.invars, call.outvars = [part.x], [part.y]
                 return [*part.head, call, *part.tail]
-            # The first reason is that of the largest part.
+            # The first reason is for the largest part.
             reason = reason or replacement
         self._left[reason or "no layer of equinox.nn has such parameters"].append(
             "/".join(layer.path)
@@ -92,7 +92,7 @@ class Replacer:
         return None
 
     def _native(self, part: _Part) -> tuple[Native, dict[str, Var]] | str | None:
-        """The layer that replaces a part of a layer; else the reason why none does, if known."""
+        """The replacement of a part of a layer, or the reason why there is none, if known."""
         constants: list[Eqn] = []
         for v in part.inputs:
             if v is part.x:
@@ -126,7 +126,7 @@ class Replacer:
         return self.program.shape(part.x), self.program.shape(part.y)
 
     def _constant(self, v: Atom) -> list[Eqn] | None:
-        """The equations of a value that does not depend on inputs; `None` where it does."""
+        """The equations of a value that does not depend on inputs; `None` if it does."""
         eqn = self._makers.get(v)
         if eqn is None:
             return None
@@ -147,7 +147,7 @@ class Replacer:
         roles: Sequence[int],
         closed: AnyJaxpr,
     ) -> dict[Var, Layout] | str:
-        """The layouts of the weights; where the programs differ, how."""
+        """The layouts of the weights, or the difference of the programs."""
         key = (native, tuple(x.aval.shape), x.aval.dtype, tuple(v.aval.dtype for v in arrays))
         if key not in self._traced:
             step = f"eqx.nn.{native.kind}"
@@ -215,7 +215,7 @@ def _parts(layer: Layer, own: set[Var]) -> Iterator[_Part]:
     moved out of the layer.
     """
     steps = layer.steps
-    # Values that depend on parameters alone, such as a reshaped bias.
+    # Values that depend only on parameters, such as a reshaped bias.
     held = set(own)
     inside = [False] * len(steps)
     for i, step in enumerate(steps):
@@ -260,7 +260,7 @@ def _part(
 
 
 def _settle(layer: Layer, *, top: bool = False) -> None:
-    """Drops steps and inputs that are not used any more."""
+    """Drops steps and inputs that are no longer used."""
     for step in layer.steps:
         if isinstance(step, LayerCall) and not step.layer.native:
             _settle(step.layer)

@@ -1,4 +1,4 @@
-"""Turns parameters of a program into arrays of the emitted module: stacked, in other layouts."""
+"""Turns parameters into arrays of the emitted module: stacked, or in other layouts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Weights:
 
     @property
     def changed(self) -> bool:
-        """Whether any parameter was stacked or has another layout."""
+        """Whether any parameter is stacked or has another layout."""
         return bool(self.rows or self.layouts)
 
     def array(self, v: Var, values: Mapping[Var, Any]) -> Any:
@@ -50,7 +50,7 @@ class Weights:
     def difference(
         self, traced: AnyJaxpr, program: AnyJaxpr, held: Sequence[Var], leaves: Sequence[Var]
     ) -> str | None:
-        """`None` where a trace of the text equals the program, else what differs.
+        """`None` if a trace of the text equals the program, otherwise the difference.
 
         **Arguments:**
 
@@ -91,7 +91,7 @@ def arranged(rows: Rows, layout: Layout | None, values: Mapping[Any, Any]) -> An
 def spread(
     rows: Rows, layout: Layout | None, array: Any, shapes: Mapping[Any, Sequence[int]]
 ) -> dict[Any, Any]:
-    """The values of parameters from the array of the module, as `arranged` put them there."""
+    """The values of parameters in an array of the module; the inverse of `arranged`."""
     if isinstance(rows, (list, tuple)):
         parts = [spread(row, layout, array[i], shapes) for i, row in enumerate(rows)]
         return {name: value for part in parts for name, value in part.items()}

@@ -34,24 +34,24 @@ if TYPE_CHECKING:
 
 # An expression is inlined into its only user while the line stays about this long.
 _WIDTH = 66
-# A field in another form, or its parts, are called after it.
+# Another form of a field, or its parts, are named after it.
 _PARTED = FORMS | {"split"}
-# Values that have a line of their own, so that a small number added to them is not in it.
+# Values that get a separate line, without a small number added to them.
 _NAMED = frozenset(("var", "mean_square"))
-# Wider operands get a line of their own.
+# Wider operands get a separate line.
 _OPERAND = 44
 
 
 @dataclasses.dataclass
 class Placed:
-    """How an equation is written.
+    """An equation as Python.
 
     **Arguments:**
 
     - `expression`: over the tokens of its operands.
     - `inline`: whether it may be inlined into the expression that uses it.
     - `functions`: local functions that it needs.
-    - `hints`: names wanted for its results; meaningless ones are replaced by `python.nouns`.
+    - `hints`: preferred names of its results; meaningless ones are replaced by `python.nouns`.
     - `flows`, `pattern`, `repeat`: as for `Statement`.
     """
 
@@ -66,7 +66,7 @@ class Placed:
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """The equation that makes the branch index of a `cond`.
+    """The equation that computes the branch index of a `cond`.
 
     **Arguments:**
 
@@ -118,7 +118,7 @@ class Body:
 
     - `given`: expressions of values that are not local variables, such as `self.kernel`.
     - `names`: names of the arguments.
-    - `wanted`: names for results that get a line of their own.
+    - `wanted`: preferred names of results with a separate line.
     - `path`: the name scopes of the jaxpr.
     """
 
@@ -133,7 +133,7 @@ class Body:
     ):
         self.writer = writer
         self.names: dict[Atom, str] = dict(names or {})
-        # A field in another form, such as a transpose, is called after the field.
+        # Another form of a field, such as a transpose, is named after the field.
         self._fields = {v: e.attr for v, e in (given or {}).items() if isinstance(e, ast.Attribute)}
         self.program = writer.program
         self.graph = Graph(jaxpr if writer.plain else keys.unpacked(jaxpr))
@@ -141,7 +141,7 @@ class Body:
         self.path = path
         self.given: dict[str, ast.expr] = {writer.token(v): e for v, e in (given or {}).items()}
         self.statements: list[Statement] = []
-        # Values with one user, until that is written.
+        # Values with one user, until that user is written.
         self._waiting: dict[str, tuple[ast.expr, int, Statement]] = {}
         self._uses: dict[Atom, int] = {}
 
@@ -181,7 +181,7 @@ class Body:
         return results
 
     def _last(self, value: ast.expr) -> ast.expr | None:
-        """What the last statement computes, if it does so only for a value that is its name."""
+        """The value of the last statement, if it only assigns `value`."""
         last = self.statements[-1] if self.statements else None
         if last is None or last.repeat is not None or last.functions or last.pattern is not None:
             return None
@@ -216,7 +216,7 @@ class Body:
         return Placed(expression, flows=FLOWS.get(name, True))
 
     def _hints(self, eqn: Eqn, placed: Placed, atoms: Sequence[Atom]) -> list[str]:
-        """Names wanted for the results of an equation with operands `atoms`."""
+        """Preferred names of the results of an equation with operands `atoms`."""
         hints = list(placed.hints) or [PLAIN]
         hints += [hints[-1]] * (len(eqn.outvars) - len(hints))
         for i, v in enumerate(eqn.outvars):
@@ -305,8 +305,9 @@ class Body:
     def _filled(
         self, expression: ast.expr, inline: bool
     ) -> tuple[ast.expr, int, dict[str, Statement]]:
-        """The expression with operands inlined as far as they fit, its width, and the statements
-        of the inlined operands by token."""
+        """Inline operands into an expression as far as they fit.
+
+        Returns the expression, its width, and the statements of the inlined operands by token."""
         tokens = syntax.tokens_in(expression)
         width = syntax.width(expression)
         values: dict[str, ast.expr] = {}
@@ -330,14 +331,14 @@ class Body:
         return filled, width, inside
 
     def before(self, statement: Statement, atoms: Sequence[Atom]) -> None:
-        """Adds a statement after those that compute some operands."""
+        """Adds a statement, preceded by those that compute `operands`."""
         for atom in atoms:
             if not isinstance(atom, Literal):
                 self._settle(self.token(atom))
         self.statements.append(statement)
 
     def _settle(self, token: str) -> None:
-        """Gives a value that waits for its user a statement of its own."""
+        """Writes the statement of a value that was kept back for inlining."""
         if token in self._waiting:
             self.statements.append(self._waiting.pop(token)[2])
 
@@ -346,7 +347,7 @@ class Body:
             self._settle(token)
 
     def _one_result(self) -> bool:
-        """Whether there is one result besides a state."""
+        """Whether there is exactly one result besides a state."""
         return sum(not isinstance(v, StateVar) for v in self.graph.jaxpr.outvars) == 1
 
     def result(self, atom: Atom) -> ast.expr:

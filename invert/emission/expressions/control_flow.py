@@ -41,7 +41,7 @@ Row = Callable[[Writer, Body, Eqn], Placed]
 
 
 def parameter_hints(count: int) -> list[str]:
-    """Names of parameters without a name of their own."""
+    """Names of unnamed parameters."""
     if count <= 3:
         return list("xyz"[:count])
     return list("abcdefgh"[:count]) if count <= 8 else [f"x_{i}" for i in range(count)]
@@ -72,7 +72,7 @@ def constants_of(closed: ClosedJaxpr | Jaxpr) -> dict[Var, ast.expr]:
 
 
 def _read(outer: Body, atom: Atom) -> ast.expr:
-    """An atom of the outer body, as a function inside of it reads it."""
+    """An atom of the outer body, as read by a function inside it."""
     if isinstance(atom, Literal):
         return outer.literal(atom)
     token = outer.token(atom)
@@ -94,15 +94,15 @@ def local(
     starts: Sequence[Atom] = (),
     called: Mapping[int, str] | None = None,
 ) -> FunctionText:
-    """A local function of the body that is being written.
+    """A local function of the current body.
 
     **Arguments:**
 
     - `operands`: atoms of the outer body for the leading arguments, which it closes over.
     - `parameters`: the name of each parameter and its number of values; -1 for a bare value.
     - `result`: makes the returned expression from the results.
-    - `starts`: atoms of the outer body that the first parameters take their names from.
-    - `called`: names of parameters by number, which come first.
+    - `starts`: atoms of the outer body after which the first parameters are named.
+    - `called`: names of parameters by number, which take precedence.
     """
     jaxpr = open_jaxpr(closed)
     given = constants_of(closed)
@@ -189,7 +189,7 @@ def _of_library(file: Writer, eqn: Eqn, name: str) -> ast.expr | None:
 
 
 def _of_package(file: Writer, eqn: Eqn, name: str) -> ast.expr | None:
-    """The function of this package that traces to a call, if any, which the file gets a copy of."""
+    """The function of this package, to be copied into the file, that traces to a call, if any."""
     for bare in () if file.plain else (True, False):
         args = spelling.operands(eqn, file, bare)
         variables = {file.token(v): v for v in eqn.invars if not isinstance(v, Literal)}
@@ -234,7 +234,7 @@ def _scan(file: Writer, body: Body, eqn: Eqn) -> Placed:
 
 
 def _arity(count: int) -> int:
-    """-1 for one value, which is bare; several, or none, are a tuple."""
+    """-1 for a single bare value; several or none form a tuple."""
     return -1 if count == 1 else count
 
 
@@ -262,7 +262,7 @@ def _while(file: Writer, body: Body, eqn: Eqn) -> Placed:
 
 
 def _for(file: Writer, body: Body, eqn: Eqn) -> Placed | None:
-    """`lax.fori_loop` up to an open size, which at numbers is a loop with a reverse derivative."""
+    """`lax.fori_loop` up to an open size; at concrete sizes it has a reverse derivative."""
     loop, parts = loops.counted(eqn), WhileParts.of(eqn)
     state, counter = parts.init[1:], eqn.outvars[0]
     if loop is None or not is_open(loop.length) or loop.counter != 0 or not state:
@@ -412,7 +412,7 @@ def _shard_map(file: Writer, body: Body, eqn: Eqn) -> Placed:
 
 
 def _opaque(file: Writer, body: Body, eqn: Eqn) -> Placed:
-    """A custom call that was not recovered: the text imports `invert` for it."""
+    """A custom call that was not recovered, for which the text imports `invert`."""
     params = eqn.params
     if params["computations"]:
         return _bound(file, body, eqn)
@@ -466,7 +466,7 @@ def _bound(file: Writer, body: Body, eqn: Eqn) -> Placed:
     return Placed(expression, False, functions, pattern=pattern)
 
 
-# Primitives whose inner jaxpr is mostly the one that their `lax` function makes.
+# Primitives whose inner jaxpr is usually the one made by their `lax` function.
 _SPELLED = frozenset("scatter scatter-add scatter-sub scatter-mul scatter-min scatter-max".split())
 
 ROWS: Mapping[str, Row] = {
@@ -487,7 +487,7 @@ ROWS: Mapping[str, Row] = {
 
 
 def structured(file: Writer, body: Body, eqn: Eqn) -> Placed | None:
-    """Writes an equation that holds jaxprs; `None` where it holds none."""
+    """Writes an equation that holds jaxprs; `None` if it holds none."""
     name = eqn.primitive.name
     if name in ROWS:
         return ROWS[name](file, body, eqn)
@@ -496,7 +496,7 @@ def structured(file: Writer, body: Body, eqn: Eqn) -> Placed | None:
     if name in _SPELLED:
         try:
             expression = spelling.spell(eqn, file)
-        except EmissionError:  # it combines by a custom function
+        except EmissionError:  # it has a custom combining function
             return _bound(file, body, eqn)
         return Placed(expression, flows=spelling.FLOWS.get(name, True))
     return _bound(file, body, eqn)
@@ -505,11 +505,11 @@ def structured(file: Writer, body: Body, eqn: Eqn) -> Placed | None:
 def rule_function(file: Writer, eqn: Eqn, rule: ClosedJaxpr, name: str) -> FunctionText:
     """The rule of a function with a custom derivative.
 
-    Of `jax.custom_jvp` it is `(primals, tangents) -> (results, tangents of results)`, of
+    For `jax.custom_jvp` it is `(primals, tangents) -> (results, tangents of results)`, for
     `jax.custom_vjp` the backward rule `(arguments, cotangents) -> cotangents of arguments`.
     """
     is_jvp = eqn.primitive.name == "custom_jvp_call"
-    # Without the zeros that JAX makes for the tangents of integers, which nothing uses.
+    # Without the unused zeros that JAX creates for tangents of integers.
     jaxpr = dce(open_jaxpr(rule)) if is_jvp else open_jaxpr(rule)
     count = len(eqn.invars)
     arguments = tuple(file.token(v) for v in jaxpr.invars[:count])
@@ -538,14 +538,14 @@ def rule_function(file: Writer, eqn: Eqn, rule: ClosedJaxpr, name: str) -> Funct
 
 
 def _no_derivative(v: Atom, is_jvp: bool) -> ast.expr:
-    """What JAX wants where a value, such as an integer, has no tangent or cotangent."""
+    """What JAX expects if a value, such as an integer, has no tangent or cotangent."""
     if not is_jvp:
         return number(None)
     return call("np.zeros", literals.shape(v.aval.shape), syntax.name("jax.dtypes.float0"))
 
 
 def forbidden(name: str, message: str) -> ast.FunctionDef:
-    """The rule of a function whose author forbids to differentiate it."""
+    """The rule of a function whose author forbids differentiation."""
     raised = ast.Raise(call("LookupError", number(message)))
     arguments = [ast.arg("primals"), ast.arg("tangents")]
     decorators = [syntax.name(f"{name}.defjvp")]

@@ -1,4 +1,4 @@
-"""Calls of `invert.ir.fast`: their arguments, read off the programs that they traced to."""
+"""Calls of `invert.ir.fast`, with arguments read from the traced programs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from invert.ir.types import Eqn
 
 
 def candidate(eqn: Eqn, args: Sequence[ast.expr]) -> ast.expr | None:
-    """The call that may have traced to the equation; `None` where it calls none of them."""
+    """The call that may have traced to the equation; `None` if it calls none of them."""
     read = _READ.get(eqn.params["name"])
     if read is None:
         return None

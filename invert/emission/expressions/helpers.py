@@ -1,4 +1,4 @@
-"""Functions that the text holds where it uses them: what libraries on top of JAX have a name for.
+"""Helper functions with names known from libraries, copied into texts that use them.
 
 Their expressions are proved like all others; the file gets a copy of each that it calls.
 """
@@ -33,7 +33,7 @@ def dropout(x: Array, rate: float, key: PRNGKeyArray) -> Array:
     return jnp.where(kept, x * (1 / (1 - rate)), 0.0)
 
 
-# By the names that stand for them until the file has its own.
+# By placeholder name, until the file assigns one.
 FUNCTIONS: Mapping[str, Callable[..., Any]] = MappingProxyType(
     {f"helper_{f.__name__}": f for f in (max_pool, dropout)}
 )
@@ -45,7 +45,7 @@ def calling(function: Callable[..., Any], *args: ast.expr) -> ast.expr:
 
 
 def named(expression: ast.expr, writer: Writer) -> ast.expr:
-    """An expression with the names that such functions have in the file, which gets copies."""
+    """An expression with these functions under their names in the file, which gets copies."""
     used = {n.id for n in ast.walk(expression) if isinstance(n, ast.Name) and n.id in FUNCTIONS}
     if not used:
         return expression

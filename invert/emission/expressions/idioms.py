@@ -1,4 +1,4 @@
-"""Expressions that stand for several equations: `jnp.mean(x, axis=-1)`, `jax.nn.softmax(x)`.
+"""Expressions for several equations: `jnp.mean(x, axis=-1)`, `jax.nn.softmax(x)`.
 
 Each row belongs to the primitive of the last equation and proposes calls. A proposed call is traced
 and matched with the body like the template of a pattern; no interior value may be used elsewhere.
@@ -39,7 +39,7 @@ class Group:
     **Arguments:**
 
     - `expression`: over the tokens of `leaves`.
-    - `covered`: ids of the equations before the last, in whose place it is written.
+    - `covered`: ids of the other equations that it replaces, before the last.
     """
 
     expression: ast.expr
@@ -72,7 +72,7 @@ def _x(i: int = 0) -> ast.expr:
 
 
 def _producer(graph: Graph, atom: Atom, *names: str) -> Eqn | None:
-    """The equation that produces an atom, if it is of one of these primitives."""
+    """The equation that produces an atom, if it has one of these primitives."""
     eqn = None if isinstance(atom, Literal) else graph.producers.get(atom)
     return eqn if eqn is not None and (not names or eqn.primitive.name in names) else None
 
@@ -186,7 +186,7 @@ def _item(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
             return
         parts[axis] = part.lower if part.lower is not None else number(0)
         if is_open(inner.invars[0].aval.shape[axis]) and part.upper is None:
-            parts[axis] = number(-1)  # the last one, where there is one
+            parts[axis] = number(-1)  # the last one, if any
     parts = indexing.shortened(parts)
     index = parts[0] if len(parts) == 1 else syntax.tuple_of(parts)
     yield Proposal(syntax.item(_x(), index), (inner.invars[0],), PLAIN)
@@ -199,7 +199,7 @@ def _broadcast_of(graph: Graph, atom: Atom) -> Atom | None:
 
 
 def _broadcasting(sign: str) -> Row:
-    """`x + b` where one side is broadcast first."""
+    """`x + b`, where one side is broadcast first."""
 
     def row(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
         inner = [_broadcast_of(graph, a) for a in eqn.invars]
@@ -215,13 +215,13 @@ def _broadcasting(sign: str) -> Row:
 
 
 def _size_of(graph: Graph, atom: Atom) -> ast.expr | None:
-    """The expression of a value that is a size, if it is one and does not wrap around."""
+    """The expression of a value, if it is a size that does not wrap around."""
     eqn = None if _is_narrow(atom.aval.dtype) else _made_of_size(graph, atom)
     return None if eqn is None else expression(eqn.params["dim"])
 
 
 def _made_of_size(graph: Graph, atom: Atom) -> Eqn | None:
-    """The `dim_as_value` that an atom is, in whatever type."""
+    """The `dim_as_value` that an atom converts, if any."""
     eqn = _producer(graph, atom, "dim_as_value", "convert_element_type")
     if eqn is not None and eqn.primitive.name == "convert_element_type":
         eqn = _producer(graph, eqn.invars[0], "dim_as_value")
@@ -229,7 +229,7 @@ def _made_of_size(graph: Graph, atom: Atom) -> Eqn | None:
 
 
 def _is_narrow(dtype: np.dtype) -> bool:
-    """Whether sizes wrap around in a type, in which Python's numbers do not."""
+    """Whether sizes may wrap around in a type, unlike Python's numbers."""
     return jnp.issubdtype(dtype, jnp.integer) and dtype.itemsize < 4
 
 
@@ -246,7 +246,7 @@ def _with_size(sign: str) -> Row:
 
 
 def _size_value(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
-    """`jnp.asarray(batch, jnp.int32)`; what is converted to a narrow type is an array before."""
+    """`jnp.asarray(batch, jnp.int32)`; a narrow type is converted from an array."""
     if (size := _size_of(graph, eqn.outvars[0])) is not None:
         yield Proposal(call("jnp.asarray", size, literals.dtype(eqn.outvars[0].aval.dtype)), ())
     elif (maker := _made_of_size(graph, eqn.outvars[0])) is not None:
@@ -267,6 +267,16 @@ def _where(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
         return
     mask, other, x = eqn.invars
     choices = [[a for a in (_repeated(graph, v), v) if a is not None] for v in (mask, x, other)]
+    added = _added_axes(graph, mask)
+    if added and is_var(choices[0][0]):  # `mask[..., None]`, of which there is no smaller form
+        index = syntax.tuple_of([ast.Constant(...), *[number(None)] * added])
+        for atoms in itertools.product(choices[0][:1], *choices[1:]):
+            variables = list(dict.fromkeys(a for a in atoms if isinstance(a, Var)))
+            args = [_operand(a, variables, writer) for a in atoms[1:]]
+            if None not in args:
+                wide = syntax.item(_x(0), index)
+                chosen = call("jnp.where", wide, *filter(None, args))
+                yield Proposal(chosen, variables, PLAIN, "blank")
     for atoms in itertools.product(*choices):
         if isinstance(atoms[0], Literal) or all(isinstance(a, Literal) for a in atoms[1:]):
             continue
@@ -274,6 +284,16 @@ def _where(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
         args = [_operand(a, variables, writer) for a in atoms]
         if None not in args:
             yield Proposal(call("jnp.where", *filter(None, args)), variables, PLAIN, "blank")
+
+
+def _added_axes(graph: Graph, atom: Atom) -> int:
+    """How many axes a broadcast adds behind all others, if it adds no others."""
+    eqn = _producer(graph, atom, "broadcast_in_dim")
+    if eqn is None or not (rank := len(eqn.invars[0].aval.shape)):
+        return 0
+    dims, shape = eqn.params["broadcast_dimensions"], eqn.params["shape"]
+    same = tuple(dims) == tuple(range(rank)) and shape[:rank] == eqn.invars[0].aval.shape
+    return len(shape) - rank if same else 0
 
 
 def _dropout(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
@@ -293,7 +313,7 @@ def _dropout(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
 
 
 def _repeated(graph: Graph, atom: Atom) -> Atom | None:
-    """What was broadcast to an atom, if anything."""
+    """The value that was broadcast to an atom, if any."""
     eqn = _producer(graph, atom, "broadcast_in_dim")
     return None if eqn is None else eqn.invars[0]
 
@@ -305,6 +325,71 @@ def _operand(atom: Atom, variables: Sequence[Var], writer: Writer) -> ast.expr |
     return literals.of_literal(atom, plain=True)
 
 
+def _attention(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
+    """`jax.nn.dot_product_attention`, whose last equation is one on axes."""
+    product = _through(graph, eqn.invars[0], kinds.LAYOUT, "dot_general")
+    if product is None:
+        return
+    for weights, values in (product.invars, product.invars[::-1]):
+        scores = _through(graph, weights, _OF_WEIGHTS, "dot_general")
+        if scores is None:
+            continue
+        value = _of_rank(graph, values, 4)
+        sides = [_of_rank(graph, a, 4) for a in scores.invars]
+        for query, key in (sides, sides[::-1]):
+            operands = [a for a in (query, key, value) if a is not None]
+            if len(operands) == 3 and len(set(operands)) == 3:
+                for keywords in ({}, {"is_causal": number(True)}):
+                    attention = call(
+                        "jax.nn.dot_product_attention", _x(0), _x(1), _x(2), **keywords
+                    )
+                    yield Proposal(attention, operands, "attention")
+
+
+# What is between the scores and the weights of attention.
+_OF_WEIGHTS = kinds.LAYOUT | {"div", "exp", "sub", "select_n", "mul", "convert_element_type", "jit"}
+
+
+def _through(graph: Graph, atom: Atom, names: Set[str], wanted: str) -> Eqn | None:
+    """The equation of a primitive from which a value comes through others."""
+    pending, steps = [atom], 0
+    while pending and steps < 32:
+        steps += 1
+        eqn = _producer(graph, pending.pop())
+        if eqn is not None and eqn.primitive.name == wanted:
+            return eqn
+        if eqn is not None and eqn.primitive.name in names:
+            pending += eqn.invars
+    return None
+
+
+def _of_rank(graph: Graph, atom: Atom, rank: int) -> Var | None:
+    """What a value is another form of, with this many axes."""
+    for _ in range(4):
+        if is_var(atom) and len(atom.aval.shape) == rank:
+            return atom
+        eqn = _producer(graph, atom, *kinds.LAYOUT)
+        if eqn is None:
+            return None
+        atom = eqn.invars[0]
+    return None
+
+
+def _repeat(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
+    """`jnp.repeat(x, 2, axis=1)`: the elements along an axis several times each."""
+    wide = _producer(graph, eqn.invars[0], "broadcast_in_dim")
+    if wide is None or not is_var(wide.invars[0]):
+        return
+    x, shape = wide.invars[0], wide.params["shape"]
+    added = [i for i in range(len(shape)) if i not in wide.params["broadcast_dimensions"]]
+    if len(added) == 1 and added[0] > 0 and isinstance(shape[added[0]], int):
+        times, axis = number(int(shape[added[0]])), axis_of(added, len(shape))
+        if len(x.aval.shape) > 1:
+            axis = axis_of([added[0] - 1], len(x.aval.shape))
+        keywords = {} if axis is None or len(x.aval.shape) == 1 else {"axis": axis}
+        yield Proposal(call("jnp.repeat", _x(), times, **keywords), (x,), "repeated")
+
+
 _MODES = {
     lax.GatherScatterMode.CLIP: "clip",
     lax.GatherScatterMode.FILL_OR_DROP: "fill",
@@ -312,7 +397,7 @@ _MODES = {
 
 
 def _lookup(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
-    """`table[i]` or `jnp.take(table, i)`, with indices from the end or without."""
+    """`table[i]` or `jnp.take(table, i)`, with or without negative indices."""
     table, column = eqn.invars
     axes = eqn.params["dimension_numbers"].collapsed_slice_dims
     if isinstance(table, Literal) or len(axes) != 1:
@@ -361,8 +446,9 @@ ROWS: Mapping[str, tuple[Row, ...]] = {
             ("ne", "!="),
         )
     },
-    "squeeze": (_item,),
-    "transpose": (_einsum,),
+    "squeeze": (_attention, _item),
+    "reshape": (_attention, _repeat),
+    "transpose": (_attention, _einsum),
 }
 
 
@@ -374,7 +460,7 @@ def find(graph: Graph, writer: Writer) -> dict[int, Group]:
     groups: dict[int, Group] = {}
     taken: set[int] = set()
     leaves: set[Var] = set()
-    # Plain text has one expression for each equation, but sizes are none by themselves.
+    # Plain text has one expression per equation, but sizes have no expression of their own.
     rows = _SIZES if writer.plain else ROWS
     for eqn in reversed(graph.eqns):
         if id(eqn) in taken:
@@ -452,9 +538,9 @@ def _try(
 
 
 def _shared(match: Match, graph: Graph, root: Eqn, leaves: Set[Var]) -> list[Eqn]:
-    """The equations whose interior results are used elsewhere, and those that these need.
+    """The equations whose interior results are used elsewhere, and those that they need.
 
-    `leaves`: what other groups use, which may be further up than what their equations use.
+    `leaves`: the values used by other groups, which may precede the operands of their equations.
     """
     inside = {id(e) for e in match.eqns.values()}
     found: dict[int, Eqn] = {}

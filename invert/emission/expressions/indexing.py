@@ -52,7 +52,9 @@ def broadcast(eqn: Eqn, args: Sequence[ast.expr], program: Program) -> Expressio
             last = len(leading) - 1
             while last and isinstance(leading[last - 1], ast.Constant):
                 last -= 1
-            if all(isinstance(p, ast.Slice) for p in leading[:last]) and last > 1:
+            # Places along a single axis are `i[:, None]`, as tables of them are read.
+            least = 0 if jnp.issubdtype(operand.aval.dtype, jnp.inexact) else 1
+            if all(isinstance(p, ast.Slice) for p in leading[:last]) and last > least:
                 yield item(args[0], _index([ast.Constant(...), *leading[last:]]))
         yield item(args[0], _index(leading))
     yield call("jnp.broadcast_to", args[0], literals.shape(shape))
@@ -108,7 +110,7 @@ def convolution(eqn: Eqn, args: Sequence[ast.expr], program: Program) -> Express
     kinds = [{}] if wanted is None else [{}, {"preferred_element_type": literals.dtype(wanted)}]
     explicit = literals.value(tuple(params["padding"]))
     if set(params["window_strides"]) == {1} and "lhs_dilation" in keywords:
-        # A transposed convolution has its strides inside of the image.
+        # A transposed convolution dilates the image by its strides.
         rest = {k: v for k, v in keywords.items() if k != "lhs_dilation"}
         for kind in kinds:
             for padding in (number("SAME"), number("VALID")):
@@ -125,10 +127,10 @@ def _inverse(spec: Sequence[int]) -> list[int]:
 
 
 def _same_padding(eqn: Eqn, program: Program) -> ast.expr | None:
-    """`"SAME"` or `"VALID"` where the padding may be that; tracing decides."""
+    """`"SAME"` or `"VALID"` if the padding may be that; tracing decides."""
     padding = eqn.params["padding"]
     if all(tuple(p) == (0, 0) for p in padding):
-        # A kernel of one pixel is the same to both, and the other one is written more often.
+        # For a kernel of one pixel both are equal, and the other one is more common.
         return number("SAME" if _is_pointwise(eqn) else "VALID")
     near = all(0 <= low <= high <= low + 1 for low, high in padding)
     return number("SAME") if near else None

@@ -1,4 +1,4 @@
-"""`key, subkey = jax.random.split(key)`: a split into two keys, each by its own name."""
+"""`key, subkey = jax.random.split(key)`: a split into two named keys."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _UNPACKED.multiple_results = True
 
 @dataclasses.dataclass(eq=False)
 class Unpacked(Eqn):
-    """A split of a key and what takes its two parts, in the place of an equation."""
+    """A split of a key, with the equations that take its two parts; replaces an equation."""
 
     split: Eqn
     invars: list[Atom]
@@ -44,7 +44,7 @@ def unpacked(jaxpr: Jaxpr) -> Jaxpr:
 
 
 def _parts(split: Eqn, graph: Graph) -> tuple[list[Var], list[Eqn]] | None:
-    """The parts of a split into two, and the equations that take these; `None` if others do."""
+    """The parts of a split into two, and the equations that take them; `None` for other uses."""
     (keys,) = split.outvars
     takers = list(graph.users.get(keys, ()))
     if split.params["shape"] != (2,) or keys in graph.results:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 from collections.abc import Iterator, Sequence
 from types import ModuleType
 
@@ -13,11 +14,12 @@ import jax.scipy.special
 
 from invert._private.jax import open_jaxpr
 from invert.emission.expressions import literals
+from invert.emission.python import syntax
 from invert.emission.python.naming import snake
 from invert.emission.python.syntax import call, number
 from invert.ir.types import Eqn, Literal
 
-# The modules that a called function may come from, in order.
+# The modules to search for a called function, in order.
 _MODULES: tuple[tuple[str, ModuleType], ...] = (
     ("jax.nn", jax.nn),
     ("jnp", jnp),
@@ -30,7 +32,9 @@ _MODULES: tuple[tuple[str, ModuleType], ...] = (
 # Calls named otherwise than their public function.
 _RENAMED = {"expn": "exp1", "_where": "where", "_pinv": "pinv", "_var": "var", "_take": "take"}
 
-_AXES = frozenset({"log_softmax", "softmax", "logsumexp", "glu"})
+_AXES = frozenset({"log_softmax", "softmax", "logsumexp", "glu", "take"})
+# Reductions, whose call has the correction of the degrees of freedom as its last operand.
+_SPREADS = frozenset({"var", "std"})
 
 
 def candidates(name: str, eqn: Eqn, args: Sequence[ast.expr]) -> Iterator[ast.expr]:
@@ -63,13 +67,32 @@ def candidates(name: str, eqn: Eqn, args: Sequence[ast.expr]) -> Iterator[ast.ex
                 if plain in _TRIANGLES:
                     for shift in _shifts(eqn):
                         yield call(function, *args, number(shift + _TRIANGLES[plain]))
+                if plain in _SPREADS:
+                    for keywords in _axes(eqn):
+                        yield call(function, args[0], **keywords)
                 if plain in _AXES:
                     for axis in range(len(eqn.invars[0].aval.shape) - 1):
                         yield call(function, *args, axis=number(axis))
                 break
 
 
-# What the number that the rows are shifted by lacks of the number of the diagonal.
+def _axes(eqn: Eqn) -> Iterator[dict[str, ast.expr]]:
+    """The axes that a reduction may be over, and whether it keeps them."""
+    old, new = (v.aval.shape for v in (eqn.invars[0], eqn.outvars[0]))
+    kept = len(old) == len(new)
+    count = sum(m != n for m, n in zip(old, new, strict=True)) if kept else len(old) - len(new)
+    for axes in itertools.combinations(range(len(old)), count):
+        keywords = {} if len(axes) == len(old) else {"axis": _axes_of(axes, len(old))}
+        yield keywords | ({"keepdims": number(True)} if kept else {})
+
+
+def _axes_of(axes: Sequence[int], rank: int) -> ast.expr:
+    if len(axes) == 1:
+        return number(-1 if axes[0] == rank - 1 else axes[0])
+    return syntax.tuple_of(map(number, axes))
+
+
+# The difference between the diagonal's number and the shift of the rows.
 _TRIANGLES = {"tril": 0, "triu": 1}
 
 

@@ -76,7 +76,7 @@ def bare(value: ArrayLike) -> ast.expr:
     return (_formula(value) if kind == np.float32 else None) or _float(_shortest(value))
 
 
-# Digits from which on a number is more likely to be a quotient or a root than itself.
+# From this many digits a number is probably a quotient or a root.
 _MANY = 6
 
 
@@ -91,7 +91,7 @@ def _formulas() -> dict[float, str]:
 
 
 def _formula(value: Any) -> ast.expr | None:
-    """`1 / 255` or `1 / 6**0.5`, where that is the number in single precision."""
+    """`1 / 255` or `1 / 6**0.5`, if it equals the number in single precision."""
     number = float(value)
     if not math.isfinite(number) or len(repr(_shortest(value)).strip("-0.")) < _MANY:
         return None
@@ -118,7 +118,7 @@ def typed(value: ArrayLike) -> ast.expr:
 
 
 def of_literal(atom: Literal, *, plain: bool) -> ast.expr:
-    """A literal of a jaxpr, in the dtype that it has there."""
+    """A literal of a jaxpr, in its dtype."""
     number = np.asarray(atom.val, atom.aval.dtype)
     if number.ndim:
         return array(number)
@@ -182,7 +182,7 @@ def mesh_literal(mesh: AbstractMesh) -> ast.expr:
 
 
 def spec(value: PartitionSpec) -> ast.expr:
-    """How an array is cut."""
+    """A partition spec."""
     return syntax.call("jax.sharding.PartitionSpec", *map(_partition, value))
 
 
@@ -216,7 +216,7 @@ _LEAVES: tuple[tuple[type, Callable[[Any], ast.expr]], ...] = (
 def value(v: Any) -> ast.expr:
     """A parameter of an equation.
 
-    **Raises:** `EmissionError` where the value cannot be written as an expression.
+    **Raises:** `EmissionError` if the value cannot be written as an expression.
     """
     if isinstance(v, enum.Enum) and (where := _public_name(type(v))):  # some are numbers too
         return syntax.name(f"{where}.{v.name}")

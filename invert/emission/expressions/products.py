@@ -20,7 +20,7 @@ def product(eqn: Eqn, args: Sequence[ast.expr], program: Program) -> Iterator[as
     count = len(contract_l)
     last = list(range(ranks[0] - count, ranks[0])), list(range(count))
     if not batch_l and count and (list(contract_l), list(contract_r)) == last:
-        # As `x @ w`, for a `w` with more axes.
+        # Like `x @ w`, for a `w` with more axes.
         yield call("jnp.tensordot", left, right, axes=number(count), **keywords)
     if sum(ranks) <= 20:
         text = relettered("{},{}->{}".format(*subscripts(eqn)))
@@ -56,9 +56,9 @@ def relettered(text: str) -> str:
 
 
 def lettered(text: str, names: Sequence[str | None]) -> str:
-    """The subscripts of an attention in letters of its dimensions; other ones as they are.
+    """The subscripts of an attention with letters for its dimensions; others are unchanged.
 
-    Those are batch, heads, query, key and depth: `bqhd,bkhd->bhqk`.
+    The dimensions are batch, heads, query, key and depth: `bqhd,bkhd->bhqk`.
 
     **Arguments:**
 

@@ -1,4 +1,4 @@
-"""Proves by tracing that an expression stands for some equations."""
+"""Proves by tracing that an expression equals some equations."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ NAMESPACE: Mapping[str, Any] = {
     "jax": jax, "jnp": jnp, "lax": lax, "np": np, "eqx": eqx, **FUNCTIONS, **helpers.FUNCTIONS
 }  # fmt: skip
 
-# What functions of `jax.lax`, `jax.numpy` and `jax.nn` raise for arguments that they do not take,
-# and what some of them assert instead; NumPy raises an `OverflowError` for numbers out of range.
-# Everything else, such as a `NameError`, is a defect of the text.
+# Exceptions of `jax.lax`, `jax.numpy` and `jax.nn` for arguments that they do not take, some as
+# assertions; NumPy raises an `OverflowError` for numbers out of range. Any other, such as a
+# `NameError`, is a defect of the text.
 REFUSALS = (
     TypeError, ValueError, NotImplementedError, ArithmeticError, IndexError, AssertionError,
     *SIZE_ERRORS,
@@ -67,7 +67,7 @@ class Prover:
     def trace(
         self, expression: ast.expr, tokens: Sequence[str], avals: Sequence[Aval], x64: bool
     ) -> ClosedJaxpr | None:
-        """The expression as a closed jaxpr; `None` where JAX refuses it."""
+        """The expression as a closed jaxpr; `None` if JAX refuses it."""
         names = [f"a{i}" for i in range(len(tokens))]
         values: dict[str, ast.expr] = {
             t: ast.Name(n, ast.Load()) for t, n in zip(tokens, names, strict=True)
@@ -143,7 +143,7 @@ def _trace(function: Callable[..., Any], avals: Sequence[Aval], x64: bool) -> Cl
         return result
 
     with jax.enable_x64(x64), warnings.catch_warnings():
-        # A 64-bit type was asked for without x64: both settings are tried.
+        # A 64-bit type was requested without x64: both settings are tried.
         warnings.simplefilter("ignore")
         try:
             return traced_form.plain(trace_closed(values, *avals))

@@ -14,8 +14,9 @@ from invert.emission.python.syntax import call, number
 
 
 def run(body: Body, eqn: Run, field: str) -> Placed:
-    """The layers one after the other, as Equinox scans over layers: the scan slices the arrays,
-    which are then combined with the static fields."""
+    """A scan over layers as in Equinox.
+
+    The scan slices the arrays, which are then combined with the static fields."""
     layer = eqn.layer
     outs = [syntax.new_token() for _ in layer.outputs]
     arguments = {i: syntax.new_token() for i, _ in eqn.carried}

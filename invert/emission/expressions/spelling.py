@@ -1,7 +1,8 @@
-"""Expressions for single equations: idiomatic ones, where they trace to the same equation.
+"""Expressions for single equations: idiomatic ones, if they trace to the same equation.
 
-Each row yields expressions to try, best first. Since each is proved by tracing, a row may guess.
-Where no row fits, the function of `lax` of that name is used, else the primitive itself.
+Each row yields expressions to try, best first. Since each is proved by tracing, a row may guess. If
+no
+row fits, the `lax` function of that name is used, otherwise the primitive itself.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def _prefix(sign: str) -> Row:
 
 
 def axis_of(axes: Sequence[int], rank: int) -> ast.expr | None:
-    """An `axis` argument; `None` where all axes are meant."""
+    """An `axis` argument; `None` for all axes."""
     axes = tuple(int(a) for a in axes)
     if len(axes) == rank:
         return None
@@ -209,13 +210,13 @@ def _constraint(eqn: Eqn, args: Sequence[ast.expr], program: Program) -> Express
 
 
 def _axes(names: Any) -> ast.expr:
-    """One axis, or several."""
+    """A single axis, or a tuple."""
     names = names if isinstance(names, (tuple, list)) else (names,)
     return number(names[0]) if len(names) == 1 else literals.value(tuple(names))
 
 
 def _collective(function: str, *params: str) -> Row:
-    """A function of the axes, with other parameters where they are not the default."""
+    """A function of the axes, with other parameters if they are not at their default."""
 
     def row(eqn: Eqn, args: Sequence[ast.expr], program: Program) -> Expressions:
         given = eqn.params
@@ -351,9 +352,9 @@ ROWS: dict[str, tuple[Row, ...]] = {
 }  # fmt: skip
 
 # Whether a result takes over the name of an operand that is not used later: of one of the same type
-# (`True`), or of any type, where it is the same array in another form (`"any"`).
+# (`True`), or of any type, if it is the same array in another form (`"any"`).
 FLOWS: dict[str, bool | str] = {
-    # A broadcast is often of a number, and one array has many slices.
+    # A broadcast is often of a number, and an array has many slices.
     **dict.fromkeys(kinds.MOVES - kinds.PARTS - {"broadcast_in_dim"}, "any"),
     "convert_element_type": "any",
     **dict.fromkeys(("reduce_sum", "reduce_max", "exp", "iota", "random_bits", "rsqrt"), False),
@@ -361,7 +362,7 @@ FLOWS: dict[str, bool | str] = {
 
 
 def operands(eqn: Eqn, writer: Writer, bare: bool) -> list[ast.expr]:
-    """The operands of an equation as expressions; literals are Python numbers where `bare`."""
+    """The operands of an equation as expressions; literals are Python numbers if `bare`."""
     expressions: list[ast.expr] = []
     for atom in eqn.invars:
         if not isinstance(atom, Literal):
@@ -374,14 +375,14 @@ def operands(eqn: Eqn, writer: Writer, bare: bool) -> list[ast.expr]:
 def spell(eqn: Eqn, writer: Writer) -> ast.expr:
     """The best expression that traces to an equation.
 
-    **Raises:** `EmissionError` where none does, as for an equation with a parameter that cannot be
-        written, such as a sharding over the devices of this process.
+    **Raises:** `EmissionError` if none does, e.g. if a parameter cannot be written, such as a
+    sharding over the devices of this process.
     """
     forms = _forms(eqn, writer)
     key = _signature(eqn, writer.program)
     known = writer.prover.chosen.get(key) if key is not None else None
     if known is not None:
-        # The same equation on other operands: the proof holds for all.
+        # The same equation on other operands: the proof is shared.
         return next(itertools.islice(forms, known, None))
     variables = {writer.token(v): v for v in eqn.invars if not isinstance(v, Literal)}
     for i, form in enumerate(forms):
@@ -405,7 +406,7 @@ def _forms(eqn: Eqn, writer: Writer) -> Expressions:
 
 
 def _signature(eqn: Eqn, program: Program) -> Hashable | None:
-    """An equation up to its variables; `None` where its parameters have no hash."""
+    """An equation up to its variables; `None` if its parameters are not hashable."""
     try:
         params = _frozen(tuple(eqn.params.items()))
         hash(params)
@@ -443,7 +444,7 @@ def _candidates(eqn: Eqn, writer: Writer, has_literals: bool) -> Expressions:
                 yield from row(eqn, args, writer.program)
         if name not in ROWS:
             for module in ("jnp", "jax.scipy.special"):
-                if _lookup(module, name) and not _written(eqn):
+                if _lookup(module, name) and not _nondefault(eqn):
                     for args in both:
                         yield call(f"{module}.{name}", *args)
     for args in reversed(both):
@@ -470,8 +471,8 @@ def _lookup(module: str, name: str) -> Callable[..., Any] | None:
 _UNSET = {"accuracy", "out_dtype", "sharding", "out_sharding"}
 
 
-def _written(eqn: Eqn) -> dict[str, Any]:
-    """The parameters that are not at their default."""
+def _nondefault(eqn: Eqn) -> dict[str, Any]:
+    """The parameters that differ from their defaults."""
     return {k: v for k, v in eqn.params.items() if not (k in _UNSET and v is None)}
 
 
@@ -511,7 +512,7 @@ def _is_default(value: object, default: object) -> bool:
 
 
 def _bound(eqn: Eqn, args: Sequence[ast.expr]) -> Expressions:
-    """`lax.name_p.bind(*operands, **params)`, where the parameters can be written."""
+    """`lax.name_p.bind(*operands, **params)`, if the parameters can be written."""
     where = literals.public_primitives().get(eqn.primitive.name)
     if where is None:
         return

@@ -1,7 +1,7 @@
 """Functions as lists of statements over tokens, and the names of tokens.
 
-A name is reused where its value is not used later, as in `x = x + 1`. This is decided once the
-whole function is known.
+A name is reused if its value is not used later, as in `x = x + 1`. This is decided once the whole
+function is known.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Repeat:
 
     **Arguments:**
 
-    - `element`: the token of the element, and `hint` the name wanted for it.
+    - `element`: the token of the element, and `hint` its preferred name.
     - `value`: over the tokens of the element, of the target and of others.
     """
 
@@ -49,14 +49,14 @@ class Statement:
     **Arguments:**
 
     - `targets`: a token for each result, `None` for one that is not used.
-    - `hints`: names wanted for the targets.
+    - `hints`: preferred names of the targets.
     - `types`: types of the targets; one reuses the name of an operand of the same type that is not
         used later.
-    - `flows`: whether it reuses such a name at all; `"any"` where the type does not matter,
-        `"blank"` where only `x` and `y` are reused.
+    - `flows`: whether it reuses such a name; `"any"` if the type does not matter, `"blank"` if
+        only `x` and `y` are reused.
     - `heirs`: tokens whose names it may reuse.
-    - `repeat`: a loop that follows, on its single target.
-    - `pattern`: how the results are nested.
+    - `repeat`: a following loop on its single target.
+    - `pattern`: the nesting of the results.
     """
 
     targets: Sequence[str | None]
@@ -77,11 +77,11 @@ class FunctionText:
     **Arguments:**
 
     - `token`: the token of the function itself.
-    - `hint`: the name wanted.
-    - `hints`: names wanted for the parameters.
-    - `first`: parameters before the others, such as `self`.
+    - `hint`: the preferred name.
+    - `hints`: preferred names of the parameters.
+    - `first`: leading parameters, such as `self`.
     - `types`: types of the parameters.
-    - `parts`: names wanted for the values of a tuple parameter.
+    - `parts`: preferred names of the values of a tuple parameter.
     """
 
     token: str
@@ -144,7 +144,7 @@ def render(
     **Arguments:**
 
     - `outer`: names of the tokens that it closes over.
-    - `taken`: names of the file, which no value may have.
+    - `taken`: names of the file, unavailable to values.
     """
     return _Renderer(function, outer, taken).definition(name)
 
@@ -257,7 +257,7 @@ class _Renderer:
 
 
 def _nested(pattern: Pattern, targets: Sequence[ast.Name]) -> ast.expr:
-    """Targets in nested tuples; `_` for a tuple of which nothing is used."""
+    """Targets in nested tuples; `_` for an unused tuple."""
     if pattern is None:
         return ast.Name("_", ast.Load())
     if isinstance(pattern, int):

@@ -1,4 +1,4 @@
-"""Arrays of constants as text: as lists, as what they repeat, or as tables of indices."""
+"""Constant arrays as text: lists, repetitions, or index arithmetic."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from invert.emission.expressions import literals
 from invert.emission.python import syntax
 from invert.emission.python.syntax import call, number
 
-# Longer arrays are written by what they repeat, where they do.
+# Longer arrays are written as repetitions, if possible.
 _SHORT = 8
 
 
 def array(value: np.ndarray, library: str = "jnp") -> ast.expr:
-    """A call of `jax.numpy` or, with `library="np"`, of NumPy that gives an array."""
+    """A call of `jax.numpy` or, with `library="np"`, of NumPy that returns an array."""
     dtype = literals.dtype(value.dtype)
     whole = call(f"{library}.array", literals.value(value.tolist()), dtype)
     if value.size <= _SHORT or not value.ndim:
@@ -32,7 +32,7 @@ def array(value: np.ndarray, library: str = "jnp") -> ast.expr:
 
 
 def is_table(value: np.ndarray) -> bool:
-    """Whether a text shorter than a list gives an array."""
+    """Whether an array has a text shorter than a list."""
     if value.size <= _SHORT or value.dtype.kind not in "iuf":
         return False
     text = ast.unparse(array(value, "np"))
@@ -44,7 +44,7 @@ def _repeats(flat: np.ndarray, period: int) -> bool:
 
 
 def _indices(flat: np.ndarray, dtype: ast.expr, library: str) -> ast.expr | None:
-    """`jnp.clip((jnp.arange(8) + 1) // 2, 0, 3)`, if a vector is that."""
+    """`jnp.clip((jnp.arange(8) + 1) // 2, 0, 3)`, if a vector has that form."""
     if not np.issubdtype(flat.dtype, np.integer):
         return None
     places = np.arange(flat.size)

@@ -1,4 +1,4 @@
-"""What expressions are written for: a program, the proofs of its expressions, its tokens."""
+"""The context of expressions: a program, the proofs of its expressions, its tokens."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 class Writer(abc.ABC):
     """Base class of the file that expressions are written into.
 
-    Equations that hold programs are written with functions of the file, and these with
-    expressions again.
+    Equations that hold programs are written as functions of the file, which again contain
+    expressions.
 
     **Arguments:**
 
-    - `plain`: uses functions of `lax` throughout, where a nicer spelling has failed.
+    - `plain`: use functions of `lax` throughout, after a nicer form has failed.
     """
 
     def __init__(self, program: Program, prover: Prover, *, plain: bool = False):
@@ -39,7 +39,7 @@ class Writer(abc.ABC):
 
     @abc.abstractmethod
     def structured(self, body: Body, eqn: Eqn) -> Placed | None:
-        """An equation that holds jaxprs or is a layer; `None` where it is neither."""
+        """An equation that holds jaxprs or is a layer; `None` if it is neither."""
 
     @abc.abstractmethod
     def jitted(self, closed: ClosedJaxpr, name: str, args: Sequence[ast.expr]) -> ast.expr:
@@ -47,12 +47,12 @@ class Writer(abc.ABC):
 
     @abc.abstractmethod
     def copied(self, function: Callable[..., Any]) -> str:
-        """The name that a function of this package has in the file, which gets a copy of it."""
+        """The name of a function of this package in the file, which gets a copy."""
 
     @abc.abstractmethod
     def differentiated(self, eqn: Eqn, name: str) -> str:
-        """The name of the file's function for one with a derivative rule of its own."""
+        """The name of the file's function for one with a derivative rule."""
 
     @abc.abstractmethod
     def composed(self, eqn: Eqn) -> str:
-        """The name of the file's function for a composite, which compilers know by its own name."""
+        """The name of the file's function for a composite, which has its own name for compilers."""

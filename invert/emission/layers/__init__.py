@@ -1,1 +1,1 @@
-"""A program cut into layers, and what these share."""
+"""Cuts programs into layers, and finds what these share."""

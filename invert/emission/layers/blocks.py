@@ -1,8 +1,8 @@
-"""Blocks: steps of a layer that repeat, made layers of their own.
+"""Blocks: repeated steps of a layer, turned into layers.
 
-Where all that goes on from one value passes through another, the steps in between are a unit, such
-as a residual branch with its sum. Units that repeat, one or several at a time, are blocks. So
-nothing has to be named as a block, and blocks may hold blocks.
+If every path from one value passes through another, the steps in between form a unit, such as a
+residual branch with its sum. Units that repeat, alone or in groups, are blocks. So blocks need no
+names, and may contain blocks.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from invert.ir.types import Atom, Eqn, Var
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
 
-# Parts of an array are taken where it is cut, such as the steps of a sequence.
+# Parts of an array are taken outside of blocks, such as the steps of a sequence.
 _PARTS = kinds.PARTS | {"split"}
-# A single layer that repeats is a list from this number on.
+# Minimum number of repetitions to make a list of a single layer.
 _FEW = 3
 
 
 def group(layer: Layer, parameters: Mapping[Var, Path]) -> None:
-    """Makes blocks of the steps of a layer, and of those of the layers inside it."""
+    """Makes blocks of the steps of a layer and of the layers inside it."""
     _part_forms(layer, parameters)
     if runs := _Chains(layer).runs():
         _wrap_runs(layer, runs, parameters)
@@ -43,7 +43,7 @@ def group(layer: Layer, parameters: Mapping[Var, Path]) -> None:
 
 
 def _part_forms(layer: Layer, parameters: Mapping[Var, Path]) -> None:
-    """Gives each user of another form of a parameter, such as a bias along a batch, its own."""
+    """Gives each user of a reshaped parameter, such as a broadcast bias, its own equation."""
     users = collections.Counter(a for s in layer.steps for a in s.invars if is_var(a))
     makers: dict[Atom, Eqn] = {}
     steps: list[Eqn] = []
@@ -70,13 +70,13 @@ class _Unit:
 
     **Arguments:**
 
-    - `steps`: in order; the last one makes the value that goes on.
+    - `steps`: in order; the last one computes the value that is passed on.
     - `key`: equal for units that compute the same.
-    - `names`: those of its layers, without their numbers.
-    - `parameters`: those of the layer around it that its equations compute with.
-    - `primitives`: those of its equations.
-    - `uses`: how many of its steps use the value that it starts from.
-    - `new`: whether it is more than one layer that has a name already.
+    - `names`: names of its layers, without numbers.
+    - `parameters`: parameters of the enclosing layer that its equations use.
+    - `primitives`: primitives of its equations.
+    - `uses`: how many of its steps use its initial value.
+    - `new`: whether it is more than a single named layer.
     """
 
     steps: tuple[int, ...]
@@ -93,7 +93,7 @@ _Run = Sequence[Sequence[int]]
 
 
 class _Chains:
-    """The chains of units in a layer, and what repeats in them.
+    """The chains of units in a layer, and the repetitions in them.
 
     The numbers of its inputs are negative.
     """
@@ -113,7 +113,7 @@ class _Chains:
         self.results = {self.makers[a] for a in layer.outputs if is_var(a) and a in self.makers}
 
     def runs(self) -> list[_Run]:
-        """What repeats in the chains, from the longest one."""
+        """The repetitions in the chains, starting with the longest."""
         layers = sum(isinstance(s, LayerCall) for s in self.steps)
         if layers + len(self.layer.parameters) < _FEW:
             return []
@@ -130,7 +130,7 @@ class _Chains:
         return found
 
     def _chains(self) -> list[list[int]]:
-        """From each start, the steps that all that goes on from it passes through."""
+        """For each start, the steps through which all paths from it pass."""
         end = len(self.steps)
         after: dict[int, int] = {}  # the next such step
         depth = {end: 0}
@@ -175,7 +175,7 @@ class _Chains:
             for i in range(last - 1, max(first, -1), -1):
                 if i in ahead and any(j in members for j in self.users.get(i, ())):
                     members.add(i)
-            # What only these steps use and no layer makes, such as a mask.
+            # Values used only by these steps and not computed by a layer, such as a mask.
             for i in range(last - 1, -1, -1):
                 users = self.users.get(i, ())
                 free = i not in members and i not in taken and i not in self.results
@@ -191,7 +191,7 @@ class _Chains:
         return units
 
     def _takes_part(self, i: int) -> bool:
-        """Whether a step takes a part of an array, maybe in another form."""
+        """Whether a step takes a part of an array, possibly reshaped."""
         if self.steps[i].primitive.name in _PARTS:
             return True
         form = self.steps[i].primitive.name in kinds.LAYOUT
@@ -231,7 +231,7 @@ def _key(step: Eqn) -> Hashable:
 
 
 def _repeated(units: Sequence[_Unit], start: int, end: int) -> list[_Run]:
-    """What repeats exactly: in the longest stretch, then before and after that."""
+    """Exact repetitions: the longest run, then those before and after it."""
     best: tuple[int, int, int, int] | None = None
     where = (0, 0, 0)
     for period in range(1, (end - start) // 2 + 1):
@@ -264,15 +264,15 @@ def _same(units: Sequence[_Unit], i: int, j: int, period: int, end: int) -> bool
 
 
 def _common(sequences: Sequence[Sequence[Hashable]]) -> int:
-    """How many elements all sequences begin with."""
+    """The length of the common prefix of sequences."""
     columns = zip(*sequences, strict=False)
     return sum(1 for _ in itertools.takewhile(lambda column: len(set(column)) == 1, columns))
 
 
 def _alike(units: Sequence[_Unit]) -> list[_Run]:
-    """Units of several layers each, with layers of the same names, that follow each other."""
+    """Consecutive units of several layers each, with layers of the same names."""
     runs: list[_Run] = []
-    # Of the run so far, each unit with the units without layers that follow it.
+    # The run so far: each unit with the following units that have no layers.
     run: list[list[_Unit]] = []
 
     def finish() -> None:
@@ -321,7 +321,7 @@ def _wrap_runs(layer: Layer, runs: Sequence[_Run], parameters: Mapping[Var, Path
 
 
 def _shared(layer: Layer, run: _Run) -> list[Var]:
-    """The parameters of blocks that all have the same ones: one block, called several times."""
+    """The parameters shared by all blocks: these are one block, called several times."""
     inside = {i for block in run for i in block}
     steps = layer.steps
     if any(_is_call(steps[i]) or isinstance(steps[i], Assign) for i in inside):
@@ -342,8 +342,7 @@ def _is_call(step: Eqn) -> TypeIs[LayerCall]:
 
 
 def _name_of(blocks: Sequence[Sequence[Layer]], parameters: Mapping[Var, Path]) -> str:
-    """A name for blocks: what the names of all layers of a block begin with, else that of the only
-    layer of each."""
+    """A name for blocks: the common prefix of a block's layers, otherwise its only layer's name."""
     if not any(blocks):
         return "cell"
     if all(len(layers) == 1 for layers in blocks):
@@ -353,7 +352,7 @@ def _name_of(blocks: Sequence[Sequence[Layer]], parameters: Mapping[Var, Path]) 
 
 
 def _prefix(names: Sequence[str]) -> str:
-    """What several names begin with, up to a number and an underscore: `conv2_block1_`."""
+    """The common prefix of names, up to a number and an underscore: `conv2_block1_`."""
     begin = names[0][: _common(names)] if names else ""
     found = re.match(r".*\d_", begin)
     return found[0] if len(names) > 1 and found is not None else ""
@@ -377,7 +376,7 @@ def _name_fields(blocks: Sequence[Sequence[Layer]], parameters: Mapping[Var, Pat
 
 
 def _number(layers: Sequence[Layer]) -> None:
-    """Numbers layers that are called the same."""
+    """Numbers layers of the same name."""
     counts = collections.Counter(layer.field for layer in layers)
     numbers: collections.Counter[str] = collections.Counter()
     for layer in layers:
@@ -426,7 +425,7 @@ def _wrapped(
 
     **Arguments:**
 
-    - `shared`: the parameters that it has in common with the other blocks.
+    - `shared`: the parameters that it shares with the other blocks.
     """
     chosen = set(members)
     steps = [layer.steps[i] for i in sorted(members)]
@@ -442,7 +441,7 @@ def _wrapped(
     own += shared
     inner = Layer((*layer.path, name), steps, own)
     inputs = [v for v in used if v not in made and v not in own]
-    # What the layers above hold comes last.
+    # Values held by the layers above come last.
     inner.inputs = sorted(inputs, key=lambda v: v in parameters)
     inner.outputs = [v for s in steps for v in s.outvars if v in outside]
     inner.children = {s.layer.name: s.layer for s in steps if isinstance(s, LayerCall)}
@@ -454,7 +453,7 @@ def _wrapped(
 
 
 def _merge_only(layer: Layer) -> None:
-    """Makes a layer with one layer in it, and no other parameters, that layer with what follows."""
+    """Merges a layer that contains one layer, and no other parameters, with that layer."""
     calls = [s for s in layer.steps if isinstance(s, LayerCall)]
     if len(calls) != 1 or layer.parameters:
         return

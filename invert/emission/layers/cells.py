@@ -1,8 +1,10 @@
-"""Recurrent cells: what each step of a loop computes with parameters, as a layer of its own.
+"""Recurrent cells: the part of a loop body that uses parameters, as a layer.
 
-The body of a `scan` closes over the parameters of its cell. All that depends on them, up to a
-choice between the new state and the old one by a mask, is the cell: a layer that takes the carried
-values and the inputs of the step.
+The body of a `scan` closes over the parameters of its cell. Everything that depends on them, up to
+a
+choice between the new and the old state by a mask, is the cell: a layer that takes the carried
+values
+and the inputs of the step.
 """
 
 from __future__ import annotations
@@ -22,12 +24,12 @@ _PRODUCTS = frozenset(("dot_general", "conv_general_dilated"))
 
 
 def find(layer: Layer, jaxpr: Jaxpr, parameters: Mapping[Var, Path], held: Collection[Var]) -> None:
-    """Make layers of the cells in a layer, and in those inside it.
+    """Make layers of the cells in a layer and in the layers inside it.
 
     **Arguments:**
 
     - `jaxpr`: the whole program.
-    - `held`: parameters in the state, which no cell reads.
+    - `held`: parameters in the state, which cells do not read.
     """
     again: dict[Layer, list[LayerCall]] = {}
     for i, step in enumerate(layer.steps):
@@ -43,7 +45,7 @@ def find(layer: Layer, jaxpr: Jaxpr, parameters: Mapping[Var, Path], held: Colle
 
 
 def _name_states(calls: Sequence[LayerCall], jaxpr: Jaxpr) -> None:
-    """Name what a layer that is called several times passes to itself, and puts it first."""
+    """Name the values that a repeatedly called layer passes to itself, and put them first."""
     places: list[tuple[int, int]] = []
     for one, other in itertools.pairwise(calls):
         makers: dict[Atom, int] = {v: i for i, v in enumerate(one.outvars)}
@@ -64,7 +66,7 @@ def _name_states(calls: Sequence[LayerCall], jaxpr: Jaxpr) -> None:
 
 
 def _owned(layer: Layer, scan: Eqn, held: Collection[Var]) -> list[Var]:
-    """The parameters of a layer that a loop alone uses, and uses whole in all steps."""
+    """The parameters of a layer used only by a loop, and as a whole in all steps."""
     others = {a for s in layer.steps if s is not scan for a in s.invars if is_var(a)}
     others |= {a for a in layer.outputs if is_var(a)}
     others |= {s.variable for s in layer.steps if isinstance(s, Assign)}
@@ -79,7 +81,7 @@ def _with_cell(
 ) -> Eqn | None:
     """A loop whose body calls a cell with these parameters, or `None`.
 
-    The loop still names the parameters among its operands, which its body does not read.
+    The parameters stay operands of the loop, but its body does not read them.
     """
     parts = ScanParts.of(scan)
     body = open_jaxpr(parts.body)
@@ -93,7 +95,7 @@ def _with_cell(
     cell = _cell(layer, own, parameters)
     _fill(cell, graph, core, inside, len(parts.consts), len(parts.init))
     call = LayerCall(cell, list(cell.inputs), cell.results)
-    # What the cell needs comes before it, and all that needs it after.
+    # The cell's inputs come before it, and its users after it.
     ready = graph.needed(cell.inputs)[0]
     placed = {*core, *ready}
     rest = [e for e in graph.eqns if e not in placed]
@@ -116,7 +118,7 @@ def _core(graph: Graph, inside: Collection[Var]) -> list[Eqn]:
         last = eqn in reached and not users & reached
         if last and eqn.primitive.name == "select_n" and eqn.invars[0] not in known:
             reached.discard(eqn)
-    # A value that leaves and comes back stays inside, and so does what only the cell uses.
+    # A value that leaves and comes back stays inside, as do values that only the cell uses.
     for eqn in reversed(graph.eqns):
         users = [u for v in eqn.outvars for u in graph.users.get(v, ())]
         results = any(v in graph.results for v in eqn.outvars)
@@ -129,7 +131,7 @@ def _core(graph: Graph, inside: Collection[Var]) -> list[Eqn]:
 
 
 def _cell(layer: Layer, own: Sequence[Var], parameters: Mapping[Var, Path]) -> Layer:
-    """The layer of a cell, which is called as in the names of its parameters."""
+    """The layer of a cell, named as in the names of its parameters."""
     shared = common_prefix(parameters[v][:-1] for v in own)
     around = {stem(plain_name(n)) for n in (*layer.path, layer.alias)}
     named = bool(shared) and stem(plain_name(shared[-1])) not in around
@@ -154,7 +156,7 @@ def _fill(
     made = dict.fromkeys(v for e in core for v in e.outvars)
     used = {a for e in core for a in e.invars if isinstance(a, Var)} - made.keys() - set(inside)
     outside = {a for e in graph.eqns if e not in chosen for a in e.invars if is_var(a)}
-    # First the state, then what the step is given, then what is the same in all steps.
+    # First the state, then the inputs of the step, then loop-invariant values.
     consts, rest = jaxpr.invars[:count], jaxpr.invars[count:]
     others = [v for e in graph.eqns for v in e.outvars]
     cell.inputs = [v for v in (*rest, *others, *consts, *jaxpr.constvars) if v in used]

@@ -1,9 +1,9 @@
 """Cuts a program into layers along its name scopes.
 
-Frameworks run each layer under a scope of its name. A scope becomes a layer where it owns
-parameters: those that nothing outside it uses. The equations of a layer have to be one step of
-the layer above: no value may leave the layer and come back. Equations in between are taken in, and
-scopes that depend on each other are dissolved.
+Frameworks run each layer under a scope of its name. A scope becomes a layer if it owns parameters:
+those that nothing outside uses. The equations of a layer form one step of the layer above: no value
+may leave the layer and come back. Equations in between are included, and scopes that depend on each
+other are dissolved.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from invert.ir.graph import is_var
 from invert.ir.types import Atom, Eqn, Jaxpr, Literal, Var
 
 Path = tuple[str, ...]
-# A layer inside by its name, or a single equation by its number.
+# An inner layer by name, or a single equation by number.
 Group: TypeAlias = str | int
-# Before the number of a layer that has its name from what it computes.
+# Precedes the number of a layer that is named after its computation.
 NUMBER = "~"
 
 
@@ -45,15 +45,15 @@ class Layer:
     - `steps`: its equations in order; calls of layers inside are `LayerCall`.
     - `parameters`: variables of the parameters that it owns.
     - `inputs`, `outputs`: variables.
-    - `field`: the name wanted for its field, where that is not its own name.
-    - `alias`: what it is called in the names of its parameters, where that is not its own name.
-    - `listed`: the name of the tuple that it is in, if any.
-    - `mixed`: whether that tuple may hold layers that compute different things.
-    - `count`: the number of layers that it stands for, 0 for one.
-    - `block`: what the blocks are called that it is one of, if any.
-    - `same`: the layer that it is another call of, if any.
-    - `arguments`: names wanted for its inputs.
-    - `native`: the layer of `equinox.nn` that replaces it, if any; `arrays` are the fields of that.
+    - `field`: the preferred name of its field, if different from its name.
+    - `alias`: its name in the names of its parameters, if different.
+    - `listed`: the name of the tuple that contains it, if any.
+    - `mixed`: whether that tuple may hold layers with different computations.
+    - `count`: the number of layers that it represents, 0 for one.
+    - `block`: the name of the blocks that it belongs to, if any.
+    - `same`: the layer of which it is another call, if any.
+    - `arguments`: preferred names of its inputs.
+    - `native`: the layer of `equinox.nn` that replaces it, if any; `arrays` are its fields.
     """
 
     path: Path
@@ -79,7 +79,7 @@ class Layer:
 
     @property
     def results(self) -> list[Var]:
-        """The outputs that are variables, as all are but some of the outermost layer."""
+        """The outputs that are variables; the outermost layer may return others too."""
         return [v for v in self.outputs if not isinstance(v, Literal)]
 
 
@@ -89,7 +89,7 @@ _LAYER.multiple_results = True
 
 @dataclasses.dataclass(eq=False)
 class LayerCall(Eqn):
-    """A call of a layer, in the place of an equation."""
+    """A call of a layer; replaces an equation."""
 
     layer: Layer
     invars: list[Atom]
@@ -109,7 +109,7 @@ def calls(steps: Iterable[Eqn]) -> Iterator[LayerCall]:
 
 @dataclasses.dataclass(eq=False)
 class Assign(Eqn):
-    """`state = state.set(self.variable, value)`, in the place of an equation.
+    """`state = state.set(self.variable, value)`; replaces an equation.
 
     **Arguments:**
 
@@ -142,7 +142,7 @@ def cut(
     - `messages`: receives a line for scopes with parameters that are not layers.
     - `assigned`: variables of the parameters whose new values are the last results.
     - `alone`: whether a program that consists of one layer may be that layer; no other program may
-        use the layer then.
+        then use the layer.
     """
     eqns = list(jaxpr.eqns)
     count = len(jaxpr.outvars) - len(assigned)
@@ -184,12 +184,12 @@ def _scope(eqn: Eqn) -> Path:
     return tuple(scope)
 
 
-# Scopes that ops of TensorFlow make for themselves.
+# Scopes created by TensorFlow ops.
 _OP_SCOPE = re.compile(r"[A-Z]\w*|moments|batchnorm|einsum")
 
 
 def named_by_scope(jaxpr: Jaxpr, parameters: Mapping[Var, Path]) -> dict[Var, Path]:
-    """The names of parameters; those that tell nothing are replaced by their layers' scopes.
+    """The names of parameters; uninformative ones are replaced by their layers' scopes.
 
     Keras names the variables of a subclassed model after the model alone: `gpt/kernel` is a
     variable of every layer. Such names occur several times, with numbers, in different scopes.
@@ -207,7 +207,7 @@ def named_by_scope(jaxpr: Jaxpr, parameters: Mapping[Var, Path]) -> dict[Var, Pa
     names = dict(parameters)
     for path, group in alike.items():
         if len(group) > 1 and len({scopes[v] for v in group}) > 1:
-            # TensorFlow numbers all scopes of a function that is traced once more.
+            # TensorFlow numbers all scopes of a function that is traced again.
             again = all(re.search(r"_\d+$", part) for v in group for part in scopes[v])
             for v in filter(scopes.get, group):
                 scope = [re.sub(r"_\d+$", "", p) if again else p for p in scopes[v]]
@@ -251,7 +251,7 @@ def _place_floating(
     results are in the outermost scope. A constant that several layers use is computed above them.
     """
     scoped = [scope for scope in scopes if scope]
-    # A scope around everything is the model itself; a few scopes are those of single layers.
+    # A scope around everything is the model; some scopes are those of single layers.
     base = common_prefix(scoped) if 2 * len(scoped) >= len(scopes) else ()
     floating = [not scope for scope in scopes]
     constant = [False] * len(eqns)
@@ -284,7 +284,7 @@ def _place_floating(
 def _owner(path: Path, scopes: Sequence[Path]) -> Path:
     """The scope that a parameter belongs to.
 
-    A scope whose name occurs in the name of the parameter comes first: scopes inside it, such as
+    A scope whose name occurs in the parameter's name takes precedence: scopes inside it, such as
     that of an `einsum`, are not layers.
     """
     common = common_prefix(scopes)
@@ -405,7 +405,7 @@ class _Cutter:
     def _ordered(
         self, nodes: Sequence[tuple[int, str | None, list[int]]]
     ) -> list[tuple[str | None, list[int]]]:
-        """The nodes in topological order, and otherwise in the order of the program."""
+        """The nodes in topological order, stable with respect to program order."""
         where = {i: k for k, (_, _, inner) in enumerate(nodes) for i in inner}
         needed: list[int] = [0] * len(nodes)
         following: list[set[int]] = [set() for _ in nodes]
@@ -460,7 +460,7 @@ def _connect(root: Layer, eqns: Sequence[Eqn], parameters: set[Var]) -> None:
 
 
 def _own(root: Layer, owners: Mapping[Var, Path], parameters: Mapping[Var, Path]) -> None:
-    """Gives each parameter to the innermost layer that holds all its uses."""
+    """Assigns each parameter to the innermost layer that contains all its uses."""
     for v, owner in owners.items():
         layer = root
         for name in owner:
@@ -474,7 +474,7 @@ def _own(root: Layer, owners: Mapping[Var, Path], parameters: Mapping[Var, Path]
 
 
 def _pass_down(layer: Layer, parameters: set[Var]) -> set[Var]:
-    """Makes parameters that a layer uses but does not own its arguments."""
+    """Turns parameters that a layer uses but does not own into arguments."""
     needed: dict[Var, None] = {}
     for step in layer.steps:
         if isinstance(step, LayerCall):
@@ -490,7 +490,7 @@ def _pass_down(layer: Layer, parameters: set[Var]) -> set[Var]:
 
 
 def _collapsed(root: Layer, whole: bool = True) -> Layer:
-    """Merges layers that only call another one with it, under the outer name.
+    """Merges layers that only call another layer with that layer, under the outer name.
 
     `whole`: whether `root` may be merged too.
     """

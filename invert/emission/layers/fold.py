@@ -1,4 +1,4 @@
-"""One text for layers that differ in an activation, or in whether they have a bias.
+"""Shares one text among layers that differ only in activation or in having a bias.
 
 The activation becomes a static field, and the bias one that may be `None`.
 """
@@ -24,13 +24,12 @@ _ACTIVATION = "activation"
 
 @dataclasses.dataclass
 class Core:
-    """What the method of a layer computes before its activation and its bias.
+    """A layer's method, split into its core, bias and activation.
 
     **Arguments:**
 
-    - `body`: its statements but the last; `value`: what is returned then.
-    - `bias`: the name of the field that is added; `activation`: the call, of which the argument is
-        left out.
+    - `body`: its statements except the last; `value`: the returned expression.
+    - `bias`: the name of the field that is added; `activation`: the call without its argument.
     """
 
     body: list[ast.stmt]
@@ -39,7 +38,7 @@ class Core:
     activation: ast.Call | None = None
 
     def text(self) -> str:
-        """A text that is the same for all names of local variables, and for all numbers."""
+        """A text that does not depend on names of local variables, nor on numbers."""
         function = syntax.function("f", [], [*self.body, ast.Return(self.value)])
         with blank(function):
             return canonical(function)
@@ -77,7 +76,7 @@ def _is_activation(call: ast.Call) -> bool:
 
 
 def _inline(found: Core) -> None:
-    """Puts what the last statement computes in the place of its name."""
+    """Inlines the value of the last statement."""
     while found.body and isinstance(found.value, ast.Name):
         last = found.body[-1]
         if not isinstance(last, ast.Assign) or len(last.targets) != 1:
@@ -96,7 +95,7 @@ def field_of(node: ast.AST | None) -> str:
 
 
 def canonical(function: ast.FunctionDef) -> str:
-    """The text of a function with numbers for the names of its local variables."""
+    """The text of a function with its local variables numbered."""
     tree = ast.parse(syntax.text_of(function))
     locals_ = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and _stores(n)}
     locals_ |= {n.arg for n in ast.walk(tree) if isinstance(n, ast.arg)} - {"self"}
@@ -120,7 +119,7 @@ def _in_order(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def missing(group: Sequence[Draft], cores: Sequence[Core]) -> dict[Node, tuple[int, ...]] | None:
-    """The shapes that the biases of the layers without one would have; `None` if unknown."""
+    """The shapes of biases in layers without one; `None` if unknown."""
     having = [d for d, c in zip(group, cores, strict=True) if c.bias]
     if not having or len(having) == len(group):
         return {}
@@ -150,9 +149,9 @@ def _shape(draft: Draft, field: str) -> tuple[int, ...]:
 
 
 def parts(group: list[Draft]) -> list[list[Draft]]:
-    """Groups of layers that can share one text, of those that can besides their biases.
+    """Splits layers that differ at most in biases into groups that can share one text.
 
-    In a group with and without biases, those with one come first, and the others get its type.
+    In a group with and without biases, layers with a bias come first, and the others get its type.
     """
     cores = [c for d in group if (c := core(d)) is not None]
     biases = {c.bias for c in cores}
@@ -175,7 +174,7 @@ def parts(group: list[Draft]) -> list[list[Draft]]:
 
 
 def prepare(cls: Class, function: Callable[[ast.Call], str]) -> None:
-    """Makes the activation a static field where it differs, and the bias one that may be `None`.
+    """Makes a differing activation a static field, and the bias a field that may be `None`.
 
     The first layer has all fields; the text of its method is changed by `write`.
 
@@ -212,12 +211,12 @@ def _code(call: ast.Call, function: Callable[[ast.Call], str]) -> Code:
 
 
 def write(cls: Class) -> None:
-    """Changes the method of the first layer to one that reads these fields."""
+    """Makes the method of the first layer read these fields."""
     ends = cls.statics.get(_ACTIVATION)
     if ends is None and not cls.optional:
         return
     found = core(cls.drafts[0])
-    assert found is not None  # as `prepare` has made sure
+    assert found is not None  # ensured by `prepare`
     (method,) = cls.drafts[0].methods
     taken = {n.id for n in ast.walk(method) if isinstance(n, ast.Name)}
     taken |= {a.arg for a in method.args.args}

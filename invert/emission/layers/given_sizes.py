@@ -1,7 +1,8 @@
-"""Gives layers an array that has the open sizes of their results.
+"""Passes layers an array that has the open sizes of their results.
 
 A layer may broadcast a table of positions over a batch that none of its inputs has: the original
-layer, too, took an array for its shape only.
+layer
+also took an array just for its shape.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
-"""Lists of layers: consecutive layers that compute the same are a tuple, called in a loop."""
+"""Lists of layers: consecutive equal layers become a tuple, called in a loop."""
 
 from __future__ import annotations
 
 import collections
 import dataclasses
 import itertools
+import operator
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from invert.emission.layers.cut import Layer, LayerCall
 from invert.emission.layers.stack import Stacker
@@ -18,13 +19,13 @@ from invert.ir.types import Atom, Eqn, Var
 
 @dataclasses.dataclass(eq=False)
 class Loop(LayerCall):
-    """The calls of all layers of a list, one after the other, in the place of an equation.
+    """Successive calls of all layers of a list; replaces an equation.
 
     `layer` is the first one; the operands are its inputs, the result is that of the last one.
 
     **Arguments:**
 
-    - `carried`: the position, among the inputs, of the value that goes from layer to layer.
+    - `carried`: the position, among the inputs, of the value passed from layer to layer.
     """
 
     carried: int = 0
@@ -32,17 +33,17 @@ class Loop(LayerCall):
 
 @dataclasses.dataclass(eq=False)
 class Unrolled(LayerCall):
-    """The calls of one layer on the parts of an array, one after the other.
+    """Successive calls of one layer on the parts of an array.
 
-    `layer` is that of the first call; the operands are its inputs, with the whole array in the
-    place of its part.
+    `layer` is that of the first call; the operands are its inputs, with the whole array instead of
+    its part.
 
     **Arguments:**
 
-    - `carried`, `element`: the positions, among the inputs, of the value that goes from call to
-        call and of the part.
-    - `split`: the equation that makes the parts; `forms` bring the first one to its form.
-    - `axis`: the axis of which the parts are single rows, where no split makes them; `count` is
+    - `carried`, `element`: the positions, among the inputs, of the value passed from call to call
+        and of the part.
+    - `split`: the equation that makes the parts; `forms` reshape the first one.
+    - `axis`: the axis along which the parts are single rows, if there is no split; `count` is
         their number.
     """
 
@@ -58,17 +59,22 @@ class Unrolled(LayerCall):
 class Lists:
     """The lists in a tree of layers.
 
+    **Arguments:**
+
+    - `called`: what a layer is called; by default its scope.
+
     **Attributes:**
 
     - `loops`: the call of a whole list, by the call of its first layer.
-    - `covered`: the calls that loops stand for, and what makes the parts that they are on.
+    - `covered`: the calls that loops replace, and the equations that make their parts.
     """
 
+    called: Callable[[Layer], str] = operator.attrgetter("name")
     loops: dict[LayerCall, LayerCall] = dataclasses.field(default_factory=dict)
     covered: set[Eqn] = dataclasses.field(default_factory=set)
 
     def looped(self, steps: Sequence[Eqn]) -> list[Eqn]:
-        """Steps in which a loop stands for the calls of each list."""
+        """Steps in which a loop replaces the calls of each list."""
         return [
             self.loops.get(s, s) if isinstance(s, LayerCall) else s
             for s in steps
@@ -76,7 +82,7 @@ class Lists:
         ]
 
     def unroll(self, layer: Layer) -> None:
-        """Finds the calls of a layer on all parts of an array, in a layer and those inside it."""
+        """Finds calls of a layer on all parts of an array, in a layer and the layers inside it."""
         again: dict[Layer, list[LayerCall]] = {}
         for step in layer.steps:
             if isinstance(step, LayerCall):
@@ -132,8 +138,8 @@ class Lists:
         self.covered |= inside
 
     def find(self, layer: Layer, stacker: Stacker) -> None:
-        """Finds the lists in a layer and in those inside it."""
-        names = [s.layer.name for s in layer.steps if isinstance(s, LayerCall)]
+        """Finds the lists in a layer and in the layers inside it."""
+        names = {s: self.called(s.layer) for s in layer.steps if isinstance(s, LayerCall)}
         for run in stacker.runs(layer):
             first, last = run.calls[0], run.calls[-1]
             if len(run.carried) != 1 or len(first.layer.outputs) != 1:
@@ -156,8 +162,8 @@ class Lists:
             if isinstance(step, LayerCall):
                 self.find(step.layer, stacker)
 
-    def _mixed(self, layer: Layer, names: Sequence[str]) -> None:
-        """Lists of blocks that differ, each of which takes the result of the one before it."""
+    def _mixed(self, layer: Layer, names: Mapping[LayerCall, str]) -> None:
+        """Lists of different blocks, each of which takes the result of the previous one."""
         blocks: dict[str, list[LayerCall]] = collections.defaultdict(list)
         for call in layer.steps:
             if type(call) is LayerCall and call.layer.block and call not in self.covered:
@@ -179,13 +185,13 @@ class Lists:
 
     @staticmethod
     def _elsewhere(v: Var, call: LayerCall, layer: Layer) -> bool:
-        """Whether more than the next layer uses the result of a layer of a list."""
+        """Whether the result of a layer in a list is used by more than the next layer."""
         users = [s for s in layer.steps if any(a is v for a in s.invars)]
         return len(users) != 1 or any(a is v for a in layer.outputs)
 
 
 def _way(atom: Atom, makers: Mapping[Atom, Eqn]) -> tuple[Eqn, Var, list[Eqn]] | None:
-    """The split that a value is a part of, that part, and what brings it to its form."""
+    """The split that produces a value, the number of the part, and the reshapes after it."""
     forms: list[Eqn] = []
     while is_var(atom) and (eqn := makers.get(atom)) is not None:
         if eqn.primitive.name in ("split", "slice"):
@@ -198,7 +204,7 @@ def _way(atom: Atom, makers: Mapping[Atom, Eqn]) -> tuple[Eqn, Var, list[Eqn]] |
 
 
 def _axis_of_rows(found: Sequence[tuple[Eqn, Var, list[Eqn]]]) -> int | None:
-    """The axis of which the parts are the first rows, one after the other, without that axis."""
+    """The axis along which the parts are consecutive first rows, with the axis removed."""
     slices = [eqn for eqn, _, _ in found]
     if any(e.primitive.name != "slice" or e.params["strides"] for e in slices):
         return None
@@ -221,21 +227,21 @@ def _form(eqn: Eqn) -> tuple[str, str]:
     return eqn.primitive.name, str(eqn.params)
 
 
-def _consecutive(calls: Sequence[LayerCall], names: Sequence[str]) -> bool:
-    """Whether layers are called `block_0`, `block_1`, ..., and no other layer of the same level is.
+def _consecutive(calls: Sequence[LayerCall], names: Mapping[LayerCall, str]) -> bool:
+    """Whether layers are named `block_0`, `block_1`, ..., and no other layer of their level is.
 
-    Keras ends the names of scopes with a second number.
+    Keras appends a second number to the names of scopes, and begins with `block`, `block_1`.
     """
     for k in (1, 2):
-        parts = [p for c in calls if (p := _numbers(c.layer.name, k)) is not None]
+        parts = [_numbers(names[c], k) for c in calls]
         stems, numbers = {p[0] for p in parts}, [p[1] for p in parts]
-        others = [p for n in names if (p := _numbers(n, k)) is not None and p[0] in stems]
-        if len(stems) == 1 and len(others) == len(calls):
+        others = [n for n in names.values() if _numbers(n, k)[0] in stems]
+        if len(stems) == 1 and len(others) == len(calls) and numbers[-1]:
             return numbers == list(range(numbers[0], numbers[0] + len(calls)))
     return False
 
 
-def _numbers(name: str, k: int) -> tuple[str, int] | None:
-    """The parts of a name around its last number, or the last but one."""
+def _numbers(name: str, k: int) -> tuple[str, int]:
+    """The parts of a name around its last number, or the last but one; `block` is `block_0`."""
     found = re.fullmatch(r"(.*[A-Za-z])_?(\d+)" + r"(?:_\d+)" * (k - 1), name)
-    return None if found is None else (found[1], int(found[2]))
+    return (name, 0) if found is None else (found[1], int(found[2]))

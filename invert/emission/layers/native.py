@@ -9,6 +9,8 @@ from typing import Any
 import equinox as eqx
 import jax
 
+from invert.ir.avals import type_of_key
+
 
 @dataclasses.dataclass(frozen=True)
 class Native:
@@ -21,7 +23,7 @@ class Native:
     - `keyed`: whether its constructor takes a key.
     - `maps`: how many times `jax.vmap` is applied.
     - `before`, `after`: permutations of the axes of the input and the output; empty for none.
-    - `into`, `out`: shapes that the input and the output are reshaped to; `None` for none.
+    - `into`, `out`: shapes to which the input and the output are reshaped, if any.
     """
 
     kind: str
@@ -42,10 +44,10 @@ class Native:
         def new(key: jax.Array) -> eqx.Module:
             return cls(*self.args, **keywords, **({"key": key} if self.keyed else {}))
 
-        return eqx.filter_eval_shape(new, jax.random.key(0))
+        return eqx.filter_eval_shape(new, type_of_key())
 
     def apply(self, layer: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
-        """Applies the layer as the emitted text does."""
+        """Apply the layer as the emitted text does."""
         if self.into is not None:
             x = x.reshape(self.into)
         x = x.transpose(self.before) if self.before else x

@@ -1,8 +1,10 @@
-"""Layers of programs without name scopes: the data flow between the uses of their parameters.
+"""Finds layers of programs without name scopes, by data flow between uses of parameters.
 
-The names of parameters are a tree, such as `blocks/0/attention/query/kernel`. What lies on a way
-from one use of `blocks/0/*` to another one is that layer, and so is what only prepares its input or
-finishes its result: the mean and the variance of a normalization, the sum of a residual block.
+The names of parameters form a tree, such as `blocks/0/attention/query/kernel`. The equations on a
+path
+between two uses of `blocks/0/*` belong to that layer, and so do those that only prepare its input
+or
+finish its result: the mean and variance of a normalization, the sum of a residual block.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from invert._private.jax import names_of, with_names
 from invert.emission.layers.cut import Path, common_prefix
+from invert.ir import kinds
 from invert.ir.graph import is_var
 from invert.ir.types import Atom, Eqn, Jaxpr, Var
 
@@ -26,7 +29,7 @@ def scoped(
     **Arguments:**
 
     - `parameters`: the variables of parameters with their names.
-    - `units`: gives equations that are written as one, such as those of a softmax.
+    - `units`: returns groups of equations that are written as one, such as those of a softmax.
     """
     using = [e for e in jaxpr.eqns if any(is_var(a) and a in parameters for a in e.invars)]
     if any(map(names_of, using)) or all(len(p) < 2 for p in parameters.values()):
@@ -46,7 +49,7 @@ def _numbered(path: Path) -> bool:
     return re.search(r"_\d+$", path[-1]) is not None
 
 
-# Products of arrays, such as those of an attention, are no part of a layer's input or result.
+# Products of arrays, as in an attention, do not belong to a layer's input or result.
 _MIXING = frozenset(("dot_general", "conv_general_dilated"))
 
 
@@ -75,7 +78,7 @@ class _Regions:
         self.constant: list[bool] = []
         # For each equation that uses parameters, the layers that own these.
         self.owners: list[list[Path]] = []
-        # Values that follow from the parameters of one layer alone.
+        # Values that depend only on the parameters of one layer.
         self.derived: dict[Atom, Path] = {v: p[:-1] for v, p in parameters.items()}
         for i, eqn in enumerate(self.eqns):
             inputs = [a for a in eqn.invars if is_var(a)]
@@ -107,7 +110,7 @@ class _Regions:
                 continue
             if any(not _under(self.places[i], path) for i in region if self.places[i]):
                 continue
-            region = self._before(region, path)
+            region = self._scaled(self._before(region, path), path)
             if _numbered(path):
                 region = self._after(region, path)
             regions[path] = region
@@ -118,14 +121,14 @@ class _Regions:
         return atom in self.producers and self.constant[self.producers[atom]]
 
     def _free(self, i: int, region: Collection[int], path: Path) -> bool:
-        """Whether an equation may join a region: no other layer has it."""
+        """Whether an equation may join a region: it does not belong to another layer."""
         mine = all(_under(o, path) for o in self.owners[i])
         if not self.owners[i] and self.eqns[i].primitive.name in _MIXING:
             return False
         return i not in region and mine and not self.constant[i] and not self.places[i]
 
     def _between(self, seeds: set[int]) -> set[int]:
-        """The equations on the ways from one seed to another."""
+        """The equations on the paths between seeds."""
         first, last = min(seeds), max(seeds)
         ahead, back = set(seeds), set(seeds)
         for i in range(first, last + 1):
@@ -142,7 +145,7 @@ class _Regions:
         return [a for a in atoms if a not in self.derived and not self._is_constant(a)]
 
     def _before(self, region: set[int], path: Path) -> set[int]:
-        """Adds what only the region uses; chains that lead there are left out."""
+        """Adds equations used only by the region, except chains that lead to it."""
         added: set[int] = set()
         pending = [
             -self.producers[a] for i in region for a in self._inputs(i) if a in self.producers
@@ -159,7 +162,8 @@ class _Regions:
                     heapq.heappush(pending, -self.producers[a])
         whole = region | added
         for i in sorted(added):
-            # What a layer computes from nothing, such as a mask, is no part of its input.
+            # Values that a layer computes without inputs, such as a mask, do not belong to its
+            # input.
             unit = [j for j in self.units[i] if not self.constant[j]]
             if i not in whole or not region.isdisjoint(unit):
                 continue
@@ -175,18 +179,41 @@ class _Regions:
                 whole = rest
         return whole
 
+    def _scaled(self, region: set[int], path: Path) -> set[int]:
+        """Adds what a normalization without a mean begins and ends with: `x * f(mean(x * x))`."""
+        outs = [v for i in region for v in self.eqns[i].outvars if self._used_outside(v, region)]
+        if len(outs) != 1 or outs[0] in self.results or len(self.users[outs[0]]) != 1:
+            return region
+        (last,) = self.users[outs[0]]
+        start = [a for a in self._inputs(last) if a is not outs[0]]
+        product = self.eqns[last].primitive.name == "mul"
+        if not product or len(start) != 1 or not self._free(last, region, path):
+            return region
+        whole = region | {last}
+        while True:
+            inputs = {a for i in whole for a in self._inputs(i)} - {start[0]}
+            before = {self.producers.get(a, -1) for a in inputs} - whole
+            if not before:
+                break
+            i = max(before)
+            if i < 0 or not self._free(i, whole, path) or self._leaves(i, whole):
+                return region
+            whole.add(i)
+        reduced = any(self.eqns[i].primitive.name in kinds.REDUCTIONS for i in whole)
+        return whole if reduced else region
+
     def _inside(self, atom: Atom, region: Collection[int]) -> set[int]:
         return {j for j in self.users.get(atom, ()) if j in region}
 
     def _leaves(self, i: int, region: Collection[int]) -> bool:
-        """Whether a result of an equation is used outside of a region."""
+        """Whether a result of an equation is used outside a region."""
         return any(self._used_outside(v, region) for v in self.eqns[i].outvars)
 
     def _used_outside(self, v: Atom, region: Collection[int]) -> bool:
         return v in self.results or any(j not in region for j in self.users.get(v, ()))
 
     def _after(self, region: set[int], path: Path) -> set[int]:
-        """Adds what finishes a layer: afterwards fewer values are live than before."""
+        """Adds the equations that finish a layer: fewer values are live after them."""
         while True:
             extended = self._extended(region, path)
             if self._live(extended) >= self._live(region):
@@ -210,7 +237,7 @@ class _Regions:
         return region | {min(following)} if following else region
 
     def _live(self, region: set[int]) -> int:
-        """The number of values from the region, and of its inputs, that are used after it."""
+        """The number of the region's values and inputs that are used after it."""
         made = {v for i in region for v in self.eqns[i].outvars}
         inputs = {a for i in region for a in self._inputs(i)} - made
         last = max(region)

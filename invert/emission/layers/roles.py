@@ -1,6 +1,6 @@
-"""Names of values from the roles they have: the variance of a normalization, the gates of an LSTM.
+"""Names values by their roles: the variance of a normalization, the gates of an LSTM.
 
-A role is read off the equations around a value, and never guessed from a name.
+A role is derived from the equations around a value, never guessed from a name.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from invert.ir.loops import ScanParts
 from invert.ir.types import Atom, Eqn, Jaxpr, Literal, Var
 
 _WAY = kinds.LAYOUT | {"convert_element_type"}
-# What happens to the scores of an attention before they are weights.
+# Operations on the scores of an attention before the softmax.
 _SCORED = _WAY | {"mul", "div", "add", "select_n", "max", "sub", "tanh"}
 _LONGEST = 12
 
@@ -31,20 +31,20 @@ def roles(graph: Graph) -> dict[Atom, str]:
 
 
 def _maker(graph: Graph, atom: Atom, *names: str) -> Eqn | None:
-    """The equation that makes a value, if it is of one of these primitives."""
+    """The equation that defines a value, if it has one of these primitives."""
     eqn = None if isinstance(atom, Literal) else graph.producers.get(atom)
     return eqn if eqn is not None and (not names or eqn.primitive.name in names) else None
 
 
 def _source(graph: Graph, atom: Atom) -> Atom:
-    """What an array is another form of."""
+    """The array of which a value is another form."""
     while (eqn := _maker(graph, atom, *_WAY)) is not None and is_var(eqn.invars[0]):
         atom = eqn.invars[0]
     return atom
 
 
 def _users(graph: Graph, atom: Atom, *names: str) -> list[Eqn]:
-    """The equations of some primitives that use a value, maybe in another form."""
+    """The equations with given primitives that use a value, possibly in another form."""
     users: list[Eqn] = []
     for eqn in graph.users.get(atom, ()) if is_var(atom) else ():
         if eqn.primitive.name in names:
@@ -62,6 +62,10 @@ def _normalization(eqn: Eqn, graph: Graph) -> Iterator[tuple[Atom, str]]:
         if variance is not None and (mean := _mean_of_squares(graph, variance)):
             yield variance, mean
             yield from _squares(graph, variance)
+        elif variance is not None and (difference := _difference(graph, variance)) is not None:
+            yield inside.outvars[0], "var"
+            yield difference.outvars[0], "var"
+            yield difference.invars[1], "square_of_mean"
     (out,) = eqn.outvars
     products = [u for u in _users(graph, out, "mul") if _of_one_axis(u, graph)]
     scale = products[0].outvars[0] if len(products) == 1 else None
@@ -81,7 +85,7 @@ def _of_one_axis(eqn: Eqn, graph: Graph) -> bool:
 
 
 def _mean_of_squares(graph: Graph, atom: Atom) -> str:
-    """`var` for the mean of squared deviations, `mean_square` for that of squares, else nothing."""
+    """`var` for the mean of squared deviations, `mean_square` for that of squares."""
     division = _maker(graph, _source(graph, atom), "div")
     total = division and _maker(graph, _source(graph, division.invars[0]), "reduce_sum")
     square = total and _maker(
@@ -92,8 +96,21 @@ def _mean_of_squares(graph: Graph, atom: Atom) -> str:
     return "var" if _maker(graph, square.invars[0], "sub") is not None else "mean_square"
 
 
+def _difference(graph: Graph, atom: Atom) -> Eqn | None:
+    """The mean of squares less the square of the mean, of which a variance is the positive part."""
+    eqn = _maker(graph, _source(graph, atom), "max", "sub")
+    if eqn is not None and eqn.primitive.name == "max":
+        arrays = [a for a in eqn.invars if is_var(a)]
+        eqn = _maker(graph, arrays[0], "sub") if len(arrays) == 1 else None
+    if eqn is None or _mean_of_squares(graph, eqn.invars[0]) != "mean_square":
+        return None
+    square = _maker(graph, eqn.invars[1], "square", "integer_pow", "mul")
+    mean = square and _maker(graph, _source(graph, square.invars[0]), "div")
+    return eqn if mean else None
+
+
 def _squares(graph: Graph, variance: Atom) -> Iterator[tuple[Atom, str]]:
-    """The squares that a variance is the mean of."""
+    """The squares of which a variance is the mean."""
     division = _maker(graph, _source(graph, variance), "div")
     total = division and _maker(graph, _source(graph, division.invars[0]), "reduce_sum")
     if total:
@@ -142,7 +159,7 @@ def _is_number(eqn: Eqn) -> bool:
 
 
 def _key_of(product: Eqn, quotient: Eqn, graph: Graph) -> int:
-    """Which factor of the scores has the axis over which the weights add up to one."""
+    """The factor of the scores with the axis along which the weights sum to one."""
     ((left, _), (batch, _)) = product.params["dimension_numbers"]
     free = len(product.invars[0].aval.shape) - len(left) - len(batch)
     rank = len(product.outvars[0].aval.shape)
@@ -154,7 +171,7 @@ def _key_of(product: Eqn, quotient: Eqn, graph: Graph) -> int:
 
 
 def _forms(graph: Graph, atom: Atom, name: str) -> Iterator[tuple[Atom, str]]:
-    """A value and what it is another form of, as far as the body makes it."""
+    """A value and those of which it is another form, within the body."""
     while is_var(atom) and (eqn := _maker(graph, atom)) is not None:
         yield atom, name
         if eqn.primitive.name not in (*_WAY, "mul"):
@@ -238,14 +255,14 @@ def _gru(eqn: Eqn, graph: Graph) -> Iterator[tuple[Atom, str]]:
 
 
 def _sums(atom: Atom, name: str, graph: Graph) -> Iterator[tuple[Atom, str]]:
-    """A sum, and the sums that it adds to."""
+    """A sum and its nested sums."""
     while (eqn := _maker(graph, atom, "add")) is not None:
         yield atom, name
         atom = next((a for a in eqn.invars if _maker(graph, a, "add") is not None), eqn.invars[0])
 
 
 def _part(atom: Atom, name: str, graph: Graph) -> Iterator[tuple[Atom, str]]:
-    """The part of a gate that a product with the state adds to it, or one with the input."""
+    """The summand of a gate that is a product with the state, or with the input."""
     parts = _maker(graph, atom, "split")
     if parts is None:
         return
@@ -253,7 +270,7 @@ def _part(atom: Atom, name: str, graph: Graph) -> Iterator[tuple[Atom, str]]:
     product = _maker(graph, total, "dot_general") or _product_in(total, graph)
     factor = product.invars[0] if product is not None else None
     carried = factor is not None and factor not in graph.producers
-    side = "h" if factor is not None and carried and _kept(factor, graph) else "x"
+    side = "h" if factor is not None and carried and _is_updated(factor, graph) else "x"
     yield atom, f"{side}_{name}"
     yield total, f"{side}_gates"
 
@@ -265,13 +282,13 @@ def _product_in(total: Atom, graph: Graph) -> Eqn | None:
     return next(filter(None, made), None)
 
 
-def _kept(v: Atom, graph: Graph) -> bool:
-    """Whether a new value is made of a part of `v` itself, as a state is."""
+def _is_updated(v: Atom, graph: Graph) -> bool:
+    """Whether a new value depends on a part of `v` itself, as a state does."""
     return any(e.primitive.name in ("mul", "select_n") for e in graph.users.get(v, ()))
 
 
 def _masked(v: Var, name: str, graph: Graph) -> Iterator[tuple[Atom, str]]:
-    """A new value of a state, and what is chosen between it and the old one."""
+    """A new state, and the values chosen between it and the old one."""
     yield v, name
     for eqn in graph.users.get(v, ()):
         if eqn.primitive.name == "select_n":
@@ -309,7 +326,7 @@ def _multiplied(v: Var, body: Jaxpr) -> bool:
 
 
 def _layer(eqn: Eqn, graph: Graph) -> Iterator[tuple[Atom, str]]:
-    """The states of a cell, as they are called in it."""
+    """The states of a cell, by their names inside it."""
     if not isinstance(eqn, LayerCall) or not eqn.layer.arguments:
         return
     layer = eqn.layer
@@ -326,7 +343,7 @@ def _layer(eqn: Eqn, graph: Graph) -> Iterator[tuple[Atom, str]]:
 
 
 def _scan(eqn: Eqn, graph: Graph) -> Iterator[tuple[Atom, str]]:
-    """Values before and after a loop, as they are called in it."""
+    """Values before and after a loop, by their names inside it."""
     parts = ScanParts.of(eqn)
     for i, name in carried(parts).items():
         if parts.init[i] in graph.producers:

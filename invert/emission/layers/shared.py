@@ -1,4 +1,4 @@
-"""One text for layers that differ only in sizes, which it reads from their arrays."""
+"""Shares one text among layers that differ only in sizes, read from their arrays."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from invert.emission.python import syntax
 from invert.emission.python.naming import Names
 from invert.ir.sizes import is_open
 
-# A small number may be a stride or an axis: it is a size only where several layers agree.
+# A small number may be a stride or an axis: it is a size only if several layers agree.
 _SMALL, _FEW = 5, 3
-# Arguments of functions that become static fields where layers differ in them alone: by position
-# or keyword, the name of the field.
+# Arguments that become static fields if layers differ only in them: by position or keyword, the
+# name of the field.
 _STATIC: Mapping[str, Mapping[int | str, str]] = {
     "conv_general_dilated": {
         2: "strides",
@@ -27,7 +27,7 @@ _STATIC: Mapping[str, Mapping[int | str, str]] = {
     },
     "scan": {"reverse": "reverse"},
 }
-# Arguments that are left out where they are this.
+# Default values, which are left out.
 _DEFAULTS: Mapping[int | str, bool] = {"reverse": False}
 # Heads, groups, and the factor of hidden layers.
 _LARGEST_FACTOR = 64
@@ -46,7 +46,7 @@ class Draft:
     - `annotations`: the array types in fields and methods, without sizes.
     - `arrays`: the kinds and shapes of these types.
     - `sources`: the expressions by which methods read these arrays; `None` for results.
-    - `without`: where `arrays` has the type of a bias that other layers of its class have.
+    - `without`: the position in `arrays` of a bias that only other layers of its class have.
     """
 
     node: Node
@@ -72,10 +72,10 @@ class Class:
 
     **Arguments:**
 
-    - `token`: stands for its name until all classes are known.
-    - `drafts`: its nodes, of which the first is written; none for a class of Equinox.
+    - `token`: a placeholder for its name until all classes are known.
+    - `drafts`: its nodes, of which the first is written; none for an Equinox class.
     - `statics`: its static fields, with their values for all nodes.
-    - `optional`: a field that is `None` in some nodes; `shapes` has the shapes that it would have.
+    - `optional`: a field that is `None` in some nodes; `shapes` are the shapes it would have.
     """
 
     token: str
@@ -168,7 +168,7 @@ def text_of(method: ast.FunctionDef) -> str:
 
 @contextlib.contextmanager
 def blank(method: ast.FunctionDef) -> Iterator[None]:
-    """Has 0 in a method in the place of all integers and static arguments."""
+    """Replaces all integers and static arguments in a method by 0."""
     sites = _sites(method)
     values = [site.value for site in sites]
     for site in sites:
@@ -187,7 +187,7 @@ def blank(method: ast.FunctionDef) -> Iterator[None]:
 
 
 def make_static(cls: Class) -> None:
-    """Makes arguments that differ between the nodes of a class its static fields."""
+    """Turns arguments that differ between the nodes of a class into static fields."""
     first = cls.drafts[0]
     rows = [[s for m in d.methods for s in _sites(m)] for d in cls.drafts]
     names = Names(first.node.fields)
@@ -224,8 +224,8 @@ def groups(
 
     **Arguments:**
 
-    - `key`: what they have to have in common besides numbers.
-    - `split`: parts of such a group by what else it takes to share a text.
+    - `key`: what they must have in common, apart from numbers.
+    - `split`: splits such a group by further requirements.
     """
     alike: dict[Hashable, list[Draft]] = {}
     for draft in drafts:
@@ -256,7 +256,7 @@ def _columns(group: Sequence[Draft]) -> list[tuple[int, ...]]:
 def _size(
     values: tuple[int, ...], told: Mapping[tuple[int, ...], ast.expr]
 ) -> tuple[tuple[int, ...], str, int] | None:
-    """The size that some numbers are, or are a multiple or a divisor of, in all drafts."""
+    """A size that equals some numbers, or a multiple or divisor of them, in all drafts."""
     if min(values) < _SMALL and len(set(values)) < _FEW:
         return None
     if values in told:
@@ -284,7 +284,7 @@ def _told(group: Sequence[Draft]) -> dict[tuple[int, ...], ast.expr]:
         if source is None or len({len(s) for s in shapes}) > 1:
             continue
         axes = list(enumerate(zip(*shapes, strict=True)))
-        for axis, sizes in axes[-1:] + axes[:-1]:  # the last axis has the features
+        for axis, sizes in axes[-1:] + axes[:-1]:  # the last axis holds the features
             if any(map(is_open, sizes)):
                 continue
             place = -1 if axis == len(shapes[0]) - 1 > 0 else axis
@@ -316,7 +316,7 @@ def generalize(
         if len(set(values)) == 1:
             continue
         size = _size(values, told)
-        assert size is not None  # as `groups` has made sure
+        assert size is not None  # ensured by `groups`
         base, operator, factor = size
         if base not in local:
             wanted = name = names.get(tuple(map(str, base)), "n")

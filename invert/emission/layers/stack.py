@@ -1,7 +1,8 @@
 """Stacks runs of consecutive layers that compute the same.
 
-The first layer of a run stands for all of them, and each of its parameters for the corresponding
-parameters of the others, which are found by matching the programs of the layers.
+The first layer of a run represents all of them, and each of its parameters the corresponding ones
+of
+the others, found by matching the programs of the layers.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ from invert.ir.match import Match
 from invert.ir.size_slices import with_slices
 from invert.ir.types import AnyJaxpr, Atom, Eqn, Jaxpr, Literal, ShapedArray, Var
 
-# The variables that one of the first layer stands for; for nested runs, nested lists.
+# The variables that a variable of the first layer represents; nested lists for nested runs.
 Rows = Any
 
 
 @dataclasses.dataclass(eq=False)
 class Run(LayerCall):
-    """A run of layers, in the place of an equation.
+    """A run of layers; replaces an equation.
 
     `layer` is the first one. The operands are its inputs; the results are the carried values after
     the last layer, then the stacked outputs.
@@ -87,12 +88,12 @@ class Stacker:
 
     **Arguments:**
 
-    - `marks`: whether each parameter is trained; stacked ones agree in that.
+    - `marks`: whether each parameter is trained; stacked ones must agree.
     - `messages`: receives a line for each run.
 
     **Attributes:**
 
-    - `rows`: the parameters that those of the first layer of a run stand for.
+    - `rows`: the parameters represented by those of the first layer of a run.
     """
 
     def __init__(
@@ -150,7 +151,7 @@ class Stacker:
     def _follows(
         self, run: Members, call: LayerCall, programs: dict[int, tuple[list[Var], Graph]]
     ) -> bool:
-        """Whether a call continues a run; adds it where it does."""
+        """Whether a call continues a run; adds it if so."""
         first, last = run.calls[0], run.calls[-1]
         variables = self._matched(first.layer, call.layer, programs)
         if variables is None:
@@ -174,7 +175,7 @@ class Stacker:
     def _matched(
         self, a: Layer, b: Layer, programs: dict[int, tuple[list[Var], Graph]]
     ) -> dict[Var, Var] | None:
-        """The inputs and parameters of `b` by those of `a`; `None` where the programs differ."""
+        """The inputs and parameters of `b` by those of `a`; `None` if the programs differ."""
         for layer in (a, b):
             if id(layer) not in programs:
                 programs[id(layer)] = self._program(layer)
@@ -270,8 +271,9 @@ def _parameters(layer: Layer) -> list[Var]:
 
 
 def kind_of(layer: Layer) -> int | None:
-    """A hash that is equal for layers that compute the same; `None` for a layer that assigns
-    variables, which is not stacked."""
+    """A hash that is equal for layers that compute the same.
+
+    `None` for a layer that assigns variables, which is not stacked."""
     if any(isinstance(e, Assign) for e in equations(layer)):
         return None
     names = ((e.primitive.name, *(v.aval.shape for v in e.outvars)) for e in equations(layer))
@@ -322,7 +324,7 @@ def leaves_of(rows: Rows) -> list[Any]:
 
 
 def renamed(rows: Rows, names: Mapping[Any, Any]) -> Rows:
-    """The leaves replaced by `names`, in nested tuples."""
+    """Nested tuples with the leaves replaced by `names`."""
     if not isinstance(rows, (list, tuple)):
         return names[rows]
     return tuple(renamed(r, names) for r in rows)
@@ -342,7 +344,7 @@ def unrolled(
     - `leaves`: for each leading argument of `closed`, the variables of `held` stacked in it.
     - `shapes`: shapes of those of `held` that are laid out differently in the text.
 
-    **Raises:** `EmissionError` where anything but a scan uses stacked values.
+    **Raises:** `EmissionError` if anything but a scan uses stacked values.
     """
     closed = map_jaxprs(closed, with_slices)
     jaxpr = open_jaxpr(closed)
@@ -400,7 +402,7 @@ def _calls(eqn: Eqn, operands: Sequence[Any], on_eqn: OnEqn) -> list[Any]:
 
 
 def _part(eqn: Eqn, rows: Any) -> Any:
-    """A part of a stack of values."""
+    """A row of stacked values."""
     params = eqn.params
     if eqn.primitive.name == "slice" and isinstance(rows, list):
         start, limit = params["start_indices"][0], params["limit_indices"][0]

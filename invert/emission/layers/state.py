@@ -1,7 +1,7 @@
 """State: variables that a program assigns, read and written as in Equinox.
 
-An assignment is a step of the layer that holds both the variable and the new value. Once the
-layers are known, the state is threaded through their steps as one more value.
+An assignment is a step of the layer that holds both the variable and the new value. Once the layers
+are known, the state is threaded through their steps as an additional value.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from invert.ir.types import Atom, Eqn, ShapedArray, Var
 
 
 class StateVar(Var):
-    """The state between two steps, in the place of a variable."""
+    """The state between two steps; replaces a variable."""
 
     def __init__(self) -> None:
         super().__init__(ShapedArray((), jax.dtypes.float0))
@@ -30,7 +30,7 @@ _GET = Primitive("state_get")
 
 @dataclasses.dataclass(eq=False)
 class Read(Eqn):
-    """`variable = state.get(self.variable)`, in the place of an equation; see `Assign`."""
+    """`variable = state.get(self.variable)`; replaces an equation, see `Assign`."""
 
     variable: Var
     invars: list[Atom]

@@ -1,8 +1,9 @@
-"""Layers of programs in which nothing is named: parameters grouped by what computes with them.
+"""Finds layers of unnamed programs: groups parameters by the equations that use them.
 
-A product of a parameter, a convolution or a lookup is a layer, and so is a scale with an offset;
-a bias belongs to the product that it is added to. The groups get the names that such layers have,
-`linear`, `norm`, `attention/query`, and the data flow does the rest, as for named parameters.
+A product with a parameter, a convolution or a lookup is a layer, and so is a scale with an offset;
+a
+bias belongs to the product to which it is added. The groups get the usual names of such layers,
+`linear`, `norm`, `attention/query`; then data flow determines the layers, as for named parameters.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from invert.ir.graph import Graph, is_var
 from invert.ir.jaxprs import sub_jaxprs
 from invert.ir.types import Atom, Eqn, Jaxpr, Var
 
-# Names that tell nothing of a parameter: those of positions, and those given to constants.
+# Uninformative names of parameters: positions, and names given to constants.
 _EMPTY = re.compile(
     r"(args?|param|parameter|constant|weight|kernel|bias|scale|table|choice|offset|p|x)?_?\d*"
 )
@@ -35,12 +36,12 @@ class _Leaf:
 
     **Arguments:**
 
-    - `kind`: what it is called.
+    - `kind`: its name.
     - `members`: its parameters with the names of their fields.
-    - `eqns`: the equations that compute with these.
-    - `group`: the layer around it.
+    - `eqns`: the equations that use these.
+    - `group`: the enclosing layer.
     - `again`: whether the same parameters are used several times, as by each step of a loop.
-    - `beside`: the layer to whose result, after something else is added, it is added.
+    - `beside`: the layer to whose result it is added, after other summands.
     - `where`: the path of its parameters.
     """
 
@@ -60,7 +61,7 @@ class _Leaf:
 
 
 def named(jaxpr: Jaxpr, parameters: Mapping[Var, Path]) -> dict[Var, Path]:
-    """Names of the parameters, by the layers that compute with them where no name tells a layer."""
+    """Names of the parameters, after the layers that use them if names are uninformative."""
     names = dict(parameters)
     using = [e for e in jaxpr.eqns if any(is_var(a) and a in parameters for a in e.invars)]
     arrays = [v for v in parameters if v.aval.shape]
@@ -75,8 +76,9 @@ def named(jaxpr: Jaxpr, parameters: Mapping[Var, Path]) -> dict[Var, Path]:
     counts: dict[str, int] = {}
     for leaf in leaves:
         if leaf.again or (leaf.kind == "scale" and len(leaf.members) == 1):
-            # A single number for each feature belongs to what is around it, and so does what
-            # each step of a loop uses.
+            # A single vector of features belongs to the enclosing layer, as do parameters used by
+            # each
+            # step of a loop.
             for v, name in leaf.members.items():
                 counts[name] = counts.get(name, 0) + 1
                 names[v] = (f"{name}{NUMBER}{counts[name]}",)
@@ -98,10 +100,10 @@ class _Leaves:
         self.graph, self.parameters = graph, parameters
         self.roles = roles(graph)
         self.of: dict[Var, _Leaf] = {}
-        # The parameters that values follow from, where they follow from nothing else.
+        # The parameters of values that depend on nothing else.
         self.sources: dict[Atom, tuple[Var, ...]] = {v: (v,) for v in parameters}
         self.constant: set[Atom] = set()
-        # The leaf that each equation computes with.
+        # The leaf that each equation uses.
         self.at: dict[Eqn, _Leaf] = {}
 
     def find(self) -> list[_Leaf]:
@@ -126,7 +128,7 @@ class _Leaves:
         return leaves
 
     def _use(self, eqn: Eqn, known: Sequence[Atom]) -> None:
-        """An equation with an array and something that follows from parameters."""
+        """An equation of an array and a value that depends only on parameters."""
         new = dict.fromkeys(v for a in known for v in self.sources[a])
         owned = [self.of[v] for v in new if v in self.of]
         kind = "embed" if _looks_up(eqn) else _PRODUCTS.get(eqn.primitive.name)
@@ -166,7 +168,7 @@ class _Leaves:
         return "bias" if name in ("add", "add_any") else "scale"
 
     def _recurs(self, v: Var, eqn: Eqn) -> bool:
-        """Whether a parameter is used again on what follows from its first use."""
+        """Whether a parameter is used again on values that depend on its first use."""
         users = self.graph.users.get(v, ())
         later = [u for u in users if u is not eqn and u.primitive.name in _PRODUCTS]
         if eqn.primitive.name != "dot_general" or not later:
@@ -185,8 +187,8 @@ class _Leaves:
         return eqn.primitive.name in {"add", "rsqrt", "sqrt"} and bool(names & {"rsqrt", "sqrt"})
 
     def _before(self, eqn: Eqn, known: Sequence[Atom]) -> _Leaf | None:
-        """The leaf whose result, with nothing else in between, an equation goes on with."""
-        adds = eqn.primitive.name in ("add", "add_any", "sub")
+        """The leaf whose result is the operand of an equation, directly."""
+        adds = eqn.primitive.name in ("add", "add_any")  # a mean is subtracted
         for atom in eqn.invars:
             if not is_var(atom) or atom in known:
                 continue
@@ -203,7 +205,7 @@ class _Leaves:
         return None
 
     def _made(self, atom: Atom, through: frozenset[str]) -> Eqn | None:
-        """The equation with parameters that a value comes from, through some primitives."""
+        """The equation with parameters that computes a value, through given primitives."""
         for _ in range(8):
             eqn = self.graph.producer(atom)
             if eqn is None or eqn in self.at:
@@ -215,7 +217,7 @@ class _Leaves:
         return None
 
     def _beside(self, leaf: _Leaf) -> _Leaf | None:
-        """The layer of the last product in the sum that a single bias is added to."""
+        """The layer of the last product in the sum to which a single bias is added."""
         if leaf.kind != "scale" or list(leaf.members.values()) != ["bias"]:
             return None
         for atom in leaf.eqns[0].invars:
@@ -229,7 +231,7 @@ class _Leaves:
         return None
 
     def _name(self, leaf: _Leaf) -> None:
-        """Names a leaf by what its result is."""
+        """Names a leaf by the use of its result."""
         if leaf.kind == "embed":
             (eqn, *_) = leaf.eqns
             places = [a for a in eqn.invars if is_var(a) and a not in self.sources]
@@ -244,7 +246,7 @@ class _Leaves:
                 (leaf.kind,) = known
 
     def _forms_of(self, v: Var) -> list[Var]:
-        """A value and its other forms, and one number times it."""
+        """A value, its other forms, and its multiples by a number."""
         found, pending = [], [v]
         while pending:
             v = pending.pop()
@@ -256,7 +258,7 @@ class _Leaves:
         return found
 
     def _normalizes(self, leaf: _Leaf) -> bool:
-        """Whether a root is near: what is scaled was divided by one, or is multiplied by one."""
+        """Whether the scaled value was divided, or is multiplied, by a root."""
         pending: list[Atom] = [a for e in leaf.eqns for a in e.invars if is_var(a)]
         for _ in range(24):
             if not pending:
@@ -271,7 +273,7 @@ class _Leaves:
         return False
 
     def _attention(self, leaves: Sequence[_Leaf]) -> None:
-        """Puts queries, keys and values, and what follows them, into a layer of their own."""
+        """Puts queries, keys and values, and the output projection, into a separate layer."""
         number = 0
         for i, leaf in enumerate(leaves):
             if leaf.group or not self._scored(leaf):
@@ -296,7 +298,7 @@ class _Leaves:
                 member.group = f"attention{NUMBER}{number}"
 
     def _scored(self, leaf: _Leaf) -> bool:
-        """Whether a layer makes queries, keys or values, or all of them at once."""
+        """Whether a layer computes queries, keys or values, or all of them at once."""
         if leaf.kind in _SCORED:
             return True
         if leaf.kind != "linear":
@@ -305,7 +307,7 @@ class _Leaves:
         return sum(self.roles.get(v) in _SCORED for v in forms) > 1
 
     def _mixes(self, leaf: _Leaf) -> bool:
-        """Whether the input of a layer is the weighted values of an attention."""
+        """Whether the input of a layer is the output of an attention."""
         atom = next(a for a in leaf.eqns[0].invars if is_var(a) and a not in self.sources)
         for _ in range(8):
             eqn = self.graph.producer(atom)

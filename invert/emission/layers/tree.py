@@ -32,12 +32,12 @@ class Node:
 
     **Arguments:**
 
-    - `name`: the name that its class is called after.
-    - `layers`: its computations, one for each program that calls it; none where it only holds
+    - `name`: the name from which that of its class is derived.
+    - `layers`: its computations, one for each program that calls it; none if it only holds
         parameters.
-    - `program`: the number of the program that it was made for.
-    - `inner`: the nodes among its fields, with the names of these, by the names that were wanted.
-    - `listed`: whether it is a tuple of modules; its fields are called `0`, `1`, ...
+    - `program`: the number of the program for which it was created.
+    - `inner`: the nodes among its fields, with the names of these, by preferred name.
+    - `listed`: whether it is a tuple of modules; its fields are named `0`, `1`, ...
     - `mixed`: whether these may be of several classes.
     """
 
@@ -79,7 +79,7 @@ class Node:
                 yield (*path, name), value
 
 
-# Attributes of every class: a field of such a name would take one as its default.
+# Attributes of every class, which a field of that name would get as default.
 METHODS = frozenset({*dir(eqx.Module), *dir(type(eqx.Module))})
 
 
@@ -98,12 +98,12 @@ def split_name(name: str) -> Path:
     return tuple(parts) or ("parameter",)
 
 
-# Names of constants, by the first equation that computes with them.
+# Names of constants, by the first equation that uses them.
 _USES = {
     "dot_general": "weight", "conv_general_dilated": "kernel", "add": "bias", "sub": "offset",
     "mul": "scale", "div": "scale", "gather": "table", "select_n": "choice",
 }  # fmt: skip
-# A slice of a constant is called after the constant.
+# A slice of a constant is named after the constant.
 _MOVES = kinds.LAYOUT | {"convert_element_type", "slice"}
 
 
@@ -142,14 +142,14 @@ def tree_of(
 ) -> Tree:
     """The modules of some programs.
 
-    Layers of different programs are one module where they have the same name at the same path.
+    Layers of different programs with the same name and path share a module.
 
     **Arguments:**
 
     - `counted`: whether names may have numbers that count through a whole process, as in Keras:
-        fields are numbered anew.
+        fields are renumbered.
 
-    **Raises:** `EmissionError` where two programs need a parameter in different modules.
+    **Raises:** `EmissionError` if two programs need a parameter in different modules.
     """
     building = _Building(paths, Tree(Node(name, names=Names({*METHODS, *roots}))))
     building.counted = counted and len(roots) == 1
@@ -190,7 +190,7 @@ class _Building:
             if v not in self._placed:
                 *inside, last = _rest(self.paths[v], layer, self.common)
                 owner, where = self._holder(holders, tuple(inside))
-                # TensorFlow numbers variables without a name through the whole program.
+                # TensorFlow numbers unnamed variables through the whole program.
                 last = stem(last) if stem(last).lower() == "variable" else plain_name(last)
                 self._placed[v] = (*path, *where, owner.add(last, v))
             elif self._placed[v][: len(path)] != path:
@@ -202,7 +202,7 @@ class _Building:
             inner = [c.layer for c in calls(layer.steps)]
             for one, other in zip(earlier, inner, strict=True):
                 other.same = one
-        fields = self._fields(layer, node)
+        fields = self._fields(layer, node, inside=bool(path))
         for step in calls(layer.steps):
             if step.layer.same is not None:
                 first = self.at[step.layer.same]
@@ -218,8 +218,8 @@ class _Building:
                 self.tree.names[step.layer] = ".".join(where)
                 self.build(step.layer, child, (*path, *where))
 
-    def _fields(self, layer: Layer, node: Node) -> dict[Layer, str]:
-        """The names wanted for the fields of the layers in a layer."""
+    def _fields(self, layer: Layer, node: Node, *, inside: bool) -> dict[Layer, str]:
+        """The preferred names of the fields of the layers in a layer, outermost or `inside`."""
         inner = [c.layer for c in calls(layer.steps) if c.layer.same is None and not c.layer.listed]
         wanted = {x: x.field or plain_name(called(x, self.paths)) for x in inner}
         if not self.counted:
@@ -233,15 +233,19 @@ class _Building:
             else:
                 alike.setdefault(found[1], []).append((int(found[2]), x))
         for name, members in alike.items():
+            bare = [x for x, called in wanted.items() if called == name]
+            if inside and bare:  # the first layer of all is `dense`, and the next `dense_1`
+                members += [(0, x) for x in bare]
+                others -= {name}
             first = min(number for number, _ in members)
             if len(members) == 1 and name not in others:
                 wanted[members[0][1]] = name
-            elif len(members) > 1 and name not in others and first > 1:
+            elif len(members) > 1 and name not in others and first != 1:
                 wanted |= {x: f"{name}_{number - first + 1}" for number, x in members}
         return wanted
 
     def _item(self, node: Node, name: str, layer: Layer) -> tuple[Path, Node]:
-        """The next node of a tuple in a node, which is created where it is missing."""
+        """The next node of a tuple in a node, created if missing."""
         wanted = layer.listed
         field, items = (
             self._child(node, name, wanted) if wanted not in node.inner else node.inner[wanted]
@@ -264,7 +268,7 @@ class _Building:
         return field, child
 
     def _holder(self, holders: dict[Path, tuple[Node, Path]], path: Path) -> tuple[Node, Path]:
-        """The node at a path, created where it is missing."""
+        """The node at a path, created if missing."""
         if path not in holders:
             parent, where = self._holder(holders, path[:-1])
             name = plain_name(path[-1])
@@ -274,8 +278,9 @@ class _Building:
 
 
 def called(layer: Layer, paths: Mapping[Var, Path]) -> str:
-    """The name of a layer: that in the names of its parameters if only its number differs from the
-    scope's. Keras numbers scopes through the whole process."""
+    """The name of a layer: that in its parameters' names if only the number differs.
+
+    Keras numbers scopes through the whole process."""
     inside = [paths[v][:-1] for v in _parameters(layer)]
     if not inside:
         return layer.name
@@ -291,7 +296,7 @@ def _parameters(layer: Layer) -> list[Var]:
 
 
 def _rest(path: Path, layer: Layer, common: int) -> Path:
-    """The part of a parameter's name after that of its layer."""
+    """The part of a parameter's name after its layer's name."""
     own = layer.alias or layer.name
     for names, name in ((path[:-1], own), (tuple(map(stem, path[:-1])), stem(own))):
         if name and name in names:

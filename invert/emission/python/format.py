@@ -1,7 +1,8 @@
-"""The layout of emitted text: blank lines, quotes, line breaks.
+"""Formats emitted text: blank lines, quotes, line breaks.
 
-It does not depend on installed formatters, so that a program always has the same text. It is the
-layout of ruff and black, except in rare cases where these keep what the author wrote.
+It does not depend on installed formatters, so that a program always has the same text. The layout
+is
+that of ruff and black, except in rare cases where these preserve the author's layout.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ _HEAD = re.compile(r"(return|assert|raise|yield|if|elif|while|for|with|del) |(.*
 
 
 def formatted(source: str, limit: int) -> str:
-    """The text that `ast.unparse` writes, laid out.
+    """Format the text of `ast.unparse`.
 
-    Lines have at most `limit` characters, as far as they can be broken at brackets and operators.
+    Lines have at most `limit` characters, if they can be broken at brackets and operators.
     """
     out: list[str] = []
     above = ""
@@ -82,7 +83,7 @@ def formatted(source: str, limit: int) -> str:
 
 
 def _without_brackets(text: str) -> str:
-    """Brackets that `ast.unparse` writes and nobody else does are left out.
+    """Drop brackets that `ast.unparse` writes but people do not.
 
     `return x, state` rather than `return (x, state)`, `a, b = c, d`, and `all(x in y for x in z)`.
     """
@@ -96,7 +97,7 @@ def _without_brackets(text: str) -> str:
             inner = node.value if _in_brackets(node.value) else None
         elif isinstance(node, ast.Call) and len(node.args) == 1 and not node.keywords:
             generator = isinstance(node.args[0], ast.GeneratorExp)
-            # Else its brackets are those of the call.
+            # Otherwise its brackets are those of the call.
             doubled = generator and node.args[0].end_col_offset != node.end_col_offset
             inner = node.args[0] if doubled else None
         if inner is not None and inner.end_lineno == inner.lineno:
@@ -110,7 +111,7 @@ def _without_brackets(text: str) -> str:
 
 
 def _in_brackets(node: ast.expr | None) -> bool:
-    """Whether it is a tuple of several items that the text has in brackets."""
+    """Whether it is a tuple of several items, in brackets in the text."""
     return (
         isinstance(node, ast.Tuple)
         and len(node.elts) > 1
@@ -146,7 +147,7 @@ def fitted(line: str, limit: int) -> list[str]:
 
 
 def _laid(indent: str, head: str, value: str, tail: str, limit: int, *, free: bool) -> list[str]:
-    """`head`, a value and `tail`, broken within the value; `free` where it is in brackets."""
+    """`head`, a value and `tail`, broken within the value; `free` if it is in brackets."""
     line = indent + head + value + tail
     if len(line) <= limit:
         return [line]
@@ -156,7 +157,7 @@ def _laid(indent: str, head: str, value: str, tail: str, limit: int, *, free: bo
     pairs = _pairs(value)
     ends = bool(pairs) and (pairs[-1][1] == len(value) - 1 or pairs[0][0] == 0)
     if pairs and (len(operands) == 1 or (len(operands) == 2 and ends and not free)):
-        # The last brackets, or those before them where these are almost empty.
+        # The last brackets, or those before them if these are almost empty.
         for start, end in reversed(pairs):
             first, last = head + value[: start + 1], value[end:] + tail
             if end - start > 1 and len(indent + first) <= limit and len(indent + last) <= limit:
@@ -173,7 +174,7 @@ def _laid(indent: str, head: str, value: str, tail: str, limit: int, *, free: bo
 
 
 def _text(indent: str, head: str, value: str, tail: str, limit: int) -> list[str]:
-    """A long string as several adjacent ones; anything else as it is."""
+    """A long string as several adjacent ones; anything else unchanged."""
     match = _STRING.match(value)
     if match is None:
         return [indent + head + value + tail]

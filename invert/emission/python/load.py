@@ -1,4 +1,4 @@
-"""The one place where emitted text becomes code.
+"""The only place where emitted text becomes code.
 
 Only syntax trees built by this package are compiled. Names from files are identifiers by then, or
 string literals (see `naming.py`).
@@ -34,7 +34,7 @@ def function_of(
         expression,
     )
     code = compile(ast.fix_missing_locations(ast.Expression(node)), "<emission>", "eval")
-    # What is called in C may import a module, for which it looks here.
+    # C code may import modules through these globals.
     names = {"__builtins__": builtins, **namespace}
     make: Callable[..., Any] = types.FunctionType(code, names)
     return make()
@@ -43,7 +43,7 @@ def function_of(
 def module_of(source: str, name: str) -> types.ModuleType:
     """The text as an importable module whose lines are shown in tracebacks.
 
-    Where a module of that name exists, it gets a number.
+    If a module of that name exists, a number is appended.
     """
     number = next(_numbers)
     filename = f"<invert {name} {number}>"
@@ -66,8 +66,9 @@ def forget(module: types.ModuleType) -> None:
 
 @contextlib.contextmanager
 def loading() -> Iterator[Callable[[str, str], types.ModuleType]]:
-    """Gives `module_of` for drafts of a text: each replaces the one before it, and an error
-    unregisters the last."""
+    """Yields `module_of` for drafts of a text.
+
+    Each draft replaces the previous one, and an error unregisters the last."""
     loaded: list[types.ModuleType] = []
 
     def load(source: str, name: str) -> types.ModuleType:

@@ -68,12 +68,12 @@ def comment(text: str) -> str:
 
 
 def wrapped_comment(text: str, what: str = " ") -> list[str]:
-    """Text as such lines, about ten at most; none where `what` is empty."""
+    """Text as such lines, about ten at most; none if `what` is empty."""
     return [comment(line) for line in textwrap.wrap(text[:900], _LINE - 2)] if what else []
 
 
 def stem(name: str) -> str:
-    """A name without its numbers, of which Keras appends several."""
+    """A name without its numbers (Keras may append several)."""
     return re.sub(r"(_\d+)+$", "", name)
 
 
@@ -87,18 +87,20 @@ def plural(name: str) -> str:
     one = re.sub(r"[\W\d_]+$", "", snake(name, "layer"))
     if not one:
         return "layers"
+    if one.endswith(("x", "ch", "sh")):
+        return f"{one}es"
     return one if one.endswith("s") else f"{one}s"
 
 
 class Names:
-    """The names taken in one scope."""
+    """The names used in one scope."""
 
     def __init__(self, taken: Iterable[str] = ()):
         self.taken = set(taken)
         self._next: dict[str, int] = {}
 
     def new(self, wanted: str) -> str:
-        """`wanted`, with a number appended where it is taken."""
+        """`wanted`, with a number appended if it is taken."""
         name = wanted
         if name in self.taken or name in RESERVED:
             stem = wanted.rstrip("_")

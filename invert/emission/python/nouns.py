@@ -1,7 +1,7 @@
-"""Names of values: after the layer, the function or the argument that they come from.
+"""Names values after the layer, function or argument that they come from.
 
-The same array in another form keeps its name; a product is called after its factors, a call after
-its function, other arithmetic after the operand of the same type.
+Another form of an array keeps its name; a product is named after its factors, a call after its
+function, other arithmetic after the operand of the same type.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from invert.ir import kinds
 from invert.ir.graph import is_var
 from invert.ir.types import Atom, Eqn, Literal
 
-# Names without a meaning; a better one is looked for.
+# Meaningless names, replaced by better ones if possible.
 _BLANK = frozenset("a b c d e f g h x y z carry chosen state".split())
 _BLANKS = re.compile(r"(x|y|z|carry|state|arg)_?\d+")
 
 PLAIN = "y"
-# A sum along the way, such as that of a residual block.
+# An intermediate sum, such as that of a residual block.
 STREAM = "x"
 _SUMS = ("add", "add_any")
-# Scopes that TensorFlow makes for control flow and for single ops.
+# Scopes that TensorFlow creates for control flow and for single ops.
 _CONTROL = frozenset("while cond body scan map case tensordot mat_mul bias_add moments".split())
-# The hint for a product, which is called after its factors.
+# The hint for a product, which is named after its factors.
 PRODUCT = "*"
 
 # Nouns for what primitives compute.
@@ -56,12 +56,12 @@ def says(name: str | None) -> bool:
 
 
 def is_blank(name: str) -> bool:
-    """Whether a name is `x` or `y`, maybe with a number."""
+    """Whether a name is `x` or `y`, possibly with a number."""
     return re.fullmatch(r"[xy](_\d+)?", name) is not None
 
 
 def of_layer(name: str) -> str:
-    """A name for the result of a layer: of a long name, the last words."""
+    """A name for the result of a layer: the last words of a long name."""
     words = snake(name, PLAIN).rstrip("_0123456789").split("_")
     while len("_".join(words)) > _LONGEST and len(words) > 1:
         words = words[1:]
@@ -85,7 +85,7 @@ def noun(
 
     - `atoms`: its operands, or those of its group.
     - `names`: the names of values so far.
-    - `path`: name scopes of the layer, which do not serve as a name.
+    - `path`: name scopes of the layer, which are not used as names.
     - `fields`: values that are fields of the module.
     """
     primitive = eqn.primitive.name
@@ -105,7 +105,7 @@ def noun(
         return STREAM if primitive in _SUMS else PLAIN
     out = _type(eqn.outvars[0])
     if primitive == "select_n":
-        # It is one of the values, and not what the choice is made by.
+        # It is one of the chosen values, not the selector.
         chosen = {a for a in eqn.invars[1:] if is_var(a)}
         known = [(a, name) for a, name in known if a in chosen]
     alike = [name for a, name in known if _type(a) == out]
@@ -113,7 +113,7 @@ def noun(
 
 
 def mixes(eqn: Eqn, atoms: Sequence[Atom], fields: Collection[Atom] = ()) -> bool:
-    """Whether a result is made of several arrays, of which it is none."""
+    """Whether a result combines several arrays."""
     name = eqn.primitive.name
     if len(eqn.outvars) != 1 or name not in kinds.ELEMENTWISE:
         return False

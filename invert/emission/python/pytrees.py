@@ -19,7 +19,7 @@ from invert.emission.python.naming import RESERVED
 def access(value: ast.expr, path: Sequence[KeyEntry]) -> ast.expr:
     """`inputs["a"][0]` for a path into a pytree.
 
-    **Raises:** `EmissionError` where the path goes through a class without such access.
+    **Raises:** `EmissionError` if the path goes through a class without such access.
     """
     for key in path:
         if isinstance(key, jax.tree_util.DictKey) and isinstance(key.key, (str, int)):
@@ -36,7 +36,7 @@ def access(value: ast.expr, path: Sequence[KeyEntry]) -> ast.expr:
 
 
 def nested(tree: Any) -> ast.expr | None:
-    """A pytree of expressions as one expression; `None` where it has a custom class."""
+    """A pytree of expressions as one expression; `None` if it has a custom class."""
     if tree is None:
         return ast.Constant(None)
     if isinstance(tree, ast.expr):
@@ -84,7 +84,7 @@ def typed(tree: object, define: Callable[[dict[str, ast.expr]], ast.expr]) -> as
 
 
 def _is_field(key: str) -> bool:
-    """Whether a key may be a field of a `TypedDict` and does not hide a type there."""
+    """Whether a key may be a field of a `TypedDict` and does not shadow a type there."""
     ordinary = key.isascii() and key.isidentifier() and not keyword.iskeyword(key)
     return ordinary and (key not in RESERVED or key in dir(builtins)) and not key.startswith("__")
 

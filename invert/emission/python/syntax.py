@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import numpy as np
 
-# A value has no name until its whole function is known. Until then a token stands for it, which is
+# A value has no name until its whole function is known. Until then a token represents it, which is
 # not an identifier, so that the two cannot be confused.
 _SIGN = "$"
 
@@ -160,7 +160,7 @@ def function(
     returns: ast.expr | None = None,
     defaults: Mapping[str, ast.expr] | None = None,
 ) -> ast.FunctionDef:
-    """A function definition; `defaults` are those of arguments by keyword."""
+    """A function definition; `defaults` are those of keyword arguments."""
     values = dict(defaults or {})
     node = ast.FunctionDef(
         name=name,

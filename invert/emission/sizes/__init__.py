@@ -1,1 +1,1 @@
-"""Sizes in a text: the program with its open dimensions, and expressions of them."""
+"""Open sizes in emitted text: the program's dimensions, and expressions of them."""

@@ -1,4 +1,4 @@
-"""Sizes in the text: expressions of the open dimensions, which have names there."""
+"""Expressions of open dimensions, which have names in the text."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ _DIMENSION = "$dim:"
 
 
 def dimension_token(dimension: str) -> str:
-    """What stands for the size of an open dimension until it has a name."""
+    """A placeholder for the size of an open dimension until it has a name."""
     return _DIMENSION + dimension
 
 
 def dimension_of(token: str) -> str | None:
-    """The dimension that a token stands for."""
+    """The dimension that a token represents."""
     return token.removeprefix(_DIMENSION) if token.startswith(_DIMENSION) else None
 
 
 def dimension_sources(arrays: Sequence[tuple[ast.expr, Shape]]) -> dict[str, ast.expr]:
     """The expression of each dimension by the shape of an array: `x.shape[0]`.
 
-    Where no axis is the dimension alone, it is computed from one that is linear in it.
+    If no axis is just the dimension, it is computed from one that is linear in it.
     """
     found: dict[str, ast.expr] = {}
     for exact in (True, False):
@@ -46,7 +46,7 @@ def dimension_sources(arrays: Sequence[tuple[ast.expr, Shape]]) -> dict[str, ast
     return found
 
 
-# What text calls operations that Python's own would compare sizes in, which may be open there too.
+# Functions used instead of Python's own, which would compare sizes that may be open there too.
 _FUNCTIONS = {"max": "jax.core.max_dim", "min": "jax.core.min_dim"}
 _OPERATORS = {"floordiv": "//", "mod": "%"}
 
@@ -59,7 +59,7 @@ def expression(size: DimSize) -> ast.expr:
 def _expression(size: DimSize, functions: dict[str, str]) -> ast.expr:
     total: ast.expr | None = None
     terms = dim_terms(size)
-    # What is subtracted comes last: `4 - batch` rather than `-batch + 4`.
+    # Negative terms come last: `4 - batch` rather than `-batch + 4`.
     for coefficient, factors in sorted(terms, key=lambda t: t[0] < 0):
         part: ast.expr | None = None
         for factor, exponent in factors:

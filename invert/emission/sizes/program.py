@@ -1,4 +1,4 @@
-"""The program that a text is written of, with its open dimensions."""
+"""The program of a text, with its open dimensions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from invert.ir.types import AnyJaxpr, Atom, ClosedJaxpr, Eqn, Jaxpr
 
 @dataclasses.dataclass
 class Program:
-    """The program that a text is written of.
+    """The program of a text.
 
     **Arguments:**
 
@@ -35,16 +35,16 @@ class Program:
         return shape_of(v)
 
     def rule(self, eqn: Eqn) -> ClosedJaxpr | str:
-        """The derivative of a function with one of its own, as `rule_of` gives it."""
+        """The derivative rule of a function, as from `rule_of`."""
         rule = rule_of(eqn)
         return rule if isinstance(rule, str) else strong(rule)
 
 
 def together(programs: Sequence[Program]) -> Program:
-    """The dimensions of some programs; its jaxpr is the first one."""
+    """The dimensions of some programs; its jaxpr is that of the first."""
     return Program(programs[0].jaxpr, {n: d for p in programs for n, d in p.dimensions.items()})
 
 
 def shape_of(v: Atom) -> Shape:
-    """The shape of a value; that of what is not an array is empty."""
+    """The shape of a value; empty if it is not an array."""
     return tuple(getattr(v.aval, "shape", ()))

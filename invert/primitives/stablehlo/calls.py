@@ -61,7 +61,7 @@ def _composite(
     if (function := _function_of(name)) is not None:
         return _apply(ctx, function, Op(op.operation, name, composite_attributes), operands)
 
-    # Traced now: differentiation and batching may come when the module is gone.
+    # Traced now: differentiation and batching may happen after the module is freed.
     held = [isinstance(x, Sizes) for x in operands]
     arrays = [x for x, size in zip(operands, held, strict=True) if not size]
 
@@ -77,7 +77,7 @@ def _composite(
 
 
 def _function_of(name: str) -> Entry | None:
-    """The function that composites and custom calls of this name stand for, where it is one."""
+    """The function that composites and custom calls of this name denote, if any."""
     for op in (name, name.replace("mhlo.", "chlo.", 1)):
         entry = REGISTRY.get(op) if op.startswith(("chlo.", "mhlo.")) else None
         if entry is not None and entry.is_function():
@@ -93,13 +93,13 @@ def _apply(ctx: Context, entry: Entry, op: Op, operands: Sequence[Value]) -> Seq
 
 
 def _plain(attribute: Any) -> dict[str, Any]:
-    """A dictionary attribute as Python values that `lax.composite` turns into the same again."""
+    """A dictionary attribute as Python values that `lax.composite` turns back into it."""
     if attribute is None:
         return {}
     found = {}
     for entry in attribute:
         name = entry.name
-        # Not `entry.attr`: a complex constant would end the process there, and is an error here.
+        # Not `entry.attr`: there a complex constant would end the process; here it is an error.
         value = attribute[name]
         for decode in (boolean, integer, string):
             if type(value).__name__ == _ATTRIBUTE_TYPES[decode]:
@@ -122,7 +122,7 @@ _ATTRIBUTE_TYPES = {
 }
 
 
-# Targets that call back into the process that wrote the file: what they hold is an address.
+# Targets that call back into the process that wrote the file, by address.
 _CALLBACK = re.compile(r"python.*callback|CustomSPMDPartitioning|InspectSharding|callback_handler")
 
 
@@ -151,7 +151,7 @@ def custom_call_problem(op: Any) -> Problem | None:
 
 
 def route_of(op: Any) -> Literal["rule", "opaque", "none"]:
-    """What becomes of a custom call before patterns are applied."""
+    """Raise a custom call, before patterns are applied."""
     if custom_call_problem(op) is not None:
         return "none"
     target = string(op.attributes["call_target_name"])
@@ -159,7 +159,7 @@ def route_of(op: Any) -> Literal["rule", "opaque", "none"]:
     return "rule" if known else "opaque"
 
 
-# The computations are kept as jaxprs. The others guide the partitioner of the exporting JAX.
+# Computations are kept as jaxprs. The other attributes guide the partitioner of the exporter.
 _DROPPED = frozenset(
     {
         "called_computations",
@@ -182,7 +182,7 @@ def _custom_call(
     called_computations: Attribute = (),
     indices_of_shape_operands: Ints = (),
 ) -> Any:
-    """A call of a target without a rule: kept with all its attributes, as an opaque equation."""
+    """Keep a call of a target without a rule, with all attributes, as an opaque equation."""
     target, shapes = call_target_name, indices_of_shape_operands
     if (function := _function_of(target)) is not None:
         held = op.attributes["mhlo.attributes"] if "mhlo.attributes" in op.names else None
@@ -197,7 +197,7 @@ def _custom_call(
         layouts = list(map(str, op.attributes["operand_layouts"]))
         kept = [t for x, t in zip(operands, layouts, strict=True) if any(x is a for a in arrays)]
         texts["operand_layouts"] = f"[{', '.join(kept)}]"
-    if target == _OPEN_TOP_K:  # its last operand is the number that `ApproxTopK` has as an option
+    if target == _OPEN_TOP_K:  # its last operand is an option of `ApproxTopK`
         *arrays, k = arrays
         target, (k,) = "ApproxTopK", sizes(k, op.name)
         options = texts["mhlo.backend_config"].removesuffix("}")

@@ -1,4 +1,4 @@
-"""CHLO ops, which composites and custom calls of the same name stand for as well."""
+"""CHLO ops, also as composites and custom calls of the same names."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from invert.stablehlo.ops.values import data
 
 
 def _conj(x: Value) -> Value:
-    # `lax.conj` makes real operands complex; here they stay as they are.
+    # `lax.conj` makes real operands complex; here they stay real.
     return lax.conj(x) if jnp.issubdtype(x.dtype, jnp.complexfloating) else x
 
 
@@ -88,7 +88,7 @@ _BROADCASTING: dict[str, Callable] = {
     "zeta": lax.zeta,
 }
 
-# What jaxlib makes of the HLO ops of this kind that StableHLO lacks.
+# jaxlib converts HLO ops that StableHLO lacks to these.
 _OF_HLO = frozenset("acos acosh asin asinh atanh cosh erf sinh".split())
 
 
@@ -114,7 +114,7 @@ for _name, _function in _BINARY.items():
 
 
 def _together(operands: Sequence[Value], dims: Ints | None) -> Sequence[Value]:
-    """The operands at their common shape; `dims` places the smaller one of two."""
+    """The operands broadcast to their common shape; `dims` places the smaller of two."""
     if dims is not None and len(operands) == 2:
         rank = max(x.ndim for x in operands)
         operands = tuple(
@@ -181,8 +181,8 @@ def _open_top_k(x: Array, k: Size) -> Sequence[Value]:
 def _top_k(x: Array, *, k: int, largest: bool = True) -> Sequence[Value]:
     if not largest:
         raise InvertError(
-            "the smallest values are wanted, which `lax.top_k` does not give; export the program "
-            "with a sort in its place"
+            "it selects the smallest values, which `lax.top_k` does not do; export the program "
+            "with a sort instead"
         )
     return lax.top_k(x, k)
 
@@ -218,7 +218,7 @@ def _ragged_dot(
     return lax.ragged_dot_general(x, y, sizes, dims, precision, preferred_element_type=dtype)
 
 
-# That the body is associative is a permission, not a demand.
+# An associative body permits reordering, but does not require it.
 @rule("chlo.scan", "mhlo.scan", ignores=("is_associative",))
 def _scan(
     *operands: Array,

@@ -34,16 +34,16 @@ class Groups(NamedTuple):
 
     @property
     def name(self) -> str | tuple[str, ...]:
-        """One axis, or several, as JAX's functions take them."""
+        """A single axis name, or a tuple of several, as JAX's functions take them."""
         return self.axes[0] if len(self.axes) == 1 else self.axes
 
 
-# How devices are numbered and calls distinguished, which the groups already determine.
+# Numbering of devices and identity of calls, already determined by the groups.
 _CHANNELS = ("channel_handle", "use_global_device_ids", "channel_id")
 
 
 def _groups(ctx: Context, op: Op, attribute: Any) -> Groups | None:
-    """The groups of an op; `None` where each device is alone in its own."""
+    """The groups of an op; `None` if each group is a single device."""
     if not isinstance(attribute, ir.DenseElementsAttr):
         return _named_groups(ctx, op, str(attribute))
     rows = [[n for n in row if n >= 0] for row in attributes.dense_int_rows(attribute)]
@@ -66,7 +66,7 @@ def _groups(ctx: Context, op: Op, attribute: Any) -> Groups | None:
 
 
 def _named_groups(ctx: Context, op: Op, text: str) -> Groups:
-    """Groups of newer modules, which name the axes of a mesh."""
+    """Groups in newer modules, given as mesh axes."""
     found = _AXIS_REF.findall(text)
     axes = tuple(name for name, _ in found)
     sizes = {} if ctx.manual is None else dict(ctx.manual.mesh.shape)
@@ -81,7 +81,7 @@ def _along_axes(rows: Sequence[Sequence[int]], manual: Manual) -> Groups | None:
     axes = None if strides is None else shardings.axes_of(mesh, strides)
     if axes and set(axes) <= manual.axes and _same(rows, coordinates(mesh, axes)):
         return Groups(axes, len(rows[0]))
-    # Groups within one axis, or within all of those that are manual.
+    # Groups within one axis, or within all manual axes.
     ordered = tuple(a for a in mesh.axis_names if a in manual.axes)
     for axes in [(a,) for a in ordered] + [ordered]:
         lines = list(coordinates(mesh, axes))
@@ -99,7 +99,7 @@ def _same(rows: Iterable[Sequence[int]], others: Iterable[Sequence[int]]) -> boo
 
 
 def _reducer(op: Op) -> str:
-    """The single op of a reducer, annotations aside."""
+    """The single op of a reducer, ignoring annotations."""
     block = op.regions[0].blocks[0]
     names = [view.operation.name for view in block.operations]
     found = [n for n in names[:-1] if not n.startswith("sdy.") and n != "stablehlo.custom_call"]
@@ -231,7 +231,7 @@ def _collective_broadcast(x: Array, *, ctx: Context, op: Op, replica_groups: Int
 
 
 def _choices(manual: Manual) -> list[tuple[str, ...]]:
-    """The sets of manual axes, the smaller ones first."""
+    """All sets of manual axes, smallest first."""
     ordered = [a for a in manual.mesh.axis_names if a in manual.axes]
     return [c for n in range(1, len(ordered) + 1) for c in itertools.combinations(ordered, n)]
 
@@ -242,7 +242,7 @@ def _collective_permute(
 ) -> Sequence[Value]:
     pairs = source_target_pairs
     if ctx.manual is None:
-        if not pairs:  # no device sends to this one: zeros, by the specification
+        if not pairs:  # zeros where no device sends, by the specification
             return [jnp.zeros_like(x) for x in operands]
         if (0, 0) in pairs and len(pairs) == 1:
             return list(operands)
@@ -277,7 +277,7 @@ def _permutation(
 def _identifier(*, ctx: Context, op: Op) -> Value:
     if ctx.manual is None:
         if ctx.devices.count > 1 and op.name == "stablehlo.partition_id":
-            reason = f"it asks which of {ctx.devices.count} devices it runs on, without a mesh"
+            reason = f"it reads the index of its device among {ctx.devices.count}, without a mesh"
             raise op.problem(reason, "Export the program for one device.")
         return lax.full((), np.uint32(0))
     total = np.uint32(0)

@@ -1,4 +1,4 @@
-"""Ops of programs that XLA has compiled, as they come back from HLO."""
+"""Ops of programs compiled by XLA and converted back from HLO."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from invert.stablehlo.ops.interpreter import Context
 from invert.stablehlo.ops.registry import Array, Ints, Op, Value, rule
 
 
-@rule("mhlo.copy", ignores=("cross_program_prefetch_index",))  # where a device holds it
+@rule("mhlo.copy", ignores=("cross_program_prefetch_index",))  # placement on the device
 def _copy(x: Array) -> Value:
     return x
 
@@ -24,7 +24,7 @@ def _add_dependency(x: Array, token: Value) -> Value:
 
 @rule("mhlo.fusion", ignores=("fusion_kind", "output_operand_aliases", "output_operand_aliasing"))
 def _fusion(*operands: Array, ctx: Context, op: Op) -> Sequence[Value]:
-    """A region that is one kernel, which says nothing about values."""
+    """A region that forms one kernel, which does not affect values."""
     (body,) = op.regions
     return ctx.region(body)(*operands)
 
@@ -33,7 +33,7 @@ def _fusion(*operands: Array, ctx: Context, op: Op) -> Sequence[Value]:
 def _bitcast(
     x: Array, *, out: Aval, source_layout: Ints | None = None, result_layout: Ints | None = None
 ) -> Value:
-    """The same memory in another shape: elements follow each other as the layouts say."""
+    """Reinterpret the same memory in another shape, following the layouts."""
     source = _major_to_minor(source_layout, x.ndim)
     result = _major_to_minor(result_layout, len(out.shape))
     x = lax.transpose(x, source)

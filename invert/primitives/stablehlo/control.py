@@ -20,7 +20,8 @@ from invert.stablehlo.ops.values import KnownSize, data, is_constant, is_splat
 def _invariants(body: Any) -> dict[int, Any]:
     """Loop-invariant operands: position -> the body's argument.
 
-    JAX passes what a loop closes over as such operands when it lowers; it is captured again here.
+    JAX's lowering passes closed-over values of a loop as such operands; here they are captured
+    again.
     """
     block = body.blocks[0]
     terminator = block.operations[len(block.operations) - 1].operation
@@ -39,7 +40,7 @@ def _while(*operands: Value, ctx: Context, op: Op) -> Sequence[Value]:
     fixed = _invariants(body)
     carried = [i for i in range(len(operands)) if i not in fixed]
 
-    # What the body passes on may be a size, which stays one inside.
+    # A value passed on unchanged may be a size, and stays one inside.
     operands = tuple(x if i in fixed else data(x) for i, x in enumerate(operands))
 
     def bind(region: Any, carry: Sequence[Value]) -> list[Value]:
@@ -66,7 +67,7 @@ def _while(*operands: Value, ctx: Context, op: Op) -> Sequence[Value]:
 def _hoist_constants(ctx: Context, region: Any) -> list[Any]:
     """Decode the array constants of a region beforehand; return the values they define.
 
-    A branch of `cond` may not hold array constants of its own: they are passed in.
+    A branch of `cond` may not hold array constants: they are passed in.
     """
     found = []
     pending = [region]
@@ -127,7 +128,7 @@ def _switch(ctx: Context, regions: Sequence[Any], index: Value) -> Sequence[Valu
 
 
 def _passed_on(branches: Sequence[Any]) -> list[int | None]:
-    """For each result, the operand that all branches return for it, which `lax.cond` forwards."""
+    """For each result, the operand returned by all branches, which `lax.cond` forwards."""
     found: list[int | None] = []
     for results in zip(*(open_jaxpr(b).outvars for b in branches), strict=True):
         places = [
@@ -148,14 +149,14 @@ def _only(branch: Any, kept: Sequence[int]) -> Any:
 def _case(index: Array, *, ctx: Context, op: Op) -> Sequence[Value]:
     last = len(op.regions) - 1
     if not is_constant(index) and not _in_range(ctx, op.operation.operands[0], last):
-        # Any index out of range takes the last branch, while `cond` leaves it open.
+        # Any index out of range selects the last branch, while `cond` does not specify this.
         inside = (index >= np.int32(0)) & (index <= np.int32(last))
         index = lax.select(inside, index, lax.full_like(index, last))
     return _switch(ctx, list(op.regions), index)
 
 
 def _in_range(ctx: Context, index: Any, last: int) -> bool:
-    """Whether the index comes clamped or from a boolean, as JAX writes `switch` and `cond`."""
+    """Whether the index is clamped or from a boolean, as JAX lowers `switch` and `cond`."""
     owner = getattr(index.owner, "operation", index.owner)
     name = getattr(owner, "name", None)
     if name == "stablehlo.convert":
@@ -171,6 +172,6 @@ def _if(pred: Array, *, ctx: Context, op: Op) -> Sequence[Value]:
     on_true, on_false = op.regions
     if is_constant(pred):
         return ctx.region(on_true if bool(pred) else on_false)()
-    # `cond` counts its branches from false to true.
+    # `cond` orders its branches from false to true.
     index = lax.convert_element_type(pred, np.int32)
     return _switch(ctx, [on_false, on_true], index)

@@ -1,4 +1,4 @@
-"""Conditions on open sizes, and custom calls that have shapes among their operands."""
+"""Conditions on open sizes, and custom calls with shapes among their operands."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from invert.stablehlo.ops.values import are_known, is_constant, sizes
 def result_avals(
     op: Op, operands: Sequence[Value], places: Sequence[int]
 ) -> tuple[list[Value], list[jax.ShapeDtypeStruct | None]]:
-    """The operands that hold data, and shapes and dtypes of the results; `None` for a token.
+    """The data operands, and shapes and dtypes of the results; `None` for a token.
 
     **Arguments:**
 
-    - `places`: which operands hold the shapes of the results, where these are open.
+    - `places`: positions of the operands that hold the shapes of results, if these are open.
     """
     types = op.result_types()
     if len(types) == 1 and attributes.is_tuple(types[0]):  # several results in older TPU modules

@@ -18,9 +18,8 @@ from invert.stablehlo.ops.interpreter import Context
 from invert.stablehlo.ops.registry import Array, Enum, Ints, Op, Value, elementwise_sizes, rule
 from invert.stablehlo.ops.values import plain
 
-# JAX writes `x + 1.0` with a scalar operand, and `x - m` with one whose sizes are partly one, and
-# broadcasts them on lowering. Operands that are such a broadcast are put back, as long as the
-# others give the result its shape.
+# JAX traces `x + 1.0` with a scalar operand, and `x - m` with sizes of one, and broadcasts them on
+# lowering. Such broadcasts are undone if the other operands determine the shape of the result.
 
 
 def _unbroadcast(ctx: Context, operands: tuple[Value, ...]) -> list[Value]:
@@ -29,7 +28,7 @@ def _unbroadcast(ctx: Context, operands: tuple[Value, ...]) -> list[Value]:
     narrow = [x if f is None else f[1] for x, f in zip(operands, found, strict=True)]
     for i, f in enumerate(found):
         sizes = [x.shape for x in narrow if x.shape] or [()]
-        # The size that is not one, where there is such: open sizes cannot be compared with it.
+        # The size that is not one, if there is one: open sizes cannot be compared with it.
         wide = [max(axis, key=lambda n: n != 1) for axis in zip(*sizes, strict=True)]
         if tuple(wide) == shape:
             break
@@ -55,7 +54,7 @@ def _is_complex(x: Value) -> bool:
 
 
 def _real(x: Value) -> Value:
-    """The specification takes real operands too, which `lax.real` does not."""
+    """The specification allows real operands too, `lax.real` does not."""
     return lax.real(x) if _is_complex(x) else x
 
 
@@ -66,8 +65,8 @@ def _imag(x: Value) -> Value:
 def _integer_power(x: Value, y: Value) -> Value:
     """Integer power by squaring, modulo two to the number of bits, as the specification says.
 
-    A negative exponent gives 1, -1 or 0. XLA takes the lowest six bits of an exponent only, for odd
-    bases up to jaxlib 0.12 and for all before it; there, numbers differ from exponents of 64 on.
+    A negative exponent gives 1, -1 or 0. XLA uses only the lowest six bits of an exponent, for odd
+    bases in jaxlib 0.12 and for all bases before; there, results differ for exponents from 64 on.
     """
     dtype = _dtype(x)
     bits = jnp.iinfo(dtype).bits
@@ -98,7 +97,7 @@ def _power(x: Value, y: Value) -> Value:
 
 
 def _boolean(arithmetic: Callable, logical: Callable) -> Callable:
-    """StableHLO's arithmetic on i1 is logic; `lax` has the logical op for it."""
+    """StableHLO's arithmetic on i1 is logical; use the logical op of `lax`."""
     return lambda x, y: logical(x, y) if _is_bool(x) else arithmetic(x, y)
 
 
@@ -149,7 +148,7 @@ _BINARY: dict[str, Callable] = {
     "xor": lax.bitwise_xor,
 }
 
-# The primitives that some of them are on sizes, and those by which shapes are put together.
+# The primitives of some of them on sizes, and those that assemble shapes.
 _ON_SIZES = {
     "abs": "abs",
     "add": "add",
@@ -167,7 +166,7 @@ _ON_SIZES = {
 }
 _MAKE_SHAPES = frozenset({"add", "subtract"})
 
-# The functions whose `accuracy` can be asked for (StableHLO's `result_accuracy`).
+# The functions with an `accuracy` parameter (StableHLO's `result_accuracy`).
 _ACCURATE = frozenset(
     "cbrt cosine exponential exponential_minus_one log log_plus_one logistic rsqrt sine sqrt tan "
     "tanh".split()
@@ -175,7 +174,7 @@ _ACCURATE = frozenset(
 
 
 def _accuracy(wanted: Accuracy | None) -> lax.Tolerance | lax.AccuracyMode | None:
-    """What `lax` takes as `accuracy`; `None` for the default."""
+    """The `accuracy` argument of `lax`; `None` for the default."""
     if wanted is None:
         return None
     if wanted.mode == "TOLERANCE":
@@ -282,7 +281,7 @@ def _convert(x: Value, *, ctx: Context, op: Op, dtype: np.dtype) -> Value:
     if x.dtype == dtype:
         return x
     if _is_complex(x) and not jnp.issubdtype(dtype, jnp.complexfloating):
-        # By the specification the imaginary part is dropped; JAX warns, and for booleans keeps it.
+        # The specification drops the imaginary part; JAX warns, and keeps it for booleans.
         x = lax.real(x)
         if x.dtype == dtype:
             return x
@@ -301,7 +300,7 @@ def _reduce_precision(x: Array, *, exponent_bits: int, mantissa_bits: int) -> Va
 
 @rule("stablehlo.map")
 def _map(*operands: Array, ctx: Context, op: Op, out: Any, dimensions: Ints) -> Value:
-    """The computation runs on whole arrays: it is elementwise by the specification."""
+    """Run the computation on whole arrays: by the specification it is elementwise."""
     del dimensions  # all of them
     scalar = ctx.region(op.regions[0])
     for _ in out.shape:

@@ -20,7 +20,7 @@ from invert.stablehlo.ops.registry import Array, Ints, Op, Shape, Value, rule
 
 
 def index_vectors_last(indices: Value, dimension: int) -> Value:
-    """`lax` keeps the index vectors in the last dimension; StableHLO anywhere, or nowhere."""
+    """`lax` has index vectors in the last dimension; StableHLO in any, or none."""
     if dimension == indices.ndim:
         return lax.expand_dims(indices, (dimension,))
     if dimension != indices.ndim - 1:
@@ -44,8 +44,9 @@ def _gather(
         ),
         sizes,
         indices_are_sorted=is_sorted,
-        # Out-of-bounds starts are clamped, by the specification. The mode that promises there are
-        # none lowers to the same op; a serialized gradient can tell (`invert.gradients.settle`).
+        # Out-of-bounds starts are clamped, by the specification. The mode that promises bounds
+        # lowers to
+        # the same op; a serialized gradient shows the difference (`invert.gradients.settle`).
         mode=lax.GatherScatterMode.CLIP,
     )
 
@@ -129,7 +130,7 @@ def _scatter(
     is_bool = arrays[0].dtype == np.bool_
     if kind is not None and not (is_bool and kind is not lax.scatter):
         return kind(arrays[0], indices, updates[0], numbers, mode=mode, **flags)
-    # As `jnp.ndarray.at[...].apply` binds it; JAX has no derivative for it and says so.
+    # As `jnp.ndarray.at[...].apply` binds it; JAX reports that it has no derivative.
     aval = jax.ShapeDtypeStruct((), arrays[0].dtype)
     jaxpr, consts = trace_open(scalar_computation(ctx, region, 1), aval, aval)
     return lax.scatter_p.bind(

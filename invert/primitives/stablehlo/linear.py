@@ -1,4 +1,4 @@
-"""Products, convolutions, transforms and the solvers StableHLO has ops for."""
+"""Products, convolutions, transforms and solvers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _TYPE_NAMES = {"float16": "F16", "bfloat16": "BF16", "float32": "F32", "float64"
 
 
 def _algorithm(fields: Algorithm) -> lax.DotAlgorithm | lax.DotAlgorithmPreset:
-    """The preset where one has these fields (the only way to name TF32), else the fields."""
+    """The preset with these fields, if any (the only way to name TF32), otherwise the fields."""
     names = [_TYPE_NAMES.get(str(t), str(t).upper()) for t in fields[:3]]
     count = fields.num_primitive_operations
     name = "_".join(names) + (f"_X{count}" if count > 1 else "")
@@ -81,7 +81,7 @@ def _dot(x: Array, y: Array, *, dtype: np.dtype, precision_config: Enums = ()) -
 def _einsum(*operands: Array, op: Op, dtype: np.dtype, einsum_config: str) -> Value:
     if len(operands) == 1 and "->" not in einsum_config:
         raise InvertError(f"{op.name}: malformed equation {einsum_config!r}")
-    # Names may be any character in the file; only letters reach jnp.
+    # Names may be any character in the file, but jnp takes only letters.
     if not set(einsum_config) <= set(string.ascii_letters + ",->."):
         raise InvertError(f"{op.name}: malformed equation {einsum_config!r}")
     return jnp.einsum(einsum_config, *operands, preferred_element_type=dtype)
@@ -136,7 +136,7 @@ def _convolution(
     )
     if not any(map(is_open, itertools.chain(*edges))):
         return convolve(x, kernel, padding=edges)
-    # The function takes padding that depends on sizes only by a name, `"SAME"`.
+    # The function takes size-dependent padding only by the name `"SAME"`.
     traced = open_jaxpr(trace_closed(functools.partial(convolve, padding="VALID"), x, kernel))
     eqn = traced.eqns[-1]
     return bind(eqn.replace(params={**eqn.params, "padding": tuple(edges)}), [x, kernel])[0]
@@ -225,7 +225,7 @@ def _batch_norm_grad(
     epsilon: float,
     feature_index: int,
 ) -> Sequence[Value]:
-    """Gradients of the training form; the formula is the one of the StableHLO specification."""
+    """Gradients of the training form, by the formula of the StableHLO specification."""
     axis = feature_index
     axes = tuple(i for i in range(x.ndim) if i != axis)
     count = np.asarray(x.size // x.shape[axis] if x.shape[axis] else 0, x.dtype)

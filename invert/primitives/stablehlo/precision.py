@@ -10,7 +10,7 @@ from invert.stablehlo.ops.registry import Enums
 
 
 def precision_of(names: Enums) -> Any:
-    """What `lax` takes as `precision`; `None` for the default."""
+    """The `precision` argument of `lax`; `None` for the default."""
     if all(name == "DEFAULT" for name in names):
         return None
     return tuple(lax.Precision[name] for name in names)

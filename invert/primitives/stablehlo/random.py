@@ -31,7 +31,7 @@ _ALGORITHM = {
 
 @rule("stablehlo.rng_bit_generator")
 def _rng_bit_generator(state: Array, *, op: Op, rng_algorithm: Enum) -> Sequence[Value]:
-    """The next state, and bits."""
+    """The next state and the bits."""
     _, out = op.avals()
     kind = _ALGORITHM[rng_algorithm]
     return lax.rng_bit_generator(state, out.shape, dtype=out.dtype, algorithm=kind)

@@ -38,7 +38,7 @@ _MONOIDS: dict[str, Callable] = {
 
 
 def single_op(region: Any) -> str | None:
-    """The commutative op of a region `(x, y) -> op(x, y)`, else `None`."""
+    """The commutative op of a region `(x, y) -> op(x, y)`; otherwise `None`."""
     block = region.blocks[0]
     ops = list(block.operations)
     if len(ops) != 2 or len(block.arguments) != 2:
@@ -63,7 +63,7 @@ def _monoid(region: Any, operands: Sequence[Value]) -> Callable | None:
 
 
 def complex_extremum(region: Any, dtype: np.dtype) -> Callable | None:
-    """`lax.max` or `lax.min` where the region is JAX's lexicographic comparison."""
+    """`lax.max` or `lax.min` if the region is JAX's lexicographic comparison."""
     if not jnp.issubdtype(dtype, jnp.complexfloating):
         return None
     found = regions.signature(region)
@@ -190,7 +190,7 @@ def _select_and_scatter(
 
 
 def _select_direction(region: Any) -> str | None:
-    """`GE` or `LE` where the region compares its arguments so, else `None`."""
+    """`GE` or `LE` if the region compares its arguments so; otherwise `None`."""
     if single_op(region) != "stablehlo.compare":
         return None
     compare = region.blocks[0].operations[0].operation
@@ -210,7 +210,7 @@ def bind_select_and_scatter(
     scatter: Callable,
     direction: str | None,
 ) -> Value:
-    """`select_and_scatter_add`, which differentiates, where it fits; else the general primitive.
+    """The differentiable `select_and_scatter_add` if it fits; otherwise the general primitive.
 
     `lax.select_and_scatter_add` pads its operand so that the padded window never wins and starts
     from zero, hence the conditions on padding and on the initial value.

@@ -1,9 +1,9 @@
-"""Ops that have no counterpart in a pure JAX program, with the reason and the remedy."""
+"""Ops without a counterpart in a pure JAX program, with reason and remedy."""
 
 from invert.stablehlo.ops.registry import refuse
 
 _HOST = (
-    "it talks to the host while the program runs, and the file holds no host program",
+    "it communicates with the host at run time, and the file contains no host program",
     "Export the program without it, or split the program there.",
 )
 _QUANTIZED = (
@@ -11,7 +11,7 @@ _QUANTIZED = (
     "Export the program with its float weights, or dequantize before exporting.",
 )
 _ASYNC = (
-    "asynchronous ops are a compiler's own and not part of a portable program",
+    "asynchronous ops are internal to compilers and not part of a portable program",
     "Serialize the program before compilation.",
 )
 

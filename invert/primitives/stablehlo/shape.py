@@ -1,4 +1,4 @@
-"""Ops that move values about: constants, shapes, slices, pads."""
+"""Ops that move values: constants, shapes, slices, pads."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from invert.stablehlo.ops.interpreter import Context
 from invert.stablehlo.ops.registry import Array, Ints, Op, Shape, Size, Value, moved_sizes, rule
 from invert.stablehlo.ops.values import KnownSize, are_known, data, is_constant, sizes
 
-# Constants up to this size may be shapes, which other rules have to know: they stay arrays.
+# Constants up to this size may be shapes, whose values other rules need: they stay arrays.
 _SMALL = 8
 
 
@@ -27,11 +27,11 @@ def _may_be_shape(value: np.ndarray) -> bool:
     return value.ndim <= 2 and value.size <= _SMALL and value.dtype.kind == "i"
 
 
-# The attribute of a complex constant cannot be read as others are; see `attributes.constant`.
+# The attribute of a complex constant cannot be read like others; see `attributes.constant`.
 @rule("stablehlo.constant", ignores=("value", LARGE))
 def _constant(*, op: Op, ctx: Context) -> Value:
     value = attributes.constant(op.operation, ctx.large)
-    # One number, repeated, has no strides: it is broadcast where it is used.
+    # A splat has zero strides: it is broadcast at each use.
     return np.array(value) if _may_be_shape(value) else value
 
 
@@ -114,7 +114,7 @@ def _slice(x: Array, *, start_indices: Ints, limit_indices: Ints, strides: Ints)
 def _sliced(
     x: Value, starts: Sequence[DimSize], limits: Sequence[DimSize], strides: Sequence[DimSize]
 ) -> Value:
-    # JAX's own functions leave unit strides out, and so do the patterns.
+    # JAX's own functions omit unit strides, and so do the patterns.
     return lax.slice(x, starts, limits, None if all(s == 1 for s in strides) else strides)
 
 
@@ -141,7 +141,7 @@ def _optimization_barrier(*operands: Array) -> Value:
     return lax.optimization_barrier(tuple(operands))
 
 
-# Tokens order effects. No op that is raised has one, so a token carries no value.
+# Tokens order effects. Raised ops have no effects, so a token carries no value.
 
 
 @rule("stablehlo.create_token")
@@ -154,7 +154,7 @@ def _after_all(*tokens: Value) -> Value:
     return lax.after_all(*tokens)
 
 
-# Tuples are Python tuples while raising; no JAX value is one.
+# Tuples are Python tuples during raising; no JAX value is one.
 
 
 @rule("stablehlo.tuple")
@@ -167,8 +167,9 @@ def _get_tuple_element(operand: Value, *, index: int) -> Value:
     return [operand[index]]
 
 
-# Dynamic shapes. The arguments have sizes when a module is raised, numbers or expressions, and what
-# is computed from these alone is known (`KnownSize`, `Sizes`): the ops become static ones.
+# Dynamic shapes. During raising the sizes of arguments are numbers or expressions, and values
+# computed
+# from them are known (`KnownSize`, `Sizes`): the ops become static ones.
 
 
 @rule("stablehlo.get_dimension_size")
@@ -215,7 +216,7 @@ def _real_dynamic_slice(
         return _sliced(x, sizes(start, op.name), sizes(limit, op.name), strides)
     if any(s != 1 for s in strides):
         raise InvertError("stablehlo.real_dynamic_slice: strided slice with a start from data")
-    # JAX adds the sizes of a `dynamic_slice` to starts that it has clamped itself.
+    # JAX adds the sizes of a `dynamic_slice` to starts that it clamped itself.
     _, first, last, _ = op.operation.operands
     shape = _other(last, first, ctx)
     if shape is None:
@@ -227,13 +228,13 @@ def _real_dynamic_slice(
 
 
 def _op_of(value: Any, name: str) -> Any:
-    """The op of that name which has made a value, else `None`."""
+    """The defining op of a value, if it has that name; otherwise `None`."""
     owner = getattr(value.owner, "operation", value.owner)
     return owner if getattr(owner, "name", None) == name else None
 
 
 def _other(sum_: Any, term: Any, ctx: Context) -> Value | None:
-    """What is added to `term`, where it is known."""
+    """The known number added to `term`, if any."""
     if (add := _op_of(sum_, "stablehlo.add")) is not None:
         for a, b in (add.operands, reversed(list(add.operands))):
             if a == term and are_known(ctx.env[b]):
@@ -242,7 +243,7 @@ def _other(sum_: Any, term: Any, ctx: Context) -> Value | None:
 
 
 def _unclamped(op: Op, start: Any, room: list[DimSize], ctx: Context) -> Any:
-    """The name of starts without a clamp to the range that `dynamic_slice` clamps to itself."""
+    """The starts, without a clamp to the range to which `dynamic_slice` itself clamps."""
     if (clamp := _op_of(start, "stablehlo.clamp")) is not None:
         low, _, high = (ctx.env[v] for v in clamp.operands)
         known = are_known(low) and are_known(high)
@@ -252,7 +253,7 @@ def _unclamped(op: Op, start: Any, room: list[DimSize], ctx: Context) -> Any:
 
 
 def _parts(vector: Any, ctx: Context) -> tuple[Value, ...]:
-    """The numbers of a vector: those that it was put together from, where it was."""
+    """The elements from which a vector was concatenated, if it was."""
     if (whole := _op_of(vector, "stablehlo.concatenate")) is not None:
         return tuple(part for v in whole.operands for part in _parts(v, ctx))
     value = data(ctx.env[vector])

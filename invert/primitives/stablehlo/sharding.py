@@ -1,4 +1,4 @@
-"""Sharding annotations of both partitioners, as constraints; regions that run on shards."""
+"""Sharding annotations of both partitioners as constraints; regions on shards."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from invert.stablehlo.ops.shardings import Sharding
     takes_any=True,
 )
 def _annotation(x: Array, *, ctx: Context, op: Op) -> Value:
-    """`@Sharding` of the older partitioner; on one device it means nothing."""
+    """`@Sharding` of the older partitioner; has no effect on one device."""
     want = op.avals()[0] if op.result_types() else x
     if x.shape != want.shape:
         raise op.problem(
-            f"it cuts {list(x.shape)} into shards of {list(want.shape)}, and nothing puts them "
+            f"it splits {list(x.shape)} into shards of {list(want.shape)}, and nothing puts them "
             "together",
             "Export the program for one device.",
         )
@@ -41,12 +41,12 @@ def _annotation(x: Array, *, ctx: Context, op: Op) -> Value:
     takes_any=True,
 )
 def _placement(*operands: Array) -> Sequence[Value]:
-    """They place values on devices and do not change them."""
+    """Identities that place values on devices."""
     return operands
 
 
 def _constrained(ctx: Context, x: Value, sharding: Sharding | None) -> Value:
-    """The value under a constraint, unless that asks for nothing."""
+    """The value under a sharding constraint, unless the constraint is empty."""
     if sharding is None:
         return x
     mesh, spec = sharding
@@ -68,7 +68,7 @@ def _constrained(ctx: Context, x: Value, sharding: Sharding | None) -> Value:
 
 @rule("sdy.mesh", takes_any=True)
 def _mesh() -> None:
-    """Meshes are read before anything is raised."""
+    """Ignored: meshes are read before anything is raised."""
 
 
 @rule("sdy.sharding_constraint", "sdy.reshard")
@@ -79,13 +79,13 @@ def _constraint(x: Array, *, ctx: Context, sharding: Attribute) -> Value:
 
 @rule("sdy.propagation_barrier", "sdy.sharding_group", takes_any=True)
 def _barrier(x: Array, *, op: Op) -> Sequence[Value]:
-    """They guide the propagation of shardings and do not change values."""
+    """Identities that guide the propagation of shardings."""
     return [x][: len(op.result_types())]
 
 
 @rule("sdy.all_gather", "sdy.all_reduce", "sdy.all_slice", "sdy.all_to_all", takes_any=True)
 def _resharding(x: Array, *, ctx: Context, out_sharding: Attribute | None = None) -> Value:
-    """They change where values are; `out_sharding` says where to."""
+    """Identities that move values, to `out_sharding`."""
     found = ctx.devices.shardy(str(out_sharding))
     return _constrained(ctx, x, next(iter(found), None))
 

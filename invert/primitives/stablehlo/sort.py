@@ -36,15 +36,17 @@ def _sort(
         return merge_sort(ctx.region(region), operands, dimension)
 
 
-# Comparisons that say what comes first, and whether the largest does.
+# Comparisons that define an order, and whether it is descending.
 _DESCENDING = {"LT": False, "GT": True}
 
 
 def _sort_by_key(
     ctx: Context, region: Any, operands: Sequence[Value], dimension: int
 ) -> list[Value] | None:
-    """A stable sort by one key; `None` where the comparator does not compare one expression of both
-    rows."""
+    """A stable sort by one key.
+
+    `None` unless the comparator compares one expression of both rows.
+    """
     block = region.blocks[0]
     terminator = block.operations[len(block.operations) - 1].operation
     owner = getattr(terminator.operands[0].owner, "operation", None)
@@ -76,7 +78,7 @@ def _sort_by_key(
     if jnp.issubdtype(key.dtype, jnp.floating):
         if kind is not None and attributes.enum_name(kind) == "TOTALORDER":
             key = total_order_key(key)
-        else:  # NaN is neither before nor after another number, nor its equal
+        else:  # NaN is neither before, after nor equal to another number
             with by_assumption():
                 return sorted_by(-key if descending else key, operands, dimension)
     if descending:

@@ -59,8 +59,8 @@ def _mel(frequency: Array) -> Array:
 def _mel_weights(bins: int, rate: int, channels: int, low: float, high: float) -> np.ndarray | None:
     """The weight of each frequency in each channel: triangles evenly spaced in mel.
 
-    **Returns:** `float64[bins, channels]`; `None` where the limit is above all frequencies, for
-        which the kernel gives zeros.
+    **Returns:** `float64[bins, channels]`; `None` if the limit is above all frequencies, where
+    the kernel returns zeros.
     """
     width = 0.5 * rate / (bins - 1)
     first, last = int(1.5 + low / width), int(high / width)

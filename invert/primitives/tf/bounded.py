@@ -1,8 +1,9 @@
-"""What ops do with arrays whose number of rows depends on data; see `tf.values.bounded`.
+"""Rules for arrays whose number of rows depends on data; see `tf.values.bounded`.
 
-Most ops apply their usual rule to the whole arrays and declare so at their rules (`rows=`, see
-`tf.interpreter.rows`). Here are those that do more, such as updates, which skip padding rows. An op
-that declares nothing is refused.
+Most ops apply their usual rule to whole arrays and declare this at the rule (`rows=`, see
+`tf.interpreter.rows`). The ops here do more, such as updates, which skip padding rows. An op
+without
+either is refused.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from jax import lax
 from invert._errors import MalformedModelError
 from invert.ir.sizes import decided
 
-# For their row rules.
+# Imported for their row rules.
 from invert.primitives.tf import bounded_reductions as bounded_reductions
 from invert.primitives.tf import bounded_slices as bounded_slices
 from invert.tf.interpreter.context import Context
@@ -148,7 +149,7 @@ def _range(rule: Rule, ctx: Context, node: Node, values: list[Value]) -> Results
     size = limit - start
     if decided("lt", size.most, 0):
         raise MalformedModelError(
-            f"tf.Range ({node.location}) starts at {start}, behind its limit for every input, "
+            f"tf.Range ({node.location}) starts at {start}, past its limit for every input, "
             "which TensorFlow refuses"
         )
     size = int_max(size, 0)
@@ -206,10 +207,10 @@ def _gather(rule: Rule, ctx: Context, node: Node, values: list[Value]) -> Result
 
 @row_rule("GatherNd", "ResourceGatherNd")
 def _gather_rows(rule: Rule, ctx: Context, node: Node, values: list[Value]) -> Results:
-    """Select rows by their indices. Padding rows repeat the first one, or are ones if none is.
+    """Select rows by index. Padding rows repeat the first row, or are ones if there is none.
 
-    What follows computes on them as well, and its derivative has to be finite where that of the
-    rows is: their cotangents are zero, but zero times infinity is not.
+    Later ops compute on padding rows too, and need finite derivatives there: the cotangents are
+    zero, but zero times infinity is NaN.
     """
     x, indices, *rest = values
     x = x.data if isinstance(x, BoundedArray) else x
@@ -222,9 +223,9 @@ def _gather_rows(rule: Rule, ctx: Context, node: Node, values: list[Value]) -> R
 
 @row_rule("DynamicStitch", "ParallelDynamicStitch")
 def _dynamic_stitch(rule: Rule, ctx: Context, node: Node, values: list[Value]) -> Results:
-    """Put the rows of a partition back where known indices were partitioned in the same way.
+    """Put the rows of a partition back, if known indices were partitioned in the same way.
 
-    Each of the indices is in one part, so that the largest one says how long the result is.
+    Each index is in one part, so the largest one determines the length of the result.
     """
     half = len(values) // 2
     indices, parts = values[:half], values[half:]
@@ -246,7 +247,7 @@ def _dynamic_stitch(rule: Rule, ctx: Context, node: Node, values: list[Value]) -
     return [out]
 
 
-# Which operands are indices and which are updates.
+# Positions of the operands that are indices and updates.
 _OPERANDS: dict[str, tuple[int, int]] = {
     "ScatterNd": (0, 1),
     "SparseToDense": (0, 2),
@@ -307,7 +308,7 @@ def _concat(rule: Rule, ctx: Context, node: Node, values: list[Value]) -> Result
         _, size = common_length(rows)
         (y,) = rule(ctx, node, [*(resized(r.data, size) for r in rows), axis])
         return [rows[0].with_data(y)]
-    # Each part overwrites the padding rows of those before it.
+    # Each part overwrites the padding rows of the previous ones.
     data = [p.data if isinstance(p, BoundedArray) else array(p, rows[0].data.dtype) for p in parts]
     (whole,) = rule(ctx, node, [*data, axis])
     start: Array = np.int32(0)

@@ -1,6 +1,6 @@
 """Reductions of arrays whose number of rows depends on data; see `tf.values.bounded`.
 
-Padding rows hold the neutral element of a reduction that runs over them.
+Padding rows are set to the neutral element of the reduction.
 """
 
 from __future__ import annotations

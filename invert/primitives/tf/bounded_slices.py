@@ -31,10 +31,10 @@ def _strided_slice(rule: Rule, ctx: Context, node: Node, values: list[Value]) ->
         return [take(lax.dynamic_slice_in_dim(x.data, place, 1), [0, *index[1:]])]
     if isinstance(first, slice) and first in _ALL_ROWS:
         return [x.with_data(take(x.data, [slice(None), *index[1:]]))]
-    return [take_rows(node, x, _stretch(node, values, index), index)]
+    return [take_rows(node, x, _row_slice(node, values, index), index)]
 
 
-def _stretch(node: Node, values: list[Value], index: list[Value]) -> Stretch:
+def _row_slice(node: Node, values: list[Value], index: list[Value]) -> Stretch:
     """The slice of the first axis; negative ends count from the last valid row."""
     first = index[0]
     if isinstance(first, slice):
@@ -63,7 +63,7 @@ def _slice_grad(rule: Rule, ctx: Context, node: Node, values: list[Value]) -> li
     dtype = dy.data.dtype if isinstance(dy, BoundedArray) else array(dy).dtype
     zeros = lax.full((shape[0].capacity, *shape[1:]), 0, dtype)
     x = BoundedArray(zeros, shape[0].value, shape[0].origin)
-    return [put_stretch(node, x, _stretch(node, values, index), index, dy)]
+    return [put_stretch(node, x, _row_slice(node, values, index), index, dy)]
 
 
 @row_rule("Pad", "PadV2")

@@ -1,7 +1,7 @@
 """Random crops of an image that show enough of its objects.
 
-Kernel: tensorflow/core/kernels/image/sample_distorted_bounding_box_op.cc, TensorFlow 2.21. It
-tries until a crop fits. The op with a seed draws the kernel's numbers, the others those of the key.
+Kernel: tensorflow/core/kernels/image/sample_distorted_bounding_box_op.cc, TensorFlow 2.21. It tries
+until a crop fits. The op with a seed draws the kernel's numbers, the others use the key.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _F32, _I32, _U32, _U64 = (np.dtype(t) for t in (np.float32, np.int32, np.uint32,
 
 @dataclasses.dataclass(frozen=True)
 class _Words:
-    """The words of a stream one after the other; `at` is the number of the next."""
+    """The words of a stream in order; `at` is the position of the next one."""
 
     stream: Stream
     at: Array
@@ -39,10 +39,10 @@ class _Words:
         return unit(word, _F32), rest
 
     def below(self, count: Array) -> tuple[Array, _Words]:
-        """A whole number below `count`, without the words that would make some of them likelier."""
+        """An unbiased integer below `count`: words that would cause bias are rejected."""
         count = jnp.maximum(count, 1).astype(_U32)
         few = (np.uint32(0xFFFFFFFF) % count) + np.uint32(1)
-        few = jnp.where(few == count, np.uint32(0), few)  # a power of two takes every word
+        few = jnp.where(few == count, np.uint32(0), few)  # a power of two accepts every word
 
         def again(state: tuple[Array, Array]) -> tuple[Array, Array]:
             word, rest = dataclasses.replace(self, at=state[1]).word()
@@ -53,7 +53,7 @@ class _Words:
         return (word % count).astype(_I32), dataclasses.replace(self, at=at)
 
     def below_if(self, wanted: Array, count: Array) -> tuple[Array, _Words]:
-        """`below` where `wanted`, else 0 of no word."""
+        """`below` if `wanted`; otherwise 0, without drawing a word."""
         number, rest = self.below(count)
         at = jnp.where(wanted, rest.at, self.at)
         return jnp.where(wanted, number, 0), dataclasses.replace(self, at=at)
@@ -97,7 +97,7 @@ def _crop(
 
 
 def _shows(crop: Array, boxes: Array, share: Array) -> Array:
-    """Whether a crop has a pixel and shows the share of one of the boxes."""
+    """Whether a crop is not empty and covers the required fraction of some box."""
     low, high = jnp.maximum(crop[:2], boxes[:, :2]), jnp.minimum(crop[2:], boxes[:, 2:])
     sides = jnp.maximum(high - low, 0)
     own = _area(boxes)

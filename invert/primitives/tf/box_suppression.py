@@ -45,13 +45,13 @@ def suppress(
 
     **Arguments:**
 
-    - `overlaps`: takes the index of a candidate, gives how much each one overlaps it.
+    - `overlaps`: returns the overlap of each candidate with the one of the given index.
     - `scores`: one for each candidate.
-    - `limit`: candidates that overlap a selected one by more than this are out.
-    - `threshold`: so are those whose score is not more than this.
-    - `sigma`: where it is positive, the scores of those that overlap are lowered instead.
+    - `limit`: candidates that overlap a selected one by more than this are dropped.
+    - `threshold`: candidates with scores up to this are dropped.
+    - `sigma`: if positive, the scores of overlapping candidates are lowered instead.
 
-    **Returns:** indices and scores of those selected, zeros behind them, and their number.
+    **Returns:** indices and scores of the selected candidates, padded with zeros, and their number.
     """
     if scores.shape[0] == 0:
         nothing = jnp.zeros((size,), jnp.int32), jnp.zeros((size,), scores.dtype)
@@ -101,7 +101,7 @@ def _non_max_suppression(
     ctx: Context,
     node: Node,
 ) -> list[Array]:
-    # Constants are indexed by traced numbers below.
+    # Converted since constants are indexed by traced numbers below.
     boxes, scores = jnp.asarray(boxes), jnp.asarray(scores)
     size = max(max_output_size, 0)
     limit, threshold, sigma = (
@@ -142,7 +142,7 @@ def _combined(
     if boxes.shape[2] == 1 and classes != 1:
         boxes = jnp.broadcast_to(boxes, (*boxes.shape[:2], classes, 4))
     if not isinstance(boxes.shape[1], int):
-        raise refuse(node, "selects from boxes whose number is symbolic")
+        raise refuse(node, "selects from a symbolic number of boxes")
     per_class = min(max(max_output_size_per_class, 0), boxes.shape[1])
     size = min(max_total_size, per_class * classes) if pad_per_class else max_total_size
 
@@ -156,7 +156,7 @@ def _combined(
     def of_image(boxes: Array, scores: Array) -> tuple[Array, Array, Array, Array]:
         selected, best, used = jax.vmap(of_class, in_axes=1)(boxes, scores)
         flat = jnp.where(used, best, -np.inf).reshape(-1)
-        # The best of all classes; equal scores in the order of the classes.
+        # The best of all classes; ties in the order of the classes.
         best, order = lax.top_k(flat, min(size, flat.shape[0]))
         kept = used.reshape(-1)[order]
         labels = (order // per_class).astype(scores.dtype)

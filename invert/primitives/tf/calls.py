@@ -20,7 +20,7 @@ from invert.tf.values.constants import array, arrays
 
 # The newest version of XlaCallModule this was written for (TensorFlow 2.21, jax 0.12).
 _MAX_VERSION = 10
-# Serialization before version 5 is not a portable artifact with a promise of compatibility
+# Before version 5, modules are not portable artifacts with guaranteed compatibility
 # (tensorflow/compiler/tf2xla/kernels/xla_call_module_loader.cc, TensorFlow 2.21).
 _MIN_VERSION = 5
 
@@ -40,7 +40,7 @@ def _identity_n(*values: Value, ctx: Context, node: Node) -> Sequence[Value]:
     if gradient is None:
         return values
     count = len(values) - sum(not isinstance(c, np.ndarray) for c in gradient.captures)
-    # Gradient functions read the variables they capture; they never change them.
+    # Gradient functions only read the variables they capture.
     own, captured = values[:count], iter(arrays([ctx.read(v) for v in values[count:]]))
     captures = [
         array(c) if isinstance(c, np.ndarray) else next(captured) for c in gradient.captures
@@ -68,7 +68,7 @@ def _prevent_gradient(x: Array, *, ctx: Context, node: Node, message: str) -> Ar
 
 
 def _no_gradient(location: str, message: str, warn: bool) -> Callable[[Array], Array]:
-    """An identity whose derivative is a `LookupError`, as it is in TensorFlow, or a warning."""
+    """An identity whose derivative is a `LookupError`, as in TensorFlow, or a warning."""
 
     def prevent_gradient(x: Array) -> Array:
         return x
@@ -105,8 +105,8 @@ def _check_module(ctx: Context, node: Node) -> Iterable[Problem]:
         ("has_token_input_output", "has ordered side effects", "Remove them before exporting."),
         (
             "function_list",
-            "calls back into TensorFlow functions (jax2tf.call_tf with call_tf_graph=True)",
-            "Convert the TensorFlow function on its own.",
+            "calls TensorFlow functions (jax2tf.call_tf with call_tf_graph=True)",
+            "Convert the TensorFlow function separately.",
         ),
     ):
         if node.attr(attr):

@@ -1,7 +1,7 @@
 """Samplers of candidate classes, and the accidental hits of a sampled softmax.
 
-Kernels: tensorflow/core/kernels/range_sampler.cc and candidate_sampler_ops.cc, TensorFlow 2.21. The
-numbers come from the key of the call; expected counts are those of the classes that were drawn.
+Kernels: tensorflow/core/kernels/range_sampler.cc and candidate_sampler_ops.cc, TensorFlow 2.21.
+Random numbers come from the key of the call; expected counts match the classes drawn.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from invert.tf.interpreter.registry import Array, Value, rule
 from invert.tf.ops.node import Node
 
 _INT64 = np.dtype(np.int64)
-# The key of the call takes the place of the seeds; the number of true classes is a size.
+# The key of the call replaces the seeds; the number of true classes is a size.
 _IGNORED = ("seed", "seed2", "num_true")
 
 # The candidates, and the expected counts of the true classes and of the candidates.
@@ -66,7 +66,7 @@ def _fixed_unigram(
     unigrams: list[float],
 ) -> Sample:
     reserved = [0.0] * len([i for i in range(num_reserved_ids) if i % num_shards == shard])
-    # The number of the first class that is not reserved is the number of those reserved here.
+    # The index of the first class that is not reserved equals the number of reserved ones.
     weights = [
         float(np.float32(w) ** np.float32(distortion))
         for i, w in enumerate(unigrams, len(reserved))
@@ -85,10 +85,10 @@ def _sample(
         drawn = jax.random.choice(key, p.size, (count,), p=p)
         expected = p * count
     else:
-        # The classes with the largest sums of log probability and Gumbel noise are those that
-        # drawing until there are enough distinct ones gives, in that order.
+        # The classes with the largest sums of log probability and Gumbel noise are distributed as
+        # those of drawing until there are enough distinct ones, in that order.
         _, drawn = lax.top_k(jnp.log(p) + jax.random.gumbel(key, p.shape, p.dtype), count)
-        # Each took as many tries as it takes to draw none of those before it.
+        # Each took the number of tries needed to avoid the earlier ones.
         missed = jnp.cumsum(p[drawn]) - p[drawn]
         tries = jnp.sum(jax.random.geometric(tries_key, jnp.clip(1 - missed, 1e-7, 1)))
         several = -jnp.expm1(tries * jnp.log1p(-p))
@@ -102,7 +102,7 @@ def _all(true: Value, *, num_sampled: int) -> Sample:
     return np.arange(num_sampled, dtype=np.int64), *expected
 
 
-_LEARNS = "learns its distribution from the classes of the calls before, which no model holds"
+_LEARNS = "learns its distribution from earlier calls, whose classes a model does not store"
 
 
 def _check_learned(ctx: Context, node: Node) -> Iterator[Problem]:
@@ -112,7 +112,7 @@ def _check_learned(ctx: Context, node: Node) -> Iterator[Problem]:
 
 @rule("LearnedUnigramCandidateSampler", "ThreadUnsafeUnigramCandidateSampler", check=_check_learned)
 def _learned(true: Value) -> None:
-    raise AssertionError("its check reports it before")
+    raise AssertionError("reported earlier by its check")
 
 
 @rule("ComputeAccidentalHits", ignores=_IGNORED)
@@ -120,7 +120,7 @@ def _hits(true: Array, sampled: Array, *, ctx: Context, node: Node) -> tuple[Arr
     count = true.shape[0] * true.shape[1]
     padded(ctx, node, count, "hits")
     same = lax.reshape(true, (count, 1)) == sampled
-    # Of candidates that were drawn twice the last counts.
+    # Of duplicate candidates the last one counts.
     last = sampled.shape[0] - 1 - lax.argmax(lax.rev(same, (1,)), 1, np.int64)
     hit = jnp.any(same, 1)
     rows = lax.broadcasted_iota(np.int32, true.shape, 0).reshape(-1)

@@ -33,7 +33,7 @@ from invert.tf.ops.state import Resource
 from invert.tf.values.constants import array, arrays
 from invert.tf.values.tensor_list import TensorList
 
-# What `CheckNumerics` looks for, as its errors call it.
+# What `CheckNumerics` checks, in the words of its errors.
 _NOT_NUMBERS: dict[str, Callable[[Array], Array]] = {"Inf": jnp.isinf, "NaN": jnp.isnan}
 
 Thunk = Callable[[], list[Array]]
@@ -50,9 +50,9 @@ def _branches(
 
     **Arguments:**
 
-    - `choose`: calls one of the functions it is given, as `lax.cond` and `lax.switch` do.
+    - `choose`: calls one of the given functions, as `lax.cond` and `lax.switch` do.
 
-    **Raises:** `UnsupportedOpError` where the branches give results of different types.
+    **Raises:** `UnsupportedOpError` if the branches return results of different types.
     """
     written: dict[Resource, None] = {}
     traced: list[tuple[TracedBranch, list[Resource]]] = []
@@ -121,7 +121,7 @@ def _common(node: Node, index: int, values: Sequence[Value]) -> Form:
 def truth(value: Value) -> Array:
     """The condition of an `If`: static, or a scalar of type bool.
 
-    Numbers count as true unless they are zero, other arrays unless they are empty
+    Numbers are true unless zero, other arrays unless empty
     (tensorflow/core/kernels/functional_ops.cc, `ToBool`, TensorFlow 2.21).
     """
     if np.ndim(value):
@@ -150,7 +150,7 @@ def _case(
     if isinstance(index, np.ndarray):
         k = int(index)
         return ctx.call(branches[k if 0 <= k < last else last], operands)
-    # An index out of range means the last branch.
+    # An index out of range selects the last branch.
     outside = lax.lt(index, np.zeros((), index.dtype))
     index = lax.select(outside, jnp.full((), last, index.dtype), index)
     return _branches(ctx, node, branches, operands, lambda fns: lax.switch(index, fns))
@@ -193,7 +193,7 @@ def _optional_get_value(
     output_types: list[np.dtype],
     output_shapes: list[tuple[int | None, ...] | None],
 ) -> Value:
-    """The value of the branch that was taken; its gradient asks for no other."""
+    """The value from the branch that was taken; its gradient uses no other."""
     shape, dtype = output_shapes[0], output_types[0]
     choices = optional.choices if isinstance(optional, Optional) else {}
     matches = {
@@ -201,7 +201,7 @@ def _optional_get_value(
         for key, value in choices.items()
         if (key[0] != "array" if dtype.kind == "O" else _matches(key, shape, dtype))
     }
-    if len(matches) > 1:  # the gradient of a branch has the number of the branch
+    if len(matches) > 1:  # the gradient of a branch has the same number
         matches = {key: value for key, value in matches.items() if key[-1] == ctx.branch}
     if len(matches) == 1:
         return list(matches.values())
@@ -243,7 +243,7 @@ def _check(node: Node, value: str) -> Resource:
 
 
 def _fail(ctx: Context, resource: Resource, failed: Array) -> None:
-    """Record whether a check failed. The end of the program decides what becomes of it."""
+    """Record whether a check failed. The flag is handled at the end of the program."""
     if resource in ctx.state:
         before = ctx.state[resource]
         first = isinstance(before, np.ndarray) and not before

@@ -1,9 +1,11 @@
 """Convolutions and the ops of their gradients.
 
-A gradient with respect to the input is again a convolution, of the gradient with its elements
-spread by the strides and of the filter turned around. It is written so, since this also holds for
-integers, which JAX does not differentiate. A gradient with respect to the filter is the transpose
-that JAX takes of the convolution, which is linear in it.
+The gradient with respect to the input is again a convolution, of the gradient dilated by the
+strides
+with the reversed filter. It is written as such, which also works for integers, which JAX does not
+differentiate. The gradient with respect to the filter is JAX's transpose of the convolution, which
+is
+linear in the filter.
 """
 
 from __future__ import annotations
@@ -100,15 +102,15 @@ class Conv:
 
 
 def conv_of(node: Node, rank: int) -> Conv:
-    """The convolution that `node` describes, on inputs of `rank` axes."""
+    """The convolution of `node`, on inputs of `rank` axes."""
     where = layout(node, rank)
     strides, dilation = (per_axis(node, name, rank) for name in ("strides", "dilations"))
     for name, values in (("strides", strides), ("dilations", dilation)):
-        if len(values) == rank - 2:  # the op `Conv` lists the spatial axes alone
+        if len(values) == rank - 2:  # the op `Conv` lists only the spatial axes
             continue
         if any(values[i] != 1 for i in range(rank) if i not in where.spatial):
             reason = f"has {name} {values} in {where.spec}, over batch or channels"
-            raise refuse(node, reason, "TensorFlow computes this for spatial axes alone.")
+            raise refuse(node, reason, "TensorFlow supports this for spatial axes only.")
     padding = padding_of(node, rank if len(strides) == rank else rank - 2)
     if len(strides) == rank:
         strides, padding = where.of_spatial(strides), spatial_padding(padding, where)
@@ -117,7 +119,7 @@ def conv_of(node: Node, rank: int) -> Conv:
     return Conv(where, tuple(strides), tuple(dilation), padding)
 
 
-# The library that computes; the number of groups follows from the shapes.
+# The library to use; the number of groups follows from the shapes.
 _IGNORED = ("use_cudnn_on_gpu", "groups")
 
 
@@ -155,7 +157,7 @@ def grouped(kernel: Array) -> Array:
 def _conv_input(input_sizes: Ints, kernel: Array, g: Array, *, node: Node) -> Array:
     conv, shape = conv_of(node, g.ndim), input_sizes
     depthwise = node.op.startswith("Depthwise")
-    if len(shape) == g.ndim - 2:  # the sizes of the spatial axes alone
+    if len(shape) == g.ndim - 2:  # only the sizes of the spatial axes
         channels = kernel.shape[2] if depthwise else kernel.shape[-2]
         rest = iter(shape)
         first = {"N": g.shape[0], "C": channels}

@@ -25,7 +25,7 @@ def _ctc_loss(
     ctc_merge_repeated: bool,
     ignore_longer_outputs_than_inputs: bool,
 ) -> list[Array]:
-    # The first version has its blank behind the labels, cuDNN's before them.
+    # In the first version the blank is the last class, in cuDNN's the first.
     blank = 0 if op == "CTCLossV2" else logits.shape[2] - 1
     batch, most = logits.shape[1], min(labels.shape[0], logits.shape[0])
     dense = jnp.full((batch, most), blank, labels.dtype)
@@ -43,7 +43,7 @@ def _ctc_loss(
 
 
 def _collapse(labels: Array, counts: Array, blank: int) -> tuple[Array, Array]:
-    """Labels without those that repeat the one before."""
+    """Labels with consecutive repeats removed."""
     places = jnp.arange(labels.shape[1], dtype=jnp.int32)
     used = places < counts[:, None]
     kept = used & jnp.concatenate(
@@ -58,7 +58,7 @@ def _collapse(labels: Array, counts: Array, blank: int) -> tuple[Array, Array]:
 def _negative_log_likelihood(
     logits: Array, labels: Array, counts: Array, lengths: Array, blank: int, merge: bool
 ) -> Array:
-    """One loss for each entry of the batch; infinite where the labels do not fit.
+    """A loss for each entry of the batch; infinite if the labels do not fit.
 
     The states are the labels with a blank before, between and after them.
     """
@@ -69,7 +69,7 @@ def _negative_log_likelihood(
     before = jnp.pad(states, ((0, 0), (2, 0)), constant_values=blank)[:, :-2]
     jumps = ~is_blank & ((states != before) if merge else True)
     stays = jnp.ones_like(is_blank) if merge else is_blank
-    # Stands for minus infinity, whose differences have no derivative.
+    # Used instead of minus infinity, whose differences are NaN.
     low = jnp.asarray(-1e30, log_p.dtype)
 
     def shifted(alpha: Array, by: int) -> Array:

@@ -1,7 +1,7 @@
 """Decoders of connectionist temporal classification: best path and beam search.
 
 Kernels: tensorflow/core/kernels/ctc_decoder_ops.cc and tensorflow/core/util/ctc/ctc_beam_search.h,
-TensorFlow 2.21. Their results are sparse matrices, here with a place for each step of time.
+TensorFlow 2.21. Their results are sparse matrices, here with an entry for each time step.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _INT64 = np.dtype(np.int64)
 
 
 def _packed(labels: Array, kept: Array) -> tuple[Array, Array]:
-    """The kept labels of each row at its front, with -1 behind; and how many there are."""
+    """The kept labels of each row moved to the front, padded with -1; and their number."""
     rows = jnp.arange(labels.shape[0], dtype=jnp.int32)[:, None]
     target = jnp.where(kept, jnp.cumsum(kept, axis=1, dtype=jnp.int32) - 1, labels.shape[1])
     packed = jnp.full_like(labels, -1).at[rows, target].set(labels, mode="drop")
@@ -31,7 +31,7 @@ def _packed(labels: Array, kept: Array) -> tuple[Array, Array]:
 
 
 def _sparse(labels: Array, counts: Array) -> tuple[Array, Array, Array]:
-    """Indices, values and shape of labels that are packed."""
+    """Indices, values and shape of packed labels."""
     batch, most = labels.shape
     where = jnp.arange(most, dtype=_INT64) < counts[:, None]
     rows = lax.broadcasted_iota(_INT64, (batch, most), 0)
@@ -111,7 +111,7 @@ _Beam: TypeAlias = tuple[Array, Array, Array, Array]
 def _search(logits: Array, length: Int, width: int) -> tuple[Array, Array, Array]:
     """The prefixes in the beam, best first: labels, their number, log probability.
 
-    Each prefix has a number, -1 marks a free place in the beam.
+    Each prefix has a number; -1 marks a free slot in the beam.
     """
     steps = logits.shape[0]
     low = jnp.asarray(-jnp.inf, logits.dtype)
@@ -136,7 +136,7 @@ def _search(logits: Array, length: Int, width: int) -> tuple[Array, Array, Array
 
 
 def _grown(beam: _Beam, x: Array) -> _Beam:
-    """The beam after one more step with the log probabilities `x`, of which the last is blank."""
+    """The beam after one more step with log probabilities `x`, the blank last."""
     labels, counts, blank, label = beam
     width, steps = labels.shape
     classes = x.shape[0] - 1
@@ -145,7 +145,7 @@ def _grown(beam: _Beam, x: Array) -> _Beam:
     total = jnp.logaddexp(blank, label)
     last = jnp.take_along_axis(labels, jnp.maximum(counts - 1, 0)[:, None], 1)[:, 0]
     last = jnp.where(counts > 0, last, -1)
-    # Each prefix continues by itself, and its parent may reach it.
+    # Each prefix may stay unchanged or be reached from its parent.
     own = jnp.where(counts > 0, x[last], low)
     cut = jnp.where(jnp.arange(steps, dtype=jnp.int32) < counts[:, None] - 1, labels, -1)
     parent = (counts[:, None] - 1 == counts) & jnp.all(cut[:, None] == labels, -1)
@@ -154,7 +154,7 @@ def _grown(beam: _Beam, x: Array) -> _Beam:
     reached = jnp.max(jnp.where(parent, through, low), 1)
     stay_label = jnp.logaddexp(label, reached) + own
     stay_blank = total + x[-1]
-    # New prefixes, but for those that are in the beam already.
+    # New prefixes that are not in the beam already.
     known = jnp.zeros((width, classes + 1), bool)
     child = jnp.where(parent, last[:, None], classes)
     known = known.at[jnp.broadcast_to(places, (width, width)), child].set(True)

@@ -1,9 +1,10 @@
-"""cuDNN's recurrent networks, whose weights come in one vector.
+"""cuDNN's recurrent networks, whose weights are one vector.
 
 The order of the weights is that of `cudnnGetRNNWeightParams`: for each layer and direction the
-matrices of the input, then those of the state, gate by gate; then the biases in the same
-order. Results and lengths are those of tensorflow/core/kernels/cudnn_rnn_ops.cc, TensorFlow
-2.21.
+input
+matrices, then the state matrices, gate by gate; then the biases in the same order. Results and
+lengths
+as in tensorflow/core/kernels/cudnn_rnn_ops.cc, TensorFlow 2.21.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ def _unpack(
     return [Weights(*m, *b) for m, b in zip(matrices, biases, strict=True)]
 
 
-# Of dropout, which is refused in training.
+# For dropout, which is refused in training.
 _IGNORED = ("seed", "seed2", "is_training")
 
 
@@ -89,7 +90,7 @@ _IGNORED = ("seed", "seed2", "is_training")
 def _cudnn_rnn(
     x: Array, h: Array, c: Array, params: Array, lengths: Array = None, *, node: Node
 ) -> list[Array]:
-    # What cuDNN keeps for the gradient op; there is nothing to keep here.
+    # Reserved space for cuDNN's gradient op; unused here.
     kept = [jnp.zeros((0,), x.dtype), jnp.zeros((0,), jnp.int8)]
     results = _network(node, lengths, x, h, c, params)
     return [*results, *kept[: 1 if node.op == "CudnnRNN" else 2]]
@@ -98,7 +99,7 @@ def _cudnn_rnn(
 @rule("CudnnRNNBackprop", "CudnnRNNBackpropV2", "CudnnRNNBackpropV3", ignores=_IGNORED)
 def _cudnn_rnn_backprop(*operands: Array, node: Node) -> Sequence[Array]:
     lengths = operands[4] if node.op.endswith("V3") else None
-    # After the lengths come the results of the network, then their cotangents.
+    # After the lengths: the results of the network, then their cotangents.
     start = 8 if lengths is not None else 7
     _, pullback = jax.vjp(functools.partial(_network, node, lengths), *operands[:4])
     return pullback(operands[start : start + 3])
@@ -110,9 +111,9 @@ def _network(
     """The outputs of the last layer, and the final states of all layers."""
     mode = node.attr("rnn_mode", "lstm")
     if node.attr("dropout", 0.0) and node.attr("is_training", True):
-        raise refuse(node, "drops elements with random numbers of cuDNN's own", "Set dropout to 0.")
+        raise refuse(node, "uses dropout with cuDNN's own random numbers", "Set dropout to 0.")
     if node.attr("input_mode", "linear_input") == "skip_input" or node.attr("num_proj", 0):
-        raise refuse(node, "skips the product with the input, or projects its state")
+        raise refuse(node, "skips the input product or projects its state")
     batch_first = not node.attr("time_major", True)
     if batch_first:
         x, h, c = (jnp.swapaxes(v, 0, 1) for v in (x, h, c))
@@ -140,7 +141,7 @@ def _network(
 def _layer(
     cell: Cell, w: Weights, x: Array, start: State, lengths: Array, reverse: bool
 ) -> tuple[State, Array]:
-    """The final state and all outputs; past its length a sequence keeps its state, gives zeros."""
+    """The final state and all outputs; past its length a sequence keeps its state, output zeros."""
 
     def step(carry: State, item: tuple[Array, Array]) -> tuple[State, Array]:
         at, inputs = item

@@ -1,4 +1,4 @@
-"""Ops that communicate with other devices, and ops that tell XLA how arrays are laid out.
+"""Ops that communicate with other devices, and sharding ops for XLA.
 
 Converted functions run on one device: a collective over a group of one is the identity.
 """
@@ -30,7 +30,7 @@ def _several(node: Node) -> UnsupportedOpError:
     return refuse(node, "communicates with other devices", _REMEDY)
 
 
-# How several devices would combine their values, and how they find each other.
+# Attributes of how devices combine their values and find each other.
 _COMBINES = (
     "merge_op", "final_op", "reduce_op", "mode", "group_key", "instance_key", "shape",
     "subdiv_offsets", "wait_for", "communication_hint", "timeout_seconds", "is_stateless",
@@ -46,7 +46,7 @@ _COMBINES = (
     ignores=_COMBINES,
 )  # fmt: skip
 def _collective(x: Value, groups: Static, *others: Value, node: Node) -> Value:
-    """The size of the group, or a table with a row for each group, is an operand."""
+    """An operand is the size of the group, or a table with a row for each group."""
     if (groups.shape[1] if groups.ndim else int(groups)) != 1:
         raise _several(node)
     return x
@@ -66,14 +66,14 @@ def _assign_group(
     (rows,) = np.nonzero((groups == device).any(1))
     if len(rows) != 1:
         raise _several(node)
-    # As collective_ops.cc numbers them; XLA has no use for the number of a group.
+    # Numbered as in collective_ops.cc; XLA ignores the number of a group.
     key = 0 if ctx.compiled else int(base) + int(rows[0])
     return np.asarray(groups.shape[1], np.int32), np.asarray(key, np.int32)
 
 
 @rule("XlaReplicaId")
 def _replica(*, ctx: Context, node: Node) -> np.ndarray:
-    ctx.graph.note(f"tf.{node.op} ({node.location}) is zero: the program runs on one device")
+    ctx.graph.note(f"tf.{node.op} ({node.location}) is zero, since the program runs on one device")
     return np.zeros((), np.int32)
 
 
@@ -104,7 +104,7 @@ def _sharding(x: Array, *, ctx: Context, node: Node) -> Array:
 
 
 def _meshes(ctx: Context, layout: shardings.Tiling) -> Iterator[AbstractMesh]:
-    """Meshes that may have a layout: those of the programs beside it, else its own."""
+    """Meshes for a sharding: those of the other modules, otherwise its own."""
     for other in ctx.graph.main.nodes:
         if other.op == "XlaCallModule":
             devices = ctx.graph.program(other).devices
@@ -150,7 +150,7 @@ def _read_split(
 
 @rule("XlaConcatND")
 def _concat(*blocks: Array, num_concats: list[int], paddings: list[int]) -> Array:
-    """The inverse of `_split`: the array that `blocks` are cut from."""
+    """The inverse of `_split`: joins `blocks` into an array."""
     parts: Sequence[Array] = blocks
     for axis in reversed(range(len(num_concats))):
         step = num_concats[axis]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -12,12 +14,22 @@ from invert.tf.interpreter.registry import Array, Int, Ints, Value, rule
 from invert.tf.values.constants import array, broadcast_to, ints
 
 
+def tril(x: Array, k: int = 0) -> Array:
+    """`jnp.tril`, which counts open sizes in 64 bits only where the matrices have them."""
+    return _triangle(jnp.tril, x, k)
+
+
+def _triangle(function: Callable[..., Array], x: Array, k: int) -> Array:
+    with jax.enable_x64(x.dtype.itemsize > 4):
+        return function(x, np.int32(k))
+
+
 @rule("MatrixBandPart", "BatchMatrixBandPart")
 def _band_part(x: Array, num_lower: Value, num_upper: Value) -> Array:
     if isinstance(num_lower, np.ndarray) and isinstance(num_upper, np.ndarray):
         (lower,), (upper,) = ints(num_lower), ints(num_upper)
-        x = jnp.tril(x, upper) if upper >= 0 else x
-        return jnp.triu(x, -lower) if lower >= 0 else x
+        x = tril(x, upper) if upper >= 0 else x
+        return _triangle(jnp.triu, x, -lower) if lower >= 0 else x
     lower, upper = array(num_lower), array(num_upper)
     below = jnp.arange(x.shape[-2])[:, None] - jnp.arange(x.shape[-1])
     keep = ((lower < 0) | (below <= lower)) & ((upper < 0) | (-below <= upper))
@@ -42,7 +54,7 @@ def _length(d: int, rows: int, columns: int) -> int:
 
 
 def _offset(d: int, align: str, longest: int, length: int) -> int:
-    """Where diagonal `d` starts in its row of a band."""
+    """The start of diagonal `d` in its row of a band."""
     above, below = (side == "LEFT" for side in align.split("_"))
     left = (d >= 0 and above) or (d <= 0 and below)
     return 0 if left else longest - length
@@ -103,10 +115,10 @@ def _set_diag(x: Array, diagonal: Array, k: Ints = (0,), *, align: str = "LEFT_L
 
 
 def _set_band(diagonal: Array, x: Array, low: int, high: int, align: str, *, band: bool) -> Array:
-    """`x` with the diagonals from `low` to `high` set; `band`: they are rows of `diagonal`."""
+    """`x` with the diagonals from `low` to `high` set; if `band`, they are rows of `diagonal`."""
     rows, columns = x.shape[-2:]
     if low == high == 0 and not band:
-        # Each row holds its entry everywhere, and the mask takes one of them.
+        # Each row is filled with its entry, and the mask selects one position.
         if rows != diagonal.shape[-1]:
             ends = [(0, 0, 0)] * (diagonal.ndim - 1) + [(0, rows - diagonal.shape[-1], 0)]
             diagonal = lax.pad(diagonal, lax.full((), 0, diagonal.dtype), ends)

@@ -1,7 +1,8 @@
 """Ops whose result size depends on their values.
 
-Arrays of a JAX program have fixed sizes. By default such a result is a `BoundedArray`, an error
-where an op needs the number of its rows; on request it is padded to its full capacity. Indices of a
+Arrays of a JAX program have fixed sizes. By default such a result is a `BoundedArray`, an error if
+an op needs the number of its rows; on
+request it is padded to its full capacity. Indices of a
 sparse tensor are always padded with -1, which updates and conversions of sparse tensors skip. See
 `Config.dynamic_sizes`.
 """
@@ -28,11 +29,11 @@ _INT64 = np.dtype(np.int64)
 
 def _problem(node: Node, ids: bool) -> Problem:
     reason = "has a result whose size depends on data"
-    remedy = 'Config(dynamic_sizes="pad") makes it as long as it can get, padded with -1.'
+    remedy = 'Config(dynamic_sizes="pad") pads it to its maximum length with -1.'
     if not ids:
         remedy = (
-            'Config(dynamic_sizes="pad") makes it as long as it can get, padded with -1 or 0, for '
-            "what follows to leave out; or use masks, or tf.where with three arguments."
+            'Config(dynamic_sizes="pad") pads it to its maximum length with -1 or 0, which later '
+            "ops must ignore; or use masks, or tf.where with three arguments."
         )
     return Problem(f"tf.{node.op}", reason, node.location, remedy)
 
@@ -40,13 +41,13 @@ def _problem(node: Node, ids: bool) -> Problem:
 def padded(
     ctx: Context, node: Node, size: Value, what: str, fill: str = "-1", *, ids: bool = True
 ) -> None:
-    """Notes in the report that a result is padded.
+    """Note in the report that a result is padded.
 
     **Arguments:**
 
     - `size`: its length.
-    - `what`: what it holds.
-    - `fill`: what the padding holds.
+    - `what`: what it holds, for the note.
+    - `fill`: the padding value.
     - `ids`: whether it holds indices or ids, padded with -1.
 
     **Raises:** `UnsupportedOpError` where the configuration refuses it.
@@ -55,7 +56,7 @@ def padded(
     if ctx.config.dynamic_sizes not in allowed:
         raise UnsupportedOpError([_problem(node, ids)])
     ctx.graph.note(
-        f"tf.{node.op} ({node.location}) returns as many {what} as there are; here there are "
+        f"tf.{node.op} ({node.location}) returns a varying number of {what}; here there are "
         f"always {size}, padded with {fill}"
     )
 
@@ -68,7 +69,7 @@ def marks_rows(config: Config, node: Node) -> bool:
 @rule("Where", folds_operands=True, pads_rows=marks_rows)
 def _where(condition: Value, *, ctx: Context, node: Node) -> Value:
     if isinstance(condition, np.ndarray) and condition.dtype != object:
-        return run_eagerly(ctx, node, [condition])
+        return np.argwhere(condition).astype(_INT64)
     x = array(condition)
     mask = x != np.zeros((), x.dtype)
     indices = lax.convert_element_type(places_of(mask), _INT64)
@@ -79,7 +80,7 @@ def _where(condition: Value, *, ctx: Context, node: Node) -> Value:
 def places_of(mask: Array) -> Array:
     """The indices where an array is true, in order, padded with rows of -1 to its size.
 
-    `jnp.nonzero` asks for int64, which may be disabled.
+    `jnp.nonzero` requests int64, which may be disabled.
     """
     if not mask.ndim:
         return jnp.zeros((1, 0), np.int32)
@@ -128,7 +129,9 @@ def _set_size(x: Array, axis: Int, size: Value, *, node: Node) -> Value:
     if isinstance(size, np.ndarray):
         return lax.slice_in_dim(x, 0, *ints(size), axis=axis)
     if axis:
-        raise refuse(node, "sets the size of an axis other than the first by data", "Use masks.")
+        raise refuse(
+            node, "has a data-dependent size in an axis other than the first", "Use masks."
+        )
     return BoundedArray(x, size, _problem(node, False))
 
 
@@ -137,6 +140,9 @@ def _unique(
     x: Value, axis: Value | None = None, *, ctx: Context, node: Node, out_idx: np.dtype
 ) -> list[Value]:
     operands = [x] if axis is None else [x, axis]
+    if isinstance(x, np.ndarray) and x.ndim == 1 and x.dtype.kind in "biuf":
+        # The axis can only be the one there is.
+        return _known_unique(x, out_idx)[: 3 if node.op.startswith("UniqueWithCounts") else 2]
     if all(isinstance(v, np.ndarray) and v.dtype != object for v in operands):
         return run_eagerly(ctx, node, operands)
     x = array(x)
@@ -158,8 +164,18 @@ def _unique(
     return [elements, numbers, counted(ctx, node, counts, length, "numbers", "0")]
 
 
+def _known_unique(x: np.ndarray, out_idx: np.dtype) -> list[Value]:
+    """The elements by first occurrence, each one's number, and how often each is there."""
+    _, first, inverse, counts = np.unique(
+        x, return_index=True, return_inverse=True, return_counts=True, equal_nan=False
+    )
+    order = np.argsort(first)
+    numbers = np.argsort(order)[inverse.reshape(-1)]
+    return [x[first[order]], numbers.astype(out_idx), counts[order].astype(out_idx)]
+
+
 def _first_occurrences(x: Array) -> tuple[Array, Array]:
-    """For each element, the index of its first duplicate, and whether it comes first itself."""
+    """For each element, the index of its first duplicate, and whether it is the first."""
     order = jnp.argsort(x, stable=True)
     ordered = x[order]
     new = jnp.concatenate([jnp.ones_like(order[:1], bool), ordered[1:] != ordered[:-1]])
@@ -170,9 +186,10 @@ def _first_occurrences(x: Array) -> tuple[Array, Array]:
 
 
 @rule("ListDiff", folds_operands=True)
-def _list_diff(x: Value, y: Value, *, ctx: Context, node: Node, out_idx: np.dtype) -> list[Array]:
-    if is_static(x) and is_static(y):
-        return run_eagerly(ctx, node, [x, y])
+def _list_diff(x: Value, y: Value, *, ctx: Context, node: Node, out_idx: np.dtype) -> list[Value]:
+    if is_static(x) and is_static(y) and x.dtype != object and y.dtype != object:
+        kept = np.flatnonzero(~np.isin(x, y))
+        return [x[kept], kept.astype(out_idx)]
     x, y = array(x), array(y)
     padded(ctx, node, x.size, "elements", "0", ids=False)
     places = places_of(~jnp.isin(x, y))[:, 0]

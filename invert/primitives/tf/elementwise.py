@@ -1,17 +1,20 @@
 """Elementwise ops, most of them in tables.
 
 Kernels: tensorflow/core/kernels/cwise_ops.h, gradients: tensorflow/python/ops/math_grad.py
-(TensorFlow 2.21). Where JAX's derivative of the plain spelling differs from TensorFlow's at ties or
-zeros, the function is spelled so that autodiff gives TensorFlow's. Differences that remain:
+(TensorFlow 2.21). Where JAX's derivative of the plain form differs from TensorFlow's at ties or
+zeros, functions are
+written so that autodiff gives TensorFlow's. Remaining differences:
 
 - `Sqrt` and `Rsqrt` at 0 and `Reciprocal` at 0: a cotangent of 0 gives 0 in TensorFlow, NaN in JAX.
+- `MulNoNan` at infinity or NaN and 0: its derivative in the second operand is the first in
+  TensorFlow, 0 here.
 - `Pow` at base 0 and exponent 0: TensorFlow has NaN for the derivative in the base, JAX 0.
 - Gradients of complex `MulNoNan`, `SquaredDifference` and `Xlogy`, `Xlog1py`, `Xdivy`: TensorFlow
-  leaves the conjugation out.
-- Floats out of the range of an integer type, which C++ leaves undefined: TensorFlow's kernels wrap
-  them, and where it compiles by XLA they are clamped, as here.
-- Division of integers by zero is an error in TensorFlow; here it gives what XLA gives.
-- Shifts by a negative amount or by the whole width: TensorFlow calls them undefined.
+  omits the conjugation.
+- Floats out of the range of an integer type, undefined in C++: TensorFlow's kernels wrap them;
+  compiled with XLA they are clamped, as here.
+- Integer division by zero is an error in TensorFlow; here the result is XLA's.
+- Shifts by a negative amount or by the whole width are undefined in TensorFlow.
 """
 
 from __future__ import annotations
@@ -41,7 +44,7 @@ from invert.tf.values.constants import (
     same_size,
 )
 
-_BOOL = np.dtype(bool)  # what ops have that name no type
+_BOOL = np.dtype(bool)  # attributes of ops without type attributes
 
 Unary = Callable[[Array], Array]
 Binary = Callable[[Array, Array], Array]
@@ -55,9 +58,13 @@ def is_inexact(x: Array) -> bool:
     return jnp.issubdtype(x.dtype, jnp.inexact)
 
 
+# Those that NumPy computes of symbolic sizes too.
+_OF_SIZES = (lax.neg, lax.square)
+
+
 def _unary(fn: Unary, fold: Unary | None) -> Callable[..., Value]:
     def unary(x: Value) -> Value:
-        if fold is not None and is_static(x) and (x.dtype != object or fn is lax.neg):
+        if fold is not None and is_static(x) and (x.dtype != object or fn in _OF_SIZES):
             return fold_unary(fold, x)
         return fn(array(x))
 
@@ -97,7 +104,7 @@ def _floor_div(x: Array, y: Array) -> Array:
 def _trunc_div(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     if x.dtype == object or y.dtype == object:
         if not np.all(x >= 0):
-            raise InconclusiveDimensionOperation("which way a size is rounded depends on its sign")
+            raise InconclusiveDimensionOperation("the rounding of a size depends on its sign")
         return x // y
     if x.dtype.kind == "f":
         return x / y
@@ -135,7 +142,7 @@ def _squared_difference(x: Array, y: Array) -> Array:
 
 
 def _zero_where(zero: Array, fn: Binary, x: Array, y: Array) -> Array:
-    """`fn(x, y)` and 0 where `zero`, with the derivative 0 there: `fn` sees a 1 instead."""
+    """`fn(x, y)`; where `zero`, 0 with derivative 0, and `fn` gets 1 instead."""
     y = lax.select(zero, lax.full_like(y, 1), y)
     return lax.select(zero, lax.full_like(x, 0), fn(x, y))
 
@@ -145,13 +152,13 @@ def _div_no_nan(x: Array, y: Array) -> Array:
 
 
 def _mul_no_nan(x: Array, y: Array) -> Array:
-    # Its derivative in y is x, also where y is 0.
+    # Its derivative in y is x, even where y is 0.
     lost = lax.bitwise_and(_is_zero(y), lax.bitwise_not(jnp.isfinite(x)))
     return lax.mul(lax.select(lost, lax.full_like(x, 0), x), y)
 
 
 def _unless_zero(fn: Binary) -> Binary:
-    """`fn(x, y)`, and 0 where x is 0, for every y."""
+    """`fn(x, y)`; 0 where x is 0, for every y."""
     return lambda x, y: _zero_where(_is_zero(x), fn, x, y)
 
 
@@ -180,7 +187,7 @@ def _grad(fn: Binary, singular: Unary = lambda y: lax.bitwise_not(jnp.isfinite(y
 
 @jax.custom_jvp
 def _next_after(x: Array, y: Array) -> Array:
-    """Steps are as flat as x is, and y only says where to."""
+    """`nextafter`: the derivative in x is 1, that in y is 0."""
     return lax.nextafter(x, y)
 
 
@@ -198,7 +205,7 @@ def _complex_acosh(x: Array) -> Array:
 
 @_complex_acosh.defjvp
 def _complex_acosh_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
-    # That of `lax.acosh` has the wrong sign left of the imaginary axis.
+    # The derivative of `lax.acosh` has the wrong sign left of the imaginary axis.
     y = _complex_acosh(*primals)
     return y, lax.div(tangents[0], lax.sinh(y))
 
@@ -271,7 +278,7 @@ UNARY: dict[str, tuple[Unary, Unary | None]] = {
     "ZerosLike": (lambda x: lax.full_like(x, 0), np.zeros_like),
 }
 
-# Functions that broadcast sizes of one themselves, and take scalars beside arrays.
+# Functions that broadcast sizes of one themselves, and accept scalars with arrays.
 _BROADCASTING = (
     lax.add, lax.atan2, lax.bitwise_and, lax.bitwise_or, lax.bitwise_xor, lax.div, lax.ge, lax.gt,
     lax.le, lax.lt, lax.mul, lax.rem, lax.sub,
@@ -322,9 +329,7 @@ BINARY: dict[str, tuple[Binary, Binary | None]] = {
 }
 
 # Arithmetic of sizes, which is folded.
-_SIZES = frozenset(
-    ("Add", "AddV2", "FloorDiv", "FloorMod", "Maximum", "Minimum", "Mul", "Neg", "Sub")
-)
+_SIZES = frozenset("Add AddV2 FloorDiv FloorMod Maximum Minimum Mul Neg Square Sub".split())
 
 for _op, (_fn, _fold) in UNARY.items():
     _rows = None if _op == "ToBool" else rows.elementwise
@@ -334,10 +339,14 @@ for _op, (_fn, _fold) in BINARY.items():
     rule(_op, rows=_rows, folds_sizes=_op in _SIZES)(_binary(_fn, _fold))
 
 
-@rule("Pow", rows=rows.elementwise)
-def _power(x: Value, y: Value, *, T: np.dtype) -> Array:
+@rule("Pow", rows=rows.elementwise, folds_sizes=True)
+def _power(x: Value, y: Value, *, T: np.dtype) -> Value:
+    if T.kind in "iu" and is_static(x) and is_static(y) and _are_powers(y):
+        folded = fold_binary(_integer_power, x, y, T)
+        if folded is not None:
+            return folded
     if isinstance(y, np.ndarray) and y.size == 1 and T.kind == "f":
-        # What TensorFlow's own graph optimizer does to these (`ConvertPowStage`).
+        # As TensorFlow's own graph optimizer does (`ConvertPowStage`).
         n = float(y.reshape(()))
         if n in (2.0, 3.0) and np.ndim(x) >= y.ndim:
             return lax.integer_pow(array(x), int(n))
@@ -347,6 +356,18 @@ def _power(x: Value, y: Value, *, T: np.dtype) -> Array:
         flat = lax.bitwise_and(lax.lt(x, lax.full_like(x, 0)), lax.eq(y, lax.floor(y)))
         return lax.pow(x, lax.select(flat, lax.stop_gradient(y), y))
     return _pow(*broadcast([x, y]))
+
+
+def _are_powers(y: np.ndarray) -> bool:
+    """Whether all are exponents that a size may have: small numbers, which are not negative."""
+    return all(isinstance(n, int | np.integer) and 0 <= n <= 8 for n in y.ravel().tolist())
+
+
+def _integer_power(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    if x.dtype != object:
+        return np.power(x, y)
+    product = np.frompyfunc(lambda size, n: functools.reduce(operator.mul, [size] * n, 1), 2, 1)
+    return np.asarray(product(x, y))
 
 
 def _is_positive(x: Array) -> bool:
@@ -359,7 +380,7 @@ def _equal(x: Value, y: Value, *, T: np.dtype, incompatible_shape_error: bool, o
     if is_static(x) and is_static(y):
         folded = fold_binary(same_size, x, y, np.dtype(bool))
         if folded is not None:
-            # NumPy makes a scalar of an array without dimensions, which is not a static value.
+            # NumPy turns an array without dimensions into a scalar, which is not a static value.
             return folded if op == "Equal" else np.asarray(np.logical_not(folded))
     if not incompatible_shape_error and not _compatible(np.shape(x), np.shape(y)):
         return np.asarray(op == "NotEqual")
@@ -399,7 +420,7 @@ def _cast(x: Value, *, SrcT: np.dtype, DstT: np.dtype, Truncate: bool) -> Value:
 
 
 def _truncate_mantissa(x: Array, dtype: np.dtype) -> Array:
-    """`x` without the bits that `dtype` has no place for, so that converting never rounds up."""
+    """`x` without the bits that `dtype` cannot hold, so that conversion truncates."""
     surplus = jnp.finfo(x.dtype).nmant - (
         jnp.finfo(dtype).nmant if jnp.issubdtype(dtype, jnp.floating) else 0
     )
@@ -457,7 +478,7 @@ def _clip_by_value(x: Array, low: Array, high: Array) -> Array:
     low, high = broadcast_to(low, x.shape), broadcast_to(high, x.shape)
     if not jnp.issubdtype(x.dtype, jnp.floating):
         return lax.max(lax.min(x, high), low)
-    # Unlike that of `lax.clamp`, TensorFlow's gradient passes at the bounds themselves.
+    # Unlike for `lax.clamp`, TensorFlow's gradient is nonzero at the bounds themselves.
     return lax.select(lax.lt(x, low), low, lax.select(lax.gt(x, high), high, x))
 
 

@@ -1,4 +1,4 @@
-"""Simulated quantization, with the straight-through derivatives that TensorFlow gives it.
+"""Simulated quantization, with TensorFlow's straight-through derivatives.
 
 Kernels: tensorflow/core/kernels/fake_quant_ops_functor.h and quantize_and_dequantize_op.h.
 """
@@ -20,14 +20,14 @@ Levels = tuple[int, int]
 
 
 def _quotient(x: Array, y: Array) -> Array:
-    """`x / y`, rounded once: XLA divides by a constant by way of its inverse."""
+    """`x / y`, rounded once: XLA multiplies by the inverse of a constant."""
     return lax.convert_element_type(x.astype(np.float64) / y, np.float32)
 
 
 def _nudged(low: Array, high: Array, levels: Levels) -> tuple[Array, Array, Array, Array]:
     """The step, its inverse, and the bounds, moved so that zero is a level.
 
-    The zero of a symmetric range lies halfway between two levels, so that each rounding matters.
+    The zero of a symmetric range is halfway between two levels, so every rounding matters.
     """
     first, last = (np.float32(level) for level in levels)
     scale, inverse = _quotient(high - low, last - first), _quotient(last - first, high - low)
@@ -49,7 +49,7 @@ def fake_quant(
 
     def fake_quant(x: Array, low: Array, high: Array, nudged: tuple[Array, ...]) -> Array:
         scale, inverse, first, last = nudged
-        # XLA would divide by a step that it knows by way of its inverse.
+        # XLA would multiply by the inverse of a constant step.
         factor = lax.optimization_barrier(scale) if divides else inverse
         by = lax.div if divides else lax.mul
         most = np.float32(levels[1] - levels[0])
@@ -58,7 +58,7 @@ def fake_quant(
             return by(y, broadcast_to(jnp.asarray(factor), y.shape))
 
         zero = jnp.floor(level(jnp.asarray(-first)) + np.float32(0.5))
-        # There are no more levels; without this bound XLA would subtract before it rounds.
+        # The number of levels; without this bound XLA would subtract before rounding.
         place = lax.clamp(np.float32(0), level(jnp.clip(x, first, last) - first), most)
         steps = jnp.floor(place - zero + np.float32(0.5))
         return jnp.where((low == 0) & (high == 0), 0, steps * scale)
@@ -76,7 +76,7 @@ def fake_quant(
     return rule(x, low, high, _nudged(low, high, levels))
 
 
-# The kernel for one range that is an operand divides, the other two do not.
+# The kernel for a single range given as operand divides, the other two do not.
 _DIVIDING = ("FakeQuantWithMinMaxVars", "FakeQuantWithMinMaxVarsGradient")
 
 
@@ -148,7 +148,7 @@ def _quantize_and_dequantize(
     op: str,
     signed_input: bool,
     range_given: bool,
-    num_bits: Int = None,  # V3 has an operand instead
+    num_bits: Int = None,  # V3 takes it as an operand
     narrow_range: bool = False,
     axis: int = -1,
     round_mode: str = "HALF_TO_EVEN",
@@ -166,7 +166,7 @@ def _quantize_and_dequantize(
         if not range_given:
             axes = tuple(i for i in range(x.ndim) if axis == -1 or i != axis)
             low, high = jnp.min(x, axes), jnp.max(x, axes)
-        # The larger step of the two sides; a side that cannot bound it is left out.
+        # The larger step of the two sides, ignoring a side that imposes no bound.
         most = jnp.finfo(x.dtype).max
         from_low = jnp.where(first * low > 0, first / low, most)
         from_high = jnp.where(last * high > 0, last / high, most)
@@ -191,6 +191,6 @@ def _quantize_grad(
     dy: Array, x: Array, low: Array, high: Array, *, axis: int
 ) -> tuple[Array, Array, Array]:
     outside = (x < _along(low, x, axis)) | (x > _along(high, x, axis))
-    # TensorFlow gives no derivative in the bounds.
+    # TensorFlow has no derivative in the bounds.
     dx = jnp.where(outside, np.zeros((), dy.dtype), dy)
     return dx, lax.full_like(low, 0), lax.full_like(high, 0)

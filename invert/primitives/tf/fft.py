@@ -12,7 +12,7 @@ from invert.ir.sizes import DimSize, is_open
 from invert.tf.interpreter.registry import Array, Ints, rules
 from invert.tf.values.dynamic_size import int_min
 
-# Number of transformed axes, by the ending of the op.
+# Number of transformed axes, by suffix of the op.
 _RANKS = {"": 1, "2D": 2, "3D": 3}
 
 
@@ -52,14 +52,14 @@ def _over_axes(transform: Callable[..., Array]) -> Callable[..., Array]:
 
 
 def _along(kind: str, transform: Callable[..., Array]) -> Callable[..., Array]:
-    """A transform at lengths that may be open, which `jax.numpy` does not take."""
+    """A transform at lengths that may be open, which `jax.numpy` does not accept."""
 
     def run(x: Array, lengths: Ints | None, axes: Ints) -> Array:
         if lengths is None or not any(map(is_open, lengths)):
             return transform(x, lengths, axes)
         last = range(x.ndim - len(lengths), x.ndim)
         y = jnp.moveaxis(x, axes, last)
-        # What a real result of this length is the transform of.
+        # The input size for a real result of this length.
         sizes = [*lengths[:-1], lengths[-1] // 2 + 1] if kind == "IRFFT" else lengths
         for axis, size in zip(last, sizes, strict=True):
             y = _fitted(y, axis, size)

@@ -1,4 +1,4 @@
-"""Isotonic regression, and which of several points are nearest.
+"""Isotonic regression and nearest neighbours.
 
 Kernels: tensorflow/core/kernels/isotonic_regression_op.cc and clustering_ops.cc, TensorFlow 2.21.
 """
@@ -18,9 +18,9 @@ _INT32, _INT64 = np.dtype(np.int32), np.dtype(np.int64)
 
 
 def falling(x: Array) -> tuple[Array, Array]:
-    """The numbers closest to a vector that do not increase, and the block of equals of each."""
+    """The closest non-increasing sequence to a vector, and the block of equal numbers of each."""
     y, block = _pooled(lax.stop_gradient(x))
-    # Each block is the mean of its numbers, which is what is differentiated.
+    # Each block is the mean of its numbers, which is differentiated.
     size = x.shape[0]
     count = jax.ops.segment_sum(jnp.ones_like(x), block, size)
     mean = jax.ops.segment_sum(x, block, size)[block] / count[block]
@@ -40,7 +40,7 @@ def _pooled(x: Array) -> tuple[Array, Array]:
         return (last > 0) & (means[last] > means[last - 1])
 
     def step(state: tuple[Array, ...]) -> tuple[Array, ...]:
-        """Join the last two blocks where they rise, else begins one with the next number."""
+        """Join the last two blocks if they increase, otherwise begin one with the next number."""
         used, last, sums, means, starts = state
         joins = rises(last, means)
         at = jnp.where(joins, last - 1, last + 1)

@@ -1,8 +1,9 @@
-"""Pools over regions of random sizes that differ by one.
+"""Pooling over regions of random sizes that differ by at most one.
 
 Kernels: tensorflow/core/kernels/fractional_pool_common.cc, fractional_max_pool_op.cc and
 fractional_avg_pool_op.cc, TensorFlow 2.21. A deterministic op with a seed has the regions of these
-kernels, which are constants; else they are drawn from the key of the call.
+kernels, which are constants; otherwise they are
+drawn from the key of the call.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def _fractional_pool(
 def _regions(
     stream: Stream, lengths: Sequence[int], counts: Sequence[int], pseudo_random: bool
 ) -> list[Array]:
-    """Where each region begins along both axes, and where the last one ends."""
+    """The start of each region along both axes, and the end of the last one."""
     starts = []
     for length, count in zip(lengths, counts, strict=True):
         if pseudo_random:
@@ -81,7 +82,7 @@ def _regions(
 
 
 def _pseudo_random(u: Array, length: int, count: int) -> Array:
-    """`ceil(ratio * (i + u))`, for a `u` with which no region is too long."""
+    """`ceil(ratio * (i + u))`, for a `u` that makes no region too long."""
     ratio, least = length / count, length // count
     most = min((least + 2) / ratio - 1, (length + 1 - least) / ratio - (count - 1))
     inner = jnp.ceil(ratio * (np.arange(1, count) + u * most)).astype(_I64)
@@ -102,7 +103,7 @@ def _cells(x: Array, rows: Array, columns: Array, overlapping: bool) -> tuple[Ar
 
 
 def _span(starts: Array, length: int, overlapping: bool) -> tuple[Array, Array]:
-    """The places of each region, and whether they are in it: none is longer than the row."""
+    """The positions of each region, padded to equal length, and a mask of the valid ones."""
     count = starts.shape[0] - 1
     longest = length // count + 1 + overlapping
     place = starts[:-1, None] + np.arange(longest)
@@ -111,7 +112,7 @@ def _span(starts: Array, length: int, overlapping: bool) -> tuple[Array, Array]:
 
 
 def _first(x: Array, rows: Array, columns: Array, overlapping: bool) -> tuple[Array, Array]:
-    """The elements of each region, and which of them is the first that is the largest."""
+    """The elements of each region, and the index of the first maximum."""
     cells, mask = _cells(x, rows, columns, overlapping)
     cells = jnp.where(mask[..., None], cells, lowest(x.dtype))
     return cells, lax.argmax(cells, 3, np.int32)[:, :, :, None]

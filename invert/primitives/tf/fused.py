@@ -1,4 +1,4 @@
-"""Ops that graph optimizers fuse: a product or normalization with what surrounds it.
+"""Ops that graph optimizers fuse: a product or normalization with its neighbours.
 
 The attributes are those of tensorflow/core/kernels/conv_ops_fused_impl.h and
 matmul_op_fused.cc, TensorFlow 2.21.
@@ -92,7 +92,7 @@ def _epilogue(node: Node, y: Array, args: Sequence[Array], where: Layout) -> Arr
 
 def _activated(node: Node, activation: str, y: Array) -> Array:
     if activation not in ACTIVATIONS:
-        raise refuse(node, f"is fused with {activation}, for which there is no rule")
+        raise refuse(node, f"is fused with {activation}, which has no rule")
     return ACTIVATIONS[activation](y)
 
 

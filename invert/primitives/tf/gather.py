@@ -1,8 +1,10 @@
 """Ops that look elements up by index.
 
-TensorFlow raises on the CPU where an index is out of range, negative ones too; compiled by XLA it
-takes the nearest row. So does a JAX program, unless indices may be -1 for padding rows (see
-`dynamic_size`): those give zeros, as TensorFlow does on a GPU.
+On the CPU TensorFlow raises if an index is out of range, also if negative; compiled by XLA it takes
+the
+nearest row. So do these rules, unless indices may be -1 for padding rows (see `dynamic_size`):
+those
+give zeros, as TensorFlow does on a GPU.
 """
 
 from __future__ import annotations
@@ -47,9 +49,9 @@ def _mode(indices: Array, sizes: Ints, else_: _Mode = _Mode.FILL_OR_DROP) -> _Mo
 def take(
     x: Array, indices: Array, axis: int, batch: int = 0, beyond: _Mode = _Mode.FILL_OR_DROP
 ) -> Array:
-    """Pick along `axis`; the first `batch` axes of both go together.
+    """Take elements along `axis`; the first `batch` axes of both are paired.
 
-    An index out of range gives zeros, unless `beyond` says otherwise.
+    An index out of range gives zeros, unless `beyond` is given.
     """
     which, rank = array(indices), np.ndim(indices)
     kept = [d for d in range(x.ndim) if d != axis and d >= batch]
@@ -92,7 +94,7 @@ def _gather_mode(mode: _Mode) -> dict[str, Any]:
     return {"mode": mode, "fill_value": 0 if mode == _Mode.FILL_OR_DROP else None}
 
 
-# Whether indices are checked does not change what those in range give.
+# Checking indices does not change results for those in range.
 @rule("Gather", "GatherV2", ignores=("validate_indices",))
 def _gather(
     params: Value,
@@ -149,7 +151,7 @@ _REMEDY = "Use masks, tf.where with three arguments, or a segment op with a fixe
 def _dynamic_partition(
     data: Value, partitions: Value, *, num_partitions: int, node: Node
 ) -> list[Value]:
-    """The rows of each partition, in order. TensorFlow raises where a number stands for none."""
+    """The rows of each partition, in order. TensorFlow raises on a number out of range."""
     flat = lax.reshape(array(data), (np.size(partitions), *np.shape(data)[np.ndim(partitions) :]))
     if isinstance(partitions, np.ndarray):
         where = [np.flatnonzero(np.ravel(partitions) == i) for i in range(num_partitions)]
@@ -184,7 +186,7 @@ def _dynamic_stitch(*values: Value, T: np.dtype, node: Node) -> Value:
     shape = np.shape(parts[0])[places[0].ndim :]
     flat = np.concatenate([np.ravel(p) for p in places]).astype(np.int64)
     size = int(flat.max()) + 1 if flat.size else 0
-    # The last of several rows with one index is kept.
+    # Of several rows with the same index, the last is kept.
     source = np.full(size, -1)
     source[flat] = np.arange(flat.size)
     if all(is_static(p) for p in parts):
@@ -195,7 +197,7 @@ def _dynamic_stitch(*values: Value, T: np.dtype, node: Node) -> Value:
     data = lax.concatenate(rows, 0)
     if np.array_equal(source, np.arange(flat.size)):
         return data
-    # A place without a row holds 0: its index is out of range.
+    # A position without a row is 0: its index is out of range.
     return take(data, np.where(source < 0, flat.size, source).astype(np.int32), 0)
 
 

@@ -22,7 +22,7 @@ from invert.tf.ops.node import Node
 @rule("RGBToHSV")
 def rgb_to_hsv(rgb: Array) -> Array:
     red, green, blue = (rgb[..., i] for i in range(3))
-    # Of equal colours one has the derivative: the first for the largest, the last for the smallest.
+    # Among equal colours one has the derivative: the first maximum, the last minimum.
     value = jnp.where((red >= green) & (red >= blue), red, jnp.where(green >= blue, green, blue))
     least = jnp.where((blue <= red) & (blue <= green), blue, jnp.where(green <= red, green, red))
     spread = value - least
@@ -101,7 +101,7 @@ def _crop_grad_image(
     return spread(g)[0].astype(jax.dtypes.canonicalize_dtype(T))
 
 
-# The derivative in the boxes is that of the bilinear method, which is the only one the op has.
+# The derivative in the boxes is that of the bilinear method, the only one of the op.
 @rule("CropAndResizeGradBoxes", ignores=("method",))
 def _crop_grad_boxes(g: Array, image: Array, boxes: Array, box_ind: Array) -> list[Array]:
     image = image.astype(jnp.float32)
@@ -116,7 +116,7 @@ Places = tuple[Array, Array]
 
 
 def _nearest_crop(image: Array, places: Places, which: Array, fill: float) -> Array:
-    """`_crop` at the nearest pixels. The derivative in places is that of the bilinear method."""
+    """`_crop` at the nearest pixels. The derivative in positions is that of the bilinear method."""
 
     def crop_nearest(image: Array, places: Places, which: Array) -> Array:
         return _crop(image, places, which, fill, nearest=True)
@@ -168,10 +168,10 @@ def _crop_places(boxes: Array, shape: Sequence[Int], size: Sequence[Int]) -> Pla
 
 
 def _sampled(start: Array, end: Array, size: Int, out: Int) -> Array:
-    """Places between two ends, which are in units of the length of the image.
+    """Sample positions between two ends, in units of the length of the image.
 
-    In double precision, with each step rounded to single as in the kernel: XLA would add to a
-    product before it is rounded, which puts samples at the edge of an image on its other side.
+    In double precision, with each step rounded to single as in the kernel: XLA would fuse product
+    and sum without rounding, which moves samples at the edge of an image to its outside.
     """
     last = jnp.asarray(size - 1, np.float64)
     if isinstance(out, int) and out == 1:
@@ -200,7 +200,7 @@ def _extract_glimpse(
     node: Node,
 ) -> Array:
     if uniform_noise or noise != "zero":
-        reason = "fills what lies outside of the image with noise"
+        reason = "fills positions outside the image with noise"
         raise refuse(node, reason, 'Use noise="zero" and uniform_noise=False.')
     first = node.op == "ExtractGlimpse"
     rows, columns = (
@@ -217,10 +217,10 @@ def _extract_glimpse(
 def _glimpse_places(
     offset: Array, size: Int, out: Int, centered: bool, normalized: bool, first: bool
 ) -> Array:
-    """Rows or columns of a glimpse; `first`: by the conventions of version 1 of the op."""
+    """Rows or columns of a glimpse; `first`: follow version 1 of the op."""
     start = offset * size if normalized else offset
     if centered:
-        # The second version halves, and takes the middle of the window, in fewer cases.
+        # Version 2 halves offsets and centres the window in fewer cases.
         start = (start / 2 if first or normalized else start) + size / 2
     if first or (centered and normalized):
         start = start - out / 2
@@ -257,7 +257,7 @@ def _projective_transform(
 
 
 def _mapped(mode: str, place: Array, size: Int) -> Array:
-    """Where a place outside of the image is taken from."""
+    """The position from which one outside the image is filled."""
     if mode == "CONSTANT":
         return place
     if mode == "REFLECT":

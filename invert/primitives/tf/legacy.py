@@ -1,4 +1,4 @@
-"""Ops of earlier releases, and ops that pass their operand on."""
+"""Ops of earlier releases, and identities."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from invert.tf.interpreter.context import Context
 from invert.tf.interpreter.registry import Array, Ints, Value, rule, rules
 from invert.tf.values.constants import array, is_static
 
-# Where debuggers find the tensor.
+# Attributes for debuggers.
 _DEBUGGING = (
     "circular_buffer_size debug_ops_spec debug_urls device_name gated_grpc io_index io_of_node "
     "is_input op_name output_slot tensor_debug_mode tensor_name tfdbg_context_id tfdbg_run_id"

@@ -1,7 +1,7 @@
 """Decompositions, solutions and functions of matrices.
 
-Where TensorFlow raises on the CPU (a matrix that is singular or not positive definite), the result
-is NaN or infinite.
+If TensorFlow raises on the CPU (for a singular or not positive definite matrix), the result here is
+NaN or infinite.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from invert.primitives.tf.diagonals import tril
 from invert.primitives.tf.matmul import adjoint, transpose
 from invert.primitives.tf.window import is_half
 from invert.tf.interpreter.registry import Array, rule
@@ -38,14 +39,14 @@ def _in_single(fn: Callable[..., Array]) -> Callable[..., Array]:
 
 @jax.custom_jvp
 def cholesky(x: Array) -> Array:
-    """Read the lower triangle; its derivative is that of the symmetric matrix, in both."""
+    """Read the lower triangle; the derivative is symmetric, in both triangles."""
     return lax.linalg.cholesky(x, symmetrize_input=False)
 
 
 @cholesky.defjvp
 def _cholesky_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
     (x,), (dx,) = primals, tangents
-    whole = jnp.tril(x) + adjoint(jnp.tril(x, -1))
+    whole = tril(x) + adjoint(tril(x, -1))
     half = np.asarray(0.5, x.dtype)
     return jax.jvp(
         lambda a: lax.linalg.cholesky(a, symmetrize_input=False),
@@ -59,7 +60,7 @@ rule("Cholesky", "BatchCholesky")(_in_single(lambda x: cholesky(x)))
 
 @rule("CholeskyGrad", "BatchCholeskyGrad")
 def _cholesky_grad(l: Array, grad: Array) -> Array:  # noqa: E741
-    middle = jnp.tril(jnp.matmul(transpose(l), jnp.tril(grad)))
+    middle = tril(jnp.matmul(transpose(l), tril(grad)))
     diagonal = lax.eq(*(lax.broadcasted_iota(np.int32, l.shape, l.ndim - d) for d in (2, 1)))
     middle = lax.select(diagonal, middle * np.asarray(0.5, l.dtype), middle)
     left = lax.linalg.triangular_solve(l, middle, left_side=True, lower=True, transpose_a=True)
@@ -87,8 +88,8 @@ def _svd(x: Array, *, compute_uv: bool, full_matrices: bool) -> list[Array]:
 @rule("SelfAdjointEigV2", "BatchSelfAdjointEigV2")
 @_in_single
 def _eigh(x: Array, *, compute_v: bool) -> list[Array]:
-    # TensorFlow reads the lower triangle alone, and so its gradient is one of the lower triangle.
-    x = lax.add(jnp.tril(x), adjoint(jnp.tril(x, -1)))
+    # TensorFlow reads only the lower triangle, so its gradient is in the lower triangle too.
+    x = lax.add(tril(x), adjoint(tril(x, -1)))
     v, w = lax.linalg.eigh(x, lower=True, symmetrize_input=False)
     return [
         lax.convert_element_type(w, x.dtype),
@@ -170,7 +171,7 @@ def _triangular_solve(a: Array, b: Array, *, lower: bool, adjoint: bool) -> Arra
 def _banded_solve(bands: Array, b: Array, *, lower: bool, adjoint: bool) -> Array:
     count, size = bands.shape[-2:]
     i, j = np.indices((size, size))
-    # Row d holds diagonal d: by column, starting at the end that lies in the matrix.
+    # Row d holds diagonal d by column, starting at the end inside the matrix.
     d = i - j if lower else count - 1 - (j - i)
     offset = i - j if lower else j - i
     inside = (offset >= 0) & (offset < count)
@@ -209,7 +210,7 @@ def square_root(x: Array) -> Array:
 
 @square_root.defjvp
 def _square_root_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
-    # Y Y = X makes Y dY + dY Y = dX: a linear equation for the rows of dY, one below the other
+    # Y Y = X implies Y dY + dY Y = dX: a linear equation for the stacked rows of dY
     # (`_MatrixSquareRootGrad` of tensorflow/python/ops/linalg_grad.py, TensorFlow 2.21).
     (x,), (dx,) = primals, tangents
     y, n = square_root(x), x.shape[-1]
@@ -231,11 +232,11 @@ def _by_eigenvalues(fn: Callable[[Array], Array], x: Array) -> Array:
     return lax.convert_element_type(out, x.dtype)
 
 
-# The solver decides whether it exchanges rows.
+# Whether to pivot is left to the solver.
 @rule("TridiagonalSolve", ignores=("partial_pivoting",))
 def _tridiagonal_solve(diagonals: Array, b: Array) -> Array:
     above, main, below = (diagonals[..., i, :] for i in range(3))
-    # Entries outside of the matrix are not read.
+    # Entries outside the matrix are not read.
     size = main.shape[-1]
     place = lax.broadcasted_iota(np.int32, main.shape, main.ndim - 1)
     first, last = place == 0, place == size - 1

@@ -31,8 +31,8 @@ def _cross_entropy(features: Array, labels: Array) -> tuple[Array, Array]:
 def softmax_cross_entropy(logits: Array, labels: Array) -> Array:
     """Cross entropy along the last axis.
 
-    TensorFlow takes `softmax(logits) - labels` for the derivative, which is that of labels that
-    sum to one (tensorflow/core/kernels/xent_op.h and its gradient, TensorFlow 2.21).
+    TensorFlow uses `softmax(logits) - labels` as the derivative, which is right if labels sum to
+    one (tensorflow/core/kernels/xent_op.h and its gradient, TensorFlow 2.21).
     """
     return -jnp.sum(labels * jax.nn.log_softmax(logits), axis=-1)
 
@@ -51,7 +51,7 @@ def _cross_entropy_jvp(
 def _sparse_cross_entropy(logits: Array, labels: Array) -> tuple[Array, Array]:
     classes = logits.shape[-1]
     log_p = jax.nn.log_softmax(logits)
-    # A label out of range gives NaN, as it does where TensorFlow runs on an accelerator.
+    # A label out of range gives NaN, as in TensorFlow on an accelerator.
     known = (labels >= 0) & (labels < classes)
     index = lax.expand_dims(jnp.where(known, labels, 0), (labels.ndim,))
     picked = jnp.take_along_axis(log_p, index, axis=-1).squeeze(-1)

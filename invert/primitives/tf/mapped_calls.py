@@ -21,7 +21,7 @@ def _without_effects(
 ) -> Callable[[Sequence[Value]], list[Array]]:
     """The library function `function` as a function of arrays.
 
-    **Raises:** `UnsupportedOpError` where it changes variables, or draws from the key of the call.
+    **Raises:** `UnsupportedOpError` if it changes variables, or draws from the key of the call.
     """
 
     def call(values: Sequence[Value]) -> list[Array]:
@@ -38,7 +38,7 @@ def _without_effects(
 def _map_defun(
     *operands: Value, ctx: Context, node: Node, f: str, Targuments: list[np.dtype]
 ) -> list[Array]:
-    """A function of the rows of the first operands, and of the others as they are."""
+    """A function of rows of the first operands, and of the other operands as a whole."""
     count = len(Targuments)
     rows, captured = [array(v) for v in operands[:count]], operands[count:]
     call = _without_effects(ctx, node, f)
@@ -49,7 +49,7 @@ def _map_defun(
 def _for(
     start: Value, limit: Value, delta: Value, *carry: Array, ctx: Context, node: Node, body: str
 ) -> list[Array]:
-    """A function of a counter and of the results of the step before."""
+    """A function of a counter and of the results of the previous step."""
     call = _without_effects(ctx, node, body)
     bounds = start, limit, delta
     if all(isinstance(v, np.ndarray) for v in bounds):

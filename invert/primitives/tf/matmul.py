@@ -22,7 +22,7 @@ def product(node: Node, x: Array, y: Array) -> Array:
     """The matrix product with the `transpose_a` and `transpose_b` of a node."""
     contract = (0 if node.attr("transpose_a") else 1, 1 if node.attr("transpose_b") else 0)
     numbers = (((contract[0],), (contract[1],)), ((), ()))
-    # The type that `x @ y` asks for.
+    # The type that `x @ y` requests.
     return lax.dot_general(x, y, numbers, preferred_element_type=x.dtype)
 
 
@@ -43,7 +43,7 @@ def _batch_matmul(
 
 
 def transpose(x: Array) -> Array:
-    """The last two axes exchanged."""
+    """Swap the last two axes."""
     return lax.transpose(x, (*range(x.ndim - 2), x.ndim - 1, x.ndim - 2))
 
 
@@ -60,13 +60,13 @@ def _einsum(*operands: Array, equation: str) -> Array:
     repeated = [c for c in dict.fromkeys(output) if c != "." and output.count(c) > 1]
     if not repeated:
         return jnp.einsum(equation, *operands)
-    # A label that occurs again in the output is a diagonal, which `jnp.einsum` does not write.
+    # A repeated label in the output is a diagonal, which `jnp.einsum` does not support.
     once = "".join(dict.fromkeys(output.replace("...", "."))).replace(".", "...")
     return _spread(jnp.einsum(f"{inputs}->{once}", *operands), once, output)
 
 
 def _spread(x: Array, labels: str, output: str) -> Array:
-    """`x`, whose axes are `labels`, with the axes of `output`, in which some labels repeat."""
+    """`x` with axes `labels` expanded to axes `output`, in which some labels repeat."""
     ellipsis = x.ndim - len(labels.replace("...", ""))
 
     def axes(text: str) -> list[str]:

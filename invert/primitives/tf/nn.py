@@ -101,7 +101,7 @@ def _bias_add_grad(g: Array, *, data_format: str) -> Array:
 
 
 def _bias_axis(data_format: str, rank: int) -> int:
-    # Channels first puts them behind the batch for any rank from three on
+    # Channels first puts them after the batch for rank three and more
     # (tensorflow/core/kernels/bias_op.cc, GetBiasValueDims).
     return 1 if data_format == "NCHW" and rank > 2 else rank - 1
 
@@ -119,7 +119,7 @@ def _dim_map(x: Value, *, src_format: str, dst_format: str) -> Value:
 def _vec_permute(x: Value, *, src_format: str, dst_format: str, node: Node) -> Value:
     source, target = src_format, dst_format
     x = x if is_static(x) else array(x)
-    if x.shape[0] == len(source) - 2:  # the spatial axes alone
+    if x.shape[0] == len(source) - 2:  # only the spatial axes
         source, target = (s.replace("N", "").replace("C", "") for s in (source, target))
     if sorted(source) != sorted(target) or len(source) != x.shape[0]:
         raise refuse(node, f"permutes a vector of {x.shape[0]} from {source} to {target}")

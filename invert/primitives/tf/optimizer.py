@@ -1,7 +1,7 @@
 """Optimizer ops, which update a variable and its slots in place.
 
-Each row of the table registers up to four ops: for resources and for the reference variables of
-TensorFlow 1, and for gradients of the whole variable and of some of its rows.
+Each row of the table registers up to four ops: for resources and for reference variables of
+TensorFlow 1, with gradients of the whole variable or of some of its rows.
 """
 
 from __future__ import annotations
@@ -99,8 +99,7 @@ def _by_rows(
 ) -> tuple[Array, ...]:
     """Update of rows. A row that occurs twice is updated twice in turn, as on the CPU.
 
-    The first updates of all rows are applied at once, then the second ones, of which there are
-    usually none.
+    The first updates of all rows are applied at once, then the second ones, usually none.
     """
 
     def once(chosen: Array, slots: tuple[Array, ...]) -> tuple[Array, ...]:
@@ -120,7 +119,7 @@ def _by_rows(
 
 
 def _turns(indices: Array) -> Array:
-    """For each index the number of equal ones before it."""
+    """For each index, the number of earlier equal ones."""
     order = jnp.argsort(indices, stable=True)
     ordered = indices[order]
     new = jnp.concatenate([jnp.ones_like(order[:1], bool), ordered[1:] != ordered[:-1]])
@@ -129,7 +128,7 @@ def _turns(indices: Array) -> Array:
     return jnp.zeros_like(places).at[order].set(places - start, unique_indices=True)
 
 
-# Newer than references.
+# Ops newer than references.
 _RESOURCE_ONLY = ("AdamWithAmsgrad", "KerasMomentum")
 
 for _name, _optimizer in OPTIMIZERS.items():

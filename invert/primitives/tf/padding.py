@@ -1,4 +1,4 @@
-"""Ops that pad, reverse and roll axes, move blocks of space between them, or compute shapes."""
+"""Ops that pad, reverse and roll axes, move blocks between space and batch, or compute shapes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _mirror_pad(x: Array, paddings: Ints, *, mode: str) -> Array:
     skip = 1 if mode == "REFLECT" else 0
     for axis, pair in enumerate(_pairs(paddings)):
         for n in (n for n in pair if is_open(n) or n):
-            message = f"axis {axis} with {x.shape[axis]} elements is padded by {n} of its own"
+            message = f"axis {axis} with {x.shape[axis]} elements is mirrored by {n}"
             require(x.shape[axis] - skip, "ge", n, message)
     return jnp.pad(x, _pairs(paddings), mode={"REFLECT": "reflect", "SYMMETRIC": "symmetric"}[mode])
 
@@ -141,7 +141,7 @@ def _patches(
     if padding == "SAME":
         x = lax.pad(x, np.zeros((), x.dtype), [(low, high, 0) for low, high in pads])
     for i, ((k, s, r), count) in enumerate(zip(windows, counts, strict=True)):
-        # Each axis becomes two: the patch, and the place in it.
+        # Each axis becomes two: the patch, and the position in it.
         rows = lax.iota(np.int32, count) if is_open(count) else np.arange(count, dtype=np.int32)
         x = take(
             x, rows[:, None] * np.int32(s) + np.arange(k, dtype=np.int32) * np.int32(r), 1 + 2 * i
@@ -165,7 +165,7 @@ def _reverse(x: Value, axis: Ints) -> Value:
 
 @rule("ReverseSequence")
 def _reverse_sequence(x: Array, lengths: Array, *, seq_dim: int, batch_dim: int) -> Array:
-    # Axes of size one are taken whole, which gathers rows and not single numbers.
+    # Axes of size one are taken whole, to gather rows instead of single numbers.
     shape = tuple(d if i in (seq_dim, batch_dim) else 1 for i, d in enumerate(x.shape))
     place = lax.broadcasted_iota(lengths.dtype, shape, seq_dim)
     lengths = lax.broadcast_in_dim(lengths, shape, (batch_dim,))

@@ -1,4 +1,4 @@
-"""Pools, the ops of their gradients, and morphological dilation.
+"""Pooling, the ops of its gradients, and morphological dilation.
 
 A window with several maxima passes its gradient to the first of them, in TensorFlow as in XLA
 (tensorflow/core/kernels/maxpooling_op.cc, TensorFlow 2.21); only TensorFlow's CPU kernel for
@@ -38,19 +38,19 @@ class Window:
         return self.reduce(x, lowest(x.dtype), lax.max)
 
     def mean(self, x: Array) -> Array:
-        """The mean over what of each window lies inside of `x`."""
+        """The mean over the part of each window inside `x`."""
         wide = x.astype(jnp.float32) if is_half(x.dtype) else x
         zero = np.zeros((), wide.dtype)
         count: Int = math.prod(self.sizes)
         if any(not isinstance(d, int) or d for pair in self.pads for d in pair):
-            # One entry of an axis is enough where the window has no extent.
+            # One entry of an axis is enough if the window has no extent along it.
             flat = [k == s == 1 for k, s in zip(self.sizes, self.strides, strict=True)]
             shape = [1 if one else d for d, one in zip(x.shape, flat, strict=True)]
             count = self.reduce(jnp.ones(shape, wide.dtype), zero, lax.add)
         return (self.reduce(wide, zero, lax.add) / count).astype(x.dtype)
 
     def scatter(self, g: Array, x: Array) -> Array:
-        """Add each element of `g` where its window of `x` has the maximum."""
+        """Add each element of `g` at the maximum of its window of `x`."""
         wide = (g.astype(jnp.float32), x.astype(jnp.float32)) if is_half(x.dtype) else (g, x)
         y = lax.select_and_scatter_add_p.bind(
             *wide,
@@ -62,7 +62,7 @@ class Window:
         return y.astype(x.dtype)
 
     def argmax(self, x: Array, labels: Array) -> Array:
-        """The entry of `labels` where each window of `x` has its first maximum."""
+        """The entry of `labels` at the first maximum of each window of `x`."""
 
         def first(a: tuple[Array, Array], b: tuple[Array, Array]) -> tuple[Array, Array]:
             (x, i), (y, j) = a, b
@@ -75,7 +75,7 @@ class Window:
 
 
 def lowest(dtype: np.dtype) -> np.ndarray:
-    """What a maximum over nothing is."""
+    """The maximum of an empty set."""
     if jnp.issubdtype(dtype, jnp.integer):
         return np.asarray(jnp.iinfo(dtype).min, dtype)
     return np.asarray(-np.inf, dtype)
@@ -84,7 +84,7 @@ def lowest(dtype: np.dtype) -> np.ndarray:
 def window_of(
     node: Node, shape: Sequence[Int], sizes: Ints | None = None, strides: Ints | None = None
 ) -> Window:
-    """The window that `node` describes; `sizes` and `strides` where they are inputs."""
+    """The window of `node`; `sizes` and `strides` if they are inputs."""
     rank = len(shape)
     layout(node, rank)  # refuses formats in vectors of channels
     sizes = tuple(sizes or per_axis(node, "ksize", rank))
@@ -129,7 +129,7 @@ def _max_pool_grad_grad(
 
 
 def _positions(shape: Sequence[Array], dtype: np.dtype, batch: bool = True) -> Array:
-    """The place of each element in the order of memory, of all or of one batch entry."""
+    """The index of each element in memory order, in all or in one batch entry."""
     total: Array = 0
     for axis in range(0 if batch else 1, len(shape)):
         place = lax.broadcasted_iota(dtype, shape, axis)
@@ -147,7 +147,7 @@ def _max_pool_with_argmax(
     return window.max(x), window.argmax(x, places)
 
 
-# The windows follow from the places of the maxima.
+# The windows follow from the positions of the maxima.
 @rule(
     "MaxPoolGradWithArgmax",
     "MaxPoolGradGradWithArgmax",
@@ -205,7 +205,7 @@ def _shifted(
     rates: Sequence[int],
     pads: Sequence[tuple[Int, Int]],
 ) -> Iterator[tuple[tuple[int, ...], Array, Array]]:
-    """For each place in a window: where it lies inside of the image, and the image there."""
+    """For each window position: a mask of where it is inside the image, and the image there."""
     config = [(0, 0, 0), *((lo, hi, 0) for lo, hi in pads), (0, 0, 0)]
     padded = lax.pad(x, np.zeros((), x.dtype), config)
     inside = lax.pad(jnp.ones((1, *x.shape[1:3], 1), bool), np.asarray(False), config)

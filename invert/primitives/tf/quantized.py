@@ -22,7 +22,7 @@ _INT32 = np.dtype(np.int32)
 
 
 def levels(dtype: np.dtype) -> tuple[int, int]:
-    """The least and the largest level of a type."""
+    """The minimum and maximum level of a type."""
     info = np.iinfo(dtype)
     return int(info.min), int(info.max)
 
@@ -41,7 +41,7 @@ def round_away(x: Array) -> Array:
 
 def _clipped(x: Array, dtype: np.dtype) -> Array:
     low, high = levels(dtype)
-    # The largest 32-bit integer that single precision holds is less than the largest there is.
+    # The largest 32-bit integer in single precision is below the maximum of int32.
     high = min(high, 2147483520)
     return jnp.clip(x, np.float32(low), np.float32(high)).astype(dtype)
 
@@ -119,18 +119,18 @@ def _dequantize(
 
 def _step(dtype: np.dtype, low: Array, high: Array) -> Array:
     first, last = levels(dtype)
-    # Rounded once: XLA divides by a constant by way of its inverse.
+    # Rounded once: XLA multiplies by the inverse of a constant.
     return ((high - low).astype(np.float64) / (last - first)).astype(np.float32)
 
 
 def _scale(low: Array, high: Array, dtype: np.dtype) -> tuple[Array, float]:
-    """The range widened by the share of one level, in double precision, and how many there are."""
+    """The range widened by one level, in double precision, and the number of levels."""
     steps = float(1 << (8 * np.dtype(dtype).itemsize))
     return (high - low).astype(np.float64) * (steps / (steps - 1.0)), steps
 
 
 def centred(x: Array, dtype: np.dtype, low: Array, high: Array) -> Array:
-    """Levels less the level of zero, as 32-bit integers."""
+    """Levels minus the level of zero, as 32-bit integers."""
     first, _ = levels(dtype)
     span, steps = _scale(low, high, dtype)
     zero = (first - round_away(low.astype(np.float64) * (steps / span))).astype(np.int32)
@@ -138,7 +138,7 @@ def centred(x: Array, dtype: np.dtype, low: Array, high: Array) -> Array:
 
 
 def range_of_products(ranges: Sequence[Array], dtypes: tuple[np.dtype, np.dtype]) -> list[Array]:
-    """The range of 32-bit products of levels, given the ranges of both operands in a row."""
+    """The range of 32-bit products of levels, given the ranges of both operands."""
     step = _step(dtypes[0], *ranges[:2]) * _step(dtypes[1], *ranges[2:])
     first, last = levels(_INT32)
     return [step * np.float32(first), step * np.float32(last)]
@@ -196,7 +196,7 @@ def _relu(
 
 
 def unclamped(v: Array, low: Array, high: Array, dtype: np.dtype) -> Array:
-    """The level nearest to a real number, in double precision, which may be out of range."""
+    """The level nearest to a real number, in double precision; it may be out of range."""
     first, _ = levels(dtype)
     span, steps = _scale(low, high, dtype)
     scale = steps / span
@@ -212,7 +212,7 @@ def level_of(v: Array, low: Array, high: Array, dtype: np.dtype) -> Array:
 
 @rule("RequantizationRange")
 def _used_range(x: Array, low: Array, high: Array) -> tuple[Array, Array]:
-    """The real numbers of the least and the largest level, with zero between them."""
+    """The real numbers of the minimum and maximum level, widened to include zero."""
     bounds = [real_of(f(x), low, high) for f in (jnp.min, jnp.max)]
     return jnp.minimum(bounds[0], 0), bounds[1]
 
@@ -233,7 +233,7 @@ def _requantize(
     x: Array, low: Array, high: Array, *requested: Array, node: Node, out_type: np.dtype
 ) -> tuple[Array, Array, Array]:
     if out_type != np.uint8:
-        raise refuse(node, "has no kernel for other types than quint8 in TensorFlow")
+        raise refuse(node, "has a kernel in TensorFlow for quint8 only")
     new_low, new_high = requested or _used_range(x, low, high)
     # In fixed point with 16 fractional bits, as the kernel does.
     one = np.float64(1 << 16)

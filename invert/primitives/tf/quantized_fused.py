@@ -1,7 +1,7 @@
 """Convolutions and products of quantized tensors with a bias, a summand, Relu and a new range.
 
-The name of an op says which of them it has. As oneDNN, which runs them in TensorFlow: sums of
-integers are converted to single precision, and rounded at the end. Scales as in
+The name of an op says which of them it has. As in oneDNN, which runs them in TensorFlow, sums of
+integers are converted to single precision and rounded at the end. Scales as in
 tensorflow/core/kernels/mkl/mkl_conv_ops.cc and mkl_qmatmul_op.cc (TensorFlow 2.21, oneDNN 3).
 """
 
@@ -26,11 +26,11 @@ Bounds = Sequence[Array]
 
 @dataclasses.dataclass(frozen=True)
 class _Operands:
-    """The operands of an op, by what its name says it has.
+    """The operands of an op, selected by its name.
 
     **Arguments:**
 
-    - `x`, `kernel`, `bias`, `summand`: the tensors; `None` where there is none.
+    - `x`, `kernel`, `bias`, `summand`: the tensors; `None` if there is none.
     - `of_x`, `of_kernel`, `of_result`, `of_summand`: the bounds of their ranges.
     """
 
@@ -63,12 +63,12 @@ def _largest(bounds: Bounds) -> Array:
 
 
 def _divided(x: Array, by: float) -> Array:
-    """A quotient that is rounded once: XLA divides by a constant by way of its inverse."""
+    """A quotient rounded once: XLA multiplies by the inverse of a constant."""
     return (x.astype(_F64) / by).astype(_F32)
 
 
 def _scale(bounds: Bounds, dtype: np.dtype) -> Array:
-    """The size of a step, where zero is a level."""
+    """The size of a step, with zero as a level."""
     return _divided(_largest(bounds), levels(dtype)[1])
 
 
@@ -78,7 +78,7 @@ def _step(bounds: Bounds, dtype: np.dtype) -> Array:
 
 
 def _range(operands: _Operands) -> list[Array]:
-    """The bounds that the result states."""
+    """The bounds of the result."""
     if operands.of_result:
         return list(operands.of_result)
     step = _step(operands.of_x, operands.x.dtype) * _step(operands.of_kernel, operands.kernel.dtype)
@@ -113,7 +113,7 @@ def _conv(
 ) -> list[Array]:
     if node.op == "QuantizedConv2D" and Tfilter == np.uint8:
         if any(d != 1 for d in dilations):
-            raise refuse(node, "has dilations, for which TensorFlow has no kernel either")
+            raise refuse(node, "has dilations, for which TensorFlow has no kernel")
         bounds = scalars(rest)
         levels_ = centred(x, Tinput, *bounds[:2]), centred(kernel, Tfilter, *bounds[2:])
         sums = convolution(*levels_, strides, padding)
@@ -141,7 +141,7 @@ def _matmul(
     if input_quant_mode == "SCALED":
         return _after_sums(node.op, operands, sums, _scale(operands.of_x, x.dtype), Toutput)
     if operands.bias.dtype != _INT32:
-        # The level of zero of x contributes the sums of the levels of the kernel.
+        # The zero level of x contributes the sums of the kernel's levels.
         low, high = operands.of_x
         offset = np.float32(255) * low / (high - low)
         bias = operands.bias + jnp.sum(kernel.astype(_INT32), 0).astype(_F32) * offset
@@ -152,7 +152,7 @@ def _matmul(
 def _after_sums(
     op: str, operands: _Operands, sums: Array, of_x: Array, dtype: np.dtype
 ) -> list[Array]:
-    """What an op does with the sums of products; `of_x`: the size of a step of x."""
+    """The part of an op after the sums of products; `of_x`: the step size of x."""
     of_kernel = _scale(operands.of_kernel, operands.kernel.dtype)
     reals = sums.astype(_F32) * (of_x * of_kernel)
     if operands.bias is not None:
@@ -166,7 +166,7 @@ def _after_sums(
     if op.endswith("Dequantize"):
         return [reals]
     if dtype == _INT32:
-        # Where there is a range for each feature, the largest counts.
+        # With a range per feature, the largest counts.
         bounds = jnp.min(operands.of_kernel[0]), jnp.max(operands.of_kernel[1])
         step = of_x * _scale(bounds, operands.kernel.dtype)
     else:

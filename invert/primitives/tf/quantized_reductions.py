@@ -1,6 +1,6 @@
-"""Sums, pools and further ops on tensors of quantized types; see `quantized`.
+"""Sums, pooling and further ops on tensors of quantized types; see `quantized`.
 
-Kernels: tensorflow/core/kernels/quantized_*.cc, quantization_utils.h and, of the ops per channel,
+Kernels: tensorflow/core/kernels/quantized_*.cc, quantization_utils.h and, for ops per channel,
 mkl/mkl_requantize_per_channel_op.cc and mkl_requantization_range_per_channel_op.cc.
 """
 
@@ -32,7 +32,7 @@ _F32, _F64 = np.dtype(np.float32), np.dtype(np.float64)
 
 
 def _range_of_sums(bounds: Sequence[Array], bits: int) -> tuple[Array, Array]:
-    """Bounds of sums, larger by a number of bits than those of the operands."""
+    """Bounds of sums, a number of bits larger than those of the operands."""
     a, b, c, d = bounds
     most = jnp.maximum(jnp.maximum(b, -a), jnp.maximum(d, -c)) * np.float32(1 << bits)
     return -most, most
@@ -48,7 +48,7 @@ def _add(x: Array, y: Array, *ranges: Array) -> list[Array]:
         return level_of(real_of(v, a, b, v.dtype), low, high, _INT32)
 
     def equidistant(v: Array, a: Array, b: Array) -> Array:
-        """Levels of 8 bits in the range of the sums, all equally far apart."""
+        """8-bit levels, evenly spaced over the range of the sums."""
         first, second = (
             unclamped(real_of(np.uint8(i), a, b, v.dtype), low, high, _INT32).astype(_INT64)
             for i in (0, 1)
@@ -56,7 +56,7 @@ def _add(x: Array, y: Array, *ranges: Array) -> list[Array]:
         step = (second - first).astype(_INT32).astype(_INT64)
         return jnp.clip(first + v.astype(_INT64) * step, limits.min, limits.max).astype(_INT32)
 
-    # A single number is converted by itself, if only one of them is.
+    # If only one operand is a scalar, it is converted separately.
     of_x = level if math.prod(x.shape) == 1 else equidistant
     of_y = level if math.prod(y.shape) == 1 and of_x is equidistant else equidistant
     return [of_x(x, *bounds[:2]) + of_y(y, *bounds[2:]), low, high]
@@ -70,12 +70,12 @@ def _mul(x: Array, y: Array, *ranges: Array, T1: np.dtype, T2: np.dtype) -> list
 
 
 def _product(x: Array, y: Array) -> Array:
-    """A product in single precision, rounded before anything is added to it."""
+    """A product in single precision, rounded before any addition."""
     return (x.astype(_F64) * y.astype(_F64)).astype(_F32)
 
 
 def _requantized(x: Array, old: Sequence[Array], new: Sequence[Array], dtype: np.dtype) -> Array:
-    """Levels of a range as levels of another one, by way of single precision."""
+    """Convert levels to another range, via single precision."""
     (low, high), (new_low, new_high) = old, new
     (first, last), (new_first, new_last) = levels(x.dtype), levels(dtype)
     step = ((high - low).astype(_F64) / float(last - first)).astype(_F32)
@@ -132,7 +132,7 @@ def _avg_pool(x: Array, *bounds: Array, node: Node) -> list[Array]:
 def _batch_norm(
     *operands: Array, Tinput: np.dtype, variance_epsilon: float, scale_after_normalization: bool
 ) -> list[Array]:
-    # In fixed point, with ten fractional bits.
+    # Fixed point with ten fractional bits.
     low, high = np.float32(-(1 << 20)), np.float32(1 << 20)
     x, mean, variance, beta, gamma = (
         real_of(*operands[i : i + 3], dtype=Tinput) for i in range(0, 15, 3)

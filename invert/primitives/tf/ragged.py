@@ -1,4 +1,4 @@
-"""Ragged tensors: values one after another, and where their rows begin and end.
+"""Ragged tensors: concatenated values and row partitions.
 
 (tensorflow/core/kernels/ragged_tensor_to_tensor_op.cc, ragged_gather_op.cc and
 ragged_tensor_to_sparse_kernel.cc, TensorFlow 2.21.)
@@ -28,7 +28,7 @@ _INT64 = np.dtype(np.int64)
 
 
 def _splits(node: Node, parts: Sequence[Value], kinds: Sequence[str]) -> list[Array]:
-    """Row partitions, outermost first, all as the offsets at which rows begin and end."""
+    """Row partitions, outermost first, all as row offsets."""
     if kinds[0] == "FIRST_DIM_SIZE":
         (rows,) = ints(static(node, parts, 0))
         parts, kinds = parts[1:], kinds[1:]
@@ -63,7 +63,7 @@ def _longest(split: Array) -> Array:
 
 
 def _width(node: Node, split: Array, size: Value) -> Value:
-    """The size of the axis of a partition: that of the shape, or else its longest row."""
+    """The axis size of a partition: that of the shape, otherwise of the longest row."""
     if not isinstance(size, int) or size >= 0:
         return size
     if isinstance(split, np.ndarray):
@@ -83,11 +83,11 @@ def _to_tensor(
 ) -> Array:
     splits = _splits(node, partitions, row_partition_types)
     inner = tuple(values.shape[1:])
-    # A scalar stands for an unknown rank.
+    # A scalar means an unknown rank.
     sizes = ints(shape) if shape.ndim else [-1] * (1 + len(splits) + len(inner))
     rows = splits[0].shape[0] - 1 if sizes[0] == -1 else sizes[0]
     widths = [_width(node, *pair) for pair in zip(splits, sizes[1 : 1 + len(splits)], strict=True)]
-    # What lies outside of the shape is left out.
+    # Values outside the shape are dropped.
     places = array(_places(splits, values.shape[0]))
     return scatter_nd(lax.scatter, broadcast_to(default, (rows, *widths, *inner)), places, values)
 
@@ -96,7 +96,7 @@ def _to_tensor(
 def _to_sparse(*operands: Value, node: Node) -> list[Array]:
     *splits, x = operands
     if np.ndim(x) > 1:
-        raise refuse(node, "its values have axes of their own")
+        raise refuse(node, "its values have more than one axis")
     places = _places(splits, np.shape(x)[0])
     sizes = [splits[0].shape[0] - 1, *(_longest(split) for split in splits)]
     if all(isinstance(n, int) for n in sizes):
@@ -122,7 +122,7 @@ def _gather(*operands: Value, node: Node, PARAMS_RAGGED_RANK: int) -> list[Array
     return [*(s.astype(splits[0].dtype) for s in results), take(x, array(rows), 0)]
 
 
-# -- ragged tensors as single values, which loops take apart and put together
+# -- ragged tensors as single values, which loops split and join
 
 
 @rule("CompositeTensorVariantFromComponents", ignores=("metadata",))
@@ -146,7 +146,7 @@ def _to_variant(*operands: Value, node: Node, batched_input: bool) -> Value:
         whole = Encoded(splits, x)
         return Batch(tuple(whole.row(i) for i in range(whole.rows)), (whole.rows,))
     if len(splits) > 1:
-        raise refuse(node, "takes apart several partitions that depend on data")
+        raise refuse(node, "splits several partitions that depend on data")
     return Apart([array(s) for s in splits], x)
 
 
@@ -181,7 +181,7 @@ def _vector(node: Node, encoded: Value) -> Sequence[Encoded]:
 def _variant_gradient(
     encoded: Value, row_splits: Value, shape: Ints, *, node: Node, Tvalues: np.dtype
 ) -> Array:
-    """The values of the rows, one after another."""
+    """The concatenated values of the rows."""
     parts = [array(e.values) for e in _vector(node, encoded)]
     if not parts:
         return lax.full(shape, 0, jax.dtypes.canonicalize_dtype(Tvalues))

@@ -1,4 +1,4 @@
-"""Random ops whose numbers TensorFlow leaves open: `jax.random` draws from the key of the call."""
+"""Random ops whose numbers TensorFlow does not specify: `jax.random` with the key of the call."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def _key_of_call(*, ctx: Context) -> Array:
     return ctx.key()
 
 
-# The key of the call takes their place.
+# The key of the call replaces these.
 _SEEDS = ("seed", "seed2")
 
 
 def _drawn(sampler: Callable[..., Array]) -> Callable[..., Array]:
-    """The rule of an op of a shape; `sampler` takes a key, the shape and a type."""
+    """The rule of an op that takes a shape; `sampler` takes a key, the shape and a type."""
 
     def rule(shape: Ints, *, ctx: Context, dtype: np.dtype) -> Array:
         return sampler(ctx.key(), shape, dtype)
@@ -56,7 +56,7 @@ def _uniform_int(shape: Ints, low: Array, high: Array, *, ctx: Context) -> Array
 
 @rule("ParameterizedTruncatedNormal", ignores=_SEEDS)
 def _parameterized_truncated_normal(shape: Ints, *parameters: Array, ctx: Context) -> Array:
-    # A parameter is a scalar or has one value for each element of the first axis.
+    # A parameter is a scalar or has one value per element of the first axis.
     mean, deviation, low, high = (
         jnp.reshape(v, np.shape(v) + (1,) * (len(shape) - 1) * np.ndim(v)) for v in parameters
     )

@@ -14,7 +14,7 @@ from invert.tf.interpreter.registry import Array
 
 
 def key_of(seed: Value) -> Array:
-    """A typed key of a key, of a seed of two words, or of 64 bits."""
+    """A typed key from a key, from a seed of two words, or from 64 bits."""
     if isinstance(seed, np.ndarray):
         words = seed.view(np.uint32) if seed.shape == (1,) else seed.astype(np.uint32)
         return jax.random.wrap_key_data(jnp.asarray(words), impl="threefry2x32")
@@ -28,7 +28,7 @@ def key_of(seed: Value) -> Array:
 
 
 def uniform(key: Array, shape: tuple[int, ...], dtype: np.dtype) -> Array:
-    """Numbers in [0, 1); no number of 64 bits is in between."""
+    """Numbers in [0, 1), without 64-bit intermediates."""
     low, high = np.zeros((), dtype), np.ones((), dtype)
     return jax.random.uniform(key, shape, dtype, low, high)
 
@@ -58,12 +58,12 @@ DRAWS: Mapping[str, Callable[..., Array]] = {
 
 
 def gamma(key: Array, shape: tuple[int, ...], alpha: Array) -> Array:
-    """Numbers of a gamma distribution of a shape."""
+    """Gamma samples of a shape."""
     return jax.random.gamma(key, alpha, shape, alpha.dtype)
 
 
 def poisson(key: Array, shape: tuple[int, ...], rate: Array, dtype: np.dtype) -> Array:
-    """Numbers of a Poisson distribution of a shape."""
+    """Poisson samples of a shape."""
     rate = rate.astype(jnp.promote_types(rate.dtype, np.float32))
     return jax.random.poisson(key, rate, shape, np.int32).astype(dtype)
 
@@ -71,6 +71,6 @@ def poisson(key: Array, shape: tuple[int, ...], rate: Array, dtype: np.dtype) ->
 def binomial(
     key: Array, shape: tuple[int, ...], counts: Array, probs: Array, dtype: np.dtype
 ) -> Array:
-    """Numbers of a binomial distribution of a shape."""
+    """Binomial samples of a shape."""
     probs = probs.astype(jnp.promote_types(probs.dtype, np.float32))
     return jax.random.binomial(key, counts, probs, shape, probs.dtype).astype(dtype)

@@ -1,7 +1,8 @@
-"""Reductions over axes that are known while raising.
+"""Reductions over axes known during raising.
 
-TensorFlow's gradient of a cumulative product divides by the numbers: it takes 0 at those that are
-0, and forgets to conjugate. Here it is the derivative.
+TensorFlow's gradient of a cumulative product divides by the elements: it is 0 for zero elements,
+and
+lacks a conjugation. Here it is the true derivative.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from invert.tf.values.constants import array, as_sizes, axis_of, ints, is_static
 def _mean(x: Array, axis: tuple[int, ...]) -> Array:
     if not jnp.issubdtype(x.dtype, jnp.integer):
         return jnp.mean(x, axis=axis)
-    # Whole numbers are added up in 64 bits and divided towards zero.
+    # Integers are summed in 64 bits and divided toward zero.
     wide = np.int64 if jnp.issubdtype(x.dtype, jnp.signedinteger) else np.uint64
     count = math.prod(x.shape[a] for a in axis)
     total = jnp.sum(x, axis=axis, dtype=wide)
@@ -39,7 +40,7 @@ def _euclidean_norm(x: Array, axis: tuple[int, ...]) -> Array:
 
 
 def _extreme(largest: bool) -> tuple[Callable[..., Array], Callable[..., Array]]:
-    """The largest or least number; of none, the one that any other replaces."""
+    """The maximum or minimum; for no elements, the neutral one."""
 
     def neutral(dtype: np.dtype) -> np.ndarray:
         if jnp.issubdtype(dtype, jnp.inexact):
@@ -119,12 +120,12 @@ def _cumulative(fn: Callable[..., Array], neutral: float) -> Callable[..., Value
     def cumulative(x: Value, axis: Int, *, exclusive: bool, reverse: bool, op: str) -> Value:
         whole = is_static(x) and x.dtype.kind in "iuO" and x.ndim == 1
         if op == "Cumsum" and whole and not exclusive and not reverse:
-            # The ends of rows, from their lengths.
+            # Row offsets from row lengths.
             return np.cumsum(x).astype(x.dtype)
         x = array(x)
         axis = axis_of(axis, x.ndim)
         if exclusive and x.shape[axis]:
-            # One step later: the neutral element moves in, the last element out.
+            # Exclusive: shift by one, starting with the neutral element.
             shift = [(0, 0, 0)] * x.ndim
             shift[axis] = (-1, 1, 0) if reverse else (1, -1, 0)
             x = lax.pad(x, lax.full((), neutral, x.dtype), shift)

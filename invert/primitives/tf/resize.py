@@ -1,8 +1,8 @@
 """Resizing of images and the ops of its gradients.
 
 Kernels: tensorflow/core/kernels/image/resize_*_op.cc, scale_and_translate_op.cc and
-sampling_kernels.h, TensorFlow 2.21. Places are computed in single precision, as there, so that
-rounding picks the same pixels.
+sampling_kernels.h, TensorFlow 2.21. Positions are computed in single precision, as there, so that
+rounding selects the same pixels.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _F32 = np.dtype(np.float32)
 
 
 def _library(*sizes: Int) -> ModuleType:
-    """NumPy where the sizes are known, so that places are constants; else `jax.numpy`."""
+    """NumPy if the sizes are known, so that positions are constants; otherwise `jax.numpy`."""
     return np if all(isinstance(d, int) for d in sizes) else jnp
 
 
@@ -35,7 +35,7 @@ def _float(xp: ModuleType, x: Array) -> Array:
 
 
 def _places(size: Int, out: Int, align: bool, shift: float, back: float) -> Array:
-    """Where in the input each output pixel is: `(i + shift) * scale - back`."""
+    """The input position of each output pixel: `(i + shift) * scale - back`."""
     xp = _library(size, out)
     scale = _float(xp, size) / _float(xp, out)
     if align and isinstance(out, int):
@@ -67,7 +67,7 @@ def _linear(x: Array, axis: int, out: Int, align: bool, half: bool) -> Array:
 def _nearest(x: Array, axis: int, out: Int, align: bool, half: bool) -> Array:
     size, xp = x.shape[axis], _library(x.shape[axis], out)
     place = _places(size, out, align, 0.5 if half else 0.0, 0.0)
-    # Halves are rounded up: places are positive.
+    # Halves are rounded up: positions are positive.
     place = xp.floor(place + np.float32(0.5)) if align else xp.floor(place)
     return _take(x, xp.minimum(place.astype(np.int32), size - 1), axis)
 
@@ -86,7 +86,7 @@ def _cubic(x: Array, axis: int, out: Int, align: bool, half: bool) -> Array:
     first = below.astype(np.int32) - 1
     indices = [xp.clip(first + i, 0, size - 1) for i in range(4)]
     if half:
-        # Pixels outside of the image do not count; with corners, the outermost stands for them.
+        # Pixels outside the image are ignored; with aligned corners, the outermost replaces them.
         weights = [
             xp.where(i == first + k, w, np.float32(0))
             for k, (i, w) in enumerate(zip(indices, weights, strict=True))
@@ -110,7 +110,7 @@ def _cubic_weight(d: Array, a: Array) -> Array:
 def resize_bilinear(
     x: Array, size: Sequence[Int], *, align: bool = False, half: bool = False
 ) -> Array:
-    """Both spatial axes of `x` at new sizes, with straight lines between the pixels."""
+    """Resize both spatial axes of `x`, by linear interpolation."""
     return _linear(_linear(x, 2, size[1], align, half), 1, size[0], align, half)
 
 
@@ -127,14 +127,14 @@ _NAMES = {"Bicubic": "bicubic", "Bilinear": "bilinear", "NearestNeighbor": "near
 
 
 def _resize(op: str, x: Array, size: Ints, align: bool, half: bool) -> Array:
-    """Both spatial axes of `x` at new sizes: first along the rows, as TensorFlow does."""
+    """Resize both spatial axes of `x`, first along the rows, as TensorFlow does."""
     kind = op.removeprefix("Resize").removesuffix("Grad")
     method = METHODS[kind]
 
     def resize(x: Array) -> Array:
         return method(method(x, 2, size[1], align, half), 1, size[0], align, half)
 
-    # The program calls it by its name.
+    # The program calls it by name.
     resize.__name__ = f"resize_{_NAMES[kind]}"
     return jax.jit(resize)(x)
 
@@ -150,7 +150,7 @@ def _resize_op(
             "has align_corners=True and half_pixel_centers=True, which TensorFlow does not "
             "compute; tf.image.resize has align_corners=False and half_pixel_centers=True",
         )
-    # Interpolation computes in single precision, and so is its result, for every image.
+    # Interpolation is computed and returned in single precision, for every image.
     x = images if op == "ResizeNearestNeighbor" else images.astype(_F32)
     return _resize(op, x, size, align_corners, half_pixel_centers)
 
@@ -189,7 +189,7 @@ def _resize_area(
 
 
 def _area(node: Node, size: Int, out: Int, align: bool) -> np.ndarray:
-    """How much of each output pixel each input pixel covers."""
+    """The fraction of each output pixel that each input pixel covers."""
     if not (isinstance(size, int) and isinstance(out, int)):
         raise refuse(node, "resizes an image whose size is not known", "Fix the size of the image.")
     scale = np.float32((size - 1) / (out - 1) if align and out > 1 else size / out)
@@ -315,7 +315,7 @@ def _sample(
     place = (jnp.arange(out, dtype=_F32) + 0.5) * inverse - translation * inverse
     first = lax.ceil(place - radius * spread - 0.5)
     last = lax.floor(place + radius * spread - 0.5)
-    # Positions before the first pixel, or behind the last, do not count.
+    # Positions before the first pixel or after the last are ignored.
     pixel = jnp.arange(size, dtype=_F32)
     distance = lax.abs(pixel + 0.5 - place[:, None]) / spread
     used = (pixel >= first[:, None]) & (pixel <= last[:, None])

@@ -1,4 +1,4 @@
-"""Recurrent cells that TensorFlow has as single ops, and the ops of their gradients.
+"""TensorFlow's fused recurrent cells, and the ops of their gradients.
 
 Kernels: tensorflow/core/kernels/rnn/gru_ops.h and lstm_ops.h, TensorFlow 2.21.
 """
@@ -106,7 +106,7 @@ class Lstm:
 
 @jax.custom_jvp
 def _clip(x: Array, limit: float) -> Array:
-    """The cell within limits, which TensorFlow's gradient ignores."""
+    """The clipped cell; TensorFlow's gradient ignores the clipping."""
     return jnp.clip(x, -limit, limit)
 
 
@@ -115,7 +115,7 @@ def _clip_jvp(primals: tuple[Array, float], tangents: tuple[Array, Array]) -> tu
     return _clip(*primals), tangents[0]
 
 
-# The order of the gates, of the first version and of the second.
+# The order of the gates in versions 1 and 2.
 _ORDERS = "icfo", "ifco"
 
 

@@ -1,7 +1,8 @@
 """Ops that write elements by index.
 
-An index out of range is an error in TensorFlow on the CPU, and ignored on a GPU and here. So are
-negative indices.
+An index out of range, including negative ones, is an error in TensorFlow on the CPU, and ignored on
+a
+GPU and here.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from invert.tf.interpreter.registry import Array, Int, Ints, rule
 from invert.tf.values.constants import broadcast_to
 
 _DROP = lax.GatherScatterMode.FILL_OR_DROP
-# An index out of range is dropped whether the op would raise or not.
+# Indices out of range are dropped, whether or not the op would raise.
 _POLICY = ("bad_indices_policy",)
 
 SCATTERS: dict[str, Callable[..., Array]] = {
@@ -31,7 +32,7 @@ SCATTERS: dict[str, Callable[..., Array]] = {
 def scatter_nd(
     fn: Callable[..., Array], x: Array, indices: Array, updates: Array, *, is_sorted: bool = False
 ) -> Array:
-    """Apply `fn` where the last axis of `indices` points, in the leading axes of x."""
+    """Apply `fn` at `indices`, whose last axis indexes the leading axes of x."""
     depth, rank = indices.shape[-1], indices.ndim - 1
     numbers = lax.ScatterDimensionNumbers(
         update_window_dims=tuple(range(rank, updates.ndim)),
@@ -57,7 +58,7 @@ def _scatter_nd_add(x: Array, indices: Array, updates: Array) -> Array:
     return scatter_nd(fn, x, indices, updates)
 
 
-# Whether indices are in order and unique changes no result.
+# Whether indices are sorted and unique does not change results.
 @rule("SparseToDense", ignores=("validate_indices",))
 def _sparse_to_dense(indices: Array, shape: Ints, updates: Array, default: Array) -> Array:
     count = indices.shape[0] if indices.ndim else 1

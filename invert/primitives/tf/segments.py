@@ -1,7 +1,8 @@
 """Reductions of rows by segment.
 
-`Unsorted…` ops leave rows with an id that is negative or too large out. Those with sorted ids take
-the number of segments from the last id, which has to be known, or from an argument (`…V2`).
+`Unsorted…` ops drop rows with ids out of range. Ops with sorted ids take the number of segments
+from
+the last id, which has to be known, or from an argument (`…V2`).
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def _scatter(kind: str, data: Array, ids: Array, count: Int, *, is_sorted: bool 
 
 
 def _segment_prod(data: Array, ids: Array, count: Int, is_sorted: bool) -> Array:
-    """Products by segment. JAX has no derivative of a scattered product; this is TensorFlow's."""
+    """Products by segment, with TensorFlow's derivative; JAX's scattered product has none."""
 
     def total(kind: str, x: Array, ids: Array) -> Array:
         return _scatter(kind, x, ids, count, is_sorted=is_sorted)
@@ -58,7 +59,7 @@ def _segment_prod(data: Array, ids: Array, count: Int, is_sorted: bool) -> Array
 
     def jvp(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
         (x, ids), (t, _) = primals, tangents
-        # The product of the others: by division where all of them are nonzero, else zero.
+        # The product of the other elements: by division if all of them are nonzero, else zero.
         zero = lax.eq(x, lax.full_like(x, 0))
         nonzero = lax.select(zero, lax.full_like(x, 1), x)
         zeros = take(total("Sum", zero.astype(np.int32), ids), ids, 0)
@@ -93,7 +94,7 @@ def _sizes_of_known(node: Node, ids: Value) -> np.ndarray:
     """The number of rows of each segment."""
     if not isinstance(ids, np.ndarray):
         reason = "the number of its segments depends on data"
-        remedy = "Use tf.math.unsorted_segment_sum or its like, which take it as an argument."
+        remedy = "Use an op such as tf.math.unsorted_segment_sum, which takes it as an argument."
         raise refuse(node, reason, remedy)
     return np.bincount(ids)
 

@@ -1,4 +1,4 @@
-"""Constants, shapes and the ops that move elements without computing with them."""
+"""Constants, shapes, and ops that only move elements."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _reshape(x: Value, shape: Ints, *, ctx: Context) -> Value:
 
 
 def _divided(old: Ints, new: Ints) -> Ints:
-    """A shape, with the rest of the elements for an axis of -1 where others are open."""
+    """A shape with -1 replaced by the remaining size, also if other sizes are open."""
     places = [i for i, n in enumerate(new) if isinstance(n, int) and n == -1]
     given = [n for i, n in enumerate(new) if i not in places]
     count = math.prod(given)
@@ -89,9 +89,9 @@ def _divided(old: Ints, new: Ints) -> Ints:
 
 
 def _reshaped(ctx: Context, x: Array, move: Callable[[Array], Array]) -> Array:
-    """`move(x)`, which is `x` in another shape.
+    """`move(x)`, a reshape of `x`.
 
-    What comes back to the shape it had is what it was: layers write biases so.
+    A value reshaped back to its original shape is the original: layers reshape biases this way.
     """
     _, origin = ctx.origins.get(id(x), (x, x))
     y = move(x)
@@ -192,7 +192,7 @@ def _split_v(x: Value, size_splits: Ints, axis: Int) -> list[Value]:
     rest = np.shape(x)[axis] - sum(n for n in size_splits if not _is_rest(n))
     sizes = [rest if _is_rest(n) else n for n in size_splits]
     for n in sizes:
-        require(n, "ge", 0, f"axis {axis} is split into parts of which one has {n} elements")
+        require(n, "ge", 0, f"axis {axis} is split into parts, one of them with {n} elements")
     if is_static(x):
         return list(np.split(x, np.cumsum(sizes)[:-1], axis))
     return list(lax.split(array(x), sizes, axis))
@@ -205,7 +205,7 @@ def _is_rest(size: Int) -> bool:
 @rule("Fill", repeats_to=0)
 def _fill(dims: Ints, value: Value) -> Value:
     fixed = all(isinstance(d, int) for d in dims)
-    # Integers may be shapes and indices of other ops; numbers stay a broadcast of one.
+    # Integers may be shapes and indices of other ops; floats stay a broadcast scalar.
     whole = is_static(value) and value.dtype.kind in "iub"
     if whole and fixed and math.prod(dims) <= 1024:
         return np.full(dims, value)
@@ -229,7 +229,7 @@ def _tile(x: Value, multiples: Ints) -> Value:
 def _as_static(node: Node, values: Sequence[Value], i: int) -> np.ndarray:
     """A known operand, or an open size that was cast to floating point, as in `tf.range(n, 1.0)`.
 
-    Floating-point numbers count exactly up to 2**24 at least, which is longer than axes are.
+    Floating-point numbers are exact up to at least 2**24, longer than axes are.
     """
     size = None if isinstance(values[i], np.ndarray) else size_of(values[i])
     return static(node, values, i) if size is None else pack_dims([size], _INT32).reshape(())
@@ -239,7 +239,7 @@ def _is_whole(number: Value) -> bool:
     return isinstance(number, float) and number.is_integer()
 
 
-# A longer range is data, and is counted where it is used.
+# A longer range is data, and is computed at run time.
 _MAX_RANGE = 64
 
 
@@ -250,10 +250,10 @@ def _range(start: Value, limit: Value, delta: Value, *, Tidx: np.dtype, node: No
     if any(map(is_open, (first, last))):
         first, last, step = (int(n) if _is_whole(n) else n for n in (first, last, step))
     if all(isinstance(n, int) or is_open(n) for n in (first, last, step)):
-        # Rounded up, and not negative; sizes may be symbolic.
+        # Rounded up, at least zero; sizes may be symbolic.
         count = int_max(-((first - last) // step), 0)
     elif any(map(is_open, (first, last, step))):
-        raise refuse(node, "has an open limit and steps that are not whole", "Use tf.linspace.")
+        raise refuse(node, "has an open limit and a non-integer step", "Use tf.linspace.")
     else:
         count = max(0, math.ceil((last - first) / step))
     symbolic = any(v.dtype == object for v in (start, limit, delta))
@@ -280,6 +280,6 @@ def _ensure_shape(x: Value, *, shape: list[int | None] | None, node: Node) -> Va
         fits = all(w is None or not isinstance(n, int) or w == n for w, n in pairs)
         if len(shape) != len(actual) or not fits:
             raise refuse(
-                node, f"has an operand of another shape. Expected shape={shape}, got {actual}"
+                node, f"has an operand of the wrong shape. Expected shape={shape}, got {actual}"
             )
     return x

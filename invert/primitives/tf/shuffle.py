@@ -1,7 +1,7 @@
 """Permutations of indices without a table.
 
-A block cipher on integers of an even number of bits, which is applied until the result is in
-range (Black and Rogaway, Ciphers with Arbitrary Finite Domains). The cipher is Simon (Beaulieu et
+A block cipher on integers of an even number of bits, applied until the result is in range (Black
+and Rogaway, Ciphers with Arbitrary Finite Domains). The cipher is Simon (Beaulieu et
 al. 2013) with the choices of tensorflow/core/kernels/random_index_shuffle.cc, TensorFlow 2.21.
 """
 
@@ -41,7 +41,7 @@ def _shuffled(index: Array, seed: Array, most: Array, rounds: int) -> Array:
     keys = [seed[i] & mask for i in range(3)]
     for i in range(3, rounds):
         bit = jnp.asarray(0xFFFFFFFC ^ ((_SEQUENCE >> (i - 3)) & 1), _U64)
-        # The sequence is as long as a word is.
+        # The sequence is as long as a word.
         known = jnp.where(half > i - 3, bit, jnp.asarray(0xFFFFFFFC, _U64)) & mask
         keys.append(known ^ keys[i - 3] ^ right(keys[i - 1], 3) ^ right(keys[i - 1], 4))
 

@@ -1,8 +1,10 @@
 """Slices: `Slice`, `StridedSlice`, those of XLA, and updates of a slice.
 
-Bounds that depend on data are clamped into the array, as XLA does. A slice between two such bounds
-has a static length: its axes are cut out first, and a static slice remains. Where the length
-depends on data too, `tf.values.bounded_slice` takes the rows of the first axis.
+Bounds that depend on data are clamped into the array, as XLA does. A slice whose two bounds differ
+by a constant has a static length: it is cut out first, and a static
+slice remains. If the length depends on data too, `tf.values.bounded_slice` takes the rows of the
+first
+axis.
 """
 
 from __future__ import annotations
@@ -37,9 +39,9 @@ Part = Any
 
 
 def _stretch_of(ctx: Context, node: Node, index: list[Part]) -> Stretch | None:
-    """The slice of the first axis of an index where its length depends on data.
+    """The slice of the first axis of an index if its length depends on data.
 
-    **Raises:** `UnsupportedOpError` where that of another axis does.
+    **Raises:** `UnsupportedOpError` if that of another axis does.
     """
     stretches = [k for k, part in enumerate(index) if isinstance(part, Stretch)]
     if not stretches:
@@ -85,7 +87,7 @@ def _rest(ctx: Context, node: Node, x: Array, begin: Value, size: Ints) -> Value
 
 
 def take_rows(node: Node, x: Value, stretch: Stretch, index: list[Part]) -> BoundedArray:
-    """`x[index]` where the slice of the first axis is `stretch`; x: an array or rows."""
+    """`x[index]` with `stretch` as the slice of the first axis; x is an array or bounded."""
     rows = rows_of(x, stretch, slice_origin(node))
     return rows.with_data(take(rows.data, [slice(None), *index[1:]]))
 
@@ -143,7 +145,7 @@ def _places(vector: Value) -> list[Array]:
 class _Window:
     """A part of an axis that starts at a traced index: its start and length.
 
-    `index`: what of these is taken, as NumPy takes it.
+    `index`: the NumPy index into this part.
     """
 
     start: Value
@@ -152,14 +154,15 @@ class _Window:
 
 
 def _depends(part: Part) -> bool:
-    """Whether a part of an index depends on data."""
+    """Whether an entry of an index depends on data."""
     return isinstance(part, _Window | Stretch)
 
 
 def index_of(ctx: Context, node: Node, bounds: list[Value], rank: int) -> list[Part]:
-    """The index as NumPy takes it, with the ellipsis spelled out: slices, ints and `None`.
+    """A NumPy index with the ellipsis expanded: slices, ints and `None`.
 
-    What lies at a place that depends on data is a `_Window`, or a `Stretch` where its length does.
+    A slice at a data-dependent position is a `_Window`, or a `Stretch` if its length depends on
+    data.
     """
     begin, end, _ = bounds
     steps = ints(static(node, bounds, 2))
@@ -195,7 +198,7 @@ def _is_data(place: Value) -> bool:
 
 
 def _window(ctx: Context, node: Node, start: Value, stop: Value, step: int) -> _Window | Stretch:
-    """The slice between two places that depend on data."""
+    """The slice between two data-dependent bounds."""
     length = None if start is None or stop is None else distance(start, stop)
     if length is None:
         return Stretch(start, stop, step)
@@ -204,7 +207,7 @@ def _window(ctx: Context, node: Node, start: Value, stop: Value, step: int) -> _
     count = int_max(length, 0) if is_open(length) else len(range(0, length, step))
     ctx.graph.note(
         f"tf.{node.op} ({node.location}) has {count} elements at a place that depends on data; "
-        "where it leaves the array, TensorFlow's has fewer, and this one begins elsewhere"
+        "past the end of the array TensorFlow returns fewer, while this program shifts the slice"
     )
     span = count if step == 1 else max(count - 1, 0) * abs(step) + min(count, 1)
     dtype = np.result_type(*(p for p in (start, stop) if _is_data(p)))
@@ -226,7 +229,7 @@ def _entry(vector: Value, i: int) -> Value:
 
 @dataclasses.dataclass
 class _Region:
-    """What an index picks, axis by axis, in ascending order."""
+    """The parts that an index selects, axis by axis, in ascending order."""
 
     starts: list[Int]
     stops: list[Int]
@@ -280,7 +283,7 @@ def take(x: Array, index: list[Part]) -> Array:
 def put(
     ctx: Context, node: Node, x: Array, index: list[Part], value: Value, fresh: bool = False
 ) -> Array:
-    """`x` with `value`, an array or rows, at `index`; `fresh`: x is zero."""
+    """`x` with `value`, an array or bounded, at `index`; `fresh`: x is zero."""
     stretch = _stretch_of(ctx, node, index)
     if stretch is None:
         if isinstance(value, BoundedArray):
@@ -290,14 +293,14 @@ def put(
 
 
 def put_stretch(node: Node, x: Value, stretch: Stretch, index: list[Part], value: Value) -> Array:
-    """`x` with `value` where the slice of the first axis is `stretch`; both: an array or rows."""
+    """`x` with `value` at `stretch` in the first axis; both are arrays or bounded."""
     old = rows_of(x, stretch, slice_origin(node)).data
     new = resized(value.data, old.shape[0]) if isinstance(value, BoundedArray) else array(value)
     return put_rows(x, stretch, _put(old, [slice(None), *index[1:]], new))
 
 
 def _put(x: Array, index: list[Part], value: Value, fresh: bool = False) -> Array:
-    """`x` with `value` at `index`; `fresh`: x is zero, so that padding does."""
+    """`x` with `value` at `index`; if `fresh`, x is zero and padding `value` suffices."""
     windows, index = _windows(index)
     if windows:
         part = _put(_at_windows(x, windows), index, value, fresh)
@@ -324,7 +327,7 @@ def _put(x: Array, index: list[Part], value: Value, fresh: bool = False) -> Arra
 
 
 def _windows(index: list[Part]) -> tuple[dict[int, _Window], list[Part]]:
-    """The windows by their axes, and the index into what they leave."""
+    """The windows by axis, and the index into their parts."""
     parts = [part for part in index if part is not None]
     windows = {axis: part for axis, part in enumerate(parts) if isinstance(part, _Window)}
     return windows, [part.index if isinstance(part, _Window) else part for part in index]
@@ -338,7 +341,7 @@ def _at_windows(x: Array, windows: dict[int, _Window]) -> Array:
 
 
 def _bounds(part: slice, size: Int) -> tuple[Int, Int, int, Int]:
-    """Start, stop (in ascending order), signed step and length of what a slice picks."""
+    """Start, stop (in ascending order), signed step and length of a slice."""
     if not any(map(is_open, (size, part.start, part.stop))):
         picked = range(*part.indices(size))
         if not picked:
@@ -349,10 +352,10 @@ def _bounds(part: slice, size: Int) -> tuple[Int, Int, int, Int]:
 
 
 def _open_bounds(part: slice, size: Int) -> tuple[Int, Int, int, Int]:
-    """The same of an axis whose size is open, or of ends that are.
+    """The same for an axis of open size, or for open ends.
 
-    Python's slices end at the array's ends. Where an open end may lie beyond, the smaller one is
-    meant; a program may only be one for all sizes where it never does.
+    Python clips slices to the array. If an open end may lie beyond, the smaller one is used; one
+    program for all sizes exists only if it never does.
     """
     step: int = part.step or 1
     last = size if step > 0 else size - 1
@@ -377,7 +380,7 @@ def _open_bounds(part: slice, size: Int) -> tuple[Int, Int, int, Int]:
         return start, start + count, 1, length
     if step > 0:
         return start, start + count, step, length
-    # Counted from the end, the first that is picked lies before others.
+    # With a negative step, the first element selected comes last in ascending order.
     return stop - (length - 1) * -step - 1, stop, step, length
 
 

@@ -28,10 +28,13 @@ def _approx_top_k(
     reduction_input_size_override: int,
     aggregate_to_topk: bool,
 ) -> list[Array]:
-    """The exact answer, as TensorFlow gives everywhere but on a TPU. Of equal numbers it takes the
-    first; `lax.approx_max_k` leaves that open, and on the CPU takes any in half precision."""
+    """The exact result, as in TensorFlow except on a TPU.
+
+    Among equal numbers it takes the first; `lax.approx_max_k` does not specify this, and on the CPU
+    takes any in half precision.
+    """
     axis = axis_of(reduction_dimension, x.ndim)
-    if not aggregate_to_topk:  # as many candidates as the algorithm would keep
+    if not aggregate_to_topk:  # as many candidates as the approximate algorithm would keep
 
         def candidates(x: Array) -> Array:
             return lax.approx_max_k(
@@ -54,8 +57,8 @@ def _nth_element(x: Array, n: Value, *, reverse: bool) -> Array:
     if not isinstance(n, np.ndarray):
         n = x.shape[-1] - 1 - n if reverse else n
         return lax.dynamic_index_in_dim(jnp.sort(x, -1), n, x.ndim - 1, keepdims=False)
-    # Where it is known, the elements up to it are enough, from the end that is nearer. The least of
-    # them: where XLA sees that one alone is read, it sorts everything.
+    # If `n` is known, the elements up to it suffice, from the nearer end. Their minimum is used:
+    # if XLA sees that only one element is read, it sorts everything.
     from_top = int(n) if reverse else x.shape[-1] - 1 - int(n)
     if 2 * from_top < x.shape[-1]:
         return jnp.min(lax.top_k(x, from_top + 1)[0], -1)
@@ -82,7 +85,7 @@ def _arg(x: Array, axis: Int, *, op: str, output_type: np.dtype) -> Array:
     axis = axis_of(axis, x.ndim)
     best, worst = (lax.argmax, -np.inf) if op == "ArgMax" else (lax.argmin, np.inf)
     if jnp.issubdtype(x.dtype, jnp.floating):
-        # NaN is never larger nor smaller in TensorFlow.
+        # NaN is neither larger nor smaller in TensorFlow.
         x = lax.select(lax.ne(x, x), lax.full_like(x, worst), x)
     if jnp.issubdtype(x.dtype, jnp.bool_):
         x = lax.convert_element_type(x, np.int32)

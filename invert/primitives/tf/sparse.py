@@ -19,7 +19,7 @@ from invert.tf.values.constants import broadcast_to
 
 
 def dense(indices: Array, values: Array, shape: Ints) -> Array:
-    """The dense array; values at the same index are added up."""
+    """The dense array; values at the same index are summed."""
     if not shape:
         return jnp.sum(values, dtype=values.dtype)
     return scatter_nd(lax.scatter_add, lax.full(shape, 0, values.dtype), indices, values)

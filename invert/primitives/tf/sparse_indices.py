@@ -1,6 +1,6 @@
-"""Ops on sparse tensors whose results have other indices than their operands.
+"""Ops on sparse tensors whose results have different indices than their operands.
 
-How many there are depends on data, unless the indices are static. Results are padded to their full
+Their number depends on data, unless the indices are static. Results are padded to their full
 capacity with the index -1 and the value 0, which ops on sparse tensors skip; see `dynamic_size`.
 Kernels: tensorflow/core/kernels/sparse_*_op.cc, TensorFlow 2.21.
 """
@@ -26,7 +26,7 @@ _INT64 = np.dtype(np.int64)
 
 
 def _folding_rule(*ops: str) -> Callable[[Callable[..., Value]], Callable[..., Value]]:
-    """Register a rule; where all operands are static, TensorFlow computes the results."""
+    """Register a rule; if all operands are static, TensorFlow computes the results."""
 
     def register(fn: Callable[..., Value]) -> Callable[..., Value]:
         call = bound(fn)
@@ -45,7 +45,7 @@ def _folding_rule(*ops: str) -> Callable[[Callable[..., Value]], Callable[..., V
 
 
 def _numbered(indices: Array, shape: Ints) -> Array:
-    """The row-major number of each index; the size of the tensor where out of range."""
+    """The row-major number of each index; the size of the tensor if out of range."""
     total: Array = 0
     inside: Array = True
     for axis, size in enumerate(shape):
@@ -56,7 +56,7 @@ def _numbered(indices: Array, shape: Ints) -> Array:
 
 
 def _places(numbers: Array, shape: Ints) -> Array:
-    """The indices of row-major numbers, -1 where out of range."""
+    """The indices of row-major numbers; -1 if out of range."""
     xp = np if isinstance(numbers, np.ndarray) else jnp
     columns, rest = [], numbers
     for size in reversed(shape):
@@ -67,11 +67,11 @@ def _places(numbers: Array, shape: Ints) -> Array:
 
 
 def _at(x: Array, where: Array, fill: int = 0) -> Array:
-    """The elements of `x` at `where`, and `fill` where that is out of range."""
+    """The elements of `x` at `where`; `fill` if out of range."""
     return jnp.asarray(x).at[where].get(mode="fill", fill_value=fill, wrap_negative_indices=False)
 
 
-def _kept(keep: Array, indices: Array, values: Array) -> tuple[Array, Array]:
+def _masked(keep: Array, indices: Array, values: Array) -> tuple[Array, Array]:
     """The indices and values that a mask keeps, padded with -1 and 0."""
     where = places_of(keep)[:, 0]
     where = jnp.where(where < 0, np.int32(keep.shape[0]), where)
@@ -79,7 +79,7 @@ def _kept(keep: Array, indices: Array, values: Array) -> tuple[Array, Array]:
 
 
 def _distinct(numbers: Array, limit: Value) -> tuple[Array, Array]:
-    """The sorted distinct numbers, padded with `limit`, and the place of each number in them."""
+    """The sorted distinct numbers, padded with `limit`, and the position of each number in them."""
     if isinstance(numbers, np.ndarray):
         return np.unique(numbers, return_inverse=True)
     size = numbers.shape[0]
@@ -87,7 +87,7 @@ def _distinct(numbers: Array, limit: Value) -> tuple[Array, Array]:
 
 
 def _by_place(kind: str, values: Array, which: Array, count: int) -> Array:
-    """The sum or the maximum of the values of each place; 0 where there is none."""
+    """The sum or maximum of the values at each position; 0 if there are none."""
     if kind == "Sum":
         return jnp.zeros(count, values.dtype).at[which].add(values)
     written = jnp.zeros(count, bool).at[which].set(True)
@@ -146,10 +146,10 @@ def _concat(*operands: Value, node: Node, N: int, concat_dim: int) -> list[Array
 def _window(
     indices: Array, values: Array, start: Sequence[int], sizes: Sequence[int]
 ) -> list[Array]:
-    """The indices inside of a box, counted from its corner, their values, and its shape."""
+    """The indices inside a box, relative to its corner, their values, and its shape."""
     moved = indices - np.asarray(start, _INT64)
     keep = jnp.all((moved >= 0) & (moved < np.asarray(sizes, _INT64)), -1)
-    return [*_kept(keep, moved, values), np.asarray(sizes, _INT64)]
+    return [*_masked(keep, moved, values), np.asarray(sizes, _INT64)]
 
 
 @_folding_rule("SparseSlice")
@@ -175,7 +175,7 @@ def _split(
     _note(ctx, node, values)
     start, parts = [0] * len(shape), []
     for i in range(num_split):
-        # The first parts are longer by one where they cannot all be equal.
+        # The first parts are longer by one if they cannot all be equal.
         size = [*shape]
         size[axis] = shape[axis] // num_split + (i < shape[axis] % num_split)
         parts.append(_window(indices, array(values), start, size))
@@ -188,7 +188,7 @@ def _split(
 
 
 def _union(indices: Sequence[Array], shape: Ints) -> tuple[Array, Array, Array]:
-    """The distinct places of two tensors, which of them each index is, and whether in range."""
+    """The distinct positions of two tensors, that of each index, and whether it is in range."""
     numbers = [_numbered(v, shape) for v in indices]
     known = all(isinstance(n, np.ndarray) for n in numbers)
     joined = (np if known else jnp).concatenate(numbers)
@@ -217,16 +217,16 @@ def _add(
     size = numbers.shape[0]
     total = _by_place("Sum", _or_zero(inside, jnp.concatenate([a, b])), which, size)
     places = _places(numbers, shape)
-    # A sum of two that is too small is left out. Static indices stay, so that their number is
-    # static; TensorFlow leaves out a NaN among those.
+    # Sums below the threshold are dropped. Static indices stay, so that their number is static;
+    # TensorFlow drops a NaN among those.
     exact = isinstance(threshold, np.ndarray) and threshold == 0
     if not (isinstance(numbers, np.ndarray) and exact):
         padded(ctx, node, size, "places")
         count = jnp.zeros(size, np.int32).at[which].add(inside.astype(np.int32))
-        # XLA takes `abs(x) >= 0` for true, also of NaN.
+        # XLA simplifies `abs(x) >= 0` to true, also for NaN.
         large = (lax.abs(total) >= array(threshold)) & (total == total)
         keep = (numbers < math.prod(shape)) & ((count < 2) | large)
-        places, total = _kept(keep, places, total)
+        places, total = _masked(keep, places, total)
     return [places, total, pack_dims(shape, _INT64)]
 
 
@@ -246,7 +246,7 @@ def _extremum(
     numbers, which, inside = _union(indices, shape)
     _note(ctx, node, numbers)
     sides = (jnp.split(v, [indices[0].shape[0]]) for v in (which, inside))
-    # A value of one tensor alone is compared with zero.
+    # A value present in only one tensor is compared with zero.
     x, y = (
         _by_place("Sum", _or_zero(valid, values), places, numbers.shape[0])
         for values, places, valid in zip((a, b), *sides, strict=True)
@@ -256,9 +256,9 @@ def _extremum(
 
 
 def _matched(rows: Array, wanted: Array, gradient: Array) -> Array:
-    """The gradient of each of `wanted` among the ordered indices `rows`; 0 where it is not one."""
+    """The gradient at each of `wanted` in the sorted indices `rows`; 0 if absent."""
     both = jnp.concatenate([rows, wanted])
-    # Sizes that hold all of the indices, as the shape is not an operand.
+    # Sizes that contain all indices, since the shape is not an operand.
     sizes = jnp.maximum(jnp.max(both, axis=0, initial=0), 0) + 1
     strides = jnp.concatenate([jnp.cumprod(sizes[::-1])[::-1][1:], jnp.ones(1, _INT64)])
 
@@ -333,7 +333,7 @@ def _fill_empty_rows(
     row = columns[:, 0]
     empty = ~jnp.zeros(rows, bool).at[jnp.where(row < 0, rows, row)].set(True, mode="drop")
     every = lax.iota(_INT64, rows)
-    # Elements and defaults in the order of rows; the defaults of rows that have elements come last.
+    # Elements and defaults in row order; defaults of rows that have elements come last.
     numbers = jnp.concatenate([jnp.where(row < 0, rows, row), jnp.where(empty, every, rows)])
     order = jnp.argsort(numbers, stable=True)
     fillers = jnp.zeros((rows, columns.shape[1]), _INT64).at[:, 0].set(every)

@@ -1,4 +1,4 @@
-"""Sparse matrices as single values, which TensorFlow keeps in CSR form: here indices and values.
+"""Sparse matrices as single values: CSR in TensorFlow, here indices and values.
 
 (tensorflow/core/kernels/sparse/, TensorFlow 2.21.)
 """
@@ -91,7 +91,7 @@ def _transpose(matrix: Value, *, conjugate: bool) -> Matrix:
 @rule("CSRSparseMatrixComponents")
 def _components(matrix: Value, index: Value, *, node: Node) -> tuple[Array, Array, Array]:
     if len(matrix.shape) != 2:
-        raise refuse(node, "takes one of several matrices, whose number of values is not known")
+        raise refuse(node, "takes one matrix of a batch, whose number of values is unknown")
     rows, columns = (matrix.indices[:, i].astype(_INT32) for i in (0, 1))
     starts = jnp.searchsorted(rows, lax.iota(_INT32, matrix.shape[0] + 1))
     return starts.astype(_INT32), columns, matrix.values

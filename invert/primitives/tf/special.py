@@ -20,14 +20,14 @@ def _broadcasting(fn: Callable[..., Array]) -> Callable[..., Array]:
 
 
 def _expint(x: Array) -> Array:
-    """TensorFlow has no values for negative numbers, and minus infinity at zero."""
-    # `scipy.expi` of negative numbers is a loop, which does not end for some mixtures of extremes.
+    """NaN for negative numbers and minus infinity at zero, as in TensorFlow."""
+    # For negative numbers `scipy.expi` is a loop that does not end for some extreme arrays.
     value = scipy.expi(jnp.where(x > 0, x, 1))
     return jnp.where(x > 0, value, jnp.where(x == 0, -jnp.inf, jnp.nan))
 
 
 def _in_float32(fn: Callable[..., Array]) -> Callable[..., Array]:
-    """For functions that `jax.scipy` has in single and double precision alone."""
+    """For functions that `jax.scipy` has only in single and double precision."""
 
     def wide(*operands: Array) -> Array:
         dtype = operands[0].dtype
@@ -40,7 +40,7 @@ def _in_float32(fn: Callable[..., Array]) -> Callable[..., Array]:
 
 
 def _growing(scaled: Callable[[Array], Array]) -> Callable[[Array], Array]:
-    """exp(|x|) times `scaled`, with the derivative of |x| at 0 that is the right one here: 0."""
+    """exp(|x|) times `scaled`, with derivative 0 for |x| at 0, which is correct here."""
     return lambda x: lax.exp(x * lax.sign(x)) * scaled(x)
 
 
@@ -58,10 +58,10 @@ def _spence_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, A
 
 
 def _incomplete(fn: Callable[..., Array], sign: int) -> Callable[..., Array]:
-    """An incomplete gamma function, also for `a` so large that the terms of `lax` are equal.
+    """An incomplete gamma function, also for `a` so large that the terms of `lax` coincide.
 
-    There it is the normal distribution function with mean and variance `a`, which is more precise
-    than those terms. At infinite x the lower function is 1 with slope 0. `sign`: 1 for the lower
+    There it is the normal distribution function with mean and variance `a`, which is more precise.
+    At infinite x the lower function is 1 with slope 0. `sign`: 1 for the lower
     function, -1 for the upper one.
     """
 
@@ -89,7 +89,7 @@ def _betainc(a: Array, b: Array, x: Array) -> Array:
 
 
 def _fresnel(part: int, wave: Callable[[Array], Array]) -> Callable[[Array], Array]:
-    """A Fresnel integral; its derivative is the wave itself, to full precision."""
+    """A Fresnel integral; its derivative is the integrand, to full precision."""
 
     def fresnel(x: Array) -> Array:
         return scipy.fresnel(x)[part]
@@ -105,9 +105,10 @@ def _fresnel(part: int, wave: Callable[[Array], Array]) -> Callable[[Array], Arr
 
 @jax.custom_jvp
 def zeta(x: Array, q: Array) -> Array:
-    """Hurwitz's zeta function. TensorFlow has its derivative in q alone, and takes 0 in x."""
-    # `lax.zeta` has no number where q or x is infinite or x is large, where one term is left of the
-    # sum, and poles left of 1, where Eigen's has none.
+    """Hurwitz's zeta function. In TensorFlow it has a derivative in q only, and 0 in x."""
+    # `lax.zeta` is NaN if q or x is infinite or x is large, where one term of the sum remains, and
+    # has
+    # poles left of 1, where Eigen's has none.
     large = x > _ONE_TERM
     value = lax.zeta(jnp.where(large & (q > 0), 2, x), q)
     value = jnp.where(large & (q > 0), lax.pow(q, -x), value)
@@ -117,7 +118,7 @@ def zeta(x: Array, q: Array) -> Array:
     return jnp.where(x < 1, jnp.nan, value)
 
 
-# The second term is below the smallest number, unless the first is as well.
+# The second term underflows, unless the first does too.
 _ONE_TERM = 4096.0
 
 

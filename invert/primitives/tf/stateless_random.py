@@ -1,7 +1,7 @@
 """Random ops that take a seed or a generator's state: the numbers that TensorFlow draws on CPU.
 
-In a function that XLA compiles these are the numbers of XLA, which derives others from the same
-words. With `Config(random="jax")` they are those of `jax.random`, of a key that is the seed.
+In a function compiled with XLA they are XLA's numbers, which it derives differently from the same
+words. With `Config(random="jax")` they come from `jax.random`, with the seed as key.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from invert.tf.numerics.philox import Stream
 from invert.tf.ops.node import Node
 from invert.tf.values.constants import array
 
-# tensorflow/core/framework/rng_alg.h. To the CPU kernels the automatic choice is Philox; ThreeFry
-# has no kernel and runs where TensorFlow compiles by XLA.
+# tensorflow/core/framework/rng_alg.h. For CPU kernels the automatic choice is Philox; ThreeFry has
+# no kernel and runs only if TensorFlow compiles with XLA.
 _PHILOX, _THREEFRY, _AUTO = 1, 2, 3
-# How many blocks a generator advances for each number that is drawn (SkipPhiloxRandom of
+# Number of blocks a generator advances for each number drawn (SkipPhiloxRandom of
 # tensorflow/core/kernels/stateful_random_ops_cpu_gpu.h).
 _SKIP = 256
 _NO_COUNTER = np.zeros(2, np.uint64)
@@ -51,12 +51,12 @@ def _by_key(ctx: Context) -> bool:
 
 
 def _of_seed(ctx: Context, seed: Value) -> Value:
-    """The stream of a seed, or the key that it is."""
+    """The stream of a seed, or the seed as a key."""
     return random_by_key.key_of(seed) if _by_key(ctx) else Stream.from_seed(seed)
 
 
 def _of_state(ctx: Context, key: Value, counter: Value) -> Value:
-    """The stream of a key and a counter, or the key alone."""
+    """The stream of a key and a counter, or just the key."""
     if _by_key(ctx):
         return random_by_key.key_of(key)
     return Stream.from_state(array(key), array(counter))
@@ -85,7 +85,7 @@ def _get_alg() -> np.ndarray:
     return np.asarray(_PHILOX, np.int32)
 
 
-# Each takes a stream, a shape, a dtype, and the operands that come after those of the stream.
+# Each takes a stream, a shape, a dtype, and the remaining operands.
 _Draw = Callable[..., Array]
 
 _DRAWS: dict[str, _Draw] = {
@@ -188,8 +188,8 @@ def _parameterized_truncated_normal(
     *,
     ctx: Context,
 ) -> Array:
-    # The kernel lets one stream run through all numbers of a thread, so that its numbers depend on
-    # how many threads there are. These have the same distribution, by inversion.
+    # The kernel uses one stream for all numbers of a thread, so its numbers depend on the number of
+    # threads. These have the same distribution, by inversion.
     mean, deviation, low, high = map(jnp.asarray, (mean, deviation, low, high))
     u = _draw(ctx, "Uniform")(_of_seed(ctx, seed), shape, mean.dtype)
     z = truncated_from_uniform(u, (low - mean) / deviation, (high - mean) / deviation)
@@ -199,8 +199,8 @@ def _parameterized_truncated_normal(
 def truncated_from_uniform(u: Array, low: Array, high: Array) -> Array:
     """Standard normal numbers between two bounds, from numbers in [0, 1).
 
-    Computed on the side of the bound that is nearer to zero, where the distribution function is
-    small, so that bounds far off keep their precision.
+    Computed on the side of the bound nearer to zero, where the distribution function is small,
+    so that distant bounds keep their precision.
     """
     flip = low + high > 0
     low, high = jnp.where(flip, -high, low), jnp.where(flip, -low, high)
@@ -214,8 +214,8 @@ def truncated_from_uniform(u: Array, low: Array, high: Array) -> Array:
 def _multinomial(
     logits: Array, count: Int, seed: Array, *, ctx: Context, output_dtype: np.dtype
 ) -> Array:
-    # multinomial_op.cc, as it runs on one thread: rows follow each other in the stream. With more
-    # threads, TensorFlow starts each share of a large batch at a nearer block.
+    # multinomial_op.cc on one thread: rows follow each other in the stream. With more threads,
+    # TensorFlow starts each part of a large batch at an earlier block.
     finite = jnp.isfinite(logits)
     lowest = np.asarray(jnp.finfo(logits.dtype).min, logits.dtype)
     largest = jnp.max(jnp.where(finite, logits, lowest), 1, keepdims=True).astype(np.float64)
@@ -242,9 +242,9 @@ def _shuffle(x: Array, key: Value, counter: Value, alg: Int, *, ctx: Context, no
 
 
 def shuffled(words: Array, items: Array) -> Array:
-    """A vector in random order: each element swaps with one of those left that a word selects.
+    """A shuffled vector: each element swaps with a random remaining one.
 
-    As `RandomShuffle` of random_shuffle_op.h does.
+    As `RandomShuffle` in random_shuffle_op.h.
     """
     size = items.shape[0]
 
@@ -267,8 +267,8 @@ def _stochastic_cast(
     node: Node,
     Tout: np.dtype,
 ) -> Array:
-    # The kernel takes numbers for as many elements at once as the machine has lanes, so that which
-    # number rounds which element depends on the machine. These round with the same probability.
+    # The kernel draws numbers for as many elements at once as the machine has lanes, so the
+    # assignment depends on the machine. These round with the same probability.
     _require_philox(node, alg)
     u = _draw(ctx, "Uniform")(_of_state(ctx, key, counter), x.shape, x.dtype)
     rounded = jnp.where(x < 0, lax.floor(x + u), lax.floor(x + 1 - u))
@@ -279,11 +279,11 @@ def _stochastic_cast(
     return lax.convert_element_type(clipped, Tout)
 
 
-# -- generators: their state is a variable of a counter of 128 bits and a key
+# -- generators: their state is a variable with a 128-bit counter and a key
 
 
 def _read(ctx: Context, resource: Value, first: int = 0) -> tuple[Array, Stream]:
-    """The state and the stream that it stands for; `first`: where its counter begins."""
+    """The state and its stream; `first`: offset of the counter."""
     state = jnp.asarray(ctx.read(resource))
     return state, Stream.from_state(state[first + 2 : first + 3], state[first : first + 2])
 

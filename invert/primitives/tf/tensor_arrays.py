@@ -1,9 +1,10 @@
 """The `TensorArray…` ops of TensorFlow 1 and its stacks: lists behind handles.
 
-The first two versions differ in the type of the handle, and in that making an array gives no flow.
-
-The list is part of the state. The `flow` that orders reads and writes is a number without meaning.
-A gradient array adds up what is written to it.
+The first two versions differ in the type of the handle, and creating an array returns no flow. The
+list
+is part of the state. The `flow` that orders reads and writes is a meaningless number. A gradient
+array
+sums the values written to it.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ def _write(
 
 
 def _grows(lst: TensorList, index: Value) -> bool:
-    """Whether a write may make the list longer: arrays of a fixed size are never too short."""
+    """Whether a write may extend the list; arrays of fixed size are never too short."""
     if not isinstance(lst.size, int):
         return True
     return lst.size == 0 or (isinstance(index, np.ndarray) and int(index) >= lst.size)
@@ -193,7 +194,7 @@ def _stack(max_size: Value = None, *, ctx: Context, node: Node, elem_type: np.dt
 def _push(handle: Value, value: Value, *, ctx: Context, node: Node) -> Value:
     lst = _list(ctx, node, handle)
     if isinstance(value, Resource):
-        reason = "keeps a stack for each step of an outer loop, as gradients of nested loops do"
+        reason = "keeps a stack per step of an outer loop, as gradients of nested loops do"
         raise refuse(node, reason, FRAMES_REMEDY)
     ctx.write(handle, lists.push_back(lst, value))
     return value

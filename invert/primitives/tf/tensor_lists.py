@@ -1,4 +1,4 @@
-"""The `TensorList…` ops, on which `tf.TensorArray` and the gradients of loops are built."""
+"""The `TensorList…` ops, used by `tf.TensorArray` and the gradients of loops."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _dtype(element_dtype: np.dtype) -> np.dtype | None:
 
 
 def _element(shape: Value, element_dtype: np.dtype) -> Element | None:
-    """The element type that an op states by a shape, or by the scalar -1 for an unknown rank."""
+    """The element type that an op declares by a shape, or by the scalar -1 for an unknown rank."""
     if not isinstance(shape, np.ndarray) or shape.ndim == 0 or shape.dtype == object:
         return None
     return lists.element_type(ints(shape), _dtype(element_dtype))
@@ -84,7 +84,7 @@ def _element_shape(handle: Value, *, node: Node, shape_type: np.dtype) -> np.nda
     try:
         element = None if isinstance(handle, Apart) else lists.known_element(_list(node, handle))
     except lists.RaggedListError:
-        element = None  # of several shapes, which TensorFlow calls an unknown one
+        element = None  # several shapes, which TensorFlow declares as unknown
     shape = element.shape if isinstance(element, jax.ShapeDtypeStruct) else -1
     return np.asarray(shape, shape_type)
 
@@ -188,7 +188,7 @@ def _concat(
 
 
 def _unwritten(lst: TensorList, element_shape: Value, length: int | None) -> Array:
-    """Zeros for an element that was not written, of the length that the op states for it."""
+    """Zeros for an unwritten element, of the length that the op declares for it."""
     if length is None:
         return lists.zeros_of(lists.known_element(lst))
     other = next((x for x in lst.items or () if x is not None), None)
@@ -281,7 +281,7 @@ def _add_lists(*values: Value) -> Value:
 
 
 def _combine_written(fn: Callable[..., Array], parts: Sequence[Value]) -> Value:
-    """`fn` of elements; one that was not written is zero, which changes no sum."""
+    """`fn` on elements; an unwritten one is zero, which does not change sums."""
     written = [array(x) if hasattr(x, "shape") else x for x in parts if x is not None]
     if len(written) > 1 or (written and len(parts) == 1):
         return _combine(fn, *written)
@@ -289,7 +289,7 @@ def _combine_written(fn: Callable[..., Array], parts: Sequence[Value]) -> Value:
 
 
 def _combine(fn: Callable[..., Array], *values: Value) -> Value:
-    """Apply `fn` to the elements of lists, and of lists in lists; sizes stay as they are."""
+    """Apply `fn` to the elements of lists and nested lists, keeping sizes."""
     if isinstance(values[0], Encoded):
         return Encoded(values[0].splits, fn(*(array(v.values) for v in values)))
     if not any(isinstance(v, TensorList) for v in values):

@@ -1,4 +1,4 @@
-"""Integers that stand for `(level - zero_point) * scale`, for a tensor or each slice of it.
+"""Integers that represent `(level - zero_point) * scale`, per tensor or per slice.
 
 Tensors of quantized types are the integers they hold, as in `quantized`. Sums are exact, and are
 converted to the scale of the result in fixed point, as in the kernels of
@@ -25,7 +25,7 @@ _BITS = 31
 
 @dataclasses.dataclass(frozen=True)
 class _Levels:
-    """What the levels of a tensor stand for.
+    """The scale and zero points of a tensor's levels.
 
     **Arguments:**
 
@@ -54,7 +54,7 @@ class _Levels:
 
 
 def _levels(node: Node, prefix: str, rank: int, scale: Array, zero: Array) -> _Levels:
-    """The levels of an operand or result of a rank, by the attributes of a prefix."""
+    """The levels of an operand or result of a rank, from the attributes with a prefix."""
     axis = node.attr(f"{prefix}quantization_axis")
     least, most = (node.attr(f"{prefix}quantization_{end}_val") for end in ("min", "max"))
     return _Levels(scale, zero, None if axis == -1 else axis - rank, least, most)
@@ -64,7 +64,7 @@ def _fixed_point(ratio: Array) -> tuple[Array, Array]:
     """A positive number as `multiplier * 2 ** (shift - 31)`."""
     bits = lax.bitcast_convert_type(ratio, _INT64)
     shift = ((bits >> 52) - 1022).astype(_INT32)
-    fraction = (bits & ((1 << 52) - 1)) | (1 << 52)  # of 53 bits
+    fraction = (bits & ((1 << 52) - 1)) | (1 << 52)  # 53 bits
     multiplier = (fraction + (1 << (52 - _BITS))) >> (53 - _BITS)
     full = multiplier == 1 << _BITS
     multiplier, shift = jnp.where(full, multiplier >> 1, multiplier), shift + full.astype(_INT32)
@@ -92,7 +92,7 @@ def _requantized(x: Array, old: _Levels, new: _Levels) -> Array:
 
 
 def _nearest(x: Array, inverse: Array, zero: Array, least: int, most: int) -> Array:
-    # The product is rounded before a half is added, which XLA would not do.
+    # Round the product before adding a half, which XLA would not do.
     product = (x.astype(_F64) * inverse.astype(_F64)).astype(_F32)
     level = lax.floor(product + np.float32(0.5)).astype(_INT32) + zero
     return jnp.maximum(jnp.minimum(level, np.int32(most)), np.int32(least))
@@ -216,7 +216,7 @@ def _quantized_product(x: Array, y: Array, *scales: Array, node: Node) -> Array:
 
 
 def _levels_of(x: Array, least: int, most: int) -> tuple[Array, Array, Array]:
-    """The rows of `x` quantized each by its own range, their scales and zero points."""
+    """The rows of `x`, each quantized by its own range, with their scales and zero points."""
     low, high = jnp.minimum(jnp.min(x, 1), 0).astype(_F64), jnp.maximum(jnp.max(x, 1), 0)
     span, steps = high.astype(_F64) - low, float(most - least)
     scale = (span / steps).astype(_F32)
@@ -257,7 +257,7 @@ def _hybrid(x: Array, y: Array, scale: Array, zero: Array, *, node: Node) -> Arr
 def _of_rows(node: Node, scale: Array, sums: Array) -> Array:
     """The scale of each example, ready to broadcast with their sums.
 
-    Groups of examples become features of their own.
+    Groups of examples become separate features.
     """
     first = 0 if "Dot" in node.op else _dimension_numbers(node, sums.ndim).out_spec[0]
     axis, groups = _feature_axis(node, sums.ndim), node.attr("batch_group_count", 1)

@@ -1,6 +1,6 @@
 """Parts of variables: gathers, scatters and strided assignments.
 
-The ops on references of TensorFlow 1 have the same rules; they return the reference besides.
+The ops on TensorFlow 1 references have the same rules, and also return the reference.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _IGNORED = ("use_locking", "bad_indices_policy")
 def _divided(at: Any, value: Array) -> Array:
     if jnp.issubdtype(value.dtype, jnp.inexact):
         return at.divide(value, **_DROP)
-    # Integers truncate: dividing by one divisor after another is dividing by their product.
+    # Integers truncate: dividing by several divisors in turn equals dividing by their product.
     return lax.div(at.array, jnp.ones_like(at.array).at[at.index].multiply(value, **_DROP))
 
 
@@ -114,7 +114,7 @@ def _strided_slice_assign(
     return _result(node, ref)
 
 
-@rule("ResourceCountUpTo", "CountUpTo", ignores=("limit",))  # where TensorFlow fails
+@rule("ResourceCountUpTo", "CountUpTo", ignores=("limit",))  # TensorFlow fails here
 def _count_up_to(ref: Value, *, ctx: Context, node: Node) -> Array:
     old = jnp.asarray(current(ctx, ref))
     assign(ctx, node, ref, old + np.asarray(1, old.dtype))

@@ -1,4 +1,4 @@
-"""Variables: reads, assignments, and updates of the whole."""
+"""Variables: reads, assignments, and updates of the whole variable."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def current(ctx: Context, resource: Value) -> Array:
 def assign(ctx: Context, node: Node, resource: Value, value: Value) -> None:
     """Write `value` to a variable.
 
-    **Raises:** `UnsupportedOpError` where the handle is not one, or the shape would change.
+    **Raises:** `UnsupportedOpError` if the handle is not a variable, or the shape would change.
     """
     if not isinstance(resource, Resource):
         raise refuse(node, "assigns to a value that is not a variable")
@@ -40,7 +40,7 @@ def assign(ctx: Context, node: Node, resource: Value, value: Value) -> None:
 
 Shape = tuple[int | None, ...] | None
 
-# How a session shares a variable, and which devices may hold it.
+# Sharing of a variable between sessions, and its allowed devices.
 _PLACEMENT = ("container", "debug_name", "allowed_devices")
 
 
@@ -82,7 +82,7 @@ def _destroy(resource: Value, *, ctx: Context) -> None:
     ctx.state.pop(resource, None)
 
 
-@rule("AssignVariableOp", ignores=("validate_shape",))  # a change of the shape is refused
+@rule("AssignVariableOp", ignores=("validate_shape",))  # changes of shape are refused
 def _assign(resource: Value, value: Value, *, ctx: Context, node: Node) -> None:
     assign(ctx, node, resource, value)
 

@@ -16,7 +16,7 @@ Padding = str | list[tuple[int, int]]
 
 
 def refuse(node: Node, reason: str, remedy: str = "") -> UnsupportedOpError:
-    """The error that says why `node` cannot be raised."""
+    """The error for a `node` that cannot be raised."""
     return UnsupportedOpError([Problem(f"tf.{node.op}", reason, node.location, remedy)])
 
 
@@ -45,7 +45,7 @@ class Layout:
         return "".join(self.spec[i] for i in self.spatial) + "IO"
 
     def of_spatial(self, items: Sequence[Int]) -> Ints:
-        """The entries of the spatial axes, of a sequence over all axes."""
+        """The spatial entries of a sequence over all axes."""
         return tuple(items[i] for i in self.spatial)
 
     def along_channels(self, x: Array, rank: int) -> Array:
@@ -54,7 +54,7 @@ class Layout:
 
 
 def layout(node: Node, rank: int) -> Layout:
-    """The data format of `node`, whose input has `rank` axes."""
+    """The data format of `node` for an input with `rank` axes."""
     channels_first = {3: "NCW", 4: "NCHW", 5: "NCDHW"}
     channels_last = {3: "NWC", 4: "NHWC", 5: "NDHWC"}
     text: str | None = node.attr("data_format") or channels_last.get(rank)
@@ -65,7 +65,7 @@ def layout(node: Node, rank: int) -> Layout:
     if not text or text not in (channels_first.get(rank), channels_last.get(rank)):
         raise refuse(
             node,
-            f"has the data format {text} of a tensor with {rank} axes",
+            f"has the data format {text} for a tensor with {rank} axes",
             "Use channels first or last.",
         )
     return Layout(text)
@@ -78,12 +78,12 @@ def padding_of(node: Node, axes: int) -> Padding:
         return padding
     flat = node.attr("explicit_paddings", [])
     if len(flat) != 2 * axes:
-        raise refuse(node, f"needs {2 * axes} explicit paddings and has {len(flat)}")
+        raise refuse(node, f"needs {2 * axes} explicit paddings but has {len(flat)}")
     return [(flat[2 * i], flat[2 * i + 1]) for i in range(axes)]
 
 
 def spatial_padding(padding: Padding, where: Layout) -> Padding:
-    """`padding` of the spatial axes alone."""
+    """`padding` of the spatial axes only."""
     return padding if isinstance(padding, str) else list(where.of_spatial(padding))
 
 
@@ -102,10 +102,10 @@ def explicit(
 
 
 def per_axis(node: Node, name: str, rank: int) -> list[int]:
-    """A list attribute over all axes; ones where the node has none."""
+    """A list attribute over all axes; ones if the node lacks it."""
     return node.attr(name) or [1] * rank
 
 
 def is_half(dtype: np.dtype) -> bool:
-    """Whether sums of this type are taken in single precision."""
+    """Whether sums of this type are computed in single precision."""
     return np.dtype(dtype).itemsize == 2 and np.dtype(dtype).kind not in "iu"

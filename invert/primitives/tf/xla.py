@@ -1,6 +1,7 @@
-"""The ops that stand for one op of XLA, as jax2tf wrote them before it wrote StableHLO.
+"""Ops that represent one XLA op, which jax2tf emitted before StableHLO.
 
-Each is the `jax.lax` primitive of its name. Dimension numbers are messages in an attribute.
+Each corresponds to the `jax.lax` primitive of its name. Dimension numbers are messages in an
+attribute.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from invert.tf.ops.node import Node
 
 
 def message_of(node: Node, attribute: str, kind: str) -> Any:
-    """The message in an attribute, which the binder gives as text."""
+    """The message in an attribute, which the binder passes as text."""
     data = node.attr(attribute).encode("utf-8", "surrogateescape")
     return parse(kind, data, f"the attribute {attribute!r} of tf.{node.op} ({node.location})")
 
@@ -31,11 +32,11 @@ _PRECISIONS = (lax.Precision.DEFAULT, lax.Precision.HIGH, lax.Precision.HIGHEST)
 
 
 def _precision(node: Node) -> Any:
-    """What `lax` takes as `precision`; `None` for the default."""
+    """The `precision` argument of `lax`; `None` for the default."""
     config = message_of(node, "precision_config", "PrecisionConfig")
     found = list(config.operand_precision)
     if config.algorithm or any(not 0 <= p < len(_PRECISIONS) for p in found):
-        raise refuse(node, "has a precision that JAX has no name for", "Export it without.")
+        raise refuse(node, "has a precision that JAX does not have", "Export it without.")
     return tuple(_PRECISIONS[p] for p in found) if any(found) else None
 
 
@@ -122,7 +123,7 @@ def _gather(
         numbers,
         slice_sizes,
         indices_are_sorted=indices_are_sorted,
-        mode=lax.GatherScatterMode.CLIP,  # XLA moves slices into the operand
+        mode=lax.GatherScatterMode.CLIP,  # XLA shifts slices into the operand
     )
 
 
@@ -157,7 +158,7 @@ def _broadcast_helper(
     return (placed, rhs) if lhs.ndim < rhs.ndim else (lhs, placed)
 
 
-# Sorts in IEEE's total order, where -0 is before 0; that of `lax.sort` holds them equal.
+# Sorts in IEEE's total order, where -0 precedes 0; `lax.sort` treats them as equal.
 @rule("XlaSort")
 def _sort(x: Array) -> Array:
     return _key_value_sort(x)[0]
@@ -172,7 +173,7 @@ def _key_value_sort(*operands: Array) -> list[Array]:
     return list(lax.sort(operands, dimension=last, num_keys=1))
 
 
-# How factors are found is left to the compiler, and shows in the last digits.
+# The algorithm is left to the compiler, and affects the last digits.
 @rule("XlaSelfAdjointEig", ignores=("max_iter", "epsilon"))
 def _self_adjoint_eig(a: Array, *, lower: bool) -> tuple[Array, Array]:
     vectors, values = lax.linalg.eigh(a, lower=lower, symmetrize_input=False)
@@ -207,7 +208,7 @@ def _rng_bit_generator(
 def _dequantize(
     x: Array, *, node: Node, min_range: float, max_range: float, mode: str, transpose_output: bool
 ) -> Array:
-    """Numbers of eight bits, four in a word, the first in the highest byte."""
+    """8-bit numbers, four per word, the first in the highest byte."""
     if mode != "MIN_COMBINED":
         raise refuse(node, f"has the mode {mode!r}, which XLA does not have", "")
     bf16 = np.dtype(jnp.bfloat16)

@@ -1,7 +1,7 @@
 """The ops of XLA that take a computation on scalars: reductions, windows, scatters, sorts.
 
-Computations are functions of the graph. Those that JAX has a primitive for are recognized as
-programs, so that `reduce_max` is that again, and differentiates.
+Computations are functions of the graph. Those for which JAX has a primitive are recognized, so that
+e.g. `reduce_max` is recovered and differentiable.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from invert.tf.values.constants import array, arrays, axis_of
 
 
 def _computation(ctx: Context, node: Node, name: str, types: Sequence[Aval]) -> ClosedJaxpr:
-    """A function of the graph as a program on scalars of the types of arrays."""
+    """A function of the graph as a program on scalars with the dtypes of arrays."""
 
     def run(*scalars: Array) -> list[Array]:
         return arrays(ctx.on(dict(ctx.state)).call(name, scalars))
@@ -44,8 +44,8 @@ def _computation(ctx: Context, node: Node, name: str, types: Sequence[Aval]) -> 
     return program
 
 
-def _called(program: ClosedJaxpr) -> Callable[..., Any]:
-    """A program on scalars in the form `lax.reduce` takes: one value or a tuple for each side."""
+def _as_function(program: ClosedJaxpr) -> Callable[..., Any]:
+    """A program on scalars in the form `lax.reduce` takes: a value or a tuple for each side."""
 
     def call(x: Value, y: Value) -> Value:
         given = [*x, *y] if isinstance(x, (list, tuple)) else [x, y]
@@ -60,7 +60,7 @@ def _results(program: ClosedJaxpr, *scalars: Array) -> list[Array]:
 
 
 def _single(program: ClosedJaxpr) -> tuple[str, bool] | None:
-    """The one primitive of `(x, y) -> op(x, y)`, and whether its operands stand in this order."""
+    """The only primitive of `(x, y) -> op(x, y)`, and whether its operands are in this order."""
     jaxpr = open_jaxpr(program)
     if len(jaxpr.eqns) != 1 or jaxpr.outvars != jaxpr.eqns[0].outvars or len(jaxpr.invars) != 2:
         return None
@@ -82,14 +82,14 @@ _MONOIDS: dict[str, Callable[..., Any]] = {
 
 
 def _monoid(program: ClosedJaxpr) -> str | None:
-    """The name of the primitive that a computation stands for; `None` where there is none."""
+    """The name of the primitive that a computation consists of; `None` if there is none."""
     found = _single(program)
     if found is not None:
         return found[0]
     scalars = [v.aval for v in open_jaxpr(program).invars]
     if len(scalars) != 2:
         return None
-    # Their rules choose the gradient at ties, which computations do not have.
+    # Their rules define the gradient at ties, which computations do not.
     for op, name in (("Maximum", "max"), ("Minimum", "min")):
         if difference(program, strong(trace_closed(BINARY[op][0], *scalars))) is None:
             return name
@@ -97,8 +97,8 @@ def _monoid(program: ClosedJaxpr) -> str | None:
 
 
 def _reducer(program: ClosedJaxpr) -> Callable[..., Any]:
-    """What `lax.reduce` takes as computation: the function of a monoid where it is one."""
-    return _MONOIDS.get(_monoid(program) or "") or _called(program)
+    """The computation for `lax.reduce`: the function of a monoid if it is one."""
+    return _MONOIDS.get(_monoid(program) or "") or _as_function(program)
 
 
 def _reduce(
@@ -107,17 +107,17 @@ def _reduce(
     """Reduce arrays together; the operands are the arrays, then their initial values."""
     n = len(operands) // 2
     inputs = [_positions(v) for v in operands[:n]]
-    # One that is known stays a number, by which `lax` knows its own reductions.
+    # A known one stays a number, by which `lax` recognizes its own reductions.
     initial = [v if isinstance(v, np.ndarray) else array(v) for v in operands[n:]]
     axes = tuple(axis_of(d, inputs[0].ndim) for d in dimensions)
     program = _computation(ctx, node, function, [*inputs, *inputs])
     if n == 1:
         return [lax.reduce(inputs[0], initial[0], _reducer(program), axes)]
-    return list(lax.reduce(tuple(inputs), tuple(initial), _called(program), axes))
+    return list(lax.reduce(tuple(inputs), tuple(initial), _as_function(program), axes))
 
 
 def _positions(value: Value) -> Array:
-    """An operand; `iota` where it holds the positions along an axis, as that of an argmax does."""
+    """An operand; `iota` if it holds the positions along an axis, as in an argmax."""
     if isinstance(value, np.ndarray) and value.dtype.kind == "i":
         for axis, size in enumerate(value.shape):
             if size > 1 and (np.moveaxis(value, axis, -1) == np.arange(size)).all():
@@ -180,13 +180,13 @@ def _select_and_scatter(
     in_order = direction is not None and direction[1]
     return bind_select_and_scatter(
         operand,
-        _called(selects),
+        _as_function(selects),
         window_dimensions,
         window_strides,
         tuple(zip(padding[::2], padding[1::2], strict=True)),
         source,
         init_value,
-        _called(scatters),
+        _as_function(scatters),
         direction[0].upper() if direction is not None and adds and in_order else None,
     )
 
@@ -230,7 +230,7 @@ def _scatter(
     )
     indices = index_vectors_last(scatter_indices, d.index_vector_dim)
     program = _computation(ctx, node, update_computation, [operand, operand])
-    # XLA drops updates that lie outside.
+    # XLA drops updates out of bounds.
     options = {
         "indices_are_sorted": indices_are_sorted,
         "unique_indices": False,
@@ -239,7 +239,7 @@ def _scatter(
     kind = _scatter_kind(program)
     if kind is not None:
         return kind(operand, indices, updates, numbers, **options)
-    # As `jnp.ndarray.at[...].apply` binds it; JAX has no derivative for it and says so.
+    # As `jnp.ndarray.at[...].apply` binds it; JAX reports that it has no derivative.
     return lax.scatter_p.bind(
         operand,
         indices,
@@ -299,7 +299,7 @@ def _comparator(types: tuple[np.dtype, ...], num_keys: int) -> ClosedJaxpr:
 
 
 def _parts(x: Array, y: Array) -> list[tuple[Array, Array]]:
-    """The numbers by which one key is compared."""
+    """The numbers by which a key is compared."""
     if jnp.issubdtype(x.dtype, jnp.complexfloating):
         return [*_parts(lax.real(x), lax.real(y)), *_parts(lax.imag(x), lax.imag(y))]
     if not jnp.issubdtype(x.dtype, jnp.floating):
@@ -308,7 +308,7 @@ def _parts(x: Array, y: Array) -> list[tuple[Array, Array]]:
 
 
 def _ordered(x: Array) -> Array:
-    """An integer that is ordered as the number is, as jax2tf computed it."""
+    """An integer with the same order as the number, as jax2tf computed it."""
     without_sign = lax.select(lax.eq(x, lax.full_like(x, 0)), lax.full_like(x, 0), x)
     x = lax.select(lax.ne(x, x), lax.full_like(x, np.nan), without_sign)
     bits = x.dtype.itemsize * 8
@@ -323,7 +323,7 @@ def _ordered(x: Array) -> Array:
 def _sorted_by_key(
     program: ClosedJaxpr, operands: Sequence[Array], axis: int
 ) -> list[Array] | None:
-    """A stable sort where the comparator is `key(a) < key(b)` or `>`; `None` where it is not."""
+    """A stable sort if the comparator is `key(a) < key(b)` or `>`; otherwise `None`."""
     jaxpr = open_jaxpr(program)
     last = jaxpr.eqns[-1] if jaxpr.eqns else None
     if last is None or last.outvars != jaxpr.outvars or last.primitive.name not in ("lt", "gt"):
@@ -347,5 +347,5 @@ def _sorted_by_key(
     descending = (last.primitive.name == "gt") == first[0]
     if not jnp.issubdtype(key.dtype, jnp.floating):
         return sorted_by(lax.bitwise_not(key) if descending else key, operands, axis)
-    with by_assumption():  # NaN is neither before nor after another number, nor its equal
+    with by_assumption():  # NaN is neither before, after nor equal to another number
         return sorted_by(-key if descending else key, operands, axis)

@@ -1,1 +1,1 @@
-"""What the rules of StableHLO ops are written with, and the walk that runs them."""
+"""The interpreter of StableHLO, and the building blocks of its rules."""

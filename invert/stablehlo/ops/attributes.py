@@ -1,6 +1,6 @@
-"""Plain Python values from MLIR attributes; constants, types and locations are re-exported.
+"""Python values from MLIR attributes; re-exports constants, types and locations.
 
-See `constants.py` for two traps of the bindings, one of which ends the process.
+See `constants.py` for two pitfalls of the bindings, one of which ends the process.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ def dense_ints(attr: ir.Attribute) -> tuple[int, ...]:
 
 
 def _is_index(attr: ir.DenseIntElementsAttr) -> bool:
-    """Whether the elements are of MLIR's type `index`, as those of layouts, which has no dtype."""
+    """Whether the elements have MLIR's type `index`, as in layouts, which has no dtype."""
     return isinstance(ir.ShapedType(attr.type).element_type, ir.IndexType)
 
 
 def dense_int_rows(attr: ir.Attribute) -> tuple[tuple[int, ...], ...]:
-    """Rows of a rank 2 integer elements attribute, such as `padding` or `replica_groups`."""
+    """Rows of a rank-2 integer elements attribute, such as `padding` or `replica_groups`."""
     return tuple(map(tuple, dense_elements(attr).tolist()))
 
 
@@ -57,7 +57,7 @@ def dense_bools(attr: ir.Attribute) -> tuple[bool, ...]:
 def string(attr: Any) -> str:
     """Text of a `StringAttr`.
 
-    **Raises:** `UnicodeDecodeError`, where the binding's own `value` ends the process.
+    **Raises:** `UnicodeDecodeError`; the binding's own `value` would end the process.
     """
     return attr.value_bytes.decode()
 
@@ -165,7 +165,7 @@ def _fields(struct: Any, view: Any) -> Any:
     return struct._make(tuple(v) if isinstance(v, list) else v for v in values)
 
 
-# `op.attributes` hands structs and enumerators out as plain `Attribute`s, so each is cast here.
+# `op.attributes` returns structs and enumerators as plain `Attribute`s, so each is cast here.
 
 
 def gather_dims(attr: ir.Attribute) -> GatherDims:

@@ -1,13 +1,13 @@
 """NumPy dtypes and arrays from MLIR types and constants.
 
-Two traps of the bindings (jaxlib 0.10.2 and 0.12.0.1), which callers must know:
+Two pitfalls of the bindings (jaxlib 0.10.2 and 0.12.0.1) that callers must know:
 
-- `op.attributes[name]`, `.items()` and `.values()` raise `TypeError` where the attribute is a
-    complex constant, and `op.attributes[index].attr` ends the process. Read the value of a
+- `op.attributes[name]`, `.items()` and `.values()` raise `TypeError` if the attribute is a
+  complex constant, and `op.attributes[index].attr` ends the process. Read the value of a
     `stablehlo.constant` with `constant` only.
 - `bf16`, 4-, 6- and 8-bit floats and 2- and 4-bit integers have no buffer protocol. They are
     decoded from the printed attribute: MLIR prints more than 100 elements as the hex of the raw
-    storage, and fewer as decimals that read back to the same bits (or hex bits where they do not).
+    storage, and fewer as decimals that read back to the same bits (or as hex bits if they do not).
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def tuple_types(ir_type: ir.Type) -> tuple[ir.Type, ...]:
 
 # --- Constants ------------------------------------------------------------------------------------
 
-# The attribute by which a constant refers to bytes that are held apart from its module.
+# The attribute by which a constant refers to bytes stored apart from its module.
 LARGE = "invert.large"
 _TOKEN = re.compile(rb"[^\s,()\[\]]+")
 
@@ -141,12 +141,12 @@ def constant(op: ir.Operation | ir.OpView, large: Sequence[np.ndarray] = ()) -> 
 
     **Arguments:**
 
-    - `large`: the bytes of constants of which the module holds the numbers.
+    - `large`: the bytes of constants that the module only numbers.
 
-    **Returns:** a read-only array, where possible a view of MLIR's own storage. A splat has zero
-        strides and takes no memory, whatever its shape.
+    **Returns:** a read-only array, if possible a view of MLIR's own storage. A splat has zero
+    strides and takes no memory, whatever its shape.
 
-    **Raises:** `UnsupportedType` where the element type has no JAX dtype.
+    **Raises:** `UnsupportedType` if the element type has no JAX dtype.
     """
     op = op.operation
     result_type: Any = op.results[0].type
@@ -154,7 +154,7 @@ def constant(op: ir.Operation | ir.OpView, large: Sequence[np.ndarray] = ()) -> 
         number: Any = op.attributes[LARGE]
         name = str(result_type.element_type)
         if not 0 <= number.value < len(large):
-            raise MalformedModelError(f"A constant refers to bytes that are not held: {number}.")
+            raise MalformedModelError(f"A constant refers to bytes that are missing: {number}.")
         raw = large[number.value]
         return _from_raw(raw, name, tuple(result_type.shape), element_dtype(result_type))
     if str(result_type.element_type) not in _COMPLEX_PARTS:
@@ -185,15 +185,15 @@ def dense_elements(attr: Any) -> np.ndarray:
 def _from_buffer(attr: Any, ir_type: Any) -> np.ndarray:
     try:
         found = np.asarray(memoryview(attr))
-        # A type of C such as `long long` may be another class than the type of its size in NumPy,
-        # whose scalars JAX refuses.
+        # The NumPy type of a C type such as `long long` may differ from the sized type, and JAX
+        # refuses its scalars.
         return found.view(np.dtype(found.dtype.str))
     except ValueError as e:  # NumPy's own limits on rank and size
         raise UnsupportedType(str(ir_type), f"NumPy refuses the shape: {e}") from e
 
 
 def _from_text(text: bytes, ir_type: Any) -> np.ndarray:
-    """Decode `... dense<payload> : tensor<...> ...`, time and memory linear in the payload."""
+    """Decode `... dense<payload> : tensor<...> ...` in time and memory linear in the payload."""
     begin = text.index(b"dense<") + 6
     shape = tuple(ir_type.shape)
     name = str(ir_type.element_type)
@@ -242,8 +242,8 @@ def _from_tokens(tokens: list[bytes], name: str, dtype: np.dtype) -> np.ndarray:
     """Decode at most about 100 printed elements of a type without a buffer."""
     if name in _INT_BITS:
         return np.array([int(t) for t in tokens], np.int8).astype(dtype)
-    # A decimal stands for a value of at most 8 significant bits and is off by less than 1e-6 of
-    # it, so rounding it twice on the way (double, then dtype) gives the same value.
+    # A decimal represents a value of at most 8 significant bits with a relative error below 1e-6,
+    # so rounding it twice (to double, then to dtype) gives the same value.
     values = np.array([0.0 if t.startswith(b"0x") else float(t) for t in tokens]).astype(dtype)
     bits = values.view(np.uint16 if dtype.itemsize == 2 else np.uint8)
     for i, token in enumerate(tokens):
@@ -276,8 +276,8 @@ def _from_raw(
 
 
 def _from_resource(attr: Any) -> np.ndarray:
-    # The bindings give no access to the blob, but a module that holds the attribute prints it,
-    # after four bytes that state its alignment.
+    # The bindings give no access to the blob, but a module with the attribute prints it, after
+    # four bytes with its alignment.
     ir_type: Any = ir.ShapedType(attr.type)
     holder = ir.Module.create(ir.Location.unknown(attr.context))
     holder.operation.attributes["invert.value"] = attr

@@ -1,8 +1,8 @@
 """The devices of a module, and the parts of it that run on shards.
 
-Shardy puts such a part into a region. GSPMD, and modules on their way between partitioners, cut
-values into shards by one custom call and put results together by another; the ops between these
-are found here.
+Shardy puts such a part into a region. GSPMD, and modules being migrated between partitioners, split
+values into shards by one custom call and join results by another; the ops in between are found
+here.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _MESH = re.compile(r"([\w.$-]+) = #sdy\.mesh<([^>]*)>")
 
 
 class Manual(NamedTuple):
-    """The mesh over whose shards ops run, and the axes along which they do."""
+    """The mesh on whose shards ops run, and its manual axes."""
 
     mesh: AbstractMesh
     axes: frozenset[str]
@@ -38,15 +38,15 @@ class Manual(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Devices:
-    """What a module says of its devices.
+    """The devices of a module.
 
     **Arguments:**
 
     - `named`: meshes of Shardy.
-    - `tiles`: the mesh that has all layouts of GSPMD, if there are any.
-    - `count`: the number of devices, 1 where it is not stated.
-    - `has_shards`: whether custom calls cut values into shards.
-    - `left_out`: shardings that were asked for and that no spec says; filled as ops are raised.
+    - `tiles`: the mesh that supports all layouts of GSPMD, if there are any.
+    - `count`: the number of devices, 1 by default.
+    - `has_shards`: whether custom calls split values into shards.
+    - `left_out`: requested shardings that no spec can express; filled as ops are raised.
     """
 
     named: Mapping[str, AbstractMesh]
@@ -56,14 +56,14 @@ class Devices:
     left_out: dict[str, None] = dataclasses.field(default_factory=dict, compare=False)
 
     def shardy(self, text: str) -> list[Sharding | None]:
-        """The shardings in a text of Shardy; `None` stands for those that no spec says."""
+        """The shardings in Shardy's text; `None` for those that no spec can express."""
         found = shardings.shardy_shardings(text, self.named)
         if None in found and '"' in text:
             self.left_out.setdefault(text)
         return found
 
     def annotation(self, op: ir.Operation) -> Sharding | None:
-        """The sharding that a custom call asks for; `None` where it has no spec."""
+        """The sharding that a custom call requests; `None` if it has no spec."""
         if (text := frontend(op, "xla.sdy.sharding")) is not None:
             return next(iter(self.shardy(text)), None)
         layout = layout_of(op)
@@ -72,7 +72,7 @@ class Devices:
         return self.tiled(layout, _open_dims(op))
 
     def tiled(self, layout: Tiling, open_dims: Sequence[int] = ()) -> Sharding | None:
-        """A layout over the mesh of all of them."""
+        """A layout over the mesh of all layouts."""
         if self.tiles is None:
             return None
         spec = shardings.tiled_spec(self.tiles, layout, open_dims)
@@ -93,7 +93,7 @@ class Devices:
 
 
 def devices_of(module: Any, functions: Mapping[str, Any], known: AbstractMesh | None) -> Devices:
-    """Read the devices of a module; `known` is a mesh that its container states."""
+    """Read the devices of a module; `known` is a mesh stated by its container."""
     named = {
         key.removeprefix("sdy.mesh "): mesh
         for key, op in functions.items()
@@ -127,7 +127,7 @@ def devices_of(module: Any, functions: Mapping[str, Any], known: AbstractMesh | 
     for names, strides in scan.names:
         if len(strides) == 1:
             layout.name_rest(names, strides[0])
-    # Groups may be of a part of an axis, which only an axis without a name is cut into.
+    # Groups may span part of an axis; only unnamed axes are split.
     for strides in scan.groups:
         layout.add(tuple(s for s in strides if not layout.is_named(s)))
     tiles = layout.mesh() if scan.strides or scan.has_shards else None
@@ -142,7 +142,7 @@ def _without_ones(mesh: AbstractMesh) -> list[tuple[str, int]]:
 
 
 class _Scan:
-    """Gathers the layouts of devices of a module, and the names of axes in its locations."""
+    """Collects a module's device layouts, and the axis names in its locations."""
 
     def __init__(self, functions: Mapping[str, Any]):
         self.functions = functions
@@ -191,7 +191,7 @@ class _Scan:
         return ir.WalkResult.ADVANCE
 
     def _call(self, op: ir.Operation) -> None:
-        """JAX keeps the specs of a `shard_map` in locations and results of the body."""
+        """Read the specs of a `shard_map`, which JAX keeps in locations and results of the body."""
         function = self.functions.get(attributes.symbol_name(op.attributes["callee"]))
         if function is None or not len(function.regions[0].blocks):
             return
@@ -232,7 +232,7 @@ def _text(attribute: Any) -> str:
 
 
 def _exits(value: Any) -> Iterator[ir.Operation]:
-    """The custom calls that put a value together, behind annotations."""
+    """The custom calls that join a value, past annotations."""
     for use in value.uses:
         op = use.owner.operation
         target = target_of(op)
@@ -250,14 +250,14 @@ def target_of(op: ir.Operation | None) -> str:
 
 
 def layout_of(op: ir.Operation | None) -> Tiling | None:
-    """The layout that an op is annotated with."""
+    """The layout annotation of an op."""
     if op is None or "mhlo.sharding" not in op.attributes:
         return None
     return shardings.tiling(_text(op.attributes["mhlo.sharding"]))
 
 
 def frontend(op: ir.Operation, name: str) -> str | None:
-    """A text among the frontend attributes of an op."""
+    """A string frontend attribute of an op."""
     if "mhlo.frontend_attributes" not in attribute_names(op):
         return None
     named: Any = op.attributes["mhlo.frontend_attributes"]
@@ -281,7 +281,7 @@ def _owner(value: Any) -> ir.Operation | None:
 class Shards:
     """Ops of a block that run on shards, between `entries` and `exits`.
 
-    `annotations` say how the operands of the entries are cut, and are used for nothing else.
+    `annotations` say how the operands of the entries are split, and have no other use.
     """
 
     annotations: list[ir.Operation] = dataclasses.field(default_factory=list)
@@ -290,14 +290,14 @@ class Shards:
     exits: list[ir.Operation] = dataclasses.field(default_factory=list)
 
     def operands(self) -> list[Any]:
-        """The values that are cut into shards."""
+        """The values that are split into shards."""
         noted = {op.results[0]: op.operands[0] for op in self.annotations}
         return [noted.get(v, v) for op in self.entries for v in op.operands]
 
     def specs(
         self, devices: Devices, outer: frozenset[str]
     ) -> tuple[Manual, list[PartitionSpec], list[PartitionSpec]]:
-        """The mesh, the axes that turn manual here, and the specs of operands and results."""
+        """The mesh, the axes that become manual here, and the specs of operands and results."""
         asked = [s for op in self.entries for s in _asked(op, devices, entry=True)]
         given = [s for op in self.exits for s in _asked(op, devices, entry=False)]
         mesh = (asked + given)[0].mesh
@@ -326,7 +326,7 @@ def _asked(op: ir.Operation, devices: Devices, entry: bool) -> list[Sharding]:
         source = _owner(op.operands[0]) if entry else op
         found = [None if source is None else devices.annotation(source)]
     if None in found or len(found) != (len(op.operands) if entry else len(op.results)):
-        reason = "it does not say how its values are cut into shards over a mesh of devices"
+        reason = "it does not say how its values are split into shards over a mesh of devices"
         raise UnsupportedOpError([_problem(op, reason)])
     return [s for s in found if s is not None]
 
@@ -349,7 +349,7 @@ def _problem(op: ir.Operation, reason: str) -> Problem:
 
 
 def shards_of(block: Any) -> dict[ir.Operation, Shards]:
-    """For each op that runs on shards, or cuts or joins them, the part that it belongs to."""
+    """The part of each op that runs on shards, or splits or joins them."""
     operations = [view.operation for view in block.operations]
     targets = {op: target_of(op) for op in operations}
     if not any(t in _EXITS for t in targets.values()):
@@ -369,7 +369,7 @@ def shards_of(block: Any) -> dict[ir.Operation, Shards]:
         on_shards = [o for o in sources if o in parent and targets[o] not in _EXITS]
         for source in on_shards if len(op.results) else ():
             parent[root(source)] = root(op)
-        # A part without operands: what its results come from.
+        # A part without operands: the ops that its results depend on.
         pending = [(op, o) for o in sources] if targets[op] in _EXITS and not on_shards else []
         for user, source in pending:
             parent[root(source)] = root(user)
@@ -384,7 +384,7 @@ def shards_of(block: Any) -> dict[ir.Operation, Shards]:
         target = targets[op]
         if target in _ENTRIES:
             if part.exits:
-                reason = "it cuts a value into shards after others of its part were put together"
+                reason = "it splits a value into shards after others of its part were joined"
                 raise UnsupportedOpError([_problem(op, reason)])
             part.entries.append(op)
             for source in filter(None, map(_owner, op.operands)):
@@ -397,7 +397,7 @@ def shards_of(block: Any) -> dict[ir.Operation, Shards]:
 
 
 def coordinates(mesh: AbstractMesh, axes: Sequence[str]) -> Iterator[tuple[int, ...]]:
-    """The numbers of the devices along some axes, one group for each place on the others."""
+    """Device numbers along some axes, a group for each position on the other axes."""
     steps = shardings.mesh_strides(mesh)
     along = [sum(c) for c in itertools.product(*(_offsets(steps[a]) for a in axes))]
     rest = [steps[a] for a in mesh.axis_names if a not in axes]
@@ -411,9 +411,9 @@ def _offsets(step: tuple[int, int]) -> range:
 
 
 def index_axis(value: Any, mesh: AbstractMesh) -> str | None:
-    """The axis whose index a value is: the number of the device, divided, modulo, converted.
+    """The axis whose index a value is: the device number, divided, modulo, converted.
 
-    That is how JAX lowers `axis_index`.
+    JAX lowers `axis_index` this way.
     """
     convert = _defining(value, "stablehlo.convert")
     remainder = convert and _defining(convert.operands[0], "stablehlo.remainder")

@@ -1,7 +1,7 @@
 """The walk over a StableHLO module: its ops become `lax` primitives.
 
-Rules run while JAX traces: the values they are given are tracers, or NumPy arrays for constants,
-and what they bind becomes the raw jaxpr. A function's ops are walked once, so the cost is linear.
+Rules run while JAX traces: their operands are tracers, or NumPy arrays for constants, and the
+primitives they bind become the raw jaxpr. A function's ops are walked once, so the cost is linear.
 """
 
 from __future__ import annotations
@@ -34,39 +34,39 @@ from invert.stablehlo.ops.values import KnownSize, Value, data, is_constant, is_
 
 @dataclasses.dataclass
 class Context:
-    """What rules need beside the op: the module's functions, the configuration and the values."""
+    """What rules need besides the op: the module's functions, the configuration and the values."""
 
     functions: Mapping[str, Any]
     config: Config
     jitted: dict[tuple[Any, ...], Callable[..., Any]]
     env: dict[Any, Value]
-    # what functions of sizes have given: name and numbers -> results
+    # results of functions of sizes: name and numbers -> results
     sizes: dict[tuple[Any, ...], list[Value]] = dataclasses.field(default_factory=dict)
-    # values that are a broadcast scalar: id of the broadcast -> (broadcast, scalar)
+    # broadcast scalars: id of the broadcast -> (broadcast, scalar)
     scalars: dict[int, tuple[Value, Value]] = dataclasses.field(default_factory=dict)
     # the same for values that repeat dimensions of size one
     stretched: dict[int, tuple[Value, Value]] = dataclasses.field(default_factory=dict)
-    # broadcasts that the author wrote, by their location: id -> number
+    # broadcasts written by the author, by location: id -> number
     explicit: dict[int, int] = dataclasses.field(default_factory=dict)
-    # results of constants that were decoded ahead of the region they stand in
+    # results of constants that were decoded before their region
     hoisted: set[Any] = dataclasses.field(default_factory=set)
     devices: Devices = dataclasses.field(default_factory=lambda: Devices({}))
-    # the mesh over whose shards ops run; `None` where they run on whole values
+    # the mesh on whose shards ops run; `None` if they run on whole values
     manual: Manual | None = None
-    # large constants, of which the module holds the numbers
+    # large constants, which the module only numbers
     large: Sequence[np.ndarray] = ()
 
     def scalar(self, value: Value) -> tuple[Value, Value] | None:
-        """`(value, scalar)` where the value is a scalar, broadcast; else `None`."""
+        """`(value, scalar)` if the value is a broadcast scalar; otherwise `None`."""
         return self.scalars.get(id(value))
 
     def region(self, region: Any) -> Callable[..., list[Value]]:
-        """The one-block `region` as a function of its block arguments, of values of JAX."""
+        """The one-block `region` as a function of its block arguments, on JAX values."""
         call = self.raw_region(region)
         return lambda *args: list(map(data, call(*args)))
 
     def raw_region(self, region: Any) -> Callable[..., list[Value]]:
-        """The same, whose results may be sizes."""
+        """The same, but results may be sizes."""
         block = region.blocks[0]
 
         def call(*args: Value) -> list[Value]:
@@ -117,7 +117,7 @@ class Context:
         return None
 
     def _on_shards(self, part: Shards) -> None:
-        """Raise a part of a block that runs on shards, where its first result is put together."""
+        """Raise a part of a block that runs on shards, when its first result is joined."""
         outer = frozenset() if self.manual is None else self.manual.axes
         where, ins, outs = part.specs(self.devices, outer)
         cut = [r for e in part.entries for r in e.results]
@@ -139,7 +139,7 @@ class Context:
         body: Callable[..., Sequence[Value]],
         operands: Sequence[Value],
     ) -> list[Value]:
-        """Bind `shard_map` of `body`, which takes the context of its ops and the shards."""
+        """Bind a `shard_map` of `body`, which takes the context of its ops and the shards."""
         outer = frozenset() if self.manual is None else self.manual.axes
         # Functions that were traced on whole values are traced again.
         inner = dataclasses.replace(
@@ -153,15 +153,16 @@ class Context:
             axis_names=set(where.axes),
             check_vma=False,
         )
-        # JAX lowers `axis_index` to such a part where some axes are not manual.
+        # JAX lowers `axis_index` to such a part if some axes are not manual.
         index = _index_alone(mapped) if outer and not operands else None
         return list(mapped(*operands)) if index is None else [lax.axis_index(index)]
 
     def _array(self, v: Any, splats: dict[Any, Value]) -> Value:
-        """The value of `v`; an array constant of one number is a broadcast, one for each block.
+        """The value of `v`; a splat constant becomes a broadcast, one per block.
 
         Lowering moves such constants out of the regions that use them. Here they move back, so that
-        what a region computes does not depend on where it stands.
+        the
+        program of a region does not depend on its position.
         """
         value = self.env[v]
         if not is_splat(value):
@@ -212,7 +213,7 @@ class Context:
     def _check(self, op: Op, results: Sequence[Value]) -> None:
         types = op.result_types()
         if len(types) != len(results):
-            raise InvertError(f"{op.name}: rule gave {len(results)} results, not {len(types)}")
+            raise InvertError(f"{op.name}: rule returned {len(results)} results, not {len(types)}")
         for i, (type_, value) in enumerate(zip(types, results, strict=True)):
             if op_attributes.is_token(type_) or isinstance(value, tuple):
                 continue
@@ -230,20 +231,20 @@ class Context:
 
 
 def _index_alone(mapped: Callable[[], Any]) -> str | None:
-    """The axis whose index is all that a function on shards computes, if it is."""
+    """The axis, if a function on shards computes nothing but its index."""
     eqns = open_jaxpr(trace_closed(mapped)).eqns
     inner: list[Eqn] = list(dce(eqns[0].params["jaxpr"]).eqns) if len(eqns) == 1 else []
     alone = len(inner) == 1 and inner[0].primitive.name == "axis_index"
     return inner[0].params["axis_name"] if alone else None
 
 
-# What says that an op of the module is not one of JAX's: `bind` of a primitive and the functions of
-# `jax.lax` check shapes, dtypes and parameters by `TypeError`, `ValueError` and
+# Exceptions that mean JAX does not support an op of the module: `bind` of a primitive and the
+# functions of `jax.lax` check shapes, dtypes and parameters by `TypeError`, `ValueError` and
 # `NotImplementedError`; NumPy refuses sizes and numbers out of its bounds by `OverflowError` and
-# `MemoryError`. Everything else is a defect of a rule, and not the module's.
+# `MemoryError`. Any other exception is a defect of a rule, not of the module.
 _NOT_TAKEN = (TypeError, ValueError, NotImplementedError, OverflowError, MemoryError)
 
-# Shapes, paddings and the like have no more numbers than this.
+# Shapes and paddings do not have more elements than this.
 _MOST_SIZES = 64
 
 
@@ -256,14 +257,14 @@ def _computes_size(operation: ir.Operation, operands: Sequence[Value]) -> bool:
         and operation.name != "func.call"
         and len(operation.results) > 0
         and all(_is_small(r.type) for r in operation.results)
-        # Indices that were counted from the end are data, although sizes are added to them.
+        # Indices counted from the end are data, although sizes are added to them.
         and all(r.type.rank == 0 or is_shape(r) for r in operation.results)
         and all(op_attributes.element_dtype(r.type).kind in "iub" for r in operation.results)
     )
 
 
 def _makes_shapes(operation: ir.Operation) -> bool:
-    """Whether shapes are put together by an op."""
+    """Whether an op assembles shapes."""
     entry = REGISTRY.get(operation.name)
     return entry is not None and entry.makes_shapes
 
@@ -272,7 +273,7 @@ def _is_shape(operation: ir.Operation) -> bool:
     return _makes_shapes(operation) and is_shape(operation.results[0])
 
 
-# A shape is put together in fewer steps.
+# A shape is assembled in fewer steps.
 _MOST_STEPS = 8
 
 
@@ -288,8 +289,9 @@ def is_shape(value: Any, steps: int = _MOST_STEPS) -> bool:
 
 def _takes_shape(operation: ir.Operation) -> bool:
     if operation.name != "stablehlo.custom_call":
-        # JAX puts shapes together from numbers one by one, so one in which no size is open is made
-        # from constants alone.
+        # JAX assembles shapes from numbers one by one, so a shape without open sizes is made only
+        # of
+        # constants.
         entry = REGISTRY.get(operation.name)
         return entry is not None and entry.takes_shape()
     attributes = operation.attributes
@@ -330,7 +332,8 @@ def _problem(op: ir.Operation) -> Problem:
 
 
 # Functions that JAX wraps around a program with open sizes and around the body of a `shard_map`,
-# and those that stand for a region while a module is migrated between partitioners. No author wrote
+# and
+# those that represent a region while a module is migrated between partitioners. No author wrote
 # them.
 _WRAPPERS = ("_wrapped_jax_export_main", "shmap_body", "xla.sdy.manual_computation_body")
 
@@ -338,20 +341,20 @@ _WRAPPERS = ("_wrapped_jax_export_main", "shmap_body", "xla.sdy.manual_computati
 def call_function(ctx: Context, name: str, args: Sequence[Value]) -> list[Value]:
     """Call the function `@name` of the module as a named inner `jit`.
 
-    One `jit` per function: JAX's own cache then traces a function that is called often only once.
-    Known numbers are not arguments but constants, which choose branches and shapes inside.
+    One `jit` per function, so that JAX's own cache traces a function called often only once. Known
+    numbers become constants instead of arguments, since they determine branches and shapes inside.
     """
     function = ctx.functions[name]
     fixed = {i: x for i, x in enumerate(args) if isinstance(x, (KnownSize, Sizes))}
     small = all(map(_is_small, _result_types(function)))
     if fixed and small and all(is_constant(x) or isinstance(x, Sizes) for x in args):
-        # It computes sizes, which the caller has to know.
+        # It computes sizes, which the caller needs to know.
         args = [x if isinstance(x, Sizes) else KnownSize.of(x, x.dtype) for x in args]
         key = (name, tuple(map(_key, args)))
         if key not in ctx.sizes:
             results = _fresh(ctx).raw_region(function.regions[0])(*args)
             if not all(isinstance(x, (np.ndarray, Sizes)) for x in results):
-                return results  # values of the trace at hand
+                return results  # values of the current trace
             ctx.sizes[key] = results
         return ctx.sizes[key]
     if name.startswith(_WRAPPERS):
@@ -365,15 +368,14 @@ def call_function(ctx: Context, name: str, args: Sequence[Value]) -> list[Value]
             all_args = [fixed[i] if i in fixed else next(values) for i in range(len(args))]
             return _fresh(ctx).region(function.regions[0])(*all_args)
 
-        # Callees that were split off by the serializer end in _<number>; the name that the author
-        # gave is what is in front of it.
+        # Callees that the serializer split off end in _<number>; the author's name precedes it.
         call.__name__ = call.__qualname__ = _jit_name(name)
         ctx.jitted[key] = jax.jit(call)
     return list(ctx.jitted[key](*(x for i, x in enumerate(args) if i not in fixed)))
 
 
 def _call_dimensions(function: Any, args: Sequence[Value]) -> None:
-    """Note the names that the exporter gave to the dimensions it passes on."""
+    """Record the exporter's names of the dimensions that it passes on."""
     if "arg_attrs" not in function.attributes:
         return
     for value, attributes in zip(args, function.attributes["arg_attrs"], strict=False):
@@ -479,11 +481,11 @@ def _call_problems(functions: Mapping[str, Any], entry: str) -> Iterator[Problem
             done.add(name)
             del path[name]
         elif callee in path:
-            reason = f"@{callee} calls itself, through others or at once, and would never end"
+            reason = f"@{callee} calls itself, directly or through others, and would never end"
             yield Problem("func.call", reason, remedy="Write it as a loop.")
         elif callee not in done:
             if callee not in functions or not len(functions[callee].regions[0].blocks):
-                reason = f"@{callee}, which @{name} calls, has no body in the module"
+                reason = f"@{callee}, called by @{name}, has no body in the module"
                 yield Problem("func.call", reason, remedy="Link the module that defines it.")
                 done.add(callee)
             else:
@@ -491,7 +493,7 @@ def _call_problems(functions: Mapping[str, Any], entry: str) -> Iterator[Problem
 
 
 def callees(function: Any) -> Iterator[str]:
-    """The names of the functions that a function refers to, each once."""
+    """Names of the functions that a function refers to, each once."""
     return iter(dict.fromkeys(name for op in walk(function) for name in _callees(op)))
 
 

@@ -1,6 +1,6 @@
-"""Name stacks and source positions from MLIR locations, once for each op: kept fast.
+"""Name stacks and source positions from MLIR locations. Runs once per op, so it has to be fast.
 
-Printing a location writes its whole chain of frames; walking its parts is some 30 times faster.
+Printing a location writes its whole chain of frames; walking its parts is about 30 times faster.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from invert._private.mlir import ir
 
 
 def location_name(loc: ir.Location) -> str:
-    """The name stack, such as `jit(f)/Dense_0/dot_general`; `""` where there is none.
+    """The name stack, such as `jit(f)/Dense_0/dot_general`; `""` if there is none.
 
     JAX puts it into the outermost `NameLoc`. Passes that inline or refine wrap it in call sites,
     whose callee leads to it. A `NameLoc` right above a file position, met below a call site, is a
@@ -34,7 +34,7 @@ def location_name(loc: ir.Location) -> str:
 
 
 def location_text(loc: ir.Location) -> str:
-    """`file:line` of the innermost frame, else the name; `""` where there is neither."""
+    """`file:line` of the innermost frame, otherwise the name; `""` if there is neither."""
     name = ""
     while not isinstance(loc, ir.FileLineColLoc):
         if isinstance(loc, ir.NameLoc):

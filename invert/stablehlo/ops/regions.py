@@ -1,7 +1,7 @@
-"""Reducers and comparators: regions compared with what JAX lowers its own to.
+"""Reducers and comparators: compares regions with JAX's own lowerings.
 
-Two regions are the same computation where their signatures are equal: the expressions of their
-results, numbered in the order in which a walk from the results meets them.
+Regions with equal signatures compute the same. A signature holds the expressions of the results,
+numbered in the order in which a walk from the results visits them.
 """
 
 from __future__ import annotations
@@ -22,15 +22,17 @@ Signature = tuple[Any, ...]
 
 
 def signature(region: Any) -> Signature | None:
-    """The computation of a one-block region; `None` where it captures other than constants."""
+    """The computation of a one-block region; `None` if it captures anything but constants."""
     block = region.blocks[0]
     terminator = block.operations[len(block.operations) - 1].operation
     return expression(block, list(terminator.operands), list(block.arguments))
 
 
 def expression(block: Any, values: Sequence[Any], arguments: Sequence[Any]) -> Signature | None:
-    """The computation of some values of a block from some of its arguments; `None` where they need
-    other arguments, or captures that are no constants."""
+    """The computation of some values of a block from some of its arguments.
+
+    `None` if they need other arguments, or captured values that are not constants.
+    """
     definitions = {r: v.operation for v in block.operations for r in v.operation.results}
     numbers: dict[Any, int] = {a: i for i, a in enumerate(arguments)}
     lines: list[Any] = [str(a.type) for a in arguments]
@@ -43,7 +45,7 @@ def expression(block: Any, values: Sequence[Any], arguments: Sequence[Any]) -> S
             return None
         operands = [visit(operand) for operand in op.operands]
         if _is_annotation(op) and operands[0] is not None:
-            # What is partly manual has them in its reducers too.
+            # Partly manual programs have them in reducers too.
             numbers[value] = operands[0]
             return operands[0]
         if None in operands:
@@ -64,13 +66,13 @@ def _is_annotation(op: Any) -> bool:
 
 
 def _defining_constant(value: Any) -> Any:
-    """The `stablehlo.constant` that defines a captured value, else `None`."""
+    """The `stablehlo.constant` that defines a captured value; otherwise `None`."""
     owner = getattr(value.owner, "operation", value.owner)
     return owner if getattr(owner, "name", None) == "stablehlo.constant" else None
 
 
 def _head(op: Any) -> str:
-    """An op without its operands: name, attributes and types as MLIR prints them."""
+    """An op without its operands: name, attributes and types as printed by MLIR."""
     text = op.get_asm(use_local_scope=True, assume_verified=True, print_generic_op_form=True)
     return text[text.index('"') :].split("(", 1)[0] + text[text.index(")") :]
 
@@ -89,7 +91,7 @@ def _find(module: Any, name: str) -> Any:
 
 @functools.lru_cache(maxsize=512)
 def reducer(function: Callable, dtype: np.dtype) -> Signature | None:
-    """Signature of the reducer of JAX's own `reduce_{max,min}`, say, at a dtype."""
+    """Signature of the reducer of a JAX reduction, such as `reduce_max`, at a dtype."""
     x = jax.ShapeDtypeStruct((1,), dtype)
     with jax.enable_x64(True):
         module = lowered_module(lambda x: function(x, (0,)), x)

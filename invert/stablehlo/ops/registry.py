@@ -1,4 +1,4 @@
-"""The registry of rules: how each op of a StableHLO module is raised, and what it does to sizes.
+"""The registry of StableHLO rules: how each op is raised, and its effect on sizes.
 
 A rule is registered under the op's name, as JAX registers lowerings under primitives. Its
 parameters are bound as `invert.primitives.binding` says.
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
 
 class Op:
-    """One MLIR operation, or a call that stands for one: a composite or a custom call.
+    """An MLIR operation, or a composite or custom call that represents one.
 
     **Arguments:**
 
     - `operation`: the operation.
-    - `name`: its name, or that of the op it stands for.
-    - `attributes`: an MLIR dictionary; those of the operation where it is not given.
+    - `name`: its name, or that of the op it represents.
+    - `attributes`: an MLIR dictionary; by default that of the operation.
     """
 
     __slots__ = ("attributes", "name", "names", "operation")
@@ -71,18 +71,18 @@ class Op:
 
 
 # The annotations of operands.
-Array = Any  # a value of JAX
+Array = Any  # a JAX value
 Shape: TypeAlias = tuple[DimSize, ...]  # sizes: numbers, and expressions of open ones
-Size = Any  # one such
+Size = Any  # a single one
 
-# The annotations of attributes that are of no type of Python's.
+# The annotations of attributes without a Python type.
 Ints: TypeAlias = tuple[int, ...]
 Bools: TypeAlias = tuple[bool, ...]
 IntRows: TypeAlias = tuple[tuple[int, ...], ...]
 Enum: TypeAlias = str  # the name of an enumerator
 Enums: TypeAlias = tuple[str, ...]
 Symbol: TypeAlias = str  # the name of a function
-Attribute = Any  # as MLIR has it
+Attribute = Any  # the MLIR attribute itself
 
 
 def _array(ctx: Context, op: Op, operands: Sequence[Value], index: int) -> Value:
@@ -107,7 +107,7 @@ def _size(ctx: Context, op: Op, operands: Sequence[Value], index: int) -> DimSiz
 # How an operand is converted, by its annotation.
 _CONVERSIONS: dict[str, binding.Conversion] = {
     "Array": _array,
-    "Value": _value,  # as it is: an array, `KnownSize`, `Sizes`, a tuple, a token
+    "Value": _value,  # unchanged: an array, `KnownSize`, `Sizes`, a tuple, a token
     "Shape": _shape,
     "Size": _size,
 }
@@ -133,8 +133,8 @@ _ATTRIBUTES: dict[str, Callable[[Any], Any]] = {
     "str": attributes.string,
 }
 
-# Attributes that say nothing about the values an op computes. Sharding is read where JAX puts it,
-# on its own ops; on other ops it is the partitioner's annotation.
+# Attributes that do not affect values. Sharding is read where JAX puts it, on separate ops; on
+# other ops it is the partitioner's annotation.
 _SILENT_ATTRIBUTES = frozenset(
     {
         "mhlo.frontend_attributes",
@@ -142,7 +142,7 @@ _SILENT_ATTRIBUTES = frozenset(
         "sdy.sharding",
         "sdy.propagated_shardings",
         "xla_shape",
-        "result_layout",  # of a transpose that comes from HLO
+        "result_layout",  # on a transpose converted from HLO
         "result_layouts",
         "operand_layouts",
         "mhlo.original_value",
@@ -150,7 +150,7 @@ _SILENT_ATTRIBUTES = frozenset(
 )
 
 
-# What a custom call has beside the attributes of its target.
+# Attributes of a custom call besides those of its target.
 CALL_ATTRIBUTES = frozenset(
     {
         "api_version",
@@ -182,29 +182,30 @@ def _out(ctx: Context, op: Op) -> jax.ShapeDtypeStruct:
 
 _BINDER = binding.Binder(
     _CONVERSIONS,
-    # Parameters that are neither operands nor attributes: the context and the op, the type of the
-    # first result, and its dtype alone, for results whose sizes are open.
+    # Parameters that are neither operands nor attributes: the context, the op, the type of the
+    # first
+    # result, and its dtype, for results of open size.
     {"ctx": lambda ctx, op: ctx, "op": lambda ctx, op: op, "out": _out, "dtype": _dtype},
     _attribute,
     lambda op: (op.name, op.location),
 )
 
-# The result of an op on sizes, from `(op, operands)`; `None` where that is not a size.
+# The result of an op on sizes, from `(op, operands)`; `None` if it is not a size.
 SizeRule = Callable[[Op, Sequence[Sizes]], "Sizes | None"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """How an op is raised, and what the interpreter has to know of it.
+    """How an op is raised, and its properties.
 
     **Arguments:**
 
     - `call`: takes `(ctx, op, operands)` and returns the list of results.
     - `sizes`: its result on operands that are sizes; `None`: data.
-    - `makes_shapes`: whether it is one of the ops that shapes are assembled by.
-    - `ignores`: attributes that do not change what it computes.
+    - `makes_shapes`: whether it is one of the ops that assemble shapes.
+    - `ignores`: attributes that do not affect values.
     - `takes_any`: whether its rule handles all attributes itself.
-    - `refusal`: the reason and the remedy, for ops that have no counterpart.
+    - `refusal`: the reason and the remedy, for ops without a counterpart.
     """
 
     call: binding.Bound | None = None
@@ -227,7 +228,7 @@ class Entry:
         return self.ignores.union(named, _SILENT_ATTRIBUTES)
 
     def takes_shape(self) -> bool:
-        """Whether an operand holds sizes, and not data."""
+        """Whether an operand holds sizes instead of data."""
         if self.call is None:
             return False
         signature = self.call.signature
@@ -235,7 +236,7 @@ class Entry:
         return not {"Shape", "Size"}.isdisjoint((*notes, signature.rest))
 
     def is_function(self) -> bool:
-        """Whether it is a function of operands and attributes, whatever op stands for it."""
+        """Whether its rule is a function of operands and attributes only."""
         return self.call is not None and not self.call.signature.context & {"ctx", "op"}
 
 
@@ -262,7 +263,8 @@ def rule(
     """Register a function of operands and attributes as the rule of `ops`.
 
     The parameters are bound as `invert.primitives.binding` says; `ctx`, `op`, `out` and `dtype` are
-    given where the function names them. It returns one result, or several, or `None` for none. An
+    passed if the function names them. It returns one result,
+    several, or `None` for none. An
     attribute that it does not take is an error.
 
     **Arguments:** see `Entry`.
@@ -284,7 +286,7 @@ def rule(
 
 
 def refuse(table: Mapping[str, tuple[str, str]]) -> None:
-    """Register ops that have no counterpart, with the reason and the remedy for the error."""
+    """Register ops without a counterpart, with reason and remedy for the error."""
     for op, refusal in table.items():
         REGISTRY.add(op, Entry(refusal=refusal))
 
@@ -296,7 +298,7 @@ def has_rule(op: str) -> bool:
 
 
 def elementwise_sizes(primitive: str) -> SizeRule:
-    """Sizes by a primitive, number by number; see `invert.ir.size_algebra.apply`."""
+    """An elementwise primitive on sizes; see `invert.ir.size_algebra.apply`."""
 
     def run(op: Op, operands: Sequence[Sizes]) -> Sizes | None:
         return apply(primitive, operands, attributes.element_dtype(op.result_types()[0]))
@@ -305,7 +307,7 @@ def elementwise_sizes(primitive: str) -> SizeRule:
 
 
 def moved_sizes(move: Callable[..., np.ndarray]) -> SizeRule:
-    """Sizes by a function of arrays of them and of attributes, which is bound as a rule is."""
+    """A function of arrays of sizes and attributes, bound like a rule."""
     bound = binding.Bound(move, _BINDER)
 
     def run(op: Op, operands: Sequence[Sizes]) -> Sizes | None:
@@ -316,7 +318,7 @@ def moved_sizes(move: Callable[..., np.ndarray]) -> SizeRule:
 
 
 def sizes_of(entry: Entry, op: Op, operands: Sequence[Value]) -> Sizes | None:
-    """The result of an op on sizes; `None` where it is not one, or an operand is data."""
+    """The result of an op on sizes; `None` if it is not a size, or an operand is data."""
     arrays = [lifted(x) for x in operands]
     if entry.sizes is None or any(a is None for a in arrays):
         return None

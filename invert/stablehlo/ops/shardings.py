@@ -1,7 +1,8 @@
 """Device meshes and shardings, read from the annotations of both partitioners.
 
 Shardy names the axes of its meshes. GSPMD numbers devices: an annotation lays them out as tiles of
-an array, and the mesh is the coarsest one that has every such layout.
+an
+array, and the mesh is the coarsest one that supports all these layouts.
 """
 
 from __future__ import annotations
@@ -18,15 +19,15 @@ from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 from invert.protos.messages import parse
 
-# Devices along one dimension, major first: how far apart they are, and how many.
+# Devices along one dimension, major first: stride and number.
 Strides = tuple[tuple[int, int], ...]
 
-# Larger meshes than this are not laid out to be read.
+# Larger meshes are not enumerated.
 _MOST_DEVICES = 1 << 20
 
 
 def mesh_of(sizes: Sequence[int], names: Sequence[str]) -> AbstractMesh:
-    """A mesh whose axes are left to the partitioner."""
+    """A mesh with automatic axes."""
     return AbstractMesh(tuple(sizes), tuple(names), axis_types=(AxisType.Auto,) * len(names))
 
 
@@ -35,13 +36,13 @@ def mesh_of(sizes: Sequence[int], names: Sequence[str]) -> AbstractMesh:
 _QUOTED = r'"((?:[^"\\]|\\.)*)"'
 _AXIS = re.compile(_QUOTED + r"\s*=\s*(\d+)")
 _NAME = re.compile(_QUOTED)
-# One sharding: its mesh, by name or spelled out, and the axes of each dimension.
+# A sharding: its mesh, by name or written out, and the axes of each dimension.
 _SHARDING = re.compile(r'<(@"?[\w.$-]+"?|mesh<[^>]*>), \[((?:\{[^}]*\}(?:p\d+)?(?:, )?)*)\]')
 _DIM = re.compile(r"\{([^}]*)\}")
 
 
 def shardy_mesh(text: str) -> AbstractMesh | None:
-    """The mesh printed as `<["x"=2, "y"=4]>`; `None` where it has no axes."""
+    """The mesh printed as `<["x"=2, "y"=4]>`; `None` if it has no axes."""
     axes = _AXIS.findall(text)
     return mesh_of([int(size) for _, size in axes], [name for name, _ in axes]) if axes else None
 
@@ -56,7 +57,7 @@ class Sharding(NamedTuple):
 def shardy_shardings(text: str, meshes: Mapping[str, AbstractMesh]) -> list[Sharding | None]:
     """The shardings in a text, such as `<@mesh, [{"x"}, {"y", ?}, {}]>`.
 
-    `None` stands for those over parts of axes, and those over meshes that are not there.
+    `None` for shardings over parts of axes or over missing meshes.
     """
     found: list[Sharding | None] = []
     for where, dims in _SHARDING.findall(text):
@@ -80,7 +81,7 @@ def _entry(names: Sequence[str], is_open: bool) -> object:
 
 
 def closed(spec: PartitionSpec, axes: Iterable[str]) -> PartitionSpec:
-    """The spec over some of the axes only, with nothing left open."""
+    """The spec over some of the axes only, without open dimensions."""
     kept = set(axes)
     entries = []
     for entry in spec:
@@ -90,12 +91,12 @@ def closed(spec: PartitionSpec, axes: Iterable[str]) -> PartitionSpec:
 
 
 def of_rank(spec: PartitionSpec, rank: int) -> PartitionSpec:
-    """The spec with an entry for each dimension, as Shardy writes it."""
+    """The spec with an entry for each dimension, as in Shardy."""
     return PartitionSpec(*spec, *[None] * (rank - len(spec)))
 
 
 def is_open(spec: PartitionSpec) -> bool:
-    """Whether a spec asks for nothing."""
+    """Whether a spec constrains nothing."""
     return len(spec) > 0 and all(entry is PartitionSpec.UNCONSTRAINED for entry in spec)
 
 
@@ -103,10 +104,10 @@ def is_open(spec: PartitionSpec) -> bool:
 
 
 class Tiling(NamedTuple):
-    """How devices are laid out over an array: those along each dimension, and the manual ones.
+    """The layout of devices over an array: those along each dimension, and the manual ones.
 
-    `manual` is `None` where all are manual; `dims` is `None` where no dimension is cut. `size` is
-    the number of devices that are distinguished.
+    `manual` is `None` if all are manual; `dims` is `None` if no dimension is split. `size` is the
+    number of devices that are distinguished.
     """
 
     dims: tuple[Strides, ...] | None
@@ -121,9 +122,9 @@ _TILES = re.compile(
 
 
 def tiling(text: str) -> Tiling | None:
-    """The layout that an annotation such as `{devices=[2,1,4]<=[8] last_tile_dim_replicate}` names.
+    """The layout of an annotation such as `{devices=[2,1,4]<=[8] last_tile_dim_replicate}`.
 
-    `None` where it is of no regular kind.
+    `None` if it is irregular.
     """
     if "replicated}" in text and "devices" not in text:
         return Tiling(None)
@@ -146,12 +147,12 @@ def tiling(text: str) -> Tiling | None:
     return Tiling(tuple(strides[:count]), tuple(itertools.chain(*manual)), devices.size)
 
 
-# Kinds of `OpSharding.Type` (xla/xla_data.proto) that a text has a word for.
+# Kinds of `OpSharding.Type` (xla/xla_data.proto) that have a keyword in the text format.
 _KINDS = {0: "replicated", 1: "maximal", 4: "manual", 5: "unknown"}
 
 
 def text_of(data: bytes) -> str:
-    """The text of an annotation; those of many devices used to be written as protocol buffers."""
+    """The text of an annotation, decoded if it is a protocol buffer, as in older modules."""
     if data[:1] == b"{":
         return data.decode(errors="replace")
     proto = parse("OpSharding", data, "mhlo.sharding")
@@ -181,7 +182,7 @@ def _numbers(text: str | None) -> list[int]:
 def _devices(
     dims: Sequence[int], source: Sequence[int], order: Sequence[int], listed: Sequence[int]
 ) -> np.ndarray | None:
-    """The numbers of the devices as an array of tiles."""
+    """The device numbers as an array of tiles."""
     count = math.prod(dims)
     if not 0 < count <= _MOST_DEVICES:
         return None
@@ -193,7 +194,7 @@ def _devices(
 
 
 def _strides_by_dim(devices: np.ndarray) -> list[Strides] | None:
-    """The strides along each dimension, if the numbers are sums of such."""
+    """The strides along each dimension, if the numbers are sums of strides."""
     found = []
     total = np.zeros_like(devices)
     for axis, size in enumerate(devices.shape):
@@ -208,7 +209,7 @@ def _strides_by_dim(devices: np.ndarray) -> list[Strides] | None:
 
 
 def strides_of(numbers: Sequence[int]) -> Strides | None:
-    """The strides, major first, of numbers that count from zero as digits do."""
+    """The strides, major first, of numbers that count from zero in mixed radix."""
     if not numbers or numbers[0] != 0:
         return None
     found: list[tuple[int, int]] = []
@@ -228,7 +229,7 @@ def strides_of(numbers: Sequence[int]) -> Strides | None:
 
 
 def group_strides(groups: Sequence[Sequence[int]]) -> Strides | None:
-    """The strides of groups of devices that differ by where they begin alone."""
+    """The strides of groups of devices that differ only by an offset."""
     first = next((g for g in groups if g and g[0] == 0), None)
     steps = None if first is None else strides_of(first)
     if first is None or steps is None:
@@ -239,7 +240,7 @@ def group_strides(groups: Sequence[Sequence[int]]) -> Strides | None:
 
 @dataclasses.dataclass
 class Layout:
-    """Collects what a module states about device numbers, and builds the mesh from it."""
+    """Collects statements of a module about device numbers, and builds the mesh."""
 
     count: int
     cuts: set[int] = dataclasses.field(default_factory=set)
@@ -257,7 +258,7 @@ class Layout:
                 self.names.setdefault(step, name)
 
     def name_rest(self, names: Sequence[str], step: tuple[int, int]) -> None:
-        """Of axes that a dimension is cut along together, names the one that is not known yet."""
+        """Name the last unknown axis among those that split a dimension together."""
         sizes = {name: size for (_, size), name in self.names.items()}
         unknown = [name for name in names if name not in sizes]
         stride, size = step
@@ -272,12 +273,12 @@ class Layout:
             stride *= sizes[name]
 
     def is_named(self, step: tuple[int, int]) -> bool:
-        """Whether devices with this stride are along a part of an axis that has a name."""
+        """Whether devices with this stride are part of a named axis."""
         stride, size = step
         return any(a <= stride and stride * size <= a * n for a, n in self.names)
 
     def mesh(self) -> AbstractMesh | None:
-        """The coarsest mesh with these cuts; `None` where they do not nest."""
+        """The coarsest mesh with these cuts; `None` if they do not nest."""
         cuts = sorted(self.cuts | {1, self.count})
         steps = [(a, b // a) for a, b in itertools.pairwise(cuts)]
         if cuts[-1] != self.count or any(b % a for a, b in itertools.pairwise(cuts)):
@@ -293,13 +294,13 @@ class Layout:
 
 
 def _axis_names() -> Iterator[str]:
-    """Names for axes that have none: `x`, `y`, `z`, then `axis3` and so on."""
+    """Names for unnamed axes: `x`, `y`, `z`, then `axis3` and so on."""
     yield from "xyz"
     yield from (f"axis{i}" for i in itertools.count(3))
 
 
 def axes_of(mesh: AbstractMesh, strides: Strides) -> tuple[str, ...] | None:
-    """The axes of a mesh with these strides, in order; `None` where it has no such axes."""
+    """The axes of a mesh with these strides, in order; `None` if it has none."""
     steps = mesh_strides(mesh)
     found: list[str] = []
     for stride, size in strides:
@@ -315,7 +316,7 @@ def axes_of(mesh: AbstractMesh, strides: Strides) -> tuple[str, ...] | None:
 
 
 def mesh_strides(mesh: AbstractMesh) -> dict[str, tuple[int, int]]:
-    """For each axis how far apart its devices are, and how many it has."""
+    """The stride and number of devices of each axis."""
     found, stride = {}, mesh.size
     for name, size in zip(mesh.axis_names, mesh.axis_sizes, strict=True):
         stride //= size
@@ -326,7 +327,7 @@ def mesh_strides(mesh: AbstractMesh) -> dict[str, tuple[int, int]]:
 def tiled_spec(
     mesh: AbstractMesh, layout: Tiling, open_dims: Iterable[int]
 ) -> PartitionSpec | None:
-    """The layout as a spec over a mesh; `None` where the mesh does not have it."""
+    """The layout as a spec over a mesh; `None` if the mesh does not support it."""
     entries = []
     unspecified = set(open_dims)
     for i, strides in enumerate(layout.dims or ()):

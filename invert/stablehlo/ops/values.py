@@ -1,4 +1,4 @@
-"""What is known of a value while a module is raised: constants, sizes, shapes."""
+"""Values known while a module is raised: constants, sizes, shapes."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from invert.ir.types import Value as Value
 
 
 class KnownSize(np.ndarray):
-    """A number that the program computes and conversion knows: a size, or the platform's index.
+    """A number in the program that is known at conversion: a size, or the platform's index.
 
-    What is computed from such numbers alone is known as well, also inside of called functions.
-    Sizes of which some are open are `Sizes` instead.
+    Values computed only from such numbers are known too, also inside called functions. Arrays with
+    open sizes are `Sizes` instead.
     """
 
     __slots__ = ()
@@ -28,19 +28,19 @@ class KnownSize(np.ndarray):
 
 
 def data(value: Value) -> Value:
-    """A value as JAX has it: sizes that are open as traced integers."""
+    """A value as a JAX operand: open sizes become traced integers."""
     return value.value() if isinstance(value, Sizes) else value
 
 
 def plain(value: Value) -> Value:
-    """A value as JAX has it, and no longer known as a size."""
+    """A value as a JAX operand, no longer known as a size."""
     if isinstance(value, KnownSize):
         return value.view(np.ndarray)
     return value.value() if isinstance(value, Sizes) else value
 
 
 def is_splat(value: Value) -> bool:
-    """Whether a value is an array constant of one number, repeated."""
+    """Whether a value is a splat constant."""
     array = isinstance(value, np.ndarray) and value.ndim > 0 and value.size > 0
     return array and not any(value.strides)
 
@@ -58,7 +58,7 @@ def are_known(value: Value) -> bool:
 def sizes(value: Value, name: str) -> tuple[DimSize, ...]:
     """The sizes in an array, an operand of the op `name`.
 
-    **Raises:** `InvertError` where they are computed from data.
+    **Raises:** `InvertError` if they are computed from data.
     """
     if isinstance(value, Sizes):
         if (found := value.sizes()) is None:
@@ -66,7 +66,7 @@ def sizes(value: Value, name: str) -> tuple[DimSize, ...]:
         return found
     if not is_constant(value):
         raise InvertError(
-            f"{name}: a size is computed from data; only sizes that follow from the shapes of "
+            f"{name}: a size is computed from data; only sizes that depend on the shapes of "
             "the arguments can be compiled"
         )
     return tuple(int(v) for v in np.asarray(value).reshape(-1))

@@ -1,8 +1,10 @@
 """Traces branches and loop bodies once each, with their results and the state they write.
 
-A branch or body is traced into a jaxpr of its own first. That shows which state it writes and
-which of its results are static, before `lax.cond` or `lax.while_loop` want results of one type.
-The jaxpr is then evaluated inside of them, so that a body is raised once however deep it is nested.
+A branch or body is first traced into a separate jaxpr. This shows which state it writes and which
+of
+its results are static, before `lax.cond` or `lax.while_loop` require results of one type. The jaxpr
+is
+then evaluated inside them, so that a body is raised once however deep it is nested.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ class ShapeVariesError(Exception):
 
 @jax.tree_util.register_pytree_node_class
 class Undefined:
-    """A value that one branch leaves undefined; it takes the type of the other branches."""
+    """A value that a branch leaves undefined; it takes the type of the other branches."""
 
     def tree_flatten(self) -> tuple[tuple[()], None]:
         return (), None
@@ -112,13 +114,13 @@ def flatten(values: Sequence[Value]) -> tuple[list[Any], Callable[[Sequence[Valu
 
 
 def type_of(x: Value) -> jax.ShapeDtypeStruct:
-    """The type of a JAX value, keys among them."""
+    """The type of a JAX value, which may be a key."""
     dtype = x.dtype if hasattr(x, "dtype") else jnp.result_type(x)
     return jax.ShapeDtypeStruct(np.shape(x), dtype)
 
 
 def strong(x: Value) -> Value:
-    """`x` without weak type."""
+    """`x` without its weak type."""
     x = jnp.asarray(x)
     return lax.convert_element_type(x, x.dtype) if x.weak_type else x
 
@@ -182,13 +184,13 @@ class BoundedForm:
 
 @dataclasses.dataclass(frozen=True)
 class ListForm:
-    """A list with a buffer for `capacity` elements; `None`: unknown so far.
+    """A list with a buffer for `capacity` elements, `None` if still unknown.
 
     **Arguments:**
 
-    - `size`: the size, where it is always the same.
-    - `same`: the static value that every element has; then there is no buffer.
-    - `is_empty`: whether nothing was put on it yet.
+    - `size`: the size, if it is always the same.
+    - `same`: the static value of every element; then there is no buffer.
+    - `is_empty`: whether it has no element yet.
     """
 
     capacity: Any
@@ -224,7 +226,7 @@ def form_of(value: Value) -> Form:
 
 
 def key_of(form: Form) -> Hashable:
-    """A key that is equal for forms that loops need not distinguish, across traces."""
+    """A key, stable across traces, equal for forms that loops need not distinguish."""
     if isinstance(form, Static):
         return "fixed", _value_key(form.value)
     if isinstance(form, ArrayForm):
@@ -259,7 +261,7 @@ def _value_key(value: Value) -> Hashable:
 def join(one: Form, two: Form, *, growing: bool = False) -> Form:
     """The form to which `bring` converts values of both forms.
 
-    `growing`: the second is the first after a step of a loop, in which lists may grow.
+    `growing`: the second form is the first after a loop step, in which lists may grow.
 
     **Raises:** `ShapeVariesError`.
     """

@@ -9,7 +9,7 @@ from invert.tf.values import tensor_list as lists
 def gradient_arrays(ctx: Context, inner: Context) -> bool:
     """Create gradient arrays before the body that creates them; return whether there were any.
 
-    Each step of a loop, and each branch, asks for the gradient array anew and means the same one.
+    Each loop step and each branch requests the gradient array again, and means the same one.
     """
     new = [r for r in inner.state if r.kind == "tensor_array_gradient" and r not in ctx.state]
     for resource in new:

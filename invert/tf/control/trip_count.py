@@ -32,13 +32,13 @@ from invert.tf.values.bounds import (
 
 @dataclasses.dataclass(frozen=True)
 class _Sums:
-    """A floating point number to which each step adds `step`, in its own type."""
+    """A floating-point number to which each step adds `step`, in its own type."""
 
     start: Value
     step: Value
 
     def until(self, failed: Callable[[Any], bool]) -> int | None:
-        """The first step in which a predicate holds, found by adding up as the loop does."""
+        """The first step in which a predicate holds, found by adding as the loop does."""
         value = self.start
         for k in range(_MOST_SUMS):
             if failed(float(value)):
@@ -61,13 +61,13 @@ def _nothing(value: Value, finite: bool) -> Fact:
 
 
 class _Program:
-    """A jaxpr of which some arguments are known, together with its branches and calls.
+    """A jaxpr with facts about its arguments, together with its branches and calls.
 
     **Arguments:**
 
-    - `known`: the lines of the arguments, or the sums that they are.
-    - `outside`: what is known of a constant.
-    - `outer`: for a branch or a call the program that holds it, and the operands there.
+    - `known`: the arguments' inductions, or their values as sums.
+    - `outside`: the facts of a constant.
+    - `outer`: for a branch or call, the enclosing program and the operands there.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class _Program:
         self._inner: dict[tuple[int, int], _Program] = {}
         self._consts = dict(zip(self.jaxpr.constvars, consts_of(closed), strict=True))
         self._facts: dict[Any, Facts] = {}
-        self._outer: dict[Any, tuple[_Program, Any]] = {}
+        self._enclosing: dict[Any, tuple[_Program, Any]] = {}
         self._sums: dict[Any, _Sums] = {}
         for var, value in zip(self.jaxpr.invars, known, strict=outer is None):
             fact = Fact.of(value) if isinstance(value, Sum) else None
@@ -94,7 +94,7 @@ class _Program:
                 self._sums[var] = value
         if outer is not None:
             program, operands = outer
-            self._outer = {
+            self._enclosing = {
                 v: (program, a) for v, a in zip(self.jaxpr.invars, operands, strict=True)
             }
             self.finite = program.finite
@@ -117,11 +117,11 @@ class _Program:
         return inner, inner.jaxpr.outvars[eqn.outvars.index(result)]
 
     def source(self, atom: Atom) -> tuple[_Program, Any]:
-        """The atom that defines another, with its program, through calls and known branches."""
+        """The atom that defines another, with its program, across calls and known branches."""
         if isinstance(atom, Literal):
             return self, atom
-        if atom in self._outer:
-            program, operand = self._outer[atom]
+        if atom in self._enclosing:
+            program, operand = self._enclosing[atom]
             return program.source(operand)
         eqn = self.producers.get(atom)
         if eqn is None:
@@ -177,7 +177,7 @@ class _Program:
                     break
 
     def gives(self, eqn: Eqn, result: Any, taken: bool) -> bool | None:
-        """The truth value of one branch of a choice, where it is known."""
+        """The truth value of one branch of a choice, if known."""
         inner, atom = self.way(eqn, result, int(taken))
         *chosen, turned = self._base(eqn.invars[0])
         *given, same = inner._base(atom)
@@ -242,7 +242,7 @@ class _Program:
         return program._outside(program._consts[atom], program.finite).ends
 
 
-# Equations that pass a scalar through: of all that move elements, only these occur before a
+# Equations that pass a scalar through; of those that move elements, only these occur before a
 # counter.
 _SAME = frozenset(("convert_element_type", "copy", "reduce_and", "reshape"))
 
@@ -269,7 +269,7 @@ def lines(
     **Arguments:**
 
     - `body`: the closed jaxpr of the body, from variables to variables.
-    - `starts`: initial values, where they are known numbers.
+    - `starts`: initial values, if they are known numbers.
     - `holding`: variables whose truth value after a step is known.
     """
     # Without facts about the variables, the results show the increment of each per step.
@@ -333,8 +333,8 @@ class FinalValue:
 
     **Arguments:**
 
-    - `above`: the number of a variable that it is never less than; then its end is the larger of
-        what it was itself and of what that variable was, plus `offset`.
+    - `above`: the position of a variable that is a lower bound; the final value is then the larger
+        of the two initial values, plus `offset`.
     """
 
     offset: int
@@ -342,7 +342,7 @@ class FinalValue:
 
 
 def ends(body: AnyJaxpr, count: int) -> list[FinalValue | None]:
-    """The final value of each variable of a loop of `count` steps, where it is known."""
+    """The final value of each variable of a loop of `count` steps, if known."""
     program = _Program(body, [None] * len(open_jaxpr(body).invars))
     variables, results = program.jaxpr.invars, program.jaxpr.outvars
     if count == 0:
@@ -369,7 +369,7 @@ def ends(body: AnyJaxpr, count: int) -> list[FinalValue | None]:
 
 
 def written(body: AnyJaxpr) -> frozenset[int]:
-    """The loop variables that are arrays written in part by each step."""
+    """The loop variables that are arrays updated in part by each step."""
     jaxpr: AnyJaxpr = open_jaxpr(body)
     writes = {
         e.outvars[0]: e.invars[0] for e in jaxpr.eqns if e.primitive.name == "dynamic_update_slice"
@@ -427,8 +427,8 @@ def largest(body: AnyJaxpr, known: Sequence[Sum | None], position: int, count: i
 class TripCount:
     """Number of steps of a loop: at most `bound`, exactly so if `exact`.
 
-    Of a part of the condition it says for how many steps that can hold without a break; from step
-    `lasting` on it does not hold any more.
+    For a part of the condition: the number of steps for which it can hold without interruption;
+    from step `lasting` on it never holds again.
     """
 
     bound: int | None
@@ -465,17 +465,17 @@ def count(
 
     **Arguments:**
 
-    - `known`: the lines that the variables follow.
+    - `known`: the inductions of the variables.
     - `body`: the closed jaxpr of a step.
-    - `starts`: initial values of the variables, where they are known numbers.
-    - `outside`: what is known of a number from outside of the loop, as a function of it and of
-        whether what it is computed from may be taken for finite.
+    - `starts`: initial values of the variables, if they are known numbers.
+    - `outside`: returns the facts of a number from outside the loop, given the number and whether
+        the values it is computed from may be assumed finite.
     """
     found = _Condition(_Program(condition, known, outside)).count()
     if found.exact or body is None:
         return dataclasses.replace(found, exact=found.exact and found.bound is not None)
-    # Each step but the last one leads to values of which the condition holds. So a variable that
-    # goes up unless the loop ends is an induction as long as the loop runs.
+    # After each step but the last, the condition holds. So a variable that increases unless the
+    # loop ends is an induction as long as the loop runs.
     program = _Program(condition, known, outside)
     program.assume(program.jaxpr.outvars[0], True)
     holding = program.arguments()
@@ -490,12 +490,12 @@ def count(
 def open_count(
     condition: AnyJaxpr, known: Sequence[Sum | None], outside: Outside = _nothing
 ) -> DimSize | None:
-    """The trip count where it is an open size; arguments as for `count`."""
+    """The trip count if it is an open size; arguments as for `count`."""
     return _Condition(_Program(condition, known, outside)).open_count()
 
 
 class _Condition:
-    """The condition of a loop; `after`: a step of the loop, before which it holds."""
+    """The condition of a loop; `after` is a loop step, before which it holds."""
 
     def __init__(self, program: _Program, after: _Program | None = None):
         self._program, self._after = program, after
@@ -573,7 +573,7 @@ class _Condition:
         return _until_not_less(program, one, two, strict == value, value)
 
     def _later(self, program: _Program, atom: Atom, value: bool) -> TripCount:
-        """The number of steps for which a variable can have a truth value that steps give it."""
+        """The number of steps for which a variable can have a truth value set by steps."""
         after = self._after
         if after is None or program is not self._program or atom not in program.jaxpr.invars:
             return _UNKNOWN
@@ -583,16 +583,16 @@ class _Condition:
         return TripCount(bound, False, last)
 
 
-# Comparisons as `a < b` or `a <= b`: whether the operands are swapped; whether it is the first.
+# Comparisons as `a < b` or `a <= b`: whether operands are swapped, whether it is strict.
 _LESS = {"lt": (False, True), "gt": (True, True), "le": (False, False), "ge": (True, False)}
 
 
 def _until_not_less(
     program: _Program, one: Any, two: Any, strict: bool, ordered: bool
 ) -> TripCount:
-    """How long `one < two` holds, or `one <= two` where not `strict`.
+    """How long `one < two` holds, or `one <= two` if not `strict`.
 
-    `ordered`: whether it also fails where one of both is not a number.
+    `ordered`: whether it is also false if either is NaN.
     """
     if jnp.issubdtype(one.aval.dtype, jnp.integer):
         a, b = program.fact(one), program.fact(two)
@@ -609,7 +609,7 @@ def _until_not_less(
     low, high = program.number(one)[0], program.number(two)[1]
     literal = any(isinstance(program.source(a)[1], Literal) for a in (one, two))
     if not (ordered or program.finite or literal):
-        return _UNKNOWN  # what is computed may not be a number
+        return _UNKNOWN  # a computed value may be NaN
     found = None
     if rising is not None and rising.step > 0 and math.isfinite(high):
         found = rising.until(lambda v: v >= high if strict else v > high)

@@ -1,8 +1,8 @@
 """`While`: loops over functions of the graph.
 
-A loop whose number of steps is known becomes a `while` that counts from zero to it, whatever
-counters the graph keeps; the patterns make a `scan` of that. Variables that no step changes are
-closed over, and those that are static stay static.
+A loop with a known trip count becomes a `while` that counts from zero to it, whatever counters the
+graph has; the patterns turn it into a `scan`. Variables that no step changes are closed over, and
+static ones stay static.
 """
 
 from __future__ import annotations
@@ -53,8 +53,7 @@ def while_loop(
 ) -> list[Value]:
     """Run the function `body` on `values` while the function `condition` holds.
 
-    **Raises:** `UnsupportedOpError` where a variable changes its shape, or a list grows without a
-        bound.
+    **Raises:** `UnsupportedOpError` if a variable changes its shape, or a list grows without bound.
     """
     results = _folded(ctx, condition, body, values)
     if results is not None:
@@ -75,7 +74,7 @@ def while_loop(
             raise UnsupportedOpError([problem]) from error
         return results
     except UnsupportedOpError:
-        # What an op asks to know may differ from step to step, such as the shapes that the
+        # Values that an op needs to know may differ between steps, such as the shapes that the
         # gradient of a loop over several shapes keeps on a list.
         results = _unrolled(ctx, condition, body, values)
         if results is None:
@@ -85,7 +84,7 @@ def while_loop(
 
 
 def _folded(ctx: Context, condition: str, body: str, values: Sequence[Value]) -> list[Value] | None:
-    """The results of a loop over known integers; `None` where one is unknown."""
+    """The results of a loop over known integers; `None` if one is unknown."""
     if not all(is_known(v) for v in values):
         return None
     child = ctx.on(dict(ctx.state))
@@ -102,7 +101,7 @@ def _folded(ctx: Context, condition: str, body: str, values: Sequence[Value]) ->
 def _unrolled(
     ctx: Context, condition: str, body: str, values: Sequence[Value]
 ) -> list[Value] | None:
-    """The loop unrolled; `None` where its trip count is unknown or too large."""
+    """The loop unrolled; `None` if its trip count is unknown or too large."""
     child = ctx.on(dict(ctx.state))
     current = list(values)
     for _ in range(_MAX_UNROLLED):
@@ -129,10 +128,10 @@ def _sources(body: Body) -> list[tuple[str, int | None]]:
 
 
 class _Loop:
-    """One `While` node on its values.
+    """A `While` node and its operands.
 
-    `forms` holds the forms of the variables by their number and of the written state by its handle.
-    What is not in it is closed over.
+    `forms` holds the forms of variables by number and of written state by handle. Everything else
+    is closed over.
     """
 
     def __init__(
@@ -157,7 +156,7 @@ class _Loop:
             if isinstance(place, Resource) and place not in ctx.state:
                 continue
             if entry != self._entry(place):
-                continue  # such as a list of which the loop around this one knows more now
+                continue  # e.g. a list about which the enclosing loop knows more by now
             if isinstance(place, Resource):
                 self.forms[place] = form
             elif isinstance(known, Static) and isinstance(form, ArrayForm):
@@ -184,8 +183,8 @@ class _Loop:
     def _trace(self) -> None:
         entry = [bring(self._value(place), form) for place, form in self.forms.items()]
         self.leaves, self.rebuild = flatten(entry)
-        # Initial values of the leaves, where they are known numbers; the last leaf of each
-        # variable, which of a list is its size.
+        # Initial values of the leaves, if they are known numbers; the last leaf of each variable
+        # (of a list, its size).
         self._starts: list[Any] = []
         self._last: dict[int | Resource, int] = {}
         for (place, form), value in zip(self.forms.items(), entry, strict=True):
@@ -199,7 +198,7 @@ class _Loop:
         self._lines: list[Sum | None] | None = None
         self._changed = False
         self._growth: dict[int | Resource, int] = {}
-        self.staged = TracedBranch(self._step, [type_of(x) for x in self.leaves])
+        self.traced = TracedBranch(self._step, [type_of(x) for x in self.leaves])
 
     def _entry(self, place: int | Resource) -> Hashable:
         return key_of(form_of(self._value(place)))
@@ -208,7 +207,7 @@ class _Loop:
         return self.ctx.state[place] if isinstance(place, Resource) else self.values[place]
 
     def _inside(self, leaves: Sequence[Value]) -> tuple[Context, list[Any]]:
-        """The context and the variables in a step."""
+        """The context and the variables inside a step."""
         new = dict(zip(self.forms, self.rebuild(leaves), strict=True))
         state = dict(self.ctx.state)
         state.update((k, v) for k, v in new.items() if isinstance(k, Resource))
@@ -291,7 +290,7 @@ class _Loop:
         if (line is not None and line.step <= 0) or (
             line is None
             and growth == 0
-            and trip_count.largest(self.staged.closed, lines, leaf, 0) is None
+            and trip_count.largest(self.traced.closed, lines, leaf, 0) is None
         ):
             return old.capacity or 0
         count, _ = (None, ()) if steps.bound is not None else self._open_count(self._test())
@@ -302,7 +301,7 @@ class _Loop:
                 return old.size + growth * count
         if steps.bound is None or not isinstance(old.size, int):
             raise self._no_bound()
-        bound = trip_count.largest(self.staged.closed, lines, leaf, steps.bound)
+        bound = trip_count.largest(self.traced.closed, lines, leaf, steps.bound)
         return bound if bound is not None else old.size + growth * steps.bound
 
     def _problem(self, reason: str, remedy: str) -> UnsupportedOpError:
@@ -316,7 +315,7 @@ class _Loop:
         """The inductions of the leaves of the last trace."""
         if self._lines is None:
             starts = [None if is_open(s) else s for s in self._starts]
-            self._lines = trip_count.lines(self.staged.closed, starts)
+            self._lines = trip_count.lines(self.traced.closed, starts)
         return self._lines
 
     def _test(self) -> TracedBranch:
@@ -336,7 +335,7 @@ class _Loop:
         return trip_count.count(
             test.closed,
             self.lines(),
-            self.staged.closed,
+            self.traced.closed,
             self._starts,
             lambda value, finite: fact_of(value, known, finite=finite),
         )
@@ -374,7 +373,7 @@ class _Loop:
                 final = self._bounded(steps.bound, test)
             else:
                 final = lax.while_loop(
-                    lambda c: test.flat(c)[0], self.staged.flat, list(self.leaves)
+                    lambda c: test.flat(c)[0], self.traced.flat, list(self.leaves)
                 )
         new = dict(zip(self.forms, map(_counted_out, self.rebuild(final)), strict=True))
         for place, value in new.items():
@@ -393,23 +392,23 @@ class _Loop:
 
     def _no_bound(self) -> UnsupportedOpError:
         return self._problem(
-            "a list grows in a loop whose number of steps has no known bound",
+            "a list grows in a loop whose trip count has no known bound",
             "Pass maximum_iterations to tf.while_loop, or give the TensorArray a fixed size.",
         )
 
     def _open_count(self, test: TracedBranch) -> tuple[DimSize | None, Sequence[Sum | None]]:
-        """The trip count where it is an open size, with the induction variables of the leaves."""
-        lines = trip_count.lines(self.staged.closed, self._starts)
+        """The trip count if it is an open size, with the inductions of the leaves."""
+        lines = trip_count.lines(self.traced.closed, self._starts)
         return trip_count.open_count(test.closed, lines, lambda v, finite: fact_of(v)), lines
 
     def _counted(self, count: DimSize, lines: Sequence[Sum | None]) -> list[Value]:
-        """A loop of `count` steps. Variables that follow a line are computed, not carried.
+        """A loop of `count` steps. Induction variables are computed instead of carried.
 
-        Arrays that steps write into come last, as where JAX lowers a scan.
+        Arrays that steps write into come last, as in JAX's lowering of a scan.
         """
         carried = sorted(
             (i for i, line in enumerate(lines) if line is None),
-            key=trip_count.written(self.staged.closed).__contains__,
+            key=trip_count.written(self.traced.closed).__contains__,
         )
         types = [type_of(x).dtype for x in self.leaves]
 
@@ -420,7 +419,7 @@ class _Loop:
                 of[i] if line is None else _on_line(line, k, types[i])
                 for i, line in enumerate(lines)
             ]
-            out = self.staged.flat(leaves)
+            out = self.traced.flat(leaves)
             return [lax.add(k, np.int32(1)), *(out[i] for i in carried)]
 
         init = [np.int32(0), *(self.leaves[i] for i in carried)]
@@ -441,10 +440,10 @@ class _Loop:
     def _ended(
         self, final: Sequence[Value], lines: Sequence[Sum | None], count: int
     ) -> list[Value]:
-        """Whole numbers as sums of what they were before, which the loop around this one knows."""
+        """Final integers as sums of their initial values, for the enclosing loop."""
         ends: Sequence[trip_count.FinalValue | None] = [None] * len(final)
         if any(line is None and s is None for line, s in zip(lines, self._starts, strict=True)):
-            ends = trip_count.ends(self.staged.closed, count)
+            ends = trip_count.ends(self.traced.closed, count)
         out = []
         for i, (value, line, end) in enumerate(zip(final, lines, ends, strict=True)):
             if line is not None or end is None:
@@ -464,7 +463,7 @@ class _Loop:
         def step(carry: Sequence[Value]) -> list[Value]:
             k, *leaves = carry
             more = test.flat(leaves)[0]
-            out = lax.cond(more, lambda: self.staged.flat(leaves), lambda: leaves)
+            out = lax.cond(more, lambda: self.traced.flat(leaves), lambda: leaves)
             return [lax.add(k, np.int32(1)), *out]
 
         init = [np.int32(0), *self.leaves]
@@ -510,7 +509,7 @@ def _on_line(line: Sum, k: Value, dtype: np.dtype) -> Value:
 
 
 def _counted_out(value: Value) -> Value:
-    """A list whose size is known after the loop has a static one."""
+    """Make the size of a list static if it is known after the loop."""
     if isinstance(value, TensorList) and isinstance(value.size, np.ndarray):
         return dataclasses.replace(value, size=value.size.item())
     return value

@@ -27,7 +27,7 @@ def serialized(ctx: Context, node: Node) -> tuple[bytes, bytes]:
         # Attributes with an underscore are hints: devices, shapes and classes of other nodes.
         if not name.startswith("_"):
             proto.attr[name].CopyFrom(node.attrs[name])
-    library = _called(ctx.graph.library, proto)
+    library = _callees(ctx.graph.library, proto)
     # Serialized maps have no fixed order, and the bytes are a cache key.
     return (
         proto.SerializeToString(deterministic=True),
@@ -41,11 +41,11 @@ def _references(node: Any) -> list[Any]:
     return [f for v in values for f in (v.func, *v.list.func) if f.name]
 
 
-def _called(library: Any, node: Any) -> Any | None:
-    """The functions that a node calls, under names that tell their content; `None`: there are none.
+def _callees(library: Any, node: Any) -> Any | None:
+    """The functions that a node calls, renamed by content; `None` if it calls none.
 
-    TensorFlow has one name for a function in a process, and two models may have one name for two.
-    The node is changed to refer to the new names.
+    TensorFlow's function names are global to the process, and two models may share a name. The
+    node is changed to refer to the new names.
     """
     pending = [f.name for f in _references(node)]
     if not pending:
@@ -78,8 +78,8 @@ def input_types(node: Node) -> list[int]:
     return [t for n, t in types_of(definition.input_arg, node.attrs) for _ in range(n)]
 
 
-# The shape of an input; dtype and bytes where its value is known, or the array where no hash of it
-# is wanted.
+# The shape of an input; if its value is known, also dtype and bytes, or the array itself if it
+# need not be hashed.
 Input = tuple[tuple[int, ...], tuple[np.dtype, bytes] | np.ndarray | None]
 
 
@@ -101,7 +101,7 @@ def constants_of(
 
 
 def graph_of(text: bytes, library: bytes, tensors: Sequence[Any]) -> list[Any]:
-    """The results of the op in the graph that is being traced, on `tensors`."""
+    """The results of the op on `tensors`, in the graph being traced."""
     tf = import_tensorflow()
     graph = tf.compat.v1.GraphDef()
     graph.versions.producer = tf.version.GRAPH_DEF_VERSION
@@ -138,7 +138,7 @@ def run_op(
 def run_eagerly(ctx: Context, node: Node, values: Sequence[Value]) -> list[np.ndarray]:
     """The results of a pure op on known values.
 
-    **Raises:** `UnsupportedOpError` where TensorFlow refuses the values.
+    **Raises:** `UnsupportedOpError` if TensorFlow refuses the values.
     """
     tf = import_tensorflow()
     run = run_op if node.op in PLAIN else run_apart
@@ -167,7 +167,7 @@ def refused_inputs(ctx: Context, node: Node, values: Sequence[Value]) -> Problem
     """TensorFlow's error for a node at these input shapes; `None` without one."""
     if not has_tensorflow():
         reason = "does not fit the shapes of its inputs, or its rule is at fault"
-        remedy = "With TensorFlow installed (`pip install 'invert[tensorflow]'`) it is known which."
+        remedy = "Install TensorFlow (`pip install 'invert[tensorflow]'`) to find out which."
         return Problem(f"tf.{node.op}", reason, node.location, remedy)
     if (definition := op_def(node.op)) is None or any(a.is_ref for a in definition.input_arg):
         return None
@@ -186,7 +186,7 @@ def refused_inputs(ctx: Context, node: Node, values: Sequence[Value]) -> Problem
 
 
 def reason_of(error: Exception) -> str:
-    """The line of a message of TensorFlow that names the problem."""
+    """The line of a TensorFlow error message that names the problem."""
     text = getattr(error, "message", None) or str(error)
     text = text.removeprefix("Failed getting HLO text: '")
     lines = [line.strip() for line in text.splitlines() if line.strip()]

@@ -1,10 +1,10 @@
-"""Ops that only a host can run: text, files, images in their encoded form, tables.
+"""Ops that only the host can run: strings, files, encoded images, tables.
 
-Text is a `np.ndarray` of `bytes` objects while raising. An op whose inputs are all known, and which
-depends on nothing else, is run by TensorFlow then and there. Where an input depends on data, the
-op is an error, or with `Config(host_ops="callback")` a step that the host takes at run time: text
-in between stays on the host, so steps are gathered (`Pending`) until one has a result that is a
-number, and run in one `jax.pure_callback`.
+Strings are an `np.ndarray` of `bytes` objects during raising. TensorFlow runs a pure op with known
+inputs at conversion. If an input depends on data, the op is an error, or with
+`Config(host_ops="callback")` a step that the host runs at run time: strings in between stay on the
+host, so steps are collected (`Pending`) until one has a numeric result, and run in one
+`jax.pure_callback`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _STRING = 7  # DT_STRING of tensorflow/core/framework/types.proto
 
 
 def text_entry(node: Node) -> Entry | None:
-    """The entry of an op on text that has a rule for numbers; else `None`."""
+    """The entry of an op on strings that has a rule for numbers; otherwise `None`."""
     if node.op in ON_TEXT and any(v.type == _STRING for v in node.attrs.values()):
         if node.op == "Const":
             return Entry(_constant, "host")
@@ -48,7 +48,7 @@ def text_entry(node: Node) -> Entry | None:
 
 
 def host_entry(node: Node) -> Entry | None:
-    """The entry of an op that only the host can run; `None` for any other."""
+    """The entry of an op that only the host can run; otherwise `None`."""
     if node.op in REFUSED:
         return Entry(_refuse, "none", _check_refused)
     if node.op in LOOKUPS:
@@ -72,10 +72,10 @@ def _refuse(ctx: Context, node: Node, values: list[Value]) -> list[Value]:
 
 
 def _device_index(ctx: Context, node: Node, values: list[Value]) -> list[Value]:
-    """Which of the named kinds of devices runs it; their number where it is none of them."""
+    """Index of the device kind that runs it; `len(kinds)` if it is none of them."""
     platform = ctx.config.platform or jax.default_backend()
     kind = {"cuda": "GPU", "rocm": "GPU", "gpu": "GPU"}.get(platform, platform.upper())
-    # A list of strings that holds bytes in the proto.
+    # A list of strings, which are bytes in the proto.
     names = [name.decode() for name in node.attrs["device_names"].list.s]
     return [np.asarray(names.index(kind) if kind in names else len(names), np.int32)]
 
@@ -86,11 +86,11 @@ def _constant(ctx: Context, node: Node, values: list[Value]) -> list[Value]:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class HeldTable:
-    """A table of this process.
+    """A table that lives in this process.
 
     **Arguments:**
 
-    - `handle`: TensorFlow's handle of it.
+    - `handle`: TensorFlow's handle.
     """
 
     handle: Any
@@ -113,12 +113,12 @@ class HeldTable:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StoredTable:
-    """A table of a file.
+    """A table stored in a file.
 
     **Arguments:**
 
-    - `read`: gives keys and values of given types.
-    - `count`: gives how many keys there are.
+    - `read`: returns keys and values of given types.
+    - `count`: returns the number of keys.
     """
 
     read: Callable[[int, int], tuple[np.ndarray, np.ndarray]]
@@ -132,8 +132,8 @@ class StoredTable:
 
 
 def text_problems(outputs: Iterable[tuple[str, int]]) -> list[Problem]:
-    """The problems of results that are text, given as names and `DataType`s."""
-    reason = "is a result that holds text, which JAX arrays do not"
+    """Problems for string results, given as names and `DataType`s."""
+    reason = "is a result that holds text, which JAX arrays cannot hold"
     remedy = "Export a function that returns numbers."
     return [
         Problem("tf.string", reason, f"tensor {name!r}", remedy)
@@ -143,7 +143,7 @@ def text_problems(outputs: Iterable[tuple[str, int]]) -> list[Problem]:
 
 
 def table(handle: Any) -> HeldTable | None:
-    """The table of an eager handle; `None` where it is the handle of something else."""
+    """The table of an eager handle; `None` for other handles."""
     tf = import_tensorflow()
     try:
         with tf.init_scope():
@@ -160,9 +160,9 @@ class Pending:
     **Arguments:**
 
     - `run`: computes all results of the step from the values of `operands`.
-    - `operands`: what it needs: known arrays, JAX values, or other pending values.
-    - `index`: which of the results.
-    - `shape`: its sizes, `None` where they are not known; `None` for an unknown rank.
+    - `operands`: known arrays, JAX values, or other pending values.
+    - `index`: position among the results.
+    - `shape`: its sizes, `None` for unknown ones; `None` if the rank is unknown.
     - `dtype`: its `DataType`.
     """
 
@@ -176,7 +176,7 @@ class Pending:
 def _is_known(value: Value) -> bool:
     if not isinstance(value, np.ndarray):
         return False
-    # An array of objects holds text, or sizes of which some are symbolic.
+    # An array of objects holds strings, or sizes of which some are symbolic.
     return value.dtype != object or all(isinstance(v, bytes | str) for v in value.ravel())
 
 
@@ -231,7 +231,7 @@ def _later(
     values: Sequence[Value],
     specs: Sequence[_Spec],
 ) -> list[Value]:
-    """The results of a step at run time: text is deferred, numbers come from a callback."""
+    """The results of a step at run time: strings are deferred, numbers come from a callback."""
     made = [Pending(run, tuple(values), i, shape, t) for i, (shape, t) in enumerate(specs)]
     return [p if p.dtype == _STRING else _called_back(node, p) for p in made]
 
@@ -239,7 +239,7 @@ def _later(
 def _called_back(node: Node, wanted: Pending) -> Any:
     tf = import_tensorflow()
     if wanted.shape is None or None in wanted.shape:
-        reason = f"has a result whose size depends on the data ({wanted.shape})"
+        reason = f"has a result whose size depends on data ({wanted.shape})"
         raise UnsupportedOpError([Problem(f"tf.{node.op}", reason, node.location, HOST_REMEDY)])
     dtype = jax.dtypes.canonicalize_dtype(tf.dtypes.as_dtype(wanted.dtype).as_numpy_dtype)
     leaves: dict[int, Any] = {}
@@ -254,7 +254,7 @@ def _called_back(node: Node, wanted: Pending) -> Any:
         result = np.asarray(_evaluate(wanted, found, {})).astype(dtype)
         return result[..., None].view(np.uint32) if _is_wide(dtype) else result
 
-    # Text has no derivative; the operands are cut off, since a callback refuses tangents.
+    # Strings have no derivative; the operands are stopped, since a callback refuses tangents.
     operands = [_words(jax.lax.stop_gradient(v)) for v in leaves.values()]
     shape = tuple(wanted.shape)
     if _is_wide(dtype):
@@ -270,7 +270,7 @@ def _is_wide(dtype: np.dtype) -> bool:
 
 
 def _words(x: Value) -> Value:
-    """Numbers of 64 bits as pairs of words: a callback narrows them outside of `enable_x64`."""
+    """64-bit numbers as pairs of words: a callback narrows them outside `enable_x64`."""
     return jax.lax.bitcast_convert_type(x, np.uint32) if _is_wide(np.dtype(x.dtype)) else x
 
 
@@ -297,13 +297,17 @@ def _evaluate(value: Value, leaves: Mapping[int, np.ndarray], done: dict[int, An
 def _lookup(ctx: Context, node: Node, values: list[Value]) -> list[Value]:
     table, *rest = values
     if not isinstance(table, HeldTable | StoredTable):
-        reason = "looks into a table that is made or filled by the function itself"
+        reason = "looks up a table that the function itself creates or fills"
         remedy = "Fill the table before the model is exported, as tf.lookup.StaticHashTable does."
         raise UnsupportedOpError([Problem(f"tf.{node.op}", reason, node.location, remedy)])
     if node.op.startswith("LookupTableSize"):
         return [np.asarray(table.size())]
     types = node.attrs["Tin"].type, node.attrs["Tout"].type
     keys, content = table.content(*types)
+    if keys.ndim != 1:
+        reason = "looks into a table that has vectors for keys, or all of its buckets"
+        remedy = "Use tf.lookup.StaticHashTable; of a DenseHashTable, load the SavedModel."
+        raise UnsupportedOpError([Problem(f"tf.{node.op}", reason, node.location, remedy)])
     wanted, default = rest
     find = functools.partial(_find, keys, content)
     if _is_known(wanted) and _is_known(default):
@@ -329,12 +333,12 @@ def _find(keys: np.ndarray, content: np.ndarray, given: Sequence[np.ndarray]) ->
     return [out.reshape((*wanted.shape, *content.shape[1:]))]
 
 
-# Up to so many keys are compared with all of them at once.
+# Up to this many keys, all are compared at once.
 _FEW = 64
 
 
 def _search(keys: np.ndarray, content: np.ndarray, wanted: Any, default: Any) -> Any:
-    """The values of numeric keys: their places among the keys, or a binary search."""
+    """The values of numeric keys, by comparison with all keys or by binary search."""
     shape = (*wanted.shape, *content.shape[1:])
     if not len(keys):
         return jnp.broadcast_to(default, shape).astype(content.dtype)

@@ -1,9 +1,9 @@
 """Host ops: those that TensorFlow may run at conversion, and those that never run.
 
-What is in `PURE` depends on its inputs and attributes alone (their `OpDef`s, and the kernels in
-tensorflow/core/kernels, TensorFlow 2.21, which open no file and keep no state). Nothing else is
-ever run: that an `OpDef` is not stateful does not say so, as `ReadFile` and `PyFuncStateless` are
-not.
+Ops in `PURE` depend only on their inputs and attributes (by their `OpDef`s and the kernels in
+tensorflow/core/kernels, TensorFlow 2.21, which open no file and keep no state). No other op is ever
+run. The absence of `is_stateful` in an `OpDef` is not enough: `ReadFile` and `PyFuncStateless` lack
+it.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ PURE = frozenset(
     """.split()
 )
 
-# Ops on tensors of any type that run on the host where the type is text. Those that pass text
-# through (calls, identities) have rules that do.
+# Ops on tensors of any type that run on the host if the type is string. Ops that pass strings
+# through (calls, identities) have rules.
 ON_TEXT = frozenset(
     """
     BroadcastTo Concat ConcatV2 Const Equal ExpandDims Fill Gather GatherNd GatherV2 MatrixDiag
@@ -66,7 +66,7 @@ REFUSED: dict[str, str] = {
     ),
 }
 
-# Ops that look at a table which was filled when the model was loaded.
+# Ops that read a table which was filled when the model was loaded.
 LOOKUPS = frozenset(
     ("LookupTableFind", "LookupTableFindV2", "LookupTableSize", "LookupTableSizeV2")
 )

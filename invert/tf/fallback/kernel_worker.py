@@ -1,9 +1,9 @@
 """The child process that runs TensorFlow kernels on untrusted inputs; see `kernels_in_child.py`.
 
 Run by path in a bare interpreter: it must not import `invert`, and so not JAX, which takes seconds.
-A request is a `GraphDef`. Its last node is the op, the others are its inputs: constants, and
-placeholders where only the types of the results are to be inferred. The answer is `=` and the
-results as `TensorProto` messages, each after its length; or `-` and the reason why there are none.
+A request is a `GraphDef`. Its last node is the op, the others are its inputs: constants, or
+placeholders to infer only the types of the results. The answer is `=` and the results as
+`TensorProto` messages, each preceded by its length; or `-` and the reason for the failure.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ def answer(tf: Any, request: bytes, most: int) -> bytes:
 def serve(most: int, memory: int) -> None:
     """Answer requests until standard input ends."""
     output = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what TensorFlow prints is not an answer
+    os.dup2(2, 1)  # keep TensorFlow's own output off the channel for answers
     import tensorflow as tf
 
-    tf.constant(0).numpy()  # what TensorFlow keeps for good is there before memory is limited
+    tf.constant(0).numpy()  # let TensorFlow allocate what it keeps before memory is limited
     _limit_memory(memory)
 
     def write(content: bytes) -> None:
@@ -63,7 +63,7 @@ def serve(most: int, memory: int) -> None:
 
 
 def _limit_memory(more: int) -> None:
-    """Limit the memory of the process to its present size plus some bytes (Linux)."""
+    """Limit the memory of the process to its current size plus `extra` bytes (Linux)."""
     try:
         import resource
 

@@ -1,8 +1,9 @@
 """TensorFlow's kernels and shape functions on values that come from a model.
 
-Some of TensorFlow's kernels end the process on values they do not expect, fill the memory or never
-return (StringNGrams, DecodeCompressed and others, TensorFlow 2.21). So a child process runs all but
-those in `PLAIN`. It has to import TensorFlow, so it starts when first needed, and is kept.
+On unexpected values some of TensorFlow's kernels abort the process, exhaust memory or never return
+(StringNGrams, DecodeCompressed and others, TensorFlow 2.21). So a child process runs all but those
+in
+`PLAIN`. It has to import TensorFlow, so it is started on first use and kept.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ PLAIN = frozenset(
 
 _START_SECONDS = 180.0
 _SECONDS = 60.0
-# What the inputs or the results may have, and the memory that the child may take for it.
+# Limits on the bytes of inputs and results, and on the child's memory.
 MOST_BYTES = 1 << 28
 _MEMORY_BYTES = 4 << 30
 _LENGTH = struct.Struct("<Q")
@@ -51,7 +52,7 @@ def _child() -> Child:
 
 
 class KernelError(Exception):
-    """TensorFlow does not accept the op on these inputs; the message is its reason."""
+    """TensorFlow rejects the op on these inputs; the message is its reason."""
 
 
 def run_apart(
@@ -59,14 +60,14 @@ def run_apart(
 ) -> list[np.ndarray]:
     """The results of a serialized op on known values, computed in the child process.
 
-    **Raises:** `KernelError`; where the child dies or takes too long as well.
+    **Raises:** `KernelError`, also if the child dies or takes too long.
     """
     graph = _graph(text, library, types, [(v.shape, v) for v in values])
     return read_results(ask(graph))
 
 
 def read_results(content: bytes) -> list[np.ndarray]:
-    """The arrays of an answer."""
+    """The arrays in an answer."""
     tf = import_tensorflow()
     results, at = [], 0
     while at < len(content):
@@ -85,7 +86,7 @@ def refusal(
     types: Sequence[int],
     inputs: Sequence[tuple[Sequence[int | None] | None, np.ndarray | None]],
 ) -> str | None:
-    """TensorFlow's reason to refuse an op at these shapes and values; `None` if it accepts."""
+    """TensorFlow's reason for rejecting an op at these shapes and values; `None` if it accepts."""
     try:
         ask(_graph(text, library, types, inputs))
     except KernelError as error:

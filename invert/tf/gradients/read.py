@@ -1,7 +1,7 @@
 """Reads the gradient functions that TensorFlow keeps for `tf.custom_gradient`.
 
-The registry holds a Python function for each. It is called once, on placeholders in a graph of its
-own, where it leaves the ops of the gradient: for a function of `jax2tf.convert` the serialized
+The registry holds a Python function for each. It is called once, on placeholders in a fresh graph,
+where it leaves the ops of the gradient: for a function of `jax2tf.convert` the serialized
 vector-Jacobian product, a second `XlaCallModule`. The user's graph is not changed.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -21,7 +21,10 @@ from invert.tf.interpreter.analysis import Analysis
 from invert.tf.interpreter.graph import Graph
 from invert.tf.ops.node import Node, import_tensorflow
 
-# Where a captured value comes from: argument number, (node name, output number), or a constant.
+if TYPE_CHECKING:
+    from invert.protos.types import NodeDef
+
+# Source of a captured value: argument number, (node name, output number), or a constant.
 Capture = int | tuple[str, int] | np.ndarray
 
 
@@ -32,18 +35,18 @@ class TfGradient:
     **Arguments:**
 
     - `location`: the node it belongs to.
-    - `results`: how many outputs of the node are results; the others are its arguments.
-    - `captures`: the values of the surrounding graph it uses.
+    - `results`: number of the node's outputs that are results; the others are its arguments.
+    - `captures`: the values of the surrounding graph that it uses.
     - `make`: builds the graph, from its cotangents and captures to the cotangents of the
         arguments; `make(True)` reads the gradient functions inside it as well.
-    - `outputs`: for each argument whether it has a gradient.
+    - `outputs`: for each argument, whether it has a gradient.
     - `own`: outputs of the node itself that it uses, after the other captures. Only an op under
         `gradient_override_map` has them; its arguments are its inputs.
-    - `problem`: why it cannot be read.
+    - `problem`: the reason if it cannot be read.
     - `convention`: see `invert.ir.gradient_marker.Gradient`.
-    - `nested`: whether it may hold gradient functions itself.
-    - `feeds`: for each input of the graph which of the cotangents and captures it gets, or a
-        constant; by default all of them in order.
+    - `nested`: whether it may contain gradient functions.
+    - `feeds`: for each input of the graph, the cotangent or capture it receives, or a constant; by
+        default all of them in order.
     """
 
     location: str
@@ -59,7 +62,7 @@ class TfGradient:
 
     @functools.cached_property
     def marked(self) -> Gradient:
-        """As a marker holds it."""
+        """The gradient in the form that a marker holds."""
         inside = functools.partial(self.make, True) if self.make and self.nested else None
         return Gradient(self.location, self._run, self.problem, self.convention, inside)
 
@@ -83,25 +86,25 @@ def read_gradient(tf_graph: Any, around: Graph, function: str, node: Node) -> Tf
     **Arguments:**
 
     - `tf_graph`: the graph that was traced or restored.
-    - `around`: the same graph as it is evaluated.
-    - `function`: name of the library function the node is in; empty for the graph itself.
+    - `around`: the same graph, in the form that is evaluated.
+    - `function`: name of the node's library function; empty for the graph itself.
     - `node`: the node.
 
-    **Returns:** a `TfGradient` with a `problem` where there is none that can be read.
+    **Returns:** a `TfGradient`, with a `problem` if it cannot be read.
     """
     graph = tf_function_graph(tf_graph, function) if function else tf_graph
     unknown = len(node.attr("T")) if node.op == "IdentityN" else 0
     failed = functools.partial(TfGradient, node.location, unknown)
     if graph is None:
-        return failed(problem="the function it is in has no graph")
+        return failed(problem="its function has no graph")
     try:
         op = graph.get_operation_by_name(node.name)
     except KeyError:
-        return failed(problem="the function it is in has another graph")
+        return failed(problem="its function has a different graph")
     overridden = node.op != "IdentityN"
     failed = functools.partial(TfGradient, node.location, len(op.outputs))
-    # The name is one of this process. Where the gradients were not saved it may by chance be that
-    # of another function, which then does not fit this graph.
+    # The name is local to a process. If the gradients were not saved, it may happen to name
+    # another function, which does not fit this graph.
     gradient = tf_gradient_function(op)
     if gradient is None:
         return failed(problem="no gradient function was saved with the model")
@@ -135,7 +138,7 @@ def read_gradient(tf_graph: Any, around: Graph, function: str, node: Node) -> Tf
 
 
 def _fit(grads: Sequence[Any], passed: Sequence[Any]) -> bool:
-    """Whether these may be gradients of what was passed, by their number and shapes."""
+    """Whether number and shapes fit gradients of the arguments."""
     resource = import_tensorflow().resource
     return len(grads) == len(passed) and all(
         g is None or g.shape.is_compatible_with(t.shape)
@@ -147,7 +150,7 @@ def _fit(grads: Sequence[Any], passed: Sequence[Any]) -> bool:
 def gradient_graph(
     tf_graph: Any, around: Graph, inputs: list[str], outputs: list[str], nested: bool
 ) -> Analysis:
-    """A graph of TensorFlow in the form that is evaluated; `nested`: gradients are read in it."""
+    """A TensorFlow graph in the form that is evaluated; `nested`: read the gradients inside."""
     reads = functools.partial(read_gradient, tf_graph) if nested else None
     return Analysis(around.derived(tf_graph.as_graph_def(), reads, inputs, outputs))
 
@@ -155,7 +158,7 @@ def gradient_graph(
 def _call_for_results(
     gradient: Callable[..., Any], op: Any, overridden: bool
 ) -> str | tuple[int, Any, list[Any], list[Any]]:
-    """The number of results, and what `_call` returns for these; the problem where it fails."""
+    """The number of results, and what `_call` returns for them; the problem if it fails."""
     tf = import_tensorflow()
     try:
         scratch, cotangents, grads = _call(gradient, op, len(op.outputs))
@@ -163,7 +166,7 @@ def _call_for_results(
         # A restored function takes cotangents of the arguments too, which TensorFlow ignores.
         if any(t is not None and t.consumers() for t in cotangents[results:]):
             scratch, cotangents, grads = _call(gradient, op, results)
-    # What JAX and TensorFlow raise where the function has no reverse derivative, or is another's.
+    # What JAX and TensorFlow raise if the function has no reverse derivative, or does not fit.
     except (
         ArithmeticError, AttributeError, LookupError, NotImplementedError, RuntimeError, TypeError,
         ValueError, InvertError, tf.errors.OpError,
@@ -196,12 +199,12 @@ def _call(gradient: Callable[..., Any], op: Any, count: int) -> tuple[Any, list[
 
 
 def _count_results(grads: Sequence[Any]) -> int:
-    """How many outputs are results. TensorFlow pads the gradients of the arguments with `None`."""
+    """The number of results. TensorFlow pads the gradients of the arguments with `None`."""
     return next((i for i, g in enumerate(grads) if g is not None), len(grads))
 
 
 def _capture(outer: Any, graph: Any) -> Capture | None:
-    """Where a captured tensor comes from; `None` where it is not in `graph`."""
+    """The source of a captured tensor; `None` if it is not in `graph`."""
     if hasattr(outer, "numpy"):
         if outer.dtype != import_tensorflow().resource:
             return np.asarray(outer.numpy())
@@ -228,13 +231,13 @@ def _placeholder(handle: Any, graph: Any) -> Any | None:
     return None
 
 
-def holds_module(nodes: Sequence[Any]) -> bool:
+def holds_module(nodes: Sequence[NodeDef]) -> bool:
     """Whether the gradient is that of a JAX function."""
     return any(node.op == "XlaCallModule" for node in nodes)
 
 
-def holds_gradients(nodes: Sequence[Any]) -> bool:
-    """Whether ops of the gradient have gradients of their own in turn."""
+def holds_gradients(nodes: Sequence[NodeDef]) -> bool:
+    """Whether ops of the gradient have custom gradients in turn."""
     return any("_gradient_op_type" in node.attr for node in nodes)
 
 

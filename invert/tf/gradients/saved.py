@@ -1,15 +1,16 @@
 """Gradient functions of a SavedModel, by the names of their ops.
 
 TensorFlow traces the Python function of `tf.custom_gradient` when it saves a model. The traced
-function takes the gradients of all outputs of the op, then what it captures, and returns the
-gradients of the inputs (tensorflow/python/saved_model/save.py, TensorFlow 2.21).
+function takes the gradients of all outputs of the op, then its captures, and returns the gradients
+of
+the inputs (tensorflow/python/saved_model/save.py, TensorFlow 2.21).
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -26,6 +27,9 @@ from invert.tf.interpreter.graph import Graph
 from invert.tf.ops.definition import types_of
 from invert.tf.ops.node import Node
 
+if TYPE_CHECKING:
+    from invert.protos.types import NodeDef, SavedObjectGraph, StructuredValue
+
 
 class SavedGradients:
     """The gradient functions of a model.
@@ -33,10 +37,10 @@ class SavedGradients:
     **Arguments:**
 
     - `library`: the graph with its functions.
-    - `objects`: the `SavedObjectGraph`, which tells what functions capture.
+    - `objects`: the `SavedObjectGraph`, which lists the captures of functions.
     """
 
-    def __init__(self, library: Library, objects: Any):
+    def __init__(self, library: Library, objects: SavedObjectGraph):
         self._library = library
         self._objects = objects
         self._by_op = {
@@ -45,7 +49,7 @@ class SavedGradients:
         self._constants = {n.name: n for n in library.graph.node if n.op == "Const"}
 
     def read(self, around: Graph, function: str, node: Node) -> TfGradient:
-        """The gradient of a node, with a `problem` where none can be read."""
+        """The gradient of a node, with a `problem` if it cannot be read."""
         count = self._outputs_of(node)
         failed = functools.partial(TfGradient, node.location, count)
         gradient = self._by_op.get(node.attr("_gradient_op_type"), "")
@@ -104,7 +108,7 @@ class SavedGradients:
         )
 
     def _made(self, around: Graph, function: str, nested: bool) -> Analysis:
-        """A gradient function as it is evaluated; `nested`: gradients are read in it."""
+        """A gradient function in evaluated form; `nested`: read the gradients inside."""
         reads = self.read if nested else None
         return Analysis(around.derived(around.shared, reads, function=function))
 
@@ -115,7 +119,7 @@ class SavedGradients:
         return sum(n for n, _ in types_of(definition.output_arg, node.attrs)) if definition else 0
 
     def _capture(self, index: int, function: str) -> Capture | None:
-        """The source of a captured value, seen from a function; `None` without one."""
+        """The source of a captured value, seen from a function; `None` if there is none."""
         nodes, saved = self._objects.nodes, self._objects.concrete_functions
         if not 0 <= index < len(nodes):
             raise MalformedModelError(f"a function captures object {index}, which is not there")
@@ -135,13 +139,13 @@ class SavedGradients:
                 if arg.name == name:
                     return i
             return name, number
-        # A variable or a table: the argument that stands for it.
+        # A variable or a table: the argument that passes it.
         bound = list(saved[function].bound_inputs) if function in saved else []
         if index not in bound:
             return None
         return len(signature.input_arg) - len(bound) + bound.index(index)
 
-    def _nodes(self, function: str) -> Iterator[Any]:
+    def _nodes(self, function: str) -> Iterator[NodeDef]:
         """The nodes of a function and of those it calls."""
         seen, pending = {function}, [function]
         while pending:
@@ -156,7 +160,7 @@ class SavedGradients:
 
 
 def _leaves(value: Value) -> Iterator[Any]:
-    """The leaves of a `StructuredValue`, in the order of TensorFlow."""
+    """The leaves of a `StructuredValue`, in TensorFlow's order."""
     kind = value.WhichOneof("kind")
     if kind in ("list_value", "tuple_value"):
         for item in getattr(value, kind).values:
@@ -171,7 +175,7 @@ def _leaves(value: Value) -> Iterator[Any]:
         yield value
 
 
-def _specs(signature: Any) -> Iterator[Sequence[int | None] | None]:
+def _specs(signature: StructuredValue) -> Iterator[Sequence[int | None] | None]:
     """The shapes of the tensors among the arguments of a function."""
     for leaf in _leaves(signature):
         if leaf.WhichOneof("kind") == "tensor_spec_value":

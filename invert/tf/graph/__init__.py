@@ -1,1 +1,1 @@
-"""Graphs as data: bodies of functions, checked and without frames."""
+"""Graphs as data: checked function bodies, with TensorFlow 1 control flow as functions."""

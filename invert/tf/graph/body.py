@@ -1,18 +1,21 @@
 """Orders the nodes of a graph or function as a `Body`.
 
-The order follows data and control edges, found without recursion, so that graphs of 10^5 nodes
-work and cost grows linearly. What only control edges lead to runs where it has an effect.
+The order follows data and control edges and is found without recursion, in linear time, so that
+graphs of 10^5 nodes work. A node reached only by control edges runs if it has an effect.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from invert._errors import MalformedModelError, Problem, UnsupportedOpError
 from invert.tf.graph.check import parse_tensor
 from invert.tf.ops.node import CALLS, FRAMES_REMEDY, Body, Node
+
+if TYPE_CHECKING:
+    from invert.protos.types import FunctionDef, FunctionDefLibrary, NodeDef, OpDef
 
 IsEffect = Callable[[Node], bool]
 Offset = Callable[[Node, str], int]
@@ -20,7 +23,9 @@ Offset = Callable[[Node, str], int]
 _PREFERS = "api_preferred_device"
 
 
-def function_body(function: Any, nodes: Iterable[Any], offset: Offset, is_effect: IsEffect) -> Body:
+def function_body(
+    function: FunctionDef, nodes: Iterable[NodeDef], offset: Offset, is_effect: IsEffect
+) -> Body:
     """The body of a `FunctionDef` proto with these nodes; see `make_body`."""
     return make_body(
         function.signature.name,
@@ -34,12 +39,12 @@ def function_body(function: Any, nodes: Iterable[Any], offset: Offset, is_effect
 
 
 def output_offset(
-    node: Node, output: str, definition: Any | None, functions: Mapping[str, Any]
+    node: Node, output: str, definition: OpDef | None, functions: Mapping[str, FunctionDef]
 ) -> int:
     """Index of the first tensor of a named output; a `FunctionDef` names outputs by it.
 
     `definition`: the `OpDef` proto; an unknown op is reported elsewhere, and never evaluated.
-    `functions`: those of the library; the results of one that is called as an op have its names.
+    `functions`: the library's; a function called as an op names its results itself.
     """
     if node.op in CALLS and output != "output":
         called = functions.get(node.attrs["f"].func.name)
@@ -63,7 +68,7 @@ def output_offset(
 
 def make_body(
     name: str,
-    protos: Iterable[Any],
+    protos: Iterable[NodeDef],
     args: Sequence[str],
     outputs: Sequence[str],
     control_outputs: Sequence[str],
@@ -76,12 +81,12 @@ def make_body(
 
     - `name`: name of the function; empty for the outermost graph.
     - `args`: names of the arguments; nodes of these names are the arguments.
-    - `outputs`: names of the results as `node:0` or `node:output:0`.
-    - `control_outputs`: names of the nodes that have to run besides.
+    - `outputs`: names of the results, as `node:0` or `node:output:0`.
+    - `control_outputs`: names of further nodes that have to run.
     - `offset`: index of the first tensor of a named output.
-    - `is_effect`: whether a node does more than give results.
+    - `is_effect`: whether a node has side effects.
 
-    **Raises:** `MalformedModelError` where a name does not exist.
+    **Raises:** `MalformedModelError` if a name does not exist.
     """
     nodes = [Node("_Arg", a, {}, name) for a in args]
     index = {a: i for i, a in enumerate(args)}
@@ -106,7 +111,7 @@ def make_body(
         node.inputs = tuple(tensor(t) for t in texts if not t.startswith("^"))
         node.control = tuple(find(t[1:]) for t in texts if t.startswith("^"))
     for node in nodes:
-        if node.op == "Assert":  # the text that it would print is not a value here
+        if node.op == "Assert":  # the string that it would print is not a value here
             node.message = _text([nodes[i] for i, _ in node.inputs[1:]])
             node.inputs = node.inputs[:1]
     results = tuple(tensor(t) for t in outputs)
@@ -136,7 +141,7 @@ def ordered(body: Body, is_effect: IsEffect) -> Body:
 def _topological(nodes: Sequence[Node], roots: Sequence[int], name: str) -> list[int]:
     """Depth-first postorder from `roots` along data and control edges, on an explicit stack."""
     order: list[int] = []
-    state = bytearray(len(nodes))  # 0 new, 1 inputs under way, 2 done
+    state = bytearray(len(nodes))  # 0 new, 1 inputs in progress, 2 done
     stack = list(reversed(roots))
     while stack:
         i = stack[-1]
@@ -164,20 +169,20 @@ def _loop(node: Node, name: str) -> Problem:
     )
 
 
-def implementations(library: Any) -> dict[str, str]:
+def implementations(library: FunctionDefLibrary) -> dict[str, str]:
     """The CPU implementations of library functions that have one.
 
-    Functions that share the attribute `api_implements` stand for each other; TensorFlow calls the
-    one whose `api_preferred_device` is where the call is placed
-    (grappler/optimizers/implementation_selector.cc, TensorFlow 2.21). Samplers of random numbers
-    are written so, and draw other numbers on each kind of device.
+    Functions with equal `api_implements` are interchangeable; TensorFlow calls the one whose
+    `api_preferred_device` matches the placement of the call
+    (grappler/optimizers/implementation_selector.cc, TensorFlow 2.21). Random samplers use this, and
+    draw different numbers on each kind of device.
     """
 
-    def text(function: Any, name: str) -> bytes:
+    def text(function: FunctionDef, name: str) -> bytes:
         return function.attr[name].s if name in function.attr else b""
 
-    def types(function: Any) -> tuple[Any, ...]:
-        # With the types, since the forward and backward parts of a function carry its attributes.
+    def types(function: FunctionDef) -> tuple[Any, ...]:
+        # The key includes the types, since the forward and backward parts share their attributes.
         signature = function.signature
         inputs = tuple(a.type for a in signature.input_arg)
         outputs = tuple(a.type for a in signature.output_arg)

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from invert.tf.graph.check import parse_tensor
 from invert.tf.graph.functionalize import Made
 from invert.tf.ops.node import Node
 
+if TYPE_CHECKING:
+    from invert.protos.types import FunctionDef, GraphDef, NodeDef, OpDef
 
-def as_graph(function: Any, protos: Sequence[Any], offset: Callable[[Node, str], int]) -> Made:
-    """A `FunctionDef` with these nodes as a part of a graph: results have numbers, not names."""
+
+def as_graph(
+    function: FunctionDef, protos: Sequence[NodeDef], offset: Callable[[Node, str], int]
+) -> Made:
+    """Nodes as a `FunctionDef`, with outputs by number instead of by name, as in a graph."""
     nodes = {}
     for proto in protos:
         nodes[proto.name] = Node(proto.op, proto.name, proto.attr, function.signature.name)
@@ -36,7 +41,7 @@ def as_graph(function: Any, protos: Sequence[Any], offset: Callable[[Node, str],
     )
 
 
-def with_calls(graph_def: Any) -> Any:
+def with_calls(graph_def: GraphDef) -> GraphDef:
     """The `GraphDef` with library functions called as ops replaced by `PartitionedCall`."""
     signatures = {f.signature.name: f.signature for f in graph_def.library.function}
     bodies = [graph_def.node, *(f.node_def for f in graph_def.library.function)]
@@ -55,8 +60,8 @@ def with_calls(graph_def: Any) -> Any:
     return new
 
 
-def _rewrite(nodes: Iterable[Any], signatures: Mapping[str, Any]) -> dict[str, Any]:
-    """Rewrite the calls among `nodes`; return the signatures of what they call, by node."""
+def _rewrite(nodes: Iterable[NodeDef], signatures: Mapping[str, OpDef]) -> dict[str, OpDef]:
+    """Rewrite the calls among `nodes`; return the signatures of their callees, by node."""
     found = {}
     for node in nodes:
         signature = signatures.get(node.op)
@@ -71,8 +76,8 @@ def _rewrite(nodes: Iterable[Any], signatures: Mapping[str, Any]) -> dict[str, A
     return found
 
 
-def _renamed(name: str, outputs: Mapping[str, Any]) -> str:
-    """A reference to a result of a call, as to one of `PartitionedCall`: by its number."""
+def _renamed(name: str, outputs: Mapping[str, OpDef]) -> str:
+    """A reference to a result of a call by number, as for `PartitionedCall`."""
     if name.startswith("^"):
         return name
     node, output, index = parse_tensor(name)

@@ -1,26 +1,29 @@
 """Checks the nodes of a graph against the definitions of their ops.
 
-What a rule gets is then well-typed: attributes are there and of their kind, inputs are as many as
-the op takes and of its types, and the outputs that are used exist. The kinds, types and limits are
-those of TensorFlow's registry of ops; nodes of ops that it does not know are left alone, since
-those are reported as such.
+Rules then get well-typed nodes: attributes are present and of the right kind, inputs have the right
+number and types, and used outputs exist. Kinds, types and limits come from TensorFlow's op
+registry.
+Nodes of unknown ops are skipped, since those are reported elsewhere.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from invert._errors import MalformedModelError, Problem
 from invert.protos.tensors import REFERENCE, type_name
 from invert.tf.ops.definition import Run, add_defaults, attribute_problems, fits, type_at, types_of
 
+if TYPE_CHECKING:
+    from invert.protos.types import NodeDef, OpDef
+
 # Further problems are only counted.
 _SHOWN = 20
 
-# For each attribute that is a function, or a list of them, the attributes with the types of its
-# arguments and of its results; `None`: one truth value, or what stands for one. The ops go by their
-# names without `Stateless` and `Stateful`.
+# For each attribute that is a function, or a list of functions, the attributes with the types of
+# its arguments and of its results; `None`: one predicate. Op names without `Stateless` and
+# `Stateful`.
 _TYPES = ("Tin", "Tout")
 _CALLED: dict[str, dict[str, tuple[str, str | None]]] = {
     "Case": {"branches": _TYPES},
@@ -32,9 +35,9 @@ _CALLED: dict[str, dict[str, tuple[str, str | None]]] = {
 
 
 def parse_tensor(text: str) -> tuple[str, str, int]:
-    """The node, the name of the output where one is given, and the number of a tensor.
+    """The node, the output's name (if given) and the number of a tensor, from its name.
 
-    **Raises:** `MalformedModelError` where the text is not the name of a tensor.
+    **Raises:** `MalformedModelError` if the text is not the name of a tensor.
     """
     name, *rest = text.split(":")
     if len(rest) > 2 or (rest and not (rest[-1].isascii() and rest[-1].isdigit())):
@@ -43,25 +46,25 @@ def parse_tensor(text: str) -> tuple[str, str, int]:
 
 
 def checked(
-    nodes: Iterable[Any],
+    nodes: Iterable[NodeDef],
     args: Mapping[str, int],
     outputs: Sequence[tuple[str, int]],
     *,
-    op_def: Callable[[str], Any],
-    signatures: Mapping[str, Any],
+    op_def: Callable[[str], OpDef | None],
+    signatures: Mapping[str, OpDef],
     function: str = "",
-) -> list[Any]:
-    """The `NodeDef` protos of a graph or function, with the attributes they leave out.
+) -> list[NodeDef]:
+    """The `NodeDef` protos of a graph or function, with omitted attributes filled in.
 
     **Arguments:**
 
-    - `args`: the arguments with their types; nodes of these names are arguments, whatever they are.
-    - `outputs`: names of the results with their types. A type of 0 is not known.
+    - `args`: the arguments with their types; nodes of these names are arguments, whatever their op.
+    - `outputs`: names of the results with their types. A type of 0 is unknown.
     - `function`: name of the function; empty for the outermost graph.
-    - `op_def`: gives the `OpDef` proto of an op type, or `None` where it is unknown.
-    - `signatures`: those of the functions of the library.
+    - `op_def`: returns the `OpDef` proto of an op type, or `None` if it is unknown.
+    - `signatures`: the signatures of the library functions.
 
-    **Raises:** `MalformedModelError` with all problems, where there are some.
+    **Raises:** `MalformedModelError` that lists all problems.
     """
     graph = _Checked(args, function, op_def, signatures)
     kept = [graph.add(node) for node in nodes]
@@ -84,25 +87,25 @@ class _Checked:
         self,
         args: Mapping[str, int],
         function: str,
-        op_def: Callable[[str], Any],
-        signatures: Mapping[str, Any],
+        op_def: Callable[[str], OpDef | None],
+        signatures: Mapping[str, OpDef],
     ):
         self.problems: list[Problem] = []
         self._where = f" of function {function!r}" if function else ""
         self._op_def = op_def
         self._signatures = signatures
         self._args = args
-        # The types of the outputs of each node by the name of the output, where they are known.
+        # The types of each node's outputs, by output name, as far as known.
         self._outputs: dict[str, dict[str, list[Run]] | None] = {
             name: {"": [(1, kind)]} for name, kind in args.items()
         }
         self._seen: set[str] = set()
 
-    def _report(self, node: Any, reason: str) -> None:
+    def _report(self, node: NodeDef, reason: str) -> None:
         self.problems.append(Problem(f"tf.{node.op}", reason, f"node {node.name!r}{self._where}"))
 
-    def add(self, node: Any) -> Any:
-        """The node with all its attributes; what is wrong with those is reported."""
+    def add(self, node: NodeDef) -> NodeDef:
+        """The node with all its attributes; reports problems with them."""
         if node.name in self._seen:
             self._report(node, "has the name of another node")
         self._seen.add(node.name)
@@ -124,7 +127,7 @@ class _Checked:
         self._outputs[node.name] = {"": [run for runs in named.values() for run in runs], **named}
         return node
 
-    def _call_problems(self, node: Any) -> list[str]:
+    def _call_problems(self, node: NodeDef) -> list[str]:
         """Type mismatches between a node and the functions that it calls."""
         found = []
         op = node.op.removeprefix("Stateless").removeprefix("Stateful")
@@ -143,7 +146,7 @@ class _Checked:
                     found.append(f"calls {function.name!r} for results it does not give")
         return found
 
-    def check_inputs(self, node: Any) -> None:
+    def check_inputs(self, node: NodeDef) -> None:
         """Report missing inputs and inputs of the wrong type."""
         if node.name in self._args:
             return
@@ -160,24 +163,24 @@ class _Checked:
         wanted = list(types_of(definition.input_arg, node.attr))
         count = sum(n for n, _ in wanted)
         if count != len(given):
-            self._report(node, f"has {len(given)} inputs where the op takes {count}")
+            self._report(node, f"has {len(given)} inputs, but the op takes {count}")
             return
         for i, (text, kind) in enumerate(given):
             expected = type_at(wanted, i)
             if kind is not None and expected is not None and not fits(kind, expected):
                 self._report(
-                    node, f"takes {_name(expected)} as input {i}, and {text!r} is {_name(kind)}"
+                    node, f"takes {_name(expected)} as input {i}, but {text!r} is {_name(kind)}"
                 )
 
     def check_outputs(self, outputs: Sequence[tuple[str, int]]) -> None:
-        """Report results that are missing or of another type than declared."""
+        """Report results that are missing or whose type is not the declared one."""
         for text, wanted in outputs:
             kind = self._type(None, text)
             if kind is not None and not fits(kind, wanted):
-                reason = f"{text!r} is {_name(kind)}, and the signature says {_name(wanted)}"
+                reason = f"{text!r} is {_name(kind)}, but the signature says {_name(wanted)}"
                 self.problems.append(Problem("result", reason, self._where.strip()))
 
-    def _type(self, node: Any, text: str) -> int | None:
+    def _type(self, node: NodeDef | None, text: str) -> int | None:
         """The type of a referenced tensor; `None` if unknown."""
         reason = "which the graph does not have"
         try:
@@ -200,7 +203,7 @@ class _Checked:
 
 
 def _same(given: Sequence[int], wanted: Sequence[int]) -> bool:
-    """Whether two lists of types are equal where both are known."""
+    """Whether two lists of types agree where both are known."""
     return len(given) == len(wanted) and all(
         a == b or not a or not b for a, b in zip(given, wanted, strict=True)
     )
@@ -208,5 +211,5 @@ def _same(given: Sequence[int], wanted: Sequence[int]) -> bool:
 
 def _name(kind: int) -> str:
     if not kind:
-        return "of no known type"
+        return "of unknown type"
     return f"a reference to {type_name(kind - REFERENCE)}" if kind >= REFERENCE else type_name(kind)

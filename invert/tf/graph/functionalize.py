@@ -1,7 +1,8 @@
 """Control flow of TensorFlow 1 as functions: `Switch` and `Merge` become `If`, frames `While`.
 
-A frame of TensorFlow 1 is a cycle in the graph: `Enter` and `NextIteration` meet in a `Merge` for
-each variable, a `Switch` on the `LoopCond` leads to the body or to `Exit`
+A frame of TensorFlow 1 is a cycle in the graph: for each variable `Enter` and `NextIteration` meet
+in
+a `Merge`, and a `Switch` on the `LoopCond` leads to the body or to `Exit`
 (tensorflow/python/ops/control_flow_ops.py, TensorFlow 2.21).
 """
 
@@ -9,11 +10,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from invert._errors import MalformedModelError
 from invert.protos.messages import message
 from invert.tf.graph.check import parse_tensor
+
+if TYPE_CHECKING:
+    from invert.protos.types import AttrValue, NodeDef
 
 Tensor = tuple[str, int]  # node and number of the output; -1 for a control edge
 
@@ -26,35 +30,35 @@ _EXITS = ("Exit", "RefExit")
 
 @dataclasses.dataclass(frozen=True)
 class Made:
-    """A function made of a part of the graph.
+    """A function made from a part of the graph.
 
-    **Arguments:** names of the arguments, nodes, names of the results, and names of the nodes that
-    have to run besides.
+    **Arguments:** names of the arguments, nodes, names of the results, and names of further nodes
+    that have to run.
     """
 
     args: tuple[str, ...]
-    nodes: tuple[Any, ...]
+    nodes: tuple[NodeDef, ...]
     outputs: tuple[str, ...]
     controls: tuple[str, ...]
 
 
-def holds_frames(nodes: Iterable[Any]) -> bool:
-    """Whether any of the `NodeDef` protos is TensorFlow 1 control flow."""
+def holds_frames(nodes: Iterable[NodeDef]) -> bool:
+    """Whether any `NodeDef` proto is TensorFlow 1 control flow."""
     return any(n.op in (*_ENTERS, *_SWITCHES) for n in nodes)
 
 
 def functionalize(
-    nodes: Iterable[Any], prefix: str, roots: Iterable[str], fed: Iterable[str]
-) -> tuple[list[Any], dict[str, Made]]:
-    """The `NodeDef` protos without control flow of TensorFlow 1, and the functions made of it.
+    nodes: Iterable[NodeDef], prefix: str, roots: Iterable[str], fed: Iterable[str]
+) -> tuple[list[NodeDef], dict[str, Made]]:
+    """Turn TensorFlow 1 control flow into functions; return nodes and functions.
 
     **Arguments:**
 
     - `prefix`: put in front of the names of the functions.
-    - `roots`: names of the tensors and nodes that are wanted. Nothing else is looked at.
+    - `roots`: names of the tensors and nodes that are needed; all others are ignored.
     - `fed`: names of the nodes that are arguments.
 
-    **Raises:** `MalformedModelError` where a frame is not built as TensorFlow builds them.
+    **Raises:** `MalformedModelError` if a frame is not built as TensorFlow builds frames.
     """
     nodes = list(nodes)
     if not holds_frames(nodes):
@@ -75,7 +79,7 @@ def _parse(text: str) -> Tensor:
         return text[1:], -1
     name, output, port = parse_tensor(text)
     if output:
-        raise MalformedModelError(f"a graph has no names of outputs, and refers to {text!r}")
+        raise MalformedModelError(f"a graph refers to {text!r}, but its outputs have no names")
     return name, port
 
 
@@ -84,8 +88,8 @@ def _text(tensor: Tensor) -> str:
     return f"^{name}" if port < 0 else f"{name}:{port}"
 
 
-def _needed(nodes: Sequence[Any], roots: Iterable[str], fed: set[str]) -> list[Any]:
-    """The nodes that the roots depend on. Those that are fed have no inputs of their own."""
+def _needed(nodes: Sequence[NodeDef], roots: Iterable[str], fed: set[str]) -> list[NodeDef]:
+    """The nodes that the roots depend on. Fed nodes have no inputs."""
     by_name = {n.name: n for n in nodes}
     found: dict[str, None] = {}
     pending = [_parse(r)[0] for r in roots]
@@ -100,13 +104,13 @@ def _needed(nodes: Sequence[Any], roots: Iterable[str], fed: set[str]) -> list[A
     for name in found:
         node = by_name[name]
         if name in fed and node.input:
-            node = type(node)(name=name, op="Placeholder")
+            node = message("NodeDef")(name=name, op="Placeholder")
         kept.append(node)
     return kept
 
 
 class _Rewriter:
-    def __init__(self, nodes: Sequence[Any], prefix: str, args: Iterable[str]):
+    def __init__(self, nodes: Sequence[NodeDef], prefix: str, args: Iterable[str]):
         make = message("NodeDef")
         self.nodes = {a: make(name=a, op="Placeholder") for a in args}
         self.nodes.update((n.name, n) for n in nodes)
@@ -129,7 +133,7 @@ class _Rewriter:
         return found
 
     def _dependents(self, roots: Iterable[str], last: Sequence[str]) -> set[str]:
-        """What depends on `roots`, over data and control, up to and with ops in `last`."""
+        """Users of `roots` over data and control edges, up to and including ops in `last`."""
         consumers = self._consumers()
         found = set(roots)
         pending = list(found)
@@ -147,9 +151,9 @@ class _Rewriter:
     def level_stacks(self) -> None:
         """Let the stacks of gradients grow and shrink in every step of a loop.
 
-        A branch in a loop saves values for its gradient on stacks of its own, only in the steps
-        that take it; the branch of the gradient takes as many off again. As nothing but the order
-        counts, the other steps may save something too that is never looked at.
+        A branch in a loop saves values for its gradient on its own stacks, only in the steps that
+        take it; the branch of the gradient pops as many again. Since only the order matters, the
+        other steps may push values too, which are never used.
         """
         for name in self._of("StackPush", "StackPushV2", "StackPop", "StackPopV2"):
             handle, *rest = self.inputs(name)
@@ -169,7 +173,7 @@ class _Rewriter:
             self.nodes[name] = node
 
     def _saved(self, name: str, value: Tensor, guard: Tensor) -> Tensor:
-        """A value saved only by steps that take a branch, as a value of all steps."""
+        """Turn a value saved only by steps that take a branch into a value of all steps."""
         switch, port = guard
         source = value[0]
         if self.nodes[source].op in _SWITCHES and self._condition(source) == self._condition(
@@ -182,7 +186,7 @@ class _Rewriter:
         return name, 0
 
     def _is_saved(self, merge: str) -> bool:
-        """Whether a `Merge` belongs to what a branch saves, not to the graph itself."""
+        """Whether a `Merge` belongs to values that a branch saves, not to the graph itself."""
         return any(self.nodes[source].op == "FakeParam" for source, _ in self.inputs(merge))
 
     def _condition(self, switch: str) -> Tensor:
@@ -191,7 +195,7 @@ class _Rewriter:
     # -- loops
 
     def innermost_frame(self) -> list[str]:
-        """The `Enter` nodes of a frame that holds no other; empty where there is none."""
+        """The `Enter` nodes of an innermost frame; empty if there is none."""
         frames: dict[bytes, list[str]] = {}
         for name in self._of(*_ENTERS):
             frames.setdefault(self.nodes[name].attr["frame_name"].s, []).append(name)
@@ -200,7 +204,7 @@ class _Rewriter:
             if not any(self.nodes[n].op in _ENTERS for n in inside - set(enters)):
                 return enters
         if frames:
-            raise MalformedModelError(f"the frames {sorted(frames)} hold each other")
+            raise MalformedModelError(f"the frames {sorted(frames)} contain each other")
         return []
 
     def loop(self, enters: Sequence[str]) -> None:
@@ -256,7 +260,7 @@ class _Rewriter:
     # -- branches
 
     def innermost_merges(self) -> list[str]:
-        """The `Merge` nodes of a conditional of which no input goes through another."""
+        """The `Merge` nodes of an innermost conditional."""
         merges = self._of(*_MERGES)
         for merge in merges:
             if not self._holds_merge(merge):
@@ -280,7 +284,7 @@ class _Rewriter:
         return []
 
     def _holds_merge(self, merge: str) -> bool:
-        """Whether a branch of a conditional holds another that was not replaced yet."""
+        """Whether a branch of a conditional contains another that is not replaced yet."""
         above = self._above([s for s, _ in self.inputs(merge)])
         return any(self.nodes[n].op in _MERGES for n in above)
 
@@ -297,7 +301,7 @@ class _Rewriter:
         return False
 
     def _above(self, roots: Iterable[str]) -> dict[str, None]:
-        """What `roots` depend on, over data and control, up to and with switches."""
+        """Ancestors of `roots` over data and control edges, up to and including switches."""
         found = dict.fromkeys(roots)
         pending = list(found)
         while pending:
@@ -311,7 +315,7 @@ class _Rewriter:
         return found
 
     def _ports(self, root: Tensor) -> set[tuple[Tensor, int]]:
-        """The predicates, and which way they went, that a value depends on most closely."""
+        """The innermost predicates that a value depends on, and the branch of each."""
         found: set[tuple[Tensor, int]] = set()
         seen = {root}
         pending = [root]
@@ -328,24 +332,24 @@ class _Rewriter:
         return found
 
     def _source(self, tensor: Tensor) -> Tensor:
-        """Where a predicate comes from, past `Identity` nodes."""
+        """The source of a predicate, past `Identity` nodes."""
         while self.nodes[tensor[0]].op == "Identity":
             tensor = self.inputs(tensor[0])[0]
         return tensor
 
     def _predicate(self, merge: str) -> tuple[Tensor, int]:
-        """The predicate of a conditional, and the number of the input of its true branch."""
+        """The predicate of a conditional, and the input number of its true branch."""
         one, two = (self._ports(t) for t in self.inputs(merge)[:2])
         for predicate, port in sorted(one):
             if (predicate, 1 - port) in two and port >= 0:
                 return predicate, 0 if port == 1 else 1
-        # A branch of constants alone has no switch of its own but the one of its pivot.
+        # A branch that holds only constants has no switch except that of its pivot.
         for predicate, port in sorted(one | two):
             here = one if (predicate, port) in one else two
             if (predicate, port) not in (two if here is one else one):
                 first = here is one
                 return predicate, 0 if (port == 1) == first else 1
-        raise MalformedModelError(f"node {merge!r} merges values of no conditional")
+        raise MalformedModelError(f"node {merge!r} does not merge values of a conditional")
 
     def branch(self, merges: Sequence[str]) -> None:
         """Replace the `Merge` nodes of one conditional by an `If` node."""
@@ -414,11 +418,11 @@ class _Rewriter:
         renamed: Mapping[Tensor, Tensor],
         waits: Sequence[Tensor] = (),
     ) -> str:
-        """A function of what `results` depend on, up to the tensors in `renamed`.
+        """A function that computes `results` from the tensors in `renamed`.
 
-        `waits`: control edges to nodes that have to run too.
+        `waits`: control edges to further nodes that have to run.
         """
-        members: dict[str, Any] = {}
+        members: dict[str, NodeDef] = {}
         waits = [t for t in waits if self.nodes[t[0]].op not in _CONTROL]
         pending = [*waits, *(r for r in results if r not in renamed)]
         while pending:
@@ -445,7 +449,7 @@ class _Rewriter:
         return key
 
     def _is_pivot(self, name: str) -> bool:
-        """Whether a node is a pivot: an `Identity` of a switch or merge."""
+        """Whether a node is a pivot: the `Identity` of a switch or merge."""
         node = self.nodes[name]
         if node.op != "Identity":
             return False
@@ -458,7 +462,7 @@ class _Rewriter:
         op: str,
         inputs: Sequence[Tensor],
         *,
-        attr: Any = None,
+        attr: Mapping[str, AttrValue] | None = None,
         functions: Mapping[str, str] | None = None,
     ) -> None:
         node = message("NodeDef")(name=name, op=op)

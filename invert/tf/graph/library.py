@@ -1,10 +1,10 @@
-"""The functions of a graph, which the graphs of one model share."""
+"""Function libraries, shared by the graphs of one model."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 from invert.ir.arrays import KnownBytes
@@ -12,6 +12,9 @@ from invert.protos.file_parts import NO_PARTS, FileParts
 from invert.protos.messages import message, own
 from invert.tf.graph.body import implementations
 from invert.tf.graph.calls import with_calls
+
+if TYPE_CHECKING:
+    from invert.protos.types import FunctionDef, FunctionDefLibrary, GraphDef, OpDef
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -22,21 +25,21 @@ class Library:
 
     - `graph`: the `GraphDef`.
     - `functions`, `signatures`: the `FunctionDef` and its `OpDef` by name.
-    - `selected`: for a function of which another is run in its place, the name of that one.
-    - `parts`: what was left in the file of the graph.
-    - `known_bytes`: large constants of its programs, as far as something holds them.
+    - `selected`: replacements of functions by device-specific implementations, by name.
+    - `parts`: large parts that stay in the graph's file.
+    - `known_bytes`: large constants of its programs, held weakly.
     """
 
-    graph: Any
-    functions: Mapping[str, Any]
-    signatures: Mapping[str, Any]
+    graph: GraphDef
+    functions: Mapping[str, FunctionDef]
+    signatures: Mapping[str, OpDef]
     selected: Mapping[str, str]
     parts: FileParts = NO_PARTS
     known_bytes: KnownBytes = dataclasses.field(default_factory=WeakValueDictionary)
 
     @classmethod
-    def of(cls, graph_def: Any, parts: FileParts = NO_PARTS) -> Library:
-        """The library of a `GraphDef` of any classes of messages."""
+    def of(cls, graph_def: object, parts: FileParts = NO_PARTS) -> Library:
+        """The library of a `GraphDef`, whichever message classes it uses."""
         if isinstance(graph_def, Library):
             return graph_def
         graph = with_calls(own(graph_def, "GraphDef", "the graph"))
@@ -45,11 +48,11 @@ class Library:
         return cls(graph, functions, signatures, implementations(graph.library), parts)
 
     @property
-    def proto(self) -> Any:
+    def proto(self) -> FunctionDefLibrary:
         """The `FunctionDefLibrary`."""
         return self.graph.library
 
     @classmethod
     def empty(cls) -> Library:
-        """No graph and no functions."""
+        """An empty library."""
         return cls.of(message("GraphDef")())

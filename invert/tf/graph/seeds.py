@@ -1,9 +1,8 @@
 """Replaces the generator state of a graph by the key of the call.
 
 TensorFlow's generators and Keras's `SeedGenerator` keep a seed in a variable, which each draw reads
-and moves on. With `Config(random="jax")` such draws take a key in the place of that seed. The
-variable has no use then, and what moves it on is left out. A seed that is an argument or a constant
-stays what it is.
+and advances. With `Config(random="jax")` such draws take a key instead of that seed. The variable
+is then unused, and its updates are dropped. A seed that is an argument or a constant is unchanged.
 """
 
 from __future__ import annotations
@@ -13,11 +12,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from invert.protos.tensors import decode_tensor
 from invert.tf.ops.node import PASSED, Body, Node, attr_functions
 
-# The node for a key that is split off the key of the call.
+# The node for a key split off the key of the call.
 KEY_OF_CALL = "invert:Key"
 
-# Ops with a stream of a key and a counter, by those with a seed; the inputs after the algorithm
-# follow the seed.
+# Ops that take a key and counter, by their equivalents that take a seed; the inputs after the
+# algorithm follow the seed.
 _BY_SEED: Mapping[str, str] = {
     "StatelessRandomUniformV2": "StatelessRandomUniform",
     "StatelessRandomUniformIntV2": "StatelessRandomUniformInt",
@@ -26,7 +25,7 @@ _BY_SEED: Mapping[str, str] = {
     "StatelessTruncatedNormalV2": "StatelessTruncatedNormal",
     "StatelessRandomGammaV3": "StatelessRandomGammaV2",
 }
-# Ops that draw from a generator itself: of a resource, an algorithm and a shape.
+# Ops that draw from a generator directly, given a resource, an algorithm and a shape.
 _BY_GENERATOR: Mapping[str, str] = {
     "StatefulUniform": "StatelessRandomUniform",
     "StatefulUniformInt": "StatelessRandomUniformInt",
@@ -35,7 +34,7 @@ _BY_GENERATOR: Mapping[str, str] = {
     "StatefulTruncatedNormal": "StatelessTruncatedNormal",
     "StatefulRandomBinomial": "StatelessRandomBinomial",
 }
-# The input that holds the seed.
+# Index of the input that holds the seed.
 _SEED: Mapping[str, int] = {
     **dict.fromkeys(_BY_SEED.values(), 1),
     "StatelessRandomPoisson": 1,
@@ -44,7 +43,7 @@ _SEED: Mapping[str, int] = {
     "StatelessMultinomial": 2,
 }
 _DRAWS = {*_BY_SEED, *_BY_GENERATOR, *_SEED, "StatelessShuffle"}
-# What computes seeds from the state of a generator.
+# Ops that compute seeds from the state of a generator.
 _ARITHMETIC = frozenset(
     "Identity Add AddV2 Sub Mul FloorMod Mod Cast Pack ConcatV2 StridedSlice Slice Reshape Bitcast "
     "ExpandDims Squeeze Unpack Split StatelessRandomGetKeyCounter StatelessRandomGetKeyCounterAlg "
@@ -59,7 +58,7 @@ _MOVES = frozenset(
 def by_key(body: Body, body_of: Callable[[str], Body]) -> tuple[Body, int]:
     """The body with generator draws replaced by keyed draws, and their number.
 
-    `body_of` gives the bodies of the functions that it calls, which are done already.
+    `body_of` returns the bodies of called functions, which have been replaced already.
     """
     nodes = list(body.nodes)
     draws: list[int] = []
@@ -87,7 +86,7 @@ def by_key(body: Body, body_of: Callable[[str], Body]) -> tuple[Body, int]:
 
 
 def _states(nodes: Sequence[Node], node: Node) -> Iterator[tuple[int, int]]:
-    """The handles of the variables that a draw takes its seed from."""
+    """The handles of the variables from which a draw takes its seed."""
     if node.op in _BY_GENERATOR:
         yield node.inputs[0]
         return
@@ -151,7 +150,7 @@ _NEUTRAL: Mapping[str, int] = {"Mul": 1, "AddV2": 0, "Add": 0}
 
 
 def _number(nodes: Sequence[Node], index: int) -> float | None:
-    """The value of a constant that is one number, or of the difference of two."""
+    """The value of a scalar constant, or of a difference of two."""
     node = nodes[index]
     if node.op == "Sub":
         high, low = (_number(nodes, i) for i, _ in node.inputs)
@@ -165,7 +164,7 @@ def _number(nodes: Sequence[Node], index: int) -> float | None:
 def _leave_out(
     nodes: Sequence[Node], state: tuple[int, int], body: Body, body_of: Callable[[str], Body]
 ) -> None:
-    """Drop updates of generator states that nothing else reads any more."""
+    """Drop updates of generator states that nothing else reads."""
     users, live = _users(nodes), set(body.outputs)
     outputs: dict[int, list[tuple[int, int]]] = {}
     for source in (*users, *live):

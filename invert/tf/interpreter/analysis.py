@@ -1,9 +1,11 @@
 """Static analysis of a graph: problems, effects, host ops, ops by route.
 
-Which variables a function assigns and whether it draws random numbers has to be known before any
-shapes are, since both are part of its signature. An op that only a host can run is evaluated at
-conversion where its inputs are known; whether they are follows from the graph alone: they are
-unless an argument, a variable or an op with state leads to them.
+Which variables a function assigns and whether it draws random numbers must be known before shapes
+are, since both are part of its signature. An op that only the host can run is evaluated at
+conversion
+if its inputs are known. This follows from the graph alone: inputs are known unless they depend on
+an
+argument, a variable or a stateful op.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from invert.tf.ops.node import (
 )
 from invert.tf.ops.state import State
 
-# Each call counts the nodes of its function. More than this takes minutes.
+# Counts a function's nodes once per call. More than this takes minutes.
 _MOST_NODES = 1_000_000
 # Ops that pass a handle through.
 _PASSES_HANDLES = frozenset(
@@ -37,19 +39,19 @@ _PASSES_HANDLES = frozenset(
 _MAKES_VARIABLES = frozenset(("VarHandleOp", "VariableV2", "Variable"))
 _RESOURCE = 20  # DT_RESOURCE of tensorflow/core/framework/types.proto
 
-# The number of an argument, or the shared name of a variable that the graph makes itself.
+# The number of an argument, or the shared name of a variable that the graph creates.
 Origin = int | str
 
 
 @dataclasses.dataclass(frozen=True)
 class _Facts:
-    """What is known of a function.
+    """Facts about a function.
 
     **Arguments:**
 
-    - `size`: how many nodes it has, with those of a function for each of its calls.
+    - `size`: number of nodes, counting a called function's nodes once per call.
     - `writes`: the handles that it writes to.
-    - `known`: for each result whether it is known at conversion.
+    - `known`: for each result, whether it is known at conversion.
     """
 
     size: int = 0
@@ -62,17 +64,16 @@ class Analysis:
 
     **Arguments:**
 
-    - `known`: for each input of the graph whether it is a constant; none is where it is left out.
+    - `known`: for each input of the graph, whether it is a constant; by default none is.
 
     **Attributes:**
 
     - `nodes`: the nodes that run, those of called functions once.
-    - `unknown`: the ops that only a host can run of which an input is not known at conversion.
-    - `writes`: handles that are written to: numbers of inputs, names of variables made inside.
+    - `unknown`: host-only ops with an input that is not known at conversion.
+    - `writes`: handles that are written to: numbers of inputs, names of variables created inside.
     - `draws`: whether random numbers are drawn with the key of the call.
     - `checks`: the assertions that are kept.
-    - `pads_rows`: whether rows are looked up by indices of which some may mark rows that are not
-        there.
+    - `pads_rows`: whether rows are looked up by indices that may be -1, for a missing row.
     """
 
     def __init__(self, graph: Graph, known: Sequence[bool] = ()):
@@ -94,13 +95,13 @@ class Analysis:
         return Context(self.graph, state, pads_rows=self.pads_rows).run(self.graph.main, values)
 
     def problems(self) -> list[Problem]:
-        """Everything in the graph and in the functions it calls that has no rule."""
+        """Everything without a rule in the graph and in the functions it calls."""
         found = [p for node in self.nodes for p in self._node_problems(node)]
         if self.graph.config.host_ops == "error":
             found += [host_problem(node, self.graph.where(node)) for node in self.unknown]
         if self.size > _MOST_NODES:
             reason = f"calls its functions so often that {self.size} nodes would be written out"
-            remedy = f"At most {_MOST_NODES} are; let functions call each other less often."
+            remedy = f"The limit is {_MOST_NODES}; let functions call each other less often."
             found.append(Problem("the graph", reason, remedy=remedy))
         return list(dict.fromkeys(found))
 
@@ -123,13 +124,13 @@ class Analysis:
         if entry is None:
             return [missing(self.graph, node)]
         if entry.needs_tensorflow and not has_tensorflow():
-            reason = "has no rule, and TensorFlow, which would compute it, is not installed"
+            reason = "has no rule, and TensorFlow, which could compute it, is not installed"
             remedy = "Install it with `pip install 'invert[tensorflow]'`."
             return [Problem(f"tf.{node.op}", reason, self.graph.where(node), remedy)]
         return list(entry.check(Context(self.graph, {}), node)) if entry.check else []
 
     def _visit(self, body: Body, known_args: tuple[bool, ...]) -> _Facts:
-        """The facts of a body, where these of its arguments are known at conversion."""
+        """The facts of a body, given which of its arguments are known at conversion."""
         key = (body.name, known_args)
         if key in self._facts:
             return self._facts[key]
@@ -153,9 +154,9 @@ class Analysis:
                 continue
             inputs = tuple(is_known(source) for source in node.inputs)
             sources = [origins[i] for i, _ in node.inputs]
-            called = self._called(node, inputs)
+            called = self._facts_of_callees(node, inputs)
             size += sum(facts.size for facts in called)
-            writes |= self._written(node, sources, called)
+            writes |= self._handles_written(node, sources, called)
             known[index] = self._results(node, inputs, called)
             if node.op in _MAKES_VARIABLES:
                 origins[index] = frozenset([variable_name(node)])
@@ -167,7 +168,7 @@ class Analysis:
         self._facts[key] = _Facts(size, frozenset(writes), results)
         return self._facts[key]
 
-    def _called(self, node: Node, inputs: tuple[bool, ...]) -> list[_Facts]:
+    def _facts_of_callees(self, node: Node, inputs: tuple[bool, ...]) -> list[_Facts]:
         """The facts of the functions that a node calls."""
         # XlaCallModule reports its functions itself; the rest are calls and control flow.
         functions = attr_functions(node) if node.op != "XlaCallModule" else ()
@@ -177,7 +178,7 @@ class Analysis:
         # The operands of branches and loops are traced.
         return [self._visit(body, (False,) * len(body.args)) for body in bodies]
 
-    def _written(
+    def _handles_written(
         self, node: Node, sources: Sequence[frozenset[Origin]], called: Sequence[_Facts]
     ) -> set[Origin]:
         if node.op in PASSED:
@@ -210,8 +211,8 @@ class Analysis:
             if not all(operands):
                 self.unknown.setdefault(node)
             return all(operands)
-        # What follows from types is known where the sizes of the input are, and a trace has fixed
-        # sizes; of text, sizes may depend on what the text is.
+        # Results that follow from types are known if the input's sizes are, and a trace has fixed
+        # sizes; those of strings may depend on the contents.
         if entry is not None and entry.reads_shape:
             return True
         return all(operands) and not self.graph.has_state(node) and not attr_functions(node)
@@ -233,7 +234,7 @@ def host_problem(node: Node, location: str) -> Problem:
 
 
 HOST_REMEDY = (
-    "Compute it outside the function and pass numbers; where it stands before the first numbers, "
+    "Compute it outside the function and pass numbers; if it precedes all numeric ops, "
     'Config(text="split") cuts it off; where it has to run on the host, set '
     'Config(host_ops="callback").'
 )

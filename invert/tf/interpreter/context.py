@@ -1,4 +1,4 @@
-"""Evaluates a graph on JAX values by one rule for each op."""
+"""Evaluates a graph on JAX values, with one rule per op."""
 
 from __future__ import annotations
 
@@ -32,15 +32,16 @@ from invert.tf.values.dynamic_size import DynamicSize, holds_dynamic_size
 
 @dataclasses.dataclass(frozen=True)
 class _Evaluation:
-    """What is found out while a graph is evaluated once. Threads may evaluate a graph together, and
-    traced values must not outlive their trace: so it is not a part of the graph.
+    """Facts gathered in one evaluation of a graph.
+
+    They are not part of the graph, since threads may evaluate it concurrently and traced values
+    must not outlive their trace.
 
     **Arguments:**
 
-    - `active`: functions under way, to refuse a recursive library.
-    - `folding`: what follows from constants.
-    - `plans`: what loops found out about their variables, so that a body which is traced again
-        need not find it again.
+    - `active`: functions in progress, to refuse recursion.
+    - `folding`: values that follow from constants.
+    - `plans`: facts that loops found about their variables, reused when a body is traced again.
     - `pads_rows`: see `Context`.
     """
 
@@ -51,7 +52,7 @@ class _Evaluation:
 
 
 class Context:
-    """A graph on one state: what a rule may use besides its operands.
+    """A graph with a state: what a rule may use besides its operands.
 
     A value is a JAX value, a static `np.ndarray` (see `tf.values.constants`), a `Resource`, or a
     registered pytree such as a `TensorList`.
@@ -62,11 +63,11 @@ class Context:
     - `config`: options of the conversion.
     - `state`: current values of all handles. Rules use `read`, `write` and `key`; only control
         flow looks at the whole.
-    - `branch`: number of the branch of the innermost `If` or `Case` that is run.
-    - `compiled`: whether the function that is run is one that TensorFlow compiles by XLA.
-    - `pads_rows`: whether rows may be looked up by an index of -1, which stands for none.
+    - `branch`: number of the current branch of the innermost `If` or `Case`.
+    - `compiled`: whether TensorFlow compiles the current function with XLA.
+    - `pads_rows`: whether rows may be looked up by index -1, which selects no row.
     - `body`: the body whose nodes are run, if any.
-    - `origins`: for the `id` of a value that is another one in a new shape, itself and that one.
+    - `origins`: for the `id` of a reshaped value, that value and the original.
     """
 
     def __init__(
@@ -113,11 +114,11 @@ class Context:
     def call(self, function: str, values: Sequence[Value]) -> list[Value]:
         """Evaluate the library function `function` on the same state.
 
-        **Raises:** `MalformedModelError` where it calls itself.
+        **Raises:** `MalformedModelError` if it calls itself.
         """
         active = self._evaluation.active
         if function in active:
-            raise MalformedModelError(f"the function {function!r} calls itself without end")
+            raise MalformedModelError(f"the function {function!r} calls itself")
         active.add(function)
         outer = self._compiled
         self._compiled = outer or self.graph.is_compiled(function)
@@ -130,9 +131,9 @@ class Context:
     # -- state
 
     def read(self, resource: Value) -> Value:
-        """The current value of a `Resource`; any other value stands for itself.
+        """The current value of a `Resource`; other values are returned unchanged.
 
-        **Raises:** `UnsupportedOpError` where nothing was written to it yet.
+        **Raises:** `UnsupportedOpError` if it has no value yet.
         """
         if not isinstance(resource, Resource):
             return resource
@@ -146,7 +147,7 @@ class Context:
         return self.state[resource]
 
     def write(self, resource: Resource, value: Value) -> None:
-        """Set the value of a `Resource` from here on in the order of execution."""
+        """Set the value of a `Resource` for the rest of the execution."""
         self.state[resource] = value
 
     def key(self) -> Any:
@@ -177,21 +178,22 @@ class Context:
         return [_output(body, results, i, k) for i, k in body.outputs]
 
     def _apply(self, node: Node, operands: list[Value], scope: tuple[str, ...]) -> Sequence[Value]:
-        """The results of one node, compared in dtype and shape with what is declared."""
+        """The results of one node, checked against their declared dtypes and shapes."""
         entry = self.graph.entry(node)
         if entry is None:
             raise UnsupportedOpError([missing(self.graph, node)])
         if any(isinstance(v, Resource) and v.kind == "reference" for v in operands):
             operands = self._dereferenced(node, operands)
-        # The rule of IdentityN marks what tf.custom_gradient wraps.
+        # The rule of IdentityN marks functions wrapped by tf.custom_gradient.
         if self.graph.gradient(node) is not None and node.op != "IdentityN":
             entry = dataclasses.replace(entry, call=functools.partial(_with_gradient, entry))
-        # The scopes of a node are the layers of its model; what is emitted is cut along them.
+        # A node's scopes are the layers of its model, along which emitted source is divided.
         with name_stack(scope), naming(node):
             try:
                 results = self._raised(entry, node, operands)
             except (LookupError, ZeroDivisionError) as error:
-                # A user error only if TensorFlow refuses these sizes or axes too; else a defect.
+                # A user error only if TensorFlow refuses these sizes or axes too; otherwise a
+                # defect.
                 problem = REGISTRY.diagnose(self, node, operands)
                 if problem is None:
                     raise
@@ -222,7 +224,7 @@ class Context:
         return results
 
     def _check(self, node: Node, results: Sequence[Value]) -> None:
-        """Refuse results of other dtypes than the op declares, or of other shapes than the node."""
+        """Refuse results whose dtypes or shapes differ from those that op and node declare."""
         definition = self.graph.op_def(node.op)
         reason = shape_problem(node, results)
         if reason is None and definition is not None and not self.config.bfloat16_constants:
@@ -240,7 +242,7 @@ class Context:
                 raise UnsupportedOpError([Problem(f"tf.{node.op}", reason, node.location)])
 
     def _dereferenced(self, node: Node, values: Sequence[Value]) -> list[Value]:
-        """The inputs of a node; references to variables are read where it takes values."""
+        """The inputs of a node; references to variables are read if it takes values."""
         definition = self.graph.op_def(node.op)
         takes = [a.is_ref for a in definition.input_arg] if definition is not None else []
         takes += [False] * (len(values) - len(takes))
@@ -253,9 +255,9 @@ class Context:
 
 
 def result_value(result: Value, state: State) -> Value:
-    """A result of a graph, read where it is a reference to a variable.
+    """A result of a graph; a reference to a variable is read.
 
-    **Raises:** `UnsupportedOpError` where its size depends on data, or it is another handle.
+    **Raises:** `UnsupportedOpError` if its size depends on data, or it is another handle.
     """
     if isinstance(result, BoundedArray):
         raise refused_rows(result.origin)
@@ -270,7 +272,7 @@ def result_value(result: Value, state: State) -> Value:
 
 
 def missing(graph: Graph, node: Node) -> Problem:
-    """The problem of a node that nothing can raise."""
+    """The problem to report for a node without a rule."""
     if node.op == "Placeholder":
         reason = "is not an argument of the function"
         return Problem("tf.Placeholder", reason, graph.where(node), "Feed it as an argument.")
@@ -285,7 +287,7 @@ def missing(graph: Graph, node: Node) -> Problem:
 
 
 def _with_gradient(entry: Entry, ctx: Context, node: Node, values: list[Value]) -> Sequence[Value]:
-    """The results of a rule, marked as those of an op whose gradient the author replaced."""
+    """Mark the results of an op whose gradient the author replaced."""
     gradient = ctx.graph.gradient(node)
     assert gradient is not None
     more = sum(not isinstance(c, np.ndarray) for c in gradient.captures)
@@ -295,7 +297,7 @@ def _with_gradient(entry: Entry, ctx: Context, node: Node, values: list[Value]) 
         array(c) if isinstance(c, np.ndarray) else array(ctx.read(next(captured)))
         for c in gradient.captures
     ]
-    # A handle has no gradient; it only keeps its place.
+    # A handle has no gradient, only a position.
     inputs = [np.zeros(()) if isinstance(v, Resource) else array(v) for v in own]
     captures += [results[i] for i in gradient.own]
     return mark(gradient.marked, results, inputs, captures)
@@ -310,7 +312,7 @@ def _known(value: Value) -> Value:
 def _on_rows(entry: Entry, ctx: Context, node: Node, values: list[Value]) -> Sequence[Value]:
     """Raise a node on operands that are a `BoundedArray`, or a shape with a `DynamicSize`.
 
-    **Raises:** `UnsupportedOpError` where the op is not known to leave padding rows alone.
+    **Raises:** `UnsupportedOpError` if the op may let padding rows affect valid ones.
     """
     if attr_functions(node) and node.op != "XlaCallModule":
         return entry.call(ctx, node, values)
@@ -324,7 +326,7 @@ def _on_rows(entry: Entry, ctx: Context, node: Node, values: list[Value]) -> Seq
     if entry.folds_sizes and all(isinstance(v, np.ndarray) for v in values):
         try:
             return entry.call(ctx, node, values)
-        except TypeError:  # not every operation on sizes gives one
+        except TypeError:  # not every operation on sizes results in a size
             pass
     # The numbers alone.
     try:
@@ -346,7 +348,7 @@ def _output(body: Body, results: Mapping[int, Sequence[Value]], index: int, numb
 
 
 def _scope(outer: tuple[str, ...], name: str) -> tuple[str, ...]:
-    """The scopes of a node; some functions name them in full, others from the call on."""
+    """The scopes of a node; some functions name them in full, others relative to the call."""
     inner = tuple(name.split("/")[:-1])
     full = not outer or inner[:1] == outer[:1]
     return inner if full and inner else (*outer, *inner)

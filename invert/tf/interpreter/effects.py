@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING
 
 from invert.tf.interpreter.registry import REGISTRY
 from invert.tf.ops.node import Node
+
+if TYPE_CHECKING:
+    from invert.protos.types import OpDef
 
 # Assertions, which the configuration keeps or drops.
 CHECKS = frozenset(("Assert", "CheckNumerics", "CheckNumericsV2"))
@@ -20,13 +23,13 @@ REPORTS = frozenset(
 )
 
 
-def is_draw(definition: Any) -> bool:
-    """Whether an op, given by its `OpDef`, draws random numbers of a generator without a handle."""
+def is_draw(definition: OpDef) -> bool:
+    """Whether an op, given by its `OpDef`, draws from a generator without a handle."""
     names = {a.name for a in definition.attr}
     return definition.is_stateful and {"seed", "seed2"} <= names
 
 
-def draws(node: Node, op_def: Callable[[str], Any]) -> bool:
+def draws(node: Node, op_def: Callable[[str], OpDef | None]) -> bool:
     """Whether `node` draws with the key of the call."""
     entry = REGISTRY.get(node.op)
     if entry is not None and entry.draws:

@@ -1,8 +1,10 @@
-"""Values that follow from constants alone, although the rules that made them traced them.
+"""Lazy constant folding.
 
-Rules fold the arithmetic that shapes are usually made of. Other ops compute shapes and axes as
-well, such as a rolled or padded vector of them, and may do so over several ops. What follows from
-constants is remembered here, and computed where a rule asks for numbers.
+Rules fold the arithmetic that shapes usually need. Other ops may compute shapes and axes too, such
+as
+a rolled or padded vector, and over several ops. Traced values that follow from constants are
+recorded
+here, and computed when a rule asks for numbers.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ class Spread:
 
 @dataclasses.dataclass(frozen=True)
 class _Made:
-    """How a traced value was made: result `k` of an op."""
+    """The origin of a traced value: result `k` of an op."""
 
     value: Value
     op: str
@@ -54,17 +56,17 @@ class _Made:
 
 
 class Folding:
-    """How to compute the values of one run that follow from constants."""
+    """The values of one run that follow from constants, and how to compute them."""
 
     def __init__(self) -> None:
-        # Traced values by identity, kept alive so that no other value gets the same one.
+        # Traced values by identity, kept alive so that ids stay unique.
         self._made: dict[int, _Made] = {}
         self._known: dict[int, np.ndarray | Spread | None] = {}
 
     def note(
         self, op: str, rule: Rule, operands: Sequence[Value], results: Sequence[Value]
     ) -> None:
-        """Remember the `results` of `rule` on `operands`, where they follow from constants."""
+        """Record the `results` of `rule` on `operands`, if they follow from constants."""
         if not operands or not all(is_static(v) or id(v) in self._made for v in operands):
             return
         for k, value in enumerate(results):
@@ -100,7 +102,7 @@ class Folding:
 def _computed(made: _Made, operands: list[Value]) -> np.ndarray | Spread | None:
     """The result of an op on known operands.
 
-    **Raises:** `UnsupportedOpError` where it depends on open sizes.
+    **Raises:** `UnsupportedOpError` if it depends on open sizes.
     """
     if any(v is None for v in operands):
         return None
@@ -111,14 +113,14 @@ def _computed(made: _Made, operands: list[Value]) -> np.ndarray | Spread | None:
     entry = REGISTRY.get(made.op)
     if entry is not None and entry.repeats_to is not None:
         return _spread(made, operands, entry.repeats_to)
-    # No number stands for the size of a result.
+    # The size of a result cannot be replaced by an example number.
     if entry is not None and any(operands[i].dtype == object for i in entry.size_operands):
         return None
     return _moved(made, operands)
 
 
 def _spread(made: _Made, operands: list[Value], place: int) -> Spread:
-    """A constant that is repeated along open sizes, to the shape that is operand `place`."""
+    """A constant repeated along open sizes, to the shape given by operand `place`."""
     shape = tuple(operands[place].ravel().tolist())
     given = list(operands)
     given[place] = np.asarray([d if isinstance(d, int) else 1 for d in shape], np.int32)
@@ -149,9 +151,9 @@ def _spread_on(made: _Made, operands: list[Value]) -> np.ndarray | Spread | None
     return result if result.shape == shape else Spread(result, shape)
 
 
-# Numbers that stand for sizes that are not known: none of a shape.
+# Example numbers for unknown sizes, chosen not to occur in shapes.
 _MARK = 1 << 29
-# The operands whose elements a primitive moves; all others say where to, or are computed with.
+# The operands whose elements a primitive moves; others are positions or used in computation.
 _MOVED: dict[str, slice] = {
     **dict.fromkeys(kinds.MOVES | kinds.IDENTITIES | {"gather", "split"}, slice(1)),
     "concatenate": slice(None),
@@ -163,9 +165,9 @@ _MOVED: dict[str, slice] = {
 
 
 def _moved(made: _Made, operands: Sequence[Value]) -> np.ndarray:
-    """The result of an op that moves elements, open sizes among them, and computes none.
+    """The result of an op that only moves elements, some of them open sizes.
 
-    **Raises:** `UnsupportedOpError` where it computes with a size, or compares one.
+    **Raises:** `UnsupportedOpError` if it computes with a size, or compares one.
     """
     sizes = list({d: None for v in operands for d in _symbols(v)})
     whole = {n for v in operands if v.dtype.kind in "iuO" for n in v.ravel().tolist()}
@@ -191,7 +193,7 @@ def _moved(made: _Made, operands: Sequence[Value]) -> np.ndarray:
 
 
 def _only_moves(program: AnyJaxpr, of_sizes: Sequence[bool]) -> tuple[bool, list[bool]]:
-    """Whether a program moves the elements of some arguments, and which results hold them."""
+    """Whether a program only moves elements of some arguments, and which results hold them."""
     moves = True
 
     def on_eqn(eqn: Eqn, held: list[Value]) -> list[bool]:

@@ -1,4 +1,4 @@
-"""A function graph and the functions that it calls, as bodies that can be evaluated."""
+"""A function graph and the functions it calls, as bodies to evaluate."""
 
 from __future__ import annotations
 
@@ -25,39 +25,40 @@ from invert.tf.ops.definition import options
 from invert.tf.ops.node import Body, Node, attr_functions
 
 if TYPE_CHECKING:
+    from invert.protos.types import AttrValue, FunctionDef, NodeDef, OpDef
     from invert.stablehlo.program import Program
 
 _VARIANT = 21  # DT_VARIANT of tensorflow/core/framework/types.proto
 
-# Reads the gradient function of a node in the graph or, by its name, in a library function.
+# Reads the gradient function of a node in the graph or in a library function, given its name.
 ReadGradient = Callable[["Graph", str, Node], Any]
 
 
 class Graph:
-    """A function graph with the functions it calls.
+    """A function graph and the functions it calls.
 
     **Arguments:**
 
     - `graph`: the `GraphDef` proto, or a `Library` of it.
     - `inputs`: names of the tensors that are fed, such as `"x:0"`.
     - `outputs`: names of the tensors that are returned.
-    - `function`: the function of the library that is meant, in the place of inputs and outputs.
-    - `control_outputs`: names of the nodes that have to run besides.
-    - `op_def`: gives the `OpDef` proto of an op type, or `None` where it is unknown.
-    - `source_line`: gives where the user's program made a node; empty if not known.
-    - `read_gradient`: reads the gradient functions that nodes name; `None`: they are ignored.
-    - `compiled`: tells whether TensorFlow compiles the graph by XLA.
+    - `function`: name of the library function to evaluate, instead of inputs and outputs.
+    - `control_outputs`: names of further nodes that have to run.
+    - `op_def`: returns the `OpDef` proto of an op type, or `None` if it is unknown.
+    - `source_line`: returns the source line that created a node; empty if unknown.
+    - `read_gradient`: reads the gradient functions that nodes name; `None` to ignore them.
+    - `compiled`: whether TensorFlow compiles the graph with XLA.
     """
 
     def __init__(
         self,
-        graph: Any,
+        graph: object,
         inputs: Sequence[str] = (),
         outputs: Sequence[str] = (),
         *,
         function: str = "",
         config: Config,
-        op_def: Callable[[str], Any],
+        op_def: Callable[[str], OpDef | None],
         control_outputs: Sequence[str] = (),
         source_line: Callable[[str], str] = lambda name: "",
         read_gradient: ReadGradient | None = None,
@@ -80,12 +81,12 @@ class Graph:
         self._known_bytes: KnownBytes = self.shared.known_bytes
         self.mesh: AbstractMesh | None = None
         self._effects: dict[str, bool] = {}
-        self._options: dict[str, Mapping[str, Any]] = {}
+        self._options: dict[str, Mapping[str, AttrValue | None]] = {}
         self.notes: dict[str, None] = {}  # lines for the report
         self._made: dict[str, Made] = {}
         if function:
             self.main = self.body(function)
-            for node in self.main.nodes:  # places in it are told without its name
+            for node in self.main.nodes:  # locations in it omit its name
                 node.where = ""
         else:
             self.main = self._graph_body(inputs, outputs, control_outputs)
@@ -113,7 +114,7 @@ class Graph:
 
     def derived(
         self,
-        graph: Any,
+        graph: object,
         read_gradient: ReadGradient | None,
         inputs: Sequence[str] = (),
         outputs: Sequence[str] = (),
@@ -130,7 +131,7 @@ class Graph:
             read_gradient=read_gradient,
         )
         other._known_bytes = self._known_bytes
-        # The modules of both use one mesh; each may name only some of its axes.
+        # The modules of both share one mesh; each may name only some of its axes.
         tiles = [p.devices.tiles for p in self._programs.values()]
         other.mesh = next(filter(None, tiles), self.mesh)
         return other
@@ -143,8 +144,8 @@ class Graph:
             self._constants[node] = decode_tensor(node.attr("value"), node.location)
         return self._constants[node]
 
-    def options(self, op: str) -> Mapping[str, Any]:
-        """The attributes that say how an op computes, with their defaults as protos."""
+    def options(self, op: str) -> Mapping[str, AttrValue | None]:
+        """The attributes that affect what an op computes, with their defaults as protos."""
         if op not in self._options:
             definition = self.op_def(op)
             self._options[op] = {} if definition is None else options(definition)
@@ -183,17 +184,17 @@ class Graph:
         self.notes.setdefault(text)
 
     def entry(self, node: Node) -> Entry | None:
-        """How to raise `node`; `None` where nothing can."""
+        """How to raise `node`; `None` if there is no way."""
         of_lists = "T" in node.attrs and node.attrs["T"].type == _VARIANT
         return (REGISTRY.get(f"{node.op}:variant") if of_lists else None) or REGISTRY.entry(node)
 
     def where(self, node: Node) -> str:
-        """The location of a node, with the line of the user's program where it is known."""
+        """The location of a node, with the user's source line if known."""
         line = "" if node.where else self._source_line(node.name)
         return f"{node.location}, {line}" if line else node.location
 
     def is_effect(self, node: Node) -> bool:
-        """Whether `node` runs even where its results are not used."""
+        """Whether `node` runs even if its results are unused."""
         if node.op in effects.CHECKS and self.config.assertions != "drop":
             return True
         if node.op in effects.CHECKS or node.op in effects.REPORTS:
@@ -207,7 +208,7 @@ class Graph:
             return any(self._has_effects(f) for f in functions)
         definition = self.op_def(node.op)
         if definition is None:
-            return True  # unknown: it may do anything
+            return True  # unknown ops may do anything
         by_reference = any(a.is_ref for a in definition.input_arg) and effect != "passes"
         return by_reference or (definition.is_stateful and not effects.is_draw(definition))
 
@@ -247,7 +248,7 @@ class Graph:
             return body
         body, drawn = by_key(body, self.body)
         if drawn:
-            self.note("random numbers are those of jax.random, by the key of the call")
+            self.note("random numbers come from jax.random, with the key of the call")
         return ordered(body, self.is_effect)
 
     def is_compiled(self, function: str) -> bool:
@@ -259,7 +260,7 @@ class Graph:
             and proto.attr["_XlaMustCompile"].b
         )
 
-    def _checked(self, proto: Any) -> list[Any]:
+    def _checked(self, proto: FunctionDef) -> list[NodeDef]:
         """The nodes of a library function."""
         signature = proto.signature
         return checked(
@@ -271,8 +272,8 @@ class Graph:
             function=signature.name,
         )
 
-    def _with_control_flow(self, proto: Any, nodes: Sequence[Any]) -> Body | None:
-        """The body of a library function that holds version 1 control flow, if it does."""
+    def _with_control_flow(self, proto: FunctionDef, nodes: Sequence[NodeDef]) -> Body | None:
+        """The body of a library function with TensorFlow 1 control flow; otherwise `None`."""
         if not holds_frames(nodes):
             return None
         function = proto.signature.name
@@ -281,7 +282,7 @@ class Graph:
         return self._made_body(function)
 
     def _made_body(self, function: str) -> Body:
-        """The body of a function made of version 1 control flow, which may hold more of it."""
+        """The body of a function made from TensorFlow 1 control flow, which may nest."""
         made = self._made[function]
         roots = [*made.outputs, *made.controls]
         nodes, more = functionalize(made.nodes, f"{function}/", roots, made.args)
@@ -292,7 +293,7 @@ class Graph:
         )
 
     def _with_gradients(self, body: Body) -> Body:
-        """Read the gradient functions of a body. What they use become further inputs."""
+        """Read the gradient functions of a body. Their captures become further inputs."""
         if self._read_gradient is None:
             return body
         order = body.order
@@ -315,10 +316,10 @@ class Graph:
         return output_offset(node, output, self.op_def(node.op), self._functions)
 
 
-# Calls name the gradient of their function, which differentiating its body gives as well.
+# Calls name their function's gradient, which equals differentiating the body.
 _CALLS = frozenset(("PartitionedCall", "StatefulPartitionedCall", "SymbolicGradient"))
 
 
 def names_gradient(node: Node) -> bool:
-    """Whether a node names a gradient function of its own."""
+    """Whether a node names a custom gradient function."""
     return "_gradient_op_type" in node.attrs and node.op not in _CALLS

@@ -1,4 +1,4 @@
-"""The registry of TensorFlow ops: their rules, and what the interpreter knows of them."""
+"""The registry of TensorFlow ops: their rules and properties."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ Rule = Callable[["Context", Node, list[Value]], Sequence[Value]]
 RowRule = Callable[[Rule, "Context", Node, list[Value]], list[Value]]
 Check = Callable[["Context", Node], Iterable[Problem]]
 Route = Literal["rule", "host", "none"]
-# What a stateful op does besides giving results: nothing; it reads the handle it gets; it passes on
-# the reference to a variable; or what its definition leads to expect.
+# The side effect of a stateful op: none; it reads its handle; it returns the reference to a
+# variable; or as its definition implies.
 Effect = Literal["none", "reads", "passes", "any"]
 
 
-# Attributes that say nothing about the values an op computes: where and how it runs, what it and
-# its results are called. The shapes of results are compared with those that come out.
+# Attributes that do not affect values: where and how an op runs, names. Declared shapes are
+# compared with the actual ones.
 SILENT_ATTRIBUTES = frozenset(
     "config config_proto container debug_name executor_type message output_shapes "
     "parallel_iterations shared_name swap_memory use_cudnn_on_gpu use_locking".split()
@@ -40,31 +40,31 @@ SILENT_ATTRIBUTES = frozenset(
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """How an op is raised, and what the interpreter has to know of it.
+    """How an op is raised, and its properties.
 
     **Arguments:**
 
     - `call`: takes `(ctx, node, values)` and returns the list of results.
-    - `route`: by which route: a rule of its own, the host, or none.
-    - `check`: finds what cannot be raised before anything is traced.
-    - `draws`: whether it draws from the key of the call, or a function that tells so of a node.
-        Ops that are stateful and have the attributes `seed` and `seed2` are known to.
+    - `route`: how it is raised: by a rule, on the host, or not at all.
+    - `check`: finds problems before anything is traced.
+    - `draws`: whether it draws from the key of the call, or a function of a node that says so.
+        Stateful ops with the attributes `seed` and `seed2` always do.
     - `effect`: see `Effect`.
-    - `rows`: how it takes operands of which the number of rows depends on data; `None`: not at all.
+    - `rows`: how it treats operands with a data-dependent number of rows; `None`: not supported.
     - `takes_sizes`: whether `rows` also takes shapes that hold such a number.
-    - `folds_sizes`: whether it is arithmetic of sizes, which its rule folds.
-    - `folds_operands`: whether operands that follow from constants are computed for it, since the
+    - `folds_sizes`: whether it is arithmetic on sizes, which its rule folds.
+    - `folds_operands`: whether operands that follow from constants are folded for it, since the
         size of a result depends on them.
-    - `size_operands`: operands that say how large the result is.
-    - `repeats_to`: the operand with the shape to which the other one is repeated; `None`: none.
-    - `idempotent`: whether it gives the same however often a number is there.
+    - `size_operands`: operands that determine the size of the result.
+    - `repeats_to`: the operand that holds the shape to which the other is repeated, if any.
+    - `idempotent`: whether repeated elements do not change the result.
     - `reads_shape`: whether the result follows from the shapes of the operands alone.
-    - `chooses`: whether its first operand chooses which of its functions runs.
-    - `pads_rows`: whether a result marks rows that are not there by an index of -1.
-    - `on_host`: whether TensorFlow itself computes a node, so that it must know the operands.
+    - `chooses`: whether its first operand selects which of its functions runs.
+    - `pads_rows`: whether a result marks missing rows by index -1.
+    - `on_host`: whether TensorFlow itself computes a node, which then needs known operands.
     - `names_attributes`: whether the rule names all attributes that it takes.
     - `needs_tensorflow`: whether TensorFlow itself computes it.
-    - `ignores`: further attributes that do not change what the op computes.
+    - `ignores`: further attributes that do not affect values.
     """
 
     call: Rule
@@ -94,12 +94,12 @@ class Entry:
 
 # Returns the entry of a node without a rule of its own; `None` for an unknown op.
 Fallback = Callable[[Node], Entry | None]
-# Returns why TensorFlow refuses a node on these operands; `None` if it does not.
+# Returns TensorFlow's reason for rejecting a node on these operands; `None` if it accepts.
 Diagnosis = Callable[["Context", Node, Sequence[Value]], Problem | None]
 
 
 class Registry(registry.Registry[Entry]):
-    """The entries of TensorFlow ops, and what else knows how to raise a node."""
+    """The entries of TensorFlow ops, with overrides and fallbacks."""
 
     def __init__(self) -> None:
         super().__init__("the TensorFlow op")
@@ -118,7 +118,7 @@ class Registry(registry.Registry[Entry]):
 
         **Arguments:**
 
-        - `overrides`: asked before the rules; `fallbacks`: asked after them.
+        - `overrides`: consulted before the rules; `fallbacks`: consulted after them.
         - `diagnose`: see `Diagnosis`.
         """
         self._overrides, self._fallbacks = tuple(overrides), tuple(fallbacks)
@@ -141,7 +141,7 @@ REGISTRY = Registry()
 def _array(ctx: Context, node: Node, values: Sequence[Value], index: int) -> Any:
     value = values[index]
     if isinstance(value, np.ndarray) and value.dtype == object:
-        # Sizes of which some are symbolic: integers of the type that the op declares.
+        # Sizes, some of them symbolic: integers of the type that the op declares.
         return constants.array(value, _declared(ctx, node, index))
     return constants.array(value)
 
@@ -177,7 +177,7 @@ def _int(ctx: Context, node: Node, values: Sequence[Value], index: int) -> Any:
 _CONVERSIONS: dict[str, binding.Conversion] = {
     "": _array,
     "Array": _array,  # a JAX operand
-    "Value": _value,  # as it is: static, traced, a handle, a list
+    "Value": _value,  # unchanged: static, traced, a handle, a list
     "Static": _static,  # an array that is known while raising
     "Ints": _ints,  # a vector that is known while raising: numbers and symbolic sizes
     "Int": _int,  # one such number
@@ -228,8 +228,9 @@ def rule(
     """Register a function of operands and attributes as the rule of `ops`.
 
     The parameters are bound as `invert.primitives.binding` says; `ctx`, `node` and `op` (the type)
-    where the function names them. It returns one result, a tuple of results, or `None` for none.
-    An attribute that it does not take is refused where it differs from its default.
+    where the function names them. It returns one result, a tuple of results, or `None` for none. An
+    attribute that it does not
+    take is refused if it differs from its default.
 
     **Arguments:** see `Entry`.
     """

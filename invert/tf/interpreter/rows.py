@@ -1,7 +1,8 @@
 """Common rules for bounded arrays; see `tf.values.bounded`.
 
-They take their usual rule on the whole arrays: what they compute in a row depends on that row
-alone. A rule declares which of these it is by `rows=`.
+They apply the op's usual rule to whole arrays, since each row of the result depends on one row
+only. An
+op declares which of these applies by `rows=`.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def elementwise(rule: Rule, ctx: Context, node: Node, values: list[Value]) -> li
     ]
     static = [n for n in others if not (isinstance(n, int) and n == 1)]
     if static:
-        # As many rows as the other operands, or one that is broadcast.
+        # As many rows as the other operands, or one row that is broadcast.
         data = [stretched(v, static[0]) if isinstance(v, BoundedArray) else v for v in values]
         return list(rule(ctx, node, data))
     length, size = common_length(rows)
@@ -52,7 +53,7 @@ def elementwise(rule: Rule, ctx: Context, node: Node, values: list[Value]) -> li
 
 
 def unchanged(rule: Rule, ctx: Context, node: Node, values: list[Value]) -> list[Value]:
-    """The same values in the same places."""
+    """The same values in the same positions."""
     x = values[0]
     checked = node.op.startswith("CheckNumerics")
     (y,) = rule(ctx, node, [x.filled(0) if checked else x.data])
@@ -65,7 +66,7 @@ def rowwise(*shared: int, least_rank: int = 1) -> RowRule:
     **Arguments:**
 
     - `shared`: positions of the operands that every row uses.
-    - `least_rank`: the least rank of the operands with rows.
+    - `least_rank`: the minimum rank of operands with rows.
     """
 
     def rows_of(rule: Rule, ctx: Context, node: Node, values: list[Value]) -> list[Value]:

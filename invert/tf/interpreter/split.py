@@ -1,11 +1,11 @@
-"""Cuts off the text-processing front of a graph; its numeric results become arguments."""
+"""Cuts off the string-processing front of a graph; its numeric results become arguments."""
 
 from __future__ import annotations
 
 import dataclasses
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,6 +17,9 @@ from invert.tf.interpreter.graph import Graph
 from invert.tf.ops.definition import type_at, types_of
 from invert.tf.ops.node import CALLS, Body, Node, attr_functions
 
+if TYPE_CHECKING:
+    from invert.protos.types import OpDef
+
 _STRING = 7  # DT_STRING of tensorflow/core/framework/types.proto
 _RESOURCE, _VARIANT = 20, 21  # DT_RESOURCE, DT_VARIANT
 _VARIABLES = frozenset(("VarHandleOp", "VariableV2", "Variable"))
@@ -24,7 +27,7 @@ _VARIABLES = frozenset(("VarHandleOp", "VariableV2", "Variable"))
 # The ops that read serialized examples: their results are features by name.
 PARSERS = frozenset(("ParseExample", "ParseExampleV2", "ParseSingleExample"))
 
-# Deeper calls are not inlined: recursion would not end.
+# Deeper calls are not inlined, to end recursion.
 _DEEPEST = 100
 
 # The index of a node, and which of its outputs.
@@ -37,8 +40,8 @@ class Feature:
 
     **Arguments:**
 
-    - `name`: what it is called.
-    - `shape`: its sizes, `None` where they are open; `None` for an unknown rank.
+    - `name`: its name.
+    - `shape`: its sizes, `None` for open ones; `None` if the rank is unknown.
     """
 
     name: str
@@ -48,13 +51,13 @@ class Feature:
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-    """The new arguments of a graph: first those `kept`, then the `features`.
+    """The new arguments of a graph: those `kept`, then the `features`.
 
     **Arguments:**
 
-    - `kept`: numbers of the arguments that stay.
+    - `kept`: numbers of the arguments that remain.
     - `features`: the tensors that follow them.
-    - `front`: the nodes that are left out.
+    - `front`: the nodes that are cut off.
     """
 
     kept: tuple[int, ...]
@@ -72,20 +75,20 @@ def split(
 ) -> Split | None:
     """Cut the front off the main body of a graph.
 
-    The front is what the results of ops on text need that follow from arguments alone: tables and
-    constants belong to it, variables do not.
+    The front is everything needed for the results of string ops that depend only on arguments:
+    tables and constants belong to it, variables do not.
 
     **Arguments:**
 
     - `arguments`: shapes and types of the arguments, the first inputs of the graph.
-    - `known`: for each input whether it is a constant.
-    - `weights`: for each input whether it is a variable.
-    - `text`: whether all ops on text that follow from arguments are cut off; else only those that
+    - `known`: for each input, whether it is a constant.
+    - `weights`: for each input, whether it is a variable.
+    - `text`: whether to cut off all string ops that depend on arguments; otherwise only those that
         read serialized examples.
 
-    **Returns:** `None` where there is no such op; the graph is as before then.
+    **Returns:** `None` if there is no such op; the graph is then unchanged.
 
-    **Raises:** `UnsupportedOpError` where a tensor in between is not an array.
+    **Raises:** `UnsupportedOpError` if a tensor in between is not an array.
     """
     roots = _roots(graph, known, text=text)
     front = _Front(graph, arguments, weights, roots, text=text)
@@ -109,7 +112,7 @@ def split(
 
 
 def _roots(graph: Graph, known: Sequence[bool], *, text: bool) -> set[Node]:
-    """The ops that the front ends in; calls that hold some are put in place before."""
+    """The ops that end the front; calls that contain some are inlined first."""
     for _ in range(_DEEPEST):
         unknown = Analysis(graph, known).unknown
         roots = {n for n in unknown if text or n.op in PARSERS}
@@ -117,14 +120,14 @@ def _roots(graph: Graph, known: Sequence[bool], *, text: bool) -> set[Node]:
         holding = [i for i in graph.main.order if _holds(graph, graph.main.nodes[i], roots, held)]
         calls = [i for i in holding if graph.main.nodes[i].op in CALLS]
         if not calls:
-            # A loop or branch that contains such an op counts as one.
+            # A loop or branch that contains such an op counts as such an op.
             return roots | {graph.main.nodes[i] for i in holding}
         graph.main = _inlined(graph, calls)
     return set()
 
 
 def _holds(graph: Graph, node: Node, roots: set[Node], held: dict[str, bool]) -> bool:
-    """Whether a function that a node calls holds some ops."""
+    """Whether a function that a node calls contains such ops."""
     found = False
     for name in attr_functions(node) if node.op != "XlaCallModule" else ():
         if name not in held:
@@ -192,7 +195,7 @@ def _with_inputs(graph: Graph, node: Node) -> Node:
 
 
 class _Front:
-    """The nodes before the first numbers.
+    """The nodes before the first numeric results.
 
     **Attributes:**
 
@@ -221,7 +224,7 @@ class _Front:
                 weighted.add(i)
             if node in roots or sources & tainted:
                 tainted.add(i)
-            # Text and ragged, sparse or list values are not arrays yet.
+            # Strings and ragged, sparse or list values are not arrays yet.
             loose = node.op.startswith(("Ragged", "Sparse")) and i in tainted
             loose = loose or any(
                 j in tainted and self._type(j, k) in (_STRING, _VARIANT) for j, k in node.inputs
@@ -240,15 +243,15 @@ class _Front:
         return found
 
     def reads(self, arg: int) -> bool:
-        """Whether a node of the front uses an argument."""
+        """Whether a node of the front depends on an argument."""
         return any(j == arg for i in self.nodes for j, _ in self._body.nodes[i].inputs)
 
     def _type(self, index: int, number: int) -> int:
-        """The `DataType` of a tensor; 0 where it is not known."""
+        """The `DataType` of a tensor; 0 if unknown."""
         node = self._body.nodes[index]
         if index in self._arguments:
             return _STRING if self._arguments[index][1].kind == "O" else 0
-        definition = self._graph.op_def(node.op)
+        definition = self._definition(node)
         if definition is None:
             return 0
         return type_at(types_of(definition.output_arg, node.attrs), number) or 0
@@ -260,7 +263,7 @@ class _Front:
         for (i, k), name in zip(cut, names, strict=True):
             node, kind = self._body.nodes[i], self._type(i, k)
             if kind in (0, _RESOURCE, _VARIANT):
-                reason = "gives what is not an array to the rest of the program"
+                reason = "passes a value that is not an array to the rest of the program"
                 raise UnsupportedOpError([Problem(f"tf.{node.op}", reason, node.location)])
             if names.count(name) > 1:
                 name = f"{name}_{_identifier(node.name.rpartition('/')[2])}"
@@ -281,7 +284,7 @@ class _Front:
         return _identifier(name)
 
     def _origins(self, index: int) -> set[str]:
-        """The arguments and features that a node of the front follows from."""
+        """The arguments and features on which a node of the front depends."""
         found, seen, pending = set[str](), {index}, [index]
         while pending:
             for j, k in self._body.nodes[pending.pop()].inputs:
@@ -295,11 +298,16 @@ class _Front:
                     pending.append(j)
         return found
 
+    def _definition(self, node: Node) -> OpDef:
+        definition = self._graph.op_def(node.op)
+        assert definition is not None, f"{node.op} is an op of TensorFlow"
+        return definition
+
     def _keys(self, node: Node) -> list[str]:
         """The names of the results of an op that parses examples."""
         kinds = {"sparse": 0, "ragged": 0, "dense": 0}
         names: dict[str, list[str]] = {k: [] for k in kinds}
-        definition = self._graph.op_def(node.op)
+        definition = self._definition(node)
         at = 0
         for arg in definition.input_arg:
             if arg.type_list_attr:
@@ -311,7 +319,7 @@ class _Front:
                 for source in node.inputs[at : at + count]:
                     names[kind] += self._texts(source)
             at += count
-        for kind in ("sparse", "dense"):  # those of a single example are attributes
+        for kind in ("sparse", "dense"):  # for a single example they are attributes
             if f"{kind}_keys" in node.attrs:
                 names[kind] = [s.decode() for s in node.attrs[f"{kind}_keys"].list.s]
         found: list[str] = []
@@ -334,7 +342,7 @@ class _Front:
     # -- shapes
 
     def _shape(self, index: int, number: int) -> tuple[int | None, ...] | None:
-        """The shape that the graph declares, or that follows from the op; `None` if unknown."""
+        """The shape declared by the graph, or implied by the op; `None` if unknown."""
         node = self._body.nodes[index]
         if index in self._arguments:
             return self._arguments[index][0]
@@ -351,7 +359,7 @@ class _Front:
         batch = () if node.op == "ParseSingleExample" else self._shape(*node.inputs[0])
         batch = (None,) if batch is None else batch
         at = number
-        for arg in self._graph.op_def(node.op).output_arg:
+        for arg in self._definition(node).output_arg:
             count = sum(n for n, _ in types_of([arg], node.attrs))
             if at < count:
                 if arg.name == "dense_values":
@@ -364,7 +372,7 @@ class _Front:
         return None
 
 
-# Ops whose result is of the shape of an input: which one.
+# Ops whose result has the shape of an input: its index.
 _SHAPED_LIKE: Mapping[str, int] = {
     **dict.fromkeys(("LookupTableFind", "LookupTableFindV2"), 1),
     **dict.fromkeys(

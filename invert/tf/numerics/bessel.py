@@ -1,9 +1,11 @@
 """Bessel functions of the first, second and third kind, of orders 0 and 1.
 
-Up to a bound the functions are smooth in the square of x, but for terms in the logarithm and the
-inverse of x, which are known; beyond it a phase or a power takes what is not (Abramowitz and
-Stegun, Handbook of Mathematical Functions, 9.1, 9.2, 9.6 and 9.7). The smooth parts are Chebyshev
-series, whose coefficients were computed with mpmath in 40 digits, to the last bit of a double.
+Up to a bound the functions are smooth in the square of x, except for known terms in the logarithm
+and
+inverse of x; beyond it, after factoring out a phase or a power (Abramowitz and Stegun, Handbook of
+Mathematical Functions, 9.1, 9.2, 9.6 and 9.7). The smooth parts are Chebyshev series, with
+coefficients
+computed by mpmath in 40 digits and rounded to double.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-# Of t in [-1, 1]. J and Y up to 8: t = x**2 / 32 - 1; P and Q beyond: t = 128 / x**2 - 1. K up to
+# Series in t in [-1, 1]. J and Y up to 8: t = x**2 / 32 - 1; P and Q beyond: t = 128 / x**2 - 1. K
+# up to
 # 2: t = x**2 / 2 - 1; beyond: t = 4 / x - 1.
 _SERIES: dict[str, tuple[float, ...]] = {
     "J0": (
@@ -244,7 +247,7 @@ def _chebyshev(name: str, t: Array) -> Array:
 def _pieces(
     x: Array, bound: float, near: Callable[[Array], Array], far: Callable[[Array], Array]
 ) -> Array:
-    """`near(x)` up to `bound` and `far(x)` beyond it; each sees numbers of its own side alone."""
+    """`near(x)` up to `bound`, `far(x)` beyond it; each sees numbers of its own side only."""
     inside = x <= bound
     other = lax.full_like(x, bound)
     return lax.select(
@@ -257,7 +260,7 @@ def _wave(order: int, second: bool, x: Array) -> Array:
     z = 8 / x
     t = 2 * z * z - 1
     p, q = _chebyshev(f"P{order}", t), z * _chebyshev(f"Q{order}", t)
-    # Sine and cosine of x less odd multiples of pi / 4, without rounding that difference.
+    # Sine and cosine of x minus odd multiples of pi / 4, without rounding that difference.
     plus, minus = lax.sin(x) + lax.cos(x), lax.sin(x) - lax.cos(x)
     cosine, sine = (plus, minus) if order == 0 else (minus, -plus)
     size = lax.rsqrt(x) * math.sqrt(1 / math.pi)
@@ -286,7 +289,7 @@ def _y(order: int, x: Array) -> Array:
 
 
 def _outside(x: Array, value: Array, pole: float) -> Array:
-    """`value`; at 0 and, as TensorFlow has it, below, the pole."""
+    """`value`; at 0 and, as in TensorFlow, below it, the pole."""
     return jnp.where(x <= 0, pole, jnp.where(x > 0, value, x))
 
 
@@ -311,7 +314,7 @@ Function = Callable[[Array], Array]
 
 
 def _named(name: str, fn: Function, slope: Function) -> Function:
-    """`fn` under a name of its own, with its derivative."""
+    """`fn` with a name and its derivative."""
 
     def function(x: Array) -> Array:
         return fn(x)

@@ -1,9 +1,10 @@
-"""TensorFlow's Philox generator, bit for bit as its CPU kernels.
+"""TensorFlow's Philox generator, bit for bit equal to its CPU kernels.
 
 Philox4x32-10 (Salmon et al., SC 2011) turns a 128-bit counter and a 64-bit key into four words.
 The layout of counter and key, and how words become numbers, are those of
-tensorflow/core/lib/random/philox_random.h and random_distributions.h (TensorFlow 2.21). All is
-`lax` arithmetic on words, so that it runs on every platform and under every transformation.
+tensorflow/core/lib/random/philox_random.h and random_distributions.h (TensorFlow 2.21). Everything
+is `lax` arithmetic on words, so that it runs on every platform and under every
+transformation.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _MULTIPLIERS = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
 _WEYL = np.uint32(0x9E3779B9), np.uint32(0xBB67AE85)
 _ROUNDS = 10
 
-# What seeds of two integers are encrypted with before they are used (GenerateKey of
+# Key that scrambles seeds of two integers before use (GenerateKey of
 # tensorflow/core/kernels/stateless_random_ops.cc).
 _SEED_KEY = np.uint64(0x02461E29_3EC8F720)
 
@@ -42,7 +43,7 @@ def join(low: Array, high: Array) -> Array:
     return low.astype(_U64) | lax.shift_left(high, jnp.full_like(high, 32))
 
 
-# The key and the counter between two rounds, as words.
+# Key and counter between two rounds, as words.
 _Round: TypeAlias = tuple[tuple[Array, Array], tuple[Array, Array, Array, Array]]
 
 
@@ -72,7 +73,7 @@ def philox4x32(key: Array, low: Array, high: Array) -> Array:
 
 @dataclasses.dataclass(frozen=True)
 class Stream:
-    """A key and where the counter stands, each as `uint64` scalars."""
+    """A key and the current counter, as `uint64` scalars."""
 
     key: Array
     low: Value
@@ -95,7 +96,7 @@ class Stream:
         return jnp.stack([self.key]), jnp.stack([self.low, self.high])
 
     def skip(self, blocks: Array | DimSize) -> Stream:
-        """The stream `blocks` blocks of four words further on."""
+        """The stream advanced by `blocks` blocks of four words."""
         low = self.low + jnp.asarray(blocks, _U64)
         return Stream(self.key, low, self.high + (low < self.low).astype(_U64))
 
@@ -115,7 +116,7 @@ def wide_words(words: Array, *, high_first: bool = False) -> Array:
     return join(second, first) if high_first else join(first, second)
 
 
-# The words of a float: what holds the bits, and how many of them are drawn.
+# For each float type, the integer type of its bits and the number of bits drawn.
 _LAYOUT = {
     np.dtype(jnp.float16): (np.dtype(np.uint16), 10),
     np.dtype(jnp.bfloat16): (np.dtype(np.uint16), 7),
@@ -139,12 +140,12 @@ def unit(words: Array, dtype: np.dtype) -> Array:
 
 
 def _per_block(dtype: DTypeLike) -> int:
-    """How many numbers of a type one block of four words gives."""
+    """How many numbers of a type one block of four words yields."""
     return 2 if np.dtype(dtype).itemsize == 8 else 4
 
 
 def _fill(stream: Stream, shape: Shape, dtype: DTypeLike, make: Callable[[Array], Array]) -> Array:
-    """`make` of as many blocks as `shape` needs; the last one may be used in part."""
+    """`make` applied to as many blocks as `shape` needs; the last may be used in part."""
     size, each = math.prod(shape), _per_block(dtype)
     flat = make(stream.block_words((size + each - 1) // each)).reshape(-1)
     return flat[:size].reshape(shape)
@@ -180,7 +181,7 @@ def normal(stream: Stream, shape: Shape, dtype: np.dtype) -> Array:
 
 
 def normals(words: Array, dtype: np.dtype) -> Array:
-    """Two normal numbers for each two uniform ones, by the method of Box and Muller.
+    """Two normal numbers from each two uniform ones, by the Box-Muller method.
 
     **Arguments:**
 
@@ -202,8 +203,9 @@ def normals(words: Array, dtype: np.dtype) -> Array:
     return pairs.reshape(*words.shape[:-1], 2 if wide else 4).astype(dtype)
 
 
-# The functions of the C library round to `float32` after a short polynomial in `float64`, up to
-# 0.8 units in the last place off. To draw the same numbers, the same polynomials are evaluated:
+# The C library's functions evaluate a short polynomial in `float64` and round to `float32`, with
+# errors up to 0.8 units in the last place. The same polynomials are evaluated to draw the same
+# numbers:
 # coefficients and tables as in glibc 2.28 and later, sysdeps/ieee754/flt-32/e_logf.c and
 # s_sincosf.h. XLA's `float64` functions call the C library on CPU and need no such care.
 _LOG_INVERSES = (
@@ -224,7 +226,7 @@ _SIN_COEFFICIENTS = "-0x1.555545995a603p-3 0x1.1107605230bc4p-7 -0x1.994eb3774cf
 _COS_COEFFICIENTS = (
     "-0x1.ffffffd0c621cp-2 0x1.55553e1068f19p-5 -0x1.6c087e89a359dp-10 0x1.99343027bf8c3p-16"
 )
-# Where the interval of one octave begins that the table divides into sixteen.
+# Start of the octave that the table divides into sixteen intervals.
 _LOG_START = np.uint32(0x3F330000)
 
 

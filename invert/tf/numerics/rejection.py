@@ -1,8 +1,9 @@
 """Distributions that TensorFlow samples by rejection, from the same words in the same order.
 
-The CPU kernels (TensorFlow 2.21, tensorflow/core/kernels) give each number, or each group of them,
-a part of the stream of its own, of a fixed length, and try again within it until a candidate is
-accepted. Here all numbers try at once, in a loop that ends when the last one is accepted.
+The CPU kernels (TensorFlow 2.21, tensorflow/core/kernels) give each number, or group of numbers,
+its
+own part of the stream, of fixed length, and retry within it until a candidate is accepted. Here all
+numbers try at once, in a loop that ends when the last one is accepted.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from invert.tf.numerics.philox import Stream, normals, unit
 
 _U64 = np.dtype(np.uint64)
 _F64 = np.dtype(np.float64)
-# How many words are set apart for each number (kReservedSamplesPerOutput).
+# Number of words reserved for each number (kReservedSamplesPerOutput).
 _RESERVED = 256
 
 State = tuple[Array, ...]
 
 
 def _retry(step: Callable[[Array, State], tuple[Array, State]], done: Array, state: State) -> State:
-    """Steps, counted as `uint64`, until all are done; `state` rests where it is done."""
+    """Run steps, counted as `uint64`, until all elements are done; finished ones stay unchanged."""
 
     def body(carry: tuple[Array, Array, State]) -> tuple[Array, Array, State]:
         count, done, state = carry
@@ -47,7 +48,7 @@ def _where(which: Array, x: Array, y: Array) -> Array:
 def truncated_normal(stream: Stream, shape: Shape, dtype: np.dtype) -> Array:
     """Standard normal numbers within two standard deviations.
 
-    Each group of numbers fills up with those that pass, in the order they are drawn
+    Each group is filled with the candidates that pass, in the order they are drawn
     (TruncatedNormalDistribution of tensorflow/core/lib/random/random_distributions.h).
     """
     compute = _F64 if np.dtype(dtype) == _F64 else np.dtype(np.float32)
@@ -73,7 +74,7 @@ def truncated_normal(stream: Stream, shape: Shape, dtype: np.dtype) -> Array:
 
 
 def _indices(shape: Shape, batch: Shape) -> tuple[Array, tuple[DimSize, DimSize]]:
-    """The number of each sample, which count along the samples of one parameter first.
+    """The index of each sample, counting along the samples of one parameter first.
 
     **Returns:** `uint64[samples, parameters]`, and this shape.
     """
@@ -126,7 +127,7 @@ def _gamma_samples(stream: Stream, shape: Shape, alpha: Array) -> Array:
     def take(
         buffer: Array, left: Array, block: Array, make: Callable[[Array], Array]
     ) -> tuple[Array, Array, Array, Array]:
-        """The next number of a pair, the last one first; a new pair where none is left."""
+        """The next number of a pair, the last one first; a new pair if none is left."""
         empty = left == 0
         buffer = _where(empty, make(stream.words(starts + block)), buffer)
         block = block + empty.astype(_U64)
@@ -164,15 +165,15 @@ def _gamma_samples(stream: Stream, shape: Shape, alpha: Array) -> Array:
 
 
 def _narrowed(x: Array, dtype: DTypeLike) -> Array:
-    """Doubles in a narrower type; in half precision as TensorFlow rounds, over single precision.
+    """Round doubles to a narrower type; to half precision via single precision, as TensorFlow does.
 
-    Processors with half-precision arithmetic would round once.
+    Processors with half-precision arithmetic would round only once.
     """
     return x.astype(np.float32).astype(dtype) if np.dtype(dtype).itemsize < 4 else x.astype(dtype)
 
 
 def poisson(stream: Stream, shape: Shape, rate: Array, dtype: np.dtype) -> Array:
-    """Poisson numbers: Knuth's method below a rate of ten, Hörmann's from there on
+    """Poisson numbers: Knuth's method below a rate of ten, Hörmann's otherwise
     (random_poisson_op.cc)."""
     index, flat = _indices(shape, rate.shape)
     starts = index * np.uint64(_RESERVED)
@@ -231,7 +232,7 @@ def _tail(k: Array) -> Array:
 
 
 def binomial(stream: Stream, shape: Shape, counts: Array, probs: Array, dtype: np.dtype) -> Array:
-    """Binomial samples: geometric sums below a mean of ten, else Hörmann's method
+    """Binomial samples: geometric sums below a mean of ten, otherwise Hörmann's method
     (random_binomial_op.cc)."""
     batch = lax.broadcast_shapes(counts.shape, probs.shape)
     index, flat = _indices(shape, batch)

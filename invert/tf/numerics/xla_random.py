@@ -1,7 +1,8 @@
-"""Random numbers as XLA draws them, where TensorFlow compiles a function by it.
+"""Random numbers as XLA draws them, for functions that TensorFlow compiles with XLA.
 
-ThreeFry has no other implementation. The words of Philox are those of TensorFlow's own kernels, but
-numbers are made of them in other ways. Layout of the counters and conversions to floats as in
+ThreeFry has no other implementation. The words of Philox equal those of TensorFlow's own kernels,
+but
+are converted to numbers differently. Layout of the counters and conversions to floats as in
 xla/hlo/builder/lib/prng.cc and tensorflow/compiler/tf2xla/kernels/stateless_random_ops_v2.cc
 (TensorFlow 2.21).
 """
@@ -22,12 +23,12 @@ from invert.tf.numerics.philox import Stream, halves, join, wide_words
 _U16, _U32, _U64 = np.dtype(np.uint16), np.dtype(np.uint32), np.dtype(np.uint64)
 _F32, _BF16 = np.dtype(np.float32), np.dtype(jnp.bfloat16)
 
-# Unsigned integers of a shape and type over their whole range.
+# Returns unsigned integers of a shape and type over their whole range.
 Bits = Callable[[Stream, Shape, np.dtype], Array]
 
 
 def _blocks(stream: Stream, shape: Shape) -> tuple[Array, Array]:
-    """Two words for each of the counters, which count through `shape`."""
+    """Two words for each counter; counters enumerate `shape`."""
     counters = lax.iota(_U64, math.prod(shape)).reshape(shape) + stream.low
     low, high = halves(stream.key)
     words = (jnp.broadcast_to(k, shape) for k in (low, high))
@@ -36,7 +37,7 @@ def _blocks(stream: Stream, shape: Shape) -> tuple[Array, Array]:
 
 
 def _split(shape: Shape) -> int:
-    """The axis along which words of a pair lie: the first of even size, else the largest."""
+    """The axis along which words are paired: the first of even size, otherwise the largest."""
     even = [i for i, n in enumerate(shape) if n % 2 == 0]
     return even[0] if even else max(range(len(shape)), key=lambda i: shape[i])
 
@@ -108,7 +109,7 @@ def uniform(bits: Bits, stream: Stream, shape: Shape, dtype: np.dtype) -> Array:
 
 
 def normal(bits: Bits, stream: Stream, shape: Shape, dtype: np.dtype) -> Array:
-    """Standard normal numbers, by the method of Box and Muller."""
+    """Standard normal numbers, by the Box-Muller method."""
     if dtype == _BF16:
         return _to_bfloat16(normal(bits, stream, shape, _F32))
     if not shape:

@@ -1,1 +1,1 @@
-"""What the rules of TensorFlow ops are written with: nodes, definitions, the registry."""
+"""Building blocks of TensorFlow op rules: nodes, op definitions, state."""

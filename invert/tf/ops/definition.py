@@ -1,9 +1,9 @@
-"""Attributes and tensor types of nodes, by the definitions of their ops."""
+"""Attributes and tensor types of nodes, from the definitions of their ops."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -13,10 +13,13 @@ from invert.ir.types import Value
 from invert.protos.tensors import REFERENCE, decode_dtype, decode_shape, is_type, type_name
 from invert.tf.ops.node import PASSED, Node
 
-# Tensors of one type in a row: how many, and their `DataType`.
+if TYPE_CHECKING:
+    from invert.protos.types import Attributes, AttrValue, NodeDef, OpDef
+
+# A run of tensors of one type: their number and `DataType`.
 Run = tuple[int, int]
 
-# The field of an `AttrValue` that holds an attribute of a type of `OpDef`.
+# The field of an `AttrValue` for each attribute type of `OpDef`.
 _FIELDS = {
     "string": "s",
     "int": "i",
@@ -27,11 +30,11 @@ _FIELDS = {
     "tensor": "tensor",
     "func": "func",
 }
-# How a function writes an attribute that its caller sets.
+# How a function denotes an attribute that its caller sets.
 _LATER = "placeholder"
 
 
-def types_of(args: Iterable[Any], attrs: Mapping[str, Any]) -> Iterator[Run]:
+def types_of(args: Iterable[OpDef.ArgDef], attrs: Attributes) -> Iterator[Run]:
     """The types of the inputs or outputs of a node, given as `OpDef.ArgDef` protos."""
     for arg in args:
         if arg.type_list_attr:
@@ -43,7 +46,7 @@ def types_of(args: Iterable[Any], attrs: Mapping[str, Any]) -> Iterator[Run]:
 
 
 def type_at(runs: Iterable[Run], index: int) -> int | None:
-    """The type of one tensor; `None` where there are not as many."""
+    """The type of tensor `index`; `None` if there are fewer."""
     for count, kind in runs:
         if index < count:
             return kind
@@ -52,25 +55,25 @@ def type_at(runs: Iterable[Run], index: int) -> int | None:
 
 
 def fits(given: int, wanted: int) -> bool:
-    """Whether a tensor of one type may be an input of another; 0: unknown.
+    """Whether a tensor of one type may be an input of another type; 0: unknown.
 
     A reference serves as a value, but no value as a reference.
     """
     return not given or not wanted or given == wanted or given - REFERENCE == wanted
 
 
-def add_defaults(node: Any, definition: Any) -> None:
-    """Give a `NodeDef` proto the attributes that it leaves out.
+def add_defaults(node: NodeDef, definition: OpDef) -> None:
+    """Add omitted attributes, with their defaults, to a `NodeDef` proto.
 
-    They mean the same, and a copy of the node would hold the constants of its program twice.
+    It changes the node in place: a copy would hold the constants of its program twice.
     """
     for attr in definition.attr:
         if attr.HasField("default_value") and attr.name not in node.attr:
             node.attr[attr.name].CopyFrom(attr.default_value)
 
 
-def attribute_problems(attrs: Mapping[str, Any], definition: Any) -> Iterator[str]:
-    """What is wrong with the attributes of a node."""
+def attribute_problems(attrs: Attributes, definition: OpDef) -> Iterator[str]:
+    """Problems with the attributes of a node."""
     for spec in definition.attr:
         if spec.name not in attrs:
             yield f"lacks the attribute {spec.name!r}"
@@ -78,13 +81,13 @@ def attribute_problems(attrs: Mapping[str, Any], definition: Any) -> Iterator[st
             yield f"has an attribute {spec.name!r} that {reason}"
 
 
-def _problem(value: Any, spec: Any) -> str | None:
+def _problem(value: AttrValue, spec: OpDef.AttrDef) -> str | None:
     kind = value.WhichOneof("value")
     if kind == _LATER:
         return "is not known before the function is called"
     listed = spec.type.startswith("list(")
     plain = _FIELDS.get(spec.type[5:-1] if listed else spec.type)
-    if plain is None:  # a type of attributes that came later
+    if plain is None:  # an attribute type of a later version
         return None
     if kind != ("list" if listed else plain):
         return f"is not of the type {spec.type}"
@@ -101,7 +104,7 @@ def _problem(value: Any, spec: Any) -> str | None:
     return next((r for i in items if (r := _wrong_item(plain, i, spec)) is not None), None)
 
 
-def _wrong_item(kind: str, item: Any, spec: Any) -> str | None:
+def _wrong_item(kind: str, item: Any, spec: OpDef.AttrDef) -> str | None:
     if kind == "type" and not is_type(item):
         return f"is {item}, which is not a type of values"
     if kind == "shape" and any(d.size < -1 for d in item.dim):
@@ -109,12 +112,12 @@ def _wrong_item(kind: str, item: Any, spec: Any) -> str | None:
     limited = kind in ("s", "type") and spec.HasField("allowed_values")
     if limited and item not in getattr(spec.allowed_values.list, kind):
         word = type_name(item) if kind == "type" else repr(item)
-        return f"is {word}, which is not among those that the op allows"
+        return f"is {word}, which the op does not allow"
     return None
 
 
-def options(definition: Any) -> dict[str, Any]:
-    """The attributes of an op that say how it computes, with their defaults as protos.
+def options(definition: OpDef) -> dict[str, AttrValue | None]:
+    """The attributes that affect what an op computes, with their defaults as protos.
 
     Those that only give types or numbers of its inputs and results are left out.
     """
@@ -126,30 +129,27 @@ def options(definition: Any) -> dict[str, Any]:
     }
 
 
-def result_problem(
-    attrs: Mapping[str, Any], definition: Any, results: Sequence[Value]
-) -> str | None:
+def result_problem(attrs: Attributes, definition: OpDef, results: Sequence[Value]) -> str | None:
     """How results differ from the definition of the op; `None` if they do not.
 
-    Handles, lists and the like have no type here; nodes that were made of others may leave out
-    attributes with types.
+    Handles and lists have no type here; rewritten nodes may omit attributes with types.
     """
     args = definition.output_arg
     if any(key not in attrs for a in args for key in (a.type_list_attr, a.type_attr) if key):
         return None
     runs = list(types_of(args, attrs))
     if (count := sum(n for n, _ in runs)) != len(results):
-        return f"has {len(results)} results where its definition says {count}"
+        return f"has {len(results)} results, but its definition says {count}"
     for i, result in enumerate(results):
         kind = type_at(runs, i) or 0
         if not isinstance(result, np.ndarray | jax.Array) or kind >= REFERENCE:
             continue
         wanted = decode_dtype(kind)
-        # An array of objects holds text, or sizes of which some are symbolic.
+        # An array of objects holds strings, or sizes of which some are symbolic.
         if "O" in (wanted.kind, result.dtype.kind):
             continue
         if jax.dtypes.canonicalize_dtype(wanted) != jax.dtypes.canonicalize_dtype(result.dtype):
-            return f"has a result {i} of {result.dtype} where its definition says {wanted}"
+            return f"has a result {i} of {result.dtype}, but its definition says {wanted}"
     return None
 
 
@@ -159,7 +159,7 @@ def shape_problem(node: Node, results: Sequence[Value]) -> str | None:
     Sizes that are open or unknown on either side are not compared.
     """
     for name in ("_output_shapes", "Sout", "output_shapes"):
-        # The last is of control flow; elsewhere it may be the shapes of elements.
+        # The last is for control flow; elsewhere it may hold the shapes of elements.
         if name not in node.attrs or (name == "output_shapes" and node.op not in PASSED):
             continue
         declared = node.attrs[name].list.shape
@@ -171,15 +171,15 @@ def shape_problem(node: Node, results: Sequence[Value]) -> str | None:
             wanted = decode_shape(proto)
             if wanted is None or _agree(wanted, result.shape):
                 continue
-            # A shape of unknown rank is the scalar -1, where inference declares a vector.
+            # A shape of unknown rank is the scalar -1, although inference declares a vector.
             if len(wanted) == 1 and not result.shape and result.dtype.kind == "i":
                 continue
-            return f"has a result {i} of shape {result.shape} where the graph declares {wanted}"
+            return f"has a result {i} of shape {result.shape}, but the graph declares {wanted}"
     return None
 
 
 def _agree(wanted: Sequence[int | None], shape: Sequence[DimSize]) -> bool:
-    """Whether two shapes may be the same."""
+    """Whether two shapes may be equal."""
     return len(wanted) == len(shape) and all(
         a is None or a == b or not isinstance(b, int) for a, b in zip(wanted, shape, strict=True)
     )

@@ -7,13 +7,16 @@ import dataclasses
 import importlib.util
 from collections.abc import Iterator
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 
 from invert._errors import InvertError, MissingDependencyError, Problem, UnsupportedOpError
 from invert.protos.tensors import decode_dtype, decode_shape
+
+if TYPE_CHECKING:
+    from invert.protos.types import Attributes, AttrValue
 
 
 def import_tensorflow() -> ModuleType:
@@ -38,7 +41,7 @@ def import_tensorflow() -> ModuleType:
 
 
 def has_tensorflow() -> bool:
-    """Whether TensorFlow is installed; it is not imported for that."""
+    """Whether TensorFlow is installed; does not import it."""
     return importlib.util.find_spec("tensorflow") is not None
 
 
@@ -55,13 +58,13 @@ class Node:
 
     **Attributes:**
 
-    - `message`: what an `Assert` says.
-    - `read`: names of the attributes that were asked for.
+    - `message`: the message of an `Assert`.
+    - `read`: names of the attributes that were read.
     """
 
     __slots__ = ("attrs", "control", "inputs", "message", "name", "op", "read", "where")
 
-    def __init__(self, op: str, name: str, attrs: Any, where: str = ""):
+    def __init__(self, op: str, name: str, attrs: Attributes, where: str = ""):
         self.op = op
         self.name = name
         self.attrs = attrs
@@ -72,7 +75,7 @@ class Node:
         self.read: set[str] = set()
 
     def attr(self, name: str, default: Any = None) -> Any:
-        """The attribute `name` as a Python value, or `default` where the node has none."""
+        """The attribute `name` as a Python value, or `default` if the node lacks it."""
         self.read.add(name)
         if name not in self.attrs:
             return default
@@ -85,14 +88,14 @@ class Node:
 
 @dataclasses.dataclass(frozen=True)
 class Body:
-    """One graph or function.
+    """A graph or function.
 
     **Arguments:**
 
-    - `nodes`: all nodes; those that stand for arguments have the op `_Arg`.
+    - `nodes`: all nodes; arguments have the op `_Arg`.
     - `args`: indices of the arguments.
     - `outputs`: results as `(node index, output index)`.
-    - `controls`: indices of the nodes that have to run besides.
+    - `controls`: indices of further nodes that have to run.
     - `order`: indices of the nodes that run, each after those it uses or waits for.
     """
 
@@ -104,7 +107,7 @@ class Body:
     order: tuple[int, ...]
 
 
-def decode_attr(value: Any) -> Any:
+def decode_attr(value: AttrValue) -> Any:
     """An `AttrValue` proto as a Python value: a dtype as `np.dtype`, a function as its name."""
     kind = value.WhichOneof("value")
     if kind is None:
@@ -118,7 +121,7 @@ def decode_attr(value: Any) -> Any:
     return _DECODE[kind](getattr(value, kind))
 
 
-# What helps where control flow of TensorFlow 1 cannot be read.
+# Remedy if TensorFlow 1 control flow cannot be read.
 FRAMES_REMEDY = "Export the model with tf.compat.v1.enable_control_flow_v2()."
 
 
@@ -137,10 +140,10 @@ def attr_functions(node: Node) -> list[str]:
     return names
 
 
-# Calls of a function of the library.
+# Ops that call a library function.
 CALLS = frozenset(("PartitionedCall", "StatefulPartitionedCall"))
 
-# Where control flow passes its inputs on to its functions: the first input that is passed.
+# For control flow, the first input that is passed to its functions.
 PASSED = {
     "If": 1,
     "StatelessIf": 1,
@@ -156,12 +159,12 @@ PASSED = {
 
 
 def variable_name(node: Node) -> str:
-    """The name that says which variable a node such as `VarHandleOp` stands for."""
+    """The name that identifies the variable of a node such as `VarHandleOp`."""
     return node.attr("shared_name") or node.name
 
 
 def canonical(value: Any) -> Any:
-    """`value` as JAX takes it: NumPy arrays in the dtype that the x64 setting allows."""
+    """`value` as a JAX operand: NumPy arrays in the dtype that the x64 setting allows."""
     if isinstance(value, np.ndarray) and value.dtype != object:
         dtype = jax.dtypes.canonicalize_dtype(value.dtype)
         if dtype != value.dtype:
@@ -190,7 +193,7 @@ _DECODE = {
 
 @contextlib.contextmanager
 def naming(node: Node) -> Iterator[None]:
-    """Errors that JAX or NumPy raises while the op is converted, with its name and place."""
+    """Errors that JAX or NumPy raises while the op is converted, with its name and location."""
     try:
         yield
     except InvertError:

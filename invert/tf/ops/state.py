@@ -1,8 +1,8 @@
 """Handles of mutable values, and the mapping to their current values.
 
 Variables, tensor arrays and the key of the call all live in one mapping from handle to value.
-Control flow runs its bodies on copies of it: what a body wrote becomes a further result of a
-`cond`, or is carried by a loop; what it only read is closed over.
+Control flow runs its bodies on copies of it: values that a body writes become further results of a
+`cond`, or are carried by a loop; values that it only reads are closed over.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ class Resource:
 
     **Arguments:**
 
-    - `kind`: `"variable"`, `"key"`, `"tensor_array"`, `"stack"`, or another that a rule makes up.
-    - `name`: together with `kind` says which one it is.
-    - `dtype`, `shape`: type of the value, where it is known; sizes may be `None`.
+    - `kind`: `"variable"`, `"key"`, `"tensor_array"`, `"stack"`, or another kind
+        defined by a rule.
+    - `name`: identifies it together with `kind`.
+    - `dtype`, `shape`: type of the value, if known; sizes may be `None`.
     """
 
     kind: str
@@ -31,7 +32,7 @@ class Resource:
     shape: tuple[int | None, ...] | None = dataclasses.field(default=None, compare=False)
 
 
-# Values are pytrees of JAX values; a handle that is not there has no value yet.
+# Values are pytrees of JAX values; a missing handle has no value yet.
 State = MutableMapping[Resource, Any]
 
 # The key of the call, a typed PRNG key.

@@ -1,1 +1,1 @@
-"""What is known of a value: constants, bounds, lengths, lists."""
+"""Facts about values: constants, bounds, lengths, lists."""

@@ -1,8 +1,8 @@
 """Arrays whose number of rows depends on data.
 
-Such an array has its full capacity here, together with its length: the number of valid rows. Both
-go through the graph together. `primitives.tf.bounded` says what an op does with them, and every op
-that would see the padding rows is refused. To ops on shapes the length is a size like any other.
+Such an array has its full capacity, together with its length: the number of valid rows. Both go
+through the graph together. `primitives.tf.bounded` defines how ops treat them; an op that would see
+the padding rows is refused. To ops on shapes the length is a size like any other.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class BoundedArray:
 
     - `data`: the array at its full capacity.
     - `length`: the number of valid rows, a traced scalar of type int32.
-    - `origin`: the problem to report where an op needs that number; it names the op that made it.
+    - `origin`: the problem to report if an op needs that number; it names the op that produced it.
     - `pads_minus_one`: whether the padding rows hold -1, an index that selects nothing.
-    - `part`: the partition of which it is a part, and its number there.
+    - `part`: the partition that it belongs to, and its number there.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class BoundedArray:
         return BoundedArray(data, self.length, self.origin, pads_minus_one)
 
     def valid_mask(self, rank: int = 1) -> Value:
-        """Which rows are valid, with trailing axes of size one up to `rank`."""
+        """Mask of the valid rows, with trailing axes of size one up to `rank`."""
         steps = lax.iota(np.int32, self.data.shape[0])
         return lax.expand_dims(lax.lt(steps, self.length), range(1, rank))
 
@@ -84,7 +84,7 @@ class BoundedArray:
 
 
 def refused_rows(origin: Problem, op: str = "", location: str = "") -> UnsupportedOpError:
-    """The error where `op`, or else the caller, would see padding rows."""
+    """The error if `op`, or otherwise the caller, would see padding rows."""
     where = f" goes into tf.{op} ({location})" if op else " is a result"
     return UnsupportedOpError(
         [dataclasses.replace(origin, reason=f"{origin.reason}, which{where}")]
@@ -92,16 +92,16 @@ def refused_rows(origin: Problem, op: str = "", location: str = "") -> Unsupport
 
 
 def refused(node: Node, values: Sequence[Value]) -> UnsupportedOpError:
-    """The error of an op that does not support operands whose sizes depend on data."""
+    """The error for an op that does not support operands of data-dependent size."""
     for value in values:
         if isinstance(value, BoundedArray):
             return refused_rows(value.origin, node.op, node.location)
-    reason = "has a size that depends on data in a place that needs a number"
+    reason = "needs a number where the size depends on data"
     return UnsupportedOpError([Problem(f"tf.{node.op}", reason, node.location)])
 
 
 def resized(x: Value, size: int, fill: int = 0) -> Value:
-    """The first `size` rows of x, padded with rows of `fill` where it has fewer."""
+    """The first `size` rows of x, padded with rows of `fill` if it has fewer."""
     have = x.shape[0]
     if have == size:
         return x
@@ -112,11 +112,11 @@ def resized(x: Value, size: int, fill: int = 0) -> Value:
 
 
 def stretched(rows: BoundedArray, size: int, length: Value = None) -> Value:
-    """Rows at `size` for an elementwise op; a single valid row is broadcast.
+    """Rows resized to `size` for an elementwise op; a single valid row is broadcast.
 
     **Arguments:**
 
-    - `length`: how many rows of the result are valid; `None`: all.
+    - `length`: the number of valid rows of the result; `None`: all.
     """
     same_size = resized(rows.data, size)
     if rows.data.shape[0] == 0 or size == 1:

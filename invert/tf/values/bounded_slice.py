@@ -20,7 +20,7 @@ class Stretch:
 
     **Arguments:**
 
-    - `start`, `stop`: traced scalars, numbers or `None`, as Python's.
+    - `start`, `stop`: traced scalars, numbers or `None`, as in Python.
     - `step`: a number.
     """
 
@@ -29,7 +29,7 @@ class Stretch:
     step: int
 
     def places(self, size: Value, room: Value) -> tuple[Value, Value]:
-        """The indices of the selected rows, and how many of them are valid.
+        """The indices of the selected rows, and the number of valid ones.
 
         **Arguments:**
 
@@ -66,7 +66,7 @@ def _clamped(place: Value, size: Value, low: Value, high: Value, default: Value)
 
 
 def _rows(x: Value) -> tuple[Array, Value]:
-    """The rows of `x`, which may be bounded, and how many are valid."""
+    """The rows of `x`, which may be bounded, and the number of valid ones."""
     if isinstance(x, BoundedArray):
         return x.data, x.length
     return jnp.asarray(x), x.shape[0]
@@ -79,7 +79,7 @@ def rows_of(x: Value, stretch: Stretch, origin: Problem) -> BoundedArray:
     if isinstance(data.shape[0], int) and data.shape[0] == 0:
         return BoundedArray(data, count, origin)
     y = jnp.take(data, places, axis=0, mode="clip")
-    # Padding is ones, whose derivatives are finite, though unused.
+    # Padding is ones, so that its unused derivatives are finite.
     return BoundedArray(jnp.where(count > 0, y, lax.full_like(y, 1)), count, origin)
 
 
@@ -88,7 +88,7 @@ def put_rows(x: Value, stretch: Stretch, values: Value) -> Value:
 
     **Arguments:**
 
-    - `values`: as many rows as the slice has at most.
+    - `values`: as many rows as the capacity of the slice.
     """
     data, size = _rows(x)
     places, count = stretch.places(size, data.shape[0])
@@ -100,7 +100,7 @@ def put_rows(x: Value, stretch: Stretch, values: Value) -> Value:
 
 
 def slice_origin(node: Node) -> Problem:
-    """The problem to report where the length of a slice has to be static."""
+    """The problem to report if the length of a slice has to be static."""
     reason = "the length of a slice depends on data"
     remedy = "Use tf.slice or tf.gather, whose results have a fixed size."
     return Problem(f"tf.{node.op}", reason, node.location, remedy)

@@ -1,9 +1,9 @@
-"""Bounds and equalities of numbers that are computed at run time.
+"""Bounds and equalities of numbers computed at run time.
 
-Of each number it is known what it equals, as a sum of other numbers, and between which two it
-lies. So `x[i : i + 2]` has two rows for every `i`, and a loop that counts up to a number that
-depends on data ends after so many steps as the largest one asks for, such as the squarings of
-`tf.linalg.expm`.
+A fact about a number says what it equals, as a sum of other numbers, and its lower and upper bound.
+So `x[i : i + 2]` has two rows for every `i`, and a loop that counts up to a data-dependent number
+is
+bounded by its largest value, as for the squarings of `tf.linalg.expm`.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from invert.ir import kinds
 from invert.ir.sizes import DimSize, is_open
 from invert.ir.types import Aval, Value
 
-# Shapes and indices are short vectors. A larger array has one fact for all its elements.
+# Shapes and indices are short vectors. A larger array has one fact for all elements.
 _MOST = 16
-# How many equations a bound is searched through.
+# Maximum number of equations to search for a bound.
 DEEPEST = 32
 
 # The index of a loop step, from zero.
@@ -38,7 +38,7 @@ class Sum:
     **Arguments:**
 
     - `constant`: a number, which may be infinite, or an open size.
-    - `terms`: the other factors, none of them zero, by what they multiply.
+    - `terms`: the nonzero coefficients of the other numbers.
     """
 
     constant: Any
@@ -61,7 +61,7 @@ class Sum:
         """The constant value; `None` if it depends on data or on an open size."""
         return None if self.terms or is_open(self.constant) else self.constant
 
-    # -- sums of nothing but the step of a loop
+    # -- sums of constants and the loop step only
 
     @property
     def step(self) -> int:
@@ -88,13 +88,13 @@ def line(start: Value, step: int) -> Sum:
 
 @dataclasses.dataclass(frozen=True)
 class Fact:
-    """What is known of a number.
+    """What is known about a number.
 
     **Arguments:**
 
-    - `low`, `high`: what it is not less and not larger than; sums of a number and multiples of
-      `STEP` alone. NaN is between all of them.
-    - `equals`: what it is; `None` where that is not a sum. Sums of integers wrap as these do.
+    - `low`, `high`: its bounds; sums of a number and multiples of `STEP` only. NaN is within any
+        bounds.
+    - `equals`: its value as a sum, if known. Sums of integers wrap around like the integers.
     """
 
     low: Sum
@@ -139,9 +139,9 @@ def hull(facts: Facts) -> Fact:
 
 
 class Given:
-    """Facts of numbers that come from elsewhere, such as the variables of a loop.
+    """Facts of numbers defined elsewhere, such as the variables of a loop.
 
-    `asked`: whether one was asked for of which nothing is known.
+    `asked`: whether a number without a fact was looked up.
     """
 
     def __init__(self, values: Sequence[Value], facts: Sequence[Fact | None]):
@@ -158,15 +158,15 @@ class Given:
 
 
 class _Reader:
-    """Reads facts off the equations that were traced.
+    """Derives facts from traced equations.
 
     **Arguments:**
 
-    - `finite`: whether numbers of unknown origin may be taken for finite.
+    - `finite`: whether numbers of unknown origin may be assumed finite.
     """
 
     def __init__(self, given: Sequence[Given] = (), finite: bool = False):
-        self._given, self._finite = given, finite
+        self._assumed, self._finite = given, finite
         # Values are kept alive, so that their ids stay unique.
         self._seen: dict[int, tuple[Any, Facts]] = {}
 
@@ -179,7 +179,7 @@ class _Reader:
 
     def _read(self, value: Value, depth: int) -> Facts:
         found: Facts | None = None
-        for given in self._given:
+        for given in self._assumed:
             if value in given:
                 fact = given.of(value)
                 return named(value, [fact] if fact is not None else None, id(value), self._finite)
@@ -196,7 +196,7 @@ class _Reader:
 
 
 def distance(low: Value, high: Value) -> DimSize | None:
-    """`high - low` of two integers, where it does not depend on data."""
+    """`high - low` of two integers, if it does not depend on data."""
     reader = _Reader()
     a, b = (hull(reader.facts(x)).equals for x in (low, high))
     difference = None if a is None or b is None else b.plus(a, -1)
@@ -204,7 +204,7 @@ def distance(low: Value, high: Value) -> DimSize | None:
 
 
 def size_of(value: Value) -> DimSize | None:
-    """The size or number that a traced scalar is, in any type of 32 bits or more; else `None`."""
+    """The size or number that a traced scalar of 32 bits or more equals, if known."""
     while value.dtype.itemsize >= 4:  # narrower types round sizes, or wrap around
         if jnp.issubdtype(value.dtype, jnp.integer):
             return distance(np.int32(0), value)
@@ -218,7 +218,7 @@ def size_of(value: Value) -> DimSize | None:
 def known(array: Value) -> np.ndarray | None:
     """The value of a short traced integer array that does not depend on data.
 
-    Such is the size of a count with as many bins at least as at most.
+    An example is the size of a count whose minimum and maximum number of bins are equal.
     """
     if isinstance(array, np.ndarray):
         return array
@@ -234,18 +234,18 @@ def known(array: Value) -> np.ndarray | None:
 
 
 def fact_of(number: Value, given: Sequence[Given] = (), *, finite: bool = False) -> Fact:
-    """The facts known of one number.
+    """The fact about one number.
 
     **Arguments:**
 
-    - `given`: facts of what comes from nowhere, as the variables of a loop.
-    - `finite`: whether numbers of unknown origin may be taken for finite.
+    - `given`: facts of numbers without a definition, such as the variables of a loop.
+    - `finite`: whether numbers of unknown origin may be assumed finite.
     """
     return hull(_Reader(given, finite).facts(number))
 
 
 def is_whole(end: float, dtype: DTypeLike) -> bool:
-    """Whether a bound is infinite or that of its type, and so says nothing."""
+    """Whether a bound is infinite or that of its type, and so carries no information."""
     return math.isinf(end) or end in _whole(dtype)
 
 
@@ -272,17 +272,17 @@ def of_constant(value: Value) -> Facts:
 
 
 def _count(shape: Sequence[DimSize]) -> int | None:
-    """The number of elements; `None` where it is open."""
+    """The number of elements; `None` if open."""
     return math.prod(shape) if all(isinstance(n, int) for n in shape) else None
 
 
 def named(aval: Aval, facts: Facts | None, symbol: Hashable, finite: bool = False) -> Facts:
-    """Facts of a traced array, in which integers that equal no sum are numbers of their own.
+    """Facts of a traced array; integers not known to equal a sum become symbols.
 
     **Arguments:**
 
-    - `facts`: what its equation says; `None`: nothing.
-    - `symbol`: what stands for the array in sums.
+    - `facts`: facts from its equation; `None` if there are none.
+    - `symbol`: represents the array in sums.
     """
     low, high = map(Sum, _whole(aval.dtype, finite))
     facts = facts or [Fact(low, high)]
@@ -300,7 +300,7 @@ def named(aval: Aval, facts: Facts | None, symbol: Hashable, finite: bool = Fals
 def derived(
     name: str, operands: Sequence[Facts], avals: Sequence[Aval], result: Any, params: Any
 ) -> Facts | None:
-    """Facts of the result of an equation; `None` where no more is known than its type says.
+    """Facts of the result of an equation; `None` if they add nothing to its type.
 
     **Arguments:**
 
@@ -316,7 +316,7 @@ def derived(
 
 
 def _of_type(fact: Fact, dtype: DTypeLike, rounds: bool) -> Fact:
-    """A fact of a result of a type: rounded as it, and not beyond it."""
+    """A fact rounded and limited to a result type."""
     low, high = fact.low, fact.high
     least, most = _whole(dtype)
     unknown = Fact(Sum(least), Sum(most))
@@ -385,7 +385,7 @@ def _elementwise(rule: Callable[..., Fact]) -> _Rule:
 
 
 def _on_ends(rule: Callable[..., tuple[float, float]]) -> _Rule:
-    """A rule on the least and largest number of each operand."""
+    """A rule on the bounds of each operand."""
 
     def run(*facts: Fact) -> Fact:
         low, high = rule(*(f.ends for f in facts))
@@ -411,8 +411,8 @@ def _larger(x: Fact, y: Fact) -> Fact:
         ahead = x.equals.plus(y.equals, -1).number
         if ahead is not None:
             return x if ahead >= 0 else y
-    # Each is a lower bound of the larger one; that which grows more is the better one. What is as
-    # low as any number is none.
+    # Each is a lower bound of the maximum; the one that grows faster is better. An infinite one is
+    # no bound.
     lows = sorted((x.low, y.low), key=lambda s: s.constant <= _LEAST_OF_TYPES)
     low = lows[0]
     if lows[1].constant > _LEAST_OF_TYPES:
@@ -470,7 +470,7 @@ def _rounded(to: Callable[[float], float]) -> _Rule:
 def _converted(eqn: _Equation) -> Facts:
     """Convert to another type; NaN may become any integer.
 
-    Indices and counters of 32 bits and more are taken not to wrap. Smaller integers may.
+    Indices and counters of 32 bits or more are assumed not to wrap around. Smaller integers may.
     """
     to, source = eqn.result.dtype, eqn.avals[0].dtype
     facts = eqn.operands[0]
@@ -491,7 +491,7 @@ def _same_order(eqn: _Equation) -> Facts:
 
 
 def _some(eqn: _Equation) -> Facts:
-    """Elements of the first operand. Along an axis the largest number is one of them."""
+    """Elements of the first operand, such as the maximum along an axis."""
     return [hull(eqn.operands[0])]
 
 

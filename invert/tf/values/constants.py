@@ -1,7 +1,8 @@
 """Constant folding of shapes and indices with NumPy while raising.
 
-A value in a graph is either a JAX value or a `np.ndarray`. The latter is a constant or was
-computed from shapes; with a symbolic dimension in it, its dtype is `object`.
+A value in a graph is either a JAX value or a `np.ndarray`. The latter is a constant or computed
+from shapes; if it contains a symbolic dimension, its dtype
+is `object`.
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ from invert.ir.types import Value
 from invert.tf.ops.node import Node, canonical, unrepeated
 from invert.tf.values.dynamic_size import DynamicSize, int_max, int_min
 
-# Shape arithmetic is short. A larger integer constant is data, and data is not folded, so that
-# what runs is what the graph says.
+# Shapes are short. A larger integer constant is data, which is not folded, so that the program
+# computes what the graph does.
 _MAX_FOLD = 1024
-# Image sizes are computed in floating point; at most this many such numbers may be sizes.
+# Image sizes are computed in floating point; up to this many such numbers may be sizes.
 _MAX_FLOATS = 16
 
 
 def is_static(value: Value) -> bool:
-    """Whether `value` is an index or a shape that may be computed while raising."""
+    """Whether `value` is an index or a shape to be folded during raising."""
     if not isinstance(value, np.ndarray) or value.size > _MAX_FOLD:
         return False
     if value.dtype.kind == "f":
@@ -38,7 +39,7 @@ def is_static(value: Value) -> bool:
 
 
 def fold_unary(fn: Callable[[Value], Value], x: np.ndarray) -> np.ndarray:
-    """`fn(x)` in the dtype of x (bool stays bool); overflow wraps as it does in a graph."""
+    """`fn(x)` in the dtype of x (bool stays bool); overflow wraps around as in a graph."""
     with np.errstate(all="ignore"):
         return np.asarray(fn(x), x.dtype)
 
@@ -46,10 +47,10 @@ def fold_unary(fn: Callable[[Value], Value], x: np.ndarray) -> np.ndarray:
 def fold_binary(
     fn: Callable[[Value, Value], Value], x: np.ndarray, y: np.ndarray, dtype: np.dtype
 ) -> np.ndarray | None:
-    """`fn(x, y)`, with `dtype` where it is a number; `None` where it has to be traced.
+    """`fn(x, y)`, of `dtype` if it is a number; `None` if it has to be traced.
 
-    That is where it would be large, where a comparison holds for some sizes only, and where it is
-    a table, such as a mask, which is not a shape. A rule that asks for its value still gets it.
+    It is traced if the result is large, if a comparison depends on open sizes, or if it is a table
+    such as a mask rather than a shape. A rule that asks for its value still gets it.
     """
     result = np.broadcast(x, y)
     if result.size > _MAX_FOLD or (result.size > 1 and len(result.shape) > 1):
@@ -85,28 +86,28 @@ def _holds(size: Any, least: int) -> bool:
 
 
 def same_size(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """`x == y`; for symbolic sizes only where it is decided."""
+    """`x == y`; for symbolic sizes only if it is decided."""
     if x.dtype != object and y.dtype != object:
         return np.asarray(x == y)
     return np.asarray(np.frompyfunc(_same, 2, 1)(x, y))
 
 
 def max_size(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """The larger of each pair of sizes, which may be symbolic or dynamic."""
+    """Elementwise maximum of sizes, which may be symbolic or dynamic."""
     if x.dtype != object and y.dtype != object:
         return np.maximum(x, y)
     return np.asarray(np.frompyfunc(int_max, 2, 1)(x, y))
 
 
 def min_size(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """The smaller of each pair of sizes, which may be symbolic or dynamic."""
+    """Elementwise minimum of sizes, which may be symbolic or dynamic."""
     if x.dtype != object and y.dtype != object:
         return np.minimum(x, y)
     return np.asarray(np.frompyfunc(int_min, 2, 1)(x, y))
 
 
 def static(node: Node, values: Sequence[Value], index: int) -> np.ndarray:
-    """Input `index` of `node`, which must be known while raising.
+    """Input `index` of `node`, which must be known during raising.
 
     **Raises:**
 
@@ -121,8 +122,8 @@ def static(node: Node, values: Sequence[Value], index: int) -> np.ndarray:
                 f"tf.{node.op}",
                 f"input {index} must be a constant or follow from shapes, but depends on data",
                 node.location,
-                "Shapes and axes of a JAX program are fixed while it is traced. Let the function "
-                "close over the array that this one is computed from, such as a mask, instead of "
+                "Shapes and axes of a JAX program are fixed during tracing. Let the function "
+                "close over the array from which this one is computed, such as a mask, instead of "
                 "taking it as an argument.",
             )
         ]
@@ -135,9 +136,9 @@ def ints(value: np.ndarray) -> tuple[Any, ...]:
 
 
 def axis_of(axis: int, rank: int) -> int:
-    """The number of an axis, which may be negative.
+    """The index of an axis, which may be given as a negative number.
 
-    **Raises:** `ValueError` where an array of this rank does not have it.
+    **Raises:** `ValueError` if an array of this rank does not have it.
     """
     if not -rank <= axis < rank:
         raise ValueError(f"axis {axis} is out of bounds for an array of rank {rank}")
@@ -159,7 +160,7 @@ def is_size(value: Value) -> bool:
 
 
 def as_sizes(value: Value, dtype: np.dtype) -> np.ndarray:
-    """Some static sizes, converted to `dtype` if none is symbolic."""
+    """Static sizes, converted to `dtype` if none is symbolic."""
     if isinstance(value, np.ndarray) and value.dtype != object:
         return value
     part = np.empty((), object)
@@ -172,7 +173,7 @@ _INT32 = np.dtype(np.int32)
 
 
 def array(value: Value, dtype: np.dtype = _INT32) -> Value:
-    """`value` as a JAX operand; static sizes that are symbolic become traced `dtype` integers."""
+    """`value` as a JAX operand; symbolic sizes become traced `dtype` integers."""
     if isinstance(value, np.ndarray) and value.dtype == object:
         dtype = jax.dtypes.canonicalize_dtype(dtype)
         if not value.size:
@@ -184,7 +185,7 @@ def array(value: Value, dtype: np.dtype = _INT32) -> Value:
     if isinstance(value, np.ndarray) and value.ndim > 0 and value.size > 0:
         value = _compact(value)
     if isinstance(value, np.ndarray | np.generic) and value.dtype.kind == "V":
-        # NumPy widens bfloat16 where it meets a Python number; JAX does not.
+        # NumPy widens bfloat16 combined with a Python number; JAX does not.
         return jax.numpy.asarray(value)
     return value
 
@@ -192,7 +193,7 @@ def array(value: Value, dtype: np.dtype = _INT32) -> Value:
 def _compact(value: np.ndarray) -> Any:
     """A constant as a literal, a broadcast or a range.
 
-    Folding makes arrays of the size of a batch or a sequence, which are other ones at other sizes.
+    Folding creates arrays of the size of a batch or a sequence, which differ at other sizes.
     """
     once = unrepeated(value)
     content = np.ascontiguousarray(once).reshape(once.shape)
@@ -214,7 +215,7 @@ def _compact(value: np.ndarray) -> Any:
     return compact if same else lax.broadcast_in_dim(compact, value.shape, kept)
 
 
-# Two consecutive numbers may as well be a pair of indices.
+# Two consecutive numbers may just as well be a pair of indices.
 _SHORTEST_RANGE = 3
 
 
@@ -234,13 +235,13 @@ def _counted(x: np.ndarray) -> Any:
 
 
 def arrays(values: Sequence[Value]) -> list[Value]:
-    """`array` of each, at one integer type where some of them are symbolic sizes."""
+    """`array` of each, with one integer type if some are symbolic sizes."""
     dtypes = [v.dtype for v in values if not (isinstance(v, np.ndarray) and v.dtype == object)]
     return [array(v, dtypes[0] if dtypes else _INT32) for v in values]
 
 
 def broadcast(values: Sequence[Value], dtype: np.dtype | None = None) -> list[Value]:
-    """Operands at their common shape, by the rule NumPy and TensorFlow share.
+    """Operands broadcast to their common shape, as in NumPy and TensorFlow.
 
     Symbolic sizes become integers of `dtype`, or of the dtype of the others.
     """
@@ -250,7 +251,7 @@ def broadcast(values: Sequence[Value], dtype: np.dtype | None = None) -> list[Va
 
 
 def _common_shape(operands: Sequence[Value]) -> Shape:
-    """The shape to which operands are broadcast. Open sizes that differ have to be equal."""
+    """The shape to which operands are broadcast. Requires different open sizes to be equal."""
     shapes = [np.shape(x) for x in operands]
     for sizes in itertools.zip_longest(*(reversed(s) for s in shapes), fillvalue=1):
         larger = [n for n in sizes if is_open(n) or n != 1]
@@ -262,8 +263,8 @@ def _common_shape(operands: Sequence[Value]) -> Shape:
 def promote(values: Sequence[Value], dtype: np.dtype | None = None) -> list[Value]:
     """Operands promoted as by `jax.numpy`: to one rank, scalars unchanged.
 
-    For elementwise primitives, which stretch sizes of one themselves; the broadcast operand of
-    `broadcast` would name its size in full. Symbolic sizes as there.
+    For elementwise primitives, which broadcast sizes of one themselves; `broadcast` would write
+    out the full size of a broadcast operand. Symbolic sizes as there.
     """
     operands = arrays(values) if dtype is None else [array(v, dtype) for v in values]
     _common_shape(operands)
@@ -275,7 +276,7 @@ def promote(values: Sequence[Value], dtype: np.dtype | None = None) -> list[Valu
 
 
 def broadcast_to(x: Value, shape: Sequence[Value]) -> Value:
-    """`x` at `shape`, with sizes of one stretched and leading axes added."""
+    """`x` broadcast to `shape`, adding leading axes."""
     old = tuple(np.shape(x))
     if old == tuple(shape):
         return x

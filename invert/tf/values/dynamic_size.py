@@ -1,4 +1,4 @@
-"""Sizes that are known only when the program runs, among the static sizes of a shape."""
+"""Sizes known only at run time, among the static sizes of a shape."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ _INT32 = np.dtype(np.int32)
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class DynamicSize:
-    """A size that depends on data, and what it is at most and at least.
+    """A size that depends on data, with its bounds.
 
-    Sums, products, quotients and the larger or smaller of it and other sizes are sizes again.
-    Everything else is computed from `value`.
+    Sums, products, quotients, maxima and minima of it and other sizes are sizes again. Everything
+    else is computed from `value`.
 
     **Arguments:**
 
     - `value`: a traced scalar of type int32.
     - `most`, `least`: its static bounds, which may be open.
-    - `origin`: the problem to report where an op needs the number; it names the op that made it.
+    - `origin`: the problem to report if an op needs the number; it names the op that produced it.
     """
 
     value: Value
@@ -39,13 +39,13 @@ class DynamicSize:
 
     @property
     def capacity(self) -> DimSize:
-        """How many rows there can be; an array of fewer than none is empty."""
+        """The capacity for so many rows, at least zero."""
         return int_max(self.most, 0)
 
     def _with(
         self, other: Value, of_values: Callable[..., Value], of_sizes: Callable[..., DimSize]
     ) -> Value:
-        """A function of both that is monotone in each, so that its ends are at the corners."""
+        """A function monotone in each operand, so that its bounds are at the corners."""
         if isinstance(other, DynamicSize):
             value, ends = other.value, (other.most, other.least)
         elif isinstance(other, int | np.integer) or is_open(other):
@@ -82,17 +82,17 @@ class DynamicSize:
     __radd__, __rmul__ = __add__, __mul__
 
     def larger(self, other: Value) -> Value:
-        """The larger of it and another size."""
+        """The maximum of it and another size."""
         found = self._one_of(other, larger=True)
         return self._with(other, jnp.maximum, int_max) if found is None else found
 
     def smaller(self, other: Value) -> Value:
-        """The smaller of it and another size."""
+        """The minimum of it and another size."""
         found = self._one_of(other, larger=False)
         return self._with(other, jnp.minimum, int_min) if found is None else found
 
     def _one_of(self, other: Value, *, larger: bool) -> Value:
-        """Which of the two is the larger or smaller one; `None` if that depends on data."""
+        """The one of the two that is larger or smaller; `None` if that depends on data."""
         if isinstance(other, DynamicSize):
             return None
         if decided("ge", self.least, other):
@@ -101,7 +101,7 @@ class DynamicSize:
             return other if larger else self
         return None
 
-    # Not `__jax_array__`: an open size would take it for an array, and the sum for data.
+    # No `__jax_array__`: an open size would treat it as an array, and the sum as data.
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, DynamicSize) and self.value is other.value
@@ -115,7 +115,7 @@ def _is(size: Value, number: int) -> bool:
 
 
 def int_max(a: Value, b: Value) -> Value:
-    """The larger of two sizes, each a number, open or dynamic."""
+    """The maximum of two sizes, each a number, open or dynamic."""
     if isinstance(a, DynamicSize):
         return a.larger(b)
     if isinstance(b, DynamicSize):
@@ -124,7 +124,7 @@ def int_max(a: Value, b: Value) -> Value:
 
 
 def int_min(a: Value, b: Value) -> Value:
-    """The smaller of two sizes, each a number, open or dynamic."""
+    """The minimum of two sizes, each a number, open or dynamic."""
     if isinstance(a, DynamicSize):
         return a.smaller(b)
     if isinstance(b, DynamicSize):

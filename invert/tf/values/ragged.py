@@ -1,4 +1,4 @@
-"""Ragged tensors as single values, which loops take row by row."""
+"""Ragged tensors as single values, which loops read row by row."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Encoded:
 
     **Arguments:**
 
-    - `splits`: the offsets at which rows begin and end, outermost partition first.
-    - `values`: the values of the rows, one after another.
+    - `splits`: the row offsets, outermost partition first.
+    - `values`: the values of the rows, concatenated.
     """
 
     def __init__(self, splits: Sequence[Value], values: Value):
@@ -33,7 +33,7 @@ class Encoded:
         return len(self.splits[0]) - 1 if self.splits else np.shape(self.values)[0]
 
     def row(self, index: int) -> Encoded:
-        """A row, where the partitions are known."""
+        """A row, if the partitions are known."""
         first, last = ints(self.splits[0][index : index + 2])
         inner = []
         for split in self.splits[1:]:
@@ -77,7 +77,7 @@ class Apart(Encoded):
             x, np.zeros((), x.dtype), [(0, x.shape[0], 0)] + [(0, 0, 0)] * (x.ndim - 1)
         )
         row = lax.dynamic_slice_in_dim(padded, bounds[0], x.shape[0])
-        reason = "gives a row of a ragged tensor, whose length depends on data"
+        reason = "returns a row of a ragged tensor, whose length depends on data"
         problem = Problem(f"tf.{node.op}", reason, node.location, "Pad the rows.")
         return Encoded((), BoundedArray(row, (bounds[1] - bounds[0]).astype(np.int32), problem))
 

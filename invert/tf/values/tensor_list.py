@@ -1,8 +1,9 @@
 """Lists of tensors, and the operations on them.
 
-Outside of loops a list is a tuple of its elements. A list that is indexed by data, or carried by a
-loop, is a buffer of `capacity` elements and the number of those in use. The functions
-here are shared by the ops of both kinds of arrays, `TensorList…` and `TensorArray…V3`.
+Outside loops a list is a tuple of its elements. A list that is indexed by data, or carried by a
+loop,
+is a buffer of `capacity` elements and the number in use. Ops of both kinds of arrays, `TensorList…`
+and `TensorArray…V3`, share these functions.
 """
 
 from __future__ import annotations
@@ -31,15 +32,15 @@ class TensorList:
 
     **Arguments:**
 
-    - `items`: the elements, `None` where one was not written; `None` for a list with a buffer.
+    - `items`: the elements, `None` for one not written yet; `None` for a list with a buffer.
     - `buffer`: the elements along the leading axis of each leaf.
     - `size`: number of elements: an `int`, symbolic, or a scalar array.
-    - `element`: type of an element, where it is known.
-    - `dtype`: type of the elements as the graph states it; `None` for lists of lists.
-    - `same`: a static value that every element has, such as a shape that each step of a loop
-        pushes for its gradient; there is no buffer then.
-    - `growth`: for a list of unknown capacity (neither items nor buffer), which stands for a list
-        while the body of a loop is first traced: the number of elements added.
+    - `element`: type of an element, if known.
+    - `dtype`: type of the elements as declared in the graph; `None` for lists of lists.
+    - `same`: the static value of every element, such as a shape that each loop step pushes for
+        its gradient; there is then no buffer.
+    - `growth`: for a list of unknown capacity (neither items nor buffer), a placeholder while a
+        loop body is first traced: the number of elements added.
     """
 
     items: tuple[Value, ...] | None
@@ -66,7 +67,7 @@ class TensorList:
 
     @property
     def capacity(self) -> Value:
-        """The capacity; `None` where it is not known yet."""
+        """The capacity; `None` if not known yet."""
         if self.items is not None:
             return len(self.items)
         if self.is_reserved:
@@ -85,7 +86,7 @@ class TensorList:
 
     @property
     def common(self) -> Value:
-        """The static value that every element has, if there is one."""
+        """The static value shared by all elements, if any."""
         if self.same is not None or not self.items:
             return self.same
         first = self.items[0]
@@ -93,7 +94,7 @@ class TensorList:
 
 
 def is_same(a: Value, b: Value) -> bool:
-    """Whether two values are static and equal, or lists of which that holds."""
+    """Whether two values are static and equal, or lists of such values."""
     if isinstance(a, TensorList) and isinstance(b, TensorList):
         if jax.tree_util.tree_leaves((a, b)):
             return False
@@ -122,7 +123,7 @@ def _known_buffer(lst: TensorList) -> np.ndarray | None:
 
 
 class RaggedListError(UnsupportedOpError):
-    """A list whose elements have several shapes where one is needed."""
+    """Elements of a list have several shapes, but one is needed."""
 
 
 class _Hidden:
@@ -139,7 +140,7 @@ class _Hidden:
 
 
 def empty(dtype: np.dtype | None, element: Element | None, size: Value = 0) -> TensorList:
-    """A list of `size` elements, an `int` or symbolic, none of which was written."""
+    """A list of `size` (an `int` or symbolic) elements, none of them written."""
     items = (None,) * size if isinstance(size, int) else None
     return TensorList(items, None, size, element, dtype)
 
@@ -158,7 +159,7 @@ def element_of(value: Value) -> Element:
 
 
 def element_type(shape: Sequence[int | None] | None, dtype: np.dtype | None) -> Element | None:
-    """The type of elements of a declared shape; `None` where a size is open."""
+    """The type of elements of a declared shape; `None` if a size is open."""
     if dtype is None or shape is None or not all(isinstance(d, int) and d >= 0 for d in shape):
         return None
     return jax.ShapeDtypeStruct(tuple(shape), jax.dtypes.canonicalize_dtype(dtype))
@@ -169,7 +170,7 @@ def zeros_of(element: Element) -> Value:
 
 
 def known_element(lst: TensorList, value: Value = None) -> Element | None:
-    """The type of the elements and of `value`; from what is stored where it was not declared."""
+    """The type of the elements and of `value`; inferred from stored elements if not declared."""
     if lst.element is not None:
         return lst.element if value is None else merge(lst.element, element_of(value))
     if lst.same is not None:
@@ -184,7 +185,7 @@ def known_element(lst: TensorList, value: Value = None) -> Element | None:
 
 
 def element_value(value: Value) -> Value:
-    """A value as it is stored: static ones as they are, lists with a buffer."""
+    """A value in stored form: static values unchanged, lists with a buffer."""
     if isinstance(value, TensorList):
         common = value.common
         if common is not None:
@@ -199,7 +200,7 @@ def element_value(value: Value) -> Value:
 def merge(one: Element | None, two: Element | None) -> Element | None:
     """The type to which `conform` converts elements of both types.
 
-    **Raises:** `RaggedListError` where there is none.
+    **Raises:** `RaggedListError` if there is none.
     """
     if one is None or two is None:
         return two if one is None else one
@@ -252,8 +253,8 @@ def with_buffer(
 
     **Arguments:**
 
-    - `element`: type that the elements have at least, see `merge`.
-    - `capacity`: the least capacity.
+    - `element`: a type to merge with that of the elements, see `merge`.
+    - `capacity`: the minimum capacity.
     - `counted`: whether the size becomes an array.
     """
     element = merge(element, known_element(lst))
@@ -266,7 +267,7 @@ def with_buffer(
     if lst.same is not None:
         room = lst.size if is_size(lst.size) else capacity
         if room is None:
-            raise _problem("repeats one value a number of times that has no bound")
+            raise _problem("repeats one value without a known bound on the number of times")
         buffer = jax.tree_util.tree_map(
             lambda x: lax.broadcast(x, (room,)), conform(lst.same, element)
         )
@@ -303,7 +304,7 @@ def _problem(reason: str, remedy: str = "") -> UnsupportedOpError:
 
 
 def get_item(lst: TensorList, index: Value, element: Element | None = None) -> Value:
-    """The element at `index`; zeros where none was written."""
+    """The element at `index`; zeros if none was written."""
     element = lst.element if lst.element is not None else element
     if lst.same is not None:
         return lst.same
@@ -319,7 +320,7 @@ def get_item(lst: TensorList, index: Value, element: Element | None = None) -> V
     if lst.buffer is None:
         if lst.element is None:
             raise _problem(
-                "reads an element that was not written, of a shape that is not known",
+                "reads an element that was not written and has no known shape",
                 "Give the TensorArray an element_shape.",
             )
         return zeros_of(lst.element)
@@ -327,7 +328,7 @@ def get_item(lst: TensorList, index: Value, element: Element | None = None) -> V
 
 
 def slice_at(x: Value, index: Value) -> Value:
-    """`x[index]` for an index in range; static where the index is."""
+    """`x[index]` for an index in range; static if the index is."""
     if isinstance(index, np.ndarray):
         i = index.item()
         if isinstance(i, int) or (is_open(i) and decided("ge", x.shape[0], i + 1)):
@@ -339,7 +340,7 @@ def slice_at(x: Value, index: Value) -> Value:
 
 
 def _dynamic_slice(x: Value, starts: Sequence[Value], sizes: Sequence[int]) -> Value:
-    # Indices of a list are never negative, so that no correction of them is wanted.
+    # Indices of a list are never negative, so they need no correction.
     return lax.dynamic_slice_p.bind(x, *starts, slice_sizes=tuple(sizes))
 
 
@@ -355,7 +356,7 @@ def update_at(x: Value, value: Value, index: Value) -> Value:
 
 
 def set_item(lst: TensorList, index: Value, value: Value, *, resize: bool = False) -> TensorList:
-    """The list with another element at `index`; longer, if need be, where `resize`."""
+    """The list with `value` at `index`, extended if needed and `resize`."""
     value = element_value(value)
     i = index.item() if isinstance(index, np.ndarray) else None
     if lst.items is not None and isinstance(i, int):
@@ -369,7 +370,7 @@ def set_item(lst: TensorList, index: Value, value: Value, *, resize: bool = Fals
     if resize:
         end = jnp.asarray(index, np.int32) + np.int32(1)
         size = lax.max(jnp.asarray(size, np.int32), end)
-    growing = resize and isinstance(lst.size, int)  # how far, only a loop as a whole tells
+    growing = resize and isinstance(lst.size, int)  # only the enclosing loop determines how far
     if growing or (lst.same is not None and not is_size(lst.size)):
         lst = dataclasses.replace(lst, items=None, buffer=None, same=None)
     lst = with_buffer(lst, element=element)
@@ -450,7 +451,7 @@ def resized(lst: TensorList, size: Value) -> TensorList:
 def stacked(lst: TensorList, element: Element | None = None) -> Value:
     """All elements along a new leading axis.
 
-    **Raises:** `UnsupportedOpError` where their number depends on data.
+    **Raises:** `UnsupportedOpError` if their number depends on data.
     """
     if not is_size(lst.size):
         raise _problem(
@@ -480,6 +481,6 @@ def gathered(lst: TensorList, indices: Value, element: Element | None = None) ->
 
 
 def joined(rows: Value) -> tuple[Value, np.ndarray]:
-    """Stacked elements along their first axis instead of a new one, and the length of each."""
+    """Elements concatenated along their first axis, and the length of each."""
     lengths = np.full(rows.shape[0], rows.shape[1], np.int64)
     return lax.reshape(rows, (rows.shape[0] * rows.shape[1], *rows.shape[2:])), lengths

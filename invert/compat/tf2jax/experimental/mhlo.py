@@ -20,9 +20,9 @@ class MhloModule:
     **Arguments:**
 
     - `module`: its text.
-    - `fun_name`: what it is called.
+    - `fun_name`: its name.
     - `assume_grad_fn`: no effect: the program is differentiated like any other.
-    - `require_platform_index`: whether its first argument is the number of a platform.
+    - `require_platform_index`: whether its first argument is a platform index.
     """
 
     module: str
@@ -39,7 +39,7 @@ def _converted(module: MhloModule) -> Module:
 def mhlo_apply(*args: Any, module: MhloModule) -> Any:
     """Call a module: one array, or a tuple of several.
 
-    **Raises:** what `invert.from_stablehlo` raises.
+    **Raises:** as `invert.from_stablehlo`.
     """
     found = _converted(module)
     if module.require_platform_index:

@@ -1,0 +1,71 @@
+"""Names of the variables that a Python function uses, by where it holds them.
+
+`tf.nest.map_structure(tf.Variable, params)`, as jax2tf has it, calls all of them `Variable`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, cast
+
+from invert.tf.ops.node import import_tensorflow
+
+# What TensorFlow calls a variable without a name, before the colon.
+UNNAMED = "Variable"
+# Attributes of TensorFlow's own, on modules.
+_INTERNAL = ("_self_", "_tf_", "_setattr_")
+
+
+def held_names(function: Any) -> dict[int, str]:
+    """Paths such as `params/dense/kernel` of the variables in what a function refers to, by `id`.
+
+    That are dictionaries, lists and modules in variables of the functions around it or in globals,
+    and the module that it is a method of. The path begins inside of a module.
+    """
+    names: dict[int, str] = {}
+    seen: set[int] = set()
+    for path, value in _referred(function):
+        for inside, variable in _variables(value, path, seen):
+            names.setdefault(id(variable), "/".join(inside))
+    return names
+
+
+def _referred(function: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """What a function refers to, with the paths that begin the names."""
+    tf = import_tensorflow()
+    plain = inspect.unwrap(function) if callable(function) else None
+    owner = getattr(plain, "__self__", None)
+    # TensorFlow binds methods to an object that only refers to theirs.
+    owner = owner if isinstance(owner, tf.Module) else getattr(owner, "target", None)
+    if isinstance(owner, tf.Module):
+        yield (), owner
+    plain = getattr(plain, "__func__", plain)
+    with contextlib.suppress(TypeError, ValueError):  # not of Python, or refers to nothing yet
+        found = inspect.getclosurevars(cast(Any, plain))
+        for name, value in {**found.nonlocals, **found.globals}.items():
+            yield () if isinstance(value, tf.Module) else (name,), value
+
+
+def _variables(
+    value: Any, path: tuple[str, ...], seen: set[int]
+) -> Iterator[tuple[tuple[str, ...], Any]]:
+    tf = import_tensorflow()
+    if isinstance(value, tf.Variable):
+        yield path, value
+        return
+    if id(value) in seen:
+        return
+    seen.add(id(value))
+    if isinstance(value, Mapping):
+        items = [(str(key), part) for key, part in value.items()]
+    elif isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
+        items = [(str(i), part) for i, part in enumerate(value)]
+    elif isinstance(value, tf.Module):
+        held = vars(value).items()
+        items = [(n.lstrip("_"), part) for n, part in held if not n.startswith(_INTERNAL)]
+    else:
+        return
+    for name, part in items:
+        yield from _variables(part, (*path, *name.split("/")), seen)

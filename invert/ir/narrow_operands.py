@@ -1,0 +1,123 @@
+"""Operands as `jax.numpy` broadcasts them: along axes of size one, and numbers as numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from jax import lax
+
+from invert._private.jax import dce
+from invert.ir import kinds
+from invert.ir.graph import is_var
+from invert.ir.types import Atom, Eqn, Jaxpr, Literal, ShapedArray, Var
+
+# Operations on two arrays that broadcast axes of size one themselves.
+_BROADCASTING = kinds.COMPARISONS | frozenset("add and div max min mul or rem sub xor".split())
+# The number that an operation leaves its other operand as it is with.
+_NEUTRAL = {"and": True, "or": False}
+
+
+def with_narrow_operands(jaxpr: Jaxpr) -> Jaxpr:
+    """A body in which no operand is broadcast that the operation broadcasts as well.
+
+    `x + broadcast(b)` is `x + b[None]`, `x - zeros` is `x - 0.0`, and `ones & mask` is the mask.
+    """
+    makers: dict[Atom, Eqn] = {}
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name in kinds.LAYOUT and len(eqn.invars) == 1:
+            before = makers.get(eqn.invars[0]) if is_var(eqn.invars[0]) else None
+            if before is not None and isinstance(before.invars[0], Literal):
+                makers[eqn.outvars[0]] = _filled(before.invars[0], eqn)
+            elif _broadcasts(eqn):
+                makers[eqn.outvars[0]] = eqn
+    if not makers:
+        return jaxpr
+    eqns: list[Eqn] = []
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name in _BROADCASTING and any(a in makers for a in _variables(eqn)):
+            *before, eqn = _narrowed(
+                eqn, [makers.get(a) if is_var(a) else None for a in eqn.invars]
+            )
+            eqns += before
+        eqns.append(eqn)
+    return dce(jaxpr.replace(eqns=eqns))
+
+
+def _broadcasts(eqn: Eqn) -> bool:
+    plain = eqn.primitive is lax.broadcast_in_dim_p and len(eqn.invars) == 1
+    return plain and eqn.params["sharding"] is None
+
+
+def _filled(number: Literal, like: Eqn) -> Eqn:
+    """A number in an array of the shape of a result."""
+    shape = like.outvars[0].aval.shape
+    params = {"shape": shape, "broadcast_dimensions": (), "sharding": None}
+    return like.replace(primitive=lax.broadcast_in_dim_p, invars=[number], params=params)
+
+
+def _variables(eqn: Eqn) -> list[Var]:
+    return [a for a in eqn.invars if isinstance(a, Var)]
+
+
+def _narrowed(eqn: Eqn, makers: Sequence[Eqn | None]) -> list[Eqn]:
+    """The equations in the place of one whose operands are broadcast by `makers`."""
+    shape = eqn.outvars[0].aval.shape
+    for choice in ((0, 1), (0,), (1,)):
+        chosen = [m for i, m in enumerate(makers) if i in choice]
+        if any(m is None or not _widens(m) for m in chosen):
+            continue
+        before: list[Eqn] = []
+        operands = [
+            _narrow(maker, before) if i in choice and maker is not None else atom
+            for i, (atom, maker) in enumerate(zip(eqn.invars, makers, strict=True))
+        ]
+        if _result(operands) == shape:
+            return [*before, eqn.replace(invars=operands)]
+    neutral = _NEUTRAL.get(eqn.primitive.name)
+    for maker, other in zip(makers, eqn.invars[::-1], strict=True):
+        number = maker.invars[0] if maker is not None else None
+        alike = other.aval.dtype == np.bool_ and len(other.aval.shape) == len(shape)
+        if neutral is not None and alike and isinstance(number, Literal) and number.val == neutral:
+            params = {
+                "shape": shape,
+                "broadcast_dimensions": tuple(range(len(shape))),
+                "sharding": None,
+            }
+            wide = eqn.replace(primitive=lax.broadcast_in_dim_p, invars=[other], params=params)
+            return [wide]
+    return [eqn]
+
+
+def _widens(eqn: Eqn) -> bool:
+    """Whether a broadcast is of a number, or does more than add axes of size one."""
+    x = eqn.invars[0]
+    if isinstance(x, Literal):
+        return True
+    dims = eqn.params["broadcast_dimensions"]
+    return any(
+        n != 1 and (i not in dims or x.aval.shape[dims.index(i)] == 1)
+        for i, n in enumerate(eqn.params["shape"])
+    )
+
+
+def _narrow(maker: Eqn, before: list[Eqn]) -> Atom:
+    """The operand of a broadcast with axes of size one; what makes it is added to `before`."""
+    (x,) = maker.invars
+    if isinstance(x, Literal):
+        return x
+    dims, wide = maker.params["broadcast_dimensions"], maker.params["shape"]
+    shape = tuple(x.aval.shape[dims.index(i)] if i in dims else 1 for i in range(len(wide)))
+    if shape == x.aval.shape and tuple(dims) == tuple(range(len(wide))):
+        return x
+    out = Var(ShapedArray(shape, x.aval.dtype))
+    before.append(maker.replace(outvars=[out], params={**maker.params, "shape": shape}))
+    return out
+
+
+def _result(operands: Sequence[Atom]) -> tuple[object, ...] | None:
+    """The shape of an operation on operands that it broadcasts; `None` where it does not."""
+    shapes = [tuple(a.aval.shape) for a in operands if is_var(a)]
+    if not shapes or len({len(s) for s in shapes}) > 1:
+        return None
+    return tuple(next((n for n in sizes if n != 1), 1) for sizes in zip(*shapes, strict=True))

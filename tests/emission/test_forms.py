@@ -1,0 +1,136 @@
+"""Forms in which people write: operands that broadcast, functions of JAX by name, norms."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import export, lax
+
+import invert
+from tests.emission.models import ramp
+
+
+def written(function: Callable[..., Any], *shapes: str, **options: Any) -> tuple[Any, str]:
+    """The module of a function of arrays with open sizes, and its text."""
+    scope = export.SymbolicScope()
+    avals = [
+        jax.ShapeDtypeStruct(export.symbolic_shape(shape, scope=scope), jnp.float32)
+        for shape in shapes
+    ]
+    module = invert.from_exported(export.export(jax.jit(function))(*avals), **options)
+    return module, module.emit(loader=False).source
+
+
+def same(module: Any, *args: np.ndarray) -> None:
+    """The text computes the same bits, and so do its gradients."""
+    assert np.array_equal(module(*args), module.model(*args), equal_nan=True)
+
+    def total(f: Callable[..., Any]) -> Callable[..., Any]:
+        return jax.jit(jax.grad(lambda *a: jnp.sum(jnp.sin(f(*a)))))
+
+    assert np.array_equal(total(module)(*args), total(module.model)(*args), equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    ("function", "text"),
+    [
+        (lambda x: x - jnp.full(x.shape, 3.0), "arg0 - 3.0"),
+        (
+            lambda x: x * jnp.broadcast_to(jnp.arange(1.0, 4.0), x.shape),
+            "arg0 * (1.0 + jnp.arange(3",
+        ),
+        (lambda x: x - jnp.zeros(x.shape[:1])[:, None], "return arg0\n"),
+        (lambda x: jnp.broadcast_to(x[:1], x.shape) < x, "arg0[:1] < arg0"),
+        (lambda x: jnp.where(jnp.ones(x.shape, bool) & (x[:1] > 0), x, 0.0), "arg0[:1] > 0.0"),
+        (lambda x: jnp.repeat(x, 3, axis=1), "jnp.repeat(arg0, 3, axis=-1)"),
+        (lambda x: jnp.repeat(x, 2, axis=0), "jnp.repeat(arg0, 2, axis=0)"),
+        (lambda x: jnp.var(x, axis=-1, keepdims=True), "jnp.var(arg0, axis=-1, keepdims=True)"),
+    ],
+)
+def test_forms(function: Callable[..., Any], text: str) -> None:
+    module, source = written(function, "b, 3")
+    assert text in source, source
+    for rows in (1, 4):
+        x = ramp(rows, 3)
+        assert np.array_equal(module(x), module.model(x))
+
+
+def test_an_operand_stays_wide_where_no_other_is() -> None:
+    # The result has a size that no operand has by itself.
+    module, source = written(lambda x: jnp.zeros((2, *x.shape)) + x[None], "b, 3")
+    assert "(2, b, 3)" in source
+    same(module, ramp(4, 3))
+
+
+def _attend(**options: Any) -> Callable[..., Any]:
+    return lambda q, k, v: jax.nn.dot_product_attention(q, k, v, **options)
+
+
+def _scaled_otherwise(q: Any, k: Any, v: Any) -> Any:
+    weights = jax.nn.softmax(jnp.einsum("bqhd,bkhd->bhqk", q, k) * 0.7, axis=-1)
+    return jnp.einsum("bhqk,bkhd->bqhd", weights, v)
+
+
+@pytest.mark.parametrize(
+    ("attend", "call"),
+    [
+        (_attend(is_causal=True), "dot_product_attention(arg0, arg1, arg2, is_causal=True)"),
+        (_attend(scale=0.7), ""),
+        (_scaled_otherwise, ""),
+    ],
+)
+def test_attention_has_its_name_where_it_is_exactly_that(
+    attend: Callable[..., Any], call: str
+) -> None:
+    module, source = written(attend, "b, t, 2, 4", "b, t, 2, 4", "b, t, 2, 4")
+    assert call in source
+    assert ("dot_product_attention(" in source) == bool(call)
+    for b, t in ((1, 3), (2, 5)):
+        same(module, *(ramp(b, t, 2, 4) * s for s in (1.0, 0.3, 0.5)))
+
+
+def _named(function: Callable[..., Any], params: dict[str, Any], *args: Any) -> tuple[Any, str]:
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    flat = {"/".join(str(getattr(k, "key", "")) for k in path): a for path, a in leaves}
+    lowered = jax.jit(function).lower(params, *args)
+    module = invert.from_stablehlo(lowered, params=flat, names=[*flat, "x"])
+    return module, module.emit(loader=False).source
+
+
+def test_a_norm_without_a_mean_is_a_layer() -> None:
+    def model(p: Any, x: Any) -> Any:
+        for name in ("a", "b"):
+            scale = lax.rsqrt(jnp.mean(x**2, axis=-1, keepdims=True) + 1e-6)
+            y = x * (scale * p["norm_" + name]["scale"])
+            x = x + y @ p["up_" + name]["kernel"]
+        return x
+
+    params = {
+        n: {k: jnp.ones(s)} for n, k, s in (("norm_a", "scale", 3), ("norm_b", "scale", 3))
+    } | {n: {"kernel": jnp.asarray(ramp(3, 3))} for n in ("up_a", "up_b")}
+    module, source = _named(model, params, ramp(4, 3))
+    assert "self.up_a(self.norm_a(x))" in source, source
+    same(module, ramp(4, 3))
+
+
+def test_the_mean_after_a_convolution_belongs_to_the_norm() -> None:
+    names = ("mean", "var", "scale", "bias")
+    parts = {n: jnp.asarray([0.5, 0.7], jnp.float32) * i for i, n in enumerate(names, 1)}
+    kernel = jnp.asarray(ramp(3, 3, 1, 2))
+
+    def model(x: Any) -> Any:
+        x = lax.conv_general_dilated(
+            x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+        )
+        scale = parts["scale"] * lax.rsqrt(parts["var"] + 1e-5)
+        x = jax.nn.relu((x - parts["mean"]) * scale + parts["bias"])
+        return jnp.mean(x, axis=(1, 2)) @ jnp.asarray(ramp(2, 4))
+
+    module, source = written(model, "b, 6, 6, 1")
+    assert "- self.mean) * scale + self.bias" in source, source
+    same(module, ramp(2, 6, 6, 1))
