@@ -6,8 +6,10 @@ import re
 from collections.abc import Iterator
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 
+from invert.ir.types import Atom, Aval
 from invert.rewriting.pattern import Call, Pattern, Site, bind
 
 _CUMULATIVE = {
@@ -118,21 +120,27 @@ def _approx_top_k(site: Site) -> Iterator[Call]:
 
 
 def _dot_general(site: Site) -> Iterator[Call]:
-    """Products of mixed types, whose operands the lowering converts."""
+    """Products of mixed types, whose narrower operand the lowering widens."""
     params = site.eqn.params
     operands = [site.aval(a) for a in site.eqn.invars]
-    sources = [site.producer(a) for a in site.eqn.invars]
-    narrow = [
-        site.aval(s.invars[0])
-        if s is not None and s.primitive.name == "convert_element_type"
-        else None
-        for s in sources
-    ]
+    narrow = [_widened(site, a) for a in site.eqn.invars]
     (x, y), (a, b) = operands, narrow
     for pair in ((a, b), (a, y), (x, b)):
         types = [t for t in pair if t is not None]
         if len(types) == 2:
             yield bind(lax.dot_general_p, *types, **params)
+
+
+def _widened(site: Site, atom: Atom) -> Aval | None:
+    """The type of what was converted to a wider type to give `atom`, if it was.
+
+    Nobody writes a mixed product to have an operand rounded.
+    """
+    eqn = site.producer(atom)
+    if eqn is None or eqn.primitive.name != "convert_element_type":
+        return None
+    before, after = site.aval(eqn.invars[0]), site.aval(atom)
+    return before if jnp.promote_types(before.dtype, after.dtype) == after.dtype else None
 
 
 PATTERNS = (

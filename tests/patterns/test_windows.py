@@ -159,3 +159,14 @@ def test_mixed_types_of_a_product() -> None:
         return lax.dot_general(a, b, (((1,), (1,)), ((), ())), preferred_element_type=np.float32)
 
     assert recover(function, half, X).report.primitives == {"dot_general": 1}
+
+
+def test_an_operand_that_was_rounded_stays_so() -> None:
+    def function(a, b):
+        numbers = (((1,), (1,)), ((), ()))
+        return lax.dot_general(a.astype(jnp.bfloat16), b.astype(jnp.bfloat16), numbers)
+
+    module = recover(function, X, X)
+    (product,) = (e for e in module.jaxpr.eqns if e.primitive is lax.dot_general_p)
+    assert [v.aval.dtype for v in product.invars] == [jnp.bfloat16] * 2
+    same_values(function, module, X, X)
