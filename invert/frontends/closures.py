@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
@@ -16,17 +17,28 @@ from invert.tf.ops.node import import_tensorflow
 UNNAMED = "Variable"
 # Attributes of TensorFlow's own, on modules.
 _INTERNAL = ("_self_", "_tf_", "_setattr_")
+_PATHS = contextvars.ContextVar("paths", default=True)
+
+
+@contextlib.contextmanager
+def names_of_tensorflow() -> Iterator[None]:
+    """Variables without a name keep the one that TensorFlow gives them."""
+    token = _PATHS.set(False)
+    try:
+        yield
+    finally:
+        _PATHS.reset(token)
 
 
 def held_names(function: Any) -> dict[int, str]:
     """Paths such as `params/dense/kernel` of the variables in what a function refers to, by `id`.
 
-    That are dictionaries, lists and modules in variables of the functions around it or in globals,
-    and the module that it is a method of. The path begins inside of a module.
+    It refers to dictionaries, lists and modules by nonlocal and global names, and to the module
+    that it is a method of. Paths begin inside a module.
     """
     names: dict[int, str] = {}
     seen: set[int] = set()
-    for path, value in _referred(function):
+    for path, value in _referred(function) if _PATHS.get() else ():
         for inside, variable in _variables(value, path, seen):
             names.setdefault(id(variable), "/".join(inside))
     return names

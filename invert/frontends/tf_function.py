@@ -157,8 +157,8 @@ def entry_point(
     signature = read_signature(concrete, original, owner)
     order, out_tree = read_outputs(concrete)
     return _build(
-        concrete, signature, order, out_tree, config, name or _name_of(tf_fn),
-        variables or Variables(held=closures.held_names(function)), source, strict=strict,
+        concrete, signature, order, out_tree, config, name or _name_of(tf_fn), variables, source,
+        strict=strict, function=function,
     )  # fmt: skip
 
 
@@ -325,6 +325,7 @@ def _build(
     source: str = "",
     *,
     strict: bool = True,
+    function: Any = None,
 ) -> EntryPoint:
     graph = concrete.graph
     graph_inputs = [t.name for t in graph.inputs]
@@ -344,7 +345,8 @@ def _build(
     )
     needed = set(program.main.order)
     if variables is None:
-        variables = Variables(*keras_variables(graph.variables))
+        held = closures.held_names(function)
+        variables = Variables(*keras_variables(graph.variables), held=held)
     params, feeds, problems = _captures(concrete, count, needed, variables)
     return function_entry(
         program,

@@ -14,11 +14,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from invert._api import convert as _convert_module
+from invert._api import convert as _convert
 from invert._api import from_entry
 from invert._errors import SignatureError, UnsupportedOpError
 from invert._private.jax import is_tracer
 from invert.compat.tf2jax.config import conversion, get_config, narrows
+from invert.frontends.closures import names_of_tensorflow
 from invert.frontends.graph_entry import at_shapes
 from invert.modules.module import Module, on_first_devices
 from invert.tf.ops.node import import_tensorflow
@@ -244,6 +245,12 @@ def _depends_on_values(
             (p.op, p.reason) for p in error.problems
         }
     return True
+
+
+def _convert_module(function: Any, *args: Any, **kwargs: Any) -> Module:
+    """The module of a function, with parameters by the names that tf2jax gives them."""
+    with names_of_tensorflow():
+        return _convert(function, *args, **kwargs)
 
 
 def _name(tf_func: Any) -> str:
