@@ -271,6 +271,36 @@ def test_numbers_that_may_be_infinite_are_no_bound_beside_another_condition() ->
         np.testing.assert_array_equal(module(x, y), theirs(tf.constant(x), tf.constant(y)).numpy())
 
 
+def test_a_flag_from_outside_of_the_loop_may_stand_before_its_condition() -> None:
+    """As in `tf.linalg.expm`, whose loop is bounded by the largest number."""
+    theirs = tf.function(tf.linalg.expm)
+    x = np.float32([[0.3, 2.0], [-4.0, 1.0]])
+    module = invert.convert(theirs, x)
+    assert module.report.primitives["scan"] == 1
+    with tf.GradientTape() as tape:
+        tape.watch(given := tf.constant(x))
+        value = tf.reduce_sum(theirs(given) ** 2)
+    gradient = jax.grad(lambda x: (module(x) ** 2).sum())(jnp.asarray(x))
+    np.testing.assert_allclose(gradient, tape.gradient(value, given), rtol=1e-4)
+    infinite = x * np.float32(np.inf)
+    np.testing.assert_array_equal(module(infinite), theirs(tf.constant(infinite)).numpy())
+
+    def fn(x, flag):
+        limit = tf.math.log(tf.abs(x))
+
+        def more(t, y):
+            return tf.logical_and(flag, tf.logical_and(t < limit, y < 300.0))
+
+        return tf.while_loop(more, lambda t, y: (t + 1.0, y + 1.0), [0.0, 0.0])[1]
+
+    theirs = tf.function(fn)
+    module = invert.convert(theirs, np.float32(1.0), np.bool_(True))
+    for x in np.float32([30.0, np.inf, np.nan]):
+        for flag in (False, True):
+            expected = theirs(tf.constant(x), tf.constant(flag)).numpy()
+            np.testing.assert_array_equal(module(x, np.bool_(flag)), expected)
+
+
 def test_a_limit_that_wraps_around_is_no_bound() -> None:
     def fn(x, n):
         i, y = tf.constant(0), x

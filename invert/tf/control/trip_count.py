@@ -185,6 +185,11 @@ class _Program:
             return taken == (same == turned)
         return inner.truth(atom)
 
+    def is_outside(self, atom: Atom) -> bool:
+        """Whether a truth value is the same in all steps."""
+        program, base, _ = self._base(atom)
+        return isinstance(base, Literal) or base in program._consts
+
     def arguments(self) -> dict[int, bool]:
         """The arguments whose truth value is known."""
         facts = self._truths
@@ -503,10 +508,26 @@ class _Condition:
     def count(self) -> TripCount:
         (result,) = self._program.jaxpr.outvars
         program, atom = self._program.source(result)
-        eqn = None if isinstance(atom, Literal) else program.producers.get(atom)
         # A loop whose only bound is infinite never ends.
-        self._program.finite = program.finite = eqn is not None and eqn.primitive.name in _LESS
+        self._program.finite = program.finite = self._has_one_bound(program, atom)
         return self._steps(self._program, result, True)
+
+    def _has_one_bound(self, program: _Program, atom: Atom) -> bool:
+        """Whether an atom is a comparison, or is one if a value from outside the loop is true."""
+        program, atom = program.source(atom)
+        eqn = None if isinstance(atom, Literal) else program.producers.get(atom)
+        if eqn is None:
+            return False
+        if eqn.primitive.name == "and":
+            one, two = eqn.invars
+            return (program.is_outside(one) and self._has_one_bound(program, two)) or (
+                program.is_outside(two) and self._has_one_bound(program, one)
+            )
+        if _is_choice(eqn) and program.is_outside(eqn.invars[0]):
+            for taken in (False, True):
+                if program.gives(eqn, atom, not taken) is False:
+                    return self._has_one_bound(*program.way(eqn, atom, int(taken)))
+        return eqn.primitive.name in _LESS
 
     def open_count(self) -> DimSize | None:
         """The trip count of counters of which a start or a bound is an open size."""
