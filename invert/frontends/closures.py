@@ -1,6 +1,6 @@
 """Names of the variables that a Python function uses, by where it holds them.
 
-`tf.nest.map_structure(tf.Variable, params)`, as jax2tf has it, calls all of them `Variable`.
+`tf.nest.map_structure(tf.Variable, params)`, the idiom for jax2tf, names all of them `Variable`.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
 from invert.tf.ops.node import import_tensorflow
@@ -70,9 +70,10 @@ def _variables(
     if id(value) in seen:
         return
     seen.add(id(value))
+    # Of other sequences, such as a long range, none holds variables.
     if isinstance(value, Mapping):
         items = [(str(key), part) for key, part in value.items()]
-    elif isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
+    elif isinstance(value, (list, tuple)):
         items = [(str(i), part) for i, part in enumerate(value)]
     elif isinstance(value, tf.Module):
         held = vars(value).items()

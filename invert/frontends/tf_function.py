@@ -345,7 +345,8 @@ def _build(
     )
     needed = set(program.main.order)
     if variables is None:
-        held = closures.held_names(function)
+        unnamed = any(v.name.partition(":")[0] == closures.UNNAMED for v in graph.variables)
+        held = closures.held_names(function) if unnamed else {}
         variables = Variables(*keras_variables(graph.variables), held=held)
     params, feeds, problems = _captures(concrete, count, needed, variables)
     return function_entry(

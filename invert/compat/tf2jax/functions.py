@@ -454,8 +454,8 @@ class _Call:
         """The function traced at the shapes of a call.
 
         If it has no Python code, or the code refuses them, its graph recovered at them, also at
-        other
-        ranks."""
+        other ranks.
+        """
         tf = import_tensorflow()
         shapes: list[Any] = []
 

@@ -1,9 +1,8 @@
 """Lists of tensors, and the operations on them.
 
 Outside loops a list is a tuple of its elements. A list that is indexed by data, or carried by a
-loop,
-is a buffer of `capacity` elements and the number in use. Ops of both kinds of arrays, `TensorList…`
-and `TensorArray…V3`, share these functions.
+loop, is a buffer of `capacity` elements and the number in use. Ops of both kinds of arrays,
+`TensorList…` and `TensorArray…V3`, share these functions.
 """
 
 from __future__ import annotations
