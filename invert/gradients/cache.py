@@ -189,9 +189,6 @@ def at_one_shape(region: MarkedRegion, raw: ClosedJaxpr) -> tuple[MarkedRegion, 
     shapes = {s for j in jaxprs for s in _shapes(j)} - {()}
     if len(shapes) != 1 or not all(_is_elementwise(e) for j in jaxprs for e in j.eqns):
         return None
-    (shape,) = shapes
-    if not all(isinstance(d, int) and d > 0 for d in shape):
-        return None
     other = copy.copy(region)
     other.forward, raw = (_at_size(p) for p in programs)
     other.avals = [_at(a) for a in region.avals]

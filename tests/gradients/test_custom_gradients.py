@@ -251,6 +251,19 @@ def test_elementwise_gradients_are_compared_at_one_shape(comparisons: list[Any])
     assert sum("agrees" in m for m in module.report.gradients) == 4
 
 
+def test_elementwise_gradients_at_open_sizes_are_compared_at_a_small_shape(
+    comparisons: list[Any],
+) -> None:
+    def fn(x: Any) -> Any:
+        return tf.nn.silu(tf.nn.silu(x)[:, ::2] + x[:, ::2]), tf.nn.silu(x[0])
+
+    images = tf.TensorSpec([None, 512, 512, 8], tf.float32)
+    module = invert.convert(tf.function(fn, autograph=False), images, config=PLAIN)
+    assert len(comparisons) == 1 and len(module.report.gradients) == 3
+    assert all("agrees" in m for m in module.report.gradients)
+    assert max(np.prod(a.shape) for a in comparisons[0].avals) <= 256
+
+
 def test_gradient_that_is_no_more_elementwise_is_compared_again(comparisons: list[Any]) -> None:
     @tf.custom_gradient
     def scaled(x: Any, factor: Any) -> Any:
