@@ -82,7 +82,7 @@ def _build_methods(
 
 
 class _Shape:
-    """Placeholder for an array of which only the shape matters."""
+    """Placeholder for an array; only its shape matters."""
 
     def __init__(self, shape: Sequence[Any]):
         self.shape = tuple(shape)
@@ -276,7 +276,7 @@ def load(
     if tags is not None and kind != "saved_model":
         raise SignatureError(f"{path} is not a SavedModel, so it has no graphs with tags")
     if shardings is not None and mesh is None:
-        raise MeshError("shardings are over a mesh; pass mesh=jax.make_mesh(...) too")
+        raise MeshError("shardings need a mesh; pass mesh=jax.make_mesh(...) too")
     if kind == "saved":
         return save.load_saved(path, mesh, shardings)
     plan = placement.Plan(mesh, shardings or {})

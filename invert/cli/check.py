@@ -1,4 +1,4 @@
-"""What `invert convert --verify` compares: certificate, the saved module, and the original."""
+"""The comparisons of `invert convert --verify`: certificate, saved module and original."""
 
 from __future__ import annotations
 
@@ -78,7 +78,9 @@ def check(model: Model, module: Any, target: Path, reports: Mapping[str, Report]
         if _same(here, there):
             found.lines.append(f"  saved and loaded again: equal, bit for bit{at}")
         else:
-            found.failures.append(f"the saved module gives other results than the converted{at}")
+            found.failures.append(
+                f"the saved module's results differ from the converted module's{at}"
+            )
         _compare_original(model, function, (args, kwargs), here, found)
     return found
 

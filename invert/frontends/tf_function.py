@@ -364,7 +364,7 @@ def _build(
 
 
 class _Held:
-    """A variable of which the graph has only the handle, as for optimizer ops."""
+    """A variable known to the graph only by its handle, as for optimizer ops."""
 
     trainable = False
 
@@ -424,7 +424,7 @@ def _captures(
 def _op_def_lookup(graph: Any) -> Callable[[str], Any]:
     """Return the `OpDef` of an op type that `graph` uses; `None` if it is unknown.
 
-    Other libraries than TensorFlow register ops too.
+    Libraries other than TensorFlow register ops too.
     """
     tf = import_tensorflow()
 

@@ -162,7 +162,7 @@ class GradientResolver:
                 return Rule(plain_function(promised, self.x64), promised.operands, "plain")
             reason = self.cache.difference(region, raw, self._difference)
             if not reason:
-                self._say(gradient, "agrees with autodiff, by numbers")
+                self._say(gradient, "agrees with autodiff numerically")
                 return None
         if is_zero(raw):
             self._say(gradient, "stop_gradient: it is zero")
@@ -224,7 +224,7 @@ class GradientResolver:
     def _difference(self, region: MarkedRegion, raw: AnyJaxpr) -> str:
         """`""` if the gradient agrees numerically with autodiff, otherwise how they differ."""
         if may_not_end(raw) or may_not_end(region.forward):
-            return "another program, which is not run, as a loop in it ends on data"
+            return "another program, not run, because the end of a loop in it depends on data"
         try:
             gap = largest_difference(region, raw, self.x64)
         except FAILURES as error:

@@ -1,8 +1,7 @@
 """Sizes of open dimensions: numbers, or JAX's dimension expressions.
 
 A program with open dimensions is one jaxpr whose shapes and parameters hold expressions.
-`listening`
-collects the names and constraints of its dimensions that are recorded during tracing.
+`listening` collects the names and constraints of its dimensions that are recorded during tracing.
 """
 
 from __future__ import annotations

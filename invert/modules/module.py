@@ -130,8 +130,7 @@ class Recovered(eqx.Module):
             one view.
 
         **Raises:** `SignatureError` if there is no such function, or sizes are open that no call
-        has
-        fixed.
+        has fixed.
         """
         functions = self._functions_by_name()
         if function is None and len(functions) == 1:

@@ -1,10 +1,8 @@
 """Slices: `Slice`, `StridedSlice`, those of XLA, and updates of a slice.
 
 Bounds that depend on data are clamped into the array, as XLA does. A slice whose two bounds differ
-by a constant has a static length: it is cut out first, and a static
-slice remains. If the length depends on data too, `tf.values.bounded_slice` takes the rows of the
-first
-axis.
+by a constant has a static length: it is cut out first, and a static slice remains. If the length
+depends on data too, `tf.values.bounded_slice` takes the rows of the first axis.
 """
 
 from __future__ import annotations
@@ -41,7 +39,7 @@ Part = Any
 def _stretch_of(ctx: Context, node: Node, index: list[Part]) -> Stretch | None:
     """The slice of the first axis of an index if its length depends on data.
 
-    **Raises:** `UnsupportedOpError` if that of another axis does.
+    **Raises:** `UnsupportedOpError` if the length along another axis does.
     """
     stretches = [k for k, part in enumerate(index) if isinstance(part, Stretch)]
     if not stretches:

@@ -161,8 +161,7 @@ class Context:
         """The value of `v`; a splat constant becomes a broadcast, one per block.
 
         Lowering moves such constants out of the regions that use them. Here they move back, so that
-        the
-        program of a region does not depend on its position.
+        the program of a region does not depend on its position.
         """
         value = self.env[v]
         if not is_splat(value):
@@ -290,8 +289,7 @@ def is_shape(value: Any, steps: int = _MOST_STEPS) -> bool:
 def _takes_shape(operation: ir.Operation) -> bool:
     if operation.name != "stablehlo.custom_call":
         # JAX assembles shapes from numbers one by one, so a shape without open sizes is made only
-        # of
-        # constants.
+        # of constants.
         entry = REGISTRY.get(operation.name)
         return entry is not None and entry.takes_shape()
     attributes = operation.attributes
@@ -332,8 +330,7 @@ def _problem(op: ir.Operation) -> Problem:
 
 
 # Functions that JAX wraps around a program with open sizes and around the body of a `shard_map`,
-# and
-# those that represent a region while a module is migrated between partitioners. No author wrote
+# and those that represent a region while a module is migrated between partitioners. No author wrote
 # them.
 _WRAPPERS = ("_wrapped_jax_export_main", "shmap_body", "xla.sdy.manual_computation_body")
 

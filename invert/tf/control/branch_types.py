@@ -1,10 +1,8 @@
 """Traces branches and loop bodies once each, with their results and the state they write.
 
 A branch or body is first traced into a separate jaxpr. This shows which state it writes and which
-of
-its results are static, before `lax.cond` or `lax.while_loop` require results of one type. The jaxpr
-is
-then evaluated inside them, so that a body is raised once however deep it is nested.
+of its results are static, before `lax.cond` or `lax.while_loop` require results of one type. The
+jaxpr is then evaluated inside them, so that a body is raised once, however deeply it is nested.
 """
 
 from __future__ import annotations

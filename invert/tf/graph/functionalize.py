@@ -1,8 +1,7 @@
 """Control flow of TensorFlow 1 as functions: `Switch` and `Merge` become `If`, frames `While`.
 
 A frame of TensorFlow 1 is a cycle in the graph: for each variable `Enter` and `NextIteration` meet
-in
-a `Merge`, and a `Switch` on the `LoopCond` leads to the body or to `Exit`
+in a `Merge`, and a `Switch` on the `LoopCond` leads to the body or to `Exit`
 (tensorflow/python/ops/control_flow_ops.py, TensorFlow 2.21).
 """
 

@@ -1,10 +1,8 @@
 """Lazy constant folding.
 
 Rules fold the arithmetic that shapes usually need. Other ops may compute shapes and axes too, such
-as
-a rolled or padded vector, and over several ops. Traced values that follow from constants are
-recorded
-here, and computed when a rule asks for numbers.
+as a rolled or padded vector, and over several ops. Traced values that follow from constants are
+recorded here, and computed when a rule asks for numbers.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ class Apart(Encoded):
         (split,) = self.splits
         bounds = [lax.dynamic_index_in_dim(split, index + i, keepdims=False) for i in (0, 1)]
         x = array(self.values)
-        # A row may be as long as all of them, wherever it begins.
+        # Wherever a row begins, it may be as long as all rows together.
         padded = lax.pad(
             x, np.zeros((), x.dtype), [(0, x.shape[0], 0)] + [(0, 0, 0)] * (x.ndim - 1)
         )
