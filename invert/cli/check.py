@@ -11,7 +11,7 @@ import equinox as eqx
 import jax
 import numpy as np
 
-from invert._errors import InvertError, VerificationError
+from invert._errors import InvertError, VerificationError, only_refusals
 from invert._report import Report
 from invert.cli.model import Model
 from invert.frontends import original
@@ -64,7 +64,8 @@ def check(model: Model, module: Any, target: Path, reports: Mapping[str, Report]
         values = _arguments(function, at_numbers(names, row))
         args, kwargs = jax.tree_util.tree_unflatten(function.in_tree, values)
         try:
-            here = _results(module, function, args, kwargs)
+            with only_refusals():
+                here = _results(module, function, args, kwargs)
         except (InvertError, TypeError, ValueError) as error:
             if not at:
                 raise
@@ -124,8 +125,9 @@ def _compare_original(
         found.lines.append("  not compared with the original: it draws other random numbers")
         return
     try:
-        there = _original(model, function.entry.name)
-        results = there(*values) if there is not None else None
+        with only_refusals():
+            there = _original(model, function.entry.name)
+            results = there(*values) if there is not None else None
     # Exceptions of the container's own library for arguments that it refuses.
     except (InvertError, RuntimeError, ValueError, TypeError, LookupError, OSError) as error:
         found.lines.append(f"  not compared with the original, which does not run: {error}")

@@ -16,6 +16,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
+from invert._errors import only_refusals
 from invert._private.jax import (
     bind_equation,
     close_like,
@@ -253,7 +254,9 @@ def _hint(eqn: Eqn) -> str:
     return decode(names[-1]).primitive if names and is_hint(names[-1]) else ""
 
 
-# What JAX raises if checked types do not match.
+# What JAX raises if checked types do not match: `shard_map` and `scan` a `TypeError` or a
+# `ValueError`, a primitive without a rule for varying axes `NotImplementedError`; some rules only
+# assert that their operands vary alike.
 _UNFIT = (TypeError, ValueError, NotImplementedError, AssertionError)
 
 
@@ -276,7 +279,8 @@ def _shard_map(move: Moved, eqn: Eqn, operands: list[Value]) -> Sequence[Value]:
     if move.check is None or not check:
         return run(check)
     try:
-        return run(True)
+        with only_refusals():
+            return run(True)
     except _UNFIT:
         move.forget()
         return run(False)
