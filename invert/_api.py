@@ -279,7 +279,7 @@ def load(
         raise MeshError("shardings need a mesh; pass mesh=jax.make_mesh(...) too")
     if kind == "saved":
         return save.load_saved(path, mesh, shardings)
-    plan = placement.Plan(mesh, shardings or {})
+    plan = placement.ParameterPlacement(mesh, shardings or {})
     if kind == "saved_model":
         return _load_saved_model(path, signature, tags, plan, config)
     return _build_all(path.name, _entries_of_file(path, kind, signature, config), plan, config)
@@ -289,7 +289,7 @@ def _load_saved_model(
     path: Path,
     signature: str | None,
     tags: Sequence[str] | None,
-    plan: placement.Plan,
+    plan: placement.ParameterPlacement,
     config: Config,
 ) -> Module | Methods:
     from invert.frontends import saved_model
@@ -317,7 +317,7 @@ def _entries_of_file(
 
 
 def _build_all(
-    name: str, entries: Mapping[str, EntryPoint], plan: placement.Plan, config: Config
+    name: str, entries: Mapping[str, EntryPoint], plan: placement.ParameterPlacement, config: Config
 ) -> Module | Methods:
     """A module of one function, or of several."""
     if len(entries) > 1:
@@ -376,7 +376,7 @@ def from_stablehlo(
     entries = stablehlo.entry_points(
         module, config=config, signature=signature, params=params, names=names
     )
-    return _build_all("module", entries, placement.Plan(None, {}), config)
+    return _build_all("module", entries, placement.ParameterPlacement(None, {}), config)
 
 
 def from_exported(

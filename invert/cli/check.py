@@ -38,16 +38,16 @@ class Difference(VerificationError):
 
 
 @dataclasses.dataclass
-class Found:
+class Comparisons:
     """The comparisons made, and those that failed, as lines of text."""
 
     lines: list[str] = dataclasses.field(default_factory=list)
     failures: list[str] = dataclasses.field(default_factory=list)
 
 
-def check(model: Model, module: Any, target: Path, reports: Mapping[str, Report]) -> Found:
+def check(model: Model, module: Any, target: Path, reports: Mapping[str, Report]) -> Comparisons:
     """Compare a converted model with its original and with its saved copy."""
-    found = Found()
+    found = Comparisons()
     for name, report in reports.items():
         if report.certificate.kind == "unverified":
             found.failures.append(f"{name}: unverified: {report.certificate.reason}")
@@ -119,7 +119,7 @@ def _same(a: Sequence[np.ndarray], b: Sequence[np.ndarray]) -> bool:
 
 
 def _compare_original(
-    model: Model, function: Function, values: Any, here: Sequence[np.ndarray], found: Found
+    model: Model, function: Function, values: Any, here: Sequence[np.ndarray], found: Comparisons
 ) -> None:
     if function.key_name is not None:
         found.lines.append("  not compared with the original: it draws other random numbers")

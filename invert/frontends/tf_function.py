@@ -363,7 +363,7 @@ def _build(
     )
 
 
-class _Held:
+class _HandleVariable:
     """A variable known to the graph only by its handle, as for optimizer ops."""
 
     trainable = False
@@ -393,7 +393,7 @@ def _captures(
         variable = owners.get(id(captured))
         dtype = tf_variable_dtype(captured) if variable is None else None
         if dtype is not None and count + i in needed:
-            variable = _Held(captured, dtype, concrete.graph.inputs[count + i].name)
+            variable = _HandleVariable(captured, dtype, concrete.graph.inputs[count + i].name)
         if count + i not in needed:
             feeds.append(None)
         elif variable is not None:

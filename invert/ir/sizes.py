@@ -282,7 +282,7 @@ def conditions_on(found: Sequence[DimSize]) -> list[tuple[DimSize, str, DimSize]
 
 
 @dataclasses.dataclass
-class Said:
+class SizeStatements:
     """Statements of a container about open sizes, collected while its program is traced.
 
     **Attributes:**
@@ -297,7 +297,7 @@ class Said:
     names: dict[str, str] = dataclasses.field(default_factory=dict)
 
 
-_said: contextvars.ContextVar[Said | None] = contextvars.ContextVar("said", default=None)
+_said: contextvars.ContextVar[SizeStatements | None] = contextvars.ContextVar("said", default=None)
 
 
 def constrain(constraint: Constraint) -> None:
@@ -369,9 +369,9 @@ def call_dimension(size: DimSize, name: str) -> None:
 
 
 @contextlib.contextmanager
-def listening() -> Iterator[Said]:
+def listening() -> Iterator[SizeStatements]:
     """Collect what is recorded inside; enclosing listeners get it too."""
-    said = Said()
+    said = SizeStatements()
     token = _said.set(said)
     try:
         yield said

@@ -111,7 +111,7 @@ class Stage:
             if not on:
                 return eval_jaxpr(self.jaxpr, values)
             chosen = on
-            return meshes.Moved(lambda mesh: chosen.get(mesh.abstract_mesh, mesh))(
+            return meshes.MeshRetracer(lambda mesh: chosen.get(mesh.abstract_mesh, mesh))(
                 self.jaxpr, values
             )
 

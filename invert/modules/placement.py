@@ -150,7 +150,7 @@ def check_divides(
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class ParameterPlacement:
     """Places the parameters of a container: specs by patterns of their names."""
 
     mesh: Mesh | None
@@ -194,7 +194,7 @@ class Plan:
 
 
 class _Planned(Mapping[str, EntryPoint]):
-    def __init__(self, entries: Mapping[str, EntryPoint], plan: Plan):
+    def __init__(self, entries: Mapping[str, EntryPoint], plan: ParameterPlacement):
         self._entries, self._plan = entries, plan
 
     def __getitem__(self, name: str) -> EntryPoint:

@@ -27,7 +27,7 @@ from invert.ir.size_algebra import Sizes
 from invert.ir.sizes import call_dimension
 from invert.ir.types import Eqn
 from invert.stablehlo.ops import attributes as op_attributes
-from invert.stablehlo.ops.devices import Devices, Manual, Shards, shards_of
+from invert.stablehlo.ops.devices import Devices, ManualMesh, Shards, shards_of
 from invert.stablehlo.ops.registry import REGISTRY, Op, entry_of, has_rule, sizes_of
 from invert.stablehlo.ops.values import KnownSize, Value, data, is_constant, is_splat
 
@@ -52,7 +52,7 @@ class Context:
     hoisted: set[Any] = dataclasses.field(default_factory=set)
     devices: Devices = dataclasses.field(default_factory=lambda: Devices({}))
     # the mesh on whose shards ops run; `None` if they run on whole values
-    manual: Manual | None = None
+    manual: ManualMesh | None = None
     # large constants, which the module only numbers
     large: Sequence[np.ndarray] = ()
 
@@ -133,7 +133,7 @@ class Context:
 
     def sharded(
         self,
-        where: Manual,
+        where: ManualMesh,
         in_specs: Sequence[PartitionSpec],
         out_specs: Sequence[PartitionSpec],
         body: Callable[..., Sequence[Value]],
@@ -143,7 +143,7 @@ class Context:
         outer = frozenset() if self.manual is None else self.manual.axes
         # Functions that were traced on whole values are traced again.
         inner = dataclasses.replace(
-            self, manual=Manual(where.mesh, where.axes | outer), jitted={}, sizes={}
+            self, manual=ManualMesh(where.mesh, where.axes | outer), jitted={}, sizes={}
         )
         mapped = jax.shard_map(
             lambda *values: tuple(body(inner, *values)),

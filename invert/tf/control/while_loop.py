@@ -37,7 +37,7 @@ from invert.tf.control.gradient_arrays import gradient_arrays
 from invert.tf.interpreter.context import Context
 from invert.tf.ops.node import Body, Node
 from invert.tf.ops.state import Resource
-from invert.tf.values.bounds import Fact, Given, Sum, fact_of
+from invert.tf.values.bounds import Fact, OuterFacts, Sum, fact_of
 from invert.tf.values.constants import array, pack_dims
 from invert.tf.values.tensor_list import RaggedListError, TensorList, is_known, is_same
 
@@ -218,7 +218,7 @@ class _Loop:
         ctx, values = self._inside(leaves)
         before = dict(ctx.state)
         before_of = {**dict(enumerate(values)), **before}
-        known = Given(leaves, self._facts or [None] * len(leaves))
+        known = OuterFacts(leaves, self._facts or [None] * len(leaves))
         around = self.ctx.plans.get(_GIVEN, ())
         self.ctx.plans[_GIVEN] = (*around, known)
         try:
