@@ -458,7 +458,13 @@ class _Loop:
         return out
 
     def _bounded(self, count: int, test: TracedBranch) -> list[Value]:
-        """A loop of `count` steps; steps after the condition failed have no effect."""
+        """A loop of `count` steps; steps after the condition failed have no effect.
+
+        The condition is tested before each step and not after the last one. The bound is derived
+        from facts that hold for every input unless an integer of 32 bits or more wraps around. Two
+        such integers whose difference is known to be `d` then differ by `d` plus or minus 2**32:
+        the original loop would run through about the whole range of the type.
+        """
 
         def step(carry: Sequence[Value]) -> list[Value]:
             k, *leaves = carry
