@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import os
 
+# One thread for all: JAX's linear algebra runs in SciPy's OpenBLAS, which has threads of its own.
+os.environ["OPENBLAS_NUM_THREADS"] = "1"
 os.environ["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false " + os.environ.get("XLA_FLAGS", "")
 
 import functools

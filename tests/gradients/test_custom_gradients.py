@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import invert
+from invert._errors import DefectError
 from invert.gradients import settle
 
 tf = pytest.importorskip("tensorflow")
@@ -344,3 +345,9 @@ def test_what_is_linear() -> None:
     assert not shown(lambda w, d: jnp.where(w > 0, d, 1.0), x, x)
     assert not shown(lambda w, d: d.astype(np.int32).astype(np.float32), x, x)
     assert not shown(lambda w, d: w, x, x)
+
+
+def test_a_bug_while_gradients_are_compared_travels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settle, "largest_difference", lambda: None)
+    with pytest.raises(DefectError, match=r"TypeError in invert\.gradients\.settle, line"):
+        invert.convert(tf.function(triple), X)

@@ -205,8 +205,7 @@ def normals(words: Array, dtype: np.dtype) -> Array:
 
 # The C library's functions evaluate a short polynomial in `float64` and round to `float32`, with
 # errors up to 0.8 units in the last place. The same polynomials are evaluated to draw the same
-# numbers:
-# coefficients and tables as in glibc 2.28 and later, sysdeps/ieee754/flt-32/e_logf.c and
+# numbers: coefficients and tables as in glibc 2.28 and later, sysdeps/ieee754/flt-32/e_logf.c and
 # s_sincosf.h. XLA's `float64` functions call the C library on CPU and need no such care.
 _LOG_INVERSES = (
     "0x1.661ec79f8f3bep+0 0x1.571ed4aaf883dp+0 0x1.49539f0f010bp+0 0x1.3c995b0b80385p+0 "
