@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -32,7 +32,7 @@ FAILURES = (
 NOT_TRANSPOSED = (*FAILURES, AssertionError)
 
 
-def samples(avals: Sequence[Aval], cotangents: int) -> list[list[np.ndarray]]:
+def samples(avals: Sequence[Aval], cotangents: int) -> Iterator[list[np.ndarray]]:
     """Values that tell rules apart: ties, zeros, steps, bounds, large numbers."""
     rng = np.random.default_rng(0)
     makers: list[Callable[[Sequence[int]], np.ndarray]] = [
@@ -45,7 +45,6 @@ def samples(avals: Sequence[Aval], cotangents: int) -> list[list[np.ndarray]]:
         lambda shape: np.full(shape, -100.0),
         lambda shape: 30.0 * rng.standard_normal(shape),
     ]
-    found = []
     for make in makers:
         values = []
         for i, aval in enumerate(avals):
@@ -60,8 +59,7 @@ def samples(avals: Sequence[Aval], cotangents: int) -> list[list[np.ndarray]]:
             else:
                 x = random_value(rng, aval, make)
             values.append(x)
-        found.append(values)
-    return found
+        yield values
 
 
 def once(function: JaxFunction) -> JaxFunction:
@@ -72,9 +70,10 @@ def once(function: JaxFunction) -> JaxFunction:
     return jax.jit(function, compiler_options={"xla_backend_optimization_level": 0})
 
 
-def largest_difference(region: MarkedRegion, raw: AnyJaxpr, x64: bool) -> float:
-    """Largest difference between the two gradients beyond rounding; 0 if there is none."""
-    largest = 0.0
+def first_difference(region: MarkedRegion, raw: AnyJaxpr, x64: bool) -> float:
+    """The difference of the two gradients, beyond rounding, at the first values that tell them
+    apart; 0 if none do.
+    """
     count = len(region.numbers)
     with jax.enable_x64(x64):
         traced = trace_closed(
@@ -83,11 +82,14 @@ def largest_difference(region: MarkedRegion, raw: AnyJaxpr, x64: bool) -> float:
         for program in at_samples(traced):
             run = once(functools.partial(_halves, program))
             for values in samples([v.aval for v in open_jaxpr(program).invars], count):
+                results = [tuple(map(np.asarray, half)) for half in run(*values)]
+                if all(map(np.array_equal, *results)):
+                    continue
                 moved = run(*values[:-count], *map(_rounded, values[-count:]))[0]
-                for x, y, z in zip(*run(*values), moved, strict=True):
-                    gap = beyond_rounding(np.asarray(x), np.asarray(y), np.asarray(z))
-                    largest = max(largest, gap)
-    return largest
+                gap = max(map(beyond_rounding, *results, map(np.asarray, moved)))
+                if gap > 0:
+                    return gap
+    return 0.0
 
 
 def _halves(program: AnyJaxpr, *values: Value) -> tuple[list[Value], list[Value]]:

@@ -22,7 +22,7 @@ from invert._config import Config
 from invert._errors import InvertError, only_refusals
 from invert._private.jax import consts_of, eval_context, open_jaxpr, trace_closed
 from invert.gradients.cache import GradientCache, inlined
-from invert.gradients.compare import FAILURES, largest_difference, may_not_end
+from invert.gradients.compare import FAILURES, first_difference, may_not_end
 from invert.gradients.region import MarkedRegion
 from invert.gradients.rules import (
     Rule,
@@ -228,11 +228,11 @@ class GradientResolver:
             return "another program, not run, because the end of a loop in it depends on data"
         try:
             with only_refusals():
-                gap = largest_difference(region, raw, self.x64)
+                gap = first_difference(region, raw, self.x64)
         except FAILURES as error:
             first = (str(error).splitlines() or [""])[0]
             return f"another program, which could not be run ({type(error).__name__}: {first})"
-        return "" if gap == 0 else f"largest difference {gap:.3g}"
+        return "" if gap == 0 else f"they differ by {gap:.3g}"
 
     def _lowered(self, region: MarkedRegion, large: Sequence[Var], x64: bool) -> ClosedJaxpr:
         """The gradient by autodiff, lowered and raised, over the constants `large`."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import itertools
+import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 
 import jax
@@ -39,6 +40,9 @@ _MAX_PLACES = 192
 # Candidates with equal numbers, such as the two factors of a square, are distinguished by proof.
 _MAX_VARIANTS = 8
 _MAX_ROUNDS = 32
+# The most elements of a result that are compared, and of arguments in a batch.
+_ELEMENTS = 1 << 16
+_MOST_AT_ONCE = 1 << 22
 # For each mask over the places: whether each result is right at all sample points.
 Fits = Callable[[np.ndarray], np.ndarray]
 # A use of a value: index of the equation (-1 for the results), and position among its operands.
@@ -173,11 +177,22 @@ def _search(places: _Places, region: MarkedRegion, raw: AnyJaxpr) -> list[set[in
             stop = mask[np.asarray(members[use])].any()
             return jnp.where(stop, jax.lax.stop_gradient(value), value)
 
-        return region.autodiff_of(places.program(gate), values)
+        return some_of(region.autodiff_of(places.program(gate), values))
 
-    tried = jax.jit(jax.vmap(gradients, in_axes=(0, None)))
-    wanted = jax.jit(lambda *xs: eval_closed(raw, xs))
-    points = samples(region.avals, len(region.numbers))[::3]
+    # What is found is proved afterwards, so that some elements of large results are enough here.
+    def some_of(results: Sequence[Value]) -> list[Value]:
+        return [x if x.size <= _ELEMENTS else jnp.ravel(x)[_places(x.size)] for x in results]
+
+    at_once = max(1, _MOST_AT_ONCE // max(math.prod(a.shape) for a in region.avals))
+
+    @jax.jit
+    def tried(masks: Value, values: Sequence[Value]) -> list[Value]:
+        if len(masks) <= at_once:
+            return jax.vmap(gradients, in_axes=(0, None))(masks, values)
+        return jax.lax.map(lambda mask: gradients(mask, values), masks, batch_size=at_once)
+
+    wanted = jax.jit(lambda *xs: some_of(eval_closed(raw, xs)))
+    points = list(itertools.islice(samples(region.avals, len(region.numbers)), 0, None, 3))
     targets = [[np.asarray(x) for x in wanted(*values)] for values in points]
 
     def fits(masks: np.ndarray) -> np.ndarray:
@@ -198,6 +213,10 @@ def _search(places: _Places, region: MarkedRegion, raw: AnyJaxpr) -> list[set[in
         if found := _grow(chosen, count, fits, places.latest_first):
             return found
     return []
+
+
+def _places(size: int) -> np.ndarray:
+    return np.random.default_rng(0).integers(0, size, _ELEMENTS)
 
 
 def _grow(

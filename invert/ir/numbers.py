@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import jax
@@ -31,10 +32,19 @@ def random_value(
         return rng.random(aval.shape) < 0.5
     if jnp.issubdtype(dtype, jnp.integer):
         return rng.integers(0, 4, aval.shape).astype(dtype)
-    values = (draw or rng.standard_normal)(aval.shape)
+    values = _tiled(draw or rng.standard_normal, aval.shape)
     if jnp.issubdtype(dtype, jnp.complexfloating):
-        values = values + 1j * rng.standard_normal(aval.shape)
-    return np.asarray(values).astype(dtype)
+        values = values + 1j * _tiled(rng.standard_normal, aval.shape)
+    return np.asarray(values).astype(dtype, copy=False)
+
+
+# A prime, so that the rows of large arrays differ.
+_POOL = (1 << 16) + 1
+
+
+def _tiled(draw: Callable[[Sequence[int]], np.ndarray], shape: Sequence[int]) -> np.ndarray:
+    """Drawn numbers of a shape; beyond a number of them they repeat, since drawing is slow."""
+    return draw(shape) if math.prod(shape) <= _POOL else np.resize(draw((_POOL,)), shape)
 
 
 def largest_gap(x: Value, y: Value) -> float:

@@ -227,13 +227,13 @@ def test_residual_blocks_at_linear_cost() -> None:
 def comparisons(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The gradients that were compiled to be compared by numbers."""
     made: list[Any] = []
-    compare = settle.largest_difference
+    compare = settle.first_difference
 
     def counted(region: Any, raw: Any, wide: bool) -> float:
         made.append(region)
         return compare(region, raw, wide)
 
-    monkeypatch.setattr(settle, "largest_difference", counted)
+    monkeypatch.setattr(settle, "first_difference", counted)
     return made
 
 
@@ -348,6 +348,6 @@ def test_what_is_linear() -> None:
 
 
 def test_a_bug_while_gradients_are_compared_travels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(settle, "largest_difference", lambda: None)
+    monkeypatch.setattr(settle, "first_difference", lambda: None)
     with pytest.raises(DefectError, match=r"TypeError in invert\.gradients\.settle, line"):
         invert.convert(tf.function(triple), X)
