@@ -59,13 +59,12 @@ def _normalization(eqn: Eqn, graph: Graph) -> Iterator[tuple[Atom, str]]:
     inside = _maker(graph, eqn.invars[0], "add")
     if inside is not None and any(isinstance(a, Literal) for a in inside.invars):
         variance = next((a for a in inside.invars if is_var(a)), None)
-        if variance is not None and (mean := _mean_of_squares(graph, variance)):
-            yield variance, mean
+        if variance is not None and (name := _mean_of_squares(graph, variance)):
+            yield variance, name
             yield from _squares(graph, variance)
         elif variance is not None and (difference := _difference(graph, variance)) is not None:
-            yield inside.outvars[0], "var"
-            yield difference.outvars[0], "var"
-            yield difference.invars[1], "square_of_mean"
+            yield variance, "var"
+            yield _source(graph, difference.invars[0]), "mean_square"
     (out,) = eqn.outvars
     products = [u for u in _users(graph, out, "mul") if _of_one_axis(u, graph)]
     scale = products[0].outvars[0] if len(products) == 1 else None
@@ -73,6 +72,10 @@ def _normalization(eqn: Eqn, graph: Graph) -> Iterator[tuple[Atom, str]]:
         return
     yield scale, "scale"
     for product in _users(graph, scale, "mul"):
+        for atom in product.invars:
+            centered = _maker(graph, atom, "sub")
+            if centered is not None and _is_mean(graph, centered.invars[1]):
+                yield centered.invars[1], "mean"
         for last in _users(graph, product.outvars[0], "add", "sub"):
             others = [a for a in last.invars if _source(graph, a) is not product.outvars[0]]
             if others and all(_maker(graph, _source(graph, a)) is None for a in others):
@@ -86,6 +89,9 @@ def _of_one_axis(eqn: Eqn, graph: Graph) -> bool:
 
 def _mean_of_squares(graph: Graph, atom: Atom) -> str:
     """`var` for the mean of squared deviations, `mean_square` for that of squares."""
+    called = _maker(graph, _source(graph, atom), "jit")
+    if called is not None and called.params["name"] == "_var":
+        return "var"
     division = _maker(graph, _source(graph, atom), "div")
     total = division and _maker(graph, _source(graph, division.invars[0]), "reduce_sum")
     square = total and _maker(
@@ -94,6 +100,13 @@ def _mean_of_squares(graph: Graph, atom: Atom) -> str:
     if not square or any(a is not square.invars[0] for a in square.invars):
         return ""
     return "var" if _maker(graph, square.invars[0], "sub") is not None else "mean_square"
+
+
+def _is_mean(graph: Graph, atom: Atom) -> bool:
+    division = _maker(graph, _source(graph, atom), "div")
+    return division is not None and (
+        _maker(graph, _source(graph, division.invars[0]), "reduce_sum") is not None
+    )
 
 
 def _difference(graph: Graph, atom: Atom) -> Eqn | None:
