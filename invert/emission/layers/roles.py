@@ -71,7 +71,8 @@ def _normalization(eqn: Eqn, graph: Graph) -> Iterator[tuple[Atom, str]]:
     if scale is None:
         return
     yield scale, "scale"
-    for product in _users(graph, scale, "mul"):
+    scaled = _users(graph, scale, "mul")
+    for product in scaled:
         for atom in product.invars:
             centered = _maker(graph, atom, "sub")
             if centered is not None and _is_mean(graph, centered.invars[1]):
@@ -79,7 +80,13 @@ def _normalization(eqn: Eqn, graph: Graph) -> Iterator[tuple[Atom, str]]:
         for last in _users(graph, product.outvars[0], "add", "sub"):
             others = [a for a in last.invars if _source(graph, a) is not product.outvars[0]]
             if others and all(_maker(graph, _source(graph, a)) is None for a in others):
-                yield last.outvars[0], "shift"
+                makers = [
+                    _maker(graph, _source(graph, a), "mul")
+                    for u in _users(graph, last.outvars[0], "add")
+                    for a in u.invars
+                ]
+                if any(m is not None and m in scaled and m is not product for m in makers):
+                    yield last.outvars[0], "shift"
 
 
 def _of_one_axis(eqn: Eqn, graph: Graph) -> bool:
