@@ -82,7 +82,7 @@ def _build_methods(
 
 
 class _Shape:
-    """Placeholder for an array of which only the shape matters."""
+    """Placeholder for an array; only its shape matters."""
 
     def __init__(self, shape: Sequence[Any]):
         self.shape = tuple(shape)
@@ -276,10 +276,10 @@ def load(
     if tags is not None and kind != "saved_model":
         raise SignatureError(f"{path} is not a SavedModel, so it has no graphs with tags")
     if shardings is not None and mesh is None:
-        raise MeshError("shardings are over a mesh; pass mesh=jax.make_mesh(...) too")
+        raise MeshError("shardings need a mesh; pass mesh=jax.make_mesh(...) too")
     if kind == "saved":
         return save.load_saved(path, mesh, shardings)
-    plan = placement.Plan(mesh, shardings or {})
+    plan = placement.ParameterPlacement(mesh, shardings or {})
     if kind == "saved_model":
         return _load_saved_model(path, signature, tags, plan, config)
     return _build_all(path.name, _entries_of_file(path, kind, signature, config), plan, config)
@@ -289,7 +289,7 @@ def _load_saved_model(
     path: Path,
     signature: str | None,
     tags: Sequence[str] | None,
-    plan: placement.Plan,
+    plan: placement.ParameterPlacement,
     config: Config,
 ) -> Module | Methods:
     from invert.frontends import saved_model
@@ -317,7 +317,7 @@ def _entries_of_file(
 
 
 def _build_all(
-    name: str, entries: Mapping[str, EntryPoint], plan: placement.Plan, config: Config
+    name: str, entries: Mapping[str, EntryPoint], plan: placement.ParameterPlacement, config: Config
 ) -> Module | Methods:
     """A module of one function, or of several."""
     if len(entries) > 1:
@@ -376,7 +376,7 @@ def from_stablehlo(
     entries = stablehlo.entry_points(
         module, config=config, signature=signature, params=params, names=names
     )
-    return _build_all("module", entries, placement.Plan(None, {}), config)
+    return _build_all("module", entries, placement.ParameterPlacement(None, {}), config)
 
 
 def from_exported(

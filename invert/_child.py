@@ -68,7 +68,7 @@ class Child:
     def ask(self, *request: bytes, seconds: float) -> bytes:
         """The answer to a request, which may be given in parts.
 
-        **Raises:** `ChildError` if there is none within that time, or the child dies.
+        **Raises:** `ChildError` if no answer comes in time, or the child dies.
         """
         send = functools.partial(write_message, parts=request, size=sum(map(len, request)))
         return self.exchange(send, read_message, seconds=seconds)

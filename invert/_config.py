@@ -43,18 +43,17 @@ class Config:
         `"drop"`: they are left out; `"error_if"`: they become `eqx.error_if`; `"checkify"`: they
         become `jax.experimental.checkify.check`, so that a compiled call needs
         `checkify.checkify`.
-    - `strict_shapes`: whether a call at other sizes than the function declares is an error. If not,
-        the program is recovered again at the sizes of the call, unless it depends on the declared
-        ones.
-    - `strict_dtypes`: whether a call with other dtypes than the function declares is an error. If
-        not, the arguments are converted; a complex number never becomes a real one.
+    - `strict_shapes`: whether a call at sizes other than the declared ones is an error. If not, the
+        program is recovered again at the sizes of the call, unless it depends on the declared ones.
+    - `strict_dtypes`: whether a call with dtypes other than the declared ones is an error. If not,
+        the arguments are converted; a complex number never becomes a real one.
     - `bfloat16_constants`: dtypes (`"float32"`, `"float64"`) whose constants in the program are
-        stored as bfloat16 and widened where they are used; variables stay. The certificate is that
-        of the program before rounding.
+        stored as bfloat16 and widened where they are used; variables stay. The certificate covers
+        the program before rounding.
     - `resize_precision`: precision of the products that resize images (area, scale and translate),
         as for `jax.numpy.einsum`. TensorFlow's is the highest.
-    - `platform_check`: whether a module lowered for other platforms than that of this process is an
-        error. It does not have to be: a recovered program runs on all platforms.
+    - `platform_check`: whether a module lowered only for platforms other than this process's is an
+        error. By default it is not: a recovered program runs on all platforms.
     - `max_scan`: the largest bound of a data-dependent loop that becomes a `scan` of that many
         steps, which do nothing once the condition fails, so that it has a reverse derivative. Loops
         with a larger bound stay a `while`.

@@ -96,8 +96,7 @@ def entry_points(
     - `strict`: whether ops that cannot be raised are an error; otherwise they are its `problems`.
 
     **Raises:** as the front end; `SignatureError` if the container does not state its inputs, or
-    has
-    no such function.
+    has no such function.
     """
     if kind == "graph":
         raise SignatureError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import dis
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -57,6 +58,13 @@ class DefectWarning(UserWarning):
     """An optional step was left out because of a defect of this package.
 
     The result is correct without it."""
+
+
+class DefectError(Exception):
+    """Code of this package failed where only a library was expected to refuse its arguments.
+
+    No list of exceptions that are taken for an answer includes it.
+    """
 
 
 class MeshError(InvertError, ValueError):
@@ -164,3 +172,39 @@ def optional_step(
             defects.append(text)
         warnings.warn(f"{text}. Please report it.", DefectWarning, stacklevel=2)
         return None
+
+
+@contextlib.contextmanager
+def only_refusals() -> Iterator[None]:
+    """Turn errors of this package's own code into `DefectError`; those of libraries pass.
+
+    JAX refuses arguments by `TypeError`, `ValueError` and the like, which a bug raises too. Where
+    such an exception is taken for an answer, what tells them apart is the code that raised it.
+    """
+    from invert._private.jax import SIZE_ERRORS, full_tracebacks
+
+    try:
+        with full_tracebacks():
+            yield
+    except (InvertError, DefectError, RuntimeError, MemoryError, *SIZE_ERRORS):
+        raise  # raised on purpose; or by the compiler, whose calls have no frame of their own
+    except Exception as error:
+        if (place := _own_place(error)) is None:
+            raise
+        raise DefectError(f"{type(error).__name__} in {place}: {error}") from error
+
+
+def _own_place(error: Exception) -> str | None:
+    """The line of this package that failed; `None` if a library or a `raise` refused on purpose."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is None:
+        return None
+    name = trace.tb_frame.f_globals.get("__name__", "")
+    if name.partition(".")[0] != __name__.partition(".")[0]:
+        return None
+    on_purpose = trace.tb_frame.f_code.co_code[trace.tb_lasti] == dis.opmap["RAISE_VARARGS"]
+    if on_purpose and not isinstance(error, AssertionError):
+        return None
+    return f"{name}, line {trace.tb_lineno}"

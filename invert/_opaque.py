@@ -1,8 +1,8 @@
 """The opaque equation: a custom call that no rule or pattern has recovered.
 
 It keeps everything in the file, lowers to the same custom call, and runs if the target is
-registered
-for the platform. It has no derivative and no batching rule; the error for requesting one names it.
+registered for the platform. It has no derivative and no batching rule; the error for requesting one
+names it.
 """
 
 from __future__ import annotations

@@ -1,15 +1,12 @@
 """Files in the user's cache directory: results of one process, for later ones.
 
 They are in `$XDG_CACHE_HOME/invert` (by default `~/.cache/invert`, on macOS
-`~/Library/Caches/invert`,
-on Windows `%LOCALAPPDATA%/invert/Cache`), or in the directory named by `INVERT_CACHE_DIR`. If that
-variable is set and empty, nothing is read or written.
+`~/Library/Caches/invert`, on Windows `%LOCALAPPDATA%/invert/Cache`), or in the directory named by
+`INVERT_CACHE_DIR`. If that variable is set and empty, nothing is read or written.
 
 A file holds JSON under the versions of JAX and of this package that wrote it. Files of other
-versions
-and damaged files are ignored and replaced. Entries only say what to try, so that no result depends
-on
-them.
+versions and damaged files are ignored and replaced. Entries only say what to try, so that no result
+depends on them.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from invert._certificate import Certificate
-from invert._errors import InvertError
+from invert._errors import InvertError, only_refusals
 from invert._private.jax import (
     SIZE_ERRORS,
     eval_closed,
@@ -56,7 +56,8 @@ def certify(
     # If nothing read has 64 bits, the program was not lowered with x64.
     for mode in (x64, not x64) if jaxprs.has_wide_types(raw) else (False,):
         try:
-            again = _again(recovered, avals, platform, mode)
+            with only_refusals():
+                again = _again(recovered, avals, platform, mode)
         except _REFUSALS as error:
             where = where or f"it does not lower again: {error}"
             continue
@@ -78,8 +79,10 @@ def compared(a: Jaxpr, b: AnyJaxpr, known: Sequence[Value], most: int | None = N
     if jaxprs.opaque_targets(a):
         return "opaque custom calls cannot be run"
     try:
-        avals = [v.aval for v in open_jaxpr(a).invars[len(known) :]]
-        return max((largest_gap(x, y) for x, y in _runs(a, b, avals, known, most)), default=0.0)
+        with only_refusals():
+            avals = [v.aval for v in open_jaxpr(a).invars[len(known) :]]
+            gaps = (largest_gap(x, y) for x, y in _runs(a, b, avals, known, most))
+            return max(gaps, default=0.0)
     except (RuntimeError, *_REFUSALS) as error:
         return f"it could not be run: {error}"
 
@@ -117,12 +120,13 @@ def _lower_alike(
     contains; so the two are compared after one lowering each, in a normal form.
     """
     try:
-        lowered = _again(raw, avals, platform, x64)
-        if difference(lowered, again, constants) is None:
-            return True
-        return difference(normal_form(lowered), normal_form(again), constants) is None
+        with only_refusals():
+            lowered = _again(raw, avals, platform, x64)
     except _REFUSALS:
         return False
+    if difference(lowered, again, constants) is None:
+        return True
+    return difference(normal_form(lowered), normal_form(again), constants) is None
 
 
 def _again(recovered: AnyJaxpr, avals: Sequence[Aval], platform: str, x64: bool) -> Any:

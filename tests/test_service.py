@@ -59,7 +59,7 @@ def test_modules_of_one_signature_share_their_class() -> None:
     assert type(one) is type(two)
     x = np.arange(4, dtype=np.float32)
     for i, module in enumerate((one, two)):
-        np.testing.assert_allclose(module(x, x)[1], program(i)(x, x)[1], rtol=1e-5)
+        np.testing.assert_allclose(module(x, x)[1], program(i)(x, x)[1], rtol=1e-5, atol=1e-6)
     other = jax.export.export(jax.jit(lambda y, x: x - y))(X, X)
     assert type(invert.from_exported(other)) is not type(one)
 
@@ -103,7 +103,7 @@ def test_eight_threads() -> None:
                 assert f"{np.float32(i * 0.37 + 1):.3g}"[:3] in module.source
                 for recovered in (module, module.model):
                     for have, want in zip(recovered(x, x), program(i)(x, x), strict=True):
-                        np.testing.assert_allclose(have, want, rtol=1e-5)
+                        np.testing.assert_allclose(have, want, rtol=1e-5, atol=1e-6)
         except Exception as error:  # noqa: BLE001  whatever it is, the test has to hear of it
             wrong.append(f"thread {i}: {error!r}")
 

@@ -88,6 +88,8 @@ eval_context = core.eval_context
 InconclusiveDimensionOperation = core.InconclusiveDimensionOperation
 # Raised by undecided comparisons, and for dimensions that no argument has.
 SIZE_ERRORS = (core.InconclusiveDimensionOperation, shape_poly.UnexpectedDimVar)
+# A context in which errors of JAX keep its frames in their tracebacks: `with full_tracebacks():`.
+full_tracebacks = functools.partial(config.traceback_filtering, "off")
 _UNDECIDED = re.compile(r"comparison '(.+)' (<=|>=|<|>) '(.+)' is inconclusive")
 
 

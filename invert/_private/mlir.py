@@ -22,9 +22,8 @@ def attribute_names(op: ir.Operation) -> list[str]:
 
 
 # Source that a bare child process runs to get `ir`, `stablehlo_dialect`, `make_ir_context` and
-# `hlo_to_bytecode`
-# (see stablehlo/parse.py) in a quarter of the time that importing JAX takes. The dialects are
-# those of jax/_src/interpreters/mlir.py `make_ir_context`, jax 0.10.2 and 0.12.
+# `hlo_to_bytecode` (see stablehlo/parse.py) in a quarter of the time that importing JAX takes. The
+# dialects are those of jax/_src/interpreters/mlir.py `make_ir_context`, jax 0.10.2 and 0.12.
 READER_PRELUDE = """
 from jaxlib.mlir import ir
 from jaxlib.mlir._mlir_libs import _jax_mlir_ext

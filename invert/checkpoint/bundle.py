@@ -79,7 +79,7 @@ class Checkpoint:
 
         - `part`: the slice to read; the whole value by default.
 
-        **Raises:** `MalformedModelError` if there is none, or its checksum does not match.
+        **Raises:** `MalformedModelError` if the key is missing, or the checksum does not match.
         """
         entry = self._entry(key.encode(), repr(key))
         if entry.slices:
@@ -127,7 +127,7 @@ class Checkpoint:
         if len(content) != math.prod(shape) * dtype.itemsize:
             raise self._damaged(name, f"is {dtype.name}{list(shape)} and has {len(content)} bytes")
         if masked(crc32c(content)) != entry.crc32c:
-            raise self._damaged(name, "has another checksum than its bytes")
+            raise self._damaged(name, "has a checksum that does not match its bytes")
         return content.view(dtype).reshape(shape)
 
     def _bytes(self, entry: BundleEntryProto, name: str) -> np.ndarray:
@@ -174,11 +174,11 @@ class Checkpoint:
         place += 4
         crc = crc32c(plain)
         if int.from_bytes(stored, sys.byteorder) != masked(crc):
-            raise self._damaged(name, "has another checksum than the lengths of its texts")
+            raise self._damaged(name, "has a checksum that does not match the lengths of its texts")
         if place + sum(lengths) != len(data):
-            raise self._damaged(name, f"has texts of {sum(lengths)} bytes, and others besides")
+            raise self._damaged(name, f"has texts of {sum(lengths)} bytes, followed by others")
         if masked(crc32c(data[place:], crc32c(stored, crc))) != entry.crc32c:
-            raise self._damaged(name, "has another checksum than its texts")
+            raise self._damaged(name, "has a checksum that does not match its texts")
         values = np.empty(count, object)
         for i, length in enumerate(lengths):
             values[i] = data[place : place + length]

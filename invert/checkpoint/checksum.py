@@ -2,8 +2,7 @@
 
 It is linear: the checksum of a concatenation is that of the first part, advanced by as many zero
 bytes as the second part has, plus that of the second. So NumPy computes the checksums of all words
-at
-once and then combines neighbours.
+at once and then combines neighbours.
 """
 
 from __future__ import annotations

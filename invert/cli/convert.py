@@ -33,7 +33,7 @@ def run(options: argparse.Namespace) -> int:
     except ValueError as error:
         raise UsageError(f"--max-shard-size: {error}") from error
     layers = layers_of(options)
-    found = check.Found()
+    found = check.Comparisons()
     with Progress(options.progress) as progress:
         progress(f"reading {options.model}")
         model = Model.of(options.model, options)
@@ -77,7 +77,7 @@ def _data(
     model: Model,
     module: Any,
     layers: tuple[str, ...],
-    found: check.Found,
+    found: check.Comparisons,
     written: Sequence[Path],
 ) -> dict[str, Any]:
     """What was done, for JSON."""

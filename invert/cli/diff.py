@@ -102,7 +102,7 @@ def compare(
     """
     reason = difference(a.jaxpr, b.jaxpr)
     if reason is None and len(a.held) != len(b.held):
-        reason = f"{len(a.held)} arrays are held, {len(b.held)} on the other side"
+        reason = f"{len(a.held)} arrays, {len(b.held)} on the other side"
     rows = list(_rows(_lines(a), _lines(b))) if reason is not None or full else []
     lines = list(_columns(rows, width, full))
     if reason is not None:

@@ -71,7 +71,7 @@ def _sizes(texts: Sequence[str], arguments: Callable[[], Sequence[str]]) -> dict
             names = arguments()
             if len(names) != 1:
                 raise UsageError(
-                    f"--sizes {text!r}: say of which argument, as in '{(*names, 'x')[0]}: {text}'; "
+                    f"--sizes {text!r}: name the argument, as in '{(*names, 'x')[0]}: {text}'; "
                     f"there are {', '.join(names) or 'none'}"
                 )
             (name,) = names

@@ -20,7 +20,7 @@ from invert.emission.expressions.statements import FunctionText, Repeat, render
 from invert.emission.file import File
 from invert.emission.initial import GATES, HIDDEN, Initializers, Starts
 from invert.emission.layers import fold
-from invert.emission.layers.cut import Assign, Layer, LayerCall
+from invert.emission.layers.cut import Assign, Layer, LayerCall, calls
 from invert.emission.layers.lists import Lists, Loop, Unrolled
 from invert.emission.layers.shared import (
     Class,
@@ -37,7 +37,7 @@ from invert.emission.layers.state import Read, StateVar
 from invert.emission.layers.tree import METHODS, Node, Path, Tree
 from invert.emission.python import syntax
 from invert.emission.python.naming import Names, camel, identifier, singular, snake
-from invert.emission.python.nouns import NOUNS, PLAIN, STREAM, of_layer, says
+from invert.emission.python.nouns import NOUNS, PLAIN, STREAM, of_field, of_layer, says
 from invert.emission.sizes.expressions import text
 from invert.ir.graph import is_var
 from invert.ir.jaxprs import is_wide
@@ -231,7 +231,10 @@ class Classes:
 
     def _results(self, eqn: LayerCall) -> list[str]:
         """Names of the results of a layer: its own name, or their names inside it."""
-        hint = "h" if eqn.layer.name == "cell" else of_layer(eqn.layer.name)
+        field = self.tree.names[eqn.layer].split(".")[-1]
+        listed = field.isdigit()
+        hint = of_layer(eqn.layer.name) if listed else of_field(field)
+        hint = "h" if eqn.layer.name == "cell" else hint
         hint = STREAM if _residuals(eqn.layer) else hint
         alone = sum(not isinstance(v, StateVar) for v in eqn.outvars) == 1
         inside = self._named[eqn.layer]
@@ -435,8 +438,14 @@ class Classes:
             value,
             first=["self"],
             types={self.file.token(v): body.type_of(v) for v in inputs},
+            layers=self.names_of_layers(layer),
         )
         return self.file.with_dimensions(function, inputs)
+
+    def names_of_layers(self, layer: Layer) -> set[str]:
+        """The names that results of the layers inside a layer have."""
+        fields = (self.tree.names[c.layer].split(".")[-1] for c in calls(layer.steps))
+        return {of_field(name) for name in fields if not name.isdigit()}
 
     def wanted(self, layer: Layer) -> dict[Atom, str]:
         """Names of the new values of parameters."""
@@ -490,14 +499,15 @@ class Classes:
         written = list(dict.fromkeys(c for c in self.of.values() if c.drafts))
         images = any(_CONV in "".join(c.drafts[0].texts) for c in written)
         for cls in written:
-            name = _name_for(cls, keras=self.inits.starts.keras)
+            keras = self.inits.starts.keras
+            name = _name_for(cls, lambda node: names.get(self.of[node].token, ""), keras=keras)
             if name in self.file.names.taken and _takes_residual(cls):
                 name = f"Residual{name}"
             elif name in self.file.names.taken and _ends_with_state(cls):
                 name = f"Final{name}"
             cls.definition.name = names[cls.token] = self.file.names.new(name)
             columns = list(zip(*(d.arrays for d in cls.drafts), strict=True))
-            named = _Dimensions.of(cls.drafts[0], images=images)
+            named = _Dimensions.of(cls.drafts, images=images)
             annotations = cls.drafts[0].annotations
             pairs = list(zip(annotations, columns, cls.drafts[0].sources, strict=True))
             # Sizes of matrices and kernels get names first; a bias takes over these.
@@ -508,7 +518,8 @@ class Classes:
                 shapes = list(
                     zip(*(shape[-kept:] if kept else () for _, shape in column), strict=True)
                 )
-                texts = named.texts(shapes, field=fold.field_of(source), result=source is None)
+                whole = kept == min(ranks)
+                texts = named.texts(shapes, source, column[0][0], whole=whole)
                 texts = ["*batch", *texts] if kept < min(ranks) else texts
                 assert isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Tuple)
                 node.slice.elts[1] = ast.Constant(" ".join(texts))
@@ -568,23 +579,59 @@ _CALLED = (
 )
 
 
-def _name_for(cls: Class, *, keras: bool) -> str:
-    """The name of a class: common words of its nodes' names, otherwise what it computes."""
-    wanted = list(dict.fromkeys(camel(d.node.name) for d in cls.drafts))
+# Names of kinds of layers in libraries, which say what a layer is wherever it stands.
+_KINDS_OF_LAYERS = frozenset(
+    """Dense Linear DenseGeneral LinearGeneral EinsumDense Conv Conv1d Conv2d Conv3d ConvTranspose
+    Conv1dTranspose Conv2dTranspose Conv3dTranspose DepthwiseConv1d DepthwiseConv2d SeparableConv2d
+    BatchNorm BatchNormalization LayerNorm LayerNormalization GroupNorm GroupNormalization RmsNorm
+    RmsNormalization RMSNorm RMSNormalization InstanceNorm Norm Embed Embedding Embeddings Lstm Gru
+    SimpleRnn LstmCell GruCell MultiHeadAttention MultiHeadDotProductAttention Attention Mlp MLP
+    Block Layer""".split()
+)
+# Short names of normalizations.
+_NORMS = re.compile(r"(Layer|Ln|Bn|Rms|Batch)?(Norm|Ln|Bn|N)?(alization)?")
+
+
+def _name_for(cls: Class, kinds: Callable[[Node], str], *, keras: bool) -> str:
+    """The name of a class: that of all its nodes, otherwise what it computes.
+
+    **Arguments:**
+
+    - `kinds`: the names of the classes of nodes inside.
+    """
+    names = [camel(d.node.name) for d in cls.drafts]
+    counts = collections.Counter(names)
+    wanted = list(counts)
+    kind = _kind(cls, kinds, keras=keras)
     if len(wanted) == 1:
-        return wanted[0]
-    counts = collections.Counter(camel(d.node.name) for d in cls.drafts)
-    ((most, count),) = counts.most_common(1)
-    if 2 * count > len(cls.drafts):
-        return most
+        (name,) = wanted
+        false = kind == "RmsNorm" and _NORMS.fullmatch(name) and "Rms" not in name
+        return kind if kind and (false or len(name) < 3) else name
+    known = [n for n, _ in counts.most_common() if n in _KINDS_OF_LAYERS]
+    if known:
+        false = kind == "RmsNorm" and _NORMS.fullmatch(known[0])
+        return kind if false and "Rms" not in known[0] else known[0]
     common = _common_name(wanted)
-    if common:
+    if common and common.upper() != common and not common[-1].isdigit():
         return common
+    ((most, _),) = counts.most_common(1)
+    return kind or most
+
+
+def _kind(cls: Class, kinds: Callable[[Node], str], *, keras: bool) -> str:
+    """The name of what a class computes, or `""`."""
     text = syntax.text_of(cls.definition)
+    inner = list(dict.fromkeys(map(kinds, cls.drafts[0].node.nodes)))
+    if inner:
+        linear = len(inner) == 1 and inner[0] in ("Linear", "Dense")
+        products = any(sign in text for sign in (" @ ", "einsum", "tensordot", "softmax("))
+        return "Mlp" if linear and not products else ""
     for sign, name, other in _CALLED:
         if sign in text:
+            if name == "Norm" and "mean_square = " in text and "square_of_mean" not in text:
+                return "RmsNorm"
             return other if keras else name
-    return wanted[0]
+    return ""
 
 
 def _takes_residual(cls: Class) -> bool:
@@ -599,6 +646,15 @@ def _ends_with_state(cls: Class) -> bool:
     made = [len(s) for s, source in zip(shapes, sources, strict=True) if source is None]
     loops = "lax.scan(" in "".join(cls.drafts[0].texts)
     return loops and bool(given) and bool(made) and max(made) < given[0]
+
+
+def _is_field(source: ast.expr | None) -> bool:
+    return bool(fold.field_of(source))
+
+
+def is_table(field: str, text: str) -> bool:
+    """Whether rows of a field are looked up, in a class of this text."""
+    return f"self.{field}.at[x].get(" in text or f"jnp.take(self.{field}, x" in text
 
 
 def _is_argument(source: ast.expr | None) -> bool:
@@ -625,6 +681,7 @@ def _order(
     return not field, -len(column[0][1]) - 0.5 * state if field else 0
 
 
+_AXIS_NAMES = ("batch", "length")
 _KERNEL = ("kd", "kh", "kw", "c_in", "c_out")
 _IMAGE = ("batch", "d", "h", "w", "c")
 # The letters of the dimension numbers of images and kernels.
@@ -642,31 +699,53 @@ class _Dimensions:
     - `conv`: whether the class is a convolution of images with the channels last.
     - `images`: whether its arrays are such images.
     - `text`: the text of its methods.
+    - `passed`: the numbers of features that both its first argument and its result have.
     """
 
     conv: bool
     images: bool
     text: str = ""
+    passed: Set[tuple[str, ...]] = frozenset()
     names: dict[tuple[str, ...], list[str]] = dataclasses.field(default_factory=dict)
     taken: set[str] = dataclasses.field(default_factory=set)
 
     @staticmethod
-    def of(draft: Draft, *, images: bool) -> _Dimensions:
+    def of(drafts: Sequence[Draft], *, images: bool) -> _Dimensions:
         """The names for a class; `images`: whether the program has convolutions."""
-        text = "".join(draft.texts)
-        conv = _CONV in text
+        draft = drafts[0]
+        text_ = "".join(draft.texts)
+        conv = _CONV in text_
         ranks = {len(shape) for _, shape in draft.arrays}
-        products = any(sign in text for sign in (" @ ", "einsum", "tensordot", "dot_general"))
-        return _Dimensions(conv, conv or (images and not products and 4 in ranks), text)
+        products = any(sign in text_ for sign in (" @ ", "einsum", "tensordot", "dot_general"))
+        features: dict[bool, set[tuple[str, ...]]] = {True: set(), False: set()}
+        taken: set[str] = set()
+        for i, source in enumerate(draft.sources):
+            shapes = [d.arrays[i][1] for d in drafts]
+            if not _is_field(source) and all(shapes):
+                features[source is None].add(tuple(text(s[-1]) for s in shapes))
+            # Open sizes that all layers have keep their names.
+            taken.update(str(n) for s in zip(*shapes, strict=False) if len({*map(text, s)}) == 1
+                         for n in map(text, s[:1]) if n.isidentifier())  # fmt: skip
+        passed = features[True] & features[False]
+        return _Dimensions(
+            conv, conv or (images and not products and 4 in ranks), text_, passed, taken=taken
+        )
 
     def texts(
-        self, shapes: Sequence[tuple[DimSize, ...]], *, field: str, result: bool
+        self,
+        shapes: Sequence[tuple[DimSize, ...]],
+        source: ast.expr | None,
+        kind: str,
+        *,
+        whole: bool,
     ) -> list[str]:
         """The sizes of an array, given for all layers, in an annotation.
 
         **Arguments:**
 
-        - `field`: the name of the field that it is in, if any.
+        - `source`: the expression by which methods read it; `None` for a result.
+        - `kind`: that of its dtype.
+        - `whole`: whether it has no more axes in some layers.
         """
         texts: list[str] = []
         seen: collections.Counter[tuple[str, ...]] = collections.Counter()
@@ -677,28 +756,47 @@ class _Dimensions:
                 continue
             names = self.names.setdefault(keys, [])
             if seen[keys] == len(names):
-                names.append(self._new(self._wanted(axis, len(shapes), field, result)))
+                rank = len(shapes)
+                if _is_field(source):
+                    wanted = self._of_field(axis, rank, fold.field_of(source))
+                elif self.images and 3 <= rank <= 5:
+                    wanted = self._of_image(axis, rank, keys, result=source is None)
+                else:
+                    features = axis == rank - 1 and (rank > 1 or not whole) and kind != "Int"
+                    wanted = _AXIS_NAMES[axis] if axis < len(_AXIS_NAMES) else "n"
+                    wanted = self._features(keys, "n", source is None) if features else wanted
+                names.append(self._new(wanted))
             texts.append(names[seen[keys]])
             seen[keys] += 1
         return texts
+
+    def _features(self, keys: tuple[str, ...], stem: str, result: bool) -> str:
+        """The name of the number of features of an argument or a result."""
+        if keys in self.passed:
+            return stem
+        return f"{stem}_out" if result else f"{stem}_in"
 
     def first(self) -> dict[tuple[str, ...], str]:
         """A name for each size."""
         return {keys: names[0] for keys, names in self.names.items()}
 
-    def _wanted(self, axis: int, rank: int, field: str, result: bool) -> str:
+    def _of_image(self, axis: int, rank: int, keys: tuple[str, ...], *, result: bool) -> str:
+        name = self._layout(rank)[0][axis]
+        if name == "c":
+            return self._features(keys, "c", result)
+        return f"{name}_out" if result else name
+
+    def _of_field(self, axis: int, rank: int, field: str) -> str:
         if self.images and 3 <= rank <= 5:
-            images, kernels = self._layout(rank)
-            if field:
-                return kernels[axis]
-            name = images[axis]
-            return f"{name}_out" if result else "c_in" if name == "c" and self.conv else name
-        if rank == 1 and self.images:
-            return "c"
+            return self._layout(rank)[1][axis]
+        if rank == 1:
+            return "c" if self.images else "n"
         if field == "recurrent_kernel" and rank == 2:
             return (HIDDEN, GATES)[axis]
+        if rank == 2 and axis == 0 and is_table(field, self.text):
+            return "num_embeddings"
         # The rows of a matrix that is used transposed, as in PyTorch, are the outputs.
-        transposed = bool(field) and f"self.{field}.T" in self.text
+        transposed = f"self.{field}.T" in self.text
         return ("n_in", "n_out")[axis != transposed] if rank == 2 else "n"
 
     def _layout(self, rank: int) -> tuple[Sequence[str], Sequence[str]]:

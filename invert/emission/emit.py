@@ -16,7 +16,7 @@ import numpy as np
 from jax import lax
 
 from invert._entry import ArgSpec, EntryPoint
-from invert._errors import EmissionError, optional_step
+from invert._errors import EmissionError, only_refusals, optional_step
 from invert._private.jax import (
     SIZE_ERRORS,
     close_like,
@@ -629,7 +629,7 @@ class _Variant:
             for x64 in (True,) if recovered.x64 else (False, True):
                 with jax.enable_x64(x64):
                     try:
-                        with meshes.set_for(program):
+                        with only_refusals(), meshes.set_for(program):
                             again = trace_closed(run, *avals)
                     except (TypeError, ValueError, *SIZE_ERRORS) as error:
                         raise EmissionError(f"the text does not run: {error}") from error

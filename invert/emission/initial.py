@@ -99,7 +99,12 @@ def is_keras(source: str, names: Iterable[str]) -> bool:
 # The sizes of a recurrent layer: that of its state, and that of all gates.
 HIDDEN, GATES = "hidden", "gates"
 # The order of the sizes among the arguments.
-_SIZES = ("n_in", HIDDEN, "n_out", "c_in", "c_out", "kernel_size", "kd", "kh", "kw")
+_SIZES = (
+    *("num_embeddings", "n_in", "c_in", "n", "c", HIDDEN, "n_out", "c_out"),
+    *("kernel_size", "kd", "kh", "kw"),
+)
+# Sizes of a layer inside, which are inner ones of the layer around it unless it has them itself.
+_FEATURES = frozenset(("n_in", "n_out", "c_in", "c_out", "n", "c"))
 
 _FIXED = frozenset(("zeros", "ones", "values", "key", "forget"))
 # Initializers with arguments. PyTorch's is that of `nn.Linear` and of convolutions, whose weights
@@ -258,7 +263,7 @@ class _Writing:
     def _order(self) -> None:
         """Sorts arguments: sizes first, inputs before outputs, as in libraries."""
         places = {name: i for i, name in enumerate(_SIZES)}
-        order = sorted(self.arguments, key=lambda name: places.get(name, len(places)))
+        order = sorted(self.arguments, key=lambda name: places.get(stem(name), len(places)))
         self.arguments = {name: self.arguments[name] for name in order}
 
     def _key(self) -> ast.expr:
@@ -411,7 +416,9 @@ class _Writing:
                         self.names.taken.add(name)
                         own = ast.Name(name, ast.Load())
                         return syntax.infix(number(k), "*", own)
-        name = self.names.new(re.sub(r"_\d+$", "", wanted))
+        wanted = stem(wanted)
+        inner = bool(self.nodes[0].nodes) and wanted in _FEATURES
+        name = self.names.new(HIDDEN if inner else wanted)
         self.arguments[name] = column
         return ast.Name(name, ast.Load())
 

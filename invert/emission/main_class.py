@@ -236,7 +236,7 @@ class Main:
             "", method.name, list(arguments.annotations), arguments.hints, body.statements, value,
             first=["self"], doc=_doc(entry), annotations=arguments.annotations, returns=returns,
             keyword_only=by_name + entry.draws, positional_only=not ordinary,
-            types=arguments.types,
+            types=arguments.types, layers=self.classes.names_of_layers(layer),
         )  # fmt: skip
         return self.file.with_dimensions(function, method.arguments, arguments.given)
 

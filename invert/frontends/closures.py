@@ -13,9 +13,9 @@ from typing import Any, cast
 
 from invert.tf.ops.node import import_tensorflow
 
-# What TensorFlow calls a variable without a name, before the colon.
+# TensorFlow's name for an unnamed variable, before the colon.
 UNNAMED = "Variable"
-# Attributes of TensorFlow's own, on modules.
+# Attributes that TensorFlow itself sets on modules.
 _INTERNAL = ("_self_", "_tf_", "_setattr_")
 _PATHS = contextvars.ContextVar("paths", default=True)
 
@@ -49,12 +49,12 @@ def _referred(function: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
     tf = import_tensorflow()
     plain = inspect.unwrap(function) if callable(function) else None
     owner = getattr(plain, "__self__", None)
-    # TensorFlow binds methods to an object that only refers to theirs.
+    # TensorFlow binds methods to a wrapper that refers to the real owner.
     owner = owner if isinstance(owner, tf.Module) else getattr(owner, "target", None)
     if isinstance(owner, tf.Module):
         yield (), owner
     plain = getattr(plain, "__func__", plain)
-    with contextlib.suppress(TypeError, ValueError):  # not of Python, or refers to nothing yet
+    with contextlib.suppress(TypeError, ValueError):  # not a Python function, or an empty cell
         found = inspect.getclosurevars(cast(Any, plain))
         for name, value in {**found.nonlocals, **found.globals}.items():
             yield () if isinstance(value, tf.Module) else (name,), value
@@ -70,7 +70,7 @@ def _variables(
     if id(value) in seen:
         return
     seen.add(id(value))
-    # Of other sequences, such as a long range, none holds variables.
+    # Other sequences, such as a long range, hold no variables.
     if isinstance(value, Mapping):
         items = [(str(key), part) for key, part in value.items()]
     elif isinstance(value, (list, tuple)):

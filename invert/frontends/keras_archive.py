@@ -45,7 +45,7 @@ _CODE = frozenset(
     FlaxLayer JaxLayer Lambda TFSMLayer TorchModuleWrapper __lambda__ __typespec__ function
     """.split()
 )
-# Entries of a configuration that are values, or names of files with values.
+# Entries of a configuration that hold values, or name files that do.
 _VALUES_OR_FILES = ("vocabulary", "idf_weights")
 
 

@@ -70,7 +70,7 @@ def tracing(fn: object, name: str) -> Iterator[None]:
         raise SignatureError(
             f"{name} uses a tensor where Python needs a value: {_short(error)}. Pass the value "
             "itself (a bool, a number), which is then fixed; or decorate the function with "
-            "tf.function, which makes tf.cond of `if`."
+            "tf.function, which turns `if` into tf.cond."
         ) from error
     except (TypeError, ValueError) as error:
         # JAX has no error class for this; a layer of Equinox may call TensorFlow's operators.

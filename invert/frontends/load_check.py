@@ -11,8 +11,7 @@
 
 This code may consist of the ops listed here and of those that a conversion may compute anyway.
 Everything else is refused before TensorFlow sees the model. Only the assets of the model may be
-read
-as files.
+read as files.
 """
 
 from __future__ import annotations

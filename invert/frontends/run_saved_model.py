@@ -39,10 +39,10 @@ class _Object(NamedTuple):
 def load_function(path: str | os.PathLike[str], name: str) -> Loaded:
     """A function of a SavedModel by the name that `saved_model.entry_points` gives it.
 
-    **Raises:** `MalformedModelError`; `SignatureError` if there is none of that name;
+    **Raises:** `MalformedModelError`; `SignatureError` if no function has that name;
     `UnsupportedOpError` if loading the model could do harm; `MissingDependencyError`.
     """
-    import_tensorflow()  # raises if there is none
+    import_tensorflow()  # raises if there is no such function
     directory = Path(path)
     proto = read_proto(directory)
     tags = choose_tags(proto, directory, None)

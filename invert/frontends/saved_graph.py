@@ -240,7 +240,7 @@ class _Variables:
         )
         if not fits or value.dtype != decode_dtype(attrs["dtype"].type):
             raise MalformedModelError(
-                f"{self._directory}: variable {name!r} is of another type than its value, "
+                f"{self._directory}: variable {name!r} has a different type from its value, "
                 f"{value.dtype.name}{list(value.shape)}"
             )
         return value

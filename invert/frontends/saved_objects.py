@@ -167,7 +167,7 @@ class SavedObjects:
     def variable(self, index: int) -> np.ndarray:
         """The value of a variable, read once.
 
-        **Raises:** `MalformedModelError` if there is none of its type.
+        **Raises:** `MalformedModelError` if the checkpoint has no value of its type.
         """
         if index not in self._values:
             proto = self.graph.nodes[index].variable
@@ -336,7 +336,7 @@ def _typed(
     def read(key_type: int, value_type: int) -> tuple[np.ndarray, np.ndarray]:
         wanted = decode_dtype(key_type), decode_dtype(value_type)
         if (keys.dtype, values.dtype) != wanted or len(keys) != len(values):
-            raise MalformedModelError("a table is looked up as one of other types than it has")
+            raise MalformedModelError("a table is looked up with types that differ from its own")
         return keys, values
 
     return read
@@ -345,7 +345,7 @@ def _typed(
 def checkpoint_of(files: Files, directory: Path) -> Checkpoint:
     """The checkpoint of a model.
 
-    **Raises:** `MalformedModelError` where there is none.
+    **Raises:** `MalformedModelError` if it is missing.
     """
     index = files.found.get(PurePosixPath("variables", "variables.index"))
     if index is None:

@@ -250,7 +250,7 @@ def _stated_defaults(owner: Any) -> dict[str, Any]:
     if owner is None:
         return {}
     function = getattr(owner, "python_function", None)
-    if function is None:  # of a file
+    if function is None:  # read from a file
         parameters = owner.function_type.parameters.values()
         return {p.name: p.default for p in parameters if p.optional}
     try:
@@ -271,7 +271,7 @@ def _default(value: Any, specs: Any) -> Any:
 
 
 def _default_array(value: Any, spec: ArgSpec) -> np.ndarray:
-    """**Raises:** `TypeError`, `ValueError` where the value is not of that type."""
+    """The default as an array. **Raises:** `TypeError`, `ValueError` if it is not of that type."""
     if isinstance(value, GivenArray):
         array = value.array
     else:

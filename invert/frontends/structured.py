@@ -85,7 +85,7 @@ def decode(value: StructuredValue, depth: int = 0) -> Any:
     **Raises:** `MalformedModelError`.
     """
     if depth > _DEEPEST:
-        raise MalformedModelError("a signature of the model is nested too deep")
+        raise MalformedModelError("a signature of the model is nested too deeply")
     kind = value.WhichOneof("kind")
     if kind is None:
         raise MalformedModelError("a signature of the model holds a value of an unknown kind")
@@ -123,7 +123,7 @@ def _named_tuple(name: str, fields: tuple[str, ...]) -> Any:
         return collections.namedtuple(name, fields)
     except ValueError as error:
         raise MalformedModelError(
-            f"a signature of the model holds a namedtuple that cannot be made: {error}"
+            f"a signature of the model holds a namedtuple that cannot be built: {error}"
         ) from error
 
 
@@ -243,7 +243,7 @@ def bound_parameters(
         bound = signature.bind(*args, **{_argument_name(k): v for k, v in kwargs.items()})
     except (TypeError, ValueError) as error:
         raise MalformedModelError(
-            f"a function of the model does not take its own arguments: {error}"
+            f"a function of the model does not accept its own arguments: {error}"
         ) from error
     variadic = any(p.kind is kinds.VAR_POSITIONAL for p in parameters)
     found = []

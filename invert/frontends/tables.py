@@ -41,7 +41,9 @@ class Filled:
             keys, values = self.pair
             wanted = decode_dtype(key_type), decode_dtype(value_type)
             if (keys.dtype, values.dtype) != wanted or len(keys) != len(values):
-                raise MalformedModelError("a table is looked up as one of other types than it has")
+                raise MalformedModelError(
+                    "a table is looked up with types that differ from its own"
+                )
         else:
             rows = self._rows()
             keys = self._column(rows, "key_index", key_type)
@@ -160,7 +162,7 @@ class Buckets:
 
     **Attributes:**
 
-    - `unused`: the keys that buckets without an entry have.
+    - `unused`: the keys that mark buckets without an entry.
     - `shape`: of a value.
     """
 
@@ -170,14 +172,14 @@ class Buckets:
     def entries(self, keys: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Keys and values of the buckets in use.
 
-        **Raises:** `MalformedModelError` where they are not those of such a table.
+        **Raises:** `MalformedModelError` if they do not describe such a table.
         """
         count, wanted = len(keys) if keys.ndim else 0, self.unused[0].shape
         try:
             keys, values = keys.reshape(count, *wanted), values.reshape(count, *self.shape)
         except ValueError as error:
             raise MalformedModelError(
-                f"a dense table is stored in other shapes: {error}"
+                f"the arrays of a dense table have shapes that do not fit: {error}"
             ) from error
         used = np.ones(count, bool)
         for key in self.unused:
@@ -186,7 +188,7 @@ class Buckets:
 
 
 def buckets_of(function: Any) -> Buckets | None:
-    """What the `FunctionDef` that makes a table says of its buckets; `None`: it is not dense."""
+    """The buckets that a table's `FunctionDef` declares; `None` if the table is not dense."""
     nodes = {n.name: n for n in function.node_def}
     for node in nodes.values():
         if node.op not in _DENSE:

@@ -363,8 +363,8 @@ def _build(
     )
 
 
-class _Held:
-    """A variable of which the graph has only the handle, as for optimizer ops."""
+class _HandleVariable:
+    """A variable known to the graph only by its handle, as for optimizer ops."""
 
     trainable = False
 
@@ -393,7 +393,7 @@ def _captures(
         variable = owners.get(id(captured))
         dtype = tf_variable_dtype(captured) if variable is None else None
         if dtype is not None and count + i in needed:
-            variable = _Held(captured, dtype, concrete.graph.inputs[count + i].name)
+            variable = _HandleVariable(captured, dtype, concrete.graph.inputs[count + i].name)
         if count + i not in needed:
             feeds.append(None)
         elif variable is not None:
@@ -424,7 +424,7 @@ def _captures(
 def _op_def_lookup(graph: Any) -> Callable[[str], Any]:
     """Return the `OpDef` of an op type that `graph` uses; `None` if it is unknown.
 
-    Other libraries than TensorFlow register ops too.
+    Libraries other than TensorFlow register ops too.
     """
     tf = import_tensorflow()
 

@@ -65,7 +65,7 @@ _Judge: TypeAlias = Callable[[MarkedRegion, ClosedJaxpr], _T]
 
 
 @dataclasses.dataclass
-class _Known(Generic[_T]):
+class _Entry(Generic[_T]):
     """Programs with their constants as leading arguments, and the value cached for them."""
 
     programs: tuple[AnyJaxpr, ...]
@@ -77,7 +77,7 @@ class _Table(Generic[_T]):
     """Cached values, keyed by programs up to isomorphism."""
 
     def __init__(self) -> None:
-        self._known: dict[Hashable, list[_Known[_T]]] = {}
+        self._known: dict[Hashable, list[_Entry[_T]]] = {}
 
     def find(
         self,
@@ -103,7 +103,7 @@ class _Table(Generic[_T]):
                 return known.found
         found = make()
         if len(alike) < _MAX_ALIKE:
-            alike.append(_Known(jaxprs, constants, found))
+            alike.append(_Entry(jaxprs, constants, found))
         return found
 
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
+from invert._errors import only_refusals
 from invert._private.jax import consts_of, eval_closed, eval_jaxpr, open_jaxpr, trace_closed
 from invert.gradients.compare import NOT_TRANSPOSED, beyond_rounding, once, samples
 from invert.gradients.region import MarkedRegion
@@ -161,12 +162,13 @@ def is_transposable(region: MarkedRegion, backward: AnyJaxpr, x64: bool) -> bool
         return pull(values[:n], values[n:])
 
     try:
-        trace_closed(push, *types[:n], *moved)
-        if shown:
-            return True
-        traced = trace_closed(at, *types)
-        with jax.enable_x64(x64):
-            return all(_is_additive(p, n, len(region.numbers)) for p in at_samples(traced))
+        with only_refusals():
+            trace_closed(push, *types[:n], *moved)
+            if shown:
+                return True
+            traced = trace_closed(at, *types)
+            with jax.enable_x64(x64):
+                return all(_is_additive(p, n, len(region.numbers)) for p in at_samples(traced))
     except NOT_TRANSPOSED:
         return False
 

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from invert._config import Config
-from invert._errors import InvertError
+from invert._errors import InvertError, only_refusals
 from invert._private.jax import consts_of, eval_context, open_jaxpr, trace_closed
 from invert.gradients.cache import GradientCache, inlined
 from invert.gradients.compare import FAILURES, largest_difference, may_not_end
@@ -162,7 +162,7 @@ class GradientResolver:
                 return Rule(plain_function(promised, self.x64), promised.operands, "plain")
             reason = self.cache.difference(region, raw, self._difference)
             if not reason:
-                self._say(gradient, "agrees with autodiff, by numbers")
+                self._say(gradient, "agrees with autodiff numerically")
                 return None
         if is_zero(raw):
             self._say(gradient, "stop_gradient: it is zero")
@@ -214,7 +214,8 @@ class GradientResolver:
         wanted = jaxprs.over_constants(inner, constants) if constants else inner
         for x64 in (self.x64, not self.x64):
             try:
-                again = self._lowered(region, list(large), x64)
+                with only_refusals():
+                    again = self._lowered(region, list(large), x64)
             except FAILURES:
                 return False
             if difference(wanted, without_constraints(inlined(again)), constants) is None:
@@ -224,9 +225,10 @@ class GradientResolver:
     def _difference(self, region: MarkedRegion, raw: AnyJaxpr) -> str:
         """`""` if the gradient agrees numerically with autodiff, otherwise how they differ."""
         if may_not_end(raw) or may_not_end(region.forward):
-            return "another program, which is not run, as a loop in it ends on data"
+            return "another program, not run, because the end of a loop in it depends on data"
         try:
-            gap = largest_difference(region, raw, self.x64)
+            with only_refusals():
+                gap = largest_difference(region, raw, self.x64)
         except FAILURES as error:
             first = (str(error).splitlines() or [""])[0]
             return f"another program, which could not be run ({type(error).__name__}: {first})"

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from invert._errors import only_refusals
 from invert._private.jax import eval_closed, open_jaxpr, trace_closed
 from invert.gradients.compare import FAILURES, beyond_rounding, samples
 from invert.gradients.region import MarkedRegion
@@ -147,7 +148,7 @@ def with_stops(region: MarkedRegion, raw: AnyJaxpr, x64: bool) -> Iterator[Marke
     if not places.sets or len(places.sets) > _MAX_PLACES:
         return
     try:
-        with jax.enable_x64(x64):
+        with only_refusals(), jax.enable_x64(x64):
             found = _search(places, region, raw)
     except FAILURES:
         return

@@ -16,6 +16,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
+from invert._errors import only_refusals
 from invert._private.jax import (
     bind_equation,
     close_like,
@@ -83,7 +84,7 @@ def meshes_of(program: AnyJaxpr) -> dict[AbstractMesh, frozenset[str]]:
 
 
 @dataclasses.dataclass
-class Moved:
+class MeshRetracer:
     """Evaluates a program on other meshes.
 
     **Arguments:**
@@ -146,9 +147,9 @@ def checked(closed: ClosedJaxpr) -> ClosedJaxpr:
     """
     if not has_shards(closed):
         return closed
-    move = Moved(lambda mesh: mesh, lambda eqn: not _says_unchecked(eqn))
+    retracer = MeshRetracer(lambda mesh: mesh, lambda eqn: not _says_unchecked(eqn))
     types = [v.aval for v in open_jaxpr(closed).invars]
-    return trace_closed(lambda *xs: move(closed, xs), *types)
+    return trace_closed(lambda *xs: retracer(closed, xs), *types)
 
 
 def set_for(program: AnyJaxpr) -> contextlib.AbstractContextManager[Any]:
@@ -166,10 +167,10 @@ def unchecked(closed: AnyJaxpr, says: bool | None = None) -> AnyJaxpr:
     """
     if not has_shards(closed):
         return closed
-    move = Moved(lambda mesh: mesh, lambda eqn: False)
+    retracer = MeshRetracer(lambda mesh: mesh, lambda eqn: False)
     types = [v.aval for v in open_jaxpr(closed).invars]
     with jax.enable_x64(True):
-        made = trace_closed(lambda *xs: move(closed, xs), *types)
+        made = trace_closed(lambda *xs: retracer(closed, xs), *types)
     found = [e.params["check_vma"] for e in _in_order(open_jaxpr(closed))]
     checks = iter(found if says is None else [says] * len(found))
 
@@ -253,17 +254,19 @@ def _hint(eqn: Eqn) -> str:
     return decode(names[-1]).primitive if names and is_hint(names[-1]) else ""
 
 
-# What JAX raises if checked types do not match.
+# What JAX raises if checked types do not match: `shard_map` and `scan` a `TypeError` or a
+# `ValueError`, a primitive without a rule for varying axes `NotImplementedError`; some rules only
+# assert that their operands vary alike.
 _UNFIT = (TypeError, ValueError, NotImplementedError, AssertionError)
 
 
-def _shard_map(move: Moved, eqn: Eqn, operands: list[Value]) -> Sequence[Value]:
+def _shard_map(retracer: MeshRetracer, eqn: Eqn, operands: list[Value]) -> Sequence[Value]:
     p = eqn.params
-    mesh = None if is_on_shards() else move.on_mesh(p["mesh"])
+    mesh = None if is_on_shards() else retracer.on_mesh(p["mesh"])
 
     def run(check: bool) -> Sequence[Value]:
         mapped = jax.shard_map(
-            lambda *xs: tuple(move.inside(eqn, xs)),
+            lambda *xs: tuple(retracer.inside(eqn, xs)),
             mesh=mesh,
             in_specs=tuple(p["in_specs"]),
             out_specs=tuple(p["out_specs"]),
@@ -272,37 +275,38 @@ def _shard_map(move: Moved, eqn: Eqn, operands: list[Value]) -> Sequence[Value]:
         )
         return mapped(*operands)
 
-    check = p["check_vma"] if move.check is None else move.check(eqn)
-    if move.check is None or not check:
+    check = p["check_vma"] if retracer.check is None else retracer.check(eqn)
+    if retracer.check is None or not check:
         return run(check)
     try:
-        return run(True)
+        with only_refusals():
+            return run(True)
     except _UNFIT:
-        move.forget()
+        retracer.forget()
         return run(False)
 
 
-def _constraint(move: Moved, eqn: Eqn, operands: list[Value]) -> Sequence[Value]:
+def _constraint(retracer: MeshRetracer, eqn: Eqn, operands: list[Value]) -> Sequence[Value]:
     sharding = eqn.params["sharding"]
     spec: PartitionSpec = sharding.spec
     if not is_on_shards():
-        to = NamedSharding(move.on_mesh(sharding.mesh), spec)
+        to = NamedSharding(retracer.on_mesh(sharding.mesh), spec)
         return [lax.with_sharding_constraint(operands[0], to)]
     return [lax.with_sharding_constraint(operands[0], spec)]
 
 
-def _jit(move: Moved, eqn: Eqn, operands: list[Value]) -> Sequence[Value]:
+def _jit(retracer: MeshRetracer, eqn: Eqn, operands: list[Value]) -> Sequence[Value]:
     inner = eqn.params["jaxpr"]
     if not (is_on_shards() or has_meshes(inner)):
         return bind_equation(eqn, operands)
-    if inner not in move._calls:
+    if inner not in retracer._calls:
 
         def call(*xs: Value) -> list[Value]:
-            return move(inner, xs)
+            return retracer(inner, xs)
 
         call.__name__ = call.__qualname__ = eqn.params["name"]
-        move._calls[inner] = jax.jit(call, inline=eqn.params["inline"])
-    return move._calls[inner](*operands)
+        retracer._calls[inner] = jax.jit(call, inline=eqn.params["inline"])
+    return retracer._calls[inner](*operands)
 
 
 def _vary(values: Sequence[Value], axes: Sequence[frozenset[str]]) -> list[Value]:
@@ -313,7 +317,7 @@ def _vary(values: Sequence[Value], axes: Sequence[frozenset[str]]) -> list[Value
 
 
 def _settled(
-    move: Moved,
+    retracer: MeshRetracer,
     body: AnyJaxpr,
     consts: Sequence[Value],
     init: Sequence[Value],
@@ -322,7 +326,7 @@ def _settled(
     """The initial carry, varying along the same axes as later ones."""
     carry = list(init)
     while True:
-        outs = move.traced(body, [*consts, *carry, *rows]).out_avals[: len(carry)]
+        outs = retracer.traced(body, [*consts, *carry, *rows]).out_avals[: len(carry)]
         axes = [varying(c) | varying(o) for c, o in zip(carry, outs, strict=True)]
         wider = _vary(carry, axes)
         if all(a is b for a, b in zip(carry, wider, strict=True)):
@@ -331,45 +335,45 @@ def _settled(
 
 
 def _closed_with(
-    move: Moved, body: AnyJaxpr, operands: Sequence[Value], carry: Sequence[Value]
+    retracer: MeshRetracer, body: AnyJaxpr, operands: Sequence[Value], carry: Sequence[Value]
 ) -> ClosedJaxpr:
     """A body whose first results vary along the same axes as the carry."""
     axes = [varying(c) for c in carry]
 
     def run(*xs: Value) -> list[Value]:
-        outs = move(body, xs)
+        outs = retracer(body, xs)
         return [*_vary(outs[: len(carry)], axes), *outs[len(carry) :]]
 
     return trace_closed(run, *map(type_on_mesh, operands))
 
 
-def _scan(move: Moved, eqn: Eqn, operands: list[Value]) -> Sequence[Value]:
+def _scan(retracer: MeshRetracer, eqn: Eqn, operands: list[Value]) -> Sequence[Value]:
     parts = ScanParts.of(eqn)
     consts, init, xs = parts.split(operands)
     rows = [type_on_mesh(x, row=True) for x in xs]
-    carry = _settled(move, parts.body, consts, init, rows)
-    body = _closed_with(move, parts.body, [*consts, *carry, *rows], carry)
+    carry = _settled(retracer, parts.body, consts, init, rows)
+    body = _closed_with(retracer, parts.body, [*consts, *carry, *rows], carry)
     return bind_equation(_with(eqn, jaxpr=(parts.body, body)), [*consts, *carry, *xs])
 
 
-def _while(move: Moved, eqn: Eqn, operands: list[Value]) -> Sequence[Value]:
+def _while(retracer: MeshRetracer, eqn: Eqn, operands: list[Value]) -> Sequence[Value]:
     parts = WhileParts.of(eqn)
     tested, held, init = parts.split(operands)
-    carry = _settled(move, parts.body, held, init, ())
-    cond = move.traced(parts.cond, [*tested, *carry])
-    body = _closed_with(move, parts.body, [*held, *carry], carry)
+    carry = _settled(retracer, parts.body, held, init, ())
+    cond = retracer.traced(parts.cond, [*tested, *carry])
+    body = _closed_with(retracer, parts.body, [*held, *carry], carry)
     made = _with(eqn, cond_jaxpr=(parts.cond, cond), body_jaxpr=(parts.body, body))
     return bind_equation(made, [*tested, *held, *carry])
 
 
-def _cond(move: Moved, eqn: Eqn, operands: list[Value]) -> Sequence[Value]:
+def _cond(retracer: MeshRetracer, eqn: Eqn, operands: list[Value]) -> Sequence[Value]:
     parts = CondParts.of(eqn)
     rest = operands[1:]
-    outs = [move.traced(b, rest).out_avals for b in parts.branches]
+    outs = [retracer.traced(b, rest).out_avals for b in parts.branches]
     axes = [frozenset().union(*map(varying, same)) for same in zip(*outs, strict=True)]
 
     def branch(body: AnyJaxpr) -> ClosedJaxpr:
-        return trace_closed(lambda *xs: _vary(move(body, xs), axes), *map(type_on_mesh, rest))
+        return trace_closed(lambda *xs: _vary(retracer(body, xs), axes), *map(type_on_mesh, rest))
 
     branches = tuple(_like(b, branch(b)) for b in parts.branches)
     return bind_equation(eqn.replace(params={**eqn.params, "branches": branches}), operands)
@@ -386,16 +390,16 @@ def _like(old: AnyJaxpr, new: ClosedJaxpr) -> AnyJaxpr:
     return close_like(old, open_jaxpr(new))
 
 
-def _custom_jvp(move: Moved, eqn: Eqn, operands: list[Value]) -> Sequence[Value]:
+def _custom_jvp(retracer: MeshRetracer, eqn: Eqn, operands: list[Value]) -> Sequence[Value]:
     """A function with a derivative rule, both retraced."""
     if not is_on_shards():
         return bind_equation(eqn, operands)
     try:
-        rule = move.rule_of(eqn)
+        rule = retracer.rule_of(eqn)
     except LookupError:  # its author forbids differentiation
         return bind_equation(eqn, operands)
     # The rule runs after the context of the equation has been left.
-    moved = dataclasses.replace(move, _calls={}, _around=list(move._around))
+    moved = dataclasses.replace(retracer, _calls={}, _around=list(retracer._around))
     function = jax.custom_jvp(lambda *xs: moved(eqn.params["call_jaxpr"], xs))
 
     def jvp(primals: Sequence[Value], tangents: Sequence[Value]) -> Any:
@@ -413,7 +417,7 @@ def _custom_jvp(move: Moved, eqn: Eqn, operands: list[Value]) -> Sequence[Value]
 
 
 def _reduction(function: Callable[..., Value]) -> Callable[..., Sequence[Value]]:
-    def rule(move: Moved, eqn: Eqn, operands: list[Value]) -> Sequence[Value]:
+    def rule(retracer: MeshRetracer, eqn: Eqn, operands: list[Value]) -> Sequence[Value]:
         p = eqn.params
         groups = p.get("axis_index_groups")
         if groups is not None:
@@ -424,7 +428,7 @@ def _reduction(function: Callable[..., Value]) -> Callable[..., Sequence[Value]]
     return rule
 
 
-def _spread(move: Moved, eqn: Eqn, operands: list[Value]) -> Sequence[Value]:
+def _spread(retracer: MeshRetracer, eqn: Eqn, operands: list[Value]) -> Sequence[Value]:
     """Collectives that require an operand varying along their axes."""
     p = eqn.params
     axes = p["axis_name"]
@@ -432,7 +436,7 @@ def _spread(move: Moved, eqn: Eqn, operands: list[Value]) -> Sequence[Value]:
     return bind_equation(eqn, _vary(operands, [wanted] * len(operands)))
 
 
-def _pvary(move: Moved, eqn: Eqn, operands: list[Value]) -> Sequence[Value]:
+def _pvary(retracer: MeshRetracer, eqn: Eqn, operands: list[Value]) -> Sequence[Value]:
     """Keep earlier marks where the operand is not marked yet."""
     return _vary(operands, [frozenset(eqn.params["axes"])] * len(operands))
 

@@ -14,12 +14,12 @@ from invert.ir.types import Atom, Eqn, Jaxpr, Literal, ShapedArray, Var
 
 # Operations on two arrays that broadcast axes of size one themselves.
 _BROADCASTING = kinds.COMPARISONS | frozenset("add and div max min mul or rem sub xor".split())
-# The number that an operation leaves its other operand as it is with.
+# The identity element of each operation, as its second operand.
 _NEUTRAL = {"and": True, "or": False}
 
 
 def with_narrow_operands(jaxpr: Jaxpr) -> Jaxpr:
-    """A body in which no operand is broadcast that the operation broadcasts as well.
+    """Remove the broadcasts of operands that the operation itself performs.
 
     `x + broadcast(b)` is `x + b[None]`, `x - zeros` is `x - 0.0`, and `ones & mask` is the mask.
     """
@@ -61,7 +61,7 @@ def _variables(eqn: Eqn) -> list[Var]:
 
 
 def _narrowed(eqn: Eqn, makers: Sequence[Eqn | None]) -> list[Eqn]:
-    """The equations in the place of one whose operands are broadcast by `makers`."""
+    """The equations that replace one whose operands `makers` broadcast."""
     shape = eqn.outvars[0].aval.shape
     for choice in ((0, 1), (0,), (1,)):
         chosen = [m for i, m in enumerate(makers) if i in choice]
@@ -90,7 +90,7 @@ def _narrowed(eqn: Eqn, makers: Sequence[Eqn | None]) -> list[Eqn]:
 
 
 def _widens(eqn: Eqn) -> bool:
-    """Whether a broadcast is of a number, or does more than add axes of size one."""
+    """Whether a broadcast repeats a number, or does more than add axes of size one."""
     x = eqn.invars[0]
     if isinstance(x, Literal):
         return True
@@ -102,7 +102,7 @@ def _widens(eqn: Eqn) -> bool:
 
 
 def _narrow(maker: Eqn, before: list[Eqn]) -> Atom:
-    """The operand of a broadcast with axes of size one; what makes it is added to `before`."""
+    """The operand of a broadcast with axes of size one; its equation is appended to `before`."""
     (x,) = maker.invars
     if isinstance(x, Literal):
         return x
@@ -116,7 +116,7 @@ def _narrow(maker: Eqn, before: list[Eqn]) -> Atom:
 
 
 def _result(operands: Sequence[Atom]) -> tuple[object, ...] | None:
-    """The shape of an operation on operands that it broadcasts; `None` where it does not."""
+    """The shape of an operation's result; `None` if its operands do not broadcast."""
     shapes = [tuple(a.aval.shape) for a in operands if is_var(a)]
     if not shapes or len({len(s) for s in shapes}) > 1:
         return None

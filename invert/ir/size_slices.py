@@ -1,8 +1,7 @@
 """Recovers slices of arrays with open sizes, which JAX traces to a `gather` at known indices.
 
 JAX does so for `x[: n // 2]` if it cannot prove that the slice is in bounds, and always for
-`x[::2]`
-of an open size. If the sizes prove that it is in bounds, the equation becomes a `slice`.
+`x[::2]` of an open size. If the sizes prove that it is in bounds, the equation becomes a `slice`.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """Normalizes sizes that occur as values of a program (`dim_as_value`).
 
 JAX traces them with 32 or 64 bits, depending on its x64 setting, and weak types, and converts them
-on
-use. Here each use has its own 64-bit equation and one conversion to the type needed, which is
-correct
-under either setting. No loop carries a size that its steps do not change.
+on use. Here each use has its own 64-bit equation and one conversion to the type needed, which is
+correct under either setting. No loop carries a size that its steps do not change.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Sizes of open dimensions: numbers, or JAX's dimension expressions.
 
 A program with open dimensions is one jaxpr whose shapes and parameters hold expressions.
-`listening`
-collects the names and constraints of its dimensions that are recorded during tracing.
+`listening` collects the names and constraints of its dimensions that are recorded during tracing.
 """
 
 from __future__ import annotations
@@ -283,7 +282,7 @@ def conditions_on(found: Sequence[DimSize]) -> list[tuple[DimSize, str, DimSize]
 
 
 @dataclasses.dataclass
-class Said:
+class SizeStatements:
     """Statements of a container about open sizes, collected while its program is traced.
 
     **Attributes:**
@@ -298,7 +297,7 @@ class Said:
     names: dict[str, str] = dataclasses.field(default_factory=dict)
 
 
-_said: contextvars.ContextVar[Said | None] = contextvars.ContextVar("said", default=None)
+_said: contextvars.ContextVar[SizeStatements | None] = contextvars.ContextVar("said", default=None)
 
 
 def constrain(constraint: Constraint) -> None:
@@ -370,9 +369,9 @@ def call_dimension(size: DimSize, name: str) -> None:
 
 
 @contextlib.contextmanager
-def listening() -> Iterator[Said]:
+def listening() -> Iterator[SizeStatements]:
     """Collect what is recorded inside; enclosing listeners get it too."""
-    said = Said()
+    said = SizeStatements()
     token = _said.set(said)
     try:
         yield said

@@ -1,8 +1,7 @@
 """Evaluates programs with open dimensions at given sizes.
 
 Numbers, or expressions of other dimensions, are substituted for the dimensions; nothing is traced
-or
-recovered again for a new size.
+or recovered again for a new size.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ _LARGE = ((64, 64, 64, 64, 64), (128, 96, 160, 80, 112), (1024, 512, 768, 640, 8
 def samples(program: AnyJaxpr) -> list[dict[str, DimSize]]:
     """Example sizes for the dimensions of a program; `[{}]` if none is open.
 
-    **Raises:** `InvertError` if none of them meets the conditions: without a run nothing is shown.
+    **Raises:** `InvertError` if none of them meets the conditions, since nothing can be run then.
     """
     avals: list[Aval] = [v.aval for v in open_jaxpr(program).invars]
     sizes = variables(n for a in avals for n in getattr(a, "shape", ()))

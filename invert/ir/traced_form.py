@@ -117,7 +117,7 @@ _NUMBERED = frozenset(("_uniform", "_var", "_std"))
 def _with_bounds(jaxpr: Jaxpr) -> Jaxpr:
     """Convert the scalars of some calls to the dtype of their results.
 
-    Such are the bounds of random draws and the degrees of freedom of a variance.
+    These are the bounds of random draws and the degrees of freedom of a variance.
     """
 
     def typed(eqn: Eqn) -> Eqn:
@@ -293,9 +293,14 @@ def _composed(jaxpr: Jaxpr) -> Jaxpr:
 
 
 def _narrow(jaxpr: Jaxpr) -> Jaxpr:
+<<<<<<< HEAD
     """As `_composed`, with operands as narrow as they may be."""
     narrow = with_narrow_operands(_composed(jaxpr))
     return _composed(with_kept_axes(with_late_axes(narrow)))
+=======
+    """As `_composed`, with operands as narrow as possible."""
+    return _composed(with_narrow_operands(_composed(jaxpr)))
+>>>>>>> main
 
 
 def _moves_axes(eqn: Eqn) -> bool:
@@ -625,7 +630,7 @@ class _Ruled:
 
 
 def _shared_rule_of(eqn: Eqn) -> ClosedJaxpr | str:
-    """As `rule_of`, less name scopes; traced once for all calls of one function at one type."""
+    """As `rule_of`, without name scopes; traced once for all calls of one function at one type."""
     params: Hashable = jvp_rule_of(eqn)
     if params is None:
         params = tuple((n, v) for n, v in sorted(eqn.params.items()) if n != "call_jaxpr")
@@ -641,7 +646,7 @@ def _type_key(aval: Aval) -> Hashable:
     return aval.shape, aval.dtype, getattr(aval, "weak_type", False)
 
 
-# Few, as each keeps its function alive.
+# Only a few, since each keeps its function alive.
 @functools.lru_cache(maxsize=256)
 def _rule_by_key(ruled: _Ruled) -> ClosedJaxpr | str:
     return rule_of(ruled.eqn)

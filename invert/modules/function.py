@@ -19,7 +19,7 @@ from jax.typing import DTypeLike
 
 from invert._config import Config
 from invert._entry import ArgSpec, EntryPoint
-from invert._errors import InvertError, SignatureError, optional_step
+from invert._errors import InvertError, SignatureError, only_refusals, optional_step
 from invert._private.jax import (
     SIZE_ERRORS,
     eval_context,
@@ -111,7 +111,7 @@ class Stage:
             if not on:
                 return eval_jaxpr(self.jaxpr, values)
             chosen = on
-            return meshes.Moved(lambda mesh: chosen.get(mesh.abstract_mesh, mesh))(
+            return meshes.MeshRetracer(lambda mesh: chosen.get(mesh.abstract_mesh, mesh))(
                 self.jaxpr, values
             )
 
@@ -173,7 +173,7 @@ def _suggest_undecided(error: Exception) -> None:
 
 
 # Raised if a program cannot be recovered for all sizes: by undecided comparisons, by shapes
-# that do not match, and by code that needs a number (in JAX and NumPy). All others are defects.
+# that do not match, and by code of JAX and NumPy that needs a number. All others are defects.
 NO_EXPRESSION = (*SIZE_ERRORS, InvertError, TypeError, ValueError, NotImplementedError)
 
 
@@ -361,7 +361,8 @@ class Function:
     def _for_all(self, avals: Sequence[Aval]) -> Stage | None:
         """The program at symbolic sizes; `None` if there is none."""
         try:
-            return self._at(avals)
+            with only_refusals():
+                return self._at(avals)
         except NO_EXPRESSION as error:
             first = (str(error).splitlines() or [""])[0]
             reason = error.line if isinstance(error, InvertError) else first

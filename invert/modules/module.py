@@ -130,8 +130,7 @@ class Recovered(eqx.Module):
             one view.
 
         **Raises:** `SignatureError` if there is no such function, or sizes are open that no call
-        has
-        fixed.
+        has fixed.
         """
         functions = self._functions_by_name()
         if function is None and len(functions) == 1:
@@ -335,7 +334,7 @@ def build(function: Function) -> Module:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Look:
+class _Interface:
     """The public interface of a class; classes with equal interfaces are shared."""
 
     name: str
@@ -360,13 +359,13 @@ def class_of(
     seen = [
         (key, m.__qualname__, m.__doc__, str(inspect.signature(m))) for key, m in methods.items()
     ]
-    return _class_like(_Look(name, base, doc, (*seen, *of), methods))
+    return _class_like(_Interface(name, base, doc, (*seen, *of), methods))
 
 
 @functools.lru_cache(maxsize=1024)
-def _class_like(look: _Look) -> Any:
-    body = {**look.methods, "__module__": look.base.__module__, "__doc__": look.doc}
-    return type(look.base)(look.name, (look.base,), body)
+def _class_like(interface: _Interface) -> Any:
+    body = {**interface.methods, "__module__": interface.base.__module__, "__doc__": interface.doc}
+    return type(interface.base)(interface.name, (interface.base,), body)
 
 
 def leaf_of(param: Param, assigned: Container[str]) -> Array | np.ndarray | eqx.nn.StateIndex:

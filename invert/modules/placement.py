@@ -1,8 +1,8 @@
 """Chooses the mesh that a program for several devices runs on.
 
 The mesh of `jax.set_mesh` takes precedence, then that of the arguments, then the first devices.
-Axes
-left to the partitioner may have other sizes than in the original, those of a `shard_map` may not.
+Axes left to the partitioner may have other sizes than in the original, those of a `shard_map` may
+not.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ def check_divides(
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class ParameterPlacement:
     """Places the parameters of a container: specs by patterns of their names."""
 
     mesh: Mesh | None
@@ -194,7 +194,7 @@ class Plan:
 
 
 class _Planned(Mapping[str, EntryPoint]):
-    def __init__(self, entries: Mapping[str, EntryPoint], plan: Plan):
+    def __init__(self, entries: Mapping[str, EntryPoint], plan: ParameterPlacement):
         self._entries, self._plan = entries, plan
 
     def __getitem__(self, name: str) -> EntryPoint:
@@ -281,7 +281,7 @@ def fits(name: str, pattern: str) -> bool:
 def check_patterns(
     shardings: Mapping[str, PartitionSpec], used: set[str], names: Sequence[str]
 ) -> None:
-    """**Raises:** `MeshError` if a pattern fits no parameter."""
+    """Check that each pattern fits a parameter. **Raises:** `MeshError` otherwise."""
     unused = [p for p in shardings if p not in used]
     if unused:
         shown = ", ".join(list(names)[:8]) or "none"

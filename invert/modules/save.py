@@ -54,8 +54,8 @@ def save(
     """Save a module as Python source with its weights, for use without `invert`.
 
     The directory holds `model.py`, `weights.safetensors` and `README.md`. The Python file needs
-    jax, equinox, jaxtyping and safetensors: `import model; model.load()`.
-    Larger weights are split into `weights-00001-of-00004.safetensors` and so on, with an index in
+    jax, equinox, jaxtyping and safetensors: `import model; model.load()`. Larger weights are split
+    into `weights-00001-of-00004.safetensors` and so on, with an index in
     `weights.safetensors.index.json`; `load` takes the same name then.
 
     **Arguments:**
@@ -178,8 +178,7 @@ def _replacing(where: Path) -> Iterator[Path]:
         yield made
         if exists:
             # The old code is removed first and the new code moved last, so that no half-written
-            # module
-            # is loaded.
+            # module is loaded.
             for path in (where / _CODE, where / _INDEX, *weight_files(where)):
                 path.unlink(missing_ok=True)
             for path in sorted(made.iterdir(), key=lambda path: path.name == _CODE):

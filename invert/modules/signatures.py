@@ -98,7 +98,7 @@ def signature(entry: EntryPoint, *, stateful: bool = False) -> inspect.Signature
         for name, tree in zip(names, entry.args, strict=True)
     ]
     state, key = state_and_key(entry, stateful)
-    # The last arguments only: those before one without a default have to be given.
+    # Only trailing arguments: a call must give those before one without a default.
     last = len(names) if state is None else 0
     while last and entry.arg_names[last - 1] in entry.defaults:
         last -= 1

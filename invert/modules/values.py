@@ -31,8 +31,7 @@ def values(module: eqx.Module, state: eqx.nn.State | None = None) -> dict[str, A
     **Returns:** arrays in the shapes of the container, without constants of the program.
 
     **Raises:** `SignatureError` if it is not a module that `invert` has recovered or written in
-    this
-    process.
+    this process.
 
     ??? example
 
@@ -115,8 +114,7 @@ def assign(target: Any, values: Mapping[str, Any]) -> tuple[str, ...]:
     **Returns:** the names of the variables without an array in `values`, which are unchanged.
 
     **Raises:** `SignatureError` that lists all arrays without a variable or of another shape;
-    nothing
-    is assigned then.
+    nothing is assigned then.
 
     ??? example
 
@@ -171,7 +169,7 @@ def _fitting(
             got = list(np.shape(values[name]))
             wrong.append(f"{name!r} has the shape {got}, expected {list(shape)}")
     if shapes and not values.keys() & shapes.keys():
-        wrong = [f"none of the names is that of a variable, such as {next(iter(shapes))!r}"]
+        wrong = [f"none of the names belongs to a variable, such as {next(iter(shapes))!r}"]
     if wrong:
         raise SignatureError("values: " + "; ".join(wrong))
     return {name: values[name] for name in shapes if name in values}

@@ -3,11 +3,9 @@
 A rule is a function of its operands. Parameters before the star are operands in order, keyword-only
 ones are attributes by name, and a few names denote the context of the op:
 
-    @rule("Roll")
-    def roll(x: Array, shift: Array, axis: Ints): ...
+    @rule("Roll") def roll(x: Array, shift: Array, axis: Ints): ...
 
-    @rule("stablehlo.concatenate")
-    def concatenate(*operands: Array, dimension: int): ...
+    @rule("stablehlo.concatenate") def concatenate(*operands: Array, dimension: int): ...
 
 The annotation of an operand determines how it is converted for the rule. A `Binder` holds the
 conversions for one kind of ops: there is one for TensorFlow and one for StableHLO.

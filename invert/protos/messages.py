@@ -224,7 +224,7 @@ def _fault(name: str, data: bytes) -> str:
 
     def walk(kind: str, start: int, end: int, path: str, depth: int) -> None:
         if depth > _DEEPEST:
-            raise _FaultError(f"{path} at byte {start} is nested too deep")
+            raise _FaultError(f"{path} at byte {start} is nested too deeply")
         for number, wire, place, low, high in _fields(data, start, end, path):
             row = tables[kind].get(number)
             if row is None or wire != _BYTES:
@@ -246,7 +246,7 @@ def _fault(name: str, data: bytes) -> str:
         walk(name, 0, len(data), "", 0)
     except _FaultError as fault:
         return str(fault)
-    return "its fields are not of the types they should be"
+    return "its fields have the wrong types"
 
 
 def _fields(data: Any, start: int, end: int, path: str) -> Iterator[tuple[int, int, int, int, int]]:

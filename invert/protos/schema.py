@@ -1,8 +1,7 @@
 """Field numbers and types of the messages in TensorFlow's files, as of TensorFlow 2.21.
 
 For each message its name, then a line for each field: number, name and type, and after `@` the name
-of
-its oneof group. `X*` is repeated; `string:X` is a map. Enums are `int32`, which has the same
+of its oneof group. `X*` is repeated; `string:X` is a map. Enums are `int32`, which has the same
 encoding.
 """
 

@@ -14,8 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 # The caller may read the module on a thread with a smaller stack, and recurse deeper. A module
-# nested
-# so deep that it needs more is refused here.
+# nested so deeply that it needs more is refused here.
 _STACK_BYTES = 2 << 20
 _REASON_CHARS = 2000
 # Minimum size of constants whose bytes are sent separately.

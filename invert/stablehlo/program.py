@@ -243,7 +243,7 @@ class Program:
         return ctx.region(self.functions[self.entry].regions[0])(*known, *values)
 
     def on_devices(self, *values: Value) -> list[Value]:
-        """As a call, with the module's shardings of arguments and results as constraints.
+        """As `__call__`, with the module's shardings of arguments and results as constraints.
 
         `jax.jit` has these as `in_shardings` and `out_shardings`; an inner function needs
         constraints.

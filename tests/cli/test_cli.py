@@ -474,7 +474,7 @@ def test_sizes_of_arguments(models: Path, tmp_path: Path, capsys) -> None:
         assert main(["source", str(one), "--sizes", text]) == 0
         assert '"rows 3"' in lines(capsys)[0]
     assert main(["source", str(two), "--sizes", "rows 3"]) == 2
-    assert "say of which argument, as in 'arg0: rows 3'; there are arg0, arg1" in lines(capsys)[1]
+    assert "name the argument, as in 'arg0: rows 3'; there are arg0, arg1" in lines(capsys)[1]
     assert main(["source", str(one), "--sizes", "x: a 3", "--sizes", "x: b 3"]) == 2
     assert "is given twice" in lines(capsys)[1]
     assert main(["source", str(one), "--sizes", "z: a 3"]) == 5

@@ -50,21 +50,23 @@ def test_parameters_in_and_out() -> None:
     out, params = fn(params, X)
     out, params = jax.jit(fn)(params, X)
     assert int(out["count"]) == int(params["count"]) == 2
-    np.testing.assert_allclose(out["y"], X @ np.full((4, 2), 0.5), rtol=1e-6)
+    np.testing.assert_allclose(out["y"], X @ np.full((4, 2), 0.5), rtol=1e-6, atol=1e-6)
 
     def loss(weight: Any) -> Any:
         return jnp.sum(fn({**params, "weight": weight}, X)[0]["y"] ** 2)
 
     grad = jax.grad(loss)(params["weight"])
-    np.testing.assert_allclose(grad, 2 * X.T @ (X @ np.full((4, 2), 0.5)), rtol=1e-5)
+    np.testing.assert_allclose(grad, 2 * X.T @ (X @ np.full((4, 2), 0.5)), rtol=1e-5, atol=1e-6)
     with pytest.raises(ValueError, match="parameters are missing"):
         fn({}, X)
 
 
 def test_functional() -> None:
     fn = tf2jax.convert_functional(tf.function(lambda x: tf.sin(tf.cos(x))), np.zeros_like(X))
-    np.testing.assert_allclose(fn(X), np.sin(np.cos(X)), rtol=1e-6)
-    np.testing.assert_allclose(jax.vmap(fn.fn)(X[None]), np.sin(np.cos(X))[None], rtol=1e-6)
+    np.testing.assert_allclose(fn(X), np.sin(np.cos(X)), rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(
+        jax.vmap(fn.fn)(X[None]), np.sin(np.cos(X))[None], rtol=1e-6, atol=1e-6
+    )
     model = Model()
     with pytest.raises(ValueError, match="variables"):
         tf2jax.convert_functional(model.__call__, X)
@@ -86,7 +88,7 @@ def test_annotations() -> None:
     assert [tuple(t.shape) for t in fn.structured_outputs["out"]] == [(3, 4)] * 2
     assert fn.module is not None and fn.module.report.primitives
     (out, same), _ = fn({}, X, shift=X)[0]["out"], None
-    np.testing.assert_allclose(out, 3 * X, rtol=1e-6)
+    np.testing.assert_allclose(out, 3 * X, rtol=1e-6, atol=1e-6)
     np.testing.assert_array_equal(same, X)
 
 
@@ -113,8 +115,8 @@ def test_shape_check() -> None:
     with pytest.raises(ValueError, match="strict_shape_check"):
         fn(wide)
     with tf2jax.override_config("strict_shape_check", False):
-        np.testing.assert_allclose(fn(wide), wide / 6, rtol=1e-6)
-        np.testing.assert_allclose(jax.jit(fn)(wide), wide / 6, rtol=1e-6)
+        np.testing.assert_allclose(fn(wide), wide / 6, rtol=1e-6, atol=1e-6)
+        np.testing.assert_allclose(jax.jit(fn)(wide), wide / 6, rtol=1e-6, atol=1e-6)
 
 
 def test_dtype_check() -> None:
@@ -152,10 +154,10 @@ def test_custom_gradient_flag() -> None:
         return tf.reduce_sum(e), lambda dy: dy * tf.sin(x) + e
 
     fn = tf2jax.convert_functional(forward, X)
-    np.testing.assert_allclose(jax.grad(fn)(X), np.sin(X) + np.exp(X), rtol=1e-5)
+    np.testing.assert_allclose(jax.grad(fn)(X), np.sin(X) + np.exp(X), rtol=1e-5, atol=1e-6)
     with tf2jax.override_config("convert_custom_gradient", False):
         fn = tf2jax.convert_functional(forward, X)
-    np.testing.assert_allclose(jax.grad(fn)(X), np.exp(X), rtol=1e-5)
+    np.testing.assert_allclose(jax.grad(fn)(X), np.exp(X), rtol=1e-5, atol=1e-6)
 
 
 def test_prevented_gradient_flag() -> None:
@@ -178,9 +180,9 @@ def test_restored(tmp_path: Path) -> None:
     out, params = fn(params, X)
     assert int(params["count"]) == int(out["count"]) == 2
     pure = tf2jax.convert_functional_from_restored(restored.pure)
-    np.testing.assert_allclose(pure(X), np.sin(X), rtol=1e-6)
+    np.testing.assert_allclose(pure(X), np.sin(X), rtol=1e-6, atol=1e-6)
     fn, params = tf2jax.convert(restored.__call__, np.zeros_like(X))
-    np.testing.assert_allclose(fn(params, X)[0]["y"], out["y"], rtol=1e-6)
+    np.testing.assert_allclose(fn(params, X)[0]["y"], out["y"], rtol=1e-6, atol=1e-6)
 
 
 def test_restored_of_several_traces(tmp_path: Path) -> None:
@@ -264,7 +266,7 @@ def test_sonnet(called: bool) -> None:
         forward(X)
     fn, params = tf2jax.convert(forward, np.zeros_like(X))
     assert len(params) == 4
-    np.testing.assert_allclose(fn(params, X)[0], forward(X), rtol=1e-5)
+    np.testing.assert_allclose(fn(params, X)[0], forward(X), rtol=1e-5, atol=1e-6)
 
 
 def _forward(*inputs: Any) -> Any:
@@ -287,12 +289,12 @@ def test_jax_functions_come_back(
         tf.saved_model.save(model, str(tmp_path))
         model = tf.saved_model.load(str(tmp_path))
     fn = tf2jax.convert_functional(model.f, *jax.tree_util.tree_map(np.zeros_like, args))
-    np.testing.assert_allclose(fn(*args), function(*args), rtol=1e-6)
+    np.testing.assert_allclose(fn(*args), function(*args), rtol=1e-6, atol=1e-6)
     assert restored or tuple(inspect.signature(fn.module).parameters) == names
     if not restored:
         longer = (np.ones(5, np.float32), {"w": np.ones((5, 2), np.float32)})
         with tf2jax.override_config("strict_shape_check", False):
-            np.testing.assert_allclose(fn(*longer), function(*longer), rtol=1e-6)
+            np.testing.assert_allclose(fn(*longer), function(*longer), rtol=1e-6, atol=1e-6)
 
 
 def test_static_values_beside_arrays_of_jax2tf() -> None:
@@ -304,7 +306,7 @@ def test_static_values_beside_arrays_of_jax2tf() -> None:
 
     args = (2.0, X, {"x": X + 1})
     fn = tf2jax.convert_functional(forward, *args, z=X, y=X)
-    np.testing.assert_allclose(fn(*args, z=X, y=2 * X), 1 + 2 * X * X, rtol=1e-5)
+    np.testing.assert_allclose(fn(*args, z=X, y=2 * X), 1 + 2 * X * X, rtol=1e-5, atol=1e-6)
 
 
 def test_a_restored_function_runs_at_other_shapes(tmp_path: Path) -> None:
@@ -317,8 +319,10 @@ def test_a_restored_function_runs_at_other_shapes(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="incompatible input shape"):
         fn(wide)
     with tf2jax.override_config("strict_shape_check", False):
-        np.testing.assert_allclose(jax.jit(fn)(wide), np.exp(wide) * 2, rtol=1e-6)
-        np.testing.assert_allclose(fn(wide[0]), np.exp(wide[0]) * 2, rtol=1e-6)  # of another rank
+        np.testing.assert_allclose(jax.jit(fn)(wide), np.exp(wide) * 2, rtol=1e-6, atol=1e-6)
+        np.testing.assert_allclose(
+            fn(wide[0]), np.exp(wide[0]) * 2, rtol=1e-6, atol=1e-6
+        )  # of another rank
 
 
 def test_shapes_that_a_function_does_not_take() -> None:

@@ -87,6 +87,49 @@ def test_names_say_what_a_value_is() -> None:
     assert "x = x + weights @ value\n" in source
 
 
+def _mlp(p: Any, x: Any) -> Any:
+    return _linear(p["second"], jax.nn.gelu(_linear(p["first"], x)))
+
+
+def test_sizes_and_classes_by_their_roles() -> None:
+    sizes = {"tokens": (4, 6, 4), "channels": (4, 10, 4)}
+    params = {
+        k: {"first": _dense(a, b, i), "second": _dense(b, c, i + 1)}
+        for i, (k, (a, b, c)) in enumerate(sizes.items())
+    }
+    params["tower"] = {"first": _dense(4, 7, 5), "second": _dense(7, 3, 6)}
+
+    def mixer(p: Any, x: Any) -> Any:
+        x = x + _mlp(p["tokens"], x.T).T
+        return _mlp(p["tower"], x + _mlp(p["channels"], x))
+
+    module = _written(mixer, params, ramp(4, 4))
+    source = module.source
+    # Neither `Tokens` nor `Tower`: what they share is what they compute.
+    assert re.findall(r"class (\w+)\(", source)[:2] == ["Linear", "Mlp"]
+    assert "self.tokens = Mlp(6, 4, key=" in source
+    assert "self.tower = Mlp(7, 3, key=" in source
+    assert "def __init__(self, hidden: int, n_out: int, *, key: PRNGKeyArray)" in source
+    x = np.cos(ramp(4, 4))
+    assert np.array_equal(module.model(x), module(x))
+
+
+def test_the_name_of_a_layer_is_that_of_its_result() -> None:
+    params = {f"conv_{i}": _dense(4, 4, i) for i in range(3)}
+
+    def skips(p: Any, x: Any) -> Any:
+        a = _linear(p["conv_0"], x)
+        b = _linear(p["conv_1"], jnp.tanh(a))
+        c = _linear(p["conv_2"], jnp.sin(b) * a)
+        return (c - b) * a + jnp.cos(c) * b
+
+    source = _written(skips, params, ramp(5, 4)).source
+    named = re.findall(r"^ +(\w+) = .*self\.(conv_\d)\(", source, re.MULTILINE)
+    assert len(named) == 3
+    assert all(local == field for local, field in named)
+    assert not re.search(r"^ +conv_\d = (?!.*self\.conv_\d\()", source.split("__call__")[-1], re.M)
+
+
 def test_a_layer_used_from_two_places_is_not_cut() -> None:
     # The table is used first and last: what lies between is not its layer.
     params = {"table": {"rows": np.cos(ramp(5, 4))}, "middle": _dense(4, 4, 1)}

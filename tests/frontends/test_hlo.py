@@ -59,7 +59,7 @@ def test_what_xla_has_compiled(text: bool) -> None:
     module = invert.from_stablehlo(compiled.as_text() if text else compiled)
     assert module.report.certificate.kind == "exact"
     for got, want in zip(module(X, np.int32(1)), function(X, 1), strict=True):
-        np.testing.assert_allclose(got, want, rtol=1e-6)
+        np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-6)
 
 
 def test_files(tmp_path: Path) -> None:

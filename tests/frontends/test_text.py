@@ -93,7 +93,7 @@ def test_counts_of_words_are_arguments(tmp_path: Path) -> None:
         vocabulary=vectorizer.get_vocabulary()[1:], output_mode="count"
     )
     counts = np.asarray(counting(tf.constant(TEXTS)), np.int64)
-    np.testing.assert_allclose(module(counts), model(tf.constant(TEXTS)), rtol=1e-5)
+    np.testing.assert_allclose(module(counts), model(tf.constant(TEXTS)), rtol=1e-5, atol=1e-6)
 
 
 def test_numbers_beside_text_stay_arguments(tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ def test_numbers_beside_text_stay_arguments(tmp_path: Path) -> None:
     given = {"colour": tf.constant([["blue"], ["green"]]), "age": tf.ones([2, 3])}
     ids = np.array([[2], [0]])
     np.testing.assert_allclose(
-        module({"age": np.ones((2, 3), np.float32)}, ids), model(given), rtol=1e-5
+        module({"age": np.ones((2, 3), np.float32)}, ids), model(given), rtol=1e-5, atol=1e-6
     )
 
 
@@ -179,7 +179,7 @@ def test_encoded_images_are_cut_off_as_a_whole() -> None:
     module = invert.convert(classify, config=SPLIT)
     pixels = np.random.default_rng(0).integers(0, 256, (2, 4, 4, 3)).astype(np.uint8)
     encoded = tf.stack([tf.io.encode_png(p) for p in pixels])
-    np.testing.assert_allclose(module(pixels), classify(encoded), rtol=1e-5)
+    np.testing.assert_allclose(module(pixels), classify(encoded), rtol=1e-5, atol=1e-6)
 
 
 def test_text_that_follows_from_weights_is_refused() -> None:
@@ -268,11 +268,13 @@ def test_features_of_examples_are_arguments(tmp_path: Path) -> None:
         invert.convert(model.dense, config=SPLIT),
         invert.convert(model.dense),
     ):
-        np.testing.assert_allclose(module(age=age, x=x), model.dense(_examples()), rtol=1e-5)
+        np.testing.assert_allclose(
+            module(age=age, x=x), model.dense(_examples()), rtol=1e-5, atol=1e-6
+        )
         assert any("tf.ParseExampleV2" in n for n in module.report.notes)
     module = invert.load(path, signature="serving_default")
     found = module(age=age, x=x)
-    np.testing.assert_allclose(found["output_0"], model.dense(_examples()), rtol=1e-5)
+    np.testing.assert_allclose(found["output_0"], model.dense(_examples()), rtol=1e-5, atol=1e-6)
 
 
 def test_sparse_features_are_their_parts() -> None:
@@ -280,11 +282,11 @@ def test_sparse_features_are_their_parts() -> None:
     dense = {"x": np.array([[1, 2, 3], [7, 8, 9]], np.float32), "age": np.array([[4], [7]])}
     module = invert.convert(model.sparse)
     found = module(**dense, more_values=np.array([5, 6], np.float32))
-    np.testing.assert_allclose(found, model.sparse(_examples()), rtol=1e-5)
+    np.testing.assert_allclose(found, model.sparse(_examples()), rtol=1e-5, atol=1e-6)
     # What is sparse is no array yet.
     module = invert.convert(model.sums, config=SPLIT)
     found = module(**dense, SparseToDense=np.array([[5, 6], [0, 0]], np.float32))
-    np.testing.assert_allclose(found, model.sums(_examples()), rtol=1e-5)
+    np.testing.assert_allclose(found, model.sums(_examples()), rtol=1e-5, atol=1e-6)
 
 
 def test_text_among_features() -> None:
@@ -294,7 +296,7 @@ def test_text_among_features() -> None:
     module = invert.convert(model.words, config=SPLIT)
     x, age = np.array([[1, 2, 3], [7, 8, 9]], np.float32), np.array([[4], [7]])
     found = module(x=x, age=age, colour=np.array([1, 1]))
-    np.testing.assert_allclose(found, model.words(_examples()), rtol=1e-5)
+    np.testing.assert_allclose(found, model.words(_examples()), rtol=1e-5, atol=1e-6)
 
 
 def test_examples_of_version_1(tmp_path: Path) -> None:
@@ -318,7 +320,7 @@ def test_examples_of_version_1(tmp_path: Path) -> None:
     want = tf.saved_model.load(str(tmp_path / "model")).signatures["serving_default"](_examples())
     x = np.array([[1, 2, 3], [7, 8, 9]], np.float32)
     found = module(x=x, colour=np.array([1, 1]))["y"]
-    np.testing.assert_allclose(found, want["y"], rtol=1e-5)
+    np.testing.assert_allclose(found, want["y"], rtol=1e-5, atol=1e-6)
 
 
 def test_a_graph_of_text() -> None:

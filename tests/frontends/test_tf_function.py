@@ -207,9 +207,9 @@ def test_variables_become_params():
         "bias_1": True,
     }
     want = fn(tf.constant(X)).numpy()
-    np.testing.assert_allclose(call(entry, X), want, rtol=1e-6)
+    np.testing.assert_allclose(call(entry, X), want, rtol=1e-6, atol=1e-6)
     kernel.assign(kernel * 0)
-    np.testing.assert_allclose(call(entry, X), want, rtol=1e-6)
+    np.testing.assert_allclose(call(entry, X), want, rtol=1e-6, atol=1e-6)
     grads = jax.grad(lambda ps: entry.fn(ps, X)[0].sum())([p.value for p in entry.params])
     by_name = {p.name: g for p, g in zip(entry.params, grads, strict=True)}
     np.testing.assert_allclose(by_name["bias"], [8, 8])
@@ -286,7 +286,7 @@ def test_variables_made_in_the_first_call_are_parameters(pass_example):
     entry = entry_point(model, (X,) if pass_example else (), config=CONFIG)
     assert [p.name for p in entry.params] == ["weight"]
     assert not entry.draws and not entry.assigned
-    np.testing.assert_allclose(call(entry, X), want, rtol=1e-6)
+    np.testing.assert_allclose(call(entry, X), want, rtol=1e-6, atol=1e-6)
 
 
 def test_variables_without_names_are_called_after_what_holds_them() -> None:

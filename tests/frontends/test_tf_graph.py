@@ -205,7 +205,7 @@ def test_nested_functions():
     got = raised(outer, f32(4, 6))(X)
     want = outer(tf.constant(X))
     for g, w in zip(jax.tree_util.tree_leaves(got), tf.nest.flatten(want), strict=True):
-        np.testing.assert_allclose(g, w.numpy(), rtol=1e-6)
+        np.testing.assert_allclose(g, w.numpy(), rtol=1e-6, atol=1e-6)
 
 
 def test_stop_gradient():

@@ -119,7 +119,9 @@ def test_derivatives_of_every_order():
 def test_without_gradient_the_derivative_is_refused():
     entry = entry_point(jax2tf.convert(jnp.sin, with_gradient=False), (X,), config=CONFIG)
     raised = bound(entry)
-    np.testing.assert_allclose(jax.jit(jax.vmap(raised))(X[None])[0], np.sin(X), rtol=1e-6)
+    np.testing.assert_allclose(
+        jax.jit(jax.vmap(raised))(X[None])[0], np.sin(X), rtol=1e-6, atol=1e-6
+    )
     with pytest.raises(LookupError, match=r"PreventGradient.*does not support gradients"):
         jax.grad(lambda x: raised(x).sum())(X)
 
@@ -159,7 +161,7 @@ def test_python_numbers_are_arrays(wrap):
 def test_several_platforms():
     tf_fn = jax2tf.convert(jnp.sin, native_serialization_platforms=("cpu", "cuda", "tpu"))
     entry = entry_point(tf_fn, (X,), config=CONFIG)
-    np.testing.assert_allclose(bound(entry)(X), np.sin(X), rtol=1e-6)
+    np.testing.assert_allclose(bound(entry)(X), np.sin(X), rtol=1e-6, atol=1e-6)
 
 
 def test_module_is_parsed_once(monkeypatch):
@@ -200,7 +202,7 @@ def with_attributes(**changes):
 
 def test_unchanged_attributes_are_fine():
     entry = entry_point(with_attributes(), (X,), config=CONFIG)
-    np.testing.assert_allclose(bound(entry)(X)[0], np.sin(X), rtol=1e-6)
+    np.testing.assert_allclose(bound(entry)(X)[0], np.sin(X), rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize(

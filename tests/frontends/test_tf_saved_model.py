@@ -93,7 +93,7 @@ def test_trees_names_and_parameters(saved):
     assert out["pair"]._fields == ("a", "b") and out["pair"].b is None
     params = {"dense": {"kernel": np.arange(9).reshape(3, 3) / 9, "bias": np.ones(3)}}
     want = forward(jax.tree_util.tree_map(np.float32, params), ARG) * 2 + 3
-    np.testing.assert_allclose(out["pair"].a, want, rtol=1e-6)
+    np.testing.assert_allclose(out["pair"].a, want, rtol=1e-6, atol=1e-6)
     assert out["list"][0] == 7
     assert "__call__" in entry.source and str(saved.name) in entry.source
 
@@ -126,7 +126,7 @@ def test_signature_only(saved):
         out = call(entry, number=np.int32(7), picture=X)
         want = concrete(picture=tf.constant(X), number=tf.constant(7))
         assert set(out) == {"y"}
-        np.testing.assert_allclose(out["y"], want["y"].numpy(), rtol=1e-6)
+        np.testing.assert_allclose(out["y"], want["y"].numpy(), rtol=1e-6, atol=1e-6)
 
 
 def test_nested_functions_and_signatures(tmp_path):

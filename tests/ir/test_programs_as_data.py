@@ -35,7 +35,7 @@ def test_a_program_is_evaluated_with_other_equations() -> None:
         return [jnp.cos(operands[0])] if eqn.primitive.name == "sin" else bind(eqn, operands)
 
     found, number = interpret(closed, [X], on_eqn)
-    np.testing.assert_allclose(found, np.cos(X) * 2 + shift, rtol=1e-6)
+    np.testing.assert_allclose(found, np.cos(X) * 2 + shift, rtol=1e-6, atol=1e-6)
     assert number == 3.0
     assert retrace(closed, on_eqn).jaxpr.eqns[0].primitive.name == "cos"
 
@@ -50,7 +50,7 @@ def test_equations_are_evaluated_on_what_is_known() -> None:
     closed = _traced(lambda x: jnp.exp(jnp.sin(x)))(X)
     sin, exp = closed.jaxpr.eqns
     read = evaluate([exp], {sin.outvars[0]: X})
-    np.testing.assert_allclose(read(closed.jaxpr.outvars[0]), np.exp(X), rtol=1e-6)
+    np.testing.assert_allclose(read(closed.jaxpr.outvars[0]), np.exp(X), rtol=1e-6, atol=1e-6)
 
 
 def test_calls_are_inlined_one_level_deep() -> None:

@@ -54,7 +54,7 @@ def rewritten(f: Callable[..., Any], p: invert.Pattern, *args: Any) -> list[str]
     """The primitives after the rewrite, which keeps the values."""
     new = invert.rewrite(f, [p])
     for got, want in zip(jax.tree.leaves(new(*args)), jax.tree.leaves(f(*args)), strict=True):
-        np.testing.assert_allclose(got, want, rtol=1e-6)
+        np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-6)
     return calls(new, *args)
 
 
@@ -146,7 +146,7 @@ def test_patterns_are_switched_by_name() -> None:
     def recovered(**options: Any) -> invert.Module:
         module = invert.from_exported(exported, config=invert.Config(**options))
         for got, want in zip(jax.tree.leaves(module(X)), jax.tree.leaves(f(X)), strict=True):
-            np.testing.assert_allclose(got, want, rtol=1e-6)
+            np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-6)
         return module
 
     every, without = recovered(), recovered(disabled_patterns=("cumulative",))
@@ -169,7 +169,7 @@ def test_patterns_of_ones_own_serve_conversions() -> None:
     own = invert.Pattern("own", ("mul",), propose)
     module = invert.from_exported(exported, config=invert.Config(extra_patterns=(own,)))
     assert module.report.rewrites["own"] == 1
-    np.testing.assert_allclose(module(X), X / (1 + np.exp(-X)), rtol=1e-6)
+    np.testing.assert_allclose(module(X), X / (1 + np.exp(-X)), rtol=1e-6, atol=1e-6)
 
 
 def _named_swish(x: Any) -> Any:
@@ -259,7 +259,7 @@ def test_a_pattern_with_a_defect_is_left_out_and_named() -> None:
         text = f"the pattern {pattern_.name} was left out, because of a defect: {error}"
         with pytest.warns(invert.DefectWarning, match=text):
             module = invert.from_exported(exported, config=config)
-        np.testing.assert_allclose(module(X), jnp.sin(X * X), rtol=1e-6)
+        np.testing.assert_allclose(module(X), jnp.sin(X * X), rtol=1e-6, atol=1e-6)
         assert len([n for n in module.report.notes if n.startswith(text)]) == 1
         with pytest.raises(invert.DefectWarning, match=error):  # as warnings are errors here
             invert.from_exported(exported, config=config)

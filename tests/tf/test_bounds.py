@@ -131,7 +131,7 @@ def test_what_is_given_of_a_loop() -> None:
     found: list[Any] = []
 
     def program(i: Any, j: Any) -> Any:
-        given = bounds.Given([i, j], [bounds.Fact.between(0, 4), None])
+        given = bounds.OuterFacts([i, j], [bounds.Fact.between(0, 4), None])
         found.append(bounds.fact_of(i * 2 + 1, [given]).ends)
         found.append(given.asked)
         found.append(bounds.is_whole(bounds.fact_of(j + 1, [given]).ends[0], np.int32))

@@ -221,7 +221,7 @@ def test_loop_without_a_bound_stays_a_while():
         return tf.while_loop(lambda a: tf.reduce_sum(tf.abs(a)) > 1.0, lambda a: (a * 0.7,), [x])[0]
 
     module = invert.convert(tf.function(fn), X)
-    np.testing.assert_allclose(module(X), fn(tf.constant(X)).numpy(), rtol=1e-6)
+    np.testing.assert_allclose(module(X), fn(tf.constant(X)).numpy(), rtol=1e-6, atol=1e-6)
     assert module.report.primitives["while"] == 1
     _, tangent = jax.jvp(module, (X,), (X,))
     assert np.isfinite(tangent).all()
@@ -231,7 +231,7 @@ def test_long_loops_on_data_stay_a_while():
     module = invert.convert(tf.function(_until), X, config=invert.Config(max_scan=8))
     assert module.report.primitives["while"] == 1
     np.testing.assert_allclose(
-        module(X)[1], tf.function(_until)(tf.constant(X))[1].numpy(), rtol=1e-6
+        module(X)[1], tf.function(_until)(tf.constant(X))[1].numpy(), rtol=1e-6, atol=1e-6
     )
 
 
@@ -276,7 +276,7 @@ def test_known_predicate_leaves_no_branch():
 
     module = invert.convert(tf.function(fn), X)
     assert "cond" not in module.report.primitives
-    np.testing.assert_allclose(module(X), np.sin(X), rtol=1e-6)
+    np.testing.assert_allclose(module(X), np.sin(X), rtol=1e-6, atol=1e-6)
 
 
 def test_open_batch_is_static_inside_of_loops():
@@ -292,7 +292,7 @@ def test_open_batch_is_static_inside_of_loops():
     module = invert.convert(fn)
     for batch in (2, 5):
         x = np.ones((batch, 6), np.float32)
-        np.testing.assert_allclose(module(x), fn(tf.constant(x)).numpy(), rtol=1e-6)
+        np.testing.assert_allclose(module(x), fn(tf.constant(x)).numpy(), rtol=1e-6, atol=1e-6)
 
 
 def test_deep_nesting_is_traced_a_linear_number_of_times():

@@ -139,7 +139,7 @@ def test_gradients(name):
     want = [t.numpy() for t in tape.gradient(y, tensors, output_gradients=tf.constant(weights))]
     # Loops differentiate once the patterns have made scans of them.
     module = invert.convert(tf.function(fn, autograph=False), *args)
-    np.testing.assert_allclose(module(*args), y.numpy(), rtol=1e-6)
+    np.testing.assert_allclose(module(*args), y.numpy(), rtol=1e-6, atol=1e-6)
     _, pull = jax.vjp(module, *args)
     for g, w in zip(pull(weights), want, strict=True):
         np.testing.assert_allclose(g, w, rtol=1e-5, atol=1e-6)

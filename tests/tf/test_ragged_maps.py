@@ -76,7 +76,7 @@ def test_map_over_rows(name: str) -> None:
     ours = jax.tree_util.tree_leaves(module(*args))
     want = tf.nest.flatten(function(*map(tf.constant, args)))
     for x, y in zip(ours, want, strict=True):
-        np.testing.assert_allclose(x, y, rtol=1e-6)
+        np.testing.assert_allclose(x, y, rtol=1e-6, atol=1e-6)
 
 
 def test_other_rows_of_the_same_program_and_its_gradient() -> None:
@@ -90,9 +90,9 @@ def test_other_rows_of_the_same_program_and_its_gradient() -> None:
             v = tf.constant(VALUES)
             tape.watch(v)
             want = fn(v, tf.constant(splits))
-        np.testing.assert_allclose(module(VALUES, splits), want, rtol=1e-6)
+        np.testing.assert_allclose(module(VALUES, splits), want, rtol=1e-6, atol=1e-6)
         slope = jax.grad(lambda v, s=splits: module(v, s).sum())(VALUES)
-        np.testing.assert_allclose(slope, tape.gradient(want, v), rtol=1e-6)
+        np.testing.assert_allclose(slope, tape.gradient(want, v), rtol=1e-6, atol=1e-6)
 
 
 def test_rows_of_unknown_length_are_not_put_together() -> None:

@@ -188,7 +188,7 @@ def test_trainable_leaves():
 
     grads = eqx.filter_grad(loss)(train)
     want = 2.0 * np.tile(X.sum(0)[:, None], (1, 2))
-    np.testing.assert_allclose(grads.params["kernel"], want, rtol=1e-5)
+    np.testing.assert_allclose(grads.params["kernel"], want, rtol=1e-5, atol=1e-6)
 
 
 def test_key_is_asked_for():
@@ -202,7 +202,7 @@ def test_key_is_asked_for():
     one, two = (module(X, key=jax.random.key(k)) for k in (0, 1))
     assert (np.asarray(one) != np.asarray(two)).any()
     kept = np.asarray(one) != 0
-    np.testing.assert_allclose(np.asarray(one)[kept], 2 * X[kept], rtol=1e-6)
+    np.testing.assert_allclose(np.asarray(one)[kept], 2 * X[kept], rtol=1e-6, atol=1e-6)
     np.testing.assert_array_equal(one, module(X, key=jax.random.key(0)))
 
 
@@ -253,7 +253,7 @@ def test_check_numerics_fails():
     config = invert.Config(assertions="error_if", verify=False)
     fn = tf.function(lambda x: tf.debugging.check_numerics(tf.math.log(x), "not finite"))
     module = invert.convert(fn, X, config=config)
-    np.testing.assert_allclose(module(np.abs(X)), np.log(np.abs(X)), rtol=1e-6)
+    np.testing.assert_allclose(module(np.abs(X)), np.log(np.abs(X)), rtol=1e-6, atol=1e-6)
     with pytest.raises((RuntimeError, ValueError), match="CheckNumerics"):
         jax.block_until_ready(eqx.filter_jit(module)(X))
 
@@ -275,7 +275,7 @@ def test_variables_of_which_the_graph_has_the_handle_alone():
         step(tf.constant(x))
     got = [state.get(p) for p in jax.tree.leaves(module.params, is_leaf=is_index)]
     for value, want in zip(got, (slot, v), strict=True):
-        np.testing.assert_allclose(value, want.numpy(), rtol=1e-6)
+        np.testing.assert_allclose(value, want.numpy(), rtol=1e-6, atol=1e-6)
 
 
 def is_index(x):
@@ -321,4 +321,6 @@ def test_a_step_on_rows_of_an_embedding(name):
         x = draw.integers(0, 9, (6, 5)).astype(np.int32)
         y = draw.normal(size=(6, 2)).astype(np.float32)
         got, state = module(x, y, state)
-        np.testing.assert_allclose(got, concrete(tf.constant(x), tf.constant(y)), rtol=1e-5)
+        np.testing.assert_allclose(
+            got, concrete(tf.constant(x), tf.constant(y)), rtol=1e-5, atol=1e-6
+        )

@@ -131,7 +131,7 @@ def test_saved_model(resource, tmp_path):
         want = session.run(y, {x: X})
         v1.saved_model.simple_save(session, str(tmp_path / "m"), {"x": x}, {"y": y})
     module = invert.load(tmp_path / "m")
-    np.testing.assert_allclose(module(x=X)["y"], want, rtol=1e-6)
+    np.testing.assert_allclose(module(x=X)["y"], want, rtol=1e-6, atol=1e-6)
     np.testing.assert_array_equal(module.params["scope"]["w"], start)
 
 
@@ -146,9 +146,9 @@ def test_assignments_in_a_graph():
         g.as_graph_def(), {"x": "x"}, {"y": "out"}, variables={"count": np.asarray(1.0, np.float32)}
     )
     out, state = module(X, eqx.nn.State(module))
-    np.testing.assert_allclose(out["y"], 2 * (1 + X.sum()), rtol=1e-5)
+    np.testing.assert_allclose(out["y"], 2 * (1 + X.sum()), rtol=1e-5, atol=1e-6)
     out, state = module(X, state)
-    np.testing.assert_allclose(out["y"], 2 * (1 + 2 * X.sum()), rtol=1e-5)
+    np.testing.assert_allclose(out["y"], 2 * (1 + 2 * X.sum()), rtol=1e-5, atol=1e-6)
 
 
 def test_names_that_do_not_exist():
@@ -211,7 +211,7 @@ def test_a_gradient_that_is_a_function():
         config = invert.Config(custom_gradients=kept)
         module = invert.convert_graphdef(frozen, ["x:0"], ["out:0"], config=config)
         found = jax.grad(lambda x, module=module: jnp.sum(module(x)))(X)
-        np.testing.assert_allclose(found, gradient, rtol=1e-6)
+        np.testing.assert_allclose(found, gradient, rtol=1e-6, atol=1e-6)
 
 
 def _inner(x):

@@ -102,12 +102,12 @@ def convert(tf_func: Any, *args: Any, **kwargs: Any) -> tuple[AnnotatedFunction,
     `outputs, params = fn(params, *args, rng=key, **kwargs)`; `rng` only where it draws random
     numbers.
 
-    Where shapes follow from the values of integers or truth values, as in `tf.zeros([n])`, the
-    function is converted again for those of each call, which cannot be traced then.
+    If shapes follow from the values of integers or booleans, as in `tf.zeros([n])`, the function is
+    converted again for the values of each call, which then cannot be traced.
 
     **Raises:** `AttributeError` if `tf_func` is not a `tf.function`; `ValueError` where it has
-    variables and TensorFlow is tracing; `ConversionError` where ops cannot be converted; what else
-    `invert.convert` raises.
+    variables and TensorFlow is tracing; `ConversionError` where ops cannot be converted; the other
+    errors of `invert.convert`.
     """
     tf = import_tensorflow()
     args, kwargs = jax.tree_util.tree_map(_without_tracers, (args, kwargs))
@@ -129,8 +129,8 @@ def convert(tf_func: Any, *args: Any, **kwargs: Any) -> tuple[AnnotatedFunction,
     refused = None
     try:
         if tracing:
-            # Variables have values in another thread, which has no graph. So they have in
-            # `init_scope`, which also stops the recording that gradients are read with.
+            # Variables have values in another thread, which has no graph. `init_scope` would do the
+            # same, but it also stops gradient tapes from recording.
             with concurrent.futures.ThreadPoolExecutor(1) as other:
                 module = other.submit(run).result()
         else:
@@ -187,7 +187,7 @@ def convert_functional_from_restored(tf_func: Any) -> AnnotatedFunction:
 
 
 def _with_values(tf_func: Any, args: Sequence[Any], kwargs: Any) -> tuple[Any, list[Any]]:
-    """The function with its integers and truth values as constants, and its other arrays.
+    """The function with its integers and booleans as constants, and its other arrays.
 
     **Raises:** `jax.errors.ConcretizationTypeError` where one of them is traced.
     """

@@ -299,7 +299,9 @@ class Body:
         """Whether a result takes over the name of an operand."""
         if any(v in self.wanted for v in eqn.outvars):
             return False
-        mixed = placed.flows and mixes(eqn, atoms, self._fields)
+        # A product with a matrix is another quantity than the state `h` that it is computed from.
+        product = eqn.primitive.name == "dot_general"
+        mixed = placed.flows and (product or mixes(eqn, atoms, self._fields))
         return "blank" if mixed else placed.flows
 
     def _filled(

@@ -105,7 +105,10 @@ def _shifts(eqn: Eqn) -> list[int]:
 
 _RANDOM = frozenset({"_uniform", "_normal", "_gumbel", "_exponential"})
 
-_NOUNS = {"where": "y", "clip": "y"}
+_ACTIVATIONS = (
+    "relu relu6 leaky_relu gelu silu swish elu selu celu softplus mish hard_swish".split()
+)
+_NOUNS = {"where": "y", "clip": "y", **dict.fromkeys(_ACTIVATIONS, "hidden")}
 # Functions of several kinds, such as `resize_bilinear`, whose results have one name.
 _KINDS = {"resize": "resized"}
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 import numpy as np
 
 from invert.emission.python import syntax
 from invert.emission.python.naming import Names
-from invert.emission.python.nouns import is_blank
+from invert.emission.python.nouns import PLAIN, is_blank, of_field
 from invert.emission.sizes.expressions import dimension_of
 
 # A parameter of a function: a token, or a tuple of tokens that the first line unpacks.
@@ -82,6 +82,7 @@ class FunctionText:
     - `first`: leading parameters, such as `self`.
     - `types`: types of the parameters.
     - `parts`: preferred names of the values of a tuple parameter.
+    - `layers`: names of layers, which only their results may have.
     """
 
     token: str
@@ -99,6 +100,7 @@ class FunctionText:
     returns: ast.expr | None = None
     types: Mapping[str, ValueType | None] = dataclasses.field(default_factory=dict)
     parts: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    layers: Collection[str] = frozenset()
 
     def tokens(self) -> Iterator[str]:
         """Tokens it reads, own ones included."""
@@ -155,7 +157,8 @@ class _Renderer:
     def __init__(self, function: FunctionText, outer: Mapping[str, str], taken: set[str]):
         self.function, self.taken = function, taken
         self.captured = {t: outer[t] for t in function.free() if t in outer}
-        self.names = Names(taken | set(self.captured.values()) | set(function.first))
+        taken = taken | set(self.captured.values()) | set(function.first)
+        self.names = Names(taken, function.layers)
         self.given = dict(self.captured)
         self.types = dict(function.types)
         self.last = _last_uses(function)
@@ -220,7 +223,7 @@ class _Renderer:
             own = statement.types[k] if k < len(statement.types) else None
             self.types[token] = own
             wanted = self._reused(statement, own, dying)
-            given[token] = names.new(wanted or statement.hints[k])
+            given[token] = names.new(wanted or self._hint(statement, k, own, read))
             targets.append(ast.Name(given[token], ast.Load()))
         if statement.pattern is not None:
             target = _nested(statement.pattern, targets)
@@ -230,6 +233,23 @@ class _Renderer:
             self.body.append(syntax.assign(target, value))
         if statement.repeat is not None:
             self._repeat(statement.repeat, target)
+
+    def _hint(
+        self, statement: Statement, k: int, own: ValueType | None, read: Sequence[str]
+    ) -> str:
+        """The preferred name of a target, unless it is that of something else.
+
+        The name of a layer is left to its result and its forms, that of a parameter to values of
+        its type.
+        """
+        hint = statement.hints[k]
+        if hint in self.function.layers and not _calls(statement.value, hint):
+            known = any(self.given[t] == hint for t in read)
+            hint = hint if known else PLAIN
+        parameters = (t for t in self.function.types if self.given.get(t) == hint)
+        if is_blank(hint) and any(self.function.types[t] != own for t in parameters):
+            return PLAIN
+        return hint
 
     def _repeat(self, repeat: Repeat, target: ast.expr) -> None:
         name = self.names.new(repeat.hint)
@@ -254,6 +274,12 @@ class _Renderer:
             if token in self.types and (statement.flows == "any" or self.types[token] == own):
                 return self.given[token]
         return None
+
+
+def _calls(value: ast.expr, layer: str) -> bool:
+    """Whether an expression calls a layer of `self`, given by its name as a local variable."""
+    attributes = (n.attr for n in ast.walk(value) if isinstance(n, ast.Attribute))
+    return any(of_field(name) == layer for name in attributes)
 
 
 def _nested(pattern: Pattern, targets: Sequence[ast.Name]) -> ast.expr:

@@ -78,7 +78,9 @@ def stem(name: str) -> str:
 
 
 def singular(name: str) -> str:
-    """`blocks` -> `block`."""
+    """`blocks` -> `block`, `mixes` -> `mix`."""
+    if name.endswith(("xes", "ches", "shes")):
+        return name[:-2]
     return name[:-1] if name.endswith("s") and not name.endswith("ss") else name
 
 
@@ -93,10 +95,16 @@ def plural(name: str) -> str:
 
 
 class Names:
-    """The names used in one scope."""
+    """The names used in one scope.
 
-    def __init__(self, taken: Iterable[str] = ()):
+    **Arguments:**
+
+    - `reserved`: names that are not made by appending a number.
+    """
+
+    def __init__(self, taken: Iterable[str] = (), reserved: Iterable[str] = ()):
         self.taken = set(taken)
+        self._reserved = frozenset(reserved)
         self._next: dict[str, int] = {}
 
     def new(self, wanted: str) -> str:
@@ -106,7 +114,7 @@ class Names:
             stem = wanted.rstrip("_")
             # Remembering the last number keeps this linear.
             i = self._next.get(stem, 2)
-            while (name := f"{stem}_{i}") in self.taken or name in RESERVED:
+            while (name := f"{stem}_{i}") in self.taken or name in RESERVED | self._reserved:
                 i += 1
             self._next[stem] = i + 1
         self.taken.add(name)

@@ -10,7 +10,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 
 from invert._private.jax import names_of
-from invert.emission.python.naming import snake
+from invert.emission.python.naming import snake, stem
 from invert.ir import kinds
 from invert.ir.graph import is_var
 from invert.ir.types import Atom, Eqn, Literal
@@ -61,13 +61,19 @@ def is_blank(name: str) -> bool:
 
 
 def of_layer(name: str) -> str:
-    """A name for the result of a layer: the last words of a long name."""
+    """A name for the result of a layer: the last word of a long name."""
     words = snake(name, PLAIN).rstrip("_0123456789").split("_")
-    while len("_".join(words)) > _LONGEST and len(words) > 1:
-        words = words[1:]
+    if len("_".join(words)) > _LONGEST:
+        words = words[-1:]
     while words and words[0].isdigit():
         words = words[1:]
     return "_".join(words) or PLAIN
+
+
+def of_field(name: str) -> str:
+    """A name for the result of the layer in a field: that of the field, unless it is long."""
+    own = snake(name, PLAIN)
+    return own if len(own) <= _LONGEST else of_layer(name)
 
 
 def noun(
@@ -108,7 +114,8 @@ def noun(
         # It is one of the chosen values, not the selector.
         chosen = {a for a in eqn.invars[1:] if is_var(a)}
         known = [(a, name) for a, name in known if a in chosen]
-    alike = [name for a, name in known if _type(a) == out]
+    # Another value than the result of `conv_1` is `conv`.
+    alike = [stem(name) for a, name in known if _type(a) == out]
     return alike[0] if alike else _of_scope(eqn, path)
 
 

@@ -14,7 +14,7 @@ from jax.sharding import AbstractMesh
 
 from invert._private.mlir import ir
 from invert.stablehlo.ops import attributes, shardings
-from invert.stablehlo.ops.devices import Manual, coordinates
+from invert.stablehlo.ops.devices import ManualMesh, coordinates
 from invert.stablehlo.ops.interpreter import Context
 from invert.stablehlo.ops.registry import Array, Attribute, IntRows, Op, Value, rule
 
@@ -75,7 +75,7 @@ def _named_groups(ctx: Context, op: Op, text: str) -> Groups:
     return Groups(axes, int(np.prod([sizes[a] for a in axes])))
 
 
-def _along_axes(rows: Sequence[Sequence[int]], manual: Manual) -> Groups | None:
+def _along_axes(rows: Sequence[Sequence[int]], manual: ManualMesh) -> Groups | None:
     mesh = manual.mesh
     strides = shardings.group_strides(rows)
     axes = None if strides is None else shardings.axes_of(mesh, strides)
@@ -230,7 +230,7 @@ def _collective_broadcast(x: Array, *, ctx: Context, op: Op, replica_groups: Int
     raise op.problem(f"no axis of a mesh has its groups, {rows}", "Export it for one device.")
 
 
-def _choices(manual: Manual) -> list[tuple[str, ...]]:
+def _choices(manual: ManualMesh) -> list[tuple[str, ...]]:
     """All sets of manual axes, smallest first."""
     ordered = [a for a in manual.mesh.axis_names if a in manual.axes]
     return [c for n in range(1, len(ordered) + 1) for c in itertools.combinations(ordered, n)]

@@ -45,8 +45,8 @@ def _gather(
         sizes,
         indices_are_sorted=is_sorted,
         # Out-of-bounds starts are clamped, by the specification. The mode that promises bounds
-        # lowers to
-        # the same op; a serialized gradient shows the difference (`invert.gradients.settle`).
+        # lowers to the same op; a serialized gradient shows the difference
+        # (`invert.gradients.settle`).
         mode=lax.GatherScatterMode.CLIP,
     )
 

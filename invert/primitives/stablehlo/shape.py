@@ -168,8 +168,7 @@ def _get_tuple_element(operand: Value, *, index: int) -> Value:
 
 
 # Dynamic shapes. During raising the sizes of arguments are numbers or expressions, and values
-# computed
-# from them are known (`KnownSize`, `Sizes`): the ops become static ones.
+# computed from them are known (`KnownSize`, `Sizes`): the ops become static ones.
 
 
 @rule("stablehlo.get_dimension_size")

@@ -8,7 +8,7 @@ from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from invert.stablehlo.ops import shardings
-from invert.stablehlo.ops.devices import Manual, layout_of
+from invert.stablehlo.ops.devices import ManualMesh, layout_of
 from invert.stablehlo.ops.interpreter import Context
 from invert.stablehlo.ops.registry import CUSTOM_CALL, Array, Attribute, Op, Value, rule
 from invert.stablehlo.ops.shardings import Sharding
@@ -118,7 +118,7 @@ def _manual_computation(
     in_specs, out_specs = (
         [shardings.closed(s.spec, axes) for s in part if s is not None] for part in (ins, outs)
     )
-    return ctx.sharded(Manual(known[0].mesh, axes), in_specs, out_specs, body, operands)
+    return ctx.sharded(ManualMesh(known[0].mesh, axes), in_specs, out_specs, body, operands)
 
 
 @rule("sdy.named_computation", takes_any=True)

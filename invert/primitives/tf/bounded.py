@@ -2,8 +2,7 @@
 
 Most ops apply their usual rule to whole arrays and declare this at the rule (`rows=`, see
 `tf.interpreter.rows`). The ops here do more, such as updates, which skip padding rows. An op
-without
-either is refused.
+without either is refused.
 """
 
 from __future__ import annotations

@@ -6,12 +6,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from invert.primitives.tf.slicing import index_of, put_stretch, take, take_rows
+from invert.primitives.tf.slicing import index_of, put_bounded_slice, take, take_rows
 from invert.tf.interpreter.context import Context
 from invert.tf.interpreter.registry import Rule, Value, row_rule
 from invert.tf.ops.node import Node
 from invert.tf.values.bounded import BoundedArray, refused
-from invert.tf.values.bounded_slice import Stretch
+from invert.tf.values.bounded_slice import BoundedSlice
 from invert.tf.values.bounds import distance
 from invert.tf.values.constants import array, ints, static
 from invert.tf.values.dynamic_size import DynamicSize
@@ -34,12 +34,12 @@ def _strided_slice(rule: Rule, ctx: Context, node: Node, values: list[Value]) ->
     return [take_rows(node, x, _row_slice(node, values, index), index)]
 
 
-def _row_slice(node: Node, values: list[Value], index: list[Value]) -> Stretch:
+def _row_slice(node: Node, values: list[Value], index: list[Value]) -> BoundedSlice:
     """The slice of the first axis; negative ends count from the last valid row."""
     first = index[0]
     if isinstance(first, slice):
-        first = Stretch(first.start, first.stop, first.step or 1)
-    if not isinstance(first, Stretch) or any(isinstance(j, Stretch) for j in index[1:]):
+        first = BoundedSlice(first.start, first.stop, first.step or 1)
+    if not isinstance(first, BoundedSlice) or any(isinstance(j, BoundedSlice) for j in index[1:]):
         raise refused(node, values)
     return first
 
@@ -63,7 +63,7 @@ def _slice_grad(rule: Rule, ctx: Context, node: Node, values: list[Value]) -> li
     dtype = dy.data.dtype if isinstance(dy, BoundedArray) else array(dy).dtype
     zeros = lax.full((shape[0].capacity, *shape[1:]), 0, dtype)
     x = BoundedArray(zeros, shape[0].value, shape[0].origin)
-    return [put_stretch(node, x, _row_slice(node, values, index), index, dy)]
+    return [put_bounded_slice(node, x, _row_slice(node, values, index), index, dy)]
 
 
 @row_rule("Pad", "PadV2")

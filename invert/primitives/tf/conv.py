@@ -1,11 +1,9 @@
 """Convolutions and the ops of their gradients.
 
 The gradient with respect to the input is again a convolution, of the gradient dilated by the
-strides
-with the reversed filter. It is written as such, which also works for integers, which JAX does not
-differentiate. The gradient with respect to the filter is JAX's transpose of the convolution, which
-is
-linear in the filter.
+strides with the reversed filter. It is written as such, which also works for integers, which JAX
+does not differentiate. The gradient with respect to the filter is JAX's transpose of the
+convolution, which is linear in the filter.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 Kernels: tensorflow/core/kernels/cwise_ops.h, gradients: tensorflow/python/ops/math_grad.py
 (TensorFlow 2.21). Where JAX's derivative of the plain form differs from TensorFlow's at ties or
-zeros, functions are
-written so that autodiff gives TensorFlow's. Remaining differences:
+zeros, functions are written so that autodiff gives TensorFlow's. Remaining differences:
 
 - `Sqrt` and `Rsqrt` at 0 and `Reciprocal` at 0: a cotangent of 0 gives 0 in TensorFlow, NaN in JAX.
 - `MulNoNan` at infinity or NaN and 0: its derivative in the second operand is the first in
@@ -58,7 +57,7 @@ def is_inexact(x: Array) -> bool:
     return jnp.issubdtype(x.dtype, jnp.inexact)
 
 
-# Those that NumPy computes of symbolic sizes too.
+# The ones that NumPy also computes for symbolic sizes.
 _OF_SIZES = (lax.neg, lax.square)
 
 
@@ -380,7 +379,7 @@ def _equal(x: Value, y: Value, *, T: np.dtype, incompatible_shape_error: bool, o
     if is_static(x) and is_static(y):
         folded = fold_binary(same_size, x, y, np.dtype(bool))
         if folded is not None:
-            # NumPy turns an array without dimensions into a scalar, which is not a static value.
+            # NumPy turns a 0-d array into a scalar, which is not a static value.
             return folded if op == "Equal" else np.asarray(np.logical_not(folded))
     if not incompatible_shape_error and not _compatible(np.shape(x), np.shape(y)):
         return np.asarray(op == "NotEqual")

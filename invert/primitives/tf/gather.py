@@ -1,10 +1,8 @@
 """Ops that look elements up by index.
 
 On the CPU TensorFlow raises if an index is out of range, also if negative; compiled by XLA it takes
-the
-nearest row. So do these rules, unless indices may be -1 for padding rows (see `dynamic_size`):
-those
-give zeros, as TensorFlow does on a GPU.
+the nearest row. So do these rules, unless indices may be -1 for padding rows (see `dynamic_size`):
+those give zeros, as TensorFlow does on a GPU.
 """
 
 from __future__ import annotations

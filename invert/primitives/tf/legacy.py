@@ -41,7 +41,7 @@ def _top_k(x: Array, *, k: int) -> tuple[Array, Array]:
     return lax.top_k(x, k)
 
 
-# The shape is that of the result.
+# The operand holds the shape of the result.
 @rule("ParallelConcat", ignores=("shape",))
 def _parallel_concat(*parts: Array) -> Array:
     return lax.concatenate(parts, 0)

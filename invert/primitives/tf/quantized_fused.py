@@ -1,6 +1,6 @@
 """Convolutions and products of quantized tensors with a bias, a summand, Relu and a new range.
 
-The name of an op says which of them it has. As in oneDNN, which runs them in TensorFlow, sums of
+The name of an op says which of these it has. As in oneDNN, which runs them in TensorFlow, sums of
 integers are converted to single precision and rounded at the end. Scales as in
 tensorflow/core/kernels/mkl/mkl_conv_ops.cc and mkl_qmatmul_op.cc (TensorFlow 2.21, oneDNN 3).
 """

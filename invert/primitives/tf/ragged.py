@@ -22,7 +22,7 @@ from invert.tf.interpreter.registry import Array, Ints, Static, Value, rule
 from invert.tf.ops.node import Node
 from invert.tf.values.bounded import BoundedArray
 from invert.tf.values.constants import array, broadcast_to, ints, static
-from invert.tf.values.ragged import Apart, Composite, Encoded
+from invert.tf.values.ragged import CompositeVariant, DynamicRagged, RaggedVariant
 
 _INT64 = np.dtype(np.int64)
 
@@ -126,13 +126,13 @@ def _gather(*operands: Value, node: Node, PARAMS_RAGGED_RANK: int) -> list[Array
 
 
 @rule("CompositeTensorVariantFromComponents", ignores=("metadata",))
-def _composite(*components: Value) -> Composite:
-    return Composite(components)
+def _composite(*components: Value) -> CompositeVariant:
+    return CompositeVariant(components)
 
 
 @rule("CompositeTensorVariantToComponents", ignores=("metadata",))
 def _components(encoded: Value, *, node: Node) -> Sequence[Value]:
-    if not isinstance(encoded, Composite):
+    if not isinstance(encoded, CompositeVariant):
         raise refuse(node, "takes a value that is not a composite tensor")
     return encoded.components
 
@@ -141,13 +141,13 @@ def _components(encoded: Value, *, node: Node) -> Sequence[Value]:
 def _to_variant(*operands: Value, node: Node, batched_input: bool) -> Value:
     *splits, x = operands
     if not batched_input:
-        return Encoded(splits, x)
+        return RaggedVariant(splits, x)
     if all(isinstance(s, np.ndarray) for s in splits):
-        whole = Encoded(splits, x)
+        whole = RaggedVariant(splits, x)
         return Batch(tuple(whole.row(i) for i in range(whole.rows)), (whole.rows,))
     if len(splits) > 1:
         raise refuse(node, "splits several partitions that depend on data")
-    return Apart([array(s) for s in splits], x)
+    return DynamicRagged([array(s) for s in splits], x)
 
 
 @rule("RaggedTensorFromVariant", ignores=("input_ragged_rank",))
@@ -155,7 +155,7 @@ def _from_variant(
     encoded: Value, *, node: Node, output_ragged_rank: int, Tvalues: np.dtype, Tsplits: np.dtype
 ) -> list[Value]:
     """The ragged tensor of a variant, or the one whose rows are the variants of a vector."""
-    if isinstance(encoded, Encoded):
+    if isinstance(encoded, RaggedVariant):
         return [*encoded.splits, encoded.values]
     items = _vector(node, encoded)
     depth = output_ragged_rank - 1
@@ -171,7 +171,7 @@ def _from_variant(
     return [*splits, lax.concatenate([array(e.values) for e in items], 0)]
 
 
-def _vector(node: Node, encoded: Value) -> Sequence[Encoded]:
+def _vector(node: Node, encoded: Value) -> Sequence[RaggedVariant]:
     if not isinstance(encoded, Batch) or len(encoded.shape) != 1:
         raise refuse(node, "takes a value that is not a vector of ragged tensors")
     return encoded.items

@@ -1,8 +1,7 @@
 """Ops that write elements by index.
 
 An index out of range, including negative ones, is an error in TensorFlow on the CPU, and ignored on
-a
-GPU and here.
+a GPU and here.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Reductions of rows by segment.
 
 `Unsorted…` ops drop rows with ids out of range. Ops with sorted ids take the number of segments
-from
-the last id, which has to be known, or from an argument (`…V2`).
+from the last id, which has to be known, or from an argument (`…V2`).
 """
 
 from __future__ import annotations

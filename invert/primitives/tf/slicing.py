@@ -1,10 +1,8 @@
 """Slices: `Slice`, `StridedSlice`, those of XLA, and updates of a slice.
 
 Bounds that depend on data are clamped into the array, as XLA does. A slice whose two bounds differ
-by a constant has a static length: it is cut out first, and a static
-slice remains. If the length depends on data too, `tf.values.bounded_slice` takes the rows of the
-first
-axis.
+by a constant has a static length: it is cut out first, and a static slice remains. If the length
+depends on data too, `tf.values.bounded_slice` takes the rows of the first axis.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ from invert.tf.interpreter.context import Context
 from invert.tf.interpreter.registry import Array, Int, Ints, Value, rule
 from invert.tf.ops.node import Node
 from invert.tf.values.bounded import BoundedArray, refused_rows, resized
-from invert.tf.values.bounded_slice import Stretch, put_rows, rows_of, slice_origin
+from invert.tf.values.bounded_slice import BoundedSlice, put_rows, rows_of, slice_origin
 from invert.tf.values.bounds import distance, known
 from invert.tf.values.constants import (
     array,
@@ -34,19 +32,19 @@ from invert.tf.values.constants import (
 )
 from invert.tf.values.dynamic_size import DynamicSize, int_max, int_min
 
-# A part of an index: a slice, a number, `None`, a `_Window` or a `Stretch`.
+# A part of an index: a slice, a number, `None`, a `_Window` or a `BoundedSlice`.
 Part = Any
 
 
-def _stretch_of(ctx: Context, node: Node, index: list[Part]) -> Stretch | None:
+def _bounded_slice_of(ctx: Context, node: Node, index: list[Part]) -> BoundedSlice | None:
     """The slice of the first axis of an index if its length depends on data.
 
-    **Raises:** `UnsupportedOpError` if that of another axis does.
+    **Raises:** `UnsupportedOpError` if the length along another axis does.
     """
-    stretches = [k for k, part in enumerate(index) if isinstance(part, Stretch)]
-    if not stretches:
+    bounded = [k for k, part in enumerate(index) if isinstance(part, BoundedSlice)]
+    if not bounded:
         return None
-    if stretches != [0] or ctx.config.dynamic_sizes != "ids":
+    if bounded != [0] or ctx.config.dynamic_sizes != "ids":
         raise UnsupportedOpError([slice_origin(node)])
     return index[0]
 
@@ -79,16 +77,16 @@ def _rest(ctx: Context, node: Node, x: Array, begin: Value, size: Ints) -> Value
         if not _is_data(start):
             index.append(slice(start, None if n == -1 else start + n))
         elif n == -1:
-            index.append(Stretch(start, None, 1))
+            index.append(BoundedSlice(start, None, 1))
         else:
             index.append(_Window(start, n, slice(None)))
-    stretch = _stretch_of(ctx, node, index)
-    return take(x, index) if stretch is None else take_rows(node, x, stretch, index)
+    row_slice = _bounded_slice_of(ctx, node, index)
+    return take(x, index) if row_slice is None else take_rows(node, x, row_slice, index)
 
 
-def take_rows(node: Node, x: Value, stretch: Stretch, index: list[Part]) -> BoundedArray:
-    """`x[index]` with `stretch` as the slice of the first axis; x is an array or bounded."""
-    rows = rows_of(x, stretch, slice_origin(node))
+def take_rows(node: Node, x: Value, row_slice: BoundedSlice, index: list[Part]) -> BoundedArray:
+    """`x[index]` with `row_slice` as the slice of the first axis; x is an array or bounded."""
+    rows = rows_of(x, row_slice, slice_origin(node))
     return rows.with_data(take(rows.data, [slice(None), *index[1:]]))
 
 
@@ -99,9 +97,9 @@ def _strided_slice(
     index = index_of(ctx, node, [begin, end, strides], np.ndim(x))
     if is_static(x) and not any(map(_depends, index)):
         return as_sizes(x[(*index, ...)], T)
-    stretch = _stretch_of(ctx, node, index)
-    if stretch is not None:
-        return take_rows(node, array(x), stretch, index)
+    row_slice = _bounded_slice_of(ctx, node, index)
+    if row_slice is not None:
+        return take_rows(node, array(x), row_slice, index)
     return take(array(x), index)
 
 
@@ -155,14 +153,14 @@ class _Window:
 
 def _depends(part: Part) -> bool:
     """Whether an entry of an index depends on data."""
-    return isinstance(part, _Window | Stretch)
+    return isinstance(part, _Window | BoundedSlice)
 
 
 def index_of(ctx: Context, node: Node, bounds: list[Value], rank: int) -> list[Part]:
     """A NumPy index with the ellipsis expanded: slices, ints and `None`.
 
-    A slice at a data-dependent position is a `_Window`, or a `Stretch` if its length depends on
-    data.
+    A slice at a data-dependent position is a `_Window`, or a `BoundedSlice` if its length depends
+    on data.
     """
     begin, end, _ = bounds
     steps = ints(static(node, bounds, 2))
@@ -197,13 +195,15 @@ def _is_data(place: Value) -> bool:
     return hasattr(place, "aval")
 
 
-def _window(ctx: Context, node: Node, start: Value, stop: Value, step: int) -> _Window | Stretch:
+def _window(
+    ctx: Context, node: Node, start: Value, stop: Value, step: int
+) -> _Window | BoundedSlice:
     """The slice between two data-dependent bounds."""
     length = None if start is None or stop is None else distance(start, stop)
     if length is None:
-        return Stretch(start, stop, step)
+        return BoundedSlice(start, stop, step)
     if is_open(length) and step != 1:
-        return Stretch(start, stop, step)
+        return BoundedSlice(start, stop, step)
     count = int_max(length, 0) if is_open(length) else len(range(0, length, step))
     ctx.graph.note(
         f"tf.{node.op} ({node.location}) has {count} elements at a place that depends on data; "
@@ -284,19 +284,21 @@ def put(
     ctx: Context, node: Node, x: Array, index: list[Part], value: Value, fresh: bool = False
 ) -> Array:
     """`x` with `value`, an array or bounded, at `index`; `fresh`: x is zero."""
-    stretch = _stretch_of(ctx, node, index)
-    if stretch is None:
+    row_slice = _bounded_slice_of(ctx, node, index)
+    if row_slice is None:
         if isinstance(value, BoundedArray):
             raise refused_rows(value.origin, node.op, node.location)
         return _put(x, index, array(value), fresh)
-    return put_stretch(node, x, stretch, index, value)
+    return put_bounded_slice(node, x, row_slice, index, value)
 
 
-def put_stretch(node: Node, x: Value, stretch: Stretch, index: list[Part], value: Value) -> Array:
-    """`x` with `value` at `stretch` in the first axis; both are arrays or bounded."""
-    old = rows_of(x, stretch, slice_origin(node)).data
+def put_bounded_slice(
+    node: Node, x: Value, row_slice: BoundedSlice, index: list[Part], value: Value
+) -> Array:
+    """`x` with `value` at `row_slice` in the first axis; both are arrays or bounded."""
+    old = rows_of(x, row_slice, slice_origin(node)).data
     new = resized(value.data, old.shape[0]) if isinstance(value, BoundedArray) else array(value)
-    return put_rows(x, stretch, _put(old, [slice(None), *index[1:]], new))
+    return put_rows(x, row_slice, _put(old, [slice(None), *index[1:]], new))
 
 
 def _put(x: Array, index: list[Part], value: Value, fresh: bool = False) -> Array:

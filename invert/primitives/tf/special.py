@@ -107,8 +107,7 @@ def _fresnel(part: int, wave: Callable[[Array], Array]) -> Callable[[Array], Arr
 def zeta(x: Array, q: Array) -> Array:
     """Hurwitz's zeta function. In TensorFlow it has a derivative in q only, and 0 in x."""
     # `lax.zeta` is NaN if q or x is infinite or x is large, where one term of the sum remains, and
-    # has
-    # poles left of 1, where Eigen's has none.
+    # has poles left of 1, where Eigen's has none.
     large = x > _ONE_TERM
     value = lax.zeta(jnp.where(large & (q > 0), 2, x), q)
     value = jnp.where(large & (q > 0), lax.pow(q, -x), value)

@@ -1,10 +1,8 @@
 """The `TensorArray…` ops of TensorFlow 1 and its stacks: lists behind handles.
 
 The first two versions differ in the type of the handle, and creating an array returns no flow. The
-list
-is part of the state. The `flow` that orders reads and writes is a meaningless number. A gradient
-array
-sums the values written to it.
+list is part of the state. The `flow` that orders reads and writes is a meaningless number. A
+gradient array sums the values written to it.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from invert.tf.interpreter.registry import Array, Int, Ints, Value, rule
 from invert.tf.ops.node import Node, canonical
 from invert.tf.values import tensor_list as lists
 from invert.tf.values.constants import array, as_sizes, ints, is_size, static
-from invert.tf.values.ragged import Apart, Encoded
+from invert.tf.values.ragged import DynamicRagged, RaggedVariant
 from invert.tf.values.tensor_list import Element, TensorList
 
 
@@ -52,7 +52,7 @@ def _reserve(element_shape: Value, size: Int, *, element_dtype: np.dtype) -> Ten
 def _from_tensor(tensor: Value, element_shape: Value, *, element_dtype: np.dtype) -> Value:
     if isinstance(tensor, Batch):
         return TensorList(tensor.items, None, len(tensor.items), None, _dtype(element_dtype))
-    if isinstance(tensor, Apart):
+    if isinstance(tensor, DynamicRagged):
         return tensor
     known = lists.is_known(tensor) and tensor.dtype != object
     rows = canonical(tensor) if known else jnp.asarray(array(tensor))
@@ -73,7 +73,7 @@ def _pop_back(
 
 @rule("TensorListLength")
 def _length(handle: Value, *, node: Node) -> Value:
-    if isinstance(handle, Apart):
+    if isinstance(handle, DynamicRagged):
         return np.asarray(handle.rows, np.int32)
     size = _list(node, handle).size
     return as_sizes(size, np.dtype(np.int32)) if is_size(size) else size
@@ -82,7 +82,9 @@ def _length(handle: Value, *, node: Node) -> Value:
 @rule("TensorListElementShape")
 def _element_shape(handle: Value, *, node: Node, shape_type: np.dtype) -> np.ndarray:
     try:
-        element = None if isinstance(handle, Apart) else lists.known_element(_list(node, handle))
+        element = (
+            None if isinstance(handle, DynamicRagged) else lists.known_element(_list(node, handle))
+        )
     except lists.RaggedListError:
         element = None  # several shapes, which TensorFlow declares as unknown
     shape = element.shape if isinstance(element, jax.ShapeDtypeStruct) else -1
@@ -98,7 +100,7 @@ def _resize(handle: Value, size: Value, *, node: Node) -> TensorList:
 def _get_item(
     handle: Value, index: Value, element_shape: Value, *, node: Node, element_dtype: np.dtype
 ) -> Value:
-    if isinstance(handle, Apart):
+    if isinstance(handle, DynamicRagged):
         return handle.at(node, array(index))
     return lists.get_item(_list(node, handle), index, _element(element_shape, element_dtype))
 
@@ -290,8 +292,8 @@ def _combine_written(fn: Callable[..., Array], parts: Sequence[Value]) -> Value:
 
 def _combine(fn: Callable[..., Array], *values: Value) -> Value:
     """Apply `fn` to the elements of lists and nested lists, keeping sizes."""
-    if isinstance(values[0], Encoded):
-        return Encoded(values[0].splits, fn(*(array(v.values) for v in values)))
+    if isinstance(values[0], RaggedVariant):
+        return RaggedVariant(values[0].splits, fn(*(array(v.values) for v in values)))
     if not any(isinstance(v, TensorList) for v in values):
         return fn(*values)
     if len({v.size for v in values if v.items is not None}) == 1 and None not in (

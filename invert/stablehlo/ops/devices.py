@@ -29,7 +29,7 @@ _OPEN_DIMS = re.compile(r"unspecified_dims=\[([\d,]*)\]")
 _MESH = re.compile(r"([\w.$-]+) = #sdy\.mesh<([^>]*)>")
 
 
-class Manual(NamedTuple):
+class ManualMesh(NamedTuple):
     """The mesh on whose shards ops run, and its manual axes."""
 
     mesh: AbstractMesh
@@ -296,7 +296,7 @@ class Shards:
 
     def specs(
         self, devices: Devices, outer: frozenset[str]
-    ) -> tuple[Manual, list[PartitionSpec], list[PartitionSpec]]:
+    ) -> tuple[ManualMesh, list[PartitionSpec], list[PartitionSpec]]:
         """The mesh, the axes that become manual here, and the specs of operands and results."""
         asked = [s for op in self.entries for s in _asked(op, devices, entry=True)]
         given = [s for op in self.exits for s in _asked(op, devices, entry=False)]
@@ -313,7 +313,7 @@ class Shards:
             ]
             for part, values in ((asked, operands), (given, results))
         )
-        return Manual(mesh, axes), ins, outs
+        return ManualMesh(mesh, axes), ins, outs
 
 
 def _asked(op: ir.Operation, devices: Devices, entry: bool) -> list[Sharding]:

@@ -27,7 +27,7 @@ from invert.ir.size_algebra import Sizes
 from invert.ir.sizes import call_dimension
 from invert.ir.types import Eqn
 from invert.stablehlo.ops import attributes as op_attributes
-from invert.stablehlo.ops.devices import Devices, Manual, Shards, shards_of
+from invert.stablehlo.ops.devices import Devices, ManualMesh, Shards, shards_of
 from invert.stablehlo.ops.registry import REGISTRY, Op, entry_of, has_rule, sizes_of
 from invert.stablehlo.ops.values import KnownSize, Value, data, is_constant, is_splat
 
@@ -52,7 +52,7 @@ class Context:
     hoisted: set[Any] = dataclasses.field(default_factory=set)
     devices: Devices = dataclasses.field(default_factory=lambda: Devices({}))
     # the mesh on whose shards ops run; `None` if they run on whole values
-    manual: Manual | None = None
+    manual: ManualMesh | None = None
     # large constants, which the module only numbers
     large: Sequence[np.ndarray] = ()
 
@@ -133,7 +133,7 @@ class Context:
 
     def sharded(
         self,
-        where: Manual,
+        where: ManualMesh,
         in_specs: Sequence[PartitionSpec],
         out_specs: Sequence[PartitionSpec],
         body: Callable[..., Sequence[Value]],
@@ -143,7 +143,7 @@ class Context:
         outer = frozenset() if self.manual is None else self.manual.axes
         # Functions that were traced on whole values are traced again.
         inner = dataclasses.replace(
-            self, manual=Manual(where.mesh, where.axes | outer), jitted={}, sizes={}
+            self, manual=ManualMesh(where.mesh, where.axes | outer), jitted={}, sizes={}
         )
         mapped = jax.shard_map(
             lambda *values: tuple(body(inner, *values)),
@@ -161,8 +161,7 @@ class Context:
         """The value of `v`; a splat constant becomes a broadcast, one per block.
 
         Lowering moves such constants out of the regions that use them. Here they move back, so that
-        the
-        program of a region does not depend on its position.
+        the program of a region does not depend on its position.
         """
         value = self.env[v]
         if not is_splat(value):
@@ -290,8 +289,7 @@ def is_shape(value: Any, steps: int = _MOST_STEPS) -> bool:
 def _takes_shape(operation: ir.Operation) -> bool:
     if operation.name != "stablehlo.custom_call":
         # JAX assembles shapes from numbers one by one, so a shape without open sizes is made only
-        # of
-        # constants.
+        # of constants.
         entry = REGISTRY.get(operation.name)
         return entry is not None and entry.takes_shape()
     attributes = operation.attributes
@@ -332,8 +330,7 @@ def _problem(op: ir.Operation) -> Problem:
 
 
 # Functions that JAX wraps around a program with open sizes and around the body of a `shard_map`,
-# and
-# those that represent a region while a module is migrated between partitioners. No author wrote
+# and those that represent a region while a module is migrated between partitioners. No author wrote
 # them.
 _WRAPPERS = ("_wrapped_jax_export_main", "shmap_body", "xla.sdy.manual_computation_body")
 

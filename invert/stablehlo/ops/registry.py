@@ -183,8 +183,7 @@ def _out(ctx: Context, op: Op) -> jax.ShapeDtypeStruct:
 _BINDER = binding.Binder(
     _CONVERSIONS,
     # Parameters that are neither operands nor attributes: the context, the op, the type of the
-    # first
-    # result, and its dtype, for results of open size.
+    # first result, and its dtype, for results of open size.
     {"ctx": lambda ctx, op: ctx, "op": lambda ctx, op: op, "out": _out, "dtype": _dtype},
     _attribute,
     lambda op: (op.name, op.location),
@@ -263,8 +262,7 @@ def rule(
     """Register a function of operands and attributes as the rule of `ops`.
 
     The parameters are bound as `invert.primitives.binding` says; `ctx`, `op`, `out` and `dtype` are
-    passed if the function names them. It returns one result,
-    several, or `None` for none. An
+    passed if the function names them. It returns one result, several, or `None` for none. An
     attribute that it does not take is an error.
 
     **Arguments:** see `Entry`.

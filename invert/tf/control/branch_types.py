@@ -1,10 +1,8 @@
 """Traces branches and loop bodies once each, with their results and the state they write.
 
 A branch or body is first traced into a separate jaxpr. This shows which state it writes and which
-of
-its results are static, before `lax.cond` or `lax.while_loop` require results of one type. The jaxpr
-is
-then evaluated inside them, so that a body is raised once however deep it is nested.
+of its results are static, before `lax.cond` or `lax.while_loop` require results of one type. The
+jaxpr is then evaluated inside them, so that a body is raised once, however deeply it is nested.
 """
 
 from __future__ import annotations
@@ -80,7 +78,7 @@ class Optional:
 
 
 @jax.tree_util.register_pytree_node_class
-class _Known:
+class _StaticNode:
     """A static value as a pytree without leaves."""
 
     def __init__(self, value: Value):
@@ -90,7 +88,7 @@ class _Known:
         return (), self.value
 
     @classmethod
-    def tree_unflatten(cls, aux: Any, children: tuple[()]) -> _Known:
+    def tree_unflatten(cls, aux: Any, children: tuple[()]) -> _StaticNode:
         return cls(aux)
 
 
@@ -103,12 +101,12 @@ def flatten(values: Sequence[Value]) -> tuple[list[Any], Callable[[Sequence[Valu
     """The JAX values in `values`, and the function that rebuilds them from others."""
     # A size known only at run time is traced, and must not leave the trace as a static value.
     values = [array(v) if holds_dynamic_size(v) else v for v in values]
-    wrapped = [_Known(v) if is_known(v) else v for v in values]
+    wrapped = [_StaticNode(v) if is_known(v) else v for v in values]
     leaves, tree = jax.tree_util.tree_flatten(wrapped)
 
     def rebuild(new: Sequence[Value]) -> list[Value]:
         values = jax.tree_util.tree_unflatten(tree, new)
-        return [v.value if isinstance(v, _Known) else v for v in values]
+        return [v.value if isinstance(v, _StaticNode) else v for v in values]
 
     return leaves, rebuild
 

@@ -37,7 +37,7 @@ from invert.tf.control.gradient_arrays import gradient_arrays
 from invert.tf.interpreter.context import Context
 from invert.tf.ops.node import Body, Node
 from invert.tf.ops.state import Resource
-from invert.tf.values.bounds import Fact, Given, Sum, fact_of
+from invert.tf.values.bounds import Fact, OuterFacts, Sum, fact_of
 from invert.tf.values.constants import array, pack_dims
 from invert.tf.values.tensor_list import RaggedListError, TensorList, is_known, is_same
 
@@ -218,7 +218,7 @@ class _Loop:
         ctx, values = self._inside(leaves)
         before = dict(ctx.state)
         before_of = {**dict(enumerate(values)), **before}
-        known = Given(leaves, self._facts or [None] * len(leaves))
+        known = OuterFacts(leaves, self._facts or [None] * len(leaves))
         around = self.ctx.plans.get(_GIVEN, ())
         self.ctx.plans[_GIVEN] = (*around, known)
         try:
@@ -458,7 +458,13 @@ class _Loop:
         return out
 
     def _bounded(self, count: int, test: TracedBranch) -> list[Value]:
-        """A loop of `count` steps; steps after the condition failed have no effect."""
+        """A loop of `count` steps; steps after the condition failed have no effect.
+
+        The condition is tested before each step and not after the last one. The bound is derived
+        from facts that hold for every input unless an integer of 32 bits or more wraps around. Two
+        such integers whose difference is known to be `d` then differ by `d` plus or minus 2**32:
+        the original loop would run through about the whole range of the type.
+        """
 
         def step(carry: Sequence[Value]) -> list[Value]:
             k, *leaves = carry

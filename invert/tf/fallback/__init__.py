@@ -1,1 +1,1 @@
-"""Ops without a rule: compiled by XLA, or run on the host."""
+"""Ops that only the host can run."""

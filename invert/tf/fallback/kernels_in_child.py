@@ -2,8 +2,7 @@
 
 On unexpected values some of TensorFlow's kernels abort the process, exhaust memory or never return
 (StringNGrams, DecodeCompressed and others, TensorFlow 2.21). So a child process runs all but those
-in
-`PLAIN`. It has to import TensorFlow, so it is started on first use and kept.
+in `PLAIN`. It has to import TensorFlow, so it is started on first use and kept.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from invert._errors import InvertError, UnsupportedOpError
+from invert._errors import InvertError, UnsupportedOpError, only_refusals
 from invert._private.tensorflow import tf_function_graph, tf_gradient_function, tf_scratch_graph
 from invert.ir.gradient_marker import Gradient
 from invert.tf.interpreter.analysis import Analysis
@@ -161,11 +161,12 @@ def _call_for_results(
     """The number of results, and what `_call` returns for them; the problem if it fails."""
     tf = import_tensorflow()
     try:
-        scratch, cotangents, grads = _call(gradient, op, len(op.outputs))
-        results = len(op.outputs) if overridden else _count_results(grads)
-        # A restored function takes cotangents of the arguments too, which TensorFlow ignores.
-        if any(t is not None and t.consumers() for t in cotangents[results:]):
-            scratch, cotangents, grads = _call(gradient, op, results)
+        with only_refusals():
+            scratch, cotangents, grads = _call(gradient, op, len(op.outputs))
+            results = len(op.outputs) if overridden else _count_results(grads)
+            # A restored function takes cotangents of the arguments too, which TensorFlow ignores.
+            if any(t is not None and t.consumers() for t in cotangents[results:]):
+                scratch, cotangents, grads = _call(gradient, op, results)
     # What JAX and TensorFlow raise if the function has no reverse derivative, or does not fit.
     except (
         ArithmeticError, AttributeError, LookupError, NotImplementedError, RuntimeError, TypeError,

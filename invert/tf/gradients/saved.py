@@ -2,8 +2,7 @@
 
 TensorFlow traces the Python function of `tf.custom_gradient` when it saves a model. The traced
 function takes the gradients of all outputs of the op, then its captures, and returns the gradients
-of
-the inputs (tensorflow/python/saved_model/save.py, TensorFlow 2.21).
+of the inputs (tensorflow/python/saved_model/save.py, TensorFlow 2.21).
 """
 
 from __future__ import annotations
@@ -122,7 +121,7 @@ class SavedGradients:
         """The source of a captured value, seen from a function; `None` if there is none."""
         nodes, saved = self._objects.nodes, self._objects.concrete_functions
         if not 0 <= index < len(nodes):
-            raise MalformedModelError(f"a function captures object {index}, which is not there")
+            raise MalformedModelError(f"a function captures object {index}, which does not exist")
         kind = nodes[index].WhichOneof("kind")
         if kind == "constant":
             node = self._constants.get(nodes[index].constant.operation)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from invert.tf.graph.check import parse_tensor
-from invert.tf.graph.functionalize import Made
+from invert.tf.graph.functionalize import MadeFunction
 from invert.tf.ops.node import Node
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def as_graph(
     function: FunctionDef, protos: Sequence[NodeDef], offset: Callable[[Node, str], int]
-) -> Made:
+) -> MadeFunction:
     """Nodes as a `FunctionDef`, with outputs by number instead of by name, as in a graph."""
     nodes = {}
     for proto in protos:
@@ -33,7 +33,7 @@ def as_graph(
         copy.CopyFrom(proto)
         copy.input[:] = map(tensor, proto.input)
         copies.append(copy)
-    return Made(
+    return MadeFunction(
         tuple(a.name for a in function.signature.input_arg),
         tuple(copies),
         tuple(tensor(function.ret[a.name]) for a in function.signature.output_arg),

@@ -2,8 +2,7 @@
 
 Rules then get well-typed nodes: attributes are present and of the right kind, inputs have the right
 number and types, and used outputs exist. Kinds, types and limits come from TensorFlow's op
-registry.
-Nodes of unknown ops are skipped, since those are reported elsewhere.
+registry. Nodes of unknown ops are skipped, since those are reported elsewhere.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Control flow of TensorFlow 1 as functions: `Switch` and `Merge` become `If`, frames `While`.
 
 A frame of TensorFlow 1 is a cycle in the graph: for each variable `Enter` and `NextIteration` meet
-in
-a `Merge`, and a `Switch` on the `LoopCond` leads to the body or to `Exit`
+in a `Merge`, and a `Switch` on the `LoopCond` leads to the body or to `Exit`
 (tensorflow/python/ops/control_flow_ops.py, TensorFlow 2.21).
 """
 
@@ -29,7 +28,7 @@ _EXITS = ("Exit", "RefExit")
 
 
 @dataclasses.dataclass(frozen=True)
-class Made:
+class MadeFunction:
     """A function made from a part of the graph.
 
     **Arguments:** names of the arguments, nodes, names of the results, and names of further nodes
@@ -49,7 +48,7 @@ def holds_frames(nodes: Iterable[NodeDef]) -> bool:
 
 def functionalize(
     nodes: Iterable[NodeDef], prefix: str, roots: Iterable[str], fed: Iterable[str]
-) -> tuple[list[NodeDef], dict[str, Made]]:
+) -> tuple[list[NodeDef], dict[str, MadeFunction]]:
     """Turn TensorFlow 1 control flow into functions; return nodes and functions.
 
     **Arguments:**
@@ -115,7 +114,7 @@ class _Rewriter:
         self.nodes = {a: make(name=a, op="Placeholder") for a in args}
         self.nodes.update((n.name, n) for n in nodes)
         self.prefix = prefix
-        self.functions: dict[str, Made] = {}
+        self.functions: dict[str, MadeFunction] = {}
         # Nodes moved into a branch, with the `If` of that branch.
         self.moved: dict[str, str] = {}
 
@@ -445,7 +444,7 @@ class _Rewriter:
         key = f"{self.prefix}{name}"
         outputs = tuple(_text(renamed.get(r, r)) for r in results)
         controls = tuple(n for n, _ in waits)
-        self.functions[key] = Made(tuple(args), tuple(members.values()), outputs, controls)
+        self.functions[key] = MadeFunction(tuple(args), tuple(members.values()), outputs, controls)
         return key
 
     def _is_pivot(self, name: str) -> bool:

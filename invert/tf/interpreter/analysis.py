@@ -2,10 +2,8 @@
 
 Which variables a function assigns and whether it draws random numbers must be known before shapes
 are, since both are part of its signature. An op that only the host can run is evaluated at
-conversion
-if its inputs are known. This follows from the graph alone: inputs are known unless they depend on
-an
-argument, a variable or a stateful op.
+conversion if its inputs are known. This follows from the graph alone: inputs are known unless they
+depend on an argument, a variable or a stateful op.
 """
 
 from __future__ import annotations

@@ -192,7 +192,7 @@ class Context:
             try:
                 results = self._raised(entry, node, operands)
             except (LookupError, ZeroDivisionError) as error:
-                # A user error only if TensorFlow refuses these sizes or axes too; otherwise a
+                # A user error only if TensorFlow refuses these sizes or axes too; otherwise it is a
                 # defect.
                 problem = REGISTRY.diagnose(self, node, operands)
                 if problem is None:

@@ -1,10 +1,8 @@
 """Lazy constant folding.
 
 Rules fold the arithmetic that shapes usually need. Other ops may compute shapes and axes too, such
-as
-a rolled or padded vector, and over several ops. Traced values that follow from constants are
-recorded
-here, and computed when a rule asks for numbers.
+as a rolled or padded vector, and over several ops. Traced values that follow from constants are
+recorded here, and computed when a rule asks for numbers.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ Rule = Callable[[list[Value]], Sequence[Value]]
 
 
 @dataclasses.dataclass(frozen=True)
-class Spread:
+class RepeatedArray:
     """A known array that repeats along axes of open sizes.
 
     **Arguments:**
@@ -45,7 +43,7 @@ class Spread:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Made:
+class _Origin:
     """The origin of a traced value: result `k` of an op."""
 
     value: Value
@@ -60,23 +58,23 @@ class Folding:
 
     def __init__(self) -> None:
         # Traced values by identity, kept alive so that ids stay unique.
-        self._made: dict[int, _Made] = {}
-        self._known: dict[int, np.ndarray | Spread | None] = {}
+        self._origins: dict[int, _Origin] = {}
+        self._known: dict[int, np.ndarray | RepeatedArray | None] = {}
 
     def note(
         self, op: str, rule: Rule, operands: Sequence[Value], results: Sequence[Value]
     ) -> None:
         """Record the `results` of `rule` on `operands`, if they follow from constants."""
-        if not operands or not all(is_static(v) or id(v) in self._made for v in operands):
+        if not operands or not all(is_static(v) or id(v) in self._origins for v in operands):
             return
         for k, value in enumerate(results):
             # A value that a rule passes through is recorded where it was made.
-            if is_tracer(value) and id(value) not in self._made:
-                self._made[id(value)] = _Made(value, op, rule, operands, k)
+            if is_tracer(value) and id(value) not in self._origins:
+                self._origins[id(value)] = _Origin(value, op, rule, operands, k)
 
     def known(self, operands: list[Value]) -> list[Value]:
         """The operands, with those that follow from constants as NumPy arrays."""
-        if not any(id(v) in self._made for v in operands):
+        if not any(id(v) in self._origins for v in operands):
             return operands
         with jax.ensure_compile_time_eval():
             values = [self._value(v) for v in operands]
@@ -87,68 +85,68 @@ class Folding:
 
     def _value(self, value: Value) -> Value:
         """The known value of a result; `None` if it depends on open sizes."""
-        made = self._made.get(id(value))
-        if made is None:
+        origin = self._origins.get(id(value))
+        if origin is None:
             return value
         if id(value) not in self._known:
-            operands = [self._value(v) for v in made.operands]
+            operands = [self._value(v) for v in origin.operands]
             try:
-                self._known[id(value)] = _computed(made, operands)
+                self._known[id(value)] = _computed(origin, operands)
             except UnsupportedOpError:
                 self._known[id(value)] = None
         return self._known[id(value)]
 
 
-def _computed(made: _Made, operands: list[Value]) -> np.ndarray | Spread | None:
+def _computed(origin: _Origin, operands: list[Value]) -> np.ndarray | RepeatedArray | None:
     """The result of an op on known operands.
 
     **Raises:** `UnsupportedOpError` if it depends on open sizes.
     """
     if any(v is None for v in operands):
         return None
-    if any(isinstance(v, Spread) for v in operands):
-        return _spread_on(made, operands)
+    if any(isinstance(v, RepeatedArray) for v in operands):
+        return _on_repeated(origin, operands)
     if not any(isinstance(v, np.ndarray) and v.dtype == object for v in operands):
-        return np.asarray(made.rule(operands)[made.k])
-    entry = REGISTRY.get(made.op)
+        return np.asarray(origin.rule(operands)[origin.k])
+    entry = REGISTRY.get(origin.op)
     if entry is not None and entry.repeats_to is not None:
-        return _spread(made, operands, entry.repeats_to)
+        return _repeated(origin, operands, entry.repeats_to)
     # The size of a result cannot be replaced by an example number.
     if entry is not None and any(operands[i].dtype == object for i in entry.size_operands):
         return None
-    return _moved(made, operands)
+    return _moved(origin, operands)
 
 
-def _spread(made: _Made, operands: list[Value], place: int) -> Spread:
+def _repeated(origin: _Origin, operands: list[Value], place: int) -> RepeatedArray:
     """A constant repeated along open sizes, to the shape given by operand `place`."""
     shape = tuple(operands[place].ravel().tolist())
     given = list(operands)
     given[place] = np.asarray([d if isinstance(d, int) else 1 for d in shape], np.int32)
-    return Spread(np.asarray(made.rule(given)[made.k]), shape)
+    return RepeatedArray(np.asarray(origin.rule(given)[origin.k]), shape)
 
 
-def _spread_on(made: _Made, operands: list[Value]) -> np.ndarray | Spread | None:
+def _on_repeated(origin: _Origin, operands: list[Value]) -> np.ndarray | RepeatedArray | None:
     """The result of an op on arrays that repeat along open sizes."""
-    data = [v.data if isinstance(v, Spread) else v for v in operands]
+    data = [v.data if isinstance(v, RepeatedArray) else v for v in operands]
     if any(v.dtype == object for v in data):
         return None
     shapes = [v.shape for v in operands]
-    entry = REGISTRY.get(made.op)
+    entry = REGISTRY.get(origin.op)
     if entry is None:
         return None
     if entry.idempotent:
         (whole, rank) = shapes[0], len(shapes[0])
         axes = {int(a) % rank for a in data[1].ravel()}
-        result = np.asarray(made.rule(data)[made.k])
+        result = np.asarray(origin.rule(data)[origin.k])
         if result.ndim == rank:  # with axes of one
             return None
         shape = tuple(d for i, d in enumerate(whole) if i not in axes)
     elif entry.rows is elementwise:
-        result = np.asarray(made.rule(data)[made.k])
+        result = np.asarray(origin.rule(data)[origin.k])
         shape = jax.lax.broadcast_shapes(*shapes)
     else:
         return None
-    return result if result.shape == shape else Spread(result, shape)
+    return result if result.shape == shape else RepeatedArray(result, shape)
 
 
 # Example numbers for unknown sizes, chosen not to occur in shapes.
@@ -164,7 +162,7 @@ _MOVED: dict[str, slice] = {
 }
 
 
-def _moved(made: _Made, operands: Sequence[Value]) -> np.ndarray:
+def _moved(origin: _Origin, operands: Sequence[Value]) -> np.ndarray:
     """The result of an op that only moves elements, some of them open sizes.
 
     **Raises:** `UnsupportedOpError` if it computes with a size, or compares one.
@@ -180,7 +178,7 @@ def _moved(made: _Made, operands: Sequence[Value]) -> np.ndarray:
         full = list(given)
         for i, value in zip(places, values, strict=True):
             full[i] = value
-        return made.rule(full)[made.k]
+        return origin.rule(full)[origin.k]
 
     try:
         program = trace_closed(run, *(given[i] for i in places))
@@ -189,7 +187,7 @@ def _moved(made: _Made, operands: Sequence[Value]) -> np.ndarray:
     if program is None or not _only_moves(program, [True] * len(places))[0]:
         raise UnsupportedOpError([Problem("shape", "is computed from an open size")])
     found = {n: d for d, n in numbers.items()}
-    return _restored(np.asarray(made.rule(given)[made.k]), found)
+    return _restored(np.asarray(origin.rule(given)[origin.k]), found)
 
 
 def _only_moves(program: AnyJaxpr, of_sizes: Sequence[bool]) -> tuple[bool, list[bool]]:

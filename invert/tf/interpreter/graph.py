@@ -16,7 +16,7 @@ from invert.protos.tensors import decode_tensor
 from invert.tf.graph.body import function_body, make_body, ordered, output_offset
 from invert.tf.graph.calls import as_graph
 from invert.tf.graph.check import checked
-from invert.tf.graph.functionalize import Made, functionalize, holds_frames
+from invert.tf.graph.functionalize import MadeFunction, functionalize, holds_frames
 from invert.tf.graph.library import Library
 from invert.tf.graph.seeds import by_key
 from invert.tf.interpreter import effects
@@ -83,7 +83,7 @@ class Graph:
         self._effects: dict[str, bool] = {}
         self._options: dict[str, Mapping[str, AttrValue | None]] = {}
         self.notes: dict[str, None] = {}  # lines for the report
-        self._made: dict[str, Made] = {}
+        self._made: dict[str, MadeFunction] = {}
         if function:
             self.main = self.body(function)
             for node in self.main.nodes:  # locations in it omit its name

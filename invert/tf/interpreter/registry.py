@@ -229,8 +229,7 @@ def rule(
 
     The parameters are bound as `invert.primitives.binding` says; `ctx`, `node` and `op` (the type)
     where the function names them. It returns one result, a tuple of results, or `None` for none. An
-    attribute that it does not
-    take is refused if it differs from its default.
+    attribute that it does not take is refused if it differs from its default.
 
     **Arguments:** see `Entry`.
     """

@@ -1,8 +1,7 @@
 """Common rules for bounded arrays; see `tf.values.bounded`.
 
 They apply the op's usual rule to whole arrays, since each row of the result depends on one row
-only. An
-op declares which of these applies by `rows=`.
+only. An op declares which of these applies by `rows=`.
 """
 
 from __future__ import annotations

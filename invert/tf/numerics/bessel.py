@@ -1,11 +1,9 @@
 """Bessel functions of the first, second and third kind, of orders 0 and 1.
 
 Up to a bound the functions are smooth in the square of x, except for known terms in the logarithm
-and
-inverse of x; beyond it, after factoring out a phase or a power (Abramowitz and Stegun, Handbook of
-Mathematical Functions, 9.1, 9.2, 9.6 and 9.7). The smooth parts are Chebyshev series, with
-coefficients
-computed by mpmath in 40 digits and rounded to double.
+and inverse of x; beyond it, after factoring out a phase or a power (Abramowitz and Stegun, Handbook
+of Mathematical Functions, 9.1, 9.2, 9.6 and 9.7). The smooth parts are Chebyshev series, with
+coefficients computed by mpmath in 40 digits and rounded to double.
 """
 
 from __future__ import annotations
@@ -18,8 +16,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 # Series in t in [-1, 1]. J and Y up to 8: t = x**2 / 32 - 1; P and Q beyond: t = 128 / x**2 - 1. K
-# up to
-# 2: t = x**2 / 2 - 1; beyond: t = 4 / x - 1.
+# up to 2: t = x**2 / 2 - 1; beyond: t = 4 / x - 1.
 _SERIES: dict[str, tuple[float, ...]] = {
     "J0": (
         0.15772797147489012,

@@ -1,8 +1,7 @@
 """Random numbers as XLA draws them, for functions that TensorFlow compiles with XLA.
 
 ThreeFry has no other implementation. The words of Philox equal those of TensorFlow's own kernels,
-but
-are converted to numbers differently. Layout of the counters and conversions to floats as in
+but are converted to numbers differently. Layout of the counters and conversions to floats as in
 xla/hlo/builder/lib/prng.cc and tensorflow/compiler/tf2xla/kernels/stateless_random_ops_v2.cc
 (TensorFlow 2.21).
 """

@@ -57,7 +57,7 @@ def type_at(runs: Iterable[Run], index: int) -> int | None:
 def fits(given: int, wanted: int) -> bool:
     """Whether a tensor of one type may be an input of another type; 0: unknown.
 
-    A reference serves as a value, but no value as a reference.
+    A reference serves as a value, but not the reverse.
     """
     return not given or not wanted or given == wanted or given - REFERENCE == wanted
 

@@ -15,7 +15,7 @@ from invert.tf.values.bounded import BoundedArray
 
 
 @dataclasses.dataclass(frozen=True)
-class Stretch:
+class BoundedSlice:
     """A slice of an axis whose length depends on data.
 
     **Arguments:**
@@ -72,10 +72,10 @@ def _rows(x: Value) -> tuple[Array, Value]:
     return jnp.asarray(x), x.shape[0]
 
 
-def rows_of(x: Value, stretch: Stretch, origin: Problem) -> BoundedArray:
+def rows_of(x: Value, row_slice: BoundedSlice, origin: Problem) -> BoundedArray:
     """A slice of the first axis of x, which may be bounded."""
     data, size = _rows(x)
-    places, count = stretch.places(size, data.shape[0])
+    places, count = row_slice.places(size, data.shape[0])
     if isinstance(data.shape[0], int) and data.shape[0] == 0:
         return BoundedArray(data, count, origin)
     y = jnp.take(data, places, axis=0, mode="clip")
@@ -83,7 +83,7 @@ def rows_of(x: Value, stretch: Stretch, origin: Problem) -> BoundedArray:
     return BoundedArray(jnp.where(count > 0, y, lax.full_like(y, 1)), count, origin)
 
 
-def put_rows(x: Value, stretch: Stretch, values: Value) -> Value:
+def put_rows(x: Value, row_slice: BoundedSlice, values: Value) -> Value:
     """x with `values` in a slice of the first axis; x may be bounded.
 
     **Arguments:**
@@ -91,7 +91,7 @@ def put_rows(x: Value, stretch: Stretch, values: Value) -> Value:
     - `values`: as many rows as the capacity of the slice.
     """
     data, size = _rows(x)
-    places, count = stretch.places(size, data.shape[0])
+    places, count = row_slice.places(size, data.shape[0])
     valid = lax.iota(np.int32, places.shape[0]) < count
     # An index past the end leaves the array unchanged.
     places = jnp.where(valid, places, np.int32(data.shape[0]))

@@ -2,8 +2,7 @@
 
 A fact about a number says what it equals, as a sum of other numbers, and its lower and upper bound.
 So `x[i : i + 2]` has two rows for every `i`, and a loop that counts up to a data-dependent number
-is
-bounded by its largest value, as for the squarings of `tf.linalg.expm`.
+is bounded by its largest value, as for the squarings of `tf.linalg.expm`.
 """
 
 from __future__ import annotations
@@ -138,7 +137,7 @@ def hull(facts: Facts) -> Fact:
     return Fact(Sum(min(low for low, _ in ends)), Sum(max(high for _, high in ends)))
 
 
-class Given:
+class OuterFacts:
     """Facts of numbers defined elsewhere, such as the variables of a loop.
 
     `asked`: whether a number without a fact was looked up.
@@ -165,7 +164,7 @@ class _Reader:
     - `finite`: whether numbers of unknown origin may be assumed finite.
     """
 
-    def __init__(self, given: Sequence[Given] = (), finite: bool = False):
+    def __init__(self, given: Sequence[OuterFacts] = (), finite: bool = False):
         self._assumed, self._finite = given, finite
         # Values are kept alive, so that their ids stay unique.
         self._seen: dict[int, tuple[Any, Facts]] = {}
@@ -233,7 +232,7 @@ def known(array: Value) -> np.ndarray | None:
     return np.asarray(whole, array.dtype).reshape(array.shape)
 
 
-def fact_of(number: Value, given: Sequence[Given] = (), *, finite: bool = False) -> Fact:
+def fact_of(number: Value, given: Sequence[OuterFacts] = (), *, finite: bool = False) -> Fact:
     """The fact about one number.
 
     **Arguments:**

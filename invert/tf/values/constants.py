@@ -1,8 +1,7 @@
 """Constant folding of shapes and indices with NumPy while raising.
 
 A value in a graph is either a JAX value or a `np.ndarray`. The latter is a constant or computed
-from shapes; if it contains a symbolic dimension, its dtype
-is `object`.
+from shapes; if it contains a symbolic dimension, its dtype is `object`.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ class DynamicSize:
 
     @property
     def capacity(self) -> DimSize:
-        """The capacity for so many rows, at least zero."""
+        """The capacity for this many rows, at least zero."""
         return int_max(self.most, 0)
 
     def _with(
@@ -92,7 +92,7 @@ class DynamicSize:
         return self._with(other, jnp.minimum, int_min) if found is None else found
 
     def _one_of(self, other: Value, *, larger: bool) -> Value:
-        """The one of the two that is larger or smaller; `None` if that depends on data."""
+        """The larger or smaller of the two; `None` if that depends on data."""
         if isinstance(other, DynamicSize):
             return None
         if decided("ge", self.least, other):

@@ -53,7 +53,7 @@ class TensorList:
     def tree_flatten(self) -> tuple[tuple[Value, ...], Value]:
         fixed = self.size if is_size(self.size) else None
         dynamic = None if is_size(self.size) else self.size
-        aux = (fixed, _Hidden((self.element, self.same)), self.dtype, self.growth)
+        aux = (fixed, _Uncompared((self.element, self.same)), self.dtype, self.growth)
         return (self.items, self.buffer, dynamic), aux
 
     @classmethod
@@ -125,14 +125,14 @@ class RaggedListError(UnsupportedOpError):
     """Elements of a list have several shapes, but one is needed."""
 
 
-class _Hidden:
+class _Uncompared:
     """Keeps types and arrays out of the comparison of tree structures."""
 
     def __init__(self, value: Value):
         self.value = value
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Hidden)
+        return isinstance(other, _Uncompared)
 
     def __hash__(self) -> int:
         return 0

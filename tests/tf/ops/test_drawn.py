@@ -149,7 +149,7 @@ def test_crops_of_a_key(op):
             assert whole or areas[0] - 0.02 <= height * width / 8000 <= areas[1] + 0.02
             assert whole or ratios[0] - 0.1 <= width / height <= ratios[1] + 0.1
             ends = np.concatenate([begin[:2], begin[:2] + size[:2]]) / [100, 80, 100, 80]
-            np.testing.assert_allclose(box[0, 0], ends, rtol=1e-6)
+            np.testing.assert_allclose(box[0, 0], ends, rtol=1e-6, atol=1e-6)
     assert len({tuple(results[0]) for results in found}) > 6
 
 

@@ -100,7 +100,7 @@ def test_an_update_of_rows_that_occur_twice_trains_as_in_tensorflow():
 
     table = np.random.default_rng(0).normal(size=(6, 3)).astype(np.float32)
     want, got = results(step, table, np.array([1, 4, 1, 0, 1]))
-    np.testing.assert_allclose(got[0], want[0], rtol=1e-6)
+    np.testing.assert_allclose(got[0], want[0], rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("merge", [False, True])
@@ -116,7 +116,7 @@ def test_best_path(merge):
     assert_padded(want[:1], got[:1], -1)
     assert_padded(want[1:2], got[1:2], 0)
     np.testing.assert_array_equal(got[2], want[2])
-    np.testing.assert_allclose(got[3], want[3], rtol=1e-6)
+    np.testing.assert_allclose(got[3], want[3], rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize(("width", "paths", "merge"), [(5, 2, False), (20, 3, True)])
@@ -136,7 +136,7 @@ def test_beam_search(width, paths, merge):
     assert_padded(want[paths : 2 * paths], got[paths : 2 * paths], 0)
     for w, g in zip(want[2 * paths : 3 * paths], got[2 * paths : 3 * paths], strict=True):
         np.testing.assert_array_equal(g, w)
-    np.testing.assert_allclose(got[-1], want[-1], rtol=1e-5)
+    np.testing.assert_allclose(got[-1], want[-1], rtol=1e-5, atol=1e-6)
 
 
 SAMPLERS = {
@@ -203,7 +203,7 @@ def test_accidental_hits_are_taken_out_of_a_sampled_softmax():
 
     w, x = (g.normal(size=(n, 4)).astype(np.float32) for n in (10, 3))
     want, got = results(fn, w, x, np.array([[0, 1], [5, 7], [9, 9]]))
-    np.testing.assert_allclose(got[0], want[0], rtol=1e-5)
+    np.testing.assert_allclose(got[0], want[0], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(("dtype", "rounds"), [("int32", 4), ("uint64", 24)])
@@ -253,7 +253,7 @@ def test_parts_that_are_put_together_again(ids, stitch):
         module = converted(lambda *a: _partitioned_lookup(a[0], a[1:], join), ids, *tables)
         found = jax.grad(lambda ts: (module(ids, *ts) ** 2).sum())(tables)
     for grad, other in zip(grads, found, strict=True):
-        np.testing.assert_allclose(other, grad, rtol=1e-6)
+        np.testing.assert_allclose(other, grad, rtol=1e-6, atol=1e-6)
 
 
 def test_parts_whose_sizes_would_be_seen_are_refused():

@@ -174,7 +174,7 @@ def test_references():
     state = {Resource("reference", n): v for n, v in (("v", initial), ("a", initial * 0))}
     for i in range(3):
         Analysis(program).run([initial + i], state)
-        np.testing.assert_allclose(state[Resource("reference", "v")], want[i], rtol=1e-6)
+        np.testing.assert_allclose(state[Resource("reference", "v")], want[i], rtol=1e-6, atol=1e-6)
 
 
 def test_ten_steps_of_training():

@@ -43,7 +43,7 @@ def check(fn, *args, groups=()):
         got[group] = without_padding(got[group])
     for i, (g, w) in enumerate(zip(got, want, strict=True)):
         assert (g.dtype, g.shape) == (w.dtype, w.shape), i
-        np.testing.assert_allclose(g, w, rtol=1e-6, err_msg=str(i))
+        np.testing.assert_allclose(g, w, rtol=1e-6, atol=1e-6, err_msg=str(i))
     return module
 
 

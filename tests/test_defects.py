@@ -1,0 +1,99 @@
+"""Bugs of this package are not taken for refusals of JAX."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
+
+import invert
+import invert._pipeline
+import invert._verify
+from invert._errors import DefectError, only_refusals
+from invert.ir import meshes
+from invert.ir.types import Value
+
+
+def _takes_nothing() -> None:
+    """Called with arguments, it raises a `TypeError` in the code of its caller."""
+
+
+def _own_type_error() -> None:
+    meshes.has_meshes()  # pyright: ignore
+
+
+def _refused_by_jax() -> None:
+    jnp.dot(jnp.ones(2), jnp.ones(3))
+
+
+def _refused_by_traced_jax() -> None:
+    jax.make_jaxpr(lambda x: jnp.reshape(x, (4,)))(jnp.ones(3))
+
+
+def _refused_by_numpy() -> None:
+    np.broadcast_shapes((2,), (3,))
+
+
+@pytest.mark.parametrize(
+    "action", [_refused_by_jax, _refused_by_traced_jax, _refused_by_numpy, _own_type_error]
+)
+def test_refusals_of_libraries_and_of_callers_keep_their_type(action: Callable[[], None]) -> None:
+    with pytest.raises((TypeError, ValueError)), only_refusals():
+        action()
+
+
+def test_an_error_raised_on_purpose_keeps_its_type() -> None:
+    with pytest.raises(ValueError, match="not a size"), only_refusals():
+        invert.save(_module(), "unused", max_shard_size=-1)
+
+
+def _module() -> invert.Module:
+    return invert.from_stablehlo(jax.jit(jnp.cumsum).lower(jnp.ones(3)))
+
+
+def test_a_bug_while_lowering_again_is_not_a_certificate(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(invert._verify, "eval_closed", _takes_nothing)
+    with pytest.raises(DefectError, match=r"TypeError in invert\._verify, line"):
+        _module()
+
+
+def test_a_bug_while_comparing_is_not_a_certificate(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(invert._verify, "largest_gap", _takes_nothing)
+    jaxpr = jax.make_jaxpr(jnp.sin)(jnp.ones(3)).jaxpr
+    with pytest.raises(DefectError, match=r"TypeError in invert\._verify, line"):
+        invert._verify.compared(jaxpr, jaxpr, ())
+
+
+def test_a_bug_at_symbolic_sizes_is_no_reason_to_divide_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    spec = jax.ShapeDtypeStruct(jax.export.symbolic_shape("n"), jnp.float32)
+    exported = jax.export.export(jax.jit(jnp.sin))(spec)
+    monkeypatch.setattr(invert._pipeline, "_recognize", _takes_nothing)
+    with pytest.warns(invert.DefectWarning, match="DefectError: TypeError in invert._pipeline"):
+        module = invert.from_exported(exported)
+        with pytest.raises(TypeError, match="_takes_nothing"):
+            module(jnp.ones(3))
+
+
+def test_a_bug_does_not_switch_off_checks_of_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    mesh = jax.make_mesh((1,), ("x",), axis_types=(AxisType.Auto,))
+    mapped = jax.shard_map(
+        lambda x: jax.lax.psum(jnp.sin(x), "x"), mesh=mesh, in_specs=P("x"), out_specs=P()
+    )
+    closed = jax.make_jaxpr(mapped)(jnp.ones(4))
+    assert meshes.has_shards(meshes.checked(closed))
+    axes_of: list[Callable[[Value], frozenset[str]]] = [meshes.varying, lambda x: None]  # pyright: ignore
+
+    def fails_once(x: Value) -> frozenset[str]:
+        return axes_of.pop()(x) if len(axes_of) > 1 else axes_of[0](x)
+
+    monkeypatch.setattr(meshes, "varying", fails_once)
+    with pytest.raises(DefectError, match=r"TypeError in invert\.ir\.meshes, line"):
+        meshes.checked(closed)
