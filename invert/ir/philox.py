@@ -64,6 +64,12 @@ def stateless_uniform(key: jax.Array, counter: jax.Array, shape: tuple[int, ...]
     return uniform.reshape(-1)[:size].reshape(shape)
 
 
+# The C library's functions evaluate a short polynomial in `float64` and round to `float32`, with
+# errors up to 0.8 units in the last place. The same polynomials are evaluated to draw the same
+# numbers: coefficients and tables as in glibc 2.28 and later, sysdeps/ieee754/flt-32/e_logf.c and
+# s_sincosf.h. XLA's `float64` functions call the C library on CPU and need no such care.
+
+
 @jax.jit
 def logf(x: jax.Array) -> jax.Array:
     """The logarithm of positive numbers, rounded as by `logf` of the C library (glibc 2.28)."""

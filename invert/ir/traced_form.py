@@ -293,14 +293,9 @@ def _composed(jaxpr: Jaxpr) -> Jaxpr:
 
 
 def _narrow(jaxpr: Jaxpr) -> Jaxpr:
-<<<<<<< HEAD
-    """As `_composed`, with operands as narrow as they may be."""
+    """As `_composed`, with operands as narrow as possible."""
     narrow = with_narrow_operands(_composed(jaxpr))
     return _composed(with_kept_axes(with_late_axes(narrow)))
-=======
-    """As `_composed`, with operands as narrow as possible."""
-    return _composed(with_narrow_operands(_composed(jaxpr)))
->>>>>>> main
 
 
 def _moves_axes(eqn: Eqn) -> bool:
