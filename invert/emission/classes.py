@@ -628,7 +628,8 @@ def _kind(cls: Class, kinds: Callable[[Node], str], *, keras: bool) -> str:
         return "Mlp" if linear and not products else ""
     for sign, name, other in _CALLED:
         if sign in text:
-            if name == "Norm" and "mean_square = " in text and "square_of_mean" not in text:
+            centered = re.search(r"\b(mean|var) = ", text)
+            if name == "Norm" and "mean_square = " in text and centered is None:
                 return "RmsNorm"
             return other if keras else name
     return ""

@@ -227,5 +227,7 @@ def test_norms_have_one_form(norm: Callable[..., Any], lines: tuple[str, ...]) -
     at = [written.index(line) for line in lines]
     assert at == sorted(at), source
     assert np.array_equal(module(x), module.model(x))
-    slopes = [jax.grad(lambda a, f=f: jnp.sum(jnp.sin(f(a))))(x) for f in (module, module.model)]
-    np.testing.assert_allclose(*slopes, rtol=1e-4, atol=1e-4)  # compiled apart
+    slopes = [
+        jax.jit(jax.grad(lambda a, f=f: jnp.sum(jnp.sin(f(a)))))(x) for f in (module, module.model)
+    ]
+    np.testing.assert_allclose(*slopes, rtol=1e-3, atol=1e-3)  # compiled apart
