@@ -19,7 +19,7 @@ from invert.emission.expressions.body import Body, Placed
 from invert.emission.expressions.statements import FunctionText, Repeat, render
 from invert.emission.file import File
 from invert.emission.initial import GATES, HIDDEN, Initializers, Starts
-from invert.emission.layers import fold
+from invert.emission.layers import fold, skips
 from invert.emission.layers.cut import Assign, Layer, LayerCall, calls
 from invert.emission.layers.lists import Lists, Loop, Unrolled
 from invert.emission.layers.shared import (
@@ -242,6 +242,8 @@ class Classes:
         for v in eqn.outvars:
             own = inside.get(v)
             other = own if not alone and own is not None and says(own) else hint
+            if not alone and own in ("h", "c"):
+                other = f"{hint}_{own}"  # the state in the end, beside other results
             hints.append("state" if isinstance(v, StateVar) else other)
         return hints
 
@@ -264,20 +266,46 @@ class Classes:
         for v in root.nodes:
             self._draft(v, levels, order)
         # From the innermost outwards, since modules with fields of different classes differ.
+        inside: set[Node] = set()
+        earlier: list[Draft] = []
         for drafts in levels:
-            for group in groups(drafts, self._key, fold.parts):
-                cls = Class(syntax.new_token(), group)
+            # A layer that another one skips lets the latter be a level below.
+            again = [d for d in earlier if d.node not in inside and self.of[d.node].plain]
+            skips.lend(drafts, self._arrays)
+            keys = skips.keys(drafts, again, self._key, lambda node: self.of[node].token)
+            below = {self.of[d.node] for d in again if d in keys}
+            every = [*drafts, *(d for cls in below for d in cls.drafts if d in keys)]
+            for group in groups(every, keys.__getitem__, fold.parts):
+                cls = Class(syntax.new_token(), skips.ordered(group))
+                cls.skipped = skips.skipped(cls.drafts)
                 fold.prepare(cls, self._function)
-                self.of.update({d.node: cls for d in group})
                 for draft in group:
+                    self.of.pop(draft.node, None)  # the classes inside of a class come first
+                    self.of[draft.node] = cls
                     for place, child in draft.children:
                         place.id = self.of[child].token
+                        inside.add(child)
+            earlier += drafts
         self._check_lists(root)
-        for cls in dict.fromkeys(self.of[d.node] for d in order):
+        for cls in self._in_order(order):
             first = cls.drafts[0]
             body = [*first.fields, *first.methods]
             cls.definition = syntax.class_of(cls.token, [syntax.name("eqx.Module")], body)
             self.file.definitions.append(cls.definition)
+
+    def _in_order(self, drafts: Sequence[Draft]) -> list[Class]:
+        """The classes of some nodes, those of their fields first."""
+        found: dict[Class, None] = {}
+
+        def add(cls: Class) -> None:
+            if cls not in found and cls.drafts:
+                for _, child in cls.drafts[0].children:
+                    add(self.of[child])
+                found[cls] = None
+
+        for draft in drafts:
+            add(self.of[draft.node])
+        return list(found)
 
     def _function(self, call: ast.Call) -> str:
         """The name of a function of the file that is an activation with options."""
@@ -301,17 +329,26 @@ class Classes:
                     raise EmissionError("layers that compute the same are of different classes")
                 self._check_lists(value)
 
-    def _key(self, draft: Draft) -> Hashable:
-        """Features shared by nodes of one class, besides numbers in the text."""
+    def _key(self, draft: Draft, without: str | None = None) -> Hashable:
+        """Features shared by nodes of one class, besides numbers in the text.
+
+        **Arguments:**
+
+        - `without`: a layer that is left out; then the text is a single expression.
+        """
         node = draft.node
-        found = fold.core(draft) if node.layers else None
+        found = fold.core(draft) if draft.methods else None
         bias = "" if found is None else found.bias
-        fields = {n: v for n, v in node.fields.items() if n != bias}
+        fields = {n: v for n, v in node.fields.items() if n not in (bias, without)}
         arrays = zip(draft.arrays, draft.sources, strict=True)
         return (
             # Modules that compute nothing are also distinguished by name.
-            "" if node.layers else camel(node.name),
-            tuple(draft.texts) if found is None else found.text(),
+            "" if draft.methods else camel(node.name),
+            skips.expression(draft, without)
+            if without is not None
+            else tuple(draft.texts)
+            if found is None
+            else found.text(),
             tuple(map(self._start, fields.values())),
             tuple((n, tuple(self.of[m].token for m in _modules(v))) for n, v in fields.items()),
             tuple(
@@ -319,6 +356,13 @@ class Classes:
                 for (kind, shape), source in arrays
                 if not bias or fold.field_of(source) != bias
             ),
+        )
+
+    def _arrays(self, draft: Draft) -> Hashable:
+        """The fields of a layer that holds arrays only."""
+        fields = draft.node.fields
+        return tuple((n, self._start(v)) for n, v in fields.items()), tuple(
+            (kind, len(shape)) for kind, shape in draft.arrays[: len(fields)]
         )
 
     def _start(self, value: Var | Node) -> Hashable:
@@ -526,6 +570,7 @@ class Classes:
             generalize(cls.drafts, named.first(), self.file.names.taken)
             make_static(cls)
             fold.write(cls)
+            skips.write(cls)
             for i, (name, values) in enumerate(cls.statics.items()):
                 field = syntax.declare(name, static_type(values))
                 assert isinstance(field, ast.AnnAssign)

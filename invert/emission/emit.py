@@ -458,12 +458,15 @@ class _Variant:
             for eqn in jaxpr.eqns:
                 for atom in filter(is_var, eqn.invars):
                     users[atom].append(eqn)
-        scales = {v for v in self.values if layer_tree.constant_name(v, users) == "scale"}
+        uses = {v: layer_tree.constant_name(v, users) for v in self.values}
+        scales = {v for v, use in uses.items() if use == "scale"}
+        added = {v for v, use in uses.items() if use == "bias" or _is_joined(v, users)}
+        split = {v for v in self.values if _is_split(v, users)}
         names = {v: path[-1] for v, path in self.paths.items()}
         sources = " ".join(r.entry.source for r in self.recovered.values())
         keras = is_keras(sources, [n for name in params for n in layer_tree.split_name(name)])
         lstm = _forgetful(self.paths) if keras else frozenset()
-        return Starts(names, values, scales, frozenset(self.held), keras, lstm)
+        return Starts(names, values, scales, frozenset(self.held), keras, lstm, split, added)
 
     def _begin(self, text: str) -> None:
         first = next(iter(self.recovered.values()))
@@ -692,6 +695,27 @@ def _forgetful(paths: Mapping[Var, cut.Path]) -> frozenset[Var]:
         and v.aval.shape == shape[-1:]
         and shape[-1] == 4 * shape[0]
     )
+
+
+def _is_split(v: Var, users: Mapping[Var, Sequence[Eqn]]) -> bool:
+    """Whether an array of three axes is only multiplied along its first one."""
+    if len(v.aval.shape) != 3 or not users.get(v):
+        return False
+    return all(
+        e.primitive.name == "dot_general"
+        and e.invars[1] is v
+        and tuple(e.params["dimension_numbers"][0][1]) == (0,)
+        for e in users[v]
+    )
+
+
+def _is_joined(v: Var, users: Mapping[Var, Sequence[Eqn]]) -> bool:
+    """Whether an array, possibly broadcast, is only concatenated with others."""
+    own = users.get(v, ())
+    names = {e.primitive.name for e in own}
+    if names == {"broadcast_in_dim"}:
+        return all(_is_joined(e.outvars[0], users) for e in own)
+    return names == {"concatenate"}
 
 
 def _units(file: File, jaxpr: Jaxpr) -> list[list[Eqn]]:

@@ -1,9 +1,8 @@
 """Writes the `__init__` of classes: arrays to train from scratch, and the layers inside.
 
 Sizes that differ between the layers of a class are its arguments. A kernel gets the initializer of
-its library, by name: `glorot_uniform` in Keras, `lecun_normal`
-elsewhere. Summands are zeros, factors are ones, and a small constant of the program keeps its
-value.
+its library, by name: `glorot_uniform` in Keras, `lecun_normal` elsewhere. Summands are zeros,
+factors are ones, and a small constant of the program keeps its value.
 """
 
 from __future__ import annotations
@@ -35,6 +34,8 @@ _ZEROS = frozenset("bias beta mean moving_mean running_mean offset shift".split(
 _EMBEDDINGS = frozenset("embedding embeddings".split())
 # Names that only Keras uses.
 _KERAS = frozenset("gamma embeddings recurrent_kernel moving_variance".split())
+# The arguments of a layer that a node does without.
+_MISSING = object()
 # Larger constants are not written out.
 _WRITTEN = 64
 
@@ -51,6 +52,8 @@ class Starts:
     - `held`: the parameters in the state.
     - `keras`: whether the program comes from Keras.
     - `lstm`: the biases of Keras's LSTMs, whose forget gates start at one.
+    - `split`: kernels with one axis of inputs and two of outputs, such as heads and their features.
+    - `added`: parameters that are only added or joined to others, such as those of positions.
     """
 
     names: Mapping[Var, str]
@@ -59,6 +62,8 @@ class Starts:
     held: Set[Var]
     keras: bool
     lstm: Set[Var] = frozenset()
+    split: Set[Var] = frozenset()
+    added: Set[Var] = frozenset()
 
     def of(self, v: Var) -> str:
         """The name of an initializer, or `zeros`, `ones`, `forget`, `values`, `key`."""
@@ -84,7 +89,11 @@ class Starts:
             return "orthogonal"
         if name == "weight" and not self.keras:
             return "kaiming_uniform"
-        return "glorot_uniform" if self.keras else "lecun_normal"
+        if self.keras:
+            return "glorot_uniform"  # Keras counts the inputs of split kernels as JAX does
+        if v in self.added:
+            return "normal"
+        return "lecun_normal_heads" if v in self.split else "lecun_normal"
 
     def unknown(self, variables: Iterable[Var]) -> list[Var]:
         """The constants that are too large to be written."""
@@ -110,6 +119,7 @@ _FIXED = frozenset(("zeros", "ones", "values", "key", "forget"))
 # Initializers with arguments. PyTorch's is that of `nn.Linear` and of convolutions, whose weights
 # have outputs first; the bounds are those of Keras's embeddings.
 _SPELLED = {
+    "lecun_normal_heads": "jax.nn.initializers.lecun_normal(in_axis=0, out_axis=(1, 2))",
     "kaiming_uniform": (
         'jax.nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform", in_axis=1, out_axis=0)'
     ),
@@ -289,8 +299,15 @@ class _Writing:
                 return ast.IfExp(given, start, ast.Constant(None))
             held = first in self.all.starts.held
             return call("eqx.nn.StateIndex", start) if held else start
-        nodes = [v for v in values if isinstance(v, Node)]
-        return self._list(nodes) if first.listed else self._module(nodes, self._key)
+        nodes = [v if isinstance(v, Node) else None for v in values]
+        if None in nodes:
+            name = self.names.new(f"use_{self.cls.skipped}")
+            self.arguments[name] = tuple(v is not None for v in values)
+            self.defaults[name] = True
+            start = self._module(nodes, self._key)
+            return ast.IfExp(ast.Name(name, ast.Load()), start, ast.Constant(None))
+        whole = [n for n in nodes if n is not None]
+        return self._list(whole) if first.listed else self._module(whole, self._key)
 
     def _array(self, v: Var, shapes: Sequence[Sequence[int]]) -> ast.expr:
         start = self.all.starts.of(v)
@@ -324,9 +341,10 @@ class _Writing:
         )
         return syntax.method(gate, "set", number(1.0))
 
-    def _module(self, nodes: Sequence[Node], key: Callable[[], ast.expr]) -> ast.expr:
+    def _module(self, nodes: Sequence[Node | None], key: Callable[[], ast.expr]) -> ast.expr:
         """A module, or a stack of them."""
         first = nodes[0]
+        assert first is not None  # the first node has all fields
         count = first.layers[0].count if first.layers else 0
         if not count:
             return self._new(nodes, key)
@@ -338,19 +356,21 @@ class _Writing:
         each = each or call("jnp.arange", number(count))
         return call(call("eqx.filter_vmap", ast.Lambda(arguments, body)), each)
 
-    def _new(self, nodes: Sequence[Node], key: Callable[[], ast.expr]) -> ast.expr:
-        """A call of a class."""
+    def _new(self, nodes: Sequence[Node | None], key: Callable[[], ast.expr]) -> ast.expr:
+        """A call of a class, which some of the nodes do without."""
         first = nodes[0]
+        assert first is not None  # the first node has all fields
         native = native_of(first)
         if native is not None:
-            natives = [n for node in nodes if (n := native_of(node)) is not None]
+            natives = [n for node in nodes if node and (n := native_of(node)) is not None]
             return self._native(first, natives, key)
-        made = [self.all.made(n) for n in nodes]
-        init = made[0][0]
+        init, _ = self.all.made(first)
+        made = [None if n is None else self.all.made(n) for n in nodes]
         args: list[ast.expr] = []
         keywords: dict[str, ast.expr] = {}
         for name in init.arguments:
-            column = tuple(m.arguments[name][i] for m, i in made)
+            own = [_MISSING if m is None else m[0].arguments[name][m[1]] for m in made]
+            column = self._completed(own)
             if name not in init.defaults:
                 args.append(self.value(column, name))
             elif any(v != init.defaults[name] for v in column):
@@ -391,6 +411,16 @@ class _Writing:
             return call("tuple", generator)
         self.arguments, self._slots = before, slots
         return syntax.tuple_of([self._new(c, self._key) for c in columns])
+
+    def _completed(self, column: Sequence[Any]) -> tuple[Any, ...]:
+        """Values for nodes without a layer: those of an argument, or of the first node."""
+        if _MISSING not in column:
+            return tuple(column)
+        sizes = [tuple(int(n) if n.isdigit() else n for n in k) for k in self.sizes]
+        for known in (*sizes, *self.arguments.values()):
+            if all(a is _MISSING or a == b for a, b in zip(column, known, strict=True)):
+                return known
+        return tuple(column[0] if a is _MISSING else a for a in column)
 
     def value(self, column: tuple[Any, ...], wanted: str) -> ast.expr:
         """An argument from its values in all nodes: a number, or an argument of this one."""

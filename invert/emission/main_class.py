@@ -19,14 +19,14 @@ from invert.emission import reader
 from invert.emission.classes import Classes, dimensions_of, is_key, kind_of, sequence
 from invert.emission.expressions import literals
 from invert.emission.expressions.body import Body
-from invert.emission.expressions.statements import FunctionText, ValueType, render
+from invert.emission.expressions.statements import FunctionText, Statement, ValueType, render
 from invert.emission.layers.cut import Layer
 from invert.emission.layers.state import StateVar
 from invert.emission.layers.tree import METHODS, Node
 from invert.emission.outer_method import around
 from invert.emission.python import pytrees, syntax
 from invert.emission.python.naming import Names, camel, comment, identifier, snake
-from invert.emission.python.nouns import PLAIN
+from invert.emission.python.nouns import PLAIN, says
 from invert.emission.sizes.expressions import (
     dimension_of,
     dimension_sources,
@@ -79,6 +79,7 @@ class _Arguments:
     - `types`: types of those that are single arrays, by token.
     - `given`: expressions of arrays that are a part of an argument.
     - `called`: names of all arrays.
+    - `unpacked`: statements that unpack lists of named arrays.
     """
 
     hints: list[str]
@@ -86,6 +87,7 @@ class _Arguments:
     types: dict[str, ValueType | None] = dataclasses.field(default_factory=dict)
     given: dict[Var, ast.expr] = dataclasses.field(default_factory=dict)
     called: dict[Atom, str] = dataclasses.field(default_factory=dict)
+    unpacked: list[Statement] = dataclasses.field(default_factory=list)
 
 
 class Main:
@@ -238,7 +240,9 @@ class Main:
             keyword_only=by_name + entry.draws, positional_only=not ordinary,
             types=arguments.types, layers=self.classes.names_of_layers(layer),
         )  # fmt: skip
-        return self.file.with_dimensions(function, method.arguments, arguments.given)
+        function = self.file.with_dimensions(function, method.arguments, arguments.given)
+        function.body = [*arguments.unpacked, *function.body]
+        return function
 
     def _arguments(self, method: Method) -> _Arguments:
         entry = method.entry
@@ -280,6 +284,17 @@ class Main:
                 variables = [next(flat) for _ in leaves]
                 kinds = structure.unflatten([self._array(v) for v in variables])
                 arguments.annotations[token] = self._typed(kinds, hint)
+                if (called := _names_in(tree)) and not method.fixed:
+                    arguments.called |= zip(variables, called, strict=True)
+                    arguments.unpacked.append(
+                        Statement(
+                            [self.file.token(v) for v in variables],
+                            ast.Name(token, ast.Load()),
+                            called,
+                            [(self.file.program.shape(v), v.aval.dtype) for v in variables],
+                        )
+                    )
+                    continue
                 for (path, _), v in zip(leaves, variables, strict=True):
                     arguments.given[v] = pytrees.access(ast.Name(token, ast.Load()), path)
                     arguments.called[v] = _last_key(path)
@@ -311,6 +326,19 @@ class Main:
             return syntax.name(self._dictionaries[key])
 
         return pytrees.typed(kinds, define)
+
+
+def _names_in(tree: object) -> list[str]:
+    """The names of the arrays in a list or tuple, if all of them tell something."""
+    if type(tree) not in (list, tuple) or not isinstance(tree, Sequence) or len(tree) < 2:
+        return []
+    names = [snake(s.name, PLAIN) for s in tree if isinstance(s, ArgSpec)]
+    blank = any(_NUMBERED.fullmatch(n) or not says(n) for n in names)
+    return names if len(set(names)) == len(tree) and not blank else []
+
+
+# Names that converters and libraries make up.
+_NUMBERED = re.compile(r".*\d|input|inputs|args?|x|y|keras_tensor|input_layer")
 
 
 def parameters(entry: EntryPoint) -> tuple[dict[str, str], str, str]:

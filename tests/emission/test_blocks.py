@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -137,7 +138,7 @@ def test_a_cell_that_each_step_calls() -> None:
 
 
 def test_blocks_of_a_residual_network() -> None:
-    """Blocks with and without a product beside them are one list, of two classes."""
+    """Blocks with and without a convolution on their shortcut are one class."""
 
     def conv(x: Any, kernel: Any, stride: int) -> Any:
         dims = ("NHWC", "HWIO", "NHWC")
@@ -155,8 +156,21 @@ def test_blocks_of_a_residual_network() -> None:
 
     shapes = [(3, 3, 4, 4), (3, 3, 4, 4), (3, 3, 4, 6), (3, 3, 6, 6), (1, 1, 4, 6)]
     arrays = _arrays(*shapes, (3, 3, 6, 6), (3, 3, 6, 6))
-    classes = _classes(_emitted(run, arrays, _arrays((2, 8, 8, 4))[0]))
-    assert classes["Main"] == ["blocks: tuple[Block, Block_2, Block]"]
+    emission = _emitted(run, arrays, _arrays((2, 8, 8, 4))[0])
+    classes = _classes(emission)
+    assert classes["Main"] == ["blocks: tuple[Block, ...]"]
+    assert "shortcut: Conv | None" in classes["Block"]
+    assert "shortcut = x if self.shortcut is None else self.shortcut(x)\n" in emission.source
+    made = re.findall(r" Block\((.*?), key=", emission.source)
+    assert made == [
+        "4, 4, (1, 1), use_shortcut=False",
+        "4, 6, (2, 2)",
+        "6, 6, (1, 1), use_shortcut=False",
+    ]
+    space: Any = emission.namespace
+    fresh = eqx.filter_eval_shape(space.Main, key=jax.random.key(0))
+    shapes = [[a.shape for a in jax.tree_util.tree_leaves(m)] for m in (fresh, emission.model)]
+    assert shapes[0] == shapes[1]
     assert "strides: tuple[int, int] = eqx.field(static=True)" in classes["Conv"]
 
 

@@ -130,6 +130,37 @@ def test_the_name_of_a_layer_is_that_of_its_result() -> None:
     assert not re.search(r"^ +conv_\d = (?!.*self\.conv_\d\()", source.split("__call__")[-1], re.M)
 
 
+def test_tables_that_are_read_and_called_are_one_class() -> None:
+    params = {"tok": {"embedding": np.cos(ramp(7, 4))}, "pos": {"embedding": np.sin(ramp(5, 4))}}
+
+    def tied(p: Any, ids: Any) -> Any:
+        with jax.named_scope("pos"):
+            positions = jnp.take(p["pos"]["embedding"], jnp.arange(ids.shape[1]), axis=0)
+        x = jnp.tanh(jnp.take(p["tok"]["embedding"], ids, axis=0) + positions)
+        return x @ p["tok"]["embedding"].T
+
+    ids = np.array([[1, 2, 6]], np.int32)
+    module = _written(tied, params, ids)
+    assert "class Embedding(" in module.source
+    assert "self.tok = Embedding(7, key=" in module.source
+    assert "self.pos = Embedding(5, key=" in module.source
+    assert np.array_equal(module.model(ids), module(ids))
+
+
+def test_kernels_of_heads_start_at_the_scale_of_their_inputs() -> None:
+    params = {"query": np.cos(ramp(64, 4, 8)), "out": np.sin(ramp(4, 8, 64)), "pos": ramp(3, 64)}
+
+    def heads(p: Any, x: Any) -> Any:
+        y = jnp.tensordot(x + p["pos"], p["query"], axes=1)
+        return jnp.tensordot(jnp.tanh(y), p["out"], axes=2)
+
+    module = _written(heads, params, np.cos(ramp(2, 3, 64)))
+    fresh = type(module.model)(key=jax.random.key(0))
+    assert np.std(fresh.query) == pytest.approx(1 / 8, rel=0.05)
+    assert np.std(fresh.out) == pytest.approx(1 / 32**0.5, rel=0.05)
+    assert np.std(fresh.pos) == pytest.approx(0.01, rel=0.2)
+
+
 def test_a_layer_used_from_two_places_is_not_cut() -> None:
     # The table is used first and last: what lies between is not its layer.
     params = {"table": {"rows": np.cos(ramp(5, 4))}, "middle": _dense(4, 4, 1)}

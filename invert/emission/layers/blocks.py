@@ -302,7 +302,9 @@ def _wrap_runs(layer: Layer, runs: Sequence[_Run], parameters: Mapping[Var, Path
     taken = set(map(_plain, outer))
     nodes: list[tuple[int, Eqn]] = [(i, s) for i, s in enumerate(steps) if i not in inside]
     for run in sorted(runs, key=lambda r: min(r[0])):
-        calls = [[s.layer for i in b if _is_call(s := steps[i])] for b in run]
+        shortcuts = _shortcuts(layer, run)
+        aside = {i for members in shortcuts for i in members}
+        calls = [[s.layer for i in b if _is_call(s := steps[i]) and i not in aside] for b in run]
         name, number = _name_of(calls, parameters), 0
         while name in taken:
             name, number = f"block{'abcdefgh'[number - 1] if number else ''}", number + 1
@@ -315,9 +317,69 @@ def _wrap_runs(layer: Layer, runs: Sequence[_Run], parameters: Mapping[Var, Path
         for k, members in enumerate(run):
             call = _wrapped(layer, members, name if shared else f"{name}_{k}", parameters, shared)
             call.layer.same, call.layer.block = first, name
+            if shortcuts[k]:
+                _wrap_shortcut(call.layer, [steps[i] for i in shortcuts[k]], parameters)
             first = first or (call.layer if shared else None)
             nodes.append((min(members), call))
     layer.steps = _ordered(nodes)
+
+
+_SHORTCUT = "shortcut"
+
+
+def _shortcuts(layer: Layer, run: _Run) -> list[list[int]]:
+    """For each block, the layers on its shortcut; none if all blocks have as many layers.
+
+    A shortcut leads from the input of a block to its last sum, beside a longer way.
+    """
+    counts = {sum(_is_call(layer.steps[i]) for i in block) for block in run}
+    return [_shortcut(layer, block) if len(counts) > 1 else [] for block in run]
+
+
+def _shortcut(layer: Layer, block: Sequence[int]) -> list[int]:
+    steps = layer.steps
+    makers: dict[Atom, int] = {v: i for i in block for v in steps[i].outvars}
+    users: collections.Counter[Atom] = collections.Counter()
+    users.update(a for s in steps for a in s.invars if is_var(a))
+    users.update(a for a in layer.outputs if is_var(a))
+    sums = [i for i in block if steps[i].primitive.name == "add"]
+    if not sums:
+        return []
+    ways: list[list[int]] = []
+    for atom in filter(is_var, steps[sums[-1]].invars):
+        way: list[int] = []
+        while (i := makers.get(atom)) is not None and _is_call(steps[i]):
+            start = steps[i].invars[0]
+            alone = len(steps[i].invars) == len(steps[i].outvars) == users[atom] == 1
+            if not alone or not is_var(start):
+                break
+            way.append(i)
+            atom = start
+        if way and atom not in makers and users[atom] > 1:
+            ways.append(way)
+    if len(ways) != 1:
+        return []
+    (way,) = ways
+    names = collections.Counter(_plain(s.layer.name) for i in block if _is_call(s := steps[i]))
+    own = [_plain(s.layer.name) for i in way if _is_call(s := steps[i])]
+    # A single layer of another name than the others has one that tells it, such as `downsample`.
+    return sorted(way) if len(own) > 1 or names[own[0]] > 1 else []
+
+
+def _wrap_shortcut(block: Layer, members: Sequence[Eqn], parameters: Mapping[Var, Path]) -> None:
+    """Makes a layer of the layers on the shortcut of a block."""
+    chosen = [i for i, s in enumerate(block.steps) if s in members]
+    inner = [s.layer for s in members if _is_call(s)]
+    if len(inner) == 1:
+        inner[0].field = _SHORTCUT
+        return
+    for layer in inner:
+        layer.field = _plain(called(layer, parameters))
+    _number(inner)
+    nodes = [(i, s) for i, s in enumerate(block.steps) if i not in chosen]
+    call = _wrapped(block, chosen, _SHORTCUT, parameters, ())
+    call.layer.field = _SHORTCUT
+    block.steps = _ordered([*nodes, (min(chosen), call)])
 
 
 def _shared(layer: Layer, run: _Run) -> list[Var]:
@@ -389,7 +451,7 @@ def _number(layers: Sequence[Layer]) -> None:
 def name_layers(layer: Layer) -> None:
     """Names the layers of a program without names, inside a layer, and numbers them."""
     calls = [s.layer for s in layer.steps if isinstance(s, LayerCall)]
-    free = [c for c in calls if NUMBER in c.name and not c.listed]
+    free = [c for c in calls if NUMBER in c.name and not c.listed and c.field != _SHORTCUT]
     for inner in free:
         inner.field = plain_name(inner.name)
     linear = [c for c in free if c.field == "linear"]

@@ -76,6 +76,7 @@ class Class:
     - `drafts`: its nodes, of which the first is written; none for an Equinox class.
     - `statics`: its static fields, with their values for all nodes.
     - `optional`: a field that is `None` in some nodes; `shapes` are the shapes it would have.
+    - `skipped`: a layer that is `None` in some nodes, which pass on its argument.
     """
 
     token: str
@@ -83,7 +84,13 @@ class Class:
     definition: ast.ClassDef = dataclasses.field(init=False)
     statics: dict[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
     optional: str = ""
+    skipped: str = ""
     shapes: dict[Node, tuple[int, ...]] = dataclasses.field(default_factory=dict)
+
+    @property
+    def plain(self) -> bool:
+        """Whether its nodes have the same fields and options."""
+        return bool(self.drafts) and not (self.statics or self.optional or self.skipped)
 
 
 @dataclasses.dataclass(frozen=True)
