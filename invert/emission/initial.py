@@ -1,9 +1,8 @@
 """Writes the `__init__` of classes: arrays to train from scratch, and the layers inside.
 
 Sizes that differ between the layers of a class are its arguments. A kernel gets the initializer of
-its library, by name: `glorot_uniform` in Keras, `lecun_normal`
-elsewhere. Summands are zeros, factors are ones, and a small constant of the program keeps its
-value.
+its library, by name: `glorot_uniform` in Keras, `lecun_normal` elsewhere. Summands are zeros,
+factors are ones, and a small constant of the program keeps its value.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ import numpy as np
 from invert import _opaque
 from invert._errors import Problem
 from invert._private.jax import eval_closed, trace_closed
+from invert._private.mlir import ir
 from invert.ir.composite import composite
 from invert.ir.interpret import inline_calls
 from invert.ir.size_algebra import Sizes
@@ -126,7 +127,7 @@ _ATTRIBUTE_TYPES = {
 _CALLBACK = re.compile(r"python.*callback|CustomSPMDPartitioning|InspectSharding|callback_handler")
 
 
-def custom_call_problem(op: Any) -> Problem | None:
+def custom_call_problem(op: ir.Operation) -> Problem | None:
     """Why a custom call must not be raised, or `None`."""
     if op.name != "stablehlo.custom_call":
         return None
@@ -150,7 +151,7 @@ def custom_call_problem(op: Any) -> Problem | None:
     return None
 
 
-def route_of(op: Any) -> Literal["rule", "opaque", "none"]:
+def route_of(op: ir.Operation) -> Literal["rule", "opaque", "none"]:
     """Raise a custom call, before patterns are applied."""
     if custom_call_problem(op) is not None:
         return "none"
@@ -215,7 +216,7 @@ def _custom_call(
     return [tuple(results)] if packed else results
 
 
-def _computation(ctx: Context, symbol: Any) -> Any:
+def _computation(ctx: Context, symbol: ir.Attribute) -> Any:
     function = ctx.functions[symbol_name(symbol)]
     avals = [aval(a.type) for a in function.regions[0].blocks[0].arguments]
     return trace_closed(ctx.region(function.regions[0]), *avals)

@@ -42,7 +42,7 @@ class Groups(NamedTuple):
 _CHANNELS = ("channel_handle", "use_global_device_ids", "channel_id")
 
 
-def _groups(ctx: Context, op: Op, attribute: Any) -> Groups | None:
+def _groups(ctx: Context, op: Op, attribute: ir.Attribute) -> Groups | None:
     """The groups of an op; `None` if each group is a single device."""
     if not isinstance(attribute, ir.DenseElementsAttr):
         return _named_groups(ctx, op, str(attribute))

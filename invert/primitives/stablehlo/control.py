@@ -10,14 +10,16 @@ import numpy as np
 from jax import lax
 
 from invert._private.jax import close_like, open_jaxpr, trace_closed
+from invert._private.mlir import ir
 from invert.ir.size_algebra import Sizes
+from invert.ir.types import ClosedJaxpr
 from invert.stablehlo.ops import attributes
 from invert.stablehlo.ops.interpreter import Context, free_values, is_shape
 from invert.stablehlo.ops.registry import Array, Op, Value, rule
 from invert.stablehlo.ops.values import KnownSize, data, is_constant, is_splat
 
 
-def _invariants(body: Any) -> dict[int, Any]:
+def _invariants(body: ir.Region) -> dict[int, ir.Value]:
     """Loop-invariant operands: position -> the body's argument.
 
     JAX's lowering passes closed-over values of a loop as such operands; here they are captured
@@ -43,7 +45,7 @@ def _while(*operands: Value, ctx: Context, op: Op) -> Sequence[Value]:
     # A value passed on unchanged may be a size, and stays one inside.
     operands = tuple(x if i in fixed else data(x) for i, x in enumerate(operands))
 
-    def bind(region: Any, carry: Sequence[Value]) -> list[Value]:
+    def bind(region: ir.Region, carry: Sequence[Value]) -> list[Value]:
         args = list(operands)
         for i, value in zip(carried, carry, strict=True):
             args[i] = value
@@ -64,7 +66,7 @@ def _while(*operands: Value, ctx: Context, op: Op) -> Sequence[Value]:
     return list(map(data, results))
 
 
-def _hoist_constants(ctx: Context, region: Any) -> list[Any]:
+def _hoist_constants(ctx: Context, region: ir.Region) -> list[ir.Value]:
     """Decode the array constants of a region beforehand; return the values they define.
 
     A branch of `cond` may not hold array constants: they are passed in.
@@ -86,18 +88,18 @@ def _hoist_constants(ctx: Context, region: Any) -> list[Any]:
     return found
 
 
-def _stays_outside(name: Any, value: Value) -> bool:
+def _stays_outside(name: ir.Value, value: Value) -> bool:
     """Whether branches may capture a value: scalars, splats and shapes."""
     if is_splat(value) or isinstance(value, (KnownSize, Sizes)):
         return True
     return is_constant(value) and (value.ndim == 0 or is_shape(name))
 
 
-def _switch(ctx: Context, regions: Sequence[Any], index: Value) -> Sequence[Value]:
+def _switch(ctx: Context, regions: Sequence[ir.Region], index: Value) -> Sequence[Value]:
     if is_constant(index):
         i = int(np.asarray(index))
         return ctx.region(regions[i if 0 <= i < len(regions) else -1])()
-    captured: dict[Any, None] = {}
+    captured: dict[ir.Value, None] = {}
     for region in regions:
         captured.update(dict.fromkeys(free_values(region)))
         captured.update(dict.fromkeys(_hoist_constants(ctx, region)))
@@ -105,7 +107,7 @@ def _switch(ctx: Context, regions: Sequence[Any], index: Value) -> Sequence[Valu
     values = [ctx.env[v] for v in arrays]
     avals = [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in values]
 
-    def branch(region: Any) -> Any:
+    def branch(region: ir.Region) -> ClosedJaxpr:
         def call(*args: Value) -> list[Value]:
             ctx.env.update(zip(arrays, args, strict=True))
             return ctx.region(region)()
@@ -127,7 +129,7 @@ def _switch(ctx: Context, regions: Sequence[Any], index: Value) -> Sequence[Valu
     return results
 
 
-def _passed_on(branches: Sequence[Any]) -> list[int | None]:
+def _passed_on(branches: Sequence[ClosedJaxpr]) -> list[int | None]:
     """For each result, the operand returned by all branches, which `lax.cond` forwards."""
     found: list[int | None] = []
     for results in zip(*(open_jaxpr(b).outvars for b in branches), strict=True):
@@ -139,7 +141,7 @@ def _passed_on(branches: Sequence[Any]) -> list[int | None]:
     return found
 
 
-def _only(branch: Any, kept: Sequence[int]) -> Any:
+def _only(branch: ClosedJaxpr, kept: Sequence[int]) -> ClosedJaxpr:
     """The branch, restricted to some of its results."""
     jaxpr = open_jaxpr(branch)
     return close_like(branch, jaxpr.replace(outvars=[jaxpr.outvars[i] for i in kept]))

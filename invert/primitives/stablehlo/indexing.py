@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +11,7 @@ from jax import lax
 
 from invert._errors import InvertError
 from invert._private.jax import trace_open
+from invert._private.mlir import ir
 from invert.ir.sizes import DimSize
 from invert.primitives.stablehlo.reduction import complex_extremum, scalar_computation, single_op
 from invert.stablehlo.ops.attributes import GatherDims, ScatterDims
@@ -84,7 +84,7 @@ _SCATTERS: dict[str, Callable] = {
 }
 
 
-def _scatter_kind(region: Any, dtype: np.dtype) -> Callable | None:
+def _scatter_kind(region: ir.Region, dtype: np.dtype) -> Callable | None:
     """The scatter primitive of an update region: `return y` sets, one op combines."""
     block = region.blocks[0]
     ops = list(block.operations)

@@ -12,6 +12,7 @@ from jax import lax
 
 from invert._errors import InvertError
 from invert._private.jax import trace_open
+from invert._private.mlir import ir
 from invert.stablehlo.ops import attributes, regions
 from invert.stablehlo.ops.interpreter import Context
 from invert.stablehlo.ops.registry import (
@@ -37,7 +38,7 @@ _MONOIDS: dict[str, Callable] = {
 }
 
 
-def single_op(region: Any) -> str | None:
+def single_op(region: ir.Region) -> str | None:
     """The commutative op of a region `(x, y) -> op(x, y)`; otherwise `None`."""
     block = region.blocks[0]
     ops = list(block.operations)
@@ -51,7 +52,7 @@ def single_op(region: Any) -> str | None:
     return op.name
 
 
-def _monoid(region: Any, operands: Sequence[Value]) -> Callable | None:
+def _monoid(region: ir.Region, operands: Sequence[Value]) -> Callable | None:
     name = single_op(region) if len(operands) == 1 else None
     if name in ("stablehlo.add", "stablehlo.multiply") and operands[0].dtype == np.bool_:
         return lax.bitwise_or if name == "stablehlo.add" else lax.bitwise_and
@@ -62,7 +63,7 @@ def _monoid(region: Any, operands: Sequence[Value]) -> Callable | None:
     return _MONOIDS.get(name) if name else None
 
 
-def complex_extremum(region: Any, dtype: np.dtype) -> Callable | None:
+def complex_extremum(region: ir.Region, dtype: np.dtype) -> Callable | None:
     """`lax.max` or `lax.min` if the region is JAX's lexicographic comparison."""
     if not jnp.issubdtype(dtype, jnp.complexfloating):
         return None
@@ -73,7 +74,7 @@ def complex_extremum(region: Any, dtype: np.dtype) -> Callable | None:
     return None
 
 
-def scalar_computation(ctx: Context, region: Any, n: int) -> Callable:
+def scalar_computation(ctx: Context, region: ir.Region, n: int) -> Callable:
     """The region as a function of scalars in the form `lax.reduce` takes: one value or a tuple."""
     body = ctx.region(region)
 
@@ -123,7 +124,7 @@ def _reduce_window(
 
 
 def reduce_window(
-    ctx: Context, region: Any, operands: Sequence[Value], window: dict[str, Any]
+    ctx: Context, region: ir.Region, operands: Sequence[Value], window: dict[str, Any]
 ) -> Value:
     """Windows of arrays combined by a region; the operands are the arrays and initial values."""
     n = len(operands) // 2
@@ -189,7 +190,7 @@ def _select_and_scatter(
     )
 
 
-def _select_direction(region: Any) -> str | None:
+def _select_direction(region: ir.Region) -> str | None:
     """`GE` or `LE` if the region compares its arguments so; otherwise `None`."""
     if single_op(region) != "stablehlo.compare":
         return None

@@ -10,6 +10,7 @@ from jax import ShapeDtypeStruct as Aval
 from jax import lax
 
 from invert._errors import InvertError
+from invert._private.mlir import ir
 from invert.ir.size_algebra import Sizes
 from invert.ir.sizes import DimSize, is_open
 from invert.primitives.stablehlo.indexing import bind_dynamic_slice
@@ -226,13 +227,13 @@ def _real_dynamic_slice(
     return bind_dynamic_slice(x, starts, extent)
 
 
-def _op_of(value: Any, name: str) -> Any:
+def _op_of(value: ir.Value, name: str) -> ir.Operation | None:
     """The defining op of a value, if it has that name; otherwise `None`."""
     owner = getattr(value.owner, "operation", value.owner)
-    return owner if getattr(owner, "name", None) == name else None
+    return owner if isinstance(owner, ir.Operation) and owner.name == name else None
 
 
-def _other(sum_: Any, term: Any, ctx: Context) -> Value | None:
+def _other(sum_: ir.Value, term: ir.Value, ctx: Context) -> Value | None:
     """The known number added to `term`, if any."""
     if (add := _op_of(sum_, "stablehlo.add")) is not None:
         for a, b in (add.operands, reversed(list(add.operands))):
@@ -241,7 +242,7 @@ def _other(sum_: Any, term: Any, ctx: Context) -> Value | None:
     return None
 
 
-def _unclamped(op: Op, start: Any, room: list[DimSize], ctx: Context) -> Any:
+def _unclamped(op: Op, start: ir.Value, room: list[DimSize], ctx: Context) -> Any:
     """The starts, without a clamp to the range to which `dynamic_slice` itself clamps."""
     if (clamp := _op_of(start, "stablehlo.clamp")) is not None:
         low, _, high = (ctx.env[v] for v in clamp.operands)
@@ -251,7 +252,7 @@ def _unclamped(op: Op, start: Any, room: list[DimSize], ctx: Context) -> Any:
     return start
 
 
-def _parts(vector: Any, ctx: Context) -> tuple[Value, ...]:
+def _parts(vector: ir.Value, ctx: Context) -> tuple[Value, ...]:
     """The elements from which a vector was concatenated, if it was."""
     if (whole := _op_of(vector, "stablehlo.concatenate")) is not None:
         return tuple(part for v in whole.operands for part in _parts(v, ctx))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from invert._private.mlir import ir
 from invert.primitives.sorting import by_assumption, merge_sort, sorted_by, total_order_key
 from invert.stablehlo.ops import attributes, regions
 from invert.stablehlo.ops.interpreter import Context
@@ -41,7 +41,7 @@ _DESCENDING = {"LT": False, "GT": True}
 
 
 def _sort_by_key(
-    ctx: Context, region: Any, operands: Sequence[Value], dimension: int
+    ctx: Context, region: ir.Region, operands: Sequence[Value], dimension: int
 ) -> list[Value] | None:
     """A stable sort by one key.
 

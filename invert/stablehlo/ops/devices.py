@@ -92,7 +92,9 @@ class Devices:
         return None if layout is None or layout.manual is None else self.tiled(layout)
 
 
-def devices_of(module: Any, functions: Mapping[str, Any], known: AbstractMesh | None) -> Devices:
+def devices_of(
+    module: ir.Module, functions: Mapping[str, ir.Operation], known: AbstractMesh | None
+) -> Devices:
     """Read the devices of a module; `known` is a mesh stated by its container."""
     named = {
         key.removeprefix("sdy.mesh "): mesh
@@ -144,7 +146,7 @@ def _without_ones(mesh: AbstractMesh) -> list[tuple[str, int]]:
 class _Scan:
     """Collects a module's device layouts, and the axis names in its locations."""
 
-    def __init__(self, functions: Mapping[str, Any]):
+    def __init__(self, functions: Mapping[str, ir.Operation]):
         self.functions = functions
         self.strides: list[shardings.Strides] = []
         self.groups: list[shardings.Strides] = []
@@ -221,17 +223,17 @@ class _Scan:
                 self.names.append((names, strides))
 
 
-def _listed(function: Any, key: str) -> Sequence[Any]:
+def _listed(function: ir.Operation, key: str) -> Sequence[Any]:
     """The dictionaries of attributes of the arguments or the results of a function."""
     attribute: Any = function.attributes[key] if key in function.attributes else ()  # noqa: SIM401
     return list(attribute)
 
 
-def _text(attribute: Any) -> str:
+def _text(attribute: ir.Attribute) -> str:
     return shardings.text_of(attributes.string_bytes(attribute))
 
 
-def _exits(value: Any) -> Iterator[ir.Operation]:
+def _exits(value: ir.Value) -> Iterator[ir.Operation]:
     """The custom calls that join a value, past annotations."""
     for use in value.uses:
         op = use.owner.operation
@@ -271,7 +273,7 @@ def _open_dims(op: ir.Operation) -> tuple[int, ...]:
     return tuple(int(n) for n in match[1].split(",") if n) if match else ()
 
 
-def _owner(value: Any) -> ir.Operation | None:
+def _owner(value: ir.Value) -> ir.Operation | None:
     """The op that defines a value; `None` for arguments."""
     owner = getattr(value.owner, "operation", value.owner)
     return owner if isinstance(owner, ir.Operation) else None
@@ -289,7 +291,7 @@ class Shards:
     inside: list[ir.Operation] = dataclasses.field(default_factory=list)
     exits: list[ir.Operation] = dataclasses.field(default_factory=list)
 
-    def operands(self) -> list[Any]:
+    def operands(self) -> list[ir.Value]:
         """The values that are split into shards."""
         noted = {op.results[0]: op.operands[0] for op in self.annotations}
         return [noted.get(v, v) for op in self.entries for v in op.operands]
@@ -348,7 +350,7 @@ def _problem(op: ir.Operation, reason: str) -> Problem:
     return Problem(f"{op.name} @{target_of(op)}", reason, location, "Export it with Shardy.")
 
 
-def shards_of(block: Any) -> dict[ir.Operation, Shards]:
+def shards_of(block: ir.Block) -> dict[ir.Operation, Shards]:
     """The part of each op that runs on shards, or splits or joins them."""
     operations = [view.operation for view in block.operations]
     targets = {op: target_of(op) for op in operations}
@@ -410,7 +412,7 @@ def _offsets(step: tuple[int, int]) -> range:
     return range(0, stride * size, stride)
 
 
-def index_axis(value: Any, mesh: AbstractMesh) -> str | None:
+def index_axis(value: ir.Value, mesh: AbstractMesh) -> str | None:
     """The axis whose index a value is: the device number, divided, modulo, converted.
 
     JAX lowers `axis_index` this way.
@@ -427,12 +429,12 @@ def index_axis(value: Any, mesh: AbstractMesh) -> str | None:
     return next((name for name, step in found if list(step) == wanted), None)
 
 
-def _defining(value: Any, name: str) -> Any:
+def _defining(value: ir.Value, name: str) -> Any:
     owner = getattr(value.owner, "operation", value.owner)
     return owner if getattr(owner, "name", None) == name else None
 
 
-def _number(value: Any) -> int | None:
+def _number(value: ir.Value) -> int | None:
     op = _defining(value, "stablehlo.constant")
     if op is None or attributes.shape_of(value.type):
         return None

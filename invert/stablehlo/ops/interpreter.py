@@ -36,10 +36,10 @@ from invert.stablehlo.ops.values import KnownSize, Value, data, is_constant, is_
 class Context:
     """What rules need besides the op: the module's functions, the configuration and the values."""
 
-    functions: Mapping[str, Any]
+    functions: Mapping[str, ir.Operation]
     config: Config
     jitted: dict[tuple[Any, ...], Callable[..., Any]]
-    env: dict[Any, Value]
+    env: dict[ir.Value, Value]
     # results of functions of sizes: name and numbers -> results
     sizes: dict[tuple[Any, ...], list[Value]] = dataclasses.field(default_factory=dict)
     # broadcast scalars: id of the broadcast -> (broadcast, scalar)
@@ -49,7 +49,7 @@ class Context:
     # broadcasts written by the author, by location: id -> number
     explicit: dict[int, int] = dataclasses.field(default_factory=dict)
     # results of constants that were decoded before their region
-    hoisted: set[Any] = dataclasses.field(default_factory=set)
+    hoisted: set[ir.Value] = dataclasses.field(default_factory=set)
     devices: Devices = dataclasses.field(default_factory=lambda: Devices({}))
     # the mesh on whose shards ops run; `None` if they run on whole values
     manual: ManualMesh | None = None
@@ -60,12 +60,12 @@ class Context:
         """`(value, scalar)` if the value is a broadcast scalar; otherwise `None`."""
         return self.scalars.get(id(value))
 
-    def region(self, region: Any) -> Callable[..., list[Value]]:
+    def region(self, region: ir.Region) -> Callable[..., list[Value]]:
         """The one-block `region` as a function of its block arguments, on JAX values."""
         call = self.raw_region(region)
         return lambda *args: list(map(data, call(*args)))
 
-    def raw_region(self, region: Any) -> Callable[..., list[Value]]:
+    def raw_region(self, region: ir.Region) -> Callable[..., list[Value]]:
         """The same, but results may be sizes."""
         block = region.blocks[0]
 
@@ -76,7 +76,7 @@ class Context:
 
         return call
 
-    def run(self, block: Any) -> list[Value]:
+    def run(self, block: ir.Block) -> list[Value]:
         """Raise the ops of `block` in order; return the operands of its terminator."""
         shards = shards_of(block) if self.devices.has_shards else {}
         results = self._walk((view.operation for view in block.operations), shards)
@@ -90,7 +90,7 @@ class Context:
         """Raise ops in order; return the operands of a terminator."""
         env = self.env
         names: tuple[str, ...] = ()
-        splats: dict[Any, Value] = {}
+        splats: dict[ir.Value, Value] = {}
         with contextlib.ExitStack() as scopes:
             for op in operations:
                 name = op.name
@@ -157,7 +157,7 @@ class Context:
         index = _index_alone(mapped) if outer and not operands else None
         return list(mapped(*operands)) if index is None else [lax.axis_index(index)]
 
-    def _array(self, v: Any, splats: dict[Any, Value]) -> Value:
+    def _array(self, v: ir.Value, splats: dict[ir.Value, Value]) -> Value:
         """The value of `v`; a splat constant becomes a broadcast, one per block.
 
         Lowering moves such constants out of the regions that use them. Here they move back, so that
@@ -276,7 +276,7 @@ def _is_shape(operation: ir.Operation) -> bool:
 _MOST_STEPS = 8
 
 
-def is_shape(value: Any, steps: int = _MOST_STEPS) -> bool:
+def is_shape(value: ir.Value, steps: int = _MOST_STEPS) -> bool:
     """Whether a value is used only as a shape, or to compute one."""
     if not steps or not _is_small(value.type):
         return False
@@ -297,7 +297,7 @@ def _takes_shape(operation: ir.Operation) -> bool:
     return target.startswith("stablehlo.dynamic_") or "indices_of_shape_operands" in attributes
 
 
-def _is_small(type_: Any) -> bool:
+def _is_small(type_: ir.Type) -> bool:
     return (
         isinstance(type_, ir.RankedTensorType)
         and type_.has_static_shape
@@ -391,7 +391,7 @@ def _fresh(ctx: Context) -> Context:
     return dataclasses.replace(ctx, env={}, scalars={}, stretched={}, explicit={}, hoisted=set())
 
 
-def _result_types(function: Any) -> list[Any]:
+def _result_types(function: Any) -> list[ir.Type]:
     return list(function.attributes["function_type"].value.results)
 
 
@@ -400,12 +400,12 @@ def _jit_name(name: str) -> str:
     return stem if stem and suffix.isdigit() else name
 
 
-def free_values(region: Any) -> list[Any]:
+def free_values(region: ir.Region) -> list[ir.Value]:
     """The free values of a region, each once, in order of use."""
-    defined: set[Any] = set()
-    used: dict[Any, None] = {}
+    defined: set[ir.Value] = set()
+    used: dict[ir.Value, None] = {}
 
-    def visit(region: Any) -> None:
+    def visit(region: ir.Region) -> None:
         for block in region.blocks:
             defined.update(block.arguments)
             for view in block.operations:
@@ -420,7 +420,7 @@ def free_values(region: Any) -> list[Any]:
     return [v for v in used if v not in defined]
 
 
-def walk(function: Any) -> Iterator[ir.Operation]:
+def walk(function: ir.Operation) -> Iterator[ir.Operation]:
     """All ops of a function, those of nested regions included, in program order."""
     pending = [iter(block.operations) for block in function.regions[0].blocks]
     while pending:
@@ -435,7 +435,7 @@ def walk(function: Any) -> Iterator[ir.Operation]:
                 pending.append(iter(block.operations))
 
 
-def reachable(functions: Mapping[str, Any], entry: str) -> Iterator[ir.Operation]:
+def reachable(functions: Mapping[str, ir.Operation], entry: str) -> Iterator[ir.Operation]:
     """The ops of a function and of its callees, each function once, without terminators."""
     seen = {entry}
     pending = [entry]
@@ -451,7 +451,7 @@ def reachable(functions: Mapping[str, Any], entry: str) -> Iterator[ir.Operation
 
 
 def reachable_problems(
-    functions: Mapping[str, Any],
+    functions: Mapping[str, ir.Operation],
     entry: str,
     extra: Callable[[ir.Operation], Problem | None],
 ) -> list[Problem]:
@@ -466,7 +466,7 @@ def reachable_problems(
     return list(problems)
 
 
-def _call_problems(functions: Mapping[str, Any], entry: str) -> Iterator[Problem]:
+def _call_problems(functions: Mapping[str, ir.Operation], entry: str) -> Iterator[Problem]:
     """Calls of undefined functions, and recursive calls."""
     # Depth first without recursion: a file may nest calls deeper than Python does.
     path = {entry: callees(functions[entry])}
@@ -489,7 +489,7 @@ def _call_problems(functions: Mapping[str, Any], entry: str) -> Iterator[Problem
                 path[callee] = callees(functions[callee])
 
 
-def callees(function: Any) -> Iterator[str]:
+def callees(function: ir.Operation) -> Iterator[str]:
     """Names of the functions that a function refers to, each once."""
     return iter(dict.fromkeys(name for op in walk(function) for name in _callees(op)))
 

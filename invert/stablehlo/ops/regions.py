@@ -21,23 +21,27 @@ from invert.stablehlo.ops.attributes import string
 Signature = tuple[Any, ...]
 
 
-def signature(region: Any) -> Signature | None:
+def signature(region: ir.Region) -> Signature | None:
     """The computation of a one-block region; `None` if it captures anything but constants."""
     block = region.blocks[0]
     terminator = block.operations[len(block.operations) - 1].operation
     return expression(block, list(terminator.operands), list(block.arguments))
 
 
-def expression(block: Any, values: Sequence[Any], arguments: Sequence[Any]) -> Signature | None:
+def expression(
+    block: ir.Block, values: Sequence[ir.Value], arguments: Sequence[ir.Value]
+) -> Signature | None:
     """The computation of some values of a block from some of its arguments.
 
     `None` if they need other arguments, or captured values that are not constants.
     """
-    definitions = {r: v.operation for v in block.operations for r in v.operation.results}
-    numbers: dict[Any, int] = {a: i for i, a in enumerate(arguments)}
-    lines: list[Any] = [str(a.type) for a in arguments]
+    definitions: dict[ir.Value, ir.Operation] = {
+        r: v.operation for v in block.operations for r in v.operation.results
+    }
+    numbers: dict[ir.Value, int] = {a: i for i, a in enumerate(arguments)}
+    lines: list[str | tuple[str | int | None, ...]] = [str(a.type) for a in arguments]
 
-    def visit(value: Any) -> int | None:
+    def visit(value: ir.Value) -> int | None:
         if value in numbers:
             return numbers[value]
         op = definitions.get(value) or _defining_constant(value)
@@ -59,26 +63,29 @@ def expression(block: Any, values: Sequence[Any], arguments: Sequence[Any]) -> S
     return None if None in results else (*lines, tuple(results))
 
 
-def _is_annotation(op: Any) -> bool:
+def _is_annotation(op: ir.Operation) -> bool:
     if op.name == "stablehlo.custom_call":
         return string(op.attributes["call_target_name"]) == "Sharding"
     return op.name == "sdy.sharding_constraint"
 
 
-def _defining_constant(value: Any) -> Any:
+def _defining_constant(value: ir.Value) -> ir.Operation | None:
     """The `stablehlo.constant` that defines a captured value; otherwise `None`."""
     owner = getattr(value.owner, "operation", value.owner)
-    return owner if getattr(owner, "name", None) == "stablehlo.constant" else None
+    if isinstance(owner, ir.Operation) and owner.name == "stablehlo.constant":
+        return owner
+    return None
 
 
-def _head(op: Any) -> str:
+def _head(op: ir.Operation) -> str:
     """An op without its operands: name, attributes and types as printed by MLIR."""
-    text = op.get_asm(use_local_scope=True, assume_verified=True, print_generic_op_form=True)
+    asm = op.get_asm(use_local_scope=True, assume_verified=True, print_generic_op_form=True)
+    text = str(asm)
     return text[text.index('"') :].split("(", 1)[0] + text[text.index(")") :]
 
 
-def _find(module: Any, name: str) -> Any:
-    found: list[Any] = []
+def _find(module: ir.Module, name: str) -> ir.Operation:
+    found: list[ir.Operation] = []
 
     def visit(op: Any) -> Any:
         if op.name == name:

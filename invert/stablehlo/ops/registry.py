@@ -51,7 +51,7 @@ class Op:
         )
 
     @property
-    def regions(self) -> Sequence[Any]:
+    def regions(self) -> Sequence[ir.Region]:
         return self.operation.regions
 
     @property
