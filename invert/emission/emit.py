@@ -403,6 +403,7 @@ class _Variant:
         named = next(iter(roots.values())).name if len(roots) == 1 else ""
         anonymous = self.title in ("<lambda>", main_class.CALL)
         title = camel(named or ("" if anonymous else self.title), "Model")
+        title = title if len(title) > 1 else "Model"  # the name of a parameter says nothing
         jaxprs = {name: p.jaxpr for name, p in programs.items()}
         starts = self._starts(jaxprs)
         tree = layer_tree.tree_of(roots, self.paths, title, counted=starts.keras)

@@ -5,7 +5,7 @@ A role is derived from the equations around a value, never guessed from a name.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from invert._private.jax import open_jaxpr
 from invert.emission.layers.cut import LayerCall
@@ -217,6 +217,7 @@ def _lstm(eqn: Eqn, graph: Graph) -> Iterator[tuple[Atom, str]]:
     if kept is None or added is None:
         return
     yield from _masked(eqn.outvars[0], "c", graph)
+    yield added.outvars[0], "update"
     for a in kept.invars:
         gate = _maker(graph, a, "logistic")
         yield (a, "c") if gate is None else (gate.invars[0], "f")
@@ -295,6 +296,11 @@ def _part(atom: Atom, name: str, graph: Graph) -> Iterator[tuple[Atom, str]]:
     side = "h" if factor is not None and carried and _is_updated(factor, graph) else "x"
     yield atom, f"{side}_{name}"
     yield total, f"{side}_gates"
+    whole = _maker(graph, total, "add")
+    for a in whole.invars if whole is not None else ():
+        if _maker(graph, _source(graph, a), "split") is not None:
+            bias = "recurrent_bias" if side == "h" else "input_bias"
+            yield _source(graph, a), bias
 
 
 def _product_in(total: Atom, graph: Graph) -> Eqn | None:
@@ -310,13 +316,18 @@ def _is_updated(v: Atom, graph: Graph) -> bool:
 
 
 def _masked(v: Var, name: str, graph: Graph) -> Iterator[tuple[Atom, str]]:
-    """A new state, and the values chosen between it and the old one."""
-    yield v, name
+    """A new state, and the values chosen between it and the old one, or a number."""
+    chosen: list[tuple[Atom, str]] = []
     for eqn in graph.users.get(v, ()):
         if eqn.primitive.name == "select_n":
-            others = [a for a in eqn.invars[1:] if a is not v]
-            if any(is_var(a) and a not in graph.producers for a in others):
-                yield eqn.outvars[0], name
+            others = [a for a in eqn.invars[1:] if a is not v and is_var(a)]
+            others = [a for a in others if a not in graph.producers]
+            # The old state has other users too; a number, such as zeros, has not.
+            state = any(len(graph.users.get(a, ())) > 1 for a in others)
+            if others:
+                chosen.append((eqn.outvars[0], name if state else "output"))
+    yield v, f"{name}_new" if chosen else name
+    yield from chosen
 
 
 def states(body: Jaxpr, start: int, count: int) -> dict[Atom, str]:
@@ -329,6 +340,16 @@ def states(body: Jaxpr, start: int, count: int) -> dict[Atom, str]:
 def carried(parts: ScanParts) -> dict[int, str]:
     """Names of the carried values of a `scan`, by their roles in its body."""
     return _carried(open_jaxpr(parts.body), len(parts.consts), len(parts.init))
+
+
+def initial(steps: Sequence[Eqn]) -> dict[Var, str]:
+    """Names of the values that loops begin with, by what they are in the loops."""
+    found: dict[Var, str] = {}
+    for parts in (ScanParts.of(e) for e in steps if e.primitive.name == "scan"):
+        for i, name in carried(parts).items():
+            if isinstance(v := parts.init[i], Var):
+                found.setdefault(v, name)
+    return found
 
 
 def _carried(body: Jaxpr, start: int, count: int) -> dict[int, str]:
