@@ -19,7 +19,7 @@ from invert.emission.expressions.body import Body, Placed
 from invert.emission.expressions.statements import FunctionText, Repeat, render
 from invert.emission.file import File
 from invert.emission.initial import GATES, HIDDEN, Initializers, Starts
-from invert.emission.layers import fold, skips
+from invert.emission.layers import fold, roles, skips
 from invert.emission.layers.cut import Assign, Layer, LayerCall, calls
 from invert.emission.layers.lists import Lists, Loop, Unrolled
 from invert.emission.layers.shared import (
@@ -463,7 +463,8 @@ class Classes:
             eqns=self.lists.looped(layer.steps),
         )
         inputs = [v for v in layer.inputs if not given or v not in given]
-        hints = self._hints(inputs, {**_residuals(layer), **layer.arguments})
+        states = roles.initial(layer.steps)
+        hints = self._hints(inputs, {**_residuals(layer), **states, **layer.arguments})
         if layer.same is not None:
             hints = self._arguments.get(layer.same, hints)
         self._arguments[layer] = hints
@@ -673,7 +674,8 @@ def _kind(cls: Class, kinds: Callable[[Node], str], *, keras: bool) -> str:
         return "Mlp" if linear and not products else ""
     for sign, name, other in _CALLED:
         if sign in text:
-            if name == "Norm" and "mean_square = " in text and "square_of_mean" not in text:
+            centered = re.search(r"\b(mean|var) = ", text)
+            if name == "Norm" and "mean_square = " in text and centered is None:
                 return "RmsNorm"
             return other if keras else name
     return ""

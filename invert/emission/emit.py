@@ -21,6 +21,7 @@ from invert._private.jax import (
     SIZE_ERRORS,
     close_like,
     consts_of,
+    dce,
     forget_traces,
     names_of,
     open_jaxpr,
@@ -223,9 +224,10 @@ def _as_written(jaxpr: Jaxpr) -> Jaxpr:
     """A program in the form of source text.
 
     Sums of cotangents use `+`, arrays of one number are numbers, operations with neutral numbers
-    are dropped, and loops over reversed arrays run in reverse."""
+    are dropped, `-x * y + z` is `z - x * y`, and loops over reversed arrays run in reverse."""
     eqns = [_known(e) for e in jaxpr.eqns]
-    return unreversed(_without_neutral(with_narrow_operands(jaxpr.replace(eqns=eqns))))
+    narrow = _without_neutral(with_narrow_operands(jaxpr.replace(eqns=eqns)))
+    return unreversed(_with_differences(narrow))
 
 
 def _known(eqn: Eqn) -> Eqn:
@@ -401,6 +403,7 @@ class _Variant:
         named = next(iter(roots.values())).name if len(roots) == 1 else ""
         anonymous = self.title in ("<lambda>", main_class.CALL)
         title = camel(named or ("" if anonymous else self.title), "Model")
+        title = title if len(title) > 1 else "Model"  # the name of a parameter says nothing
         jaxprs = {name: p.jaxpr for name, p in programs.items()}
         starts = self._starts(jaxprs)
         tree = layer_tree.tree_of(roots, self.paths, title, counted=starts.keras)
@@ -759,6 +762,36 @@ def _without_neutral(jaxpr: Jaxpr) -> Jaxpr:
         else:
             names[eqn.outvars[0]] = names.get(kept, kept)
     return rename(jaxpr.replace(eqns=eqns), names) if names else jaxpr
+
+
+def _with_differences(jaxpr: Jaxpr) -> Jaxpr:
+    """Writes `-x * y + z` as `z - x * y`, which rounds alike, also in derivatives."""
+    graph = Graph(jaxpr)
+    instead: dict[int, Eqn] = {}
+    for eqn in graph.by_primitive.get("add", ()):
+        for product, other in zip(eqn.invars, eqn.invars[::-1], strict=True):
+            made = _alone(graph, product, "mul")
+            negated = made and next(
+                (n for a in made.invars if (n := _alone(graph, a, "neg"))), None
+            )
+            if made is None or negated is None or eqn.outvars[0].aval.dtype.kind not in "fV":
+                continue
+            (minus,), (x,) = negated.outvars, negated.invars
+            factors = [x if a is minus else a for a in made.invars]
+            instead[id(made)] = made.replace(invars=factors)
+            instead[id(eqn)] = eqn.replace(primitive=lax.sub_p, invars=[other, product])
+            break
+    if not instead:
+        return jaxpr
+    return dce(jaxpr.replace(eqns=[instead.get(id(e), e) for e in jaxpr.eqns]))
+
+
+def _alone(graph: Graph, atom: Atom, primitive: str) -> Eqn | None:
+    """The equation of a primitive that defines a value used once."""
+    eqn = graph.producers.get(atom) if is_var(atom) else None
+    if eqn is None or eqn.primitive.name != primitive or atom in graph.results:
+        return None
+    return eqn if len(graph.users.get(atom, ())) == 1 else None
 
 
 def _unchanged(eqn: Eqn, neutral: int) -> Var | None:

@@ -12,7 +12,7 @@ from typing import Any
 from invert._errors import EmissionError
 from invert._private.jax import open_jaxpr
 from invert.emission import meshes
-from invert.emission.expressions import control_flow, literals
+from invert.emission.expressions import control_flow, copies, literals
 from invert.emission.expressions.body import Body, Placed
 from invert.emission.expressions.proof import Prover
 from invert.emission.expressions.statements import FunctionText, Statement, render
@@ -142,6 +142,9 @@ class File(Writer):
             source = textwrap.dedent(inspect.getsource(inspect.unwrap(function)))
             (definition,) = ast.parse(source).body
             assert isinstance(definition, ast.FunctionDef)
+            called = {n.id for n in ast.walk(definition) if isinstance(n, ast.Name)}
+            for name in sorted(called & copies.FUNCTIONS.keys()):
+                syntax.rename(definition, {name: self.copied(copies.FUNCTIONS[name])})
             definition.name = self._copied[function] = self.names.new(definition.name)
             self.definitions.append(definition)
         return self._copied[function]
@@ -266,6 +269,7 @@ def _imports(definitions: Sequence[ast.stmt]) -> str:
         "import dataclasses" if within("dataclasses") else "",
         "import functools" if within("functools") else "",
         "import json" if within("json") else "",
+        "import math" if within("math") else "",
         some("collections.abc", "Callable", "Iterator"),
         some("fnmatch", "fnmatchcase"),
         some("pathlib", "Path"),

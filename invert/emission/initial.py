@@ -1,15 +1,15 @@
 """Writes the `__init__` of classes: arrays to train from scratch, and the layers inside.
 
 Sizes that differ between the layers of a class are its arguments. A kernel gets the initializer of
-its library, by name: `glorot_uniform` in Keras, `lecun_normal`
-elsewhere. Summands are zeros, factors are ones, and a small constant of the program keeps its
-value.
+its library, by name: `glorot_uniform` in Keras, `lecun_normal` elsewhere. Summands are zeros,
+factors are ones, and a small constant of the program keeps its value.
 """
 
 from __future__ import annotations
 
 import ast
 import dataclasses
+import itertools
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any
@@ -256,6 +256,7 @@ class _Writing:
             parts = call("jax.random.split", syntax.name("key"), number(self._slots))
             body = [_Keys(lambda i: syntax.item(keys, number(i))).visit(s) for s in body]
             body.insert(0, syntax.assign(keys, parts))
+        body = _in_64_bits(body)
         self._order()
         args = [syntax.argument("self")]
         key = [syntax.argument("key", syntax.name("PRNGKeyArray"))] if self._slots else []
@@ -456,6 +457,25 @@ class _Writing:
         named = self.sizes.get(tuple(map(str, column)))
         # The sides of a square kernel are one size.
         return "kernel_size" if named == "kh" and "kw" not in self.sizes.values() else named
+
+
+_WIDE = frozenset(("int64", "uint64", "float64", "complex128"))
+
+
+def _in_64_bits(body: Sequence[ast.stmt]) -> list[ast.stmt]:
+    """The statements, with arrays of 64-bit types made where these are enabled."""
+    result: list[ast.stmt] = []
+    for wide, group in itertools.groupby(body, _is_wide):
+        if wide:
+            enabled = ast.withitem(call("jax.enable_x64", number(True)))
+            result.append(ast.With([enabled], list(group), lineno=0))
+        else:
+            result += group
+    return result
+
+
+def _is_wide(statement: ast.stmt) -> bool:
+    return any(isinstance(n, ast.Attribute) and n.attr in _WIDE for n in ast.walk(statement))
 
 
 class _Keys(ast.NodeTransformer):

@@ -148,18 +148,17 @@ class Main:
         leaves = {v: ".".join(path) for path, v in node.leaves()}
         for v in self.classes.inits.starts.unknown(leaves):
             self.messages.append(f"{name}(key=...) has zeros for the constant {leaves[v]}")
-        if not loader:
-            return name
         held = self.classes.held
+        if loader:
+            self.file.definitions += reader.reader(
+                name,
+                x64=any(m.x64 for m in self.methods),
+                stateful=bool(held),
+                keyed=self.classes.inits.keyed(node),
+                specs=self._add_specs(node),
+            )
         places = [((*path, "init") if v in held else path, v) for path, v in node.leaves()]
         trained = trained - held
-        self.file.definitions += reader.reader(
-            name,
-            x64=any(m.x64 for m in self.methods),
-            stateful=bool(held),
-            keyed=self.classes.inits.keyed(node),
-            specs=self._add_specs(node),
-        )
         self.file.definitions += reader.trainable(
             name,
             [path for path, v in places if v not in trained],

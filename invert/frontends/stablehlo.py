@@ -121,8 +121,7 @@ def _entry_point(
         kwargs={},
         arg_names=tuple(spec.name for spec in free),
         params=tuple(
-            Param(n, values[n], trainable=jax.numpy.issubdtype(values[n].dtype, np.inexact))
-            for n in weights
+            Param(n, values[n], trainable=_is_trained(n, values[n].dtype)) for n in weights
         ),
         out_tree=tree,
         source="a StableHLO module",
@@ -134,6 +133,11 @@ def _entry_point(
         notes=program.notes,
         shardings=program.shardings,
     )
+
+
+def _is_trained(name: str, dtype: np.dtype) -> bool:
+    """Whether a weight is a real number outside of the statistics that Flax keeps."""
+    return jax.numpy.issubdtype(dtype, np.inexact) and "batch_stats" not in name.split("/")
 
 
 def _names_by_function(

@@ -85,7 +85,7 @@ def meshes_of(program: AnyJaxpr) -> dict[AbstractMesh, frozenset[str]]:
 
 @dataclasses.dataclass
 class MeshRetracer:
-    """Evaluates a program on other meshes.
+    """Traces a program again on other meshes.
 
     **Arguments:**
 

@@ -60,6 +60,7 @@ from invert.ir.types import (
     Value,
     Var,
 )
+from invert.ir.unit_axes import with_kept_axes, with_late_axes
 
 # Sizes up to this one are compared as 32-bit numbers.
 _FEW = 2**30 - 1
@@ -293,7 +294,8 @@ def _composed(jaxpr: Jaxpr) -> Jaxpr:
 
 def _narrow(jaxpr: Jaxpr) -> Jaxpr:
     """As `_composed`, with operands as narrow as possible."""
-    return _composed(with_narrow_operands(_composed(jaxpr)))
+    narrow = with_narrow_operands(_composed(jaxpr))
+    return _composed(with_kept_axes(with_late_axes(narrow)))
 
 
 def _moves_axes(eqn: Eqn) -> bool:

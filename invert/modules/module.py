@@ -101,8 +101,8 @@ class Recovered(eqx.Module):
             do the same arithmetic. By default each layer is a separate field.
         - `typecheck`: makes every call check the annotated shapes and dtypes, by
             `jaxtyping.jaxtyped` with beartype, which the file then needs.
-        - `loader`: whether the text ends with the functions `load`, which reads weights, and
-            `trainable`. Without these it cannot be saved.
+        - `loader`: whether the text ends with the function `load`, which reads weights. Without it
+            it cannot be saved.
 
         **Returns:** an `Emission`; its `model` has the parameters of this module.
 

@@ -4,8 +4,7 @@ A function of a module without names may be any that JAX has. Its fingerprint, a
 primitives in its body, says which to try; each is then lowered and compared as a whole.
 `fingerprints.json` holds those of the JAX releases that `benchmarks/fingerprints.py` was run with.
 For another release they are computed for functions that end in the same primitive, and stored in
-the
-user's cache directory.
+the user's cache directory.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 `jax.nn.relu`, `jax.nn.softmax`, `jnp.logaddexp` and others have derivative rules, or stop the
 gradient of a part. The module holds neither, so the function itself has to be recovered. Names of
-calls suggest which
-function to try first; the proof is the same as for every pattern.
+calls suggest which function to try first; the proof is the same as for every pattern.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Rewrites that make a program faster on a platform; equal up to rounding, with all derivatives.
 
 They recover nothing, so they are not in `STAGES`: `Config(optimize=...)` and `invert.optimize`
-select
-them. `optimized.json`, written by `benchmarks/optimize.py`, says for which operands a rewrite pays:
-the
-time of the rewritten program over that of the original, forward and with the gradient, by kind.
+select them. `optimized.json`, written by `benchmarks/optimize.py`, says for which operands a
+rewrite pays: the time of the rewritten program over that of the original, forward and with the
+gradient, by kind.
 """
 
 from __future__ import annotations
@@ -27,8 +26,7 @@ from invert.rewriting.pattern import EquationPattern, Site, Stage
 
 FILE = "optimized.json"
 # A rewrite pays if neither the forward pass nor the gradient gets slower by more than the noise of
-# a
-# shared machine, and both together get faster by more than that.
+# a shared machine, and both together get faster by more than that.
 SLOWER, FASTER = 1.05, 0.9
 
 Pays = Callable[[str, str], bool]

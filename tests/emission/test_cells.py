@@ -64,9 +64,34 @@ def test_a_mask_chooses_the_state_outside_of_the_cell() -> None:
     source = _emitted(gru, [w, u, b, out], x).source
     cell = _class(source, "Cell")
     assert "where" not in cell and "mask" not in cell
-    for name in ("update", "x_reset", "h_candidate"):
+    for name in ("update", "x_reset", "h_candidate", " candidate = "):
         assert name in cell
     assert "return jnp.where(mask, self.cell(h, x), h), None" in source
+
+
+def test_a_masked_state_and_its_output_have_different_names() -> None:
+    w, u, out, x = _arrays((4, 24), (6, 24), (6, 3), (2, 5, 4))
+
+    def lstm(w: Any, u: Any, out: Any, x: Any) -> Any:
+        zeros, ones = jnp.zeros((x.shape[0], 6)), jnp.ones((x.shape[0], 6))
+
+        def step(carry: Any, xs: Any) -> Any:
+            h, c = carry
+            x, mask = xs
+            i, f, g, o = jnp.split(x @ w + h @ u, 4, axis=-1)
+            new_c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
+            new_h = jax.nn.sigmoid(o) * jnp.tanh(new_c)
+            y = jnp.where(mask, new_h, ones)
+            return (jnp.where(mask, new_h, h), jnp.where(mask, new_c, c)), y
+
+        steps = _steps(x), _steps(x[..., :1] > 0)
+        return _steps(lax.scan(step, (zeros, zeros), steps)[1]) @ out
+
+    source = _emitted(lstm, [w, u, out], x).source
+    assert "update = jax.nn.sigmoid(i) * jnp.tanh(g)\n" in _class(source, "Cell")
+    assert "h_new, c_new = self.cell(h, c, x)\n" in source
+    assert "h = jnp.where(mask, h_new, h)\n" in source
+    assert re.search(r"return \(h, c\), output$|output = jnp.where\(mask, h_new, ", source, re.M)
 
 
 def test_values_that_leave_a_cell_and_come_back_stay_inside() -> None:

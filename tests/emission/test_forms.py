@@ -134,3 +134,100 @@ def test_the_mean_after_a_convolution_belongs_to_the_norm() -> None:
     module, source = written(model, "b, 6, 6, 1")
     assert "- self.mean) * scale + self.bias" in source, source
     same(module, ramp(2, 6, 6, 1))
+
+
+def _flax_norm(p: Any, x: Any) -> Any:
+    mean = jnp.mean(x, -1)
+    var = jnp.maximum(0.0, jnp.mean(jnp.square(x), -1) - jnp.square(mean))
+    scale = lax.rsqrt(var[..., None] + 1e-6) * p["scale"]
+    return (x - mean[..., None]) * scale + p["bias"]
+
+
+def _haiku_norm(p: Any, x: Any) -> Any:
+    mean, var = jnp.mean(x, -1, keepdims=True), jnp.var(x, -1, keepdims=True)
+    return p["scale"] * lax.rsqrt(var + 1e-5) * (x - mean) + p["bias"]
+
+
+def _keras_norm(p: Any, x: Any) -> Any:
+    mean = jnp.mean(x, -1, keepdims=True)
+    var = jnp.mean(jnp.square(x - mean), -1, keepdims=True)
+    scale = lax.rsqrt(var + 1e-3) * p["scale"]
+    return x * scale + (-mean * scale + p["bias"])
+
+
+def _batch_norm(p: Any, x: Any) -> Any:
+    scale = lax.rsqrt(jnp.expand_dims(p["var"], (0, 1)) + 1e-5) * jnp.expand_dims(
+        p["scale"], (0, 1)
+    )
+    return (x - jnp.expand_dims(p["mean"], (0, 1))) * scale + p["bias"]
+
+
+_MEAN = "mean = jnp.mean(x, axis=-1, keepdims=True)"
+
+
+@pytest.mark.parametrize(
+    ("norm", "lines"),
+    [
+        (
+            _flax_norm,
+            (
+                _MEAN,
+                "mean_square = jnp.mean(jnp.square(x), axis=-1, keepdims=True)",
+                "var = jnp.maximum(0.0, mean_square - jnp.square(mean))",
+                "scale = lax.rsqrt(var + 1e-06) * self.scale",
+                "return (x - mean) * scale + self.bias",
+            ),
+        ),
+        (
+            _haiku_norm,
+            (
+                _MEAN,
+                "var = jnp.var(x, axis=-1, keepdims=True)",
+                "scale = self.scale * lax.rsqrt(var + 1e-05)",
+                "return scale * (x - mean) + self.bias",
+            ),
+        ),
+        (
+            _keras_norm,
+            (
+                _MEAN,
+                "var = jnp.mean(jnp.square(x - mean), axis=-1, keepdims=True)",
+                "scale = lax.rsqrt(var + 0.001) * self.scale",
+                "shift = self.bias - mean * scale",
+                "return x * scale + shift",
+            ),
+        ),
+        (
+            _batch_norm,
+            (
+                "scale = lax.rsqrt(self.var + 1e-05) * self.scale",
+                "return (x - self.mean) * scale + self.bias",
+            ),
+        ),
+    ],
+    ids=("flax", "haiku", "keras", "batch"),
+)
+def test_norms_have_one_form(norm: Callable[..., Any], lines: tuple[str, ...]) -> None:
+    def model(p: Any, x: Any) -> Any:
+        for name in ("a", "b"):
+            with jax.named_scope("norm_" + name):
+                y = norm(p["norm_" + name], x)
+            x = x + y @ p["up_" + name]["kernel"]
+        return x
+
+    parts = {n: jnp.asarray([1.0, 0.5, 2.0]) for n in ("scale", "bias", "mean", "var")}
+    if norm is not _batch_norm:
+        parts = {n: parts[n] for n in ("scale", "bias")}
+    kernel = {"kernel": jnp.asarray(ramp(3, 3))}
+    params = {f"norm_{n}": parts for n in "ab"} | {f"up_{n}": kernel for n in "ab"}
+    x = np.random.default_rng(0).normal(size=(4, 5, 3)).astype(np.float32)
+    module, source = _named(model, params, x)
+    body = source[source.index("class Norm") :]
+    written = [line.strip() for line in body[: body.index("\n\n\n")].splitlines()]
+    at = [written.index(line) for line in lines]
+    assert at == sorted(at), source
+    assert np.array_equal(module(x), module.model(x))
+    slopes = [
+        jax.jit(jax.grad(lambda a, f=f: jnp.sum(jnp.sin(f(a)))))(x) for f in (module, module.model)
+    ]
+    np.testing.assert_allclose(*slopes, rtol=1e-3, atol=1e-3)  # compiled apart

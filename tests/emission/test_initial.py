@@ -106,3 +106,19 @@ def test_constants_are_themselves() -> None:
     assert equal.count(False) == 1  # the kernel
     assert "jnp.arange(16, dtype=jnp.int32) // 2" in emission.source
     assert "jnp.tile(jnp.array([0.75, 0.25], jnp.float32), 8)" in emission.source
+
+
+def test_wide_arrays_are_made_wide_without_x64() -> None:
+    """A new model has the types of the old one, whatever `jax_enable_x64` says."""
+    table = np.asarray([0.1, 2.0**60, 1 / 3])
+
+    def run(kernel: Any, x: Any) -> Any:
+        return (x @ kernel + jnp.asarray(table)).astype(jnp.float32)
+
+    params = {"layer/kernel": np.ones((3, 3), np.float64)}
+    with jax.enable_x64(True):
+        emission = _emission(run, params, np.ones((2, 3), np.float64))
+    with jax.enable_x64(False):
+        new = _new(emission)
+    assert _types(new) == _types(emission.model)
+    assert any(np.array_equal(leaf, table) for leaf in jax.tree_util.tree_leaves(new))

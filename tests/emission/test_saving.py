@@ -277,6 +277,29 @@ def test_the_trained_arrays_are_kept(fixed: tuple[str, ...], endings: str, tmp_p
         assert len(jax.tree_util.tree_leaves(trained)) == 6 - len(fixed)
 
 
+def test_constants_and_statistics_are_not_trained() -> None:
+    """A text says so without its loader too, and the module agrees."""
+    table = np.asarray([0.5, 0.25, 2.0], np.float32)
+
+    def run(params: Any, x: Any) -> Any:
+        x = (x - params["batch_stats"]["norm"]["mean"]) @ params["params"]["out"]["kernel"]
+        return x * jnp.asarray(table)
+
+    flat = {
+        "batch_stats/norm/mean": ramp(3),
+        "params/out/kernel": ramp(3, 3),
+    }
+    tree = {"batch_stats": {"norm": {"mean": ramp(3)}}, "params": {"out": {"kernel": ramp(3, 3)}}}
+    lowered = jax.jit(run).lower(tree, ramp(2, 3))
+    module = invert.from_stablehlo(lowered, params=flat, names=[*flat, "x"])
+    emission = module.emit(loader=False)
+    assert "def trainable(" in emission.source and "def load(" not in emission.source
+    for net in (module, emission.model):
+        trained, _ = eqx.partition(net, invert.trainable(net))
+        (kernel,) = jax.tree_util.tree_leaves(trained)
+        np.testing.assert_array_equal(kernel, ramp(3, 3))
+
+
 def test_the_text_has_no_filter_if_all_arrays_are_trained() -> None:
     module = _layered()
     assert "def trainable" not in module.source

@@ -75,6 +75,29 @@ def test_many_normal_numbers() -> None:
     assert_same_bits(draw, np.int64([2**40, -3]))
 
 
+@pytest.mark.parametrize("name", ["uniform", "normal"])
+def test_the_text_calls_a_documented_function(name: str) -> None:
+    """The generator of TensorFlow is a function of the file, for a batch of any size."""
+
+    def draw(x: Any, seed: Any) -> Any:
+        shape = tf.concat([tf.shape(x), [3]], 0)
+        return getattr(tf.random, f"stateless_{name}")(shape, seed) * x[:, None]
+
+    specs = tf.TensorSpec([None]), tf.TensorSpec([2], tf.int32)
+    module = invert.convert(tf.function(draw, autograph=False), *specs)
+    source = module.emit(loader=False).source
+    assert source.count("def philox4x32(") == source.count(f"def stateless_{name}(") == 1
+    assert (
+        f"stateless_{name}(*stateless_key(" in source or "key, counter = stateless_key(" in source
+    )
+    assert "jnp.array([" not in source[source.index("class ") :]  # no tables among the fields
+    for rows in (1, 5):
+        x, seed = np.linspace(1, 2, rows, dtype=np.float32), np.int32([7, -2])
+        want = draw(tf.constant(x), tf.constant(seed)).numpy()
+        assert np.array_equal(module.model(x, seed), want)
+        assert np.array_equal(module(x, seed), want)
+
+
 def test_integers_of_a_seed() -> None:
     def draw(seed: Any) -> Any:
         whole = [

@@ -1,8 +1,7 @@
 """Symbolic indices of elements, compared by `layout`.
 
 An index is a variable that runs over an axis, given by its number; several merged by a reshape; or
-a
-part of one that was split by a reshape.
+a part of one that was split by a reshape.
 """
 
 from __future__ import annotations

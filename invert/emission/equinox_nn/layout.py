@@ -1,12 +1,10 @@
 """Compares the arithmetic of two programs element by element, ignoring layouts.
 
 A layer of Equinox takes one example and has its own layout of weights. Under `jax.vmap` it traces
-to
-other products and transposes than an equivalent layer of another framework. The comparison proceeds
-from the results to the arguments: an element of a value is an operation on elements of its operands
-at derived indices. Transposes, reshapes and broadcasts only change indices. All other operations
-are
-compared one by one; sums may be taken in any order, as in XLA.
+to other products and transposes than an equivalent layer of another framework. The comparison
+proceeds from the results to the arguments: an element of a value is an operation on elements of its
+operands at derived indices. Transposes, reshapes and broadcasts only change indices. All other
+operations are compared one by one; sums may be taken in any order, as in XLA.
 """
 
 from __future__ import annotations

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 _WIDTH = 66
 # Another form of a field, or its parts, are named after it.
 _PARTED = FORMS | {"split"}
-# Values that get a separate line, without a small number added to them.
-_NAMED = frozenset(("var", "mean_square"))
+# Values of a normalization that get a separate line, without a small number added to them.
+_NAMED = frozenset(("mean", "var", "mean_square", "scale", "shift"))
 # Wider operands get a separate line.
 _OPERAND = 44
 
@@ -317,7 +317,7 @@ class Body:
         for token in tokens:
             if token in self.given:
                 values[token] = self.given[token]
-                width += syntax.width(self.given[token])
+                width += syntax.width(self.given[token]) - syntax.width(syntax.name(token))
         for token in tokens:
             if token not in self._waiting:
                 continue

@@ -20,7 +20,7 @@ from invert._private.jax import (
     on_shards,
     open_jaxpr,
 )
-from invert.emission.expressions import fast, library, literals, spelling, tables
+from invert.emission.expressions import copies, library, literals, spelling, tables
 from invert.emission.expressions.body import Body, Placed
 from invert.emission.expressions.statements import FunctionText, Parameter, Pattern, ValueType
 from invert.emission.expressions.writer import Writer
@@ -30,7 +30,6 @@ from invert.emission.python.nouns import says
 from invert.emission.python.syntax import call, number
 from invert.ir.avals import is_differentiable
 from invert.ir.composite import composite_of
-from invert.ir.fast import FUNCTIONS
 from invert.ir.graph import is_var
 from invert.ir.loops import CondParts, ScanParts, WhileParts
 from invert.ir.sizes import is_open
@@ -170,7 +169,7 @@ def _jit(file: Writer, body: Body, eqn: Eqn) -> Placed:
     if (public := _of_library(file, eqn, name)) is not None:
         return Placed(public, hints=[library.noun(name)], flows=True)
     if (copied := _of_package(file, eqn, name)) is not None:
-        return Placed(copied, hints=[fast.noun(name)], flows=True)
+        return Placed(copied, hints=copies.nouns(name), flows=True)
     args = [body.operand(a) for a in eqn.invars]
     return Placed(file.jitted(closed, name, args), hints=[library.noun(name)], flows=True)
 
@@ -193,9 +192,9 @@ def _of_package(file: Writer, eqn: Eqn, name: str) -> ast.expr | None:
     for bare in () if file.plain else (True, False):
         args = spelling.operands(eqn, file, bare)
         variables = {file.token(v): v for v in eqn.invars if not isinstance(v, Literal)}
-        candidate = fast.candidate(eqn, args)
+        candidate = copies.candidate(eqn, args)
         if candidate is not None and file.prover.holds(candidate, variables, [eqn], eqn.outvars):
-            return syntax.renamed(candidate, {name: file.copied(FUNCTIONS[name])})
+            return syntax.renamed(candidate, {name: file.copied(copies.FUNCTIONS[name])})
     return None
 
 

@@ -16,18 +16,18 @@ from jax import lax
 
 from invert._errors import EmissionError, optional_step
 from invert._private.jax import SIZE_ERRORS, consts_of, mesh_of_now, open_jaxpr, trace_closed
-from invert.emission.expressions import helpers
+from invert.emission.expressions import copies, helpers
 from invert.emission.python import load, syntax
 from invert.emission.sizes.expressions import dimension_token
 from invert.ir import traced_form
-from invert.ir.fast import FUNCTIONS
 from invert.ir.graph import Graph, is_var
 from invert.ir.sizes import DimSize
 from invert.ir.types import Aval, ClosedJaxpr, Eqn, Literal, Var
 
 # The modules that emitted text may use, and the functions that it may hold copies of.
 NAMESPACE: Mapping[str, Any] = {
-    "jax": jax, "jnp": jnp, "lax": lax, "np": np, "eqx": eqx, **FUNCTIONS, **helpers.FUNCTIONS
+    "jax": jax, "jnp": jnp, "lax": lax, "np": np, "eqx": eqx,
+    **copies.FUNCTIONS, **helpers.FUNCTIONS,
 }  # fmt: skip
 
 # Exceptions of `jax.lax`, `jax.numpy` and `jax.nn` for arguments that they do not take, some as

@@ -1,8 +1,7 @@
 """Expressions for single equations: idiomatic ones, if they trace to the same equation.
 
 Each row yields expressions to try, best first. Since each is proved by tracing, a row may guess. If
-no
-row fits, the `lax` function of that name is used, otherwise the primitive itself.
+no row fits, the `lax` function of that name is used, otherwise the primitive itself.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """Recurrent cells: the part of a loop body that uses parameters, as a layer.
 
 The body of a `scan` closes over the parameters of its cell. Everything that depends on them, up to
-a
-choice between the new and the old state by a mask, is the cell: a layer that takes the carried
-values
-and the inputs of the step.
+a choice between the new and the old state by a mask, is the cell: a layer that takes the carried
+values and the inputs of the step.
 """
 
 from __future__ import annotations

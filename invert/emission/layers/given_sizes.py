@@ -1,8 +1,7 @@
 """Passes layers an array that has the open sizes of their results.
 
 A layer may broadcast a table of positions over a batch that none of its inputs has: the original
-layer
-also took an array just for its shape.
+layer also took an array just for its shape.
 """
 
 from __future__ import annotations

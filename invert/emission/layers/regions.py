@@ -1,10 +1,8 @@
 """Finds layers of programs without name scopes, by data flow between uses of parameters.
 
 The names of parameters form a tree, such as `blocks/0/attention/query/kernel`. The equations on a
-path
-between two uses of `blocks/0/*` belong to that layer, and so do those that only prepare its input
-or
-finish its result: the mean and variance of a normalization, the sum of a residual block.
+path between two uses of `blocks/0/*` belong to that layer, and so do those that only prepare its
+input or finish its result: the mean and variance of a normalization, the sum of a residual block.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ A role is derived from the equations around a value, never guessed from a name.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from invert._private.jax import open_jaxpr
 from invert.emission.layers.cut import LayerCall
@@ -59,24 +59,34 @@ def _normalization(eqn: Eqn, graph: Graph) -> Iterator[tuple[Atom, str]]:
     inside = _maker(graph, eqn.invars[0], "add")
     if inside is not None and any(isinstance(a, Literal) for a in inside.invars):
         variance = next((a for a in inside.invars if is_var(a)), None)
-        if variance is not None and (mean := _mean_of_squares(graph, variance)):
-            yield variance, mean
+        if variance is not None and (name := _mean_of_squares(graph, variance)):
+            yield variance, name
             yield from _squares(graph, variance)
         elif variance is not None and (difference := _difference(graph, variance)) is not None:
-            yield inside.outvars[0], "var"
-            yield difference.outvars[0], "var"
-            yield difference.invars[1], "square_of_mean"
+            yield variance, "var"
+            yield _source(graph, difference.invars[0]), "mean_square"
     (out,) = eqn.outvars
     products = [u for u in _users(graph, out, "mul") if _of_one_axis(u, graph)]
     scale = products[0].outvars[0] if len(products) == 1 else None
     if scale is None:
         return
     yield scale, "scale"
-    for product in _users(graph, scale, "mul"):
+    scaled = _users(graph, scale, "mul")
+    for product in scaled:
+        for atom in product.invars:
+            centered = _maker(graph, atom, "sub")
+            if centered is not None and _is_mean(graph, centered.invars[1]):
+                yield centered.invars[1], "mean"
         for last in _users(graph, product.outvars[0], "add", "sub"):
             others = [a for a in last.invars if _source(graph, a) is not product.outvars[0]]
             if others and all(_maker(graph, _source(graph, a)) is None for a in others):
-                yield last.outvars[0], "shift"
+                makers = [
+                    _maker(graph, _source(graph, a), "mul")
+                    for u in _users(graph, last.outvars[0], "add")
+                    for a in u.invars
+                ]
+                if any(m is not None and m in scaled and m is not product for m in makers):
+                    yield last.outvars[0], "shift"
 
 
 def _of_one_axis(eqn: Eqn, graph: Graph) -> bool:
@@ -86,6 +96,9 @@ def _of_one_axis(eqn: Eqn, graph: Graph) -> bool:
 
 def _mean_of_squares(graph: Graph, atom: Atom) -> str:
     """`var` for the mean of squared deviations, `mean_square` for that of squares."""
+    called = _maker(graph, _source(graph, atom), "jit")
+    if called is not None and called.params["name"] == "_var":
+        return "var"
     division = _maker(graph, _source(graph, atom), "div")
     total = division and _maker(graph, _source(graph, division.invars[0]), "reduce_sum")
     square = total and _maker(
@@ -94,6 +107,13 @@ def _mean_of_squares(graph: Graph, atom: Atom) -> str:
     if not square or any(a is not square.invars[0] for a in square.invars):
         return ""
     return "var" if _maker(graph, square.invars[0], "sub") is not None else "mean_square"
+
+
+def _is_mean(graph: Graph, atom: Atom) -> bool:
+    division = _maker(graph, _source(graph, atom), "div")
+    return division is not None and (
+        _maker(graph, _source(graph, division.invars[0]), "reduce_sum") is not None
+    )
 
 
 def _difference(graph: Graph, atom: Atom) -> Eqn | None:
@@ -197,6 +217,7 @@ def _lstm(eqn: Eqn, graph: Graph) -> Iterator[tuple[Atom, str]]:
     if kept is None or added is None:
         return
     yield from _masked(eqn.outvars[0], "c", graph)
+    yield added.outvars[0], "update"
     for a in kept.invars:
         gate = _maker(graph, a, "logistic")
         yield (a, "c") if gate is None else (gate.invars[0], "f")
@@ -275,6 +296,11 @@ def _part(atom: Atom, name: str, graph: Graph) -> Iterator[tuple[Atom, str]]:
     side = "h" if factor is not None and carried and _is_updated(factor, graph) else "x"
     yield atom, f"{side}_{name}"
     yield total, f"{side}_gates"
+    whole = _maker(graph, total, "add")
+    for a in whole.invars if whole is not None else ():
+        if _maker(graph, _source(graph, a), "split") is not None:
+            bias = "recurrent_bias" if side == "h" else "input_bias"
+            yield _source(graph, a), bias
 
 
 def _product_in(total: Atom, graph: Graph) -> Eqn | None:
@@ -290,13 +316,18 @@ def _is_updated(v: Atom, graph: Graph) -> bool:
 
 
 def _masked(v: Var, name: str, graph: Graph) -> Iterator[tuple[Atom, str]]:
-    """A new state, and the values chosen between it and the old one."""
-    yield v, name
+    """A new state, and the values chosen between it and the old one, or a number."""
+    chosen: list[tuple[Atom, str]] = []
     for eqn in graph.users.get(v, ()):
         if eqn.primitive.name == "select_n":
-            others = [a for a in eqn.invars[1:] if a is not v]
-            if any(is_var(a) and a not in graph.producers for a in others):
-                yield eqn.outvars[0], name
+            others = [a for a in eqn.invars[1:] if a is not v and is_var(a)]
+            others = [a for a in others if a not in graph.producers]
+            # The old state has other users too; a number, such as zeros, has not.
+            state = any(len(graph.users.get(a, ())) > 1 for a in others)
+            if others:
+                chosen.append((eqn.outvars[0], name if state else "output"))
+    yield v, f"{name}_new" if chosen else name
+    yield from chosen
 
 
 def states(body: Jaxpr, start: int, count: int) -> dict[Atom, str]:
@@ -309,6 +340,16 @@ def states(body: Jaxpr, start: int, count: int) -> dict[Atom, str]:
 def carried(parts: ScanParts) -> dict[int, str]:
     """Names of the carried values of a `scan`, by their roles in its body."""
     return _carried(open_jaxpr(parts.body), len(parts.consts), len(parts.init))
+
+
+def initial(steps: Sequence[Eqn]) -> dict[Var, str]:
+    """Names of the values that loops begin with, by what they are in the loops."""
+    found: dict[Var, str] = {}
+    for parts in (ScanParts.of(e) for e in steps if e.primitive.name == "scan"):
+        for i, name in carried(parts).items():
+            if isinstance(v := parts.init[i], Var):
+                found.setdefault(v, name)
+    return found
 
 
 def _carried(body: Jaxpr, start: int, count: int) -> dict[int, str]:

@@ -1,8 +1,7 @@
 """Stacks runs of consecutive layers that compute the same.
 
 The first layer of a run represents all of them, and each of its parameters the corresponding ones
-of
-the others, found by matching the programs of the layers.
+of the others, found by matching the programs of the layers.
 """
 
 from __future__ import annotations

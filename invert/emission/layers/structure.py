@@ -1,8 +1,7 @@
 """Finds layers of unnamed programs: groups parameters by the equations that use them.
 
 A product with a parameter, a convolution or a lookup is a layer, and so is a scale with an offset;
-a
-bias belongs to the product to which it is added. The groups get the usual names of such layers,
+a bias belongs to the product to which it is added. The groups get the usual names of such layers,
 `linear`, `norm`, `attention/query`; then data flow determines the layers, as for named parameters.
 """
 
@@ -77,8 +76,7 @@ def named(jaxpr: Jaxpr, parameters: Mapping[Var, Path]) -> dict[Var, Path]:
     for leaf in leaves:
         if leaf.again or (leaf.kind == "scale" and len(leaf.members) == 1):
             # A single vector of features belongs to the enclosing layer, as do parameters used by
-            # each
-            # step of a loop.
+            # each step of a loop.
             for v, name in leaf.members.items():
                 counts[name] = counts.get(name, 0) + 1
                 names[v] = (f"{name}{NUMBER}{counts[name]}",)

@@ -1,8 +1,7 @@
 """Formats emitted text: blank lines, quotes, line breaks.
 
 It does not depend on installed formatters, so that a program always has the same text. The layout
-is
-that of ruff and black, except in rare cases where these preserve the author's layout.
+is that of ruff and black, except in rare cases where these preserve the author's layout.
 """
 
 from __future__ import annotations

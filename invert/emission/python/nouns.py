@@ -20,6 +20,8 @@ _BLANK = frozenset("a b c d e f g h x y z carry chosen state".split())
 _BLANKS = re.compile(r"(x|y|z|carry|state|arg)_?\d+")
 
 PLAIN = "y"
+# The state of a recurrent layer.
+_STATE = "h"
 # An intermediate sum, such as that of a residual block.
 STREAM = "x"
 _SUMS = ("add", "add_any")
@@ -97,6 +99,8 @@ def noun(
     primitive = eqn.primitive.name
     known = [(a, names[a]) for a in atoms if is_var(a) and says(names.get(a))]
     if product or primitive == "dot_general":
+        if any(is_var(a) and names.get(a) == _STATE for a in atoms):
+            return "recurrent"
         both = "_".join(dict.fromkeys(name for _, name in known))
         return both if len(known) == 2 and len(both) <= _LONGEST else _of_scope(eqn, path)
     if primitive == "layer":

@@ -188,7 +188,6 @@ def refused_inputs(ctx: Context, node: Node, values: Sequence[Value]) -> Problem
 def reason_of(error: Exception) -> str:
     """The line of a TensorFlow error message that names the problem."""
     text = getattr(error, "message", None) or str(error)
-    text = text.removeprefix("Failed getting HLO text: '")
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     telling = [line for line in lines if not line.startswith(_TELL_NOTHING)]
     return next(iter((*telling, *lines)), type(error).__name__)

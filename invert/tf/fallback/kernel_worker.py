@@ -63,7 +63,7 @@ def serve(most: int, memory: int) -> None:
 
 
 def _limit_memory(more: int) -> None:
-    """Limit the memory of the process to its current size plus `extra` bytes (Linux)."""
+    """Limit the memory of the process to its current size plus `more` bytes (Linux)."""
     try:
         import resource
 

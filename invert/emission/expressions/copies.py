@@ -1,29 +1,45 @@
-"""Calls of `invert.ir.fast`, with arguments read from the traced programs."""
+"""Calls of functions that files get copies of, with arguments read from the traced programs."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from invert._private.jax import open_jaxpr
 from invert.emission.expressions import literals
 from invert.emission.python.syntax import call
+from invert.ir import fast, philox
 from invert.ir.types import Eqn
+
+# By their names in a program.
+FUNCTIONS: Mapping[str, Callable[..., Any]] = MappingProxyType(
+    {**fast.FUNCTIONS, **philox.FUNCTIONS}
+)
+# Those whose last argument is the shape of their result.
+_SHAPED = frozenset(("stateless_normal", "stateless_uniform"))
+# Names for the results of those that have several.
+_RESULTS = {"stateless_key": ("key", "counter"), "sincosf": ("sine", "cosine")}
 
 
 def candidate(eqn: Eqn, args: Sequence[ast.expr]) -> ast.expr | None:
     """The call that may have traced to the equation; `None` if it calls none of them."""
-    read = _READ.get(eqn.params["name"])
-    if read is None:
+    name = eqn.params["name"]
+    if name in _SHAPED:
+        return call(name, *args, literals.shape(eqn.outvars[0].aval.shape))
+    if name in philox.FUNCTIONS:
+        return call(name, *args)
+    read = _READ.get(name)
+    if read is None or not eqn.invars:
         return None
     found = read(open_jaxpr(eqn.params["jaxpr"]).eqns, len(eqn.invars[0].aval.shape))
-    return None if found is None else call(eqn.params["name"], *args, *map(literals.value, found))
+    return None if found is None else call(name, *args, *map(literals.value, found))
 
 
-def noun(name: str) -> str:
-    """A name for the result of a call."""
-    return name.rpartition("_")[2]
+def nouns(name: str) -> Sequence[str]:
+    """Names for the results of a call."""
+    return _RESULTS.get(name) or (name.rpartition("_")[2],)
 
 
 def _padding(eqns: Sequence[Eqn], rank: int) -> tuple[Any, ...]:

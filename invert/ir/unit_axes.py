@@ -1,0 +1,180 @@
+"""Axes of size one where a person puts them: kept by reductions, added at the last moment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from jax import lax
+
+from invert._private.jax import dce, rename
+from invert.ir import kinds
+from invert.ir.graph import Graph, is_var
+from invert.ir.types import Atom, Eqn, Jaxpr, Literal, ShapedArray, Var
+
+# Broadcasting axes of size one against others would change what these compute.
+_ALONE = frozenset(("clamp", "select_n"))
+_MOVED = kinds.ELEMENTWISE - _ALONE
+
+
+def with_kept_axes(jaxpr: Jaxpr) -> Jaxpr:
+    """A body in which reductions keep the axes that are added again after more operations.
+
+    `rsqrt(mean(x, -1) + 1e-6)[..., None]` is `rsqrt(mean(x, -1, keepdims=True) + 1e-6)`: element by
+    element the same operations, and the same in derivatives.
+    """
+    if not any(map(_added, jaxpr.eqns)):
+        return jaxpr
+    graph = Graph(jaxpr)
+    kept = _kept(graph)
+    if not kept:
+        return jaxpr
+    names: dict[Var, Var] = {
+        v: Var(ShapedArray(_wide(v.aval.shape, axes), v.aval.dtype)) for v, axes in kept.items()
+    }
+    added: dict[Var, Atom] = {}
+    eqns: list[Eqn] = []
+    for eqn in jaxpr.eqns:
+        out = eqn.outvars[0]
+        if out in names and eqn.primitive.name in kinds.REDUCTIONS:
+            eqns += [eqn, _widened(eqn, out, names[out])]
+        elif out in names:
+            operands = [names[a] if isinstance(a, Var) else a for a in eqn.invars]
+            eqns.append(eqn.replace(invars=operands, outvars=[names[out]]))
+        elif _added(eqn) and (x := eqn.invars[0]) in names:
+            added[out] = names[x]
+        else:
+            eqns.append(eqn)
+    jaxpr = rename(jaxpr.replace(eqns=eqns), added)
+    return dce(jaxpr)
+
+
+def _added(eqn: Eqn) -> tuple[int, ...]:
+    """The axes of size one that an equation only adds; `()` for any other equation."""
+    if eqn.primitive is not lax.broadcast_in_dim_p or len(eqn.invars) != 1:
+        return ()
+    x, dims, shape = eqn.invars[0], eqn.params["broadcast_dimensions"], eqn.params["shape"]
+    if isinstance(x, Literal) or eqn.params["sharding"] is not None:
+        return ()
+    axes = tuple(i for i in range(len(shape)) if i not in dims)
+    same = tuple(shape[i] for i in dims) == tuple(x.aval.shape)
+    return axes if same and all(shape[i] == 1 for i in axes) else ()
+
+
+def _wide(shape: Sequence[int], axes: Sequence[int]) -> tuple[int, ...]:
+    """A shape with axes of size one at these places of the result."""
+    rest = iter(shape)
+    count = len(shape) + len(axes)
+    return tuple(1 if i in axes else next(rest) for i in range(count))
+
+
+def _widened(like: Eqn, x: Var, out: Var) -> Eqn:
+    shape = tuple(out.aval.shape)
+    axes = like.params["axes"]
+    dims = tuple(i for i in range(len(shape)) if i not in axes)
+    params = {"shape": shape, "broadcast_dimensions": dims, "sharding": None}
+    return like.replace(
+        primitive=lax.broadcast_in_dim_p, invars=[x], outvars=[out], params=params, effects=set()
+    )
+
+
+def _kept(graph: Graph) -> dict[Var, tuple[int, ...]]:
+    """The values that may keep the reduced axes, with these axes.
+
+    All that uses such a value adds the axes, or computes such a value element by element.
+    """
+    found: dict[Var, tuple[int, ...]] = {}
+    for eqn in graph.eqns:
+        if len(eqn.outvars) != 1:
+            continue
+        (out,) = eqn.outvars
+        if eqn.primitive.name in kinds.REDUCTIONS and out.aval.shape:
+            found[out] = tuple(eqn.params["axes"])
+        elif eqn.primitive.name in _MOVED and out.aval.shape:
+            before = [a for a in eqn.invars if isinstance(a, Var)]
+            axes = {found.get(a) for a in before}
+            alike = all(a.aval.shape == out.aval.shape for a in before)
+            if alike and len(axes) == 1 and None not in axes:
+                found[out] = found[before[0]]
+    changed = True
+    while changed:
+        wrong = [v for v, axes in found.items() if not _stays(graph, v, axes, found)]
+        for v in wrong:
+            del found[v]
+        changed = bool(wrong)
+    return found
+
+
+def _stays(
+    graph: Graph, v: Var, axes: tuple[int, ...], found: Mapping[Var, tuple[int, ...]]
+) -> bool:
+    users = graph.users.get(v, ())
+    made = graph.producers[v]
+    if v in graph.results or not users:
+        return False
+    if made.primitive.name not in kinds.REDUCTIONS and any(
+        isinstance(a, Var) and a not in found for a in made.invars
+    ):
+        return False
+    return all(_added(u) == axes or u.outvars[0] in found for u in users)
+
+
+def with_late_axes(jaxpr: Jaxpr) -> Jaxpr:
+    """A body in which leading axes of size one are added to results rather than to operands.
+
+    `rsqrt(var[None, None] + 1e-5)` is `rsqrt(var + 1e-5)`, whose use broadcasts by itself.
+    """
+    if not any(map(_added, jaxpr.eqns)):
+        return jaxpr
+    free = {*jaxpr.invars, *jaxpr.constvars}
+    narrow: dict[Var, Var] = {}
+    eqns: list[Eqn] = []
+    for eqn in jaxpr.eqns:
+        axes = _added(eqn)
+        if (
+            axes
+            and axes == tuple(range(len(axes)))
+            and (x := eqn.invars[0]) in free
+            and x.aval.shape
+        ):
+            narrow[eqn.outvars[0]] = x
+        elif eqn.primitive.name in _MOVED and (inner := _inner(eqn, narrow)) is not None:
+            (out,) = eqn.outvars
+            shape = tuple(out.aval.shape)
+            first = next(a for a in inner if isinstance(a, Var))
+            own = Var(ShapedArray(tuple(first.aval.shape), out.aval.dtype))
+            count = len(shape) - len(own.aval.shape)
+            params = {
+                "shape": shape,
+                "broadcast_dimensions": tuple(range(count, len(shape))),
+                "sharding": None,
+            }
+            eqns += [
+                eqn.replace(invars=inner, outvars=[own]),
+                eqn.replace(
+                    primitive=lax.broadcast_in_dim_p, invars=[own], params=params, effects=set()
+                ),
+            ]
+            narrow[out] = own
+            continue
+        eqns.append(eqn)
+    return dce(jaxpr.replace(eqns=eqns)) if len(eqns) > len(jaxpr.eqns) else jaxpr
+
+
+def _inner(eqn: Eqn, narrow: Mapping[Var, Var]) -> list[Atom] | None:
+    """The operands without the axes that all of them were given; `None` if some were not."""
+    if not any(map(is_var, eqn.invars)) or len(eqn.outvars) != 1:
+        return None
+    inner: list[Atom] = []
+    for atom in eqn.invars:
+        if isinstance(atom, Literal) and not atom.aval.shape:
+            inner.append(atom)
+        elif (
+            isinstance(atom, Var)
+            and atom in narrow
+            and atom.aval.shape == eqn.outvars[0].aval.shape
+        ):
+            inner.append(narrow[atom])
+        else:
+            return None
+    shapes = {a.aval.shape for a in inner if is_var(a)}
+    return inner if len(shapes) == 1 else None
