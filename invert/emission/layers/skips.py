@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 import copy
 from collections.abc import Callable, Hashable, Sequence
-from typing import Protocol
 
 from invert.emission.layers.fold import field_of
 from invert.emission.layers.shared import Class, Draft, blank
@@ -22,14 +21,10 @@ from invert.emission.python.nouns import of_field
 _SHORTCUT = "shortcut"
 
 
-class _Key(Protocol):
-    def __call__(self, draft: Draft, without: str | None = None) -> Hashable: ...
-
-
 def keys(
     drafts: Sequence[Draft],
     below: Sequence[Draft],
-    key: _Key,
+    key: Callable[[Draft, str | None], Hashable],
     kind: Callable[[Node], str],
 ) -> dict[Draft, Hashable]:
     """What the nodes of one class have in common, apart from numbers.
@@ -40,7 +35,7 @@ def keys(
     - `key`: the same without regard to layers that are skipped.
     - `kind`: the class of a node inside.
     """
-    found: dict[Draft, Hashable] = {d: key(d) for d in drafts}
+    found: dict[Draft, Hashable] = {d: key(d, None) for d in drafts}
     wanting = [d for d in drafts if _is_composite(d)]
     if not wanting:
         return found
