@@ -83,6 +83,9 @@ def recover(entry: EntryPoint, avals: Sequence[Aval], config: Config) -> Stage:
             recovered = jaxprs.over_constants(closed, known)
             certificate = _certify(raw, recovered, known, platform, x64, config)
         jaxpr, constants, notes = _finished(closed, config)
+        if jaxprs.wide_types(raw) <= {np.dtype(np.uint64)}:
+            # Counters of random bits, which JAX makes in every session, may be gone.
+            x64 = jaxprs.has_wide_types(jaxpr)
     report = Report(
         entry=entry.name,
         source=entry.source,

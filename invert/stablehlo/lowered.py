@@ -61,14 +61,14 @@ def lower(
 
     **Raises:** JAX's exceptions for functions that it cannot lower.
     """
-    # JAX computes the open sizes from those of the arguments, so each must be the size of one.
-    sizes = variables(n for a in (*avals, *(outs or ())) for n in a.shape)
-    carriers = [jax.ShapeDtypeStruct((n,), np.bool_) for n in sizes]
-    run: Callable[..., Any] = lambda *values: function(*values[len(carriers) :])  # noqa: E731
     with jax.enable_x64(x64):
-        lowered = run if carriers else function
-        module = lowered_module(lowered, *carriers, *avals, platform=platform)
-        types = lowered_types(lowered, *carriers, *avals) if outs is None else outs
+        types = lowered_types(function, *avals) if outs is None else outs
+        # JAX computes the open sizes from those of the arguments, so each must be the size of one.
+        # A call may have more than its arguments, such as the shape of random numbers.
+        sizes = variables(n for a in (*avals, *types) for n in a.shape)
+        carriers = [jax.ShapeDtypeStruct((n,), np.bool_) for n in sizes]
+        run: Callable[..., Any] = lambda *values: function(*values[len(carriers) :])  # noqa: E731
+        module = lowered_module(run if carriers else function, *carriers, *avals, platform=platform)
     return Lowered(Program(module, Config()), avals, types, carriers)
 
 

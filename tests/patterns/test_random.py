@@ -295,3 +295,37 @@ def test_rng_uniform():
         jax.export.export(jax.jit(lambda a: lax.rng_uniform(a, 1.0, (3,))))(0.0)
     )
     assert primitives(module, 0.0) == {"rng_uniform": 1}
+
+
+def _noise(x, key):
+    return x + random.normal(key, x.shape)
+
+
+def _scaled(x, key):
+    return x * random.uniform(key, x.shape, minval=-2.0, maxval=3.0)
+
+
+def _dropped(x, key):
+    return jnp.where(random.bernoulli(key, 0.9, x.shape), x / 0.9, 0.0)
+
+
+@pytest.mark.parametrize("typed", [True, False], ids=["key", "words"])
+@pytest.mark.parametrize("shape", ["b, 3", "4, 3"])
+@pytest.mark.parametrize("fn", [_noise, _scaled, _dropped])
+def test_exported_draws_are_calls_of_jax_random(fn, shape, typed):
+    """At open sizes too, where only the result of a draw has them; without 64-bit types."""
+    make = random.key if typed else random.PRNGKey
+    x = jax.ShapeDtypeStruct(jax.export.symbolic_shape(shape), np.float32)
+    exported = jax.export.export(jax.jit(fn))(x, jax.eval_shape(make, 0))
+    module = invert.from_exported(exported)
+    assert module.report.certificate.kind == "exact"
+    found = collections.Counter(e.primitive.name for e in equations(module.jaxpr))
+    assert found["random_bits"] == 1 and not found["threefry2x32"] and not found["iota"]
+    assert "jax.random." in module.source and "enable_x64" not in module.source
+    for n in (4,) if shape[0] == "4" else (1, 2, 7):
+        x = np.random.default_rng(n).standard_normal((n, 3)).astype(np.float32)
+        want = exported.call(x, make(n))
+        for wide in (False, True):
+            with jax.enable_x64(wide):
+                np.testing.assert_array_equal(module(x, make(n)), want)
+                np.testing.assert_array_equal(module.model(x, make(n)), want)

@@ -59,7 +59,9 @@ def _broadcast_to(
     same_rank = dimensions == tuple(range(len(shape))) and 0 not in shape
     if x.shape == () or same_rank:
         (ctx.stretched if x.shape else ctx.scalars)[id(result)] = (result, x)
-        if attributes.location_name(op.operation.location).endswith("/broadcast_in_dim"):
+        # Names in the functions that JAX outlines have no scope in front.
+        name = attributes.location_name(op.operation.location)
+        if name.rpartition("/")[2] == "broadcast_in_dim":
             ctx.explicit[id(result)] = len(ctx.explicit)
     return result
 
