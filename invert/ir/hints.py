@@ -110,10 +110,14 @@ def assumes_order(jaxpr: Jaxpr) -> bool:
 
 
 def merge_broadcasts(closed: J) -> J:
-    """Merge the copies of an explicit broadcast that spelling put in front of each user."""
+    """Merge the copies of an explicit broadcast that spelling put in front of each user.
+
+    Users of another kind may have kept the broadcast itself.
+    """
 
     def merge(jaxpr: Jaxpr) -> Jaxpr:
         kept: dict[Hashable, Var] = {}
+        whole: dict[Hashable, Var] = {}
         renamed: dict[Var, Atom] = {}
         eqns = []
         for eqn in jaxpr.eqns:
@@ -121,10 +125,15 @@ def merge_broadcasts(closed: J) -> J:
                 (out,) = eqn.outvars
                 (x,) = eqn.invars
                 value = np.asarray(x.val).tobytes() if isinstance(x, Literal) else x
-                first = kept.setdefault((number, out.aval, value), out)
+                same = whole.get((out.aval, value), out)
+                first = kept.setdefault((number, out.aval, value), same)
                 if first is not out:
                     renamed[out] = first
                     continue
+            elif eqn.primitive.name == "broadcast_in_dim":
+                x = eqn.invars[0]
+                if isinstance(x, Var) and x.aval.shape == ():
+                    whole.setdefault((eqn.outvars[0].aval, x), eqn.outvars[0])
             eqns.append(eqn)
         return rename(jaxpr.replace(eqns=eqns), renamed) if renamed else jaxpr
 
