@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from collections.abc import Mapping, Sequence
 from typing import Literal
@@ -14,7 +15,16 @@ from invert._entry import ArgSpec, EntryPoint
 from invert._errors import SignatureError
 from invert._private.jax import SIZE_ERRORS
 from invert.emission.python.naming import Names, identifier
-from invert.ir.sizes import Constraint, Shape, decided, dimensions, evaluate, parsed, scope
+from invert.ir.sizes import (
+    Constraint,
+    Shape,
+    decided,
+    dimension,
+    dimensions,
+    evaluate,
+    parsed,
+    scope,
+)
 
 # JAX's parser treats these as operations.
 _OPERATIONS = ("floordiv", "mod", "max", "min")
@@ -161,16 +171,30 @@ def symbolic_shapes(
 
 def scope_of(constraints: Sequence[Constraint]) -> jax.export.SymbolicScope:
     """The scope with those constraints that JAX can represent."""
-    kept: list[str] = []
-    for text in (c.text() for c in constraints):
-        if not text:
-            continue
-        try:
-            scope([*kept, text])
-            kept.append(text)
-        except (ValueError, NotImplementedError):
-            continue  # it is checked when the program runs
+    kept: tuple[str, ...] = ()
+    names = sorted({d for c in constraints for d in c.dimensions})
+    for text in filter(None, (c.text() for c in constraints)):
+        if _usable((*kept, text), tuple(names)):
+            kept = (*kept, text)  # any other is checked when the program runs
     return scope(kept)
+
+
+@functools.lru_cache(maxsize=1024)
+def _usable(conditions: tuple[str, ...], names: Sequence[str]) -> bool:
+    """Whether JAX can compute with dimensions under some conditions.
+
+    It replaces one that equals an expression, also where that contains the dimension itself. A
+    contradiction is an error at the first comparison.
+    """
+    try:
+        of = scope(conditions)
+        sizes = dict(zip(names, parsed(names, of), strict=True))
+        left = {d for size in sizes.values() for d in dimensions(size)}
+        for name in left:
+            decided("ge", sizes[name], 2)
+    except (ValueError, NotImplementedError):
+        return False
+    return all(dimension(sizes[name]) == name for name in left)
 
 
 def independent(constraints: Sequence[Constraint]) -> tuple[Constraint, ...]:

@@ -347,12 +347,14 @@ class Function:
             avals = self._avals([jax.ShapeDtypeStruct(s, np.int8) for s in found], key)
             with listening() as said:
                 stage = optional_step("the program for all sizes", [], self._for_all, avals)
-            new = [c for c in said.constraints if c not in assumed]
+            # Sizes of other scopes do not compare as equal, so the words tell them apart.
+            known = {c.words() for c in assumed}
+            new = [c for c in said.constraints if c.words() not in known]
             if stage is not None:
                 return _under([*assumed, *new], stage), [*assumed, *new]
             self.divided = self.divided or "a defect; see the warning"
             # They may be decided under the constraints found so far, or under assumptions.
-            new = new or [c for c in said.assumptions if c not in assumed]
+            new = new or [c for c in said.assumptions if c.words() not in known]
             if not new:
                 break
             assumed += new

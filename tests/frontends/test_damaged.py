@@ -157,6 +157,70 @@ def test_a_condition_that_makes_an_open_size_a_number() -> None:
         found(x.reshape(4, 2))
 
 
+@pytest.mark.parametrize(
+    ("left", "right", "met"),
+    [
+        # The size on the left is on the right too.
+        ("b", "maximum b c", True),
+        ("b", "minimum b three, add 0 c, subtract 1 two", True),
+        ("b", "divide b two, add 0 two", True),
+        # No sizes satisfy these, as JAX finds out when it compares some.
+        ("divide c two, multiply 0 c", "zero", False),
+        ("minimum b c, add 0 three", "zero", False),
+        # JAX takes equations of single terms only.
+        ("maximum b three, add 0 c", "sum", True),
+    ],
+)
+def test_conditions_with_which_jax_cannot_compute(left: str, right: str, met: bool) -> None:
+    kind, number = "tensor<?x?xf32>", "tensor<i32>"
+    lines = [f"%{n} = stablehlo.constant dense<{i}> : {number}" for n, i in NUMBERS.items()]
+    sides = []
+    for side in (left, right):
+        *computed, last = side.split(", ")
+        for i, words in enumerate([*computed, last] if " " in last else []):
+            op, a, b = words.split()
+            lines.append(f"%{i} = stablehlo.{op} %{a}, %{b} : {number}")
+            last = str(i)
+        sides.append(last)
+    for relation, a, b in (("GE", "c", "two"), ("EQ", *sides)):
+        lines += [
+            f"%ok_{a} = stablehlo.compare {relation}, %{a}, %{b} : "
+            f"({number}, {number}) -> tensor<i1>",
+            f"stablehlo.custom_call @shape_assertion(%ok_{a}) {{ "
+            'error_message = "these are refused", has_side_effect = true } : (tensor<i1>) -> ()',
+        ]
+    row = "tensor<?xf32>"
+    for name, size in zip(("ones", "more"), sides, strict=True):
+        lines += [
+            f"%s_{name} = stablehlo.reshape %{size} : ({number}) -> tensor<1xi32>",
+            f"%{name} = stablehlo.dynamic_broadcast_in_dim %one, %s_{name}, dims = [] : "
+            f"(tensor<f32>, tensor<1xi32>) -> {row}",
+        ]
+    text = f"""
+        func.func public @main(%x: {kind}) -> ({kind}, {row}) {{
+            %one = stablehlo.constant dense<1.0> : tensor<f32>
+            %b = stablehlo.get_dimension_size %x, dim = 0 : ({kind}) -> {number}
+            %c = stablehlo.get_dimension_size %x, dim = 1 : ({kind}) -> {number}
+            %sum = stablehlo.add %b, %c : {number}
+            {" ".join(lines)}
+            %twice = stablehlo.add %x, %x : {kind}
+            %twos = stablehlo.add %ones, %more : {row}
+            return %twice, %twos : {kind}, {row}
+        }}"""
+    found = invert.from_stablehlo(text)
+    x = np.ones((4, 3), np.float32)
+    if met:
+        assert np.array_equal(found(x)[0], x + x)
+        # No text holds for all sizes, so this one is written for those of the call.
+        assert np.array_equal(found.model(x)[0], x + x)
+    for wrong in (x[:1], x if not met else x[:2]):
+        with pytest.raises(invert.InvertError, match="these are refused"):
+            found(wrong)
+
+
+NUMBERS = {"zero": 0, "two": 2, "three": 3}
+
+
 # --- jax.export -----------------------------------------------------------------------------------
 
 
