@@ -180,7 +180,15 @@ def _sine(x):
     return _defun(lambda a: tf.sin(a))(x)
 
 
+def _four(x):
+    """Four results, in whose order the map of a function's results is not read."""
+    inner = _defun(lambda a: (tf.sin(a), a + 1.0, tf.cos(a), a * 3.0))
+    a, b, c, d = _defun(lambda a: inner(a))(x)
+    return (a - b) * (c - d)
+
+
 FUNCTIONS = {
+    "several results": _four,
     "nested": lambda x: _defun(lambda a: _sine(a) * _sine(a + 1.0))(x),
     "branch": lambda x: _defun(_cond)(x),
     "loop": lambda x: _defun(_while)(x),

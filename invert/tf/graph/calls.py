@@ -55,7 +55,7 @@ def with_calls(graph_def: GraphDef) -> GraphDef:
         for node in function.node_def:
             for i, name in enumerate(node.input):
                 node.input[i] = _renamed(name, outputs)
-        for key, name in function.ret.items():
+        for key, name in [*function.ret.items()]:  # a map that changes is not iterated
             function.ret[key] = _renamed(name, outputs)
     return new
 
