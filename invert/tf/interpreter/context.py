@@ -18,7 +18,7 @@ from invert.ir.gradient_marker import mark
 from invert.tf.interpreter.folding import Folding
 from invert.tf.interpreter.graph import Graph
 from invert.tf.interpreter.registry import REGISTRY, Entry, Value
-from invert.tf.ops.definition import result_problem, shape_problem
+from invert.tf.ops.definition import operand_dtype, result_problem, shape_problem
 from invert.tf.ops.node import FRAMES_REMEDY, Body, Node, attr_functions, naming
 from invert.tf.ops.state import KEY, Resource, State
 from invert.tf.values.bounded import (
@@ -220,8 +220,18 @@ class Context:
             if all(map(operator.is_, constants, operands)):
                 raise
             results = entry.call(self, node, constants)
-        folding.note(node.op, lambda values: entry.call(self, node, values), operands, results)
+        folding.note(
+            node.op,
+            lambda values: entry.call(self, node, values),
+            operands,
+            results,
+            lambda i: self._operand_dtype(node, i),
+        )
         return results
+
+    def _operand_dtype(self, node: Node, i: int) -> np.dtype | None:
+        definition = self.graph.op_def(node.op)
+        return None if definition is None else operand_dtype(node.attrs, definition, i)
 
     def _check(self, node: Node, results: Sequence[Value]) -> None:
         """Refuse results whose dtypes or shapes differ from those that op and node declare."""

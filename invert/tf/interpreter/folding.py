@@ -51,6 +51,7 @@ class _Origin:
     rule: Rule
     operands: Sequence[Value]
     k: int
+    dtype: Callable[[int], np.dtype | None]
 
 
 class Folding:
@@ -62,15 +63,25 @@ class Folding:
         self._known: dict[int, np.ndarray | RepeatedArray | None] = {}
 
     def note(
-        self, op: str, rule: Rule, operands: Sequence[Value], results: Sequence[Value]
+        self,
+        op: str,
+        rule: Rule,
+        operands: Sequence[Value],
+        results: Sequence[Value],
+        dtype: Callable[[int], np.dtype | None],
     ) -> None:
-        """Record the `results` of `rule` on `operands`, if they follow from constants."""
+        """Record the `results` of `rule` on `operands`, if they follow from constants.
+
+        **Arguments:**
+
+        - `dtype`: the declared dtypes of the operands, by place.
+        """
         if not operands or not all(is_static(v) or id(v) in self._origins for v in operands):
             return
         for k, value in enumerate(results):
             # A value that a rule passes through is recorded where it was made.
             if is_tracer(value) and id(value) not in self._origins:
-                self._origins[id(value)] = _Origin(value, op, rule, operands, k)
+                self._origins[id(value)] = _Origin(value, op, rule, operands, k, dtype)
 
     def known(self, operands: list[Value]) -> list[Value]:
         """The operands, with those that follow from constants as NumPy arrays."""
@@ -171,7 +182,7 @@ def _moved(origin: _Origin, operands: Sequence[Value]) -> np.ndarray:
     whole = {n for v in operands if v.dtype.kind in "iuO" for n in v.ravel().tolist()}
     marks = itertools.islice((n for n in itertools.count(_MARK) if n not in whole), len(sizes))
     numbers = dict(zip(sizes, marks, strict=True))
-    given = [_replaced(v, numbers) for v in operands]
+    given = [_replaced(v, numbers, origin.dtype(i)) for i, v in enumerate(operands)]
     places = [i for i, v in enumerate(operands) if v.dtype == object]
 
     def run(*values: Value) -> Any:
@@ -226,11 +237,11 @@ def _symbols(value: Value) -> list[Value]:
     return [d for d in value.ravel().tolist() if not isinstance(d, int)]
 
 
-def _replaced(value: Value, numbers: dict[Any, int]) -> Value:
+def _replaced(value: Value, numbers: dict[Any, int], dtype: np.dtype | None) -> Value:
     if not isinstance(value, np.ndarray) or value.dtype != object:
         return value
     items = [d if isinstance(d, int) else numbers[d] for d in value.ravel().tolist()]
-    return np.asarray(items, np.int32).reshape(value.shape)
+    return np.asarray(items, np.int32 if dtype is None else dtype).reshape(value.shape)
 
 
 def _restored(value: np.ndarray, sizes: dict[int, Any]) -> np.ndarray:

@@ -129,15 +129,26 @@ def options(definition: OpDef) -> dict[str, AttrValue | None]:
     }
 
 
+def _declared(attrs: Attributes, args: Iterable[OpDef.ArgDef]) -> list[Run] | None:
+    """The types of arguments by a node's attributes; `None` if it lacks one."""
+    if any(key not in attrs for a in args for key in (a.type_list_attr, a.type_attr) if key):
+        return None
+    return list(types_of(args, attrs))
+
+
+def operand_dtype(attrs: Attributes, definition: OpDef, i: int) -> np.dtype | None:
+    """The dtype of operand `i` by the definition of the op; `None` if it has none."""
+    kind = type_at(_declared(attrs, definition.input_arg) or (), i)
+    return decode_dtype(kind) if kind and kind < REFERENCE else None
+
+
 def result_problem(attrs: Attributes, definition: OpDef, results: Sequence[Value]) -> str | None:
     """How results differ from the definition of the op; `None` if they do not.
 
     Handles and lists have no type here; rewritten nodes may omit attributes with types.
     """
-    args = definition.output_arg
-    if any(key not in attrs for a in args for key in (a.type_list_attr, a.type_attr) if key):
+    if (runs := _declared(attrs, definition.output_arg)) is None:
         return None
-    runs = list(types_of(args, attrs))
     if (count := sum(n for n, _ in runs)) != len(results):
         return f"has {len(results)} results, but its definition says {count}"
     for i, result in enumerate(results):
