@@ -15,10 +15,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import jax.scipy.special
+import numpy as np
 
 from invert.ir import kinds
 from invert.ir.types import Atom, JaxFunction
 from invert.patterns.fingerprints import fingerprint, may_be
+from invert.patterns.special import lowered
 from invert.rewriting.pattern import Call, Pattern, Site
 
 # Functions that JAX keeps as a call: name of the call -> function.
@@ -61,40 +63,6 @@ def _call(site: Site) -> Iterator[Call]:
 def _of(function: JaxFunction, *avals: Any, **params: Any) -> Call:
     key = ("library", function, tuple(sorted(params.items())))
     return Call(key, functools.partial(function, **params), avals)
-
-
-# Functions that JAX inlines: name -> (function, number of operands, primitive of the result,
-# primitives that produce its operands).
-_WRITTEN_OUT: dict[str, tuple[JaxFunction, int, str, tuple[str, ...]]] = {
-    "logaddexp": (jnp.logaddexp, 2, "select_n", ("ne", "add", "add")),
-    "logaddexp2": (jnp.logaddexp2, 2, "select_n", ("ne", "add", "add")),
-    "entr": (jax.scipy.special.entr, 1, "select_n", ("lt",)),
-    "xlogy": (jax.scipy.special.xlogy, 2, "jit", ("or",)),
-    "xlog1py": (jax.scipy.special.xlog1py, 2, "jit", ("or",)),
-    "logit": (jax.scipy.special.logit, 1, "log", ("div",)),
-    "log_ndtr": (jax.scipy.special.log_ndtr, 1, "select_n", ("gt",)),
-    "poch": (jax.scipy.special.poch, 2, "jit", ("eq",)),
-}
-
-
-def _written_out(name: str) -> Pattern:
-    function, arity, root, producers = _WRITTEN_OUT[name]
-
-    def propose(site: Site) -> Iterator[Call]:
-        if not jnp.issubdtype(site.out.dtype, jnp.inexact):
-            return
-        operands = site.eqn.invars[: len(producers)]
-        found = [site.producer(a) for a in operands]
-        names = [None if e is None else e.primitive.name for e in found]
-        if all(n == p for n, p in zip(names, producers, strict=False)):
-            scalar = jax.ShapeDtypeStruct((), site.out.dtype)
-            forms = {(site.out,) * arity}
-            if arity == 2:
-                forms = {(site.out, site.out): 0, (site.out, scalar): 0, (scalar, site.out): 0}
-            for avals in forms:
-                yield Call(("library", function), function, avals)
-
-    return Pattern(name, (root,), propose)
 
 
 def _through(site: Site, atom: Atom, *names: str) -> Any:
@@ -140,9 +108,19 @@ def _logsumexp(site: Site) -> Iterator[Call]:
         yield _of(jax.nn.logsumexp, x, axis=axis, keepdims=keep)
 
 
+_inlined = functools.partial(lowered, kind=np.inexact)
+
 PATTERNS = (
     Pattern("library_call", ("jit",), _call),
-    *map(_written_out, _WRITTEN_OUT),
+    # Functions that JAX inlines.
+    _inlined("logaddexp", "select_n", jnp.logaddexp, arity=2, after="ne add add"),
+    _inlined("logaddexp2", "select_n", jnp.logaddexp2, arity=2, after="ne add add"),
+    _inlined("entr", "select_n", jax.scipy.special.entr, after="lt"),
+    _inlined("xlogy", "jit", jax.scipy.special.xlogy, arity=2, after="or"),
+    _inlined("xlog1py", "jit", jax.scipy.special.xlog1py, arity=2, after="or"),
+    _inlined("logit", "log", jax.scipy.special.logit, after="div"),
+    _inlined("log_ndtr", "select_n", jax.scipy.special.log_ndtr, after="gt"),
+    _inlined("poch", "jit", jax.scipy.special.poch, arity=2, after="eq"),
     Pattern("softmax", ("div",), _softmax),
     Pattern("logsumexp", ("add", "sub"), _logsumexp),
 )

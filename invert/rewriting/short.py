@@ -83,12 +83,21 @@ class Short:
                 commuted = frozenset() if self.before is None else found.commuted
                 yield dataclasses.replace(call, commuted=commuted)
 
+    def likeliest(self, site: Site) -> Iterator[Call]:
+        """The calls on operands that all have the type of the result."""
+        return (call for choice in self.choices if (call := self._uniform(choice, site.out)))
+
+    def _uniform(self, choice: Choice, out: jax.ShapeDtypeStruct) -> Call | None:
+        call = self.call(choice, (out,) * self.arity)
+        results = result_types(call) or ()
+        return call if list(map(_short, results)) == [_short(out)] else None
+
     def _types(self, site: Site, choice: Choice) -> Iterator[Avals]:
         """Types of the operands, as far as an outline finds candidates."""
         types: dict[Avals, None] = {}
         refused: dict[Avals, None] = {}
         laid = 0
-        for skeleton in self._skeletons(choice, len(site.out.shape), site.out.dtype):
+        for skeleton in self._skeletons(choice, site.out):
             template = site.template(skeleton)
             if template is None:
                 continue
@@ -114,8 +123,14 @@ class Short:
             site.misses.append(Miss(laid, site.eqn, reason))
         yield from types
 
-    def _skeletons(self, choice: Choice, rank: int, dtype: DTypeLike) -> tuple[Call, ...]:
-        """Examples in this dtype, if `before` traces at it, one of this rank first."""
+    def _skeletons(self, choice: Choice, out: jax.ShapeDtypeStruct) -> tuple[Call, ...]:
+        """Examples in this dtype, if `before` traces at it, one of this rank first.
+
+        A lowering is costly, so for one the likeliest call is the only example.
+        """
+        if self.before is None and (call := self._uniform(choice, out)) is not None:
+            return (call,)
+        rank, dtype = len(out.shape), out.dtype
         key = choice, rank, dtype
         if key not in self._known:
             own = [c for c in self.examples if c.key == self.call(choice, ()).key]
