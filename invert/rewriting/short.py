@@ -13,8 +13,8 @@ import jax
 import numpy as np
 from jax.typing import DTypeLike
 
-from invert._errors import PatternError
-from invert._private.jax import Literal, open_jaxpr, trace_closed
+from invert._errors import PatternError, only_refusals
+from invert._private.jax import REFUSALS, Literal, open_jaxpr, trace_closed
 from invert.ir.match import Miss
 from invert.ir.types import Aval, JaxFunction
 from invert.rewriting.outline import outline, parameters_differ, shaped
@@ -25,8 +25,6 @@ Avals = tuple[jax.ShapeDtypeStruct, ...]
 # Keyword arguments passed to both functions.
 Choice: TypeAlias = tuple[tuple[str, Any], ...]
 
-# What JAX raises if a function does not take arrays of these types.
-_REFUSALS = (TypeError, ValueError, RuntimeError, ArithmeticError, LookupError, AssertionError)
 _DTYPES = (np.float32, np.int32, np.complex64, np.bool_)
 _RANKS = (2, 1, 3, 4, 0)
 # How many combinations of types are tried at one site.
@@ -172,9 +170,9 @@ def _agree(call: Call) -> bool:
 
 def _results(call: Call, function: JaxFunction) -> tuple[jax.ShapeDtypeStruct, ...] | None:
     try:
-        with jax.enable_x64(call.needs_x64):
+        with only_refusals(), jax.enable_x64(call.needs_x64):
             return tuple(jax.tree_util.tree_leaves(jax.eval_shape(function, *call.avals)))
-    except _REFUSALS:
+    except REFUSALS:
         return None
 
 
@@ -242,7 +240,7 @@ def untraced(short: Short) -> str:
     try:
         with jax.enable_x64(call.needs_x64):
             results = jax.eval_shape(short.before or short.after, *avals, **dict(short.choices[0]))
-    except _REFUSALS as error:
+    except REFUSALS as error:
         line = str(error).strip().splitlines()[:1]
         return (
             f"`before` does not trace, at {types_text} for one: {type(error).__name__}: "
@@ -259,7 +257,7 @@ def problems(short: Short) -> Iterator[str]:
             with jax.enable_x64(call.needs_x64):
                 one = traced_call(call)
                 two = trace_closed(call.function, *call.avals)
-        except _REFUSALS as error:
+        except REFUSALS as error:
             line = "".join(str(error).strip().splitlines()[:1])
             yield f"`after` does not trace where `before` does: {type(error).__name__}: {line}"
             return
