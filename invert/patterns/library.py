@@ -48,8 +48,8 @@ def _call(site: Site) -> Iterator[Call]:
     candidates = _CALLS.get(name, ())
     if not candidates and not site.named:
         # No locations and an unknown name: names may have been stripped too.
-        found = fingerprint(site.eqn.params["jaxpr"])
-        candidates = may_be(FUNCTIONS, found, site.template)
+        digest = fingerprint(site.eqn.params["jaxpr"])
+        candidates = may_be(FUNCTIONS, digest, site.template)
     avals = tuple(site.aval(a) for a in site.eqn.invars)
     for function in candidates:
         if function is jax.nn.log_softmax:

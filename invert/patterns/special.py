@@ -37,8 +37,8 @@ def literal(atom: Atom) -> Any:
 
 def is_number(atom: Atom, value: complex) -> bool:
     """Whether the atom is the scalar literal `value`."""
-    found = literal(atom)
-    return found is not None and bool(found == value)
+    number = literal(atom)
+    return number is not None and bool(number == value)
 
 
 def produced_by(site: Site, atom: Atom, *primitives: str) -> Any | None:
@@ -93,8 +93,8 @@ def _select_n(site: Site) -> Iterator[Call]:
             inner = produced_by(site, atom, "select_n")
             if inner is None:
                 continue
-            found = _index_select(site, inner)
-            if found is not None and found[0] is which:
+            index = _index_select(site, inner)
+            if index is not None and index[0] is which:
                 pending.append(inner)
     # A case may itself be such a selection, so the largest number is only the likeliest.
     if cases <= 64:

@@ -71,14 +71,14 @@ class Short:
                 template = site.template(call)
                 if template is None:
                     continue
-                found = outline(template, site.graph, site.eqn, None)
-                if found is None:
+                outlined = outline(template, site.graph, site.eqn, None)
+                if outlined is None:
                     yield call
                     continue
-                if site.misses is not None and (miss := parameters_differ(template, found)):
+                if site.misses is not None and (miss := parameters_differ(template, outlined)):
                     site.misses.append(miss)
                 # The lowering of a call has one order of operands.
-                commuted = frozenset() if self.before is None else found.commuted
+                commuted = frozenset() if self.before is None else outlined.commuted
                 yield dataclasses.replace(call, commuted=commuted)
 
     def likeliest(self, site: Site) -> Iterator[Call]:
@@ -99,14 +99,14 @@ class Short:
             template = site.template(skeleton)
             if template is None:
                 continue
-            found = outline(template, site.graph, site.eqn, site.misses)
-            if found is None:
+            outlined = outline(template, site.graph, site.eqn, site.misses)
+            if outlined is None:
                 continue
-            laid = len(found.eqns)
+            laid = len(outlined.eqns)
             made = shaped(site.graph, site.eqn.outvars[0])
             wanted = {(v.aval.shape, v.aval.dtype) for v in made}
             # The source of a broadcast or conversion is likelier than its result.
-            atoms = [reversed(found.operands[v]) for v in template.jaxpr.invars]
+            atoms = [reversed(outlined.operands[v]) for v in template.jaxpr.invars]
             tries = itertools.product(*(dict.fromkeys(map(site.aval, a)) for a in atoms))
             for avals in itertools.islice(tries, _MAX_TYPES):
                 call = self.call(choice, avals)
@@ -187,24 +187,24 @@ def _accepted(make: Callable[[Avals], Call], given: Avals | None, arity: int) ->
             mixed = [a for kind in kinds[:2] for a in kind[:4]]
             tries.append(list(itertools.product(mixed, repeat=arity)))
     for group in tries:
-        found = [call for call in map(make, group) if result_types(call)]
-        if found:
-            yield from found[: len(_RANKS)]
+        calls = [call for call in map(make, group) if result_types(call)]
+        if calls:
+            yield from calls[: len(_RANKS)]
             return
 
 
 def combinations(name: str, options: Mapping[str, Sequence[Any]]) -> tuple[Choice, ...]:
     """Every combination of the options, in their order."""
-    found = tuple(
+    choices = tuple(
         tuple(zip(options, values, strict=True)) for values in itertools.product(*options.values())
     )
     try:
-        hash(found)
+        hash(choices)
     except TypeError as error:
         raise PatternError(f"pattern {name!r}: values of options must be hashable") from error
-    if not found:
+    if not choices:
         raise PatternError(f"pattern {name!r}: an option has no values to try")
-    return found
+    return choices
 
 
 def _parameters(name: str, before: JaxFunction) -> Sequence[inspect.Parameter]:
