@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,11 +23,16 @@ from invert.modules.dimensions import opened_sizes, with_sizes
 from invert.modules.function import Function
 from invert.modules.methods import Methods, build_methods
 from invert.modules.module import Module, build
+from invert.modules.specializations import Recover, Specializations
 from invert.patterns.explain import explain as explain
 from invert.patterns.rewrite import rewrite as rewrite
 from invert.patterns.short import pattern as pattern
 
 _DEFAULT = Config()
+
+
+def _recovering(config: Config) -> Recover:
+    return functools.partial(recover, config=config)
 
 
 def from_entry(
@@ -37,7 +43,7 @@ def from_entry(
 ) -> Module:
     """The module of an entry point, recovered at the types of an example, if any."""
     entry = with_sizes(entry, config.sizes)
-    function = Function(entry, lambda entry, avals: recover(entry, avals, config), config)
+    function = Function(Specializations(entry, _recovering(config)), config)
     if function.is_static:
         function.begin([_Shape(spec.shape) for spec in function.specs])
     elif args or kwargs:
@@ -65,9 +71,8 @@ def _build_methods(
     functions: dict[str, Function] = {}
     for key, entry in read.items():
         stateful = any(p.name in assigned for p in entry.params)
-        function = Function(
-            entry, lambda entry, avals: recover(entry, avals, config), config, stateful=stateful
-        )
+        programs = Specializations(entry, _recovering(config))
+        function = Function(programs, config, stateful=stateful)
         try:
             if function.is_static:
                 function.begin([_Shape(spec.shape) for spec in function.specs])

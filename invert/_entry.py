@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -159,6 +160,11 @@ class EntryPoint:
     shardings: Shardings | None = None
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     trace: Trace | None = None
+
+    @functools.cached_property
+    def specs(self) -> Sequence[ArgSpec]:
+        """The types of the flat arguments."""
+        return jax.tree_util.tree_leaves((self.args, dict(self.kwargs)))
 
     @property
     def one_argument(self) -> bool:

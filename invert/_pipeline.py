@@ -14,7 +14,7 @@ import numpy as np
 from invert import patterns
 from invert._certificate import Certificate
 from invert._config import Config
-from invert._entry import ArgSpec, EntryPoint, traced
+from invert._entry import EntryPoint, traced
 from invert._errors import nested_too_deep
 from invert._opaque import platform_of
 from invert._private.jax import open_jaxpr
@@ -29,10 +29,10 @@ from invert.ir.simplify import simplify
 from invert.ir.sizes import DimSize, evaluate, listening, renaming
 from invert.ir.substitution import substitute
 from invert.ir.types import AnyJaxpr, Aval, ClosedJaxpr, J, Jaxpr, Value
-from invert.modules.function import Stage
 from invert.modules.optimize import faster
+from invert.modules.specializations import Specialization
 from invert.rewriting.driver import Rewriter
-from invert.rewriting.pattern import Stage as PatternStage
+from invert.rewriting.pattern import Stage
 from invert.rewriting.templates import raise_call
 
 _STRICT_ORDER = "the comparators of its sorts are strict weak orders"
@@ -54,7 +54,7 @@ class _Stages:
         self.seconds[name] = time.perf_counter() - start
 
 
-def recover(entry: EntryPoint, avals: Sequence[Aval], config: Config) -> Stage:
+def recover(entry: EntryPoint, avals: Sequence[Aval], config: Config) -> Specialization:
     """Raise and rewrite an entry point for argument types, possibly with open sizes."""
     stage = _Stages(entry.name, config)
     defects: list[str] = []
@@ -101,7 +101,7 @@ def recover(entry: EntryPoint, avals: Sequence[Aval], config: Config) -> Stage:
     )
     shapes = tuple(tuple(a.shape) for a in avals[: len(avals) - int(entry.draws)])
     settled = functools.partial(_settled, platform=platform, config=config)
-    program = Stage(jaxpr, constants, report, x64, shapes, names, settled=settled)
+    program = Specialization(jaxpr, constants, report, x64, shapes, names, settled=settled)
     if config.optimize == "none":
         return program
     config.begin(f"{entry.name}: optimizing for the {config.optimize}")
@@ -140,12 +140,9 @@ def _renamed(aval: Aval, names: Mapping[str, DimSize]) -> jax.ShapeDtypeStruct:
 
 def _sizes(entry: EntryPoint, avals: Sequence[Aval]) -> tuple[str, ...]:
     """The types of the arguments that have open sizes."""
-    specs: list[ArgSpec] = jax.tree_util.tree_leaves(
-        (entry.args, dict(entry.kwargs)), is_leaf=lambda x: isinstance(x, ArgSpec)
-    )
     return tuple(
         f"{spec.name}: {aval.dtype}[{','.join(map(str, aval.shape))}]"
-        for spec, aval in zip(specs, avals, strict=False)
+        for spec, aval in zip(entry.specs, avals, strict=False)
         if any(not isinstance(n, int) for n in spec.shape)
     )
 
@@ -190,7 +187,7 @@ def _recognize(
     """Apply the enabled patterns; with a name, report progress."""
     stages = patterns.selected(config.patterns, config.disabled_patterns)
     if config.extra_patterns:
-        stages = (*stages, PatternStage(tuple(config.extra_patterns)))
+        stages = (*stages, Stage(tuple(config.extra_patterns)))
     if not stages:
         return closed, {}
     wide = jaxprs.wide_types(open_jaxpr(closed))

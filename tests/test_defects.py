@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable
 
 import jax
@@ -16,8 +17,10 @@ import invert
 import invert._pipeline
 import invert._verify
 from invert._errors import DefectError, only_refusals
+from invert.emission.expressions import proof
 from invert.ir import meshes
 from invert.ir.types import Value
+from invert.rewriting import templates
 
 
 def _takes_nothing() -> None:
@@ -97,3 +100,19 @@ def test_a_bug_does_not_switch_off_checks_of_shards(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(meshes, "varying", fails_once)
     with pytest.raises(DefectError, match=r"TypeError in invert\.ir\.meshes, line"):
         meshes.checked(closed)
+
+
+def test_a_bug_while_lowering_a_call_is_not_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(templates, "lower", _takes_nothing)
+    call = invert.Call("a key of this test", jnp.sin, (jax.ShapeDtypeStruct((3,), np.float32),))
+    with pytest.raises(DefectError, match=r"TypeError in invert\.rewriting\.templates, line"):
+        templates.raise_call(call, "cpu")
+
+
+def test_a_bug_while_proving_an_expression_is_not_a_refusal(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(proof.traced_form, "plain", _takes_nothing)
+    aval = jax.ShapeDtypeStruct((3,), np.float32)
+    with pytest.warns(invert.DefectWarning, match=r"DefectError: TypeError in invert\.emission"):
+        proof.Prover().trace(ast.parse("-x", mode="eval").body, ["x"], [aval], x64=False)

@@ -155,9 +155,9 @@ class GradientCache:
             fresh.append(compare(region, raw))
             return fresh[0]
 
-        found = self._differences.find((without_rules(region.forward), raw), make, bool)
+        result = self._differences.find((without_rules(region.forward), raw), make, bool)
         # A gradient that agrees under the rules of another program may differ under these.
-        return found or (fresh[0] if fresh else compare(region, raw))
+        return result or (fresh[0] if fresh else compare(region, raw))
 
     def is_linear(self, region: MarkedRegion, raw: ClosedJaxpr, find: Callable[[], bool]) -> bool:
         """The result of `find`: whether a raw gradient is linear in the cotangents."""

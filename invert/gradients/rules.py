@@ -137,9 +137,9 @@ def _custom_vjp(
         return rule(*operands), operands
 
     def back(operands: Sequence[Value], cotangents: Sequence[Value]) -> tuple[Value, ...]:
-        found = pull(operands, [cotangents[i] for i in places])
+        pulled = pull(operands, [cotangents[i] for i in places])
         out: list[Value] = [None] * len(operands)
-        for i, g in zip(region.wanted, found, strict=True):
+        for i, g in zip(region.wanted, pulled, strict=True):
             out[first + i] = g
         return tuple(out)
 

@@ -115,11 +115,11 @@ class GradientResolver:
             return jaxprs.map_jaxprs(closed, visit)
 
     def _body(self, graph: Graph) -> Jaxpr:
-        found: dict[Eqn, Replacement] = {}
+        replacements: dict[Eqn, Replacement] = {}
         for eqn in graph.eqns:
             if eqn.primitive is not custom_gradient_p:
                 continue
-            rule = self._rule(graph, eqn, found)
+            rule = self._rule(graph, eqn, replacements)
             results = parts(eqn)[0]
             if rule is None:
                 same = trace_closed(lambda *xs: xs, *(v.aval for v in eqn.outvars))
@@ -127,8 +127,8 @@ class GradientResolver:
             else:
                 call = trace_closed(rule.function, *(a.aval for a in rule.operands))
                 made = Replacement(call, rule.operands, eqn.outvars, frozenset({eqn}), eqn)
-            found[eqn] = made
-        return replace(graph, list(found.values())) if found else graph.jaxpr
+            replacements[eqn] = made
+        return replace(graph, list(replacements.values())) if replacements else graph.jaxpr
 
     def _rule(self, graph: Graph, eqn: Eqn, settled: Mapping[Eqn, Replacement]) -> Rule | None:
         gradient = eqn.params["gradient"]
@@ -168,10 +168,10 @@ class GradientResolver:
             self._say(gradient, "stop_gradient: it is zero")
             return Rule(stopped, parts(eqn)[0], "stop_gradient")
         if self.config.custom_gradients == "check" and from_jax:
-            for found in with_stops(region, raw, self.x64):
-                if self._is_proved(found, raw):
+            for candidate in with_stops(region, raw, self.x64):
+                if self._is_proved(candidate, raw):
                     self._say(gradient, "agrees with autodiff, with stop_gradient put back")
-                    return Rule(plain_function(found, self.x64), found.operands, "plain")
+                    return Rule(plain_function(candidate, self.x64), candidate.operands, "plain")
         rule = self._rule_of(region, raw)
         self._say(gradient, f"kept as {rule.kind}: {reason}")
         return rule

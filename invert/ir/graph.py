@@ -46,7 +46,7 @@ class Graph:
 
         The slice stops at the variables in `given`.
         """
-        found: set[Eqn] = set()
+        eqns: set[Eqn] = set()
         outside: dict[Var, None] = {}
         pending = list(ends)
         seen: set[Var] = set()
@@ -58,19 +58,19 @@ class Graph:
             eqn = self.producers.get(atom)
             if eqn is None:
                 outside[atom] = None
-            elif eqn not in found:
-                found.add(eqn)
+            elif eqn not in eqns:
+                eqns.add(eqn)
                 pending.extend(eqn.invars)
-        return sorted(found, key=lambda e: self.index[e]), list(outside)
+        return sorted(eqns, key=lambda e: self.index[e]), list(outside)
 
     @functools.cached_property
     def users(self) -> dict[Atom, list[Eqn]]:
         """The equations that use a variable."""
-        found: dict[Atom, list[Eqn]] = collections.defaultdict(list)
+        users: dict[Atom, list[Eqn]] = collections.defaultdict(list)
         for eqn in self.eqns:
             for atom in dict.fromkeys(a for a in eqn.invars if not isinstance(a, Literal)):
-                found[atom].append(eqn)
-        return found
+                users[atom].append(eqn)
+        return users
 
     @functools.cached_property
     def results(self) -> set[Atom]:
@@ -78,21 +78,21 @@ class Graph:
 
     @functools.cached_property
     def by_primitive(self) -> dict[str, list[Eqn]]:
-        found: dict[str, list[Eqn]] = collections.defaultdict(list)
+        eqns: dict[str, list[Eqn]] = collections.defaultdict(list)
         for eqn in self.eqns:
-            found[eqn.primitive.name].append(eqn)
-        return found
+            eqns[eqn.primitive.name].append(eqn)
+        return eqns
 
     @functools.cached_property
     def numbers(self) -> set[Rounded]:
         """Keys of the scalar float and integer literals, as `rounded` makes them."""
         atoms = (a for e in self.eqns for a in e.invars if isinstance(a, Literal))
         literals = (rounded(a.val) for a in atoms if np.ndim(a.val) == 0)
-        found = {number for number in literals if number is not None}
+        numbers = {number for number in literals if number is not None}
         for eqn in self.eqns:
             for inner in jaxprs.sub_jaxprs(eqn):
-                found |= _numbers_of(inner)
-        return found
+                numbers |= _numbers_of(inner)
+        return numbers
 
 
 @by_jaxpr

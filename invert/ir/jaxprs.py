@@ -230,8 +230,8 @@ def over_constants(closed: AnyJaxpr, constants: Sequence[np.ndarray]) -> AnyJaxp
 
     def run(*values: Value) -> list[Value]:
         pairs = zip(held, places, strict=True)
-        found = [constant if i is None else values[i] for constant, i in pairs]
-        args = [*found, *values[len(constants) :]]
+        results = [constant if i is None else values[i] for constant, i in pairs]
+        args = [*results, *values[len(constants) :]]
         return eval_jaxpr(constants_as_arguments(jaxpr), args)
 
     return trace_closed(run, *constants, *(v.aval for v in jaxpr.invars))
@@ -292,8 +292,8 @@ def primitive_counts(jaxpr: Jaxpr) -> Mapping[str, int]:
 
 def opaque_targets(jaxpr: Jaxpr) -> Mapping[str, int]:
     """Number of opaque equations per custom-call target."""
-    found = (eqn for eqn in equations(jaxpr) if eqn.primitive is custom_call_p)
-    return dict(sorted(collections.Counter(eqn.params["target"] for eqn in found).items()))
+    calls = (eqn for eqn in equations(jaxpr) if eqn.primitive is custom_call_p)
+    return dict(sorted(collections.Counter(eqn.params["target"] for eqn in calls).items()))
 
 
 _WIDE = frozenset(map(np.dtype, ("int64", "uint64", "float64", "complex128")))

@@ -212,10 +212,10 @@ class Match:
         value is used outside.
         """
         results = self.template.jaxpr.outvars
-        found = [None if isinstance(v, Literal) else self.atoms.get(v) for v in results]
-        if all(v is None for v in found):
+        matched = [None if isinstance(v, Literal) else self.atoms.get(v) for v in results]
+        if all(v is None for v in matched):
             return None
-        return None if self._leak(found) is not None else found
+        return None if self._leak(matched) is not None else matched
 
     def _leak(self, results: Sequence[Atom | None]) -> tuple[Eqn, Eqn | None] | None:
         """An interior equation whose value is used outside, and its user (`None` for a result)."""
@@ -241,9 +241,9 @@ class Match:
         if len(self.misses) > self._before and len(self.eqns) < len(self.template.eqns):
             return  # the failure of a further equation is recorded already
         results = self.template.jaxpr.outvars
-        found = [None if isinstance(v, Literal) else self.atoms.get(v) for v in results]
-        leak = self._leak(found)
-        if all(v is None for v in found):
+        matched = [None if isinstance(v, Literal) else self.atoms.get(v) for v in results]
+        leak = self._leak(matched)
+        if all(v is None for v in matched):
             eqn, reason = root, "no result of the pattern is a value of the program"
         elif leak is not None:
             eqn, user = leak
@@ -261,9 +261,9 @@ class Match:
 
     def inputs(self) -> list[Atom] | None:
         """The program's atoms for the template's arguments; `None` if one is unmatched."""
-        found = [self.atoms.get(v) for v in self.template.jaxpr.invars]
-        known = [v for v in found if v is not None]
-        return known if len(known) == len(found) else None
+        operands = [self.atoms.get(v) for v in self.template.jaxpr.invars]
+        known = [v for v in operands if v is not None]
+        return known if len(known) == len(operands) else None
 
     def needs_itself(self) -> bool:
         """Whether an argument of the match is computed from one of its results.
@@ -272,8 +272,8 @@ class Match:
         """
         graph, removed = self.graph, self.removed()
         first = min((graph.index[e] for e in removed), default=len(graph.eqns))
-        found = [self.atoms[v] for v in self.template.jaxpr.invars]
-        pending = list(map(graph.producer, found))
+        operands = [self.atoms[v] for v in self.template.jaxpr.invars]
+        pending = list(map(graph.producer, operands))
         seen: set[Eqn] = set()
         while pending:
             eqn = pending.pop()

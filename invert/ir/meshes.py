@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import numpy as np
@@ -52,8 +52,9 @@ from invert.ir.types import (
     Var,
 )
 
+AnyMesh: TypeAlias = AbstractMesh | Mesh
 # Replacements by mesh.
-OnMesh = Callable[[AbstractMesh], AbstractMesh | Mesh]
+OnMesh: TypeAlias = Callable[[AbstractMesh], AnyMesh]
 
 _WITH_MESH = frozenset({"shard_map", "sharding_constraint"})
 
@@ -171,8 +172,8 @@ def unchecked(closed: AnyJaxpr, says: bool | None = None) -> AnyJaxpr:
     types = [v.aval for v in open_jaxpr(closed).invars]
     with jax.enable_x64(True):
         made = trace_closed(lambda *xs: retracer(closed, xs), *types)
-    found = [e.params["check_vma"] for e in _in_order(open_jaxpr(closed))]
-    checks = iter(found if says is None else [says] * len(found))
+    flags = [e.params["check_vma"] for e in _in_order(open_jaxpr(closed))]
+    checks = iter(flags if says is None else [says] * len(flags))
 
     def relabel(jaxpr: Jaxpr) -> Jaxpr:
         eqns = []

@@ -21,12 +21,12 @@ def unreversed(jaxpr: Jaxpr) -> Jaxpr:
         return jaxpr
     plain = unwrapped(jaxpr)  # `jnp.flip` is a call
     graph = Graph(plain)
-    found = [e for e in graph.by_primitive.get("scan", ()) if _over_reversed(e, graph)]
-    if not found:
+    loops = [e for e in graph.by_primitive.get("scan", ()) if _over_reversed(e, graph)]
+    if not loops:
         return jaxpr
     eqns: list[Eqn] = []
     for eqn in plain.eqns:
-        eqns += _from_the_end(eqn, graph) if eqn in found else [eqn]
+        eqns += _from_the_end(eqn, graph) if eqn in loops else [eqn]
     return dce(_without_pairs(plain.replace(eqns=eqns)))
 
 

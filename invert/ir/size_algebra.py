@@ -391,11 +391,11 @@ def _recognized(term: Term, dtype: np.dtype) -> Number:
 
 def _divisions(term: Term) -> list[Term]:
     """The divisions and remainders in a term."""
-    found = [term] if term.primitive in ("div", "rem") else []
+    divisions = [term] if term.primitive in ("div", "rem") else []
     for operand in term.operands:
         if isinstance(operand, Term):
-            found += _divisions(operand)
-    return list(dict.fromkeys(found))
+            divisions += _divisions(operand)
+    return list(dict.fromkeys(divisions))
 
 
 def _traced(

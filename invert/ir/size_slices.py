@@ -107,10 +107,10 @@ def _rows(atom: Atom, makers: dict[Var, Eqn]) -> tuple[DimSize, int, DimSize] | 
         case "convert_element_type" | "copy":
             return _rows(eqn.invars[0], makers)
         case "broadcast_in_dim" if eqn.params["broadcast_dimensions"] == (0,):
-            found = _rows(eqn.invars[0], makers)
-            return found if found is not None and found[2] == shape[0] else None
-        case "rev" if (found := _rows(eqn.invars[0], makers)) is not None:
-            start, stride, count = found
+            rows = _rows(eqn.invars[0], makers)
+            return rows if rows is not None and rows[2] == shape[0] else None
+        case "rev" if (rows := _rows(eqn.invars[0], makers)) is not None:
+            start, stride, count = rows
             return start + stride * (count - 1), -stride, count
         case "add" | "mul" | "sub":
             return _shifted(eqn, makers)
@@ -141,8 +141,8 @@ def _number(atom: Atom, makers: dict[Var, Eqn]) -> DimSize | None:
     eqn = None if isinstance(atom, Literal) else makers.get(atom)
     if eqn is not None and eqn.primitive.name == "broadcast_in_dim":
         return _number(eqn.invars[0], makers)
-    found = sizes_in(atom, makers) if not atom.aval.shape else None
-    return found[0] if found is not None and len(found) == 1 else None
+    sizes = sizes_in(atom, makers) if not atom.aval.shape else None
+    return sizes[0] if sizes is not None and len(sizes) == 1 else None
 
 
 def _instead(eqn: Eqn, cut: Callable[[Value], Value]) -> list[Eqn]:

@@ -71,8 +71,8 @@ def _taken(eqn: Eqn, producers: dict[Var, Eqn]) -> DimSize | None:
     if eqn.primitive.name not in ("squeeze", "reshape"):
         return None
     (out,) = eqn.outvars
-    found = sizes_in(out, producers) if not out.aval.shape else None
-    return found[0] if found is not None and len(found) == 1 and is_open(found[0]) else None
+    sizes = sizes_in(out, producers) if not out.aval.shape else None
+    return sizes[0] if sizes is not None and len(sizes) == 1 and is_open(sizes[0]) else None
 
 
 def sizes_in(atom: Atom, makers: dict[Var, Eqn]) -> list[DimSize] | None:

@@ -62,14 +62,14 @@ def _parsed(text: str, of: jax.export.SymbolicScope) -> DimSize:
 
 def dimensions(size: DimSize) -> frozenset[str]:
     """The names of the dimensions in a size."""
-    found: set[str] = set()
+    names: set[str] = set()
     for _, factors in dim_terms(size):
         for factor, _ in factors:
             if isinstance(factor, str):
-                found.add(factor)
+                names.add(factor)
             else:
-                found.update(*map(dimensions, factor[1]))
-    return frozenset(found)
+                names.update(*map(dimensions, factor[1]))
+    return frozenset(names)
 
 
 def variables(sizes: Iterable[DimSize]) -> list[DimSize]:
@@ -91,17 +91,17 @@ def dimension(size: DimSize) -> str | None:
 
 def linear(size: DimSize) -> tuple[str, int, int] | None:
     """`(name, slope, offset)` of a size that is linear in one dimension; `None` for others."""
-    found = None
+    term = None
     offset = 0
     for coefficient, factors in dim_terms(size):
         match factors:
             case []:
                 offset = coefficient
-            case [(str() as name, 1)] if found is None:
-                found = name, coefficient
+            case [(str() as name, 1)] if term is None:
+                term = name, coefficient
             case _:
                 return None
-    return None if found is None else (*found, offset)
+    return None if term is None else (*term, offset)
 
 
 _OPERATIONS: Mapping[str, Callable[[Any, Any], Any]] = {

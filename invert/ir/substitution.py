@@ -49,9 +49,9 @@ def samples(program: AnyJaxpr) -> list[dict[str, DimSize]]:
         named = [{n: row[i % len(row)] for i, n in enumerate(names)} for row in rows]
         return [values for values in named if all(_holds(c, values) for c in conditions)]
 
-    if not (found := fitting(_SAMPLES) or fitting(_LARGE)[:1]):
+    if not (chosen := fitting(_SAMPLES) or fitting(_LARGE)[:1]):
         raise InvertError("none of the sizes tried meets the conditions on its open dimensions")
-    return found
+    return chosen
 
 
 def _holds(condition: tuple[DimSize, str, DimSize], values: Mapping[str, DimSize]) -> bool:
@@ -153,9 +153,9 @@ class _Substitution:
             pull = rule_of(eqn)
             if isinstance(pull, str):
                 raise LookupError(pull)
-            found = interpret(self.program(pull), [*operands, *(cotangents[i] for i in places)])
+            results = interpret(self.program(pull), [*operands, *(cotangents[i] for i in places)])
             out: list[Value] = [None] * len(operands)
-            for i, g in zip(smooth, found, strict=True):
+            for i, g in zip(smooth, results, strict=True):
                 out[i] = g
             return tuple(out)
 

@@ -530,7 +530,7 @@ def order_of_use(jaxpr: Jaxpr, variables: Sequence[Var]) -> list[int]:
     """
     graph = Graph(jaxpr)
     wanted = {v: i for i, v in enumerate(variables)}
-    found: dict[int, None] = {}
+    order: dict[int, None] = {}
     seen: set[Atom] = set()
     pending = collections.deque(jaxpr.outvars)
     while pending:
@@ -539,10 +539,10 @@ def order_of_use(jaxpr: Jaxpr, variables: Sequence[Var]) -> list[int]:
             continue
         seen.add(atom)
         if atom in wanted:
-            found.setdefault(wanted[atom])
+            order.setdefault(wanted[atom])
         elif (eqn := graph.producers.get(atom)) is not None:
             pending.extendleft(reversed(eqn.invars))
-    return list(found)
+    return list(order)
 
 
 def _reorder(

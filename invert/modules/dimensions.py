@@ -91,11 +91,11 @@ def with_sizes(entry: EntryPoint, sizes: Mapping[str, str] | None) -> EntryPoint
     named: dict[str, str] = {}
     given: dict[int, tuple[int | str | None, ...]] = {}
     for name, text in sizes.items():
-        found = [i for i, s in enumerate(specs) if s.name == name]
-        if not found:
+        positions = [i for i, s in enumerate(specs) if s.name == name]
+        if not positions:
             known = ", ".join(repr(s.name) for s in specs)
             problems.append(f"sizes: no argument is named {name!r}; there are {known}")
-        for i in found:
+        for i in positions:
             given[i] = _given_sizes(specs[i], text, named, problems)
     if problems:
         raise SignatureError(f"{entry.name}: " + "; ".join(problems))
@@ -214,11 +214,11 @@ def at_numbers(shapes: Sequence[Sequence[int | str]], numbers: Sequence[int]) ->
 
     **Raises:** `SignatureError` if a size cannot be parsed.
     """
-    if (found := symbolic_shapes(shapes)) is None:
+    if (symbolic := symbolic_shapes(shapes)) is None:
         raise SignatureError(f"the sizes {[*map(list, shapes)]} cannot be read")
-    names = dimension_order(found)
+    names = dimension_order(symbolic)
     values = {name: numbers[i % len(numbers)] for i, name in enumerate(names)}
-    return [[evaluate(n, values) for n in shape] for shape in found]
+    return [[evaluate(n, values) for n in shape] for shape in symbolic]
 
 
 def dimension_order(shapes: Sequence[Shape]) -> list[str]:

@@ -21,9 +21,10 @@ from invert._report import Report
 from invert.emission import CALL, STYLES, Emission, constant_name
 from invert.ir.types import Jaxpr, Value
 from invert.modules import placement, shown
-from invert.modules.function import Function, Stage
+from invert.modules.function import Function
 from invert.modules.graph import Graph, graph_of
 from invert.modules.params import lookup, nest, param_paths
+from invert.modules.specializations import Specialization
 from invert.modules.texts import emission_of
 
 
@@ -244,7 +245,7 @@ class Module(Recovered):
     def _named_constants(self) -> Mapping[str, Array | np.ndarray]:
         return {constant_name(CALL, i): c for i, c in enumerate(self.constants)}
 
-    def _first(self) -> Stage:
+    def _first(self) -> Specialization:
         if (stage := self._function.called) is None:
             name, reason = self._function.entry.name, self._function.divided.rstrip(".")
             raise SignatureError(

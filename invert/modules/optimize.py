@@ -16,9 +16,10 @@ from invert._private.jax import open_jaxpr
 from invert._verify import compared
 from invert.ir import jaxprs
 from invert.ir.types import Jaxpr, Value
-from invert.modules.function import Function, Stage
+from invert.modules.function import Function
 from invert.modules.methods import Methods
 from invert.modules.module import Module
+from invert.modules.specializations import Specialization
 from invert.patterns import optimized
 from invert.rewriting.driver import Rewriter
 from invert.rewriting.templates import raise_call
@@ -26,7 +27,7 @@ from invert.rewriting.templates import raise_call
 M = TypeVar("M", bound=Module | Methods)
 
 
-def faster(stage: Stage, params: Sequence[Value], config: Config) -> Stage:
+def faster(stage: Specialization, params: Sequence[Value], config: Config) -> Specialization:
     """Return a recovered program, rewritten where it pays on the platform of `config.optimize`.
 
     `params` are values of its parameters, at which it is compared with the original.
@@ -64,7 +65,11 @@ def _rewriter(config: Config) -> Rewriter:
 
 
 def _certificate(
-    stage: Stage, jaxpr: Jaxpr, params: Sequence[Value], config: Config, counts: dict[str, int]
+    stage: Specialization,
+    jaxpr: Jaxpr,
+    params: Sequence[Value],
+    config: Config,
+    counts: dict[str, int],
 ) -> Certificate:
     before = stage.report.certificate
     names = ", ".join(f"{n} x {name}" for name, n in sorted(counts.items()))

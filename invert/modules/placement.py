@@ -23,12 +23,11 @@ from invert._errors import MeshError
 from invert._private.jax import is_tracer, open_jaxpr
 from invert.ir.arrays import aligned, device_array
 from invert.ir.graph import is_var
+from invert.ir.meshes import AnyMesh
 from invert.ir.types import Value
 
 if TYPE_CHECKING:
-    from invert.modules.function import Stage
-
-AnyMesh = AbstractMesh | Mesh
+    from invert.modules.specializations import Specialization
 
 
 def chosen(
@@ -316,18 +315,18 @@ def placed(
     target = mesh.get(shardings.mesh)
     if not isinstance(target, Mesh):
         return list(values)
-    found = []
+    arrays = []
     specs = shardings.arguments or (None,) * len(values)
     for i, (value, spec) in enumerate(zip(values, specs, strict=True)):
         if spec is None or is_tracer(value):
-            found.append(value)
+            arrays.append(value)
             continue
         to = check_divides(f"argument {i}", value.shape, spec, target)
-        found.append(jax.device_put(value, to))
-    return found
+        arrays.append(jax.device_put(value, to))
+    return arrays
 
 
-def shardings_of(entry: EntryPoint, stage: Stage | None) -> Shardings | None:
+def shardings_of(entry: EntryPoint, stage: Specialization | None) -> Shardings | None:
     """The shardings stated by the container, otherwise those of the constraints."""
     stated = entry.shardings
     if stage is None or not stage.meshes:

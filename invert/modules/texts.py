@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence, Set
 from invert._errors import EmissionError, SignatureError, nested_too_deep
 from invert._private.jax import on_whole_values
 from invert.emission import Emission, Layered, Recovered, cut_into_layers, emit_methods
-from invert.modules.function import Function, Stage
+from invert.modules.function import Function
+from invert.modules.specializations import Specialization
 
 # Python's parser counts the depth of syntax trees across all threads (seen in 3.11).
 _ONE_THREAD = threading.RLock()
@@ -61,7 +62,7 @@ def layers_of(function: Function) -> Layered:
         return cut_into_layers(_recovered(function, stage, frozenset()))
 
 
-def _stage_for_text(function: Function) -> Stage | None:
+def _stage_for_text(function: Function) -> Specialization | None:
     return function.sized if function.is_static else function.whole_for_text()
 
 
@@ -78,7 +79,9 @@ def _at_one_size(function: Function, reason: str, held: Set[str]) -> Recovered:
     return _recovered(function, stage, held, "" if function.is_static else reason)
 
 
-def _recovered(function: Function, stage: Stage, held: Set[str], fixed: str = "") -> Recovered:
+def _recovered(
+    function: Function, stage: Specialization, held: Set[str], fixed: str = ""
+) -> Recovered:
     return Recovered(
         function.entry,
         stage.jaxpr,

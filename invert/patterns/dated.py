@@ -54,12 +54,12 @@ def _checked(site: Site) -> Routine | None:
         return None
     operands = [site.aval(a) for a in site.eqn.invars]
     try:
-        found = jax.eval_shape(lambda *xs: _values(site, routine, xs), *operands)
+        results = jax.eval_shape(lambda *xs: _values(site, routine, xs), *operands)
     # Options of another release, or operands that `jax.lax.linalg` does not take.
     except (UnknownOptionsError, TypeError, ValueError, NotImplementedError):
         return None
     types = [(v.aval.shape, v.aval.dtype) for v in site.eqn.outvars]
-    return routine if [(v.shape, v.dtype) for v in found] == types else None
+    return routine if [(v.shape, v.dtype) for v in results] == types else None
 
 
 def _call_alone(site: Site) -> JaxFunction | None:

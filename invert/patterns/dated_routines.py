@@ -135,10 +135,10 @@ def _eigh(position: int | None) -> Callable[..., Values]:
 def _eigh_tpu(site: Site, a: Value) -> Values:
     """Options: the triangle, whether the values are sorted, iterations and tolerance."""
     text = dict(site.eqn.params["attributes"]).get("backend_config", "")
-    found = re.match(r'"([01]),([01]),', text)
-    if found is None:
+    match = re.match(r'"([01]),([01]),', text)
+    if match is None:
         raise UnknownOptionsError
-    return _bind_eigh(a, lower=found[1] == "1", sort=found[2] == "1")
+    return _bind_eigh(a, lower=match[1] == "1", sort=match[2] == "1")
 
 
 def _bind_eigh(a: Value, lower: bool, sort: bool = True) -> Values:

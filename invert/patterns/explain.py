@@ -139,8 +139,8 @@ def explain(
     closed = rewriter.run(closed, len(earlier))
     rewriter.trials = []
     rewriter.run_stage(closed, len(earlier))
-    found = sorted(map(_described, rewriter.trials), key=lambda a: (not a.matched, -a.compared))
-    return Explanation(pattern.name, pattern.roots, tuple(found))
+    attempts = sorted(map(_described, rewriter.trials), key=lambda a: (not a.matched, -a.compared))
+    return Explanation(pattern.name, pattern.roots, tuple(attempts))
 
 
 def _flat(

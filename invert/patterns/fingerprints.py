@@ -93,8 +93,8 @@ def may_be(
 
 def _roots(name: str, default: str) -> set[str]:
     """The primitives in which a function ends, in the known releases."""
-    found = {root for release in shipped().values() for root, _ in release.get(name, [])}
-    return found or {default}
+    roots = {root for release in shipped().values() for root, _ in release.get(name, [])}
+    return roots or {default}
 
 
 def name_of(function: JaxFunction) -> str:

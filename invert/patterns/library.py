@@ -15,11 +15,20 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import jax.scipy.special
+import numpy as np
+from jax import Array
 
 from invert.ir import kinds
 from invert.ir.types import Atom, JaxFunction
 from invert.patterns.fingerprints import fingerprint, may_be
+from invert.patterns.special import lowered
 from invert.rewriting.pattern import Call, Pattern, Site
+
+
+def _mantissa(x: Array) -> Array:
+    """`jnp.frexp` where the exponent is not used, which lowering then drops."""
+    return jnp.frexp(x)[0]
+
 
 # Functions that JAX keeps as a call: name of the call -> function.
 _CALLS: dict[str, tuple[JaxFunction, ...]] = {
@@ -33,6 +42,7 @@ _CALLS: dict[str, tuple[JaxFunction, ...]] = {
     "expn": (jax.scipy.special.exp1,),
     "sinc": (jnp.sinc,),
     "i0": (jnp.i0,),
+    "frexp": (jnp.frexp, _mantissa),
     "log1mexp": (jax.nn.log1mexp,),
 }
 
@@ -46,8 +56,8 @@ def _call(site: Site) -> Iterator[Call]:
     candidates = _CALLS.get(name, ())
     if not candidates and not site.named:
         # No locations and an unknown name: names may have been stripped too.
-        found = fingerprint(site.eqn.params["jaxpr"])
-        candidates = may_be(FUNCTIONS, found, site.template)
+        digest = fingerprint(site.eqn.params["jaxpr"])
+        candidates = may_be(FUNCTIONS, digest, site.template)
     avals = tuple(site.aval(a) for a in site.eqn.invars)
     for function in candidates:
         if function is jax.nn.log_softmax:
@@ -61,40 +71,6 @@ def _call(site: Site) -> Iterator[Call]:
 def _of(function: JaxFunction, *avals: Any, **params: Any) -> Call:
     key = ("library", function, tuple(sorted(params.items())))
     return Call(key, functools.partial(function, **params), avals)
-
-
-# Functions that JAX inlines: name -> (function, number of operands, primitive of the result,
-# primitives that produce its operands).
-_WRITTEN_OUT: dict[str, tuple[JaxFunction, int, str, tuple[str, ...]]] = {
-    "logaddexp": (jnp.logaddexp, 2, "select_n", ("ne", "add", "add")),
-    "logaddexp2": (jnp.logaddexp2, 2, "select_n", ("ne", "add", "add")),
-    "entr": (jax.scipy.special.entr, 1, "select_n", ("lt",)),
-    "xlogy": (jax.scipy.special.xlogy, 2, "jit", ("or",)),
-    "xlog1py": (jax.scipy.special.xlog1py, 2, "jit", ("or",)),
-    "logit": (jax.scipy.special.logit, 1, "log", ("div",)),
-    "log_ndtr": (jax.scipy.special.log_ndtr, 1, "select_n", ("gt",)),
-    "poch": (jax.scipy.special.poch, 2, "jit", ("eq",)),
-}
-
-
-def _written_out(name: str) -> Pattern:
-    function, arity, root, producers = _WRITTEN_OUT[name]
-
-    def propose(site: Site) -> Iterator[Call]:
-        if not jnp.issubdtype(site.out.dtype, jnp.inexact):
-            return
-        operands = site.eqn.invars[: len(producers)]
-        found = [site.producer(a) for a in operands]
-        names = [None if e is None else e.primitive.name for e in found]
-        if all(n == p for n, p in zip(names, producers, strict=False)):
-            scalar = jax.ShapeDtypeStruct((), site.out.dtype)
-            forms = {(site.out,) * arity}
-            if arity == 2:
-                forms = {(site.out, site.out): 0, (site.out, scalar): 0, (scalar, site.out): 0}
-            for avals in forms:
-                yield Call(("library", function), function, avals)
-
-    return Pattern(name, (root,), propose)
 
 
 def _through(site: Site, atom: Atom, *names: str) -> Any:
@@ -140,9 +116,19 @@ def _logsumexp(site: Site) -> Iterator[Call]:
         yield _of(jax.nn.logsumexp, x, axis=axis, keepdims=keep)
 
 
+_inlined = functools.partial(lowered, kind=np.inexact)
+
 PATTERNS = (
     Pattern("library_call", ("jit",), _call),
-    *map(_written_out, _WRITTEN_OUT),
+    # Functions that JAX inlines.
+    _inlined("logaddexp", "select_n", jnp.logaddexp, arity=2, after="ne add add"),
+    _inlined("logaddexp2", "select_n", jnp.logaddexp2, arity=2, after="ne add add"),
+    _inlined("entr", "select_n", jax.scipy.special.entr, after="lt"),
+    _inlined("xlogy", "jit", jax.scipy.special.xlogy, arity=2, after="or"),
+    _inlined("xlog1py", "jit", jax.scipy.special.xlog1py, arity=2, after="or"),
+    _inlined("logit", "log", jax.scipy.special.logit, after="div"),
+    _inlined("log_ndtr", "select_n", jax.scipy.special.log_ndtr, after="gt"),
+    _inlined("poch", "jit", jax.scipy.special.poch, arity=2, after="eq"),
     Pattern("softmax", ("div",), _softmax),
     Pattern("logsumexp", ("add", "sub"), _logsumexp),
 )

@@ -33,10 +33,10 @@ def attributes(eqn: Eqn) -> Mapping[str, Any]:
     """
     texts = dict(eqn.params["attributes"])
     text = next((texts[name] for name in _CONFIGS if name in texts), "")
-    found = re.findall(r"(\w+) = (?:(\d+) : ui8|(-?\d+) : \w+|(true|false))", text)
+    pairs = re.findall(r"(\w+) = (?:(\d+) : ui8|(-?\d+) : \w+|(true|false))", text)
     return {
         name: chr(int(char)) if char else int(number) if number else flag == "true"
-        for name, char, number, flag in found
+        for name, char, number, flag in pairs
     }
 
 
@@ -280,8 +280,8 @@ def kernel_of(eqn: Eqn) -> str | None:
     """The routine of a custom call: `"potrf"` for `lapack_spotrf_ffi`; `None` for others."""
     if eqn.primitive.name != "custom_call":
         return None
-    found = _TARGET.fullmatch(eqn.params["target"])
-    return found[1] if found else None
+    match = _TARGET.fullmatch(eqn.params["target"])
+    return match[1] if match else None
 
 
 def _custom_call(site: Site) -> Iterator[Call]:

@@ -251,7 +251,7 @@ def _flat_results(site: Site, n: int) -> list[Value]:
 
     With `jax_threefry_partitionable=False` the hash runs over half of a flat iota.
     """
-    found: list[Any] = []
+    results: list[Any] = []
     size = 2 * math.prod(site.out.shape[n:])
     front = [site.eqn.outvars[0]]
     for _ in range(12):
@@ -260,9 +260,9 @@ def _flat_results(site: Site, n: int) -> list[Value]:
         for u in users:
             if u.primitive.name in _FORMING:
                 front.append(u.outvars[0])
-                found.append(u.outvars[0].aval)
+                results.append(u.outvars[0].aval)
         front = list(dict.fromkeys(front))
-    fits = [a for a in found if np.dtype(a.dtype).kind == "u" and len(a.shape) >= n]
+    fits = [a for a in results if np.dtype(a.dtype).kind == "u" and len(a.shape) >= n]
     fits = [a for a in fits if 0 <= 4 * size - _bytes(a, n) <= 7]
     return list({(a.shape, a.dtype): a for a in reversed(fits)}.values())[:4]
 

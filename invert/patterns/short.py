@@ -71,8 +71,8 @@ def pattern(
     short = Short(before, after, arity, choices, given)
     if not short.examples:
         raise PatternError(f"pattern {name!r}: {untraced(short)}")
-    if found := list(dict.fromkeys(problems(short))):
-        raise PatternError(f"pattern {name!r}: " + "; ".join(found))
+    if reasons := list(dict.fromkeys(problems(short))):
+        raise PatternError(f"pattern {name!r}: " + "; ".join(reasons))
     made = Pattern(name, _roots(short), short)
     _check_that_it_ends(made, short)
     return made

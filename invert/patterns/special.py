@@ -10,114 +10,24 @@ primitives, or where there is no location.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.typing import DTypeLike
 
 from invert._private.jax import Literal, Var, iota_2x32_shape_p
 from invert.ir.types import Atom, Eqn, JaxFunction
 from invert.rewriting.pattern import Call, Pattern, Site, bind
 from invert.rewriting.short import Short
 
-
-class Expansion(NamedTuple):
-    """Primitives whose expansions share a shape.
-
-    **Arguments:**
-
-    - `primitives`: the primitives to propose.
-    - `arity`: number of operands; each has the type of the result, or is a scalar of its dtype.
-    - `root`: the primitive that gives the result. In dtypes of 16 bits or less, which are computed
-        in float32, a conversion follows it.
-    - `operands`: possible primitives of the first operand of that equation.
-    - `literals`: each expansion contains one of these numbers.
-    - `holds`: a primitive that distinguishes it from expansions with the same literals.
-    """
-
-    primitives: tuple[Any, ...]
-    arity: int
-    root: str
-    operands: tuple[str, ...]
-    literals: tuple[float, ...]
-    holds: str | None = None
-
-
 # The Lanczos coefficient that gamma functions share.
-_LANCZOS = (676.520368121885098567009190444019,)
+_LANCZOS = 676.520368121885098567009190444019
 # Iteration limits of the loops inside the incomplete gamma and beta functions.
-_GAMMA_LOOP = (2000.0,)
+_GAMMA_LOOP = 2000.0
 _BETA_LOOP = (200.0, 600.0)
-
-EXPANSIONS = {
-    "incomplete_gamma": Expansion(
-        (lax.igamma_p, lax.igammac_p, lax.igamma_grad_a_p), 2, "select_n", ("or",), _GAMMA_LOOP
-    ),
-    "incomplete_beta": Expansion(
-        (lax.regularized_incomplete_beta_p,), 3, "select_n", ("or",), _BETA_LOOP
-    ),
-    "polygamma": Expansion((lax.polygamma_p,), 2, "select_n", ("or",), _LANCZOS, "pow"),
-    "digamma": Expansion((lax.digamma_p,), 1, "select_n", ("and", "eq"), _LANCZOS, "cos"),
-    "lgamma": Expansion((lax.lgamma_p,), 1, "select_n", ("eq",), _LANCZOS),
-    "zeta": Expansion((lax.zeta_p,), 2, "select_n", ("eq",), (22.0,)),
-    "erfc": Expansion((lax.erfc_p,), 1, "select_n", ("lt",), (7.85386146e-05, 2.461969815e-10)),
-    "erf_inv": Expansion((lax.erf_inv_p,), 1, "select_n", ("eq",), (1.50140941, 4.8499064014)),
-    "bessel_i0e": Expansion((lax.bessel_i0e_p,), 1, "select_n", ("le",), (0.6767952744094761,)),
-    "bessel_i1e": Expansion((lax.bessel_i1e_p,), 1, "mul", ("sign",), (0.2525871864436337,)),
-}
-
-
-def operand_types(site: Site, dtype: DTypeLike, arity: int) -> Iterator[tuple[Any, ...]]:
-    """Candidate operand types of an elementwise primitive, the likeliest first.
-
-    Operands may be scalars or broadcast along dimensions of size one, if the body has such values.
-    """
-    shape = site.eqn.outvars[0].aval.shape
-    shapes = [shape, *_narrower(site, dtype, shape)] if arity > 1 else [shape]
-    types = [jax.ShapeDtypeStruct(s, dtype) for s in shapes]
-    for choice in itertools.product(types, repeat=arity):
-        if types[0] in choice:
-            yield choice
-
-
-def _narrower(site: Site, dtype: DTypeLike, shape: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """Shapes of values in the body that an elementwise primitive broadcasts to `shape`."""
-    atoms = itertools.chain(*(eqn.invars for eqn in site.graph.eqns))
-    found = dict.fromkeys(v.shape for v in map(site.aval, atoms) if v.dtype == dtype)
-    return [
-        s
-        for s in found
-        if s != shape
-        and (not s or len(s) == len(shape))
-        and all(n in (1, m) for n, m in zip(s, shape, strict=False))
-    ]
-
-
-def _expanded(entry: Expansion) -> Callable[[Site], Iterator[Call]]:
-    def propose(site: Site) -> Iterator[Call]:
-        out = site.out
-        if not jnp.issubdtype(out.dtype, jnp.floating):
-            return
-        if entry.holds is not None and entry.holds not in site.graph.by_primitive:
-            return
-        last: Any = site.eqn
-        if jnp.finfo(out.dtype).bits <= 16:
-            if last.primitive.name != "convert_element_type":
-                return
-            last = produced_by(site, last.invars[0], entry.root)
-        if last is None or last.primitive.name != entry.root:
-            return
-        if produced_by(site, last.invars[0], *entry.operands) is not None:
-            for avals in operand_types(site, out.dtype, entry.arity):
-                yield from (bind(primitive, *avals) for primitive in entry.primitives)
-
-    return propose
 
 
 def literal(atom: Atom) -> Any:
@@ -127,8 +37,8 @@ def literal(atom: Atom) -> Any:
 
 def is_number(atom: Atom, value: complex) -> bool:
     """Whether the atom is the scalar literal `value`."""
-    found = literal(atom)
-    return found is not None and bool(found == value)
+    number = literal(atom)
+    return number is not None and bool(number == value)
 
 
 def produced_by(site: Site, atom: Atom, *primitives: str) -> Any | None:
@@ -169,12 +79,6 @@ def _atan(site: Site) -> Iterator[Call]:
         yield bind(lax.atan_p, site.out)
 
 
-def _sign(site: Site) -> Iterator[Call]:
-    """select(x == 0, 0, 1) -> sign of an unsigned integer."""
-    if jnp.issubdtype(site.out.dtype, jnp.unsignedinteger):
-        yield bind(lax.sign_p, site.out)
-
-
 def _select_n(site: Site) -> Iterator[Call]:
     """A binary search by `which < i` -> select_n with an integer predicate."""
     top = _index_select(site, site.eqn)
@@ -189,8 +93,8 @@ def _select_n(site: Site) -> Iterator[Call]:
             inner = produced_by(site, atom, "select_n")
             if inner is None:
                 continue
-            found = _index_select(site, inner)
-            if found is not None and found[0] is which:
+            index = _index_select(site, inner)
+            if index is not None and index[0] is which:
                 pending.append(inner)
     # A case may itself be such a selection, so the largest number is only the likeliest.
     if cases <= 64:
@@ -209,23 +113,51 @@ def _index_select(site: Site, eqn: Eqn) -> tuple[Var, int] | None:
     return less.invars[0], int(bound)
 
 
-def _expansion(name: str, entry: Expansion) -> Pattern:
-    return Pattern(name, ("convert_element_type", entry.root), _expanded(entry), entry.literals)
+def lowered(
+    name: str,
+    root: str,
+    *functions: JaxFunction,
+    arity: int = 1,
+    after: str,
+    literal: float | tuple[float, ...] | None = None,
+    holds: str | None = None,
+    kind: type[np.number] = np.floating,
+    **params: Any,
+) -> Pattern:
+    """A pattern for the lowerings of `functions`, whose result is computed by `root`.
 
+    In dtypes of 16 bits or less, which are computed in float32, a conversion may follow `root`.
 
-def lowered(name: str, root: str, function: JaxFunction, arity: int = 1, *, after: str) -> Pattern:
-    """A pattern for the lowering of `function`, whose result is computed by `root`.
+    **Arguments:**
 
-    `after` computes an operand of `root`; it is checked before anything is lowered.
+    - `arity`: the number of operands.
+    - `after`: the primitives that compute the first operands of `root`, in order: `a|b` is one of
+        two, `_` any atom.
+    - `literal`: as for `Pattern`.
+    - `holds`: a primitive that distinguishes it from expansions with the same literals.
+    - `kind`: the kind of numbers that the result holds.
+    - `params`: keyword arguments of the functions.
     """
-    example = (jax.ShapeDtypeStruct((2,), np.float32),) * arity
-    short = Short(None, function, arity, given=example)
+    choice = tuple(params.items())
+    shorts = [Short(None, function, arity, (choice,)) for function in functions]
+    producers = [word.split("|") for word in after.split()]
 
     def propose(site: Site) -> Iterator[Call]:
-        if any(produced_by(site, a, after) for a in site.eqn.invars):
-            yield from short(site)
+        last: Eqn | None = site.eqn
+        if last.primitive.name != root:
+            narrow = site.out.dtype.itemsize <= 2
+            last = produced_by(site, last.invars[0], root) if narrow else None
+        if last is None or not jnp.issubdtype(site.out.dtype, kind):
+            return
+        if holds is not None and holds not in site.graph.by_primitive:
+            return
+        pairs = list(zip(last.invars, producers, strict=False))
+        if all(names == ["_"] or produced_by(site, a, *names) for a, names in pairs):
+            yield from itertools.chain.from_iterable(short.likeliest(site) for short in shorts)
+            yield from itertools.chain.from_iterable(short(site) for short in shorts)
 
-    return Pattern(name, (root,), propose)
+    roots = ("convert_element_type", root) if kind is np.floating else (root,)
+    return Pattern(name, roots, propose, literal)
 
 
 def _iota_2x32_shape(site: Site) -> Iterator[Call]:
@@ -238,16 +170,43 @@ def _iota_2x32_shape(site: Site) -> Iterator[Call]:
 
 
 PATTERNS = (
-    *(_expansion(name, entry) for name, entry in EXPANSIONS.items()),
-    lowered("nextafter", "bitcast_convert_type", lax.nextafter_p.bind, 2, after="select_n"),
+    lowered(
+        "incomplete_gamma", "select_n", lax.igamma_p.bind, lax.igammac_p.bind,
+        lax.igamma_grad_a_p.bind, arity=2, after="or", literal=_GAMMA_LOOP,
+    ),
+    lowered(
+        "incomplete_beta", "select_n", lax.regularized_incomplete_beta_p.bind,
+        arity=3, after="or", literal=_BETA_LOOP,
+    ),
+    lowered(
+        "polygamma", "select_n", lax.polygamma_p.bind,
+        arity=2, after="or", literal=_LANCZOS, holds="pow",
+    ),
+    lowered(
+        "digamma", "select_n", lax.digamma_p.bind, after="and|eq", literal=_LANCZOS, holds="cos"
+    ),
+    lowered("lgamma", "select_n", lax.lgamma_p.bind, after="eq", literal=_LANCZOS),
+    lowered("zeta", "select_n", lax.zeta_p.bind, arity=2, after="eq", literal=22.0),
+    lowered(
+        "erfc", "select_n", lax.erfc_p.bind, after="lt", literal=(7.85386146e-05, 2.461969815e-10)
+    ),
+    lowered(
+        "erf_inv", "select_n", lax.erf_inv_p.bind, after="eq", literal=(1.50140941, 4.8499064014)
+    ),
+    lowered(
+        "bessel_i0e", "select_n", lax.bessel_i0e_p.bind, after="le", literal=0.6767952744094761
+    ),
+    lowered("bessel_i1e", "mul", lax.bessel_i1e_p.bind, after="sign", literal=0.2525871864436337),
+    lowered("nextafter", "bitcast_convert_type", lax.nextafter_p.bind, arity=2, after="select_n"),
     # 1 / (1 + exp(-x)), also where the author may have written the quotient. Values are the same;
     # the derivative of `logistic` stays finite where `exp(-x)` overflows, that of the quotient not.
-    lowered("logistic", "div", functools.partial(lax.logistic_p.bind, accuracy=None), after="add"),
+    lowered("logistic", "div", lax.logistic_p.bind, after="_ add", accuracy=None),
     Pattern("exp2", ("exp",), _exp2, (0.6931471805599453,)),
     Pattern("atan", ("atan2",), _atan),
-    lowered("asin", "atan2", lax.asin_p.bind, after="sqrt"),  # as jax 0.12 lowers it
+    lowered("asin", "atan2", lax.asin_p.bind, after="_ sqrt"),  # as jax 0.12 lowers it
     Pattern("outlined_lgamma", ("convert_element_type", "jit"), _outlined_lgamma, _LOG_STEP),
-    Pattern("sign", ("select_n",), _sign),
+    # Of unsigned integers.
+    lowered("sign", "select_n", lax.sign_p.bind, after="eq", kind=np.unsignedinteger),
     Pattern("iota_2x32_shape", ("convert_element_type",), _iota_2x32_shape),
     Pattern("select_n", ("select_n",), _select_n),
-)
+)  # fmt: skip

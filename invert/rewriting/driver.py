@@ -162,8 +162,8 @@ class Rewriter:
         params = {}
         for name, value in eqn.params.items():
             # Array constants are defined outside the bodies that use them.
-            found = [consts.get(a) if is_var(a) else None for a in _fixed_operands(eqn, name)]
-            known = () if all(c is None for c in found) else tuple(found)
+            values = [consts.get(a) if is_var(a) else None for a in _fixed_operands(eqn, name)]
+            known = () if all(c is None for c in values) else tuple(values)
             with on_shards(eqn):
                 new = self._param(value, number, known)
             if new is not value:
@@ -181,7 +181,7 @@ class Rewriter:
         return value
 
     def _sweep(self, graph: Graph, number: int) -> list[Replacement]:
-        found: list[Replacement] = []
+        replacements: list[Replacement] = []
         claimed: set[Eqn] = set()
         template = functools.partial(self.template, number=number)
         begin = len(self.trials or ())
@@ -216,12 +216,12 @@ class Rewriter:
                 if replacement is None:
                     continue
                 claimed |= replacement.removed
-                found.append(replacement)
+                replacements.append(replacement)
                 self.counts[pattern.name] += 1
-        if found and self.trials is not None and not self.stages[number].outermost_first:
+        if replacements and self.trials is not None and not self.stages[number].outermost_first:
             # Failed trials are repeated on the new body.
             self.trials[begin:] = [a for a in self.trials[begin:] if a.matched]
-        return found
+        return replacements
 
     def _try(self, pattern: Pattern, site: Site, number: int) -> Replacement | None:
         for call in self._variants(pattern.propose(site)):

@@ -46,15 +46,15 @@ class Outline:
 @functools.lru_cache(maxsize=1024)
 def heads(template: Graph) -> list[Eqn]:
     """The equations that produce the results, up to changes of shape and dtype."""
-    found: dict[Eqn, None] = {}
+    eqns: dict[Eqn, None] = {}
     for v in template.jaxpr.outvars:
         last = _sources(template, v)[-1]
         eqn = template.producer(last)
         if eqn is None and is_var(v):
             eqn = template.producers.get(v)
         if eqn is not None:
-            found[eqn] = None
-    return list(found)
+            eqns[eqn] = None
+    return list(eqns)
 
 
 def outline(template: Graph, graph: Graph, eqn: Eqn, misses: list[Miss] | None) -> Outline | None:
@@ -62,8 +62,8 @@ def outline(template: Graph, graph: Graph, eqn: Eqn, misses: list[Miss] | None) 
     for head in heads(template):
         if head.primitive is eqn.primitive and len(head.invars) == len(eqn.invars):
             search = _Search(template, graph, misses)
-            if (found := search.run(head, eqn)) is not None:
-                return found
+            if (outlined := search.run(head, eqn)) is not None:
+                return outlined
     return None
 
 
@@ -81,14 +81,14 @@ def parameters_differ(template: Graph, found: Outline) -> Miss | None:
 
 def _sources(graph: Graph, atom: Atom) -> list[Atom]:
     """An atom, followed by those that it was broadcast, reshaped or converted from."""
-    found = [atom]
+    atoms = [atom]
     while is_var(atom):
         eqn = graph.producers.get(atom)
         if eqn is None or eqn.primitive.name not in kinds.SHAPING:
             break
         atom = eqn.invars[0]
-        found.append(atom)
-    return found
+        atoms.append(atom)
+    return atoms
 
 
 def shaped(graph: Graph, atom: Atom) -> Iterator[Atom]:
@@ -120,18 +120,18 @@ class _Search:
         """The first outline that covers every equation of the template, otherwise the largest."""
         best: Outline | None = None
         wanted = [e for e in self.template.eqns if e.primitive.name not in kinds.SHAPING]
-        for found in self._paired(head, eqn, [], Outline()):
+        for outlined in self._paired(head, eqn, [], Outline()):
             # Equations that the head does not depend on: other results, from operands to users.
             for other in (*heads(self.template), *wanted):
-                if other not in found.eqns:
-                    found = self._extended(other, found)
-            missing = [v for v in self.template.jaxpr.invars if v not in found.operands]
+                if other not in outlined.eqns:
+                    outlined = self._extended(other, outlined)
+            missing = [v for v in self.template.jaxpr.invars if v not in outlined.operands]
             if missing:
                 number = self.template.jaxpr.invars.index(missing[0])
-                self._miss(found, eqn, f"no value matches operand {number} of the pattern")
-            elif best is None or len(found.eqns) > len(best.eqns):
-                best = found
-            if best is found and all(e in found.eqns for e in wanted):
+                self._miss(outlined, eqn, f"no value matches operand {number} of the pattern")
+            elif best is None or len(outlined.eqns) > len(best.eqns):
+                best = outlined
+            if best is outlined and all(e in outlined.eqns for e in wanted):
                 break
         return best
 

@@ -13,8 +13,8 @@ import jax
 import numpy as np
 from jax.typing import DTypeLike
 
-from invert._errors import PatternError
-from invert._private.jax import Literal, open_jaxpr, trace_closed
+from invert._errors import PatternError, only_refusals
+from invert._private.jax import REFUSALS, Literal, open_jaxpr, trace_closed
 from invert.ir.match import Miss
 from invert.ir.types import Aval, JaxFunction
 from invert.rewriting.outline import outline, parameters_differ, shaped
@@ -25,8 +25,6 @@ Avals = tuple[jax.ShapeDtypeStruct, ...]
 # Keyword arguments passed to both functions.
 Choice: TypeAlias = tuple[tuple[str, Any], ...]
 
-# What JAX raises if a function does not take arrays of these types.
-_REFUSALS = (TypeError, ValueError, RuntimeError, ArithmeticError, LookupError, AssertionError)
 _DTYPES = (np.float32, np.int32, np.complex64, np.bool_)
 _RANKS = (2, 1, 3, 4, 0)
 # How many combinations of types are tried at one site.
@@ -73,33 +71,42 @@ class Short:
                 template = site.template(call)
                 if template is None:
                     continue
-                found = outline(template, site.graph, site.eqn, None)
-                if found is None:
+                outlined = outline(template, site.graph, site.eqn, None)
+                if outlined is None:
                     yield call
                     continue
-                if site.misses is not None and (miss := parameters_differ(template, found)):
+                if site.misses is not None and (miss := parameters_differ(template, outlined)):
                     site.misses.append(miss)
                 # The lowering of a call has one order of operands.
-                commuted = frozenset() if self.before is None else found.commuted
+                commuted = frozenset() if self.before is None else outlined.commuted
                 yield dataclasses.replace(call, commuted=commuted)
+
+    def likeliest(self, site: Site) -> Iterator[Call]:
+        """The calls on operands that all have the type of the result."""
+        return (call for choice in self.choices if (call := self._uniform(choice, site.out)))
+
+    def _uniform(self, choice: Choice, out: jax.ShapeDtypeStruct) -> Call | None:
+        call = self.call(choice, (out,) * self.arity)
+        results = result_types(call) or ()
+        return call if list(map(_short, results)) == [_short(out)] else None
 
     def _types(self, site: Site, choice: Choice) -> Iterator[Avals]:
         """Types of the operands, as far as an outline finds candidates."""
         types: dict[Avals, None] = {}
         refused: dict[Avals, None] = {}
         laid = 0
-        for skeleton in self._skeletons(choice, len(site.out.shape), site.out.dtype):
+        for skeleton in self._skeletons(choice, site.out):
             template = site.template(skeleton)
             if template is None:
                 continue
-            found = outline(template, site.graph, site.eqn, site.misses)
-            if found is None:
+            outlined = outline(template, site.graph, site.eqn, site.misses)
+            if outlined is None:
                 continue
-            laid = len(found.eqns)
+            laid = len(outlined.eqns)
             made = shaped(site.graph, site.eqn.outvars[0])
             wanted = {(v.aval.shape, v.aval.dtype) for v in made}
             # The source of a broadcast or conversion is likelier than its result.
-            atoms = [reversed(found.operands[v]) for v in template.jaxpr.invars]
+            atoms = [reversed(outlined.operands[v]) for v in template.jaxpr.invars]
             tries = itertools.product(*(dict.fromkeys(map(site.aval, a)) for a in atoms))
             for avals in itertools.islice(tries, _MAX_TYPES):
                 call = self.call(choice, avals)
@@ -114,8 +121,14 @@ class Short:
             site.misses.append(Miss(laid, site.eqn, reason))
         yield from types
 
-    def _skeletons(self, choice: Choice, rank: int, dtype: DTypeLike) -> tuple[Call, ...]:
-        """Examples in this dtype, if `before` traces at it, one of this rank first."""
+    def _skeletons(self, choice: Choice, out: jax.ShapeDtypeStruct) -> tuple[Call, ...]:
+        """Examples in this dtype, if `before` traces at it, one of this rank first.
+
+        A lowering is costly, so for one the likeliest call is the only example.
+        """
+        if self.before is None and (call := self._uniform(choice, out)) is not None:
+            return (call,)
+        rank, dtype = len(out.shape), out.dtype
         key = choice, rank, dtype
         if key not in self._known:
             own = [c for c in self.examples if c.key == self.call(choice, ()).key]
@@ -157,9 +170,9 @@ def _agree(call: Call) -> bool:
 
 def _results(call: Call, function: JaxFunction) -> tuple[jax.ShapeDtypeStruct, ...] | None:
     try:
-        with jax.enable_x64(call.needs_x64):
+        with only_refusals(), jax.enable_x64(call.needs_x64):
             return tuple(jax.tree_util.tree_leaves(jax.eval_shape(function, *call.avals)))
-    except _REFUSALS:
+    except REFUSALS:
         return None
 
 
@@ -174,24 +187,24 @@ def _accepted(make: Callable[[Avals], Call], given: Avals | None, arity: int) ->
             mixed = [a for kind in kinds[:2] for a in kind[:4]]
             tries.append(list(itertools.product(mixed, repeat=arity)))
     for group in tries:
-        found = [call for call in map(make, group) if result_types(call)]
-        if found:
-            yield from found[: len(_RANKS)]
+        calls = [call for call in map(make, group) if result_types(call)]
+        if calls:
+            yield from calls[: len(_RANKS)]
             return
 
 
 def combinations(name: str, options: Mapping[str, Sequence[Any]]) -> tuple[Choice, ...]:
     """Every combination of the options, in their order."""
-    found = tuple(
+    choices = tuple(
         tuple(zip(options, values, strict=True)) for values in itertools.product(*options.values())
     )
     try:
-        hash(found)
+        hash(choices)
     except TypeError as error:
         raise PatternError(f"pattern {name!r}: values of options must be hashable") from error
-    if not found:
+    if not choices:
         raise PatternError(f"pattern {name!r}: an option has no values to try")
-    return found
+    return choices
 
 
 def _parameters(name: str, before: JaxFunction) -> Sequence[inspect.Parameter]:
@@ -227,7 +240,7 @@ def untraced(short: Short) -> str:
     try:
         with jax.enable_x64(call.needs_x64):
             results = jax.eval_shape(short.before or short.after, *avals, **dict(short.choices[0]))
-    except _REFUSALS as error:
+    except REFUSALS as error:
         line = str(error).strip().splitlines()[:1]
         return (
             f"`before` does not trace, at {types_text} for one: {type(error).__name__}: "
@@ -244,7 +257,7 @@ def problems(short: Short) -> Iterator[str]:
             with jax.enable_x64(call.needs_x64):
                 one = traced_call(call)
                 two = trace_closed(call.function, *call.avals)
-        except _REFUSALS as error:
+        except REFUSALS as error:
             line = "".join(str(error).strip().splitlines()[:1])
             yield f"`after` does not trace where `before` does: {type(error).__name__}: {line}"
             return

@@ -6,7 +6,8 @@ import dataclasses
 
 import jax
 
-from invert._private.jax import SIZE_ERRORS, open_jaxpr, trace_closed
+from invert._errors import only_refusals
+from invert._private.jax import REFUSALS, SIZE_ERRORS, open_jaxpr, trace_closed
 from invert.ir import jaxprs
 from invert.ir.interpret import inline_calls
 from invert.ir.types import ClosedJaxpr
@@ -23,20 +24,14 @@ def raise_call(call: Call, platform: str) -> ClosedJaxpr | None:
 @kept_by_call
 def _raised(call: Call, platform: str) -> ClosedJaxpr | None:
     try:
-        outs = None
-        if call.before is not None:
-            with jax.enable_x64(call.needs_x64):
-                outs = jax.tree_util.tree_leaves(jax.eval_shape(call.function, *call.avals))
-        function = call.before or call.function
-        lowered = lower(function, call.avals, outs, platform=platform, x64=call.needs_x64)
-    # Raised for types that a call does not take: by the checks of `jax.lax` and `jax.numpy`, by
-    # `mlir.lower_jaxpr_to_module` for a primitive without a lowering for the platform, by lowerings
-    # that only assert (`iota_2x32_shape` without axes) or overflow (`select_and_gather_add` of
-    # integers), and by ops that need a known size. A missing name is a defect.
-    except (
-        TypeError, ValueError, RuntimeError, ArithmeticError, IndexError, AssertionError,
-        *SIZE_ERRORS,
-    ):  # fmt: skip
+        with only_refusals():
+            outs = None
+            if call.before is not None:
+                with jax.enable_x64(call.needs_x64):
+                    outs = jax.tree_util.tree_leaves(jax.eval_shape(call.function, *call.avals))
+            function = call.before or call.function
+            lowered = lower(function, call.avals, outs, platform=platform, x64=call.needs_x64)
+    except REFUSALS:
         return None
     # Raising is this package's own code: its exceptions are defects, except for open sizes.
     try:

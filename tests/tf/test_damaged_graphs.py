@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 
 import invert
+from invert._errors import DefectError, plain
 from invert.tf.fallback import kernels_in_child
 from tests.tf.graph_mutants import Source, damaged_bytes, mutant, sources
 
@@ -143,8 +144,20 @@ def test_what_the_op_allows_to_be_left_out():
     assert graph.SerializeToString(deterministic=True) == before
 
 
-def test_ranks_that_do_not_fit_and_defects(monkeypatch):
-    """TensorFlow's shape functions tell whether an index error is of the graph or of a rule."""
+def _index_error(ctx, node, values):
+    raise IndexError("of a rule")
+
+
+def _type_error(ctx, node, values):
+    plain(3)  # fails in the code of the package
+
+
+@pytest.mark.parametrize(
+    "fails, error, match",
+    [(_index_error, IndexError, "of a rule"), (_type_error, DefectError, "TypeError in invert")],
+)
+def test_ranks_that_do_not_fit_and_defects(monkeypatch, fails, error, match):
+    """TensorFlow's shape functions tell whether an error is of the graph or of a rule."""
     with tf.Graph().as_default() as g:
         x = v1.placeholder(tf.float32, [2, 8, 8, 3], name="x")
         tf.identity(tf.image.resize(x, [4, 4]), name="out")
@@ -154,9 +167,9 @@ def test_ranks_that_do_not_fit_and_defects(monkeypatch):
             (node,) = (n for n in graph.node if n.name == "x")
             del node.attr["shape"].shape.dim[0]
         monkeypatch.setattr(kernels_in_child, "ask", _asked(refuses))
-        _break_resize(monkeypatch)
-        expected = invert.UnsupportedOpError if refuses else IndexError
-        with pytest.raises(expected, match="rank 4" if refuses else "of a rule"):
+        _break_resize(monkeypatch, fails)
+        expected = invert.UnsupportedOpError if refuses else error
+        with pytest.raises(expected, match="rank 4" if refuses else match):
             invert.convert_graphdef(graph, ["x:0"], ["out:0"])
 
 
@@ -169,11 +182,8 @@ def _asked(refuses):
     return ask
 
 
-def _break_resize(monkeypatch):
+def _break_resize(monkeypatch, fails):
     from invert.primitives.tf import REGISTRY
-
-    def fails(ctx, node, values):
-        raise IndexError("of a rule")
 
     whole = REGISTRY.entry
 

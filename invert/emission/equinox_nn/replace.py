@@ -13,11 +13,10 @@ from collections.abc import Hashable, Iterator, Sequence
 
 import jax
 
-from invert._errors import optional_step
-from invert._private.jax import open_jaxpr, trace_closed
+from invert._errors import only_refusals, optional_step
+from invert._private.jax import REFUSALS, open_jaxpr, trace_closed
 from invert.emission.equinox_nn.candidates import FIELDS, candidates
 from invert.emission.equinox_nn.layout import Comparison, Layout, flat
-from invert.emission.expressions.proof import REFUSALS
 from invert.emission.layers.cut import Layer, LayerCall
 from invert.emission.layers.native import Native
 from invert.emission.sizes.program import Program
@@ -174,18 +173,19 @@ class Replacer:
 
 def _trace(native: Native, x: Var, arrays: Sequence[Var]) -> AnyJaxpr | str:
     try:
-        leaves, tree = jax.tree_util.tree_flatten(native.make())
+        with only_refusals():
+            leaves, tree = jax.tree_util.tree_flatten(native.make())
 
-        def run(x: jax.Array, *values: jax.Array) -> jax.Array:
-            return native.apply(jax.tree_util.tree_unflatten(tree, values), x)
+            def run(x: jax.Array, *values: jax.Array) -> jax.Array:
+                return native.apply(jax.tree_util.tree_unflatten(tree, values), x)
 
-        types = [
-            jax.ShapeDtypeStruct(leaf.shape, v.aval.dtype)
-            for leaf, v in zip(leaves, arrays, strict=True)
-        ]
-        shape = jax.ShapeDtypeStruct(x.aval.shape, x.aval.dtype)
-        with jax.enable_x64(True):
-            return flat(traced_form.normal(trace_closed(run, shape, *types)))
+            types = [
+                jax.ShapeDtypeStruct(leaf.shape, v.aval.dtype)
+                for leaf, v in zip(leaves, arrays, strict=True)
+            ]
+            shape = jax.ShapeDtypeStruct(x.aval.shape, x.aval.dtype)
+            with jax.enable_x64(True):
+                return flat(traced_form.normal(trace_closed(run, shape, *types)))
     except REFUSALS as error:
         return f"which JAX refuses: {str(error).splitlines()[0] if str(error) else error!r}"
 

@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from invert._errors import EmissionError, optional_step
-from invert._private.jax import SIZE_ERRORS, consts_of, mesh_of_now, open_jaxpr, trace_closed
+from invert._errors import EmissionError, only_refusals, optional_step
+from invert._private.jax import REFUSALS, consts_of, mesh_of_now, open_jaxpr, trace_closed
 from invert.emission.expressions import copies, helpers
 from invert.emission.python import load, syntax
 from invert.emission.sizes.expressions import dimension_token
@@ -29,14 +29,6 @@ NAMESPACE: Mapping[str, Any] = {
     "jax": jax, "jnp": jnp, "lax": lax, "np": np, "eqx": eqx,
     **copies.FUNCTIONS, **helpers.FUNCTIONS,
 }  # fmt: skip
-
-# Exceptions of `jax.lax`, `jax.numpy` and `jax.nn` for arguments that they do not take, some as
-# assertions; NumPy raises an `OverflowError` for numbers out of range. Any other, such as a
-# `NameError`, is a defect of the text.
-REFUSALS = (
-    TypeError, ValueError, NotImplementedError, ArithmeticError, IndexError, AssertionError,
-    *SIZE_ERRORS,
-)  # fmt: skip
 
 
 @dataclasses.dataclass
@@ -146,6 +138,7 @@ def _trace(function: Callable[..., Any], avals: Sequence[Aval], x64: bool) -> Cl
         # A 64-bit type was requested without x64: both settings are tried.
         warnings.simplefilter("ignore")
         try:
-            return traced_form.plain(trace_closed(values, *avals))
+            with only_refusals():
+                return traced_form.plain(trace_closed(values, *avals))
         except REFUSALS:
             return None

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
@@ -78,6 +79,19 @@ def _bincount(
     bins = lax.full((*rows, size), 0, weights.dtype)
     places = [lax.broadcasted_iota(x.dtype, x.shape, d) for d in range(len(rows))] + [x]
     indices = lax.concatenate([lax.expand_dims(p, (x.ndim,)) for p in places], x.ndim)
+    return scatter_nd(lax.scatter if binary_output else lax.scatter_add, bins, indices, weights)
+
+
+@rule("RaggedBincount")
+def _ragged_bincount(
+    splits: Array, x: Array, size: Int, weights: Array, *, binary_output: bool = False
+) -> Array:
+    """Counts for each row; row `i` begins at `splits[i]`."""
+    if weights.size == 0 or binary_output:
+        weights = lax.full(x.shape, 1, weights.dtype)
+    rows = jnp.searchsorted(splits, jnp.arange(x.size, dtype=splits.dtype), side="right") - 1
+    bins = lax.full((splits.size - 1, size), 0, weights.dtype)
+    indices = jnp.stack([rows.astype(x.dtype), x], axis=1)
     return scatter_nd(lax.scatter if binary_output else lax.scatter_add, bins, indices, weights)
 
 

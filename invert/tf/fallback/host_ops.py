@@ -23,7 +23,7 @@ PURE = frozenset(
     EncodeJpeg EncodeJpegVariableQuality EncodePng EncodeWav ExtractJpegShape SobolSample
 
     CTCBeamSearchDecoder CTCGreedyDecoder DenseToDenseSetOperation DenseToSparseSetOperation
-    DenseCountSparseOutput EditDistance RaggedBincount RaggedCountSparseOutput RaggedCross
+    DenseCountSparseOutput EditDistance RaggedCountSparseOutput RaggedCross
     RaggedGather RaggedRange RaggedTensorToSparse RaggedTensorToTensor SetSize SparseBincount
     SparseCountSparseOutput SparseCross SparseCrossHashed SparseCrossV2 SparseToSparseSetOperation
     """.split()

@@ -12,7 +12,13 @@ import jax
 import numpy as np
 
 from invert._config import Config
-from invert._errors import MalformedModelError, Problem, UnsupportedOpError
+from invert._errors import (
+    DefectError,
+    MalformedModelError,
+    Problem,
+    UnsupportedOpError,
+    only_refusals,
+)
 from invert._private.jax import current_names, name_stack
 from invert.ir.gradient_marker import mark
 from invert.tf.interpreter.folding import Folding
@@ -190,10 +196,11 @@ class Context:
         # A node's scopes are the layers of its model, along which emitted source is divided.
         with name_stack(scope), naming(node):
             try:
-                results = self._raised(entry, node, operands)
-            except (LookupError, ZeroDivisionError) as error:
-                # A user error only if TensorFlow refuses these sizes or axes too; otherwise it is a
-                # defect.
+                with only_refusals():
+                    results = self._raised(entry, node, operands)
+            except (DefectError, LookupError, ZeroDivisionError) as error:
+                # The graph's fault only if TensorFlow refuses these sizes or axes too; otherwise it
+                # is a defect.
                 problem = REGISTRY.diagnose(self, node, operands)
                 if problem is None:
                     raise

@@ -97,6 +97,11 @@ ARRAY: dict[str, list[Recipe]] = {
         r(input=ids(2, 7, high=5), size=4, weights=x(2, 7), _dtypes=("float32",)),
         r(input=ids(7, high=5), size=6, weights=x(0), binary_output=True),
     ],
+    "RaggedBincount": [
+        r(splits=[0, 3, 3, 7], values=ids(7, high=5), size=6, weights=x(7)),
+        r(splits=[0, 3, 3, 7], values=ids(7, high=5), size=4, weights=x(0)),
+        r(splits=[0, 2, 7], values=ids(7, high=5), size=6, weights=x(0), binary_output=True),
+    ],
     "DepthToSpace": [
         r(input=x(1, 2, 3, 8), block_size=2),
         r(input=x(1, 8, 2, 3), block_size=2, data_format="NCHW", _dtypes=("float32",)),

@@ -1,0 +1,308 @@
+"""Recovered programs of an entry point, by the types of its arguments."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AbstractMesh
+from jax.typing import DTypeLike
+
+from invert._entry import EntryPoint
+from invert._errors import InvertError, only_refusals, optional_step
+from invert._private.jax import (
+    SIZE_ERRORS,
+    eval_context,
+    eval_jaxpr,
+    name_stack,
+    on_whole_values,
+    undecided,
+)
+from invert._report import Report
+from invert.ir import meshes
+from invert.ir.meshes import AnyMesh
+from invert.ir.sizes import (
+    Constraint,
+    DimSize,
+    Shape,
+    evaluate,
+    is_open,
+    listening,
+    parsed,
+    scope,
+    solve,
+    suggest,
+    variables,
+)
+from invert.ir.substitution import substitute
+from invert.ir.types import Aval, Jaxpr, Value
+from invert.modules.dimensions import independent, named_shapes, scope_of, symbolic_shapes
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Specialization:
+    """A recovered program for given argument types, whose sizes may be open.
+
+    **Arguments:**
+
+    - `jaxpr`: takes the constants, then the parameters, then the flat arguments.
+    - `constants`: values of the leading arguments of `jaxpr`.
+    - `report`: how it was recovered.
+    - `shapes`: those of the flat arguments.
+    - `names`: the names of the dimensions, by those with which it was traced.
+    - `constraints`: conditions on the open sizes under which the program equals the original.
+    - `settled`: the program rewritten at concrete sizes: a loop of known trip count is a `scan`.
+    """
+
+    jaxpr: Jaxpr
+    constants: tuple[np.ndarray, ...]
+    report: Report
+    x64: bool
+    shapes: tuple[Shape, ...] = ()
+    names: Mapping[str, DimSize] = dataclasses.field(default_factory=dict)
+    constraints: tuple[Constraint, ...] = ()
+    settled: Callable[[Jaxpr], Jaxpr] = lambda jaxpr: jaxpr
+    _sized: dict[Hashable, Specialization] = dataclasses.field(default_factory=dict)
+
+    @functools.cached_property
+    def is_open(self) -> bool:
+        """Whether any argument has an open size."""
+        return any(is_open(n) for shape in self.shapes for n in shape)
+
+    def at(self, shapes: Sequence[Sequence[DimSize]]) -> Specialization | None:
+        """The program at concrete argument shapes; `None` if its constraints do not hold."""
+        if not self.is_open:
+            return self
+        sizes = solve(self.shapes, shapes)
+        if sizes is None or not all(c.holds(sizes) for c in self.constraints):
+            return None
+        key = tuple(sizes.items())
+        if key not in self._sized:
+            jaxpr = substitute(self.jaxpr, sizes)
+            if not any(map(is_open, sizes.values())):
+                jaxpr = self.settled(jaxpr)
+            shape = tuple(map(tuple, shapes))
+            self._sized[key] = dataclasses.replace(self, jaxpr=jaxpr, shapes=shape, _sized={})
+        return self._sized[key]
+
+    @functools.cached_property
+    def meshes(self) -> Mapping[AbstractMesh, frozenset[str]]:
+        """The device meshes that it names, each with its manual axes."""
+        return meshes.meshes_of(self.jaxpr)
+
+    def run(self, *values: Value, on: Mapping[AbstractMesh, AnyMesh] | None = None) -> list[Value]:
+        """Evaluate the program on arrays or tracers; `on` maps its meshes to those to use."""
+
+        def evaluate(values: Sequence[Value]) -> list[Value]:
+            if not on:
+                return eval_jaxpr(self.jaxpr, values)
+            chosen = on
+            return meshes.MeshRetracer(lambda mesh: chosen.get(mesh.abstract_mesh, mesh))(
+                self.jaxpr, values
+            )
+
+        if not self.x64:
+            return evaluate(values)
+        # 64-bit values are allowed regardless of `jax_enable_x64`, as in the module.
+        with jax.enable_x64(True):
+            widened = [
+                widen(x, v.aval.dtype) for x, v in zip(values, self.jaxpr.invars, strict=True)
+            ]
+            return evaluate(widened)
+
+
+def _pattern(shapes: Sequence[Sequence[int | str]]) -> Hashable:
+    """A partition of the sizes: equal names get equal numbers."""
+    names = {n: i for i, n in enumerate(dict.fromkeys(n for s in shapes for n in s))}
+    return tuple(tuple(names[n] for n in s) for s in shapes)
+
+
+def _under(constraints: Sequence[Constraint], stage: Specialization) -> Specialization:
+    """The program for all sizes, with the constraints under which it holds."""
+    # Of two equal dimensions, only one is left.
+    held = {str(d) for s in stage.shapes for d in variables(s)}
+    if stage.names:
+        known = [c for c in constraints if c.dimensions <= stage.names.keys()]
+        constraints = [c.at(stage.names) for c in known]
+    constraints = [c for c in constraints if c.dimensions <= held]
+    of = scope_of(independent([c.tidy() for c in constraints]))
+    names = {str(d): parsed((str(d),), of)[0] for s in stage.shapes for d in variables(s)}
+    # A dimension that the constraints determine is replaced in the constraints as well.
+    gone = {d: n for d, n in names.items() if str(n) != d}
+    plain = {d: parsed((d,), scope())[0] for d in names}
+    plain |= {d: evaluate(n, plain) for d, n in gone.items()}
+    constraints = [c.at(plain) if c.dimensions & gone.keys() else c for c in constraints]
+    kept = independent([c.tidy() for c in constraints])
+    stage = dataclasses.replace(
+        stage,
+        jaxpr=substitute(stage.jaxpr, names),
+        shapes=tuple(tuple(evaluate(n, names) for n in shape) for shape in stage.shapes),
+    )
+    certificate = stage.report.certificate
+    dimensions = variables(n for shape in stage.shapes for n in shape)
+    sizes = ", ".join([*(f"{d} >= 1" for d in dimensions), *(c.words() for c in kept)])
+    certificate = dataclasses.replace(certificate, sizes=sizes)
+    report = dataclasses.replace(stage.report, certificate=certificate)
+    return dataclasses.replace(stage, report=report, constraints=kept)
+
+
+# Programs require some sizes to be at least others: an array must be as long as its slice. So `<`
+# and `>` are assumed to be false.
+_WANTED = {"<=": "le", ">=": "ge", "<": "ge", ">": "le"}
+
+
+def _suggest_undecided(error: Exception) -> None:
+    """Suggest the undecided comparison of sizes in an error as an assumption."""
+    if (comparison := undecided(error)) is not None:
+        left, right = parsed((comparison[0], comparison[2]), scope())
+        suggest(Constraint(_WANTED[comparison[1]], left, right))
+
+
+# Raised if a program cannot be recovered for all sizes: by undecided comparisons, by shapes
+# that do not match, and by code of JAX and NumPy that needs a number. All others are defects.
+NO_EXPRESSION = (*SIZE_ERRORS, InvertError, TypeError, ValueError, NotImplementedError)
+
+
+# Recovers the program of an entry point for argument types.
+Recover: TypeAlias = Callable[[EntryPoint, Sequence[Aval]], Specialization]
+Change: TypeAlias = Callable[[Specialization], Specialization]
+
+
+class Specializations:
+    """The programs of an entry point by the types of its arguments, each recovered once.
+
+    As with `jax.jit`, a call with new types makes a new program.
+
+    **Arguments:**
+
+    - `entry`: the entry point.
+    - `recover`: recovers its program for argument types, whose sizes may be open.
+    """
+
+    def __init__(self, entry: EntryPoint, recover: Recover):
+        self.entry = entry
+        self.divided = ""
+        self._recover = recover
+        self._known: dict[Hashable, Specialization] = {}
+        # Programs for all sizes, by key type.
+        self._whole: dict[Any, Specialization | None] = {}
+
+    @property
+    def is_static(self) -> bool:
+        """Whether all argument shapes are static."""
+        return all(isinstance(n, int) for spec in self.entry.specs for n in spec.shape)
+
+    def changed(self, change: Change) -> Specializations:
+        """These programs with `change` applied to each, present and future."""
+        return _Changed(self, change)
+
+    def first(self) -> Specialization | None:
+        """The program that was recovered first, if any."""
+        return next(iter(self._known.values()), None)
+
+    def at(self, shapes: Sequence[Shape], key: DTypeLike | None = None) -> Specialization:
+        """The program for argument shapes and the type of a key.
+
+        If the program for all sizes holds there, it is that program at these sizes.
+        """
+        whole = self.whole(key)
+        if whole is not None and (sized := whole.at(shapes)) is not None:
+            return sized
+        return self.of_types(self._avals(shapes, key))
+
+    def of_types(self, avals: Sequence[Aval]) -> Specialization:
+        """The program for these types of the flat arguments, and of the key if it takes one."""
+        types = tuple((a.shape, a.dtype) for a in avals)
+        if types not in self._known:
+            # The caller may be traced; verification and folding run eagerly.
+            with eval_context(), on_whole_values(), name_stack(()):
+                self._known[types] = self._recover(self.entry, avals)
+        return self._known[types]
+
+    def whole(self, key: DTypeLike | None = None) -> Specialization | None:
+        """The program for all sizes; `None` for static sizes, or for the reason in `divided`."""
+        if self.is_static:
+            return None
+        if key not in self._whole:
+            self._whole[key] = self._recover_whole(key)
+        return self._whole[key]
+
+    def _recover_whole(self, key: DTypeLike | None) -> Specialization | None:
+        # Unnamed sizes may be equal, e.g. the lengths of a text and its mask.
+        tried: list[Hashable] = []
+        program = None
+        for shared in ("batch", "axes", "none"):
+            shapes = named_shapes(self.entry.specs, shared)
+            if (pattern := _pattern(shapes)) in tried:
+                continue
+            tried.append(pattern)
+            stage, constraints = self._recover_named(shapes, key)
+            program = stage or program
+            if stage is not None and not any(c.relation == "eq" for c in constraints):
+                return stage
+            # Sizes may be equal only because they share a name.
+        return program
+
+    def _recover_named(
+        self, shapes: Sequence[Sequence[int | str]], key: DTypeLike | None
+    ) -> tuple[Specialization | None, Sequence[Constraint]]:
+        """The program at named shapes, and the constraints needed to trace it."""
+        assumed: list[Constraint] = []
+        while (symbolic := symbolic_shapes(shapes, assumed)) is not None:
+            avals = self._avals(symbolic, key)
+            with listening() as said:
+                stage = optional_step("the program for all sizes", [], self._for_all, avals)
+            # Sizes of other scopes do not compare as equal, so the words tell them apart.
+            known = {c.words() for c in assumed}
+            new = [c for c in said.constraints if c.words() not in known]
+            if stage is not None:
+                return _under([*assumed, *new], stage), [*assumed, *new]
+            self.divided = self.divided or "a defect; see the warning"
+            # They may be decided under the constraints found so far, or under assumptions.
+            new = new or [c for c in said.assumptions if c.words() not in known]
+            if not new:
+                break
+            assumed += new
+        return None, assumed
+
+    def _for_all(self, avals: Sequence[Aval]) -> Specialization | None:
+        """The program at symbolic sizes; `None` if there is none."""
+        try:
+            with only_refusals():
+                return self.of_types(avals)
+        except NO_EXPRESSION as error:
+            first = (str(error).splitlines() or [""])[0]
+            reason = error.line if isinstance(error, InvertError) else first
+            self.divided = self.divided or reason
+            _suggest_undecided(error)
+            return None
+
+    def _avals(
+        self, shapes: Sequence[Sequence[DimSize]], key: DTypeLike | None
+    ) -> list[jax.ShapeDtypeStruct]:
+        avals = [
+            jax.ShapeDtypeStruct(tuple(shape), spec.dtype)
+            for shape, spec in zip(shapes, self.entry.specs, strict=True)
+        ]
+        return avals if key is None else [*avals, jax.ShapeDtypeStruct((), key)]
+
+
+class _Changed(Specializations):
+    def __init__(self, before: Specializations, change: Change):
+        super().__init__(before.entry, lambda entry, avals: change(before.of_types(avals)))
+        self._before, self._change = before, change
+
+    def _recover_whole(self, key: DTypeLike | None) -> Specialization | None:
+        # A new trace would not report the conditions on sizes met before.
+        whole, self.divided = self._before.whole(key), self._before.divided
+        return None if whole is None else self._change(whole)
+
+
+def widen(value: Value, dtype: DTypeLike) -> Value:
+    """Convert between the dtype of the program and the narrower one that JAX uses without x64."""
+    return value if value.dtype == dtype else jnp.asarray(value).astype(dtype)
