@@ -19,7 +19,7 @@ from invert.emission.expressions.body import Body, Placed
 from invert.emission.expressions.statements import FunctionText, Repeat, render
 from invert.emission.file import File
 from invert.emission.initial import GATES, HIDDEN, Initializers, Starts
-from invert.emission.layers import fold, roles, skips
+from invert.emission.layers import ends, fold, roles, skips
 from invert.emission.layers.cut import Assign, Layer, LayerCall, calls
 from invert.emission.layers.lists import Lists, Loop, Unrolled
 from invert.emission.layers.shared import (
@@ -273,12 +273,14 @@ class Classes:
             again = [d for d in earlier if d.node not in inside and self.of[d.node].plain]
             skips.lend(drafts, self._arrays)
             keys = skips.keys(drafts, again, self._key, lambda node: self.of[node].token)
+            keys = ends.keys(drafts, keys, self._key)
             below = {self.of[d.node] for d in again if d in keys}
             every = [*drafts, *(d for cls in below for d in cls.drafts if d in keys)]
             for group in groups(every, keys.__getitem__, fold.parts):
-                cls = Class(syntax.new_token(), skips.ordered(group))
+                cls = Class(syntax.new_token(), ends.together(skips.ordered(group)))
                 cls.skipped = skips.skipped(cls.drafts)
                 fold.prepare(cls, self._function)
+                ends.prepare(cls)
                 for draft in group:
                     self.of.pop(draft.node, None)  # the classes inside of a class come first
                     self.of[draft.node] = cls
@@ -329,7 +331,7 @@ class Classes:
                     raise EmissionError("layers that compute the same are of different classes")
                 self._check_lists(value)
 
-    def _key(self, draft: Draft, without: str | None = None) -> Hashable:
+    def _key(self, draft: Draft, without: str | None = None) -> tuple[Hashable, ...]:
         """Features shared by nodes of one class, besides numbers in the text.
 
         **Arguments:**
@@ -384,6 +386,7 @@ class Classes:
                 places = [ast.Name("", ast.Load()) for _ in _modules(value)]
                 draft.children += zip(places, _modules(value), strict=True)
                 kind = sequence(places, mixed=value.mixed) if value.listed else places[0]
+                draft.inner += [] if value.listed else self._inner(name, value)
             else:
                 kind = self._annotation(value, draft, syntax.field(_self(), name))
                 if value in self.held:
@@ -396,6 +399,12 @@ class Classes:
         order.append(draft)
         self.on_layer(len(order), self._count)
         return level
+
+    def _inner(self, name: str, node: Node) -> list[tuple[ast.expr, tuple[int, ...]]]:
+        """The arrays of a layer inside, by the expressions that read them."""
+        own = {n: v for n, v in node.fields.items() if isinstance(v, Var) and v not in self.held}
+        shape = self.file.program.shape
+        return [(syntax.field(_self(), name, n), shape(v)) for n, v in own.items()]
 
     def _add_methods(self, draft: Draft) -> None:
         """Adds a method for each different computation that programs do with a layer."""
@@ -572,6 +581,7 @@ class Classes:
             make_static(cls)
             fold.write(cls)
             skips.write(cls)
+            ends.write(cls)
             for i, (name, values) in enumerate(cls.statics.items()):
                 field = syntax.declare(name, static_type(values))
                 assert isinstance(field, ast.AnnAssign)

@@ -53,6 +53,7 @@ from invert.ir.avals import type_of_key
 from invert.ir.graph import Graph, is_var
 from invert.ir.interpret import inline_calls
 from invert.ir.jaxprs import map_jaxprs
+from invert.ir.loop_operands import with_plain_operands
 from invert.ir.narrow_operands import with_narrow_operands
 from invert.ir.reversed_loops import unreversed
 from invert.ir.size_values import with_size_values
@@ -224,10 +225,11 @@ def _as_written(jaxpr: Jaxpr) -> Jaxpr:
     """A program in the form of source text.
 
     Sums of cotangents use `+`, arrays of one number are numbers, operations with neutral numbers
-    are dropped, `-x * y + z` is `z - x * y`, and loops over reversed arrays run in reverse."""
+    are dropped, `-x * y + z` is `z - x * y`, loops over reversed arrays run in reverse, and loops
+    take arrays without axes of size one."""
     eqns = [_known(e) for e in jaxpr.eqns]
     narrow = _without_neutral(with_narrow_operands(jaxpr.replace(eqns=eqns)))
-    return unreversed(_with_differences(narrow))
+    return with_plain_operands(unreversed(_with_differences(narrow)))
 
 
 def _known(eqn: Eqn) -> Eqn:

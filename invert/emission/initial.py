@@ -191,6 +191,7 @@ class Initializers:
         """
         nodes = [d.node for d in cls.drafts]
         if not nodes[0].fields:
+            self._made[cls] = _Made({}, keyed=False)
             return None
         writing = _Writing(self, nodes, sizes, Names({*taken, "key", "keys", "k"}), cls)
         function, self._made[cls] = writing.run(cls.statics)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence, Set
 
 import numpy as np
 from jax import lax
 
-from invert._private.jax import dce
+from invert._private.jax import dce, rename
 from invert.ir import kinds
 from invert.ir.graph import is_var
 from invert.ir.types import Atom, Eqn, Jaxpr, Literal, ShapedArray, Var
 
 # Operations on two arrays that broadcast axes of size one themselves.
 _BROADCASTING = kinds.COMPARISONS | frozenset("add and div max min mul or rem sub xor".split())
+# Products that take whole arrays.
+_MATRIX_PRODUCTS = kinds.PRODUCTS - {"mul"}
 # The identity element of each operation, as its second operand.
 _NEUTRAL = {"and": True, "or": False}
 
@@ -22,14 +24,17 @@ def with_narrow_operands(jaxpr: Jaxpr) -> Jaxpr:
     """Remove the broadcasts of operands that the operation itself performs.
 
     `x + broadcast(b)` is `x + b[None]`, `x - zeros` is `x - 0.0`, and `ones & mask` is the mask.
+    Zeros that a product with a matrix takes too, as the first state of a recurrent layer, stay one
+    array.
     """
+    jaxpr, kept = _with_states(jaxpr)
     makers: dict[Atom, Eqn] = {}
     for eqn in jaxpr.eqns:
         if eqn.primitive.name in kinds.LAYOUT and len(eqn.invars) == 1:
             before = makers.get(eqn.invars[0]) if is_var(eqn.invars[0]) else None
             if before is not None and isinstance(before.invars[0], Literal):
                 makers[eqn.outvars[0]] = _filled(before.invars[0], eqn)
-            elif _broadcasts(eqn):
+            elif _broadcasts(eqn) and eqn.outvars[0] not in kept:
                 makers[eqn.outvars[0]] = eqn
     if not makers:
         return jaxpr
@@ -42,6 +47,26 @@ def with_narrow_operands(jaxpr: Jaxpr) -> Jaxpr:
             eqns += before
         eqns.append(eqn)
     return dce(jaxpr.replace(eqns=eqns))
+
+
+def _with_states(jaxpr: Jaxpr) -> tuple[Jaxpr, Set[Var]]:
+    """A program with one array for equal ones of one number that a product takes; these arrays."""
+    fills: dict[Hashable, list[Var]] = {}
+    for eqn in jaxpr.eqns:
+        if _broadcasts(eqn) and isinstance(x := eqn.invars[0], Literal):
+            (out,) = eqn.outvars
+            value = np.asarray(x.val).tobytes()
+            fills.setdefault((out.aval.shape, out.aval.dtype, value), []).append(out)
+    if not fills:
+        return jaxpr, set()
+    factors = {
+        a for e in jaxpr.eqns if e.primitive.name in _MATRIX_PRODUCTS for a in e.invars if is_var(a)
+    }
+    found = [same for same in fills.values() if not factors.isdisjoint(same)]
+    names: dict[Var, Atom] = {v: same[0] for same in found for v in same[1:]}
+    eqns = [e for e in jaxpr.eqns if names.keys().isdisjoint(e.outvars)]
+    kept = {same[0] for same in found}
+    return (rename(jaxpr.replace(eqns=eqns), names) if names else jaxpr), kept
 
 
 def _broadcasts(eqn: Eqn) -> bool:

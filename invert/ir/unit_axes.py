@@ -22,7 +22,7 @@ def with_kept_axes(jaxpr: Jaxpr) -> Jaxpr:
     `rsqrt(mean(x, -1) + 1e-6)[..., None]` is `rsqrt(mean(x, -1, keepdims=True) + 1e-6)`: element by
     element the same operations, and the same in derivatives.
     """
-    if not any(map(_added, jaxpr.eqns)):
+    if not any(map(added_axes, jaxpr.eqns)):
         return jaxpr
     graph = Graph(jaxpr)
     kept = _kept(graph)
@@ -40,7 +40,7 @@ def with_kept_axes(jaxpr: Jaxpr) -> Jaxpr:
         elif out in names:
             operands = [names[a] if isinstance(a, Var) else a for a in eqn.invars]
             eqns.append(eqn.replace(invars=operands, outvars=[names[out]]))
-        elif _added(eqn) and (x := eqn.invars[0]) in names:
+        elif added_axes(eqn) and (x := eqn.invars[0]) in names:
             added[out] = names[x]
         else:
             eqns.append(eqn)
@@ -48,7 +48,7 @@ def with_kept_axes(jaxpr: Jaxpr) -> Jaxpr:
     return dce(jaxpr)
 
 
-def _added(eqn: Eqn) -> tuple[int, ...]:
+def added_axes(eqn: Eqn) -> tuple[int, ...]:
     """The axes of size one that an equation only adds; `()` for any other equation."""
     if eqn.primitive is not lax.broadcast_in_dim_p or len(eqn.invars) != 1:
         return ()
@@ -115,7 +115,7 @@ def _stays(
         isinstance(a, Var) and a not in found for a in made.invars
     ):
         return False
-    return all(_added(u) == axes or u.outvars[0] in found for u in users)
+    return all(added_axes(u) == axes or u.outvars[0] in found for u in users)
 
 
 def with_late_axes(jaxpr: Jaxpr) -> Jaxpr:
@@ -123,13 +123,13 @@ def with_late_axes(jaxpr: Jaxpr) -> Jaxpr:
 
     `rsqrt(var[None, None] + 1e-5)` is `rsqrt(var + 1e-5)`, whose use broadcasts by itself.
     """
-    if not any(map(_added, jaxpr.eqns)):
+    if not any(map(added_axes, jaxpr.eqns)):
         return jaxpr
     free = {*jaxpr.invars, *jaxpr.constvars}
     narrow: dict[Var, Var] = {}
     eqns: list[Eqn] = []
     for eqn in jaxpr.eqns:
-        axes = _added(eqn)
+        axes = added_axes(eqn)
         if (
             axes
             and axes == tuple(range(len(axes)))

@@ -248,3 +248,97 @@ def test_initial_values_are_those_of_keras() -> None:
     new = type(model)(key=jax.random.key(0))
     np.testing.assert_array_equal(new.lstm.cell.bias, np.repeat([0, 1, 0, 0], 6))
     assert 0.04 < np.abs(new.embedding.embeddings).max() <= 0.05
+
+
+@pytest.mark.parametrize("steps", [3, 6])
+def test_steps_unrolled_by_name_are_a_loop(steps: int) -> None:
+    """The first step has zeros in the place of the state; the last one is followed by the head."""
+    w, u, b, v, x = _arrays((4, 15), (5, 15), (15,), (5, 2), (2, steps, 4))
+    params = {"rnn": {"w": w, "u": u, "b": b}, "readout": {"w": v}}
+
+    def run(params: Any, x: Any) -> Any:
+        p, h = params["rnn"], jnp.zeros((x.shape[0], 5))
+        for t in range(steps):
+            a, c, d = jnp.split(x[:, t] @ p["w"] + p["b"], 3, axis=-1)
+            e, f, g = jnp.split(h @ p["u"], 3, axis=-1)
+            z, r = jax.nn.sigmoid(a + e), jax.nn.sigmoid(c + f)
+            h = (1 - z) * jnp.tanh(d + r * g) + z * h
+        return h @ params["readout"]["w"]
+
+    emission = recovered(with_params(run, params, x, batch="b")).emit()
+    assert not emission.messages
+    assert f"for i in range({steps}):\n            h = self.cell(h, x[:, i])" in emission.source
+    model: Any = emission.model
+    for batch in (x, np.concatenate([x, x + 1])):
+        np.testing.assert_array_equal(model(batch), jax.jit(run)(params, batch))
+
+
+def test_masks_have_no_axis_of_size_one_outside_of_the_step() -> None:
+    w, u, x = _arrays((4, 6), (6, 6), (2, 5, 4))
+
+    def rnn(w: Any, u: Any, x: Any) -> Any:
+        zeros = jnp.zeros((x.shape[0], 6))
+
+        def step(h: Any, xs: Any) -> Any:
+            x, mask = xs
+            new = jnp.tanh(x @ w + h @ u)
+            wide = jnp.broadcast_to(mask, new.shape)
+            return lax.select(wide, new, h), lax.select(wide, new, zeros)
+
+        mask = (x[..., 0] > 0)[..., None]
+        return _steps(lax.scan(step, zeros, (_steps(x), _steps(mask)))[1])
+
+    source = _emitted(rnn, [w, u], x).source
+    assert "h = jnp.where(mask[..., None], h_new, h)" in source
+    assert "output = jnp.where(mask[..., None], h_new, 0.0)" in source
+    assert "zeros" not in source.partition("def step")[2]
+
+
+def _two_layers(masked: bool, other: Any) -> tuple[Any, Any, np.ndarray]:
+    """A layer that returns the states of all steps, then one that returns the last."""
+    w, u, v, q, x = _arrays((4, 7), (7, 7), (7, 5), (5, 5), (2, 6, 4))
+    params = {"first": {"w": w, "u": u}, "second": {"w": v, "u": q}}
+
+    def layer(p: Any, x: Any, mask: Any, function: Any) -> Any:
+        zeros = jnp.zeros((x.shape[0], p["u"].shape[0]))
+
+        def step(h: Any, xs: Any) -> Any:
+            x, mask = xs
+            new = function(x @ p["w"] + h @ p["u"])
+            wide = jnp.broadcast_to(mask[:, None], new.shape)
+            h = lax.select(wide, new, h) if masked else new
+            return h, lax.select(wide, new, zeros) if masked else new
+
+        last, rows = lax.scan(step, zeros, (_steps(x), mask.T))
+        return last, _steps(rows)
+
+    def run(params: Any, x: Any) -> Any:
+        mask = x[..., 0] > 0
+        with jax.named_scope("first"):
+            rows = layer(params["first"], x, mask, jnp.tanh)[1]
+        with jax.named_scope("second"):
+            return layer(params["second"], rows, mask, other)[0]
+
+    return run, params, x
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_all_states_and_the_last_are_a_choice_of_one_class(masked: bool) -> None:
+    run, params, x = _two_layers(masked, jnp.tanh)
+    module = recovered(with_params(run, params, x, batch="b"))
+    emission = module.emit()
+    assert not emission.messages
+    source = emission.source
+    assert "return jnp.swapaxes(ys, 0, 1) if self.return_sequences else h\n" in source
+    assert "return_sequences=True, key=keys[0])" in source
+    assert source.count("lax.scan(") == 1
+    checked: Any = module.emit(typecheck=True).model
+    for batch in (x, np.concatenate([x, x - 1])):
+        np.testing.assert_array_equal(checked(batch), jax.jit(run)(params, batch))
+
+
+def test_other_steps_are_no_choice() -> None:
+    run, params, x = _two_layers(True, jnp.sin)
+    source = recovered(with_params(run, params, x, batch="b")).emit().source
+    assert "return_sequences" not in source
+    assert source.count("lax.scan(") == 2

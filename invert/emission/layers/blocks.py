@@ -12,7 +12,7 @@ import dataclasses
 import heapq
 import itertools
 import re
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from invert.emission.layers.cut import NUMBER, Assign, Layer, LayerCall, Path, plain_name
@@ -46,20 +46,23 @@ def _part_forms(layer: Layer, parameters: Mapping[Var, Path]) -> None:
     """Gives each user of a reshaped parameter, such as a broadcast bias, its own equation."""
     users = collections.Counter(a for s in layer.steps for a in s.invars if is_var(a))
     makers: dict[Atom, Eqn] = {}
+    placed: set[Atom] = set()
     steps: list[Eqn] = []
     for step in layer.steps:
-        several = [a for a in step.invars if is_var(a) and a in makers and users[a] > 1]
-        if several and not isinstance(step, LayerCall | Assign):
-            own: dict[Atom, Var] = {}
-            for atom in dict.fromkeys(several):
-                users[atom] -= 1
-                new = makers[atom].outvars[0]
-                own[atom] = Var(new.aval)
-                steps.append(makers[atom].replace(outvars=[own[atom]]))
-            step = step.replace(invars=[own.get(a, a) if is_var(a) else a for a in step.invars])
         form = step.primitive.name in kinds.LAYOUT and is_var(step.invars[0])
         if form and step.invars[0] in parameters and step.outvars[0] not in layer.outputs:
             makers[step.outvars[0]] = step
+            continue
+        own: dict[Atom, Var] = {}
+        for atom in dict.fromkeys(a for a in step.invars if is_var(a) and a in makers):
+            if users[atom] > 1 and not isinstance(step, LayerCall | Assign):
+                own[atom] = Var(atom.aval)
+                steps.append(makers[atom].replace(outvars=[own[atom]]))
+            elif atom not in placed:
+                placed.add(atom)
+                steps.append(makers[atom])
+        if own:
+            step = step.replace(invars=[own.get(a, a) if is_var(a) else a for a in step.invars])
         steps.append(step)
     layer.steps = steps
 
@@ -156,12 +159,19 @@ class _Chains:
             chains.append(chain)
         seen: set[int] = set()
         parts: list[list[int]] = []
-        for chain in sorted(chains, key=lambda c: -len(c)):
+        # The steps of an unrolled loop begin with its first state, such as zeros.
+        for chain in sorted(chains, key=lambda c: (not self._is_state(c[0]), -len(c))):
             part = [i for i in chain if i not in seen]
             if len(part) > _FEW:
                 seen.update(part)
                 parts.append(part)
         return parts
+
+    def _is_state(self, i: int) -> bool:
+        """Whether a step fills an array with a number, from which a product starts."""
+        filled = i >= 0 and self.steps[i].primitive.name == "broadcast_in_dim"
+        following = [self.steps[j].primitive.name for j in self.users[i]]
+        return filled and not self.inputs[i] and "dot_general" in following
 
     def _units(self, chain: Sequence[int]) -> list[_Unit]:
         units: list[_Unit] = []
@@ -180,7 +190,7 @@ class _Chains:
                 users = self.users.get(i, ())
                 free = i not in members and i not in taken and i not in self.results
                 plain = not isinstance(self.steps[i], LayerCall | Assign)
-                plain = plain and not self._takes_part(i)
+                plain = plain and not self._takes_part(i, members)
                 if free and plain and users and all(j in members for j in users):
                     members.add(i)
             taken |= members
@@ -190,12 +200,18 @@ class _Chains:
             units.append(self._unit(sorted(members), first))
         return units
 
-    def _takes_part(self, i: int) -> bool:
-        """Whether a step takes a part of an array, possibly reshaped."""
-        if self.steps[i].primitive.name in _PARTS:
+    def _takes_part(self, i: int, members: Collection[int]) -> bool:
+        """Whether a step takes a part of an array, possibly reshaped.
+
+        The gates of a step that only this unit uses are no such parts.
+        """
+        name = self.steps[i].primitive.name
+        if name == "split" and all(j in members for j in self.users.get(i, ())):
+            return False
+        if name in _PARTS:
             return True
-        form = self.steps[i].primitive.name in kinds.LAYOUT
-        return form and any(j >= 0 and self._takes_part(j) for j in self.inputs[i])
+        form = name in kinds.LAYOUT
+        return form and any(j >= 0 and self._takes_part(j, members) for j in self.inputs[i])
 
     def _unit(self, members: Sequence[int], first: int) -> _Unit:
         steps = [self.steps[i] for i in members]

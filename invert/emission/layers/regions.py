@@ -111,6 +111,8 @@ class _Regions:
             region = self._scaled(self._before(region, path), path)
             if _numbered(path):
                 region = self._after(region, path)
+            elif self._repeats(path):
+                region = self._to_fewest(region, path)
             regions[path] = region
             for i in region:
                 self.places[i] = self.places[i] or path
@@ -220,6 +222,26 @@ class _Regions:
         while (i := self._next(region, path)) is not None:
             region = region | {i}
         return region
+
+    def _repeats(self, path: Path) -> bool:
+        """Whether products share a parameter of a layer, as the steps of an unrolled loop do."""
+        counts = collections.Counter(
+            a
+            for e in self.eqns
+            if e.primitive.name in _MIXING
+            for a in e.invars
+            if is_var(a) and self.derived.get(a) == path
+        )
+        return any(n > 1 for n in counts.values())
+
+    def _to_fewest(self, region: set[int], path: Path) -> set[int]:
+        """Add the following equations up to where the fewest values are live: the last step."""
+        best = region
+        while len(extended := self._extended(region, path)) > len(region):
+            region = extended
+            if self._live(region) < self._live(best):
+                best = region
+        return best
 
     def _extended(self, region: set[int], path: Path) -> set[int]:
         """The region with the first equation that uses only its values."""

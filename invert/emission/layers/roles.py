@@ -26,7 +26,8 @@ def roles(graph: Graph) -> dict[Atom, str]:
     for name, of in _ROLES:
         for eqn in graph.by_primitive.get(name, ()):
             for atom, role in of(eqn, graph):
-                found.setdefault(atom, role)
+                if is_var(atom):
+                    found.setdefault(atom, role)
     return found
 
 
@@ -320,14 +321,20 @@ def _masked(v: Var, name: str, graph: Graph) -> Iterator[tuple[Atom, str]]:
     chosen: list[tuple[Atom, str]] = []
     for eqn in graph.users.get(v, ()):
         if eqn.primitive.name == "select_n":
-            others = [a for a in eqn.invars[1:] if a is not v and is_var(a)]
-            others = [a for a in others if a not in graph.producers]
+            others = [a for a in eqn.invars[1:] if a is not v]
+            others = [a for a in others if _is_filled(graph, a) or a not in graph.producers]
             # The old state has other users too; a number, such as zeros, has not.
-            state = any(len(graph.users.get(a, ())) > 1 for a in others)
+            state = any(len(graph.users.get(a, ())) > 1 for a in others if is_var(a))
             if others:
                 chosen.append((eqn.outvars[0], name if state else "output"))
     yield v, f"{name}_new" if chosen else name
     yield from chosen
+
+
+def _is_filled(graph: Graph, atom: Atom) -> bool:
+    """Whether an array holds a single number."""
+    eqn = _maker(graph, atom, "broadcast_in_dim")
+    return isinstance(atom if eqn is None else eqn.invars[0], Literal)
 
 
 def states(body: Jaxpr, start: int, count: int) -> dict[Atom, str]:

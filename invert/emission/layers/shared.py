@@ -47,6 +47,9 @@ class Draft:
     - `arrays`: the kinds and shapes of these types.
     - `sources`: the expressions by which methods read these arrays; `None` for results.
     - `without`: the position in `arrays` of a bias that only other layers of its class have.
+    - `final`: the carried value of its loop that it returns, -1 for the only one, if other layers
+        of its class return those of all steps; `alone` is the layer without regard to these.
+    - `inner`: the arrays of the layers inside, by expressions that read them.
     """
 
     node: Node
@@ -58,11 +61,14 @@ class Draft:
     arrays: list[tuple[str, tuple[int, ...]]] = dataclasses.field(default_factory=list)
     sources: list[ast.expr | None] = dataclasses.field(default_factory=list)
     without: int | None = None
+    final: int | None = None
+    alone: Draft | None = None
+    inner: list[tuple[ast.expr, tuple[int, ...]]] = dataclasses.field(default_factory=list)
 
     def constants(self) -> list[ast.Constant]:
         """The integers in the bodies of its methods."""
-        left_out = {id(c) for m in self.methods for s in _sites(m) for c in _integers(s.value)}
-        found = (c for m in self.methods for s in m.body for c in _integers(s))
+        left_out = {id(c) for m in self.methods for s in sites(m) for c in integers(s.value)}
+        found = (c for m in self.methods for s in m.body for c in integers(s))
         return [c for c in found if id(c) not in left_out]
 
 
@@ -105,7 +111,8 @@ def _value(constant: ast.Constant) -> int:
     return constant.value
 
 
-def _integers(tree: ast.AST) -> Iterable[ast.Constant]:
+def integers(tree: ast.AST) -> Iterable[ast.Constant]:
+    """The integers in a tree."""
     return (n for n in ast.walk(tree) if isinstance(n, ast.Constant) and type(n.value) is int)
 
 
@@ -145,9 +152,9 @@ class _Site:
             self.call.keywords.append(ast.keyword(str(self.key), value))
 
 
-def _sites(method: ast.FunctionDef) -> list[_Site]:
+def sites(method: ast.FunctionDef) -> list[_Site]:
     """The arguments of a method's calls that may be static fields."""
-    sites: list[_Site] = []
+    found: list[_Site] = []
     names = Names()
     for call in (n for n in ast.walk(bare(method)) if isinstance(n, ast.Call)):
         own = call.func.attr if isinstance(call.func, ast.Attribute) else ""
@@ -157,8 +164,8 @@ def _sites(method: ast.FunctionDef) -> list[_Site]:
             if key in given or key in _DEFAULTS:
                 site = _Site(names.new(field), call, key)
                 if _literal(site.value):
-                    sites.append(site)
-    return sites
+                    found.append(site)
+    return found
 
 
 def _literal(value: ast.expr) -> bool:
@@ -176,36 +183,36 @@ def text_of(method: ast.FunctionDef) -> str:
 @contextlib.contextmanager
 def blank(method: ast.FunctionDef) -> Iterator[None]:
     """Replaces all integers and static arguments in a method by 0."""
-    sites = _sites(method)
-    values = [site.value for site in sites]
-    for site in sites:
+    places = sites(method)
+    values = [site.value for site in places]
+    for site in places:
         site.value = ast.Constant(0)
-    integers = list(_integers(bare(method)))
-    numbers = [c.value for c in integers]
-    for constant in integers:
+    constants = list(integers(bare(method)))
+    numbers = [c.value for c in constants]
+    for constant in constants:
         constant.value = 0
     try:
         yield
     finally:
-        for constant, value in zip(integers, numbers, strict=True):
+        for constant, value in zip(constants, numbers, strict=True):
             constant.value = value
-        for site, value in zip(sites, values, strict=True):
+        for site, value in zip(places, values, strict=True):
             site.value = value
 
 
 def make_static(cls: Class) -> None:
     """Turns arguments that differ between the nodes of a class into static fields."""
     first = cls.drafts[0]
-    rows = [[s for m in d.methods for s in _sites(m)] for d in cls.drafts]
+    rows = [[s for m in d.methods for s in sites(m)] for d in cls.drafts]
     names = Names(first.node.fields)
-    for sites in zip(*rows, strict=True):
-        values = tuple(ast.literal_eval(site.value) for site in sites)
+    for column in zip(*rows, strict=True):
+        values = tuple(ast.literal_eval(site.value) for site in column)
         if all(v == values[0] for v in values):
             continue
         known = next((n for n, other in cls.statics.items() if other == values), None)
-        name = known or names.new(sites[0].field)
+        name = known or names.new(column[0].field)
         cls.statics[name] = values
-        sites[0].value = syntax.field(ast.Name("self", ast.Load()), name)
+        column[0].value = syntax.field(ast.Name("self", ast.Load()), name)
 
 
 def static_type(values: Sequence[Any]) -> ast.expr:
@@ -297,6 +304,12 @@ def _told(group: Sequence[Draft]) -> dict[tuple[int, ...], ast.expr]:
             place = -1 if axis == len(shapes[0]) - 1 > 0 else axis
             size = syntax.item(syntax.field(source, "shape"), syntax.number(place))
             sizes_by_values.setdefault(tuple(map(int, sizes)), size)
+    for column in zip(*(d.inner for d in group), strict=False):
+        source = column[0][0]
+        for axis, sizes in enumerate(zip(*(shape for _, shape in column), strict=False)):
+            if not any(map(is_open, sizes)):
+                size = syntax.item(syntax.field(source, "shape"), syntax.number(axis))
+                sizes_by_values.setdefault(tuple(map(int, sizes)), size)
     return sizes_by_values
 
 

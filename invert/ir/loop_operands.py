@@ -1,0 +1,109 @@
+"""Operands of scans as a person passes them: rows without axes of size one, no constant arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from jax import lax
+
+from invert._private.jax import close_like, dce, open_jaxpr
+from invert.ir.graph import Graph
+from invert.ir.loops import ScanParts
+from invert.ir.types import Atom, Eqn, Jaxpr, Literal, ShapedArray, Var
+from invert.ir.unit_axes import added_axes
+
+
+def with_plain_operands(jaxpr: Jaxpr) -> Jaxpr:
+    """Pass arrays to scans without axes of size one that each step removes, such as a mask.
+
+    An array of one number that a loop closes over is made in its body, where it is a number.
+    """
+    if not any(e.primitive.name == "scan" for e in jaxpr.eqns):
+        return jaxpr
+    graph = Graph(jaxpr)
+    eqns: list[Eqn] = []
+    for eqn in jaxpr.eqns:
+        eqns += _plain(eqn, graph) if eqn.primitive.name == "scan" else [eqn]
+    return dce(jaxpr.replace(eqns=eqns)) if eqns != list(jaxpr.eqns) else jaxpr
+
+
+def _plain(scan: Eqn, graph: Graph) -> list[Eqn]:
+    """A scan with such operands, after the equations that make them."""
+    parts = ScanParts.of(scan)
+    body = Graph(open_jaxpr(parts.body))
+    before: list[Eqn] = []
+    inside: list[Eqn] = []
+    operands, arguments = list(scan.invars), list(body.jaxpr.invars)
+    users: dict[Eqn, Eqn] = {}
+    for i, (atom, v) in enumerate(zip(operands, arguments, strict=True)):
+        made = graph.producer(atom)
+        if made is None:
+            continue
+        if i < len(parts.consts) and _fills(made):
+            arguments[i] = Var(v.aval)  # not used, so that the loop loses it
+            inside.append(made.replace(outvars=[v]))
+        elif i >= len(parts.consts) + len(parts.init) and v not in body.results:
+            axes = tuple(d - 1 for d in _added(made, graph))
+            if not axes or not all(_does_without(u, axes) for u in body.users.get(v, ())):
+                continue
+            operands[i] = _without(made, graph, before)
+            arguments[i] = Var(ShapedArray(operands[i].aval.shape[1:], v.aval.dtype))
+            users |= {u: _narrow(u, axes, arguments[i]) for u in body.users.get(v, ())}
+    if not users and not inside:
+        return [scan]
+    eqns = [*inside, *(users.get(e, e) for e in body.eqns)]
+    changed = body.jaxpr.replace(invars=arguments, eqns=eqns)
+    params = {**scan.params, "jaxpr": close_like(parts.body, changed)}
+    return [*before, scan.replace(invars=operands, params=params)]
+
+
+def _fills(eqn: Eqn) -> bool:
+    """Whether an equation fills an array with a number."""
+    plain = eqn.primitive is lax.broadcast_in_dim_p and len(eqn.invars) == 1
+    return plain and isinstance(eqn.invars[0], Literal) and eqn.params["sharding"] is None
+
+
+def _added(eqn: Eqn, graph: Graph) -> tuple[int, ...]:
+    """The axes of size one, besides the first, that an array is only given before a loop."""
+    if eqn.primitive is not lax.transpose_p:
+        axes = added_axes(eqn)
+    else:
+        maker = graph.producer(eqn.invars[0])
+        wide = () if maker is None else added_axes(maker)
+        axes = tuple(i for i, d in enumerate(eqn.params["permutation"]) if d in wide)
+    return () if 0 in axes else axes
+
+
+def _does_without(user: Eqn, axes: tuple[int, ...]) -> bool:
+    """Whether an operation removes these axes of its operand, or repeats along them."""
+    if user.primitive is lax.squeeze_p:
+        return tuple(sorted(user.params["dimensions"])) == axes
+    plain = user.primitive is lax.broadcast_in_dim_p and len(user.invars) == 1
+    return plain and user.params["sharding"] is None
+
+
+def _narrow(user: Eqn, axes: tuple[int, ...], row: Var) -> Eqn:
+    """Such an operation on a row without the axes."""
+    shape = tuple(user.outvars[0].aval.shape)
+    kept: Sequence[int] = range(len(shape))
+    if user.primitive is lax.broadcast_in_dim_p:
+        kept = [d for i, d in enumerate(user.params["broadcast_dimensions"]) if i not in axes]
+    params = {"shape": shape, "broadcast_dimensions": tuple(kept), "sharding": None}
+    return user.replace(
+        primitive=lax.broadcast_in_dim_p, invars=[row], params=params, effects=set()
+    )
+
+
+def _without(eqn: Eqn, graph: Graph, before: list[Eqn]) -> Atom:
+    """An array before it is given axes; the equation that transposes it is added to `before`."""
+    if eqn.primitive is not lax.transpose_p:
+        return eqn.invars[0]
+    wide = graph.producer(eqn.invars[0])
+    assert wide is not None  # it adds the axes
+    (x,), places = wide.invars, wide.params["broadcast_dimensions"]
+    order = tuple(places.index(d) for d in eqn.params["permutation"] if d in places)
+    if order == tuple(range(len(order))):
+        return x
+    out = Var(ShapedArray(tuple(x.aval.shape[d] for d in order), x.aval.dtype))
+    before.append(eqn.replace(invars=[x], outvars=[out], params={"permutation": order}))
+    return out
