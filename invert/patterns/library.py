@@ -64,21 +64,21 @@ def _of(function: JaxFunction, *avals: Any, **params: Any) -> Call:
 
 
 # Functions that JAX inlines: name -> (function, number of operands, primitive of the result,
-# primitives that produce its operands).
-_WRITTEN_OUT: dict[str, tuple[JaxFunction, int, str, tuple[str, ...]]] = {
-    "logaddexp": (jnp.logaddexp, 2, "select_n", ("ne", "add", "add")),
-    "logaddexp2": (jnp.logaddexp2, 2, "select_n", ("ne", "add", "add")),
-    "entr": (jax.scipy.special.entr, 1, "select_n", ("lt",)),
-    "xlogy": (jax.scipy.special.xlogy, 2, "jit", ("or",)),
-    "xlog1py": (jax.scipy.special.xlog1py, 2, "jit", ("or",)),
-    "logit": (jax.scipy.special.logit, 1, "log", ("div",)),
-    "log_ndtr": (jax.scipy.special.log_ndtr, 1, "select_n", ("gt",)),
-    "poch": (jax.scipy.special.poch, 2, "jit", ("eq",)),
+# primitives that produce its operands, a primitive in it).
+_WRITTEN_OUT: dict[str, tuple[JaxFunction, int, str, tuple[str, ...], str]] = {
+    "logaddexp": (jnp.logaddexp, 2, "select_n", ("ne", "add", "add"), "log1p"),
+    "logaddexp2": (jnp.logaddexp2, 2, "select_n", ("ne", "add", "add"), "exp2"),
+    "entr": (jax.scipy.special.entr, 1, "select_n", ("lt",), "log"),
+    "xlogy": (jax.scipy.special.xlogy, 2, "jit", ("or",), "log"),
+    "xlog1py": (jax.scipy.special.xlog1py, 2, "jit", ("or",), "log1p"),
+    "logit": (jax.scipy.special.logit, 1, "log", ("div",), "sub"),
+    "log_ndtr": (jax.scipy.special.log_ndtr, 1, "select_n", ("gt",), "erfc"),
+    "poch": (jax.scipy.special.poch, 2, "jit", ("eq",), "lgamma"),
 }
 
 
 def _written_out(name: str) -> Pattern:
-    function, arity, root, producers = _WRITTEN_OUT[name]
+    function, arity, root, producers, holds = _WRITTEN_OUT[name]
 
     def propose(site: Site) -> Iterator[Call]:
         if not jnp.issubdtype(site.out.dtype, jnp.inexact):
@@ -94,7 +94,7 @@ def _written_out(name: str) -> Pattern:
             for avals in forms:
                 yield Call(("library", function), function, avals)
 
-    return Pattern(name, (root,), propose)
+    return Pattern(name, (root,), propose, holds=holds)
 
 
 def _through(site: Site, atom: Atom, *names: str) -> Any:

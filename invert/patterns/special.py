@@ -38,7 +38,7 @@ class Expansion(NamedTuple):
         in float32, a conversion follows it.
     - `operands`: possible primitives of the first operand of that equation.
     - `literals`: each expansion contains one of these numbers.
-    - `holds`: a primitive that distinguishes it from expansions with the same literals.
+    - `holds`: a primitive that each expansion contains.
     """
 
     primitives: tuple[Any, ...]
@@ -46,7 +46,7 @@ class Expansion(NamedTuple):
     root: str
     operands: tuple[str, ...]
     literals: tuple[float, ...]
-    holds: str | None = None
+    holds: str
 
 
 # The Lanczos coefficient that gamma functions share.
@@ -57,19 +57,32 @@ _BETA_LOOP = (200.0, 600.0)
 
 EXPANSIONS = {
     "incomplete_gamma": Expansion(
-        (lax.igamma_p, lax.igammac_p, lax.igamma_grad_a_p), 2, "select_n", ("or",), _GAMMA_LOOP
+        (lax.igamma_p, lax.igammac_p, lax.igamma_grad_a_p),
+        2,
+        "select_n",
+        ("or",),
+        _GAMMA_LOOP,
+        "while",
     ),
     "incomplete_beta": Expansion(
-        (lax.regularized_incomplete_beta_p,), 3, "select_n", ("or",), _BETA_LOOP
+        (lax.regularized_incomplete_beta_p,), 3, "select_n", ("or",), _BETA_LOOP, "while"
     ),
     "polygamma": Expansion((lax.polygamma_p,), 2, "select_n", ("or",), _LANCZOS, "pow"),
     "digamma": Expansion((lax.digamma_p,), 1, "select_n", ("and", "eq"), _LANCZOS, "cos"),
-    "lgamma": Expansion((lax.lgamma_p,), 1, "select_n", ("eq",), _LANCZOS),
-    "zeta": Expansion((lax.zeta_p,), 2, "select_n", ("eq",), (22.0,)),
-    "erfc": Expansion((lax.erfc_p,), 1, "select_n", ("lt",), (7.85386146e-05, 2.461969815e-10)),
-    "erf_inv": Expansion((lax.erf_inv_p,), 1, "select_n", ("eq",), (1.50140941, 4.8499064014)),
-    "bessel_i0e": Expansion((lax.bessel_i0e_p,), 1, "select_n", ("le",), (0.6767952744094761,)),
-    "bessel_i1e": Expansion((lax.bessel_i1e_p,), 1, "mul", ("sign",), (0.2525871864436337,)),
+    "lgamma": Expansion((lax.lgamma_p,), 1, "select_n", ("eq",), _LANCZOS, "sin"),
+    "zeta": Expansion((lax.zeta_p,), 2, "select_n", ("eq",), (22.0,), "pow"),
+    "erfc": Expansion(
+        (lax.erfc_p,), 1, "select_n", ("lt",), (7.85386146e-05, 2.461969815e-10), "exp"
+    ),
+    "erf_inv": Expansion(
+        (lax.erf_inv_p,), 1, "select_n", ("eq",), (1.50140941, 4.8499064014), "log1p"
+    ),
+    "bessel_i0e": Expansion(
+        (lax.bessel_i0e_p,), 1, "select_n", ("le",), (0.6767952744094761,), "sqrt"
+    ),
+    "bessel_i1e": Expansion(
+        (lax.bessel_i1e_p,), 1, "mul", ("sign",), (0.2525871864436337,), "sign"
+    ),
 }
 
 
@@ -103,8 +116,6 @@ def _expanded(entry: Expansion) -> Callable[[Site], Iterator[Call]]:
     def propose(site: Site) -> Iterator[Call]:
         out = site.out
         if not jnp.issubdtype(out.dtype, jnp.floating):
-            return
-        if entry.holds is not None and entry.holds not in site.graph.by_primitive:
             return
         last: Any = site.eqn
         if jnp.finfo(out.dtype).bits <= 16:
@@ -210,7 +221,8 @@ def _index_select(site: Site, eqn: Eqn) -> tuple[Var, int] | None:
 
 
 def _expansion(name: str, entry: Expansion) -> Pattern:
-    return Pattern(name, ("convert_element_type", entry.root), _expanded(entry), entry.literals)
+    roots = ("convert_element_type", entry.root)
+    return Pattern(name, roots, _expanded(entry), entry.literals, entry.holds)
 
 
 def lowered(name: str, root: str, function: JaxFunction, arity: int = 1, *, after: str) -> Pattern:
@@ -246,7 +258,7 @@ PATTERNS = (
     Pattern("exp2", ("exp",), _exp2, (0.6931471805599453,)),
     Pattern("atan", ("atan2",), _atan),
     lowered("asin", "atan2", lax.asin_p.bind, after="sqrt"),  # as jax 0.12 lowers it
-    Pattern("outlined_lgamma", ("convert_element_type", "jit"), _outlined_lgamma, _LOG_STEP),
+    Pattern("outlined_lgamma", ("convert_element_type", "jit"), _outlined_lgamma, _LOG_STEP, "clz"),
     Pattern("sign", ("select_n",), _sign),
     Pattern("iota_2x32_shape", ("convert_element_type",), _iota_2x32_shape),
     Pattern("select_n", ("select_n",), _select_n),
