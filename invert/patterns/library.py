@@ -121,14 +121,14 @@ _inlined = functools.partial(lowered, kind=np.inexact)
 PATTERNS = (
     Pattern("library_call", ("jit",), _call),
     # Functions that JAX inlines.
-    _inlined("logaddexp", "select_n", jnp.logaddexp, arity=2, after="ne add add"),
-    _inlined("logaddexp2", "select_n", jnp.logaddexp2, arity=2, after="ne add add"),
-    _inlined("entr", "select_n", jax.scipy.special.entr, after="lt"),
-    _inlined("xlogy", "jit", jax.scipy.special.xlogy, arity=2, after="or"),
-    _inlined("xlog1py", "jit", jax.scipy.special.xlog1py, arity=2, after="or"),
-    _inlined("logit", "log", jax.scipy.special.logit, after="div"),
-    _inlined("log_ndtr", "select_n", jax.scipy.special.log_ndtr, after="gt"),
-    _inlined("poch", "jit", jax.scipy.special.poch, arity=2, after="eq"),
+    _inlined("logaddexp", "select_n", jnp.logaddexp, arity=2, after="ne add add", holds="log1p"),
+    _inlined("logaddexp2", "select_n", jnp.logaddexp2, arity=2, after="ne add add", holds="exp2"),
+    _inlined("entr", "select_n", jax.scipy.special.entr, after="lt", holds="log"),
+    _inlined("xlogy", "jit", jax.scipy.special.xlogy, arity=2, after="or", holds="log"),
+    _inlined("xlog1py", "jit", jax.scipy.special.xlog1py, arity=2, after="or", holds="log1p"),
+    _inlined("logit", "log", jax.scipy.special.logit, after="div", holds="sub"),
+    _inlined("log_ndtr", "select_n", jax.scipy.special.log_ndtr, after="gt", holds="erfc"),
+    _inlined("poch", "jit", jax.scipy.special.poch, arity=2, after="eq", holds="lgamma"),
     Pattern("softmax", ("div",), _softmax),
     Pattern("logsumexp", ("add", "sub"), _logsumexp),
 )

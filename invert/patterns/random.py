@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -46,22 +46,24 @@ class _Hash:
     - `primitive`: takes the words of a key, then those of a counter.
     - `keys`, `counters`: the number of words of each.
     - `literal`: a constant of the hash function.
+    - `holds`: a primitive that it contains when it is unrolled.
     """
 
     primitive: Any
     keys: int
     counters: int
     literal: int
+    holds: str
 
 
 # jax/_src/random/threefry2x32.py and its neighbours, jax 0.10.2 and 0.12
 _HASHES = {
     h.primitive.name: h
     for h in (
-        _Hash(threefry2x32_p, 2, 2, 0x1BD11BDA),
-        _Hash(threefry4x32_p, 4, 4, 0x1BD11BDA),
-        _Hash(philox2x32_p, 1, 2, 0xD256D193),
-        _Hash(philox4x32_p, 2, 4, 0xD2511F53),
+        _Hash(threefry2x32_p, 2, 2, 0x1BD11BDA, "shift_left"),
+        _Hash(threefry4x32_p, 4, 4, 0x1BD11BDA, "shift_left"),
+        _Hash(philox2x32_p, 1, 2, 0xD256D193, "mulhi"),
+        _Hash(philox4x32_p, 2, 4, 0xD2511F53, "mulhi"),
     )
 }
 
@@ -98,9 +100,8 @@ def _counter_shapes(site: Site, total: Value, key: Value) -> list[tuple[int, ...
     return [tuple(s) for s in dict.fromkeys([*shapes, total.aval.shape])]
 
 
-def _unrolled(name: str) -> Callable[[Site], Iterator[Call]]:
+def _unrolled(name: str, roots: tuple[str, ...], hash_: _Hash) -> Pattern:
     """The body of the function into which JAX outlines an unrolled hash function."""
-    hash_ = _HASHES[name]
 
     def propose(site: Site) -> Iterator[Call]:
         invars = [site.aval(v) for v in site.graph.jaxpr.invars]
@@ -110,7 +111,7 @@ def _unrolled(name: str) -> Callable[[Site], Iterator[Call]]:
         if words and len(invars) == hash_.keys + hash_.counters:
             yield bind(hash_.primitive, *invars)
 
-    return propose
+    return Pattern(name, roots, propose, hash_.literal, hash_.holds)
 
 
 # Operations on keys.
@@ -388,11 +389,11 @@ def _gamma_call(
 HASHES = (
     Pattern("threefry2x32", ("while",), _threefry2x32, 0x1BD11BDA),
     *(
-        Pattern(name, ("add", "xor"), _unrolled(name), _HASHES[name].literal)
+        _unrolled(name, ("add", "xor"), _HASHES[name])
         for name in ("threefry4x32", "philox2x32", "philox4x32")
     ),
     # On accelerators the loop is unrolled.
-    Pattern("threefry2x32_unrolled", ("add",), _unrolled("threefry2x32"), 0x1BD11BDA),
+    _unrolled("threefry2x32_unrolled", ("add",), _HASHES["threefry2x32"]),
 )
 
 KEYS = (

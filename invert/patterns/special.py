@@ -133,8 +133,7 @@ def lowered(
     - `arity`: the number of operands.
     - `after`: the primitives that compute the first operands of `root`, in order: `a|b` is one of
         two, `_` any atom.
-    - `literal`: as for `Pattern`.
-    - `holds`: a primitive that distinguishes it from expansions with the same literals.
+    - `literal`, `holds`: as for `Pattern`.
     - `kind`: the kind of numbers that the result holds.
     - `params`: keyword arguments of the functions.
     """
@@ -149,15 +148,13 @@ def lowered(
             last = produced_by(site, last.invars[0], root) if narrow else None
         if last is None or not jnp.issubdtype(site.out.dtype, kind):
             return
-        if holds is not None and holds not in site.graph.by_primitive:
-            return
         pairs = list(zip(last.invars, producers, strict=False))
         if all(names == ["_"] or produced_by(site, a, *names) for a, names in pairs):
             yield from itertools.chain.from_iterable(short.likeliest(site) for short in shorts)
             yield from itertools.chain.from_iterable(short(site) for short in shorts)
 
     roots = ("convert_element_type", root) if kind is np.floating else (root,)
-    return Pattern(name, roots, propose, literal)
+    return Pattern(name, roots, propose, literal, holds)
 
 
 def _iota_2x32_shape(site: Site) -> Iterator[Call]:
@@ -172,11 +169,11 @@ def _iota_2x32_shape(site: Site) -> Iterator[Call]:
 PATTERNS = (
     lowered(
         "incomplete_gamma", "select_n", lax.igamma_p.bind, lax.igammac_p.bind,
-        lax.igamma_grad_a_p.bind, arity=2, after="or", literal=_GAMMA_LOOP,
+        lax.igamma_grad_a_p.bind, arity=2, after="or", literal=_GAMMA_LOOP, holds="while",
     ),
     lowered(
         "incomplete_beta", "select_n", lax.regularized_incomplete_beta_p.bind,
-        arity=3, after="or", literal=_BETA_LOOP,
+        arity=3, after="or", literal=_BETA_LOOP, holds="while",
     ),
     lowered(
         "polygamma", "select_n", lax.polygamma_p.bind,
@@ -185,18 +182,26 @@ PATTERNS = (
     lowered(
         "digamma", "select_n", lax.digamma_p.bind, after="and|eq", literal=_LANCZOS, holds="cos"
     ),
-    lowered("lgamma", "select_n", lax.lgamma_p.bind, after="eq", literal=_LANCZOS),
-    lowered("zeta", "select_n", lax.zeta_p.bind, arity=2, after="eq", literal=22.0),
+    lowered("lgamma", "select_n", lax.lgamma_p.bind, after="eq", literal=_LANCZOS, holds="sin"),
     lowered(
-        "erfc", "select_n", lax.erfc_p.bind, after="lt", literal=(7.85386146e-05, 2.461969815e-10)
+        "zeta", "select_n", lax.zeta_p.bind, arity=2, after="eq", literal=22.0, holds="pow"
     ),
     lowered(
-        "erf_inv", "select_n", lax.erf_inv_p.bind, after="eq", literal=(1.50140941, 4.8499064014)
+        "erfc", "select_n", lax.erfc_p.bind, after="lt",
+        literal=(7.85386146e-05, 2.461969815e-10), holds="exp",
     ),
     lowered(
-        "bessel_i0e", "select_n", lax.bessel_i0e_p.bind, after="le", literal=0.6767952744094761
+        "erf_inv", "select_n", lax.erf_inv_p.bind, after="eq",
+        literal=(1.50140941, 4.8499064014), holds="log1p",
     ),
-    lowered("bessel_i1e", "mul", lax.bessel_i1e_p.bind, after="sign", literal=0.2525871864436337),
+    lowered(
+        "bessel_i0e", "select_n", lax.bessel_i0e_p.bind, after="le",
+        literal=0.6767952744094761, holds="sqrt",
+    ),
+    lowered(
+        "bessel_i1e", "mul", lax.bessel_i1e_p.bind, after="sign",
+        literal=0.2525871864436337, holds="sign",
+    ),
     lowered("nextafter", "bitcast_convert_type", lax.nextafter_p.bind, arity=2, after="select_n"),
     # 1 / (1 + exp(-x)), also where the author may have written the quotient. Values are the same;
     # the derivative of `logistic` stays finite where `exp(-x)` overflows, that of the quotient not.
@@ -204,7 +209,7 @@ PATTERNS = (
     Pattern("exp2", ("exp",), _exp2, (0.6931471805599453,)),
     Pattern("atan", ("atan2",), _atan),
     lowered("asin", "atan2", lax.asin_p.bind, after="_ sqrt"),  # as jax 0.12 lowers it
-    Pattern("outlined_lgamma", ("convert_element_type", "jit"), _outlined_lgamma, _LOG_STEP),
+    Pattern("outlined_lgamma", ("convert_element_type", "jit"), _outlined_lgamma, _LOG_STEP, "clz"),
     # Of unsigned integers.
     lowered("sign", "select_n", lax.sign_p.bind, after="eq", kind=np.unsignedinteger),
     Pattern("iota_2x32_shape", ("convert_element_type",), _iota_2x32_shape),

@@ -186,12 +186,11 @@ class Rewriter:
         template = functools.partial(self.template, number=number)
         begin = len(self.trials or ())
         for pattern in self.stages[number].patterns:
-            literal = getattr(pattern, "literal", None)
             # The last equation first: of nested matches, the largest is wanted.
             roots = [
                 e for name in pattern.roots for e in reversed(graph.by_primitive.get(name, ()))
             ]
-            if not roots or not _holds(graph, literal):
+            if not roots or not self._may_match(pattern, graph):
                 continue
             step = f"the pattern {pattern.name}"
             for eqn in roots:
@@ -222,6 +221,16 @@ class Rewriter:
             # Failed trials are repeated on the new body.
             self.trials[begin:] = [a for a in self.trials[begin:] if a.matched]
         return replacements
+
+    def _may_match(self, pattern: Pattern | EquationPattern | ProgramPattern, graph: Graph) -> bool:
+        """Whether a body, with its inner jaxprs, has what every match of the pattern contains."""
+        if not isinstance(pattern, Pattern):
+            return True
+        if pattern.holds is not None and pattern.holds not in self._names_in(graph.jaxpr):
+            return False
+        literal = pattern.literal
+        literals = literal if isinstance(literal, tuple) else (literal,)
+        return literal is None or any(rounded(m) in graph.numbers for m in literals)
 
     def _try(self, pattern: Pattern, site: Site, number: int) -> Replacement | None:
         for call in self._variants(pattern.propose(site)):
@@ -324,12 +333,6 @@ def _fixed_operands(eqn: Eqn, name: str) -> Sequence[Atom]:
             return parts.cond_consts if name == "cond_jaxpr" else parts.body_consts
         case _:
             return ()
-
-
-def _holds(graph: Graph, literal: float | tuple[float, ...] | None) -> bool:
-    """Whether a body has a literal near one of the numbers."""
-    literals = literal if isinstance(literal, tuple) else (literal,)
-    return literal is None or any(rounded(m) in graph.numbers for m in literals)
 
 
 def _anchors(template: Graph, eqn: Eqn) -> Iterator[Eqn]:

@@ -94,12 +94,14 @@ class Pattern:
     - `propose`: `propose(site)` yields the calls to try, the likeliest first.
     - `literal`: a number that every match contains, or several of which each match contains one
         (by dtype). Nothing is proposed for a program without a literal close to it.
+    - `holds`: a primitive that every match contains. Nothing is proposed for a program without it.
     """
 
     name: str
     roots: tuple[str, ...]
     propose: Callable[[Site], Iterable[Call]]
     literal: float | tuple[float, ...] | None = None
+    holds: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)

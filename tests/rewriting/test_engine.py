@@ -20,6 +20,7 @@ from jax import lax, random
 import invert
 from benchmarks.recovery import primitives, stripped
 from invert._private.jax import dce, open_jaxpr, trace_closed
+from invert.patterns import STAGES
 from invert.rewriting.driver import Rewriter
 from invert.rewriting.pattern import Call, Stage
 from invert.rewriting.templates import raise_call
@@ -174,6 +175,37 @@ def test_patterns_of_ones_own_serve_conversions() -> None:
 
 def _named_swish(x: Any) -> Any:
     return x * (1 / (1 + jnp.exp(-x)))
+
+
+@pytest.mark.parametrize("inner", [False, True])
+def test_a_pattern_is_not_tried_without_a_primitive_that_it_holds(inner: bool) -> None:
+    tried: list[str] = []
+
+    def propose(site: invert.Site) -> Any:
+        tried.append(site.eqn.primitive.name)
+        yield from ()
+
+    swish = jax.jit(_named_swish) if inner else _named_swish
+    for holds in ("log", "exp", None):
+        p = invert.Pattern("held", ("mul",), propose, holds=holds)
+        invert.rewrite(lambda x: 2 * swish(x), [p])(X)
+        assert bool(tried) == (holds != "log")
+        tried.clear()
+
+
+def test_nothing_is_proposed_by_the_numbers_of_a_pattern_alone() -> None:
+    def apply(x: Any) -> Any:  # numbers and roots of `philox4x32`, `lgamma` and `poch`
+        mixed = lax.select(x == 676.5203681, x * float(0xD2511F53), x + 1)
+        return jax.jit(lambda a, b: a * b)(mixed, jnp.exp(mixed))
+
+    proposed: list[str] = []
+
+    def spy(p: invert.Pattern) -> invert.Pattern:
+        return dataclasses.replace(p, propose=lambda _: proposed.append(p.name) or ())
+
+    held = [p for s in STAGES for p in s.patterns if isinstance(p, invert.Pattern) and p.holds]
+    Rewriter((Stage(tuple(map(spy, held))),), raise_call).run(trace_closed(apply, X))
+    assert {"lgamma", "poch", "philox4x32"} <= {p.name for p in held} and not proposed
 
 
 def test_the_example_of_the_documentation_runs(capsys: pytest.CaptureFixture[str]) -> None:
