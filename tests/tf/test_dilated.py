@@ -48,7 +48,7 @@ def test_depthwise_along_one_axis_added_to_its_input():
 
     def fn(x: Any) -> Any:
         y = tf.space_to_batch(x, [4], [[4, 4 + (-tf.shape(x)[1]) % 4]])
-        y = tf.nn.depthwise_conv2d(y[:, None], kernel, [1, 1, 1, 1], "VALID")
+        y = tf.nn.depthwise_conv2d(tf.expand_dims(y, 1), kernel, [1, 1, 1, 1], "VALID")
         y = tf.batch_to_space(tf.squeeze(y, 1), [4], [[0, (-tf.shape(x)[1]) % 4]])
         return x + y
 
