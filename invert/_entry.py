@@ -96,12 +96,14 @@ class Trace:
     **Arguments:**
 
     - `of`: the name of the function.
+    - `default`: whether a call without optional arguments runs this trace.
     - `pick`: `pick(args, kwargs, exact)` returns the positional and keyword arguments that a call
         passes to this trace; `None` if the call does not fit it. `exact`: whether shapes and dtypes
         must equal those of the trace instead of just fitting them.
     """
 
     of: str
+    default: bool
     pick: Callable[
         [Sequence[Any], Mapping[str, Any], bool], tuple[tuple[Any, ...], dict[str, Any]] | None
     ]

@@ -418,7 +418,9 @@ class Classes:
             if key not in methods and layer.same is not None:
                 raise EmissionError("the calls of a layer differ")
             if key not in methods:
-                methods[key] = names.new(self.tree.programs[layer]) if methods else _CALL
+                wanted = self.tree.programs[layer]
+                wanted = "call" if wanted == _CALL else wanted
+                methods[key] = names.new(wanted) if methods else _CALL
                 method.name = methods[key]
                 draft.methods.append(method)
                 draft.annotations += own.annotations

@@ -17,7 +17,7 @@ from invert._private.tensorflow import tf_concrete_functions, tf_load_errors
 from invert.frontends.folder import files_of, stand_in
 from invert.frontends.load_check import checkpoint_problems, load_problems, sever
 from invert.frontends.saved_model import asset_names, choose_tags, read_proto
-from invert.frontends.signature import describe, distinct
+from invert.frontends.signature import distinct, trace_names
 from invert.tf.ops.node import import_tensorflow
 
 
@@ -129,7 +129,5 @@ def _functions(objects: list[_Object]) -> dict[str, Any]:
             continue
         seen.add(id(obj))
         concretes = distinct(tf_concrete_functions(obj))
-        for concrete in concretes:
-            name = path if len(concretes) == 1 else f"{path}{describe(concrete)}"
-            found[name] = obj
+        found |= dict.fromkeys(trace_names(path, concretes), obj)
     return found

@@ -26,12 +26,13 @@ from invert.frontends.graph_entry import check_count, function_entry, unique
 from invert.frontends.saved_objects import Concrete, SavedFunction, SavedObjects, captured
 from invert.frontends.signature import (
     Signature,
-    describe,
+    default_trace,
     distinct,
     picked,
     picked_split,
     read_outputs,
     read_signature,
+    trace_names,
 )
 from invert.protos import file_parts
 from invert.protos.messages import parse
@@ -309,9 +310,10 @@ class _Model:
             try:
                 function = self._objects.function(index)
                 concretes = distinct(function.concretes)
-                for concrete in concretes:
-                    name = path if len(concretes) == 1 else f"{path}{describe(concrete)}"
-                    of = path if len(concretes) > 1 else None
+                default = default_trace(concretes, function)
+                concretes.sort(key=lambda c: c is not default)
+                for concrete, name in zip(concretes, trace_names(path, concretes), strict=True):
+                    of = (path, concrete is default) if len(concretes) > 1 else None
                     named[name] = self._reader(concrete, function, "function", of)
             except InvertError as error:
                 named[path] = _failing(error)
@@ -338,9 +340,13 @@ class _Model:
         return named
 
     def _reader(
-        self, concrete: Concrete, owner: SavedFunction | None, kind: str, of: str | None = None
+        self,
+        concrete: Concrete,
+        owner: SavedFunction | None,
+        kind: str,
+        of: tuple[str, bool] | None = None,
     ) -> Read:
-        """`of`: the name of the function, if it has other traces too."""
+        """`of`: for one of several traces, the function and whether it is the default trace."""
 
         def read(name: str, strict: bool) -> EntryPoint:
             source = f"SavedModel {self._directory.name}, {kind} {name}"
@@ -352,7 +358,7 @@ class _Model:
             if (own.args, own.kwargs) != (entry.args, entry.kwargs):
                 left = Signature(entry.args, entry.kwargs, entry.arg_names, ())
                 pick = functools.partial(picked_split, concrete, owner, left)
-            return dataclasses.replace(entry, trace=Trace(of, pick))
+            return dataclasses.replace(entry, trace=Trace(*of, pick))
 
         return read
 

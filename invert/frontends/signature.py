@@ -588,8 +588,55 @@ def _describe(x: Any) -> str:
     if isinstance(x, dict):
         return "{" + ", ".join(f"{k}: {_describe(v)}" for k, v in x.items()) + "}"
     if isinstance(x, tuple | list):
-        return "(" + ", ".join(_describe(v) for v in x) + ")"
+        left, right = "[]" if isinstance(x, list) else "()"
+        return left + ", ".join(_describe(v) for v in x) + right
     return repr(x)
+
+
+def trace_names(function: str, concretes: Sequence[Any]) -> list[str]:
+    """A name for each trace of a function: `f(training=True)` states what sets it apart.
+
+    **Arguments:**
+
+    - `function`: the name of the function.
+    - `concretes`: its traces, with different signatures.
+    """
+    if len(concretes) == 1:
+        return [function]
+    described = [{k: _describe(v) for k, v in _by_name(c).items()} for c in concretes]
+    names = dict.fromkeys(name for parts in described for name in parts)
+    apart = [n for n in names if len({parts.get(n) for parts in described}) > 1]
+    return [
+        f"{function}({', '.join(f'{n}={parts[n]}' for n in apart if n in parts)})"
+        for parts in described
+    ]
+
+
+def default_trace(concretes: Sequence[Any], owner: Any) -> Any | None:
+    """The first trace that a call without optional arguments runs, if there is one."""
+    stated = _stated_defaults(owner)
+
+    def is_default(concrete: Any) -> bool:
+        args, kwargs, parameters = _structured(concrete)
+        names = _argument_names(len(args), parameters)
+        given = dict(zip(names, args, strict=True)) | kwargs
+        return all(
+            name in stated and _fits(tree, stated[name], True)
+            for name, tree in given.items()
+            if not _has_tensor(tree)
+        )
+
+    return next(filter(is_default, concretes), None)
+
+
+def _by_name(concrete: Any) -> dict[str, Any]:
+    """The arguments of a concrete function by name, with plain types for tensors."""
+    args, kwargs = concrete.structured_input_signature
+    parameters = [p for p in concrete.function_type.parameters.values() if p.kind in _POSITIONAL]
+    names = _argument_names(len(args), parameters)
+    # A SavedModel does not keep the order of keyword arguments.
+    given = dict(zip(names, args, strict=True)) | dict(sorted(kwargs.items()))
+    return {name: plain(value) for name, value in given.items()}
 
 
 def distinct(concretes: Sequence[Any]) -> list[Any]:

@@ -74,7 +74,7 @@ class Methods(Recovered):
         return emissions[styles]
 
     def _names(self) -> dict[str, str]:
-        return method_names([name for name, _ in (*self._functions, *self._failed)])
+        return _attributes(dict(self._functions), dict(self._failed))
 
 
 def _method(name: str, function: Function, attribute: str) -> Callable[..., Any]:
@@ -129,12 +129,16 @@ def _failing(name: str) -> Callable[..., Any]:
 def method_names(names: Iterable[str]) -> dict[str, str]:
     """A unique identifier for each function: `encoder___call__` for `encoder.__call__`.
 
-    Avoids keywords and attributes of the class.
+    Avoids keywords and attributes of the class. A trace is called after its function and what sets
+    it apart: `call_training` for `__call__(training=True)`.
     """
     taken = {*dir(Methods), *(f.name for f in dataclasses.fields(Methods))} - {"__call__"}
     identifiers: dict[str, str] = {}
     for name in names:
-        plain = re.sub(r"\W", "_", name, flags=re.ASCII)
+        function, _, trace = name.partition("(")
+        plain = re.sub(r"\W", "_", function, flags=re.ASCII)
+        if apart := re.findall(r"\w+", re.sub(r"=True\b", "", trace), flags=re.ASCII):
+            plain = "_".join([plain.rstrip("_"), *apart])
         plain = plain if plain.isidentifier() else f"_{plain}"
         if plain.startswith("__") and not plain.endswith("__"):
             # Python mangles these in the source of a class.
@@ -147,6 +151,16 @@ def method_names(names: Iterable[str]) -> dict[str, str]:
     return identifiers
 
 
+def _attributes(functions: Mapping[str, Function], failed: Mapping[str, Any]) -> dict[str, str]:
+    """The attribute of each function; the default trace of a function has its name."""
+    traces = {name: f.entry.trace for name, f in functions.items()}
+    named = {n: t.of if t is not None and t.default else n for n, t in traces.items()}
+    identifiers = method_names([*named.values(), *failed])
+    return {name: identifiers[of] for name, of in named.items()} | {
+        name: identifiers[name] for name in failed
+    }
+
+
 def _class_name(name: str) -> str:
     (identifier,) = method_names([name]).values()
     return identifier
@@ -157,16 +171,17 @@ def build_methods(
 ) -> Methods:
     """The module of several functions."""
     body: dict[str, Any] = {}
-    names = method_names([*functions, *failed])
+    names = _attributes(functions, failed)
     for key, function in functions.items():
         body[names[key]] = _method(key, function, names[key])
     for key in failed:
         body[names[key]] = _failing(key)
+    # A call of a function by its own name runs the trace that fits, the default one among them.
     of = {key: f.entry.trace.of for key, f in functions.items() if f.entry.trace is not None}
     for function in dict.fromkeys(of.values()):
         (identifier,) = method_names([function]).values()
-        if identifier not in body:
-            traces = [key for key in functions if of.get(key) == function]
+        traces = [key for key in functions if of.get(key) == function]
+        if identifier not in body or any(names[key] == identifier for key in traces):
             body[identifier] = _picking(function, traces)
     params = {p.name: p for f in functions.values() for p in f.entry.params}
     assigned = {f.entry.params[i].name for f in functions.values() for i in f.entry.assigned}

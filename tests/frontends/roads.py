@@ -18,7 +18,7 @@ from invert import Config, InvertError
 from invert._entry import EntryPoint
 from invert.frontends.run_saved_model import load_function
 from invert.frontends.saved_model import entry_points
-from invert.frontends.signature import describe
+from invert.frontends.signature import distinct, trace_names
 
 # How far results may be apart, relative to the largest: sums are added up in another order.
 _APART = {"f": 2e-5, "c": 2e-5, "V": 2e-2}
@@ -137,9 +137,10 @@ def _concrete(path: Path, name: str) -> tuple[Any, Any]:
     theirs, root = load_function(path, name)
     if not hasattr(theirs, "concrete_functions"):
         return theirs, root
-    _, bracket, rest = name.partition("(")
-    fitting = [c for c in theirs.concrete_functions if not bracket or describe(c) == f"({rest}"]
-    return (fitting[0] if fitting else None), root
+    function, bracket, _ = name.partition("(")
+    concretes = distinct(theirs.concrete_functions)
+    named = dict(zip(trace_names(function, concretes), concretes, strict=True))
+    return (named.get(name) if bracket else concretes[0]), root
 
 
 def _of_variables(entry: EntryPoint, concrete: Any, root: Any) -> Iterator[str]:

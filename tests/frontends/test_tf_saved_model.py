@@ -214,11 +214,37 @@ def test_a_call_goes_to_the_trace_that_is_its_own(tmp_path):
         module(x, train=True)
     one = invert.load(tmp_path / "model", signature="__call__")
     np.testing.assert_array_equal(one(x, True), x * 2)
-    # Python renames attributes that begin with two underscores in the text of a class.
+    trained = invert.load(
+        tmp_path / "model", signature="__call__(x=float32(3,), training=True, mask=None)"
+    )
+    np.testing.assert_array_equal(trained(x[0]), x[0] * 2)
+
+
+def test_traces_are_named_after_what_sets_them_apart(tmp_path):
+    root = Traced()
+    root.layer = tf.function(lambda x, mode="sum", flags=(1, 2): x + sum(flags))
+    x = np.arange(3, dtype=np.float32)
+    for args in ((x, True), (x,), (x, False, x)):
+        root(*args)
+    for args in ((x, "mean"), (x, "mean", (3, 4)), (np.ones((2, 3), np.float32), "mean")):
+        root.layer(*args)
+    tf.saved_model.save(root, tmp_path / "model")
+    module = invert.load(tmp_path / "model")
+    assert {*module.reports} == {
+        "__call__(training=True, mask=None)",
+        "__call__(training=False, mask=None)",
+        "__call__(training=False, mask=float32(3,))",
+        "layer(x=float32(3,), flags=(1, 2))",
+        "layer(x=float32(3,), flags=(3, 4))",
+        "layer(x=float32(2, 3), flags=(1, 2))",
+    }
     invert.save(module, tmp_path / "saved")
-    saved = invert.load(tmp_path / "saved")
-    (name,) = (n for n in dir(saved) if n.startswith("call___float32_3_"))
-    np.testing.assert_array_equal(getattr(saved, name)(x[0]), x[0] * 2)
+    for model in (module, module.model, invert.load(tmp_path / "saved")):
+        np.testing.assert_array_equal(model(x), x + 2)
+        np.testing.assert_array_equal(model.call_training_mask_None(x), x * 2)
+        np.testing.assert_array_equal(model.layer_x_float32_3_flags_3_4(x), x + 7)
+    # No call of `layer` without its mode fits a trace, so no trace has its name in the text.
+    assert not hasattr(module.model, "layer")
 
 
 def test_the_one_argument_of_a_signature_may_be_given_by_its_place(tmp_path):

@@ -122,3 +122,19 @@ def test_a_range_keeps_its_bits_whatever_its_step() -> None:
     ):
         module = invert.convert(tf.function(partial(_beside, value)), np.float32(1))
         np.testing.assert_array_equal(module(np.float32(1))[1], value)
+
+
+def test_constants_of_double_precision_that_are_cast_leave_no_doubles() -> None:
+    x = np.linspace(-2, 2, 200, dtype=np.float32)
+    scale = np.tile([0.1, -np.inf, np.nan, 1e300, 0.0], 40)
+    module = same(lambda x: x * tf.cast(tf.constant(scale), tf.float32), x)
+    assert "f64" not in str(module.jaxpr)
+    # Not those that are subnormal afterwards, which TensorFlow flushes to zero.
+    module = same(lambda x: x * tf.cast(tf.constant(scale * 1e-40), tf.float32), x)
+    assert "f64" in str(module.jaxpr)
+
+
+def test_divisors_are_compared_with_zero_before_they_are_broadcast() -> None:
+    x = np.array([[0.0, -1.0, -0.0], [np.nan, 3.0, np.inf], [2.0, 1.0, 5.0]], np.float32)
+    module = same(lambda x: tf.math.divide_no_nan(x, tf.reduce_max(x, 1, keepdims=True)), x)
+    assert "largest == 0.0" in module.source

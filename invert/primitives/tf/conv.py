@@ -26,8 +26,10 @@ from invert.primitives.tf.window import (
     refuse,
     spatial_padding,
 )
+from invert.tf.interpreter.context import Context
 from invert.tf.interpreter.registry import Array, Ints, Value, rule
 from invert.tf.ops.node import Node
+from invert.tf.values.split_space import Pads, SplitSpace
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,6 +56,27 @@ class Conv:
             dimension_numbers=self.dims,
             feature_group_count=groups,
         )
+
+    def of_split(self, made: SplitSpace, kernel: Array) -> SplitSpace | None:
+        """This convolution of an array whose space was split, as a dilated one of its source."""
+        n, where = len(self.strides), self.where
+        if made.convolve is not None or (*self.strides, *self.dilation) != (1,) * 2 * n:
+            return None
+        if any(made.block[a] > 1 for a in range(n + 2) if a not in where.spatial):
+            return None
+        sizes = where.of_spatial(made.source.shape)
+        pads = explicit(self.padding, sizes, kernel.shape[:n], self.strides, self.dilation)
+        if any(p != 0 for pair in pads for p in pair):
+            return None
+        dilation = tuple(where.of_spatial(made.block))
+
+        def convolve(pads: Pads) -> Array:
+            padding = tuple(where.of_spatial(pads))
+            return dataclasses.replace(self, dilation=dilation, padding=padding)(
+                made.source, kernel
+            )
+
+        return dataclasses.replace(made, convolve=convolve)
 
     def input_gradient(self, shape: Ints, kernel: Array, g: Array) -> Array:
         """The gradient with respect to an input of this shape."""
@@ -122,8 +145,9 @@ _IGNORED = ("use_cudnn_on_gpu", "groups")
 
 
 @rule("Conv2D", "Conv3D", ignores=_IGNORED)
-def _conv(x: Array, kernel: Array, *, node: Node) -> Array:
-    return conv_of(node, x.ndim)(x, kernel)
+def _conv(x: Array, kernel: Array, *, node: Node, ctx: Context) -> Array:
+    conv = conv_of(node, x.ndim)
+    return ctx.note_split(x, conv(x, kernel), lambda made: conv.of_split(made, kernel))
 
 
 @rule("Conv", ignores=_IGNORED)
@@ -136,8 +160,9 @@ def _general_conv(x: Array, kernel: Array, *, batch_dims: int, node: Node) -> Ar
 
 
 @rule("DepthwiseConv2dNative")
-def _depthwise(x: Array, kernel: Array, *, node: Node) -> Array:
-    return conv_of(node, x.ndim)(x, grouped(kernel))
+def _depthwise(x: Array, kernel: Array, *, node: Node, ctx: Context) -> Array:
+    conv, kernel = conv_of(node, x.ndim), grouped(kernel)
+    return ctx.note_split(x, conv(x, kernel), lambda made: conv.of_split(made, kernel))
 
 
 def grouped(kernel: Array) -> Array:

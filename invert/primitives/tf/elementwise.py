@@ -146,10 +146,6 @@ def _zero_where(zero: Array, fn: Binary, x: Array, y: Array) -> Array:
     return lax.select(zero, lax.full_like(x, 0), fn(x, y))
 
 
-def _div_no_nan(x: Array, y: Array) -> Array:
-    return _zero_where(_is_zero(y), lax.div, x, y)
-
-
 def _mul_no_nan(x: Array, y: Array) -> Array:
     # Its derivative in y is x, even where y is 0.
     lost = lax.bitwise_and(_is_zero(y), lax.bitwise_not(jnp.isfinite(x)))
@@ -293,7 +289,6 @@ BINARY: dict[str, tuple[Binary, Binary | None]] = {
     "BitwiseXor": (lax.bitwise_xor, None),
     "Complex": (lax.complex, None),
     "Div": (lax.div, _trunc_div),
-    "DivNoNan": (_div_no_nan, None),
     "FloorDiv": (_floor_div, operator.floordiv),
     "FloorMod": (jnp.mod, operator.mod),
     "Greater": (lax.gt, operator.gt),
@@ -401,6 +396,15 @@ def _real_dtype(x: Array) -> np.dtype:
     return lax.abs(jnp.zeros((), x.dtype)).dtype if is_complex(x) else x.dtype
 
 
+@rule("DivNoNan", rows=rows.elementwise)
+def _div_no_nan(x: Array, y: Array) -> Array:
+    # As `_zero_where`, but the divisor is compared before it is broadcast.
+    zero = _is_zero(y)
+    divisor = lax.select(zero, lax.full_like(y, 1), y)
+    x, divisor, zero = broadcast([x, divisor, zero])
+    return lax.select(zero, lax.full_like(x, 0), lax.div(x, divisor))
+
+
 @rule("Cast", rows=rows.elementwise, folds_sizes=True)
 def _cast(x: Value, *, SrcT: np.dtype, DstT: np.dtype, Truncate: bool) -> Value:
     if is_static(x) and DstT.kind in "iufb":
@@ -409,6 +413,8 @@ def _cast(x: Value, *, SrcT: np.dtype, DstT: np.dtype, Truncate: bool) -> Value:
                 return x.astype(DstT)
         if DstT.kind in "iu":
             return x
+    if not Truncate and (narrow := _narrowed(x, DstT)) is not None:
+        return narrow
     x = array(x, SrcT)
     if Truncate and SrcT.kind == "f":
         x = _truncate_mantissa(x, DstT)
@@ -416,6 +422,17 @@ def _cast(x: Value, *, SrcT: np.dtype, DstT: np.dtype, Truncate: bool) -> Value:
         # TensorFlow keeps the real part, as tensorflow/core/kernels/cast_op.h does.
         x = lax.real(x)
     return lax.convert_element_type(x, jax.dtypes.canonicalize_dtype(DstT))
+
+
+def _narrowed(x: Value, dtype: np.dtype) -> np.ndarray | None:
+    """Double precision constants in single precision, so that the program needs no doubles."""
+    if not isinstance(x, np.ndarray) or (x.dtype, dtype) != (np.float64, np.float32):
+        return None
+    with np.errstate(all="ignore"):
+        narrow = x.astype(dtype)
+    # TensorFlow flushes subnormal numbers to zero, NumPy does not.
+    normal = (narrow == 0) | ~(np.abs(narrow) < np.finfo(dtype).tiny)
+    return narrow if normal.all() else None
 
 
 def _truncate_mantissa(x: Array, dtype: np.dtype) -> Array:

@@ -12,10 +12,12 @@ from jax import lax
 from invert.ir.sizes import is_open, require
 from invert.primitives.tf.gather import take
 from invert.primitives.tf.window import refuse
+from invert.tf.interpreter.context import Context
 from invert.tf.interpreter.registry import Array, Int, Ints, Static, Value, rule
 from invert.tf.ops.node import Node
 from invert.tf.values.constants import array, broadcast_to, ints, is_static, pack_dims
 from invert.tf.values.dynamic_size import int_max
+from invert.tf.values.split_space import SplitSpace
 
 _INT32 = np.dtype(np.int32)
 
@@ -68,30 +70,36 @@ def _mirror_pad_grad(g: Array, paddings: Ints, *, mode: str) -> Array:
 
 
 @rule("SpaceToBatch")
-def _space_to_batch(x: Array, paddings: Ints, *, block_size: int) -> Array:
-    return _space_to_batch_nd(x, (block_size, block_size), paddings)
+def _space_to_batch(x: Array, paddings: Ints, *, block_size: int, ctx: Context) -> Array:
+    return _space_to_batch_nd(x, (block_size, block_size), paddings, ctx=ctx)
 
 
 @rule("SpaceToBatchND")
-def _space_to_batch_nd(x: Array, block_shape: Ints, paddings: Ints) -> Array:
+def _space_to_batch_nd(x: Array, block_shape: Ints, paddings: Ints, *, ctx: Context) -> Array:
     n = len(block_shape)
+    made = SplitSpace.of(x, block_shape, _pairs(paddings))
     x = jnp.pad(x, [(0, 0), *_pairs(paddings), *[(0, 0)] * (x.ndim - n - 1)])
     batch, space, rest = x.shape[0], x.shape[1 : n + 1], x.shape[n + 1 :]
     split = [(size // b, b) for size, b in zip(space, block_shape, strict=True)]
     x = lax.reshape(x, (batch, *(d for pair in split for d in pair), *rest))
     order = (*range(2, 2 * n + 1, 2), 0, *range(1, 2 * n, 2), *range(2 * n + 1, x.ndim))
     x = lax.transpose(x, order)
-    return lax.reshape(x, (batch * math.prod(block_shape), *(q for q, _ in split), *rest))
+    x = lax.reshape(x, (batch * math.prod(block_shape), *(q for q, _ in split), *rest))
+    ctx.split[id(x)] = x, made
+    return x
 
 
 @rule("BatchToSpace")
-def _batch_to_space(x: Array, crops: Ints, *, block_size: int) -> Array:
-    return _batch_to_space_nd(x, (block_size, block_size), crops)
+def _batch_to_space(x: Array, crops: Ints, *, block_size: int, ctx: Context) -> Array:
+    return _batch_to_space_nd(x, (block_size, block_size), crops, ctx=ctx)
 
 
 @rule("BatchToSpaceND")
-def _batch_to_space_nd(x: Array, block_shape: Ints, crops: Ints) -> Array:
+def _batch_to_space_nd(x: Array, block_shape: Ints, crops: Ints, *, ctx: Context) -> Array:
     n = len(block_shape)
+    _, made = ctx.split.get(id(x), (x, None))
+    if made is not None and (joined := made.joined(block_shape, _pairs(crops))) is not None:
+        return joined
     batch, space, rest = x.shape[0] // math.prod(block_shape), x.shape[1 : n + 1], x.shape[n + 1 :]
     x = lax.reshape(x, (*block_shape, batch, *space, *rest))
     order = [n]

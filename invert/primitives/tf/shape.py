@@ -105,7 +105,8 @@ def _reshaped(ctx: Context, x: Array, move: Callable[[Array], Array]) -> Array:
 def _expand_dims(x: Value, axis: Int, *, ctx: Context) -> Value:
     if is_static(x):
         return np.expand_dims(x, axis)
-    return _reshaped(ctx, array(x), lambda x: lax.expand_dims(x, (axis,)))
+    y = _reshaped(ctx, array(x), lambda x: lax.expand_dims(x, (axis,)))
+    return ctx.note_split(x, y, lambda made: made.expanded(axis))
 
 
 @rule("Squeeze", folds_sizes=True)
@@ -113,7 +114,8 @@ def _squeeze(x: Value, *, squeeze_dims: list[int], ctx: Context) -> Value:
     axes = squeeze_dims or [i for i, d in enumerate(np.shape(x)) if d == 1]
     if is_static(x):
         return np.squeeze(x, tuple(axes))
-    return _reshaped(ctx, array(x), lambda x: lax.squeeze(x, axes))
+    y = _reshaped(ctx, array(x), lambda x: lax.squeeze(x, axes))
+    return ctx.note_split(x, y, lambda made: made.squeezed(axes))
 
 
 @rule("Transpose", "ConjugateTranspose")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -34,6 +34,7 @@ from invert.tf.values.bounded import (
 from invert.tf.values.bounds import known
 from invert.tf.values.constants import array, arrays
 from invert.tf.values.dynamic_size import DynamicSize, holds_dynamic_size
+from invert.tf.values.split_space import SplitSpace
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,6 +75,7 @@ class Context:
     - `pads_rows`: whether rows may be looked up by index -1, which selects no row.
     - `body`: the body whose nodes are run, if any.
     - `origins`: for the `id` of a reshaped value, that value and the original.
+    - `split`: for the `id` of a value whose space was split, that value and how it was made.
     """
 
     def __init__(
@@ -92,6 +94,7 @@ class Context:
         self.branch = branch
         self.body: Body | None = None
         self.origins: dict[int, tuple[Value, Value]] = {}
+        self.split: dict[int, tuple[Value, SplitSpace]] = {}
         self._compiled = compiled
         self._evaluation = evaluation or _Evaluation(pads_rows=pads_rows)
 
@@ -155,6 +158,14 @@ class Context:
     def write(self, resource: Resource, value: Value) -> None:
         """Set the value of a `Resource` for the rest of the execution."""
         self.state[resource] = value
+
+    def note_split(
+        self, x: Value, y: Value, step: Callable[[SplitSpace], SplitSpace | None]
+    ) -> Value:
+        """`y`, noted to be made by a step from `x`, if the space of that was split."""
+        if id(x) in self.split and (made := step(self.split[id(x)][1])) is not None:
+            self.split[id(y)] = y, made
+        return y
 
     def key(self) -> Any:
         """A new typed PRNG key, split off the key of the call."""
