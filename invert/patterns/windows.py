@@ -52,7 +52,6 @@ def _select_and_gather_add(site: Site) -> Iterator[Call]:
     eqn = site.eqn
     if len(eqn.invars) != 4:
         return
-    x = site.aval(eqn.outvars[0])
     operands = [site.aval(a) for a in eqn.invars[:2]]
     params = {name: eqn.params[name] for name in _WINDOW}
     for prim in (lax.ge_p, lax.le_p):
@@ -63,7 +62,6 @@ def _select_and_gather_add(site: Site) -> Iterator[Call]:
         narrow = [site.aval(s.invars[0]) for s in sources if s is not None]
         for prim in (lax.ge_p, lax.le_p):
             yield bind(lax.select_and_gather_add_p, *narrow, select_prim=prim, **params)
-    del x
 
 
 def _select_and_scatter_add(site: Site) -> Iterator[Call]:

@@ -17,10 +17,10 @@ import jax
 import numpy as np
 
 from invert._errors import Problem, UnsupportedOpError
-from invert._private.jax import consts_of, is_tracer, open_jaxpr, trace_closed
-from invert.ir import kinds
-from invert.ir.interpret import evaluate
-from invert.ir.types import AnyJaxpr, Atom, Eqn, Value
+from invert._private.jax import is_tracer, open_jaxpr, trace_closed
+from invert.ir import jaxprs, kinds
+from invert.ir.interpret import interpret
+from invert.ir.types import AnyJaxpr, Eqn, Value
 from invert.tf.interpreter.registry import REGISTRY
 from invert.tf.interpreter.rows import elementwise
 from invert.tf.values.constants import is_static
@@ -195,36 +195,42 @@ def _moved(origin: _Origin, operands: Sequence[Value]) -> np.ndarray:
         program = trace_closed(run, *(given[i] for i in places))
     except jax.errors.JAXTypeError:  # it asks for the number
         program = None
-    if program is None or not _only_moves(program, [True] * len(places))[0]:
+    if program is None or not _only_moves(program):
         raise UnsupportedOpError([Problem("shape", "is computed from an open size")])
     found = {n: d for d, n in numbers.items()}
     return _restored(np.asarray(origin.rule(given)[origin.k]), found)
 
 
-def _only_moves(program: AnyJaxpr, of_sizes: Sequence[bool]) -> tuple[bool, list[bool]]:
-    """Whether a program only moves elements of some arguments, and which results hold them."""
-    moves = True
+class _Computes(Exception):
+    """An equation computes with a size, or compares one."""
 
-    def on_eqn(eqn: Eqn, held: list[Value]) -> list[bool]:
-        nonlocal moves
-        if not any(held):
-            return [False] * len(eqn.outvars)
-        if eqn.primitive.name == "jit":
-            inner, results = _only_moves(eqn.params["jaxpr"], held)
-            moves = moves and inner
-            return results
-        moved = _MOVED.get(eqn.primitive.name, slice(0))
-        if eqn.primitive.name == "convert_element_type" and _is_wide(eqn.params["new_dtype"]):
-            moved = slice(1)
-        moves = moves and sum(held[moved]) == sum(held)
-        return [True] * len(eqn.outvars)
 
-    arguments = [*[False] * len(consts_of(program)), *of_sizes]
-    jaxpr = open_jaxpr(program)
-    names: list[Atom] = [*jaxpr.constvars, *jaxpr.invars]
-    env: dict[Atom, Value] = dict(zip(names, arguments, strict=True))
-    read = evaluate(jaxpr.eqns, env, on_eqn, lambda _: False)
-    return moves, [read(v) for v in jaxpr.outvars]
+def _only_moves(program: AnyJaxpr) -> bool:
+    """Whether a program only moves elements of its arguments."""
+    try:
+        _hold_sizes(program, [True] * len(open_jaxpr(program).invars))
+    except _Computes:
+        return False
+    return True
+
+
+def _hold_sizes(program: AnyJaxpr, sizes: Sequence[bool]) -> list[bool]:
+    """Which results hold sizes, by which arguments do."""
+    jaxpr, constants = jaxprs.split_constants(program)
+    return interpret(jaxpr, [*[False] * len(constants), *sizes], _on_eqn, lambda _: False)
+
+
+def _on_eqn(eqn: Eqn, sizes: list[bool]) -> list[bool]:
+    if not any(sizes):
+        return [False] * len(eqn.outvars)
+    if eqn.primitive.name == "jit":
+        return _hold_sizes(eqn.params["jaxpr"], sizes)
+    moved = _MOVED.get(eqn.primitive.name, slice(0))
+    if eqn.primitive.name == "convert_element_type" and _is_wide(eqn.params["new_dtype"]):
+        moved = slice(1)
+    if sum(sizes[moved]) != sum(sizes):
+        raise _Computes
+    return [True] * len(eqn.outvars)
 
 
 def _is_wide(dtype: np.dtype) -> bool:

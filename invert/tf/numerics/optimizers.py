@@ -54,11 +54,20 @@ def adam(
     use_nesterov: bool,
 ) -> Slots:
     var, m, v = slots
-    rate = lr * lax.sqrt(1 - beta2_power) / (1 - beta1_power)
-    m = m + (1 - beta1) * (grad - m)
-    v = v + (1 - beta2) * (lax.square(grad) - v)
+    rate = _adam_rate(lr, beta1_power, beta2_power)
+    m, v = _moving(m, grad, beta1), _moving(v, lax.square(grad), beta2)
     mean = (1 - beta1) * grad + beta1 * m if use_nesterov else m
     return var - rate * mean / (lax.sqrt(v) + epsilon), m, v
+
+
+def _adam_rate(lr: Array, beta1_power: Array, beta2_power: Array) -> Array:
+    """The learning rate, corrected for moments that began at zero."""
+    return lr * lax.sqrt(1 - beta2_power) / (1 - beta1_power)
+
+
+def _moving(mean: Array, x: Array, decay: Array) -> Array:
+    """An exponential moving average, after `x`."""
+    return mean + (1 - decay) * (x - mean)
 
 
 def adam_with_amsgrad(
@@ -72,9 +81,8 @@ def adam_with_amsgrad(
     epsilon: Array,
 ) -> Slots:
     var, m, v, v_hat = slots
-    rate = lr * lax.sqrt(1 - beta2_power) / (1 - beta1_power)
-    m = m + (1 - beta1) * (grad - m)
-    v = v + (1 - beta2) * (lax.square(grad) - v)
+    rate = _adam_rate(lr, beta1_power, beta2_power)
+    m, v = _moving(m, grad, beta1), _moving(v, lax.square(grad), beta2)
     v_hat = jnp.maximum(v_hat, v)
     return var - rate * m / (lax.sqrt(v_hat) + epsilon), m, v, v_hat
 
@@ -89,7 +97,7 @@ def ada_max(
     epsilon: Array,
 ) -> Slots:
     var, m, v = slots
-    m = m + (1 - beta1) * (grad - m)
+    m = _moving(m, grad, beta1)
     v = jnp.maximum(beta2 * v, lax.abs(grad))
     return var - lr / (1 - beta1_power) * m / (v + epsilon), m, v
 
@@ -134,7 +142,7 @@ def rms_prop(
     slots: Slots, grad: Array, lr: Array, rho: Array, momentum: Array, epsilon: Array
 ) -> Slots:
     var, ms, mom = slots
-    ms = ms + (1 - rho) * (lax.square(grad) - ms)
+    ms = _moving(ms, lax.square(grad), rho)
     mom = momentum * mom + lr * grad * lax.rsqrt(ms + epsilon)
     return var - mom, ms, mom
 
@@ -143,8 +151,7 @@ def centered_rms_prop(
     slots: Slots, grad: Array, lr: Array, rho: Array, momentum: Array, epsilon: Array
 ) -> Slots:
     var, mg, ms, mom = slots
-    ms = ms + (1 - rho) * (lax.square(grad) - ms)
-    mg = mg + (1 - rho) * (grad - mg)
+    ms, mg = _moving(ms, lax.square(grad), rho), _moving(mg, grad, rho)
     mom = momentum * mom + lr * grad * lax.rsqrt(ms - lax.square(mg) + epsilon)
     return var - mom, mg, ms, mom
 
