@@ -6,7 +6,6 @@ tests.tf.ops.table` prints which ops have a rule, and the exceptions.
 
 from __future__ import annotations
 
-import functools
 import zlib
 from collections.abc import Sequence
 
@@ -38,21 +37,13 @@ def _differs(one: Drawn) -> bool:
     return bool(keys & set(DIFFERENCES.get(one.op, {})))
 
 
-# Their other kernel, which runs where oneDNN does not, rounds the other way.
+# TensorFlow has two kernels, which round differently; which one runs varies between processes.
 _ROUNDED = ("QuantizedAvgPool",)
-
-
-@functools.cache
-def _has_onednn() -> bool:
-    """Whether TensorFlow uses oneDNN on this machine."""
-    one = first_case(next(iter(ONEDNN)), MORE)
-    assert one is not None
-    return compare([one])[0].absent is None
 
 
 def _compared(cases: Sequence[Drawn], *, slopes: bool = False) -> set[str]:
     """The ops of cases of which one at least runs in TensorFlow; fails where one is wrong."""
-    chosen = [c for c in cases if not _differs(c) and (c.op not in _ROUNDED or _has_onednn())]
+    chosen = [c for c in cases if not _differs(c) and c.op not in _ROUNDED]
     outcomes = compare(chosen, slopes=slopes)
     wrong = [text for outcome in outcomes for text in outcome.wrong]
     assert not wrong, "\n".join(wrong)
