@@ -55,7 +55,7 @@ def _merged(jaxpr: Jaxpr) -> Jaxpr:
     for eqn in jaxpr.eqns:
         eqn = eqn.replace(invars=[renamed(a) for a in eqn.invars])
         if eqn.primitive.name == "while":
-            eqn = _in_one_order(_with_one_counter(eqn, names))
+            eqn = _in_one_order(_with_one_counter(_with_constants_once(eqn), names))
         first = known.setdefault(equal_key(eqn), eqn)
         if first is eqn:
             eqns.append(eqn)
@@ -66,23 +66,49 @@ def _merged(jaxpr: Jaxpr) -> Jaxpr:
 
 def equal_key(eqn: Eqn) -> Hashable:
     """A key shared by equal equations; unique for an equation that may not be merged."""
+    operation = operation_key(eqn)
+    return id(eqn) if operation is None else (operation, tuple(map(atom_key, eqn.invars)))
+
+
+def operation_key(eqn: Eqn) -> Hashable | None:
+    """A key of what an equation does with its operands; `None` if it may do more or other."""
     if eqn.effects or eqn.primitive is custom_call_p or holds_jaxprs(eqn):
-        return id(eqn)
+        return None
     params = tuple(sorted(eqn.params.items(), key=lambda item: item[0]))
     try:
         hash(params)
     except TypeError:
-        return id(eqn)
+        return None
     # Equal parameters may differ in type, as 1 and True do.
-    kinds = tuple(type(value) for _, value in params)
-    return eqn.primitive, params, kinds, tuple(map(_atom_key, eqn.invars))
+    return eqn.primitive, params, tuple(type(value) for _, value in params)
 
 
-def _atom_key(atom: Atom) -> Hashable:
+def atom_key(atom: Atom) -> Hashable:
+    """A key of a variable, or of the value and type of a literal."""
     if not isinstance(atom, Literal):
         return atom
     value = np.asarray(atom.val)
     return value.dtype, value.shape, value.tobytes()
+
+
+def _with_constants_once(eqn: Eqn) -> Eqn:
+    """Read a value that a `while` is given several times as a constant through the first of them.
+
+    The others are not used then, and `canonicalize` removes them.
+    """
+
+    def once(program: AnyJaxpr, constants: Sequence[Atom]) -> AnyJaxpr:
+        jaxpr = open_jaxpr(program)
+        firsts: dict[Hashable, Var] = {}
+        pairs = zip(jaxpr.invars, constants, strict=False)
+        names = {
+            v: first for v, a in pairs if (first := firsts.setdefault(atom_key(a), v)) is not v
+        }
+        return close_like(program, rename(jaxpr, names)) if names else program
+
+    parts = WhileParts.of(eqn)
+    cond, body = once(parts.cond, parts.cond_consts), once(parts.body, parts.body_consts)
+    return dataclasses.replace(parts, cond=cond, body=body).put_into(eqn)
 
 
 def _with_one_counter(eqn: Eqn, names: dict[Var, Atom]) -> Eqn:
@@ -100,7 +126,7 @@ def _with_one_counter(eqn: Eqn, names: dict[Var, Atom]) -> Eqn:
         step = None if isinstance(out, Literal) else producers.get(out)
         if step is not None and step.primitive.name == "add" and step.invars[0] is variable:
             by = step.invars[1]
-            first = firsts.setdefault((_atom_key(parts.init[i]), _atom_key(by)), i)
+            first = firsts.setdefault((atom_key(parts.init[i]), atom_key(by)), i)
             if first != i and isinstance(by, Literal):
                 others[i] = first
     if not others:
@@ -124,7 +150,7 @@ def _in_one_order(eqn: Eqn) -> Eqn:
     parts = WhileParts.of(eqn)
     body = open_jaxpr(parts.body)
     kinds = [
-        hash((str(v.aval), _atom_key(start) if isinstance(start, Literal) else None))
+        hash((str(v.aval), atom_key(start) if isinstance(start, Literal) else None))
         for v, start in zip(parts.carried, parts.init, strict=True)
     ]
     for _ in range(2):  # the second round also uses the keys of the carries that the body reads
@@ -132,7 +158,7 @@ def _in_one_order(eqn: Eqn) -> Eqn:
         codes |= zip(parts.carried, kinds, strict=True)
 
         def code(atom: Atom, codes: dict[Atom, int] = codes) -> int:
-            return hash(_atom_key(atom)) if isinstance(atom, Literal) else codes.get(atom, 0)
+            return hash(atom_key(atom)) if isinstance(atom, Literal) else codes.get(atom, 0)
 
         for step in body.eqns:
             key = step.primitive.name, *map(code, step.invars)
