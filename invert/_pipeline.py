@@ -20,6 +20,7 @@ from invert._opaque import platform_of
 from invert._private.jax import open_jaxpr
 from invert._report import Report
 from invert._verify import certify
+from invert.gradients.cache import without_rules
 from invert.gradients.settle import GradientResolver, plain
 from invert.ir import hints, jaxprs, meshes
 from invert.ir.composite import renewed
@@ -159,7 +160,9 @@ def _certify(
         return Certificate("unverified", reason, assumes=assumes)
     by_signature = any(jaxprs.is_wide(v) for v in (*raw.invars, *raw.outvars))
     x64 = x64 and by_signature
-    certificate = certify(raw, jaxpr, constants, platform=platform, x64=x64)
+    # Derivative rules and `stop_gradient` leave no trace.
+    one, two = (without_rules(plain(p)) for p in (raw, jaxpr))
+    certificate = certify(one, two, constants, platform=platform, x64=x64)
     return dataclasses.replace(certificate, assumes=assumes or certificate.assumes)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import invert
-from invert import _pipeline
+from invert import _verify
 from invert.frontends.graph_entry import unique
 from invert.ir import jaxprs
 from invert.patterns import STAGES
@@ -36,11 +36,13 @@ def counted(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> list[Any]
 def test_program_that_no_pattern_changes_is_not_lowered_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    lowered = counted(monkeypatch, _pipeline, "certify")
+    lowered = counted(monkeypatch, _verify, "lower_alike")
+    whole = counted(monkeypatch, _verify, "_again")
     plain = jax.export.export(jax.jit(lambda x: jnp.sin(x) * x))(np.ones(3, np.float32))
     assert str(invert.from_exported(plain).report.certificate) == "exact" and not lowered
     changed = jax.export.export(jax.jit(jnp.cumsum))(np.ones(3, np.float32))
     assert str(invert.from_exported(changed).report.certificate) == "exact" and len(lowered) == 1
+    assert not whole  # equation by equation
 
 
 def test_bytes_of_constants_are_read_only_where_one_is_not_itself(

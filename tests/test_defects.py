@@ -61,8 +61,8 @@ def _module() -> invert.Module:
 
 
 def test_a_bug_while_lowering_again_is_not_a_certificate(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(invert._verify, "eval_closed", _takes_nothing)
-    with pytest.raises(DefectError, match=r"TypeError in invert\._verify, line"):
+    monkeypatch.setattr(expansion, "eval_closed", _takes_nothing)
+    with pytest.raises(DefectError, match=r"TypeError in invert\.ir\.interpret, line"):
         _module()
 
 

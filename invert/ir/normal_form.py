@@ -55,7 +55,7 @@ def _merged(jaxpr: Jaxpr) -> Jaxpr:
     for eqn in jaxpr.eqns:
         eqn = eqn.replace(invars=[renamed(a) for a in eqn.invars])
         if eqn.primitive.name == "while":
-            eqn = _in_one_order(_with_one_counter(_with_constants_once(eqn), names))
+            eqn = _in_one_order(_with_one_counter(eqn, names))
         first = known.setdefault(equal_key(eqn), eqn)
         if first is eqn:
             eqns.append(eqn)
@@ -89,26 +89,6 @@ def atom_key(atom: Atom) -> Hashable:
         return atom
     value = np.asarray(atom.val)
     return value.dtype, value.shape, value.tobytes()
-
-
-def _with_constants_once(eqn: Eqn) -> Eqn:
-    """Read a value that a `while` is given several times as a constant through the first of them.
-
-    The others are not used then, and `canonicalize` removes them.
-    """
-
-    def once(program: AnyJaxpr, constants: Sequence[Atom]) -> AnyJaxpr:
-        jaxpr = open_jaxpr(program)
-        firsts: dict[Hashable, Var] = {}
-        pairs = zip(jaxpr.invars, constants, strict=False)
-        names = {
-            v: first for v, a in pairs if (first := firsts.setdefault(atom_key(a), v)) is not v
-        }
-        return close_like(program, rename(jaxpr, names)) if names else program
-
-    parts = WhileParts.of(eqn)
-    cond, body = once(parts.cond, parts.cond_consts), once(parts.body, parts.body_consts)
-    return dataclasses.replace(parts, cond=cond, body=body).put_into(eqn)
 
 
 def _with_one_counter(eqn: Eqn, names: dict[Var, Atom]) -> Eqn:
