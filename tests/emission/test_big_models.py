@@ -62,6 +62,7 @@ MODELS = {
 
 
 @pytest.mark.slow
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("name", MODELS)
 def test_a_saved_image_model_runs_without_invert_and_tensorflow(name: str, tmp_path) -> None:
     import keras
