@@ -53,23 +53,29 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("cases")
-    group.addoption("--every-case", action="store_true", help="no draw in tests marked `drawn`")
+    group.addoption("--every-case", action="store_true", help="no draw among slow cases")
     group.addoption("--draw-seed", type=int, default=0, help="seed of the draws, 0 by default")
     group.addoption("--budget", type=float, help="seconds after which no further test begins")
 
 
+# Of the slow cases of a test, as many run by default; `drawn(n)` is for those whose cases take a
+# second or a minute.
+DRAWN = 4
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of the slow cases of a test marked `drawn(n)` that were asked for, `n` stay."""
+    """Of the slow cases of each test that were asked for, `DRAWN` or those of its mark stay."""
     if config.getoption("every_case"):
         return
-    cases: dict[tuple[str, int], list[pytest.Item]] = defaultdict(list)
+    cases: dict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
-        mark = item.get_closest_marker("drawn")
-        if mark is not None and item.get_closest_marker("slow") is not None:
-            cases[item.nodeid.partition("[")[0], mark.args[0]].append(item)
+        if item.get_closest_marker("slow") is not None:
+            cases[item.nodeid.partition("[")[0]].append(item)
     left_out: set[pytest.Item] = set()
-    for (test, size), found in cases.items():
+    for test, found in cases.items():
+        mark = found[0].get_closest_marker("drawn")
+        size = DRAWN if mark is None else mark.args[0]
         # By name, so that the draw does not depend on the order of collection.
         found = sorted(found, key=lambda item: item.nodeid)
         draw = random.Random(f"{config.getoption('draw_seed')} {test}")

@@ -29,9 +29,11 @@ def normal_form(closed: J) -> J:
 
     A TensorFlow graph does not determine which equations form a function. A `scan` reads once an
     array that the graph may read twice per step, has a counter even if its body counts too, and
-    carries its states before the arrays that it fills. Custom calls stay unchanged.
+    carries its states before the arrays that it fills. Loops and branches take once a value
+    that the calls around them took as two arguments. Custom calls stay unchanged.
     """
     closed = jaxprs.map_jaxprs(closed, _opened)
+    closed = close_like(closed, _with_each_operand_once(open_jaxpr(closed)))
     return jaxprs.canonicalize(jaxprs.map_jaxprs(closed, _merged))
 
 
@@ -41,6 +43,66 @@ def _opened(jaxpr: Jaxpr) -> Jaxpr:
     inlined = inline_calls(jaxpr)
     # Arrays held by the calls would become constants of an inner jaxpr, which has none.
     return jaxpr if consts_of(inlined) else open_jaxpr(inlined)
+
+
+# Parameters of a `jit` that have an entry for each operand.
+_OF_OPERANDS = ("donated_invars", "in_shardings", "in_layouts")
+
+
+def _with_each_operand_once(jaxpr: Jaxpr) -> Jaxpr:
+    """Merge equal constants of loops and equal operands of branches and calls, outer ones first."""
+    eqns = []
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name == "while":
+            loop = WhileParts.of(eqn)
+            cond, cond_consts = _given_once(loop.cond, loop.cond_consts)
+            body, body_consts = _given_once(loop.body, loop.body_consts)
+            if cond is not loop.cond or body is not loop.body:
+                parts = WhileParts(
+                    cond,
+                    body,
+                    [loop.cond_consts[i] for i in cond_consts],
+                    [loop.body_consts[i] for i in body_consts],
+                    loop.init,
+                )
+                eqn = parts.put_into(eqn)
+        elif eqn.primitive.name == "cond":
+            index, *operands = eqn.invars
+            given = [_given_once(branch, operands) for branch in eqn.params["branches"]]
+            branches = tuple(branch for branch, _ in given)
+            if branches != eqn.params["branches"]:
+                params = {**eqn.params, "branches": branches}
+                eqn = eqn.replace(
+                    invars=[index, *(operands[i] for i in given[0][1])], params=params
+                )
+        elif eqn.primitive.name == "jit":  # one that `_opened` left
+            called, kept = _given_once(eqn.params["jaxpr"], eqn.invars)
+            if called is not eqn.params["jaxpr"]:
+                params = {n: tuple(eqn.params[n][i] for i in kept) for n in _OF_OPERANDS}
+                params = {**eqn.params, **params, "jaxpr": called}
+                eqn = eqn.replace(invars=[eqn.invars[i] for i in kept], params=params)
+        eqns.append(eqn)
+    return jaxpr if eqns == list(jaxpr.eqns) else jaxpr.replace(eqns=eqns)
+
+
+def _given_once(program: J, operands: Sequence[Atom]) -> tuple[J, list[int]]:
+    """A program without the arguments whose operands it has already; the positions of the others.
+
+    `operands` are those of the leading arguments.
+    """
+    jaxpr = once = open_jaxpr(program)
+    first: dict[Hashable, Var] = {}
+    names: dict[Var, Atom] = {}
+    for variable, operand in zip(jaxpr.invars, operands, strict=False):
+        same = first.setdefault(_atom_key(operand), variable)
+        if same is not variable:
+            names[variable] = same
+    if names:
+        invars = [v for v in jaxpr.invars if v not in names]
+        once = rename(jaxpr, names).replace(invars=invars)
+    once = _with_each_operand_once(once)
+    kept = [i for i, v in enumerate(jaxpr.invars[: len(operands)]) if v not in names]
+    return program if once is jaxpr else close_like(program, once), kept
 
 
 def _merged(jaxpr: Jaxpr) -> Jaxpr:

@@ -14,7 +14,7 @@ from jax.sharding import AbstractMesh
 from jax.typing import DTypeLike
 
 from invert._entry import EntryPoint
-from invert._errors import InvertError, only_refusals, optional_step
+from invert._errors import InvertError, SignatureError, only_refusals, optional_step
 from invert._private.jax import (
     SIZE_ERRORS,
     eval_context,
@@ -96,11 +96,18 @@ class Specialization:
         return meshes.meshes_of(self.jaxpr)
 
     def run(self, *values: Value, on: Mapping[AbstractMesh, AnyMesh] | None = None) -> list[Value]:
-        """Evaluate the program on arrays or tracers; `on` maps its meshes to those to use."""
+        """Evaluate the program on arrays or tracers; `on` maps its meshes to those to use.
+
+        **Raises:** `SignatureError` if a size that it computes with is too large for its integers.
+        """
 
         def evaluate(values: Sequence[Value]) -> list[Value]:
             if not on:
-                return eval_jaxpr(self.jaxpr, values)
+                try:
+                    return eval_jaxpr(self.jaxpr, values)
+                except OverflowError as error:  # only sizes are Python numbers
+                    message = f"the program computes with too large a size: {error}"
+                    raise SignatureError(message) from error
             chosen = on
             return meshes.MeshRetracer(lambda mesh: chosen.get(mesh.abstract_mesh, mesh))(
                 self.jaxpr, values

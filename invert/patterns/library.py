@@ -128,6 +128,8 @@ PATTERNS = (
     _inlined("xlog1py", "jit", jax.scipy.special.xlog1py, arity=2, after="or", holds="log1p"),
     _inlined("logit", "log", jax.scipy.special.logit, after="div", holds="sub"),
     _inlined("log_ndtr", "select_n", jax.scipy.special.log_ndtr, after="gt", holds="erfc"),
+    _inlined("erfcx", "select_n", jax.scipy.special.erfcx, after="gt mul div", holds="erfc"),
+    _inlined("dawsn", "mul", jax.scipy.special.dawsn, after="sign select_n", holds="sign"),
     _inlined("poch", "jit", jax.scipy.special.poch, arity=2, after="eq", holds="lgamma"),
     Pattern("softmax", ("div",), _softmax),
     Pattern("logsumexp", ("add", "sub"), _logsumexp),

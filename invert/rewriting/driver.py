@@ -35,7 +35,7 @@ from invert.ir.avals import type_of
 from invert.ir.graph import Graph, is_var, rounded
 from invert.ir.hints import without_hint
 from invert.ir.loops import CondParts, ScanParts, WhileParts
-from invert.ir.match import Match, Miss, equivalent
+from invert.ir.match import Match, Miss, equivalent, same_value
 from invert.ir.types import AnyJaxpr, Atom, ClosedJaxpr, Eqn, J, Jaxpr, Value, Var
 from invert.rewriting.pattern import (
     Call,
@@ -246,11 +246,14 @@ class Rewriter:
                 if inputs is None or outputs is None or match.needs_itself():
                     match.refused(site.eqn)
                     continue
-                jaxpr = _trace(call)
-                if _no_progress(jaxpr, template):
+                closed = _trace(call)
+                if _no_progress(closed, template):
                     match.refused(site.eqn, "the program holds the replacement already")
                     continue
-                return Replacement(jaxpr, inputs, outputs, match.removed(), site.eqn)
+                if _constants_in(site.graph, closed) is None:
+                    match.refused(site.eqn, _HOLDS_AN_ARRAY)
+                    continue
+                return Replacement(closed, inputs, outputs, match.removed(), site.eqn)
         return None
 
     def _variants(self, calls: Iterable[Call]) -> Iterator[Call]:
@@ -372,6 +375,28 @@ def _structural(pattern: EquationPattern, site: Site) -> Replacement | None:
     return Replacement(closed, eqn.invars, eqn.outvars, frozenset({eqn}), eqn)
 
 
+_HOLDS_AN_ARRAY = "the replacement holds an array constant that the program does not hold here"
+
+
+def _constants_in(graph: Graph, closed: AnyJaxpr) -> list[Atom] | None:
+    """The atoms of a body for the constants that a jaxpr uses.
+
+    A body cannot be given further constants, so arrays have to be those that it reads already;
+    `None` where one is not.
+    """
+    jaxpr, constants = _live(closed)
+    found: list[Atom] = []
+    for v, value in zip(jaxpr.invars, constants, strict=False):
+        if np.ndim(value) == 0:
+            found.append(Literal(np.asarray(value)[()], v.aval))
+            continue
+        same = (a for a, known in graph.consts.items() if same_value(known, value))
+        if (atom := next(same, None)) is None:
+            return None
+        found.append(atom)
+    return found
+
+
 def _no_progress(closed: AnyJaxpr, template: Graph) -> bool:
     """Whether a call lowers to itself, so that it would be rewritten forever."""
     jaxpr = open_jaxpr(closed)
@@ -401,7 +426,7 @@ def _replace_all(graph: Graph, replacements: Sequence[Replacement]) -> Jaxpr:
     made: dict[int, list[Eqn]] = {}
     for r in replacements:
         last = max((graph.index[e] for e in r.removed if e in graph.index), default=-1)
-        made.setdefault(last, []).extend(_splice(r, renamed))
+        made.setdefault(last, []).extend(_splice(r, graph, renamed))
     eqns = made.pop(-1, [])
     for i, e in enumerate(graph.eqns):
         if e not in removed:
@@ -437,14 +462,13 @@ def _live(closed: AnyJaxpr) -> tuple[Jaxpr, list[Value]]:
     return jaxpr, [c for c, u in zip(consts, used, strict=False) if u]
 
 
-def _splice(r: Replacement, renamed: dict[Atom, Atom]) -> list[Eqn]:
+def _splice(r: Replacement, graph: Graph, renamed: dict[Atom, Atom]) -> list[Eqn]:
     """The equations of a replacement, on the program's variables."""
-    inner, constants = _live(r.jaxpr)
-    env: dict[Atom, Atom] = dict(zip(inner.invars[len(constants) :], r.inputs, strict=True))
-    for v, c in zip(inner.invars, constants, strict=False):
-        if np.ndim(c) != 0:
-            raise InvertError("a replacement may not contain an array constant")
-        env[v] = Literal(np.asarray(c)[()], v.aval)
+    inner, _ = _live(r.jaxpr)
+    constants = _constants_in(graph, r.jaxpr)
+    if constants is None:
+        raise InvertError(_HOLDS_AN_ARRAY)
+    env: dict[Atom, Atom] = dict(zip(inner.invars, [*constants, *r.inputs], strict=True))
     for v, out in zip(inner.outvars, r.outputs, strict=True):
         if out is None or not is_var(out):
             continue

@@ -14,9 +14,9 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from invert._errors import PatternError, only_refusals
-from invert._private.jax import REFUSALS, Literal, open_jaxpr, trace_closed
-from invert.ir.match import Miss
-from invert.ir.types import Aval, JaxFunction
+from invert._private.jax import REFUSALS, Literal, consts_of, open_jaxpr, trace_closed
+from invert.ir.match import Miss, same_value
+from invert.ir.types import AnyJaxpr, Aval, JaxFunction, Value
 from invert.rewriting.outline import outline, parameters_differ, shaped
 from invert.rewriting.pattern import Call, Site, kept_by_call
 from invert.rewriting.templates import traced_call
@@ -279,6 +279,17 @@ def problems(short: Short) -> Iterator[str]:
                 f"and `after` gives {', '.join(theirs)}"
             )
             return
+        held = _arrays(one)
+        if new := [a for a in _arrays(two) if not any(same_value(a, b) for b in held)]:
+            yield (
+                f"`after` holds an array, {_short(new[0])}, that `before` does not, and that no "
+                "equation of a program can hold: make it an operand of both, or compute it, "
+                "as with jnp.arange; or wrap `after` in `jax.jit`"
+            )
+
+
+def _arrays(closed: AnyJaxpr) -> list[Value]:
+    return [c for c in consts_of(closed) if np.ndim(c)]
 
 
 def _short(aval: Aval) -> str:

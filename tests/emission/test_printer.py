@@ -65,7 +65,7 @@ def _marks(name: str) -> list[pytest.MarkDecorator]:
 
 # As the original has it.
 @pytest.mark.filterwarnings("ignore:Casting complex values to real")
-@pytest.mark.drawn(400)
+@pytest.mark.drawn(160)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=_marks(name), id=name) for name in sorted(harnesses())]
 )

@@ -52,15 +52,15 @@ def test_damaged_modules_of_open_sizes() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", range(10))
+@pytest.mark.parametrize("part", range(50))
 def test_a_thousand_damaged_modules_of_open_sizes(part: int) -> None:
-    sweep(2, 100 * part, 100 * (part + 1), '["open"]')
+    sweep(2, 20 * part, 20 * (part + 1), '["open"]')
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", range(20))
+@pytest.mark.parametrize("part", range(100))
 def test_ten_thousand_damaged_files(part: int) -> None:
-    sweep(2, 500 * part, 500 * (part + 1))
+    sweep(2, 100 * part, 100 * (part + 1))
 
 
 # --- Names ----------------------------------------------------------------------------------------

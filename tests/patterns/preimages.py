@@ -236,6 +236,8 @@ PREIMAGES: dict[str, Preimage] = {
     "xlog1py": _of(special.xlog1py, V, V),
     "logit": _of(special.logit, V),
     "log_ndtr": _of(special.log_ndtr, V),
+    "erfcx": _of(special.erfcx, V),
+    "dawsn": _of(special.dawsn, V),
     "poch": _of(special.poch, V, V),
     "softmax": _of(jax.nn.softmax, X),
     "logsumexp": _of(jax.nn.logsumexp, X),

@@ -30,6 +30,8 @@ FUNCTIONS = {
     "i0": jnp.i0,
     "log1mexp": nn.log1mexp,
     "entr": jax.scipy.special.entr,
+    "erfcx": jax.scipy.special.erfcx,
+    "dawsn": jax.scipy.special.dawsn,
     "frexp": lambda x: jnp.multiply(*jnp.frexp(x)),
     "frexp, mantissa": lambda x: jnp.frexp(x)[0],
     "xlogy": lambda x: jax.scipy.special.xlogy(x, jnp.abs(x)),

@@ -261,6 +261,19 @@ def test_random_programs(tree: Tree) -> None:
     check(tree)
 
 
+@pytest.mark.parametrize(
+    "tree",
+    [
+        ("fori", ("cond", ("fori", "gather_clip"), "gather_clip")),
+        ("while", ("fori", ("then", "gather_fill", "gather_fill"))),
+    ],
+    ids=["and branches", "alone"],
+)
+def test_loops_that_read_a_constant_twice(tree: Tree) -> None:
+    """Their calls have an argument for each, which lowering the loops merges."""
+    check(tree)
+
+
 @pytest.mark.slow
 @hypothesis.given(st.one_of(nested, loops))
 @hypothesis.settings(max_examples=200, deadline=None, derandomize=True, phases=PHASES)

@@ -290,6 +290,12 @@ WRONG: dict[str, tuple[Callable[..., Any], Callable[..., Any], dict[str, Any], s
     "example": (jnp.sin, jnp.cos, {"example": (X, X)}, "1 operands, `example` 2"),
     "untraced": (lambda x: jnp.sin(x.reshape(5, 7)), jnp.sin, {}, "give types at which it does"),
     "endless": (jnp.sin, _endless, {}, "rewritten forever"),
+    "a new array": (
+        jnp.sin,
+        lambda x: jnp.cos(x) * V,
+        {"example": (X,)},
+        r"holds an array, float32\[4\]",
+    ),
     "commuted for ever": (lambda x, y: x * y, lambda x, y: y * x, {}, "rewritten forever"),
 }
 
@@ -299,6 +305,26 @@ def test_what_is_not_a_pattern_is_an_error_at_once(name: str) -> None:
     before, after, options, message = WRONG[name]
     with pytest.raises(invert.PatternError, match=message):
         invert.pattern(before, after, **{"name": "wrong", **options})
+
+
+def test_an_array_that_before_holds_too_stays_a_constant() -> None:
+    def before(x: Any) -> Any:
+        return jnp.tanh(x) * V
+
+    def after(x: Any) -> Any:
+        return V * jnp.sinh(x) / jnp.cosh(x)
+
+    def function(x: Any) -> Any:
+        return before(lax.fori_loop(0, 3, lambda i, y: before(y), x))
+
+    pattern = invert.pattern(before, after, name="own", example=(X,))
+    exported = jax.export.export(jax.jit(function))(X)
+    module = invert.from_exported(exported, config=invert.Config(extra_patterns=(pattern,)))
+    assert module.report.rewrites["own"] == 2
+    np.testing.assert_allclose(module(X), function(X), rtol=1e-5)
+    other = jax.export.export(jax.jit(lambda x: jnp.tanh(x) * (V + 1)))(X)
+    module = invert.from_exported(other, config=invert.Config(extra_patterns=(pattern,)))
+    assert "own" not in module.report.rewrites
 
 
 def test_an_example_says_what_before_takes() -> None:

@@ -21,6 +21,8 @@ MANY = (
     (8, 8, 8), (9, 6, 2), (10, 7, 3), (12, 16, 4), (15, 17, 5), (17, 12, 6), (20, 33, 2),
     (24, 11, 3), (31, 14, 4), (32, 63, 2), (65, 64, 3), (100, 20, 2),
 )  # fmt: skip
+# Each size is compiled for each form of a program, which takes minutes for all of them.
+PARTS = 4
 
 
 def random_arrays(shapes: Sequence[tuple[Sequence[int], Any]], seed: int) -> list[np.ndarray]:

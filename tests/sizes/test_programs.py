@@ -12,7 +12,7 @@ import pytest
 from jax import Array
 
 import invert
-from tests.sizes.checks import FEW, MANY, assert_same, forms, gradient, often, random_arrays
+from tests.sizes.checks import FEW, MANY, PARTS, assert_same, forms, gradient, often, random_arrays
 from tests.sizes.jax_programs import PROGRAMS
 
 
@@ -84,9 +84,10 @@ def test_program(name: str):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_program_at_many_sizes(name: str, tmp_path: Path):
-    _check(name, MANY, tmp_path)
+def test_program_at_many_sizes(name: str, part: int, tmp_path: Path):
+    _check(name, MANY[part::PARTS], tmp_path)
 
 
 def test_a_new_size_recovers_nothing():

@@ -13,7 +13,7 @@ from jax.experimental import jax2tf
 
 import invert
 from tests.sizes import jax_programs
-from tests.sizes.checks import FEW, MANY, assert_same, forms, gradient, often, random_arrays
+from tests.sizes.checks import FEW, MANY, PARTS, assert_same, forms, gradient, often, random_arrays
 from tests.sizes.tensorflow_programs import PROGRAMS
 
 # JAX exports Fourier transforms of open length for no platform but the CPU alone.
@@ -79,9 +79,10 @@ def test_program(name: str):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_program_at_many_sizes(name: str, tmp_path: Path):
-    _check(name, MANY, tmp_path)
+def test_program_at_many_sizes(name: str, part: int, tmp_path: Path):
+    _check(name, MANY[part::PARTS], tmp_path)
 
 
 _POLYMORPHIC = [

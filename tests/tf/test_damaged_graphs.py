@@ -28,7 +28,9 @@ def _converted(source: Source, graph: object) -> invert.Module | None:
         return None
 
 
-def _values(source: Source, graph: object, results: list[np.ndarray]) -> list[np.ndarray] | None:
+def _values(
+    source: Source, graph: object, results: list[jax.ShapeDtypeStruct]
+) -> list[np.ndarray] | None:
     """TensorFlow's results, computed in a child process; `None` where it gives none."""
     whole = v1.GraphDef()
     whole.CopyFrom(graph)
@@ -64,20 +66,23 @@ def test_damaged_bytes():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", range(10))
-def test_damaged_structure_against_tensorflow(part):
+@pytest.mark.parametrize("part", range(30))
+def test_damaged_structure_against_tensorflow(part, monkeypatch):
+    monkeypatch.setattr(kernels_in_child, "_SECONDS", 10.0)
     compared = 0
-    for n in range(300 * part, 300 * part + 300):
+    for n in range(100 * part, 100 * part + 100):
         source, graph = mutant(1, n)
         if (module := _converted(source, graph)) is None:
             continue
-        got = [np.asarray(x) for x in jax.tree_util.tree_leaves(module(*source.values))]
-        if (want := _values(source, graph, got)) is None:
+        # First, since only the child is stopped at a loop that never ends or an array too large.
+        results = jax.tree_util.tree_leaves(jax.eval_shape(module, *source.values))
+        if (want := _values(source, graph, results)) is None:
             continue
+        got = [np.asarray(x) for x in jax.tree_util.tree_leaves(module(*source.values))]
         compared += 1
         for g, w in zip(got, want, strict=True):
             np.testing.assert_allclose(g, w, rtol=2e-5, atol=1e-5, err_msg=f"mutant {n}")
-    assert compared > 5
+    assert compared > 1
 
 
 # -- one damage each, and what the error says

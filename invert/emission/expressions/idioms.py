@@ -16,7 +16,7 @@ import numpy as np
 from jax import lax
 
 from invert._errors import optional_step
-from invert.emission.expressions import helpers, indexing, literals
+from invert.emission.expressions import helpers, indexing, library, literals
 from invert.emission.expressions.products import dot_options, relettered, subscripts
 from invert.emission.expressions.spelling import axis_of
 from invert.emission.expressions.writer import Writer
@@ -148,12 +148,13 @@ def _gelu(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
                 pending.extend(inner.invars)
     factors = [_producer(graph, a, "mul") for a in eqn.invars]
     operands = [*eqn.invars, *(a for f in factors if f is not None for a in f.invars)]
+    name = library.noun("gelu")
     for x in dict.fromkeys(a for a in operands if is_var(a)):
         if "tanh" in names:
-            yield Proposal(call("jax.nn.gelu", _x()), (x,), "gelu", True)
+            yield Proposal(call("jax.nn.gelu", _x()), (x,), name, True)
         if names & {"erf", "erfc"}:
             keywords = {"approximate": number(False)}
-            yield Proposal(call("jax.nn.gelu", _x(), **keywords), (x,), "gelu", True)
+            yield Proposal(call("jax.nn.gelu", _x(), **keywords), (x,), name, True)
 
 
 def _einsum(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:

@@ -21,6 +21,7 @@ from invert.tf.control.branch_types import (
     flatten,
     form_of,
     join,
+    truth,
 )
 from invert.tf.control.gradient_arrays import gradient_arrays
 from invert.tf.control.while_loop import while_loop
@@ -116,19 +117,6 @@ def _common(node: Node, index: int, values: Sequence[Value]) -> Form:
             remedy = "Arrays of a JAX program have one shape; let the branches agree on it."
             raise refuse(node, f"result {index} {error}", remedy) from error
     return form
-
-
-def truth(value: Value) -> Array:
-    """The condition of an `If`: static, or a scalar of type bool.
-
-    Numbers are true unless zero, other arrays unless empty
-    (tensorflow/core/kernels/functional_ops.cc, `ToBool`, TensorFlow 2.21).
-    """
-    if np.ndim(value):
-        return np.asarray(0 not in np.shape(value))
-    if isinstance(value, np.ndarray):
-        return np.asarray(bool(value))
-    return value if value.dtype == np.bool_ else lax.ne(value, np.zeros((), value.dtype))
 
 
 @rule("If", "StatelessIf", "XlaIf", chooses=True, ignores=("output_shapes",))

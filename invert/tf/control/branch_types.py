@@ -97,6 +97,19 @@ def is_known(value: Value) -> bool:
     return value is None or isinstance(value, np.ndarray | Resource | bool | int | float)
 
 
+def truth(value: Value) -> Value:
+    """A condition, as of an `If` or a `While`: static, or a scalar of type bool.
+
+    Numbers are true unless zero, other arrays unless empty
+    (tensorflow/core/kernels/functional_ops.cc, `ToBool`, TensorFlow 2.21).
+    """
+    if np.ndim(value):
+        return np.asarray(0 not in np.shape(value))
+    if isinstance(value, np.ndarray):
+        return np.asarray(bool(value))
+    return value if value.dtype == np.bool_ else lax.ne(value, np.zeros((), value.dtype))
+
+
 def flatten(values: Sequence[Value]) -> tuple[list[Any], Callable[[Sequence[Value]], list[Value]]]:
     """The JAX values in `values`, and the function that rebuilds them from others."""
     # A size known only at run time is traced, and must not leave the trace as a static value.

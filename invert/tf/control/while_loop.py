@@ -31,6 +31,7 @@ from invert.tf.control.branch_types import (
     form_of,
     join,
     key_of,
+    truth,
     type_of,
 )
 from invert.tf.control.gradient_arrays import gradient_arrays
@@ -105,7 +106,7 @@ def _unrolled(
     child = ctx.on(dict(ctx.state))
     current = list(values)
     for _ in range(_MAX_UNROLLED):
-        (more,) = child.call(condition, current)
+        (more,) = map(truth, child.call(condition, current))
         if not isinstance(more, np.ndarray):
             return None
         if not more:
@@ -321,8 +322,7 @@ class _Loop:
     def _test(self) -> TracedBranch:
         def test(*leaves: Value) -> list[Value]:
             ctx, values = self._inside(leaves)
-            (more,) = ctx.call(self.condition, values)
-            return [more]
+            return list(map(truth, ctx.call(self.condition, values)))
 
         return TracedBranch(test, [type_of(x) for x in self.leaves])
 

@@ -69,6 +69,7 @@ def test_values_and_gradients_of_some(name: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.drawn(24)
 @pytest.mark.parametrize(("name", "start"), _groups(_TOGETHER))
 def test_calls(name: str, start: int) -> None:
     suite = SUITES[name]

@@ -82,6 +82,7 @@ def test_random_equations(seed: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.drawn(12)
 @pytest.mark.parametrize("seed", range(4, 204))
 def test_more_random_equations(seed: int) -> None:
     _check(seed, _DTYPES[seed % len(_DTYPES)])

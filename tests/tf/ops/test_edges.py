@@ -31,6 +31,7 @@ def test_each_op_has_a_rule() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.drawn(12)
 @pytest.mark.parametrize("op", OPS)
 def test_all_dtypes(op: str) -> None:
     wrong, needed = check_edges(edge_cases(op))
