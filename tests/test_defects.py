@@ -20,7 +20,7 @@ from invert._errors import DefectError, only_refusals
 from invert.emission.expressions import proof
 from invert.ir import meshes
 from invert.ir.types import Value
-from invert.rewriting import templates
+from invert.rewriting import expansion, templates
 
 
 def _takes_nothing() -> None:
@@ -62,7 +62,7 @@ def _module() -> invert.Module:
 
 def test_a_bug_while_lowering_again_is_not_a_certificate(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(expansion, "eval_closed", _takes_nothing)
-    with pytest.raises(DefectError, match=r"TypeError in invert\.ir\.interpret, line"):
+    with pytest.raises(DefectError, match=r"TypeError in invert\.rewriting\.expansion, line"):
         _module()
 
 

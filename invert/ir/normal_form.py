@@ -94,7 +94,7 @@ def _given_once(program: J, operands: Sequence[Atom]) -> tuple[J, list[int]]:
     first: dict[Hashable, Var] = {}
     names: dict[Var, Atom] = {}
     for variable, operand in zip(jaxpr.invars, operands, strict=False):
-        same = first.setdefault(_atom_key(operand), variable)
+        same = first.setdefault(atom_key(operand), variable)
         if same is not variable:
             names[variable] = same
     if names:
