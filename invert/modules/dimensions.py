@@ -173,9 +173,10 @@ def scope_of(constraints: Sequence[Constraint]) -> jax.export.SymbolicScope:
     """The scope with those constraints that JAX can represent."""
     kept: tuple[str, ...] = ()
     names = sorted({d for c in constraints for d in c.dimensions})
-    for text in filter(None, (c.text() for c in constraints)):
-        # An equality replaces a dimension, but not in what was stated before it: JAX's comparisons
-        # then recur without end (jax/_src/export/shape_poly_decision.py, jax 0.10.2).
+    # An equality replaces a dimension, but not in what was stated before it: JAX's comparisons then
+    # recur without end (jax/_src/export/shape_poly_decision.py, jax 0.10.2).
+    equalities_first = sorted(constraints, key=lambda c: c.relation != "eq")
+    for text in filter(None, (c.text() for c in equalities_first)):
         orders = ((*kept, text), (text, *kept))
         usable = (order for order in orders if _usable(order, tuple(names)))
         kept = next(usable, kept)  # any other is checked when the program runs
