@@ -115,7 +115,7 @@ lean: $(VENV)/.installed-lean
 	@$(BIN)/python -c 'import importlib.util as u, sys; sys.exit(u.find_spec("tensorflow") and "TensorFlow is installed")'
 	$(PYTEST) -m "not slow" $(LEAN)
 
-# JAX's thousands of cases are drawn from: PYTEST_ARGS=--draw-seed=1 draws others, --every-case runs all.
+# Slow cases are drawn: PYTEST_ARGS=--draw-seed=1 draws others, --every-case runs all.
 test-all: $(VENV)/.installed-test-all
 	$(PYTEST) $(PYTEST_ARGS)
 

@@ -173,9 +173,13 @@ def scope_of(constraints: Sequence[Constraint]) -> jax.export.SymbolicScope:
     """The scope with those constraints that JAX can represent."""
     kept: tuple[str, ...] = ()
     names = sorted({d for c in constraints for d in c.dimensions})
-    for text in filter(None, (c.text() for c in constraints)):
-        if _usable((*kept, text), tuple(names)):
-            kept = (*kept, text)  # any other is checked when the program runs
+    # An equality replaces a dimension, but not in what was stated before it: JAX's comparisons then
+    # recur without end (jax/_src/export/shape_poly_decision.py, jax 0.10.2).
+    equalities_first = sorted(constraints, key=lambda c: c.relation != "eq")
+    for text in filter(None, (c.text() for c in equalities_first)):
+        orders = ((*kept, text), (text, *kept))
+        usable = (order for order in orders if _usable(order, tuple(names)))
+        kept = next(usable, kept)  # any other is checked when the program runs
     return scope(kept)
 
 
@@ -192,7 +196,7 @@ def _usable(conditions: tuple[str, ...], names: Sequence[str]) -> bool:
         left = {d for size in sizes.values() for d in dimensions(size)}
         for name in left:
             decided("ge", sizes[name], 2)
-    except (ValueError, NotImplementedError):
+    except (ValueError, NotImplementedError, RecursionError):
         return False
     return all(dimension(sizes[name]) == name for name in left)
 

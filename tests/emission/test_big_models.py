@@ -71,7 +71,7 @@ def lines_of_methods(source: str) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.drawn(2)
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("name", MODELS)
 def test_a_saved_image_model_runs_without_invert_and_tensorflow(name: str, tmp_path) -> None:
     import keras

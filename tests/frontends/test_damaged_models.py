@@ -120,8 +120,9 @@ def test_a_few(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_many(tmp_path: Path) -> None:
-    _check(tmp_path, seed=1, count=1000)
+@pytest.mark.parametrize("seed", range(1, 21))
+def test_many(tmp_path: Path, seed: int) -> None:
+    _check(tmp_path, seed=seed, count=50)
 
 
 if __name__ == "__main__":

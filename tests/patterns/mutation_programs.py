@@ -238,7 +238,6 @@ FAMILIES: dict[str, dict[str, Program]] = {
         "logit": (lambda x: special.logit(jax.nn.sigmoid(x)), (X,)),
         "sinc": (jnp.sinc, (X,)),
         "erfcx": (special.erfcx, (V,)),
-        "dawsn": (special.dawsn, (V,)),
         "log_ndtr": (special.log_ndtr, (V,)),
         "silu_gelu": (lambda x: (jax.nn.silu(x), jax.nn.gelu(x)), (X,)),
         "slogdet": (jnp.linalg.slogdet, (X,)),

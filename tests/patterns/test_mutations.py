@@ -23,6 +23,7 @@ def test_one_mutant_of_each_third_program() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_mutants(family: str) -> None:
     tally = Tally()

@@ -19,6 +19,7 @@ keras: Any = pytest.importorskip("keras")
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.drawn(1),
     # Keras warns about its own arguments.
     pytest.mark.filterwarnings("ignore"),
     pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="Keras runs on JAX"),

@@ -38,6 +38,13 @@ def _list(node: Node, value: Value) -> TensorList:
     return value
 
 
+def _scalar(node: Node, value: Value) -> Value:
+    """A position or a length, whose rank TensorFlow's shape functions leave to the kernels."""
+    if np.ndim(value):
+        raise refuse(node, f"takes an array of shape {list(np.shape(value))} as one number")
+    return value
+
+
 @rule("EmptyTensorList")
 def _empty(element_shape: Value, max_size: Value, *, element_dtype: np.dtype) -> TensorList:
     return lists.empty(_dtype(element_dtype), _element(element_shape, element_dtype))
@@ -93,7 +100,7 @@ def _element_shape(handle: Value, *, node: Node, shape_type: np.dtype) -> np.nda
 
 @rule("TensorListResize")
 def _resize(handle: Value, size: Value, *, node: Node) -> TensorList:
-    return lists.resized(_list(node, handle), size)
+    return lists.resized(_list(node, handle), _scalar(node, size))
 
 
 @rule("TensorListGetItem")
@@ -101,8 +108,10 @@ def _get_item(
     handle: Value, index: Value, element_shape: Value, *, node: Node, element_dtype: np.dtype
 ) -> Value:
     if isinstance(handle, DynamicRagged):
-        return handle.at(node, array(index))
-    return lists.get_item(_list(node, handle), index, _element(element_shape, element_dtype))
+        return handle.at(node, array(_scalar(node, index)))
+    return lists.get_item(
+        _list(node, handle), _scalar(node, index), _element(element_shape, element_dtype)
+    )
 
 
 @rule("TensorListSetItem")
@@ -110,7 +119,7 @@ def _set_item(
     handle: Value, index: Value, item: Value, *, node: Node, resize_if_index_out_of_bounds: bool
 ) -> TensorList:
     resize = resize_if_index_out_of_bounds
-    return lists.set_item(_list(node, handle), index, item, resize=resize)
+    return lists.set_item(_list(node, handle), _scalar(node, index), item, resize=resize)
 
 
 @rule("TensorListStack", ignores=("num_elements",))

@@ -84,7 +84,7 @@ def test_values_alone(op: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.drawn(40)
+@pytest.mark.drawn(24)
 @pytest.mark.nearest
 @pytest.mark.parametrize("op", [*TESTED_OPS, *MORE])
 def test_all_dtypes(op: str) -> None:
@@ -95,7 +95,7 @@ def test_all_dtypes(op: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.drawn(40)
+@pytest.mark.drawn(24)
 @pytest.mark.parametrize("op", TESTED_OPS)
 def test_gradients(op: str) -> None:
     cases = [case(op, i, rc, dtypes_of(op, rc)[0]) for i, rc in enumerate(recipes_of(op, TABLE))]
