@@ -1,7 +1,8 @@
 """Simplifies the output of TensorFlow op rules, without changing any value.
 
-A matrix product of flattened rows becomes a product over the last axes. Duplicate carries and
-conditions of loops are merged.
+A matrix product of flattened rows becomes a product over the last axes. An element of a vector of
+scalars, as TensorFlow packs indices, is the scalar. Duplicate carries and conditions of loops are
+merged.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import numpy as np
 from jax import lax
 
 from invert._private.jax import close_like, dce, open_jaxpr, rename
+from invert.ir.counters import with_counted_places
 from invert.ir.graph import Graph, is_var
 from invert.ir.jaxprs import canonicalize, map_jaxprs
 from invert.ir.loops import WhileParts
@@ -28,9 +30,45 @@ def simplify(closed: J) -> J:
     """Remove reshapes around products, and duplicate loop carries and conditions."""
 
     def one(jaxpr: Jaxpr) -> Jaxpr:
-        return _with_products(_with_single_carries(jaxpr))
+        return _with_products(_with_single_carries(_with_scalars(jaxpr)))
 
-    return map_jaxprs(canonicalize(map_jaxprs(closed, one)), _with_single_tests)
+    simple = map_jaxprs(canonicalize(map_jaxprs(closed, one)), _with_single_tests)
+    return with_counted_places(simple)
+
+
+def _with_scalars(jaxpr: Jaxpr) -> Jaxpr:
+    """Replace elements of vectors that are made of scalars by the scalars."""
+    graph: Graph | None = None
+    names: dict[Var, Atom] = {}
+    for eqn in jaxpr.eqns:
+        if eqn.primitive in (lax.squeeze_p, lax.reshape_p) and len(eqn.invars) == 1:
+            (out,) = eqn.outvars
+            if out.aval.shape or not is_var(eqn.invars[0]):
+                continue
+            graph = graph or Graph(jaxpr)
+            if (scalar := _element(eqn.invars[0], 0, graph)) is not None:
+                names[out] = names.get(scalar, scalar) if is_var(scalar) else scalar
+    return dce(rename(jaxpr, names)) if names else jaxpr
+
+
+def _element(vector: Atom, place: int, graph: Graph) -> Atom | None:
+    """The scalar at a place of a vector, if it is a variable or a number of the program."""
+    eqn = graph.producers.get(vector) if is_var(vector) else None
+    if eqn is None or len(vector.aval.shape) != 1:
+        return None
+    if eqn.primitive in (lax.broadcast_in_dim_p, lax.reshape_p):
+        (x, *_) = eqn.invars
+        return x if not x.aval.shape else None
+    if eqn.primitive is lax.slice_p:
+        (start,), (step,) = eqn.params["start_indices"], eqn.params["strides"] or (1,)
+        return _element(eqn.invars[0], start + place * step, graph)
+    if eqn.primitive is lax.concatenate_p:
+        for part in eqn.invars:
+            (count,) = part.aval.shape
+            if place < count:
+                return _element(part, place, graph)
+            place -= count
+    return None
 
 
 def _with_products(jaxpr: Jaxpr) -> Jaxpr:

@@ -198,7 +198,9 @@ def merged(closed: J, *, within: Callable[[Eqn], Hashable] = lambda eqn: ()) -> 
 
 # Functions of `jax.numpy` that JAX wraps in `jit`. Source may contain their few equations
 # directly.
-_WRAPPERS = frozenset(("_where", "_take", "_flip", "_pad"))
+_WRAPPERS = frozenset(
+    ("_where", "_take", "_flip", "_pad", "dynamic_index_in_dim", "dynamic_update_index_in_dim")
+)
 
 
 def unwrapped(jaxpr: Jaxpr) -> Jaxpr:
@@ -213,11 +215,12 @@ def unwrapped(jaxpr: Jaxpr) -> Jaxpr:
 
     for eqn in jaxpr.eqns:
         operands = renamed(eqn.invars, names)
+        eqn = eqn.replace(invars=operands)
         if _is_number(eqn):
             names[eqn.outvars[0]] = _converted(eqn)
             continue
         if not _is_wrapper(eqn):
-            eqns.append(eqn.replace(invars=operands))
+            eqns.append(eqn)
             continue
         inner = unwrapped(open_jaxpr(eqn.params["jaxpr"]))
         inside: dict[Atom, Atom] = dict(zip(inner.invars, operands, strict=True))
@@ -243,8 +246,18 @@ def _is_wrapper(eqn: Eqn) -> bool:
     return used.isdisjoint(body.constvars)
 
 
+_INDEX_OPS: dict[str, Callable[..., Any]] = {
+    "lt": np.less, "add": np.add, "select_n": lambda case, *cases: cases[int(case)],
+}  # fmt: skip
+
+
 def _is_number(eqn: Eqn) -> bool:
-    """Whether an equation converts a number to another type."""
+    """Whether an equation converts a number to another type, or adjusts a constant index."""
+    if eqn.primitive.name in _INDEX_OPS:
+        return all(
+            isinstance(a, Literal) and not a.aval.shape and a.aval.dtype.kind in "bi"
+            for a in eqn.invars
+        )
     if eqn.primitive is not lax.convert_element_type_p or not isinstance(eqn.invars[0], Literal):
         return False
     return not eqn.invars[0].aval.shape and eqn.params.get("sharding") is None
@@ -252,7 +265,9 @@ def _is_number(eqn: Eqn) -> bool:
 
 def _converted(eqn: Eqn) -> Literal:
     dtype = eqn.outvars[0].aval.dtype
-    number = np.asarray(cast(Literal, eqn.invars[0]).val).astype(dtype)
+    values = [np.asarray(cast(Literal, a).val, a.aval.dtype) for a in eqn.invars]
+    compute = _INDEX_OPS.get(eqn.primitive.name)
+    number = (values[0] if compute is None else np.asarray(compute(*values))).astype(dtype)
     return Literal(number, ShapedArray((), dtype))
 
 

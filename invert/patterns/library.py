@@ -88,8 +88,20 @@ def _softmax(site: Site) -> Iterator[Call]:
     below = _through(site, denominator, *kinds.SHAPING)
     if above is None or below is None or above.primitive.name != "exp":
         return
-    if below.primitive.name == "reduce_sum":
-        yield _of(jax.nn.softmax, site.out, axis=_axis(below, site))
+    if below.primitive.name != "reduce_sum":
+        return
+    axis = _axis(below, site)
+    yield _of(jax.nn.softmax, site.out, axis=axis)
+    centered = site.producer(above.invars[0])
+    moved = None if centered is None else site.producer(centered.invars[0])
+    if moved is not None and moved.primitive.name == "transpose":
+        first, *rest = moved.params["permutation"]
+        if first and rest == sorted(rest):
+            # Under `jax.vmap` the maximum is taken before the mapped axis comes to the front.
+            softmax = functools.partial(jax.nn.softmax, axis=axis)
+            mapped = jax.vmap(softmax, in_axes=first)
+            key = ("library", jax.nn.softmax, axis, first)
+            yield Call(key, mapped, (site.aval(moved.invars[0]),))
 
 
 def _axis(reduce: Any, site: Site) -> Any:

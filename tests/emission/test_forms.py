@@ -80,7 +80,8 @@ def _scaled_otherwise(q: Any, k: Any, v: Any) -> Any:
     ("attend", "call"),
     [
         (_attend(is_causal=True), "dot_product_attention(arg0, arg1, arg2, is_causal=True)"),
-        (_attend(scale=0.7), ""),
+        (_attend(), "dot_product_attention(arg0, arg1, arg2)"),
+        (_attend(scale=0.7), "dot_product_attention(arg0, arg1, arg2, scale=0.7)"),
         (_scaled_otherwise, ""),
     ],
 )
@@ -92,6 +93,37 @@ def test_attention_has_its_name_where_it_is_exactly_that(
     assert ("dot_product_attention(" in source) == bool(call)
     for b, t in ((1, 3), (2, 5)):
         same(module, *(ramp(b, t, 2, 4) * s for s in (1.0, 0.3, 0.5)))
+
+
+def test_attention_takes_a_mask_a_bias_and_groups_of_heads() -> None:
+    def attend(q: Any, k: Any, v: Any, bias: Any, length: Any) -> Any:
+        mask = (jnp.arange(k.shape[1], dtype=jnp.float32) < length[:, None])[:, None, None]
+        return jax.nn.dot_product_attention(q, k, v, bias, mask)
+
+    heads = "b, t, 4, 2", "b, n, 2, 2", "b, n, 2, 2"
+    module, source = written(attend, *heads, "1, 4, t, n", "b")
+    attention = "dot_product_attention(arg0, arg1, arg2, bias=arg3, mask=mask[:, None, None])"
+    assert attention in source, source
+    for b, t, n in ((1, 3, 4), (2, 5, 2)):
+        arrays = [ramp(b, t, 4, 2), ramp(b, n, 2, 2) * 0.3, ramp(b, n, 2, 2), ramp(1, 4, t, n)]
+        same(module, *arrays, ramp(b) + 2)
+
+
+def test_attention_of_a_matrix_product_reads_as_written() -> None:
+    def attend(*args: Any) -> Any:
+        b, t, _ = args[0].shape
+        heads = [x.reshape(b, t, 2, 3).transpose(0, 2, 1, 3) for x in args]
+        scores = heads[0] @ heads[1].transpose(0, 1, 3, 2) * 0.5
+        mask = jnp.tril(jnp.ones((t, t), bool))
+        weights = jax.nn.softmax(jnp.where(mask, scores, -1e9), axis=-1)
+        return (weights @ heads[2]).transpose(0, 2, 1, 3).reshape(b, t, 6)
+
+    module, source = written(attend, *["b, t, 6"] * 3)
+    assert "query @ jnp.swapaxes(key, 2, 3) * 0.5" in source, source
+    assert "jnp.where(mask, scores, -1000000000.0)" in source
+    assert "jnp.swapaxes(weights @ value, 1, 2)" in source
+    for b, t in ((1, 3), (2, 5)):
+        same(module, *(ramp(b, t, 6) * s for s in (1.0, 0.3, 0.5)))
 
 
 def _named(function: Callable[..., Any], params: dict[str, Any], *args: Any) -> tuple[Any, str]:

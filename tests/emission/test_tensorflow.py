@@ -232,3 +232,37 @@ def test_a_causal_mask_of_an_open_length_needs_no_doubles() -> None:
     assert "enable_x64" not in module.source
     for rows in (1, 4):
         assert np.array_equal(module.model(ramp(rows, rows)), masked(tf.constant(ramp(rows, rows))))
+
+
+def test_indices_of_a_hand_written_loop_read_as_written() -> None:
+    @tf.function
+    def knapsack(weights: Any, values: Any) -> Any:
+        def step(i: Any, best: Any) -> Any:
+            room = tf.range(9) - weights[i]
+            taken = tf.gather(best, tf.maximum(room, 0)) + values[i]
+            return i + 1, tf.where(room >= 0, tf.maximum(best, taken), best)
+
+        return tf.while_loop(lambda i, _: i < 4, step, (0, tf.zeros(9)))[1]
+
+    @tf.function
+    def walk(table: Any, start: Any) -> Any:
+        path = tf.TensorArray(tf.int32, 4)
+
+        def step(i: Any, place: Any, path: Any) -> Any:
+            place = table[3 - i, place]
+            return i + 1, place, path.write(3 - i, place)
+
+        return tf.while_loop(lambda i, *_: i < 4, step, (0, start, path))[2].stack()
+
+    table = np.array([[1, 2, 0], [2, 2, 1], [0, 0, 1], [2, 1, 0]], np.int32)
+    weights = np.array([2, 3, 4, 5], np.int32)
+    for function, args, wanted in (
+        (knapsack, (weights, ramp(4)), ("Certificate: exact", "weights, values = xs")),
+        (walk, (table, np.int32(1)), ("table[3 - carry_0, start]", "reverse=True")),
+    ):
+        module = invert.convert(function, *args)
+        source = module.emit(loader=False).source
+        assert all(text in source for text in wanted), source
+        assert ".bind" not in source and "jnp.full((1,)" not in source
+        assert np.array_equal(module.model(*args), module(*args))
+        assert np.allclose(module(*args), function(*args))

@@ -12,6 +12,7 @@ from jax import lax
 from jax._src.interpreters import mlir
 
 from invert.ir import kinds
+from invert.ir.counters import with_counted_places
 from invert.ir.interpret import bind, evaluate, inline_calls, interpret, retrace
 from invert.ir.loops import CondParts, ScanParts, WhileParts, bodies
 
@@ -90,6 +91,43 @@ def test_parts_of_a_scan_and_a_cond() -> None:
     cond = CondParts.of(eqn)
     assert len(cond.branches) == 2 and cond.index is eqn.invars[0] and w in cond.operands
     assert [operands for _, operands in bodies(eqn)] == [cond.operands] * 2
+
+
+def _rows(first: int, last: int, rows: int, place: Any) -> Any:
+    def run(x: Any) -> Any:
+        def step(s: Any) -> Any:
+            i, total = s
+            return i + 1, total + x[place(i)]
+
+        return lax.while_loop(lambda s: s[0] < last, step, (first, np.float32(0)))[1]
+
+    return _traced(run)(np.arange(rows, dtype=np.float32))
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "rows", "place", "dropped"),
+    [
+        (0, 5, 5, lambda i: i, True),
+        (0, 5, 5, lambda i: 4 - i, True),
+        # The first or the last place is counted from the end.
+        (-1, 5, 5, lambda i: i, False),
+        (0, 5, 5, lambda i: 3 - i, False),
+        # Such an element is `x[i]`.
+        (0, 5, 6, lambda i: i, False),
+        (1, 5, 5, lambda i: i, False),
+    ],
+)
+def test_rows_that_a_loop_reads_one_by_one_are_at_its_counter(
+    first: int, last: int, rows: int, place: Any, dropped: bool
+) -> None:
+    closed = _rows(first, last, rows, place)
+    simple = with_counted_places(closed)
+    body = _only(simple, "while").params["body_jaxpr"]
+    assert ("select_n" not in [e.primitive.name for e in body.jaxpr.eqns]) == dropped
+    x = np.arange(rows, dtype=np.float32) ** 2
+    assert jax.core.eval_jaxpr(simple.jaxpr, simple.consts, x) == jax.core.eval_jaxpr(
+        closed.jaxpr, closed.consts, x
+    )
 
 
 @pytest.mark.parametrize("kind", [k for k in vars(kinds) if k.isupper()])

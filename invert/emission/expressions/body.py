@@ -138,6 +138,7 @@ class Body:
         self.program = writer.program
         self.graph = Graph(jaxpr if writer.plain else keys.unpacked(jaxpr))
         self.wanted = {**({} if writer.plain else roles.roles(self.graph)), **(wanted or {})}
+        self._apart = set() if writer.plain else roles.apart(self.graph, self.wanted)
         self.path = path
         self.given: dict[str, ast.expr] = {writer.token(v): e for v, e in (given or {}).items()}
         self.statements: list[Statement] = []
@@ -267,7 +268,7 @@ class Body:
         single = len(outs) == 1 and self._uses.get(first) == 1
         # A returned value is inlined into the `return`.
         last = first in self.graph.results and self._one_result()
-        named = self.wanted.get(first) in _NAMED
+        named = self.wanted.get(first) in _NAMED or first in self._apart
         if (
             single
             and placed.inline

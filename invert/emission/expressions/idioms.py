@@ -17,7 +17,12 @@ from jax import lax
 
 from invert._errors import optional_step
 from invert.emission.expressions import helpers, indexing, library, literals
-from invert.emission.expressions.products import dot_options, relettered, subscripts
+from invert.emission.expressions.products import (
+    dot_options,
+    is_matrix_product,
+    relettered,
+    subscripts,
+)
 from invert.emission.expressions.spelling import axis_of
 from invert.emission.expressions.writer import Writer
 from invert.emission.python import syntax
@@ -67,8 +72,11 @@ class Proposal:
 Row = Callable[[Eqn, Graph, Writer], Iterator[Proposal]]
 
 
+_LETTERS = "abcdef"
+
+
 def _x(i: int = 0) -> ast.expr:
-    return ast.Name(f"${'abc'[i]}", ast.Load())
+    return ast.Name(f"${_LETTERS[i]}", ast.Load())
 
 
 def _producer(graph: Graph, atom: Atom, *names: str) -> Eqn | None:
@@ -164,6 +172,11 @@ def _einsum(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
         return
     if sum(len(a.aval.shape) for a in inner.invars) > 20:
         return
+    if (
+        is_matrix_product(inner)
+        and sum(i != n for i, n in enumerate(eqn.params["permutation"])) == 2
+    ):
+        return  # `jnp.swapaxes(x @ y, 1, 2)`
     left, right, out = subscripts(inner)
     moved = "".join(out[i] for i in eqn.params["permutation"])
     keywords = dot_options(inner)
@@ -191,6 +204,65 @@ def _item(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
     parts = indexing.shortened(parts)
     index = parts[0] if len(parts) == 1 else syntax.tuple_of(parts)
     yield Proposal(syntax.item(_x(), index), (inner.invars[0],), PLAIN)
+
+
+def _place(graph: Graph, atom: Atom) -> Iterator[tuple[Atom, dict[str, ast.expr]]]:
+    """The index of which a start is made, with the keywords of functions that take it."""
+    chosen = _producer(graph, atom, "select_n")
+    if chosen is not None and len(chosen.invars) == 3 and is_var(chosen.invars[1]):
+        yield chosen.invars[1], {}
+    yield atom, {"allow_negative_indices": number(False)}
+
+
+def _element(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
+    """`x[i]` or `x[i, j]`, a `dynamic_slice` whose axes of size one are squeezed."""
+    inner = _producer(graph, eqn.invars[0], "dynamic_slice")
+    if inner is None or not is_var(x := inner.invars[0]):
+        return
+    starts, axes = inner.invars[1:], eqn.params["dimensions"]
+    if any(isinstance(starts[axis], Literal) for axis in axes):
+        return
+    places = [next(_place(graph, starts[axis]))[0] for axis in axes]
+    variables = list(dict.fromkeys(a for a in (x, *places) if isinstance(a, Var)))
+    if len(variables) <= len(_LETTERS):
+        parts: list[ast.expr] = [ast.Slice() for _ in starts]
+        for axis, place in zip(axes, places, strict=True):
+            parts[axis] = _x(variables.index(place))
+        parts = indexing.shortened(parts)
+        index = parts[0] if len(parts) == 1 else syntax.tuple_of(parts)
+        yield Proposal(syntax.item(_x(), index), variables, PLAIN)
+    if len(axes) == 1:
+        for place, keywords in _place(graph, starts[axes[0]]):
+            where = {"axis": number(int(axes[0]))} if axes[0] else {}
+            row = call(
+                "lax.dynamic_index_in_dim",
+                _x(0),
+                _x(1),
+                **where,
+                keepdims=number(False),
+                **keywords,
+            )
+            yield Proposal(row, (x, place), PLAIN)
+
+
+def _update(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
+    """`lax.dynamic_update_index_in_dim(x, row, i, axis)`."""
+    x, update, *starts = eqn.invars
+    moved = [i for i, a in enumerate(starts) if not isinstance(a, Literal)]
+    row = _producer(graph, update, "broadcast_in_dim", "reshape")
+    if len(moved) != 1 or row is None or update.aval.shape[moved[0]] != 1 or not is_var(x):
+        return
+    for place, keywords in _place(graph, starts[moved[0]]):
+        variables = list(dict.fromkeys(a for a in (x, row.invars[0], place) if isinstance(a, Var)))
+        operands = [_operand(a, variables, writer) for a in (x, row.invars[0], place)]
+        if None not in operands:
+            updated = call(
+                "lax.dynamic_update_index_in_dim",
+                *filter(None, operands),
+                number(moved[0]),
+                **keywords,
+            )
+            yield Proposal(updated, variables, PLAIN, True)
 
 
 def _broadcast_of(graph: Graph, atom: Atom) -> Atom | None:
@@ -268,9 +340,8 @@ def _where(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
         return
     mask, other, x = eqn.invars
     choices = [[a for a in (_repeated(graph, v), v) if a is not None] for v in (mask, x, other)]
-    added = _added_axes(graph, mask)
-    if added and is_var(choices[0][0]):  # `mask[..., None]`, of which there is no smaller form
-        index = syntax.tuple_of([ast.Constant(...), *[number(None)] * added])
+    index = _index_with_axes(graph, mask)
+    if index is not None and is_var(choices[0][0]):  # of which there is no smaller form
         for atoms in itertools.product(choices[0][:1], *choices[1:]):
             variables = list(dict.fromkeys(a for a in atoms if isinstance(a, Var)))
             args = [_operand(a, variables, writer) for a in atoms[1:]]
@@ -287,14 +358,27 @@ def _where(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
             yield Proposal(call("jnp.where", *filter(None, args)), variables, PLAIN, "blank")
 
 
-def _added_axes(graph: Graph, atom: Atom) -> int:
-    """How many axes a broadcast adds behind all others, if it adds no others."""
+def _index_with_axes(graph: Graph, atom: Atom) -> ast.expr | None:
+    """The index that adds the axes which a broadcast adds."""
     eqn = _producer(graph, atom, "broadcast_in_dim")
-    if eqn is None or not (rank := len(eqn.invars[0].aval.shape)):
-        return 0
-    dims, shape = eqn.params["broadcast_dimensions"], eqn.params["shape"]
-    same = tuple(dims) == tuple(range(rank)) and shape[:rank] == eqn.invars[0].aval.shape
-    return len(shape) - rank if same else 0
+    if eqn is None or not eqn.invars[0].aval.shape:
+        return None
+    return _axes_index(eqn.params["broadcast_dimensions"], len(eqn.params["shape"]))
+
+
+def _axes_index(dims: Sequence[int], rank: int) -> ast.expr | None:
+    """The index that moves axes to `dims`: `[..., None]` or `[:, None]`.
+
+    Axes in front need none, as functions on several arrays add these.
+    """
+    new = [i not in dims for i in range(dims[0], rank)]
+    if list(dims) != sorted(dims) or not any(new):
+        return None
+    if not any(new[: len(dims)]):
+        return syntax.tuple_of([ast.Constant(...), *map(number, [None] * sum(new))])
+    while not new[-1]:
+        new.pop()
+    return syntax.tuple_of([number(None) if added else ast.Slice() for added in new])
 
 
 def _dropout(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
@@ -333,22 +417,103 @@ def _attention(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
         return
     for weights, values in (product.invars, product.invars[::-1]):
         scores = _through(graph, weights, _OF_WEIGHTS, "dot_general")
-        if scores is None:
-            continue
+        if scores is None or len(scores.outvars[0].aval.shape) != 5:
+            continue  # query heads are grouped by the key that they share
         value = _of_rank(graph, values, 4)
         sides = [_of_rank(graph, a, 4) for a in scores.invars]
+        options = list(_attention_options(graph, weights, scores))
         for query, key in (sides, sides[::-1]):
             operands = [a for a in (query, key, value) if a is not None]
-            if len(operands) == 3 and len(set(operands)) == 3:
-                for keywords in ({}, {"is_causal": number(True)}):
-                    attention = call(
-                        "jax.nn.dot_product_attention", _x(0), _x(1), _x(2), **keywords
-                    )
-                    yield Proposal(attention, operands, "attention")
+            if len(operands) == 3:
+                for extra, keywords in options:
+                    every = [*operands, *(v for v, _ in extra.values())]
+                    variables = list(dict.fromkeys(every))
+                    places = [_x(variables.index(a)) for a in every]
+                    indexed = {
+                        name: place if index is None else syntax.item(place, index)
+                        for (name, (_, index)), place in zip(extra.items(), places[3:], strict=True)
+                    }
+                    function = "jax.nn.dot_product_attention"
+                    attention = call(function, *places[:3], **indexed, **keywords)
+                    yield Proposal(attention, variables, "attention")
+
+
+# An array, and the index that gives it four axes.
+_Indexed = tuple[Var, "ast.expr | None"]
+
+
+def _attention_options(
+    graph: Graph, weights: Atom, scores: Eqn
+) -> Iterator[tuple[dict[str, _Indexed], dict[str, ast.expr]]]:
+    """Further operands of an attention, and its other keywords."""
+    arrays: dict[str, _Indexed] = {}
+    scale: ast.expr | None = None
+    between = _between(graph, weights, scores)
+    for eqn in between:
+        for atom in eqn.invars:
+            if (maker := _producer(graph, atom)) in between or maker is scores:
+                continue
+            found, name = None, ""
+            if eqn.primitive.name == "select_n" and atom is eqn.invars[0]:
+                found, name = _with_heads(graph, _unmasked(graph, atom)), "mask"
+            elif eqn.primitive.name == "add":
+                found, name = _with_heads(graph, atom), "bias"
+            elif eqn.primitive.name == "mul" and isinstance(atom, Literal):
+                scale = scale or literals.of_literal(atom, plain=True)
+            if found is not None:
+                arrays.setdefault(name, found)
+    arrays = {name: arrays[name] for name in ("bias", "mask") if name in arrays}
+    masked = "mask" in arrays
+    for scaled in ({}, {"scale": scale}) if scale is not None else ({},):
+        for causal in ({}, {"is_causal": number(True)}):
+            yield arrays, {**scaled, **causal}
+    if masked:  # by the function itself
+        yield {n: a for n, a in arrays.items() if n != "mask"}, {"is_causal": number(True)}
+
+
+def _with_heads(graph: Graph, atom: Atom) -> _Indexed | None:
+    """The array with the axes batch, heads, queries and keys of which a value is another form."""
+    if (whole := _of_rank(graph, atom, 4)) is not None:
+        return whole, None
+    for _ in range(4):
+        eqn = _producer(graph, atom, *kinds.LAYOUT)
+        if eqn is None:
+            return None
+        atom = eqn.invars[0]
+        dims = eqn.params.get("broadcast_dimensions")
+        if dims and is_var(atom) and len(eqn.params["shape"]) == 5 and set(dims) <= {0, 3, 4}:
+            kept = {0: 0, 3: 2, 4: 3}
+            return atom, _axes_index([kept[i] for i in dims], 4)
+    return None
+
+
+def _between(graph: Graph, weights: Atom, scores: Eqn) -> list[Eqn]:
+    """The equations by which weights are computed from scores."""
+    before: dict[int, Eqn] = {}
+    pending, steps = [weights], 0
+    while pending and steps < 48:
+        steps += 1
+        eqn = _producer(graph, pending.pop())
+        if eqn is not None and eqn is not scores and id(eqn) not in before:
+            before[id(eqn)] = eqn
+            pending += eqn.invars
+    found: list[Eqn] = []
+    reached: set[Atom] = set(scores.outvars)
+    for eqn in sorted(before.values(), key=lambda e: graph.index[e]):
+        if any(is_var(a) and a in reached for a in eqn.invars):
+            found.append(eqn)
+            reached.update(eqn.outvars)
+    return found
+
+
+def _unmasked(graph: Graph, atom: Atom) -> Atom:
+    """A mask without others that are combined with it."""
+    eqn = _producer(graph, atom, "and")
+    return atom if eqn is None else next(filter(is_var, reversed(eqn.invars)), atom)
 
 
 # What is between the scores and the weights of attention.
-_OF_WEIGHTS = kinds.LAYOUT | {"div", "exp", "sub", "select_n", "mul", "convert_element_type", "jit"}
+_OF_WEIGHTS = kinds.LAYOUT | set("add div exp sub select_n mul convert_element_type jit".split())
 
 
 def _through(graph: Graph, atom: Atom, names: Set[str], wanted: str) -> Eqn | None:
@@ -447,7 +612,8 @@ ROWS: Mapping[str, tuple[Row, ...]] = {
             ("ne", "!="),
         )
     },
-    "squeeze": (_attention, _item),
+    "squeeze": (_attention, _element, _item),
+    "dynamic_update_slice": (_update,),
     "reshape": (_attention, _repeat),
     "transpose": (_attention, _einsum),
 }
@@ -495,7 +661,7 @@ def _try(
     leaves: Set[Var],
 ) -> Group | None:
     variables = [v for v in proposal.operands if isinstance(v, Var)]
-    tokens = [f"${c}" for c in "abc"[: len(variables)]]
+    tokens = [f"${c}" for c in _LETTERS[: len(variables)]]
     matched: Sequence[Atom] | None = None
     covered: frozenset[int] = frozenset()
     for x64 in writer.prover.settings:

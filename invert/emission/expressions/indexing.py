@@ -261,7 +261,17 @@ def slices(eqn: Eqn, args: Sequence[ast.expr], program: Program) -> Expressions:
 
 def dynamic_slice(eqn: Eqn, args: Sequence[ast.expr], program: Program) -> Expressions:
     sizes = literals.shape(eqn.params["slice_sizes"])
-    yield call("lax.dynamic_slice", args[0], syntax.tuple_of(args[1:]), sizes)
+    for keywords in ({}, _IN_BOUNDS):
+        yield call("lax.dynamic_slice", args[0], syntax.tuple_of(args[1:]), sizes, **keywords)
+
+
+def dynamic_update_slice(eqn: Eqn, args: Sequence[ast.expr], program: Program) -> Expressions:
+    for keywords in ({}, _IN_BOUNDS):
+        yield call("lax.dynamic_update_slice", *args[:2], syntax.tuple_of(args[2:]), **keywords)
+
+
+# Places are not counted from the end.
+_IN_BOUNDS = {"allow_negative_indices": number(False)}
 
 
 def gather(eqn: Eqn, args: Sequence[ast.expr], program: Program) -> Expressions:

@@ -27,6 +27,18 @@ def product(eqn: Eqn, args: Sequence[ast.expr], program: Program) -> Iterator[as
         yield call("jnp.einsum", number(text), left, right, **keywords)
 
 
+def is_matrix_product(eqn: Eqn) -> bool:
+    """Whether a `dot_general` is `x @ y` of stacked matrices."""
+    ((contract_l, contract_r), (batch_l, batch_r)) = eqn.params["dimension_numbers"]
+    ranks = [len(a.aval.shape) for a in eqn.invars]
+    stack = list(range(ranks[0] - 2))
+    return (
+        ranks[0] == ranks[1] > 2
+        and list(batch_l) == list(batch_r) == stack
+        and (list(contract_l), list(contract_r)) == ([ranks[0] - 1], [ranks[0] - 2])
+    )
+
+
 def subscripts(eqn: Eqn) -> tuple[str, str, str]:
     """The operands and the result of a `dot_general` in the letters of `jnp.einsum`."""
     ((contract_l, contract_r), (batch_l, batch_r)) = eqn.params["dimension_numbers"]

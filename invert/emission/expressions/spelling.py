@@ -324,6 +324,7 @@ ROWS: dict[str, tuple[Row, ...]] = {
     "rev": (indexing.reverse,),
     "slice": (indexing.slices,),
     "dynamic_slice": (indexing.dynamic_slice,),
+    "dynamic_update_slice": (indexing.dynamic_update_slice,),
     "gather": (indexing.gather,),
     "conv_general_dilated": (indexing.convolution,),
     "reduce_window_max": (indexing.pooling("max", "-jnp.inf"),),

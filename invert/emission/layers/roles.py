@@ -5,7 +5,7 @@ A role is derived from the equations around a value, never guessed from a name.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from invert._private.jax import open_jaxpr
 from invert.emission.layers.cut import LayerCall
@@ -143,7 +143,9 @@ def _attention(eqn: Eqn, graph: Graph) -> Iterator[tuple[Atom, str]]:
     exponential = _maker(graph, eqn.invars[0], "exp")
     if exponential is None or _maker(graph, exponential.invars[0], "sub") is None:
         return
-    products = _users(graph, eqn.outvars[0], "dot_general")
+    chosen = _users(graph, eqn.outvars[0], "select_n")
+    forms = [eqn.outvars[0], *(e.outvars[0] for e in chosen)]
+    products = [e for v in forms for e in _users(graph, v, "dot_general")]
     way: list[Var] = []
     product: Eqn | None = None
     pending = [a for a in graph.producers[exponential.invars[0]].invars[:1] if is_var(a)]
@@ -164,30 +166,41 @@ def _attention(eqn: Eqn, graph: Graph) -> Iterator[tuple[Atom, str]]:
     for v in way:
         if v.aval.dtype == product.outvars[0].aval.dtype and len(v.aval.shape) > 2:
             yield v, "scores"
-    yield eqn.outvars[0], "weights"
-    keys = _key_of(product, eqn, graph)
+        maker = _maker(graph, v, "select_n")
+        if maker is not None and is_var(mask := maker.invars[0]) and mask in graph.producers:
+            yield from ((a, "mask") for a, _ in _forms(graph, mask, ""))
+    yield from ((v, "weights") for v in forms)
+    keys = _key_of(product, graph)
     names = ("key", "query") if keys == 0 else ("query", "key")
     for atom, name in zip(product.invars, names, strict=True):
         yield from _forms(graph, atom, name)
     for after in products:
-        others = [a for a in after.invars if _source(graph, a) is not eqn.outvars[0]]
+        others = [a for a in after.invars if _source(graph, a) not in forms]
         for atom in others:
             yield from _forms(graph, atom, "value")
+        if len(others) == 1:
+            yield from _later_forms(graph, after.outvars[0], "context")
 
 
 def _is_number(eqn: Eqn) -> bool:
     return all(isinstance(a, Literal) for a in eqn.invars)
 
 
-def _key_of(product: Eqn, quotient: Eqn, graph: Graph) -> int:
+def _key_of(product: Eqn, graph: Graph) -> int:
     """The factor of the scores with the axis along which the weights sum to one."""
     ((left, _), (batch, _)) = product.params["dimension_numbers"]
     free = len(product.invars[0].aval.shape) - len(left) - len(batch)
     rank = len(product.outvars[0].aval.shape)
     axis = rank - 1
-    users = graph.users.get(product.outvars[0], ())
-    if len(users) == 1 and users[0].primitive.name == "transpose":
-        axis = users[0].params["permutation"][-1]
+    atom: Atom = product.outvars[0]
+    # The scores may be scaled before their axes are exchanged.
+    while len(users := graph.users.get(atom, ())) == 1 and len(users[0].outvars) == 1:
+        if users[0].primitive.name == "transpose":
+            axis = users[0].params["permutation"][-1]
+            break
+        if users[0].primitive.name not in ("mul", "div"):
+            break
+        atom = users[0].outvars[0]
     return 0 if axis < len(batch) + free else 1
 
 
@@ -198,6 +211,39 @@ def _forms(graph: Graph, atom: Atom, name: str) -> Iterator[tuple[Atom, str]]:
         if eqn.primitive.name not in (*_WAY, "mul"):
             return
         atom = eqn.invars[0]
+
+
+def _later_forms(graph: Graph, atom: Var, name: str) -> Iterator[tuple[Atom, str]]:
+    """A value and its other forms, as long as each is only used for the next."""
+    yield atom, name
+    while len(users := graph.users.get(atom, ())) == 1 and users[0].primitive.name in _WAY:
+        (atom,) = users[0].outvars
+        yield atom, name
+
+
+_FACTORS = frozenset(("query", "key", "value", "weights"))
+
+
+def apart(graph: Graph, names: Mapping[Atom, str]) -> set[Atom]:
+    """The values of an attention that its products use, which get a line of their own.
+
+    A matrix transposed for a product does not: `query @ jnp.swapaxes(key, 2, 3)`.
+    """
+    found: set[Atom] = set()
+    for eqn in graph.by_primitive.get("dot_general", ()):
+        for atom in eqn.invars:
+            if names.get(atom) in _FACTORS:
+                maker = _maker(graph, atom, "transpose")
+                turned = maker is not None and _turns_matrices(maker)
+                found.add(maker.invars[0] if maker is not None and turned else atom)
+    return found
+
+
+def _turns_matrices(eqn: Eqn) -> bool:
+    """Whether a transposition exchanges the last two axes alone."""
+    *rest, row, column = eqn.params["permutation"]
+    count = len(rest)
+    return rest == list(range(count)) and (row, column) == (count + 1, count)
 
 
 def _lstm(eqn: Eqn, graph: Graph) -> Iterator[tuple[Atom, str]]:

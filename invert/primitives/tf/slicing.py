@@ -338,8 +338,18 @@ def _windows(index: list[Part]) -> tuple[dict[int, _Window], list[Part]]:
 def _at_windows(x: Array, windows: dict[int, _Window]) -> Array:
     for axis, window in windows.items():
         suggest_decided(window.count, "le", x.shape[axis])
-        x = lax.dynamic_slice_in_dim(x, window.start, window.count, axis)
-    return x
+    if len(windows) == 1:
+        ((axis, window),) = windows.items()
+        return lax.dynamic_slice_in_dim(x, window.start, window.count, axis)
+    if not windows:
+        return x
+    dtype = np.result_type(*(np.dtype(w.start.dtype) for w in windows.values()))
+    starts = [
+        lax.convert_element_type(windows[axis].start, dtype) if axis in windows else 0
+        for axis in range(x.ndim)
+    ]
+    sizes = [windows[a].count if a in windows else n for a, n in enumerate(x.shape)]
+    return lax.dynamic_slice(x, starts, sizes)
 
 
 def _bounds(part: slice, size: Int) -> tuple[Int, Int, int, Int]:

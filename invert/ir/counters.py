@@ -1,0 +1,177 @@
+"""Rows that a loop reads one by one: at `i` instead of `i + n if i < 0 else i`.
+
+Only bounds of integer scalars are derived, from loops that count to a number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+
+import numpy as np
+from jax import lax
+
+from invert._private.jax import close_like, dce, open_jaxpr, rename
+from invert.ir.graph import is_var
+from invert.ir.loops import CondParts, WhileParts
+from invert.ir.types import AnyJaxpr, Atom, Eqn, J, Jaxpr, Literal, Var
+
+# The least and the largest value of a scalar.
+_Bounds = tuple[int, int]
+
+
+def with_counted_places(closed: J) -> J:
+    """Drop the adjustment of negative places where a loop reads all rows of an array."""
+    jaxpr = _within(open_jaxpr(closed), {}, frozenset(), 0)
+    return closed if jaxpr is open_jaxpr(closed) else close_like(closed, jaxpr)
+
+
+def _within(jaxpr: Jaxpr, given: Mapping[Var, _Bounds], held: Set[Var], steps: int) -> Jaxpr:
+    """The program without these adjustments.
+
+    **Arguments:**
+
+    - `given`: bounds of its arguments.
+    - `held`: arguments that are the same in all `steps` of a loop.
+    """
+    if not given and not any(e.primitive.name in ("while", "cond") for e in jaxpr.eqns):
+        return jaxpr
+    known: dict[Atom, _Bounds] = {**given}
+    positive: set[Atom] = set()
+    names: dict[Var, Atom] = {}
+    eqns: list[Eqn] = []
+    changed = False
+    for eqn in jaxpr.eqns:
+        new = _inside(eqn, known)
+        changed = changed or new is not eqn
+        eqns.append(new)
+        if len(eqn.outvars) != 1 or eqn.outvars[0].aval.shape != ():
+            continue
+        (out,) = eqn.outvars
+        if eqn.primitive is lax.lt_p and _is_zero(eqn.invars[1]):
+            low, _ = _bounds(eqn.invars[0], known) or (-1, 0)
+            if low >= 0:
+                positive.add(out)
+        elif eqn.primitive is lax.select_n_p and eqn.invars[0] in positive:
+            chosen = eqn.invars[1]
+            if (bounds := _bounds(chosen, known)) is not None:
+                known[out] = bounds
+                if (
+                    bounds == (0, steps - 1)
+                    and is_var(chosen)
+                    and _reads_rows(out, jaxpr, held, steps)
+                ):
+                    names[out] = names.get(chosen, chosen)
+        elif (bounds := _result(eqn, known)) is not None:
+            known[out] = bounds
+    if not names and not changed:
+        return jaxpr
+    return dce(rename(jaxpr.replace(eqns=eqns), names))
+
+
+def _reads_rows(v: Var, jaxpr: Jaxpr, held: Set[Var], steps: int) -> bool:
+    """Whether a place only reads rows of arrays that have one for each step."""
+    users = [e for e in jaxpr.eqns if v in e.invars]
+    return v not in jaxpr.outvars and all(
+        e.primitive is lax.dynamic_slice_p
+        and e.invars[0] in held
+        and e.invars[0].aval.shape[0] == steps
+        and e.invars[1] is v
+        and all(map(_is_zero, e.invars[2:]))
+        for e in users
+    )
+
+
+def _is_zero(atom: Atom) -> bool:
+    return isinstance(atom, Literal) and not np.ndim(atom.val) and atom.val == 0
+
+
+def _bounds(atom: Atom, known: Mapping[Atom, _Bounds]) -> _Bounds | None:
+    if not isinstance(atom, Literal):
+        return known.get(atom)
+    if np.ndim(atom.val) or atom.aval.dtype.kind not in "iu":
+        return None
+    return int(atom.val), int(atom.val)
+
+
+def _result(eqn: Eqn, known: Mapping[Atom, _Bounds]) -> _Bounds | None:
+    """The bounds of a sum or a difference that does not wrap around."""
+    if eqn.primitive not in (lax.add_p, lax.sub_p) or eqn.outvars[0].aval.dtype.kind != "i":
+        return None
+    x, y = (_bounds(a, known) for a in eqn.invars)
+    if x is None or y is None:
+        return None
+    if eqn.primitive is lax.sub_p:
+        y = -y[1], -y[0]
+    low, high = x[0] + y[0], x[1] + y[1]
+    limits = np.iinfo(eqn.outvars[0].aval.dtype)
+    return (low, high) if limits.min <= low and high <= limits.max else None
+
+
+def _inside(eqn: Eqn, known: Mapping[Atom, _Bounds]) -> Eqn:
+    """A loop or a branch, with the bounds of what it closes over."""
+    if eqn.primitive.name == "while":
+        parts = WhileParts.of(eqn)
+        body = open_jaxpr(parts.body)
+        held = body.invars[: len(parts.body_consts)]
+        counters = _counters(parts)
+        steps = {high + 1 for low, high in counters.values() if low == 0}
+        given = {**_given(held, parts.body_consts, known), **counters}
+        new = _within(body, given, frozenset(held), steps.pop() if len(steps) == 1 else 0)
+        if new is body:
+            return eqn
+        body = close_like(parts.body, new)
+        return WhileParts(
+            parts.cond, body, parts.cond_consts, parts.body_consts, parts.init
+        ).put_into(eqn)
+    if eqn.primitive.name == "cond":
+        parts = CondParts.of(eqn)
+        branches: list[AnyJaxpr] = []
+        for branch in parts.branches:
+            jaxpr = open_jaxpr(branch)
+            new = _within(jaxpr, _given(jaxpr.invars, parts.operands, known), frozenset(), 0)
+            branches.append(branch if new is jaxpr else close_like(branch, new))
+        if all(a is b for a, b in zip(branches, parts.branches, strict=True)):
+            return eqn
+        return eqn.replace(params={**eqn.params, "branches": tuple(branches)})
+    return eqn
+
+
+def _given(
+    variables: Sequence[Var], operands: Sequence[Atom], known: Mapping[Atom, _Bounds]
+) -> dict[Var, _Bounds]:
+    pairs = zip(variables, operands, strict=True)
+    return {v: bounds for v, a in pairs if (bounds := _bounds(a, known)) is not None}
+
+
+def _counters(parts: WhileParts) -> dict[Var, _Bounds]:
+    """The carried values that count up to a number, in the body."""
+    cond, body = open_jaxpr(parts.cond), open_jaxpr(parts.body)
+    limits = _limits(cond)
+    steps = {e.outvars[0]: e for e in body.eqns if e.primitive is lax.add_p}
+    found: dict[Var, _Bounds] = {}
+    for i, v in enumerate(parts.carried):
+        limit, start = limits.get(parts.tested[i]), _bounds(parts.init[i], {})
+        step = steps.get(out) if is_var(out := body.outvars[i]) else None
+        if limit is None or start is None or step is None or v not in step.invars:
+            continue
+        counts = [int(a.val) for a in step.invars if isinstance(a, Literal)]
+        if counts and 0 < counts[0] <= np.iinfo(v.aval.dtype).max - limit:
+            found[v] = start[0], max(limit - 1, start[0])
+    return found
+
+
+def _limits(cond: Jaxpr) -> dict[Atom, int]:
+    """The variables that a condition requires to be less than a number."""
+    makers = {e.outvars[0]: e for e in cond.eqns}
+    found: dict[Atom, int] = {}
+    pending = list(cond.outvars)
+    while pending:
+        atom = pending.pop()
+        eqn = makers.get(atom) if is_var(atom) else None
+        if eqn is None:
+            continue
+        if eqn.primitive is lax.and_p:
+            pending += eqn.invars
+        elif eqn.primitive is lax.lt_p and (bounds := _bounds(eqn.invars[1], {})) is not None:
+            found[eqn.invars[0]] = bounds[0]
+    return found
