@@ -16,6 +16,7 @@ from invert._private.jax import with_names
 from invert.emission.layers.cut import PART, Layer, LayerCall, Path, common_prefix, scope_of
 from invert.emission.layers.order import ordered
 from invert.emission.python.naming import Names
+from invert.ir import kinds
 from invert.ir.graph import is_var
 from invert.ir.jaxprs import is_jaxpr, sub_jaxprs
 from invert.ir.types import Atom, Eqn, Jaxpr, Var
@@ -280,11 +281,16 @@ class _Copies:
         order = sorted(copies[0], key=copies[0].__getitem__)
         copies = sorted(copies, key=lambda c: min(c.values(), default=0))
         owned = self._owned([set(c.values()) for c in copies])
-        works = any(
-            self.eqns[i].primitive.name in _LAYERS and not owned.isdisjoint(self._parameters_of(i))
+        path = self._path(scopes, base, owned)
+        works = [
+            self.eqns[i].primitive.name
             for i in copies[0].values()
-        )
-        if not works or not self._independent(copies):  # they may be fewer equations now
+            if not owned.isdisjoint(self._parameters_of(i))
+        ]
+        # A product alone is not worth a layer, unless it has a name.
+        if path[-1] == _NAME and len(copies[0]) == 1:
+            works = [name for name in works if name not in kinds.PRODUCTS]
+        if _LAYERS.isdisjoint(works) or not self._independent(copies):  # they may be fewer equations now
             return None
         maps = self._maps(order, copies)
         if maps is None:
@@ -301,7 +307,6 @@ class _Copies:
             for v in e.outvars
             if any(self._leaves(m.get(v, v), c) for m, c in zip(maps, copies, strict=True))
         ]
-        path = self._path(scopes, base, owned)
         # In the order of the program, in which names are found.
         parameters = [v for v in self.parameters if v in owned]
         body = self.jaxpr.replace(
