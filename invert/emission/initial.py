@@ -40,8 +40,8 @@ _OPTIONS = frozenset(
 )
 # The arguments of a layer that a node does without.
 _MISSING = object()
-# Larger constants are not written out.
-_WRITTEN = 64
+# Larger constants are not written out, unless they are tables of integers with a short text.
+_WRITTEN, _LARGEST_TABLE = 64, 1024
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Starts:
         dtype = v.aval.dtype
         if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
             return "key"
-        if v in self.values and v.aval.size <= _WRITTEN:
+        if v in self.values and self._is_written(v):
             return "values"
         name = stem(plain_name(self.names.get(v, ""))).lower()
         if v in self.values:
@@ -100,6 +100,12 @@ class Starts:
         if v in self.added:
             return "normal"
         return "lecun_normal_heads" if v in self.split else "lecun_normal"
+
+    def _is_written(self, v: Var) -> bool:
+        """Whether a constant is short, or has a short text."""
+        size = v.aval.size
+        whole = jnp.issubdtype(v.aval.dtype, jnp.integer) and size <= _LARGEST_TABLE
+        return size <= _WRITTEN or (whole and tables.is_table(np.asarray(self.values[v])))
 
     def unknown(self, variables: Iterable[Var]) -> list[Var]:
         """The constants that are too large to be written."""
@@ -255,11 +261,8 @@ class _Writing:
         for name, column in statics.items():
             self.names.taken.add(name)
             self.arguments[name] = column
-            ones = [v for v in column if isinstance(v, tuple) and set(v) == {1}]
             if None in column or all(type(v) is bool for v in column):
                 self.defaults[name] = None if None in column else False
-            elif ones:
-                self.defaults[name] = ones[0]
             target = ast.Attribute(ast.Name("self", ast.Load()), name, ast.Store())
             body.append(ast.Assign([target], ast.Name(name, ast.Load()), lineno=0))
         if self._slots == 1:
@@ -277,6 +280,10 @@ class _Writing:
                 text = f"The constants {first} and {last} have no values until they are loaded."
             body.insert(0, syntax.docstring(text))
         self._order()
+        for name, column in self.arguments.items():
+            ones = [v for v in column if isinstance(v, tuple) and set(v) == {1}]
+            if ones and stem(name) in _OPTIONS:  # strides and dilations
+                self.defaults.setdefault(name, ones[0])
         args = [syntax.argument("self")]
         key = [syntax.argument("key", syntax.name("PRNGKeyArray"))] if self._slots else []
         named = []

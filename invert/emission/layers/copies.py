@@ -290,7 +290,9 @@ class _Copies:
         # A product alone is not worth a layer, unless it has a name.
         if path[-1] == _NAME and len(copies[0]) == 1:
             works = [name for name in works if name not in kinds.PRODUCTS]
-        if _LAYERS.isdisjoint(works) or not self._independent(copies):  # they may be fewer equations now
+        if _LAYERS.isdisjoint(works) or not self._independent(
+            copies
+        ):  # they may be fewer equations now
             return None
         maps = self._maps(order, copies)
         if maps is None:
