@@ -39,7 +39,7 @@ from invert.emission.python import syntax
 from invert.emission.python.naming import Names, camel, identifier, singular, snake
 from invert.emission.python.nouns import NOUNS, PLAIN, STREAM, of_field, of_layer, says
 from invert.emission.sizes.expressions import text
-from invert.ir.graph import is_var
+from invert.ir.graph import Graph, is_var
 from invert.ir.jaxprs import is_wide
 from invert.ir.sizes import DimSize
 from invert.ir.types import Atom, Eqn, Jaxpr, Var
@@ -130,6 +130,7 @@ class Classes:
         self._outermost: Class | None = None
         self._methods: dict[Layer, str] = {}
         self._named: dict[Layer, dict[Atom, str]] = {}
+        self._memories: dict[Layer, dict[Var, str]] = {}
         self._arguments: dict[Layer, list[str]] = {}
         # Called with the number of layers written so far, and of all.
         self.on_layer: Callable[[int, int], None] = lambda done, count: None
@@ -475,7 +476,8 @@ class Classes:
         )
         inputs = [v for v in layer.inputs if not given or v not in given]
         states = roles.initial(layer.steps)
-        hints = self._hints(inputs, {**_residuals(layer), **states, **layer.arguments})
+        told = {**self._memory(layer), **_residuals(layer), **states, **layer.arguments}
+        hints = self._hints(inputs, told)
         if layer.same is not None:
             hints = self._arguments.get(layer.same, hints)
         self._arguments[layer] = hints
@@ -497,6 +499,30 @@ class Classes:
             layers=self.names_of_layers(layer),
         )
         return self.file.with_dimensions(function, inputs)
+
+    def _memory(self, layer: Layer) -> dict[Var, str]:
+        """The inputs from which a layer computes only keys and values, and no queries."""
+        if layer not in self._memories:
+            self._memories[layer] = {}
+            if len(layer.inputs) > 1:
+                jaxpr = self.file.program.jaxpr.replace(eqns=layer.steps, outvars=layer.outputs)
+                known = roles.roles(Graph(jaxpr))
+                found = {v: _MEMORY for v in layer.inputs if self._only_kept(v, layer, known)}
+                if len(found) == 1:
+                    self._memories[layer] = found
+        return self._memories[layer]
+
+    def _only_kept(self, v: Var, layer: Layer, known: Mapping[Atom, str]) -> bool:
+        users = [s for s in layer.steps if any(a is v for a in s.invars)]
+        for user in users:
+            if isinstance(user, LayerCall) and len(user.invars) == len(user.layer.inputs):
+                inner = self._memory(user.layer)
+                pairs = zip(user.invars, user.layer.inputs, strict=True)
+                if inner and all(w in inner for a, w in pairs if a is v):
+                    continue
+            if not all(known.get(out) in ("key", "value") for out in user.outvars):
+                return False
+        return bool(users)
 
     def names_of_layers(self, layer: Layer) -> set[str]:
         """The names that results of the layers inside a layer have."""
@@ -602,7 +628,7 @@ class Classes:
                         syntax.rename(statement, names)
 
 
-_RESIDUAL = "residual"
+_RESIDUAL, _MEMORY = "residual", "memory"
 
 
 def _residuals(layer: Layer) -> dict[Var, str]:

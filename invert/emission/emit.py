@@ -37,7 +37,7 @@ from invert.emission.expressions import idioms
 from invert.emission.expressions.proof import Prover
 from invert.emission.file import File, check_types, headed
 from invert.emission.initial import Starts, is_keras
-from invert.emission.layers import blocks, cells, cut, lists, regions, stack, structure
+from invert.emission.layers import blocks, cells, copies, cut, lists, regions, stack, structure
 from invert.emission.layers import tree as layer_tree
 from invert.emission.layers.given_sizes import give_sizes
 from invert.emission.layers.positions import give_positions
@@ -260,13 +260,17 @@ def _emit(
     messages: list[str] = []
     failures: list[str] = []
     checks = styles - STYLES
-    forms = [(True, False, checks, True), (True, False, checks, False)]
-    forms += [(False, False, checks, False), (False, True, checks, False)]
+    forms = [(True, False, checks, True, True), (True, False, checks, True, False)]
+    forms += [(True, False, checks, False, False)]
+    forms += [(False, False, checks, False, False), (False, True, checks, False, False)]
     if styles != checks:
-        forms.insert(0, (True, False, styles, True))
-    for layers, plain, chosen, listed in forms:
+        forms[:0] = [(True, False, styles, True, True), (True, False, styles, True, False)]
+    parted = False
+    for layers, plain, chosen, listed, outlined in forms:
+        if listed and not outlined and not parted:
+            continue  # it has been tried
         how = "classes" if layers else "one class" if not plain else "one class, in plain lax"
-        form = _Variant(recovered, title, layers, plain, chosen, listed)
+        form = _Variant(recovered, title, layers, plain, chosen, listed, outlined)
         try:
             # All programs can be written in the last form, so a failure there is an error.
             emission = (
@@ -274,8 +278,10 @@ def _emit(
             )
         except EmissionError as error:
             failures.append(str(error))
+            parted = bool(form.parts)
             continue
         if emission is None:
+            parted = bool(form.parts)
             failures = failures or ["an open size would have to be known"]
             continue
         if failures:
@@ -322,7 +328,7 @@ class Layered:
 def cut_into_layers(recovered: Recovered) -> Layered:
     """The layers of a program's text, without the text."""
     method = main_class.CALL
-    form = _Variant({method: recovered}, recovered.entry.name, True, False, frozenset(), True)
+    form = _Variant({method: recovered}, recovered.entry.name, True, False, frozenset(), True, True)
     programs, _, roots, found = form.layered()
     constants = programs[method].jaxpr.invars[: len(recovered.constants)]
     return Layered(roots[method], found, form.paths, frozenset(constants))
@@ -336,6 +342,7 @@ class _Variant:
     - `layers`: whether layers become separate classes.
     - `plain`: as for `Writer`.
     - `lists`: whether layers that compute the same are held in tuples.
+    - `outlined`: whether parts that are computed several times are written once.
     """
 
     def __init__(
@@ -346,9 +353,11 @@ class _Variant:
         plain: bool,
         styles: Set[str],
         lists: bool,
+        outlined: bool,
     ):
         self.recovered, self.title, self.styles = recovered, title, styles
-        self.lists = lists
+        self.lists, self.outlined = lists, outlined
+        self.parts: list[copies.Part] = []
         self.layers, self.plain = layers, plain
         self.weights = Weights()
         self.x64 = any(r.x64 for r in recovered.values())
@@ -380,9 +389,10 @@ class _Variant:
         file = File(program, prover, plain=self.plain)
         roots = {name: self._cut(name, p.jaxpr, file) for name, p in programs.items()}
         if self.lists and len(roots) == 1:
-            for root in roots.values():
+            for root in (*roots.values(), *(p.root for p in self.parts)):
                 blocks.group(root, self.paths)
         for root in roots.values():
+            copies.call(root)
             give_positions(root)
             give_sizes(root, program.shape)
         if self.styles & STYLES:
@@ -394,7 +404,8 @@ class _Variant:
         for name, root in roots.items():
             blocks.name_layers(root)
             if self.layers:
-                cells.find(root, programs[name].jaxpr, self.paths, self.held)
+                units = functools.partial(_units, file)
+                cells.find(root, programs[name].jaxpr, self.paths, self.held, units)
             if self.lists and not self.held:
                 found.unroll(root)
         return programs, file, roots, found
@@ -549,15 +560,39 @@ class _Variant:
         count = len(recovered.constants)
         own = jaxpr.invars[: count + len(recovered.entry.params)]
         assigned = [own[count + i] for i in recovered.entry.assigned]
-        cut_by = jaxpr if self.layers else _unscoped(jaxpr)
-        paths = cut.named_by_scope(cut_by, {v: self.paths[v] for v in own})
-        if self.layers:
-            paths = structure.named(cut_by, paths)
-        self.paths |= paths
-        if self.layers:
-            cut_by = regions.scoped(cut_by, paths, functools.partial(_units, file, cut_by))
         alone = len(self.recovered) == 1
-        return cut.cut(cut_by, paths, self.messages, assigned, alone=alone)
+        cut_by = jaxpr if self.layers else _unscoped(jaxpr)
+        named = {v: self.paths[v] for v in own}
+        parts: list[copies.Part] = []
+        if self.outlined and alone:
+            free = {v: path for v, path in named.items() if v not in self.held}
+            cut_by, parts = copies.outlined(cut_by, free)
+            self.parts = parts
+        every = [e for program in (cut_by, *(p.body for p in parts)) for e in program.eqns]
+        self.paths |= cut.named_by_scope(every, named)
+        for part in parts:
+            part.layer = self._layer(part.body, part.parameters, (), file, alone=True)
+            part.layer.path = part.path
+        inside = {v for p in parts for v in p.parameters}
+        rest = [v for v in own if v not in inside]
+        return self._layer(cut_by, rest, assigned, file, alone=alone)
+
+    def _layer(
+        self,
+        jaxpr: Jaxpr,
+        parameters: Sequence[Var],
+        assigned: Sequence[Var],
+        file: File,
+        *,
+        alone: bool,
+    ) -> cut.Layer:
+        """The layer of a program, with the layers inside it."""
+        paths = {v: self.paths[v] for v in parameters}
+        if self.layers:
+            paths = structure.named(jaxpr, paths)
+            self.paths |= paths
+            jaxpr = regions.scoped(jaxpr, paths, functools.partial(_units, file, jaxpr))
+        return cut.cut(jaxpr, paths, self.messages, assigned, alone=alone)
 
     def _flags(self) -> dict[Var, bool | None]:
         """Whether each parameter is trained; `None` for constants."""

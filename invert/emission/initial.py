@@ -34,10 +34,14 @@ _ZEROS = frozenset("bias beta mean moving_mean running_mean offset shift".split(
 _EMBEDDINGS = frozenset("embedding embeddings".split())
 # Names that only Keras uses.
 _KERAS = frozenset("gamma embeddings recurrent_kernel moving_variance".split())
+# Options of a layer, which are given by name.
+_OPTIONS = frozenset(
+    ("kernel_size", "kd", "kh", "kw", "strides", "padding", "input_dilation", "dilation", "groups")
+)
 # The arguments of a layer that a node does without.
 _MISSING = object()
-# Larger constants are not written out.
-_WRITTEN = 64
+# Larger constants are not written out, unless they are tables of integers with a short text.
+_WRITTEN, _LARGEST_TABLE = 64, 1024
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,14 +70,16 @@ class Starts:
     added: Set[Var] = frozenset()
 
     def of(self, v: Var) -> str:
-        """The name of an initializer, or `zeros`, `ones`, `forget`, `values`, `key`."""
+        """The name of an initializer, or `zeros`, `ones`, `forget`, `values`, `unknown`, `key`."""
         dtype = v.aval.dtype
         if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
             return "key"
-        if v in self.values and v.aval.size <= _WRITTEN:
+        if v in self.values and self._is_written(v):
             return "values"
         name = stem(plain_name(self.names.get(v, ""))).lower()
-        if not jnp.issubdtype(dtype, jnp.inexact) or v in self.values:
+        if v in self.values:
+            return "unknown"
+        if not jnp.issubdtype(dtype, jnp.inexact):
             return "zeros"
         if v in self.lstm:
             return "forget"
@@ -95,9 +101,15 @@ class Starts:
             return "normal"
         return "lecun_normal_heads" if v in self.split else "lecun_normal"
 
+    def _is_written(self, v: Var) -> bool:
+        """Whether a constant is short, or has a short text."""
+        size = v.aval.size
+        whole = jnp.issubdtype(v.aval.dtype, jnp.integer) and size <= _LARGEST_TABLE
+        return size <= _WRITTEN or (whole and tables.is_table(np.asarray(self.values[v])))
+
     def unknown(self, variables: Iterable[Var]) -> list[Var]:
         """The constants that are too large to be written."""
-        return [v for v in variables if v in self.values and self.of(v) == "zeros"]
+        return [v for v in variables if self.of(v) == "unknown"]
 
 
 def is_keras(source: str, names: Iterable[str]) -> bool:
@@ -115,7 +127,7 @@ _SIZES = (
 # Sizes of a layer inside, which are inner ones of the layer around it unless it has them itself.
 _FEATURES = frozenset(("n_in", "n_out", "c_in", "c_out", "n", "c"))
 
-_FIXED = frozenset(("zeros", "ones", "values", "key", "forget"))
+_FIXED = frozenset(("zeros", "ones", "values", "unknown", "key", "forget"))
 # Initializers with arguments. PyTorch's is that of `nn.Linear` and of convolutions, whose weights
 # have outputs first; the bounds are those of Keras's embeddings.
 _SPELLED = {
@@ -243,6 +255,9 @@ class _Writing:
             target = ast.Attribute(ast.Name("self", ast.Load()), field, ast.Store())
             value = self._field([n.fields.get(field) for n in self.nodes])
             body.append(ast.Assign([target], value, lineno=0))
+        arrays = [v for v in self.nodes[0].fields.values() if not isinstance(v, Node)]
+        unknown = set(self.all.starts.unknown(arrays))
+        missing = [n for n, v in self.nodes[0].fields.items() if v in unknown]
         for name, column in statics.items():
             self.names.taken.add(name)
             self.arguments[name] = column
@@ -258,12 +273,22 @@ class _Writing:
             body = [_Keys(lambda i: syntax.item(keys, number(i))).visit(s) for s in body]
             body.insert(0, syntax.assign(keys, parts))
         body = _in_64_bits(body)
+        if missing:
+            first, last = ", ".join(missing[:-1]), missing[-1]
+            text = f"The constant {last} has no values until it is loaded."
+            if first:
+                text = f"The constants {first} and {last} have no values until they are loaded."
+            body.insert(0, syntax.docstring(text))
         self._order()
+        for name, column in self.arguments.items():
+            ones = [v for v in column if isinstance(v, tuple) and set(v) == {1}]
+            if ones and stem(name) in _OPTIONS:  # strides and dilations
+                self.defaults.setdefault(name, ones[0])
         args = [syntax.argument("self")]
         key = [syntax.argument("key", syntax.name("PRNGKeyArray"))] if self._slots else []
         named = []
         for name, values in self.arguments.items():
-            chosen = named if name in self.defaults else args
+            chosen = named if name in self.defaults or stem(name) in _OPTIONS else args
             chosen.append(syntax.argument(name, static_type(values)))
         defaults = {n: literals.value(v) for n, v in self.defaults.items()}
         function = syntax.function(
@@ -320,6 +345,9 @@ class _Writing:
         columns = list(zip(*shapes, strict=True))
         axes = [self.value(tuple(c), "n") for c in columns]
         shape = axes[0] if len(axes) == 1 else syntax.tuple_of(axes)
+        if start == "unknown" and jnp.issubdtype(v.aval.dtype, jnp.inexact):
+            return call("jnp.full", shape, syntax.name("jnp.nan"), *dtype)
+        start = "zeros" if start == "unknown" else start
         if start in ("zeros", "ones"):
             return call(f"jnp.{start}", shape, *dtype)
         if start == "forget":
@@ -372,9 +400,9 @@ class _Writing:
         for name in init.arguments:
             own = [_MISSING if m is None else m[0].arguments[name][m[1]] for m in made]
             column = self._completed(own)
-            if name not in init.defaults:
+            if name not in init.defaults and stem(name) not in _OPTIONS:
                 args.append(self.value(column, name))
-            elif any(v != init.defaults[name] for v in column):
+            elif name not in init.defaults or any(v != init.defaults[name] for v in column):
                 keywords[name] = self.value(column, name)
         if init.keyed:
             keywords["key"] = key()

@@ -147,7 +147,7 @@ class Main:
         self.classes.outermost(node, definition)
         leaves = {v: ".".join(path) for path, v in node.leaves()}
         for v in self.classes.inits.starts.unknown(leaves):
-            self.messages.append(f"{name}(key=...) has zeros for the constant {leaves[v]}")
+            self.messages.append(f"{name}(key=...) has no values for the constant {leaves[v]}")
         held = self.classes.held
         if loader:
             self.file.definitions += reader.reader(

@@ -163,9 +163,9 @@ def test_blocks_of_a_residual_network() -> None:
     assert "shortcut = x if self.shortcut is None else self.shortcut(x)\n" in emission.source
     made = re.findall(r" Block\((.*?), key=", emission.source)
     assert made == [
-        "4, 4, (1, 1), use_shortcut=False",
-        "4, 6, (2, 2)",
-        "6, 6, (1, 1), use_shortcut=False",
+        "4, 4, use_shortcut=False",
+        "4, 6, strides=(2, 2)",
+        "6, 6, use_shortcut=False",
     ]
     space: Any = emission.namespace
     fresh = eqx.filter_eval_shape(space.Main, key=jax.random.key(0))

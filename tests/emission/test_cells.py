@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from tests.emission.models import recovered, with_params
+from tests.emission.models import flax_model, recovered, with_params
 from tests.emission.test_blocks import _arrays, _emitted
 
 
@@ -342,3 +342,15 @@ def test_other_steps_are_no_choice() -> None:
     source = recovered(with_params(run, params, x, batch="b")).emit().source
     assert "return_sequences" not in source
     assert source.count("lax.scan(") == 2
+
+
+def test_gates_are_layers_by_the_names_of_their_parameters() -> None:
+    module, x = flax_model("lstm", batch="b")
+    emission = module.emit()
+    assert not emission.messages
+    cell = _class(emission.source, "LSTMCell")
+    assert "i = jax.nn.sigmoid(self.ii(x) + self.hi(h))\n" in cell
+    assert "o = jax.nn.sigmoid(self.io(x) + self.ho(h))\n" in cell
+    assert "c = f * c + i * g\n" in cell
+    model: Any = emission.model
+    np.testing.assert_array_equal(model(x), module(x))

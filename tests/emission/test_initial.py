@@ -108,6 +108,25 @@ def test_constants_are_themselves() -> None:
     assert "jnp.tile(jnp.array([0.75, 0.25], jnp.float32), 8)" in emission.source
 
 
+def test_large_constants_have_no_values_before_they_are_loaded() -> None:
+    """A table with a short text does, whatever its size."""
+    filters = np.random.default_rng(0).normal(size=(8, 40)).astype(np.float32)
+    table = np.repeat(np.arange(20), 4).astype(np.int32)
+
+    def run(kernel: Any, x: Any) -> Any:
+        return (x @ jnp.asarray(filters) @ kernel)[:, jnp.asarray(table)]
+
+    params = {"layer/kernel": np.ones((40, 20), np.float32)}
+    lowered = jax.jit(run).lower(*params.values(), np.ones((2, 8), np.float32))
+    emission = invert.from_stablehlo(lowered, params=params, names=[*params, "x"]).emit()
+    (message,) = emission.messages
+    assert "has no values for the constant" in message
+    assert "has no values until it is loaded." in emission.source
+    assert "jnp.arange(80, dtype=jnp.int32) // 4" in emission.source
+    new = jax.tree_util.tree_leaves(_new(emission))
+    assert [bool(jnp.isnan(a).any()) for a in new].count(True) == 1
+
+
 def test_wide_arrays_are_made_wide_without_x64() -> None:
     """A new model has the types of the old one, whatever `jax_enable_x64` says."""
     table = np.asarray([0.1, 2.0**60, 1 / 3])

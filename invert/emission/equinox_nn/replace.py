@@ -59,13 +59,16 @@ class Replacer:
             self.messages.append("there are no layers with parameters of their own")
 
     def _inside(self, layer: Layer) -> None:
+        counts = collections.Counter(s.layer for s in layer.steps if isinstance(s, LayerCall))
+        for inner in counts:
+            self._inside(inner)
         steps: list[Eqn] = []
         for step in layer.steps:
-            if not isinstance(step, LayerCall):
+            # The calls of a layer with several of them have steps of their own around them.
+            if isinstance(step, LayerCall) and counts[step.layer] == 1:
+                steps += self._replaced(step) or [step]
+            else:
                 steps.append(step)
-                continue
-            self._inside(step.layer)
-            steps += self._replaced(step) or [step]
         layer.steps = steps
 
     def _replaced(self, call: LayerCall) -> list[Eqn] | None:

@@ -211,6 +211,7 @@ class _Renderer:
         kept = {*self.captured, *(f.token for f in statement.functions)}
         if statement.repeat is not None:  # it is read after the target is assigned
             kept.update(syntax.tokens_in(statement.repeat.iterable))
+            kept.update(syntax.tokens_in(statement.repeat.value))
         dying = [t for t in read if self.last.get(t) == i and t not in kept]
         value = syntax.renamed(statement.value, given)
         for token in dying:

@@ -9,13 +9,21 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import heapq
 import itertools
 import re
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from invert.emission.layers.cut import NUMBER, Assign, Layer, LayerCall, Path, plain_name
+from invert.emission.layers.cut import (
+    NUMBER,
+    Assign,
+    Layer,
+    LayerCall,
+    Path,
+    layers_in,
+    plain_name,
+)
+from invert.emission.layers.order import ordered
 from invert.emission.layers.stack import kind_of
 from invert.emission.layers.tree import called
 from invert.ir import kinds
@@ -37,9 +45,8 @@ def group(layer: Layer, parameters: Mapping[Var, Path]) -> None:
     _part_forms(layer, parameters)
     if runs := _Chains(layer).runs():
         _wrap_runs(layer, runs, parameters)
-    for step in layer.steps:
-        if isinstance(step, LayerCall):
-            group(step.layer, parameters)
+    for inner in layers_in(layer):
+        group(inner, parameters)
 
 
 def _part_forms(layer: Layer, parameters: Mapping[Var, Path]) -> None:
@@ -337,7 +344,7 @@ def _wrap_runs(layer: Layer, runs: Sequence[_Run], parameters: Mapping[Var, Path
                 _wrap_shortcut(call.layer, [steps[i] for i in shortcuts[k]], parameters)
             first = first or (call.layer if shared else None)
             nodes.append((min(members), call))
-    layer.steps = _ordered(nodes)
+    layer.steps = ordered(nodes)
 
 
 _SHORTCUT = "shortcut"
@@ -395,7 +402,7 @@ def _wrap_shortcut(block: Layer, members: Sequence[Eqn], parameters: Mapping[Var
     nodes = [(i, s) for i, s in enumerate(block.steps) if i not in chosen]
     call = _wrapped(block, chosen, _SHORTCUT, parameters, ())
     call.layer.field = _SHORTCUT
-    block.steps = _ordered([*nodes, (min(chosen), call)])
+    block.steps = ordered([*nodes, (min(chosen), call)])
 
 
 def _shared(layer: Layer, run: _Run) -> list[Var]:
@@ -466,7 +473,7 @@ def _number(layers: Sequence[Layer]) -> None:
 
 def name_layers(layer: Layer) -> None:
     """Names the layers of a program without names, inside a layer, and numbers them."""
-    calls = [s.layer for s in layer.steps if isinstance(s, LayerCall)]
+    calls = layers_in(layer)
     free = [c for c in calls if NUMBER in c.name and not c.listed and c.field != _SHORTCUT]
     for inner in free:
         inner.field = plain_name(inner.name)
@@ -542,26 +549,3 @@ def _merge_only(layer: Layer) -> None:
     layer.parameters = inner.parameters
     layer.children = inner.children
     layer.alias = inner.alias or inner.name
-
-
-def _ordered(nodes: Sequence[tuple[int, Eqn]]) -> list[Eqn]:
-    """Steps in topological order, and otherwise by their numbers."""
-    steps = [s for _, s in nodes]
-    makers: dict[Atom, int] = {v: k for k, s in enumerate(steps) for v in s.outvars}
-    following: list[set[int]] = [set() for _ in steps]
-    needed = [0] * len(steps)
-    for k, step in enumerate(steps):
-        for j in {makers[a] for a in step.invars if is_var(a) and a in makers}:
-            following[j].add(k)
-            needed[k] += 1
-    ready = [(nodes[k][0], k) for k in range(len(steps)) if not needed[k]]
-    heapq.heapify(ready)
-    result: list[Eqn] = []
-    while ready:
-        _, k = heapq.heappop(ready)
-        result.append(steps[k])
-        for j in following[k]:
-            needed[j] -= 1
-            if not needed[j]:
-                heapq.heappush(ready, (nodes[j][0], j))
-    return result

@@ -8,35 +8,55 @@ values and the inputs of the step.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import TypeAlias
 
-from invert._private.jax import close_like, open_jaxpr, rename
-from invert.emission.layers import roles
-from invert.emission.layers.cut import Assign, Layer, LayerCall, Path, common_prefix, plain_name
+from invert._private.jax import close_like, open_jaxpr, rename, with_names
+from invert.emission.layers import regions, roles
+from invert.emission.layers.cut import (
+    Assign,
+    Layer,
+    LayerCall,
+    Path,
+    common_prefix,
+    cut,
+    layers_in,
+    plain_name,
+)
 from invert.emission.python.naming import Names, stem
 from invert.ir.graph import Graph, is_var
 from invert.ir.loops import ScanParts
 from invert.ir.types import Atom, Eqn, Jaxpr, Var
 
 _PRODUCTS = frozenset(("dot_general", "conv_general_dilated"))
+# Returns groups of equations that are written as one.
+Units: TypeAlias = Callable[[Jaxpr], Iterable[Iterable[Eqn]]]
 
 
-def find(layer: Layer, jaxpr: Jaxpr, parameters: Mapping[Var, Path], held: Collection[Var]) -> None:
+def find(
+    layer: Layer,
+    jaxpr: Jaxpr,
+    parameters: Mapping[Var, Path],
+    held: Collection[Var],
+    units: Units,
+) -> None:
     """Make layers of the cells in a layer and in the layers inside it.
 
     **Arguments:**
 
     - `jaxpr`: the whole program.
     - `held`: parameters in the state, which cells do not read.
+    - `units`: as for `regions.scoped`.
     """
     again: dict[Layer, list[LayerCall]] = {}
+    for inner in layers_in(layer):
+        find(inner, jaxpr, parameters, held, units)
     for i, step in enumerate(layer.steps):
         if isinstance(step, LayerCall):
-            find(step.layer, jaxpr, parameters, held)
             again.setdefault(step.layer.same or step.layer, []).append(step)
         elif step.primitive.name == "scan":
             own = _owned(layer, step, held)
-            layer.steps[i] = _with_cell(layer, step, own, parameters) or step
+            layer.steps[i] = _with_cell(layer, step, own, parameters, units) or step
     for calls in again.values():
         if len(calls) > 1 and not calls[0].layer.listed:
             _name_states(calls, jaxpr)
@@ -54,13 +74,13 @@ def _name_states(calls: Sequence[LayerCall], jaxpr: Jaxpr) -> None:
     first = [k for k, _ in places]
     order = [*first, *(k for k in range(len(calls[0].invars)) if k not in first)]
     for call in calls:
-        inner = call.layer
+        call.invars = [call.invars[k] for k in order]
+    for inner in dict.fromkeys(c.layer for c in calls):
         known = roles.roles(Graph(jaxpr.replace(eqns=inner.steps, outvars=inner.outputs)))
         names = [(inner.inputs[k], known.get(inner.outputs[i])) for k, i in places]
         other = "h" if len(places) == 1 else None
         inner.arguments = {v: n for v, name in names if (n := name or other) is not None}
         inner.inputs = [inner.inputs[k] for k in order]
-        call.invars = [call.invars[k] for k in order]
 
 
 def _owned(layer: Layer, scan: Eqn, held: Collection[Var]) -> list[Var]:
@@ -75,7 +95,7 @@ def _owned(layer: Layer, scan: Eqn, held: Collection[Var]) -> list[Var]:
 
 
 def _with_cell(
-    layer: Layer, scan: Eqn, own: Sequence[Var], parameters: Mapping[Var, Path]
+    layer: Layer, scan: Eqn, own: Sequence[Var], parameters: Mapping[Var, Path], units: Units
 ) -> Eqn | None:
     """A loop whose body calls a cell with these parameters, or `None`.
 
@@ -92,6 +112,7 @@ def _with_cell(
         return None
     cell = _cell(layer, own, parameters)
     _fill(cell, graph, core, inside, len(parts.consts), len(parts.init))
+    _cut(cell, body, parameters, units)
     call = LayerCall(cell, list(cell.inputs), cell.results)
     # The cell's inputs come before it, and its users after it.
     ready = graph.needed(cell.inputs)[0]
@@ -136,6 +157,31 @@ def _cell(layer: Layer, own: Sequence[Var], parameters: Mapping[Var, Path]) -> L
     wanted = shared[-1] if named else "cell"
     name = Names(layer.children).new(wanted)
     return Layer((*layer.path, name), parameters=list(own), alias=wanted)
+
+
+def _cut(cell: Layer, body: Jaxpr, parameters: Mapping[Var, Path], units: Units) -> None:
+    """Makes layers of the parts of a cell that the names of its parameters tell, such as gates."""
+    shared = len(common_prefix(parameters[v][:-1] for v in cell.parameters))
+    names = {v: parameters[v][shared:] for v in cell.parameters}
+    if all(len(path) < 2 for path in names.values()):
+        return
+    jaxpr = body.replace(
+        constvars=[],
+        invars=[*names, *cell.inputs],
+        outvars=cell.outputs,
+        eqns=[with_names(e, ()) for e in cell.steps],
+    )
+    jaxpr = regions.scoped(jaxpr, names, lambda: units(jaxpr))
+    root = cut(jaxpr, names, [], alone=False)
+    cell.steps, cell.parameters, cell.children = root.steps, root.parameters, root.children
+    _put_under(cell, cell.path)
+
+
+def _put_under(layer: Layer, path: Path) -> None:
+    """Sets the paths of the layers inside a layer."""
+    for inner in layers_in(layer):
+        inner.path = (*path, inner.path[-1])
+        _put_under(inner, inner.path)
 
 
 def _fill(

@@ -20,6 +20,7 @@ from jax.extend.core import Primitive
 from invert._private.jax import names_of, open_jaxpr
 from invert.emission.layers.native import Native
 from invert.emission.python.naming import stem
+from invert.ir import kinds
 from invert.ir.graph import is_var
 from invert.ir.types import Atom, Eqn, Jaxpr, Literal, Var
 
@@ -85,6 +86,9 @@ class Layer:
 
 _LAYER, _SET = Primitive("layer"), Primitive("state_set")
 _LAYER.multiple_results = True
+# Stands for a part of the program that is computed several times, see `copies`.
+PART = Primitive("part")
+PART.multiple_results = True
 
 
 @dataclasses.dataclass(eq=False)
@@ -105,6 +109,11 @@ def calls(steps: Iterable[Eqn]) -> Iterator[LayerCall]:
             yield step
         elif step.primitive.name == "scan":
             yield from calls(open_jaxpr(step.params["jaxpr"]).eqns)
+
+
+def layers_in(layer: Layer) -> list[Layer]:
+    """The layers that a layer calls, each one once."""
+    return list(dict.fromkeys(s.layer for s in layer.steps if isinstance(s, LayerCall)))
 
 
 @dataclasses.dataclass(eq=False)
@@ -147,7 +156,7 @@ def cut(
     eqns = list(jaxpr.eqns)
     count = len(jaxpr.outvars) - len(assigned)
     outputs, values = jaxpr.outvars[:count], jaxpr.outvars[count:]
-    scopes = [_scope(eqn) for eqn in eqns]
+    scopes = [scope_of(eqn) for eqn in eqns]
     users = _users(eqns)
     producers: dict[Atom, int] = {v: i for i, eqn in enumerate(eqns) for v in eqn.outvars}
     arguments = {v for v in jaxpr.invars if v not in parameters}
@@ -166,6 +175,7 @@ def cut(
         if made is not None:
             users[value].append(len(eqns) - 1)
     layers = {path[:n] for path in owners.values() for n in range(1, len(path) + 1)}
+    layers |= _without_parameters(eqns, scopes, layers)
     places = [_within(scope, layers) for scope in scopes]
     root = _Cutter(eqns, places, users, producers, messages).layer((), range(len(eqns)))
     root.inputs = [v for v in jaxpr.invars if v not in parameters]
@@ -175,8 +185,8 @@ def cut(
     return _collapsed(root, alone)
 
 
-def _scope(eqn: Eqn) -> Path:
-    """Name scopes, without immediate repetitions."""
+def scope_of(eqn: Eqn) -> Path:
+    """The name scopes of an equation, without immediate repetitions."""
     scope: list[str] = []
     for part in names_of(eqn):
         if not scope or scope[-1] != part:
@@ -188,17 +198,17 @@ def _scope(eqn: Eqn) -> Path:
 _OP_SCOPE = re.compile(r"[A-Z]\w*|moments|batchnorm|einsum")
 
 
-def named_by_scope(jaxpr: Jaxpr, parameters: Mapping[Var, Path]) -> dict[Var, Path]:
+def named_by_scope(eqns: Sequence[Eqn], parameters: Mapping[Var, Path]) -> dict[Var, Path]:
     """The names of parameters; uninformative ones are replaced by their layers' scopes.
 
     Keras names the variables of a subclassed model after the model alone: `gpt/kernel` is a
     variable of every layer. Such names occur several times, with numbers, in different scopes.
     """
-    users = _users(jaxpr.eqns)
+    users = _users(eqns)
     scopes: dict[Var, Path] = {}
     alike: dict[Path, list[Var]] = collections.defaultdict(list)
     for v, path in parameters.items():
-        scope = common_prefix(_scope(jaxpr.eqns[i]) for i in users.get(v, ()))
+        scope = common_prefix(scope_of(eqns[i]) for i in users.get(v, ()))
         while scope and _OP_SCOPE.fullmatch(scope[-1]):
             scope = scope[:-1]
         scopes[v] = scope
@@ -250,10 +260,11 @@ def _place_floating(
     An equation without a scope gets the common scope of its producers and users; arguments and
     results are in the outermost scope. A constant that several layers use is computed above them.
     """
-    scoped = [scope for scope in scopes if scope]
+    placed = [eqn.primitive is PART for eqn in eqns]
+    scoped = [scope for scope, known in zip(scopes, placed, strict=True) if scope or known]
     # A scope around everything is the model; some scopes are those of single layers.
     base = common_prefix(scoped) if 2 * len(scoped) >= len(scopes) else ()
-    floating = [not scope for scope in scopes]
+    floating = [not scope and not known for scope, known in zip(scopes, placed, strict=True)]
     constant = [False] * len(eqns)
     ahead: list[Path | None] = [None] * len(eqns)
     for i, eqn in enumerate(eqns):
@@ -296,6 +307,32 @@ def _owner(path: Path, scopes: Sequence[Path]) -> Path:
     while common and not re.fullmatch(r"[A-Za-z_][\w.\-]*", common[-1]):
         common = common[:-1]
     return common
+
+
+# Scopes of control flow and of conversions, whatever they contain.
+_PLAIN_SCOPE = re.compile(
+    r"(cond|while|body|branch|map|scan|loop|jit|vmap|gradient)\w*|.*[^\w.\-].*"
+)
+# The least number of equations of a layer without parameters.
+_LONG = 5
+
+
+def _without_parameters(
+    eqns: Sequence[Eqn], scopes: Sequence[Path], layers: set[Path]
+) -> set[Path]:
+    """The scopes without parameters that are long enough for a layer of their own."""
+    base = common_prefix(s for s in scopes if s)
+    counts: collections.Counter[Path] = collections.Counter()
+    for eqn, scope in zip(eqns, scopes, strict=True):
+        n = len(_within(scope, layers)) + 1
+        plain = eqn.primitive.name in kinds.LAYOUT or not any(map(is_var, eqn.invars))
+        if n <= len(scope) and n > len(base) and not plain:
+            counts[scope[:n]] += 1
+    return {
+        path
+        for path, count in counts.items()
+        if count >= _LONG and not any(p.fullmatch(path[-1]) for p in (_OP_SCOPE, _PLAIN_SCOPE))
+    }
 
 
 def _within(scope: Path, layers: set[Path]) -> Path:

@@ -9,7 +9,7 @@ import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
 
-from invert.emission.layers.cut import Layer, LayerCall
+from invert.emission.layers.cut import Layer, LayerCall, layers_in
 from invert.emission.layers.stack import Stacker
 from invert.emission.python.naming import plural
 from invert.ir import kinds
@@ -84,9 +84,10 @@ class Lists:
     def unroll(self, layer: Layer) -> None:
         """Finds calls of a layer on all parts of an array, in a layer and the layers inside it."""
         again: dict[Layer, list[LayerCall]] = {}
+        for inner in layers_in(layer):
+            self.unroll(inner)
         for step in layer.steps:
             if isinstance(step, LayerCall):
-                self.unroll(step.layer)
                 again.setdefault(step.layer.same or step.layer, []).append(step)
         makers: dict[Atom, Eqn] = {v: s for s in layer.steps for v in s.outvars}
         for calls in again.values():
@@ -158,9 +159,8 @@ class Lists:
             )
             self.covered.update(run.calls)
         self._mixed(layer, names)
-        for step in layer.steps:
-            if isinstance(step, LayerCall):
-                self.find(step.layer, stacker)
+        for inner in layers_in(layer):
+            self.find(inner, stacker)
 
     def _mixed(self, layer: Layer, names: Mapping[LayerCall, str]) -> None:
         """Lists of different blocks, each of which takes the result of the previous one."""

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from invert._private.jax import names_of, with_names
-from invert.emission.layers.cut import Path, common_prefix
+from invert.emission.layers.cut import PART, Path, common_prefix
 from invert.ir import kinds
 from invert.ir.graph import is_var
 from invert.ir.types import Atom, Eqn, Jaxpr, Var
@@ -47,8 +47,9 @@ def _numbered(path: Path) -> bool:
     return re.search(r"_\d+$", path[-1]) is not None
 
 
-# Products of arrays, as in an attention, do not belong to a layer's input or result.
-_MIXING = frozenset(("dot_general", "conv_general_dilated"))
+# Products of arrays, as in an attention, and calls of other layers do not belong to a layer's input
+# or result.
+_MIXING = frozenset(("dot_general", "conv_general_dilated", PART.name))
 
 
 class _Regions:

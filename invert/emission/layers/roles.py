@@ -267,20 +267,26 @@ def _lstm(eqn: Eqn, graph: Graph) -> Iterator[tuple[Atom, str]]:
     yield added.outvars[0], "update"
     for a in kept.invars:
         gate = _maker(graph, a, "logistic")
-        yield (a, "c") if gate is None else (gate.invars[0], "f")
+        yield (a, "c") if gate is None else (_gate(gate, graph), "f")
     for a in added.invars:
         gate = _maker(graph, a)
         if gate is not None:
             whole = _maker(graph, gate.invars[0], "split")
             if whole is not None:
                 yield from _sums(whole.invars[0], "gates", graph)
-            yield gate.invars[0], "i" if gate.primitive.name == "logistic" else "g"
+            yield _gate(gate, graph), "i" if gate.primitive.name == "logistic" else "g"
     for last in _users(graph, eqn.outvars[0], "tanh"):
         for product in _users(graph, last.outvars[0], "mul"):
             yield from _masked(product.outvars[0], "h", graph)
             for a in product.invars:
                 if (gate := _maker(graph, a, "logistic")) is not None:
-                    yield gate.invars[0], "o"
+                    yield _gate(gate, graph), "o"
+
+
+def _gate(eqn: Eqn, graph: Graph) -> Atom:
+    """The value named as a gate: a part of all gates, or what is computed of it alone."""
+    parted = _maker(graph, eqn.invars[0], "split", "slice") is not None
+    return eqn.invars[0] if parted else eqn.outvars[0]
 
 
 def _gru(eqn: Eqn, graph: Graph) -> Iterator[tuple[Atom, str]]:
@@ -337,7 +343,7 @@ def _part(atom: Atom, name: str, graph: Graph) -> Iterator[tuple[Atom, str]]:
     if parts is None:
         return
     total = parts.invars[0]
-    product = _maker(graph, total, "dot_general") or _product_in(total, graph)
+    product = _maker(graph, total, "dot_general", "layer") or _product_in(total, graph)
     factor = product.invars[0] if product is not None else None
     carried = factor is not None and factor not in graph.producers
     side = "h" if factor is not None and carried and _is_updated(factor, graph) else "x"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import contextlib
 import dataclasses
+import itertools
+import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -304,6 +306,19 @@ def _told(group: Sequence[Draft]) -> dict[tuple[int, ...], ast.expr]:
             place = -1 if axis == len(shapes[0]) - 1 > 0 else axis
             size = syntax.item(syntax.field(source, "shape"), syntax.number(place))
             sizes_by_values.setdefault(tuple(map(int, sizes)), size)
+    for i in order:
+        source, shapes = group[0].sources[i], [d.arrays[i][1] for d in group]
+        ranks = {len(s) for s in shapes}
+        if not isinstance(source, ast.Name) or len(ranks) > 1 or min(ranks) < 4:
+            continue
+        inner = [s[1:-1] for s in shapes]  # those of an image
+        if not any(map(is_open, itertools.chain(*inner))):
+            axes_of = syntax.item(
+                syntax.field(source, "shape"), syntax.slice_of(syntax.number(1), syntax.number(-1))
+            )
+            sizes_by_values.setdefault(
+                tuple(math.prod(map(int, s)) for s in inner), syntax.call("math.prod", axes_of)
+            )
     for column in zip(*(d.inner for d in group), strict=False):
         source = column[0][0]
         for axis, sizes in enumerate(zip(*(shape for _, shape in column), strict=False)):
@@ -339,7 +354,8 @@ def generalize(
         assert size is not None  # ensured by `groups`
         base, operator, factor = size
         if base not in local:
-            wanted = name = names.get(tuple(map(str, base)), "n")
+            usual = "area" if isinstance(told[base], ast.Call) else "n"
+            wanted = name = names.get(tuple(map(str, base)), usual)
             i = 2
             while name in used:
                 name, i = f"{wanted}_{i}", i + 1
