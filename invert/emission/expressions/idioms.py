@@ -225,9 +225,10 @@ def _element(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
     places = [next(_place(graph, starts[axis]))[0] for axis in axes]
     variables = list(dict.fromkeys(a for a in (x, *places) if isinstance(a, Var)))
     if len(variables) <= len(_LETTERS):
+        order: dict[Atom, int] = {v: i for i, v in enumerate(variables)}
         parts: list[ast.expr] = [ast.Slice() for _ in starts]
         for axis, place in zip(axes, places, strict=True):
-            parts[axis] = _x(variables.index(place))
+            parts[axis] = _x(order[place])
         parts = indexing.shortened(parts)
         index = parts[0] if len(parts) == 1 else syntax.tuple_of(parts)
         yield Proposal(syntax.item(_x(), index), variables, PLAIN)
