@@ -1,23 +1,22 @@
-"""What programs lower to, worked out for each equation by itself."""
+"""What programs lower to, worked out for the equations in which they differ."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 
 import jax
+from jax import lax
 
 from invert._opaque import custom_call_p
-from invert._private.jax import bind_equation, consts_of, eval_closed, open_jaxpr
+from invert._private.jax import bind_equation, close_like, consts_of, open_jaxpr
 from invert.ir import jaxprs
-from invert.ir.graph import is_var
-from invert.ir.interpret import bind as bound
-from invert.ir.interpret import retrace
+from invert.ir.graph import Graph, is_var
+from invert.ir.interpret import bind, evaluate, retrace
 from invert.ir.match import difference
 from invert.ir.normal_form import atom_key, normal_form, operation_key
-from invert.ir.types import AnyJaxpr, Atom, Eqn, Jaxpr, Value
-from invert.rewriting.pattern import Call, bind
-from invert.rewriting.templates import raise_call
+from invert.ir.types import AnyJaxpr, Atom, Eqn, Jaxpr, Value, Var
+from invert.stablehlo.lowered import lower
 
 
 def lower_alike(
@@ -25,9 +24,8 @@ def lower_alike(
 ) -> bool:
     """Whether two programs are equal once their equations are replaced by what these lower to.
 
-    First only the equations of kinds that the other program does not have are replaced, then all.
-    What an equation lowers to is kept by its primitive, parameters and types, so a later program
-    is compared without lowering anything.
+    First only equations of kinds that the other program does not have are replaced, then all. What
+    a kind lowers to is kept, so that a later program lowers little or nothing.
 
     **Arguments:**
 
@@ -36,12 +34,16 @@ def lower_alike(
     - `platform`, `x64`: for what and with which types they are lowered.
 
     **Returns:** also `False` if an equation does not lower by itself, or has effects.
+
+    **Raises:** JAX's exceptions for equations that it cannot lower.
     """
     programs = [normal_form(jaxprs.as_lowered(p)) for p in (a, b)]
-    kinds = [{_kind(e) for e in jaxprs.equations(open_jaxpr(p))} for p in programs]
+    kinds = [{_Call.of(e, g).kind for e, g in _steps(Graph(p))} for p in programs]
     for kept in (kinds[0] & kinds[1], set[Hashable]()):
+        expansion = _Expansion(kept, platform, x64)
+        expansion.learn(programs)
         try:
-            one, two = (_Expansion(kept, platform, x64)(p) for p in programs)
+            one, two = map(expansion, programs)
         except _DoesNotLower:
             return False
         if difference(one, two, constants) is None:
@@ -53,68 +55,202 @@ class _DoesNotLower(Exception):
     """An equation that cannot be replaced by what it lowers to."""
 
 
+@dataclasses.dataclass(frozen=True)
+class _Call:
+    """An equation as a function of its operands that are not numbers.
+
+    Arrays of one number are part of it, since what uses them is raised with the number.
+
+    **Attributes:**
+
+    - `kind`: equal for equations that lower to the same; `None` if it holds a part of the program.
+    """
+
+    eqn: Eqn
+    kind: Hashable | None
+    operands: Sequence[Var]
+    numbers: Mapping[Atom, Eqn]
+
+    @classmethod
+    def of(cls, eqn: Eqn, graph: Graph) -> _Call:
+        numbers = {a: e for a in eqn.invars if (e := graph.producer(a)) is not None and _fills(e)}
+        operands = [a for a in eqn.invars if is_var(a) and a not in numbers]
+        operation = operation_key(eqn)
+        if operation is None:
+            return cls(eqn, None, operands, numbers)
+        keys = tuple(_operand_key(a, numbers) for a in eqn.invars)
+        return cls(eqn, (operation, keys, tuple(map(_type, eqn.outvars))), operands, numbers)
+
+    def __call__(self, *values: Value) -> list[Value]:
+        rest = iter(values)
+
+        def operand(atom: Atom) -> Value:
+            if not is_var(atom):
+                return atom.val
+            if (eqn := self.numbers.get(atom)) is None:
+                return next(rest)
+            return bind_equation(eqn, [a.val for a in eqn.invars if not is_var(a)])[0]
+
+        return bind_equation(self.eqn, list(map(operand, self.eqn.invars)))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Template:
+    """What an equation lowers to, with the constants that it then holds."""
+
+    eqns: Sequence[Eqn]
+    invars: Sequence[Var]
+    outvars: Sequence[Atom]
+    constants: Mapping[Var, Value]
+
+    def __call__(self, operands: Sequence[Value]) -> list[Value]:
+        env: dict[Atom, Value] = {**self.constants, **dict(zip(self.invars, operands, strict=True))}
+        return list(map(evaluate(self.eqns, env), self.outvars))
+
+
+# By kind, platform and types. The oldest go first.
+_TEMPLATES: dict[Hashable, _Template] = {}
+_MOST_TEMPLATES = 4096
+
+
 class _Expansion:
     """Replaces the equations of a program by what they lower to, unless `kept` has their kind."""
 
-    def __init__(self, kept: set[Hashable], platform: str, x64: bool):
+    def __init__(self, kept: Collection[Hashable], platform: str, x64: bool):
         self._kept, self._platform, self._x64 = kept, platform, x64
+        self._of_kind: dict[Hashable, _Template] = {}
+        self._of_eqn: dict[Eqn, _Template] = {}
+
+    def learn(self, programs: Sequence[AnyJaxpr]) -> None:
+        """Lower what is replaced in these programs and is not known yet, all of it at once."""
+        calls: dict[Hashable, _Call] = {}
+        for program in programs:
+            for eqn, graph in _steps(Graph(program)):
+                call = _Call.of(eqn, graph)
+                if not self._stays(call):
+                    calls[call.kind or eqn] = call
+        wide, narrow = [], []
+        for kind, call in calls.items():
+            known = _TEMPLATES.get((kind, self._platform, self._x64)) if call.kind else None
+            if known is not None:
+                self._of_kind[kind] = known
+            elif self._x64 or any(jaxprs.is_wide(v) for v in call.operands):
+                wide.append(call)
+            else:
+                narrow.append(call)
+        for unknown, x64 in ((wide, True), (narrow, False)):
+            for call, template in zip(unknown, _lowered(unknown, self._platform, x64), strict=True):
+                if call.kind is None:
+                    self._of_eqn[call.eqn] = template
+                    continue
+                self._of_kind[call.kind] = template
+                while len(_TEMPLATES) >= _MOST_TEMPLATES:
+                    _TEMPLATES.pop(next(iter(_TEMPLATES)))
+                _TEMPLATES[call.kind, self._platform, self._x64] = template
+
+    def _stays(self, call: _Call) -> bool:
+        eqn = call.eqn
+        return eqn.primitive is custom_call_p or (call.kind is not None and call.kind in self._kept)
 
     def __call__(self, program: AnyJaxpr) -> AnyJaxpr:
-        return normal_form(jaxprs.as_lowered(jaxprs.map_jaxprs(program, self._expanded)))
+        jaxpr = open_jaxpr(program)
+        if jaxpr.constvars:
+            raise _DoesNotLower
+        return normal_form(jaxprs.as_lowered(self._expanded(jaxpr)))
 
     def _expanded(self, jaxpr: Jaxpr) -> Jaxpr:
-        if jaxpr.constvars or jaxpr.effects:
+        if jaxpr.effects:
             raise _DoesNotLower
-        templates = {e: t for e in jaxpr.eqns if (t := self._template(e)) is not None}
-        if not templates:
-            return jaxpr
+        graph = Graph(jaxpr)
 
         def on_eqn(eqn: Eqn, operands: list[Value]) -> Sequence[Value]:
-            template = templates.get(eqn)
-            if template is None:
-                return bound(eqn, operands)
+            if eqn.primitive.name in _REGIONS:
+                return bind(self._with_bodies(eqn), operands)
+            call = _Call.of(eqn, graph)
+            if self._stays(call):
+                return bind(eqn, operands)
+            template = self._of_eqn[eqn] if call.kind is None else self._of_kind[call.kind]
             pairs = zip(eqn.invars, operands, strict=True)
-            return eval_closed(template, [value for a, value in pairs if is_var(a)])
+            return template([x for a, x in pairs if is_var(a) and a not in call.numbers])
 
         closed = retrace(jaxpr, on_eqn)
-        if consts_of(closed):  # which an inner jaxpr cannot have
+        if consts_of(closed):  # which the jaxpr of a loop cannot have
             raise _DoesNotLower
         return open_jaxpr(closed)
 
-    def _template(self, eqn: Eqn) -> AnyJaxpr | None:
-        # The jaxprs of loops and branches are expanded themselves.
-        if eqn.primitive is custom_call_p or eqn.primitive.name in ("while", "cond"):
-            return None
-        kind = _kind(eqn)
-        if kind is not None and kind in self._kept:
-            return None
-        template = raise_call(_call(eqn, kind, self._x64), self._platform)
-        if template is None:
-            raise _DoesNotLower
-        return template
+    def _with_bodies(self, eqn: Eqn) -> Eqn:
+        bodies = {
+            name: jaxprs.tuple_like(value, map(self._body, value))
+            if isinstance(value, tuple)
+            else self._body(value)
+            for name, value in eqn.params.items()
+            if name in _REGIONS[eqn.primitive.name]
+        }
+        return eqn.replace(params={**eqn.params, **bodies})
+
+    def _body(self, program: AnyJaxpr) -> AnyJaxpr:
+        return close_like(program, self._expanded(open_jaxpr(program)))
 
 
-def _call(eqn: Eqn, kind: Hashable | None, x64: bool) -> Call:
-    """An equation as a call of the operands that are not literals.
+# The programs of loops and branches, whose equations are replaced instead of the whole.
+_REGIONS = {"while": ("cond_jaxpr", "body_jaxpr"), "cond": ("branches",)}
 
-    Without literals it is the call that a pattern proposes, which was lowered already.
-    """
-    avals = [jax.ShapeDtypeStruct(a.aval.shape, a.aval.dtype) for a in eqn.invars if is_var(a)]
-    if kind is not None and len(avals) == len(eqn.invars):
-        return dataclasses.replace(bind(eqn.primitive, *avals, **eqn.params), x64=x64)
+
+def _steps(graph: Graph) -> Iterator[tuple[Eqn, Graph]]:
+    """The equations of a program and of its loops and branches, with the graph of each."""
+    for eqn in graph.eqns:
+        if eqn.primitive.name not in _REGIONS:
+            yield eqn, graph
+        else:
+            for jaxpr in jaxprs.sub_jaxprs(eqn):
+                yield from _steps(Graph(jaxpr))
+
+
+def _lowered(calls: Sequence[_Call], platform: str, x64: bool) -> list[_Template]:
+    """What these calls lower to. They are lowered as one module, which takes less time."""
+    if not calls:
+        return []
+    counts = [len(call.operands) for call in calls]
+    ends = [len(call.eqn.outvars) for call in calls]
 
     def run(*values: Value) -> list[Value]:
         rest = iter(values)
-        return bind_equation(eqn, [next(rest) if is_var(a) else a.val for a in eqn.invars])
+        groups = [[next(rest) for _ in range(n)] for n in counts]
+        return [r for call, group in zip(calls, groups, strict=True) for r in call(*group)]
 
-    return Call(kind, run, tuple(avals), x64=x64, of_site=kind is None)
+    avals = [jax.ShapeDtypeStruct(_shape(v), v.aval.dtype) for c in calls for v in c.operands]
+    outs = [v.aval for call in calls for v in call.eqn.outvars]
+    closed = lower(run, avals, outs, platform=platform, x64=x64).raised()
+    graph = Graph(closed, consts_of(closed))
+    arguments, results = iter(graph.jaxpr.invars), iter(graph.jaxpr.outvars)
+    templates = []
+    for n, m in zip(counts, ends, strict=True):
+        invars, outvars = [next(arguments) for _ in range(n)], [next(results) for _ in range(m)]
+        eqns, outside = graph.needed(outvars, set(invars))
+        constants = {v: graph.consts[v] for v in outside}
+        templates.append(_Template(eqns, invars, outvars, constants))
+    return templates
 
 
-def _kind(eqn: Eqn) -> Hashable | None:
-    """What an equation does, and with operands of which types."""
-    operation = operation_key(eqn)
-    return None if operation is None else (operation, tuple(map(_operand, eqn.invars)))
+def _operand_key(atom: Atom, numbers: Mapping[Atom, Eqn]) -> Hashable:
+    if not is_var(atom):
+        return atom_key(atom)
+    made = numbers.get(atom)
+    return _type(atom) if made is None else (_type(atom), atom_key(made.invars[0]))
 
 
-def _operand(atom: Atom) -> Hashable:
-    return (atom.aval.shape, atom.aval.dtype) if is_var(atom) else atom_key(atom)
+def _fills(eqn: Eqn) -> bool:
+    """Whether an equation makes an array of one number."""
+    return (
+        eqn.primitive is lax.broadcast_in_dim_p
+        and len(eqn.invars) == 1
+        and not any(map(is_var, eqn.invars))
+    )
+
+
+def _type(atom: Atom) -> Hashable:
+    return atom.aval.shape, atom.aval.dtype
+
+
+def _shape(atom: Atom) -> tuple[int, ...]:
+    return tuple(atom.aval.shape)

@@ -69,16 +69,45 @@ def test_other_programs_are_not(one: Callable[..., Any], two: Callable[..., Any]
         assert not lower_alike(_lowered(a), b, (), platform="cpu", x64=False)
 
 
+def _counted(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The primitives that are lowered together, each time."""
+    lowered: list[list[str]] = []
+    lower = expansion._lowered
+
+    def counted(calls: Any, *args: Any) -> Any:
+        if calls:
+            lowered.append([call.eqn.primitive.name for call in calls])
+        return lower(calls, *args)
+
+    monkeypatch.setattr(expansion, "_TEMPLATES", {})
+    monkeypatch.setattr(expansion, "_lowered", counted)
+    return lowered
+
+
 def test_nothing_that_both_programs_have_is_lowered(monkeypatch: pytest.MonkeyPatch) -> None:
-    lowered: list[str] = []
-    template = expansion.raise_call
-
-    def counted(call: Any, platform: str) -> Any:
-        lowered.append(str(call.key))
-        return template(call, platform)
-
-    monkeypatch.setattr(expansion, "raise_call", counted)
     a = trace_closed(lambda x: jnp.tanh(jnp.cumsum(jnp.sin(x) @ x.T)), X)
-    assert lower_alike(_lowered(a), a, (), platform="cpu", x64=False)
-    assert len([key for key in lowered if "cumsum" in key]) == 1
-    assert not any(name in key for key in lowered for name in ("tanh", "sin", "dot_general"))
+    again = _lowered(a)
+    lowered = _counted(monkeypatch)
+    assert lower_alike(again, a, (), platform="cpu", x64=False)
+    (together,) = lowered
+    assert "cumsum" in together and not {"tanh", "sin", "dot_general"} & {*together}
+
+
+def test_what_was_lowered_once_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = trace_closed(lambda x: jnp.cumsum(x, 1) * 2.0, X)
+    second = trace_closed(lambda x: jnp.sin(jnp.cumsum(jnp.cumsum(x, 1), 1)), X)
+    programs = [(_lowered(p), p) for p in (first, second)]
+    lowered = _counted(monkeypatch)
+    for program in programs:
+        assert lower_alike(*program, (), platform="cpu", x64=False)
+    assert len([names for names in lowered if "cumsum" in names]) == 1
+
+
+def test_templates_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    programs = [trace_closed(lambda x, n=n: jnp.cumsum(x[:n], 1), X) for n in (1, 2, 3)]
+    pairs = [(_lowered(p), p) for p in programs]
+    _counted(monkeypatch)
+    monkeypatch.setattr(expansion, "_MOST_TEMPLATES", 2)
+    for pair in pairs:
+        assert lower_alike(*pair, (), platform="cpu", x64=False)
+    assert len(expansion._TEMPLATES) <= 2
