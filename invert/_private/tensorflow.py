@@ -42,7 +42,8 @@ def keras_variables(variables: Iterable[Any]) -> tuple[dict[int, str], dict[int,
     flags: dict[int, bool] = {}
     if not wanted or not holders | layers:
         return names, flags
-    for found in gc.get_objects():
+    kinds = holders | layers
+    for found in [x for x in gc.get_objects() if type(x) in kinds]:
         if type(found) in holders and id(found._value) in wanted:
             names[id(found._value)] = str(found.path)
             held = {id(found._value): bool(found.trainable)}

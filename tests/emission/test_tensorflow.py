@@ -221,6 +221,24 @@ def test_blocks_with_the_numbers_of_keras_are_a_list() -> None:
         assert np.array_equal(module(ramp(*shape)), module.model(ramp(*shape)))
 
 
+def test_a_separable_convolution_is_one_layer_and_a_softmax_a_call() -> None:
+    import keras
+
+    x = given = keras.Input((8, 8, 4))
+    for filters in (6, 8):
+        x = keras.layers.SeparableConv2D(filters, 3, padding="same")(x)
+        x = keras.layers.ReLU()(x)
+    x = keras.layers.GlobalAveragePooling2D()(x)
+    model = keras.Model(given, keras.layers.Softmax(name="predictions")(x))
+    module = invert.convert(model)
+    images = np.random.default_rng(5).normal(size=(3, 8, 8, 4)).astype(np.float32)
+    np.testing.assert_allclose(module(images), model(images), rtol=1e-5, atol=1e-6)
+    source = module.emit(loader=False).source
+    kernels = re.findall(r"(\w+)_kernel: Float\[Array, .*\]\n", source)
+    assert kernels == ["depthwise", "pointwise"] * (len(kernels) // 2)
+    assert "return jax.nn.softmax(" in source and "class Predictions" not in source
+
+
 def test_a_causal_mask_of_an_open_length_needs_no_doubles() -> None:
     def masked(x: Any) -> Any:
         length = tf.shape(x)[1]

@@ -189,9 +189,17 @@ def scope_of(eqn: Eqn) -> Path:
     """The name scopes of an equation, without immediate repetitions."""
     scope: list[str] = []
     for part in names_of(eqn):
-        if not scope or scope[-1] != part:
+        if not scope or part not in _repeated(scope[-1]):
             scope.append(part)
     return tuple(scope)
+
+
+def _repeated(name: str) -> tuple[str, ...]:
+    """The scopes in another one that repeat it; some functions of TensorFlow open their own."""
+    return (name, stem(name)) if stem(name) in _FUNCTION_SCOPES else (name,)
+
+
+_FUNCTION_SCOPES = frozenset(("separable_conv2d",))
 
 
 # Scopes created by TensorFlow ops.
@@ -313,8 +321,10 @@ def _owner(path: Path, scopes: Sequence[Path]) -> Path:
 _PLAIN_SCOPE = re.compile(
     r"(cond|while|body|branch|map|scan|loop|jit|vmap|gradient)\w*|.*[^\w.\-].*"
 )
-# The least number of equations of a layer without parameters.
+# The least number of equations of a layer without parameters. Layout does not count, nor the
+# largest number that a softmax subtracts.
 _LONG = 5
+_SHORT = kinds.LAYOUT | {"max", "reduce_max", "stop_gradient"}
 
 
 def _without_parameters(
@@ -325,7 +335,7 @@ def _without_parameters(
     counts: collections.Counter[Path] = collections.Counter()
     for eqn, scope in zip(eqns, scopes, strict=True):
         n = len(_within(scope, layers)) + 1
-        plain = eqn.primitive.name in kinds.LAYOUT or not any(map(is_var, eqn.invars))
+        plain = eqn.primitive.name in _SHORT or not any(map(is_var, eqn.invars))
         if n <= len(scope) and n > len(base) and not plain:
             counts[scope[:n]] += 1
     return {
