@@ -476,7 +476,8 @@ class Classes:
         )
         inputs = [v for v in layer.inputs if not given or v not in given]
         states = roles.initial(layer.steps)
-        told = {**self._memory(layer), **_residuals(layer), **states, **layer.arguments}
+        adds = _residuals(layer) if known or layer.children else self._named_by_makers(layer)
+        told = {**self._memory(layer), **adds, **states, **layer.arguments}
         hints = self._hints(inputs, told)
         if layer.same is not None:
             hints = self._arguments.get(layer.same, hints)
@@ -499,6 +500,16 @@ class Classes:
             layers=self.names_of_layers(layer),
         )
         return self.file.with_dimensions(function, inputs)
+
+    def _named_by_makers(self, layer: Layer) -> dict[Var, str]:
+        """The inputs of a layer without parameters that other layers made, by their names."""
+        if len(layer.inputs) < 2:
+            return {}
+        made = {
+            v: c.layer for other in self.tree.programs for c in calls(other.steps) for v in c.outvars
+        }
+        fields = {v: self.tree.names[made[v]].split(".")[-1] for v in layer.inputs if v in made}
+        return {v: of_field(name) for v, name in fields.items() if not name.isdigit()}
 
     def _memory(self, layer: Layer) -> dict[Var, str]:
         """The inputs from which a layer computes only keys and values, and no queries."""

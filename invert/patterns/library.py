@@ -141,6 +141,13 @@ PATTERNS = (
     _inlined("logit", "log", jax.scipy.special.logit, after="div", holds="sub"),
     _inlined("log_ndtr", "select_n", jax.scipy.special.log_ndtr, after="gt", holds="erfc"),
     _inlined("erfcx", "select_n", jax.scipy.special.erfcx, after="gt mul div", holds="erfc"),
+    _inlined(  # of jax 0.12
+        "erfcx",
+        "select_n",
+        jax.scipy.special.erfcx,
+        after="lt select_n mul",
+        holds="optimization_barrier",
+    ),
     _inlined("dawsn", "mul", jax.scipy.special.dawsn, after="sign select_n", holds="sign"),
     _inlined("poch", "jit", jax.scipy.special.poch, arity=2, after="eq", holds="lgamma"),
     Pattern("softmax", ("div",), _softmax),
