@@ -59,8 +59,8 @@ STAGES = (
 
 
 def names() -> tuple[str, ...]:
-    """Names of all patterns, in order."""
-    return tuple(pattern.name for stage in STAGES for pattern in stage.patterns)
+    """Names of all patterns, in order; a function that JAX lowers in two ways has one name."""
+    return tuple(dict.fromkeys(pattern.name for stage in STAGES for pattern in stage.patterns))
 
 
 known_patterns.extend(names())
