@@ -505,9 +505,8 @@ class Classes:
         """The inputs of a layer without parameters that other layers made, by their names."""
         if len(layer.inputs) < 2:
             return {}
-        made = {
-            v: c.layer for other in self.tree.programs for c in calls(other.steps) for v in c.outvars
-        }
+        every = (c for other in self.tree.programs for c in calls(other.steps))
+        made = {v: c.layer for c in every for v in c.outvars}
         fields = {v: self.tree.names[made[v]].split(".")[-1] for v in layer.inputs if v in made}
         return {v: of_field(name) for v, name in fields.items() if not name.isdigit()}
 
