@@ -70,7 +70,7 @@ def certify(
             where = where or f"it does not lower again: {error}"
             continue
         found = difference(raw, again, constants)
-        if found is None or _lower_alike(raw, again, avals, constants, platform, mode):
+        if found is None or _whole_programs_alike(raw, again, avals, constants, platform, mode):
             return Certificate("exact")
         where = where or found
     return _numerical(raw, recovered, constants, where)
@@ -114,7 +114,7 @@ def _runs(
             yield from zip(results[:half], results[half:], strict=True)
 
 
-def _lower_alike(
+def _whole_programs_alike(
     raw: Jaxpr,
     again: AnyJaxpr,
     avals: Sequence[Aval],

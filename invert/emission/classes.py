@@ -502,7 +502,7 @@ class Classes:
         return self.file.with_dimensions(function, inputs)
 
     def _named_by_makers(self, layer: Layer) -> dict[Var, str]:
-        """The inputs of a layer without parameters that other layers made, by their names."""
+        """Names the inputs of a parameterless layer after the layers that computed them."""
         if len(layer.inputs) < 2:
             return {}
         every = (c for other in self.tree.programs for c in calls(other.steps))

@@ -1,10 +1,11 @@
-"""Rows that a loop reads one by one: at `i` instead of `i + n if i < 0 else i`.
+"""Drops the negative-index adjustment of rows that a counted loop reads one by one.
 
-Only bounds of integer scalars are derived, from loops that count to a number.
+Bounds are derived for integer scalars only, from loops with a known trip count.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence, Set
 
 import numpy as np
@@ -119,10 +120,7 @@ def _inside(eqn: Eqn, known: Mapping[Atom, _Bounds]) -> Eqn:
         new = _within(body, given, frozenset(held), steps.pop() if len(steps) == 1 else 0)
         if new is body:
             return eqn
-        body = close_like(parts.body, new)
-        return WhileParts(
-            parts.cond, body, parts.cond_consts, parts.body_consts, parts.init
-        ).put_into(eqn)
+        return dataclasses.replace(parts, body=close_like(parts.body, new)).put_into(eqn)
     if eqn.primitive.name == "cond":
         parts = CondParts.of(eqn)
         branches: list[AnyJaxpr] = []

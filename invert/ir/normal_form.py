@@ -133,7 +133,7 @@ def equal_key(eqn: Eqn) -> Hashable:
 
 
 def operation_key(eqn: Eqn) -> Hashable | None:
-    """A key of what an equation does with its operands; `None` if it may do more or other."""
+    """A key of the operation alone; `None` if equal keys would not prove equal operations."""
     if eqn.effects or eqn.primitive is custom_call_p or holds_jaxprs(eqn):
         return None
     params = tuple(sorted(eqn.params.items(), key=lambda item: item[0]))

@@ -1,4 +1,4 @@
-"""What programs lower to, worked out for the equations in which they differ."""
+"""Compares two programs by lowering only the equations in which they differ."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from invert.stablehlo.lowered import lower
 def lower_alike(
     a: AnyJaxpr, b: AnyJaxpr, constants: Sequence[Value], *, platform: str, x64: bool
 ) -> bool:
-    """Whether two programs are equal once their equations are replaced by what these lower to.
+    """Whether two programs are equal after their equations are lowered and raised again.
 
-    First only equations of kinds that the other program does not have are replaced, then all. What
-    a kind lowers to is kept, so that a later program lowers little or nothing.
+    Equations of a kind that both programs contain stay unchanged at first; if that proves nothing,
+    all are expanded. Expansions are cached by kind, so later programs lower little or nothing.
 
     **Arguments:**
 
@@ -33,7 +33,7 @@ def lower_alike(
     - `constants`: the values of the leading ones, where known.
     - `platform`, `x64`: for what and with which types they are lowered.
 
-    **Returns:** also `False` if an equation does not lower by itself, or has effects.
+    **Returns:** `False` also if an equation does not lower on its own or has effects.
 
     **Raises:** JAX's exceptions for equations that it cannot lower.
     """
@@ -52,18 +52,18 @@ def lower_alike(
 
 
 class _DoesNotLower(Exception):
-    """An equation that cannot be replaced by what it lowers to."""
+    """An equation that cannot be expanded on its own."""
 
 
 @dataclasses.dataclass(frozen=True)
 class _Call:
-    """An equation as a function of its operands that are not numbers.
+    """An equation as a function of its array operands.
 
-    Arrays of one number are part of it, since what uses them is raised with the number.
+    Arrays filled with one number are part of the call: raising gives their users the number.
 
     **Attributes:**
 
-    - `kind`: equal for equations that lower to the same; `None` if it holds a part of the program.
+    - `kind`: equal for equations that lower alike; `None` if the equation contains a jaxpr.
     """
 
     eqn: Eqn
@@ -96,7 +96,7 @@ class _Call:
 
 @dataclasses.dataclass(frozen=True)
 class _Template:
-    """What an equation lowers to, with the constants that it then holds."""
+    """The expansion of an equation, with its constants."""
 
     eqns: Sequence[Eqn]
     invars: Sequence[Var]
@@ -108,13 +108,13 @@ class _Template:
         return list(map(evaluate(self.eqns, env), self.outvars))
 
 
-# By kind, platform and types. The oldest go first.
+# By kind, platform and x64. The oldest entries are evicted first.
 _TEMPLATES: dict[Hashable, _Template] = {}
 _MOST_TEMPLATES = 4096
 
 
 class _Expansion:
-    """Replaces the equations of a program by what they lower to, unless `kept` has their kind."""
+    """Expands the equations of a program whose kind is not in `kept`."""
 
     def __init__(self, kept: Collection[Hashable], platform: str, x64: bool):
         self._kept, self._platform, self._x64 = kept, platform, x64
@@ -122,7 +122,7 @@ class _Expansion:
         self._of_eqn: dict[Eqn, _Template] = {}
 
     def learn(self, programs: Sequence[AnyJaxpr]) -> None:
-        """Lower what is replaced in these programs and is not known yet, all of it at once."""
+        """Lower, as one module, the equations to expand that are not cached yet."""
         calls: dict[Hashable, _Call] = {}
         for program in programs:
             for eqn, graph in _steps(Graph(program)):
@@ -192,7 +192,7 @@ class _Expansion:
         return close_like(program, self._expanded(open_jaxpr(program)))
 
 
-# The programs of loops and branches, whose equations are replaced instead of the whole.
+# Loops and branches are expanded inside their jaxprs, not as a whole.
 _REGIONS = {"while": ("cond_jaxpr", "body_jaxpr"), "cond": ("branches",)}
 
 
@@ -207,7 +207,7 @@ def _steps(graph: Graph) -> Iterator[tuple[Eqn, Graph]]:
 
 
 def _lowered(calls: Sequence[_Call], platform: str, x64: bool) -> list[_Template]:
-    """What these calls lower to. They are lowered as one module, which takes less time."""
+    """Lower calls together: one module costs far less than one for each."""
     if not calls:
         return []
     counts = [len(call.operands) for call in calls]
@@ -218,7 +218,7 @@ def _lowered(calls: Sequence[_Call], platform: str, x64: bool) -> list[_Template
         groups = [[next(rest) for _ in range(n)] for n in counts]
         return [r for call, group in zip(calls, groups, strict=True) for r in call(*group)]
 
-    avals = [jax.ShapeDtypeStruct(_shape(v), v.aval.dtype) for c in calls for v in c.operands]
+    avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for c in calls for v in c.operands]
     outs = [v.aval for call in calls for v in call.eqn.outvars]
     closed = lower(run, avals, outs, platform=platform, x64=x64).raised()
     graph = Graph(closed, consts_of(closed))
@@ -250,7 +250,3 @@ def _fills(eqn: Eqn) -> bool:
 
 def _type(atom: Atom) -> Hashable:
     return atom.aval.shape, atom.aval.dtype
-
-
-def _shape(atom: Atom) -> tuple[int, ...]:
-    return tuple(atom.aval.shape)

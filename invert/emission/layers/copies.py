@@ -13,7 +13,15 @@ from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence, S
 
 from invert._errors import EmissionError
 from invert._private.jax import with_names
-from invert.emission.layers.cut import PART, Layer, LayerCall, Path, common_prefix, scope_of
+from invert.emission.layers.cut import (
+    PART,
+    Layer,
+    LayerCall,
+    Path,
+    common_prefix,
+    layers_in,
+    scope_of,
+)
 from invert.emission.layers.order import ordered
 from invert.emission.python.naming import Names
 from invert.ir import kinds
@@ -98,7 +106,7 @@ def call(layer: Layer) -> None:
 
 def _homes(layer: Layer) -> Iterator[Layer]:
     """The layers inside a layer, once for each layer that calls them."""
-    for inner in dict.fromkeys(s.layer for s in layer.steps if isinstance(s, LayerCall)):
+    for inner in layers_in(layer):
         yield inner
         yield from _homes(inner)
 
@@ -290,9 +298,7 @@ class _Copies:
         # A product alone is not worth a layer, unless it has a name.
         if path[-1] == _NAME and len(copies[0]) == 1:
             works = [name for name in works if name not in kinds.PRODUCTS]
-        if _LAYERS.isdisjoint(works) or not self._independent(
-            copies
-        ):  # they may be fewer equations now
+        if _LAYERS.isdisjoint(works) or not self._independent(copies):
             return None
         maps = self._maps(order, copies)
         if maps is None:
