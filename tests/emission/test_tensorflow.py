@@ -185,14 +185,43 @@ def test_resizing_is_a_function_without_fields() -> None:
     module = invert.convert(fn)
     model: Any = module.model
     source = module.emit(loader=False).source
-    for name in ("resize_bilinear", "resize_nearest"):
-        assert f"def {name}(x):" in source
+    assert "def resize_nearest(x):" in source
+    assert "resize_bilinear(x, (16, 16))" in source
     assert "np.arange(" in source
     assert not jax.tree_util.tree_leaves(model)
     for batch in (1, 3):
         x = np.random.default_rng(batch).normal(size=(batch, 4, 4, 2)).astype(np.float32)
         np.testing.assert_array_equal(model(x), module(x))
         np.testing.assert_allclose(model(x), fn(x).numpy(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("options", "written"),
+    [
+        ({"half_pixel_centers": True}, ", (5, 17))"),
+        ({}, ", (5, 17), 0.0)"),
+        ({"align_corners": True}, ", (5, 17), 0.0, True)"),
+    ],
+)
+@pytest.mark.parametrize("size", [(7, 3), (1, 30)])
+def test_linear_resizing_is_one_function_of_its_size(
+    options: dict[str, bool], written: str, size: tuple[int, int]
+) -> None:
+    @tf.function(input_signature=[tf.TensorSpec([None, *size, 2], tf.float32)])
+    def fn(x: Any) -> Any:
+        return tf.raw_ops.ResizeBilinear(images=x, size=(5, 17), **options)
+
+    module = invert.convert(fn)
+    model: Any = module.model
+    source = module.emit(loader=False).source
+    assert f"resize_bilinear(x{written}" in source
+    assert source.count("def resize_bilinear") == 1
+    x = np.random.default_rng(5).normal(size=(2, *size, 2)).astype(np.float32)
+    x[0, 0, 0, 0] = np.inf
+    np.testing.assert_array_equal(model(x), module(x))
+    np.testing.assert_allclose(model(x), fn(x).numpy(), rtol=1e-5, atol=1e-6)
+    gradients = [jax.grad(lambda x, f=f: jnp.sum(jnp.sin(f(x))))(x[1:]) for f in (model, module)]
+    np.testing.assert_array_equal(*gradients)
 
 
 def test_blocks_with_the_numbers_of_keras_are_a_list() -> None:

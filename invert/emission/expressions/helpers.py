@@ -6,12 +6,14 @@ Their expressions are proved like all others; the file gets a copy of each that 
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jaxtyping import Array, PRNGKeyArray
 
@@ -33,9 +35,27 @@ def dropout(x: Array, rate: float, key: PRNGKeyArray) -> Array:
     return jnp.where(kept, x * (1 / (1 - rate)), 0.0)
 
 
+@functools.partial(jax.jit, static_argnums=(1, 2, 3))
+def resize_bilinear(
+    x: Array, size: tuple[int, int], center: float = 0.5, align_corners: bool = False
+) -> Array:
+    """Interpolate (batch, height, width, channels) linearly; pixel i is at i + `center`."""
+    for axis, n in ((2, size[1]), (1, size[0])):
+        last = x.shape[axis] - 1
+        scale = np.float32(last / max(n - 1, 1) if align_corners else x.shape[axis] / n)
+        place = (np.arange(n, dtype=np.float32) + center) * scale - center
+        low = np.floor(place)
+        before = np.maximum(low, 0).astype(np.int32)
+        after = np.minimum(np.ceil(place).astype(np.int32), last)
+        low_part = jnp.take(x, before, axis=axis, mode="clip")
+        change = jnp.take(x, after, axis=axis, mode="clip") - low_part
+        x = low_part + change * np.expand_dims(place - low, [i for i in range(4) if i != axis])
+    return x
+
+
 # By placeholder name, until the file assigns one.
 FUNCTIONS: Mapping[str, Callable[..., Any]] = MappingProxyType(
-    {f"helper_{f.__name__}": f for f in (max_pool, dropout)}
+    {f"helper_{f.__name__}": f for f in (max_pool, dropout, resize_bilinear)}
 )
 
 

@@ -13,7 +13,7 @@ import jax.scipy.linalg
 import jax.scipy.special
 
 from invert._private.jax import open_jaxpr
-from invert.emission.expressions import literals
+from invert.emission.expressions import helpers, literals
 from invert.emission.python import syntax
 from invert.emission.python.naming import snake
 from invert.emission.python.syntax import call, number
@@ -39,6 +39,11 @@ _SPREADS = frozenset({"var", "std"})
 
 def candidates(name: str, eqn: Eqn, args: Sequence[ast.expr]) -> Iterator[ast.expr]:
     """Expressions that may trace to the call `name`."""
+    if name == helpers.resize_bilinear.__name__:
+        size = literals.shape(eqn.outvars[0].aval.shape[1:3])
+        for options in ((), (number(0.0),), (number(0.0), number(True))):
+            yield helpers.calling(helpers.resize_bilinear, *args, size, *options)
+        return
     if name == "_bernoulli":
         shape = literals.shape(eqn.outvars[0].aval.shape)
         yield call("jax.random.bernoulli", *args, shape)
