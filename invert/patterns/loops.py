@@ -152,15 +152,21 @@ def write(eqn: Eqn, graph: Graph) -> Access | None:
     shape = array.aval.shape
     if not shape or not _zeros(rest) or update.aval.shape != (1, *shape[1:]):
         return None
-    source = graph.producer(update)
-    if source is None or source.invars[0].aval.shape != shape[1:]:
+    value = _only_row(update, graph)
+    return None if value is None else Access(array, index, value, eqn.outvars[0])
+
+
+def _only_row(rows: Atom, graph: Graph) -> Atom | None:
+    """The only row along the leading axis, if it was made from one."""
+    eqn, shape = graph.producer(rows), rows.aval.shape
+    if eqn is None or not shape or shape[0] != 1 or eqn.invars[0].aval.shape != shape[1:]:
         return None
-    name, dims = source.primitive.name, tuple(range(1, len(shape)))
+    name, dims = eqn.primitive.name, tuple(range(1, len(shape)))
     if name == "reshape" or (
         name in ("broadcast_in_dim", "expand_dims")
-        and source.params.get("broadcast_dimensions") == dims
+        and eqn.params.get("broadcast_dimensions") == dims
     ):
-        return Access(array, index, source.invars[0], eqn.outvars[0])
+        return eqn.invars[0]
     return None
 
 
@@ -210,9 +216,17 @@ def _scan(site: Site) -> JaxFunction | None:
             reads[eqn] = found
     outputs: dict[int, Access] = {}
     for position, result in enumerate(graph.jaxpr.outvars):
-        eqn = graph.producer(result)
-        found = None if eqn is None else access(eqn, graph, write)
-        if found is None or found.array is not loop.carry[position]:
+        eqn, buffer = graph.producer(result), loop.carry[position]
+        if eqn is None:
+            continue
+        found = access(eqn, graph, write)
+        if length == 1 and found is None and not graph.users.get(buffer):
+            # The write of the only row is the row itself.
+            row = _only_row(result, graph)
+            if row is not None and _count_uses(graph, result) == 1:
+                outputs[position] = Access(buffer, loop.carry[loop.counter], row, eqn.outvars[0])
+            continue
+        if found is None or found.array is not buffer:
             continue
         backwards = loop.direction(found.index)
         # Every row is written once, and nothing else reads the buffer, so that its initial value
