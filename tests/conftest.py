@@ -59,21 +59,23 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 # Of the slow cases of a test, as many run by default; `drawn(n)` is for those whose cases take a
-# second or a minute.
+# second or a minute, and for tests of many cases that are not slow.
 DRAWN = 4
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of the slow cases of each test that were asked for, `DRAWN` or those of its mark stay."""
+    """Of the slow cases of each test that were asked for, `DRAWN` stay, or as its mark says."""
     if config.getoption("every_case"):
         return
-    cases: dict[str, list[pytest.Item]] = defaultdict(list)
+    cases: dict[tuple[str, bool], list[pytest.Item]] = defaultdict(list)
     for item in items:
-        if item.get_closest_marker("slow") is not None:
-            cases[item.nodeid.partition("[")[0]].append(item)
+        slow, drawn = (item.get_closest_marker(name) is not None for name in ("slow", "drawn"))
+        if slow or drawn:
+            # Those that are not slow are drawn by themselves: they run in `make test` too.
+            cases[item.nodeid.partition("[")[0], slow].append(item)
     left_out: set[pytest.Item] = set()
-    for test, found in cases.items():
+    for (test, _), found in cases.items():
         mark = found[0].get_closest_marker("drawn")
         size = DRAWN if mark is None else mark.args[0]
         # By name, so that the draw does not depend on the order of collection.

@@ -41,7 +41,7 @@ from invert.emission.python.nouns import NOUNS, PLAIN, STREAM, of_field, of_laye
 from invert.emission.sizes.expressions import text
 from invert.ir.graph import Graph, is_var
 from invert.ir.jaxprs import is_wide
-from invert.ir.sizes import DimSize
+from invert.ir.sizes import DimSize, dimension, dimensions
 from invert.ir.types import Atom, Eqn, Jaxpr, Var
 
 # Type of jaxtyping for the kinds of dtype.
@@ -795,12 +795,14 @@ class _Dimensions:
     - `images`: whether its arrays are such images.
     - `text`: the text of its methods.
     - `passed`: the numbers of features that both its first argument and its result have.
+    - `bound`: the open dimensions that its arguments have.
     """
 
     conv: bool
     images: bool
     text: str = ""
     passed: Set[tuple[str, ...]] = frozenset()
+    bound: Set[str] = frozenset()
     names: dict[tuple[str, ...], list[str]] = dataclasses.field(default_factory=dict)
     taken: set[str] = dataclasses.field(default_factory=set)
 
@@ -822,9 +824,10 @@ class _Dimensions:
             taken.update(str(n) for s in zip(*shapes, strict=False) if len({*map(text, s)}) == 1
                          for n in map(text, s[:1]) if n.isidentifier())  # fmt: skip
         passed = features[True] & features[False]
-        return _Dimensions(
-            conv, conv or (images and not products and 4 in ranks), text_, passed, taken=taken
-        )
+        given = [a for a, s in zip(draft.arrays, draft.sources, strict=True) if s is not None]
+        bound = {name for _, s in given for n in s if (name := dimension(n)) is not None}
+        images = conv or (images and not products and 4 in ranks)
+        return _Dimensions(conv, images, text_, passed, bound, taken=taken)
 
     def texts(
         self,
@@ -846,7 +849,8 @@ class _Dimensions:
         seen: collections.Counter[tuple[str, ...]] = collections.Counter()
         for axis, sizes in enumerate(shapes):
             keys = tuple(map(text, sizes))
-            if len(set(keys)) == 1:
+            known = dimension(sizes[0]) is not None or dimensions(sizes[0]) <= self.bound
+            if len(set(keys)) == 1 and known:
                 texts.append(keys[0])
                 continue
             names = self.names.setdefault(keys, [])

@@ -35,7 +35,7 @@ from invert.emission.equinox_nn import replace, weights
 from invert.emission.equinox_nn.weights import Weights
 from invert.emission.expressions import idioms
 from invert.emission.expressions.proof import Prover
-from invert.emission.file import File, check_types, headed
+from invert.emission.file import File, MissingSizeError, check_types, headed
 from invert.emission.initial import Starts, is_keras
 from invert.emission.layers import blocks, cells, copies, cut, lists, regions, stack, structure
 from invert.emission.layers import tree as layer_tree
@@ -260,32 +260,41 @@ def _emit(
     messages: list[str] = []
     failures: list[str] = []
     checks = styles - STYLES
-    forms = [(True, False, checks, True, True), (True, False, checks, True, False)]
-    forms += [(True, False, checks, False, False)]
-    forms += [(False, False, checks, False, False), (False, True, checks, False, False)]
+    forms = [_Form(checks), _Form(checks, outlined=False)]
+    forms += [_Form(checks, outlined=False, lists=False), _Form(checks, False, False, False)]
     if styles != checks:
-        forms[:0] = [(True, False, styles, True, True), (True, False, styles, True, False)]
+        forms[:0] = [_Form(styles), _Form(styles, outlined=False)]
+    forms.append(_Form(checks, False, False, False, plain=True))
     parted = False
-    for layers, plain, chosen, listed, outlined in forms:
-        if listed and not outlined and not parted:
+    while forms:
+        form = forms.pop(0)
+        if form.lists and not form.outlined and not parted:
             continue  # it has been tried
-        how = "classes" if layers else "one class" if not plain else "one class, in plain lax"
-        form = _Variant(recovered, title, layers, plain, chosen, listed, outlined)
+        variant = _Variant(recovered, title, form)
         try:
             # All programs can be written in the last form, so a failure there is an error.
             emission = (
-                form.run() if plain else optional_step(f"the text as {how}", failures, form.run)
+                variant.run()
+                if form.plain
+                else optional_step(f"the text as {form}", failures, variant.run)
             )
+        except MissingSizeError as error:
+            if form.every_size or not form.layers:
+                failures.append(str(error))
+            else:
+                forms.insert(0, dataclasses.replace(form, every_size=True))
+            parted = bool(variant.parts)
+            continue
         except EmissionError as error:
             failures.append(str(error))
-            parted = bool(form.parts)
+            parted = bool(variant.parts)
             continue
         if emission is None:
-            parted = bool(form.parts)
+            parted = bool(variant.parts)
             failures = failures or ["an open size would have to be known"]
             continue
         if failures:
-            messages.append(f"written as {how}: {failures[0]}")
+            messages.append(f"written as {form}: {failures[0]}")
         messages = [*notes, *messages, *emission.messages]
         emission = dataclasses.replace(emission, messages=tuple(messages))
         space: Any = emission.namespace
@@ -328,37 +337,46 @@ class Layered:
 def cut_into_layers(recovered: Recovered) -> Layered:
     """The layers of a program's text, without the text."""
     method = main_class.CALL
-    form = _Variant({method: recovered}, recovered.entry.name, True, False, frozenset(), True, True)
-    programs, _, roots, found = form.layered()
+    variant = _Variant({method: recovered}, recovered.entry.name, _Form(frozenset()))
+    programs, _, roots, found = variant.layered()
     constants = programs[method].jaxpr.invars[: len(recovered.constants)]
-    return Layered(roots[method], found, form.paths, frozenset(constants))
+    return Layered(roots[method], found, variant.paths, frozenset(constants))
 
 
-class _Variant:
-    """One attempt to write the programs, in one form.
+@dataclasses.dataclass(frozen=True)
+class _Form:
+    """How a text is written.
 
     **Arguments:**
 
+    - `styles`: as for `emit_methods`.
     - `layers`: whether layers become separate classes.
-    - `plain`: as for `Writer`.
     - `lists`: whether layers that compute the same are held in tuples.
     - `outlined`: whether parts that are computed several times are written once.
+    - `plain`: as for `Writer`.
+    - `every_size`: as `every` for `give_sizes`.
     """
 
-    def __init__(
-        self,
-        recovered: Mapping[str, Recovered],
-        title: str,
-        layers: bool,
-        plain: bool,
-        styles: Set[str],
-        lists: bool,
-        outlined: bool,
-    ):
-        self.recovered, self.title, self.styles = recovered, title, styles
-        self.lists, self.outlined = lists, outlined
+    styles: Set[str]
+    layers: bool = True
+    lists: bool = True
+    outlined: bool = True
+    plain: bool = False
+    every_size: bool = False
+
+    def __str__(self) -> str:
+        if self.layers:
+            return "classes"
+        return "one class, in plain lax" if self.plain else "one class"
+
+
+class _Variant:
+    """One attempt to write the programs, in one form."""
+
+    def __init__(self, recovered: Mapping[str, Recovered], title: str, form: _Form):
+        self.recovered, self.title, self.form = recovered, title, form
+        self.styles = form.styles
         self.parts: list[copies.Part] = []
-        self.layers, self.plain = layers, plain
         self.weights = Weights()
         self.x64 = any(r.x64 for r in recovered.values())
         self.messages: list[str] = []
@@ -386,27 +404,27 @@ class _Variant:
         program = together(list(programs.values()))
         settings = (True,) if self.x64 else (False, True)
         prover = Prover(settings, program.dimensions)
-        file = File(program, prover, plain=self.plain)
+        file = File(program, prover, plain=self.form.plain)
         roots = {name: self._cut(name, p.jaxpr, file) for name, p in programs.items()}
-        if self.lists and len(roots) == 1:
+        if self.form.lists and len(roots) == 1:
             for root in (*roots.values(), *(p.root for p in self.parts)):
                 blocks.group(root, self.paths)
         for root in roots.values():
             copies.call(root)
             give_positions(root)
-            give_sizes(root, program.shape)
+            give_sizes(root, program.shape, every=self.form.every_size)
         if self.styles & STYLES:
             self._restyle(roots, program)
         found = lists.Lists(lambda layer: layer_tree.called(layer, self.paths))
-        if self.lists and len(roots) == 1:
+        if self.form.lists and len(roots) == 1:
             for root in roots.values():
                 found.find(root, stack.Stacker(program.jaxpr, program, {}, []))
         for name, root in roots.items():
             blocks.name_layers(root)
-            if self.layers:
+            if self.form.layers:
                 units = functools.partial(_units, file)
                 cells.find(root, programs[name].jaxpr, self.paths, self.held, units)
-            if self.lists and not self.held:
+            if self.form.lists and not self.held:
                 found.unroll(root)
         return programs, file, roots, found
 
@@ -561,10 +579,10 @@ class _Variant:
         own = jaxpr.invars[: count + len(recovered.entry.params)]
         assigned = [own[count + i] for i in recovered.entry.assigned]
         alone = len(self.recovered) == 1
-        cut_by = jaxpr if self.layers else _unscoped(jaxpr)
+        cut_by = jaxpr if self.form.layers else _unscoped(jaxpr)
         named = {v: self.paths[v] for v in own}
         parts: list[copies.Part] = []
-        if self.outlined and alone:
+        if self.form.outlined and alone:
             free = {v: path for v, path in named.items() if v not in self.held}
             cut_by, parts = copies.outlined(cut_by, free)
             self.parts = parts
@@ -588,7 +606,7 @@ class _Variant:
     ) -> cut.Layer:
         """The layer of a program, with the layers inside it."""
         paths = {v: self.paths[v] for v in parameters}
-        if self.layers:
+        if self.form.layers:
             paths = structure.named(jaxpr, paths)
             self.paths |= paths
             jaxpr = regions.scoped(jaxpr, paths, functools.partial(_units, file, jaxpr))

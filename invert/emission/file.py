@@ -20,7 +20,14 @@ from invert.emission.expressions.writer import Writer
 from invert.emission.python import syntax
 from invert.emission.python.format import fitted, formatted
 from invert.emission.python.naming import Names, comment, snake
-from invert.emission.sizes.expressions import dimension_sources, dimension_token
+from invert.emission.sizes.expressions import (
+    derived_sources,
+    dimension_of,
+    dimension_sources,
+    dimension_token,
+    in_place,
+    quotients_in,
+)
 from invert.emission.sizes.program import Program
 from invert.ir.composite import attributes_of, body_of, composite
 from invert.ir.traced_form import difference
@@ -31,6 +38,10 @@ _HEADER = "# ruff: noqa: F722, F821\n"
 LINE_LENGTH = 100
 
 
+class MissingSizeError(EmissionError):
+    """A function depends on an open size that none of its arguments has."""
+
+
 class File(Writer):
     """Writes programs into one Python file; the arguments are those of `Writer`."""
 
@@ -39,7 +50,7 @@ class File(Writer):
         self.names = Names()
         self.definitions: list[ast.stmt] = []
         self._functions: dict[int, tuple[Jaxpr, str]] = {}
-        self._missing: dict[int, list[str]] = {}
+        self._sizes: dict[int, list[ast.expr]] = {}
         self._texts: dict[tuple[str, str], str] = {}
         self._rules: list[tuple[ClosedJaxpr, ClosedJaxpr | str, str]] = []
         self._copied: dict[Callable[..., Any], str] = {}
@@ -84,14 +95,21 @@ class File(Writer):
 
         **Raises:** `EmissionError` if no argument has such a dimension, and `missing` is `None`.
         """
-        wanted = dict.fromkeys(function.free_dimensions())
-        if not wanted:
+        if not function.free_dimensions():
             return function
         sizes: dict[str, Statement] = {}
         axes = [
             ((given or {}).get(v) or ast.Name(self.token(v), ast.Load()), self.program.shape(v))
             for v in arguments
         ]
+        parts: dict[str, tuple[str, int]] = {}
+        for name, value, quotient, rest in derived_sources(axes):
+            parts[quotient] = dimension_token(name), rest
+            sizes[name] = Statement([dimension_token(name)], value, ["size"])
+        if parts:
+            function.rewrite(lambda node: in_place(node, parts))
+        wanted = dict.fromkeys(function.free_dimensions())
+        sizes = {name: statement for name, statement in sizes.items() if name in wanted}
         for name, value in dimension_sources(axes).items():
             if name in wanted:
                 sizes[name] = Statement([dimension_token(name)], value, [snake(name, "size")])
@@ -99,7 +117,7 @@ class File(Writer):
         if missing is not None:
             missing += nowhere
         elif nowhere:
-            raise EmissionError(
+            raise MissingSizeError(
                 f"{function.hint} depends on the open size {nowhere[0]}, which none of its "
                 "arguments has as a dimension"
             )
@@ -122,20 +140,46 @@ class File(Writer):
             hint = snake(name, "function").strip("_") or "function"
             missing: list[str] = []
             function = self.function(closed, hint, [syntax.name("jax.jit")], missing)
-            if missing:
-                # No argument has these sizes, e.g. of random numbers: they are static arguments.
+            sizes = self._static_sizes(function, missing)
+            if sizes:
                 first = len(function.parameters)
-                places = [syntax.number(first + i) for i in range(len(missing))]
-                function.parameters = [*function.parameters, *map(dimension_token, missing)]
-                function.hints = [*function.hints, *(snake(d, "size") for d in missing)]
+                places = [syntax.number(first + i) for i in range(len(sizes))]
+                function.parameters = [*function.parameters, *sizes]
+                names = (dimension_of(token) or "" for token in sizes)
+                function.hints = [*function.hints, *(snake(name, "size") for name in names)]
                 jit = syntax.name("jax.jit")
                 static = syntax.tuple_of(places)
                 function.decorators = [syntax.call("functools.partial", jit, static_argnums=static)]
             # The jaxpr is kept alive, so that no other one gets its id.
             self._functions[id(jaxpr)] = jaxpr, self.define(function, hint)[0]
-            self._missing[id(jaxpr)] = missing
-        sizes = [ast.Name(dimension_token(d), ast.Load()) for d in self._missing[id(jaxpr)]]
-        return syntax.call(self._functions[id(jaxpr)][1], *args, *sizes)
+            self._sizes[id(jaxpr)] = list(sizes.values())
+        return syntax.call(self._functions[id(jaxpr)][1], *args, *self._sizes[id(jaxpr)])
+
+    def _static_sizes(self, function: FunctionText, missing: Sequence[str]) -> dict[str, ast.expr]:
+        """Static arguments for the sizes that no argument has, e.g. of random numbers.
+
+        **Returns:** by the token of the parameter, the size at the call: a quotient of dimensions
+        where the function uses these no other way, so that calls at several sizes share it.
+        """
+        nodes: list[ast.expr] = []
+        if missing:
+
+            def read(node: ast.expr) -> ast.expr:
+                nodes.append(node)
+                return node
+
+            function.rewrite(read)
+        quotients = quotients_in(nodes, missing)
+        if quotients is None:
+            return {t: ast.Name(t, ast.Load()) for t in map(dimension_token, missing)}
+        sizes: dict[str, ast.expr] = {}
+        parts: dict[str, tuple[str, int]] = {}
+        for quotient, rest in quotients:
+            token = dimension_token(f"size_{len(sizes)}" if sizes else "size")
+            sizes[token] = syntax.infix(quotient, "+", syntax.number(rest)) if rest else quotient
+            parts[syntax.text_of(quotient)] = token, rest
+        function.rewrite(lambda node: in_place(node, parts))
+        return sizes
 
     def copied(self, function: Callable[..., Any]) -> str:
         if function not in self._copied:

@@ -6,6 +6,7 @@ A program with open dimensions is one jaxpr whose shapes and parameters hold exp
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import contextvars
 import dataclasses
@@ -203,9 +204,12 @@ class Constraint:
         return dimensions(self.left) | dimensions(self.right)
 
     def tidy(self) -> Constraint:
-        """`t >= 3` for `t - 3 >= 0`, and `t <= 3` for `3 - t >= 0`."""
-        if (parts := linear(self.left)) is None or is_open(self.right):
+        """`t >= 3` for `t - 3 >= 0` or `t // 3 - 1 >= 0`, and `t <= 3` for `3 - t >= 0`."""
+        if is_open(self.right):
             return self
+        if (parts := linear(self.left)) is None:
+            least = _least(self.left, self.right) if self.relation == "ge" else None
+            return self if least is None else Constraint("ge", *least, self.message)
         left, right = self.left - parts[2], self.right - parts[2]
         if parts[1] > 0:
             return dataclasses.replace(self, left=left, right=right)
@@ -234,6 +238,51 @@ class Constraint:
                 return ""
             left, right = left * (1 - again), right - left * again
         return f"{left} {relation} {right + shift}" if relation else ""
+
+
+def _least(size: DimSize, limit: int) -> tuple[DimSize, int] | None:
+    """The dimension of a size and its least value at which the size reaches `limit`.
+
+    `None` if the size has several dimensions, may fall as its dimension rises, or never gets there.
+    """
+    found = variables([size])
+    if len(found) != 1 or not _rises(size):
+        return None
+
+    def reaches(n: int) -> bool:
+        return evaluate(size, {str(found[0]): n}) >= limit
+
+    high = 1
+    while not reaches(high):
+        if high > _LARGEST:
+            return None
+        high *= 2
+    # Neither half of the one before nor anything below it reaches the limit.
+    candidates = range(max(high // 2, 1), high + 1)
+    return found[0], candidates[bisect.bisect_left(candidates, True, key=reaches)]
+
+
+# No size of an array is larger.
+_LARGEST = 2**62
+
+
+def _rises(size: DimSize) -> bool:
+    """Whether a size never falls as one of its dimensions rises."""
+    for coefficient, factors in dim_terms(size):
+        match factors:
+            case []:
+                continue
+            case [(str(), 1)]:
+                rises = True
+            case [(("floordiv", (part, int(divisor))), 1)]:
+                rises = not is_open(divisor) and divisor > 0 and _rises(part)
+            case [(("max" | "min", parts), 1)]:
+                rises = all(map(_rises, parts))
+            case _:
+                return False
+        if coefficient < 0 or not rises:
+            return False
+    return True
 
 
 def _positive(size: DimSize) -> DimSize:

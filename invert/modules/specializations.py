@@ -152,7 +152,10 @@ def _under(constraints: Sequence[Constraint], stage: Specialization) -> Speciali
     )
     certificate = stage.report.certificate
     dimensions = variables(n for shape in stage.shapes for n in shape)
-    sizes = ", ".join([*(f"{d} >= 1" for d in dimensions), *(c.words() for c in kept)])
+    least = {str(c.left): c for c in kept if c.relation == "ge" and not is_open(c.right)}
+    words = [least.pop(str(d)).words() if str(d) in least else f"{d} >= 1" for d in dimensions]
+    words += [c.words() for c in kept if c.words() not in words]
+    sizes = ", ".join(words)
     certificate = dataclasses.replace(certificate, sizes=sizes)
     report = dataclasses.replace(stage.report, certificate=certificate)
     return dataclasses.replace(stage, report=report, constraints=kept)

@@ -278,6 +278,7 @@ def _forward(*inputs: Any) -> Any:
     ("function", "names"),
     [(_forward, ("inputs_0", "inputs_1")), (lambda a, b: _forward(a, b), ("a", "b"))],
 )
+@pytest.mark.drawn(12)
 def test_jax_functions_come_back(
     function: Any, names: tuple[str, ...], restored: bool, tmp_path: Path
 ) -> None:

@@ -621,6 +621,7 @@ def _written(place: Place) -> list[Path]:
 
 
 @pytest.mark.parametrize("model", CASES, indirect=True)
+@pytest.mark.drawn(12)
 def test_nothing_runs(model: Model) -> None:
     before = sorted(model.place.folder.rglob("*"))
     try:
@@ -641,6 +642,7 @@ def test_nothing_runs(model: Model) -> None:
 
 
 @pytest.mark.parametrize("model", [n for n, c in CASES.items() if c.acts], indirect=True)
+@pytest.mark.drawn(6)
 def test_tensorflow_would_run_it(model: Model) -> None:
     """The cases are what they say; a loader that does not fall for them any more fails this."""
     try:
@@ -710,6 +712,7 @@ def _after(op: Any, x: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.drawn(4)
 def test_no_op_of_a_function_runs(place: Place, tmp_path: Path, name: str) -> None:
     """Neither while TensorFlow infers shapes, nor where constants are folded."""
     _erase(place.mark)

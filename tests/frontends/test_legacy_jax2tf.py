@@ -58,6 +58,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("name", MODELS)
+@pytest.mark.drawn(12)
 def test_an_old_graph_comes_back(models: Path, tmp_path: Path, name: str) -> None:
     numbers = np.load(models / f"{name}.npz")
 

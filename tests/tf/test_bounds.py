@@ -67,6 +67,7 @@ def _float(draw: random.Random, made: list[Any]) -> Any:
 
 @pytest.mark.parametrize("seed", range(40))
 @pytest.mark.parametrize("kind", ["integers", "floats"])
+@pytest.mark.drawn(30)
 def test_bounds_hold(kind: str, seed: int) -> None:
     draw = random.Random(f"{kind} {seed}")
     facts: list[bounds.Fact] = []

@@ -24,6 +24,7 @@ from invert.emission.layers import roles
 from invert.emission.layers.state import StateVar
 from invert.emission.python import syntax
 from invert.emission.python.nouns import FORMS, PLAIN, PRODUCT, mixes, noun, says
+from invert.emission.sizes import expressions as sizes
 from invert.emission.sizes.expressions import dimension_of
 from invert.ir.graph import Graph, is_var
 from invert.ir.loops import CondParts
@@ -312,7 +313,7 @@ class Body:
 
         Returns the expression, its width, and the statements of the inlined operands by token."""
         tokens = syntax.tokens_in(expression)
-        width = syntax.width(expression)
+        width = sizes.width(expression)
         values: dict[str, ast.expr] = {}
         inside: dict[str, Statement] = {}
         for token in tokens:

@@ -55,7 +55,11 @@ def resize_bilinear(
 
 # By placeholder name, until the file assigns one.
 FUNCTIONS: Mapping[str, Callable[..., Any]] = MappingProxyType(
-    {f"helper_{f.__name__}": f for f in (max_pool, dropout, resize_bilinear)}
+    {
+        "helper_max_pool": max_pool,
+        "helper_dropout": dropout,
+        "helper_resize_bilinear": resize_bilinear,
+    }
 )
 
 

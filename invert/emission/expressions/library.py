@@ -39,7 +39,7 @@ _SPREADS = frozenset({"var", "std"})
 
 def candidates(name: str, eqn: Eqn, args: Sequence[ast.expr]) -> Iterator[ast.expr]:
     """Expressions that may trace to the call `name`."""
-    if name == helpers.resize_bilinear.__name__:
+    if name == "resize_bilinear":
         size = literals.shape(eqn.outvars[0].aval.shape[1:3])
         for options in ((), (number(0.0),), (number(0.0), number(True))):
             yield helpers.calling(helpers.resize_bilinear, *args, size, *options)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -122,6 +122,17 @@ class FunctionText:
         """Tokens it closes over."""
         own = self.own()
         return [t for t in dict.fromkeys(self.tokens()) if t not in own]
+
+    def rewrite(self, change: Callable[[ast.expr], ast.expr]) -> None:
+        """Changes each expression of the body and of local functions."""
+        for statement in self.body:
+            statement.value = change(statement.value)
+            if (repeat := statement.repeat) is not None:
+                iterable, value = change(repeat.iterable), change(repeat.value)
+                statement.repeat = dataclasses.replace(repeat, iterable=iterable, value=value)
+            for function in statement.functions:
+                function.rewrite(change)
+        self.result = change(self.result)
 
     def free_dimensions(self) -> list[str]:
         """Open dimensions whose sizes it closes over."""

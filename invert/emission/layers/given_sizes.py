@@ -1,4 +1,4 @@
-"""Passes layers an array that has the open sizes of their results.
+"""Passes layers an array that has the open sizes that they use.
 
 A layer may broadcast a table of positions over a batch that none of its inputs has: the original
 layer also took an array just for its shape.
@@ -6,24 +6,30 @@ layer also took an array just for its shape.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from typing import Any
 
+from invert._private.jax import dim_terms, open_jaxpr
 from invert.emission.layers.cut import Layer, LayerCall
-from invert.ir.sizes import DimSize, dimension, dimensions
-from invert.ir.types import Atom, Var
+from invert.emission.sizes.expressions import factor_text, quotient_and_rest
+from invert.ir import jaxprs, kinds
+from invert.ir.graph import is_var
+from invert.ir.sizes import DimSize, dimension, dimensions, is_open
+from invert.ir.types import Atom, Eqn, Var
 
 Shape = Callable[[Atom], Sequence[DimSize]]
 
 
-def give_sizes(root: Layer, shape: Shape) -> None:
-    """Adds inputs to layers whose results have open sizes that none of their inputs has.
+def give_sizes(root: Layer, shape: Shape, *, every: bool) -> None:
+    """Adds inputs to layers that use open sizes that none of their inputs has.
 
     **Arguments:**
 
     - `shape`: the shape of a variable, open sizes as expressions.
+    - `every`: whether the sizes of results count as used.
     """
     missing: dict[Layer, tuple[str, ...]] = {}
-    _find(root, shape, missing)
+    _find(root, shape, every, missing)
     if any(missing.values()):
         _give(root, _having(root.inputs, shape), shape, missing, {})
 
@@ -38,16 +44,78 @@ def _having(variables: Sequence[Var], shape: Shape) -> dict[str, Var]:
     return variables_by_size
 
 
-def _find(layer: Layer, shape: Shape, missing: dict[Layer, tuple[str, ...]]) -> Sequence[str]:
+def _find(
+    layer: Layer, shape: Shape, every: bool, missing: dict[Layer, tuple[str, ...]]
+) -> Sequence[str]:
     """The open sizes that a layer and its inner layers need from above."""
     if layer not in missing:
-        wanted = [d for v in layer.outputs for s in shape(v) for d in sorted(dimensions(s))]
+        there = _having(layer.inputs, shape)
+        sizes = (s for v in layer.inputs for s in shape(v))
+        known = {parts[0] for s in sizes if (parts := quotient_and_rest(s)) is not None}
+        wanted: set[str] = set()
+        if every:
+            wanted |= {d for v in layer.outputs for s in shape(v) for d in dimensions(s)}
+        for size in _used(layer.steps):
+            wanted |= _names(size, known)
         for step in layer.steps:
             if isinstance(step, LayerCall):
-                wanted += _find(step.layer, shape, missing)
-        there = _having(layer.inputs, shape)
-        missing[layer] = tuple(sorted({d for d in wanted if d not in there}))
+                wanted |= {*_find(step.layer, shape, every, missing)}
+        missing[layer] = tuple(sorted(wanted - there.keys()))
     return missing[layer]
+
+
+def _names(size: DimSize, known: Set[str]) -> set[str]:
+    """The dimensions in a size, outside of parts that are known."""
+    names: set[str] = set()
+    for _, factors in dim_terms(size):
+        for factor, _ in factors:
+            if isinstance(factor, str):
+                names.add(factor)
+            elif factor_text(factor) not in known:
+                names |= {n for part in factor[1] for n in _names(part, known)}
+    return names
+
+
+def _used(steps: Sequence[Eqn]) -> Iterator[DimSize]:
+    """The open sizes that the text of some equations probably names."""
+    users: dict[Atom, list[Eqn]] = {}
+    for eqn in steps:
+        for atom in filter(is_var, eqn.invars):
+            users.setdefault(atom, []).append(eqn)
+    spread = {eqn.outvars[0] for eqn in steps if eqn.primitive.name == "broadcast_in_dim"}
+
+    def by_itself(eqn: Eqn) -> bool:
+        # An operation with an array of the same shape broadcasts its other operand.
+        return eqn.primitive.name in kinds.ELEMENTWISE and any(
+            is_var(a) and a not in spread and a.aval.shape == eqn.outvars[0].aval.shape
+            for a in eqn.invars
+        )
+
+    for eqn in steps:
+        if isinstance(eqn, LayerCall):
+            continue
+        for jaxpr in jaxprs.sub_jaxprs(eqn):
+            yield from _used(open_jaxpr(jaxpr).eqns)
+        uses = users.get(eqn.outvars[0], []) if eqn.outvars else []
+        if eqn.outvars and eqn.outvars[0] in spread and uses and all(map(by_itself, uses)):
+            continue
+        sizes = list(_sizes(list(eqn.params.values())))
+        if eqn.primitive.name not in _NAMING:
+            there = {n for a in eqn.invars if is_var(a) for n in a.aval.shape}
+            sizes = [n for n in sizes if n not in there]
+        yield from sizes
+
+
+# The text of these names all sizes of the result; others name only those that change.
+_NAMING = frozenset(("broadcast_in_dim", "iota", "reshape"))
+
+
+def _sizes(value: Any) -> Iterator[DimSize]:
+    if is_open(value):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for part in value:
+            yield from _sizes(part)
 
 
 def _give(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import TypeGuard
 
 from invert._private.jax import DimFactor, dim_terms
 from invert.emission.python import syntax
@@ -44,6 +46,131 @@ def dimension_sources(arrays: Sequence[tuple[ast.expr, Shape]]) -> dict[str, ast
                     source = syntax.infix(source, "//", syntax.number(slope))
                 found[name] = source
     return found
+
+
+def derived_sources(
+    arrays: Sequence[tuple[ast.expr, Shape]],
+) -> Iterator[tuple[str, ast.expr, str, int]]:
+    """The sizes of arrays that are computed from a dimension, such as `(height - 2) // 2 + 1`.
+
+    **Returns:** for each, its text, its expression by the shape of the array, and from
+    `quotient_and_rest` the text of the quotient and the rest.
+    """
+    found: set[str] = set()
+    for value, shape in arrays:
+        for axis, size in enumerate(shape):
+            if (parts := quotient_and_rest(size)) is not None and parts[0] not in found:
+                found.add(parts[0])
+                source = syntax.item(syntax.field(value, "shape"), syntax.number(axis))
+                yield text(size), source, *parts
+
+
+def quotient_and_rest(size: DimSize) -> tuple[str, int] | None:
+    """A size as the sum of one quotient, remainder or extremum, by its text, and a number."""
+    terms = dim_terms(size)
+    rest = sum(coefficient for coefficient, factors in terms if not factors)
+    match [(coefficient, factors) for coefficient, factors in terms if factors]:
+        case [(1, [(tuple() as factor, 1)])]:
+            return factor_text(factor), rest
+    return None
+
+
+def factor_text(factor: DimFactor) -> str:
+    """The text of a quotient, remainder or extremum, over tokens."""
+    return syntax.text_of(_factor(factor, _FUNCTIONS))
+
+
+def in_place(node: ast.expr, parts: Mapping[str, tuple[str, int]]) -> ast.expr:
+    """An expression with tokens for the sizes of arrays.
+
+    **Arguments:**
+
+    - `parts`: for the text of a quotient, the token of a size, and by how much that is larger.
+    """
+
+    class Replace(ast.NodeTransformer):
+        def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
+            match node:
+                case ast.BinOp(left, ast.Add(), ast.Constant(int(more))) if (
+                    known := parts.get(syntax.text_of(left))
+                ) is not None:
+                    return _moved(known[0], more - known[1])
+                case ast.BinOp(left, ast.Sub(), ast.Constant(int(less))) if (
+                    known := parts.get(syntax.text_of(left))
+                ) is not None:
+                    return _moved(known[0], -less - known[1])
+            return self._whole(node)
+
+        def visit_Call(self, node: ast.Call) -> ast.expr:
+            return self._whole(node)
+
+        def _whole(self, node: ast.expr) -> ast.expr:
+            if (known := parts.get(syntax.text_of(node))) is not None:
+                return _moved(known[0], -known[1])
+            self.generic_visit(node)
+            return node
+
+    return Replace().visit(syntax.substitute(node, {}))
+
+
+def width(node: ast.expr) -> int:
+    """The length of an expression with a name for each quotient of dimensions."""
+    total = syntax.width(node)
+    tokens = {token for token in syntax.tokens_in(node) if dimension_of(token) is not None}
+    pending: list[ast.AST] = [node] if tokens else []
+    while pending:
+        current = pending.pop()
+        if _is_quotient(current, tokens):
+            total -= syntax.width(current) - syntax.width(ast.Name(dimension_token("")))
+        else:
+            pending.extend(ast.iter_child_nodes(current))
+    return total
+
+
+def _is_quotient(node: ast.AST, tokens: Collection[str]) -> TypeGuard[ast.BinOp]:
+    """Whether a node is a quotient or remainder of sizes."""
+    return (
+        isinstance(node, ast.BinOp)
+        and isinstance(node.op, (ast.FloorDiv, ast.Mod))
+        and not {*syntax.tokens_in(node)}.isdisjoint(tokens)
+    )
+
+
+def quotients_in(
+    nodes: Iterable[ast.expr], dimensions: Collection[str]
+) -> list[tuple[ast.expr, int]] | None:
+    """The largest quotients of some dimensions, each with a number that is often added to it.
+
+    `None` if a dimension also occurs outside of quotients.
+    """
+    tokens = {*map(dimension_token, dimensions)}
+    found: dict[str, ast.expr] = {}
+    numbers: dict[str, Counter[int]] = defaultdict(Counter)
+
+    def collect(node: ast.AST, added: int) -> bool:
+        if isinstance(node, ast.Name):
+            return node.id not in tokens
+        if _is_quotient(node, tokens):
+            key = syntax.text_of(node)
+            found.setdefault(key, node)
+            numbers[key][added] += 1
+            return True
+        match node:
+            case ast.BinOp(left, ast.Add(), ast.Constant(int(more))):
+                return collect(left, more)
+            case _:
+                return all(collect(part, 0) for part in ast.iter_child_nodes(node))
+
+    if not all(collect(node, 0) for node in nodes):
+        return None
+    return [(node, numbers[key].most_common(1)[0][0]) for key, node in found.items()]
+
+
+def _moved(token: str, offset: int) -> ast.expr:
+    size = ast.Name(token, ast.Load())
+    if not offset:
+        return size
+    return syntax.infix(size, "+" if offset > 0 else "-", syntax.number(abs(offset)))
 
 
 # Functions used instead of Python's own, which would compare sizes that may be open there too.

@@ -235,6 +235,7 @@ def _partitioned_lookup(ids, tables, stitch):
     "ids", [[0, 5, 3, 4, 5, 1, 2], [0, 3, 6], [4]], ids=["all", "one part", "one row"]
 )
 @pytest.mark.parametrize("stitch", [tf.dynamic_stitch, tf.raw_ops.ParallelDynamicStitch])
+@pytest.mark.drawn(8)
 def test_parts_that_are_put_together_again(ids, stitch):
     """As `embedding_lookup` has it for variables in parts."""
     rng = np.random.default_rng(0)

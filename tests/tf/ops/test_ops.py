@@ -68,6 +68,7 @@ _LONG = frozenset(("XlaSvd", "StatefulStandardNormalV2", "StatefulTruncatedNorma
 
 
 @pytest.mark.parametrize("group", range(_GROUPS))
+@pytest.mark.drawn(30)
 def test_values(group: int) -> None:
     ops = _TOGETHER[group::_GROUPS]
     compared = _compared([c for op in ops for c in _quick(op)])
@@ -78,6 +79,7 @@ def test_values(group: int) -> None:
 @pytest.mark.parametrize(
     "op", [pytest.param(op, marks=pytest.mark.slow) if op in _LONG else op for op in _ALONE]
 )
+@pytest.mark.drawn(15)
 def test_values_alone(op: str) -> None:
     first = _quick(op)[0]
     assert _compared([first]) or _differs(first)

@@ -113,11 +113,13 @@ def run(name, dtype, **kwargs):
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.drawn(10)
 def test_dense(name):
     run(name, np.float32)
 
 
 @pytest.mark.parametrize("name", [n for n, o in OPTIMIZERS.items() if o.sparse])
+@pytest.mark.drawn(10)
 def test_by_rows(name):
     run(name, np.float32, sparse=True)
 

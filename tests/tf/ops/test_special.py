@@ -225,6 +225,7 @@ QUANTIZE = Suite([*fake_quant_cases(), *quantize_cases()])
 
 
 @pytest.mark.parametrize(("part", "op"), SPECIAL.params())
+@pytest.mark.drawn(12)
 def test_special(part, op):
     SPECIAL.check(part, op)
 
