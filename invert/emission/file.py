@@ -145,8 +145,10 @@ class File(Writer):
                 first = len(function.parameters)
                 places = [syntax.number(first + i) for i in range(len(sizes))]
                 function.parameters = [*function.parameters, *sizes]
-                names = (dimension_of(token) or "" for token in sizes)
-                function.hints = [*function.hints, *(snake(name, "size") for name in names)]
+                # Of several, the names are those of no call, so that all calls share the text.
+                names = [dimension_of(token) or "" for token in sizes] if len(sizes) == 1 else []
+                hints = [snake(name, "size") for name in names] or ["size"] * len(sizes)
+                function.hints = [*function.hints, *hints]
                 jit = syntax.name("jax.jit")
                 static = syntax.tuple_of(places)
                 function.decorators = [syntax.call("functools.partial", jit, static_argnums=static)]

@@ -118,12 +118,27 @@ def _merged(jaxpr: Jaxpr) -> Jaxpr:
         eqn = eqn.replace(invars=[renamed(a) for a in eqn.invars])
         if eqn.primitive.name == "while":
             eqn = _in_one_order(_with_one_counter(eqn, names))
+        if (whole := _whole(eqn)) is not None:
+            names[eqn.outvars[0]] = whole
+            continue
         first = known.setdefault(equal_key(eqn), eqn)
         if first is eqn:
             eqns.append(eqn)
         else:
             names.update(zip(eqn.outvars, first.outvars, strict=True))
     return jaxpr.replace(eqns=eqns, outvars=[renamed(v) for v in jaxpr.outvars])
+
+
+def _whole(eqn: Eqn) -> Atom | None:
+    """The array that a slice of a whole array or its update equals; starts are clamped to 0."""
+    match eqn.primitive.name:
+        case "dynamic_slice":
+            result = eqn.invars[0]
+        case "dynamic_update_slice":
+            result = eqn.invars[1]
+        case _:
+            return None
+    return result if result.aval.shape == eqn.outvars[0].aval.shape else None
 
 
 def equal_key(eqn: Eqn) -> Hashable:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -157,3 +158,70 @@ def test_a_minimum_holds_on_both_sides(most: int) -> None:
     for size in (1, 3, 15, 16, most + 1):
         x = np.ones((size, 3), F32)
         np.testing.assert_array_equal(module.model(x), exported.call(x))
+
+
+def _convolutions(names: Callable[[int], str], *, upsample: bool) -> Any:
+    import keras
+    import tensorflow as tf
+
+    class Like(keras.layers.Layer):
+        def call(self, inputs: Any) -> Any:
+            x, other = inputs
+            return tf.image.resize(x, tf.shape(other)[1:3])
+
+    inputs = keras.Input((None, None, 3), name="image")
+    x, skips = inputs, []
+    for i in range(3):
+        x = keras.layers.Conv2D(4 + 2 * i, 3, padding="same", name=names(i))(x)
+        skips.append(x)
+        x = keras.layers.MaxPooling2D()(x)
+    for skip in reversed(skips) if upsample else ():
+        x = Like()([x, skip])
+    return keras.Model(inputs, keras.layers.Conv2D(2, 1, name=names(3))(x))
+
+
+@pytest.mark.parametrize("upsample", [True, False])
+def test_layers_at_computed_sizes_take_their_own_input_only(upsample: bool) -> None:
+    """Convolutions at `height // 2` are the layer of those at `height`."""
+    keras_model = _convolutions("conv.{}".format, upsample=upsample)
+    module: Any = invert.convert(keras_model)
+    source = module.emit(loader=False).source
+    classes = re.findall(r"^class (\w+)", source, re.M)
+    assert len(classes) == 2, classes
+    assert "def __call__(self, x: Float[Array, " in source
+    assert "conv_0: Conv" in source  # a dot in the name of a Keras layer does not nest
+    assert source.count("def resize_bilinear") == upsample
+    for height, width in ((8, 8), (17, 30)):
+        x = np.random.default_rng(height).normal(size=(2, height, width, 3)).astype(F32)
+        np.testing.assert_array_equal(module(x), module.model(x))
+        np.testing.assert_allclose(module(x), keras_model(x), rtol=1e-4, atol=1e-5)
+    if upsample:
+        assert "height >= 8, width >= 8" in source
+        with pytest.raises(ValueError, match="height >= 8"):
+            module.model(np.zeros((1, 3, 9, 3), F32))
+
+
+def test_a_layer_that_needs_an_open_size_is_given_an_array_of_it() -> None:
+    """The number of positions is in no input of the layer, but in the text of it."""
+    import keras
+    import tensorflow as tf
+
+    class Positions(keras.layers.Layer):
+        def build(self, shape: Any) -> None:
+            self.scale = self.add_weight(shape=(4,), name="scale")
+
+        def call(self, inputs: Any) -> Any:
+            x, image = inputs
+            length = tf.cast(tf.range(tf.shape(image)[1]), tf.float32)
+            return tf.reduce_sum(x) * length[:, None] * self.scale
+
+    image = keras.Input((None, 4))
+    y = keras.layers.Dense(4)(image)
+    half = keras.layers.MaxPooling1D()(y)
+    model = keras.Model(image, Positions()([half, image]))
+    module: Any = invert.convert(model)
+    for length in (2, 9):
+        x = np.random.default_rng(length).normal(size=(3, length, 4)).astype(F32)
+        np.testing.assert_array_equal(module(x), module.model(x))
+        np.testing.assert_allclose(module(x), model(x), rtol=1e-4, atol=1e-4)
+    assert "class Positions(" in module.source

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 from typing import Any
 
 import jax.export
@@ -47,3 +48,49 @@ def test_equal_sizes_have_one_bound_in_any_order(order: tuple[int, ...]) -> None
     ((b, c, d),) = found
     assert b == c == d
     assert decided("le", d, 16)
+
+
+def _random_size(rng: random.Random, depth: int) -> Any:
+    if not depth:
+        return B
+    inner = _random_size(rng, depth - 1)
+    steps = [
+        lambda x: x + rng.randint(-9, 9),
+        lambda x: rng.randint(1, 3) * x,
+        lambda x: x // rng.randint(1, 5),
+        lambda x: jax.core.max_dim(x, rng.randint(1, 9)),
+        lambda x: jax.core.min_dim(x, rng.randint(1, 40)),
+        lambda x: -x,
+        lambda x: x % rng.randint(2, 5),
+    ]
+    return rng.choice(steps)(inner)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_tidy_condition_holds_at_the_same_sizes(seed: int) -> None:
+    rng = random.Random(seed)
+    size = _random_size(rng, rng.randint(1, 6))
+    if isinstance(size, int):
+        pytest.skip("a number")
+    condition = Constraint("ge", size, rng.randint(-4, 12))
+    tidy = condition.tidy()
+    for n in range(1, 200):
+        assert condition.holds({"b": n}) == tidy.holds({"b": n}), (condition, tidy, n)
+
+
+@pytest.mark.parametrize(
+    ("size", "limit", "words"),
+    [
+        (((B - 2) // 2 - 1) // 2 + 1, 1, "b >= 4"),
+        (3 * (B // 7) + 2, 3, "b >= 7"),
+        ((B // 2) + (B // 3), 3, "b >= 4"),
+        (-(B // 2) + 9, 3, None),
+        (B % 5, 3, None),
+        ((B * C) // 2, 3, None),
+        (jax.core.min_dim(B, 2), 3, None),
+    ],
+)
+def test_a_least_size_in_words(size: Any, limit: int, words: str | None) -> None:
+    """Only where the size rises with one dimension and gets that far."""
+    condition = Constraint("ge", size, limit)
+    assert condition.tidy().words() == (words or condition.words())

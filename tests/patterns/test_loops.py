@@ -244,3 +244,23 @@ def test_loops_are_one_program_whatever_trees_their_values_come_in() -> None:
     first, second, third = (dce(trace_open(f, x)[0]) for f in (plain, named, other))
     assert difference(first, second) is None and difference(second, first) is None
     assert difference(first, third) is not None
+
+
+@pytest.mark.parametrize("reads", [False, True])
+def test_the_only_row_that_a_loop_of_one_step_stores_is_a_result(reads: bool) -> None:
+    """Nothing is left of the buffer, unless the row depends on it."""
+
+    def body(state):
+        i, h, rows = state
+        h = jnp.tanh(h + 1)
+        return i + 1, h, (h + rows[0] if reads else h)[None]
+
+    def fn(h):
+        _, h, rows = lax.while_loop(lambda s: s[0] < 1, body, (0, h, jnp.zeros((1, *h.shape))))
+        return h, rows
+
+    module = recover(fn, X[0])
+    (scan,) = [e for e in module.jaxpr.eqns if e.primitive.name == "scan"]
+    assert scan.params["num_carry"] == 1 + reads
+    assert module.report.certificate.kind == "exact"
+    same_values(fn, module, X[0])

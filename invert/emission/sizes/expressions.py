@@ -114,13 +114,18 @@ def in_place(node: ast.expr, parts: Mapping[str, tuple[str, int]]) -> ast.expr:
 
 
 def width(node: ast.expr) -> int:
-    """The length of an expression with a name for each quotient of dimensions."""
+    """The length of an expression with a name for each size computed from a dimension."""
     total = syntax.width(node)
     tokens = {token for token in syntax.tokens_in(node) if dimension_of(token) is not None}
     pending: list[ast.AST] = [node] if tokens else []
     while pending:
         current = pending.pop()
-        if _is_quotient(current, tokens):
+        match current:
+            case ast.BinOp(left, ast.Add() | ast.Sub(), ast.Constant()):
+                is_size = _is_quotient(left, tokens)
+            case _:
+                is_size = _is_quotient(current, tokens)
+        if is_size:
             total -= syntax.width(current) - syntax.width(ast.Name(dimension_token("")))
         else:
             pending.extend(ast.iter_child_nodes(current))
