@@ -224,6 +224,19 @@ def test_linear_resizing_is_one_function_of_its_size(
     np.testing.assert_array_equal(*gradients)
 
 
+def test_numbers_that_keras_did_not_count_stay() -> None:
+    """Keras numbers layers through a process: `dense_7, dense_8` are the first two of a model."""
+    import keras
+
+    x = inputs = keras.Input((4,))
+    for name in ("fc_9", "bn_3", "dense_7", "fc_12", "bn_5", "dense_8"):
+        of = keras.layers.BatchNormalization if name.startswith("bn") else keras.layers.Dense
+        x = of(name=name)(x) if of is keras.layers.BatchNormalization else of(4, name=name)(x)
+    source = invert.convert(keras.Model(inputs, x)).emit(loader=False).source
+    for name in ("fc_9", "fc_12", "bn_3", "bn_5", "dense_1", "dense_2"):
+        assert f"self.{name} = " in source
+
+
 def test_blocks_with_the_numbers_of_keras_are_a_list() -> None:
     import keras
 

@@ -237,10 +237,13 @@ class _Building:
             if inside and bare:  # the first layer of all is `dense`, and the next `dense_1`
                 members += [(0, x) for x in bare]
                 others -= {name}
-            first = min(number for number, _ in members)
+            numbers = sorted(number for number, _ in members)
+            first = numbers[0]
+            # Keras counts without gaps; `bn_3, bn_5` was chosen by somebody.
+            counted = numbers == list(range(first, first + len(numbers)))
             if len(members) == 1 and name not in others:
                 wanted[members[0][1]] = name
-            elif len(members) > 1 and name not in others and first != 1:
+            elif counted and name not in others and first != 1:
                 wanted |= {x: f"{name}_{number - first + 1}" for number, x in members}
         return wanted
 
