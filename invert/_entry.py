@@ -140,6 +140,8 @@ class EntryPoint:
     - `shardings`: shardings of arguments and results, if the container states them.
     - `defaults`: values of arguments that a call may leave out, by the names of the arguments.
     - `trace`: the calls that belong to this entry, if the container's function has several traces.
+    - `attributes`: those in which the original's classes hold layers that nobody named, by the
+        names of these.
     """
 
     name: str
@@ -162,6 +164,7 @@ class EntryPoint:
     shardings: Shardings | None = None
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     trace: Trace | None = None
+    attributes: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     @functools.cached_property
     def specs(self) -> Sequence[ArgSpec]:

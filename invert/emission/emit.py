@@ -437,7 +437,8 @@ class _Variant:
         title = title if len(title) > 1 else "Model"  # the name of a parameter says nothing
         jaxprs = {name: p.jaxpr for name, p in programs.items()}
         starts = self._starts(jaxprs)
-        tree = layer_tree.tree_of(roots, self.paths, title, counted=starts.keras)
+        held = {k: v for r in self.recovered.values() for k, v in r.entry.attributes.items()}
+        tree = layer_tree.tree_of(roots, self.paths, title, counted=starts.keras, attributes=held)
         classes = Classes(file, tree, jaxprs, self.paths, self.held, found, starts)
         classes.on_layer = self._tell
         methods = [

@@ -57,6 +57,39 @@ def _inputs_of(model: Any) -> Any:
     return None
 
 
+def attributes(model: Any) -> dict[str, str]:
+    """The attributes that hold the layers inside a layer, by the names that Keras gave to these.
+
+    `self.query = Dense(8)` is the layer `dense_3`. Names that somebody chose, and layers held
+    twice, are left out.
+    """
+    held: dict[str, set[str]] = {}
+    seen: set[int] = set()
+    pending = [model]
+    while pending:
+        layer = pending.pop()
+        if id(layer) in seen:
+            continue
+        seen.add(id(layer))
+        for attribute, value in getattr(layer, "__dict__", {}).items():
+            several = isinstance(value, (list, tuple))
+            layers = [x for x in (value if several else [value]) if is_layer(x)]
+            pending += layers
+            if attribute.startswith("_"):
+                continue
+            for i, x in enumerate(layers):
+                if _counted(x):
+                    name = f"{attribute}_{i}" if several else attribute
+                    held.setdefault(str(x.name), set()).add(name)
+    return {name: next(iter(found)) for name, found in held.items() if len(found) == 1}
+
+
+def _counted(layer: Any) -> bool:
+    """Whether a layer has the name of its class, perhaps with a number, as Keras gives it."""
+    name = re.sub(r"_\d+$", "", str(layer.name))
+    return name.replace("_", "") == type(layer).__name__.replace("_", "").lower()
+
+
 @contextlib.contextmanager
 def tracing(fn: object, name: str) -> Iterator[None]:
     """A context for tracing `fn`, in which typical errors are explained.

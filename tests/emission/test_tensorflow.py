@@ -237,6 +237,48 @@ def test_numbers_that_keras_did_not_count_stay() -> None:
         assert f"self.{name} = " in source
 
 
+def test_fields_are_the_attributes_of_the_original() -> None:
+    """`self.query = Dense(8)` is `dense_3` to Keras; a name that somebody chose stays."""
+    import keras
+
+    layers = keras.layers
+
+    class Gate(layers.Layer):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.again = layers.Dense(6), layers.Dense(6, name="chosen")
+
+        def call(self, x: Any) -> Any:
+            return x * keras.ops.sigmoid(self.inner(x)) + self.again(x)
+
+    class Net(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.gate = layers.Dense(6), Gate()
+            self.twice = self.also = layers.Dense(6)
+            self.heads = [layers.Dense(2), layers.Dense(3)]
+
+        def call(self, x: Any) -> Any:
+            x = self.also(self.gate(self.first(x)))
+            return [head(x) for head in self.heads]
+
+    net: Any = Net()
+    x = np.random.default_rng(0).normal(size=(2, 4)).astype(np.float32)
+    wanted = net(x)
+    module: Any = invert.convert(net, x)
+    source = module.emit(loader=False).source
+    for name in ("first", "gate", "inner", "chosen", "heads_0", "heads_1"):
+        assert f"self.{name} = " in source, name
+    assert "self.twice" not in source
+    assert "self.also" not in source
+    model: Any = module.model
+    for one, two, three in zip(model(x), module(x), wanted, strict=True):
+        np.testing.assert_array_equal(one, two)
+        np.testing.assert_allclose(one, three, rtol=1e-5, atol=1e-6)
+    # The weights keep the names that Keras has for them.
+    assert set(module.named_params()) == {v.path for v in net.variables}
+
+
 def test_blocks_with_the_numbers_of_keras_are_a_list() -> None:
     import keras
 

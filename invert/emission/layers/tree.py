@@ -138,7 +138,12 @@ class Tree:
 
 
 def tree_of(
-    roots: Mapping[str, Layer], paths: Mapping[Var, Path], name: str, *, counted: bool = False
+    roots: Mapping[str, Layer],
+    paths: Mapping[Var, Path],
+    name: str,
+    *,
+    counted: bool = False,
+    attributes: Mapping[str, str],
 ) -> Tree:
     """The modules of some programs.
 
@@ -148,11 +153,13 @@ def tree_of(
 
     - `counted`: whether names may have numbers that count through a whole process, as in Keras:
         fields are renumbered.
+    - `attributes`: names of fields, by the names of layers.
 
     **Raises:** `EmissionError` if two programs need a parameter in different modules.
     """
     building = _Building(paths, Tree(Node(name, names=Names({*METHODS, *roots}))))
     building.counted = counted and len(roots) == 1
+    building.attributes = attributes
     for number, (program, root) in enumerate(roots.items()):
         building.program, building.called = number, program
         building.build(root, building.tree.root, ())
@@ -168,6 +175,7 @@ class _Building:
         self.common = _shared_prefix(list(paths.values()))
         self.program, self.called = 0, ""
         self.counted = False
+        self.attributes: Mapping[str, str] = {}
         self.at: dict[Layer, Path] = {}
         self.nodes: dict[Layer, Node] = {}
         self._placed: dict[Var, Path] = {}
@@ -222,10 +230,12 @@ class _Building:
         """The preferred names of the fields of the layers in a layer, outermost or `inside`."""
         inner = [c.layer for c in calls(layer.steps) if c.layer.same is None and not c.layer.listed]
         wanted = {x: x.field or plain_name(called(x, self.paths)) for x in inner}
+        chosen = {x: self.attributes[name] for x, name in wanted.items() if name in self.attributes}
         if not self.counted:
-            return wanted
+            return wanted | chosen
+        wanted = {x: name for x, name in wanted.items() if x not in chosen}
         alike: dict[str, list[tuple[int, Layer]]] = {}
-        others = set(node.names.taken)
+        others = {*node.names.taken, *chosen.values()}
         for x, name in wanted.items():
             found = re.fullmatch(r"(.*[A-Za-z]\w*?)_(\d+)", name)
             if found is None:
@@ -245,7 +255,7 @@ class _Building:
                 wanted[members[0][1]] = name
             elif counted and name not in others and first != 1:
                 wanted |= {x: f"{name}_{number - first + 1}" for number, x in members}
-        return wanted
+        return wanted | chosen
 
     def _item(self, node: Node, name: str, layer: Layer) -> tuple[Path, Node]:
         """The next node of a tuple in a node, created if missing."""
