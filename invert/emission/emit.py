@@ -43,6 +43,7 @@ from invert.emission.layers.given_sizes import give_sizes
 from invert.emission.layers.positions import give_positions
 from invert.emission.layers.state import thread
 from invert.emission.layers.tree import Node
+from invert.emission.own_constants import split_constants
 from invert.emission.page import page_of
 from invert.emission.python import load
 from invert.emission.python.naming import camel, wrapped_comment
@@ -79,6 +80,7 @@ class Recovered:
     - `fixed`: why the text holds for one size of its open dimensions only, or `""`.
     - `constraints`: conditions on its open dimensions.
     - `begin`: called with a line about each step.
+    - `numbers`: for each constant, its number among those of the module; by default its own.
     """
 
     entry: EntryPoint
@@ -91,6 +93,7 @@ class Recovered:
     fixed: str = ""
     constraints: Sequence[Constraint] = ()
     begin: Callable[[str], None] = lambda text: None
+    numbers: Sequence[int] | None = None
 
     @property
     def in_state(self) -> list[bool]:
@@ -211,6 +214,8 @@ def emit_methods(
         name: dataclasses.replace(r, program=map_jaxprs(r.program, _as_written))
         for name, r in recovered.items()
     }
+    if len(recovered) == 1:
+        recovered = {name: _with_own_constants(r) for name, r in recovered.items()}
     on_shards = any(meshes.has_shards(r.program) for r in recovered.values())
     if not on_shards:
         return _emit(recovered, title, styles, notes)
@@ -219,6 +224,13 @@ def emit_methods(
     except EmissionError:
         # JAX does not mark the operands of all functions as varying along the same axes.
         return _emit(_with_checks(recovered, False), title, styles, notes)
+
+
+def _with_own_constants(recovered: Recovered) -> Recovered:
+    if recovered.entry.params:  # the constants are no weights
+        return recovered
+    program, constants, numbers = split_constants(recovered.program, recovered.constants)
+    return dataclasses.replace(recovered, program=program, constants=constants, numbers=numbers)
 
 
 def _as_written(jaxpr: Jaxpr) -> Jaxpr:
@@ -561,7 +573,8 @@ class _Variant:
             key = (value.dtype, value.shape, value.tobytes()) if len(self.recovered) > 1 else v
             names[v] = self._shared.setdefault(key, v)
             if names[v] is v:
-                self.values[v], self.containers[v] = value, constant_name(method, i)
+                number = i if recovered.numbers is None else recovered.numbers[i]
+                self.values[v], self.containers[v] = value, constant_name(method, number)
                 self.paths[v] = (layer_tree.constant_name(v, users),)
         for v, param, held in zip(own[count:], params, recovered.in_state, strict=True):
             names[v] = self._shared.setdefault(param.name, v)

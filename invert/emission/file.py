@@ -27,9 +27,11 @@ from invert.emission.sizes.expressions import (
     dimension_token,
     in_place,
     quotients_in,
+    text,
 )
 from invert.emission.sizes.program import Program
 from invert.ir.composite import attributes_of, body_of, composite
+from invert.ir.sizes import dimensions
 from invert.ir.traced_form import difference
 from invert.ir.types import AnyJaxpr, ClosedJaxpr, Eqn, Jaxpr, Var
 
@@ -103,9 +105,11 @@ class File(Writer):
             for v in arguments
         ]
         parts: dict[str, tuple[str, int]] = {}
-        for name, value, quotient, rest in derived_sources(axes):
-            parts[quotient] = dimension_token(name), rest
-            sizes[name] = Statement([dimension_token(name)], value, ["size"])
+        for size, value, part, rest in derived_sources(axes):
+            name = text(size)
+            parts[part] = dimension_token(name), rest
+            hint = "_".join(sorted(dimensions(size)))
+            sizes[name] = Statement([dimension_token(name)], value, [snake(hint, "size")])
         if parts:
             function.rewrite(lambda node: in_place(node, parts))
         wanted = dict.fromkeys(function.free_dimensions())
@@ -121,7 +125,9 @@ class File(Writer):
                 f"{function.hint} depends on the open size {nowhere[0]}, which none of its "
                 "arguments has as a dimension"
             )
-        function.body = [*sizes.values(), *function.body]
+        # In the order of the arrays and axes, so that layers at other sizes have the same text.
+        places = sorted(sizes.values(), key=lambda s: syntax.text_of(s.value))
+        function.body = [*places, *function.body]
         return function
 
     def define(self, function: FunctionText, hint: str) -> tuple[str, bool]:

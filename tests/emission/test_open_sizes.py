@@ -225,3 +225,64 @@ def test_a_layer_that_needs_an_open_size_is_given_an_array_of_it() -> None:
         np.testing.assert_array_equal(module(x), module.model(x))
         np.testing.assert_allclose(module(x), model(x), rtol=1e-4, atol=1e-4)
     assert "class Positions(" in module.source
+
+
+def test_layers_of_a_new_model_have_their_own_biases() -> None:
+    """Biases of zeros and scales of ones are a single constant of the export for each size."""
+    linen: Any = pytest.importorskip("flax.linen")
+
+    class Block(linen.Module):
+        features: int
+        stride: int
+
+        @linen.compact
+        def __call__(self, x: Any) -> Any:
+            y = linen.Conv(self.features, (3, 3), strides=self.stride)(x)
+            y = linen.relu(linen.GroupNorm(2)(y))
+            y = linen.GroupNorm(2)(linen.Conv(self.features, (3, 3))(y))
+            if self.stride > 1:
+                x = linen.Conv(self.features, (1, 1), strides=self.stride, name="shortcut")(x)
+            return linen.relu(x + y)
+
+    class Net(linen.Module):
+        @linen.compact
+        def __call__(self, x: Any) -> Any:
+            x = linen.Conv(4, (3, 3))(x)
+            for features, stride in ((4, 1), (4, 1), (8, 2), (8, 1)):
+                x = Block(features, stride)(x)
+            return linen.Dense(4)(x.mean((1, 2)))
+
+    net = Net()
+    params = net.init(jax.random.key(0), jnp.zeros((1, 8, 8, 3)))
+    exported = _module(lambda x: net.apply(params, x), "b, 2*h, 2*w, 3")
+    module: Any = invert.from_exported(exported)
+    emission = module.emit(loader=False)
+    model = module.model
+    # Convolution, two normalizations and blocks, dense layer, and the whole.
+    assert emission.source.count("\nclass ") <= 7, emission.source
+    assert len(jax.tree.leaves(model)) == len(jax.tree.leaves(params))
+    for size in (2, 8):
+        x = np.random.default_rng(size).normal(size=(2, size, 2 * size, 3)).astype(F32)
+        np.testing.assert_array_equal(module(x), model(x))
+        np.testing.assert_allclose(model(x), exported.call(x), rtol=1e-5, atol=1e-5)
+    again = emission.with_values({**module.named_params(), **module._named_constants()})
+    np.testing.assert_array_equal(again(x), model(x))
+
+
+def test_steps_that_share_a_kernel_share_their_bias_too() -> None:
+    """What is computed twice with one kernel is one layer, with one bias."""
+    kernel = np.random.default_rng(0).normal(size=(3, 3)).astype(F32)
+    other = np.random.default_rng(1).normal(size=(3, 3)).astype(F32)
+    bias = np.zeros(3, F32)
+
+    def fn(x: Any) -> Any:
+        for _ in range(3):
+            x = jnp.tanh(x @ kernel + bias)
+        return jnp.tanh(x @ other + bias)
+
+    module: Any = invert.from_exported(_module(fn))
+    model = module.model
+    biases = [leaf for leaf in jax.tree.leaves(model) if leaf.ndim == 1]
+    assert len(biases) == 2, module.source
+    x = np.ones((4, 3), F32)
+    np.testing.assert_array_equal(module(x), model(x))

@@ -11,7 +11,7 @@ from typing import Any
 
 from invert._private.jax import dim_terms, open_jaxpr
 from invert.emission.layers.cut import Layer, LayerCall
-from invert.emission.sizes.expressions import factor_text, quotient_and_rest
+from invert.emission.sizes.expressions import part_and_rest, term_text
 from invert.ir import jaxprs, kinds
 from invert.ir.graph import is_var
 from invert.ir.sizes import DimSize, dimension, dimensions, is_open
@@ -51,7 +51,7 @@ def _find(
     if layer not in missing:
         there = _having(layer.inputs, shape)
         sizes = (s for v in layer.inputs for s in shape(v))
-        known = {parts[0] for s in sizes if (parts := quotient_and_rest(s)) is not None}
+        known = {parts[0] for s in sizes if (parts := part_and_rest(s)) is not None}
         wanted: set[str] = set()
         if every:
             wanted |= {d for v in layer.outputs for s in shape(v) for d in dimensions(s)}
@@ -67,11 +67,13 @@ def _find(
 def _names(size: DimSize, known: Set[str]) -> set[str]:
     """The dimensions in a size, outside of parts that are known."""
     names: set[str] = set()
-    for _, factors in dim_terms(size):
+    for coefficient, factors in dim_terms(size):
+        if term_text(abs(coefficient), factors) in known:
+            continue
         for factor, _ in factors:
             if isinstance(factor, str):
                 names.add(factor)
-            elif factor_text(factor) not in known:
+            elif term_text(1, [(factor, 1)]) not in known:
                 names |= {n for part in factor[1] for n in _names(part, known)}
     return names
 

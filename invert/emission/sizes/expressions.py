@@ -50,34 +50,36 @@ def dimension_sources(arrays: Sequence[tuple[ast.expr, Shape]]) -> dict[str, ast
 
 def derived_sources(
     arrays: Sequence[tuple[ast.expr, Shape]],
-) -> Iterator[tuple[str, ast.expr, str, int]]:
-    """The sizes of arrays that are computed from a dimension, such as `(height - 2) // 2 + 1`.
+) -> Iterator[tuple[DimSize, ast.expr, str, int]]:
+    """The sizes of arrays that are no dimension, such as `(height - 2) // 2 + 1`.
 
-    **Returns:** for each, its text, its expression by the shape of the array, and from
-    `quotient_and_rest` the text of the quotient and the rest.
+    **Returns:** for each, its expression by the shape of the array, and from
+    `part_and_rest` the text of the part and the rest.
     """
     found: set[str] = set()
     for value, shape in arrays:
         for axis, size in enumerate(shape):
-            if (parts := quotient_and_rest(size)) is not None and parts[0] not in found:
+            if (parts := part_and_rest(size)) is not None and parts[0] not in found:
                 found.add(parts[0])
                 source = syntax.item(syntax.field(value, "shape"), syntax.number(axis))
-                yield text(size), source, *parts
+                yield size, source, *parts
 
 
-def quotient_and_rest(size: DimSize) -> tuple[str, int] | None:
-    """A size as the sum of one quotient, remainder or extremum, by its text, and a number."""
+def part_and_rest(size: DimSize) -> tuple[str, int] | None:
+    """A size that is no dimension as the sum of one term, by its text over tokens, and a number."""
     terms = dim_terms(size)
     rest = sum(coefficient for coefficient, factors in terms if not factors)
     match [(coefficient, factors) for coefficient, factors in terms if factors]:
-        case [(1, [(tuple() as factor, 1)])]:
-            return factor_text(factor), rest
+        case [(1, [(str(), 1)])]:
+            return None
+        case [(coefficient, factors)] if coefficient > 0:
+            return term_text(coefficient, factors), rest
     return None
 
 
-def factor_text(factor: DimFactor) -> str:
-    """The text of a quotient, remainder or extremum, over tokens."""
-    return syntax.text_of(_factor(factor, _FUNCTIONS))
+def term_text(coefficient: int, factors: Sequence[tuple[DimFactor, int]]) -> str:
+    """The text of a term of a size, over tokens."""
+    return syntax.text_of(_term(coefficient, factors, _FUNCTIONS))
 
 
 def in_place(node: ast.expr, parts: Mapping[str, tuple[str, int]]) -> ast.expr:
@@ -85,7 +87,7 @@ def in_place(node: ast.expr, parts: Mapping[str, tuple[str, int]]) -> ast.expr:
 
     **Arguments:**
 
-    - `parts`: for the text of a quotient, the token of a size, and by how much that is larger.
+    - `parts`: for the text of a part, the token of a size, and by how much that is larger.
     """
 
     class Replace(ast.NodeTransformer):
@@ -193,20 +195,27 @@ def _expression(size: DimSize, functions: dict[str, str]) -> ast.expr:
     terms = dim_terms(size)
     # Negative terms come last: `4 - batch` rather than `-batch + 4`.
     for coefficient, factors in sorted(terms, key=lambda t: t[0] < 0):
-        part: ast.expr | None = None
-        for factor, exponent in factors:
-            value = _factor(factor, functions)
-            for _ in range(exponent):
-                part = value if part is None else syntax.infix(part, "*", value)
-        if part is None:
-            part = syntax.number(abs(coefficient))
-        elif abs(coefficient) != 1:
-            part = syntax.infix(syntax.number(abs(coefficient)), "*", part)
+        part = _term(abs(coefficient), factors, functions)
         if total is None:
             total = part if coefficient >= 0 else syntax.prefix("-", part)
         else:
             total = syntax.infix(total, "+" if coefficient > 0 else "-", part)
     return total if total is not None else syntax.number(0)
+
+
+def _term(
+    coefficient: int,
+    factors: Sequence[tuple[DimFactor, int]],
+    functions: dict[str, str],
+) -> ast.expr:
+    part: ast.expr | None = None
+    for factor, exponent in factors:
+        value = _factor(factor, functions)
+        for _ in range(exponent):
+            part = value if part is None else syntax.infix(part, "*", value)
+    if part is None:
+        return syntax.number(coefficient)
+    return part if coefficient == 1 else syntax.infix(syntax.number(coefficient), "*", part)
 
 
 def _factor(factor: DimFactor, functions: dict[str, str]) -> ast.expr:
