@@ -228,3 +228,23 @@ def test_a_stopped_gradient_of_a_variance_is_explained() -> None:
         return tf.square(x - tf.stop_gradient(tf.reduce_mean(x, -1, keepdims=True)))
 
     assert "tf.nn.moments" not in _source(invert.convert(stopped))
+
+
+@pytest.mark.parametrize("layers", ["classes", "scan"])
+def test_layers_in_a_list_take_their_key_by_name(layers: str) -> None:
+    params = {f"block_{i}": _dense(4, 4, i) for i in range(3)}
+
+    def dropped(p: Any, key: Any, x: Any) -> Any:
+        for i in range(3):
+            with jax.named_scope(f"block_{i}"):
+                kept = jax.random.bernoulli(jax.random.fold_in(key, 7), 0.9, x.shape)
+                x = jnp.where(kept, jnp.tanh(_linear(p[f"block_{i}"], x)) / 0.9, 0.0) + x
+        return jnp.sin(x)
+
+    arrays = jax.random.key(1), ramp(3, 4)
+    module = _written(dropped, params, *arrays, arg_names=("key", "x"))
+    emitted = module.emit(layers=layers, loader=False) if layers == "scan" else module.emit()
+    assert "*, key: PRNGKeyArray) -> Float" in _call_of(emitted.source, "Block")
+    assert "(x, key=key)" in emitted.source.split("class Model(")[1]
+    model: Any = emitted.model
+    np.testing.assert_allclose(model(*arrays), module(*arrays), rtol=1e-5, atol=1e-6)
