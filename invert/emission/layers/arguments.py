@@ -7,7 +7,8 @@ among the results.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+import dataclasses
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TypeVar
 
 from invert.emission.layers.cut import Layer, LayerCall
@@ -15,7 +16,7 @@ from invert.emission.layers.memory import Memories
 from invert.emission.layers.stack import equations
 from invert.ir.avals import is_key
 from invert.ir.graph import is_var
-from invert.ir.types import Atom, Var
+from invert.ir.types import Atom, Eqn, Var
 
 _T = TypeVar("_T")
 # The places of the arguments of a layer in their old order.
@@ -24,62 +25,72 @@ _Order = Sequence[int]
 
 def arrange(root: Layer, memories: Memories) -> None:
     """Arranges the arguments and results of all layers in a layer; a memory stays where it is."""
-    _arrange(root, {}, set(), memories)
+    _Arranger(memories).inside(root)
 
 
-def _arrange(
-    layer: Layer,
-    orders: dict[Hashable, _Order],
-    done: set[Layer],
-    memories: Memories,
-) -> None:
-    caller = _Caller(layer)
-    new: list[Layer] = []
-    for call in layer.steps:
-        if not isinstance(call, LayerCall):
-            continue
-        inner = call.layer
-        # Layers that compute the same may share a class, and so have one order.
-        kind = _kind(inner)
-        if kind not in orders:
-            orders[kind] = caller.order(call, memories.of(inner))
-        call.invars = _permuted(call.invars, orders[kind])
-        if inner not in done:
-            done.add(inner)
-            inner.inputs = _permuted(inner.inputs, orders[kind])
-            inner.outputs = sorted(inner.outputs, key=is_key)
+@dataclasses.dataclass
+class _Arranger:
+    """Arranges layers from the outermost inwards.
+
+    **Arguments:**
+
+    - `orders`: the order of the arguments of each kind of layers.
+    """
+
+    memories: Memories
+    orders: dict[Hashable, _Order] = dataclasses.field(default_factory=dict)
+    _kinds: dict[Layer, Hashable] = dataclasses.field(default_factory=dict)
+    _done: set[Layer] = dataclasses.field(default_factory=set)
+
+    def inside(self, layer: Layer) -> None:
+        """Arranges the layers that a layer calls, and those inside them."""
+        caller = _Caller(layer, self.kind)
+        new: list[Layer] = []
+        for call in layer.steps:
+            if not isinstance(call, LayerCall):
+                continue
+            inner = call.layer
+            # Layers that compute the same may share a class, and so have one order.
+            kind = self.kind(inner)
+            if kind not in self.orders:
+                self.orders[kind] = caller.order(call, self.memories.of(inner))
             new.append(inner)
-        call.outvars = sorted(call.outvars, key=is_key)
-    for inner in new:
-        _arrange(inner, orders, done, memories)
+            call.invars = _permuted(call.invars, self.orders[kind])
+            call.outvars = sorted(call.outvars, key=is_key)
+        for inner in dict.fromkeys(new):
+            if inner in self._done:
+                continue
+            self._done.add(inner)
+            inner.inputs = _permuted(inner.inputs, self.orders[self.kind(inner)])
+            inner.outputs = sorted(inner.outputs, key=is_key)
+            self.inside(inner)
+
+    def kind(self, layer: Layer) -> Hashable:
+        """Features that are equal for layers of one class, whatever their sizes."""
+        if layer not in self._kinds:
+            names = (
+                (e.primitive.name, *(len(v.aval.shape) for v in e.outvars))
+                for e in equations(layer)
+            )
+            arrays = (*layer.inputs, *layer.results)
+            self._kinds[layer] = (*names, *((len(v.aval.shape), v.aval.dtype) for v in arrays))
+        return self._kinds[layer]
 
 
 def _permuted(items: Sequence[_T], order: _Order) -> list[_T]:
     return [items[i] for i in order] if len(items) == len(order) else list(items)
 
 
-def _kind(layer: Layer) -> Hashable:
-    """Features that are equal for layers of one class, whatever their sizes."""
-    names = ((e.primitive.name, *(len(v.aval.shape) for v in e.outvars)) for e in equations(layer))
-    types = ((len(v.aval.shape), v.aval.dtype) for v in (*layer.inputs, *layer.results))
-    return (*names, *types)
-
-
 class _Caller:
     """The values of a layer, and how they are made."""
 
-    def __init__(self, layer: Layer):
+    def __init__(self, layer: Layer, kind: Callable[[Layer], Hashable]):
+        self._kind = kind
         self.places: dict[Atom, tuple[int, int]] = {v: (-1, i) for i, v in enumerate(layer.inputs)}
-        self._makers: dict[Atom, LayerCall] = {}
-        self._before: dict[Atom, set[Atom]] = {}
+        self._makers: dict[Atom, Eqn] = {}
         for i, step in enumerate(layer.steps):
-            operands: set[Atom] = {a for a in step.invars if is_var(a)}
-            for a in list(operands):
-                operands |= self._before.get(a, set())
             for k, v in enumerate(step.outvars):
-                self.places[v], self._before[v] = (i, k), operands
-                if isinstance(step, LayerCall):
-                    self._makers[v] = step
+                self.places[v], self._makers[v] = (i, k), step
 
     def order(self, call: LayerCall, kept: Mapping[Var, str]) -> _Order:
         """The order of the arguments of a call: those made alike change places."""
@@ -102,11 +113,23 @@ class _Caller:
         """Whether two values have one type, one kind of maker, and do not need each other."""
         if one is other or (one.aval.shape, one.aval.dtype) != (other.aval.shape, other.aval.dtype):
             return False
-        makers = [self._makers.get(a) for a in (one, other)]
-        if makers == [None, None]:
-            return self.places[one][0] == self.places[other][0]  # both given, or of one step
-        if None in makers:
+        first, second = self._makers.get(one), self._makers.get(other)
+        if first is second:
+            return True  # both given, or made at once
+        if not isinstance(first, LayerCall) or not isinstance(second, LayerCall):
             return False
-        first, second = (m for m in makers if m is not None)
-        apart = one not in self._before[other] and other not in self._before[one]
-        return apart and (first is second or _kind(first.layer) == _kind(second.layer))
+        alike = self._kind(first.layer) == self._kind(second.layer)
+        return alike and not self._needs(one, second) and not self._needs(other, first)
+
+    def _needs(self, value: Atom, step: Eqn) -> bool:
+        """Whether a step reads a value, or what is computed from it."""
+        pending, seen = [step], {step}
+        while pending:
+            for atom in filter(is_var, pending.pop().invars):
+                if atom is value:
+                    return True
+                maker = self._makers.get(atom)
+                if maker is not None and maker not in seen:
+                    seen.add(maker)
+                    pending.append(maker)
+        return False
