@@ -130,8 +130,7 @@ def _text(nodes: Sequence[Node]) -> str:
 
 def ordered(body: Body, is_effect: IsEffect) -> Body:
     """`body`, reordered."""
-    roots = [*(i for i, _ in body.outputs), *body.controls]
-    order = _as_made(body.nodes, _topological(body.nodes, roots, body.name))
+    order = _as_made(body.nodes, _needed(body))
     needed = {i for i, _ in body.outputs}
     for i in reversed(order):
         node = body.nodes[i]
@@ -139,6 +138,17 @@ def ordered(body: Body, is_effect: IsEffect) -> Body:
             needed.add(i)
             needed.update(j for j, _ in node.inputs)
     return dataclasses.replace(body, order=tuple(i for i in order if i in needed))
+
+
+def as_needed(body: Body) -> list[int]:
+    """The order of a body in which its results need the nodes, whatever the order of the graph."""
+    inside = set(body.order)
+    return [i for i in _needed(body) if i in inside]
+
+
+def _needed(body: Body) -> list[int]:
+    roots = [*(i for i, _ in body.outputs), *body.controls]
+    return _topological(body.nodes, roots, body.name)
 
 
 def _topological(nodes: Sequence[Node], roots: Sequence[int], name: str) -> list[int]:
