@@ -124,6 +124,8 @@ class EntryPoint:
         the leaves of `(args, kwargs)` in `jax.tree_util` order.
     - `arg_names`: names of the positional arguments, one for each element of `args`.
     - `out_tree`: structure of the results; its leaves are the flat results of `fn`.
+    - `outputs`: the numbers of the flat results in this structure, but with dictionaries in the
+        order of the original, which `out_tree` sorts; `None` if it is unknown.
     - `params`: the variables the function reads or assigns.
     - `assigned`: indices of the parameters that the function assigns.
     - `draws`: whether the function draws random numbers, and so needs a key.
@@ -165,6 +167,7 @@ class EntryPoint:
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     trace: Trace | None = None
     attributes: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    outputs: Any = None
 
     @functools.cached_property
     def specs(self) -> Sequence[ArgSpec]:

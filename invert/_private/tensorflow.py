@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 import sys
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -14,6 +15,12 @@ def tf_variable_dtype(handle: Any) -> int | None:
     if data is None or not data.is_set or len(data.shape_and_type) != 1:
         return None
     return data.shape_and_type[0].dtype
+
+
+def tf_variable_number(variable: Any) -> int | None:
+    """The number of a variable among all that this process made; `None` if it is unknown."""
+    found = re.search(r"_(\d+)$", str(getattr(variable, "_unique_id", "")))
+    return int(found[1]) if found else None
 
 
 def tf_concrete_functions(fn: Any) -> list[Any]:

@@ -16,12 +16,14 @@ from invert._errors import EmissionError
 from invert.emission.equinox_nn import construct
 from invert.emission.expressions import control_flow, literals, scanned, spelling
 from invert.emission.expressions.body import Body, Placed
-from invert.emission.expressions.statements import FunctionText, Repeat, render
+from invert.emission.expressions.render import render
+from invert.emission.expressions.statements import FunctionText, Repeat
 from invert.emission.file import File
 from invert.emission.initial import GATES, HIDDEN, Initializers, Starts
 from invert.emission.layers import ends, fold, roles, skips
 from invert.emission.layers.cut import Assign, Layer, LayerCall, calls
 from invert.emission.layers.lists import Lists, Loop, Unrolled
+from invert.emission.layers.memory import Memories
 from invert.emission.layers.shared import (
     Class,
     Draft,
@@ -39,7 +41,8 @@ from invert.emission.python import syntax
 from invert.emission.python.naming import Names, camel, identifier, singular, snake
 from invert.emission.python.nouns import NOUNS, PLAIN, STREAM, of_field, of_layer, says
 from invert.emission.sizes.expressions import text
-from invert.ir.graph import Graph, is_var
+from invert.ir.avals import is_key
+from invert.ir.graph import is_var
 from invert.ir.jaxprs import is_wide
 from invert.ir.sizes import DimSize, dimension, dimensions
 from invert.ir.types import Atom, Eqn, Jaxpr, Var
@@ -66,11 +69,6 @@ def _self() -> ast.expr:
 def _wide(v: Var) -> ast.expr | None:
     """The 64-bit type of a variable; its value in a state is narrower in a session without x64."""
     return literals.dtype(v.aval.dtype) if is_wide(v) else None
-
-
-def is_key(v: Atom) -> bool:
-    """Whether a value is a single PRNG key."""
-    return not v.aval.shape and jax.dtypes.issubdtype(v.aval.dtype, jax.dtypes.prng_key)
 
 
 def kind_of(dtype: DTypeLike) -> str:
@@ -130,8 +128,10 @@ class Classes:
         self._outermost: Class | None = None
         self._methods: dict[Layer, str] = {}
         self._named: dict[Layer, dict[Atom, str]] = {}
-        self._memories: dict[Layer, dict[Var, str]] = {}
+        self._memories = Memories(file.program.jaxpr)
         self._arguments: dict[Layer, list[str]] = {}
+        # The keyword-only arguments of the layers.
+        self._keywords: dict[Layer, dict[Var, str]] = {}
         # Called with the number of layers written so far, and of all.
         self.on_layer: Callable[[int, int], None] = lambda done, count: None
         self._count = 0
@@ -145,7 +145,7 @@ class Classes:
         if isinstance(eqn, Pick):
             return scanned.pick(body, eqn)
         if isinstance(eqn, Run):
-            return scanned.run(body, eqn, self.tree.names[eqn.layer])
+            return scanned.run(body, eqn, self.tree.names[eqn.layer], self._applied)
         if isinstance(eqn, Loop):
             return self._loop(body, eqn)
         if isinstance(eqn, Unrolled):
@@ -161,7 +161,7 @@ class Classes:
             # The state must not be reassigned before the layer is called with it.
             taken = any(isinstance(v, StateVar) for v in eqn.invars)
             inline = not (taken and body.changes_state) and not self._again(eqn.layer)
-            return Placed(syntax.call(function, *args), inline, hints=hints)
+            return Placed(self._applied(function, eqn.layer, args), inline, hints=hints)
         if isinstance(eqn, Read):
             index = syntax.field(_self(), *eqn.place)
             value = syntax.method(body.operand(eqn.invars[0]), "get", index)
@@ -177,6 +177,13 @@ class Classes:
             return Placed(syntax.method(state, "set", index, value), False, hints=["state"])
         return None
 
+    def _applied(self, function: ast.expr, layer: Layer, args: Sequence[ast.expr]) -> ast.expr:
+        """`self.dropout(x, key=key)`: a layer of the file, called on its inputs."""
+        names = self._keywords[layer]
+        pairs = list(zip(layer.inputs, args, strict=True))
+        keywords = {names[v]: a for v, a in pairs if v in names}
+        return syntax.call(function, *(a for v, a in pairs if v not in names), **keywords)
+
     def _again(self, layer: Layer) -> bool:
         """Whether a layer is called several times."""
         return layer.same is not None or any(x.same is layer for x in self.tree.names)
@@ -189,11 +196,26 @@ class Classes:
             ast.Name(target, ast.Load()) if i == eqn.carried else body.settled(a)
             for i, a in enumerate(eqn.invars)
         ]
-        value = syntax.call(ast.Name(element, ast.Load()), *args)
+        value = self._applied(ast.Name(element, ast.Load()), eqn.layer, args)
         hint = singular(snake(field, "layer"))
         repeat = Repeat(syntax.field(_self(), field), element, hint, value)
         start = body.operand(eqn.invars[eqn.carried])
-        return Placed(start, False, hints=["x"], flows="blank", repeat=repeat)
+        hints = [self._for_users(eqn.outvars[0], body) or STREAM]
+        return Placed(start, False, hints=hints, flows="blank", repeat=repeat)
+
+    def _for_users(self, v: Var, body: Body) -> str:
+        """What all layers call a value that they take as their memory, or `""`."""
+        users = body.graph.users.get(v, ())
+        calls = [u for u in users if isinstance(u, LayerCall)]
+        if not calls or len(calls) < len(users):
+            return ""
+        names = {
+            self._memories.of(c.layer).get(w, "")
+            for c in calls
+            for a, w in zip(c.invars, c.layer.inputs, strict=True)
+            if a is v
+        }
+        return names.pop() if len(names) == 1 else ""
 
     def _unrolled(self, body: Body, eqn: Unrolled) -> Placed:
         """`for i in range(6): h = self.cell(h, x[:, i])`, or the same over the parts of a split."""
@@ -226,7 +248,7 @@ class Classes:
             if is_var(atom):
                 parts = syntax.substitute(parts, {self.file.token(atom): whole})
         hint = "i" if eqn.split is None else "x_t"
-        repeat = Repeat(parts, token, hint, syntax.call(function, *args))
+        repeat = Repeat(parts, token, hint, self._applied(function, eqn.layer, args))
         start = body.operand(eqn.invars[eqn.carried])
         return Placed(start, False, hints=["h"], flows="blank", repeat=repeat)
 
@@ -460,9 +482,11 @@ class Classes:
         else:
             function.returns = syntax.item(syntax.name("tuple"), syntax.tuple_of(results))
         method = render(function, "__call__", {}, self.file.names.taken)
-        places = dict(zip(function.parameters, method.args.args[1:], strict=True))
+        arguments = [*method.args.args[1:], *method.args.kwonlyargs]
+        places = dict(zip(function.parameters, (a.arg for a in arguments), strict=True))
         for source, token in inputs:
-            source.id = places[token].arg
+            source.id = places[token]
+        self._keywords[layer] = {v: places[self.file.token(v)] for v in layer.inputs if is_key(v)}
         return method
 
     def function(self, layer: Layer, given: Mapping[Var, ast.expr] | None = None) -> FunctionText:
@@ -477,7 +501,7 @@ class Classes:
         inputs = [v for v in layer.inputs if not given or v not in given]
         states = roles.initial(layer.steps)
         adds = _residuals(layer) if known or layer.children else self._named_by_makers(layer)
-        told = {**self._memory(layer), **adds, **states, **layer.arguments}
+        told = {**self._memories.of(layer), **adds, **states, **layer.arguments}
         hints = self._hints(inputs, told)
         if layer.same is not None:
             hints = self._arguments.get(layer.same, hints)
@@ -488,14 +512,16 @@ class Classes:
         )
         value = control_flow.results_of(body.run())
         self._named[layer] = body.names
+        arguments = sorted(zip(inputs, hints, strict=True), key=lambda pair: is_key(pair[0]))
         function = FunctionText(
             "",
             "__call__",
-            [self.file.token(v) for v in inputs],
-            hints,
+            [self.file.token(v) for v, _ in arguments],
+            [hint for _, hint in arguments],
             body.statements,
             value,
             first=["self"],
+            keyword_only=sum(map(is_key, inputs)),
             types={self.file.token(v): body.type_of(v) for v in inputs},
             layers=self.names_of_layers(layer),
         )
@@ -505,34 +531,12 @@ class Classes:
         """Names the inputs of a parameterless layer after the layers that computed them."""
         if len(layer.inputs) < 2:
             return {}
-        every = (c for other in self.tree.programs for c in calls(other.steps))
-        made = {v: c.layer for c in every for v in c.outvars}
+        every = [list(calls(other.steps)) for other in self.tree.programs]
+        around = (c for inner in every if any(c.layer is layer for c in inner) for c in inner)
+        made = {v: c.layer for c in around for v in c.outvars}
         fields = {v: self.tree.names[made[v]].split(".")[-1] for v in layer.inputs if v in made}
-        return {v: of_field(name) for v, name in fields.items() if not name.isdigit()}
-
-    def _memory(self, layer: Layer) -> dict[Var, str]:
-        """The inputs from which a layer computes only keys and values, and no queries."""
-        if layer not in self._memories:
-            self._memories[layer] = {}
-            if len(layer.inputs) > 1:
-                jaxpr = self.file.program.jaxpr.replace(eqns=layer.steps, outvars=layer.outputs)
-                known = roles.roles(Graph(jaxpr))
-                found = {v: _MEMORY for v in layer.inputs if self._only_kept(v, layer, known)}
-                if len(found) == 1:
-                    self._memories[layer] = found
-        return self._memories[layer]
-
-    def _only_kept(self, v: Var, layer: Layer, known: Mapping[Atom, str]) -> bool:
-        users = [s for s in layer.steps if any(a is v for a in s.invars)]
-        for user in users:
-            if isinstance(user, LayerCall) and len(user.invars) == len(user.layer.inputs):
-                inner = self._memory(user.layer)
-                pairs = zip(user.invars, user.layer.inputs, strict=True)
-                if inner and all(w in inner for a, w in pairs if a is v):
-                    continue
-            if not all(known.get(out) in ("key", "value") for out in user.outvars):
-                return False
-        return bool(users)
+        names = {v: of_field(name) for v, name in fields.items() if not name.isdigit()}
+        return names if len(set(names.values())) == len(names) else {}
 
     def names_of_layers(self, layer: Layer) -> set[str]:
         """The names that results of the layers inside a layer have."""
@@ -638,7 +642,7 @@ class Classes:
                         syntax.rename(statement, names)
 
 
-_RESIDUAL, _MEMORY = "residual", "memory"
+_RESIDUAL = "residual"
 
 
 def _residuals(layer: Layer) -> dict[Var, str]:

@@ -6,6 +6,7 @@ import collections
 import dataclasses
 import functools
 import inspect
+import itertools
 import types
 from collections.abc import Callable, Hashable, Mapping, Sequence, Set
 from typing import Any, TypeVar
@@ -39,7 +40,9 @@ from invert.emission.file import File, MissingSizeError, check_types, headed
 from invert.emission.initial import Starts, is_keras
 from invert.emission.layers import blocks, cells, copies, cut, lists, regions, stack, structure
 from invert.emission.layers import tree as layer_tree
+from invert.emission.layers.arguments import arrange
 from invert.emission.layers.given_sizes import give_sizes
+from invert.emission.layers.memory import Memories
 from invert.emission.layers.positions import give_positions
 from invert.emission.layers.state import thread
 from invert.emission.layers.tree import Node
@@ -58,7 +61,7 @@ from invert.ir.loop_operands import with_plain_operands
 from invert.ir.narrow_operands import with_narrow_operands
 from invert.ir.reversed_loops import unreversed
 from invert.ir.size_values import with_size_values
-from invert.ir.sizes import Constraint
+from invert.ir.sizes import Constraint, is_open
 from invert.ir.types import AnyJaxpr, Atom, Aval, Eqn, Jaxpr, Literal, Var
 
 M = TypeVar("M", bound=eqx.Module)
@@ -425,6 +428,7 @@ class _Variant:
             copies.call(root)
             give_positions(root)
             give_sizes(root, program.shape, every=self.form.every_size)
+            arrange(root, Memories(program.jaxpr))
         if self.styles & STYLES:
             self._restyle(roots, program)
         found = lists.Lists(lambda layer: layer_tree.called(layer, self.paths))
@@ -664,7 +668,8 @@ class _Variant:
                 f"{r.entry.name}: recovered by invert {main_class.source_of(r.entry)}".rstrip()
             )
             lines[-1] += "."
-            lines += wrapped_comment(f"Certificate: {certificates[name]}.", certificates[name])
+            stated = _at_sizes(certificates[name], r)
+            lines += wrapped_comment(f"Certificate: {stated}.", stated)
             if r.fixed:
                 lines += wrapped_comment(f"For fixed sizes only: {r.fixed}.", r.fixed)
         return lines
@@ -751,6 +756,33 @@ class _Variant:
             return [*jax.tree_util.tree_leaves(result), *flags, *new]
 
         return run
+
+
+def _at_sizes(certificate: str, recovered: Recovered) -> str:
+    """The certificate, with the sizes of the arguments if none of them is open."""
+    entry = recovered.entry
+    arguments = recovered.program.invars[len(recovered.constants) + len(entry.params) :]
+    shapes = [v.aval.shape for v in arguments[: len(entry.specs)]]
+    if not any(shapes) or any(map(is_open, itertools.chain(*shapes))):
+        return certificate
+    kind, _, rest = certificate.partition(" ")
+    if kind == "unverified":
+        return certificate
+    names, _, _ = main_class.parameters(entry)
+    single = [*zip(entry.arg_names, entry.args, strict=True), *entry.kwargs.items()]
+    stated = ""
+    if all(isinstance(tree, ArgSpec) for _, tree in single):
+        # JAX sorts keyword arguments by name, as `single` may not be.
+        sizes = dict(zip((*entry.arg_names, *sorted(entry.kwargs)), shapes, strict=True))
+        told = [f"{names[n]} of shape {sizes[n]}" for n, _ in single if sizes[n]]
+        stated = " and ".join(told) if len(told) <= _FEW else ""
+    if not stated:
+        stated = "arguments of the sizes below"
+    return f"{kind} for {stated}{rest and ' '}{rest}"
+
+
+# So many arguments are named in the certificate of a text for fixed sizes.
+_FEW = 2
 
 
 def _forgetful(paths: Mapping[Var, cut.Path]) -> frozenset[Var]:

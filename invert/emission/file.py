@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import copy
 import inspect
+import re
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -15,7 +16,8 @@ from invert.emission import meshes
 from invert.emission.expressions import control_flow, copies, literals
 from invert.emission.expressions.body import Body, Placed
 from invert.emission.expressions.proof import Prover
-from invert.emission.expressions.statements import FunctionText, Statement, render
+from invert.emission.expressions.render import render
+from invert.emission.expressions.statements import FunctionText, Statement
 from invert.emission.expressions.writer import Writer
 from invert.emission.python import syntax
 from invert.emission.python.format import fitted, formatted
@@ -266,7 +268,17 @@ class File(Writer):
         body = syntax.text_of(ast.Module(definitions, []))
         # As isort has it: one line before a constant, two before a class or a function.
         space = "\n\n" if definitions and isinstance(definitions[0], ast.Assign) else "\n\n\n"
-        return f"{_imports(definitions)}{space}{formatted(body, LINE_LENGTH)}"
+        return f"{_imports(definitions)}{space}{explained(formatted(body, LINE_LENGTH))}"
+
+
+# A variance of squares, as `tf.nn.moments` and Keras compute it.
+_CENTERED = re.compile(r"^( +)(\w+ = .*\(\w+ - lax\.stop_gradient\(mean\)\).*\n +var = )", re.M)
+
+
+def explained(text: str) -> str:
+    """The text with a comment on what its equations do not explain themselves."""
+    reason = "# As in tf.nn.moments: the variance has no derivative through its mean."
+    return _CENTERED.sub(rf"\1{reason}\n\1\2", text)
 
 
 def headed(text: str, doc: Sequence[str]) -> str:

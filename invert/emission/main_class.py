@@ -16,10 +16,11 @@ from jax.tree_util import KeyEntry
 from invert._entry import ArgSpec, EntryPoint
 from invert._errors import EmissionError
 from invert.emission import reader
-from invert.emission.classes import Classes, dimensions_of, is_key, kind_of, sequence
+from invert.emission.classes import Classes, dimensions_of, kind_of, sequence
 from invert.emission.expressions import literals
 from invert.emission.expressions.body import Body
-from invert.emission.expressions.statements import FunctionText, Statement, ValueType, render
+from invert.emission.expressions.render import render
+from invert.emission.expressions.statements import FunctionText, Statement, ValueType
 from invert.emission.layers.cut import Layer
 from invert.emission.layers.state import StateVar
 from invert.emission.layers.tree import METHODS, Node
@@ -33,6 +34,7 @@ from invert.emission.sizes.expressions import (
     dimension_token,
     expression,
 )
+from invert.ir.avals import is_key
 from invert.ir.graph import is_var
 from invert.ir.sizes import Constraint, Shape, dimension, is_open
 from invert.ir.types import Atom, Var
@@ -304,8 +306,11 @@ class Main:
         self, entry: EntryPoint, results: Sequence[ast.expr], outputs: Sequence[Atom], hint: str
     ) -> tuple[ast.expr, ast.expr]:
         """The results in the structure of the original, and its annotation."""
-        tree = jax.tree_util.tree_unflatten(entry.out_tree, list(results))
-        kinds = jax.tree_util.tree_unflatten(entry.out_tree, [self._array(v) for v in outputs])
+        numbers = entry.outputs
+        if jax.tree_util.tree_structure(numbers) != entry.out_tree:
+            numbers = jax.tree_util.tree_unflatten(entry.out_tree, range(len(results)))
+        tree = pytrees.filled(numbers, results)
+        kinds = pytrees.filled(numbers, [self._array(v) for v in outputs])
         value = pytrees.nested(tree)
         if value is None:
             self.messages.append("the results are a tuple: the text does not know their classes")
@@ -337,6 +342,16 @@ def _names_in(tree: object) -> list[str]:
     return names if len(set(names)) == len(tree) and not blank else []
 
 
+def _wanted(name: str, tree: object) -> str:
+    """The name of an argument, or that of its array if only the latter tells something."""
+    own = name
+    if isinstance(tree, ArgSpec) and _GENERAL.fullmatch(name):
+        own = snake(tree.name, PLAIN)
+    return name if _NUMBERED.fullmatch(own) or not says(own) else own
+
+
+# Names that all layers give to what they are called on.
+_GENERAL = re.compile(r"inputs?|args?_\d+")
 # Names that converters and libraries make up.
 _NUMBERED = re.compile(r".*\d|input|inputs|args?|x|y|keras_tensor|input_layer")
 
@@ -344,7 +359,10 @@ _NUMBERED = re.compile(r".*\d|input|inputs|args?|x|y|keras_tensor|input_layer")
 def parameters(entry: EntryPoint) -> tuple[dict[str, str], str, str]:
     """Identifiers for the arguments of an entry point, by name, and for a state and a key."""
     names = Names()
-    identifiers = {n: names.new(identifier(n, f"x_{i}")) for i, n in enumerate(entry.arg_names)}
+    identifiers = {
+        n: names.new(identifier(_wanted(n, tree), f"x_{i}"))
+        for i, (n, tree) in enumerate(zip(entry.arg_names, entry.args, strict=True))
+    }
     identifiers |= {n: names.new(identifier(n, "argument")) for n in entry.kwargs}
     return identifiers, names.new("state"), names.new("key")
 

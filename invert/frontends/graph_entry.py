@@ -83,7 +83,7 @@ def at_shapes(entry: EntryPoint, shapes: Sequence[tuple[int, ...]]) -> EntryPoin
 def graph_entry(
     program: Analysis,
     signature: Signature,
-    results: tuple[Sequence[int], Any, Sequence[np.dtype]],
+    results: tuple[Sequence[int], Any, Any, Sequence[np.dtype]],
     feeds: Sequence[Any],
     params: Sequence[Param],
     *,
@@ -97,14 +97,15 @@ def graph_entry(
     **Arguments:**
 
     - `signature`: the arguments; `signature.order` lists the graph inputs they feed.
-    - `results`: the outputs to return, their structure, and the types of the outputs.
+    - `results`: the outputs to return, their structure, the same with dictionaries in their own
+        order (`EntryPoint.outputs`), and the types of the outputs.
     - `feeds`: values of the other inputs: handles of `params`, or constants.
     - `params`: the captured variables. Those that the graph creates are found here.
     - `problems`: reasons why it cannot be raised.
     - `variables`: those that the graph creates, by the names in its nodes; by default they are
         held by this process.
     """
-    out_order, out_tree, out_dtypes = results
+    out_order, out_tree, numbers, out_dtypes = results
     count = len(signature.order)
     handles = [Resource("variable", p.name) for p in params]
     taken = {p.name for p in params}
@@ -138,13 +139,14 @@ def graph_entry(
         ops=program.ops,
         outside="the rules that raised its TensorFlow ops",
         checks=tuple(checks.values()),
+        outputs=numbers,
     )
 
 
 def function_entry(
     graph: Graph,
     signature: Signature,
-    results: tuple[Sequence[int], Any],
+    results: tuple[Sequence[int], Any, Any],
     outputs: Sequence[tuple[str, int]],
     feeds: Sequence[Any],
     params: Sequence[Param],
@@ -157,13 +159,13 @@ def function_entry(
 ) -> EntryPoint:
     """The entry point of a function; further arguments besides those of `graph_entry`:
 
-    - `results`: the outputs to return, and their structure.
+    - `results`: the outputs to return, and their structure in both forms.
     - `outputs`: names and `DataType` of the outputs.
     - `strict`: whether ops that cannot be raised are an error; otherwise they are its `problems`.
 
     **Raises:** `UnsupportedOpError`, `SignatureError`.
     """
-    order, tree = results
+    order, tree, numbers = results
     if any(i >= len(outputs) for i in order):
         raise MalformedModelError(f"{name} has fewer results than its signature says")
     signature = without_text(graph, signature, feeds)
@@ -179,7 +181,7 @@ def function_entry(
         )
     dtypes = [decode_dtype(kind) for _, kind in outputs]
     return graph_entry(
-        program, signature, (order, tree, dtypes), feeds, params,
+        program, signature, (order, tree, numbers, dtypes), feeds, params,
         name=name, source=source, problems=problems, variables=variables,
     )  # fmt: skip
 

@@ -12,7 +12,7 @@ from invert._config import Config
 from invert._entry import ArgSpec, EntryPoint, Param
 from invert._errors import SignatureError, UnsupportedOpError, nested_too_deep
 from invert.frontends.graph_entry import graph_entry, without_text
-from invert.frontends.signature import Signature
+from invert.frontends.signature import Signature, numbered
 from invert.protos.messages import own
 from invert.protos.ops import op_def
 from invert.protos.tensors import decode_shape
@@ -75,6 +75,7 @@ def entry_point(
         (
             tuple(order),
             jax.tree_util.tree_structure(structure),
+            numbered(structure),
             [np.dtype(np.int32)] * len(outputs),
         ),
         [],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import equinox as eqx
@@ -41,6 +41,26 @@ def input_specs(model: Any) -> Any:
 
     # Keras accepts lists, tuples and dictionaries.
     return jax.tree_util.tree_map(spec, inputs)
+
+
+def with_names(model: Any, in_tree: jax.tree_util.PyTreeDef, specs: Sequence[Any]) -> Sequence[Any]:
+    """The types of the arguments of a call, under the names of the model's inputs.
+
+    **Arguments:**
+
+    - `in_tree`: the structure of the arguments and keyword arguments.
+    - `specs`: their leaves.
+    """
+    tf = import_tensorflow()
+    known, tree = jax.tree_util.tree_flatten(((input_specs(model),), {}))
+    if tree != in_tree:
+        return specs
+    return [
+        tf.TensorSpec(spec.shape, spec.dtype, spec.name or own.name)
+        if isinstance(spec, tf.TensorSpec)
+        else spec
+        for spec, own in zip(specs, known, strict=True)
+    ]
 
 
 def _inputs_of(model: Any) -> Any:

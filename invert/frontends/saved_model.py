@@ -381,7 +381,7 @@ class _Model:
             compiled=lambda: "_XlaMustCompile" in proto.attr and proto.attr["_XlaMustCompile"].b,
         )
         needed = set(program.main.order)
-        params: list[Param] = []
+        params: dict[int, Param] = {}
         handles: dict[int, Resource] = {}
         feeds: list[Any] = []
         problems: list[Problem] = []
@@ -400,8 +400,7 @@ class _Model:
             elif found is not None:
                 feeds.append(found)
             else:
-                param = self._param(index, taken)
-                params.append(param)
+                param = params[index] = self._param(index, taken)
                 handles[index] = Resource(
                     "variable", param.name, param.value.dtype, param.value.shape
                 )
@@ -412,7 +411,8 @@ class _Model:
             read_outputs(concrete),
             [(a.name, a.type) for a in proto.signature.output_arg],
             feeds,
-            params,
+            # The objects of a file are numbered in the order in which the original holds them.
+            [params[index] for index in sorted(params)],
             problems,
             name=name,
             source=source,

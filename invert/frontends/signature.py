@@ -414,14 +414,31 @@ def flat_specs(
     return Signature(spec_args, spec_kwargs, tuple(n for n, _ in named), order)
 
 
-def read_outputs(concrete: Any) -> tuple[tuple[int, ...], jax.tree_util.PyTreeDef]:
-    """The number of the graph output for each leaf of the result, and its structure."""
+def numbered(tree: Any) -> Any:
+    """A pytree of the numbers of its leaves, with dictionaries in their own order."""
+    leaves, structure = jax.tree_util.tree_flatten(tree)
+
+    def ordered(like: Any, numbers: Any) -> Any:
+        if type(like) is dict:
+            return {k: ordered(v, numbers[k]) for k, v in like.items()}
+        if type(like) in (list, tuple):
+            return type(like)(map(ordered, like, numbers))
+        return numbers
+
+    return ordered(tree, structure.unflatten(range(len(leaves))))
+
+
+def read_outputs(concrete: Any) -> tuple[tuple[int, ...], jax.tree_util.PyTreeDef, Any]:
+    """The number of the graph output for each leaf of the result, and its structure.
+
+    The last result is that structure as `EntryPoint.outputs`.
+    """
     marked = _mark(concrete.structured_outputs)
     leaves, treedef = jax.tree_util.tree_flatten(marked)
     if not all(isinstance(leaf, _Leaf) for leaf in leaves):
         strange = next(x for x in leaves if not isinstance(x, _Leaf))
         raise SignatureError(f"the function returns a {type(strange).__name__}, not an array")
-    return tuple(leaf.position for leaf in leaves), treedef
+    return tuple(leaf.position for leaf in leaves), treedef, numbered(marked)
 
 
 def tensor_spec(x: Any, *, scalars: bool) -> Any:

@@ -25,16 +25,24 @@ from invert._private.tensorflow import (
     keras_variables,
     tf_concrete_functions,
     tf_variable_dtype,
+    tf_variable_number,
 )
 from invert.frontends import closures
 from invert.frontends.graph_entry import check_count, function_entry, unique
-from invert.frontends.keras_model import attributes, input_specs, is_layer, tracing
+from invert.frontends.keras_model import (
+    attributes,
+    input_specs,
+    is_layer,
+    tracing,
+    with_names,
+)
 from invert.frontends.signature import (
     Signature,
     describe,
     distinct,
     flat_specs,
     matches,
+    numbered,
     read_outputs,
     read_signature,
     tensor_spec,
@@ -155,10 +163,9 @@ def entry_point(
     function = getattr(tf_fn, "python_function", None)
     original = _jax_signature(function)
     signature = read_signature(concrete, original, owner)
-    order, out_tree = read_outputs(concrete)
     return _build(
-        concrete, signature, order, out_tree, config, name or _name_of(tf_fn), variables, source,
-        strict=strict, function=function,
+        concrete, signature, read_outputs(concrete), config, name or _name_of(tf_fn), variables,
+        source, strict=strict, function=function,
     )  # fmt: skip
 
 
@@ -274,6 +281,8 @@ def _from_callable(
                 "as in invert.convert(model, tf.TensorSpec([None, 20]))"
             )
         return _from_callable(fn, (inputs,), kwargs, config, name, strict=strict)
+    if layer and args:
+        specs = with_names(fn, in_tree, specs)
     original = of_jax or inspect.signature(fn.call if layer else fn)
     try:
         if not layer:  # Keras has its own rules for the arguments of calls
@@ -283,15 +292,16 @@ def _from_callable(
             f"{name}{original}: {error}; a Python callable has no example arguments, so "
             "pass all of them"
         ) from error
-    out_trees: list[Any] = []
+    structures: list[tuple[Any, Any]] = []
 
     @tf.function(autograph=False)
     def flat_function(*flat: Any) -> list[Any]:
         tensors = iter(flat)
         given = [next(tensors) if isinstance(s, tf.TypeSpec) else s for s in specs]
         call_args, call_kwargs = jax.tree_util.tree_unflatten(in_tree, given)
-        out_leaves, out_tree = jax.tree_util.tree_flatten(fn(*call_args, **call_kwargs))
-        out_trees.append(out_tree)
+        out = fn(*call_args, **call_kwargs)
+        out_leaves, out_tree = jax.tree_util.tree_flatten(out)
+        structures.append((out_tree, numbered(out)))
         return [tf.convert_to_tensor(x) for x in out_leaves]
 
     with tracing(fn, name):
@@ -299,11 +309,10 @@ def _from_callable(
             *(s for s in specs if isinstance(s, tf.TypeSpec))
         )
     signature = flat_specs(in_tree, specs, original)
-    order = tuple(range(out_trees[-1].num_leaves))
+    out_tree, numbers = structures[-1]
+    results = tuple(range(out_tree.num_leaves)), out_tree, numbers
     source = f"Keras model {name}" if layer else ""
-    entry = _build(
-        concrete, signature, order, out_trees[-1], config, name, source=source, strict=strict
-    )
+    entry = _build(concrete, signature, results, config, name, source=source, strict=strict)
     return dataclasses.replace(entry, attributes=attributes(fn)) if layer else entry
 
 
@@ -318,8 +327,7 @@ def _name_of_callable(fn: Any) -> str:
 def _build(
     concrete: Any,
     signature: Signature,
-    out_order: tuple[int, ...],
-    out_tree: Any,
+    results: tuple[tuple[int, ...], Any, Any],
     config: Config,
     name: str,
     variables: Variables | None = None,
@@ -353,7 +361,7 @@ def _build(
     return function_entry(
         program,
         signature,
-        (out_order, out_tree),
+        results,
         [(t.name, t.dtype.base_dtype.as_datatype_enum) for t in graph.outputs],
         feeds,
         params,
@@ -382,7 +390,8 @@ class _HandleVariable:
 def _captures(
     concrete: Any, count: int, needed: set[int], variables: Variables
 ) -> tuple[list[Param], list[Any], list[Problem]]:
-    """Variables, the value of each captured input (a handle or a constant), problems."""
+    """Variables, as they were made; the values of the captured inputs (handles or constants); and
+    problems."""
     tf = import_tensorflow()
     owners = {id(v.handle): v for v in concrete.graph.variables}
     params: list[Param] = []
@@ -390,6 +399,7 @@ def _captures(
     feeds: list[Any] = []
     problems: list[Problem] = []
     names: set[str] = set()
+    numbers: list[int | None] = []
     for i, captured in enumerate(concrete.captured_inputs):
         variable = owners.get(id(captured))
         dtype = tf_variable_dtype(captured) if variable is None else None
@@ -401,6 +411,7 @@ def _captures(
             if id(variable) not in handles:
                 param = variables.param(variable, names)
                 params.append(param)
+                numbers.append(tf_variable_number(variable))
                 shape = tuple(variable.shape) if variable.shape.rank is not None else None
                 handles[id(variable)] = Resource("variable", param.name, param.value.dtype, shape)
             feeds.append(handles[id(variable)])
@@ -419,6 +430,9 @@ def _captures(
         else:
             dtype = object if captured.dtype == tf.string else None
             feeds.append(np.asarray(captured.numpy(), dtype))
+    known = [n for n in numbers if n is not None]
+    if len(known) == len(params):
+        params = [p for _, p in sorted(zip(known, params, strict=True), key=lambda pair: pair[0])]
     return params, feeds, problems
 
 

@@ -23,6 +23,11 @@ def type_of_key() -> jax.ShapeDtypeStruct:
     return jax.eval_shape(jax.random.key, jax.ShapeDtypeStruct((), np.uint32))
 
 
+def is_key(v: Atom) -> bool:
+    """Whether a value is a single PRNG key."""
+    return not v.aval.shape and jax.dtypes.issubdtype(v.aval.dtype, jax.dtypes.prng_key)
+
+
 def is_differentiable(aval: Aval) -> bool:
     """Whether values of this type have tangents."""
     return jax.dtypes.issubdtype(aval.dtype, np.inexact)

@@ -124,7 +124,7 @@ def test_layers_become_classes() -> None:
     assert set(classes) >= {"Dense", "LayerNorm", "SelfAttention", "Block", "Transformer"}
     assert len(classes) <= 8
     assert "for block in self.blocks:" in module.source
-    assert "x = x + self_attention" in module.source
+    assert "x = x + self.SelfAttention_0(self.LayerNorm_0(x), y)" in module.source
     assert "jax.nn.softmax" in module.source
     assert "jax.nn.gelu(self.Dense_1(self.LayerNorm_1(x)))" in module.source
     assert module._emission().messages == ()

@@ -347,3 +347,40 @@ def test_long_chains_neither_recurse_nor_slow_down():
     seconds(short)
     # Eight times the ops: quadratic cost would show as sixty-four.
     assert min(seconds(long) for _ in range(2)) < 24 * min(seconds(short) for _ in range(3))
+
+
+def test_nodes_are_in_the_order_in_which_they_were_made():
+    def made(x):
+        first = tf.sin(x)
+        second = tf.cos(x)
+        third = tf.tanh(x)
+        return tf.stack([third, first]), second
+
+    def reordered(x):
+        second = tf.cos(x)
+        third = tf.tanh(x)
+        first = tf.sin(x)
+        return tf.stack([third, first]), second
+
+    for fn, order in ((made, "sin cos tanh"), (reordered, "cos tanh sin")):
+        jaxpr = jax.make_jaxpr(raised(fn, f32(3)))(np.ones(3, np.float32))
+        names = [e.primitive.name for e in jaxpr.eqns]
+        assert [n for n in names if n in order.split()] == order.split()
+
+
+def test_variables_are_in_the_order_in_which_they_were_made():
+    module = tf.Module()
+    module.kernel = tf.Variable(tf.ones((3, 2)), name="kernel")
+    module.bias = tf.Variable(tf.zeros(2), name="bias")
+
+    @tf.function(input_signature=[f32(4, 3)])
+    def call(x):
+        shift = module.bias * 2.0  # read first, made last
+        return x @ module.kernel + shift
+
+    module.__call__ = call
+    entry = entry_point(call, config=CONFIG)
+    assert [p.name for p in entry.params] == ["kernel", "bias"]
+    x = sample((4, 3))
+    (out,) = entry.fn([p.value for p in entry.params], x)
+    np.testing.assert_allclose(out, call(tf.constant(x)), rtol=1e-6)

@@ -18,9 +18,12 @@ from invert.emission.expressions.statements import (
     Repeat,
     Statement,
     ValueType,
+    read,
 )
 from invert.emission.expressions.writer import Writer
 from invert.emission.layers import roles
+from invert.emission.layers.cut import LayerCall
+from invert.emission.layers.order import by_number
 from invert.emission.layers.state import StateVar
 from invert.emission.python import syntax
 from invert.emission.python.nouns import FORMS, PLAIN, PRODUCT, mixes, noun, says
@@ -39,8 +42,8 @@ _WIDTH = 66
 _PARTED = FORMS | {"split"}
 # Values of a normalization that get a separate line, without a small number added to them.
 _NAMED = frozenset(("mean", "var", "mean_square", "scale", "shift"))
-# Wider operands get a separate line.
-_OPERAND = 44
+# Wider operands get a separate line, also those that are calls of layers.
+_OPERAND, _CALL = 44, 56
 
 
 @dataclasses.dataclass
@@ -146,6 +149,7 @@ class Body:
         # Values with one user, until that user is written.
         self._waiting: dict[str, tuple[ast.expr, int, Statement]] = {}
         self._uses: dict[Atom, int] = {}
+        self._place_of: dict[Eqn, int] = {e: i for i, e in enumerate(self.graph.eqns)}
 
     @functools.cached_property
     def changes_state(self) -> bool:
@@ -180,7 +184,15 @@ class Body:
                 self._place(eqn, self._placed(eqn), eqn.invars)
         results = [self.result(a) for a in jaxpr.outvars]
         self._flush()
+        self._sort()
         return results
+
+    def _sort(self) -> None:
+        """Puts the statements in the order in which they first call layers."""
+        statements = self.statements
+        made = [[t for t in s.targets if t is not None] for s in statements]
+        order = by_number([s.place for s in statements], made, [list(read(s)) for s in statements])
+        self.statements = [statements[k] for k in order]
 
     def _last(self, value: ast.expr) -> ast.expr | None:
         """The value of the last statement, if it only assigns `value`."""
@@ -265,7 +277,13 @@ class Body:
             placed.pattern,
             heirs,
             placed.repeat,
+            self._place_of[eqn],
+            isinstance(eqn, LayerCall),
+            type(eqn) is LayerCall and len(outs) == 1 and first not in self.wanted,
         )
+        called = [s.place for s in inside.values() if s.calls]
+        if called:
+            statement.place, statement.calls = min([*called, statement.place]), True
         single = len(outs) == 1 and self._uses.get(first) == 1
         # A returned value is inlined into the `return`.
         last = first in self.graph.results and self._one_result()
@@ -275,7 +293,7 @@ class Body:
             and placed.inline
             and not named
             and not placed.functions
-            and (last or width <= _OPERAND)
+            and (last or width <= (_CALL if isinstance(eqn, LayerCall) else _OPERAND))
         ):
             self._waiting[self.token(first)] = (value, width, statement)
         elif any(v is not None for v in outs):
@@ -320,6 +338,11 @@ class Body:
             if token in self.given:
                 values[token] = self.given[token]
                 width += syntax.width(self.given[token]) - syntax.width(syntax.name(token))
+        waiting = [t for t in tokens if t in self._waiting]
+        calls = [t for t in waiting if self._waiting[t][2].calls]
+        if len(calls) > 1 and width + sum(self._waiting[t][1] for t in waiting) > _WIDTH:
+            for token in calls:  # one line for each, or one for all
+                self._settle(token)
         for token in tokens:
             if token not in self._waiting:
                 continue
@@ -339,6 +362,7 @@ class Body:
         for atom in atoms:
             if not isinstance(atom, Literal):
                 self._settle(self.token(atom))
+        statement.place = max((s.place for s in self.statements), default=0)
         self.statements.append(statement)
 
     def _settle(self, token: str) -> None:

@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Callable, Sequence
 
 from invert.emission.expressions import control_flow
 from invert.emission.expressions.body import Body, Placed
 from invert.emission.expressions.statements import FunctionText, Parameter, Statement
+from invert.emission.layers.cut import Layer
 from invert.emission.layers.stack import Pick, Run
 from invert.emission.python import syntax
 from invert.emission.python.naming import snake
 from invert.emission.python.syntax import call, number
 
 
-def run(body: Body, eqn: Run, field: str) -> Placed:
+def run(
+    body: Body,
+    eqn: Run,
+    field: str,
+    applied_to: Callable[[ast.expr, Layer, Sequence[ast.expr]], ast.expr],
+) -> Placed:
     """A scan over layers as in Equinox.
 
-    The scan slices the arrays, which are then combined with the static fields."""
+    The scan slices the arrays, which are then combined with the static fields.
+
+    **Arguments:**
+
+    - `applied_to`: makes the call of a layer, given by an expression, on its inputs.
+    """
     layer = eqn.layer
     outs = [syntax.new_token() for _ in layer.outputs]
     arguments = {i: syntax.new_token() for i, _ in eqn.carried}
@@ -31,7 +43,7 @@ def run(body: Body, eqn: Run, field: str) -> Placed:
     modules = syntax.field(ast.Name("self", ast.Load()), field)
     parts = call("eqx.partition", modules, syntax.name("eqx.is_array"))
     body.before(Statement([dynamic, static], parts, ["dynamic", "static"]), eqn.invars)
-    applied = syntax.call(call("eqx.combine", _use(one), _use(static)), *given)
+    applied = applied_to(call("eqx.combine", _use(one), _use(static)), layer, given)
     carried = [j for _, j in eqn.carried]
     statements: list[Statement] = []
     if len(outs) == 1 and not eqn.collected:

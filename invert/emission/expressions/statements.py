@@ -1,8 +1,4 @@
-"""Functions as lists of statements over tokens, and the names of tokens.
-
-A name is reused if its value is not used later, as in `x = x + 1`. This is decided once the whole
-function is known.
-"""
+"""Functions as lists of statements over tokens."""
 
 from __future__ import annotations
 
@@ -14,8 +10,6 @@ from typing import TypeAlias
 import numpy as np
 
 from invert.emission.python import syntax
-from invert.emission.python.naming import Names
-from invert.emission.python.nouns import PLAIN, is_blank, of_field
 from invert.emission.sizes.expressions import dimension_of
 
 # A parameter of a function: a token, or a tuple of tokens that the first line unpacks.
@@ -57,6 +51,9 @@ class Statement:
     - `heirs`: tokens whose names it may reuse.
     - `repeat`: a following loop on its single target.
     - `pattern`: the nesting of the results.
+    - `place`: the number of the first equation in it that calls a layer, or else of its own.
+    - `calls`: whether it calls a layer.
+    - `passes`: whether its value is the result of a layer, named after that alone.
     """
 
     targets: Sequence[str | None]
@@ -68,6 +65,9 @@ class Statement:
     pattern: Pattern = None
     heirs: Sequence[str] = ()
     repeat: Repeat | None = None
+    place: int = 0
+    calls: bool = False
+    passes: bool = False
 
 
 @dataclasses.dataclass
@@ -105,7 +105,7 @@ class FunctionText:
     def tokens(self) -> Iterator[str]:
         """Tokens it reads, own ones included."""
         for statement in self.body:
-            yield from _read(statement)
+            yield from read(statement)
         yield from syntax.tokens_in(self.result)
         for decorator in self.decorators:
             yield from syntax.tokens_in(decorator)
@@ -139,7 +139,8 @@ class FunctionText:
         return [d for t in self.free() if (d := dimension_of(t)) is not None]
 
 
-def _read(statement: Statement) -> Iterator[str]:
+def read(statement: Statement) -> Iterator[str]:
+    """Tokens that a statement reads, besides those that only its loop assigns."""
     yield from syntax.tokens_in(statement.value)
     if statement.repeat is not None:
         yield from syntax.tokens_in(statement.repeat.iterable)
@@ -147,171 +148,3 @@ def _read(statement: Statement) -> Iterator[str]:
         yield from (t for t in syntax.tokens_in(statement.repeat.value) if t not in own)
     for function in statement.functions:
         yield from function.free()
-
-
-def render(
-    function: FunctionText, name: str, outer: Mapping[str, str], taken: set[str]
-) -> ast.FunctionDef:
-    """The definition, with names.
-
-    **Arguments:**
-
-    - `outer`: names of the tokens that it closes over.
-    - `taken`: names of the file, unavailable to values.
-    """
-    return _Renderer(function, outer, taken).definition(name)
-
-
-class _Renderer:
-    """Names the tokens of one function."""
-
-    def __init__(self, function: FunctionText, outer: Mapping[str, str], taken: set[str]):
-        self.function, self.taken = function, taken
-        self.captured = {t: outer[t] for t in function.free() if t in outer}
-        taken = taken | set(self.captured.values()) | set(function.first)
-        self.names = Names(taken, function.layers)
-        self.given = dict(self.captured)
-        self.types = dict(function.types)
-        self.last = _last_uses(function)
-        self.body: list[ast.stmt] = [syntax.docstring(function.doc)] if function.doc else []
-
-    def definition(self, name: str) -> ast.FunctionDef:
-        function = self.function
-        pairs = zip(function.parameters, function.hints, strict=True)
-        arguments = [self._argument(parameter, hint) for parameter, hint in pairs]
-        for i, statement in enumerate(function.body):
-            self._statement(i, statement)
-        self.body.append(ast.Return(syntax.renamed(function.result, self.given)))
-        split = len(arguments) - function.keyword_only
-        return syntax.function(
-            name,
-            [syntax.argument(n) for n in function.first] + arguments[:split],
-            self.body,
-            keyword_only=arguments[split:],
-            positional_only=function.positional_only,
-            decorators=[syntax.renamed(d, self.given) for d in function.decorators],
-            returns=function.returns,
-        )
-
-    def _argument(self, parameter: Parameter, hint: str) -> ast.arg:
-        """One parameter; the first line of the body unpacks a tuple."""
-        function, names = self.function, self.names
-        if isinstance(parameter, str):
-            unused = parameter not in self.last and not function.annotations
-            name = self.given[parameter] = names.new(f"_{hint}" if unused else hint)
-            return syntax.argument(name, function.annotations.get(parameter))
-        if not parameter:
-            return syntax.argument(names.new(f"_{hint}"))
-        whole = names.new(hint)
-        targets = []
-        for i, token in enumerate(parameter):
-            if token in self.last:
-                self.given[token] = names.new(function.parts.get(token) or f"{hint}_{i}")
-            targets.append(ast.Name(self.given.get(token, "_"), ast.Load()))
-        self.body.append(syntax.assign(syntax.tuple_of(targets), ast.Name(whole, ast.Load())))
-        names.free(whole)
-        return syntax.argument(whole)
-
-    def _statement(self, i: int, statement: Statement) -> None:
-        names, given = self.names, self.given
-        for inner in statement.functions:
-            given[inner.token] = names.new(inner.hint)
-            self.body.append(render(inner, given[inner.token], given, self.taken))
-        read = [t for t in dict.fromkeys(_read(statement)) if t in given]
-        # The name of a function is not reused: type checkers would see it declared twice.
-        kept = {*self.captured, *(f.token for f in statement.functions)}
-        if statement.repeat is not None:  # it is read after the target is assigned
-            kept.update(syntax.tokens_in(statement.repeat.iterable))
-            kept.update(syntax.tokens_in(statement.repeat.value))
-        dying = [t for t in read if self.last.get(t) == i and t not in kept]
-        value = syntax.renamed(statement.value, given)
-        for token in dying:
-            names.free(given[token])
-        targets = []
-        for k, token in enumerate(statement.targets):
-            if token is None or token not in self.last:
-                targets.append(ast.Name("_", ast.Load()))
-                continue
-            own = statement.types[k] if k < len(statement.types) else None
-            self.types[token] = own
-            wanted = self._reused(statement, own, dying)
-            given[token] = names.new(wanted or self._hint(statement, k, own, read))
-            targets.append(ast.Name(given[token], ast.Load()))
-        if statement.pattern is not None:
-            target = _nested(statement.pattern, targets)
-        else:
-            target = targets[0] if len(targets) == 1 else syntax.tuple_of(targets)
-        if statement.repeat is None or syntax.text_of(target) != syntax.text_of(value):
-            self.body.append(syntax.assign(target, value))
-        if statement.repeat is not None:
-            self._repeat(statement.repeat, target)
-
-    def _hint(
-        self, statement: Statement, k: int, own: ValueType | None, read: Sequence[str]
-    ) -> str:
-        """The preferred name of a target, unless it is that of something else.
-
-        The name of a layer is left to its result and its forms, that of a parameter to values of
-        its type.
-        """
-        hint = statement.hints[k]
-        if hint in self.function.layers and not _calls(statement.value, hint):
-            known = any(self.given[t] == hint for t in read)
-            hint = hint if known else PLAIN
-        parameters = (t for t in self.function.types if self.given.get(t) == hint)
-        if is_blank(hint) and any(self.function.types[t] != own for t in parameters):
-            return PLAIN
-        return hint
-
-    def _repeat(self, repeat: Repeat, target: ast.expr) -> None:
-        name = self.names.new(repeat.hint)
-        given = {**self.given, repeat.element: name}
-        step = syntax.assign(target, syntax.renamed(repeat.value, given))
-        element = ast.Name(name, ast.Store())
-        iterable = syntax.renamed(repeat.iterable, self.given)
-        self.body.append(ast.For(element, iterable, [step], [], lineno=0))
-        self.names.free(name)
-
-    def _reused(
-        self, statement: Statement, own: ValueType | None, dying: Sequence[str]
-    ) -> str | None:
-        """The name of an operand that the target reuses, if any."""
-        if not statement.flows or len(statement.targets) != 1:
-            return None
-        for token in statement.heirs:
-            if token not in dying or self.given[token] in self.names.taken:
-                continue
-            if statement.flows == "blank" and not is_blank(self.given[token]):
-                continue
-            if token in self.types and (statement.flows == "any" or self.types[token] == own):
-                return self.given[token]
-        return None
-
-
-def _calls(value: ast.expr, layer: str) -> bool:
-    """Whether an expression calls a layer of `self`, given by its name as a local variable."""
-    attributes = (n.attr for n in ast.walk(value) if isinstance(n, ast.Attribute))
-    return any(of_field(name) == layer for name in attributes)
-
-
-def _nested(pattern: Pattern, targets: Sequence[ast.Name]) -> ast.expr:
-    """Targets in nested tuples; `_` for an unused tuple."""
-    if pattern is None:
-        return ast.Name("_", ast.Load())
-    if isinstance(pattern, int):
-        return targets[pattern]
-    items = [_nested(p, targets) for p in pattern]
-    if all(isinstance(i, ast.Name) and i.id == "_" for i in items):
-        return ast.Name("_", ast.Load())
-    return syntax.tuple_of(items)
-
-
-def _last_uses(function: FunctionText) -> dict[str, int]:
-    """The last statement that reads each token; the result counts as one more."""
-    uses: dict[str, int] = {}
-    for i, statement in enumerate(function.body):
-        for token in _read(statement):
-            uses[token] = i
-    for token in syntax.tokens_in(function.result):
-        uses[token] = len(function.body)
-    return uses

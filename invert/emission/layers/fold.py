@@ -219,7 +219,7 @@ def write(cls: Class) -> None:
     assert found is not None  # ensured by `prepare`
     (method,) = cls.drafts[0].methods
     taken = {n.id for n in ast.walk(method) if isinstance(n, ast.Name)}
-    taken |= {a.arg for a in method.args.args}
+    taken |= {a.arg for a in (*method.args.args, *method.args.kwonlyargs)}
     name = "x" if _free_for(found, method) else Names(taken).new("y")
     target, itself = ast.Name(name, ast.Load()), syntax.field(_self(), cls.optional or found.bias)
     value, body = found.value, list(found.body)

@@ -121,7 +121,8 @@ def integers(tree: ast.AST) -> Iterable[ast.Constant]:
 def bare(method: ast.FunctionDef) -> ast.FunctionDef:
     """A method without its annotations."""
     args = [syntax.argument(a.arg) for a in method.args.args]
-    return syntax.function(method.name, args, method.body)
+    keywords = [syntax.argument(a.arg) for a in method.args.kwonlyargs]
+    return syntax.function(method.name, args, method.body, keyword_only=keywords)
 
 
 @dataclasses.dataclass

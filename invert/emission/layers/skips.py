@@ -162,7 +162,7 @@ def write(cls: Class) -> None:
     layer = call.func
     chosen = ast.IfExp(
         ast.Compare(layer, [ast.Is()], [ast.Constant(None)]), call.args[0],
-        ast.Call(layer, list(call.args), []),
+        ast.Call(layer, list(call.args), list(call.keywords)),
     )  # fmt: skip
     at = next(i for i, s in enumerate(method.body) if call in ast.walk(s))
     statement = method.body[at]
@@ -170,7 +170,7 @@ def write(cls: Class) -> None:
         statement.value = chosen
         return
     taken = {n.id for n in ast.walk(method) if isinstance(n, ast.Name)}
-    taken |= {a.arg for a in method.args.args}
+    taken |= {a.arg for a in (*method.args.args, *method.args.kwonlyargs)}
     sums = (n for n in ast.walk(statement) if isinstance(n, ast.BinOp) and call in _operands(n))
     local = Names(taken).new(_SHORTCUT if any(sums) else of_field(name))
     _Replacer(call, ast.Name(local, ast.Load())).visit(statement)

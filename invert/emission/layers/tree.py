@@ -18,7 +18,8 @@ from invert.emission.layers.cut import (
 from invert.emission.layers.state import locate
 from invert.emission.python.naming import Names, identifier, singular, stem
 from invert.ir import kinds
-from invert.ir.types import Eqn, Var
+from invert.ir.graph import is_var
+from invert.ir.types import Atom, Eqn, Var
 
 Path = tuple[str, ...]
 
@@ -163,10 +164,44 @@ def tree_of(
     for number, (program, root) in enumerate(roots.items()):
         building.program, building.called = number, program
         building.build(root, building.tree.root, ())
+    _rearrange(building.tree.root, paths, {v: i for i, v in enumerate(paths)})
     places = {v: path for path, v in building.tree.root.leaves()}
     for root in roots.values():
         locate(root, building.at, places)
     return building.tree
+
+
+def _rearrange(node: Node, paths: Mapping[Var, Path], numbers: Mapping[Var, int]) -> None:
+    """Puts the layers among the fields of a module, and inside these, in the container's order.
+
+    As in `_arranged`, the order of the alphabet tells nothing. A layer without parameters stays
+    behind the one called before it.
+    """
+    for value in node.fields.values():
+        if isinstance(value, Node):
+            _rearrange(value, paths, numbers)
+    if node.listed:
+        first, *others = node.nodes
+        for other in others:
+            if other.fields.keys() == first.fields.keys():  # they may share a class
+                other.fields = {name: other.fields[name] for name in first.fields}
+        return
+    places: dict[str, int] = {}
+    known: list[tuple[int, Path]] = []
+    last = -1
+    for name, value in node.fields.items():
+        if not isinstance(value, Node):
+            continue
+        held = [v for _, v in value.leaves()]
+        if held:
+            v = min(held, key=numbers.__getitem__)
+            last = numbers[v]
+            known.append((last, paths[v]))
+        places[name] = last
+    names = [path for _, path in sorted(known)]
+    if names != sorted(names):
+        ordered = sorted(node.fields, key=lambda name: places.get(name, -1))
+        node.fields = {name: node.fields[name] for name in ordered}
 
 
 class _Building:
@@ -194,7 +229,7 @@ class _Building:
                 self._placed[v] = (*path, *places[v])
             return
         holders: dict[Path, tuple[Node, Path]] = {(): (node, ())}
-        for v in layer.parameters:
+        for v in _arranged(layer, self.paths):
             if v not in self._placed:
                 *inside, last = _rest(self.paths[v], layer, self.common)
                 owner, where = self._holder(holders, tuple(inside))
@@ -288,6 +323,27 @@ class _Building:
             field, child = self._child(parent, name, name)
             holders[path] = child, (*where, field)
         return holders[path]
+
+
+# Names of what is added in the end.
+_ADDED = frozenset({"bias", "beta", "b"})
+
+
+def _arranged(layer: Layer, paths: Mapping[Var, Path]) -> list[Var]:
+    """The parameters of a layer as their container orders them.
+
+    The order of the alphabet tells nothing: then they are in the order of their use, with biases in
+    the end.
+    """
+    names = [paths[v] for v in layer.parameters]
+    if names != sorted(names):
+        return layer.parameters
+    used: dict[Atom, int] = {}
+    for step in layer.steps:
+        for atom in filter(is_var, step.invars):
+            used.setdefault(atom, len(used))
+    last = len(used)
+    return sorted(layer.parameters, key=lambda v: (paths[v][-1] in _ADDED, used.get(v, last)))
 
 
 def called(layer: Layer, paths: Mapping[Var, Path]) -> str:

@@ -35,6 +35,15 @@ def access(value: ast.expr, path: Sequence[KeyEntry]) -> ast.expr:
     return value
 
 
+def filled(numbers: Any, leaves: Sequence[Any]) -> Any:
+    """A pytree with leaves in the place of their numbers, and dictionaries in the same order."""
+    if type(numbers) is dict:
+        return {k: filled(v, leaves) for k, v in numbers.items()}
+    if type(numbers) in (list, tuple):
+        return type(numbers)(filled(v, leaves) for v in numbers)
+    return jax.tree_util.tree_map(leaves.__getitem__, numbers)
+
+
 def nested(tree: Any) -> ast.expr | None:
     """A pytree of expressions as one expression; `None` if it has a custom class."""
     if tree is None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from invert._errors import Problem, UnsupportedOpError
 from invert.protos.tensors import decode_dtype, decode_shape
-from invert.tf.graph.body import ordered
+from invert.tf.graph.body import as_needed, ordered
 from invert.tf.interpreter.analysis import Analysis
 from invert.tf.interpreter.graph import Graph
 from invert.tf.ops.definition import type_at, types_of
@@ -95,7 +95,7 @@ def split(
     if not front.nodes:
         return None
     body = graph.main
-    order = [i for i in body.order if i not in front.nodes]
+    order = [i for i in as_needed(body) if i not in front.nodes]
     cut = list(dict.fromkeys(
         source
         for source in (*(s for i in order for s in body.nodes[i].inputs), *body.outputs)
