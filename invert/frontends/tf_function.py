@@ -28,7 +28,7 @@ from invert._private.tensorflow import (
 )
 from invert.frontends import closures
 from invert.frontends.graph_entry import check_count, function_entry, unique
-from invert.frontends.keras_model import input_specs, is_layer, tracing
+from invert.frontends.keras_model import input_specs, is_layer, own_class, tracing
 from invert.frontends.signature import (
     Signature,
     describe,
@@ -301,9 +301,10 @@ def _from_callable(
     signature = flat_specs(in_tree, specs, original)
     order = tuple(range(out_trees[-1].num_leaves))
     source = f"Keras model {name}" if layer else ""
-    return _build(
+    entry = _build(
         concrete, signature, order, out_trees[-1], config, name, source=source, strict=strict
     )
+    return dataclasses.replace(entry, kind=own_class(fn)) if layer else entry
 
 
 def _name_of_callable(fn: Any) -> str:
