@@ -137,6 +137,7 @@ class EntryPoint:
     - `checks`: messages of the assertions that are kept. For each, a boolean follows the results
         of `fn`, before the assigned parameters: whether it failed.
     - `source`: one line about its origin.
+    - `kind`: the class that its author wrote for it, if it is an instance of one.
     - `results`: types of the flat results, if the container states them.
     - `platform`: the platform it was lowered for, if the container states it.
     - `shardings`: shardings of arguments and results, if the container states them.
@@ -154,6 +155,7 @@ class EntryPoint:
     out_tree: jax.tree_util.PyTreeDef
     params: tuple[Param, ...] = ()
     source: str = ""
+    kind: str = ""
     results: tuple[ArgSpec, ...] | None = None
     platform: str | None = None
     assigned: tuple[int, ...] = ()

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import ast
 import collections
+import copy
 import dataclasses
 import re
 from collections.abc import Callable, Hashable, Mapping, Sequence, Set
+from types import ModuleType
 
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from invert._errors import EmissionError
+from invert.emission.class_names import RESIDUAL, name_classes
 from invert.emission.equinox_nn import construct
 from invert.emission.expressions import control_flow, literals, scanned, spelling
 from invert.emission.expressions.body import Body, Placed
 from invert.emission.expressions.render import render
 from invert.emission.expressions.statements import FunctionText, Repeat
 from invert.emission.file import File
-from invert.emission.initial import GATES, HIDDEN, Initializers, Starts
+from invert.emission.initial import GATES, HEAD_DIM, HEADS, HIDDEN, Initializers, Starts
 from invert.emission.layers import ends, fold, roles, skips
 from invert.emission.layers.cut import Assign, Layer, LayerCall, calls
 from invert.emission.layers.lists import Lists, Loop, Unrolled
@@ -36,11 +39,14 @@ from invert.emission.layers.shared import (
 )
 from invert.emission.layers.stack import Pick, Run
 from invert.emission.layers.state import Read, StateVar
+from invert.emission.layers.ties import carried
 from invert.emission.layers.tree import METHODS, Node, Path, Tree
+from invert.emission.layers.twins import Scaled, Twins
 from invert.emission.python import syntax
-from invert.emission.python.naming import Names, camel, identifier, singular, snake
+from invert.emission.python.naming import Names, camel, identifier, singular, snake, stem
 from invert.emission.python.nouns import NOUNS, PLAIN, STREAM, of_field, of_layer, says
 from invert.emission.sizes.expressions import text
+from invert.emission.twin_runs import runs
 from invert.ir.avals import is_key
 from invert.ir.graph import is_var
 from invert.ir.jaxprs import is_wide
@@ -86,6 +92,10 @@ def _modules(value: Var | Node) -> list[Node]:
     return value.nodes if value.listed else [value]
 
 
+def _axes(v: Var) -> tuple[tuple[Var, int], ...]:
+    return tuple((v, i) for i in range(len(v.aval.shape)))
+
+
 def _count(node: Node) -> int:
     """The number of modules inside a module."""
     return sum(1 + _count(v) for v in node.nodes)
@@ -95,6 +105,17 @@ def sequence(kinds: Sequence[ast.expr], *, mixed: bool = False) -> ast.expr:
     """`tuple[kind, ...]`, or a tuple of several kinds."""
     inner = kinds if mixed else [kinds[0], ast.Constant(...)]
     return syntax.item(syntax.name("tuple"), syntax.tuple_of(inner))
+
+
+@dataclasses.dataclass
+class _Begun:
+    """What there is before the names and sizes of classes are filled in."""
+
+    definitions: list[ast.stmt | Class]
+    undo: dict[Class, Callable[[], None]]
+    outermost: ast.ClassDef | None
+    names: Names
+    of: dict[Node, Class]
 
 
 class Classes:
@@ -126,6 +147,12 @@ class Classes:
         starts = starts or Starts({}, {}, frozenset(), held, keras=False)
         self.inits = Initializers(self.of, starts, file.program.shape, file.names)
         self._outermost: Class | None = None
+        self._begun: _Begun | None = None
+        # How far classes go without twins, and the twins of the others.
+        self._given: dict[Class, int] = {}
+        self._scaled: dict[Class, Scaled] = {}
+        # The names of the axes of the arrays in fields.
+        self._axes_of: dict[Class, dict[str, list[str]]] = {}
         self._methods: dict[Layer, str] = {}
         self._named: dict[Layer, dict[Atom, str]] = {}
         self._memories = Memories(file.program.jaxpr)
@@ -410,6 +437,8 @@ class Classes:
                 draft.children += zip(places, _modules(value), strict=True)
                 kind = sequence(places, mixed=value.mixed) if value.listed else places[0]
                 draft.inner += [] if value.listed else self._inner(name, value)
+                inside = [] if value.listed else self._read(value).values()
+                draft.inner_axes += [_axes(v) for v in inside]
             else:
                 kind = self._annotation(value, draft, syntax.field(_self(), name))
                 if value in self.held:
@@ -425,9 +454,13 @@ class Classes:
 
     def _inner(self, name: str, node: Node) -> list[tuple[ast.expr, tuple[int, ...]]]:
         """The arrays of a layer inside, by the expressions that read them."""
-        own = {n: v for n, v in node.fields.items() if isinstance(v, Var) and v not in self.held}
+        own = self._read(node)
         shape = self.file.program.shape
         return [(syntax.field(_self(), name, n), shape(v)) for n, v in own.items()]
+
+    def _read(self, node: Node) -> dict[str, Var]:
+        """The arrays of a layer that are not in the state."""
+        return {n: v for n, v in node.fields.items() if isinstance(v, Var) and v not in self.held}
 
     def _add_methods(self, draft: Draft) -> None:
         """Adds a method for each different computation that programs do with a layer."""
@@ -448,6 +481,7 @@ class Classes:
                 draft.methods.append(method)
                 draft.annotations += own.annotations
                 draft.arrays += own.arrays
+                draft.axes += own.axes
                 draft.sources += own.sources
             self._methods[layer] = methods[key]
         draft.texts = [f"{m.name}: {text_of(m)}" for m in draft.methods]
@@ -460,6 +494,7 @@ class Classes:
             return syntax.name("PRNGKeyArray")
         kind = kind_of(v.aval.dtype)
         draft.arrays.append((kind, self.file.program.shape(v)))
+        draft.axes.append(_axes(v))
         # A value in the state has no shape before it is read.
         draft.sources.append(None if v in self.held else source)
         node = syntax.item(
@@ -586,22 +621,56 @@ class Classes:
             )
             body.insert(first, init)
 
+    def _restart(self) -> None:
+        """Undoes what an earlier text has written."""
+        if self._begun is None:
+            classes = list(dict.fromkeys(c for c in self.of.values() if c.drafts))
+            outer = self._outermost
+            own = {id(c.definition): c for c in (*classes, *([outer] if outer else []))}
+            self._begun = _Begun(
+                [own.get(id(d), d) for d in self.file.definitions],
+                {c: c.settled() for c in classes},
+                copy.deepcopy(outer.definition) if outer else None,
+                copy.deepcopy(self.file.names),
+                dict(self.of),
+            )
+        begun = self._begun
+        for undo in begun.undo.values():
+            undo()
+        if self._outermost is not None and begun.outermost is not None:
+            self._outermost.definition = copy.deepcopy(begun.outermost)
+        self.file.definitions = [
+            d.definition if isinstance(d, Class) else d for d in begun.definitions
+        ]
+        self.file.names.restore(begun.names)
+        self.of.clear()
+        self.of.update(begun.of)
+        self.inits.restart()
+        self._scaled = {}
+        self._axes_of = {}
+
+    def _keeps_shape(self, v: Var) -> bool:
+        """Whether the text has the numbers of a parameter, or its shape cannot change."""
+        return self.inits.starts.of(v) in ("values", "unknown", "key")
+
     def finish(self) -> None:
         """Fills in the names of the classes, and the sizes in the annotations.
 
-        A size that differs between the layers of a class is a name, others are numbers.
+        A size that differs between the layers of a class and their twins is a name, others are
+        numbers. The text may be written again, see `weaken`.
         """
+        self._restart()
         names: dict[str, str] = {}
         written = list(dict.fromkeys(c for c in self.of.values() if c.drafts))
+        loops = {x: pairs for root in self.tree.root.layers for x, pairs in carried(root).items()}
+        twins = Twins(self.of, self._keeps_shape, loops, self._given)
+        for cls in written:
+            if (scaled := twins.add(cls)) is not None:
+                self._scaled[cls] = scaled
+        keras = self.inits.starts.keras
+        name_classes(written, self.of, self.file.names, names, keras=keras)
         images = any(_CONV in "".join(c.drafts[0].texts) for c in written)
         for cls in written:
-            keras = self.inits.starts.keras
-            name = _name_for(cls, lambda node: names.get(self.of[node].token, ""), keras=keras)
-            if name in self.file.names.taken and _takes_residual(cls):
-                name = f"Residual{name}"
-            elif name in self.file.names.taken and _ends_with_state(cls):
-                name = f"Final{name}"
-            cls.definition.name = names[cls.token] = self.file.names.new(name)
             columns = list(zip(*(d.arrays for d in cls.drafts), strict=True))
             named = _Dimensions.of(cls.drafts, images=images)
             annotations = cls.drafts[0].annotations
@@ -619,7 +688,9 @@ class Classes:
                 texts = ["*batch", *texts] if kept < min(ranks) else texts
                 assert isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Tuple)
                 node.slice.elts[1] = ast.Constant(" ".join(texts))
-            generalize(cls.drafts, named.first(), self.file.names.taken)
+            self._axes_of[cls] = _fields_axes(cls.drafts[0])
+            known = {**self._inside(cls), **named.first()}
+            generalize(cls.drafts, known, self.file.names.taken)
             make_static(cls)
             fold.write(cls)
             skips.write(cls)
@@ -641,8 +712,51 @@ class Classes:
                     elif isinstance(statement, ast.FunctionDef) and statement.name == "__init__":
                         syntax.rename(statement, names)
 
+    def _inside(self, cls: Class) -> dict[tuple[str, ...], str]:
+        """The names that the layers inside have for their sizes, if these say what they are."""
+        found: dict[tuple[str, ...], str] = {}
+        fields = cls.drafts[0].node.fields
+        for column in zip(*(d.inner for d in cls.drafts), strict=False):
+            layer, _, array = ast.unparse(column[0][0]).removeprefix("self.").partition(".")
+            node = fields[layer]
+            names = self._axes_of.get(self.of[node], {}) if isinstance(node, Node) else {}
+            sizes = zip(*(shape for _, shape in column), strict=False)
+            for name, values in zip(names.get(array, ()), sizes, strict=False):
+                if name in (HEADS, HEAD_DIM):
+                    found.setdefault(tuple(map(text, values)), name)
+        return found
 
-_RESIDUAL = "residual"
+    def weaken(self, namespace: ModuleType) -> bool:
+        """Takes the twins from classes that do not run at their sizes.
+
+        Returns whether there are such classes, so that the text has to be written again.
+
+        **Arguments:**
+
+        - `namespace`: what the text defines.
+        """
+        failed = [
+            cls for cls, scaled in self._scaled.items() if not self._runs(cls, scaled, namespace)
+        ]
+        for cls in failed:
+            self._given[cls] = 1 if self._scaled[cls].slides else 2
+        return bool(failed)
+
+    def _runs(self, cls: Class, scaled: Scaled, namespace: ModuleType) -> bool:
+        made, place = self.inits.made(scaled.node)
+        numbered = [n for n in made.arguments if n != stem(n)]
+        if numbered and scaled.node.nodes:
+            return False  # sizes without names of their own
+        arguments = {n: column[place] for n, column in made.arguments.items()}
+        methods = {m: x for x, m in self._methods.items() if x in scaled.node.layers}
+        return runs(
+            namespace,
+            cls.definition.name,
+            arguments,
+            list(methods.items()),
+            scaled.shape,
+            keyed=made.keyed,
+        )
 
 
 def _residuals(layer: Layer) -> dict[Var, str]:
@@ -660,91 +774,19 @@ def _residuals(layer: Layer) -> dict[Var, str]:
             shapes = [r.aval.shape for r in layer.results]
             adds = user.primitive.name == "add" and shapes == [v.aval.shape]
         if adds:
-            found[v] = _RESIDUAL
+            found[v] = RESIDUAL
     return found if len(found) == 1 else {}
 
 
-# The layer that a text computes, and its name in Keras.
-_CALLED = (
-    ("conv_general_dilated", "Conv", "Conv"),
-    ("conv_transpose", "ConvTranspose", "ConvTranspose"),
-    (" @ ", "Linear", "Dense"),
-    ("tensordot", "Linear", "EinsumDense"),
-    ("einsum", "Linear", "EinsumDense"),
-    ("rsqrt", "Norm", "Norm"),
-    (".at[x].get(", "Embedding", "Embedding"),
-    ("jnp.take(self.", "Embedding", "Embedding"),
-)
-
-
-# Names of kinds of layers in libraries, which say what a layer is wherever it stands.
-_KINDS_OF_LAYERS = frozenset(
-    """Dense Linear DenseGeneral LinearGeneral EinsumDense Conv Conv1d Conv2d Conv3d ConvTranspose
-    Conv1dTranspose Conv2dTranspose Conv3dTranspose DepthwiseConv1d DepthwiseConv2d SeparableConv2d
-    BatchNorm BatchNormalization LayerNorm LayerNormalization GroupNorm GroupNormalization RmsNorm
-    RmsNormalization RMSNorm RMSNormalization InstanceNorm Norm Embed Embedding Embeddings Lstm Gru
-    SimpleRnn LstmCell GruCell MultiHeadAttention MultiHeadDotProductAttention Attention Mlp MLP
-    Block Layer""".split()
-)
-# Short names of normalizations.
-_NORMS = re.compile(r"(Layer|Ln|Bn|Rms|Batch)?(Norm|Ln|Bn|N)?(alization)?")
-
-
-def _name_for(cls: Class, kinds: Callable[[Node], str], *, keras: bool) -> str:
-    """The name of a class: that of all its nodes, otherwise what it computes.
-
-    **Arguments:**
-
-    - `kinds`: the names of the classes of nodes inside.
-    """
-    names = [camel(d.node.name) for d in cls.drafts]
-    counts = collections.Counter(names)
-    wanted = list(counts)
-    kind = _kind(cls, kinds, keras=keras)
-    if len(wanted) == 1:
-        (name,) = wanted
-        false = kind == "RmsNorm" and _NORMS.fullmatch(name) and "Rms" not in name
-        return kind if kind and (false or len(name) < 3) else name
-    known = [n for n, _ in counts.most_common() if n in _KINDS_OF_LAYERS]
-    if known:
-        false = kind == "RmsNorm" and _NORMS.fullmatch(known[0])
-        return kind if false and "Rms" not in known[0] else known[0]
-    common = _common_name(wanted)
-    if common and common.upper() != common and not common[-1].isdigit():
-        return common
-    ((most, _),) = counts.most_common(1)
-    return kind or most
-
-
-def _kind(cls: Class, kinds: Callable[[Node], str], *, keras: bool) -> str:
-    """The name of what a class computes, or `""`."""
-    text = syntax.text_of(cls.definition)
-    inner = list(dict.fromkeys(map(kinds, cls.drafts[0].node.nodes)))
-    if inner:
-        linear = len(inner) == 1 and inner[0] in ("Linear", "Dense")
-        products = any(sign in text for sign in (" @ ", "einsum", "tensordot", "softmax("))
-        return "Mlp" if linear and not products else ""
-    for sign, name, other in _CALLED:
-        if sign in text:
-            centered = re.search(r"\b(mean|var) = ", text)
-            if name == "Norm" and "mean_square = " in text and centered is None:
-                return "RmsNorm"
-            return other if keras else name
-    return ""
-
-
-def _takes_residual(cls: Class) -> bool:
-    return any(a.arg == _RESIDUAL for m in cls.drafts[0].methods for a in m.args.args)
-
-
-def _ends_with_state(cls: Class) -> bool:
-    """Whether a layer processes a sequence and returns only its final value."""
-    sources = cls.drafts[0].sources
-    shapes = [shape for _, shape in cls.drafts[0].arrays]
-    given = [len(s) for s, source in zip(shapes, sources, strict=True) if _is_argument(source)]
-    made = [len(s) for s, source in zip(shapes, sources, strict=True) if source is None]
-    loops = "lax.scan(" in "".join(cls.drafts[0].texts)
-    return loops and bool(given) and bool(made) and max(made) < given[0]
+def _fields_axes(draft: Draft) -> dict[str, list[str]]:
+    """The names of the axes of the arrays in the fields of a layer."""
+    found: dict[str, list[str]] = {}
+    for source, annotation in zip(draft.sources, draft.annotations, strict=True):
+        if (field := fold.field_of(source)) and isinstance(annotation, ast.Subscript):
+            sizes = annotation.slice.elts[1] if isinstance(annotation.slice, ast.Tuple) else None
+            text_ = sizes.value if isinstance(sizes, ast.Constant) else ""
+            found[field] = str(text_).split()
+    return found
 
 
 def _is_field(source: ast.expr | None) -> bool:
@@ -753,21 +795,7 @@ def _is_field(source: ast.expr | None) -> bool:
 
 def is_table(field: str, text: str) -> bool:
     """Whether rows of a field are looked up, in a class of this text."""
-    return f"self.{field}.at[x].get(" in text or f"jnp.take(self.{field}, x" in text
-
-
-def _is_argument(source: ast.expr | None) -> bool:
-    return isinstance(source, ast.Name)
-
-
-def _common_name(names: Sequence[str]) -> str:
-    """The words that all names begin or end with: `Norm` for `PreNorm` and `PostNorm`."""
-    words = [re.findall(r"[A-Z][a-z0-9]*|[a-z0-9]+", n) for n in names]
-    for step in (1, -1):
-        shared = [w[0] for w in zip(*(w[::step] for w in words), strict=False) if len(set(w)) == 1]
-        if shared and all(w[::step][: len(shared)] == shared for w in words):
-            return "".join(shared[::step])
-    return ""
+    return f"self.{field}.at[" in text or f"jnp.take(self.{field}, " in text
 
 
 def _order(
@@ -776,11 +804,17 @@ def _order(
     """Sort key: fields before arguments, kernels before biases, the recurrent kernel first."""
     _, column, source = pair
     field = isinstance(source, ast.Attribute)
-    state = fold.field_of(source) == "recurrent_kernel"
+    state = fold.field_of(source) == _RECURRENT
     return not field, -len(column[0][1]) - 0.5 * state if field else 0
 
 
+_RECURRENT = "recurrent_kernel"
 _AXIS_NAMES = ("batch", "length")
+# The axes of kernels of attention, by which of them results do not have.
+_HEADS: Mapping[tuple[bool, ...], tuple[str, str, str]] = {
+    (True, False, False): ("n_in", HEADS, HEAD_DIM),
+    (True, True, False): (HEADS, HEAD_DIM, "n_out"),
+}
 _KERNEL = ("kd", "kh", "kw", "c_in", "c_out")
 _IMAGE = ("batch", "d", "h", "w", "c")
 # The letters of the dimension numbers of images and kernels.
@@ -797,9 +831,11 @@ class _Dimensions:
 
     - `conv`: whether the class is a convolution of images with the channels last.
     - `images`: whether its arrays are such images.
-    - `text`: the text of its methods.
+    - `text`: the text of its methods; `products`: whether it multiplies matrices.
     - `passed`: the numbers of features that both its first argument and its result have.
     - `bound`: the open dimensions that its arguments have.
+    - `made`: all sizes of its results.
+    - `recurrent`: whether it multiplies its state by a matrix with a column for each gate.
     """
 
     conv: bool
@@ -807,6 +843,9 @@ class _Dimensions:
     text: str = ""
     passed: Set[tuple[str, ...]] = frozenset()
     bound: Set[str] = frozenset()
+    made: Set[tuple[str, ...]] = frozenset()
+    recurrent: bool = False
+    products: bool = False
     names: dict[tuple[str, ...], list[str]] = dataclasses.field(default_factory=dict)
     taken: set[str] = dataclasses.field(default_factory=set)
 
@@ -820,8 +859,15 @@ class _Dimensions:
         products = any(sign in text_ for sign in (" @ ", "einsum", "tensordot", "dot_general"))
         features: dict[bool, set[tuple[str, ...]]] = {True: set(), False: set()}
         taken: set[str] = set()
+        made: set[tuple[str, ...]] = set()
+        fields: list[list[tuple[DimSize, ...]]] = []
+        cell = stem(draft.node.name).lower().endswith("cell")
         for i, source in enumerate(draft.sources):
             shapes = [d.arrays[i][1] for d in drafts]
+            if _is_field(source) and all(len(s) == 2 for s in shapes) and cell:
+                fields.append(shapes)
+            if source is None:
+                made.update(tuple(map(text, sizes)) for sizes in zip(*shapes, strict=False))
             if not _is_field(source) and all(shapes):
                 features[source is None].add(tuple(text(s[-1]) for s in shapes))
             # Open sizes that all layers have keep their names.
@@ -830,8 +876,21 @@ class _Dimensions:
         passed = features[True] & features[False]
         given = [a for a, s in zip(draft.arrays, draft.sources, strict=True) if s is not None]
         bound = {name for _, s in given for n in s if (name := dimension(n)) is not None}
-        images = conv or (images and not products and 4 in ranks)
-        return _Dimensions(conv, images, text_, passed, bound, taken=taken)
+        return _Dimensions(
+            conv,
+            conv or (images and not products and 4 in ranks),
+            text_,
+            passed,
+            bound,
+            made,
+            any(
+                [tuple(map(text, sizes)) in made for sizes in zip(*shapes, strict=True)]
+                == [True, False]
+                for shapes in fields
+            ),
+            products=products,
+            taken=taken,
+        )
 
     def texts(
         self,
@@ -861,14 +920,17 @@ class _Dimensions:
             if seen[keys] == len(names):
                 rank = len(shapes)
                 if _is_field(source):
-                    wanted = self._of_field(axis, rank, fold.field_of(source))
+                    given = [tuple(map(text, column)) not in self.made for column in shapes]
+                    wanted = self._of_field(axis, given, fold.field_of(source))
                 elif self.images and 3 <= rank <= 5:
                     wanted = self._of_image(axis, rank, keys, result=source is None)
                 else:
                     features = axis == rank - 1 and (rank > 1 or not whole) and kind != "Int"
                     wanted = _AXIS_NAMES[axis] if axis < len(_AXIS_NAMES) else "n"
                     wanted = self._features(keys, "n", source is None) if features else wanted
-                names.append(self._new(wanted))
+                # The state and all gates of a simple cell are of one size.
+                same = wanted == GATES and names == [HIDDEN]
+                names.append(HIDDEN if same else self._new(wanted))
             texts.append(names[seen[keys]])
             seen[keys] += 1
         return texts
@@ -889,17 +951,25 @@ class _Dimensions:
             return self._features(keys, "c", result)
         return f"{name}_out" if result else name
 
-    def _of_field(self, axis: int, rank: int, field: str) -> str:
+    def _of_field(self, axis: int, given: Sequence[bool], field: str) -> str:
+        """The name of an axis of a parameter; `given`: for each, whether no result has its size."""
+        rank = len(given)
         if self.images and 3 <= rank <= 5:
             return self._layout(rank)[1][axis]
         if rank == 1:
             return "c" if self.images else "n"
-        if field == "recurrent_kernel" and rank == 2:
+        if field == _RECURRENT and rank == 2:
             return (HIDDEN, GATES)[axis]
-        if rank == 2 and axis == 0 and is_table(field, self.text):
-            return "num_embeddings"
+        if rank == 2 and is_table(field, self.text):
+            return ("num_embeddings", "n_out")[axis]
+        if rank == 2 and self.text and not self.products:
+            return ("rows", "n")[axis]
         # The rows of a matrix that is used transposed, as in PyTorch, are the outputs.
         transposed = f"self.{field}.T" in self.text
+        if rank == 2 and self.recurrent:
+            return (HIDDEN if not given[0] else "n_in", GATES)[axis]
+        if rank == 3:
+            return _HEADS.get(tuple(given), ("n", "n", "n"))[axis]
         return ("n_in", "n_out")[axis != transposed] if rank == 2 else "n"
 
     def _layout(self, rank: int) -> tuple[Sequence[str], Sequence[str]]:

@@ -57,6 +57,7 @@ from invert.ir.avals import type_of_key
 from invert.ir.graph import Graph, is_var
 from invert.ir.interpret import inline_calls
 from invert.ir.jaxprs import map_jaxprs
+from invert.ir.lookups import with_wrapped_positions
 from invert.ir.loop_operands import with_plain_operands
 from invert.ir.narrow_operands import with_narrow_operands
 from invert.ir.reversed_loops import unreversed
@@ -240,10 +241,11 @@ def _as_written(jaxpr: Jaxpr) -> Jaxpr:
     """A program in the form of source text.
 
     Sums of cotangents use `+`, arrays of one number are numbers, operations with neutral numbers
-    are dropped, `-x * y + z` is `z - x * y`, loops over reversed arrays run in reverse, and loops
-    take arrays without axes of size one."""
+    are dropped, `-x * y + z` is `z - x * y`, loops over reversed arrays run in reverse, loops take
+    arrays without axes of size one, and positions are looked up as other indices are."""
     eqns = [_known(e) for e in jaxpr.eqns]
-    narrow = _without_neutral(with_narrow_operands(jaxpr.replace(eqns=eqns)))
+    narrow = with_narrow_operands(with_wrapped_positions(jaxpr.replace(eqns=eqns)))
+    narrow = _without_neutral(narrow)
     return with_plain_operands(unreversed(_with_differences(narrow)))
 
 
@@ -449,7 +451,9 @@ class _Variant:
         states = {name: thread(root, self.held) for name, root in roots.items()}
         named = next(iter(roots.values())).name if len(roots) == 1 else ""
         anonymous = self.title in ("<lambda>", main_class.CALL)
-        title = camel(named or ("" if anonymous else self.title), "Model")
+        kinds = {r.entry.kind for r in self.recovered.values()}
+        kind = next(iter(kinds)) if len(kinds) == 1 else ""
+        title = camel(kind or named or ("" if anonymous else self.title), "Model")
         title = title if len(title) > 1 else "Model"  # the name of a parameter says nothing
         jaxprs = {name: p.jaxpr for name, p in programs.items()}
         starts = self._starts(jaxprs)
@@ -478,14 +482,18 @@ class _Variant:
         flags = self._flags()
         trained = {v for v, flag in flags.items() if flag}
         cls = main.add(tree.root, trained, loader="no loader" not in self.styles)
-        classes.finish()
         self.messages += main.messages
-        if "typecheck" in self.styles:
-            check_types(file.definitions)
-        text = file.text()
         certificates = {name: r.certificate for name, r in self.recovered.items()}
-        source = headed(text, self._doc(certificates))
-        namespace = module_of(source, f"emitted_{cls}")
+        while True:
+            classes.finish()
+            if "typecheck" in self.styles:
+                check_types(file.definitions)
+            source = headed(file.text(), self._doc(certificates))
+            namespace = module_of(source, f"emitted_{cls}")
+            first = next(iter(self.recovered.values()))
+            with jax.enable_x64(self.x64), only_refusals(), meshes.set_for(first.program):
+                if not classes.weaken(namespace):
+                    break
         self._begin("comparing the source")
         certificates = self._compare(namespace, tree.root, main, jaxprs)
         forget_traces(vars(namespace))

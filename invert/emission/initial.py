@@ -11,7 +11,7 @@ import ast
 import dataclasses
 import itertools
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
 import jax
@@ -119,9 +119,23 @@ def is_keras(source: str, names: Iterable[str]) -> bool:
 
 # The sizes of a recurrent layer: that of its state, and that of all gates.
 HIDDEN, GATES = "hidden", "gates"
+# The sizes of an attention.
+HEADS, HEAD_DIM = "heads", "head_dim"
 # The order of the sizes among the arguments.
 _SIZES = (
-    *("num_embeddings", "n_in", "c_in", "n", "c", HIDDEN, "n_out", "c_out"),
+    *(
+        "num_embeddings",
+        "rows",
+        "n_in",
+        "c_in",
+        "n",
+        "c",
+        HEADS,
+        HEAD_DIM,
+        HIDDEN,
+        "n_out",
+        "c_out",
+    ),
     *("kernel_size", "kd", "kh", "kw"),
 )
 # Sizes of a layer inside, which are inner ones of the layer around it unless it has them itself.
@@ -176,6 +190,11 @@ class Initializers:
         self.functions: dict[str, str] = {}
         self._made: dict[Class, _Made] = {}
         self._keyed: dict[Node, bool] = {}
+
+    def restart(self) -> None:
+        """Forget what has been written."""
+        self.functions.clear()
+        self._made.clear()
 
     def keyed(self, node: Node) -> bool:
         """Whether the constructor of a module takes a key."""
@@ -329,7 +348,7 @@ class _Writing:
         if None in nodes:
             name = self.names.new(f"use_{self.cls.skipped}")
             self.arguments[name] = tuple(v is not None for v in values)
-            self.defaults[name] = True
+            self.defaults[name] = False
             start = self._module(nodes, self._key)
             return ast.IfExp(ast.Name(name, ast.Load()), start, ast.Constant(None))
         whole = [n for n in nodes if n is not None]
@@ -446,10 +465,26 @@ class _Writing:
         if _MISSING not in column:
             return tuple(column)
         sizes = [tuple(int(n) if n.isdigit() else n for n in k) for k in self.sizes]
-        for known in (*sizes, *self.arguments.values()):
-            if all(a is _MISSING or a == b for a, b in zip(column, known, strict=True)):
+        for known in (*sizes, *self.arguments.values(), *self._given()):
+            if all(
+                a is _MISSING or (a == b and type(a) is type(b))  # `1 == True`
+                for a, b in zip(column, known, strict=True)
+            ):
                 return known
         return tuple(column[0] if a is _MISSING else a for a in column)
+
+    def _given(self) -> Iterator[tuple[Any, ...]]:
+        """The arguments of the layers that all nodes have, such as strides."""
+        for field, first in self.nodes[0].fields.items():
+            nodes = [n.fields.get(field) for n in self.nodes]
+            known = [n for n in nodes if isinstance(n, Node) and n in self.all.of]
+            if not isinstance(first, Node) or first.listed or len(known) < len(nodes):
+                continue
+            if native_of(first) is None:
+                made = [self.all.made(n) for n in known]
+                for name in made[0][0].arguments:
+                    if stem(name) in _OPTIONS:
+                        yield tuple(m.arguments[name][i] for m, i in made)
 
     def value(self, column: tuple[Any, ...], wanted: str) -> ast.expr:
         """An argument from its values in all nodes: a number, or an argument of this one."""
@@ -464,8 +499,9 @@ class _Writing:
                 self.names.taken.add(name)
                 return ast.Name(name, ast.Load())
         if all(type(v) is int for v in column):
-            hidden = next((k for k, n in self.sizes.items() if n == HIDDEN), ())
-            bases = {**self.arguments, **({HIDDEN: tuple(map(int, hidden))} if hidden else {})}
+            named = {n: k for k, n in self.sizes.items() if n != GATES}
+            whole = {n: tuple(map(int, k)) for n, k in named.items() if all(map(str.isdigit, k))}
+            bases = {**self.arguments, **whole}
             for name, values in bases.items():
                 if not all(type(v) is int and v > 0 for v in values):
                     continue

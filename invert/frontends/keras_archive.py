@@ -27,7 +27,7 @@ from invert._errors import (
     UnsupportedOpError,
 )
 from invert.frontends import tf_function
-from invert.frontends.keras_model import input_specs
+from invert.frontends.keras_model import input_specs, own_class
 from invert.tf.ops.node import import_tensorflow
 
 _REMEDY = "Write a SavedModel with `model.export(directory)` where the code is, and convert that."
@@ -70,7 +70,8 @@ def entry_point(path: str | os.PathLike[str], *, config: Config, strict: bool = 
         return model(inputs, training=False)
 
     entry = tf_function.entry_point(call, (specs,), config=config, name=model.name, strict=strict)
-    return dataclasses.replace(entry, source=f"Keras archive {file.name}")
+    source = f"Keras archive {file.name}"
+    return dataclasses.replace(entry, source=source, kind=own_class(model))
 
 
 def load(file: Path, custom_objects: Mapping[str, Any] | None = None) -> Any:

@@ -24,6 +24,13 @@ def is_layer(x: object) -> bool:
     return any(m is not None and isinstance(x, m.layers.Layer) for m in modules)
 
 
+def own_class(layer: object) -> str:
+    """The name of the class of a layer or model that is not one of Keras."""
+    cls = type(layer)
+    library = cls.__module__.partition(".")[0] in ("keras", "tf_keras", "tensorflow")
+    return "" if library else cls.__name__
+
+
 def input_specs(model: Any) -> Any:
     """The inputs of a model as a pytree of `tf.TensorSpec`.
 

@@ -33,6 +33,7 @@ from invert.frontends.keras_model import (
     attributes,
     input_specs,
     is_layer,
+    own_class,
     tracing,
     with_names,
 )
@@ -313,7 +314,9 @@ def _from_callable(
     results = tuple(range(out_tree.num_leaves)), out_tree, numbers
     source = f"Keras model {name}" if layer else ""
     entry = _build(concrete, signature, results, config, name, source=source, strict=strict)
-    return dataclasses.replace(entry, attributes=attributes(fn)) if layer else entry
+    if not layer:
+        return entry
+    return dataclasses.replace(entry, attributes=attributes(fn), kind=own_class(fn))
 
 
 def _name_of_callable(fn: Any) -> str:

@@ -163,10 +163,12 @@ def test_blocks_of_a_residual_network() -> None:
     assert "shortcut = x if self.shortcut is None else self.shortcut(x)\n" in emission.source
     made = re.findall(r" Block\((.*?), key=", emission.source)
     assert made == [
-        "4, 4, use_shortcut=False",
-        "4, 6, strides=(2, 2)",
-        "6, 6, use_shortcut=False",
+        "4, 4",
+        "4, 6, strides=(2, 2), use_shortcut=True",
+        "6, 6",
     ]
+    # The shortcut has the strides of its block.
+    assert "Conv(c_in, c_out, kernel_size=1, strides=strides, key=keys[2])" in emission.source
     space: Any = emission.namespace
     fresh = eqx.filter_eval_shape(space.Main, key=jax.random.key(0))
     shapes = [[a.shape for a in jax.tree_util.tree_leaves(m)] for m in (fresh, emission.model)]

@@ -40,7 +40,8 @@ def test_what_a_step_computes_with_parameters_is_a_cell() -> None:
 
     source = _emitted(lstm, [w, u, b, out], x).source
     cell = _class(source, "Cell")
-    assert re.search(r"def __call__\(\s*self, c: .*, h: .*, x: ", cell)
+    assert re.search(r"def __call__\(\s*self,\s*c: .*,\s*h: .*,\s*x: ", cell)
+    assert "def __init__(self, n_in: int, hidden: int, *, key: PRNGKeyArray)" in cell
     assert "i, f, g, o = jnp.split(" in cell
     assert "c, h = self.cell(c, h, x)" in source
 

@@ -96,7 +96,7 @@ def test_what_differs_otherwise_is_a_class_of_its_own() -> None:
 
     names = ("first/kernel", "first/bias", "second/kernel", "second/bias")
     emission = _named(run, dict(zip(names, (a, b, c, d), strict=True)), x)
-    assert list(_classes(emission)) == ["First", "Second", "Network"]
+    assert list(_classes(emission)) == ["Linear", "Second", "Network"]
 
 
 def test_numbers_are_written_as_what_they_come_from() -> None:

@@ -92,12 +92,12 @@ def test_state_goes_through_layers(tmp_path: Path) -> None:
     assert isinstance(model.norm.average, eqx.nn.StateIndex)
     assert module._emission().messages == ()
     source = module.source
-    assert 'average: eqx.nn.StateIndex[Float[Array, "4"]]' in source
+    assert 'average: eqx.nn.StateIndex[Float[Array, "n"]]' in source
     assert "norm, state = self.norm(self.dense(x), state)" in source
     assert "average = state.get(self.average)" in source
     assert "state = state.set(self.average, " in source
     # The layer that holds no state takes none.
-    assert 'def __call__(self, x: Float[Array, "5 3"]) -> Float[Array, "5 4"]:' in source
+    assert 'def __call__(self, x: Float[Array, "5 n_in"]) -> Float[Array, "5 n_out"]:' in source
 
 
 def test_states_of_a_module_and_its_model_are_interchangeable() -> None:

@@ -87,6 +87,31 @@ def test_layers_of_several_sizes_share_a_class() -> None:
         assert np.array_equal(module.model(x), module(x))
 
 
+def test_a_model_is_called_what_its_class_is() -> None:
+    import keras
+
+    class TinyGPT(keras.Model):
+        def __init__(self) -> None:
+            super().__init__(name="decoder")
+            self.tok, self.pos = (keras.layers.Embedding(n, 6) for n in (11, 7))
+            self.head = keras.layers.Dense(5)
+
+        def call(self, ids: Any) -> Any:
+            positions = keras.ops.arange(keras.ops.shape(ids)[1])
+            return self.head(self.tok(ids) + self.pos(positions))
+
+    network, ids = TinyGPT(), np.arange(8, dtype=np.int32).reshape(2, 4)
+    network(ids)
+    module = invert.convert(network, ids)
+    assert type(module.model).__name__ == "TinyGPT"
+    # Both tables are one class, whatever Keras knows about the positions.
+    assert set(re.findall(r" = (\w+)\(\d+, 6, key=", module.source)) == {"Embedding"}
+    model: Any = module.model
+    assert np.array_equal(module(ids), model(ids))
+    functional = keras.Sequential([keras.Input((6,)), keras.layers.Dense(2)], name="scores")
+    assert type(invert.convert(functional).model).__name__ == "Scores"
+
+
 def test_open_sizes_of_a_language_model() -> None:
     """A dict of inputs of one length, a layer that reads no input, a mask made of the length."""
     table = tf.Variable(ramp(40, 4), name="positions/table")

@@ -9,11 +9,13 @@ import ast
 import copy
 import dataclasses
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import TypeVar
 
 from invert.emission.layers.shared import Class, Draft, blank, integers, sites
 from invert.emission.python import syntax
 from invert.emission.python.naming import Names
 
+_T = TypeVar("_T")
 _FIELD = "return_sequences"
 # The place of time in the values of all steps, by what is returned of them.
 _TIME = {"ys": 0, "jnp.swapaxes(ys, 0, 1)": 1}
@@ -125,13 +127,19 @@ def _adopt(draft: Draft, place: int, other: Draft) -> bool:
     assert loop is not None and loop.time is not None  # it is that of a layer with all steps
     _keep(draft)
     kind, shape = draft.arrays[-1]
-    length = next(s for s in map(_argument(draft), range(len(draft.arrays))) if s)[loop.time]
-    whole = (*shape[: loop.time], length, *shape[loop.time :])
-    draft.arrays[-1:] = [(kind, whole), (kind, shape)]
+    first = next(i for i in range(len(draft.arrays)) if _argument(draft)(i))
+    draft.arrays[-1:] = [(kind, _timed(shape, loop.time, draft.arrays[first][1])), (kind, shape)]
+    axes = draft.axes[-1]
+    draft.axes[-1:] = [_timed(axes, loop.time, draft.axes[first]), axes]
     draft.annotations.append(copy.deepcopy(draft.annotations[-1]))
     draft.sources.append(None)
     draft.methods, draft.final = [new], place
     return True
+
+
+def _timed(items: tuple[_T, ...], time: int, argument: tuple[_T, ...]) -> tuple[_T, ...]:
+    """The axes of a result with that of time, which an argument has at the same place."""
+    return (*items[:time], argument[time], *items[time:])
 
 
 def _argument(draft: Draft) -> Callable[[int], tuple[int, ...]]:
@@ -147,6 +155,8 @@ def _add_final(draft: Draft) -> None:
     kind, shape = draft.arrays[-1]
     final = copy.deepcopy(draft.annotations[-1])
     draft.arrays.append((kind, (*shape[: loop.time], *shape[loop.time + 1 :])))
+    axes = draft.axes[-1]
+    draft.axes.append((*axes[: loop.time], *axes[loop.time + 1 :]))
     draft.annotations.append(final)
     draft.sources.append(None)
     assert method.returns is not None
@@ -160,6 +170,7 @@ def _keep(draft: Draft) -> None:
     draft.alone = dataclasses.replace(
         draft,
         arrays=list(draft.arrays),
+        axes=list(draft.axes),
         annotations=list(draft.annotations),
         sources=list(draft.sources),
     )
@@ -174,7 +185,7 @@ def together(group: Sequence[Draft]) -> list[Draft]:
         return sorted(group, key=lambda d: d.final is not None)
     for draft in group:
         if draft.alone is not None:
-            for name in ("methods", "arrays", "annotations", "sources", "final"):
+            for name in ("methods", "arrays", "axes", "annotations", "sources", "final"):
                 setattr(draft, name, getattr(draft.alone, name))
     return list(group)
 

@@ -118,8 +118,8 @@ def _in_order(node: ast.AST) -> Iterator[ast.AST]:
         yield from _in_order(child)
 
 
-def missing(group: Sequence[Draft], cores: Sequence[Core]) -> dict[Node, tuple[int, ...]] | None:
-    """The shapes of biases in layers without one; `None` if unknown."""
+def missing(group: Sequence[Draft], cores: Sequence[Core]) -> dict[Node, tuple[str, int]] | None:
+    """For layers without a bias, the axis of a field that has its size; `None` if unknown."""
     having = [d for d, c in zip(group, cores, strict=True) if c.bias]
     if not having or len(having) == len(group):
         return {}
@@ -136,7 +136,7 @@ def missing(group: Sequence[Draft], cores: Sequence[Core]) -> dict[Node, tuple[i
                 continue
             rest = [d for d in group if d not in having]
             if all(len(_shape(d, name)) > axis for d in rest):
-                return {d.node: (_shape(d, name)[axis],) for d in rest}
+                return {d.node: (name, axis) for d in rest}
     return None
 
 
@@ -157,18 +157,21 @@ def parts(group: list[Draft]) -> list[list[Draft]]:
     biases = {c.bias for c in cores}
     if len(cores) < len(group) or len(biases) < 2:
         return [group]
-    shapes = missing(group, cores) if len(biases - {""}) < 2 else None
+    axes = missing(group, cores) if len(biases - {""}) < 2 else None
     split: dict[str, list[Draft]] = {}
     for draft, own in zip(group, cores, strict=True):
         split.setdefault(own.bias, []).append(draft)
-    if shapes is None:
+    if axes is None:
         return list(split.values())
     rest = split.pop("")
     ((name, having),) = split.items()
     place = next(i for i, s in enumerate(having[0].sources) if field_of(s) == name)
     kind, _ = having[0].arrays[place]
     for draft in rest:
-        draft.arrays.insert(place, (kind, shapes[draft.node]))
+        field, axis = axes[draft.node]
+        other = next(i for i, s in enumerate(draft.sources) if field_of(s) == field)
+        draft.arrays.insert(place, (kind, (draft.arrays[other][1][axis],)))
+        draft.axes.insert(place, (draft.axes[other][axis],))
         draft.without = place
     return [[*having, *rest]]
 
@@ -187,7 +190,7 @@ def prepare(cls: Class, function: Callable[[ast.Call], str]) -> None:
         if draft.without is not None and first.without is None:
             cls.shapes[draft.node] = draft.arrays[draft.without][1]
         elif draft.without is not None:
-            del draft.arrays[draft.without]
+            del draft.arrays[draft.without], draft.axes[draft.without]
     cores = [c for d in cls.drafts if (c := core(d)) is not None]
     if len(cores) != len(cls.drafts):
         return

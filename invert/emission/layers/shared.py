@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import copy
 import dataclasses
 import itertools
 import math
@@ -14,6 +15,7 @@ from invert.emission.layers.tree import Node
 from invert.emission.python import syntax
 from invert.emission.python.naming import Names
 from invert.ir.sizes import is_open
+from invert.ir.types import Var
 
 # A small number may be a stride or an axis: it is a size only if several layers agree.
 _SMALL, _FEW = 5, 3
@@ -52,6 +54,8 @@ class Draft:
     - `final`: the carried value of its loop that it returns, -1 for the only one, if other layers
         of its class return those of all steps; `alone` is the layer without regard to these.
     - `inner`: the arrays of the layers inside, by expressions that read them.
+    - `axes`, `inner_axes`: the axes of variables that `arrays` and `inner` are of.
+    - `twin`: the layer of which it is one of other sizes; `None` for those of the program.
     """
 
     node: Node
@@ -66,6 +70,9 @@ class Draft:
     final: int | None = None
     alone: Draft | None = None
     inner: list[tuple[ast.expr, tuple[int, ...]]] = dataclasses.field(default_factory=list)
+    axes: list[tuple[tuple[Var, int] | None, ...]] = dataclasses.field(default_factory=list)
+    inner_axes: list[tuple[tuple[Var, int], ...]] = dataclasses.field(default_factory=list)
+    twin: Draft | None = None
 
     def constants(self) -> list[ast.Constant]:
         """The integers in the bodies of its methods."""
@@ -95,6 +102,25 @@ class Class:
     skipped: str = ""
     shapes: dict[Node, tuple[int, ...]] = dataclasses.field(default_factory=dict)
 
+    def settled(self) -> Callable[[], None]:
+        """A function that undoes what is written into the class after this."""
+        drafts, statics, shapes = list(self.drafts), dict(self.statics), dict(self.shapes)
+        first, bases = drafts[0], self.definition.bases
+
+        def undo() -> None:
+            # Together, since annotations and sources are parts of the fields and methods.
+            fields, methods, annotations, sources = copy.deepcopy(
+                (first.fields, first.methods, first.annotations, first.sources)
+            )
+            again = dataclasses.replace(
+                first, fields=fields, methods=methods, annotations=annotations, sources=sources
+            )
+            self.drafts = [again, *drafts[1:]]
+            self.statics, self.shapes = dict(statics), dict(shapes)
+            self.definition = syntax.class_of(self.token, bases, [*fields, *methods])
+
+        return undo
+
     @property
     def plain(self) -> bool:
         """Whether its nodes have the same fields and options."""
@@ -108,14 +134,23 @@ class Code:
     text: str
 
 
-def _value(constant: ast.Constant) -> int:
-    assert isinstance(constant.value, int)
-    return constant.value
+def number_of(constant: ast.Constant) -> int:
+    """One of the `integers` of a text."""
+    assert isinstance(constant.value, (int, float))
+    return int(constant.value)
 
 
 def integers(tree: ast.AST) -> Iterable[ast.Constant]:
-    """The integers in a tree."""
-    return (n for n in ast.walk(tree) if isinstance(n, ast.Constant) and type(n.value) is int)
+    """The integers in a tree, and those of which it takes the root as of a float."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and type(node.value) is int:
+            yield node
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "jnp.sqrt":
+            inner = node.args[0]
+            value = inner.args[0] if isinstance(inner, ast.Call) and inner.args else inner
+            number = value.value if isinstance(value, ast.Constant) else None
+            if isinstance(value, ast.Constant) and type(number) is float and number.is_integer():
+                yield value
 
 
 def bare(method: ast.FunctionDef) -> ast.FunctionDef:
@@ -266,7 +301,7 @@ def _parts(group: list[Draft]) -> list[list[Draft]]:
 
 def _columns(group: Sequence[Draft]) -> list[tuple[int, ...]]:
     """The values of each integer of the text in all drafts."""
-    rows = [[_value(c) for c in d.constants()] for d in group]
+    rows = [[number_of(c) for c in d.constants()] for d in group]
     return list(zip(*rows, strict=True))
 
 
@@ -372,6 +407,17 @@ def generalize(
     while start < len(method.body) and _is_reading_of_size(method.body[start]):
         start += 1
     method.body[start:start] = sizes
+
+
+def settle(group: Sequence[Draft]) -> None:
+    """Gives the twin that comes last those numbers of its layer that do not follow from sizes."""
+    twin = group[-1]
+    assert twin.twin is not None
+    told = _told(group) if len(group[0].methods) == 1 else {}
+    old = twin.twin.constants()
+    for constant, own, values in zip(twin.constants(), old, _columns(group), strict=True):
+        if constant.value != own.value and _size(values, told) is None:
+            constant.value = own.value
 
 
 def _is_reading_of_size(statement: ast.stmt) -> bool:

@@ -82,6 +82,7 @@ def lend(drafts: Sequence[Draft], arrays: Callable[[Draft], Hashable]) -> None:
         draft.annotations += copies[1]
         draft.sources += copies[2]
         draft.texts, draft.arrays = list(other.texts), draft.arrays + other.arrays[rest]
+        draft.axes = draft.axes + other.axes[rest]
 
 
 def _rows(draft: Draft) -> list[tuple[int, ...]]:

@@ -120,5 +120,9 @@ class Names:
         self.taken.add(name)
         return name
 
+    def restore(self, earlier: Names) -> None:
+        """Forget the names that are not among earlier ones."""
+        self.taken, self._next = set(earlier.taken), dict(earlier._next)
+
     def free(self, name: str) -> None:
         self.taken.discard(name)

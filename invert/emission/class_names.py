@@ -1,0 +1,177 @@
+"""The names of classes: those of their layers, or what they compute."""
+
+from __future__ import annotations
+
+import ast
+import collections
+import re
+from collections.abc import Callable, Mapping, Sequence
+
+from invert.emission.layers.shared import Class
+from invert.emission.layers.tree import Node
+from invert.emission.python import syntax
+from invert.emission.python.naming import Names, camel
+from invert.ir.types import Var
+
+# The name of an argument that a layer only adds to a function of another one.
+RESIDUAL = "residual"
+# The layer that a text computes, and its name in Keras.
+_CALLED = (
+    ("conv_general_dilated", "Conv", "Conv"),
+    ("conv_transpose", "ConvTranspose", "ConvTranspose"),
+    (" @ ", "Linear", "Dense"),
+    ("tensordot", "Linear", "EinsumDense"),
+    ("einsum", "Linear", "EinsumDense"),
+    ("rsqrt", "Norm", "Norm"),
+    (".at[x].get(", "Embedding", "Embedding"),
+    ("jnp.take(self.", "Embedding", "Embedding"),
+)
+
+
+_ATTENTION = "Attention"
+# The classes of products that an attention consists of.
+_LINEAR = ("Linear", "Dense", "EinsumDense", "DenseGeneral", "LinearGeneral", "AttentionOutput")
+# Names of kinds of layers in libraries, which say what a layer is wherever it stands.
+_KINDS_OF_LAYERS = frozenset(
+    """Dense Linear DenseGeneral LinearGeneral EinsumDense Conv Conv1d Conv2d Conv3d ConvTranspose
+    Conv1dTranspose Conv2dTranspose Conv3dTranspose DepthwiseConv1d DepthwiseConv2d SeparableConv2d
+    BatchNorm BatchNormalization LayerNorm LayerNormalization GroupNorm GroupNormalization RmsNorm
+    RmsNormalization RMSNorm RMSNormalization InstanceNorm Norm Embed Embedding Embeddings Lstm Gru
+    SimpleRnn LstmCell GruCell MultiHeadAttention MultiHeadDotProductAttention Attention Mlp MLP
+    Block Layer""".split()
+)
+# Short names of normalizations.
+_NORMS = re.compile(r"(Layer|Ln|Bn|Rms|Batch)?(Norm|Ln|Bn|N)?(alization)?")
+
+
+def name_classes(
+    classes: Sequence[Class],
+    of: Mapping[Node, Class],
+    file: Names,
+    names: dict[str, str],
+    *,
+    keras: bool,
+) -> None:
+    """Names classes, the innermost first.
+
+    **Arguments:**
+
+    - `of`: the classes of nodes.
+    - `file`: the names of the file.
+    - `names`: receives the names by the placeholders for them.
+    """
+    own = {camel(d.node.name) for cls in classes for d in cls.drafts}
+    kinds: dict[str, str] = {}
+    for cls in classes:
+        wanted = _names_for(cls, lambda node: kinds.get(of[node].token, ""), keras=keras)
+        kinds[cls.token] = wanted[0]
+        # Another layer may have the name of a kind from its author.
+        free = [n for n in wanted if n not in file.taken and (n not in own or n == wanted[-1])]
+        name = (free or wanted[-1:])[0]
+        if name in file.taken and _takes_residual(cls):
+            name = f"Residual{name}"
+        elif name in file.taken and _ends_with_state(cls):
+            name = f"Final{name}"
+        cls.definition.name = names[cls.token] = file.new(name)
+
+
+def _names_for(cls: Class, kinds: Callable[[Node], str], *, keras: bool) -> list[str]:
+    """Names for a class, the best first: that of all its nodes, otherwise what it computes.
+
+    Names that only say where a layer stands, such as `head`, come after what it computes.
+
+    **Arguments:**
+
+    - `kinds`: the names of the classes of nodes inside.
+    """
+    names = [camel(d.node.name) for d in cls.drafts if d.twin is None]
+    counts = collections.Counter(names)
+    wanted = list(counts)
+    kind = _kind(cls, kinds, keras=keras)
+    if len(wanted) == 1:
+        (name,) = wanted
+        false = kind == "RmsNorm" and _NORMS.fullmatch(name) and "Rms" not in name
+        if kind and (false or len(name) < 3):
+            return [kind]
+        return _said(name, kind, cls)
+    known = [n for n, _ in counts.most_common() if n in _KINDS_OF_LAYERS]
+    if known:
+        false = kind == "RmsNorm" and _NORMS.fullmatch(known[0])
+        return [kind if false and "Rms" not in known[0] else known[0]]
+    common = _common_name(wanted)
+    if common and common.upper() != common and not common[-1].isdigit():
+        return _said(common, kind, cls)
+    ((most, _),) = counts.most_common(1)
+    return [kind or most]
+
+
+def _said(name: str, kind: str, cls: Class) -> list[str]:
+    """A name from the program, after the kind of the layer if that says more."""
+    said = name in _KINDS_OF_LAYERS or name.endswith(kind or name)
+    return [name] if said or not _is_only(cls, kind) else [kind, name]
+
+
+def _is_only(cls: Class, kind: str) -> bool:
+    """Whether a class is a layer of a kind and nothing else, judged by its parameters."""
+    draft = cls.drafts[0]
+    if kind == _ATTENTION:
+        return True
+    ranks = [len(v.aval.shape) for v in draft.node.fields.values() if isinstance(v, Var)]
+    if draft.node.nodes or "lax.scan(" in "".join(draft.texts):
+        return False
+    matrices = sum(rank > 1 for rank in ranks)
+    return not matrices if kind.endswith("Norm") else matrices == 1 and len(ranks) < 3
+
+
+def _kind(cls: Class, kinds: Callable[[Node], str], *, keras: bool) -> str:
+    """The name of what a class computes, or `""`."""
+    text = syntax.text_of(cls.definition)
+    inner = list(dict.fromkeys(map(kinds, cls.drafts[0].node.nodes)))
+    if inner:
+        linear = all(name in _LINEAR for name in inner)
+        products = sum(map(text.count, (" @ ", "einsum(", "tensordot(", "dot_product_attention(")))
+        if linear and products and re.search(r"\b(softmax|dot_product_attention)\(", text):
+            return _ATTENTION
+        return (
+            "Mlp" if linear and len(inner) == 1 and not products and "softmax(" not in text else ""
+        )
+    for sign, name, other in _CALLED:
+        if sign in text:
+            centered = re.search(r"\b(mean|var) = ", text)
+            if name == "Norm" and "mean_square = " in text and centered is None:
+                return "RmsNorm"
+            if name == "Norm" and "jnp.mean(x, axis=-1, keepdims=True)" in text:
+                return "LayerNorm"
+            fields = cls.drafts[0].node.fields.values()
+            if name == "Linear" and any(
+                isinstance(v, Var) and len(v.aval.shape) > 2 for v in fields
+            ):
+                name = "LinearGeneral"
+            return other if keras else name
+    return ""
+
+
+def _takes_residual(cls: Class) -> bool:
+    return any(a.arg == RESIDUAL for m in cls.drafts[0].methods for a in m.args.args)
+
+
+def _ends_with_state(cls: Class) -> bool:
+    """Whether a layer processes a sequence and returns only its final value."""
+    sources = cls.drafts[0].sources
+    shapes = [shape for _, shape in cls.drafts[0].arrays]
+    given = [
+        len(s) for s, source in zip(shapes, sources, strict=True) if isinstance(source, ast.Name)
+    ]
+    made = [len(s) for s, source in zip(shapes, sources, strict=True) if source is None]
+    loops = "lax.scan(" in "".join(cls.drafts[0].texts)
+    return loops and bool(given) and bool(made) and max(made) < given[0]
+
+
+def _common_name(names: Sequence[str]) -> str:
+    """The words that all names begin or end with: `Norm` for `PreNorm` and `PostNorm`."""
+    words = [re.findall(r"[A-Z][a-z0-9]*|[a-z0-9]+", n) for n in names]
+    for step in (1, -1):
+        shared = [w[0] for w in zip(*(w[::step] for w in words), strict=False) if len(set(w)) == 1]
+        if shared and all(w[::step][: len(shared)] == shared for w in words):
+            return "".join(shared[::step])
+    return ""

@@ -1,0 +1,471 @@
+"""Which sizes of a layer belong together: those of its arguments, its kernels and its results.
+
+Each axis of an array is tied to those that have the same size wherever the layer works, up to a
+factor: the rows of a kernel to the features of the argument, half of an array to the whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TypeAlias
+
+from invert._private.jax import is_jaxpr, open_jaxpr, scan_layout
+from invert.emission.layers.cut import Assign, Layer, LayerCall
+from invert.emission.layers.stack import Pick, Run
+from invert.emission.layers.state import Read, StateVar
+from invert.ir.graph import is_var
+from invert.ir.sizes import Shape
+from invert.ir.types import AnyJaxpr, Atom, Eqn, Var
+
+# An axis of a variable, in a call of the program that the variable is of.
+Axis: TypeAlias = tuple[int, Var, int]
+
+
+@dataclasses.dataclass(frozen=True)
+class Window:
+    """How the size of an image follows from that of a kernel without padding."""
+
+    size: int
+    kernel: Axis
+    stride: int
+    dilation: int
+
+    def at(self, kernel: int) -> int:
+        """The size of the result."""
+        return (self.size - self.dilation * (kernel - 1) - 1) // self.stride + 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Strided:
+    """A convolution with strides, and the axes of its images and of its result."""
+
+    eqn: Eqn
+    old: Sequence[Axis]
+    new: Sequence[Axis]
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        return tuple(self.eqn.params["window_strides"])
+
+
+class Ties:
+    """The ties between the axes of the arrays in some layers.
+
+    **Arguments:**
+
+    - `carried`: for layers in loops, the places of the arguments that are results of the step
+        before, and of these results.
+
+    **Attributes:**
+
+    - `kernels`: axes of kernels that slide over images.
+    - `windows`: axes of the results of convolutions without padding.
+    - `strided`: the convolutions with strides.
+    """
+
+    def __init__(self, carried: Mapping[Layer, Sequence[tuple[int, int]]] | None = None) -> None:
+        self._carried = carried or {}
+        self._above: dict[Axis, Axis] = {}
+        self._fixed: set[Axis] = set()
+        self._scope = 0
+        self._scopes = itertools.count(1)
+        self.kernels: list[Axis] = []
+        self.windows: dict[Axis, Window] = {}
+        self.strided: list[Strided] = []
+
+    def axis(self, v: Var, i: int) -> Axis:
+        """An axis of a variable of the layers."""
+        return (0, v, i)
+
+    def root(self, axis: Axis) -> Axis:
+        """The axis that stands for all that are tied to it."""
+        while (above := self._above.get(axis, axis)) != axis:
+            self._above[axis] = self._above.get(above, above)
+            axis = above
+        return axis
+
+    def is_fixed(self, axis: Axis) -> bool:
+        """Whether the program gives a size as a number."""
+        root = self.root(axis)
+        return any(self.root(a) == root for a in self._fixed)
+
+    def groups(self) -> Iterator[tuple[Axis, list[Axis]]]:
+        """The axes that are tied together, without those that are fixed."""
+        members: dict[Axis, list[Axis]] = {}
+        for axis in (*self._above, *self._above.values()):
+            members.setdefault(self.root(axis), []).append(axis)
+        fixed = set(map(self.root, self._fixed))
+        yield from (
+            (root, list(dict.fromkeys(m))) for root, m in members.items() if root not in fixed
+        )
+
+    def fix(self, atom: Atom, axis: int | None = None) -> None:
+        """Fix one or all sizes of an array."""
+        if is_var(atom):
+            axes = range(len(_shape(atom))) if axis is None else [axis]
+            for i in axes:
+                own = (self._scope, atom, i)
+                self._above.setdefault(own, own)
+                self._fixed.add(own)
+
+    def tie(self, a: Atom, i: int, b: Atom, j: int) -> None:
+        """Tie an axis of one array to one of another."""
+        if is_var(a) and is_var(b):
+            self._join((self._scope, a, i), (self._scope, b, j))
+
+    def _join(self, one: Axis, other: Axis) -> None:
+        self._above.setdefault(one, one)
+        self._above.setdefault(other, other)
+        self._above[self.root(one)] = self.root(other)
+
+    def layer(self, layer: Layer) -> None:
+        """Adds the ties of a layer and of the layers inside."""
+        for step in layer.steps:
+            self._step(step)
+        for i, k in self._carried.get(layer, ()):
+            self._same(layer.inputs[i], layer.outputs[k])
+
+    def _same(self, a: Atom, b: Atom) -> None:
+        """Ties two names of one value."""
+        if not isinstance(a, StateVar) and len(_shape(a)) == len(_shape(b)):
+            for i in range(len(_shape(a))):
+                self.tie(a, i, b, i)
+
+    def _step(self, eqn: Eqn) -> None:
+        if isinstance(eqn, LayerCall):
+            self._call(eqn)
+        elif isinstance(eqn, Read):
+            self._same(eqn.outvars[0], eqn.variable)
+        elif isinstance(eqn, Assign):
+            self._same(eqn.invars[-1], eqn.variable)
+        elif (rule := _RULES.get(eqn.primitive.name)) is not None:
+            rule(self, eqn)
+        elif not self._alike(eqn) and not self._inside(eqn):
+            for atom in (*eqn.invars, *eqn.outvars):
+                self.fix(atom)
+
+    def _call(self, call: LayerCall) -> None:
+        layer = call.layer
+        if isinstance(call, Pick):
+            for i in range(len(_shape(call.outvars[0]))):
+                self.tie(call.outvars[0], i, call.invars[0], i + 1)
+            return
+        for a, b in zip(call.invars, layer.inputs, strict=False):
+            self._same(a, b)
+        self.layer(layer)
+        if isinstance(call, Run):
+            last = [layer.outputs[place] for _, place in call.carried]
+            for v, a in zip(call.outvars, last, strict=False):
+                self._same(v, a)
+            for v, place in zip(call.outvars[len(last) :], call.collected, strict=False):
+                for i in range(len(_shape(layer.outputs[place]))):
+                    self.tie(v, i + 1, layer.outputs[place], i)
+            return
+        for v, a in zip(call.outvars, layer.outputs, strict=False):
+            self._same(v, a)
+
+    def _alike(self, eqn: Eqn) -> bool:
+        """Ties the arrays of an operation on elements, which are broadcast; whether they are."""
+        whole = eqn.outvars[0]
+        shape = tuple(map(str, _shape(whole)))
+        if any(tuple(map(str, _shape(v))) != shape for v in eqn.outvars):
+            return False
+        pairs: list[tuple[Atom, int, int]] = []
+        for a in eqn.invars:
+            own = tuple(map(str, _shape(a)))
+            if len(own) > len(shape):
+                return False
+            for i, (n, m) in enumerate(zip(own, shape[len(shape) - len(own) :], strict=True)):
+                if n not in ("1", m):
+                    return False
+                pairs += [(a, i, len(shape) - len(own) + i)] if n == m else []
+        for v in eqn.outvars[1:]:
+            self._same(v, whole)
+        for a, i, k in pairs:
+            self.tie(a, i, whole, k)
+        return True
+
+    def _inside(self, eqn: Eqn) -> bool:
+        """Adds the ties in a called program; whether there is one."""
+        inner = [p for p in eqn.params.values() if is_jaxpr(p)]
+        if len(inner) != 1 or len(open_jaxpr(inner[0]).invars) != len(eqn.invars):
+            return False
+        self._run(inner[0], eqn.invars, eqn.outvars)
+        return True
+
+    def _run(self, closed: AnyJaxpr, invars: Sequence[Atom], outvars: Sequence[Atom]) -> None:
+        """Adds the ties in a program on some operands."""
+        jaxpr = open_jaxpr(closed)
+        outer = self._scope
+        with self._called():
+            own = self._scope
+            for step in jaxpr.eqns:
+                self._step(step)
+            pairs = [
+                *zip(invars, jaxpr.invars, strict=True),
+                *zip(outvars, jaxpr.outvars, strict=True),
+            ]
+            for a, b in pairs:
+                if is_var(a) and is_var(b):
+                    for i in range(len(_shape(a))):
+                        self._join((outer, a, i), (own, b, i))
+
+    @contextlib.contextmanager
+    def _called(self) -> Iterator[None]:
+        outer, self._scope = self._scope, next(self._scopes)
+        try:
+            yield
+        finally:
+            self._scope = outer
+
+    # The rules of primitives.
+
+    def _dot_general(self, eqn: Eqn) -> None:
+        (left, right), (out,) = eqn.invars, eqn.outvars
+        (ours, theirs), (one, other) = eqn.params["dimension_numbers"]
+        for i, j in zip(ours, theirs, strict=True):
+            self.tie(left, i, right, j)
+        for k, (i, j) in enumerate(zip(one, other, strict=True)):
+            self.tie(left, i, out, k)
+            self.tie(right, j, out, k)
+        free = [(left, i) for i in range(len(_shape(left))) if i not in (*ours, *one)]
+        free += [(right, j) for j in range(len(_shape(right))) if j not in (*theirs, *other)]
+        for k, (operand, i) in enumerate(free, len(one)):
+            self.tie(operand, i, out, k)
+
+    def _convolution(self, eqn: Eqn) -> None:
+        (images, kernel), (out,) = eqn.invars, eqn.outvars
+        params = eqn.params
+        numbers = params["dimension_numbers"]
+        (n, c, *places), (c_out, c_in, *sides), (m, d, *results) = (
+            numbers.lhs_spec, numbers.rhs_spec, numbers.out_spec,
+        )  # fmt: skip
+        self.tie(images, n, out, m)
+        if params["feature_group_count"] != 1 or params["batch_group_count"] != 1:
+            for atom, axis in ((images, c), (kernel, c_out), (kernel, c_in), (out, d)):
+                self.fix(atom, axis)
+        else:
+            self.tie(images, c, kernel, c_in)
+            self.tie(kernel, c_out, out, d)
+        if not is_var(kernel):
+            return
+        whole = all(n == 1 for n in params["lhs_dilation"])
+        padded = any(map(any, params["padding"])) or not whole
+        old = [(self._scope, images, i) for i in places] if is_var(images) else []
+        new = [(self._scope, out, i) for i in results]
+        for i, k in zip(places, results, strict=True):
+            if str(_shape(images)[i]) == str(_shape(out)[k]):
+                self.tie(images, i, out, k)
+        if any(n != 1 for n in params["window_strides"]) and whole and old:
+            for axis in (*old, *new):
+                self._above.setdefault(axis, axis)
+            self.strided.append(Strided(eqn, old, new))
+        for k, side in enumerate(sides):
+            own = (self._scope, kernel, side)
+            self.kernels.append(own)
+            self._above.setdefault(own, own)
+            if _shape(kernel)[side] == _shape(kernel)[sides[0]]:
+                self.tie(kernel, side, kernel, sides[0])
+            if not padded and _shape(kernel)[side] != 1:
+                size, stride = _shape(images)[places[k]], params["window_strides"][k]
+                axis = (self._scope, out, results[k])
+                window = Window(size, own, stride, params["rhs_dilation"][k])
+                self.windows[axis] = window
+                self._above.setdefault(axis, axis)
+
+    def _transpose(self, eqn: Eqn) -> None:
+        for k, i in enumerate(eqn.params["permutation"]):
+            self.tie(eqn.invars[0], i, eqn.outvars[0], k)
+
+    def _broadcast(self, eqn: Eqn) -> None:
+        x, (out,) = eqn.invars[0], eqn.outvars
+        for i, k in enumerate(eqn.params["broadcast_dimensions"]):
+            if str(_shape(x)[i]) == str(_shape(out)[k]):
+                self.tie(x, i, out, k)
+
+    def _reshape(self, eqn: Eqn) -> None:
+        x, (out,) = eqn.invars[0], eqn.outvars
+        old, new = _shape(x), _shape(out)
+        if old[-1:] == new[-1:] == (1,):
+            self.tie(x, len(old) - 1, out, len(new) - 1)
+        for ours, theirs in _blocks(old, new):
+            if len(ours) == 1 or len(theirs) == 1:  # the last factor grows with the whole
+                self.tie(x, ours[-1], out, theirs[-1])
+                ours, theirs = ours[:-1], theirs[:-1]
+            for i in ours:
+                self.fix(x, i)
+            for k in theirs:
+                self.fix(out, k)
+
+    def _squeeze(self, eqn: Eqn) -> None:
+        x, (out,) = eqn.invars[0], eqn.outvars
+        rank = len(_shape(x))
+        left = {d % rank for d in eqn.params["dimensions"]}
+        for k, i in enumerate(i for i in range(rank) if i not in left):
+            self.tie(x, i, out, k)
+
+    def _reduce(self, eqn: Eqn) -> None:
+        axes = eqn.params["axes"] if "axes" in eqn.params else eqn.params["dimensions"]
+        for x, out in zip(eqn.invars, eqn.outvars, strict=False):
+            for k, i in enumerate(i for i in range(len(_shape(x))) if i not in axes):
+                self.tie(x, i, out, k)
+
+    def _parts(self, eqn: Eqn) -> None:
+        """Slices, paddings and windows: axes of one size are tied, features of others fixed."""
+        x, out = eqn.invars[0], eqn.outvars[0]
+        rank = len(_shape(x))
+        for i, (n, m) in enumerate(zip(_shape(x), _shape(out), strict=True)):
+            if str(n) == str(m):
+                self.tie(x, i, out, i)
+            elif i == rank - 1:
+                self.fix(x, i)
+                self.fix(out, i)
+
+    def _along(self, eqn: Eqn) -> None:
+        """Equal parts of an array."""
+        axis = eqn.params["axis" if "axis" in eqn.params else "dimension"]
+        parts = eqn.invars if eqn.primitive.name == "concatenate" else eqn.outvars
+        whole = eqn.outvars[0] if eqn.primitive.name == "concatenate" else eqn.invars[0]
+        sizes = {str(_shape(p)[axis]) for p in parts}
+        equal = len(sizes) == 1 and "1" not in sizes  # the number of parts is not a size
+        for part in parts:
+            for i in range(len(_shape(whole))):
+                if i != axis or equal:
+                    self.tie(part, i, whole, i)
+                else:
+                    self.fix(part, i)
+                    self.fix(whole, i)
+
+    def _gather(self, eqn: Eqn) -> None:
+        (x, _), (out,) = eqn.invars, eqn.outvars
+        numbers, sizes = eqn.params["dimension_numbers"], eqn.params["slice_sizes"]
+        batching = numbers.operand_batching_dims
+        inner = [i for i in range(len(_shape(x))) if i not in numbers.collapsed_slice_dims]
+        inner = [i for i in inner if i not in batching]
+        for i, k in zip(inner, numbers.offset_dims, strict=True):
+            if str(sizes[i]) == str(_shape(x)[i]):
+                self.tie(x, i, out, k)
+            else:
+                self.fix(x, i)
+                self.fix(out, k)
+        if any(sizes[i] != 1 for i in numbers.collapsed_slice_dims) or batching:
+            self.fix(x)
+        indices = [k for k in range(len(_shape(out))) if k not in numbers.offset_dims]
+        for i, k in enumerate(indices):
+            self.tie(eqn.invars[1], i, out, k)
+
+    def _scan(self, eqn: Eqn) -> None:
+        body = open_jaxpr(eqn.params["jaxpr"])
+        consts, carry = scan_layout(eqn.params)
+        for step in body.eqns:
+            self._step(step)
+        for i, (a, b) in enumerate(zip(eqn.invars, body.invars, strict=True)):
+            if i < consts + carry:
+                self._same(a, b)
+            else:
+                self._rows(a, b)
+        for i, (a, b) in enumerate(zip(eqn.outvars, body.outvars, strict=True)):
+            if i < carry:
+                self._same(a, b)
+            else:
+                self._rows(a, b)
+        for a, b in zip(body.invars[consts : consts + carry], body.outvars, strict=False):
+            self._same(a, b)
+
+    def _rows(self, whole: Atom, row: Atom) -> None:
+        for i in range(len(_shape(row))):
+            self.tie(whole, i + 1, row, i)
+
+    def _none(self, eqn: Eqn) -> None:
+        """Nothing is known, and nothing fixed."""
+
+
+_RULES: Mapping[str, Callable[[Ties, Eqn], None]] = {
+    "dot_general": Ties._dot_general,
+    "conv_general_dilated": Ties._convolution,
+    "transpose": Ties._transpose,
+    "broadcast_in_dim": Ties._broadcast,
+    "reshape": Ties._reshape,
+    "squeeze": Ties._squeeze,
+    "concatenate": Ties._along,
+    "split": Ties._along,
+    "gather": Ties._gather,
+    "scan": Ties._scan,
+    "iota": Ties._none,
+    **dict.fromkeys(("slice", "pad", "dynamic_slice", "reduce_window_max"), Ties._parts),
+    **dict.fromkeys(("reduce_window_sum", "reduce_window_min", "reduce_window"), Ties._parts),
+    **dict.fromkeys(
+        ("reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or",
+         "argmax", "argmin"), Ties._reduce,
+    ),
+}  # fmt: skip
+
+
+def _is_call(eqn: Eqn) -> bool:
+    return isinstance(eqn, LayerCall)
+
+
+def carried(root: Layer) -> dict[Layer, list[tuple[int, int]]]:
+    """For the layers in loops, which arguments are results of the step before, see `Ties`."""
+    found: dict[Layer, list[tuple[int, int]]] = {}
+    for step in root.steps:
+        if isinstance(step, LayerCall):
+            found |= carried(step.layer)
+        elif step.primitive.name == "scan":
+            body = open_jaxpr(step.params["jaxpr"])
+            consts, count = scan_layout(step.params)
+            states = list(zip(body.invars[consts : consts + count], body.outvars, strict=False))
+            # Where a mask chooses, the result is one of the operands.
+            chosen: dict[Atom, Sequence[Atom]] = {
+                v: e.invars for e in body.eqns for v in e.outvars if not _is_call(e)
+            }
+            states += [(a, b) for a, after in states for b in chosen.get(after, ())]
+            for inner in body.eqns:
+                if isinstance(inner, LayerCall):
+                    found[inner.layer] = [
+                        (i, k)
+                        for i, a in enumerate(inner.invars)
+                        for k, v in enumerate(inner.outvars)
+                        if any(a is before and v is after for before, after in states)
+                        and _shape(inner.layer.inputs[i]) == _shape(inner.layer.outputs[k])
+                    ]
+    return found
+
+
+def _shape(atom: Atom) -> Shape:
+    return tuple(getattr(atom.aval, "shape", ()))
+
+
+def _blocks(old: Shape, new: Shape) -> Iterator[tuple[list[int], list[int]]]:
+    """The axes before and after a reshape that hold the same elements, without those of size 1.
+
+    All axes between open sizes that change are one block.
+    """
+    ours = [i for i, n in enumerate(old) if n != 1]
+    theirs = [k for k, n in enumerate(new) if n != 1]
+    while ours and theirs and str(old[ours[-1]]) == str(new[theirs[-1]]):
+        yield [ours.pop()], [theirs.pop()]
+    while ours and theirs:
+        i, k = 1, 1
+        if str(old[ours[0]]) != str(new[theirs[0]]):
+            if not all(
+                type(n) is int for n in (*(old[a] for a in ours), *(new[b] for b in theirs))
+            ):
+                break
+            while (a := math.prod(int(old[n]) for n in ours[:i])) != (
+                b := math.prod(int(new[n]) for n in theirs[:k])
+            ):
+                if a < b and i < len(ours):
+                    i += 1
+                elif k < len(theirs):
+                    k += 1
+                else:
+                    break
+        yield ours[:i], theirs[:k]
+        ours, theirs = ours[i:], theirs[k:]
+    if ours or theirs:
+        yield ours, theirs

@@ -1,0 +1,326 @@
+"""Gives each class a second layer of other sizes, which the program does not have.
+
+The text of a class is written for all of its layers (see `shared`), so sizes that the layers of a
+program happen to share become arguments too. A twin has the other sizes wherever its ties say so.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import dataclasses
+import functools
+import itertools
+import math
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence, Set
+
+from invert.emission.layers.cut import Layer
+from invert.emission.layers.shared import Class, Draft, number_of, settle, sites
+from invert.emission.layers.ties import Axis, Strided, Ties
+from invert.emission.layers.tree import Node
+from invert.emission.python import syntax
+from invert.ir.sizes import DimSize, Shape
+from invert.ir.types import Atom, ShapedArray, Var
+
+# The largest factor between the sizes of one argument.
+_LARGEST_FACTOR = 8
+# Numbers in a text that are sizes only by chance: small ones, and powers of ten.
+_SMALL, _ROUND = 5, (10, 100, 1000, 10000)
+# Sizes of twins: primes, so that none is a multiple of another by a factor of a usual layer.
+_PRIMES = (101, 103, 107, 109, 113, 127, 131, 137, 139, 149, 151, 157, 163, 167, 173, 179, 181, 191)
+
+
+_NONE = Class("", [])
+
+
+@dataclasses.dataclass
+class Scaled:
+    """The shapes of arrays where some groups of tied sizes are others.
+
+    **Arguments:**
+
+    - `sizes`: for each of these groups, its unit and the new one.
+    - `strided`: the convolutions that have other strides.
+    - `node`: the twin.
+    """
+
+    ties: Ties
+    sizes: Mapping[Axis, tuple[int, int]]
+    strided: Sequence[Strided] = ()
+    node: Node = dataclasses.field(init=False)
+
+    def shape(self, v: Atom) -> Shape:
+        """The shape of a variable of the layers."""
+        shape = tuple(getattr(v.aval, "shape", ()))
+        return (
+            tuple(self.size(v, i, n) for i, n in enumerate(shape)) if isinstance(v, Var) else shape
+        )
+
+    def size(self, v: Var, i: int, n: DimSize) -> DimSize:
+        """The size of an axis, which is `n` in the program."""
+        axis = self.ties.axis(v, i)
+        root = self.ties.root(axis)
+        if root in self.sizes and isinstance(n, int):
+            unit, new = self.sizes[root]
+            return n // unit * new
+        return self._images.get(root, n)
+
+    @property
+    def slides(self) -> bool:
+        """Whether kernels or strides over images are others."""
+        return bool(self.strided) or any(self.ties.root(a) in self.sizes for a in self.ties.kernels)
+
+    def strides(self, draft: Draft) -> tuple[int, ...]:
+        """The other strides of a layer that is a convolution."""
+        own = {e for layer in draft.node.layers for e in layer.steps}
+        found = [s for s in self.strided if s.eqn in own]
+        return tuple(n + 1 for n in found[0].strides) if len(found) == 1 else ()
+
+    @functools.cached_property
+    def _images(self) -> Mapping[Axis, DimSize]:
+        """Sizes of images that follow from those of kernels, or from strides."""
+        found: dict[Axis, DimSize] = {}
+        for conv in self.strided:
+            for old, new, stride in zip(conv.old, conv.new, conv.strides, strict=True):
+                found[self.ties.root(new)] = -(-_size(old) // (stride + 1))
+        for axis, window in self.ties.windows.items():
+            unit, new = self.sizes.get(self.ties.root(window.kernel), (1, 0))
+            if new:
+                kernel = _size(window.kernel) // unit * new
+                found[self.ties.root(axis)] = window.at(kernel)
+        return found
+
+
+def _size(axis: Axis) -> int:
+    _, v, i = axis
+    return v.aval.shape[i]
+
+
+@dataclasses.dataclass
+class _Group:
+    """Sizes that change together.
+
+    **Arguments:**
+
+    - `roots`: the axes that stand for them; `own`: those of parameters among the sizes.
+    """
+
+    roots: set[Axis]
+    sizes: list[DimSize]
+    own: set[DimSize]
+
+
+@dataclasses.dataclass
+class Twins:
+    """Makes the twins of classes.
+
+    **Arguments:**
+
+    - `of`: the classes of nodes; receives those of the twins.
+    - `is_kept`: whether a parameter keeps its shape, such as a table written as numbers.
+    - `carried`: as for `Ties`.
+    - `given`: how far a class goes without: 1 without other kernels, 2 without a twin.
+    """
+
+    of: dict[Node, Class]
+    is_kept: Callable[[Var], bool]
+    carried: Mapping[Layer, Sequence[tuple[int, int]]]
+    given: dict[Class, int]
+
+    def add(self, cls: Class) -> Scaled | None:
+        """Adds the twin of a class, and those of the layers inside; its shapes, if there is one."""
+        first = cls.drafts[0]
+        # A layer may have the method of another one, see `skips.lend`.
+        whole = (
+            d for d in cls.drafts if d.node.layers and len(d.node.fields) == len(first.node.fields)
+        )
+        draft = next(whole, first)
+        computes = bool(draft.node.layers and draft.methods)
+        if self.given.get(cls, 0) > 1 or not (computes or not draft.node.nodes):
+            return None
+        ties = Ties(self.carried)
+        for layer in draft.node.layers:
+            ties.layer(layer)
+        fields = dict(self._fields(draft.node, kept=False))
+        if any(fields.values()):
+            return None  # a layer inside is for its sizes only
+        for v in fields:
+            for i in range(len(v.aval.shape)):
+                ties.tie(v, i, v, i)
+                if self.is_kept(v):
+                    ties.fix(v, i)
+        axes = {ties.axis(v, i) for v in fields for i in range(len(v.aval.shape))}
+        sizes = self._sizes(cls, ties, axes)
+        if not sizes:
+            return None
+        scaled = Scaled(ties, sizes, [] if self.given.get(cls, 0) else _strided(ties))
+        if _has_values_of(draft, _by_value(draft, scaled)):
+            self.given[cls] = 2
+            return None
+        scaled.node = self._twin(draft.node, scaled)
+        return scaled
+
+    def _fields(self, node: Node, *, kept: bool) -> Iterator[tuple[Var, bool]]:
+        """The parameters of a module, and whether they are in a class without a twin."""
+        kept = kept or (not node.listed and self.given.get(self.of.get(node, _NONE), 0) > 1)
+        native = any(layer.native is not None for layer in node.layers)
+        kept = kept or native or not (node.listed or node in self.of)
+        for value in node.fields.values():
+            if isinstance(value, Node):
+                yield from self._fields(value, kept=kept)
+            else:
+                yield value, kept
+
+    def _sizes(self, cls: Class, ties: Ties, fields: Set[Axis]) -> dict[Axis, tuple[int, int]]:
+        """For each group of sizes that change, its unit and the new unit."""
+        inner = cls.drafts[0].node.nodes
+        kernels = set(map(ties.root, ties.kernels))
+        kept = {_size(a) for a in fields if ties.is_fixed(a)} if inner else set[DimSize]()
+        found: list[_Group] = []
+        for root, members in ties.groups():
+            group = _Group(
+                {root}, [_size(a) for a in members], {_size(a) for a in members if a in fields}
+            )
+            slides = root in kernels
+            if not group.own or not all(type(n) is int and n > 0 for n in group.sizes):
+                continue
+            if group.own & kept or (slides and (inner or self.given.get(cls, 0) > 0)):
+                continue
+            # Layers with equal numbers of features have them as one argument.
+            for other in [g for g in found if len(inner) > 1 and g.own & group.own]:
+                found.remove(other)
+                group = _Group(
+                    group.roots | other.roots, group.sizes + other.sizes, group.own | other.own
+                )
+            found.append(group)
+        if inner and any(n > _LARGEST_FACTOR * min(g.own) for g in found for n in g.own):
+            return {}
+        primes = itertools.cycle(_PRIMES)
+        sizes: dict[Axis, tuple[int, int]] = {}
+        for group in found:
+            unit = math.gcd(*group.sizes)
+            new = unit + 2 if group.roots & kernels else next(primes)
+            sizes |= dict.fromkeys(group.roots, (unit, new))
+        return sizes
+
+    def _twin(self, node: Node, scaled: Scaled) -> Node:
+        """A module of other sizes; its classes get it as a further layer."""
+        fields: dict[str, Var | Node] = {}
+        for name, value in node.fields.items():
+            if isinstance(value, Node):
+                fields[name] = self._twin(value, scaled)
+            else:
+                fields[name] = Var(ShapedArray(scaled.shape(value), value.aval.dtype))
+        twin = dataclasses.replace(node, fields=fields)
+        cls = self.of.get(node)
+        draft = next((d for d in cls.drafts if d.node is node), None) if cls else None
+        if cls is not None:
+            self.of[twin] = cls
+        if cls is not None and draft is not None:
+            _add(cls, draft, twin, scaled)
+        return twin
+
+
+def _strided(ties: Ties) -> list[Strided]:
+    """The convolutions whose results have to be of one size, as on both sides of a shortcut."""
+    groups: dict[Hashable, list[Strided]] = {}
+    for conv in ties.strided:
+        key = tuple(map(ties.root, (*conv.old, *conv.new)))
+        groups.setdefault((conv.strides, key), []).append(conv)
+    found = [conv for group in groups.values() if len(group) > 1 for conv in group]
+    made = {ties.root(a) for conv in found for a in conv.new}
+    known = all(type(_size(a)) is int and ties.root(a) not in made for c in found for a in c.old)
+    return found if known else []
+
+
+def _add(cls: Class, draft: Draft, node: Node, scaled: Scaled) -> None:
+    """Adds the twin of one layer to its class."""
+    arrays = [
+        (
+            kind,
+            tuple(n if a is None else scaled.size(*a, n) for n, a in zip(shape, axes, strict=True)),
+        )
+        for (kind, shape), axes in zip(draft.arrays, draft.axes, strict=True)
+    ]
+    inner = [
+        (expression, tuple(scaled.size(*a, n) for n, a in zip(shape, axes, strict=True)))
+        for (expression, shape), axes in zip(draft.inner, draft.inner_axes, strict=True)
+    ]
+    twin = dataclasses.replace(
+        draft,
+        node=node,
+        methods=copy.deepcopy(draft.methods),
+        arrays=arrays,
+        inner=inner,
+        twin=draft,
+    )
+    strides = [s for m in twin.methods for s in sites(m) if s.field == "strides"]
+    if (other := scaled.strides(draft)) and len(strides) == 1:
+        strides[0].value = syntax.tuple_of(map(syntax.number, other))
+    known = _by_value(draft, scaled)
+    for constant in twin.constants():
+        if len(news := known.get(number_of(constant), ())) == 1:
+            (constant.value,) = news
+    place = cls.drafts.index(draft)
+    for name, values in cls.statics.items():
+        cls.statics[name] = (*values, values[place])
+    if draft.node in cls.shapes and draft.without is not None:
+        cls.shapes[node] = arrays[draft.without][1]
+    cls.drafts.append(twin)
+    settle(cls.drafts)
+
+
+def _has_values_of(draft: Draft, sizes: Mapping[int, Set[int]]) -> bool:
+    """Whether a text computes with numbers of a size that would not change with it.
+
+    Such as a sum that is multiplied by `1 / 49` for a mean, or `x / 8**0.5` where both the features
+    of a head and something else are 8.
+    """
+    # Scores are divided by the root of a size, however small.
+    least = 2 if any("softmax(" in text for text in draft.texts) else _SMALL
+    changing = [n for n, new in sizes.items() if new != {n} and n >= least and n not in _ROUND]
+    unclear = {n for n in changing if len(sizes[n]) > 1}
+    nodes = [n for m in draft.methods for s in m.body for n in ast.walk(s)]
+    powers = [float(n) ** k for n in changing for k in (1, -1, 0.5, -0.5)]
+    clear = {id(c) for c in draft.constants() if c.value in changing and c.value not in unclear}
+    # The exponent of a root is not a size.
+    clear |= {id(n.right) for n in nodes if isinstance(n, ast.BinOp) and isinstance(n.op, ast.Pow)}
+    for node in nodes:
+        if id(node) in clear:
+            continue
+        if isinstance(node, ast.BinOp) and {_number(node.left), _number(node.right)} & unclear:
+            return True
+        value = _number(node)
+        if isinstance(value, float) and any(
+            math.isclose(abs(value), p, rel_tol=1e-6) for p in powers
+        ):
+            return True
+    return False
+
+
+def _number(node: ast.AST) -> float | None:
+    value = node.value if isinstance(node, ast.Constant) else None
+    return value if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+
+def _by_value(draft: Draft, scaled: Scaled) -> dict[int, set[int]]:
+    """The sizes in a layer, with those that they have in its twin."""
+    found: dict[int, set[int]] = {}
+    atoms: Iterable[Atom] = (
+        a
+        for layer in draft.node.layers
+        for a in (*layer.inputs, *(a for s in layer.steps for a in (*s.invars, *s.outvars)))
+    )
+    for atom in atoms:
+        for old, new in zip(getattr(atom.aval, "shape", ()), scaled.shape(atom), strict=True):
+            if type(old) is int:
+                found.setdefault(old, set()).add(int(new))
+    return found
+
+
+def instances(classes: Sequence[Class]) -> Iterator[tuple[Class, Draft]]:
+    """The twins of layers, with their classes."""
+    for cls in classes:
+        for draft in cls.drafts:
+            if draft.twin is not None:
+                yield cls, draft

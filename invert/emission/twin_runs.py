@@ -1,0 +1,70 @@
+"""Traces the classes of a text at the sizes of their twins, which no program has."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
+from typing import Any
+
+import equinox as eqx
+import jax
+
+from invert._private.jax import SIZE_ERRORS, trace_closed
+from invert.emission.layers.cut import Layer
+from invert.emission.layers.shared import Code
+from invert.emission.layers.state import StateVar
+from invert.emission.python import load
+from invert.ir.avals import type_of_key
+from invert.ir.sizes import Shape
+from invert.ir.types import Atom
+
+
+def runs(
+    namespace: ModuleType,
+    name: str,
+    arguments: Mapping[str, Any],
+    methods: Sequence[tuple[str, Layer]],
+    shape: Callable[[Atom], Shape],
+    *,
+    keyed: bool,
+) -> bool:
+    """Whether a class of a text computes arrays of the expected shapes at other sizes.
+
+    **Arguments:**
+
+    - `arguments`: those of its constructor, besides the key.
+    - `methods`: its methods, with the layers that they compute.
+    - `shape`: the shape of a variable of the layers at these sizes.
+    """
+    given = {n: _value(v, namespace) for n, v in arguments.items()}
+
+    def run(key: jax.Array, *arrays: jax.Array) -> list[Any]:
+        module = getattr(namespace, name)(**given, **({"key": key} if keyed else {}))
+        values = iter(arrays)
+        results: list[Any] = []
+        for method, layer in methods:
+            states = [isinstance(v, StateVar) for v in layer.inputs]
+            args = [eqx.nn.State(module) if held else next(values) for held in states]
+            made = getattr(module, method)(*args)
+            made = made if len(layer.results) > 1 else (made,)
+            results += [r for r in made if not isinstance(r, eqx.nn.State)]
+        return results
+
+    layers = [layer for _, layer in methods]
+    inputs = [v for x in layers for v in x.inputs if not isinstance(v, StateVar)]
+    results = [v for x in layers for v in x.results if not isinstance(v, StateVar)]
+    avals = [jax.ShapeDtypeStruct(shape(v), v.aval.dtype) for v in inputs]
+    try:
+        traced = trace_closed(run, type_of_key(), *avals)
+    except (TypeError, ValueError, AttributeError, IndexError, ZeroDivisionError, *SIZE_ERRORS):
+        return False
+    types = [(tuple(a.shape), a.dtype) for a in traced.out_avals]
+    return types == [(shape(v), v.aval.dtype) for v in results]
+
+
+def _value(value: Any, namespace: ModuleType) -> Any:
+    """An argument; a function is given by its text."""
+    if not isinstance(value, Code):
+        return value
+    return load.function_of([], ast.parse(value.text, mode="eval").body, vars(namespace))()

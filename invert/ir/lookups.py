@@ -1,0 +1,77 @@
+"""Lookups in one form: with indices that count from the end where they are negative."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from invert._private.jax import names_of, with_names
+from invert.ir.graph import Graph, is_var
+from invert.ir.types import Atom, Eqn, Jaxpr, Literal, Var
+
+# What `jnp.take` is called in a program; the second operand is the index.
+_TAKE = "_take"
+
+
+def with_wrapped_positions(jaxpr: Jaxpr) -> Jaxpr:
+    """Lets the lookup of positions `0, 1, ...` wrap negative indices if another lookup does.
+
+    No position is negative, so this changes nothing, but both lookups are the same layer then.
+    """
+    graph = Graph(jaxpr)
+    takes = [e for e in jaxpr.eqns if e.params.get("name") == _TAKE and len(e.invars) == 2]
+    templates = {e.invars[1].aval.dtype: w for e in takes if (w := _wrapped(e, graph.producers))}
+    instead: dict[int, list[Eqn]] = {}
+    for eqn in takes:
+        table, index = eqn.invars
+        made = graph.producers.get(index) if is_var(index) else None
+        template = templates.get(index.aval.dtype)
+        if made is None or made.primitive.name != "iota" or template is None or not is_var(index):
+            continue
+        rows = table.aval.shape[0]
+        if isinstance(rows, int) and index.aval.dtype.itemsize > 2:  # too wide to overflow
+            instead[id(eqn)] = _wrapping(eqn, index, rows, template)
+    if not instead:
+        return jaxpr
+    return jaxpr.replace(eqns=[s for e in jaxpr.eqns for s in instead.get(id(e), [e])])
+
+
+def _wrapped(take: Eqn, producers: Mapping[Atom, Eqn]) -> tuple[Eqn, Eqn, Eqn] | None:
+    """The equations of `where(i < 0, i + rows, i)`, the index of a lookup."""
+    table, index = take.invars
+    chosen = producers.get(index) if is_var(index) else None
+    if chosen is None or chosen.primitive.name != "select_n" or len(chosen.invars) != 3:
+        return None
+    below, added = (producers.get(a) if is_var(a) else None for a in chosen.invars[::2])
+    if below is None or added is None:
+        return None
+    if (below.primitive.name, added.primitive.name) != ("lt", "add"):
+        return None
+    i = chosen.invars[1]
+    numbers = _number(below.invars[1]), _number(added.invars[1])
+    same = below.invars[0] is i and added.invars[0] is i
+    return (below, added, chosen) if same and numbers == (0, table.aval.shape[0]) else None
+
+
+def _number(atom: Atom) -> int | None:
+    return int(atom.val) if isinstance(atom, Literal) and np.shape(atom.val) == () else None
+
+
+def _wrapping(take: Eqn, index: Var, rows: int, template: tuple[Eqn, Eqn, Eqn]) -> list[Eqn]:
+    """A lookup with an index that is wrapped as in another one."""
+    below, added, chosen = template
+    shape = index.aval.shape
+    bools, numbers = (Var(v.aval.update(shape=shape)) for v in (below.outvars[0], index))
+    wrapped = Var(index.aval)
+    number = added.invars[1]
+    steps = [
+        below.replace(invars=[index, below.invars[1]], outvars=[bools]),
+        added.replace(
+            invars=[index, Literal(np.asarray(rows, index.aval.dtype)[()], number.aval)],
+            outvars=[numbers],
+        ),
+        chosen.replace(invars=[bools, index, numbers], outvars=[wrapped]),
+    ]
+    names = names_of(take)
+    return [with_names(e, names) for e in steps] + [take.replace(invars=[take.invars[0], wrapped])]
