@@ -85,6 +85,7 @@ def _encoder(*arrays: Any) -> Any:
 _BLOCK = [(8, 8), (8,)] * 4 + [(8,), (8,), (8, 16), (16,), (16, 8), (8,), (8,), (8,)]
 
 
+@pytest.mark.slow
 def test_blocks_of_a_transformer() -> None:
     arrays = _arrays(*_BLOCK, *_BLOCK, (8, 5), (5,))
     classes = _classes(_emitted(_encoder, arrays, _arrays((2, 3, 8))[0]))

@@ -24,6 +24,7 @@ def _steps(x: Any) -> Any:
     return jnp.swapaxes(x, 0, 1)
 
 
+@pytest.mark.slow
 def test_what_a_step_computes_with_parameters_is_a_cell() -> None:
     w, u, b, out, x = _arrays((4, 24), (6, 24), (24,), (6, 3), (2, 5, 4))
 
@@ -70,6 +71,7 @@ def test_a_mask_chooses_the_state_outside_of_the_cell() -> None:
     assert "return jnp.where(mask, self.cell(h, x), h), None" in source
 
 
+@pytest.mark.slow
 def test_a_masked_state_and_its_output_have_different_names() -> None:
     w, u, out, x = _arrays((4, 24), (6, 24), (6, 3), (2, 5, 4))
 
@@ -191,6 +193,7 @@ def test_loops_over_reversed_arrays_run_from_the_end() -> None:
     assert "[::-1" not in source
 
 
+@pytest.mark.slow
 def test_loops_over_some_reversed_arrays_stay() -> None:
     *arrays, x = _arrays((4, 6), (2, 5, 4))
 

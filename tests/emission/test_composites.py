@@ -6,6 +6,7 @@ import jax
 import jax.export
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax import lax
 
 import invert
@@ -37,6 +38,7 @@ def test_a_composite_is_a_function_of_its_name() -> None:
     assert "return torch_gelu(torch_gelu(arg0))" in text
 
 
+@pytest.mark.slow
 def test_compilers_and_transformations_see_what_they_need() -> None:
     def original(x):
         return [jnp.tanh(jnp.tanh(x))]

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -134,6 +135,7 @@ def written(weights: list[str], entry_name: str, source: str) -> Emission:
     return found
 
 
+@pytest.mark.slow
 @settings(max_examples=15)
 @given(st.lists(names, min_size=3, max_size=3, unique=True), names, names)
 def test_the_text_is_the_program_for_any_names(weights, entry_name, source) -> None:

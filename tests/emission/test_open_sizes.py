@@ -90,6 +90,7 @@ def test_forbidden_derivatives_have_a_text() -> None:
             jax.grad(lambda x, run=run: run(x).sum())(x)
 
 
+@pytest.mark.slow
 def test_kept_rules_have_a_text_at_open_sizes() -> None:
     tf = pytest.importorskip("tensorflow")
     from jax.experimental import jax2tf

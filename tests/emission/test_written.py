@@ -147,6 +147,7 @@ def test_tables_that_are_read_and_called_are_one_class() -> None:
     assert np.array_equal(module.model(ids), module(ids))
 
 
+@pytest.mark.slow
 def test_kernels_of_heads_start_at_the_scale_of_their_inputs() -> None:
     params = {"query": np.cos(ramp(64, 4, 8)), "out": np.sin(ramp(4, 8, 64)), "pos": ramp(3, 64)}
 

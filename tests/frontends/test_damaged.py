@@ -43,10 +43,12 @@ def sweep(seed: int, first: int, last: int, forms: str = "FORMS") -> None:
     assert "equal" in result.stdout
 
 
+@pytest.mark.slow
 def test_damaged_files() -> None:
     sweep(1, 0, 120)
 
 
+@pytest.mark.slow
 def test_damaged_modules_of_open_sizes() -> None:
     sweep(1, 0, 12, '["open"]')
 
@@ -317,6 +319,7 @@ def test_functions_without_a_body() -> None:
         )
 
 
+@pytest.mark.slow
 def test_an_entry_without_a_body() -> None:
     sweep(7, 480, 500)  # the 495th
 

@@ -72,6 +72,7 @@ def test_files(tmp_path: Path) -> None:
         np.testing.assert_array_equal(got[0], function(X, 1)[0])
 
 
+@pytest.mark.slow
 def test_damaged_modules() -> None:
     """They are refused, or are modules still; none ends the process."""
     data, rng = proto(), random.Random(0)

@@ -61,7 +61,7 @@ def failures(name: str, checks: tuple[str, ...]) -> dict[str, str]:
     return compare(case, recovered, case.args, case.batches(), names=checks, seed=case.seed)
 
 
-@pytest.mark.drawn(80)
+@pytest.mark.drawn(40)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=_marks(name), id=name) for name in sorted(harnesses())]
 )

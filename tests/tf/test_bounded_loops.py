@@ -273,6 +273,7 @@ def test_numbers_that_may_be_infinite_are_no_bound_beside_another_condition() ->
         np.testing.assert_array_equal(module(x, y), theirs(tf.constant(x), tf.constant(y)).numpy())
 
 
+@pytest.mark.slow
 def test_a_flag_from_outside_of_the_loop_may_stand_before_its_condition() -> None:
     """As in `tf.linalg.expm`, whose loop is bounded by the largest number."""
     theirs = tf.function(tf.linalg.expm)

@@ -145,6 +145,7 @@ def test_split_and_fold_in() -> None:
     assert_same_bits(draw, np.int32([8, 9]))
 
 
+@pytest.mark.slow
 def test_gamma() -> None:
     def draw(alpha: Any) -> Any:
         seed = [3, -4]
@@ -172,6 +173,7 @@ def test_gamma_in_double() -> None:
         np.testing.assert_allclose(ours, theirs, rtol=1e-14)
 
 
+@pytest.mark.slow
 def test_gamma_has_the_implicit_derivative() -> None:
     def draw(alpha: Any) -> Any:
         return tf.random.stateless_gamma([50, 3], [1, 2], alpha)
@@ -266,6 +268,7 @@ def test_seeds_are_not_added() -> None:
     assert not np.array_equal(module(np.int32([1, 2])), module(np.int32([2, 1])))
 
 
+@pytest.mark.slow
 def test_batched_seeds_draw_what_single_ones_draw() -> None:
     def draw(seed: Any) -> Any:
         return [

@@ -101,6 +101,7 @@ def test_a_generator_leaves_no_state():
     assert ">= 1" in module.report.certificate.sizes
 
 
+@pytest.mark.slow
 def test_draws_differ_from_each_other():
     generator = tf.random.Generator.from_seed(5)
 

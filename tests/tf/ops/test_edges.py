@@ -20,6 +20,7 @@ _SAMPLE = (
 ).split()
 
 
+@pytest.mark.slow
 def test_sample() -> None:
     wrong, _ = check_edges([edge_case(*name.split("-")) for name in _SAMPLE])
     assert not wrong, "\n".join(wrong)
