@@ -35,21 +35,35 @@ def dropout(x: Array, rate: float, key: PRNGKeyArray) -> Array:
     return jnp.where(kept, x * (1 / (1 - rate)), 0.0)
 
 
-@functools.partial(jax.jit, static_argnums=(1, 2, 3))
-def resize_bilinear(
-    x: Array, size: tuple[int, int], center: float = 0.5, align_corners: bool = False
-) -> Array:
-    """Interpolate (batch, height, width, channels) linearly; pixel i is at i + `center`."""
+@functools.partial(jax.jit, static_argnums=1)
+def resize_bilinear(x: Array, size: tuple[int, int]) -> Array:
+    """Interpolate (batch, height, width, channels) linearly between the centers of pixels."""
+    for axis, n in ((2, size[1]), (1, size[0])):
+        place = (np.arange(n, dtype=np.float32) + 0.5) * np.float32(x.shape[axis] / n) - 0.5
+        low = np.floor(place)
+        share = np.expand_dims(place - low, [i for i in range(4) if i != axis])
+        before = np.maximum(low, 0).astype(np.int32)
+        after = np.minimum(np.ceil(place).astype(np.int32), x.shape[axis] - 1)
+        first = jnp.take(x, before, axis=axis, mode="clip")
+        x = first + (jnp.take(x, after, axis=axis, mode="clip") - first) * share
+    return x
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def resize_corners(x: Array, size: tuple[int, int], align: bool) -> Array:
+    """Interpolate (batch, height, width, channels) linearly between the corners of pixels.
+
+    With `align`, the last pixels of both images are at one place too.
+    """
     for axis, n in ((2, size[1]), (1, size[0])):
         last = x.shape[axis] - 1
-        scale = np.float32(last / max(n - 1, 1) if align_corners else x.shape[axis] / n)
-        place = (np.arange(n, dtype=np.float32) + center) * scale - center
+        scale = np.float32(last / max(n - 1, 1) if align else x.shape[axis] / n)
+        place = np.arange(n, dtype=np.float32) * scale
         low = np.floor(place)
-        before = np.maximum(low, 0).astype(np.int32)
+        share = np.expand_dims(place - low, [i for i in range(4) if i != axis])
         after = np.minimum(np.ceil(place).astype(np.int32), last)
-        low_part = jnp.take(x, before, axis=axis, mode="clip")
-        change = jnp.take(x, after, axis=axis, mode="clip") - low_part
-        x = low_part + change * np.expand_dims(place - low, [i for i in range(4) if i != axis])
+        first = jnp.take(x, low.astype(np.int32), axis=axis, mode="clip")
+        x = first + (jnp.take(x, after, axis=axis, mode="clip") - first) * share
     return x
 
 
@@ -59,6 +73,7 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = MappingProxyType(
         "helper_max_pool": max_pool,
         "helper_dropout": dropout,
         "helper_resize_bilinear": resize_bilinear,
+        "helper_resize_corners": resize_corners,
     }
 )
 

@@ -41,8 +41,9 @@ def candidates(name: str, eqn: Eqn, args: Sequence[ast.expr]) -> Iterator[ast.ex
     """Expressions that may trace to the call `name`."""
     if name == "resize_bilinear":
         size = literals.shape(eqn.outvars[0].aval.shape[1:3])
-        for options in ((), (number(0.0),), (number(0.0), number(True))):
-            yield helpers.calling(helpers.resize_bilinear, *args, size, *options)
+        yield helpers.calling(helpers.resize_bilinear, *args, size)
+        for align in (False, True):
+            yield helpers.calling(helpers.resize_corners, *args, size, number(align))
         return
     if name == "_bernoulli":
         shape = literals.shape(eqn.outvars[0].aval.shape)
