@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax import lax, random
 
-from invert._private.jax import dce, open_jaxpr, trace_open
+from invert._private.jax import dce, open_jaxpr, scan_layout, trace_open
 from invert.ir import jaxprs
 from invert.ir.match import difference
 from tests.patterns.recovery import recover, same_values
@@ -261,6 +261,6 @@ def test_the_only_row_that_a_loop_of_one_step_stores_is_a_result(reads: bool) ->
 
     module = recover(fn, X[0])
     (scan,) = [e for e in module.jaxpr.eqns if e.primitive.name == "scan"]
-    assert scan.params["num_carry"] == 1 + reads
+    assert scan_layout(scan.params)[1] == 1 + reads
     assert module.report.certificate.kind == "exact"
     same_values(fn, module, X[0])
