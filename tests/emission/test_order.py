@@ -170,7 +170,7 @@ def test_layers_of_one_class_have_one_order() -> None:
     source = _source(module)
     assert re.search(r"(\w+) = self\.mix_0\(self\.left\(arg1\), right\)", source)
     assert re.search(r"self\.mix_1\(right, \w+\)", source)
-    assert len(re.findall(r"self\.mix_\d = Mix\(key=", source)) == 2
+    assert len(re.findall(r"self\.mix_\d = Mix\(", source)) == 2
     assert np.array_equal(module.model(ramp(3, 4)), module(ramp(3, 4)))
 
 

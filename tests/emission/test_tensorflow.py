@@ -325,7 +325,7 @@ def test_blocks_with_the_numbers_of_keras_are_a_list() -> None:
     source = module.emit(loader=False).source
     assert "feeds: tuple[Feed, ...]" in source
     assert "Feed_2" not in source
-    assert "dense_1: Dense\n    dense_2: Dense" in source
+    assert "up: Dense\n    down: Dense" in source
     for shape in ((2, 3, 6), (1, 5, 6)):
         assert np.array_equal(module(ramp(*shape)), module.model(ramp(*shape)))
 

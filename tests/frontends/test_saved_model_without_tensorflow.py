@@ -246,8 +246,14 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 def _called(entry: Any, values: list[Any]) -> list[np.ndarray]:
     key = [jax.random.key(0)] if entry.draws else []
-    found = jax.jit(entry.fn)([p.value for p in entry.params], *values, *key)
-    return [np.asarray(v) for v in found]
+    values_of_params = [p.value for p in entry.params]
+    found = [np.asarray(v) for v in jax.jit(entry.fn)(values_of_params, *values, *key)]
+    # TensorFlow's loader makes variables in another order than the original did.
+    count = len(found) - len(entry.assigned)
+    before = [values_of_params[i].tobytes() for i in entry.assigned]
+    return found[:count] + [
+        v for _, v in sorted(zip(before, found[count:], strict=True), key=lambda x: x[0])
+    ]
 
 
 def _values(entry: Any) -> list[Any]:

@@ -55,7 +55,7 @@ def _find(
         wanted: set[str] = set()
         if every:
             wanted |= {d for v in layer.outputs for s in shape(v) for d in dimensions(s)}
-        for size in _used(layer.steps):
+        for size in _used(layer.steps, set()):
             wanted |= _names(size, known)
         for step in layer.steps:
             if isinstance(step, LayerCall):
@@ -78,8 +78,11 @@ def _names(size: DimSize, known: Set[str]) -> set[str]:
     return names
 
 
-def _used(steps: Sequence[Eqn]) -> Iterator[DimSize]:
-    """The open sizes that the text of some equations probably names."""
+def _used(steps: Sequence[Eqn], seen: set[int]) -> Iterator[DimSize]:
+    """The open sizes that the text of some equations probably names.
+
+    `seen` are the ids of inner programs that are known; functions may call each other often.
+    """
     users: dict[Atom, list[Eqn]] = {}
     for eqn in steps:
         for atom in filter(is_var, eqn.invars):
@@ -96,8 +99,10 @@ def _used(steps: Sequence[Eqn]) -> Iterator[DimSize]:
     for eqn in steps:
         if isinstance(eqn, LayerCall):
             continue
-        for jaxpr in jaxprs.sub_jaxprs(eqn):
-            yield from _used(open_jaxpr(jaxpr).eqns)
+        for jaxpr in map(open_jaxpr, jaxprs.sub_jaxprs(eqn)):
+            if id(jaxpr) not in seen:
+                seen.add(id(jaxpr))
+                yield from _used(jaxpr.eqns, seen)
         uses = users.get(eqn.outvars[0], []) if eqn.outvars else []
         if eqn.outvars and eqn.outvars[0] in spread and uses and all(map(by_itself, uses)):
             continue
