@@ -1,14 +1,15 @@
 """Gives each layer its own constant, where equal ones have been merged.
 
-The biases of a new model are all zeros and its scales ones, so that those of the same size are a
-single constant of an exported program. Uses of such a constant belong to one layer if they follow
-the same parameters in the same way, as the steps of an unrolled loop do.
+A new model's biases are zeros and its scales are ones, so an export has a single constant for each
+size. Two uses of it belong to the same layer if the values they meet come from the same parameters
+by the same operations, as in the steps of an unrolled loop.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Mapping, Sequence
 
+import jax.numpy as jnp
 import numpy as np
 
 from invert.ir import kinds
@@ -63,7 +64,7 @@ def split_constants(
 
 
 def _is_filled(value: np.ndarray) -> bool:
-    inexact = np.issubdtype(value.dtype, np.inexact) or value.dtype.kind == "V"
+    inexact = jnp.issubdtype(value.dtype, jnp.inexact)
     return inexact and value.ndim > 0 and value.size > 1 and bool((value == value.flat[0]).all())
 
 
@@ -82,9 +83,9 @@ def _form(v: Var, forms: Mapping[Var, Eqn], copies: Mapping[Var, Var], eqns: lis
     if v not in forms:
         return v
     eqn = forms[v]
-    operand = _reshaped(eqn, [*forms, *copies])
-    source = v if operand is None else _form(operand, forms, copies, eqns)
-    if source in (v, operand):
+    (operand,) = filter(is_var, eqn.invars)
+    source = _form(operand, forms, copies, eqns)
+    if source is operand:
         return v
     eqn = eqn.replace(invars=[source], outvars=[Var(v.aval)])
     eqns.append(eqn)
@@ -94,11 +95,11 @@ def _form(v: Var, forms: Mapping[Var, Eqn], copies: Mapping[Var, Var], eqns: lis
 def _groups(
     jaxpr: Jaxpr, filled: set[Var], others: set[Var]
 ) -> dict[Var, dict[Hashable, list[Eqn]]]:
-    """For each constant of equal numbers, its users by what they follow."""
+    """For each constant of equal numbers, its users by the origin of their other operands."""
     source: dict[Var, Var] = {v: v for v in filled}
     keys: dict[Var, Hashable] = {v: ("parameter", i) for i, v in enumerate(others)}
     groups: dict[Var, dict[Hashable, list[Eqn]]] = {}
-    # A key is a number, so that those of deep programs stay small.
+    # Keys are numbers; nested keys would grow with the depth of the program.
     known: dict[Hashable, int] = {}
 
     def key(atom: Atom) -> Hashable:
@@ -112,7 +113,7 @@ def _groups(
         if (operand := _reshaped(eqn, source)) is not None:
             source[eqn.outvars[0]] = source[operand]
             continue
-        # What leads to the other operand of a product with parameters belongs to other layers.
+        # A product with parameters begins a layer; its other operand comes from earlier ones.
         weights = [a for a in eqn.invars if is_var(a) and _is_parameter(keys.get(a))]
         operands = weights if eqn.primitive.name in _PRODUCTS and weights else eqn.invars
         operation = operation_key(eqn) or (eqn.primitive.name, id(eqn))

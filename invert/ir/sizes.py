@@ -243,7 +243,7 @@ class Constraint:
 def _least(size: DimSize, limit: int) -> tuple[DimSize, int] | None:
     """The dimension of a size and its least value at which the size reaches `limit`.
 
-    `None` if the size has several dimensions, may fall as its dimension rises, or never gets there.
+    `None` if the size has several dimensions, can fall as its dimension grows, or stays below.
     """
     found = variables([size])
     if len(found) != 1 or not _rises(size):
@@ -257,17 +257,17 @@ def _least(size: DimSize, limit: int) -> tuple[DimSize, int] | None:
         if high > _LARGEST:
             return None
         high *= 2
-    # Neither half of the one before nor anything below it reaches the limit.
+    # `high` reaches the limit and `high // 2` does not.
     candidates = range(max(high // 2, 1), high + 1)
     return found[0], candidates[bisect.bisect_left(candidates, True, key=reaches)]
 
 
-# No size of an array is larger.
+# Larger than the size of any array.
 _LARGEST = 2**62
 
 
 def _rises(size: DimSize) -> bool:
-    """Whether a size never falls as one of its dimensions rises."""
+    """Whether a size never falls as one of its dimensions grows."""
     for coefficient, factors in dim_terms(size):
         match factors:
             case []:
@@ -275,7 +275,7 @@ def _rises(size: DimSize) -> bool:
             case [(str(), 1)]:
                 rises = True
             case [(("floordiv", (part, int(divisor))), 1)]:
-                rises = not is_open(divisor) and divisor > 0 and _rises(part)
+                rises = divisor > 0 and _rises(part)
             case [(("max" | "min", parts), 1)]:
                 rises = all(map(_rises, parts))
             case _:

@@ -157,17 +157,17 @@ def write(eqn: Eqn, graph: Graph) -> Access | None:
 
 
 def _only_row(rows: Atom, graph: Graph) -> Atom | None:
-    """The only row along the leading axis, if it was made from one."""
+    """The row of which an array is the only row; `None` if the array was made otherwise."""
     eqn, shape = graph.producer(rows), rows.aval.shape
-    if eqn is None or not shape or shape[0] != 1 or eqn.invars[0].aval.shape != shape[1:]:
+    if eqn is None or shape[:1] != (1,):
         return None
     name, dims = eqn.primitive.name, tuple(range(1, len(shape)))
-    if name == "reshape" or (
-        name in ("broadcast_in_dim", "expand_dims")
-        and eqn.params.get("broadcast_dimensions") == dims
+    if name != "reshape" and (
+        name not in ("broadcast_in_dim", "expand_dims")
+        or eqn.params.get("broadcast_dimensions") != dims
     ):
-        return eqn.invars[0]
-    return None
+        return None
+    return eqn.invars[0] if eqn.invars[0].aval.shape == shape[1:] else None
 
 
 def access(eqn: Eqn, graph: Graph, find: Callable[[Eqn, Graph], Access | None]) -> Access | None:

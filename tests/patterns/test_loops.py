@@ -264,3 +264,17 @@ def test_the_only_row_that_a_loop_of_one_step_stores_is_a_result(reads: bool) ->
     assert scan_layout(scan.params)[1] == 1 + reads
     assert module.report.certificate.kind == "exact"
     same_values(fn, module, X[0])
+
+
+def test_a_loop_of_one_step_may_store_what_has_no_operands() -> None:
+    def body(state):
+        i, h, _ = state
+        return i + 1, jnp.tanh(h), jnp.arange(1.0)
+
+    def fn(h):
+        _, h, rows = lax.while_loop(lambda s: s[0] < 1, body, (0, h, jnp.zeros(1)))
+        return h, rows
+
+    module = recover(fn, X[0])
+    assert module.report.certificate.kind == "exact"
+    same_values(fn, module, X[0])

@@ -79,9 +79,9 @@ def _names(size: DimSize, known: Set[str]) -> set[str]:
 
 
 def _used(steps: Sequence[Eqn], seen: set[int]) -> Iterator[DimSize]:
-    """The open sizes that the text of some equations probably names.
+    """The open sizes that the text of some equations is likely to name.
 
-    `seen` are the ids of inner programs that are known; functions may call each other often.
+    `seen` holds the ids of inner programs already visited: a function may be called many times.
     """
     users: dict[Atom, list[Eqn]] = {}
     for eqn in steps:
@@ -90,7 +90,7 @@ def _used(steps: Sequence[Eqn], seen: set[int]) -> Iterator[DimSize]:
     spread = {eqn.outvars[0] for eqn in steps if eqn.primitive.name == "broadcast_in_dim"}
 
     def by_itself(eqn: Eqn) -> bool:
-        # An operation with an array of the same shape broadcasts its other operand.
+        # Implicit broadcasting: the other operand already has the whole shape.
         return eqn.primitive.name in kinds.ELEMENTWISE and any(
             is_var(a) and a not in spread and a.aval.shape == eqn.outvars[0].aval.shape
             for a in eqn.invars
@@ -113,7 +113,7 @@ def _used(steps: Sequence[Eqn], seen: set[int]) -> Iterator[DimSize]:
         yield from sizes
 
 
-# The text of these names all sizes of the result; others name only those that change.
+# These are written with every size of the result, others only with those that change.
 _NAMING = frozenset(("broadcast_in_dim", "iota", "reshape"))
 
 
