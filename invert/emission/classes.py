@@ -31,6 +31,7 @@ from invert.emission.layers.shared import (
     Class,
     Draft,
     bare,
+    fit,
     generalize,
     groups,
     make_static,
@@ -667,6 +668,9 @@ class Classes:
         for cls in written:
             if (scaled := twins.add(cls)) is not None:
                 self._scaled[cls] = scaled
+        if self._weaken([cls for cls in self._scaled if not fit(cls.drafts)]):
+            self.finish()
+            return
         keras = self.inits.starts.keras
         name_classes(written, self.of, self.file.names, names, keras=keras)
         images = any(_CONV in "".join(c.drafts[0].texts) for c in written)
@@ -729,15 +733,13 @@ class Classes:
     def weaken(self, namespace: ModuleType) -> bool:
         """Takes the twins from classes that do not run at their sizes.
 
-        Returns whether there are such classes, so that the text has to be written again.
-
-        **Arguments:**
-
-        - `namespace`: what the text defines.
+        Returns whether there are such classes in the `namespace` of the text, which then has to be
+        written again.
         """
-        failed = [
-            cls for cls, scaled in self._scaled.items() if not self._runs(cls, scaled, namespace)
-        ]
+        scaled = self._scaled.items()
+        return self._weaken([cls for cls, s in scaled if not self._runs(cls, s, namespace)])
+
+    def _weaken(self, failed: Sequence[Class]) -> bool:
         for cls in failed:
             self._given[cls] = 1 if self._scaled[cls].slides else 2
         return bool(failed)

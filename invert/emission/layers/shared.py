@@ -299,6 +299,11 @@ def _parts(group: list[Draft]) -> list[list[Draft]]:
     return [part for some in split.values() for part in _parts(some)]
 
 
+def fit(group: Sequence[Draft]) -> bool:
+    """Whether one text can be written for some nodes, by `generalize`."""
+    return len(_parts(list(group))) == 1
+
+
 def _columns(group: Sequence[Draft]) -> list[tuple[int, ...]]:
     """The values of each integer of the text in all drafts."""
     rows = [[number_of(c) for c in d.constants()] for d in group]
