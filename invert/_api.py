@@ -42,6 +42,15 @@ def from_entry(
     kwargs: Mapping[str, Any] | None = None,
 ) -> Module:
     """The module of an entry point, recovered at the types of an example, if any."""
+    return build(_function(entry, config, args, kwargs))
+
+
+def _function(
+    entry: EntryPoint,
+    config: Config,
+    args: Sequence[Any] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+) -> Function:
     entry = with_sizes(entry, config.sizes)
     function = Function(Specializations(entry, _recovering(config)), config)
     if function.is_static:
@@ -53,7 +62,7 @@ def from_entry(
             function.begin(values)
     if function.home is None:
         function.begin_whole()
-    return build(function)
+    return function
 
 
 def _build_methods(
@@ -129,6 +138,8 @@ def roundtrip(tf_fn: Any, *args: Any, config: Config = _DEFAULT, **kwargs: Any) 
     from invert.frontends import tf_function
     from invert.frontends.signature import arrays_of, is_open
 
+    if not config.sizes and (module := _for_every_batch(tf_fn, args, kwargs, config)) is not None:
+        return module
     entry = tf_function.entry_point(tf_fn, args, kwargs or None, config=config)
     if config.sizes and (opened := _opened(entry, args, kwargs, config.sizes)) is not None:
         args, kwargs = opened
@@ -137,6 +148,28 @@ def roundtrip(tf_fn: Any, *args: Any, config: Config = _DEFAULT, **kwargs: Any) 
     if is_open((args, kwargs)):
         return from_entry(entry, config)
     return from_entry(entry, config, *arrays_of(args, kwargs, entry))
+
+
+def _for_every_batch(
+    tf_fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any], config: Config
+) -> Module | None:
+    """The module of a Keras model that takes any batch; `None` if there is none."""
+    from invert.frontends import keras_model, tf_function
+    from invert.frontends.signature import arrays_of
+
+    if not keras_model.is_layer(tf_fn):
+        return None
+    if (types := keras_model.with_open_batch(tf_fn, args, kwargs)) is None:
+        return None
+    try:
+        entry = tf_function.entry_point(tf_fn, *types, config=config)
+        function = _function(entry, config, *arrays_of(args, kwargs, entry))
+    except InvertError:  # it takes this batch only, or is as wrong without it
+        return None
+    home = function.home
+    # What is not proved for every batch may be for this one.
+    unproved = config.verify and home and home.report.certificate.kind != "exact"
+    return build(function) if home and home.is_open and not unproved else None
 
 
 def _opened(

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import re
 import sys
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeGuard
 
 import equinox as eqx
 import jax
+import numpy as np
 
 from invert._errors import SignatureError
 from invert.tf.ops.node import import_tensorflow
@@ -68,6 +69,35 @@ def with_names(model: Any, in_tree: jax.tree_util.PyTreeDef, specs: Sequence[Any
         else spec
         for spec, own in zip(specs, known, strict=True)
     ]
+
+
+def with_open_batch(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """The arguments and keyword arguments of a call, with types that leave the batch open.
+
+    Keras's first axis is the batch. Types that the caller states stay as they are.
+
+    **Returns:** `None` if there is no such axis: nothing but types, arrays of unequal first sizes,
+    or inputs that the model declares for one batch.
+    """
+    leaves, tree = jax.tree_util.tree_flatten((tuple(args), dict(kwargs)))
+    sizes = {x.shape[0] for x in leaves if _is_array(x) and x.shape}
+    declared = [s.shape for s in jax.tree_util.tree_leaves(input_specs(model))]
+    if len(sizes) != 1 or any(s.rank and s[0] is not None for s in declared):
+        return None
+    tf = import_tensorflow()
+    return jax.tree_util.tree_unflatten(
+        tree,
+        [
+            tf.TensorSpec((None, *x.shape[1:]), tf.as_dtype(x.dtype))
+            if _is_array(x) and x.shape
+            else x
+            for x in leaves
+        ],
+    )
+
+
+def _is_array(x: object) -> TypeGuard[np.ndarray]:
+    return isinstance(x, np.ndarray | jax.Array | import_tensorflow().Tensor)
 
 
 def _inputs_of(model: Any) -> Any:
