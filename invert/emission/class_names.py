@@ -7,6 +7,7 @@ import collections
 import re
 from collections.abc import Callable, Mapping, Sequence
 
+from invert.emission.layers.prefixes import KINDS_OF_LAYERS
 from invert.emission.layers.shared import Class
 from invert.emission.layers.tree import Node
 from invert.emission.python import syntax
@@ -31,15 +32,6 @@ _CALLED = (
 _ATTENTION = "Attention"
 # The classes of products that an attention consists of.
 _LINEAR = ("Linear", "Dense", "EinsumDense", "DenseGeneral", "LinearGeneral", "AttentionOutput")
-# Names of kinds of layers in libraries, which say what a layer is wherever it stands.
-_KINDS_OF_LAYERS = frozenset(
-    """Dense Linear DenseGeneral LinearGeneral EinsumDense Conv Conv1d Conv2d Conv3d ConvTranspose
-    Conv1dTranspose Conv2dTranspose Conv3dTranspose DepthwiseConv1d DepthwiseConv2d SeparableConv2d
-    BatchNorm BatchNormalization LayerNorm LayerNormalization GroupNorm GroupNormalization RmsNorm
-    RmsNormalization RMSNorm RMSNormalization InstanceNorm Norm Embed Embedding Embeddings Lstm Gru
-    SimpleRnn LstmCell GruCell MultiHeadAttention MultiHeadDotProductAttention Attention Mlp MLP
-    Block Layer""".split()
-)
 # Short names of normalizations.
 _NORMS = re.compile(r"(Layer|Ln|Bn|Rms|Batch)?(Norm|Ln|Bn|N)?(alization)?")
 
@@ -62,9 +54,14 @@ def name_classes(
     """
     own = {camel(d.node.name) for cls in classes for d in cls.drafts}
     kinds: dict[str, str] = {}
+    every: dict[Class, list[str]] = {}
     for cls in classes:
-        wanted = _names_for(cls, lambda node: kinds.get(of[node].token, ""), keras=keras)
-        kinds[cls.token] = wanted[0]
+        every[cls] = _names_for(cls, lambda node: kinds.get(of[node].token, ""), keras=keras)
+        kinds[cls.token] = every[cls][0]
+    counts = collections.Counter(wanted[0] for wanted in every.values())
+    for cls, wanted in every.items():
+        if counts[wanted[0]] > 1 and (number := _number(cls, wanted[0])):
+            wanted = [f"{wanted[0]}{number}"]
         # Another layer may have the name of a kind from its author.
         free = [n for n in wanted if n not in file.taken and (n not in own or n == wanted[-1])]
         name = (free or wanted[-1:])[0]
@@ -73,6 +70,13 @@ def name_classes(
         elif name in file.taken and _ends_with_state(cls):
             name = f"Final{name}"
         cls.definition.name = names[cls.token] = file.new(name)
+
+
+def _number(cls: Class, name: str) -> str:
+    """The number of the only layer of a class, if the class is named after it."""
+    nodes = [d.node for d in cls.drafts if d.twin is None]
+    found = re.fullmatch(r".*?(\d+)", nodes[0].name)
+    return found[1] if len(nodes) == 1 and found and camel(nodes[0].name) == name else ""
 
 
 def _names_for(cls: Class, kinds: Callable[[Node], str], *, keras: bool) -> list[str]:
@@ -94,7 +98,7 @@ def _names_for(cls: Class, kinds: Callable[[Node], str], *, keras: bool) -> list
         if kind and (false or len(name) < 3):
             return [kind]
         return _said(name, kind, cls)
-    known = [n for n, _ in counts.most_common() if n in _KINDS_OF_LAYERS]
+    known = [n for n, _ in counts.most_common() if n in KINDS_OF_LAYERS]
     if known:
         false = kind == "RmsNorm" and _NORMS.fullmatch(known[0])
         return [kind if false and "Rms" not in known[0] else known[0]]
@@ -102,12 +106,13 @@ def _names_for(cls: Class, kinds: Callable[[Node], str], *, keras: bool) -> list
     if common and common.upper() != common and not common[-1].isdigit():
         return _said(common, kind, cls)
     ((most, _),) = counts.most_common(1)
-    return [kind or most]
+    inner = [name for node in cls.drafts[0].node.nodes if (name := kinds(node))]
+    return [kind or (f"{inner[0]}Block" if inner else most)]
 
 
 def _said(name: str, kind: str, cls: Class) -> list[str]:
     """A name from the program, after the kind of the layer if that says more."""
-    said = name in _KINDS_OF_LAYERS or name.endswith(kind or name)
+    said = name in KINDS_OF_LAYERS or name.endswith(kind or name)
     return [name] if said or not _is_only(cls, kind) else [kind, name]
 
 

@@ -393,3 +393,76 @@ def test_indices_of_a_hand_written_loop_read_as_written() -> None:
         assert ".bind" not in source and "jnp.full((1,)" not in source
         assert np.array_equal(module.model(*args), module(*args))
         assert np.allclose(module(*args), function(*args))
+
+
+def test_layers_whose_names_begin_alike_are_one_layer() -> None:
+    """Dots and underscores; an activation after the last; numbers alone count equal layers."""
+    import keras
+
+    layers = keras.layers
+
+    def unit(x: Any, name: str, channels: int) -> Any:
+        x = layers.Conv2D(channels, 3, padding="same", name=f"{name}.0")(x)
+        x = layers.BatchNormalization(name=f"{name}.1")(x)
+        return layers.ReLU()(layers.Conv2D(channels, 1, name=f"{name}.3")(layers.ReLU()(x)))
+
+    image = keras.Input((8, 8, 3))
+    near = unit(image, "stage1", 4)
+    far = unit(layers.MaxPooling2D()(near), "stage2", 6)
+    wide = layers.UpSampling2D()(far)
+    x = layers.Concatenate()([wide, near])
+    x = layers.Conv2D(5, 3, padding="same", dilation_rate=2, name="last_wide")(x)
+    x = layers.Dense(4, name="last_mix")(x)
+    x = layers.Dense(2, name="score_1")(layers.Dense(3, name="score_0")(x))
+    module = invert.convert(keras.Model(image, x))
+    model: Any = module.model
+    fields = {"stage1", "stage2", "last", "score_0", "score_1"}
+    assert set(model.__dataclass_fields__) == fields
+    assert type(model.stage1) is type(model.stage2)
+    assert set(model.stage1.__dataclass_fields__) == {"conv1", "norm", "conv2"}
+    assert set(model.last.__dataclass_fields__) == {"wide", "mix"}
+    assert type(model.last.wide) is type(model.stage1.conv1)
+    assert (model.last.wide.dilation, model.stage2.conv1.dilation) == ((2, 2), (1, 1))
+    for rows in (1, 3):
+        x = ramp(rows, 8, 8, 3)
+        assert np.array_equal(module.model(x), module(x))
+
+
+def test_names_by_keras_are_no_prefixes() -> None:
+    import keras
+
+    layers = keras.layers
+    network = keras.Sequential([keras.Input((9, 4)), layers.Conv1D(3, 2), layers.Conv1D(4, 2),
+                                layers.Conv1DTranspose(3, 2), layers.Conv1DTranspose(5, 2),
+                                layers.Dense(4)])  # fmt: skip
+    assert len(invert.convert(network).model.__dataclass_fields__) == 5
+
+
+def test_a_layer_that_is_used_elsewhere_keeps_its_place() -> None:
+    import keras
+
+    layers = keras.layers
+    row = keras.Input((4,))
+    first = layers.Dense(4, name="body_in")(row)
+    second = layers.Dense(4, name="body_out")(first)
+    sum_ = layers.Dense(3, name="head")(layers.Add()([first, second]))
+    both = layers.Concatenate()([sum_, first])
+    module = invert.convert(keras.Model(row, both))
+    assert set(module.model.__dataclass_fields__) == {"body_in", "body_out", "head"}
+
+
+def test_images_are_resized_to_computed_sizes_by_one_function() -> None:
+    @tf.function(input_signature=[tf.TensorSpec((None, None, None, 2))])
+    def resized(x: Any) -> Any:
+        size = tf.shape(x)[1:3]
+        x = tf.image.resize(x, (2 * size[0], size[1] + 3))
+        return tf.image.resize(x, (size[0] // 2 + 1, size[1]))
+
+    module = invert.convert(resized)
+    source = module.emit(loader=False).source
+    assert source.count("def ") == 2
+    assert re.search(r"\(x, \(2 \* height, width \+ 3\)\)", source)
+    for height, width in ((5, 4), (8, 1)):
+        x = ramp(2, height, width, 2)
+        assert np.array_equal(module.model(x), module(x))
+        assert np.allclose(module(x), resized(x), atol=1e-6)

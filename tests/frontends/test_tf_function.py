@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import invert
 from invert._config import Config
 from invert._entry import ArgSpec
 from invert._errors import MissingDependencyError, SignatureError
@@ -313,3 +314,56 @@ def test_variables_without_names_are_called_after_what_holds_them() -> None:
     assert names(f, x) == {"params/dense/kernel", "layers/0", "own", "scales/a/b"}
     assert names(scale.__call__, np.float32(1)) == {"scales/a/b"}
     assert names(hidden, x[0, :2]) == {"Variable"}
+
+
+def test_a_keras_model_takes_any_batch_after_examples() -> None:
+    import keras
+
+    class Pair(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.dense = keras.layers.Dense(3)
+
+        def call(self, inputs: Any, scale: Any = None) -> Any:
+            left, right = inputs
+            return self.dense(left) * scale + keras.ops.mean(right, axis=0)
+
+    network, random = Pair(), np.random.default_rng(1)
+    examples = [random.normal(size=s).astype(np.float32) for s in ((2, 4), (2, 3), (2, 1))]
+    network(examples[:2], scale=examples[2])
+    module = invert.convert(network, examples[:2], scale=examples[2])
+    assert module.report.certificate.kind == "exact"
+    assert "batch >= 1" in module.report.certificate.sizes
+    for rows in (1, 2, 5):
+        left, right, scale = (random.normal(size=(rows, n)).astype(np.float32) for n in (4, 3, 1))
+        expected = network([left, right], scale=scale)
+        assert np.allclose(module([left, right], scale=scale), expected, atol=1e-6)
+
+
+def test_a_keras_model_keeps_a_batch_that_it_needs_or_that_is_stated() -> None:
+    import keras
+
+    class Fixed(keras.Model):
+        def call(self, x: Any) -> Any:
+            return keras.ops.reshape(x, (x.shape[0] // 2, 2 * x.shape[1]))
+
+    x = np.ones((4, 3), np.float32)
+    module = invert.convert(Fixed(), x)
+    assert module.report.certificate.sizes == ""
+    assert module(x).shape == (2, 6)
+    dense = keras.layers.Dense(2)
+    assert invert.convert(dense, tf.TensorSpec((4, 3))).report.certificate.sizes == ""
+    assert invert.convert(dense, x).report.certificate.sizes == "batch >= 1"
+    declared = keras.Sequential([keras.Input(batch_shape=(4, 3)), keras.layers.Dense(2)])
+    assert invert.convert(declared, x).report.certificate.sizes == ""
+    # Arrays of different first sizes have no common batch.
+    outer = keras.layers.Dot(axes=(1, 1))
+    pair = [np.ones((2, 3), np.float32), np.ones((2, 3), np.float32)]
+    assert invert.convert(outer, pair).report.certificate.sizes == "batch >= 1"
+
+    class Lookup(keras.layers.Layer):
+        def call(self, table: Any, rows: Any) -> Any:
+            return keras.ops.take(table, rows, axis=0)
+
+    table, rows = np.ones((5, 3), np.float32), np.zeros((2,), np.int32)
+    assert invert.convert(Lookup(), table, rows).report.certificate.sizes == ""

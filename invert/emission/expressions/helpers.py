@@ -67,6 +67,21 @@ def resize_corners(x: Array, size: tuple[int, int], align: bool) -> Array:
     return x
 
 
+@functools.partial(jax.jit, static_argnums=1)
+def resize_pixels(x: Array, size: tuple[int, int]) -> Array:
+    """Interpolate (batch, height, width, channels) linearly between the centers of pixels."""
+    for axis, n in ((2, size[1]), (1, size[0])):
+        scale = x.shape[axis] / jnp.asarray(n, jnp.float32)
+        place = (lax.iota(jnp.float32, n) + 0.5) * scale - 0.5
+        low = jnp.floor(place)
+        share = jnp.expand_dims(place - low, [i for i in range(4) if i != axis])
+        before = jnp.maximum(low, 0.0).astype(jnp.int32)
+        after = jnp.minimum(jnp.ceil(place).astype(jnp.int32), x.shape[axis] - 1)
+        first = jnp.take(x, before, axis=axis, mode="clip")
+        x = first + (jnp.take(x, after, axis=axis, mode="clip") - first) * share
+    return x
+
+
 # By placeholder name, until the file assigns one.
 FUNCTIONS: Mapping[str, Callable[..., Any]] = MappingProxyType(
     {
@@ -74,6 +89,7 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = MappingProxyType(
         "helper_dropout": dropout,
         "helper_resize_bilinear": resize_bilinear,
         "helper_resize_corners": resize_corners,
+        "helper_resize_pixels": resize_pixels,
     }
 )
 

@@ -42,6 +42,7 @@ def candidates(name: str, eqn: Eqn, args: Sequence[ast.expr]) -> Iterator[ast.ex
     if name == "resize_bilinear":
         size = literals.shape(eqn.outvars[0].aval.shape[1:3])
         yield helpers.calling(helpers.resize_bilinear, *args, size)
+        yield helpers.calling(helpers.resize_pixels, *args, size)  # of sizes that are not known
         for align in (False, True):
             yield helpers.calling(helpers.resize_corners, *args, size, number(align))
         return

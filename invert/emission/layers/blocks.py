@@ -14,6 +14,7 @@ import re
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from invert.emission.layers import prefixes
 from invert.emission.layers.cut import (
     NUMBER,
     Assign,
@@ -26,6 +27,7 @@ from invert.emission.layers.cut import (
 from invert.emission.layers.order import ordered
 from invert.emission.layers.stack import kind_of
 from invert.emission.layers.tree import called
+from invert.emission.layers.wrap import wrapped
 from invert.ir import kinds
 from invert.ir.graph import is_var
 from invert.ir.jaxprs import holds_jaxprs
@@ -45,6 +47,7 @@ def group(layer: Layer, parameters: Mapping[Var, Path]) -> None:
     _part_forms(layer, parameters)
     if runs := _Chains(layer).runs():
         _wrap_runs(layer, runs, parameters)
+    prefixes.group(layer, parameters)
     for inner in layers_in(layer):
         group(inner, parameters)
 
@@ -338,7 +341,7 @@ def _wrap_runs(layer: Layer, runs: Sequence[_Run], parameters: Mapping[Var, Path
             layer.parameters = [v for v in layer.parameters if v not in shared]
         first: Layer | None = None
         for k, members in enumerate(run):
-            call = _wrapped(layer, members, name if shared else f"{name}_{k}", parameters, shared)
+            call = wrapped(layer, members, name if shared else f"{name}_{k}", parameters, shared)
             call.layer.same, call.layer.block = first, name
             if shortcuts[k]:
                 _wrap_shortcut(call.layer, [steps[i] for i in shortcuts[k]], parameters)
@@ -400,7 +403,7 @@ def _wrap_shortcut(block: Layer, members: Sequence[Eqn], parameters: Mapping[Var
         layer.field = _plain(called(layer, parameters))
     _number(inner)
     nodes = [(i, s) for i, s in enumerate(block.steps) if i not in chosen]
-    call = _wrapped(block, chosen, _SHORTCUT, parameters, ())
+    call = wrapped(block, chosen, _SHORTCUT, parameters, ())
     call.layer.field = _SHORTCUT
     block.steps = ordered([*nodes, (min(chosen), call)])
 
@@ -497,55 +500,3 @@ def _width_of(layer: Layer) -> tuple[int, int] | None:
     if len(shapes) != 2 or not all(shapes):
         return None
     return shapes[0][-1], shapes[1][-1]
-
-
-def _wrapped(
-    layer: Layer,
-    members: Sequence[int],
-    name: str,
-    parameters: Mapping[Var, Path],
-    shared: Sequence[Var],
-) -> LayerCall:
-    """The call of a layer of some steps.
-
-    **Arguments:**
-
-    - `shared`: the parameters that it shares with the other blocks.
-    """
-    chosen = set(members)
-    steps = [layer.steps[i] for i in sorted(members)]
-    made = {v for s in steps for v in s.outvars}
-    others = [s for i, s in enumerate(layer.steps) if i not in chosen]
-    outside = {a for s in others for a in s.invars if is_var(a)}
-    outside |= {a for a in layer.outputs if is_var(a)}
-    assigned = {s.variable for s in others if isinstance(s, Assign)}
-    used = dict.fromkeys(a for s in steps for a in s.invars if isinstance(a, Var))
-    used |= dict.fromkeys(s.variable for s in steps if isinstance(s, Assign))
-    own = [v for v in layer.parameters if v in used and v not in outside and v not in assigned]
-    layer.parameters = [v for v in layer.parameters if v not in own]
-    own += shared
-    inner = Layer((*layer.path, name), steps, own)
-    inputs = [v for v in used if v not in made and v not in own]
-    # Values held by the layers above come last.
-    inner.inputs = sorted(inputs, key=lambda v: v in parameters)
-    inner.outputs = [v for s in steps for v in s.outvars if v in outside]
-    inner.children = {s.layer.name: s.layer for s in steps if isinstance(s, LayerCall)}
-    for child in inner.children:
-        layer.children.pop(child, None)
-    layer.children[name] = inner
-    _merge_only(inner)
-    return LayerCall(inner, list(inner.inputs), inner.results)
-
-
-def _merge_only(layer: Layer) -> None:
-    """Merges a layer that contains one layer, and no other parameters, with that layer."""
-    calls = [s for s in layer.steps if isinstance(s, LayerCall)]
-    if len(calls) != 1 or layer.parameters:
-        return
-    (call,) = calls
-    inner = call.layer
-    at = layer.steps.index(call)
-    layer.steps[at : at + 1] = inner.steps
-    layer.parameters = inner.parameters
-    layer.children = inner.children
-    layer.alias = inner.alias or inner.name

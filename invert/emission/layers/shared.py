@@ -31,8 +31,13 @@ _STATIC: Mapping[str, Mapping[int | str, str]] = {
     },
     "scan": {"reverse": "reverse"},
 }
-# Default values, which are left out.
-_DEFAULTS: Mapping[int | str, bool] = {"reverse": False}
+# Arguments that are left out where they have their default values.
+_DEFAULTS: Mapping[int | str, Callable[[ast.Call], ast.expr]] = {
+    "reverse": lambda call: ast.Constant(False),
+    "rhs_dilation": lambda call: _ones_like(call.args[2]),
+}
+# The argument before which they are written.
+_LAST = "dimension_numbers"
 # Heads, groups, and the factor of hidden layers.
 _LARGEST_FACTOR = 64
 
@@ -167,27 +172,30 @@ class _Site:
     field: str
     call: ast.Call
     key: int | str
+    default: ast.expr | None
 
     @property
     def value(self) -> ast.expr:
         if isinstance(self.key, int):
             return self.call.args[self.key]
-        found = (k.value for k in self.call.keywords if k.arg == self.key)
-        return next(found, None) or ast.Constant(_DEFAULTS[self.key])
+        found = next((k.value for k in self.call.keywords if k.arg == self.key), self.default)
+        assert found is not None  # without a default it is given
+        return found
 
     @value.setter
     def value(self, value: ast.expr) -> None:
         if isinstance(self.key, int):
             self.call.args[self.key] = value
             return
-        default = isinstance(value, ast.Constant) and value.value is _DEFAULTS.get(self.key, self)
         given = [k for k in self.call.keywords if k.arg == self.key]
-        if default:
+        if self.default is not None and ast.unparse(value) == ast.unparse(self.default):
             self.call.keywords = [k for k in self.call.keywords if k.arg != self.key]
         elif given:
             given[0].value = value
         else:
-            self.call.keywords.append(ast.keyword(str(self.key), value))
+            names = [k.arg for k in self.call.keywords]
+            place = names.index(_LAST) if _LAST in names else len(names)
+            self.call.keywords.insert(place, ast.keyword(str(self.key), value))
 
 
 def sites(method: ast.FunctionDef) -> list[_Site]:
@@ -200,10 +208,16 @@ def sites(method: ast.FunctionDef) -> list[_Site]:
             keywords = [k.arg for k in call.keywords]
             given = range(len(call.args)) if isinstance(key, int) else keywords
             if key in given or key in _DEFAULTS:
-                site = _Site(names.new(field), call, key)
+                default = _DEFAULTS[key](call) if key in _DEFAULTS else None
+                site = _Site(names.new(field), call, key, default)
                 if _literal(site.value):
                     found.append(site)
     return found
+
+
+def _ones_like(strides: ast.expr) -> ast.expr:
+    count = len(strides.elts) if isinstance(strides, ast.Tuple) else 0
+    return syntax.tuple_of([syntax.number(1)] * count)
 
 
 def _literal(value: ast.expr) -> bool:

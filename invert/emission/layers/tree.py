@@ -278,15 +278,16 @@ class _Building:
             else:
                 alike.setdefault(found[1], []).append((int(found[2]), x))
         for name, members in alike.items():
+            told = {wanted[x].rpartition("_")[2] for _, x in members}
             bare = [x for x, called in wanted.items() if called == name]
             if inside and bare:  # the first layer of all is `dense`, and the next `dense_1`
                 members += [(0, x) for x in bare]
                 others -= {name}
             numbers = sorted(number for number, _ in members)
             first = numbers[0]
-            # Keras counts without gaps; `bn_3, bn_5` was chosen by somebody.
-            counted = numbers == list(range(first, first + len(numbers)))
-            if len(members) == 1 and name not in others:
+            # Keras counts without gaps and has no zero: somebody chose `bn_3, bn_5` and `bn_0`.
+            counted = "0" not in told and numbers == list(range(first, first + len(numbers)))
+            if len(members) == 1 and name not in others and "0" not in told:
                 wanted[members[0][1]] = name
             elif counted and name not in others and first != 1:
                 wanted |= {x: f"{name}_{number - first + 1}" for number, x in members}

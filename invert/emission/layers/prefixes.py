@@ -1,0 +1,189 @@
+"""Layers whose names begin alike, such as `down1_conv1` and `down1_conv2`, become one layer."""
+
+from __future__ import annotations
+
+import collections
+import re
+from collections.abc import Mapping, Sequence
+
+from invert.emission.layers.cut import NUMBER, Assign, Layer, LayerCall, Path
+from invert.emission.layers.order import ordered
+from invert.emission.layers.tree import called
+from invert.emission.layers.wrap import wrapped
+from invert.emission.python.naming import camel
+from invert.ir import kinds
+from invert.ir.graph import is_var
+from invert.ir.types import Atom, Eqn, Literal, Var
+
+# Names of kinds of layers in libraries, which say what a layer is wherever it stands.
+KINDS_OF_LAYERS = frozenset(
+    """Dense Linear DenseGeneral LinearGeneral EinsumDense Conv Conv1d Conv2d Conv3d ConvTranspose
+    Conv1dTranspose Conv2dTranspose Conv3dTranspose DepthwiseConv1d DepthwiseConv2d SeparableConv2d
+    BatchNorm BatchNormalization LayerNorm LayerNormalization GroupNorm GroupNormalization RmsNorm
+    RmsNormalization RMSNorm RMSNormalization InstanceNorm Norm Embed Embedding Embeddings Lstm Gru
+    SimpleRnn LstmCell GruCell MultiHeadAttention MultiHeadDotProductAttention Attention Mlp MLP
+    Block Layer""".split()
+)
+# What a layer multiplies its input by, and so what it is called where its name is a number.
+_PRODUCTS = {"conv_general_dilated": "conv", "dot_general": "linear", "gather": "embedding"}
+_MOST_INPUTS = 3
+_SEPARATORS = re.compile(r"[._]")
+
+
+def group(layer: Layer, parameters: Mapping[Var, Path]) -> None:
+    """Makes layers of the calls in a layer whose names begin alike, the longest prefixes first."""
+    done: set[str] = set()
+    while True:
+        names = _names(layer, parameters)
+        found = [p for p in _prefixes(layer, names) if p not in done]
+        if not found:
+            return
+        prefix = max(found, key=lambda p: len(_SEPARATORS.findall(p)))
+        done.add(prefix)
+        members = sorted(i for i, name in names.items() if name.startswith(prefix))
+        if (region := _region(layer, set(members))) is None:
+            continue
+        inner = [layer.steps[i] for i in members]
+        fields = _fields(inner, [names[i].removeprefix(prefix) for i in members])
+        for step, field in zip(inner, fields, strict=True):
+            assert isinstance(step, LayerCall)
+            step.layer.field = field
+        rest = [(i, s) for i, s in enumerate(layer.steps) if i not in region]
+        call = wrapped(layer, sorted(region), prefix[:-1], parameters, ())
+        layer.steps = ordered([*rest, (members[0], call)])
+
+
+def _names(layer: Layer, parameters: Mapping[Var, Path]) -> dict[int, str]:
+    """The names that somebody chose for layers, by the numbers of the steps that call them."""
+    counts = collections.Counter(s.layer for s in layer.steps if isinstance(s, LayerCall))
+    names: dict[int, str] = {}
+    for i, step in enumerate(layer.steps):
+        if not isinstance(step, LayerCall) or counts[step.layer] > 1:
+            continue
+        inner = step.layer
+        if inner.block or inner.listed or inner.field or inner.same or NUMBER in inner.name:
+            continue
+        name = called(inner, parameters)
+        if camel(name) not in KINDS_OF_LAYERS:
+            names[i] = name
+    return names
+
+
+def _prefixes(layer: Layer, names: Mapping[int, str]) -> list[str]:
+    """The words, with a separator, with which the names of some layers begin, but not of all."""
+    members: dict[str, list[int]] = {}
+    for i, name in names.items():
+        for found in _SEPARATORS.finditer(name, 1):
+            members.setdefault(name[: found.end()], []).append(i)
+    # Of the prefixes of the same names, only the longest.
+    longest = {tuple(numbers): prefix for prefix, numbers in members.items()}
+    count = sum(isinstance(s, LayerCall) for s in layer.steps)
+    found = []
+    for numbers, prefix in longest.items():
+        rests = [names[i].removeprefix(prefix) for i in numbers]
+        # Numbers alone count layers of one kind, except those of modules of PyTorch.
+        counted = prefix.endswith("_") and all(re.fullmatch(r"[\d_]+", rest) for rest in rests)
+        counted = counted and len({_kind(layer.steps[i]) for i in numbers}) == 1
+        if 1 < len(numbers) < count and not counted and all(rests):
+            found.append(prefix)
+    return found
+
+
+def _kind(step: Eqn) -> str:
+    """What a layer is called where its name is a number."""
+    steps = step.layer.steps if isinstance(step, LayerCall) else []
+    found = [_PRODUCTS[s.primitive.name] for s in steps if s.primitive.name in _PRODUCTS]
+    return found[0] if found else "norm" if any(s.primitive.name == "rsqrt" for s in steps) else ""
+
+
+def _fields(steps: Sequence[Eqn], rests: Sequence[str]) -> list[str]:
+    """The names of layers after their prefix: `conv1` for the first of those with numbers alone."""
+    found = [re.match(r"\d+[._]?(.*)", rest) for rest in rests]
+    wanted = [
+        rest if number is None else number[1] or _kind(step) or "layer"
+        for step, rest, number in zip(steps, rests, found, strict=True)
+    ]
+    counts = collections.Counter(wanted)
+    numbers: collections.Counter[str] = collections.Counter()
+    fields: list[str] = []
+    for name in wanted:
+        numbers[name] += 1
+        fields.append(f"{name}{numbers[name]}" if counts[name] > 1 else name)
+    return fields
+
+
+def _region(layer: Layer, members: set[int]) -> set[int] | None:
+    """The steps of some layers, and those between them, if they have a single result.
+
+    Values that only they need, and an activation of the result, belong to them.
+    """
+    steps = layer.steps
+    makers: dict[Atom, int] = {v: i for i, s in enumerate(steps) for v in s.outvars}
+    before = [{makers[a] for a in s.invars if is_var(a) and a in makers} for s in steps]
+    users: dict[int, set[int]] = collections.defaultdict(set)
+    for i, made in enumerate(before):
+        for j in made:
+            users[j].add(i)
+    results = {makers[a] for a in layer.outputs if is_var(a) and a in makers}
+    after = _closure(members, users)
+    region = members | (after & _closure(members, dict(enumerate(before))))
+    region |= _only_for(region, before, users, results, layer)
+    region |= {
+        i
+        for i, s in enumerate(steps)
+        if isinstance(s, Assign) and before[i] and before[i] <= region
+    }
+    ends = [i for i in region if i in results or users[i] - region]
+    while len(ends) == 1 and ends[0] not in results and len(users[ends[0]]) == 1:
+        (following,) = users[ends[0]]
+        if not _is_activation(steps[following], before[following]):
+            break
+        region.add(following)
+        region |= _only_for(region, before, users, results, layer)
+        ends = [following]
+    calls = {i for i in region if isinstance(steps[i], LayerCall)}
+    outside = {a for i in region for a in steps[i].invars if is_var(a)}
+    made_inside = {v for i in region for v in steps[i].outvars}
+    inputs = outside - made_inside - set(layer.parameters)
+    whole = calls == members and len(ends) == 1 and len(steps[ends[0]].outvars) == 1
+    return region if whole and 0 < len(inputs) <= _MOST_INPUTS else None
+
+
+def _closure(start: set[int], following: Mapping[int, set[int]]) -> set[int]:
+    found: set[int] = set()
+    pending = list(start)
+    while pending:
+        new = following.get(pending.pop(), set()) - found
+        found |= new
+        pending += new
+    return found
+
+
+def _only_for(
+    region: set[int],
+    before: Sequence[set[int]],
+    users: Mapping[int, set[int]],
+    results: set[int],
+    layer: Layer,
+) -> set[int]:
+    """The steps that make values for a region alone, and need no input."""
+    found: set[int] = set()
+    free = set(layer.parameters)
+    for i in reversed(range(len(before))):
+        step = layer.steps[i]
+        if i in region or i in results or isinstance(step, LayerCall | Assign):
+            continue
+        own = users.get(i) and users[i] <= region | found
+        if own and not before[i] and all(a in free for a in step.invars if is_var(a)):
+            found.add(i)
+    return found
+
+
+def _is_activation(step: Eqn, before: set[int]) -> bool:
+    """Whether a step is a function of each element of one array."""
+    if isinstance(step, LayerCall | Assign) or len(before) != 1 or len(step.outvars) != 1:
+        return False
+    arrays = [a for a in step.invars if not isinstance(a, Literal) or a.aval.shape]
+    same = len(arrays) == 1 and arrays[0].aval.shape == step.outvars[0].aval.shape
+    called_ = step.primitive.name in ("custom_jvp_call", "jit", "pjit")
+    return same and (called_ or step.primitive.name in kinds.ELEMENTWISE)
