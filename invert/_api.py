@@ -112,8 +112,9 @@ def roundtrip(tf_fn: Any, *args: Any, config: Config = _DEFAULT, **kwargs: Any) 
     - `args`, `kwargs`: example arguments (arrays, `jax.ShapeDtypeStruct` or `tf.TensorSpec`, in any
         pytree). Only their shapes and dtypes matter; `None` in a `tf.TensorSpec` leaves a size
         open. Python values, as in `training=True`, are static, as in TensorFlow. The examples may
-        be omitted if the function has one signature, and for a Keras model that
-        knows its inputs, whose batch size then stays open.
+        be omitted if the function has one signature, and for a Keras model that knows its inputs.
+        For a Keras model the batch, which is the first axis of all example arrays, stays open if
+        the model can be converted so; types are taken as they are.
     - `config`: see `Config`.
 
     **Returns:** a `Module`.

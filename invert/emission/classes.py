@@ -23,7 +23,7 @@ from invert.emission.expressions.render import render
 from invert.emission.expressions.statements import FunctionText, Repeat
 from invert.emission.file import File
 from invert.emission.initial import GATES, HEAD_DIM, HEADS, HIDDEN, Initializers, Starts
-from invert.emission.layers import ends, fold, roles, skips
+from invert.emission.layers import ends, fold, heads, roles, skips
 from invert.emission.layers.cut import Assign, Layer, LayerCall, calls
 from invert.emission.layers.lists import Lists, Loop, Unrolled
 from invert.emission.layers.memory import Memories
@@ -696,6 +696,7 @@ class Classes:
             known = {**self._inside(cls), **named.first()}
             generalize(cls.drafts, known, self.file.names.taken)
             make_static(cls)
+            heads.write(cls)
             fold.write(cls)
             skips.write(cls)
             ends.write(cls)
@@ -940,7 +941,7 @@ class _Dimensions:
     def _features(self, keys: tuple[str, ...], stem: str, result: bool) -> str:
         """The name of the number of features of an argument or a result."""
         if keys in self.passed:
-            return stem
+            return "dim" if stem == "n" else stem
         return f"{stem}_out" if result else f"{stem}_in"
 
     def first(self) -> dict[tuple[str, ...], str]:
@@ -959,7 +960,7 @@ class _Dimensions:
         if self.images and 3 <= rank <= 5:
             return self._layout(rank)[1][axis]
         if rank == 1:
-            return "c" if self.images else "n"
+            return "c" if self.images else "dim"
         if field == _RECURRENT and rank == 2:
             return (HIDDEN, GATES)[axis]
         if rank == 2 and is_table(field, self.text):

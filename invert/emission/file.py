@@ -13,7 +13,7 @@ from typing import Any
 from invert._errors import EmissionError
 from invert._private.jax import open_jaxpr
 from invert.emission import meshes
-from invert.emission.expressions import control_flow, copies, literals
+from invert.emission.expressions import control_flow, copies, helpers, literals
 from invert.emission.expressions.body import Body, Placed
 from invert.emission.expressions.proof import Prover
 from invert.emission.expressions.render import render
@@ -199,7 +199,8 @@ class File(Writer):
             called = {n.id for n in ast.walk(definition) if isinstance(n, ast.Name)}
             for name in sorted(called & copies.FUNCTIONS.keys()):
                 syntax.rename(definition, {name: self.copied(copies.FUNCTIONS[name])})
-            definition.name = self._copied[function] = self.names.new(definition.name)
+            name = helpers.COPIED.get(definition.name, definition.name)
+            definition.name = self._copied[function] = self.names.new(name)
             self.definitions.append(definition)
         return self._copied[function]
 

@@ -128,6 +128,7 @@ _SIZES = (
         "rows",
         "n_in",
         "c_in",
+        "dim",
         "n",
         "c",
         HEADS,
@@ -139,7 +140,7 @@ _SIZES = (
     *("kernel_size", "kd", "kh", "kw"),
 )
 # Sizes of a layer inside, which are inner ones of the layer around it unless it has them itself.
-_FEATURES = frozenset(("n_in", "n_out", "c_in", "c_out", "n", "c"))
+_FEATURES = frozenset(("n_in", "n_out", "c_in", "c_out", "dim", "n", "c"))
 
 _FIXED = frozenset(("zeros", "ones", "values", "unknown", "key", "forget"))
 # Initializers with arguments. PyTorch's is that of `nn.Linear` and of convolutions, whose weights
@@ -161,11 +162,12 @@ class _Made:
 
     - `arguments`: their names, with the values for each instance.
     - `keyed`: whether it takes a key.
-    - `defaults`: default values of keyword arguments.
+    - `named`: those given by name; `defaults`: their default values.
     """
 
     arguments: dict[str, tuple[Any, ...]]
     keyed: bool
+    named: Set[str] = frozenset()
     defaults: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
@@ -300,20 +302,24 @@ class _Writing:
             body.insert(0, syntax.docstring(text))
         self._order()
         for name, column in self.arguments.items():
-            ones = [v for v in column if isinstance(v, tuple) and set(v) == {1}]
-            if ones and stem(name) in _OPTIONS:  # strides and dilations
-                self.defaults.setdefault(name, ones[0])
+            if stem(name) in ("strides", "dilation", "input_dilation"):
+                self.defaults.setdefault(name, (1,) * len(column[0]))
         args = [syntax.argument("self")]
         key = [syntax.argument("key", syntax.name("PRNGKeyArray"))] if self._slots else []
-        named = []
+        named = {
+            name
+            for name in self.arguments
+            if name in self.defaults or name in statics or stem(name) in _OPTIONS
+        }
+        options = []
         for name, values in self.arguments.items():
-            chosen = named if name in self.defaults or stem(name) in _OPTIONS else args
+            chosen = options if name in named else args
             chosen.append(syntax.argument(name, static_type(values)))
         defaults = {n: literals.value(v) for n, v in self.defaults.items()}
         function = syntax.function(
-            "__init__", args, body, keyword_only=[*named, *key], defaults=defaults
+            "__init__", args, body, keyword_only=[*options, *key], defaults=defaults
         )
-        return function, _Made(self.arguments, bool(self._slots), self.defaults)
+        return function, _Made(self.arguments, bool(self._slots), named, self.defaults)
 
     def _order(self) -> None:
         """Sorts arguments: sizes first, inputs before outputs, as in libraries."""
@@ -419,7 +425,7 @@ class _Writing:
         for name in init.arguments:
             own = [_MISSING if m is None else m[0].arguments[name][m[1]] for m in made]
             column = self._completed(own)
-            if name not in init.defaults and stem(name) not in _OPTIONS:
+            if name not in init.named:
                 args.append(self.value(column, name))
             elif name not in init.defaults or any(v != init.defaults[name] for v in column):
                 keywords[name] = self.value(column, name)

@@ -64,8 +64,8 @@ def test_a_matrix_of_one_size_takes_it(size: int) -> None:
     assert 'kernel: Float[Array, "n_in n_out"]' in emission.source
     assert 'bias: Float[Array, "n_out"]' in emission.source
     assert f'x: Float[Array, "{size} n_in"]' in emission.source  # the batch is not a size
-    assert f"self.head = Linear({size}, {size}, key=" in emission.source
-    assert _at(emission, "Linear", 3, 5)(ramp(2, 3)).shape == (2, 5)
+    assert f"self.head = Linear({size}, {size}, activation=jnp.tanh, key=" in emission.source
+    assert _at(emission, "Linear", 3, 5, activation=jnp.sin)(ramp(2, 3)).shape == (2, 5)
 
 
 def test_a_kernel_takes_its_side_and_channels() -> None:
@@ -116,16 +116,16 @@ def _mixer(scale: float, length: int) -> Emission:
 def test_the_sizes_inside_follow_from_those_of_a_layer() -> None:
     emission = _mixer(0.3, 5)
     text = _class(emission, "Attention")
-    assert "def __init__(self, n: int, *, key: PRNGKeyArray)" in text
-    assert "self.qkv = Linear(n, 3 * n, key=" in text
-    assert "reshape(2, 5, 3, n // 3)" in text
-    assert "self.mixer = Attention(21, key=" in emission.source
-    assert _at(emission, "Attention", 12)(ramp(2, 5, 12)).shape == (2, 5, 12)
+    assert "def __init__(self, dim: int, *, heads: int, key: PRNGKeyArray)" in text
+    assert "self.qkv = Linear(dim, 3 * dim, key=" in text
+    assert "reshape(2, 5, self.heads, dim // self.heads)" in text
+    assert "self.mixer = Attention(21, heads=3, key=" in emission.source
+    assert _at(emission, "Attention", 12, heads=4)(ramp(2, 5, 12)).shape == (2, 5, 12)
 
 
 def test_a_number_that_may_be_a_size_stays_one() -> None:
     # 7 is the size of a head: a scale by it would be another one at other sizes.
-    assert "* (1 / (n // 3))" in _class(_mixer(1 / 7, 5), "Attention")
+    assert "* (1 / (dim // self.heads))" in _class(_mixer(1 / 7, 5), "Attention")
     text = _class(_mixer(7.0, 5), "Attention")
     assert "def __init__(self, *, key: PRNGKeyArray)" in text
     assert "Linear(21, 63, key=" in text
@@ -148,7 +148,7 @@ def test_many_sizes_stay_numbers() -> None:
     params = _arrays(**shapes, tower__three__kernel=(7, 4))
     emission = _emitted(run, params, ramp(2, 3))
     # Two sizes between the first and the last one have no names of their own.
-    assert "self.one = Linear(3, 5, key=" in emission.source
+    assert "self.one = Linear(3, 5, activation=jnp.tanh, key=" in emission.source
     assert "self.tower = Tower(key=" in emission.source
 
 
@@ -244,6 +244,6 @@ def test_heads_and_their_size_are_arguments() -> None:
     params = _arrays(**shapes, net__out__kernel=(4, 6, 10))
     emission = _emitted(run, params, ramp(2, 3, 10) / 9)
     text = _class(emission, "Net")
-    assert "def __init__(self, n: int, heads: int, head_dim: int, *, key: PRNGKeyArray)" in text
+    assert "def __init__(self, dim: int, heads: int, head_dim: int, *, key: PRNGKeyArray)" in text
     assert "head_dim**0.5" in text
     assert _at(emission, "Net", 8, 2, 5)(ramp(2, 3, 8)).shape == (2, 3, 8)

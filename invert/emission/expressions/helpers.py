@@ -94,6 +94,10 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = MappingProxyType(
 )
 
 
+# The name of a copy, where the package has two functions of one name.
+COPIED: Mapping[str, str] = MappingProxyType({"resize_pixels": "resize_bilinear"})
+
+
 def calling(function: Callable[..., Any], *args: ast.expr) -> ast.expr:
     """The call of one of these functions."""
     return call(f"helper_{function.__name__}", *args)

@@ -13,6 +13,7 @@ from invert.emission.layers.shared import Class, Code, Draft, blank
 from invert.emission.layers.tree import Node
 from invert.emission.python import syntax
 from invert.emission.python.naming import Names
+from invert.ir.types import Var
 
 _ACTIVATIONS = frozenset(
     """jax.nn.relu jax.nn.relu6 jax.nn.gelu jax.nn.silu jax.nn.sigmoid jax.nn.softmax jax.nn.elu
@@ -20,6 +21,8 @@ _ACTIVATIONS = frozenset(
     jax.nn.hard_sigmoid jax.nn.hard_swish jax.nn.log_sigmoid jnp.tanh""".split()
 )
 _ACTIVATION = "activation"
+# The length of a product that is written in one line with its bias and activation.
+_SHORT = 40
 
 
 @dataclasses.dataclass
@@ -201,8 +204,14 @@ def prepare(cls: Class, function: Callable[[ast.Call], str]) -> None:
                 kind = statement.annotation
                 statement.annotation = ast.BinOp(kind, ast.BitOr(), ast.Constant(None))
     ends = [None if c.activation is None else _code(c.activation, function) for c in cores]
-    if any(e != ends[0] for e in ends):
+    if any(e != ends[0] for e in ends) or (ends[0] is not None and _is_product(first.node)):
         cls.statics[_ACTIVATION] = tuple(ends)
+
+
+def _is_product(node: Node) -> bool:
+    """Whether a module is a product and a bias, as the layers of libraries with an activation."""
+    ranks = [len(v.aval.shape) if isinstance(v, Var) else 0 for v in node.fields.values()]
+    return not node.nodes and len(ranks) < 3 and sum(rank > 1 for rank in ranks) == 1
 
 
 def _is_named(node: ast.AST, name: str) -> bool:
@@ -233,6 +242,9 @@ def write(cls: Class) -> None:
         body.append(ast.If(there, [added], []))
         value = target
     elif found.bias:
+        if ends is not None and len(syntax.text_of(value)) > _SHORT:
+            body.append(syntax.assign(target, value))
+            value = target
         value = syntax.infix(value, "+", itself)
     activation = found.activation
     if ends is not None:

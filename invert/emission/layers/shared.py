@@ -29,8 +29,11 @@ _STATIC: Mapping[str, Mapping[int | str, str]] = {
         "rhs_dilation": "dilation",
         "feature_group_count": "groups",
     },
+    "conv_transpose": {2: "strides"},
     "scan": {"reverse": "reverse"},
 }
+# Those that become fields even if all layers have them, unless they are ones.
+_ALWAYS = frozenset(("strides", "dilation"))
 # Arguments that are left out where they have their default values.
 _DEFAULTS: Mapping[int | str, Callable[[ast.Call], ast.expr]] = {
     "reverse": lambda call: ast.Constant(False),
@@ -259,7 +262,8 @@ def make_static(cls: Class) -> None:
     names = Names(first.node.fields)
     for column in zip(*rows, strict=True):
         values = tuple(ast.literal_eval(site.value) for site in column)
-        if all(v == values[0] for v in values):
+        always = column[0].field in _ALWAYS and values[0] != (1,) * len(values[0])
+        if all(v == values[0] for v in values) and not always:
             continue
         known = next((n for n, other in cls.statics.items() if other == values), None)
         name = known or names.new(column[0].field)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 _OPEN, _CLOSE = "([{", ")]}"
 _INDENT = 4
@@ -33,6 +33,8 @@ _SIMPLE = re.compile(r"(-?[\d.]+|\w+)?")
 _STRING = re.compile(r"""(["'])((?:(?!\1)[^\\]|\\.)*)\1(.*)$""")
 _ONE_TARGET = re.compile(r"^( *)(\w+), = ")
 _EXPONENT = re.compile(r"(?<=\d)e\+(?=\d)")
+# A digit and at least six zeros.
+_ROUND = re.compile(r"(?<![\w.])([1-9])(0{6,})\.0(?![\w.])")
 _KEYWORD = re.compile(r"(\w+=|\*{1,2})(?!=)")
 _HEAD = re.compile(r"(return|assert|raise|yield|if|elif|while|for|with|del) |(.*?[^=!<>]) = ")
 
@@ -273,10 +275,15 @@ def _literal(quote: str, content: str) -> str:
     return f"{quote}{content}{quote}"
 
 
+def _with_exponent(number: re.Match[str]) -> str:
+    """`1e9` for `1000000000.0`."""
+    return f"{number[1]}e{len(number[2])}"
+
+
 def _spaced(line: str) -> str:
     """Powers, slices, targets and numbers as formatters write them."""
     line = _ONE_TARGET.sub(r"\1(\2,) = ", line)
-    for pattern, spaced in ((_POWER, r"\1**\2"), (_EXPONENT, "e")):
+    for pattern, spaced in ((_POWER, r"\1**\2"), (_EXPONENT, "e"), (_ROUND, _with_exponent)):
         if pattern.search(line):
             line = _replaced(line, pattern, spaced)
     if line.lstrip().startswith("def "):
@@ -313,10 +320,16 @@ def _spaced(line: str) -> str:
     )
 
 
-def _replaced(line: str, pattern: re.Pattern[str], by: str) -> str:
+def _replaced(line: str, pattern: re.Pattern[str], by: str | Callable[[re.Match[str]], str]) -> str:
     """The line with a pattern replaced outside strings."""
     code = {i for i, _ in _code(line)}
-    return pattern.sub(lambda m: m.expand(by) if m.start() in code else m[0], line)
+
+    def new(found: re.Match[str]) -> str:
+        if found.start() not in code:
+            return found[0]
+        return found.expand(by) if isinstance(by, str) else by(found)
+
+    return pattern.sub(new, line)
 
 
 def _with_defaults(line: str) -> str:

@@ -1,0 +1,71 @@
+"""The number of heads or groups into which a layer splits its features, as a static field."""
+
+from __future__ import annotations
+
+import ast
+import itertools
+from collections.abc import Iterator
+
+from invert.emission.layers.shared import Class
+from invert.emission.python import syntax
+from invert.emission.python.naming import Names
+
+# What a layer that splits its features is, by what it computes.
+_FIELDS = (("softmax(", "heads"), ("dot_product_attention(", "heads"), ("rsqrt(", "groups"))
+
+
+def write(cls: Class) -> None:
+    """Makes the 4 in `x.reshape(batch, length, 4, dim // 4)` a field, if it is the only number."""
+    first = cls.drafts[0]
+    places = list(_places(first.methods))
+    text = "".join(map(ast.unparse, first.methods))
+    name = next((name for sign, name in _FIELDS if sign in text), "")
+    numbers = {c.value for c in places}
+    if not name or len(numbers) != 1:
+        return
+    (number,) = numbers
+    assert isinstance(number, int)
+    field = Names({*first.node.fields, *cls.statics}).new(name)
+    cls.statics[field] = (number,) * len(cls.drafts)
+    itself = syntax.field(ast.Name("self", ast.Load()), field)
+    chosen = set(map(id, places))
+    for method in first.methods:
+        _Substitute(chosen, itself).visit(method)
+
+
+def _places(methods: list[ast.FunctionDef]) -> Iterator[ast.Constant]:
+    """The numbers of parts in shapes, and the same numbers as divisors wherever they are."""
+    nodes = [n for m in methods for s in m.body for n in ast.walk(s)]
+    found = {id(c): c for n in nodes if isinstance(n, ast.Call) for c in _counts(n)}
+    yield from found.values()
+    numbers = {c.value for c in found.values()}
+    for node in nodes:
+        divisor = _divisor(node)
+        if divisor is not None and divisor.value in numbers:
+            yield divisor
+
+
+def _counts(call: ast.Call) -> Iterator[ast.Constant]:
+    """The 4 in `x.reshape(..., 4, dim // 4)`."""
+    if not isinstance(call.func, ast.Attribute) or call.func.attr != "reshape":
+        return
+    sizes = [e for a in call.args for e in (a.elts if isinstance(a, ast.Tuple) else [a])]
+    for count, part in itertools.pairwise(sizes):
+        divisor = _divisor(part)
+        if isinstance(count, ast.Constant) and divisor and divisor.value == count.value:
+            yield count
+
+
+def _divisor(node: ast.AST) -> ast.Constant | None:
+    """The number by which a size is divided; `None` for other expressions."""
+    if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.FloorDiv):
+        return None
+    return node.right if isinstance(node.right, ast.Constant) else None
+
+
+class _Substitute(ast.NodeTransformer):
+    def __init__(self, chosen: set[int], value: ast.expr):
+        self._chosen, self._value = chosen, value
+
+    def visit_Constant(self, node: ast.Constant) -> ast.expr:
+        return self._value if id(node) in self._chosen else node
