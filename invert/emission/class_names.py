@@ -72,6 +72,20 @@ def name_classes(
         cls.definition.name = names[cls.token] = file.new(name)
 
 
+# Fields with the statistics of a batch normalization: a mean and a variance.
+_STATISTICS = (("moving_mean", "running_mean", "mean"), ("moving_variance", "running_var", "var"))
+_STORED = "Normalizes with the stored mean and variance, and does not update them."
+
+
+def describe(definition: ast.ClassDef) -> None:
+    """Adds a docstring that says what a layer does not do, where a reader expects otherwise."""
+    fields = {ast.unparse(s.target) for s in definition.body if isinstance(s, ast.AnnAssign)}
+    body = syntax.text_of(definition)
+    stored = all(not fields.isdisjoint(names) for names in _STATISTICS)
+    if stored and "rsqrt(" in body and "StateIndex" not in body:
+        definition.body.insert(0, syntax.docstring(_STORED))
+
+
 def _number(cls: Class, name: str) -> str:
     """The number of the only layer of a class, if the class is named after it."""
     nodes = [d.node for d in cls.drafts if d.twin is None]

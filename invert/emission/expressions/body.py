@@ -44,6 +44,8 @@ _PARTED = FORMS | {"split"}
 _NAMED = frozenset(("mean", "var", "mean_square", "scale", "shift"))
 # Wider operands get a separate line, also those that are calls of layers.
 _OPERAND, _CALL = 44, 56
+# The same for one of several results.
+_RESULT = 36
 
 
 @dataclasses.dataclass
@@ -385,8 +387,12 @@ class Body:
         token = self.token(atom)
         if token in self.given:
             return self.given[token]
-        if token in self._waiting and self._one_result():
-            return self._waiting.pop(token)[0]
+        if token in self._waiting:
+            value, width, statement = self._waiting[token]
+            # A name that only repeats that of a layer tells nothing about a result.
+            if self._one_result() or (statement.passes and width <= _RESULT):
+                del self._waiting[token]
+                return value
         self._settle(token)
         return ast.Name(token, ast.Load())
 

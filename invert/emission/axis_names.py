@@ -1,0 +1,220 @@
+"""Names of the axes of arrays in the annotations of a class: features, images, gates, heads."""
+
+from __future__ import annotations
+
+import ast
+import collections
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence, Set
+
+from invert.emission.initial import GATES, HEAD_DIM, HEADS, HIDDEN
+from invert.emission.layers import fold
+from invert.emission.layers.shared import Draft
+from invert.emission.python.naming import stem
+from invert.emission.sizes.expressions import text
+from invert.ir.sizes import DimSize, dimension, dimensions
+
+CONV = "conv_general_dilated"
+
+
+def _is_field(source: ast.expr | None) -> bool:
+    return bool(fold.field_of(source))
+
+
+def is_table(field: str, text: str) -> bool:
+    """Whether rows of a field are looked up, in a class of this text."""
+    return f"self.{field}.at[" in text or f"jnp.take(self.{field}, " in text
+
+
+def order(
+    pair: tuple[ast.expr, Sequence[tuple[str, tuple[int, ...]]], ast.expr | None],
+) -> tuple[bool, float]:
+    """Sort key: fields before arguments, kernels before biases, the recurrent kernel first."""
+    _, column, source = pair
+    field = isinstance(source, ast.Attribute)
+    state = fold.field_of(source) == _RECURRENT
+    return not field, -len(column[0][1]) - 0.5 * state if field else 0
+
+
+_RECURRENT = "recurrent_kernel"
+_AXIS_NAMES = ("batch", "length")
+# The axes of kernels of attention, by which of them results do not have.
+_HEADS: Mapping[tuple[bool, ...], tuple[str, str, str]] = {
+    (True, False, False): ("n_in", HEADS, HEAD_DIM),
+    (True, True, False): (HEADS, HEAD_DIM, "n_out"),
+}
+_KERNEL = ("kd", "kh", "kw", "c_in", "c_out")
+_IMAGE = ("batch", "d", "h", "w", "c")
+# The letters of the dimension numbers of images and kernels.
+_AXES = {"N": "batch", "C": "c", "I": "c_in", "O": "c_out"}
+
+
+@dataclasses.dataclass
+class Dimensions:
+    """Names of the sizes in the annotations of a class that differ between its layers.
+
+    Sizes that are equal in all layers share a name, except within one array.
+
+    **Arguments:**
+
+    - `conv`: whether the class is a convolution of images with the channels last.
+    - `images`: whether its arrays are such images.
+    - `text`: the text of its methods; `products`: whether it multiplies matrices.
+    - `passed`: the numbers of features that both its first argument and its result have.
+    - `bound`: the open dimensions that its arguments have.
+    - `made`: all sizes of its results.
+    - `recurrent`: whether it multiplies its state by a matrix with a column for each gate.
+    """
+
+    conv: bool
+    images: bool
+    text: str = ""
+    passed: Set[tuple[str, ...]] = frozenset()
+    bound: Set[str] = frozenset()
+    made: Set[tuple[str, ...]] = frozenset()
+    recurrent: bool = False
+    products: bool = False
+    names: dict[tuple[str, ...], list[str]] = dataclasses.field(default_factory=dict)
+    taken: set[str] = dataclasses.field(default_factory=set)
+
+    @staticmethod
+    def of(drafts: Sequence[Draft], *, images: bool) -> Dimensions:
+        """The names for a class; `images`: whether the program has convolutions."""
+        draft = drafts[0]
+        text_ = "".join(draft.texts)
+        conv = CONV in text_
+        ranks = {len(shape) for _, shape in draft.arrays}
+        products = any(sign in text_ for sign in (" @ ", "einsum", "tensordot", "dot_general"))
+        features: dict[bool, set[tuple[str, ...]]] = {True: set(), False: set()}
+        taken: set[str] = set()
+        made: set[tuple[str, ...]] = set()
+        fields: list[list[tuple[DimSize, ...]]] = []
+        cell = stem(draft.node.name).lower().endswith("cell")
+        for i, source in enumerate(draft.sources):
+            shapes = [d.arrays[i][1] for d in drafts]
+            if _is_field(source) and all(len(s) == 2 for s in shapes) and cell:
+                fields.append(shapes)
+            if source is None:
+                made.update(tuple(map(text, sizes)) for sizes in zip(*shapes, strict=False))
+            if not _is_field(source) and all(shapes):
+                features[source is None].add(tuple(text(s[-1]) for s in shapes))
+            # Open sizes that all layers have keep their names.
+            taken.update(str(n) for s in zip(*shapes, strict=False) if len({*map(text, s)}) == 1
+                         for n in map(text, s[:1]) if n.isidentifier())  # fmt: skip
+        passed = features[True] & features[False]
+        given = [a for a, s in zip(draft.arrays, draft.sources, strict=True) if s is not None]
+        bound = {name for _, s in given for n in s if (name := dimension(n)) is not None}
+        return Dimensions(
+            conv,
+            conv or (images and not products and 4 in ranks),
+            text_,
+            passed,
+            bound,
+            made,
+            any(
+                [tuple(map(text, sizes)) in made for sizes in zip(*shapes, strict=True)]
+                == [True, False]
+                for shapes in fields
+            ),
+            products=products,
+            taken=taken,
+        )
+
+    def texts(
+        self,
+        shapes: Sequence[tuple[DimSize, ...]],
+        source: ast.expr | None,
+        kind: str,
+        *,
+        whole: bool,
+    ) -> list[str]:
+        """The sizes of an array, given for all layers, in an annotation.
+
+        **Arguments:**
+
+        - `source`: the expression by which methods read it; `None` for a result.
+        - `kind`: that of its dtype.
+        - `whole`: whether it has no more axes in some layers.
+        """
+        texts: list[str] = []
+        seen: collections.Counter[tuple[str, ...]] = collections.Counter()
+        for axis, sizes in enumerate(shapes):
+            keys = tuple(map(text, sizes))
+            known = dimension(sizes[0]) is not None or dimensions(sizes[0]) <= self.bound
+            if len(set(keys)) == 1 and known:
+                texts.append(keys[0])
+                continue
+            names = self.names.setdefault(keys, [])
+            if seen[keys] == len(names):
+                rank = len(shapes)
+                if _is_field(source):
+                    given = [tuple(map(text, column)) not in self.made for column in shapes]
+                    wanted = self._of_field(axis, given, fold.field_of(source))
+                elif self.images and 3 <= rank <= 5:
+                    wanted = self._of_image(axis, rank, keys, result=source is None)
+                else:
+                    features = axis == rank - 1 and (rank > 1 or not whole) and kind != "Int"
+                    wanted = _AXIS_NAMES[axis] if axis < len(_AXIS_NAMES) else "n"
+                    wanted = self._features(keys, "n", source is None) if features else wanted
+                # The state and all gates of a simple cell are of one size.
+                same = wanted == GATES and names == [HIDDEN]
+                names.append(HIDDEN if same else self._new(wanted))
+            texts.append(names[seen[keys]])
+            seen[keys] += 1
+        return texts
+
+    def _features(self, keys: tuple[str, ...], stem: str, result: bool) -> str:
+        """The name of the number of features of an argument or a result."""
+        if keys in self.passed:
+            return "dim" if stem == "n" else stem
+        return f"{stem}_out" if result else f"{stem}_in"
+
+    def first(self) -> dict[tuple[str, ...], str]:
+        """A name for each size."""
+        return {keys: names[0] for keys, names in self.names.items()}
+
+    def _of_image(self, axis: int, rank: int, keys: tuple[str, ...], *, result: bool) -> str:
+        name = self._layout(rank)[0][axis]
+        if name == "c":
+            return self._features(keys, "c", result)
+        return f"{name}_out" if result else name
+
+    def _of_field(self, axis: int, given: Sequence[bool], field: str) -> str:
+        """The name of an axis of a parameter; `given`: for each, whether no result has its size."""
+        rank = len(given)
+        if self.images and 3 <= rank <= 5:
+            return self._layout(rank)[1][axis]
+        if rank == 1:
+            return "c" if self.images else "dim"
+        if field == _RECURRENT and rank == 2:
+            return (HIDDEN, GATES)[axis]
+        if rank == 2 and is_table(field, self.text):
+            return ("num_embeddings", "n_out")[axis]
+        if rank == 2 and self.text and not self.products:
+            return ("rows", "n")[axis]
+        # The rows of a matrix that is used transposed, as in PyTorch, are the outputs.
+        transposed = f"self.{field}.T" in self.text
+        if rank == 2 and self.recurrent:
+            return (HIDDEN if not given[0] else "n_in", GATES)[axis]
+        if rank == 3:
+            return _HEADS.get(tuple(given), ("n", "n", "n"))[axis]
+        return ("n_in", "n_out")[axis != transposed] if rank == 2 else "n"
+
+    def _layout(self, rank: int) -> tuple[Sequence[str], Sequence[str]]:
+        """The names of the axes of images and kernels, in the order of a convolution."""
+        stated = re.search(r"dimension_numbers=\('(\w+)', '(\w+)', '(\w+)'\)", self.text)
+        if stated is None or len(stated[1]) != rank:
+            return _IMAGE[5 - rank :], _KERNEL[5 - rank :]
+        images, kernels, _ = stated.groups()
+        return (
+            [_AXES.get(c, c.lower()) for c in images],
+            [_AXES.get(c, f"k{c.lower()}") for c in kernels],
+        )
+
+    def _new(self, wanted: str) -> str:
+        name, i = wanted, 2
+        while name in self.taken:
+            name, i = f"{wanted}_{i}", i + 1
+        self.taken.add(name)
+        return name
