@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import collections
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from invert.emission.layers.prefixes import KINDS_OF_LAYERS
 from invert.emission.layers.shared import Class
@@ -32,6 +32,8 @@ _CALLED = (
 _ATTENTION = "Attention"
 # The classes of products that an attention consists of.
 _LINEAR = ("Linear", "Dense", "EinsumDense", "DenseGeneral", "LinearGeneral", "AttentionOutput")
+# The number of a block with a letter, as in `block2a`.
+_LETTERED = re.compile(r"(\d+)[a-z]$")
 # Short names of normalizations.
 _NORMS = re.compile(r"(Layer|Ln|Bn|Rms|Batch)?(Norm|Ln|Bn|N)?(alization)?")
 
@@ -77,20 +79,24 @@ _STATISTICS = (("moving_mean", "running_mean", "mean"), ("moving_variance", "run
 _STORED = "Normalizes with the stored mean and variance, and does not update them."
 
 
+def has_statistics(fields: Iterable[str]) -> bool:
+    """Whether some fields are those of a batch normalization."""
+    return all(not set(fields).isdisjoint(names) for names in _STATISTICS)
+
+
 def describe(definition: ast.ClassDef) -> None:
     """Adds a docstring that says what a layer does not do, where a reader expects otherwise."""
     fields = {ast.unparse(s.target) for s in definition.body if isinstance(s, ast.AnnAssign)}
     body = syntax.text_of(definition)
-    stored = all(not fields.isdisjoint(names) for names in _STATISTICS)
-    if stored and "rsqrt(" in body and "StateIndex" not in body:
+    if has_statistics(fields) and "rsqrt(" in body and "StateIndex" not in body:
         definition.body.insert(0, syntax.docstring(_STORED))
 
 
 def _number(cls: Class, name: str) -> str:
     """The number of the only layer of a class, if the class is named after it."""
     nodes = [d.node for d in cls.drafts if d.twin is None]
-    found = re.fullmatch(r".*?(\d+)", nodes[0].name)
-    return found[1] if len(nodes) == 1 and found and camel(nodes[0].name) == name else ""
+    found = re.fullmatch(r"(.*?)(\d+[a-z]?)", nodes[0].name)
+    return found[2] if len(nodes) == 1 and found and camel(found[1]) == name else ""
 
 
 def _names_for(cls: Class, kinds: Callable[[Node], str], *, keras: bool) -> list[str]:
@@ -102,7 +108,7 @@ def _names_for(cls: Class, kinds: Callable[[Node], str], *, keras: bool) -> list
 
     - `kinds`: the names of the classes of nodes inside.
     """
-    names = [camel(d.node.name) for d in cls.drafts if d.twin is None]
+    names = [camel(_LETTERED.sub(r"\1", d.node.name)) for d in cls.drafts if d.twin is None]
     counts = collections.Counter(names)
     wanted = list(counts)
     kind = _kind(cls, kinds, keras=keras)
@@ -121,11 +127,14 @@ def _names_for(cls: Class, kinds: Callable[[Node], str], *, keras: bool) -> list
         return _said(common, kind, cls)
     ((most, _),) = counts.most_common(1)
     inner = [name for node in cls.drafts[0].node.nodes if (name := kinds(node))]
-    return [kind or (f"{inner[0]}Block" if inner else most)]
+    block = f"{inner[0].removesuffix('Block')}Block" if inner else most
+    return [kind or block]
 
 
 def _said(name: str, kind: str, cls: Class) -> list[str]:
     """A name from the program, after the kind of the layer if that says more."""
+    if name and kind.endswith(name):
+        return [kind]  # `LayerNorm` for a `Norm`
     said = name in KINDS_OF_LAYERS or name.endswith(kind or name)
     return [name] if said or not _is_only(cls, kind) else [kind, name]
 
@@ -161,9 +170,11 @@ def _kind(cls: Class, kinds: Callable[[Node], str], *, keras: bool) -> str:
                 return "RmsNorm"
             if name == "Norm" and "jnp.mean(x, axis=-1, keepdims=True)" in text:
                 return "LayerNorm"
-            fields = cls.drafts[0].node.fields.values()
+            fields = cls.drafts[0].node.fields
+            if name == "Norm" and has_statistics(fields):
+                return "BatchNorm"
             if name == "Linear" and any(
-                isinstance(v, Var) and len(v.aval.shape) > 2 for v in fields
+                isinstance(v, Var) and len(v.aval.shape) > 2 for v in fields.values()
             ):
                 name = "LinearGeneral"
             return other if keras else name

@@ -106,6 +106,19 @@ def sequence(kinds: Sequence[ast.expr], *, mixed: bool = False) -> ast.expr:
     return syntax.item(syntax.name("tuple"), syntax.tuple_of(inner))
 
 
+# The number of modules up to which a tuple of several classes names the class of each.
+_FEW = 4
+
+
+def _shorten(kind: ast.expr) -> None:
+    """Turns `tuple[A, B, A, A, B]` into `tuple[A | B, ...]`."""
+    several = isinstance(kind, ast.Subscript) and ast.unparse(kind.value) == "tuple"
+    inner = kind.slice if several and isinstance(kind, ast.Subscript) else None
+    if isinstance(kind, ast.Subscript) and isinstance(inner, ast.Tuple) and len(inner.elts) > _FEW:
+        either = ast.parse(" | ".join(dict.fromkeys(map(ast.unparse, inner.elts))), mode="eval")
+        kind.slice = syntax.tuple_of([either.body, ast.Constant(...)])
+
+
 @dataclasses.dataclass
 class _Begun:
     """What there is before the names and sizes of classes are filled in."""
@@ -713,6 +726,7 @@ class Classes:
                 for statement in definition.body:
                     if isinstance(statement, ast.AnnAssign):
                         syntax.rename(statement.annotation, names)
+                        _shorten(statement.annotation)
                     elif isinstance(statement, ast.FunctionDef) and statement.name == "__init__":
                         syntax.rename(statement, names)
 

@@ -433,7 +433,7 @@ class _Variant:
             arrange(root, Memories(program.jaxpr))
         if self.styles & STYLES:
             self._restyle(roots, program)
-        found = lists.Lists(lambda layer: layer_tree.called(layer, self.paths))
+        found = lists.Lists(lambda layer: layer.field or layer_tree.called(layer, self.paths))
         if self.form.lists and len(roots) == 1:
             for root in roots.values():
                 found.find(root, stack.Stacker(program.jaxpr, program, {}, []))

@@ -467,3 +467,45 @@ def test_images_are_resized_to_computed_sizes_by_one_function() -> None:
         x = ramp(2, height, width, 2)
         assert np.array_equal(module.model(x), module(x))
         assert np.allclose(module(x), resized(x), atol=1e-6)
+
+
+def test_numbered_blocks_of_two_kinds_are_one_list() -> None:
+    """Each takes the result of the one before; a shortcut and an activation belong to a block."""
+    import keras
+
+    layers = keras.layers
+
+    def block(x: Any, name: str, channels: int, strides: int) -> Any:
+        skip = x
+        y = layers.Conv2D(channels, 3, strides, padding="same", name=f"{name}_a")(x)
+        y = layers.BatchNormalization(name=f"{name}_a_bn")(y)
+        y = layers.Conv2D(channels, 3, padding="same", name=f"{name}_b")(layers.ReLU()(y))
+        if strides > 1:
+            skip = layers.Conv2D(channels, 1, strides, name=f"{name}_skip")(x)
+        return layers.Activation("silu")(layers.Add()([y, skip]))
+
+    image = x = keras.Input((8, 8, 4))
+    for i, (channels, strides) in enumerate([(4, 1), (6, 2), (6, 1), (8, 2), (8, 1)], 1):
+        x = block(x, f"stage{i}", channels, strides)
+    out = layers.Dense(2)(layers.GlobalAveragePooling2D()(x))
+    module = invert.convert(keras.Model(image, out))
+    model: Any = module.model
+    assert set(model.__dataclass_fields__) == {"stages", "dense"}
+    assert len(model.stages) == 5
+    assert "for stage in self.stages:" in module.source
+    assert "jax.nn.silu(" in module.source
+    assert "class BatchNorm(" in module.source
+    x = ramp(3, 8, 8, 4)
+    assert np.array_equal(module.model(x), module(x))
+
+
+def test_a_layer_named_between_two_others_is_outside_of_their_group() -> None:
+    import keras
+
+    layers = keras.layers
+    row = keras.Input((4,))
+    x = layers.Dense(4, name="mlp_in")(row)
+    x = layers.Dense(4, name="middle")(x)
+    x = layers.Dense(4, name="mlp_out")(x)
+    module = invert.convert(keras.Model(row, layers.Dense(2, name="head")(x)))
+    assert set(module.model.__dataclass_fields__) == {"mlp_in", "middle", "mlp_out", "head"}

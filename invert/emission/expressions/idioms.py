@@ -165,6 +165,14 @@ def _gelu(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
             yield Proposal(call("jax.nn.gelu", _x(), **keywords), (x,), name, True)
 
 
+def _silu(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
+    """`x * jax.nn.sigmoid(x)`."""
+    x, gate = eqn.invars
+    inner = _producer(graph, gate, "logistic")
+    if is_var(x) and inner is not None and inner.invars[0] is x:
+        yield Proposal(call("jax.nn.silu", _x()), (x,), library.noun("silu"), True)
+
+
 def _einsum(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
     """A `dot_general` whose result is transposed."""
     inner = _producer(graph, eqn.invars[0], "dot_general")
@@ -597,7 +605,7 @@ ROWS: Mapping[str, tuple[Row, ...]] = {
     **_SIZES,
     "broadcast_in_dim": (_keepdims,),
     "div": (_division, _with_size("/"), _broadcasting("/")),
-    "mul": (_gelu, _with_size("*"), _broadcasting("*")),
+    "mul": (_gelu, _silu, _with_size("*"), _broadcasting("*")),
     "add": (_with_size("+"), _broadcasting("+")),
     "sub": (_with_size("-"), _broadcasting("-")),
     "gather": (_lookup,),

@@ -340,8 +340,10 @@ def _wrap_runs(layer: Layer, runs: Sequence[_Run], parameters: Mapping[Var, Path
         if shared:
             layer.parameters = [v for v in layer.parameters if v not in shared]
         first: Layer | None = None
+        own = _own_names(calls, parameters)
         for k, members in enumerate(run):
-            call = wrapped(layer, members, name if shared else f"{name}_{k}", parameters, shared)
+            called_ = name if shared else own[k] if own else f"{name}_{k}"
+            call = wrapped(layer, members, called_, parameters, shared)
             call.layer.same, call.layer.block = first, name
             if shortcuts[k]:
                 _wrap_shortcut(call.layer, [steps[i] for i in shortcuts[k]], parameters)
@@ -437,6 +439,12 @@ def _name_of(blocks: Sequence[Sequence[Layer]], parameters: Mapping[Var, Path]) 
         return _plain(called(blocks[0][0], parameters))
     begin = _prefix([called(layer, parameters) for layer in blocks[0]])
     return re.sub(r"[\d_]+$", "", begin) or "block"
+
+
+def _own_names(blocks: Sequence[Sequence[Layer]], parameters: Mapping[Var, Path]) -> list[str]:
+    """The names of blocks in those of their layers, `conv2_block1`; none if some lack one."""
+    names = [_prefix([called(x, parameters) for x in layers]).rstrip("_") for layers in blocks]
+    return names if all(names) and len(set(names)) == len(names) else []
 
 
 def _prefix(names: Sequence[str]) -> str:

@@ -7,14 +7,17 @@ import dataclasses
 import itertools
 import operator
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from invert.emission.layers.cut import Layer, LayerCall, layers_in
-from invert.emission.layers.stack import Stacker
+from invert.emission.layers.stack import Stacker, kind_of
 from invert.emission.python.naming import plural
 from invert.ir import kinds
 from invert.ir.graph import is_var
 from invert.ir.types import Atom, Eqn, Var
+
+# The number of blocks of several kinds that become a list without being made as one.
+_MANY = 3
 
 
 @dataclasses.dataclass(eq=False)
@@ -141,35 +144,45 @@ class Lists:
     def find(self, layer: Layer, stacker: Stacker) -> None:
         """Finds the lists in a layer and in the layers inside it."""
         names = {s: self.called(s.layer) for s in layer.steps if isinstance(s, LayerCall)}
+        self._mixed(layer, names, _numbered(names))
         for run in stacker.runs(layer):
             first, last = run.calls[0], run.calls[-1]
             if len(run.carried) != 1 or len(first.layer.outputs) != 1:
                 continue
             if any(type(c) is not LayerCall or c.layer.native is not None for c in run.calls):
                 continue  # a stack, or a layer of Equinox
-            if not _consecutive(run.calls, names):
+            if any(c in self.covered for c in run.calls) or not _consecutive(run.calls, names):
                 continue
             ((carried, _),) = run.carried
             if any(self._elsewhere(c.outvars[0], c, layer) for c in run.calls[:-1]):
                 continue
+            name = plural(first.layer.name)
+            if any(c.layer.listed == name for c in names):
+                continue  # there cannot be two lists of one name
             for call in run.calls:
-                call.layer.listed = plural(call.layer.name)
+                call.layer.listed = name
             self.loops[first] = Loop(
                 first.layer, list(first.invars), list(last.outvars), carried=carried
             )
             self.covered.update(run.calls)
-        self._mixed(layer, names)
+        blocks: dict[str, list[LayerCall]] = collections.defaultdict(list)
+        for call in names:
+            if call.layer.block and call not in self.covered:
+                blocks[call.layer.block].append(call)
+        self._mixed(layer, names, blocks.values())
         for inner in layers_in(layer):
             self.find(inner, stacker)
 
-    def _mixed(self, layer: Layer, names: Mapping[LayerCall, str]) -> None:
+    def _mixed(
+        self,
+        layer: Layer,
+        names: Mapping[LayerCall, str],
+        groups: Iterable[Sequence[LayerCall]],
+    ) -> None:
         """Lists of different blocks, each of which takes the result of the previous one."""
-        blocks: dict[str, list[LayerCall]] = collections.defaultdict(list)
-        for call in layer.steps:
-            if type(call) is LayerCall and call.layer.block and call not in self.covered:
-                blocks[call.layer.block].append(call)
-        for calls in blocks.values():
+        for calls in groups:
             single = all(len(c.invars) == len(c.outvars) == 1 for c in calls)
+            single = single and all(type(c) is LayerCall for c in calls)
             if len(calls) < 2 or not single or not _consecutive(calls, names):
                 continue
             pairs = list(itertools.pairwise(calls))
@@ -177,8 +190,11 @@ class Lists:
                 continue
             if any(self._elsewhere(c.outvars[0], c, layer) for c in calls[:-1]):
                 continue
+            name = plural(calls[0].layer.name)
+            if any(c.layer.listed == name for c in names):
+                continue
             for call in calls:
-                call.layer.listed, call.layer.mixed = plural(call.layer.name), True
+                call.layer.listed, call.layer.mixed = name, True
             first, last = calls[0], calls[-1]
             self.loops[first] = Loop(first.layer, list(first.invars), list(last.outvars))
             self.covered.update(calls)
@@ -188,6 +204,16 @@ class Lists:
         """Whether the result of a layer in a list is used by more than the next layer."""
         users = [s for s in layer.steps if any(a is v for a in s.invars)]
         return len(users) != 1 or any(a is v for a in layer.outputs)
+
+
+def _numbered(names: Mapping[LayerCall, str]) -> list[list[LayerCall]]:
+    """Blocks of several kinds that are numbered, by the rest of their names."""
+    found: dict[str, list[LayerCall]] = collections.defaultdict(list)
+    for call, name in names.items():
+        if layers_in(call.layer) and _numbers(name, 1)[0] != name:
+            found[_numbers(name, 1)[0]].append(call)
+    several = (calls for calls in found.values() if len({kind_of(c.layer) for c in calls}) > 1)
+    return [calls for calls in several if len(calls) >= _MANY]
 
 
 def _way(atom: Atom, makers: Mapping[Atom, Eqn]) -> tuple[Eqn, Var, list[Eqn]] | None:
@@ -230,13 +256,16 @@ def _form(eqn: Eqn) -> tuple[str, str]:
 def _consecutive(calls: Sequence[LayerCall], names: Mapping[LayerCall, str]) -> bool:
     """Whether layers are named `block_0`, `block_1`, ..., and no other layer of their level is.
 
-    Keras appends a second number to the names of scopes, and begins with `block`, `block_1`.
+    Blocks, which consist of layers, may have others of the name beside them, such as a `block_0`
+    with a shortcut. Keras appends a second number to the names of scopes, and begins with `block`,
+    `block_1`.
     """
     for k in (1, 2):
         parts = [_numbers(names[c], k) for c in calls]
         stems, numbers = {p[0] for p in parts}, [p[1] for p in parts]
         others = [n for n in names.values() if _numbers(n, k)[0] in stems]
-        if len(stems) == 1 and len(others) == len(calls) and numbers[-1]:
+        alone = len(others) == len(calls) or all(layers_in(c.layer) for c in calls)
+        if len(stems) == 1 and alone and numbers[-1]:
             return numbers == list(range(numbers[0], numbers[0] + len(calls)))
     return False
 

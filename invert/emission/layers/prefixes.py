@@ -33,6 +33,7 @@ _SEPARATORS = re.compile(r"[._]")
 def group(layer: Layer, parameters: Mapping[Var, Path]) -> None:
     """Makes layers of the calls in a layer whose names begin alike, the longest prefixes first."""
     done: set[str] = set()
+    made: set[Layer] = set()
     while True:
         names = _names(layer, parameters)
         found = [p for p in _prefixes(layer, names) if p not in done]
@@ -41,7 +42,12 @@ def group(layer: Layer, parameters: Mapping[Var, Path]) -> None:
         prefix = max(found, key=lambda p: len(_SEPARATORS.findall(p)))
         done.add(prefix)
         members = sorted(i for i, name in names.items() if name.startswith(prefix))
-        if (region := _region(layer, set(members))) is None:
+        region = _region(layer, set(members))
+        if region is None:
+            # `conv_in`, `conv_out` beside a group `conv_1`.
+            members = [i for i in members if not _calls_one_of(layer.steps[i], made)]
+            region = _region(layer, set(members)) if len(members) > 1 else None
+        if region is None:
             continue
         inner = [layer.steps[i] for i in members]
         fields = _fields(inner, [names[i].removeprefix(prefix) for i in members])
@@ -51,6 +57,11 @@ def group(layer: Layer, parameters: Mapping[Var, Path]) -> None:
         rest = [(i, s) for i, s in enumerate(layer.steps) if i not in region]
         call = wrapped(layer, sorted(region), prefix[:-1], parameters, ())
         layer.steps = ordered([*rest, (members[0], call)])
+        made.add(call.layer)
+
+
+def _calls_one_of(step: Eqn, layers: set[Layer]) -> bool:
+    return isinstance(step, LayerCall) and step.layer in layers
 
 
 def _names(layer: Layer, parameters: Mapping[Var, Path]) -> dict[int, str]:
@@ -61,9 +72,9 @@ def _names(layer: Layer, parameters: Mapping[Var, Path]) -> dict[int, str]:
         if not isinstance(step, LayerCall) or counts[step.layer] > 1:
             continue
         inner = step.layer
-        if inner.block or inner.listed or inner.field or inner.same or NUMBER in inner.name:
+        if inner.block or inner.listed or inner.same or NUMBER in inner.name:
             continue
-        name = called(inner, parameters)
+        name = inner.field or called(inner, parameters)
         if camel(name) not in KINDS_OF_LAYERS:
             names[i] = name
     return names
@@ -115,7 +126,8 @@ def _fields(steps: Sequence[Eqn], rests: Sequence[str]) -> list[str]:
 def _region(layer: Layer, members: set[int]) -> set[int] | None:
     """The steps of some layers, and those between them, if they have a single result.
 
-    Values that only they need, and an activation of the result, belong to them.
+    Values that only they need, an activation of the result, and a sum with the input belong to
+    them.
     """
     steps = layer.steps
     makers: dict[Atom, int] = {v: i for i, s in enumerate(steps) for v in s.outvars}
@@ -133,19 +145,16 @@ def _region(layer: Layer, members: set[int]) -> set[int] | None:
         for i, s in enumerate(steps)
         if isinstance(s, Assign) and before[i] and before[i] <= region
     }
-    ends = [i for i in region if i in results or users[i] - region]
-    while len(ends) == 1 and ends[0] not in results and len(users[ends[0]]) == 1:
-        (following,) = users[ends[0]]
-        if not _is_activation(steps[following], before[following]):
-            break
+    ends = _ends(region, users, results)
+    while (following := _completing(steps, region, ends, before, users, results)) is not None:
         region.add(following)
         region |= _only_for(region, before, users, results, layer)
-        ends = [following]
+        ends = _ends(region, users, results)
     calls = {i for i in region if isinstance(steps[i], LayerCall)}
     outside = {a for i in region for a in steps[i].invars if is_var(a)}
     made_inside = {v for i in region for v in steps[i].outvars}
     inputs = outside - made_inside - set(layer.parameters)
-    whole = calls == members and len(ends) == 1 and len(steps[ends[0]].outvars) == 1
+    whole = calls == members and sum(len(steps[i].outvars) for i in ends) == 1
     return region if whole and 0 < len(inputs) <= _MOST_INPUTS else None
 
 
@@ -179,11 +188,30 @@ def _only_for(
     return found
 
 
-def _is_activation(step: Eqn, before: set[int]) -> bool:
-    """Whether a step is a function of each element of one array."""
-    if isinstance(step, LayerCall | Assign) or len(before) != 1 or len(step.outvars) != 1:
-        return False
+def _ends(region: set[int], users: Mapping[int, set[int]], results: set[int]) -> set[int]:
+    """The steps whose values are used outside of a region."""
+    return {i for i in region if i in results or users.get(i, set()) - region}
+
+
+def _completing(
+    steps: Sequence[Eqn],
+    region: set[int],
+    ends: set[int],
+    before: Sequence[set[int]],
+    users: Mapping[int, set[int]],
+    results: set[int],
+) -> int | None:
+    """The step that alone uses what a region makes: an activation, or the sum of a shortcut."""
+    following = {j for i in ends for j in users.get(i, set()) - region}
+    if len(following) != 1 or ends & results:
+        return None
+    (place,) = following
+    step = steps[place]
+    if isinstance(step, LayerCall | Assign) or len(step.outvars) != 1:
+        return None
+    given = {j for i in region for j in before[i]} | region
     arrays = [a for a in step.invars if not isinstance(a, Literal) or a.aval.shape]
-    same = len(arrays) == 1 and arrays[0].aval.shape == step.outvars[0].aval.shape
-    called_ = step.primitive.name in ("custom_jvp_call", "jit", "pjit")
-    return same and (called_ or step.primitive.name in kinds.ELEMENTWISE)
+    shapes = {str(a.aval.shape) for a in (*arrays, *step.outvars)}
+    activation = len(arrays) == 1 and step.primitive.name in ("custom_jvp_call", "jit", "pjit")
+    each = activation or step.primitive.name in kinds.ELEMENTWISE
+    return place if each and len(shapes) == 1 and before[place] <= given else None
