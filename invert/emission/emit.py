@@ -453,7 +453,7 @@ class _Variant:
         anonymous = self.title in ("<lambda>", main_class.CALL)
         kinds = {r.entry.kind for r in self.recovered.values()}
         kind = next(iter(kinds)) if len(kinds) == 1 else ""
-        title = camel(kind or named or ("" if anonymous else self.title), "Model")
+        title = camel(kind or named or ("" if anonymous else self.title), "Model", model=True)
         title = title if len(title) > 1 else "Model"  # the name of a parameter says nothing
         jaxprs = {name: p.jaxpr for name, p in programs.items()}
         starts = self._starts(jaxprs)

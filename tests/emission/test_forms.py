@@ -254,7 +254,8 @@ def test_norms_have_one_form(norm: Callable[..., Any], lines: tuple[str, ...]) -
     params = {f"norm_{n}": parts for n in "ab"} | {f"up_{n}": kernel for n in "ab"}
     x = np.random.default_rng(0).normal(size=(4, 5, 3)).astype(np.float32)
     module, source = _named(model, params, x)
-    body = source[source.index("class Norm") :]
+    kind = "BatchNorm" if norm is _batch_norm else "LayerNorm"
+    body = source[source.index(f"class {kind}(") :]
     written = [line.strip() for line in body[: body.index("\n\n\n")].splitlines()]
     at = [written.index(line) for line in lines]
     assert at == sorted(at), source

@@ -92,7 +92,7 @@ def test_state_goes_through_layers(tmp_path: Path) -> None:
     assert isinstance(model.norm.average, eqx.nn.StateIndex)
     assert module._emission().messages == ()
     source = module.source
-    assert 'average: eqx.nn.StateIndex[Float[Array, "n"]]' in source
+    assert 'average: eqx.nn.StateIndex[Float[Array, "dim"]]' in source
     assert "norm, state = self.norm(self.dense(x), state)" in source
     assert "average = state.get(self.average)" in source
     assert "state = state.set(self.average, " in source

@@ -26,7 +26,8 @@ KINDS_OF_LAYERS = frozenset(
 )
 # What a layer multiplies its input by, and so what it is called where its name is a number.
 _PRODUCTS = {"conv_general_dilated": "conv", "dot_general": "linear", "gather": "embedding"}
-_MOST_INPUTS = 3
+# The largest number of inputs, and of steps that complete a group, such as those of `silu`.
+_MOST_INPUTS, _MOST_STEPS = 3, 5
 _SEPARATORS = re.compile(r"[._]")
 
 
@@ -126,8 +127,8 @@ def _fields(steps: Sequence[Eqn], rests: Sequence[str]) -> list[str]:
 def _region(layer: Layer, members: set[int]) -> set[int] | None:
     """The steps of some layers, and those between them, if they have a single result.
 
-    Values that only they need, an activation of the result, and a sum with the input belong to
-    them.
+    Values that only they need and an activation of the result belong to them, and in networks of
+    convolutions a sum with the input.
     """
     steps = layer.steps
     makers: dict[Atom, int] = {v: i for i, s in enumerate(steps) for v in s.outvars}
@@ -145,11 +146,20 @@ def _region(layer: Layer, members: set[int]) -> set[int] | None:
         for i, s in enumerate(steps)
         if isinstance(s, Assign) and before[i] and before[i] <= region
     }
+    convolves = any(_kind(steps[i]) == "conv" for i in members)
+    grown, ends = set(region), _ends(region, users, results)
+    for _ in range(_MOST_STEPS):
+        around = {j for i in grown for j in before[i]} if convolves or len(ends) > 1 else set[int]()
+        following = {j for i in ends for j in users.get(i, set()) - grown}
+        ready = [j for j in sorted(following) if before[j] <= grown | around]
+        if ends & results or not ready or not _is_elementwise(steps[ready[0]]):
+            break
+        grown.add(ready[0])
+        grown |= _only_for(grown, before, users, results, layer)
+        ends = _ends(grown, users, results)
+        if len(ends) == 1:
+            region = set(grown)
     ends = _ends(region, users, results)
-    while (following := _completing(steps, region, ends, before, users, results)) is not None:
-        region.add(following)
-        region |= _only_for(region, before, users, results, layer)
-        ends = _ends(region, users, results)
     calls = {i for i in region if isinstance(steps[i], LayerCall)}
     outside = {a for i in region for a in steps[i].invars if is_var(a)}
     made_inside = {v for i in region for v in steps[i].outvars}
@@ -193,25 +203,11 @@ def _ends(region: set[int], users: Mapping[int, set[int]], results: set[int]) ->
     return {i for i in region if i in results or users.get(i, set()) - region}
 
 
-def _completing(
-    steps: Sequence[Eqn],
-    region: set[int],
-    ends: set[int],
-    before: Sequence[set[int]],
-    users: Mapping[int, set[int]],
-    results: set[int],
-) -> int | None:
-    """The step that alone uses what a region makes: an activation, or the sum of a shortcut."""
-    following = {j for i in ends for j in users.get(i, set()) - region}
-    if len(following) != 1 or ends & results:
-        return None
-    (place,) = following
-    step = steps[place]
+def _is_elementwise(step: Eqn) -> bool:
+    """Whether a step is an activation, or the sum of a shortcut."""
     if isinstance(step, LayerCall | Assign) or len(step.outvars) != 1:
-        return None
-    given = {j for i in region for j in before[i]} | region
+        return False
     arrays = [a for a in step.invars if not isinstance(a, Literal) or a.aval.shape]
     shapes = {str(a.aval.shape) for a in (*arrays, *step.outvars)}
-    activation = len(arrays) == 1 and step.primitive.name in ("custom_jvp_call", "jit", "pjit")
-    each = activation or step.primitive.name in kinds.ELEMENTWISE
-    return place if each and len(shapes) == 1 and before[place] <= given else None
+    called_ = len(arrays) == 1 and step.primitive.name in ("custom_jvp_call", "jit", "pjit")
+    return len(shapes) == 1 and (called_ or step.primitive.name in kinds.ELEMENTWISE)

@@ -256,8 +256,12 @@ def blank(method: ast.FunctionDef) -> Iterator[None]:
 
 
 def make_static(cls: Class) -> None:
-    """Turns arguments that differ between the nodes of a class into static fields."""
+    """Turns arguments that differ between the nodes of a class into static fields.
+
+    One that is a size of an array, such as the groups of a depthwise convolution, is read from it.
+    """
     first = cls.drafts[0]
+    told = _told(cls.drafts) if len(first.methods) == 1 else {}
     rows = [[s for m in d.methods for s in sites(m)] for d in cls.drafts]
     names = Names(first.node.fields)
     for column in zip(*rows, strict=True):
@@ -265,10 +269,21 @@ def make_static(cls: Class) -> None:
         always = column[0].field in _ALWAYS and values[0] != (1,) * len(values[0])
         if all(v == values[0] for v in values) and not always:
             continue
+        if values in told and all(type(v) is int for v in values):
+            column[0].value = _read(first.methods[0], told[values])
+            continue
         known = next((n for n, other in cls.statics.items() if other == values), None)
         name = known or names.new(column[0].field)
         cls.statics[name] = values
         column[0].value = syntax.field(ast.Name("self", ast.Load()), name)
+
+
+def _read(method: ast.FunctionDef, size: ast.expr) -> ast.expr:
+    """A size, by its name in a method if it has one."""
+    for statement in method.body:
+        if isinstance(statement, ast.Assign) and ast.unparse(statement.value) == ast.unparse(size):
+            return ast.parse(ast.unparse(statement.targets[0]), mode="eval").body
+    return size
 
 
 def static_type(values: Sequence[Any]) -> ast.expr:

@@ -49,10 +49,13 @@ def snake(text: str, fallback: str = "value") -> str:
     return f"{result}_" if result in RESERVED else result
 
 
-def camel(text: str, fallback: str = "Layer") -> str:
-    """`self_attention_0` -> `SelfAttention`; the number of a layer is not part of its kind."""
+def camel(text: str, fallback: str = "Layer", *, model: bool = False) -> str:
+    """`self_attention_0` -> `SelfAttention`; the number of a layer is not part of its kind.
+
+    That of a `model` is, if it follows a letter: `resnet50_1` -> `Resnet50`.
+    """
     result = identifier(text, fallback)
-    stem = re.sub(r"(_?\d+)+$", "", result) or result
+    stem = re.sub(r"(_\d+)+$" if model else r"(_?\d+)+$", "", result) or result
     words = [w for w in stem.split("_") if w]
     name = "".join(w[0].upper() + w[1:] for w in words) or fallback
     if name[0].isdigit():
