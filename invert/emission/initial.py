@@ -38,6 +38,8 @@ _KERAS = frozenset("gamma embeddings recurrent_kernel moving_variance".split())
 _OPTIONS = frozenset(
     ("kernel_size", "kd", "kh", "kw", "strides", "padding", "input_dilation", "dilation", "groups")
 )
+# The number of sizes that are given without their names.
+_MOST_UNNAMED = 3
 # The arguments of a layer that a node does without.
 _MISSING = object()
 # Larger constants are not written out, unless they are tables of integers with a short text.
@@ -422,10 +424,11 @@ class _Writing:
         made = [None if n is None else self.all.made(n) for n in nodes]
         args: list[ast.expr] = []
         keywords: dict[str, ast.expr] = {}
+        many = len(init.arguments.keys() - init.named) > _MOST_UNNAMED
         for name in init.arguments:
             own = [_MISSING if m is None else m[0].arguments[name][m[1]] for m in made]
             column = self._completed(own)
-            if name not in init.named:
+            if name not in init.named and not many:
                 args.append(self.value(column, name))
             elif name not in init.defaults or any(v != init.defaults[name] for v in column):
                 keywords[name] = self.value(column, name)
