@@ -32,7 +32,7 @@ class MLP(nn.Module):
 
 
 class Transformer(nn.Module):
-    layers: int = 6
+    layers: int = 2
 
     @nn.compact
     def __call__(self, tokens):
