@@ -13,7 +13,7 @@ from invert.emission.python import syntax
 from invert.emission.python.naming import Names, camel
 from invert.ir.types import Var
 
-# The name of an argument that a layer only adds to a function of another one.
+# The name of an argument that a layer only adds to what it computes from another one.
 RESIDUAL = "residual"
 # The layer that a text computes, and its name in Keras.
 _CALLED = (
@@ -31,7 +31,7 @@ _CALLED = (
 _ATTENTION = "Attention"
 # The classes of products that an attention consists of.
 _LINEAR = ("Linear", "Dense", "EinsumDense", "DenseGeneral", "LinearGeneral", "AttentionOutput")
-# Names of kinds of layers in libraries, which say what a layer is wherever it stands.
+# Names of layer types in libraries: they say what a layer is, not where it is used.
 _KINDS_OF_LAYERS = frozenset(
     """Dense Linear DenseGeneral LinearGeneral EinsumDense Conv Conv1d Conv2d Conv3d ConvTranspose
     Conv1dTranspose Conv2dTranspose Conv3dTranspose DepthwiseConv1d DepthwiseConv2d SeparableConv2d
@@ -65,7 +65,7 @@ def name_classes(
     for cls in classes:
         wanted = _names_for(cls, lambda node: kinds.get(of[node].token, ""), keras=keras)
         kinds[cls.token] = wanted[0]
-        # Another layer may have the name of a kind from its author.
+        # The author may have given the name of a kind to another layer.
         free = [n for n in wanted if n not in file.taken and (n not in own or n == wanted[-1])]
         name = (free or wanted[-1:])[0]
         if name in file.taken and _takes_residual(cls):

@@ -250,7 +250,7 @@ def _as_written(jaxpr: Jaxpr) -> Jaxpr:
 
 
 def _known(eqn: Eqn) -> Eqn:
-    """An equation by the primitive that `jax.numpy` has for it."""
+    """An equation with the primitive that `jax.numpy` uses."""
     if eqn.primitive.name == "add_any":
         return eqn.replace(primitive=lax.add_p)
     if eqn.primitive.name != "tile":
@@ -780,7 +780,7 @@ def _at_sizes(certificate: str, recovered: Recovered) -> str:
     single = [*zip(entry.arg_names, entry.args, strict=True), *entry.kwargs.items()]
     stated = ""
     if all(isinstance(tree, ArgSpec) for _, tree in single):
-        # JAX sorts keyword arguments by name, as `single` may not be.
+        # JAX sorts keyword arguments by name; `single` may have another order.
         sizes = dict(zip((*entry.arg_names, *sorted(entry.kwargs)), shapes, strict=True))
         told = [f"{names[n]} of shape {sizes[n]}" for n, _ in single if sizes[n]]
         stated = " and ".join(told) if len(told) <= _FEW else ""
@@ -789,7 +789,7 @@ def _at_sizes(certificate: str, recovered: Recovered) -> str:
     return f"{kind} for {stated}{rest and ' '}{rest}"
 
 
-# So many arguments are named in the certificate of a text for fixed sizes.
+# At most this many arguments are named in the certificate of a text for fixed sizes.
 _FEW = 2
 
 

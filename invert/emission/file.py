@@ -153,7 +153,7 @@ class File(Writer):
                 first = len(function.parameters)
                 places = [syntax.number(first + i) for i in range(len(sizes))]
                 function.parameters = [*function.parameters, *sizes]
-                # Of several, the names are those of no call, so that all calls share the text.
+                # Several get neutral names, so that all calls share the text.
                 names = [dimension_of(token) or "" for token in sizes] if len(sizes) == 1 else []
                 hints = [snake(name, "size") for name in names] or ["size"] * len(sizes)
                 function.hints = [*function.hints, *hints]
@@ -276,7 +276,7 @@ _CENTERED = re.compile(r"^( +)(\w+ = .*\(\w+ - lax\.stop_gradient\(mean\)\).*\n 
 
 
 def explained(text: str) -> str:
-    """The text with a comment on what its equations do not explain themselves."""
+    """The text with comments on what it does not explain itself."""
     reason = "# As in tf.nn.moments: the variance has no derivative through its mean."
     return _CENTERED.sub(rf"\1{reason}\n\1\2", text)
 

@@ -26,7 +26,7 @@ class Unpacked(Eqn):
 
 
 def unpacked(jaxpr: Jaxpr) -> Jaxpr:
-    """A body in which such a split has two results."""
+    """The body, with each such split as one equation of two results."""
     if not any(e.primitive.name == "random_split" for e in jaxpr.eqns):
         return jaxpr
     graph = Graph(jaxpr)
