@@ -63,7 +63,7 @@ from invert.ir.narrow_operands import with_narrow_operands
 from invert.ir.reversed_loops import unreversed
 from invert.ir.size_values import with_size_values
 from invert.ir.sizes import Constraint, is_open
-from invert.ir.types import AnyJaxpr, Atom, Aval, Eqn, Jaxpr, Literal, Var
+from invert.ir.types import AnyJaxpr, Atom, Aval, Eqn, Jaxpr, Literal, Value, Var
 
 M = TypeVar("M", bound=eqx.Module)
 
@@ -136,7 +136,7 @@ class Emission:
         count = len(self.source.splitlines())
         return f"<Emission of {type(self.model).__name__}: {count} lines; {certificates}>"
 
-    def with_values(self, values: Mapping[str, Any]) -> eqx.Module:
+    def with_values(self, values: Mapping[str, Value]) -> eqx.Module:
         """The model with other arrays, given by their names in the container.
 
         An `eqx.nn.StateIndex` is kept, so that a state of one model works with the other.
@@ -145,7 +145,7 @@ class Emission:
 
 
 def put_values(
-    model: M, names: Mapping[str, Any], layouts: Mapping[str, Any], values: Mapping[str, Any]
+    model: M, names: Mapping[str, Any], layouts: Mapping[str, Any], values: Mapping[str, Value]
 ) -> M:
     """A written model with other arrays; see `Emission` for `names` and `layouts`."""
     leaves, tree = jax.tree_util.tree_flatten(model, is_leaf=_is_index)
@@ -170,9 +170,9 @@ class Origin:
     layouts: Mapping[str, Any]
     shapes: Mapping[str, tuple[int, ...]]
 
-    def values(self, leaves: Sequence[Any]) -> dict[str, Any]:
+    def values(self, leaves: Sequence[Value]) -> dict[str, Value]:
         """The arrays of a model by their names in the container, in the container's shapes."""
-        found: dict[str, Any] = {}
+        found: dict[str, Value] = {}
         for (path, names), array in zip(self.names.items(), leaves, strict=True):
             found |= weights.spread(names, self.layouts.get(path), array, self.shapes)
         return found

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 from jax.extend.core import Primitive
 
 from invert.ir.graph import Graph
-from invert.ir.types import Atom, Eqn, Jaxpr, Var
+from invert.ir.types import Atom, Eqn, Jaxpr, Params, Var
 
 _UNPACKED = Primitive("unpacked")
 _UNPACKED.multiple_results = True
@@ -22,7 +21,7 @@ class Unpacked(Eqn):
     invars: list[Atom]
     outvars: list[Var]
     primitive: Primitive = _UNPACKED
-    params: dict[str, Any] = dataclasses.field(default_factory=dict)
+    params: Params = dataclasses.field(default_factory=dict)
 
 
 def unpacked(jaxpr: Jaxpr) -> Jaxpr:
