@@ -168,6 +168,7 @@ def test_not_partitionable(shape, width):
         ),
     ],
 )
+@pytest.mark.drawn(6)
 def test_programs_in_both_styles(f):
     same(f, RAW, X)
 
