@@ -115,9 +115,10 @@ lean: $(VENV)/.installed-lean
 	@$(BIN)/python -c 'import importlib.util as u, sys; sys.exit(u.find_spec("tensorflow") and "TensorFlow is installed")'
 	$(PYTEST) -m "not slow" $(LEAN)
 
-# Slow cases are drawn: PYTEST_ARGS=--draw-seed=1 draws others, --every-case runs all.
+# Slow cases are drawn: PYTEST_ARGS=--draw-seed=1 draws others, --every-case runs all. LLVM
+# optimizes, which tests/conftest.py leaves out otherwise.
 test-all: $(VENV)/.installed-test-all
-	$(PYTEST) $(PYTEST_ARGS)
+	JAX_DISABLE_MOST_OPTIMIZATIONS=0 $(PYTEST) $(PYTEST_ARGS)
 
 # Finds or makes the environment of one end, and says so where there is no interpreter for it.
 python-oldest python-newest: python-%:

@@ -18,6 +18,7 @@ from invert._config import Config
 from invert._entry import EntryPoint
 from invert._errors import InvertError, MalformedModelError, MeshError, SignatureError
 from invert._pipeline import recover
+from invert.ir.types import Arguments, Keywords
 from invert.modules import placement, save
 from invert.modules.dimensions import opened_sizes, with_sizes
 from invert.modules.function import Function
@@ -39,7 +40,7 @@ def from_entry(
     entry: EntryPoint,
     config: Config,
     args: Sequence[Any] | None = None,
-    kwargs: Mapping[str, Any] | None = None,
+    kwargs: Keywords | None = None,
 ) -> Module:
     """The module of an entry point, recovered at the types of an example, if any."""
     return build(_function(entry, config, args, kwargs))
@@ -174,7 +175,7 @@ def _for_every_batch(
 
 
 def _opened(
-    entry: EntryPoint, args: Sequence[Any], kwargs: Mapping[str, Any], sizes: Mapping[str, str]
+    entry: EntryPoint, args: Arguments, kwargs: Keywords, sizes: Mapping[str, str]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
     """The examples with named sizes left open; `None` if they are all open already."""
     from invert.frontends.signature import arrays_of

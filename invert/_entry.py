@@ -143,8 +143,8 @@ class EntryPoint:
     - `shardings`: shardings of arguments and results, if the container states them.
     - `defaults`: values of arguments that a call may leave out, by the names of the arguments.
     - `trace`: the calls that belong to this entry, if the container's function has several traces.
-    - `attributes`: those in which the original's classes hold layers that nobody named, by the
-        names of these.
+    - `attributes`: for layers without a name of their own, the attributes in which the original
+        holds them, by the layers' generated names.
     """
 
     name: str

@@ -1,5 +1,5 @@
-"""Settings every test shares: the platform, quiet TensorFlow, bounded memory, hypothesis, draws,
-and a budget of time."""
+"""Settings every test shares: the platform, quick compilers, quiet TensorFlow, bounded memory,
+hypothesis, draws, and a budget of time."""
 
 from __future__ import annotations
 
@@ -9,12 +9,22 @@ import time
 import zlib
 from collections import defaultdict
 from collections.abc import Iterator
+from pathlib import Path
 
 # Read once, when JAX and TensorFlow are first imported.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 # Nothing that a test works out is kept beyond it.
 os.environ.setdefault("INVERT_CACHE_DIR", "")
+# Half of the time went into compiling programs that run once. LLVM does not optimize them here
+# (`make test-all` lets it), and XLA compiles equal programs once: those of the original and of what
+# was recovered, and those of the last run.
+os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+os.environ.setdefault(
+    "JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parents[1] / ".pytest_cache" / "xla")
+)
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 
 import hypothesis
 import jax

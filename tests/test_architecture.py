@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import subprocess
 from collections.abc import Iterator
@@ -73,10 +74,44 @@ def imports(tree: ast.AST, package: str) -> Iterator[tuple[int, str]]:
                 yield node.lineno, first.value
 
 
+class Source:
+    """What the rules ask of a file: its trees together would take much memory."""
+
+    def __init__(self, path: Path):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        name = _module_name(path)
+        package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+        self.imports = list(imports(tree, package))
+        self.docstring = ast.get_docstring(tree)
+        every = list(ast.walk(tree))
+        found = [node for node in every if isinstance(node, ast.Import | ast.ImportFrom)]
+        self.relative = [n.lineno for n in found if isinstance(n, ast.ImportFrom) and n.level]
+        later = {
+            id(node)
+            for scope in every
+            if isinstance(scope, ast.FunctionDef | ast.AsyncFunctionDef)
+            or (isinstance(scope, ast.If) and ast.unparse(scope.test).endswith("TYPE_CHECKING"))
+            for node in ast.walk(scope)
+            if isinstance(node, ast.Import | ast.ImportFrom)
+        }
+        self.early = [
+            (node.lineno, module)
+            for node in found
+            if id(node) not in later
+            for _, module in imports(node, package)
+        ]
+        self.calls = [
+            (node.lineno, node.func.id)
+            for node in every
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+        ]
+
+
+_source = functools.cache(Source)
+
+
 def _imports_of(path: Path) -> list[tuple[int, str]]:
-    name = _module_name(path)
-    package = name if path.name == "__init__.py" else name.rpartition(".")[0]
-    return list(imports(ast.parse(path.read_text(encoding="utf-8")), package))
+    return _source(path).imports
 
 
 def _within(module: str, prefix: str) -> bool:
@@ -152,8 +187,7 @@ def test_imports_point_downwards(path: Path) -> None:
 
 @pytest.mark.parametrize("path", SOURCES, ids=_relative)
 def test_imports_are_absolute(path: Path) -> None:
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    wrong = [n.lineno for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and n.level]
+    wrong = _source(path).relative
     assert not wrong, f"{_relative(path)}: lines {wrong}"
 
 
@@ -186,25 +220,10 @@ def test_private_room_uses_private_modules() -> None:
 
 @pytest.mark.parametrize("path", SOURCES, ids=_relative)
 def test_tensorflow_only_in_front_ends_and_never_at_import(path: Path) -> None:
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    lazy = {
-        id(node)
-        for scope in ast.walk(tree)
-        if isinstance(scope, ast.FunctionDef | ast.AsyncFunctionDef)
-        for node in ast.walk(scope)
-    }
-    guarded = {
-        id(node)
-        for scope in ast.walk(tree)
-        if isinstance(scope, ast.If) and ast.unparse(scope.test).endswith("TYPE_CHECKING")
-        for node in ast.walk(scope)
-    }
     early = [
-        f"{_relative(path)}:{node.lineno}"
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Import | ast.ImportFrom)
-        and id(node) not in lazy | guarded
-        and any(_within(module, "tensorflow") for _, module in imports(node, "invert"))
+        f"{_relative(path)}:{line}"
+        for line, module in _source(path).early
+        if _within(module, "tensorflow")
     ]
     assert not early, f"import TensorFlow inside the function that needs it: {early}"
     if any(_within(module, "tensorflow") for _, module in _imports_of(path)):
@@ -216,13 +235,10 @@ def test_tensorflow_only_in_front_ends_and_never_at_import(path: Path) -> None:
 def test_no_code_execution_from_files(path: Path) -> None:
     if path == PACKAGE / "emission" / "python" / "load.py":
         pytest.skip("compiles syntax trees that the package has built itself")
-    tree = ast.parse(path.read_text(encoding="utf-8"))
     calls = [
-        f"{_relative(path)}:{node.lineno}: {node.func.id}"
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Name)
-        and node.func.id in ("eval", "exec")
+        f"{_relative(path)}:{line}: {name}"
+        for line, name in _source(path).calls
+        if name in ("eval", "exec")
     ]
     pickles = [m for _, m in _imports_of(path) if m.split(".")[0] in ("pickle", "marshal", "dill")]
     assert not calls
@@ -231,8 +247,7 @@ def test_no_code_execution_from_files(path: Path) -> None:
 
 @pytest.mark.parametrize("path", SOURCES, ids=_relative)
 def test_every_module_says_what_it_is(path: Path) -> None:
-    doc = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
-    assert doc, f"{_relative(path)} has no docstring"
+    assert _source(path).docstring, f"{_relative(path)} has no docstring"
 
 
 def test_front_face_only_re_exports() -> None:

@@ -14,7 +14,7 @@ from invert.emission.python import syntax
 from invert.emission.python.naming import Names, camel
 from invert.ir.types import Var
 
-# The name of an argument that a layer only adds to a function of another one.
+# The name of an argument that a layer only adds to what it computes from another one.
 RESIDUAL = "residual"
 # The layer that a text computes, and its name in Keras.
 _CALLED = (
@@ -64,7 +64,7 @@ def name_classes(
     for cls, wanted in every.items():
         if counts[wanted[0]] > 1 and (number := _number(cls, wanted[0])):
             wanted = [f"{wanted[0]}{number}"]
-        # Another layer may have the name of a kind from its author.
+        # The author may have given the name of a kind to another layer.
         free = [n for n in wanted if n not in file.taken and (n not in own or n == wanted[-1])]
         name = (free or wanted[-1:])[0]
         if name in file.taken and _takes_residual(cls):

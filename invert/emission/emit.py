@@ -63,7 +63,7 @@ from invert.ir.narrow_operands import with_narrow_operands
 from invert.ir.reversed_loops import unreversed
 from invert.ir.size_values import with_size_values
 from invert.ir.sizes import Constraint, is_open
-from invert.ir.types import AnyJaxpr, Atom, Aval, Eqn, Jaxpr, Literal, Var
+from invert.ir.types import AnyJaxpr, Atom, Aval, Eqn, Jaxpr, Literal, Value, Var
 
 M = TypeVar("M", bound=eqx.Module)
 
@@ -136,7 +136,7 @@ class Emission:
         count = len(self.source.splitlines())
         return f"<Emission of {type(self.model).__name__}: {count} lines; {certificates}>"
 
-    def with_values(self, values: Mapping[str, Any]) -> eqx.Module:
+    def with_values(self, values: Mapping[str, Value]) -> eqx.Module:
         """The model with other arrays, given by their names in the container.
 
         An `eqx.nn.StateIndex` is kept, so that a state of one model works with the other.
@@ -145,7 +145,7 @@ class Emission:
 
 
 def put_values(
-    model: M, names: Mapping[str, Any], layouts: Mapping[str, Any], values: Mapping[str, Any]
+    model: M, names: Mapping[str, Any], layouts: Mapping[str, Any], values: Mapping[str, Value]
 ) -> M:
     """A written model with other arrays; see `Emission` for `names` and `layouts`."""
     leaves, tree = jax.tree_util.tree_flatten(model, is_leaf=_is_index)
@@ -170,9 +170,9 @@ class Origin:
     layouts: Mapping[str, Any]
     shapes: Mapping[str, tuple[int, ...]]
 
-    def values(self, leaves: Sequence[Any]) -> dict[str, Any]:
+    def values(self, leaves: Sequence[Value]) -> dict[str, Value]:
         """The arrays of a model by their names in the container, in the container's shapes."""
-        found: dict[str, Any] = {}
+        found: dict[str, Value] = {}
         for (path, names), array in zip(self.names.items(), leaves, strict=True):
             found |= weights.spread(names, self.layouts.get(path), array, self.shapes)
         return found
@@ -250,7 +250,7 @@ def _as_written(jaxpr: Jaxpr) -> Jaxpr:
 
 
 def _known(eqn: Eqn) -> Eqn:
-    """An equation by the primitive that `jax.numpy` has for it."""
+    """An equation with the primitive that `jax.numpy` uses."""
     if eqn.primitive.name == "add_any":
         return eqn.replace(primitive=lax.add_p)
     if eqn.primitive.name != "tile":
@@ -780,7 +780,7 @@ def _at_sizes(certificate: str, recovered: Recovered) -> str:
     single = [*zip(entry.arg_names, entry.args, strict=True), *entry.kwargs.items()]
     stated = ""
     if all(isinstance(tree, ArgSpec) for _, tree in single):
-        # JAX sorts keyword arguments by name, as `single` may not be.
+        # JAX sorts keyword arguments by name; `single` may have another order.
         sizes = dict(zip((*entry.arg_names, *sorted(entry.kwargs)), shapes, strict=True))
         told = [f"{names[n]} of shape {sizes[n]}" for n, _ in single if sizes[n]]
         stated = " and ".join(told) if len(told) <= _FEW else ""
@@ -789,7 +789,7 @@ def _at_sizes(certificate: str, recovered: Recovered) -> str:
     return f"{kind} for {stated}{rest and ' '}{rest}"
 
 
-# So many arguments are named in the certificate of a text for fixed sizes.
+# At most this many arguments are named in the certificate of a text for fixed sizes.
 _FEW = 2
 
 

@@ -8,7 +8,6 @@ import inspect
 import re
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from invert._errors import EmissionError
 from invert._private.jax import open_jaxpr
@@ -35,7 +34,7 @@ from invert.emission.sizes.program import Program
 from invert.ir.composite import attributes_of, body_of, composite
 from invert.ir.sizes import dimensions
 from invert.ir.traced_form import difference
-from invert.ir.types import AnyJaxpr, ClosedJaxpr, Eqn, Jaxpr, Var
+from invert.ir.types import AnyJaxpr, ClosedJaxpr, Eqn, JaxFunction, Jaxpr, Var
 
 # The dimensions in the strings of annotations are not names of Python.
 _HEADER = "# ruff: noqa: F722, F821\n"
@@ -57,7 +56,7 @@ class File(Writer):
         self._sizes: dict[int, list[ast.expr]] = {}
         self._texts: dict[tuple[str, str], str] = {}
         self._rules: list[tuple[ClosedJaxpr, ClosedJaxpr | str, str]] = []
-        self._copied: dict[Callable[..., Any], str] = {}
+        self._copied: dict[JaxFunction, str] = {}
         self.layer: Callable[[Body, Eqn], Placed | None] = lambda body, eqn: None
 
     def structured(self, body: Body, eqn: Eqn) -> Placed | None:
@@ -153,7 +152,7 @@ class File(Writer):
                 first = len(function.parameters)
                 places = [syntax.number(first + i) for i in range(len(sizes))]
                 function.parameters = [*function.parameters, *sizes]
-                # Of several, the names are those of no call, so that all calls share the text.
+                # Several get neutral names, so that all calls share the text.
                 names = [dimension_of(token) or "" for token in sizes] if len(sizes) == 1 else []
                 hints = [snake(name, "size") for name in names] or ["size"] * len(sizes)
                 function.hints = [*function.hints, *hints]
@@ -191,7 +190,7 @@ class File(Writer):
         function.rewrite(lambda node: in_place(node, parts))
         return sizes
 
-    def copied(self, function: Callable[..., Any]) -> str:
+    def copied(self, function: JaxFunction) -> str:
         if function not in self._copied:
             source = textwrap.dedent(inspect.getsource(inspect.unwrap(function)))
             (definition,) = ast.parse(source).body
@@ -277,7 +276,7 @@ _CENTERED = re.compile(r"^( +)(\w+ = .*\(\w+ - lax\.stop_gradient\(mean\)\).*\n 
 
 
 def explained(text: str) -> str:
-    """The text with a comment on what its equations do not explain themselves."""
+    """The text with comments on what it does not explain itself."""
     reason = "# As in tf.nn.moments: the variance has no derivative through its mean."
     return _CENTERED.sub(rf"\1{reason}\n\1\2", text)
 

@@ -34,13 +34,13 @@ _ZEROS = frozenset("bias beta mean moving_mean running_mean offset shift".split(
 _EMBEDDINGS = frozenset("embedding embeddings".split())
 # Names that only Keras uses.
 _KERAS = frozenset("gamma embeddings recurrent_kernel moving_variance".split())
-# Options of a layer, which are given by name.
+# Options of a layer, passed by keyword.
 _OPTIONS = frozenset(
     ("kernel_size", "kd", "kh", "kw", "strides", "padding", "input_dilation", "dilation", "groups")
 )
 # The number of sizes that are given without their names.
 _MOST_UNNAMED = 3
-# The arguments of a layer that a node does without.
+# Stands for the arguments of a layer that a node lacks.
 _MISSING = object()
 # Larger constants are not written out, unless they are tables of integers with a short text.
 _WRITTEN, _LARGEST_TABLE = 64, 1024
@@ -141,7 +141,7 @@ _SIZES = (
     ),
     *("kernel_size", "kd", "kh", "kw"),
 )
-# Sizes of a layer inside, which are inner ones of the layer around it unless it has them itself.
+# Sizes of an inner layer that are internal to the outer one, unless that has them too.
 _FEATURES = frozenset(("n_in", "n_out", "c_in", "c_out", "dim", "n", "c"))
 
 _FIXED = frozenset(("zeros", "ones", "values", "unknown", "key", "forget"))
@@ -413,7 +413,7 @@ class _Writing:
         return call(call("eqx.filter_vmap", ast.Lambda(arguments, body)), each)
 
     def _new(self, nodes: Sequence[Node | None], key: Callable[[], ast.expr]) -> ast.expr:
-        """A call of a class, which some of the nodes do without."""
+        """A call of a class, which some of the nodes lack."""
         first = nodes[0]
         assert first is not None  # the first node has all fields
         native = native_of(first)

@@ -334,7 +334,7 @@ class Main:
 
 
 def _names_in(tree: object) -> list[str]:
-    """The names of the arrays in a list or tuple, if all of them tell something."""
+    """The names of the arrays in a list or tuple, if all of them are meaningful."""
     if type(tree) not in (list, tuple) or not isinstance(tree, Sequence) or len(tree) < 2:
         return []
     names = [snake(s.name, PLAIN) for s in tree if isinstance(s, ArgSpec)]
@@ -343,14 +343,14 @@ def _names_in(tree: object) -> list[str]:
 
 
 def _wanted(name: str, tree: object) -> str:
-    """The name of an argument, or that of its array if only the latter tells something."""
+    """The name of an argument, or that of its array if only that is meaningful."""
     own = name
     if isinstance(tree, ArgSpec) and _GENERAL.fullmatch(name):
         own = snake(tree.name, PLAIN)
     return name if _NUMBERED.fullmatch(own) or not says(own) else own
 
 
-# Names that all layers give to what they are called on.
+# Names that every layer gives to its input.
 _GENERAL = re.compile(r"inputs?|args?_\d+")
 # Names that converters and libraries make up.
 _NUMBERED = re.compile(r".*\d|input|inputs|args?|x|y|keras_tensor|input_layer")

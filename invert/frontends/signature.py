@@ -16,6 +16,7 @@ from jax.tree_util import KeyEntry
 from invert._entry import ArgSpec, EntryPoint, free_name
 from invert._errors import SignatureError
 from invert.frontends.structured import CompositeSpec, GivenArray, OtherSpec, TensorSpec
+from invert.ir.types import Arguments, Keywords
 from invert.protos.tensors import decode_dtype
 from invert.tf.ops.node import import_tensorflow
 
@@ -118,7 +119,7 @@ def expanded(tree: Any) -> Any:
 
 
 def arrays_of(
-    args: Sequence[Any], kwargs: Mapping[str, Any], entry: EntryPoint
+    args: Arguments, kwargs: Keywords, entry: EntryPoint
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Example arguments for the module of `entry`, without static ones."""
     args = tuple(expanded(x) for x in args)
@@ -462,8 +463,8 @@ def tensor_spec(x: Any, *, scalars: bool) -> Any:
 
 def matches(
     concrete: Any,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
+    args: Arguments,
+    kwargs: Keywords,
     *,
     exact: bool = False,
     owner: Any = None,
@@ -489,7 +490,7 @@ def matches(
 
 
 def picked(
-    concrete: Any, owner: Any, args: Sequence[Any], kwargs: Mapping[str, Any], exact: bool
+    concrete: Any, owner: Any, args: Arguments, kwargs: Keywords, exact: bool
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
     """The arguments of a call, as passed to the entry point of one trace.
 
@@ -527,8 +528,8 @@ def picked_split(
     concrete: Any,
     owner: Any,
     signature: Signature,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
+    args: Arguments,
+    kwargs: Keywords,
     exact: bool,
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
     """As `picked`, for a `signature` without string arguments; Python values by name."""

@@ -48,6 +48,7 @@ from invert.frontends.signature import (
     read_signature,
     tensor_spec,
 )
+from invert.ir.types import Arguments, Keywords
 from invert.protos.messages import own
 from invert.protos.ops import op_def
 from invert.tf.fallback.host import table
@@ -111,7 +112,7 @@ def values_of(variable: Any) -> np.ndarray:
 def entry_point(
     tf_fn: Any,
     args: Sequence[Any] = (),
-    kwargs: Mapping[str, Any] | None = None,
+    kwargs: Keywords | None = None,
     *,
     config: Config,
     name: str | None = None,
@@ -170,7 +171,7 @@ def entry_point(
     )  # fmt: skip
 
 
-def _checked(concrete: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def _checked(concrete: Any, args: Arguments, kwargs: Keywords) -> Any:
     """A `ConcreteFunction` that takes these arguments, if there are any."""
     if (args or kwargs) and not matches(concrete, args, kwargs):
         raise SignatureError(_no_match([concrete], args, kwargs))
@@ -185,7 +186,7 @@ def _name_of(tf_fn: Any) -> str:
     return match.group(1) if match else text
 
 
-def _select(tf_fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def _select(tf_fn: Any, args: Arguments, kwargs: Keywords) -> Any:
     """The concrete function of `tf_fn` selected by the arguments."""
     existing = distinct(tf_concrete_functions(tf_fn))
     if args or kwargs:
@@ -262,7 +263,7 @@ def _jax_signature(fn: Any) -> inspect.Signature | None:
 def _from_callable(
     fn: Any,
     args: Sequence[Any],
-    kwargs: Mapping[str, Any],
+    kwargs: Keywords,
     config: Config,
     name: str | None,
     *,

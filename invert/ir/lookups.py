@@ -1,4 +1,4 @@
-"""Lookups in one form: with indices that count from the end where they are negative."""
+"""Gives lookups one form, in which negative indices count from the end."""
 
 from __future__ import annotations
 

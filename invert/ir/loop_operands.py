@@ -16,7 +16,7 @@ from invert.ir.unit_axes import added_axes
 def with_plain_operands(jaxpr: Jaxpr) -> Jaxpr:
     """Pass arrays to scans without axes of size one that each step removes, such as a mask.
 
-    An array of one number that a loop closes over is made in its body, where it is a number.
+    An array filled with one number that a loop closes over is a number in its body.
     """
     if not any(e.primitive.name == "scan" for e in jaxpr.eqns):
         return jaxpr
@@ -64,7 +64,7 @@ def _fills(eqn: Eqn) -> bool:
 
 
 def _added(eqn: Eqn, graph: Graph) -> tuple[int, ...]:
-    """The axes of size one, besides the first, that an array is only given before a loop."""
+    """The axes of size one, except the first, that an array gets just for a loop."""
     if eqn.primitive is not lax.transpose_p:
         axes = added_axes(eqn)
     else:

@@ -21,7 +21,7 @@ from invert._private.jax import (
 )
 from invert.ir.graph import Graph, is_var
 from invert.ir.hints import is_hint
-from invert.ir.types import AnyJaxpr, Atom, Eqn, Jaxpr, Literal, Value
+from invert.ir.types import AnyJaxpr, Atom, Eqn, Jaxpr, Literal, Params, Value
 
 # An atom of the template and the atom of the program to match it with.
 _Pair: TypeAlias = tuple[Atom, Atom]
@@ -339,13 +339,13 @@ _FREE_PARAMS = frozenset(
 )
 
 
-def same_params(a: dict[str, Any], b: dict[str, Any]) -> bool:
+def same_params(a: Params, b: Params) -> bool:
     """Whether two equations of one primitive have the same parameters, inner jaxprs included."""
     a, b = _compared(a), _compared(b)
     return all(name in _FREE_PARAMS or _same_param(value, b.get(name)) for name, value in a.items())
 
 
-def _compared(params: dict[str, Any]) -> dict[str, Any]:
+def _compared(params: Params) -> Params:
     """The parameters of an equation that tell it from others."""
     params = plain_params(params)
     for name, inner in (("call_jaxpr", "custom_vmap_call"), ("call", "composite")):

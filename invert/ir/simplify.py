@@ -15,7 +15,7 @@ import numpy as np
 from jax import lax
 
 from invert._private.jax import close_like, dce, open_jaxpr, rename
-from invert.ir.counters import with_counted_places
+from invert.ir.counted import with_counted_places
 from invert.ir.graph import Graph, is_var
 from invert.ir.jaxprs import canonicalize, map_jaxprs
 from invert.ir.loops import WhileParts

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from invert._private.jax import AnyJaxpr as AnyJaxpr
@@ -22,3 +22,8 @@ Aval: TypeAlias = Any
 Value: TypeAlias = Any
 # A function of arrays, as `jax.make_jaxpr` takes it.
 JaxFunction: TypeAlias = Callable[..., Any]
+# The parameters of an equation, by name.
+Params: TypeAlias = dict[str, Any]
+# What a caller passes: pytrees of arrays, and static values.
+Arguments: TypeAlias = Sequence[Any]
+Keywords: TypeAlias = Mapping[str, Any]

@@ -23,7 +23,7 @@ from invert.emission import Emission
 from invert.ir.avals import type_of_key
 from invert.ir.meshes import AnyMesh
 from invert.ir.sizes import DimSize
-from invert.ir.types import Value
+from invert.ir.types import Arguments, Keywords, Value
 from invert.modules import placement, signatures
 from invert.modules.specializations import Change, Specialization, Specializations, widen
 
@@ -146,7 +146,7 @@ class Function:
         # The program of a module is never changed; graphs of TensorFlow cannot be copied.
         return self
 
-    def split(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any], Any, Any]:
+    def split(self, args: Arguments, kwargs: Keywords) -> tuple[list[Any], Any, Any]:
         """The flat arguments, the state and the key, checked against the signature.
 
         **Raises:** `SignatureError` that lists all mismatches.
@@ -180,7 +180,7 @@ class Function:
                 )
         return self._flat(bound), state, key
 
-    def flatten(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Value]:
+    def flatten(self, args: Arguments, kwargs: Keywords) -> list[Value]:
         """The flat arguments, without state and key, checked against the signature.
 
         **Raises:** `SignatureError` that lists all mismatches.
@@ -195,7 +195,7 @@ class Function:
         bound.apply_defaults()
         return self._flat(bound)
 
-    def _renamed(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    def _renamed(self, kwargs: Keywords) -> Keywords:
         """Arguments by parameter name; the container's names are accepted too."""
         return {self._safe.get(name, name): value for name, value in kwargs.items()}
 
@@ -237,8 +237,8 @@ class Function:
         self,
         constants: Sequence[Value],
         params: Sequence[Any],
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
+        args: Arguments,
+        kwargs: Keywords,
     ) -> Any:
         """Run the program.
 

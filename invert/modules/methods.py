@@ -15,6 +15,7 @@ from jax import Array
 from invert._errors import InvertError, SignatureError
 from invert._report import Report
 from invert.emission import Emission, constant_name
+from invert.ir.types import Arguments, Keywords
 from invert.modules.function import Function
 from invert.modules.module import Recovered, class_of, leaf_of, method, styles_of
 from invert.modules.module import run as call_function
@@ -84,7 +85,7 @@ def _method(name: str, function: Function, attribute: str) -> Callable[..., Any]
     return method(function, attribute, run)
 
 
-def _call(module: Methods, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def _call(module: Methods, name: str, args: Arguments, kwargs: Keywords) -> Any:
     function = dict(module._functions)[name]
     named = module.named_params()
     leaves = [named[p.name] for p in function.entry.params]

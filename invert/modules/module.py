@@ -19,7 +19,7 @@ from invert._entry import Param, Shardings
 from invert._errors import SaveError, SignatureError
 from invert._report import Report
 from invert.emission import CALL, STYLES, Emission, constant_name
-from invert.ir.types import Jaxpr, Value
+from invert.ir.types import Arguments, Jaxpr, Keywords, Value
 from invert.modules import placement, shown
 from invert.modules.function import Function
 from invert.modules.graph import Graph, graph_of
@@ -259,8 +259,8 @@ def run(
     function: Function,
     constants: Sequence[Value],
     params: Sequence[Any],
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
+    args: Arguments,
+    kwargs: Keywords,
 ) -> Any:
     """Call a function.
 

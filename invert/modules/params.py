@@ -21,9 +21,9 @@ def param_paths(names: Sequence[str]) -> list[tuple[str, ...]]:
     ]
 
 
-def nest(names: Sequence[str], values: Sequence[Value]) -> dict[str, Any]:
+def nest(names: Sequence[str], values: Sequence[Value]) -> dict[str, Value]:
     """Values as nested dictionaries, see `param_paths`."""
-    tree: dict[str, Any] = {}
+    tree: dict[str, Value] = {}
     for path, value in zip(param_paths(names), values, strict=True):
         node = tree
         for part in path[:-1]:

@@ -129,7 +129,7 @@ def _texts(model: eqx.Module) -> tuple[str, str]:
     return source, getattr(namespace, "__page__", "")
 
 
-def _readable_arrays(model: eqx.Module, state: eqx.nn.State | None) -> dict[str, Any]:
+def _readable_arrays(model: eqx.Module, state: eqx.nn.State | None) -> dict[str, Value]:
     """The arrays of a module, which the `load` of its own source can read."""
     arrays = arrays_of(model, state)
     if wrong := list(_unreadable(model, arrays)):
@@ -141,7 +141,7 @@ def _readable_arrays(model: eqx.Module, state: eqx.nn.State | None) -> dict[str,
     return arrays
 
 
-def _unreadable(model: eqx.Module, arrays: Mapping[str, Any]) -> Iterator[str]:
+def _unreadable(model: eqx.Module, arrays: Mapping[str, Value]) -> Iterator[str]:
     """Reasons why the function `load` of an emitted file would refuse these arrays."""
     namespace: Any = sys.modules[type(model).__module__]
     kinds: dict[str, Any] = {}
@@ -208,7 +208,7 @@ def byte_count(size: int | str) -> int:
     return count
 
 
-def arrays_of(model: eqx.Module, state: eqx.nn.State | None = None) -> dict[str, Any]:
+def arrays_of(model: eqx.Module, state: eqx.nn.State | None = None) -> dict[str, Value]:
     """The arrays of a module by their paths, such as `encoder.layer_0.kernel`.
 
     **Raises:** `EmissionError` if a state value has been taken out of the module.
@@ -236,7 +236,7 @@ def _is_index(x: object) -> bool:
     return isinstance(x, eqx.nn.StateIndex)
 
 
-def _write_weights(arrays: Mapping[str, Any], where: Path, limit: int) -> None:
+def _write_weights(arrays: Mapping[str, Value], where: Path, limit: int) -> None:
     """Write the arrays into one file or several."""
     shards = _shards(arrays, limit)
     count = len(shards)
@@ -256,7 +256,7 @@ def _write_weights(arrays: Mapping[str, Any], where: Path, limit: int) -> None:
         (where / _INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
 
 
-def _shards(arrays: Mapping[str, Any], limit: int) -> list[list[str]]:
+def _shards(arrays: Mapping[str, Value], limit: int) -> list[list[str]]:
     """The names of the arrays in order, split into shards of at most `limit` bytes."""
     shards: list[list[str]] = [[]]
     filled = 0
@@ -277,7 +277,7 @@ _CODES = {
 }  # fmt: skip
 
 
-def _write(tensors: Mapping[str, Any], path: Path) -> None:
+def _write(tensors: Mapping[str, Value], path: Path) -> None:
     """Write arrays in order; one on several devices is written part by part."""
     header: dict[str, Any] = {}
     kinds: dict[str, str] = {}

@@ -55,7 +55,7 @@ def certificate_line(function: Function) -> str:
     return "not recovered yet" if stage is None else f"certificate: {stage.report.certificate}"
 
 
-def count_line(named: Mapping[str, Any], constants: Sequence[Value]) -> str:
+def count_line(named: Mapping[str, Value], constants: Sequence[Value]) -> str:
     """`1,234 parameters in 4 arrays`, and the same of the constants."""
     parts = [_counted(list(named.values()), "parameters")] if named or not constants else []
     return ", ".join([*parts, *([_counted(constants, "constants")] if constants else [])])
@@ -66,7 +66,7 @@ def is_whole(leaves: Sequence[Value]) -> bool:
     return all(hasattr(_array(x), "shape") for x in leaves)
 
 
-def table(named: Mapping[str, Any], constants: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+def table(named: Mapping[str, Value], constants: Mapping[str, Value]) -> list[tuple[str, str, str]]:
     """A row for each layer: its name, its arrays with their types, and the number of elements."""
     layers: dict[str, list[tuple[str, Any]]] = {}
     for name, value in named.items():

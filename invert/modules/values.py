@@ -20,7 +20,7 @@ from invert.modules.params import nest
 _M = TypeVar("_M", bound=eqx.Module)
 
 
-def values(module: eqx.Module, state: eqx.nn.State | None = None) -> dict[str, Any]:
+def values(module: eqx.Module, state: eqx.nn.State | None = None) -> dict[str, Value]:
     """The arrays of a module, by the names of the container's variables.
 
     **Arguments:**
@@ -61,7 +61,7 @@ def values(module: eqx.Module, state: eqx.nn.State | None = None) -> dict[str, A
     return {name: found[name] for name in origin.shapes}
 
 
-def with_values(module: _M, values: Mapping[str, Any], *, strict: bool = True) -> _M:
+def with_values(module: _M, values: Mapping[str, Value], *, strict: bool = True) -> _M:
     """A module with other arrays, e.g. the inference mode of a model with trained arrays.
 
     **Arguments:**
@@ -102,7 +102,7 @@ def with_values(module: _M, values: Mapping[str, Any], *, strict: bool = True) -
     return put_values(module, origin.names, origin.layouts, new)
 
 
-def assign(target: Any, values: Mapping[str, Any]) -> tuple[str, ...]:
+def assign(target: Any, values: Mapping[str, Value]) -> tuple[str, ...]:
     """Assign arrays to the variables of a Keras model or another TensorFlow object.
 
     **Arguments:**
@@ -157,8 +157,8 @@ def _name(variable: Any) -> str:
 
 
 def _fitting(
-    values: Mapping[str, Any], shapes: Mapping[str, Sequence[int]], strict: bool
-) -> dict[str, Any]:
+    values: Mapping[str, Value], shapes: Mapping[str, Sequence[int]], strict: bool
+) -> dict[str, Value]:
     """The values of some variables.
 
     **Raises:** `SignatureError` that lists everything missing or of another shape.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import difflib
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 
@@ -14,7 +13,7 @@ from invert._private.jax import trace_closed
 from invert.ir import jaxprs
 from invert.ir.avals import type_of_value
 from invert.ir.match import place_of
-from invert.ir.types import Aval, Value
+from invert.ir.types import Aval, JaxFunction, Value
 from invert.patterns import STAGES, names
 from invert.rewriting import driver
 from invert.rewriting.pattern import Call, EquationPattern, Pattern, ProgramPattern, Stage
@@ -84,7 +83,7 @@ class Explanation:
 
 def explain(
     pattern: Pattern | EquationPattern | str,
-    fn: Callable[..., Any],
+    fn: JaxFunction,
     *args: Value,
     lowered: bool = False,
     platform: str = "cpu",
@@ -144,7 +143,7 @@ def explain(
 
 
 def _flat(
-    fn: Callable[..., Any], args: Sequence[Value]
+    fn: JaxFunction, args: Sequence[Value]
 ) -> tuple[Callable[..., list[Value]], tuple[Aval, ...]]:
     """A function on the leaves of its arguments, and their types."""
     flat, tree = jax.tree_util.tree_flatten(args)

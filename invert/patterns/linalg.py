@@ -11,22 +11,21 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator
 
 import jax
 from jax.lax import linalg
 
 from invert._private.jax import Literal, geqp3_p, geqrf_p
 from invert.ir.loops import WhileParts
-from invert.ir.types import Eqn
+from invert.ir.types import Eqn, Params
 from invert.rewriting.pattern import Call, Pattern, Site, bind
 
 # Attributes that hold the parameters of a routine, in FFI calls and in older ones.
 _CONFIGS = ("mhlo.backend_config", "backend_config")
 
 
-def attributes(eqn: Eqn) -> Mapping[str, Any]:
+def attributes(eqn: Eqn) -> Params:
     """The parameters a custom call passes to its routine: `{uplo = 76 : ui8}` -> `{"uplo": "L"}`.
 
     LAPACK takes its options as character codes.
@@ -86,7 +85,7 @@ def _eigh(site: Site) -> Iterator[Call]:
         )
 
 
-def _is_lower(found: Mapping[str, Any]) -> bool:
+def _is_lower(found: Params) -> bool:
     """Whether the lower triangle is meant: a character in LAPACK, a flag in cuSOLVER."""
     return bool(found.get("lower", found.get("uplo") == "L"))
 

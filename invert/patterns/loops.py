@@ -9,109 +9,19 @@ programs; names play no role.
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable, Sequence, Set
 
 import numpy as np
 from jax import lax
 
-from invert._private.jax import Literal, consts_of, dim_as_value_p, max_dim, min_dim
+from invert._private.jax import Literal
+from invert.ir.counted import Counted, counted
 from invert.ir.graph import Graph
 from invert.ir.interpret import evaluate, replacing
 from invert.ir.loops import WhileParts
-from invert.ir.sizes import DimSize, as_value, is_open
+from invert.ir.sizes import as_value, is_open
 from invert.ir.types import AnyJaxpr, Atom, Eqn, JaxFunction, Value, Var
 from invert.rewriting.pattern import EquationPattern, Site
-
-
-@dataclasses.dataclass(frozen=True)
-class Counted:
-    """A loop `for i in range(length)`.
-
-    **Arguments:**
-
-    - `body`: the body as a graph; `consts`, `carry`: its arguments.
-    - `counter`: position of `i` in the carry.
-    - `length`: a number, or an expression of open dimensions.
-    """
-
-    body: Graph
-    consts: Sequence[Var]
-    carry: Sequence[Var]
-    counter: int
-    length: DimSize
-
-    def index(self, atom: Atom) -> tuple[int, DimSize] | None:
-        """`(a, b)` where the value of `atom` is `a * i + b`, else `None`."""
-        if (size := _size(atom, self.body)) is not None:
-            return 0, size
-        if isinstance(atom, Literal):
-            return None
-        if atom is self.carry[self.counter]:
-            return 1, 0
-        eqn = self.body.producers.get(atom)
-        if eqn is None or eqn.primitive.name not in ("add", "sub"):
-            return None
-        x, y = (self.index(a) for a in eqn.invars)
-        if x is None or y is None:
-            return None
-        sign = 1 if eqn.primitive.name == "add" else -1
-        return x[0] + sign * y[0], x[1] + sign * y[1]
-
-    def direction(self, atom: Atom) -> bool | None:
-        """Whether `atom` counts down from the last step rather than up; `None` if neither."""
-        found = self.index(atom)
-        if found == (1, 0):
-            return False
-        return True if found == (-1, self.length - 1) else None
-
-
-def _size(atom: Atom, graph: Graph) -> DimSize | None:
-    """The integer or open size that an atom is known to be."""
-    if isinstance(atom, Literal):
-        value = np.asarray(atom.val)
-        return int(value) if value.ndim == 0 and value.dtype.kind in "iu" else None
-    eqn = graph.producers.get(atom)
-    if eqn is not None and eqn.primitive.name == "convert_element_type":
-        if isinstance(eqn.invars[0], Literal):
-            return _size(eqn.invars[0], graph)
-        eqn = graph.producer(eqn.invars[0])
-    return eqn.params["dim"] if eqn is not None and eqn.primitive is dim_as_value_p else None
-
-
-def counted(eqn: Eqn) -> Counted | None:
-    """A `while` as `for i in range(length)`; `None` if it is not one."""
-    parts = WhileParts.of(eqn)
-    test = Graph(parts.cond, consts_of(parts.cond))
-    (holds,) = test.jaxpr.outvars
-    limits = _limits(holds, test)
-    if limits is None or len({v for v, _ in limits}) != 1:
-        return None
-    variable = limits[0][0]
-    length = functools.reduce(min_dim, dict.fromkeys(n for _, n in limits))
-    if variable not in parts.tested:
-        return None
-    counter = parts.tested.index(variable)
-    start = parts.init[counter]
-    if not isinstance(start, Literal) or int(start.val) != 0:
-        return None
-    graph = Graph(parts.body, consts_of(parts.body))
-    held = graph.jaxpr.invars[: len(parts.body_consts)]
-    loop = Counted(graph, held, parts.carried, counter, max_dim(length, 0))
-    return loop if loop.index(graph.jaxpr.outvars[counter]) == (1, 1) else None
-
-
-def _limits(holds: Atom, test: Graph) -> list[tuple[Atom, DimSize]] | None:
-    """The comparisons `variable < size` whose conjunction is the condition; `None` for others."""
-    eqn = test.producer(holds)
-    if eqn is not None and eqn.primitive.name == "and":
-        parts = [_limits(a, test) for a in eqn.invars]
-        return None if None in parts else [limit for part in parts for limit in part or ()]
-    if eqn is None or eqn.primitive.name != "lt":
-        return None
-    variable, limit = eqn.invars
-    size = _size(limit, test)
-    return None if size is None or isinstance(variable, Literal) else [(variable, size)]
 
 
 @dataclasses.dataclass(frozen=True)

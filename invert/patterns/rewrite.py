@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeVar, cast
 
 import jax
 
 from invert._private.jax import eval_closed, trace_closed
 from invert.ir import jaxprs
-from invert.ir.types import Value
+from invert.ir.types import JaxFunction, Value
 from invert.patterns import STAGES
 from invert.rewriting.driver import Rewriter
 from invert.rewriting.pattern import EquationPattern, Pattern, Stage
 from invert.rewriting.templates import written_call
 
-_F = TypeVar("_F", bound=Callable[..., Any])
+_F = TypeVar("_F", bound=JaxFunction)
 
 
 def rewrite(

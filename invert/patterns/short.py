@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from invert._errors import PatternError
 from invert.ir.avals import type_of_value
 from invert.ir.graph import Graph
+from invert.ir.types import JaxFunction
 from invert.patterns import STAGES
 from invert.rewriting.driver import Rewriter
 from invert.rewriting.outline import heads
@@ -18,8 +19,8 @@ from invert.rewriting.templates import raise_call, traced_call, written_call
 
 
 def pattern(
-    before: Callable[..., Any],
-    after: Callable[..., Any],
+    before: JaxFunction,
+    after: JaxFunction,
     *,
     name: str | None = None,
     options: Mapping[str, Sequence[Any]] | None = None,

@@ -19,12 +19,13 @@ from typing import Any
 import jax
 from jax import lax
 
+from invert.ir.counted import Counted, counted
 from invert.ir.graph import Graph, is_var
 from invert.ir.interpret import evaluate, replacing
 from invert.ir.loops import WhileParts
 from invert.ir.sizes import is_open
 from invert.ir.types import Atom, Eqn, JaxFunction, Value
-from invert.patterns.loops import Access, Counted, access, counted, read, write
+from invert.patterns.loops import Access, access, read, write
 from invert.rewriting.pattern import Call, Pattern, Site
 
 

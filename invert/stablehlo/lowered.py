@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import jax
 import numpy as np
@@ -67,7 +66,7 @@ def lower(
         # A call may have more than its arguments, such as the shape of random numbers.
         sizes = variables(n for a in (*avals, *types) for n in a.shape)
         carriers = [jax.ShapeDtypeStruct((n,), np.bool_) for n in sizes]
-        run: Callable[..., Any] = lambda *values: function(*values[len(carriers) :])  # noqa: E731
+        run: JaxFunction = lambda *values: function(*values[len(carriers) :])  # noqa: E731
         module = lowered_module(run if carriers else function, *carriers, *avals, platform=platform)
     return Lowered(Program(module, Config()), avals, types, carriers)
 

@@ -278,13 +278,15 @@ def _forward(*inputs: Any) -> Any:
     ("function", "names"),
     [(_forward, ("inputs_0", "inputs_1")), (lambda a, b: _forward(a, b), ("a", "b"))],
 )
+# TensorFlow converts the code of JAX itself, which takes a minute.
+@pytest.mark.parametrize("autograph", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.drawn(12)
 def test_jax_functions_come_back(
-    function: Any, names: tuple[str, ...], restored: bool, tmp_path: Path
+    function: Any, names: tuple[str, ...], restored: bool, autograph: bool, tmp_path: Path
 ) -> None:
     args = (np.ones(4, np.float32), {"w": np.ones((4, 2), np.float32)})
     model = tf.Module()
-    model.f = tf.function(jax2tf.convert(function))
+    model.f = tf.function(jax2tf.convert(function), autograph=autograph)
     if restored:
         model.f(*jax.tree_util.tree_map(tf.zeros_like, args))
         tf.saved_model.save(model, str(tmp_path))

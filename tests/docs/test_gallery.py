@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 
 import pytest
 
@@ -10,11 +11,13 @@ from tools import gallery
 
 PAGE = gallery.PAGE.read_text(encoding="utf-8")
 
+piece_of = functools.cache(gallery.piece)
+
 
 @pytest.mark.parametrize("name", gallery.MODELS)
 def test_the_page_shows_what_is_recovered(name: str) -> None:
     try:
-        piece = gallery.piece(name)
+        piece = piece_of(name)
     except ImportError as error:
         pytest.skip(str(error))
     assert piece.certificate.startswith("exact")
@@ -22,7 +25,7 @@ def test_the_page_shows_what_is_recovered(name: str) -> None:
 
 
 def test_the_front_page_shows_the_transformer() -> None:
-    first = gallery.piece("keras_transformer")
+    first = piece_of("keras_transformer")
     page = gallery.FRONT.read_text(encoding="utf-8")
     assert gallery.front(page, first) == page, "run `make pages`"
     assert "class Block(eqx.Module):" in page and "class Block(layers.Layer):" in page

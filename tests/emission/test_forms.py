@@ -80,7 +80,7 @@ def _scaled_otherwise(q: Any, k: Any, v: Any) -> Any:
     ("attend", "call"),
     [
         (_attend(is_causal=True), "dot_product_attention(arg0, arg1, arg2, is_causal=True)"),
-        (_attend(), "dot_product_attention(arg0, arg1, arg2)"),
+        pytest.param(_attend(), "dot_product_attention(arg0, arg1, arg2)", marks=pytest.mark.slow),
         (_attend(scale=0.7), "dot_product_attention(arg0, arg1, arg2, scale=0.7)"),
         (_scaled_otherwise, ""),
     ],

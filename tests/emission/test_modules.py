@@ -74,7 +74,7 @@ def in_another_process(directory: Path, inputs: dict[str, np.ndarray]) -> dict[s
 
 
 # The others take a quarter of a minute each.
-QUICK = {"mlp", "shared"}
+QUICK = {"shared"}
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ CASES: dict[str, Callable[..., Any]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.drawn(10)
+@pytest.mark.drawn(6)
 def test_text_is_right_at_every_size(name: str) -> None:
     exported = _module(CASES[name])
     module: Any = invert.from_exported(exported)

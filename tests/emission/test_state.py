@@ -138,7 +138,7 @@ def test_64_bit_counters_in_a_session_without_x64(tmp_path: Path) -> None:
     assert np.asarray(model(narrow)[0]) == 10
 
 
-@pytest.mark.parametrize("typed", [True, False])
+@pytest.mark.parametrize("typed", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_layers_that_draw_take_a_key(tmp_path: Path, typed: bool) -> None:
     def fn(values: Any, x: Any, key: Any) -> list[Any]:
         kernel, count = values

@@ -207,7 +207,7 @@ def check_forbidden(got: Any, want: Any, name: str) -> None:
         check(name, got, want)
 
 
-@pytest.mark.drawn(3)
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("name", CASES)
 def test_export(name, subtests, tmp_path, reader):
     build, setting = MODELS[name]

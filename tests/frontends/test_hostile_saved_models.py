@@ -621,7 +621,7 @@ def _written(place: Place) -> list[Path]:
 
 
 @pytest.mark.parametrize("model", CASES, indirect=True)
-@pytest.mark.drawn(12)
+@pytest.mark.drawn(8)
 def test_nothing_runs(model: Model) -> None:
     before = sorted(model.place.folder.rglob("*"))
     try:

@@ -146,7 +146,7 @@ def _inputs(shape: str) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.drawn(20)
+@pytest.mark.drawn(8)
 def test_symbolic_export_equals_the_original(name: str) -> None:
     fn, shape = CASES[name]
     exported = jax.export.export(jax.jit(fn))(

@@ -8,7 +8,7 @@ import random
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -286,7 +286,15 @@ def _composite(name: str) -> bool:
     return name in ("composite", "version 1 sparse")
 
 
-@pytest.mark.parametrize("name", MODELS)
+# As others, in a container of another kind.
+_SIMILAR = ("keras saved", "keras 2", "version 1 references", "jax without gradient")
+
+
+def _quick(names: Iterable[str]) -> list[Any]:
+    return [pytest.param(n, marks=[pytest.mark.slow] if n in _SIMILAR else []) for n in names]
+
+
+@pytest.mark.parametrize("name", _quick(MODELS))
 def test_functions_are_those_that_tensorflow_loads(
     models: Callable[[str], Path], name: str
 ) -> None:
@@ -317,7 +325,7 @@ def test_functions_are_those_that_tensorflow_loads(
         )
 
 
-@pytest.mark.parametrize("name", [n for n in MODELS if not _composite(n)])
+@pytest.mark.parametrize("name", _quick(n for n in MODELS if not _composite(n)))
 def test_a_model_does_what_it_does_in_tensorflow(models: Callable[[str], Path], name: str) -> None:
     """Values and gradients at random arguments, variables and their flags."""
     assert [d for d in differences(models(name)) if ": refused: " not in d] == []

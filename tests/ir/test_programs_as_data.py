@@ -12,7 +12,7 @@ from jax import lax
 from jax._src.interpreters import mlir
 
 from invert.ir import kinds
-from invert.ir.counters import with_counted_places
+from invert.ir.counted import with_counted_places
 from invert.ir.interpret import bind, evaluate, inline_calls, interpret, retrace
 from invert.ir.loops import CondParts, ScanParts, WhileParts, bodies
 

@@ -32,7 +32,7 @@ class MLP(nn.Module):
 
 
 class Transformer(nn.Module):
-    layers: int = 6
+    layers: int = 2
 
     @nn.compact
     def __call__(self, tokens):
@@ -127,7 +127,13 @@ def saved(apply: Callable, params: Any, x: np.ndarray, path: Any) -> dict[str, A
     return holder
 
 
-@pytest.mark.parametrize("name", MODELS)
+# Each of the others has more in it than these.
+_SIMPLE = ("flax_mlp", "equinox_mlp")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] if n in _SIMPLE else []) for n in MODELS]
+)
 def test_model(name: str, tmp_path) -> None:
     apply, params, x = MODELS[name]()
     saved(apply, params, x, tmp_path)

@@ -238,6 +238,7 @@ PREIMAGES: dict[str, Preimage] = {
     "log_ndtr": _of(special.log_ndtr, V),
     "erfcx": _of(special.erfcx, V),
     "dawsn": _of(special.dawsn, V),
+    "wofz": _of(special.wofz, S((4,), np.complex64)),
     "poch": _of(special.poch, V, V),
     "softmax": _of(jax.nn.softmax, X),
     "logsumexp": _of(jax.nn.logsumexp, X),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -60,6 +60,17 @@ def check(fn: Callable[..., Any], args: Sequence[Any], primitive: str, **found: 
 
 
 DTYPES = ("float32", "complex64")
+
+
+def by_turns(names: Iterable[str], kinds: Sequence[Any]) -> Any:
+    """Each name with one kind, by turns; with the others in long runs."""
+    return [
+        pytest.param(name, kind, marks=[] if i % len(kinds) == j else [pytest.mark.slow])
+        for i, name in enumerate(names)
+        for j, kind in enumerate(kinds)
+    ]
+
+
 SQUARE: dict[str, tuple[Callable[..., Any], str]] = {
     "cholesky": (linalg.cholesky, "cholesky"),
     "eig": (lambda a: linalg.eig(a, compute_left_eigenvectors=True), "eig"),
@@ -76,8 +87,7 @@ SQUARE: dict[str, tuple[Callable[..., Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", SQUARE)
+@pytest.mark.parametrize(("name", "dtype"), by_turns(SQUARE, DTYPES))
 def test_square(name: str, dtype: str) -> None:
     fn, primitive = SQUARE[name]
     check(fn, [matrix(*((3, 3) if dtype == "float32" else (2, 3, 3)), dtype=dtype)], primitive)
@@ -102,8 +112,7 @@ TALL_AND_WIDE: dict[str, tuple[Callable[..., Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("shape", [(4, 2), (2, 4, 4)], ids=str)
-@pytest.mark.parametrize("name", TALL_AND_WIDE)
+@pytest.mark.parametrize(("name", "shape"), by_turns(TALL_AND_WIDE, [(4, 2), (2, 4, 4)]), ids=str)
 def test_tall_and_square(name: str, shape: tuple[int, ...]) -> None:
     fn, primitive = TALL_AND_WIDE[name]
     check(fn, [matrix(*shape, dtype="complex64" if len(shape) > 2 else "float32")], primitive)

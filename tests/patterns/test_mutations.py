@@ -12,13 +12,13 @@ PROGRAMS = [(family, name) for family, programs in FAMILIES.items() for name in 
 EACH = 11
 
 
-def test_one_mutant_of_each_third_program() -> None:
+def test_one_mutant_of_each_fifth_program() -> None:
     tally = Tally()
     with Judge() as judge:
-        for family, name in PROGRAMS[::3]:
+        for family, name in PROGRAMS[::5]:
             tally.outcomes += judge_some(judge, name, *FAMILIES[family][name], 1, 1).outcomes
     print(tally)
-    assert tally.valid >= len(PROGRAMS[::3]) - 5
+    assert tally.valid >= len(PROGRAMS[::5]) - 3
     assert not tally.failures, "\n".join(tally.failures)
 
 

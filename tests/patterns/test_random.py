@@ -102,7 +102,9 @@ def data(key):
     return random.key_data(key)
 
 
-@pytest.mark.parametrize("impl", IMPLS)
+@pytest.mark.parametrize(
+    "impl", [pytest.param(i, marks=[pytest.mark.slow] if i[-4:] == "4x32" else []) for i in IMPLS]
+)
 def test_operations_on_keys(impl):
     words = data(random.key(3, impl=impl))
 
@@ -166,6 +168,7 @@ def test_not_partitionable(shape, width):
         ),
     ],
 )
+@pytest.mark.drawn(6)
 def test_programs_in_both_styles(f):
     same(f, RAW, X)
 
@@ -259,8 +262,8 @@ def test_hash_that_escapes():
 @pytest.mark.parametrize(
     "sample",
     [
-        lambda k, a: random.gamma(k, a[0, 0]),
-        lambda k, a: random.loggamma(k, a[0, 0], (2,)),
+        pytest.param(lambda k, a: random.gamma(k, a[0, 0]), marks=pytest.mark.slow),
+        pytest.param(lambda k, a: random.loggamma(k, a[0, 0], (2,)), marks=pytest.mark.slow),
         lambda k, a: jax.vmap(random.gamma)(random.split(k, 2), a),
     ],
 )
@@ -312,6 +315,7 @@ def _dropped(x, key):
 @pytest.mark.parametrize("typed", [True, False], ids=["key", "words"])
 @pytest.mark.parametrize("shape", ["b, 3", "4, 3"])
 @pytest.mark.parametrize("fn", [_noise, _scaled, _dropped])
+@pytest.mark.drawn(6)
 def test_exported_draws_are_calls_of_jax_random(fn, shape, typed):
     """At open sizes too, where only the result of a draw has them; without 64-bit types."""
     make = random.key if typed else random.PRNGKey

@@ -57,6 +57,9 @@ def _convert(source: np.dtype) -> tuple[str, list[np.ndarray]]:
     return main("\n".join(lines), [x], [tensor(t, (4,)) for t in _ALL]), [x]
 
 
+CONVERSIONS = [_convert(t) for t in _ALL]
+
+
 def _constants() -> tuple[str, list[np.ndarray]]:
     rows = {
         "tensor<2xi1>": "[true, false]",
@@ -306,7 +309,7 @@ MODULES: dict[str, Variants] = {
         )
     ],
     "stablehlo.constant": [_constants()],
-    "stablehlo.convert": [_convert(t) for t in _ALL],
+    "stablehlo.convert": CONVERSIONS[::4],
     "stablehlo.convolution": _CONVOLUTIONS,
     "stablehlo.dot": [
         op("stablehlo.dot", [X34, normal(4, 2)], "tensor<3x2xf32>"),

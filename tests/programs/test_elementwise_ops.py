@@ -15,6 +15,14 @@ from tests.programs.stablehlo_text import check, one_op, type_of
 @pytest.mark.parametrize("op", sorted(MODULES))
 def test_op(op: str) -> None:
     text, args = MODULES[op]
+    check(text, args, vmap=False)
+
+
+@pytest.mark.slow
+@pytest.mark.drawn(20)
+@pytest.mark.parametrize("op", sorted(MODULES))
+def test_batches_of_an_op(op: str) -> None:
+    text, args = MODULES[op]
     check(text, args)
 
 

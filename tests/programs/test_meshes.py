@@ -83,7 +83,7 @@ def original(w, x):
     return [(jnp.tanh(x @ w) @ w).sum(1)]
 
 
-@pytest.mark.parametrize("count", [1, 8])
+@pytest.mark.parametrize("count", [pytest.param(1, marks=pytest.mark.slow), 8])
 def test_on_one_device(count: int) -> None:
     module = invert.from_exported(base64.b64decode(_exported(count)))
     names = [e.primitive.name for e in module.jaxpr.eqns]

@@ -48,7 +48,7 @@ def _check(found: dict[str, Any]) -> None:
     assert found["collectives"][0], found
 
 
-@pytest.mark.parametrize("partitioner", ["shardy", "gspmd"])
+@pytest.mark.parametrize("partitioner", ["shardy", pytest.param("gspmd", marks=pytest.mark.slow)])
 def test_a_pipeline_and_experts(partitioner: str) -> None:
     for found in _run(partitioner, "export", "experts,pipeline", "8"):
         _check(found)

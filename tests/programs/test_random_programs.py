@@ -256,7 +256,7 @@ PHASES = (hypothesis.Phase.explicit, hypothesis.Phase.reuse, hypothesis.Phase.ge
 
 
 @hypothesis.given(st.one_of(loops, nested))
-@hypothesis.settings(max_examples=6, deadline=None, derandomize=True, phases=PHASES)
+@hypothesis.settings(max_examples=3, deadline=None, derandomize=True, phases=PHASES)
 def test_random_programs(tree: Tree) -> None:
     check(tree)
 

@@ -81,6 +81,11 @@ def forms(
         yield f"{name}, exported again", again.call
 
 
+def called(form: Callable[..., Any], args: Sequence[np.ndarray], compiled: bool) -> Any:
+    """The results, compiled as a whole: op by op takes long, and is done once."""
+    return (jax.jit(lambda *xs: form(*xs)) if compiled else form)(*args)
+
+
 def gradient(function: Callable[..., Any], args: Sequence[np.ndarray]) -> Any:
     """The derivative of a sum of the results in all floats among the arguments."""
     places = [i for i, x in enumerate(args) if np.issubdtype(x.dtype, np.floating)]
@@ -94,4 +99,4 @@ def gradient(function: Callable[..., Any], args: Sequence[np.ndarray]) -> Any:
             jnp.sum(jnp.cos(x) * x) for x in leaves if jnp.issubdtype(x.dtype, jnp.floating)
         ) + jnp.zeros(())
 
-    return jax.grad(total, tuple(range(len(places))))(*(args[i] for i in places))
+    return jax.jit(jax.grad(total, tuple(range(len(places)))))(*(args[i] for i in places))

@@ -191,7 +191,7 @@ SLOW = (
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in CASES]
 )
-@pytest.mark.drawn(12)
+@pytest.mark.drawn(8)
 def test_control_flow(name):
     fn, counts = CASES[name]
     module = invert.convert(tf.function(fn), X)

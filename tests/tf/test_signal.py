@@ -111,7 +111,7 @@ def energy(y: Any) -> Any:
     "name",
     [pytest.param(n, marks=pytest.mark.slow) if _SIMILAR.search(n) else n for n in CASES],
 )
-@pytest.mark.drawn(12)
+@pytest.mark.drawn(6)
 def test_values_and_gradients_of_open_batches(name: str) -> None:
     fn, x = CASES[name]
     open_ = (None if name not in NO_OPEN_BATCH else 2, *x.shape[1:])

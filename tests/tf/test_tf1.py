@@ -268,7 +268,7 @@ BRANCHES = {
 
 
 @pytest.mark.parametrize("name", BRANCHES)
-@pytest.mark.drawn(6)
+@pytest.mark.drawn(3)
 def test_gradient_of_a_branch_in_a_loop(name):
     def outer(x):
         step = BRANCHES[name]

@@ -21,6 +21,7 @@ from invert._private.jax import is_tracer
 from invert.compat.tf2jax.config import conversion, get_config, narrows
 from invert.frontends.closures import names_of_tensorflow
 from invert.frontends.graph_entry import at_shapes
+from invert.ir.types import Arguments, Keywords, Value
 from invert.modules.module import Module, on_first_devices
 from invert.tf.ops.node import import_tensorflow
 
@@ -143,7 +144,7 @@ def convert(tf_func: Any, *args: Any, **kwargs: Any) -> tuple[AnnotatedFunction,
     signature = _signature(tf_func, concrete)
     call = _Call(tf_func, module, signature, inputs, narrows(), refused)
 
-    def jax_func(params: Mapping[str, Any], *args: Any, rng: Any = None, **kwargs: Any) -> Any:
+    def jax_func(params: Mapping[str, Value], *args: Any, rng: Any = None, **kwargs: Any) -> Any:
         return call(params, args, kwargs, rng)
 
     jax_func.__name__ = _name(tf_func) if module is None else module._function.entry.name
@@ -228,7 +229,7 @@ def _is_value(leaf: Any) -> bool:
 def _depends_on_values(
     tf_func: Any,
     args: Sequence[Any],
-    kwargs: Mapping[str, Any],
+    kwargs: Keywords,
     concrete: Any,
     error: UnsupportedOpError,
 ) -> bool:
@@ -319,7 +320,7 @@ def _params(module: Module) -> dict[str, Any]:
     return {p.name: Variable(p.value, p.trainable, p.name) for p in entry.params}
 
 
-def _without_params(function: AnnotatedFunction, params: Mapping[str, Any]) -> AnnotatedFunction:
+def _without_params(function: AnnotatedFunction, params: Mapping[str, Value]) -> AnnotatedFunction:
     if params:
         raise ValueError(f"the function has the variables {sorted(params)}; use tf2jax.convert")
 
@@ -341,7 +342,7 @@ class _Call:
         tf_func: Any,
         module: Module | None,
         signature: inspect.Signature,
-        specs: tuple[Sequence[Any], Mapping[str, Any]],
+        specs: tuple[Arguments, Keywords],
         narrow: bool,
         refused: ConversionError | None,
     ):
@@ -355,7 +356,7 @@ class _Call:
         self.others: dict[Any, Module] = {}
 
     def __call__(
-        self, params: Mapping[str, Any], args: Sequence[Any], kwargs: Mapping[str, Any], rng: Any
+        self, params: Mapping[str, Value], args: Arguments, kwargs: Keywords, rng: Any
     ) -> tuple[Any, dict[str, Any]]:
         bound = self.signature.bind(*args, **kwargs)
         bound.apply_defaults()
@@ -384,9 +385,9 @@ class _Call:
     def _run(
         self,
         module: Module,
-        params: Mapping[str, Any],
+        params: Mapping[str, Value],
         rng: Any,
-        placed: tuple[Sequence[Any], Mapping[str, Any]],
+        placed: tuple[Arguments, Keywords],
     ) -> tuple[Any, dict[str, Any]]:
         """The results of a module at its arguments, and the variables after the call."""
         state_name, key_name = _special(module)
@@ -420,7 +421,7 @@ class _Call:
 
     def _run_with_values(
         self,
-        params: Mapping[str, Any],
+        params: Mapping[str, Value],
         given: inspect.BoundArguments,
         wanted: inspect.BoundArguments,
         rng: Any,

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 _WIDTH = 66
 # Another form of a field, or its parts, are named after it.
 _PARTED = FORMS | {"split"}
-# Values of a normalization that get a separate line, without a small number added to them.
+# Values of a normalization that get a separate line, before an epsilon is added.
 _NAMED = frozenset(("mean", "var", "mean_square", "scale", "shift"))
 # Wider operands get a separate line, also those that are calls of layers.
 _OPERAND, _CALL = 44, 56

@@ -30,11 +30,11 @@ from invert.emission.python.nouns import says
 from invert.emission.python.syntax import call, number
 from invert.ir.avals import is_differentiable
 from invert.ir.composite import composite_of
+from invert.ir.counted import counted
 from invert.ir.graph import is_var
 from invert.ir.loops import CondParts, ScanParts, WhileParts
 from invert.ir.sizes import is_open
 from invert.ir.types import Atom, ClosedJaxpr, Eqn, Jaxpr, Literal, Var
-from invert.patterns import loops
 
 Row = Callable[[Writer, Body, Eqn], Placed]
 
@@ -262,7 +262,7 @@ def _while(file: Writer, body: Body, eqn: Eqn) -> Placed:
 
 def _for(file: Writer, body: Body, eqn: Eqn) -> Placed | None:
     """`lax.fori_loop` up to an open size; at concrete sizes it has a reverse derivative."""
-    loop, parts = loops.counted(eqn), WhileParts.of(eqn)
+    loop, parts = counted(eqn), WhileParts.of(eqn)
     state, counter = parts.init[1:], eqn.outvars[0]
     if loop is None or not is_open(loop.length) or loop.counter != 0 or not state:
         return None

@@ -11,12 +11,10 @@ from invert._private.jax import open_jaxpr
 from invert.emission.expressions import literals
 from invert.emission.python.syntax import call
 from invert.ir import fast, philox
-from invert.ir.types import Eqn
+from invert.ir.types import Eqn, JaxFunction
 
 # By their names in a program.
-FUNCTIONS: Mapping[str, Callable[..., Any]] = MappingProxyType(
-    {**fast.FUNCTIONS, **philox.FUNCTIONS}
-)
+FUNCTIONS: Mapping[str, JaxFunction] = MappingProxyType({**fast.FUNCTIONS, **philox.FUNCTIONS})
 # Those whose last argument is the shape of their result.
 _SHAPED = frozenset(("stateless_normal", "stateless_uniform"))
 # Names for the results of those that have several.

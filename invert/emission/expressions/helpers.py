@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import ast
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,7 @@ from jaxtyping import Array, PRNGKeyArray
 
 from invert.emission.python import syntax
 from invert.emission.python.syntax import call
+from invert.ir.types import JaxFunction
 
 if TYPE_CHECKING:
     from invert.emission.expressions.writer import Writer
@@ -83,7 +84,7 @@ def resize_pixels(x: Array, size: tuple[int, int]) -> Array:
 
 
 # By placeholder name, until the file assigns one.
-FUNCTIONS: Mapping[str, Callable[..., Any]] = MappingProxyType(
+FUNCTIONS: Mapping[str, JaxFunction] = MappingProxyType(
     {
         "helper_max_pool": max_pool,
         "helper_dropout": dropout,
@@ -98,7 +99,7 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = MappingProxyType(
 COPIED: Mapping[str, str] = MappingProxyType({"resize_pixels": "resize_bilinear"})
 
 
-def calling(function: Callable[..., Any], *args: ast.expr) -> ast.expr:
+def calling(function: JaxFunction, *args: ast.expr) -> ast.expr:
     """The call of one of these functions."""
     return call(f"helper_{function.__name__}", *args)
 

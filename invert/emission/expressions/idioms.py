@@ -215,7 +215,7 @@ def _item(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
 
 
 def _place(graph: Graph, atom: Atom) -> Iterator[tuple[Atom, dict[str, ast.expr]]]:
-    """The index of which a start is made, with the keywords of functions that take it."""
+    """The index from which a start is computed, with keywords for functions that take it."""
     chosen = _producer(graph, atom, "select_n")
     if chosen is not None and len(chosen.invars) == 3 and is_var(chosen.invars[1]):
         yield chosen.invars[1], {}
@@ -350,7 +350,7 @@ def _where(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
     mask, other, x = eqn.invars
     choices = [[a for a in (_repeated(graph, v), v) if a is not None] for v in (mask, x, other)]
     index = _index_with_axes(graph, mask)
-    if index is not None and is_var(choices[0][0]):  # of which there is no smaller form
+    if index is not None and is_var(choices[0][0]):  # not broadcast from a smaller array
         for atoms in itertools.product(choices[0][:1], *choices[1:]):
             variables = list(dict.fromkeys(a for a in atoms if isinstance(a, Var)))
             args = [_operand(a, variables, writer) for a in atoms[1:]]

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 from jax.extend.core import Primitive
 
 from invert.ir.graph import Graph
-from invert.ir.types import Atom, Eqn, Jaxpr, Var
+from invert.ir.types import Atom, Eqn, Jaxpr, Params, Var
 
 _UNPACKED = Primitive("unpacked")
 _UNPACKED.multiple_results = True
@@ -22,11 +21,11 @@ class Unpacked(Eqn):
     invars: list[Atom]
     outvars: list[Var]
     primitive: Primitive = _UNPACKED
-    params: dict[str, Any] = dataclasses.field(default_factory=dict)
+    params: Params = dataclasses.field(default_factory=dict)
 
 
 def unpacked(jaxpr: Jaxpr) -> Jaxpr:
-    """A body in which such a split has two results."""
+    """The body, with each such split as one equation of two results."""
     if not any(e.primitive.name == "random_split" for e in jaxpr.eqns):
         return jaxpr
     graph = Graph(jaxpr)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import warnings
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import equinox as eqx
@@ -22,7 +22,7 @@ from invert.emission.sizes.expressions import dimension_token
 from invert.ir import traced_form
 from invert.ir.graph import Graph, is_var
 from invert.ir.sizes import DimSize
-from invert.ir.types import Aval, ClosedJaxpr, Eqn, Literal, Var
+from invert.ir.types import Aval, ClosedJaxpr, Eqn, JaxFunction, Literal, Var
 
 # The modules that emitted text may use, and the functions that it may hold copies of.
 NAMESPACE: Mapping[str, Any] = {
@@ -127,7 +127,7 @@ def _type_key(aval: Aval) -> Hashable:
     )
 
 
-def _trace(function: Callable[..., Any], avals: Sequence[Aval], x64: bool) -> ClosedJaxpr | None:
+def _trace(function: JaxFunction, avals: Sequence[Aval], x64: bool) -> ClosedJaxpr | None:
     def values(*args: Any) -> Any:
         result = function(*args)
         if isinstance(result, (list, tuple)) and len(result) == 1:

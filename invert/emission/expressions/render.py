@@ -127,7 +127,7 @@ class _Renderer:
     def _hint(
         self, statement: Statement, k: int, own: ValueType | None, read: Sequence[str]
     ) -> str:
-        """The preferred name of a target, unless it is that of something else.
+        """The preferred name of a target, unless something else has that name.
 
         The name of a layer is left to its result and its forms, that of a parameter to values of
         its type.

@@ -27,7 +27,7 @@ from invert.emission.sizes.program import Program
 from invert.ir import kinds
 from invert.ir.graph import is_var
 from invert.ir.sizes import is_open
-from invert.ir.types import Eqn, Literal, Var
+from invert.ir.types import Eqn, JaxFunction, Literal, Params, Var
 
 Expressions = Iterator[ast.expr]
 Row = Callable[[Eqn, Sequence[ast.expr], Program], Expressions]
@@ -456,7 +456,7 @@ def _candidates(eqn: Eqn, writer: Writer, has_literals: bool) -> Expressions:
 
 
 @functools.lru_cache(maxsize=1024)
-def _lookup(module: str, name: str) -> Callable[..., Any] | None:
+def _lookup(module: str, name: str) -> JaxFunction | None:
     """The public function of a module, if there is one of that name."""
     roots = {"jax": jax, "lax": lax, "jnp": jax.numpy}
     first, *rest = module.split(".")
@@ -471,7 +471,7 @@ def _lookup(module: str, name: str) -> Callable[..., Any] | None:
 _UNSET = {"accuracy", "out_dtype", "sharding", "out_sharding"}
 
 
-def _nondefault(eqn: Eqn) -> dict[str, Any]:
+def _nondefault(eqn: Eqn) -> Params:
     """The parameters that differ from their defaults."""
     return {k: v for k, v in eqn.params.items() if not (k in _UNSET and v is None)}
 

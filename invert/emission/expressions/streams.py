@@ -1,7 +1,7 @@
-"""Which values of a function are one stream, for which people write `x` line by line.
+"""Finds the values that a function passes from layer to layer, which people call `x` on each line.
 
-The result of a layer is named after the layer if it is used again later, like a skip connection.
-Where the following lines alone pass it on, its name would only repeat that of the layer.
+The result of a layer is named after the layer if it is used again later, as a skip connection is.
+If only the next lines use it, its name would just repeat that of the layer.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from invert.emission.sizes.expressions import dimension_of
 
 
 class Streams:
-    """Finds the values of a function that are its stream.
+    """Finds the values of a function that may be called `x`.
 
     **Arguments:**
 
@@ -36,7 +36,7 @@ class Streams:
         self._kept = _parts(function.result)
 
     def holds(self, i: int) -> bool:
-        """Whether only the statements that follow at once read the value of a statement."""
+        """Whether only the statements right after it read the value of a statement."""
         statement = self._body[i]
         (token,) = statement.targets if statement.passes else (None,)
         if token is None or token in self._kept:
@@ -49,7 +49,7 @@ class Streams:
         if any(s.functions for s in following) or any(_reads(r, token) for r in loops):
             return False
         before = self._before(i)
-        # Another value that waits for its use is no part of this stream.
+        # Another value is used later, so that `x` would not say which one is meant.
         made = (t for t, k in self._makers.items() if k < i < self._first.get(t, 0))
         if any(t not in before for t in made):
             return False
@@ -88,9 +88,9 @@ def _reads(repeat: Repeat, token: str) -> bool:
 
 
 def _leads(value: ast.expr, token: str, others: Set[str]) -> bool:
-    """Whether a value goes on in an expression, which reads others only beside it.
+    """Whether an expression passes a value on, and reads other values only as further arguments.
 
-    All layers are called with it. It is the first argument, or the others are further ones.
+    All layers in it are called with the value.
     """
     calls = [n for n in ast.walk(value) if isinstance(n, ast.Call)]
     layers = [c for c in calls if any(n.id == "self" for n in syntax.names_in(c.func))]

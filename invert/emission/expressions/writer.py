@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import abc
 import ast
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from invert.emission.expressions.proof import Prover
 from invert.emission.python import syntax
 from invert.emission.sizes.program import Program
-from invert.ir.types import ClosedJaxpr, Eqn, Var
+from invert.ir.types import ClosedJaxpr, Eqn, JaxFunction, Var
 
 if TYPE_CHECKING:
     from invert.emission.expressions.body import Body, Placed
@@ -46,7 +46,7 @@ class Writer(abc.ABC):
         """The call of the file's function for a called program."""
 
     @abc.abstractmethod
-    def copied(self, function: Callable[..., Any]) -> str:
+    def copied(self, function: JaxFunction) -> str:
         """The name of a function of this package in the file, which gets a copy."""
 
     @abc.abstractmethod

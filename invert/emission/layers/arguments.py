@@ -93,7 +93,7 @@ class _Caller:
                 self.places[v], self._makers[v] = (i, k), step
 
     def order(self, call: LayerCall, kept: Mapping[Var, str]) -> _Order:
-        """The order of the arguments of a call: those made alike change places."""
+        """The order of the arguments of a call: those made alike are sorted among themselves."""
         order = list(range(len(call.invars)))
         free = [
             i
@@ -110,12 +110,12 @@ class _Caller:
         return order
 
     def _alike(self, one: Atom, other: Atom) -> bool:
-        """Whether two values have one type, one kind of maker, and do not need each other."""
+        """Whether two values have equal types and producers of one kind, and are independent."""
         if one is other or (one.aval.shape, one.aval.dtype) != (other.aval.shape, other.aval.dtype):
             return False
         first, second = self._makers.get(one), self._makers.get(other)
         if first is second:
-            return True  # both given, or made at once
+            return True  # both given, or made by one step
         if not isinstance(first, LayerCall) or not isinstance(second, LayerCall):
             return False
         alike = self._kind(first.layer) == self._kind(second.layer)

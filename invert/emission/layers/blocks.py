@@ -213,7 +213,7 @@ class _Chains:
     def _takes_part(self, i: int, members: Collection[int]) -> bool:
         """Whether a step takes a part of an array, possibly reshaped.
 
-        The gates of a step that only this unit uses are no such parts.
+        Gates of a step that only this unit uses do not count.
         """
         name = self.steps[i].primitive.name
         if name == "split" and all(j in members for j in self.users.get(i, ())):
@@ -356,9 +356,9 @@ _SHORTCUT = "shortcut"
 
 
 def _shortcuts(layer: Layer, run: _Run) -> list[list[int]]:
-    """For each block, the layers on its shortcut; none if all blocks have as many layers.
+    """For each block, the layers on its shortcut; none if all blocks have equally many.
 
-    A shortcut leads from the input of a block to its last sum, beside a longer way.
+    A shortcut leads from the input of a block to its last sum, parallel to a longer path.
     """
     counts = {sum(_is_call(layer.steps[i]) for i in block) for block in run}
     return [_shortcut(layer, block) if len(counts) > 1 else [] for block in run]
@@ -390,7 +390,7 @@ def _shortcut(layer: Layer, block: Sequence[int]) -> list[int]:
     (way,) = ways
     names = collections.Counter(_plain(s.layer.name) for i in block if _is_call(s := steps[i]))
     own = [_plain(s.layer.name) for i in way if _is_call(s := steps[i])]
-    # A single layer of another name than the others has one that tells it, such as `downsample`.
+    # A single layer with a name of its own, such as `downsample`, keeps it.
     return sorted(way) if len(own) > 1 or names[own[0]] > 1 else []
 
 

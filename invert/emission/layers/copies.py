@@ -1,8 +1,8 @@
-"""Finds parts of a program that are computed several times with the same parameters.
+"""Finds parts of a program that run several times with the same parameters.
 
-Such as the tower of a siamese network, or the encoder of queries and items. The copies are found
-without names: equations that use the same parameters alike are copies of each other, and so are
-those that compute the same from such copies. The program is then written with calls of one layer.
+Examples are the towers of a siamese network, and an encoder of both queries and items. Names are
+not needed: equations are copies of each other if they use the same parameters in the same way, or
+compute the same from copies. The program then calls one layer several times.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ class _Copies:
         self.eqns: list[Eqn] = list(jaxpr.eqns)
         self.makers: dict[Atom, int] = {v: i for i, e in enumerate(self.eqns) for v in e.outvars}
         self.users: dict[Atom, list[int]] = collections.defaultdict(list)
-        # For values that depend on parameters and numbers alone, these parameters.
+        # The parameters of values that depend on parameters and numbers only.
         self.sources: dict[Atom, frozenset[Var]] = {v: frozenset((v,)) for v in parameters}
         self.constant: list[bool] = []
         for i, eqn in enumerate(self.eqns):
@@ -180,7 +180,7 @@ class _Copies:
         jaxpr = self.jaxpr.replace(eqns=ordered([*rest, *nodes]))
         inside = {a for p in parts for a in p.parameters}
         used = {a for e in jaxpr.eqns for a in e.invars if is_var(a)} | self.results | inside
-        # What only the copies used, such as a bias that was broadcast for all of them.
+        # Drop what only the copies used, such as a broadcast of their bias.
         while True:
             eqns = [e for e in jaxpr.eqns if e.effects or any(v in used for v in e.outvars)]
             if len(eqns) == len(jaxpr.eqns):
@@ -218,7 +218,7 @@ class _Copies:
         for i, number in enumerate(self.number):
             if not self.constant[i] and not self.eqns[i].effects:
                 classes[number].append(i)
-        # The copy of each equation: what its equations compute, and which ones they are.
+        # For each equation its copy: the equations in it, by what they compute.
         copy_of: dict[int, dict[int, int]] = {}
         for number, members in classes.items():
             if len(members) < 2:
@@ -276,7 +276,7 @@ class _Copies:
         )
 
     def _near(self, i: int) -> Iterator[int]:
-        """The equations that make the operands of an equation, and those that use its results."""
+        """The producers of an equation's operands, and the users of its results."""
         yield from (self.makers[a] for a in self.eqns[i].invars if is_var(a) and a in self.makers)
         for v in self.eqns[i].outvars:
             yield from self.users.get(v, ())

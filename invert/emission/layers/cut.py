@@ -13,7 +13,7 @@ import dataclasses
 import heapq
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from jax.extend.core import Primitive
 
@@ -22,7 +22,7 @@ from invert.emission.layers.native import Native
 from invert.emission.python.naming import stem
 from invert.ir import kinds
 from invert.ir.graph import is_var
-from invert.ir.types import Atom, Eqn, Jaxpr, Literal, Var
+from invert.ir.types import Atom, Eqn, Jaxpr, Literal, Params, Var
 
 Path = tuple[str, ...]
 # An inner layer by name, or a single equation by number.
@@ -99,7 +99,7 @@ class LayerCall(Eqn):
     invars: list[Atom]
     outvars: list[Var]
     primitive: Primitive = _LAYER
-    params: dict[str, Any] = dataclasses.field(default_factory=dict)
+    params: Params = dataclasses.field(default_factory=dict)
 
 
 def calls(steps: Iterable[Eqn]) -> Iterator[LayerCall]:
@@ -132,7 +132,7 @@ class Assign(Eqn):
     place: Path = ()
     outvars: list[Var] = dataclasses.field(default_factory=list)
     primitive: Primitive = _SET
-    params: dict[str, Any] = dataclasses.field(default_factory=dict)
+    params: Params = dataclasses.field(default_factory=dict)
 
 
 def cut(

@@ -1,4 +1,4 @@
-"""Passes layers an array that has the open sizes that they use.
+"""Passes layers an array from which they read the open sizes they use.
 
 A layer may broadcast a table of positions over a batch that none of its inputs has: the original
 layer also took an array just for its shape.
@@ -21,7 +21,7 @@ Shape = Callable[[Atom], Sequence[DimSize]]
 
 
 def give_sizes(root: Layer, shape: Shape, *, every: bool) -> None:
-    """Adds inputs to layers that use open sizes that none of their inputs has.
+    """Adds inputs to layers that use open sizes not found in their inputs.
 
     **Arguments:**
 

@@ -1,4 +1,4 @@
-"""The inputs of layers that are a memory, as the results of an encoder are to a decoder."""
+"""Finds the inputs that layers use as a memory, as a decoder uses its encoder's results."""
 
 from __future__ import annotations
 

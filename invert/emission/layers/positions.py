@@ -1,4 +1,4 @@
-"""Gives layers their positions: a table of positions is looked up at what its caller counts."""
+"""Passes positions to layers: the caller counts, and the layer looks them up in its table."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from invert.ir.types import Eqn
 
 
 def give_positions(layer: Layer) -> None:
-    """Makes `arange` an input of the layers that have it and no other, in a layer and inside it.
+    """Turns the `arange` of layers without inputs into their input, also inside other layers.
 
-    So the table of positions of a transformer is an embedding like that of its tokens.
+    Thus a transformer embeds positions as it embeds tokens.
     """
     steps: list[Eqn] = []
     for step in layer.steps:

@@ -15,7 +15,7 @@ from invert.ir import kinds
 from invert.ir.graph import is_var
 from invert.ir.types import Atom, Eqn, Literal, Var
 
-# Names of kinds of layers in libraries, which say what a layer is wherever it stands.
+# Names of layer types in libraries: they say what a layer is, not where it is used.
 KINDS_OF_LAYERS = frozenset(
     """Dense Linear DenseGeneral LinearGeneral EinsumDense Conv Conv1d Conv2d Conv3d ConvTranspose
     Conv1dTranspose Conv2dTranspose Conv3dTranspose DepthwiseConv1d DepthwiseConv2d SeparableConv2d

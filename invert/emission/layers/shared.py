@@ -448,7 +448,7 @@ def generalize(
 
 
 def settle(group: Sequence[Draft]) -> None:
-    """Gives the twin that comes last those numbers of its layer that do not follow from sizes."""
+    """Copies to the twin, which comes last, the numbers of its layer that no size determines."""
     twin = group[-1]
     assert twin.twin is not None
     told = _told(group) if len(group[0].methods) == 1 else {}

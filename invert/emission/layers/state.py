@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
 
 import jax
 from jax.extend.core import Primitive
 
 from invert.emission.layers.cut import Assign, Layer, LayerCall, Path
 from invert.ir.graph import is_var
-from invert.ir.types import Atom, Eqn, ShapedArray, Var
+from invert.ir.types import Atom, Eqn, Params, ShapedArray, Var
 
 
 class StateVar(Var):
@@ -37,7 +36,7 @@ class Read(Eqn):
     outvars: list[Var]
     place: Path = ()
     primitive: Primitive = _GET
-    params: dict[str, Any] = dataclasses.field(default_factory=dict)
+    params: Params = dataclasses.field(default_factory=dict)
 
 
 def thread(root: Layer, held: set[Var]) -> tuple[StateVar, StateVar]:

@@ -169,7 +169,7 @@ class Ties:
             self._same(v, a)
 
     def _alike(self, eqn: Eqn) -> bool:
-        """Ties the arrays of an operation on elements, which are broadcast; whether they are."""
+        """Ties the arrays of an elementwise operation; returns whether it is one."""
         whole = eqn.outvars[0]
         shape = tuple(map(str, _shape(whole)))
         if any(tuple(map(str, _shape(v))) != shape for v in eqn.outvars):
@@ -190,7 +190,7 @@ class Ties:
         return True
 
     def _inside(self, eqn: Eqn) -> bool:
-        """Adds the ties in a called program; whether there is one."""
+        """Adds the ties in a called program; returns whether there is one."""
         inner = [p for p in eqn.params.values() if is_jaxpr(p)]
         if len(inner) != 1 or len(open_jaxpr(inner[0]).invars) != len(eqn.invars):
             return False

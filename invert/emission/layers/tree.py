@@ -174,8 +174,8 @@ def tree_of(
 def _rearrange(node: Node, paths: Mapping[Var, Path], numbers: Mapping[Var, int]) -> None:
     """Puts the layers among the fields of a module, and inside these, in the container's order.
 
-    As in `_arranged`, the order of the alphabet tells nothing. A layer without parameters stays
-    behind the one called before it.
+    As in `_arranged`, alphabetical order means nothing. A layer without parameters stays behind
+    the one called before it.
     """
     for value in node.fields.values():
         if isinstance(value, Node):
@@ -285,7 +285,7 @@ class _Building:
                 others -= {name}
             numbers = sorted(number for number, _ in members)
             first = numbers[0]
-            # Keras counts without gaps and has no zero: somebody chose `bn_3, bn_5` and `bn_0`.
+            # Keras counts without gaps and has no zero: an author chose `bn_3, bn_5` and `bn_0`.
             counted = "0" not in told and numbers == list(range(first, first + len(numbers)))
             if len(members) == 1 and name not in others and "0" not in told:
                 wanted[members[0][1]] = name
@@ -326,15 +326,14 @@ class _Building:
         return holders[path]
 
 
-# Names of what is added in the end.
+# Names of what is added last.
 _ADDED = frozenset({"bias", "beta", "b"})
 
 
 def _arranged(layer: Layer, paths: Mapping[Var, Path]) -> list[Var]:
     """The parameters of a layer as their container orders them.
 
-    The order of the alphabet tells nothing: then they are in the order of their use, with biases in
-    the end.
+    Alphabetical order means nothing: then they are in order of use, with biases last.
     """
     names = [paths[v] for v in layer.parameters]
     if names != sorted(names):

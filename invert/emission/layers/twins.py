@@ -128,7 +128,7 @@ class Twins:
     given: dict[Class, int]
 
     def add(self, cls: Class) -> Scaled | None:
-        """Adds the twin of a class, and those of the layers inside; its shapes, if there is one."""
+        """Adds the twin of a class and of the layers inside; returns its shapes, if any."""
         first = cls.drafts[0]
         # A layer may have the method of another one, see `skips.lend`.
         whole = (
@@ -271,10 +271,10 @@ def _add(cls: Class, draft: Draft, node: Node, scaled: Scaled) -> None:
 
 
 def _has_values_of(draft: Draft, sizes: Mapping[int, Set[int]]) -> bool:
-    """Whether a text computes with numbers of a size that would not change with it.
+    """Whether a text contains numbers that follow from a size, but would not change with it.
 
-    Such as a sum that is multiplied by `1 / 49` for a mean, or `x / 8**0.5` where both the features
-    of a head and something else are 8.
+    Examples are the factor `1 / 49` of a mean, and `x / 8**0.5` if the head size is 8 and another
+    size is 8 too.
     """
     # Scores are divided by the root of a size, however small.
     least = 2 if any("softmax(" in text for text in draft.texts) else _SMALL

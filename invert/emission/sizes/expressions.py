@@ -51,7 +51,7 @@ def dimension_sources(arrays: Sequence[tuple[ast.expr, Shape]]) -> dict[str, ast
 def derived_sources(
     arrays: Sequence[tuple[ast.expr, Shape]],
 ) -> Iterator[tuple[DimSize, ast.expr, str, int]]:
-    """The sizes of arrays that are no dimension, such as `(height - 2) // 2 + 1`.
+    """The sizes of arrays that are not a single dimension, such as `(height - 2) // 2 + 1`.
 
     **Returns:** for each, its expression by the shape of the array, and from
     `part_and_rest` the text of the part and the rest.
@@ -66,7 +66,7 @@ def derived_sources(
 
 
 def part_and_rest(size: DimSize) -> tuple[str, int] | None:
-    """A size that is no dimension as the sum of one term, by its text over tokens, and a number."""
+    """A size that is a sum of one term and a number: the text of the term, and the number."""
     terms = dim_terms(size)
     rest = sum(coefficient for coefficient, factors in terms if not factors)
     match [(coefficient, factors) for coefficient, factors in terms if factors]:
@@ -87,7 +87,7 @@ def in_place(node: ast.expr, parts: Mapping[str, tuple[str, int]]) -> ast.expr:
 
     **Arguments:**
 
-    - `parts`: for the text of a part, the token of a size, and by how much that is larger.
+    - `parts`: by the text of a part, the token of a size and how much larger that is.
     """
 
     class Replace(ast.NodeTransformer):

@@ -12,6 +12,7 @@ from jax import lax
 
 from invert.ir.size_algebra import Sizes, apply
 from invert.ir.sizes import as_value
+from invert.ir.types import JaxFunction
 from invert.stablehlo.ops.attributes import Accuracy, enum_name
 from invert.stablehlo.ops.devices import index_axis
 from invert.stablehlo.ops.interpreter import Context
@@ -182,7 +183,7 @@ def _accuracy(wanted: Accuracy | None) -> lax.Tolerance | lax.AccuracyMode | Non
     return lax.AccuracyMode.HIGHEST if wanted.mode == "HIGHEST" else None
 
 
-def _register(name: str, function: Callable[..., Any]) -> None:
+def _register(name: str, function: JaxFunction) -> None:
     primitive = _ON_SIZES.get(name)
     rule(
         f"stablehlo.{name}",

@@ -13,6 +13,7 @@ from jax import lax
 from invert._errors import InvertError
 from invert._private.jax import trace_open
 from invert._private.mlir import ir
+from invert.ir.types import Params
 from invert.stablehlo.ops import attributes, regions
 from invert.stablehlo.ops.interpreter import Context
 from invert.stablehlo.ops.registry import (
@@ -124,7 +125,7 @@ def _reduce_window(
 
 
 def reduce_window(
-    ctx: Context, region: ir.Region, operands: Sequence[Value], window: dict[str, Any]
+    ctx: Context, region: ir.Region, operands: Sequence[Value], window: Params
 ) -> Value:
     """Windows of arrays combined by a region; the operands are the arrays and initial values."""
     n = len(operands) // 2

@@ -7,8 +7,7 @@ e.g. `reduce_max` is recovered and differentiable.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +17,7 @@ from jax import lax
 from invert._private.jax import close_like, eval_closed, live_part, open_jaxpr, trace_closed
 from invert.ir.interpret import inline_calls
 from invert.ir.traced_form import difference, strong
-from invert.ir.types import Aval, ClosedJaxpr
+from invert.ir.types import Aval, ClosedJaxpr, JaxFunction
 from invert.primitives.sorting import by_assumption, merge_sort, sorted_by
 from invert.primitives.stablehlo.indexing import index_vectors_last
 from invert.primitives.stablehlo.reduction import bind_select_and_scatter
@@ -44,7 +43,7 @@ def _computation(ctx: Context, node: Node, name: str, types: Sequence[Aval]) -> 
     return program
 
 
-def _as_function(program: ClosedJaxpr) -> Callable[..., Any]:
+def _as_function(program: ClosedJaxpr) -> JaxFunction:
     """A program on scalars in the form `lax.reduce` takes: a value or a tuple for each side."""
 
     def call(x: Value, y: Value) -> Value:
@@ -70,7 +69,7 @@ def _single(program: ClosedJaxpr) -> tuple[str, bool] | None:
     return jaxpr.eqns[0].primitive.name, operands == jaxpr.invars
 
 
-_MONOIDS: dict[str, Callable[..., Any]] = {
+_MONOIDS: dict[str, JaxFunction] = {
     "add": lax.add,
     "mul": lax.mul,
     "max": lax.max,
@@ -96,7 +95,7 @@ def _monoid(program: ClosedJaxpr) -> str | None:
     return None
 
 
-def _reducer(program: ClosedJaxpr) -> Callable[..., Any]:
+def _reducer(program: ClosedJaxpr) -> JaxFunction:
     """The computation for `lax.reduce`: the function of a monoid if it is one."""
     return _MONOIDS.get(_monoid(program) or "") or _as_function(program)
 
@@ -191,7 +190,7 @@ def _select_and_scatter(
     )
 
 
-_SCATTERS: dict[str, Callable[..., Any]] = {
+_SCATTERS: dict[str, JaxFunction] = {
     "add": lax.scatter_add,
     "sub": lax.scatter_sub,
     "mul": lax.scatter_mul,
@@ -200,7 +199,7 @@ _SCATTERS: dict[str, Callable[..., Any]] = {
 }
 
 
-def _scatter_kind(program: ClosedJaxpr) -> Callable[..., Any] | None:
+def _scatter_kind(program: ClosedJaxpr) -> JaxFunction | None:
     """The scatter of an update: `(x, y) -> y` sets, one op combines."""
     jaxpr = open_jaxpr(program)
     if not jaxpr.eqns and jaxpr.outvars == jaxpr.invars[1:]:

@@ -148,6 +148,7 @@ SAMPLERS = {
 
 @pytest.mark.parametrize("unique", [False, True])
 @pytest.mark.parametrize("name", SAMPLERS)
+@pytest.mark.drawn(3)
 def test_candidates_have_the_expected_counts(name, unique):
     classes = np.array([[0, 1], [5, 7]])
     sampler = getattr(tf.random, f"{name}_candidate_sampler")
@@ -235,7 +236,7 @@ def _partitioned_lookup(ids, tables, stitch):
     "ids", [[0, 5, 3, 4, 5, 1, 2], [0, 3, 6], [4]], ids=["all", "one part", "one row"]
 )
 @pytest.mark.parametrize("stitch", [tf.dynamic_stitch, tf.raw_ops.ParallelDynamicStitch])
-@pytest.mark.drawn(8)
+@pytest.mark.drawn(3)
 def test_parts_that_are_put_together_again(ids, stitch):
     """As `embedding_lookup` has it for variables in parts."""
     rng = np.random.default_rng(0)

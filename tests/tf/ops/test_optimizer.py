@@ -113,13 +113,13 @@ def run(name, dtype, **kwargs):
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-@pytest.mark.drawn(10)
+@pytest.mark.drawn(5)
 def test_dense(name):
     run(name, np.float32)
 
 
 @pytest.mark.parametrize("name", [n for n, o in OPTIMIZERS.items() if o.sparse])
-@pytest.mark.drawn(10)
+@pytest.mark.drawn(5)
 def test_by_rows(name):
     run(name, np.float32, sparse=True)
 
@@ -128,6 +128,7 @@ FLAGGED = [(n, s) for n, o in OPTIMIZERS.items() if o.flag for s in (False, o.sp
 
 
 @pytest.mark.parametrize(("name", "sparse"), dict.fromkeys(FLAGGED))
+@pytest.mark.drawn(6)
 def test_flags(name, sparse):
     run(name, np.float32, sparse=sparse, flag=not OPTIMIZERS[name].flag[1])
 
