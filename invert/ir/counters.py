@@ -1,18 +1,21 @@
-"""Drops the negative-index adjustment of rows that a counted loop reads one by one.
+"""Drops the negative-index adjustment of rows that a counted loop reads one by one, and copies.
 
-Bounds are derived for integer scalars only, from loops with a known trip count.
+A loop that collects the rows that it reads, as TensorFlow's do for their gradients, collects the
+array that they are from. Bounds are derived for integer scalars only, from loops with a known trip
+count.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 
 import numpy as np
 from jax import lax
 
 from invert._private.jax import close_like, dce, open_jaxpr, rename
 from invert.ir.graph import is_var
+from invert.ir.kinds import LAYOUT
 from invert.ir.loops import CondParts, WhileParts
 from invert.ir.types import AnyJaxpr, Atom, Eqn, J, Jaxpr, Literal, Var
 
@@ -21,7 +24,10 @@ _Bounds = tuple[int, int]
 
 
 def with_counted_places(closed: J) -> J:
-    """Drop the adjustment of negative places where a loop reads all rows of an array."""
+    """Drop the adjustment of negative places where a loop reads all rows of an array.
+
+    What a loop collects of such rows is replaced by the array; that carry is then unused.
+    """
     jaxpr = _within(open_jaxpr(closed), {}, frozenset(), 0)
     return closed if jaxpr is open_jaxpr(closed) else close_like(closed, jaxpr)
 
@@ -45,6 +51,8 @@ def _within(jaxpr: Jaxpr, given: Mapping[Var, _Bounds], held: Set[Var], steps: i
         new = _inside(eqn, known)
         changed = changed or new is not eqn
         eqns.append(new)
+        if new.primitive.name == "while":
+            names |= {v: names.get(a, a) if is_var(a) else a for v, a in _collected(new)}
         if len(eqn.outvars) != 1 or eqn.outvars[0].aval.shape != ():
             continue
         (out,) = eqn.outvars
@@ -67,6 +75,73 @@ def _within(jaxpr: Jaxpr, given: Mapping[Var, _Bounds], held: Set[Var], steps: i
     if not names and not changed:
         return jaxpr
     return dce(rename(jaxpr.replace(eqns=eqns), names))
+
+
+def _collected(eqn: Eqn) -> Iterator[tuple[Var, Atom]]:
+    """The results of a loop that collect all rows of an array in order, each with that array."""
+    parts = WhileParts.of(eqn)
+    body = open_jaxpr(parts.body)
+    makers = {v: e for e in body.eqns for v in e.outvars}
+    held = dict(zip(body.invars, parts.body_consts, strict=False))
+    counters = _steps(parts)
+    for v, buffer, out in zip(eqn.outvars, parts.carried, body.outvars, strict=True):
+        write = makers.get(out) if is_var(out) else None
+        if write is None or write.primitive is not lax.dynamic_update_slice_p:
+            continue
+        array, row, place, *rest = write.invars
+        shape = buffer.aval.shape
+        while is_var(row) and row in makers and _adds_axes(makers[row]):
+            (row,) = makers[row].invars
+        read = makers.get(row) if is_var(row) else None
+        if read is None or read.primitive is not lax.dynamic_slice_p:
+            continue
+        source, start, *others = read.invars
+        if (
+            array is buffer
+            and place is start
+            and shape
+            and counters.get(place) == shape[0]
+            and read.params["slice_sizes"] == (1, *shape[1:]) == write.invars[1].aval.shape
+            and all(map(_is_zero, (*rest, *others)))
+            and source in held
+            and source.aval.shape == shape
+        ):
+            yield v, held[source]
+
+
+def _adds_axes(eqn: Eqn) -> bool:
+    """Whether an equation adds or drops axes of size one alone."""
+    if eqn.primitive.name not in LAYOUT - {"transpose"} or len(eqn.invars) != 1:
+        return False
+    one, two = ([n for n in v.aval.shape if n != 1] for v in (eqn.invars[0], eqn.outvars[0]))
+    ordered = eqn.primitive is not lax.reshape_p or eqn.params["dimensions"] is None
+    return is_var(eqn.invars[0]) and one == two and ordered
+
+
+def _steps(parts: WhileParts) -> dict[Atom, int]:
+    """The carried values that count the steps from zero, and the number of all steps.
+
+    None if something else may end the loop.
+    """
+    cond = open_jaxpr(parts.cond)
+    if any(e.primitive not in (lax.and_p, lax.lt_p) for e in cond.eqns):
+        return {}
+    ends = _limits(cond)
+    if sum(e.primitive is lax.lt_p for e in cond.eqns) != len(ends) or len({*ends.values()}) != 1:
+        return {}
+    (count,) = {*ends.values()}
+    by_one = {
+        e.outvars[0]: e.invars[0]
+        for e in open_jaxpr(parts.body).eqns
+        if e.primitive is lax.add_p and _bounds(e.invars[1], {}) == (1, 1)
+    }
+    outs = open_jaxpr(parts.body).outvars
+    found: dict[Atom, int] = {}
+    for v, init, out in zip(parts.carried, parts.init, outs, strict=True):
+        if is_var(out) and by_one.get(out) is v and _bounds(init, {}) == (0, 0):
+            found[v] = count
+    tested = {v for v, t in zip(parts.carried, parts.tested, strict=True) if t in ends}
+    return found if tested <= found.keys() else {}
 
 
 def _reads_rows(v: Var, jaxpr: Jaxpr, held: Set[Var], steps: int) -> bool:
