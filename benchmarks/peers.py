@@ -3,8 +3,9 @@
 For each model: the cost of a conversion up to StableHLO, the compiled forward pass, and the
 compiled gradient by the trained variables. All run on one thread and are measured in CPU time of
 this process, so that other processes on the machine do not count; the candidates run in turn, and
-the median of the ratios is printed. Where tf2jax is not installed, or refuses a model, its column
-says so. What the programs are called with is flat, so that no time goes into trees.
+the median of the ratios is printed, for conversions the ratio of the smallest times. Where tf2jax
+is not installed, or refuses a model, its column says so. What the programs are called with is flat,
+so that no time goes into trees.
 """
 
 from __future__ import annotations
@@ -68,11 +69,25 @@ def lstm() -> keras.Model:
     return keras.Sequential([keras.Input((32, 32)), *layers, keras.layers.Dense(4)])
 
 
+def gru() -> keras.Model:
+    layers = [keras.layers.GRU(64, return_sequences=True), keras.layers.GRU(64)]
+    both = map(keras.layers.Bidirectional, layers)
+    return keras.Sequential([keras.Input((32, 32)), *both, keras.layers.Dense(4)])
+
+
+def convnext() -> keras.Model:
+    return keras.applications.ConvNeXtTiny(
+        input_shape=(64, 64, 3), weights=cast(Any, None), classes=10, include_preprocessing=False
+    )
+
+
 MODELS: dict[str, tuple[Callable[[], keras.Model], int]] = {
     "MLP": (mlp, 32),
     "MobileNetV2": (cnn, 2),
     "transformer": (transformer, 4),
     "LSTM": (lstm, 8),
+    "GRU": (gru, 8),
+    "ConvNeXt": (convnext, 2),
 }
 
 
@@ -84,17 +99,20 @@ def cpu_seconds(run: Run, count: int = 1) -> float:
 
 
 def ratios(ours: Run, peer: Run, rounds: int, seconds: float = 0.0) -> float:
-    """Median of the CPU time of `ours` over that of `peer`, which run in turn."""
+    """Median of the CPU time of `ours` over that of `peer`, which run in turn.
+
+    Without `seconds` for each round, the smallest time over the smallest.
+    """
     ours()
     peer()
     counts = [max(1, int(seconds / max(cpu_seconds(run), 1e-6))) for run in (ours, peer)]
-    found = []
+    times: tuple[list[float], list[float]] = [], []
     for i in range(rounds):
-        times: dict[int, float] = {}
         for k in (0, 1) if i % 2 else (1, 0):
-            times[k] = cpu_seconds((ours, peer)[k], counts[k])
-        found.append(times[0] / times[1])
-    return statistics.median(found)
+            times[k].append(cpu_seconds((ours, peer)[k], counts[k]))
+    if not seconds:
+        return min(times[0]) / min(times[1])
+    return statistics.median(a / b for a, b in zip(*times, strict=True))
 
 
 def loss_of(values: Any, mean: Callable[[Any], Any]) -> Any:

@@ -169,7 +169,7 @@ def _certify(
 def _settled(jaxpr: Jaxpr, platform: str, config: Config) -> Jaxpr:
     """Rewrite a program at concrete sizes, whose loops may now have a known trip count."""
     wanted = config.patterns is True or (config.patterns and "scan" in config.patterns)
-    if not wanted or all(e.primitive.name != "while" for e in jaxprs.equations(jaxpr)):
+    if not wanted or "while" not in jaxprs.names_in(jaxpr):
         return jaxpr
     loops = dataclasses.replace(config, patterns=("scan",), extra_patterns=())
     with jax.enable_x64(True):

@@ -424,6 +424,17 @@ def holds_jaxprs(eqn: Eqn) -> bool:
     return False
 
 
+def sub_jaxprs(eqn: Eqn) -> Iterator[Jaxpr]:
+    """The open jaxprs among the parameters of an equation."""
+    if not holds_jaxprs(eqn):
+        return
+    for value in eqn.params.values():
+        values = value if isinstance(value, (tuple, list)) else (value,)
+        for v in values:
+            if is_jaxpr(v):
+                yield open_jaxpr(v)
+
+
 def is_tracer(value: object) -> bool:
     """Whether a value is traced rather than an array."""
     return isinstance(value, core.Tracer)
@@ -448,7 +459,12 @@ def open_jaxpr(closed: AnyJaxpr) -> Jaxpr:
 
 
 def dce(jaxpr: Jaxpr) -> Jaxpr:
-    """Remove equations whose results are not used; keep all arguments."""
+    """Remove equations whose results are not used; keep all arguments.
+
+    Where nothing is removed, the result is the jaxpr itself, as JAX's is not.
+    """
+    if _is_used(jaxpr)[0]:
+        return jaxpr
     kept = [True] * len(jaxpr.outvars)
     return cast(Any, partial_eval.dce_jaxpr(jaxpr, kept, instantiate=True)[0])
 
@@ -481,7 +497,12 @@ def rename(jaxpr: Jaxpr, names: Mapping[Var, Atom]) -> Jaxpr:
     def new(atom: Atom) -> Atom:
         return atom if isinstance(atom, Literal) else names.get(atom, atom)
 
-    eqns = [e.replace(invars=[new(a) for a in e.invars]) for e in jaxpr.eqns]
+    eqns = [
+        e
+        if all(isinstance(a, Literal) or a not in names for a in e.invars)
+        else e.replace(invars=[new(a) for a in e.invars])
+        for e in jaxpr.eqns
+    ]
     return jaxpr.replace(eqns=eqns, outvars=[new(v) for v in jaxpr.outvars])
 
 
@@ -510,6 +531,26 @@ def by_jaxpr(function: Callable[[Any], _T], *, traces: bool = False) -> Callable
     The result must not hold the jaxpr itself. `traces` says that it depends on JAX's settings.
     """
     return weakref_lru_cache(function, maxsize=None, trace_context_in_key=traces)
+
+
+@by_jaxpr
+def _is_used(jaxpr: Jaxpr) -> tuple[bool, bool]:
+    """Whether all equations are used, also inner ones; and whether all arguments are, too.
+
+    False also where only JAX's rules can tell.
+    """
+    if jaxpr.effects:
+        return False, False
+    used = {v for v in jaxpr.outvars if not isinstance(v, Literal)}
+    for eqn in reversed(jaxpr.eqns):
+        ruled = eqn.primitive in partial_eval.dce_rules
+        read = (v in used for v in eqn.outvars)
+        if eqn.effects or not (all(read) if ruled else any(read)):
+            return False, False
+        if ruled and not all(_is_used(inner)[1] for inner in sub_jaxprs(eqn)):
+            return False, False
+        used.update(v for v in eqn.invars if not isinstance(v, Literal))
+    return True, used.issuperset(jaxpr.invars)
 
 
 def physical_type(aval: Any) -> tuple[tuple[Any, ...], np.dtype]:

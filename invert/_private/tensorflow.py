@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import re
 import sys
+import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -39,33 +40,42 @@ def keras_variables(variables: Iterable[Any]) -> tuple[dict[int, str], dict[int,
     """The paths of these TensorFlow variables in Keras, and whether Keras trains them, by `id`.
 
     Both are on Keras objects that hold the variables. Variables do not refer to their holders, and
-    a traced function does not refer to its model, so all objects of the process are searched.
+    a traced function does not refer to its model, so all objects of the process are searched, once
+    for each variable of Keras 3.
     """
-    wanted = {id(v): bool(v.trainable) for v in variables}
+    wanted = {id(v): v for v in variables}
     new, old = (sys.modules.get(name) for name in ("keras", "tf_keras"))
-    holders = _subclasses(getattr(new, "Variable", None))
-    layers = _subclasses(old.layers.Layer) if old is not None else set()
+    layers = _instances(old.layers.Layer) if wanted and old is not None else []
+    if new is not None and any(_holder(v) is None for v in wanted.values()):
+        _holders.update((id(h._value), h) for h in _instances(new.Variable))
     names: dict[int, str] = {}
     flags: dict[int, bool] = {}
-    if not wanted or not holders | layers:
-        return names, flags
-    kinds = holders | layers
-    for found in [x for x in gc.get_objects() if type(x) in kinds]:
-        if type(found) in holders and id(found._value) in wanted:
-            names[id(found._value)] = str(found.path)
-            held = {id(found._value): bool(found.trainable)}
-        elif type(found) in layers and not found.trainable:
-            held = {id(v): False for v in found.weights}
-        else:
-            continue
-        flags |= {key: flag for key, flag in held.items() if wanted.get(key)}
-    return names, flags
+    for layer in layers:
+        flags |= {id(v): False for v in ([] if layer.trainable else layer.weights)}
+    for key, variable in wanted.items():
+        if (held := _holder(variable)) is not None:
+            names[key], flags[key] = str(held.path), bool(held.trainable)
+    return names, {k: flag for k, flag in flags.items() if k in wanted and wanted[k].trainable}
 
 
-def _subclasses(cls: Any) -> set[type]:
-    """A class and its subclasses; nothing for `None`."""
-    if cls is None:
-        return set()
+# Keras variables by the `id` of the TensorFlow variable that each holds.
+_holders: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+
+
+def _holder(variable: Any) -> Any | None:
+    """The Keras variable that holds a TensorFlow variable, if one was found."""
+    held = _holders.get(id(variable))
+    return held if held is not None and held._value is variable else None
+
+
+def _instances(cls: type) -> list[Any]:
+    """All objects of a class and its subclasses, each of which refers to its class."""
+    kinds = _subclasses(cls)
+    return [x for x in gc.get_referrers(*kinds) if type(x) in kinds]
+
+
+def _subclasses(cls: type) -> set[type]:
+    """A class and its subclasses."""
     return {cls}.union(*map(_subclasses, cls.__subclasses__()))
 
 

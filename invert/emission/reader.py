@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from invert.emission.python import syntax
 
 # Tensors are named by the paths of their fields. Arrays of dtypes that the format lacks are bytes,
-# with the dtype in the metadata. Files are memory-mapped, and one array is read at a time; on a
-# mesh, each device reads its part of the array alone.
+# with the dtype in the metadata. Files are memory-mapped, and one array is read at a time, so that
+# no more than one is held twice; on a mesh, each device reads its part of the array alone.
 _LOADER = '''
 def load(
     path: str | Path | None = None,
@@ -36,7 +36,9 @@ def load(
             types |= file.metadata() or {}
             for name in [*file.keys()]:
                 place = path.with_name(shard)
-                arrays[name] = _array(place, name, types.get(name), mesh, shardings)
+                array = _array(place, name, types.get(name), mesh, shardings)
+                # JAX copies in the background, and what it copies from counts as memory until then.
+                arrays[name] = jax.block_until_ready(array)
     except (LookupError, OSError, RuntimeError, SafetensorError, TypeError, ValueError) as error:
         raise ValueError(f"cannot read the weights {path}: {error}") from error
     like = eqx.filter_eval_shape(Model, key=jax.random.key(0))

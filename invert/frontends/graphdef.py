@@ -16,6 +16,7 @@ from invert.frontends.signature import Signature, numbered
 from invert.protos.messages import own
 from invert.protos.ops import op_def
 from invert.protos.tensors import decode_shape
+from invert.tf.graph.library import Library
 from invert.tf.interpreter.analysis import Analysis
 from invert.tf.interpreter.graph import Graph
 from invert.tf.ops.node import decode_attr
@@ -41,9 +42,9 @@ def entry_point(
     **Raises:** `MalformedModelError`, `SignatureError`, `UnsupportedOpError`,
         `MissingDependencyError`.
     """
-    graph_def = read(graph_def)
+    library = Library.of(graph_def)
     named = dict(inputs) if isinstance(inputs, Mapping) else {n: n for n in inputs}
-    nodes = {n.name: n for n in graph_def.node}
+    nodes = {n.name: n for n in library.graph.node}
     specs: dict[str, ArgSpec] = {}
     for name, tensor in named.items():
         node = nodes.get(tensor.partition(":")[0])
@@ -52,7 +53,7 @@ def entry_point(
         plain = name.partition(":")[0].replace("/", "_")
         specs[plain] = _spec(plain, node)
     graph = Graph(
-        graph_def,
+        library,
         [full(t) for t in named.values()],
         [full(t) for t in (outputs.values() if isinstance(outputs, Mapping) else outputs)],
         config=config,

@@ -50,7 +50,7 @@ from invert.frontends.signature import (
 )
 from invert.ir.types import Arguments, Keywords
 from invert.protos.messages import own
-from invert.protos.ops import op_def
+from invert.protos.ops import Definition, op_def
 from invert.tf.fallback.host import table
 from invert.tf.gradients.read import read_gradient
 from invert.tf.interpreter.graph import Graph
@@ -440,19 +440,20 @@ def _captures(
     return params, feeds, problems
 
 
-def _op_def_lookup(graph: Any) -> Callable[[str], Any]:
-    """Return the `OpDef` of an op type that `graph` uses; `None` if it is unknown.
+def _op_def_lookup(graph: Any) -> Callable[[str], Definition | None]:
+    """Return the definition of an op type that `graph` uses; `None` if it is unknown.
 
     Libraries other than TensorFlow register ops too.
     """
     tf = import_tensorflow()
 
     @functools.cache
-    def lookup(op: str) -> Any:
+    def lookup(op: str) -> Definition | None:
         if (known := op_def(op)) is not None:
             return known
         try:
-            return own(graph.op_def_for_type(op), "OpDef", f"the definition of tf.{op}")
+            proto = graph.op_def_for_type(op)
+            return Definition.of(own(proto, "OpDef", f"the definition of tf.{op}"))
         except (tf.errors.NotFoundError, ValueError, KeyError, RuntimeError):
             return None
 

@@ -20,7 +20,7 @@ from invert.gradients.region import MarkedRegion
 from invert.ir import kinds
 from invert.ir.graph import Graph
 from invert.ir.interpret import inline_calls, retrace
-from invert.ir.jaxprs import canonicalize, equations, map_jaxprs, split_constants
+from invert.ir.jaxprs import canonicalize, map_jaxprs, names_in, split_constants
 from invert.ir.match import equivalent
 from invert.ir.types import AnyJaxpr, Aval, ClosedJaxpr, Eqn, J, Jaxpr
 from invert.rewriting.driver import Replacement, replace
@@ -49,7 +49,7 @@ def without_rules(closed: J) -> J:
 
 
 def _has_rules(closed: AnyJaxpr) -> bool:
-    return any(e.primitive.name in RULES for e in equations(open_jaxpr(closed)))
+    return not RULES.isdisjoint(names_in(open_jaxpr(closed)))
 
 
 def inlined(closed: ClosedJaxpr) -> ClosedJaxpr:

@@ -20,7 +20,7 @@ import numpy as np
 
 from invert._config import Config
 from invert._errors import InvertError, only_refusals
-from invert._private.jax import consts_of, eval_context, open_jaxpr, trace_closed
+from invert._private.jax import consts_of, dce, eval_context, open_jaxpr, rename, trace_closed
 from invert.gradients.cache import GradientCache, inlined
 from invert.gradients.compare import FAILURES, first_difference, may_not_end
 from invert.gradients.region import MarkedRegion
@@ -36,10 +36,10 @@ from invert.gradients.stop_gradient import with_stops
 from invert.ir import jaxprs
 from invert.ir.avals import type_of
 from invert.ir.gradient_marker import Gradient, custom_gradient_p, parts
-from invert.ir.graph import Graph
+from invert.ir.graph import Graph, is_var
 from invert.ir.match import difference
 from invert.ir.meshes import without_constraints
-from invert.ir.types import AnyJaxpr, ClosedJaxpr, Eqn, J, Jaxpr, Var
+from invert.ir.types import AnyJaxpr, Atom, ClosedJaxpr, Eqn, J, Jaxpr, Var
 from invert.rewriting.driver import Replacement, replace
 from invert.stablehlo.lowered import raised_again
 
@@ -51,26 +51,30 @@ def plain(closed: J) -> J:
     """Remove markers, `stop_gradient` and rules: a lowered module cannot hold them."""
 
     def visit(jaxpr: Jaxpr) -> Jaxpr:
-        graph = Graph(jaxpr)
-        found = [
-            Replacement(
-                identity, eqn.invars[: len(eqn.outvars)], eqn.outvars, frozenset({eqn}), eqn
-            )
-            for eqn in graph.eqns
-            if (identity := _forward_only(eqn)) is not None
-        ]
-        return replace(graph, found) if found else jaxpr
+        names: dict[Var, Atom] = {}
+        eqns: list[Eqn] = []
+        for eqn in jaxpr.eqns:
+            results = _forward_only(eqn)
+            if results is None:
+                eqns.append(eqn)
+                continue
+            for v, result in zip(eqn.outvars, results, strict=True):
+                names[v] = names.get(result, result) if is_var(result) else result
+        return dce(rename(jaxpr.replace(eqns=eqns), names)) if names else jaxpr
 
     return jaxprs.map_jaxprs(closed, visit)
 
 
-def _forward_only(eqn: Eqn) -> ClosedJaxpr | None:
-    """The forward program of an equation that matters only under differentiation."""
+def _forward_only(eqn: Eqn) -> list[Atom] | None:
+    """What the results of an equation are that matters only under differentiation."""
     name = eqn.primitive.name
     if eqn.primitive is custom_gradient_p or name == "stop_gradient":
-        return trace_closed(lambda *xs: xs, *(v.aval for v in eqn.outvars))
-    if name == "custom_jvp_call" and len(open_jaxpr(eqn.params["call_jaxpr"]).eqns) == 0:
-        return eqn.params["call_jaxpr"]
+        return eqn.invars[: len(eqn.outvars)]
+    if name == "custom_jvp_call":
+        called = open_jaxpr(eqn.params["call_jaxpr"])
+        if not called.eqns and not called.constvars:
+            given = dict(zip(called.invars, eqn.invars, strict=True))
+            return [given[v] if is_var(v) else v for v in called.outvars]
     return None
 
 
@@ -102,7 +106,7 @@ class GradientResolver:
 
     def __call__(self, closed: J) -> J:
         """The closed jaxpr without markers."""
-        if not any(e.primitive is custom_gradient_p for e in jaxprs.equations(open_jaxpr(closed))):
+        if custom_gradient_p.name not in jaxprs.names_in(open_jaxpr(closed)):
             return closed
         outer = open_jaxpr(closed)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
+from collections.abc import MutableMapping, Sequence
 from typing import Any
 
 import jax
@@ -46,8 +46,20 @@ def device_array(value: Any) -> Array | np.ndarray:
     Read-only memory is shared where the device allows it. Other memory is copied, since its holder
     may write to it.
     """
-    if jax.dtypes.canonicalize_dtype(value.dtype) != value.dtype:
-        return value
-    if isinstance(value, np.ndarray) and not value.flags.writeable:
-        return jax.device_put(value, may_alias=True)
-    return jnp.asarray(value)
+    return device_arrays([value])[0]
+
+
+def device_arrays(values: Sequence[Any]) -> list[Array | np.ndarray]:
+    """`device_array` of each value. JAX takes many at once in far less time than one by one."""
+    arrays = list(values)
+    shared: dict[int, np.ndarray] = {}
+    for i, value in enumerate(values):
+        if jax.dtypes.canonicalize_dtype(value.dtype) != value.dtype:
+            continue
+        if isinstance(value, np.ndarray) and not value.flags.writeable:
+            shared[i] = value
+        else:
+            arrays[i] = jnp.asarray(value)
+    for i, array in jax.device_put(shared, may_alias=True).items():
+        arrays[i] = array
+    return arrays

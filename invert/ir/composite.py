@@ -93,6 +93,8 @@ def renewed(closed: ClosedJaxpr) -> ClosedJaxpr:
 
     def inner(jaxpr: Jaxpr) -> Jaxpr:
         eqns = list(jaxpr.eqns)
+        if not any(e.primitive.name == "custom_jvp_call" for e in eqns):
+            return jaxpr
         for i, eqn in enumerate(eqns):
             if eqn.primitive.name != "custom_jvp_call" or composite_of(eqn) is None:
                 continue

@@ -1,10 +1,10 @@
-"""Loops that count from zero, and the rows that they read one by one."""
+"""Loops that count from zero, and the rows that they read and collect one by one."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from jax import lax
@@ -21,6 +21,7 @@ from invert._private.jax import (
 )
 from invert.ir.graph import Graph
 from invert.ir.jaxprs import map_jaxprs
+from invert.ir.kinds import LAYOUT
 from invert.ir.loops import WhileParts
 from invert.ir.sizes import DimSize, is_open
 from invert.ir.types import Atom, Eqn, J, Jaxpr, Literal, Var
@@ -125,11 +126,24 @@ def _limits(holds: Atom, test: Graph) -> list[tuple[Atom, DimSize]] | None:
 
 
 def with_counted_places(closed: J) -> J:
-    """Drop the adjustment of negative places where a loop reads all rows of an array."""
+    """Drop the adjustment of negative places where a loop reads all rows of an array.
+
+    What a loop collects of such rows, as TensorFlow's do for their gradients, is replaced by the
+    array; that carry is then unused.
+    """
 
     def one(jaxpr: Jaxpr) -> Jaxpr:
-        eqns = [_with_rows(e) if e.primitive is lax.while_p else e for e in jaxpr.eqns]
-        return jaxpr.replace(eqns=eqns)
+        names: dict[Var, Atom] = {}
+        eqns: list[Eqn] = []
+        for eqn in jaxpr.eqns:
+            new = _with_rows(eqn) if eqn.primitive is lax.while_p else eqn
+            eqns.append(new)
+            found = _collected(new) if new.primitive is lax.while_p else ()
+            names |= {v: names.get(a, a) if isinstance(a, Var) else a for v, a in found}
+        if names:
+            return dce(rename(jaxpr.replace(eqns=eqns), names))
+        same = all(a is b for a, b in zip(eqns, jaxpr.eqns, strict=True))
+        return jaxpr if same else jaxpr.replace(eqns=eqns)
 
     return map_jaxprs(closed, one)
 
@@ -153,6 +167,50 @@ def _with_rows(eqn: Eqn) -> Eqn:
         return eqn
     body = close_like(parts.body, dce(rename(open_jaxpr(parts.body), names)))
     return dataclasses.replace(parts, body=body).put_into(eqn)
+
+
+def _collected(eqn: Eqn) -> Iterator[tuple[Var, Atom]]:
+    """The results of a loop that collect all rows of an array in order, each with that array."""
+    loop = counted(eqn)
+    if loop is None:
+        return
+    held = dict(zip(loop.consts, WhileParts.of(eqn).body_consts, strict=True))
+    results = loop.body.jaxpr.outvars
+    for v, buffer, out in zip(eqn.outvars, loop.carry, results, strict=True):
+        write = loop.body.producer(out)
+        if write is None or write.primitive is not lax.dynamic_update_slice_p:
+            continue
+        array, row, place, *rest = write.invars
+        read = loop.body.producer(row)
+        while read is not None and _adds_axes(read):
+            read = loop.body.producer(read.invars[0])
+        if read is None or read.primitive is not lax.dynamic_slice_p:
+            continue
+        source, start, *others = read.invars
+        shape = buffer.aval.shape
+        rows = read.params["slice_sizes"] == (1, *shape[1:]) == write.invars[1].aval.shape
+        if (
+            array is buffer
+            and place is start
+            and shape
+            and loop.index(place) == (1, 0)
+            and loop.length == shape[0]
+            and rows
+            and all(_size(a, loop.body) == 0 for a in (*rest, *others))
+            and isinstance(source, Var)
+            and source in held
+            and source.aval.shape == shape
+        ):
+            yield v, held[source]
+
+
+def _adds_axes(eqn: Eqn) -> bool:
+    """Whether an equation adds or drops axes of size one alone."""
+    if eqn.primitive.name not in LAYOUT - {"transpose"} or len(eqn.invars) != 1:
+        return False
+    one, two = ([n for n in v.aval.shape if n != 1] for v in (eqn.invars[0], eqn.outvars[0]))
+    ordered = eqn.primitive is not lax.reshape_p or eqn.params["dimensions"] is None
+    return not isinstance(eqn.invars[0], Literal) and one == two and ordered
 
 
 def _reads_rows(place: Var, loop: Counted) -> bool:

@@ -94,7 +94,8 @@ def without_hints(closed: J) -> J:
             names = names_of(eqn)
             kept = without_hint(names)
             eqns.append(eqn if kept == names else with_names(eqn, kept))
-        return jaxpr.replace(eqns=eqns)
+        same = all(a is b for a, b in zip(eqns, jaxpr.eqns, strict=True))
+        return jaxpr if same else jaxpr.replace(eqns=eqns)
 
     return map_jaxprs(closed, strip)
 

@@ -23,6 +23,8 @@ from jax import lax
 
 from invert._opaque import custom_call_p
 from invert._private.jax import (
+    DropVar,
+    by_jaxpr,
     close_like,
     constants_as_arguments,
     consts_of,
@@ -34,6 +36,7 @@ from invert._private.jax import (
     live_part,
     on_shards,
     open_jaxpr,
+    sub_jaxprs,
     trace_closed,
 )
 from invert.ir.loops import WhileParts
@@ -50,7 +53,7 @@ def canonicalize(closed: J) -> J:
     Shared inner jaxprs stay shared.
     """
     closed = cast(J, _merge_constants(map_jaxprs(closed, _live)))
-    while any(e.primitive.name == "while" for e in equations(open_jaxpr(closed))):
+    while "while" in names_in(open_jaxpr(closed)):
         # Equations of an inner loop may turn dead once an outer body no longer uses its result.
         size = _size(closed)
         closed = map_jaxprs(closed, _live)
@@ -142,32 +145,38 @@ def tuple_like(original: tuple[Any, ...], values: Iterable[Value]) -> tuple[Any,
 
 
 def map_jaxprs(closed: J, function: Callable[[Jaxpr], Jaxpr]) -> J:
-    """Apply `function` to each open jaxpr, innermost first; shared ones stay shared."""
+    """Apply `function` to each open jaxpr, innermost first; shared ones stay shared.
+
+    The result is `closed` itself where `function` changes nothing.
+    """
     done: dict[AnyJaxpr, AnyJaxpr] = {}
 
     def visit(closed: AnyJaxpr) -> AnyJaxpr:
         if closed not in done:
-            jaxpr = open_jaxpr(closed)
-            eqns = []
-            for eqn in jaxpr.eqns:
-                if not holds_jaxprs(eqn):
-                    eqns.append(eqn)
-                    continue
-                with on_shards(eqn):
-                    params = {
-                        name: new
-                        for name, value in eqn.params.items()
-                        if (new := param(value)) is not value
-                    }
-                eqns.append(eqn.replace(params={**eqn.params, **params}) if params else eqn)
-            done[closed] = close_like(closed, function(jaxpr.replace(eqns=eqns)))
+            jaxpr = new = open_jaxpr(closed)
+            if changed := {i: eqn for i in holders(jaxpr) if (eqn := inside(jaxpr.eqns[i]))}:
+                new = jaxpr.replace(eqns=[changed.get(i, e) for i, e in enumerate(jaxpr.eqns)])
+            new = function(new)
+            done[closed] = closed if new is jaxpr else close_like(closed, new)
         return done[closed]
+
+    def inside(eqn: Eqn) -> Eqn | None:
+        """The equation on changed jaxprs, if any changes."""
+        with on_shards(eqn):
+            params = {
+                name: new
+                for name, value in eqn.params.items()
+                if (new := param(value)) is not value
+            }
+        return eqn.replace(params={**eqn.params, **params}) if params else None
 
     def param(value: Value) -> Value:
         if is_jaxpr(value):
             return visit(value)
         if isinstance(value, tuple) and any(is_jaxpr(v) for v in value):
-            return tuple_like(value, (param(v) for v in value))
+            new = [param(v) for v in value]
+            same = all(a is b for a, b in zip(new, value, strict=True))
+            return value if same else tuple_like(value, new)
         return value
 
     return cast(J, visit(closed))
@@ -178,6 +187,8 @@ def as_lowered(closed: J) -> J:
     primitive: Any = lax.reshape_p
 
     def one(jaxpr: Jaxpr) -> Jaxpr:
+        if not any(e.primitive is lax.squeeze_p for e in jaxpr.eqns):
+            return jaxpr
         eqns = list(jaxpr.eqns)
         for i, eqn in enumerate(eqns):
             if eqn.primitive is lax.squeeze_p:
@@ -187,6 +198,38 @@ def as_lowered(closed: J) -> J:
         return jaxpr.replace(eqns=eqns)
 
     return map_jaxprs(closed, one)
+
+
+def copied(eqns: Iterable[Eqn], env: dict[Var, Atom]) -> list[Eqn]:
+    """Copies of equations, on the atoms in `env` and with new results, which are added to it."""
+    made: list[Eqn] = []
+    for eqn in eqns:
+        invars = [a if isinstance(a, Literal) else env[a] for a in eqn.invars]
+        for v in eqn.outvars:
+            env.setdefault(v, v if isinstance(v, DropVar) else Var(v.aval))
+        made.append(eqn.replace(invars=invars, outvars=[env[v] for v in eqn.outvars]))
+    return made
+
+
+def literals(program: AnyJaxpr) -> dict[Var, Atom] | None:
+    """The constants that a program uses, as literals; `None` if one is an array or a key."""
+    jaxpr = open_jaxpr(program)
+    if not jaxpr.constvars:
+        return {}
+    atoms = (*jaxpr.outvars, *(a for eqn in jaxpr.eqns for a in eqn.invars))
+    used = {a for a in atoms if not isinstance(a, Literal)}
+    pairs = zip(jaxpr.constvars, consts_of(program), strict=True)
+    return as_literals({v: value for v, value in pairs if v in used})
+
+
+def as_literals(constants: Mapping[Var, Value]) -> dict[Var, Atom] | None:
+    """Constants as literals; `None` if one is an array or a key."""
+    extended = jax.dtypes.extended
+    if any(
+        np.ndim(x) or jax.dtypes.issubdtype(v.aval.dtype, extended) for v, x in constants.items()
+    ):
+        return None
+    return {v: Literal(np.asarray(value)[()], v.aval) for v, value in constants.items()}
 
 
 def split_constants(closed: AnyJaxpr) -> tuple[Jaxpr, tuple[np.ndarray, ...]]:
@@ -260,17 +303,6 @@ def _value(x: np.ndarray) -> Hashable:
 _DIGEST = 1 << 16
 
 
-def sub_jaxprs(eqn: Eqn) -> Iterator[Jaxpr]:
-    """The open jaxprs among the parameters of an equation."""
-    if not holds_jaxprs(eqn):
-        return
-    for value in eqn.params.values():
-        values = value if isinstance(value, (tuple, list)) else (value,)
-        for v in values:
-            if is_jaxpr(v):
-                yield open_jaxpr(v)
-
-
 def equations(jaxpr: Jaxpr) -> Iterator[Eqn]:
     """All equations, inner ones included; a shared jaxpr is visited once."""
     pending, seen = [jaxpr], set()
@@ -279,9 +311,23 @@ def equations(jaxpr: Jaxpr) -> Iterator[Eqn]:
         if current in seen:
             continue
         seen.add(current)
-        for eqn in current.eqns:
-            yield eqn
-            pending.extend(sub_jaxprs(eqn))
+        yield from current.eqns
+        for i in holders(current):
+            pending.extend(sub_jaxprs(current.eqns[i]))
+
+
+@by_jaxpr
+def holders(jaxpr: Jaxpr) -> tuple[int, ...]:
+    """The positions of the equations that hold jaxprs."""
+    return tuple(i for i, eqn in enumerate(jaxpr.eqns) if holds_jaxprs(eqn))
+
+
+@by_jaxpr
+def names_in(jaxpr: Jaxpr) -> frozenset[str]:
+    """The names of the primitives, those of inner jaxprs included."""
+    names = {eqn.primitive.name for eqn in jaxpr.eqns}
+    inner = (names_in(j) for i in holders(jaxpr) for j in sub_jaxprs(jaxpr.eqns[i]))
+    return frozenset(names.union(*inner))
 
 
 def primitive_counts(jaxpr: Jaxpr) -> Mapping[str, int]:
@@ -292,6 +338,8 @@ def primitive_counts(jaxpr: Jaxpr) -> Mapping[str, int]:
 
 def opaque_targets(jaxpr: Jaxpr) -> Mapping[str, int]:
     """Number of opaque equations per custom-call target."""
+    if custom_call_p.name not in names_in(jaxpr):
+        return {}
     calls = (eqn for eqn in equations(jaxpr) if eqn.primitive is custom_call_p)
     return dict(sorted(collections.Counter(eqn.params["target"] for eqn in calls).items()))
 
@@ -309,18 +357,19 @@ def is_wide(atom: Atom) -> bool:
     return is_wide_dtype(getattr(atom.aval, "dtype", None))
 
 
-def wide_types(jaxpr: Jaxpr) -> set[np.dtype]:
+@by_jaxpr
+def wide_types(jaxpr: Jaxpr) -> frozenset[np.dtype]:
     """The dtypes of 64 bits (128 for complex) that occur."""
     eqns = list(equations(jaxpr))
     pending = [jaxpr.invars, *((*e.invars, *e.outvars) for e in eqns)]
     # Sizes have 64 bits only if x64 is enabled.
     sizes = {e.outvars[0] for e in eqns if e.primitive is dim_as_value_p}
-    return {
+    return frozenset(
         v.aval.dtype
         for atoms in pending
         for v in atoms
         if is_wide(v) and (isinstance(v, Literal) or v not in sizes)
-    }
+    )
 
 
 def has_wide_types(jaxpr: Jaxpr) -> bool:

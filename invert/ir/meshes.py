@@ -37,7 +37,7 @@ from invert._private.jax import (
 from invert.ir.avals import is_differentiable
 from invert.ir.hints import decode, is_hint
 from invert.ir.interpret import interpret
-from invert.ir.jaxprs import equations, map_jaxprs, sub_jaxprs, tuple_like
+from invert.ir.jaxprs import equations, map_jaxprs, names_in, sub_jaxprs, tuple_like
 from invert.ir.loops import CondParts, ScanParts, WhileParts
 from invert.ir.types import (
     AnyJaxpr,
@@ -61,7 +61,7 @@ _WITH_MESH = frozenset({"shard_map", "sharding_constraint"})
 
 def has_meshes(program: AnyJaxpr) -> bool:
     """Whether a program names a mesh of devices."""
-    return any(e.primitive.name in _WITH_MESH for e in equations(open_jaxpr(program)))
+    return not _WITH_MESH.isdisjoint(names_in(open_jaxpr(program)))
 
 
 def meshes_of(program: AnyJaxpr) -> dict[AbstractMesh, frozenset[str]]:
@@ -221,7 +221,7 @@ def _in_order(jaxpr: Jaxpr) -> Iterator[Eqn]:
 
 def has_shards(program: AnyJaxpr) -> bool:
     """Whether any part of a program runs on shards."""
-    return any(e.primitive.name == "shard_map" for e in equations(open_jaxpr(program)))
+    return "shard_map" in names_in(open_jaxpr(program))
 
 
 def jvp_of(eqn: Eqn) -> ClosedJaxpr:

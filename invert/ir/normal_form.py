@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Hashable, Sequence
 from typing import TypeVar
 
@@ -10,16 +11,17 @@ import numpy as np
 
 from invert._opaque import custom_call_p
 from invert._private.jax import (
+    by_jaxpr,
     close_like,
     consts_of,
     holds_jaxprs,
+    is_jaxpr,
     open_jaxpr,
     rename,
 )
 from invert.ir import jaxprs
-from invert.ir.interpret import inline_calls
 from invert.ir.loops import WhileParts
-from invert.ir.types import AnyJaxpr, Atom, Eqn, J, Jaxpr, Literal, Var
+from invert.ir.types import AnyJaxpr, Atom, Eqn, J, Jaxpr, Literal, Value, Var
 
 _T = TypeVar("_T")
 
@@ -40,9 +42,27 @@ def normal_form(closed: J) -> J:
 def _opened(jaxpr: Jaxpr) -> Jaxpr:
     if jaxpr.constvars or not any(e.primitive.name == "jit" for e in jaxpr.eqns):
         return jaxpr
-    inlined = inline_calls(jaxpr)
-    # Arrays held by the calls would become constants of an inner jaxpr, which has none.
-    return jaxpr if consts_of(inlined) else open_jaxpr(inlined)
+    eqns: list[Eqn] = []
+    names: dict[Var, Atom] = {}
+
+    def new(atom: Atom) -> Atom:
+        return atom if isinstance(atom, Literal) else names.get(atom, atom)
+
+    for eqn in jaxpr.eqns:
+        if any(not isinstance(a, Literal) and a in names for a in eqn.invars):
+            eqn = eqn.replace(invars=[new(a) for a in eqn.invars])
+        called = eqn.params["jaxpr"] if eqn.primitive.name == "jit" else None
+        # Arrays that a call uses would become constants of an inner jaxpr, which has none.
+        held = None if called is None else jaxprs.literals(called)
+        if called is None or held is None:
+            eqns.append(eqn)
+            continue
+        inner = open_jaxpr(called)
+        env = {**held, **dict(zip(inner.invars, eqn.invars, strict=True))}
+        eqns += jaxprs.copied(inner.eqns, env)
+        results = (a if isinstance(a, Literal) else env[a] for a in inner.outvars)
+        names.update(zip(eqn.outvars, results, strict=True))
+    return jaxpr.replace(eqns=eqns, outvars=[new(v) for v in jaxpr.outvars])
 
 
 # Parameters of a `jit` that have an entry for each operand.
@@ -147,17 +167,68 @@ def equal_key(eqn: Eqn) -> Hashable:
     return id(eqn) if operation is None else (operation, tuple(map(atom_key, eqn.invars)))
 
 
-def operation_key(eqn: Eqn) -> Hashable | None:
-    """A key of the operation alone; `None` if equal keys would not prove equal operations."""
-    if eqn.effects or eqn.primitive is custom_call_p or holds_jaxprs(eqn):
+def operation_key(eqn: Eqn, *, with_jaxprs: bool = False) -> Hashable | None:
+    """A key of the operation alone; `None` if equal keys would not prove equal operations.
+
+    **Arguments:**
+
+    - `with_jaxprs`: whether an equation that holds jaxprs has a key, too.
+    """
+    if eqn.effects or eqn.primitive is custom_call_p:
         return None
-    params = tuple(sorted(eqn.params.items(), key=lambda item: item[0]))
+    given = eqn.params
+    if holds_jaxprs(eqn):
+        given = {name: _param_key(value) for name, value in given.items()}
+        if not with_jaxprs or any(value is _NO_KEY for value in given.values()):
+            return None
+    params = tuple(sorted(given.items(), key=lambda item: item[0]))
     try:
         hash(params)
     except TypeError:
         return None
     # Equal parameters may differ in type, as 1 and True do.
     return eqn.primitive, params, tuple(type(value) for _, value in params)
+
+
+_NO_KEY = object()
+
+
+def _param_key(value: Value) -> Value:
+    """A parameter with a key in place of each jaxpr; `_NO_KEY` where one has none."""
+    if is_jaxpr(value):
+        key = _program_key(value)
+        return _NO_KEY if key is None else key
+    if isinstance(value, tuple) and any(map(is_jaxpr, value)):
+        keys = tuple(map(_param_key, value))
+        return _NO_KEY if any(key is _NO_KEY for key in keys) else keys
+    return value
+
+
+@by_jaxpr
+def _program_key(program: AnyJaxpr) -> Hashable | None:
+    """A key equal for programs that differ in the names of variables alone.
+
+    `None` if equal keys would not prove that, or if it would hold arrays.
+    """
+    jaxpr, constants = open_jaxpr(program), consts_of(program)
+    if jaxpr.effects or any(np.ndim(c) for c in constants):
+        return None
+    fresh = itertools.count()
+    numbers = dict(zip((*jaxpr.constvars, *jaxpr.invars), fresh, strict=False))
+
+    def key(atom: Atom) -> Hashable:
+        return (atom.aval, atom_key(atom)) if isinstance(atom, Literal) else numbers[atom]
+
+    steps: list[Hashable] = []
+    for eqn in jaxpr.eqns:
+        if (operation := operation_key(eqn, with_jaxprs=True)) is None:
+            return None
+        operands = tuple(map(key, eqn.invars))
+        numbers.update(zip(eqn.outvars, fresh, strict=False))
+        steps.append((operation, operands, tuple(v.aval for v in eqn.outvars)))
+    held = tuple((np.asarray(c).dtype, np.asarray(c).tobytes()) for c in constants)
+    types = tuple(v.aval for v in jaxpr.invars)
+    return held, types, tuple(steps), tuple(map(key, jaxpr.outvars))
 
 
 def atom_key(atom: Atom) -> Hashable:
@@ -218,7 +289,7 @@ def _in_one_order(eqn: Eqn) -> Eqn:
             return hash(atom_key(atom)) if isinstance(atom, Literal) else codes.get(atom, 0)
 
         for step in body.eqns:
-            key = step.primitive.name, *map(code, step.invars)
+            key = operation_key(step) or step.primitive.name, *map(code, step.invars)
             codes |= {v: hash((*key, i, str(v.aval))) for i, v in enumerate(step.outvars)}
         kinds = [hash((k, code(out))) for k, out in zip(kinds, body.outvars, strict=True)]
     order = sorted(range(len(kinds)), key=lambda i: (str(parts.carried[i].aval), kinds[i]))

@@ -33,7 +33,8 @@ def simplify(closed: J) -> J:
         return _with_products(_with_single_carries(_with_scalars(jaxpr)))
 
     simple = map_jaxprs(canonicalize(map_jaxprs(closed, one)), _with_single_tests)
-    return with_counted_places(simple)
+    counted = with_counted_places(simple)
+    return counted if counted is simple else canonicalize(counted)
 
 
 def _with_scalars(jaxpr: Jaxpr) -> Jaxpr:
@@ -199,7 +200,8 @@ def _merged(eqn: Eqn, graph: Graph) -> tuple[Eqn, list[Eqn], dict[Var, Atom]]:
             merged.add(i)
             old, new = eqn.outvars[i], eqn.outvars[k]
             if old.aval.shape == new.aval.shape:
-                names[old] = new
+                # Others may have been merged into this one before.
+                names = {v: new if a is old else a for v, a in names.items()} | {old: new}
             else:
                 fresh = Var(old.aval)
                 outvars = [fresh if v is old else v for v in eqn.outvars]

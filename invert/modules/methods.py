@@ -17,7 +17,7 @@ from invert._report import Report
 from invert.emission import Emission, constant_name
 from invert.ir.types import Arguments, Keywords
 from invert.modules.function import Function
-from invert.modules.module import Recovered, class_of, leaf_of, method, styles_of
+from invert.modules.module import Recovered, class_of, leaves_of, method, styles_of
 from invert.modules.module import run as call_function
 from invert.modules.params import nest
 from invert.modules.texts import emission_of
@@ -186,7 +186,7 @@ def build_methods(
             body[identifier] = _picking(function, traces)
     params = {p.name: p for f in functions.values() for p in f.entry.params}
     assigned = {f.entry.params[i].name for f in functions.values() for i in f.entry.assigned}
-    leaves = [leaf_of(p, assigned) for p in params.values()]
+    leaves = leaves_of(list(params.values()), assigned)
     constants: dict[str, tuple[Any, ...]] = {}
     for key, function in functions.items():
         constants[key] = function.home.constants if function.home else ()

@@ -330,7 +330,7 @@ def build(function: Function) -> Module:
     name = entry.name if entry.name.isidentifier() else "Recovered"
     cls = class_of(name, Module, call.__doc__ or "", {"__call__": call})
     assigned = {entry.params[i].name for i in entry.assigned}
-    params = nest([p.name for p in entry.params], [leaf_of(p, assigned) for p in entry.params])
+    params = nest([p.name for p in entry.params], leaves_of(entry.params, assigned))
     return cls(params, function.home.constants if function.home else (), function)
 
 
@@ -369,7 +369,9 @@ def _class_like(interface: _Interface) -> Any:
     return type(interface.base)(interface.name, (interface.base,), body)
 
 
-def leaf_of(param: Param, assigned: Container[str]) -> Array | np.ndarray | eqx.nn.StateIndex:
-    """The leaf for a variable: an array, or an index into the state if it is assigned."""
-    value = placement.param_array(param)
-    return eqx.nn.StateIndex(value) if param.name in assigned else value
+def leaves_of(
+    params: Sequence[Param], assigned: Container[str]
+) -> list[Array | np.ndarray | eqx.nn.StateIndex]:
+    """The leaf for each variable: an array, or an index into the state if it is assigned."""
+    pairs = zip(params, placement.param_arrays(params), strict=True)
+    return [eqx.nn.StateIndex(value) if p.name in assigned else value for p, value in pairs]

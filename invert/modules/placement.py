@@ -21,7 +21,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 from invert._entry import EntryPoint, Param, Shardings
 from invert._errors import MeshError
 from invert._private.jax import is_tracer, open_jaxpr
-from invert.ir.arrays import aligned, device_array
+from invert.ir.arrays import aligned, device_arrays
 from invert.ir.graph import is_var
 from invert.ir.meshes import AnyMesh
 from invert.ir.types import Value
@@ -287,11 +287,21 @@ def check_patterns(
         raise MeshError(f"no parameter fits the pattern {unused[0]!r}; the parameters are {shown}")
 
 
-def param_array(param: Param) -> Any:
-    """The value of a parameter; on a mesh, each device reads its own part."""
+def param_arrays(params: Sequence[Param]) -> list[Any]:
+    """The values of parameters; on a mesh, each device reads its own part."""
+    whole = [p for p in params if not _is_cut(p)]
+    arrays = iter(device_arrays([p.value for p in whole]))
+    return [_parts(p) if _is_cut(p) else next(arrays) for p in params]
+
+
+def _is_cut(param: Param) -> bool:
+    kept = jax.dtypes.canonicalize_dtype(param.value.dtype) == param.value.dtype
+    return param.sharding is not None and kept
+
+
+def _parts(param: Param) -> Any:
     value, sharding = param.value, param.sharding
-    if sharding is None or jax.dtypes.canonicalize_dtype(value.dtype) != value.dtype:
-        return device_array(value)
+    assert sharding is not None
     made = jax.make_array_from_callback(value.shape, sharding, lambda i: np.asarray(value[i]))
     made.block_until_ready()
     _forget(value)

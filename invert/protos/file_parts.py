@@ -1,4 +1,4 @@
-"""Large fields of a message that stay in its file until they are read."""
+"""Large fields of a message that stay in its file, or its bytes, until they are read."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from invert.protos.messages import Cut, cut, parse
+from invert.protos.messages import PROGRAMS, VALUES, Cut, cut, own, parse
 
-# Smaller fields are read with the message.
+# Smaller fields are read with the message, and smaller messages whole.
 _LARGE = 1 << 16
+_LARGE_MESSAGE = 1 << 22
 _CHUNK = 1 << 22
 
 
 class FilePart:
-    """Bytes of a mapped file, with a few MB in memory at a time."""
+    """A part of some bytes; of a mapped file, with a few MB in memory at a time."""
 
-    def __init__(self, mapped: mmap.mmap, start: int, size: int):
+    def __init__(self, mapped: mmap.mmap | bytes, start: int, size: int):
         self._mapped = mapped
         self._start = start
         self._size = size
@@ -32,6 +33,8 @@ class FilePart:
         return self._mapped[self._start + index]
 
     def __bytes__(self) -> bytes:
+        if isinstance(self._mapped, bytes):
+            return self.part(0, self._size)
         return b"".join(self.chunks())
 
     def __contains__(self, content: bytes) -> bool:
@@ -53,13 +56,13 @@ class FilePart:
         end = self._start + self._size
         for low in range(self._start, end, _CHUNK):
             yield self._mapped[low : min(low + _CHUNK, end)]
-            if hasattr(self._mapped, "madvise"):
+            if isinstance(self._mapped, mmap.mmap) and hasattr(self._mapped, "madvise"):
                 page = low // mmap.PAGESIZE * mmap.PAGESIZE
                 self._mapped.madvise(mmap.MADV_DONTNEED, page, min(low + _CHUNK, end) - page)
 
 
 class FileParts:
-    """The fields left in a file, by their placeholders in the message."""
+    """The fields left out of a message, by their placeholders in it."""
 
     def __init__(self, parts: Mapping[bytes, FilePart]):
         self._parts = parts
@@ -81,13 +84,33 @@ def read_message(name: str, path: Path) -> tuple[Any, FileParts]:
         return parse(name, path.read_bytes(), str(path)), NO_PARTS
     with path.open("rb") as file:
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    # Random, so that no file can contain a placeholder.
-    secret = os.urandom(16)
-    cuts: list[Cut] = []
-    data = cut(name, mapped, _LARGE, secret, cuts)
+    data, parts = _without(PROGRAMS, name, mapped)
     if data is None:
         data = mapped[:]
-    held = {c.stands_for_it: FilePart(mapped, c.start, c.size) for c in cuts}
     if hasattr(mapped, "madvise"):
         mapped.madvise(mmap.MADV_DONTNEED)
-    return parse(name, data, str(path)), FileParts(held)
+    return parse(name, data, str(path)), parts
+
+
+def own_graph(given: object) -> tuple[Any, FileParts]:
+    """A `GraphDef` as `messages.own` makes it, and its large constants, which it does not hold.
+
+    **Raises:** `MalformedModelError`.
+    """
+    if isinstance(given, bytes | bytearray) and len(given) >= _LARGE_MESSAGE:
+        given = bytes(given)
+        data, parts = _without(VALUES, "GraphDef", given)
+        return own(given if data is None else data, "GraphDef", "the graph"), parts
+    return own(given, "GraphDef", "the graph"), NO_PARTS
+
+
+def _without(
+    attribute: bytes, name: str, data: mmap.mmap | bytes
+) -> tuple[bytes | None, FileParts]:
+    """A message without large attributes; `None` for its bytes if it has none."""
+    # Random, so that no message can contain a placeholder.
+    secret = os.urandom(16)
+    cuts: list[Cut] = []
+    rest = cut(name, data, attribute, _LARGE, secret, cuts)
+    held = {c.stands_for_it: FilePart(data, c.start, c.size) for c in cuts}
+    return rest, NO_PARTS if rest is None else FileParts(held)

@@ -132,8 +132,9 @@ def own(given: Any, name: str, where: str) -> Any:
 
 # -- large fields of a message
 
-# The attributes that may be left out of a message, by name: embedded programs.
-_PROGRAMS = (b"module",)
+# The attributes that may be left out of a message: embedded programs, and values of constants,
+# which only the graph itself reads, not those who take its functions.
+PROGRAMS, VALUES = b"module", b"value"
 
 
 class Cut(NamedTuple):
@@ -144,12 +145,15 @@ class Cut(NamedTuple):
     size: int
 
 
-def cut(name: str, data: Any, large: int, secret: bytes, cuts: list[Cut]) -> bytes | None:
-    """The bytes of a message with large programs replaced by placeholders.
+def cut(
+    name: str, data: Any, attribute: bytes, large: int, secret: bytes, cuts: list[Cut]
+) -> bytes | None:
+    """The bytes of a message with large attributes of a name replaced by placeholders.
 
     **Arguments:**
 
     - `data`: the bytes, which may be a mapped file.
+    - `attribute`: `PROGRAMS` or `VALUES`.
     - `large`: the minimum size to leave out.
     - `secret`: prefix of the placeholders.
     - `cuts`: receives what is left out.
@@ -158,7 +162,7 @@ def cut(name: str, data: Any, large: int, secret: bytes, cuts: list[Cut]) -> byt
     """
     tables = {n: {r.number: r for r in rows} for n, rows in fields().items()}
 
-    def walk(kind: str, start: int, end: int, program: bool) -> list[bytes] | None:
+    def walk(kind: str, start: int, end: int, wanted: bool) -> list[bytes] | None:
         parts: list[bytes] = []
         done = start
         for number, wire, begin, low, high in _fields(data, start, end, ""):
@@ -169,8 +173,10 @@ def cut(name: str, data: Any, large: int, secret: bytes, cuts: list[Cut]) -> byt
             if row.key:
                 inner = entry(row.type, low, high)
             elif row.type in tables:
-                inner = walk(row.type, low, high, program)
-            elif row.type == "bytes" and program and not row.repeated:
+                if row.type == "FunctionDefLibrary" and attribute == VALUES:
+                    continue
+                inner = walk(row.type, low, high, wanted)
+            elif row.type == "bytes" and wanted and not row.repeated:
                 made = secret + len(cuts).to_bytes(8, "little")
                 cuts.append(Cut(made, low, high - low))
                 inner = [made]
@@ -185,7 +191,7 @@ def cut(name: str, data: Any, large: int, secret: bytes, cuts: list[Cut]) -> byt
         if kind not in tables or [f[:2] for f in fields] != [(1, _BYTES), (2, _BYTES)]:
             return None
         (_, _, _, *key), (_, _, begin, low, high) = fields
-        inner = walk(kind, low, high, data[key[0] : key[1]] in _PROGRAMS)
+        inner = walk(kind, low, high, data[key[0] : key[1]] == attribute)
         return inner and [data[start:begin], _header(2, inner), *inner]
 
     try:

@@ -113,10 +113,13 @@ def decode_shape(proto: TensorShapeProto) -> tuple[int | None, ...] | None:
     return tuple(None if d.size < 0 else int(d.size) for d in proto.dim)
 
 
-def decode_tensor(proto: TensorProto, location: str = "") -> np.ndarray:
+def decode_tensor(
+    proto: TensorProto, location: str = "", content: bytes | None = None
+) -> np.ndarray:
     """A `TensorProto` as an array, with at most one lasting copy.
 
-    A splat is a view of one value, however large.
+    A splat is a view of one value, however large. `content` are its bytes, where it does not hold
+    them itself.
 
     **Raises:** `MalformedModelError` if its content does not fit its type and shape.
     """
@@ -130,7 +133,7 @@ def decode_tensor(proto: TensorProto, location: str = "") -> np.ndarray:
     what = f"a constant{place} of {type_name(proto.dtype)}{sizes}"
     if size * dtype.itemsize > _MOST_BYTES:
         raise MalformedModelError(f"{what} is too large for any array")
-    content = proto.tensor_content
+    content = proto.tensor_content if content is None else content
     if content and dtype.kind != "O":
         if len(content) != size * dtype.itemsize:
             raise MalformedModelError(f"{what} holds {len(content)} bytes")

@@ -19,7 +19,6 @@ from invert._private.jax import (
     constants_as_arguments,
     consts_of,
     dce,
-    holds_jaxprs,
     is_jaxpr,
     live_part,
     names_of,
@@ -85,7 +84,6 @@ class Rewriter:
         dataclasses.field(default_factory=dict)
     )
     _templates: dict[tuple[Call, int], Graph | None] = dataclasses.field(default_factory=dict)
-    _names: dict[Jaxpr, frozenset[str]] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._roots = [{r for p in stage.patterns for r in p.roots} for stage in self.stages]
@@ -124,17 +122,9 @@ class Rewriter:
             self._bodies[key] = known, self._rewrite(jaxpr, number, known)
         return cast(J, self._bodies[key][1])
 
-    def _names_in(self, jaxpr: Jaxpr) -> frozenset[str]:
-        """The primitives of an open jaxpr and its inner jaxprs."""
-        if jaxpr not in self._names:
-            names = {eqn.primitive.name for eqn in jaxpr.eqns}
-            inner = (i for eqn in jaxpr.eqns for i in jaxprs.sub_jaxprs(eqn))
-            self._names[jaxpr] = frozenset(names.union(*map(self._names_in, inner)))
-        return self._names[jaxpr]
-
     def _rewrite(self, closed: J, number: int, known: Known) -> J:
         jaxpr = open_jaxpr(closed)
-        if self._roots[number].isdisjoint(self._names_in(jaxpr)):
+        if self._roots[number].isdisjoint(jaxprs.names_in(jaxpr)):
             return closed
         consts = dict(zip(jaxpr.constvars, consts_of(closed), strict=False))
         consts.update((v, c) for v, c in zip(jaxpr.invars, known, strict=False) if c is not None)
@@ -149,14 +139,14 @@ class Rewriter:
         return close_like(closed, jaxpr)
 
     def _inside(self, jaxpr: Jaxpr, number: int, consts: Consts) -> Jaxpr:
-        eqns = [self._inner(eqn, number, consts) for eqn in jaxpr.eqns]
+        eqns = list(jaxpr.eqns)
+        for i in jaxprs.holders(jaxpr):
+            eqns[i] = self._inner(eqns[i], number, consts)
         if all(a is b for a, b in zip(eqns, jaxpr.eqns, strict=True)):
             return jaxpr
         return jaxpr.replace(eqns=eqns)
 
     def _inner(self, eqn: Eqn, number: int, consts: Consts) -> Eqn:
-        if not holds_jaxprs(eqn):
-            return eqn
         if eqn.primitive.name in _WITH_RULES and not self.stages[number].inside_rules:
             return eqn
         params = {}
@@ -226,7 +216,7 @@ class Rewriter:
         """Whether a body, with its inner jaxprs, has what every match of the pattern contains."""
         if not isinstance(pattern, Pattern):
             return True
-        if pattern.holds is not None and pattern.holds not in self._names_in(graph.jaxpr):
+        if pattern.holds is not None and pattern.holds not in jaxprs.names_in(graph.jaxpr):
             return False
         literal = pattern.literal
         literals = literal if isinstance(literal, tuple) else (literal,)

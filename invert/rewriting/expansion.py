@@ -12,7 +12,6 @@ from invert._opaque import custom_call_p
 from invert._private.jax import bind_equation, close_like, consts_of, open_jaxpr
 from invert.ir import jaxprs
 from invert.ir.graph import Graph, is_var
-from invert.ir.interpret import bind, evaluate, retrace
 from invert.ir.match import difference
 from invert.ir.normal_form import atom_key, normal_form, operation_key
 from invert.ir.types import AnyJaxpr, Atom, Eqn, Jaxpr, Value, Var
@@ -63,7 +62,7 @@ class _Call:
 
     **Attributes:**
 
-    - `kind`: equal for equations that lower alike; `None` if the equation contains a jaxpr.
+    - `kind`: equal for equations that lower alike; `None` where nothing tells which do.
     """
 
     eqn: Eqn
@@ -75,7 +74,7 @@ class _Call:
     def of(cls, eqn: Eqn, graph: Graph) -> _Call:
         numbers = {a: e for a in eqn.invars if (e := graph.producer(a)) is not None and _fills(e)}
         operands = [a for a in eqn.invars if is_var(a) and a not in numbers]
-        operation = operation_key(eqn)
+        operation = operation_key(eqn, with_jaxprs=True)
         if operation is None:
             return cls(eqn, None, operands, numbers)
         keys = tuple(_operand_key(a, numbers) for a in eqn.invars)
@@ -103,9 +102,17 @@ class _Template:
     outvars: Sequence[Atom]
     constants: Mapping[Var, Value]
 
-    def __call__(self, operands: Sequence[Value]) -> list[Value]:
-        env: dict[Atom, Value] = {**self.constants, **dict(zip(self.invars, operands, strict=True))}
-        return list(map(evaluate(self.eqns, env), self.outvars))
+    def on(self, operands: Sequence[Atom]) -> tuple[list[Eqn], list[Atom]]:
+        """The equations on these operands, and their results.
+
+        **Raises:** `_DoesNotLower` if they hold an array, which the jaxpr of a loop cannot.
+        """
+        held = jaxprs.as_literals(self.constants)
+        if held is None:
+            raise _DoesNotLower
+        env = {**held, **dict(zip(self.invars, operands, strict=True))}
+        eqns = jaxprs.copied(self.eqns, env)
+        return eqns, [env[v] if is_var(v) else v for v in self.outvars]
 
 
 # By kind, platform and x64. The oldest entries are evicted first.
@@ -162,21 +169,28 @@ class _Expansion:
         if jaxpr.effects:
             raise _DoesNotLower
         graph = Graph(jaxpr)
+        eqns: list[Eqn] = []
+        names: dict[Var, Atom] = {}
 
-        def on_eqn(eqn: Eqn, operands: list[Value]) -> Sequence[Value]:
+        def new(atom: Atom) -> Atom:
+            return names.get(atom, atom) if is_var(atom) else atom
+
+        for eqn in jaxpr.eqns:
+            operands = list(map(new, eqn.invars))
             if eqn.primitive.name in _REGIONS:
-                return bind(self._with_bodies(eqn), operands)
+                eqns.append(self._with_bodies(eqn).replace(invars=operands))
+                continue
             call = _Call.of(eqn, graph)
             if self._stays(call):
-                return bind(eqn, operands)
+                eqns.append(eqn.replace(invars=operands))
+                continue
             template = self._of_eqn[eqn] if call.kind is None else self._of_kind[call.kind]
             pairs = zip(eqn.invars, operands, strict=True)
-            return template([x for a, x in pairs if is_var(a) and a not in call.numbers])
-
-        closed = retrace(jaxpr, on_eqn)
-        if consts_of(closed):  # which the jaxpr of a loop cannot have
-            raise _DoesNotLower
-        return open_jaxpr(closed)
+            given = [x for a, x in pairs if is_var(a) and a not in call.numbers]
+            expanded, results = template.on(given)
+            eqns += expanded
+            names.update(zip(eqn.outvars, results, strict=True))
+        return jaxpr.replace(eqns=eqns, outvars=list(map(new, jaxpr.outvars)))
 
     def _with_bodies(self, eqn: Eqn) -> Eqn:
         bodies = {

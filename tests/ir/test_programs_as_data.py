@@ -11,10 +11,12 @@ import pytest
 from jax import lax
 from jax._src.interpreters import mlir
 
-from invert.ir import kinds
+from invert._private.jax import dce
+from invert.ir import jaxprs, kinds
 from invert.ir.counted import with_counted_places
 from invert.ir.interpret import bind, evaluate, inline_calls, interpret, retrace
 from invert.ir.loops import CondParts, ScanParts, WhileParts, bodies
+from invert.ir.simplify import simplify
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
 
@@ -58,6 +60,30 @@ def test_calls_are_inlined_one_level_deep() -> None:
     inner = jax.jit(lambda x: jax.jit(jnp.sin)(x) + 1)
     closed = inline_calls(_traced(lambda x: inner(x) * 2)(X))
     assert [e.primitive.name for e in closed.jaxpr.eqns] == ["jit", "add", "mul"]
+
+
+def _nested(x: Any) -> Any:
+    inner = jax.jit(lambda x: jnp.sin(x) + 1)
+    last, rows = lax.scan(lambda h, row: (h + inner(row), inner(h)), x[0], x)
+    return rows * last * inner(x)
+
+
+def test_a_program_in_canonical_form_is_returned_itself() -> None:
+    closed = jaxprs.canonicalize(_traced(lambda x: (_nested(x), jnp.cos(x))[0])(X))
+    assert "cos" not in jaxprs.names_in(closed.jaxpr)
+    assert {"sin", "scan", "jit"} <= jaxprs.names_in(closed.jaxpr)
+    again = jaxprs.canonicalize(closed)
+    assert jaxprs.canonicalize(again) is again
+    assert jaxprs.map_jaxprs(closed, lambda jaxpr: jaxpr) is closed
+
+
+def test_dead_equations_of_inner_programs_are_found() -> None:
+    call = jax.jit(lambda x: (jnp.sin(x), jnp.cos(x)))
+    closed = _traced(lambda x: (call(x)[0], lax.cond(True, lambda y: y, lambda y: -y, x))[0])(X)
+    assert jaxprs.names_in(dce(closed.jaxpr)) == {"jit", "sin"}
+    unused = _traced(jax.jit(lambda x, y: x + 1))(X, X)
+    (kept,) = dce(unused.jaxpr).eqns
+    assert len(kept.invars) == 1 and len(dce(unused.jaxpr).invars) == 2
 
 
 def test_parts_of_a_while() -> None:
@@ -128,6 +154,66 @@ def test_rows_that_a_loop_reads_one_by_one_are_at_its_counter(
     assert jax.core.eval_jaxpr(simple.jaxpr, simple.consts, x) == jax.core.eval_jaxpr(
         closed.jaxpr, closed.consts, x
     )
+
+
+_ROWS = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)
+
+
+def _collecting(change: str) -> Any:
+    """A loop that collects the rows of an array, but for one change."""
+
+    def run(x: Any) -> Any:
+        def step(s: Any) -> Any:
+            i, total, rows = s
+            read = 3 - i if change == "reversed" else i
+            place = 3 - i if change == "written" else i
+            row = lax.dynamic_slice_p.bind(x, read, np.int32(0), slice_sizes=(1, 3)).reshape(3)
+            if change == "value":
+                row = row * 2
+            last = rows + 1 if change == "buffer" else rows
+            by = 2 if change == "step" else 1
+            put = lax.dynamic_update_slice_p.bind(last, row[None], place, np.int32(0))
+            return i + by, total + row, put
+
+        def more(s: Any) -> Any:
+            within = s[0] < (3 if change == "short" else 4)
+            return within & (s[1][0] < 0.1) if change == "ended" else within
+
+        zeros = jnp.zeros((5 if change == "long" else 4, 3))
+        start = np.int32(1 if change == "start" else 0)
+        return lax.while_loop(more, step, (start, jnp.zeros(3), zeros))[1:]
+
+    return _traced(run)(_ROWS)
+
+
+@pytest.mark.parametrize(
+    "change",
+    ["", *"reversed written value buffer step short ended long start".split()],
+)
+def test_rows_that_a_loop_collects_are_the_array_they_are_from(change: str) -> None:
+    closed = _collecting(change)
+    simple = jaxprs.canonicalize(with_counted_places(closed))
+    carries = len(_only(simple, "while").outvars)
+    assert (carries == 2) == (not change)
+    assert (simple.jaxpr.outvars[1] is simple.jaxpr.invars[0]) == (not change)
+    for one, two in zip(interpret(simple, [_ROWS]), interpret(closed, [_ROWS]), strict=True):
+        np.testing.assert_array_equal(one, two)
+
+
+def test_carries_that_are_merged_one_into_the_next() -> None:
+    def run(x: Any) -> Any:
+        def step(s: Any) -> Any:
+            i, *sums = s
+            return i + 1, *(total + x[i] for total in sums)
+
+        starts = [jnp.zeros(3) for _ in range(3)]
+        return lax.while_loop(lambda s: s[0] < 4, step, (0, *starts))[1:]
+
+    closed = _traced(run)(_ROWS)
+    simple = simplify(closed)
+    assert len(_only(simple, "while").outvars) == 2
+    for found in interpret(simple, [_ROWS]):
+        np.testing.assert_allclose(found, _ROWS.sum(0), rtol=1e-6)
 
 
 @pytest.mark.parametrize("kind", [k for k in vars(kinds) if k.isupper()])

@@ -103,6 +103,40 @@ def test_what_was_lowered_once_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len([names for names in lowered if "cumsum" in names]) == 1
 
 
+def _loop(step: Callable[..., Any], reverse: bool = False) -> ClosedJaxpr:
+    def run(x: jax.Array) -> Any:
+        return lax.scan(step, (x[0], x[0] * 2), x, reverse=reverse)
+
+    return trace_closed(run, X)
+
+
+# Loops that differ in one place each: a number, an operand, a result, a parameter, an order.
+_LOOPS = (
+    _loop(lambda h, x: ((jnp.cumsum(h[0]) + x, h[1] * 2), h[0])),
+    _loop(lambda h, x: ((jnp.cumsum(h[0]) + x, h[1] * 3), h[0])),
+    _loop(lambda h, x: ((jnp.cumsum(h[1]) + x, h[1] * 2), h[0])),
+    _loop(lambda h, x: ((jnp.cumsum(h[0]) + x, h[1] * 2), h[1])),
+    _loop(lambda h, x: ((lax.cumsum(h[0], reverse=True) + x, h[1] * 2), h[0])),
+    _loop(lambda h, x: ((jnp.cumsum(h[0]) + x, h[1] * 2), h[0]), reverse=True),
+)
+
+
+def test_loops_are_lowered_once_and_not_mistaken(monkeypatch: pytest.MonkeyPatch) -> None:
+    lowered = _counted(monkeypatch)
+    with jax.enable_x64(True):
+        texts = [_lowered(loop) for loop in _LOOPS]
+        for _ in range(2):
+            for i, text in enumerate(texts):
+                alike = [lower_alike(text, p, (), platform="cpu", x64=False) for p in _LOOPS]
+                assert [k for k, found in enumerate(alike) if found] == [i]
+    assert sum("scan" in names for names in lowered) == len(_LOOPS)
+    # Traced again, they are other objects and equal.
+    again = _loop(lambda h, x: ((jnp.cumsum(h[0]) + x, h[1] * 2), h[0]))
+    with jax.enable_x64(True):
+        assert lower_alike(texts[0], again, (), platform="cpu", x64=False)
+    assert sum("scan" in names for names in lowered) == len(_LOOPS)
+
+
 def test_templates_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     programs = [trace_closed(lambda x, n=n: jnp.cumsum(x[:n], 1), X) for n in (1, 2, 3)]
     pairs = [(_lowered(p), p) for p in programs]

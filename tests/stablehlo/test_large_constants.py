@@ -158,3 +158,24 @@ def test_damage_is_told_as_of_the_whole(tmp_path: Path, at: int) -> None:
     with pytest.raises(MalformedModelError) as mapped:
         file_parts.read_message("SavedModel", path)
     assert str(mapped.value) == str(whole.value)
+
+
+def test_constants_of_a_graph_stay_in_its_bytes() -> None:
+    want = message("GraphDef")()
+    for nodes in (want.node, want.library.function.add().node_def):
+        for i, size in enumerate((4_200_000, 70_000, 12)):
+            node = nodes.add(name=f"n{i}", op="Const")
+            node.attr["value"].tensor.dtype = 1
+            node.attr["value"].tensor.tensor_content = bytes([i + 1]) * size
+            node.attr["other"].s = b"o" * size
+    found, parts = file_parts.own_graph(want.SerializeToString())
+    tensors = [n.attr["value"].tensor for n in found.node]
+    contents = [parts.get(t.tensor_content) for t in tensors]
+    assert [isinstance(c, file_parts.FilePart) for c in contents] == [True, True, False]
+    # TensorFlow may be given the functions.
+    assert found.library == want.library
+    for tensor, content in zip(tensors, contents, strict=True):
+        tensor.tensor_content = bytes(content)
+    assert found == want
+    with pytest.raises(MalformedModelError, match="the graph cannot be read as a GraphDef"):
+        file_parts.own_graph(want.SerializeToString()[:-1])

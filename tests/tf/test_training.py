@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import invert
 from invert import Config
 from tests.tf.training import STEPS, Deviation, keras_step, specs_of, trained
 
@@ -321,6 +322,25 @@ def detection() -> tuple[Any, list[tuple[Any, ...]]]:
     compiled_model(model, "binary_crossentropy", metrics)
     labels = lambda: RNG.integers(0, 2, (6, 1)).astype(np.float32)  # noqa: E731
     return model, batches(lambda: normal(6, 8), labels)
+
+
+@pytest.mark.parametrize("cell", ["LSTM", "GRU", "SimpleRNN"])
+def test_the_gradient_of_a_recurrent_layer_is_proved(cell):
+    """TensorFlow's loop collects what it reads, and JAX's `scan` does not."""
+    model = keras.Sequential(
+        [keras.Input((5, 3)), getattr(keras.layers, cell)(4), keras.layers.Dense(1)]
+    )
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(model(x) ** 2)
+        return loss, *tape.gradient(loss, model.trainable_variables)
+
+    x = normal(2, 5, 3)
+    module = invert.convert(tf.function(step, autograph=False), x)
+    assert str(module.report.certificate) == "exact"
+    for found, want in zip(module(x), step(tf.constant(x)), strict=True):
+        np.testing.assert_allclose(found, want, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.slow

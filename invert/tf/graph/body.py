@@ -17,7 +17,8 @@ from invert.tf.graph.check import parse_tensor
 from invert.tf.ops.node import CALLS, FRAMES_REMEDY, Body, Node
 
 if TYPE_CHECKING:
-    from invert.protos.types import FunctionDef, FunctionDefLibrary, NodeDef, OpDef
+    from invert.protos.ops import Definition
+    from invert.protos.types import FunctionDef, FunctionDefLibrary, NodeDef
 
 IsEffect = Callable[[Node], bool]
 Offset = Callable[[Node, str], int]
@@ -41,11 +42,11 @@ def function_body(
 
 
 def output_offset(
-    node: Node, output: str, definition: OpDef | None, functions: Mapping[str, FunctionDef]
+    node: Node, output: str, definition: Definition | None, functions: Mapping[str, FunctionDef]
 ) -> int:
     """Index of the first tensor of a named output; a `FunctionDef` names outputs by it.
 
-    `definition`: the `OpDef` proto; an unknown op is reported elsewhere, and never evaluated.
+    `definition`: that of its op; an unknown op is reported elsewhere, and never evaluated.
     `functions`: the library's; a function called as an op names its results itself.
     """
     if node.op in CALLS and output != "output":

@@ -15,6 +15,7 @@ from invert.protos.tensors import REFERENCE, type_name
 from invert.tf.ops.definition import Run, add_defaults, attribute_problems, fits, type_at, types_of
 
 if TYPE_CHECKING:
+    from invert.protos.ops import Definition
     from invert.protos.types import NodeDef, OpDef
 
 # Further problems are only counted.
@@ -49,7 +50,7 @@ def checked(
     args: Mapping[str, int],
     outputs: Sequence[tuple[str, int]],
     *,
-    op_def: Callable[[str], OpDef | None],
+    op_def: Callable[[str], Definition | None],
     signatures: Mapping[str, OpDef],
     function: str = "",
 ) -> list[NodeDef]:
@@ -60,7 +61,7 @@ def checked(
     - `args`: the arguments with their types; nodes of these names are arguments, whatever their op.
     - `outputs`: names of the results with their types. A type of 0 is unknown.
     - `function`: name of the function; empty for the outermost graph.
-    - `op_def`: returns the `OpDef` proto of an op type, or `None` if it is unknown.
+    - `op_def`: returns the definition of an op type, or `None` if it is unknown.
     - `signatures`: the signatures of the library functions.
 
     **Raises:** `MalformedModelError` that lists all problems.
@@ -86,7 +87,7 @@ class _Checked:
         self,
         args: Mapping[str, int],
         function: str,
-        op_def: Callable[[str], OpDef | None],
+        op_def: Callable[[str], Definition | None],
         signatures: Mapping[str, OpDef],
     ):
         self.problems: list[Problem] = []

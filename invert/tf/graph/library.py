@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 from invert.ir.arrays import KnownBytes
-from invert.protos.file_parts import NO_PARTS, FileParts
+from invert.protos.file_parts import NO_PARTS, FileParts, own_graph
 from invert.protos.messages import message, own
 from invert.tf.graph.body import implementations
 from invert.tf.graph.calls import with_calls
@@ -26,7 +26,7 @@ class Library:
     - `graph`: the `GraphDef`.
     - `functions`, `signatures`: the `FunctionDef` and its `OpDef` by name.
     - `selected`: replacements of functions by device-specific implementations, by name.
-    - `parts`: large parts that stay in the graph's file.
+    - `parts`: large parts that stay in the graph's file, or in its bytes.
     - `known_bytes`: large constants of its programs, held weakly.
     """
 
@@ -42,6 +42,8 @@ class Library:
         """The library of a `GraphDef`, whichever message classes it uses."""
         if isinstance(graph_def, Library):
             return graph_def
+        if parts is NO_PARTS:
+            graph_def, parts = own_graph(graph_def)
         graph = with_calls(own(graph_def, "GraphDef", "the graph"))
         functions = {f.signature.name: f for f in graph.library.function}
         signatures = {name: f.signature for name, f in functions.items()}

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from invert.protos.tensors import decode_tensor
-from invert.tf.ops.node import PASSED, Body, Node, attr_functions
+from invert.tf.ops.node import PASSED, Body, Node
 
 # The node for a key split off the key of the call.
 KEY_OF_CALL = "invert:Key"
@@ -209,7 +209,7 @@ def _is_idle(node: Node, position: int, body_of: Callable[[str], Body]) -> bool:
     place = position - PASSED[node.op]
     if place < 0:
         return False
-    for body in map(body_of, attr_functions(node)):
+    for body in map(body_of, node.functions):
         argument = body.args[place]
         for i in body.order:
             inner = body.nodes[i]

@@ -22,7 +22,6 @@ from invert.tf.ops.node import (
     PASSED,
     Body,
     Node,
-    attr_functions,
     has_tensorflow,
     variable_name,
 )
@@ -169,7 +168,7 @@ class Analysis:
     def _facts_of_callees(self, node: Node, inputs: tuple[bool, ...]) -> list[_Facts]:
         """The facts of the functions that a node calls."""
         # XlaCallModule reports its functions itself; the rest are calls and control flow.
-        functions = attr_functions(node) if node.op != "XlaCallModule" else ()
+        functions = node.functions if node.op != "XlaCallModule" else ()
         bodies = [self.graph.body(name) for name in functions]
         if node.op in CALLS:
             return [self._visit(body, inputs) for body in bodies]
@@ -213,7 +212,7 @@ class Analysis:
         # sizes; those of strings may depend on the contents.
         if entry is not None and entry.reads_shape:
             return True
-        return all(operands) and not self.graph.has_state(node) and not attr_functions(node)
+        return all(operands) and not self.graph.has_state(node) and not node.functions
 
 
 def _pads_rows(graph: Graph, node: Node) -> bool:

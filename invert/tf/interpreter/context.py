@@ -25,7 +25,7 @@ from invert.tf.interpreter.folding import Folding
 from invert.tf.interpreter.graph import Graph
 from invert.tf.interpreter.registry import REGISTRY, Entry, Value
 from invert.tf.ops.definition import operand_dtype, result_problem, shape_problem
-from invert.tf.ops.node import FRAMES_REMEDY, Body, Node, attr_functions, naming
+from invert.tf.ops.node import FRAMES_REMEDY, Body, Node, naming
 from invert.tf.ops.state import KEY, Resource, State
 from invert.tf.values.bounded import (
     BoundedArray,
@@ -229,7 +229,7 @@ class Context:
             operands = [*folding.known(operands[:1]), *operands[1:]]
         if entry.folds_operands:
             operands = folding.known(operands)
-        if attr_functions(node) or self.graph.has_state(node):
+        if node.functions or self.graph.has_state(node):
             return entry.call(self, node, operands)
         try:
             results = entry.call(self, node, operands)
@@ -342,7 +342,7 @@ def _on_rows(entry: Entry, ctx: Context, node: Node, values: list[Value]) -> Seq
 
     **Raises:** `UnsupportedOpError` if the op may let padding rows affect valid ones.
     """
-    if attr_functions(node) and node.op != "XlaCallModule":
+    if node.functions and node.op != "XlaCallModule":
         return entry.call(ctx, node, values)
     rows = [v for v in values if isinstance(v, BoundedArray)]
     if rows:

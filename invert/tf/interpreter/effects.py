@@ -9,7 +9,7 @@ from invert.tf.interpreter.registry import REGISTRY
 from invert.tf.ops.node import Node
 
 if TYPE_CHECKING:
-    from invert.protos.types import OpDef
+    from invert.protos.ops import Definition
 
 # Assertions, which the configuration keeps or drops.
 CHECKS = frozenset(("Assert", "CheckNumerics", "CheckNumericsV2"))
@@ -23,13 +23,13 @@ REPORTS = frozenset(
 )
 
 
-def is_draw(definition: OpDef) -> bool:
-    """Whether an op, given by its `OpDef`, draws from a generator without a handle."""
+def is_draw(definition: Definition) -> bool:
+    """Whether an op, given by its definition, draws from a generator without a handle."""
     names = {a.name for a in definition.attr}
     return definition.is_stateful and {"seed", "seed2"} <= names
 
 
-def draws(node: Node, op_def: Callable[[str], OpDef | None]) -> bool:
+def draws(node: Node, op_def: Callable[[str], Definition | None]) -> bool:
     """Whether `node` draws with the key of the call."""
     entry = REGISTRY.get(node.op)
     if entry is not None and entry.draws:

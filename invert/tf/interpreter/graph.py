@@ -22,10 +22,11 @@ from invert.tf.graph.seeds import by_key
 from invert.tf.interpreter import effects
 from invert.tf.interpreter.registry import REGISTRY, Entry
 from invert.tf.ops.definition import options
-from invert.tf.ops.node import Body, Node, attr_functions
+from invert.tf.ops.node import Body, Node
 
 if TYPE_CHECKING:
-    from invert.protos.types import AttrValue, FunctionDef, NodeDef, OpDef
+    from invert.protos.ops import Definition
+    from invert.protos.types import AttrValue, FunctionDef, NodeDef
     from invert.stablehlo.program import Program
 
 _VARIANT = 21  # DT_VARIANT of tensorflow/core/framework/types.proto
@@ -44,7 +45,7 @@ class Graph:
     - `outputs`: names of the tensors that are returned.
     - `function`: name of the library function to evaluate, instead of inputs and outputs.
     - `control_outputs`: names of further nodes that have to run.
-    - `op_def`: returns the `OpDef` proto of an op type, or `None` if it is unknown.
+    - `op_def`: returns the definition of an op type, or `None` if it is unknown.
     - `source_line`: returns the source line that created a node; empty if unknown.
     - `read_gradient`: reads the gradient functions that nodes name; `None` to ignore them.
     - `compiled`: whether TensorFlow compiles the graph with XLA.
@@ -58,7 +59,7 @@ class Graph:
         *,
         function: str = "",
         config: Config,
-        op_def: Callable[[str], OpDef | None],
+        op_def: Callable[[str], Definition | None],
         control_outputs: Sequence[str] = (),
         source_line: Callable[[str], str] = lambda name: "",
         read_gradient: ReadGradient | None = None,
@@ -77,6 +78,7 @@ class Graph:
         self._selected = self.shared.selected
         self._bodies: dict[str, Body] = {}
         self._constants: dict[Node, np.ndarray] = {}
+        self._entries: dict[Node, Entry | None] = {}
         self._programs: dict[Node, Program] = {}
         self._known_bytes: KnownBytes = self.shared.known_bytes
         self.mesh: AbstractMesh | None = None
@@ -141,7 +143,9 @@ class Graph:
     def constant(self, node: Node) -> np.ndarray:
         """The decoded `value` attribute of `node`; decoded once."""
         if node not in self._constants:
-            self._constants[node] = decode_tensor(node.attr("value"), node.location)
+            proto = node.attr("value")
+            content = self.shared.parts.get(proto.tensor_content)
+            self._constants[node] = decode_tensor(proto, node.location, bytes(content))
         return self._constants[node]
 
     def options(self, op: str) -> Mapping[str, AttrValue | None]:
@@ -185,8 +189,11 @@ class Graph:
 
     def entry(self, node: Node) -> Entry | None:
         """How to raise `node`; `None` if there is no way."""
-        of_lists = "T" in node.attrs and node.attrs["T"].type == _VARIANT
-        return (REGISTRY.get(f"{node.op}:variant") if of_lists else None) or REGISTRY.entry(node)
+        if node not in self._entries:
+            of_lists = "T" in node.attrs and node.attrs["T"].type == _VARIANT
+            own = REGISTRY.get(f"{node.op}:variant") if of_lists else None
+            self._entries[node] = own or REGISTRY.entry(node)
+        return self._entries[node]
 
     def where(self, node: Node) -> str:
         """The location of a node, with the user's source line if known."""
@@ -204,7 +211,7 @@ class Graph:
         effect = entry.effect if entry is not None else "any"
         if effect in ("none", "reads") or node.op in effects.ARGUMENTS:
             return False
-        if functions := attr_functions(node):
+        if functions := node.functions:
             return any(self._has_effects(f) for f in functions)
         definition = self.op_def(node.op)
         if definition is None:

@@ -15,10 +15,10 @@ from invert.tf.graph.body import as_needed, ordered
 from invert.tf.interpreter.analysis import Analysis
 from invert.tf.interpreter.graph import Graph
 from invert.tf.ops.definition import type_at, types_of
-from invert.tf.ops.node import CALLS, Body, Node, attr_functions
+from invert.tf.ops.node import CALLS, Body, Node
 
 if TYPE_CHECKING:
-    from invert.protos.types import OpDef
+    from invert.protos.ops import Definition
 
 _STRING = 7  # DT_STRING of tensorflow/core/framework/types.proto
 _RESOURCE, _VARIANT = 20, 21  # DT_RESOURCE, DT_VARIANT
@@ -129,7 +129,7 @@ def _roots(graph: Graph, known: Sequence[bool], *, text: bool) -> set[Node]:
 def _holds(graph: Graph, node: Node, roots: set[Node], held: dict[str, bool]) -> bool:
     """Whether a function that a node calls contains such ops."""
     found = False
-    for name in attr_functions(node) if node.op != "XlaCallModule" else ():
+    for name in node.functions if node.op != "XlaCallModule" else ():
         if name not in held:
             held[name] = False  # for functions that call themselves
             body = graph.body(name)
@@ -146,7 +146,7 @@ def _inlined(graph: Graph, calls: Iterable[int]) -> Body:
     results: dict[int, Sequence[Tensor]] = {}
     waits: dict[int, tuple[int, ...]] = {}
     for i in calls:
-        call, body = main.nodes[i], graph.body(attr_functions(main.nodes[i])[0])
+        call, body = main.nodes[i], graph.body(main.nodes[i].functions[0])
         offset, number = len(nodes), {a: k for k, a in enumerate(body.args)}
 
         def moved(
@@ -298,7 +298,7 @@ class _Front:
                     pending.append(j)
         return found
 
-    def _definition(self, node: Node) -> OpDef:
+    def _definition(self, node: Node) -> Definition:
         definition = self._graph.op_def(node.op)
         assert definition is not None, f"{node.op} is an op of TensorFlow"
         return definition

@@ -10,39 +10,30 @@ import numpy as np
 
 from invert.ir.sizes import DimSize
 from invert.ir.types import Value
+from invert.protos.ops import Argument, Attribute, Definition
 from invert.protos.tensors import REFERENCE, decode_dtype, decode_shape, is_type, type_name
 from invert.tf.ops.node import PASSED, Node
 
 if TYPE_CHECKING:
-    from invert.protos.types import Attributes, AttrValue, NodeDef, OpDef
+    from invert.protos.types import Attributes, AttrValue, NodeDef
 
 # A run of tensors of one type: their number and `DataType`.
 Run = tuple[int, int]
 
-# The field of an `AttrValue` for each attribute type of `OpDef`.
-_FIELDS = {
-    "string": "s",
-    "int": "i",
-    "float": "f",
-    "bool": "b",
-    "type": "type",
-    "shape": "shape",
-    "tensor": "tensor",
-    "func": "func",
-}
 # How a function denotes an attribute that its caller sets.
 _LATER = "placeholder"
 
 
-def types_of(args: Iterable[OpDef.ArgDef], attrs: Attributes) -> Iterator[Run]:
-    """The types of the inputs or outputs of a node, given as `OpDef.ArgDef` protos."""
-    for arg in args:
-        if arg.type_list_attr:
-            yield from ((1, t) for t in attrs[arg.type_list_attr].list.type)
+def types_of(args: Iterable[Argument], attrs: Attributes) -> Iterator[Run]:
+    """The types of the inputs or outputs of a node."""
+    for _, kind, type_attr, number_attr, type_list_attr, is_ref in args:
+        if type_list_attr:
+            yield from ((1, t) for t in attrs[type_list_attr].list.type)
             continue
-        count = attrs[arg.number_attr].i if arg.number_attr else 1
-        kind = attrs[arg.type_attr].type if arg.type_attr else arg.type
-        yield count, kind + REFERENCE if arg.is_ref and kind < REFERENCE else kind
+        count = attrs[number_attr].i if number_attr else 1
+        if type_attr:
+            kind = attrs[type_attr].type
+        yield count, kind + REFERENCE if is_ref and kind < REFERENCE else kind
 
 
 def type_at(runs: Iterable[Run], index: int) -> int | None:
@@ -62,17 +53,18 @@ def fits(given: int, wanted: int) -> bool:
     return not given or not wanted or given == wanted or given - REFERENCE == wanted
 
 
-def add_defaults(node: NodeDef, definition: OpDef) -> None:
+def add_defaults(node: NodeDef, definition: Definition) -> None:
     """Add omitted attributes, with their defaults, to a `NodeDef` proto.
 
     It changes the node in place: a copy would hold the constants of its program twice.
     """
+    attrs = node.attr
     for attr in definition.attr:
-        if attr.HasField("default_value") and attr.name not in node.attr:
-            node.attr[attr.name].CopyFrom(attr.default_value)
+        if attr.default is not None and attr.name not in attrs:
+            attrs[attr.name].CopyFrom(attr.default)
 
 
-def attribute_problems(attrs: Attributes, definition: OpDef) -> Iterator[str]:
+def attribute_problems(attrs: Attributes, definition: Definition) -> Iterator[str]:
     """Problems with the attributes of a node."""
     for spec in definition.attr:
         if spec.name not in attrs:
@@ -81,68 +73,69 @@ def attribute_problems(attrs: Attributes, definition: OpDef) -> Iterator[str]:
             yield f"has an attribute {spec.name!r} that {reason}"
 
 
-def _problem(value: AttrValue, spec: OpDef.AttrDef) -> str | None:
+def _problem(value: AttrValue, spec: Attribute) -> str | None:
     kind = value.WhichOneof("value")
     if kind == _LATER:
         return "is not known before the function is called"
-    listed = spec.type.startswith("list(")
-    plain = _FIELDS.get(spec.type[5:-1] if listed else spec.type)
-    if plain is None:  # an attribute type of a later version
+    if (plain := spec.field) is None:
         return None
-    if kind != ("list" if listed else plain):
+    if kind != ("list" if spec.listed else plain):
         return f"is not of the type {spec.type}"
-    if not listed:
-        if plain == "i" and spec.has_minimum and value.i < spec.minimum:
-            return f"is {value.i}, which is less than {spec.minimum}"
+    if not spec.listed:
+        if plain == "i" and spec.least is not None and value.i < spec.least:
+            return f"is {value.i}, which is less than {spec.least}"
         return _wrong_item(plain, getattr(value, plain), spec)
     for field in value.list.DESCRIPTOR.fields:
         if field.name != plain and len(getattr(value.list, field.name)):
             return f"is not of the type {spec.type}"
     items: Sequence[Any] = getattr(value.list, plain)
-    if spec.has_minimum and len(items) < spec.minimum:
-        return f"has {len(items)} elements, fewer than {spec.minimum}"
+    if spec.least is not None and len(items) < spec.least:
+        return f"has {len(items)} elements, fewer than {spec.least}"
     return next((r for i in items if (r := _wrong_item(plain, i, spec)) is not None), None)
 
 
-def _wrong_item(kind: str, item: Any, spec: OpDef.AttrDef) -> str | None:
+def _wrong_item(kind: str, item: Any, spec: Attribute) -> str | None:
     if kind == "type" and not is_type(item):
         return f"is {item}, which is not a type of values"
     if kind == "shape" and any(d.size < -1 for d in item.dim):
         return "has a size less than -1"
-    limited = kind in ("s", "type") and spec.HasField("allowed_values")
-    if limited and item not in getattr(spec.allowed_values.list, kind):
+    if spec.allowed is not None and item not in spec.allowed:
         word = type_name(item) if kind == "type" else repr(item)
         return f"is {word}, which the op does not allow"
     return None
 
 
-def options(definition: OpDef) -> dict[str, AttrValue | None]:
+def options(definition: Definition) -> dict[str, AttrValue | None]:
     """The attributes that affect what an op computes, with their defaults as protos.
 
     Those that only give types or numbers of its inputs and results are left out.
     """
     counts = {a.number_attr for a in (*definition.input_arg, *definition.output_arg)}
     return {
-        a.name: a.default_value if a.HasField("default_value") else None
+        a.name: a.default
         for a in definition.attr
         if a.type not in ("type", "list(type)") and a.name not in counts
     }
 
 
-def _declared(attrs: Attributes, args: Iterable[OpDef.ArgDef]) -> list[Run] | None:
+def _declared(attrs: Attributes, args: Sequence[Argument]) -> list[Run] | None:
     """The types of arguments by a node's attributes; `None` if it lacks one."""
-    if any(key not in attrs for a in args for key in (a.type_list_attr, a.type_attr) if key):
-        return None
+    for arg in args:
+        key = arg.type_list_attr or arg.type_attr
+        if key and key not in attrs:
+            return None
     return list(types_of(args, attrs))
 
 
-def operand_dtype(attrs: Attributes, definition: OpDef, i: int) -> np.dtype | None:
+def operand_dtype(attrs: Attributes, definition: Definition, i: int) -> np.dtype | None:
     """The dtype of operand `i` by the definition of the op; `None` if it has none."""
     kind = type_at(_declared(attrs, definition.input_arg) or (), i)
     return decode_dtype(kind) if kind and kind < REFERENCE else None
 
 
-def result_problem(attrs: Attributes, definition: OpDef, results: Sequence[Value]) -> str | None:
+def result_problem(
+    attrs: Attributes, definition: Definition, results: Sequence[Value]
+) -> str | None:
     """How results differ from the definition of the op; `None` if they do not.
 
     Handles and lists have no type here; rewritten nodes may omit attributes with types.

@@ -62,7 +62,9 @@ class Node:
     - `read`: names of the attributes that were read.
     """
 
-    __slots__ = ("attrs", "control", "inputs", "message", "name", "op", "read", "where")
+    __slots__ = (
+        "_functions", "attrs", "control", "inputs", "message", "name", "op", "read", "where",
+    )  # fmt: skip
 
     def __init__(self, op: str, name: str, attrs: Attributes, where: str = ""):
         self.op = op
@@ -73,6 +75,14 @@ class Node:
         self.control: tuple[int, ...] = ()
         self.message = ""
         self.read: set[str] = set()
+        self._functions: tuple[str, ...] | None = None
+
+    @property
+    def functions(self) -> tuple[str, ...]:
+        """Names of the library functions that the attributes refer to."""
+        if self._functions is None:
+            self._functions = tuple(_functions_in(self.attrs))
+        return self._functions
 
     def attr(self, name: str, default: Any = None) -> Any:
         """The attribute `name` as a Python value, or `default` if the node lacks it."""
@@ -125,19 +135,16 @@ def decode_attr(value: AttrValue) -> Any:
 FRAMES_REMEDY = "Export the model with tf.compat.v1.enable_control_flow_v2()."
 
 
-def attr_functions(node: Node) -> list[str]:
-    """Names of the library functions that the attributes of `node` refer to."""
-    names = []
-    for key in sorted(node.attrs):
+def _functions_in(attrs: Attributes) -> Iterator[str]:
+    for key in sorted(attrs):
         if key.startswith("_"):  # a hint
             continue
-        value = node.attrs[key]
+        value = attrs[key]
         kind = value.WhichOneof("value")
         if kind == "func":
-            names.append(value.func.name)
+            yield value.func.name
         elif kind == "list":
-            names.extend(f.name for f in value.list.func)
-    return names
+            yield from (f.name for f in value.list.func)
 
 
 # Ops that call a library function.

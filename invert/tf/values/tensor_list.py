@@ -295,6 +295,8 @@ def _room(element: Element, size: Value) -> Value:
 
 
 def _padded(x: Value, count: int) -> Value:
+    if x.shape[0] == 0:
+        return lax.full((count, *x.shape[1:]), 0, x.dtype)
     return lax.pad(x, np.zeros((), x.dtype), [(0, count, 0), *([(0, 0, 0)] * (x.ndim - 1))])
 
 
