@@ -151,6 +151,8 @@ class _Expansion:
                     self._of_eqn[call.eqn] = template
                     continue
                 self._of_kind[call.kind] = template
+                if jaxprs.holds_jaxprs(call.eqn):
+                    continue  # the loops of programs that are gone do not stay
                 while len(_TEMPLATES) >= _MOST_TEMPLATES:
                     _TEMPLATES.pop(next(iter(_TEMPLATES)))
                 _TEMPLATES[call.kind, self._platform, self._x64] = template

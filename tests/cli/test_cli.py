@@ -368,7 +368,7 @@ def test_as_a_process(models: Path, tmp_path: Path) -> None:
 def test_the_api_opens_the_same_files(models: Path) -> None:
     want = forward(W, X)
     for name in ("export.bin", "export.mlir", "export.mlirbc", "saved_model"):
-        assert np.array_equal(invert.load(models / name)(X), want)
+        assert np.allclose(invert.load(models / name)(X), want, rtol=1e-6)  # compiled apart
     module = invert.load(models / "model.keras")
     model = keras.saving.load_model(models / "model.keras")
     assert np.allclose(module(X), model(X), rtol=1e-6, atol=1e-6)
