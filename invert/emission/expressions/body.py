@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from invert.emission.expressions import helpers, idioms, keys, literals, products, spelling
+from invert.emission.expressions.library import HIDDEN
 from invert.emission.expressions.spelling import FLOWS
 from invert.emission.expressions.statements import (
     FunctionText,
@@ -107,6 +108,13 @@ def _choices(graph: Graph) -> dict[int, Choice]:
             platforms = made.params["platforms"]
             choices[id(eqn)] = Choice(made, None, is_switch=False, platforms=platforms)
     return choices
+
+
+def _ends_line(statement: Statement) -> bool:
+    """Whether a value is an activation of several layers, which stand in one line."""
+    calls = [n for n in ast.walk(statement.value) if isinstance(n, ast.Call)]
+    layers = [n for n in calls if ast.unparse(n.func).startswith("self.")]
+    return statement.passes and calls[:1] != layers[:1] and len(layers) > 1
 
 
 def _is_einsum(node: ast.Call) -> bool:
@@ -240,6 +248,8 @@ class Body:
                 hints[i] = "state"
             elif v in self.wanted:
                 hints[i] = self.wanted[v]
+            elif self._activates(eqn, placed, atoms):
+                hints[i] = self.names[atoms[0]]
             elif eqn.primitive.name in _PARTED and atoms and self._is_field(atoms[0]):
                 hints[i] = self._fields[atoms[0]]
             elif len(eqn.outvars) == 1 and (hints[i] == PRODUCT or not says(hints[i])):
@@ -250,6 +260,13 @@ class Body:
             self.names[v] = hints[i]
         return hints
 
+    def _activates(self, eqn: Eqn, placed: Placed, atoms: Sequence[Atom]) -> bool:
+        """Whether an equation is an activation of what a layer returns, and named after it."""
+        if list(placed.hints) != [HIDDEN] or len(atoms) != 1 or eqn.outvars[0] in self.wanted:
+            return False
+        maker = self.graph.producers.get(atoms[0])
+        return type(maker) is LayerCall and len(maker.outvars) == 1 and atoms[0] not in self.wanted
+
     def _is_field(self, atom: Atom) -> TypeIs[Var]:
         return is_var(atom) and atom in self._fields
 
@@ -258,6 +275,10 @@ class Body:
         self._letter(placed.expression)
         outs = [v if self._uses.get(v) else None for v in eqn.outvars]
         first = eqn.outvars[0]
+        if isinstance(eqn, LayerCall):
+            for token in syntax.tokens_in(placed.expression):
+                if token in self._waiting and _ends_line(self._waiting[token][2]):
+                    self._settle(token)
         value, width, inside = self._filled(placed.expression, len(placed.functions) == 0)
         if placed.repeat is not None and (start := self._last(value)) is not None:
             value = start
@@ -281,7 +302,8 @@ class Body:
             placed.repeat,
             self._place_of[eqn],
             isinstance(eqn, LayerCall),
-            type(eqn) is LayerCall and len(outs) == 1 and first not in self.wanted,
+            (type(eqn) is LayerCall and len(outs) == 1 and first not in self.wanted)
+            or self._activates(eqn, placed, atoms),
         )
         called = [s.place for s in inside.values() if s.calls]
         if called:

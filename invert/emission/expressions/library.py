@@ -115,7 +115,9 @@ _RANDOM = frozenset({"_uniform", "_normal", "_gumbel", "_exponential"})
 _ACTIVATIONS = (
     "relu relu6 leaky_relu gelu silu swish elu selu celu softplus mish hard_swish".split()
 )
-_NOUNS = {"where": "y", "clip": "y", **dict.fromkeys(_ACTIVATIONS, "hidden")}
+# The result of an activation.
+HIDDEN = "hidden"
+_NOUNS = {"where": "y", "clip": "y", **dict.fromkeys(_ACTIVATIONS, HIDDEN)}
 # Functions of several kinds, such as `resize_bilinear`, whose results have one name.
 _KINDS = {"resize": "resized"}
 
