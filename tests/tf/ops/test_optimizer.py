@@ -12,6 +12,7 @@ import tensorflow as tf
 import invert
 from invert._config import Config
 from invert.primitives.tf.optimizer import OPTIMIZERS
+from invert.protos.ops import op_def
 from invert.tf.interpreter.analysis import Analysis
 from invert.tf.interpreter.graph import Graph
 from invert.tf.ops.state import Resource
@@ -171,9 +172,7 @@ def test_references():
         with tf.compat.v1.Session(graph=graph) as session:
             session.run(tf.compat.v1.global_variables_initializer())
             want = [session.run(result, {x: initial + i}) for i in range(3)]
-    program = Graph(
-        graph.as_graph_def(), ["x:0"], ["result:0"], config=Config(), op_def=graph.op_def_for_type
-    )
+    program = Graph(graph.as_graph_def(), ["x:0"], ["result:0"], config=Config(), op_def=op_def)
     state = {Resource("reference", n): v for n, v in (("v", initial), ("a", initial * 0))}
     for i in range(3):
         Analysis(program).run([initial + i], state)
