@@ -21,7 +21,7 @@ from jax.lax import linalg
 
 from invert._errors import InvertError
 from invert._private.jax import Literal, geqrf_p, open_jaxpr
-from invert.ir.types import Value
+from invert.ir.types import Atom, Value
 from invert.patterns.linalg import attributes
 from invert.rewriting.pattern import Site
 
@@ -245,6 +245,11 @@ def _permutation(site: Site, pivots: Value) -> Values:
     return [linalg.lu_pivots_to_permutation_p.bind(pivots, permutation_size=size)]
 
 
+def _number(atom: Atom) -> float | None:
+    """The number that a literal is; `None` for other operands."""
+    return float(atom.val) if isinstance(atom, Literal) and not np.ndim(atom.val) else None
+
+
 def _approx_top_k(site: Site, x: Value) -> Values:
     """The form without the option of a fallback, with positions as payload."""
     config = dict(site.eqn.params["attributes"]).get("mhlo.backend_config", "")
@@ -253,8 +258,11 @@ def _approx_top_k(site: Site, x: Value) -> Values:
     compared = open_jaxpr(comparator)
     axis = int(options.get("reduction_dim", -1))
     iota = site.producer(site.eqn.invars[1])
+    worst = -np.inf if compared.eqns and compared.eqns[0].primitive is lax.gt_p else np.inf
+    starts = [_number(a) for a in site.eqn.invars[2:4]]
     if (
-        len(compared.eqns) != 1
+        starts not in ([worst, -1], [None, None])
+        or len(compared.eqns) != 1
         or list(compared.eqns[0].invars) != list(compared.invars[:2])
         or compared.eqns[0].primitive not in (lax.gt_p, lax.lt_p)
         or iota is None

@@ -153,7 +153,7 @@ PATTERNS = (
         "select_n",
         jax.scipy.special.wofz,
         after="ge sub add",
-        holds="exp",
+        holds="complex",
         kind=np.complexfloating,
     ),
     _inlined("dawsn", "mul", jax.scipy.special.dawsn, after="sign select_n", holds="sign"),

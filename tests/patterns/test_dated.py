@@ -363,7 +363,7 @@ _TOP_K = """module @m {{
   }}
   func.func public @main(%x: tensor<7xf32>) -> (tensor<3xf32>, tensor<3xi32>) {{
     {positions}
-    %low = stablehlo.constant dense<0xFF800000> : tensor<f32>
+    %low = stablehlo.constant dense<{start}> : tensor<f32>
     %none = stablehlo.constant dense<-1> : tensor<i32>
     %0:2 = stablehlo.custom_call @ApproxTopK(%x, %i, %low, %none) {{
       called_computations = [@above], mhlo.backend_config = {{aggregate_to_topk = true,
@@ -379,17 +379,23 @@ _IOTA = "%i = stablehlo.iota dim = 0 : tensor<7xi32>"
 @pytest.mark.parametrize("comparison, sign", [("GT", 1), ("LT", -1)])
 def test_approximate_top_k(comparison: str, sign: int) -> None:
     x = np.array([3, 1, 4, 1.5, 9, 2, 6], np.float32)
-    module, (values, where) = _recover(_TOP_K.format(comparison=comparison, positions=_IOTA), x)
+    start = "0xFF800000" if comparison == "GT" else "0x7F800000"
+    text = _TOP_K.format(comparison=comparison, positions=_IOTA, start=start)
+    module, (values, where) = _recover(text, x)
     assert not module.report.opaque
     np.testing.assert_array_equal(values, sign * np.sort(-sign * x)[:3] * -1)
     np.testing.assert_array_equal(x[where], values)
 
 
 @pytest.mark.parametrize(
-    "comparison, positions",
-    [("GE", _IOTA), ("GT", "%i = stablehlo.constant dense<5> : tensor<7xi32>")],
+    "comparison, positions, start",
+    [
+        ("GE", _IOTA, "0xFF800000"),
+        ("GT", "%i = stablehlo.constant dense<5> : tensor<7xi32>", "0xFF800000"),
+        ("GT", _IOTA, "0.0"),
+    ],
 )
-def test_other_top_k_stays(comparison: str, positions: str) -> None:
-    text = _TOP_K.format(comparison=comparison, positions=positions)
+def test_other_top_k_stays(comparison: str, positions: str, start: str) -> None:
+    text = _TOP_K.format(comparison=comparison, positions=positions, start=start)
     module = invert.from_stablehlo(text, config=invert.Config(verify=False))
     assert module.report.opaque == {"ApproxTopK": 1}
