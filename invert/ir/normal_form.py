@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import weakref
 from collections.abc import Hashable, Sequence
 from typing import TypeVar
 
@@ -193,6 +194,13 @@ def operation_key(eqn: Eqn, *, with_jaxprs: bool = False) -> Hashable | None:
 _NO_KEY = object()
 
 
+class _Key:
+    """Stands for equal programs, so that keys of what calls them do not grow with the calls."""
+
+
+_KEYS: weakref.WeakValueDictionary[Hashable, _Key] = weakref.WeakValueDictionary()
+
+
 def _param_key(value: Value) -> Value:
     """A parameter with a key in place of each jaxpr; `_NO_KEY` where one has none."""
     if is_jaxpr(value):
@@ -228,7 +236,11 @@ def _program_key(program: AnyJaxpr) -> Hashable | None:
         steps.append((operation, operands, tuple(v.aval for v in eqn.outvars)))
     held = tuple((np.asarray(c).dtype, np.asarray(c).tobytes()) for c in constants)
     types = tuple(v.aval for v in jaxpr.invars)
-    return held, types, tuple(steps), tuple(map(key, jaxpr.outvars))
+    whole = held, types, tuple(steps), tuple(map(key, jaxpr.outvars))
+    try:
+        return _KEYS.setdefault(whole, _Key())
+    except TypeError:  # a parameter that has no hash
+        return None
 
 
 def atom_key(atom: Atom) -> Hashable:
