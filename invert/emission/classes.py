@@ -112,9 +112,10 @@ _FEW = 4
 
 def _shorten(kind: ast.expr) -> None:
     """Turns `tuple[A, B, A, A, B]` into `tuple[A | B, ...]`."""
-    several = isinstance(kind, ast.Subscript) and ast.unparse(kind.value) == "tuple"
-    inner = kind.slice if several and isinstance(kind, ast.Subscript) else None
-    if isinstance(kind, ast.Subscript) and isinstance(inner, ast.Tuple) and len(inner.elts) > _FEW:
+    if not isinstance(kind, ast.Subscript) or ast.unparse(kind.value) != "tuple":
+        return
+    inner = kind.slice
+    if isinstance(inner, ast.Tuple) and len(inner.elts) > _FEW:
         either = ast.parse(" | ".join(dict.fromkeys(map(ast.unparse, inner.elts))), mode="eval")
         kind.slice = syntax.tuple_of([either.body, ast.Constant(...)])
 
