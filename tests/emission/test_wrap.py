@@ -58,6 +58,16 @@ def test_strings_are_broken_between_words() -> None:
     ]
 
 
+def test_comprehensions_are_broken_at_their_loops() -> None:
+    line = "    blocks = tuple(Block(dim=16, heads=2, key=k) for k in jax.random.split(keys[1], 2))"
+    assert fitted(line, 60) == [
+        "    blocks = tuple(",
+        "        Block(dim=16, heads=2, key=k)",
+        "        for k in jax.random.split(keys[1], 2)",
+        "    )",
+    ]
+
+
 _LAID_OUT = """\
 class A(B):
     \'\'\'What it is.\'\'\'

@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterator
 _OPEN, _CLOSE = "([{", ")]}"
 _INDENT = 4
 _DOCSTRING = '"""'
-# Operators by increasing precedence; lines are broken before them.
+# Operators by increasing precedence, loops of comprehensions first; lines break before them.
 _OPERATORS = (
+    (" for ",),
     (" if ", " else "),
     (" or ",),
     (" and ",),
