@@ -22,8 +22,9 @@ from invert.emission.expressions.render import render
 from invert.emission.expressions.statements import FunctionText, Repeat
 from invert.emission.file import File
 from invert.emission.initial import HEAD_DIM, HEADS, Initializers, Starts
-from invert.emission.layers import ends, fold, heads, roles, skips
+from invert.emission.layers import ends, fold, heads, options, roles
 from invert.emission.layers.cut import Assign, Layer, LayerCall, calls
+from invert.emission.layers.lend import lend
 from invert.emission.layers.lists import Lists, Loop, Unrolled
 from invert.emission.layers.memory import Memories
 from invert.emission.layers.shared import (
@@ -334,14 +335,14 @@ class Classes:
         for drafts in levels:
             # A layer that another one skips lets the latter be a level below.
             again = [d for d in earlier if d.node not in inside and self.of[d.node].plain]
-            skips.lend(drafts, self._arrays)
-            keys = skips.keys(drafts, again, self._key, lambda node: self.of[node].token)
+            lend(drafts, self._arrays)
+            keys = options.keys(drafts, again, self._key, self._kinds)
             keys = ends.keys(drafts, keys, self._key)
             below = {self.of[d.node] for d in again if d in keys}
             every = [*drafts, *(d for cls in below for d in cls.drafts if d in keys)]
             for group in groups(every, keys.__getitem__, fold.parts):
-                cls = Class(syntax.new_token(), ends.together(skips.ordered(group)))
-                cls.skipped = skips.skipped(cls.drafts)
+                cls = Class(syntax.new_token(), ends.together(options.ordered(group)))
+                options.prepare(cls)
                 fold.prepare(cls, self._function)
                 ends.prepare(cls)
                 for draft in group:
@@ -394,34 +395,31 @@ class Classes:
                     raise EmissionError("layers that compute the same are of different classes")
                 self._check_lists(value)
 
-    def _key(self, draft: Draft, without: str | None = None) -> tuple[Hashable, ...]:
-        """Features shared by nodes of one class, besides numbers in the text.
-
-        **Arguments:**
-
-        - `without`: a layer that is left out; then the text is a single expression.
-        """
-        node = draft.node
+    def _key(self, draft: Draft) -> tuple[Hashable, ...]:
+        """Features shared by nodes of one class, besides numbers in the text."""
         found = fold.core(draft) if draft.methods else None
         bias = "" if found is None else found.bias
-        fields = {n: v for n, v in node.fields.items() if n not in (bias, without)}
-        arrays = zip(draft.arrays, draft.sources, strict=True)
+        kinds, arrays = self._kinds(draft, bias)
         return (
             # Modules that compute nothing are also distinguished by name.
-            "" if draft.methods else camel(node.name),
-            skips.expression(draft, without)
-            if without is not None
-            else tuple(draft.texts)
-            if found is None
-            else found.text(),
-            tuple(map(self._start, fields.values())),
-            tuple((n, tuple(self.of[m].token for m in _modules(v))) for n, v in fields.items()),
-            tuple(
-                (kind, len(shape) if isinstance(source, ast.Attribute) else len(shape) > 0)
-                for (kind, shape), source in arrays
-                if not bias or fold.field_of(source) != bias
-            ),
+            "" if draft.methods else camel(draft.node.name),
+            tuple(draft.texts) if found is None else found.text(),
+            tuple(kinds.items()),
+            arrays,
         )
+
+    def _kinds(self, draft: Draft, bias: str = "") -> tuple[dict[str, Hashable], Hashable]:
+        """The kinds of the fields except a bias, by name, and those of the arrays."""
+        fields = {n: v for n, v in draft.node.fields.items() if n != bias}
+        kinds = {
+            n: (self._start(v), *(self.of[m].token for m in _modules(v))) for n, v in fields.items()
+        }
+        arrays = tuple(
+            (kind, len(shape) if isinstance(source, ast.Attribute) else len(shape) > 0)
+            for (kind, shape), source in zip(draft.arrays, draft.sources, strict=True)
+            if not bias or fold.field_of(source) != bias
+        )
+        return dict(kinds), arrays
 
     def _arrays(self, draft: Draft) -> Hashable:
         """The fields of a layer that holds arrays only."""
@@ -710,7 +708,7 @@ class Classes:
             make_static(cls)
             heads.write(cls)
             fold.write(cls)
-            skips.write(cls)
+            options.write(cls)
             ends.write(cls)
             for i, (name, values) in enumerate(cls.statics.items()):
                 field = syntax.declare(name, static_type(values))

@@ -8,6 +8,7 @@ factors are ones, and a small constant of the program keeps its value.
 from __future__ import annotations
 
 import ast
+import collections
 import dataclasses
 import itertools
 import re
@@ -270,13 +271,15 @@ class _Writing:
         self.arguments: dict[str, tuple[Any, ...]] = {}
         self.defaults: dict[str, Any] = {}
         self._slots = 0
+        self._current = ""  # the field that is written
 
     def run(self, statics: Mapping[str, tuple[Any, ...]]) -> tuple[ast.FunctionDef, _Made]:
         body: list[ast.stmt] = []
         keys = ast.Name("keys", ast.Load())
         for field in self.nodes[0].fields:
             target = ast.Attribute(ast.Name("self", ast.Load()), field, ast.Store())
-            value = self._field([n.fields.get(field) for n in self.nodes])
+            self._current = field
+            value = self._field(field, [n.fields.get(field) for n in self.nodes])
             body.append(ast.Assign([target], value, lineno=0))
         arrays = [v for v in self.nodes[0].fields.values() if not isinstance(v, Node)]
         unknown = set(self.all.starts.unknown(arrays))
@@ -306,6 +309,10 @@ class _Writing:
         for name, column in self.arguments.items():
             if stem(name) in ("strides", "dilation", "input_dilation"):
                 self.defaults.setdefault(name, (1,) * len(column[0]))
+            if stem(name) == "padding" or all(type(v) is bool for v in column):
+                most, count = collections.Counter(column).most_common(1)[0]
+                if 2 * count > len(column):
+                    self.defaults[name] = most
         args = [syntax.argument("self")]
         key = [syntax.argument("key", syntax.name("PRNGKeyArray"))] if self._slots else []
         named = {
@@ -334,7 +341,7 @@ class _Writing:
         self._slots += 1
         return ast.Name(f"$key{self._slots - 1}", ast.Load())
 
-    def _field(self, values: Sequence[Var | Node | None]) -> ast.expr:
+    def _field(self, field: str, values: Sequence[Var | Node | None]) -> ast.expr:
         """The initial value of a field, given its variables in all nodes."""
         first = values[0]
         assert first is not None  # the first node has all fields
@@ -345,7 +352,7 @@ class _Writing:
             ]
             start = self._array(first, shapes)
             if None in values:
-                name = self.names.new(f"use_{self.cls.optional}")
+                name = self.names.new(f"use_{field}")
                 self.arguments[name] = tuple(v is not None for v in values)
                 self.defaults[name] = True
                 given = ast.Name(name, ast.Load())
@@ -354,7 +361,7 @@ class _Writing:
             return call("eqx.nn.StateIndex", start) if held else start
         nodes = [v if isinstance(v, Node) else None for v in values]
         if None in nodes:
-            name = self.names.new(f"use_{self.cls.skipped}")
+            name = self.names.new(f"use_{field}")
             self.arguments[name] = tuple(v is not None for v in values)
             self.defaults[name] = False
             start = self._module(nodes, self._key)
@@ -484,6 +491,11 @@ class _Writing:
 
     def _given(self) -> Iterator[tuple[Any, ...]]:
         """The arguments of the layers that all nodes have, such as strides."""
+        columns = list(self._columns_of_layers())
+        yield from (column for name, column in columns if stem(name) in _OPTIONS)
+        yield from (column for name, column in columns if stem(name) in _FEATURES)
+
+    def _columns_of_layers(self) -> Iterator[tuple[str, tuple[Any, ...]]]:
         for field, first in self.nodes[0].fields.items():
             nodes = [n.fields.get(field) for n in self.nodes]
             known = [n for n in nodes if isinstance(n, Node) and n in self.all.of]
@@ -492,8 +504,7 @@ class _Writing:
             if native_of(first) is None:
                 made = [self.all.made(n) for n in known]
                 for name in made[0][0].arguments:
-                    if stem(name) in _OPTIONS:
-                        yield tuple(m.arguments[name][i] for m, i in made)
+                    yield name, tuple(m.arguments[name][i] for m, i in made)
 
     def value(self, column: tuple[Any, ...], wanted: str) -> ast.expr:
         """An argument from its values in all nodes: a number, or an argument of this one."""
@@ -521,8 +532,10 @@ class _Writing:
                         own = ast.Name(name, ast.Load())
                         return syntax.infix(number(k), "*", own)
         wanted = stem(wanted)
-        inner = bool(self.nodes[0].nodes) and wanted in _FEATURES
-        name = self.names.new(HIDDEN if inner else wanted)
+        if self.nodes[0].nodes and wanted in (*_FEATURES, HIDDEN):
+            taken = HIDDEN in self.names.taken
+            wanted = f"{self._current}_{HIDDEN}" if taken else HIDDEN
+        name = self.names.new(wanted)
         self.arguments[name] = column
         return ast.Name(name, ast.Load())
 

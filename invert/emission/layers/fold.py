@@ -58,7 +58,7 @@ def core(draft: Draft) -> Core | None:
     found = Core(body, last.value)
     call = found.value
     plain = isinstance(call, ast.Call) and len(call.args) == 1
-    if plain and isinstance(call, ast.Call) and _is_activation(call):
+    if plain and isinstance(call, ast.Call) and is_activation(call):
         found.activation, found.value = call, call.args[0]
     _inline(found)
     value = found.value
@@ -71,7 +71,8 @@ def core(draft: Draft) -> Core | None:
     return found
 
 
-def _is_activation(call: ast.Call) -> bool:
+def is_activation(call: ast.Call) -> bool:
+    """Whether a call of one value is an activation, with at most decimal options."""
     constants = [n for k in call.keywords for n in ast.walk(k) if isinstance(n, ast.Constant)]
     return ast.unparse(call.func) in _ACTIVATIONS and all(
         type(n.value) is not int for n in constants

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import collections
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 
-from invert.emission.layers.cut import NUMBER, Assign, Layer, LayerCall, Path
+from invert.emission.layers.cut import NUMBER, Assign, Layer, LayerCall, Path, scope_of
 from invert.emission.layers.order import ordered
 from invert.emission.layers.tree import called
 from invert.emission.layers.wrap import wrapped
@@ -43,7 +43,9 @@ def group(layer: Layer, parameters: Mapping[Var, Path]) -> None:
         prefix = max(found, key=lambda p: len(_SEPARATORS.findall(p)))
         done.add(prefix)
         members = sorted(i for i, name in names.items() if name.startswith(prefix))
-        region = _region(layer, set(members))
+        named = {i for i, s in enumerate(layer.steps) if _scope(s).startswith(prefix)}
+        region = _region(layer, set(members), named)
+        region = _region(layer, set(members)) if region is None and named else region
         if region is None:
             # `conv_in`, `conv_out` beside a group `conv_1`.
             members = [i for i in members if not _calls_one_of(layer.steps[i], made)]
@@ -59,6 +61,12 @@ def group(layer: Layer, parameters: Mapping[Var, Path]) -> None:
         call = wrapped(layer, sorted(region), prefix[:-1], parameters, ())
         layer.steps = ordered([*rest, (members[0], call)])
         made.add(call.layer)
+
+
+def _scope(step: Eqn) -> str:
+    """The name of the layer without parameters that an equation comes from, or `""`."""
+    scope = () if isinstance(step, LayerCall | Assign) else scope_of(step)
+    return scope[-1] if scope else ""
 
 
 def _calls_one_of(step: Eqn, layers: set[Layer]) -> bool:
@@ -124,11 +132,15 @@ def _fields(steps: Sequence[Eqn], rests: Sequence[str]) -> list[str]:
     return fields
 
 
-def _region(layer: Layer, members: set[int]) -> set[int] | None:
+def _region(layer: Layer, members: set[int], named: Set[int] = frozenset()) -> set[int] | None:
     """The steps of some layers, and those between them, if they have a single result.
 
     Values that only they need and an activation of the result belong to them, and in networks of
     convolutions a sum with the input.
+
+    **Arguments:**
+
+    - `named`: equations whose scopes have the names of these layers.
     """
     steps = layer.steps
     makers: dict[Atom, int] = {v: i for i, s in enumerate(steps) for v in s.outvars}
@@ -138,8 +150,8 @@ def _region(layer: Layer, members: set[int]) -> set[int] | None:
         for j in made:
             users[j].add(i)
     results = {makers[a] for a in layer.outputs if is_var(a) and a in makers}
-    after = _closure(members, users)
-    region = members | (after & _closure(members, dict(enumerate(before))))
+    chosen = members | named
+    region = chosen | (_closure(chosen, users) & _closure(chosen, dict(enumerate(before))))
     region |= _only_for(region, before, users, results, layer)
     region |= {
         i

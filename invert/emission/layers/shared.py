@@ -30,6 +30,7 @@ _STATIC: Mapping[str, Mapping[int | str, str]] = {
         "feature_group_count": "groups",
     },
     "conv_transpose": {2: "strides"},
+    "pad": {1: "pad_width"},
     "scan": {"reverse": "reverse"},
 }
 # Those that become fields even if all layers have them, unless they are ones.
@@ -41,6 +42,8 @@ _DEFAULTS: Mapping[int | str, Callable[[ast.Call], ast.expr]] = {
 }
 # The argument before which they are written.
 _LAST = "dimension_numbers"
+# The number of items of one type up to which the type of a tuple says how many there are.
+_MOST_ALIKE = 3
 # Heads, groups, and the factor of hidden layers.
 _LARGEST_FACTOR = 64
 
@@ -61,6 +64,8 @@ class Draft:
     - `without`: the position in `arrays` of a bias that only other layers of its class have.
     - `final`: the carried value of its loop that it returns, -1 for the only one, if other layers
         of its class return those of all steps; `alone` is the layer without regard to these.
+    - `adds`: whether it adds its input to its result, as others of its class do or do not.
+    - `whole`: if it has the method of a layer with more steps, the fields of that one.
     - `inner`: the arrays of the layers inside, by expressions that read them.
     - `axes`, `inner_axes`: the axes of variables that `arrays` and `inner` are of.
     - `twin`: the layer of which it is one of other sizes; `None` for those of the program.
@@ -77,6 +82,8 @@ class Draft:
     without: int | None = None
     final: int | None = None
     alone: Draft | None = None
+    adds: bool | None = None
+    whole: frozenset[str] = frozenset()
     inner: list[tuple[ast.expr, tuple[int, ...]]] = dataclasses.field(default_factory=list)
     axes: list[tuple[tuple[Var, int] | None, ...]] = dataclasses.field(default_factory=list)
     inner_axes: list[tuple[tuple[Var, int], ...]] = dataclasses.field(default_factory=list)
@@ -99,7 +106,7 @@ class Class:
     - `drafts`: its nodes, of which the first is written; none for an Equinox class.
     - `statics`: its static fields, with their values for all nodes.
     - `optional`: a field that is `None` in some nodes; `shapes` are the shapes it would have.
-    - `skipped`: a layer that is `None` in some nodes, which pass on its argument.
+    - `skipped`: layers that are `None` in some nodes, which pass on their arguments.
     """
 
     token: str
@@ -107,7 +114,7 @@ class Class:
     definition: ast.ClassDef = dataclasses.field(init=False)
     statics: dict[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
     optional: str = ""
-    skipped: str = ""
+    skipped: tuple[str, ...] = ()
     shapes: dict[Node, tuple[int, ...]] = dataclasses.field(default_factory=dict)
 
     def settled(self) -> Callable[[], None]:
@@ -294,7 +301,9 @@ def static_type(values: Sequence[Any]) -> ast.expr:
 
 def _type_of(value: Any) -> str:
     if isinstance(value, tuple):
-        return f"tuple[{', '.join(map(_type_of, value))}]"
+        kinds = list(map(_type_of, value))
+        many = len(kinds) > _MOST_ALIKE and len(set(kinds)) == 1
+        return f"tuple[{kinds[0]}, ...]" if many else f"tuple[{', '.join(kinds)}]"
     if isinstance(value, Code):
         return "Callable[[Array], Array]"
     return "None" if value is None else type(value).__name__
@@ -321,9 +330,13 @@ def groups(
 def _parts(group: list[Draft]) -> list[list[Draft]]:
     if len(group) == 1:
         return [group]
-    columns = _columns(group)
+    columns, shapes = _columns(group), _in_shapes(group[0])
     told = _told(group) if len(group[0].methods) == 1 else {}
-    unknown = [i for i, c in enumerate(columns) if len(set(c)) > 1 and _size(c, told) is None]
+    unknown = [
+        i
+        for i, c in enumerate(columns)
+        if len(set(c)) > 1 and _size(c, told, small=i in shapes) is None
+    ]
     if not unknown:
         return [group]
     split: dict[tuple[int, ...], list[Draft]] = {}
@@ -343,14 +356,32 @@ def _columns(group: Sequence[Draft]) -> list[tuple[int, ...]]:
     return list(zip(*rows, strict=True))
 
 
+def _in_shapes(draft: Draft) -> set[int]:
+    """The places of the integers that are sizes for sure, since they are arguments of reshapes."""
+    calls = (n for m in draft.methods for n in ast.walk(m) if isinstance(n, ast.Call))
+    shapes = (
+        c.args for c in calls if isinstance(c.func, ast.Attribute) and c.func.attr == "reshape"
+    )
+    sizes = {id(size) for args in shapes for size in args}
+    return {i for i, constant in enumerate(draft.constants()) if id(constant) in sizes}
+
+
 def _size(
-    values: tuple[int, ...], told: Mapping[tuple[int, ...], ast.expr]
+    values: tuple[int, ...], told: Mapping[tuple[int, ...], ast.expr], *, small: bool = False
 ) -> tuple[tuple[int, ...], str, int] | None:
-    """A size that equals some numbers, or a multiple or divisor of them, in all drafts."""
-    if min(values) < _SMALL and len(set(values)) < _FEW:
+    """A size that equals some numbers, or a multiple or divisor of them, in all drafts.
+
+    **Arguments:**
+
+    - `small`: whether the numbers are sizes however small they are.
+    """
+    few = min(values) < _SMALL and len(set(values)) < _FEW
+    if few and not small:
         return None
     if values in told:
         return values, "", 1
+    if few:
+        return None
     for k in range(2, _LARGEST_FACTOR + 1):
         whole = tuple(v * k for v in values)
         if whole in told:
@@ -393,9 +424,12 @@ def _told(group: Sequence[Draft]) -> dict[tuple[int, ...], ast.expr]:
             sizes_by_values.setdefault(
                 tuple(math.prod(map(int, s)) for s in inner), syntax.call("math.prod", axes_of)
             )
-    for column in zip(*(d.inner for d in group), strict=False):
-        source = column[0][0]
-        for axis, sizes in enumerate(zip(*(shape for _, shape in column), strict=False)):
+    inner_shapes = [{ast.unparse(source): shape for source, shape in d.inner} for d in group]
+    for source, _ in group[0].inner:
+        own = [shapes.get(ast.unparse(source)) for shapes in inner_shapes]
+        column = [shape for shape in own if shape is not None]  # some lack the layer
+        sides = enumerate(zip(*column, strict=False) if len(column) == len(own) else ())
+        for axis, sizes in sides:
             if not any(map(is_open, sizes)):
                 size = syntax.item(syntax.field(source, "shape"), syntax.number(axis))
                 sizes_by_values.setdefault(tuple(map(int, sizes)), size)
@@ -412,7 +446,7 @@ def generalize(
     - `names`: the sizes named in the annotations, by their values in all drafts.
     - `taken`: names of the file.
     """
-    columns = _columns(group)
+    columns, shapes = _columns(group), _in_shapes(group[0])
     if all(len(set(c)) == 1 for c in columns):
         return
     (method,) = group[0].methods
@@ -421,18 +455,18 @@ def generalize(
     used |= {n.arg for n in ast.walk(method) if isinstance(n, ast.arg)}
     local: dict[tuple[int, ...], str] = {}
     replaced: dict[int, ast.expr] = {}
-    for constant, values in zip(group[0].constants(), columns, strict=True):
+    for i, (constant, values) in enumerate(zip(group[0].constants(), columns, strict=True)):
         if len(set(values)) == 1:
             continue
-        size = _size(values, told)
+        size = _size(values, told, small=i in shapes)
         assert size is not None  # ensured by `groups`
         base, operator, factor = size
         if base not in local:
             usual = "area" if isinstance(told[base], ast.Call) else "n"
             wanted = name = names.get(tuple(map(str, base)), usual)
-            i = 2
+            number = 2
             while name in used:
-                name, i = f"{wanted}_{i}", i + 1
+                name, number = f"{wanted}_{number}", number + 1
             used.add(name)
             local[base] = name
         value = syntax.name(local[base])
@@ -452,9 +486,10 @@ def settle(group: Sequence[Draft]) -> None:
     twin = group[-1]
     assert twin.twin is not None
     told = _told(group) if len(group[0].methods) == 1 else {}
-    old = twin.twin.constants()
-    for constant, own, values in zip(twin.constants(), old, _columns(group), strict=True):
-        if constant.value != own.value and _size(values, told) is None:
+    shapes = _in_shapes(twin)
+    numbers = zip(twin.constants(), twin.twin.constants(), _columns(group), strict=True)
+    for i, (constant, own, values) in enumerate(numbers):
+        if constant.value != own.value and _size(values, told, small=i in shapes) is None:
             constant.value = own.value
 
 
