@@ -37,7 +37,8 @@ _EMBEDDINGS = frozenset("embedding embeddings".split())
 _KERAS = frozenset("gamma embeddings recurrent_kernel moving_variance".split())
 # Options of a layer, passed by keyword.
 _OPTIONS = frozenset(
-    ("kernel_size", "kd", "kh", "kw", "strides", "padding", "input_dilation", "dilation", "groups")
+    """kernel_size kd kh kw strides padding pad_width input_dilation dilation groups activation
+    residual""".split()
 )
 # The number of sizes that are given without their names.
 _MOST_UNNAMED = 3
@@ -287,8 +288,6 @@ class _Writing:
         for name, column in statics.items():
             self.names.taken.add(name)
             self.arguments[name] = column
-            if None in column or all(type(v) is bool for v in column):
-                self.defaults[name] = None if None in column else False
             target = ast.Attribute(ast.Name("self", ast.Load()), name, ast.Store())
             body.append(ast.Assign([target], ast.Name(name, ast.Load()), lineno=0))
         if self._slots == 1:
@@ -309,10 +308,12 @@ class _Writing:
         for name, column in self.arguments.items():
             if stem(name) in ("strides", "dilation", "input_dilation"):
                 self.defaults.setdefault(name, (1,) * len(column[0]))
-            if stem(name) == "padding" or all(type(v) is bool for v in column):
-                most, count = collections.Counter(column).most_common(1)[0]
-                if 2 * count > len(column):
-                    self.defaults[name] = most
+            flags = all(type(v) is bool for v in column)
+            if None in column or flags:
+                self.defaults.setdefault(name, None if None in column else False)
+            most, count = collections.Counter(column).most_common(1)[0]
+            if 2 * count > len(column) and (stem(name) == "padding" or flags):
+                self.defaults[name] = most
         args = [syntax.argument("self")]
         key = [syntax.argument("key", syntax.name("PRNGKeyArray"))] if self._slots else []
         named = {

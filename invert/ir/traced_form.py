@@ -199,7 +199,8 @@ def merged(closed: J, *, within: Callable[[Eqn], Hashable] = lambda eqn: ()) -> 
 # Functions of `jax.numpy` that JAX wraps in `jit`. Source may contain their few equations
 # directly.
 _WRAPPERS = frozenset(
-    "_where _take _flip _pad dynamic_index_in_dim dynamic_update_index_in_dim silu".split()
+    """_where _take _flip _pad dynamic_index_in_dim dynamic_update_index_in_dim silu hard_silu
+    hard_sigmoid""".split()
 )
 
 

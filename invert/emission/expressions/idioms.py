@@ -61,12 +61,15 @@ class Proposal:
     **Arguments:**
 
     - `operands`: atoms of the body.
+    - `eqns`: the equations that it replaces, for those with derivative rules of their own; found
+        by matching otherwise.
     """
 
     expression: ast.expr
     operands: Sequence[Atom]
     hint: str = PLAIN
     flows: bool | str = False
+    eqns: Sequence[Eqn] = ()
 
 
 Row = Callable[[Eqn, Graph, Writer], Iterator[Proposal]]
@@ -171,6 +174,42 @@ def _silu(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
     inner = _producer(graph, gate, "logistic")
     if is_var(x) and inner is not None and inner.invars[0] is x:
         yield Proposal(call("jax.nn.silu", _x()), (x,), library.noun("silu"), True)
+
+
+def _hard_sigmoid(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
+    """`jax.nn.relu6(x + 3.0) / 6.0`."""
+    if (gate := _hard_gate(eqn, graph)) is not None:
+        x, eqns = gate
+        noun = library.noun("hard_sigmoid")
+        yield Proposal(call("jax.nn.hard_sigmoid", _x()), (x,), noun, True, eqns)
+
+
+def _hard_silu(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
+    """`x * jax.nn.hard_sigmoid(x)`."""
+    quotient = _producer(graph, eqn.invars[1], "div")
+    gate = None if quotient is None else _hard_gate(quotient, graph)
+    if gate is not None and gate[0] is eqn.invars[0]:
+        x, eqns = gate
+        noun = library.noun("hard_silu")
+        yield Proposal(call("jax.nn.hard_silu", _x()), (x,), noun, True, [*eqns, eqn])
+
+
+def _hard_gate(quotient: Eqn, graph: Graph) -> tuple[Var, list[Eqn]] | None:
+    """The `x` of `jax.nn.relu6(x + 3.0) / 6.0`, and the equations."""
+    clipped = _producer(graph, quotient.invars[0], "custom_jvp_call")
+    shifted = None if clipped is None else _producer(graph, clipped.invars[0], "add")
+    if clipped is None or shifted is None:
+        return None
+    (x, three), six = shifted.invars, quotient.invars[1]
+    if not isinstance(x, Var) or (_value(three), _value(six)) != (3, 6):
+        return None
+    return x, [shifted, clipped, quotient]
+
+
+def _value(atom: Atom) -> float | None:
+    """The value of a number."""
+    number = atom.val if isinstance(atom, Literal) and not atom.aval.shape else None
+    return None if number is None else float(number)
 
 
 def _einsum(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
@@ -604,8 +643,8 @@ def _lookup(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
 ROWS: Mapping[str, tuple[Row, ...]] = {
     **_SIZES,
     "broadcast_in_dim": (_keepdims,),
-    "div": (_division, _with_size("/"), _broadcasting("/")),
-    "mul": (_gelu, _silu, _with_size("*"), _broadcasting("*")),
+    "div": (_hard_sigmoid, _division, _with_size("/"), _broadcasting("/")),
+    "mul": (_gelu, _silu, _hard_silu, _with_size("*"), _broadcasting("*")),
     "add": (_with_size("+"), _broadcasting("+")),
     "sub": (_with_size("-"), _broadcasting("-")),
     "gather": (_lookup,),
@@ -673,7 +712,19 @@ def _try(
     tokens = [f"${c}" for c in _LETTERS[: len(variables)]]
     matched: Sequence[Atom] | None = None
     covered: frozenset[int] = frozenset()
-    for x64 in writer.prover.settings:
+    if proposal.eqns:
+        covered = frozenset(map(id, proposal.eqns))
+        inside = [v for e in proposal.eqns if e is not eqn for v in e.outvars]
+        shared = any(
+            v in graph.results or v in leaves or any(id(u) not in covered for u in graph.users[v])
+            for v in inside
+        )
+        operands = dict(zip(tokens, variables, strict=True))
+        proved = writer.prover.holds(proposal.expression, operands, proposal.eqns, eqn.outvars)
+        if covered & taken or shared or not proved:
+            return None
+        matched = variables
+    for x64 in () if proposal.eqns else writer.prover.settings:
         template = writer.prover.trace(
             proposal.expression, tokens, [v.aval for v in variables], x64
         )

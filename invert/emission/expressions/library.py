@@ -112,9 +112,8 @@ def _shifts(eqn: Eqn) -> list[int]:
 
 _RANDOM = frozenset({"_uniform", "_normal", "_gumbel", "_exponential"})
 
-_ACTIVATIONS = (
-    "relu relu6 leaky_relu gelu silu swish elu selu celu softplus mish hard_swish".split()
-)
+_ACTIVATIONS = """relu relu6 leaky_relu gelu silu swish elu selu celu softplus mish hard_swish
+    hard_silu hard_sigmoid""".split()
 # The result of an activation.
 HIDDEN = "hidden"
 _NOUNS = {"where": "y", "clip": "y", **dict.fromkeys(_ACTIVATIONS, HIDDEN)}

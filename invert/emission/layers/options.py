@@ -11,15 +11,20 @@ import ast
 import copy
 import dataclasses
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from invert.emission.layers.fold import field_of, is_activation
-from invert.emission.layers.shared import Class, Draft, blank, sites, text_of
+from invert.emission.layers.fold import core, field_of, is_activation
+from invert.emission.layers.shared import Class, Code, Draft, blank, sites, text_of
 from invert.emission.layers.tree import Node
 from invert.emission.python import syntax
 from invert.emission.python.naming import Names
 
+if TYPE_CHECKING:
+    from typing_extensions import TypeIs
+
 # What is added to a function of the same value, and the field that says whether it is.
 _SHORTCUT, _RESIDUAL = "shortcut", "residual"
+_ACTIVATION, _INNER = "activation", "inner_activation"
 # Stand for a sum in a method, until it is written: of a step and an argument, or the reverse.
 _SUM, _REVERSED = "$sum", "$reversed_sum"
 _PAD = "jnp.pad"
@@ -58,6 +63,9 @@ def _result(method: ast.FunctionDef) -> _Value | None:
             return known[node.id]
         if isinstance(node, ast.Name) and node.id in places:
             return _Value(("argument", places[node.id]), [], node, 1, 1)
+        if _is_function(node):
+            inside = value(node.args[0])
+            return _Value((_ACTIVATION,), [inside], node, 1 + inside.depth, 1)
         head: list[Hashable] = [type(node).__name__]
         parts: list[_Value] = []
         for name, field in ast.iter_fields(node):
@@ -170,6 +178,12 @@ def _is_pad(node: ast.AST) -> bool:
     return isinstance(node, ast.Call) and plain and ast.unparse(node.func) == _PAD
 
 
+def _is_function(node: ast.AST) -> TypeIs[ast.Call]:
+    """Whether it is an activation without options, of which layers may have another one."""
+    plain = isinstance(node, ast.Call) and len(node.args) == 1 and not node.keywords
+    return isinstance(node, ast.Call) and plain and is_activation(node)
+
+
 def _is_sum(value: _Value) -> bool:
     return isinstance(value.node, ast.BinOp)
 
@@ -178,7 +192,7 @@ def _core(value: _Value) -> _Value:
     """A result without its activation."""
     node = value.node
     plain = isinstance(node, ast.Call) and len(node.args) == 1 and is_activation(node)
-    return value.parts[1] if plain else value
+    return value.parts[-1] if plain else value
 
 
 def keys(
@@ -279,6 +293,8 @@ class _Family:
                 return False
             lacking = any(_is_pseudo_sum(v.node) for v in match.missing)
             methods.append((method, not lacking if self.sums else None))
+        if len(_differing([method for method, _ in methods])) > 1:
+            return False
         for draft, (method, adds) in zip(drafts, methods, strict=True):
             names = [[a.arg for a in m.args.args] for m in (draft.methods[0], method)]
             new = dict(zip(*names, strict=True))
@@ -345,21 +361,43 @@ def _filled(
         setattr(nodes[i], "value", other.value)  # noqa: B010
     for site, value in zip(sites(again), chosen, strict=True):
         site.value = copy.deepcopy(value)
+    for value, other in match.pairs.items():
+        if value.head == (_ACTIVATION,) and isinstance(other.node, ast.Call):
+            setattr(nodes[places[id(value.node)]], "func", copy.deepcopy(other.node.func))  # noqa: B010
     (result, own), kept = results, [a.arg for a in again.args.kwonlyargs]
     if kept != [a.arg for a in old.args.kwonlyargs] or len(again.args.args) != len(old.args.args):
         return None
-    end = _core(result)
-    changed = nodes[places[id(end.node)]]
+    end, last = _core(result), nodes[places[id(result.node)]]
+    changed = last.args[0] if end is not result and isinstance(last, ast.Call) else last
     assert isinstance(changed, ast.expr)
     activation = own.node if own is not _core(own) else None
     if isinstance(activation, ast.Call):
         changed = ast.Call(activation.func, [changed], activation.keywords)
     if end is not result or isinstance(activation, ast.Call):
-        _Replacer({id(nodes[places[id(result.node)]]): lambda _: changed}).visit(again)
+        _Replacer({id(last): lambda _: changed}).visit(again)
     for new, argument in zip(again.args.args, old.args.args, strict=True):
         new.annotation = argument.annotation
     again.returns = old.returns
     return again
+
+
+def _differing(methods: Sequence[ast.FunctionDef]) -> dict[tuple[str, ...], list[ast.Call]]:
+    """The activations inside some methods that are not the same, with the calls in the first."""
+    rows = [list(filter(_is_function, ast.walk(m))) for m in map(_without_end, methods)]
+    found: dict[tuple[str, ...], list[ast.Call]] = {}
+    for column in zip(*rows, strict=True):
+        texts = tuple(ast.unparse(c.func) for c in column)
+        if len(set(texts)) > 1:
+            found.setdefault(texts, []).append(column[0])
+    return found
+
+
+def _without_end(method: ast.FunctionDef) -> ast.AST:
+    """The steps of a method before the activation of its result."""
+    last = method.body[-1]
+    value = last.value if isinstance(last, ast.Return) else None
+    end = value.args[0] if value is not None and _is_function(value) else last
+    return ast.Module([*method.body[:-1], ast.Expr(end) if isinstance(end, ast.expr) else end], [])
 
 
 def ordered(group: Sequence[Draft]) -> list[Draft]:
@@ -392,6 +430,16 @@ def prepare(cls: Class) -> None:
             for draft, own in zip(drafts, column, strict=True):
                 new = _sum(own) if added and first.adds else own.args[0]
                 _replace(draft.methods[0], own, new)
+    for texts, calls_ in _differing([d.methods[0] for d in drafts]).items():
+        values = tuple(map(Code, texts))
+        ends = [
+            None if c is None or c.activation is None else c.activation for c in map(core, drafts)
+        ]
+        last = tuple(None if e is None else Code(ast.unparse(e.func)) for e in ends)
+        name = _ACTIVATION if len(set(last)) == 1 or last == values else _INNER
+        cls.statics[name] = values
+        for call in calls_:
+            call.func = syntax.field(_self(), name)
 
 
 def _steps(method: ast.FunctionDef) -> Iterator[ast.Call]:

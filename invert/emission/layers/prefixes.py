@@ -25,7 +25,8 @@ KINDS_OF_LAYERS = frozenset(
     Block Layer""".split()
 )
 # What a layer multiplies its input by, and so what it is called where its name is a number.
-_PRODUCTS = {"conv_general_dilated": "conv", "dot_general": "linear", "gather": "embedding"}
+_CONV = "conv"
+_PRODUCTS = {"conv_general_dilated": _CONV, "dot_general": "linear", "gather": "embedding"}
 # The largest number of inputs, and of steps that complete a group, such as those of `silu`.
 _MOST_INPUTS, _MOST_STEPS = 3, 5
 _SEPARATORS = re.compile(r"[._]")
@@ -42,18 +43,11 @@ def group(layer: Layer, parameters: Mapping[Var, Path]) -> None:
             return
         prefix = max(found, key=lambda p: len(_SEPARATORS.findall(p)))
         done.add(prefix)
-        members = sorted(i for i, name in names.items() if name.startswith(prefix))
-        named = {i for i, s in enumerate(layer.steps) if _scope(s).startswith(prefix)}
-        region = _region(layer, set(members), named)
-        region = _region(layer, set(members)) if region is None and named else region
-        if region is None:
-            # `conv_in`, `conv_out` beside a group `conv_1`.
-            members = [i for i in members if not _calls_one_of(layer.steps[i], made)]
-            region = _region(layer, set(members)) if len(members) > 1 else None
+        members, region = _group(layer, names, prefix, made)
         if region is None:
             continue
         inner = [layer.steps[i] for i in members]
-        fields = _fields(inner, [names[i].removeprefix(prefix) for i in members])
+        fields = _fields(inner, [_rest(names[i], prefix) for i in members])
         for step, field in zip(inner, fields, strict=True):
             assert isinstance(step, LayerCall)
             step.layer.field = field
@@ -63,14 +57,39 @@ def group(layer: Layer, parameters: Mapping[Var, Path]) -> None:
         made.add(call.layer)
 
 
-def _scope(step: Eqn) -> str:
-    """The name of the layer without parameters that an equation comes from, or `""`."""
+def _group(
+    layer: Layer, names: Mapping[int, str], prefix: str, made: Set[Layer]
+) -> tuple[list[int], set[int] | None]:
+    """The calls of layers with a prefix, and the steps of their region if there is one."""
+    steps = layer.steps
+    members = sorted(i for i, name in names.items() if f"{name}{prefix[-1]}".startswith(prefix))
+    scopes = {i: name for i, s in enumerate(steps) if (name := _scope(s, layer))}
+    named = {i for i, name in scopes.items() if name.startswith(prefix)}
+
+    def numbered(name: str) -> bool:
+        return re.match(r"\d", _rest(name, prefix)) is not None
+
+    groups = {i for i in members if isinstance(s := steps[i], LayerCall) and s.layer in made}
+    # `conv_in`, `conv_out` beside groups such as `conv_1`, or `conv` and `conv_bn`.
+    rest = [i for i in members if i not in groups or not numbered(names[i])]
+    others = {i for i in named if not numbered(scopes[i])}
+    plain = [i for i in members if i not in groups]
+    tries = ((members, named), (members, set[int]()), (rest, others), (plain, set[int]()))
+    for chosen, around in tries:
+        if len(chosen) > 1 and (region := _region(layer, set(chosen), around)) is not None:
+            return chosen, region
+    return members, None
+
+
+def _scope(step: Eqn, layer: Layer) -> str:
+    """The name, in a layer, of the layer without parameters that an equation comes from."""
     scope = () if isinstance(step, LayerCall | Assign) else scope_of(step)
-    return scope[-1] if scope else ""
+    return scope[-1].removeprefix(f"{layer.name}_") if scope else ""
 
 
-def _calls_one_of(step: Eqn, layers: set[Layer]) -> bool:
-    return isinstance(step, LayerCall) and step.layer in layers
+def _rest(name: str, prefix: str) -> str:
+    """A name after the prefix of a group; `""` for the layer that the group is named after."""
+    return f"{name}{prefix[-1]}"[len(prefix) :].removesuffix(prefix[-1])
 
 
 def _names(layer: Layer, parameters: Mapping[Var, Path]) -> dict[int, str]:
@@ -84,7 +103,7 @@ def _names(layer: Layer, parameters: Mapping[Var, Path]) -> dict[int, str]:
         if inner.block or inner.listed or inner.same or NUMBER in inner.name:
             continue
         name = inner.field or called(inner, parameters)
-        if camel(name) not in KINDS_OF_LAYERS:
+        if camel(name) not in KINDS_OF_LAYERS or _kind(step) == _CONV:
             names[i] = name
     return names
 
@@ -95,16 +114,20 @@ def _prefixes(layer: Layer, names: Mapping[int, str]) -> list[str]:
     for i, name in names.items():
         for found in _SEPARATORS.finditer(name, 1):
             members.setdefault(name[: found.end()], []).append(i)
+    for i, name in names.items():
+        # A convolution, and its normalization named after it.
+        if _kind(layer.steps[i]) == _CONV and f"{name}_" in members:
+            members[f"{name}_"].append(i)
     # Of the prefixes of the same names, only the longest.
     longest = {tuple(numbers): prefix for prefix, numbers in members.items()}
     count = sum(isinstance(s, LayerCall) for s in layer.steps)
     found = []
     for numbers, prefix in longest.items():
-        rests = [names[i].removeprefix(prefix) for i in numbers]
+        rests = [_rest(names[i], prefix) for i in numbers]
         # Numbers alone count layers of one kind, except those of modules of PyTorch.
-        counted = prefix.endswith("_") and all(re.fullmatch(r"[\d_]+", rest) for rest in rests)
+        counted = prefix.endswith("_") and all(re.fullmatch(r"[\d_]*", rest) for rest in rests)
         counted = counted and len({_kind(layer.steps[i]) for i in numbers}) == 1
-        if 1 < len(numbers) < count and not counted and all(rests):
+        if 1 < len(numbers) < count and not counted:
             found.append(prefix)
     return found
 
@@ -120,7 +143,7 @@ def _fields(steps: Sequence[Eqn], rests: Sequence[str]) -> list[str]:
     """The names of layers after their prefix: `conv1` for the first of those with numbers alone."""
     found = [re.match(r"\d+[._]?(.*)", rest) for rest in rests]
     wanted = [
-        rest if number is None else number[1] or _kind(step) or "layer"
+        (rest if number is None else number[1]) or _kind(step) or "layer"
         for step, rest, number in zip(steps, rests, found, strict=True)
     ]
     counts = collections.Counter(wanted)
@@ -158,12 +181,14 @@ def _region(layer: Layer, members: set[int], named: Set[int] = frozenset()) -> s
         for i, s in enumerate(steps)
         if isinstance(s, Assign) and before[i] and before[i] <= region
     }
-    convolves = any(_kind(steps[i]) == "conv" for i in members)
+    convolves = any(_kind(steps[i]) == _CONV for i in members)
     grown, ends = set(region), _ends(region, users, results)
     for _ in range(_MOST_STEPS):
-        around = {j for i in grown for j in before[i]} if convolves or len(ends) > 1 else set[int]()
+        known = {v for i in grown for v in steps[i].outvars} | set(layer.parameters)
+        if convolves or len(ends) > 1:
+            known |= {a for i in grown for a in steps[i].invars if is_var(a)}
         following = {j for i in ends for j in users.get(i, set()) - grown}
-        ready = [j for j in sorted(following) if before[j] <= grown | around]
+        ready = [j for j in sorted(following) if known.issuperset(filter(is_var, steps[j].invars))]
         if ends & results or not ready or not _is_elementwise(steps[ready[0]]):
             break
         grown.add(ready[0])
