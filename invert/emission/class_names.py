@@ -112,6 +112,10 @@ def _names_for(cls: Class, kinds: Callable[[Node], str], *, keras: bool) -> list
     counts = collections.Counter(names)
     wanted = list(counts)
     kind = _kind(cls, kinds, keras=keras)
+    inner = [name for node in cls.drafts[0].node.nodes if (name := kinds(node))]
+    block = f"{inner[0].removesuffix('Block')}Block" if inner else ""
+    if len(wanted) == 1 and wanted[0] in inner:
+        return [block]
     if len(wanted) == 1:
         (name,) = wanted
         false = kind == "RmsNorm" and _NORMS.fullmatch(name) and "Rms" not in name
@@ -119,6 +123,8 @@ def _names_for(cls: Class, kinds: Callable[[Node], str], *, keras: bool) -> list
             return [kind]
         return _said(name, kind, cls)
     known = [n for n, _ in counts.most_common() if n in KINDS_OF_LAYERS]
+    if known and known[0] in inner:
+        return [block]
     if known:
         false = kind == "RmsNorm" and _NORMS.fullmatch(known[0])
         return [kind if false and "Rms" not in known[0] else known[0]]
@@ -126,9 +132,7 @@ def _names_for(cls: Class, kinds: Callable[[Node], str], *, keras: bool) -> list
     if common and common.upper() != common and not common[-1].isdigit():
         return _said(common, kind, cls)
     ((most, _),) = counts.most_common(1)
-    inner = [name for node in cls.drafts[0].node.nodes if (name := kinds(node))]
-    block = f"{inner[0].removesuffix('Block')}Block" if inner else most
-    return [kind or block]
+    return [kind or block or most]
 
 
 def _said(name: str, kind: str, cls: Class) -> list[str]:
@@ -163,6 +167,8 @@ def _kind(cls: Class, kinds: Callable[[Node], str], *, keras: bool) -> str:
         return (
             "Mlp" if linear and len(inner) == 1 and not products and "softmax(" not in text else ""
         )
+    if _is_depthwise(cls, text):
+        return "DepthwiseConv"
     for sign, name, other in _CALLED:
         if sign in text:
             centered = re.search(r"\b(mean|var) = ", text)
@@ -179,6 +185,13 @@ def _kind(cls: Class, kinds: Callable[[Node], str], *, keras: bool) -> str:
                 name = "LinearGeneral"
             return other if keras else name
     return ""
+
+
+def _is_depthwise(cls: Class, text: str) -> bool:
+    """Whether a layer convolves each channel with a kernel of its own."""
+    found = re.search(r"feature_group_count=(\d+)", text)
+    kernels = (v.aval.shape for v in cls.drafts[0].node.fields.values() if isinstance(v, Var))
+    return found is not None and any({1, int(found[1])} <= {*k} for k in kernels if len(k) > 2)
 
 
 def _takes_residual(cls: Class) -> bool:

@@ -462,9 +462,12 @@ def _name_fields(blocks: Sequence[Sequence[Layer]], parameters: Mapping[Var, Pat
         names.append([name.removeprefix(_prefix(own)) for name in own])
     same = all(n == names[0] for n in names)
     for layers, own in zip(blocks, names, strict=True):
+        counts = collections.Counter(name.partition("_")[0] for name in own)
         for layer, name in zip(layers, own, strict=True):
             number, _, rest = name.partition("_")
-            layer.field = f"{rest}_{number}" if number.isdigit() and rest else name
+            # Those of one number become one layer, see `prefixes`.
+            alone = number.isdigit() and rest and counts[number] == 1
+            layer.field = f"{rest}{number}" if alone else name
             if not same:
                 layer.field = _plain(layer.field)
         if not same:

@@ -10,7 +10,7 @@ from invert.emission.layers.cut import NUMBER, Assign, Layer, LayerCall, Path, s
 from invert.emission.layers.order import ordered
 from invert.emission.layers.tree import called
 from invert.emission.layers.wrap import wrapped
-from invert.emission.python.naming import camel
+from invert.emission.python.naming import camel, snake
 from invert.ir import kinds
 from invert.ir.graph import is_var
 from invert.ir.types import Atom, Eqn, Literal, Var
@@ -47,12 +47,14 @@ def group(layer: Layer, parameters: Mapping[Var, Path]) -> None:
         if region is None:
             continue
         inner = [layer.steps[i] for i in members]
-        fields = _fields(inner, [_rest(names[i], prefix) for i in members])
+        fields = _fields(inner, [_rest(names[i], prefix) for i in members], prefix[-1])
         for step, field in zip(inner, fields, strict=True):
             assert isinstance(step, LayerCall)
             step.layer.field = field
         rest = [(i, s) for i, s in enumerate(layer.steps) if i not in region]
         call = wrapped(layer, sorted(region), prefix[:-1], parameters, ())
+        if prefix[:-1].isdigit():
+            call.layer.field = f"{_kind(call) or 'layer'}{prefix[:-1]}"
         layer.steps = ordered([*rest, (members[0], call)])
         made.add(call.layer)
 
@@ -71,7 +73,7 @@ def _group(
 
     groups = {i for i in members if isinstance(s := steps[i], LayerCall) and s.layer in made}
     # `conv_in`, `conv_out` beside groups such as `conv_1`, or `conv` and `conv_bn`.
-    rest = [i for i in members if i not in groups or not numbered(names[i])]
+    rest = [i for i in members if not numbered(names[i])]
     others = {i for i in named if not numbered(scopes[i])}
     plain = [i for i in members if i not in groups]
     tries = ((members, named), (members, set[int]()), (rest, others), (plain, set[int]()))
@@ -135,23 +137,30 @@ def _prefixes(layer: Layer, names: Mapping[int, str]) -> list[str]:
 def _kind(step: Eqn) -> str:
     """What a layer is called where its name is a number."""
     steps = step.layer.steps if isinstance(step, LayerCall) else []
-    found = [_PRODUCTS[s.primitive.name] for s in steps if s.primitive.name in _PRODUCTS]
-    return found[0] if found else "norm" if any(s.primitive.name == "rsqrt" for s in steps) else ""
+    found = [_PRODUCTS.get(s.primitive.name) or _kind(s) for s in steps]
+    products = [name for name in found if name in _PRODUCTS.values()]
+    norm = any(s.primitive.name == "rsqrt" for s in steps) or "norm" in found
+    return products[0] if products else "norm" if norm else ""
 
 
-def _fields(steps: Sequence[Eqn], rests: Sequence[str]) -> list[str]:
-    """The names of layers after their prefix: `conv1` for the first of those with numbers alone."""
-    found = [re.match(r"\d+[._]?(.*)", rest) for rest in rests]
+def _fields(steps: Sequence[Eqn], rests: Sequence[str], separator: str) -> list[str]:
+    """The names of layers after their prefix: `conv1` for a layer with the number 1.
+
+    Those of PyTorch's sequences are counted, since the numbers count activations too.
+    """
+    found = [re.match(r"(\d+)[._]?(.*)", rest) for rest in rests]
     wanted = [
-        (rest if number is None else number[1]) or _kind(step) or "layer"
+        snake((rest if number is None else number[2]) or _kind(step), "layer")
         for step, rest, number in zip(steps, rests, found, strict=True)
     ]
     counts = collections.Counter(wanted)
     numbers: collections.Counter[str] = collections.Counter()
     fields: list[str] = []
-    for name in wanted:
+    for name, number in zip(wanted, found, strict=True):
         numbers[name] += 1
-        fields.append(f"{name}{numbers[name]}" if counts[name] > 1 else name)
+        own = number[1] if number is not None and separator != "." else str(numbers[name])
+        many = counts[name] > 1 or (number is not None and separator != "." and not number[2])
+        fields.append(f"{name}{own}" if many else name)
     return fields
 
 
