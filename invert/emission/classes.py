@@ -21,7 +21,7 @@ from invert.emission.expressions.body import Body, Placed
 from invert.emission.expressions.render import render
 from invert.emission.expressions.statements import FunctionText, Repeat
 from invert.emission.file import File
-from invert.emission.initial import HEAD_DIM, HEADS, Initializers, Starts
+from invert.emission.initial import HEAD_DIM, HEADS, HIDDEN, Initializers, Starts
 from invert.emission.layers import ends, fold, heads, options, roles
 from invert.emission.layers.cut import Assign, Layer, LayerCall, calls
 from invert.emission.layers.lend import lend
@@ -759,8 +759,8 @@ class Classes:
 
     def _runs(self, cls: Class, scaled: Scaled, namespace: ModuleType) -> bool:
         made, place = self.inits.made(scaled.node)
-        numbered = [n for n in made.arguments if n != stem(n)]
-        if numbered and scaled.node.nodes:
+        unnamed = [n for n in made.arguments if n != stem(n) or n.endswith(f"_{HIDDEN}")]
+        if unnamed and scaled.node.nodes:
             return False  # sizes without names of their own
         arguments = {n: column[place] for n, column in made.arguments.items()}
         methods = {m: x for x, m in self._methods.items() if x in scaled.node.layers}

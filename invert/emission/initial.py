@@ -35,6 +35,8 @@ _ZEROS = frozenset("bias beta mean moving_mean running_mean offset shift".split(
 _EMBEDDINGS = frozenset("embedding embeddings".split())
 # Names that only Keras uses.
 _KERAS = frozenset("gamma embeddings recurrent_kernel moving_variance".split())
+# Whether a layer adds its input to its result.
+RESIDUAL = "residual"
 # Options of a layer, passed by keyword.
 _OPTIONS = frozenset(
     """kernel_size kd kh kw strides padding pad_width input_dilation dilation groups activation
@@ -312,7 +314,8 @@ class _Writing:
             if None in column or flags:
                 self.defaults.setdefault(name, None if None in column else False)
             most, count = collections.Counter(column).most_common(1)[0]
-            if 2 * count > len(column) and (stem(name) == "padding" or flags):
+            usual = stem(name) == "padding" or name.startswith("use_") or stem(name) == RESIDUAL
+            if usual and 2 * count > len(column):
                 self.defaults[name] = most
         args = [syntax.argument("self")]
         key = [syntax.argument("key", syntax.name("PRNGKeyArray"))] if self._slots else []

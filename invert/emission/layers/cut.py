@@ -47,6 +47,7 @@ class Layer:
     - `parameters`: variables of the parameters that it owns.
     - `inputs`, `outputs`: variables.
     - `field`: the preferred name of its field, if different from its name.
+    - `kind`: the name of its class, if not derived from its name.
     - `alias`: its name in the names of its parameters, if different.
     - `listed`: the name of the tuple that contains it, if any.
     - `mixed`: whether that tuple may hold layers with different computations.
@@ -64,6 +65,7 @@ class Layer:
     inputs: list[Var] = dataclasses.field(default_factory=list)
     outputs: list[Atom] = dataclasses.field(default_factory=list)
     field: str = ""
+    kind: str = ""
     alias: str = ""
     listed: str = ""
     mixed: bool = False

@@ -11,7 +11,7 @@ import ast
 import copy
 import dataclasses
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from invert.emission.layers.fold import core, field_of, is_activation
 from invert.emission.layers.shared import Class, Code, Draft, blank, sites, text_of
@@ -22,6 +22,7 @@ from invert.emission.python.naming import Names
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
 
+_N = TypeVar("_N", bound=ast.AST)
 # What is added to a function of the same value, and the field that says whether it is.
 _SHORTCUT, _RESIDUAL = "shortcut", "residual"
 _ACTIVATION, _INNER = "activation", "inner_activation"
@@ -215,10 +216,12 @@ def keys(
     alike: dict[Hashable, list[Draft]] = {}
     for draft in (*drafts, *below):
         if len(draft.methods) == 1 and draft.node.nodes:
+            (method,) = draft.methods
+            method.body = [_unshared(s) for s in method.body]
             alike.setdefault(found.get(draft) or key(draft), []).append(draft)
     results = {group[0]: _result(group[0].methods[0]) for group in alike.values()}
     groups = [(group, r) for group in alike.values() if (r := results[group[0]]) is not None]
-    groups.sort(key=lambda g: -_completeness(g[0][0], g[1]))
+    groups.sort(key=lambda g: _completeness(g[0][0], g[1]), reverse=True)
     done: set[int] = set()
     for i, (group, result) in enumerate(groups):
         if i in done or group[0] not in found:
@@ -236,8 +239,19 @@ def keys(
     return found
 
 
-def _completeness(draft: Draft, result: _Value) -> int:
-    """The number of steps that others may lack."""
+def _unshared(node: _N) -> _N:
+    """A copy in which no node occurs twice, so that each is known by its `id`."""
+    new = copy.copy(node)
+    for name, field in ast.iter_fields(node):
+        if isinstance(field, list):
+            setattr(new, name, [_unshared(i) if isinstance(i, ast.AST) else i for i in field])
+        elif isinstance(field, ast.AST):
+            setattr(new, name, _unshared(field))
+    return new
+
+
+def _completeness(draft: Draft, result: _Value) -> tuple[int, int]:
+    """The numbers of layers and of sums that others may lack."""
     seen: set[_Value] = set()
     pending = [result]
     while pending:
@@ -245,7 +259,7 @@ def _completeness(draft: Draft, result: _Value) -> int:
         if value not in seen:
             seen.add(value)
             pending += value.parts
-    return len(draft.node.fields) + sum(_is_sum(v) and any(_operands(v)) for v in seen)
+    return len(draft.node.fields), sum(_is_sum(v) and any(_operands(v)) for v in seen)
 
 
 class _Family:

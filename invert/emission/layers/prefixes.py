@@ -50,11 +50,12 @@ def group(layer: Layer, parameters: Mapping[Var, Path]) -> None:
         fields = _fields(inner, [_rest(names[i], prefix) for i in members], prefix[-1])
         for step, field in zip(inner, fields, strict=True):
             assert isinstance(step, LayerCall)
-            step.layer.field = field
+            step.layer.field, step.layer.kind = field, re.sub(r"_?\d+$", "", field)
         rest = [(i, s) for i, s in enumerate(layer.steps) if i not in region]
         call = wrapped(layer, sorted(region), prefix[:-1], parameters, ())
         if prefix[:-1].isdigit():
-            call.layer.field = f"{_kind(call) or 'layer'}{prefix[:-1]}"
+            call.layer.kind = _kind(call) or "layer"
+            call.layer.field = f"{call.layer.kind}{prefix[:-1]}"
         layer.steps = ordered([*rest, (members[0], call)])
         made.add(call.layer)
 
@@ -97,15 +98,20 @@ def _rest(name: str, prefix: str) -> str:
 def _names(layer: Layer, parameters: Mapping[Var, Path]) -> dict[int, str]:
     """The names that somebody chose for layers, by the numbers of the steps that call them."""
     counts = collections.Counter(s.layer for s in layer.steps if isinstance(s, LayerCall))
-    names: dict[int, str] = {}
+    wanted: dict[int, str] = {}
     for i, step in enumerate(layer.steps):
         if not isinstance(step, LayerCall) or counts[step.layer] > 1:
             continue
         inner = step.layer
-        if inner.block or inner.listed or inner.same or NUMBER in inner.name:
-            continue
-        name = inner.field or called(inner, parameters)
-        if camel(name) not in KINDS_OF_LAYERS or _kind(step) == _CONV:
+        if not (inner.block or inner.listed or inner.same or NUMBER in inner.name):
+            wanted[i] = inner.field or called(inner, parameters)
+    others = [name for name in wanted.values() if camel(name) not in KINDS_OF_LAYERS]
+    begins = {name[: found.end()] for name in others for found in _SEPARATORS.finditer(name, 1)}
+    names: dict[int, str] = {}
+    for i, name in wanted.items():
+        step = layer.steps[i]
+        # A convolution may have the normalization that is named after it.
+        if camel(name) not in KINDS_OF_LAYERS or (_kind(step) == _CONV and f"{name}_" in begins):
             names[i] = name
     return names
 

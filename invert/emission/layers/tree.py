@@ -256,7 +256,7 @@ class _Building:
                 if step.layer.listed:
                     where, child = self._item(node, wanted, step.layer)
                 else:
-                    wanted = re.sub(r"_?\d+$", "", step.layer.field) or wanted
+                    wanted = step.layer.kind or wanted
                     field, child = self._child(node, wanted, fields[step.layer])
                     where = (field,)
                 self.tree.names[step.layer] = ".".join(where)
