@@ -126,8 +126,8 @@ def _names_for(cls: Class, kinds: Callable[[Node], str], *, keras: bool) -> list
     if known and known[0] in inner:
         return [block]
     if known:
-        false = kind == "RmsNorm" and _NORMS.fullmatch(known[0])
-        return [kind if false and "Rms" not in known[0] else known[0]]
+        false = kind == "RmsNorm" and _NORMS.fullmatch(known[0]) and "Rms" not in known[0]
+        return [kind if false or kind.endswith(known[0]) else known[0]]
     common = _common_name(wanted)
     if common and common.upper() != common and not common[-1].isdigit():
         return _said(common, kind, cls)

@@ -401,8 +401,9 @@ def _wrap_shortcut(block: Layer, members: Sequence[Eqn], parameters: Mapping[Var
     if len(inner) == 1:
         inner[0].field = _SHORTCUT
         return
-    for layer in inner:
-        layer.field = _plain(called(layer, parameters))
+    names = [called(layer, parameters) for layer in inner]
+    for layer, name in zip(inner, names, strict=True):
+        layer.field = layer.kind = _plain(name.removeprefix(_prefix(names)))
     _number(inner)
     nodes = [(i, s) for i, s in enumerate(block.steps) if i not in chosen]
     call = wrapped(block, chosen, _SHORTCUT, parameters, ())
@@ -470,6 +471,8 @@ def _name_fields(blocks: Sequence[Sequence[Layer]], parameters: Mapping[Var, Pat
             layer.field = f"{rest}{number}" if alone else name
             if not same:
                 layer.field = _plain(layer.field)
+            if NUMBER not in name and not layer.field[:1].isdigit():
+                layer.kind = re.sub(r"_?\d+$", "", layer.field)
         if not same:
             _number(layers)
 

@@ -156,7 +156,7 @@ class Lists:
             ((carried, _),) = run.carried
             if any(self._elsewhere(c.outvars[0], c, layer) for c in run.calls[:-1]):
                 continue
-            name = plural(first.layer.name)
+            name = plural(first.layer.kind or first.layer.name)
             if any(c.layer.listed == name for c in names):
                 continue  # there cannot be two lists of one name
             for call in run.calls:
@@ -190,7 +190,7 @@ class Lists:
                 continue
             if any(self._elsewhere(c.outvars[0], c, layer) for c in calls[:-1]):
                 continue
-            name = plural(calls[0].layer.name)
+            name = plural(calls[0].layer.kind or calls[0].layer.name)
             if any(c.layer.listed == name for c in names):
                 continue
             for call in calls:

@@ -25,7 +25,9 @@ KINDS_OF_LAYERS = frozenset(
     Block Layer""".split()
 )
 # What a layer multiplies its input by, and so what it is called where its name is a number.
-_CONV = "conv"
+_CONV, _BLOCK = "conv", "conv_block"
+# The least number of pairs of a convolution and a normalization that become layers.
+_FEW = 2
 _PRODUCTS = {"conv_general_dilated": _CONV, "dot_general": "linear", "gather": "embedding"}
 # The largest number of inputs, and of steps that complete a group, such as those of `silu`.
 _MOST_INPUTS, _MOST_STEPS = 3, 5
@@ -33,7 +35,11 @@ _SEPARATORS = re.compile(r"[._]")
 
 
 def group(layer: Layer, parameters: Mapping[Var, Path]) -> None:
-    """Makes layers of the calls in a layer whose names begin alike, the longest prefixes first."""
+    """Makes layers of the calls in a layer whose names begin alike, the longest prefixes first.
+
+    Convolutions and normalizations that a library named by kind and number become pairs.
+    """
+    _pair(layer, parameters)
     done: set[str] = set()
     made: set[Layer] = set()
     while True:
@@ -58,6 +64,52 @@ def group(layer: Layer, parameters: Mapping[Var, Path]) -> None:
             call.layer.field = f"{call.layer.kind}{prefix[:-1]}"
         layer.steps = ordered([*rest, (members[0], call)])
         made.add(call.layer)
+
+
+def _pair(layer: Layer, parameters: Mapping[Var, Path]) -> None:
+    """Makes a layer of each convolution, its normalization and activation, if there are several."""
+    users: dict[Atom, list[int]] = collections.defaultdict(list)
+    for i, step in enumerate(layer.steps):
+        for atom in filter(is_var, step.invars):
+            users[atom].append(i)
+    pairs = [
+        (i, users[v][0])
+        for i, step in enumerate(layer.steps)
+        if _is_plain(step, _CONV, parameters) and len(step.outvars) == 1
+        for v in step.outvars
+        if v not in layer.outputs
+        and len(users[v]) == 1
+        and _is_plain(layer.steps[users[v][0]], "norm", parameters)
+    ]
+    calls = [i for i, s in enumerate(layer.steps) if isinstance(s, LayerCall)]
+    if [calls] == list(map(list, pairs)):
+        _name_pair(layer, pairs[0])  # this is such a layer
+    regions = [_region(layer, set(pair)) for pair in pairs]
+    if len(pairs) < _FEW or None in regions:
+        return
+    steps = list(enumerate(layer.steps))
+    for number, (pair, region) in enumerate(zip(pairs, regions, strict=True), 1):
+        assert region is not None
+        _name_pair(layer, pair)
+        call = wrapped(layer, sorted(region), f"{_BLOCK}_{number}", parameters, ())
+        steps = [(i, s) for i, s in steps if i not in region] + [(pair[0], call)]
+    layer.steps = ordered(sorted(steps, key=lambda s: s[0]))
+
+
+def _name_pair(layer: Layer, pair: Sequence[int]) -> None:
+    for i, field in zip(pair, (_CONV, "norm"), strict=True):
+        step = layer.steps[i]
+        assert isinstance(step, LayerCall)
+        step.layer.field = step.layer.kind = field
+
+
+def _is_plain(step: Eqn, kind: str, parameters: Mapping[Var, Path]) -> bool:
+    """Whether a step is the only call of a layer of a kind that has no name of its own."""
+    if not isinstance(step, LayerCall) or step.layer.block or step.layer.listed:
+        return False
+    own = [s for s in step.layer.steps if isinstance(s, LayerCall)]
+    name = step.layer.field or called(step.layer, parameters)
+    return not own and _kind(step) == kind and camel(name) in KINDS_OF_LAYERS
 
 
 def _group(

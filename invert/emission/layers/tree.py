@@ -252,11 +252,10 @@ class _Building:
                 self.tree.names[step.layer] = self.tree.names[step.layer.same]
                 self.build(step.layer, self.nodes[step.layer.same], first)
             elif step.layer not in self.tree.names:
-                wanted = plain_name(called(step.layer, self.paths))
+                wanted = step.layer.kind or plain_name(called(step.layer, self.paths))
                 if step.layer.listed:
                     where, child = self._item(node, wanted, step.layer)
                 else:
-                    wanted = step.layer.kind or wanted
                     field, child = self._child(node, wanted, fields[step.layer])
                     where = (field,)
                 self.tree.names[step.layer] = ".".join(where)
