@@ -9,7 +9,6 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,9 +17,7 @@ from invert.checkpoint.checksum import crc32c, masked
 from invert.checkpoint.table import read_table, varint
 from invert.protos.messages import parse
 from invert.protos.tensors import STRING, decode_dtype, decode_shape, is_type, type_name
-
-if TYPE_CHECKING:
-    from invert.protos.types import BundleEntryProto
+from invert.protos.types import BundleEntryProto
 
 _HEADER = b""  # the key of the header
 _VERSION = 1

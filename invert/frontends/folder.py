@@ -13,13 +13,10 @@ import stat
 import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
 
 from invert._errors import Problem
 from invert.protos.messages import parse
-
-if TYPE_CHECKING:
-    from invert.protos.types import AssetFileDef, MetaGraphDef
+from invert.protos.types import AssetFileDef, MetaGraphDef
 
 _ASSETS = "saved_model_assets"
 _REMEDY = (

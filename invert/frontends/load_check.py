@@ -20,27 +20,25 @@ import functools
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from invert._errors import Problem
 from invert._private.tensorflow import tf_restored_class
 from invert.frontends.folder import assets_of
+from invert.protos.containers import Messages
 from invert.protos.messages import message
 from invert.protos.ops import op_def
+from invert.protos.types import (
+    FunctionDef,
+    GraphDef,
+    MetaGraphDef,
+    NodeDef,
+    SavedModel,
+    SavedUserObject,
+)
 from invert.tf.fallback.host_ops import ON_TEXT, PURE, REFUSED
 from invert.tf.interpreter.registry import REGISTRY
 from invert.tf.ops.node import import_tensorflow
-
-if TYPE_CHECKING:
-    from invert.protos.types import (
-        FunctionDef,
-        GraphDef,
-        Messages,
-        MetaGraphDef,
-        NodeDef,
-        SavedModel,
-        SavedUserObject,
-    )
 
 # Children of restored objects that the loader calls.
 _CALLED = frozenset(("_create_resource", "_initialize", "_destroy_resource"))

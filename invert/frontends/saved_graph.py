@@ -12,7 +12,7 @@ import re
 import types
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -30,15 +30,13 @@ from invert.frontends.tables import filled_by
 from invert.protos.messages import parse
 from invert.protos.ops import op_def
 from invert.protos.tensors import decode_dtype, decode_shape, decode_tensor, type_name
+from invert.protos.types import MetaGraphDef, NodeDef, SignatureDef, TensorInfo, VariableDef
 from invert.tf.fallback.host import StoredTable
 from invert.tf.gradients.saved import SavedGradients
 from invert.tf.graph.check import parse_tensor
 from invert.tf.graph.library import Library
 from invert.tf.interpreter.analysis import Analysis
 from invert.tf.interpreter.graph import Graph
-
-if TYPE_CHECKING:
-    from invert.protos.types import MetaGraphDef, NodeDef, SignatureDef, TensorInfo, VariableDef
 
 _VARIABLES = frozenset(("VarHandleOp", "Variable", "VariableV2"))
 _ASSIGNS = frozenset(("Assign", "AssignVariableOp"))

@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from invert._config import Config
 from invert._entry import EntryPoint, Param, Trace
@@ -37,13 +37,11 @@ from invert.frontends.signature import (
 from invert.protos import file_parts
 from invert.protos.messages import parse
 from invert.protos.ops import op_def
+from invert.protos.types import MetaGraphDef, SavedModel
 from invert.tf.gradients.saved import SavedGradients
 from invert.tf.graph.library import Library
 from invert.tf.interpreter.graph import Graph
 from invert.tf.ops.state import Resource
-
-if TYPE_CHECKING:
-    from invert.protos.types import MetaGraphDef, SavedFunction, SavedModel
 
 # The name TensorFlow gives to unnamed variables.
 _GENERIC = re.compile(r"Variable(_\d+)?")

@@ -5,16 +5,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from invert._errors import MalformedModelError
 from invert.protos.tensors import STRING, decode_dtype, decode_shape, decode_tensor, type_name
+from invert.protos.types import Attributes, NodeDef
 from invert.tf.graph.check import parse_tensor
-
-if TYPE_CHECKING:
-    from invert.protos.types import Attributes, NodeDef
 
 _IMPORTS = frozenset(
     "InitializeTable InitializeTableV2 LookupTableImport LookupTableImportV2".split()

@@ -9,12 +9,10 @@ import functools
 import importlib.resources
 import lzma
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from invert.protos.messages import message
-
-if TYPE_CHECKING:
-    from invert.protos.types import AttrValue, OpDef
+from invert.protos.types import AttrValue, OpDef
 
 FILE = "op_definitions.binpb.xz"
 

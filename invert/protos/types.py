@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     Attributes = MessageMap[str, "AttrValue"]
 else:
-    Message = object  # The classes are made from the annotations alone.
+    Message = Attributes = object  # The annotations alone are read.
 
 int64 = int32 = uint64 = uint32 = sint64 = fixed32 = int
 double = float

@@ -10,19 +10,17 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from invert._errors import InvertError, UnsupportedOpError, only_refusals
 from invert._private.tensorflow import tf_function_graph, tf_gradient_function, tf_scratch_graph
 from invert.ir.gradient_marker import Gradient
+from invert.protos.types import NodeDef
 from invert.tf.interpreter.analysis import Analysis
 from invert.tf.interpreter.graph import Graph
 from invert.tf.ops.node import Node, import_tensorflow
-
-if TYPE_CHECKING:
-    from invert.protos.types import NodeDef
 
 # Source of a captured value: argument number, (node name, output number), or a constant.
 Capture = int | tuple[str, int] | np.ndarray

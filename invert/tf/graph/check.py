@@ -8,15 +8,12 @@ registry. Nodes of unknown ops are skipped, since those are reported elsewhere.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from invert._errors import MalformedModelError, Problem
+from invert.protos.ops import Definition
 from invert.protos.tensors import REFERENCE, type_name
+from invert.protos.types import NodeDef, OpDef
 from invert.tf.ops.definition import Run, add_defaults, attribute_problems, fits, type_at, types_of
-
-if TYPE_CHECKING:
-    from invert.protos.ops import Definition
-    from invert.protos.types import NodeDef, OpDef
 
 # Further problems are only counted.
 _SHOWN = 20

@@ -9,14 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from invert._errors import MalformedModelError
 from invert.protos.messages import message
+from invert.protos.types import AttrValue, NodeDef
 from invert.tf.graph.check import parse_tensor
-
-if TYPE_CHECKING:
-    from invert.protos.types import AttrValue, NodeDef
 
 Tensor = tuple[str, int]  # node and number of the output; -1 for a control edge
 

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 from invert.ir.arrays import KnownBytes
 from invert.protos.file_parts import NO_PARTS, FileParts, own_graph
 from invert.protos.messages import message, own
+from invert.protos.types import FunctionDef, FunctionDefLibrary, GraphDef, OpDef
 from invert.tf.graph.body import implementations
 from invert.tf.graph.calls import with_calls
-
-if TYPE_CHECKING:
-    from invert.protos.types import FunctionDef, FunctionDefLibrary, GraphDef, OpDef
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
