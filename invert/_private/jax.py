@@ -491,19 +491,22 @@ def eval_closed(closed: AnyJaxpr, values: Sequence[Any]) -> list[Any]:
     return core.eval_jaxpr(open_jaxpr(closed), consts_of(closed), *values)
 
 
+def renamed(atoms: Sequence[Atom], names: Mapping[Var, Atom] | Mapping[Atom, Atom]) -> list[Atom]:
+    """Atoms, with the variables in `names` replaced."""
+    return [a if isinstance(a, Literal) else names.get(a, a) for a in atoms]
+
+
+def rename_operands(eqn: Eqn, names: Mapping[Var, Atom]) -> Eqn:
+    """Replace the variables in `names`; the equation itself if it reads none of them."""
+    if all(isinstance(a, Literal) or a not in names for a in eqn.invars):
+        return eqn
+    return eqn.replace(invars=renamed(eqn.invars, names))
+
+
 def rename(jaxpr: Jaxpr, names: Mapping[Var, Atom]) -> Jaxpr:
     """Replace the variables in `names`."""
-
-    def new(atom: Atom) -> Atom:
-        return atom if isinstance(atom, Literal) else names.get(atom, atom)
-
-    eqns = [
-        e
-        if all(isinstance(a, Literal) or a not in names for a in e.invars)
-        else e.replace(invars=[new(a) for a in e.invars])
-        for e in jaxpr.eqns
-    ]
-    return jaxpr.replace(eqns=eqns, outvars=[new(v) for v in jaxpr.outvars])
+    eqns = [rename_operands(e, names) for e in jaxpr.eqns]
+    return jaxpr.replace(eqns=eqns, outvars=renamed(jaxpr.outvars, names))
 
 
 def key_impl(dtype: Any) -> Any:

@@ -18,9 +18,10 @@ from invert._private.jax import (
     min_dim,
     open_jaxpr,
     rename,
+    renamed,
 )
 from invert.ir.graph import Graph
-from invert.ir.jaxprs import map_jaxprs
+from invert.ir.jaxprs import map_jaxprs, with_equations
 from invert.ir.kinds import LAYOUT
 from invert.ir.loops import WhileParts
 from invert.ir.sizes import DimSize, is_open
@@ -139,11 +140,10 @@ def with_counted_places(closed: J) -> J:
             new = _with_rows(eqn) if eqn.primitive is lax.while_p else eqn
             eqns.append(new)
             found = _collected(new) if new.primitive is lax.while_p else ()
-            names |= {v: names.get(a, a) if isinstance(a, Var) else a for v, a in found}
+            names |= {v: renamed([a], names)[0] for v, a in found}
         if names:
             return dce(rename(jaxpr.replace(eqns=eqns), names))
-        same = all(a is b for a, b in zip(eqns, jaxpr.eqns, strict=True))
-        return jaxpr if same else jaxpr.replace(eqns=eqns)
+        return with_equations(jaxpr, eqns)
 
     return map_jaxprs(closed, one)
 

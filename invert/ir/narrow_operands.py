@@ -10,6 +10,7 @@ from jax import lax
 from invert._private.jax import dce, rename
 from invert.ir import kinds
 from invert.ir.graph import is_var
+from invert.ir.jaxprs import broadcast_in_place_of
 from invert.ir.types import Atom, Eqn, Jaxpr, Literal, ShapedArray, Var
 
 # Operations on two arrays that broadcast axes of size one themselves.
@@ -33,7 +34,8 @@ def with_narrow_operands(jaxpr: Jaxpr) -> Jaxpr:
         if eqn.primitive.name in kinds.LAYOUT and len(eqn.invars) == 1:
             before = makers.get(eqn.invars[0]) if is_var(eqn.invars[0]) else None
             if before is not None and isinstance(before.invars[0], Literal):
-                makers[eqn.outvars[0]] = _filled(before.invars[0], eqn)
+                (out,) = eqn.outvars
+                makers[out] = broadcast_in_place_of(eqn, before.invars[0], out, ())
             elif _broadcasts(eqn) and eqn.outvars[0] not in kept:
                 makers[eqn.outvars[0]] = eqn
     if not makers:
@@ -74,13 +76,6 @@ def _broadcasts(eqn: Eqn) -> bool:
     return plain and eqn.params["sharding"] is None
 
 
-def _filled(number: Literal, like: Eqn) -> Eqn:
-    """A number in an array of the shape of a result."""
-    shape = like.outvars[0].aval.shape
-    params = {"shape": shape, "broadcast_dimensions": (), "sharding": None}
-    return like.replace(primitive=lax.broadcast_in_dim_p, invars=[number], params=params)
-
-
 def _variables(eqn: Eqn) -> list[Var]:
     return [a for a in eqn.invars if isinstance(a, Var)]
 
@@ -104,13 +99,7 @@ def _narrowed(eqn: Eqn, makers: Sequence[Eqn | None]) -> list[Eqn]:
         number = maker.invars[0] if maker is not None else None
         alike = other.aval.dtype == np.bool_ and len(other.aval.shape) == len(shape)
         if neutral is not None and alike and isinstance(number, Literal) and number.val == neutral:
-            params = {
-                "shape": shape,
-                "broadcast_dimensions": tuple(range(len(shape))),
-                "sharding": None,
-            }
-            wide = eqn.replace(primitive=lax.broadcast_in_dim_p, invars=[other], params=params)
-            return [wide]
+            return [broadcast_in_place_of(eqn, other, eqn.outvars[0], range(len(shape)))]
     return [eqn]
 
 

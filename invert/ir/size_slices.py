@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from jax import lax
 
-from invert._private.jax import open_jaxpr, trace_closed
+from invert._private.jax import open_jaxpr, renamed, trace_closed
 from invert.ir.size_values import sizes_in
 from invert.ir.sizes import DimSize, decided, is_open
 from invert.ir.types import Atom, Eqn, Jaxpr, Literal, Value, Var
@@ -152,8 +152,8 @@ def _instead(eqn: Eqn, cut: Callable[[Value], Value]) -> list[Eqn]:
     names: dict[Atom, Atom] = {program.invars[0]: x, program.outvars[0]: eqn.outvars[0]}
     return [
         e.replace(
-            invars=[names.get(a, a) if not isinstance(a, Literal) else a for a in e.invars],
-            outvars=[names.get(v, v) for v in e.outvars],
+            invars=renamed(e.invars, names),
+            outvars=renamed(e.outvars, names),
             source_info=eqn.source_info,
         )
         for e in program.eqns

@@ -142,9 +142,7 @@ class Rewriter:
         eqns = list(jaxpr.eqns)
         for i in jaxprs.holders(jaxpr):
             eqns[i] = self._inner(eqns[i], number, consts)
-        if all(a is b for a, b in zip(eqns, jaxpr.eqns, strict=True)):
-            return jaxpr
-        return jaxpr.replace(eqns=eqns)
+        return jaxprs.with_equations(jaxpr, eqns)
 
     def _inner(self, eqn: Eqn, number: int, consts: Consts) -> Eqn:
         if eqn.primitive.name in _WITH_RULES and not self.stages[number].inside_rules:
