@@ -21,6 +21,7 @@ import numpy as np
 from invert._config import Config
 from invert._entry import EntryPoint, Param
 from invert._errors import Problem, SignatureError, nested_too_deep
+from invert._private.jax import function_of_jax2tf
 from invert._private.tensorflow import (
     keras_variables,
     tf_concrete_functions,
@@ -246,16 +247,10 @@ def _short(x: Any) -> Any:
 
 
 def _jax_signature(fn: Any) -> inspect.Signature | None:
-    """Signature of the JAX function in the closure of a result of `jax2tf.convert`.
-
-    The result takes `(*args_tf, **kwargs_tf)` and does not expose the wrapped function, but keeps
-    it as `fun_jax` (jax/experimental/jax2tf/jax2tf.py, jax 0.10 to 0.12).
-    """
-    if not inspect.isfunction(fn) or fn.__name__ != "converted_fun_tf":
-        return None
-    wrapped = inspect.getclosurevars(fn).nonlocals.get("fun_jax")
+    """Signature of the JAX function in a result of `jax2tf.convert`."""
+    wrapped = function_of_jax2tf(fn)
     try:
-        return inspect.signature(wrapped) if callable(wrapped) else None
+        return None if wrapped is None else inspect.signature(wrapped)
     except ValueError:  # a builtin without a signature
         return None
 
@@ -324,8 +319,7 @@ def _name_of_callable(fn: Any) -> str:
     """The name of a callable."""
     if is_layer(fn):
         return str(fn.name)
-    wrapped = inspect.getclosurevars(fn).nonlocals.get("fun_jax") if _jax_signature(fn) else fn
-    return str(getattr(wrapped, "__name__", "function"))
+    return str(getattr(function_of_jax2tf(fn) or fn, "__name__", "function"))
 
 
 def _build(
