@@ -58,7 +58,7 @@ class Checkpoint:
                 "with TensorFlow there and save it on a machine like this one"
             )
         if not 0 < header.num_shards <= _MOST_SHARDS:
-            raise MalformedModelError(f"{index} says that it has {header.num_shards} shards")
+            raise MalformedModelError(f"{index} declares {header.num_shards} shards")
         self._count = header.num_shards
         self._shards: dict[int, np.ndarray] = {}
 
@@ -100,7 +100,7 @@ class Checkpoint:
             )
         entry = parse("BundleEntryProto", self._entries[key], f"the entry {name} of {self._where}")
         if not is_type(entry.dtype):
-            raise self._damaged(name, f"is of type {entry.dtype}, which stands for none")
+            raise self._damaged(name, f"has the unknown type number {entry.dtype}")
         return entry
 
     def _shape(self, entry: BundleEntryProto, name: str) -> tuple[int, ...]:
@@ -132,7 +132,7 @@ class Checkpoint:
         low, high = entry.offset, entry.offset + entry.size
         if not 0 <= low <= high <= len(shard):
             raise self._damaged(
-                name, f"lies at bytes {low} to {high} of a shard of {len(shard)} bytes"
+                name, f"is declared at bytes {low} to {high} of a shard of {len(shard)} bytes"
             )
         return shard[low:high]
 
@@ -159,7 +159,7 @@ class Checkpoint:
         """Strings: their lengths, the checksum of these, then the contents back to back."""
         data, count = content.tobytes(), math.prod(shape)
         if count > len(data):
-            raise self._damaged(name, f"has {len(data)} bytes for {count} texts")
+            raise self._damaged(name, f"has {len(data)} bytes, too few for {count} texts")
         where = f"{self._where}, {name}"
         lengths, place = [], 0
         for _ in range(count):
@@ -173,7 +173,9 @@ class Checkpoint:
         if int.from_bytes(stored, sys.byteorder) != masked(crc):
             raise self._damaged(name, "has a checksum that does not match the lengths of its texts")
         if place + sum(lengths) != len(data):
-            raise self._damaged(name, f"has texts of {sum(lengths)} bytes, followed by others")
+            raise self._damaged(
+                name, f"has bytes left over after its texts of {sum(lengths)} bytes"
+            )
         if masked(crc32c(data[place:], crc32c(stored, crc))) != entry.crc32c:
             raise self._damaged(name, "has a checksum that does not match its texts")
         values = np.empty(count, object)
@@ -206,12 +208,14 @@ class Checkpoint:
                 or stored.slices
                 or self._shape(stored, name) != sizes
             ):
-                raise self._damaged(name, "does not fit the whole")
+                raise self._damaged(name, "does not fit into the array that it is a part of")
             covered += math.prod(sizes)
             parts.append((place, self._stored(stored, name)))
         held = sum(map(len, self._shards.values()))
         if covered != math.prod(shape) or covered * dtype.itemsize > held:
-            raise self._damaged(repr(key), f"has parts of {covered} elements, not all")
+            raise self._damaged(
+                repr(key), f"has parts with {covered} of its {math.prod(shape)} elements"
+            )
         # Allocate only now: the parts are known to cover no more than the files hold.
         value = np.zeros(shape, dtype)
         seen = np.zeros(shape, bool)

@@ -133,15 +133,17 @@ def _compare_original(
         found.lines.append(f"  not compared with the original, which does not run: {error}")
         return
     if results is None:
-        found.lines.append("  not compared with the original: nothing here runs it")
+        found.lines.append("  not compared with the original: nothing installed here can run it")
         return
     largest = 0.0
     for i, (x, y) in enumerate(zip(here, results, strict=True)):
         gap, limit = _gap(x, np.asarray(y))
         largest = max(largest, gap)
         if not gap <= limit:
-            found.failures.append(f"result {i} differs from the original's by {gap:.3g} of it")
-    found.lines.append(f"  run beside the original: largest difference {largest:.3g} of a result")
+            found.failures.append(
+                f"result {i} differs from the original's by {gap:.3g} of its largest number"
+            )
+    found.lines.append(f"  compared with the original: largest relative difference {largest:.3g}")
 
 
 def _original(model: Model, name: str) -> original.Original | None:

@@ -176,7 +176,7 @@ def _structured(concrete: Any) -> tuple[tuple[Any, ...], dict[str, Any], list[in
     """Marked arguments and keyword arguments, and the positional parameters."""
     structured = concrete.structured_input_signature
     if structured is None:
-        raise SignatureError("the concrete function does not know the structure of its arguments")
+        raise SignatureError("the concrete function does not record the structure of its arguments")
     args, kwargs = _mark(structured)
     positional = [p for p in concrete.function_type.parameters.values() if p.kind in _POSITIONAL]
     return tuple(args), kwargs, positional

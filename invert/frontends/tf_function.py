@@ -274,8 +274,8 @@ def _from_callable(
     if layer and not args and not any(isinstance(s, tf.TypeSpec) for s in specs):
         if (inputs := input_specs(fn)) is None:
             raise SignatureError(
-                f"the Keras model {name} does not know its inputs; pass an example or their types, "
-                "as in invert.convert(model, tf.TensorSpec([None, 20]))"
+                f"the Keras model {name} does not declare its inputs; pass an example or their "
+                "types, as in invert.convert(model, tf.TensorSpec([None, 20]))"
             )
         return _from_callable(fn, (inputs,), kwargs, config, name, strict=strict)
     if layer and args:

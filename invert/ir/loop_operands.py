@@ -1,4 +1,4 @@
-"""Operands of scans as a person passes them: rows without axes of size one, no constant arrays."""
+"""Operands of scans as written by hand: rows without axes of size one, no constant arrays."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _fills(eqn: Eqn) -> bool:
 
 
 def _added(eqn: Eqn, graph: Graph) -> tuple[int, ...]:
-    """The axes of size one, except the first, that an array gets just for a loop."""
+    """The axes of size one, except the first, that an array is given only for a loop."""
     if eqn.primitive is not lax.transpose_p:
         axes = added_axes(eqn)
     else:
@@ -93,7 +93,7 @@ def _narrow(user: Eqn, axes: tuple[int, ...], row: Var) -> Eqn:
 
 
 def _without(eqn: Eqn, graph: Graph, before: list[Eqn]) -> Atom:
-    """An array before it is given axes; the equation that transposes it is added to `before`."""
+    """The array before these axes are added; a transpose that it needs is appended to `before`."""
     if eqn.primitive is not lax.transpose_p:
         return eqn.invars[0]
     wide = graph.producer(eqn.invars[0])

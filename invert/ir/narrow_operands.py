@@ -1,4 +1,4 @@
-"""Operands as `jax.numpy` broadcasts them: along axes of size one, and numbers as numbers."""
+"""Operands that `jax.numpy` broadcasts by itself: scalars, and arrays with axes of size one."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def with_narrow_operands(jaxpr: Jaxpr) -> Jaxpr:
     """Remove the broadcasts of operands that the operation itself performs.
 
     `x + broadcast(b)` is `x + b[None]`, `x - zeros` is `x - 0.0`, and `ones & mask` is the mask.
-    Zeros that a product with a matrix takes too, as the first state of a recurrent layer, stay one
+    Zeros that also enter a matrix product, such as the initial state of a recurrent layer, stay one
     array.
     """
     jaxpr, kept = _with_states(jaxpr)
@@ -52,7 +52,7 @@ def with_narrow_operands(jaxpr: Jaxpr) -> Jaxpr:
 
 
 def _with_states(jaxpr: Jaxpr) -> tuple[Jaxpr, Set[Var]]:
-    """A program with one array for equal ones of one number that a product takes; these arrays."""
+    """Merge equal arrays of one number that enter a matrix product; return the kept ones too."""
     fills: dict[Hashable, list[Var]] = {}
     for eqn in jaxpr.eqns:
         if _broadcasts(eqn) and isinstance(x := eqn.invars[0], Literal):

@@ -104,7 +104,7 @@ def _with_each_operand_once(jaxpr: Jaxpr) -> Jaxpr:
 
 
 def _given_once(program: J, operands: Sequence[Atom]) -> tuple[J, list[int]]:
-    """A program without the arguments whose operands it has already; the positions of the others.
+    """Drop arguments whose operand an earlier one has; return the positions of the others too.
 
     `operands` are those of the leading arguments.
     """

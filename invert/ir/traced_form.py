@@ -330,7 +330,7 @@ def _dimensions(eqn: Eqn, before: Eqn) -> list[int] | None:
 
 
 def _with_axes_as_such(eqn: Eqn) -> Eqn:
-    """A reshape or a broadcast that adds axes of size one, or a reshape that removes some."""
+    """Write a reshape that only adds or removes axes of size one as a broadcast or a squeeze."""
     adds = eqn.primitive is lax.broadcast_in_dim_p
     if not (adds or eqn.primitive is lax.reshape_p) or len(eqn.invars) > 1:
         return eqn
@@ -406,7 +406,7 @@ _NEUTRAL = {"add": 0, "mul": 1}
 
 
 def _kept_operand(eqn: Eqn) -> int:
-    """Which operand of an identity is its result."""
+    """The position of the operand that an identity returns."""
     return -1 if isinstance(eqn.invars[0], Literal) else 0
 
 
@@ -490,7 +490,7 @@ def _typed_operands(eqn: Eqn) -> Eqn:
 
 
 def _plain(eqn: Eqn) -> Eqn:
-    """Remove parameters without effect: an empty sharding, the caller's mesh."""
+    """Remove parameters that have no effect: an empty sharding, the caller's mesh."""
     if "context_mesh" in eqn.params:
         eqn = eqn.replace(params={k: v for k, v in eqn.params.items() if k != "context_mesh"})
     sharding = eqn.params.get("sharding")
@@ -703,7 +703,7 @@ def rule_of(eqn: Eqn) -> ClosedJaxpr | str:
 
 
 def _without_empty(closed: ClosedJaxpr) -> ClosedJaxpr:
-    """Replace uninitialized arrays, with which differentiated loops start, by zeros."""
+    """Replace the uninitialized arrays with which differentiated loops start by zeros."""
 
     def filled(jaxpr: Jaxpr) -> Jaxpr:
         empty = [e for e in jaxpr.eqns if e.primitive.name == "empty2"]

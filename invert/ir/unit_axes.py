@@ -1,4 +1,4 @@
-"""Axes of size one where a person puts them: kept by reductions, added at the last moment."""
+"""Axes of size one as written by hand: kept by reductions, or added as late as possible."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ def decode_dtype(enum: int) -> np.dtype:
     Quantized types are the integers that store them.
     """
     if not is_type(enum):
-        raise MalformedModelError(f"the graph names a type by {enum}, which is not a type")
+        raise MalformedModelError(f"the graph has the unknown type number {enum}")
     return _TYPES[enum].dtype
 
 

@@ -136,11 +136,11 @@ class _Checked:
                     continue  # reported where it is called
                 given = [a.type for a in signature.input_arg]
                 if not _same(given, list(node.attr[inputs].list.type)):
-                    found.append(f"calls {function.name!r} with arguments it does not take")
+                    found.append(f"calls {function.name!r} with arguments that it does not take")
                 given = [a.type for a in signature.output_arg]
                 wanted = [0] if outputs is None else list(node.attr[outputs].list.type)
                 if not _same(given, wanted):
-                    found.append(f"calls {function.name!r} for results it does not give")
+                    found.append(f"calls {function.name!r} for results that it does not return")
         return found
 
     def check_inputs(self, node: NodeDef) -> None:
