@@ -17,7 +17,7 @@ from invert.checkpoint.checksum import crc32c, masked
 from invert.checkpoint.table import read_table, varint
 from invert.protos.messages import parse
 from invert.protos.tensors import STRING, decode_dtype, decode_shape, is_type, type_name
-from invert.protos.types import BundleEntryProto
+from invert.protos.types import BundleEntryProto, BundleHeaderProto
 
 _HEADER = b""  # the key of the header
 _VERSION = 1
@@ -46,7 +46,7 @@ class Checkpoint:
         self._entries = read_table(_content(index), self._where)
         if _HEADER not in self._entries:
             raise MalformedModelError(f"{index} has no header. {_REMEDY}")
-        header = parse("BundleHeaderProto", self._entries[_HEADER], f"the header of {index}")
+        header = parse(BundleHeaderProto, self._entries[_HEADER], f"the header of {index}")
         if header.version.min_consumer > _VERSION:
             raise MalformedModelError(
                 f"{index} is of version {header.version.min_consumer}, later than {_VERSION}; load "
@@ -98,7 +98,7 @@ class Checkpoint:
                 f"{self._where} has no value {name}. The variables belong to another model or are "
                 "incomplete; copy or export the model again."
             )
-        entry = parse("BundleEntryProto", self._entries[key], f"the entry {name} of {self._where}")
+        entry = parse(BundleEntryProto, self._entries[key], f"the entry {name} of {self._where}")
         if not is_type(entry.dtype):
             raise self._damaged(name, f"has the unknown type number {entry.dtype}")
         return entry
@@ -212,10 +212,10 @@ class Checkpoint:
             covered += math.prod(sizes)
             parts.append((place, self._stored(stored, name)))
         held = sum(map(len, self._shards.values()))
-        if covered != math.prod(shape) or covered * dtype.itemsize > held:
-            raise self._damaged(
-                repr(key), f"has parts with {covered} of its {math.prod(shape)} elements"
-            )
+        if covered != (total := math.prod(shape)):
+            raise self._damaged(repr(key), f"has parts with {covered} of its {total} elements")
+        if covered * dtype.itemsize > held:
+            raise self._damaged(repr(key), "has more elements than its files hold")
         # Allocate only now: the parts are known to cover no more than the files hold.
         value = np.zeros(shape, dtype)
         seen = np.zeros(shape, bool)

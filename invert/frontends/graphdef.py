@@ -108,7 +108,7 @@ def read(graph_def: object) -> GraphDef:
 
     **Raises:** `MalformedModelError` if the bytes are not a graph.
     """
-    return own(graph_def, "GraphDef", "the graph")
+    return own(graph_def, GraphDef, "the graph")
 
 
 def _spec(name: str, node: NodeDef) -> ArgSpec:

@@ -251,7 +251,7 @@ class _Variables:
             if key in self._meta.collection_def:
                 for data in self._meta.collection_def[key].bytes_list.value:
                     where = f"a variable of {self._directory}"
-                    variable = parse("VariableDef", data, where)
+                    variable = parse(VariableDef, data, where)
                     found.setdefault(variable.variable_name.partition(":")[0], variable)
         return found
 
@@ -261,7 +261,7 @@ class _Variables:
         trained: set[str] = set()
         if "trainable_variables" in listed:
             for data in listed["trainable_variables"].bytes_list.value:
-                variable = parse("VariableDef", data, f"a variable of {self._directory}")
+                variable = parse(VariableDef, data, f"a variable of {self._directory}")
                 trained.add(variable.variable_name.partition(":")[0])
         return {name: name in trained or v.trainable for name, v in self._defined.items()}
 

@@ -213,11 +213,11 @@ def _listing(points: Mapping[str, EntryPoint]) -> str:
 
 def read_proto(directory: Path) -> SavedModel:
     """The `SavedModel` message of a directory, whole."""
-    return _read(directory, lambda name, file: (parse(name, file.read_bytes(), str(file)), None))[0]
+    return _read(directory, lambda kind, file: (parse(kind, file.read_bytes(), str(file)), None))[0]
 
 
 def _read(
-    directory: Path, read: Callable[[str, Path], tuple[SavedModel, T]]
+    directory: Path, read: Callable[[type[SavedModel], Path], tuple[SavedModel, T]]
 ) -> tuple[SavedModel, T]:
     """The result of `read` for the `SavedModel` file, which must hold a graph."""
     if not directory.is_dir():
@@ -230,7 +230,7 @@ def _read(
     if found.problems:
         raise UnsupportedOpError(found.problems)
     try:
-        proto, parts = read("SavedModel", file)
+        proto, parts = read(SavedModel, file)
         empty = file.stat().st_size == 0
     except OSError as e:
         raise MalformedModelError(f"{file} cannot be read as a SavedModel: {e}") from e

@@ -28,7 +28,7 @@ from invert.frontends.structured import (
 from invert.frontends.tables import Buckets, Filled, buckets_of, filled_by
 from invert.protos.messages import parse
 from invert.protos.tensors import decode_dtype, decode_shape, decode_tensor
-from invert.protos.types import MetaGraphDef
+from invert.protos.types import MetaGraphDef, TrackableObjectGraph
 from invert.tf.fallback.host import StoredTable
 from invert.tf.graph.library import Library
 
@@ -203,7 +203,7 @@ class SavedObjects:
         text = self.checkpoint.value(_OBJECTS)
         data = text.item() if text.size == 1 and text.dtype == object else b""
         where = f"the objects in the variables of {self._directory}"
-        nodes = parse("TrackableObjectGraph", data, where).nodes
+        nodes = parse(TrackableObjectGraph, data, where).nodes
         found: dict[tuple[int, str], str] = {}
         pairs = {0: 0} if nodes and self.graph.nodes else {}
         pending = list(pairs.items())

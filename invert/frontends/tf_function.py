@@ -52,6 +52,7 @@ from invert.frontends.signature import (
 from invert.ir.types import Arguments, Keywords
 from invert.protos.messages import own
 from invert.protos.ops import Definition, op_def
+from invert.protos.types import OpDef
 from invert.tf.fallback.host import table
 from invert.tf.gradients.read import read_gradient
 from invert.tf.interpreter.graph import Graph
@@ -447,7 +448,7 @@ def _op_def_lookup(graph: Any) -> Callable[[str], Definition | None]:
             return known
         try:
             proto = graph.op_def_for_type(op)
-            return Definition.of(own(proto, "OpDef", f"the definition of tf.{op}"))
+            return Definition.of(own(proto, OpDef, f"the definition of tf.{op}"))
         except (tf.errors.NotFoundError, ValueError, KeyError, RuntimeError):
             return None
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
@@ -16,6 +16,7 @@ from google.protobuf.message import DecodeError
 from invert._errors import MalformedModelError
 from invert.protos import types
 
+M = TypeVar("M", bound=types.Message)
 _PACKAGE = "invert"
 _SCALARS = (
     "double float int64 uint64 int32 fixed64 fixed32 bool string bytes uint32 sint32 sint64"
@@ -63,7 +64,7 @@ def _field(name: str, annotation: str) -> Field:
 
 
 @functools.cache
-def _classes() -> Mapping[str, Any]:
+def _classes() -> Mapping[str, type[Any]]:
     file = descriptor_pb2.FileDescriptorProto(
         name="invert/tensorflow.proto", package=_PACKAGE, syntax="proto3"
     )
@@ -113,36 +114,37 @@ def _set_type(field: Any, kind: str) -> None:
         field.type_name = f".{_PACKAGE}.{_flat(kind)}"
 
 
-def message(name: str) -> Any:
-    """The class of a message, such as `GraphDef` or `OpDef.ArgDef`."""
-    return _classes()[name]
+def message(kind: type[M]) -> type[M]:
+    """The class that implements a type of messages, such as `GraphDef` or `OpDef.ArgDef`."""
+    return _classes()[kind.__qualname__]
 
 
-def parse(name: str, data: bytes, where: str) -> Any:
+def parse(kind: type[M], data: bytes, where: str) -> M:
     """Decode a message.
 
     **Arguments:**
 
-    - `name`: the type of the message, such as `SavedModel`.
+    - `kind`: the type of the message, such as `SavedModel`.
     - `where`: the source of the bytes, such as the path of a file.
 
     **Raises:** `MalformedModelError` with the place in the bytes and the field.
     """
     try:
-        return message(name).FromString(data)
+        return message(kind).FromString(data)
     except DecodeError as error:
+        name = kind.__qualname__
         raise MalformedModelError(
             f"{where} cannot be read as a {name}: {_fault(name, data)}. The file is damaged or "
             "incomplete; copy or export the model again."
         ) from error
 
 
-def own(given: Any, name: str, where: str) -> Any:
+def own(given: Any, kind: type[M], where: str) -> M:
     """A message of these classes, from bytes or from a message of TensorFlow's own classes."""
-    if isinstance(given, message(name)):
+    if isinstance(given, message(kind)):
         return given
     data = given if isinstance(given, bytes | bytearray) else given.SerializeToString()
-    return parse(name, bytes(data), where)
+    return parse(kind, bytes(data), where)
 
 
 # -- large fields of a message

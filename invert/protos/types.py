@@ -9,11 +9,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated
 
 if TYPE_CHECKING:
-    from collections.abc import MutableMapping, MutableSequence
+    from collections.abc import Mapping, MutableMapping, MutableSequence
 
     from invert.protos.containers import Message, MessageMap, Messages
 
-    Attributes = MessageMap[str, "AttrValue"]
+    Attributes = Mapping[str, "AttrValue"]
 else:
     Message = Attributes = object  # The annotations alone are read.
 

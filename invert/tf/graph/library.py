@@ -41,7 +41,7 @@ class Library:
             return graph_def
         if parts is NO_PARTS:
             graph_def, parts = own_graph(graph_def)
-        graph = with_calls(own(graph_def, "GraphDef", "the graph"))
+        graph = with_calls(own(graph_def, GraphDef, "the graph"))
         functions = {f.signature.name: f for f in graph.library.function}
         signatures = {name: f.signature for name, f in functions.items()}
         return cls(graph, functions, signatures, implementations(graph.library), parts)
@@ -54,4 +54,4 @@ class Library:
     @classmethod
     def empty(cls) -> Library:
         """An empty library."""
-        return cls.of(message("GraphDef")())
+        return cls.of(message(GraphDef)())
