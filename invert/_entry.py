@@ -13,6 +13,7 @@ from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from invert._errors import Problem
 from invert._private.jax import ClosedJaxpr, trace_closed
+from invert.ir.types import Aval, Value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,7 +149,7 @@ class EntryPoint:
     """
 
     name: str
-    fn: Callable[..., Sequence[Any]]
+    fn: Callable[..., Sequence[Value]]
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     arg_names: tuple[str, ...]
@@ -193,7 +194,7 @@ def free_name(wanted: str, taken: Container[str]) -> str:
     return name
 
 
-def traced(entry: EntryPoint, avals: Sequence[Any]) -> ClosedJaxpr:
+def traced(entry: EntryPoint, avals: Sequence[Aval]) -> ClosedJaxpr:
     """The raw program of an entry point, over its parameters and the arguments.
 
     **Arguments:**
@@ -202,7 +203,7 @@ def traced(entry: EntryPoint, avals: Sequence[Any]) -> ClosedJaxpr:
     """
     params = [jax.ShapeDtypeStruct(p.value.shape, p.value.dtype) for p in entry.params]
 
-    def raised(*values: Any) -> Sequence[Any]:
+    def raised(*values: Value) -> Sequence[Value]:
         return entry.fn(values[: len(params)], *values[len(params) :])
 
     return trace_closed(raised, *params, *avals)

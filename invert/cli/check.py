@@ -16,6 +16,7 @@ from invert._report import Report
 from invert.cli.model import Model
 from invert.frontends import original
 from invert.ir.numbers import largest_gap, random_value
+from invert.ir.types import Value
 from invert.modules import save
 from invert.modules.dimensions import (
     at_numbers,
@@ -90,7 +91,7 @@ def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
-def _arguments(function: Function, shapes: Sequence[Sequence[int]]) -> list[Any]:
+def _arguments(function: Function, shapes: Sequence[Sequence[int]]) -> list[Value]:
     """Random arguments of these shapes."""
     rng = np.random.default_rng(0)
     return [

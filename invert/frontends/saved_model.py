@@ -34,6 +34,7 @@ from invert.frontends.signature import (
     read_signature,
     trace_names,
 )
+from invert.ir.types import Value
 from invert.protos import file_parts
 from invert.protos.messages import parse
 from invert.protos.ops import op_def
@@ -381,7 +382,7 @@ class _Model:
         needed = set(program.main.order)
         params: dict[int, Param] = {}
         handles: dict[int, Resource] = {}
-        feeds: list[Any] = []
+        feeds: list[Value] = []
         problems: list[Problem] = []
         taken: set[str] = set()
         for i, index in enumerate(concrete.captures, count):

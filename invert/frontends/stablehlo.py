@@ -15,6 +15,7 @@ import numpy as np
 from invert._config import Config
 from invert._entry import ArgSpec, EntryPoint, Param
 from invert._errors import MalformedModelError, SignatureError
+from invert.ir.types import Value
 from invert.stablehlo.ops.attributes import (
     location_name,
 )
@@ -68,7 +69,7 @@ def entry_points(
     *,
     config: Config,
     signature: str | None = None,
-    params: Mapping[str, Any] | None = None,
+    params: Mapping[str, Value] | None = None,
     names: Names | None = None,
 ) -> dict[str, EntryPoint]:
     """The entry points of a StableHLO module; arguments and results are flat.
@@ -108,7 +109,7 @@ def _entry_point(
     free = [spec for spec in specs if spec.name not in values]
     weights = list(values)
 
-    def fn(held: Sequence[Any], *given: Any) -> list[Any]:
+    def fn(held: Sequence[Value], *given: Value) -> list[Value]:
         at, rest = dict(zip(weights, held, strict=True)), iter(given)
         return program.on_devices(*(at[s.name] if s.name in at else next(rest) for s in specs))
 
@@ -191,7 +192,7 @@ def _plain(program: Program) -> list[str]:
 
 
 def _weights(
-    specs: Mapping[str, Sequence[ArgSpec]], params: Mapping[str, Any]
+    specs: Mapping[str, Sequence[ArgSpec]], params: Mapping[str, Value]
 ) -> dict[str, np.ndarray]:
     """The values of arguments by name, compared with their types in each function.
 

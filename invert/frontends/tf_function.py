@@ -49,7 +49,7 @@ from invert.frontends.signature import (
     read_signature,
     tensor_spec,
 )
-from invert.ir.types import Arguments, Keywords
+from invert.ir.types import Arguments, Keywords, Value
 from invert.protos.messages import own
 from invert.protos.ops import Definition, op_def
 from invert.protos.types import OpDef
@@ -395,7 +395,7 @@ def _captures(
     owners = {id(v.handle): v for v in concrete.graph.variables}
     params: list[Param] = []
     handles: dict[int, Resource] = {}
-    feeds: list[Any] = []
+    feeds: list[Value] = []
     problems: list[Problem] = []
     names: set[str] = set()
     numbers: list[int | None] = []

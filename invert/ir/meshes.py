@@ -153,7 +153,7 @@ def checked(closed: ClosedJaxpr) -> ClosedJaxpr:
     return trace_closed(lambda *xs: retracer(closed, xs), *types)
 
 
-def set_for(program: AnyJaxpr) -> contextlib.AbstractContextManager[Any]:
+def set_for(program: AnyJaxpr) -> contextlib.AbstractContextManager[object]:
     """Set the abstract mesh of a program that runs on shards."""
     found = meshes_of(program) if has_shards(program) else {}
     if len(found) != 1:

@@ -233,7 +233,7 @@ def _is_wrapper(eqn: Eqn) -> bool:
     return used.isdisjoint(body.constvars)
 
 
-_INDEX_OPS: dict[str, Callable[..., Any]] = {
+_INDEX_OPS: dict[str, JaxFunction] = {
     "lt": np.less, "add": np.add, "select_n": lambda case, *cases: cases[int(case)],
 }  # fmt: skip
 

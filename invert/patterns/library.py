@@ -19,7 +19,7 @@ import numpy as np
 from jax import Array
 
 from invert.ir import kinds
-from invert.ir.types import Atom, JaxFunction
+from invert.ir.types import Atom, Eqn, JaxFunction
 from invert.patterns.fingerprints import fingerprint, may_be
 from invert.patterns.special import lowered
 from invert.rewriting.pattern import Call, Pattern, Site
@@ -73,7 +73,7 @@ def _of(function: JaxFunction, *avals: Any, **params: Any) -> Call:
     return Call(key, functools.partial(function, **params), avals)
 
 
-def _through(site: Site, atom: Atom, *names: str) -> Any:
+def _through(site: Site, atom: Atom, *names: str) -> Eqn | None:
     """The equation that defines `atom`, skipping equations of these primitives."""
     eqn = site.producer(atom)
     while eqn is not None and eqn.primitive.name in names:

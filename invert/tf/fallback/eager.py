@@ -14,7 +14,7 @@ from invert.ir.types import Value
 from invert.protos.messages import message
 from invert.protos.ops import op_def
 from invert.protos.tensors import decode_dtype
-from invert.protos.types import FunctionDefLibrary, NodeDef
+from invert.protos.types import FunctionDefLibrary, NameAttrList, NodeDef
 from invert.tf.fallback.kernels_in_child import MOST_BYTES, PLAIN, KernelError, refusal, run_apart
 from invert.tf.interpreter.context import Context
 from invert.tf.ops.definition import types_of
@@ -36,7 +36,7 @@ def serialized(ctx: Context, node: Node) -> tuple[bytes, bytes]:
     )
 
 
-def _references(node: Any) -> list[Any]:
+def _references(node: NodeDef) -> list[NameAttrList]:
     """The functions that a node refers to, as messages."""
     values = node.attr.values()
     return [f for v in values for f in (v.func, *v.list.func) if f.name]

@@ -167,7 +167,7 @@ class Pending:
     """
 
     run: Callable[[Sequence[np.ndarray]], list[np.ndarray]]
-    operands: tuple[Any, ...]
+    operands: tuple[Value, ...]
     index: int
     shape: tuple[int | None, ...] | None
     dtype: int

@@ -17,6 +17,7 @@ import numpy as np
 from invert._errors import InvertError, UnsupportedOpError, only_refusals
 from invert._private.tensorflow import tf_function_graph, tf_gradient_function, tf_scratch_graph
 from invert.ir.gradient_marker import Gradient
+from invert.ir.types import Value
 from invert.protos.types import NodeDef
 from invert.tf.interpreter.analysis import Analysis
 from invert.tf.interpreter.graph import Graph
@@ -65,8 +66,8 @@ class TfGradient:
         return Gradient(self.location, self._run, self.problem, self.convention, inside)
 
     def _run(
-        self, captures: Sequence[Any], cotangents: Sequence[Any], nested: bool
-    ) -> list[Any | None]:
+        self, captures: Sequence[Value], cotangents: Sequence[Value], nested: bool
+    ) -> list[Value | None]:
         assert self.make is not None, self.problem
         analysis = self.make(nested)
         if problems := analysis.problems():

@@ -167,7 +167,7 @@ class Context:
             self.split[id(y)] = y, made
         return y
 
-    def key(self) -> Any:
+    def key(self) -> Value:
         """A new typed PRNG key, split off the key of the call."""
         key, drawn = jax.random.split(self.read(KEY))
         self.state[KEY] = key
