@@ -13,7 +13,6 @@ from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from invert._errors import Problem
 from invert._private.jax import ClosedJaxpr, trace_closed
-from invert.ir.types import Aval, Value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,7 +148,7 @@ class EntryPoint:
     """
 
     name: str
-    fn: Callable[..., Sequence[Value]]
+    fn: Callable[..., Sequence[Any]]
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     arg_names: tuple[str, ...]
@@ -194,7 +193,7 @@ def free_name(wanted: str, taken: Container[str]) -> str:
     return name
 
 
-def traced(entry: EntryPoint, avals: Sequence[Aval]) -> ClosedJaxpr:
+def traced(entry: EntryPoint, avals: Sequence[Any]) -> ClosedJaxpr:
     """The raw program of an entry point, over its parameters and the arguments.
 
     **Arguments:**
@@ -203,7 +202,7 @@ def traced(entry: EntryPoint, avals: Sequence[Aval]) -> ClosedJaxpr:
     """
     params = [jax.ShapeDtypeStruct(p.value.shape, p.value.dtype) for p in entry.params]
 
-    def raised(*values: Value) -> Sequence[Value]:
+    def raised(*values: Any) -> Sequence[Any]:
         return entry.fn(values[: len(params)], *values[len(params) :])
 
     return trace_closed(raised, *params, *avals)

@@ -8,7 +8,7 @@ names it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import jax
 from jax.interpreters import ad, batching, mlir
@@ -23,7 +23,6 @@ from invert._private.jax import (
     emit_custom_call,
 )
 from invert._private.mlir import ir
-from invert.ir.types import AnyJaxpr, Aval, Value
 
 custom_call_p = Primitive("custom_call")
 custom_call_p.multiple_results = True
@@ -53,12 +52,12 @@ def platform_of(targets: Iterable[str]) -> str:
 
 
 def custom_call(
-    *operands: Value,
+    *operands: Any,
     target: str,
     attributes: tuple[tuple[str, str], ...],
     avals: tuple[jax.ShapeDtypeStruct | None, ...],
-    computations: tuple[AnyJaxpr, ...] = (),
-) -> list[Value]:
+    computations: tuple[Any, ...] = (),
+) -> list[Any]:
     """Bind the opaque equation.
 
     **Arguments:**
@@ -78,7 +77,7 @@ def custom_call(
 
 
 @custom_call_p.def_abstract_eval
-def _abstract_eval(*operands: Any, avals: Sequence[Aval], **_: Any) -> list[Value]:
+def _abstract_eval(*operands: Any, avals: Sequence[Any], **_: Any) -> list[Any]:
     return [abstract_token if a is None else ShapedArray(*a) for a in avals]
 
 
@@ -103,8 +102,8 @@ def _lower(
     *operands: ir.Value,
     target: str,
     attributes: Sequence[tuple[str, str]],
-    avals: Sequence[Aval],
-    computations: Sequence[AnyJaxpr],
+    avals: Sequence[Any],
+    computations: Sequence[Any],
 ) -> Sequence[ir.Value]:
     for platform in ctx.module_context.platforms:
         if target not in _BUILT_IN and not custom_call_is_registered(target, platform):
@@ -124,7 +123,7 @@ def _lower_template(
     ctx: Any,
     *operands: ir.Value,
     attributes: Sequence[tuple[str, str]],
-    computations: Sequence[AnyJaxpr],
+    computations: Sequence[Any],
     **_: Any,
 ) -> Sequence[ir.Value]:
     return emit_custom_call(ctx, operands, attributes, computations)
@@ -133,11 +132,11 @@ def _lower_template(
 mlir.register_lowering(template_call_p, _lower_template)
 
 
-def _jvp(primals: Value, tangents: Value, *, target: str, **_: object) -> NoReturn:
+def _jvp(primals: Any, tangents: Any, *, target: str, **_: Any) -> Any:
     raise _refuse(target, "it has no derivative")
 
 
-def _batch(args: Value, dims: Value, *, target: str, **_: object) -> NoReturn:
+def _batch(args: Any, dims: Any, *, target: str, **_: Any) -> Any:
     raise _refuse(target, "it has no batching rule")
 
 

@@ -167,7 +167,7 @@ def _names_by_function(
 
 def _named(program: Program, names: Mapping[str, str] | Sequence[str] | None) -> list[ArgSpec]:
     """The arguments of a program, by the names that they are given."""
-    plain = _plain(program)
+    plain = [f"arg{i}" for i in range(len(program.in_types))]
     own = list(given_names(program) or plain)
     if isinstance(names, Mapping):
         if unknown := [n for n in names if n not in own and n not in plain]:
@@ -184,11 +184,6 @@ def _named(program: Program, names: Mapping[str, str] | Sequence[str] | None) ->
         )
     types = zip(found, program.in_types, strict=True)
     return [ArgSpec(name, shape, dtype) for name, (shape, dtype) in types]
-
-
-def _plain(program: Program) -> list[str]:
-    """Names of the arguments by position."""
-    return [f"arg{i}" for i in range(len(program.in_types))]
 
 
 def _weights(

@@ -42,7 +42,9 @@ def with_narrow_operands(jaxpr: Jaxpr) -> Jaxpr:
         return jaxpr
     eqns: list[Eqn] = []
     for eqn in jaxpr.eqns:
-        if eqn.primitive.name in _BROADCASTING and any(a in makers for a in _variables(eqn)):
+        if eqn.primitive.name in _BROADCASTING and any(
+            is_var(a) and a in makers for a in eqn.invars
+        ):
             *before, eqn = _narrowed(
                 eqn, [makers.get(a) if is_var(a) else None for a in eqn.invars]
             )
@@ -74,10 +76,6 @@ def _with_states(jaxpr: Jaxpr) -> tuple[Jaxpr, Set[Var]]:
 def _broadcasts(eqn: Eqn) -> bool:
     plain = eqn.primitive is lax.broadcast_in_dim_p and len(eqn.invars) == 1
     return plain and eqn.params["sharding"] is None
-
-
-def _variables(eqn: Eqn) -> list[Var]:
-    return [a for a in eqn.invars if isinstance(a, Var)]
 
 
 def _narrowed(eqn: Eqn, makers: Sequence[Eqn | None]) -> list[Eqn]:

@@ -6,7 +6,7 @@ JAX does so for `x[: n // 2]` if it cannot prove that the slice is in bounds, an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from jax import lax
 
@@ -42,7 +42,9 @@ def _sliced(eqn: Eqn, makers: dict[Var, Eqn]) -> list[Eqn] | None:
     x, index = eqn.invars
     starts = sizes_in(index, makers) if len(index.aval.shape) == 1 else None
     numbers, lengths = eqn.params["dimension_numbers"], eqn.params["slice_sizes"]
-    if starts is None or any(not is_open(n) and n != 1 for n in _at(lengths, numbers)):
+    if starts is None or any(
+        not is_open(lengths[i]) and lengths[i] != 1 for i in numbers.collapsed_slice_dims
+    ):
         return None
     places: list[DimSize] = [0] * len(lengths)
     for axis, start in zip(numbers.start_index_map, starts, strict=True):
@@ -158,7 +160,3 @@ def _instead(eqn: Eqn, cut: Callable[[Value], Value]) -> list[Eqn]:
         )
         for e in program.eqns
     ]
-
-
-def _at(lengths: Sequence[DimSize], numbers: lax.GatherDimensionNumbers) -> list[DimSize]:
-    return [lengths[i] for i in numbers.collapsed_slice_dims]
