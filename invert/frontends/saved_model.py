@@ -187,7 +187,9 @@ def default_name(points: Mapping[str, EntryPoint]) -> str:
         return next(iter(points))
     if not points:
         raise SignatureError("the SavedModel has neither functions nor signatures")
-    raise SignatureError(f"the SavedModel has several functions; choose one of:\n{_listing(points)}")
+    raise SignatureError(
+        f"the SavedModel has several functions; choose one of:\n{_listing(points)}"
+    )
 
 
 def chosen_names(points: EntryPoints) -> list[str]:
