@@ -12,6 +12,7 @@ from pathlib import Path
 
 from invert.protos.messages import message
 from invert.protos.ops import FILE
+from invert.protos.types import OpList
 
 
 def registered() -> bytes:
@@ -20,10 +21,10 @@ def registered() -> bytes:
     from tensorflow.python.client import pywrap_tf_session
 
     del tf
-    ops = message("OpList").FromString(
+    ops = message(OpList).FromString(
         pywrap_tf_session.TF_GetBuffer(pywrap_tf_session.TF_GetAllOpList())
     )
-    found = message("OpList")()
+    found = message(OpList)()
     for op in sorted(ops.op, key=lambda op: op.name):
         op.DiscardUnknownFields()
         found.op.add().CopyFrom(op)

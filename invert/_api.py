@@ -314,7 +314,7 @@ def load(
         )
     path, kind = _containers.place_of(path), _containers.kind_of(path)
     if tags is not None and kind != "saved_model":
-        raise SignatureError(f"{path} is not a SavedModel, so it has no graphs with tags")
+        raise SignatureError(f"{path} is not a SavedModel, so it has no tags; leave out `tags`")
     if shardings is not None and mesh is None:
         raise MeshError("shardings need a mesh; pass mesh=jax.make_mesh(...) too")
     if kind == "saved":

@@ -102,7 +102,7 @@ def _runs(
     avals: Sequence[Aval],
     constants: Sequence[Value] = (),
     most: int | None = None,
-) -> Iterator[tuple[Any, Any]]:
+) -> Iterator[tuple[Value, Value]]:
     """The results of two programs on the constants and random inputs, at sample sizes."""
     rng = np.random.default_rng(0)
     both = trace_closed(lambda *xs: [eval_closed(p, xs) for p in (a, b)], *constants, *avals)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ast
 import functools
+import importlib
 import re
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -65,13 +67,65 @@ def imports(tree: ast.AST, package: str) -> Iterator[tuple[int, str]]:
                 yield node.lineno, f"{base}.{alias.name}"
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute | ast.Name):
             name = node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id
-            first = node.args[0] if node.args else None
-            if (
-                name in ("import_module", "__import__")
-                and isinstance(first, ast.Constant)
-                and isinstance(first.value, str)
-            ):
-                yield node.lineno, first.value
+            if name in ("import_module", "__import__"):
+                for text in _texts((*node.args[:1], *(k.value for k in node.keywords))):
+                    yield node.lineno, text
+
+
+def _texts(nodes: Iterable[ast.expr]) -> Iterator[str]:
+    """The strings among some arguments, of an f-string its beginning."""
+    for node in nodes:
+        first = node.values[0] if isinstance(node, ast.JoinedStr) and node.values else node
+        if isinstance(first, ast.Constant) and isinstance(first.value, str):
+            yield first.value.rstrip(".")
+
+
+# Underscored names that the standard library documents, or offers no other way to.
+OPEN = ("_make", "_replace", "_fields", "_asdict", "_actions", "_SubParsersAction")
+
+
+def _is_private(name: str) -> bool:
+    return name.startswith("_") and not name.endswith("__") and name not in OPEN
+
+
+def private_uses(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Yield `(line, name)` for each private attribute that `tree` reads, or names in a string."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            path = ast.unparse(node)
+            if _is_private(node.attr):
+                yield node.lineno, node.attr
+            elif re.fullmatch(r"(tf|tensorflow)\.(python|core|compiler)", path):
+                yield node.lineno, path
+        elif isinstance(node, ast.ImportFrom) and not _within(node.module or "", "invert"):
+            for alias in node.names:
+                if any(map(_is_private, (*(node.module or "").split("."), alias.name))):
+                    yield node.lineno, f"{node.module}.{alias.name}"
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute | ast.Name):
+            name = node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id
+            if name in ("getattr", "hasattr", "setattr", "delattr", "attrgetter", "methodcaller"):
+                for text in _texts(node.args):
+                    yield from (
+                        (node.lineno, part) for part in text.split(".") if _is_private(part)
+                    )
+        elif isinstance(node, ast.Constant) and _names_private_module(node.value):
+            yield node.lineno, node.value
+
+
+def _names_private_module(text: object) -> bool:
+    """Whether a constant is a private module, such as a key of `sys.modules`."""
+    if not isinstance(text, str) or not re.fullmatch(r"[\w.]+", text):
+        return False
+    return text != "jaxlib" and any(_within(text, p) for p in PRIVATE)
+
+
+def private_names(tree: ast.AST) -> Iterator[str]:
+    """The names with an underscore that `tree` defines."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
+            yield node.id if isinstance(node, ast.Name) else node.attr
 
 
 class Source:
@@ -83,6 +137,8 @@ class Source:
         package = name if path.name == "__init__.py" else name.rpartition(".")[0]
         self.imports = list(imports(tree, package))
         self.docstring = ast.get_docstring(tree)
+        self.private = list(private_uses(tree))
+        self.defines = {name for name in private_names(tree) if _is_private(name)}
         every = list(ast.walk(tree))
         found = [node for node in every if isinstance(node, ast.Import | ast.ImportFrom)]
         self.relative = [n.lineno for n in found if isinstance(n, ast.ImportFrom) and n.level]
@@ -138,6 +194,7 @@ def test_import_finder_sees_every_form() -> None:
         "def f():\n"
         "    import tensorflow as tf\n"
         "    importlib.import_module('tensorflow.python.eager')\n"
+        "    load(import_module(name='jaxlib.mlir'), __import__(f'jaxlib.{name}'))\n"
     )
     found = [module for _, module in imports(ast.parse(code), "invert.primitives")]
     assert sorted(found) == [
@@ -145,6 +202,8 @@ def test_import_finder_sees_every_form() -> None:
         "invert.primitives._near",
         "jax._src.core",
         "jax._src.core",
+        "jaxlib",
+        "jaxlib.mlir",
         "tensorflow",
         "tensorflow.python.eager",
     ]
@@ -208,6 +267,56 @@ def test_private_modules_in_one_room(path: Path) -> None:
         if any(_within(module, p) for p in PRIVATE)
     ]
     assert not wrong, "move these to invert/_private/:\n" + "\n".join(wrong)
+
+
+@functools.cache
+def _own_names() -> frozenset[str]:
+    outside = [path for path in SOURCES if _room(path) != "_private/"]
+    return frozenset(name for path in outside for name in _source(path).defines)
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=_relative)
+def test_private_attributes_are_those_of_the_package(path: Path) -> None:
+    if _room(path) == "_private/":
+        pytest.skip("the one place for those of others")
+    wrong = [f"{path}:{line}: {n}" for line, n in _source(path).private if n not in _own_names()]
+    assert not wrong, "move these to invert/_private/:\n" + "\n".join(wrong)
+
+
+def test_private_uses_are_found() -> None:
+    code = (
+        "import jax\n"
+        "from jax.random import _private\n"
+        "jax._src.core.Jaxpr\n"
+        "getattr(dtype, '_impl')\n"
+        "operator.attrgetter('aval._size')\n"
+        "tf.python.eager\n"
+        "sys.modules['jaxlib.mlir']\n"
+        "row._replace(x=1).__class__\n"
+    )
+    assert [name for _, name in sorted(private_uses(ast.parse(code)))] == [
+        "jax.random._private",
+        "_src",
+        "_impl",
+        "_size",
+        "tf.python",
+        "jaxlib.mlir",
+    ]
+
+
+def test_private_room_exports_names_only() -> None:
+    # A module of others that it handed on would open all of it.
+    imported = {
+        module for path in SOURCES if _room(path) != "_private/" for _, module in _imports_of(path)
+    }
+    found = [m for m in imported if _within(m, "invert._private") and m not in ROOM_OF]
+    values = {
+        m: getattr(importlib.import_module(m.rpartition(".")[0]), m.rpartition(".")[2])
+        for m in found
+    }
+    # MLIR's bindings are modules of classes.
+    wrong = [m for m, value in values.items() if isinstance(value, ModuleType)]
+    assert sorted(wrong) == ["invert._private.mlir.ir", "invert._private.mlir.stablehlo_dialect"]
 
 
 def test_private_room_uses_private_modules() -> None:

@@ -183,6 +183,8 @@ threefry4x32_p = threefry4x32.threefry4x32_p
 philox2x32_p = philox2x32.philox2x32_p
 philox4x32_p = philox4x32.philox4x32_p
 random_gamma_p = random_core.random_gamma_p
+# The functions into which `jax.random` outlines its own.
+random_functions = frozenset(n for n in vars(random_core) if n.startswith("_"))
 geqrf_p = lax_linalg.geqrf_p
 geqp3_p = lax_linalg.geqp3_p
 linear_solve = lax_linalg._solve
@@ -260,6 +262,18 @@ def forget_traces(namespace: Mapping[str, Any]) -> None:
 def apply_primitive(primitive: core.Primitive) -> Callable[..., Any]:
     """An implementation of a primitive that compiles and runs it."""
     return functools.partial(dispatch.apply_primitive, primitive)
+
+
+def function_of_jax2tf(fn: object) -> Callable[..., Any] | None:
+    """The JAX function of a result of `jax2tf.convert`; `None` for other objects.
+
+    The result takes `(*args_tf, **kwargs_tf)` and does not expose that function, but keeps it as
+    `fun_jax` (jax/experimental/jax2tf/jax2tf.py, jax 0.10 to 0.12).
+    """
+    if not inspect.isfunction(fn) or fn.__name__ != "converted_fun_tf":
+        return None
+    wrapped = inspect.getclosurevars(fn).nonlocals.get("fun_jax")
+    return wrapped if callable(wrapped) else None
 
 
 # Names of JAX's platforms in XLA's registry.
@@ -491,24 +505,32 @@ def eval_closed(closed: AnyJaxpr, values: Sequence[Any]) -> list[Any]:
     return core.eval_jaxpr(open_jaxpr(closed), consts_of(closed), *values)
 
 
+def renamed(atoms: Sequence[Atom], names: Mapping[Var, Atom] | Mapping[Atom, Atom]) -> list[Atom]:
+    """Atoms, with the variables in `names` replaced."""
+    return [a if isinstance(a, Literal) else names.get(a, a) for a in atoms]
+
+
+def rename_operands(eqn: Eqn, names: Mapping[Var, Atom]) -> Eqn:
+    """Replace the variables in `names`; the equation itself if it reads none of them."""
+    if all(isinstance(a, Literal) or a not in names for a in eqn.invars):
+        return eqn
+    return eqn.replace(invars=renamed(eqn.invars, names))
+
+
 def rename(jaxpr: Jaxpr, names: Mapping[Var, Atom]) -> Jaxpr:
     """Replace the variables in `names`."""
-
-    def new(atom: Atom) -> Atom:
-        return atom if isinstance(atom, Literal) else names.get(atom, atom)
-
-    eqns = [
-        e
-        if all(isinstance(a, Literal) or a not in names for a in e.invars)
-        else e.replace(invars=[new(a) for a in e.invars])
-        for e in jaxpr.eqns
-    ]
-    return jaxpr.replace(eqns=eqns, outvars=[new(v) for v in jaxpr.outvars])
+    eqns = [rename_operands(e, names) for e in jaxpr.eqns]
+    return jaxpr.replace(eqns=eqns, outvars=renamed(jaxpr.outvars, names))
 
 
-def key_impl(dtype: Any) -> Any:
-    """The generator of a key dtype, as `jax.random.wrap_key_data` takes it."""
+def key_impl(dtype: Any) -> str:
+    """The name of the generator of a key dtype, as `jax.random.wrap_key_data` takes it."""
     return dtype._impl.name
+
+
+def key_rules(dtype: Any) -> object:
+    """The generator of a key dtype, as equations on keys name it."""
+    return dtype._impl
 
 
 def words_of(value: Any) -> Any:

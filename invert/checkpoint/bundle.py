@@ -9,7 +9,6 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,9 +17,7 @@ from invert.checkpoint.checksum import crc32c, masked
 from invert.checkpoint.table import read_table, varint
 from invert.protos.messages import parse
 from invert.protos.tensors import STRING, decode_dtype, decode_shape, is_type, type_name
-
-if TYPE_CHECKING:
-    from invert.protos.types import BundleEntryProto
+from invert.protos.types import BundleEntryProto, BundleHeaderProto
 
 _HEADER = b""  # the key of the header
 _VERSION = 1
@@ -49,7 +46,7 @@ class Checkpoint:
         self._entries = read_table(_content(index), self._where)
         if _HEADER not in self._entries:
             raise MalformedModelError(f"{index} has no header. {_REMEDY}")
-        header = parse("BundleHeaderProto", self._entries[_HEADER], f"the header of {index}")
+        header = parse(BundleHeaderProto, self._entries[_HEADER], f"the header of {index}")
         if header.version.min_consumer > _VERSION:
             raise MalformedModelError(
                 f"{index} is of version {header.version.min_consumer}, later than {_VERSION}; load "
@@ -61,7 +58,7 @@ class Checkpoint:
                 "with TensorFlow there and save it on a machine like this one"
             )
         if not 0 < header.num_shards <= _MOST_SHARDS:
-            raise MalformedModelError(f"{index} says that it has {header.num_shards} shards")
+            raise MalformedModelError(f"{index} declares {header.num_shards} shards")
         self._count = header.num_shards
         self._shards: dict[int, np.ndarray] = {}
 
@@ -101,9 +98,9 @@ class Checkpoint:
                 f"{self._where} has no value {name}. The variables belong to another model or are "
                 "incomplete; copy or export the model again."
             )
-        entry = parse("BundleEntryProto", self._entries[key], f"the entry {name} of {self._where}")
+        entry = parse(BundleEntryProto, self._entries[key], f"the entry {name} of {self._where}")
         if not is_type(entry.dtype):
-            raise self._damaged(name, f"is of type {entry.dtype}, which stands for none")
+            raise self._damaged(name, f"has the unknown type number {entry.dtype}")
         return entry
 
     def _shape(self, entry: BundleEntryProto, name: str) -> tuple[int, ...]:
@@ -135,7 +132,7 @@ class Checkpoint:
         low, high = entry.offset, entry.offset + entry.size
         if not 0 <= low <= high <= len(shard):
             raise self._damaged(
-                name, f"lies at bytes {low} to {high} of a shard of {len(shard)} bytes"
+                name, f"is declared at bytes {low} to {high} of a shard of {len(shard)} bytes"
             )
         return shard[low:high]
 
@@ -162,7 +159,7 @@ class Checkpoint:
         """Strings: their lengths, the checksum of these, then the contents back to back."""
         data, count = content.tobytes(), math.prod(shape)
         if count > len(data):
-            raise self._damaged(name, f"has {len(data)} bytes for {count} texts")
+            raise self._damaged(name, f"has {len(data)} bytes, too few for {count} texts")
         where = f"{self._where}, {name}"
         lengths, place = [], 0
         for _ in range(count):
@@ -176,7 +173,9 @@ class Checkpoint:
         if int.from_bytes(stored, sys.byteorder) != masked(crc):
             raise self._damaged(name, "has a checksum that does not match the lengths of its texts")
         if place + sum(lengths) != len(data):
-            raise self._damaged(name, f"has texts of {sum(lengths)} bytes, followed by others")
+            raise self._damaged(
+                name, f"has bytes left over after its texts of {sum(lengths)} bytes"
+            )
         if masked(crc32c(data[place:], crc32c(stored, crc))) != entry.crc32c:
             raise self._damaged(name, "has a checksum that does not match its texts")
         values = np.empty(count, object)
@@ -209,12 +208,14 @@ class Checkpoint:
                 or stored.slices
                 or self._shape(stored, name) != sizes
             ):
-                raise self._damaged(name, "does not fit the whole")
+                raise self._damaged(name, "does not fit into the array that it is a part of")
             covered += math.prod(sizes)
             parts.append((place, self._stored(stored, name)))
         held = sum(map(len, self._shards.values()))
-        if covered != math.prod(shape) or covered * dtype.itemsize > held:
-            raise self._damaged(repr(key), f"has parts of {covered} elements, not all")
+        if covered != (total := math.prod(shape)):
+            raise self._damaged(repr(key), f"has parts with {covered} of its {total} elements")
+        if covered * dtype.itemsize > held:
+            raise self._damaged(repr(key), "has more elements than its files hold")
         # Allocate only now: the parts are known to cover no more than the files hold.
         value = np.zeros(shape, dtype)
         seen = np.zeros(shape, bool)

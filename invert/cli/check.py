@@ -16,6 +16,7 @@ from invert._report import Report
 from invert.cli.model import Model
 from invert.frontends import original
 from invert.ir.numbers import largest_gap, random_value
+from invert.ir.types import Value
 from invert.modules import save
 from invert.modules.dimensions import (
     at_numbers,
@@ -90,7 +91,7 @@ def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
-def _arguments(function: Function, shapes: Sequence[Sequence[int]]) -> list[Any]:
+def _arguments(function: Function, shapes: Sequence[Sequence[int]]) -> list[Value]:
     """Random arguments of these shapes."""
     rng = np.random.default_rng(0)
     return [
@@ -133,15 +134,17 @@ def _compare_original(
         found.lines.append(f"  not compared with the original, which does not run: {error}")
         return
     if results is None:
-        found.lines.append("  not compared with the original: nothing here runs it")
+        found.lines.append("  not compared with the original: nothing installed here can run it")
         return
     largest = 0.0
     for i, (x, y) in enumerate(zip(here, results, strict=True)):
         gap, limit = _gap(x, np.asarray(y))
         largest = max(largest, gap)
         if not gap <= limit:
-            found.failures.append(f"result {i} differs from the original's by {gap:.3g} of it")
-    found.lines.append(f"  run beside the original: largest difference {largest:.3g} of a result")
+            found.failures.append(
+                f"result {i} differs from the original's by {gap:.3g} of its largest number"
+            )
+    found.lines.append(f"  compared with the original: largest relative difference {largest:.3g}")
 
 
 def _original(model: Model, name: str) -> original.Original | None:

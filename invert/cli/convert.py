@@ -41,7 +41,10 @@ def run(options: argparse.Namespace) -> int:
         module = model.load(config)
         progress("writing the source")
         if layers and not isinstance(module, (Module, Methods)):
-            raise UsageError(f"--layers: {model.path} is written already")
+            raise UsageError(
+                f"--layers: {model.path} was written by invert, so its layers are fixed; give the "
+                "model that it was converted from"
+            )
         save.save(
             module,
             target,

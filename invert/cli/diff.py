@@ -10,7 +10,7 @@ import json
 import re
 import shutil
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,7 @@ from invert.cli.terminal import coloured
 from invert.emission import difference
 from invert.ir.graph import is_var
 from invert.ir.numbers import largest_gap
-from invert.ir.types import AnyJaxpr
+from invert.ir.types import AnyJaxpr, Atom
 
 # With more differing lines than this, frequent lines are not used to align the others.
 _MANY = 2000
@@ -131,15 +131,15 @@ class Line:
 
     key: str
     text: str
-    reads: tuple[Any, ...] = ()
-    makes: tuple[Any, ...] = ()
+    reads: tuple[Atom, ...] = ()
+    makes: tuple[Atom, ...] = ()
 
 
 def _lines(program: ComparedProgram) -> list[Line]:
-    names: dict[Any, str] = {}
+    names: dict[Atom, str] = {}
     numbers = itertools.count()
 
-    def name(v: Any) -> str:
+    def name(v: Atom) -> str:
         if not is_var(v):
             return str(v.val)
         if v not in names:
@@ -157,7 +157,7 @@ def _lines(program: ComparedProgram) -> list[Line]:
     return lines
 
 
-def _body(jaxpr: AnyJaxpr, name: Any, indent: str) -> Iterator[Line]:
+def _body(jaxpr: AnyJaxpr, name: Callable[[Atom], str], indent: str) -> Iterator[Line]:
     for eqn in jaxpr.eqns:
         inner: list[tuple[str, Any]] = []
         texts = []
@@ -189,7 +189,7 @@ def _body(jaxpr: AnyJaxpr, name: Any, indent: str) -> Iterator[Line]:
     yield Line(f"{indent}return {kinds}", f"{indent}return {results}", tuple(jaxpr.outvars))
 
 
-def _says_something(value: Any) -> bool:
+def _says_something(value: object) -> bool:
     """Whether a parameter is printed: neither absent values nor functions of derivative rules."""
     if isinstance(value, tuple):
         return any(map(_says_something, value))
@@ -201,12 +201,12 @@ def _says_something(value: Any) -> bool:
 _SILENT = frozenset({"UnspecifiedValue", "WrappedFun"})
 
 
-def _value(value: Any) -> str:
+def _value(value: object) -> str:
     """A parameter as text, without the addresses of objects."""
     return re.sub(r" at 0x[0-9a-f]+", "", " ".join(str(value).split()))
 
 
-def _type(v: Any) -> str:
+def _type(v: Atom) -> str:
     aval = v.aval
     sizes = ",".join(map(str, getattr(aval, "shape", ())))
     return f"{getattr(aval, 'dtype', aval)}[{sizes}]"
@@ -226,7 +226,7 @@ Row = tuple[str, Line | None, Line | None]
 
 def _rows(a: Sequence[Line], b: Sequence[Line]) -> Iterator[Row]:
     """Lines side by side, marked `|` if they differ, `<` or `>` if one is missing."""
-    same: dict[Any, Any] = {}
+    same: dict[Atom, Atom] = {}
     one, two = ([line.key for line in lines] for lines in (a, b))
     junk = max(len(a), len(b)) > _MANY
     matcher = difflib.SequenceMatcher(None, one, two, autojunk=junk)
@@ -243,8 +243,8 @@ def _rows(a: Sequence[Line], b: Sequence[Line]) -> Iterator[Row]:
             yield mark, x, y
 
 
-def _corresponds(same: Mapping[Any, Any]) -> Any:
-    def test(v: Any, w: Any) -> bool:
+def _corresponds(same: Mapping[Atom, Atom]) -> Callable[[Atom, Atom], bool]:
+    def test(v: Atom, w: Atom) -> bool:
         if is_var(v) and is_var(w):
             return same.get(v) is w
         return not is_var(v) and not is_var(w) and str(v.val) == str(w.val)

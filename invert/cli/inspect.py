@@ -72,7 +72,10 @@ def run(options: argparse.Namespace) -> int:
         model = Model.of(options.model, options)
         if model.kind == "saved":
             if options.graph:
-                raise UsageError(f"--graph: {model.path} is written already, give the original")
+                raise UsageError(
+                    f"--graph: {model.path} was written by invert; give the model that it was "
+                    "converted from"
+                )
             return _saved(model, as_json=options.json)
         functions, others = [], ()
         try:

@@ -18,7 +18,7 @@ from invert.ir import jaxprs
 from invert.ir.avals import type_of_key
 from invert.ir.graph import is_var
 from invert.ir.sizes import Shape, evaluate, renaming, variables
-from invert.ir.types import AnyJaxpr, Jaxpr
+from invert.ir.types import AnyJaxpr, Jaxpr, Value
 from invert.modules.dimensions import at_numbers, dimension_order, named_shapes
 from invert.modules.function import Function
 from invert.modules.methods import Methods
@@ -41,7 +41,7 @@ class ComparedProgram:
     """
 
     jaxpr: Jaxpr
-    held: tuple[tuple[str, Any], ...]
+    held: tuple[tuple[str, Value], ...]
     arguments: tuple[str, ...]
 
 
@@ -80,7 +80,7 @@ def _anonymous(shapes: Sequence[Shape]) -> list[Shape]:
     return [tuple(evaluate(n, names) for n in shape) for shape in shapes] if names else [*shapes]
 
 
-def _of_function(function: Function, constants: Sequence[Any]) -> ComparedProgram:
+def _of_function(function: Function, constants: Sequence[Value]) -> ComparedProgram:
     stage = function.stage(_avals(function))
     values = stage.constants if len(stage.constants) != len(constants) else constants
     held = [(f"constant {i}", value) for i, value in enumerate(values)]
@@ -111,7 +111,7 @@ def _of_emitted(model: eqx.Module, other: Any) -> ComparedProgram:
     types = [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in values]
     drawn = [type_of_key()] if key else []
 
-    def run(*given: Any) -> Any:
+    def run(*given: Value) -> Value:
         held, rest = given[: len(values)], given[len(values) :]
         args, kwargs = jax.tree_util.tree_unflatten(in_tree, rest[: len(avals)])
         keywords = dict(kwargs) | ({key: rest[-1]} if key else {})
@@ -152,7 +152,7 @@ def _annotated(model: eqx.Module) -> tuple[list[str], list[jax.ShapeDtypeStruct]
 
 
 def _program(
-    closed: AnyJaxpr, held: Sequence[tuple[str, Any]], arguments: Sequence[str]
+    closed: AnyJaxpr, held: Sequence[tuple[str, Value]], arguments: Sequence[str]
 ) -> ComparedProgram:
     """A program with its equations and arrays in order of use."""
     jaxpr = open_jaxpr(jaxprs.map_jaxprs(strong(closed), _in_order))

@@ -20,7 +20,9 @@ def run(options: argparse.Namespace) -> int:
         config = config_of(options, progress, model.arguments)
         module = model.load(config)
         if not isinstance(module, (Module, Methods)):
-            raise UsageError(f"{model.path} is written already: see model.py in it")
+            raise UsageError(
+                f"{model.path} was written by invert: its source is model.py in that directory"
+            )
         progress("writing the source")
         emission = module.emit(
             layers=layers, typecheck=options.typecheck, loader=not options.no_loader

@@ -14,7 +14,7 @@ from invert._entry import ArgSpec, EntryPoint, Shardings, free_name
 from invert._errors import MalformedModelError, Problem, UnsupportedOpError
 from invert._private.jax import from_words, physical_type, stated_mesh, words_of
 from invert.frontends.stablehlo import given_names
-from invert.ir.types import Aval
+from invert.ir.types import Aval, Value
 from invert.stablehlo.program import ArrayType, Program
 
 _AGAIN = "Export the function again."
@@ -51,7 +51,7 @@ def entry_point(exported: jax.export.Exported | bytes | bytearray, *, config: Co
     ]
     args, kwargs = jax.tree_util.tree_unflatten(exported.in_tree, specs)
 
-    def fn(params: Any, *values: Any) -> list[Any]:
+    def fn(params: Sequence[Value], *values: Value) -> list[Value]:
         results = program.on_devices(*(words_of(values[i]) for i in kept))
         return [from_words(r, aval.dtype) for r, aval in zip(results, out_avals, strict=True)]
 

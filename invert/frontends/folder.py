@@ -13,13 +13,10 @@ import stat
 import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
 
 from invert._errors import Problem
 from invert.protos.messages import parse
-
-if TYPE_CHECKING:
-    from invert.protos.types import AssetFileDef, MetaGraphDef
+from invert.protos.types import AssetFileDef, MetaGraphDef
 
 _ASSETS = "saved_model_assets"
 _REMEDY = (
@@ -50,7 +47,7 @@ def assets_of(meta: MetaGraphDef) -> Iterable[AssetFileDef]:
     if meta.asset_file_def or _ASSETS not in meta.collection_def:
         return meta.asset_file_def
     values = meta.collection_def[_ASSETS].any_list.value
-    return [parse("AssetFileDef", v.value, "an asset of the model") for v in values]
+    return [parse(AssetFileDef, v.value, "an asset of the model") for v in values]
 
 
 def files_of(directory: Path, assets: Sequence[str]) -> Files:

@@ -13,6 +13,7 @@ import numpy as np
 from invert._entry import ArgSpec, EntryPoint, Param
 from invert._errors import MalformedModelError, Problem, SignatureError, UnsupportedOpError
 from invert.frontends.signature import Signature, check_numeric, split_signature
+from invert.ir.types import Value
 from invert.primitives.tf.control_flow import checks_of
 from invert.protos.tensors import decode_dtype
 from invert.tf.fallback.host import host_entry, text_problems
@@ -40,22 +41,22 @@ class _Run:
     signature: Signature
     handles: Sequence[Resource]
     results: Sequence[tuple[int, np.dtype]]
-    feeds: Sequence[Any]
+    feeds: Sequence[Value]
     checks: Sequence[Resource]
     assigned: Sequence[Resource]
     problems: Sequence[Problem]
 
-    def __call__(self, param_values: Sequence[Any], *flat_args: Any) -> list[Any]:
+    def __call__(self, param_values: Sequence[Value], *flat_args: Value) -> list[Value]:
         if self.problems:
             raise UnsupportedOpError(self.problems)
-        state: dict[Resource, Any] = dict(zip(self.handles, param_values, strict=True))
+        state: dict[Resource, Value] = dict(zip(self.handles, param_values, strict=True))
         state.update(dict.fromkeys(self.checks, np.zeros((), bool)))
         if self.program.draws:
             flat_args, state[KEY] = flat_args[:-1], flat_args[-1]
         leaves = jax.tree_util.tree_leaves((self.signature.args, self.signature.kwargs))
         strict = self.program.graph.config.strict_shapes
         _check_arguments(self.name, leaves, flat_args, strict=strict)
-        values: list[Any] = [None] * len(self.signature.order)
+        values: list[Value] = [None] * len(self.signature.order)
         for position, value in zip(self.signature.order, flat_args, strict=True):
             values[position] = value
         found = self.program.run([*values, *self.feeds], state)
@@ -84,7 +85,7 @@ def graph_entry(
     program: Analysis,
     signature: Signature,
     results: tuple[Sequence[int], Any, Any, Sequence[np.dtype]],
-    feeds: Sequence[Any],
+    feeds: Sequence[Value],
     params: Sequence[Param],
     *,
     name: str,
@@ -148,7 +149,7 @@ def function_entry(
     signature: Signature,
     results: tuple[Sequence[int], Any, Any],
     outputs: Sequence[tuple[str, int]],
-    feeds: Sequence[Any],
+    feeds: Sequence[Value],
     params: Sequence[Param],
     problems: Sequence[Problem] = (),
     *,
@@ -186,7 +187,7 @@ def function_entry(
     )  # fmt: skip
 
 
-def without_text(graph: Graph, signature: Signature, feeds: Sequence[Any] = ()) -> Signature:
+def without_text(graph: Graph, signature: Signature, feeds: Sequence[Value] = ()) -> Signature:
     """Replace string arguments by the numeric tensors that the graph computes from them.
 
     Serialized examples are always parsed by the caller, other strings on request. The main body of
@@ -236,7 +237,7 @@ def _named(found: Split) -> set[str]:
     return {n.op for n in found.front if n.op.startswith("LookupTable") or host_entry(n)}
 
 
-def _known(signature: Signature, feeds: Sequence[Any]) -> list[bool]:
+def _known(signature: Signature, feeds: Sequence[Value]) -> list[bool]:
     """Whether each input of the graph is a constant."""
     constants = [f is not None and not isinstance(f, Resource) for f in feeds]
     return [False] * len(signature.order) + constants
@@ -284,7 +285,7 @@ def _held(node: Node) -> np.ndarray | None:
     where = {"container": node.attr("container", ""), "shared_name": variable_name(node)}
     dtype, shape = node.attrs["dtype"].type, node.attr("shape")
 
-    def read() -> Any:
+    def read() -> Value:
         if node.op == "VarHandleOp":
             handle = tf.raw_ops.VarHandleOp(dtype=dtype, shape=shape, **where)
             return tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
@@ -313,7 +314,7 @@ def unique(name: str, taken: set[str]) -> str:
 
 
 def _check_arguments(
-    name: str, specs: Sequence[ArgSpec], values: Sequence[Any], *, strict: bool
+    name: str, specs: Sequence[ArgSpec], values: Sequence[Value], *, strict: bool
 ) -> None:
     if len(specs) != len(values):
         raise SignatureError(f"{name} takes {len(specs)} arrays, got {len(values)}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
@@ -16,13 +16,11 @@ from invert.frontends.signature import Signature, numbered
 from invert.protos.messages import own
 from invert.protos.ops import op_def
 from invert.protos.tensors import decode_shape
+from invert.protos.types import GraphDef, NodeDef
 from invert.tf.graph.library import Library
 from invert.tf.interpreter.analysis import Analysis
 from invert.tf.interpreter.graph import Graph
 from invert.tf.ops.node import decode_attr
-
-if TYPE_CHECKING:
-    from invert.protos.types import GraphDef, NodeDef
 
 
 @nested_too_deep("the graph")
@@ -110,7 +108,7 @@ def read(graph_def: object) -> GraphDef:
 
     **Raises:** `MalformedModelError` if the bytes are not a graph.
     """
-    return own(graph_def, "GraphDef", "the graph")
+    return own(graph_def, GraphDef, "the graph")
 
 
 def _spec(name: str, node: NodeDef) -> ArgSpec:

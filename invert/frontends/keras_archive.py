@@ -64,7 +64,7 @@ def entry_point(path: str | os.PathLike[str], *, config: Config, strict: bool = 
     model = load(file, config.custom_objects)
     specs = input_specs(model)
     if specs is None:
-        raise SignatureError(f"{file}: the model does not know its inputs. {_REMEDY}")
+        raise SignatureError(f"{file}: the model does not declare its inputs. {_REMEDY}")
 
     def call(inputs: Any) -> Any:
         return model(inputs, training=False)

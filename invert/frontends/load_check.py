@@ -20,27 +20,29 @@ import functools
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from invert._errors import Problem
 from invert._private.tensorflow import tf_restored_class
 from invert.frontends.folder import assets_of
-from invert.protos.messages import message
+from invert.protos.messages import M, message
 from invert.protos.ops import op_def
+from invert.protos.types import (
+    FunctionDef,
+    GraphDef,
+    MetaGraphDef,
+    NodeDef,
+    SavedModel,
+    SavedUserObject,
+    TrackableObjectGraph,
+    VariableDef,
+)
 from invert.tf.fallback.host_ops import ON_TEXT, PURE, REFUSED
 from invert.tf.interpreter.registry import REGISTRY
 from invert.tf.ops.node import import_tensorflow
 
 if TYPE_CHECKING:
-    from invert.protos.types import (
-        FunctionDef,
-        GraphDef,
-        Messages,
-        MetaGraphDef,
-        NodeDef,
-        SavedModel,
-        SavedUserObject,
-    )
+    from invert.protos.containers import Messages
 
 # Children of restored objects that the loader calls.
 _CALLED = frozenset(("_create_resource", "_initialize", "_destroy_resource"))
@@ -120,7 +122,7 @@ def checkpoint_problems(prefix: str) -> list[Problem]:
         text = tf.train.load_checkpoint(prefix).get_tensor(_OBJECT_GRAPH)
     except (LookupError, TypeError, ValueError, RuntimeError, tf.errors.OpError):
         return []  # not of version 2, or damaged, which the loader reports
-    graph = _parsed("TrackableObjectGraph", text)
+    graph = _parsed(TrackableObjectGraph, text)
     return [
         Problem(
             "object",
@@ -316,7 +318,7 @@ class _Check:
             names += [t.name for t in meta.signature_def[_INIT_SIGNATURE].outputs.values()]
         if "local_variables" in meta.collection_def:
             for data in meta.collection_def["local_variables"].bytes_list.value:
-                variable = _parsed("VariableDef", data)
+                variable = _parsed(VariableDef, data)
                 names.append(variable.initializer_name)
         return names
 
@@ -511,11 +513,11 @@ def _is_given(text: str, nodes: Mapping[str, NodeDef], files: frozenset[str]) ->
     return True
 
 
-def _parsed(name: str, data: bytes) -> Any:
+def _parsed(kind: type[M], data: bytes) -> M:
     """Parse a message; damaged bytes result in an empty one, which TensorFlow reports."""
     from google.protobuf.message import DecodeError
 
-    made = message(name)()
+    made = message(kind)()
     try:
         made.ParseFromString(data)
     except DecodeError:

@@ -12,7 +12,7 @@ import re
 import types
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -30,15 +30,13 @@ from invert.frontends.tables import filled_by
 from invert.protos.messages import parse
 from invert.protos.ops import op_def
 from invert.protos.tensors import decode_dtype, decode_shape, decode_tensor, type_name
+from invert.protos.types import MetaGraphDef, NodeDef, SignatureDef, TensorInfo, VariableDef
 from invert.tf.fallback.host import StoredTable
 from invert.tf.gradients.saved import SavedGradients
 from invert.tf.graph.check import parse_tensor
 from invert.tf.graph.library import Library
 from invert.tf.interpreter.analysis import Analysis
 from invert.tf.interpreter.graph import Graph
-
-if TYPE_CHECKING:
-    from invert.protos.types import MetaGraphDef, NodeDef, SignatureDef, TensorInfo, VariableDef
 
 _VARIABLES = frozenset(("VarHandleOp", "Variable", "VariableV2"))
 _ASSIGNS = frozenset(("Assign", "AssignVariableOp"))
@@ -253,7 +251,7 @@ class _Variables:
             if key in self._meta.collection_def:
                 for data in self._meta.collection_def[key].bytes_list.value:
                     where = f"a variable of {self._directory}"
-                    variable = parse("VariableDef", data, where)
+                    variable = parse(VariableDef, data, where)
                     found.setdefault(variable.variable_name.partition(":")[0], variable)
         return found
 
@@ -263,7 +261,7 @@ class _Variables:
         trained: set[str] = set()
         if "trainable_variables" in listed:
             for data in listed["trainable_variables"].bytes_list.value:
-                variable = parse("VariableDef", data, f"a variable of {self._directory}")
+                variable = parse(VariableDef, data, f"a variable of {self._directory}")
                 trained.add(variable.variable_name.partition(":")[0])
         return {name: name in trained or v.trainable for name, v in self._defined.items()}
 

@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from invert._config import Config
 from invert._entry import EntryPoint, Param, Trace
@@ -34,16 +34,15 @@ from invert.frontends.signature import (
     read_signature,
     trace_names,
 )
+from invert.ir.types import Value
 from invert.protos import file_parts
 from invert.protos.messages import parse
 from invert.protos.ops import op_def
+from invert.protos.types import MetaGraphDef, SavedModel
 from invert.tf.gradients.saved import SavedGradients
 from invert.tf.graph.library import Library
 from invert.tf.interpreter.graph import Graph
 from invert.tf.ops.state import Resource
-
-if TYPE_CHECKING:
-    from invert.protos.types import MetaGraphDef, SavedFunction, SavedModel
 
 # The name TensorFlow gives to unnamed variables.
 _GENERIC = re.compile(r"Variable(_\d+)?")
@@ -188,7 +187,9 @@ def default_name(points: Mapping[str, EntryPoint]) -> str:
         return next(iter(points))
     if not points:
         raise SignatureError("the SavedModel has neither functions nor signatures")
-    raise SignatureError(f"say which function is meant, one of:\n{_listing(points)}")
+    raise SignatureError(
+        f"the SavedModel has several functions; choose one of:\n{_listing(points)}"
+    )
 
 
 def chosen_names(points: EntryPoints) -> list[str]:
@@ -215,11 +216,11 @@ def _listing(points: Mapping[str, EntryPoint]) -> str:
 
 def read_proto(directory: Path) -> SavedModel:
     """The `SavedModel` message of a directory, whole."""
-    return _read(directory, lambda name, file: (parse(name, file.read_bytes(), str(file)), None))[0]
+    return _read(directory, lambda kind, file: (parse(kind, file.read_bytes(), str(file)), None))[0]
 
 
 def _read(
-    directory: Path, read: Callable[[str, Path], tuple[SavedModel, T]]
+    directory: Path, read: Callable[[type[SavedModel], Path], tuple[SavedModel, T]]
 ) -> tuple[SavedModel, T]:
     """The result of `read` for the `SavedModel` file, which must hold a graph."""
     if not directory.is_dir():
@@ -232,7 +233,7 @@ def _read(
     if found.problems:
         raise UnsupportedOpError(found.problems)
     try:
-        proto, parts = read("SavedModel", file)
+        proto, parts = read(SavedModel, file)
         empty = file.stat().st_size == 0
     except OSError as e:
         raise MalformedModelError(f"{file} cannot be read as a SavedModel: {e}") from e
@@ -383,7 +384,7 @@ class _Model:
         needed = set(program.main.order)
         params: dict[int, Param] = {}
         handles: dict[int, Resource] = {}
-        feeds: list[Any] = []
+        feeds: list[Value] = []
         problems: list[Problem] = []
         taken: set[str] = set()
         for i, index in enumerate(concrete.captures, count):

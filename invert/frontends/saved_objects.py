@@ -11,7 +11,7 @@ import functools
 import types
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -28,11 +28,9 @@ from invert.frontends.structured import (
 from invert.frontends.tables import Buckets, Filled, buckets_of, filled_by
 from invert.protos.messages import parse
 from invert.protos.tensors import decode_dtype, decode_shape, decode_tensor
+from invert.protos.types import MetaGraphDef, TrackableObjectGraph
 from invert.tf.fallback.host import StoredTable
 from invert.tf.graph.library import Library
-
-if TYPE_CHECKING:
-    from invert.protos.types import MetaGraphDef
 
 # The key of the object graph in a checkpoint.
 _OBJECTS = "_CHECKPOINTABLE_OBJECT_GRAPH"
@@ -205,7 +203,7 @@ class SavedObjects:
         text = self.checkpoint.value(_OBJECTS)
         data = text.item() if text.size == 1 and text.dtype == object else b""
         where = f"the objects in the variables of {self._directory}"
-        nodes = parse("TrackableObjectGraph", data, where).nodes
+        nodes = parse(TrackableObjectGraph, data, where).nodes
         found: dict[tuple[int, str], str] = {}
         pairs = {0: 0} if nodes and self.graph.nodes else {}
         pending = list(pairs.items())

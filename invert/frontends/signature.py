@@ -7,7 +7,7 @@ import inspect
 import itertools
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import jax
 import numpy as np
@@ -24,6 +24,25 @@ _POSITIONAL = (
     inspect.Parameter.POSITIONAL_ONLY,
     inspect.Parameter.POSITIONAL_OR_KEYWORD,
 )
+
+
+class ConcreteFunction(Protocol):
+    """What is read of a concrete function, of TensorFlow or in a file.
+
+    **Attributes:**
+
+    - `function_type`: holds the `parameters` by name.
+    """
+
+    @property
+    def structured_input_signature(self) -> tuple[tuple[Any, ...], dict[str, Any]]: ...
+    @property
+    def structured_outputs(self) -> Any: ...
+    @property
+    def function_type(self) -> Any: ...
+
+
+C = TypeVar("C", bound=ConcreteFunction)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -172,11 +191,13 @@ def _has_tensor(x: object) -> bool:
     return any(isinstance(leaf, _Leaf) for leaf in jax.tree_util.tree_leaves(x))
 
 
-def _structured(concrete: Any) -> tuple[tuple[Any, ...], dict[str, Any], list[inspect.Parameter]]:
+def _structured(
+    concrete: ConcreteFunction,
+) -> tuple[tuple[Any, ...], dict[str, Any], list[inspect.Parameter]]:
     """Marked arguments and keyword arguments, and the positional parameters."""
     structured = concrete.structured_input_signature
     if structured is None:
-        raise SignatureError("the concrete function does not know the structure of its arguments")
+        raise SignatureError("the concrete function does not record the structure of its arguments")
     args, kwargs = _mark(structured)
     positional = [p for p in concrete.function_type.parameters.values() if p.kind in _POSITIONAL]
     return tuple(args), kwargs, positional
@@ -195,7 +216,7 @@ def _optional(parameter: inspect.Parameter, owner: Any) -> bool:
 
 
 def read_signature(
-    concrete: Any, original: inspect.Signature | None = None, owner: Any = None
+    concrete: ConcreteFunction, original: inspect.Signature | None = None, owner: Any = None
 ) -> Signature:
     """The signature of a concrete function.
 
@@ -429,7 +450,9 @@ def numbered(tree: Any) -> Any:
     return ordered(tree, structure.unflatten(range(len(leaves))))
 
 
-def read_outputs(concrete: Any) -> tuple[tuple[int, ...], jax.tree_util.PyTreeDef, Any]:
+def read_outputs(
+    concrete: ConcreteFunction,
+) -> tuple[tuple[int, ...], jax.tree_util.PyTreeDef, Any]:
     """The number of the graph output for each leaf of the result, and its structure.
 
     The last result is that structure as `EntryPoint.outputs`.
@@ -462,7 +485,7 @@ def tensor_spec(x: Any, *, scalars: bool) -> Any:
 
 
 def matches(
-    concrete: Any,
+    concrete: ConcreteFunction,
     args: Arguments,
     kwargs: Keywords,
     *,
@@ -490,7 +513,7 @@ def matches(
 
 
 def picked(
-    concrete: Any, owner: Any, args: Arguments, kwargs: Keywords, exact: bool
+    concrete: ConcreteFunction, owner: Any, args: Arguments, kwargs: Keywords, exact: bool
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
     """The arguments of a call, as passed to the entry point of one trace.
 
@@ -525,7 +548,7 @@ def picked(
 
 
 def picked_split(
-    concrete: Any,
+    concrete: ConcreteFunction,
     owner: Any,
     signature: Signature,
     args: Arguments,
@@ -588,7 +611,7 @@ def _type_of(given: Any) -> TensorSpec:
     return TensorSpec(shape, dtype, dtype.name, "")
 
 
-def describe(concrete: Any) -> str:
+def describe(concrete: ConcreteFunction) -> str:
     """One line that shows the arguments of a concrete function."""
     args, kwargs = concrete.structured_input_signature
     parts = [_describe(plain(a)) for a in args]
@@ -611,7 +634,7 @@ def _describe(x: Any) -> str:
     return repr(x)
 
 
-def trace_names(function: str, concretes: Sequence[Any]) -> list[str]:
+def trace_names(function: str, concretes: Sequence[C]) -> list[str]:
     """A name for each trace of a function: `f(training=True)` states what sets it apart.
 
     **Arguments:**
@@ -630,11 +653,11 @@ def trace_names(function: str, concretes: Sequence[Any]) -> list[str]:
     ]
 
 
-def default_trace(concretes: Sequence[Any], owner: Any) -> Any | None:
+def default_trace(concretes: Sequence[C], owner: Any) -> C | None:
     """The first trace that a call without optional arguments runs, if there is one."""
     stated = _stated_defaults(owner)
 
-    def is_default(concrete: Any) -> bool:
+    def is_default(concrete: ConcreteFunction) -> bool:
         args, kwargs, parameters = _structured(concrete)
         names = _argument_names(len(args), parameters)
         given = dict(zip(names, args, strict=True)) | kwargs
@@ -647,7 +670,7 @@ def default_trace(concretes: Sequence[Any], owner: Any) -> Any | None:
     return next(filter(is_default, concretes), None)
 
 
-def _by_name(concrete: Any) -> dict[str, Any]:
+def _by_name(concrete: ConcreteFunction) -> dict[str, Any]:
     """The arguments of a concrete function by name, with plain types for tensors."""
     args, kwargs = concrete.structured_input_signature
     parameters = [p for p in concrete.function_type.parameters.values() if p.kind in _POSITIONAL]
@@ -657,16 +680,16 @@ def _by_name(concrete: Any) -> dict[str, Any]:
     return {name: plain(value) for name, value in given.items()}
 
 
-def distinct(concretes: Sequence[Any]) -> list[Any]:
+def distinct(concretes: Sequence[C]) -> list[C]:
     """One function per signature; saving traces functions again."""
-    functions: list[Any] = []
+    functions: list[C] = []
     for concrete in concretes:
         if not any(same_signature(concrete, other) for other in functions):
             functions.append(concrete)
     return functions
 
 
-def same_signature(one: Any, other: Any) -> bool:
+def same_signature(one: ConcreteFunction, other: ConcreteFunction) -> bool:
     """Whether two concrete functions take the same arguments, ignoring tensor names."""
     trees = [jax.tree_util.tree_flatten(_structured(c)[:2]) for c in (one, other)]
     return trees[0][1] == trees[1][1] and all(

@@ -15,6 +15,7 @@ import numpy as np
 from invert._config import Config
 from invert._entry import ArgSpec, EntryPoint, Param
 from invert._errors import MalformedModelError, SignatureError
+from invert.ir.types import Value
 from invert.stablehlo.ops.attributes import (
     location_name,
 )
@@ -68,7 +69,7 @@ def entry_points(
     *,
     config: Config,
     signature: str | None = None,
-    params: Mapping[str, Any] | None = None,
+    params: Mapping[str, Value] | None = None,
     names: Names | None = None,
 ) -> dict[str, EntryPoint]:
     """The entry points of a StableHLO module; arguments and results are flat.
@@ -108,7 +109,7 @@ def _entry_point(
     free = [spec for spec in specs if spec.name not in values]
     weights = list(values)
 
-    def fn(held: Sequence[Any], *given: Any) -> list[Any]:
+    def fn(held: Sequence[Value], *given: Value) -> list[Value]:
         at, rest = dict(zip(weights, held, strict=True)), iter(given)
         return program.on_devices(*(at[s.name] if s.name in at else next(rest) for s in specs))
 
@@ -166,7 +167,7 @@ def _names_by_function(
 
 def _named(program: Program, names: Mapping[str, str] | Sequence[str] | None) -> list[ArgSpec]:
     """The arguments of a program, by the names that they are given."""
-    plain = _plain(program)
+    plain = [f"arg{i}" for i in range(len(program.in_types))]
     own = list(given_names(program) or plain)
     if isinstance(names, Mapping):
         if unknown := [n for n in names if n not in own and n not in plain]:
@@ -185,13 +186,8 @@ def _named(program: Program, names: Mapping[str, str] | Sequence[str] | None) ->
     return [ArgSpec(name, shape, dtype) for name, (shape, dtype) in types]
 
 
-def _plain(program: Program) -> list[str]:
-    """Names of the arguments by position."""
-    return [f"arg{i}" for i in range(len(program.in_types))]
-
-
 def _weights(
-    specs: Mapping[str, Sequence[ArgSpec]], params: Mapping[str, Any]
+    specs: Mapping[str, Sequence[ArgSpec]], params: Mapping[str, Value]
 ) -> dict[str, np.ndarray]:
     """The values of arguments by name, compared with their types in each function.
 

@@ -7,15 +7,13 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from invert._errors import MalformedModelError
 from invert.protos.tensors import decode_dtype, decode_shape, decode_tensor, type_name
-
-if TYPE_CHECKING:
-    from invert.protos.types import FunctionSpec, StructuredValue, TypeSpecProto
+from invert.protos.types import FunctionSpec, StructuredValue, TypeSpecProto
 
 # The types of `TypeSpecProto` (tensorflow/core/protobuf/struct.proto, TensorFlow 2.21).
 _SPARSE, _SLICES, _RAGGED, _VARIABLE = 1, 2, 3, 9

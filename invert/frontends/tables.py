@@ -5,16 +5,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from invert._errors import MalformedModelError
 from invert.protos.tensors import STRING, decode_dtype, decode_shape, decode_tensor, type_name
+from invert.protos.types import Attributes, NodeDef
 from invert.tf.graph.check import parse_tensor
-
-if TYPE_CHECKING:
-    from invert.protos.types import Attributes, NodeDef
 
 _IMPORTS = frozenset(
     "InitializeTable InitializeTableV2 LookupTableImport LookupTableImportV2".split()
@@ -84,7 +82,10 @@ class Filled:
         if index != _WHOLE_LINE:
             delimiter = self.attrs["delimiter"].s if "delimiter" in self.attrs else b"\t"
             if not delimiter or index < 0:
-                raise MalformedModelError(f"{self.file} is not read as a table")
+                raise MalformedModelError(
+                    f"{self.file} cannot be read as a table: its delimiter is {delimiter!r}, and "
+                    f"the column is {index}"
+                )
             parts = [row.split(delimiter) for row in rows]
             if short := [i for i, p in enumerate(parts) if index >= len(p)]:
                 raise MalformedModelError(f"{self.file}: line {short[0] + 1} has no column {index}")
@@ -200,7 +201,9 @@ def buckets_of(function: Any) -> Buckets | None:
             if n is not None and n.op == "Const"
         )
         if len(unused) != 2 or unused[0].shape != unused[1].shape:
-            raise MalformedModelError(f"node {node.name!r} has no empty and no deleted key")
+            raise MalformedModelError(
+                f"node {node.name!r} lacks the keys that mark empty and deleted entries"
+            )
         shape = decode_shape(node.attr["value_shape"].shape) if "value_shape" in node.attr else ()
         if shape is None or None in shape:
             raise MalformedModelError(f"node {node.name!r} has values of unknown shape")

@@ -21,6 +21,7 @@ import numpy as np
 from invert._config import Config
 from invert._entry import EntryPoint, Param
 from invert._errors import Problem, SignatureError, nested_too_deep
+from invert._private.jax import function_of_jax2tf
 from invert._private.tensorflow import (
     keras_variables,
     tf_concrete_functions,
@@ -48,9 +49,10 @@ from invert.frontends.signature import (
     read_signature,
     tensor_spec,
 )
-from invert.ir.types import Arguments, Keywords
+from invert.ir.types import Arguments, Keywords, Value
 from invert.protos.messages import own
 from invert.protos.ops import Definition, op_def
+from invert.protos.types import OpDef
 from invert.tf.fallback.host import table
 from invert.tf.gradients.read import read_gradient
 from invert.tf.interpreter.graph import Graph
@@ -246,16 +248,10 @@ def _short(x: Any) -> Any:
 
 
 def _jax_signature(fn: Any) -> inspect.Signature | None:
-    """Signature of the JAX function in the closure of a result of `jax2tf.convert`.
-
-    The result takes `(*args_tf, **kwargs_tf)` and does not expose the wrapped function, but keeps
-    it as `fun_jax` (jax/experimental/jax2tf/jax2tf.py, jax 0.10 to 0.12).
-    """
-    if not inspect.isfunction(fn) or fn.__name__ != "converted_fun_tf":
-        return None
-    wrapped = inspect.getclosurevars(fn).nonlocals.get("fun_jax")
+    """Signature of the JAX function in a result of `jax2tf.convert`."""
+    wrapped = function_of_jax2tf(fn)
     try:
-        return inspect.signature(wrapped) if callable(wrapped) else None
+        return None if wrapped is None else inspect.signature(wrapped)
     except ValueError:  # a builtin without a signature
         return None
 
@@ -279,8 +275,8 @@ def _from_callable(
     if layer and not args and not any(isinstance(s, tf.TypeSpec) for s in specs):
         if (inputs := input_specs(fn)) is None:
             raise SignatureError(
-                f"the Keras model {name} does not know its inputs; pass an example or their types, "
-                "as in invert.convert(model, tf.TensorSpec([None, 20]))"
+                f"the Keras model {name} does not declare its inputs; pass an example or their "
+                "types, as in invert.convert(model, tf.TensorSpec([None, 20]))"
             )
         return _from_callable(fn, (inputs,), kwargs, config, name, strict=strict)
     if layer and args:
@@ -324,8 +320,7 @@ def _name_of_callable(fn: Any) -> str:
     """The name of a callable."""
     if is_layer(fn):
         return str(fn.name)
-    wrapped = inspect.getclosurevars(fn).nonlocals.get("fun_jax") if _jax_signature(fn) else fn
-    return str(getattr(wrapped, "__name__", "function"))
+    return str(getattr(function_of_jax2tf(fn) or fn, "__name__", "function"))
 
 
 def _build(
@@ -400,7 +395,7 @@ def _captures(
     owners = {id(v.handle): v for v in concrete.graph.variables}
     params: list[Param] = []
     handles: dict[int, Resource] = {}
-    feeds: list[Any] = []
+    feeds: list[Value] = []
     problems: list[Problem] = []
     names: set[str] = set()
     numbers: list[int | None] = []
@@ -453,7 +448,7 @@ def _op_def_lookup(graph: Any) -> Callable[[str], Definition | None]:
             return known
         try:
             proto = graph.op_def_for_type(op)
-            return Definition.of(own(proto, "OpDef", f"the definition of tf.{op}"))
+            return Definition.of(own(proto, OpDef, f"the definition of tf.{op}"))
         except (tf.errors.NotFoundError, ValueError, KeyError, RuntimeError):
             return None
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import MutableMapping, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -40,7 +39,7 @@ def aligned_room(size: int) -> np.ndarray:
     return room[start : start + size]
 
 
-def device_array(value: Any) -> Array | np.ndarray:
+def device_array(value: Array | np.ndarray) -> Array | np.ndarray:
     """A device array; a NumPy array where JAX would narrow its dtype.
 
     Read-only memory is shared where the device allows it. Other memory is copied, since its holder
@@ -49,7 +48,7 @@ def device_array(value: Any) -> Array | np.ndarray:
     return device_arrays([value])[0]
 
 
-def device_arrays(values: Sequence[Any]) -> list[Array | np.ndarray]:
+def device_arrays(values: Sequence[Array | np.ndarray]) -> list[Array | np.ndarray]:
     """`device_array` of each value. JAX takes many at once in far less time than one by one."""
     arrays = list(values)
     shared: dict[int, np.ndarray] = {}

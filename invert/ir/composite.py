@@ -1,4 +1,4 @@
-"""Composites: functions that compilers know by a name."""
+"""Composites: functions that compilers recognize by name."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from invert.ir.types import ClosedJaxpr, Eqn, Jaxpr
 def composite(
     name: str, version: int = 0, attributes: dict[str, Any] | None = None
 ) -> Callable[..., Any]:
-    """Mark a function for compilers that know it as the composite `name`.
+    """Mark a function for compilers that recognize it as the composite `name`.
 
     Derivatives and `jax.vmap` are those of the function itself.
     """

@@ -1,4 +1,4 @@
-"""Loops that count from zero, and the rows that they read and collect one by one."""
+"""Loops that count from zero, and the rows that they read and collect step by step."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ from invert._private.jax import (
     min_dim,
     open_jaxpr,
     rename,
+    renamed,
 )
 from invert.ir.graph import Graph
-from invert.ir.jaxprs import map_jaxprs
+from invert.ir.jaxprs import map_jaxprs, with_equations
 from invert.ir.kinds import LAYOUT
 from invert.ir.loops import WhileParts
 from invert.ir.sizes import DimSize, is_open
@@ -126,10 +127,10 @@ def _limits(holds: Atom, test: Graph) -> list[tuple[Atom, DimSize]] | None:
 
 
 def with_counted_places(closed: J) -> J:
-    """Drop the adjustment of negative places where a loop reads all rows of an array.
+    """Drop the adjustment of negative indices where a loop reads every row of an array.
 
-    What a loop collects of such rows, as TensorFlow's do for their gradients, is replaced by the
-    array; that carry is then unused.
+    Where a loop only collects these rows again, as TensorFlow's loops do for their gradients, the
+    array itself is used instead, and the carry becomes dead.
     """
 
     def one(jaxpr: Jaxpr) -> Jaxpr:
@@ -139,11 +140,10 @@ def with_counted_places(closed: J) -> J:
             new = _with_rows(eqn) if eqn.primitive is lax.while_p else eqn
             eqns.append(new)
             found = _collected(new) if new.primitive is lax.while_p else ()
-            names |= {v: names.get(a, a) if isinstance(a, Var) else a for v, a in found}
+            names |= {v: renamed([a], names)[0] for v, a in found}
         if names:
             return dce(rename(jaxpr.replace(eqns=eqns), names))
-        same = all(a is b for a, b in zip(eqns, jaxpr.eqns, strict=True))
-        return jaxpr if same else jaxpr.replace(eqns=eqns)
+        return with_equations(jaxpr, eqns)
 
     return map_jaxprs(closed, one)
 
@@ -205,7 +205,7 @@ def _collected(eqn: Eqn) -> Iterator[tuple[Var, Atom]]:
 
 
 def _adds_axes(eqn: Eqn) -> bool:
-    """Whether an equation adds or drops axes of size one alone."""
+    """Whether an equation only adds or removes axes of size one."""
     if eqn.primitive.name not in LAYOUT - {"transpose"} or len(eqn.invars) != 1:
         return False
     one, two = ([n for n in v.aval.shape if n != 1] for v in (eqn.invars[0], eqn.outvars[0]))
@@ -214,7 +214,7 @@ def _adds_axes(eqn: Eqn) -> bool:
 
 
 def _reads_rows(place: Var, loop: Counted) -> bool:
-    """Whether a place only reads rows of arrays that have one for each step."""
+    """Whether an index only selects rows of arrays with one row per step."""
     return place not in loop.body.jaxpr.outvars and all(
         e.primitive is lax.dynamic_slice_p
         and e.invars[0] in loop.consts

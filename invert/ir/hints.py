@@ -15,7 +15,7 @@ import numpy as np
 
 from invert._private.jax import names_of, open_jaxpr, rename, with_names
 from invert.ir.interpret import bind, retrace
-from invert.ir.jaxprs import equations, map_jaxprs
+from invert.ir.jaxprs import equations, map_equations, map_jaxprs
 from invert.ir.types import AnyJaxpr, Atom, ClosedJaxpr, Eqn, J, Jaxpr, Literal, Value, Var
 
 _SIGN = "="
@@ -88,16 +88,12 @@ def without_hint(names: tuple[str, ...]) -> tuple[str, ...]:
 def without_hints(closed: J) -> J:
     """The program without hints."""
 
-    def strip(jaxpr: Jaxpr) -> Jaxpr:
-        eqns = []
-        for eqn in jaxpr.eqns:
-            names = names_of(eqn)
-            kept = without_hint(names)
-            eqns.append(eqn if kept == names else with_names(eqn, kept))
-        same = all(a is b for a, b in zip(eqns, jaxpr.eqns, strict=True))
-        return jaxpr if same else jaxpr.replace(eqns=eqns)
+    def strip(eqn: Eqn) -> Eqn:
+        names = names_of(eqn)
+        kept = without_hint(names)
+        return eqn if kept == names else with_names(eqn, kept)
 
-    return map_jaxprs(closed, strip)
+    return map_equations(closed, strip)
 
 
 def names_primitives(closed: AnyJaxpr) -> bool:

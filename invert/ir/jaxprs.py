@@ -182,22 +182,44 @@ def map_jaxprs(closed: J, function: Callable[[Jaxpr], Jaxpr]) -> J:
     return cast(J, visit(closed))
 
 
+def with_equations(jaxpr: Jaxpr, eqns: Sequence[Eqn]) -> Jaxpr:
+    """The jaxpr with these equations; itself if they are its own."""
+    return jaxpr if list(eqns) == list(jaxpr.eqns) else jaxpr.replace(eqns=list(eqns))
+
+
+def map_equations(closed: J, function: Callable[[Eqn], Eqn]) -> J:
+    """Apply `function` to each equation, inner ones first, see `map_jaxprs`."""
+    return map_jaxprs(
+        closed, lambda jaxpr: with_equations(jaxpr, [function(e) for e in jaxpr.eqns])
+    )
+
+
+def reshape_in_place_of(eqn: Eqn, x: Atom, out: Var) -> Eqn:
+    """A reshape of `x` to `out`, with the name and place of an equation."""
+    params = {"new_sizes": tuple(out.aval.shape), "dimensions": None, "sharding": None}
+    return eqn.replace(
+        primitive=lax.reshape_p, invars=[x], outvars=[out], params=params, effects=set()
+    )
+
+
+def broadcast_in_place_of(eqn: Eqn, x: Atom, out: Var, dimensions: Iterable[int]) -> Eqn:
+    """A broadcast of `x` to `out`, with the name and place of an equation."""
+    shape, places = tuple(out.aval.shape), tuple(dimensions)
+    params = {"shape": shape, "broadcast_dimensions": places, "sharding": None}
+    return eqn.replace(
+        primitive=lax.broadcast_in_dim_p, invars=[x], outvars=[out], params=params, effects=set()
+    )
+
+
 def as_lowered(closed: J) -> J:
     """Replace each `squeeze` by a reshape, as lowering does."""
-    primitive: Any = lax.reshape_p
 
-    def one(jaxpr: Jaxpr) -> Jaxpr:
-        if not any(e.primitive is lax.squeeze_p for e in jaxpr.eqns):
-            return jaxpr
-        eqns = list(jaxpr.eqns)
-        for i, eqn in enumerate(eqns):
-            if eqn.primitive is lax.squeeze_p:
-                shape = tuple(eqn.outvars[0].aval.shape)
-                params = {"new_sizes": shape, "dimensions": None, "sharding": None}
-                eqns[i] = eqn.replace(primitive=primitive, params=params)
-        return jaxpr.replace(eqns=eqns)
+    def one(eqn: Eqn) -> Eqn:
+        if eqn.primitive is not lax.squeeze_p:
+            return eqn
+        return reshape_in_place_of(eqn, eqn.invars[0], eqn.outvars[0])
 
-    return map_jaxprs(closed, one)
+    return map_equations(closed, one)
 
 
 def copied(eqns: Iterable[Eqn], env: dict[Var, Atom]) -> list[Eqn]:

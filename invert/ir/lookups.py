@@ -1,4 +1,4 @@
-"""Gives lookups one form, in which negative indices count from the end."""
+"""Brings lookups into one form, in which negative indices count from the end."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from invert._private.jax import names_of, with_names
 from invert.ir.graph import Graph, is_var
 from invert.ir.types import Atom, Eqn, Jaxpr, Literal, Var
 
-# What `jnp.take` is called in a program; the second operand is the index.
+# The name of `jnp.take` in a program; its second operand is the index.
 _TAKE = "_take"
 
 
 def with_wrapped_positions(jaxpr: Jaxpr) -> Jaxpr:
-    """Lets the lookup of positions `0, 1, ...` wrap negative indices if another lookup does.
+    """Let the lookup of positions `0, 1, ...` wrap negative indices if another lookup does.
 
-    No position is negative, so this changes nothing, but both lookups are the same layer then.
+    No position is negative, so no result changes, and both lookups become the same layer.
     """
     graph = Graph(jaxpr)
     takes = [e for e in jaxpr.eqns if e.params.get("name") == _TAKE and len(e.invars) == 2]

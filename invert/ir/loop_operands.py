@@ -1,4 +1,4 @@
-"""Operands of scans as a person passes them: rows without axes of size one, no constant arrays."""
+"""Operands of scans as written by hand: rows without axes of size one, no constant arrays."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from jax import lax
 
 from invert._private.jax import close_like, dce, open_jaxpr
 from invert.ir.graph import Graph
+from invert.ir.jaxprs import broadcast_in_place_of
 from invert.ir.loops import ScanParts
 from invert.ir.types import Atom, Eqn, Jaxpr, Literal, ShapedArray, Var
 from invert.ir.unit_axes import added_axes
@@ -64,7 +65,7 @@ def _fills(eqn: Eqn) -> bool:
 
 
 def _added(eqn: Eqn, graph: Graph) -> tuple[int, ...]:
-    """The axes of size one, except the first, that an array gets just for a loop."""
+    """The axes of size one, except the first, that an array is given only for a loop."""
     if eqn.primitive is not lax.transpose_p:
         axes = added_axes(eqn)
     else:
@@ -84,18 +85,15 @@ def _does_without(user: Eqn, axes: tuple[int, ...]) -> bool:
 
 def _narrow(user: Eqn, axes: tuple[int, ...], row: Var) -> Eqn:
     """Such an operation on a row without the axes."""
-    shape = tuple(user.outvars[0].aval.shape)
-    kept: Sequence[int] = range(len(shape))
+    (out,) = user.outvars
+    kept: Sequence[int] = range(len(out.aval.shape))
     if user.primitive is lax.broadcast_in_dim_p:
         kept = [d for i, d in enumerate(user.params["broadcast_dimensions"]) if i not in axes]
-    params = {"shape": shape, "broadcast_dimensions": tuple(kept), "sharding": None}
-    return user.replace(
-        primitive=lax.broadcast_in_dim_p, invars=[row], params=params, effects=set()
-    )
+    return broadcast_in_place_of(user, row, out, kept)
 
 
 def _without(eqn: Eqn, graph: Graph, before: list[Eqn]) -> Atom:
-    """An array before it is given axes; the equation that transposes it is added to `before`."""
+    """The array before these axes are added; a transpose that it needs is appended to `before`."""
     if eqn.primitive is not lax.transpose_p:
         return eqn.invars[0]
     wide = graph.producer(eqn.invars[0])

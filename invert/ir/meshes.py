@@ -30,6 +30,7 @@ from invert._private.jax import (
     open_jaxpr,
     pvary,
     rename,
+    renamed,
     trace_closed,
     type_on_mesh,
     varying,
@@ -47,7 +48,6 @@ from invert.ir.types import (
     J,
     JaxFunction,
     Jaxpr,
-    Literal,
     Value,
     Var,
 )
@@ -153,7 +153,7 @@ def checked(closed: ClosedJaxpr) -> ClosedJaxpr:
     return trace_closed(lambda *xs: retracer(closed, xs), *types)
 
 
-def set_for(program: AnyJaxpr) -> contextlib.AbstractContextManager[Any]:
+def set_for(program: AnyJaxpr) -> contextlib.AbstractContextManager[object]:
     """Set the abstract mesh of a program that runs on shards."""
     found = meshes_of(program) if has_shards(program) else {}
     if len(found) != 1:
@@ -201,8 +201,7 @@ def without_constraints(closed: J) -> J:
         kept = []
         for eqn in jaxpr.eqns:
             if eqn.primitive.name == "sharding_constraint":
-                (x,), (y,) = eqn.invars, eqn.outvars
-                names[y] = names.get(x, x) if not isinstance(x, Literal) else x
+                (names[eqn.outvars[0]],) = renamed(eqn.invars, names)
             else:
                 kept.append(eqn)
         return rename(jaxpr.replace(eqns=kept), names) if names else jaxpr

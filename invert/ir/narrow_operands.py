@@ -1,4 +1,4 @@
-"""Operands as `jax.numpy` broadcasts them: along axes of size one, and numbers as numbers."""
+"""Operands that `jax.numpy` broadcasts by itself: scalars, and arrays with axes of size one."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from jax import lax
 from invert._private.jax import dce, rename
 from invert.ir import kinds
 from invert.ir.graph import is_var
+from invert.ir.jaxprs import broadcast_in_place_of
 from invert.ir.types import Atom, Eqn, Jaxpr, Literal, ShapedArray, Var
 
 # Operations on two arrays that broadcast axes of size one themselves.
@@ -24,7 +25,7 @@ def with_narrow_operands(jaxpr: Jaxpr) -> Jaxpr:
     """Remove the broadcasts of operands that the operation itself performs.
 
     `x + broadcast(b)` is `x + b[None]`, `x - zeros` is `x - 0.0`, and `ones & mask` is the mask.
-    Zeros that a product with a matrix takes too, as the first state of a recurrent layer, stay one
+    Zeros that also enter a matrix product, such as the initial state of a recurrent layer, stay one
     array.
     """
     jaxpr, kept = _with_states(jaxpr)
@@ -33,14 +34,17 @@ def with_narrow_operands(jaxpr: Jaxpr) -> Jaxpr:
         if eqn.primitive.name in kinds.LAYOUT and len(eqn.invars) == 1:
             before = makers.get(eqn.invars[0]) if is_var(eqn.invars[0]) else None
             if before is not None and isinstance(before.invars[0], Literal):
-                makers[eqn.outvars[0]] = _filled(before.invars[0], eqn)
+                (out,) = eqn.outvars
+                makers[out] = broadcast_in_place_of(eqn, before.invars[0], out, ())
             elif _broadcasts(eqn) and eqn.outvars[0] not in kept:
                 makers[eqn.outvars[0]] = eqn
     if not makers:
         return jaxpr
     eqns: list[Eqn] = []
     for eqn in jaxpr.eqns:
-        if eqn.primitive.name in _BROADCASTING and any(a in makers for a in _variables(eqn)):
+        if eqn.primitive.name in _BROADCASTING and any(
+            is_var(a) and a in makers for a in eqn.invars
+        ):
             *before, eqn = _narrowed(
                 eqn, [makers.get(a) if is_var(a) else None for a in eqn.invars]
             )
@@ -50,7 +54,7 @@ def with_narrow_operands(jaxpr: Jaxpr) -> Jaxpr:
 
 
 def _with_states(jaxpr: Jaxpr) -> tuple[Jaxpr, Set[Var]]:
-    """A program with one array for equal ones of one number that a product takes; these arrays."""
+    """Merge equal arrays of one number that enter a matrix product; return the kept ones too."""
     fills: dict[Hashable, list[Var]] = {}
     for eqn in jaxpr.eqns:
         if _broadcasts(eqn) and isinstance(x := eqn.invars[0], Literal):
@@ -74,17 +78,6 @@ def _broadcasts(eqn: Eqn) -> bool:
     return plain and eqn.params["sharding"] is None
 
 
-def _filled(number: Literal, like: Eqn) -> Eqn:
-    """A number in an array of the shape of a result."""
-    shape = like.outvars[0].aval.shape
-    params = {"shape": shape, "broadcast_dimensions": (), "sharding": None}
-    return like.replace(primitive=lax.broadcast_in_dim_p, invars=[number], params=params)
-
-
-def _variables(eqn: Eqn) -> list[Var]:
-    return [a for a in eqn.invars if isinstance(a, Var)]
-
-
 def _narrowed(eqn: Eqn, makers: Sequence[Eqn | None]) -> list[Eqn]:
     """The equations that replace one whose operands `makers` broadcast."""
     shape = eqn.outvars[0].aval.shape
@@ -104,13 +97,7 @@ def _narrowed(eqn: Eqn, makers: Sequence[Eqn | None]) -> list[Eqn]:
         number = maker.invars[0] if maker is not None else None
         alike = other.aval.dtype == np.bool_ and len(other.aval.shape) == len(shape)
         if neutral is not None and alike and isinstance(number, Literal) and number.val == neutral:
-            params = {
-                "shape": shape,
-                "broadcast_dimensions": tuple(range(len(shape))),
-                "sharding": None,
-            }
-            wide = eqn.replace(primitive=lax.broadcast_in_dim_p, invars=[other], params=params)
-            return [wide]
+            return [broadcast_in_place_of(eqn, other, eqn.outvars[0], range(len(shape)))]
     return [eqn]
 
 

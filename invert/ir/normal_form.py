@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import weakref
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -19,6 +19,8 @@ from invert._private.jax import (
     is_jaxpr,
     open_jaxpr,
     rename,
+    rename_operands,
+    renamed,
 )
 from invert.ir import jaxprs
 from invert.ir.loops import WhileParts
@@ -37,7 +39,8 @@ def normal_form(closed: J) -> J:
     """
     closed = jaxprs.map_jaxprs(closed, _opened)
     closed = close_like(closed, _with_each_operand_once(open_jaxpr(closed)))
-    return jaxprs.canonicalize(jaxprs.map_jaxprs(closed, _merged))
+    merged = jaxprs.map_jaxprs(closed, lambda jaxpr: merge_equations(jaxpr, _simple))
+    return jaxprs.canonicalize(merged)
 
 
 def _opened(jaxpr: Jaxpr) -> Jaxpr:
@@ -45,13 +48,8 @@ def _opened(jaxpr: Jaxpr) -> Jaxpr:
         return jaxpr
     eqns: list[Eqn] = []
     names: dict[Var, Atom] = {}
-
-    def new(atom: Atom) -> Atom:
-        return atom if isinstance(atom, Literal) else names.get(atom, atom)
-
     for eqn in jaxpr.eqns:
-        if any(not isinstance(a, Literal) and a in names for a in eqn.invars):
-            eqn = eqn.replace(invars=[new(a) for a in eqn.invars])
+        eqn = rename_operands(eqn, names)
         called = eqn.params["jaxpr"] if eqn.primitive.name == "jit" else None
         # Arrays that a call uses would become constants of an inner jaxpr, which has none.
         held = None if called is None else jaxprs.literals(called)
@@ -61,9 +59,8 @@ def _opened(jaxpr: Jaxpr) -> Jaxpr:
         inner = open_jaxpr(called)
         env = {**held, **dict(zip(inner.invars, eqn.invars, strict=True))}
         eqns += jaxprs.copied(inner.eqns, env)
-        results = (a if isinstance(a, Literal) else env[a] for a in inner.outvars)
-        names.update(zip(eqn.outvars, results, strict=True))
-    return jaxpr.replace(eqns=eqns, outvars=[new(v) for v in jaxpr.outvars])
+        names.update(zip(eqn.outvars, renamed(inner.outvars, env), strict=True))
+    return jaxpr.replace(eqns=eqns, outvars=renamed(jaxpr.outvars, names))
 
 
 # Parameters of a `jit` that have an entry for each operand.
@@ -103,11 +100,11 @@ def _with_each_operand_once(jaxpr: Jaxpr) -> Jaxpr:
                 params = {**eqn.params, **params, "jaxpr": called}
                 eqn = eqn.replace(invars=[eqn.invars[i] for i in kept], params=params)
         eqns.append(eqn)
-    return jaxpr if eqns == list(jaxpr.eqns) else jaxpr.replace(eqns=eqns)
+    return jaxprs.with_equations(jaxpr, eqns)
 
 
 def _given_once(program: J, operands: Sequence[Atom]) -> tuple[J, list[int]]:
-    """A program without the arguments whose operands it has already; the positions of the others.
+    """Drop arguments whose operand an earlier one has; return the positions of the others too.
 
     `operands` are those of the leading arguments.
     """
@@ -126,28 +123,41 @@ def _given_once(program: J, operands: Sequence[Atom]) -> tuple[J, list[int]]:
     return program if once is jaxpr else close_like(program, once), kept
 
 
-def _merged(jaxpr: Jaxpr) -> Jaxpr:
-    """Merge equal equations of one jaxpr into the first of them."""
+def _simple(eqn: Eqn, names: dict[Var, Atom]) -> Eqn | None:
+    """An equation in its simplest form; `None` if its result is an operand, in `names` then."""
+    if eqn.primitive.name == "while":
+        return _in_one_order(_with_one_counter(eqn, names))
+    if (whole := _whole(eqn)) is None:
+        return eqn
+    names[eqn.outvars[0]] = whole
+    return None
+
+
+def merge_equations(
+    jaxpr: Jaxpr,
+    simple: Callable[[Eqn, dict[Var, Atom]], Eqn | None] = lambda eqn, names: eqn,
+    within: Callable[[Eqn], Hashable] = lambda eqn: (),
+) -> Jaxpr:
+    """Merge equal equations of one jaxpr into the first of them.
+
+    **Arguments:**
+
+    - `simple`: simplifies an equation on renamed operands, or replaces its results in the given
+        names.
+    - `within`: equations with different values of it are not merged.
+    """
     known: dict[Hashable, Eqn] = {}
     names: dict[Var, Atom] = {}
-
-    def renamed(atom: Atom) -> Atom:
-        return atom if isinstance(atom, Literal) else names.get(atom, atom)
-
-    eqns = []
+    eqns: list[Eqn] = []
     for eqn in jaxpr.eqns:
-        eqn = eqn.replace(invars=[renamed(a) for a in eqn.invars])
-        if eqn.primitive.name == "while":
-            eqn = _in_one_order(_with_one_counter(eqn, names))
-        if (whole := _whole(eqn)) is not None:
-            names[eqn.outvars[0]] = whole
+        if (eqn := simple(rename_operands(eqn, names), names)) is None:
             continue
-        first = known.setdefault(equal_key(eqn), eqn)
+        first = known.setdefault((equal_key(eqn), within(eqn)), eqn)
         if first is eqn:
             eqns.append(eqn)
         else:
             names.update(zip(eqn.outvars, first.outvars, strict=True))
-    return jaxpr.replace(eqns=eqns, outvars=[renamed(v) for v in jaxpr.outvars])
+    return jaxpr.replace(eqns=eqns, outvars=renamed(jaxpr.outvars, names))
 
 
 def _whole(eqn: Eqn) -> Atom | None:

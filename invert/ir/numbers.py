@@ -43,7 +43,7 @@ _POOL = (1 << 16) + 1
 
 
 def _tiled(draw: Callable[[Sequence[int]], np.ndarray], shape: Sequence[int]) -> np.ndarray:
-    """Drawn numbers of a shape; beyond a number of them they repeat, since drawing is slow."""
+    """Random numbers of a shape; a large array repeats a pool of them, since drawing is slow."""
     return draw(shape) if math.prod(shape) <= _POOL else np.resize(draw((_POOL,)), shape)
 
 

@@ -12,7 +12,6 @@ import functools
 import math
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -141,7 +140,7 @@ def stateless_normal(key: jax.Array, counter: jax.Array, shape: tuple[int, ...])
 
 
 # By their names in a program.
-FUNCTIONS: Mapping[str, Callable[..., Any]] = MappingProxyType(
+FUNCTIONS: Mapping[str, Callable[..., object]] = MappingProxyType(
     {
         "philox4x32": philox4x32,
         "stateless_key": stateless_key,

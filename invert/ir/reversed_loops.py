@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from jax import lax
 
-from invert._private.jax import dce, rename
-from invert.ir.graph import Graph, is_var
+from invert._private.jax import dce, rename, renamed
+from invert.ir.graph import Graph
 from invert.ir.loops import ScanParts
 from invert.ir.traced_form import unwrapped
 from invert.ir.types import Atom, Eqn, Jaxpr, Var
@@ -77,8 +77,7 @@ def _without_pairs(jaxpr: Jaxpr) -> Jaxpr:
         if moved is None:
             continue
         if _reversed(moved, _dimensions(eqn)):
-            x = moved.invars[0]
-            names[eqn.outvars[0]] = names.get(x, x) if is_var(x) else x
+            (names[eqn.outvars[0]],) = renamed(moved.invars, names)
         elif moved.primitive is lax.transpose_p:
             order = moved.params["permutation"]
             first = graph.producer(moved.invars[0])
@@ -88,5 +87,4 @@ def _without_pairs(jaxpr: Jaxpr) -> Jaxpr:
                 instead[moved] = moved.replace(invars=[first.invars[0]])
                 names[eqn.outvars[0]] = moved.outvars[0]
     eqns = [instead.get(e, e) for e in jaxpr.eqns if not names.keys() & set(e.outvars)]
-    outvars = [names.get(a, a) if is_var(a) else a for a in jaxpr.outvars]
-    return rename(jaxpr.replace(eqns=eqns, outvars=outvars), names)
+    return rename(jaxpr.replace(eqns=eqns), names)

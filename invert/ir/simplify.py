@@ -14,11 +14,12 @@ from collections.abc import Sequence
 import numpy as np
 from jax import lax
 
-from invert._private.jax import close_like, dce, open_jaxpr, rename
+from invert._private.jax import close_like, dce, open_jaxpr, rename, renamed
 from invert.ir.counted import with_counted_places
 from invert.ir.graph import Graph, is_var
-from invert.ir.jaxprs import canonicalize, map_jaxprs
+from invert.ir.jaxprs import canonicalize, map_equations, map_jaxprs, reshape_in_place_of
 from invert.ir.loops import WhileParts
+from invert.ir.normal_form import operation_key
 from invert.ir.traced_form import merged
 from invert.ir.types import Atom, Eqn, J, Jaxpr, Literal, Var
 
@@ -32,7 +33,7 @@ def simplify(closed: J) -> J:
     def one(jaxpr: Jaxpr) -> Jaxpr:
         return _with_products(_with_single_carries(_with_scalars(jaxpr)))
 
-    simple = map_jaxprs(canonicalize(map_jaxprs(closed, one)), _with_single_tests)
+    simple = map_equations(canonicalize(map_jaxprs(closed, one)), _with_single_tests)
     counted = with_counted_places(simple)
     return counted if counted is simple else canonicalize(counted)
 
@@ -48,7 +49,7 @@ def _with_scalars(jaxpr: Jaxpr) -> Jaxpr:
                 continue
             graph = graph or Graph(jaxpr)
             if (scalar := _element(eqn.invars[0], 0, graph)) is not None:
-                names[out] = names.get(scalar, scalar) if is_var(scalar) else scalar
+                (names[out],) = renamed([scalar], names)
     return dce(rename(jaxpr, names)) if names else jaxpr
 
 
@@ -164,23 +165,22 @@ def _with_single_carries(jaxpr: Jaxpr) -> Jaxpr:
     return rename(jaxpr.replace(eqns=eqns), names)
 
 
-def _with_single_tests(jaxpr: Jaxpr) -> Jaxpr:
+def _with_single_tests(eqn: Eqn) -> Eqn:
     """Merge duplicate conditions of a loop."""
-    eqns = list(jaxpr.eqns)
-    for i, eqn in enumerate(eqns):
-        if eqn.primitive.name == "while":
-            parts = WhileParts.of(eqn)
-            cond = merged(parts.cond)
-            names: dict[Var, Atom] = {}
-            for test in open_jaxpr(cond).eqns:
-                if test.primitive.name == "and":
-                    a, b = (names.get(a, a) if is_var(a) else a for a in test.invars)
-                    if a is b:
-                        names[test.outvars[0]] = a
-            if names:
-                cond = close_like(cond, dce(rename(open_jaxpr(cond), names)))
-                eqns[i] = dataclasses.replace(parts, cond=cond).put_into(eqn)
-    return jaxpr.replace(eqns=eqns)
+    if eqn.primitive is not lax.while_p:
+        return eqn
+    parts = WhileParts.of(eqn)
+    cond = merged(parts.cond)
+    names: dict[Var, Atom] = {}
+    for test in open_jaxpr(cond).eqns:
+        if test.primitive.name == "and":
+            a, b = renamed(test.invars, names)
+            if a is b:
+                names[test.outvars[0]] = a
+    if not names:
+        return eqn
+    cond = close_like(cond, dce(rename(open_jaxpr(cond), names)))
+    return dataclasses.replace(parts, cond=cond).put_into(eqn)
 
 
 def _merged(eqn: Eqn, graph: Graph) -> tuple[Eqn, list[Eqn], dict[Var, Atom]]:
@@ -206,16 +206,9 @@ def _merged(eqn: Eqn, graph: Graph) -> tuple[Eqn, list[Eqn], dict[Var, Atom]]:
                 fresh = Var(old.aval)
                 outvars = [fresh if v is old else v for v in eqn.outvars]
                 eqn = eqn.replace(outvars=outvars)
-                after.append(_reshaped(eqn, new, old))
+                after.append(reshape_in_place_of(eqn, new, old))
             break
     return eqn, after, names
-
-
-def _reshaped(eqn: Eqn, x: Atom, out: Var) -> Eqn:
-    params = {"new_sizes": tuple(out.aval.shape), "dimensions": None, "sharding": None}
-    return eqn.replace(
-        primitive=lax.reshape_p, invars=[x], outvars=[out], params=params, effects=set()
-    )
 
 
 def _alike(parts: WhileParts, i: int, k: int, graph: Graph) -> WhileParts | None:
@@ -293,14 +286,10 @@ def _filled(atom: Atom, graph: Graph) -> bytes | None:
 
 def _key(eqn: Eqn, numbers: dict[Atom, object]) -> object:
     """A key that only equal equations share."""
-    try:
-        params = tuple(sorted(eqn.params.items(), key=lambda item: item[0]))
-        hash(params)
-    except TypeError:
+    operation = operation_key(eqn, with_jaxprs=True)
+    if operation is None:
         return id(eqn)
-    if eqn.effects:
-        return id(eqn)
-    return eqn.primitive, params, tuple(_number(a, numbers) for a in eqn.invars)
+    return operation, tuple(_number(a, numbers) for a in eqn.invars)
 
 
 def _number(atom: Atom, numbers: dict[Atom, object]) -> object:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -28,7 +28,7 @@ from invert._private.jax import (
 from invert.ir import sizes
 from invert.ir.interpret import interpret
 from invert.ir.sizes import RELATIONS, Constraint, DimSize, as_value, is_open
-from invert.ir.types import Eqn, Literal, Value
+from invert.ir.types import Eqn, JaxFunction, Literal, Value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Sizes:
         return self.numbers.size
 
     @property
-    def key(self) -> tuple[Any, ...]:
+    def key(self) -> Hashable:
         """Equal for arrays of the same numbers."""
         return self.shape, self.dtype, tuple(self.numbers.reshape(-1))
 
@@ -348,7 +348,7 @@ _BITWISE: Mapping[str, Callable[..., Any]] = {
 
 _UP: Mapping[str, Callable[[Any, Any], Any]] = {"div": operator.floordiv, "rem": operator.mod}
 
-_LAX: Mapping[str, Callable[..., Any]] = {
+_LAX: Mapping[str, JaxFunction] = {
     "add": lax.add,
     "sub": lax.sub,
     "mul": lax.mul,

@@ -6,11 +6,11 @@ JAX does so for `x[: n // 2]` if it cannot prove that the slice is in bounds, an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from jax import lax
 
-from invert._private.jax import open_jaxpr, trace_closed
+from invert._private.jax import open_jaxpr, renamed, trace_closed
 from invert.ir.size_values import sizes_in
 from invert.ir.sizes import DimSize, decided, is_open
 from invert.ir.types import Atom, Eqn, Jaxpr, Literal, Value, Var
@@ -42,7 +42,9 @@ def _sliced(eqn: Eqn, makers: dict[Var, Eqn]) -> list[Eqn] | None:
     x, index = eqn.invars
     starts = sizes_in(index, makers) if len(index.aval.shape) == 1 else None
     numbers, lengths = eqn.params["dimension_numbers"], eqn.params["slice_sizes"]
-    if starts is None or any(not is_open(n) and n != 1 for n in _at(lengths, numbers)):
+    if starts is None or any(
+        not is_open(lengths[i]) and lengths[i] != 1 for i in numbers.collapsed_slice_dims
+    ):
         return None
     places: list[DimSize] = [0] * len(lengths)
     for axis, start in zip(numbers.start_index_map, starts, strict=True):
@@ -152,13 +154,9 @@ def _instead(eqn: Eqn, cut: Callable[[Value], Value]) -> list[Eqn]:
     names: dict[Atom, Atom] = {program.invars[0]: x, program.outvars[0]: eqn.outvars[0]}
     return [
         e.replace(
-            invars=[names.get(a, a) if not isinstance(a, Literal) else a for a in e.invars],
-            outvars=[names.get(v, v) for v in e.outvars],
+            invars=renamed(e.invars, names),
+            outvars=renamed(e.outvars, names),
             source_info=eqn.source_info,
         )
         for e in program.eqns
     ]
-
-
-def _at(lengths: Sequence[DimSize], numbers: lax.GatherDimensionNumbers) -> list[DimSize]:
-    return [lengths[i] for i in numbers.collapsed_slice_dims]

@@ -18,6 +18,7 @@ from invert._private.jax import (
     is_jaxpr,
     mapped_thunk,
     open_jaxpr,
+    renamed,
     trace_closed,
 )
 from invert.ir.avals import is_differentiable
@@ -93,7 +94,7 @@ class _Substitution:
                 names[eqn.outvars[0]] = Literal(n, eqn.outvars[0].aval)
                 continue
             eqns.append(self._eqn(eqn, names))
-        outvars = [self._atom(v, names) for v in jaxpr.outvars]
+        outvars = renamed(jaxpr.outvars, names)
         return jaxpr.replace(invars=invars, eqns=eqns, outvars=outvars)
 
     def _size(self, size: DimSize) -> DimSize:
@@ -112,11 +113,8 @@ class _Substitution:
         names[v] = new = type(v)(aval)
         return new
 
-    def _atom(self, atom: Atom, names: Mapping[Var, Atom]) -> Atom:
-        return atom if isinstance(atom, Literal) else names.get(atom, atom)
-
     def _eqn(self, eqn: Eqn, names: dict[Var, Atom]) -> Eqn:
-        invars = [self._atom(a, names) for a in eqn.invars]
+        invars = renamed(eqn.invars, names)
         outvars = [self._var(v, names) for v in eqn.outvars]
         name = eqn.primitive.name
         params = eqn.params

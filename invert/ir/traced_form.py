@@ -33,6 +33,8 @@ from invert._private.jax import (
     open_jaxpr,
     plain_params,
     rename,
+    rename_operands,
+    renamed,
     trace_closed,
     with_names,
 )
@@ -40,11 +42,11 @@ from invert.ir import kinds
 from invert.ir.avals import is_differentiable, type_of
 from invert.ir.graph import Graph, is_var
 from invert.ir.interpret import bind, retrace
-from invert.ir.jaxprs import canonicalize, is_wide, map_jaxprs
+from invert.ir.jaxprs import broadcast_in_place_of, canonicalize, is_wide, map_jaxprs
 from invert.ir.loops import CondParts, ScanParts, WhileParts
 from invert.ir.match import difference as _difference
 from invert.ir.narrow_operands import with_narrow_operands
-from invert.ir.normal_form import equal_key
+from invert.ir.normal_form import merge_equations
 from invert.ir.size_slices import with_slices
 from invert.ir.size_values import with_size_values
 from invert.ir.types import (
@@ -160,8 +162,8 @@ def plain(closed: J) -> J:
         eqns = []
         for eqn in jaxpr.eqns:
             if _is_identity(eqn):
-                x, y = eqn.invars[_kept_operand(eqn)], eqn.outvars[0]
-                names[y] = names.get(x, x) if isinstance(x, Var) else _typed(x)
+                x = _typed(eqn.invars[_kept_operand(eqn)])
+                (names[eqn.outvars[0]],) = renamed([x], names)
             else:
                 eqns.append(_typed_operands(eqn))
         jaxpr = _narrow(rename(jaxpr.replace(eqns=eqns), names))
@@ -178,22 +180,7 @@ def merged(closed: J, *, within: Callable[[Eqn], Hashable] = lambda eqn: ()) -> 
 
     - `within`: equations with different values of it are not merged.
     """
-
-    def one(jaxpr: Jaxpr) -> Jaxpr:
-        known: dict[Hashable, Eqn] = {}
-        names: dict[Var, Atom] = {}
-        eqns: list[Eqn] = []
-        for eqn in jaxpr.eqns:
-            eqn = eqn.replace(invars=[names.get(a, a) if is_var(a) else a for a in eqn.invars])
-            first = known.setdefault((equal_key(eqn), within(eqn)), eqn)
-            if first is eqn:
-                eqns.append(eqn)
-            else:
-                names |= dict(zip(eqn.outvars, first.outvars, strict=True))
-        outvars = [names.get(a, a) if is_var(a) else a for a in jaxpr.outvars]
-        return jaxpr.replace(eqns=eqns, outvars=outvars)
-
-    return map_jaxprs(closed, one)
+    return map_jaxprs(closed, lambda jaxpr: merge_equations(jaxpr, within=within))
 
 
 # Functions of `jax.numpy` that JAX wraps in `jit`. Source may contain their few equations
@@ -247,7 +234,7 @@ def _is_wrapper(eqn: Eqn) -> bool:
     return used.isdisjoint(body.constvars)
 
 
-_INDEX_OPS: dict[str, Callable[..., Any]] = {
+_INDEX_OPS: dict[str, JaxFunction] = {
     "lt": np.less, "add": np.add, "select_n": lambda case, *cases: cases[int(case)],
 }  # fmt: skip
 
@@ -279,9 +266,7 @@ def _composed(jaxpr: Jaxpr) -> Jaxpr:
     names: dict[Var, Atom] = {}
     passed: set[int] = set()
     for eqn in jaxpr.eqns:
-        if names:
-            eqn = eqn.replace(invars=[names.get(a, a) if is_var(a) else a for a in eqn.invars])
-        eqn = _with_axes_as_such(eqn)
+        eqn = _with_axes_as_such(rename_operands(eqn, names))
         before = made.get(eqn.invars[0]) if eqn.invars and is_var(eqn.invars[0]) else None
         if before is not None and eqn.primitive in (lax.broadcast_in_dim_p, lax.squeeze_p):
             x = before.invars[0]
@@ -346,7 +331,7 @@ def _dimensions(eqn: Eqn, before: Eqn) -> list[int] | None:
 
 
 def _with_axes_as_such(eqn: Eqn) -> Eqn:
-    """A reshape or a broadcast that adds axes of size one, or a reshape that removes some."""
+    """Write a reshape that only adds or removes axes of size one as a broadcast or a squeeze."""
     adds = eqn.primitive is lax.broadcast_in_dim_p
     if not (adds or eqn.primitive is lax.reshape_p) or len(eqn.invars) > 1:
         return eqn
@@ -355,12 +340,11 @@ def _with_axes_as_such(eqn: Eqn) -> Eqn:
     if eqn.params.get("dimensions") is not None or eqn.params["sharding"] is not None:
         return eqn
     if len(new) > len(old) > 0 and (kept := _remaining_axes(new, old)) is not None:
-        params = {"shape": new, "broadcast_dimensions": kept, "sharding": None}
         if adds and sorted(eqn.params["broadcast_dimensions"]) != list(
             eqn.params["broadcast_dimensions"]
         ):
             return eqn
-        return eqn.replace(primitive=lax.broadcast_in_dim_p, params=params)
+        return broadcast_in_place_of(eqn, eqn.invars[0], eqn.outvars[0], kept)
     if not adds and len(old) > len(new) and (kept := _remaining_axes(old, new)) is not None:
         gone = tuple(i for i in range(len(old)) if i not in kept)
         return eqn.replace(primitive=lax.squeeze_p, params={"dimensions": gone})
@@ -423,7 +407,7 @@ _NEUTRAL = {"add": 0, "mul": 1}
 
 
 def _kept_operand(eqn: Eqn) -> int:
-    """Which operand of an identity is its result."""
+    """The position of the operand that an identity returns."""
     return -1 if isinstance(eqn.invars[0], Literal) else 0
 
 
@@ -507,7 +491,7 @@ def _typed_operands(eqn: Eqn) -> Eqn:
 
 
 def _plain(eqn: Eqn) -> Eqn:
-    """Remove parameters without effect: an empty sharding, the caller's mesh."""
+    """Remove parameters that have no effect: an empty sharding, the caller's mesh."""
     if "context_mesh" in eqn.params:
         eqn = eqn.replace(params={k: v for k, v in eqn.params.items() if k != "context_mesh"})
     sharding = eqn.params.get("sharding")
@@ -720,7 +704,7 @@ def rule_of(eqn: Eqn) -> ClosedJaxpr | str:
 
 
 def _without_empty(closed: ClosedJaxpr) -> ClosedJaxpr:
-    """Replace uninitialized arrays, with which differentiated loops start, by zeros."""
+    """Replace the uninitialized arrays with which differentiated loops start by zeros."""
 
     def filled(jaxpr: Jaxpr) -> Jaxpr:
         empty = [e for e in jaxpr.eqns if e.primitive.name == "empty2"]

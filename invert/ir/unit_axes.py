@@ -1,4 +1,4 @@
-"""Axes of size one where a person puts them: kept by reductions, added at the last moment."""
+"""Axes of size one as written by hand: kept by reductions, or added as late as possible."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from jax import lax
 from invert._private.jax import dce, rename
 from invert.ir import kinds
 from invert.ir.graph import Graph, is_var
+from invert.ir.jaxprs import broadcast_in_place_of
 from invert.ir.types import Atom, Eqn, Jaxpr, Literal, ShapedArray, Var
 
 # Broadcasting axes of size one against others would change what these compute.
@@ -68,13 +69,8 @@ def _wide(shape: Sequence[int], axes: Sequence[int]) -> tuple[int, ...]:
 
 
 def _widened(like: Eqn, x: Var, out: Var) -> Eqn:
-    shape = tuple(out.aval.shape)
-    axes = like.params["axes"]
-    dims = tuple(i for i in range(len(shape)) if i not in axes)
-    params = {"shape": shape, "broadcast_dimensions": dims, "sharding": None}
-    return like.replace(
-        primitive=lax.broadcast_in_dim_p, invars=[x], outvars=[out], params=params, effects=set()
-    )
+    dims = (i for i in range(len(out.aval.shape)) if i not in like.params["axes"])
+    return broadcast_in_place_of(like, x, out, dims)
 
 
 def _kept(graph: Graph) -> dict[Var, tuple[int, ...]]:
@@ -139,20 +135,12 @@ def with_late_axes(jaxpr: Jaxpr) -> Jaxpr:
             narrow[eqn.outvars[0]] = x
         elif eqn.primitive.name in _MOVED and (inner := _inner(eqn, narrow)) is not None:
             (out,) = eqn.outvars
-            shape = tuple(out.aval.shape)
+            rank = len(out.aval.shape)
             first = next(a for a in inner if isinstance(a, Var))
             own = Var(ShapedArray(tuple(first.aval.shape), out.aval.dtype))
-            count = len(shape) - len(own.aval.shape)
-            params = {
-                "shape": shape,
-                "broadcast_dimensions": tuple(range(count, len(shape))),
-                "sharding": None,
-            }
             eqns += [
                 eqn.replace(invars=inner, outvars=[own]),
-                eqn.replace(
-                    primitive=lax.broadcast_in_dim_p, invars=[own], params=params, effects=set()
-                ),
+                broadcast_in_place_of(eqn, own, out, range(rank - len(own.aval.shape), rank)),
             ]
             narrow[out] = own
             continue

@@ -218,7 +218,7 @@ class Function:
             raise SignatureError(f"{self.entry.name}: " + "; ".join(problems))
         return flat
 
-    def _check_named_sizes(self, flat: Sequence[Any], problems: list[str]) -> None:
+    def _check_named_sizes(self, flat: Sequence[Value], problems: list[str]) -> None:
         sizes: dict[str, tuple[int, str]] = {}
         for value, spec in zip(flat, self.specs, strict=True):
             if value is None:
@@ -236,7 +236,7 @@ class Function:
     def __call__(
         self,
         constants: Sequence[Value],
-        params: Sequence[Any],
+        params: Sequence[Value],
         args: Arguments,
         kwargs: Keywords,
     ) -> Any:
@@ -305,7 +305,7 @@ class Function:
             return self._compiled[key](*values)
 
 
-def _read_param(param: Any, state: Any) -> Any:
+def _read_param(param: Value, state: Any) -> Value:
     return state.get(param) if isinstance(param, eqx.nn.StateIndex) else param
 
 

@@ -84,7 +84,7 @@ def _whole(layered: Layered, entry: EntryPoint) -> Box:
 def _argument_names(entry: EntryPoint) -> list[str]:
     names: list[str] = []
     for name, tree in [*zip(entry.arg_names, entry.args, strict=True), *entry.kwargs.items()]:
-        leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=_is_spec)
+        leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=lambda x: isinstance(x, ArgSpec))
         names += [name + jax.tree_util.keystr(path) for path, _ in leaves]
     return names
 
@@ -96,10 +96,6 @@ def _result_names(entry: EntryPoint, count: int) -> list[str]:
         for path, _ in jax.tree_util.tree_leaves_with_path(tree)
     ]
     return names + ["check"] * (count - len(names))
-
-
-def _is_spec(x: object) -> bool:
-    return isinstance(x, ArgSpec)
 
 
 class _Level:
@@ -235,11 +231,7 @@ def _name(eqn: Eqn) -> str:
 def _listed(steps: Sequence[Eqn], first: Layer) -> list[Layer]:
     """The layers of the list that starts with `first`."""
     layers = [s.layer for s in steps if isinstance(s, LayerCall)]
-    return [x for x in layers if x.listed == first.listed and _alike(x, first)]
-
-
-def _alike(one: Layer, two: Layer) -> bool:
-    return one.path[:-1] == two.path[:-1]
+    return [x for x in layers if x.listed == first.listed and x.path[:-1] == first.path[:-1]]
 
 
 def _lines(name: str, results: Sequence[Atom]) -> tuple[str, ...]:

@@ -31,7 +31,7 @@ from invert.modules.texts import emission_of
 class Recovered(eqx.Module):
     """Base class of modules of one or several functions."""
 
-    params: dict[str, Any]
+    params: dict[str, Value]
 
     @abc.abstractmethod
     def _functions_by_name(self) -> Mapping[str, Function]:
@@ -47,7 +47,7 @@ class Recovered(eqx.Module):
     ) -> Emission:
         """The text in a style, written once, with the parameters of the container."""
 
-    def named_params(self) -> dict[str, Any]:
+    def named_params(self) -> dict[str, Value]:
         """Leaves of `params` by the names of the variables."""
         functions = self._functions_by_name().values()
         names = list(dict.fromkeys(p.name for f in functions for p in f.entry.params))
@@ -258,7 +258,7 @@ class Module(Recovered):
 def run(
     function: Function,
     constants: Sequence[Value],
-    params: Sequence[Any],
+    params: Sequence[Value],
     args: Arguments,
     kwargs: Keywords,
 ) -> Any:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import mmap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +24,7 @@ from invert._private.jax import is_tracer, open_jaxpr
 from invert.ir.arrays import aligned, device_arrays
 from invert.ir.graph import is_var
 from invert.ir.meshes import AnyMesh
-from invert.ir.types import Value
+from invert.ir.types import Atom, Value
 
 if TYPE_CHECKING:
     from invert.modules.specializations import Specialization
@@ -156,7 +156,7 @@ class ParameterPlacement:
     shardings: Mapping[str, PartitionSpec]
     # Arrays as read and as shared, by address: the former are kept alive, so that no other array
     # can take their address.
-    _shared: dict[tuple[Any, ...], tuple[np.ndarray, np.ndarray]] = dataclasses.field(
+    _shared: dict[Hashable, tuple[np.ndarray, np.ndarray]] = dataclasses.field(
         default_factory=dict, init=False
     )
 
@@ -237,7 +237,7 @@ def planned(
         None if p.name not in specs else NamedSharding(plain_mesh(mesh), of_rank(p)) for p in params
     ]
 
-    def fn(values: Sequence[Value], *args: Any) -> Sequence[Value]:
+    def fn(values: Sequence[Value], *args: Value) -> Sequence[Value]:
         constrained = [
             v if to is None else jax.lax.with_sharding_constraint(v, to)
             for v, to in zip(values, places, strict=True)
@@ -287,7 +287,7 @@ def check_patterns(
         raise MeshError(f"no parameter fits the pattern {unused[0]!r}; the parameters are {shown}")
 
 
-def param_arrays(params: Sequence[Param]) -> list[Any]:
+def param_arrays(params: Sequence[Param]) -> list[Value]:
     """The values of parameters; on a mesh, each device reads its own part."""
     whole = [p for p in params if not _is_cut(p)]
     arrays = iter(device_arrays([p.value for p in whole]))
@@ -342,8 +342,8 @@ def shardings_of(entry: EntryPoint, stage: Specialization | None) -> Shardings |
     if stage is None or not stage.meshes:
         return stated
     jaxpr = open_jaxpr(stage.jaxpr)
-    users: dict[Any, PartitionSpec] = {}
-    makers: dict[Any, PartitionSpec] = {}
+    users: dict[Atom, PartitionSpec] = {}
+    makers: dict[Atom, PartitionSpec] = {}
     for eqn in jaxpr.eqns:
         if eqn.primitive.name == "sharding_constraint":
             users.setdefault(eqn.invars[0], eqn.params["sharding"].spec)

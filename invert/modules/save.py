@@ -33,6 +33,7 @@ from invert.ir.types import Value
 from invert.modules import placement
 from invert.modules.methods import Methods
 from invert.modules.module import Module
+from invert.modules.params import is_index
 
 _CODE, _WEIGHTS, _PAGE = "model.py", "weights.safetensors", "README.md"
 _INDEX = f"{_WEIGHTS}.index.json"
@@ -213,7 +214,7 @@ def arrays_of(model: eqx.Module, state: eqx.nn.State | None = None) -> dict[str,
 
     **Raises:** `EmissionError` if a state value has been taken out of the module.
     """
-    leaves = jax.tree_util.tree_leaves_with_path(model, is_leaf=_is_index)
+    leaves = jax.tree_util.tree_leaves_with_path(model, is_leaf=is_index)
     return {
         jax.tree_util.keystr(path, simple=True, separator="."): _value(v, state)
         for path, v in leaves
@@ -221,7 +222,7 @@ def arrays_of(model: eqx.Module, state: eqx.nn.State | None = None) -> dict[str,
 
 
 def _value(leaf: Any, state: eqx.nn.State | None) -> Any:
-    if not _is_index(leaf):
+    if not is_index(leaf):
         return leaf
     if state is not None:
         # Without x64 the value was narrowed.
@@ -230,10 +231,6 @@ def _value(leaf: Any, state: eqx.nn.State | None) -> Any:
     if not eqx.is_array_like(leaf.init) and not isinstance(leaf.init, jax.ShapeDtypeStruct):
         raise EmissionError("the module no longer holds the values of its state; pass state=...")
     return leaf.init
-
-
-def _is_index(x: object) -> bool:
-    return isinstance(x, eqx.nn.StateIndex)
 
 
 def _write_weights(arrays: Mapping[str, Value], where: Path, limit: int) -> None:

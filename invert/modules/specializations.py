@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -200,7 +200,7 @@ class Specializations:
         self._recover = recover
         self._known: dict[Hashable, Specialization] = {}
         # Programs for all sizes, by key type.
-        self._whole: dict[Any, Specialization | None] = {}
+        self._whole: dict[Hashable, Specialization | None] = {}
 
     @property
     def is_static(self) -> bool:

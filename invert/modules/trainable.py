@@ -10,7 +10,7 @@ import jax
 
 from invert.modules.methods import Methods
 from invert.modules.module import Module
-from invert.modules.params import nest
+from invert.modules.params import is_index, nest
 
 
 def trainable(module: Module | Methods | eqx.Module) -> Any:
@@ -42,12 +42,8 @@ def trainable(module: Module | Methods | eqx.Module) -> Any:
     flags = {p.name: p.trainable for f in functions for p in f.entry.params}
     named = module.named_params()
     leaves = [
-        jax.tree_util.tree_map(lambda _: False, leaf) if _is_index(leaf) else flags[name]
+        jax.tree_util.tree_map(lambda _: False, leaf) if is_index(leaf) else flags[name]
         for name, leaf in named.items()
     ]
     spec = jax.tree_util.tree_map(lambda _: False, module)
     return eqx.tree_at(lambda m: m.params, spec, nest(list(named), leaves))
-
-
-def _is_index(leaf: object) -> bool:
-    return isinstance(leaf, eqx.nn.StateIndex)

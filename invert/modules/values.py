@@ -15,7 +15,7 @@ from invert.emission import Origin, put_values
 from invert.ir.types import Value
 from invert.modules.methods import Methods
 from invert.modules.module import Module
-from invert.modules.params import nest
+from invert.modules.params import is_index, nest
 
 _M = TypeVar("_M", bound=eqx.Module)
 
@@ -51,7 +51,7 @@ def values(module: eqx.Module, state: eqx.nn.State | None = None) -> dict[str, V
     if isinstance(module, (Module, Methods)):
         return {name: _value(x, state) for name, x in module.named_params().items()}
     origin = _origin(module)
-    leaves = jax.tree_util.tree_leaves(module, is_leaf=_is_index)
+    leaves = jax.tree_util.tree_leaves(module, is_leaf=is_index)
     if len(leaves) != len(origin.names):
         raise SignatureError(
             f"{type(module).__name__} has {len(leaves)} arrays, and was written with "
@@ -185,10 +185,6 @@ def _origin(module: eqx.Module) -> Origin:
     return origin
 
 
-def _is_index(x: object) -> bool:
-    return isinstance(x, eqx.nn.StateIndex)
-
-
 def _value(x: Value, state: eqx.nn.State | None) -> Value:
     if not isinstance(x, eqx.nn.StateIndex):
         return x
@@ -196,4 +192,4 @@ def _value(x: Value, state: eqx.nn.State | None) -> Value:
 
 
 def _like(old: Value, value: Value) -> Value:
-    return eqx.nn.StateIndex(value) if _is_index(old) else value
+    return eqx.nn.StateIndex(value) if is_index(old) else value

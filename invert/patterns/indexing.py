@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 from jax import lax
 
 from invert._private.jax import Literal
-from invert.ir.types import Atom
+from invert.ir.types import Atom, Value
 from invert.rewriting.pattern import Call, Pattern, Site, bind
 
 
@@ -26,7 +25,7 @@ def _gather_fill(site: Site) -> Iterator[Call]:
         yield bind(lax.gather_p, *avals, **params)
 
 
-def _scalar(site: Site, atom: Atom) -> Any:
+def _scalar(site: Site, atom: Atom) -> Value:
     """The number that fills an atom, if it is constant."""
     eqn = site.producer(atom)
     if eqn is not None and eqn.primitive.name == "broadcast_in_dim":

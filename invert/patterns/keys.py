@@ -22,9 +22,10 @@ from invert._private.jax import (
     by_jaxpr,
     context_of,
     key_impl,
+    key_rules,
     open_jaxpr,
-    random_core,
     random_fold_in_p,
+    random_functions,
     random_split_p,
     random_unwrap_p,
     random_wrap_p,
@@ -44,7 +45,6 @@ _ONE_OPERATION = frozenset(
 # JAX always outlines these, so that a call with one of them alone is such a function, under any
 # name.
 _ALWAYS_OUTLINED = frozenset(("random_split", "random_fold_in"))
-_LIBRARY = frozenset(n for n in vars(random_core) if n.startswith("_"))
 # Words of keys are never reversed.
 _MOVES = kinds.LAYOUT | kinds.PARTS
 
@@ -58,7 +58,7 @@ class _Key:
 
     def __init__(self, keys: Value):
         self.keys = keys
-        self.impl = keys.dtype._impl
+        self.impl = key_rules(keys.dtype)
 
     @functools.cached_property
     def words(self) -> Value:
@@ -185,7 +185,7 @@ class _Lifter:
         jaxpr = open_jaxpr(closed)
         if _is_one_operation(name, jaxpr):
             return self.body(closed, args, typed)
-        if name in _LIBRARY:
+        if name in random_functions:
             typed = True
             args = [
                 _wrapped(a, _only_wrapped(jaxpr, v))

@@ -43,10 +43,6 @@ def _operands(site: Site) -> list[jax.ShapeDtypeStruct]:
     return [site.aval(a) for a in site.eqn.invars]
 
 
-def _is_complex(aval: jax.ShapeDtypeStruct) -> bool:
-    return aval.dtype.kind == "c"
-
-
 def _cholesky(site: Site) -> Iterator[Call]:
     yield bind(linalg.cholesky_p, *_operands(site))
 
@@ -195,7 +191,7 @@ def _triangular_solve(site: Site) -> Iterator[Call]:
     side, lower = options.get("side") == "L", options.get("uplo") == "L"
     unit, trans = options.get("diag") == "U", options.get("trans_x")
     conjugates = (trans == "C",)
-    if trans == "N" and _is_complex(a):  # plain conjugation precedes the call
+    if trans == "N" and a.dtype.kind == "c":  # plain conjugation precedes the call
         conjugates = (True, False)
     for conjugate in conjugates:
         yield bind(

@@ -17,6 +17,7 @@ from jax import lax
 
 from invert._private.jax import (
     Literal,
+    Primitive,
     philox2x32_p,
     philox4x32_p,
     prngs,
@@ -49,7 +50,7 @@ class _Hash:
     - `holds`: a primitive that it contains when it is unrolled.
     """
 
-    primitive: Any
+    primitive: Primitive
     keys: int
     counters: int
     literal: int
@@ -252,7 +253,7 @@ def _flat_results(site: Site, n: int) -> list[Value]:
 
     With `jax_threefry_partitionable=False` the hash runs over half of a flat iota.
     """
-    results: list[Any] = []
+    results: list[Value] = []
     size = 2 * math.prod(site.out.shape[n:])
     front = [site.eqn.outvars[0]]
     for _ in range(12):

@@ -19,7 +19,7 @@ import numpy as np
 from jax import lax
 
 from invert._private.jax import Literal, Var, iota_2x32_shape_p
-from invert.ir.types import Atom, Eqn, JaxFunction
+from invert.ir.types import Atom, Eqn, JaxFunction, Value
 from invert.rewriting.pattern import Call, Pattern, Site, bind
 from invert.rewriting.short import Short
 
@@ -30,7 +30,7 @@ _GAMMA_LOOP = 2000.0
 _BETA_LOOP = (200.0, 600.0)
 
 
-def literal(atom: Atom) -> Any:
+def literal(atom: Atom) -> Value:
     """The value of a scalar literal; `None` for other atoms."""
     return atom.val if isinstance(atom, Literal) and np.ndim(atom.val) == 0 else None
 
@@ -41,7 +41,7 @@ def is_number(atom: Atom, value: complex) -> bool:
     return number is not None and bool(number == value)
 
 
-def produced_by(site: Site, atom: Atom, *primitives: str) -> Any | None:
+def produced_by(site: Site, atom: Atom, *primitives: str) -> Eqn | None:
     """The equation that defines `atom`, if it is one of `primitives`."""
     eqn = site.producer(atom)
     return eqn if eqn is not None and eqn.primitive.name in primitives else None

@@ -8,7 +8,6 @@ last, so that no template depends on locations.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -172,7 +171,7 @@ def _stack(site: Site) -> Iterator[Call]:
     yield bind(lax.stack_p, *[x] * len(eqn.invars), axis=axis)
 
 
-def _like(site: Site, shape: tuple[int, ...]) -> Any:
+def _like(site: Site, shape: tuple[int, ...]) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, site.out.dtype)
 
 

@@ -87,13 +87,13 @@ def _loop(eqn: Eqn) -> _Loop | None:
         return None
     ends = [*(graph.jaxpr.outvars[i] for i in carried), *itertools.chain(*filter(None, stacks))]
     needed, _ = graph.needed(ends, set(rows))
-    constants = [e for e in needed if not any(map(is_var, e.invars)) and _is_splat(e)]
+    constants = [
+        e
+        for e in needed
+        if not any(map(is_var, e.invars)) and e.primitive.name == "broadcast_in_dim"
+    ]
     work = [e for e in needed if not any(e is c for c in constants)]
     return dataclasses.replace(result, constants=constants, work=work)
-
-
-def _is_splat(eqn: Eqn) -> bool:
-    return eqn.primitive.name == "broadcast_in_dim"
 
 
 def _block_write(loop: Counted, position: int) -> Access | None:
@@ -168,7 +168,10 @@ def _results(loop: _Loop, times: int) -> tuple[list[Source], list[Source]] | Non
         if not is_var(atom) or atom in constants or any(atom is c for c in loop.counted.consts):
             return "atom", atom
         # A value that leaves the loop unchanged is carried through all copies.
-        return next((("carry", n) for n, i in enumerate(loop.carried) if _is(loop, i, atom)), None)
+        return next(
+            (("carry", n) for n, i in enumerate(loop.carried) if loop.counted.carry[i] is atom),
+            None,
+        )
 
     place = 0 if loop.reverse else -1
     stacks = [loop.stacked(i) or [] for i in sorted(loop.writes)]
@@ -199,10 +202,6 @@ def _first(loop: _Loop, times: int) -> int:
 
 def _in(made: Mapping[Atom, tuple[int, int]], atom: Atom, start: int) -> bool:
     return is_var(atom) and atom in made and made[atom][0] >= start
-
-
-def _is(loop: _Loop, position: int, atom: Atom) -> bool:
-    return loop.counted.carry[position] is atom
 
 
 def _calls(

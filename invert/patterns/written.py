@@ -9,7 +9,6 @@ location too. The programs are equal either way.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
@@ -29,9 +28,9 @@ _MAX_DEPTH = 16
 
 def _exponent(site: Site, atom: Atom) -> int:
     """The exponent if `atom` is a power written as a product; otherwise 1."""
-    known: dict[Any, tuple[Any, int]] = {}
+    known: dict[Atom, tuple[Atom, int]] = {}
 
-    def visit(atom: Atom, depth: int) -> tuple[Any, int]:
+    def visit(atom: Atom, depth: int) -> tuple[Atom, int]:
         if atom in known:
             return known[atom]
         eqn = produced_by(site, atom, "mul")

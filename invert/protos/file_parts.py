@@ -6,9 +6,9 @@ import mmap
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
-from invert.protos.messages import PROGRAMS, VALUES, Cut, cut, own, parse
+from invert.protos.messages import PROGRAMS, VALUES, Cut, M, cut, own, parse
+from invert.protos.types import GraphDef
 
 # Smaller fields are read with the message, and smaller messages whole.
 _LARGE = 1 << 16
@@ -75,24 +75,24 @@ class FileParts:
 NO_PARTS = FileParts({})
 
 
-def read_message(name: str, path: Path) -> tuple[Any, FileParts]:
+def read_message(kind: type[M], path: Path) -> tuple[M, FileParts]:
     """The message in a file, and its large modules, which were left in the file.
 
     **Raises:** `MalformedModelError`; `OSError`.
     """
     if path.stat().st_size < _LARGE:
-        return parse(name, path.read_bytes(), str(path)), NO_PARTS
+        return parse(kind, path.read_bytes(), str(path)), NO_PARTS
     with path.open("rb") as file:
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    data, parts = _without(PROGRAMS, name, mapped)
+    data, parts = _without(PROGRAMS, kind.__qualname__, mapped)
     if data is None:
         data = mapped[:]
     if hasattr(mapped, "madvise"):
         mapped.madvise(mmap.MADV_DONTNEED)
-    return parse(name, data, str(path)), parts
+    return parse(kind, data, str(path)), parts
 
 
-def own_graph(given: object) -> tuple[Any, FileParts]:
+def own_graph(given: object) -> tuple[GraphDef, FileParts]:
     """A `GraphDef` as `messages.own` makes it, and its large constants, which it does not hold.
 
     **Raises:** `MalformedModelError`.
@@ -100,8 +100,8 @@ def own_graph(given: object) -> tuple[Any, FileParts]:
     if isinstance(given, bytes | bytearray) and len(given) >= _LARGE_MESSAGE:
         given = bytes(given)
         data, parts = _without(VALUES, "GraphDef", given)
-        return own(given if data is None else data, "GraphDef", "the graph"), parts
-    return own(given, "GraphDef", "the graph"), NO_PARTS
+        return own(given if data is None else data, GraphDef, "the graph"), parts
+    return own(given, GraphDef, "the graph"), NO_PARTS
 
 
 def _without(

@@ -1,4 +1,4 @@
-"""Classes for the messages in TensorFlow's files, built from the table of their fields.
+"""Classes for the messages in TensorFlow's files, built from the types of their fields.
 
 They live in a separate pool, so that they never clash with those that TensorFlow registers.
 """
@@ -6,15 +6,17 @@ They live in a separate pool, so that they never clash with those that TensorFlo
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 
 from invert._errors import MalformedModelError
-from invert.protos.schema import SCHEMA
+from invert.protos import types
 
+M = TypeVar("M", bound=types.Message)
 _PACKAGE = "invert"
 _SCALARS = (
     "double float int64 uint64 int32 fixed64 fixed32 bool string bytes uint32 sint32 sint64"
@@ -33,27 +35,41 @@ class Field(NamedTuple):
     group: str
 
 
+_ANNOTATION = re.compile(
+    r"""Annotated\[
+    (?P<container>MessageMap\[|MutableMapping\[|Messages\[|MutableSequence\[)?
+    ((?P<key>\w+),[ ])? (?P<type>[\w.]+) \]? ,[ ]
+    (?P<number>\d+) (,[ ]'(?P<group>\w+)')? \]""",
+    re.VERBOSE,
+)
+
+
 def fields() -> dict[str, list[Field]]:
+    """The fields of each message, as `invert.protos.types` declares them."""
     tables: dict[str, list[Field]] = {}
-    rows: list[Field] = []
-    for line in SCHEMA.splitlines():
-        if line and not line.startswith(" "):
-            rows = tables[line] = []
-        elif line:
-            number, name, kind, *group = line.split()
-            key, _, plain = kind.rpartition(":")
-            repeated = plain.endswith("*")
-            in_group = group[0].removeprefix("@") if group else ""
-            rows.append(Field(int(number), name, plain.rstrip("*"), key, repeated, in_group))
+    pending = [cls for cls in vars(types).values() if isinstance(cls, type)]
+    for cls in pending:
+        if cls.__module__ == types.__name__:
+            tables[cls.__qualname__] = [_field(*row) for row in cls.__annotations__.items()]
+            pending.extend(inner for inner in vars(cls).values() if isinstance(inner, type))
     return tables
 
 
+def _field(name: str, annotation: str) -> Field:
+    match = _ANNOTATION.fullmatch(annotation)
+    assert match is not None, f"{name}: {annotation}"
+    key, group = match["key"] or "", match["group"] or ""
+    repeated = bool(match["container"]) and not key
+    return Field(int(match["number"]), name, match["type"], key, repeated, group)
+
+
 @functools.cache
-def _classes() -> Mapping[str, Any]:
+def _classes() -> Mapping[str, type[Any]]:
     file = descriptor_pb2.FileDescriptorProto(
         name="invert/tensorflow.proto", package=_PACKAGE, syntax="proto3"
     )
-    for name, rows in fields().items():
+    tables = fields()
+    for name, rows in tables.items():
         message = file.message_type.add(name=_flat(name))
         groups = list(dict.fromkeys(row.group for row in rows if row.group))
         for group in groups:
@@ -82,7 +98,7 @@ def _classes() -> Mapping[str, Any]:
         name: message_factory.GetMessageClass(
             pool.FindMessageTypeByName(f"{_PACKAGE}.{_flat(name)}")
         )
-        for name in fields()
+        for name in tables
     }
 
 
@@ -98,36 +114,37 @@ def _set_type(field: Any, kind: str) -> None:
         field.type_name = f".{_PACKAGE}.{_flat(kind)}"
 
 
-def message(name: str) -> Any:
-    """The class of a message, such as `GraphDef` or `OpDef.ArgDef`."""
-    return _classes()[name]
+def message(kind: type[M]) -> type[M]:
+    """The class that implements a type of messages, such as `GraphDef` or `OpDef.ArgDef`."""
+    return _classes()[kind.__qualname__]
 
 
-def parse(name: str, data: bytes, where: str) -> Any:
+def parse(kind: type[M], data: bytes, where: str) -> M:
     """Decode a message.
 
     **Arguments:**
 
-    - `name`: the type of the message, such as `SavedModel`.
+    - `kind`: the type of the message, such as `SavedModel`.
     - `where`: the source of the bytes, such as the path of a file.
 
     **Raises:** `MalformedModelError` with the place in the bytes and the field.
     """
     try:
-        return message(name).FromString(data)
+        return message(kind).FromString(data)
     except DecodeError as error:
+        name = kind.__qualname__
         raise MalformedModelError(
             f"{where} cannot be read as a {name}: {_fault(name, data)}. The file is damaged or "
             "incomplete; copy or export the model again."
         ) from error
 
 
-def own(given: Any, name: str, where: str) -> Any:
+def own(given: Any, kind: type[M], where: str) -> M:
     """A message of these classes, from bytes or from a message of TensorFlow's own classes."""
-    if isinstance(given, message(name)):
+    if isinstance(given, message(kind)):
         return given
     data = given if isinstance(given, bytes | bytearray) else given.SerializeToString()
-    return parse(name, bytes(data), where)
+    return parse(kind, bytes(data), where)
 
 
 # -- large fields of a message

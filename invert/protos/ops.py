@@ -9,12 +9,10 @@ import functools
 import importlib.resources
 import lzma
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from invert.protos.messages import message
-
-if TYPE_CHECKING:
-    from invert.protos.types import AttrValue, OpDef
+from invert.protos.types import AttrValue, OpDef, OpList
 
 FILE = "op_definitions.binpb.xz"
 
@@ -111,4 +109,4 @@ def op_def(op: str) -> Definition | None:
 def definitions() -> Mapping[str, OpDef]:
     """All `OpDef` messages by op type."""
     data = importlib.resources.files("invert.protos").joinpath(FILE).read_bytes()
-    return {op.name: op for op in message("OpList").FromString(lzma.decompress(data)).op}
+    return {op.name: op for op in message(OpList).FromString(lzma.decompress(data)).op}

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
 
 from invert._errors import MalformedModelError
 from invert.ir.arrays import aligned
-
-if TYPE_CHECKING:
-    from invert.protos.types import TensorProto, TensorShapeProto
+from invert.protos.types import TensorProto, TensorShapeProto
 
 
 class _Type(NamedTuple):
@@ -92,7 +90,7 @@ def decode_dtype(enum: int) -> np.dtype:
     Quantized types are the integers that store them.
     """
     if not is_type(enum):
-        raise MalformedModelError(f"the graph names a type by {enum}, which is not a type")
+        raise MalformedModelError(f"the graph has the unknown type number {enum}")
     return _TYPES[enum].dtype
 
 

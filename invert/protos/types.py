@@ -1,601 +1,560 @@
-"""Types of the messages in TensorFlow's files, written by `tools/message_types.py`.
+"""The messages in TensorFlow's files, as of TensorFlow 2.21: types, and the schema read from them.
 
-Objects of these types are made by `invert.protos.messages`.
+A field is annotated with its type, its number and the name of its oneof group. Enums are `int32`,
+which has the same encoding. `invert.protos.messages` makes the objects.
 """
 
 from __future__ import annotations
 
-import typing
-from collections.abc import Iterable, Iterator, MutableMapping, MutableSequence
-from typing import Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Annotated
 
-_D = TypeVar("_D")
-_K = TypeVar("_K")
-_M = TypeVar("_M", bound="Message")
-_V = TypeVar("_V", bound="Message", covariant=True)
-_Self = TypeVar("_Self", bound="Message")
+if TYPE_CHECKING:
+    from collections.abc import Mapping, MutableMapping, MutableSequence
 
+    from invert.protos.containers import Message, MessageMap, Messages
 
-class Message(Protocol):
-    """A message of protocol buffers."""
+    Attributes = Mapping[str, "AttrValue"]
+else:
+    Message = Attributes = object  # The annotations alone are read.
 
-    DESCRIPTOR: typing.Any
-
-    def HasField(self, field_name: str) -> bool: ...
-    def ClearField(self, field_name: str) -> None: ...
-    def WhichOneof(self, oneof_group: str) -> str | None: ...
-    def CopyFrom(self: _Self, other: _Self) -> None: ...
-    def MergeFrom(self: _Self, other: _Self) -> None: ...
-    def SerializeToString(self, *, deterministic: bool = ...) -> bytes: ...
-    def ByteSize(self) -> int: ...
-    def ListFields(self) -> list[tuple[object, object]]: ...
-
-
-class Messages(Protocol[_M]):
-    """A repeated field of messages."""
-
-    def __len__(self) -> int: ...
-    def __iter__(self) -> Iterator[_M]: ...
-    def __contains__(self, value: object, /) -> bool: ...
-    @overload
-    def __getitem__(self, index: int) -> _M: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[_M]: ...
-    def __delitem__(self, index: int | slice) -> None: ...
-    def add(self, **fields: object) -> _M: ...
-    def append(self, value: _M) -> None: ...
-    def extend(self, values: Iterable[_M]) -> None: ...
-
-
-class MessageMap(Protocol[_K, _V]):
-    """A map to messages, which a look-up creates."""
-
-    def __len__(self) -> int: ...
-    def __iter__(self) -> Iterator[_K]: ...
-    def __contains__(self, key: object, /) -> bool: ...
-    def __getitem__(self, key: _K, /) -> _V: ...
-    def __delitem__(self, key: _K, /) -> None: ...
-    @overload
-    def get(self, key: _K, /) -> _V | None: ...
-    @overload
-    def get(self, key: _K, default: _D, /) -> _V | _D: ...
-    def items(self) -> Iterable[tuple[_K, _V]]: ...
-    def keys(self) -> Iterable[_K]: ...
-    def values(self) -> Iterable[_V]: ...
+int64 = int32 = uint64 = uint32 = sint64 = fixed32 = int
+double = float
+string = str
 
 
 class SavedModel(Message):
-    saved_model_schema_version: int
-    meta_graphs: Messages[MetaGraphDef]
+    saved_model_schema_version: Annotated[int64, 1]
+    meta_graphs: Annotated[Messages[MetaGraphDef], 2]
 
 
 class MetaGraphDef(Message):
     class MetaInfoDef(Message):
-        meta_graph_version: str
-        stripped_op_list: OpList
-        any_info: Any
-        tags: MutableSequence[str]
-        tensorflow_version: str
-        tensorflow_git_version: str
-        stripped_default_attrs: bool
-        function_aliases: MutableMapping[str, str]
+        meta_graph_version: Annotated[string, 1]
+        stripped_op_list: Annotated[OpList, 2]
+        any_info: Annotated[Any, 3]
+        tags: Annotated[MutableSequence[string], 4]
+        tensorflow_version: Annotated[string, 5]
+        tensorflow_git_version: Annotated[string, 6]
+        stripped_default_attrs: Annotated[bool, 7]
+        function_aliases: Annotated[MutableMapping[string, string], 8]
 
-    meta_info_def: MetaGraphDef.MetaInfoDef
-    graph_def: GraphDef
-    saver_def: SaverDef
-    collection_def: MessageMap[str, CollectionDef]
-    signature_def: MessageMap[str, SignatureDef]
-    asset_file_def: Messages[AssetFileDef]
-    object_graph_def: SavedObjectGraph
+    meta_info_def: Annotated[MetaGraphDef.MetaInfoDef, 1]
+    graph_def: Annotated[GraphDef, 2]
+    saver_def: Annotated[SaverDef, 3]
+    collection_def: Annotated[MessageMap[string, CollectionDef], 4]
+    signature_def: Annotated[MessageMap[string, SignatureDef], 5]
+    asset_file_def: Annotated[Messages[AssetFileDef], 6]
+    object_graph_def: Annotated[SavedObjectGraph, 7]
 
 
 class OpList(Message):
-    op: Messages[OpDef]
+    op: Annotated[Messages[OpDef], 1]
 
 
 class OpDef(Message):
     class ArgDef(Message):
-        name: str
-        type: int
-        type_attr: str
-        number_attr: str
-        type_list_attr: str
-        is_ref: bool
+        name: Annotated[string, 1]
+        type: Annotated[int32, 3]
+        type_attr: Annotated[string, 4]
+        number_attr: Annotated[string, 5]
+        type_list_attr: Annotated[string, 6]
+        is_ref: Annotated[bool, 16]
 
     class AttrDef(Message):
-        name: str
-        type: str
-        default_value: AttrValue
-        has_minimum: bool
-        minimum: int
-        allowed_values: AttrValue
+        name: Annotated[string, 1]
+        type: Annotated[string, 2]
+        default_value: Annotated[AttrValue, 3]
+        has_minimum: Annotated[bool, 5]
+        minimum: Annotated[int64, 6]
+        allowed_values: Annotated[AttrValue, 7]
 
-    name: str
-    input_arg: Messages[OpDef.ArgDef]
-    output_arg: Messages[OpDef.ArgDef]
-    control_output: MutableSequence[str]
-    attr: Messages[OpDef.AttrDef]
-    is_commutative: bool
-    is_aggregate: bool
-    is_stateful: bool
-    allows_uninitialized_input: bool
-    is_distributed_communication: bool
+    name: Annotated[string, 1]
+    input_arg: Annotated[Messages[OpDef.ArgDef], 2]
+    output_arg: Annotated[Messages[OpDef.ArgDef], 3]
+    control_output: Annotated[MutableSequence[string], 20]
+    attr: Annotated[Messages[OpDef.AttrDef], 4]
+    is_commutative: Annotated[bool, 18]
+    is_aggregate: Annotated[bool, 16]
+    is_stateful: Annotated[bool, 17]
+    allows_uninitialized_input: Annotated[bool, 19]
+    is_distributed_communication: Annotated[bool, 21]
 
 
 class TensorShapeProto(Message):
     class Dim(Message):
-        size: int
-        name: str
+        size: Annotated[int64, 1]
+        name: Annotated[string, 2]
 
-    dim: Messages[TensorShapeProto.Dim]
-    unknown_rank: bool
+    dim: Annotated[Messages[TensorShapeProto.Dim], 2]
+    unknown_rank: Annotated[bool, 3]
 
 
 class AttrValue(Message):
     class ListValue(Message):
-        s: MutableSequence[bytes]
-        i: MutableSequence[int]
-        f: MutableSequence[float]
-        b: MutableSequence[bool]
-        type: MutableSequence[int]
-        shape: Messages[TensorShapeProto]
-        tensor: Messages[TensorProto]
-        func: Messages[NameAttrList]
+        s: Annotated[MutableSequence[bytes], 2]
+        i: Annotated[MutableSequence[int64], 3]
+        f: Annotated[MutableSequence[float], 4]
+        b: Annotated[MutableSequence[bool], 5]
+        type: Annotated[MutableSequence[int32], 6]
+        shape: Annotated[Messages[TensorShapeProto], 7]
+        tensor: Annotated[Messages[TensorProto], 8]
+        func: Annotated[Messages[NameAttrList], 9]
 
-    s: bytes
-    i: int
-    f: float
-    b: bool
-    type: int
-    shape: TensorShapeProto
-    tensor: TensorProto
-    list: AttrValue.ListValue
-    func: NameAttrList
-    placeholder: str
+    s: Annotated[bytes, 2, "value"]
+    i: Annotated[int64, 3, "value"]
+    f: Annotated[float, 4, "value"]
+    b: Annotated[bool, 5, "value"]
+    type: Annotated[int32, 6, "value"]
+    shape: Annotated[TensorShapeProto, 7, "value"]
+    tensor: Annotated[TensorProto, 8, "value"]
+    list: Annotated[AttrValue.ListValue, 1, "value"]
+    func: Annotated[NameAttrList, 10, "value"]
+    placeholder: Annotated[string, 9, "value"]
 
 
 class TensorProto(Message):
-    dtype: int
-    tensor_shape: TensorShapeProto
-    version_number: int
-    tensor_content: bytes
-    half_val: MutableSequence[int]
-    float_val: MutableSequence[float]
-    double_val: MutableSequence[float]
-    int_val: MutableSequence[int]
-    string_val: MutableSequence[bytes]
-    scomplex_val: MutableSequence[float]
-    int64_val: MutableSequence[int]
-    bool_val: MutableSequence[bool]
-    dcomplex_val: MutableSequence[float]
-    uint32_val: MutableSequence[int]
-    uint64_val: MutableSequence[int]
-    float8_val: bytes
+    dtype: Annotated[int32, 1]
+    tensor_shape: Annotated[TensorShapeProto, 2]
+    version_number: Annotated[int32, 3]
+    tensor_content: Annotated[bytes, 4]
+    half_val: Annotated[MutableSequence[int32], 13]
+    float_val: Annotated[MutableSequence[float], 5]
+    double_val: Annotated[MutableSequence[double], 6]
+    int_val: Annotated[MutableSequence[int32], 7]
+    string_val: Annotated[MutableSequence[bytes], 8]
+    scomplex_val: Annotated[MutableSequence[float], 9]
+    int64_val: Annotated[MutableSequence[int64], 10]
+    bool_val: Annotated[MutableSequence[bool], 11]
+    dcomplex_val: Annotated[MutableSequence[double], 12]
+    uint32_val: Annotated[MutableSequence[uint32], 16]
+    uint64_val: Annotated[MutableSequence[uint64], 17]
+    float8_val: Annotated[bytes, 18]
 
 
 class NameAttrList(Message):
-    name: str
-    attr: MessageMap[str, AttrValue]
+    name: Annotated[string, 1]
+    attr: Annotated[MessageMap[string, AttrValue], 2]
 
 
 class Any(Message):
-    type_url: str
-    value: bytes
+    type_url: Annotated[string, 1]
+    value: Annotated[bytes, 2]
 
 
 class GraphDef(Message):
-    node: Messages[NodeDef]
-    versions: VersionDef
-    version: int
-    library: FunctionDefLibrary
+    node: Annotated[Messages[NodeDef], 1]
+    versions: Annotated[VersionDef, 4]
+    version: Annotated[int32, 3]
+    library: Annotated[FunctionDefLibrary, 2]
 
 
 class NodeDef(Message):
-    name: str
-    op: str
-    input: MutableSequence[str]
-    device: str
-    attr: MessageMap[str, AttrValue]
+    name: Annotated[string, 1]
+    op: Annotated[string, 2]
+    input: Annotated[MutableSequence[string], 3]
+    device: Annotated[string, 4]
+    attr: Annotated[MessageMap[string, AttrValue], 5]
 
 
 class VersionDef(Message):
-    producer: int
-    min_consumer: int
-    bad_consumers: MutableSequence[int]
+    producer: Annotated[int32, 1]
+    min_consumer: Annotated[int32, 2]
+    bad_consumers: Annotated[MutableSequence[int32], 3]
 
 
 class FunctionDefLibrary(Message):
-    function: Messages[FunctionDef]
-    gradient: Messages[GradientDef]
-    registered_gradients: Messages[RegisteredGradient]
+    function: Annotated[Messages[FunctionDef], 1]
+    gradient: Annotated[Messages[GradientDef], 2]
+    registered_gradients: Annotated[Messages[RegisteredGradient], 3]
 
 
 class FunctionDef(Message):
     class ArgAttrs(Message):
-        attr: MessageMap[str, AttrValue]
+        attr: Annotated[MessageMap[string, AttrValue], 1]
 
-    signature: OpDef
-    attr: MessageMap[str, AttrValue]
-    arg_attr: MessageMap[int, FunctionDef.ArgAttrs]
-    resource_arg_unique_id: MutableMapping[int, int]
-    node_def: Messages[NodeDef]
-    ret: MutableMapping[str, str]
-    control_ret: MutableMapping[str, str]
+    signature: Annotated[OpDef, 1]
+    attr: Annotated[MessageMap[string, AttrValue], 5]
+    arg_attr: Annotated[MessageMap[uint32, FunctionDef.ArgAttrs], 7]
+    resource_arg_unique_id: Annotated[MutableMapping[uint32, uint32], 8]
+    node_def: Annotated[Messages[NodeDef], 3]
+    ret: Annotated[MutableMapping[string, string], 4]
+    control_ret: Annotated[MutableMapping[string, string], 6]
 
 
 class GradientDef(Message):
-    function_name: str
-    gradient_func: str
+    function_name: Annotated[string, 1]
+    gradient_func: Annotated[string, 2]
 
 
 class RegisteredGradient(Message):
-    gradient_func: str
-    registered_op_type: str
+    gradient_func: Annotated[string, 1]
+    registered_op_type: Annotated[string, 2]
 
 
 class SaverDef(Message):
-    filename_tensor_name: str
-    save_tensor_name: str
-    restore_op_name: str
-    max_to_keep: int
-    sharded: bool
-    keep_checkpoint_every_n_hours: float
-    version: int
+    filename_tensor_name: Annotated[string, 1]
+    save_tensor_name: Annotated[string, 2]
+    restore_op_name: Annotated[string, 3]
+    max_to_keep: Annotated[int32, 4]
+    sharded: Annotated[bool, 5]
+    keep_checkpoint_every_n_hours: Annotated[float, 6]
+    version: Annotated[int32, 7]
 
 
 class CollectionDef(Message):
     class NodeList(Message):
-        value: MutableSequence[str]
+        value: Annotated[MutableSequence[string], 1]
 
     class BytesList(Message):
-        value: MutableSequence[bytes]
+        value: Annotated[MutableSequence[bytes], 1]
 
     class Int64List(Message):
-        value: MutableSequence[int]
+        value: Annotated[MutableSequence[int64], 1]
 
     class FloatList(Message):
-        value: MutableSequence[float]
+        value: Annotated[MutableSequence[float], 1]
 
     class AnyList(Message):
-        value: Messages[Any]
+        value: Annotated[Messages[Any], 1]
 
-    node_list: CollectionDef.NodeList
-    bytes_list: CollectionDef.BytesList
-    int64_list: CollectionDef.Int64List
-    float_list: CollectionDef.FloatList
-    any_list: CollectionDef.AnyList
+    node_list: Annotated[CollectionDef.NodeList, 1, "kind"]
+    bytes_list: Annotated[CollectionDef.BytesList, 2, "kind"]
+    int64_list: Annotated[CollectionDef.Int64List, 3, "kind"]
+    float_list: Annotated[CollectionDef.FloatList, 4, "kind"]
+    any_list: Annotated[CollectionDef.AnyList, 5, "kind"]
 
 
 class SignatureDef(Message):
-    inputs: MessageMap[str, TensorInfo]
-    outputs: MessageMap[str, TensorInfo]
-    method_name: str
-    defaults: MessageMap[str, TensorProto]
+    inputs: Annotated[MessageMap[string, TensorInfo], 1]
+    outputs: Annotated[MessageMap[string, TensorInfo], 2]
+    method_name: Annotated[string, 3]
+    defaults: Annotated[MessageMap[string, TensorProto], 4]
 
 
 class TensorInfo(Message):
     class CooSparse(Message):
-        values_tensor_name: str
-        indices_tensor_name: str
-        dense_shape_tensor_name: str
+        values_tensor_name: Annotated[string, 1]
+        indices_tensor_name: Annotated[string, 2]
+        dense_shape_tensor_name: Annotated[string, 3]
 
     class CompositeTensor(Message):
-        type_spec: TypeSpecProto
-        components: Messages[TensorInfo]
+        type_spec: Annotated[TypeSpecProto, 1]
+        components: Annotated[Messages[TensorInfo], 2]
 
-    name: str
-    coo_sparse: TensorInfo.CooSparse
-    composite_tensor: TensorInfo.CompositeTensor
-    dtype: int
-    tensor_shape: TensorShapeProto
+    name: Annotated[string, 1, "encoding"]
+    coo_sparse: Annotated[TensorInfo.CooSparse, 4, "encoding"]
+    composite_tensor: Annotated[TensorInfo.CompositeTensor, 5, "encoding"]
+    dtype: Annotated[int32, 2]
+    tensor_shape: Annotated[TensorShapeProto, 3]
 
 
 class TypeSpecProto(Message):
-    type_spec_class: int
-    type_state: StructuredValue
-    type_spec_class_name: str
-    num_flat_components: int
+    type_spec_class: Annotated[int32, 1]
+    type_state: Annotated[StructuredValue, 2]
+    type_spec_class_name: Annotated[string, 3]
+    num_flat_components: Annotated[int32, 4]
 
 
 class StructuredValue(Message):
-    none_value: NoneValue
-    float64_value: float
-    int64_value: int
-    string_value: str
-    bool_value: bool
-    tensor_shape_value: TensorShapeProto
-    tensor_dtype_value: int
-    tensor_spec_value: TensorSpecProto
-    type_spec_value: TypeSpecProto
-    bounded_tensor_spec_value: BoundedTensorSpecProto
-    list_value: ListValue
-    tuple_value: TupleValue
-    dict_value: DictValue
-    named_tuple_value: NamedTupleValue
-    tensor_value: TensorProto
-    numpy_value: TensorProto
+    none_value: Annotated[NoneValue, 1, "kind"]
+    float64_value: Annotated[double, 11, "kind"]
+    int64_value: Annotated[sint64, 12, "kind"]
+    string_value: Annotated[string, 13, "kind"]
+    bool_value: Annotated[bool, 14, "kind"]
+    tensor_shape_value: Annotated[TensorShapeProto, 31, "kind"]
+    tensor_dtype_value: Annotated[int32, 32, "kind"]
+    tensor_spec_value: Annotated[TensorSpecProto, 33, "kind"]
+    type_spec_value: Annotated[TypeSpecProto, 34, "kind"]
+    bounded_tensor_spec_value: Annotated[BoundedTensorSpecProto, 35, "kind"]
+    list_value: Annotated[ListValue, 51, "kind"]
+    tuple_value: Annotated[TupleValue, 52, "kind"]
+    dict_value: Annotated[DictValue, 53, "kind"]
+    named_tuple_value: Annotated[NamedTupleValue, 54, "kind"]
+    tensor_value: Annotated[TensorProto, 55, "kind"]
+    numpy_value: Annotated[TensorProto, 56, "kind"]
 
 
 class NoneValue(Message): ...
 
 
 class TensorSpecProto(Message):
-    name: str
-    shape: TensorShapeProto
-    dtype: int
+    name: Annotated[string, 1]
+    shape: Annotated[TensorShapeProto, 2]
+    dtype: Annotated[int32, 3]
 
 
 class BoundedTensorSpecProto(Message):
-    name: str
-    shape: TensorShapeProto
-    dtype: int
-    minimum: TensorProto
-    maximum: TensorProto
+    name: Annotated[string, 1]
+    shape: Annotated[TensorShapeProto, 2]
+    dtype: Annotated[int32, 3]
+    minimum: Annotated[TensorProto, 4]
+    maximum: Annotated[TensorProto, 5]
 
 
 class ListValue(Message):
-    values: Messages[StructuredValue]
+    values: Annotated[Messages[StructuredValue], 1]
 
 
 class TupleValue(Message):
-    values: Messages[StructuredValue]
+    values: Annotated[Messages[StructuredValue], 1]
 
 
 class DictValue(Message):
-    fields: MessageMap[str, StructuredValue]
+    fields: Annotated[MessageMap[string, StructuredValue], 1]
 
 
 class NamedTupleValue(Message):
-    name: str
-    values: Messages[PairValue]
+    name: Annotated[string, 1]
+    values: Annotated[Messages[PairValue], 2]
 
 
 class PairValue(Message):
-    key: str
-    value: StructuredValue
+    key: Annotated[string, 1]
+    value: Annotated[StructuredValue, 2]
 
 
 class AssetFileDef(Message):
-    tensor_info: TensorInfo
-    filename: str
+    tensor_info: Annotated[TensorInfo, 1]
+    filename: Annotated[string, 2]
 
 
 class SavedObjectGraph(Message):
-    nodes: Messages[SavedObject]
-    concrete_functions: MessageMap[str, SavedConcreteFunction]
+    nodes: Annotated[Messages[SavedObject], 1]
+    concrete_functions: Annotated[MessageMap[string, SavedConcreteFunction], 2]
 
 
 class SavedObject(Message):
-    children: Messages[TrackableObjectGraph.TrackableObject.ObjectReference]
-    dependencies: Messages[TrackableObjectGraph.TrackableObject.ObjectReference]
-    slot_variables: Messages[TrackableObjectGraph.TrackableObject.SlotVariableReference]
-    user_object: SavedUserObject
-    asset: SavedAsset
-    function: SavedFunction
-    variable: SavedVariable
-    bare_concrete_function: SavedBareConcreteFunction
-    constant: SavedConstant
-    resource: SavedResource
-    captured_tensor: CapturedTensor
-    saveable_objects: MessageMap[str, SaveableObject]
-    registered_name: str
-    serialized_user_proto: Any
-    registered_saver: str
+    children: Annotated[Messages[TrackableObjectGraph.TrackableObject.ObjectReference], 1]
+    dependencies: Annotated[Messages[TrackableObjectGraph.TrackableObject.ObjectReference], 15]
+    slot_variables: Annotated[
+        Messages[TrackableObjectGraph.TrackableObject.SlotVariableReference], 3
+    ]
+    user_object: Annotated[SavedUserObject, 4, "kind"]
+    asset: Annotated[SavedAsset, 5, "kind"]
+    function: Annotated[SavedFunction, 6, "kind"]
+    variable: Annotated[SavedVariable, 7, "kind"]
+    bare_concrete_function: Annotated[SavedBareConcreteFunction, 8, "kind"]
+    constant: Annotated[SavedConstant, 9, "kind"]
+    resource: Annotated[SavedResource, 10, "kind"]
+    captured_tensor: Annotated[CapturedTensor, 12, "kind"]
+    saveable_objects: Annotated[MessageMap[string, SaveableObject], 11]
+    registered_name: Annotated[string, 13]
+    serialized_user_proto: Annotated[Any, 14]
+    registered_saver: Annotated[string, 16]
 
 
 class SavedUserObject(Message):
-    identifier: str
-    version: VersionDef
-    metadata: str
+    identifier: Annotated[string, 1]
+    version: Annotated[VersionDef, 2]
+    metadata: Annotated[string, 3]
 
 
 class SavedAsset(Message):
-    asset_file_def_index: int
+    asset_file_def_index: Annotated[int32, 1]
 
 
 class SavedFunction(Message):
-    concrete_functions: MutableSequence[str]
-    function_spec: FunctionSpec
+    concrete_functions: Annotated[MutableSequence[string], 1]
+    function_spec: Annotated[FunctionSpec, 2]
 
 
 class FunctionSpec(Message):
-    fullargspec: StructuredValue
-    is_method: bool
-    input_signature: StructuredValue
-    jit_compile: int
+    fullargspec: Annotated[StructuredValue, 1]
+    is_method: Annotated[bool, 2]
+    input_signature: Annotated[StructuredValue, 5]
+    jit_compile: Annotated[int32, 6]
 
 
 class SavedVariable(Message):
-    dtype: int
-    shape: TensorShapeProto
-    trainable: bool
-    synchronization: int
-    aggregation: int
-    name: str
-    device: str
-    experimental_distributed_variable_components: Messages[SavedVariable]
+    dtype: Annotated[int32, 1]
+    shape: Annotated[TensorShapeProto, 2]
+    trainable: Annotated[bool, 3]
+    synchronization: Annotated[int32, 4]
+    aggregation: Annotated[int32, 5]
+    name: Annotated[string, 6]
+    device: Annotated[string, 7]
+    experimental_distributed_variable_components: Annotated[Messages[SavedVariable], 8]
 
 
 class SavedBareConcreteFunction(Message):
-    concrete_function_name: str
-    argument_keywords: MutableSequence[str]
-    allowed_positional_arguments: int
-    function_spec: FunctionSpec
+    concrete_function_name: Annotated[string, 1]
+    argument_keywords: Annotated[MutableSequence[string], 2]
+    allowed_positional_arguments: Annotated[int64, 3]
+    function_spec: Annotated[FunctionSpec, 4]
 
 
 class SavedConstant(Message):
-    operation: str
+    operation: Annotated[string, 1]
 
 
 class SavedResource(Message):
-    device: str
+    device: Annotated[string, 1]
 
 
 class CapturedTensor(Message):
-    name: str
-    concrete_function: str
+    name: Annotated[string, 1]
+    concrete_function: Annotated[string, 2]
 
 
 class SaveableObject(Message):
-    save_function: int
-    restore_function: int
+    save_function: Annotated[int32, 2]
+    restore_function: Annotated[int32, 3]
 
 
 class SavedConcreteFunction(Message):
-    bound_inputs: MutableSequence[int]
-    canonicalized_input_signature: StructuredValue
-    output_signature: StructuredValue
+    bound_inputs: Annotated[MutableSequence[int32], 2]
+    canonicalized_input_signature: Annotated[StructuredValue, 3]
+    output_signature: Annotated[StructuredValue, 4]
 
 
 class BundleHeaderProto(Message):
-    num_shards: int
-    endianness: int
-    version: VersionDef
+    num_shards: Annotated[int32, 1]
+    endianness: Annotated[int32, 2]
+    version: Annotated[VersionDef, 3]
 
 
 class BundleEntryProto(Message):
-    dtype: int
-    shape: TensorShapeProto
-    shard_id: int
-    offset: int
-    size: int
-    crc32c: int
-    slices: Messages[TensorSliceProto]
+    dtype: Annotated[int32, 1]
+    shape: Annotated[TensorShapeProto, 2]
+    shard_id: Annotated[int32, 3]
+    offset: Annotated[int64, 4]
+    size: Annotated[int64, 5]
+    crc32c: Annotated[fixed32, 6]
+    slices: Annotated[Messages[TensorSliceProto], 7]
 
 
 class TensorSliceProto(Message):
     class Extent(Message):
-        start: int
-        length: int
+        start: Annotated[int64, 1]
+        length: Annotated[int64, 2, "has_length_hack"]
 
-    extent: Messages[TensorSliceProto.Extent]
+    extent: Annotated[Messages[TensorSliceProto.Extent], 1]
 
 
 class TrackableObjectGraph(Message):
     class TrackableObject(Message):
         class ObjectReference(Message):
-            node_id: int
-            local_name: str
+            node_id: Annotated[int32, 1]
+            local_name: Annotated[string, 2]
 
         class SlotVariableReference(Message):
-            original_variable_node_id: int
-            slot_name: str
-            slot_variable_node_id: int
+            original_variable_node_id: Annotated[int32, 1]
+            slot_name: Annotated[string, 2]
+            slot_variable_node_id: Annotated[int32, 3]
 
         class SerializedTensor(Message):
-            name: str
-            full_name: str
-            checkpoint_key: str
+            name: Annotated[string, 1]
+            full_name: Annotated[string, 2]
+            checkpoint_key: Annotated[string, 3]
 
-        children: Messages[TrackableObjectGraph.TrackableObject.ObjectReference]
-        attributes: Messages[TrackableObjectGraph.TrackableObject.SerializedTensor]
-        slot_variables: Messages[TrackableObjectGraph.TrackableObject.SlotVariableReference]
-        registered_saver: RegisteredSaver
-        has_checkpoint_values: BoolValue
+        children: Annotated[Messages[TrackableObjectGraph.TrackableObject.ObjectReference], 1]
+        attributes: Annotated[Messages[TrackableObjectGraph.TrackableObject.SerializedTensor], 2]
+        slot_variables: Annotated[
+            Messages[TrackableObjectGraph.TrackableObject.SlotVariableReference], 3
+        ]
+        registered_saver: Annotated[RegisteredSaver, 4]
+        has_checkpoint_values: Annotated[BoolValue, 5]
 
-    nodes: Messages[TrackableObjectGraph.TrackableObject]
+    nodes: Annotated[Messages[TrackableObjectGraph.TrackableObject], 1]
 
 
 class RegisteredSaver(Message):
-    name: str
-    object_name: str
+    name: Annotated[string, 1]
+    object_name: Annotated[string, 2]
 
 
 class BoolValue(Message):
-    value: bool
+    value: Annotated[bool, 1]
 
 
 class FingerprintDef(Message):
-    saved_model_checksum: int
-    graph_def_program_hash: int
-    signature_def_hash: int
-    saved_object_graph_hash: int
-    checkpoint_hash: int
-    uuid: str
-    version: VersionDef
+    saved_model_checksum: Annotated[uint64, 1]
+    graph_def_program_hash: Annotated[uint64, 2]
+    signature_def_hash: Annotated[uint64, 3]
+    saved_object_graph_hash: Annotated[uint64, 4]
+    checkpoint_hash: Annotated[uint64, 5]
+    uuid: Annotated[string, 7]
+    version: Annotated[VersionDef, 6]
 
 
 class VariableDef(Message):
-    variable_name: str
-    initial_value_name: str
-    initializer_name: str
-    snapshot_name: str
-    save_slice_info_def: SaveSliceInfoDef
-    is_resource: bool
-    trainable: bool
-    synchronization: int
-    aggregation: int
+    variable_name: Annotated[string, 1]
+    initial_value_name: Annotated[string, 6]
+    initializer_name: Annotated[string, 2]
+    snapshot_name: Annotated[string, 3]
+    save_slice_info_def: Annotated[SaveSliceInfoDef, 4]
+    is_resource: Annotated[bool, 5]
+    trainable: Annotated[bool, 7]
+    synchronization: Annotated[int32, 8]
+    aggregation: Annotated[int32, 9]
 
 
 class SaveSliceInfoDef(Message):
-    full_name: str
-    full_shape: MutableSequence[int]
-    var_offset: MutableSequence[int]
-    var_shape: MutableSequence[int]
+    full_name: Annotated[string, 1]
+    full_shape: Annotated[MutableSequence[int64], 2]
+    var_offset: Annotated[MutableSequence[int64], 3]
+    var_shape: Annotated[MutableSequence[int64], 4]
 
 
 class OpSharding(Message):
-    type: int
-    tile_assignment_dimensions: MutableSequence[int]
-    tile_assignment_devices: MutableSequence[int]
-    replicate_on_last_tile_dim: bool
-    last_tile_dims: MutableSequence[int]
-    iota_reshape_dims: MutableSequence[int]
-    iota_transpose_perm: MutableSequence[int]
+    type: Annotated[int32, 1]
+    tile_assignment_dimensions: Annotated[MutableSequence[int64], 3]
+    tile_assignment_devices: Annotated[MutableSequence[int64], 4]
+    replicate_on_last_tile_dim: Annotated[bool, 6]
+    last_tile_dims: Annotated[MutableSequence[int32], 8]
+    iota_reshape_dims: Annotated[MutableSequence[int64], 9]
+    iota_transpose_perm: Annotated[MutableSequence[int32], 10]
 
 
 class UniformQuantizedConvolutionDimensionNumbersAttr(Message):
-    input_batch_dimension: int
-    input_feature_dimension: int
-    input_spatial_dimensions: MutableSequence[int]
-    kernel_input_feature_dimension: int
-    kernel_output_feature_dimension: int
-    kernel_spatial_dimensions: MutableSequence[int]
-    output_batch_dimension: int
-    output_feature_dimension: int
-    output_spatial_dimensions: MutableSequence[int]
+    input_batch_dimension: Annotated[int64, 1]
+    input_feature_dimension: Annotated[int64, 2]
+    input_spatial_dimensions: Annotated[MutableSequence[int64], 3]
+    kernel_input_feature_dimension: Annotated[int64, 4]
+    kernel_output_feature_dimension: Annotated[int64, 5]
+    kernel_spatial_dimensions: Annotated[MutableSequence[int64], 6]
+    output_batch_dimension: Annotated[int64, 7]
+    output_feature_dimension: Annotated[int64, 8]
+    output_spatial_dimensions: Annotated[MutableSequence[int64], 9]
 
 
 class DotDimensionNumbers(Message):
-    lhs_contracting_dimensions: MutableSequence[int]
-    rhs_contracting_dimensions: MutableSequence[int]
-    lhs_batch_dimensions: MutableSequence[int]
-    rhs_batch_dimensions: MutableSequence[int]
+    lhs_contracting_dimensions: Annotated[MutableSequence[int64], 1]
+    rhs_contracting_dimensions: Annotated[MutableSequence[int64], 2]
+    lhs_batch_dimensions: Annotated[MutableSequence[int64], 3]
+    rhs_batch_dimensions: Annotated[MutableSequence[int64], 4]
 
 
 class ConvolutionDimensionNumbers(Message):
-    input_batch_dimension: int
-    input_feature_dimension: int
-    input_spatial_dimensions: MutableSequence[int]
-    kernel_input_feature_dimension: int
-    kernel_output_feature_dimension: int
-    kernel_spatial_dimensions: MutableSequence[int]
-    output_batch_dimension: int
-    output_feature_dimension: int
-    output_spatial_dimensions: MutableSequence[int]
+    input_batch_dimension: Annotated[int64, 7]
+    input_feature_dimension: Annotated[int64, 8]
+    input_spatial_dimensions: Annotated[MutableSequence[int64], 11]
+    kernel_input_feature_dimension: Annotated[int64, 3]
+    kernel_output_feature_dimension: Annotated[int64, 4]
+    kernel_spatial_dimensions: Annotated[MutableSequence[int64], 6]
+    output_batch_dimension: Annotated[int64, 9]
+    output_feature_dimension: Annotated[int64, 10]
+    output_spatial_dimensions: Annotated[MutableSequence[int64], 12]
 
 
 class GatherDimensionNumbers(Message):
-    offset_dims: MutableSequence[int]
-    collapsed_slice_dims: MutableSequence[int]
-    start_index_map: MutableSequence[int]
-    index_vector_dim: int
-    operand_batching_dims: MutableSequence[int]
-    start_indices_batching_dims: MutableSequence[int]
+    offset_dims: Annotated[MutableSequence[int64], 1]
+    collapsed_slice_dims: Annotated[MutableSequence[int64], 2]
+    start_index_map: Annotated[MutableSequence[int64], 3]
+    index_vector_dim: Annotated[int64, 4]
+    operand_batching_dims: Annotated[MutableSequence[int64], 5]
+    start_indices_batching_dims: Annotated[MutableSequence[int64], 6]
 
 
 class ScatterDimensionNumbers(Message):
-    update_window_dims: MutableSequence[int]
-    inserted_window_dims: MutableSequence[int]
-    scatter_dims_to_operand_dims: MutableSequence[int]
-    index_vector_dim: int
-    input_batching_dims: MutableSequence[int]
-    scatter_indices_batching_dims: MutableSequence[int]
+    update_window_dims: Annotated[MutableSequence[int64], 1]
+    inserted_window_dims: Annotated[MutableSequence[int64], 2]
+    scatter_dims_to_operand_dims: Annotated[MutableSequence[int64], 3]
+    index_vector_dim: Annotated[int64, 4]
+    input_batching_dims: Annotated[MutableSequence[int64], 5]
+    scatter_indices_batching_dims: Annotated[MutableSequence[int64], 6]
 
 
 class PrecisionConfig(Message):
-    operand_precision: MutableSequence[int]
-    algorithm: int
-
-
-Attributes = MessageMap[str, AttrValue]
+    operand_precision: Annotated[MutableSequence[int32], 1]
+    algorithm: Annotated[int32, 2]

@@ -142,9 +142,7 @@ class Rewriter:
         eqns = list(jaxpr.eqns)
         for i in jaxprs.holders(jaxpr):
             eqns[i] = self._inner(eqns[i], number, consts)
-        if all(a is b for a, b in zip(eqns, jaxpr.eqns, strict=True)):
-            return jaxpr
-        return jaxpr.replace(eqns=eqns)
+        return jaxprs.with_equations(jaxpr, eqns)
 
     def _inner(self, eqn: Eqn, number: int, consts: Consts) -> Eqn:
         if eqn.primitive.name in _WITH_RULES and not self.stages[number].inside_rules:
@@ -472,15 +470,13 @@ def _splice(r: Replacement, graph: Graph, renamed: dict[Atom, Atom]) -> list[Eqn
 
     eqns = []
     for eqn in inner.eqns:
-        outvars = [env.setdefault(v, Var(v.aval)) if _is_named(v) else v for v in eqn.outvars]
+        outvars = [
+            v if isinstance(v, DropVar) else env.setdefault(v, Var(v.aval)) for v in eqn.outvars
+        ]
         new = eqn.replace(invars=[read(a) for a in eqn.invars], outvars=outvars)
         names, own = names_of(r.root), names_of(new)
         eqns.append(with_names(new, (*(without_hint(names) if own else names), *own)))
     return eqns
-
-
-def _is_named(v: Var) -> bool:
-    return not isinstance(v, DropVar)
 
 
 def _topological(eqns: Sequence[Eqn]) -> list[Eqn]:

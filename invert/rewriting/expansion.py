@@ -9,7 +9,7 @@ import jax
 from jax import lax
 
 from invert._opaque import custom_call_p
-from invert._private.jax import bind_equation, close_like, consts_of, open_jaxpr
+from invert._private.jax import bind_equation, close_like, consts_of, open_jaxpr, renamed
 from invert.ir import jaxprs
 from invert.ir.graph import Graph, is_var
 from invert.ir.match import difference
@@ -173,12 +173,8 @@ class _Expansion:
         graph = Graph(jaxpr)
         eqns: list[Eqn] = []
         names: dict[Var, Atom] = {}
-
-        def new(atom: Atom) -> Atom:
-            return names.get(atom, atom) if is_var(atom) else atom
-
         for eqn in jaxpr.eqns:
-            operands = list(map(new, eqn.invars))
+            operands = renamed(eqn.invars, names)
             if eqn.primitive.name in _REGIONS:
                 eqns.append(self._with_bodies(eqn).replace(invars=operands))
                 continue
@@ -192,7 +188,7 @@ class _Expansion:
             expanded, results = template.on(given)
             eqns += expanded
             names.update(zip(eqn.outvars, results, strict=True))
-        return jaxpr.replace(eqns=eqns, outvars=list(map(new, jaxpr.outvars)))
+        return jaxpr.replace(eqns=eqns, outvars=renamed(jaxpr.outvars, names))
 
     def _with_bodies(self, eqn: Eqn) -> Eqn:
         bodies = {

@@ -115,23 +115,23 @@ def _bytes_of(
     return data
 
 
-def entry_function(module: ir.Module, *, what: str = "StableHLO module") -> ir.OpView:
+def entry_function(module: ir.Module) -> ir.OpView:
     """The public `main` function of a module, or otherwise its only public function.
 
     It is valid as long as `module` is alive.
 
     **Raises:** `MalformedModelError` if there is neither.
     """
-    public = _public_functions(module, what)
+    public = _public_functions(module, "StableHLO module")
     if "main" in public:
         op = public["main"]
     elif len(public) == 1:
         (op,) = public.values()
     else:
         raise MalformedModelError(
-            f"The {what} has {len(public)} public functions ({', '.join(public)}) and none of them "
-            "is `main`. Name the entry `main`, make the others private, or read all of them with "
-            "invert.from_stablehlo."
+            f"The StableHLO module has {len(public)} public functions ({', '.join(public)}) and "
+            "none of them is `main`. Name the entry `main`, make the others private, or read all "
+            "of them with invert.from_stablehlo."
         )
     return op
 

@@ -14,7 +14,7 @@ from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 from invert._config import Config
 from invert._entry import OpUse, Shardings
 from invert._errors import MalformedModelError, Problem, SignatureError, UnsupportedOpError
-from invert._private.mlir import text_of
+from invert._private.mlir import ir, text_of
 from invert.ir.arrays import KnownBytes
 from invert.ir.types import Aval
 from invert.primitives.stablehlo import calls
@@ -48,7 +48,7 @@ class Program:
     - `start`: the entry function; by default `main`, or the only public function.
     """
 
-    module: Any
+    module: ir.Module
     config: Config
     platforms: tuple[str, ...] = ()
     location: str = ""
@@ -280,21 +280,22 @@ class Program:
             raise SignatureError("; ".join(wrong))
 
 
-def functions_of(module: Any) -> dict[str, Any]:
+def functions_of(module: ir.Module) -> dict[str, Any]:
     """The functions of a module by name, and its meshes as `sdy.mesh <name>`."""
     found = {}
     for view in module.body.operations:
         op = view.operation
         if op.name == "func.func":
-            found[op.attributes["sym_name"].value] = op
+            found[text_of(op.attributes["sym_name"])] = op
         elif op.name == "sdy.mesh":
-            found[f"sdy.mesh {op.attributes['sym_name'].value}"] = op
+            found[f"sdy.mesh {text_of(op.attributes['sym_name'])}"] = op
     return found
 
 
-def is_public(function: Any) -> bool:
+def is_public(function: ir.Operation) -> bool:
+    """Whether other modules may call a function."""
     attributes = function.attributes
-    return "sym_visibility" not in attributes or attributes["sym_visibility"].value == "public"
+    return "sym_visibility" not in attributes or text_of(attributes["sym_visibility"]) == "public"
 
 
 def _array_types(types: Iterable[Aval]) -> list[ArrayType]:

@@ -167,7 +167,7 @@ def test_convert_writes_what_runs_alike(models: Path, name: str, tmp_path: Path,
     out, err = lines(capsys)
     assert "certificate: exact" in out
     assert "saved and loaded again: equal, bit for bit" in out
-    assert "run beside the original: largest difference" in out
+    assert "compared with the original: largest relative difference" in out
     assert f"wrote {target / 'model.py'}" in out
     assert err == ""  # stderr is no terminal here
     assert main(["inspect", str(target)]) == 0

@@ -368,7 +368,7 @@ def test_dense_tables_are_read_without_their_unused_buckets(tmp_path: Path) -> N
     found = invert.load(tmp_path / "model", config=CONFIG)(x)
     for one, other in zip(found, call(x), strict=True):
         np.testing.assert_array_equal(one, other)
-    with pytest.raises(UnsupportedOpError, match="all of its buckets"):
+    with pytest.raises(UnsupportedOpError, match="all buckets of a table"):
         invert.convert(call)(x)
 
 

@@ -17,9 +17,11 @@ from tensorflow.core.protobuf import (
 )
 
 from invert._errors import MalformedModelError
+from invert.protos import types
 from invert.protos.messages import message, own, parse
 from invert.protos.ops import definitions, op_def
 from invert.protos.tensors import decode_dtype, decode_tensor, is_type, type_name
+from invert.protos.types import GraphDef, OpList, TensorProto
 
 ROOTS: dict[str, Any] = {
     "SavedModel": saved_model_pb2.SavedModel,
@@ -56,14 +58,15 @@ def _differences(ours: Any, theirs: Any, path: str, seen: set[str]) -> list[str]
 
 @pytest.mark.parametrize("name", ROOTS)
 def test_fields_are_those_of_tensorflow(name: str) -> None:
-    assert _differences(message(name).DESCRIPTOR, ROOTS[name].DESCRIPTOR, name, set()) == []
+    ours = message(getattr(types, name))
+    assert _differences(ours.DESCRIPTOR, ROOTS[name].DESCRIPTOR, name, set()) == []
 
 
 def test_unknown_fields_are_kept() -> None:
     theirs = graph_pb2.GraphDef()
     node = theirs.node.add(name="x", op="Const")
     node.experimental_debug_info.original_node_names.append("y")  # which ours do not have
-    ours = own(theirs, "GraphDef", "the graph")
+    ours = own(theirs, GraphDef, "the graph")
     assert graph_pb2.GraphDef.FromString(ours.SerializeToString()) == theirs
 
 
@@ -79,7 +82,7 @@ def test_unknown_fields_are_kept() -> None:
 )
 def test_damaged_bytes_are_told_by_their_place(data: bytes, what: str) -> None:
     with pytest.raises(MalformedModelError, match=rf"graph\.pb .*{what}.*export the model again"):
-        parse("GraphDef", data, "graph.pb")
+        parse(GraphDef, data, "graph.pb")
 
 
 def test_types_are_those_of_tensorflow() -> None:
@@ -132,7 +135,7 @@ def test_constants_are_those_of_tensorflow() -> None:
         except (TypeError, ValueError):  # more values than the shape has
             continue
         want = want[want.dtype.names[0]] if want.dtype.names else want
-        got = decode_tensor(own(proto, "TensorProto", "a constant"))
+        got = decode_tensor(own(proto, TensorProto, "a constant"))
         assert got.shape == want.shape
         if proto.dtype == 7:
             assert [v or b"" for v in got.ravel()] == [v or b"" for v in want.ravel()]
@@ -145,7 +148,7 @@ def test_constants_are_those_of_tensorflow() -> None:
 def test_definitions_are_those_of_tensorflow() -> None:
     from tensorflow.python.client import pywrap_tf_session as session
 
-    theirs = message("OpList").FromString(session.TF_GetBuffer(session.TF_GetAllOpList()))
+    theirs = message(OpList).FromString(session.TF_GetBuffer(session.TF_GetAllOpList()))
     wanted = {}
     for op in theirs.op:
         op.DiscardUnknownFields()

@@ -17,6 +17,7 @@ from invert._errors import MalformedModelError
 from invert.ir.arrays import KnownBytes
 from invert.protos import file_parts
 from invert.protos.messages import message, parse
+from invert.protos.types import GraphDef, SavedModel
 from invert.stablehlo.parse import parse_module
 from invert.stablehlo.program import Program
 
@@ -96,7 +97,7 @@ def test_a_file_cannot_claim_to_be_cut() -> None:
 
 
 def graph(*sizes: int) -> Any:
-    made = message("SavedModel")()
+    made = message(SavedModel)()
     meta = made.meta_graphs.add()
     for i, size in enumerate(sizes):
         nodes = meta.graph_def.node if i % 2 else meta.graph_def.library.function.add().node_def
@@ -118,7 +119,7 @@ def test_modules_stay_in_their_file(tmp_path: Path, sizes: tuple[int, ...]) -> N
     want = graph(*sizes)
     path = tmp_path / "graph.pb"
     path.write_bytes(want.SerializeToString())
-    found, parts = file_parts.read_message("SavedModel", path)
+    found, parts = file_parts.read_message(SavedModel, path)
     path.unlink()  # what is mapped stays
     left = 0
     for node in nodes_of(found):
@@ -132,7 +133,7 @@ def test_modules_stay_in_their_file(tmp_path: Path, sizes: tuple[int, ...]) -> N
 def test_parts_read_as_bytes(tmp_path: Path) -> None:
     path = tmp_path / "graph.pb"
     path.write_bytes(graph(100_000).SerializeToString())
-    found, parts = file_parts.read_message("SavedModel", path)
+    found, parts = file_parts.read_message(SavedModel, path)
     part = parts.get(nodes_of(found)[0].attr["module"].s)
     assert isinstance(part, file_parts.FilePart)
     whole = b"\x01" * 100_000
@@ -154,14 +155,14 @@ def test_damage_is_told_as_of_the_whole(tmp_path: Path, at: int) -> None:
     path = tmp_path / "graph.pb"
     path.write_bytes(data)
     with pytest.raises(MalformedModelError) as whole:
-        parse("SavedModel", data, str(path))
+        parse(SavedModel, data, str(path))
     with pytest.raises(MalformedModelError) as mapped:
-        file_parts.read_message("SavedModel", path)
+        file_parts.read_message(SavedModel, path)
     assert str(mapped.value) == str(whole.value)
 
 
 def test_constants_of_a_graph_stay_in_its_bytes() -> None:
-    want = message("GraphDef")()
+    want = message(GraphDef)()
     for nodes in (want.node, want.library.function.add().node_def):
         for i, size in enumerate((4_200_000, 70_000, 12)):
             node = nodes.add(name=f"n{i}", op="Const")

@@ -159,9 +159,9 @@ class Subclassed(keras.Model):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: invert.convert(Subclassed()), r"own does not know its inputs.*tf.TensorSpec"),
-        (lambda: invert.convert(keras.Sequential([L.Dense(2)])), "does not know its inputs"),
-        (lambda: invert.convert(L.Dense(3)), "does not know its inputs"),
+        (lambda: invert.convert(Subclassed()), r"own does not declare its inputs.*tf.TensorSpec"),
+        (lambda: invert.convert(keras.Sequential([L.Dense(2)])), "does not declare its inputs"),
+        (lambda: invert.convert(L.Dense(3)), "does not declare its inputs"),
         (
             lambda: invert.convert(frozen_model(), X[:, :3]),
             "net cannot be called like this: .*expected",

@@ -111,7 +111,7 @@ def _choices(graph: Graph) -> dict[int, Choice]:
 
 
 def _ends_line(statement: Statement) -> bool:
-    """Whether a value is an activation of several layers, which stand in one line."""
+    """Whether a value is an activation of several layers, all written on one line."""
     calls = [n for n in ast.walk(statement.value) if isinstance(n, ast.Call)]
     layers = [n for n in calls if ast.unparse(n.func).startswith("self.")]
     return statement.passes and calls[:1] != layers[:1] and len(layers) > 1

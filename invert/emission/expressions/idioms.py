@@ -520,7 +520,7 @@ def _attention_options(
 
 
 def _with_heads(graph: Graph, atom: Atom) -> _Indexed | None:
-    """The array with the axes batch, heads, queries and keys of which a value is another form."""
+    """The array with the axes batch, heads, queries and keys that a value reshapes."""
     if (whole := _of_rank(graph, atom, 4)) is not None:
         return whole, None
     for _ in range(4):
@@ -555,7 +555,7 @@ def _between(graph: Graph, weights: Atom, scores: Eqn) -> list[Eqn]:
 
 
 def _unmasked(graph: Graph, atom: Atom) -> Atom:
-    """A mask without others that are combined with it."""
+    """A mask without the other masks that are combined with it."""
     eqn = _producer(graph, atom, "and")
     return atom if eqn is None else next(filter(is_var, reversed(eqn.invars)), atom)
 
@@ -565,7 +565,7 @@ _OF_WEIGHTS = kinds.LAYOUT | set("add div exp sub select_n mul convert_element_t
 
 
 def _through(graph: Graph, atom: Atom, names: Set[str], wanted: str) -> Eqn | None:
-    """The equation of a primitive from which a value comes through others."""
+    """The equation of a primitive that a value derives from, with others in between."""
     pending, steps = [atom], 0
     while pending and steps < 32:
         steps += 1
@@ -578,7 +578,7 @@ def _through(graph: Graph, atom: Atom, names: Set[str], wanted: str) -> Eqn | No
 
 
 def _of_rank(graph: Graph, atom: Atom, rank: int) -> Var | None:
-    """What a value is another form of, with this many axes."""
+    """The array with this many axes that a value reshapes."""
     for _ in range(4):
         if is_var(atom) and len(atom.aval.shape) == rank:
             return atom

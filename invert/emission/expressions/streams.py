@@ -36,7 +36,7 @@ class Streams:
         self._kept = _parts(function.result)
 
     def holds(self, i: int) -> bool:
-        """Whether only the statements right after it read the value of a statement."""
+        """Whether the value of a statement is read by the statements right after it alone."""
         statement = self._body[i]
         (token,) = statement.targets if statement.passes else (None,)
         if token is None or token in self._kept:

@@ -12,7 +12,7 @@ from jax import lax
 from invert._errors import InvertError
 from invert.primitives.stablehlo import elementwise
 from invert.primitives.stablehlo.elementwise import COMPARE
-from invert.primitives.stablehlo.precision import precision_of
+from invert.primitives.stablehlo.linear import precision_of
 from invert.stablehlo.ops import attributes
 from invert.stablehlo.ops.interpreter import Context
 from invert.stablehlo.ops.registry import (

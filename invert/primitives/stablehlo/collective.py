@@ -247,7 +247,7 @@ def _collective_permute(
         if (0, 0) in pairs and len(pairs) == 1:
             return list(operands)
         raise op.problem(
-            "it sends among several devices, which a program without a device mesh cannot",
+            "it sends data between devices, which a program without a device mesh cannot do",
             "Export the program for one device, or before partitioning.",
         )
     for axes in _choices(ctx.manual):

@@ -38,10 +38,6 @@ def _unbroadcast(ctx: Context, operands: tuple[Value, ...]) -> list[Value]:
     return narrow
 
 
-def _dtype(x: Value) -> np.dtype:
-    return np.dtype(x.dtype)
-
-
 def _is_bool(x: Value) -> bool:
     return x.dtype == np.bool_
 
@@ -69,7 +65,7 @@ def _integer_power(x: Value, y: Value) -> Value:
     A negative exponent gives 1, -1 or 0. XLA uses only the lowest six bits of an exponent, for odd
     bases in jaxlib 0.12 and for all bases before; there, results differ for exponents from 64 on.
     """
-    dtype = _dtype(x)
+    dtype = np.dtype(x.dtype)
     bits = jnp.iinfo(dtype).bits
     one, zero = np.ones((), dtype), np.zeros((), dtype)
 

@@ -17,7 +17,6 @@ from invert._errors import InvertError
 from invert._private.jax import open_jaxpr, trace_closed
 from invert.ir.interpret import bind
 from invert.ir.sizes import is_open
-from invert.primitives.stablehlo.precision import precision_of
 from invert.stablehlo.ops.attributes import Algorithm, ConvDims, DotDims
 from invert.stablehlo.ops.registry import (
     Array,
@@ -85,6 +84,13 @@ def _einsum(*operands: Array, op: Op, dtype: np.dtype, einsum_config: str) -> Va
     if not set(einsum_config) <= set(string.ascii_letters + ",->."):
         raise InvertError(f"{op.name}: malformed equation {einsum_config!r}")
     return jnp.einsum(einsum_config, *operands, preferred_element_type=dtype)
+
+
+def precision_of(names: Enums) -> Any:
+    """The `precision` argument of `lax`; `None` for the default."""
+    if all(name == "DEFAULT" for name in names):
+        return None
+    return tuple(lax.Precision[name] for name in names)
 
 
 @rule("stablehlo.convolution", "stablehlo.dynamic_conv")

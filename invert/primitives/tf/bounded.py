@@ -16,10 +16,6 @@ from jax import lax
 
 from invert._errors import MalformedModelError
 from invert.ir.sizes import decided
-
-# Imported for their row rules.
-from invert.primitives.tf import bounded_reductions as bounded_reductions
-from invert.primitives.tf import bounded_slices as bounded_slices
 from invert.tf.interpreter.context import Context
 from invert.tf.interpreter.registry import REGISTRY, Array, Rule, Value, row_rule
 from invert.tf.interpreter.rows import rank_of

@@ -23,8 +23,7 @@ from invert.tf.control.branch_types import (
     join,
     truth,
 )
-from invert.tf.control.gradient_arrays import gradient_arrays
-from invert.tf.control.while_loop import while_loop
+from invert.tf.control.while_loop import gradient_arrays, while_loop
 from invert.tf.gradients.override import gradient_function, with_function_gradient
 from invert.tf.interpreter import rows
 from invert.tf.interpreter.context import Context

@@ -17,6 +17,7 @@ from invert._errors import UnsupportedOpError
 from invert.primitives.tf.variables import assign, current
 from invert.primitives.tf.window import refuse
 from invert.protos.messages import message
+from invert.protos.types import OpSharding
 from invert.stablehlo.ops import shardings
 from invert.tf.interpreter import rows
 from invert.tf.interpreter.context import Context
@@ -123,7 +124,7 @@ def _meshes(ctx: Context, layout: shardings.Tiling) -> Iterator[AbstractMesh]:
     ignores=("manual_sharding", "full_shape", "dim", "unspecified_dims"),
 )
 def _shard(x: Array, *, node: Node) -> Array:
-    sharding = message("OpSharding")()
+    sharding = message(OpSharding)()
     # Not `node.attr`: it decodes strings as text, and these are bytes.
     sharding.MergeFromString(node.attrs["manual_sharding"].s)
     if math.prod(sharding.tile_assignment_dimensions[: x.ndim]) != 1:

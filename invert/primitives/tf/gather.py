@@ -189,7 +189,8 @@ def _dynamic_stitch(*values: Value, T: np.dtype, node: Node) -> Value:
     source[flat] = np.arange(flat.size)
     if all(is_static(p) for p in parts):
         data = np.concatenate([p.reshape(-1, *shape) for p in parts])
-        return np.where(_column(source < 0, data), 0, data[source]).astype(data.dtype)
+        missing = (source < 0).reshape(-1, *(1,) * len(shape))
+        return np.where(missing, 0, data[source]).astype(data.dtype)
     pairs = zip(parts, places, strict=True)
     rows = [lax.reshape(array(part, T), (p.size, *shape)) for part, p in pairs]
     data = lax.concatenate(rows, 0)
@@ -197,10 +198,6 @@ def _dynamic_stitch(*values: Value, T: np.dtype, node: Node) -> Value:
         return data
     # A position without a row is 0: its index is out of range.
     return take(data, np.where(source < 0, flat.size, source).astype(np.int32), 0)
-
-
-def _column(mask: np.ndarray, data: np.ndarray) -> np.ndarray:
-    return mask.reshape(-1, *(1,) * (data.ndim - 1))
 
 
 @rule("LowerBound", "UpperBound")

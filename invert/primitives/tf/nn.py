@@ -40,10 +40,6 @@ def _selu(x: Array) -> Array:
     return jnp.where(x < 0, below, _SELU_SCALE * x)
 
 
-def _selu_grad(g: Array, y: Array) -> Array:
-    return jnp.where(y < 0, g * (y + _SELU_SCALE_ALPHA), g * _SELU_SCALE)
-
-
 ACTIVATIONS: dict[str, Callable[..., Array]] = {
     "Elu": lambda x: jax.nn.elu(x),
     "Relu6": relu6,
@@ -57,7 +53,7 @@ GRADIENTS: dict[str, Callable[..., Array]] = {
     "EluGrad": lambda g, y: jnp.where(y < 0, g * (y + 1), g),
     "Relu6Grad": lambda g, x: jnp.where((x > 0) & (x < 6), g, 0),
     "ReluGrad": lambda g, x: jnp.where(x > 0, g, 0),
-    "SeluGrad": _selu_grad,
+    "SeluGrad": lambda g, y: jnp.where(y < 0, g * (y + _SELU_SCALE_ALPHA), g * _SELU_SCALE),
     "SoftplusGrad": lambda g, x: g * lax.logistic(x),
     "SoftsignGrad": lambda g, x: g / lax.square(1 + lax.abs(x)),
 }

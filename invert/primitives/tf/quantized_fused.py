@@ -58,10 +58,6 @@ class _Operands:
         return cls(x, kernel, bias, of_x, of_kernel, of_result, summand, take(2))
 
 
-def _largest(bounds: Bounds) -> Array:
-    return jnp.maximum(jnp.abs(bounds[0]), jnp.abs(bounds[1]))
-
-
 def _divided(x: Array, by: float) -> Array:
     """A quotient rounded once: XLA multiplies by the inverse of a constant."""
     return (x.astype(_F64) / by).astype(_F32)
@@ -69,7 +65,7 @@ def _divided(x: Array, by: float) -> Array:
 
 def _scale(bounds: Bounds, dtype: np.dtype) -> Array:
     """The size of a step, with zero as a level."""
-    return _divided(_largest(bounds), levels(dtype)[1])
+    return _divided(jnp.maximum(*map(jnp.abs, bounds)), levels(dtype)[1])
 
 
 def _step(bounds: Bounds, dtype: np.dtype) -> Array:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from invert.primitives.tf.random_by_key import uniform
+from invert.primitives.tf.random_by_key import truncated_normal, uniform
 from invert.primitives.tf.stateless_random import truncated_from_uniform
 from invert.tf.graph.seeds import KEY_OF_CALL
 from invert.tf.interpreter.context import Context
@@ -35,15 +35,11 @@ def _drawn(sampler: Callable[..., Array]) -> Callable[..., Array]:
     return rule
 
 
-def _truncated_normal(key: Array, shape: Ints, dtype: np.dtype) -> Array:
-    return jax.random.truncated_normal(key, -2.0, 2.0, shape, dtype)
-
-
 rules(
     {
         "RandomUniform": _drawn(uniform),
         "RandomStandardNormal": _drawn(jax.random.normal),
-        "TruncatedNormal": _drawn(_truncated_normal),
+        "TruncatedNormal": _drawn(truncated_normal),
     },
     ignores=_SEEDS,
 )

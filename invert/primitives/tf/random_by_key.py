@@ -44,7 +44,8 @@ def _integers(key: Array, shape: tuple[int, ...], dtype: np.dtype) -> Array:
     return lax.bitcast_convert_type(bits, dtype)
 
 
-def _truncated_normal(key: Array, shape: tuple[int, ...], dtype: np.dtype) -> Array:
+def truncated_normal(key: Array, shape: tuple[int, ...], dtype: np.dtype) -> Array:
+    """Normal numbers up to two standard deviations from zero."""
     return jax.random.truncated_normal(key, -2.0, 2.0, shape, dtype)
 
 
@@ -53,7 +54,7 @@ DRAWS: Mapping[str, Callable[..., Array]] = {
     "UniformInt": _integers_between,
     "UniformFullInt": _integers,
     "Normal": jax.random.normal,
-    "TruncatedNormal": _truncated_normal,
+    "TruncatedNormal": truncated_normal,
 }
 
 

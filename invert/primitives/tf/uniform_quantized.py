@@ -15,6 +15,7 @@ import numpy as np
 from jax import lax
 
 from invert.protos.messages import message
+from invert.protos.types import UniformQuantizedConvolutionDimensionNumbersAttr
 from invert.tf.interpreter.registry import Array, Value, rule
 from invert.tf.ops.node import Node
 
@@ -167,7 +168,7 @@ def _dimension_numbers(node: Node, rank: int) -> lax.ConvDimensionNumbers:
     default = tuple(range(rank))
     if not text:
         return lax.ConvDimensionNumbers(default, default, default)
-    numbers = message("UniformQuantizedConvolutionDimensionNumbersAttr")()
+    numbers = message(UniformQuantizedConvolutionDimensionNumbersAttr)()
     numbers.MergeFromString(text)
     sides = (("input", "batch", "feature"), ("kernel", "output_feature", "input_feature"),
              ("output", "batch", "feature"))  # fmt: skip

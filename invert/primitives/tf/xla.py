@@ -17,12 +17,18 @@ from invert.primitives.sorting import sorted_by, total_order_key
 from invert.primitives.stablehlo.indexing import index_vectors_last
 from invert.primitives.tf.matmul import adjoint
 from invert.primitives.tf.window import refuse
-from invert.protos.messages import parse
+from invert.protos.messages import M, parse
+from invert.protos.types import (
+    ConvolutionDimensionNumbers,
+    DotDimensionNumbers,
+    GatherDimensionNumbers,
+    PrecisionConfig,
+)
 from invert.tf.interpreter.registry import Array, Int, Ints, rule
 from invert.tf.ops.node import Node
 
 
-def message_of(node: Node, attribute: str, kind: str) -> Any:
+def message_of(node: Node, attribute: str, kind: type[M]) -> M:
     """The message in an attribute, which the binder passes as text."""
     data = node.attr(attribute).encode("utf-8", "surrogateescape")
     return parse(kind, data, f"the attribute {attribute!r} of tf.{node.op} ({node.location})")
@@ -33,7 +39,7 @@ _PRECISIONS = (lax.Precision.DEFAULT, lax.Precision.HIGH, lax.Precision.HIGHEST)
 
 def _precision(node: Node) -> Any:
     """The `precision` argument of `lax`; `None` for the default."""
-    config = message_of(node, "precision_config", "PrecisionConfig")
+    config = message_of(node, "precision_config", PrecisionConfig)
     found = list(config.operand_precision)
     if config.algorithm or any(not 0 <= p < len(_PRECISIONS) for p in found):
         raise refuse(node, "has a precision that JAX does not have", "Export it without.")
@@ -48,7 +54,7 @@ def _preferred(dtype: np.dtype | None) -> np.dtype | None:
 def _dot(
     lhs: Array, rhs: Array, *, node: Node, preferred_element_type: np.dtype | None = None
 ) -> Array:
-    d = message_of(node, "dimension_numbers", "DotDimensionNumbers")
+    d = message_of(node, "dimension_numbers", DotDimensionNumbers)
     contracting = (tuple(d.lhs_contracting_dimensions), tuple(d.rhs_contracting_dimensions))
     batch = (tuple(d.lhs_batch_dimensions), tuple(d.rhs_batch_dimensions))
     preferred = _preferred(preferred_element_type)
@@ -75,7 +81,7 @@ def _conv(
     preferred_element_type: np.dtype | None = None,
     batch_group_count: int = 1,
 ) -> Array:
-    d = message_of(node, "dimension_numbers", "ConvolutionDimensionNumbers")
+    d = message_of(node, "dimension_numbers", ConvolutionDimensionNumbers)
     numbers = lax.ConvDimensionNumbers(
         (d.input_batch_dimension, d.input_feature_dimension, *d.input_spatial_dimensions),
         (
@@ -109,7 +115,7 @@ def _gather(
     node: Node,
     indices_are_sorted: bool,
 ) -> Array:
-    d = message_of(node, "dimension_numbers", "GatherDimensionNumbers")
+    d = message_of(node, "dimension_numbers", GatherDimensionNumbers)
     numbers = lax.GatherDimensionNumbers(
         offset_dims=tuple(d.offset_dims),
         collapsed_slice_dims=tuple(d.collapsed_slice_dims),

@@ -24,6 +24,7 @@ from invert.primitives.stablehlo.reduction import bind_select_and_scatter
 from invert.primitives.tf.elementwise import BINARY
 from invert.primitives.tf.window import refuse
 from invert.primitives.tf.xla import message_of
+from invert.protos.types import ScatterDimensionNumbers
 from invert.tf.interpreter.context import Context
 from invert.tf.interpreter.registry import Array, Ints, Value, rule
 from invert.tf.ops.node import Node
@@ -219,7 +220,7 @@ def _scatter(
     update_computation: str,
     indices_are_sorted: bool,
 ) -> Array:
-    d = message_of(node, "dimension_numbers", "ScatterDimensionNumbers")
+    d = message_of(node, "dimension_numbers", ScatterDimensionNumbers)
     numbers = lax.ScatterDimensionNumbers(
         update_window_dims=tuple(d.update_window_dims),
         inserted_window_dims=tuple(d.inserted_window_dims),

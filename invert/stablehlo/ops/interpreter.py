@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -25,7 +25,7 @@ from invert._private.mlir import ir
 from invert.ir.hints import Hint, decode, is_hint
 from invert.ir.size_algebra import Sizes
 from invert.ir.sizes import call_dimension
-from invert.ir.types import Eqn
+from invert.ir.types import Eqn, JaxFunction
 from invert.stablehlo.ops import attributes as op_attributes
 from invert.stablehlo.ops.devices import Devices, ManualMesh, Shards, shards_of
 from invert.stablehlo.ops.registry import REGISTRY, Op, entry_of, has_rule, sizes_of
@@ -38,10 +38,10 @@ class Context:
 
     functions: Mapping[str, ir.Operation]
     config: Config
-    jitted: dict[tuple[Any, ...], Callable[..., Any]]
+    jitted: dict[Hashable, JaxFunction]
     env: dict[ir.Value, Value]
     # results of functions of sizes: name and numbers -> results
-    sizes: dict[tuple[Any, ...], list[Value]] = dataclasses.field(default_factory=dict)
+    sizes: dict[Hashable, list[Value]] = dataclasses.field(default_factory=dict)
     # broadcast scalars: id of the broadcast -> (broadcast, scalar)
     scalars: dict[int, tuple[Value, Value]] = dataclasses.field(default_factory=dict)
     # the same for values that repeat dimensions of size one
@@ -229,7 +229,7 @@ class Context:
                 )
 
 
-def _index_alone(mapped: Callable[[], Any]) -> str | None:
+def _index_alone(mapped: Callable[[], object]) -> str | None:
     """The axis, if a function on shards computes nothing but its index."""
     eqns = open_jaxpr(trace_closed(mapped)).eqns
     inner: list[Eqn] = list(dce(eqns[0].params["jaxpr"]).eqns) if len(eqns) == 1 else []
@@ -382,7 +382,7 @@ def _call_dimensions(function: Any, args: Sequence[Value]) -> None:
                 call_dimension(size, name)
 
 
-def _key(value: Value) -> tuple[Any, ...]:
+def _key(value: Value) -> Hashable:
     return value.key if isinstance(value, Sizes) else (value.shape, value.tobytes())
 
 

@@ -87,7 +87,7 @@ def _head(op: ir.Operation) -> str:
 def _find(module: ir.Module, name: str) -> ir.Operation:
     found: list[ir.Operation] = []
 
-    def visit(op: Any) -> Any:
+    def visit(op: ir.Operation) -> ir.WalkResult:
         if op.name == name:
             found.append(op)
         return ir.WalkResult.ADVANCE

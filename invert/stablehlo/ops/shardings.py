@@ -17,6 +17,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 from invert.protos.messages import parse
+from invert.protos.types import OpSharding
 
 # Devices along one dimension, major first: stride and number.
 Strides = tuple[tuple[int, int], ...]
@@ -154,7 +155,7 @@ def text_of(data: bytes) -> str:
     """The text of an annotation, decoded if it is a protocol buffer, as in older modules."""
     if data[:1] == b"{":
         return data.decode(errors="replace")
-    proto = parse("OpSharding", data, "mhlo.sharding")
+    proto = parse(OpSharding, data, "mhlo.sharding")
     if proto.type != 3:
         return "{" + _KINDS.get(proto.type, "unknown") + "}"
     shape, source, order, listed = (

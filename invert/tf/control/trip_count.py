@@ -53,7 +53,7 @@ _MOST_SUMS = 1 << 16
 
 # The fact about a number from outside the loop; the flag says that everything it is computed
 # from is finite.
-Outside = Callable[[Any, bool], Fact]
+Outside = Callable[[Atom, bool], Fact]
 
 
 def _nothing(value: Value, finite: bool) -> Fact:
@@ -75,18 +75,18 @@ class _Program:
         closed: AnyJaxpr,
         known: Sequence[Sum | _Sums | None],
         outside: Outside = _nothing,
-        outer: tuple[_Program, Sequence[Any]] | None = None,
+        outer: tuple[_Program, Sequence[Atom]] | None = None,
     ):
         self.jaxpr: AnyJaxpr = open_jaxpr(closed)
         self.producers = {v: e for e in self.jaxpr.eqns for v in e.outvars}
         self.finite = False
         self._outside = outside
-        self._truths: dict[Any, bool] = {}
+        self._truths: dict[Atom, bool] = {}
         self._inner: dict[tuple[int, int], _Program] = {}
         self._consts = dict(zip(self.jaxpr.constvars, consts_of(closed), strict=True))
-        self._facts: dict[Any, Facts] = {}
-        self._enclosing: dict[Any, tuple[_Program, Any]] = {}
-        self._sums: dict[Any, _Sums] = {}
+        self._facts: dict[Atom, Facts] = {}
+        self._enclosing: dict[Atom, tuple[_Program, Atom]] = {}
+        self._sums: dict[Atom, _Sums] = {}
         for var, value in zip(self.jaxpr.invars, known, strict=outer is None):
             fact = Fact.of(value) if isinstance(value, Sum) else None
             self._facts[var] = named(var.aval, [fact] if fact else None, var)
@@ -109,14 +109,14 @@ class _Program:
             self._inner[key] = _Program(closed, (), self._outside, (self, operands))
         return self._inner[key]
 
-    def way(self, eqn: Eqn, result: Any, number: int) -> tuple[_Program, Any]:
+    def way(self, eqn: Eqn, result: Var, number: int) -> tuple[_Program, Atom]:
         """The result of one branch of a `cond` or a `select_n`."""
         if eqn.primitive.name == "select_n":
             return self, eqn.invars[1 + number]
         inner = self.inside(eqn, number)
         return inner, inner.jaxpr.outvars[eqn.outvars.index(result)]
 
-    def source(self, atom: Atom) -> tuple[_Program, Any]:
+    def source(self, atom: Atom) -> tuple[_Program, Atom]:
         """The atom that defines another, with its program, across calls and known branches."""
         if isinstance(atom, Literal):
             return self, atom
@@ -142,13 +142,13 @@ class _Program:
 
     # -- truth values
 
-    def _base(self, atom: Atom) -> tuple[_Program, Any, bool]:
+    def _base(self, atom: Atom) -> tuple[_Program, Atom, bool]:
         """The predicate or branch index behind an atom, and whether it is not negated."""
         program, atom = self.source(atom)
         eqn = None if isinstance(atom, Literal) else program.producers.get(atom)
         if eqn is not None and (eqn.primitive.name == "not" or _is_index(eqn)):
-            *base, same = program._base(eqn.invars[0])
-            return base[0], base[1], same != (eqn.primitive.name == "not")
+            inner, base, same = program._base(eqn.invars[0])
+            return inner, base, same != (eqn.primitive.name == "not")
         return program, atom, True
 
     def truth(self, atom: Atom) -> bool | None:
@@ -176,7 +176,7 @@ class _Program:
                     inner.assume(result, value)
                     break
 
-    def gives(self, eqn: Eqn, result: Any, taken: bool) -> bool | None:
+    def gives(self, eqn: Eqn, result: Var, taken: bool) -> bool | None:
         """The truth value of one branch of a choice, if known."""
         inner, atom = self.way(eqn, result, int(taken))
         *chosen, turned = self._base(eqn.invars[0])
@@ -515,8 +515,7 @@ class _Condition:
     def _has_one_bound(self, program: _Program, atom: Atom) -> bool:
         """Whether an atom is a comparison, or is one if a value from outside the loop is true."""
         program, atom = program.source(atom)
-        eqn = None if isinstance(atom, Literal) else program.producers.get(atom)
-        if eqn is None:
+        if isinstance(atom, Literal) or (eqn := program.producers.get(atom)) is None:
             return False
         if eqn.primitive.name == "and":
             one, two = eqn.invars
@@ -609,7 +608,7 @@ _LESS = {"lt": (False, True), "gt": (True, True), "le": (False, False), "ge": (T
 
 
 def _until_not_less(
-    program: _Program, one: Any, two: Any, strict: bool, ordered: bool
+    program: _Program, one: Atom, two: Atom, strict: bool, ordered: bool
 ) -> TripCount:
     """How long `one < two` holds, or `one <= two` if not `strict`.
 

@@ -34,10 +34,10 @@ from invert.tf.control.branch_types import (
     truth,
     type_of,
 )
-from invert.tf.control.gradient_arrays import gradient_arrays
 from invert.tf.interpreter.context import Context
 from invert.tf.ops.node import Body, Node
 from invert.tf.ops.state import Resource
+from invert.tf.values import tensor_list as lists
 from invert.tf.values.bounds import Fact, OuterFacts, Sum, fact_of
 from invert.tf.values.constants import array, pack_dims
 from invert.tf.values.tensor_list import RaggedListError, TensorList, is_known, is_same
@@ -126,6 +126,19 @@ def _sources(body: Body) -> list[tuple[str, int | None]]:
             i, k = body.nodes[i].inputs[0]
         found.append((body.nodes[i].op, arguments.get(i)))
     return found
+
+
+def gradient_arrays(ctx: Context, inner: Context) -> bool:
+    """Create gradient arrays before the body that creates them; return whether there were any.
+
+    Each loop step and each branch requests the gradient array again, and means the same one.
+    """
+    new = [r for r in inner.state if r.kind == "tensor_array_gradient" and r not in ctx.state]
+    for resource in new:
+        lst = inner.state[resource]
+        element = lists.known_element(lst)
+        ctx.write(resource, lists.empty(lst.dtype, element, lst.size))
+    return bool(new)
 
 
 class _Loop:

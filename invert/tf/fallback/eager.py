@@ -14,6 +14,7 @@ from invert.ir.types import Value
 from invert.protos.messages import message
 from invert.protos.ops import op_def
 from invert.protos.tensors import decode_dtype
+from invert.protos.types import FunctionDefLibrary, NameAttrList, NodeDef
 from invert.tf.fallback.kernels_in_child import MOST_BYTES, PLAIN, KernelError, refusal, run_apart
 from invert.tf.interpreter.context import Context
 from invert.tf.ops.definition import types_of
@@ -22,7 +23,7 @@ from invert.tf.ops.node import Node, has_tensorflow, import_tensorflow
 
 def serialized(ctx: Context, node: Node) -> tuple[bytes, bytes]:
     """The node without its inputs, and the functions that its attributes name, as protos."""
-    proto = message("NodeDef")(op=node.op, name="op")
+    proto = message(NodeDef)(op=node.op, name="op")
     for name in sorted(node.attrs):
         # Attributes with an underscore are hints: devices, shapes and classes of other nodes.
         if not name.startswith("_"):
@@ -35,7 +36,7 @@ def serialized(ctx: Context, node: Node) -> tuple[bytes, bytes]:
     )
 
 
-def _references(node: Any) -> list[Any]:
+def _references(node: NodeDef) -> list[NameAttrList]:
     """The functions that a node refers to, as messages."""
     values = node.attr.values()
     return [f for v in values for f in (v.func, *v.list.func) if f.name]
@@ -51,7 +52,7 @@ def _callees(library: Any, node: Any) -> Any | None:
     if not pending:
         return None
     known = {f.signature.name: f for f in library.function}
-    found = message("FunctionDefLibrary")()
+    found = message(FunctionDefLibrary)()
     seen: set[str] = set()
     while pending:
         name = pending.pop()

@@ -167,7 +167,7 @@ class Pending:
     """
 
     run: Callable[[Sequence[np.ndarray]], list[np.ndarray]]
-    operands: tuple[Any, ...]
+    operands: tuple[Value, ...]
     index: int
     shape: tuple[int | None, ...] | None
     dtype: int
@@ -305,7 +305,7 @@ def _lookup(ctx: Context, node: Node, values: list[Value]) -> list[Value]:
     types = node.attrs["Tin"].type, node.attrs["Tout"].type
     keys, content = table.content(*types)
     if keys.ndim != 1:
-        reason = "looks into a table that has vectors for keys, or all of its buckets"
+        reason = "reads a table whose keys are vectors, or all buckets of a table"
         remedy = "Use tf.lookup.StaticHashTable; of a DenseHashTable, load the SavedModel."
         raise UnsupportedOpError([Problem(f"tf.{node.op}", reason, node.location, remedy)])
     wanted, default = rest

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -32,7 +31,7 @@ def with_function_gradient(
         return list(results)
     given, found = arrays(list(inputs)), arrays(list(results))
 
-    def run(captures: Sequence[Any], cotangents: Sequence[Any], nested: bool) -> list[Value]:
+    def run(captures: Sequence[Value], cotangents: Sequence[Value], nested: bool) -> list[Value]:
         new = iter(cotangents)
         dy = [next(new) if is_differentiable(r) else np.zeros(r.shape, r.dtype) for r in found]
         return arrays(ctx.on({}).call(function, [*captures, *dy]))

@@ -10,19 +10,18 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from invert._errors import InvertError, UnsupportedOpError, only_refusals
 from invert._private.tensorflow import tf_function_graph, tf_gradient_function, tf_scratch_graph
 from invert.ir.gradient_marker import Gradient
+from invert.ir.types import Value
+from invert.protos.types import NodeDef
 from invert.tf.interpreter.analysis import Analysis
 from invert.tf.interpreter.graph import Graph
 from invert.tf.ops.node import Node, import_tensorflow
-
-if TYPE_CHECKING:
-    from invert.protos.types import NodeDef
 
 # Source of a captured value: argument number, (node name, output number), or a constant.
 Capture = int | tuple[str, int] | np.ndarray
@@ -67,8 +66,8 @@ class TfGradient:
         return Gradient(self.location, self._run, self.problem, self.convention, inside)
 
     def _run(
-        self, captures: Sequence[Any], cotangents: Sequence[Any], nested: bool
-    ) -> list[Any | None]:
+        self, captures: Sequence[Value], cotangents: Sequence[Value], nested: bool
+    ) -> list[Value | None]:
         assert self.make is not None, self.problem
         analysis = self.make(nested)
         if problems := analysis.problems():

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
@@ -18,6 +18,7 @@ from invert._errors import MalformedModelError
 from invert.ir.types import Value
 from invert.protos.ops import op_def
 from invert.protos.tensors import decode_dtype, decode_shape, decode_tensor
+from invert.protos.types import NodeDef, SavedObjectGraph, StructuredValue
 from invert.tf.gradients.read import Capture, TfGradient, holds_gradients, holds_module
 from invert.tf.graph.check import parse_tensor
 from invert.tf.graph.library import Library
@@ -25,9 +26,6 @@ from invert.tf.interpreter.analysis import Analysis
 from invert.tf.interpreter.graph import Graph
 from invert.tf.ops.definition import types_of
 from invert.tf.ops.node import Node
-
-if TYPE_CHECKING:
-    from invert.protos.types import NodeDef, SavedObjectGraph, StructuredValue
 
 
 class SavedGradients:

@@ -10,15 +10,13 @@ from __future__ import annotations
 import dataclasses
 import heapq
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from invert._errors import MalformedModelError, Problem, UnsupportedOpError
+from invert.protos.ops import Definition
+from invert.protos.types import FunctionDef, FunctionDefLibrary, NodeDef
 from invert.tf.graph.check import parse_tensor
 from invert.tf.ops.node import CALLS, FRAMES_REMEDY, Body, Node
-
-if TYPE_CHECKING:
-    from invert.protos.ops import Definition
-    from invert.protos.types import FunctionDef, FunctionDefLibrary, NodeDef
 
 IsEffect = Callable[[Node], bool]
 Offset = Callable[[Node, str], int]

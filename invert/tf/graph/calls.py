@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
+from invert.protos.types import FunctionDef, GraphDef, NodeDef, OpDef
 from invert.tf.graph.check import parse_tensor
 from invert.tf.graph.functionalize import MadeFunction
 from invert.tf.ops.node import Node
-
-if TYPE_CHECKING:
-    from invert.protos.types import FunctionDef, GraphDef, NodeDef, OpDef
 
 
 def as_graph(

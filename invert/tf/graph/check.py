@@ -8,15 +8,12 @@ registry. Nodes of unknown ops are skipped, since those are reported elsewhere.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from invert._errors import MalformedModelError, Problem
+from invert.protos.ops import Definition
 from invert.protos.tensors import REFERENCE, type_name
+from invert.protos.types import NodeDef, OpDef
 from invert.tf.ops.definition import Run, add_defaults, attribute_problems, fits, type_at, types_of
-
-if TYPE_CHECKING:
-    from invert.protos.ops import Definition
-    from invert.protos.types import NodeDef, OpDef
 
 # Further problems are only counted.
 _SHOWN = 20
@@ -139,11 +136,11 @@ class _Checked:
                     continue  # reported where it is called
                 given = [a.type for a in signature.input_arg]
                 if not _same(given, list(node.attr[inputs].list.type)):
-                    found.append(f"calls {function.name!r} with arguments it does not take")
+                    found.append(f"calls {function.name!r} with arguments that it does not take")
                 given = [a.type for a in signature.output_arg]
                 wanted = [0] if outputs is None else list(node.attr[outputs].list.type)
                 if not _same(given, wanted):
-                    found.append(f"calls {function.name!r} for results it does not give")
+                    found.append(f"calls {function.name!r} for results that it does not return")
         return found
 
     def check_inputs(self, node: NodeDef) -> None:

@@ -9,14 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from invert._errors import MalformedModelError
 from invert.protos.messages import message
+from invert.protos.types import AttrValue, NodeDef
 from invert.tf.graph.check import parse_tensor
-
-if TYPE_CHECKING:
-    from invert.protos.types import AttrValue, NodeDef
 
 Tensor = tuple[str, int]  # node and number of the output; -1 for a control edge
 
@@ -103,14 +100,14 @@ def _needed(nodes: Sequence[NodeDef], roots: Iterable[str], fed: set[str]) -> li
     for name in found:
         node = by_name[name]
         if name in fed and node.input:
-            node = message("NodeDef")(name=name, op="Placeholder")
+            node = message(NodeDef)(name=name, op="Placeholder")
         kept.append(node)
     return kept
 
 
 class _Rewriter:
     def __init__(self, nodes: Sequence[NodeDef], prefix: str, args: Iterable[str]):
-        make = message("NodeDef")
+        make = message(NodeDef)
         self.nodes = {a: make(name=a, op="Placeholder") for a in args}
         self.nodes.update((n.name, n) for n in nodes)
         self.prefix = prefix
@@ -464,7 +461,7 @@ class _Rewriter:
         attr: Mapping[str, AttrValue] | None = None,
         functions: Mapping[str, str] | None = None,
     ) -> None:
-        node = message("NodeDef")(name=name, op=op)
+        node = message(NodeDef)(name=name, op=op)
         node.input.extend(_text(t) for t in inputs)
         if attr is not None and "T" in attr:
             node.attr["T"].CopyFrom(attr["T"])

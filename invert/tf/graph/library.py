@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 from invert.ir.arrays import KnownBytes
 from invert.protos.file_parts import NO_PARTS, FileParts, own_graph
 from invert.protos.messages import message, own
+from invert.protos.types import FunctionDef, FunctionDefLibrary, GraphDef, OpDef
 from invert.tf.graph.body import implementations
 from invert.tf.graph.calls import with_calls
-
-if TYPE_CHECKING:
-    from invert.protos.types import FunctionDef, FunctionDefLibrary, GraphDef, OpDef
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -44,7 +41,7 @@ class Library:
             return graph_def
         if parts is NO_PARTS:
             graph_def, parts = own_graph(graph_def)
-        graph = with_calls(own(graph_def, "GraphDef", "the graph"))
+        graph = with_calls(own(graph_def, GraphDef, "the graph"))
         functions = {f.signature.name: f for f in graph.library.function}
         signatures = {name: f.signature for name, f in functions.items()}
         return cls(graph, functions, signatures, implementations(graph.library), parts)
@@ -57,4 +54,4 @@ class Library:
     @classmethod
     def empty(cls) -> Library:
         """An empty library."""
-        return cls.of(message("GraphDef")())
+        return cls.of(message(GraphDef)())

@@ -97,7 +97,7 @@ class Analysis:
         if self.graph.config.host_ops == "error":
             found += [host_problem(node, self.graph.where(node)) for node in self.unknown]
         if self.size > _MOST_NODES:
-            reason = f"calls its functions so often that {self.size} nodes would be written out"
+            reason = f"calls its functions so often that it expands to {self.size} nodes"
             remedy = f"The limit is {_MOST_NODES}; let functions call each other less often."
             found.append(Problem("the graph", reason, remedy=remedy))
         return list(dict.fromkeys(found))

@@ -167,7 +167,7 @@ class Context:
             self.split[id(y)] = y, made
         return y
 
-    def key(self) -> Any:
+    def key(self) -> Value:
         """A new typed PRNG key, split off the key of the call."""
         key, drawn = jax.random.split(self.read(KEY))
         self.state[KEY] = key
@@ -294,7 +294,7 @@ def result_value(result: Value, state: State) -> Value:
     if result.kind != "reference":
         op = "VarHandleOp " if result.kind == "variable" else ""
         reason = f"{op}`{result.name}` cannot be evaluated: a result of the function is its handle"
-        remedy = "Return what it holds."
+        remedy = "Return its value instead."
         raise UnsupportedOpError([Problem(f"tf {result.kind}", reason, remedy=remedy)])
     return state[result]
 

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
+from invert.protos.ops import Definition
 from invert.tf.interpreter.registry import REGISTRY
 from invert.tf.ops.node import Node
-
-if TYPE_CHECKING:
-    from invert.protos.ops import Definition
 
 # Assertions, which the configuration keeps or drops.
 CHECKS = frozenset(("Assert", "CheckNumerics", "CheckNumericsV2"))

@@ -10,14 +10,13 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import operator
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Sequence
 
 import jax
 import numpy as np
 
 from invert._errors import Problem, UnsupportedOpError
-from invert._private.jax import is_tracer, open_jaxpr, trace_closed
+from invert._private.jax import DimSize, is_tracer, open_jaxpr, trace_closed
 from invert.ir import jaxprs, kinds
 from invert.ir.interpret import interpret
 from invert.ir.types import AnyJaxpr, Eqn, Value
@@ -185,7 +184,7 @@ def _moved(origin: _Origin, operands: Sequence[Value]) -> np.ndarray:
     given = [_replaced(v, numbers, origin.dtype(i)) for i, v in enumerate(operands)]
     places = [i for i, v in enumerate(operands) if v.dtype == object]
 
-    def run(*values: Value) -> Any:
+    def run(*values: Value) -> Value:
         full = list(given)
         for i, value in zip(places, values, strict=True):
             full[i] = value
@@ -243,14 +242,14 @@ def _symbols(value: Value) -> list[Value]:
     return [d for d in value.ravel().tolist() if not isinstance(d, int)]
 
 
-def _replaced(value: Value, numbers: dict[Any, int], dtype: np.dtype | None) -> Value:
+def _replaced(value: Value, numbers: dict[Hashable, int], dtype: np.dtype | None) -> Value:
     if not isinstance(value, np.ndarray) or value.dtype != object:
         return value
     items = [d if isinstance(d, int) else numbers[d] for d in value.ravel().tolist()]
     return np.asarray(items, np.int32 if dtype is None else dtype).reshape(value.shape)
 
 
-def _restored(value: np.ndarray, sizes: dict[int, Any]) -> np.ndarray:
+def _restored(value: np.ndarray, sizes: dict[int, DimSize]) -> np.ndarray:
     items = value.ravel().tolist()
     if not any(isinstance(x, int) and x in sizes for x in items):
         return value

@@ -12,7 +12,9 @@ from jax.sharding import AbstractMesh
 from invert._config import Config
 from invert._errors import MalformedModelError
 from invert.ir.arrays import KnownBytes
+from invert.protos.ops import Definition
 from invert.protos.tensors import decode_tensor
+from invert.protos.types import AttrValue, FunctionDef, NodeDef
 from invert.tf.graph.body import function_body, make_body, ordered, output_offset
 from invert.tf.graph.calls import as_graph
 from invert.tf.graph.check import checked
@@ -25,8 +27,6 @@ from invert.tf.ops.definition import options
 from invert.tf.ops.node import Body, Node
 
 if TYPE_CHECKING:
-    from invert.protos.ops import Definition
-    from invert.protos.types import AttrValue, FunctionDef, NodeDef
     from invert.stablehlo.program import Program
 
 _VARIANT = 21  # DT_VARIANT of tensorflow/core/framework/types.proto

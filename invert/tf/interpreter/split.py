@@ -5,20 +5,18 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from invert._errors import Problem, UnsupportedOpError
+from invert.protos.ops import Definition
 from invert.protos.tensors import decode_dtype, decode_shape
 from invert.tf.graph.body import as_needed, ordered
 from invert.tf.interpreter.analysis import Analysis
 from invert.tf.interpreter.graph import Graph
 from invert.tf.ops.definition import type_at, types_of
 from invert.tf.ops.node import CALLS, Body, Node
-
-if TYPE_CHECKING:
-    from invert.protos.ops import Definition
 
 _STRING = 7  # DT_STRING of tensorflow/core/framework/types.proto
 _RESOURCE, _VARIANT = 20, 21  # DT_RESOURCE, DT_VARIANT

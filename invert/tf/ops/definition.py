@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
@@ -12,10 +12,8 @@ from invert.ir.sizes import DimSize
 from invert.ir.types import Value
 from invert.protos.ops import Argument, Attribute, Definition
 from invert.protos.tensors import REFERENCE, decode_dtype, decode_shape, is_type, type_name
+from invert.protos.types import Attributes, AttrValue, NodeDef
 from invert.tf.ops.node import PASSED, Node
-
-if TYPE_CHECKING:
-    from invert.protos.types import Attributes, AttrValue, NodeDef
 
 # A run of tensors of one type: their number and `DataType`.
 Run = tuple[int, int]

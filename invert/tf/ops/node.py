@@ -7,16 +7,14 @@ import dataclasses
 import importlib.util
 from collections.abc import Iterator
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
 
 from invert._errors import InvertError, MissingDependencyError, Problem, UnsupportedOpError
 from invert.protos.tensors import decode_dtype, decode_shape
-
-if TYPE_CHECKING:
-    from invert.protos.types import Attributes, AttrValue
+from invert.protos.types import Attributes, AttrValue
 
 
 def import_tensorflow() -> ModuleType:
