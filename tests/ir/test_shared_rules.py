@@ -84,7 +84,7 @@ def test_arguments_that_a_rule_does_not_differentiate_are_not_taken_for_equal():
 
 
 @pytest.mark.parametrize("layers", [3, 9])
-def test_a_text_traces_the_rule_of_its_activations_once(layers, monkeypatch):
+def test_a_text_does_not_trace_the_rules_of_its_activations(layers, monkeypatch):
     def apply(w, x):
         for i in range(layers):
             x = jax.nn.relu(x @ w[i])
@@ -97,5 +97,4 @@ def test_a_text_traces_the_rule_of_its_activations_once(layers, monkeypatch):
     monkeypatch.setattr(traced_form, "rule_of", lambda eqn: traced.append(eqn) or rule_of(eqn))
     traced_form._rule_by_key.cache_clear()
     assert module.source.count("jax.nn.relu") >= 1
-    # Rules of the function and of what its rule calls, under both settings of 64-bit types.
-    assert 1 <= len(traced) <= 6
+    assert not traced
