@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import functools
 from collections.abc import Callable, Hashable, Sequence
 
 from invert.emission.layers.fold import field_of
@@ -43,14 +44,14 @@ def keys(
     for draft in (*wanting, *filter(_is_composite, below)):
         whole.setdefault(key(draft, ""), []).append(draft)
     chosen: dict[Hashable, tuple[str, str]] = {}
+    count = functools.cache(lambda draft: len(draft.constants()))
     for draft in wanting:
         for name, node in draft.node.fields.items():
             if not isinstance(node, Node) or node.listed or len(_calls(draft, name)) != 1:
                 continue
             rest = key(draft, name)
             others = whole.get(rest, ())
-            count = len(draft.constants())
-            if not others or any(len(d.constants()) != count for d in others):
+            if not others or any(count(d) != count(draft) for d in others):
                 continue
             if chosen.setdefault(rest, (name, kind(node))) == (name, kind(node)):
                 found |= dict.fromkeys((draft, *others), ("skips", name, rest))
