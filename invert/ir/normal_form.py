@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import weakref
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -18,6 +18,8 @@ from invert._private.jax import (
     holds_jaxprs,
     is_jaxpr,
     open_jaxpr,
+    random_unwrap_p,
+    random_wrap_p,
     rename,
 )
 from invert.ir import jaxprs
@@ -135,11 +137,14 @@ def _merged(jaxpr: Jaxpr) -> Jaxpr:
         return atom if isinstance(atom, Literal) else names.get(atom, atom)
 
     eqns = []
+    of_keys: dict[Atom, Eqn] = {}
     for eqn in jaxpr.eqns:
         eqn = eqn.replace(invars=[renamed(a) for a in eqn.invars])
         if eqn.primitive.name == "while":
             eqn = _in_one_order(_with_one_counter(eqn, names))
-        if (whole := _whole(eqn)) is not None:
+        if eqn.primitive in _INVERSES:
+            of_keys[eqn.outvars[0]] = eqn
+        if (whole := _whole(eqn) or _undone(eqn, of_keys)) is not None:
             names[eqn.outvars[0]] = whole
             continue
         first = known.setdefault(equal_key(eqn), eqn)
@@ -160,6 +165,19 @@ def _whole(eqn: Eqn) -> Atom | None:
         case _:
             return None
     return result if result.aval.shape == eqn.outvars[0].aval.shape else None
+
+
+# Keys of their words, and the words of keys.
+_INVERSES = {random_wrap_p: random_unwrap_p, random_unwrap_p: random_wrap_p}
+
+
+def _undone(eqn: Eqn, of_keys: Mapping[Atom, Eqn]) -> Atom | None:
+    """What a pair of such equations returns."""
+    first = of_keys.get(eqn.invars[0]) if eqn.primitive in _INVERSES else None
+    if first is None or first.primitive is not _INVERSES[eqn.primitive]:
+        return None
+    (x,) = first.invars
+    return x if x.aval.dtype == eqn.outvars[0].aval.dtype else None
 
 
 def equal_key(eqn: Eqn) -> Hashable:
@@ -278,6 +296,7 @@ def _with_one_counter(eqn: Eqn, names: dict[Var, Atom]) -> Eqn:
         return close_like(program, rename(open_jaxpr(program), same))
 
     cond, body = merged(parts.cond, parts.tested), merged(parts.body, parts.carried)
+    body = close_like(body, _merged(open_jaxpr(body)))  # equations of equal counters are equal
     return dataclasses.replace(parts, cond=cond, body=body).put_into(eqn)
 
 

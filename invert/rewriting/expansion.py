@@ -23,12 +23,13 @@ def lower_alike(
 ) -> bool:
     """Whether two programs are equal after their equations are lowered and raised again.
 
-    Equations of a kind that both programs contain stay unchanged at first; if that proves nothing,
-    all are expanded. Expansions are cached by kind, so later programs lower little or nothing.
+    At first only those equations of `b` are expanded whose kind `a` does not contain, then those of
+    both whose kind only one contains; if that proves nothing, all are. Expansions are cached by
+    kind, so later programs lower little or nothing.
 
     **Arguments:**
 
-    - `a`, `b`: programs of the same arguments.
+    - `a`, `b`: programs of the same arguments, of which `a` may be what lowering left.
     - `constants`: the values of the leading ones, where known.
     - `platform`, `x64`: for what and with which types they are lowered.
 
@@ -36,16 +37,20 @@ def lower_alike(
 
     **Raises:** JAX's exceptions for equations that it cannot lower.
     """
-    programs = [normal_form(jaxprs.as_lowered(p)) for p in (a, b)]
-    kinds = [{_Call.of(e, g).kind for e, g in _steps(Graph(p))} for p in programs]
-    for kept in (kinds[0] & kinds[1], set[Hashable]()):
+    one, two = (normal_form(jaxprs.as_lowered(p)) for p in (a, b))
+    kinds = [{_Call.of(e, g).kind for e, g in _steps(Graph(p))} for p in (one, two)]
+    for kept, programs in (
+        (kinds[0], [two]),
+        (kinds[0] & kinds[1], [one, two]),
+        (set[Hashable](), [one, two]),
+    ):
         expansion = _Expansion(kept, platform, x64)
         expansion.learn(programs)
         try:
-            one, two = map(expansion, programs)
+            *first, second = map(expansion, programs)
         except _DoesNotLower:
             return False
-        if difference(one, two, constants) is None:
+        if difference(first[0] if first else one, second, constants) is None:
             return True
     return False
 
