@@ -24,6 +24,7 @@ from invert._errors import Problem, SignatureError, nested_too_deep
 from invert._private.tensorflow import (
     keras_variables,
     tf_concrete_functions,
+    tf_read,
     tf_variable_dtype,
     tf_variable_number,
 )
@@ -100,7 +101,7 @@ def values_of(variable: Any) -> np.ndarray:
     """
     if not hasattr(variable, "read_value"):
         return np.asarray(variable.numpy())
-    tensor = variable.read_value()
+    tensor = tf_read(variable)
     with contextlib.suppress(TypeError, ValueError):  # types without a Python buffer format
         return np.asarray(memoryview(tensor))
     if tensor.dtype.name == "bfloat16":
