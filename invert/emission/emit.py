@@ -403,6 +403,8 @@ class _Variant:
         self.containers: dict[Var, str] = {}
         self.held: set[Var] = set()
         self._shared: dict[Hashable, Var] = {}
+        # The tree of an instance, which a trace of the constructors tells.
+        self._structure = functools.cache(_structure)
 
     def run(self) -> Emission:
         with load.loading() as module_of:
@@ -686,7 +688,7 @@ class _Variant:
         with jax.enable_x64(self.x64):
             values = {v: device_array(self.weights.array(v, self.values)) for _, v in node.leaves()}
             values |= {v: eqx.nn.StateIndex(values[v]) for v in self.held}
-            tree = _structure(getattr(namespace, cls))
+            tree = self._structure(getattr(namespace, cls))
             return jax.tree_util.tree_unflatten(tree, [values[v] for _, v in node.leaves()])
 
     def _comparison(
@@ -743,7 +745,7 @@ class _Variant:
         )
         names, _, key = main_class.parameters(entry)
         params = own[len(recovered.constants) :]
-        tree = _structure(cls)
+        tree = self._structure(cls)
 
         def run(*values: Any) -> list[Any]:
             given = {**self.values, **dict(zip(leaves, values, strict=False))}

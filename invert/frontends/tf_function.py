@@ -25,6 +25,7 @@ from invert._private.jax import function_of_jax2tf
 from invert._private.tensorflow import (
     keras_variables,
     tf_concrete_functions,
+    tf_read,
     tf_variable_dtype,
     tf_variable_number,
 )
@@ -102,7 +103,7 @@ def values_of(variable: Any) -> np.ndarray:
     """
     if not hasattr(variable, "read_value"):
         return np.asarray(variable.numpy())
-    tensor = variable.read_value()
+    tensor = tf_read(variable)
     with contextlib.suppress(TypeError, ValueError):  # types without a Python buffer format
         return np.asarray(memoryview(tensor))
     if tensor.dtype.name == "bfloat16":

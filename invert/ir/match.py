@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -332,6 +333,29 @@ def same_value(a: Value, b: Value) -> bool:
     return a is b or a.tobytes() == b.tobytes()
 
 
+@dataclasses.dataclass(frozen=True)
+class Deferred:
+    """A parameter that is only made where its key does not decide a comparison.
+
+    Parameters with equal keys are equal; those with others may be.
+    """
+
+    key: Hashable
+    make: Callable[[], Value]
+
+    @functools.cached_property
+    def value(self) -> Value:
+        return self.make()
+
+
+def _made(param: Value) -> Value:
+    return param.value if isinstance(param, Deferred) else param
+
+
+def _same_key(a: Value, b: Value) -> bool:
+    return isinstance(a, Deferred) and isinstance(b, Deferred) and a.key == b.key
+
+
 # Parameters that name or place a computation without changing it.
 _FREE_PARAMS = frozenset(
     "name computation donated_invars in_shardings out_shardings in_layouts out_layouts "
@@ -363,6 +387,8 @@ def other_params(eqn: Eqn, target: Eqn) -> str | tuple[str, str] | None:
     found_params = _compared(target.params)
     for name, value in _compared(eqn.params).items():
         other = found_params.get(name)
+        if not _same_key(value, other):
+            value, other = _made(value), _made(other)
         if is_jaxpr(value) and is_jaxpr(other):
             if (inner := difference(value, other)) is not None:
                 return f"in {eqn.primitive.name}: {inner}"
@@ -387,6 +413,8 @@ def _comparisons(jaxpr: Jaxpr) -> weakref.WeakKeyDictionary[AnyJaxpr, bool]:
 def _same_param(a: Any, b: Any) -> bool:
     if a is b:
         return True
+    if isinstance(a, Deferred) or isinstance(b, Deferred):
+        return _same_key(a, b) or _same_param(_made(a), _made(b))
     if is_jaxpr(a):
         if not is_jaxpr(b):
             return False

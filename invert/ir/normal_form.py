@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import weakref
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -18,6 +18,8 @@ from invert._private.jax import (
     holds_jaxprs,
     is_jaxpr,
     open_jaxpr,
+    random_unwrap_p,
+    random_wrap_p,
     rename,
     rename_operands,
     renamed,
@@ -39,7 +41,7 @@ def normal_form(closed: J) -> J:
     """
     closed = jaxprs.map_jaxprs(closed, _opened)
     closed = close_like(closed, _with_each_operand_once(open_jaxpr(closed)))
-    merged = jaxprs.map_jaxprs(closed, lambda jaxpr: merge_equations(jaxpr, _simple))
+    merged = jaxprs.map_jaxprs(closed, lambda jaxpr: merge_equations(jaxpr, _Simplest()))
     return jaxprs.canonicalize(merged)
 
 
@@ -123,14 +125,22 @@ def _given_once(program: J, operands: Sequence[Atom]) -> tuple[J, list[int]]:
     return program if once is jaxpr else close_like(program, once), kept
 
 
-def _simple(eqn: Eqn, names: dict[Var, Atom]) -> Eqn | None:
-    """An equation in its simplest form; `None` if its result is an operand, in `names` then."""
-    if eqn.primitive.name == "while":
-        return _in_one_order(_with_one_counter(eqn, names))
-    if (whole := _whole(eqn)) is None:
-        return eqn
-    names[eqn.outvars[0]] = whole
-    return None
+class _Simplest:
+    """Equations of one jaxpr in their simplest form."""
+
+    def __init__(self) -> None:
+        self._of_keys: dict[Atom, Eqn] = {}
+
+    def __call__(self, eqn: Eqn, names: dict[Var, Atom]) -> Eqn | None:
+        """An equation; `None` if its result is an operand, in `names` then."""
+        if eqn.primitive.name == "while":
+            return _in_one_order(_with_one_counter(eqn, names))
+        if eqn.primitive in _INVERSES:
+            self._of_keys[eqn.outvars[0]] = eqn
+        if (whole := _whole(eqn) or _undone(eqn, self._of_keys)) is None:
+            return eqn
+        names[eqn.outvars[0]] = whole
+        return None
 
 
 def merge_equations(
@@ -170,6 +180,19 @@ def _whole(eqn: Eqn) -> Atom | None:
         case _:
             return None
     return result if result.aval.shape == eqn.outvars[0].aval.shape else None
+
+
+# Keys of their words, and the words of keys.
+_INVERSES = {random_wrap_p: random_unwrap_p, random_unwrap_p: random_wrap_p}
+
+
+def _undone(eqn: Eqn, of_keys: Mapping[Atom, Eqn]) -> Atom | None:
+    """What a pair of such equations returns."""
+    first = of_keys.get(eqn.invars[0]) if eqn.primitive in _INVERSES else None
+    if first is None or first.primitive is not _INVERSES[eqn.primitive]:
+        return None
+    (x,) = first.invars
+    return x if x.aval.dtype == eqn.outvars[0].aval.dtype else None
 
 
 def equal_key(eqn: Eqn) -> Hashable:
@@ -288,6 +311,8 @@ def _with_one_counter(eqn: Eqn, names: dict[Var, Atom]) -> Eqn:
         return close_like(program, rename(open_jaxpr(program), same))
 
     cond, body = merged(parts.cond, parts.tested), merged(parts.body, parts.carried)
+    # Equations of equal counters are equal.
+    body = close_like(body, merge_equations(open_jaxpr(body), _Simplest()))
     return dataclasses.replace(parts, cond=cond, body=body).put_into(eqn)
 
 

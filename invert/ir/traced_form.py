@@ -44,6 +44,7 @@ from invert.ir.graph import Graph, is_var
 from invert.ir.interpret import bind, retrace
 from invert.ir.jaxprs import broadcast_in_place_of, canonicalize, is_wide, map_jaxprs
 from invert.ir.loops import CondParts, ScanParts, WhileParts
+from invert.ir.match import Deferred
 from invert.ir.match import difference as _difference
 from invert.ir.narrow_operands import with_narrow_operands
 from invert.ir.normal_form import merge_equations
@@ -607,13 +608,38 @@ def _cond(eqn: Eqn, depth: int) -> Eqn:
 
 
 def _custom_call(eqn: Eqn, depth: int) -> Eqn:
-    """A function with a derivative rule, the rule traced into a jaxpr."""
-    inner = eqn.params["call_jaxpr"]
+    """A function with a derivative rule, the rule traced into a jaxpr where it is compared."""
     rule = None
     if depth < _DEPTH:
-        rule = _shared_rule_of(eqn)
-        rule = rule if isinstance(rule, str) else normal(rule, depth + 1)
-    return eqn.replace(params={"call_jaxpr": inner, "rule": rule})
+        rule = _rule(eqn, depth)
+    return eqn.replace(params={"call_jaxpr": eqn.params["call_jaxpr"], "rule": rule})
+
+
+def _rule(eqn: Eqn, depth: int) -> Deferred | ClosedJaxpr | str:
+    """The normal form of `rule_of`, made only for calls of other functions or at other types."""
+    x64: bool = jax.config.jax_enable_x64  # pyright: ignore
+    params: Hashable = jvp_rule_of(eqn)
+    decides = params is not None
+    if not decides:
+        params = tuple((n, v) for n, v in sorted(eqn.params.items()) if n != "call_jaxpr")
+    types = tuple(_type_key(a.aval) for a in (*eqn.invars, *eqn.outvars))
+    key = eqn.primitive, params, types, mesh_of_now(), x64
+    shared = _is_hashable(key)
+
+    def made() -> ClosedJaxpr | str:
+        with jax.enable_x64(x64):
+            rule = _rule_by_key(_Ruled(key, eqn)) if shared else rule_of(eqn)
+            return rule if isinstance(rule, str) else normal(rule, depth + 1)
+
+    return Deferred(key, made) if decides and shared else made()
+
+
+def _is_hashable(key: object) -> bool:
+    try:
+        hash(key)
+    except TypeError:
+        return False
+    return True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -624,24 +650,11 @@ class _Ruled:
     eqn: Eqn = dataclasses.field(compare=False)
 
 
-def _shared_rule_of(eqn: Eqn) -> ClosedJaxpr | str:
-    """As `rule_of`, without name scopes; traced once for all calls of one function at one type."""
-    params: Hashable = jvp_rule_of(eqn)
-    if params is None:
-        params = tuple((n, v) for n, v in sorted(eqn.params.items()) if n != "call_jaxpr")
-    types = tuple(_type_key(a.aval) for a in (*eqn.invars, *eqn.outvars))
-    key = eqn.primitive, params, types, mesh_of_now(), jax.config.jax_enable_x64  # pyright: ignore
-    try:
-        return _rule_by_key(_Ruled(key, eqn))
-    except TypeError:  # not hashable
-        return rule_of(eqn)
-
-
 def _type_key(aval: Aval) -> Hashable:
     return aval.shape, aval.dtype, getattr(aval, "weak_type", False)
 
 
-# Only a few, since each keeps its function alive.
+# Calls share their rule. Only a few, since each keeps its function alive.
 @functools.lru_cache(maxsize=256)
 def _rule_by_key(ruled: _Ruled) -> ClosedJaxpr | str:
     return rule_of(ruled.eqn)

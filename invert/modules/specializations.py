@@ -145,11 +145,14 @@ def _under(constraints: Sequence[Constraint], stage: Specialization) -> Speciali
     plain |= {d: evaluate(n, plain) for d, n in gone.items()}
     constraints = [c.at(plain) if c.dimensions & gone.keys() else c for c in constraints]
     kept = independent([c.tidy() for c in constraints])
-    stage = dataclasses.replace(
-        stage,
-        jaxpr=substitute(stage.jaxpr, names),
-        shapes=tuple(tuple(evaluate(n, names) for n in shape) for shape in stage.shapes),
-    )
+    # In a program that stays as it is, functions keep their derivative rules.
+    open_sizes = [d for shape in stage.shapes for d in variables(shape)]
+    if gone or any(d.scope is not of for d in open_sizes):  # pyright: ignore
+        stage = dataclasses.replace(
+            stage,
+            jaxpr=substitute(stage.jaxpr, names),
+            shapes=tuple(tuple(evaluate(n, names) for n in shape) for shape in stage.shapes),
+        )
     certificate = stage.report.certificate
     dimensions = variables(n for shape in stage.shapes for n in shape)
     least = {str(c.left): c for c in kept if c.relation == "ge" and not is_open(c.right)}

@@ -11,10 +11,13 @@ from jax import lax
 from invert._opaque import custom_call_p
 from invert._private.jax import bind_equation, close_like, consts_of, open_jaxpr, renamed
 from invert.ir import jaxprs
+from invert.ir.avals import type_of
 from invert.ir.graph import Graph, is_var
 from invert.ir.match import difference
 from invert.ir.normal_form import atom_key, normal_form, operation_key
 from invert.ir.types import AnyJaxpr, Atom, Eqn, Jaxpr, Value, Var
+from invert.rewriting.pattern import bind
+from invert.rewriting.templates import raised_before
 from invert.stablehlo.lowered import lower
 
 
@@ -23,12 +26,13 @@ def lower_alike(
 ) -> bool:
     """Whether two programs are equal after their equations are lowered and raised again.
 
-    Equations of a kind that both programs contain stay unchanged at first; if that proves nothing,
-    all are expanded. Expansions are cached by kind, so later programs lower little or nothing.
+    At first only those equations of `b` are expanded whose kind `a` does not contain, then those of
+    both whose kind only one contains; if that proves nothing, all are. Expansions are cached by
+    kind, so later programs lower little or nothing.
 
     **Arguments:**
 
-    - `a`, `b`: programs of the same arguments.
+    - `a`, `b`: programs of the same arguments, of which `a` may be what lowering left.
     - `constants`: the values of the leading ones, where known.
     - `platform`, `x64`: for what and with which types they are lowered.
 
@@ -36,16 +40,17 @@ def lower_alike(
 
     **Raises:** JAX's exceptions for equations that it cannot lower.
     """
-    programs = [normal_form(jaxprs.as_lowered(p)) for p in (a, b)]
-    kinds = [{_Call.of(e, g).kind for e, g in _steps(Graph(p))} for p in programs]
-    for kept in (kinds[0] & kinds[1], set[Hashable]()):
-        expansion = _Expansion(kept, platform, x64)
-        expansion.learn(programs)
+    one, two = (normal_form(jaxprs.as_lowered(p)) for p in (a, b))
+    kinds = [{_Call.of(e, g).kind for e, g in _steps(Graph(p))} for p in (one, two)]
+    expansion = _Expansion(platform, x64)
+    attempts = ((kinds[0], False), (kinds[0] & kinds[1], True), (set[Hashable](), True))
+    for expansion.kept, both in attempts:
+        expansion.learn([one, two] if both else [two])
         try:
-            one, two = map(expansion, programs)
+            expanded = expansion(one) if both else one, expansion(two)
         except _DoesNotLower:
             return False
-        if difference(one, two, constants) is None:
+        if difference(*expanded, constants) is None:
             return True
     return False
 
@@ -123,8 +128,9 @@ _MOST_TEMPLATES = 4096
 class _Expansion:
     """Expands the equations of a program whose kind is not in `kept`."""
 
-    def __init__(self, kept: Collection[Hashable], platform: str, x64: bool):
-        self._kept, self._platform, self._x64 = kept, platform, x64
+    def __init__(self, platform: str, x64: bool):
+        self.kept: Collection[Hashable] = ()
+        self._platform, self._x64 = platform, x64
         self._of_kind: dict[Hashable, _Template] = {}
         self._of_eqn: dict[Eqn, _Template] = {}
 
@@ -134,17 +140,20 @@ class _Expansion:
         for program in programs:
             for eqn, graph in _steps(Graph(program)):
                 call = _Call.of(eqn, graph)
-                if not self._stays(call):
+                known = call.kind in self._of_kind if call.kind else eqn in self._of_eqn
+                if not known and not self._stays(call):
                     calls[call.kind or eqn] = call
         wide, narrow = [], []
         for kind, call in calls.items():
-            known = _TEMPLATES.get((kind, self._platform, self._x64)) if call.kind else None
-            if known is not None:
-                self._of_kind[kind] = known
-            elif self._x64 or any(jaxprs.is_wide(v) for v in call.operands):
-                wide.append(call)
+            is_wide = self._x64 or any(jaxprs.is_wide(v) for v in call.operands)
+            template = None
+            if call.kind:
+                template = _TEMPLATES.get((kind, self._platform, self._x64))
+                template = template or _of_pattern(call, self._platform, is_wide)
+            if template is not None:
+                self._of_kind[kind] = template
             else:
-                narrow.append(call)
+                (wide if is_wide else narrow).append(call)
         for unknown, x64 in ((wide, True), (narrow, False)):
             for call, template in zip(unknown, _lowered(unknown, self._platform, x64), strict=True):
                 if call.kind is None:
@@ -159,7 +168,7 @@ class _Expansion:
 
     def _stays(self, call: _Call) -> bool:
         eqn = call.eqn
-        return eqn.primitive is custom_call_p or (call.kind is not None and call.kind in self._kept)
+        return eqn.primitive is custom_call_p or (call.kind is not None and call.kind in self.kept)
 
     def __call__(self, program: AnyJaxpr) -> AnyJaxpr:
         jaxpr = open_jaxpr(program)
@@ -216,6 +225,21 @@ def _steps(graph: Graph) -> Iterator[tuple[Eqn, Graph]]:
         else:
             for jaxpr in jaxprs.sub_jaxprs(eqn):
                 yield from _steps(Graph(jaxpr))
+
+
+def _of_pattern(call: _Call, platform: str, x64: bool) -> _Template | None:
+    """The expansion of an equation that a pattern proposed at the same types."""
+    eqn = call.eqn
+    if len(call.operands) < len(eqn.invars) or jaxprs.holds_jaxprs(eqn):
+        return None
+    proposed = bind(eqn.primitive, *map(type_of, call.operands), **eqn.params)
+    if proposed.needs_x64 != x64:
+        proposed = dataclasses.replace(proposed, x64=x64)
+    if (closed := raised_before(proposed, platform)) is None:
+        return None
+    jaxpr = open_jaxpr(closed)
+    constants = dict(zip(jaxpr.constvars, consts_of(closed), strict=True))
+    return _Template(jaxpr.eqns, jaxpr.invars, jaxpr.outvars, constants)
 
 
 def _lowered(calls: Sequence[_Call], platform: str, x64: bool) -> list[_Template]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Hashable, Iterable
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 import jax
 
@@ -64,17 +64,36 @@ _T = TypeVar("_T")
 _P = ParamSpec("_P")
 
 
-def kept_by_call(
-    function: Callable[Concatenate[Call, _P], _T],
-) -> Callable[Concatenate[Call, _P], _T]:
+_MOST_KEPT = 4096
+
+
+class kept_by_call(Generic[_P, _T]):
     """Memoize a function of a call, except for calls that hold a part of a program."""
-    kept: Any = functools.lru_cache(maxsize=4096)(function)
 
-    @functools.wraps(function)
-    def run(call: Call, *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        return (function if call.of_site else kept)(call, *args, **kwargs)
+    def __init__(self, function: Callable[Concatenate[Call, _P], _T]):
+        functools.update_wrapper(self, function)
+        self._function = function
+        # The oldest results are evicted first.
+        self._kept: dict[Hashable, _T] = {}
 
-    return run
+    def __call__(self, call: Call, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        if call.of_site:
+            return self._function(call, *args, **kwargs)
+        key = self._key(call, *args, **kwargs)
+        if key not in self._kept:
+            result = self._function(call, *args, **kwargs)
+            while len(self._kept) >= _MOST_KEPT:
+                self._kept.pop(next(iter(self._kept)))
+            self._kept[key] = result
+        return self._kept[key]
+
+    def known(self, call: Call, *args: _P.args, **kwargs: _P.kwargs) -> _T | None:
+        """The result of an earlier call, if it was kept."""
+        return self._kept.get(self._key(call, *args, **kwargs))
+
+    @staticmethod
+    def _key(*args: Hashable, **kwargs: Hashable) -> Hashable:
+        return args, tuple(kwargs.items())
 
 
 def bind(primitive: Primitive, *avals: jax.ShapeDtypeStruct, **params: Any) -> Call:

@@ -14,11 +14,18 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from invert._errors import PatternError, only_refusals
-from invert._private.jax import REFUSALS, Literal, consts_of, open_jaxpr, trace_closed
+from invert._private.jax import (
+    REFUSALS,
+    Literal,
+    Primitive,
+    consts_of,
+    open_jaxpr,
+    trace_closed,
+)
 from invert.ir.match import Miss, same_value
 from invert.ir.types import AnyJaxpr, Aval, JaxFunction, Value
 from invert.rewriting.outline import outline, parameters_differ, shaped
-from invert.rewriting.pattern import Call, Site, kept_by_call
+from invert.rewriting.pattern import Call, Site, bind, kept_by_call
 from invert.rewriting.templates import traced_call
 
 Avals = tuple[jax.ShapeDtypeStruct, ...]
@@ -51,6 +58,9 @@ class Short:
 
     def call(self, choice: Choice, avals: Avals) -> Call:
         options = dict(choice)
+        primitive = getattr(self.after, "__self__", None)
+        if self.before is None and isinstance(primitive, Primitive):
+            return bind(primitive, *avals, **options)
         before = None if self.before is None else functools.partial(self.before, **options)
         after = functools.partial(self.after, **options)
         return Call((self.before, self.after, choice), after, avals, before=before)

@@ -40,6 +40,11 @@ def _raised(call: Call, platform: str) -> ClosedJaxpr | None:
         return None
 
 
+def raised_before(call: Call, platform: str) -> ClosedJaxpr | None:
+    """What `call` was raised as for a pattern, if it was."""
+    return _raised.known(call, platform)
+
+
 def unwrap(closed: ClosedJaxpr) -> ClosedJaxpr:
     """Inline the function into which JAX outlines a primitive (`@cumsum`, `@argmax`, ...)."""
     jaxpr = open_jaxpr(closed)

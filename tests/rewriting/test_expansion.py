@@ -15,6 +15,8 @@ from invert._private.jax import eval_closed, trace_closed
 from invert.ir.types import ClosedJaxpr
 from invert.rewriting import expansion
 from invert.rewriting.expansion import lower_alike
+from invert.rewriting.pattern import bind
+from invert.rewriting.templates import raise_call
 from invert.stablehlo.lowered import raised_again
 
 X = jax.ShapeDtypeStruct((3, 5), np.float32)
@@ -44,7 +46,14 @@ def _branches(x: jax.Array) -> jax.Array:
     return lax.cond(x.sum() > 0, jnp.cumsum, lambda v: jnp.arccosh(v.ravel()), x)
 
 
-@pytest.mark.parametrize("function", [_twice, _rows, _branches, jnp.argmax, jnp.sinc, jnp.sort])
+def _draws(x: jax.Array) -> jax.Array:
+    one, two = jax.random.split(jax.random.key(x[0, 0].astype(np.int32)))
+    return x + jax.random.normal(one, x.shape) * jax.random.bits(two, (5,))
+
+
+@pytest.mark.parametrize(
+    "function", [_twice, _rows, _branches, _draws, jnp.argmax, jnp.sinc, jnp.sort]
+)
 def test_a_program_is_alike_to_what_it_lowers_to(function: Callable[..., Any]) -> None:
     program = trace_closed(function, X)
     with jax.enable_x64(True):
@@ -91,6 +100,24 @@ def test_nothing_that_both_programs_have_is_lowered(monkeypatch: pytest.MonkeyPa
     assert lower_alike(again, a, (), platform="cpu", x64=False)
     (together,) = lowered
     assert "cumsum" in together and not {"tanh", "sin", "dot_general"} & {*together}
+
+
+def test_only_what_lowering_changes_is_lowered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of what a function lowers to, nothing is."""
+    a = trace_closed(lambda x: lax.lgamma(x) + jnp.sin(x), X)
+    again = _lowered(a)
+    lowered = _counted(monkeypatch)
+    assert lower_alike(again, a, (), platform="cpu", x64=False)
+    assert lowered == [["lgamma"]]
+
+
+def test_what_a_pattern_lowered_is_not_lowered_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    a = trace_closed(lambda x: lax.lgamma(x * 2.0), X)
+    again = _lowered(a)
+    lowered = _counted(monkeypatch)
+    assert raise_call(bind(lax.lgamma_p, X), "cpu") is not None
+    assert lower_alike(again, a, (), platform="cpu", x64=False)
+    assert not lowered
 
 
 def test_what_was_lowered_once_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:

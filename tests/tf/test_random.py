@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 
 import invert
+from invert.ir.philox import stateless_key
+from invert.tf.numerics.philox import known_key
 
 tf = pytest.importorskip("tensorflow")
 raw = tf.raw_ops
@@ -483,3 +485,15 @@ def test_a_key_is_asked_for() -> None:
     module = invert.convert(tf.function(lambda x: tf.nn.dropout(x, 0.5)), x, config=PLAIN)
     with pytest.raises(invert.SignatureError, match="key"):
         module(x)
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int64, np.uint32, np.uint64])
+def test_a_known_seed_gives_the_key_that_a_program_computes(dtype: type) -> None:
+    limits = np.iinfo(dtype)
+    draw = np.random.default_rng(3).integers(limits.min, limits.max, (5, 2), dtype, endpoint=True)
+    for seed in (*draw, np.array([limits.min, limits.max], dtype)):
+        with jax.enable_x64(True):
+            wanted = stateless_key(jnp.asarray(seed))
+        for ours, theirs in zip(known_key(seed), wanted, strict=True):
+            assert ours.dtype == theirs.dtype
+            np.testing.assert_array_equal(ours, theirs)

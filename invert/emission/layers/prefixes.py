@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import re
 from collections.abc import Mapping, Sequence, Set
 
@@ -42,18 +43,10 @@ def group(layer: Layer, parameters: Mapping[Var, Path]) -> None:
     _pair(layer, parameters)
     done: set[str] = set()
     made: set[Layer] = set()
-    while True:
-        names = _names(layer, parameters)
-        found = [p for p in _prefixes(layer, names) if p not in done]
-        if not found:
-            return
-        prefix = max(found, key=lambda p: len(_SEPARATORS.findall(p)))
-        done.add(prefix)
-        members, region = _group(layer, names, prefix, made)
-        if region is None:
-            continue
+    while found := _next(layer, _names(layer, parameters), done, made):
+        prefix, members, region = found
         inner = [layer.steps[i] for i in members]
-        fields = _fields(inner, [_rest(names[i], prefix) for i in members], prefix[-1])
+        fields = _fields(inner, list(members.values()), prefix[-1])
         for step, field in zip(inner, fields, strict=True):
             assert isinstance(step, LayerCall)
             step.layer.field, step.layer.kind = field, re.sub(r"_?\d+$", "", field)
@@ -62,8 +55,25 @@ def group(layer: Layer, parameters: Mapping[Var, Path]) -> None:
         if prefix[:-1].isdigit():
             call.layer.kind = _kind(call) or "layer"
             call.layer.field = f"{call.layer.kind}{prefix[:-1]}"
-        layer.steps = ordered([*rest, (members[0], call)])
+        layer.steps = ordered([*rest, (min(members), call)])
         made.add(call.layer)
+
+
+def _next(
+    layer: Layer, names: Mapping[int, str], done: set[str], made: set[Layer]
+) -> tuple[str, dict[int, str], set[int]] | None:
+    """A prefix, the rests of the names of its layers by their calls, and all steps of their group.
+
+    Prefixes that were tried are added to `done`.
+    """
+    links = _Links.of(layer)
+    prefixes = [p for p in _prefixes(layer, names) if p not in done]
+    for prefix in sorted(prefixes, key=lambda p: -len(_SEPARATORS.findall(p))):
+        done.add(prefix)
+        members, region = _group(layer, links, names, prefix, made)
+        if region is not None:
+            return prefix, {i: _rest(names[i], prefix) for i in members}, region
+    return None
 
 
 def _pair(layer: Layer, parameters: Mapping[Var, Path]) -> None:
@@ -84,8 +94,11 @@ def _pair(layer: Layer, parameters: Mapping[Var, Path]) -> None:
     calls = [i for i, s in enumerate(layer.steps) if isinstance(s, LayerCall)]
     if [calls] == list(map(list, pairs)):
         _name_pair(layer, pairs[0])  # this is such a layer
-    regions = [_region(layer, set(pair)) for pair in pairs]
-    if len(pairs) < _FEW or None in regions:
+    if len(pairs) < _FEW:
+        return
+    links = _Links.of(layer)
+    regions = [_region(layer, links, set(pair)) for pair in pairs]
+    if None in regions:
         return
     steps = list(enumerate(layer.steps))
     for number, (pair, region) in enumerate(zip(pairs, regions, strict=True), 1):
@@ -113,7 +126,7 @@ def _is_plain(step: Eqn, kind: str, parameters: Mapping[Var, Path]) -> bool:
 
 
 def _group(
-    layer: Layer, names: Mapping[int, str], prefix: str, made: Set[Layer]
+    layer: Layer, links: _Links, names: Mapping[int, str], prefix: str, made: Set[Layer]
 ) -> tuple[list[int], set[int] | None]:
     """The calls of layers with a prefix, and the steps of their region if there is one."""
     steps = layer.steps
@@ -131,7 +144,7 @@ def _group(
     plain = [i for i in members if i not in groups]
     tries = ((members, named), (members, set[int]()), (rest, others), (plain, set[int]()))
     for chosen, around in tries:
-        if len(chosen) > 1 and (region := _region(layer, set(chosen), around)) is not None:
+        if len(chosen) > 1 and (region := _region(layer, links, set(chosen), around)) is not None:
             return chosen, region
     return members, None
 
@@ -222,7 +235,64 @@ def _fields(steps: Sequence[Eqn], rests: Sequence[str], separator: str) -> list[
     return fields
 
 
-def _region(layer: Layer, members: set[int], named: Set[int] = frozenset()) -> set[int] | None:
+@dataclasses.dataclass(frozen=True)
+class _Links:
+    """How the steps of a layer depend on each other, by their numbers.
+
+    **Arguments:**
+
+    - `before`: for each step, those whose values it uses; `users` is the reverse.
+    - `results`: those that make results of the layer.
+    - `free`: those that compute something of parameters alone.
+    - `assigns`: those that assign the state.
+    """
+
+    before: Mapping[int, set[int]]
+    users: Mapping[int, set[int]]
+    results: set[int]
+    free: set[int]
+    assigns: Sequence[int]
+
+    @staticmethod
+    def of(layer: Layer) -> _Links:
+        makers: dict[Atom, int] = {v: i for i, s in enumerate(layer.steps) for v in s.outvars}
+        held = set(layer.parameters)
+        before: dict[int, set[int]] = {}
+        users: dict[int, set[int]] = collections.defaultdict(set)
+        free, assigns = set[int](), list[int]()
+        results = {makers[a] for a in layer.outputs if is_var(a) and a in makers}
+        for i, step in enumerate(layer.steps):
+            atoms = [a for a in step.invars if is_var(a)]
+            before[i] = {makers[a] for a in atoms if a in makers}
+            for j in before[i]:
+                users[j].add(i)
+            if isinstance(step, Assign):
+                assigns.append(i)
+            elif not isinstance(step, LayerCall) and i not in results and held.issuperset(atoms):
+                free.add(i)
+        return _Links(before, dict(users), results, free, assigns)
+
+    def between(self, members: Set[int]) -> set[int]:
+        """Some steps, and those on the ways from one of them to another."""
+        after = _closure(members, self.users, range(max(members)))
+        return {
+            *members,
+            *(after & _closure(members, self.before, range(min(members), max(members)))),
+        }
+
+    def only_for(self, region: set[int]) -> set[int]:
+        """The steps that make values for a region alone, and need no input."""
+        needed = {j for i in region for j in self.before[i]}
+        return {j for j in needed & self.free if self.users[j] <= region}
+
+    def ends(self, region: set[int]) -> set[int]:
+        """The steps whose values are used outside of a region."""
+        return {i for i in region if i in self.results or self.users.get(i, set()) - region}
+
+
+def _region(
+    layer: Layer, links: _Links, members: set[int], named: Set[int] = frozenset()
+) -> set[int] | None:
     """The steps of some layers, and those between them, if they have a single result.
 
     Values that only they need and an activation of the result belong to them, and in networks of
@@ -233,78 +303,41 @@ def _region(layer: Layer, members: set[int], named: Set[int] = frozenset()) -> s
     - `named`: equations whose scopes have the names of these layers.
     """
     steps = layer.steps
-    makers: dict[Atom, int] = {v: i for i, s in enumerate(steps) for v in s.outvars}
-    before = [{makers[a] for a in s.invars if is_var(a) and a in makers} for s in steps]
-    users: dict[int, set[int]] = collections.defaultdict(set)
-    for i, made in enumerate(before):
-        for j in made:
-            users[j].add(i)
-    results = {makers[a] for a in layer.outputs if is_var(a) and a in makers}
-    chosen = members | named
-    region = chosen | (_closure(chosen, users) & _closure(chosen, dict(enumerate(before))))
-    region |= _only_for(region, before, users, results, layer)
-    region |= {
-        i
-        for i, s in enumerate(steps)
-        if isinstance(s, Assign) and before[i] and before[i] <= region
-    }
+    region = links.between(members | named)
+    if any(isinstance(steps[i], LayerCall) for i in region - members):
+        return None
+    region |= links.only_for(region)
+    region |= {i for i in links.assigns if links.before[i] and links.before[i] <= region}
     convolves = any(_kind(steps[i]) == _CONV for i in members)
-    grown, ends = set(region), _ends(region, users, results)
+    grown, ends = set(region), links.ends(region)
     for _ in range(_MOST_STEPS):
         known = {v for i in grown for v in steps[i].outvars} | set(layer.parameters)
         if convolves or len(ends) > 1:
             known |= {a for i in grown for a in steps[i].invars if is_var(a)}
-        following = {j for i in ends for j in users.get(i, set()) - grown}
+        following = {j for i in ends for j in links.users.get(i, set()) - grown}
         ready = [j for j in sorted(following) if known.issuperset(filter(is_var, steps[j].invars))]
-        if ends & results or not ready or not _is_elementwise(steps[ready[0]]):
+        if ends & links.results or not ready or not _is_elementwise(steps[ready[0]]):
             break
         grown.add(ready[0])
-        grown |= _only_for(grown, before, users, results, layer)
-        ends = _ends(grown, users, results)
+        grown |= links.only_for(grown)
+        ends = links.ends(grown)
         if len(ends) == 1:
             region = set(grown)
-    ends = _ends(region, users, results)
-    calls = {i for i in region if isinstance(steps[i], LayerCall)}
     outside = {a for i in region for a in steps[i].invars if is_var(a)}
     made_inside = {v for i in region for v in steps[i].outvars}
     inputs = outside - made_inside - set(layer.parameters)
-    whole = calls == members and sum(len(steps[i].outvars) for i in ends) == 1
-    return region if whole and 0 < len(inputs) <= _MOST_INPUTS else None
+    single = sum(len(steps[i].outvars) for i in links.ends(region)) == 1
+    return region if single and 0 < len(inputs) <= _MOST_INPUTS else None
 
 
-def _closure(start: set[int], following: Mapping[int, set[int]]) -> set[int]:
+def _closure(start: Set[int], following: Mapping[int, set[int]], within: range) -> set[int]:
     found: set[int] = set()
     pending = list(start)
     while pending:
-        new = following.get(pending.pop(), set()) - found
+        new = {i for i in following.get(pending.pop(), ()) if i in within} - found
         found |= new
         pending += new
     return found
-
-
-def _only_for(
-    region: set[int],
-    before: Sequence[set[int]],
-    users: Mapping[int, set[int]],
-    results: set[int],
-    layer: Layer,
-) -> set[int]:
-    """The steps that make values for a region alone, and need no input."""
-    found: set[int] = set()
-    free = set(layer.parameters)
-    for i in reversed(range(len(before))):
-        step = layer.steps[i]
-        if i in region or i in results or isinstance(step, LayerCall | Assign):
-            continue
-        own = users.get(i) and users[i] <= region | found
-        if own and not before[i] and all(a in free for a in step.invars if is_var(a)):
-            found.add(i)
-    return found
-
-
-def _ends(region: set[int], users: Mapping[int, set[int]], results: set[int]) -> set[int]:
-    """The steps whose values are used outside of a region."""
-    return {i for i in region if i in results or users.get(i, set()) - region}
 
 
 def _is_elementwise(step: Eqn) -> bool:

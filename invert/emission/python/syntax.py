@@ -203,7 +203,13 @@ def names_in(node: ast.AST) -> Iterator[ast.Name]:
         current = pending.pop()
         if isinstance(current, ast.Name):
             yield current
-        pending.extend(reversed(list(ast.iter_child_nodes(current))))
+            continue
+        for field in reversed(current._fields):
+            value = getattr(current, field, None)
+            if isinstance(value, ast.AST):
+                pending.append(value)
+            elif isinstance(value, list):
+                pending += [v for v in reversed(value) if isinstance(v, ast.AST)]
 
 
 def tokens_in(node: ast.AST) -> list[str]:

@@ -41,6 +41,24 @@ def join(low: Array, high: Array) -> Array:
     return low.astype(_U64) | lax.shift_left(high, jnp.full_like(high, 32))
 
 
+_WORD = 0xFFFFFFFF
+
+
+def known_key(seed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """As `stateless_key`, for a seed that is known, without compiling a program for it."""
+    words = [int(x) >> shift & _WORD for x in seed for shift in (0, 32)]
+    keys = 0x02461E293EC8F720 & _WORD, 0x02461E293EC8F720 >> 32
+    for _ in range(10):
+        left, right = words[0] * 0xD2511F53, words[2] * 0xCD9E8D57
+        words = [
+            right >> 32 ^ words[1] ^ keys[0], right & _WORD,
+            left >> 32 ^ words[3] ^ keys[1], left & _WORD,
+        ]  # fmt: skip
+        keys = keys[0] + 0x9E3779B9 & _WORD, keys[1] + 0xBB67AE85 & _WORD
+    key, start = words[0] | words[1] << 32, words[2] | words[3] << 32
+    return np.array([key], np.uint64), np.array([0, start], np.uint64)
+
+
 @dataclasses.dataclass(frozen=True)
 class Stream:
     """A key and the current counter, as `uint64` scalars.
