@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import copy
 import dataclasses
+import re
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
@@ -29,6 +30,7 @@ _ACTIVATION, _INNER = "activation", "inner_activation"
 # Stand for a sum in a method, until it is written: of a step and an argument, or the reverse.
 _SUM, _REVERSED = "$sum", "$reversed_sum"
 _PAD = "jnp.pad"
+_NUMBERED = re.compile(r"_\d+$")
 # The number of options of a class, of steps of a comparison, and of values within each other.
 _MOST_OPTIONS, _MOST_STEPS, _DEEPEST = 4, 20_000, 150
 
@@ -286,7 +288,8 @@ class _Family:
             return False
         lacking = {_layer_of(v.node) for v in match.missing if isinstance(v.node, ast.Call)}
         sums = self.sums | {v for v in match.missing if _is_sum(v)}
-        if not missing <= lacking or len(sums) > 1:
+        # Layers that are only numbered correspond by chance.
+        if not missing <= lacking or len(sums) > 1 or any(_NUMBERED.search(n) for n in missing):
             return False
         self.sums = sums
         self.padded |= match.extra
