@@ -206,7 +206,7 @@ def prepare(cls: Class, function: Callable[[ast.Call], str]) -> None:
                 statement.annotation = ast.BinOp(kind, ast.BitOr(), ast.Constant(None))
     ends = [None if c.activation is None else _code(c.activation, function) for c in cores]
     if any(e != ends[0] for e in ends) or (ends[0] is not None and _is_product(first.node)):
-        cls.statics[_ACTIVATION] = tuple(ends)
+        cls.statics[_ACTIVATION], cls.activated = tuple(ends), True
 
 
 def _is_product(node: Node) -> bool:
@@ -225,7 +225,7 @@ def _code(call: ast.Call, function: Callable[[ast.Call], str]) -> Code:
 
 def write(cls: Class) -> None:
     """Makes the method of the first layer read these fields."""
-    ends = cls.statics.get(_ACTIVATION)
+    ends = cls.statics[_ACTIVATION] if cls.activated else None
     if ends is None and not cls.optional:
         return
     found = core(cls.drafts[0])

@@ -105,6 +105,7 @@ class Class:
     - `token`: a placeholder for its name until all classes are known.
     - `drafts`: its nodes, of which the first is written; none for an Equinox class.
     - `statics`: its static fields, with their values for all nodes.
+    - `activated`: whether the activation of the result is one of them.
     - `optional`: a field that is `None` in some nodes; `shapes` are the shapes it would have.
     - `skipped`: layers that are `None` in some nodes, which pass on their arguments.
     """
@@ -113,6 +114,7 @@ class Class:
     drafts: list[Draft]
     definition: ast.ClassDef = dataclasses.field(init=False)
     statics: dict[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
+    activated: bool = False
     optional: str = ""
     skipped: tuple[str, ...] = ()
     shapes: dict[Node, tuple[int, ...]] = dataclasses.field(default_factory=dict)

@@ -1,0 +1,157 @@
+"""One class for layers of which some lack a step of the others."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import invert
+from tests.emission.models import recovered, with_params
+from tests.emission.test_blocks import _classes
+
+
+def _conv(x: Any, kernel: Any, stride: int = 1, padding: Any = "SAME", groups: int = 1) -> Any:
+    dims = ("NHWC", "HWIO", "NHWC")
+    return lax.conv_general_dilated(
+        x, kernel, (stride, stride), padding, dimension_numbers=dims, feature_group_count=groups
+    )
+
+
+def _emitted(run: Any, params: dict[str, np.ndarray], x: np.ndarray) -> Any:
+    """The text of a function of named arrays, with values and gradients compared."""
+    emission = recovered(with_params(run, params, x, batch="batch", name="network")).emit()
+    assert not emission.messages
+    model: Any = emission.model
+    original = jax.jit(lambda x: run(params, x))
+    slope = eqx.filter_jit(jax.grad(lambda x, f: jnp.sum(jnp.sin(f(x)))))
+    for values in (x, np.concatenate([x, x + 1]), np.full_like(x, np.nan)):
+        np.testing.assert_array_equal(model(values), original(values))
+        np.testing.assert_allclose(slope(values, model), slope(values, original), 1e-5, 1e-6)
+    return emission
+
+
+def _arrays(shapes: dict[str, tuple[int, ...]], seed: int) -> dict[str, np.ndarray]:
+    random = np.random.default_rng(seed)
+    return {n: (random.normal(size=s) / 3).astype(np.float32) for n, s in shapes.items()}
+
+
+# The input, hidden and output features, stride, kernel size, and activation of each block.
+_INVERTED = (
+    (8, 8, 8, 1, 3, jax.nn.relu),
+    (8, 24, 12, 2, 3, jax.nn.silu),
+    (12, 36, 12, 1, 5, jax.nn.silu),
+    (12, 24, 20, 1, 5, jax.nn.relu),
+    (20, 40, 20, 1, 3, jax.nn.relu),
+)
+
+
+def test_blocks_with_and_without_expansion_padding_and_shortcut_are_one_class() -> None:
+    shapes: dict[str, tuple[int, ...]] = {}
+    for i, (c, hidden, out, _, size, _) in enumerate(_INVERTED):
+        if hidden != c:
+            shapes[f"block{i}/expand/kernel"] = (1, 1, c, hidden)
+        shapes[f"block{i}/depthwise/kernel"] = (size, size, 1, hidden)
+        shapes[f"block{i}/project/kernel"] = (1, 1, hidden, out)
+
+    def run(params: Any, x: Any) -> Any:
+        for i, (c, hidden, out, stride, _, act) in enumerate(_INVERTED):
+            with jax.named_scope(f"block{i}"):
+                y = x
+                if hidden != c:
+                    with jax.named_scope("expand"):
+                        y = _conv(y, params[f"block{i}/expand/kernel"])
+                    y = act(y)
+                if stride == 2:
+                    y = jnp.pad(y, ((0, 0), (0, 1), (0, 1), (0, 0)))
+                padding = "SAME" if stride == 1 else "VALID"
+                with jax.named_scope("depthwise"):
+                    kernel = params[f"block{i}/depthwise/kernel"]
+                    y = _conv(y, kernel, stride, padding, groups=hidden)
+                y = act(y)
+                with jax.named_scope("project"):
+                    y = _conv(y, params[f"block{i}/project/kernel"])
+                x = x + y if stride == 1 and c == out else y
+        return x
+
+    x = _arrays({"x": (2, 9, 9, 8)}, 7)["x"]
+    emission = _emitted(run, _arrays(shapes, 3), x)
+    classes = _classes(emission)
+    blocks = [name for name in classes if "Block" in name]
+    assert blocks == ["Block"]
+    fields = {field.partition(":")[0]: field for field in classes["Block"]}
+    assert fields.keys() >= {"expand", "depthwise", "project", "residual", "pad_width"}
+    assert "| None" in fields["expand"] and "| None" in fields["pad_width"]
+    assert "if self.residual else" in emission.source
+    assert emission.source.count("residual=False") == 2
+    # All arguments train from scratch at the shapes of the original.
+    space: Any = emission.namespace
+    fresh = eqx.filter_eval_shape(type(emission.model), key=jax.random.key(0))
+    shapes_ = [[a.shape for a in jax.tree_util.tree_leaves(m)] for m in (fresh, emission.model)]
+    assert shapes_[0] == shapes_[1] and hasattr(space, "Block")
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_sum_with_another_value_is_not_a_shortcut(seed: int) -> None:
+    """The second block adds what its first layer computes, not its input."""
+    names = [f"b{i}/{n}/kernel" for i in range(2) for n in ("one", "two")]
+    params = _arrays(dict.fromkeys(names, (6, 6)), seed)
+
+    def run(params: Any, x: Any) -> Any:
+        for i in range(2):
+            with jax.named_scope(f"b{i}"):
+                with jax.named_scope("one"):
+                    y = jnp.tanh(x @ params[f"b{i}/one/kernel"])
+                with jax.named_scope("two"):
+                    z = y @ params[f"b{i}/two/kernel"]
+                x = z + (x if i == 0 else y)
+        return x
+
+    emission = _emitted(run, params, _arrays({"x": (2, 6)}, seed + 5)["x"])
+    assert "residual:" not in emission.source
+
+
+def test_activations_inside_a_block_are_a_field() -> None:
+    names = [f"stage{i}/{n}/kernel" for i in range(3) for n in ("up", "down")]
+    params = _arrays(dict.fromkeys(names, (6, 6)), 4)
+    functions = (jax.nn.gelu, jax.nn.silu, jax.nn.gelu)
+
+    def run(params: Any, x: Any) -> Any:
+        for i, act in enumerate(functions):
+            with jax.named_scope(f"stage{i}"):
+                with jax.named_scope("up"):
+                    y = x @ params[f"stage{i}/up/kernel"]
+                y = act(y) * 0.5
+                with jax.named_scope("down"):
+                    x = x + y @ params[f"stage{i}/down/kernel"]
+        return x
+
+    source = _emitted(run, params, _arrays({"x": (3, 6)}, 8)["x"]).source
+    assert source.count("class Stage") == 1
+    assert "self.activation(" in source
+    assert re.findall(r"activation=jax\.nn\.(\w+)", source).count("silu") == 1
+
+
+_VALUES = np.array([-np.inf, -4, -3, -1e-30, 0, 2.5, 3, 3.5, np.inf, np.nan], np.float32)
+
+
+@pytest.mark.parametrize("name", ["hard_silu", "hard_sigmoid"])
+def test_hard_activations_have_their_names(name: str) -> None:
+    keras = pytest.importorskip("keras")
+    model = keras.Sequential([keras.layers.Input((10,)), keras.layers.Activation(name)])
+    module = invert.convert(model)
+    emission = module.emit()
+    assert f"jax.nn.{name}(" in emission.source
+    x = np.stack([_VALUES, np.random.default_rng(2).normal(size=10).astype(np.float32) * 4])
+    np.testing.assert_array_equal(emission.model(x), module(x))
+    # TensorFlow divides by 6 where XLA multiplies.
+    np.testing.assert_allclose(emission.model(x), np.asarray(model(x)), rtol=1e-6)
+    # At the kinks, too.
+    slopes = [jax.grad(lambda x, f=f: jnp.sum(f(x)))(x) for f in (emission.model, module)]
+    np.testing.assert_array_equal(*slopes)
