@@ -34,6 +34,8 @@ _ATTENTION = "Attention"
 _LINEAR = ("Linear", "Dense", "EinsumDense", "DenseGeneral", "LinearGeneral", "AttentionOutput")
 # The number of a block with a letter, as in `block2a`.
 _LETTERED = re.compile(r"(\d+)[a-z]$")
+# Kinds of layers that libraries write in capitals.
+_ACRONYM = re.compile(r"(Lstm|Gru|Rnn|Mlp)(?![a-z])")
 # Short names of normalizations.
 _NORMS = re.compile(r"(Layer|Ln|Bn|Rms|Batch)?(Norm|Ln|Bn|N)?(alization)?")
 
@@ -66,7 +68,7 @@ def name_classes(
             wanted = [f"{wanted[0]}{number}"]
         # The author may have given the name of a kind to another layer.
         free = [n for n in wanted if n not in file.taken and (n not in own or n == wanted[-1])]
-        name = (free or wanted[-1:])[0]
+        name = _ACRONYM.sub(lambda found: found[0].upper(), (free or wanted[-1:])[0])
         if name in file.taken and _takes_residual(cls):
             name = f"Residual{name}"
         elif name in file.taken and _ends_with_state(cls):

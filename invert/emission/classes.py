@@ -754,7 +754,8 @@ class Classes:
 
     def _weaken(self, failed: Sequence[Class]) -> bool:
         for cls in failed:
-            self._given[cls] = 1 if self._scaled[cls].slides else 2
+            scaled = self._scaled[cls]
+            self._given[cls] = 1 if scaled.free else 2 if scaled.slides else 3
         return bool(failed)
 
     def _runs(self, cls: Class, scaled: Scaled, namespace: ModuleType) -> bool:

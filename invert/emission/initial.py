@@ -368,7 +368,12 @@ class _Writing:
             name = self.names.new(f"use_{field}")
             self.arguments[name] = tuple(v is not None for v in values)
             self.defaults[name] = False
+            before = set(self.arguments)
             start = self._module(nodes, self._key)
+            for own in self.arguments.keys() - before:
+                unused = self.arguments[own][nodes.index(None)]  # since the layer is missing
+                if type(unused) is int:
+                    self.defaults[own] = unused
             return ast.IfExp(ast.Name(name, ast.Load()), start, ast.Constant(None))
         whole = [n for n in nodes if n is not None]
         return self._list(whole) if first.listed else self._module(whole, self._key)

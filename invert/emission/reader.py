@@ -86,7 +86,7 @@ def _fits(array: Any, kind: Any) -> bool:
 '''
 
 _TRAINABLE = '''
-def trainable(model: Model) -> Model:
+def trainable(model: Model) -> PyTree:
     """A filter for `eqx.partition`: true for the arrays that the original trains."""
     fixed = FIXED
     return jax.tree_util.tree_map_with_path(

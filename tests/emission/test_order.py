@@ -108,9 +108,9 @@ def test_the_parameters_of_a_cell_are_as_keras_makes_them() -> None:
     given = keras.Input((4, 3))
     x = keras.layers.Bidirectional(keras.layers.GRU(5))(given)
     source = _source(invert.convert(keras.Model(given, x)))
-    fields = re.findall(r"^    (\w+): Float", source.split("class GruCell(")[1], re.M)
+    fields = re.findall(r"^    (\w+): Float", source.split("class GRUCell(")[1], re.M)
     assert fields[:3] == ["kernel", "recurrent_kernel", "bias"]
-    assert re.findall(r"^    (\w+): Gru", source, re.M)[1:] == ["forward_gru", "backward_gru"]
+    assert re.findall(r"^    (\w+): GRU", source, re.M)[1:] == ["forward_gru", "backward_gru"]
 
 
 def test_a_memory_stays_behind_what_attends_to_it() -> None:

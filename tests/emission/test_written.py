@@ -106,9 +106,9 @@ def test_sizes_and_classes_by_their_roles() -> None:
     module = _written(mixer, params, ramp(4, 4))
     source = module.source
     # Neither `Tokens` nor `Tower`: what they share is what they compute.
-    assert re.findall(r"class (\w+)\(", source)[:2] == ["Linear", "Mlp"]
-    assert "self.tokens = Mlp(4, 6, 4, key=" in source
-    assert "self.tower = Mlp(4, 7, 3, key=" in source
+    assert re.findall(r"class (\w+)\(", source)[:2] == ["Linear", "MLP"]
+    assert "self.tokens = MLP(4, 6, 4, key=" in source
+    assert "self.tower = MLP(4, 7, 3, key=" in source
     assert "def __init__(self, n_in: int, hidden: int, n_out: int, *, key: PRNGKeyArray)" in source
     x = np.cos(ramp(4, 4))
     assert np.array_equal(module.model(x), module(x))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import itertools
 import re
 from collections.abc import Mapping, Sequence, Set
 
@@ -85,26 +86,30 @@ def _pair(layer: Layer, parameters: Mapping[Var, Path]) -> None:
     pairs = [
         (i, users[v][0])
         for i, step in enumerate(layer.steps)
-        if _is_plain(step, _CONV, parameters) and len(step.outvars) == 1
+        if _is_single(step, _CONV) and len(step.outvars) == 1
         for v in step.outvars
         if v not in layer.outputs
         and len(users[v]) == 1
-        and _is_plain(layer.steps[users[v][0]], "norm", parameters)
+        and _is_single(norm := layer.steps[users[v][0]], "norm")
+        and camel(_called(norm, parameters)) in KINDS_OF_LAYERS
     ]
     calls = [i for i, s in enumerate(layer.steps) if isinstance(s, LayerCall)]
     if [calls] == list(map(list, pairs)):
         _name_pair(layer, pairs[0])  # this is such a layer
-    if len(pairs) < _FEW:
+    names = [_called(layer.steps[conv], parameters) for conv, _ in pairs]
+    if len(pairs) < _FEW and all(camel(name) in KINDS_OF_LAYERS for name in names):
         return
     links = _Links.of(layer)
     regions = [_region(layer, links, set(pair)) for pair in pairs]
     if None in regions:
         return
     steps = list(enumerate(layer.steps))
-    for number, (pair, region) in enumerate(zip(pairs, regions, strict=True), 1):
+    number = itertools.count(1)
+    for pair, region, name in zip(pairs, regions, names, strict=True):
         assert region is not None
+        name = f"{_BLOCK}_{next(number)}" if camel(name) in KINDS_OF_LAYERS else name
         _name_pair(layer, pair)
-        call = wrapped(layer, sorted(region), f"{_BLOCK}_{number}", parameters, ())
+        call = wrapped(layer, sorted(region), name, parameters, ())
         steps = [(i, s) for i, s in steps if i not in region] + [(pair[0], call)]
     layer.steps = ordered(sorted(steps, key=lambda s: s[0]))
 
@@ -116,13 +121,18 @@ def _name_pair(layer: Layer, pair: Sequence[int]) -> None:
         step.layer.field = step.layer.kind = field
 
 
-def _is_plain(step: Eqn, kind: str, parameters: Mapping[Var, Path]) -> bool:
-    """Whether a step is the only call of a layer of a kind that has no name of its own."""
+def _is_single(step: Eqn, kind: str) -> bool:
+    """Whether a step is the call of a layer of a kind, without layers inside."""
     if not isinstance(step, LayerCall) or step.layer.block or step.layer.listed:
         return False
-    own = [s for s in step.layer.steps if isinstance(s, LayerCall)]
-    name = step.layer.field or called(step.layer, parameters)
-    return not own and _kind(step) == kind and camel(name) in KINDS_OF_LAYERS
+    inside = any(isinstance(s, LayerCall) for s in step.layer.steps)
+    return not inside and _kind(step) == kind
+
+
+def _called(step: Eqn, parameters: Mapping[Var, Path]) -> str:
+    """The preferred name of a called layer."""
+    assert isinstance(step, LayerCall)
+    return step.layer.field or called(step.layer, parameters)
 
 
 def _group(
@@ -169,7 +179,7 @@ def _names(layer: Layer, parameters: Mapping[Var, Path]) -> dict[int, str]:
             continue
         inner = step.layer
         if not (inner.block or inner.listed or inner.same or NUMBER in inner.name):
-            wanted[i] = inner.field or called(inner, parameters)
+            wanted[i] = _called(step, parameters)
     others = [name for name in wanted.values() if camel(name) not in KINDS_OF_LAYERS]
     begins = {name[: found.end()] for name in others for found in _SEPARATORS.finditer(name, 1)}
     names: dict[int, str] = {}

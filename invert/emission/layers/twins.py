@@ -41,12 +41,14 @@ class Scaled:
 
     - `sizes`: for each of these groups, its unit and the new one.
     - `strided`: the convolutions that have other strides.
+    - `free`: whether some of these sizes are of no parameter.
     - `node`: the twin.
     """
 
     ties: Ties
     sizes: Mapping[Axis, tuple[int, int]]
     strided: Sequence[Strided] = ()
+    free: bool = False
     node: Node = dataclasses.field(init=False)
 
     def shape(self, v: Atom) -> Shape:
@@ -119,7 +121,8 @@ class Twins:
     - `of`: the classes of nodes; receives those of the twins.
     - `is_kept`: whether a parameter keeps its shape, such as a table written as numbers.
     - `carried`: as for `Ties`.
-    - `given`: how far a class goes without: 1 without other kernels, 2 without a twin.
+    - `given`: how far a class goes without: 1 without sizes that no parameter has, such as lengths,
+        2 without other kernels, 3 without a twin.
     """
 
     of: dict[Node, Class]
@@ -136,7 +139,7 @@ class Twins:
         )
         draft = next(whole, first)
         computes = bool(draft.node.layers and draft.methods)
-        if self.given.get(cls, 0) > 1 or not (computes or not draft.node.nodes):
+        if self.given.get(cls, 0) > 2 or not (computes or not draft.node.nodes):
             return None
         ties = Ties(self.carried)
         for layer in draft.node.layers:
@@ -153,16 +156,18 @@ class Twins:
         sizes = self._sizes(cls, ties, axes)
         if not sizes:
             return None
-        scaled = Scaled(ties, sizes, [] if self.given.get(cls, 0) else _strided(ties))
+        own = set(map(ties.root, axes))
+        strided = [] if self.given.get(cls, 0) > 1 else _strided(ties)
+        scaled = Scaled(ties, sizes, strided, free=not sizes.keys() <= own)
         if _has_values_of(draft, _by_value(draft, scaled)):
-            self.given[cls] = 2
+            self.given[cls] = 3
             return None
         scaled.node = self._twin(draft.node, scaled)
         return scaled
 
     def _fields(self, node: Node, *, kept: bool) -> Iterator[tuple[Var, bool]]:
         """The parameters of a module, and whether they are in a class without a twin."""
-        kept = kept or (not node.listed and self.given.get(self.of.get(node, _NONE), 0) > 1)
+        kept = kept or (not node.listed and self.given.get(self.of.get(node, _NONE), 0) > 2)
         native = any(layer.native is not None for layer in node.layers)
         kept = kept or native or not (node.listed or node in self.of)
         for value in node.fields.values():
@@ -182,9 +187,13 @@ class Twins:
                 {root}, [_size(a) for a in members], {_size(a) for a in members if a in fields}
             )
             slides = root in kernels
-            if not group.own or not all(type(n) is int and n > 0 for n in group.sizes):
+            # A size of no parameter, such as a length, is not one of arrays to be broadcast.
+            least = 1 if group.own else 2
+            if not all(type(n) is int and n >= least for n in group.sizes):
                 continue
-            if group.own & kept or (slides and (inner or self.given.get(cls, 0) > 0)):
+            if not group.own and self.given.get(cls, 0):
+                continue
+            if group.own & kept or (slides and (inner or self.given.get(cls, 0) > 1)):
                 continue
             # Layers with equal numbers of features have them as one argument.
             for other in [g for g in found if len(inner) > 1 and g.own & group.own]:
@@ -193,7 +202,7 @@ class Twins:
                     group.roots | other.roots, group.sizes + other.sizes, group.own | other.own
                 )
             found.append(group)
-        if inner and any(n > _LARGEST_FACTOR * min(g.own) for g in found for n in g.own):
+        if inner and any(n > _LARGEST_FACTOR * min(g.own) for g in found for n in g.own if g.own):
             return {}
         primes = itertools.cycle(_PRIMES)
         sizes: dict[Axis, tuple[int, int]] = {}
