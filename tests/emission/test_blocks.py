@@ -90,7 +90,13 @@ def test_blocks_of_a_transformer() -> None:
     arrays = _arrays(*_BLOCK, *_BLOCK, (8, 5), (5,))
     classes = _classes(_emitted(_encoder, arrays, _arrays((2, 3, 8))[0]))
     assert classes["Main"] == ["blocks: tuple[Block, ...]", "head: Linear"]
-    fields = ["attention: Attention", "norm_1: Norm", "up: Linear", "down: Linear", "norm_2: Norm"]
+    fields = [
+        "attention: Attention",
+        "norm_1: LayerNorm",
+        "up: Linear",
+        "down: Linear",
+        "norm_2: LayerNorm",
+    ]
     assert classes["Block"] == fields
     assert classes["Attention"] == ["query: Linear", "key: Linear", "value: Linear", "out: Linear"]
 

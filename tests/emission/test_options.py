@@ -66,8 +66,7 @@ def test_blocks_with_and_without_expansion_padding_and_shortcut_are_one_class() 
                 y = x
                 if hidden != c:
                     with jax.named_scope("expand"):
-                        y = _conv(y, params[f"block{i}/expand/kernel"])
-                    y = act(y)
+                        y = act(_conv(y, params[f"block{i}/expand/kernel"]))
                 if stride == 2:
                     y = jnp.pad(y, ((0, 0), (0, 1), (0, 1), (0, 0)))
                 padding = "SAME" if stride == 1 else "VALID"

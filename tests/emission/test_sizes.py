@@ -63,7 +63,8 @@ def test_a_matrix_of_one_size_takes_it(size: int) -> None:
     emission = _emitted(lambda w, b, x: jnp.tanh(x @ w + b), params, ramp(size, size))
     assert 'kernel: Float[Array, "n_in n_out"]' in emission.source
     assert 'bias: Float[Array, "n_out"]' in emission.source
-    assert f'x: Float[Array, "{size} n_in"]' in emission.source  # the batch is not a size
+    # The batch is the same number by chance: the layer takes any.
+    assert 'x: Float[Array, "batch n_in"]' in emission.source
     assert f"self.head = Linear({size}, {size}, activation=jnp.tanh, key=" in emission.source
     assert _at(emission, "Linear", 3, 5, activation=jnp.sin)(ramp(2, 3)).shape == (2, 5)
 
@@ -118,9 +119,9 @@ def test_the_sizes_inside_follow_from_those_of_a_layer() -> None:
     text = _class(emission, "Attention")
     assert "def __init__(self, dim: int, *, heads: int, key: PRNGKeyArray)" in text
     assert "self.qkv = Linear(dim, 3 * dim, key=" in text
-    assert "reshape(2, 5, self.heads, dim // self.heads)" in text
+    assert "reshape(batch, length, self.heads, dim // self.heads)" in text
     assert "self.mixer = Attention(21, heads=3, key=" in emission.source
-    assert _at(emission, "Attention", 12, heads=4)(ramp(2, 5, 12)).shape == (2, 5, 12)
+    assert _at(emission, "Attention", 12, heads=4)(ramp(3, 6, 12)).shape == (3, 6, 12)
 
 
 def test_a_number_that_may_be_a_size_stays_one() -> None:
