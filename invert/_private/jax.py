@@ -733,6 +733,10 @@ def mesh_of_now() -> Hashable:
     return get_abstract_mesh(), core.get_axis_env()
 
 
+# What that is where there is no mesh.
+NO_MESH: Hashable = (empty_abstract_mesh, core.top_axis_env)
+
+
 @contextlib.contextmanager
 def on_whole_values() -> Iterator[None]:
     """Undo `on_shards`: trace without a mesh."""

@@ -20,6 +20,7 @@ from jax import lax
 
 from invert._errors import EmissionError
 from invert._private.jax import (
+    NO_MESH,
     ShapedArray,
     by_jaxpr,
     close_like,
@@ -623,7 +624,8 @@ def _rule(eqn: Eqn, depth: int) -> Deferred | ClosedJaxpr | str:
     if not decides:
         params = tuple((n, v) for n, v in sorted(eqn.params.items()) if n != "call_jaxpr")
     types = tuple(_type_key(a.aval) for a in (*eqn.invars, *eqn.outvars))
-    key = eqn.primitive, params, types, mesh_of_now(), x64
+    mesh = mesh_of_now()
+    key = eqn.primitive, params, types, mesh, x64
     shared = _is_hashable(key)
 
     def made() -> ClosedJaxpr | str:
@@ -631,7 +633,8 @@ def _rule(eqn: Eqn, depth: int) -> Deferred | ClosedJaxpr | str:
             rule = _rule_by_key(_Ruled(key, eqn)) if shared else rule_of(eqn)
             return rule if isinstance(rule, str) else normal(rule, depth + 1)
 
-    return Deferred(key, made) if decides and shared else made()
+    # Later, there are other axes of a mesh.
+    return Deferred(key, made) if decides and shared and mesh == NO_MESH else made()
 
 
 def _is_hashable(key: object) -> bool:

@@ -16,12 +16,19 @@ import jax
 import jax.numpy as jnp
 import jax.scipy.special
 import numpy as np
+from jax import Array
 
 from invert.ir import kinds
 from invert.ir.types import Atom, Eqn, JaxFunction
 from invert.patterns.fingerprints import fingerprint, may_be
 from invert.patterns.special import lowered
 from invert.rewriting.pattern import Call, Pattern, Site
+
+
+def _mantissa(x: Array) -> Array:
+    """`jnp.frexp` where the exponent is not used, which lowering then drops."""
+    return jnp.frexp(x)[0]
+
 
 # Functions that JAX keeps as a call: name of the call -> function.
 _CALLS: dict[str, tuple[JaxFunction, ...]] = {
@@ -35,7 +42,7 @@ _CALLS: dict[str, tuple[JaxFunction, ...]] = {
     "expn": (jax.scipy.special.exp1,),
     "sinc": (jnp.sinc,),
     "i0": (jnp.i0,),
-    "frexp": (jnp.frexp, lambda x: jnp.frexp(x)[0]),
+    "frexp": (jnp.frexp, _mantissa),
     "log1mexp": (jax.nn.log1mexp,),
 }
 

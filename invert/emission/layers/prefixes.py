@@ -95,7 +95,7 @@ def _pair(layer: Layer, parameters: Mapping[Var, Path]) -> None:
     ]
     calls = [i for i, s in enumerate(layer.steps) if isinstance(s, LayerCall)]
     if [calls] == list(map(list, pairs)):
-        _name_pair(layer, pairs[0])  # this is such a layer
+        _name_pair(layer, pairs[0], parameters)  # this is such a layer
     names = [_called(layer.steps[conv], parameters) for conv, _ in pairs]
     if len(pairs) < _FEW and all(camel(name) in KINDS_OF_LAYERS for name in names):
         return
@@ -108,17 +108,19 @@ def _pair(layer: Layer, parameters: Mapping[Var, Path]) -> None:
     for pair, region, name in zip(pairs, regions, names, strict=True):
         assert region is not None
         name = f"{_BLOCK}_{next(number)}" if camel(name) in KINDS_OF_LAYERS else name
-        _name_pair(layer, pair)
+        _name_pair(layer, pair, parameters)
         call = wrapped(layer, sorted(region), name, parameters, ())
         steps = [(i, s) for i, s in steps if i not in region] + [(pair[0], call)]
     layer.steps = ordered(sorted(steps, key=lambda s: s[0]))
 
 
-def _name_pair(layer: Layer, pair: Sequence[int]) -> None:
+def _name_pair(layer: Layer, pair: Sequence[int], parameters: Mapping[Var, Path]) -> None:
     for i, field in zip(pair, (_CONV, "norm"), strict=True):
         step = layer.steps[i]
         assert isinstance(step, LayerCall)
-        step.layer.field = step.layer.kind = field
+        name = _called(step, parameters)
+        step.layer.field = field
+        step.layer.kind = name if camel(name) in KINDS_OF_LAYERS else field
 
 
 def _is_single(step: Eqn, kind: str) -> bool:
