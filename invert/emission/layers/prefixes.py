@@ -97,7 +97,9 @@ def _pair(layer: Layer, parameters: Mapping[Var, Path]) -> None:
     if [calls] == list(map(list, pairs)):
         _name_pair(layer, pairs[0], parameters)  # this is such a layer
     names = [_called(layer.steps[conv], parameters) for conv, _ in pairs]
-    if len(pairs) < _FEW and all(camel(name) in KINDS_OF_LAYERS for name in names):
+    few = len(pairs) < _FEW and all(camel(name) in KINDS_OF_LAYERS for name in names)
+    # A normalization elsewhere belongs to what follows it, and so may the others.
+    if few or sum(_is_single(s, "norm") for s in layer.steps) > len(pairs):
         return
     links = _Links.of(layer)
     regions = [_region(layer, links, set(pair)) for pair in pairs]
@@ -118,7 +120,7 @@ def _name_pair(layer: Layer, pair: Sequence[int], parameters: Mapping[Var, Path]
     for i, field in zip(pair, (_CONV, "norm"), strict=True):
         step = layer.steps[i]
         assert isinstance(step, LayerCall)
-        name = _called(step, parameters)
+        name = step.layer.kind or _called(step, parameters)
         step.layer.field = field
         step.layer.kind = name if camel(name) in KINDS_OF_LAYERS else field
 
