@@ -97,7 +97,10 @@ def test_state_goes_through_layers(tmp_path: Path) -> None:
     assert "average = state.get(self.average)" in source
     assert "state = state.set(self.average, " in source
     # The layer that holds no state takes none.
-    assert 'def __call__(self, x: Float[Array, "5 n_in"]) -> Float[Array, "5 n_out"]:' in source
+    assert (
+        'def __call__(self, x: Float[Array, "batch n_in"]) -> Float[Array, "batch n_out"]:'
+        in source
+    )
 
 
 def test_states_of_a_module_and_its_model_are_interchangeable() -> None:
