@@ -279,6 +279,7 @@ class _Writing:
     def run(self, statics: Mapping[str, tuple[Any, ...]]) -> tuple[ast.FunctionDef, _Made]:
         body: list[ast.stmt] = []
         keys = ast.Name("keys", ast.Load())
+        self.names.taken |= statics.keys()
         for field in self.nodes[0].fields:
             target = ast.Attribute(ast.Name("self", ast.Load()), field, ast.Store())
             self._current = field
@@ -288,7 +289,6 @@ class _Writing:
         unknown = set(self.all.starts.unknown(arrays))
         missing = [n for n, v in self.nodes[0].fields.items() if v in unknown]
         for name, column in statics.items():
-            self.names.taken.add(name)
             self.arguments[name] = column
             target = ast.Attribute(ast.Name("self", ast.Load()), name, ast.Store())
             body.append(ast.Assign([target], ast.Name(name, ast.Load()), lineno=0))
@@ -521,9 +521,9 @@ class _Writing:
             first = column[0]
             return syntax.name(first.text) if isinstance(first, Code) else literals.value(first)
         named = self._size(column)
-        known = {**self.arguments, **({named: column} if named is not None else {})}
-        for name, values in known.items():
-            if values == column and name != GATES:
+        own = {} if named is None or named in self.cls.statics else {named: column}
+        for name, values in {**self.arguments, **own, **self.cls.statics}.items():
+            if values == column and name != GATES and _is_of(column, values):
                 self.arguments.setdefault(name, column)
                 self.names.taken.add(name)
                 return ast.Name(name, ast.Load())
@@ -553,6 +553,11 @@ class _Writing:
         named = self.sizes.get(tuple(map(str, column)))
         # The sides of a square kernel are one size.
         return "kernel_size" if named == "kh" and "kw" not in self.sizes.values() else named
+
+
+def _is_of(column: tuple[Any, ...], values: tuple[Any, ...]) -> bool:
+    """Whether equal values are of the same types: `1 == True`."""
+    return [*map(type, column)] == [*map(type, values)]
 
 
 _WIDE = frozenset(("int64", "uint64", "float64", "complex128"))

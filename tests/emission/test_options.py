@@ -154,3 +154,60 @@ def test_hard_activations_have_their_names(name: str) -> None:
     # At the kinks, too.
     slopes = [jax.grad(lambda x, f=f: jnp.sum(f(x)))(x) for f in (emission.model, module)]
     np.testing.assert_array_equal(*slopes)
+
+
+_FUNCTIONS = (jax.nn.relu, jax.nn.silu, jax.nn.gelu, jnp.tanh)
+
+
+def _random_blocks(seed: int) -> tuple[Any, dict[str, np.ndarray], np.ndarray]:
+    """Blocks that differ at random: steps, sizes, activations, and the order of a sum."""
+    random = np.random.default_rng(seed)
+    convolves, c = bool(random.random() < 0.5), int(random.integers(3, 7))
+    side, plan, shapes = ((1, 1) if convolves else ()), [], {}
+    for i in range(int(random.integers(2, 6))):
+        expands, pads, swaps, closes = (bool(n < 0.5) for n in random.random(4))
+        hidden = 2 * c if expands else c
+        out = c if random.random() < 0.6 else int(random.integers(3, 7))
+        shapes |= {f"b{i}/expand/kernel": (*side, c, hidden)} if expands else {}
+        shapes[f"b{i}/mid/kernel"] = (*((3, 3) if convolves else ()), hidden, hidden)
+        shapes[f"b{i}/mid/bias"] = (hidden,)
+        shapes[f"b{i}/project/kernel"] = (*side, hidden, out)
+        function = _FUNCTIONS[int(random.integers(4))]
+        adds = bool(out == c and random.random() < 0.7)
+        plan.append((expands, pads and convolves, function, adds, swaps, closes))
+        c = out
+
+    def layer(params: Any, x: Any, name: str, padding: str = "SAME") -> Any:
+        kernel = params[f"{name}/kernel"]
+        y = _conv(x, kernel, 1, padding) if convolves else x @ kernel
+        bias = params.get(f"{name}/bias")
+        return y if bias is None else y + bias
+
+    def run(params: Any, x: Any) -> Any:
+        for i, (expands, pads, function, adds, swaps, closes) in enumerate(plan):
+            with jax.named_scope(f"b{i}"):
+                y = x
+                if expands:
+                    with jax.named_scope("expand"):
+                        y = function(layer(params, y, f"b{i}/expand"))
+                y = jnp.pad(y, ((0, 0), (1, 1), (1, 1), (0, 0))) if pads else y
+                with jax.named_scope("mid"):
+                    y = layer(params, y, f"b{i}/mid", "VALID" if pads else "SAME")
+                y = function(y)
+                with jax.named_scope("project"):
+                    y = layer(params, y, f"b{i}/project")
+                y = (x + y if swaps else y + x) if adds else y
+                x = jax.nn.relu(y) if closes else y
+        return x
+
+    first = next(iter(shapes.values()))[-2]
+    shape = (2, 5, 5, first) if convolves else (2, first)
+    return run, _arrays(shapes, seed), _arrays({"x": shape}, seed + 1)["x"]
+
+
+@pytest.mark.parametrize(
+    "seed", [*range(4), *(pytest.param(n, marks=pytest.mark.slow) for n in range(4, 40))]
+)
+def test_blocks_that_differ_at_random(seed: int) -> None:
+    """Whatever becomes one class computes what each of its layers did."""
+    _emitted(*_random_blocks(seed))

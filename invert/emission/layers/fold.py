@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from invert.emission.layers.shared import Class, Code, Draft, blank
 from invert.emission.layers.tree import Node
@@ -104,7 +104,7 @@ def canonical(function: ast.FunctionDef) -> str:
     locals_ = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and _stores(n)}
     locals_ |= {n.arg for n in ast.walk(tree) if isinstance(n, ast.arg)} - {"self"}
     numbers: dict[str, str] = {}
-    for node in _in_order(tree):
+    for node in syntax.in_order(tree):
         if isinstance(node, ast.Name) and node.id in locals_:
             node.id = numbers.setdefault(node.id, f"_{len(numbers)}")
         elif isinstance(node, ast.arg) and node.arg in locals_:
@@ -114,12 +114,6 @@ def canonical(function: ast.FunctionDef) -> str:
 
 def _stores(node: ast.Name) -> bool:
     return isinstance(node.ctx, ast.Store)
-
-
-def _in_order(node: ast.AST) -> Iterator[ast.AST]:
-    yield node
-    for child in ast.iter_child_nodes(node):
-        yield from _in_order(child)
 
 
 def missing(group: Sequence[Draft], cores: Sequence[Core]) -> dict[Node, tuple[str, int]] | None:

@@ -299,7 +299,8 @@ class _Family:
         """Gives all of them the method that has every step."""
         base = dataclasses.replace(self.first, methods=[self._method()])
         result = _result(base.methods[0])
-        assert result is not None  # it is that of the first one, with more options
+        if result is None:
+            return False  # the options make it too deep
         methods: list[tuple[ast.FunctionDef, bool | None]] = []
         for draft in drafts:
             own, match = _result(draft.methods[0]), _Match()
@@ -310,7 +311,8 @@ class _Family:
                 return False
             lacking = any(_is_pseudo_sum(v.node) for v in match.missing)
             methods.append((method, not lacking if self.sums else None))
-        if len(_differing([method for method, _ in methods])) > 1:
+        written = [method for method, _ in methods]
+        if len({len(_functions(m)) for m in written}) > 1 or len(_differing(written)) > 1:
             return False
         for draft, (method, adds) in zip(drafts, methods, strict=True):
             names = [[a.arg for a in m.args.args] for m in (draft.methods[0], method)]
@@ -400,7 +402,7 @@ def _filled(
 
 def _differing(methods: Sequence[ast.FunctionDef]) -> dict[tuple[str, ...], list[ast.Call]]:
     """The activations inside some methods that are not the same, with the calls in the first."""
-    rows = [list(filter(_is_function, ast.walk(m))) for m in map(_without_end, methods)]
+    rows = list(map(_functions, methods))
     found: dict[tuple[str, ...], list[ast.Call]] = {}
     for column in zip(*rows, strict=True):
         texts = tuple(ast.unparse(c.func) for c in column)
@@ -409,12 +411,13 @@ def _differing(methods: Sequence[ast.FunctionDef]) -> dict[tuple[str, ...], list
     return found
 
 
-def _without_end(method: ast.FunctionDef) -> ast.AST:
-    """The steps of a method before the activation of its result."""
+def _functions(method: ast.FunctionDef) -> list[ast.Call]:
+    """The activations in a method, except that of its result."""
     last = method.body[-1]
     value = last.value if isinstance(last, ast.Return) else None
     end = value.args[0] if value is not None and _is_function(value) else last
-    return ast.Module([*method.body[:-1], ast.Expr(end) if isinstance(end, ast.expr) else end], [])
+    parts = (*method.body[:-1], end)
+    return [n for part in parts for n in syntax.in_order(part) if _is_function(n)]
 
 
 def ordered(group: Sequence[Draft]) -> list[Draft]:
@@ -461,7 +464,7 @@ def prepare(cls: Class) -> None:
 
 def _steps(method: ast.FunctionDef) -> Iterator[ast.Call]:
     """The calls in a method that nodes may lack."""
-    for node in ast.walk(method):
+    for node in syntax.in_order(method):
         if isinstance(node, ast.Call) and (
             _layer_of(node) or _is_pad(node) or _is_pseudo_sum(node)
         ):

@@ -214,7 +214,7 @@ def sites(method: ast.FunctionDef) -> list[_Site]:
     """The arguments of a method's calls that may be static fields."""
     found: list[_Site] = []
     names = Names()
-    for call in (n for n in ast.walk(bare(method)) if isinstance(n, ast.Call)):
+    for call in (n for n in syntax.in_order(bare(method)) if isinstance(n, ast.Call)):
         own = call.func.attr if isinstance(call.func, ast.Attribute) else ""
         for key, field in _STATIC.get(own, {}).items():
             keywords = [k.arg for k in call.keywords]

@@ -289,3 +289,10 @@ def template(text: str, **values: ast.expr) -> ast.expr:
 def text_of(node: ast.AST) -> str:
     """The source text."""
     return ast.unparse(ast.fix_missing_locations(node))
+
+
+def in_order(node: ast.AST) -> Iterator[ast.AST]:
+    """A tree in the order of its text, which does not depend on what its parts are in."""
+    yield node
+    for child in ast.iter_child_nodes(node):
+        yield from in_order(child)
