@@ -549,7 +549,11 @@ def _settled(method: ast.FunctionDef, at: int, call: ast.Call) -> ast.Name:
     operand = call.args[0]
     if isinstance(operand, ast.Name):
         return operand
-    first = next((n for n in ast.walk(operand) if isinstance(n, ast.Name) and n.id != "self"), None)
+    own = {a.arg for a in method.args.args[1:]}
+    own |= {
+        n.id for n in ast.walk(method) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
+    }
+    first = next((n for n in ast.walk(operand) if isinstance(n, ast.Name) and n.id in own), None)
     local = _target(method, at, call, first)
     method.body.insert(at, syntax.assign(ast.Name(local, ast.Store()), operand))
     return ast.Name(local, ast.Load())
