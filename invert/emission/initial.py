@@ -23,7 +23,7 @@ from invert.emission.equinox_nn.construct import native_of
 from invert.emission.expressions import literals, tables
 from invert.emission.layers.cut import plain_name
 from invert.emission.layers.native import Native
-from invert.emission.layers.shared import Class, Code, static_type
+from invert.emission.layers.shared import RESIDUAL, Class, Code, static_type
 from invert.emission.layers.tree import Node
 from invert.emission.python import syntax
 from invert.emission.python.naming import Names, stem
@@ -35,8 +35,6 @@ _ZEROS = frozenset("bias beta mean moving_mean running_mean offset shift".split(
 _EMBEDDINGS = frozenset("embedding embeddings".split())
 # Names that only Keras uses.
 _KERAS = frozenset("gamma embeddings recurrent_kernel moving_variance".split())
-# Whether a layer adds its input to its result.
-RESIDUAL = "residual"
 # Options of a layer, passed by keyword.
 _OPTIONS = frozenset(
     """kernel_size kd kh kw strides padding pad_width input_dilation dilation groups activation
@@ -283,7 +281,7 @@ class _Writing:
         for field in self.nodes[0].fields:
             target = ast.Attribute(ast.Name("self", ast.Load()), field, ast.Store())
             self._current = field
-            value = self._field(field, [n.fields.get(field) for n in self.nodes])
+            value = self._field([n.fields.get(field) for n in self.nodes])
             body.append(ast.Assign([target], value, lineno=0))
         arrays = [v for v in self.nodes[0].fields.values() if not isinstance(v, Node)]
         unknown = set(self.all.starts.unknown(arrays))
@@ -345,7 +343,7 @@ class _Writing:
         self._slots += 1
         return ast.Name(f"$key{self._slots - 1}", ast.Load())
 
-    def _field(self, field: str, values: Sequence[Var | Node | None]) -> ast.expr:
+    def _field(self, values: Sequence[Var | Node | None]) -> ast.expr:
         """The initial value of a field, given its variables in all nodes."""
         first = values[0]
         assert first is not None  # the first node has all fields
@@ -356,7 +354,7 @@ class _Writing:
             ]
             start = self._array(first, shapes)
             if None in values:
-                name = self.names.new(f"use_{field}")
+                name = self.names.new(f"use_{self._current}")
                 self.arguments[name] = tuple(v is not None for v in values)
                 self.defaults[name] = True
                 given = ast.Name(name, ast.Load())
@@ -365,7 +363,7 @@ class _Writing:
             return call("eqx.nn.StateIndex", start) if held else start
         nodes = [v if isinstance(v, Node) else None for v in values]
         if None in nodes:
-            name = self.names.new(f"use_{field}")
+            name = self.names.new(f"use_{self._current}")
             self.arguments[name] = tuple(v is not None for v in values)
             self.defaults[name] = False
             before = set(self.arguments)

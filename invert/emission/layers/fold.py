@@ -20,7 +20,7 @@ _ACTIVATIONS = frozenset(
     jax.nn.softplus jax.nn.leaky_relu jax.nn.selu jax.nn.soft_sign jax.nn.log_softmax
     jax.nn.hard_sigmoid jax.nn.hard_swish jax.nn.hard_silu jax.nn.log_sigmoid jnp.tanh""".split()
 )
-_ACTIVATION = "activation"
+ACTIVATION = "activation"
 # The length of a product that is written in one line with its bias and activation.
 _SHORT = 40
 
@@ -200,7 +200,7 @@ def prepare(cls: Class, function: Callable[[ast.Call], str]) -> None:
                 statement.annotation = ast.BinOp(kind, ast.BitOr(), ast.Constant(None))
     ends = [None if c.activation is None else _code(c.activation, function) for c in cores]
     if any(e != ends[0] for e in ends) or (ends[0] is not None and _is_product(first.node)):
-        cls.statics[_ACTIVATION], cls.activated = tuple(ends), True
+        cls.statics[ACTIVATION], cls.activated = tuple(ends), True
 
 
 def _is_product(node: Node) -> bool:
@@ -219,7 +219,7 @@ def _code(call: ast.Call, function: Callable[[ast.Call], str]) -> Code:
 
 def write(cls: Class) -> None:
     """Makes the method of the first layer read these fields."""
-    ends = cls.statics[_ACTIVATION] if cls.activated else None
+    ends = cls.statics[ACTIVATION] if cls.activated else None
     if ends is None and not cls.optional:
         return
     found = core(cls.drafts[0])
@@ -243,7 +243,7 @@ def write(cls: Class) -> None:
         value = syntax.infix(value, "+", itself)
     activation = found.activation
     if ends is not None:
-        own = syntax.field(_self(), _ACTIVATION)
+        own = syntax.field(_self(), ACTIVATION)
         applied: ast.expr = syntax.call(own, value)
         if None in ends:
             if not isinstance(value, ast.Name):

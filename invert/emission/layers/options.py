@@ -1,8 +1,8 @@
 """Shares one class among layers of which some lack a step of the others.
 
-Such as the blocks of a network: some have a layer on the shortcut, some no shortcut at all, and
-some pad the input of a convolution. A layer that is missing is a field that is `None`, a padding a
-static field that may be `None`, and whether the input is added is a static field too.
+In a network, some blocks have a layer on their shortcut, some have no shortcut at all, and some pad
+the input of a convolution. The field of a missing layer is `None`. Static fields hold the padding,
+which may be `None` too, and say whether the input is added to the result.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import re
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-from invert.emission.layers.fold import core, field_of, is_activation
-from invert.emission.layers.shared import Class, Code, Draft, blank, sites, text_of
+from invert.emission.layers.fold import ACTIVATION, core, field_of, is_activation
+from invert.emission.layers.shared import RESIDUAL, Class, Code, Draft, blank, sites, text_of
 from invert.emission.layers.tree import Node
 from invert.emission.python import syntax
 from invert.emission.python.naming import Names
@@ -24,10 +24,11 @@ if TYPE_CHECKING:
     from typing_extensions import TypeIs
 
 _N = TypeVar("_N", bound=ast.AST)
-# What is added to a function of the same value, and the field that says whether it is.
-_SHORTCUT, _RESIDUAL = "shortcut", "residual"
-_ACTIVATION, _INNER = "activation", "inner_activation"
-# Stand for a sum in a method, until it is written: of a step and an argument, or the reverse.
+# What is added to a function of the same value.
+_SHORTCUT = "shortcut"
+# The activation inside a layer, where that of its result is another field.
+_INNER = "inner_activation"
+# Placeholders for sums that are optional: of a step and an argument, or in reverse order.
 _SUM, _REVERSED = "$sum", "$reversed_sum"
 _PAD = "jnp.pad"
 _NUMBERED = re.compile(r"_\d+$")
@@ -68,7 +69,7 @@ def _result(method: ast.FunctionDef) -> _Value | None:
             return _Value(("argument", places[node.id]), [], node, 1, 1)
         if _is_function(node):
             inside = value(node.args[0])
-            return _Value((_ACTIVATION,), [inside], node, 1 + inside.depth, 1)
+            return _Value((ACTIVATION,), [inside], node, 1 + inside.depth, 1)
         head: list[Hashable] = [type(node).__name__]
         parts: list[_Value] = []
         for name, field in ast.iter_fields(node):
@@ -331,7 +332,7 @@ class _Family:
         new: dict[int, Callable[[ast.expr], ast.expr]] = {}
         for value in self.padded:
             new[id(value.node)] = lambda node: syntax.call(_PAD, node, ast.Constant(None))
-        field = syntax.field(_self(), Names(self.first.node.fields).new(_RESIDUAL))
+        field = syntax.field(_self(), Names(self.first.node.fields).new(RESIDUAL))
         for value in self.sums:
             reverse = _is_argument(value.parts[0])
 
@@ -381,7 +382,7 @@ def _filled(
     for site, value in zip(sites(again), chosen, strict=True):
         site.value = copy.deepcopy(value)
     for value, other in match.pairs.items():
-        if value.head == (_ACTIVATION,) and isinstance(other.node, ast.Call):
+        if value.head == (ACTIVATION,) and isinstance(other.node, ast.Call):
             setattr(nodes[places[id(value.node)]], "func", copy.deepcopy(other.node.func))  # noqa: B010
     (result, own), kept = results, [a.arg for a in again.args.kwonlyargs]
     if kept != [a.arg for a in old.args.kwonlyargs] or len(again.args.args) != len(old.args.args):
@@ -456,7 +457,7 @@ def prepare(cls: Class) -> None:
             None if c is None or c.activation is None else c.activation for c in map(core, drafts)
         ]
         last = tuple(None if e is None else Code(ast.unparse(e.func)) for e in ends)
-        name = _ACTIVATION if len(set(last)) == 1 or last == values else _INNER
+        name = ACTIVATION if len(set(last)) == 1 or last == values else _INNER
         cls.statics[name] = values
         for call in calls_:
             call.func = syntax.field(_self(), name)

@@ -121,11 +121,12 @@ def _pair(layer: Layer, parameters: Mapping[Var, Path]) -> None:
 
 
 def _is_automatic(name: str) -> bool:
-    """Whether Keras or Flax gave a layer its name, or nobody did."""
+    """Whether a library, rather than an author, named a layer."""
     return NUMBER in name or _AUTOMATIC.fullmatch(name) is not None
 
 
 def _name_pair(layer: Layer, pair: Sequence[int], parameters: Mapping[Var, Path]) -> None:
+    """Calls the fields of a pair `conv` and `norm`; their classes keep the names of the kinds."""
     for i, field in zip(pair, (_CONV, "norm"), strict=True):
         step = layer.steps[i]
         assert isinstance(step, LayerCall)
@@ -296,7 +297,7 @@ class _Links:
         return _Links(before, dict(users), results, free, assigns)
 
     def between(self, members: Set[int]) -> set[int]:
-        """Some steps, and those on the ways from one of them to another."""
+        """Some steps, and those on the paths between them."""
         after = _closure(members, self.users, range(max(members)))
         return {
             *members,

@@ -42,6 +42,8 @@ _DEFAULTS: Mapping[int | str, Callable[[ast.Call], ast.expr]] = {
 }
 # The argument before which they are written.
 _LAST = "dimension_numbers"
+# The field that says whether a layer adds its input to its result.
+RESIDUAL = "residual"
 # The number of items of one type up to which the type of a tuple says how many there are.
 _MOST_ALIKE = 3
 # Heads, groups, and the factor of hidden layers.
