@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import collections
 import re
+import string
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from invert.emission.layers.prefixes import KINDS_OF_LAYERS
@@ -62,6 +63,9 @@ def name_classes(
     for cls in classes:
         every[cls] = _names_for(cls, lambda node: kinds.get(of[node].token, ""), keras=keras)
         kinds[cls.token] = every[cls][0]
+    for lettered in _lists(every):
+        for cls, letter in zip(lettered, string.ascii_uppercase, strict=False):
+            every[cls] = [f"{name}{letter}" for name in every[cls]]
     counts = collections.Counter(wanted[0] for wanted in every.values())
     for cls, wanted in every.items():
         if counts[wanted[0]] > 1 and (number := _number(cls, wanted[0])):
@@ -92,6 +96,16 @@ def describe(definition: ast.ClassDef) -> None:
     body = syntax.text_of(definition)
     if has_statistics(fields) and "rsqrt(" in body and "StateIndex" not in body:
         definition.body.insert(0, syntax.docstring(_STORED))
+
+
+def _lists(names: Mapping[Class, Sequence[str]]) -> list[list[Class]]:
+    """The classes of one name whose members are in lists of several classes, if there are some."""
+    found: dict[str, list[Class]] = collections.defaultdict(list)
+    for cls, (name, *_) in names.items():
+        nodes = [d.node for d in cls.drafts if d.twin is None]
+        if all(layer.mixed for node in nodes for layer in node.layers):
+            found[name].append(cls)
+    return [classes for classes in found.values() if len(classes) > 1]
 
 
 def _number(cls: Class, name: str) -> str:

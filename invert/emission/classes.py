@@ -23,10 +23,12 @@ from invert.emission.expressions.statements import FunctionText, Repeat
 from invert.emission.file import File
 from invert.emission.initial import HEAD_DIM, HEADS, HIDDEN, Initializers, Starts
 from invert.emission.layers import ends, fold, heads, options, roles
+from invert.emission.layers.branches import BRANCH
 from invert.emission.layers.cut import Assign, Layer, LayerCall, calls
 from invert.emission.layers.lend import lend
 from invert.emission.layers.lists import Lists, Loop, Unrolled
 from invert.emission.layers.memory import Memories
+from invert.emission.layers.prefixes import BLOCK
 from invert.emission.layers.shared import (
     Class,
     Draft,
@@ -49,7 +51,7 @@ from invert.emission.python.nouns import NOUNS, PLAIN, STREAM, of_field, of_laye
 from invert.emission.sizes.expressions import text
 from invert.emission.twin_runs import runs
 from invert.ir.avals import is_key
-from invert.ir.graph import is_var
+from invert.ir.graph import Graph, is_var
 from invert.ir.jaxprs import is_wide
 from invert.ir.sizes import DimSize
 from invert.ir.types import Atom, Eqn, Jaxpr, Var
@@ -70,6 +72,15 @@ _CALL = "__call__"
 
 def _self() -> ast.expr:
     return ast.Name("self", ast.Load())
+
+
+def _is_passed_on(eqn: Eqn, graph: Graph) -> bool:
+    """Whether a value is only passed to the next layer, or joined to the result of a layer."""
+    (v,) = eqn.outvars
+    users = graph.users.get(v, ())
+    return len(users) == 1 and (
+        isinstance(users[0], LayerCall) or graph.results.issuperset(users[0].outvars)
+    )
 
 
 def _wide(v: Var) -> ast.expr | None:
@@ -198,7 +209,7 @@ class Classes:
             attributes = [] if method == _CALL else [method]
             function = syntax.field(_self(), *self.tree.names[eqn.layer].split("."), *attributes)
             args = [body.operand(a) for a in eqn.invars]
-            hints = self._results(eqn)
+            hints = self._results(eqn, body)
             # The state must not be reassigned before the layer is called with it.
             taken = any(isinstance(v, StateVar) for v in eqn.invars)
             inline = not (taken and body.changes_state) and not self._again(eqn.layer)
@@ -293,11 +304,15 @@ class Classes:
         start = body.operand(eqn.invars[eqn.carried])
         return Placed(start, False, hints=["h"], flows="blank", repeat=repeat)
 
-    def _results(self, eqn: LayerCall) -> list[str]:
+    def _results(self, eqn: LayerCall, body: Body) -> list[str]:
         """Names of the results of a layer: its own name, or their names inside it."""
         field = self.tree.names[eqn.layer].split(".")[-1]
         listed = field.isdigit()
         hint = of_layer(eqn.layer.name) if listed else of_field(field)
+        if of_layer(field) == BLOCK:
+            hint = PLAIN  # which one of the blocks tells nothing about the result
+        elif of_layer(field) == BRANCH and _is_passed_on(eqn, body.graph):
+            hint, _, _ = field.partition("_")
         hint = "h" if eqn.layer.name == "cell" else hint
         hint = STREAM if _residuals(eqn.layer) else hint
         alone = sum(not isinstance(v, StateVar) for v in eqn.outvars) == 1

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import math
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -28,6 +29,16 @@ if TYPE_CHECKING:
 def max_pool(x: Array, window: tuple[int, ...], strides: tuple[int, ...], padding: str) -> Array:
     """The largest number in each window; `x` is (batch, *sizes, channels)."""
     return lax.reduce_window(x, -jnp.inf, lax.max, (1, *window, 1), (1, *strides, 1), padding)
+
+
+def avg_pool(x: Array, window: tuple[int, ...], strides: tuple[int, ...], padding: str) -> Array:
+    """The mean in each window, without padding; `x` is (batch, *sizes, channels)."""
+    sizes = (1, *window, 1), (1, *strides, 1), padding
+    total = lax.reduce_window(x, 0.0, lax.add, *sizes)
+    if padding == "VALID":
+        return total / math.prod(window)
+    ones = jnp.ones((1, *x.shape[1:-1], 1), x.dtype)
+    return total / lax.reduce_window(ones, 0.0, lax.add, *sizes)
 
 
 def dropout(x: Array, rate: float, key: PRNGKeyArray) -> Array:
@@ -87,6 +98,7 @@ def resize_pixels(x: Array, size: tuple[int, int]) -> Array:
 FUNCTIONS: Mapping[str, JaxFunction] = MappingProxyType(
     {
         "helper_max_pool": max_pool,
+        "helper_avg_pool": avg_pool,
         "helper_dropout": dropout,
         "helper_resize_bilinear": resize_bilinear,
         "helper_resize_corners": resize_corners,

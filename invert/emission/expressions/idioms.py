@@ -146,6 +146,14 @@ def _division(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
             yield Proposal(call("jnp.mean", _x(), **keywords), (x,), "mean")
 
 
+def _average(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
+    """The sum of the numbers in each window, divided by their number."""
+    total = _producer(graph, eqn.invars[0], "reduce_window_sum")
+    if total is not None and is_var(x := total.invars[0]):
+        for pool in indexing.pooled(helpers.avg_pool, total, _x(), writer.program):
+            yield Proposal(pool, (x,), "avg_pool")
+
+
 def _gelu(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
     """`x * (0.5 * (1 + tanh(...)))`, in the forms of different JAX versions."""
     names = set()
@@ -643,7 +651,7 @@ def _lookup(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
 ROWS: Mapping[str, tuple[Row, ...]] = {
     **_SIZES,
     "broadcast_in_dim": (_keepdims,),
-    "div": (_hard_sigmoid, _division, _with_size("/"), _broadcasting("/")),
+    "div": (_hard_sigmoid, _division, _average, _with_size("/"), _broadcasting("/")),
     "mul": (_gelu, _silu, _hard_silu, _with_size("*"), _broadcasting("*")),
     "add": (_with_size("+"), _broadcasting("+")),
     "sub": (_with_size("-"), _broadcasting("-")),

@@ -14,7 +14,7 @@ import re
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from invert.emission.layers import prefixes
+from invert.emission.layers import branches, prefixes
 from invert.emission.layers.cut import (
     NUMBER,
     Assign,
@@ -45,9 +45,11 @@ _FEW = 3
 def group(layer: Layer, parameters: Mapping[Var, Path]) -> None:
     """Makes blocks of the steps of a layer and of the layers inside it."""
     _part_forms(layer, parameters)
+    layer.steps = branches.in_order(layer.steps, layer.outputs)
     if runs := _Chains(layer).runs():
         _wrap_runs(layer, runs, parameters)
     prefixes.group(layer, parameters)
+    branches.name_fields(layer, parameters)
     for inner in layers_in(layer):
         group(inner, parameters)
 

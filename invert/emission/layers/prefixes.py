@@ -27,7 +27,7 @@ KINDS_OF_LAYERS = frozenset(
     Block Layer""".split()
 )
 # What a layer multiplies its input by, and so what it is called where its name is a number.
-_CONV, _BLOCK = "conv", "conv_block"
+_CONV, BLOCK = "conv", "conv_block"
 # The least number of pairs of a convolution and a normalization that become layers.
 _FEW = 2
 _PRODUCTS = {"conv_general_dilated": _CONV, "dot_general": "linear", "gather": "embedding"}
@@ -35,6 +35,7 @@ _PRODUCTS = {"conv_general_dilated": _CONV, "dot_general": "linear", "gather": "
 _MOST_INPUTS, _MOST_STEPS = 3, 5
 _AUTOMATIC = re.compile(
     r"([a-z]*_?conv[1-3]d(_transpose)?|[a-z]+_normalization)(_\d+)?|[A-Z][A-Za-z]*_\d+"
+    rf"|{BLOCK}(_\d+)?"
 )
 _SEPARATORS = re.compile(r"[._]")
 
@@ -94,14 +95,14 @@ def _pair(layer: Layer, parameters: Mapping[Var, Path]) -> None:
         if v not in layer.outputs
         and len(users[v]) == 1
         and _is_single(norm := layer.steps[users[v][0]], "norm")
-        and _is_automatic(_called(norm, parameters))
+        and is_automatic(_called(norm, parameters))
     ]
     calls = [i for i, s in enumerate(layer.steps) if isinstance(s, LayerCall)]
     if [calls] == list(map(list, pairs)):
         _name_pair(layer, pairs[0], parameters)
         return  # this is such a layer
     names = [_called(layer.steps[conv], parameters) for conv, _ in pairs]
-    few = len(pairs) < _FEW and all(map(_is_automatic, names))
+    few = len(pairs) < _FEW and all(map(is_automatic, names))
     # A normalization elsewhere belongs to what follows it, and so may the others.
     if few or sum(_is_single(s, "norm") for s in layer.steps) > len(pairs):
         return
@@ -113,15 +114,15 @@ def _pair(layer: Layer, parameters: Mapping[Var, Path]) -> None:
     number = itertools.count(1)
     for pair, region, name in zip(pairs, regions, names, strict=True):
         assert region is not None
-        name = f"{_BLOCK}_{next(number)}" if _is_automatic(name) else name
+        name = f"{BLOCK}_{next(number)}" if is_automatic(name) else name
         _name_pair(layer, pair, parameters)
         call = wrapped(layer, sorted(region), name, parameters, ())
         steps = [(i, s) for i, s in steps if i not in region] + [(pair[0], call)]
     layer.steps = ordered(sorted(steps, key=lambda s: s[0]))
 
 
-def _is_automatic(name: str) -> bool:
-    """Whether a library, rather than an author, named a layer."""
+def is_automatic(name: str) -> bool:
+    """Whether a layer was named by a library or here, rather than by an author."""
     return NUMBER in name or _AUTOMATIC.fullmatch(name) is not None
 
 
