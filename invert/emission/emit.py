@@ -57,6 +57,7 @@ from invert.ir.avals import type_of_key
 from invert.ir.graph import Graph, is_var
 from invert.ir.interpret import inline_calls
 from invert.ir.jaxprs import map_jaxprs
+from invert.ir.known_numbers import with_known_numbers
 from invert.ir.lookups import with_wrapped_positions
 from invert.ir.loop_operands import with_plain_operands
 from invert.ir.narrow_operands import with_narrow_operands
@@ -240,11 +241,11 @@ def _with_own_constants(recovered: Recovered) -> Recovered:
 def _as_written(jaxpr: Jaxpr) -> Jaxpr:
     """A program in the form of source text.
 
-    Sums of cotangents use `+`, arrays of one number are numbers, operations with neutral numbers
-    are dropped, `-x * y + z` is `z - x * y`, loops over reversed arrays run in reverse, loops take
+    Sums of cotangents use `+`, arrays of one number are numbers, what is computed from numbers is
+    a number, operations with neutral numbers are dropped, `x + -1.0` is `x - 1.0`, `-x * y + z` is `z - x * y`, loops over reversed arrays run in reverse, loops take
     arrays without axes of size one, and positions are looked up as other indices are."""
-    eqns = [_known(e) for e in jaxpr.eqns]
-    narrow = with_narrow_operands(with_wrapped_positions(jaxpr.replace(eqns=eqns)))
+    jaxpr = with_known_numbers(jaxpr.replace(eqns=[_known(e) for e in jaxpr.eqns]))
+    narrow = with_narrow_operands(with_wrapped_positions(jaxpr))
     narrow = _without_neutral(narrow)
     return with_plain_operands(unreversed(_with_differences(narrow)))
 
@@ -876,7 +877,11 @@ def _without_neutral(jaxpr: Jaxpr) -> Jaxpr:
 
 
 def _with_differences(jaxpr: Jaxpr) -> Jaxpr:
-    """Writes `-x * y + z` as `z - x * y`, which rounds alike, also in derivatives."""
+    """Writes `-x * y + z` as `z - x * y`, and `x + -1.0` as `x - 1.0`.
+
+    Both round alike, also in derivatives.
+    """
+    jaxpr = jaxpr.replace(eqns=[_without_sign(e) for e in jaxpr.eqns])
     graph = Graph(jaxpr)
     instead: dict[int, Eqn] = {}
     for eqn in graph.by_primitive.get("add", ()):
@@ -895,6 +900,18 @@ def _with_differences(jaxpr: Jaxpr) -> Jaxpr:
     if not instead:
         return jaxpr
     return dce(jaxpr.replace(eqns=[instead.get(id(e), e) for e in jaxpr.eqns]))
+
+
+def _without_sign(eqn: Eqn) -> Eqn:
+    """An equation that subtracts a positive number instead of adding a negative one."""
+    for number, x in zip(eqn.invars, eqn.invars[::-1], strict=False):
+        dtype = number.aval.dtype
+        if eqn.primitive is not lax.add_p or not isinstance(number, Literal) or not is_var(x):
+            continue
+        if jax.numpy.issubdtype(dtype, np.floating) and np.all(number.val < 0):
+            positive = Literal(-number.val, number.aval)
+            return eqn.replace(primitive=lax.sub_p, params={}, invars=[x, positive])
+    return eqn
 
 
 def _alone(graph: Graph, atom: Atom, primitive: str) -> Eqn | None:

@@ -18,7 +18,7 @@ from invert.emission.expressions.proof import Prover
 from invert.emission.expressions.render import render
 from invert.emission.expressions.statements import FunctionText, Statement
 from invert.emission.expressions.writer import Writer
-from invert.emission.python import syntax
+from invert.emission.python import shorthand, syntax
 from invert.emission.python.format import fitted, formatted
 from invert.emission.python.naming import Names, comment, snake
 from invert.emission.sizes.expressions import (
@@ -265,6 +265,7 @@ class File(Writer):
     def text(self) -> str:
         """The imports and definitions, laid out."""
         definitions = meshes.with_constants(copy.deepcopy(self.definitions))
+        shorthand.shortened(definitions)
         body = syntax.text_of(ast.Module(definitions, []))
         # As isort has it: one line before a constant, two before a class or a function.
         space = "\n\n" if definitions and isinstance(definitions[0], ast.Assign) else "\n\n\n"

@@ -201,11 +201,17 @@ class Main:
         inner = _guarded(method, render(function, run, {}, taken))
         inner.decorator_list = [jitted]
         self.compiled[method.name] = run
-        doc = _doc(method.entry)
+        doc = self._doc(method.entry)
         outer = around(
             inner, method.name, doc, x64=method.x64, checks=checks, checkify=method.checkify
         )
         return [outer, inner]
+
+    def _doc(self, entry: EntryPoint) -> str:
+        """Where a method is from; the head of the file says it of a single one."""
+        if len(self.methods) == 1:
+            return ""
+        return f"Recovered {comment(source_of(entry))}." if entry.source else "Recovered."
 
     def _function(self, method: Method) -> FunctionText:
         entry, layer = method.entry, method.layer
@@ -238,7 +244,7 @@ class Main:
         by_name = 0 if entry.one_argument and method.states is None else len(entry.kwargs)
         function = FunctionText(
             "", method.name, list(arguments.annotations), arguments.hints, body.statements, value,
-            first=["self"], doc=_doc(entry), annotations=arguments.annotations, returns=returns,
+            first=["self"], doc=self._doc(entry), annotations=arguments.annotations, returns=returns,
             keyword_only=by_name + entry.draws, positional_only=not ordinary,
             types=arguments.types, layers=self.classes.names_of_layers(layer),
         )  # fmt: skip
@@ -365,10 +371,6 @@ def parameters(entry: EntryPoint) -> tuple[dict[str, str], str, str]:
     }
     identifiers |= {n: names.new(identifier(n, "argument")) for n in entry.kwargs}
     return identifiers, names.new("state"), names.new("key")
-
-
-def _doc(entry: EntryPoint) -> str:
-    return f"Recovered {comment(source_of(entry))}." if entry.source else "Recovered."
 
 
 def _guarded(method: Method, node: ast.FunctionDef) -> ast.FunctionDef:

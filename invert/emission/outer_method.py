@@ -42,8 +42,9 @@ def around(
     keywords = {a.arg: ast.Name(a.arg, ast.Load()) for a in outer.args.kwonlyargs}
     call = syntax.call(f"self.{inner.name}", *map(syntax.name, arguments), **keywords)
     enabled = ast.withitem(syntax.call("jax.enable_x64", syntax.number(True)))
+    stated = [syntax.docstring(doc)] if doc else []
     if not checks:
-        outer.body = [syntax.docstring(doc), ast.With([enabled], [ast.Return(call)], lineno=0)]
+        outer.body = [*stated, ast.With([enabled], [ast.Return(call)], lineno=0)]
         return outer
     names = Names({*arguments, *keywords, "self"})
     out = names.new("out")
@@ -60,7 +61,7 @@ def around(
         else:
             checked = syntax.call("eqx.error_if", syntax.name(out), failed, _text(message))
             body.append(syntax.assign(syntax.store(syntax.name(out)), checked))
-    outer.body = [syntax.docstring(doc), *body, ast.Return(syntax.name(out))]
+    outer.body = [*stated, *body, ast.Return(syntax.name(out))]
     # The inner method returns the flags as well.
     assert inner.returns is not None
     flag_type = syntax.item(

@@ -1,0 +1,124 @@
+"""Shorter statements with the same meaning, for definitions that are otherwise finished."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Sequence
+
+from invert.emission.python import syntax
+
+# The least number of values for which an operation is written once.
+_FEW = 3
+_ELEMENTS = ("y", "z", "a", "element")
+
+
+def shortened(definitions: Iterable[ast.stmt]) -> None:
+    """Shorten the bodies of all functions, in place."""
+    for definition in definitions:
+        for node in ast.walk(definition):
+            if isinstance(node, ast.FunctionDef):
+                node.body = _repeated_once(_sizes_at_once(node))
+
+
+def _sizes_at_once(function: ast.FunctionDef) -> list[ast.stmt]:
+    """`batch, length, dim = x.shape` for an array of which at least half the sizes are read."""
+    ranks = {a.arg: rank for a in function.args.args if (rank := _rank(a.annotation)) is not None}
+    body = function.body
+    first = int(ast.get_docstring(function, clean=False) is not None)
+    count = first
+    reads: dict[str, dict[int, str]] = {}
+    while count < len(body) and (read := _read_size(body[count], ranks)) is not None:
+        array, axis, name = read
+        if axis in reads.get(array, ()):
+            break
+        reads.setdefault(array, {})[axis] = name
+        count += 1
+    sizes: list[ast.stmt] = []
+    for array, names in reads.items():
+        shape = syntax.field(syntax.name(array), "shape")
+        rank = ranks[array]
+        if len(names) > 1 and 2 * len(names) >= rank:
+            targets = [syntax.name(names.get(axis, "_")) for axis in range(rank)]
+            sizes.append(syntax.assign(syntax.store(syntax.tuple_of(targets)), shape))
+            continue
+        # As they were, of which the last axis may be counted from the end.
+        sizes += [s for s in body[first:count] if (r := _read_size(s, ranks)) and r[0] == array]
+    return [*body[:first], *sizes, *body[count:]]
+
+
+def _rank(annotation: ast.expr | None) -> int | None:
+    """The number of axes in an annotation such as `Float[Array, "batch dim"]`, if it is fixed."""
+    if not isinstance(annotation, ast.Subscript) or not isinstance(annotation.slice, ast.Tuple):
+        return None
+    match annotation.slice.elts:
+        case [_, ast.Constant(value=str() as sizes)] if "*" not in sizes and "..." not in sizes:
+            return len(sizes.split())
+    return None
+
+
+def _read_size(statement: ast.stmt, ranks: dict[str, int]) -> tuple[str, int, str] | None:
+    """The array, the axis and the name in `batch = x.shape[0]`."""
+    match statement:
+        case ast.Assign(
+            targets=[ast.Name(id=name)],
+            value=ast.Subscript(
+                value=ast.Attribute(value=ast.Name(id=array), attr="shape"), slice=axis
+            ),
+        ) if array in ranks:
+            try:
+                number = ast.literal_eval(axis)
+            except ValueError:
+                return None
+            return (array, number % ranks[array], name) if isinstance(number, int) else None
+    return None
+
+
+def _repeated_once(body: Sequence[ast.stmt]) -> list[ast.stmt]:
+    """`q, k, v = (f(y) for y in jnp.split(...))` for what is done to several values in turn."""
+    result: list[ast.stmt] = []
+    i = 0
+    while i < len(body):
+        names, end = [], i
+        forms = set[str]()
+        while end < len(body) and (step := _changes(body[end])) is not None:
+            name, form = step
+            if name in names or (forms and form not in forms):
+                break
+            forms.add(form)
+            names.append(name)
+            end += 1
+        if len(names) < _FEW:
+            result.append(body[i])
+            i += 1
+            continue
+        result.append(_for_each(names, body[i], result))
+        i = end
+    return result
+
+
+def _changes(statement: ast.stmt) -> tuple[str, str] | None:
+    """The name in `query = f(query)`, and the text of the statement without it."""
+    match statement:
+        case ast.Assign(targets=[ast.Name(id=name)], value=ast.Call() as value):
+            uses = [n for n in ast.walk(value) if isinstance(n, ast.Name) and n.id == name]
+            if len(uses) == 1:
+                return name, syntax.text_of(syntax.renamed(value, {name: "_"}))
+    return None
+
+
+def _for_each(names: Sequence[str], first: ast.stmt, before: list[ast.stmt]) -> ast.stmt:
+    """One statement for all; takes over the last one of `before` if that makes the values."""
+    assert isinstance(first, ast.Assign)
+    targets = syntax.tuple_of([syntax.name(n) for n in names])
+    values: ast.expr = targets
+    match before[-1] if before else None:
+        case ast.Assign(targets=[ast.Tuple() as made], value=ast.Call() as call) if (
+            syntax.text_of(made) == syntax.text_of(targets)
+        ):
+            values = call
+            before.pop()
+    used = {n.id for n in ast.walk(first.value) if isinstance(n, ast.Name)}
+    element = next(n for n in _ELEMENTS if n not in used)
+    each = syntax.renamed(first.value, {names[0]: element})
+    loop = ast.comprehension(ast.Name(element, ast.Store()), values, [], 0)
+    return syntax.assign(syntax.store(targets), ast.GeneratorExp(each, [loop]))

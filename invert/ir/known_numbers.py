@@ -1,0 +1,77 @@
+"""Numbers that a program computes from numbers alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import jax.numpy as jnp
+import numpy as np
+
+from invert._private.jax import dce, rename
+from invert.ir import kinds
+from invert.ir.graph import is_var
+from invert.ir.jaxprs import broadcast_in_place_of
+from invert.ir.types import Atom, Eqn, Jaxpr, Literal, ShapedArray, Var
+
+# Operations that every compiler rounds alike.
+_EXACT: Mapping[str, Callable[..., np.ndarray]] = {
+    "add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide, "neg": np.negative,
+    "max": np.maximum, "min": np.minimum,
+    "eq": np.equal, "ne": np.not_equal, "ge": np.greater_equal, "gt": np.greater,
+    "le": np.less_equal, "lt": np.less,
+    "and": np.bitwise_and, "or": np.bitwise_or, "not": np.bitwise_not,
+    "select_n": lambda which, *cases: cases[int(which)],
+}  # fmt: skip
+# Narrower types may be computed in wider ones.
+_TYPES = frozenset(map(np.dtype, ("bool", "float32", "float64")))
+
+
+def with_known_numbers(jaxpr: Jaxpr) -> Jaxpr:
+    """Replace what is computed from numbers, and arrays of one number, by its value.
+
+    `x / jnp.maximum(1.0, jnp.full(3, 1e-7))` is `x / 1.0`. Results that are zero, not finite or
+    subnormal stay as they are, since their sign or payload may depend on the compiler.
+    """
+    known: dict[Var, np.ndarray] = {}
+    names: dict[Var, Atom] = {}
+    eqns: list[Eqn] = []
+    for eqn in jaxpr.eqns:
+        value = _value(eqn, known)
+        if value is None:
+            eqns.append(eqn)
+            continue
+        (out,) = eqn.outvars
+        known[out] = value
+        if eqn.primitive.name in kinds.LAYOUT:
+            eqns.append(eqn)
+            continue
+        number = Literal(value[()], ShapedArray((), out.aval.dtype))
+        if out.aval.shape:
+            eqns.append(broadcast_in_place_of(eqn, number, out, ()))
+        else:
+            names[out] = number
+    if len(eqns) == len(jaxpr.eqns) and all(a is b for a, b in zip(eqns, jaxpr.eqns, strict=True)):
+        return jaxpr
+    return dce(rename(jaxpr.replace(eqns=eqns), names))
+
+
+def _value(eqn: Eqn, known: Mapping[Var, np.ndarray]) -> np.ndarray | None:
+    """The number that all elements of a result equal, if it is known."""
+    name = eqn.primitive.name
+    if name not in _EXACT and name not in kinds.LAYOUT:
+        return None
+    numbers = [known.get(a) if is_var(a) else np.asarray(a.val) for a in eqn.invars]
+    if not numbers or any(n is None or n.shape for n in numbers):
+        return None
+    types = [a.aval.dtype for a in (*eqn.invars, *eqn.outvars)]
+    if not _TYPES.issuperset(types):
+        return None
+    given = [n.astype(t) for n, t in zip(numbers, types, strict=False) if n is not None]
+    if name in kinds.LAYOUT:
+        return given[0]
+    with np.errstate(all="ignore"):
+        value = np.asarray(_EXACT[name](*given), types[-1])
+    if jnp.issubdtype(types[-1], jnp.floating):
+        normal = np.isfinite(value) and abs(value) >= jnp.finfo(types[-1]).tiny
+        return value if normal else None
+    return value
