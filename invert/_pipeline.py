@@ -17,13 +17,14 @@ from invert._config import Config
 from invert._entry import EntryPoint, traced
 from invert._errors import nested_too_deep
 from invert._opaque import platform_of
-from invert._private.jax import open_jaxpr
+from invert._private.jax import close_like, open_jaxpr
 from invert._report import Report
 from invert._verify import certify
 from invert.gradients.cache import without_rules
 from invert.gradients.settle import GradientResolver, plain
 from invert.ir import hints, jaxprs, meshes
 from invert.ir.composite import renewed
+from invert.ir.key_splits import with_last_key
 from invert.ir.simplify import simplify
 from invert.ir.sizes import DimSize, evaluate, listening, renaming
 from invert.ir.substitution import substitute
@@ -63,6 +64,8 @@ def recover(entry: EntryPoint, avals: Sequence[Aval], config: Config) -> Special
             closed, avals, names = _raised(entry, avals, config)
         with stage("canonicalize"):
             closed = simplify(closed) if entry.outside else jaxprs.canonicalize(closed)
+            if entry.draws:
+                closed = close_like(closed, with_last_key(open_jaxpr(closed)))
             raw, known = jaxprs.split_constants(plain(closed))
             x64 = jaxprs.has_wide_types(raw)
             platform = entry.platform or platform_of(jaxprs.opaque_targets(raw))

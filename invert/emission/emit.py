@@ -241,9 +241,11 @@ def _with_own_constants(recovered: Recovered) -> Recovered:
 def _as_written(jaxpr: Jaxpr) -> Jaxpr:
     """A program in the form of source text.
 
-    Sums of cotangents use `+`, arrays of one number are numbers, what is computed from numbers is
-    a number, operations with neutral numbers are dropped, `x + -1.0` is `x - 1.0`, `-x * y + z` is `z - x * y`, loops over reversed arrays run in reverse, loops take
-    arrays without axes of size one, and positions are looked up as other indices are."""
+    Sums of cotangents use `+`, arrays of one number are numbers, what is computed from numbers is a
+    number, operations with neutral numbers are dropped, `x + -1.0` is `x - 1.0`, `-x * y + z` is
+    `z - x * y`, loops over reversed arrays run in reverse, loops take arrays without axes of size
+    one, and positions are looked up as other indices are.
+    """
     jaxpr = with_known_numbers(jaxpr.replace(eqns=[_known(e) for e in jaxpr.eqns]))
     narrow = with_narrow_operands(with_wrapped_positions(jaxpr))
     narrow = _without_neutral(narrow)

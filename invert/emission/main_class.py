@@ -244,8 +244,8 @@ class Main:
         by_name = 0 if entry.one_argument and method.states is None else len(entry.kwargs)
         function = FunctionText(
             "", method.name, list(arguments.annotations), arguments.hints, body.statements, value,
-            first=["self"], doc=self._doc(entry), annotations=arguments.annotations, returns=returns,
-            keyword_only=by_name + entry.draws, positional_only=not ordinary,
+            first=["self"], doc=self._doc(entry), annotations=arguments.annotations,
+            returns=returns, keyword_only=by_name + entry.draws, positional_only=not ordinary,
             types=arguments.types, layers=self.classes.names_of_layers(layer),
         )  # fmt: skip
         function = self.file.with_dimensions(function, method.arguments, arguments.given)

@@ -54,7 +54,7 @@ def name_fields(layer: Layer, parameters: Mapping[Var, Path]) -> None:
         for i in links.before[last]
     ]
     branches = [layers for layers in branches if layers]
-    if len(branches) < 2 or sum(map(len, branches)) < len(names):  # noqa: PLR2004
+    if len(branches) < 2 or sum(map(len, branches)) < len(names):
         return
     for k, layers in enumerate(branches, 1):
         for j, inner in enumerate(layers, 1):

@@ -112,9 +112,9 @@ def _for_each(names: Sequence[str], first: ast.stmt, before: list[ast.stmt]) -> 
     targets = syntax.tuple_of([syntax.name(n) for n in names])
     values: ast.expr = targets
     match before[-1] if before else None:
-        case ast.Assign(targets=[ast.Tuple() as made], value=ast.Call() as call) if (
-            syntax.text_of(made) == syntax.text_of(targets)
-        ):
+        case ast.Assign(targets=[ast.Tuple() as made], value=ast.Call() as call) if syntax.text_of(
+            made
+        ) == syntax.text_of(targets):
             values = call
             before.pop()
     used = {n.id for n in ast.walk(first.value) if isinstance(n, ast.Name)}
