@@ -173,7 +173,7 @@ class Classes:
         self.inits = Initializers(self.of, starts, file.program.shape, file.names)
         self._outermost: Class | None = None
         self._begun: _Begun | None = None
-        # How far classes go without twins, and the twins of the others.
+        # Which sizes the twins of classes share with them, and the twins.
         self._given: dict[Class, int] = {}
         self._scaled: dict[Class, Scaled] = {}
         # The names of the axes of the arrays in fields.
@@ -689,11 +689,11 @@ class Classes:
         names: dict[str, str] = {}
         written = list(dict.fromkeys(c for c in self.of.values() if c.drafts))
         loops = {x: pairs for root in self.tree.root.layers for x, pairs in carried(root).items()}
-        twins = Twins(self.of, self._keeps_shape, loops, self._given)
+        twins = self._twins = Twins(self.of, self._keeps_shape, loops, self._given)
         for cls in written:
             if (scaled := twins.add(cls)) is not None:
                 self._scaled[cls] = scaled
-        if self._weaken([cls for cls in self._scaled if not fit(cls.drafts)]):
+        if self._weaken({cls: False for cls in self._scaled if not fit(cls.drafts)}):
             self.finish()
             return
         keras = self.inits.starts.keras
@@ -764,20 +764,28 @@ class Classes:
         Returns whether there are such classes in the `namespace` of the text, which then has to be
         written again.
         """
-        scaled = self._scaled.items()
-        return self._weaken([cls for cls, s in scaled if not self._runs(cls, s, namespace)])
+        unnamed = {cls: self._lacks_names(scaled) for cls, scaled in self._scaled.items()}
+        return self._weaken(
+            {
+                cls: unnamed[cls]
+                for cls, scaled in self._scaled.items()
+                if unnamed[cls] or not self._runs(cls, scaled, namespace)
+            }
+        )
 
-    def _weaken(self, failed: Sequence[Class]) -> bool:
-        for cls in failed:
-            scaled = self._scaled[cls]
-            self._given[cls] = 1 if scaled.free else 2 if scaled.slides else 3
+    def _weaken(self, failed: Mapping[Class, bool]) -> bool:
+        for cls, unnamed in failed.items():
+            self._given[cls] = self._twins.weaker(cls, self._scaled[cls], unnamed=unnamed)
         return bool(failed)
+
+    def _lacks_names(self, scaled: Scaled) -> bool:
+        """Whether a layer with layers inside has sizes without names of their own."""
+        made, _ = self.inits.made(scaled.node)
+        unnamed = any(n != stem(n) or n.endswith(f"_{HIDDEN}") for n in made.arguments)
+        return unnamed and bool(scaled.node.nodes)
 
     def _runs(self, cls: Class, scaled: Scaled, namespace: ModuleType) -> bool:
         made, place = self.inits.made(scaled.node)
-        unnamed = [n for n in made.arguments if n != stem(n) or n.endswith(f"_{HIDDEN}")]
-        if unnamed and scaled.node.nodes:
-            return False  # sizes without names of their own
         arguments = {n: column[place] for n, column in made.arguments.items()}
         methods = {m: x for x, m in self._methods.items() if x in scaled.node.layers}
         return runs(

@@ -18,7 +18,7 @@ from invert.emission.layers.cut import Assign, Layer, LayerCall
 from invert.emission.layers.stack import Pick, Run
 from invert.emission.layers.state import Read, StateVar
 from invert.ir.graph import is_var
-from invert.ir.sizes import Shape
+from invert.ir.sizes import DimSize, Shape
 from invert.ir.types import AnyJaxpr, Atom, Eqn, Var
 
 # An axis of a variable, in a call of the program that the variable is of.
@@ -27,16 +27,20 @@ Axis: TypeAlias = tuple[int, Var, int]
 
 @dataclasses.dataclass(frozen=True)
 class Window:
-    """How the size of an image follows from that of a kernel without padding."""
+    """How the size of an image follows from that of another one.
 
-    size: int
-    kernel: Axis
+    **Arguments:**
+
+    - `source`: the axis of the other image.
+    - `kernel`: the axis of the kernel, or its size.
+    - `rule`: the size, given those of the source and of the kernel, and the stride.
+    """
+
+    eqn: Eqn
+    source: Axis
+    kernel: Axis | int
     stride: int
-    dilation: int
-
-    def at(self, kernel: int) -> int:
-        """The size of the result."""
-        return (self.size - self.dilation * (kernel - 1) - 1) // self.stride + 1
+    rule: Callable[[DimSize, int, int], DimSize]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +67,7 @@ class Ties:
     **Attributes:**
 
     - `kernels`: axes of kernels that slide over images.
-    - `windows`: axes of the results of convolutions without padding.
+    - `windows`: axes of images whose sizes follow from others, in the order of the steps.
     - `strided`: the convolutions with strides.
     """
 
@@ -102,6 +106,12 @@ class Ties:
         yield from (
             (root, list(dict.fromkeys(m))) for root, m in members.items() if root not in fixed
         )
+
+    def settle(self) -> None:
+        """Fixes the sizes of images from which sizes follow that are fixed."""
+        for axis, window in reversed(self.windows.items()):
+            if self.is_fixed(axis):
+                self._fixed.add(window.source)
 
     def fix(self, atom: Atom, axis: int | None = None) -> None:
         """Fix one or all sizes of an array."""
@@ -254,12 +264,8 @@ class Ties:
         if not is_var(kernel):
             return
         whole = all(n == 1 for n in params["lhs_dilation"])
-        padded = any(map(any, params["padding"])) or not whole
         old = [(self._scope, images, i) for i in places] if is_var(images) else []
         new = [(self._scope, out, i) for i in results]
-        for i, k in zip(places, results, strict=True):
-            if str(_shape(images)[i]) == str(_shape(out)[k]):
-                self.tie(images, i, out, k)
         if any(n != 1 for n in params["window_strides"]) and whole and old:
             for axis in (*old, *new):
                 self._above.setdefault(axis, axis)
@@ -270,12 +276,39 @@ class Ties:
             self._above.setdefault(own, own)
             if _shape(kernel)[side] == _shape(kernel)[sides[0]]:
                 self.tie(kernel, side, kernel, sides[0])
-            if not padded and _shape(kernel)[side] != 1:
-                size, stride = _shape(images)[places[k]], params["window_strides"][k]
-                axis = (self._scope, out, results[k])
-                window = Window(size, own, stride, params["rhs_dilation"][k])
-                self.windows[axis] = window
-                self._above.setdefault(axis, axis)
+            self._slide(
+                eqn, places[k], results[k], own, _shape(kernel)[side],
+                params["window_strides"][k], params["padding"][k],
+                params["lhs_dilation"][k], params["rhs_dilation"][k],
+            )  # fmt: skip
+
+    def _slide(
+        self,
+        eqn: Eqn,
+        place: int,
+        result: int,
+        kernel: Axis | int,
+        size: DimSize,
+        stride: int,
+        padding: tuple[int, int],
+        spread: int = 1,
+        dilation: int = 1,
+    ) -> None:
+        """Adds how a kernel slides along one axis of an image."""
+        images, out = eqn.invars[0], eqn.outvars[0]
+        before, after = _shape(images)[place], _shape(out)[result]
+        alike = str(before) == str(after)
+        if alike and stride == spread == 1 and (any(padding) or size == 1):
+            self.tie(images, place, out, result)
+        elif is_var(images):
+            rule = _sliding(before, after, size, stride, padding, spread, dilation)
+            self._follow(Window(eqn, (self._scope, images, place), kernel, stride, rule), result)
+
+    def _follow(self, window: Window, result: int) -> None:
+        axis = (self._scope, window.eqn.outvars[0], result)
+        self.windows[axis] = window
+        self._above.setdefault(axis, axis)
+        self._above.setdefault(window.source, window.source)
 
     def _transpose(self, eqn: Eqn) -> None:
         for k, i in enumerate(eqn.params["permutation"]):
@@ -315,15 +348,40 @@ class Ties:
                 self.tie(x, i, out, k)
 
     def _parts(self, eqn: Eqn) -> None:
-        """Slices, paddings and windows: axes of one size are tied, features of others fixed."""
+        """Slices: axes of one size are tied, features of others fixed."""
+        for i in range(len(_shape(eqn.invars[0]))):
+            self._part(eqn, i)
+
+    def _part(self, eqn: Eqn, i: int) -> bool:
+        """As `_parts` for one axis; returns whether nothing is said about it."""
         x, out = eqn.invars[0], eqn.outvars[0]
-        rank = len(_shape(x))
-        for i, (n, m) in enumerate(zip(_shape(x), _shape(out), strict=True)):
-            if str(n) == str(m):
-                self.tie(x, i, out, i)
-            elif i == rank - 1:
-                self.fix(x, i)
-                self.fix(out, i)
+        if str(_shape(x)[i]) == str(_shape(out)[i]):
+            self.tie(x, i, out, i)
+        elif i == len(_shape(x)) - 1:
+            self.fix(x, i)
+            self.fix(out, i)
+        else:
+            return True
+        return False
+
+    def _pad(self, eqn: Eqn) -> None:
+        for i, (low, high, inside) in enumerate(eqn.params["padding_config"]):
+            if self._part(eqn, i) and is_var(eqn.invars[0]) and not inside:
+                source = (self._scope, eqn.invars[0], i)
+                more = low + high
+                self._follow(Window(eqn, source, 1, 1, lambda n, _k, _s, m=more: n + m), i)
+
+    def _pool(self, eqn: Eqn) -> None:
+        params = eqn.params
+        for i, (size, stride) in enumerate(
+            zip(params["window_dimensions"], params["window_strides"], strict=True)
+        ):
+            padding, spread = params["padding"][i], params["base_dilation"][i]
+            if size == stride == spread == 1 and not any(padding):
+                self._part(eqn, i)
+            else:
+                dilation = params["window_dilation"][i]
+                self._slide(eqn, i, i, size, size, stride, padding, spread, dilation)
 
     def _along(self, eqn: Eqn) -> None:
         """Equal parts of an array."""
@@ -396,13 +454,44 @@ _RULES: Mapping[str, Callable[[Ties, Eqn], None]] = {
     "gather": Ties._gather,
     "scan": Ties._scan,
     "iota": Ties._none,
-    **dict.fromkeys(("slice", "pad", "dynamic_slice", "reduce_window_max"), Ties._parts),
-    **dict.fromkeys(("reduce_window_sum", "reduce_window_min", "reduce_window"), Ties._parts),
+    "slice": Ties._parts,
+    "dynamic_slice": Ties._parts,
+    "pad": Ties._pad,
+    **dict.fromkeys(("reduce_window_max", "reduce_window_sum", "reduce_window_min"), Ties._pool),
     **dict.fromkeys(
         ("reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or",
          "argmax", "argmin"), Ties._reduce,
     ),
 }  # fmt: skip
+
+
+def _sliding(
+    before: DimSize,
+    after: DimSize,
+    kernel: DimSize,
+    stride: int,
+    padding: tuple[int, int],
+    spread: int,
+    dilation: int,
+) -> Callable[[DimSize, int, int], DimSize]:
+    """The rule of a `Window`: padding as the text states it, by name where it has one."""
+    low, high = padding
+    if spread != 1 and str(after) == str(before * spread):
+        return lambda n, _k, _s: n * spread
+    if spread != 1 and str(after) == str(before * spread + max(kernel - spread, 0)):
+        return lambda n, k, _s: n * spread + max(k - spread, 0)
+    if (
+        spread == 1
+        and (low or high)
+        and 0 <= low <= high <= low + 1
+        and _is_same(before, after, stride)
+    ):
+        return lambda n, _k, s: -(-n // s)
+    return lambda n, k, s: ((n - 1) * spread + low + high - dilation * (k - 1)) // s + 1
+
+
+def _is_same(before: DimSize, after: DimSize, stride: int) -> bool:
+    return str(-(-before // stride)) == str(after)
 
 
 def _is_call(eqn: Eqn) -> bool:

@@ -28,7 +28,11 @@ _LARGEST_FACTOR = 8
 _SMALL, _ROUND = 5, (10, 100, 1000, 10000)
 # Sizes of twins: primes, so that none is a multiple of another by a factor of a usual layer.
 _PRIMES = (101, 103, 107, 109, 113, 127, 131, 137, 139, 149, 151, 157, 163, 167, 173, 179, 181, 191)
-
+# Sizes of images are multiples of this.
+_HALVED = 32
+# The sizes that a twin has in common with its class: none; those of no parameter, such as lengths;
+# those of kernels as well; all those of parameters, but no others; all (there is no twin).
+_NO_SIZES, _LENGTHS, _KERNELS, _PARAMETERS, _ALL = range(5)
 
 _NONE = Class("", [])
 
@@ -80,16 +84,21 @@ class Scaled:
 
     @functools.cached_property
     def _images(self) -> Mapping[Axis, DimSize]:
-        """Sizes of images that follow from those of kernels, or from strides."""
-        found: dict[Axis, DimSize] = {}
-        for conv in self.strided:
-            for old, new, stride in zip(conv.old, conv.new, conv.strides, strict=True):
-                found[self.ties.root(new)] = -(-_size(old) // (stride + 1))
-        for axis, window in self.ties.windows.items():
-            unit, new = self.sizes.get(self.ties.root(window.kernel), (1, 0))
-            if new:
-                kernel = _size(window.kernel) // unit * new
-                found[self.ties.root(axis)] = window.at(kernel)
+        """Sizes of images that follow from those of others, of kernels, or from strides."""
+        ties, found = self.ties, dict[Axis, DimSize]()
+        strided = {id(conv.eqn) for conv in self.strided}
+
+        def size(axis: Axis) -> DimSize:
+            unit, new = self.sizes.get(ties.root(axis), (1, 1))
+            return found.get(ties.root(axis), _size(axis) // unit * new)
+
+        for axis, window in ties.windows.items():
+            kernel, source = window.kernel, size(window.source)
+            side = kernel if isinstance(kernel, int) else size(kernel)
+            stride = window.stride + (id(window.eqn) in strided)
+            old = kernel if isinstance(kernel, int) else _size(kernel)
+            if (source, side, stride) != (_size(window.source), old, window.stride):
+                found[ties.root(axis)] = window.rule(source, int(side), stride)
         return found
 
 
@@ -121,8 +130,7 @@ class Twins:
     - `of`: the classes of nodes; receives those of the twins.
     - `is_kept`: whether a parameter keeps its shape, such as a table written as numbers.
     - `carried`: as for `Ties`.
-    - `given`: how far a class goes without: 1 without sizes that no parameter has, such as lengths,
-        2 without other kernels, 3 without a twin.
+    - `given`: which sizes a class has as they are, one of the levels above.
     """
 
     of: dict[Node, Class]
@@ -139,35 +147,54 @@ class Twins:
         )
         draft = next(whole, first)
         computes = bool(draft.node.layers and draft.methods)
-        if self.given.get(cls, 0) > 2 or not (computes or not draft.node.nodes):
+        if self.given.get(cls) == _ALL or not (computes or not draft.node.nodes):
             return None
         ties = Ties(self.carried)
         for layer in draft.node.layers:
             ties.layer(layer)
         fields = dict(self._fields(draft.node, kept=False))
-        if any(fields.values()):
-            return None  # a layer inside is for its sizes only
+        if any(fields.values()):  # a layer inside is for its sizes only
+            self.given[cls] = _PARAMETERS
         for v in fields:
             for i in range(len(v.aval.shape)):
                 ties.tie(v, i, v, i)
                 if self.is_kept(v):
                     ties.fix(v, i)
         axes = {ties.axis(v, i) for v in fields for i in range(len(v.aval.shape))}
+        ties.settle()
         sizes = self._sizes(cls, ties, axes)
         if not sizes:
             return None
         own = set(map(ties.root, axes))
-        strided = [] if self.given.get(cls, 0) > 1 else _strided(ties)
+        level = self.given.get(cls, _NO_SIZES)
+        strided = _strided(ties) if level < _KERNELS else []
         scaled = Scaled(ties, sizes, strided, free=not sizes.keys() <= own)
         if _has_values_of(draft, _by_value(draft, scaled)):
-            self.given[cls] = 3
-            return None
+            self.given[cls] = self.weaker(cls, scaled)
+            return self.add(cls)
         scaled.node = self._twin(draft.node, scaled)
         return scaled
 
+    def weaker(self, cls: Class, scaled: Scaled, *, unnamed: bool = False) -> int:
+        """The next level for a class whose twin fails.
+
+        **Arguments:**
+
+        - `unnamed`: whether sizes of parameters are the reason.
+        """
+        level = self.given.get(cls, _NO_SIZES)
+        if level < _PARAMETERS and unnamed:
+            return _PARAMETERS
+        if level < _LENGTHS and scaled.free:
+            return _LENGTHS
+        if level < _KERNELS and scaled.slides:
+            return _KERNELS
+        return _PARAMETERS if level < _PARAMETERS else _ALL
+
     def _fields(self, node: Node, *, kept: bool) -> Iterator[tuple[Var, bool]]:
         """The parameters of a module, and whether they are in a class without a twin."""
-        kept = kept or (not node.listed and self.given.get(self.of.get(node, _NONE), 0) > 2)
+        level = self.given.get(self.of.get(node, _NONE), _NO_SIZES)
+        kept = kept or (not node.listed and level >= _PARAMETERS)
         native = any(layer.native is not None for layer in node.layers)
         kept = kept or native or not (node.listed or node in self.of)
         for value in node.fields.values():
@@ -179,7 +206,10 @@ class Twins:
     def _sizes(self, cls: Class, ties: Ties, fields: Set[Axis]) -> dict[Axis, tuple[int, int]]:
         """For each group of sizes that change, its unit and the new unit."""
         inner = cls.drafts[0].node.nodes
+        level = self.given.get(cls, _NO_SIZES)
         kernels = set(map(ties.root, ties.kernels))
+        images = {ties.root(w.source) for w in ties.windows.values()}
+        follow = {ties.root(a) for a in ties.windows}
         kept = {_size(a) for a in fields if ties.is_fixed(a)} if inner else set[DimSize]()
         found: list[_Group] = []
         for root, members in ties.groups():
@@ -191,9 +221,11 @@ class Twins:
             least = 1 if group.own else 2
             if not all(type(n) is int and n >= least for n in group.sizes):
                 continue
-            if not group.own and self.given.get(cls, 0):
+            if group.own and level == _PARAMETERS:
                 continue
-            if group.own & kept or (slides and (inner or self.given.get(cls, 0) > 1)):
+            if not group.own and (level in (_LENGTHS, _KERNELS) or root in follow):
+                continue
+            if group.own & kept or (slides and (inner or level >= _KERNELS)):
                 continue
             # Layers with equal numbers of features have them as one argument.
             for other in [g for g in found if len(inner) > 1 and g.own & group.own]:
@@ -209,6 +241,8 @@ class Twins:
         for group in found:
             unit = math.gcd(*group.sizes)
             new = unit + 2 if group.roots & kernels else next(primes)
+            if not group.own and group.roots & images:
+                new *= _HALVED  # so that what is halved often and doubled again is as large
             sizes |= dict.fromkeys(group.roots, (unit, new))
         return sizes
 
@@ -233,9 +267,16 @@ class Twins:
 def _strided(ties: Ties) -> list[Strided]:
     """The convolutions whose results have to be of one size, as on both sides of a shortcut."""
     groups: dict[Hashable, list[Strided]] = {}
+    convs = {id(conv.eqn) for conv in ties.strided}
+    pooled = {
+        ties.root(axis)
+        for axis, window in ties.windows.items()
+        if window.stride != 1 and id(window.eqn) not in convs
+    }
     for conv in ties.strided:
         key = tuple(map(ties.root, (*conv.old, *conv.new)))
-        groups.setdefault((conv.strides, key), []).append(conv)
+        if pooled.isdisjoint(key):
+            groups.setdefault((conv.strides, key), []).append(conv)
     found = [conv for group in groups.values() if len(group) > 1 for conv in group]
     made = {ties.root(a) for conv in found for a in conv.new}
     known = all(type(_size(a)) is int and ties.root(a) not in made for c in found for a in c.old)
