@@ -794,6 +794,7 @@ class Classes:
             arguments,
             list(methods.items()),
             scaled.shape,
+            self._keywords,
             keyed=made.keyed,
         )
 

@@ -27,7 +27,7 @@ from invert.emission.layers.tree import METHODS, Node
 from invert.emission.outer_method import around
 from invert.emission.python import pytrees, syntax
 from invert.emission.python.naming import Names, camel, comment, identifier, snake
-from invert.emission.python.nouns import PLAIN, says
+from invert.emission.python.nouns import PLAIN, STREAM, says
 from invert.emission.sizes.expressions import (
     dimension_of,
     dimension_sources,
@@ -360,13 +360,18 @@ def _wanted(name: str, tree: object) -> str:
 _GENERAL = re.compile(r"inputs?|args?_\d+")
 # Names that converters and libraries make up.
 _NUMBERED = re.compile(r".*\d|input|inputs|args?|x|y|keras_tensor|input_layer")
+# Names of arguments that have none in the container.
+_COUNTED = re.compile(r"args?_?\d+")
 
 
 def parameters(entry: EntryPoint) -> tuple[dict[str, str], str, str]:
     """Identifiers for the arguments of an entry point, by name, and for a state and a key."""
     names = Names()
+    alone = len(entry.arg_names) + len(entry.kwargs) == 1
     identifiers = {
-        n: names.new(identifier(_wanted(n, tree), f"x_{i}"))
+        n: names.new(
+            STREAM if alone and _COUNTED.fullmatch(n) else identifier(_wanted(n, tree), f"x_{i}")
+        )
         for i, (n, tree) in enumerate(zip(entry.arg_names, entry.args, strict=True))
     }
     identifiers |= {n: names.new(identifier(n, "argument")) for n in entry.kwargs}

@@ -17,7 +17,7 @@ from invert.emission.layers.state import StateVar
 from invert.emission.python import load
 from invert.ir.avals import type_of_key
 from invert.ir.sizes import Shape
-from invert.ir.types import Atom
+from invert.ir.types import Atom, Var
 
 
 def runs(
@@ -26,6 +26,7 @@ def runs(
     arguments: Mapping[str, Any],
     methods: Sequence[tuple[str, Layer]],
     shape: Callable[[Atom], Shape],
+    named: Mapping[Layer, Mapping[Var, str]],
     *,
     keyed: bool,
 ) -> bool:
@@ -36,17 +37,23 @@ def runs(
     - `arguments`: those of its constructor, besides the key.
     - `methods`: its methods, with the layers that they compute.
     - `shape`: the shape of a variable of the layers at these sizes.
+    - `named`: names of the arguments that are given by keyword.
     """
-    given = {n: _value(v, namespace) for n, v in arguments.items()}
+    own = {n: _value(v, namespace) for n, v in arguments.items()}
 
     def run(key: jax.Array, *arrays: jax.Array) -> list[Any]:
-        module = getattr(namespace, name)(**given, **({"key": key} if keyed else {}))
+        module = getattr(namespace, name)(**own, **({"key": key} if keyed else {}))
         values = iter(arrays)
         results: list[Any] = []
         for method, layer in methods:
-            states = [isinstance(v, StateVar) for v in layer.inputs]
-            args = [eqx.nn.State(module) if held else next(values) for held in states]
-            made = getattr(module, method)(*args)
+            given = {
+                v: eqx.nn.State(module) if isinstance(v, StateVar) else next(values)
+                for v in layer.inputs
+            }
+            names = named[layer]
+            args = [a for v, a in given.items() if v not in names]
+            keywords = {names[v]: a for v, a in given.items() if v in names}
+            made = getattr(module, method)(*args, **keywords)
             made = made if len(layer.results) > 1 else (made,)
             results += [r for r in made if not isinstance(r, eqx.nn.State)]
         return results

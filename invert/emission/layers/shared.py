@@ -361,12 +361,21 @@ def _columns(group: Sequence[Draft]) -> list[tuple[int, ...]]:
 
 
 def _in_shapes(draft: Draft) -> set[int]:
-    """The places of the integers that are sizes for sure, since they are arguments of reshapes."""
-    calls = (n for m in draft.methods for n in ast.walk(m) if isinstance(n, ast.Call))
-    shapes = (
-        c.args for c in calls if isinstance(c.func, ast.Attribute) and c.func.attr == "reshape"
-    )
-    sizes = {id(size) for args in shapes for size in args}
+    """The places of the integers that are sizes for sure, since they are arguments of reshapes.
+
+    The same holds for the shapes of random numbers.
+    """
+    sizes: set[int] = set()
+    for method in draft.methods:
+        for node in ast.walk(method):
+            match node:
+                case ast.Call(func=ast.Attribute(attr="reshape"), args=args):
+                    sizes.update(map(id, args))
+                case ast.Call(
+                    func=ast.Attribute(value=ast.Attribute(attr="random")),
+                    args=[_, ast.Tuple(elts=args), *_],
+                ):
+                    sizes.update(map(id, args))
     return {i for i, constant in enumerate(draft.constants()) if id(constant) in sizes}
 
 

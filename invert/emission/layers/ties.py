@@ -454,6 +454,7 @@ _RULES: Mapping[str, Callable[[Ties, Eqn], None]] = {
     "gather": Ties._gather,
     "scan": Ties._scan,
     "iota": Ties._none,
+    "random_bits": Ties._none,
     "slice": Ties._parts,
     "dynamic_slice": Ties._parts,
     "pad": Ties._pad,
