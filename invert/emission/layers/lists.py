@@ -207,11 +207,16 @@ class Lists:
 
 
 def _numbered(names: Mapping[LayerCall, str]) -> list[list[LayerCall]]:
-    """Blocks of several kinds that are numbered, by the rest of their names."""
+    """Blocks of several kinds that are numbered, by the rest of their names.
+
+    The first of `block`, `block_1`, `block_2` has no number.
+    """
+    blocks = {call: name for call, name in names.items() if layers_in(call.layer)}
+    stems = {stem for name in blocks.values() if (stem := _numbers(name, 1)[0]) != name}
     found: dict[str, list[LayerCall]] = collections.defaultdict(list)
-    for call, name in names.items():
-        if layers_in(call.layer) and _numbers(name, 1)[0] != name:
-            found[_numbers(name, 1)[0]].append(call)
+    for call, name in blocks.items():
+        if (stem := _numbers(name, 1)[0]) in stems:
+            found[stem].append(call)
     several = (calls for calls in found.values() if len({kind_of(c.layer) for c in calls}) > 1)
     return [calls for calls in several if len(calls) >= _MANY]
 

@@ -255,12 +255,18 @@ class Ties:
             numbers.lhs_spec, numbers.rhs_spec, numbers.out_spec,
         )  # fmt: skip
         self.tie(images, n, out, m)
-        if params["feature_group_count"] != 1 or params["batch_group_count"] != 1:
-            for atom, axis in ((images, c), (kernel, c_out), (kernel, c_in), (out, d)):
-                self.fix(atom, axis)
-        else:
+        groups, features = params["feature_group_count"], _shape(images)[c]
+        if groups == params["batch_group_count"] == 1:
             self.tie(images, c, kernel, c_in)
             self.tie(kernel, c_out, out, d)
+        elif groups == features == _shape(kernel)[c_out] and params["batch_group_count"] == 1:
+            # Each channel has one kernel of its own.
+            self.tie(images, c, kernel, c_out)
+            self.tie(images, c, out, d)
+            self.fix(kernel, c_in)
+        else:
+            for atom, axis in ((images, c), (kernel, c_out), (kernel, c_in), (out, d)):
+                self.fix(atom, axis)
         if not is_var(kernel):
             return
         whole = all(n == 1 for n in params["lhs_dilation"])
@@ -323,8 +329,13 @@ class Ties:
     def _reshape(self, eqn: Eqn) -> None:
         x, (out,) = eqn.invars[0], eqn.outvars
         old, new = _shape(x), _shape(out)
-        if old[-1:] == new[-1:] == (1,):
+        last = old[-1:] == new[-1:] == (1,)
+        if last:
             self.tie(x, len(old) - 1, out, len(new) - 1)
+        for atom, shape in ((x, old), (out, new)):
+            for i in range(len(shape) - last):
+                if shape[i] == 1:
+                    self.fix(atom, i)
         for ours, theirs in _blocks(old, new):
             if len(ours) == 1 or len(theirs) == 1:  # the last factor grows with the whole
                 self.tie(x, ours[-1], out, theirs[-1])
