@@ -256,6 +256,8 @@ def _known(eqn: Eqn) -> Eqn:
     """An equation with the primitive that `jax.numpy` uses."""
     if eqn.primitive.name == "add_any":
         return eqn.replace(primitive=lax.add_p)
+    if (order := _order_of_axes(eqn)) is not None:
+        return eqn.replace(primitive=lax.transpose_p, params={"permutation": order})
     if eqn.primitive.name != "tile":
         return eqn
     (x,), (out,) = eqn.invars, eqn.outvars
@@ -264,6 +266,18 @@ def _known(eqn: Eqn) -> Eqn:
         return eqn
     params = {"shape": new, "broadcast_dimensions": tuple(range(len(new))), "sharding": None}
     return eqn.replace(primitive=lax.broadcast_in_dim_p, params=params)
+
+
+def _order_of_axes(eqn: Eqn) -> tuple[int, ...] | None:
+    """The order of axes of a reshape that only exchanges an axis of size one with the last one."""
+    if eqn.primitive.name != "reshape" or len(eqn.invars) != 1:
+        return None
+    old, new = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
+    rank = len(new)
+    if rank < 2 or len(old) != rank or old[:-2] != new[:-2]:
+        return None
+    exchanged = old[-2:] == new[:-3:-1] and 1 == old[-1] != old[-2]
+    return (*range(rank - 2), rank - 1, rank - 2) if exchanged else None
 
 
 def _with_checks(recovered: Mapping[str, Recovered], checks: bool | None) -> dict[str, Recovered]:

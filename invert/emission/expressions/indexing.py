@@ -14,6 +14,7 @@ from invert.emission.python import syntax
 from invert.emission.python.syntax import call, item, method, number
 from invert.emission.sizes.program import Program
 from invert.ir.graph import is_var
+from invert.ir.sizes import is_open
 from invert.ir.types import Eqn, JaxFunction, Literal
 
 Expressions = Iterator[ast.expr]
@@ -73,6 +74,9 @@ def reshape(eqn: Eqn, args: Sequence[ast.expr], program: Program) -> Expressions
             # The size of a bias is left open, so that layers of different sizes share a text.
             parts = [number(1) if n == 1 else number(-1) for n in sizes]
             yield method(args[0], "reshape", *parts)
+        old = eqn.invars[0].aval.shape
+        if len(sizes) == 2 < len(old) and str(old[0]) == str(sizes[0]) and not is_open(sizes[1]):
+            yield method(args[0], "reshape", literals.size(sizes[0]), number(-1))
         if sizes:
             yield method(args[0], "reshape", *(literals.size(n) for n in sizes))
     yield call("jnp.reshape", args[0], literals.shape(sizes))

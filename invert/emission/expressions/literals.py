@@ -85,6 +85,7 @@ def _formulas() -> dict[float, str]:
     """Numbers as quotients and roots, by their values in single precision."""
     texts = {f"1 / {n}": 1 / n for n in range(3, 1025)}
     texts |= {f"1 / {n / 100:g}": 100 / n for n in range(1, 100)}
+    texts |= {f"1 / {n / 2:g}": 2 / n for n in range(7, 1025, 2)}
     texts |= {f"1 / {n}**0.5": 1 / n**0.5 for n in range(2, 4097)}
     texts |= {f"{n}**0.5": n**0.5 for n in range(2, 4097)}
     return {float(np.float32(value)): text for text, value in reversed(texts.items())}

@@ -304,10 +304,14 @@ def _add(cls: Class, draft: Draft, node: Node, scaled: Scaled) -> None:
         inner=inner,
         twin=draft,
     )
-    strides = [s for m in twin.methods for s in sites(m) if s.field == "strides"]
+    places = [s for m in twin.methods for s in sites(m)]
+    strides = [s for s in places if s.field == "strides"]
     if (other := scaled.strides(draft)) and len(strides) == 1:
         strides[0].value = syntax.tuple_of(map(syntax.number, other))
     known = _by_value(draft, scaled)
+    for site in (s for s in places if s.field == "groups"):
+        if len(news := known.get(int(ast.literal_eval(site.value)), ())) == 1:
+            site.value = syntax.number(*news)
     for constant in twin.constants():
         if len(news := known.get(number_of(constant), ())) == 1:
             (constant.value,) = news
