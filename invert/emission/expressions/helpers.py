@@ -31,14 +31,19 @@ def max_pool(x: Array, window: tuple[int, ...], strides: tuple[int, ...], paddin
     return lax.reduce_window(x, -jnp.inf, lax.max, (1, *window, 1), (1, *strides, 1), padding)
 
 
-def avg_pool(x: Array, window: tuple[int, ...], strides: tuple[int, ...], padding: str) -> Array:
-    """The mean in each window, without padding; `x` is (batch, *sizes, channels)."""
-    sizes = (1, *window, 1), (1, *strides, 1), padding
-    total = lax.reduce_window(x, 0.0, lax.add, *sizes)
-    if padding == "VALID":
-        return total / math.prod(window)
-    ones = jnp.ones((1, *x.shape[1:-1], 1), x.dtype)
-    return total / lax.reduce_window(ones, 0.0, lax.add, *sizes)
+def avg_pool(x: Array, window: tuple[int, ...], strides: tuple[int, ...]) -> Array:
+    """The mean in each window; `x` is (batch, *sizes, channels)."""
+    total = lax.reduce_window(x, 0.0, lax.add, (1, *window, 1), (1, *strides, 1), "VALID")
+    return total / math.prod(window)
+
+
+def avg_pool_same(x: Array, window: tuple[int, ...], strides: tuple[int, ...]) -> Array:
+    """The mean of the numbers in each window around a pixel; those outside do not count."""
+
+    def total(x: Array) -> Array:
+        return lax.reduce_window(x, 0.0, lax.add, (1, *window, 1), (1, *strides, 1), "SAME")
+
+    return total(x) / total(jnp.ones((1, *x.shape[1:-1], 1), x.dtype))
 
 
 def dropout(x: Array, rate: float, key: PRNGKeyArray) -> Array:
@@ -99,6 +104,7 @@ FUNCTIONS: Mapping[str, JaxFunction] = MappingProxyType(
     {
         "helper_max_pool": max_pool,
         "helper_avg_pool": avg_pool,
+        "helper_avg_pool_same": avg_pool_same,
         "helper_dropout": dropout,
         "helper_resize_bilinear": resize_bilinear,
         "helper_resize_corners": resize_corners,

@@ -150,8 +150,9 @@ def _average(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
     """The sum of the numbers in each window, divided by their number."""
     total = _producer(graph, eqn.invars[0], "reduce_window_sum")
     if total is not None and is_var(x := total.invars[0]):
-        for pool in indexing.pooled(helpers.avg_pool, total, _x(), writer.program):
-            yield Proposal(pool, (x,), "avg_pool")
+        for pool in (helpers.avg_pool, helpers.avg_pool_same):
+            if (sizes := indexing.window(total)) is not None:
+                yield Proposal(helpers.calling(pool, _x(), *sizes), (x,), "avg_pool")
 
 
 def _gelu(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:

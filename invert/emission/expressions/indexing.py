@@ -15,7 +15,7 @@ from invert.emission.python.syntax import call, item, method, number
 from invert.emission.sizes.program import Program
 from invert.ir.graph import is_var
 from invert.ir.sizes import is_open
-from invert.ir.types import Eqn, JaxFunction, Literal
+from invert.ir.types import Eqn, Literal
 
 Expressions = Iterator[ast.expr]
 _ALL = syntax.slice_of
@@ -172,8 +172,9 @@ def pooling(name: str, init: str) -> Callable[[Eqn, Sequence[ast.expr], Program]
             if any(n != 1 for n in params[k])
         }
         sizes = [literals.shape(params[k]) for k in _WINDOW]
-        if name == "max":
-            yield from pooled(helpers.max_pool, eqn, args[0], program)
+        if name == "max" and (inner := window(eqn)) is not None:
+            for padding in filter(None, (_same_padding(eqn, program), number("VALID"))):
+                yield helpers.calling(helpers.max_pool, args[0], *inner, padding)
         for padding in (_same_padding(eqn, program), literals.value(tuple(params["padding"]))):
             if padding is not None:
                 function = syntax.name(f"lax.{name}")
@@ -184,15 +185,14 @@ def pooling(name: str, init: str) -> Callable[[Eqn, Sequence[ast.expr], Program]
     return row
 
 
-def pooled(function: JaxFunction, eqn: Eqn, x: ast.expr, program: Program) -> Expressions:
-    """`max_pool(x, (2, 2), (2, 2), "VALID")` for windows along all axes but the outer two."""
+def window(eqn: Eqn) -> list[ast.expr] | None:
+    """The window and the strides of a pooling, if they leave the outer two axes alone."""
     params = eqn.params
     channels_last = all(params[k][0] == params[k][-1] == 1 for k in _WINDOW)
     dilated = any(n != 1 for k in ("base_dilation", "window_dilation") for n in params[k])
-    if channels_last and not dilated and len(eqn.invars[0].aval.shape) > 2:
-        inner = [literals.shape(params[k][1:-1]) for k in _WINDOW]
-        for padding in filter(None, (_same_padding(eqn, program), number("VALID"))):
-            yield helpers.calling(function, x, *inner, padding)
+    if not channels_last or dilated or len(eqn.invars[0].aval.shape) <= 2:
+        return None
+    return [literals.shape(params[k][1:-1]) for k in _WINDOW]
 
 
 def squeeze(eqn: Eqn, args: Sequence[ast.expr], program: Program) -> Expressions:

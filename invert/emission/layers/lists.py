@@ -14,10 +14,14 @@ from invert.emission.layers.stack import Stacker, kind_of
 from invert.emission.python.naming import plural
 from invert.ir import kinds
 from invert.ir.graph import is_var
+from invert.ir.sizes import Shape
 from invert.ir.types import Atom, Eqn, Var
 
-# The number of blocks of several kinds that become a list without being made as one.
+# The number of blocks of several kinds that become a list without being made as one. As many layers
+# of one kind, but of different sizes, do not.
 _MANY = 3
+# A block of a stage, such as `block2a`, `block2b`, `block3a`.
+_LETTERED = re.compile(r"(.*[A-Za-z]_?)(\d+)([a-z])")
 
 
 @dataclasses.dataclass(eq=False)
@@ -153,6 +157,8 @@ class Lists:
                 continue  # a stack, or a layer of Equinox
             if any(c in self.covered for c in run.calls) or not _consecutive(run.calls, names):
                 continue
+            if _is_short(run.calls):
+                continue
             ((carried, _),) = run.carried
             if any(self._elsewhere(c.outvars[0], c, layer) for c in run.calls[:-1]):
                 continue
@@ -190,7 +196,8 @@ class Lists:
                 continue
             if any(self._elsewhere(c.outvars[0], c, layer) for c in calls[:-1]):
                 continue
-            name = plural(calls[0].layer.kind or calls[0].layer.name)
+            first = calls[0].layer
+            name = plural(_LETTERED.sub(r"\1", first.kind or first.name).rstrip("_"))
             if any(c.layer.listed == name for c in names):
                 continue
             for call in calls:
@@ -206,19 +213,38 @@ class Lists:
         return len(users) != 1 or any(a is v for a in layer.outputs)
 
 
+def _shapes(call: LayerCall) -> tuple[Shape, ...]:
+    """The shapes of the parameters of a layer and of the layers inside."""
+    own = [v.aval.shape for v in call.layer.parameters]
+    inner = (_shapes(s) for s in call.layer.steps if isinstance(s, LayerCall))
+    return (*own, *itertools.chain(*inner))
+
+
 def _numbered(names: Mapping[LayerCall, str]) -> list[list[LayerCall]]:
     """Blocks of several kinds that are numbered, by the rest of their names.
 
     The first of `block`, `block_1`, `block_2` has no number.
     """
-    blocks = {call: name for call, name in names.items() if layers_in(call.layer)}
+    blocks = {
+        call: _LETTERED.sub(r"\1\2", name) for call, name in names.items() if layers_in(call.layer)
+    }
     stems = {stem for name in blocks.values() if (stem := _numbers(name, 1)[0]) != name}
     found: dict[str, list[LayerCall]] = collections.defaultdict(list)
     for call, name in blocks.items():
         if (stem := _numbers(name, 1)[0]) in stems:
             found[stem].append(call)
     several = (calls for calls in found.values() if len({kind_of(c.layer) for c in calls}) > 1)
-    return [calls for calls in several if len(calls) >= _MANY]
+    return [calls for calls in several if len(calls) >= _MANY and not _is_short(calls)]
+
+
+def _is_short(calls: Sequence[LayerCall]) -> bool:
+    """Whether a list would be as long as its layers one by one.
+
+    They are few, of several sizes, and each has one kernel: they are steps rather than blocks.
+    """
+    shapes = list(map(_shapes, calls))
+    steps = all(sum(len(shape) > 1 for shape in own) < 2 for own in shapes)
+    return steps and len(calls) <= _MANY and len(set(shapes)) > 1
 
 
 def _way(atom: Atom, makers: Mapping[Atom, Eqn]) -> tuple[Eqn, Var, list[Eqn]] | None:
@@ -261,10 +287,19 @@ def _form(eqn: Eqn) -> tuple[str, str]:
 def _consecutive(calls: Sequence[LayerCall], names: Mapping[LayerCall, str]) -> bool:
     """Whether layers are named `block_0`, `block_1`, ..., and no other layer of their level is.
 
+    Or `block1a`, `block2a`, `block2b`, ....
+
     Blocks, which consist of layers, may have others of the name beside them, such as a `block_0`
     with a shortcut. Keras appends a second number to the names of scopes, and begins with `block`,
     `block_1`.
     """
+    lettered = [_LETTERED.fullmatch(names[c]) for c in calls]
+    if all(lettered) and all(layers_in(c.layer) for c in calls):
+        places = [(found[1], int(found[2]), ord(found[3])) for found in lettered if found]
+        return all(
+            b in ((stem, n, letter + 1), (stem, n + 1, ord("a")))
+            for (stem, n, letter), b in itertools.pairwise(places)
+        )
     for k in (1, 2):
         parts = [_numbers(names[c], k) for c in calls]
         stems, numbers = {p[0] for p in parts}, [p[1] for p in parts]
