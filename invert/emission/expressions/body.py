@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -159,6 +159,8 @@ class Body:
         # Values with one user, until that user is written.
         self._waiting: dict[str, tuple[ast.expr, int, Statement]] = {}
         self._uses: dict[Atom, int] = {}
+        # Arrays with their axes in another order, as loops over them take these.
+        self._transposed: set[str] = set()
         self._place_of: dict[Eqn, int] = {e: i for i, e in enumerate(self.graph.eqns)}
 
     @functools.cached_property
@@ -279,7 +281,12 @@ class Body:
             for token in syntax.tokens_in(placed.expression):
                 if token in self._waiting and _ends_line(self._waiting[token][2]):
                     self._settle(token)
-        value, width, inside = self._filled(placed.expression, len(placed.functions) == 0)
+        held = {t for function in placed.functions for t in function.free()}
+        value, width, inside = self._filled(
+            placed.expression,
+            lambda t: not placed.functions or (t in self._transposed and t not in held),
+            2 * _WIDTH if placed.functions else _WIDTH,  # with and without `reverse=True`
+        )
         if placed.repeat is not None and (start := self._last(value)) is not None:
             value = start
         for function in placed.functions:
@@ -308,6 +315,8 @@ class Body:
         called = [s.place for s in inside.values() if s.calls]
         if called:
             statement.place, statement.calls = min([*called, statement.place]), True
+        if eqn.primitive.name == "transpose":
+            self._transposed.add(self.token(first))
         single = len(outs) == 1 and self._uses.get(first) == 1
         # A returned value is inlined into the `return`.
         last = first in self.graph.results and self._one_result()
@@ -349,7 +358,7 @@ class Body:
         return "blank" if mixed else placed.flows
 
     def _filled(
-        self, expression: ast.expr, inline: bool
+        self, expression: ast.expr, inline: Callable[[str], bool], most: int
     ) -> tuple[ast.expr, int, dict[str, Statement]]:
         """Inline operands into an expression as far as they fit.
 
@@ -371,7 +380,7 @@ class Body:
             if token not in self._waiting:
                 continue
             value, more, statement = self._waiting[token]
-            if inline and width + more <= _WIDTH:
+            if inline(token) and width + more <= most:
                 values[token] = value
                 width += more
                 inside[token] = statement

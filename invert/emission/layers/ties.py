@@ -444,6 +444,9 @@ class Ties:
                 self._rows(a, b)
         for a, b in zip(body.invars[consts : consts + carry], body.outvars, strict=False):
             self._same(a, b)
+        stacked = [*eqn.invars[consts + carry :], *eqn.outvars[carry:]]
+        for a in stacked[1:]:
+            self.tie(stacked[0], 0, a, 0)
 
     def _rows(self, whole: Atom, row: Atom) -> None:
         for i in range(len(_shape(row))):
