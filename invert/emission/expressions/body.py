@@ -38,13 +38,13 @@ if TYPE_CHECKING:
     from typing_extensions import TypeIs
 
 # An expression is inlined into its only user while the line stays about this long.
-_WIDTH = 66
+_WIDTH = 71
 # Another form of a field, or its parts, are named after it.
 _PARTED = FORMS | {"split"}
 # Values of a normalization that get a separate line, before an epsilon is added.
-_NAMED = frozenset(("mean", "var", "mean_square", "scale", "shift"))
+_NAMED = frozenset(("mean", "var", "mean_square", "scale", "shift", "candidate"))
 # Wider operands get a separate line, also those that are calls of layers.
-_OPERAND, _CALL = 44, 56
+_OPERAND, _CALL = 58, 56
 # The same for one of several results.
 _RESULT = 36
 

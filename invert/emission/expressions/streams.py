@@ -54,6 +54,8 @@ class Streams:
         if any(t not in before for t in made):
             return False
         values = [*(s.value for s in following), self._result]
+        if any(_skips(value, token) for value in values):
+            return False
         return all(
             self._read[k] == {token} or _leads(value, token, self._read[k] - before - {token})
             for k, value in zip(users, values, strict=False)
@@ -85,6 +87,16 @@ def _parts(value: ast.expr) -> set[str]:
 
 def _reads(repeat: Repeat, token: str) -> bool:
     return any(token in syntax.tokens_in(e) for e in (repeat.iterable, repeat.value))
+
+
+def _skips(value: ast.expr, token: str) -> bool:
+    """Whether a layer takes a value, as a further argument, beside what is computed from it."""
+    calls = [n for n in ast.walk(value) if isinstance(n, ast.Call) and n.args]
+    return any(
+        token in syntax.tokens_in(c.args[0])
+        and any(isinstance(a, ast.Name) and a.id == token for a in c.args[1:])
+        for c in calls
+    )
 
 
 def _leads(value: ast.expr, token: str, others: Set[str]) -> bool:

@@ -314,8 +314,6 @@ def _gru(eqn: Eqn, graph: Graph) -> Iterator[tuple[Atom, str]]:
     yield from ((a, "h") for a in kept.invars if a is not gate)
     for name, made in (("update", graph.producers[gate]), ("", graph.producers[candidate])):
         total = _maker(graph, made.invars[0], "add")
-        if total is not None and not name:
-            yield total.outvars[0], "candidate"
         for a in () if total is None else total.invars:
             yield from _part(a, name or "candidate", graph)
             product = _maker(graph, a, "mul")

@@ -17,7 +17,7 @@ def shortened(definitions: Iterable[ast.stmt]) -> None:
     for definition in definitions:
         for node in ast.walk(definition):
             if isinstance(node, ast.FunctionDef):
-                node.body = _repeated_once(_sizes_at_once(node))
+                node.body = _alike_at_once(_repeated_once(_sizes_at_once(node)))
 
 
 def _sizes_at_once(function: ast.FunctionDef) -> list[ast.stmt]:
@@ -93,6 +93,21 @@ def _repeated_once(body: Sequence[ast.stmt]) -> list[ast.stmt]:
             continue
         result.append(_for_each(names, body[i], result))
         i = end
+    return result
+
+
+def _alike_at_once(body: Sequence[ast.stmt]) -> list[ast.stmt]:
+    """`h = c = jnp.zeros(...)` for consecutive names of equal arrays."""
+    result: list[ast.stmt] = []
+    for statement in body:
+        match result[-1] if result else None, statement:
+            case ast.Assign() as before, ast.Assign(value=ast.Call() as value) if (
+                syntax.text_of(value).startswith(("jnp.zeros(", "jnp.ones(", "jnp.full("))
+                and syntax.text_of(before.value) == syntax.text_of(value)
+            ):
+                result[-1] = ast.Assign([*before.targets, *statement.targets], value, lineno=0)
+            case _:
+                result.append(statement)
     return result
 
 
