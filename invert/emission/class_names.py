@@ -33,6 +33,8 @@ _CALLED = (
 _ATTENTION = "Attention"
 # The classes of products that an attention consists of.
 _LINEAR = ("Linear", "Dense", "EinsumDense", "DenseGeneral", "LinearGeneral", "AttentionOutput")
+# Features are scaled by what is computed from their means over an image.
+_SQUEEZE = re.compile(r"jnp\.mean\(x, axis=\(1, 2\), keepdims=True\)(.*\n)+ +return x \* ")
 # The number of a block with a letter, as in `block2a`.
 _LETTERED = re.compile(r"(\d+)[a-z]$")
 # Kinds of layers that libraries write in capitals.
@@ -180,6 +182,8 @@ def _kind(cls: Class, kinds: Callable[[Node], str], *, keras: bool) -> str:
         products = sum(map(text.count, (" @ ", "einsum(", "tensordot(", "dot_product_attention(")))
         if linear and products and re.search(r"\b(softmax|dot_product_attention)\(", text):
             return _ATTENTION
+        if _SQUEEZE.search(text) and all(name in (*_LINEAR, "Conv") for name in inner):
+            return "SqueezeExcite"
         return (
             "Mlp" if linear and len(inner) == 1 and not products and "softmax(" not in text else ""
         )

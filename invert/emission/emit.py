@@ -68,6 +68,8 @@ from invert.ir.types import AnyJaxpr, Atom, Aval, Eqn, Jaxpr, Literal, Value, Va
 
 M = TypeVar("M", bound=eqx.Module)
 
+# What Keras calls models without a name.
+_UNNAMED = ("Sequential", "Functional")
 # The styles of layers that a caller may choose.
 STYLES = frozenset({"scan", "equinox"})
 
@@ -473,7 +475,8 @@ class _Variant:
         kinds = {r.entry.kind for r in self.recovered.values()}
         kind = next(iter(kinds)) if len(kinds) == 1 else ""
         title = camel(kind or named or ("" if anonymous else self.title), "Model", model=True)
-        title = title if len(title) > 1 else "Model"  # the name of a parameter says nothing
+        if len(title) == 1 or title in _UNNAMED:  # the name of a parameter says nothing
+            title = "Model"
         jaxprs = {name: p.jaxpr for name, p in programs.items()}
         starts = self._starts(jaxprs)
         held = {k: v for r in self.recovered.values() for k, v in r.entry.attributes.items()}

@@ -25,8 +25,10 @@ from invert.emission.expressions.writer import Writer
 from invert.emission.layers import roles
 from invert.emission.layers.cut import LayerCall
 from invert.emission.layers.order import by_number
+from invert.emission.layers.prefixes import KINDS_OF_LAYERS
 from invert.emission.layers.state import StateVar
 from invert.emission.python import syntax
+from invert.emission.python.naming import camel, stem
 from invert.emission.python.nouns import FORMS, PLAIN, PRODUCT, mixes, noun, says
 from invert.emission.sizes import expressions as sizes
 from invert.emission.sizes.expressions import dimension_of
@@ -108,6 +110,11 @@ def _choices(graph: Graph) -> dict[int, Choice]:
             platforms = made.params["platforms"]
             choices[id(eqn)] = Choice(made, None, is_switch=False, platforms=platforms)
     return choices
+
+
+def _is_counted(name: str) -> bool:
+    """Whether a name says of a layer only of which kind it is: `conv_2`."""
+    return camel(stem(name).rstrip("0123456789")) in KINDS_OF_LAYERS
 
 
 def _ends_line(statement: Statement) -> bool:
@@ -313,6 +320,10 @@ class Body:
             or self._activates(eqn, placed, atoms),
         )
         called = [s.place for s in inside.values() if s.calls]
+        if called and statement.passes and _is_counted(hints[0]):
+            # The last layer of several does not tell what they compute.
+            self.names[first] = PLAIN
+            statement.hints = [PLAIN]
         if called:
             statement.place, statement.calls = min([*called, statement.place]), True
         if eqn.primitive.name == "transpose":

@@ -101,10 +101,11 @@ def _alike_at_once(body: Sequence[ast.stmt]) -> list[ast.stmt]:
     result: list[ast.stmt] = []
     for statement in body:
         match result[-1] if result else None, statement:
-            case ast.Assign() as before, ast.Assign(value=ast.Call() as value) if (
-                syntax.text_of(value).startswith(("jnp.zeros(", "jnp.ones(", "jnp.full("))
-                and syntax.text_of(before.value) == syntax.text_of(value)
-            ):
+            case ast.Assign() as before, ast.Assign(value=ast.Call() as value) if syntax.text_of(
+                value
+            ).startswith(("jnp.zeros(", "jnp.ones(", "jnp.full(")) and syntax.text_of(
+                before.value
+            ) == syntax.text_of(value):
                 result[-1] = ast.Assign([*before.targets, *statement.targets], value, lineno=0)
             case _:
                 result.append(statement)
