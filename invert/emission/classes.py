@@ -68,10 +68,21 @@ _KINDS = (
 
 
 _CALL = "__call__"
+_SKIP = "skip"
 
 
 def _self() -> ast.expr:
     return ast.Name("self", ast.Load())
+
+
+def _skips(layer: Layer) -> dict[Var, str]:
+    """The second input of a layer that is joined to what is computed from the first one."""
+    if len(layer.inputs) != 2:
+        return {}
+    _, v = layer.inputs
+    users = [s for s in layer.steps if any(a is v for a in s.invars)]
+    joins = len(users) == 1 and users[0].primitive.name == "concatenate"
+    return {v: _SKIP} if joins and v not in layer.outputs and v not in layer.arguments else {}
 
 
 def _is_passed_on(eqn: Eqn, graph: Graph) -> bool:
@@ -561,7 +572,9 @@ class Classes:
         )
         inputs = [v for v in layer.inputs if not given or v not in given]
         states = roles.initial(layer.steps)
-        adds = _residuals(layer) if known or layer.children else self._named_by_makers(layer)
+        adds = self._named_by_makers(layer)
+        if known or layer.children:
+            adds = _residuals(layer) or _skips(layer)
         told = {**self._memories.of(layer), **adds, **states, **layer.arguments}
         hints = self._hints(inputs, told)
         if layer.same is not None:

@@ -54,48 +54,48 @@ def dropout(x: Array, rate: float, key: PRNGKeyArray) -> Array:
 
 @functools.partial(jax.jit, static_argnums=1)
 def resize_bilinear(x: Array, size: tuple[int, int]) -> Array:
-    """Interpolate (batch, height, width, channels) linearly between the centers of pixels."""
+    """Interpolate (batch, height, width, channels) as `tf.image.resize` does, to its rounding."""
     for axis, n in ((2, size[1]), (1, size[0])):
-        place = (np.arange(n, dtype=np.float32) + 0.5) * np.float32(x.shape[axis] / n) - 0.5
-        low = np.floor(place)
-        share = np.expand_dims(place - low, [i for i in range(4) if i != axis])
-        before = np.maximum(low, 0).astype(np.int32)
-        after = np.minimum(np.ceil(place).astype(np.int32), x.shape[axis] - 1)
-        first = jnp.take(x, before, axis=axis, mode="clip")
-        x = first + (jnp.take(x, after, axis=axis, mode="clip") - first) * share
+        source = (np.arange(n, dtype=np.float32) + 0.5) * np.float32(x.shape[axis] / n) - 0.5
+        low = np.floor(source)
+        weight = (source - low).reshape([-1 if i == axis else 1 for i in range(4)])
+        lower = np.maximum(low, 0).astype(np.int32)
+        upper = np.minimum(np.ceil(source).astype(np.int32), x.shape[axis] - 1)
+        below = jnp.take(x, lower, axis=axis, mode="clip")
+        x = below + (jnp.take(x, upper, axis=axis, mode="clip") - below) * weight
     return x
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2))
 def resize_corners(x: Array, size: tuple[int, int], align: bool) -> Array:
-    """Interpolate (batch, height, width, channels) linearly between the corners of pixels.
+    """Interpolate (batch, height, width, channels) between the corners of pixels.
 
     With `align`, the last pixels of both images are at one place too.
     """
     for axis, n in ((2, size[1]), (1, size[0])):
         last = x.shape[axis] - 1
         scale = np.float32(last / max(n - 1, 1) if align else x.shape[axis] / n)
-        place = np.arange(n, dtype=np.float32) * scale
-        low = np.floor(place)
-        share = np.expand_dims(place - low, [i for i in range(4) if i != axis])
-        after = np.minimum(np.ceil(place).astype(np.int32), last)
-        first = jnp.take(x, low.astype(np.int32), axis=axis, mode="clip")
-        x = first + (jnp.take(x, after, axis=axis, mode="clip") - first) * share
+        source = np.arange(n, dtype=np.float32) * scale
+        low = np.floor(source)
+        weight = (source - low).reshape([-1 if i == axis else 1 for i in range(4)])
+        upper = np.minimum(np.ceil(source).astype(np.int32), last)
+        below = jnp.take(x, low.astype(np.int32), axis=axis, mode="clip")
+        x = below + (jnp.take(x, upper, axis=axis, mode="clip") - below) * weight
     return x
 
 
 @functools.partial(jax.jit, static_argnums=1)
 def resize_pixels(x: Array, size: tuple[int, int]) -> Array:
-    """Interpolate (batch, height, width, channels) linearly between the centers of pixels."""
+    """Interpolate (batch, height, width, channels) as `tf.image.resize` does, to its rounding."""
     for axis, n in ((2, size[1]), (1, size[0])):
         scale = x.shape[axis] / jnp.asarray(n, jnp.float32)
-        place = (lax.iota(jnp.float32, n) + 0.5) * scale - 0.5
-        low = jnp.floor(place)
-        share = jnp.expand_dims(place - low, [i for i in range(4) if i != axis])
-        before = jnp.maximum(low, 0.0).astype(jnp.int32)
-        after = jnp.minimum(jnp.ceil(place).astype(jnp.int32), x.shape[axis] - 1)
-        first = jnp.take(x, before, axis=axis, mode="clip")
-        x = first + (jnp.take(x, after, axis=axis, mode="clip") - first) * share
+        source = (lax.iota(jnp.float32, n) + 0.5) * scale - 0.5
+        low = jnp.floor(source)
+        weight = jnp.expand_dims(source - low, [i for i in range(4) if i != axis])
+        lower = jnp.maximum(low, 0.0).astype(jnp.int32)
+        upper = jnp.minimum(jnp.ceil(source).astype(jnp.int32), x.shape[axis] - 1)
+        below = jnp.take(x, lower, axis=axis, mode="clip")
+        x = below + (jnp.take(x, upper, axis=axis, mode="clip") - below) * weight
     return x
 
 

@@ -39,7 +39,7 @@ NOUNS = {
     "cholesky": "factor", "lu": "lu", "eigh": "vectors", "scan": "carry", "while": "state",
     "cond": "chosen", "top_k": "top", "sqrt": "sqrt", "rsqrt": "rsqrt",
     "sign": "sign", "dynamic_slice": "part", "concatenate": "joined",
-    "logistic": "sigmoid", "conv_general_dilated": "conv",
+    "logistic": "sigmoid", "conv_general_dilated": PLAIN,
     **dict.fromkeys((*kinds.COMPARISONS, "is_finite", "and", "or", "not"), "mask"),
     **{n: n for n in "tanh sin cos tan sinh cosh erf erf_inv erfc atan2 cumsum cumprod".split()},
 }  # fmt: skip
