@@ -64,6 +64,7 @@ from invert.ir.narrow_operands import with_narrow_operands
 from invert.ir.reversed_loops import unreversed
 from invert.ir.size_values import with_size_values
 from invert.ir.sizes import Constraint, is_open
+from invert.ir.triangles import with_triangles
 from invert.ir.types import AnyJaxpr, Atom, Aval, Eqn, Jaxpr, Literal, Value, Var
 
 M = TypeVar("M", bound=eqx.Module)
@@ -251,7 +252,7 @@ def _as_written(jaxpr: Jaxpr) -> Jaxpr:
     jaxpr = with_known_numbers(jaxpr.replace(eqns=[_known(e) for e in jaxpr.eqns]))
     narrow = with_narrow_operands(with_wrapped_positions(jaxpr))
     narrow = _without_neutral(narrow)
-    return with_plain_operands(unreversed(_with_differences(narrow)))
+    return with_triangles(with_plain_operands(unreversed(_with_differences(narrow))))
 
 
 def _known(eqn: Eqn) -> Eqn:

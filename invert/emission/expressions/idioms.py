@@ -375,6 +375,17 @@ def _with_size(sign: str) -> Row:
     return row
 
 
+def _triangle(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
+    """`jnp.tri(length, dtype=bool)`: whether a column is at most at the place of the row."""
+    shape = eqn.outvars[0].aval.shape
+    makers = [_producer(graph, a, "add", "iota") for a in eqn.invars]
+    if len(shape) == 2 and None not in makers:
+        sizes = shape[:1] if str(shape[0]) == str(shape[1]) else shape
+        yield Proposal(
+            call("jnp.tri", *map(literals.size, sizes), dtype=syntax.name("bool")), (), "mask"
+        )
+
+
 def _size_value(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
     """`jnp.asarray(batch, jnp.int32)`; a narrow type is converted from an array."""
     if (size := _size_of(graph, eqn.outvars[0])) is not None:
@@ -664,11 +675,11 @@ ROWS: Mapping[str, tuple[Row, ...]] = {
             ("lt", "<"),
             ("le", "<="),
             ("gt", ">"),
-            ("ge", ">="),
             ("eq", "=="),
             ("ne", "!="),
         )
     },
+    "ge": (_triangle, _with_size(">=")),
     "squeeze": (_attention, _element, _item),
     "dynamic_update_slice": (_update,),
     "reshape": (_attention, _repeat),

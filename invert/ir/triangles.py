@@ -1,0 +1,66 @@
+"""Lower triangles: positions of rows compared with those of columns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from jax import lax
+
+from invert._private.jax import dce
+from invert.ir.graph import is_var
+from invert.ir.types import Atom, Eqn, Jaxpr, Literal, ShapedArray, Var
+
+_INT32 = np.dtype("int32")
+_RESHAPED = ("broadcast_in_dim", "reshape")
+
+
+def with_triangles(jaxpr: Jaxpr) -> Jaxpr:
+    """Replace `rows[:, None] >= columns[None]` of two ranges by the equations of `jnp.tri`."""
+    makers: dict[Atom, Eqn] = {v: e for e in jaxpr.eqns for v in e.outvars}
+    eqns: list[Eqn] = []
+    for eqn in jaxpr.eqns:
+        operands = {"ge": eqn.invars, "le": eqn.invars[::-1]}.get(eqn.primitive.name, ())
+        axes = [_axis(a, makers) for a in operands]
+        if axes == [0, 1] and len(eqn.outvars[0].aval.shape) == 2:
+            eqns += _triangle(eqn)
+        else:
+            eqns.append(eqn)
+    return jaxpr if len(eqns) == len(jaxpr.eqns) else dce(jaxpr.replace(eqns=eqns))
+
+
+def _axis(atom: Atom, makers: Mapping[Atom, Eqn]) -> int | None:
+    """The axis of a matrix along which its numbers count from zero, with no others."""
+    shape = atom.aval.shape if is_var(atom) else ()
+    eqn = makers.get(atom)
+    if len(shape) != 2 or eqn is None:
+        return None
+    if eqn.primitive.name == "iota":
+        return eqn.params["dimension"]
+    inner = eqn.invars[0] if eqn.primitive.name in _RESHAPED else None
+    made = makers.get(inner) if inner is not None and is_var(inner) else None
+    if made is None or made.primitive.name != "iota" or len(made.outvars[0].aval.shape) != 1:
+        return None
+    if eqn.primitive.name == "broadcast_in_dim":
+        return eqn.params["broadcast_dimensions"][0]
+    return 0 if shape[1] == 1 else 1
+
+
+def _triangle(eqn: Eqn) -> list[Eqn]:
+    (out,) = eqn.outvars
+    positions = ShapedArray(out.aval.shape, _INT32)
+    rows, shifted, columns = Var(positions), Var(positions), Var(positions)
+
+    def counted(v: Var, axis: int) -> Eqn:
+        params = {
+            "dtype": _INT32, "shape": tuple(out.aval.shape), "dimension": axis, "sharding": None,
+        }  # fmt: skip
+        return eqn.replace(primitive=lax.iota_p, invars=[], outvars=[v], params=params)
+
+    zero = Literal(np.int32(0), ShapedArray((), _INT32))
+    return [
+        counted(rows, 0),
+        eqn.replace(primitive=lax.add_p, invars=[rows, zero], outvars=[shifted], params={}),
+        counted(columns, 1),
+        eqn.replace(primitive=lax.ge_p, invars=[shifted, columns]),
+    ]
