@@ -515,7 +515,8 @@ class _Writing:
 
     def value(self, column: tuple[Any, ...], wanted: str) -> ast.expr:
         """An argument from its values in all nodes: a number, or an argument of this one."""
-        if all(v == column[0] for v in column):
+        given = wanted == HEADS and self.cls.token  # a choice, as sizes are
+        if all(v == column[0] for v in column) and not given:
             first = column[0]
             return syntax.name(first.text) if isinstance(first, Code) else literals.value(first)
         named = self._size(column)
