@@ -23,7 +23,7 @@ from invert.emission.equinox_nn.construct import native_of
 from invert.emission.expressions import literals, tables
 from invert.emission.layers.cut import plain_name
 from invert.emission.layers.native import Native
-from invert.emission.layers.shared import RESIDUAL, Class, Code, static_type
+from invert.emission.layers.shared import OPTIONS, RESIDUAL, Class, Code, static_type
 from invert.emission.layers.tree import Node
 from invert.emission.python import syntax
 from invert.emission.python.naming import Names, stem
@@ -36,10 +36,7 @@ _EMBEDDINGS = frozenset("embedding embeddings".split())
 # Names that only Keras uses.
 _KERAS = frozenset("gamma embeddings recurrent_kernel moving_variance".split())
 # Options of a layer, passed by keyword.
-_OPTIONS = frozenset(
-    """kernel_size kd kh kw strides padding pad_width input_dilation dilation groups activation
-    residual""".split()
-)
+_OPTIONS = OPTIONS | {"kernel_size", "kd", "kh", "kw"}
 # The number of sizes that are given without their names.
 _MOST_UNNAMED = 3
 # Stands for the arguments of a layer that a node lacks.
@@ -349,7 +346,7 @@ class _Writing:
         assert first is not None  # the first node has all fields
         if not isinstance(first, Node):
             shapes = [
-                self.all.shape(v) if isinstance(v, Var) else self.cls.shapes[node]
+                self.all.shape(v) if isinstance(v, Var) else self.cls.shapes[node, self._current]
                 for v, node in zip(values, self.nodes, strict=True)
             ]
             start = self._array(first, shapes)
