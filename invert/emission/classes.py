@@ -22,7 +22,7 @@ from invert.emission.expressions.render import render
 from invert.emission.expressions.statements import FunctionText, Repeat
 from invert.emission.file import File
 from invert.emission.initial import HEAD_DIM, HEADS, HIDDEN, Initializers, Starts
-from invert.emission.layers import choices, ends, heads, options, roles
+from invert.emission.layers import choices, heads, options, roles
 from invert.emission.layers.cut import Assign, Layer, LayerCall, calls
 from invert.emission.layers.lend import lend
 from invert.emission.layers.lists import Lists, Loop, Unrolled
@@ -338,13 +338,11 @@ class Classes:
             again = [d for d in earlier if d.node not in inside and self.of[d.node].plain]
             lend(drafts, self._arrays)
             keys = options.keys(drafts, again, self._key, self._kinds)
-            keys = ends.keys(drafts, keys, self._key)
             below = {self.of[d.node] for d in again if d in keys}
             every = [*drafts, *(d for cls in below for d in cls.drafts if d in keys)]
             for group in groups(every, keys.__getitem__):
-                cls = Class(syntax.new_token(), ends.together(group))
+                cls = Class(syntax.new_token(), group)
                 choices.prepare(cls, self._function)
-                ends.prepare(cls)
                 for draft in group:
                     self.of.pop(draft.node, None)  # the classes inside of a class come first
                     self.of[draft.node] = cls
@@ -705,7 +703,6 @@ class Classes:
             make_static(cls)
             heads.write(cls)
             choices.write(cls)
-            ends.write(cls)
             for i, (name, values) in enumerate(cls.statics.items()):
                 field = syntax.declare(name, static_type(values))
                 assert isinstance(field, ast.AnnAssign)

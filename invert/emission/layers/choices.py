@@ -10,6 +10,7 @@ from invert.emission.layers.shared import (
     ACTIVATION,
     INNER_ACTIVATION,
     RESIDUAL,
+    RETURN_SEQUENCES,
     Class,
     Code,
     Draft,
@@ -51,10 +52,13 @@ def prepare(cls: Class, function: Callable[[ast.Call], str]) -> None:
         if len(set(has)) == 1 and not (has[0] and values.is_activation(column[0].args[0])):
             for method, step in zip(methods, column, strict=True):
                 replace(method, step, _taken(step) if has[0] else step.args[1])
+            for draft in drafts if values.returns_steps(column[0]) else ():
+                _settle_result(draft, has=has[0])
         elif names := [n for n in values.fields(column[0]) if n in cls.optional]:
             column[0].args[2] = syntax.field(syntax.name("self"), names[-1])
-        elif values.is_addition(column[0].args[0]):
-            name = Names(own).new(RESIDUAL)
+        elif values.is_addition(column[0].args[0]) or values.returns_steps(column[0]):
+            ends = values.returns_steps(column[0])
+            name = Names(own).new(RETURN_SEQUENCES if ends else RESIDUAL)
             cls.statics[name] = tuple(has)
             column[0].args[2] = syntax.field(syntax.name("self"), name)
     _choose_activations(cls, methods, function)
@@ -77,6 +81,14 @@ def _settle_arrays(cls: Class, draft: Draft) -> None:
             cls.shapes[draft.node, name] = draft.arrays[i][1]
         else:
             del draft.arrays[i], draft.axes[i], draft.sources[i]
+
+
+def _settle_result(draft: Draft, *, has: bool) -> None:
+    """Drops the type of the result that no node returns."""
+    at = -1 if has else -2
+    for items in (draft.arrays, draft.axes, draft.annotations, draft.sources):
+        del items[at]
+    draft.methods[0].returns = draft.annotations[-1]
 
 
 def _choose_activations(
@@ -130,8 +142,24 @@ def write(cls: Class) -> None:
         if isinstance(statement, ast.AnnAssign) and ast.unparse(statement.target) in cls.optional:
             statement.annotation = ast.BinOp(statement.annotation, ast.BitOr(), ast.Constant(None))
     for method in draft.methods:
+        _rename(cls, method)
         while (found := _innermost(method)) is not None:
             _Writing(cls, method, *found).run()
+
+
+def _rename(cls: Class, method: ast.FunctionDef) -> None:
+    """Renames variables that are called after an activation or a layer that some nodes lack."""
+    codes = {v.text for column in cls.statics.values() for v in column if isinstance(v, Code)}
+    functions = {text.rpartition(".")[2] for text in codes}
+    arguments = {a.arg for a in (*method.args.args, *method.args.kwonlyargs)}
+    for statement in method.body:
+        target = statement.targets[0] if isinstance(statement, ast.Assign) else None
+        if not isinstance(target, ast.Name) or not isinstance(statement, ast.Assign):
+            continue
+        layer = values.is_step(statement.value) and target.id in values.fields(statement.value)
+        if target.id not in arguments and (layer or target.id in functions):
+            name = Names(taken(method)).new(_SHORTCUT if layer else "y")
+            syntax.rename(method, {target.id: name})
 
 
 def _innermost(method: ast.FunctionDef) -> tuple[ast.stmt, ast.Call] | None:
@@ -163,7 +191,9 @@ class _Writing:
         else:
             sums = (n for n in ast.walk(statement) if isinstance(n, ast.BinOp))
             added = any(step is n.left or step is n.right for n in sums)
-            local = Names(taken(self.method)).new(_SHORTCUT) if added else self._target(operand)
+            local = (
+                Names(taken(self.method)).new(_SHORTCUT) if added else self._target(operand, step)
+            )
             replace(statement, step, ast.Name(local, ast.Load()))
         chosen = syntax.assign(syntax.name(local), self._choice())
         if local == operand.id:
@@ -200,14 +230,14 @@ class _Writing:
         own = {a.arg for a in method.args.args[1:]}
         own |= {name for statement in method.body for name in stored(statement)}
         names = (n for n in ast.walk(operand) if isinstance(n, ast.Name) and n.id in own)
-        local = self._target(next(names, None))
+        local = self._target(next(names, None), operand)
         at = method.body.index(self.statement)
         method.body.insert(at, syntax.assign(ast.Name(local, ast.Store()), operand))
         return ast.Name(local, ast.Load())
 
-    def _target(self, operand: ast.expr | None) -> str:
-        """A name for a value that takes the place of the step: that of its operand, if it may."""
-        inside = {id(n) for n in ast.walk(self.step)}
+    def _target(self, operand: ast.expr | None, last: ast.expr) -> str:
+        """A name for a new value: that of an operand, if only an expression reads that after it."""
+        inside = {id(n) for n in ast.walk(last)}
         method = self.method
         arguments = {a.arg for a in (*method.args.args, *method.args.kwonlyargs)}
         for name in ([operand.id] if isinstance(operand, ast.Name) else []) + ["y"]:

@@ -81,9 +81,9 @@ class Match:
             taken, operand = a.parts
             yes, no = (self.has, a, True), (self.has, a, False)
             return self._tried(yes, [(taken, b)]) or self._tried(no, [(operand, b)])
-        if a.head == b.head and len(a.parts) == len(b.parts):
-            if self._tried((self.pairs, a, b), list(zip(a.parts, b.parts, strict=True))):
-                return True
+        parts = _parts(a, b)
+        if parts is not None and self._tried((self.pairs, a, b), parts):
+            return True
         return self._lacking is not None and self._without(a, b)
 
     def _without(self, a: Value, b: Value) -> bool:
@@ -110,7 +110,7 @@ class Match:
         missing = {**other.missing, **self.missing}
         if (
             any(self.extra[a].head != other.extra[a].head for a in common)
-            or any(missing[a] is not operand for a, operand in other.missing.items())
+            or any(values.key(missing[a]) != values.key(o) for a, o in other.missing.items())
             or sum(map(_is_sum, missing)) > 1
         ):
             return False
@@ -132,6 +132,8 @@ class Match:
 
     def _operands(self, a: Value) -> Iterator[Value]:
         """What may stand for a step, or for a chain of steps of which a layer is missing."""
+        if self._lacking == frozenset() and (steps := values.Steps.of(a)) is not None:
+            yield from steps.states()
         value, decided = a, False
         for length in range(_LONGEST):
             operand, field = values.operand(value), values.decider(value.node)
@@ -141,6 +143,20 @@ class Match:
             if decided or (not length and not field and (self._adds or not _is_sum(value))):
                 yield operand
             value = operand
+
+
+def _parts(a: Value, b: Value) -> list[tuple[Value, Value]] | None:
+    """The parts in which two values have to agree; `None` if they are not of one kind."""
+    if a.head != b.head or len(a.parts) != len(b.parts):
+        return None
+    parts = list(zip(a.parts, b.parts, strict=True))
+    if a.head[0] == "function":
+        # A loop may collect values that other layers do not return.
+        (one,), (other,) = a.parts, b.parts
+        none = isinstance(last := other.parts[-1].node, ast.Constant) and last.value is None
+        if none and _parts(one, other) is not None:
+            return [(one.parts[0], other.parts[0])]
+    return parts
 
 
 def _is_sum(value: Value) -> bool:
@@ -202,8 +218,8 @@ def keys(
     return found
 
 
-def _completeness(draft: Draft, result: Value) -> tuple[int, int]:
-    """The numbers of fields and of sums that others may lack."""
+def _completeness(draft: Draft, result: Value) -> tuple[int, int, bool]:
+    """The numbers of fields and of sums that others may lack, and whether it returns all steps."""
     seen: set[Value] = set()
     pending = [result]
     while pending:
@@ -211,7 +227,7 @@ def _completeness(draft: Draft, result: Value) -> tuple[int, int]:
         if value not in seen:
             seen.add(value)
             pending += value.parts
-    return len(draft.node.fields), sum(map(_is_sum, seen))
+    return len(draft.node.fields), sum(map(_is_sum, seen)), values.Steps.of(result) is not None
 
 
 class _Family:
@@ -243,20 +259,25 @@ class _Family:
 
     def adopt(self, drafts: Sequence[Draft], results: Mapping[Draft, Value]) -> list[Draft]:
         """Gives all of them the method that has every step; returns those that fit."""
-        marked = _Marking(self.first, self.match).run() or self.first.methods[0]
+        (method,), options = self.first.methods, self.match.missing or self.match.extra
+        marked = _Marking(self.first, self.match).run() if options else None
+        marked = marked or method
         result = values.result(marked)
         if result is None:  # the marks make it too deep
-            marked, result = self.first.methods[0], self.result
+            marked, result = method, self.result
         adopted: dict[Draft, ast.FunctionDef] = {}
+        steps = values.Steps.of(self.result)
         end = values.end(marked, result)
         rows: list[list[str]] = []
         for draft in drafts:
-            match = Match()
-            fits = match.run(result, results[draft])
-            method = _filled(marked, draft, match) if fits else None
-            row = [] if method is None else _functions(method)
-            if method is not None and len(_differing([*rows, row], end)) < 2:
-                adopted[draft] = method
+            written: ast.FunctionDef | None = None
+            if marked is method and draft.texts == self.first.texts:
+                (written,) = draft.methods
+            elif (match := Match()).run(result, results[draft]):
+                written = _filled(marked, draft, match)
+            row = [] if written is None else _functions(written)
+            if written is not None and len(_differing([*rows, row], end)) < 2:
+                adopted[draft] = written
                 rows.append(row)
         for draft in list(adopted):
             if not _complete(draft, self.first, list(adopted)):
@@ -268,6 +289,9 @@ class _Family:
                 ast.Name(new[s.id], ast.Load()) if isinstance(s, ast.Name) and s.id in new else s
                 for s in draft.sources
             ]
+            time = 0 if steps is None else steps.time
+            for mark in filter(values.returns_steps, values.steps(method)):
+                _add_result(draft, method, time, has=values.has(mark))
             draft.methods = [method]
             draft.texts = [f"{method.name}: {text_of(method)}"]
         return list(adopted)
@@ -309,6 +333,25 @@ def _complete(draft: Draft, whole: Draft, drafts: Sequence[Draft]) -> bool:
         draft.axes.insert(at, (draft.axes[other][axis],))
         draft.sources.insert(at, whole.sources[at])
     return True
+
+
+def _add_result(draft: Draft, method: ast.FunctionDef, time: int, *, has: bool) -> None:
+    """Declares that a method returns the values of all steps, or the final state.
+
+    **Arguments:**
+
+    - `time`: the axis that only the former have; `has`: whether the layer returns these.
+    """
+    (kind, shape), axes = draft.arrays[-1], draft.axes[-1]
+    at, after = len(draft.arrays) - (not has), slice(time + has, None)
+    first = next(i for i, s in enumerate(draft.sources) if isinstance(s, ast.Name))
+    size, axis = draft.arrays[first][1][time], draft.axes[first][time]
+    draft.arrays.insert(at, (kind, (*shape[:time], *(() if has else (size,)), *shape[after])))
+    draft.axes.insert(at, (*axes[:time], *(() if has else (axis,)), *axes[after]))
+    at = len(draft.annotations) - (not has)
+    draft.annotations.insert(at, copy.deepcopy(draft.annotations[-1]))
+    draft.sources.append(None)
+    method.returns = ast.BinOp(draft.annotations[-2], ast.BitOr(), draft.annotations[-1])
 
 
 def _like(name: str, having: Sequence[Draft], draft: Draft) -> tuple[str, int] | None:
@@ -356,6 +399,9 @@ class _Marking:
         """A mark for a step, or a chain of steps, that layers may lack."""
         step = target = self._expression(value)
         end, operand = self._match.missing[value], None
+        if (steps := values.Steps.of(value)) is not None:
+            state = steps.name(self._method, self._new[id(steps.scan.node)], end)
+            return state and syntax.call(STEP, step, state, ast.Constant(True))
         links = [*self._match.chain(value), end]
         for link, part in itertools.pairwise(links):
             old = values.replace_operand(link, target, ast.Name(HOLE, ast.Load()))

@@ -48,11 +48,12 @@ _WITHOUT: Mapping[str, Callable[[ast.expr], ast.expr]] = {
 }
 # The argument before which they are written.
 _LAST = "dimension_numbers"
-# Static fields: the activation of a result, that of another value, and whether a layer adds its
-# input to its result.
+# Static fields: the activation of a result, that of another value, whether a layer adds its input
+# to its result, and whether it returns the values of all steps.
 ACTIVATION, INNER_ACTIVATION, RESIDUAL = "activation", "inner_activation", "residual"
+RETURN_SEQUENCES = "return_sequences"
 # Those of any name.
-OPTIONS = frozenset((ACTIVATION, INNER_ACTIVATION, RESIDUAL)).union(
+OPTIONS = frozenset((ACTIVATION, INNER_ACTIVATION, RESIDUAL, RETURN_SEQUENCES)).union(
     *(fields.values() for fields in _STATIC.values())
 )
 # The number of items of one type up to which the type of a tuple says how many there are.
@@ -74,8 +75,6 @@ class Draft:
     - `annotations`: the array types in fields and methods, without sizes.
     - `arrays`: the kinds and shapes of these types.
     - `sources`: the expressions by which methods read these arrays; `None` for results.
-    - `final`: the carried value of its loop that it returns, -1 for the only one, if other layers
-        of its class return those of all steps; `alone` is the layer without regard to these.
     - `inner`: the arrays of the layers inside, by expressions that read them.
     - `axes`, `inner_axes`: the axes of variables that `arrays` and `inner` are of.
     - `twin`: the layer of which it is one of other sizes; `None` for those of the program.
@@ -89,8 +88,6 @@ class Draft:
     annotations: list[ast.expr] = dataclasses.field(default_factory=list)
     arrays: list[tuple[str, tuple[int, ...]]] = dataclasses.field(default_factory=list)
     sources: list[ast.expr | None] = dataclasses.field(default_factory=list)
-    final: int | None = None
-    alone: Draft | None = None
     inner: list[tuple[ast.expr, tuple[int, ...]]] = dataclasses.field(default_factory=list)
     axes: list[tuple[tuple[Var, int] | None, ...]] = dataclasses.field(default_factory=list)
     inner_axes: list[tuple[tuple[Var, int], ...]] = dataclasses.field(default_factory=list)

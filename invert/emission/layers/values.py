@@ -11,8 +11,9 @@ import dataclasses
 from collections.abc import Hashable, Mapping
 from typing import TYPE_CHECKING
 
-from invert.emission.layers.shared import blank, field_of, is_named
+from invert.emission.layers.shared import blank, field_of, is_named, taken
 from invert.emission.python import syntax
+from invert.emission.python.naming import Names
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
@@ -100,9 +101,8 @@ def _read(function: ast.FunctionDef, around: Mapping[str, Value], level: int) ->
         if isinstance(node, ast.Lambda | ast.comprehension):
             raise _Unreadable  # with local variables of its own
         if is_step(node):
-            taken, operand, _ = node.args
-            before, known[HOLE] = known.get(HOLE), value(operand)
-            found = Value((STEP,), [value(taken), known[HOLE]], node)
+            before, known[HOLE] = known.get(HOLE), value(node.args[1])
+            found = Value((STEP,), [value(node.args[0]), known[HOLE]], node)
             known[HOLE] = before or known[HOLE]
             return found
         if is_activation(node):
@@ -211,6 +211,56 @@ def replace_operand(value: Value, node: ast.AST, new: ast.expr) -> ast.expr:
     return old
 
 
+@dataclasses.dataclass
+class Steps:
+    """The values of all steps of a loop, as the result of a method.
+
+    **Arguments:**
+
+    - `scan`: the loop; `time`: the axis of time in the result.
+    """
+
+    scan: Value
+    time: int
+
+    @staticmethod
+    def of(value: Value) -> Steps | None:
+        """`ys` or `jnp.swapaxes(ys, 0, 1)`, after `carry, ys = lax.scan(step, init, xs)`."""
+        swapped = isinstance(value.node, ast.Call) and value.head != ("item", 1)
+        if swapped and ast.unparse(value.node).startswith("jnp.swapaxes("):
+            ys = value.parts[1]
+            places = [p.node.value for p in value.parts[2:] if isinstance(p.node, ast.Constant)]
+            found = Steps.of(ys) if places == [0, 1] else None
+            return None if found is None else Steps(found.scan, 1)
+        call = value.parts[0].node if value.head == ("item", 1) else None
+        loop = isinstance(call, ast.Call) and ast.unparse(call.func) == "lax.scan"
+        return Steps(value.parts[0], 0) if loop else None
+
+    def states(self) -> list[Value]:
+        """The values that are carried to the last step: all of them, and each."""
+        carried = Value(("item", 0), [self.scan], self.scan.node)
+        init = self.scan.parts[2].node
+        count = len(init.elts) if isinstance(init, ast.Tuple) else 0
+        return [carried, *(Value(("item", i), [carried], self.scan.node) for i in range(count))]
+
+    def name(self, method: ast.FunctionDef, scan: ast.AST, state: Value) -> ast.Name | None:
+        """Names the final state in a method that ends with this loop."""
+        found = (s for s in method.body if isinstance(s, ast.Assign) and s.value is scan)
+        assign = next(found, None)
+        target = assign.targets[0] if assign is not None else None
+        if assign is None or not isinstance(target, ast.Tuple) or not isinstance(scan, ast.Call):
+            return None
+        init, whole = scan.args[1], state.parts[0] is self.scan
+        items = [init] if whole or not isinstance(init, ast.Tuple) else init.elts
+        place = 0 if whole else int(str(state.head[1]))
+        start = items[place]
+        name = start.id if isinstance(start, ast.Name) else Names(taken(method)).new("h")
+        names = [name if i == place else "_" for i in range(len(items))]
+        new: list[ast.expr] = [ast.Name(n, ast.Store()) for n in names]
+        assign.targets = [ast.Tuple([new[0] if whole else ast.Tuple(new), target.elts[1]])]
+        return ast.Name(name, ast.Load())
+
+
 def layer_of(call: ast.Call) -> str:
     """The field of a layer that is called with one value, or `""`."""
     return field_of(call.func) if len(call.args) == 1 and not call.keywords else ""
@@ -236,6 +286,11 @@ def fields(step: ast.Call) -> list[str]:
         found += [decider(node)]
         node = node.left if isinstance(node, ast.BinOp) else node.args[0]
     return [name for name in found if name]
+
+
+def returns_steps(step: ast.Call) -> bool:
+    """Whether a marked step chooses the values of all steps of a loop."""
+    return not fields(step) and not any(is_named(n, HOLE) for n in ast.walk(step.args[0]))
 
 
 def activations(method: ast.FunctionDef) -> list[tuple[ast.Call, bool]]:
