@@ -156,9 +156,9 @@ def _rename(cls: Class, method: ast.FunctionDef) -> None:
         target = statement.targets[0] if isinstance(statement, ast.Assign) else None
         if not isinstance(target, ast.Name) or not isinstance(statement, ast.Assign):
             continue
-        layer = values.is_step(statement.value) and target.id in values.fields(statement.value)
+        layer = values.is_step(statement.value) and target.id in cls.optional
         if target.id not in arguments and (layer or target.id in functions):
-            name = Names(taken(method)).new(_SHORTCUT if layer else "y")
+            name = Names(taken(method) - {target.id}).new(_SHORTCUT if layer else "y")
             syntax.rename(method, {target.id: name})
 
 

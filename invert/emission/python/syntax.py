@@ -250,8 +250,8 @@ def renamed(node: ast.expr, names: Mapping[str, str]) -> ast.expr:
     return new
 
 
-def substitute(node: ast.expr, values: Mapping[str, ast.expr]) -> ast.expr:
-    """A copy of the expression with expressions for tokens."""
+def substitute(node: _T, values: Mapping[str, ast.expr]) -> _T:
+    """A copy of a tree with expressions for tokens."""
 
     class Replace(ast.NodeTransformer):
         def visit_Name(self, node: ast.Name) -> ast.expr:
