@@ -408,9 +408,10 @@ class _Writing:
             return call("eqx.nn.StateIndex", start) if held else start
         nodes = [v if isinstance(v, Node) else None for v in values]
         if None in nodes:
-            name = self.names.new(f"use_{self._current}")
-            self.arguments[name] = tuple(v is not None for v in values)
-            self.defaults[name] = False
+            there = tuple(v is not None for v in values)
+            same = (n for n, c in self.arguments.items() if n.startswith("use_") and c == there)
+            name = next(same, "") or self.names.new(f"use_{self._current}")
+            self.arguments[name], self.defaults[name] = there, False
             before = set(self.arguments)
             start = self._module(nodes, self._key)
             for own in self.arguments.keys() - before:

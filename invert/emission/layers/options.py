@@ -134,15 +134,17 @@ class Match:
         """What may stand for a step, or for a chain of steps of which a layer is missing."""
         if self._lacking == frozenset() and (steps := values.Steps.of(a)) is not None:
             yield from steps.states()
+        found: list[Value] = []
         value, decided = a, False
         for length in range(_LONGEST):
             operand, field = values.operand(value), values.decider(value.node)
             if operand is None or (length and _is_sum(value)):
-                return
+                break
             decided |= field in (self._lacking or ())
             if decided or (not length and not field and (self._adds or not _is_sum(value))):
-                yield operand
+                found.append(operand)
             value = operand
+        yield from reversed(found)  # one long chain rather than several options
 
 
 def _parts(a: Value, b: Value) -> list[tuple[Value, Value]] | None:
