@@ -138,11 +138,14 @@ class Match:
         value, decided = a, False
         for length in range(_LONGEST):
             operand, field = values.operand(value), values.decider(value.node)
-            if operand is None or (length and _is_sum(value)):
+            alone = isinstance(value.node, ast.BinOp)  # a bias or a sum is an option of its own
+            if operand is None or (length and alone):
                 break
             decided |= field in (self._lacking or ())
             if decided or (not length and not field and (self._adds or not _is_sum(value))):
                 found.append(operand)
+            if alone:
+                break
             value = operand
         yield from reversed(found)  # one long chain rather than several options
 
