@@ -433,12 +433,8 @@ class _Marking:
         """Drops the assignment of a value that only a step reads, if it may be anywhere."""
         body = self._method.body
         start, end = self._at(node), self._at(step)
-        if (
-            start < 0
-            or end < 0
-            or value.uses > 1
-            or getattr(body[start], "value", None) is not node
-        ):
+        made = body[start] if start >= 0 else None
+        if not isinstance(made, ast.Assign) or made.value is not node or end < 0 or value.uses > 1:
             return False
         read = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
         if any(read & stored(s) for s in body[start + 1 : end]):

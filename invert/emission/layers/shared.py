@@ -279,7 +279,9 @@ def sites(method: ast.FunctionDef) -> list[_Site]:
 def _callee(call: ast.Call) -> str:
     """The last name of a function that is called."""
     node = call.func
-    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    return node.id if isinstance(node, ast.Name) else ""
 
 
 def _ones_like(strides: ast.expr) -> ast.expr:
