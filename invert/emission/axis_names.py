@@ -9,8 +9,7 @@ import re
 from collections.abc import Mapping, Sequence, Set
 
 from invert.emission.initial import GATES, HEAD_DIM, HEADS, HIDDEN
-from invert.emission.layers import fold
-from invert.emission.layers.shared import Draft
+from invert.emission.layers.shared import Draft, field_of
 from invert.emission.python.naming import stem
 from invert.emission.sizes.expressions import text
 from invert.ir.sizes import DimSize, dimension, dimensions
@@ -19,7 +18,7 @@ CONV = "conv_general_dilated"
 
 
 def _is_field(source: ast.expr | None) -> bool:
-    return bool(fold.field_of(source))
+    return bool(field_of(source))
 
 
 def is_table(field: str, text: str) -> bool:
@@ -33,7 +32,7 @@ def order(
     """Sort key: fields before arguments, kernels before biases, the recurrent kernel first."""
     _, column, source = pair
     field = isinstance(source, ast.Attribute)
-    state = fold.field_of(source) == _RECURRENT
+    state = field_of(source) == _RECURRENT
     return not field, -len(column[0][1]) - 0.5 * state if field else 0
 
 
@@ -150,7 +149,7 @@ class Dimensions:
                 rank = len(shapes)
                 if _is_field(source):
                     given = [tuple(map(text, column)) not in self.made for column in shapes]
-                    wanted = self._of_field(axis, given, fold.field_of(source))
+                    wanted = self._of_field(axis, given, field_of(source))
                 elif self.images and 3 <= rank <= 5:
                     wanted = self._of_image(axis, rank, keys, result=source is None)
                 else:

@@ -22,7 +22,7 @@ from invert.emission.expressions.render import render
 from invert.emission.expressions.statements import FunctionText, Repeat
 from invert.emission.file import File
 from invert.emission.initial import HEAD_DIM, HEADS, HIDDEN, Initializers, Starts
-from invert.emission.layers import ends, fold, heads, options, roles
+from invert.emission.layers import choices, heads, options, roles
 from invert.emission.layers.branches import BRANCH
 from invert.emission.layers.cut import Assign, Layer, LayerCall, calls
 from invert.emission.layers.lend import lend
@@ -33,6 +33,7 @@ from invert.emission.layers.shared import (
     Class,
     Draft,
     bare,
+    field_of,
     fit,
     generalize,
     groups,
@@ -363,14 +364,11 @@ class Classes:
             again = [d for d in earlier if d.node not in inside and self.of[d.node].plain]
             lend(drafts, self._arrays)
             keys = options.keys(drafts, again, self._key, self._kinds)
-            keys = ends.keys(drafts, keys, self._key)
             below = {self.of[d.node] for d in again if d in keys}
             every = [*drafts, *(d for cls in below for d in cls.drafts if d in keys)]
-            for group in groups(every, keys.__getitem__, fold.parts):
-                cls = Class(syntax.new_token(), ends.together(options.ordered(group)))
-                options.prepare(cls)
-                fold.prepare(cls, self._function)
-                ends.prepare(cls)
+            for group in groups(every, keys.__getitem__):
+                cls = Class(syntax.new_token(), group)
+                choices.prepare(cls, self._function)
                 for draft in group:
                     self.of.pop(draft.node, None)  # the classes inside of a class come first
                     self.of[draft.node] = cls
@@ -423,29 +421,26 @@ class Classes:
 
     def _key(self, draft: Draft) -> tuple[Hashable, ...]:
         """Features shared by nodes of one class, besides numbers in the text."""
-        found = fold.core(draft) if draft.methods else None
-        bias = "" if found is None else found.bias
-        kinds, arrays = self._kinds(draft, bias)
+        kinds, arrays = self._kinds(draft)
         return (
             # Modules that compute nothing are also distinguished by name.
             "" if draft.methods else camel(draft.node.name),
-            tuple(draft.texts) if found is None else found.text(),
+            tuple(draft.texts),
             tuple(kinds.items()),
             arrays,
         )
 
-    def _kinds(self, draft: Draft, bias: str = "") -> tuple[dict[str, Hashable], Hashable]:
-        """The kinds of the fields except a bias, by name, and those of the arrays."""
-        fields = {n: v for n, v in draft.node.fields.items() if n != bias}
+    def _kinds(self, draft: Draft) -> options.Fields:
+        """The kinds of the fields by name, and those of the arrays with their fields."""
         kinds = {
-            n: (self._start(v), *(self.of[m].token for m in _modules(v))) for n, v in fields.items()
+            n: (self._start(v), *(self.of[m].token for m in _modules(v)))
+            for n, v in draft.node.fields.items()
         }
         arrays = tuple(
-            (kind, len(shape) if isinstance(source, ast.Attribute) else len(shape) > 0)
+            (field_of(source), (kind, len(shape) if field_of(source) else len(shape) > 0))
             for (kind, shape), source in zip(draft.arrays, draft.sources, strict=True)
-            if not bias or fold.field_of(source) != bias
         )
-        return dict(kinds), arrays
+        return kinds, arrays
 
     def _arrays(self, draft: Draft) -> Hashable:
         """The fields of a layer that holds arrays only."""
@@ -735,9 +730,7 @@ class Classes:
             generalize(cls.drafts, known, self.file.names.taken)
             make_static(cls)
             heads.write(cls)
-            fold.write(cls)
-            options.write(cls)
-            ends.write(cls)
+            choices.write(cls)
             for i, (name, values) in enumerate(cls.statics.items()):
                 field = syntax.declare(name, static_type(values))
                 assert isinstance(field, ast.AnnAssign)
@@ -835,7 +828,7 @@ def _fields_axes(draft: Draft) -> dict[str, list[str]]:
     """The names of the axes of the arrays in the fields of a layer."""
     found: dict[str, list[str]] = {}
     for source, annotation in zip(draft.sources, draft.annotations, strict=True):
-        if (field := fold.field_of(source)) and isinstance(annotation, ast.Subscript):
+        if (field := field_of(source)) and isinstance(annotation, ast.Subscript):
             sizes = annotation.slice.elts[1] if isinstance(annotation.slice, ast.Tuple) else None
             text_ = sizes.value if isinstance(sizes, ast.Constant) else ""
             found[field] = str(text_).split()

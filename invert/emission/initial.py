@@ -11,6 +11,7 @@ import ast
 import collections
 import dataclasses
 import itertools
+import operator
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any
@@ -23,7 +24,7 @@ from invert.emission.equinox_nn.construct import native_of
 from invert.emission.expressions import literals, tables
 from invert.emission.layers.cut import plain_name
 from invert.emission.layers.native import Native
-from invert.emission.layers.shared import RESIDUAL, Class, Code, static_type
+from invert.emission.layers.shared import OPTIONS, RESIDUAL, Class, Code, static_type
 from invert.emission.layers.tree import Node
 from invert.emission.python import syntax
 from invert.emission.python.naming import Names, stem
@@ -36,10 +37,7 @@ _EMBEDDINGS = frozenset("embedding embeddings".split())
 # Names that only Keras uses.
 _KERAS = frozenset("gamma embeddings recurrent_kernel moving_variance".split())
 # Options of a layer, passed by keyword.
-_OPTIONS = frozenset(
-    """kernel_size kd kh kw strides padding pad_width input_dilation dilation groups activation
-    residual""".split()
-)
+_OPTIONS = OPTIONS | {"kernel_size", "kd", "kh", "kw"}
 # The number of sizes that are given without their names.
 _MOST_UNNAMED = 3
 # Stands for the arguments of a layer that a node lacks.
@@ -145,6 +143,13 @@ _SIZES = (
 )
 # Sizes of an inner layer that are internal to the outer one, unless that has them too.
 _FEATURES = frozenset(("n_in", "n_out", "c_in", "c_out", "dim", "n", "c"))
+
+# Sizes that are equal where a layer passes on its input.
+_PAIRS = tuple(
+    (one, other)
+    for one in ("c_in", "n_in", "c", "n", "dim")
+    for other in ("c_out", "n_out", HIDDEN)
+)
 
 _FIXED = frozenset(("zeros", "ones", "values", "unknown", "key", "forget"))
 # Initializers with arguments. PyTorch's is that of `nn.Linear` and of convolutions, whose weights
@@ -271,6 +276,8 @@ class _Writing:
         self.cls = cls
         self.arguments: dict[str, tuple[Any, ...]] = {}
         self.defaults: dict[str, Any] = {}
+        # Arguments of layers that are missing in some nodes, with the field and their values there.
+        self._unused: dict[str, tuple[str, int]] = {}
         self._slots = 0
         self._current = ""  # the field that is written
 
@@ -297,7 +304,11 @@ class _Writing:
             parts = call("jax.random.split", syntax.name("key"), number(self._slots))
             body = [_Keys(lambda i: syntax.item(keys, number(i))).visit(s) for s in body]
             body.insert(0, syntax.assign(keys, parts))
-        body = _in_64_bits(body)
+        body = self._without_implied(_in_64_bits(body))
+        for name, (field, unused) in self._unused.items():
+            others = (b for b in body if field not in _fields_set(b))
+            if not any(n.id == name for b in others for n in syntax.names_in(b)):
+                self.defaults[name] = unused
         if missing:
             first, last = ", ".join(missing[:-1]), missing[-1]
             text = f"The constant {last} has no values until it is loaded."
@@ -332,6 +343,40 @@ class _Writing:
         )
         return function, _Made(self.arguments, bool(self._slots), named, self.defaults)
 
+    def _without_implied(self, body: Sequence[ast.stmt]) -> list[ast.stmt]:
+        """The statements, with conditions for options that follow from sizes and strides."""
+        implied = {name: self._implied(column) for name, column in self.arguments.items()}
+        tests = {name: test for name, test in implied.items() if test is not None}
+        for name in tests:
+            del self.arguments[name]
+            self.defaults.pop(name, None)
+        return [syntax.substitute(s, tests) for s in body]
+
+    def _implied(self, column: tuple[Any, ...]) -> ast.expr | None:
+        """An expression for an option: `c_in == c_out and strides == (1, 1)`, or its negation."""
+        if not self.nodes[0].nodes or {*column} != {False, True} or type(column[0]) is not bool:
+            return None
+        known = {stem(n): (n, values) for n, values in reversed(self.arguments.items())}
+        tests: list[list[tuple[str, str, tuple[bool, ...]]]] = []
+        strides = known.get("strides")
+        for one, other in (pair for pair in _PAIRS if known.keys() >= {*pair}):
+            (a, left), (b, right) = known[one], known[other]
+            tests.append([(a, b, tuple(map(operator.eq, left, right)))])
+        if strides is not None:
+            name, values = strides
+            ones = (1,) * len(values[0])
+            last = name, str(ones), tuple(v == ones for v in values)
+            # A layer that makes images smaller cannot pass on its input.
+            tests[:0] = [[*t, last] for t in tests if HIDDEN not in t[0][1]]
+            tests.append([last])
+        for test in tests:
+            holds = tuple(map(all, zip(*(t for _, _, t in test), strict=True)))
+            if column in (holds, tuple(map(operator.not_, holds))):
+                sign, word = ("==", " and ") if column == holds else ("!=", " or ")
+                text = word.join(f"{a} {sign} {b}" for a, b, _ in test)
+                return ast.parse(text, mode="eval").body
+        return None
+
     def _order(self) -> None:
         """Sorts arguments: sizes first, inputs before outputs, as in libraries."""
         places = {name: i for i, name in enumerate(_SIZES)}
@@ -349,7 +394,7 @@ class _Writing:
         assert first is not None  # the first node has all fields
         if not isinstance(first, Node):
             shapes = [
-                self.all.shape(v) if isinstance(v, Var) else self.cls.shapes[node]
+                self.all.shape(v) if isinstance(v, Var) else self.cls.shapes[node, self._current]
                 for v, node in zip(values, self.nodes, strict=True)
             ]
             start = self._array(first, shapes)
@@ -363,15 +408,16 @@ class _Writing:
             return call("eqx.nn.StateIndex", start) if held else start
         nodes = [v if isinstance(v, Node) else None for v in values]
         if None in nodes:
-            name = self.names.new(f"use_{self._current}")
-            self.arguments[name] = tuple(v is not None for v in values)
-            self.defaults[name] = False
+            there = tuple(v is not None for v in values)
+            same = (n for n, c in self.arguments.items() if n.startswith("use_") and c == there)
+            name = next(same, "") or self.names.new(f"use_{self._current}")
+            self.arguments[name], self.defaults[name] = there, False
             before = set(self.arguments)
             start = self._module(nodes, self._key)
             for own in self.arguments.keys() - before:
                 unused = self.arguments[own][nodes.index(None)]  # since the layer is missing
                 if type(unused) is int:
-                    self.defaults[own] = unused
+                    self._unused[own] = self._current, unused
             return ast.IfExp(ast.Name(name, ast.Load()), start, ast.Constant(None))
         whole = [n for n in nodes if n is not None]
         return self._list(whole) if first.listed else self._module(whole, self._key)
@@ -485,8 +531,9 @@ class _Writing:
 
     def _completed(self, column: Sequence[Any]) -> tuple[Any, ...]:
         """Values for nodes without a layer: those of an argument, or of the first node."""
-        if _MISSING not in column:
-            return tuple(column)
+        given = [v for v in column if v is not _MISSING]
+        if len(given) == len(column) or (type(given[0]) is bool and len(set(given)) == 1):
+            return (given[0],) * len(column) if len(given) < len(column) else tuple(column)
         sizes = [tuple(int(n) if n.isdigit() else n for n in k) for k in self.sizes]
         for known in (*sizes, *self.arguments.values(), *self._given()):
             if all(
@@ -494,7 +541,8 @@ class _Writing:
                 for a, b in zip(column, known, strict=True)
             ):
                 return known
-        return tuple(column[0] if a is _MISSING else a for a in column)
+        ((usual, _),) = collections.Counter(given).most_common(1)
+        return tuple(usual if a is _MISSING else a for a in column)
 
     def _given(self) -> Iterator[tuple[Any, ...]]:
         """The arguments of the layers that all nodes have, such as strides."""
@@ -521,6 +569,8 @@ class _Writing:
             return syntax.name(first.text) if isinstance(first, Code) else literals.value(first)
         named = self._size(column)
         own = {} if named is None or named in self.cls.statics else {named: column}
+        if (chosen := self._chosen(column)) is not None:
+            return chosen
         for name, values in {**self.arguments, **own, **self.cls.statics}.items():
             if values == column and name != GATES and _is_of(column, values):
                 self.arguments.setdefault(name, column)
@@ -547,6 +597,17 @@ class _Writing:
         self.arguments[name] = column
         return ast.Name(name, ast.Load())
 
+    def _chosen(self, column: tuple[Any, ...]) -> ast.expr | None:
+        """`"SAME" if pad_width is None else "VALID"`, if this holds in all nodes."""
+        for name, values in self.cls.statics.items():
+            pairs = {(v is None, c) for v, c in zip(values, column, strict=True)}
+            if len(pairs) == len(dict(pairs)) == 2 and all(type(c) is str for c in column):
+                self.arguments.setdefault(name, values)
+                test = ast.Compare(ast.Name(name, ast.Load()), [ast.Is()], [ast.Constant(None)])
+                missing, there = (literals.value(dict(pairs)[none]) for none in (True, False))
+                return ast.IfExp(test, missing, there)
+        return None
+
     def _size(self, column: tuple[Any, ...]) -> str | None:
         """The name of a size that differs between the layers."""
         named = self.sizes.get(tuple(map(str, column)))
@@ -557,6 +618,11 @@ class _Writing:
 def _is_of(column: tuple[Any, ...], values: tuple[Any, ...]) -> bool:
     """Whether equal values are of the same types: `1 == True`."""
     return [*map(type, column)] == [*map(type, values)]
+
+
+def _fields_set(statement: ast.stmt) -> set[str]:
+    nodes = (n for n in ast.walk(statement) if isinstance(n, ast.Attribute))
+    return {n.attr for n in nodes if isinstance(n.ctx, ast.Store)}
 
 
 _WIDE = frozenset(("int64", "uint64", "float64", "complex128"))

@@ -88,7 +88,12 @@ def test_blocks_with_and_without_expansion_padding_and_shortcut_are_one_class() 
     assert fields.keys() >= {"expand", "depthwise", "project", "residual", "pad_width"}
     assert "| None" in fields["expand"] and "| None" in fields["pad_width"]
     assert "if self.residual else" in emission.source
-    assert emission.source.count("residual=False") == 2
+    assert "self.residual = c_in == c_out and strides == (1, 1)\n" in emission.source
+    assert "if c_in != hidden" in emission.source and "use_expand" not in emission.source
+    # Images are padded; whether the convolution pads them follows from that.
+    assert "y = jnp.pad(y, ((0, 0), *self.pad_width, (0, 0)))\n" in emission.source
+    assert emission.source.count("pad_width=((0, 1), (0, 1))") == 1
+    assert '"SAME" if pad_width is None else "VALID"' in emission.source
     # All arguments train from scratch at the shapes of the original.
     space: Any = emission.namespace
     fresh = eqx.filter_eval_shape(type(emission.model), key=jax.random.key(0))
@@ -154,6 +159,88 @@ def test_hard_activations_have_their_names(name: str) -> None:
     # At the kinks, too.
     slopes = [jax.grad(lambda x, f=f: jnp.sum(f(x)))(x) for f in (emission.model, module)]
     np.testing.assert_array_equal(*slopes)
+
+
+# The input, hidden and output features, and the stride, of each block.
+_BOTTLENECKS = ((4, 3, 8, 1), (8, 3, 8, 1), (8, 3, 8, 2), (8, 5, 12, 1), (12, 5, 12, 2))
+
+
+def test_blocks_whose_shortcut_is_a_convolution_or_a_subsampling_are_one_class() -> None:
+    """The convolution takes what the others compute from the input, too."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for i, (c, hidden, out, _) in enumerate(_BOTTLENECKS):
+        shapes |= {f"block{i}/norm/scale": (c,)}
+        shapes |= {f"block{i}/shortcut/kernel": (1, 1, c, out)} if c != out else {}
+        shapes |= {f"block{i}/one/kernel": (1, 1, c, hidden)}
+        shapes |= {f"block{i}/two/kernel": (3, 3, hidden, out)}
+
+    def run(params: Any, x: Any) -> Any:
+        for i, (c, _, out, stride) in enumerate(_BOTTLENECKS):
+            with jax.named_scope(f"block{i}"):
+                with jax.named_scope("norm"):
+                    y = x * params[f"block{i}/norm/scale"]
+                y = short = jax.nn.relu(y)
+                if c != out:
+                    with jax.named_scope("shortcut"):
+                        short = _conv(short, params[f"block{i}/shortcut/kernel"])
+                else:
+                    short = x
+                    if stride > 1:
+                        pooled = ((1, 1, 1, 1), (1, stride, stride, 1), "VALID")
+                        short = lax.reduce_window(x, -jnp.inf, lax.max, *pooled)
+                with jax.named_scope("one"):
+                    y = jax.nn.relu(_conv(y, params[f"block{i}/one/kernel"]))
+                with jax.named_scope("two"):
+                    y = _conv(y, params[f"block{i}/two/kernel"], stride)
+                x = short + y
+        return x
+
+    x = _arrays({"x": (2, 9, 9, 4)}, 1)["x"]
+    emission = _emitted(run, _arrays(shapes, 6), x)
+    assert [name for name in _classes(emission) if "Block" in name] == ["Block"]
+    assert 'max_pool(x, (1, 1), self.strides, "VALID")' in emission.source
+    assert "if c_in != c_out" in emission.source
+
+
+def test_a_layer_of_another_kind_does_not_part_the_others() -> None:
+    """The third one has its steps in another order."""
+    names = [f"stage{i}/{n}/kernel" for i in range(4) for n in ("up", "down")]
+    params = _arrays(dict.fromkeys(names, (6, 6)), 2)
+
+    def run(params: Any, x: Any) -> Any:
+        for i in range(4):
+            with jax.named_scope(f"stage{i}"):
+                with jax.named_scope("up"):
+                    y = x @ params[f"stage{i}/up/kernel"]
+                y = jnp.sin(y) if i == 2 else jax.nn.gelu(y)
+                with jax.named_scope("down"):
+                    y = y @ params[f"stage{i}/down/kernel"]
+                x = x + y if i else y
+        return x
+
+    emission = _emitted(run, params, _arrays({"x": (3, 6)}, 8)["x"])
+    stages = [name for name in _classes(emission) if name.startswith("Stage")]
+    assert len(stages) == 2
+    assert "if self.residual else" in emission.source
+
+
+def test_an_activation_before_the_first_layer_is_an_option() -> None:
+    names = [f"stage{i}/{n}/kernel" for i in range(3) for n in ("up", "down")]
+    params = _arrays(dict.fromkeys(names, (6, 6)), 4)
+
+    def run(params: Any, x: Any) -> Any:
+        for i in range(3):
+            with jax.named_scope(f"stage{i}"):
+                y = jax.nn.relu(x) if i else x
+                with jax.named_scope("up"):
+                    y = jnp.sin(y @ params[f"stage{i}/up/kernel"])
+                with jax.named_scope("down"):
+                    x = x + y @ params[f"stage{i}/down/kernel"]
+        return x
+
+    source = _emitted(run, params, _arrays({"x": (3, 6)}, 8)["x"]).source
+    assert source.count("class Stage") == 1
+    assert "x if self.activation is None else self.activation(x)" in source
 
 
 _FUNCTIONS = (jax.nn.relu, jax.nn.silu, jax.nn.gelu, jnp.tanh)

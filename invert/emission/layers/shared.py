@@ -32,18 +32,30 @@ _STATIC: Mapping[str, Mapping[int | str, str]] = {
     "conv_transpose": {2: "strides"},
     "pad": {1: "pad_width"},
     "scan": {"reverse": "reverse"},
+    "max_pool": {2: "strides"},
 }
-# Those that become fields even if all layers have them, unless they are ones.
+# Those of convolutions that become fields even if all layers have them, unless they are ones.
 _ALWAYS = frozenset(("strides", "dilation"))
 # Arguments that are left out where they have their default values.
 _DEFAULTS: Mapping[int | str, Callable[[ast.Call], ast.expr]] = {
     "reverse": lambda call: ast.Constant(False),
     "rhs_dilation": lambda call: _ones_like(call.args[2]),
 }
+# Those of steps that a layer may lack: the values that say so.
+_WITHOUT: Mapping[str, Callable[[ast.expr], ast.expr]] = {
+    "pad": lambda value: ast.Constant(None),
+    "max_pool": lambda value: _ones_like(value),
+}
 # The argument before which they are written.
 _LAST = "dimension_numbers"
-# The field that says whether a layer adds its input to its result.
-RESIDUAL = "residual"
+# Static fields: the activation of a result, that of another value, whether a layer adds its input
+# to its result, and whether it returns the values of all steps.
+ACTIVATION, INNER_ACTIVATION, RESIDUAL = "activation", "inner_activation", "residual"
+RETURN_SEQUENCES = "return_sequences"
+# Those of any name.
+OPTIONS = frozenset((ACTIVATION, INNER_ACTIVATION, RESIDUAL, RETURN_SEQUENCES)).union(
+    *(fields.values() for fields in _STATIC.values())
+)
 # The number of items of one type up to which the type of a tuple says how many there are.
 _MOST_ALIKE = 3
 # Heads, groups, and the factor of hidden layers.
@@ -63,11 +75,6 @@ class Draft:
     - `annotations`: the array types in fields and methods, without sizes.
     - `arrays`: the kinds and shapes of these types.
     - `sources`: the expressions by which methods read these arrays; `None` for results.
-    - `without`: the position in `arrays` of a bias that only other layers of its class have.
-    - `final`: the carried value of its loop that it returns, -1 for the only one, if other layers
-        of its class return those of all steps; `alone` is the layer without regard to these.
-    - `adds`: whether it adds its input to its result, as others of its class do or do not.
-    - `whole`: if it has the method of a layer with more steps, the fields of that one.
     - `inner`: the arrays of the layers inside, by expressions that read them.
     - `axes`, `inner_axes`: the axes of variables that `arrays` and `inner` are of.
     - `twin`: the layer of which it is one of other sizes; `None` for those of the program.
@@ -81,11 +88,6 @@ class Draft:
     annotations: list[ast.expr] = dataclasses.field(default_factory=list)
     arrays: list[tuple[str, tuple[int, ...]]] = dataclasses.field(default_factory=list)
     sources: list[ast.expr | None] = dataclasses.field(default_factory=list)
-    without: int | None = None
-    final: int | None = None
-    alone: Draft | None = None
-    adds: bool | None = None
-    whole: frozenset[str] = frozenset()
     inner: list[tuple[ast.expr, tuple[int, ...]]] = dataclasses.field(default_factory=list)
     axes: list[tuple[tuple[Var, int] | None, ...]] = dataclasses.field(default_factory=list)
     inner_axes: list[tuple[tuple[Var, int], ...]] = dataclasses.field(default_factory=list)
@@ -93,9 +95,11 @@ class Draft:
 
     def constants(self) -> list[ast.Constant]:
         """The integers in the bodies of its methods."""
-        left_out = {id(c) for m in self.methods for s in sites(m) for c in integers(s.value)}
-        found = (c for m in self.methods for s in m.body for c in integers(s))
-        return [c for c in found if id(c) not in left_out]
+        return constants(*self.methods)
+
+    def place(self, field: str) -> int:
+        """The position in `arrays` of the array in a field."""
+        return [field_of(s) for s in self.sources].index(field)
 
 
 @dataclasses.dataclass(eq=False)
@@ -107,19 +111,18 @@ class Class:
     - `token`: a placeholder for its name until all classes are known.
     - `drafts`: its nodes, of which the first is written; none for an Equinox class.
     - `statics`: its static fields, with their values for all nodes.
-    - `activated`: whether the activation of the result is one of them.
-    - `optional`: a field that is `None` in some nodes; `shapes` are the shapes it would have.
-    - `skipped`: layers that are `None` in some nodes, which pass on their arguments.
+    - `optional`: fields that are `None` in some nodes.
+    - `shapes`: the shapes that arrays would have there.
+    - `marked`: whether its method has steps that some nodes lack, see `values`.
     """
 
     token: str
     drafts: list[Draft]
     definition: ast.ClassDef = dataclasses.field(init=False)
     statics: dict[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
-    activated: bool = False
-    optional: str = ""
-    skipped: tuple[str, ...] = ()
-    shapes: dict[Node, tuple[int, ...]] = dataclasses.field(default_factory=dict)
+    optional: tuple[str, ...] = ()
+    shapes: dict[tuple[Node, str], tuple[int, ...]] = dataclasses.field(default_factory=dict)
+    marked: bool = False
 
     def settled(self) -> Callable[[], None]:
         """A function that undoes what is written into the class after this."""
@@ -143,7 +146,7 @@ class Class:
     @property
     def plain(self) -> bool:
         """Whether its nodes have the same fields and options."""
-        return bool(self.drafts) and not (self.statics or self.optional or self.skipped)
+        return bool(self.drafts) and not (self.statics or self.optional or self.marked)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,6 +154,40 @@ class Code:
     """A function as the value of a static field."""
 
     text: str
+
+
+def field_of(node: ast.AST | None) -> str:
+    """The name of a field of `self`."""
+    own = isinstance(node, ast.Attribute) and is_named(node.value, "self")
+    return node.attr if isinstance(node, ast.Attribute) and own else ""
+
+
+def is_named(node: ast.AST, name: str) -> bool:
+    return isinstance(node, ast.Name) and node.id == name
+
+
+def taken(method: ast.FunctionDef) -> set[str]:
+    """The names in a method."""
+    names = {n.id for n in ast.walk(method) if isinstance(n, ast.Name)}
+    return names | {a.arg for a in (*method.args.args, *method.args.kwonlyargs)}
+
+
+def stored(statement: ast.stmt) -> set[str]:
+    """The variables that a statement assigns."""
+    nodes = (n for n in ast.walk(statement) if isinstance(n, ast.Name))
+    return {n.id for n in nodes if isinstance(n.ctx, ast.Store)}
+
+
+def replace(tree: ast.AST, node: ast.AST, new: ast.expr) -> None:
+    """Replaces an expression in a tree, which the new one may contain."""
+    _Replacer({id(node): new}).visit(tree)
+
+
+def constants(*methods: ast.FunctionDef) -> list[ast.Constant]:
+    """The integers in the bodies of methods."""
+    left_out = {id(c) for m in methods for s in sites(m) for c in integers(s.value)}
+    found = (c for m in methods for s in m.body for c in integers(s))
+    return [c for c in found if id(c) not in left_out]
 
 
 def number_of(constant: ast.Constant) -> int:
@@ -189,6 +226,17 @@ class _Site:
     default: ast.expr | None
 
     @property
+    def is_always(self) -> bool:
+        """Whether it is a field even if all layers have the same, unless these are ones."""
+        return self.field in _ALWAYS and _callee(self.call) not in _WITHOUT
+
+    @property
+    def without(self) -> ast.expr | None:
+        """What stands for it where the call is missing."""
+        make = _WITHOUT.get(_callee(self.call))
+        return None if make is None else make(self.value)
+
+    @property
     def value(self) -> ast.expr:
         if isinstance(self.key, int):
             return self.call.args[self.key]
@@ -217,8 +265,7 @@ def sites(method: ast.FunctionDef) -> list[_Site]:
     found: list[_Site] = []
     names = Names()
     for call in (n for n in syntax.in_order(bare(method)) if isinstance(n, ast.Call)):
-        own = call.func.attr if isinstance(call.func, ast.Attribute) else ""
-        for key, field in _STATIC.get(own, {}).items():
+        for key, field in _STATIC.get(_callee(call), {}).items():
             keywords = [k.arg for k in call.keywords]
             given = range(len(call.args)) if isinstance(key, int) else keywords
             if key in given or key in _DEFAULTS:
@@ -227,6 +274,14 @@ def sites(method: ast.FunctionDef) -> list[_Site]:
                 if _literal(site.value):
                     found.append(site)
     return found
+
+
+def _callee(call: ast.Call) -> str:
+    """The last name of a function that is called."""
+    node = call.func
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    return node.id if isinstance(node, ast.Name) else ""
 
 
 def _ones_like(strides: ast.expr) -> ast.expr:
@@ -277,16 +332,29 @@ def make_static(cls: Class) -> None:
     names = Names(first.node.fields)
     for column in zip(*rows, strict=True):
         values = tuple(ast.literal_eval(site.value) for site in column)
-        always = column[0].field in _ALWAYS and values[0] != (1,) * len(values[0])
+        always = column[0].is_always and values[0] != (1,) * len(values[0])
         if all(v == values[0] for v in values) and not always:
             continue
         if values in told and all(type(v) is int for v in values):
             column[0].value = _read(first.methods[0], told[values])
             continue
+        inner = _of_images(column[0], values)
+        values = inner or values
         known = next((n for n, other in cls.statics.items() if other == values), None)
         name = known or names.new(column[0].field)
         cls.statics[name] = values
-        column[0].value = syntax.field(ast.Name("self", ast.Load()), name)
+        value = syntax.field(ast.Name("self", ast.Load()), name)
+        around = syntax.tuple_of([syntax.number(0), syntax.number(0)])
+        whole = syntax.tuple_of([around, ast.Starred(value, ast.Load()), around])
+        column[0].value = whole if inner else value
+
+
+def _of_images(site: _Site, values: Sequence[Any]) -> tuple[Any, ...]:
+    """The paddings of the inner axes, if those of samples and features are not padded."""
+    given = [v for v in values if v is not None] if _callee(site.call) == "pad" else []
+    if not given or any(len(v) < 3 or {v[0], v[-1]} != {(0, 0)} for v in given):
+        return ()
+    return tuple(v if v is None else v[1:-1] for v in values)
 
 
 def _read(method: ast.FunctionDef, size: ast.expr) -> ast.expr:
@@ -313,22 +381,25 @@ def _type_of(value: Any) -> str:
     return "None" if value is None else type(value).__name__
 
 
-def groups(
-    drafts: Sequence[Draft],
-    key: Callable[[Draft], Hashable],
-    split: Callable[[list[Draft]], list[list[Draft]]],
-) -> list[list[Draft]]:
-    """Groups of nodes that can share one text.
+def groups(drafts: Sequence[Draft], key: Callable[[Draft], Hashable]) -> list[list[Draft]]:
+    """Groups of nodes that can share one text; the first has all fields of the others.
 
     **Arguments:**
 
     - `key`: what they must have in common, apart from numbers.
-    - `split`: splits such a group by further requirements.
     """
     alike: dict[Hashable, list[Draft]] = {}
     for draft in drafts:
         alike.setdefault(key(draft), []).append(draft)
-    return [p for group in alike.values() for part in split(group) for p in _parts(part)]
+    return [p for group in alike.values() for part in _parts(group) for p in _by_fields(part)]
+
+
+def _by_fields(group: Sequence[Draft]) -> Iterator[list[Draft]]:
+    rest = sorted(group, key=lambda d: -len(d.node.fields))
+    while rest:
+        own = rest[0].node.fields.keys()
+        yield [d for d in rest if d.node.fields.keys() <= own]
+        rest = [d for d in rest if not d.node.fields.keys() <= own]
 
 
 def _parts(group: list[Draft]) -> list[list[Draft]]:
@@ -514,10 +585,11 @@ def _is_reading_of_size(statement: ast.stmt) -> bool:
 
 
 class _Replacer(ast.NodeTransformer):
-    """Replaces constants, given by their `id`, by expressions."""
+    """Replaces nodes, given by their `id`, by expressions."""
 
     def __init__(self, values: Mapping[int, ast.expr]):
         self._values = values
 
-    def visit_Constant(self, node: ast.Constant) -> ast.expr:
-        return self._values.get(id(node), node)
+    def visit(self, node: ast.AST) -> ast.AST:
+        new = self._values.get(id(node))
+        return super().generic_visit(node) if new is None else new

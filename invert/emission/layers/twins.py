@@ -318,8 +318,9 @@ def _add(cls: Class, draft: Draft, node: Node, scaled: Scaled) -> None:
     place = cls.drafts.index(draft)
     for name, values in cls.statics.items():
         cls.statics[name] = (*values, values[place])
-    if draft.node in cls.shapes and draft.without is not None:
-        cls.shapes[node] = arrays[draft.without][1]
+    for name in cls.optional:
+        if (draft.node, name) in cls.shapes:
+            cls.shapes[node, name] = arrays[draft.place(name)][1]
     cls.drafts.append(twin)
     settle(cls.drafts)
 

@@ -245,23 +245,23 @@ def rename(node: ast.AST, names: Mapping[str, str]) -> None:
 
 def renamed(node: ast.expr, names: Mapping[str, str]) -> ast.expr:
     """A copy of the expression with names for tokens."""
-    copy = _copy(node)
-    rename(copy, names)
-    return copy
+    new = copied(node)
+    rename(new, names)
+    return new
 
 
-def substitute(node: ast.expr, values: Mapping[str, ast.expr]) -> ast.expr:
-    """A copy of the expression with expressions for tokens."""
+def substitute(node: _T, values: Mapping[str, ast.expr]) -> _T:
+    """A copy of a tree with expressions for tokens."""
 
     class Replace(ast.NodeTransformer):
         def visit_Name(self, node: ast.Name) -> ast.expr:
             value = values.get(node.id)
-            return node if value is None else _copy(value)
+            return node if value is None else copied(value)
 
-    return Replace().visit(_copy(node))
+    return Replace().visit(copied(node))
 
 
-def _copy(node: _T) -> _T:
+def copied(node: _T) -> _T:
     """A copy of a tree; operators, which have no fields, are shared."""
     if not node._fields:
         return node
@@ -269,9 +269,9 @@ def _copy(node: _T) -> _T:
     for key in node._fields:
         value = getattr(node, key, None)
         if isinstance(value, ast.AST):
-            value = _copy(value)
+            value = copied(value)
         elif isinstance(value, list):
-            value = [_copy(v) if isinstance(v, ast.AST) else v for v in value]
+            value = [copied(v) if isinstance(v, ast.AST) else v for v in value]
         new[key] = value
     return type(node)(**new)
 
