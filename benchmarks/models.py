@@ -1,12 +1,14 @@
 """Keras models on a CPU: the converted program, as it is and optimized, over TensorFlow.
 
     python benchmarks/models.py [model ...] [--batch 1 32] [--rounds 9] [--peers PEER ...] [--train]
+        [--optimized]
 
 All run in one process, in turn, on all its threads; the ratios are those of the smallest CPU time
 and of the median over the rounds, so that other processes on the machine do not count. Peers are
 TensorFlow, TensorFlow compiled by XLA (`xla`), `tf2jax` and `call_tf`; one that refuses a model
 has no ratio. `--train` measures a step of gradient descent by all trained weights, at inference's
-behaviour of dropout and batch norms. Weights are random.
+behaviour of dropout and batch norms. `--optimized` leaves out the program as converted where
+something is rewritten: XLA takes minutes to compile the gradients of some. Weights are random.
 
 Results go into `benchmarks/models.json`, from which `python -m tools.measurements` draws plots;
 those of other models, batches and peers stay.
@@ -211,14 +213,15 @@ def times(runs: Sequence[Run], rounds: int) -> list[list[float]]:
 
 
 def measure(
-    model: keras.Model, batch: int, rounds: int, peers: Sequence[str], train: bool
+    model: keras.Model, batch: int, rounds: int, peers: Sequence[str], train: bool, only_fast: bool
 ) -> dict[str, Any]:
     """Milliseconds of each, and the ratios of each converted program over each peer."""
     x = case(model, batch)
     module = invert.convert(model, tf.TensorSpec(x.shape, x.dtype))
-    runs = {"converted": compiled(module, x, train)}
     fast = invert.optimize(module, "cpu", verify=False)
+    runs = {"converted": compiled(module, x, train)}
     if fast.report.rewrites != module.report.rewrites:
+        runs = {} if only_fast else runs
         runs["optimized"] = compiled(fast, x, train)
     for name in peers:
         try:
@@ -260,12 +263,15 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--peers", nargs="*", choices=PEERS, default=["TensorFlow"])
     parser.add_argument("--train", action="store_true")
+    parser.add_argument("--optimized", action="store_true")
     options = parser.parse_args()
     print("CPU time over that of the peer, by the smallest and the median; below 1 is faster")
     for name in options.models or MODELS:
         model = MODELS[name]()
         for batch in options.batch:
-            row = measure(model, batch, options.rounds, options.peers, options.train)
+            row = measure(
+                model, batch, options.rounds, options.peers, options.train, options.optimized
+            )
             what = "step" if options.train else "forward"
             store(f"{name}, batch {batch}, {what}", row)
             for pair, (smallest, middle) in row["ratios"].items():

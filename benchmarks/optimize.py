@@ -101,7 +101,8 @@ def grouped() -> Iterator[Case]:
 def pointwise() -> Iterator[Case]:
     for dtype, stride in itertools.product(DTYPES, (1, 2)):
         for batch, size, channels, results in (
-            (1, 56, 24, 144), (1, 56, 64, 256), (1, 14, 384, 64), (1, 7, 960, 160),
+            (1, 112, 32, 16), (1, 56, 24, 144), (1, 56, 64, 256), (1, 14, 40, 240),
+            (1, 14, 384, 64), (1, 7, 960, 160), (4, 56, 16, 96),
             (4, 28, 192, 32), (4, 14, 256, 512), (4, 7, 512, 1024),
         ):  # fmt: skip
             yield convolution(batch, size, 2, 1, channels, results, 1, stride, dtype)

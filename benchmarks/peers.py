@@ -150,8 +150,9 @@ class Case:
     # -- conversion up to StableHLO
 
     def convert(self, function: Any) -> None:
-        module = invert.convert(function, self.spec)
-        jax.jit(lambda x: module(x)).lower(self.x)
+        # The weights are arguments, as tf2jax has them.
+        arrays, rest = eqx.partition(invert.convert(function, self.spec), eqx.is_array)
+        jax.jit(lambda arrays, x: eqx.combine(arrays, rest)(x)).lower(arrays, self.x)
 
     def convert_tf2jax(self, function: Any) -> None:
         assert tf2jax is not None

@@ -27,24 +27,56 @@ def depthwise_conv(
     """Convolve each channel separately: a sum of shifted products, at least in float32.
 
     `x` is (batch, *sizes, channels), `kernel` is (*window, 1, channels * multiplier), `padding` is
-    (before, after, between) for each size.
+    (before, after, between) for each size. The derivative by `kernel` goes row by row: shifted
+    copies of the whole of `x` would be in memory together.
     """
     wide = jnp.promote_types(x.dtype, jnp.float32)
     *window, _, count = kernel.shape
     reach = [(n - 1) * step for n, step in zip(window, dilation, strict=True)]
-    x = lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *padding, (0, 0, 0)])
-    if (multiplier := count // x.shape[-1]) > 1:
-        x = lax.broadcast_in_dim(x, (*x.shape, multiplier), range(x.ndim))
-        x = x.reshape(*x.shape[:-2], count)
-    weights = kernel.reshape(-1, count).astype(wide)
-    products = []
-    for number, place in enumerate(np.ndindex(*window)):
-        first = [i * step for i, step in zip(place, dilation, strict=True)]
-        end = [i + n - r for i, n, r in zip(first, x.shape[1:-1], reach, strict=True)]
-        part = lax.slice(x, (0, *first, 0), (x.shape[0], *end, count), (1, *strides, 1))
-        weight = lax.index_in_dim(weights, number, keepdims=False)
-        products.append(part.astype(wide) * weight)
-    return functools.reduce(jnp.add, products).astype(x.dtype)
+
+    def padded(x: jax.Array) -> jax.Array:
+        x = lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *padding, (0, 0, 0)])
+        if (multiplier := count // x.shape[-1]) > 1:
+            x = lax.broadcast_in_dim(x, (*x.shape, multiplier), range(x.ndim))
+            x = x.reshape(*x.shape[:-2], count)
+        return x
+
+    def weighted(x: jax.Array, weights: list[jax.Array]) -> jax.Array:
+        products = []
+        for place, weight in zip(np.ndindex(*window), weights, strict=True):
+            first = [i * step for i, step in zip(place, dilation, strict=True)]
+            end = [i + n - r for i, n, r in zip(first, x.shape[1:-1], reach, strict=True)]
+            part = lax.slice(x, (0, *first, 0), (x.shape[0], *end, count), (1, *strides, 1))
+            products.append(part.astype(wide) * weight)
+        return functools.reduce(jnp.add, products).astype(x.dtype)
+
+    def at_once(x: jax.Array, kernel: jax.Array) -> jax.Array:
+        return weighted(padded(x), list(kernel.reshape(-1, count).astype(wide)))
+
+    def by_rows(x: jax.Array, kernel: jax.Array) -> jax.Array:
+        x = padded(x)
+        last = [n - r - 1 for n, r in zip(x.shape[1:-1], reach, strict=True)]
+        rows, *sizes = [n // s + 1 for n, s in zip(last, strides, strict=True)]
+        shape = (x.shape[0], 1, *sizes, count)
+        weights = [jnp.broadcast_to(w, shape) for w in kernel.reshape(-1, count).astype(wide)]
+
+        @functools.partial(jax.checkpoint, prevent_cse=False)
+        def row(_: None, start: jax.Array) -> tuple[None, jax.Array]:
+            return None, weighted(lax.dynamic_slice_in_dim(x, start, reach[0] + 1, 1), weights)
+
+        _, y = lax.scan(row, None, jnp.arange(rows, dtype=np.int32) * strides[0])
+        return jnp.moveaxis(jnp.squeeze(y, 2), 0, 1)
+
+    convolved = jax.custom_jvp(at_once)
+
+    @convolved.defjvp
+    def derivative(
+        primals: tuple[jax.Array, jax.Array], tangents: tuple[jax.Array, jax.Array]
+    ) -> tuple[jax.Array, jax.Array]:
+        (x, kernel), (dx, dk) = primals, tangents
+        return convolved(x, kernel), at_once(dx, kernel) + by_rows(x, dk)
+
+    return convolved(x, kernel)
 
 
 @functools.partial(jax.jit, static_argnums=(2, 3, 4, 5))

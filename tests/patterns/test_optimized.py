@@ -85,6 +85,16 @@ def test_depthwise(case: str) -> None:
     check(function, "depthwise_conv", X, sample(*shape, seed=1), twice=case == "strided")
 
 
+def test_the_derivative_by_a_kernel_holds_no_copies_of_the_image() -> None:
+    """XLA would keep a shifted copy of the image for each place of the window."""
+    x, kernel = sample(4, 40, 30, 16), sample(5, 5, 1, 16, seed=1)
+    fast = invert.rewrite(conv(groups=16), ALL)
+    pull = jax.jit(lambda x, kernel, g: jax.vjp(lambda k: fast(x, k), kernel)[1](g))
+    compiled = pull.lower(x, kernel, x).compile()
+    memory = compiled.memory_analysis()
+    assert memory is not None and memory.temp_size_in_bytes < 4 * x.nbytes
+
+
 @pytest.mark.parametrize(
     ("dtype", "rtol"), [("float16", 4e-3), ("bfloat16", 3e-2), ("float64", 1e-14)]
 )

@@ -10,7 +10,7 @@ from typing import Any
 from invert._private.jax import open_jaxpr
 from invert.emission.expressions import literals
 from invert.emission.python.syntax import call
-from invert.ir import fast, philox
+from invert.ir import fast, jaxprs, philox
 from invert.ir.types import Eqn, JaxFunction
 
 # By their names in a program.
@@ -31,7 +31,8 @@ def candidate(eqn: Eqn, args: Sequence[ast.expr]) -> ast.expr | None:
     read = _READ.get(name)
     if read is None or not eqn.invars:
         return None
-    found = read(open_jaxpr(eqn.params["jaxpr"]).eqns, len(eqn.invars[0].aval.shape))
+    eqns = list(jaxprs.equations(open_jaxpr(eqn.params["jaxpr"])))
+    found = read(eqns, len(eqn.invars[0].aval.shape))
     return None if found is None else call(name, *args, *map(literals.value, found))
 
 
