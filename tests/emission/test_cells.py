@@ -140,8 +140,8 @@ def test_an_unrolled_cell_is_called_in_a_loop(split: bool) -> None:
     source = _emitted(run, [w, u, b, out], x).source
     assert "def __call__(self, h: " in _class(source, "Cell").replace("\n        ", "")
     loops = {
-        True: "for x_t in jnp.split(arg4, 4, axis=1):\n            h = self.cell(h, jnp.squeeze(",
-        False: "for i in range(4):\n            h = self.cell(h, arg4[:, i])\n",
+        True: "for x_t in jnp.split(x, 4, axis=1):\n            h = self.cell(h, jnp.squeeze(",
+        False: "for i in range(4):\n            h = self.cell(h, x[:, i])\n",
     }
     assert loops[split] in source
 

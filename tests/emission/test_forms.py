@@ -39,17 +39,17 @@ def same(module: Any, *args: np.ndarray) -> None:
 @pytest.mark.parametrize(
     ("function", "text"),
     [
-        (lambda x: x - jnp.full(x.shape, 3.0), "arg0 - 3.0"),
+        (lambda x: x - jnp.full(x.shape, 3.0), "x - 3.0"),
         (
             lambda x: x * jnp.broadcast_to(jnp.arange(1.0, 4.0), x.shape),
-            "arg0 * (1.0 + jnp.arange(3",
+            "x * (1.0 + jnp.arange(3",
         ),
-        (lambda x: x - jnp.zeros(x.shape[:1])[:, None], "return arg0\n"),
-        (lambda x: jnp.broadcast_to(x[:1], x.shape) < x, "arg0[:1] < arg0"),
-        (lambda x: jnp.where(jnp.ones(x.shape, bool) & (x[:1] > 0), x, 0.0), "arg0[:1] > 0.0"),
-        (lambda x: jnp.repeat(x, 3, axis=1), "jnp.repeat(arg0, 3, axis=-1)"),
-        (lambda x: jnp.repeat(x, 2, axis=0), "jnp.repeat(arg0, 2, axis=0)"),
-        (lambda x: jnp.var(x, axis=-1, keepdims=True), "jnp.var(arg0, axis=-1, keepdims=True)"),
+        (lambda x: x - jnp.zeros(x.shape[:1])[:, None], "return x\n"),
+        (lambda x: jnp.broadcast_to(x[:1], x.shape) < x, "x[:1] < x"),
+        (lambda x: jnp.where(jnp.ones(x.shape, bool) & (x[:1] > 0), x, 0.0), "x[:1] > 0.0"),
+        (lambda x: jnp.repeat(x, 3, axis=1), "jnp.repeat(x, 3, axis=-1)"),
+        (lambda x: jnp.repeat(x, 2, axis=0), "jnp.repeat(x, 2, axis=0)"),
+        (lambda x: jnp.var(x, axis=-1, keepdims=True), "jnp.var(x, axis=-1, keepdims=True)"),
     ],
 )
 def test_forms(function: Callable[..., Any], text: str) -> None:

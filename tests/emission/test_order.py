@@ -78,7 +78,7 @@ def test_arguments_made_alike_are_in_the_order_in_which_they_are_made(variationa
 
 def test_fields_and_results_are_as_the_original_has_them(variational: Any) -> None:
     source = _source(variational)
-    fields = re.findall(r"^    (\w+): \w+$", source.split("class Functional(")[1], re.M)
+    fields = re.findall(r"^    (\w+): \w+$", source.split("class Model(")[1], re.M)
     assert fields == ["dense", "zeta", "alpha", "sampling"]
     assert re.findall(r'"(\w+)":', source.split("return {")[1]) == ["z", "mean", "area"]
     kinds = source.split("class Outputs(TypedDict):")[1].split("\n\n")[0]
@@ -168,7 +168,7 @@ def test_layers_of_one_class_have_one_order() -> None:
 
     module = _written(mixed, params, ramp(3, 4))
     source = _source(module)
-    assert re.search(r"(\w+) = self\.mix_0\(self\.left\(arg1\), right\)", source)
+    assert re.search(r"(\w+) = self\.mix_0\(self\.left\(x\), right\)", source)
     assert re.search(r"self\.mix_1\(right, \w+\)", source)
     assert len(re.findall(r"self\.mix_\d = Mix\(", source)) == 2
     assert np.array_equal(module.model(ramp(3, 4)), module(ramp(3, 4)))

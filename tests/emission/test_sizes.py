@@ -80,15 +80,22 @@ def test_a_kernel_takes_its_side_and_channels() -> None:
     assert _at(emission, "Conv", 3, 2, kernel_size=5)(ramp(1, 9, 9, 3)).shape == (1, 5, 5, 2)
 
 
-def test_groups_of_channels_stay_numbers() -> None:
+@pytest.mark.parametrize(
+    ("groups", "features", "kernel"),
+    [(6, 6, "kh kw 1 c_out"), (2, 6, "kh kw 3 6"), (6, 12, "kh kw 1 12")],
+)
+def test_groups_of_channels_stay_numbers(groups: int, features: int, kernel: str) -> None:
+    """Unless each channel has one kernel of its own."""
+
     def run(kernel: Any, x: Any) -> Any:
         dims = ("NHWC", "HWIO", "NHWC")
         return lax.conv_general_dilated(
-            x, kernel, (1, 1), "SAME", dimension_numbers=dims, feature_group_count=6
+            x, kernel, (1, 1), "SAME", dimension_numbers=dims, feature_group_count=groups
         )
 
-    emission = _emitted(run, _arrays(stem__kernel=(3, 3, 1, 6)), ramp(1, 5, 5, 6))
-    assert 'kernel: Float[Array, "kh kw 1 6"]' in emission.source
+    params = _arrays(stem__kernel=(3, 3, 6 // groups, features))
+    emission = _emitted(run, params, ramp(1, 5, 5, 6))
+    assert f'kernel: Float[Array, "{kernel}"]' in emission.source
 
 
 def _attention(scale: float) -> Any:
