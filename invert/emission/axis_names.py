@@ -14,7 +14,7 @@ from invert.emission.python.naming import stem
 from invert.emission.sizes.expressions import text
 from invert.ir.sizes import DimSize, dimension, dimensions
 
-CONV = "conv_general_dilated"
+CONV = re.compile(r"\bconv_(general_dilated|transpose)\(")
 
 
 def _is_field(source: ast.expr | None) -> bool:
@@ -82,7 +82,7 @@ class Dimensions:
         """The names for a class; `images`: whether the program has convolutions."""
         draft = drafts[0]
         text_ = "".join(draft.texts)
-        conv = CONV in text_
+        conv = CONV.search(text_) is not None
         ranks = {len(shape) for _, shape in draft.arrays}
         products = any(sign in text_ for sign in (" @ ", "einsum", "tensordot", "dot_general"))
         features: dict[bool, set[tuple[str, ...]]] = {True: set(), False: set()}

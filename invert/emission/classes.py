@@ -706,7 +706,7 @@ class Classes:
             return
         keras = self.inits.starts.keras
         name_classes(written, self.of, self.file.names, names, keras=keras)
-        images = any(CONV in "".join(c.drafts[0].texts) for c in written)
+        images = any(CONV.search("".join(c.drafts[0].texts)) for c in written)
         for cls in written:
             columns = list(zip(*(d.arrays for d in cls.drafts), strict=True))
             named = Dimensions.of(cls.drafts, images=images)

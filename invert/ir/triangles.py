@@ -9,6 +9,7 @@ from jax import lax
 
 from invert._private.jax import dce
 from invert.ir.graph import is_var
+from invert.ir.sizes import is_open
 from invert.ir.types import Atom, Eqn, Jaxpr, Literal, ShapedArray, Var
 
 _INT32 = np.dtype("int32")
@@ -16,13 +17,17 @@ _RESHAPED = ("broadcast_in_dim", "reshape")
 
 
 def with_triangles(jaxpr: Jaxpr) -> Jaxpr:
-    """Replace `rows[:, None] >= columns[None]` of two ranges by the equations of `jnp.tri`."""
+    """Replace `rows[:, None] >= columns[None]` of two ranges by the equations of `jnp.tri`.
+
+    At open sizes `jnp.tri` counts in 64 bits where these are enabled, so that the ranges stay.
+    """
     makers: dict[Atom, Eqn] = {v: e for e in jaxpr.eqns for v in e.outvars}
     eqns: list[Eqn] = []
     for eqn in jaxpr.eqns:
         operands = {"ge": eqn.invars, "le": eqn.invars[::-1]}.get(eqn.primitive.name, ())
         axes = [_axis(a, makers) for a in operands]
-        if axes == [0, 1] and len(eqn.outvars[0].aval.shape) == 2:
+        shape = eqn.outvars[0].aval.shape
+        if axes == [0, 1] and len(shape) == 2 and not any(map(is_open, shape)):
             eqns += _triangle(eqn)
         else:
             eqns.append(eqn)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from jax import lax
 
+import invert
 from invert.emission.expressions import keys
 from tests.emission.models import ramp, recovered, with_params
 from tests.emission.test_blocks import _arrays, _emitted
@@ -32,6 +33,31 @@ def test_pooling_is_a_function_of_the_file() -> None:
     assert source.count("def max_pool(") == 1
     assert '(3, 3), (2, 2), "VALID")' in source
     assert '(3, 3), (2, 2), "SAME")' in source
+
+
+@pytest.mark.parametrize(
+    ("strides", "window"), [((1, 2, 2, 1), (1, 3, 2, 1)), ((1,) * 4, (1, 3, 3, 1))]
+)
+def test_means_of_windows_are_a_function_of_the_file(
+    strides: tuple[int, ...], window: tuple[int, ...]
+) -> None:
+    (x,) = _arrays((2, 7, 6, 4))
+
+    def same(x: Any) -> Any:
+        ones = jnp.ones((1, 7, 6, 1), np.float32)
+        total, count = (
+            lax.reduce_window(y, 0.0, lax.add, window, strides, "SAME") for y in (x, ones)
+        )
+        return total / count
+
+    def valid(x: Any, count: float) -> Any:
+        return lax.reduce_window(x, 0.0, lax.add, window, strides, "VALID") / np.float32(count)
+
+    sizes = f"{window[1:3]}, {strides[1:3]}"
+    assert f"return avg_pool_same(x, {sizes})" in _emitted(same, [], x).source
+    count = window[1] * window[2]
+    assert f"return avg_pool(x, {sizes})" in _emitted(lambda x: valid(x, count), [], x).source
+    assert "avg_pool" not in _emitted(lambda x: valid(x, count + 1), [], x).source
 
 
 def test_windows_along_channels_are_no_pooling() -> None:
@@ -149,3 +175,69 @@ def test_gates_are_a_multiple_of_the_state() -> None:
     source = recovered(with_params(run, params, ramp(5, 2, 3), name="net")).emit().source
     assert 'recurrent_kernel: Float[Array, "hidden gates"]' in source
     assert "def __init__(self, n_in: int, hidden: int, *, key: PRNGKeyArray):" in source
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+@pytest.mark.parametrize("shape", [(5, 5), (4, 6)])
+def test_a_causal_mask_is_a_triangle(shape: tuple[int, int], swapped: bool) -> None:
+    (x,) = _arrays(shape)
+
+    def run(x: Any) -> Any:
+        rows, columns = (lax.iota(np.int32, n) for n in x.shape)
+        mask = columns[None] <= rows[:, None] if swapped else rows[:, None] >= columns[None]
+        return jnp.where(mask, x, 0.0)
+
+    sizes = "5" if shape == (5, 5) else "4, 6"
+    source = invert.from_stablehlo(jax.jit(run).lower(x)).source
+    assert f"jnp.where(jnp.tri({sizes}, dtype=bool), x, 0.0)" in source
+    assert "jnp.tri(" not in _emitted(run, [], x).source  # at an open size
+
+
+@pytest.mark.parametrize("shift", [1, -1])
+def test_another_triangle_is_compared(shift: int) -> None:
+    (x,) = _arrays((5, 5))
+
+    def run(x: Any) -> Any:
+        rows, columns = (lax.iota(np.int32, n) for n in x.shape)
+        near = rows[:, None] + shift >= columns[None], rows[:, None] > columns[None]
+        return jnp.where(near[0], x, jnp.where(near[1], x, 0.0))
+
+    assert "jnp.tri(" not in _emitted(run, [], x).source
+
+
+def test_numbers_computed_from_numbers_are_numbers() -> None:
+    (x,) = _arrays((2, 3))
+
+    def run(x: Any) -> Any:
+        scale = jnp.maximum(jnp.float32(1.0), jnp.full((1, 3), 1e-7, np.float32))
+        return x / scale + scale * 0.5
+
+    assert "return x + 0.5" in _emitted(run, [], x).source
+
+    def kept(x: Any) -> Any:  # zero, and what compilers may round in their own way
+        return x * jnp.exp(jnp.full((1, 3), 2.0, np.float32)) + (jnp.zeros((1, 3)) * -1.0)
+
+    source = _emitted(kept, [], x).source
+    assert "jnp.exp(" in source
+
+
+def test_a_negative_number_is_subtracted() -> None:
+    (x,) = _arrays((2, 3))
+    assert (
+        "return x * (1 / 127.5) - 1.0"
+        in _emitted(lambda x: x * np.float32(1 / 127.5) + np.float32(-1.0), [], x).source
+    )
+
+
+def test_what_is_done_to_several_values_is_written_once() -> None:
+    (x,) = _arrays((2, 5, 12))
+
+    def run(x: Any) -> Any:
+        parts = [jnp.swapaxes(y.reshape(-1, 5, 2, 2), 1, 2) for y in jnp.split(x, 3, axis=-1)]
+        query, key, value = parts
+        weights = jax.nn.softmax(query @ jnp.swapaxes(key, 2, 3))
+        return weights @ value
+
+    source = _emitted(run, [], x).source
+    assert "query, key, value = (" in source
+    assert "for y in jnp.split(x, 3, axis=-1)" in source

@@ -98,6 +98,60 @@ def test_groups_of_channels_stay_numbers(groups: int, features: int, kernel: str
     assert f'kernel: Float[Array, "{kernel}"]' in emission.source
 
 
+_IMAGES = ("NHWC", "HWIO", "NHWC")
+
+
+@pytest.mark.parametrize("padding", ["SAME", "VALID"])
+@pytest.mark.parametrize("stride", [1, 2, 3])
+def test_images_of_layers_with_windows_have_any_size(padding: str, stride: int) -> None:
+    """Sizes of the results follow from those of the images."""
+
+    def run(kernel: Any, x: Any) -> Any:
+        strides = (stride, stride)
+        x = lax.conv_general_dilated(x, kernel, strides, padding, dimension_numbers=_IMAGES)
+        return lax.reduce_window(x, -jnp.inf, lax.max, (1, 2, 2, 1), (1, 2, 2, 1), padding)
+
+    emission = _emitted(run, _arrays(stem__kernel=(3, 3, 2, 6)), ramp(1, 15, 13, 2))
+    assert 'x: Float[Array, "1 h w c_in"]' in emission.source
+    options = {"strides": (stride, stride)} if stride > 1 else {}
+    layer = _at(emission, "Conv", 2, 6, kernel_size=3, **options)
+    x = ramp(1, 11, 22, 2)
+    assert np.array_equal(layer(x), run(layer.kernel, x))
+
+
+@pytest.mark.parametrize("size", [9, 12])
+def test_images_are_padded_at_any_size(size: int) -> None:
+    def run(kernel: Any, x: Any) -> Any:
+        x = jnp.sin(jnp.pad(x, ((0, 0), (1, 2), (0, 3), (0, 0))))
+        return lax.conv_general_dilated(x, kernel, (2, 2), "VALID", dimension_numbers=_IMAGES)
+
+    emission = _emitted(run, _arrays(stem__kernel=(3, 3, 2, 6)), ramp(1, 15, 13, 2))
+    layer = _at(emission, "Conv", 2, 6, kernel_size=3, strides=(2, 2))
+    x = ramp(1, size, 8, 2)
+    assert np.array_equal(layer(x), run(layer.kernel, x))
+
+
+def test_a_convolution_that_enlarges_takes_images_of_any_size() -> None:
+    def run(kernel: Any, x: Any) -> Any:
+        return lax.conv_transpose(x, kernel, (2, 2), "SAME", dimension_numbers=_IMAGES)
+
+    emission = _emitted(run, _arrays(stem__kernel=(3, 3, 2, 6)), ramp(1, 5, 4, 2))
+    assert 'x: Float[Array, "1 h w c_in"]' in emission.source
+    layer = _at(emission, "ConvTranspose", 2, 6, kernel_size=3, strides=(2, 2))
+    x = ramp(1, 7, 9, 2)
+    assert np.array_equal(layer(x), run(layer.kernel, x))
+
+
+def test_a_size_that_a_matrix_needs_stays_a_number() -> None:
+    def run(kernel: Any, matrix: Any, x: Any) -> Any:
+        x = lax.conv_general_dilated(x, kernel, (2, 2), "SAME", dimension_numbers=_IMAGES)
+        return x.reshape(2, -1) @ matrix
+
+    params = _arrays(stem__kernel=(3, 3, 2, 6), stem__matrix=(4 * 3 * 6, 5))
+    source = _emitted(run, params, ramp(2, 7, 6, 2)).source
+    assert 'x: Float[Array, "2 7 6 c_in"]' in source or 'x: Float[Array, "2 7 6 2"]' in source
+
+
 def _attention(scale: float) -> Any:
     def run(qkv: Any, out: Any, x: Any) -> Any:
         with jax.named_scope("qkv"):

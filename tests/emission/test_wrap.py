@@ -66,6 +66,14 @@ def test_comprehensions_are_broken_at_their_loops() -> None:
         "        for k in jax.random.split(keys[1], 2)",
         "    )",
     ]
+    assert fitted(
+        "    sums = tuple(add(left, right) for left, right in zip(lefts, rights))", 50
+    ) == [
+        "    sums = tuple(",
+        "        add(left, right)",
+        "        for left, right in zip(lefts, rights)",
+        "    )",
+    ]
 
 
 _LAID_OUT = """\

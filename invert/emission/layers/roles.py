@@ -227,7 +227,8 @@ _FACTORS = frozenset(("query", "key", "value", "weights"))
 def apart(graph: Graph, names: Mapping[Atom, str]) -> set[Atom]:
     """The values of an attention that its products use, which get a line of their own.
 
-    A matrix transposed for a product does not: `query @ jnp.swapaxes(key, 2, 3)`.
+    So do its scores and its context, in their last form. A matrix transposed for a product does
+    not: `query @ jnp.swapaxes(key, 2, 3)`.
     """
     found: set[Atom] = set()
     for eqn in graph.by_primitive.get("dot_general", ()):
@@ -236,6 +237,10 @@ def apart(graph: Graph, names: Mapping[Atom, str]) -> set[Atom]:
                 maker = _maker(graph, atom, "transpose")
                 turned = maker is not None and _turns_matrices(maker)
                 found.add(maker.invars[0] if maker is not None and turned else atom)
+    for atom, name in names.items():
+        users = graph.users.get(atom, ()) if name in ("scores", "context") else ()
+        if users and all(names.get(v) != name for eqn in users for v in eqn.outvars):
+            found.add(atom)
     return found
 
 

@@ -272,6 +272,10 @@ class Ties:
         whole = all(n == 1 for n in params["lhs_dilation"])
         old = [(self._scope, images, i) for i in places] if is_var(images) else []
         new = [(self._scope, out, i) for i in results]
+        same = _is_same(
+            [_shape(images)[i] for i in places], [_shape(out)[i] for i in results],
+            params["window_strides"], params["padding"],
+        )  # fmt: skip
         if any(n != 1 for n in params["window_strides"]) and whole and old:
             for axis in (*old, *new):
                 self._above.setdefault(axis, axis)
@@ -283,7 +287,7 @@ class Ties:
             if _shape(kernel)[side] == _shape(kernel)[sides[0]]:
                 self.tie(kernel, side, kernel, sides[0])
             self._slide(
-                eqn, places[k], results[k], own, _shape(kernel)[side],
+                eqn, places[k], results[k], own, _shape(kernel)[side], same,
                 params["window_strides"][k], params["padding"][k],
                 params["lhs_dilation"][k], params["rhs_dilation"][k],
             )  # fmt: skip
@@ -295,19 +299,25 @@ class Ties:
         result: int,
         kernel: Axis | int,
         size: DimSize,
+        same: bool,
         stride: int,
         padding: tuple[int, int],
         spread: int = 1,
         dilation: int = 1,
     ) -> None:
-        """Adds how a kernel slides along one axis of an image."""
+        """Adds how a kernel slides along one axis of an image.
+
+        **Arguments:**
+
+        - `same`: whether the padding is `"SAME"`.
+        """
         images, out = eqn.invars[0], eqn.outvars[0]
         before, after = _shape(images)[place], _shape(out)[result]
         alike = str(before) == str(after)
         if alike and stride == spread == 1 and (any(padding) or size == 1):
             self.tie(images, place, out, result)
         elif is_var(images):
-            rule = _sliding(before, after, size, stride, padding, spread, dilation)
+            rule = _sliding(before, after, size, same, padding, spread, dilation)
             self._follow(Window(eqn, (self._scope, images, place), kernel, stride, rule), result)
 
     def _follow(self, window: Window, result: int) -> None:
@@ -384,6 +394,8 @@ class Ties:
 
     def _pool(self, eqn: Eqn) -> None:
         params = eqn.params
+        shapes = _shape(eqn.invars[0]), _shape(eqn.outvars[0])
+        same = _is_same(*shapes, params["window_strides"], params["padding"])
         for i, (size, stride) in enumerate(
             zip(params["window_dimensions"], params["window_strides"], strict=True)
         ):
@@ -392,7 +404,7 @@ class Ties:
                 self._part(eqn, i)
             else:
                 dilation = params["window_dilation"][i]
-                self._slide(eqn, i, i, size, size, stride, padding, spread, dilation)
+                self._slide(eqn, i, i, size, size, same, stride, padding, spread, dilation)
 
     def _along(self, eqn: Eqn) -> None:
         """Equal parts of an array."""
@@ -484,7 +496,7 @@ def _sliding(
     before: DimSize,
     after: DimSize,
     kernel: DimSize,
-    stride: int,
+    same: bool,
     padding: tuple[int, int],
     spread: int,
     dilation: int,
@@ -495,18 +507,22 @@ def _sliding(
         return lambda n, _k, _s: n * spread
     if spread != 1 and str(after) == str(before * spread + max(kernel - spread, 0)):
         return lambda n, k, _s: n * spread + max(k - spread, 0)
-    if (
-        spread == 1
-        and (low or high)
-        and 0 <= low <= high <= low + 1
-        and _is_same(before, after, stride)
-    ):
+    if spread == 1 and same:
         return lambda n, _k, s: -(-n // s)
     return lambda n, k, s: ((n - 1) * spread + low + high - dilation * (k - 1)) // s + 1
 
 
-def _is_same(before: DimSize, after: DimSize, stride: int) -> bool:
-    return str(-(-before // stride)) == str(after)
+def _is_same(
+    before: Sequence[DimSize],
+    after: Sequence[DimSize],
+    strides: Sequence[int],
+    padding: Sequence[tuple[int, int]],
+) -> bool:
+    """Whether a padding is written as `"SAME"`, for a convolution that does not enlarge images."""
+    return any(map(any, padding)) and all(
+        0 <= low <= high <= low + 1 and str(-(-n // s)) == str(m)
+        for n, m, s, (low, high) in zip(before, after, strides, padding, strict=True)
+    )
 
 
 def _is_call(eqn: Eqn) -> bool:

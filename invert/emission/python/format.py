@@ -361,12 +361,17 @@ def _pairs(text: str) -> list[tuple[int, int]]:
 
 
 def _items(content: str) -> list[str]:
-    """The items between the commas outside brackets."""
+    """The items between the commas outside brackets, and outside the targets of a loop."""
     depth, start = 0, 0
+    targets = False
     items: list[str] = []
     for i, character in _code(content):
         depth += (character in _OPEN) - (character in _CLOSE)
-        if character == "," and depth == 0:
+        if depth == 0 and character == " ":
+            targets = content.startswith(" for ", i) or (
+                targets and not content.startswith(" in ", i)
+            )
+        if character == "," and depth == 0 and not targets:
             items.append(content[start:i].strip())
             start = i + 1
     last = content[start:].strip()
