@@ -97,19 +97,33 @@ def _repeated_once(body: Sequence[ast.stmt]) -> list[ast.stmt]:
 
 
 def _alike_at_once(body: Sequence[ast.stmt]) -> list[ast.stmt]:
-    """`h = c = jnp.zeros(...)` for consecutive names of equal arrays."""
+    """`h = c = jnp.zeros(...)` for consecutive names of equal arrays.
+
+    Fields stay apart: if two were one array, it could be donated once only.
+    """
     result: list[ast.stmt] = []
     for statement in body:
-        match result[-1] if result else None, statement:
-            case ast.Assign() as before, ast.Assign(value=ast.Call() as value) if syntax.text_of(
-                value
-            ).startswith(("jnp.zeros(", "jnp.ones(", "jnp.full(")) and syntax.text_of(
-                before.value
-            ) == syntax.text_of(value):
-                result[-1] = ast.Assign([*before.targets, *statement.targets], value, lineno=0)
+        before = result[-1] if result else None
+        match before, statement:
+            case ast.Assign(), ast.Assign(value=value) if (
+                text := _filled(statement)
+            ) and text == _filled(before):
+                targets = [*before.targets, *statement.targets]
+                result[-1] = ast.Assign(targets, value, lineno=0)
             case _:
                 result.append(statement)
     return result
+
+
+def _filled(statement: ast.stmt | None) -> str:
+    """The text of an array of one number that is given names, or `""`."""
+    match statement:
+        case ast.Assign(targets=targets, value=ast.Call() as value) if all(
+            isinstance(target, ast.Name) for target in targets
+        ):
+            text = syntax.text_of(value)
+            return text if text.startswith(("jnp.zeros(", "jnp.ones(", "jnp.full(")) else ""
+    return ""
 
 
 def _changes(statement: ast.stmt) -> tuple[str, str] | None:
