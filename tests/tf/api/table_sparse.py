@@ -96,7 +96,7 @@ def ri(function: Callable[[Any], Any], *shape: Any) -> Call:
 
 
 # Where rows begin is an argument: nothing bounds how long one of them is.
-_ROWIDS = "tf.Tile: input 1 must be a constant"
+_ROWIDS = "tf.Range: input 1 must be a constant"
 _RANGES = "tf.RaggedRange: runs on the host only"
 _GATHERED = "tf.RaggedGather: input 0 must be a constant"
 
