@@ -509,3 +509,96 @@ def test_a_layer_named_between_two_others_is_outside_of_their_group() -> None:
     x = layers.Dense(4, name="mlp_out")(x)
     module = invert.convert(keras.Model(row, layers.Dense(2, name="head")(x)))
     assert set(module.model.__dataclass_fields__) == {"mlp_in", "middle", "mlp_out", "head"}
+
+
+def _inception(x: Any) -> Any:
+    """Branches as in InceptionV3, whose layers Keras lists by their depth in the graph."""
+    import keras
+
+    def conv(x: Any, features: int, size: int | tuple[int, int]) -> Any:
+        x = keras.layers.Conv2D(features, size, padding="same", use_bias=False)(x)
+        return keras.layers.ReLU()(keras.layers.BatchNormalization()(x))
+
+    pooled = keras.layers.AveragePooling2D(3, 1, padding="same")(x)
+    branches = [
+        conv(x, 4, 1),
+        conv(conv(x, 3, 1), 4, (1, 3)),
+        conv(conv(conv(x, 2, 1), 4, 3), 4, 3),
+    ]
+    return keras.layers.Concatenate()([*branches, conv(pooled, 4, 1)])
+
+
+@pytest.mark.parametrize("count", [3, 4])
+def test_joined_branches_are_written_one_by_one(count: int) -> None:
+    import keras
+
+    given = x = keras.Input((9, 9, 5))
+    for _ in range(count):
+        x = _inception(x)
+    model = keras.Model(given, keras.layers.GlobalAveragePooling2D()(x))
+    module = invert.convert(model)
+    source = module.emit(loader=False).source
+    block = source.split("class Block(")[1].split("class ")[0]
+    fields = re.findall(r"^    (\w+): ConvBlock", block, re.M)
+    assert fields == [
+        "branch1", "branch2_1", "branch2_2", "branch3_1", "branch3_2", "branch3_3", "branch4",
+    ]  # fmt: skip
+    body = block.split("def __call__")[1].splitlines()
+    assert [line.strip() for line in body if line.startswith("        ")] == [
+        "branch1 = self.branch1(x)",
+        "branch2 = self.branch2_2(self.branch2_1(x))",
+        "branch3 = self.branch3_3(self.branch3_2(self.branch3_1(x)))",
+        "branch4 = self.branch4(avg_pool_same(x, (3, 3), (1, 1)))",
+        "return jnp.concatenate([branch1, branch2, branch3, branch4], axis=-1)",
+    ]
+    assert "for block in self.blocks:" in source
+    image = np.random.default_rng(1).normal(size=(2, 9, 9, 5)).astype(np.float32)
+    written: Any = module.model
+    assert np.array_equal(written(image), module(image))
+
+
+def test_branches_keep_the_names_that_an_author_gave() -> None:
+    import keras
+
+    given = x = keras.Input((8, 8, 3))
+    for i in range(3):
+        near, far = (
+            keras.layers.Conv2D(3, n, padding="same", name=f"{name}_{i}")(x)
+            for name, n in (("near", 1), ("far", 5))
+        )
+        x = keras.layers.Concatenate()([far, near])
+    source = invert.convert(keras.Model(given, x)).emit(loader=False).source
+    assert "branch" not in source
+    assert re.search(r"self\.near(_\d)?\(", source) and re.search(r"self\.far(_\d)?\(", source)
+
+
+def test_stages_of_lettered_blocks_are_one_list() -> None:
+    """As `block1a`, `block2a`, `block2b` of EfficientNet."""
+    import keras
+
+    given = x = keras.Input((8, 8, 4))
+    for name, features in (("1a", 4), ("2a", 6), ("2b", 6), ("3a", 8), ("3b", 8)):
+        y = keras.layers.Conv2D(9, 1, name=f"block{name}_expand", activation="relu")(x)
+        y = keras.layers.Conv2D(features, 3, padding="same", name=f"block{name}_project")(y)
+        x = keras.layers.Add()([x, y]) if x.shape[-1] == features else y
+    module = invert.convert(keras.Model(given, x))
+    source = module.emit(loader=False).source
+    assert "blocks: tuple[Block, ...]" in source
+    assert "for block in self.blocks:" in source
+    image = np.random.default_rng(1).normal(size=(2, 8, 8, 4)).astype(np.float32)
+    written: Any = module.model
+    assert np.array_equal(written(image), module(image))
+
+
+@pytest.mark.parametrize("draws", [1, 3])
+def test_the_last_numbers_are_drawn_with_the_key_itself(draws: int) -> None:
+    @tf.function(input_signature=[tf.TensorSpec((None, 2), tf.float32)])
+    def noisy(x: Any) -> Any:
+        return x + tf.add_n([tf.random.normal(tf.shape(x)) for _ in range(draws)])
+
+    module = invert.convert(noisy, config=invert.Config(random="jax"))
+    assert module.report.primitives.get("random_split", 0) == draws - 1
+    x = np.zeros((20_000, 2), np.float32)
+    drawn = np.asarray(module(x, key=jax.random.key(0)))
+    # Independent numbers: variances add up.
+    assert abs(drawn.var() / draws - 1) < 0.05 and abs(np.corrcoef(drawn.T)[0, 1]) < 0.05
