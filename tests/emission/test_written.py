@@ -84,7 +84,7 @@ def test_names_say_what_a_value_is() -> None:
     source = _written(_network, _params(), ramp(2, 3, 4)).source
     assert '"bqd,bkd->bqk"' in source
     assert "var = jnp.mean(" in source
-    assert "x = x + weights @ value\n" in source
+    assert "context = weights @ value\n" in source and "x = x + context\n" in source
 
 
 def _mlp(p: Any, x: Any) -> Any:
