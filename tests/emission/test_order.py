@@ -40,9 +40,12 @@ def _call_of(source: str, cls: str) -> str:
     return text[text.index("def __call__") :]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", params=range(2))
 def variational() -> Any:
-    """A model whose sampling layer uses the second of its arguments first."""
+    """A model whose sampling layer uses the second of its arguments first.
+
+    The second one of a process, whose layers Keras counts on.
+    """
     import keras
 
     class Sampling(keras.layers.Layer):

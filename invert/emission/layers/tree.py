@@ -269,6 +269,13 @@ class _Building:
         if not self.counted:
             return wanted | chosen
         wanted = {x: name for x, name in wanted.items() if x not in chosen}
+        # Keras appends a number to scopes that are already counted. Layers without parameters have no
+        # other names.
+        wanted |= {
+            x: re.sub(r"(_\d+)_\d+$", r"\1", name)
+            for x, name in wanted.items()
+            if not x.field and not _parameters(x)
+        }
         alike: dict[str, list[tuple[int, Layer]]] = {}
         others = {*node.names.taken, *chosen.values()}
         for x, name in wanted.items():
