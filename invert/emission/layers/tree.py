@@ -269,8 +269,8 @@ class _Building:
         if not self.counted:
             return wanted | chosen
         wanted = {x: name for x, name in wanted.items() if x not in chosen}
-        # Keras appends a number to scopes that are already counted. Layers without parameters have no
-        # other names.
+        # Keras appends a number to scopes that are already counted. Layers without parameters have
+        # no other names.
         wanted |= {
             x: re.sub(r"(_\d+)_\d+$", r"\1", name)
             for x, name in wanted.items()
