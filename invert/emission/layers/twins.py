@@ -141,7 +141,7 @@ class Twins:
     def add(self, cls: Class) -> Scaled | None:
         """Adds the twin of a class and of the layers inside; returns its shapes, if any."""
         first = cls.drafts[0]
-        # A layer may have the method of another one, see `skips.lend`.
+        # A layer may have the method of another one, see `lend.lend`.
         whole = (
             d for d in cls.drafts if d.node.layers and len(d.node.fields) == len(first.node.fields)
         )
