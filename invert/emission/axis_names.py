@@ -8,7 +8,7 @@ import dataclasses
 import re
 from collections.abc import Mapping, Sequence, Set
 
-from invert.emission.initial import GATES, HEAD_DIM, HEADS, HIDDEN
+from invert.emission.constructors.sizes import GATES, HEAD_DIM, HEADS, HIDDEN
 from invert.emission.layers.shared import Draft, field_of
 from invert.emission.python.naming import stem
 from invert.emission.sizes.expressions import text

@@ -15,13 +15,15 @@ from jax.typing import DTypeLike
 from invert._errors import EmissionError
 from invert.emission.axis_names import CONV, Dimensions, order
 from invert.emission.class_names import RESIDUAL, describe, name_classes
+from invert.emission.constructors.sizes import HEAD_DIM, HEADS, HIDDEN
+from invert.emission.constructors.starts import Starts
+from invert.emission.constructors.write import Initializers
 from invert.emission.equinox_nn import construct
 from invert.emission.expressions import control_flow, literals, scanned, spelling
 from invert.emission.expressions.body import Body, Placed
 from invert.emission.expressions.render import render
 from invert.emission.expressions.statements import FunctionText, Repeat
 from invert.emission.file import File
-from invert.emission.initial import HEAD_DIM, HEADS, HIDDEN, Initializers, Starts
 from invert.emission.layers import choices, heads, options, roles
 from invert.emission.layers.branches import BRANCH
 from invert.emission.layers.cut import Assign, Layer, LayerCall, calls

@@ -32,12 +32,12 @@ from invert._private.jax import (
 )
 from invert.emission import main_class
 from invert.emission.classes import Classes
+from invert.emission.constructors.starts import Starts, is_keras
 from invert.emission.equinox_nn import replace, weights
 from invert.emission.equinox_nn.weights import Weights
 from invert.emission.expressions import idioms
 from invert.emission.expressions.proof import Prover
 from invert.emission.file import File, MissingSizeError, check_types, headed
-from invert.emission.initial import Starts, is_keras
 from invert.emission.layers import blocks, cells, copies, cut, lists, regions, stack, structure
 from invert.emission.layers import tree as layer_tree
 from invert.emission.layers.arguments import arrange

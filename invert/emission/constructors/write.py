@@ -11,146 +11,32 @@ import ast
 import collections
 import dataclasses
 import itertools
-import operator
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
+from invert.emission.constructors.derived import expression, without_derived
+from invert.emission.constructors.sizes import FEATURES, GATES, HEADS, HIDDEN, KERNEL_SIZE, SIZES
+from invert.emission.constructors.starts import Starts
 from invert.emission.equinox_nn.construct import native_of
 from invert.emission.expressions import literals, tables
-from invert.emission.layers.cut import plain_name
 from invert.emission.layers.native import Native
-from invert.emission.layers.shared import OPTIONS, RESIDUAL, Class, Code, static_type
+from invert.emission.layers.shared import OPTIONS, RESIDUAL, Class, static_type
 from invert.emission.layers.tree import Node
 from invert.emission.python import syntax
 from invert.emission.python.naming import Names, stem
 from invert.emission.python.syntax import call, number
 from invert.ir.types import Var
 
-_ONES = frozenset("gamma scale var variance moving_variance running_var std gain".split())
-_ZEROS = frozenset("bias beta mean moving_mean running_mean offset shift".split())
-_EMBEDDINGS = frozenset("embedding embeddings".split())
-# Names that only Keras uses.
-_KERAS = frozenset("gamma embeddings recurrent_kernel moving_variance".split())
 # Options of a layer, passed by keyword.
-_OPTIONS = OPTIONS | {"kernel_size", "kd", "kh", "kw"}
+_OPTIONS = OPTIONS | {KERNEL_SIZE, "kd", "kh", "kw"}
 # The number of sizes that are given without their names.
 _MOST_UNNAMED = 3
 # Stands for the arguments of a layer that a node lacks.
 _MISSING = object()
-# Larger constants are not written out, unless they are tables of integers with a short text.
-_WRITTEN, _LARGEST_TABLE = 64, 1024
-
-
-@dataclasses.dataclass(frozen=True)
-class Starts:
-    """The initial values of the arrays of a program.
-
-    **Arguments:**
-
-    - `names`: names of the parameters.
-    - `values`: the arrays of constants that are not weights.
-    - `scales`: parameters that arrays are multiplied by, element by element.
-    - `held`: the parameters in the state.
-    - `keras`: whether the program comes from Keras.
-    - `lstm`: the biases of Keras's LSTMs, whose forget gates start at one.
-    - `split`: kernels with one axis of inputs and two of outputs, such as heads and their features.
-    - `added`: parameters that are only added or joined to others, such as those of positions.
-    """
-
-    names: Mapping[Var, str]
-    values: Mapping[Var, Any]
-    scales: Set[Var]
-    held: Set[Var]
-    keras: bool
-    lstm: Set[Var] = frozenset()
-    split: Set[Var] = frozenset()
-    added: Set[Var] = frozenset()
-
-    def of(self, v: Var) -> str:
-        """The name of an initializer, or `zeros`, `ones`, `forget`, `values`, `unknown`, `key`."""
-        dtype = v.aval.dtype
-        if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
-            return "key"
-        if v in self.values and self._is_written(v):
-            return "values"
-        name = stem(plain_name(self.names.get(v, ""))).lower()
-        if v in self.values:
-            return "unknown"
-        if not jnp.issubdtype(dtype, jnp.inexact):
-            return "zeros"
-        if v in self.lstm:
-            return "forget"
-        if name in _ZEROS:
-            return "zeros"
-        if name in _ONES or (len(v.aval.shape) < 2 and v in self.scales):
-            return "ones"
-        if len(v.aval.shape) < 2 or v in self.held:
-            return "zeros"
-        if name in _EMBEDDINGS:
-            return "uniform" if self.keras else "normal"
-        if name == "recurrent_kernel":
-            return "orthogonal"
-        if name == "weight" and not self.keras:
-            return "kaiming_uniform"
-        if self.keras:
-            return "glorot_uniform"  # Keras counts the inputs of split kernels as JAX does
-        if v in self.added:
-            return "normal"
-        return "lecun_normal_heads" if v in self.split else "lecun_normal"
-
-    def _is_written(self, v: Var) -> bool:
-        """Whether a constant is short, or has a short text."""
-        size = v.aval.size
-        whole = jnp.issubdtype(v.aval.dtype, jnp.integer) and size <= _LARGEST_TABLE
-        return size <= _WRITTEN or (whole and tables.is_table(np.asarray(self.values[v])))
-
-    def unknown(self, variables: Iterable[Var]) -> list[Var]:
-        """The constants that are too large to be written."""
-        return [v for v in variables if self.of(v) == "unknown"]
-
-
-def is_keras(source: str, names: Iterable[str]) -> bool:
-    """Whether a program comes from Keras, judged by its source or by names."""
-    return "Keras" in source or not _KERAS.isdisjoint(stem(n).lower() for n in names)
-
-
-# The sizes of a recurrent layer: that of its state, and that of all gates.
-HIDDEN, GATES = "hidden", "gates"
-# The sizes of an attention.
-HEADS, HEAD_DIM = "heads", "head_dim"
-# The order of the sizes among the arguments.
-_SIZES = (
-    *(
-        "num_embeddings",
-        "rows",
-        "n_in",
-        "c_in",
-        "dim",
-        "n",
-        "c",
-        HEADS,
-        HEAD_DIM,
-        HIDDEN,
-        "n_out",
-        "c_out",
-    ),
-    *("kernel_size", "kd", "kh", "kw"),
-)
-# Sizes of an inner layer that are internal to the outer one, unless that has them too.
-_FEATURES = frozenset(("n_in", "n_out", "c_in", "c_out", "dim", "n", "c"))
-
-# Sizes that are equal where a layer passes on its input.
-_PAIRS = tuple(
-    (one, other)
-    for one in ("c_in", "n_in", "c", "n", "dim")
-    for other in ("c_out", "n_out", HIDDEN)
-)
-
 _FIXED = frozenset(("zeros", "ones", "values", "unknown", "key", "forget"))
 # Initializers with arguments. PyTorch's is that of `nn.Linear` and of convolutions, whose weights
 # have outputs first; the bounds are those of Keras's embeddings.
@@ -304,7 +190,12 @@ class _Writing:
             parts = call("jax.random.split", syntax.name("key"), number(self._slots))
             body = [_Keys(lambda i: syntax.item(keys, number(i))).visit(s) for s in body]
             body.insert(0, syntax.assign(keys, parts))
-        body = self._without_implied(_in_64_bits(body))
+        body = _in_64_bits(body)
+        if self.nodes[0].nodes:
+            body, derived = without_derived(body, self.arguments)
+            for name in derived:
+                del self.arguments[name]
+                self.defaults.pop(name, None)
         for name, (field, unused) in self._unused.items():
             others = (b for b in body if field not in _fields_set(b))
             if not any(n.id == name for b in others for n in syntax.names_in(b)):
@@ -343,43 +234,9 @@ class _Writing:
         )
         return function, _Made(self.arguments, bool(self._slots), named, self.defaults)
 
-    def _without_implied(self, body: Sequence[ast.stmt]) -> list[ast.stmt]:
-        """The statements, with conditions for options that follow from sizes and strides."""
-        implied = {name: self._implied(column) for name, column in self.arguments.items()}
-        tests = {name: test for name, test in implied.items() if test is not None}
-        for name in tests:
-            del self.arguments[name]
-            self.defaults.pop(name, None)
-        return [syntax.substitute(s, tests) for s in body]
-
-    def _implied(self, column: tuple[Any, ...]) -> ast.expr | None:
-        """An expression for an option: `c_in == c_out and strides == (1, 1)`, or its negation."""
-        if not self.nodes[0].nodes or {*column} != {False, True} or type(column[0]) is not bool:
-            return None
-        known = {stem(n): (n, values) for n, values in reversed(self.arguments.items())}
-        tests: list[list[tuple[str, str, tuple[bool, ...]]]] = []
-        strides = known.get("strides")
-        for one, other in (pair for pair in _PAIRS if known.keys() >= {*pair}):
-            (a, left), (b, right) = known[one], known[other]
-            tests.append([(a, b, tuple(map(operator.eq, left, right)))])
-        if strides is not None:
-            name, values = strides
-            ones = (1,) * len(values[0])
-            last = name, str(ones), tuple(v == ones for v in values)
-            # A layer that makes images smaller cannot pass on its input.
-            tests[:0] = [[*t, last] for t in tests if HIDDEN not in t[0][1]]
-            tests.append([last])
-        for test in tests:
-            holds = tuple(map(all, zip(*(t for _, _, t in test), strict=True)))
-            if column in (holds, tuple(map(operator.not_, holds))):
-                sign, word = ("==", " and ") if column == holds else ("!=", " or ")
-                text = word.join(f"{a} {sign} {b}" for a, b, _ in test)
-                return ast.parse(text, mode="eval").body
-        return None
-
     def _order(self) -> None:
         """Sorts arguments: sizes first, inputs before outputs, as in libraries."""
-        places = {name: i for i, name in enumerate(_SIZES)}
+        places = {name: i for i, name in enumerate(SIZES)}
         order = sorted(self.arguments, key=lambda name: places.get(stem(name), len(places)))
         self.arguments = {name: self.arguments[name] for name in order}
 
@@ -548,7 +405,7 @@ class _Writing:
         """The arguments of the layers that all nodes have, such as strides."""
         columns = list(self._columns_of_layers())
         yield from (column for name, column in columns if stem(name) in _OPTIONS)
-        yield from (column for name, column in columns if stem(name) in _FEATURES)
+        yield from (column for name, column in columns if stem(name) in FEATURES)
 
     def _columns_of_layers(self) -> Iterator[tuple[str, tuple[Any, ...]]]:
         for field, first in self.nodes[0].fields.items():
@@ -565,8 +422,7 @@ class _Writing:
         """An argument from its values in all nodes: a number, or an argument of this one."""
         given = wanted == HEADS and self.cls.token  # a choice, as sizes are
         if all(v == column[0] for v in column) and not given:
-            first = column[0]
-            return syntax.name(first.text) if isinstance(first, Code) else literals.value(first)
+            return expression(column[0])
         named = self._size(column)
         own = {} if named is None or named in self.cls.statics else {named: column}
         if (chosen := self._chosen(column)) is not None:
@@ -590,7 +446,7 @@ class _Writing:
                         own = ast.Name(name, ast.Load())
                         return syntax.infix(number(k), "*", own)
         wanted = stem(wanted)
-        if self.nodes[0].nodes and wanted in (*_FEATURES, HIDDEN):
+        if self.nodes[0].nodes and wanted in (*FEATURES, HIDDEN):
             taken = HIDDEN in self.names.taken
             wanted = f"{self._current}_{HIDDEN}" if taken else HIDDEN
         name = self.names.new(wanted)
@@ -612,7 +468,7 @@ class _Writing:
         """The name of a size that differs between the layers."""
         named = self.sizes.get(tuple(map(str, column)))
         # The sides of a square kernel are one size.
-        return "kernel_size" if named == "kh" and "kw" not in self.sizes.values() else named
+        return KERNEL_SIZE if named == "kh" and "kw" not in self.sizes.values() else named
 
 
 def _is_of(column: tuple[Any, ...], values: tuple[Any, ...]) -> bool:

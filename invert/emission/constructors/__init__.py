@@ -1,0 +1,1 @@
+"""The `__init__` of classes."""

@@ -1,0 +1,151 @@
+"""Arguments of layers that follow from others: `c_in == c_out and strides == (1, 1)`."""
+
+from __future__ import annotations
+
+import ast
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from invert.emission.constructors.sizes import HIDDEN, KERNEL_SIZE, PAIRS
+from invert.emission.expressions import literals
+from invert.emission.layers.shared import Code
+from invert.emission.python import syntax
+from invert.emission.python.naming import stem
+from invert.emission.python.syntax import number
+
+_STRIDES = "strides"
+
+# The values of an argument in all layers of a class.
+Column = tuple[Any, ...]
+
+
+def without_derived(
+    body: Sequence[ast.stmt], arguments: Mapping[str, Column]
+) -> tuple[list[ast.stmt], set[str]]:
+    """The statements with expressions for arguments that follow from others, and their names."""
+    tests = list(_tests(arguments))
+    derived: dict[str, ast.expr] = {}
+    missing: dict[str, ast.expr] = {}
+    for name, column in arguments.items():
+        if name in (_STRIDES, KERNEL_SIZE):
+            continue
+        if {*column} == {False, True} and type(column[0]) is bool:
+            found = next((t.true(column) for t in tests if t.says(column)), None)
+            if found is not None:
+                derived[name] = found
+        elif None in column:
+            none = tuple(v is None for v in column)
+            test = next((t for t in tests if t.says(none)), None)
+            value = _value(column, arguments)
+            if test is not None and value is not None:
+                derived[name] = ast.IfExp(test.true(none), ast.Constant(None), value)
+                missing[name] = test.true(none)
+    body = [_Missing(missing).visit(syntax.copied(s)) for s in body]
+    body = [syntax.substitute(s, derived) for s in body]
+    kernels = [n for n in arguments if stem(n) == KERNEL_SIZE]
+    place = next((i for i, s in enumerate(body) if _mentions(s, _HALF)), None)
+    if place is not None:
+        size = ast.Name(kernels[0], ast.Load())
+        body.insert(place, syntax.assign(syntax.name(_HALF), syntax.infix(size, "//", number(2))))
+    return body, set(derived)
+
+
+def _mentions(statement: ast.stmt, name: str) -> bool:
+    return any(n.id == name for n in syntax.names_in(statement))
+
+
+class _Test:
+    """A condition on the arguments of a layer: that each of some comparisons holds.
+
+    **Arguments:**
+
+    - `comparisons`: for each, its sides and whether they are equal, in all layers.
+    """
+
+    def __init__(self, comparisons: Sequence[tuple[str, str, tuple[bool, ...]]]):
+        self._comparisons = comparisons
+        columns = (equal for _, _, equal in comparisons)
+        self._holds = tuple(map(all, zip(*columns, strict=True)))
+        self._fails = tuple(map(operator.not_, self._holds))
+
+    def says(self, column: Column) -> bool:
+        """Whether a flag is the condition or its negation, in all layers."""
+        return column in (self._holds, self._fails)
+
+    def true(self, column: Column) -> ast.expr:
+        """The expression for a flag."""
+        sign, word = ("==", " and ") if column == self._holds else ("!=", " or ")
+        text = word.join(f"{a} {sign} {b}" for a, b, _ in self._comparisons)
+        return ast.parse(text, mode="eval").body
+
+
+def _tests(arguments: Mapping[str, Column]) -> Iterator[_Test]:
+    """Conditions such as `c_in == c_out and strides == (1, 1)`, the most specific first."""
+    known = {stem(n): (n, values) for n, values in reversed(arguments.items())}
+    equal: list[list[tuple[str, str, tuple[bool, ...]]]] = []
+    for one, other in (pair for pair in PAIRS if known.keys() >= {*pair}):
+        (a, left), (b, right) = known[one], known[other]
+        equal.append([(a, b, tuple(map(operator.eq, left, right)))])
+    if _STRIDES in known:
+        name, values = known[_STRIDES]
+        ones = (1,) * len(values[0])
+        last = name, str(ones), tuple(v == ones for v in values)
+        # A layer that makes images smaller cannot pass on its input.
+        equal[:0] = [[*t, last] for t in equal if HIDDEN not in t[0][1]]
+        equal.append([last])
+    return map(_Test, equal)
+
+
+def _value(column: Column, arguments: Mapping[str, Column]) -> ast.expr | None:
+    """What an argument is wherever it is not `None`: a literal, or padding for a kernel."""
+    there = [v for v in column if v is not None]
+    if all(v == there[0] for v in there):
+        return expression(there[0])
+    sizes = next((c for n, c in arguments.items() if stem(n) == KERNEL_SIZE), None)
+    if sizes is None or _HALF in arguments:
+        return None
+    known = zip(column, sizes, strict=True)
+    rows = [(literal(v), n // 2) for v, n in known if v is not None]
+    for pair, text in _PADS:
+        if all(isinstance(v, tuple) and v == (pair(n),) * len(v) for v, n in rows):
+            return syntax.tuple_of([ast.parse(text, mode="eval").body] * len(rows[0][0]))
+    return None
+
+
+# Half the size of a kernel, and paddings of an axis that follow from it.
+_HALF = "half"
+_PADS: tuple[tuple[Callable[[int], tuple[int, int]], str], ...] = (
+    (lambda half: (half, half), "(half, half)"),
+    (lambda half: (half - 1, half), "(half - 1, half)"),
+)
+
+
+def expression(value: Any) -> ast.expr:
+    """The text of the value of an argument."""
+    return syntax.name(value.text) if isinstance(value, Code) else literals.value(value)
+
+
+def literal(value: Any) -> Any:
+    """The value of an argument; `None` for code that is no literal."""
+    if not isinstance(value, Code):
+        return value
+    try:
+        return ast.literal_eval(value.text)
+    except ValueError:
+        return None
+
+
+class _Missing(ast.NodeTransformer):
+    """Writes the tests for `pad_width is None` where that follows from other arguments."""
+
+    def __init__(self, tests: Mapping[str, ast.expr]):
+        self._tests = tests
+
+    def visit_Compare(self, node: ast.Compare) -> ast.expr:
+        match node:
+            case ast.Compare(
+                left=ast.Name(id=name), ops=[ast.Is()], comparators=[ast.Constant(value=None)]
+            ) if name in self._tests:
+                return syntax.copied(self._tests[name])
+        return node

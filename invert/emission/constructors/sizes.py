@@ -1,0 +1,24 @@
+"""The names of the sizes that layers are made with, and their order."""
+
+from __future__ import annotations
+
+# The sizes of a recurrent layer: that of its state, and that of all gates.
+HIDDEN, GATES = "hidden", "gates"
+# The sizes of an attention.
+HEADS, HEAD_DIM = "heads", "head_dim"
+# The size of all sides of a kernel.
+KERNEL_SIZE = "kernel_size"
+# The order of the sizes among the arguments.
+SIZES = (
+    *("num_embeddings", "rows", "n_in", "c_in", "dim", "n", "c"),
+    *(HEADS, HEAD_DIM, HIDDEN, "n_out", "c_out", KERNEL_SIZE, "kd", "kh", "kw"),
+)
+# Sizes of an inner layer that are internal to the outer one, unless that has them too.
+FEATURES = frozenset(("n_in", "n_out", "c_in", "c_out", "dim", "n", "c"))
+
+# Sizes that are equal where a layer passes on its input.
+PAIRS = tuple(
+    (one, other)
+    for one in ("c_in", "n_in", "c", "n", "dim")
+    for other in ("c_out", "n_out", HIDDEN)
+)
