@@ -18,6 +18,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from invert.emission.constructors import repeats
 from invert.emission.constructors.derived import expression, without_derived
 from invert.emission.constructors.sizes import FEATURES, GATES, HEADS, HIDDEN, KERNEL_SIZE, SIZES
 from invert.emission.constructors.starts import Starts
@@ -35,6 +36,8 @@ from invert.ir.types import Var
 _OPTIONS = OPTIONS | {KERNEL_SIZE, "kd", "kh", "kw"}
 # The number of sizes that are given without their names.
 _MOST_UNNAMED = 3
+# The number of keys that are taken by their places.
+_MOST_KEYS = 4
 # Stands for the arguments of a layer that a node lacks.
 _MISSING = object()
 _FIXED = frozenset(("zeros", "ones", "values", "unknown", "key", "forget"))
@@ -188,7 +191,14 @@ class _Writing:
             body = [_Keys(lambda i: own).visit(s) for s in body]
         elif self._slots:
             parts = call("jax.random.split", syntax.name("key"), number(self._slots))
-            body = [_Keys(lambda i: syntax.item(keys, number(i))).visit(s) for s in body]
+            in_turn = self._slots > _MOST_KEYS or any(
+                n.id == repeats.NEXT_KEY for s in body for n in syntax.names_in(s)
+            )
+            if in_turn:
+                parts = call("iter", parts)
+            following = call("next", keys)
+            each = (lambda _: following) if in_turn else (lambda i: syntax.item(keys, number(i)))
+            body = [_Keys(each).visit(s) for s in body]
             body.insert(0, syntax.assign(keys, parts))
         body = _in_64_bits(body)
         if self.nodes[0].nodes:
@@ -196,10 +206,7 @@ class _Writing:
             for name in derived:
                 del self.arguments[name]
                 self.defaults.pop(name, None)
-        for name, (field, unused) in self._unused.items():
-            others = (b for b in body if field not in _fields_set(b))
-            if not any(n.id == name for b in others for n in syntax.names_in(b)):
-                self.defaults[name] = unused
+        body = self._with_unused(body)
         if missing:
             first, last = ", ".join(missing[:-1]), missing[-1]
             text = f"The constant {last} has no values until it is loaded."
@@ -233,6 +240,27 @@ class _Writing:
             "__init__", args, body, keyword_only=[*options, *key], defaults=defaults
         )
         return function, _Made(self.arguments, bool(self._slots), named, self.defaults)
+
+    def _with_unused(self, body: Sequence[ast.stmt]) -> list[ast.stmt]:
+        """Gives arguments a default that only a layer has which some nodes lack.
+
+        If the layer is there by a flag, `hidden is not None` takes its place.
+        """
+        tests: dict[str, ast.expr] = {}
+        for name, (field, unused) in self._unused.items():
+            others = (b for b in body if field not in _fields_set(b))
+            if any(n.id == name for b in others for n in syntax.names_in(b)):
+                continue
+            flag = f"use_{field}"
+            if flag not in self.arguments or flag in tests:
+                self.defaults[name] = unused
+                continue
+            columns = zip(self.arguments[name], self.arguments.pop(flag), strict=True)
+            self.defaults.pop(flag, None)
+            self.arguments[name] = tuple(n if there else None for n, there in columns)
+            own = ast.Name(name, ast.Load())
+            tests[flag] = ast.Compare(own, [ast.IsNot()], [ast.Constant(None)])
+        return [syntax.substitute(s, tests) for s in body]
 
     def _order(self) -> None:
         """Sorts arguments: sizes first, inputs before outputs, as in libraries."""
@@ -384,7 +412,17 @@ class _Writing:
             generator = ast.GeneratorExp(each[0], [ast.comprehension(target, items, [], 0)])
             return call("tuple", generator)
         self.arguments, self._slots = before, slots
-        return syntax.tuple_of([self._new(c, self._key) for c in columns])
+        calls = [self._new(c, self._key) for c in columns]
+        inner = [self._parameters(c[0]) for c in columns]
+        return repeats.tuple_of(calls, inner, {*self.names.taken, *self.arguments})
+
+    def _parameters(self, node: Node) -> repeats.Parameters:
+        """The parameters of the constructor of a layer."""
+        if native_of(node) is not None:
+            return repeats.Parameters()
+        init, _ = self.all.made(node)
+        names = sorted(init.arguments, key=lambda name: name in init.named)
+        return repeats.Parameters(names, {n: literals.value(v) for n, v in init.defaults.items()})
 
     def _completed(self, column: Sequence[Any]) -> tuple[Any, ...]:
         """Values for nodes without a layer: those of an argument, or of the first node."""
@@ -507,5 +545,5 @@ class _Keys(ast.NodeTransformer):
         self._key = key
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
-        found = re.fullmatch(r"\$key(\d+)", node.id)
-        return node if found is None else self._key(int(found[1]))
+        found = re.fullmatch(r"\$key(\d+)|" + re.escape(repeats.NEXT_KEY), node.id)
+        return node if found is None else self._key(int(found[1] or 0))

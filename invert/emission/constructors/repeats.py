@@ -1,0 +1,205 @@
+"""Lists of layers, as short as a reader would write them: repetitions, ranges and tables."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
+
+from invert.emission.python import syntax
+from invert.emission.python.format import fitted
+from invert.emission.python.syntax import call, number
+
+# Stands for the next key.
+NEXT_KEY = "$next"
+# The least number of lines that a repetition and a table save.
+_LEAST_SAVED = 2
+_KEY = "key"
+_WIDTH, _LONGEST_TARGET = 100, 80
+_INDENT = " " * 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Parameters:
+    """The parameters of a constructor.
+
+    **Arguments:**
+
+    - `names`: those given without names, then the others.
+    - `defaults`: values of those that a call may lack.
+    """
+
+    names: Sequence[str] = ()
+    defaults: Mapping[str, ast.expr] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass
+class _Item:
+    """A call of a constructor.
+
+    **Arguments:**
+
+    - `call`: the call as it is; `arguments`: all but the key, by name.
+    """
+
+    call: ast.Call
+    arguments: dict[str, ast.expr]
+    text: str = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        self.text = _text(self.call.func) + str({n: _text(v) for n, v in self.arguments.items()})
+
+
+def tuple_of(
+    calls: Sequence[ast.expr],
+    parameters: Sequence[Parameters],
+    taken: Set[str],
+) -> ast.expr:
+    """The tuple of what is called; keys in comprehensions are `NEXT_KEY`.
+
+    **Arguments:**
+
+    - `parameters`: those of the function of each call.
+    - `taken`: names that loops may not use.
+    """
+    plain = syntax.tuple_of(calls)
+    read = [_item(c, own) for c, own in zip(calls, parameters, strict=True)]
+    items = [i for i in read if i is not None]
+    if len(items) < len(read):
+        return plain
+    best, least = plain, _lines(plain)
+    for other in (_repeated(items, taken), _table(items, taken)):
+        if other is not None and _lines(other) <= least - _LEAST_SAVED:
+            best, least = other, _lines(other)
+    return best
+
+
+def _item(node: ast.expr, parameters: Parameters) -> _Item | None:
+    if not isinstance(node, ast.Call):
+        return None
+    names = [*parameters.names, *map(str, range(len(parameters.names), len(node.args)))]
+    given = {**parameters.defaults, **dict(zip(names, node.args, strict=False))}
+    given |= {k.arg: k.value for k in node.keywords if k.arg is not None and k.arg != _KEY}
+    order = {n: i for i, n in enumerate(names)}
+    return _Item(node, {n: given[n] for n in sorted(given, key=lambda n: order.get(n, len(order)))})
+
+
+def _repeated(items: Sequence[_Item], taken: Set[str]) -> ast.expr | None:
+    """Runs of equal layers, or of layers with one number that counts, as comprehensions."""
+    runs = list(_runs(items, taken))
+    if len(runs) == 1:
+        return call("tuple", runs[0]) if isinstance(runs[0], ast.GeneratorExp) else None
+    return syntax.tuple_of(
+        ast.Starred(run, ast.Load()) if isinstance(run, ast.GeneratorExp) else run for run in runs
+    )
+
+
+def _runs(items: Sequence[_Item], taken: Set[str]) -> Iterator[ast.expr]:
+    start = 0
+    while start < len(items):
+        first = items[start]
+        equal = start + 1
+        while equal < len(items) and items[equal].text == first.text:
+            equal += 1
+        counted, counter, step = _counted(items, start, taken)
+        stop = max(equal, counted)
+        loop: ast.expr | None = None
+        names: list[str] = []
+        if counted > equal:
+            begin = _int(first.arguments[counter])
+            end = begin + step * (stop - start)
+            bounds = [number(begin), number(end)] if begin or step != 1 else [number(end)]
+            loop = call("range", *bounds, *([number(step)] if step != 1 else []))
+            names = [counter]
+        elif equal - start > 1:
+            loop = call("range", number(equal - start))
+        made = [items[i].call for i in range(start, stop)]
+        if loop is None:
+            yield from made
+        else:
+            target = ast.Name(names[0] if names else "_", ast.Store())
+            looped = _comprehension(first, names, target, loop)
+            saved = sum(map(_lines, made)) - _lines(ast.Starred(looped, ast.Load()))
+            whole = start == 0 and stop == len(items)
+            yield from [looped] if saved >= _LEAST_SAVED or whole else made
+        start = stop
+
+
+def _counted(items: Sequence[_Item], start: int, taken: Set[str]) -> tuple[int, str, int]:
+    """Where layers end that differ in one number, by equal steps: that place, its name, a step."""
+    first = items[start]
+    best = start, "", 0
+    for name, value in first.arguments.items():
+        if not _is_integer(value) or name in taken or not name.isidentifier():
+            continue
+        stop, step = start + 1, 0
+        while stop < len(items):
+            own = items[stop].arguments.get(name)
+            if not _is_integer(own) or _but(items[stop], name) != _but(first, name):
+                break
+            difference = _int(own) - _int(items[stop - 1].arguments[name])
+            if difference == 0 or (step and difference != step):
+                break
+            stop, step = stop + 1, difference
+        if stop - start > 2 and stop > best[0]:
+            best = stop, name, step
+    return best
+
+
+def _is_integer(node: ast.expr | None) -> bool:
+    return isinstance(node, ast.Constant) and type(node.value) is int
+
+
+def _int(node: ast.expr | None) -> int:
+    assert isinstance(node, ast.Constant) and isinstance(node.value, int)
+    return node.value
+
+
+def _but(item: _Item, name: str) -> str:
+    """The text of a call without an argument."""
+    kept = {n: _text(v) for n, v in item.arguments.items() if n != name}
+    return _text(item.call.func) + str(sorted(kept.items()))
+
+
+def _table(items: Sequence[_Item], taken: Set[str]) -> ast.expr | None:
+    """One call in a loop over rows of its arguments."""
+    first = items[0]
+    if len({(_text(i.call.func), *i.arguments) for i in items}) > 1:
+        return None
+    columns = {n: [i.arguments[n] for i in items] for n in first.arguments}
+    varying = [n for n, column in columns.items() if len(set(map(_text, column))) > 1]
+    if not varying or not all(n.isidentifier() and n not in taken for n in varying):
+        return None
+    rows = [syntax.tuple_of(i.arguments[n] for n in varying) for i in items]
+    if len(", ".join(varying)) > _LONGEST_TARGET:
+        return None
+    target = syntax.store(syntax.tuple_of(map(syntax.name, varying)))
+    if len(varying) == 1:
+        target = ast.Name(varying[0], ast.Store())
+        rows = columns[varying[0]]
+    return call("tuple", _comprehension(first, varying, target, syntax.tuple_of(rows)))
+
+
+def _comprehension(
+    item: _Item, names: Collection[str], target: ast.expr, loop: ast.expr
+) -> ast.GeneratorExp:
+    """A call in a loop over some of its arguments."""
+    given = {k.arg for k in item.call.keywords}
+    values = {n: ast.Name(n, ast.Load()) if n in names else v for n, v in item.arguments.items()}
+    count = len(item.call.args)
+    args = list(values.values())[:count]
+    keywords = {n: v for n, v in list(values.items())[count:] if n in given or n in names}
+    if _KEY in given:
+        keywords[_KEY] = ast.Name(NEXT_KEY, ast.Load())
+    own = call(item.call.func, *args, **keywords)
+    return ast.GeneratorExp(own, [ast.comprehension(target, loop, [], 0)])
+
+
+def _lines(node: ast.expr) -> int:
+    """The number of lines of an expression in the text."""
+    text = _text(node).replace(NEXT_KEY, "next(keys)")
+    return len(fitted(f"{_INDENT}self.blocks = {text}", _WIDTH))
+
+
+def _text(node: ast.AST) -> str:
+    return syntax.text_of(node)
