@@ -21,10 +21,17 @@ Column = tuple[Any, ...]
 
 
 def without_derived(
-    body: Sequence[ast.stmt], arguments: Mapping[str, Column]
+    body: Sequence[ast.stmt],
+    arguments: Mapping[str, Column],
+    followers: Mapping[str, tuple[ast.expr, Column]],
 ) -> tuple[list[ast.stmt], set[str]]:
-    """The statements with expressions for arguments that follow from others, and their names."""
-    tests = list(_tests(arguments))
+    """The statements with expressions for arguments that follow from others, and their names.
+
+    **Arguments:**
+
+    - `followers`: sizes that are multiples of arguments.
+    """
+    tests = list(_tests(arguments, followers))
     derived: dict[str, ast.expr] = {}
     missing: dict[str, ast.expr] = {}
     for name, column in arguments.items():
@@ -80,20 +87,24 @@ class _Test:
         return ast.parse(text, mode="eval").body
 
 
-def _tests(arguments: Mapping[str, Column]) -> Iterator[_Test]:
+def _tests(
+    arguments: Mapping[str, Column], followers: Mapping[str, tuple[ast.expr, Column]]
+) -> Iterator[_Test]:
     """Conditions such as `c_in == c_out and strides == (1, 1)`, the most specific first."""
-    known = {stem(n): (n, values) for n, values in reversed(arguments.items())}
+    known = {n: (syntax.text_of(text), values) for n, (text, values) in followers.items()}
+    known |= {stem(n): (n, values) for n, values in reversed(arguments.items())}
     equal: list[list[tuple[str, str, tuple[bool, ...]]]] = []
+    outer: list[list[tuple[str, str, tuple[bool, ...]]]] = []
     for one, other in (pair for pair in PAIRS if known.keys() >= {*pair}):
         (a, left), (b, right) = known[one], known[other]
         equal.append([(a, b, tuple(map(operator.eq, left, right)))])
+        outer += [equal[-1]] if other != HIDDEN else []
     if _STRIDES in known:
         name, values = known[_STRIDES]
         ones = (1,) * len(values[0])
         last = name, str(ones), tuple(v == ones for v in values)
         # A layer that makes images smaller cannot pass on its input.
-        equal[:0] = [[*t, last] for t in equal if HIDDEN not in t[0][1]]
-        equal.append([last])
+        equal = [*([*test, last] for test in outer), *equal, [last]]
     return map(_Test, equal)
 
 

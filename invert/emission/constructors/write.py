@@ -25,6 +25,7 @@ from invert.emission.constructors.starts import Starts
 from invert.emission.equinox_nn.construct import native_of
 from invert.emission.expressions import literals, tables
 from invert.emission.layers.native import Native
+from invert.emission.layers.proportions import factor
 from invert.emission.layers.shared import OPTIONS, RESIDUAL, Class, static_type
 from invert.emission.layers.tree import Node
 from invert.emission.python import syntax
@@ -167,6 +168,8 @@ class _Writing:
         self.defaults: dict[str, Any] = {}
         # Arguments of layers that are missing in some nodes, with the field and their values there.
         self._unused: dict[str, tuple[str, int]] = {}
+        # Sizes that follow from arguments, with their values.
+        self._followers: dict[str, tuple[ast.expr, tuple[Any, ...]]] = {}
         self._slots = 0
         self._current = ""  # the field that is written
 
@@ -202,7 +205,7 @@ class _Writing:
             body.insert(0, syntax.assign(keys, parts))
         body = _in_64_bits(body)
         if self.nodes[0].nodes:
-            body, derived = without_derived(body, self.arguments)
+            body, derived = without_derived(body, self.arguments, self._followers)
             for name in derived:
                 del self.arguments[name]
                 self.defaults.pop(name, None)
@@ -465,6 +468,8 @@ class _Writing:
         own = {} if named is None or named in self.cls.statics else {named: column}
         if (chosen := self._chosen(column)) is not None:
             return chosen
+        if self.nodes[0].nodes and (multiple := self._multiple(column, named or stem(wanted))):
+            return multiple
         for name, values in {**self.arguments, **own, **self.cls.statics}.items():
             if values == column and name != GATES and _is_of(column, values):
                 self.arguments.setdefault(name, column)
@@ -490,6 +495,20 @@ class _Writing:
         name = self.names.new(wanted)
         self.arguments[name] = column
         return ast.Name(name, ast.Load())
+
+    def _multiple(self, column: tuple[Any, ...], name: str) -> ast.expr | None:
+        """`4 * hidden` or `c_in // 4`, if this holds in all nodes."""
+        for base, values in self.arguments.items():
+            own = ast.Name(base, ast.Load())
+            found = None
+            if (k := factor(column, values)) is not None:
+                found = syntax.infix(number(k), "*", own)
+            elif (k := factor(values, column)) is not None:
+                found = syntax.infix(own, "//", number(k))
+            if found is not None:
+                self._followers[name] = found, column
+                return found
+        return None
 
     def _chosen(self, column: tuple[Any, ...]) -> ast.expr | None:
         """`"SAME" if pad_width is None else "VALID"`, if this holds in all nodes."""

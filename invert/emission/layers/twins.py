@@ -15,6 +15,7 @@ import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence, Set
 
 from invert.emission.layers.cut import Layer
+from invert.emission.layers.proportions import factor
 from invert.emission.layers.shared import Class, Draft, number_of, settle, sites
 from invert.emission.layers.ties import Axis, Strided, Ties
 from invert.emission.layers.tree import Node
@@ -119,6 +120,9 @@ class _Group:
     roots: set[Axis]
     sizes: list[DimSize]
     own: set[DimSize]
+
+    def joined(self, other: _Group) -> _Group:
+        return _Group(self.roots | other.roots, self.sizes + other.sizes, self.own | other.own)
 
 
 @dataclasses.dataclass
@@ -230,15 +234,13 @@ class Twins:
             # Layers with equal numbers of features have them as one argument.
             for other in [g for g in found if len(inner) > 1 and g.own & group.own]:
                 found.remove(other)
-                group = _Group(
-                    group.roots | other.roots, group.sizes + other.sizes, group.own | other.own
-                )
+                group = group.joined(other)
             found.append(group)
         if inner and any(n > _LARGEST_FACTOR * min(g.own) for g in found for n in g.own if g.own):
             return {}
         primes = itertools.cycle(_PRIMES)
         sizes: dict[Axis, tuple[int, int]] = {}
-        for group in found:
+        for group in _proportional(found, _columns(cls, ties)) if len(inner) > 1 else found:
             unit = math.gcd(*group.sizes)
             new = unit + 2 if group.roots & kernels else next(primes)
             if not group.own and group.roots & images:
@@ -262,6 +264,52 @@ class Twins:
         if cls is not None and draft is not None:
             _add(cls, draft, twin, scaled)
         return twin
+
+
+def _columns(cls: Class, ties: Ties) -> dict[Axis, tuple[DimSize, ...]]:
+    """The sizes in all layers of a class, for axes of the parameters in the first one."""
+    first, *others = (dict(_paths(d.node)) for d in cls.drafts)
+    found: dict[Axis, tuple[DimSize, ...]] = {}
+    for path, v in first.items():
+        shapes = [o[path].aval.shape for o in others if path in o]
+        for i, n in enumerate(v.aval.shape):
+            root = ties.root(ties.axis(v, i))
+            column = (n, *(s[i] for s in shapes)) if len(shapes) == len(others) else ()
+            if len(column) > len(found.get(root, ())):
+                found[root] = column
+    return found
+
+
+def _paths(node: Node, *path: str) -> Iterator[tuple[tuple[str, ...], Var]]:
+    """The parameters of a module, with the fields on the way."""
+    for name, value in node.fields.items():
+        if isinstance(value, Node):
+            yield from _paths(value, *path, name)
+        else:
+            yield (*path, name), value
+
+
+def _proportional(
+    groups: Sequence[_Group], columns: Mapping[Axis, Sequence[DimSize]]
+) -> list[_Group]:
+    """The groups, of which those are one that are multiples of each other in all layers."""
+    found: list[_Group] = []
+    for group in groups:
+        own = next((columns[r] for r in group.roots if r in columns), ())
+        other = next(
+            (
+                g
+                for g in found
+                for r in g.roots
+                if r in columns and (factor(own, columns[r]) or factor(columns[r], own))
+            ),
+            None,
+        )
+        if other is not None:
+            found.remove(other)
+            group = group.joined(other)
+        found.append(group)
+    return found
 
 
 def _strided(ties: Ties) -> list[Strided]:

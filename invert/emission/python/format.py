@@ -388,7 +388,8 @@ def _operands(value: str) -> list[str]:
             for rank, operators in enumerate(_OPERATORS):
                 if value.startswith(operators, i):
                     places.setdefault(rank, []).append(i)
-    if not places or value.startswith("lambda"):
+    loops = value.startswith("for ") and value[-1] in _CLOSE
+    if not places or value.startswith("lambda") or loops:
         return [value]
     cuts = places[min(places)]
     starts = [0, *(i + 1 for i in cuts)]
