@@ -20,7 +20,15 @@ import numpy as np
 
 from invert.emission.constructors import repeats
 from invert.emission.constructors.derived import expression, without_derived
-from invert.emission.constructors.sizes import FEATURES, GATES, HEADS, HIDDEN, KERNEL_SIZE, SIZES
+from invert.emission.constructors.sizes import (
+    FEATURES,
+    GATES,
+    HEAD_DIM,
+    HEADS,
+    HIDDEN,
+    KERNEL_SIZE,
+    SIZES,
+)
 from invert.emission.constructors.starts import Starts
 from invert.emission.equinox_nn.construct import native_of
 from invert.emission.expressions import literals, tables
@@ -210,6 +218,7 @@ class _Writing:
                 del self.arguments[name]
                 self.defaults.pop(name, None)
         body = self._with_unused(body)
+        body = self._with_numbers(body)
         if missing:
             first, last = ", ".join(missing[:-1]), missing[-1]
             text = f"The constant {last} has no values until it is loaded."
@@ -264,6 +273,29 @@ class _Writing:
             own = ast.Name(name, ast.Load())
             tests[flag] = ast.Compare(own, [ast.IsNot()], [ast.Constant(None)])
         return [syntax.substitute(s, tests) for s in body]
+
+    def _with_numbers(self, body: Sequence[ast.stmt]) -> list[ast.stmt]:
+        """Writes sizes as numbers that never vary, if that holds for some sizes and not for all.
+
+        A layer that is made for certain sizes has no arguments for the others.
+        """
+        own = [i for i, d in enumerate(self.cls.drafts) if d.twin is None]
+        sizes = {
+            name: column
+            for name, column in self.arguments.items()
+            if all(type(n) is int for n in column) and name not in self.defaults
+        }
+        alike = {n: c[0] for n, c in sizes.items() if len({c[i] for i in own}) == 1}
+        varies = len(alike) < len(sizes)
+        alike = {n: v for n, v in alike.items() if stem(n) not in (HEADS, HEAD_DIM)}
+        calls = [n for s in body for n in ast.walk(s) if isinstance(n, ast.Call)]
+        made = [c for c in calls if isinstance(c.func, ast.Name) and syntax.is_token(c.func.id)]
+        numbers = any(isinstance(a, ast.Constant) for c in made for a in c.args)
+        if not self.nodes[0].nodes or not (numbers or varies):
+            return [*body]
+        for name in alike:
+            del self.arguments[name]
+        return [syntax.substitute(s, {n: number(v) for n, v in alike.items()}) for s in body]
 
     def _order(self) -> None:
         """Sorts arguments: sizes first, inputs before outputs, as in libraries."""
