@@ -24,7 +24,7 @@ from invert.emission.expressions.body import Body, Placed
 from invert.emission.expressions.render import render
 from invert.emission.expressions.statements import FunctionText, Repeat
 from invert.emission.file import File
-from invert.emission.layers import choices, heads, options, roles
+from invert.emission.layers import branches, choices, heads, options, roles
 from invert.emission.layers.branches import BRANCH
 from invert.emission.layers.cut import Assign, Layer, LayerCall, calls
 from invert.emission.layers.lend import lend
@@ -615,9 +615,10 @@ class Classes:
         return {of_field(name) for name in fields if not name.isdigit()}
 
     def wanted(self, layer: Layer) -> dict[Atom, str]:
-        """Names of the new values of parameters."""
+        """Names of branches, and of the new values of parameters."""
         steps = [s for s in layer.steps if isinstance(s, Assign)]
-        return {s.invars[-1]: self._parameter(s.variable) for s in steps if is_var(s.invars[-1])}
+        new = {s.invars[-1]: self._parameter(s.variable) for s in steps if is_var(s.invars[-1])}
+        return {**branches.results(layer), **new}
 
     def _hints(self, inputs: Sequence[Var], wanted: Mapping[Var, str]) -> list[str]:
         """Names of the arguments of a layer."""

@@ -264,7 +264,9 @@ class File(Writer):
 
     def text(self) -> str:
         """The imports and definitions, laid out."""
-        definitions = meshes.with_constants(copy.deepcopy(self.definitions))
+        copied = self._copied.values()
+        definitions = helpers.arranged(copy.deepcopy(self.definitions), copied)
+        definitions = meshes.with_constants(definitions)
         shorthand.shortened(definitions)
         body = syntax.text_of(ast.Module(definitions, []))
         # As isort has it: one line before a constant, two before a class or a function.

@@ -92,7 +92,7 @@ def _tests(
 ) -> Iterator[_Test]:
     """Conditions such as `c_in == c_out and strides == (1, 1)`, the most specific first."""
     known = {n: (syntax.text_of(text), values) for n, (text, values) in followers.items()}
-    known |= {stem(n): (n, values) for n, values in reversed(arguments.items())}
+    known |= {stem(n): (n, values) for n, values in reversed([*arguments.items()])}
     equal: list[list[tuple[str, str, tuple[bool, ...]]]] = []
     outer: list[list[tuple[str, str, tuple[bool, ...]]]] = []
     for one, other in (pair for pair in PAIRS if known.keys() >= {*pair}):

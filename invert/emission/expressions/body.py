@@ -29,7 +29,7 @@ from invert.emission.layers.prefixes import KINDS_OF_LAYERS
 from invert.emission.layers.state import StateVar
 from invert.emission.python import syntax
 from invert.emission.python.naming import camel, stem
-from invert.emission.python.nouns import FORMS, PLAIN, PRODUCT, mixes, noun, says
+from invert.emission.python.nouns import FORMS, PLAIN, PRODUCT, mixes, noun, of_scope, says
 from invert.emission.sizes import expressions as sizes
 from invert.emission.sizes.expressions import dimension_of
 from invert.ir.graph import Graph, is_var
@@ -276,6 +276,12 @@ class Body:
         maker = self.graph.producers.get(atoms[0])
         return type(maker) is LayerCall and len(maker.outvars) == 1 and atoms[0] not in self.wanted
 
+    def _is_known_by_scope(self, eqn: Eqn, placed: Placed, hints: Sequence[str]) -> bool:
+        """Whether the only result of a step that is no layer would be named after its scope."""
+        plain = len(hints) == 1 and not placed.hints and not isinstance(eqn, LayerCall)
+        unnamed = plain and eqn.outvars[0] not in self.wanted
+        return unnamed and hints[0] == of_scope(eqn, self.path)
+
     def _is_field(self, atom: Atom) -> TypeIs[Var]:
         return is_var(atom) and atom in self._fields
 
@@ -320,8 +326,12 @@ class Body:
             or self._activates(eqn, placed, atoms),
         )
         called = [s.place for s in inside.values() if s.calls]
-        if called and statement.passes and _is_counted(hints[0]):
-            # The last layer of several does not tell what they compute.
+        last_of_several = statement.passes and _is_counted(hints[0])
+        if called and self._is_known_by_scope(eqn, placed, hints):
+            tokens = {t for t in syntax.tokens_in(value) if dimension_of(t) is None}
+            statement.passes = last_of_several = len(tokens) == 1
+        if called and last_of_several:
+            # It does not tell what they compute.
             self.names[first] = PLAIN
             statement.hints = [PLAIN]
         if called:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -99,6 +99,8 @@ def resize_pixels(x: Array, size: tuple[int, int]) -> Array:
     return x
 
 
+_PADDING = "padding"
+
 # By placeholder name, until the file assigns one.
 FUNCTIONS: Mapping[str, JaxFunction] = MappingProxyType(
     {
@@ -128,3 +130,47 @@ def named(expression: ast.expr, writer: Writer) -> ast.expr:
     if not used:
         return expression
     return syntax.renamed(expression, {n: writer.copied(FUNCTIONS[n]) for n in sorted(used)})
+
+
+def arranged(definitions: Sequence[ast.stmt], names: Collection[str]) -> list[ast.stmt]:
+    """The definitions of a file with the copies after its constants, before their first use.
+
+    A padding that all calls of a copy have is a part of it.
+
+    **Arguments:**
+
+    - `names`: those of the copies.
+    """
+    copied = [d for d in definitions if isinstance(d, ast.FunctionDef) and d.name in names]
+    others = [d for d in definitions if d not in copied]
+    for definition in copied:
+        _fix_padding(definition, definitions)
+    first = next((i for i, d in enumerate(others) if not isinstance(d, ast.Assign)), len(others))
+    return [*others[:first], *copied, *others[first:]]
+
+
+def _fix_padding(definition: ast.FunctionDef, definitions: Sequence[ast.stmt]) -> None:
+    parameters = [a.arg for a in definition.args.args]
+    if _PADDING not in parameters:
+        return
+    place = parameters.index(_PADDING)
+    nodes = [n for d in definitions for n in ast.walk(d)]
+    uses = sum(isinstance(n, ast.Name) and n.id == definition.name for n in nodes)
+    calls = [
+        n
+        for n in nodes
+        if isinstance(n, ast.Call)
+        and isinstance(n.func, ast.Name)
+        and n.func.id == definition.name
+        and len(n.args) == len(parameters)
+    ]
+    given = {syntax.text_of(c.args[place]): c.args[place] for c in calls}
+    if len(calls) < uses or len(given) != 1:
+        return
+    (value,) = given.values()
+    if not isinstance(value, ast.Constant):
+        return
+    for each in calls:
+        del each.args[place]
+    del definition.args.args[place]
+    definition.body = [syntax.substitute(s, {_PADDING: value}) for s in definition.body]

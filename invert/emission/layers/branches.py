@@ -42,24 +42,44 @@ def name_fields(layer: Layer, parameters: Mapping[Var, Path]) -> None:
     Names that an author chose are kept.
     """
     names = [x.field or called(x, parameters) for x in layers_in(layer)]
-    joined = {v: i for i, s in enumerate(layer.steps) for v in s.outvars}
-    last = next((joined[a] for a in layer.outputs if is_var(a) and a in joined), None)
-    if last is None or layer.steps[last].primitive.name != "concatenate":
+    if not all(map(is_automatic, names)):
         return
-    if len(layer.outputs) > 1 or not all(map(is_automatic, names)):
-        return
-    links = _Links(layer.steps, layer.outputs)
-    branches = [
-        [s.layer for i in sorted(links.only_for(i)) if isinstance(s := layer.steps[i], LayerCall)]
-        for i in links.before[last]
-    ]
-    branches = [layers for layers in branches if layers]
-    if len(branches) < 2 or sum(map(len, branches)) < len(names):
+    branches = [layers for _, layers in _branches(layer)]
+    if sum(map(bool, branches)) < 2 or sum(map(len, branches)) < len(names):
         return
     for k, layers in enumerate(branches, 1):
         for j, inner in enumerate(layers, 1):
             inner.kind = inner.kind or inner.field
             inner.field = f"{BRANCH}{k}_{j}" if len(layers) > 1 else f"{BRANCH}{k}"
+
+
+def results(layer: Layer) -> dict[Var, str]:
+    """Names for what is joined, where the layers of the branches are named after these."""
+    if not any(x.field.startswith(BRANCH) for x in layers_in(layer)):
+        return {}
+    return {
+        step.outvars[0]: f"{BRANCH}{k}"
+        for k, (step, _) in enumerate(_branches(layer), 1)
+        if not isinstance(step, LayerCall)
+    }
+
+
+def _branches(layer: Layer) -> list[tuple[Eqn, list[Layer]]]:
+    """For each array that is joined to the only result, its last step and the layers before it."""
+    made = {v: i for i, s in enumerate(layer.steps) for v in s.outvars}
+    last = next((made[a] for a in layer.outputs if is_var(a) and a in made), None)
+    if last is None or layer.steps[last].primitive.name != "concatenate":
+        return []
+    if len(layer.outputs) > 1:
+        return []
+    links = _Links(layer.steps, layer.outputs)
+    return [
+        (
+            layer.steps[k],
+            [s.layer for i in sorted(links.only_for(k)) if type(s := layer.steps[i]) is LayerCall],
+        )
+        for k in links.before[last]
+    ]
 
 
 class _Links:

@@ -102,7 +102,7 @@ def noun(
         if any(is_var(a) and names.get(a) == _STATE for a in atoms):
             return "recurrent"
         both = "_".join(dict.fromkeys(name for _, name in known))
-        return both if len(known) == 2 and len(both) <= _LONGEST else _of_scope(eqn, path)
+        return both if len(known) == 2 and len(both) <= _LONGEST else of_scope(eqn, path)
     if primitive == "layer":
         return STREAM
     if primitive in NOUNS:
@@ -110,7 +110,7 @@ def noun(
     if primitive == "broadcast_in_dim" and isinstance(eqn.invars[0], Literal):
         return next((name for n, name in _FILLED if eqn.invars[0].val == n), PLAIN)
     if primitive in FORMS:
-        return known[0][1] if known else _of_scope(eqn, path)
+        return known[0][1] if known else of_scope(eqn, path)
     if mixes(eqn, atoms, fields):
         return STREAM if primitive in _SUMS else PLAIN
     out = _type(eqn.outvars[0])
@@ -120,7 +120,7 @@ def noun(
         known = [(a, name) for a, name in known if a in chosen]
     # Another value than the result of `conv_1` is `conv`.
     alike = [stem(name) for a, name in known if _type(a) == out]
-    return alike[0] if alike else _of_scope(eqn, path)
+    return alike[0] if alike else of_scope(eqn, path)
 
 
 def mixes(eqn: Eqn, atoms: Sequence[Atom], fields: Collection[Atom] = ()) -> bool:
@@ -138,7 +138,7 @@ def _type(v: Atom) -> tuple[object, object]:
     return getattr(v.aval, "shape", None), getattr(v.aval, "dtype", None)
 
 
-def _of_scope(eqn: Eqn, path: Sequence[str]) -> str:
+def of_scope(eqn: Eqn, path: Sequence[str]) -> str:
     """The innermost name scope, unless it is the layer's."""
     if getattr(eqn, "source_info", None) is None or not hasattr(eqn, "ctx"):
         return PLAIN

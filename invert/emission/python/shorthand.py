@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ast
+import itertools
+import re
 from collections.abc import Iterable, Sequence
 
 from invert.emission.python import syntax
+from invert.emission.python.naming import plural
 
 # The least number of values for which an operation is written once.
 _FEW = 3
@@ -18,6 +21,7 @@ def shortened(definitions: Iterable[ast.stmt]) -> None:
         for node in ast.walk(definition):
             if isinstance(node, ast.FunctionDef):
                 node.body = _alike_at_once(_repeated_once(_sizes_at_once(node)))
+                node.body = _loops_at_once(node)
 
 
 def _sizes_at_once(function: ast.FunctionDef) -> list[ast.stmt]:
@@ -113,6 +117,40 @@ def _alike_at_once(body: Sequence[ast.stmt]) -> list[ast.stmt]:
             case _:
                 result.append(statement)
     return result
+
+
+def _loops_at_once(function: ast.FunctionDef) -> list[ast.stmt]:
+    """`for blocks in (self.blocks1, self.blocks2, self.blocks3):`, for loops that do the same."""
+    used = {n.id for n in ast.walk(function) if isinstance(n, ast.Name)}
+    result: list[ast.stmt] = []
+    for form, group in itertools.groupby(function.body, _loop):
+        loops = [*group]
+        first = loops[0]
+        if not form or len(loops) < _FEW or not isinstance(first, ast.For):
+            result += loops
+            continue
+        elements = [syntax.text_of(n.target) for n in loops if isinstance(n, ast.For)]
+        words = {re.sub(r"[_\d]+$", "", e).split("_")[-1] for e in elements}
+        free = used - {*elements}
+        wanted = (*(words if len(words) == 1 else ()), "layer", "element")
+        element = next(n for n in wanted if n.isidentifier() and not {n, plural(n)} & free)
+        lists = syntax.tuple_of(n.iter for n in loops if isinstance(n, ast.For))
+        step = syntax.substitute(first, {elements[0]: syntax.name(element)})
+        step.target, step.iter = syntax.store(syntax.name(element)), syntax.name(plural(element))
+        outer = syntax.store(syntax.name(plural(element)))
+        result.append(ast.For(outer, lists, [step], [], lineno=0))
+    return result
+
+
+def _loop(statement: ast.stmt) -> str:
+    """What a loop does with the elements of a field, as text; `""` for other statements."""
+    match statement:
+        case ast.For(
+            target=ast.Name(id=element), iter=ast.Attribute(value=ast.Name(id="self")), body=body
+        ):
+            inner = syntax.substitute(ast.Module(body, []), {element: syntax.name("_")})
+            return syntax.text_of(inner)
+    return ""
 
 
 def _filled(statement: ast.stmt | None) -> str:
