@@ -12,7 +12,7 @@ from invert.emission.layers.prefixes import KINDS_OF_LAYERS
 from invert.emission.layers.shared import Class
 from invert.emission.layers.tree import Node
 from invert.emission.python import syntax
-from invert.emission.python.naming import Names, camel
+from invert.emission.python.naming import Names, camel, spelled
 from invert.ir.types import Var
 
 # The name of an argument that a layer only adds to what it computes from another one.
@@ -37,8 +37,6 @@ _LINEAR = ("Linear", "Dense", "EinsumDense", "DenseGeneral", "LinearGeneral", "A
 _SQUEEZE = re.compile(r"jnp\.mean\(x, axis=\(1, 2\), keepdims=True\)(.*\n)+ +return x \* ")
 # The number of a block with a letter, as in `block2a`.
 _LETTERED = re.compile(r"(\d+)[a-z]$")
-# Kinds of layers that libraries write in capitals.
-_ACRONYM = re.compile(r"(Lstm|Gru|Rnn|Mlp)(?![a-z])")
 # Short names of normalizations.
 _NORMS = re.compile(r"(Layer|Ln|Bn|Rms|Batch)?(Norm|Ln|Bn|N)?(alization)?")
 
@@ -49,11 +47,14 @@ def name_classes(
     file: Names,
     names: dict[str, str],
     *,
+    model: str,
     keras: bool,
 ) -> None:
     """Names classes, the innermost first.
 
     **Arguments:**
+
+    - `model`: the name of the outermost class, with which others need not begin.
 
     - `of`: the classes of nodes.
     - `file`: the names of the file.
@@ -63,7 +64,9 @@ def name_classes(
     kinds: dict[str, str] = {}
     every: dict[Class, list[str]] = {}
     for cls in classes:
-        every[cls] = _names_for(cls, lambda node: kinds.get(of[node].token, ""), keras=keras)
+        every[cls] = _names_for(
+            cls, lambda node: kinds.get(of[node].token, ""), model=model, keras=keras
+        )
         kinds[cls.token] = every[cls][0]
     for lettered in _lists(every):
         for cls, letter in zip(lettered, string.ascii_uppercase, strict=False):
@@ -74,7 +77,7 @@ def name_classes(
             wanted = [f"{wanted[0]}{number}"]
         # The author may have given the name of a kind to another layer.
         free = [n for n in wanted if n not in file.taken and (n not in own or n == wanted[-1])]
-        name = _ACRONYM.sub(lambda found: found[0].upper(), (free or wanted[-1:])[0])
+        name = spelled((free or wanted[-1:])[0])
         if name in file.taken and _takes_residual(cls):
             name = f"Residual{name}"
         elif name in file.taken and _ends_with_state(cls):
@@ -117,7 +120,7 @@ def _number(cls: Class, name: str) -> str:
     return found[2] if len(nodes) == 1 and found and camel(found[1]) == name else ""
 
 
-def _names_for(cls: Class, kinds: Callable[[Node], str], *, keras: bool) -> list[str]:
+def _names_for(cls: Class, kinds: Callable[[Node], str], *, model: str, keras: bool) -> list[str]:
     """Names for a class, the best first: that of all its nodes, otherwise what it computes.
 
     Names that only say where a layer stands, such as `head`, come after what it computes.
@@ -127,6 +130,7 @@ def _names_for(cls: Class, kinds: Callable[[Node], str], *, keras: bool) -> list
     - `kinds`: the names of the classes of nodes inside.
     """
     names = [camel(_LETTERED.sub(r"\1", d.node.name)) for d in cls.drafts if d.twin is None]
+    names = [_without_model(name, model) for name in names]
     counts = collections.Counter(names)
     wanted = list(counts)
     kind = _kind(cls, kinds, keras=keras)
@@ -151,6 +155,12 @@ def _names_for(cls: Class, kinds: Callable[[Node], str], *, keras: bool) -> list
         return _said(common, kind, cls)
     ((most, _),) = counts.most_common(1)
     return [kind or block or most]
+
+
+def _without_model(name: str, model: str) -> str:
+    """`Stem` for the `ConvnextTinyStem` of a model called `ConvNeXtTiny`."""
+    own = name[len(model) :] if name.lower().startswith(model.lower()) else ""
+    return own if own[:1].isupper() else name
 
 
 def _said(name: str, kind: str, cls: Class) -> list[str]:

@@ -708,7 +708,8 @@ class Classes:
             self.finish()
             return
         keras = self.inits.starts.keras
-        name_classes(written, self.of, self.file.names, names, keras=keras)
+        outer = self._outermost.definition.name if self._outermost is not None else "Model"
+        name_classes(written, self.of, self.file.names, names, model=outer, keras=keras)
         images = any(CONV.search("".join(c.drafts[0].texts)) for c in written)
         for cls in written:
             columns = list(zip(*(d.arrays for d in cls.drafts), strict=True))

@@ -49,7 +49,7 @@ from invert.emission.layers.tree import Node
 from invert.emission.own_constants import split_constants
 from invert.emission.page import page_of
 from invert.emission.python import load
-from invert.emission.python.naming import camel, wrapped_comment
+from invert.emission.python.naming import camel, spelled, wrapped_comment
 from invert.emission.sizes.program import Program, together
 from invert.ir import meshes, traced_form
 from invert.ir.arrays import device_array
@@ -475,7 +475,8 @@ class _Variant:
         anonymous = self.title in ("<lambda>", main_class.CALL)
         kinds = {r.entry.kind for r in self.recovered.values()}
         kind = next(iter(kinds)) if len(kinds) == 1 else ""
-        title = camel(kind or named or ("" if anonymous else self.title), "Model", model=True)
+        own = kind or named or ("" if anonymous else self.title)
+        title = spelled(camel(own, "Model", model=True))
         if len(title) == 1 or title in _UNNAMED:  # the name of a parameter says nothing
             title = "Model"
         jaxprs = {name: p.jaxpr for name, p in programs.items()}

@@ -63,6 +63,22 @@ def camel(text: str, fallback: str = "Layer", *, model: bool = False) -> str:
     return f"{name}_" if name in RESERVED else name
 
 
+# How the field writes names of models and layers.
+_SPELLING = {
+    name.capitalize(): name
+    for name in (
+        "ResNet DenseNet MobileNet EfficientNet NASNet RegNet ShuffleNet SqueezeNet ConvNeXt UNet "
+        "VGG ViT GPT BERT LSTM GRU RNN CNN MLP VAE GAN"
+    ).split()
+}
+_SPELLED = re.compile(rf"({'|'.join(_SPELLING)})((?:[a-z]?\d+[a-z]?)*)(?![a-z])")
+
+
+def spelled(name: str) -> str:
+    """The name of a class as the field writes it: `Resnet50v2` -> `ResNet50V2`."""
+    return _SPELLED.sub(lambda found: _SPELLING[found[1]] + found[2].upper(), name)
+
+
 def comment(text: str) -> str:
     """One printable line for a docstring: without quotes, backslashes and control characters."""
     kept = "".join(c if c.isprintable() and c not in "\"'\\`" else " " for c in text[:4000])
