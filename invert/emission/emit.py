@@ -38,7 +38,17 @@ from invert.emission.equinox_nn.weights import Weights
 from invert.emission.expressions import idioms
 from invert.emission.expressions.proof import Prover
 from invert.emission.file import File, MissingSizeError, check_types, headed
-from invert.emission.layers import blocks, cells, copies, cut, lists, regions, stack, structure
+from invert.emission.layers import (
+    blocks,
+    cells,
+    copies,
+    cut,
+    field_names,
+    lists,
+    regions,
+    stack,
+    structure,
+)
 from invert.emission.layers import tree as layer_tree
 from invert.emission.layers.arguments import arrange
 from invert.emission.layers.given_sizes import give_sizes
@@ -448,6 +458,9 @@ class _Variant:
         if self.form.lists and len(roots) == 1:
             for root in (*roots.values(), *(p.root for p in self.parts)):
                 blocks.group(root, self.paths)
+        if len(roots) == 1:
+            for root in roots.values():
+                field_names.shorten(root, self._own_name(roots), self.paths)
         for root in roots.values():
             copies.call(root)
             give_positions(root)
@@ -468,15 +481,18 @@ class _Variant:
                 found.unroll(root)
         return programs, file, roots, found
 
-    def _run(self, module_of: Callable[[str, str], types.ModuleType]) -> Emission:
-        programs, file, roots, found = self.layered()
-        states = {name: thread(root, self.held) for name, root in roots.items()}
+    def _own_name(self, roots: Mapping[str, cut.Layer]) -> str:
+        """The name of the outermost module as its author wrote it, or `""`."""
         named = next(iter(roots.values())).name if len(roots) == 1 else ""
         anonymous = self.title in ("<lambda>", main_class.CALL)
         kinds = {r.entry.kind for r in self.recovered.values()}
         kind = next(iter(kinds)) if len(kinds) == 1 else ""
-        own = kind or named or ("" if anonymous else self.title)
-        title = spelled(camel(own, "Model", model=True))
+        return kind or named or ("" if anonymous else self.title)
+
+    def _run(self, module_of: Callable[[str, str], types.ModuleType]) -> Emission:
+        programs, file, roots, found = self.layered()
+        states = {name: thread(root, self.held) for name, root in roots.items()}
+        title = spelled(camel(self._own_name(roots), "Model", model=True))
         if len(title) == 1 or title in _UNNAMED:  # the name of a parameter says nothing
             title = "Model"
         jaxprs = {name: p.jaxpr for name, p in programs.items()}

@@ -138,7 +138,9 @@ class _Renderer:
             hint = hint if known else PLAIN
         parameters = (t for t in self.function.types if self.given.get(t) == hint)
         if is_blank(hint) and any(self.function.types[t] != own for t in parameters):
-            return PLAIN
+            hint = PLAIN
+        if hint in self.names.taken and hint in (STREAM, PLAIN):
+            return next((n for n in (STREAM, PLAIN) if n not in self.names.taken), hint)
         return hint
 
     def _repeat(self, repeat: Repeat, target: ast.expr) -> None:

@@ -1,0 +1,46 @@
+"""Names of fields without what the names of the modules around them say already."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+
+from invert.emission.layers.cut import Layer, calls, plain_name
+from invert.emission.layers.tree import Path, called
+from invert.emission.python.naming import snake, stem
+from invert.ir.types import Var
+
+
+def shorten(root: Layer, model: str, paths: Mapping[Var, Path]) -> None:
+    """`stem` for the `convnext_tiny_stem` of a model `convnext_tiny`, and so on inside.
+
+    The layers of `block_2` may be called `norm_2` and `conv_2`, which are `norm` and `conv` then.
+    Two fields of one layer keep different names.
+    """
+    _shorten(root, {snake(model), stem(snake(model))}, "", paths)
+
+
+def _shorten(layer: Layer, around: set[str], name: str, paths: Mapping[Var, Path]) -> None:
+    inner = [c.layer for c in calls(layer.steps) if c.layer.same is None]
+    old = _names(inner, paths)
+    for own in sorted({*around, name} - {""}, key=len):
+        _rename(inner, lambda field, own=own: field.removeprefix(f"{own}_"), paths)
+    number = re.search(r"_\d+$", name)
+    if number is not None and all(n.endswith(number[0]) for n in old.values()):
+        _rename(inner, lambda field: field.removesuffix(number[0]), paths)
+    for each in inner:
+        _shorten(each, around, old[each], paths)
+
+
+def _names(layers: Iterable[Layer], paths: Mapping[Var, Path]) -> dict[Layer, str]:
+    return {x: x.field or plain_name(called(x, paths)) for x in layers}
+
+
+def _rename(layers: list[Layer], short: Callable[[str], str], paths: Mapping[Var, Path]) -> None:
+    old = _names(layers, paths)
+    new = {x: short(name) for x, name in old.items()}
+    clear = all(re.match(r"[A-Za-z]", name) for name in new.values())
+    if clear and len({*new.values()}) == len({*old.values()}):
+        for x, name in new.items():
+            if name != old[x]:
+                x.field = name
