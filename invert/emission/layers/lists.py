@@ -162,7 +162,7 @@ class Lists:
             ((carried, _),) = run.carried
             if any(self._elsewhere(c.outvars[0], c, layer) for c in run.calls[:-1]):
                 continue
-            name = plural(first.layer.kind or first.layer.name)
+            name = plural(first.layer.kind or first.layer.field or first.layer.name)
             if any(c.layer.listed == name for c in names):
                 continue  # there cannot be two lists of one name
             for call in run.calls:
@@ -197,7 +197,7 @@ class Lists:
             if any(self._elsewhere(c.outvars[0], c, layer) for c in calls[:-1]):
                 continue
             first = calls[0].layer
-            name = plural(_LETTERED.sub(r"\1", first.kind or first.name).rstrip("_"))
+            name = plural(_LETTERED.sub(r"\1", first.kind or first.field or first.name).rstrip("_"))
             if any(c.layer.listed == name for c in names):
                 continue
             for call in calls:
