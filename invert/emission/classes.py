@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import copy
 import dataclasses
+import re
 from collections.abc import Callable, Hashable, Mapping, Sequence, Set
 from types import ModuleType
 
@@ -263,7 +264,7 @@ class Classes:
             for i, a in enumerate(eqn.invars)
         ]
         value = self._applied(ast.Name(element, ast.Load()), eqn.layer, args)
-        hint = singular(snake(field, "layer"))
+        hint = singular(re.sub(r".*\d_", "", snake(field, "layer")))
         repeat = Repeat(syntax.field(_self(), field), element, hint, value)
         start = body.operand(eqn.invars[eqn.carried])
         hints = [self._for_users(eqn.outvars[0], body) or STREAM]

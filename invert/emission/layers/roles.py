@@ -456,6 +456,24 @@ def _scan(eqn: Eqn, graph: Graph) -> Iterator[tuple[Atom, str]]:
         yield eqn.outvars[i], name
 
 
+def _channel_gate(eqn: Eqn, graph: Graph) -> Iterator[tuple[Atom, str]]:
+    """One factor for each channel of an image, computed from it, as in squeeze and excitation."""
+    for factor, image in (eqn.invars, eqn.invars[::-1]):
+        gate = _source(graph, factor)
+        if not is_var(gate) or not is_var(image):
+            continue
+        small, shape = gate.aval.shape, image.aval.shape
+        kept = {i for i, n in enumerate(small) if n != 1}
+        if not len(small) == len(shape) > 2 or kept != {0, len(shape) - 1} or small == shape:
+            continue
+        if any(small[i] != shape[i] for i in kept):
+            continue
+        yield gate, "gate"
+        scaled = _maker(graph, gate, "mul", "div")
+        if scaled is not None and isinstance(_source(graph, scaled.invars[1]), Literal):
+            yield scaled.invars[0], "gate"
+
+
 _Role = Callable[[Eqn, Graph], Iterator[tuple[Atom, str]]]
 _ROLES: tuple[tuple[str, _Role], ...] = (
     ("rsqrt", _normalization),
@@ -463,6 +481,7 @@ _ROLES: tuple[tuple[str, _Role], ...] = (
     ("div", _attention),
     ("add", _lstm),
     ("add", _gru),
+    ("mul", _channel_gate),
     ("scan", _scan),
     ("layer", _layer),
 )
