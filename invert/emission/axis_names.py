@@ -177,6 +177,8 @@ class Dimensions:
         name = self._layout(rank)[0][axis]
         if name == "c":
             return self._features(keys, "c", result)
+        # A skip connection has the size of the result.
+        result = result or (name in self.taken and keys in self.made)
         return f"{name}_out" if result else name
 
     def _of_field(self, axis: int, given: Sequence[bool], field: str) -> str:

@@ -198,7 +198,7 @@ def _kind(cls: Class, kinds: Callable[[Node], str], *, keras: bool) -> str:
             "Mlp" if linear and len(inner) == 1 and not products and "softmax(" not in text else ""
         )
     if _is_depthwise(cls, text):
-        return "DepthwiseConv"
+        return "SeparableConv" if text.count("conv_general_dilated(") == 2 else "DepthwiseConv"
     for sign, name, other in _CALLED:
         if sign in text:
             centered = re.search(r"\b(mean|var) = ", text)

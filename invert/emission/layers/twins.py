@@ -231,7 +231,7 @@ class Twins:
                 continue
             if group.own & kept or (slides and (inner or level >= _KERNELS)):
                 continue
-            if slides and len(kernels) > 2 and set(group.sizes) == {1}:
+            if slides and set(group.sizes) == {1} and any(_size(a) != 1 for a in ties.kernels):
                 continue  # of a pointwise kernel after a depthwise one
             # Layers with equal numbers of features have them as one argument.
             for other in [g for g in found if len(inner) > 1 and g.own & group.own]:

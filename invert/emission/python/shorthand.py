@@ -8,10 +8,13 @@ import re
 from collections.abc import Iterable, Sequence
 
 from invert.emission.python import syntax
-from invert.emission.python.naming import plural
+from invert.emission.python.naming import RESERVED, plural
+from invert.emission.python.nouns import of_field
 
 # The least number of values for which an operation is written once.
 _FEW = 3
+# Names of values that say nothing.
+_NUMBERED = re.compile(r"[xy]_\d+")
 _ELEMENTS = ("y", "z", "a", "element")
 
 
@@ -22,6 +25,30 @@ def shortened(definitions: Iterable[ast.stmt]) -> None:
             if isinstance(node, ast.FunctionDef):
                 node.body = _alike_at_once(_repeated_once(_sizes_at_once(node)))
                 node.body = _loops_at_once(node)
+                _name_after_layers(node)
+
+
+def _name_after_layers(function: ast.FunctionDef) -> None:
+    """Names values after their layers that would be called `x_2` or `y_2`."""
+    nodes = [n for n in ast.walk(function) if isinstance(n, ast.Name)]
+    taken = {n.id for n in nodes} | {a.arg for a in ast.walk(function) if isinstance(a, ast.arg)}
+    for statement in function.body:
+        match statement:
+            case ast.Assign(targets=[ast.Name(id=name)], value=value) if _NUMBERED.fullmatch(name):
+                fields = [f for n in ast.walk(value) if (f := _field(n))]
+                made = sum(n.id == name and isinstance(n.ctx, ast.Store) for n in nodes)
+                own = of_field(fields[0]) if fields else name
+                if made == 1 and own not in taken | RESERVED:
+                    taken.add(own)
+                    for node in nodes:
+                        node.id = own if node.id == name else node.id
+
+
+def _field(node: ast.AST) -> str:
+    match node:
+        case ast.Attribute(value=ast.Name(id="self"), attr=field):
+            return field
+    return ""
 
 
 def _sizes_at_once(function: ast.FunctionDef) -> list[ast.stmt]:
