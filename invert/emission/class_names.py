@@ -8,7 +8,7 @@ import re
 import string
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from invert.emission.layers.prefixes import KINDS_OF_LAYERS
+from invert.emission.layers.library_names import KINDS_OF_LAYERS, without_letter
 from invert.emission.layers.shared import Class
 from invert.emission.layers.tree import Node
 from invert.emission.python import syntax
@@ -35,8 +35,6 @@ _ATTENTION = "Attention"
 _LINEAR = ("Linear", "Dense", "EinsumDense", "DenseGeneral", "LinearGeneral", "AttentionOutput")
 # Features are scaled by what is computed from their means over an image.
 _SQUEEZE = re.compile(r"jnp\.mean\(x, axis=\(1, 2\), keepdims=True\)(.*\n)+ +return x \* ")
-# The number of a block with a letter, as in `block2a`.
-_LETTERED = re.compile(r"(\d+)[a-z]$")
 # Kinds of layers that libraries write in capitals.
 _ACRONYM = re.compile(r"(Lstm|Gru|Rnn|Mlp)(?![a-z])")
 # Short names of normalizations.
@@ -126,7 +124,7 @@ def _names_for(cls: Class, kinds: Callable[[Node], str], *, keras: bool) -> list
 
     - `kinds`: the names of the classes of nodes inside.
     """
-    names = [camel(_LETTERED.sub(r"\1", d.node.name)) for d in cls.drafts if d.twin is None]
+    names = [camel(without_letter(d.node.name)) for d in cls.drafts if d.twin is None]
     counts = collections.Counter(names)
     wanted = list(counts)
     kind = _kind(cls, kinds, keras=keras)

@@ -26,9 +26,9 @@ from invert.emission.layers import choices, heads, options, roles
 from invert.emission.layers.branches import BRANCH
 from invert.emission.layers.cut import Assign, Layer, LayerCall, calls
 from invert.emission.layers.lend import lend
+from invert.emission.layers.library_names import CONV_BLOCK
 from invert.emission.layers.lists import Lists, Loop, Unrolled
 from invert.emission.layers.memory import Memories
-from invert.emission.layers.prefixes import BLOCK
 from invert.emission.layers.shared import (
     Class,
     Draft,
@@ -321,7 +321,7 @@ class Classes:
         field = self.tree.names[eqn.layer].split(".")[-1]
         listed = field.isdigit()
         hint = of_layer(eqn.layer.name) if listed else of_field(field)
-        if of_layer(field) == BLOCK:
+        if of_layer(field) == CONV_BLOCK:
             hint = PLAIN  # which one of the blocks tells nothing about the result
         elif of_layer(field) == BRANCH and _is_passed_on(eqn, body.graph):
             hint, _, _ = field.partition("_")

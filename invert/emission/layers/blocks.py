@@ -24,6 +24,8 @@ from invert.emission.layers.cut import (
     layers_in,
     plain_name,
 )
+from invert.emission.layers.library_names import without_number
+from invert.emission.layers.links import Links
 from invert.emission.layers.order import ordered
 from invert.emission.layers.stack import kind_of
 from invert.emission.layers.tree import called
@@ -115,17 +117,12 @@ class _Chains:
 
     def __init__(self, layer: Layer):
         self.layer, self.steps = layer, layer.steps
-        self.makers: dict[Atom, int] = {v: i for i, s in enumerate(self.steps) for v in s.outvars}
-        self.makers |= {v: -1 - k for k, v in enumerate(layer.inputs)}
-        self.users: dict[int, list[int]] = collections.defaultdict(list)
-        self.inputs: list[set[int]] = []
-        for i, step in enumerate(self.steps):
-            made = {self.makers[a] for a in step.invars if is_var(a) and a in self.makers}
-            self.inputs.append(made)
-            if not isinstance(step, Assign):
-                for j in made:
-                    self.users[j].append(i)
-        self.results = {self.makers[a] for a in layer.outputs if is_var(a) and a in self.makers}
+        links = Links(layer.steps, layer.outputs, layer.inputs)
+        self.before, self.results = links.before, links.results
+        self.users = {
+            i: [j for j in users if not isinstance(layer.steps[j], Assign)]
+            for i, users in links.users.items()
+        }
 
     def runs(self) -> list[_Run]:
         """The repetitions in the chains, starting with the longest."""
@@ -162,7 +159,7 @@ class _Chains:
                     else:
                         other = after[other]
             after[i], depth[i] = at, depth[at] + 1
-        starts = [i for i in numbers if i in after and (i < 0 or not self.inputs[i])]
+        starts = [i for i in numbers if i in after and (i < 0 or not self.before[i])]
         chains: list[list[int]] = []
         for i in starts:
             chain = [i]
@@ -182,8 +179,8 @@ class _Chains:
     def _is_state(self, i: int) -> bool:
         """Whether a step fills an array with a number, from which a product starts."""
         filled = i >= 0 and self.steps[i].primitive.name == "broadcast_in_dim"
-        following = [self.steps[j].primitive.name for j in self.users[i]]
-        return filled and not self.inputs[i] and "dot_general" in following
+        following = [self.steps[j].primitive.name for j in self.users.get(i, ())]
+        return filled and not self.before[i] and "dot_general" in following
 
     def _units(self, chain: Sequence[int]) -> list[_Unit]:
         units: list[_Unit] = []
@@ -191,7 +188,7 @@ class _Chains:
         for first, last in itertools.pairwise(chain):
             ahead = {first}
             for i in range(max(first + 1, 0), last + 1):
-                if self.inputs[i] & ahead:
+                if not ahead.isdisjoint(self.before[i]):
                     ahead.add(i)
             members = {last}
             for i in range(last - 1, max(first, -1), -1):
@@ -207,7 +204,8 @@ class _Chains:
                     members.add(i)
             taken |= members
             for i, step in enumerate(self.steps):
-                if isinstance(step, Assign) and self.inputs[i] and self.inputs[i] <= members:
+                inputs = self.before[i]
+                if isinstance(step, Assign) and inputs and members.issuperset(inputs):
                     members.add(i)
             units.append(self._unit(sorted(members), first))
         return units
@@ -223,12 +221,12 @@ class _Chains:
         if name in _PARTS:
             return True
         form = name in kinds.LAYOUT
-        return form and any(j >= 0 and self._takes_part(j, members) for j in self.inputs[i])
+        return form and any(j >= 0 and self._takes_part(j, members) for j in self.before[i])
 
     def _unit(self, members: Sequence[int], first: int) -> _Unit:
         steps = [self.steps[i] for i in members]
         names = tuple(_plain(s.layer.name) for s in steps if isinstance(s, LayerCall))
-        uses = sum(first in self.inputs[i] for i in members)
+        uses = sum(first in self.before[i] for i in members)
         new = len(steps) > 1 or any(
             isinstance(s, LayerCall) and NUMBER in s.layer.name for s in steps
         )
@@ -474,7 +472,7 @@ def _name_fields(blocks: Sequence[Sequence[Layer]], parameters: Mapping[Var, Pat
             if not same:
                 layer.field = _plain(layer.field)
             if NUMBER not in name and not layer.field[:1].isdigit():
-                layer.kind = re.sub(r"_?\d+$", "", layer.field)
+                layer.kind = without_number(layer.field)
         if not same:
             _number(layers)
 

@@ -22,6 +22,7 @@ from invert.emission.layers.cut import (
     layers_in,
     scope_of,
 )
+from invert.emission.layers.links import users_of
 from invert.emission.layers.order import ordered
 from invert.emission.python.naming import Names
 from invert.ir import kinds
@@ -130,14 +131,12 @@ class _Copies:
         self.jaxpr, self.parameters = jaxpr, parameters
         self.eqns: list[Eqn] = list(jaxpr.eqns)
         self.makers: dict[Atom, int] = {v: i for i, e in enumerate(self.eqns) for v in e.outvars}
-        self.users: dict[Atom, list[int]] = collections.defaultdict(list)
+        self.users = users_of(self.eqns)
         # The parameters of values that depend on parameters and numbers only.
         self.sources: dict[Atom, frozenset[Var]] = {v: frozenset((v,)) for v in parameters}
         self.constant: list[bool] = []
-        for i, eqn in enumerate(self.eqns):
-            atoms = dict.fromkeys(a for a in eqn.invars if is_var(a))
-            for a in atoms:
-                self.users[a].append(i)
+        for eqn in self.eqns:
+            atoms = [a for a in eqn.invars if is_var(a)]
             constant = all(a in self.sources for a in atoms) and not eqn.effects
             self.constant.append(constant)
             if constant:

@@ -18,6 +18,7 @@ from typing import TypeAlias
 from jax.extend.core import Primitive
 
 from invert._private.jax import names_of, open_jaxpr
+from invert.emission.layers.links import users_of
 from invert.emission.layers.native import Native
 from invert.emission.python.naming import stem
 from invert.ir import kinds
@@ -159,7 +160,7 @@ def cut(
     count = len(jaxpr.outvars) - len(assigned)
     outputs, values = jaxpr.outvars[:count], jaxpr.outvars[count:]
     scopes = [scope_of(eqn) for eqn in eqns]
-    users = _users(eqns)
+    users = users_of(eqns)
     producers: dict[Atom, int] = {v: i for i, eqn in enumerate(eqns) for v in eqn.outvars}
     arguments = {v for v in jaxpr.invars if v not in parameters}
     results = {v for v in outputs if is_var(v)}
@@ -214,7 +215,7 @@ def named_by_scope(eqns: Sequence[Eqn], parameters: Mapping[Var, Path]) -> dict[
     Keras names the variables of a subclassed model after the model alone: `gpt/kernel` is a
     variable of every layer. Such names occur several times, with numbers, in different scopes.
     """
-    users = _users(eqns)
+    users = users_of(eqns)
     scopes: dict[Var, Path] = {}
     alike: dict[Path, list[Var]] = collections.defaultdict(list)
     for v, path in parameters.items():
@@ -233,14 +234,6 @@ def named_by_scope(eqns: Sequence[Eqn], parameters: Mapping[Var, Path]) -> dict[
                 scope = [re.sub(r"_\d+$", "", p) if again else p for p in scopes[v]]
                 names[v] = (*scope, path[-1])
     return names
-
-
-def _users(eqns: Sequence[Eqn]) -> dict[Atom, list[int]]:
-    users: dict[Atom, list[int]] = collections.defaultdict(list)
-    for i, eqn in enumerate(eqns):
-        for atom in dict.fromkeys(a for a in eqn.invars if is_var(a)):
-            users[atom].append(i)
-    return users
 
 
 def common_prefix(paths: Iterable[Path]) -> Path:
