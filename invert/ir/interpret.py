@@ -10,12 +10,15 @@ from typing import TypeAlias
 
 from invert._private.jax import (
     bind_equation,
+    close_like,
     consts_of,
     context_of,
     eval_closed,
     open_jaxpr,
+    rename,
     trace_closed,
 )
+from invert.ir.graph import is_var
 from invert.ir.types import AnyJaxpr, Atom, Aval, ClosedJaxpr, Eqn, Literal, Value
 
 # The results of an equation, given the values of its operands.
@@ -90,3 +93,19 @@ def inline_calls(program: AnyJaxpr) -> ClosedJaxpr:
     return retrace(
         program, replacing({e: e.params["jaxpr"] for e in eqns if e.primitive.name == "jit"})
     )
+
+
+def without_outer_call(closed: AnyJaxpr) -> AnyJaxpr:
+    """The program inside the single call that `eqx.filter_jit` makes."""
+    jaxpr = open_jaxpr(closed)
+    if len(jaxpr.eqns) != 1 or jaxpr.eqns[0].primitive.name != "jit":
+        return closed
+    (call,) = jaxpr.eqns
+    inner = open_jaxpr(call.params["jaxpr"])
+    if consts_of(call.params["jaxpr"]):
+        return inline_calls(closed)
+    operands = call.invars
+    inner = rename(inner, dict(zip(inner.invars, operands, strict=True)))
+    results: dict[Atom, Atom] = dict(zip(call.outvars, inner.outvars, strict=True))
+    outvars: list[Atom] = [results.get(v, v) if is_var(v) else v for v in jaxpr.outvars]
+    return close_like(closed, jaxpr.replace(eqns=inner.eqns, outvars=outvars))
