@@ -5,13 +5,15 @@ from __future__ import annotations
 import dataclasses
 import types
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import equinox as eqx
 import jax
 
 from invert.emission.equinox_nn import weights
+from invert.emission.equinox_nn.indices import Layout
 from invert.emission.layers import stack
+from invert.emission.layers.stack import Nested
 from invert.ir.types import Value
 
 M = TypeVar("M", bound=eqx.Module)
@@ -37,9 +39,9 @@ class Emission:
     source: str
     model: eqx.Module
     namespace: types.ModuleType
-    names: Mapping[str, Any]
+    names: Mapping[str, Nested[str]]
     messages: tuple[str, ...]
-    layouts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    layouts: Mapping[str, Layout] = dataclasses.field(default_factory=dict)
     certificates: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def __repr__(self) -> str:
@@ -56,7 +58,10 @@ class Emission:
 
 
 def put_values(
-    model: M, names: Mapping[str, Any], layouts: Mapping[str, Any], values: Mapping[str, Value]
+    model: M,
+    names: Mapping[str, Nested[str]],
+    layouts: Mapping[str, Layout],
+    values: Mapping[str, Value],
 ) -> M:
     """A written model with other arrays; see `Emission` for `names` and `layouts`."""
     leaves, tree = jax.tree_util.tree_flatten(model, is_leaf=is_index)
@@ -77,8 +82,8 @@ class Origin:
     - `shapes`: shapes of the container's variables, by name.
     """
 
-    names: Mapping[str, Any]
-    layouts: Mapping[str, Any]
+    names: Mapping[str, Nested[str]]
+    layouts: Mapping[str, Layout]
     shapes: Mapping[str, tuple[int, ...]]
 
     def values(self, leaves: Sequence[Value]) -> dict[str, Value]:

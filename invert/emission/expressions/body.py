@@ -282,8 +282,6 @@ class Body:
     def _place(self, eqn: Eqn, placed: Placed, atoms: Sequence[Atom]) -> None:
         placed.expression = helpers.named(placed.expression, self.writer)
         self._letter(placed.expression)
-        outs = [v if self._uses.get(v) else None for v in eqn.outvars]
-        first = eqn.outvars[0]
         if isinstance(eqn, LayerCall):
             for token in syntax.tokens_in(placed.expression):
                 if token in self._waiting and _ends_line(self._waiting[token][2]):
@@ -299,6 +297,36 @@ class Body:
         for function in placed.functions:
             for token in function.free():
                 self._settle(token)
+        statement = self._statement(eqn, placed, atoms, value, inside)
+        (first, *others) = eqn.outvars
+        if eqn.primitive.name == "transpose":
+            self._transposed.add(self.token(first))
+        single = not others and self._uses.get(first) == 1
+        # A returned value is inlined into the `return`.
+        last = first in self.graph.results and self._one_result()
+        named = self.wanted.get(first) in _NAMED or first in self._apart
+        if (
+            single
+            and placed.inline
+            and not named
+            and not placed.functions
+            and (last or width <= (_CALL if isinstance(eqn, LayerCall) else _OPERAND))
+        ):
+            self._waiting[self.token(first)] = (value, width, statement)
+        elif any(map(self._uses.get, eqn.outvars)):
+            self.statements.append(statement)
+
+    def _statement(
+        self,
+        eqn: Eqn,
+        placed: Placed,
+        atoms: Sequence[Atom],
+        value: ast.expr,
+        inside: Mapping[str, Statement],
+    ) -> Statement:
+        """The statement of an equation, with the statements of the inlined operands by token."""
+        outs = [v if self._uses.get(v) else None for v in eqn.outvars]
+        first = eqn.outvars[0]
         hints = self._hints(eqn, placed, atoms)
         heirs: list[str] = []
         for token in syntax.tokens_in(placed.expression) if placed.flows else ():
@@ -326,22 +354,7 @@ class Body:
             statement.hints = [PLAIN]
         if called:
             statement.place, statement.calls = min([*called, statement.place]), True
-        if eqn.primitive.name == "transpose":
-            self._transposed.add(self.token(first))
-        single = len(outs) == 1 and self._uses.get(first) == 1
-        # A returned value is inlined into the `return`.
-        last = first in self.graph.results and self._one_result()
-        named = self.wanted.get(first) in _NAMED or first in self._apart
-        if (
-            single
-            and placed.inline
-            and not named
-            and not placed.functions
-            and (last or width <= (_CALL if isinstance(eqn, LayerCall) else _OPERAND))
-        ):
-            self._waiting[self.token(first)] = (value, width, statement)
-        elif any(v is not None for v in outs):
-            self.statements.append(statement)
+        return statement
 
     def _letter(self, expression: ast.expr) -> None:
         """Names the subscripts of an einsum after the dimensions of its operands."""
