@@ -557,9 +557,9 @@ def by_jaxpr(function: Callable[[Any], _T], *, traces: bool = False) -> Callable
 
 @by_jaxpr
 def _is_used(jaxpr: Jaxpr) -> tuple[bool, bool]:
-    """Whether all equations are used, also inner ones; and whether all arguments are, too.
+    """Whether all equations are used, inner ones included; and whether all arguments are.
 
-    False also where only JAX's rules can tell.
+    False also where only JAX's rules can decide.
     """
     if jaxpr.effects:
         return False, False
@@ -674,7 +674,7 @@ def _closed_over(function: Any, name: str) -> Any:
 def plain_params(params: dict[str, Any]) -> dict[str, Any]:
     """Parameters of an equation in comparable form.
 
-    In jax 0.12 a `scan` has the trees of its operands and results, of which only the numbers of
+    In jax 0.12 a `scan` has the trees of its operands and results, in which only the numbers of
     constants and carried values matter.
     """
     if "ft_in" not in params:
@@ -733,7 +733,7 @@ def mesh_of_now() -> Hashable:
     return get_abstract_mesh(), core.get_axis_env()
 
 
-# What that is where there is no mesh.
+# Its value without a mesh.
 NO_MESH: Hashable = (empty_abstract_mesh, core.top_axis_env)
 
 

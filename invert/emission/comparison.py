@@ -88,7 +88,7 @@ class Outermost:
                 again = without_outer_call(meshes.unchecked(again))
                 difference = self.weights.difference(again, program, own, leaves)
             if difference is not None:
-                raise EmissionError(f"the text traces to another program: {difference}")
+                raise EmissionError(f"the text traces to a different program: {difference}")
 
     def _traceable(
         self, method: str, recovered: Recovered, own: Sequence[Var], leaves: Sequence[Var]

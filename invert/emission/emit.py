@@ -94,7 +94,7 @@ def emit_methods(
 
 
 def _with_own_constants(recovered: Recovered) -> Recovered:
-    if recovered.entry.params:  # the constants are no weights
+    if recovered.entry.params:  # the constants are not weights
         return recovered
     program, constants, numbers = split_constants(recovered.program, recovered.constants)
     return dataclasses.replace(recovered, program=program, constants=constants, numbers=numbers)
@@ -235,7 +235,7 @@ class _Variant:
         self.x64 = any(r.x64 for r in recovered.values())
         self.messages: list[str] = []
         self.parameters = Parameters(recovered)
-        # As it has them; layers give some parameters other names.
+        # Shared with `parameters`; layers rename some of them.
         self.paths, self.held = self.parameters.paths, self.parameters.held
 
     def run(self) -> Emission:
@@ -286,7 +286,7 @@ class _Variant:
         kinds = {r.entry.kind for r in self.recovered.values()}
         kind = next(iter(kinds)) if len(kinds) == 1 else ""
         title = camel(kind or named or ("" if anonymous else self.title), "Model", model=True)
-        if len(title) == 1 or title in _UNNAMED:  # the name of a parameter says nothing
+        if len(title) == 1 or title in _UNNAMED:  # a single letter or a default of Keras is no name
             title = "Model"
         jaxprs = {name: p.jaxpr for name, p in programs.items()}
         starts = self.parameters.starts(jaxprs.values())

@@ -30,7 +30,7 @@ class Emission:
     - `namespace`: the Python module that the text defines.
     - `names`: the name of each array of `model` in the file of weights, and its name in the
         container; for stacked arrays, a tuple of names.
-    - `messages`: what could not be written as requested, and how layers were written instead.
+    - `messages`: what could not be written as requested, and what was written instead.
     - `layouts`: for arrays whose axes differ from those of their variable in the container, the
         order of its axes and the new shape.
     - `certificates`: for each method, how far the recovery is proved, and for which sizes.

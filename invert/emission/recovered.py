@@ -1,4 +1,4 @@
-"""A recovered program, as the text is written from it."""
+"""A recovered program with what its text needs."""
 
 from __future__ import annotations
 

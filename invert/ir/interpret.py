@@ -1,4 +1,4 @@
-"""The evaluator of jaxprs, with the meaning of an equation left to the caller.
+"""The evaluator of jaxprs; the caller decides what an equation means.
 
 To bind equations unchanged, use JAX's own evaluator (`eval_closed`), which frees values early.
 """

@@ -121,7 +121,7 @@ def _live_loop(eqn: Eqn, used: Set[Var]) -> Eqn:
     kept_test, kept_body = [*tested[:n_cond], *live], [*needed[:n_body], *live]
     if all((*kept_test, *kept_body)):
         return eqn
-    # A carried value that the condition or the body ignores stays an argument of both.
+    # A carried value that only the condition or only the body ignores stays an argument of both.
     test, _ = live_part(test, [True], kept_test)
     body, _ = live_part(body, live, kept_body)
     kept = WhileParts(

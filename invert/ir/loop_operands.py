@@ -41,7 +41,7 @@ def _plain(scan: Eqn, graph: Graph) -> list[Eqn]:
         if made is None:
             continue
         if i < len(parts.consts) and _fills(made):
-            arguments[i] = Var(v.aval)  # not used, so that the loop loses it
+            arguments[i] = Var(v.aval)  # unused, so dead code elimination drops it
             inside.append(made.replace(outvars=[v]))
         elif i >= len(parts.consts) + len(parts.init) and v not in body.results:
             axes = tuple(d - 1 for d in _added(made, graph))

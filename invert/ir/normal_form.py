@@ -132,7 +132,7 @@ class _Simplest:
         self._of_keys: dict[Atom, Eqn] = {}
 
     def __call__(self, eqn: Eqn, names: dict[Var, Atom]) -> Eqn | None:
-        """An equation; `None` if its result is an operand, in `names` then."""
+        """An equation; `None` if its result is an operand, which is then in `names`."""
         if eqn.primitive.name == "while":
             return _in_one_order(_with_one_counter(eqn, names))
         if eqn.primitive in _INVERSES:
@@ -182,7 +182,7 @@ def _whole(eqn: Eqn) -> Atom | None:
     return result if result.aval.shape == eqn.outvars[0].aval.shape else None
 
 
-# Keys of their words, and the words of keys.
+# Keys from their words, and words from keys.
 _INVERSES = {random_wrap_p: random_unwrap_p, random_unwrap_p: random_wrap_p}
 
 
@@ -228,7 +228,7 @@ _NO_KEY = object()
 
 
 class _Key:
-    """Stands for equal programs, so that keys of what calls them do not grow with the calls."""
+    """Represents equal programs, so that keys of their callers stay small."""
 
 
 _KEYS: weakref.WeakValueDictionary[Hashable, _Key] = weakref.WeakValueDictionary()

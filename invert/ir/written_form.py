@@ -1,4 +1,4 @@
-"""Programs in the form of source text: the primitives and operands that an author would write."""
+"""Programs as an author would write them: idiomatic primitives and operands."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from invert.ir.types import Atom, Eqn, Jaxpr, Literal, Var
 
 
 def as_written(jaxpr: Jaxpr) -> Jaxpr:
-    """A program in the form of source text.
+    """A program as an author would write it.
 
     Sums of cotangents use `+`, arrays of one number are numbers, what is computed from numbers is a
     number, operations with neutral numbers are dropped, `x + -1.0` is `x - 1.0`, `-x * y + z` is
@@ -48,7 +48,7 @@ def _known(eqn: Eqn) -> Eqn:
 
 
 def _order_of_axes(eqn: Eqn) -> tuple[int, ...] | None:
-    """The order of axes of a reshape that only exchanges an axis of size one with the last one."""
+    """The permutation equal to a reshape that only swaps the last two axes, one of size one."""
     if eqn.primitive.name != "reshape" or len(eqn.invars) != 1:
         return None
     old, new = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape

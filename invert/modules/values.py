@@ -54,8 +54,8 @@ def values(module: eqx.Module, state: eqx.nn.State | None = None) -> dict[str, V
     leaves = jax.tree_util.tree_leaves(module, is_leaf=is_index)
     if len(leaves) != len(origin.names):
         raise SignatureError(
-            f"{type(module).__name__} has {len(leaves)} arrays, and was written with "
-            f"{len(origin.names)}: a layer of it was replaced by one of another kind"
+            f"{type(module).__name__} has {len(leaves)} arrays, but was written with "
+            f"{len(origin.names)}: one of its layers was replaced by one of a different kind"
         )
     found = origin.values([_value(x, state) for x in leaves])
     return {name: found[name] for name in origin.shapes}

@@ -67,7 +67,7 @@ def write(eqn: Eqn, graph: Graph) -> Access | None:
 
 
 def _only_row(rows: Atom, graph: Graph) -> Atom | None:
-    """The row of which an array is the only row; `None` if the array was made otherwise."""
+    """The only row of an array; `None` if the array has a different origin."""
     eqn, shape = graph.producer(rows), rows.aval.shape
     if eqn is None or shape[:1] != (1,):
         return None

@@ -32,7 +32,7 @@ def lower_alike(
 
     **Arguments:**
 
-    - `a`, `b`: programs of the same arguments, of which `a` may be what lowering left.
+    - `a`, `b`: programs of the same arguments; `a` may be the output of a lowering.
     - `constants`: the values of the leading ones, where known.
     - `platform`, `x64`: for what and with which types they are lowered.
 
@@ -67,7 +67,7 @@ class _Call:
 
     **Attributes:**
 
-    - `kind`: equal for equations that lower alike; `None` where nothing tells which do.
+    - `kind`: equal for equations that lower alike; `None` if that is unknown.
     """
 
     eqn: Eqn

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 # An expression is inlined into its only user while the line stays about this long.
 _WIDTH = 71
-# Another form of a field, or its parts, are named after it.
+# Reshaped or transposed fields, and parts of fields, are named after the field.
 _PARTED = FORMS | {"split"}
 # Values of a normalization that get a separate line, before an epsilon is added.
 _NAMED = frozenset("mean var mean_square scale shift candidate i f g o".split())
@@ -113,7 +113,7 @@ def _choices(graph: Graph) -> dict[int, Choice]:
 
 
 def _is_counted(name: str) -> bool:
-    """Whether a name says of a layer only of which kind it is: `conv_2`."""
+    """Whether a name is only the kind of a layer and a number: `conv_2`."""
     return camel(stem(name).rstrip("0123456789")) in KINDS_OF_LAYERS
 
 
@@ -154,7 +154,7 @@ class Body:
     ):
         self.writer = writer
         self.names: dict[Atom, str] = dict(names or {})
-        # Another form of a field, such as a transpose, is named after the field.
+        # A transposed or reshaped field is named after the field.
         self._fields = {v: e.attr for v, e in (given or {}).items() if isinstance(e, ast.Attribute)}
         self.program = writer.program
         self.graph = Graph(jaxpr if writer.plain else keys.unpacked(jaxpr))
@@ -166,7 +166,7 @@ class Body:
         # Values with one user, until that user is written.
         self._waiting: dict[str, tuple[ast.expr, int, Statement]] = {}
         self._uses: dict[Atom, int] = {}
-        # Arrays with their axes in another order, as loops over them take these.
+        # Transposed arrays, such as the inputs of loops.
         self._transposed: set[str] = set()
         self._place_of: dict[Eqn, int] = {e: i for i, e in enumerate(self.graph.eqns)}
 
@@ -270,7 +270,7 @@ class Body:
         return hints
 
     def _activates(self, eqn: Eqn, placed: Placed, atoms: Sequence[Atom]) -> bool:
-        """Whether an equation is an activation of what a layer returns, and named after it."""
+        """Whether an equation is an activation of a layer's result, and named after the layer."""
         if list(placed.hints) != [HIDDEN] or len(atoms) != 1 or eqn.outvars[0] in self.wanted:
             return False
         maker = self.graph.producers.get(atoms[0])
@@ -349,7 +349,7 @@ class Body:
         )
         called = [s.place for s in inside.values() if s.calls]
         if called and statement.passes and _is_counted(hints[0]):
-            # The last layer of several does not tell what they compute.
+            # The last of several layers does not name what they compute together.
             self.names[first] = PLAIN
             statement.hints = [PLAIN]
         if called:
@@ -376,7 +376,7 @@ class Body:
         """Whether a result takes over the name of an operand."""
         if any(v in self.wanted for v in eqn.outvars):
             return False
-        # A product with a matrix is another quantity than the state `h` that it is computed from.
+        # The product of a state `h` and a matrix is not called `h`.
         product = eqn.primitive.name == "dot_general"
         mixed = placed.flows and (product or mixes(eqn, atoms, self._fields))
         return "blank" if mixed else placed.flows
@@ -444,7 +444,7 @@ class Body:
             return self.given[token]
         if token in self._waiting:
             value, width, statement = self._waiting[token]
-            # A name that only repeats that of a layer tells nothing about a result.
+            # A name that only repeats a layer's says nothing about a result.
             if self._one_result() or (statement.passes and width <= _RESULT):
                 del self._waiting[token]
                 return value

@@ -54,7 +54,7 @@ def broadcast(eqn: Eqn, args: Sequence[ast.expr], program: Program) -> Expressio
             last = len(leading) - 1
             while last and isinstance(leading[last - 1], ast.Constant):
                 last -= 1
-            # Places along a single axis are `i[:, None]`, as tables of them are read.
+            # Indices along a single axis are `i[:, None]`.
             least = 0 if jnp.issubdtype(operand.aval.dtype, jnp.inexact) else 1
             if all(isinstance(p, ast.Slice) for p in leading[:last]) and last > least:
                 yield item(args[0], _index([ast.Constant(...), *leading[last:]]))
@@ -135,7 +135,7 @@ def _same_padding(eqn: Eqn) -> ast.expr | None:
     """`"SAME"` or `"VALID"` if the padding may be that; tracing decides."""
     padding = eqn.params["padding"]
     if all(tuple(p) == (0, 0) for p in padding):
-        # For a kernel of one pixel both are equal, and the other one is more common.
+        # For a kernel of one pixel both are equal, and `"SAME"` is more common.
         return number("SAME" if _is_pointwise(eqn) else "VALID")
     return number("SAME") if may_be_same(padding) else None
 
@@ -282,7 +282,7 @@ def dynamic_update_slice(eqn: Eqn, args: Sequence[ast.expr], program: Program) -
         yield call("lax.dynamic_update_slice", *args[:2], syntax.tuple_of(args[2:]), **keywords)
 
 
-# Places are not counted from the end.
+# Indices are not counted from the end.
 _IN_BOUNDS = {"allow_negative_indices": number(False)}
 
 

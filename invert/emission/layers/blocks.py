@@ -466,7 +466,7 @@ def _name_fields(blocks: Sequence[Sequence[Layer]], parameters: Mapping[Var, Pat
         counts = collections.Counter(name.partition("_")[0] for name in own)
         for layer, name in zip(layers, own, strict=True):
             number, _, rest = name.partition("_")
-            # Those of one number become one layer, see `prefixes`.
+            # Layers with the same number become one layer, see `prefixes`.
             alone = number.isdigit() and rest and counts[number] == 1
             layer.field = f"{rest}{number}" if alone else name
             if not same:

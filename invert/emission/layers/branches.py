@@ -11,12 +11,12 @@ from invert.emission.layers.tree import called
 from invert.ir.graph import is_var
 from invert.ir.types import Atom, Eqn, Var
 
-# The name of their fields, with a number, and of their results.
+# The name of the fields of branches, followed by a number, and of their results.
 BRANCH = "branch"
 
 
 def in_order(steps: Sequence[Eqn], results: Iterable[Atom]) -> list[Eqn]:
-    """Steps, with those of joined branches in the order in which the branches are joined.
+    """Steps with those of joined branches in the order of the join.
 
     A graph may list the first steps of all branches before the second ones. The steps that only
     one `concatenate` needs come right before it, each branch as a whole.

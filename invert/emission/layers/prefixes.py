@@ -23,10 +23,10 @@ from invert.ir import kinds
 from invert.ir.graph import is_var
 from invert.ir.types import Eqn, Literal, Var
 
-# What a layer multiplies its input by, and so what it is called where its name is a number.
 _CONV = "conv"
 # The least number of pairs of a convolution and a normalization that become layers.
 _FEW = 2
+# The names of layers, by their products, in place of a number.
 _PRODUCTS = {"conv_general_dilated": _CONV, "dot_general": "linear", "gather": "embedding"}
 # The largest number of inputs, and of steps that complete a group, such as those of `silu`.
 _MOST_INPUTS, _MOST_STEPS = 3, 5
@@ -60,7 +60,7 @@ def group(layer: Layer, parameters: Mapping[Var, Path]) -> None:
 def _next(
     layer: Layer, names: Mapping[int, str], done: set[str], made: set[Layer]
 ) -> tuple[str, dict[int, str], set[int]] | None:
-    """A prefix, the rests of the names of its layers by their calls, and all steps of their group.
+    """A prefix, the rest of each layer's name by its call, and all steps of the group.
 
     Prefixes that were tried are added to `done`.
     """
@@ -90,7 +90,7 @@ def _pair(layer: Layer, parameters: Mapping[Var, Path]) -> None:
     calls = [i for i, s in enumerate(layer.steps) if isinstance(s, LayerCall)]
     if [calls] == list(map(list, pairs)):
         _name_pair(layer, pairs[0], parameters)
-        return  # this is such a layer
+        return  # the layer is such a pair
     names = [_called(layer.steps[conv], parameters) for conv, _ in pairs]
     few = len(pairs) < _FEW and all(map(is_automatic, names))
     # A normalization elsewhere belongs to what follows it, and so may the others.
@@ -171,7 +171,7 @@ def _rest(name: str, prefix: str) -> str:
 
 
 def _names(layer: Layer, parameters: Mapping[Var, Path]) -> dict[int, str]:
-    """The names that somebody chose for layers, by the numbers of the steps that call them."""
+    """The names that an author chose for layers, by the numbers of the steps that call them."""
     counts = collections.Counter(s.layer for s in layer.steps if isinstance(s, LayerCall))
     wanted: dict[int, str] = {}
     for i, step in enumerate(layer.steps):
@@ -192,7 +192,7 @@ def _names(layer: Layer, parameters: Mapping[Var, Path]) -> dict[int, str]:
 
 
 def _prefixes(layer: Layer, names: Mapping[int, str]) -> list[str]:
-    """The words, with a separator, with which the names of some layers begin, but not of all."""
+    """Common prefixes of the names of some layers, but not all, with their separator."""
     members: dict[str, list[int]] = {}
     for i, name in names.items():
         for found in _SEPARATORS.finditer(name, 1):
@@ -216,7 +216,7 @@ def _prefixes(layer: Layer, names: Mapping[int, str]) -> list[str]:
 
 
 def _kind(step: Eqn) -> str:
-    """What a layer is called where its name is a number."""
+    """The name of a layer whose own name is a number: that of its product or norm."""
     steps = step.layer.steps if isinstance(step, LayerCall) else []
     found = [_PRODUCTS.get(s.primitive.name) or _kind(s) for s in steps]
     products = [name for name in found if name in _PRODUCTS.values()]
@@ -246,7 +246,7 @@ def _fields(steps: Sequence[Eqn], rests: Sequence[str], separator: str) -> list[
 
 
 def _only_for(layer: Layer, links: Links, region: set[int]) -> set[int]:
-    """The equations that make values for a region alone, of parameters."""
+    """The equations that compute something from parameters for a region alone."""
     held = set(layer.parameters)
     return {
         j

@@ -44,7 +44,7 @@ def _under(path: Path, above: Path) -> bool:
 
 
 def _numbered(path: Path) -> bool:
-    """Whether a layer is one of a list."""
+    """Whether a layer is an item of a list."""
     return re.search(r"_\d+$", path[-1]) is not None
 
 
@@ -174,7 +174,7 @@ class _Regions:
             if any(self.producers.get(a) in whole for a in inputs):
                 continue
             ended = sum(not self._inside(a, rest) for a in inputs)
-            parted = not whole.issuperset(unit)  # it is written as one, and so outside
+            parted = not whole.issuperset(unit)  # it is one expression, outside
             if parted or sum(bool(self._inside(v, rest)) for v in made) <= ended:
                 whole = rest
         return whole

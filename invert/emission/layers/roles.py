@@ -38,7 +38,7 @@ def _maker(graph: Graph, atom: Atom, *names: str) -> Eqn | None:
 
 
 def _source(graph: Graph, atom: Atom) -> Atom:
-    """The array of which a value is another form."""
+    """The array that a value is reshaped or transposed from."""
     while (eqn := _maker(graph, atom, *_WAY)) is not None and is_var(eqn.invars[0]):
         atom = eqn.invars[0]
     return atom
@@ -118,7 +118,7 @@ def _is_mean(graph: Graph, atom: Atom) -> bool:
 
 
 def _difference(graph: Graph, atom: Atom) -> Eqn | None:
-    """The mean of squares less the square of the mean, of which a variance is the positive part."""
+    """The mean of squares minus the square of the mean, whose positive part is the variance."""
     eqn = _maker(graph, _source(graph, atom), "max", "sub")
     if eqn is not None and eqn.primitive.name == "max":
         arrays = [a for a in eqn.invars if is_var(a)]
@@ -131,7 +131,7 @@ def _difference(graph: Graph, atom: Atom) -> Eqn | None:
 
 
 def _squares(graph: Graph, variance: Atom) -> Iterator[tuple[Atom, str]]:
-    """The squares of which a variance is the mean."""
+    """The squares whose mean is a variance."""
     division = _maker(graph, _source(graph, variance), "div")
     total = division and _maker(graph, _source(graph, division.invars[0]), "reduce_sum")
     if total:
@@ -205,7 +205,7 @@ def _key_of(product: Eqn, graph: Graph) -> int:
 
 
 def _forms(graph: Graph, atom: Atom, name: str) -> Iterator[tuple[Atom, str]]:
-    """A value and those of which it is another form, within the body."""
+    """A value and those that it is reshaped or transposed from, within the body."""
     while is_var(atom) and (eqn := _maker(graph, atom)) is not None:
         yield atom, name
         if eqn.primitive.name not in (*_WAY, "mul"):
@@ -289,7 +289,7 @@ def _lstm(eqn: Eqn, graph: Graph) -> Iterator[tuple[Atom, str]]:
 
 
 def _gate(eqn: Eqn, graph: Graph) -> Atom:
-    """The value named as a gate: a part of all gates, or what is computed of it alone."""
+    """The value named as a gate: a part of all gates, or computed from one alone."""
     parted = _maker(graph, eqn.invars[0], "split", "slice") is not None
     return eqn.invars[0] if parted else eqn.outvars[0]
 
@@ -367,7 +367,7 @@ def _product_in(total: Atom, graph: Graph) -> Eqn | None:
 
 
 def _is_updated(v: Atom, graph: Graph) -> bool:
-    """Whether a new value depends on a part of `v` itself, as a state does."""
+    """Whether `v` is multiplied or chosen from, as the state before a step is."""
     return any(e.primitive.name in ("mul", "select_n") for e in graph.users.get(v, ()))
 
 
@@ -378,7 +378,7 @@ def _masked(v: Var, name: str, graph: Graph) -> Iterator[tuple[Atom, str]]:
         if eqn.primitive.name == "select_n":
             others = [a for a in eqn.invars[1:] if a is not v]
             others = [a for a in others if _is_filled(graph, a) or a not in graph.producers]
-            # The old state has other users too; a number, such as zeros, has not.
+            # The old state has other users too; a number, such as zeros, does not.
             state = any(len(graph.users.get(a, ())) > 1 for a in others if is_var(a))
             if others:
                 chosen.append((eqn.outvars[0], name if state else "output"))
@@ -405,7 +405,7 @@ def carried(parts: ScanParts) -> dict[int, str]:
 
 
 def initial(steps: Sequence[Eqn]) -> dict[Var, str]:
-    """Names of the values that loops begin with, by what they are in the loops."""
+    """Names of the initial values of loops, by their roles in the loops."""
     found: dict[Var, str] = {}
     for parts in (ScanParts.of(e) for e in steps if e.primitive.name == "scan"):
         for i, name in carried(parts).items():

@@ -142,7 +142,7 @@ class Ties:
         )
 
     def settle(self) -> None:
-        """Fixes the sizes of images from which sizes follow that are fixed."""
+        """Fixes the sizes of images that determine fixed sizes."""
         for axis, window in reversed(self.windows.items()):
             if self.is_fixed(axis):
                 self._fixed.add(window.source)
@@ -393,7 +393,7 @@ class Ties:
             self._part(eqn, i)
 
     def _part(self, eqn: Eqn, i: int) -> bool:
-        """As `_parts` for one axis; returns whether nothing is said about it."""
+        """As `_parts` for one axis; returns whether the axis stays free."""
         x, out = eqn.invars[0], eqn.outvars[0]
         if str(_shape(x)[i]) == str(_shape(out)[i]):
             self.tie(x, i, out, i)
@@ -534,7 +534,7 @@ def _is_call(eqn: Eqn) -> bool:
 
 
 def carried(root: Layer) -> dict[Layer, list[tuple[int, int]]]:
-    """For the layers in loops, which arguments are results of the step before, see `Ties`."""
+    """For layers in loops, which arguments are results of the previous step, see `Ties`."""
     found: dict[Layer, list[tuple[int, int]]] = {}
     for step in root.steps:
         if isinstance(step, LayerCall):

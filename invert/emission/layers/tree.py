@@ -333,7 +333,7 @@ class _Building:
         return holders[path]
 
 
-# Names of what is added last.
+# Names of summands that are added last.
 _ADDED = frozenset({"bias", "beta", "b"})
 
 
