@@ -35,9 +35,10 @@ class Graph:
         self.producers: dict[Atom, Eqn] = {v: e for e in self.eqns for v in e.outvars}
         self.index = {e: i for i, e in enumerate(self.eqns)}
 
-    def producer(self, atom: Atom) -> Eqn | None:
-        """The equation that defines `atom`, if any."""
-        return self.producers.get(atom) if is_var(atom) else None
+    def producer(self, atom: Atom, *names: str) -> Eqn | None:
+        """The equation that defines `atom`, if any; `names` are the primitives it may have."""
+        eqn = self.producers.get(atom) if is_var(atom) else None
+        return eqn if eqn is not None and (not names or eqn.primitive.name in names) else None
 
     def needed(
         self, ends: Iterable[Atom], given: Container[Atom] = ()

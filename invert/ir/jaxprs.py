@@ -211,6 +211,12 @@ def broadcast_in_place_of(eqn: Eqn, x: Atom, out: Var, dimensions: Iterable[int]
     )
 
 
+def fills(eqn: Eqn) -> bool:
+    """Whether an equation fills an array with a number."""
+    plain = eqn.primitive is lax.broadcast_in_dim_p and len(eqn.invars) == 1
+    return plain and isinstance(eqn.invars[0], Literal) and eqn.params["sharding"] is None
+
+
 def as_lowered(closed: J) -> J:
     """Replace each `squeeze` by a reshape, as lowering does."""
 

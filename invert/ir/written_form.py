@@ -128,7 +128,7 @@ def _without_sign(eqn: Eqn) -> Eqn:
 
 def _alone(graph: Graph, atom: Atom, primitive: str) -> Eqn | None:
     """The equation of a primitive that defines a value used once."""
-    eqn = graph.producers.get(atom) if is_var(atom) else None
-    if eqn is None or eqn.primitive.name != primitive or atom in graph.results:
+    eqn = graph.producer(atom, primitive)
+    if eqn is None or atom in graph.results or len(graph.users.get(atom, ())) != 1:
         return None
-    return eqn if len(graph.users.get(atom, ())) == 1 else None
+    return eqn

@@ -38,8 +38,7 @@ def _scalar(site: Site, atom: Atom) -> Value:
 def _scatter_clip(site: Site) -> Iterator[Call]:
     """`scatter x (clamp 0 indices limit) updates` -> `scatter[mode=clip]`."""
     eqn = site.eqn
-    clamp = site.producer(eqn.invars[1])
-    if clamp is None or clamp.primitive.name not in ("clamp", "min"):
+    if (clamp := site.producer(eqn.invars[1], "clamp", "min")) is None:
         return
     x, _, updates = (site.aval(a) for a in eqn.invars)
     params = {**eqn.params, "mode": lax.GatherScatterMode.CLIP}

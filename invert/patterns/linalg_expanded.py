@@ -28,8 +28,7 @@ def _symmetric_product(site: Site) -> Iterator[Call]:
     alpha, beta = _factor(left), _factor(right)
     if alpha is None or beta is None:
         return
-    product = site.producer(alpha[1])
-    if product is None or product.primitive is not lax.dot_general_p:
+    if (product := site.producer(alpha[1], "dot_general")) is None:
         return
     a, c = site.aval(product.invars[0]), site.aval(beta[1])
     if c.shape != site.out.shape or a.dtype != c.dtype:

@@ -40,10 +40,8 @@ def _zeros(atoms: Sequence[Atom]) -> bool:
 
 def read(eqn: Eqn, graph: Graph) -> Access | None:
     """`reshape (dynamic_slice[sizes=(1, ...)] array index 0 ...)`."""
-    if eqn.primitive.name not in ("reshape", "squeeze"):
-        return None
-    source = graph.producer(eqn.invars[0])
-    if source is None or source.primitive.name != "dynamic_slice":
+    drops = eqn.primitive.name in ("reshape", "squeeze")
+    if not drops or (source := graph.producer(eqn.invars[0], "dynamic_slice")) is None:
         return None
     array, index, *rest = source.invars
     shape = array.aval.shape

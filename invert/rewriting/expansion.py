@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 
 import jax
-from jax import lax
 
 from invert._opaque import custom_call_p
 from invert._private.jax import bind_equation, close_like, consts_of, open_jaxpr, renamed
@@ -77,7 +76,9 @@ class _Call:
 
     @classmethod
     def of(cls, eqn: Eqn, graph: Graph) -> _Call:
-        numbers = {a: e for a in eqn.invars if (e := graph.producer(a)) is not None and _fills(e)}
+        numbers = {
+            a: e for a in eqn.invars if (e := graph.producer(a)) is not None and jaxprs.fills(e)
+        }
         operands = [a for a in eqn.invars if is_var(a) and a not in numbers]
         operation = operation_key(eqn, with_jaxprs=True)
         if operation is None:
@@ -273,15 +274,6 @@ def _operand_key(atom: Atom, numbers: Mapping[Atom, Eqn]) -> Hashable:
         return atom_key(atom)
     made = numbers.get(atom)
     return _type(atom) if made is None else (_type(atom), atom_key(made.invars[0]))
-
-
-def _fills(eqn: Eqn) -> bool:
-    """Whether an equation makes an array of one number."""
-    return (
-        eqn.primitive is lax.broadcast_in_dim_p
-        and len(eqn.invars) == 1
-        and not any(map(is_var, eqn.invars))
-    )
 
 
 def _type(atom: Atom) -> Hashable:
