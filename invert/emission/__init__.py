@@ -12,6 +12,7 @@ from invert.emission.emit import cut_into_layers as cut_into_layers
 from invert.emission.emit import emit_methods as emit_methods
 from invert.emission.emitted import Emission as Emission
 from invert.emission.emitted import Origin as Origin
+from invert.emission.emitted import is_index as is_index
 from invert.emission.emitted import put_values as put_values
 from invert.emission.main_class import CALL as CALL
 from invert.emission.python.naming import comment as comment

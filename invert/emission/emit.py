@@ -111,7 +111,6 @@ def _emit(
     recovered: Mapping[str, Recovered], title: str, styles: Set[str], notes: Sequence[str]
 ) -> Emission:
     """As `emit_methods`, for programs without marks of varying mesh axes."""
-    messages: list[str] = []
     failures: list[str] = []
     checks = styles - STYLES
     forms = [_Form(checks), _Form(checks, outlined=False)]
@@ -125,6 +124,7 @@ def _emit(
         if form.lists and not form.outlined and not parted:
             continue  # it has been tried
         variant = _Variant(recovered, title, form)
+        emission = None
         try:
             # All programs can be written in the last form, so a failure there is an error.
             emission = (
@@ -132,40 +132,36 @@ def _emit(
                 if form.plain
                 else optional_step(f"the text as {form}", failures, variant.run)
             )
+            if emission is None and not failures:
+                failures.append("an open size would have to be known")
         except MissingSizeError as error:
             if form.every_size or not form.layers:
                 failures.append(str(error))
             else:
                 forms.insert(0, dataclasses.replace(form, every_size=True))
-            parted = bool(variant.parts)
-            continue
         except EmissionError as error:
             failures.append(str(error))
-            parted = bool(variant.parts)
-            continue
-        if emission is None:
-            parted = bool(variant.parts)
-            failures = failures or ["an open size would have to be known"]
-            continue
-        if failures:
-            messages.append(f"written as {form}: {failures[0]}")
-        messages = [*notes, *messages, *emission.messages]
-        emission = dataclasses.replace(emission, messages=tuple(messages))
-        space: Any = emission.namespace
-        space.__source__ = emission.source
-        params = (p for r in recovered.values() for p in r.entry.params)
-        shapes = {p.name: tuple(p.value.shape) for p in params}
-        space.__origin__ = Origin(emission.names, emission.layouts, shapes)
-        space.__page__ = page_of(
-            {name: (r.entry, emission.certificates[name]) for name, r in recovered.items()},
-            title,
-            emission.source,
-            type(emission.model).__name__,
-            emission.names,
-            emission.messages,
-        )
-        return emission
+        if emission is not None:
+            reasons = [f"written as {form}: {failures[0]}"] if failures else []
+            messages = (*notes, *reasons, *emission.messages)
+            return _described(dataclasses.replace(emission, messages=messages), recovered, title)
+        parted = bool(variant.parts)
     raise EmissionError("no text traces to the program: " + "; ".join(dict.fromkeys(failures)))
+
+
+def _described(emission: Emission, recovered: Mapping[str, Recovered], title: str) -> Emission:
+    """The emission, after its namespace has got the source, the origin of arrays and the README."""
+    params = (p for r in recovered.values() for p in r.entry.params)
+    shapes = {p.name: tuple(p.value.shape) for p in params}
+    entries = {name: (r.entry, emission.certificates[name]) for name, r in recovered.items()}
+    cls = type(emission.model).__name__
+    space: Any = emission.namespace
+    space.__source__ = emission.source
+    space.__origin__ = Origin(emission.names, emission.layouts, shapes)
+    space.__page__ = page_of(
+        entries, title, emission.source, cls, emission.names, emission.messages
+    )
+    return emission
 
 
 @dataclasses.dataclass(frozen=True)

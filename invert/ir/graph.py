@@ -25,6 +25,11 @@ def is_var(atom: Atom | None) -> TypeIs[Var]:
     return not isinstance(atom, Literal)
 
 
+def literal(atom: Atom) -> Value:
+    """The value of a scalar literal; `None` for other atoms."""
+    return atom.val if isinstance(atom, Literal) and np.ndim(atom.val) == 0 else None
+
+
 class Graph:
     """A jaxpr with its use-def maps."""
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 from jax import lax
 
-from invert._private.jax import Literal
+from invert.ir.graph import literal
 from invert.ir.types import Atom, Value
 from invert.rewriting.pattern import Call, Pattern, Site, bind
 
@@ -27,12 +27,10 @@ def _gather_fill(site: Site) -> Iterator[Call]:
 
 def _scalar(site: Site, atom: Atom) -> Value:
     """The number that fills an atom, if it is constant."""
-    eqn = site.producer(atom)
-    if eqn is not None and eqn.primitive.name == "broadcast_in_dim":
+    if (eqn := site.producer(atom, "broadcast_in_dim")) is not None:
         atom = eqn.invars[0]
-    if not isinstance(atom, Literal):
-        return None
-    return np.asarray(atom.val).item() if np.ndim(atom.val) == 0 else None
+    value = literal(atom)
+    return None if value is None else np.asarray(value).item()
 
 
 def _scatter_clip(site: Site) -> Iterator[Call]:

@@ -18,8 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from invert._private.jax import Literal, Var, iota_2x32_shape_p
-from invert.ir.types import Atom, Eqn, JaxFunction, Value
+from invert._private.jax import Var, iota_2x32_shape_p
+from invert.ir.graph import literal
+from invert.ir.types import Atom, Eqn, JaxFunction
 from invert.rewriting.pattern import Call, Pattern, Site, bind
 from invert.rewriting.short import Short
 
@@ -28,11 +29,6 @@ _LANCZOS = 676.520368121885098567009190444019
 # Iteration limits of the loops inside the incomplete gamma and beta functions.
 _GAMMA_LOOP = 2000.0
 _BETA_LOOP = (200.0, 600.0)
-
-
-def literal(atom: Atom) -> Value:
-    """The value of a scalar literal; `None` for other atoms."""
-    return atom.val if isinstance(atom, Literal) and np.ndim(atom.val) == 0 else None
 
 
 def is_number(atom: Atom, value: complex) -> bool:

@@ -25,7 +25,7 @@ from invert.emission.expressions.writer import Writer
 from invert.emission.layers import roles
 from invert.emission.layers.cut import LayerCall
 from invert.emission.layers.library_names import KINDS_OF_LAYERS
-from invert.emission.layers.order import by_number
+from invert.emission.layers.links import by_number
 from invert.emission.layers.state import StateVar
 from invert.emission.python import syntax
 from invert.emission.python.naming import camel, stem

@@ -21,12 +21,12 @@ from invert.emission.layers.cut import (
     Layer,
     LayerCall,
     Path,
+    common_prefix,
     layers_in,
     plain_name,
 )
 from invert.emission.layers.library_names import without_number
-from invert.emission.layers.links import Links
-from invert.emission.layers.order import ordered
+from invert.emission.layers.links import Links, ordered
 from invert.emission.layers.stack import kind_of
 from invert.emission.layers.tree import called
 from invert.emission.layers.wrap import wrapped
@@ -289,12 +289,6 @@ def _same(units: Sequence[_Unit], i: int, j: int, period: int, end: int) -> bool
     return all(units[i + k].key == units[j + k].key for k in range(period))
 
 
-def _common(sequences: Sequence[Sequence[Hashable]]) -> int:
-    """The length of the common prefix of sequences."""
-    columns = zip(*sequences, strict=False)
-    return sum(1 for _ in itertools.takewhile(lambda column: len(set(column)) == 1, columns))
-
-
 def _alike(units: Sequence[_Unit]) -> list[_Run]:
     """Consecutive units of several layers each, with layers of the same names."""
     runs: list[_Run] = []
@@ -304,7 +298,7 @@ def _alike(units: Sequence[_Unit]) -> list[_Run]:
     def finish() -> None:
         if len(run) > 1:
             tails = [[u.primitives for u in following] for _, *following in run]
-            common = 1 + _common(tails)
+            common = 1 + len(common_prefix(tails))
             runs.append([[i for u in block[:common] for i in u.steps] for block in run])
         run.clear()
 
@@ -450,7 +444,7 @@ def _own_names(blocks: Sequence[Sequence[Layer]], parameters: Mapping[Var, Path]
 
 def _prefix(names: Sequence[str]) -> str:
     """The common prefix of names, up to a number and an underscore: `conv2_block1_`."""
-    begin = names[0][: _common(names)] if names else ""
+    begin = "".join(common_prefix(names))
     found = re.match(r".*\d_", begin)
     return found[0] if len(names) > 1 and found is not None else ""
 

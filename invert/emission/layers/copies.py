@@ -22,8 +22,7 @@ from invert.emission.layers.cut import (
     layers_in,
     scope_of,
 )
-from invert.emission.layers.links import users_of
-from invert.emission.layers.order import ordered
+from invert.emission.layers.links import ordered, users_of
 from invert.emission.python.naming import Names
 from invert.ir import kinds
 from invert.ir.graph import is_var

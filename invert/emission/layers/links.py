@@ -1,11 +1,12 @@
-"""How the steps of a layer depend on each other."""
+"""How the steps of a layer depend on each other, and their order."""
 
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Hashable, Iterable, Mapping, Sequence, Set
 
 from invert.ir.graph import is_var
+from invert.ir.order import topological
 from invert.ir.types import Atom, Eqn
 
 
@@ -95,3 +96,26 @@ def _closure(
         found |= new
         pending += new
     return found
+
+
+def ordered(nodes: Sequence[tuple[int, Eqn]]) -> list[Eqn]:
+    """Steps in topological order, and otherwise by their numbers."""
+    steps = [s for _, s in nodes]
+    read = [[a for a in s.invars if is_var(a)] for s in steps]
+    return [steps[k] for k in by_number([n for n, _ in nodes], [s.outvars for s in steps], read)]
+
+
+def by_number(
+    numbers: Sequence[int],
+    made: Sequence[Iterable[Hashable]],
+    read: Sequence[Iterable[Hashable]],
+) -> list[int]:
+    """The indices of some steps in topological order, and otherwise by their numbers.
+
+    **Arguments:**
+
+    - `made`, `read`: for each step, the values that it makes and those that it needs.
+    """
+    makers = {v: k for k, values in enumerate(made) for v in values}
+    before = [{makers[v] for v in vs if v in makers} - {k} for k, vs in enumerate(read)]
+    return topological(numbers, before)

@@ -14,8 +14,7 @@ from invert.emission.layers.library_names import (
     is_automatic,
     without_number,
 )
-from invert.emission.layers.links import Links, users_of
-from invert.emission.layers.order import ordered
+from invert.emission.layers.links import Links, ordered, users_of
 from invert.emission.layers.tree import called
 from invert.emission.layers.wrap import wrapped
 from invert.emission.python.naming import camel, snake

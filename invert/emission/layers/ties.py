@@ -529,10 +529,6 @@ def _is_same(
     return as_same and all(str(-(-n // s)) == str(m) for n, m, s in sizes)
 
 
-def _is_call(eqn: Eqn) -> bool:
-    return isinstance(eqn, LayerCall)
-
-
 def carried(root: Layer) -> dict[Layer, list[tuple[int, int]]]:
     """For layers in loops, which arguments are results of the previous step, see `Ties`."""
     found: dict[Layer, list[tuple[int, int]]] = {}
@@ -545,7 +541,7 @@ def carried(root: Layer) -> dict[Layer, list[tuple[int, int]]]:
             states = list(zip(body.invars[consts : consts + count], body.outvars, strict=False))
             # Where a mask chooses, the result is one of the operands.
             chosen: dict[Atom, Sequence[Atom]] = {
-                v: e.invars for e in body.eqns for v in e.outvars if not _is_call(e)
+                v: e.invars for e in body.eqns for v in e.outvars if not isinstance(e, LayerCall)
             }
             states += [(a, b) for a, after in states for b in chosen.get(after, ())]
             for inner in body.eqns:
