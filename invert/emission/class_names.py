@@ -15,7 +15,7 @@ from invert.emission.python import syntax
 from invert.emission.python.naming import Names, camel
 from invert.ir.types import Var
 
-# The name of an argument that a layer only adds to what it computes from another one.
+# The name of an argument that a layer only adds to a function of another one.
 RESIDUAL = "residual"
 # The layer that a text computes, and its name in Keras.
 _CALLED = (
@@ -33,7 +33,7 @@ _CALLED = (
 _ATTENTION = "Attention"
 # The classes of products that an attention consists of.
 _LINEAR = ("Linear", "Dense", "EinsumDense", "DenseGeneral", "LinearGeneral", "AttentionOutput")
-# Features are scaled by what is computed from their means over an image.
+# Squeeze-and-excitation: features scaled by a function of their means over the image.
 _SQUEEZE = re.compile(r"jnp\.mean\(x, axis=\(1, 2\), keepdims=True\)(.*\n)+ +return x \* ")
 # Kinds of layers that libraries write in capitals.
 _ACRONYM = re.compile(r"(Lstm|Gru|Rnn|Mlp)(?![a-z])")
@@ -99,7 +99,7 @@ def describe(definition: ast.ClassDef) -> None:
 
 
 def _lists(names: Mapping[Class, Sequence[str]]) -> list[list[Class]]:
-    """The classes of one name whose members are in lists of several classes, if there are some."""
+    """Classes that share a name and whose members are in lists of mixed classes."""
     found: dict[str, list[Class]] = collections.defaultdict(list)
     for cls, (name, *_) in names.items():
         nodes = [d.node for d in cls.drafts if d.twin is None]
@@ -118,7 +118,7 @@ def _number(cls: Class, name: str) -> str:
 def _names_for(cls: Class, kinds: Callable[[Node], str], *, keras: bool) -> list[str]:
     """Names for a class, the best first: that of all its nodes, otherwise what it computes.
 
-    Names that only say where a layer stands, such as `head`, come after what it computes.
+    Names that only give a layer's position, such as `head`, come after what it computes.
 
     **Arguments:**
 
@@ -152,7 +152,7 @@ def _names_for(cls: Class, kinds: Callable[[Node], str], *, keras: bool) -> list
 
 
 def _said(name: str, kind: str, cls: Class) -> list[str]:
-    """A name from the program, after the kind of the layer if that says more."""
+    """A name from the program, preceded by the kind of the layer if that is more informative."""
     if name and kind.endswith(name):
         return [kind]  # `LayerNorm` for a `Norm`
     said = name in KINDS_OF_LAYERS or name.endswith(kind or name)

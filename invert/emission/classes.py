@@ -146,7 +146,7 @@ def _shorten(kind: ast.expr) -> None:
 
 @dataclasses.dataclass
 class _Begun:
-    """What there is before the names and sizes of classes are filled in."""
+    """The classes before their names and sizes are filled in."""
 
     definitions: list[ast.stmt | Class]
     undo: dict[Class, Callable[[], None]]
@@ -196,7 +196,7 @@ class Classes:
         self._arguments: dict[Layer, list[str]] = {}
         # The keyword-only arguments of the layers.
         self._keywords: dict[Layer, dict[Var, str]] = {}
-        # Called with the number of layers written so far, and of all.
+        # Called with the number of layers written so far and the total.
         self.on_layer: Callable[[int, int], None] = lambda done, count: None
         self._count = 0
         # The names of functions of the file, by their expressions of `x`.
@@ -268,7 +268,7 @@ class Classes:
         return Placed(start, False, hints=hints, flows="blank", repeat=repeat)
 
     def _for_users(self, v: Var, body: Body) -> str:
-        """What all layers call a value that they take as their memory, or `""`."""
+        """The name that all layers give a value they take as memory, or `""`."""
         users = body.graph.users.get(v, ())
         calls = [u for u in users if isinstance(u, LayerCall)]
         if not calls or len(calls) < len(users):
@@ -322,7 +322,7 @@ class Classes:
         listed = field.isdigit()
         hint = of_layer(eqn.layer.name) if listed else of_field(field)
         if of_layer(field) == CONV_BLOCK:
-            hint = PLAIN  # which one of the blocks tells nothing about the result
+            hint = PLAIN  # the number of the block says nothing about the result
         elif of_layer(field) == BRANCH and _is_passed_on(eqn, body.graph):
             hint, _, _ = field.partition("_")
         hint = "h" if eqn.layer.name == "cell" else hint
@@ -334,7 +334,7 @@ class Classes:
             own = inside.get(v)
             other = own if not alone and own is not None and says(own) else hint
             if not alone and own in ("h", "c"):
-                other = f"{hint}_{own}"  # the state in the end, beside other results
+                other = f"{hint}_{own}"  # the final state, beside other results
             hints.append("state" if isinstance(v, StateVar) else other)
         return hints
 
@@ -360,7 +360,7 @@ class Classes:
         inside: set[Node] = set()
         earlier: list[Draft] = []
         for drafts in levels:
-            # A layer that another one skips lets the latter be a level below.
+            # A layer that skips a module of another one may be one level higher.
             again = [d for d in earlier if d.node not in inside and self.of[d.node].plain]
             lend(drafts, self._arrays)
             keys = options.keys(drafts, again, self._key, self._kinds)
@@ -370,7 +370,7 @@ class Classes:
                 cls = Class(syntax.new_token(), group)
                 choices.prepare(cls, self._function)
                 for draft in group:
-                    self.of.pop(draft.node, None)  # the classes inside of a class come first
+                    self.of.pop(draft.node, None)  # inner classes come first
                     self.of[draft.node] = cls
                     for place, child in draft.children:
                         place.id = self.of[child].token
@@ -495,7 +495,7 @@ class Classes:
         return {n: v for n, v in node.fields.items() if isinstance(v, Var) and v not in self.held}
 
     def _add_methods(self, draft: Draft) -> None:
-        """Adds a method for each different computation that programs do with a layer."""
+        """Adds a method for each distinct computation of a layer in the programs."""
         node = draft.node
         methods: dict[tuple[str, str], str] = {}
         names = Names({*node.fields, *METHODS})
@@ -656,7 +656,7 @@ class Classes:
             body.insert(first, init)
 
     def _restart(self) -> None:
-        """Undoes what an earlier text has written."""
+        """Undoes the changes made for an earlier text."""
         if self._begun is None:
             classes = list(dict.fromkeys(c for c in self.of.values() if c.drafts))
             outer = self._outermost
@@ -684,7 +684,7 @@ class Classes:
         self._axes_of = {}
 
     def _keeps_shape(self, v: Var) -> bool:
-        """Whether the text has the numbers of a parameter, or its shape cannot change."""
+        """Whether the text contains a parameter's numbers, or its shape cannot change."""
         return self.inits.starts.of(v) in ("values", "unknown", "key")
 
     def finish(self) -> None:
@@ -712,10 +712,10 @@ class Classes:
             named = Dimensions.of(cls.drafts, images=images)
             annotations = cls.drafts[0].annotations
             pairs = list(zip(annotations, columns, cls.drafts[0].sources, strict=True))
-            # Sizes of matrices and kernels get names first; a bias takes over these.
+            # Sizes of matrices and kernels are named first; biases reuse the names.
             for node, column, source in sorted(pairs, key=order):
                 ranks = [len(shape) for _, shape in column]
-                # Leading axes, of which some layers have more, are written as `*batch`.
+                # Leading axes are written as `*batch` if some layers have more of them.
                 kept = min(ranks) - (min(ranks) < max(ranks))
                 shapes = list(
                     zip(*(shape[-kept:] if kept else () for _, shape in column), strict=True)
@@ -751,7 +751,7 @@ class Classes:
                         syntax.rename(statement, names)
 
     def _inside(self, cls: Class) -> dict[tuple[str, ...], str]:
-        """The names that the layers inside have for their sizes, if these say what they are."""
+        """The names of sizes in inner layers, if they are meaningful."""
         found: dict[tuple[str, ...], str] = {}
         fields = cls.drafts[0].node.fields
         for column in zip(*(d.inner for d in cls.drafts), strict=False):

@@ -282,7 +282,7 @@ class _Variant:
         kinds = {r.entry.kind for r in self.recovered.values()}
         kind = next(iter(kinds)) if len(kinds) == 1 else ""
         title = camel(kind or named or ("" if anonymous else self.title), "Model", model=True)
-        if len(title) == 1 or title in _UNNAMED:  # a single letter or a default of Keras is no name
+        if len(title) == 1 or title in _UNNAMED:  # the name of a parameter says nothing
             title = "Model"
         jaxprs = {name: p.jaxpr for name, p in programs.items()}
         starts = self.parameters.starts(jaxprs.values())

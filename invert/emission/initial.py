@@ -276,7 +276,7 @@ class _Writing:
         self.cls = cls
         self.arguments: dict[str, tuple[Any, ...]] = {}
         self.defaults: dict[str, Any] = {}
-        # Arguments of layers that are missing in some nodes, with the field and their values there.
+        # Arguments of layers that some nodes lack, with the field and the values there.
         self._unused: dict[str, tuple[str, int]] = {}
         self._slots = 0
         self._current = ""  # the field that is written

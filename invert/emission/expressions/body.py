@@ -349,7 +349,7 @@ class Body:
         )
         called = [s.place for s in inside.values() if s.calls]
         if called and statement.passes and _is_counted(hints[0]):
-            # The last of several layers does not name what they compute together.
+            # The last layer of several does not tell what they compute.
             self.names[first] = PLAIN
             statement.hints = [PLAIN]
         if called:

@@ -18,7 +18,7 @@ from invert.ir.graph import is_var
 from invert.ir.sizes import Shape
 from invert.ir.types import Atom, Eqn, Var
 
-# The number of blocks of several kinds that become a list without being made as one. As many layers
+# At least this many blocks of several kinds become a list that the original does not have. Layers
 # of one kind, but of different sizes, do not.
 _MANY = 3
 

@@ -227,7 +227,7 @@ class Twins:
                 continue
             if group.own & kept or (slides and (inner or level >= _KERNELS)):
                 continue
-            # Equal numbers of features are one argument.
+            # Layers with equal numbers of features have them as one argument.
             for other in [g for g in found if len(inner) > 1 and g.own & group.own]:
                 found.remove(other)
                 group = _Group(
