@@ -83,8 +83,7 @@ def emit_methods(
     }
     if len(recovered) == 1:
         recovered = {name: _with_own_constants(r) for name, r in recovered.items()}
-    on_shards = any(meshes.has_shards(r.program) for r in recovered.values())
-    if not on_shards:
+    if not any(meshes.has_shards(r.program) for r in recovered.values()):
         return _emit(recovered, title, styles, notes)
     try:
         return _emit(_with_checks(recovered, None), title, styles, notes)
@@ -149,19 +148,17 @@ def _emit(
     raise EmissionError("no text traces to the program: " + "; ".join(dict.fromkeys(failures)))
 
 
-def _described(emission: Emission, recovered: Mapping[str, Recovered], title: str) -> Emission:
+def _described(made: Emission, recovered: Mapping[str, Recovered], title: str) -> Emission:
     """The emission, after its namespace has got the source, the origin of arrays and the README."""
     params = (p for r in recovered.values() for p in r.entry.params)
     shapes = {p.name: tuple(p.value.shape) for p in params}
-    entries = {name: (r.entry, emission.certificates[name]) for name, r in recovered.items()}
-    cls = type(emission.model).__name__
-    space: Any = emission.namespace
-    space.__source__ = emission.source
-    space.__origin__ = Origin(emission.names, emission.layouts, shapes)
-    space.__page__ = page_of(
-        entries, title, emission.source, cls, emission.names, emission.messages
-    )
-    return emission
+    entries = {name: (r.entry, made.certificates[name]) for name, r in recovered.items()}
+    cls = type(made.model).__name__
+    space: Any = made.namespace
+    space.__source__ = made.source
+    space.__origin__ = Origin(made.names, made.layouts, shapes)
+    space.__page__ = page_of(entries, title, made.source, cls, made.names, made.messages)
+    return made
 
 
 @dataclasses.dataclass(frozen=True)
@@ -243,7 +240,7 @@ class _Variant:
     ) -> tuple[dict[str, Program], File, dict[str, cut.Layer], lists.Lists]:
         """The programs, the file for them, their layers, and the lists among these."""
         programs = {
-            name: self.parameters.share(name, Program.of(_tidy(r.program, r.held_count)))
+            name: self.parameters.share(name, Program.of(_tidy(r)))
             for name, r in self.recovered.items()
         }
         program = together(list(programs.values()))
@@ -350,8 +347,7 @@ class _Variant:
         }
         laid = {p: layouts[v] for p, v in places.items() if v in layouts}
         certificates = {name: r.certificate for name, r in self.recovered.items()}
-        messages = tuple(self.messages)
-        return Emission(source, model, namespace, leaves, messages, laid, certificates)
+        return Emission(source, model, namespace, leaves, tuple(self.messages), laid, certificates)
 
     def _cut(self, method: str, jaxpr: Jaxpr, file: File) -> cut.Layer:
         recovered = self.recovered[method]
@@ -359,7 +355,8 @@ class _Variant:
         own = jaxpr.invars[: recovered.held_count]
         assigned = [own[count + i] for i in recovered.entry.assigned]
         alone = len(self.recovered) == 1
-        cut_by = jaxpr if self.form.layers else _unscoped(jaxpr)
+        unscoped = jaxpr.replace(eqns=[with_names(e, ()) for e in jaxpr.eqns])
+        cut_by = jaxpr if self.form.layers else unscoped
         named = {v: self.paths[v] for v in own}
         parts: list[copies.Part] = []
         if self.form.outlined and alone:
@@ -435,12 +432,10 @@ def _units(file: File, jaxpr: Jaxpr) -> list[list[Eqn]]:
     return [[by_id[i] for i in (last, *g.covered)] for last, g in groups.items()]
 
 
-def _tidy(program: Jaxpr, held: int) -> Jaxpr:
-    """The program as written: each layer computes a value once.
-
-    Its first `held` arguments are constants and parameters.
-    """
-    parameters = set(program.invars[:held])
+def _tidy(recovered: Recovered) -> Jaxpr:
+    """The program as written: each layer computes a value once."""
+    program = recovered.program
+    parameters = set(program.invars[: recovered.held_count])
     using = (e for e in program.eqns if any(is_var(a) and a in parameters for a in e.invars))
     scopes = {s[:n] for s in map(names_of, using) for n in range(len(s) + 1)}
 
@@ -452,8 +447,3 @@ def _tidy(program: Jaxpr, held: int) -> Jaxpr:
 
     merged = traced_form.merged(traced_form.strong(program), within=within)
     return map_jaxprs(merged, with_size_values)
-
-
-def _unscoped(jaxpr: Jaxpr) -> Jaxpr:
-    """The program without name scopes."""
-    return jaxpr.replace(eqns=[with_names(e, ()) for e in jaxpr.eqns])

@@ -16,9 +16,9 @@ from invert._private.jax import (
     eval_closed,
     open_jaxpr,
     rename,
+    renamed,
     trace_closed,
 )
-from invert.ir.graph import is_var
 from invert.ir.types import AnyJaxpr, Atom, Aval, ClosedJaxpr, Eqn, Literal, Value
 
 # The results of an equation, given the values of its operands.
@@ -101,11 +101,9 @@ def without_outer_call(closed: AnyJaxpr) -> AnyJaxpr:
     if len(jaxpr.eqns) != 1 or jaxpr.eqns[0].primitive.name != "jit":
         return closed
     (call,) = jaxpr.eqns
-    inner = open_jaxpr(call.params["jaxpr"])
     if consts_of(call.params["jaxpr"]):
         return inline_calls(closed)
-    operands = call.invars
-    inner = rename(inner, dict(zip(inner.invars, operands, strict=True)))
-    results: dict[Atom, Atom] = dict(zip(call.outvars, inner.outvars, strict=True))
-    outvars: list[Atom] = [results.get(v, v) if is_var(v) else v for v in jaxpr.outvars]
+    inner = open_jaxpr(call.params["jaxpr"])
+    inner = rename(inner, dict(zip(inner.invars, call.invars, strict=True)))
+    outvars = renamed(jaxpr.outvars, dict(zip(call.outvars, inner.outvars, strict=True)))
     return close_like(closed, jaxpr.replace(eqns=inner.eqns, outvars=outvars))

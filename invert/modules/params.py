@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from invert.ir.types import Value
 
@@ -29,10 +28,4 @@ def nest(names: Sequence[str], values: Sequence[Value]) -> dict[str, Value]:
         for part in path[:-1]:
             node = node.setdefault(part, {})
         node[path[-1]] = value
-    return tree
-
-
-def lookup(tree: Any, path: Sequence[str]) -> Any:
-    for part in path:
-        tree = tree[part]
     return tree

@@ -34,9 +34,7 @@ class Links:
     - `results`: the steps whose values are results.
     """
 
-    def __init__(
-        self, steps: Sequence[Eqn], outputs: Iterable[Atom], inputs: Sequence[Atom] = ()
-    ) -> None:
+    def __init__(self, steps: Sequence[Eqn], outputs: Iterable[Atom], inputs: Sequence[Atom] = ()):
         self.steps = steps
         makers: dict[Atom, int] = {v: i for i, s in enumerate(steps) for v in s.outvars}
         makers |= {v: -1 - k for k, v in enumerate(inputs)}
