@@ -411,6 +411,20 @@ def trace_as_lowered(fn: Callable[..., Any], *avals: Any) -> ClosedJaxpr:
         return trace_closed(fn, *avals) if traced._num_consts else traced.jaxpr
 
 
+def traced_to_lower(primitive: core.Primitive, platform: str) -> Callable[..., Any] | None:
+    """The function that JAX traces in place of a primitive when it lowers it for a platform.
+
+    `None` where its rule emits ops itself. `mlir.lower_fun` makes the other rules; it does not
+    expose the function, but keeps it as `fun` (jax/_src/interpreters/mlir.py, jax 0.10 to 0.12).
+    """
+    of_platform = jax_mlir._platform_specific_lowerings.get(platform, {})
+    entry = of_platform.get(primitive) or jax_mlir._lowerings.get(primitive)
+    rule = getattr(entry, "rule", entry)
+    if not inspect.isfunction(rule) or rule.__qualname__ != "lower_fun.<locals>.f_lowered":
+        return None
+    return inspect.getclosurevars(rule).nonlocals.get("fun")
+
+
 def _serialized(traced: Any, platform: str, disabled: Sequence[Any]) -> bytes:
     """Lower, check and serialize a program of static sizes as `jax.export` does (_export.py)."""
     parameters = jax_mlir.LoweringParameters(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import hashlib
+import itertools
 from collections.abc import (
     Callable,
     Collection,
@@ -36,6 +37,8 @@ from invert._private.jax import (
     live_part,
     on_shards,
     open_jaxpr,
+    rename_operands,
+    renamed,
     sub_jaxprs,
     trace_closed,
 )
@@ -222,6 +225,21 @@ def as_lowered(closed: J) -> J:
     return map_equations(closed, one)
 
 
+def with_typed_literals(closed: J) -> J:
+    """Replace numbers of Python in literals by those that lowering makes of them."""
+
+    def typed(atom: Atom) -> Atom:
+        if not isinstance(atom, Literal) or isinstance(atom.val, (np.ndarray, np.generic)):
+            return atom
+        return Literal(np.asarray(atom.val, atom.aval.dtype)[()], atom.aval)
+
+    def one(jaxpr: Jaxpr) -> Jaxpr:
+        eqns = [e.replace(invars=list(map(typed, e.invars))) for e in jaxpr.eqns]
+        return jaxpr.replace(eqns=eqns, outvars=list(map(typed, jaxpr.outvars)))
+
+    return map_jaxprs(closed, one)
+
+
 def copied(eqns: Iterable[Eqn], env: dict[Var, Atom]) -> list[Eqn]:
     """Copies of equations, on the atoms in `env` and with new results, which are added to it."""
     made: list[Eqn] = []
@@ -231,6 +249,29 @@ def copied(eqns: Iterable[Eqn], env: dict[Var, Atom]) -> list[Eqn]:
             env.setdefault(v, v if isinstance(v, DropVar) else Var(v.aval))
         made.append(eqn.replace(invars=invars, outvars=[env[v] for v in eqn.outvars]))
     return made
+
+
+def with_inlined(jaxpr: Jaxpr, program_of: Callable[[Eqn], AnyJaxpr | None]) -> Jaxpr:
+    """Inline programs in place of the equations for which `program_of` gives one.
+
+    An equation stays if its program uses an array, which the jaxpr of a loop cannot hold.
+    """
+    eqns: list[Eqn] = []
+    names: dict[Var, Atom] = {}
+    for eqn in jaxpr.eqns:
+        program = program_of(eqn)
+        held = None if program is None else literals(program)
+        eqn = rename_operands(eqn, names)
+        if program is None or held is None:
+            eqns.append(eqn)
+            continue
+        inner = open_jaxpr(program)
+        env = {**held, **dict(zip(inner.invars, eqn.invars, strict=True))}
+        eqns += copied(inner.eqns, env)
+        names.update(zip(eqn.outvars, renamed(inner.outvars, env), strict=True))
+    if all(a is b for a, b in itertools.zip_longest(eqns, jaxpr.eqns)):
+        return jaxpr
+    return jaxpr.replace(eqns=eqns, outvars=renamed(jaxpr.outvars, names))
 
 
 def literals(program: AnyJaxpr) -> dict[Var, Atom] | None:
