@@ -32,7 +32,7 @@ from jax._src.random import philox2x32, philox4x32, prng, threefry2x32, threefry
 from jax._src.util import weakref_lru_cache
 from jaxlib import xla_client
 
-from invert._private.mlir import ir, make_ir_context, stablehlo_dialect, text_of
+from invert._private.mlir import ir, make_reading_context, stablehlo_dialect, text_of
 
 if TYPE_CHECKING:
     # JAX's classes, except that every variable has an array type.
@@ -358,7 +358,7 @@ _reading: dict[str, Any] = {"context": None, "reads": 0}
 
 def _reading_context() -> Any:
     if _reading["reads"] % _READS_PER_CONTEXT == 0:
-        _reading["context"] = make_ir_context()
+        _reading["context"] = make_reading_context()
     _reading["reads"] += 1
     return _reading["context"]
 
