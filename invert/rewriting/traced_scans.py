@@ -19,10 +19,10 @@ def with_traced_scans(program: J, *, platform: str, x64: bool) -> J:
     """Replace each `scan` by the equations that JAX traces in its place when it lowers it.
 
     Those may be any that lowering replaces in turn. A `scan` over keys, which lowering replaces by
-    words, stays.
+    words, stays; so do those of a program on several devices.
     """
-    function = traced_to_lower(lax.scan_p, platform)
-    if function is None or "scan" not in jaxprs.names_in(open_jaxpr(program)):
+    function, names = traced_to_lower(lax.scan_p, platform), jaxprs.names_in(open_jaxpr(program))
+    if function is None or "scan" not in names or "shard_map" in names:
         return program
     traced: dict[Hashable, AnyJaxpr] = {}
 
