@@ -444,12 +444,20 @@ _JAXPRS = (core.Jaxpr, ClosedJaxpr)
 
 def holds_jaxprs(eqn: Eqn) -> bool:
     """Whether a parameter of the equation is a jaxpr or a tuple of jaxprs."""
+    # A call for each parameter would take most of the time.
     for value in eqn.params.values():
         if isinstance(value, tuple) and value:
             value = value[0]
         if isinstance(value, _JAXPRS):
             return True
     return False
+
+
+def holds_jaxpr(value: object) -> bool:
+    """Whether a parameter is a jaxpr or a tuple of jaxprs."""
+    if isinstance(value, tuple) and value:
+        value = value[0]
+    return isinstance(value, _JAXPRS)
 
 
 def sub_jaxprs(eqn: Eqn) -> Iterator[Jaxpr]:

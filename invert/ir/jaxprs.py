@@ -32,6 +32,7 @@ from invert._private.jax import (
     dce,
     dim_as_value_p,
     eval_jaxpr,
+    holds_jaxpr,
     holds_jaxprs,
     is_jaxpr,
     live_part,
@@ -165,22 +166,17 @@ def map_jaxprs(closed: J, function: Callable[[Jaxpr], Jaxpr]) -> J:
 
     def inside(eqn: Eqn) -> Eqn | None:
         """The equation on changed jaxprs, if any changes."""
+        held = {name: value for name, value in eqn.params.items() if holds_jaxpr(value)}
         with on_shards(eqn):
-            params = {
-                name: new
-                for name, value in eqn.params.items()
-                if (new := param(value)) is not value
-            }
+            params = {name: new for name, v in held.items() if (new := param(v)) is not v}
         return eqn.replace(params={**eqn.params, **params}) if params else None
 
     def param(value: Value) -> Value:
         if is_jaxpr(value):
             return visit(value)
-        if isinstance(value, tuple) and any(is_jaxpr(v) for v in value):
-            new = [param(v) for v in value]
-            same = all(a is b for a, b in zip(new, value, strict=True))
-            return value if same else tuple_like(value, new)
-        return value
+        new = [visit(v) if is_jaxpr(v) else v for v in value]
+        same = all(a is b for a, b in zip(new, value, strict=True))
+        return value if same else tuple_like(value, new)
 
     return cast(J, visit(closed))
 
