@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from invert._private.jax import open_jaxpr, trace_as_lowered, trace_closed
+from invert._private.jax import Primitive, open_jaxpr, trace_as_lowered, trace_closed
 from invert.ir import jaxprs
 from invert.ir.avals import type_of
 from invert.ir.types import AnyJaxpr, Atom, ClosedJaxpr, Eqn
@@ -33,12 +33,14 @@ _WITH_RULES = {"custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr"}
 
 def raised_by_trace(call: Call) -> ClosedJaxpr | None:
     """What `call` is lowered to and raised as, if its trace shows that."""
+    if isinstance(call.key, tuple) and isinstance(call.key[0], Primitive):
+        return None  # a primitive is looked for because lowering expands it
     with jax.enable_x64(call.needs_x64):
         closed = trace_as_lowered(call.before or call.function, *call.avals)
-    if not all(map(_is_kept, jaxprs.equations(open_jaxpr(closed)))):
-        return None
-    closed = jaxprs.map_jaxprs(closed, lambda jaxpr: jaxprs.with_inlined(jaxpr, _inlined))
-    return jaxprs.canonicalize(jaxprs.as_lowered(jaxprs.with_typed_literals(closed)))
+        if not all(map(_is_kept, jaxprs.equations(open_jaxpr(closed)))):
+            return None
+        closed = jaxprs.map_jaxprs(closed, lambda jaxpr: jaxprs.with_inlined(jaxpr, _inlined))
+        return jaxprs.canonicalize(jaxprs.as_lowered(jaxprs.with_typed_literals(closed)))
 
 
 def _inlined(eqn: Eqn) -> AnyJaxpr | None:

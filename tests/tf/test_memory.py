@@ -151,7 +151,7 @@ def test_peak_of_a_conversion(form: str) -> None:
 
     What is given as bytes is held by the caller besides.
     """
-    most = {"graph": 2.2, "exported": 2.1}.get(form, 1.3)
+    most = {"graph": 2.1, "exported": 2.1}.get(form, 1.3)
     path = Path(__file__).parents[2] / "benchmarks" / "memory.py"
     spec = importlib.util.spec_from_file_location("memory", path)
     assert spec is not None and spec.loader is not None
