@@ -12,7 +12,9 @@ import numpy as np
 
 from invert._entry import ArgSpec, EntryPoint, Param
 from invert._private.jax import open_jaxpr
-from invert.emission.emit import Emission, Recovered, emit
+from invert.emission.emit import emit
+from invert.emission.emitted import Emission
+from invert.emission.recovered import Recovered
 
 # Equations of one block of the program below.
 PER_BLOCK = 14

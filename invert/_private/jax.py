@@ -32,7 +32,7 @@ from jax._src.random import philox2x32, philox4x32, prng, threefry2x32, threefry
 from jax._src.util import weakref_lru_cache
 from jaxlib import xla_client
 
-from invert._private.mlir import ir, make_ir_context, stablehlo_dialect, text_of
+from invert._private.mlir import ir, make_reading_context, stablehlo_dialect, text_of
 
 if TYPE_CHECKING:
     # JAX's classes, except that every variable has an array type.
@@ -358,7 +358,7 @@ _reading: dict[str, Any] = {"context": None, "reads": 0}
 
 def _reading_context() -> Any:
     if _reading["reads"] % _READS_PER_CONTEXT == 0:
-        _reading["context"] = make_ir_context()
+        _reading["context"] = make_reading_context()
     _reading["reads"] += 1
     return _reading["context"]
 
@@ -411,6 +411,20 @@ def trace_as_lowered(fn: Callable[..., Any], *avals: Any) -> ClosedJaxpr:
         return trace_closed(fn, *avals) if traced._num_consts else traced.jaxpr
 
 
+def traced_to_lower(primitive: core.Primitive, platform: str) -> Callable[..., Any] | None:
+    """The function that JAX traces in place of a primitive when it lowers it for a platform.
+
+    `None` where its rule emits ops itself. `mlir.lower_fun` makes the other rules; it does not
+    expose the function, but keeps it as `fun` (jax/_src/interpreters/mlir.py, jax 0.10 to 0.12).
+    """
+    of_platform = jax_mlir._platform_specific_lowerings.get(platform, {})
+    entry = of_platform.get(primitive) or jax_mlir._lowerings.get(primitive)
+    rule = getattr(entry, "rule", entry)
+    if not inspect.isfunction(rule) or rule.__qualname__ != "lower_fun.<locals>.f_lowered":
+        return None
+    return inspect.getclosurevars(rule).nonlocals.get("fun")
+
+
 def _serialized(traced: Any, platform: str, disabled: Sequence[Any]) -> bytes:
     """Lower, check and serialize a program of static sizes as `jax.export` does (_export.py)."""
     parameters = jax_mlir.LoweringParameters(
@@ -430,12 +444,20 @@ _JAXPRS = (core.Jaxpr, ClosedJaxpr)
 
 def holds_jaxprs(eqn: Eqn) -> bool:
     """Whether a parameter of the equation is a jaxpr or a tuple of jaxprs."""
+    # A call for each parameter would take most of the time.
     for value in eqn.params.values():
         if isinstance(value, tuple) and value:
             value = value[0]
         if isinstance(value, _JAXPRS):
             return True
     return False
+
+
+def holds_jaxpr(value: object) -> bool:
+    """Whether a parameter is a jaxpr or a tuple of jaxprs."""
+    if isinstance(value, tuple) and value:
+        value = value[0]
+    return isinstance(value, _JAXPRS)
 
 
 def sub_jaxprs(eqn: Eqn) -> Iterator[Jaxpr]:
@@ -557,9 +579,9 @@ def by_jaxpr(function: Callable[[Any], _T], *, traces: bool = False) -> Callable
 
 @by_jaxpr
 def _is_used(jaxpr: Jaxpr) -> tuple[bool, bool]:
-    """Whether all equations are used, also inner ones; and whether all arguments are, too.
+    """Whether all equations are used, inner ones included; and whether all arguments are.
 
-    False also where only JAX's rules can tell.
+    False also where only JAX's rules can decide.
     """
     if jaxpr.effects:
         return False, False
@@ -674,7 +696,7 @@ def _closed_over(function: Any, name: str) -> Any:
 def plain_params(params: dict[str, Any]) -> dict[str, Any]:
     """Parameters of an equation in comparable form.
 
-    In jax 0.12 a `scan` has the trees of its operands and results, of which only the numbers of
+    In jax 0.12 a `scan` has the trees of its operands and results, in which only the numbers of
     constants and carried values matter.
     """
     if "ft_in" not in params:
@@ -733,7 +755,7 @@ def mesh_of_now() -> Hashable:
     return get_abstract_mesh(), core.get_axis_env()
 
 
-# What that is where there is no mesh.
+# Its value without a mesh.
 NO_MESH: Hashable = (empty_abstract_mesh, core.top_axis_env)
 
 

@@ -69,7 +69,7 @@ def _holder(variable: Any) -> Any | None:
 
 
 def _instances(cls: type) -> list[Any]:
-    """All objects of a class and its subclasses, each of which refers to its class."""
+    """All objects of a class and its subclasses, found by their references to it."""
     kinds = _subclasses(cls)
     return [x for x in gc.get_referrers(*kinds) if type(x) in kinds]
 

@@ -142,7 +142,7 @@ class Checkpoint:
             file = self._shard(number, self._count) if 0 <= number < self._count else None
             if file is None:
                 raise MalformedModelError(
-                    f"{self._where}: {name} lies in shard {number} of {self._count}, which is "
+                    f"{self._where}: {name} is in shard {number} of {self._count}, which is "
                     "missing; copy or export the model again"
                 )
             try:

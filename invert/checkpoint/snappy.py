@@ -5,6 +5,8 @@ Format: https://github.com/google/snappy/blob/main/format_description.txt.
 
 from __future__ import annotations
 
+from invert.protos import varints
+
 # Most bytes of output per byte of input: a copy of 64 bytes takes three.
 _MOST_PER_BYTE = 22
 
@@ -14,7 +16,10 @@ def decompress(data: bytes) -> bytes:
 
     **Raises:** `ValueError` with the place of the damage.
     """
-    size, place = _length(data)
+    try:
+        size, place = varints.read(data, 0, len(data), most=5)
+    except ValueError as error:
+        raise ValueError(f"the length at byte 0 {error}") from error
     if size > _MOST_PER_BYTE * len(data):
         raise ValueError(f"{len(data)} bytes cannot expand to {size}")
     out = bytearray()
@@ -48,13 +53,3 @@ def decompress(data: bytes) -> bytes:
     if len(out) != size:
         raise ValueError(f"it holds {len(out)} bytes but declares {size}")
     return bytes(out)
-
-
-def _length(data: bytes) -> tuple[int, int]:
-    """The length of the content, and the offset after it."""
-    value = 0
-    for i, byte in enumerate(data[:5]):
-        value |= (byte & 127) << (7 * i)
-        if byte < 128:
-            return value, i + 1
-    raise ValueError("the length at byte 0 is cut off")

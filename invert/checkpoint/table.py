@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from invert._errors import MalformedModelError
 from invert.checkpoint.checksum import crc32c, masked
 from invert.checkpoint.snappy import decompress
+from invert.protos import varints
 
 _MAGIC = 0xDB4775248B80FB57
 _FOOTER = 48
@@ -47,14 +48,10 @@ def read_table(data: bytes, where: str) -> dict[bytes, bytes]:
 
 def varint(data: bytes, place: int, where: str) -> tuple[int, int]:
     """A varint, and the offset after it."""
-    value = 0
-    for i in range(10):
-        if place + i >= len(data):
-            break
-        value |= (data[place + i] & 127) << (7 * i)
-        if data[place + i] < 128:
-            return value, place + i + 1
-    raise _damaged(where, place, "a number is cut off")
+    try:
+        return varints.read(data, place, len(data))
+    except ValueError as error:
+        raise _damaged(where, place, f"a number {error}") from error
 
 
 def _handle(data: bytes, place: int, where: str) -> tuple[int, int, int]:

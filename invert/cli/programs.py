@@ -13,10 +13,11 @@ import numpy as np
 
 from invert._errors import SignatureError
 from invert._private.jax import open_jaxpr, trace_closed
-from invert.emission import inlined, strong
+from invert.emission import strong
 from invert.ir import jaxprs
 from invert.ir.avals import type_of_key
 from invert.ir.graph import is_var
+from invert.ir.interpret import without_outer_call
 from invert.ir.sizes import Shape, evaluate, renaming, variables
 from invert.ir.types import AnyJaxpr, Jaxpr, Value
 from invert.modules.dimensions import at_numbers, dimension_order, named_shapes
@@ -128,7 +129,7 @@ def _of_emitted(model: eqx.Module, other: Any) -> ComparedProgram:
     held = [
         (jax.tree_util.keystr(path, simple=True, separator="."), value) for path, value in leaves
     ]
-    return _program(inlined(closed), held, [*names, *([key] if key else [])])
+    return _program(without_outer_call(closed), held, [*names, *([key] if key else [])])
 
 
 def _annotated(model: eqx.Module) -> tuple[list[str], list[jax.ShapeDtypeStruct]]:

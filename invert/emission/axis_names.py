@@ -38,7 +38,7 @@ def order(
 
 _RECURRENT = "recurrent_kernel"
 _AXIS_NAMES = ("batch", "length")
-# The axes of kernels of attention, by which of them results do not have.
+# The names of the axes of attention kernels, by which axes the results lack.
 _HEADS: Mapping[tuple[bool, ...], tuple[str, str, str]] = {
     (True, False, False): ("n_in", HEADS, HEAD_DIM),
     (True, True, False): (HEADS, HEAD_DIM, "n_out"),
@@ -134,7 +134,7 @@ class Dimensions:
 
         - `source`: the expression by which methods read it; `None` for a result.
         - `kind`: that of its dtype.
-        - `whole`: whether it has no more axes in some layers.
+        - `whole`: whether it has the same number of axes in all layers.
         """
         texts: list[str] = []
         seen: collections.Counter[tuple[str, ...]] = collections.Counter()
@@ -156,7 +156,7 @@ class Dimensions:
                     features = axis == rank - 1 and (rank > 1 or not whole) and kind != "Int"
                     wanted = _AXIS_NAMES[axis] if axis < len(_AXIS_NAMES) else "n"
                     wanted = self._features(keys, "n", source is None) if features else wanted
-                # The state and all gates of a simple cell are of one size.
+                # The state and all gates of a simple cell have one size.
                 same = wanted == GATES and names == [HIDDEN]
                 names.append(HIDDEN if same else self._new(wanted))
             texts.append(names[seen[keys]])
@@ -182,7 +182,7 @@ class Dimensions:
         return f"{name}_out" if result else name
 
     def _of_field(self, axis: int, given: Sequence[bool], field: str) -> str:
-        """The name of an axis of a parameter; `given`: for each, whether no result has its size."""
+        """The name of a parameter's axis; `given`: for each, whether no result has its size."""
         rank = len(given)
         if self.images and 3 <= rank <= 5:
             return self._layout(rank)[1][axis]

@@ -8,14 +8,14 @@ import re
 import string
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from invert.emission.layers.prefixes import KINDS_OF_LAYERS
+from invert.emission.layers.library_names import KINDS_OF_LAYERS, without_letter
 from invert.emission.layers.shared import Class
 from invert.emission.layers.tree import Node
 from invert.emission.python import syntax
 from invert.emission.python.naming import Names, camel, spelled
 from invert.ir.types import Var
 
-# The name of an argument that a layer only adds to what it computes from another one.
+# The name of an argument that a layer only adds to a function of another one.
 RESIDUAL = "residual"
 # The layer that a text computes, and its name in Keras.
 _CALLED = (
@@ -33,10 +33,8 @@ _CALLED = (
 _ATTENTION = "Attention"
 # The classes of products that an attention consists of.
 _LINEAR = ("Linear", "Dense", "EinsumDense", "DenseGeneral", "LinearGeneral", "AttentionOutput")
-# Features are scaled by what is computed from their means over an image.
+# Squeeze-and-excitation: features scaled by a function of their means over the image.
 _SQUEEZE = re.compile(r"jnp\.mean\(x, axis=\(1, 2\), keepdims=True\)(.*\n)+ +return x \* ")
-# The number of a block with a letter, as in `block2a`.
-_LETTERED = re.compile(r"(\d+)[a-z]$")
 # Short names of normalizations.
 _NORMS = re.compile(r"(Layer|Ln|Bn|Rms|Batch)?(Norm|Ln|Bn|N)?(alization)?")
 
@@ -104,7 +102,7 @@ def describe(definition: ast.ClassDef) -> None:
 
 
 def _lists(names: Mapping[Class, Sequence[str]]) -> list[list[Class]]:
-    """The classes of one name whose members are in lists of several classes, if there are some."""
+    """Classes that share a name and whose members are in lists of mixed classes."""
     found: dict[str, list[Class]] = collections.defaultdict(list)
     for cls, (name, *_) in names.items():
         nodes = [d.node for d in cls.drafts if d.twin is None]
@@ -123,13 +121,13 @@ def _number(cls: Class, name: str) -> str:
 def _names_for(cls: Class, kinds: Callable[[Node], str], *, model: str, keras: bool) -> list[str]:
     """Names for a class, the best first: that of all its nodes, otherwise what it computes.
 
-    Names that only say where a layer stands, such as `head`, come after what it computes.
+    Names that only give a layer's position, such as `head`, come after what it computes.
 
     **Arguments:**
 
     - `kinds`: the names of the classes of nodes inside.
     """
-    names = [camel(_LETTERED.sub(r"\1", d.node.name)) for d in cls.drafts if d.twin is None]
+    names = [camel(without_letter(d.node.name)) for d in cls.drafts if d.twin is None]
     names = [_without_model(name, model) for name in names]
     counts = collections.Counter(names)
     wanted = list(counts)
@@ -164,7 +162,7 @@ def _without_model(name: str, model: str) -> str:
 
 
 def _said(name: str, kind: str, cls: Class) -> list[str]:
-    """A name from the program, after the kind of the layer if that says more."""
+    """A name from the program, preceded by the kind of the layer if that is more informative."""
     if name and kind.endswith(name):
         return [kind]  # `LayerNorm` for a `Norm`
     said = name in KINDS_OF_LAYERS or name.endswith(kind or name)

@@ -29,9 +29,9 @@ from invert.emission.layers import branches, choices, heads, options, roles
 from invert.emission.layers.branches import BRANCH
 from invert.emission.layers.cut import Assign, Layer, LayerCall, calls
 from invert.emission.layers.lend import lend
+from invert.emission.layers.library_names import CONV_BLOCK
 from invert.emission.layers.lists import Lists, Loop, Unrolled
 from invert.emission.layers.memory import Memories
-from invert.emission.layers.prefixes import BLOCK
 from invert.emission.layers.shared import (
     Class,
     Draft,
@@ -149,7 +149,7 @@ def _shorten(kind: ast.expr) -> None:
 
 @dataclasses.dataclass
 class _Begun:
-    """What there is before the names and sizes of classes are filled in."""
+    """The classes before their names and sizes are filled in."""
 
     definitions: list[ast.stmt | Class]
     undo: dict[Class, Callable[[], None]]
@@ -199,7 +199,7 @@ class Classes:
         self._arguments: dict[Layer, list[str]] = {}
         # The keyword-only arguments of the layers.
         self._keywords: dict[Layer, dict[Var, str]] = {}
-        # Called with the number of layers written so far, and of all.
+        # Called with the number of layers written so far and the total.
         self.on_layer: Callable[[int, int], None] = lambda done, count: None
         self._count = 0
         # The names of functions of the file, by their expressions of `x`.
@@ -271,7 +271,7 @@ class Classes:
         return Placed(start, False, hints=hints, flows="blank", repeat=repeat)
 
     def _for_users(self, v: Var, body: Body) -> str:
-        """What all layers call a value that they take as their memory, or `""`."""
+        """The name that all layers give a value they take as memory, or `""`."""
         users = body.graph.users.get(v, ())
         calls = [u for u in users if isinstance(u, LayerCall)]
         if not calls or len(calls) < len(users):
@@ -324,8 +324,8 @@ class Classes:
         field = self.tree.names[eqn.layer].split(".")[-1]
         listed = field.isdigit()
         hint = of_layer(eqn.layer.name) if listed else of_field(field)
-        if of_layer(field) == BLOCK:
-            hint = PLAIN  # which one of the blocks tells nothing about the result
+        if of_layer(field) == CONV_BLOCK:
+            hint = PLAIN  # the number of the block says nothing about the result
         elif of_layer(field) == BRANCH and _is_passed_on(eqn, body.graph):
             hint, _, _ = field.partition("_")
         hint = "h" if eqn.layer.name == "cell" else hint
@@ -337,7 +337,7 @@ class Classes:
             own = inside.get(v)
             other = own if not alone and own is not None and says(own) else hint
             if not alone and own in ("h", "c"):
-                other = f"{hint}_{own}"  # the state in the end, beside other results
+                other = f"{hint}_{own}"  # the final state, beside other results
             hints.append("state" if isinstance(v, StateVar) else other)
         return hints
 
@@ -363,7 +363,7 @@ class Classes:
         inside: set[Node] = set()
         earlier: list[Draft] = []
         for drafts in levels:
-            # A layer that another one skips lets the latter be a level below.
+            # A layer that skips a module of another one may be one level higher.
             again = [d for d in earlier if d.node not in inside and self.of[d.node].plain]
             lend(drafts, self._arrays)
             keys = options.keys(drafts, again, self._key, self._kinds)
@@ -373,7 +373,7 @@ class Classes:
                 cls = Class(syntax.new_token(), group)
                 choices.prepare(cls, self._function)
                 for draft in group:
-                    self.of.pop(draft.node, None)  # the classes inside of a class come first
+                    self.of.pop(draft.node, None)  # inner classes come first
                     self.of[draft.node] = cls
                     for place, child in draft.children:
                         place.id = self.of[child].token
@@ -498,7 +498,7 @@ class Classes:
         return {n: v for n, v in node.fields.items() if isinstance(v, Var) and v not in self.held}
 
     def _add_methods(self, draft: Draft) -> None:
-        """Adds a method for each different computation that programs do with a layer."""
+        """Adds a method for each distinct computation of a layer in the programs."""
         node = draft.node
         methods: dict[tuple[str, str], str] = {}
         names = Names({*node.fields, *METHODS})
@@ -660,7 +660,7 @@ class Classes:
             body.insert(first, init)
 
     def _restart(self) -> None:
-        """Undoes what an earlier text has written."""
+        """Undoes the changes made for an earlier text."""
         if self._begun is None:
             classes = list(dict.fromkeys(c for c in self.of.values() if c.drafts))
             outer = self._outermost
@@ -688,7 +688,7 @@ class Classes:
         self._axes_of = {}
 
     def _keeps_shape(self, v: Var) -> bool:
-        """Whether the text has the numbers of a parameter, or its shape cannot change."""
+        """Whether the text contains a parameter's numbers, or its shape cannot change."""
         return self.inits.starts.of(v) in ("values", "unknown", "key")
 
     def finish(self) -> None:
@@ -717,10 +717,10 @@ class Classes:
             named = Dimensions.of(cls.drafts, images=images)
             annotations = cls.drafts[0].annotations
             pairs = list(zip(annotations, columns, cls.drafts[0].sources, strict=True))
-            # Sizes of matrices and kernels get names first; a bias takes over these.
+            # Sizes of matrices and kernels are named first; biases reuse the names.
             for node, column, source in sorted(pairs, key=order):
                 ranks = [len(shape) for _, shape in column]
-                # Leading axes, of which some layers have more, are written as `*batch`.
+                # Leading axes are written as `*batch` if some layers have more of them.
                 kept = min(ranks) - (min(ranks) < max(ranks))
                 shapes = list(
                     zip(*(shape[-kept:] if kept else () for _, shape in column), strict=True)
@@ -756,7 +756,7 @@ class Classes:
                         syntax.rename(statement, names)
 
     def _inside(self, cls: Class) -> dict[tuple[str, ...], str]:
-        """The names that the layers inside have for their sizes, if these say what they are."""
+        """The names of sizes in inner layers, if they are meaningful."""
         found: dict[tuple[str, ...], str] = {}
         fields = cls.drafts[0].node.fields
         for column in zip(*(d.inner for d in cls.drafts), strict=False):

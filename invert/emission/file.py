@@ -269,7 +269,7 @@ class File(Writer):
         definitions = meshes.with_constants(definitions)
         shorthand.shortened(definitions)
         body = syntax.text_of(ast.Module(definitions, []))
-        # As isort has it: one line before a constant, two before a class or a function.
+        # As isort does: one line before a constant, two before a class or a function.
         space = "\n\n" if definitions and isinstance(definitions[0], ast.Assign) else "\n\n\n"
         return f"{_imports(definitions)}{space}{explained(formatted(body, LINE_LENGTH))}"
 

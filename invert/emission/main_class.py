@@ -208,7 +208,7 @@ class Main:
         return [outer, inner]
 
     def _doc(self, entry: EntryPoint) -> str:
-        """Where a method is from; the head of the file says it of a single one."""
+        """The origin of a method; for a single one, the head of the file has it."""
         if len(self.methods) == 1:
             return ""
         return f"Recovered {comment(source_of(entry))}." if entry.source else "Recovered."

@@ -17,7 +17,7 @@ _GIVEN = """
         raise ValueError(f"the mesh has no axis {missing[0]!r}; {fitting} makes one that fits")
 """
 
-# Without shards a program runs on one device as on many.
+# A program without shards runs on one device or many.
 _ON_ANY = f'''
 def on_mesh(mesh: jax.sharding.AbstractMesh) -> jax.sharding.AbstractMesh:
     """The mesh that `jax.set_mesh` sets, else the one that the program was written for."""{_GIVEN}

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from invert._entry import EntryPoint
-from invert.emission.layers.stack import leaves_of
+from invert.emission.layers.stack import Nested, leaves_of
 from invert.emission.python.naming import comment, wrapped_comment
 
 
@@ -16,7 +15,7 @@ def page_of(
     title: str,
     source: str,
     cls: str,
-    names: Mapping[str, Any],
+    names: Mapping[str, Nested[str]],
     messages: Sequence[str],
 ) -> str:
     """The text of `README.md`.
@@ -71,7 +70,7 @@ def page_of(
     return "\n".join(lines) + "\n"
 
 
-def _weights(entries: Sequence[EntryPoint], names: Mapping[str, Any]) -> list[str]:
+def _weights(entries: Sequence[EntryPoint], names: Mapping[str, Nested[str]]) -> list[str]:
     """The table of the arrays: their fields, their names in the container, whether they train."""
     trained = {
         p.name: ("yes" if p.trainable else "no") if p.stated else "not stated"

@@ -129,7 +129,7 @@ def reader(
     **Arguments:**
 
     - `keyed`: whether the class is made with a key.
-    - `specs`: whether the file says how its arrays lie on a mesh.
+    - `specs`: whether the file holds the shardings of its arrays.
     """
     text = _LOADER
     if not specs:
@@ -153,7 +153,7 @@ def reader(
 def trainable(
     cls: str, fixed: Sequence[Sequence[str]], trained: Sequence[Sequence[str]]
 ) -> list[ast.stmt]:
-    """The function `trainable`; none where all arrays are trained, or none of them.
+    """The function `trainable`; empty if all arrays are trained, or none.
 
     **Arguments:**
 
@@ -175,14 +175,15 @@ def trainable(
     return tree.body
 
 
-# What stands for the model before the paths in it.
+# The model, at the start of a path.
 _ROOT = "/"
 
 
 def _endings(fixed: Sequence[Sequence[str]], trained: Iterable[Sequence[str]]) -> list[str]:
     """The shortest endings that cover all paths of `fixed` and none of `trained`.
 
-    A path that ends others too, as `.scale` does `.norm.scale`, begins with the model itself.
+    A path that is the end of another, as `.scale` is of `.norm.scale`, begins with the model
+    itself.
     """
     others = {_ending(path, i) for path in trained for i in range(len(path))}
     endings_of_all: dict[str, None] = {}

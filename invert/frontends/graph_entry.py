@@ -177,7 +177,7 @@ def function_entry(
         raise UnsupportedOpError(problems)
     if unknown := sum(not p.stated for p in params):
         graph.note(
-            "the container does not say which layers of Keras were frozen: invert.trainable counts "
+            "the container does not state which Keras layers were frozen: invert.trainable counts "
             f"{unknown} variables as trained; `model.export` writes which ones are"
         )
     dtypes = [decode_dtype(kind) for _, kind in outputs]
@@ -280,7 +280,7 @@ def _stored(
 
 
 def _held(node: Node) -> np.ndarray | None:
-    """The value of a variable, by name, in TensorFlow's state of this process."""
+    """The value of a variable, by name, in this process's TensorFlow state."""
     tf = import_tensorflow()
     where = {"container": node.attr("container", ""), "shared_name": variable_name(node)}
     dtype, shape = node.attrs["dtype"].type, node.attr("shape")

@@ -6,7 +6,7 @@ import dataclasses
 import inspect
 import itertools
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 import jax
@@ -499,17 +499,37 @@ def matches(
     - `exact`: whether their shapes and dtypes have to be those of `concrete`.
     - `owner`: the function, which knows its default arguments.
     """
-    want_args, want_kwargs, parameters = _structured(concrete)
-    names = _argument_names(len(want_args), parameters)
-    want = dict(zip(names, want_args, strict=True)) | dict(want_kwargs)
-    if len(args) > len(names) or any(k not in want or k in names[: len(args)] for k in kwargs):
+    if (bound := _bound(concrete, args, kwargs)) is None:
         return False
-    given = dict(zip(names, args, strict=False)) | dict(kwargs)
+    want, given = bound
     optional = _stated_defaults(owner)
     return all(
         _fits(tree, given[key], exact) if key in given else key in optional or not _has_tensor(tree)
         for key, tree in want.items()
     )
+
+
+def _wanted(concrete: ConcreteFunction) -> tuple[list[str], dict[str, Any]]:
+    """The names of the positional arguments, and all marked arguments by name."""
+    args, kwargs, parameters = _structured(concrete)
+    names = _argument_names(len(args), parameters)
+    return names, dict(zip(names, args, strict=True)) | kwargs
+
+
+def _bound(
+    concrete: ConcreteFunction, args: Arguments, kwargs: Keywords
+) -> tuple[dict[str, Any], dict[str, Any]] | None:
+    """The marked arguments and the given ones by name; `None` if the names do not fit."""
+    names, want = _wanted(concrete)
+    if len(args) > len(names) or any(k not in want or k in names[: len(args)] for k in kwargs):
+        return None
+    return want, dict(zip(names, args, strict=False)) | dict(kwargs)
+
+
+def _defaults(owner: Any, names: Iterable[str]) -> dict[str, Any]:
+    """The recorded defaults of some arguments."""
+    known = owner.function_type.parameters
+    return {k: known[k].default for k in names if k in known and known[k].optional}
 
 
 def picked(
@@ -525,14 +545,10 @@ def picked(
 
     **Returns:** positional and keyword arguments; `None` if the call does not fit the trace.
     """
-    want_args, want_kwargs, parameters = _structured(concrete)
-    names = _argument_names(len(want_args), parameters)
-    want = dict(zip(names, want_args, strict=True)) | dict(want_kwargs)
-    if len(args) > len(names) or any(k not in want or k in names[: len(args)] for k in kwargs):
+    if (bound := _bound(concrete, args, kwargs)) is None:
         return None
-    known = owner.function_type.parameters
-    given = {k: known[k].default for k in want if k in known and known[k].optional}
-    given |= dict(zip(names, args, strict=False)) | dict(kwargs)
+    want, given = bound
+    given = _defaults(owner, want) | given
     if not all(k in given and _fits(tree, given[k], exact) for k, tree in want.items()):
         return None
     signature = read_signature(concrete, owner=owner)
@@ -556,13 +572,8 @@ def picked_split(
     exact: bool,
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
     """As `picked`, for a `signature` without string arguments; Python values by name."""
-    want_args, want_kwargs, parameters = _structured(concrete)
-    names = _argument_names(len(want_args), parameters)
-    want = dict(zip(names, want_args, strict=True)) | dict(want_kwargs)
-    static = {k: tree for k, tree in want.items() if not _has_tensor(tree)}
-    known = owner.function_type.parameters
-    given = {k: known[k].default for k in static if k in known and known[k].optional}
-    given |= {k: v for k, v in kwargs.items() if k in static}
+    static = {k: tree for k, tree in _wanted(concrete)[1].items() if not _has_tensor(tree)}
+    given = _defaults(owner, static) | {k: v for k, v in kwargs.items() if k in static}
     rest = {k: v for k, v in kwargs.items() if k not in static}
     takes = {*signature.arg_names[len(args) :], *signature.kwargs}
     if len(args) > len(signature.arg_names) or rest.keys() != takes:
@@ -658,12 +669,9 @@ def default_trace(concretes: Sequence[C], owner: Any) -> C | None:
     stated = _stated_defaults(owner)
 
     def is_default(concrete: ConcreteFunction) -> bool:
-        args, kwargs, parameters = _structured(concrete)
-        names = _argument_names(len(args), parameters)
-        given = dict(zip(names, args, strict=True)) | kwargs
         return all(
             name in stated and _fits(tree, stated[name], True)
-            for name, tree in given.items()
+            for name, tree in _wanted(concrete)[1].items()
             if not _has_tensor(tree)
         )
 

@@ -60,7 +60,7 @@ class MarkedRegion:
         self.wanted = [i for i, v in enumerate(self.inputs) if is_differentiable(v.aval)]
         types = [v.aval for v in self.operands]
         run = functools.partial(self._run_settled, settled)
-        # Markers inside were settled before, since their values come first. One that uses values
+        # Inner markers are already settled, since their values come first. One that uses values
         # from before the arguments is settled again, on the arguments.
         self.forward = trace_closed(lambda *values: run(values), *types)
         self.forward = meshes.checked(settler(self.forward))

@@ -22,10 +22,10 @@ from invert._private.jax import (
 )
 from invert.ir.graph import Graph
 from invert.ir.jaxprs import map_jaxprs, with_equations
-from invert.ir.kinds import LAYOUT
 from invert.ir.loops import WhileParts
 from invert.ir.sizes import DimSize, is_open
 from invert.ir.types import Atom, Eqn, J, Jaxpr, Literal, Var
+from invert.ir.unit_axes import only_unit_axes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,8 +53,7 @@ class Counted:
             return None
         if atom is self.carry[self.counter]:
             return 1, 0
-        eqn = self.body.producers.get(atom)
-        if eqn is None or eqn.primitive.name not in ("add", "sub"):
+        if (eqn := self.body.producer(atom, "add", "sub")) is None:
             return None
         x, y = (self.index(a) for a in eqn.invars)
         if x is None or y is None:
@@ -177,12 +176,11 @@ def _collected(eqn: Eqn) -> Iterator[tuple[Var, Atom]]:
     held = dict(zip(loop.consts, WhileParts.of(eqn).body_consts, strict=True))
     results = loop.body.jaxpr.outvars
     for v, buffer, out in zip(eqn.outvars, loop.carry, results, strict=True):
-        write = loop.body.producer(out)
-        if write is None or write.primitive is not lax.dynamic_update_slice_p:
+        if (write := loop.body.producer(out, "dynamic_update_slice")) is None:
             continue
         array, row, place, *rest = write.invars
         read = loop.body.producer(row)
-        while read is not None and _adds_axes(read):
+        while read is not None and only_unit_axes(read):
             read = loop.body.producer(read.invars[0])
         if read is None or read.primitive is not lax.dynamic_slice_p:
             continue
@@ -202,15 +200,6 @@ def _collected(eqn: Eqn) -> Iterator[tuple[Var, Atom]]:
             and source.aval.shape == shape
         ):
             yield v, held[source]
-
-
-def _adds_axes(eqn: Eqn) -> bool:
-    """Whether an equation only adds or removes axes of size one."""
-    if eqn.primitive.name not in LAYOUT - {"transpose"} or len(eqn.invars) != 1:
-        return False
-    one, two = ([n for n in v.aval.shape if n != 1] for v in (eqn.invars[0], eqn.outvars[0]))
-    ordered = eqn.primitive is not lax.reshape_p or eqn.params["dimensions"] is None
-    return not isinstance(eqn.invars[0], Literal) and one == two and ordered
 
 
 def _reads_rows(place: Var, loop: Counted) -> bool:

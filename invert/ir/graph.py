@@ -25,6 +25,11 @@ def is_var(atom: Atom | None) -> TypeIs[Var]:
     return not isinstance(atom, Literal)
 
 
+def literal(atom: Atom) -> Value:
+    """The value of a scalar literal; `None` for other atoms."""
+    return atom.val if isinstance(atom, Literal) and np.ndim(atom.val) == 0 else None
+
+
 class Graph:
     """A jaxpr with its use-def maps."""
 
@@ -35,9 +40,10 @@ class Graph:
         self.producers: dict[Atom, Eqn] = {v: e for e in self.eqns for v in e.outvars}
         self.index = {e: i for i, e in enumerate(self.eqns)}
 
-    def producer(self, atom: Atom) -> Eqn | None:
-        """The equation that defines `atom`, if any."""
-        return self.producers.get(atom) if is_var(atom) else None
+    def producer(self, atom: Atom, *names: str) -> Eqn | None:
+        """The equation that defines `atom`, if any; `names` are the primitives it may have."""
+        eqn = self.producers.get(atom) if is_var(atom) else None
+        return eqn if eqn is not None and (not names or eqn.primitive.name in names) else None
 
     def needed(
         self, ends: Iterable[Atom], given: Container[Atom] = ()

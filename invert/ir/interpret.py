@@ -1,4 +1,4 @@
-"""The evaluator of jaxprs, with the meaning of an equation left to the caller.
+"""The evaluator of jaxprs; the caller decides what an equation means.
 
 To bind equations unchanged, use JAX's own evaluator (`eval_closed`), which frees values early.
 """
@@ -10,10 +10,13 @@ from typing import TypeAlias
 
 from invert._private.jax import (
     bind_equation,
+    close_like,
     consts_of,
     context_of,
     eval_closed,
     open_jaxpr,
+    rename,
+    renamed,
     trace_closed,
 )
 from invert.ir.types import AnyJaxpr, Atom, Aval, ClosedJaxpr, Eqn, Literal, Value
@@ -90,3 +93,17 @@ def inline_calls(program: AnyJaxpr) -> ClosedJaxpr:
     return retrace(
         program, replacing({e: e.params["jaxpr"] for e in eqns if e.primitive.name == "jit"})
     )
+
+
+def without_outer_call(closed: AnyJaxpr) -> AnyJaxpr:
+    """The program inside the single call that `eqx.filter_jit` makes."""
+    jaxpr = open_jaxpr(closed)
+    if len(jaxpr.eqns) != 1 or jaxpr.eqns[0].primitive.name != "jit":
+        return closed
+    (call,) = jaxpr.eqns
+    if consts_of(call.params["jaxpr"]):
+        return inline_calls(closed)
+    inner = open_jaxpr(call.params["jaxpr"])
+    inner = rename(inner, dict(zip(inner.invars, call.invars, strict=True)))
+    outvars = renamed(jaxpr.outvars, dict(zip(call.outvars, inner.outvars, strict=True)))
+    return close_like(closed, jaxpr.replace(eqns=inner.eqns, outvars=outvars))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import hashlib
+import itertools
 from collections.abc import (
     Callable,
     Collection,
@@ -31,11 +32,14 @@ from invert._private.jax import (
     dce,
     dim_as_value_p,
     eval_jaxpr,
+    holds_jaxpr,
     holds_jaxprs,
     is_jaxpr,
     live_part,
     on_shards,
     open_jaxpr,
+    rename_operands,
+    renamed,
     sub_jaxprs,
     trace_closed,
 )
@@ -121,7 +125,7 @@ def _live_loop(eqn: Eqn, used: Set[Var]) -> Eqn:
     kept_test, kept_body = [*tested[:n_cond], *live], [*needed[:n_body], *live]
     if all((*kept_test, *kept_body)):
         return eqn
-    # A carried value that the condition or the body ignores stays an argument of both.
+    # A carried value that only the condition or only the body ignores stays an argument of both.
     test, _ = live_part(test, [True], kept_test)
     body, _ = live_part(body, live, kept_body)
     kept = WhileParts(
@@ -162,22 +166,17 @@ def map_jaxprs(closed: J, function: Callable[[Jaxpr], Jaxpr]) -> J:
 
     def inside(eqn: Eqn) -> Eqn | None:
         """The equation on changed jaxprs, if any changes."""
+        held = {name: value for name, value in eqn.params.items() if holds_jaxpr(value)}
         with on_shards(eqn):
-            params = {
-                name: new
-                for name, value in eqn.params.items()
-                if (new := param(value)) is not value
-            }
+            params = {name: new for name, v in held.items() if (new := param(v)) is not v}
         return eqn.replace(params={**eqn.params, **params}) if params else None
 
     def param(value: Value) -> Value:
         if is_jaxpr(value):
             return visit(value)
-        if isinstance(value, tuple) and any(is_jaxpr(v) for v in value):
-            new = [param(v) for v in value]
-            same = all(a is b for a, b in zip(new, value, strict=True))
-            return value if same else tuple_like(value, new)
-        return value
+        new = [visit(v) if is_jaxpr(v) else v for v in value]
+        same = all(a is b for a, b in zip(new, value, strict=True))
+        return value if same else tuple_like(value, new)
 
     return cast(J, visit(closed))
 
@@ -211,6 +210,12 @@ def broadcast_in_place_of(eqn: Eqn, x: Atom, out: Var, dimensions: Iterable[int]
     )
 
 
+def fills(eqn: Eqn) -> bool:
+    """Whether an equation fills an array with a number."""
+    plain = eqn.primitive is lax.broadcast_in_dim_p and len(eqn.invars) == 1
+    return plain and isinstance(eqn.invars[0], Literal) and eqn.params["sharding"] is None
+
+
 def as_lowered(closed: J) -> J:
     """Replace each `squeeze` by a reshape, as lowering does."""
 
@@ -222,6 +227,21 @@ def as_lowered(closed: J) -> J:
     return map_equations(closed, one)
 
 
+def with_typed_literals(closed: J) -> J:
+    """Replace numbers of Python in literals by those that lowering makes of them."""
+
+    def typed(atom: Atom) -> Atom:
+        if not isinstance(atom, Literal) or isinstance(atom.val, (np.ndarray, np.generic)):
+            return atom
+        return Literal(np.asarray(atom.val, atom.aval.dtype)[()], atom.aval)
+
+    def one(jaxpr: Jaxpr) -> Jaxpr:
+        eqns = [e.replace(invars=list(map(typed, e.invars))) for e in jaxpr.eqns]
+        return jaxpr.replace(eqns=eqns, outvars=list(map(typed, jaxpr.outvars)))
+
+    return map_jaxprs(closed, one)
+
+
 def copied(eqns: Iterable[Eqn], env: dict[Var, Atom]) -> list[Eqn]:
     """Copies of equations, on the atoms in `env` and with new results, which are added to it."""
     made: list[Eqn] = []
@@ -231,6 +251,29 @@ def copied(eqns: Iterable[Eqn], env: dict[Var, Atom]) -> list[Eqn]:
             env.setdefault(v, v if isinstance(v, DropVar) else Var(v.aval))
         made.append(eqn.replace(invars=invars, outvars=[env[v] for v in eqn.outvars]))
     return made
+
+
+def with_inlined(jaxpr: Jaxpr, program_of: Callable[[Eqn], AnyJaxpr | None]) -> Jaxpr:
+    """Inline programs in place of the equations for which `program_of` gives one.
+
+    An equation stays if its program uses an array, which the jaxpr of a loop cannot hold.
+    """
+    eqns: list[Eqn] = []
+    names: dict[Var, Atom] = {}
+    for eqn in jaxpr.eqns:
+        program = program_of(eqn)
+        held = None if program is None else literals(program)
+        eqn = rename_operands(eqn, names)
+        if program is None or held is None:
+            eqns.append(eqn)
+            continue
+        inner = open_jaxpr(program)
+        env = {**held, **dict(zip(inner.invars, eqn.invars, strict=True))}
+        eqns += copied(inner.eqns, env)
+        names.update(zip(eqn.outvars, renamed(inner.outvars, env), strict=True))
+    if all(a is b for a, b in itertools.zip_longest(eqns, jaxpr.eqns)):
+        return jaxpr
+    return jaxpr.replace(eqns=eqns, outvars=renamed(jaxpr.outvars, names))
 
 
 def literals(program: AnyJaxpr) -> dict[Var, Atom] | None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from invert._private.jax import names_of, with_names
-from invert.ir.graph import Graph, is_var
+from invert.ir.graph import Graph, is_var, literal
 from invert.ir.types import Atom, Eqn, Jaxpr, Literal, Var
 
 # The name of `jnp.take` in a program; its second operand is the index.
@@ -49,13 +49,9 @@ def _wrapped(take: Eqn, producers: Mapping[Atom, Eqn]) -> tuple[Eqn, Eqn, Eqn] |
     if (below.primitive.name, added.primitive.name) != ("lt", "add"):
         return None
     i = chosen.invars[1]
-    numbers = _number(below.invars[1]), _number(added.invars[1])
+    numbers = literal(below.invars[1]), literal(added.invars[1])
     same = below.invars[0] is i and added.invars[0] is i
     return (below, added, chosen) if same and numbers == (0, table.aval.shape[0]) else None
-
-
-def _number(atom: Atom) -> int | None:
-    return int(atom.val) if isinstance(atom, Literal) and np.shape(atom.val) == () else None
 
 
 def _wrapping(take: Eqn, index: Var, rows: int, template: tuple[Eqn, Eqn, Eqn]) -> list[Eqn]:

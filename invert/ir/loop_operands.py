@@ -8,9 +8,9 @@ from jax import lax
 
 from invert._private.jax import close_like, dce, open_jaxpr
 from invert.ir.graph import Graph
-from invert.ir.jaxprs import broadcast_in_place_of
+from invert.ir.jaxprs import broadcast_in_place_of, fills
 from invert.ir.loops import ScanParts
-from invert.ir.types import Atom, Eqn, Jaxpr, Literal, ShapedArray, Var
+from invert.ir.types import Atom, Eqn, Jaxpr, ShapedArray, Var
 from invert.ir.unit_axes import added_axes
 
 
@@ -40,8 +40,8 @@ def _plain(scan: Eqn, graph: Graph) -> list[Eqn]:
         made = graph.producer(atom)
         if made is None:
             continue
-        if i < len(parts.consts) and _fills(made):
-            arguments[i] = Var(v.aval)  # not used, so that the loop loses it
+        if i < len(parts.consts) and fills(made):
+            arguments[i] = Var(v.aval)  # unused, so dead code elimination drops it
             inside.append(made.replace(outvars=[v]))
         elif i >= len(parts.consts) + len(parts.init) and v not in body.results:
             axes = tuple(d - 1 for d in _added(made, graph))
@@ -56,12 +56,6 @@ def _plain(scan: Eqn, graph: Graph) -> list[Eqn]:
     changed = body.jaxpr.replace(invars=arguments, eqns=eqns)
     params = {**scan.params, "jaxpr": close_like(parts.body, changed)}
     return [*before, scan.replace(invars=operands, params=params)]
-
-
-def _fills(eqn: Eqn) -> bool:
-    """Whether an equation fills an array with a number."""
-    plain = eqn.primitive is lax.broadcast_in_dim_p and len(eqn.invars) == 1
-    return plain and isinstance(eqn.invars[0], Literal) and eqn.params["sharding"] is None
 
 
 def _added(eqn: Eqn, graph: Graph) -> tuple[int, ...]:

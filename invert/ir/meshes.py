@@ -164,7 +164,7 @@ def set_for(program: AnyJaxpr) -> contextlib.AbstractContextManager[object]:
 def unchecked(closed: AnyJaxpr, says: bool | None = None) -> AnyJaxpr:
     """Remove redundant marks of varying mesh axes.
 
-    Each `shard_map` keeps its setting of whether it checks them, unless `says` overrides it.
+    Each `shard_map` keeps its own setting for checking them, unless `says` overrides it.
     """
     if not has_shards(closed):
         return closed

@@ -45,24 +45,15 @@ def normal_form(closed: J) -> J:
     return jaxprs.canonicalize(merged)
 
 
+# The calls that are inlined, and the parameter with what each calls. The last two stand for the
+# body of a `scan` in the loop that JAX traces for it, in jax 0.10 and 0.12.
+_CALLED = {"jit": "jaxpr", "closed_call": "call_jaxpr", "eval_jaxpr": "call_jaxpr"}
+
+
 def _opened(jaxpr: Jaxpr) -> Jaxpr:
-    if jaxpr.constvars or not any(e.primitive.name == "jit" for e in jaxpr.eqns):
+    if jaxpr.constvars:
         return jaxpr
-    eqns: list[Eqn] = []
-    names: dict[Var, Atom] = {}
-    for eqn in jaxpr.eqns:
-        eqn = rename_operands(eqn, names)
-        called = eqn.params["jaxpr"] if eqn.primitive.name == "jit" else None
-        # Arrays that a call uses would become constants of an inner jaxpr, which has none.
-        held = None if called is None else jaxprs.literals(called)
-        if called is None or held is None:
-            eqns.append(eqn)
-            continue
-        inner = open_jaxpr(called)
-        env = {**held, **dict(zip(inner.invars, eqn.invars, strict=True))}
-        eqns += jaxprs.copied(inner.eqns, env)
-        names.update(zip(eqn.outvars, renamed(inner.outvars, env), strict=True))
-    return jaxpr.replace(eqns=eqns, outvars=renamed(jaxpr.outvars, names))
+    return jaxprs.with_inlined(jaxpr, lambda e: e.params.get(_CALLED.get(e.primitive.name, "")))
 
 
 # Parameters of a `jit` that have an entry for each operand.
@@ -132,7 +123,7 @@ class _Simplest:
         self._of_keys: dict[Atom, Eqn] = {}
 
     def __call__(self, eqn: Eqn, names: dict[Var, Atom]) -> Eqn | None:
-        """An equation; `None` if its result is an operand, in `names` then."""
+        """An equation; `None` if its result is an operand, which is then in `names`."""
         if eqn.primitive.name == "while":
             return _in_one_order(_with_one_counter(eqn, names))
         if eqn.primitive in _INVERSES:
@@ -182,7 +173,7 @@ def _whole(eqn: Eqn) -> Atom | None:
     return result if result.aval.shape == eqn.outvars[0].aval.shape else None
 
 
-# Keys of their words, and the words of keys.
+# Keys from their words, and words from keys.
 _INVERSES = {random_wrap_p: random_unwrap_p, random_unwrap_p: random_wrap_p}
 
 
@@ -228,7 +219,7 @@ _NO_KEY = object()
 
 
 class _Key:
-    """Stands for equal programs, so that keys of what calls them do not grow with the calls."""
+    """Represents equal programs, so that keys of their callers stay small."""
 
 
 _KEYS: weakref.WeakValueDictionary[Hashable, _Key] = weakref.WeakValueDictionary()
@@ -316,6 +307,11 @@ def _with_one_counter(eqn: Eqn, names: dict[Var, Atom]) -> Eqn:
     return dataclasses.replace(parts, cond=cond, body=body).put_into(eqn)
 
 
+def type_key(atom: Atom) -> Hashable:
+    """A key of a type, without what lowering does not keep, such as that it is weak."""
+    return atom.aval.shape, atom.aval.dtype
+
+
 def _in_one_order(eqn: Eqn) -> Eqn:
     """Sort the carries of a `while` by content instead of position.
 
@@ -325,11 +321,11 @@ def _in_one_order(eqn: Eqn) -> Eqn:
     parts = WhileParts.of(eqn)
     body = open_jaxpr(parts.body)
     kinds = [
-        hash((str(v.aval), atom_key(start) if isinstance(start, Literal) else None))
+        hash((type_key(v), atom_key(start) if isinstance(start, Literal) else None))
         for v, start in zip(parts.carried, parts.init, strict=True)
     ]
     for _ in range(2):  # the second round also uses the keys of the carries that the body reads
-        codes: dict[Atom, int] = {v: hash(str(v.aval)) for v in body.invars}
+        codes: dict[Atom, int] = {v: hash(type_key(v)) for v in body.invars}
         codes |= zip(parts.carried, kinds, strict=True)
 
         def code(atom: Atom, codes: dict[Atom, int] = codes) -> int:
@@ -337,9 +333,9 @@ def _in_one_order(eqn: Eqn) -> Eqn:
 
         for step in body.eqns:
             key = operation_key(step) or step.primitive.name, *map(code, step.invars)
-            codes |= {v: hash((*key, i, str(v.aval))) for i, v in enumerate(step.outvars)}
+            codes |= {v: hash((*key, i, type_key(v))) for i, v in enumerate(step.outvars)}
         kinds = [hash((k, code(out))) for k, out in zip(kinds, body.outvars, strict=True)]
-    order = sorted(range(len(kinds)), key=lambda i: (str(parts.carried[i].aval), kinds[i]))
+    order = sorted(range(len(kinds)), key=lambda i: (str(type_key(parts.carried[i])), kinds[i]))
 
     def ordered(values: Sequence[_T]) -> list[_T]:
         return [values[i] for i in order]

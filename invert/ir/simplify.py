@@ -22,6 +22,7 @@ from invert.ir.loops import WhileParts
 from invert.ir.normal_form import operation_key
 from invert.ir.traced_form import merged
 from invert.ir.types import Atom, Eqn, J, Jaxpr, Literal, Var
+from invert.ir.unit_axes import only_unit_axes
 
 # Merging carries compares all pairs of them.
 _MOST_CARRIED = 32
@@ -230,7 +231,7 @@ def _alike(parts: WhileParts, i: int, k: int, graph: Graph) -> WhileParts | None
             numbers[v] = known.setdefault((key, n), len(known))
             makers[v] = eqn
     first, second = assumed.outvars[i], assumed.outvars[k]
-    while longer and first in makers and _adds_axes(makers[first]):
+    while longer and first.aval.shape and first in makers and only_unit_axes(makers[first]):
         (first,) = makers[first].invars
     if _number(first, numbers) != _number(second, numbers):
         return None
@@ -257,12 +258,6 @@ def _used(parts: WhileParts, i: int) -> bool:
         if any(a is v for e in jaxpr.eqns for a in e.invars):
             return True
     return False
-
-
-def _adds_axes(eqn: Eqn) -> bool:
-    x, out = eqn.invars[0], eqn.outvars[0]
-    moves = eqn.primitive in (lax.reshape_p, lax.broadcast_in_dim_p) and len(eqn.invars) == 1
-    return moves and is_var(x) and len(x.aval.shape) > 0 and _bare(x) == _bare(out)
 
 
 def _same_start(one: Atom, two: Atom, graph: Graph) -> bool:

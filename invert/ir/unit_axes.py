@@ -49,6 +49,15 @@ def with_kept_axes(jaxpr: Jaxpr) -> Jaxpr:
     return dce(jaxpr)
 
 
+def only_unit_axes(eqn: Eqn) -> bool:
+    """Whether an equation only adds or removes axes of size one."""
+    if eqn.primitive.name not in kinds.LAYOUT - {"transpose"} or len(eqn.invars) != 1:
+        return False
+    one, two = ([n for n in v.aval.shape if n != 1] for v in (eqn.invars[0], eqn.outvars[0]))
+    ordered = eqn.primitive is not lax.reshape_p or eqn.params["dimensions"] is None
+    return not isinstance(eqn.invars[0], Literal) and one == two and ordered
+
+
 def added_axes(eqn: Eqn) -> tuple[int, ...]:
     """The axes of size one that an equation only adds; `()` for any other equation."""
     if eqn.primitive is not lax.broadcast_in_dim_p or len(eqn.invars) != 1:

@@ -7,6 +7,7 @@ import copy
 import dataclasses
 import functools
 import inspect
+import operator
 from collections.abc import Callable, Container, Hashable, Mapping, Sequence
 from typing import Any, NoReturn, SupportsIndex
 
@@ -23,7 +24,7 @@ from invert.ir.types import Arguments, Jaxpr, Keywords, Value
 from invert.modules import placement, shown
 from invert.modules.function import Function
 from invert.modules.graph import Graph, graph_of
-from invert.modules.params import lookup, nest, param_paths
+from invert.modules.params import nest, param_paths
 from invert.modules.specializations import Specialization
 from invert.modules.texts import emission_of
 
@@ -51,7 +52,8 @@ class Recovered(eqx.Module):
         """Leaves of `params` by the names of the variables."""
         functions = self._functions_by_name().values()
         names = list(dict.fromkeys(p.name for f in functions for p in f.entry.params))
-        return {n: lookup(self.params, p) for n, p in zip(names, param_paths(names), strict=True)}
+        leaves = (functools.reduce(operator.getitem, p, self.params) for p in param_paths(names))
+        return dict(zip(names, leaves, strict=True))
 
     @property
     def shardings(self) -> Shardings | None:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
-
-import equinox as eqx
 
 from invert.ir.types import Value
 
@@ -31,15 +28,4 @@ def nest(names: Sequence[str], values: Sequence[Value]) -> dict[str, Value]:
         for part in path[:-1]:
             node = node.setdefault(part, {})
         node[path[-1]] = value
-    return tree
-
-
-def is_index(x: object) -> bool:
-    """Whether a leaf of a module stands for a value in its state."""
-    return isinstance(x, eqx.nn.StateIndex)
-
-
-def lookup(tree: Any, path: Sequence[str]) -> Any:
-    for part in path:
-        tree = tree[part]
     return tree

@@ -28,12 +28,12 @@ from invert._errors import (
     MissingDependencyError,
     SaveError,
 )
+from invert.emission import is_index
 from invert.ir.avals import type_of_key
 from invert.ir.types import Value
 from invert.modules import placement
 from invert.modules.methods import Methods
 from invert.modules.module import Module
-from invert.modules.params import is_index
 
 _CODE, _WEIGHTS, _PAGE = "model.py", "weights.safetensors", "README.md"
 _INDEX = f"{_WEIGHTS}.index.json"

@@ -8,9 +8,10 @@ from typing import Any
 import equinox as eqx
 import jax
 
+from invert.emission import is_index
 from invert.modules.methods import Methods
 from invert.modules.module import Module
-from invert.modules.params import is_index, nest
+from invert.modules.params import nest
 
 
 def trainable(module: Module | Methods | eqx.Module) -> Any:

@@ -11,11 +11,11 @@ import jax
 import numpy as np
 
 from invert._errors import SignatureError
-from invert.emission import Origin, put_values
+from invert.emission import Origin, is_index, put_values
 from invert.ir.types import Value
 from invert.modules.methods import Methods
 from invert.modules.module import Module
-from invert.modules.params import is_index, nest
+from invert.modules.params import nest
 
 _M = TypeVar("_M", bound=eqx.Module)
 
@@ -54,8 +54,8 @@ def values(module: eqx.Module, state: eqx.nn.State | None = None) -> dict[str, V
     leaves = jax.tree_util.tree_leaves(module, is_leaf=is_index)
     if len(leaves) != len(origin.names):
         raise SignatureError(
-            f"{type(module).__name__} has {len(leaves)} arrays, and was written with "
-            f"{len(origin.names)}: a layer of it was replaced by one of another kind"
+            f"{type(module).__name__} has {len(leaves)} arrays, but was written with "
+            f"{len(origin.names)}: one of its layers was replaced by one of a different kind"
         )
     found = origin.values([_value(x, state) for x in leaves])
     return {name: found[name] for name in origin.shapes}
@@ -95,7 +95,8 @@ def with_values(module: _M, values: Mapping[str, Value], *, strict: bool = True)
         old = module.named_params()
         shapes = {name: np.shape(_value(x, None)) for name, x in old.items()}
         new = _fitting(values, shapes, strict)
-        leaves = [_like(x, new[name]) if name in new else x for name, x in old.items()]
+        new = {n: eqx.nn.StateIndex(x) if is_index(old.get(n)) else x for n, x in new.items()}
+        leaves = [new.get(name, x) for name, x in old.items()]
         return eqx.tree_at(lambda m: m.params, module, nest(list(old), leaves))
     origin = _origin(module)
     new = _fitting(values, origin.shapes, strict)
@@ -189,7 +190,3 @@ def _value(x: Value, state: eqx.nn.State | None) -> Value:
     if not isinstance(x, eqx.nn.StateIndex):
         return x
     return x.init if state is None else state.get(x)
-
-
-def _like(old: Value, value: Value) -> Value:
-    return eqx.nn.StateIndex(value) if is_index(old) else value

@@ -10,14 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from invert.patterns.special import is_number, lowered, produced_by
+from invert.patterns.special import is_number, lowered
 from invert.rewriting.pattern import Call, Pattern, Site, bind
 
 
 def _conj(site: Site) -> Iterator[Call]:
     """complex(real(x), -imag(x)) or, of a real number, complex(x, 0) -> conj."""
     real, imag = site.eqn.invars
-    if produced_by(site, real, "real") is not None and produced_by(site, imag, "neg") is not None:
+    if site.producer(real, "real") is not None and site.producer(imag, "neg") is not None:
         yield bind(lax.conj_p, site.out, input_dtype=site.out.dtype)
     # `lax.complex(x, 0)` has no broadcast of its own: it comes from the derivative of `real`.
     if is_number(imag, 0) and (
@@ -32,10 +32,7 @@ def _abs(site: Site) -> Iterator[Call]:
     infinite, value, *_ = site.eqn.invars
     if not jnp.issubdtype(site.out.dtype, jnp.floating) or jnp.finfo(site.out.dtype).bits < 32:
         return
-    if (
-        produced_by(site, infinite, "or") is not None
-        and produced_by(site, value, "mul") is not None
-    ):
+    if site.producer(infinite, "or") is not None and site.producer(value, "mul") is not None:
         dtype = jnp.result_type(site.out.dtype, jnp.complex64)
         yield bind(lax.abs_p, jax.ShapeDtypeStruct(site.out.shape, dtype))
 
@@ -43,8 +40,8 @@ def _abs(site: Site) -> Iterator[Call]:
 def _convolution(site: Site) -> Iterator[Call]:
     """Three real convolutions -> one of complex operands (Gauss's multiplication)."""
     for atom in site.eqn.invars:
-        eqn = produced_by(site, atom, "sub")
-        first = None if eqn is None else produced_by(site, eqn.invars[0], "conv_general_dilated")
+        eqn = site.producer(atom, "sub")
+        first = None if eqn is None else site.producer(eqn.invars[0], "conv_general_dilated")
         if first is None:
             continue
         lhs, rhs = (jax.ShapeDtypeStruct(v.aval.shape, site.out.dtype) for v in first.invars)

@@ -20,8 +20,9 @@ from jax import lax
 from jax.lax import linalg
 
 from invert._errors import InvertError
-from invert._private.jax import Literal, geqrf_p, open_jaxpr
-from invert.ir.types import Atom, Value
+from invert._private.jax import geqrf_p, open_jaxpr
+from invert.ir.graph import literal
+from invert.ir.types import Value
 from invert.patterns.linalg import attributes
 from invert.rewriting.pattern import Site
 
@@ -53,8 +54,8 @@ class Routine:
 
 def scalar(site: Site, position: int) -> int:
     """An option given as an operand; `-1` if the program computes it."""
-    atom = site.eqn.invars[position]
-    return int(atom.val) if isinstance(atom, Literal) and np.ndim(atom.val) == 0 else -1
+    value = literal(site.eqn.invars[position])
+    return -1 if value is None else int(value)
 
 
 def _packed(site: Site) -> np.ndarray:
@@ -245,11 +246,6 @@ def _permutation(site: Site, pivots: Value) -> Values:
     return [linalg.lu_pivots_to_permutation_p.bind(pivots, permutation_size=size)]
 
 
-def _number(atom: Atom) -> float | None:
-    """The number that a literal is; `None` for other operands."""
-    return float(atom.val) if isinstance(atom, Literal) and not np.ndim(atom.val) else None
-
-
 def _approx_top_k(site: Site, x: Value) -> Values:
     """The form without the option of a fallback, with positions as payload."""
     config = dict(site.eqn.params["attributes"]).get("mhlo.backend_config", "")
@@ -259,7 +255,7 @@ def _approx_top_k(site: Site, x: Value) -> Values:
     axis = int(options.get("reduction_dim", -1))
     iota = site.producer(site.eqn.invars[1])
     worst = -np.inf if compared.eqns and compared.eqns[0].primitive is lax.gt_p else np.inf
-    starts = [_number(a) for a in site.eqn.invars[2:4]]
+    starts = [literal(a) for a in site.eqn.invars[2:4]]
     if (
         starts not in ([worst, -1], [None, None])
         or len(compared.eqns) != 1

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 from jax import lax
 
-from invert._private.jax import Literal
+from invert.ir.graph import literal
 from invert.ir.types import Atom, Value
 from invert.rewriting.pattern import Call, Pattern, Site, bind
 
@@ -27,19 +27,16 @@ def _gather_fill(site: Site) -> Iterator[Call]:
 
 def _scalar(site: Site, atom: Atom) -> Value:
     """The number that fills an atom, if it is constant."""
-    eqn = site.producer(atom)
-    if eqn is not None and eqn.primitive.name == "broadcast_in_dim":
+    if (eqn := site.producer(atom, "broadcast_in_dim")) is not None:
         atom = eqn.invars[0]
-    if not isinstance(atom, Literal):
-        return None
-    return np.asarray(atom.val).item() if np.ndim(atom.val) == 0 else None
+    value = literal(atom)
+    return None if value is None else np.asarray(value).item()
 
 
 def _scatter_clip(site: Site) -> Iterator[Call]:
     """`scatter x (clamp 0 indices limit) updates` -> `scatter[mode=clip]`."""
     eqn = site.eqn
-    clamp = site.producer(eqn.invars[1])
-    if clamp is None or clamp.primitive.name not in ("clamp", "min"):
+    if (clamp := site.producer(eqn.invars[1], "clamp", "min")) is None:
         return
     x, _, updates = (site.aval(a) for a in eqn.invars)
     params = {**eqn.params, "mode": lax.GatherScatterMode.CLIP}

@@ -10,11 +10,11 @@ from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jax.lax import linalg
 
-from invert._private.jax import Literal, linear_solve, open_jaxpr
+from invert._private.jax import linear_solve, open_jaxpr
+from invert.ir.graph import literal
 from invert.ir.types import Atom, Eqn, JaxFunction
 from invert.patterns.calls import opened
 from invert.rewriting.pattern import Call, EquationPattern, Pattern, Site, bind
@@ -28,8 +28,7 @@ def _symmetric_product(site: Site) -> Iterator[Call]:
     alpha, beta = _factor(left), _factor(right)
     if alpha is None or beta is None:
         return
-    product = site.producer(alpha[1])
-    if product is None or product.primitive is not lax.dot_general_p:
+    if (product := site.producer(alpha[1], "dot_general")) is None:
         return
     a, c = site.aval(product.invars[0]), site.aval(beta[1])
     if c.shape != site.out.shape or a.dtype != c.dtype:
@@ -42,8 +41,8 @@ def _factor(eqn: Eqn | None) -> tuple[float, Atom] | None:
     if eqn is None or eqn.primitive is not lax.mul_p:
         return None
     for number, other in (eqn.invars, reversed(eqn.invars)):
-        if isinstance(number, Literal) and np.ndim(number.val) == 0:
-            return float(number.val), other
+        if (value := literal(number)) is not None:
+            return float(value), other
     return None
 
 

@@ -40,10 +40,8 @@ def _zeros(atoms: Sequence[Atom]) -> bool:
 
 def read(eqn: Eqn, graph: Graph) -> Access | None:
     """`reshape (dynamic_slice[sizes=(1, ...)] array index 0 ...)`."""
-    if eqn.primitive.name not in ("reshape", "squeeze"):
-        return None
-    source = graph.producer(eqn.invars[0])
-    if source is None or source.primitive.name != "dynamic_slice":
+    drops = eqn.primitive.name in ("reshape", "squeeze")
+    if not drops or (source := graph.producer(eqn.invars[0], "dynamic_slice")) is None:
         return None
     array, index, *rest = source.invars
     shape = array.aval.shape
@@ -67,7 +65,7 @@ def write(eqn: Eqn, graph: Graph) -> Access | None:
 
 
 def _only_row(rows: Atom, graph: Graph) -> Atom | None:
-    """The row of which an array is the only row; `None` if the array was made otherwise."""
+    """The only row of an array; `None` if the array has a different origin."""
     eqn, shape = graph.producer(rows), rows.aval.shape
     if eqn is None or shape[:1] != (1,):
         return None

@@ -32,6 +32,7 @@ from invert._private.jax import (
     threefry4x32_p,
 )
 from invert.ir import kinds
+from invert.ir.graph import literal
 from invert.ir.types import Aval, JaxFunction, Value
 from invert.rewriting.pattern import Call, Pattern, Site, bind
 
@@ -283,7 +284,7 @@ def _seeds(site: Site) -> list[jax.ShapeDtypeStruct]:
     found = []
     for eqn in site.graph.by_primitive.get("shift_right_logical", ()):
         x, n = eqn.invars
-        if isinstance(n, Literal) and np.ndim(n.val) == 0 and n.val == 32:
+        if literal(n) == 32:
             found.append(site.aval(x))
     return list({(a.shape, a.dtype): a for a in found}.values())
 

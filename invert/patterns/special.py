@@ -18,8 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from invert._private.jax import Literal, Var, iota_2x32_shape_p
-from invert.ir.types import Atom, Eqn, JaxFunction, Value
+from invert._private.jax import Var, iota_2x32_shape_p
+from invert.ir.graph import literal
+from invert.ir.types import Atom, Eqn, JaxFunction
 from invert.rewriting.pattern import Call, Pattern, Site, bind
 from invert.rewriting.short import Short
 
@@ -30,21 +31,10 @@ _GAMMA_LOOP = 2000.0
 _BETA_LOOP = (200.0, 600.0)
 
 
-def literal(atom: Atom) -> Value:
-    """The value of a scalar literal; `None` for other atoms."""
-    return atom.val if isinstance(atom, Literal) and np.ndim(atom.val) == 0 else None
-
-
 def is_number(atom: Atom, value: complex) -> bool:
     """Whether the atom is the scalar literal `value`."""
     number = literal(atom)
     return number is not None and bool(number == value)
-
-
-def produced_by(site: Site, atom: Atom, *primitives: str) -> Eqn | None:
-    """The equation that defines `atom`, if it is one of `primitives`."""
-    eqn = site.producer(atom)
-    return eqn if eqn is not None and eqn.primitive.name in primitives else None
 
 
 # A constant of the logarithm inside lgamma in float32, which jax 0.12 outlines.
@@ -55,7 +45,7 @@ def _outlined_lgamma(site: Site) -> Iterator[Call]:
     """`jit[lgamma_impl]`, of float32 or with conversions around it -> lgamma."""
     call: Eqn | None = site.eqn
     if call.primitive.name == "convert_element_type":
-        call = produced_by(site, call.invars[0], "jit")
+        call = site.producer(call.invars[0], "jit")
     if call is not None and len(call.invars) == 1 and jnp.issubdtype(site.out.dtype, jnp.floating):
         yield dataclasses.replace(bind(lax.lgamma_p, site.out), is_call=call is site.eqn)
 
@@ -67,7 +57,7 @@ def may_be(site: Site, primitive: str) -> bool:
 
 def _exp2(site: Site) -> Iterator[Call]:
     """exp(x log 2) -> exp2."""
-    eqn = produced_by(site, site.eqn.invars[0], "mul")
+    eqn = site.producer(site.eqn.invars[0], "mul")
     plain = eqn is not None and any(literal(a) is not None for a in eqn.invars)
     if may_be(site, "exp2") and plain:
         yield bind(lax.exp2_p, site.out, accuracy=None)
@@ -90,7 +80,7 @@ def _select_n(site: Site) -> Iterator[Call]:
         eqn = pending.pop()
         cases += 1
         for atom in eqn.invars[1:]:
-            inner = produced_by(site, atom, "select_n")
+            inner = site.producer(atom, "select_n")
             if inner is None:
                 continue
             index = _index_select(site, inner)
@@ -103,7 +93,7 @@ def _select_n(site: Site) -> Iterator[Call]:
 
 def _index_select(site: Site, eqn: Eqn) -> tuple[Var, int] | None:
     """`(which, i)` of a selection by `which < i`."""
-    less = produced_by(site, eqn.invars[0], "lt")
+    less = site.producer(eqn.invars[0], "lt")
     if less is None or len(eqn.invars) != 3 or not isinstance(less.invars[0], Var):
         return None
     bound = literal(less.invars[1])
@@ -145,11 +135,11 @@ def lowered(
         last: Eqn | None = site.eqn
         if last.primitive.name != root:
             narrow = site.out.dtype.itemsize <= 2
-            last = produced_by(site, last.invars[0], root) if narrow else None
+            last = site.producer(last.invars[0], root) if narrow else None
         if last is None or not jnp.issubdtype(site.out.dtype, kind):
             return
         pairs = list(zip(last.invars, producers, strict=False))
-        if all(names == ["_"] or produced_by(site, a, *names) for a, names in pairs):
+        if all(names == ["_"] or site.producer(a, *names) for a, names in pairs):
             yield from itertools.chain.from_iterable(short.likeliest(site) for short in shorts)
             yield from itertools.chain.from_iterable(short(site) for short in shorts)
 
@@ -160,7 +150,7 @@ def lowered(
 def _iota_2x32_shape(site: Site) -> Iterator[Call]:
     """The halves of 64-bit positions -> iota_2x32_shape."""
     x = site.eqn.invars[0]
-    halves = produced_by(site, x, "iota", "add", "mul", "shift_right_logical")
+    halves = site.producer(x, "iota", "add", "mul", "shift_right_logical")
     counts = "iota" in site.graph.by_primitive
     if x.aval.dtype == np.uint64 and site.out.dtype == np.uint32 and halves is not None and counts:
         yield bind(iota_2x32_shape_p, shape=site.out.shape)

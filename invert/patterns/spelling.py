@@ -58,8 +58,8 @@ def _bool_reduction(site: Site) -> JaxFunction | None:
 
 def _reshape_dimensions(site: Site) -> Iterator[Call]:
     """`reshape (transpose x)` -> `reshape[dimensions=...] x`."""
-    transpose = site.producer(site.eqn.invars[0])
-    if site.hint != "reshape" or transpose is None or transpose.primitive.name != "transpose":
+    transpose = site.producer(site.eqn.invars[0], "transpose")
+    if site.hint != "reshape" or transpose is None:
         return
     if hint_of(transpose).primitive == "reshape":
         params = {**site.eqn.params, "dimensions": transpose.params["permutation"]}
@@ -195,8 +195,7 @@ def _unstack(site: Site) -> Iterator[Call]:
     """Slices of length one along an axis, each squeezed -> `unstack`."""
     if site.hint != "unstack":
         return
-    source = site.producer(site.eqn.invars[0])
-    if source is None or source.primitive.name != "slice":
+    if (source := site.producer(site.eqn.invars[0], "slice")) is None:
         return
     x = source.invars[0]
     out = site.eqn.outvars[0].aval.shape

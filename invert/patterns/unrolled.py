@@ -56,8 +56,7 @@ class _Loop:
         """The rows of a block of outputs, one for each copy."""
         graph = self.counted.body
         value = self.writes[position].value
-        eqn = None if value is None else graph.producer(value)
-        if eqn is None or eqn.primitive.name != "concatenate":
+        if value is None or (eqn := graph.producer(value, "concatenate")) is None:
             return None
         parts = [graph.producer(a) for a in eqn.invars]
         found = [p.invars[0] for p in parts if p is not None]
@@ -104,8 +103,8 @@ def _block_write(loop: Counted, position: int) -> Access | None:
 
 def _row(graph: Graph, eqn: Eqn, reads: Sequence[Access]) -> tuple[int, int] | None:
     """The indices of the block and row that an equation reads: `reshape (slice block)`."""
-    part = graph.producer(eqn.invars[0]) if eqn.primitive.name in ("reshape", "squeeze") else None
-    if part is None or part.primitive.name != "slice":
+    drops = eqn.primitive.name in ("reshape", "squeeze")
+    if not drops or (part := graph.producer(eqn.invars[0], "slice")) is None:
         return None
     block = next((i for i, r in enumerate(reads) if r.result is part.invars[0]), None)
     return None if block is None else (block, part.params["start_indices"][0])

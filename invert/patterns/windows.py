@@ -70,10 +70,9 @@ def _select_and_scatter_add(site: Site) -> Iterator[Call]:
     source, x = eqn.invars[:2]
     if eqn.primitive.name == "select_and_scatter":
         source, x = x, source
-    pad = site.producer(x)
-    while pad is not None and pad.primitive.name == "convert_element_type":
-        pad = site.producer(pad.invars[0])
-    if pad is None or pad.primitive.name != "pad":
+    while (converted := site.producer(x, "convert_element_type")) is not None:
+        (x,) = converted.invars
+    if (pad := site.producer(x, "pad")) is None:
         return
     operand = site.aval(pad.invars[0])
     padding = tuple((low, high) for low, high, _ in pad.params["padding_config"])
@@ -134,8 +133,7 @@ def _widened(site: Site, atom: Atom) -> Aval | None:
 
     Nobody writes a mixed product to have an operand rounded.
     """
-    eqn = site.producer(atom)
-    if eqn is None or eqn.primitive.name != "convert_element_type":
+    if (eqn := site.producer(atom, "convert_element_type")) is None:
         return None
     before, after = site.aval(eqn.invars[0]), site.aval(atom)
     return before if jnp.promote_types(before.dtype, after.dtype) == after.dtype else None

@@ -17,7 +17,7 @@ from invert._private.jax import Var
 from invert.ir.graph import is_var
 from invert.ir.hints import hint_of
 from invert.ir.types import Atom
-from invert.patterns.special import is_number, produced_by
+from invert.patterns.special import is_number
 from invert.rewriting.pattern import Call, Pattern, Site, bind
 
 _CONVERT = "convert_element_type"
@@ -33,7 +33,7 @@ def _exponent(site: Site, atom: Atom) -> int:
     def visit(atom: Atom, depth: int) -> tuple[Atom, int]:
         if atom in known:
             return known[atom]
-        eqn = produced_by(site, atom, "mul")
+        eqn = site.producer(atom, "mul")
         result = (atom, 1)
         written_out = eqn is not None and hint_of(eqn).primitive in ("", "mul")
         if eqn is not None and written_out and depth and all(map(is_var, eqn.invars)):
@@ -72,7 +72,7 @@ def _negative_pow(site: Site) -> Iterator[Call]:
 def _pow(site: Site) -> Iterator[Call]:
     """pow(x, float(n)) -> pow(x, n)."""
     x, y = site.eqn.invars
-    eqn = produced_by(site, y, _CONVERT)
+    eqn = site.producer(y, _CONVERT)
     if eqn is not None and hint_of(eqn).primitive == "pow":
         yield bind(lax.pow_p, site.aval(x), site.aval(eqn.invars[0]))
 
@@ -87,7 +87,7 @@ def _bool_extremum(site: Site) -> Iterator[Call]:
 def _convert(site: Site) -> Iterator[Call]:
     """ne(x, 0), real(x), and those of real(x) -> convert_element_type."""
     x = site.eqn.invars[0]
-    real = produced_by(site, x, "real")
+    real = site.producer(x, "real")
     # Without locations, a converted real part is likelier a single conversion.
     if site.hint != _CONVERT and (site.named or real is None):
         return

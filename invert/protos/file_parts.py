@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+
+import numpy as np
 
 from invert.protos.messages import PROGRAMS, VALUES, Cut, M, cut, own, parse
 from invert.protos.types import GraphDef
@@ -65,11 +67,25 @@ class FileParts:
     """The fields left out of a message, by their placeholders in it."""
 
     def __init__(self, parts: Mapping[bytes, FilePart]):
-        self._parts = parts
+        self._parts = dict(parts)
+        self._arrays: dict[bytes, np.ndarray] = {}
 
     def get(self, content: bytes) -> bytes | FilePart:
         """The content of a field: its bytes, or those that a placeholder denotes."""
         return self._parts.get(content, content)
+
+    def array(self, content: bytes, decode: Callable[[bytes], np.ndarray]) -> np.ndarray:
+        """The array of a field, decoded once.
+
+        It takes the place of the field, so that the bytes given are released with the last one.
+        """
+        if content not in self._parts:
+            found = self._arrays.get(content)
+            return decode(content) if found is None else found
+        value = decode(bytes(self._parts[content]))
+        self._arrays[content] = value
+        del self._parts[content]
+        return value
 
 
 NO_PARTS = FileParts({})

@@ -14,7 +14,8 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 
 from invert._errors import MalformedModelError
-from invert.protos import types
+from invert.protos import types, varints
+from invert.protos.varints import Bytes
 
 M = TypeVar("M", bound=types.Message)
 _PACKAGE = "invert"
@@ -163,7 +164,7 @@ class Cut(NamedTuple):
 
 
 def cut(
-    name: str, data: Any, attribute: bytes, large: int, secret: bytes, cuts: list[Cut]
+    name: str, data: Bytes, attribute: bytes, large: int, secret: bytes, cuts: list[Cut]
 ) -> bytes | None:
     """The bytes of a message with large attributes of a name replaced by placeholders.
 
@@ -220,15 +221,7 @@ def cut(
 
 def _header(number: int, content: Sequence[bytes]) -> bytes:
     """The key and length that precede the content of a bytes field."""
-    return _varint_of(number << 3 | _BYTES) + _varint_of(sum(map(len, content)))
-
-
-def _varint_of(n: int) -> bytes:
-    made = bytearray()
-    while n > 127:
-        made.append(n & 127 | 128)
-        n >>= 7
-    return bytes([*made, n])
+    return varints.written(number << 3 | _BYTES) + varints.written(sum(map(len, content)))
 
 
 # -- locating damaged bytes
@@ -272,7 +265,9 @@ def _fault(name: str, data: bytes) -> str:
     return "its fields have the wrong types"
 
 
-def _fields(data: Any, start: int, end: int, path: str) -> Iterator[tuple[int, int, int, int, int]]:
+def _fields(
+    data: Bytes, start: int, end: int, path: str
+) -> Iterator[tuple[int, int, int, int, int]]:
     """Number, encoding, position and content of each field between two positions."""
     place = start
     inside = f" (in {path})" if path else ""
@@ -298,12 +293,8 @@ def _fields(data: Any, start: int, end: int, path: str) -> Iterator[tuple[int, i
         yield number, wire, begin, low, place
 
 
-def _varint(data: Any, place: int, end: int, inside: str) -> tuple[int, int]:
-    value = 0
-    for i in range(10):
-        if place + i >= end:
-            raise _FaultError(f"a number at byte {place}{inside} is cut off")
-        value |= (data[place + i] & 127) << (7 * i)
-        if data[place + i] < 128:
-            return value, place + i + 1
-    raise _FaultError(f"a number at byte {place}{inside} is too long")
+def _varint(data: Bytes, place: int, end: int, inside: str) -> tuple[int, int]:
+    try:
+        return varints.read(data, place, end)
+    except ValueError as error:
+        raise _FaultError(f"a number at byte {place}{inside} {error}") from None

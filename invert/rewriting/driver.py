@@ -19,12 +19,14 @@ from invert._private.jax import (
     constants_as_arguments,
     consts_of,
     dce,
+    holds_jaxpr,
     is_jaxpr,
     live_part,
     names_of,
     on_shards,
     on_whole_values,
     open_jaxpr,
+    sub_jaxprs,
     trace_as_lowered,
     trace_closed,
     with_names,
@@ -139,9 +141,10 @@ class Rewriter:
         return close_like(closed, jaxpr)
 
     def _inside(self, jaxpr: Jaxpr, number: int, consts: Consts) -> Jaxpr:
-        eqns = list(jaxpr.eqns)
+        eqns, roots = list(jaxpr.eqns), self._roots[number]
         for i in jaxprs.holders(jaxpr):
-            eqns[i] = self._inner(eqns[i], number, consts)
+            if any(not roots.isdisjoint(jaxprs.names_in(j)) for j in sub_jaxprs(eqns[i])):
+                eqns[i] = self._inner(eqns[i], number, consts)
         return jaxprs.with_equations(jaxpr, eqns)
 
     def _inner(self, eqn: Eqn, number: int, consts: Consts) -> Eqn:
@@ -149,6 +152,8 @@ class Rewriter:
             return eqn
         params = {}
         for name, value in eqn.params.items():
+            if not holds_jaxpr(value):
+                continue
             # Array constants are defined outside the bodies that use them.
             values = [consts.get(a) if is_var(a) else None for a in _fixed_operands(eqn, name)]
             known = () if all(c is None for c in values) else tuple(values)
@@ -161,12 +166,9 @@ class Rewriter:
     def _param(self, value: Value, number: int, known: Known) -> Value:
         if is_jaxpr(value):
             return self._body(value, number, known)
-        if isinstance(value, tuple) and any(is_jaxpr(v) for v in value):
-            new = tuple(self._param(v, number, known) for v in value)
-            if all(a is b for a, b in zip(new, value, strict=True)):
-                return value
-            return jaxprs.tuple_like(value, new)
-        return value
+        new = tuple(self._body(v, number, known) if is_jaxpr(v) else v for v in value)
+        same = all(a is b for a, b in zip(new, value, strict=True))
+        return value if same else jaxprs.tuple_like(value, new)
 
     def _sweep(self, graph: Graph, number: int) -> list[Replacement]:
         replacements: list[Replacement] = []

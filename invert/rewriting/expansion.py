@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 
 import jax
-from jax import lax
 
 from invert._opaque import custom_call_p
 from invert._private.jax import bind_equation, close_like, consts_of, open_jaxpr, renamed
@@ -14,10 +14,11 @@ from invert.ir import jaxprs
 from invert.ir.avals import type_of
 from invert.ir.graph import Graph, is_var
 from invert.ir.match import difference
-from invert.ir.normal_form import atom_key, normal_form, operation_key
+from invert.ir.normal_form import atom_key, normal_form, operation_key, type_key
 from invert.ir.types import AnyJaxpr, Atom, Eqn, Jaxpr, Value, Var
 from invert.rewriting.pattern import bind
 from invert.rewriting.templates import raised_before
+from invert.rewriting.traced_scans import with_traced_scans
 from invert.stablehlo.lowered import lower
 
 
@@ -27,12 +28,13 @@ def lower_alike(
     """Whether two programs are equal after their equations are lowered and raised again.
 
     At first only those equations of `b` are expanded whose kind `a` does not contain, then those of
-    both whose kind only one contains; if that proves nothing, all are. Expansions are cached by
-    kind, so later programs lower little or nothing.
+    both whose kind only one contains, or `b` more often; if that proves nothing, all are.
+    Expansions are cached by kind, so later programs lower little or nothing. A `scan` is first
+    replaced by the loop that JAX traces to lower it.
 
     **Arguments:**
 
-    - `a`, `b`: programs of the same arguments, of which `a` may be what lowering left.
+    - `a`, `b`: programs of the same arguments; `a` may be the output of a lowering.
     - `constants`: the values of the leading ones, where known.
     - `platform`, `x64`: for what and with which types they are lowered.
 
@@ -40,10 +42,19 @@ def lower_alike(
 
     **Raises:** JAX's exceptions for equations that it cannot lower.
     """
-    one, two = (normal_form(jaxprs.as_lowered(p)) for p in (a, b))
-    kinds = [{_Call.of(e, g).kind for e, g in _steps(Graph(p))} for p in (one, two)]
+    looped = [with_traced_scans(p, platform=platform, x64=x64) for p in (a, b)]
+    one, two = (normal_form(jaxprs.as_lowered(p)) for p in looped)
+    ours, theirs = (
+        collections.Counter(call.kind for e, g in _steps(Graph(p)) if (call := _Call.of(e, g)).kind)
+        for p in (one, two)
+    )
     expansion = _Expansion(platform, x64)
-    attempts = ((kinds[0], False), (kinds[0] & kinds[1], True), (set[Hashable](), True))
+    common = ours.keys() & theirs
+    # Expansion removes no equation of a kind that is kept.
+    alike = {kind for kind in common if ours[kind] >= theirs[kind]}
+    attempts = [(alike, True), (set[Hashable](), True)]
+    if alike == common:
+        attempts.insert(0, (set(ours), False))
     for expansion.kept, both in attempts:
         expansion.learn([one, two] if both else [two])
         try:
@@ -67,7 +78,7 @@ class _Call:
 
     **Attributes:**
 
-    - `kind`: equal for equations that lower alike; `None` where nothing tells which do.
+    - `kind`: equal for equations that lower alike; `None` if that is unknown.
     """
 
     eqn: Eqn
@@ -77,13 +88,15 @@ class _Call:
 
     @classmethod
     def of(cls, eqn: Eqn, graph: Graph) -> _Call:
-        numbers = {a: e for a in eqn.invars if (e := graph.producer(a)) is not None and _fills(e)}
+        numbers = {
+            a: e for a in eqn.invars if (e := graph.producer(a)) is not None and jaxprs.fills(e)
+        }
         operands = [a for a in eqn.invars if is_var(a) and a not in numbers]
         operation = operation_key(eqn, with_jaxprs=True)
         if operation is None:
             return cls(eqn, None, operands, numbers)
         keys = tuple(_operand_key(a, numbers) for a in eqn.invars)
-        return cls(eqn, (operation, keys, tuple(map(_type, eqn.outvars))), operands, numbers)
+        return cls(eqn, (operation, keys, tuple(map(type_key, eqn.outvars))), operands, numbers)
 
     def __call__(self, *values: Value) -> list[Value]:
         rest = iter(values)
@@ -272,17 +285,4 @@ def _operand_key(atom: Atom, numbers: Mapping[Atom, Eqn]) -> Hashable:
     if not is_var(atom):
         return atom_key(atom)
     made = numbers.get(atom)
-    return _type(atom) if made is None else (_type(atom), atom_key(made.invars[0]))
-
-
-def _fills(eqn: Eqn) -> bool:
-    """Whether an equation makes an array of one number."""
-    return (
-        eqn.primitive is lax.broadcast_in_dim_p
-        and len(eqn.invars) == 1
-        and not any(map(is_var, eqn.invars))
-    )
-
-
-def _type(atom: Atom) -> Hashable:
-    return atom.aval.shape, atom.aval.dtype
+    return type_key(atom) if made is None else (type_key(atom), atom_key(made.invars[0]))

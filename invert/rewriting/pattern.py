@@ -200,6 +200,6 @@ class Site:
         """Positions of the operands that the author broadcast explicitly, as far as known."""
         return {position for position, _ in hint_of(self.eqn).operands}
 
-    def producer(self, atom: Atom) -> Eqn | None:
-        """The equation that defines `atom`, if any."""
-        return self.graph.producer(atom)
+    def producer(self, atom: Atom, *names: str) -> Eqn | None:
+        """The equation that defines `atom`, if any; `names` are the primitives it may have."""
+        return self.graph.producer(atom, *names)

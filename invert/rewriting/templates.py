@@ -1,4 +1,4 @@
-"""Templates of preimage patterns: calls lowered by JAX and raised again."""
+"""Templates of preimage patterns: calls as JAX lowers them, raised again."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from invert.ir import jaxprs
 from invert.ir.interpret import inline_calls
 from invert.ir.types import ClosedJaxpr
 from invert.rewriting.pattern import Call, kept_by_call
+from invert.rewriting.traced_calls import raised_by_trace
 from invert.stablehlo.lowered import lower
 
 
 def raise_call(call: Call, platform: str) -> ClosedJaxpr | None:
-    """Lower and raise `call`; `None` if JAX refuses it."""
+    """What `call` is lowered to and raised as; `None` if JAX refuses it."""
     closed = _raised(dataclasses.replace(call, is_call=False), platform)
     return closed if closed is None or call.is_call else unwrap(closed)
 
@@ -25,6 +26,8 @@ def raise_call(call: Call, platform: str) -> ClosedJaxpr | None:
 def _raised(call: Call, platform: str) -> ClosedJaxpr | None:
     try:
         with only_refusals():
+            if (closed := raised_by_trace(call)) is not None:
+                return closed
             outs = None
             if call.before is not None:
                 with jax.enable_x64(call.needs_x64):

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from invert._errors import MalformedModelError, Problem, UnsupportedOpError
-from invert._private.mlir import ir, make_ir_context, stablehlo_dialect
+from invert._private.mlir import ir, make_ir_context, make_reading_context, stablehlo_dialect
 from invert.protos.file_parts import FilePart
 from invert.stablehlo.parse_in_child import REMEDY, KnownBytes, rewrite_in_child
 from invert.stablehlo.parse_worker import read
@@ -82,7 +82,9 @@ def parse_module(
         sent, size = iter([data]), len(data)
         del data  # freed once it is sent
         form, data = "bytecode", rewrite_in_child(kind, sent, size, what, large, known)
-    module = read(ir, stablehlo_dialect, make_ir_context, form, data)
+    module = read(ir, stablehlo_dialect, make_reading_context, form, data)
+    if isinstance(module, str):  # it may hold a dialect that JAX's exports do not
+        module = read(ir, stablehlo_dialect, make_ir_context, form, data)
     if isinstance(module, str):
         raise MalformedModelError(f"The {what} cannot be read: {module}. {REMEDY[kind]}")
     if not _public_functions(module, what):

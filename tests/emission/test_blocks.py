@@ -15,7 +15,7 @@ import pytest
 from jax import lax
 
 import invert
-from invert.emission.emit import Emission
+from invert.emission.emitted import Emission
 
 _WIDTH = 8
 

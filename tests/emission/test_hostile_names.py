@@ -18,8 +18,10 @@ from hypothesis import strategies as st
 import invert
 from invert._entry import ArgSpec, EntryPoint, Param
 from invert._private.jax import open_jaxpr
-from invert.emission.emit import Emission, Recovered, emit
+from invert.emission.emit import emit
+from invert.emission.emitted import Emission
 from invert.emission.python.naming import RESERVED, Names, camel, comment, identifier, snake
+from invert.emission.recovered import Recovered
 from tests.emission.models import ramp, recovered, with_params
 
 NASTY = [

@@ -12,7 +12,7 @@ import numpy as np
 from jax import lax
 
 import invert
-from invert.emission.emit import Emission
+from invert.emission.emitted import Emission
 
 
 def _emission(run: Any, params: dict[str, np.ndarray], x: np.ndarray) -> Emission:

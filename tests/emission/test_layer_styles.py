@@ -381,7 +381,7 @@ def test_layers_with_other_arithmetic_are_not_replaced() -> None:
     module = recovered(with_params(apply, params, x, name="net", arg_names=("x",)))
     emission: Any = module.emit(layers="equinox")
     assert "eqx.nn" not in emission.source
-    assert any("dot_general with another precision" in m for m in emission.messages)
+    assert any("dot_general with a different precision" in m for m in emission.messages)
     assert np.array_equal(emission.model(x), module(x))
 
 

@@ -22,7 +22,8 @@ import invert
 from invert._entry import ArgSpec, EntryPoint, Param
 from invert._errors import EmissionError, Problem, SignatureError, UnsupportedOpError
 from invert._private.jax import open_jaxpr
-from invert.emission.emit import Recovered, emit
+from invert.emission.emit import emit
+from invert.emission.recovered import Recovered
 from tests.emission.models import MODELS, flax_model, ramp, recovered, with_params
 
 # What a process does that has neither invert nor TensorFlow: import, load, run, differentiate.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
@@ -202,43 +203,47 @@ def test_blocks_whose_shortcut_is_a_convolution_or_a_subsampling_are_one_class()
     assert "if c_in != c_out" in emission.source
 
 
-def test_a_layer_of_another_kind_does_not_part_the_others() -> None:
-    """The third one has its steps in another order."""
-    names = [f"stage{i}/{n}/kernel" for i in range(4) for n in ("up", "down")]
-    params = _arrays(dict.fromkeys(names, (6, 6)), 2)
+def _staged(
+    count: int, stage: Callable[..., Any]
+) -> tuple[Callable[..., Any], dict[str, np.ndarray]]:
+    """Stages with a product `up` and one `down`, written with the function that computes these."""
+    names = [f"stage{i}/{n}/kernel" for i in range(count) for n in ("up", "down")]
+    params = _arrays(dict.fromkeys(names, (6, 6)), count)
 
     def run(params: Any, x: Any) -> Any:
-        for i in range(4):
+        for i in range(count):
+
+            def product(x: Any, name: str, place: int = i) -> Any:
+                with jax.named_scope(name):
+                    return x @ params[f"stage{place}/{name}/kernel"]
+
             with jax.named_scope(f"stage{i}"):
-                with jax.named_scope("up"):
-                    y = x @ params[f"stage{i}/up/kernel"]
-                y = jnp.sin(y) if i == 2 else jax.nn.gelu(y)
-                with jax.named_scope("down"):
-                    y = y @ params[f"stage{i}/down/kernel"]
-                x = x + y if i else y
+                x = stage(i, x, product)
         return x
 
-    emission = _emitted(run, params, _arrays({"x": (3, 6)}, 8)["x"])
+    return run, params
+
+
+def test_a_layer_of_another_kind_does_not_part_the_others() -> None:
+    """The third one has its steps in another order."""
+
+    def stage(i: int, x: Any, product: Any) -> Any:
+        y = product(x, "up")
+        y = product(jnp.sin(y) if i == 2 else jax.nn.gelu(y), "down")
+        return x + y if i else y
+
+    emission = _emitted(*_staged(4, stage), _arrays({"x": (3, 6)}, 8)["x"])
     stages = [name for name in _classes(emission) if name.startswith("Stage")]
     assert len(stages) == 2
     assert "if self.residual else" in emission.source
 
 
 def test_an_activation_before_the_first_layer_is_an_option() -> None:
-    names = [f"stage{i}/{n}/kernel" for i in range(3) for n in ("up", "down")]
-    params = _arrays(dict.fromkeys(names, (6, 6)), 4)
+    def stage(i: int, x: Any, product: Any) -> Any:
+        y = jnp.sin(product(jax.nn.relu(x) if i else x, "up"))
+        return x + product(y, "down")
 
-    def run(params: Any, x: Any) -> Any:
-        for i in range(3):
-            with jax.named_scope(f"stage{i}"):
-                y = jax.nn.relu(x) if i else x
-                with jax.named_scope("up"):
-                    y = jnp.sin(y @ params[f"stage{i}/up/kernel"])
-                with jax.named_scope("down"):
-                    x = x + y @ params[f"stage{i}/down/kernel"]
-        return x
-
-    source = _emitted(run, params, _arrays({"x": (3, 6)}, 8)["x"]).source
+    source = _emitted(*_staged(3, stage), _arrays({"x": (3, 6)}, 8)["x"]).source
     assert source.count("class Stage") == 1
     assert "x if self.activation is None else self.activation(x)" in source
 

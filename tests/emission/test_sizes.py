@@ -13,7 +13,7 @@ import pytest
 from jax import lax
 
 import invert
-from invert.emission.emit import Emission
+from invert.emission.emitted import Emission
 from tests.emission.models import ramp
 
 

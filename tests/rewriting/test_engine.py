@@ -308,7 +308,8 @@ def test_a_call_that_does_not_fit_is_no_defect() -> None:
 
 
 def test_a_defect_in_raising_a_template_is_not_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
-    call = Call("bug", lambda x: x * 7.25, (jax.ShapeDtypeStruct((3,), np.float32),), of_site=True)
+    aval = jax.ShapeDtypeStruct((3,), np.float32)
+    call = Call("bug", lambda x: jnp.cumsum(x * 7.25), (aval,), of_site=True)
     assert raise_call(call, "cpu") is not None
     assert raise_call(dataclasses.replace(call, function=lambda x: x[9, 9]), "cpu") is None
 

@@ -174,7 +174,7 @@ class _Writing:
         self.cls = cls
         self.arguments: dict[str, tuple[Any, ...]] = {}
         self.defaults: dict[str, Any] = {}
-        # Arguments of layers that are missing in some nodes, with the field and their values there.
+        # Arguments of layers that some nodes lack, with the field and the values there.
         self._unused: dict[str, tuple[str, int]] = {}
         # Sizes that follow from arguments, with their values.
         self._followers: dict[str, tuple[ast.expr, tuple[Any, ...]]] = {}

@@ -1,7 +1,7 @@
 """Compares the arithmetic of two programs element by element, ignoring layouts.
 
 A layer of Equinox takes one example and has its own layout of weights. Under `jax.vmap` it traces
-to other products and transposes than an equivalent layer of another framework. The comparison
+to different products and transposes from an equivalent layer of another framework. The comparison
 proceeds from the results to the arguments: an element of a value is an operation on elements of its
 operands at derived indices. Transposes, reshapes and broadcasts only change indices. All other
 operations are compared one by one; sums may be taken in any order, as in XLA.
@@ -194,7 +194,7 @@ class Comparison:
             self._convolution(first, at, second, to)
         elif name in kinds.ELEMENTWISE:
             if name != "mul" and not same_params(first.params, second.params):
-                raise Difference(f"{name} with other parameters")
+                raise Difference(f"{name} with different parameters")
             if self._swapped(name, operands, others):
                 others = others[::-1]
             for v, w in zip(operands, others, strict=True):
@@ -222,7 +222,7 @@ class Comparison:
                 raise Difference(f"the number {values[1]} where Equinox has {values[0]}")
             return
         if self.pairs.get(x) is not y:
-            raise Difference("an argument against another")
+            raise Difference("different arguments")
         if x in self.unknown and x not in self.layouts:
             self.layouts[x] = indices.layout(at, to, x.aval.shape)
         if x in self.layouts:
@@ -231,16 +231,16 @@ class Comparison:
             moved = indices.reshaped(at, shape, source)
             at = indices.plain([moved[order.index(i)] for i in range(len(order))], y.aval.shape)
         if at != to:
-            raise Difference("an argument is used along another axis")
+            raise Difference("an argument is used along a different axis")
 
     def _dot(self, first: Eqn, at: Sequence[Index], second: Eqn, to: Sequence[Index]) -> None:
         if _precision(first) != _precision(second):
-            raise Difference("dot_general with another precision")
+            raise Difference("dot_general with a different precision")
         fresh = indices.fresh(at, to)
         sizes = [indices.contracted(e) for e in (first, second)]
         common = indices.common(sizes[0], sizes[1], fresh)
         if common is None:
-            raise Difference("dot_general over another number of elements")
+            raise Difference("dot_general over a different number of elements")
         left = indices.operands_of_dot(first, at, common[0])
         right = indices.operands_of_dot(second, to, common[1])
         others = list(zip(second.invars, right, strict=True))
@@ -256,7 +256,7 @@ class Comparison:
         ]
         common = indices.common(sizes[0], sizes[1], fresh)
         if common is None:
-            raise Difference(f"{first.primitive.name} over another number of elements")
+            raise Difference(f"{first.primitive.name} over a different number of elements")
         inputs = []
         for eqn, outer, bound in ((first, at, common[0]), (second, to, common[1])):
             rest, inner = iter(outer), iter(bound)
@@ -269,18 +269,18 @@ class Comparison:
         self, first: Eqn, at: Sequence[Index], second: Eqn, to: Sequence[Index]
     ) -> None:
         if any(first.params[k] != second.params[k] for k in _WINDOW):
-            raise Difference("a convolution with another window")
+            raise Difference("a convolution with a different window")
         if _precision(first) != _precision(second):
-            raise Difference("a convolution with another precision")
+            raise Difference("a convolution with a different precision")
         specs = [e.params["dimension_numbers"] for e in (first, second)]
         # Batch, features, then the axes of the window.
         if [at[i] for i in specs[0].out_spec] != [to[i] for i in specs[1].out_spec]:
-            raise Difference("a convolution along other axes")
+            raise Difference("a convolution along different axes")
         for k, name in enumerate(("lhs_spec", "rhs_spec")):
             v, w = first.invars[k], second.invars[k]
             here, there = (getattr(s, name) for s in specs)
             if [v.aval.shape[i] for i in here] != [w.aval.shape[i] for i in there]:
-                raise Difference("a convolution of arrays of other sizes")
+                raise Difference("a convolution of arrays of different sizes")
             places = range(len(here))
             self._add(v, [here.index(i) for i in places], w, [there.index(i) for i in places])
 
@@ -302,10 +302,10 @@ class Comparison:
         """Requires equal operations on whole arrays, and the same element of the result."""
         same = first.primitive is second.primitive and same_params(first.params, second.params)
         if not same or len(first.invars) != len(second.invars):
-            raise Difference(f"{first.primitive.name} with other parameters")
+            raise Difference(f"{first.primitive.name} with different parameters")
         outs: tuple[list[Atom], list[Atom]] = [*first.outvars], [*second.outvars]
         if at != to or outs[0].index(x) != outs[1].index(y):
-            raise Difference(f"another element of the result of {first.primitive.name}")
+            raise Difference(f"a different element of the result of {first.primitive.name}")
         for v, w in zip(first.invars, second.invars, strict=True):
             self._whole(v, w)
 
@@ -331,7 +331,7 @@ def flat(closed: AnyJaxpr) -> AnyJaxpr:
 
 
 def laid(value: Any, layout: Layout, depth: int) -> Any:
-    """An array in another layout; the first `depth` axes are kept."""
+    """An array in a different layout; the first `depth` axes are kept."""
     order, shape = layout
     rest = [i + depth for i in order]
     return value.transpose([*range(depth), *rest]).reshape(*value.shape[:depth], *shape)

@@ -117,7 +117,7 @@ class Replacer:
             arrays = [held[i] for i in roles]
             got = self._compared(native, x, arrays, roles, closed)
             if isinstance(got, str):
-                reason = reason or f"as eqx.nn.{native.kind} it would be another program, {got}"
+                reason = reason or f"eqx.nn.{native.kind} would be a different program, {got}"
                 continue
             self.layouts |= got
             names = FIELDS[1:] if ("use_weight", False) in native.keywords else FIELDS

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TypeVar
 
 import jax
 
 from invert._private.jax import open_jaxpr
 from invert.emission.equinox_nn.layout import Comparison, Layout, flat, laid
 from invert.emission.layers import stack
-from invert.emission.layers.stack import Rows
+from invert.emission.layers.stack import Nested, Rows
 from invert.ir import traced_form
-from invert.ir.types import AnyJaxpr, Atom, Var
+from invert.ir.types import AnyJaxpr, Atom, Value, Var
+
+_T = TypeVar("_T")
 
 
 @dataclasses.dataclass
@@ -34,7 +36,7 @@ class Weights:
         """Whether any parameter is stacked or has another layout."""
         return bool(self.rows or self.layouts)
 
-    def array(self, v: Var, values: Mapping[Var, Any]) -> Any:
+    def array(self, v: Var, values: Mapping[Var, Value]) -> Value:
         """The array of the module for a parameter, or for a stack given by its first one."""
         return arranged(self.rows.get(v, v), self.layouts.get(v), values)
 
@@ -79,7 +81,7 @@ class Weights:
         return Comparison(again, wanted, pairs, own).difference()
 
 
-def arranged(rows: Rows, layout: Layout | None, values: Mapping[Any, Any]) -> Any:
+def arranged(rows: Nested[_T], layout: Layout | None, values: Mapping[_T, Value]) -> Value:
     """The value of a parameter, or of a stack of them, as the array of the module."""
     array = stack.stacked(rows, values)
     depth = 0
@@ -89,8 +91,8 @@ def arranged(rows: Rows, layout: Layout | None, values: Mapping[Any, Any]) -> An
 
 
 def spread(
-    rows: Rows, layout: Layout | None, array: Any, shapes: Mapping[Any, Sequence[int]]
-) -> dict[Any, Any]:
+    rows: Nested[_T], layout: Layout | None, array: Value, shapes: Mapping[_T, Sequence[int]]
+) -> dict[_T, Value]:
     """The values of parameters in an array of the module; the inverse of `arranged`."""
     if isinstance(rows, (list, tuple)):
         parts = [spread(row, layout, array[i], shapes) for i, row in enumerate(rows)]

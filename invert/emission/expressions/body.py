@@ -24,8 +24,8 @@ from invert.emission.expressions.statements import (
 from invert.emission.expressions.writer import Writer
 from invert.emission.layers import roles
 from invert.emission.layers.cut import LayerCall
-from invert.emission.layers.order import by_number
-from invert.emission.layers.prefixes import KINDS_OF_LAYERS
+from invert.emission.layers.library_names import KINDS_OF_LAYERS
+from invert.emission.layers.links import by_number
 from invert.emission.layers.state import StateVar
 from invert.emission.python import syntax
 from invert.emission.python.naming import camel, stem
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 # An expression is inlined into its only user while the line stays about this long.
 _WIDTH = 71
-# Another form of a field, or its parts, are named after it.
+# Reshaped or transposed fields, and parts of fields, are named after the field.
 _PARTED = FORMS | {"split"}
 # Values of a normalization that get a separate line, before an epsilon is added.
 _NAMED = frozenset("mean var mean_square scale shift candidate i f g o".split())
@@ -113,7 +113,7 @@ def _choices(graph: Graph) -> dict[int, Choice]:
 
 
 def _is_counted(name: str) -> bool:
-    """Whether a name says of a layer only of which kind it is: `conv_2`."""
+    """Whether a name is only the kind of a layer and a number: `conv_2`."""
     return camel(stem(name).rstrip("0123456789")) in KINDS_OF_LAYERS
 
 
@@ -154,7 +154,7 @@ class Body:
     ):
         self.writer = writer
         self.names: dict[Atom, str] = dict(names or {})
-        # Another form of a field, such as a transpose, is named after the field.
+        # A transposed or reshaped field is named after the field.
         self._fields = {v: e.attr for v, e in (given or {}).items() if isinstance(e, ast.Attribute)}
         self.program = writer.program
         self.graph = Graph(jaxpr if writer.plain else keys.unpacked(jaxpr))
@@ -166,7 +166,7 @@ class Body:
         # Values with one user, until that user is written.
         self._waiting: dict[str, tuple[ast.expr, int, Statement]] = {}
         self._uses: dict[Atom, int] = {}
-        # Arrays with their axes in another order, as loops over them take these.
+        # Transposed arrays, such as the inputs of loops.
         self._transposed: set[str] = set()
         self._place_of: dict[Eqn, int] = {e: i for i, e in enumerate(self.graph.eqns)}
 
@@ -270,7 +270,7 @@ class Body:
         return hints
 
     def _activates(self, eqn: Eqn, placed: Placed, atoms: Sequence[Atom]) -> bool:
-        """Whether an equation is an activation of what a layer returns, and named after it."""
+        """Whether an equation is an activation of a layer's result, and named after the layer."""
         if list(placed.hints) != [HIDDEN] or len(atoms) != 1 or eqn.outvars[0] in self.wanted:
             return False
         maker = self.graph.producers.get(atoms[0])
@@ -288,8 +288,6 @@ class Body:
     def _place(self, eqn: Eqn, placed: Placed, atoms: Sequence[Atom]) -> None:
         placed.expression = helpers.named(placed.expression, self.writer)
         self._letter(placed.expression)
-        outs = [v if self._uses.get(v) else None for v in eqn.outvars]
-        first = eqn.outvars[0]
         if isinstance(eqn, LayerCall):
             for token in syntax.tokens_in(placed.expression):
                 if token in self._waiting and _ends_line(self._waiting[token][2]):
@@ -305,6 +303,36 @@ class Body:
         for function in placed.functions:
             for token in function.free():
                 self._settle(token)
+        statement = self._statement(eqn, placed, atoms, value, inside)
+        (first, *others) = eqn.outvars
+        if eqn.primitive.name == "transpose":
+            self._transposed.add(self.token(first))
+        single = not others and self._uses.get(first) == 1
+        # A returned value is inlined into the `return`.
+        last = first in self.graph.results and self._one_result()
+        named = self.wanted.get(first) in _NAMED or first in self._apart
+        if (
+            single
+            and placed.inline
+            and not named
+            and not placed.functions
+            and (last or width <= (_CALL if isinstance(eqn, LayerCall) else _OPERAND))
+        ):
+            self._waiting[self.token(first)] = (value, width, statement)
+        elif any(map(self._uses.get, eqn.outvars)):
+            self.statements.append(statement)
+
+    def _statement(
+        self,
+        eqn: Eqn,
+        placed: Placed,
+        atoms: Sequence[Atom],
+        value: ast.expr,
+        inside: Mapping[str, Statement],
+    ) -> Statement:
+        """The statement of an equation, with the statements of the inlined operands by token."""
+        outs = [v if self._uses.get(v) else None for v in eqn.outvars]
+        first = eqn.outvars[0]
         hints = self._hints(eqn, placed, atoms)
         heirs: list[str] = []
         for token in syntax.tokens_in(placed.expression) if placed.flows else ():
@@ -336,22 +364,7 @@ class Body:
             statement.hints = [PLAIN]
         if called:
             statement.place, statement.calls = min([*called, statement.place]), True
-        if eqn.primitive.name == "transpose":
-            self._transposed.add(self.token(first))
-        single = len(outs) == 1 and self._uses.get(first) == 1
-        # A returned value is inlined into the `return`.
-        last = first in self.graph.results and self._one_result()
-        named = self.wanted.get(first) in _NAMED or first in self._apart
-        if (
-            single
-            and placed.inline
-            and not named
-            and not placed.functions
-            and (last or width <= (_CALL if isinstance(eqn, LayerCall) else _OPERAND))
-        ):
-            self._waiting[self.token(first)] = (value, width, statement)
-        elif any(v is not None for v in outs):
-            self.statements.append(statement)
+        return statement
 
     def _letter(self, expression: ast.expr) -> None:
         """Names the subscripts of an einsum after the dimensions of its operands."""
@@ -373,7 +386,7 @@ class Body:
         """Whether a result takes over the name of an operand."""
         if any(v in self.wanted for v in eqn.outvars):
             return False
-        # A product with a matrix is another quantity than the state `h` that it is computed from.
+        # The product of a state `h` and a matrix is not called `h`.
         product = eqn.primitive.name == "dot_general"
         mixed = placed.flows and (product or mixes(eqn, atoms, self._fields))
         return "blank" if mixed else placed.flows
@@ -441,7 +454,7 @@ class Body:
             return self.given[token]
         if token in self._waiting:
             value, width, statement = self._waiting[token]
-            # A name that only repeats that of a layer tells nothing about a result.
+            # A name that only repeats a layer's says nothing about a result.
             if self._one_result() or (statement.passes and width <= _RESULT):
                 del self._waiting[token]
                 return value

@@ -141,7 +141,7 @@ def local(
 
 
 def _named(body: Body, atoms: Sequence[Atom], other: str) -> list[str]:
-    """Names of values whose initial values are `atoms`."""
+    """Names of carried values, from their initial values `atoms`."""
     names = [body.names.get(a) if is_var(a) else None for a in atoms]
     return [n if n is not None and says(n) else other for n in names]
 

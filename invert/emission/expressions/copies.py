@@ -1,4 +1,4 @@
-"""Calls of functions that files get copies of, with arguments read from the traced programs."""
+"""Calls of functions that files contain as copies, with arguments read from the traced programs."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from invert.ir.types import Eqn, JaxFunction
 
 # By their names in a program.
 FUNCTIONS: Mapping[str, JaxFunction] = MappingProxyType({**fast.FUNCTIONS, **philox.FUNCTIONS})
-# Those whose last argument is the shape of their result.
+# Functions whose last argument is the shape of the result.
 _SHAPED = frozenset(("stateless_normal", "stateless_uniform"))
-# Names for the results of those that have several.
+# Names for the results of functions with several.
 _RESULTS = {"stateless_key": ("key", "counter"), "sincosf": ("sine", "cosine")}
 
 

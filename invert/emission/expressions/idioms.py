@@ -376,7 +376,7 @@ def _with_size(sign: str) -> Row:
 
 
 def _triangle(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
-    """`jnp.tri(length, dtype=bool)`: whether a column is at most at the place of the row."""
+    """`jnp.tri(length, dtype=bool)`: whether a column's index is at most the row's."""
     shape = eqn.outvars[0].aval.shape
     makers = [_producer(graph, a, "add", "iota") for a in eqn.invars]
     if len(shape) == 2 and None not in makers:

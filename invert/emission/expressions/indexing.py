@@ -10,6 +10,7 @@ import numpy as np
 from jax import lax
 
 from invert.emission.expressions import helpers, literals
+from invert.emission.layers.ties import may_be_same
 from invert.emission.python import syntax
 from invert.emission.python.syntax import call, item, method, number
 from invert.emission.sizes.program import Program
@@ -53,7 +54,7 @@ def broadcast(eqn: Eqn, args: Sequence[ast.expr], program: Program) -> Expressio
             last = len(leading) - 1
             while last and isinstance(leading[last - 1], ast.Constant):
                 last -= 1
-            # Places along a single axis are `i[:, None]`, as tables of them are read.
+            # Indices along a single axis are `i[:, None]`.
             least = 0 if jnp.issubdtype(operand.aval.dtype, jnp.inexact) else 1
             if all(isinstance(p, ast.Slice) for p in leading[:last]) and last > least:
                 yield item(args[0], _index([ast.Constant(...), *leading[last:]]))
@@ -121,7 +122,7 @@ def convolution(eqn: Eqn, args: Sequence[ast.expr], program: Program) -> Express
                 upscaled = [*args, literals.shape(params["lhs_dilation"]), padding]
                 yield call("lax.conv_transpose", *upscaled, **rest, **kind)
     for kind in kinds:
-        for padding in (_same_padding(eqn, program), explicit):
+        for padding in (_same_padding(eqn), explicit):
             if padding is not None:
                 yield call("lax.conv_general_dilated", *args, strides, padding, **keywords, **kind)
 
@@ -130,14 +131,13 @@ def _inverse(spec: Sequence[int]) -> list[int]:
     return [list(spec).index(i) for i in range(len(spec))]
 
 
-def _same_padding(eqn: Eqn, program: Program) -> ast.expr | None:
+def _same_padding(eqn: Eqn) -> ast.expr | None:
     """`"SAME"` or `"VALID"` if the padding may be that; tracing decides."""
     padding = eqn.params["padding"]
     if all(tuple(p) == (0, 0) for p in padding):
-        # For a kernel of one pixel both are equal, and the other one is more common.
+        # For a kernel of one pixel both are equal, and `"SAME"` is more common.
         return number("SAME" if _is_pointwise(eqn) else "VALID")
-    near = all(0 <= low <= high <= low + 1 for low, high in padding)
-    return number("SAME") if near else None
+    return number("SAME") if may_be_same(padding) else None
 
 
 def _is_pointwise(eqn: Eqn) -> bool:
@@ -173,9 +173,9 @@ def pooling(name: str, init: str) -> Callable[[Eqn, Sequence[ast.expr], Program]
         }
         sizes = [literals.shape(params[k]) for k in _WINDOW]
         if name == "max" and (inner := window(eqn)) is not None:
-            for padding in filter(None, (_same_padding(eqn, program), number("VALID"))):
+            for padding in filter(None, (_same_padding(eqn), number("VALID"))):
                 yield helpers.calling(helpers.max_pool, args[0], *inner, padding)
-        for padding in (_same_padding(eqn, program), literals.value(tuple(params["padding"]))):
+        for padding in (_same_padding(eqn), literals.value(tuple(params["padding"]))):
             if padding is not None:
                 function = syntax.name(f"lax.{name}")
                 yield call(
@@ -282,7 +282,7 @@ def dynamic_update_slice(eqn: Eqn, args: Sequence[ast.expr], program: Program) -
         yield call("lax.dynamic_update_slice", *args[:2], syntax.tuple_of(args[2:]), **keywords)
 
 
-# Places are not counted from the end.
+# Indices are not counted from the end.
 _IN_BOUNDS = {"allow_negative_indices": number(False)}
 
 

@@ -49,7 +49,7 @@ class Streams:
         if any(s.functions for s in following) or any(_reads(r, token) for r in loops):
             return False
         before = self._before(i)
-        # Another value is used later, so that `x` would not say which one is meant.
+        # Another value is used later, so `x` would be ambiguous.
         made = (t for t, k in self._makers.items() if k < i < self._first.get(t, 0))
         if any(t not in before for t in made):
             return False
@@ -90,7 +90,7 @@ def _reads(repeat: Repeat, token: str) -> bool:
 
 
 def _skips(value: ast.expr, token: str) -> bool:
-    """Whether a layer takes a value, as a further argument, beside what is computed from it."""
+    """Whether a layer takes a value as a further argument, beside a value computed from it."""
     calls = [n for n in ast.walk(value) if isinstance(n, ast.Call) and n.args]
     return any(
         token in syntax.tokens_in(c.args[0])

@@ -21,10 +21,12 @@ from invert.emission.layers.cut import (
     Layer,
     LayerCall,
     Path,
+    common_prefix,
     layers_in,
     plain_name,
 )
-from invert.emission.layers.order import ordered
+from invert.emission.layers.library_names import without_number
+from invert.emission.layers.links import Links, ordered
 from invert.emission.layers.stack import kind_of
 from invert.emission.layers.tree import called
 from invert.emission.layers.wrap import wrapped
@@ -115,17 +117,12 @@ class _Chains:
 
     def __init__(self, layer: Layer):
         self.layer, self.steps = layer, layer.steps
-        self.makers: dict[Atom, int] = {v: i for i, s in enumerate(self.steps) for v in s.outvars}
-        self.makers |= {v: -1 - k for k, v in enumerate(layer.inputs)}
-        self.users: dict[int, list[int]] = collections.defaultdict(list)
-        self.inputs: list[set[int]] = []
-        for i, step in enumerate(self.steps):
-            made = {self.makers[a] for a in step.invars if is_var(a) and a in self.makers}
-            self.inputs.append(made)
-            if not isinstance(step, Assign):
-                for j in made:
-                    self.users[j].append(i)
-        self.results = {self.makers[a] for a in layer.outputs if is_var(a) and a in self.makers}
+        links = Links(layer.steps, layer.outputs, layer.inputs)
+        self.before, self.results = links.before, links.results
+        self.users = {
+            i: [j for j in users if not isinstance(layer.steps[j], Assign)]
+            for i, users in links.users.items()
+        }
 
     def runs(self) -> list[_Run]:
         """The repetitions in the chains, starting with the longest."""
@@ -162,7 +159,7 @@ class _Chains:
                     else:
                         other = after[other]
             after[i], depth[i] = at, depth[at] + 1
-        starts = [i for i in numbers if i in after and (i < 0 or not self.inputs[i])]
+        starts = [i for i in numbers if i in after and (i < 0 or not self.before[i])]
         chains: list[list[int]] = []
         for i in starts:
             chain = [i]
@@ -182,8 +179,8 @@ class _Chains:
     def _is_state(self, i: int) -> bool:
         """Whether a step fills an array with a number, from which a product starts."""
         filled = i >= 0 and self.steps[i].primitive.name == "broadcast_in_dim"
-        following = [self.steps[j].primitive.name for j in self.users[i]]
-        return filled and not self.inputs[i] and "dot_general" in following
+        following = [self.steps[j].primitive.name for j in self.users.get(i, ())]
+        return filled and not self.before[i] and "dot_general" in following
 
     def _units(self, chain: Sequence[int]) -> list[_Unit]:
         units: list[_Unit] = []
@@ -191,7 +188,7 @@ class _Chains:
         for first, last in itertools.pairwise(chain):
             ahead = {first}
             for i in range(max(first + 1, 0), last + 1):
-                if self.inputs[i] & ahead:
+                if not ahead.isdisjoint(self.before[i]):
                     ahead.add(i)
             members = {last}
             for i in range(last - 1, max(first, -1), -1):
@@ -207,7 +204,8 @@ class _Chains:
                     members.add(i)
             taken |= members
             for i, step in enumerate(self.steps):
-                if isinstance(step, Assign) and self.inputs[i] and self.inputs[i] <= members:
+                inputs = self.before[i]
+                if isinstance(step, Assign) and inputs and members.issuperset(inputs):
                     members.add(i)
             units.append(self._unit(sorted(members), first))
         return units
@@ -223,12 +221,12 @@ class _Chains:
         if name in _PARTS:
             return True
         form = name in kinds.LAYOUT
-        return form and any(j >= 0 and self._takes_part(j, members) for j in self.inputs[i])
+        return form and any(j >= 0 and self._takes_part(j, members) for j in self.before[i])
 
     def _unit(self, members: Sequence[int], first: int) -> _Unit:
         steps = [self.steps[i] for i in members]
         names = tuple(_plain(s.layer.name) for s in steps if isinstance(s, LayerCall))
-        uses = sum(first in self.inputs[i] for i in members)
+        uses = sum(first in self.before[i] for i in members)
         new = len(steps) > 1 or any(
             isinstance(s, LayerCall) and NUMBER in s.layer.name for s in steps
         )
@@ -291,12 +289,6 @@ def _same(units: Sequence[_Unit], i: int, j: int, period: int, end: int) -> bool
     return all(units[i + k].key == units[j + k].key for k in range(period))
 
 
-def _common(sequences: Sequence[Sequence[Hashable]]) -> int:
-    """The length of the common prefix of sequences."""
-    columns = zip(*sequences, strict=False)
-    return sum(1 for _ in itertools.takewhile(lambda column: len(set(column)) == 1, columns))
-
-
 def _alike(units: Sequence[_Unit]) -> list[_Run]:
     """Consecutive units of several layers each, with layers of the same names."""
     runs: list[_Run] = []
@@ -306,7 +298,7 @@ def _alike(units: Sequence[_Unit]) -> list[_Run]:
     def finish() -> None:
         if len(run) > 1:
             tails = [[u.primitives for u in following] for _, *following in run]
-            common = 1 + _common(tails)
+            common = 1 + len(common_prefix(tails))
             runs.append([[i for u in block[:common] for i in u.steps] for block in run])
         run.clear()
 
@@ -452,7 +444,7 @@ def _own_names(blocks: Sequence[Sequence[Layer]], parameters: Mapping[Var, Path]
 
 def _prefix(names: Sequence[str]) -> str:
     """The common prefix of names, up to a number and an underscore: `conv2_block1_`."""
-    begin = names[0][: _common(names)] if names else ""
+    begin = "".join(common_prefix(names))
     found = re.match(r".*\d_", begin)
     return found[0] if len(names) > 1 and found is not None else ""
 
@@ -468,13 +460,13 @@ def _name_fields(blocks: Sequence[Sequence[Layer]], parameters: Mapping[Var, Pat
         counts = collections.Counter(name.partition("_")[0] for name in own)
         for layer, name in zip(layers, own, strict=True):
             number, _, rest = name.partition("_")
-            # Those of one number become one layer, see `prefixes`.
+            # Layers with the same number become one layer, see `prefixes`.
             alone = number.isdigit() and rest and counts[number] == 1
             layer.field = f"{rest}{number}" if alone else name
             if not same:
                 layer.field = _plain(layer.field)
             if NUMBER not in name and not layer.field[:1].isdigit():
-                layer.kind = re.sub(r"_?\d+$", "", layer.field)
+                layer.kind = without_number(layer.field)
         if not same:
             _number(layers)
 

@@ -5,22 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from invert.emission.layers.cut import Layer, LayerCall, Path, layers_in
-from invert.emission.layers.prefixes import is_automatic
+from invert.emission.layers.library_names import is_automatic
+from invert.emission.layers.links import Links
 from invert.emission.layers.tree import called
 from invert.ir.graph import is_var
 from invert.ir.types import Atom, Eqn, Var
 
-# The name of their fields, with a number, and of their results.
+# The name of the fields of branches, followed by a number, and of their results.
 BRANCH = "branch"
 
 
 def in_order(steps: Sequence[Eqn], results: Iterable[Atom]) -> list[Eqn]:
-    """Steps, with those of joined branches in the order in which the branches are joined.
+    """Steps with those of joined branches in the order of the join.
 
     A graph may list the first steps of all branches before the second ones. The steps that only
     one `concatenate` needs come right before it, each branch as a whole.
     """
-    links = _Links(steps, results)
+    links = Links(steps, results)
     order = list(range(len(steps)))
     placed: set[int] = set()
     for last in reversed(range(len(steps))):
@@ -72,7 +73,7 @@ def _branches(layer: Layer) -> list[tuple[Eqn, list[Layer]]]:
         return []
     if len(layer.outputs) > 1:
         return []
-    links = _Links(layer.steps, layer.outputs)
+    links = Links(layer.steps, layer.outputs)
     return [
         (
             layer.steps[k],
@@ -80,51 +81,3 @@ def _branches(layer: Layer) -> list[tuple[Eqn, list[Layer]]]:
         )
         for k in links.before[last]
     ]
-
-
-class _Links:
-    """Which steps need which others, by their numbers.
-
-    **Attributes:**
-
-    - `before`: for each step, those whose values it uses, in the order of its operands.
-    """
-
-    def __init__(self, steps: Sequence[Eqn], results: Iterable[Atom]):
-        self.steps = steps
-        makers: dict[Atom, int] = {v: i for i, s in enumerate(steps) for v in s.outvars}
-        self.before = [
-            list(dict.fromkeys(makers[a] for a in s.invars if is_var(a) and a in makers))
-            for s in steps
-        ]
-        self._users: list[set[int]] = [set() for _ in steps]
-        for i, needed in enumerate(self.before):
-            for j in needed:
-                self._users[j].add(i)
-        for atom in results:
-            if is_var(atom) and atom in makers:
-                self._users[makers[atom]].add(len(steps))
-
-    def only_for(self, last: int) -> set[int]:
-        """A step, and those whose values only it needs, directly or through others."""
-        region = {last}
-        for i in range(last - 1, -1, -1):
-            if self._users[i] and self._users[i] <= region:
-                region.add(i)
-        return region
-
-    def depth_first(self, last: int, region: set[int]) -> list[int]:
-        """The steps of a region, each right after those that it needs."""
-        found: dict[int, None] = {}
-        pending = [(last, False)]
-        while pending:
-            i, ready = pending.pop()
-            if ready:
-                found[i] = None
-            elif i not in found:
-                pending.append((i, True))
-                needed = [j for j in self.before[i] if j in region]
-                if self.steps[i].primitive.name != "concatenate":
-                    needed.sort()
-                pending += [(j, False) for j in reversed(needed)]
-        return list(found)

@@ -160,7 +160,7 @@ def _cell(layer: Layer, own: Sequence[Var], parameters: Mapping[Var, Path]) -> L
 
 
 def _cut(cell: Layer, body: Jaxpr, parameters: Mapping[Var, Path], units: Units) -> None:
-    """Makes layers of the parts of a cell that the names of its parameters tell, such as gates."""
+    """Makes layers of the parts of a cell that its parameter names indicate, such as gates."""
     shared = len(common_prefix(parameters[v][:-1] for v in cell.parameters))
     names = {v: parameters[v][shared:] for v in cell.parameters}
     if all(len(path) < 2 for path in names.values()):

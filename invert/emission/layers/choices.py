@@ -31,7 +31,7 @@ _SHORTCUT = "shortcut"
 def prepare(cls: Class, function: Callable[[ast.Call], str]) -> None:
     """Notes which fields are `None` in some nodes, and makes static fields of the other choices.
 
-    Steps that all nodes lack, or no node, are no choices.
+    A step that all nodes have, or none, is not a choice.
 
     **Arguments:**
 
@@ -94,7 +94,7 @@ def _settle_result(draft: Draft, *, has: bool) -> None:
 def _choose_activations(
     cls: Class, methods: Sequence[ast.FunctionDef], function: Callable[[ast.Call], str]
 ) -> None:
-    """Makes static fields of the activations that nodes lack, or that are not the same."""
+    """Makes static fields of activations that differ, or that some nodes lack."""
     result = values.result(methods[0])
     end = None if result is None else values.end(methods[0], result)
     columns = list(zip(*map(values.activations, methods), strict=True))
@@ -127,7 +127,7 @@ def _code(call: ast.Call, function: Callable[[ast.Call], str]) -> Code:
 
 
 def _taken(step: ast.Call) -> ast.expr:
-    """The value of a step that is there."""
+    """The value of a step where it is present."""
     taken_, operand, _ = step.args
     hole = next((n for n in ast.walk(taken_) if is_named(n, HOLE)), None)
     if hole is not None:
@@ -163,7 +163,7 @@ def _rename(cls: Class, method: ast.FunctionDef) -> None:
 
 
 def _innermost(method: ast.FunctionDef) -> tuple[ast.stmt, ast.Call] | None:
-    """The first statement with a marked step, and one inside which there is none."""
+    """The first statement with a marked step, and an innermost such step."""
     for statement in method.body:
         if found := [n for n in syntax.in_order(statement) if values.is_step(n)]:
             return statement, found[-1]
@@ -171,7 +171,7 @@ def _innermost(method: ast.FunctionDef) -> tuple[ast.stmt, ast.Call] | None:
 
 
 class _Writing:
-    """Writes one step so that it is left out where it is missing."""
+    """Writes one step so that layers without it skip it."""
 
     def __init__(self, cls: Class, method: ast.FunctionDef, statement: ast.stmt, step: ast.Call):
         self.cls, self.method, self.statement, self.step = cls, method, statement, step
@@ -208,7 +208,7 @@ class _Writing:
         return ast.IfExp(there, _taken(step), step.args[1])
 
     def _test(self, *, there: bool) -> ast.expr:
-        """Whether the step is there, or missing."""
+        """A test of whether the step is present, or missing."""
         statics, step = self.cls.statics, self.step
         own = (n for n in ast.walk(step.args[0]) if field_of(n) in statics)
         field = step.args[2] if field_of(step.args[2]) else next(own)
@@ -236,7 +236,7 @@ class _Writing:
         return ast.Name(local, ast.Load())
 
     def _target(self, operand: ast.expr | None, last: ast.expr) -> str:
-        """A name for a new value: that of an operand, if only an expression reads that after it."""
+        """A name for a new value: that of an operand, if only `last` reads that afterwards."""
         inside = {id(n) for n in ast.walk(last)}
         method = self.method
         arguments = {a.arg for a in (*method.args.args, *method.args.kwonlyargs)}

@@ -22,14 +22,14 @@ from invert.emission.layers.cut import (
     layers_in,
     scope_of,
 )
-from invert.emission.layers.order import ordered
+from invert.emission.layers.links import ordered, users_of
 from invert.emission.python.naming import Names
 from invert.ir import kinds
 from invert.ir.graph import is_var
 from invert.ir.jaxprs import is_jaxpr, sub_jaxprs
 from invert.ir.types import Atom, Eqn, Jaxpr, Var
 
-# What makes a layer: a product with parameters, or a lookup.
+# Primitives that make a layer: products with parameters, and lookups.
 _LAYERS = frozenset(("dot_general", "conv_general_dilated", "gather", "jit", "scan"))
 _NAME = "tower"
 
@@ -130,14 +130,12 @@ class _Copies:
         self.jaxpr, self.parameters = jaxpr, parameters
         self.eqns: list[Eqn] = list(jaxpr.eqns)
         self.makers: dict[Atom, int] = {v: i for i, e in enumerate(self.eqns) for v in e.outvars}
-        self.users: dict[Atom, list[int]] = collections.defaultdict(list)
+        self.users = users_of(self.eqns)
         # The parameters of values that depend on parameters and numbers only.
         self.sources: dict[Atom, frozenset[Var]] = {v: frozenset((v,)) for v in parameters}
         self.constant: list[bool] = []
-        for i, eqn in enumerate(self.eqns):
-            atoms = dict.fromkeys(a for a in eqn.invars if is_var(a))
-            for a in atoms:
-                self.users[a].append(i)
+        for eqn in self.eqns:
+            atoms = [a for a in eqn.invars if is_var(a)]
             constant = all(a in self.sources for a in atoms) and not eqn.effects
             self.constant.append(constant)
             if constant:
@@ -149,7 +147,7 @@ class _Copies:
         self.number: list[int] = []
 
     def wanted(self) -> bool:
-        """Whether two equations use a parameter like layers do."""
+        """Whether two equations use one parameter in products or lookups."""
         counts: collections.Counter[tuple[Var, str]] = collections.Counter()
         for i, eqn in enumerate(self.eqns):
             if self._is_layer(i, eqn):
@@ -180,7 +178,7 @@ class _Copies:
         jaxpr = self.jaxpr.replace(eqns=ordered([*rest, *nodes]))
         inside = {a for p in parts for a in p.parameters}
         used = {a for e in jaxpr.eqns for a in e.invars if is_var(a)} | self.results | inside
-        # Drop what only the copies used, such as a broadcast of their bias.
+        # Drop equations that only the copies used, such as a broadcast of their bias.
         while True:
             eqns = [e for e in jaxpr.eqns if e.effects or any(v in used for v in e.outvars)]
             if len(eqns) == len(jaxpr.eqns):
@@ -249,7 +247,7 @@ class _Copies:
         return sorted(groups, key=lambda g: min(g.copies[0].values()))
 
     def _apart(self, groups: Sequence[_Group]) -> list[_Group]:
-        """The groups that are no part of other repetitions, such as the steps of a loop."""
+        """The groups that are not part of other repetitions, such as the steps of a loop."""
         inside = {i for g in groups for c in g.copies for i in c.values()}
         counts = collections.Counter(self.number)
         others = [
@@ -282,7 +280,7 @@ class _Copies:
             yield from self.users.get(v, ())
 
     def _outlined(self, group: _Group, gone: set[int]) -> tuple[Part, list[tuple[int, Eqn]]] | None:
-        """A part and its calls; `None` if the copies are no layer, or depend on each other."""
+        """A part and its calls; `None` if the copies are not a layer, or depend on each other."""
         base = common_prefix(s for s in map(scope_of, self.eqns) if s)
         scopes = [self._scope(c, base) for c in group.copies]
         copies = self._within_scopes(group.copies, scopes)
@@ -438,7 +436,7 @@ class _Copies:
 
 
 def _params(eqn: Eqn) -> Hashable:
-    """The parameters of an equation; of the programs among them, the primitives."""
+    """The parameters of an equation, with inner programs replaced by their primitives."""
     inner = tuple(e.primitive.name for j in sub_jaxprs(eqn) for e in j.eqns)
     found: list[Hashable] = [inner]
     for name, value in eqn.params.items():

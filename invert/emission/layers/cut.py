@@ -10,20 +10,23 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import heapq
+import itertools
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from jax.extend.core import Primitive
 
 from invert._private.jax import names_of, open_jaxpr
+from invert.emission.layers.links import users_of
 from invert.emission.layers.native import Native
 from invert.emission.python.naming import stem
 from invert.ir import kinds
 from invert.ir.graph import is_var
+from invert.ir.order import topological
 from invert.ir.types import Atom, Eqn, Jaxpr, Literal, Params, Var
 
+_T = TypeVar("_T")
 Path = tuple[str, ...]
 # An inner layer by name, or a single equation by number.
 Group: TypeAlias = str | int
@@ -159,7 +162,7 @@ def cut(
     count = len(jaxpr.outvars) - len(assigned)
     outputs, values = jaxpr.outvars[:count], jaxpr.outvars[count:]
     scopes = [scope_of(eqn) for eqn in eqns]
-    users = _users(eqns)
+    users = users_of(eqns)
     producers: dict[Atom, int] = {v: i for i, eqn in enumerate(eqns) for v in eqn.outvars}
     arguments = {v for v in jaxpr.invars if v not in parameters}
     results = {v for v in outputs if is_var(v)}
@@ -214,7 +217,7 @@ def named_by_scope(eqns: Sequence[Eqn], parameters: Mapping[Var, Path]) -> dict[
     Keras names the variables of a subclassed model after the model alone: `gpt/kernel` is a
     variable of every layer. Such names occur several times, with numbers, in different scopes.
     """
-    users = _users(eqns)
+    users = users_of(eqns)
     scopes: dict[Var, Path] = {}
     alike: dict[Path, list[Var]] = collections.defaultdict(list)
     for v, path in parameters.items():
@@ -235,26 +238,10 @@ def named_by_scope(eqns: Sequence[Eqn], parameters: Mapping[Var, Path]) -> dict[
     return names
 
 
-def _users(eqns: Sequence[Eqn]) -> dict[Atom, list[int]]:
-    users: dict[Atom, list[int]] = collections.defaultdict(list)
-    for i, eqn in enumerate(eqns):
-        for atom in dict.fromkeys(a for a in eqn.invars if is_var(a)):
-            users[atom].append(i)
-    return users
-
-
-def common_prefix(paths: Iterable[Path]) -> Path:
-    """The longest common prefix of some paths."""
-    result: Path | None = None
-    for path in paths:
-        if result is None:
-            result = path
-            continue
-        n = 0
-        while n < min(len(result), len(path)) and result[n] == path[n]:
-            n += 1
-        result = result[:n]
-    return result or ()
+def common_prefix(sequences: Iterable[Sequence[_T]]) -> tuple[_T, ...]:
+    """The longest common prefix of some sequences."""
+    columns = zip(*sequences, strict=False)
+    return tuple(c[0] for c in itertools.takewhile(lambda c: len(set(c)) == 1, columns))
 
 
 def _place_floating(
@@ -456,27 +443,17 @@ class _Cutter:
     ) -> list[tuple[str | None, list[int]]]:
         """The nodes in topological order, stable with respect to program order."""
         where = {i: k for k, (_, _, inner) in enumerate(nodes) for i in inner}
-        needed: list[int] = [0] * len(nodes)
-        following: list[set[int]] = [set() for _ in nodes]
-        for k, (_, _, inner) in enumerate(nodes):
-            for i in inner:
-                for atom in self.eqns[i].invars:
-                    j = self.producers.get(atom) if is_var(atom) else None
-                    before = where.get(j) if j is not None else None
-                    if before is not None and before != k and k not in following[before]:
-                        following[before].add(k)
-                        needed[k] += 1
-        ready = [(first, k) for k, (first, _, _) in enumerate(nodes) if not needed[k]]
-        heapq.heapify(ready)
-        result: list[tuple[str | None, list[int]]] = []
-        while ready:
-            _, k = heapq.heappop(ready)
-            result.append(nodes[k][1:])
-            for n in following[k]:
-                needed[n] -= 1
-                if not needed[n]:
-                    heapq.heappush(ready, (nodes[n][0], n))
-        return result
+        before = [
+            {
+                where[j]
+                for i in inner
+                for a in self.eqns[i].invars
+                if is_var(a) and (j := self.producers.get(a)) is not None and j in where
+            }
+            - {k}
+            for k, (_, _, inner) in enumerate(nodes)
+        ]
+        return [nodes[k][1:] for k in topological([first for first, _, _ in nodes], before)]
 
 
 def _connect(root: Layer, eqns: Sequence[Eqn], parameters: set[Var]) -> None:

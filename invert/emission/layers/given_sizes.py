@@ -113,7 +113,7 @@ def _used(steps: Sequence[Eqn], seen: set[int]) -> Iterator[DimSize]:
         yield from sizes
 
 
-# These are written with every size of the result, others only with those that change.
+# These are written with every size of the result, others only with the sizes that change.
 _NAMING = frozenset(("broadcast_in_dim", "iota", "reshape"))
 
 

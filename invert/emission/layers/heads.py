@@ -10,12 +10,12 @@ from invert.emission.layers.shared import Class
 from invert.emission.python import syntax
 from invert.emission.python.naming import Names
 
-# What a layer that splits its features is, by what it computes.
+# The kinds of layers that split their features, by what they compute.
 _FIELDS = (("softmax(", "heads"), ("dot_product_attention(", "heads"), ("rsqrt(", "groups"))
 
 
 def write(cls: Class) -> None:
-    """Makes the 4 in `x.reshape(batch, length, 4, dim // 4)` a field, if it is the only number."""
+    """Makes the 4 in `x.reshape(batch, length, 4, dim // 4)` a field, unless there are others."""
     first = cls.drafts[0]
     places = list(_places(first.methods))
     text = "".join(map(ast.unparse, first.methods))
@@ -34,7 +34,7 @@ def write(cls: Class) -> None:
 
 
 def _places(methods: list[ast.FunctionDef]) -> Iterator[ast.Constant]:
-    """The numbers of parts in shapes, and the same numbers as divisors wherever they are."""
+    """The numbers of parts in shapes, and the same numbers as divisors anywhere."""
     nodes = [n for m in methods for s in m.body for n in ast.walk(s)]
     found = {id(c): c for n in nodes if isinstance(n, ast.Call) for c in _counts(n)}
     yield from found.values()

@@ -9,7 +9,7 @@ from invert.emission.layers.shared import Draft
 
 
 def lend(drafts: Sequence[Draft], arrays: Callable[[Draft], Hashable]) -> None:
-    """Lend the methods of layers, such as an embedding whose table is used twice beside one called.
+    """Lend methods to such layers, e.g. to an embedding of which only the table is read.
 
     **Arguments:**
 

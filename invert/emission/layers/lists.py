@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from invert.emission.layers.cut import Layer, LayerCall, layers_in
+from invert.emission.layers.library_names import LETTERED, without_letter
 from invert.emission.layers.stack import Stacker, kind_of
 from invert.emission.python.naming import plural
 from invert.ir import kinds
@@ -17,11 +18,9 @@ from invert.ir.graph import is_var
 from invert.ir.sizes import Shape
 from invert.ir.types import Atom, Eqn, Var
 
-# The number of blocks of several kinds that become a list without being made as one. As many layers
+# At least this many blocks of several kinds become a list that the original does not have. Layers
 # of one kind, but of different sizes, do not.
 _MANY = 3
-# A block of a stage, such as `block2a`, `block2b`, `block3a`.
-_LETTERED = re.compile(r"(.*[A-Za-z]_?)(\d+)([a-z])")
 
 
 @dataclasses.dataclass(eq=False)
@@ -197,7 +196,7 @@ class Lists:
             if any(self._elsewhere(c.outvars[0], c, layer) for c in calls[:-1]):
                 continue
             first = calls[0].layer
-            name = plural(_LETTERED.sub(r"\1", first.kind or first.field or first.name).rstrip("_"))
+            name = plural(LETTERED.sub(r"\1", first.kind or first.field or first.name).rstrip("_"))
             if any(c.layer.listed == name for c in names):
                 continue
             for call in calls:
@@ -225,9 +224,7 @@ def _numbered(names: Mapping[LayerCall, str]) -> list[list[LayerCall]]:
 
     The first of `block`, `block_1`, `block_2` has no number.
     """
-    blocks = {
-        call: _LETTERED.sub(r"\1\2", name) for call, name in names.items() if layers_in(call.layer)
-    }
+    blocks = {c: without_letter(name) for c, name in names.items() if layers_in(c.layer)}
     stems = {stem for name in blocks.values() if (stem := _numbers(name, 1)[0]) != name}
     found: dict[str, list[LayerCall]] = collections.defaultdict(list)
     for call, name in blocks.items():
@@ -293,7 +290,7 @@ def _consecutive(calls: Sequence[LayerCall], names: Mapping[LayerCall, str]) -> 
     with a shortcut. Keras appends a second number to the names of scopes, and begins with `block`,
     `block_1`.
     """
-    lettered = [_LETTERED.fullmatch(names[c]) for c in calls]
+    lettered = [LETTERED.fullmatch(names[c]) for c in calls]
     if all(lettered) and all(layers_in(c.layer) for c in calls):
         places = [(found[1], int(found[2]), ord(found[3])) for found in lettered if found]
         return all(

@@ -37,7 +37,7 @@ class Native:
     out: tuple[int, ...] | None = None
 
     def make(self) -> eqx.Module:
-        """The layer, with types instead of arrays."""
+        """The layer with types in place of arrays."""
         cls = getattr(eqx.nn, self.kind)
         keywords = dict(self.keywords)
 

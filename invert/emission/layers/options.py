@@ -1,4 +1,4 @@
-"""Shares one class among layers of which some lack a step of the others.
+"""Shares one class among layers that lack some of each other's steps.
 
 In a network, some blocks have a layer on their shortcut, some have no shortcut at all, some have a
 bias, an activation or a padding that others lack. All of them get the method of the layer with the
@@ -87,11 +87,11 @@ class Match:
         return self._lacking is not None and self._without(a, b)
 
     def _without(self, a: Value, b: Value) -> bool:
-        """Compares two values of which one is the other and one more step."""
+        """Compares two values, one of which is the other plus one step."""
         if len(self.missing) + len(self.extra) >= _MOST_OPTIONS:
             return False
         inner = values.operand(b) if _is_free(b.node) and a.uses == 1 else None
-        # An operand in place of a step is read there and elsewhere.
+        # An operand that replaces a step is read both there and elsewhere.
         shared = any(a is operand for operand in self.missing.values())
         if inner is not None and not shared and self._tried((self.extra, a, b), [(a, inner)]):
             return True
@@ -105,7 +105,7 @@ class Match:
             value = values.operand(value)
 
     def add(self, other: Match) -> bool:
-        """Adds the options of another match; whether they are compatible."""
+        """Adds the options of another match; returns whether they are compatible."""
         common = self.extra.keys() & other.extra
         missing = {**other.missing, **self.missing}
         if (
@@ -120,7 +120,7 @@ class Match:
     def _tried(
         self, entry: tuple[dict[Value, _T], Value, _T], pairs: Sequence[tuple[Value, Value]]
     ) -> bool:
-        """Compares values after an entry, which is undone if these differ."""
+        """Compares values under a tentative entry, which is undone if they differ."""
         start, (table, a, entered) = len(self._undo), entry
         table[a] = entered
         self._undo.append(lambda: table.pop(a))
@@ -131,7 +131,7 @@ class Match:
         return False
 
     def _operands(self, a: Value) -> Iterator[Value]:
-        """What may stand for a step, or for a chain of steps of which a layer is missing."""
+        """The values that may replace a step, or a chain of steps whose layer is missing."""
         if self._lacking == frozenset() and (steps := values.Steps.of(a)) is not None:
             yield from steps.states()
         found: list[Value] = []
@@ -180,14 +180,14 @@ def keys(
     key: Callable[[Draft], Hashable],
     fields: Callable[[Draft], Fields],
 ) -> dict[Draft, Hashable]:
-    """What the nodes of one class have in common, apart from numbers.
+    """What the nodes of one class share, apart from numbers.
 
     Those of one class get one method.
 
     **Arguments:**
 
     - `below`: nodes of lower levels, which are among the results only if they lack a layer.
-    - `key`: what nodes without a readable method have in common.
+    - `key`: what nodes without a readable method share.
     """
     found: dict[Draft, Hashable] = {d: key(d) for d in drafts}
     alike: dict[Hashable, list[Draft]] = {}
@@ -319,13 +319,13 @@ def _bare(call: ast.Call) -> ast.Call:
 
 
 def _differing(rows: Sequence[Sequence[str]], end: int | None) -> set[tuple[str, ...]]:
-    """The activations that are not the same everywhere, besides that of the result."""
+    """The activations that differ between layers, except that of the result."""
     columns = enumerate(zip(*rows, strict=True))
     return {c for i, c in columns if i != end and len(set(c)) > 1}
 
 
 def _complete(draft: Draft, whole: Draft, drafts: Sequence[Draft]) -> bool:
-    """Adds the arrays that a layer lacks, of the sizes that they would have, if these are known."""
+    """Adds the arrays that a layer lacks, at the sizes they would have, where known."""
     for name, value in whole.node.fields.items():
         if isinstance(value, Node) or name in draft.node.fields:
             continue
@@ -430,7 +430,7 @@ class _Marking:
         return node
 
     def _inline(self, value: Value, node: ast.AST, step: ast.AST) -> bool:
-        """Drops the assignment of a value that only a step reads, if it may be anywhere."""
+        """Drops the assignment of a value that only a step reads, if it can move to the step."""
         body = self._method.body
         start, end = self._at(node), self._at(step)
         made = body[start] if start >= 0 else None

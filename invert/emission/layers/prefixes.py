@@ -3,40 +3,32 @@
 from __future__ import annotations
 
 import collections
-import dataclasses
 import itertools
 import re
 from collections.abc import Mapping, Sequence, Set
 
 from invert.emission.layers.cut import NUMBER, Assign, Layer, LayerCall, Path, scope_of
-from invert.emission.layers.order import ordered
+from invert.emission.layers.library_names import (
+    CONV_BLOCK,
+    KINDS_OF_LAYERS,
+    is_automatic,
+    without_number,
+)
+from invert.emission.layers.links import Links, ordered, users_of
 from invert.emission.layers.tree import called
 from invert.emission.layers.wrap import wrapped
 from invert.emission.python.naming import camel, snake
 from invert.ir import kinds
 from invert.ir.graph import is_var
-from invert.ir.types import Atom, Eqn, Literal, Var
+from invert.ir.types import Eqn, Literal, Var
 
-# Names of layer types in libraries: they say what a layer is, not where it is used.
-KINDS_OF_LAYERS = frozenset(
-    """Dense Linear DenseGeneral LinearGeneral EinsumDense Conv Conv1d Conv2d Conv3d ConvTranspose
-    Conv1dTranspose Conv2dTranspose Conv3dTranspose DepthwiseConv1d DepthwiseConv2d SeparableConv2d
-    BatchNorm BatchNormalization LayerNorm LayerNormalization GroupNorm GroupNormalization RmsNorm
-    RmsNormalization RMSNorm RMSNormalization InstanceNorm Norm Embed Embedding Embeddings Lstm Gru
-    SimpleRnn LstmCell GruCell MultiHeadAttention MultiHeadDotProductAttention Attention Mlp MLP
-    Block Layer""".split()
-)
-# What a layer multiplies its input by, and so what it is called where its name is a number.
-_CONV, BLOCK = "conv", "conv_block"
+_CONV = "conv"
 # The least number of pairs of a convolution and a normalization that become layers.
 _FEW = 2
+# The names of layers, by their products, in place of a number.
 _PRODUCTS = {"conv_general_dilated": _CONV, "dot_general": "linear", "gather": "embedding"}
 # The largest number of inputs, and of steps that complete a group, such as those of `silu`.
 _MOST_INPUTS, _MOST_STEPS = 3, 5
-_AUTOMATIC = re.compile(
-    r"([a-z]*_?conv[1-3]d(_transpose)?|[a-z]+_normalization)(_\d+)?|[A-Z][A-Za-z]*_\d+"
-    rf"|{BLOCK}(_\d+)?"
-)
 _SEPARATORS = re.compile(r"[._]")
 
 
@@ -54,7 +46,7 @@ def group(layer: Layer, parameters: Mapping[Var, Path]) -> None:
         fields = _fields(inner, list(members.values()), prefix[-1])
         for step, field in zip(inner, fields, strict=True):
             assert isinstance(step, LayerCall)
-            step.layer.field, step.layer.kind = field, re.sub(r"_?\d+$", "", field)
+            step.layer.field, step.layer.kind = field, without_number(field)
         rest = [(i, s) for i, s in enumerate(layer.steps) if i not in region]
         call = wrapped(layer, sorted(region), prefix[:-1], parameters, ())
         if prefix[:-1].isdigit():
@@ -67,11 +59,11 @@ def group(layer: Layer, parameters: Mapping[Var, Path]) -> None:
 def _next(
     layer: Layer, names: Mapping[int, str], done: set[str], made: set[Layer]
 ) -> tuple[str, dict[int, str], set[int]] | None:
-    """A prefix, the rests of the names of its layers by their calls, and all steps of their group.
+    """A prefix, the rest of each layer's name by its call, and all steps of the group.
 
     Prefixes that were tried are added to `done`.
     """
-    links = _Links.of(layer)
+    links = Links(layer.steps, layer.outputs)
     prefixes = [p for p in _prefixes(layer, names) if p not in done]
     for prefix in sorted(prefixes, key=lambda p: -len(_SEPARATORS.findall(p))):
         done.add(prefix)
@@ -83,10 +75,7 @@ def _next(
 
 def _pair(layer: Layer, parameters: Mapping[Var, Path]) -> None:
     """Makes a layer of each convolution, its normalization and activation, if there are several."""
-    users: dict[Atom, list[int]] = collections.defaultdict(list)
-    for i, step in enumerate(layer.steps):
-        for atom in filter(is_var, step.invars):
-            users[atom].append(i)
+    users = users_of(layer.steps)
     pairs = [
         (i, users[v][0])
         for i, step in enumerate(layer.steps)
@@ -100,13 +89,13 @@ def _pair(layer: Layer, parameters: Mapping[Var, Path]) -> None:
     calls = [i for i, s in enumerate(layer.steps) if isinstance(s, LayerCall)]
     if [calls] == list(map(list, pairs)):
         _name_pair(layer, pairs[0], parameters)
-        return  # this is such a layer
+        return  # the layer is such a pair
     names = [_called(layer.steps[conv], parameters) for conv, _ in pairs]
     few = len(pairs) < _FEW and all(map(is_automatic, names))
     # A normalization elsewhere belongs to what follows it, and so may the others.
     if few or sum(_is_single(s, "norm") for s in layer.steps) > len(pairs):
         return
-    links = _Links.of(layer)
+    links = Links(layer.steps, layer.outputs)
     regions = [_region(layer, links, set(pair)) for pair in pairs]
     if None in regions:
         return
@@ -114,16 +103,11 @@ def _pair(layer: Layer, parameters: Mapping[Var, Path]) -> None:
     number = itertools.count(1)
     for pair, region, name in zip(pairs, regions, names, strict=True):
         assert region is not None
-        name = f"{BLOCK}_{next(number)}" if is_automatic(name) else name
+        name = f"{CONV_BLOCK}_{next(number)}" if is_automatic(name) else name
         _name_pair(layer, pair, parameters)
         call = wrapped(layer, sorted(region), name, parameters, ())
         steps = [(i, s) for i, s in steps if i not in region] + [(pair[0], call)]
     layer.steps = ordered(sorted(steps, key=lambda s: s[0]))
-
-
-def is_automatic(name: str) -> bool:
-    """Whether a layer was named by a library or here, rather than by an author."""
-    return NUMBER in name or _AUTOMATIC.fullmatch(name) is not None
 
 
 def _name_pair(layer: Layer, pair: Sequence[int], parameters: Mapping[Var, Path]) -> None:
@@ -151,7 +135,7 @@ def _called(step: Eqn, parameters: Mapping[Var, Path]) -> str:
 
 
 def _group(
-    layer: Layer, links: _Links, names: Mapping[int, str], prefix: str, made: Set[Layer]
+    layer: Layer, links: Links, names: Mapping[int, str], prefix: str, made: Set[Layer]
 ) -> tuple[list[int], set[int] | None]:
     """The calls of layers with a prefix, and the steps of their region if there is one."""
     steps = layer.steps
@@ -186,7 +170,7 @@ def _rest(name: str, prefix: str) -> str:
 
 
 def _names(layer: Layer, parameters: Mapping[Var, Path]) -> dict[int, str]:
-    """The names that somebody chose for layers, by the numbers of the steps that call them."""
+    """The names that an author chose for layers, by the numbers of the steps that call them."""
     counts = collections.Counter(s.layer for s in layer.steps if isinstance(s, LayerCall))
     wanted: dict[int, str] = {}
     for i, step in enumerate(layer.steps):
@@ -207,7 +191,7 @@ def _names(layer: Layer, parameters: Mapping[Var, Path]) -> dict[int, str]:
 
 
 def _prefixes(layer: Layer, names: Mapping[int, str]) -> list[str]:
-    """The words, with a separator, with which the names of some layers begin, but not of all."""
+    """Common prefixes of the names of some layers, but not all, with their separator."""
     members: dict[str, list[int]] = {}
     for i, name in names.items():
         for found in _SEPARATORS.finditer(name, 1):
@@ -231,7 +215,7 @@ def _prefixes(layer: Layer, names: Mapping[int, str]) -> list[str]:
 
 
 def _kind(step: Eqn) -> str:
-    """What a layer is called where its name is a number."""
+    """The name of a layer whose own name is a number: that of its product or norm."""
     steps = step.layer.steps if isinstance(step, LayerCall) else []
     found = [_PRODUCTS.get(s.primitive.name) or _kind(s) for s in steps]
     products = [name for name in found if name in _PRODUCTS.values()]
@@ -260,63 +244,20 @@ def _fields(steps: Sequence[Eqn], rests: Sequence[str], separator: str) -> list[
     return fields
 
 
-@dataclasses.dataclass(frozen=True)
-class _Links:
-    """How the steps of a layer depend on each other, by their numbers.
-
-    **Arguments:**
-
-    - `before`: for each step, those whose values it uses; `users` is the reverse.
-    - `results`: those that make results of the layer.
-    - `free`: those that compute something of parameters alone.
-    - `assigns`: those that assign the state.
-    """
-
-    before: Mapping[int, set[int]]
-    users: Mapping[int, set[int]]
-    results: set[int]
-    free: set[int]
-    assigns: Sequence[int]
-
-    @staticmethod
-    def of(layer: Layer) -> _Links:
-        makers: dict[Atom, int] = {v: i for i, s in enumerate(layer.steps) for v in s.outvars}
-        held = set(layer.parameters)
-        before: dict[int, set[int]] = {}
-        users: dict[int, set[int]] = collections.defaultdict(set)
-        free, assigns = set[int](), list[int]()
-        results = {makers[a] for a in layer.outputs if is_var(a) and a in makers}
-        for i, step in enumerate(layer.steps):
-            atoms = [a for a in step.invars if is_var(a)]
-            before[i] = {makers[a] for a in atoms if a in makers}
-            for j in before[i]:
-                users[j].add(i)
-            if isinstance(step, Assign):
-                assigns.append(i)
-            elif not isinstance(step, LayerCall) and i not in results and held.issuperset(atoms):
-                free.add(i)
-        return _Links(before, dict(users), results, free, assigns)
-
-    def between(self, members: Set[int]) -> set[int]:
-        """Some steps, and those on the paths between them."""
-        after = _closure(members, self.users, range(max(members)))
-        return {
-            *members,
-            *(after & _closure(members, self.before, range(min(members), max(members)))),
-        }
-
-    def only_for(self, region: set[int]) -> set[int]:
-        """The steps that make values for a region alone, and need no input."""
-        needed = {j for i in region for j in self.before[i]}
-        return {j for j in needed & self.free if self.users[j] <= region}
-
-    def ends(self, region: set[int]) -> set[int]:
-        """The steps whose values are used outside of a region."""
-        return {i for i in region if i in self.results or self.users.get(i, set()) - region}
+def _only_for(layer: Layer, links: Links, region: set[int]) -> set[int]:
+    """The equations that compute something from parameters for a region alone."""
+    held = set(layer.parameters)
+    return {
+        j
+        for j in {j for i in region for j in links.before[i]} - links.results
+        if not isinstance(step := layer.steps[j], LayerCall | Assign)
+        and held.issuperset(filter(is_var, step.invars))
+        and region.issuperset(links.users[j])
+    }
 
 
 def _region(
-    layer: Layer, links: _Links, members: set[int], named: Set[int] = frozenset()
+    layer: Layer, links: Links, members: set[int], named: Set[int] = frozenset()
 ) -> set[int] | None:
     """The steps of some layers, and those between them, if they have a single result.
 
@@ -331,20 +272,22 @@ def _region(
     region = links.between(members | named)
     if any(isinstance(steps[i], LayerCall) for i in region - members):
         return None
-    region |= links.only_for(region)
-    region |= {i for i in links.assigns if links.before[i] and links.before[i] <= region}
+    region |= _only_for(layer, links, region)
+    for i, step in enumerate(steps):
+        if isinstance(step, Assign) and links.before[i] and region.issuperset(links.before[i]):
+            region.add(i)
     convolves = any(_kind(steps[i]) == _CONV for i in members)
     grown, ends = set(region), links.ends(region)
     for _ in range(_MOST_STEPS):
         known = {v for i in grown for v in steps[i].outvars} | set(layer.parameters)
         if convolves or len(ends) > 1:
             known |= {a for i in grown for a in steps[i].invars if is_var(a)}
-        following = {j for i in ends for j in links.users.get(i, set()) - grown}
+        following = {j for i in ends for j in links.users[i]} - grown
         ready = [j for j in sorted(following) if known.issuperset(filter(is_var, steps[j].invars))]
         if ends & links.results or not ready or not _is_elementwise(steps[ready[0]]):
             break
         grown.add(ready[0])
-        grown |= links.only_for(grown)
+        grown |= _only_for(layer, links, grown)
         ends = links.ends(grown)
         if len(ends) == 1:
             region = set(grown)
@@ -353,16 +296,6 @@ def _region(
     inputs = outside - made_inside - set(layer.parameters)
     single = sum(len(steps[i].outvars) for i in links.ends(region)) == 1
     return region if single and 0 < len(inputs) <= _MOST_INPUTS else None
-
-
-def _closure(start: Set[int], following: Mapping[int, set[int]], within: range) -> set[int]:
-    found: set[int] = set()
-    pending = list(start)
-    while pending:
-        new = {i for i in following.get(pending.pop(), ()) if i in within} - found
-        found |= new
-        pending += new
-    return found
 
 
 def _is_elementwise(step: Eqn) -> bool:

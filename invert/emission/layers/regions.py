@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from invert._private.jax import names_of, with_names
 from invert.emission.layers.cut import PART, Path, common_prefix
+from invert.emission.layers.links import users_of
 from invert.ir import kinds
 from invert.ir.graph import is_var
 from invert.ir.types import Atom, Eqn, Jaxpr, Var
@@ -43,7 +44,7 @@ def _under(path: Path, above: Path) -> bool:
 
 
 def _numbered(path: Path) -> bool:
-    """Whether a layer is one of a list."""
+    """Whether a layer is an item of a list."""
     return re.search(r"_\d+$", path[-1]) is not None
 
 
@@ -71,7 +72,7 @@ class _Regions:
             self.units |= dict.fromkeys(members, members)
         self.results = {v for v in jaxpr.outvars if is_var(v)}
         self.places: list[Path] = [()] * len(self.eqns)
-        self.users: dict[Atom, list[int]] = collections.defaultdict(list)
+        self.users = users_of(self.eqns)
         self.producers: dict[Atom, int] = {}
         # Whether an equation depends on no argument and no parameter.
         self.constant: list[bool] = []
@@ -81,8 +82,6 @@ class _Regions:
         self.derived: dict[Atom, Path] = {v: p[:-1] for v, p in parameters.items()}
         for i, eqn in enumerate(self.eqns):
             inputs = [a for a in eqn.invars if is_var(a)]
-            for atom in dict.fromkeys(inputs):
-                self.users[atom].append(i)
             self.constant.append(all(self._is_constant(a) for a in inputs))
             owners = [self.derived[a] for a in inputs if a in self.derived]
             self.owners.append(owners)
@@ -175,7 +174,7 @@ class _Regions:
             if any(self.producers.get(a) in whole for a in inputs):
                 continue
             ended = sum(not self._inside(a, rest) for a in inputs)
-            parted = not whole.issuperset(unit)  # it is written as one, and so outside
+            parted = not whole.issuperset(unit)  # it is one expression, outside
             if parted or sum(bool(self._inside(v, rest)) for v in made) <= ended:
                 whole = rest
         return whole

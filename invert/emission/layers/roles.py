@@ -11,6 +11,7 @@ from invert._private.jax import open_jaxpr
 from invert.emission.layers.cut import LayerCall
 from invert.ir import kinds
 from invert.ir.graph import Graph, is_var
+from invert.ir.jaxprs import fills
 from invert.ir.loops import ScanParts
 from invert.ir.types import Atom, Eqn, Jaxpr, Literal, Var
 
@@ -31,15 +32,9 @@ def roles(graph: Graph) -> dict[Atom, str]:
     return found
 
 
-def _maker(graph: Graph, atom: Atom, *names: str) -> Eqn | None:
-    """The equation that defines a value, if it has one of these primitives."""
-    eqn = None if isinstance(atom, Literal) else graph.producers.get(atom)
-    return eqn if eqn is not None and (not names or eqn.primitive.name in names) else None
-
-
 def _source(graph: Graph, atom: Atom) -> Atom:
-    """The array of which a value is another form."""
-    while (eqn := _maker(graph, atom, *_WAY)) is not None and is_var(eqn.invars[0]):
+    """The array that a value is reshaped or transposed from."""
+    while (eqn := graph.producer(atom, *_WAY)) is not None and is_var(eqn.invars[0]):
         atom = eqn.invars[0]
     return atom
 
@@ -57,7 +52,7 @@ def _users(graph: Graph, atom: Atom, *names: str) -> list[Eqn]:
 
 def _normalization(eqn: Eqn, graph: Graph) -> Iterator[tuple[Atom, str]]:
     """`rsqrt(var + epsilon) * gamma` is the scale, `beta - mean * scale` the shift."""
-    inside = _maker(graph, eqn.invars[0], "add")
+    inside = graph.producer(eqn.invars[0], "add")
     if inside is not None and any(isinstance(a, Literal) for a in inside.invars):
         variance = next((a for a in inside.invars if is_var(a)), None)
         if variance is not None and (name := _mean_of_squares(graph, variance)):
@@ -75,14 +70,14 @@ def _normalization(eqn: Eqn, graph: Graph) -> Iterator[tuple[Atom, str]]:
     scaled = _users(graph, scale, "mul")
     for product in scaled:
         for atom in product.invars:
-            centered = _maker(graph, atom, "sub")
+            centered = graph.producer(atom, "sub")
             if centered is not None and _is_mean(graph, centered.invars[1]):
                 yield centered.invars[1], "mean"
         for last in _users(graph, product.outvars[0], "add", "sub"):
             others = [a for a in last.invars if _source(graph, a) is not product.outvars[0]]
-            if others and all(_maker(graph, _source(graph, a)) is None for a in others):
+            if others and all(graph.producer(_source(graph, a)) is None for a in others):
                 makers = [
-                    _maker(graph, _source(graph, a), "mul")
+                    graph.producer(_source(graph, a), "mul")
                     for u in _users(graph, last.outvars[0], "add")
                     for a in u.invars
                 ]
@@ -92,56 +87,56 @@ def _normalization(eqn: Eqn, graph: Graph) -> Iterator[tuple[Atom, str]]:
 
 def _of_one_axis(eqn: Eqn, graph: Graph) -> bool:
     """Whether one factor is an argument of the body, such as a parameter, in another form."""
-    return any(_maker(graph, _source(graph, a)) is None for a in eqn.invars if is_var(a))
+    return any(graph.producer(_source(graph, a)) is None for a in eqn.invars if is_var(a))
 
 
 def _mean_of_squares(graph: Graph, atom: Atom) -> str:
     """`var` for the mean of squared deviations, `mean_square` for that of squares."""
-    called = _maker(graph, _source(graph, atom), "jit")
+    called = graph.producer(_source(graph, atom), "jit")
     if called is not None and called.params["name"] == "_var":
         return "var"
-    division = _maker(graph, _source(graph, atom), "div")
-    total = division and _maker(graph, _source(graph, division.invars[0]), "reduce_sum")
-    square = total and _maker(
-        graph, _source(graph, total.invars[0]), "square", "integer_pow", "mul"
+    division = graph.producer(_source(graph, atom), "div")
+    total = division and graph.producer(_source(graph, division.invars[0]), "reduce_sum")
+    square = total and graph.producer(
+        _source(graph, total.invars[0]), "square", "integer_pow", "mul"
     )
     if not square or any(a is not square.invars[0] for a in square.invars):
         return ""
-    return "var" if _maker(graph, square.invars[0], "sub") is not None else "mean_square"
+    return "var" if graph.producer(square.invars[0], "sub") is not None else "mean_square"
 
 
 def _is_mean(graph: Graph, atom: Atom) -> bool:
-    division = _maker(graph, _source(graph, atom), "div")
+    division = graph.producer(_source(graph, atom), "div")
     return division is not None and (
-        _maker(graph, _source(graph, division.invars[0]), "reduce_sum") is not None
+        graph.producer(_source(graph, division.invars[0]), "reduce_sum") is not None
     )
 
 
 def _difference(graph: Graph, atom: Atom) -> Eqn | None:
-    """The mean of squares less the square of the mean, of which a variance is the positive part."""
-    eqn = _maker(graph, _source(graph, atom), "max", "sub")
+    """The mean of squares minus the square of the mean, whose positive part is the variance."""
+    eqn = graph.producer(_source(graph, atom), "max", "sub")
     if eqn is not None and eqn.primitive.name == "max":
         arrays = [a for a in eqn.invars if is_var(a)]
-        eqn = _maker(graph, arrays[0], "sub") if len(arrays) == 1 else None
+        eqn = graph.producer(arrays[0], "sub") if len(arrays) == 1 else None
     if eqn is None or _mean_of_squares(graph, eqn.invars[0]) != "mean_square":
         return None
-    square = _maker(graph, eqn.invars[1], "square", "integer_pow", "mul")
-    mean = square and _maker(graph, _source(graph, square.invars[0]), "div")
+    square = graph.producer(eqn.invars[1], "square", "integer_pow", "mul")
+    mean = square and graph.producer(_source(graph, square.invars[0]), "div")
     return eqn if mean else None
 
 
 def _squares(graph: Graph, variance: Atom) -> Iterator[tuple[Atom, str]]:
-    """The squares of which a variance is the mean."""
-    division = _maker(graph, _source(graph, variance), "div")
-    total = division and _maker(graph, _source(graph, division.invars[0]), "reduce_sum")
+    """The squares whose mean is a variance."""
+    division = graph.producer(_source(graph, variance), "div")
+    total = division and graph.producer(_source(graph, division.invars[0]), "reduce_sum")
     if total:
         yield _source(graph, total.invars[0]), "squared"
 
 
 def _attention(eqn: Eqn, graph: Graph) -> Iterator[tuple[Atom, str]]:
     """Products before and after a softmax, whose quotient is `eqn`."""
-    exponential = _maker(graph, eqn.invars[0], "exp")
-    if exponential is None or _maker(graph, exponential.invars[0], "sub") is None:
+    exponential = graph.producer(eqn.invars[0], "exp")
+    if exponential is None or graph.producer(exponential.invars[0], "sub") is None:
         return
     chosen = _users(graph, eqn.outvars[0], "select_n")
     forms = [eqn.outvars[0], *(e.outvars[0] for e in chosen)]
@@ -151,7 +146,7 @@ def _attention(eqn: Eqn, graph: Graph) -> Iterator[tuple[Atom, str]]:
     pending = [a for a in graph.producers[exponential.invars[0]].invars[:1] if is_var(a)]
     while pending and len(way) < _LONGEST:
         atom = pending.pop()
-        maker = _maker(graph, atom)
+        maker = graph.producer(atom)
         if maker is None or not is_var(atom):
             continue
         if maker.primitive.name == "dot_general":
@@ -166,7 +161,7 @@ def _attention(eqn: Eqn, graph: Graph) -> Iterator[tuple[Atom, str]]:
     for v in way:
         if v.aval.dtype == product.outvars[0].aval.dtype and len(v.aval.shape) > 2:
             yield v, "scores"
-        maker = _maker(graph, v, "select_n")
+        maker = graph.producer(v, "select_n")
         if maker is not None and is_var(mask := maker.invars[0]) and mask in graph.producers:
             yield from ((a, "mask") for a, _ in _forms(graph, mask, ""))
     yield from ((v, "weights") for v in forms)
@@ -205,8 +200,8 @@ def _key_of(product: Eqn, graph: Graph) -> int:
 
 
 def _forms(graph: Graph, atom: Atom, name: str) -> Iterator[tuple[Atom, str]]:
-    """A value and those of which it is another form, within the body."""
-    while is_var(atom) and (eqn := _maker(graph, atom)) is not None:
+    """A value and those that it is reshaped or transposed from, within the body."""
+    while is_var(atom) and (eqn := graph.producer(atom)) is not None:
         yield atom, name
         if eqn.primitive.name not in (*_WAY, "mul"):
             return
@@ -234,7 +229,7 @@ def apart(graph: Graph, names: Mapping[Atom, str]) -> set[Atom]:
     for eqn in graph.by_primitive.get("dot_general", ()):
         for atom in eqn.invars:
             if names.get(atom) in _FACTORS:
-                maker = _maker(graph, atom, "transpose")
+                maker = graph.producer(atom, "transpose")
                 turned = maker is not None and _turns_matrices(maker)
                 found.add(maker.invars[0] if maker is not None and turned else atom)
     for atom, name in names.items():
@@ -253,14 +248,14 @@ def _turns_matrices(eqn: Eqn) -> bool:
 
 def _lstm(eqn: Eqn, graph: Graph) -> Iterator[tuple[Atom, str]]:
     """The gates of `c = f * c + i * g` and `h = o * tanh(c)`."""
-    products = [_maker(graph, a, "mul") for a in eqn.invars]
+    products = [graph.producer(a, "mul") for a in eqn.invars]
     if None in products:
         return
     kept = added = None
     for product in products:
         if product is None:
             return
-        makers = [_maker(graph, a) for a in product.invars]
+        makers = [graph.producer(a) for a in product.invars]
         names = {m.primitive.name if m else "" for m in makers}
         if names == {"logistic", ""}:
             kept = product
@@ -271,12 +266,12 @@ def _lstm(eqn: Eqn, graph: Graph) -> Iterator[tuple[Atom, str]]:
     yield from _masked(eqn.outvars[0], "c", graph)
     yield added.outvars[0], "update"
     for a in kept.invars:
-        gate = _maker(graph, a, "logistic")
+        gate = graph.producer(a, "logistic")
         yield (a, "c") if gate is None else (_gate(gate, graph), "f")
     for a in added.invars:
-        gate = _maker(graph, a)
+        gate = graph.producer(a)
         if gate is not None:
-            whole = _maker(graph, gate.invars[0], "split")
+            whole = graph.producer(gate.invars[0], "split")
             if whole is not None:
                 yield from _sums(whole.invars[0], "gates", graph)
             yield _gate(gate, graph), "i" if gate.primitive.name == "logistic" else "g"
@@ -284,33 +279,33 @@ def _lstm(eqn: Eqn, graph: Graph) -> Iterator[tuple[Atom, str]]:
         for product in _users(graph, last.outvars[0], "mul"):
             yield from _masked(product.outvars[0], "h", graph)
             for a in product.invars:
-                if (gate := _maker(graph, a, "logistic")) is not None:
+                if (gate := graph.producer(a, "logistic")) is not None:
                     yield _gate(gate, graph), "o"
 
 
 def _gate(eqn: Eqn, graph: Graph) -> Atom:
-    """The value named as a gate: a part of all gates, or what is computed of it alone."""
-    parted = _maker(graph, eqn.invars[0], "split", "slice") is not None
+    """The value named as a gate: a part of all gates, or computed from one alone."""
+    parted = graph.producer(eqn.invars[0], "split", "slice") is not None
     return eqn.invars[0] if parted else eqn.outvars[0]
 
 
 def _gru(eqn: Eqn, graph: Graph) -> Iterator[tuple[Atom, str]]:
     """The gates of `h = update * h + (1 - update) * candidate`."""
-    products = [_maker(graph, a, "mul") for a in eqn.invars]
+    products = [graph.producer(a, "mul") for a in eqn.invars]
     kept = added = None
     for product in products:
         if product is None:
             return
-        makers = {m.primitive.name for a in product.invars if (m := _maker(graph, a)) is not None}
+        makers = {m.primitive.name for a in product.invars if (m := graph.producer(a)) is not None}
         if makers == {"logistic"}:
             kept = product
         elif makers == {"sub", "tanh"}:
             added = product
     if kept is None or added is None:
         return
-    gate = next(a for a in kept.invars if _maker(graph, a, "logistic") is not None)
-    difference = next(e for a in added.invars if (e := _maker(graph, a, "sub")) is not None)
-    candidate = next(a for a in added.invars if _maker(graph, a, "tanh") is not None)
+    gate = next(a for a in kept.invars if graph.producer(a, "logistic") is not None)
+    difference = next(e for a in added.invars if (e := graph.producer(a, "sub")) is not None)
+    candidate = next(a for a in added.invars if graph.producer(a, "tanh") is not None)
     if difference.invars[1] is not gate:
         return
     yield gate, "update"
@@ -318,56 +313,56 @@ def _gru(eqn: Eqn, graph: Graph) -> Iterator[tuple[Atom, str]]:
     yield from _masked(eqn.outvars[0], "h", graph)
     yield from ((a, "h") for a in kept.invars if a is not gate)
     for name, made in (("update", graph.producers[gate]), ("", graph.producers[candidate])):
-        total = _maker(graph, made.invars[0], "add")
+        total = graph.producer(made.invars[0], "add")
         for a in () if total is None else total.invars:
             yield from _part(a, name or "candidate", graph)
-            product = _maker(graph, a, "mul")
+            product = graph.producer(a, "mul")
             for b in product.invars if product is not None else ():
-                reset = _maker(graph, b, "logistic")
+                reset = graph.producer(b, "logistic")
                 if reset is None:
                     yield from _part(b, "candidate", graph)
                     continue
                 yield b, "reset"
-                both = _maker(graph, reset.invars[0], "add")
+                both = graph.producer(reset.invars[0], "add")
                 for part in both.invars if both is not None else ():
                     yield from _part(part, "reset", graph)
 
 
 def _sums(atom: Atom, name: str, graph: Graph) -> Iterator[tuple[Atom, str]]:
     """A sum and its nested sums."""
-    while (eqn := _maker(graph, atom, "add")) is not None:
+    while (eqn := graph.producer(atom, "add")) is not None:
         yield atom, name
-        atom = next((a for a in eqn.invars if _maker(graph, a, "add") is not None), eqn.invars[0])
+        atom = next((a for a in eqn.invars if graph.producer(a, "add") is not None), eqn.invars[0])
 
 
 def _part(atom: Atom, name: str, graph: Graph) -> Iterator[tuple[Atom, str]]:
     """The summand of a gate that is a product with the state, or with the input."""
-    parts = _maker(graph, atom, "split")
+    parts = graph.producer(atom, "split")
     if parts is None:
         return
     total = parts.invars[0]
-    product = _maker(graph, total, "dot_general", "layer") or _product_in(total, graph)
+    product = graph.producer(total, "dot_general", "layer") or _product_in(total, graph)
     factor = product.invars[0] if product is not None else None
     carried = factor is not None and factor not in graph.producers
     side = "h" if factor is not None and carried and _is_updated(factor, graph) else "x"
     yield atom, f"{side}_{name}"
     yield total, f"{side}_gates"
-    whole = _maker(graph, total, "add")
+    whole = graph.producer(total, "add")
     for a in whole.invars if whole is not None else ():
-        if _maker(graph, _source(graph, a), "split") is not None:
+        if graph.producer(_source(graph, a), "split") is not None:
             bias = "recurrent_bias" if side == "h" else "input_bias"
             yield _source(graph, a), bias
 
 
 def _product_in(total: Atom, graph: Graph) -> Eqn | None:
     """The product that a bias is added to."""
-    eqn = _maker(graph, total, "add")
-    made = (_maker(graph, a, "dot_general") for a in eqn.invars) if eqn is not None else ()
+    eqn = graph.producer(total, "add")
+    made = (graph.producer(a, "dot_general") for a in eqn.invars) if eqn is not None else ()
     return next(filter(None, made), None)
 
 
 def _is_updated(v: Atom, graph: Graph) -> bool:
-    """Whether a new value depends on a part of `v` itself, as a state does."""
+    """Whether `v` is multiplied or chosen from, as the state before a step is."""
     return any(e.primitive.name in ("mul", "select_n") for e in graph.users.get(v, ()))
 
 
@@ -378,7 +373,7 @@ def _masked(v: Var, name: str, graph: Graph) -> Iterator[tuple[Atom, str]]:
         if eqn.primitive.name == "select_n":
             others = [a for a in eqn.invars[1:] if a is not v]
             others = [a for a in others if _is_filled(graph, a) or a not in graph.producers]
-            # The old state has other users too; a number, such as zeros, has not.
+            # The old state has other users too; a number, such as zeros, does not.
             state = any(len(graph.users.get(a, ())) > 1 for a in others if is_var(a))
             if others:
                 chosen.append((eqn.outvars[0], name if state else "output"))
@@ -388,8 +383,8 @@ def _masked(v: Var, name: str, graph: Graph) -> Iterator[tuple[Atom, str]]:
 
 def _is_filled(graph: Graph, atom: Atom) -> bool:
     """Whether an array holds a single number."""
-    eqn = _maker(graph, atom, "broadcast_in_dim")
-    return isinstance(atom if eqn is None else eqn.invars[0], Literal)
+    eqn = graph.producer(atom)
+    return isinstance(atom, Literal) or (eqn is not None and fills(eqn))
 
 
 def states(body: Jaxpr, start: int, count: int) -> dict[Atom, str]:
@@ -405,7 +400,7 @@ def carried(parts: ScanParts) -> dict[int, str]:
 
 
 def initial(steps: Sequence[Eqn]) -> dict[Var, str]:
-    """Names of the values that loops begin with, by what they are in the loops."""
+    """Names of the initial values of loops, by their roles in the loops."""
     found: dict[Var, str] = {}
     for parts in (ScanParts.of(e) for e in steps if e.primitive.name == "scan"):
         for i, name in carried(parts).items():
@@ -469,7 +464,7 @@ def _channel_gate(eqn: Eqn, graph: Graph) -> Iterator[tuple[Atom, str]]:
         if any(small[i] != shape[i] for i in kept):
             continue
         yield gate, "gate"
-        scaled = _maker(graph, gate, "mul", "div")
+        scaled = graph.producer(gate, "mul", "div")
         if scaled is not None and isinstance(_source(graph, scaled.invars[1]), Literal):
             yield scaled.invars[0], "gate"
 

@@ -41,7 +41,7 @@ _DEFAULTS: Mapping[int | str, Callable[[ast.Call], ast.expr]] = {
     "reverse": lambda call: ast.Constant(False),
     "rhs_dilation": lambda call: _ones_like(call.args[2]),
 }
-# Those of steps that a layer may lack: the values that say so.
+# Arguments of steps that a layer may lack, with the values that mean that it does.
 _WITHOUT: Mapping[str, Callable[[ast.expr], ast.expr]] = {
     "pad": lambda value: ast.Constant(None),
     "max_pool": lambda value: _ones_like(value),
@@ -56,7 +56,7 @@ RETURN_SEQUENCES = "return_sequences"
 OPTIONS = frozenset((ACTIVATION, INNER_ACTIVATION, RESIDUAL, RETURN_SEQUENCES)).union(
     *(fields.values() for fields in _STATIC.values())
 )
-# The number of items of one type up to which the type of a tuple says how many there are.
+# Up to this many items of one type, the type of a tuple gives their number.
 _MOST_ALIKE = 3
 # Heads, groups, and the factor of hidden layers.
 _LARGEST_FACTOR = 64
@@ -125,7 +125,7 @@ class Class:
     marked: bool = False
 
     def settled(self) -> Callable[[], None]:
-        """A function that undoes what is written into the class after this."""
+        """A function that undoes later changes to the class."""
         drafts, statics, shapes = list(self.drafts), dict(self.statics), dict(self.shapes)
         first, bases = drafts[0], self.definition.bases
 
@@ -197,7 +197,7 @@ def number_of(constant: ast.Constant) -> int:
 
 
 def integers(tree: ast.AST) -> Iterable[ast.Constant]:
-    """The integers in a tree, and those of which it takes the root as of a float."""
+    """The integers in a tree, and integral floats under a square root."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and type(node.value) is int:
             yield node
@@ -232,7 +232,7 @@ class _Site:
 
     @property
     def without(self) -> ast.expr | None:
-        """What stands for it where the call is missing."""
+        """Its value where the call is missing."""
         make = _WITHOUT.get(_callee(self.call))
         return None if make is None else make(self.value)
 
@@ -432,10 +432,7 @@ def _columns(group: Sequence[Draft]) -> list[tuple[int, ...]]:
 
 
 def _in_shapes(draft: Draft) -> set[int]:
-    """The places of the integers that are sizes for sure, since they are arguments of reshapes.
-
-    The same holds for the shapes of random numbers.
-    """
+    """The places of integers that must be sizes: in reshapes and shapes of random numbers."""
     sizes: set[int] = set()
     for method in draft.methods:
         for node in ast.walk(method):

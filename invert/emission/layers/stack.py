@@ -9,7 +9,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -27,10 +27,15 @@ from invert.ir.jaxprs import map_jaxprs
 from invert.ir.loops import ScanParts
 from invert.ir.match import Match
 from invert.ir.size_slices import with_slices
-from invert.ir.types import AnyJaxpr, Atom, Eqn, Jaxpr, Literal, ShapedArray, Var
+from invert.ir.types import AnyJaxpr, Atom, Eqn, Jaxpr, Literal, ShapedArray, Value, Var
 
+_T = TypeVar("_T")
+_S = TypeVar("_S")
+Nested: TypeAlias = "_T | list[Nested[_T]] | tuple[Nested[_T], ...]"
 # The variables that a variable of the first layer represents; nested lists for nested runs.
-Rows = Any
+Rows: TypeAlias = "Nested[Var]"
+# For each layer of a run, its variables by those of the first; nested lists for nested runs.
+_Maps: TypeAlias = "Nested[Mapping[Var, Var]]"
 
 
 @dataclasses.dataclass(eq=False)
@@ -110,7 +115,7 @@ class Stacker:
                 "no layers are stacked: none follows another that computes the same"
             )
 
-    def _inside(self, layer: Layer, spread: Any) -> None:
+    def _inside(self, layer: Layer, spread: _Maps) -> None:
         runs = self.runs(layer)
         member = {id(c): run for run in runs for c in run.calls}
         steps: list[Eqn] = []
@@ -279,9 +284,9 @@ def kind_of(layer: Layer) -> int | None:
     return hash((*names, len(layer.inputs), len(layer.outputs)))
 
 
-def _composed(spread: Any, maps: Sequence[Mapping[Var, Var]]) -> Any:
+def _composed(spread: _Maps, maps: Sequence[Mapping[Var, Var]]) -> _Maps:
     """The maps of a run inside the first layer of another run."""
-    if isinstance(spread, list):
+    if isinstance(spread, (list, tuple)):
         return [_composed(s, maps) for s in spread]
     if not spread:
         return list(maps)
@@ -291,11 +296,13 @@ def _composed(spread: Any, maps: Sequence[Mapping[Var, Var]]) -> Any:
     ]
 
 
-def _applied(spread: Any, v: Var) -> Rows:
-    return [_applied(s, v) for s in spread] if isinstance(spread, list) else spread[v]
+def _applied(spread: _Maps, v: Var) -> Rows:
+    if isinstance(spread, (list, tuple)):
+        return [_applied(s, v) for s in spread]
+    return spread[v]
 
 
-def stacked(rows: Rows, values: Mapping[Var, Any]) -> Any:
+def stacked(rows: Nested[_T], values: Mapping[_T, Value]) -> Value:
     """The values of some variables as one array."""
     if not isinstance(rows, (list, tuple)):
         return values[rows]
@@ -315,14 +322,14 @@ def stacked_type(v: Var, rows: Rows) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct((*sizes, *shape), v.aval.dtype)
 
 
-def leaves_of(rows: Rows) -> list[Any]:
+def leaves_of(rows: Nested[_T]) -> list[_T]:
     """The leaves of nested lists, in order."""
     if not isinstance(rows, (list, tuple)):
         return [rows]
     return [leaf for r in rows for leaf in leaves_of(r)]
 
 
-def renamed(rows: Rows, names: Mapping[Any, Any]) -> Rows:
+def renamed(rows: Nested[_T], names: Mapping[_T, _S]) -> Nested[_S]:
     """Nested tuples with the leaves replaced by `names`."""
     if not isinstance(rows, (list, tuple)):
         return names[rows]
@@ -348,7 +355,7 @@ def unrolled(
     closed = map_jaxprs(closed, with_slices)
     jaxpr = open_jaxpr(closed)
     fresh = {v: Var(ShapedArray(shapes.get(v, v.aval.shape), v.aval.dtype)) for v in held}
-    env: dict[Any, Any] = {v: v for v in (*jaxpr.constvars, *jaxpr.invars)}
+    env: dict[Atom, Nested[Atom]] = {v: v for v in (*jaxpr.constvars, *jaxpr.invars)}
     env.update(
         (v, _listed(renamed(rows, fresh))) for v, rows in zip(jaxpr.invars, leaves, strict=False)
     )
@@ -360,7 +367,7 @@ def unrolled(
     return close_like(closed, jaxpr.replace(invars=invars, eqns=eqns, outvars=outvars))
 
 
-def _listed(rows: Rows) -> Rows:
+def _listed(rows: Nested[_T]) -> Nested[_T]:
     return [_listed(r) for r in rows] if isinstance(rows, (list, tuple)) else rows
 
 
@@ -371,7 +378,7 @@ def _same(literal: Literal) -> Literal:
 def _writing(eqns: list[Eqn]) -> OnEqn:
     """Appends equations on other variables, or on stacks of them, to `eqns`."""
 
-    def on_eqn(eqn: Eqn, operands: list[Atom]) -> list[Any]:
+    def on_eqn(eqn: Eqn, operands: list[Value]) -> list[Value]:
         if not any(isinstance(a, list) for a in operands):
             outvars = [Var(v.aval) for v in eqn.outvars]
             eqns.append(eqn.replace(invars=operands, outvars=outvars))
@@ -383,7 +390,7 @@ def _writing(eqns: list[Eqn]) -> OnEqn:
     return on_eqn
 
 
-def _calls(eqn: Eqn, operands: Sequence[Any], on_eqn: OnEqn) -> list[Any]:
+def _calls(eqn: Eqn, operands: Sequence[Value], on_eqn: OnEqn) -> list[Value]:
     """The results of a scan over stacks, unrolled."""
     parts = ScanParts.of(eqn)
     inner = open_jaxpr(parts.body)
@@ -391,7 +398,7 @@ def _calls(eqn: Eqn, operands: Sequence[Any], on_eqn: OnEqn) -> list[Any]:
     count = len(carry)
     if eqn.params["reverse"] or not all(isinstance(x, list) for x in xs) or inner.constvars:
         raise EmissionError("a scan over more than stacked parameters")
-    collected: list[list[Any]] = [[] for _ in inner.outvars[count:]]
+    collected: list[list[Value]] = [[] for _ in inner.outvars[count:]]
     for k in range(eqn.params["length"]):
         results = interpret(inner, [*held, *carry, *(x[k] for x in xs)], on_eqn, _same)
         carry = results[:count]
@@ -400,7 +407,7 @@ def _calls(eqn: Eqn, operands: Sequence[Any], on_eqn: OnEqn) -> list[Any]:
     return [*carry, *collected]
 
 
-def _part(eqn: Eqn, rows: Any) -> Any:
+def _part(eqn: Eqn, rows: Value) -> Value:
     """A row of stacked values."""
     params = eqn.params
     if eqn.primitive.name == "slice" and isinstance(rows, list):

@@ -296,7 +296,7 @@ class _Leaves:
                 member.group = f"attention{NUMBER}{number}"
 
     def _scored(self, leaf: _Leaf) -> bool:
-        """Whether a layer computes queries, keys or values, or all of them at once."""
+        """Whether a layer computes queries, keys or values, or all three at once."""
         if leaf.kind in _SCORED:
             return True
         if leaf.kind != "linear":

@@ -56,6 +56,40 @@ class Strided:
         return tuple(self.eqn.params["window_strides"])
 
 
+@dataclasses.dataclass(frozen=True)
+class _Slide:
+    """How a kernel slides along one axis of an image.
+
+    **Arguments:**
+
+    - `place`, `result`: the axis of the image and of the result.
+    - `kernel`: the axis of the kernel, or its size; `size` is its size.
+    - `same`: whether the padding is `"SAME"`.
+    - `spread`: the dilation of the image, `dilation` that of the kernel.
+    """
+
+    place: int
+    result: int
+    kernel: Axis | int
+    size: DimSize
+    same: bool
+    stride: int
+    padding: tuple[int, int]
+    spread: int
+    dilation: int
+
+    def rule(self, before: DimSize, after: DimSize) -> Callable[[DimSize, int, int], DimSize]:
+        """The rule of a `Window`: padding as the text states it, by name where it has one."""
+        (low, high), spread, dilation = self.padding, self.spread, self.dilation
+        if spread != 1 and str(after) == str(before * spread):
+            return lambda n, _k, _s: n * spread
+        if spread != 1 and str(after) == str(before * spread + max(self.size - spread, 0)):
+            return lambda n, k, _s: n * spread + max(k - spread, 0)
+        if spread == 1 and self.same:
+            return lambda n, _k, s: -(-n // s)
+        return lambda n, k, s: ((n - 1) * spread + low + high - dilation * (k - 1)) // s + 1
+
+
 class Ties:
     """The ties between the axes of the arrays in some layers.
 
@@ -108,7 +142,7 @@ class Ties:
         )
 
     def settle(self) -> None:
-        """Fixes the sizes of images from which sizes follow that are fixed."""
+        """Fixes the sizes of images that determine fixed sizes."""
         for axis, window in reversed(self.windows.items()):
             if self.is_fixed(axis):
                 self._fixed.add(window.source)
@@ -286,39 +320,24 @@ class Ties:
             self._above.setdefault(own, own)
             if _shape(kernel)[side] == _shape(kernel)[sides[0]]:
                 self.tie(kernel, side, kernel, sides[0])
-            self._slide(
-                eqn, places[k], results[k], own, _shape(kernel)[side], same,
+            slide = _Slide(
+                places[k], results[k], own, _shape(kernel)[side], same,
                 params["window_strides"][k], params["padding"][k],
                 params["lhs_dilation"][k], params["rhs_dilation"][k],
             )  # fmt: skip
+            self._slide(eqn, slide)
 
-    def _slide(
-        self,
-        eqn: Eqn,
-        place: int,
-        result: int,
-        kernel: Axis | int,
-        size: DimSize,
-        same: bool,
-        stride: int,
-        padding: tuple[int, int],
-        spread: int = 1,
-        dilation: int = 1,
-    ) -> None:
-        """Adds how a kernel slides along one axis of an image.
-
-        **Arguments:**
-
-        - `same`: whether the padding is `"SAME"`.
-        """
+    def _slide(self, eqn: Eqn, slide: _Slide) -> None:
+        """Adds how a kernel slides along one axis of an image."""
         images, out = eqn.invars[0], eqn.outvars[0]
-        before, after = _shape(images)[place], _shape(out)[result]
-        alike = str(before) == str(after)
-        if alike and stride == spread == 1 and (any(padding) or size == 1):
-            self.tie(images, place, out, result)
+        before, after = _shape(images)[slide.place], _shape(out)[slide.result]
+        alike = str(before) == str(after) and slide.stride == slide.spread == 1
+        if alike and (any(slide.padding) or slide.size == 1):
+            self.tie(images, slide.place, out, slide.result)
         elif is_var(images):
-            rule = _sliding(before, after, size, same, padding, spread, dilation)
-            self._follow(Window(eqn, (self._scope, images, place), kernel, stride, rule), result)
+            source = (self._scope, images, slide.place)
+            rule = slide.rule(before, after)
+            self._follow(Window(eqn, source, slide.kernel, slide.stride, rule), slide.result)
 
     def _follow(self, window: Window, result: int) -> None:
         axis = (self._scope, window.eqn.outvars[0], result)
@@ -374,7 +393,7 @@ class Ties:
             self._part(eqn, i)
 
     def _part(self, eqn: Eqn, i: int) -> bool:
-        """As `_parts` for one axis; returns whether nothing is said about it."""
+        """As `_parts` for one axis; returns whether the axis stays free."""
         x, out = eqn.invars[0], eqn.outvars[0]
         if str(_shape(x)[i]) == str(_shape(out)[i]):
             self.tie(x, i, out, i)
@@ -404,7 +423,8 @@ class Ties:
                 self._part(eqn, i)
             else:
                 dilation = params["window_dilation"][i]
-                self._slide(eqn, i, i, size, size, same, stride, padding, spread, dilation)
+                slide = _Slide(i, i, size, size, same, stride, padding, spread, dilation)
+                self._slide(eqn, slide)
 
     def _along(self, eqn: Eqn) -> None:
         """Equal parts of an array."""
@@ -492,24 +512,9 @@ _RULES: Mapping[str, Callable[[Ties, Eqn], None]] = {
 }  # fmt: skip
 
 
-def _sliding(
-    before: DimSize,
-    after: DimSize,
-    kernel: DimSize,
-    same: bool,
-    padding: tuple[int, int],
-    spread: int,
-    dilation: int,
-) -> Callable[[DimSize, int, int], DimSize]:
-    """The rule of a `Window`: padding as the text states it, by name where it has one."""
-    low, high = padding
-    if spread != 1 and str(after) == str(before * spread):
-        return lambda n, _k, _s: n * spread
-    if spread != 1 and str(after) == str(before * spread + max(kernel - spread, 0)):
-        return lambda n, k, _s: n * spread + max(k - spread, 0)
-    if spread == 1 and same:
-        return lambda n, _k, s: -(-n // s)
-    return lambda n, k, s: ((n - 1) * spread + low + high - dilation * (k - 1)) // s + 1
+def may_be_same(padding: Sequence[tuple[int, int]]) -> bool:
+    """Whether a padding may be `"SAME"`, for a convolution that does not enlarge images."""
+    return all(0 <= low <= high <= low + 1 for low, high in padding)
 
 
 def _is_same(
@@ -518,19 +523,14 @@ def _is_same(
     strides: Sequence[int],
     padding: Sequence[tuple[int, int]],
 ) -> bool:
-    """Whether a padding is written as `"SAME"`, for a convolution that does not enlarge images."""
-    return any(map(any, padding)) and all(
-        0 <= low <= high <= low + 1 and str(-(-n // s)) == str(m)
-        for n, m, s, (low, high) in zip(before, after, strides, padding, strict=True)
-    )
-
-
-def _is_call(eqn: Eqn) -> bool:
-    return isinstance(eqn, LayerCall)
+    """Whether a padding is written as `"SAME"`."""
+    sizes = zip(before, after, strides, strict=True)
+    as_same = may_be_same(padding) and any(map(any, padding))
+    return as_same and all(str(-(-n // s)) == str(m) for n, m, s in sizes)
 
 
 def carried(root: Layer) -> dict[Layer, list[tuple[int, int]]]:
-    """For the layers in loops, which arguments are results of the step before, see `Ties`."""
+    """For layers in loops, which arguments are results of the previous step, see `Ties`."""
     found: dict[Layer, list[tuple[int, int]]] = {}
     for step in root.steps:
         if isinstance(step, LayerCall):
@@ -541,7 +541,7 @@ def carried(root: Layer) -> dict[Layer, list[tuple[int, int]]]:
             states = list(zip(body.invars[consts : consts + count], body.outvars, strict=False))
             # Where a mask chooses, the result is one of the operands.
             chosen: dict[Atom, Sequence[Atom]] = {
-                v: e.invars for e in body.eqns for v in e.outvars if not _is_call(e)
+                v: e.invars for e in body.eqns for v in e.outvars if not isinstance(e, LayerCall)
             }
             states += [(a, b) for a, after in states for b in chosen.get(after, ())]
             for inner in body.eqns:

@@ -333,7 +333,7 @@ class _Building:
         return holders[path]
 
 
-# Names of what is added last.
+# Names of summands that are added last.
 _ADDED = frozenset({"bias", "beta", "b"})
 
 
@@ -392,9 +392,5 @@ def _rest(path: Path, layer: Layer, common: int) -> Path:
 def _shared_prefix(paths: Sequence[Path]) -> int:
     """The length of the prefix that all parameters share."""
     if len(paths) < 2:
-        return max((len(p) - 2 for p in paths), default=0) if paths else 0
-    n = 0
-    shortest = min(len(p) for p in paths) - 1
-    while n < shortest and len({p[n] for p in paths}) == 1:
-        n += 1
-    return n
+        return max((len(p) - 2 for p in paths), default=0)
+    return len(common_prefix(p[:-1] for p in paths))

@@ -31,8 +31,8 @@ _SMALL, _ROUND = 5, (10, 100, 1000, 10000)
 _PRIMES = (101, 103, 107, 109, 113, 127, 131, 137, 139, 149, 151, 157, 163, 167, 173, 179, 181, 191)
 # Sizes of images are multiples of this.
 _HALVED = 32
-# The sizes that a twin has in common with its class: none; those of no parameter, such as lengths;
-# those of kernels as well; all those of parameters, but no others; all (there is no twin).
+# The sizes that a twin has in common with its class: none; those that no parameter has, such as
+# lengths; those of kernels as well; all those of parameters, but no others; all (there is no twin).
 _NO_SIZES, _LENGTHS, _KERNELS, _PARAMETERS, _ALL = range(5)
 
 _NONE = Class("", [])
@@ -46,7 +46,7 @@ class Scaled:
 
     - `sizes`: for each of these groups, its unit and the new one.
     - `strided`: the convolutions that have other strides.
-    - `free`: whether some of these sizes are of no parameter.
+    - `free`: whether no parameter has some of these sizes.
     - `node`: the twin.
     """
 
@@ -221,7 +221,7 @@ class Twins:
                 {root}, [_size(a) for a in members], {_size(a) for a in members if a in fields}
             )
             slides = root in kernels
-            # A size of no parameter, such as a length, is not one of arrays to be broadcast.
+            # A size that no parameter has, such as a length, is not one: such axes broadcast.
             least = 1 if group.own else 2
             if not all(type(n) is int and n >= least for n in group.sizes):
                 continue
@@ -246,7 +246,7 @@ class Twins:
             unit = math.gcd(*group.sizes)
             new = unit + 2 if group.roots & kernels else next(primes)
             if not group.own and group.roots & images:
-                new *= _HALVED  # so that what is halved often and doubled again is as large
+                new *= _HALVED  # so that halving it repeatedly and doubling it again restores it
             sizes |= dict.fromkeys(group.roots, (unit, new))
         return sizes
 

@@ -56,7 +56,7 @@ class Value:
 
 
 class _Unreadable(Exception):
-    """A method has statements that are no values."""
+    """A method has statements that are not values."""
 
 
 def result(method: ast.FunctionDef) -> Value | None:
@@ -70,7 +70,7 @@ def result(method: ast.FunctionDef) -> Value | None:
 
 
 def key(value: Value) -> Hashable:
-    """What values have in common that differ only in numbers and activations."""
+    """A key that values share if they differ only in numbers and activations."""
     numbers: dict[Value, int] = {}
     rows: list[Hashable] = []
 
@@ -184,7 +184,7 @@ def is_subsampling(node: ast.AST) -> TypeIs[ast.Call]:
 
 
 def operand(value: Value) -> Value | None:
-    """What is left of a step that a method may lack; `None` for a value that is no such step."""
+    """What is left of a step that a method may lack; `None` for a value that is not such a step."""
     node = value.node
     if is_activation(node):
         return value.parts[0]
@@ -267,7 +267,7 @@ def layer_of(call: ast.Call) -> str:
 
 
 def is_addition(node: ast.AST) -> bool:
-    """Whether an expression is a sum of which one side is no bias."""
+    """Whether an expression is a sum in which one side is not a bias."""
     added = isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add)
     return added and not decider(node)
 
@@ -301,7 +301,7 @@ def activations(method: ast.FunctionDef) -> list[tuple[ast.Call, bool]]:
 
 
 def end(method: ast.FunctionDef, result: Value) -> int | None:
-    """Which of the activations is that of the result of a method."""
+    """Which of the activations is that of a method's result."""
     last = result.parts[0].node if result.head == (STEP,) else result.node
     calls = [call for call, _ in activations(method)]
     return next((i for i, call in enumerate(calls) if call is last), None)

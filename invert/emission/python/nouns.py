@@ -53,7 +53,7 @@ _LONGEST = 28
 
 
 def says(name: str | None) -> bool:
-    """Whether a name has a meaning."""
+    """Whether a name is meaningful."""
     return bool(name) and name not in _BLANK and not _BLANKS.fullmatch(name or "")
 
 
@@ -118,7 +118,7 @@ def noun(
         # It is one of the chosen values, not the selector.
         chosen = {a for a in eqn.invars[1:] if is_var(a)}
         known = [(a, name) for a, name in known if a in chosen]
-    # Another value than the result of `conv_1` is `conv`.
+    # A value other than the result of `conv_1` is `conv`.
     alike = [stem(name) for a, name in known if _type(a) == out]
     return alike[0] if alike else of_scope(eqn, path)
 

@@ -52,7 +52,7 @@ def _field(node: ast.AST) -> str:
 
 
 def _sizes_at_once(function: ast.FunctionDef) -> list[ast.stmt]:
-    """`batch, length, dim = x.shape` for an array of which at least half the sizes are read."""
+    """`batch, length, dim = x.shape` for an array if at least half of its sizes are read."""
     ranks = {a.arg: rank for a in function.args.args if (rank := _rank(a.annotation)) is not None}
     body = function.body
     first = int(ast.get_docstring(function, clean=False) is not None)
@@ -72,7 +72,7 @@ def _sizes_at_once(function: ast.FunctionDef) -> list[ast.stmt]:
             targets = [syntax.name(names.get(axis, "_")) for axis in range(rank)]
             sizes.append(syntax.assign(syntax.store(syntax.tuple_of(targets)), shape))
             continue
-        # As they were, of which the last axis may be counted from the end.
+        # As before, except that the last axis may be counted from the end.
         sizes += [s for s in body[first:count] if (r := _read_size(s, ranks)) and r[0] == array]
     return [*body[:first], *sizes, *body[count:]]
 
@@ -130,7 +130,7 @@ def _repeated_once(body: Sequence[ast.stmt]) -> list[ast.stmt]:
 def _alike_at_once(body: Sequence[ast.stmt]) -> list[ast.stmt]:
     """`h = c = jnp.zeros(...)` for consecutive names of equal arrays.
 
-    Fields stay apart: if two were one array, it could be donated once only.
+    Fields stay apart: if two were one array, it could be donated only once.
     """
     result: list[ast.stmt] = []
     for statement in body:

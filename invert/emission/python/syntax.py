@@ -292,7 +292,7 @@ def text_of(node: ast.AST) -> str:
 
 
 def in_order(node: ast.AST) -> Iterator[ast.AST]:
-    """A tree in the order of its text, which does not depend on what its parts are in."""
+    """A tree in the order of its text; unlike `ast.walk`, depth first."""
     yield node
     for child in ast.iter_child_nodes(node):
         yield from in_order(child)

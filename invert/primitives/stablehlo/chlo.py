@@ -92,13 +92,6 @@ _BROADCASTING: dict[str, Callable] = {
 _OF_HLO = frozenset("acos acosh asin asinh atanh cosh erf sinh".split())
 
 
-def _unary(function: Callable) -> Callable:
-    def call(x: Array) -> Value:
-        return function(x)
-
-    return call
-
-
 def _binary(function: Callable) -> Callable:
     def call(x: Array, y: Array) -> Value:
         return function(x, y)
@@ -108,7 +101,7 @@ def _binary(function: Callable) -> Callable:
 
 for _name, _function in _UNARY.items():
     _ops = [f"chlo.{_name}"] + [f"mhlo.{_name}"] * (_name in _OF_HLO)
-    rule(*_ops)(_unary(_function))
+    rule(*_ops)(elementwise.unary(_function))
 for _name, _function in _BINARY.items():
     rule(f"chlo.{_name}")(_binary(_function))
 

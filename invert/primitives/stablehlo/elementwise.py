@@ -188,7 +188,9 @@ def _register(name: str, function: JaxFunction) -> None:
     )(function)
 
 
-def _unary(function: Callable) -> Callable:
+def unary(function: Callable) -> Callable:
+    """A function of one array as a rule."""
+
     def call(x: Array) -> Value:
         return function(x)
 
@@ -211,7 +213,7 @@ def _binary(function: Callable) -> Callable:
 
 
 for _name, _function in _UNARY.items():
-    _register(_name, (_accurate if _name in _ACCURATE else _unary)(_function))
+    _register(_name, (_accurate if _name in _ACCURATE else unary)(_function))
 for _name, _function in _BINARY.items():
     _register(_name, _binary(_function))
 

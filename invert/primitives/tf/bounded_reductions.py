@@ -12,25 +12,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from invert.primitives.tf.reduction import REDUCTIONS
+from invert.primitives.tf.reduction import REDUCTIONS, highest, lowest
 from invert.tf.interpreter.context import Context
 from invert.tf.interpreter.registry import Rule, Value, row_rule
 from invert.tf.ops.node import Node
 from invert.tf.values.bounded import BoundedArray, refused, resized
 from invert.tf.values.constants import array, ints, static
 
-
-def _lowest(dtype: np.dtype) -> float:
-    return -np.inf if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo(dtype).min
-
-
-def _highest(dtype: np.dtype) -> float:
-    return np.inf if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo(dtype).max
-
-
-_NEUTRAL: dict[str, Callable[[np.dtype], float]] = {
+_NEUTRAL: dict[str, Callable[[np.dtype], Value]] = {
     "All": lambda dtype: True, "Any": lambda dtype: False, "EuclideanNorm": lambda dtype: 0,
-    "Max": _lowest, "Mean": lambda dtype: 0, "Min": _highest, "Prod": lambda dtype: 1,
+    "Max": lowest, "Mean": lambda dtype: 0, "Min": highest, "Prod": lambda dtype: 1,
     "Sum": lambda dtype: 0,
 }  # fmt: skip
 

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from invert.primitives.tf.pooling import lowest
+from invert.primitives.tf.reduction import lowest
 from invert.primitives.tf.stateless_random import shuffled
 from invert.primitives.tf.window import refuse
 from invert.tf.interpreter.context import Context

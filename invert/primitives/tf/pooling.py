@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from invert.primitives.tf.reduction import lowest
 from invert.primitives.tf.window import explicit, is_half, layout, padding_of, per_axis
 from invert.tf.interpreter.registry import Array, Int, Ints, Value, rule
 from invert.tf.ops.node import Node
@@ -72,13 +73,6 @@ class Window:
         operands = lax.stop_gradient(x), labels
         initial = lowest(x.dtype), np.asarray(np.iinfo(labels.dtype).max, labels.dtype)
         return self.reduce(operands, initial, first)[1]
-
-
-def lowest(dtype: np.dtype) -> np.ndarray:
-    """The maximum of an empty set."""
-    if jnp.issubdtype(dtype, jnp.integer):
-        return np.asarray(jnp.iinfo(dtype).min, dtype)
-    return np.asarray(-np.inf, dtype)
 
 
 def window_of(

@@ -38,14 +38,21 @@ def _euclidean_norm(x: Array, axis: tuple[int, ...]) -> Array:
     return lax.sqrt(total.astype(np.float64)).astype(x.dtype)
 
 
+def lowest(dtype: np.dtype) -> np.ndarray:
+    """The maximum of no elements."""
+    least = -np.inf if jnp.issubdtype(dtype, jnp.inexact) else jnp.iinfo(dtype).min
+    return np.asarray(least, dtype)
+
+
+def highest(dtype: np.dtype) -> np.ndarray:
+    """The minimum of no elements."""
+    most = np.inf if jnp.issubdtype(dtype, jnp.inexact) else jnp.iinfo(dtype).max
+    return np.asarray(most, dtype)
+
+
 def _extreme(largest: bool) -> tuple[Callable[..., Array], Callable[..., Array]]:
     """The maximum or minimum; for no elements, the neutral one."""
-
-    def neutral(dtype: np.dtype) -> np.ndarray:
-        if jnp.issubdtype(dtype, jnp.inexact):
-            return np.asarray(-np.inf if largest else np.inf, dtype)
-        bounds = jnp.iinfo(dtype)
-        return np.asarray(bounds.min if largest else bounds.max, dtype)
+    neutral = lowest if largest else highest
 
     def of_array(x: Array, axis: tuple[int, ...]) -> Array:
         if any(isinstance(x.shape[a], int) and x.shape[a] == 0 for a in axis):

@@ -191,7 +191,7 @@ def _resize_area(
 def _area(node: Node, size: Int, out: Int, align: bool) -> np.ndarray:
     """The fraction of each output pixel that each input pixel covers."""
     if not (isinstance(size, int) and isinstance(out, int)):
-        raise refuse(node, "resizes an image whose size is not known", "Fix the size of the image.")
+        raise refuse(node, "resizes an image of unknown size", "Fix the size of the image.")
     scale = np.float32((size - 1) / (out - 1) if align and out > 1 else size / out)
     start = np.arange(out, dtype=_F32) * scale
     end = np.arange(1, out + 1, dtype=_F32) * scale

@@ -8,11 +8,11 @@ reached only by control edges runs if it has an effect.
 from __future__ import annotations
 
 import dataclasses
-import heapq
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from invert._errors import MalformedModelError, Problem, UnsupportedOpError
+from invert.ir.order import topological
 from invert.protos.ops import Definition
 from invert.protos.types import FunctionDef, FunctionDefLibrary, NodeDef
 from invert.tf.graph.check import parse_tensor
@@ -174,24 +174,11 @@ def _topological(nodes: Sequence[Node], roots: Sequence[int], name: str) -> list
 
 def _as_made(nodes: Sequence[Node], order: Sequence[int]) -> list[int]:
     """Nodes in topological order, and otherwise by their numbers."""
-    following: dict[int, list[int]] = {i: [] for i in order}
-    needed: dict[int, int] = {}
-    for i in order:
-        before = {*nodes[i].control, *(k for k, _ in nodes[i].inputs)}
-        needed[i] = len(before)
-        for j in before:
-            following[j].append(i)
-    ready = [i for i in order if not needed[i]]
-    heapq.heapify(ready)
-    result: list[int] = []
-    while ready:
-        i = heapq.heappop(ready)
-        result.append(i)
-        for j in following[i]:
-            needed[j] -= 1
-            if not needed[j]:
-                heapq.heappush(ready, j)
-    return result
+    place = {i: k for k, i in enumerate(order)}
+    before = [
+        {place[j] for j in (*nodes[i].control, *(k for k, _ in nodes[i].inputs))} for i in order
+    ]
+    return [order[k] for k in topological(order, before)]
 
 
 def _loop(node: Node, name: str) -> Problem:

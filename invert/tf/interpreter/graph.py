@@ -144,8 +144,8 @@ class Graph:
         """The decoded `value` attribute of `node`; decoded once."""
         if node not in self._constants:
             proto = node.attr("value")
-            content = self.shared.parts.get(proto.tensor_content)
-            self._constants[node] = decode_tensor(proto, node.location, bytes(content))
+            decode = functools.partial(decode_tensor, proto, node.location)
+            self._constants[node] = self.shared.parts.array(proto.tensor_content, decode)
         return self._constants[node]
 
     def options(self, op: str) -> Mapping[str, AttrValue | None]:

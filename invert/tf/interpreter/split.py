@@ -222,7 +222,7 @@ class _Front:
                 weighted.add(i)
             if node in roots or sources & tainted:
                 tainted.add(i)
-            # Strings and ragged, sparse or list values are not arrays yet.
+            # Strings, and ragged, sparse or list values, are not arrays yet.
             loose = node.op.startswith(("Ragged", "Sparse")) and i in tainted
             loose = loose or any(
                 j in tainted and self._type(j, k) in (_STRING, _VARIANT) for j, k in node.inputs

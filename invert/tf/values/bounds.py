@@ -411,7 +411,7 @@ def _larger(x: Fact, y: Fact) -> Fact:
         if ahead is not None:
             return x if ahead >= 0 else y
     # Each is a lower bound of the maximum; the one that grows faster is better. An infinite one is
-    # no bound.
+    # not a bound.
     lows = sorted((x.low, y.low), key=lambda s: s.constant <= _LEAST_OF_TYPES)
     low = lows[0]
     if lows[1].constant > _LEAST_OF_TYPES:

@@ -378,7 +378,11 @@ def set_item(lst: TensorList, index: Value, value: Value, *, resize: bool = Fals
     if lst.buffer is None:
         growth = lst.growth + int(resize)
         return dataclasses.replace(lst, size=size, element=element, growth=growth)
-    value = conform(value, element)
+    return _written(lst, index, conform(value, element), size)
+
+
+def _written(lst: TensorList, index: Value, value: Value, size: Value) -> TensorList:
+    """A list of `size` elements whose buffer has `value` at `index`."""
     if isinstance(size, int) and size == 1:  # as layers that return the last step alone use it
         buffer = jax.tree_util.tree_map(lambda v: lax.expand_dims(v, (0,)), value)
     else:
@@ -399,24 +403,15 @@ def push_back(lst: TensorList, value: Value) -> TensorList:
     if lst.same is not None and isinstance(lst.size, int):
         return push_back(with_buffer(lst), value)
     if lst.buffer is None:
-        size = longer
-        lst = dataclasses.replace(lst, same=None)
-        return dataclasses.replace(lst, size=size, element=element, growth=lst.growth + 1)
-    if isinstance(lst.size, int):
-        capacity = lst.capacity
-        assert capacity is not None
-        if lst.size == capacity:
-            lst = with_buffer(lst, capacity=capacity + 1)
-        index: Value = np.asarray(lst.size, np.int32)
-        size: Value = lst.size + 1
-    else:
-        index, size = lst.size, lst.size + np.int32(1)
-    value = conform(value, element)
-    if isinstance(size, int) and size == 1:  # as layers that return the last step alone use it
-        buffer = jax.tree_util.tree_map(lambda v: lax.expand_dims(v, (0,)), value)
-    else:
-        buffer = jax.tree_util.tree_map(lambda b, v: update_at(b, v, index), lst.buffer, value)
-    return dataclasses.replace(lst, buffer=buffer, size=size, element=element)
+        growth = lst.growth + 1
+        return dataclasses.replace(lst, same=None, size=longer, element=element, growth=growth)
+    index = lst.size
+    if isinstance(index, int):
+        if index == lst.capacity:
+            lst = with_buffer(lst, capacity=index + 1)
+        index = np.asarray(index, np.int32)
+    lst = dataclasses.replace(lst, element=element)
+    return _written(lst, index, conform(value, element), longer)
 
 
 def pop_back(lst: TensorList, element: Element | None = None) -> tuple[TensorList, Value]:

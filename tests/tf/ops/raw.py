@@ -109,16 +109,22 @@ class Suite:
             self.cases["others"] += [c for c in found if c not in chosen]
         self._ran: dict[str, list[Outcome]] = {}
 
-    def params(self) -> list[Any]:
-        """Parts and ops, as parameters of a test."""
+    def test(self) -> Callable[[str, str], None]:
+        """A test function, with parts and ops as parameters."""
         marks = {"common": (), "others": pytest.mark.slow}
-        return [
+        params = [
             pytest.param(part, op, marks=marks[part])
             for part, cases in self.cases.items()
             for op in dict.fromkeys(c.op for c in cases)
         ]
 
-    def check(self, part: str, op: str) -> None:
+        @pytest.mark.parametrize(("part", "op"), params)
+        def check(part: str, op: str) -> None:
+            self._check(part, op)
+
+        return check
+
+    def _check(self, part: str, op: str) -> None:
         """Fails with everything that is wrong with the cases of `op`."""
         if part not in self._ran:
             self._ran[part] = run(self.cases[part], module=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 import tensorflow as tf
 
 from tests.tf.ops.raw import Suite, raw
@@ -261,11 +260,5 @@ def diagonal_cases():
 BLOCK = Suite([*block_cases(), *diagonal_cases()])
 
 
-@pytest.mark.parametrize(("part", "op"), SHAPE.params())
-def test_shape(part, op):
-    SHAPE.check(part, op)
-
-
-@pytest.mark.parametrize(("part", "op"), BLOCK.params())
-def test_blocks_and_diagonals(part, op):
-    BLOCK.check(part, op)
+test_shape = SHAPE.test()
+test_blocks_and_diagonals = BLOCK.test()

@@ -456,14 +456,8 @@ def test_indices_out_of_range_give_zeros_where_the_op_ignores_them():
         np.testing.assert_array_equal(module(x, indices), lookup(x, indices))
 
 
-@pytest.mark.parametrize(("part", "op"), INDEX.params())
-def test_index(part, op):
-    INDEX.check(part, op)
-
-
-@pytest.mark.parametrize(("part", "op"), SEGMENT.params())
-def test_segment_and_sort(part, op):
-    SEGMENT.check(part, op)
+test_index = INDEX.test()
+test_segment_and_sort = SEGMENT.test()
 
 
 @pytest.mark.parametrize(

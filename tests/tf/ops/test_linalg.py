@@ -273,19 +273,11 @@ def singular(input, compute_uv):
 DECOMPOSITION = Suite(decomposition_cases())
 
 
-@pytest.mark.parametrize(("part", "op"), PRODUCT.params())
-def test_product(part, op):
-    PRODUCT.check(part, op)
+test_product = PRODUCT.test()
+test_transform = TRANSFORM.test()
 
 
-@pytest.mark.parametrize(("part", "op"), TRANSFORM.params())
-def test_transform(part, op):
-    TRANSFORM.check(part, op)
-
-
-@pytest.mark.parametrize(("part", "op"), DECOMPOSITION.params())
-def test_decomposition(part, op):
-    DECOMPOSITION.check(part, op)
+test_decomposition = DECOMPOSITION.test()
 
 
 # Factors are unique up to signs or phases, which Eigen and LAPACK choose differently: what they

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 
 import numpy as np
-import pytest
 
 from tests.tf.ops.raw import Suite, raw
 from tests.tf.ops.samples import (
@@ -178,14 +177,8 @@ GRADIENTS_DIFFER = "Pow Atan2".split()
 BINARY_SUITE = Suite(c for op, rtol in BINARY.items() for c in binary_cases(op, rtol))
 
 
-@pytest.mark.parametrize(("part", "op"), BINARY_SUITE.params())
-def test_binary(part, op):
-    BINARY_SUITE.check(part, op)
-
-
-@pytest.mark.parametrize(("part", "op"), UNARY_SUITE.params())
-def test_unary(part, op):
-    UNARY_SUITE.check(part, op)
+test_binary = BINARY_SUITE.test()
+test_unary = UNARY_SUITE.test()
 
 
 def misc_cases():
@@ -251,6 +244,4 @@ MISC = Suite(
 )
 
 
-@pytest.mark.parametrize(("part", "op"), MISC.params())
-def test_misc(part, op):
-    MISC.check(part, op)
+test_misc = MISC.test()

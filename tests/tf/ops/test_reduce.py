@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 import tensorflow as tf
 
 from tests.tf.ops.raw import Suite, raw
@@ -96,6 +95,4 @@ def arg_cases():
 REDUCE = Suite([*reduction_cases(), *cumulative_cases(), *arg_cases()])
 
 
-@pytest.mark.parametrize(("part", "op"), REDUCE.params())
-def test_reduction(part, op):
-    REDUCE.check(part, op)
+test_reduction = REDUCE.test()

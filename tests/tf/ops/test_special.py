@@ -224,15 +224,8 @@ def quantize_cases():
 QUANTIZE = Suite([*fake_quant_cases(), *quantize_cases()])
 
 
-@pytest.mark.parametrize(("part", "op"), SPECIAL.params())
-@pytest.mark.drawn(12)
-def test_special(part, op):
-    SPECIAL.check(part, op)
-
-
-@pytest.mark.parametrize(("part", "op"), QUANTIZE.params())
-def test_quantize(part, op):
-    QUANTIZE.check(part, op)
+test_special = pytest.mark.drawn(12)(SPECIAL.test())
+test_quantize = QUANTIZE.test()
 
 
 def test_expint_where_it_has_no_values():

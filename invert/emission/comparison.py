@@ -1,0 +1,121 @@
+"""Traces the methods of a text, and compares them with their programs."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import equinox as eqx
+import jax
+
+from invert._entry import ArgSpec
+from invert._errors import EmissionError, only_refusals
+from invert._private.jax import SIZE_ERRORS, open_jaxpr, trace_closed
+from invert.emission import main_class
+from invert.emission.emitted import is_index
+from invert.emission.equinox_nn.weights import Weights
+from invert.emission.recovered import Recovered
+from invert.ir import meshes
+from invert.ir.arrays import device_array
+from invert.ir.avals import type_of_key
+from invert.ir.interpret import without_outer_call
+from invert.ir.types import Aval, Value, Var
+
+
+@dataclasses.dataclass(frozen=True)
+class Outermost:
+    """The outermost class of a text, and the arrays of its instance.
+
+    **Arguments:**
+
+    - `leaves`: the variables of the arrays, in the order of the instance's leaves.
+    - `values`: the values of parameters.
+    - `held`: the parameters in the state.
+    """
+
+    cls: type[eqx.Module]
+    leaves: Sequence[Var]
+    values: Mapping[Var, Value]
+    held: Collection[Var]
+    weights: Weights
+
+    @functools.cached_property
+    def _structure(self) -> jax.tree_util.PyTreeDef:
+        """The tree of an instance, from a trace of the constructor."""
+        keyed = "key" in inspect.signature(self.cls).parameters
+        # Without a warning that 64-bit types are narrowed.
+        with jax.enable_x64(True):
+            like = eqx.filter_eval_shape(self.cls, **({"key": type_of_key()} if keyed else {}))
+        return jax.tree_util.tree_structure(like, is_leaf=is_index)
+
+    def _filled(self, values: dict[Var, Value]) -> Any:
+        """An instance with some arrays; those of the state become indices in `values` too."""
+        values |= {v: eqx.nn.StateIndex(values[v]) for v in self.held}
+        return jax.tree_util.tree_unflatten(self._structure, [values[v] for v in self.leaves])
+
+    def instance(self, *, x64: bool) -> Any:
+        """An instance with the parameters."""
+        with jax.enable_x64(x64):
+            arrays = {v: device_array(self.weights.array(v, self.values)) for v in self.leaves}
+            return self._filled(arrays)
+
+    def compare(self, method: str, recovered: Recovered, own: Sequence[Var]) -> None:
+        """Traces a method at the sizes of its program, which may be open, and compares the two.
+
+        **Arguments:**
+
+        - `method`: the name of the compiled method.
+        - `own`: the variables of the constants and parameters of the program; one may occur twice.
+
+        **Raises:** `EmissionError` if they differ.
+        """
+        program = recovered.program
+        leaves = self.leaves if self.weights.changed else own
+        run = self._traceable(method, recovered, own, leaves)
+        avals: list[Aval] = [v.aval for v in open_jaxpr(program).invars]
+        avals[: len(own)] = map(self.weights.type_of, leaves)
+        for x64 in (True,) if recovered.x64 else (False, True):
+            with jax.enable_x64(x64):
+                try:
+                    with only_refusals(), meshes.set_for(program):
+                        again = trace_closed(run, *avals)
+                except (TypeError, ValueError, *SIZE_ERRORS) as error:
+                    raise EmissionError(f"the text does not run: {error}") from error
+                # Derivatives of the text are traced now, under the setting it runs in.
+                again = without_outer_call(meshes.unchecked(again))
+                difference = self.weights.difference(again, program, own, leaves)
+            if difference is not None:
+                raise EmissionError(f"the text traces to a different program: {difference}")
+
+    def _traceable(
+        self, method: str, recovered: Recovered, own: Sequence[Var], leaves: Sequence[Var]
+    ) -> Callable[..., list[Value]]:
+        """A method as a function of the arrays of the module and the flat arguments."""
+        entry = recovered.entry
+        in_tree = jax.tree_util.tree_structure(
+            (entry.args, dict(entry.kwargs)), is_leaf=lambda x: isinstance(x, ArgSpec)
+        )
+        names, _, key = main_class.parameters(entry)
+        params = own[len(recovered.constants) :]
+
+        def run(*values: Value) -> list[Value]:
+            given = {**self.values, **dict(zip(leaves, values, strict=False))}
+            traced = self._filled(given)
+            rest = list(values[len(leaves) :])
+            keywords = {key: rest.pop()} if entry.draws else {}
+            args, kwargs = jax.tree_util.tree_unflatten(in_tree, rest)
+            keywords |= {names[k]: v for k, v in kwargs.items()}
+            if any(recovered.in_state):
+                args = (*args, eqx.nn.State(traced))
+            result = getattr(traced, method)(*args, **keywords)
+            result, *flags = result if entry.checks else (result,)
+            if not entry.assigned:
+                return [*jax.tree_util.tree_leaves(result), *flags]
+            result, state = result
+            new = [state.get(given[params[i]]) for i in entry.assigned]
+            return [*jax.tree_util.tree_leaves(result), *flags, *new]
+
+        return run

@@ -1,0 +1,119 @@
+"""How the steps of a layer depend on each other, and their order."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Hashable, Iterable, Mapping, Sequence, Set
+
+from invert.ir.graph import is_var
+from invert.ir.order import topological
+from invert.ir.types import Atom, Eqn
+
+
+def users_of(steps: Sequence[Eqn]) -> dict[Atom, list[int]]:
+    """The steps that use each value, by their numbers."""
+    users: dict[Atom, list[int]] = collections.defaultdict(list)
+    for i, step in enumerate(steps):
+        for atom in dict.fromkeys(a for a in step.invars if is_var(a)):
+            users[atom].append(i)
+    return users
+
+
+class Links:
+    """Which steps use the values of which, by their numbers.
+
+    **Arguments:**
+
+    - `outputs`: the results of the steps.
+    - `inputs`: values from outside, whose numbers are negative.
+
+    **Attributes:**
+
+    - `before`: for each step, those whose values it uses, in the order of its operands.
+    - `users`: the reverse.
+    - `results`: the steps whose values are results.
+    """
+
+    def __init__(self, steps: Sequence[Eqn], outputs: Iterable[Atom], inputs: Sequence[Atom] = ()):
+        self.steps = steps
+        makers: dict[Atom, int] = {v: i for i, s in enumerate(steps) for v in s.outvars}
+        makers |= {v: -1 - k for k, v in enumerate(inputs)}
+        self.before = [
+            list(dict.fromkeys(makers[a] for a in s.invars if is_var(a) and a in makers))
+            for s in steps
+        ]
+        self.users: dict[int, list[int]] = collections.defaultdict(list)
+        for i, needed in enumerate(self.before):
+            for j in needed:
+                self.users[j].append(i)
+        self.results = {makers[a] for a in outputs if is_var(a) and a in makers}
+
+    def only_for(self, last: int) -> set[int]:
+        """A step, and those whose values only it needs, directly or through others."""
+        region = {last}
+        for i in range(last - 1, -1, -1):
+            if i not in self.results and self.users[i] and region.issuperset(self.users[i]):
+                region.add(i)
+        return region
+
+    def between(self, members: Set[int]) -> set[int]:
+        """Some steps, and those on the paths between them."""
+        after = _closure(members, self.users, range(max(members)))
+        before = _closure(members, self.before, range(min(members), max(members)))
+        return {*members, *(after & before)}
+
+    def ends(self, region: set[int]) -> set[int]:
+        """The steps whose values are used outside of a region."""
+        return {i for i in region if i in self.results or not region.issuperset(self.users[i])}
+
+    def depth_first(self, last: int, region: set[int]) -> list[int]:
+        """The steps of a region, each right after those that it needs."""
+        found: dict[int, None] = {}
+        pending = [(last, False)]
+        while pending:
+            i, ready = pending.pop()
+            if ready:
+                found[i] = None
+            elif i not in found:
+                pending.append((i, True))
+                needed = [j for j in self.before[i] if j in region]
+                if self.steps[i].primitive.name != "concatenate":
+                    needed.sort()
+                pending += [(j, False) for j in reversed(needed)]
+        return list(found)
+
+
+def _closure(
+    start: Iterable[int], links: Mapping[int, list[int]] | Sequence[list[int]], within: range
+) -> set[int]:
+    """The steps within a range that can be reached from others."""
+    found: set[int] = set()
+    pending = list(start)
+    while pending:
+        new = {i for i in links[pending.pop()] if i in within} - found
+        found |= new
+        pending += new
+    return found
+
+
+def ordered(nodes: Sequence[tuple[int, Eqn]]) -> list[Eqn]:
+    """Steps in topological order, and otherwise by their numbers."""
+    steps = [s for _, s in nodes]
+    read = [[a for a in s.invars if is_var(a)] for s in steps]
+    return [steps[k] for k in by_number([n for n, _ in nodes], [s.outvars for s in steps], read)]
+
+
+def by_number(
+    numbers: Sequence[int],
+    made: Sequence[Iterable[Hashable]],
+    read: Sequence[Iterable[Hashable]],
+) -> list[int]:
+    """The indices of some steps in topological order, and otherwise by their numbers.
+
+    **Arguments:**
+
+    - `made`, `read`: for each step, the values that it makes and those that it needs.
+    """
+    makers = {v: k for k, values in enumerate(made) for v in values}
+    before = [{makers[v] for v in vs if v in makers} - {k} for k, vs in enumerate(read)]
+    return topological(numbers, before)

@@ -1,0 +1,136 @@
+"""The constants and parameters that programs share: their values, names and use."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+
+import jax
+import numpy as np
+
+from invert._private.jax import rename
+from invert.emission.constructors.starts import Starts, is_keras
+from invert.emission.layers.cut import Path
+from invert.emission.layers.tree import constant_name as name_by_use
+from invert.emission.layers.tree import split_name
+from invert.emission.recovered import Recovered, constant_name
+from invert.emission.sizes.program import Program
+from invert.ir.graph import is_var
+from invert.ir.types import Eqn, Jaxpr, Value, Var
+
+
+class Parameters:
+    """The constants and parameters of some programs, by the variables that all of them share.
+
+    **Attributes:**
+
+    - `values`, `paths`: their values and names; `containers`: their names in the container.
+    - `held`: those in the state.
+    """
+
+    def __init__(self, recovered: Mapping[str, Recovered]):
+        self._recovered = recovered
+        self.values: dict[Var, Value] = {}
+        self.paths: dict[Var, Path] = {}
+        self.containers: dict[Var, str] = {}
+        self.held: set[Var] = set()
+        self._shared: dict[Hashable, Var] = {}
+
+    def share(self, method: str, program: Program) -> Program:
+        """The program over the variables of parameters that all programs share."""
+        recovered = self._recovered[method]
+        params = recovered.entry.params
+        jaxpr = program.jaxpr
+        count = len(recovered.constants)
+        own = jaxpr.invars[: recovered.held_count]
+        users = _users([jaxpr])
+        names: dict[Var, Var] = {}
+        for i, (v, value) in enumerate(zip(own, recovered.constants, strict=False)):
+            key = (value.dtype, value.shape, value.tobytes()) if len(self._recovered) > 1 else v
+            names[v] = self._shared.setdefault(key, v)
+            if names[v] is v:
+                number = i if recovered.numbers is None else recovered.numbers[i]
+                self.values[v], self.containers[v] = value, constant_name(method, number)
+                self.paths[v] = (name_by_use(v, users),)
+        for v, param, held in zip(own[count:], params, recovered.in_state, strict=True):
+            names[v] = self._shared.setdefault(param.name, v)
+            if names[v] is v:
+                self.values[v], self.containers[v] = param.value, param.name
+                self.paths[v] = split_name(param.name)
+                if held:
+                    self.held.add(v)
+        invars = [names.get(v, v) for v in jaxpr.invars]
+        renamed = rename(jaxpr, names).replace(invars=invars)
+        return dataclasses.replace(program, jaxpr=renamed)
+
+    def flags(self) -> dict[Var, bool | None]:
+        """Whether each parameter is trained; `None` for constants."""
+        params = [p for r in self._recovered.values() for p in r.entry.params]
+        flags = {p.name: p.trainable for p in params}
+        return {v: flags.get(name) for v, name in self.containers.items()}
+
+    def starts(self, jaxprs: Iterable[Jaxpr]) -> Starts:
+        """The initial values of the parameters."""
+        params = [p.name for r in self._recovered.values() for p in r.entry.params]
+        known = {v for v, name in self.containers.items() if name in params}
+        # If a program has no parameters, its constants are the weights, except integer tables.
+        values = {
+            v: value
+            for v, value in self.values.items()
+            if v not in known and (params or not jax.numpy.issubdtype(value.dtype, np.inexact))
+        }
+        users = _users(jaxprs)
+        uses = {v: name_by_use(v, users) for v in self.values}
+        scales = {v for v, use in uses.items() if use == "scale"}
+        added = {v for v, use in uses.items() if use == "bias" or _is_joined(v, users)}
+        split = {v for v in self.values if _is_split(v, users)}
+        names = {v: path[-1] for v, path in self.paths.items()}
+        sources = " ".join(r.entry.source for r in self._recovered.values())
+        keras = is_keras(sources, [n for name in params for n in split_name(name)])
+        lstm = _forgetful(self.paths) if keras else frozenset()
+        return Starts(names, values, scales, frozenset(self.held), keras, lstm, split, added)
+
+
+def _users(jaxprs: Iterable[Jaxpr]) -> dict[Var, list[Eqn]]:
+    users: dict[Var, list[Eqn]] = collections.defaultdict(list)
+    for jaxpr in jaxprs:
+        for eqn in jaxpr.eqns:
+            for atom in filter(is_var, eqn.invars):
+                users[atom].append(eqn)
+    return users
+
+
+def _forgetful(paths: Mapping[Var, Path]) -> frozenset[Var]:
+    """The biases of LSTMs, identified by the kernels next to them."""
+    sizes = {p[:-1]: v.aval.shape for v, p in paths.items() if p[-1] == "recurrent_kernel"}
+    return frozenset(
+        v
+        for v, p in paths.items()
+        if p[-1] == "bias"
+        and (shape := sizes.get(p[:-1])) is not None
+        and len(shape) == 2
+        and v.aval.shape == shape[-1:]
+        and shape[-1] == 4 * shape[0]
+    )
+
+
+def _is_split(v: Var, users: Mapping[Var, Sequence[Eqn]]) -> bool:
+    """Whether an array of three axes is only multiplied along its first one."""
+    if len(v.aval.shape) != 3 or not users.get(v):
+        return False
+    return all(
+        e.primitive.name == "dot_general"
+        and e.invars[1] is v
+        and tuple(e.params["dimension_numbers"][0][1]) == (0,)
+        for e in users[v]
+    )
+
+
+def _is_joined(v: Var, users: Mapping[Var, Sequence[Eqn]]) -> bool:
+    """Whether an array, possibly broadcast, is only concatenated with others."""
+    own = users.get(v, ())
+    names = {e.primitive.name for e in own}
+    if names == {"broadcast_in_dim"}:
+        return all(_is_joined(e.outvars[0], users) for e in own)
+    return names == {"concatenate"}

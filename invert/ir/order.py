@@ -1,0 +1,31 @@
+"""Topological order."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Collection, Sequence
+
+
+def topological(numbers: Sequence[int], before: Sequence[Collection[int]]) -> list[int]:
+    """Indices in topological order, and otherwise by their numbers.
+
+    **Arguments:**
+
+    - `before`: for each index, those that precede it, each once.
+    """
+    following: list[list[int]] = [[] for _ in numbers]
+    for k, needed in enumerate(before):
+        for j in needed:
+            following[j].append(k)
+    missing = list(map(len, before))
+    ready = [(numbers[k], k) for k, count in enumerate(missing) if not count]
+    heapq.heapify(ready)
+    result: list[int] = []
+    while ready:
+        _, k = heapq.heappop(ready)
+        result.append(k)
+        for j in following[k]:
+            missing[j] -= 1
+            if not missing[j]:
+                heapq.heappush(ready, (numbers[j], j))
+    return result

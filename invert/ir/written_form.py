@@ -1,0 +1,134 @@
+"""Programs as an author would write them: idiomatic primitives and operands."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+from jax import lax
+
+from invert._private.jax import dce, rename
+from invert.ir.graph import Graph, is_var
+from invert.ir.known_numbers import with_known_numbers
+from invert.ir.lookups import with_wrapped_positions
+from invert.ir.loop_operands import with_plain_operands
+from invert.ir.narrow_operands import with_narrow_operands
+from invert.ir.reversed_loops import unreversed
+from invert.ir.triangles import with_triangles
+from invert.ir.types import Atom, Eqn, Jaxpr, Literal, Var
+
+
+def as_written(jaxpr: Jaxpr) -> Jaxpr:
+    """A program as an author would write it.
+
+    Sums of cotangents use `+`, arrays of one number are numbers, what is computed from numbers is a
+    number, operations with neutral numbers are dropped, `x + -1.0` is `x - 1.0`, `-x * y + z` is
+    `z - x * y`, loops over reversed arrays run in reverse, loops take arrays without axes of size
+    one, and positions are looked up as other indices are.
+    """
+    jaxpr = with_known_numbers(jaxpr.replace(eqns=[_known(e) for e in jaxpr.eqns]))
+    narrow = with_narrow_operands(with_wrapped_positions(jaxpr))
+    narrow = _without_neutral(narrow)
+    return with_triangles(with_plain_operands(unreversed(_with_differences(narrow))))
+
+
+def _known(eqn: Eqn) -> Eqn:
+    """An equation with the primitive that `jax.numpy` uses."""
+    if eqn.primitive.name == "add_any":
+        return eqn.replace(primitive=lax.add_p)
+    if (order := _order_of_axes(eqn)) is not None:
+        return eqn.replace(primitive=lax.transpose_p, params={"permutation": order})
+    if eqn.primitive.name != "tile":
+        return eqn
+    (x,), (out,) = eqn.invars, eqn.outvars
+    old, new = x.aval.shape, out.aval.shape
+    if any(m not in (1, n) for m, n in zip(old, new, strict=True)):
+        return eqn
+    params = {"shape": new, "broadcast_dimensions": tuple(range(len(new))), "sharding": None}
+    return eqn.replace(primitive=lax.broadcast_in_dim_p, params=params)
+
+
+def _order_of_axes(eqn: Eqn) -> tuple[int, ...] | None:
+    """The permutation equal to a reshape that only swaps the last two axes, one of size one."""
+    if eqn.primitive.name != "reshape" or len(eqn.invars) != 1:
+        return None
+    old, new = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
+    rank = len(new)
+    if rank < 2 or len(old) != rank or old[:-2] != new[:-2]:
+        return None
+    exchanged = old[-2:] == new[:-3:-1] and 1 == old[-1] != old[-2]
+    return (*range(rank - 2), rank - 1, rank - 2) if exchanged else None
+
+
+# The right neutral number of each operation.
+_NEUTRAL = {"add": 0, "sub": 0, "mul": 1, "div": 1}
+
+
+def _without_neutral(jaxpr: Jaxpr) -> Jaxpr:
+    """Drop `x + 0.0` and `x * 1.0`, as compilers do."""
+    names: dict[Var, Atom] = {}
+    eqns: list[Eqn] = []
+    for eqn in jaxpr.eqns:
+        neutral = _NEUTRAL.get(eqn.primitive.name)
+        kept = None if neutral is None else _unchanged(eqn, neutral)
+        if kept is None:
+            eqns.append(eqn)
+        else:
+            names[eqn.outvars[0]] = names.get(kept, kept)
+    return rename(jaxpr.replace(eqns=eqns), names) if names else jaxpr
+
+
+def _unchanged(eqn: Eqn, neutral: int) -> Var | None:
+    """The operand that equals the result of an operation with a neutral number."""
+    x, number = eqn.invars
+    if isinstance(x, Literal) and eqn.primitive.name in ("add", "mul"):
+        x, number = number, x
+    if isinstance(x, Literal) or not isinstance(number, Literal) or np.any(number.val != neutral):
+        return None
+    same = x.aval.shape == eqn.outvars[0].aval.shape and x.aval.dtype == eqn.outvars[0].aval.dtype
+    return x if same else None
+
+
+def _with_differences(jaxpr: Jaxpr) -> Jaxpr:
+    """Writes `-x * y + z` as `z - x * y`, and `x + -1.0` as `x - 1.0`.
+
+    Both round alike, also in derivatives.
+    """
+    jaxpr = jaxpr.replace(eqns=[_without_sign(e) for e in jaxpr.eqns])
+    graph = Graph(jaxpr)
+    instead: dict[int, Eqn] = {}
+    for eqn in graph.by_primitive.get("add", ()):
+        for product, other in zip(eqn.invars, eqn.invars[::-1], strict=True):
+            made = _alone(graph, product, "mul")
+            negated = made and next(
+                (n for a in made.invars if (n := _alone(graph, a, "neg"))), None
+            )
+            if made is None or negated is None or eqn.outvars[0].aval.dtype.kind not in "fV":
+                continue
+            (minus,), (x,) = negated.outvars, negated.invars
+            factors = [x if a is minus else a for a in made.invars]
+            instead[id(made)] = made.replace(invars=factors)
+            instead[id(eqn)] = eqn.replace(primitive=lax.sub_p, invars=[other, product])
+            break
+    if not instead:
+        return jaxpr
+    return dce(jaxpr.replace(eqns=[instead.get(id(e), e) for e in jaxpr.eqns]))
+
+
+def _without_sign(eqn: Eqn) -> Eqn:
+    """An equation that subtracts a positive number instead of adding a negative one."""
+    for number, x in zip(eqn.invars, eqn.invars[::-1], strict=False):
+        dtype = number.aval.dtype
+        if eqn.primitive is not lax.add_p or not isinstance(number, Literal) or not is_var(x):
+            continue
+        if jax.numpy.issubdtype(dtype, np.floating) and np.all(number.val < 0):
+            positive = Literal(-number.val, number.aval)
+            return eqn.replace(primitive=lax.sub_p, params={}, invars=[x, positive])
+    return eqn
+
+
+def _alone(graph: Graph, atom: Atom, primitive: str) -> Eqn | None:
+    """The equation of a primitive that defines a value used once."""
+    eqn = graph.producer(atom, primitive)
+    if eqn is None or atom in graph.results or len(graph.users.get(atom, ())) != 1:
+        return None
+    return eqn
