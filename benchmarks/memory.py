@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import subprocess
 import sys
 import tempfile
@@ -131,15 +130,19 @@ def read(source: str) -> Any:
     )
 
 
+def highest(process: str = "self") -> int:
+    """The largest resident memory of a process so far, in bytes.
+
+    `getrusage` would count the process that started it too.
+    """
+    status = Path(f"/proc/{process}/status").read_text().splitlines()
+    return sum(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM:"))
+
+
 def peak_of_children() -> int:
     """The largest resident memory of each child process that runs, in bytes, added up."""
-    found = 0
-    for task in Path("/proc/self/task").iterdir():
-        for child in (task / "children").read_text().split():
-            for line in Path(f"/proc/{child}/status").read_text().splitlines():
-                if line.startswith("VmHWM:"):
-                    found += int(line.split()[1]) * 1024
-    return found
+    tasks = Path("/proc/self/task").iterdir()
+    return sum(highest(c) for task in tasks for c in (task / "children").read_text().split())
 
 
 def convert(source: str, target: str, form: str) -> None:
@@ -166,7 +169,6 @@ def convert(source: str, target: str, form: str) -> None:
         )
         invert.save(read(f"{small}/m"), f"{small}/out")
     children = peak_of_children()
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     start, peak = resident(), Peak()
     clock = time.process_time()
     peak.stage("load")
@@ -176,9 +178,7 @@ def convert(source: str, target: str, form: str) -> None:
     peak.stage("save")
     invert.save(module, target)
     seconds = time.process_time() - clock
-    highest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    # The kernel counts the highest of the whole process; before the work it was lower.
-    found = {"peak": max(highest, before) - start, "stages": peak.found}
+    found = {"peak": highest() - start, "stages": peak.found}
     found |= {"after": resident() - start, "children": peak_of_children() - children}
     print(json.dumps({**found, "seconds": seconds, "lines": lines}))
 
