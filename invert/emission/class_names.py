@@ -35,6 +35,7 @@ _ATTENTION = "Attention"
 _LINEAR = ("Linear", "Dense", "EinsumDense", "DenseGeneral", "LinearGeneral", "AttentionOutput")
 # Squeeze-and-excitation: features scaled by a function of their means over the image.
 _SQUEEZE = re.compile(r"jnp\.mean\(x, axis=\(1, 2\), keepdims=True\)(.*\n)+ +return x \* ")
+_SPELLED_KINDS = frozenset(map(spelled, KINDS_OF_LAYERS))
 # Short names of normalizations.
 _NORMS = re.compile(r"(Layer|Ln|Bn|Rms|Batch)?(Norm|Ln|Bn|N)?(alization)?")
 
@@ -128,7 +129,7 @@ def _names_for(cls: Class, kinds: Callable[[Node], str], *, model: str, keras: b
     - `kinds`: the names of the classes of nodes inside.
     """
     names = [camel(without_letter(d.node.name)) for d in cls.drafts if d.twin is None]
-    names = [_without_model(name, model) for name in names]
+    names = [_without_model(name, model) for name in names] if keras else names
     counts = collections.Counter(names)
     wanted = list(counts)
     kind = _kind(cls, kinds, keras=keras)
@@ -158,7 +159,7 @@ def _names_for(cls: Class, kinds: Callable[[Node], str], *, model: str, keras: b
 def _without_model(name: str, model: str) -> str:
     """`Stem` for the `ConvnextTinyStem` of a model called `ConvNeXtTiny`."""
     own = name[len(model) :] if name.lower().startswith(model.lower()) else ""
-    return own if own[:1].isupper() else name
+    return own if own[:1].isupper() and spelled(name) not in _SPELLED_KINDS else name
 
 
 def _said(name: str, kind: str, cls: Class) -> list[str]:

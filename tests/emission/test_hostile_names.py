@@ -78,6 +78,7 @@ def check_tree(source: str) -> None:
             assert not node.attr.startswith("__")
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             known = {"load", "_read", "safe_open", "kind", "array", "set", "dict", "tuple", "range"}
+            known |= {"iter", "next"}
             known |= {
                 "Path",
                 "ValueError",

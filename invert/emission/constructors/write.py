@@ -290,8 +290,10 @@ class _Writing:
         alike = {n: v for n, v in alike.items() if stem(n) not in (HEADS, HEAD_DIM)}
         calls = [n for s in body for n in ast.walk(s) if isinstance(n, ast.Call)]
         made = [c for c in calls if isinstance(c.func, ast.Name) and syntax.is_token(c.func.id)]
-        numbers = any(isinstance(a, ast.Constant) for c in made for a in c.args)
-        if not self.nodes[0].nodes or not (numbers or varies):
+        if not any(isinstance(a, ast.Constant) for c in made for a in c.args):
+            # Only sizes inside of it are those of this model.
+            alike = {n: v for n, v in alike.items() if varies and HIDDEN in n}
+        if not self.nodes[0].nodes:
             return [*body]
         for name in alike:
             del self.arguments[name]
