@@ -111,17 +111,14 @@ def _tests(
 def _value(column: Column, arguments: Mapping[str, Column]) -> ast.expr | None:
     """What an argument is wherever it is not `None`: a literal, or padding for a kernel."""
     there = [v for v in column if v is not None]
-    if all(v == there[0] for v in there):
-        return expression(there[0])
     sizes = next((c for n, c in arguments.items() if stem(n) == KERNEL_SIZE), None)
-    if sizes is None or _HALF in arguments:
-        return None
-    known = zip(column, sizes, strict=True)
-    rows = [(literal(v), n // 2) for v, n in known if v is not None]
-    for pair, text in _PADS:
-        if all(isinstance(v, tuple) and v == (pair(n),) * len(v) for v, n in rows):
-            return syntax.tuple_of([ast.parse(text, mode="eval").body] * len(rows[0][0]))
-    return None
+    if sizes is not None and _HALF not in arguments:
+        known = zip(column, sizes, strict=True)
+        rows = [(literal(v), n // 2) for v, n in known if v is not None]
+        for pair, text in _PADS:
+            if all(isinstance(v, tuple) and v == (pair(n),) * len(v) for v, n in rows):
+                return syntax.tuple_of([ast.parse(text, mode="eval").body] * len(rows[0][0]))
+    return expression(there[0]) if all(v == there[0] for v in there) else None
 
 
 # Half the size of a kernel, and paddings of an axis that follow from it.

@@ -15,7 +15,7 @@ NEXT_KEY = "$next"
 # The least number of lines that a repetition and a table save.
 _LEAST_SAVED = 2
 _KEY = "key"
-_WIDTH, _LONGEST_TARGET = 100, 80
+_WIDTH, _LONGEST_TARGET = 100, 60
 _INDENT = " " * 8
 
 

@@ -43,6 +43,8 @@ from invert.ir.types import Var
 
 # Options of a layer, passed by keyword.
 _OPTIONS = OPTIONS | {KERNEL_SIZE, "kd", "kh", "kw"}
+# Options whose default is what most layers have.
+_USUAL = frozenset(("padding", RESIDUAL))
 # The number of sizes that are given without their names.
 _MOST_UNNAMED = 3
 # The number of keys that are taken by their places.
@@ -226,6 +228,7 @@ class _Writing:
                 text = f"The constants {first} and {last} have no values until they are loaded."
             body.insert(0, syntax.docstring(text))
         self._order()
+        listed = any(layer.listed for node in self.nodes for layer in node.layers)
         for name, column in self.arguments.items():
             if stem(name) in ("strides", "dilation", "input_dilation"):
                 self.defaults.setdefault(name, (1,) * len(column[0]))
@@ -233,7 +236,8 @@ class _Writing:
             if None in column or flags:
                 self.defaults.setdefault(name, None if None in column else False)
             most, count = collections.Counter(column).most_common(1)[0]
-            usual = stem(name) == "padding" or name.startswith("use_") or stem(name) == RESIDUAL
+            usual = stem(name) in _USUAL or name.startswith("use_")
+            usual = usual or (stem(name) == "activation" and None not in column and listed)
             if usual and 2 * count > len(column):
                 self.defaults[name] = most
         args = [syntax.argument("self")]
@@ -247,7 +251,7 @@ class _Writing:
         for name, values in self.arguments.items():
             chosen = options if name in named else args
             chosen.append(syntax.argument(name, static_type(values)))
-        defaults = {n: literals.value(v) for n, v in self.defaults.items()}
+        defaults = {n: expression(v) for n, v in self.defaults.items()}
         function = syntax.function(
             "__init__", args, body, keyword_only=[*options, *key], defaults=defaults
         )
@@ -459,7 +463,7 @@ class _Writing:
             return repeats.Parameters()
         init, _ = self.all.made(node)
         names = sorted(init.arguments, key=lambda name: name in init.named)
-        return repeats.Parameters(names, {n: literals.value(v) for n, v in init.defaults.items()})
+        return repeats.Parameters(names, {n: expression(v) for n, v in init.defaults.items()})
 
     def _completed(self, column: Sequence[Any]) -> tuple[Any, ...]:
         """Values for nodes without a layer: those of an argument, or of the first node."""

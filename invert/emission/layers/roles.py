@@ -65,6 +65,8 @@ def _normalization(eqn: Eqn, graph: Graph) -> Iterator[tuple[Atom, str]]:
     products = [u for u in _users(graph, out, "mul") if _of_one_axis(u, graph)]
     scale = products[0].outvars[0] if len(products) == 1 else None
     if scale is None:
+        if len(products) > 1 and len(out.aval.shape) == 1:  # the stored statistics alone
+            yield out, "scale"
         return
     yield scale, "scale"
     scaled = _users(graph, scale, "mul")

@@ -22,6 +22,8 @@ _BLANKS = re.compile(r"(x|y|z|carry|state|arg)_?\d+")
 PLAIN = "y"
 # The state of a recurrent layer.
 _STATE = "h"
+# The kind of a recurrent layer after a direction, as in `forward_lstm`.
+_RECURRENT = re.compile(r"(?<=[a-z])_(lstm|gru|rnn)$")
 # An intermediate sum, such as that of a residual block.
 STREAM = "x"
 _SUMS = ("add", "add_any")
@@ -74,7 +76,7 @@ def of_layer(name: str) -> str:
 
 def of_field(name: str) -> str:
     """A name for the result of the layer in a field: that of the field, unless it is long."""
-    own = snake(name, PLAIN)
+    own = _RECURRENT.sub("", snake(name, PLAIN))
     return own if len(own) <= _LONGEST else of_layer(name)
 
 

@@ -13,6 +13,8 @@ from invert.emission.python.nouns import of_field
 
 # The least number of values for which an operation is written once.
 _FEW = 3
+# What is activated is no longer what a normalization returns.
+_NORMALIZED = re.compile(r"(?<=[a-z])_(bn|norm)$")
 # Names of values that say nothing.
 _NUMBERED = re.compile(r"[xy]_\d+")
 _ELEMENTS = ("y", "z", "a", "element")
@@ -38,6 +40,7 @@ def _name_after_layers(function: ast.FunctionDef) -> None:
                 fields = [f for n in ast.walk(value) if (f := _field(n))]
                 made = sum(n.id == name and isinstance(n.ctx, ast.Store) for n in nodes)
                 own = of_field(fields[0]) if fields else name
+                own = _NORMALIZED.sub("", own) or own
                 if made == 1 and own not in taken | RESERVED:
                     taken.add(own)
                     for node in nodes:
