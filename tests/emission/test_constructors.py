@@ -1,0 +1,198 @@
+"""Constructors as a person would write them: lists, arguments and names, of models by Keras."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+import invert
+from invert.emission.constructors.repeats import Parameters, tuple_of
+from invert.emission.layers.proportions import factor
+from invert.emission.python import syntax
+from invert.emission.python.naming import spelled
+
+layers: Any = keras.layers
+
+
+def _emitted(model: Any, *sizes: int) -> str:
+    """The source of a model, whose module computes what the original does."""
+    module = invert.convert(model)
+    emission = module.emit(loader=False)
+    assert not emission.messages
+    x = np.random.default_rng(7).normal(size=(3, *sizes)).astype(np.float32)
+    written: Any = emission.model
+    assert np.array_equal(np.asarray(written(x)), np.asarray(module(x)))
+    return emission.source
+
+
+def _tuple(*calls: str, names: Sequence[str] = ("a", "b"), taken: Sequence[str] = ()) -> str:
+    """The text for a tuple of calls."""
+    made = [syntax.template(f"{c[:-1]}, key=k)") for c in calls]
+    found = tuple_of(made, [Parameters(names)] * len(made), {*taken})
+    return syntax.text_of(found).replace("$next", "k")
+
+
+def test_equal_layers_are_a_repetition() -> None:
+    text = _tuple("A(1, 2)", *["A(2, 2)"] * 4)
+    assert text == "(A(1, 2, key=k), *(A(2, 2, key=k) for _ in range(4)))"
+
+
+def test_two_equal_layers_stay_two() -> None:
+    text = _tuple("A(1, 2)", "A(2, 2)", "A(2, 2)", "B(3, 2)")
+    assert text == "(A(1, 2, key=k), A(2, 2, key=k), A(2, 2, key=k), B(3, 2, key=k))"
+
+
+@pytest.mark.parametrize(
+    ("start", "step", "loop"),
+    [(64, 32, "range(64, 288, 32)"), (18, -3, "range(18, -3, -3)"), (0, 1, "range(7)")],
+)
+def test_sizes_that_count_are_a_range(start: int, step: int, loop: str) -> None:
+    sizes = [start + step * i for i in range(7)]
+    text = _tuple(*(f"A({n}, 8)" for n in sizes))
+    assert text == f"tuple((A(a, 8, key=k) for a in {loop}))"
+    values: Any = eval(text, {"A": lambda a, b, key: (a, b), "k": 0})
+    assert values == tuple((n, 8) for n in sizes)
+
+
+def test_irregular_layers_are_a_table_if_that_is_shorter() -> None:
+    names = ("a", "b", "y" * 40, "z" * 40)
+    calls = [f"Layer({n}, {3 * n % 7}, {names[2]}=8, {names[3]}=9)" for n in (5, 3, 9, 2, 6)]
+    text = _tuple(*calls, names=names)
+    assert text.startswith("tuple((Layer(a, b, ")
+    assert text.endswith("for a, b in ((5, 1), (3, 2), (9, 6), (2, 6), (6, 4))))")
+    # Rows of many columns, far from their names, would be hard to read.
+    wide = [f"Layer({names[2]}={n}, {names[3]}={n * n}, key=k)" for n in (5, 3, 9, 2, 6)]
+    assert _tuple(*wide, names=()).startswith("(Layer(")
+
+
+def test_a_loop_takes_no_name_that_is_an_argument() -> None:
+    calls = [f"A({n}, b)" for n in range(1, 9)]
+    assert _tuple(*calls) == "tuple((A(a, b, key=k) for a in range(1, 9)))"
+    assert _tuple(*calls, taken=["a"]).startswith("(A(1, b")
+
+
+def test_types_of_numbers_are_kept() -> None:
+    """`1 == True`, but a flag is no size that counts."""
+    assert "range" not in _tuple("A(False, 2)", "A(True, 2)", "A(2, 2)", "A(3, 2)")
+
+
+def test_multiples_of_many_sizes_are_no_coincidence() -> None:
+    assert factor((256, 512, 1024), (64, 128, 256)) == 4
+    assert factor((256, 512, 512), (64, 128, 128)) is None  # two sizes
+    assert factor((256, 512, 1025), (64, 128, 256)) is None
+    assert factor((2, 4, 8), (1, 2, 4)) is None  # twice as many is what networks are made of
+    assert factor((4, 8), (1, 2, 4)) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [("Resnet50v2", "ResNet50V2"), ("Efficientnetb0", "EfficientNetB0"), ("Vgg16", "VGG16"),
+     ("LstmCell", "LSTMCell"), ("Vitamin", "Vitamin"), ("Albert", "Albert"), ("Gpt", "GPT"),
+     ("ConvnextTinyStem", "ConvNeXtTinyStem"), ("Unets", "Unets")],
+)  # fmt: skip
+def test_classes_are_spelled_as_the_field_spells_them(name: str, wanted: str) -> None:
+    assert spelled(name) == wanted
+
+
+def _bottlenecks(widths: Sequence[int], depth: int) -> Any:
+    """Stages of blocks, of which each has four times as many features as inside."""
+    x = given = keras.Input((16, 16, 5))
+    for k, width in enumerate(widths):
+        for i in range(depth):
+            name = f"stage{k}_block{i}"
+            strides = 2 if k and not i else 1
+            y = layers.Conv2D(width, 1, strides=strides, activation="relu", name=f"{name}_a")(x)
+            y = layers.Conv2D(width, 3, padding="same", activation="relu", name=f"{name}_b")(y)
+            y = layers.Conv2D(4 * width, 1, name=f"{name}_c")(y)
+            if not i:
+                x = layers.Conv2D(4 * width, 1, strides=strides, name=f"{name}_shortcut")(x)
+            x = layers.ReLU(name=f"{name}_out")(x + y)
+    return keras.Model(given, layers.GlobalAveragePooling2D()(x), name="widenet")
+
+
+def test_stages_are_lists_and_their_widths_follow() -> None:
+    source = _emitted(_bottlenecks((3, 6, 7, 9), 5), 16, 16, 5)
+    assert source.count("4 * hidden") >= 2 and "c_out: int" in source
+    block = source[source.index("class Block(") :]
+    constructor = block[: block.index("def __call__")]
+    assert "c_out" not in constructor
+    assert source.count("for _ in range(4)") == 4
+    assert "keys = iter(jax.random.split(key, 20))" in source
+    assert "            for block in blocks:\n                x = block(x)\n" in source
+
+
+def _mobile(kernels: Sequence[int], strides: Sequence[int]) -> Any:
+    """Blocks that pad their images as `MobileNetV3` does."""
+    x = given = keras.Input((32, 32, 4))
+    for i, (kernel, stride) in enumerate(zip(kernels, strides, strict=True)):
+        half = kernel // 2
+        y = layers.Conv2D(6 + i, 1, activation="relu", name=f"block_{i}_expand")(x)
+        if stride == 2:
+            y = layers.ZeroPadding2D(((half - 1, half),) * 2, name=f"block_{i}_pad")(y)
+        padding = "same" if stride == 1 else "valid"
+        y = layers.DepthwiseConv2D(
+            kernel, stride, padding, use_bias=False, name=f"block_{i}_depthwise"
+        )(y)
+        x = layers.Conv2D(5 + i, 1, name=f"block_{i}_project")(y)
+    return keras.Model(given, x, name="mobile")
+
+
+@pytest.mark.parametrize("kernels", [(3, 3, 5, 3, 5), (3, 3, 3, 3, 3)])
+def test_paddings_follow_from_strides_and_kernels(kernels: Sequence[int]) -> None:
+    source = _emitted(_mobile(kernels, (2, 1, 2, 2, 1)), 32, 32, 4)
+    several = len(set(kernels)) > 1
+    value = "((half - 1, half), (half - 1, half))" if several else "((0, 1), (0, 1))"
+    assert f"self.pad_width = None if strides == (1, 1) else {value}\n" in source
+    assert 'padding="SAME" if strides == (1, 1) else "VALID"' in source
+    assert not re.search(r"pad_width=|pad_width: .* = None,", source)
+
+
+def test_paddings_that_do_not_follow_are_arguments() -> None:
+    """An image is padded by more than its kernel needs, in one of the blocks."""
+    x = given = keras.Input((32, 32, 4))
+    for i, (kernel, pad) in enumerate(((3, 1), (5, 3), (3, 0), (3, 2))):
+        y = layers.ZeroPadding2D(pad, name=f"block_{i}_pad")(x) if pad else x
+        y = layers.Conv2D(6, kernel, strides=2, activation="relu", name=f"block_{i}_conv")(y)
+        x = layers.Conv2D(4, 1, name=f"block_{i}_project")(y)
+    source = _emitted(keras.Model(given, x, name="padded"), 32, 32, 4)
+    assert "half" not in source and "strides == (1, 1)" not in source
+
+
+def test_joined_values_are_named_after_their_branches() -> None:
+    x = given = keras.Input((12, 12, 6))
+    for _ in range(4):
+        a = layers.Conv2D(2, 1, activation="relu")(x)
+        b = layers.MaxPooling2D(3, 1, "same")(x)
+        c = layers.Conv2D(2, 1, activation="relu")(x)
+        c = layers.Concatenate()(
+            [layers.Conv2D(2, (1, 3), padding="same")(c), layers.Conv2D(2, 3, padding="same")(c)]
+        )
+        x = layers.Concatenate()([a, b, c])
+    source = _emitted(keras.Model(given, x), 12, 12, 6)
+    assert "branch2 = max_pool(x, " in source
+    assert "branch3 = jnp.concatenate([" in source
+    assert "joined" not in source and "max_pooling2d" not in source
+    # All calls pad alike, so that the function does; it stands before the classes.
+    assert "padding: str) -> Array:" not in source
+    assert source.index("def max_pool(") < source.index("class ")
+
+
+def test_fields_do_not_repeat_the_name_of_the_model() -> None:
+    x = given = keras.Input((7,))
+    for name in ("stem", "body", "head"):
+        x = layers.Dense(4, activation="relu", name=f"wide_net_{name}")(x)
+    source = _emitted(keras.Model(given, x, name="wide_net"), 7)
+    assert "self.stem = Dense(7, 4" in source and "wide_net_" not in source
+
+
+def test_fields_that_would_be_equal_keep_their_names() -> None:
+    given = keras.Input((7,))
+    x = layers.Dense(4, name="net_stem")(given)
+    x = layers.Dense(4, name="stem")(layers.ReLU()(x))
+    source = _emitted(keras.Model(given, x, name="net"), 7)
+    assert "self.net_stem = " in source and "self.stem = " in source
