@@ -51,7 +51,11 @@ _LIBRARY = (
 
 
 def _named(function: Callable[..., Any]) -> str:
-    return getattr(function, "__name__", "") or str(function)
+    """The same name in every process."""
+    if isinstance(function, functools.partial):
+        options = ",".join(f"{k}={v}" for k, v in function.keywords.items())
+        return f"{_named(function.func)}({options})"
+    return function.__name__
 
 
 def _check(call: Call) -> None:
