@@ -84,16 +84,18 @@ def _pair(layer: Layer, parameters: Mapping[Var, Path]) -> None:
         if v not in layer.outputs
         and len(users[v]) == 1
         and _is_single(norm := layer.steps[users[v][0]], "norm")
-        and is_automatic(_called(norm, parameters))
+        and _belongs(_called(norm, parameters), _called(step, parameters))
     ]
     calls = [i for i, s in enumerate(layer.steps) if isinstance(s, LayerCall)]
     if [calls] == list(map(list, pairs)):
         _name_pair(layer, pairs[0], parameters)
         return  # the layer is such a pair
+    # A normalization elsewhere belongs to what follows it, and so may those without names.
+    if sum(_is_single(s, "norm") for s in layer.steps) > len(pairs):
+        pairs = [p for p in pairs if not is_automatic(_called(layer.steps[p[1]], parameters))]
     names = [_called(layer.steps[conv], parameters) for conv, _ in pairs]
-    few = len(pairs) < _FEW and all(map(is_automatic, names))
-    # A normalization elsewhere belongs to what follows it, and so may the others.
-    if few or sum(_is_single(s, "norm") for s in layer.steps) > len(pairs):
+    norms = [_called(layer.steps[norm], parameters) for _, norm in pairs]
+    if len(pairs) < _FEW and all(map(is_automatic, (*names, *norms))):
         return
     links = Links(layer.steps, layer.outputs)
     regions = [_region(layer, links, set(pair)) for pair in pairs]
@@ -101,18 +103,26 @@ def _pair(layer: Layer, parameters: Mapping[Var, Path]) -> None:
         return
     steps = list(enumerate(layer.steps))
     number = itertools.count(1)
-    for pair, region, name in zip(pairs, regions, names, strict=True):
+    for pair, region, name, norm in zip(pairs, regions, names, norms, strict=True):
         assert region is not None
-        name = f"{CONV_BLOCK}_{next(number)}" if is_automatic(name) else name
+        if is_automatic(name) and is_automatic(norm):
+            name = f"{CONV_BLOCK}_{next(number)}"
         _name_pair(layer, pair, parameters)
         call = wrapped(layer, sorted(region), name, parameters, ())
         steps = [(i, s) for i, s in steps if i not in region] + [(pair[0], call)]
     layer.steps = ordered(sorted(steps, key=lambda s: s[0]))
 
 
+def _belongs(norm: str, conv: str) -> bool:
+    """Whether a normalization has no name of its own, or one made of its convolution's."""
+    return is_automatic(norm) or norm in (f"bn_{conv}", f"norm_{conv}")
+
+
 def _name_pair(layer: Layer, pair: Sequence[int], parameters: Mapping[Var, Path]) -> None:
     """Calls the fields of a pair `conv` and `norm`; their classes keep the names of the kinds."""
-    for i, field in zip(pair, (_CONV, "norm"), strict=True):
+    norm = _called(layer.steps[pair[1]], parameters)
+    own = "norm" if is_automatic(norm) else norm.partition("_")[0]
+    for i, field in zip(pair, (_CONV, own), strict=True):
         step = layer.steps[i]
         assert isinstance(step, LayerCall)
         name = step.layer.kind or _called(step, parameters)

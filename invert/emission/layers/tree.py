@@ -294,7 +294,8 @@ class _Building:
             first = numbers[0]
             # Keras counts without gaps and has no zero: an author chose `bn_3, bn_5` and `bn_0`.
             counted = "0" not in told and numbers == list(range(first, first + len(numbers)))
-            if len(members) == 1 and name not in others and "0" not in told:
+            alone = len(members) == 1 and not name[0].isupper()  # which a class may be called
+            if alone and name not in others and "0" not in told:
                 wanted[members[0][1]] = name
             elif counted and name not in others and first != 1:
                 wanted |= {x: f"{name}_{number - first + 1}" for number, x in members}
