@@ -272,7 +272,7 @@ def _region(
     """The steps of some layers, and those between them, if they have a single result.
 
     Values that only they need and an activation of the result belong to them, and in networks of
-    convolutions a sum with the input.
+    convolutions a padding before them and a sum with the input.
 
     **Arguments:**
 
@@ -301,6 +301,12 @@ def _region(
         ends = links.ends(grown)
         if len(ends) == 1:
             region = set(grown)
+    if convolves:
+        region |= {
+            j
+            for j in {j for i in region for j in links.before[i]} - links.results
+            if steps[j].primitive.name == "pad" and region.issuperset(links.users[j])
+        }
     outside = {a for i in region for a in steps[i].invars if is_var(a)}
     made_inside = {v for i in region for v in steps[i].outvars}
     inputs = outside - made_inside - set(layer.parameters)
