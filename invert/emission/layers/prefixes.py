@@ -76,6 +76,7 @@ def _next(
 def _pair(layer: Layer, parameters: Mapping[Var, Path]) -> None:
     """Makes a layer of each convolution, its normalization and activation, if there are several."""
     users = users_of(layer.steps)
+    others = sum(isinstance(s, LayerCall) and _has_pair(s.layer) for s in layer.steps)
     pairs = [
         (i, users[v][0])
         for i, step in enumerate(layer.steps)
@@ -84,7 +85,7 @@ def _pair(layer: Layer, parameters: Mapping[Var, Path]) -> None:
         if v not in layer.outputs
         and len(users[v]) == 1
         and _is_single(norm := layer.steps[users[v][0]], "norm")
-        and _belongs(_called(norm, parameters), _called(step, parameters))
+        and _belongs(_called(norm, parameters), _called(step, parameters), beside=others > 0)
     ]
     calls = [i for i, s in enumerate(layer.steps) if isinstance(s, LayerCall)]
     if [calls] == list(map(list, pairs)):
@@ -95,7 +96,7 @@ def _pair(layer: Layer, parameters: Mapping[Var, Path]) -> None:
         pairs = [p for p in pairs if not is_automatic(_called(layer.steps[p[1]], parameters))]
     names = [_called(layer.steps[conv], parameters) for conv, _ in pairs]
     norms = [_called(layer.steps[norm], parameters) for _, norm in pairs]
-    if len(pairs) < _FEW and all(map(is_automatic, (*names, *norms))):
+    if len(pairs) + others < _FEW and all(map(is_automatic, (*names, *norms))):
         return
     links = Links(layer.steps, layer.outputs)
     regions = [_region(layer, links, set(pair)) for pair in pairs]
@@ -105,7 +106,7 @@ def _pair(layer: Layer, parameters: Mapping[Var, Path]) -> None:
     number = itertools.count(1)
     for pair, region, name, norm in zip(pairs, regions, names, norms, strict=True):
         assert region is not None
-        if is_automatic(name) and is_automatic(norm):
+        if is_automatic(name) and is_automatic(norm) and len(pairs) > 1:
             name = f"{CONV_BLOCK}_{next(number)}"
         _name_pair(layer, pair, parameters)
         call = wrapped(layer, sorted(region), name, parameters, ())
@@ -113,9 +114,21 @@ def _pair(layer: Layer, parameters: Mapping[Var, Path]) -> None:
     layer.steps = ordered(sorted(steps, key=lambda s: s[0]))
 
 
-def _belongs(norm: str, conv: str) -> bool:
-    """Whether a normalization has no name of its own, or one made of its convolution's."""
-    return is_automatic(norm) or norm in (f"bn_{conv}", f"norm_{conv}")
+def _has_pair(layer: Layer) -> bool:
+    """Whether a layer is a convolution and a normalization, with nothing else inside."""
+    inside = [_kind(s) for s in layer.steps if isinstance(s, LayerCall)]
+    return inside == [_CONV, "norm"]
+
+
+def _belongs(norm: str, conv: str, *, beside: bool) -> bool:
+    """Whether a normalization has no name of its own, or one made of its convolution's.
+
+    **Arguments:**
+
+    - `beside`: whether the other convolutions of a layer are pairs with theirs.
+    """
+    named = norm in (f"bn_{conv}", f"norm_{conv}")
+    return is_automatic(norm) or named or (beside and norm in ("bn", "norm"))
 
 
 def _name_pair(layer: Layer, pair: Sequence[int], parameters: Mapping[Var, Path]) -> None:
@@ -151,7 +164,12 @@ def _group(
     steps = layer.steps
     members = sorted(i for i, name in names.items() if f"{name}{prefix[-1]}".startswith(prefix))
     scopes = {i: name for i, s in enumerate(steps) if (name := _scope(s, layer))}
-    named = {i for i, name in scopes.items() if name.startswith(prefix)}
+    # The image is padded where the network begins, as if the first layer were like all others.
+    named = {
+        i
+        for i, name in scopes.items()
+        if name.startswith(prefix) and (not _pads(steps[i]) or _follows_layers(steps, links, i))
+    }
 
     def numbered(name: str) -> bool:
         return re.match(r"\d", _rest(name, prefix)) is not None
@@ -166,6 +184,23 @@ def _group(
         if len(chosen) > 1 and (region := _region(layer, links, set(chosen), around)) is not None:
             return chosen, region
     return members, None
+
+
+def _pads(step: Eqn) -> bool:
+    return step.primitive.name == "pad"
+
+
+def _follows_layers(steps: Sequence[Eqn], links: Links, i: int) -> bool:
+    """Whether a step needs what a layer computes, directly or through others."""
+    pending, seen = [*links.before[i]], set[int]()
+    while pending:
+        j = pending.pop()
+        if isinstance(steps[j], LayerCall):
+            return True
+        if j not in seen:
+            seen.add(j)
+            pending += links.before[j]
+    return False
 
 
 def _scope(step: Eqn, layer: Layer) -> str:
@@ -305,7 +340,9 @@ def _region(
         region |= {
             j
             for j in {j for i in region for j in links.before[i]} - links.results
-            if steps[j].primitive.name == "pad" and region.issuperset(links.users[j])
+            if _pads(steps[j])
+            and _follows_layers(steps, links, j)
+            and region.issuperset(links.users[j])
         }
     outside = {a for i in region for a in steps[i].invars if is_var(a)}
     made_inside = {v for i in region for v in steps[i].outvars}

@@ -68,7 +68,7 @@ _SPELLING = {
     name.capitalize(): name
     for name in (
         "ResNet DenseNet MobileNet EfficientNet NASNet RegNet ShuffleNet SqueezeNet ConvNeXt UNet "
-        "VGG ViT GPT BERT LSTM GRU RNN CNN MLP VAE GAN"
+        "VGG ViT GPT BERT LSTM GRU RNN CNN MLP VAE GAN DWConv"
     ).split()
 }
 _SPELLED = re.compile(rf"({'|'.join(_SPELLING)})((?:[a-z]?\d+[a-z]?)*)(?![a-z])")
