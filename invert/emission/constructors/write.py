@@ -185,7 +185,6 @@ class _Writing:
 
     def run(self, statics: Mapping[str, tuple[Any, ...]]) -> tuple[ast.FunctionDef, _Made]:
         body: list[ast.stmt] = []
-        keys = ast.Name("keys", ast.Load())
         self.names.taken |= statics.keys()
         for field in self.nodes[0].fields:
             target = ast.Attribute(ast.Name("self", ast.Load()), field, ast.Store())
@@ -199,21 +198,7 @@ class _Writing:
             self.arguments[name] = column
             target = ast.Attribute(ast.Name("self", ast.Load()), name, ast.Store())
             body.append(ast.Assign([target], ast.Name(name, ast.Load()), lineno=0))
-        if self._slots == 1:
-            own = ast.Name("key", ast.Load())
-            body = [_Keys(lambda i: own).visit(s) for s in body]
-        elif self._slots:
-            parts = call("jax.random.split", syntax.name("key"), number(self._slots))
-            in_turn = self._slots > _MOST_KEYS or any(
-                n.id == repeats.NEXT_KEY for s in body for n in syntax.names_in(s)
-            )
-            if in_turn:
-                parts = call("iter", parts)
-            following = call("next", keys)
-            each = (lambda _: following) if in_turn else (lambda i: syntax.item(keys, number(i)))
-            body = [_Keys(each).visit(s) for s in body]
-            body.insert(0, syntax.assign(keys, parts))
-        body = _in_64_bits(body)
+        body = _in_64_bits(self._with_keys(body))
         if self.nodes[0].nodes:
             body, derived = without_derived(body, self.arguments, self._followers)
             for name in derived:
@@ -228,18 +213,7 @@ class _Writing:
                 text = f"The constants {first} and {last} have no values until they are loaded."
             body.insert(0, syntax.docstring(text))
         self._order()
-        listed = any(layer.listed for node in self.nodes for layer in node.layers)
-        for name, column in self.arguments.items():
-            if stem(name) in ("strides", "dilation", "input_dilation"):
-                self.defaults.setdefault(name, (1,) * len(column[0]))
-            flags = all(type(v) is bool for v in column)
-            if None in column or flags:
-                self.defaults.setdefault(name, None if None in column else False)
-            most, count = collections.Counter(column).most_common(1)[0]
-            usual = stem(name) in _USUAL or name.startswith("use_")
-            usual = usual or (stem(name) == "activation" and None not in column and listed)
-            if usual and 2 * count > len(column):
-                self.defaults[name] = most
+        self._add_defaults()
         args = [syntax.argument("self")]
         key = [syntax.argument("key", syntax.name("PRNGKeyArray"))] if self._slots else []
         named = {
@@ -256,6 +230,36 @@ class _Writing:
             "__init__", args, body, keyword_only=[*options, *key], defaults=defaults
         )
         return function, _Made(self.arguments, bool(self._slots), named, self.defaults)
+
+    def _with_keys(self, body: Sequence[ast.stmt]) -> list[ast.stmt]:
+        """Splits the key, if there are several; many are taken in turn."""
+        if self._slots < 2:
+            own = ast.Name("key", ast.Load())
+            return [_Keys(lambda _: own).visit(s) for s in body]
+        keys = ast.Name("keys", ast.Load())
+        parts = call("jax.random.split", syntax.name("key"), number(self._slots))
+        names = {n.id for s in body for n in syntax.names_in(s)}
+        if self._slots > _MOST_KEYS or repeats.NEXT_KEY in names:
+            following = call("next", keys)
+            body = [_Keys(lambda _: following).visit(s) for s in body]
+            return [syntax.assign(keys, call("iter", parts)), *body]
+        body = [_Keys(lambda i: syntax.item(keys, number(i))).visit(s) for s in body]
+        return [syntax.assign(keys, parts), *body]
+
+    def _add_defaults(self) -> None:
+        """Adds the defaults of options: none, a neutral value, or what most layers have."""
+        listed = any(layer.listed for node in self.nodes for layer in node.layers)
+        for name, column in self.arguments.items():
+            if stem(name) in ("strides", "dilation", "input_dilation"):
+                self.defaults.setdefault(name, (1,) * len(column[0]))
+            flags = all(type(v) is bool for v in column)
+            if None in column or flags:
+                self.defaults.setdefault(name, None if None in column else False)
+            most, count = collections.Counter(column).most_common(1)[0]
+            usual = stem(name) in _USUAL or name.startswith("use_")
+            usual = usual or (stem(name) == "activation" and None not in column and listed)
+            if usual and 2 * count > len(column):
+                self.defaults[name] = most
 
     def _with_unused(self, body: Sequence[ast.stmt]) -> list[ast.stmt]:
         """Gives arguments a default that only a layer has which some nodes lack.
