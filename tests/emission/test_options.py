@@ -93,7 +93,8 @@ def test_blocks_with_and_without_expansion_padding_and_shortcut_are_one_class() 
     assert "if c_in != hidden" in emission.source and "use_expand" not in emission.source
     # Images are padded; whether the convolution pads them follows from that.
     assert "y = jnp.pad(y, ((0, 0), *self.pad_width, (0, 0)))\n" in emission.source
-    assert "self.pad_width = None if strides == (1, 1) else ((0, 1), (0, 1))\n" in emission.source
+    padding = "None if strides == (1, 1) else ((half - 1, half), (half - 1, half))"
+    assert f"self.pad_width = {padding}\n" in emission.source
     assert '"SAME" if strides == (1, 1) else "VALID"' in emission.source
     # All arguments train from scratch at the shapes of the original.
     space: Any = emission.namespace
