@@ -51,14 +51,15 @@ def without_derived(
     body = [_Missing(missing).visit(syntax.copied(s)) for s in body]
     body = [syntax.substitute(s, derived) for s in body]
     kernels = [n for n in arguments if stem(n) == KERNEL_SIZE]
-    place = next((i for i, s in enumerate(body) if _mentions(s, _HALF)), None)
+    place = next((i for i, s in enumerate(body) if mentions(s, _HALF)), None)
     if place is not None:
         size = ast.Name(kernels[0], ast.Load())
         body.insert(place, syntax.assign(syntax.name(_HALF), syntax.infix(size, "//", number(2))))
     return body, set(derived)
 
 
-def _mentions(statement: ast.stmt, name: str) -> bool:
+def mentions(statement: ast.stmt, name: str) -> bool:
+    """Whether a statement reads a name."""
     return any(n.id == name for n in syntax.names_in(statement))
 
 

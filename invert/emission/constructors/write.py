@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from invert.emission.constructors import repeats
-from invert.emission.constructors.derived import expression, without_derived
+from invert.emission.constructors.derived import expression, mentions, without_derived
 from invert.emission.constructors.sizes import (
     FEATURES,
     GATES,
@@ -269,7 +269,7 @@ class _Writing:
         tests: dict[str, ast.expr] = {}
         for name, (field, unused) in self._unused.items():
             others = (b for b in body if field not in _fields_set(b))
-            if any(n.id == name for b in others for n in syntax.names_in(b)):
+            if any(mentions(b, name) for b in others):
                 continue
             flag = f"use_{field}"
             if flag not in self.arguments or flag in tests:

@@ -359,7 +359,7 @@ class Body:
             tokens = {t for t in syntax.tokens_in(value) if dimension_of(t) is None}
             statement.passes = last_of_several = len(tokens) == 1
         if called and last_of_several:
-            # It does not tell what they compute.
+            # Its name does not say what they compute together.
             self.names[first] = PLAIN
             statement.hints = [PLAIN]
         if called:

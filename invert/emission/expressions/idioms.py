@@ -82,12 +82,6 @@ def _x(i: int = 0) -> ast.expr:
     return ast.Name(f"${_LETTERS[i]}", ast.Load())
 
 
-def _producer(graph: Graph, atom: Atom, *names: str) -> Eqn | None:
-    """The equation that produces an atom, if it has one of these primitives."""
-    eqn = None if isinstance(atom, Literal) else graph.producers.get(atom)
-    return eqn if eqn is not None and (not names or eqn.primitive.name in names) else None
-
-
 def _axis(axes: Sequence[int], x: Atom) -> dict[str, ast.expr]:
     axis = axis_of(axes, len(x.aval.shape))
     return {} if axis is None else {"axis": axis}
@@ -101,7 +95,7 @@ _KEPT = {
 
 def _keepdims(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
     """A reduction with `keepdims=True`."""
-    inner = _producer(graph, eqn.invars[0], *_KEPT)
+    inner = graph.producer(eqn.invars[0], *_KEPT)
     if inner is not None and "axes" in inner.params:
         x = inner.invars[0]
         if is_var(x) and len(eqn.params["shape"]) == len(x.aval.shape):
@@ -113,20 +107,20 @@ def _keepdims(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
 
 def _reduced(eqn: Eqn, graph: Graph) -> tuple[Eqn, bool] | None:
     """The sum that an equation divides, and whether it keeps its axes."""
-    inner = _producer(graph, eqn.invars[0], "reduce_sum", "broadcast_in_dim")
+    inner = graph.producer(eqn.invars[0], "reduce_sum", "broadcast_in_dim")
     if inner is None:
         return None
     if inner.primitive.name == "reduce_sum":
         return inner, False
-    deeper = _producer(graph, inner.invars[0], "reduce_sum")
+    deeper = graph.producer(inner.invars[0], "reduce_sum")
     return None if deeper is None else (deeper, True)
 
 
 def _division(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
     """A softmax or a mean."""
-    exponential = _producer(graph, eqn.invars[0], "exp")
+    exponential = graph.producer(eqn.invars[0], "exp")
     if exponential is not None:
-        centered = _producer(graph, exponential.invars[0], "sub")
+        centered = graph.producer(exponential.invars[0], "sub")
         if centered is not None and is_var(centered.invars[0]):
             x = centered.invars[0]
             rank = len(x.aval.shape)
@@ -148,7 +142,7 @@ def _division(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
 
 def _average(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
     """The sum of the numbers in each window, divided by their number."""
-    total = _producer(graph, eqn.invars[0], "reduce_window_sum")
+    total = graph.producer(eqn.invars[0], "reduce_window_sum")
     if total is not None and is_var(x := total.invars[0]):
         for pool in (helpers.avg_pool, helpers.avg_pool_same):
             if (sizes := indexing.window(total)) is not None:
@@ -161,12 +155,12 @@ def _gelu(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
     pending, steps = list(eqn.invars), 0
     while pending and steps < 16:
         steps += 1
-        inner = _producer(graph, pending.pop())
+        inner = graph.producer(pending.pop())
         if inner is not None:
             names.add(inner.primitive.name)
             if len(names) < 8:
                 pending.extend(inner.invars)
-    factors = [_producer(graph, a, "mul") for a in eqn.invars]
+    factors = [graph.producer(a, "mul") for a in eqn.invars]
     operands = [*eqn.invars, *(a for f in factors if f is not None for a in f.invars)]
     name = library.noun("gelu")
     for x in dict.fromkeys(a for a in operands if is_var(a)):
@@ -180,7 +174,7 @@ def _gelu(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
 def _silu(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
     """`x * jax.nn.sigmoid(x)`."""
     x, gate = eqn.invars
-    inner = _producer(graph, gate, "logistic")
+    inner = graph.producer(gate, "logistic")
     if is_var(x) and inner is not None and inner.invars[0] is x:
         yield Proposal(call("jax.nn.silu", _x()), (x,), library.noun("silu"), True)
 
@@ -195,7 +189,7 @@ def _hard_sigmoid(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
 
 def _hard_silu(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
     """`x * jax.nn.hard_sigmoid(x)`."""
-    quotient = _producer(graph, eqn.invars[1], "div")
+    quotient = graph.producer(eqn.invars[1], "div")
     gate = None if quotient is None else _hard_gate(quotient, graph)
     if gate is not None and gate[0] is eqn.invars[0]:
         x, eqns = gate
@@ -205,8 +199,8 @@ def _hard_silu(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
 
 def _hard_gate(quotient: Eqn, graph: Graph) -> tuple[Var, list[Eqn]] | None:
     """The `x` of `jax.nn.relu6(x + 3.0) / 6.0`, and the equations."""
-    clipped = _producer(graph, quotient.invars[0], "custom_jvp_call")
-    shifted = None if clipped is None else _producer(graph, clipped.invars[0], "add")
+    clipped = graph.producer(quotient.invars[0], "custom_jvp_call")
+    shifted = None if clipped is None else graph.producer(clipped.invars[0], "add")
     if clipped is None or shifted is None:
         return None
     (x, three), six = shifted.invars, quotient.invars[1]
@@ -223,7 +217,7 @@ def _value(atom: Atom) -> float | None:
 
 def _einsum(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
     """A `dot_general` whose result is transposed."""
-    inner = _producer(graph, eqn.invars[0], "dot_general")
+    inner = graph.producer(eqn.invars[0], "dot_general")
     if inner is None or not all(map(is_var, inner.invars)) or inner.invars[0] is inner.invars[1]:
         return
     if sum(len(a.aval.shape) for a in inner.invars) > 20:
@@ -246,7 +240,7 @@ def _einsum(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
 
 def _item(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
     """`x[:, 0]`: a slice of size one whose axis is squeezed."""
-    inner = _producer(graph, eqn.invars[0], "slice")
+    inner = graph.producer(eqn.invars[0], "slice")
     if inner is None or not is_var(inner.invars[0]):
         return
     parts = indexing.slice_parts(inner, writer.program)
@@ -264,7 +258,7 @@ def _item(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
 
 def _place(graph: Graph, atom: Atom) -> Iterator[tuple[Atom, dict[str, ast.expr]]]:
     """The index from which a start is computed, with keywords for functions that take it."""
-    chosen = _producer(graph, atom, "select_n")
+    chosen = graph.producer(atom, "select_n")
     if chosen is not None and len(chosen.invars) == 3 and is_var(chosen.invars[1]):
         yield chosen.invars[1], {}
     yield atom, {"allow_negative_indices": number(False)}
@@ -272,7 +266,7 @@ def _place(graph: Graph, atom: Atom) -> Iterator[tuple[Atom, dict[str, ast.expr]
 
 def _element(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
     """`x[i]` or `x[i, j]`, a `dynamic_slice` whose axes of size one are squeezed."""
-    inner = _producer(graph, eqn.invars[0], "dynamic_slice")
+    inner = graph.producer(eqn.invars[0], "dynamic_slice")
     if inner is None or not is_var(x := inner.invars[0]):
         return
     starts, axes = inner.invars[1:], eqn.params["dimensions"]
@@ -306,7 +300,7 @@ def _update(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
     """`lax.dynamic_update_index_in_dim(x, row, i, axis)`."""
     x, update, *starts = eqn.invars
     moved = [i for i, a in enumerate(starts) if not isinstance(a, Literal)]
-    row = _producer(graph, update, "broadcast_in_dim", "reshape")
+    row = graph.producer(update, "broadcast_in_dim", "reshape")
     if len(moved) != 1 or row is None or update.aval.shape[moved[0]] != 1 or not is_var(x):
         return
     for place, keywords in _place(graph, starts[moved[0]]):
@@ -324,7 +318,7 @@ def _update(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
 
 def _broadcast_of(graph: Graph, atom: Atom) -> Atom | None:
     """The variable that was broadcast to an atom, if any."""
-    eqn = _producer(graph, atom, "broadcast_in_dim")
+    eqn = graph.producer(atom, "broadcast_in_dim")
     return eqn.invars[0] if eqn is not None and is_var(eqn.invars[0]) else None
 
 
@@ -352,9 +346,9 @@ def _size_of(graph: Graph, atom: Atom) -> ast.expr | None:
 
 def _made_of_size(graph: Graph, atom: Atom) -> Eqn | None:
     """The `dim_as_value` that an atom converts, if any."""
-    eqn = _producer(graph, atom, "dim_as_value", "convert_element_type")
+    eqn = graph.producer(atom, "dim_as_value", "convert_element_type")
     if eqn is not None and eqn.primitive.name == "convert_element_type":
-        eqn = _producer(graph, eqn.invars[0], "dim_as_value")
+        eqn = graph.producer(eqn.invars[0], "dim_as_value")
     return eqn
 
 
@@ -378,7 +372,7 @@ def _with_size(sign: str) -> Row:
 def _triangle(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
     """`jnp.tri(length, dtype=bool)`: whether a column's index is at most the row's."""
     shape = eqn.outvars[0].aval.shape
-    makers = [_producer(graph, a, "add", "iota") for a in eqn.invars]
+    makers = [graph.producer(a, "add", "iota") for a in eqn.invars]
     if len(shape) == 2 and None not in makers:
         sizes = shape[:1] if str(shape[0]) == str(shape[1]) else shape
         yield Proposal(
@@ -428,7 +422,7 @@ def _where(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
 
 def _index_with_axes(graph: Graph, atom: Atom) -> ast.expr | None:
     """The index that adds the axes which a broadcast adds."""
-    eqn = _producer(graph, atom, "broadcast_in_dim")
+    eqn = graph.producer(atom, "broadcast_in_dim")
     if eqn is None or not eqn.invars[0].aval.shape:
         return None
     return _axes_index(eqn.params["broadcast_dimensions"], len(eqn.params["shape"]))
@@ -451,11 +445,11 @@ def _axes_index(dims: Sequence[int], rank: int) -> ast.expr | None:
 
 def _dropout(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
     """`dropout(x, rate, key)`."""
-    mask = _producer(graph, eqn.invars[0], *kinds.COMPARISONS)
-    kept = _producer(graph, eqn.invars[-1], "mul")
+    mask = graph.producer(eqn.invars[0], *kinds.COMPARISONS)
+    kept = graph.producer(eqn.invars[-1], "mul")
     if mask is None or kept is None or not isinstance(rate := mask.invars[1], Literal):
         return
-    drawn = _producer(graph, mask.invars[0], "jit")
+    drawn = graph.producer(mask.invars[0], "jit")
     if drawn is None or not is_var(key := drawn.invars[0]):
         return
     for x in filter(is_var, kept.invars):
@@ -467,7 +461,7 @@ def _dropout(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
 
 def _repeated(graph: Graph, atom: Atom) -> Atom | None:
     """The value that was broadcast to an atom, if any."""
-    eqn = _producer(graph, atom, "broadcast_in_dim")
+    eqn = graph.producer(atom, "broadcast_in_dim")
     return None if eqn is None else eqn.invars[0]
 
 
@@ -519,7 +513,7 @@ def _attention_options(
     between = _between(graph, weights, scores)
     for eqn in between:
         for atom in eqn.invars:
-            if (maker := _producer(graph, atom)) in between or maker is scores:
+            if (maker := graph.producer(atom)) in between or maker is scores:
                 continue
             found, name = None, ""
             if eqn.primitive.name == "select_n" and atom is eqn.invars[0]:
@@ -544,7 +538,7 @@ def _with_heads(graph: Graph, atom: Atom) -> _Indexed | None:
     if (whole := _of_rank(graph, atom, 4)) is not None:
         return whole, None
     for _ in range(4):
-        eqn = _producer(graph, atom, *kinds.LAYOUT)
+        eqn = graph.producer(atom, *kinds.LAYOUT)
         if eqn is None:
             return None
         atom = eqn.invars[0]
@@ -561,7 +555,7 @@ def _between(graph: Graph, weights: Atom, scores: Eqn) -> list[Eqn]:
     pending, steps = [weights], 0
     while pending and steps < 48:
         steps += 1
-        eqn = _producer(graph, pending.pop())
+        eqn = graph.producer(pending.pop())
         if eqn is not None and eqn is not scores and id(eqn) not in before:
             before[id(eqn)] = eqn
             pending += eqn.invars
@@ -576,7 +570,7 @@ def _between(graph: Graph, weights: Atom, scores: Eqn) -> list[Eqn]:
 
 def _unmasked(graph: Graph, atom: Atom) -> Atom:
     """A mask without the other masks that are combined with it."""
-    eqn = _producer(graph, atom, "and")
+    eqn = graph.producer(atom, "and")
     return atom if eqn is None else next(filter(is_var, reversed(eqn.invars)), atom)
 
 
@@ -589,7 +583,7 @@ def _through(graph: Graph, atom: Atom, names: Set[str], wanted: str) -> Eqn | No
     pending, steps = [atom], 0
     while pending and steps < 32:
         steps += 1
-        eqn = _producer(graph, pending.pop())
+        eqn = graph.producer(pending.pop())
         if eqn is not None and eqn.primitive.name == wanted:
             return eqn
         if eqn is not None and eqn.primitive.name in names:
@@ -602,7 +596,7 @@ def _of_rank(graph: Graph, atom: Atom, rank: int) -> Var | None:
     for _ in range(4):
         if is_var(atom) and len(atom.aval.shape) == rank:
             return atom
-        eqn = _producer(graph, atom, *kinds.LAYOUT)
+        eqn = graph.producer(atom, *kinds.LAYOUT)
         if eqn is None:
             return None
         atom = eqn.invars[0]
@@ -611,7 +605,7 @@ def _of_rank(graph: Graph, atom: Atom, rank: int) -> Var | None:
 
 def _repeat(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
     """`jnp.repeat(x, 2, axis=1)`: the elements along an axis several times each."""
-    wide = _producer(graph, eqn.invars[0], "broadcast_in_dim")
+    wide = graph.producer(eqn.invars[0], "broadcast_in_dim")
     if wide is None or not is_var(wide.invars[0]):
         return
     x, shape = wide.invars[0], wide.params["shape"]
@@ -640,7 +634,7 @@ def _lookup(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
     if index is None:
         return
     indices = [index]
-    chosen = _producer(graph, index, "select_n")
+    chosen = graph.producer(index, "select_n")
     if chosen is not None and len(chosen.invars) == 3:
         indices.insert(0, chosen.invars[1])
     mode, (axis,) = _MODES.get(eqn.params["mode"]), axes

@@ -270,7 +270,7 @@ class Twins:
 
 def _columns(cls: Class, ties: Ties) -> dict[Axis, tuple[DimSize, ...]]:
     """The sizes in all layers of a class, for axes of the parameters in the first one."""
-    first, *others = (dict(_paths(d.node)) for d in cls.drafts)
+    first, *others = (dict(d.node.leaves()) for d in cls.drafts)
     found: dict[Axis, tuple[DimSize, ...]] = {}
     for path, v in first.items():
         shapes = [o[path].aval.shape for o in others if path in o]
@@ -280,15 +280,6 @@ def _columns(cls: Class, ties: Ties) -> dict[Axis, tuple[DimSize, ...]]:
             if len(column) > len(found.get(root, ())):
                 found[root] = column
     return found
-
-
-def _paths(node: Node, *path: str) -> Iterator[tuple[tuple[str, ...], Var]]:
-    """The parameters of a module, with the fields on the way."""
-    for name, value in node.fields.items():
-        if isinstance(value, Node):
-            yield from _paths(value, *path, name)
-        else:
-            yield (*path, name), value
 
 
 def _proportional(
