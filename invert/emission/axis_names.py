@@ -37,6 +37,7 @@ def order(
 
 
 _RECURRENT = "recurrent_kernel"
+_GROUPS = "feature_group_count="
 _AXIS_NAMES = ("batch", "length")
 # The names of the axes of attention kernels, by which axes the results lack.
 _HEADS: Mapping[tuple[bool, ...], tuple[str, str, str]] = {
@@ -150,6 +151,8 @@ class Dimensions:
                 if _is_field(source):
                     given = [tuple(map(text, column)) not in self.made for column in shapes]
                     wanted = self._of_field(axis, given, field_of(source))
+                    if wanted == "c_out" and keys in self.passed and _GROUPS in self.text:
+                        wanted = "c"  # a depthwise convolution
                 elif self.images and 3 <= rank <= 5:
                     wanted = self._of_image(axis, rank, keys, result=source is None)
                 else:
@@ -205,13 +208,14 @@ class Dimensions:
     def _layout(self, rank: int) -> tuple[Sequence[str], Sequence[str]]:
         """The names of the axes of images and kernels, in the order of a convolution."""
         stated = re.search(r"dimension_numbers=\('(\w+)', '(\w+)', '(\w+)'\)", self.text)
-        if stated is None or len(stated[1]) != rank:
-            return _IMAGE[5 - rank :], _KERNEL[5 - rank :]
-        images, kernels, _ = stated.groups()
-        return (
-            [_AXES.get(c, c.lower()) for c in images],
-            [_AXES.get(c, f"k{c.lower()}") for c in kernels],
-        )
+        images, kernels = list(_IMAGE[5 - rank :]), list(_KERNEL[5 - rank :])
+        if stated is not None and len(stated[1]) == rank:
+            images = [_AXES.get(c, c.lower()) for c in stated[1]]
+            kernels = [_AXES.get(c, f"k{c.lower()}") for c in stated[2]]
+        if "transpose_kernel=True" in self.text:
+            i, o = kernels.index("c_in"), kernels.index("c_out")
+            kernels[i], kernels[o] = "c_out", "c_in"
+        return images, kernels
 
     def _new(self, wanted: str) -> str:
         name, i = wanted, 2

@@ -708,6 +708,7 @@ class Classes:
         if self._weaken({cls: False for cls in self._scaled if not fit(cls.drafts)}):
             self.finish()
             return
+        self.inits.gather_sites([*written, *filter(None, [self._outermost])])
         keras = self.inits.starts.keras
         outer = self._outermost.definition.name if self._outermost is not None else "Model"
         name_classes(written, self.of, self.file.names, names, model=outer, keras=keras)

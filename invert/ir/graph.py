@@ -45,6 +45,13 @@ class Graph:
         eqn = self.producers.get(atom) if is_var(atom) else None
         return eqn if eqn is not None and (not names or eqn.primitive.name in names) else None
 
+    def alone(self, atom: Atom, *names: str) -> Eqn | None:
+        """As `producer`, for a value that is used once and is no result."""
+        eqn = self.producer(atom, *names)
+        if eqn is None or atom in self.results or len(self.users.get(atom, ())) != 1:
+            return None
+        return eqn
+
     def needed(
         self, ends: Iterable[Atom], given: Container[Atom] = ()
     ) -> tuple[list[Eqn], list[Var]]:

@@ -7,6 +7,7 @@ import numpy as np
 from jax import lax
 
 from invert._private.jax import dce, rename
+from invert.ir.convolutions import with_arguments
 from invert.ir.graph import Graph, is_var
 from invert.ir.known_numbers import with_known_numbers
 from invert.ir.lookups import with_wrapped_positions
@@ -23,12 +24,13 @@ def as_written(jaxpr: Jaxpr) -> Jaxpr:
     Sums of cotangents use `+`, arrays of one number are numbers, what is computed from numbers is a
     number, operations with neutral numbers are dropped, `x + -1.0` is `x - 1.0`, `-x * y + z` is
     `z - x * y`, loops over reversed arrays run in reverse, loops take arrays without axes of size
-    one, and positions are looked up as other indices are.
+    one, positions are looked up as other indices are, and convolutions pad their images.
     """
     jaxpr = with_known_numbers(jaxpr.replace(eqns=[_known(e) for e in jaxpr.eqns]))
     narrow = with_narrow_operands(with_wrapped_positions(jaxpr))
     narrow = _without_neutral(narrow)
-    return with_triangles(with_plain_operands(unreversed(_with_differences(narrow))))
+    narrow = with_arguments(_with_differences(narrow))
+    return with_triangles(with_plain_operands(unreversed(narrow)))
 
 
 def _known(eqn: Eqn) -> Eqn:
@@ -98,10 +100,8 @@ def _with_differences(jaxpr: Jaxpr) -> Jaxpr:
     instead: dict[int, Eqn] = {}
     for eqn in graph.by_primitive.get("add", ()):
         for product, other in zip(eqn.invars, eqn.invars[::-1], strict=True):
-            made = _alone(graph, product, "mul")
-            negated = made and next(
-                (n for a in made.invars if (n := _alone(graph, a, "neg"))), None
-            )
+            made = graph.alone(product, "mul")
+            negated = made and next((n for a in made.invars if (n := graph.alone(a, "neg"))), None)
             if made is None or negated is None or eqn.outvars[0].aval.dtype.kind not in "fV":
                 continue
             (minus,), (x,) = negated.outvars, negated.invars
@@ -123,12 +123,4 @@ def _without_sign(eqn: Eqn) -> Eqn:
         if jax.numpy.issubdtype(dtype, np.floating) and np.all(number.val < 0):
             positive = Literal(-number.val, number.aval)
             return eqn.replace(primitive=lax.sub_p, params={}, invars=[x, positive])
-    return eqn
-
-
-def _alone(graph: Graph, atom: Atom, primitive: str) -> Eqn | None:
-    """The equation of a primitive that defines a value used once."""
-    eqn = graph.producer(atom, primitive)
-    if eqn is None or atom in graph.results or len(graph.users.get(atom, ())) != 1:
-        return None
     return eqn

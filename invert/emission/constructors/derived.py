@@ -1,4 +1,4 @@
-"""Arguments of layers that follow from others: `c_in == c_out and strides == (1, 1)`."""
+"""Arguments of layers that follow from others: `c_in == c_out and strides == 1`."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class _Test:
 def _tests(
     arguments: Mapping[str, Column], followers: Mapping[str, tuple[ast.expr, Column]]
 ) -> Iterator[_Test]:
-    """Conditions such as `c_in == c_out and strides == (1, 1)`, the most specific first."""
+    """Conditions such as `c_in == c_out and strides == 1`, the most specific first."""
     known = {n: (syntax.text_of(text), values) for n, (text, values) in followers.items()}
     known |= {stem(n): (n, values) for n, values in reversed([*arguments.items()])}
     equal: list[list[tuple[str, str, tuple[bool, ...]]]] = []
@@ -102,7 +102,7 @@ def _tests(
         outer += [equal[-1]] if other != HIDDEN else []
     if _STRIDES in known:
         name, values = known[_STRIDES]
-        ones = (1,) * len(values[0])
+        ones = (1,) * len(values[0]) if isinstance(values[0], tuple) else 1
         last = name, str(ones), tuple(v == ones for v in values)
         # A layer that makes images smaller cannot pass on its input.
         equal = [*([*test, last] for test in outer), *equal, [last]]

@@ -42,7 +42,10 @@ from invert.emission.python.syntax import call, number
 from invert.ir.types import Var
 
 # Options of a layer, passed by keyword.
-_OPTIONS = OPTIONS | {KERNEL_SIZE, "kd", "kh", "kw"}
+_SIDES = ("kd", "kh", "kw")
+_OPTIONS = OPTIONS | {KERNEL_SIZE, *_SIDES}
+# Options that are one number for all axes of images.
+_STEPS = frozenset(("strides", "dilation", "input_dilation"))
 # Options whose default is what most layers have.
 _USUAL = frozenset(("padding", RESIDUAL))
 # The number of sizes that are given without their names.
@@ -101,6 +104,8 @@ class Initializers:
         self.functions: dict[str, str] = {}
         self._made: dict[Class, _Made] = {}
         self._keyed: dict[Node, bool] = {}
+        # Of a class, the field, and the place in its list.
+        self.sites: dict[tuple[Class, str, int], list[Node]] = collections.defaultdict(list)
 
     def restart(self) -> None:
         """Forget what has been written."""
@@ -136,13 +141,31 @@ class Initializers:
             self._made[cls] = _Made({}, keyed=False)
             return None
         writing = _Writing(self, nodes, sizes, Names({*taken, "key", "keys", "k"}), cls)
-        function, self._made[cls] = writing.run(cls.statics)
+        function, self._made[cls] = writing.run()
         return function
 
     def made(self, node: Node) -> tuple[_Made, int]:
         """The `__init__` of the class of a node, and which instance the node is."""
         cls = self.of[node]
         return self._made[cls], next(i for i, d in enumerate(cls.drafts) if d.node is node)
+
+    def gather_sites(self, classes: Iterable[Class]) -> None:
+        """Collects which layers the same call makes, in all `classes`."""
+        self.sites.clear()
+        for outer in classes:
+            for draft in outer.drafts:
+                for field, inner in draft.node.fields.items():
+                    listed = isinstance(inner, Node) and inner.listed
+                    nodes = inner.nodes if listed else [inner]
+                    for i, node in enumerate(nodes):
+                        if isinstance(node, Node):
+                            self.sites[outer, field, i].append(node)
+
+    def omitted(self, cls: Class, column: tuple[Any, ...], default: Any) -> bool:
+        """Whether a call may leave out an argument whose values are given."""
+        places = {d.node: i for i, d in enumerate(cls.drafts)}
+        made = ([places[n] for n in nodes if n in places] for nodes in self.sites.values())
+        return any(all(column[i] == default for i in own) for own in made if own)
 
     def function(self, name: str) -> ast.expr:
         """An initializer, which is a constant of the file."""
@@ -174,6 +197,7 @@ class _Writing:
     ):
         self.all, self.nodes, self.sizes, self.names = all_, nodes, sizes, names
         self.cls = cls
+        self.statics = {name: _sides(name, c) for name, c in cls.statics.items()}
         self.arguments: dict[str, tuple[Any, ...]] = {}
         self.defaults: dict[str, Any] = {}
         # Arguments of layers that some nodes lack, with the field and the values there.
@@ -183,9 +207,9 @@ class _Writing:
         self._slots = 0
         self._current = ""  # the field that is written
 
-    def run(self, statics: Mapping[str, tuple[Any, ...]]) -> tuple[ast.FunctionDef, _Made]:
+    def run(self) -> tuple[ast.FunctionDef, _Made]:
         body: list[ast.stmt] = []
-        self.names.taken |= statics.keys()
+        self.names.taken |= self.statics.keys()
         for field in self.nodes[0].fields:
             target = ast.Attribute(ast.Name("self", ast.Load()), field, ast.Store())
             self._current = field
@@ -194,10 +218,13 @@ class _Writing:
         arrays = [v for v in self.nodes[0].fields.values() if not isinstance(v, Node)]
         unknown = set(self.all.starts.unknown(arrays))
         missing = [n for n, v in self.nodes[0].fields.items() if v in unknown]
-        for name, column in statics.items():
+        for name, column in self.statics.items():
             self.arguments[name] = column
             target = ast.Attribute(ast.Name("self", ast.Load()), name, ast.Store())
-            body.append(ast.Assign([target], ast.Name(name, ast.Load()), lineno=0))
+            value: ast.expr = ast.Name(name, ast.Load())
+            if column != (old := self.cls.statics[name]):
+                value = syntax.tuple_of([value] * len(old[0]))
+            body.append(ast.Assign([target], value, lineno=0))
         body = _in_64_bits(self._with_keys(body))
         if self.nodes[0].nodes:
             body, derived = without_derived(body, self.arguments, self._followers)
@@ -212,14 +239,20 @@ class _Writing:
             if first:
                 text = f"The constants {first} and {last} have no values until they are loaded."
             body.insert(0, syntax.docstring(text))
+        body = self._with_kernel_size(body)
         self._order()
         self._add_defaults()
+        self.defaults = {
+            name: value
+            for name, value in self.defaults.items()
+            if self.all.omitted(self.cls, self.arguments[name], value)
+        }
         args = [syntax.argument("self")]
         key = [syntax.argument("key", syntax.name("PRNGKeyArray"))] if self._slots else []
         named = {
             name
             for name in self.arguments
-            if name in self.defaults or name in statics or stem(name) in _OPTIONS
+            if name in self.defaults or name in self.statics or stem(name) in _OPTIONS
         }
         options = []
         for name, values in self.arguments.items():
@@ -250,8 +283,9 @@ class _Writing:
         """Adds the defaults of options: none, a neutral value, or what most layers have."""
         listed = any(layer.listed for node in self.nodes for layer in node.layers)
         for name, column in self.arguments.items():
-            if stem(name) in ("strides", "dilation", "input_dilation"):
-                self.defaults.setdefault(name, (1,) * len(column[0]))
+            if stem(name) in _STEPS:
+                one = (1,) * len(column[0]) if isinstance(column[0], tuple) else 1
+                self.defaults.setdefault(name, one)
             flags = all(type(v) is bool for v in column)
             if None in column or flags:
                 self.defaults.setdefault(name, None if None in column else False)
@@ -260,6 +294,22 @@ class _Writing:
             usual = usual or (stem(name) == "activation" and None not in column and listed)
             if usual and 2 * count > len(column):
                 self.defaults[name] = most
+
+    def _with_kernel_size(self, body: Sequence[ast.stmt]) -> list[ast.stmt]:
+        """Makes one argument of the sides of a kernel."""
+        sides = [name for name in self.arguments if name in _SIDES]
+        shape = ", ".join(sides)
+        texts = [syntax.text_of(s) for s in body]
+        if len(sides) < 2 or self.nodes[0].nodes or sum(f"({shape}, " in t for t in texts) != 1:
+            return [*body]
+        columns = [self.arguments.pop(name) for name in sides]
+        self.arguments[KERNEL_SIZE] = tuple(zip(*columns, strict=True))
+        whole = f"(*{KERNEL_SIZE}, "
+        made = [t.replace(f"({shape}, ", whole) for t in texts]
+        return [
+            ast.parse(t).body[0] if t != old else s
+            for s, old, t in zip(body, texts, made, strict=True)
+        ]
 
     def _with_unused(self, body: Sequence[ast.stmt]) -> list[ast.stmt]:
         """Gives arguments a default that only a layer has which some nodes lack.
@@ -507,12 +557,12 @@ class _Writing:
         if all(v == column[0] for v in column) and not given:
             return expression(column[0])
         named = self._size(column)
-        own = {} if named is None or named in self.cls.statics else {named: column}
+        own = {} if named is None or named in self.statics else {named: column}
         if (chosen := self._chosen(column)) is not None:
             return chosen
         if self.nodes[0].nodes and (multiple := self._multiple(column, named or stem(wanted))):
             return multiple
-        for name, values in {**self.arguments, **own, **self.cls.statics}.items():
+        for name, values in {**self.arguments, **own, **self.statics}.items():
             if values == column and name != GATES and _is_of(column, values):
                 self.arguments.setdefault(name, column)
                 self.names.taken.add(name)
@@ -554,7 +604,7 @@ class _Writing:
 
     def _chosen(self, column: tuple[Any, ...]) -> ast.expr | None:
         """`"SAME" if pad_width is None else "VALID"`, if this holds in all nodes."""
-        for name, values in self.cls.statics.items():
+        for name, values in self.statics.items():
             pairs = {(v is None, c) for v, c in zip(values, column, strict=True)}
             if len(pairs) == len(dict(pairs)) == 2 and all(type(c) is str for c in column):
                 self.arguments.setdefault(name, values)
@@ -568,6 +618,12 @@ class _Writing:
         named = self.sizes.get(tuple(map(str, column)))
         # The sides of a square kernel are one size.
         return KERNEL_SIZE if named == "kh" and "kw" not in self.sizes.values() else named
+
+
+def _sides(name: str, column: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The values of an argument: one number for all axes if these are the same."""
+    square = stem(name) in _STEPS and all(isinstance(v, tuple) and len({*v}) == 1 for v in column)
+    return tuple(v[0] for v in column) if square else column
 
 
 def _is_of(column: tuple[Any, ...], values: tuple[Any, ...]) -> bool:

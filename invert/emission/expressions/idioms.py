@@ -624,6 +624,18 @@ _MODES = {
 }
 
 
+def _transposed_convolution(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
+    """`lax.conv_transpose(x, kernel, ..., transpose_kernel=True)`, as TensorFlow computes it."""
+    x, kernel = eqn.invars
+    if not is_var(x) or graph.producer(kernel, "transpose") is None:
+        return
+    while (made := graph.producer(kernel, "transpose", "rev")) is not None:
+        kernel = made.invars[0]
+    keywords = {"transpose_kernel": number(True)}
+    for upscaled in indexing.transposed_convolution(eqn, (_x(0), _x(1)), **keywords):
+        yield Proposal(upscaled, (x, kernel))
+
+
 def _lookup(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
     """`table[i]` or `jnp.take(table, i)`, with or without negative indices."""
     table, column = eqn.invars
@@ -657,6 +669,7 @@ def _lookup(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
 ROWS: Mapping[str, tuple[Row, ...]] = {
     **_SIZES,
     "broadcast_in_dim": (_keepdims,),
+    "conv_general_dilated": (_transposed_convolution,),
     "div": (_hard_sigmoid, _division, _average, _with_size("/"), _broadcasting("/")),
     "mul": (_gelu, _silu, _hard_silu, _with_size("*"), _broadcasting("*")),
     "add": (_with_size("+"), _broadcasting("+")),

@@ -86,12 +86,55 @@ def reshape(eqn: Eqn, args: Sequence[ast.expr], program: Program) -> Expressions
 
 def convolution(eqn: Eqn, args: Sequence[ast.expr], program: Program) -> Expressions:
     """`lax.conv_general_dilated` with layouts as letters and without default arguments."""
+    yield from transposed_convolution(eqn, args)
+    params = eqn.params
+    keywords = _dilations(eqn, "lhs_dilation", "rhs_dilation") | _layout(eqn)
+    for name in ("feature_group_count", "batch_group_count"):
+        if params[name] != 1:
+            keywords[name] = literals.size(params[name])
+    strides = literals.shape(params["window_strides"])
+    explicit = literals.value(tuple(params["padding"]))
+    for kind in _kinds(eqn):
+        for padding in (_same_padding(eqn), explicit):
+            if padding is not None:
+                yield call("lax.conv_general_dilated", *args, strides, padding, **keywords, **kind)
+
+
+def transposed_convolution(
+    eqn: Eqn, args: Sequence[ast.expr], **keywords: ast.expr
+) -> Iterator[ast.expr]:
+    """`lax.conv_transpose` with the strides by which a convolution dilates its images."""
+    params = eqn.params
+    dilated = any(n != 1 for n in params["lhs_dilation"])
+    groups = params["feature_group_count"], params["batch_group_count"]
+    if not dilated or {*params["window_strides"]} != {1} or groups != (1, 1):
+        return
+    keywords = _dilations(eqn, "rhs_dilation") | _layout(eqn) | keywords
+    if _has_channels_last(eqn):
+        keywords.pop("dimension_numbers", None)  # the default, unlike that of other convolutions
+    for kind in _kinds(eqn):
+        for padding in (number("SAME"), number("VALID")):
+            upscaled = [*args, literals.shape(params["lhs_dilation"]), padding]
+            yield call("lax.conv_transpose", *upscaled, **keywords, **kind)
+
+
+def _has_channels_last(eqn: Eqn) -> bool:
+    images, kernel, out = eqn.params["dimension_numbers"]
+    axes = range(len(images) - 2)
+    last = (0, len(axes) + 1, *(i + 1 for i in axes))
+    return images == out == last and kernel == (len(axes) + 1, len(axes), *axes)
+
+
+def _dilations(eqn: Eqn, *names: str) -> dict[str, ast.expr]:
+    dilations = {n: eqn.params[n] for n in names}
+    return {n: literals.shape(d) for n, d in dilations.items() if any(k != 1 for k in d)}
+
+
+def _layout(eqn: Eqn) -> dict[str, ast.expr]:
+    """The layouts and the precision of a convolution, as keywords."""
     params = eqn.params
     spatial = len(params["window_strides"])
     keywords: dict[str, ast.expr] = {}
-    for name in ("lhs_dilation", "rhs_dilation"):
-        if any(n != 1 for n in params[name]):
-            keywords[name] = literals.shape(params[name])
     numbers = params["dimension_numbers"]
     features, kernel = "NC" + "DHW"[3 - spatial :], "OI" + "DHW"[3 - spatial :]
     if spatial <= 3:
@@ -103,28 +146,16 @@ def convolution(eqn: Eqn, args: Sequence[ast.expr], program: Program) -> Express
             keywords["dimension_numbers"] = syntax.tuple_of(map(number, layout))
     else:
         keywords["dimension_numbers"] = literals.value(numbers)
-    for name in ("feature_group_count", "batch_group_count"):
-        if params[name] != 1:
-            keywords[name] = literals.size(params[name])
-    if params["precision"] is not None:
-        precision = params["precision"]
+    if (precision := params["precision"]) is not None:
         same = isinstance(precision, tuple) and precision[0] == precision[1]
         keywords["precision"] = literals.value(precision[0] if same else precision)
-    strides = literals.shape(params["window_strides"])
-    wanted = params["preferred_element_type"]
-    kinds = [{}] if wanted is None else [{}, {"preferred_element_type": literals.dtype(wanted)}]
-    explicit = literals.value(tuple(params["padding"]))
-    if set(params["window_strides"]) == {1} and "lhs_dilation" in keywords:
-        # A transposed convolution dilates the image by its strides.
-        rest = {k: v for k, v in keywords.items() if k != "lhs_dilation"}
-        for kind in kinds:
-            for padding in (number("SAME"), number("VALID")):
-                upscaled = [*args, literals.shape(params["lhs_dilation"]), padding]
-                yield call("lax.conv_transpose", *upscaled, **rest, **kind)
-    for kind in kinds:
-        for padding in (_same_padding(eqn), explicit):
-            if padding is not None:
-                yield call("lax.conv_general_dilated", *args, strides, padding, **keywords, **kind)
+    return keywords
+
+
+def _kinds(eqn: Eqn) -> list[dict[str, ast.expr]]:
+    """The keywords for the type of the results, the short form first."""
+    wanted = eqn.params["preferred_element_type"]
+    return [{}] if wanted is None else [{}, {"preferred_element_type": literals.dtype(wanted)}]
 
 
 def _inverse(spec: Sequence[int]) -> list[int]:

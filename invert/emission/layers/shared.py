@@ -367,7 +367,8 @@ def _read(method: ast.FunctionDef, size: ast.expr) -> ast.expr:
 
 def static_type(values: Sequence[Any]) -> ast.expr:
     """The annotation of a static field."""
-    texts = dict.fromkeys(map(_type_of, sorted(values, key=lambda v: v is None)))
+    order = sorted(values, key=lambda v: (v is None, isinstance(v, tuple)))
+    texts = dict.fromkeys(map(_type_of, order))
     return ast.parse(" | ".join(texts), mode="eval").body
 
 

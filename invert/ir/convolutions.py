@@ -1,0 +1,122 @@
+"""Convolutions as an author would write them: paddings and layouts as arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from jax import lax
+
+from invert._private.jax import dce
+from invert.ir.graph import Graph, is_var
+from invert.ir.types import Atom, Eqn, Jaxpr, Literal, ShapedArray, Var
+
+
+def with_arguments(jaxpr: Jaxpr) -> Jaxpr:
+    """Write `pad` and `transpose` before convolutions as arguments of these.
+
+    Results are the same bit for bit. So are derivatives of convolutions with strides; the others'
+    may differ by rounding, so the paddings of a program stay if one of these is padded. The kernel
+    of a transposed convolution is written as `transpose_kernel` takes it.
+    """
+    graph = Graph(jaxpr)
+    convolutions = graph.by_primitive.get("conv_general_dilated", ())
+    instead = {eqn: _with_plain_kernel(eqn, graph) for eqn in convolutions}
+    padded = [(eqn, pad) for eqn in convolutions if (pad := _padding(eqn, graph)) is not None]
+    if all(_is_exact(eqn) for eqn, _ in padded):
+        for eqn, pad in padded:
+            *others, last = instead[eqn]
+            instead[eqn] = [*others, _with_padding(last, pad)]
+    if all(new == [old] for old, new in instead.items()):
+        return jaxpr
+    return dce(jaxpr.replace(eqns=[e for old in jaxpr.eqns for e in instead.get(old, [old])]))
+
+
+def _padding(eqn: Eqn, graph: Graph) -> Eqn | None:
+    """The equation that pads the images of a convolution with zeros."""
+    pad = graph.alone(eqn.invars[0], "pad")
+    if pad is None or not isinstance(pad.invars[1], Literal) or np.any(pad.invars[1].val != 0):
+        return None
+    dimensions, config = eqn.params["dimension_numbers"], pad.params["padding_config"]
+    outer = [config[i] for i in dimensions.lhs_spec[:2]]
+    whole = all(low >= 0 and high >= 0 and not inside for low, high, inside in config)
+    plain = {*eqn.params["lhs_dilation"]} == {1}
+    return pad if plain and whole and outer == [(0, 0, 0)] * 2 else None
+
+
+def _is_exact(eqn: Eqn) -> bool:
+    """Whether sums in the derivatives are the same with either padding, as XLA computes them."""
+    params = eqn.params
+    kernel = eqn.invars[1].aval.shape
+    single = (
+        params["feature_group_count"] == 1 or kernel[params["dimension_numbers"].rhs_spec[1]] == 1
+    )
+    return single and params["batch_group_count"] == 1 and min(params["window_strides"]) > 1
+
+
+def _with_padding(eqn: Eqn, pad: Eqn) -> Eqn:
+    config = pad.params["padding_config"]
+    added = [config[i][:2] for i in eqn.params["dimension_numbers"].lhs_spec[2:]]
+    sums = zip(eqn.params["padding"], added, strict=True)
+    padding = tuple((low + more, high + most) for (low, high), (more, most) in sums)
+    params = {**eqn.params, "padding": padding}
+    return eqn.replace(invars=[pad.invars[0], *eqn.invars[1:]], params=params)
+
+
+def _with_plain_kernel(eqn: Eqn, graph: Graph) -> list[Eqn]:
+    """The convolution by a kernel that is not transposed, and the equations of its kernel."""
+    numbers = eqn.params["dimension_numbers"]
+    swap = graph.alone(eqn.invars[1], "transpose")
+    spec, kernel = numbers.rhs_spec, eqn.invars[1]
+    if swap is not None:
+        kernel = swap.invars[0]
+        spec = tuple(swap.params["permutation"][i] for i in spec)
+    flip = graph.alone(kernel, "rev")
+    flipped = flip is not None and sorted(flip.params["dimensions"]) == sorted(spec[2:])
+    dilated = {*eqn.params["lhs_dilation"]} != {1} == {*eqn.params["window_strides"]}
+    if flip is not None and flipped and dilated and _ungrouped(eqn) and is_var(flip.invars[0]):
+        return _transposed(eqn, flip.invars[0], spec)
+    if swap is None:
+        return [eqn]
+    return [_by(eqn, kernel, spec)]
+
+
+def _ungrouped(eqn: Eqn) -> bool:
+    return eqn.params["feature_group_count"] == eqn.params["batch_group_count"] == 1
+
+
+def _by(eqn: Eqn, kernel: Atom, spec: Sequence[int]) -> Eqn:
+    numbers = eqn.params["dimension_numbers"]._replace(rhs_spec=tuple(spec))
+    return eqn.replace(
+        invars=[eqn.invars[0], kernel], params={**eqn.params, "dimension_numbers": numbers}
+    )
+
+
+def _transposed(eqn: Eqn, kernel: Var, spec: Sequence[int]) -> list[Eqn]:
+    """The equations of `lax.conv_transpose(..., transpose_kernel=True)`."""
+    eqns: list[Eqn] = []
+    shape, dtype = kernel.aval.shape, kernel.aval.dtype
+    for axis in spec[2:]:
+        flipped = Var(ShapedArray(shape, dtype))
+        eqns.append(
+            eqn.replace(
+                primitive=lax.rev_p,
+                invars=[kernel],
+                outvars=[flipped],
+                params={"dimensions": (axis,)},
+            )
+        )
+        kernel = flipped
+    order = [*range(len(shape))]
+    outputs, inputs = spec[:2]
+    order[outputs], order[inputs] = inputs, outputs
+    swapped = Var(ShapedArray(tuple(shape[i] for i in order), dtype))
+    eqns.append(
+        eqn.replace(
+            primitive=lax.transpose_p,
+            invars=[kernel],
+            outvars=[swapped],
+            params={"permutation": tuple(order)},
+        )
+    )
+    return [*eqns, _by(eqn, swapped, [inputs, outputs, *spec[2:]])]
