@@ -32,6 +32,7 @@ from invert.emission.constructors.sizes import (
 from invert.emission.constructors.starts import Starts
 from invert.emission.equinox_nn.construct import native_of
 from invert.emission.expressions import literals, tables
+from invert.emission.layers.cut import LayerCall
 from invert.emission.layers.native import Native
 from invert.emission.layers.proportions import factor
 from invert.emission.layers.shared import OPTIONS, RESIDUAL, Class, static_type
@@ -204,6 +205,9 @@ class _Writing:
         self._unused: dict[str, tuple[str, int]] = {}
         # Sizes that follow from arguments, with their values.
         self._followers: dict[str, tuple[ast.expr, tuple[Any, ...]]] = {}
+        # The fields whose layers take the hidden size, and as what.
+        self._hidden: set[tuple[str, str]] = set()
+        self._flattened = dict(_flattened(nodes))
         self._slots = 0
         self._current = ""  # the field that is written
 
@@ -239,7 +243,7 @@ class _Writing:
             if first:
                 text = f"The constants {first} and {last} have no values until they are loaded."
             body.insert(0, syntax.docstring(text))
-        body = self._with_kernel_size(body)
+        body = self._with_kernel_size(self._with_widths(body))
         self._order()
         self._add_defaults()
         self.defaults = {
@@ -294,6 +298,20 @@ class _Writing:
             usual = usual or (stem(name) == "activation" and None not in column and listed)
             if usual and 2 * count > len(column):
                 self.defaults[name] = most
+
+    def _with_widths(self, body: Sequence[ast.stmt]) -> list[ast.stmt]:
+        """Names a size after the layer whose results have it, if no other layer takes it.
+
+        What takes the results is not hidden inside: they are joined with others, for instance.
+        """
+        uses = [n for s in body for n in syntax.names_in(s) if n.id == HIDDEN]
+        outputs = {f for f, name in self._hidden if stem(name) in ("c_out", "n_out")}
+        if len(uses) != 1 or len(self._hidden) != 1 or not outputs:
+            return [*body]
+        (field,) = outputs
+        name = self.names.new(f"{field}_out")
+        self.arguments = {name if n == HIDDEN else n: c for n, c in self.arguments.items()}
+        return [syntax.substitute(s, {HIDDEN: ast.Name(name, ast.Load())}) for s in body]
 
     def _with_kernel_size(self, body: Sequence[ast.stmt]) -> list[ast.stmt]:
         """Makes one argument of the sides of a kernel."""
@@ -469,9 +487,9 @@ class _Writing:
             own = [_MISSING if m is None else m[0].arguments[name][m[1]] for m in made]
             column = self._completed(own)
             if name not in init.named and not many:
-                args.append(self.value(column, name))
+                args.append(self._given_to(column, name))
             elif name not in init.defaults or any(v != init.defaults[name] for v in column):
-                keywords[name] = self.value(column, name)
+                keywords[name] = self._given_to(column, name)
         if init.keyed:
             keywords["key"] = key()
         return call(syntax.name(self.all.of[first].token), *args, **keywords)
@@ -588,6 +606,16 @@ class _Writing:
         self.arguments[name] = column
         return ast.Name(name, ast.Load())
 
+    def _given_to(self, column: tuple[Any, ...], parameter: str) -> ast.expr:
+        """An argument for a parameter of the layer that is written."""
+        value = self.value(column, parameter)
+        if isinstance(value, ast.Name) and value.id == HIDDEN:
+            self._hidden.add((self._current, parameter))
+        if isinstance(value, ast.Constant) and stem(parameter) in FEATURES:
+            axes = self._flattened.get(column[0], ())
+            value = ast.parse(" * ".join(map(str, axes)), mode="eval").body if axes else value
+        return value
+
     def _multiple(self, column: tuple[Any, ...], name: str) -> ast.expr | None:
         """`4 * hidden` or `c_in // 4`, if this holds in all nodes."""
         for base, values in self.arguments.items():
@@ -618,6 +646,17 @@ class _Writing:
         named = self.sizes.get(tuple(map(str, column)))
         # The sides of a square kernel are one size.
         return KERNEL_SIZE if named == "kh" and "kw" not in self.sizes.values() else named
+
+
+def _flattened(nodes: Sequence[Node]) -> Iterator[tuple[int, Sequence[int]]]:
+    """The numbers of elements of images that are flattened or made, with the sizes of these."""
+    for step in (s for node in nodes for layer in node.layers for s in layer.steps):
+        if step.primitive.name == "reshape" and not isinstance(step, LayerCall):
+            shapes = step.invars[0].aval.shape, step.outvars[0].aval.shape
+            (flat, image) = sorted(shapes, key=len)
+            known = all(isinstance(n, int) and n > 1 for n in image[1:])
+            if known and len(flat) == 2 and len(image) > 3 and flat[0] == image[0]:
+                yield flat[1], image[1:]
 
 
 def _sides(name: str, column: tuple[Any, ...]) -> tuple[Any, ...]:

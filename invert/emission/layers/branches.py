@@ -40,18 +40,32 @@ def in_order(steps: Sequence[Eqn], results: Iterable[Atom]) -> list[Eqn]:
 def name_fields(layer: Layer, parameters: Mapping[Var, Path]) -> None:
     """Names the layers of joined branches: `branch1`, and `branch2_1` where there are several.
 
-    Names that an author chose are kept.
+    Two that take the same value side by side are `branch2_2a` and `branch2_2b`. Names that an
+    author chose are kept.
     """
     names = [x.field or called(x, parameters) for x in layers_in(layer)]
     if not all(map(is_automatic, names)):
         return
-    branches = [layers for _, layers in _branches(layer)]
+    branches = [calls for _, calls in _branches(layer)]
     if sum(map(bool, branches)) < 2 or sum(map(len, branches)) < len(names):
         return
-    for k, layers in enumerate(branches, 1):
-        for j, inner in enumerate(layers, 1):
+    for k, calls in enumerate(branches, 1):
+        for call, place in zip(calls, _places(calls), strict=True):
+            inner = call.layer
             inner.kind = inner.kind or inner.field
-            inner.field = f"{BRANCH}{k}_{j}" if len(layers) > 1 else f"{BRANCH}{k}"
+            inner.field = f"{BRANCH}{k}_{place}" if len(calls) > 1 else f"{BRANCH}{k}"
+
+
+def _places(calls: Sequence[LayerCall]) -> list[str]:
+    """Where layers are in a branch: 1, 2, and 2a, 2b for those that take the same value."""
+    given = [c.invars[0] for c in calls]
+    order = list(dict.fromkeys(given))
+    numbers = [order.index(a) + 1 for a in given]
+    letters = ["abcdefgh"[given[:i].count(a) % 8] for i, a in enumerate(given)]
+    return [
+        f"{n}{letter}" if given.count(a) > 1 else str(n)
+        for a, n, letter in zip(given, numbers, letters, strict=True)
+    ]
 
 
 def results(layer: Layer) -> dict[Var, str]:
@@ -65,8 +79,8 @@ def results(layer: Layer) -> dict[Var, str]:
     }
 
 
-def _branches(layer: Layer) -> list[tuple[Eqn, list[Layer]]]:
-    """For each array that is joined to the only result, its last step and the layers before it."""
+def _branches(layer: Layer) -> list[tuple[Eqn, list[LayerCall]]]:
+    """For each array that is joined to the only result, its last step and the calls before it."""
     made = {v: i for i, s in enumerate(layer.steps) for v in s.outvars}
     last = next((made[a] for a in layer.outputs if is_var(a) and a in made), None)
     if last is None or layer.steps[last].primitive.name != "concatenate":
@@ -77,7 +91,7 @@ def _branches(layer: Layer) -> list[tuple[Eqn, list[Layer]]]:
     return [
         (
             layer.steps[k],
-            [s.layer for i in sorted(links.only_for(k)) if type(s := layer.steps[i]) is LayerCall],
+            [s for i in sorted(links.only_for(k)) if type(s := layer.steps[i]) is LayerCall],
         )
         for k in links.before[last]
     ]

@@ -175,6 +175,7 @@ class Lists:
             if call.layer.block and call not in self.covered:
                 blocks[call.layer.block].append(call)
         self._mixed(layer, names, blocks.values())
+        self._with_first(layer)
         for inner in layers_in(layer):
             self.find(inner, stacker)
 
@@ -204,6 +205,31 @@ class Lists:
             first, last = calls[0], calls[-1]
             self.loops[first] = Loop(first.layer, list(first.invars), list(last.outvars))
             self.covered.update(calls)
+
+    def _with_first(self, layer: Layer) -> None:
+        """Adds the block before a list that only lacks some layers of those in it.
+
+        Such as the first block of a MobileNetV2, which has a name of its own.
+        """
+        makers: dict[Atom, Eqn] = {v: s for s in layer.steps for v in s.outvars}
+        for first, loop in list(self.loops.items()):
+            before = makers.get(loop.invars[0])
+            if first not in layer.steps or type(loop) is not Loop or len(loop.invars) != 1:
+                continue
+            if type(before) is not LayerCall or before.layer.listed or len(before.invars) != 1:
+                continue
+            (own, inner) = ([*map(self.called, layers_in(c.layer))] for c in (before, first))
+            if len(own) < 2 or not set(own) <= set(inner) or len(before.outvars) != 1:
+                continue
+            if self._elsewhere(before.outvars[0], before, layer):
+                continue
+            listed = first.layer.listed
+            for step in layer.steps:
+                if type(step) is LayerCall and (step.layer.listed == listed or step is before):
+                    step.layer.listed, step.layer.mixed = listed, True
+            del self.loops[first]
+            self.loops[before] = Loop(before.layer, list(before.invars), list(loop.outvars))
+            self.covered.add(before)
 
     @staticmethod
     def _elsewhere(v: Var, call: LayerCall, layer: Layer) -> bool:

@@ -7,7 +7,7 @@ import itertools
 import re
 from collections.abc import Mapping, Sequence, Set
 
-from invert.emission.layers.cut import NUMBER, Assign, Layer, LayerCall, Path, scope_of
+from invert.emission.layers.cut import NUMBER, Assign, Layer, LayerCall, Path, layers_in, scope_of
 from invert.emission.layers.library_names import (
     CONV_BLOCK,
     KINDS_OF_LAYERS,
@@ -54,6 +54,36 @@ def group(layer: Layer, parameters: Mapping[Var, Path]) -> None:
             call.layer.field = f"{call.layer.kind}{prefix[:-1]}"
         layer.steps = ordered([*rest, (min(members), call)])
         made.add(call.layer)
+    _share(made, parameters)
+
+
+def _share(made: Set[Layer], parameters: Mapping[Var, Path]) -> None:
+    """Makes one layer of those in a group that are a group elsewhere, behind a join of arrays.
+
+    So the two convolutions after the skip connection of a U-Net are the block of its other half.
+    """
+    fields = {x: tuple(c.field for c in layers_in(x)) for x in made}
+    several = {names for names, n in collections.Counter(fields.values()).items() if n > 1}
+    for layer, own in fields.items():
+        joined = {v for s in layer.steps if s.primitive.name == "concatenate" for v in s.outvars}
+        for names in sorted(n for n in several if set(n) < set(own)):
+            members = {
+                i
+                for i, s in enumerate(layer.steps)
+                if isinstance(s, LayerCall) and s.layer.field in names
+            }
+            region = _region(layer, Links(layer.steps, layer.outputs), members)
+            first = layer.steps[min(members)]
+            if region is not None and len(first.invars) == 1 and first.invars[0] in joined:
+                call = wrapped(layer, sorted(region), _name(layer, members), parameters, ())
+                rest = [(i, s) for i, s in enumerate(layer.steps) if i not in region]
+                layer.steps = ordered([*rest, (min(members), call)])
+                break
+
+
+def _name(layer: Layer, members: Set[int]) -> str:
+    convolves = any(_kind(layer.steps[i]) == _CONV for i in members)
+    return CONV_BLOCK if convolves else "block"
 
 
 def _next(

@@ -295,6 +295,7 @@ class _Building:
             # Keras counts without gaps and has no zero: an author chose `bn_3, bn_5` and `bn_0`.
             counted = "0" not in told and numbers == list(range(first, first + len(numbers)))
             alone = len(members) == 1 and not name[0].isupper()  # which a class may be called
+            alone = alone and not any(re.match(rf"{re.escape(name)}_\d", n) for n in others)
             if alone and name not in others and "0" not in told:
                 wanted[members[0][1]] = name
             elif counted and name not in others and first != 1:

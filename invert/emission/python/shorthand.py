@@ -26,6 +26,7 @@ def shortened(definitions: Iterable[ast.stmt]) -> None:
         for node in ast.walk(definition):
             if isinstance(node, ast.FunctionDef):
                 node.body = _alike_at_once(_repeated_once(_sizes_at_once(node)))
+                node.body = _widened_once(node.body)
                 node.body = _loops_at_once(node)
                 _name_after_layers(node)
 
@@ -128,6 +129,44 @@ def _repeated_once(body: Sequence[ast.stmt]) -> list[ast.stmt]:
         result.append(_for_each(names, body[i], result))
         i = end
     return result
+
+
+def _widened_once(body: Sequence[ast.stmt]) -> list[ast.stmt]:
+    """`mask = mask[..., None]` for a value that is only used with more axes, several times."""
+    result = list(body)
+    for i, statement in reversed([*enumerate(body)]):
+        targets = statement.targets if isinstance(statement, ast.Assign) else ()
+        for own in (n.id for t in targets for n in ast.walk(t) if isinstance(n, ast.Name)):
+            rest = ast.Module(result[i + 1 :], [])
+            uses = [n for n in ast.walk(rest) if isinstance(n, ast.Name) and n.id == own]
+            wide = [n for n in ast.walk(rest) if _is_widened(n, own)]
+            if len(uses) < _FEW or len(wide) < len(uses) or len({*map(syntax.text_of, wide)}) > 1:
+                continue
+            once = _Named(syntax.text_of(wide[0]), own)
+            after = [once.visit(s) for s in result[i + 1 :]]
+            result[i + 1 :] = [syntax.assign(syntax.name(own), wide[0]), *after]
+    return result
+
+
+def _is_widened(node: ast.AST, name: str) -> bool:
+    """Whether a node is `name[..., None]` or another index that only adds axes."""
+    match node:
+        case ast.Subscript(value=ast.Name(id=own), slice=ast.Tuple(elts=parts)) if own == name:
+            kept = (ast.unparse(p) in ("...", ":", "None") for p in parts)
+            return all(kept) and any(ast.unparse(p) == "None" for p in parts)
+    return False
+
+
+class _Named(ast.NodeTransformer):
+    """Replaces an index by a name."""
+
+    def __init__(self, text: str, name: str):
+        self._text, self._name = text, name
+
+    def visit_Subscript(self, node: ast.Subscript) -> ast.expr:
+        if syntax.text_of(node) == self._text:
+            return ast.Name(self._name, ast.Load())
+        return self.generic_visit(node)  # pyright: ignore[reportReturnType]
 
 
 def _alike_at_once(body: Sequence[ast.stmt]) -> list[ast.stmt]:
