@@ -9,6 +9,7 @@ from jax import lax
 
 from invert._private.jax import dce
 from invert.ir.graph import Graph, is_var
+from invert.ir.traced_form import unwrapped
 from invert.ir.types import Atom, Eqn, Jaxpr, Literal, ShapedArray, Var
 
 
@@ -19,8 +20,11 @@ def with_arguments(jaxpr: Jaxpr) -> Jaxpr:
     may differ by rounding, so the paddings of a program stay if one of these is padded. The kernel
     of a transposed convolution is written as `transpose_kernel` takes it.
     """
-    graph = Graph(jaxpr)
-    convolutions = graph.by_primitive.get("conv_general_dilated", ())
+    if not any(e.primitive is lax.conv_general_dilated_p for e in jaxpr.eqns):
+        return jaxpr
+    plain = unwrapped(jaxpr)  # `jnp.pad` is a call
+    graph = Graph(plain)
+    convolutions = graph.by_primitive["conv_general_dilated"]
     instead = {eqn: _with_plain_kernel(eqn, graph) for eqn in convolutions}
     padded = [(eqn, pad) for eqn in convolutions if (pad := _padding(eqn, graph)) is not None]
     if all(_is_exact(eqn) for eqn, _ in padded):
@@ -29,7 +33,7 @@ def with_arguments(jaxpr: Jaxpr) -> Jaxpr:
             instead[eqn] = [*others, _with_padding(last, pad)]
     if all(new == [old] for old, new in instead.items()):
         return jaxpr
-    return dce(jaxpr.replace(eqns=[e for old in jaxpr.eqns for e in instead.get(old, [old])]))
+    return dce(plain.replace(eqns=[e for old in plain.eqns for e in instead.get(old, [old])]))
 
 
 def _padding(eqn: Eqn, graph: Graph) -> Eqn | None:

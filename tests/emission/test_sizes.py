@@ -82,7 +82,7 @@ def test_a_kernel_takes_its_side_and_channels() -> None:
 
 @pytest.mark.parametrize(
     ("groups", "features", "kernel"),
-    [(6, 6, "kh kw 1 c_out"), (2, 6, "kh kw 3 6"), (6, 12, "kh kw 1 12")],
+    [(6, 6, "kh kw 1 c"), (2, 6, "kh kw 3 6"), (6, 12, "kh kw 1 12")],
 )
 def test_groups_of_channels_stay_numbers(groups: int, features: int, kernel: str) -> None:
     """Unless each channel has one kernel of its own."""
@@ -113,7 +113,7 @@ def test_images_of_layers_with_windows_have_any_size(padding: str, stride: int) 
 
     emission = _emitted(run, _arrays(stem__kernel=(3, 3, 2, 6)), ramp(1, 15, 13, 2))
     assert 'x: Float[Array, "1 h w c_in"]' in emission.source
-    options = {"strides": (stride, stride)} if stride > 1 else {}
+    options = {"strides": stride} if stride > 1 else {}
     layer = _at(emission, "Conv", 2, 6, kernel_size=3, **options)
     x = ramp(1, 11, 22, 2)
     assert np.array_equal(layer(x), run(layer.kernel, x))
@@ -126,7 +126,7 @@ def test_images_are_padded_at_any_size(size: int) -> None:
         return lax.conv_general_dilated(x, kernel, (2, 2), "VALID", dimension_numbers=_IMAGES)
 
     emission = _emitted(run, _arrays(stem__kernel=(3, 3, 2, 6)), ramp(1, 15, 13, 2))
-    layer = _at(emission, "Conv", 2, 6, kernel_size=3, strides=(2, 2))
+    layer = _at(emission, "Conv", 2, 6, kernel_size=3, strides=2)
     x = ramp(1, size, 8, 2)
     assert np.array_equal(layer(x), run(layer.kernel, x))
 
@@ -137,7 +137,7 @@ def test_a_convolution_that_enlarges_takes_images_of_any_size() -> None:
 
     emission = _emitted(run, _arrays(stem__kernel=(3, 3, 2, 6)), ramp(1, 5, 4, 2))
     assert 'x: Float[Array, "1 h w c_in"]' in emission.source
-    layer = _at(emission, "ConvTranspose", 2, 6, kernel_size=3, strides=(2, 2))
+    layer = _at(emission, "ConvTranspose", 2, 6, kernel_size=3, strides=2)
     x = ramp(1, 7, 9, 2)
     assert np.array_equal(layer(x), run(layer.kernel, x))
 

@@ -15,6 +15,8 @@ from invert.emission.python.naming import stem
 from invert.emission.python.syntax import number
 
 _STRIDES = "strides"
+# Stands for the usual value of an argument that has none.
+_NOTHING = object()
 
 # The values of an argument in all layers of a class.
 Column = tuple[Any, ...]
@@ -41,13 +43,14 @@ def without_derived(
             found = next((t.true(column) for t in tests if t.says(column)), None)
             if found is not None:
                 derived[name] = found
-        elif None in column:
-            none = tuple(v is None for v in column)
-            test = next((t for t in tests if t.says(none)), None)
-            value = _value(column, arguments)
+        elif (usual := _usual(column)) is not _NOTHING:
+            there = tuple(v == usual for v in column)
+            test = next((t for t in tests if t.says(there)), None)
+            value = _value([None if v == usual else v for v in column], arguments)
             if test is not None and value is not None:
-                derived[name] = ast.IfExp(test.true(none), ast.Constant(None), value)
-                missing[name] = test.true(none)
+                derived[name] = ast.IfExp(test.true(there), literals.value(usual), value)
+                if usual is None:
+                    missing[name] = test.true(there)
     body = [_Missing(missing).visit(syntax.copied(s)) for s in body]
     body = [syntax.substitute(s, derived) for s in body]
     kernels = [n for n in arguments if stem(n) == KERNEL_SIZE]
@@ -56,6 +59,15 @@ def without_derived(
         size = ast.Name(kernels[0], ast.Load())
         body.insert(place, syntax.assign(syntax.name(_HALF), syntax.infix(size, "//", number(2))))
     return body, set(derived)
+
+
+def _usual(column: Column) -> str | object | None:
+    """`None`, or `"SAME"` where other layers state their paddings; `_NOTHING` for other columns."""
+    if None in column:
+        return None
+    names = {v for v in column if isinstance(v, str)}
+    stated = any(isinstance(v, tuple) for v in column)
+    return names.pop() if len(names) == 1 and stated else _NOTHING
 
 
 def mentions(statement: ast.stmt, name: str) -> bool:
@@ -109,7 +121,7 @@ def _tests(
     return map(_Test, equal)
 
 
-def _value(column: Column, arguments: Mapping[str, Column]) -> ast.expr | None:
+def _value(column: Sequence[Any], arguments: Mapping[str, Column]) -> ast.expr | None:
     """What an argument is wherever it is not `None`: a literal, or padding for a kernel."""
     there = [v for v in column if v is not None]
     sizes = next((c for n, c in arguments.items() if stem(n) == KERNEL_SIZE), None)

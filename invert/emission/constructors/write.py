@@ -156,10 +156,8 @@ class Initializers:
         for outer in classes:
             for draft in outer.drafts:
                 for field, inner in draft.node.fields.items():
-                    listed = isinstance(inner, Node) and inner.listed
-                    nodes = inner.nodes if listed else [inner]
-                    for i, node in enumerate(nodes):
-                        if isinstance(node, Node):
+                    if isinstance(inner, Node):
+                        for i, node in enumerate(inner.nodes if inner.listed else [inner]):
                             self.sites[outer, field, i].append(node)
 
     def omitted(self, cls: Class, column: tuple[Any, ...], default: Any) -> bool:

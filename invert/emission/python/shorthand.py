@@ -139,7 +139,9 @@ def _widened_once(body: Sequence[ast.stmt]) -> list[ast.stmt]:
         for own in (n.id for t in targets for n in ast.walk(t) if isinstance(n, ast.Name)):
             rest = ast.Module(result[i + 1 :], [])
             uses = [n for n in ast.walk(rest) if isinstance(n, ast.Name) and n.id == own]
-            wide = [n for n in ast.walk(rest) if _is_widened(n, own)]
+            wide = [
+                n for n in ast.walk(rest) if isinstance(n, ast.Subscript) and _is_widened(n, own)
+            ]
             if len(uses) < _FEW or len(wide) < len(uses) or len({*map(syntax.text_of, wide)}) > 1:
                 continue
             once = _Named(syntax.text_of(wide[0]), own)
@@ -148,7 +150,7 @@ def _widened_once(body: Sequence[ast.stmt]) -> list[ast.stmt]:
     return result
 
 
-def _is_widened(node: ast.AST, name: str) -> bool:
+def _is_widened(node: ast.Subscript, name: str) -> bool:
     """Whether a node is `name[..., None]` or another index that only adds axes."""
     match node:
         case ast.Subscript(value=ast.Name(id=own), slice=ast.Tuple(elts=parts)) if own == name:
