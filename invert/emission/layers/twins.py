@@ -119,7 +119,16 @@ class _Group:
 
     roots: set[Axis]
     sizes: list[DimSize]
-    own: set[DimSize]
+    own: set[int]
+
+    def shares(self, other: _Group) -> bool:
+        """Whether parameters of both have the same size, the smallest of each or of none.
+
+        The channels of two joined images are twice those of one, and another layer may have as
+        many by chance.
+        """
+        both = self.own & other.own
+        return any((n == min(self.own)) == (n == min(other.own)) for n in both)
 
     def joined(self, other: _Group) -> _Group:
         return _Group(self.roots | other.roots, self.sizes + other.sizes, self.own | other.own)
@@ -217,9 +226,8 @@ class Twins:
         kept = {_size(a) for a in fields if ties.is_fixed(a)} if inner else set[DimSize]()
         found: list[_Group] = []
         for root, members in ties.groups():
-            group = _Group(
-                {root}, [_size(a) for a in members], {_size(a) for a in members if a in fields}
-            )
+            own = {_size(a) for a in members if a in fields}
+            group = _Group({root}, [_size(a) for a in members], own)
             slides = root in kernels
             # A size that no parameter has, such as a length, is not one: such axes broadcast.
             least = 1 if group.own else 2
@@ -234,7 +242,7 @@ class Twins:
             if slides and set(group.sizes) == {1} and any(_size(a) != 1 for a in ties.kernels):
                 continue  # of a pointwise kernel after a depthwise one
             # Layers with equal numbers of features have them as one argument.
-            for other in [g for g in found if len(inner) > 1 and g.own & group.own]:
+            for other in [g for g in found if len(inner) > 1 and g.shares(group)]:
                 found.remove(other)
                 group = group.joined(other)
             found.append(group)
