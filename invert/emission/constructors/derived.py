@@ -43,6 +43,8 @@ def without_derived(
             found = next((t.true(column) for t in tests if t.says(column)), None)
             if found is not None:
                 derived[name] = found
+        elif (value := _centred(column, arguments)) is not None:
+            derived[name] = value
         elif (usual := _usual(column)) is not _NOTHING:
             there = tuple(v == usual for v in column)
             test = next((t for t in tests if t.says(there)), None)
@@ -68,6 +70,24 @@ def _usual(column: Column) -> str | object | None:
     names = {v for v in column if isinstance(v, str)}
     stated = any(isinstance(v, tuple) for v in column)
     return names.pop() if len(names) == 1 and stated else _NOTHING
+
+
+def _centred(column: Column, arguments: Mapping[str, Column]) -> ast.expr | None:
+    """`((half, half), (half, half))` if that is what all paddings are, `"SAME"` by name."""
+    kernels = next((c for n, c in arguments.items() if stem(n) == KERNEL_SIZE), ())
+    strides = next((c for n, c in arguments.items() if stem(n) == _STRIDES), (1,) * len(kernels))
+    stated = [v for v in column if isinstance(v, tuple)]
+    if not stated or _usual(column) != "SAME" or len(kernels) != len(column):
+        return None
+    whole: list[Any] = []
+    for value, kernel, stride in zip(column, kernels, strides, strict=True):
+        named = (
+            value == "SAME" and type(kernel) is int and kernel % 2 == 1 and 1 in (kernel, stride)
+        )
+        whole.append(((kernel // 2,) * 2,) * len(stated[0]) if named else value)
+    if any(isinstance(v, str) for v in whole):
+        return None
+    return _value(whole, arguments) if len({*whole}) > 1 else None
 
 
 def mentions(statement: ast.stmt, name: str) -> bool:
