@@ -20,7 +20,7 @@ from invert.emission.constructors.sizes import HEAD_DIM, HEADS, HIDDEN
 from invert.emission.constructors.starts import Starts
 from invert.emission.constructors.write import Initializers
 from invert.emission.equinox_nn import construct
-from invert.emission.expressions import control_flow, literals, scanned, spelling
+from invert.emission.expressions import control_flow, helpers, literals, scanned, spelling
 from invert.emission.expressions.body import Body, Placed
 from invert.emission.expressions.render import render
 from invert.emission.expressions.statements import FunctionText, Repeat
@@ -258,6 +258,12 @@ class Classes:
     def _loop(self, body: Body, eqn: Loop) -> Placed:
         """`for block in self.blocks: x = block(x)`."""
         field, _, _ = self.tree.names[eqn.layer].partition(".")
+        start = body.operand(eqn.invars[eqn.carried])
+        branch = field if of_layer(field) == BRANCH else ""
+        hints = [branch or self._for_users(eqn.outvars[0], body) or STREAM]
+        if self.lists.chains() and not self._keywords[eqn.layer]:
+            chained = helpers.calling(helpers.chain, syntax.field(_self(), field), start)
+            return Placed(chained, hints=hints, flows="blank")
         element, target = syntax.new_token(), body.token(eqn.outvars[0])
         args = [
             ast.Name(target, ast.Load()) if i == eqn.carried else body.settled(a)
@@ -266,8 +272,6 @@ class Classes:
         value = self._applied(ast.Name(element, ast.Load()), eqn.layer, args)
         hint = singular(re.sub(r".*\d_", "", snake(field, "layer")))
         repeat = Repeat(syntax.field(_self(), field), element, hint, value)
-        start = body.operand(eqn.invars[eqn.carried])
-        hints = [self._for_users(eqn.outvars[0], body) or STREAM]
         return Placed(start, False, hints=hints, flows="blank", repeat=repeat)
 
     def _for_users(self, v: Var, body: Body) -> str:

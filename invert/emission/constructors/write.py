@@ -312,20 +312,15 @@ class _Writing:
         return [syntax.substitute(s, {HIDDEN: ast.Name(name, ast.Load())}) for s in body]
 
     def _with_kernel_size(self, body: Sequence[ast.stmt]) -> list[ast.stmt]:
-        """Makes one argument of the sides of a kernel."""
+        """Makes one argument of the sides of a kernel, a number for those that are square."""
         sides = [name for name in self.arguments if name in _SIDES]
-        shape = ", ".join(sides)
-        texts = [syntax.text_of(s) for s in body]
-        if len(sides) < 2 or self.nodes[0].nodes or sum(f"({shape}, " in t for t in texts) != 1:
+        if len(sides) < 2 or self.nodes[0].nodes:
             return [*body]
-        columns = [self.arguments.pop(name) for name in sides]
-        self.arguments[KERNEL_SIZE] = tuple(zip(*columns, strict=True))
-        whole = f"(*{KERNEL_SIZE}, "
-        made = [t.replace(f"({shape}, ", whole) for t in texts]
-        return [
-            ast.parse(t).body[0] if t != old else s
-            for s, old, t in zip(body, texts, made, strict=True)
-        ]
+        columns = zip(*(self.arguments.pop(name) for name in sides), strict=True)
+        self.arguments[KERNEL_SIZE] = tuple(c[0] if len({*c}) == 1 else c for c in columns)
+        square = f"({', '.join([KERNEL_SIZE] * len(sides))})"
+        whole = f"{square} if isinstance({KERNEL_SIZE}, int) else {KERNEL_SIZE}"
+        return [ast.parse(f"{', '.join(sides)} = {whole}").body[0], *body]
 
     def _with_unused(self, body: Sequence[ast.stmt]) -> list[ast.stmt]:
         """Gives arguments a default that only a layer has which some nodes lack.
@@ -513,7 +508,7 @@ class _Writing:
         keyed = self.all.keyed(first[0])
         columns = list(zip(*rows, strict=True))
         k = ast.Name("k", ast.Load())
-        before, slots = dict(self.arguments), self._slots
+        before, slots, taken = dict(self.arguments), self._slots, set(self.names.taken)
         each = [self._new(c, lambda: k) for c in columns]
         if len({syntax.text_of(e) for e in each}) == 1:
             target = ast.Name("k" if keyed else "_", ast.Store())
@@ -522,7 +517,7 @@ class _Writing:
             items = items or call("range", count)
             generator = ast.GeneratorExp(each[0], [ast.comprehension(target, items, [], 0)])
             return call("tuple", generator)
-        self.arguments, self._slots = before, slots
+        self.arguments, self._slots, self.names.taken = before, slots, taken
         calls = [self._new(c, self._key) for c in columns]
         inner = [self._parameters(c[0]) for c in columns]
         return repeats.tuple_of(calls, inner, {*self.names.taken, *self.arguments})

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import functools
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -44,6 +44,13 @@ def avg_pool_same(x: Array, window: tuple[int, ...], strides: tuple[int, ...]) -
         return lax.reduce_window(x, 0.0, lax.add, (1, *window, 1), (1, *strides, 1), "SAME")
 
     return total(x) / total(jnp.ones((1, *x.shape[1:-1], 1), x.dtype))
+
+
+def chain(layers: tuple[Callable[[Array], Array], ...], x: Array) -> Array:
+    """Apply layers in turn."""
+    for layer in layers:
+        x = layer(x)
+    return x
 
 
 def dropout(x: Array, rate: float, key: PRNGKeyArray) -> Array:
@@ -107,6 +114,7 @@ FUNCTIONS: Mapping[str, JaxFunction] = MappingProxyType(
         "helper_max_pool": max_pool,
         "helper_avg_pool": avg_pool,
         "helper_avg_pool_same": avg_pool_same,
+        "helper_chain": chain,
         "helper_dropout": dropout,
         "helper_resize_bilinear": resize_bilinear,
         "helper_resize_corners": resize_corners,

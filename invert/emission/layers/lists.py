@@ -9,6 +9,7 @@ import operator
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from invert.emission.layers.branches import BRANCH
 from invert.emission.layers.cut import Layer, LayerCall, layers_in
 from invert.emission.layers.library_names import LETTERED, without_letter
 from invert.emission.layers.stack import Stacker, kind_of
@@ -147,6 +148,7 @@ class Lists:
     def find(self, layer: Layer, stacker: Stacker) -> None:
         """Finds the lists in a layer and in the layers inside it."""
         names = {s: self.called(s.layer) for s in layer.steps if isinstance(s, LayerCall)}
+        self._in_branches(layer, names)
         self._mixed(layer, names, _numbered(names))
         for run in stacker.runs(layer):
             first, last = run.calls[0], run.calls[-1]
@@ -187,24 +189,36 @@ class Lists:
     ) -> None:
         """Lists of different blocks, each of which takes the result of the previous one."""
         for calls in groups:
-            single = all(len(c.invars) == len(c.outvars) == 1 for c in calls)
-            single = single and all(type(c) is LayerCall for c in calls)
-            if len(calls) < 2 or not single or not _consecutive(calls, names):
-                continue
-            pairs = list(itertools.pairwise(calls))
-            if any(b.invars[0] is not a.outvars[0] for a, b in pairs):
-                continue
-            if any(self._elsewhere(c.outvars[0], c, layer) for c in calls[:-1]):
+            if len(calls) < 2 or not _consecutive(calls, names) or not self._passes(calls, layer):
                 continue
             first = calls[0].layer
             name = plural(LETTERED.sub(r"\1", first.kind or first.field or first.name).rstrip("_"))
-            if any(c.layer.listed == name for c in names):
-                continue
-            for call in calls:
-                call.layer.listed, call.layer.mixed = name, True
-            first, last = calls[0], calls[-1]
-            self.loops[first] = Loop(first.layer, list(first.invars), list(last.outvars))
-            self.covered.update(calls)
+            if not any(c.layer.listed == name for c in names):
+                self._list(calls, name)
+
+    def _in_branches(self, layer: Layer, names: Mapping[LayerCall, str]) -> None:
+        """Lists of the layers of one branch: `branch3_1`, `branch3_2` and so on."""
+        found: dict[str, list[LayerCall]] = collections.defaultdict(list)
+        for call in names:
+            if (place := re.fullmatch(rf"({BRANCH}\d+)_\d+", call.layer.field)) is not None:
+                found[place[1]].append(call)
+        for name, calls in found.items():
+            if len(calls) >= _MANY and self._passes(calls, layer):
+                self._list(calls, name)
+
+    def _passes(self, calls: Sequence[LayerCall], layer: Layer) -> bool:
+        """Whether each of some layers takes the result of the previous one, and nothing else."""
+        single = all(type(c) is LayerCall and len(c.invars) == len(c.outvars) == 1 for c in calls)
+        if not single or any(self._elsewhere(c.outvars[0], c, layer) for c in calls[:-1]):
+            return False
+        return all(b.invars[0] is a.outvars[0] for a, b in itertools.pairwise(calls))
+
+    def _list(self, calls: Sequence[LayerCall], name: str) -> None:
+        for call in calls:
+            call.layer.listed, call.layer.mixed = name, True
+        first, last = calls[0], calls[-1]
+        self.loops[first] = Loop(first.layer, list(first.invars), list(last.outvars))
+        self.covered.update(calls)
 
     def _with_first(self, layer: Layer) -> None:
         """Adds the block before a list that only lacks some layers of those in it.
@@ -230,6 +244,13 @@ class Lists:
             del self.loops[first]
             self.loops[before] = Loop(before.layer, list(before.invars), list(loop.outvars))
             self.covered.add(before)
+
+    def chains(self) -> bool:
+        """Whether lists are called in several places, and not one right after the other."""
+        loops = [x for x in self.loops.values() if type(x) is Loop]
+        made = {v for x in loops for v in x.outvars}
+        apart = [x for x in loops if x.invars[x.carried] not in made]
+        return len(apart) >= _MANY and all(len(x.invars) == 1 for x in loops)
 
     @staticmethod
     def _elsewhere(v: Var, call: LayerCall, layer: Layer) -> bool:
