@@ -221,6 +221,21 @@ def depthwise_gpu() -> Iterator[Case]:
             yield convolution(8, 1000, 1, window, 256, 256, 256, 1, dtype)
 
 
+def shifted_gpu() -> Iterator[Case]:
+    for dtype, (window, batch, size, channels) in itertools.product(
+        DTYPES[:3],
+        (
+            (3, 32, 112, 96), (3, 32, 56, 144), (3, 32, 14, 576), (3, 1, 56, 144), (3, 1, 14, 576),
+            (3, 32, 112, 64), (3, 1, 112, 64), (5, 32, 56, 144), (5, 32, 14, 672), (5, 1, 28, 240),
+            (5, 16, 112, 48), (5, 1, 112, 48),
+        ),
+    ):  # fmt: skip
+        if dtype != "float16" or batch > 1:
+            yield convolution(batch, size, 2, window, channels, channels, channels, 2, dtype)
+    for window, (batch, size, channels) in itertools.product((3, 5), ((32, 28, 192), (1, 14, 480))):
+        yield convolution(batch, size, 2, window, channels, channels, channels, 1, "float32")
+
+
 def pointwise_gpu() -> Iterator[Case]:
     for dtype, (batch, size, channels, results, stride) in itertools.product(
         DTYPES[:3],
@@ -238,7 +253,7 @@ def pointwise_gpu() -> Iterator[Case]:
         yield convolution(32, 1, 2, 1, channels, results, 1, 1, dtype)
 
 
-def max_pool_gpu(function: Any, start: float) -> Iterator[Case]:
+def pools_gpu(function: Any, start: float) -> Iterator[Case]:
     for dtype, (batch, size, channels, window, stride, padding) in itertools.product(
         DTYPES[:3],
         (
@@ -252,6 +267,20 @@ def max_pool_gpu(function: Any, start: float) -> Iterator[Case]:
             yield pool(function, start, batch, size, channels, window, stride, padding, dtype)
     for window, stride, padding in ((2, 2, "VALID"), (3, 1, "SAME")):
         yield pool(function, start, 16, 1000, 64, window, stride, padding, "float32", 1)
+
+
+def max_pool_gpu() -> Iterator[Case]:
+    """Also those of Inception, of pyramids and of encoders."""
+    yield from pools_gpu(lax.max, -math.inf)
+    for dtype, (batch, size, channels, window, stride, padding) in itertools.product(
+        DTYPES[:2],
+        (
+            (32, 28, 192, 3, 1, "SAME"), (1, 35, 192, 3, 1, "SAME"), (8, 20, 256, 5, 1, "SAME"),
+            (1, 20, 512, 5, 1, "SAME"), (8, 20, 256, 9, 1, "SAME"), (1, 20, 512, 13, 1, "SAME"),
+            (16, 128, 16, 2, 2, "VALID"), (32, 28, 256, 2, 2, "VALID"), (1, 28, 512, 2, 2, "VALID"),
+        ),
+    ):  # fmt: skip
+        yield pool(lax.max, -math.inf, batch, size, channels, window, stride, padding, dtype)
 
 
 def transposed_gpu() -> Iterator[Case]:
@@ -282,10 +311,11 @@ def grouped_gpu() -> Iterator[Case]:
 
 # What is most used first, since time may end.
 GPU_CASES: dict[str, Callable[[], Iterator[Case]]] = {
-    "max_pool": functools.partial(max_pool_gpu, lax.max, -math.inf),
+    "max_pool": max_pool_gpu,
     "depthwise_conv": depthwise_gpu,
+    "shifted_conv": shifted_gpu,
     "pointwise_conv": pointwise_gpu,
-    "sum_pool": functools.partial(max_pool_gpu, lax.add, 0.0),
+    "sum_pool": functools.partial(pools_gpu, lax.add, 0.0),
     "transposed_conv": transposed_gpu,
     "grouped_conv": grouped_gpu,
 }
