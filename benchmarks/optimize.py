@@ -7,11 +7,11 @@ after `--seconds` no further program begins.
 
 For each kind of operands a few programs of one primitive: the time of the rewritten program over
 that of the original, forward and with the gradient by all arguments, which run in turn; the
-smallest of several rounds, and the mean over the programs of a kind. The ratios of this platform
-go into `invert/patterns/optimized.json`, those of others stay; what was measured is written as it
-comes. On a CPU the time is that of the process's threads, so that other processes do not count. A
-GPU has sizes of its own, and one dispatch runs the operation several times, as a network does:
-alone, an operation of a few microseconds takes as long as its dispatch.
+smallest of several rounds, and the mean over the programs of a kind, on a GPU the largest. The
+ratios of this platform go into `invert/patterns/optimized.json` as they come; those of others stay.
+On a CPU the time is that of the process's threads, so that other processes do not count. A GPU has
+sizes of its own, and one dispatch runs the operation several times, as a network does: alone, an
+operation of a few microseconds takes as long as its dispatch.
 """
 
 from __future__ import annotations
@@ -51,16 +51,25 @@ class Settings:
     - `copies`: operations in one dispatch, each on arguments of its own.
     - `together`: cases that are compiled, on all cores, before any of them runs.
     - `rounds`, `seconds`: how often, and for how long each time.
+    - `sizes`: the fewest programs of a kind from which a row is made.
+    - `joined`: a row of those of its programs.
     """
 
     copies: int
     together: int
     rounds: int
     seconds: float
+    sizes: int
+    joined: Callable[[Sequence[float]], float]
 
 
-CPU = Settings(copies=1, together=1, rounds=3, seconds=0.002)
-GPU = Settings(copies=8, together=24, rounds=5, seconds=0.004)
+def mean(ratios: Sequence[float]) -> float:
+    return math.prod(ratios) ** (1 / len(ratios))
+
+
+CPU = Settings(copies=1, together=1, rounds=3, seconds=0.002, sizes=1, joined=mean)
+# The smallest and the largest programs of a kind have other bottlenecks there.
+GPU = Settings(copies=8, together=24, rounds=5, seconds=0.004, sizes=2, joined=max)
 # What takes longer is measured well enough by one run.
 LONG = 0.3
 
@@ -194,46 +203,22 @@ CASES: dict[str, Callable[[], Iterator[Case]]] = {
 }
 
 
-# Of networks: batch, size, channels; and what else the operation needs.
+# Of networks: two sizes at least for each kind, in a batch and alone.
 def depthwise_gpu() -> Iterator[Case]:
-    def conv(dtype: str, window: int, stride: int, *image: int) -> Case:
-        batch, size, channels = image
-        return convolution(batch, size, 2, window, channels, channels, channels, stride, dtype)
-
-    for dtype in DTYPES[:3]:
-        yield conv(dtype, 3, 1, 32, 112, 32)
-        yield conv(dtype, 3, 1, 32, 28, 192)
-        yield conv(dtype, 3, 2, 32, 56, 144)
-        yield conv(dtype, 3, 2, 32, 112, 64)
-        yield conv(dtype, 5, 1, 32, 14, 480)
-        yield conv(dtype, 5, 2, 32, 28, 240)
-        yield conv(dtype, 7, 1, 32, 56, 96)
-    for dtype in DTYPES[:2]:
-        yield conv(dtype, 3, 1, 1, 112, 32)
-        yield conv(dtype, 3, 1, 1, 14, 576)
-        yield conv(dtype, 3, 2, 1, 28, 192)
-        yield conv(dtype, 5, 1, 16, 112, 48)
-        yield conv(dtype, 5, 2, 16, 112, 48)
-        yield conv(dtype, 5, 1, 1, 14, 480)
-        yield conv(dtype, 7, 1, 32, 14, 384)
-        yield conv(dtype, 7, 1, 1, 14, 384)
-        for window in (3, 31):
-            yield convolution(8, 1000, 1, window, 256, 256, 256, 1, dtype)
-
-
-def shifted_gpu() -> Iterator[Case]:
-    for dtype, (window, batch, size, channels) in itertools.product(
+    for dtype, (window, stride, batch, size, channels) in itertools.product(
         DTYPES[:3],
         (
-            (3, 32, 112, 96), (3, 32, 56, 144), (3, 32, 14, 576), (3, 1, 56, 144), (3, 1, 14, 576),
-            (3, 32, 112, 64), (3, 1, 112, 64), (5, 32, 56, 144), (5, 32, 14, 672), (5, 1, 28, 240),
-            (5, 16, 112, 48), (5, 1, 112, 48),
+            (3, 2, 32, 112, 96), (3, 2, 32, 56, 144), (3, 2, 32, 14, 576), (3, 2, 1, 56, 144),
+            (3, 2, 1, 14, 576), (3, 2, 32, 112, 64), (3, 2, 1, 112, 64),
+            (5, 2, 32, 56, 144), (5, 2, 32, 14, 672), (5, 2, 1, 28, 240),
+            (5, 2, 16, 112, 48), (5, 2, 1, 112, 48),
+            (3, 1, 32, 28, 192), (3, 1, 1, 14, 576), (3, 1, 32, 112, 32), (3, 1, 1, 112, 32),
+            (5, 1, 32, 14, 480), (5, 1, 1, 14, 480), (7, 1, 32, 56, 96), (7, 1, 1, 14, 384),
         ),
     ):  # fmt: skip
-        if dtype != "float16" or batch > 1:
-            yield convolution(batch, size, 2, window, channels, channels, channels, 2, dtype)
-    for window, (batch, size, channels) in itertools.product((3, 5), ((32, 28, 192), (1, 14, 480))):
-        yield convolution(batch, size, 2, window, channels, channels, channels, 1, "float32")
+        yield convolution(batch, size, 2, window, channels, channels, channels, stride, dtype)
+    for dtype, window, batch in itertools.product(DTYPES[:2], (3, 31), (1, 8)):
+        yield convolution(batch, 1000, 1, window, 256, 256, 256, 1, dtype)
 
 
 def pointwise_gpu() -> Iterator[Case]:
@@ -242,78 +227,68 @@ def pointwise_gpu() -> Iterator[Case]:
         (
             (32, 56, 64, 256, 1), (1, 112, 32, 16, 1), (32, 28, 192, 32, 1), (1, 14, 256, 512, 1),
             (32, 14, 384, 64, 1), (32, 7, 960, 160, 1), (1, 7, 960, 160, 1),
-            (32, 56, 64, 128, 2), (32, 56, 256, 512, 2), (32, 28, 512, 1024, 2),
+            (32, 56, 64, 128, 2), (1, 56, 64, 128, 2), (32, 56, 256, 512, 2), (1, 56, 256, 512, 2),
+            (32, 28, 512, 1024, 2), (1, 28, 512, 1024, 2),
         ),
     ):  # fmt: skip
-        if dtype != "float16" or batch > 1:
-            yield convolution(batch, size, 2, 1, channels, results, 1, stride, dtype)
-    for dtype, (channels, results) in itertools.product(
-        DTYPES[:2], ((32, 8), (96, 24), (576, 144))
+        yield convolution(batch, size, 2, 1, channels, results, 1, stride, dtype)
+    for dtype, batch, (channels, results) in itertools.product(
+        DTYPES[:2], (1, 32), ((32, 8), (96, 24), (576, 144))
     ):
-        yield convolution(32, 1, 2, 1, channels, results, 1, 1, dtype)
+        yield convolution(batch, 1, 2, 1, channels, results, 1, 1, dtype)
 
 
 def pools_gpu(function: Any, start: float) -> Iterator[Case]:
     for dtype, (batch, size, channels, window, stride, padding) in itertools.product(
         DTYPES[:3],
         (
-            (32, 112, 64, 3, 2, "SAME"), (32, 56, 64, 2, 2, "VALID"), (32, 14, 256, 3, 1, "SAME"),
-            (1, 112, 64, 3, 2, "SAME"), (1, 56, 64, 2, 2, "VALID"),
-            (32, 14, 256, 5, 1, "SAME"), (32, 14, 256, 13, 1, "SAME"),
-            (32, 7, 1024, 7, 7, "VALID"), (32, 57, 64, 3, 3, "VALID"),
+            (32, 112, 64, 3, 2, "SAME"), (1, 112, 64, 3, 2, "SAME"), (32, 56, 64, 2, 2, "VALID"),
+            (1, 56, 64, 2, 2, "VALID"), (32, 14, 256, 3, 1, "SAME"), (32, 28, 192, 3, 1, "SAME"),
+            (1, 35, 192, 3, 1, "SAME"), (32, 14, 256, 5, 1, "SAME"), (8, 20, 256, 5, 1, "SAME"),
+            (1, 20, 512, 5, 1, "SAME"), (32, 14, 256, 13, 1, "SAME"), (8, 20, 256, 9, 1, "SAME"),
+            (1, 20, 512, 13, 1, "SAME"), (32, 7, 1024, 7, 7, "VALID"), (1, 7, 1024, 7, 7, "VALID"),
+            (32, 57, 64, 3, 3, "VALID"), (1, 57, 64, 3, 3, "VALID"),
         ),
     ):  # fmt: skip
-        if dtype != "float16" or (batch > 1 and window < 5):
-            yield pool(function, start, batch, size, channels, window, stride, padding, dtype)
-    for window, stride, padding in ((2, 2, "VALID"), (3, 1, "SAME")):
-        yield pool(function, start, 16, 1000, 64, window, stride, padding, "float32", 1)
-
-
-def max_pool_gpu() -> Iterator[Case]:
-    """Also those of Inception, of pyramids and of encoders."""
-    yield from pools_gpu(lax.max, -math.inf)
-    for dtype, (batch, size, channels, window, stride, padding) in itertools.product(
-        DTYPES[:2],
-        (
-            (32, 28, 192, 3, 1, "SAME"), (1, 35, 192, 3, 1, "SAME"), (8, 20, 256, 5, 1, "SAME"),
-            (1, 20, 512, 5, 1, "SAME"), (8, 20, 256, 9, 1, "SAME"), (1, 20, 512, 13, 1, "SAME"),
-            (16, 128, 16, 2, 2, "VALID"), (32, 28, 256, 2, 2, "VALID"), (1, 28, 512, 2, 2, "VALID"),
-        ),
-    ):  # fmt: skip
-        yield pool(lax.max, -math.inf, batch, size, channels, window, stride, padding, dtype)
+        yield pool(function, start, batch, size, channels, window, stride, padding, dtype)
+    for batch, (window, stride, padding) in itertools.product(
+        (1, 16), ((2, 2, "VALID"), (3, 1, "SAME"))
+    ):
+        yield pool(function, start, batch, 1000, 64, window, stride, padding, "float32", 1)
 
 
 def transposed_gpu() -> Iterator[Case]:
-    for dtype, (batch, size, window, channels, results, steps) in itertools.product(
+    for dtype, batch, (size, window, channels, results, steps) in itertools.product(
         DTYPES[:3],
+        (1, 16),
         (
-            (16, 64, 2, 64, 32, 2), (16, 28, 2, 128, 64, 2), (1, 64, 2, 64, 32, 2),
-            (16, 64, 4, 64, 32, 2), (32, 16, 4, 256, 128, 2),
-            (16, 56, 3, 64, 32, 2), (16, 28, 3, 128, 64, 2),
-            (16, 28, 4, 64, 32, 4), (16, 28, 8, 64, 32, 4),
+            (64, 2, 64, 32, 2), (28, 2, 128, 64, 2), (64, 4, 64, 32, 2), (16, 4, 256, 128, 2),
+            (56, 3, 64, 32, 2), (28, 3, 128, 64, 2), (28, 4, 64, 32, 4), (28, 8, 64, 32, 4),
         ),
     ):  # fmt: skip
-        if dtype != "float16" or (batch > 1 and channels > 64):
-            yield convolution(batch, size, 2, window, channels, results, 1, 1, dtype, steps)
-    for dtype in DTYPES[:2]:
-        yield convolution(16, 1000, 1, 4, 128, 64, 1, 1, dtype, 2)
+        yield convolution(batch, size, 2, window, channels, results, 1, 1, dtype, steps)
+    for dtype, batch in itertools.product(DTYPES[:2], (1, 16)):
+        yield convolution(batch, 1000, 1, 4, 128, 64, 1, 1, dtype, 2)
 
 
 def grouped_gpu() -> Iterator[Case]:
-    for dtype, (size, groups, width, stride) in itertools.product(
+    for dtype, batch, (size, groups, width, stride) in itertools.product(
         DTYPES[:2],
-        ((56, 32, 4, 1), (28, 32, 8, 1), (14, 32, 16, 1), (28, 32, 16, 2), (28, 8, 24, 1),
-         (27, 2, 48, 1)),
+        (1, 32),
+        (
+            (56, 32, 4, 1), (28, 32, 8, 1), (14, 32, 16, 1), (28, 32, 16, 2), (28, 8, 24, 1),
+            (27, 2, 48, 1),
+        ),
     ):  # fmt: skip
         channels = groups * width
-        yield convolution(32, size, 2, 3, channels, channels, groups, stride, dtype)
+        yield convolution(batch, size, 2, 3, channels, channels, groups, stride, dtype)
 
 
 # What is most used first, since time may end.
 GPU_CASES: dict[str, Callable[[], Iterator[Case]]] = {
-    "max_pool": max_pool_gpu,
+    "max_pool": functools.partial(pools_gpu, lax.max, -math.inf),
     "depthwise_conv": depthwise_gpu,
-    "shifted_conv": shifted_gpu,
+    "shifted_conv": depthwise_gpu,
     "pointwise_conv": pointwise_gpu,
     "sum_pool": functools.partial(pools_gpu, lax.add, 0.0),
     "transposed_conv": transposed_gpu,
@@ -432,8 +407,9 @@ def measure(
             shapes = " ".join("x".join(map(str, a.shape)) for a in pair.args)
             print(f"{name:<16} {pair.kind:<64} {row[0]:6.2f} {row[1]:6.2f}  {shapes}", flush=True)
         yield {
-            kind: [round(math.prod(r) ** (1 / len(rows)), 3) for r in zip(*rows, strict=True)]
+            kind: [round(settings.joined(r), 3) for r in zip(*rows, strict=True)]
             for kind, rows in found.items()
+            if len(rows) >= settings.sizes
         }
 
 

@@ -45,13 +45,13 @@ _LIBRARIES = (
 )
 
 
-def platform_of(targets: Iterable[str]) -> str:
-    """The platform a program was lowered for, by the custom calls it holds; `"cpu"` without any."""
+def platform_of(targets: Iterable[str]) -> str | None:
+    """The platform a program was lowered for, by the custom calls it holds, if they tell."""
     for target in targets:
         for beginning, platform in _LIBRARIES:
             if target.startswith(beginning):
                 return platform
-    return "cpu"
+    return None
 
 
 def custom_call(
