@@ -256,9 +256,10 @@ def test_module_of_another_platform_runs_here(name: str, platform: str) -> None:
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["cholesky", "svd", "tridiagonal"])
+@pytest.mark.parametrize("name", ["cholesky", "svd", "svd_factor", "vectors", "tridiagonal"])
 def test_cuda_module(name: str) -> None:
     fns: dict[str, tuple[Callable[..., Any], str]] = {**SQUARE, **TALL_AND_WIDE}
+    fns["vectors"] = (lambda a: linalg.svd(a)[1:], "svd")
     check(fns[name][0], [matrix(2, 4, 4)], fns[name][1], platform="cuda")
 
 
