@@ -356,7 +356,7 @@ def test_near_miss(name: str) -> None:
 
 
 def _text(fn: Callable[..., Any], *args: Any) -> str:
-    return exported(fn, *args).mlir_module()
+    return exported(fn, *args, platform="cpu").mlir_module()
 
 
 def test_failure_is_part_of_the_match() -> None:
@@ -368,7 +368,8 @@ def test_failure_is_part_of_the_match() -> None:
     module = invert.from_stablehlo(changed)
     assert "cholesky" not in module.report.primitives
     assert module.report.opaque == {"lapack_spotrf_ffi": 1}
-    assert np.isnan(np.asarray(module(matrix(3, 3)))[np.tril_indices(3)]).all()
+    if HERE == "cpu":  # LAPACK is nowhere else
+        assert np.isnan(np.asarray(module(matrix(3, 3)))[np.tril_indices(3)]).all()
 
 
 def test_interior_value_used_outside() -> None:
