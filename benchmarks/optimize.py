@@ -1,26 +1,32 @@
 """Measures which rewrites of `Config(optimize=...)` pay, for the platform that JAX runs on.
 
-    python benchmarks/optimize.py [rewrite ...] [--kinds TEXT] [--quick]
+    python benchmarks/optimize.py [rewrite ...] [--kinds TEXT] [--quick] [--seconds N]
 
-`--kinds` takes those kinds of operands whose name holds a text, and `--quick` one program of each.
+`--kinds` takes those kinds of operands whose name holds a text, and `--quick` one program of each;
+after `--seconds` no further program begins.
 
 For each kind of operands a few programs of one primitive: the time of the rewritten program over
 that of the original, forward and with the gradient by all arguments, which run in turn; the
-smallest of several rounds, and the mean over the programs of a kind. The ratios of this platform
-go into `invert/patterns/optimized.json`, those of others stay. On a CPU the time is that of the
-process's threads, so that other processes do not count.
+smallest of several rounds, and the mean over the programs of a kind, on a GPU the largest. The
+ratios of this platform go into `invert/patterns/optimized.json` as they come; those of others stay.
+On a CPU the time is that of the process's threads, so that other processes do not count. A GPU has
+sizes of its own, and one dispatch runs the operation several times, as a network does: alone, an
+operation of a few microseconds takes as long as its dispatch.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import functools
 import itertools
 import json
 import math
+import os
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -32,14 +38,44 @@ from jax import lax
 import invert
 from invert.patterns import optimized
 
-ROUNDS, SECONDS, LONG = 3, 0.002, 0.3
 DTYPES = ("float32", "bfloat16", "float16", "float64")
-Case = tuple[Callable[..., Any], tuple[Any, ...]]
+Case = tuple[Callable[..., Any], tuple[jax.ShapeDtypeStruct, ...]]
 
 
-def sample(shape: tuple[int, ...], dtype: str) -> Any:
-    rng = np.random.default_rng(0)
-    return jnp.asarray(rng.standard_normal(shape, np.float32)).astype(dtype)
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """How a platform is measured.
+
+    **Arguments:**
+
+    - `copies`: operations in one dispatch, each on arguments of its own.
+    - `together`: cases that are compiled, on all cores, before any of them runs.
+    - `rounds`, `seconds`: how often, and for how long each time.
+    - `sizes`: the fewest programs of a kind from which a row is made.
+    - `joined`: a row of those of its programs.
+    """
+
+    copies: int
+    together: int
+    rounds: int
+    seconds: float
+    sizes: int
+    joined: Callable[[Sequence[float]], float]
+
+
+def mean(ratios: Sequence[float]) -> float:
+    return math.prod(ratios) ** (1 / len(ratios))
+
+
+CPU = Settings(copies=1, together=1, rounds=3, seconds=0.002, sizes=1, joined=mean)
+# The smallest and the largest programs of a kind have other bottlenecks there.
+GPU = Settings(copies=8, together=24, rounds=5, seconds=0.004, sizes=2, joined=max)
+# What takes longer is measured well enough by one run.
+LONG = 0.3
+
+
+def sample(shape: tuple[int, ...], dtype: str) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jnp.dtype(dtype))
 
 
 def convolution(
@@ -167,28 +203,131 @@ CASES: dict[str, Callable[[], Iterator[Case]]] = {
 }
 
 
+# Of networks: two sizes at least for each kind, in a batch and alone.
+def depthwise_gpu() -> Iterator[Case]:
+    for dtype, (window, stride, batch, size, channels) in itertools.product(
+        DTYPES[:3],
+        (
+            (3, 2, 32, 112, 96), (3, 2, 32, 56, 144), (3, 2, 32, 14, 576), (3, 2, 1, 56, 144),
+            (3, 2, 1, 14, 576), (3, 2, 32, 112, 64), (3, 2, 1, 112, 64),
+            (5, 2, 32, 56, 144), (5, 2, 32, 14, 672), (5, 2, 1, 28, 240),
+            (5, 2, 16, 112, 48), (5, 2, 1, 112, 48),
+            (3, 1, 32, 28, 192), (3, 1, 1, 14, 576), (3, 1, 32, 112, 32), (3, 1, 1, 112, 32),
+            (5, 1, 32, 14, 480), (5, 1, 1, 14, 480), (7, 1, 32, 56, 96), (7, 1, 1, 14, 384),
+        ),
+    ):  # fmt: skip
+        yield convolution(batch, size, 2, window, channels, channels, channels, stride, dtype)
+    for dtype, window, batch in itertools.product(DTYPES[:2], (3, 31), (1, 8)):
+        yield convolution(batch, 1000, 1, window, 256, 256, 256, 1, dtype)
+
+
+def pointwise_gpu() -> Iterator[Case]:
+    for dtype, (batch, size, channels, results, stride) in itertools.product(
+        DTYPES[:3],
+        (
+            (32, 56, 64, 256, 1), (1, 112, 32, 16, 1), (32, 28, 192, 32, 1), (1, 14, 256, 512, 1),
+            (32, 14, 384, 64, 1), (32, 7, 960, 160, 1), (1, 7, 960, 160, 1),
+            (32, 56, 64, 128, 2), (1, 56, 64, 128, 2), (32, 56, 256, 512, 2), (1, 56, 256, 512, 2),
+            (32, 28, 512, 1024, 2), (1, 28, 512, 1024, 2),
+        ),
+    ):  # fmt: skip
+        yield convolution(batch, size, 2, 1, channels, results, 1, stride, dtype)
+    for dtype, batch, (channels, results) in itertools.product(
+        DTYPES[:2], (1, 32), ((32, 8), (96, 24), (576, 144))
+    ):
+        yield convolution(batch, 1, 2, 1, channels, results, 1, 1, dtype)
+
+
+def pools_gpu(function: Any, start: float) -> Iterator[Case]:
+    for dtype, (batch, size, channels, window, stride, padding) in itertools.product(
+        DTYPES[:3],
+        (
+            (32, 112, 64, 3, 2, "SAME"), (1, 112, 64, 3, 2, "SAME"), (32, 56, 64, 2, 2, "VALID"),
+            (1, 56, 64, 2, 2, "VALID"), (32, 14, 256, 3, 1, "SAME"), (32, 28, 192, 3, 1, "SAME"),
+            (1, 35, 192, 3, 1, "SAME"), (32, 14, 256, 5, 1, "SAME"), (8, 20, 256, 5, 1, "SAME"),
+            (1, 20, 512, 5, 1, "SAME"), (32, 14, 256, 13, 1, "SAME"), (8, 20, 256, 9, 1, "SAME"),
+            (1, 20, 512, 13, 1, "SAME"), (32, 7, 1024, 7, 7, "VALID"), (1, 7, 1024, 7, 7, "VALID"),
+            (32, 57, 64, 3, 3, "VALID"), (1, 57, 64, 3, 3, "VALID"),
+        ),
+    ):  # fmt: skip
+        yield pool(function, start, batch, size, channels, window, stride, padding, dtype)
+    for batch, (window, stride, padding) in itertools.product(
+        (1, 16), ((2, 2, "VALID"), (3, 1, "SAME"))
+    ):
+        yield pool(function, start, batch, 1000, 64, window, stride, padding, "float32", 1)
+
+
+def transposed_gpu() -> Iterator[Case]:
+    for dtype, batch, (size, window, channels, results, steps) in itertools.product(
+        DTYPES[:3],
+        (1, 16),
+        (
+            (64, 2, 64, 32, 2), (28, 2, 128, 64, 2), (64, 4, 64, 32, 2), (16, 4, 256, 128, 2),
+            (56, 3, 64, 32, 2), (28, 3, 128, 64, 2), (28, 4, 64, 32, 4), (28, 8, 64, 32, 4),
+        ),
+    ):  # fmt: skip
+        yield convolution(batch, size, 2, window, channels, results, 1, 1, dtype, steps)
+    for dtype, batch in itertools.product(DTYPES[:2], (1, 16)):
+        yield convolution(batch, 1000, 1, 4, 128, 64, 1, 1, dtype, 2)
+
+
+def grouped_gpu() -> Iterator[Case]:
+    for dtype, batch, (size, groups, width, stride) in itertools.product(
+        DTYPES[:2],
+        (1, 32),
+        (
+            (56, 32, 4, 1), (28, 32, 8, 1), (14, 32, 16, 1), (28, 32, 16, 2), (28, 8, 24, 1),
+            (27, 2, 48, 1),
+        ),
+    ):  # fmt: skip
+        channels = groups * width
+        yield convolution(batch, size, 2, 3, channels, channels, groups, stride, dtype)
+
+
+# What is most used first, since time may end.
+GPU_CASES: dict[str, Callable[[], Iterator[Case]]] = {
+    "max_pool": functools.partial(pools_gpu, lax.max, -math.inf),
+    "depthwise_conv": depthwise_gpu,
+    "shifted_conv": depthwise_gpu,
+    "pointwise_conv": pointwise_gpu,
+    "sum_pool": functools.partial(pools_gpu, lax.add, 0.0),
+    "transposed_conv": transposed_gpu,
+    "grouped_conv": grouped_gpu,
+}
+
+Run = Callable[..., Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Pair:
+    """The rewritten program and the original, compiled: forward, and with the gradient."""
+
+    kind: str
+    args: tuple[jax.ShapeDtypeStruct, ...]
+    forward: tuple[Run, Run]
+    gradient: tuple[Run, Run]
+
+
 def clock() -> float:
     return time.process_time() if jax.default_backend() == "cpu" else time.perf_counter()
 
 
-def seconds(run: Callable[[], Any], count: int) -> float:
+def seconds(run: Run, args: Any, count: int) -> float:
     start = clock()
     for _ in range(count - 1):
-        run()
-    jax.block_until_ready(run())
+        run(args)
+    jax.block_until_ready(run(args))
     return (clock() - start) / count
 
 
-def ratio(new: Callable[..., Any], old: Callable[..., Any], args: Any) -> float:
-    """The shortest time of `new` over that of `old`, which run in turn."""
-    runs = [functools.partial(jax.jit(f), *args) for f in (new, old)]
+def ratio(runs: tuple[Run, Run], args: Any, settings: Settings) -> float:
+    """The shortest time of the first over that of the second, which run in turn."""
     for run in runs:
-        jax.block_until_ready(run())
-    best = [seconds(run, 1) for run in runs]
-    counts = [max(1, min(1000, int(SECONDS / max(b, 1e-7)))) for b in best]
-    # What takes long is measured well enough by one run.
-    for _, k in itertools.product(range(ROUNDS if max(best) < LONG else 0), range(2)):
-        best[k] = min(best[k], seconds(runs[k], counts[k]))
+        jax.block_until_ready(run(args))
+    best = [seconds(run, args, 1) for run in runs]
+    counts = [max(1, min(1000, int(settings.seconds / max(b, 1e-7)))) for b in best]
+    for _, k in itertools.product(range(settings.rounds if max(best) < LONG else 0), range(2)):
+        best[k] = min(best[k], seconds(runs[k], args, counts[k]))
     return best[0] / best[1]
 
 
@@ -199,30 +338,79 @@ def gradient(function: Callable[..., Any], count: int) -> Callable[..., Any]:
     return jax.grad(loss, tuple(range(count)))
 
 
-def measure(name: str, kinds: str, quick: bool) -> dict[str, list[float]]:
+def compiled(function: Callable[..., Any], args: Sequence[Any], copies: int) -> Run:
+    """A program that runs a function on each group of arguments, one after the other."""
+
+    def run(groups: Sequence[Any]) -> list[Any]:
+        results: list[Any] = []
+        for group in groups:
+            if results:  # otherwise XLA merges what is independent
+                group, results[-1] = lax.optimization_barrier((group, results[-1]))
+            results.append(function(*group))
+        return results
+
+    function = jax.jit(function)  # traced once
+    return jax.jit(run).lower([tuple(args)] * copies).compile()
+
+
+def compile_pair(name: str, case: Case, kinds: str, settings: Settings) -> Pair | None:
+    """The programs of a case; `None` if its kind is not wanted, or XLA cannot compile them."""
+    function, args = case
+    seen: set[str] = set()
+
+    def pays(rewrite: str, kind: str) -> bool:
+        seen.add(kind)
+        return True
+
+    others = set(optimized.names()) - {name}
+    fast = invert.rewrite(function, optimized.stage(pays, others).patterns)
+    jax.eval_shape(fast, *args)
+    assert len(seen) == 1, f"{name} does not apply: {[a.shape for a in args]}"
+    (kind,) = seen
+    if kinds not in kind:
+        return None
+    try:
+        forward, back = (
+            tuple(compiled(of(f), args, settings.copies) for f in (fast, function))
+            for of in (lambda f: f, lambda f: gradient(f, len(args)))
+        )
+    except jax.errors.JaxRuntimeError as error:
+        print(f"{name:<16} {kind}: {str(error)[:200]}", flush=True)
+        return None
+    return Pair(kind, args, forward, back)
+
+
+# A prime, so that rows differ.
+POOL = np.random.default_rng(0).standard_normal((1 << 16) + 1, np.float32)
+
+
+def filled(args: Sequence[jax.ShapeDtypeStruct], copies: int) -> list[Any]:
+    """Random arguments, in memory of their own for each copy."""
+    values = [np.resize(POOL, a.shape).astype(a.dtype) for a in args]
+    return [tuple(map(jnp.array, values)) for _ in range(copies)]
+
+
+def measure(
+    name: str, cases: Iterator[Case], kinds: str, quick: bool, settings: Settings, end: float
+) -> Iterator[Mapping[str, list[float]]]:
+    """The ratios by kind of operands so far, each time that some were measured."""
     found: dict[str, list[list[float]]] = defaultdict(list)
-    others = set(CASES) - {name}
-    for function, args in CASES[name]():
-        seen: set[str] = set()
-
-        def pays(rewrite: str, kind: str, seen: set[str] = seen) -> bool:
-            seen.add(kind)
-            return True
-
-        fast = invert.rewrite(function, optimized.stage(pays, others).patterns)
-        jax.eval_shape(fast, *args)
-        assert len(seen) == 1, f"{name} does not apply: {[a.shape for a in args]}"
-        (kind,) = seen
-        if kinds not in kind or (quick and kind in found):
-            continue
-        forward = ratio(fast, function, args)
-        back = ratio(gradient(fast, len(args)), gradient(function, len(args)), args)
-        found[kind].append([forward, back])
-        print(f"{name:<16} {kind:<64} {forward:6.2f} {back:6.2f}", flush=True)
-    return {
-        kind: [round(math.prod(r) ** (1 / len(rows)), 3) for r in zip(*rows, strict=True)]
-        for kind, rows in found.items()
-    }
+    while time.monotonic() < end and (some := list(itertools.islice(cases, settings.together))):
+        with ThreadPoolExecutor(os.cpu_count()) as threads:
+            pairs = threads.map(lambda c: compile_pair(name, c, kinds, settings), some)
+        for pair in pairs:
+            if pair is None or (quick and pair.kind in found):
+                continue
+            args = filled(pair.args, settings.copies)
+            row = [ratio(runs, args, settings) for runs in (pair.forward, pair.gradient)]
+            found[pair.kind].append(row)
+            shapes = " ".join("x".join(map(str, a.shape)) for a in pair.args)
+            print(f"{name:<16} {pair.kind:<64} {row[0]:6.2f} {row[1]:6.2f}  {shapes}", flush=True)
+        yield {
+            kind: [round(settings.joined(r), 3) for r in zip(*rows, strict=True)]
+            for kind, rows in found.items()
+            if len(rows) >= settings.sizes
+        }
 
 
 def main() -> None:
@@ -230,18 +418,24 @@ def main() -> None:
     parser.add_argument("rewrites", nargs="*", metavar="rewrite")
     parser.add_argument("--kinds", default="")
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--seconds", type=float, default=math.inf)
     parser.add_argument("--out", type=Path, help="another file than that of the package")
     options = parser.parse_args()
-    jax.config.update("jax_enable_x64", True)
+    end = time.monotonic() + options.seconds
+    platform = jax.default_backend()
+    cases, settings = (CASES, CPU) if platform == "cpu" else (GPU_CASES, GPU)
+    # A CPU has cases of 64 bits.
+    jax.config.update("jax_enable_x64", platform == "cpu")
     path = options.out or Path(optimized.__file__).with_name(optimized.FILE)
     data = {k: dict(v) for k, v in optimized.measured().items()}
-    table: dict[str, Any] = data.setdefault(jax.default_backend(), {})
+    table: dict[str, Any] = data.setdefault(platform, {})
     print(f"{'rewrite':<16} {'operands':<64} forward gradient")
-    for name in options.rewrites or CASES:
-        new = measure(name, options.kinds, options.quick)
-        some = options.kinds or options.quick
-        table[name] = {**(table.get(name, {}) if some else {}), **new}
-        path.write_text(json.dumps(data, indent=1, sort_keys=True) + "\n")
+    for name in options.rewrites or cases:
+        old = table.get(name, {}) if options.kinds or options.quick else {}
+        rows = measure(name, cases[name](), options.kinds, options.quick, settings, end)
+        for new in rows:
+            table[name] = {**old, **new}
+            path.write_text(json.dumps(data, indent=1, sort_keys=True) + "\n")
     print(f"written to {path}")
 
 

@@ -7,6 +7,7 @@ names it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -29,6 +30,8 @@ custom_call_p.multiple_results = True
 
 # Targets that the compiler itself implements on every platform; they are in no registry.
 _BUILT_IN = frozenset({"TopK", "ApproxTopK", "LayoutConstraint", "Sharding", "PartialReduce"})
+# Those for GPUs, such as `__cudnn$fmhaSoftmax` and `__gpu$xla.gpu.triton`.
+_BUILT_IN_ON_GPUS = re.compile(r"__(cu\w+|gpu)\$.*")
 
 # Prefixes of the targets of a platform's libraries, and of the compiler's own on TPU.
 _LIBRARIES = (
@@ -42,13 +45,13 @@ _LIBRARIES = (
 )
 
 
-def platform_of(targets: Iterable[str]) -> str:
-    """The platform a program was lowered for, by the custom calls it holds; `"cpu"` without any."""
+def platform_of(targets: Iterable[str]) -> str | None:
+    """The platform a program was lowered for, by the custom calls it holds, if they tell."""
     for target in targets:
         for beginning, platform in _LIBRARIES:
             if target.startswith(beginning):
                 return platform
-    return "cpu"
+    return None
 
 
 def custom_call(
@@ -84,6 +87,14 @@ def _abstract_eval(*operands: Any, avals: Sequence[Any], **_: Any) -> list[Any]:
 custom_call_p.def_impl(apply_primitive(custom_call_p))
 
 
+def _is_implemented(target: str, platform: str) -> bool:
+    return (
+        target in _BUILT_IN
+        or (platform in ("cuda", "rocm") and _BUILT_IN_ON_GPUS.fullmatch(target) is not None)
+        or custom_call_is_registered(target, platform)
+    )
+
+
 def _refuse(target: str, what: str) -> UnsupportedOpError:
     return UnsupportedOpError(
         [
@@ -106,7 +117,7 @@ def _lower(
     computations: Sequence[Any],
 ) -> Sequence[ir.Value]:
     for platform in ctx.module_context.platforms:
-        if target not in _BUILT_IN and not custom_call_is_registered(target, platform):
+        if not _is_implemented(target, platform):
             raise _refuse(target, f"its target is not registered for the platform {platform!r}")
     return emit_custom_call(ctx, operands, attributes, computations)
 

@@ -68,7 +68,7 @@ def recover(entry: EntryPoint, avals: Sequence[Aval], config: Config) -> Special
                 closed = close_like(closed, with_last_key(open_jaxpr(closed)))
             raw, known = jaxprs.split_constants(plain(closed))
             x64 = jaxprs.has_wide_types(raw)
-            platform = entry.platform or platform_of(jaxprs.opaque_targets(raw))
+            platform = entry.platform or platform_of(jaxprs.opaque_targets(raw)) or "cpu"
         with stage("patterns"):
             closed, rewrites = _recognize(closed, platform, config, defects, entry.name)
             closed = hints.merge_broadcasts(closed)

@@ -21,7 +21,7 @@ from invert._private.jax import (
 from invert.ir import jaxprs
 from invert.ir.match import difference, equivalent
 from invert.ir.normal_form import normal_form
-from invert.ir.numbers import largest_gap, random_value
+from invert.ir.numbers import largest_gap, on_cpu, random_value
 from invert.ir.substitution import at_samples
 from invert.ir.types import AnyJaxpr, Aval, Jaxpr, Value
 from invert.rewriting.expansion import lower_alike
@@ -88,7 +88,7 @@ def compared(a: Jaxpr, b: AnyJaxpr, known: Sequence[Value], most: int | None = N
     if jaxprs.opaque_targets(a):
         return "opaque custom calls cannot be run"
     try:
-        with only_refusals():
+        with only_refusals(), on_cpu():
             avals = [v.aval for v in open_jaxpr(a).invars[len(known) :]]
             gaps = (largest_gap(x, y) for x, y in _runs(a, b, avals, known, most))
             return max(gaps, default=0.0)

@@ -73,6 +73,21 @@ def test_a_bug_while_comparing_is_not_a_certificate(monkeypatch: pytest.MonkeyPa
         invert._verify.compared(jaxpr, jaxpr, ())
 
 
+def test_programs_are_compared_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU's products of float32 are not exact enough for it."""
+    devices = []
+
+    def recording(*args: Value) -> float:
+        devices.append(jax.config.jax_default_device)
+        return 0.0
+
+    monkeypatch.setattr(invert._verify, "largest_gap", recording)
+    jaxpr = jax.make_jaxpr(jnp.sin)(jnp.ones(3)).jaxpr
+    assert invert._verify.compared(jaxpr, jaxpr, ()) == 0.0
+    assert {d.platform for d in devices} == {"cpu"}
+    assert jax.config.jax_default_device is None
+
+
 def test_a_bug_at_symbolic_sizes_is_no_reason_to_divide_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

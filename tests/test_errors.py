@@ -142,6 +142,21 @@ def test_stored_pointer_is_never_called() -> None:
         invert.from_stablehlo(text)
 
 
+@pytest.mark.parametrize("target", ["__cudnn$fmhaSoftmax", "__gpu$xla.gpu.triton"])
+def test_custom_calls_of_the_compiler_lower_for_its_platform(target: str) -> None:
+    """XLA implements them itself, for GPUs only; they are in no registry."""
+    text = module(
+        f'%r = "stablehlo.custom_call"(%a) {{call_target_name = "{target}"}} : (tensor<2xf32>) -> '
+        "tensor<2xf32>\nreturn %r : tensor<2xf32>"
+    )
+    recovered = invert.from_stablehlo(text)
+    assert recovered.report.opaque == {target: 1}
+    traced = jax.jit(lambda x: recovered(x)).trace(np.zeros(2, np.float32))
+    assert f"@{target}" in traced.lower(lowering_platforms=("cuda",)).as_text()
+    with pytest.raises(invert.UnsupportedOpError, match="not registered for the platform 'cpu'"):
+        traced.lower(lowering_platforms=("cpu",))
+
+
 def test_unregistered_custom_call_converts_and_names_itself_when_run() -> None:
     text = module(
         "%r = stablehlo.custom_call @my_kernel(%a) : (tensor<2xf32>) -> tensor<2xf32>\n"

@@ -276,6 +276,14 @@ def function_of_jax2tf(fn: object) -> Callable[..., Any] | None:
     return wrapped if callable(wrapped) else None
 
 
+def default_platform() -> str:
+    """The platform that this process lowers for, `"cuda"` or `"rocm"` on a GPU."""
+    name = jax.default_backend()
+    if name != "gpu":
+        return name
+    return "rocm" if "rocm" in jax.devices()[0].client.platform_version else "cuda"
+
+
 # Names of JAX's platforms in XLA's registry.
 _REGISTRY_NAMES = {"cpu": "Host", "cuda": "CUDA", "rocm": "ROCM"}
 

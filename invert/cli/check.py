@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ from invert._errors import InvertError, VerificationError, only_refusals
 from invert._report import Report
 from invert.cli.model import Model
 from invert.frontends import original
-from invert.ir.numbers import largest_gap, random_value
+from invert.ir.numbers import largest_gap, on_cpu, random_value
 from invert.ir.types import Value
 from invert.modules import save
 from invert.modules.dimensions import (
@@ -48,6 +49,12 @@ class Comparisons:
 
 def check(model: Model, module: Any, target: Path, reports: Mapping[str, Report]) -> Comparisons:
     """Compare a converted model with its original and with its saved copy."""
+    # An artifact may run nowhere but on the default device.
+    with contextlib.nullcontext() if model.kind == "exported" else on_cpu():
+        return _check(model, module, target, reports)
+
+
+def _check(model: Model, module: Any, target: Path, reports: Mapping[str, Report]) -> Comparisons:
     found = Comparisons()
     for name, report in reports.items():
         if report.certificate.kind == "unverified":

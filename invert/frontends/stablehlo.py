@@ -129,6 +129,7 @@ def _entry_point(
         results=tuple(
             ArgSpec(f"out{i}", shape, dtype) for i, (shape, dtype) in enumerate(program.out_types)
         ),
+        platform=program.likely_platform(),
         problems=tuple(program.problems),
         ops=program.ops,
         notes=program.notes,

@@ -14,7 +14,7 @@ from invert._private.jax import SIZE_ERRORS, eval_closed, open_jaxpr, trace_clos
 from invert.gradients.region import MarkedRegion
 from invert.ir import jaxprs
 from invert.ir.loops import WhileParts
-from invert.ir.numbers import largest_gap, random_value
+from invert.ir.numbers import largest_gap, on_cpu, random_value
 from invert.ir.substitution import at_samples
 from invert.ir.types import AnyJaxpr, Aval, JaxFunction, Value
 
@@ -75,7 +75,7 @@ def first_difference(region: MarkedRegion, raw: AnyJaxpr, x64: bool) -> float:
     apart; 0 if none do.
     """
     count = len(region.numbers)
-    with jax.enable_x64(x64):
+    with jax.enable_x64(x64), on_cpu():
         traced = trace_closed(
             lambda *xs: [*eval_closed(raw, xs), *region.autodiff(*xs)], *region.avals
         )

@@ -18,6 +18,7 @@ from invert.ir import jaxprs
 from invert.ir.avals import is_differentiable, type_of
 from invert.ir.graph import Graph
 from invert.ir.linearity import is_linear
+from invert.ir.numbers import on_cpu
 from invert.ir.substitution import at_samples
 from invert.ir.types import AnyJaxpr, Atom, JaxFunction, Literal, Value
 
@@ -168,7 +169,7 @@ def is_transposable(region: MarkedRegion, backward: AnyJaxpr, x64: bool) -> bool
             if shown:
                 return True
             traced = trace_closed(at, *types)
-            with jax.enable_x64(x64):
+            with jax.enable_x64(x64), on_cpu():
                 return all(_is_additive(p, n, len(region.numbers)) for p in at_samples(traced))
     except NOT_TRANSPOSED:
         return False

@@ -23,6 +23,7 @@ from invert.gradients.compare import FAILURES, beyond_rounding, samples
 from invert.gradients.region import MarkedRegion
 from invert.ir.avals import is_differentiable
 from invert.ir.interpret import bind, evaluate
+from invert.ir.numbers import on_cpu
 from invert.ir.types import (
     AnyJaxpr,
     Atom,
@@ -152,7 +153,7 @@ def with_stops(region: MarkedRegion, raw: AnyJaxpr, x64: bool) -> Iterator[Marke
     if not places.sets or len(places.sets) > _MAX_PLACES:
         return
     try:
-        with only_refusals(), jax.enable_x64(x64):
+        with only_refusals(), jax.enable_x64(x64), on_cpu():
             found = _search(places, region, raw)
     except FAILURES:
         return

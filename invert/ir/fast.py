@@ -79,6 +79,50 @@ def depthwise_conv(
     return convolved(x, kernel)
 
 
+@functools.partial(jax.jit, static_argnums=(2, 3, 4))
+def shifted_conv(
+    x: jax.Array,
+    kernel: jax.Array,
+    strides: tuple[int, ...],
+    padding: tuple[tuple[int, int, int], ...],
+    dilation: tuple[int, ...],
+) -> jax.Array:
+    """Convolve each channel separately: a sum of shifted products, at least in float32.
+
+    `x` is (batch, *sizes, channels), `kernel` is (*window, 1, channels), `padding` is
+    (before, after, between) for each size. The derivatives are those of the convolution.
+    """
+    wide = jnp.promote_types(x.dtype, jnp.float32)
+    *window, _, count = kernel.shape
+    letters = "DHW"[3 - len(window) :]
+
+    def conv(x: jax.Array, kernel: jax.Array) -> jax.Array:
+        return lax.conv_general_dilated(
+            x, kernel, strides, [p[:2] for p in padding], [p[2] + 1 for p in padding], dilation,
+            (f"N{letters}C", f"{letters}IO", f"N{letters}C"), count,
+        )  # fmt: skip
+
+    @jax.custom_jvp
+    def shifted(x: jax.Array, kernel: jax.Array) -> jax.Array:
+        x = lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *padding, (0, 0, 0)])
+        products = []
+        for place, weight in zip(np.ndindex(*window), kernel.reshape(-1, count), strict=True):
+            first = [i * step for i, step in zip(place, dilation, strict=True)]
+            reach = [(n - 1) * step for n, step in zip(window, dilation, strict=True)]
+            end = [i + n - r for i, n, r in zip(first, x.shape[1:-1], reach, strict=True)]
+            part = lax.slice(x, (0, *first, 0), (x.shape[0], *end, count), (1, *strides, 1))
+            products.append(part.astype(wide) * weight.astype(wide))
+        return functools.reduce(jnp.add, products).astype(x.dtype)
+
+    @shifted.defjvp
+    def derivative(
+        primals: tuple[jax.Array, jax.Array], tangents: tuple[jax.Array, jax.Array]
+    ) -> tuple[jax.Array, jax.Array]:
+        return shifted(*primals), jax.jvp(conv, primals, tangents)[1]
+
+    return shifted(x, kernel)
+
+
 @functools.partial(jax.jit, static_argnums=(2, 3, 4, 5))
 def grouped_conv(
     x: jax.Array,
@@ -198,6 +242,7 @@ def sum_pool(
 FUNCTIONS: Mapping[str, Callable[..., jax.Array]] = MappingProxyType(
     {
         "depthwise_conv": depthwise_conv,
+        "shifted_conv": shifted_conv,
         "grouped_conv": grouped_conv,
         "transposed_conv": transposed_conv,
         "max_pool": max_pool,

@@ -188,23 +188,31 @@ class Match:
         """Match the remaining equations, from operands to users.
 
         An equation without a match computes a result that the program does not use. Equations
-        that produce results go first: otherwise one that leads to an unused result could claim an
-        identical one that leads to a used result.
+        that produce results go first, as soon as an operand is known: otherwise one that leads to
+        an unused result could claim an identical one that leads to a used result.
         """
         template = self.template
-        ends = [template.producers.get(v) for v in template.jaxpr.outvars if is_var(v)]
-        for eqn in (*filter(None, ends), *template.eqns):
-            if eqn in self.eqns:
-                continue
-            known = [
-                self.atoms[a] for a in eqn.invars if not isinstance(a, Literal) and a in self.atoms
-            ]
-            known = [a for a in known if not isinstance(a, Literal)]
-            if not known:
-                continue
-            for target in min((self.graph.users.get(a, []) for a in known), key=len):
-                if target.primitive is eqn.primitive and self.seed(eqn, target):
-                    break
+        found = (template.producers.get(v) for v in template.jaxpr.outvars if is_var(v))
+        ends = list(filter(None, found))
+        for end in ends:
+            self._claim(end)
+        for eqn in template.eqns:
+            if self._claim(eqn):
+                for end in ends:
+                    self._claim(end)
+
+    def _claim(self, eqn: Eqn) -> bool:
+        """Match a further equation with a user of its known operands, if there is one."""
+        if eqn in self.eqns:
+            return False
+        known = [
+            self.atoms[a] for a in eqn.invars if not isinstance(a, Literal) and a in self.atoms
+        ]
+        known = [a for a in known if not isinstance(a, Literal)]
+        if not known:
+            return False
+        users = min((self.graph.users.get(a, []) for a in known), key=len)
+        return any(u.primitive is eqn.primitive and self.seed(eqn, u) for u in users)
 
     def outputs(self) -> list[Atom | None] | None:
         """The program's variables for the template's results; `None` for an unused result.

@@ -1,9 +1,10 @@
-"""Random values of a type, and the difference of two results."""
+"""Random values of a type, the difference of two results, and where programs are compared."""
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,22 @@ import numpy as np
 
 from invert._private.jax import key_impl
 from invert.ir.types import Aval, Value
+
+
+@contextlib.contextmanager
+def on_cpu() -> Iterator[None]:
+    """Run programs that are compared numerically on the CPU, whatever the default device is.
+
+    A GPU or TPU multiplies float32 with fewer bits by default, an error larger than the differences
+    that are looked for, and compiles for longer.
+    """
+    try:
+        (device, *_) = jax.local_devices(backend="cpu")
+    except RuntimeError:  # excluded by JAX_PLATFORMS
+        yield
+    else:
+        with jax.default_device(device):
+            yield
 
 
 def random_value(

@@ -96,8 +96,8 @@ def optimize(module: M, platform: Literal["cpu", "gpu"] = "cpu", *, verify: bool
     Depthwise convolutions become shifted products, grouped ones one convolution per group, those
     with a window of one matrix products, transposed ones a convolution for each part of their
     window, and pooling shifted slices; each where measurements show that it pays, by kind of
-    operands. Results and all derivatives are equal up to rounding. The report lists the rewrites,
-    and the certificate is no longer `exact`.
+    operands: on a GPU, depthwise convolutions with strides. Results and all derivatives are equal
+    up to rounding. The report lists the rewrites, and the certificate is no longer `exact`.
 
     **Arguments:**
 

@@ -188,6 +188,41 @@ def _geev(site: Site, a: Value) -> Values:
     return [*values, *(next(given) if job == "V" else None for job in (left, right))]
 
 
+def _eig(site: Site, a: Value) -> Values:
+    """Of MAGMA's or LAPACK's interface for GPUs, and cuSOLVER's, which today's JAX chooses between.
+
+    Its choice depends on the libraries of the machine that exports.
+    """
+    options = attributes(site.eqn)
+    left, right = (options.get(name) for name in ("left", "right"))
+    if not {left, right} <= {True, False}:
+        raise UnknownOptionsError
+    w, *vectors = linalg.eig_p.bind(
+        a,
+        compute_left_eigenvectors=left,
+        compute_right_eigenvectors=right,
+        enable_eigvec_derivs=True,
+        implementation=None,
+    )
+    given = iter(vectors)
+    return [w, *(next(given) if wanted else None for wanted in (left, right))]
+
+
+def _eig_real(site: Site, a: Value) -> Values:
+    w, *vectors = _eig(site, a)
+    return [lax.real(w), lax.imag(w), *vectors]
+
+
+def _eig_cusolver(site: Site, a: Value) -> Values:
+    """Of a real matrix, vectors are real: the two of a pair are real and imaginary part."""
+    w, *vectors = _eig(site, a)
+    if jnp.iscomplexobj(a):
+        return [w, *vectors]
+    second = jnp.expand_dims(lax.imag(w) < 0, -2)
+    parts = [v if v is None else jnp.where(second, -lax.imag(v), lax.real(v)) for v in vectors]
+    return [w, *parts]
+
+
 def _svd(a: Value, factors: bool, full: bool) -> Values:
     values = linalg.svd_p.bind(
         a, full_matrices=full, compute_uv=factors, subset_by_index=None, algorithm=None
@@ -314,6 +349,9 @@ _ROUTINES: Mapping[str, Routine] = {
     "cusolver_gesvdj": Routine(1, (1, 2, 3), _gesvdj, status=4),
     "cusolver_sytrd": Routine(1, (0, 1, 2, 3), _sytrd(None), status=4),
     "cusolver_sytrd_ffi": Routine(1, (0, 1, 2, 3), _sytrd(None), status=4),
+    "cuhybrid_eig_real": Routine(1, (0, 1, 2, 3), _eig_real, status=4),
+    "cuhybrid_eig_comp": Routine(1, (0, 1, 2), _eig, status=3),
+    "cusolver_geev_ffi": Routine(1, (1, 2, 3), _eig_cusolver, status=4),
     "cu_lu_pivots_to_permutation": Routine(1, (0,), _permutation),
     # XLA's own for TPU.
     "Eigh": Routine(1, (0, 1), _eigh_tpu),
@@ -327,7 +365,7 @@ _ROUTINES: Mapping[str, Routine] = {
 def routine_of(site: Site) -> Routine | None:
     """The routine that a custom call names, if it is in the table."""
     target = site.eqn.params["target"]
-    stem = re.sub(r"^hip(?=solver_|blas_|_)", "cu", target)
+    stem = re.sub(r"^hip(?=solver_|blas_|hybrid_|_)", "cu", target)
     stem = re.sub(r"^(lapack|blas)_[sdcz]", r"\1_", stem)
     found = _ROUTINES.get(target, _ROUTINES.get(stem))
     if found is None or len(site.eqn.invars) < found.first + found.arrays:

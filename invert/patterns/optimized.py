@@ -159,7 +159,7 @@ def _ordered(x: Value, order: Sequence[int]) -> Value:
     return x if list(order) == sorted(order) else lax.transpose(x, tuple(order))
 
 
-def _depthwise(site: Site) -> Plan | None:
+def _depthwise(function: Callable[..., Value], site: Site) -> Plan | None:
     """A depthwise convolution -> a sum of shifted products."""
     conv = _Convolution.of(site)
     if conv is None or conv.groups != conv.channels or conv.channels == 1:
@@ -167,12 +167,14 @@ def _depthwise(site: Site) -> Plan | None:
     taps, channels = _bound(conv.taps, (1, 9, 25, 49)), _bound(conv.channels, (4, 16, 64, 4096))
     if taps is None or channels is None:
         return None
+    if function is fast.shifted_conv and (conv.kernel[-1] != conv.channels or not conv.plain):
+        return None
     more = ", more results" if conv.kernel[-1] != conv.channels else ""
     kind = f"{conv.dtype} {conv.rank}d, taps <= {taps}, channels <= {channels}{conv.strided}{more}"
     padding = tuple((*p, n - 1) for p, n in zip(conv.padding, conv.spread, strict=True))
 
     def run(x: Value, kernel: Value) -> Value:
-        return fast.depthwise_conv(x, kernel, conv.strides, padding, conv.dilation)
+        return function(x, kernel, conv.strides, padding, conv.dilation)
 
     return Plan(kind, conv.over(run))
 
@@ -278,12 +280,17 @@ def _pool(function: Callable[..., Value], site: Site) -> Plan | None:
 
 # The first that applies is used.
 _PLANS: Mapping[str, tuple[tuple[str, ...], Callable[[Site], Plan | None]]] = {
-    "depthwise_conv": (("conv_general_dilated",), _depthwise),
+    "depthwise_conv": (
+        ("conv_general_dilated",), functools.partial(_depthwise, fast.depthwise_conv),
+    ),
+    "shifted_conv": (
+        ("conv_general_dilated",), functools.partial(_depthwise, fast.shifted_conv),
+    ),
     "grouped_conv": (("conv_general_dilated",), _grouped),
     "pointwise_conv": (("conv_general_dilated",), _pointwise),
     "transposed_conv": (("conv_general_dilated",), _transposed),
     "max_pool": (("reduce_window_max",), functools.partial(_pool, fast.max_pool)),
     "sum_pool": (("reduce_window_sum",), functools.partial(_pool, fast.sum_pool)),
-}
+}  # fmt: skip
 
 known_rewrites.extend(names())

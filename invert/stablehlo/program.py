@@ -14,6 +14,8 @@ from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 from invert._config import Config
 from invert._entry import OpUse, Shardings
 from invert._errors import MalformedModelError, Problem, SignatureError, UnsupportedOpError
+from invert._opaque import platform_of
+from invert._private.jax import default_platform
 from invert._private.mlir import ir, text_of
 from invert.ir.arrays import KnownBytes
 from invert.ir.types import Aval
@@ -204,13 +206,20 @@ class Program:
     def is_static(self) -> bool:
         return all(None not in shape for shape, _ in self.in_types)
 
+    def likely_platform(self) -> str:
+        """The platform it was lowered for, where the container does not say so.
+
+        That of its custom calls, the configured one, or that of this process.
+        """
+        targets = (use.op.partition("@")[2] for use in self.ops())
+        return platform_of(targets) or self.config.platform or default_platform()
+
     def platform_index(self) -> int:
         """The platform index: that of the configured platform, otherwise of this process."""
         wanted = self.config.platform
         if wanted is None:
-            wanted = jax.default_backend()
-            wanted = {"gpu": "cuda"}.get(wanted, wanted)
-            return self.platforms.index(wanted) if wanted in self.platforms else 0
+            here = default_platform()
+            return self.platforms.index(here) if here in self.platforms else 0
         if wanted not in self.platforms:
             raise SignatureError(
                 f"the module was lowered for {', '.join(self.platforms)}, not for {wanted!r}; "
@@ -219,7 +228,7 @@ class Program:
         return self.platforms.index(wanted)
 
     def _check_platform(self) -> None:
-        here = {"gpu": "cuda"}.get(jax.default_backend(), jax.default_backend())
+        here = default_platform()
         if self.config.platform_check and self.platforms and here not in self.platforms:
             raise SignatureError(
                 f"the module was lowered for {', '.join(self.platforms)}, but this process runs on "

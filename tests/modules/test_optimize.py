@@ -20,11 +20,12 @@ from invert.patterns import optimized
 KERNEL = np.random.default_rng(0).standard_normal((3, 3, 1, 8)).astype(np.float32)
 POINT = np.random.default_rng(1).standard_normal((1, 1, 8, 5)).astype(np.float32)
 NUMBERS = ("NHWC", "HWIO", "NHWC")
+MEASURED = optimized.pays_on
 
 
 @pytest.fixture(autouse=True)
 def everything_pays(monkeypatch) -> None:
-    """The tests do not depend on what was measured; the GPU's table is empty."""
+    """The tests do not depend on what was measured; nothing pays on a GPU."""
     monkeypatch.setattr(optimized, "pays_on", lambda platform: lambda *_: platform == "cpu")
 
 
@@ -154,6 +155,32 @@ def test_where_nothing_pays_the_report_says_so() -> None:
     assert "found nothing that a rewrite would make faster on the gpu" in str(same.report)
     np.testing.assert_array_equal(same(image()), module(image()))
     assert invert.optimize(invert.optimize(module)).report.certificate.kind == "numerical"
+
+
+def test_on_a_gpu(monkeypatch, tmp_path: Path) -> None:
+    """Strided depthwise convolutions pay there, in forward passes; others stay as they are."""
+    monkeypatch.setattr(optimized, "pays_on", MEASURED)
+
+    def twice(x: Any) -> Any:
+        x = lax.conv_general_dilated(x, KERNEL, (1, 1), "SAME", (1, 1), (1, 1), NUMBERS, 8)
+        x = jnp.concatenate([x, -x, x], -1)
+        kernel = jnp.concatenate([KERNEL] * 3, -1)
+        return lax.conv_general_dilated(x, kernel, (2, 2), "SAME", (1, 1), (1, 1), NUMBERS, 24)
+
+    (batch,) = jax.export.symbolic_shape("batch")
+    shape = jax.ShapeDtypeStruct((batch, 9, 7, 8), np.float32)
+    module = invert.from_exported(jax.export.export(jax.jit(twice))(shape))
+    fast = invert.optimize(module, "gpu")
+    assert fast.report.rewrites["shifted_conv"] == 1
+    assert fast.report.primitives["conv_general_dilated"] >= 1
+    assert "for the gpu by 1 x shifted_conv" in str(fast.report.certificate)
+    close(fast(image(3)), twice(image(3)))
+    gradients = [jax.grad(lambda x, f=f: jnp.sum(f(x) ** 2))(image(1)) for f in (fast, twice)]
+    close(*gradients)
+    assert fast.source.count("def shifted_conv(") == 1
+    assert re.search(r" shifted_conv\([^=]*, \(2, 2\),\s+\(\(1, 1, 0\), ", fast.source)
+    invert.save(fast, tmp_path / "fast")
+    np.testing.assert_array_equal(invert.load(tmp_path / "fast")(image(4)), fast(image(4)))
 
 
 def test_several_functions() -> None:

@@ -83,6 +83,7 @@ _M, _V, _I = "tensor<4x4xf32>", "tensor<4xf32>", "tensor<i32>"
 _W = "tensor<64xf32>"
 _MC, _VC = "tensor<4x4xcomplex<f32>>", "tensor<4xcomplex<f32>>"
 _TRI = ["tensor<3xf32>"] * 2
+_RIGHT = "left = false, right = true"
 
 
 def _packed(*numbers: int) -> bytes:
@@ -131,6 +132,14 @@ _CALLS = [
         (2,),
         None,
         "eig",
+    ),
+    # The routine for GPUs depends on the libraries of the machine that exports.
+    *(
+        (target, (), (_A,), results, kept, f"mhlo.backend_config = {{{options}}}", "eig")
+        for target, results, kept, options in (
+            ("cuhybrid_eig_real", (_V, _V, _MC, _MC, _I), (0, 1), 'magma = "auto", ' + _RIGHT),
+            ("cusolver_geev_ffi", (_M, _VC, _M, _M, _I), (1,), _RIGHT),
+        )
     ),
     (
         "lapack_sgees",
@@ -204,7 +213,7 @@ def _expected(case: tuple[Any, ...]) -> list[np.ndarray]:
         return [s, np.abs(u), np.abs(vh.T if target == "cusolver_gesvdj" else vh)]
     if primitive == "eig":
         w = np.asarray(jax.numpy.linalg.eigvals(a))
-        return [w] if a.dtype.kind == "c" else [w.real, w.imag]
+        return [w] if a.dtype.kind == "c" or case[0].startswith("cusolver") else [w.real, w.imag]
     if primitive == "triangular_solve":
         return [np.linalg.solve(np.tril(a), arrays[1])]
     if primitive == "schur":
@@ -231,6 +240,24 @@ def test_old_calls(case: tuple[Any, ...]) -> None:
         got = [got[0], *(np.abs(x) for x in got[1:])]
     for g, w in zip(got, _expected(case), strict=True):
         np.testing.assert_allclose(g, w, rtol=2e-4, atol=2e-4)
+
+
+def test_eigenvectors_of_cusolver() -> None:
+    """Those of a real matrix are real: of a pair, real and imaginary part."""
+    kinds = (_M, _VC, _M, _M, _I)
+    config = f"mhlo.backend_config = {{{_RIGHT}}}"
+    text = _module("cusolver_geev_ffi", (), (_A,), kinds, (1, 3), config)
+    w, packed = _recover(text, _A)[1]
+    assert np.any(w.imag > 0) and np.any(w.imag == 0)
+    vectors = packed.astype(np.complex64)
+    for j in np.flatnonzero(w.imag > 0):
+        assert w[j] == np.conj(w[j + 1])
+        vectors[:, j] = packed[:, j] + 1j * packed[:, j + 1]
+        vectors[:, j + 1] = np.conj(vectors[:, j])
+    np.testing.assert_allclose(_A @ vectors, vectors * w, atol=1e-5)
+    # The other vectors were not computed.
+    text = _module("cusolver_geev_ffi", (), (_A,), kinds, (2,), 'mhlo.backend_config = "other"')
+    assert invert.from_stablehlo(text).report.opaque == {"cusolver_geev_ffi": 1}
 
 
 _LOWERED = """%zero = stablehlo.constant dense<0> : tensor<i32>

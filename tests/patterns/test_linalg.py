@@ -15,23 +15,34 @@ from jax import lax
 from jax.lax import linalg
 
 import invert
-from invert._private.jax import geqp3_p, geqrf_p
+from invert._private.jax import default_platform, geqp3_p, geqrf_p
 
 # Targets JAX does not vouch for in serialized modules.
 UNSTABLE = [f"lapack_{t}{k}_ffi" for t in "sdcz" for k in ("ormqr", "unmqr", "geqp3", "gesvd")] + [
+    "cuhybrid_geqp3",
+    "cuhybrid_eig_comp",
+    "cuhybrid_eig_real",
+    "cusolver_geev_ffi",
     "cusolver_ormqr_ffi",
     "cusolver_syrk_ffi",
     "cu_cholesky_update_ffi",
 ]
 
 
-def exported(fn: Callable[..., Any], *args: Any, platform: str = "cpu") -> jax.export.Exported:
+# The platform of this process: on a GPU, its custom calls are tested.
+HERE = default_platform()
+
+
+def exported(fn: Callable[..., Any], *args: Any, platform: str = HERE) -> jax.export.Exported:
     checks = jax.export.DisabledSafetyCheck
     disabled = [checks.platform(), *map(checks.custom_call, UNSTABLE)]
-    return jax.export.export(jax.jit(fn), platforms=[platform], disabled_checks=disabled)(*args)
+    try:
+        return jax.export.export(jax.jit(fn), platforms=[platform], disabled_checks=disabled)(*args)
+    except NotImplementedError as error:
+        pytest.skip(f"JAX does not lower it for {platform}: {error}")
 
 
-def recover(fn: Callable[..., Any], *args: Any, platform: str = "cpu") -> Any:
+def recover(fn: Callable[..., Any], *args: Any, platform: str = HERE) -> Any:
     return invert.from_exported(exported(fn, *args, platform=platform))
 
 
@@ -147,7 +158,8 @@ def test_triangular_solve(left: bool, lower: bool, transpose: str, unit: bool) -
     ]
     module = check(lambda a, b: linalg.triangular_solve(a, b, **params), args, "triangular_solve")
     (eqn,) = (e for e in module.jaxpr.eqns if e.primitive.name == "triangular_solve")
-    assert {name: eqn.params[name] for name in params} == params
+    if HERE == "cpu":  # elsewhere, a conjugation alone is an equation of its own
+        assert {name: eqn.params[name] for name in params} == params
 
 
 def test_several_operands() -> None:
@@ -244,9 +256,10 @@ def test_module_of_another_platform_runs_here(name: str, platform: str) -> None:
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["cholesky", "svd", "tridiagonal"])
+@pytest.mark.parametrize("name", ["cholesky", "svd", "svd_factor", "vectors", "tridiagonal"])
 def test_cuda_module(name: str) -> None:
     fns: dict[str, tuple[Callable[..., Any], str]] = {**SQUARE, **TALL_AND_WIDE}
+    fns["vectors"] = (lambda a: linalg.svd(a)[1:], "svd")
     check(fns[name][0], [matrix(2, 4, 4)], fns[name][1], platform="cuda")
 
 
@@ -343,7 +356,7 @@ def test_near_miss(name: str) -> None:
 
 
 def _text(fn: Callable[..., Any], *args: Any) -> str:
-    return exported(fn, *args).mlir_module()
+    return exported(fn, *args, platform="cpu").mlir_module()
 
 
 def test_failure_is_part_of_the_match() -> None:
@@ -355,7 +368,8 @@ def test_failure_is_part_of_the_match() -> None:
     module = invert.from_stablehlo(changed)
     assert "cholesky" not in module.report.primitives
     assert module.report.opaque == {"lapack_spotrf_ffi": 1}
-    assert np.isnan(np.asarray(module(matrix(3, 3)))[np.tril_indices(3)]).all()
+    if HERE == "cpu":  # LAPACK is nowhere else
+        assert np.isnan(np.asarray(module(matrix(3, 3)))[np.tril_indices(3)]).all()
 
 
 def test_interior_value_used_outside() -> None:

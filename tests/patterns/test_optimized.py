@@ -36,10 +36,11 @@ def close(a: Any, b: Any, rtol: float) -> None:
 
 
 def check(
-    function: Callable[..., Any], name: str, *args: Any, rtol: float = 2e-6, twice: bool = False
-) -> None:
+    function: Callable[..., Any], name: str, *args: Any, rtol: float = 2e-6, twice: bool = False,
+    rewrites: Any = ALL,
+) -> None:  # fmt: skip
     """The rewritten function has the values and derivatives, on request of second order too."""
-    fast = invert.rewrite(function, ALL)
+    fast = invert.rewrite(function, rewrites)
     assert name in calls(fast, *args)
     tangents = tuple(sample(*a.shape, dtype=a.dtype, seed=7) for a in args)
 
@@ -83,6 +84,20 @@ DEPTHWISE = {
 def test_depthwise(case: str) -> None:
     function, shape = DEPTHWISE[case]
     check(function, "depthwise_conv", X, sample(*shape, seed=1), twice=case == "strided")
+
+
+@pytest.mark.parametrize("case", DEPTHWISE.keys() - {"multiplied"})
+def test_shifted(case: str) -> None:
+    """The derivatives are those of the convolution; several results of a channel are left."""
+    function, shape = DEPTHWISE[case]
+    alone = optimized.stage(lambda name, kind: True, {"depthwise_conv"}).patterns
+    kernel = sample(*shape, seed=1)
+    check(function, "shifted_conv", X, kernel, twice=case == "strided", rewrites=alone)
+    x, wide = X.astype("bfloat16"), kernel.astype("bfloat16")
+    check(function, "shifted_conv", x, wide, rtol=3e-2, rewrites=alone)
+    multiplied, shape = DEPTHWISE["multiplied"]
+    fast = invert.rewrite(multiplied, alone)
+    assert "shifted_conv" not in calls(fast, X, sample(*shape))
 
 
 def test_the_derivative_by_a_kernel_holds_no_copies_of_the_image() -> None:
@@ -267,6 +282,9 @@ def test_the_table_is_of_rewrites_that_exist() -> None:
         rows = [row for kinds in rewrites.values() for row in kinds.values()]
         assert all(len(row) == 2 and min(row) > 0 for row in rows)
     assert optimized.pays_on("cpu")("depthwise_conv", "float32 2d, taps <= 9, channels <= 4096")
+    assert optimized.pays_on("gpu")(
+        "shifted_conv", "float32 2d, taps <= 9, channels <= 64, strided"
+    )
 
 
 def test_names_switch_them_off() -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
 
+import invert
 from tests.patterns.recovery import primitives, recover, same_program, same_values, struct
 
 X = np.random.default_rng(0).standard_normal((4, 6)).astype(np.float32)
@@ -83,6 +85,72 @@ def test_a_window_that_is_a_cumulative_sum_and_its_switch() -> None:
     kept = recover(windowed, X, disabled_patterns=("cumulative",))
     assert kept.report.primitives == {"reduce_window_sum": 1}
     same_values(windowed, kept, X)
+
+
+# As JAX lowers `cumsum` for GPUs from jax 0.11 on.
+_SCAN = """module {
+  func.func public @main(%x: tensor<4x6xf32>) -> (tensor<4x6xf32>, tensor<4xf32>) {
+    %zero = stablehlo.constant dense<0.0> : tensor<f32>
+    %start = stablehlo.broadcast_in_dim %zero, dims = [] : (tensor<f32>) -> tensor<4xf32>
+    %0:2 = stablehlo.composite "chlo.scan" %x, %start ({
+    ^bb0(%row: tensor<4xf32>, %carry: tensor<4xf32>):
+      %sum = stablehlo.add %row, %carry : tensor<4xf32>
+      stablehlo.return %sum, %sum : tensor<4xf32>, tensor<4xf32>
+    }) {composite_attributes = {dimension = 1 : i64, is_associative = true, is_reverse = false,
+        operandSegmentSizes = array<i32: 1, 1>, resultSegmentSizes = array<i32: 1, 1>},
+        decomposition = @loop, version = 1 : i32}
+      : (tensor<4x6xf32>, tensor<4xf32>) -> (tensor<4x6xf32>, tensor<4xf32>)
+    return %0#0, %0#1 : tensor<4x6xf32>, tensor<4xf32>
+  }
+  func.func private @loop(%x: tensor<4x6xf32>, %start: tensor<4xf32>)
+      -> (tensor<4x6xf32>, tensor<4xf32>) {
+    return %x, %start : tensor<4x6xf32>, tensor<4xf32>
+  }
+}"""
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_cumulative_sums_of_gpus(reverse: bool) -> None:
+    text = _SCAN.replace("is_reverse = false", f"is_reverse = {str(reverse).lower()}")
+    module = invert.from_stablehlo(text, config=invert.Config(platform="cuda"))
+    assert module.report.primitives["cumsum"] == 1 and "scan" not in module.report.primitives
+    assert module.report.certificate.kind == "exact"
+    sums, last = module(X)
+    np.testing.assert_array_equal(sums, lax.cumsum(X, 1, reverse))
+    np.testing.assert_allclose(last, X.sum(1), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "step"),
+    [
+        ("dense<0.0>", "dense<1.0>", lambda c, x: (c + x, c + x)),
+        ("dense<0.0>", "dense<-0.0>", lambda c, x: (c + x, c + x)),
+        ("is_associative = true", "is_associative = false", lambda c, x: (c + x, c + x)),
+        ("add %row, %carry", "multiply %row, %carry", lambda c, x: (c * x, c * x)),
+        ("add %row, %carry", "add %row, %row", lambda c, x: (x + x, x + x)),
+        ("return %sum, %sum", "return %carry, %sum", lambda c, x: (c + x, c)),
+    ],
+)
+def test_scans_that_are_no_cumulative_sum(old: str, new: str, step) -> None:
+    assert old in _SCAN
+    module = invert.from_stablehlo(_SCAN.replace(old, new))
+    assert "cumsum" not in module.report.primitives
+    start = np.full(4, 1.0 if new == "dense<1.0>" else 0.0, np.float32)
+    want = lax.scan(step, start, X.T)
+    for got, x in zip(module(X), (want[1].T, want[0]), strict=True):
+        np.testing.assert_array_equal(got, x)
+
+
+def test_a_cumulative_sum_exported_for_a_gpu() -> None:
+    def both(x):
+        running = lax.scan(lambda c, r: (c + r, c + r), jnp.zeros(6), x)[1]
+        return jnp.cumsum(x, 0), running
+
+    exported = jax.export.export(jax.jit(both), platforms=["cuda"])(X)
+    module = invert.from_exported(exported)
+    assert {module.report.primitives.get(n) for n in ("cumsum", "scan")} == {1}
+    assert module.report.certificate.kind == "exact"
+    np.testing.assert_allclose(module(X)[0], both(X)[0], rtol=1e-6, atol=1e-6)
 
 
 def test_argmax_with_the_other_tie_is_left() -> None:

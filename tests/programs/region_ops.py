@@ -319,7 +319,15 @@ MODULES: dict[str, Variants] = {
             [X34],
             [type_of(X34)],
             _INNER,
-        )
+        ),
+        module(
+            '%r0 = stablehlo.composite "author.twice" %a0 {composite_attributes = '
+            "{sizes = array<i32: 1, 2>, exact = array<i1: true>, scales = array<f32: 1.5>}, "
+            "decomposition = @twice} : (tensor<3x4xf32>) -> tensor<3x4xf32>",
+            [X34],
+            [type_of(X34)],
+            _INNER,
+        ),
     ],
     "stablehlo.if": [
         module(_IF, [np.array(p), X34], [type_of(X34), type_of(X34)]) for p in (True, False)

@@ -82,6 +82,7 @@ def _pool(eqns: Sequence[Eqn], rank: int) -> tuple[Any, ...] | None:
 
 _READ: Mapping[str, Callable[[Sequence[Eqn], int], tuple[Any, ...] | None]] = {
     "depthwise_conv": _depthwise,
+    "shifted_conv": _depthwise,
     "grouped_conv": _grouped,
     "max_pool": _pool,
     "sum_pool": _pool,

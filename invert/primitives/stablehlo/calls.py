@@ -59,7 +59,7 @@ def _composite(
     version: int = 0,
     composite_attributes: Attribute | None = None,
 ) -> Any:
-    if (function := _function_of(name)) is not None:
+    if (function := _function_of(name, len(op.regions) > 0)) is not None:
         return _apply(ctx, function, Op(op.operation, name, composite_attributes), operands)
 
     # Traced now: differentiation and batching may happen after the module is freed.
@@ -77,11 +77,14 @@ def _composite(
     return mark(lambda *xs: eval_closed(closed, xs))(*arrays)
 
 
-def _function_of(name: str) -> Entry | None:
-    """The function that composites and custom calls of this name denote, if any."""
+def _function_of(name: str, has_region: bool = False) -> Entry | None:
+    """The function that composites and custom calls of this name denote, if any.
+
+    A composite with a region, as of `chlo.scan`, is that op itself.
+    """
     for op in (name, name.replace("mhlo.", "chlo.", 1)):
         entry = REGISTRY.get(op) if op.startswith(("chlo.", "mhlo.")) else None
-        if entry is not None and entry.is_function():
+        if entry is not None and (has_region or entry.is_function()):
             return entry
     return None
 
@@ -109,12 +112,21 @@ def _plain(attribute: Any) -> dict[str, Any]:
         else:
             if type(value).__name__ == "FloatAttr":
                 found[name] = float(real(value))
+            elif type(value).__name__ in _NUMBER_ARRAYS:
+                found[name] = np.asarray(list(value), _NUMBER_ARRAYS[type(value).__name__])
             elif type(value).__name__.startswith("Dense"):
                 found[name] = np.asarray(dense_elements(value))
             else:
                 found[name] = str(value)
     return found
 
+
+# `lax.composite` writes them as elements attributes.
+_NUMBER_ARRAYS = {
+    "DenseBoolArrayAttr": "bool",
+    **{f"DenseI{n}ArrayAttr": f"int{n}" for n in (8, 16, 32, 64)},
+    **{f"DenseF{n}ArrayAttr": f"float{n}" for n in (32, 64)},
+}
 
 _ATTRIBUTE_TYPES = {
     boolean: "BoolAttr",

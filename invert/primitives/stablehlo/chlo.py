@@ -10,6 +10,7 @@ import numpy as np
 from jax import lax
 
 from invert._errors import InvertError
+from invert._private.mlir import ir
 from invert.primitives.stablehlo import elementwise
 from invert.primitives.stablehlo.elementwise import COMPARE
 from invert.primitives.stablehlo.linear import precision_of
@@ -211,8 +212,7 @@ def _ragged_dot(
     return lax.ragged_dot_general(x, y, sizes, dims, precision, preferred_element_type=dtype)
 
 
-# An associative body permits reordering, but does not require it.
-@rule("chlo.scan", "mhlo.scan", ignores=("is_associative",))
+@rule("chlo.scan", "mhlo.scan")
 def _scan(
     *operands: Array,
     ctx: Context,
@@ -222,11 +222,19 @@ def _scan(
     resultSegmentSizes: Ints,
     scan_dim_size: int | None = None,
     is_reverse: bool = False,
+    is_associative: bool = False,
 ) -> Sequence[Value]:
-    """A scan over one axis; the body maps slices and carries to outputs and carries."""
+    """A scan over one axis; the body maps slices and carries to outputs and carries.
+
+    One that sums in any order is `cumsum`, which JAX lowers so for GPUs (jax 0.11 and 0.12).
+    """
     count, _ = operandSegmentSizes
     outputs, _ = resultSegmentSizes
     (region,) = op.regions
+    if is_associative and count == outputs == 1 and _sums(region) and _is_zero(ctx, operands[1:]):
+        sums = lax.cumsum(operands[0], dimension, is_reverse)
+        last = 0 if is_reverse else -1
+        return [sums, lax.index_in_dim(sums, last, dimension, keepdims=False)]
     body = ctx.region(region)
 
     def step(carry: Sequence[Value], slices: Sequence[Value]) -> tuple[list[Value], list[Value]]:
@@ -241,6 +249,25 @@ def _scan(
         reverse=is_reverse,
     )
     return [*(_moved(x, 0, dimension) for x in stacked), *carried]
+
+
+def _sums(region: ir.Region) -> bool:
+    """Whether a body adds a slice to the carry, and returns the sum as both."""
+    (block,) = region.blocks
+    first, *rest = (view.operation for view in block.operations)
+    return (
+        first.name == "stablehlo.add"
+        and len(rest) == 1
+        and set(first.operands) == set(block.arguments)
+        and list(rest[0].operands) == [first.results[0]] * 2
+    )
+
+
+def _is_zero(ctx: Context, values: Sequence[Value]) -> bool:
+    """Whether the one value is a positive zero, repeated or alone."""
+    (value,) = values
+    scalar = (ctx.scalar(value) or (value, value))[1]
+    return isinstance(scalar, (np.ndarray, np.generic)) and not any(scalar.tobytes())
 
 
 def _moved(x: Value, source: int, target: int) -> Value:
