@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 
 from invert.emission.python import syntax
@@ -72,6 +73,44 @@ def tuple_of(
         if other is not None and _lines(other) <= least - _LEAST_SAVED:
             best, least = other, _lines(other)
     return best
+
+
+def consistent(body: Sequence[ast.stmt]) -> list[ast.stmt]:
+    """The statements of a constructor, with all equal layers in lists as repetitions if some are.
+
+    Two layers that are equal would be two lines otherwise, and three of another list one.
+    """
+    starred = (n for s in body for n in ast.walk(s) if isinstance(n, ast.Starred))
+    if any(isinstance(n.value, ast.GeneratorExp) for n in starred):
+        for statement in body:
+            if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Tuple):
+                statement.value.elts = [*_folded(statement.value.elts)]
+    return [*body]
+
+
+def _folded(elements: Sequence[ast.expr]) -> Iterator[ast.expr]:
+    """Elements of a tuple with comprehensions for equal calls."""
+    for _, group in itertools.groupby(elements, _without_key):
+        equal = [*group]
+        first = equal[0]
+        if len(equal) == 1 or not isinstance(first, ast.Call):
+            yield from equal
+            continue
+        keywords = {k.arg: k.value for k in first.keywords if k.arg is not None}
+        if _KEY in keywords:
+            keywords[_KEY] = ast.Name(NEXT_KEY, ast.Load())
+        loop = ast.comprehension(
+            ast.Name("_", ast.Store()), call("range", number(len(equal))), [], 0
+        )
+        made = ast.GeneratorExp(call(first.func, *first.args, **keywords), [loop])
+        yield ast.Starred(made, ast.Load())
+
+
+def _without_key(node: ast.expr) -> str:
+    if not isinstance(node, ast.Call):
+        return _text(node)
+    kept = [k for k in node.keywords if k.arg != _KEY]
+    return _text(ast.Call(node.func, node.args, kept))
 
 
 def _item(node: ast.expr, parameters: Parameters) -> _Item | None:

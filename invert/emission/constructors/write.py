@@ -227,7 +227,7 @@ class _Writing:
             if column != (old := self.cls.statics[name]):
                 value = syntax.tuple_of([value] * len(old[0]))
             body.append(ast.Assign([target], value, lineno=0))
-        body = _in_64_bits(self._with_keys(body))
+        body = _in_64_bits(self._with_keys(repeats.consistent(body)))
         if self.nodes[0].nodes:
             body, derived = without_derived(body, self.arguments, self._followers)
             for name in derived:
