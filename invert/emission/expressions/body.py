@@ -44,7 +44,7 @@ _WIDTH = 71
 # Reshaped or transposed fields, and parts of fields, are named after the field.
 _PARTED = FORMS | {"split"}
 # Values of a normalization that get a separate line, before an epsilon is added.
-_NAMED = frozenset("mean var mean_square scale shift candidate i f g o".split())
+_NAMED = frozenset("mean var mean_square scale shift candidate reset i f g o".split())
 # Wider operands get a separate line, also those that are calls of layers.
 _OPERAND, _CALL = 58, 56
 # The same for one of several results.
