@@ -36,7 +36,6 @@ from invert.emission.layers.shared import (
     Class,
     Draft,
     bare,
-    field_of,
     fit,
     generalize,
     groups,
@@ -52,6 +51,7 @@ from invert.emission.layers.twins import Scaled, Twins
 from invert.emission.python import syntax
 from invert.emission.python.naming import Names, camel, identifier, singular, snake, stem
 from invert.emission.python.nouns import NOUNS, PLAIN, STREAM, of_field, of_layer, says
+from invert.emission.python.syntax import field_of
 from invert.emission.sizes.expressions import text
 from invert.emission.twin_runs import runs
 from invert.ir.avals import is_key

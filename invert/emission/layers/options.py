@@ -18,7 +18,6 @@ from invert.emission.layers import values
 from invert.emission.layers.shared import (
     Draft,
     constants,
-    field_of,
     replace,
     sites,
     stored,
@@ -29,6 +28,7 @@ from invert.emission.layers.tree import Node
 from invert.emission.layers.values import HOLE, STEP, Value
 from invert.emission.python import syntax
 from invert.emission.python.naming import Names
+from invert.emission.python.syntax import field_of
 from invert.ir.types import Var
 
 _T = TypeVar("_T")

@@ -11,9 +11,10 @@ import dataclasses
 from collections.abc import Hashable, Mapping
 from typing import TYPE_CHECKING
 
-from invert.emission.layers.shared import blank, field_of, is_named, taken
+from invert.emission.layers.shared import blank, taken
 from invert.emission.python import syntax
 from invert.emission.python.naming import Names
+from invert.emission.python.syntax import field_of, is_named
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs

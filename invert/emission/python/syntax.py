@@ -196,6 +196,18 @@ def argument(name: str, annotation: ast.expr | None = None) -> ast.arg:
     return ast.arg(name, annotation)
 
 
+def is_named(node: ast.AST, name: str) -> bool:
+    return isinstance(node, ast.Name) and node.id == name
+
+
+def field_of(node: ast.AST | None) -> str:
+    """The name of a field of `self`, or `""`."""
+    match node:
+        case ast.Attribute(value=ast.Name(id="self"), attr=name):
+            return name
+    return ""
+
+
 def names_in(node: ast.AST) -> Iterator[ast.Name]:
     """All names of a tree, from left to right."""
     pending: list[ast.AST] = [node]
