@@ -168,7 +168,7 @@ def _group(
     named = {
         i
         for i, name in scopes.items()
-        if name.startswith(prefix) and (not _pads(steps[i]) or _follows_layers(steps, links, i))
+        if name.startswith(prefix) and (not _pads(steps[i]) or _follows_layers(links, i))
     }
 
     def numbered(name: str) -> bool:
@@ -190,17 +190,9 @@ def _pads(step: Eqn) -> bool:
     return step.primitive.name == "pad"
 
 
-def _follows_layers(steps: Sequence[Eqn], links: Links, i: int) -> bool:
+def _follows_layers(links: Links, i: int) -> bool:
     """Whether a step needs what a layer computes, directly or through others."""
-    pending, seen = [*links.before[i]], set[int]()
-    while pending:
-        j = pending.pop()
-        if isinstance(steps[j], LayerCall):
-            return True
-        if j not in seen:
-            seen.add(j)
-            pending += links.before[j]
-    return False
+    return any(isinstance(links.steps[j], LayerCall) for j in links.needed(i))
 
 
 def _scope(step: Eqn, layer: Layer) -> str:
@@ -340,9 +332,7 @@ def _region(
         region |= {
             j
             for j in {j for i in region for j in links.before[i]} - links.results
-            if _pads(steps[j])
-            and _follows_layers(steps, links, j)
-            and region.issuperset(links.users[j])
+            if _pads(steps[j]) and _follows_layers(links, j) and region.issuperset(links.users[j])
         }
     outside = {a for i in region for a in steps[i].invars if is_var(a)}
     made_inside = {v for i in region for v in steps[i].outvars}
