@@ -138,6 +138,8 @@ def merge_equations(
     jaxpr: Jaxpr,
     simple: Callable[[Eqn, dict[Var, Atom]], Eqn | None] = lambda eqn, names: eqn,
     within: Callable[[Eqn], Hashable] = lambda eqn: (),
+    *,
+    with_jaxprs: bool = False,
 ) -> Jaxpr:
     """Merge equal equations of one jaxpr into the first of them.
 
@@ -146,6 +148,7 @@ def merge_equations(
     - `simple`: simplifies an equation on renamed operands, or replaces its results in the given
         names.
     - `within`: equations with different values of it are not merged.
+    - `with_jaxprs`: whether equations that hold jaxprs are merged, too.
     """
     known: dict[Hashable, Eqn] = {}
     names: dict[Var, Atom] = {}
@@ -153,7 +156,7 @@ def merge_equations(
     for eqn in jaxpr.eqns:
         if (eqn := simple(rename_operands(eqn, names), names)) is None:
             continue
-        first = known.setdefault((equal_key(eqn), within(eqn)), eqn)
+        first = known.setdefault((equal_key(eqn, with_jaxprs=with_jaxprs), within(eqn)), eqn)
         if first is eqn:
             eqns.append(eqn)
         else:
@@ -186,9 +189,9 @@ def _undone(eqn: Eqn, of_keys: Mapping[Atom, Eqn]) -> Atom | None:
     return x if x.aval.dtype == eqn.outvars[0].aval.dtype else None
 
 
-def equal_key(eqn: Eqn) -> Hashable:
+def equal_key(eqn: Eqn, *, with_jaxprs: bool = False) -> Hashable:
     """A key shared by equal equations; unique for an equation that may not be merged."""
-    operation = operation_key(eqn)
+    operation = operation_key(eqn, with_jaxprs=with_jaxprs)
     return id(eqn) if operation is None else (operation, tuple(map(atom_key, eqn.invars)))
 
 

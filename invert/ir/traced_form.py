@@ -43,7 +43,7 @@ from invert.ir import kinds
 from invert.ir.avals import is_differentiable, type_of
 from invert.ir.graph import Graph, is_var
 from invert.ir.interpret import bind, retrace
-from invert.ir.jaxprs import broadcast_in_place_of, canonicalize, is_wide, map_jaxprs
+from invert.ir.jaxprs import broadcast_in_place_of, canonicalize, is_wide, map_jaxprs, with_inlined
 from invert.ir.loops import CondParts, ScanParts, WhileParts
 from invert.ir.match import Deferred
 from invert.ir.match import difference as _difference
@@ -194,46 +194,26 @@ _WRAPPERS = frozenset(
 
 
 def unwrapped(jaxpr: Jaxpr) -> Jaxpr:
-    """Inline calls of such wrappers."""
-    if not any(_is_wrapper(e) or _is_number(e) for e in jaxpr.eqns):
-        return jaxpr
+    """Inline calls of such wrappers, and compute numbers."""
+    jaxpr = with_inlined(jaxpr, _wrapped)
     eqns: list[Eqn] = []
-    names: dict[Atom, Atom] = {}
-
-    def renamed(atoms: Sequence[Atom], inside: dict[Atom, Atom]) -> list[Atom]:
-        return [a if isinstance(a, Literal) else inside.get(a, a) for a in atoms]
-
+    names: dict[Var, Atom] = {}
     for eqn in jaxpr.eqns:
-        operands = renamed(eqn.invars, names)
-        eqn = eqn.replace(invars=operands)
+        eqn = rename_operands(eqn, names)
         if _is_number(eqn):
             names[eqn.outvars[0]] = _converted(eqn)
-            continue
-        if not _is_wrapper(eqn):
+        else:
             eqns.append(eqn)
-            continue
-        inner = unwrapped(open_jaxpr(eqn.params["jaxpr"]))
-        inside: dict[Atom, Atom] = dict(zip(inner.invars, operands, strict=True))
-        for part in inner.eqns:
-            outvars = [Var(v.aval) for v in part.outvars]
-            replaced = part.replace(invars=renamed(part.invars, inside), outvars=outvars)
-            if _is_number(replaced):
-                inside[part.outvars[0]] = _converted(replaced)
-                continue
-            eqns.append(with_names(replaced, names_of(eqn)))
-            inside |= dict(zip(part.outvars, outvars, strict=True))
-        names |= dict(zip(eqn.outvars, renamed(inner.outvars, inside), strict=True))
-    return jaxpr.replace(eqns=eqns, outvars=renamed(jaxpr.outvars, names))
+    return jaxpr.replace(eqns=eqns, outvars=renamed(jaxpr.outvars, names)) if names else jaxpr
 
 
-def _is_wrapper(eqn: Eqn) -> bool:
+def _wrapped(eqn: Eqn) -> AnyJaxpr | None:
+    """The equations of a wrapper, in the name scopes of its call."""
     if eqn.primitive.name != "jit" or eqn.params["name"] not in _WRAPPERS:
-        return False
-    body = open_jaxpr(eqn.params["jaxpr"])
-    if not body.constvars:
-        return not consts_of(eqn.params["jaxpr"])
-    used = {a for e in body.eqns for a in e.invars if is_var(a)} | set(filter(is_var, body.outvars))
-    return used.isdisjoint(body.constvars)
+        return None
+    inner = unwrapped(open_jaxpr(eqn.params["jaxpr"]))
+    inner = inner.replace(eqns=[with_names(e, names_of(eqn)) for e in inner.eqns])
+    return close_like(eqn.params["jaxpr"], inner)
 
 
 _INDEX_OPS: dict[str, JaxFunction] = {

@@ -13,7 +13,6 @@ import numpy as np
 
 from invert._errors import InvertError, optional_step
 from invert._private.jax import (
-    DropVar,
     Literal,
     close_like,
     constants_as_arguments,
@@ -458,7 +457,7 @@ def _splice(r: Replacement, graph: Graph, renamed: dict[Atom, Atom]) -> list[Eqn
     constants = _constants_in(graph, r.jaxpr)
     if constants is None:
         raise InvertError(_HOLDS_AN_ARRAY)
-    env: dict[Atom, Atom] = dict(zip(inner.invars, [*constants, *r.inputs], strict=True))
+    env: dict[Var, Atom] = dict(zip(inner.invars, [*constants, *r.inputs], strict=True))
     for v, out in zip(inner.outvars, r.outputs, strict=True):
         if out is None or not is_var(out):
             continue
@@ -467,17 +466,10 @@ def _splice(r: Replacement, graph: Graph, renamed: dict[Atom, Atom]) -> list[Eqn
         else:  # a result is an argument or a literal, or occurs twice
             renamed[out] = env[v] if is_var(v) else v
 
-    def read(atom: Atom) -> Atom:
-        return env[atom] if is_var(atom) else atom
-
     eqns = []
-    for eqn in inner.eqns:
-        outvars = [
-            v if isinstance(v, DropVar) else env.setdefault(v, Var(v.aval)) for v in eqn.outvars
-        ]
-        new = eqn.replace(invars=[read(a) for a in eqn.invars], outvars=outvars)
-        names, own = names_of(r.root), names_of(new)
-        eqns.append(with_names(new, (*(without_hint(names) if own else names), *own)))
+    for eqn in jaxprs.copied(inner.eqns, env):
+        names, own = names_of(r.root), names_of(eqn)
+        eqns.append(with_names(eqn, (*(without_hint(names) if own else names), *own)))
     return eqns
 
 
