@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import pickle
 import random
 
 import jax
@@ -230,3 +231,21 @@ def test_names_of_a_model_do_not_reach_a_terminal_as_they_are(
     for text in texts:
         assert evil not in text
         assert evil.encode("unicode_escape").decode() in text
+
+
+def test_a_remedy_follows_the_reason_also_in_another_process() -> None:
+    for error, text in (
+        (invert.MalformedModelError("a.pb is cut off"), "a.pb is cut off. The model is damaged"),
+        (invert.MalformedModelError("a.pb is of TF9", remedy="Wait."), "a.pb is of TF9. Wait."),
+        (invert.SaveError("the disk is full"), "the disk is full"),
+        (
+            invert.UnsupportedOpError([invert.Problem("tf.A", "is new")]),
+            "  - tf.A: is new\nUse oth",
+        ),
+    ):
+        assert text in str(error)
+        if not isinstance(error, invert.UnsupportedOpError):
+            assert str(pickle.loads(pickle.dumps(error))) == str(error)
+    assert "new\n" not in str(
+        invert.UnsupportedOpError([invert.Problem("tf.A", "is new", "", "B")])
+    )

@@ -197,7 +197,10 @@ def _structured(
     """Marked arguments and keyword arguments, and the positional parameters."""
     structured = concrete.structured_input_signature
     if structured is None:
-        raise SignatureError("the concrete function does not record the structure of its arguments")
+        raise SignatureError(
+            "the concrete function does not record the structure of its arguments",
+            remedy="Pass the tf.function that it belongs to.",
+        )
     args, kwargs = _mark(structured)
     positional = [p for p in concrete.function_type.parameters.values() if p.kind in _POSITIONAL]
     return tuple(args), kwargs, positional

@@ -135,8 +135,7 @@ def parse(kind: type[M], data: bytes, where: str) -> M:
     except DecodeError as error:
         name = kind.__qualname__
         raise MalformedModelError(
-            f"{where} cannot be read as a {name}: {_fault(name, data)}. The file is damaged or "
-            "incomplete; copy or export the model again."
+            f"{where} cannot be read as a {name}: {_fault(name, data)}"
         ) from error
 
 

@@ -81,7 +81,7 @@ def test_unknown_fields_are_kept() -> None:
     ],
 )
 def test_damaged_bytes_are_told_by_their_place(data: bytes, what: str) -> None:
-    with pytest.raises(MalformedModelError, match=rf"graph\.pb .*{what}.*export the model again"):
+    with pytest.raises(MalformedModelError, match=rf"graph\.pb .*{what}.*export it again"):
         parse(GraphDef, data, "graph.pb")
 
 
