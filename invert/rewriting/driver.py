@@ -36,6 +36,7 @@ from invert.ir.graph import Graph, is_var, rounded
 from invert.ir.hints import without_hint
 from invert.ir.loops import CondParts, ScanParts, WhileParts
 from invert.ir.match import Match, Miss, equivalent, same_value
+from invert.ir.order import topological
 from invert.ir.types import AnyJaxpr, Atom, ClosedJaxpr, Eqn, J, Jaxpr, Value, Var
 from invert.rewriting.pattern import (
     Call,
@@ -474,30 +475,10 @@ def _splice(r: Replacement, graph: Graph, renamed: dict[Atom, Atom]) -> list[Eqn
 
 
 def _topological(eqns: Sequence[Eqn]) -> list[Eqn]:
-    """Sort equations so that definitions precede uses; stable and linear."""
-    producers: dict[Atom, Eqn] = {v: e for e in eqns for v in e.outvars}
-    done: set[Eqn] = set()
-    opened: set[Eqn] = set()
-    ordered: list[Eqn] = []
-    for start in eqns:
-        pending = [start]
-        while pending:
-            eqn = pending[-1]
-            if eqn in done:
-                pending.pop()
-                continue
-            missing = [
-                p
-                for a in eqn.invars
-                if is_var(a) and (p := producers.get(a)) is not None and p not in done
-            ]
-            if missing:
-                if eqn in opened:
-                    raise _CycleError("replacements depend on each other's results")
-                opened.add(eqn)
-                pending.extend(missing)
-            else:
-                pending.pop()
-                done.add(eqn)
-                ordered.append(eqn)
-    return ordered
+    """Sort equations so that definitions precede uses, and otherwise as they are."""
+    producers: dict[Atom, int] = {v: i for i, e in enumerate(eqns) for v in e.outvars}
+    before = [{producers[a] for a in e.invars if is_var(a) and a in producers} for e in eqns]
+    order = topological(range(len(eqns)), before)
+    if len(order) < len(eqns):
+        raise _CycleError("replacements depend on each other's results")
+    return [eqns[i] for i in order]

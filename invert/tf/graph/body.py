@@ -147,10 +147,10 @@ def as_needed(body: Body) -> list[int]:
 
 def _needed(body: Body) -> list[int]:
     roots = [*(i for i, _ in body.outputs), *body.controls]
-    return _topological(body.nodes, roots, body.name)
+    return _topological(body.nodes, roots)
 
 
-def _topological(nodes: Sequence[Node], roots: Sequence[int], name: str) -> list[int]:
+def _topological(nodes: Sequence[Node], roots: Sequence[int]) -> list[int]:
     """Depth-first postorder from `roots` along data and control edges, on an explicit stack."""
     order: list[int] = []
     state = bytearray(len(nodes))  # 0 new, 1 inputs in progress, 2 done
@@ -161,7 +161,7 @@ def _topological(nodes: Sequence[Node], roots: Sequence[int], name: str) -> list
             state[i] = 1
             for j in reversed((*nodes[i].control, *(k for k, _ in nodes[i].inputs))):
                 if state[j] == 1:
-                    raise UnsupportedOpError([_loop(nodes[j], name)])
+                    raise UnsupportedOpError([_loop(nodes[j])])
                 if state[j] == 0:
                     stack.append(j)
             continue
@@ -181,7 +181,7 @@ def _as_made(nodes: Sequence[Node], order: Sequence[int]) -> list[int]:
     return [order[k] for k in topological(order, before)]
 
 
-def _loop(node: Node, name: str) -> Problem:
+def _loop(node: Node) -> Problem:
     return Problem(
         f"tf.{node.op}",
         "is part of a loop of version 1 control flow",
