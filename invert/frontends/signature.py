@@ -27,7 +27,7 @@ _POSITIONAL = (
 
 
 class ConcreteFunction(Protocol):
-    """What is read of a concrete function, of TensorFlow or in a file.
+    """The parts that are read of a concrete function, of TensorFlow or in a file.
 
     **Attributes:**
 
@@ -649,7 +649,7 @@ def _describe(x: Any) -> str:
 
 
 def trace_names(function: str, concretes: Sequence[C]) -> list[str]:
-    """A name for each trace of a function: `f(training=True)` states what sets it apart.
+    """A name for each trace of a function: `f(training=True)` states how it differs.
 
     **Arguments:**
 

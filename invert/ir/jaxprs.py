@@ -182,7 +182,7 @@ def map_jaxprs(closed: J, function: Callable[[Jaxpr], Jaxpr]) -> J:
 
 
 def with_equations(jaxpr: Jaxpr, eqns: Sequence[Eqn]) -> Jaxpr:
-    """The jaxpr with these equations; itself if they are its own."""
+    """The jaxpr with these equations; the same jaxpr if they are its own."""
     return jaxpr if list(eqns) == list(jaxpr.eqns) else jaxpr.replace(eqns=list(eqns))
 
 
@@ -228,7 +228,7 @@ def as_lowered(closed: J) -> J:
 
 
 def with_typed_literals(closed: J) -> J:
-    """Replace numbers of Python in literals by those that lowering makes of them."""
+    """Replace Python numbers in literals by the typed numbers that lowering makes of them."""
 
     def typed(atom: Atom) -> Atom:
         if not isinstance(atom, Literal) or isinstance(atom.val, (np.ndarray, np.generic)):

@@ -27,7 +27,7 @@ _TYPES = frozenset(map(np.dtype, ("bool", "float32", "float64")))
 
 
 def with_known_numbers(jaxpr: Jaxpr) -> Jaxpr:
-    """Replace what is computed from numbers, and arrays of one number, by its value.
+    """Replace computations on numbers, and on arrays of one number, by their values.
 
     `x / jnp.maximum(1.0, jnp.full(3, 1e-7))` is `x / 1.0`. Results that are zero, not finite or
     subnormal stay as they are, since their sign or payload may depend on the compiler.

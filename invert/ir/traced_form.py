@@ -589,7 +589,7 @@ def _cond(eqn: Eqn, depth: int) -> Eqn:
 
 
 def _custom_call(eqn: Eqn, depth: int) -> Eqn:
-    """A function with a derivative rule, the rule traced into a jaxpr where it is compared."""
+    """A function with a derivative rule, which is traced into a jaxpr for comparison."""
     rule = None
     if depth < _DEPTH:
         rule = _rule(eqn, depth)
@@ -613,7 +613,7 @@ def _rule(eqn: Eqn, depth: int) -> Deferred | ClosedJaxpr | str:
             rule = _rule_by_key(_Ruled(key, eqn)) if shared else rule_of(eqn)
             return rule if isinstance(rule, str) else normal(rule, depth + 1)
 
-    # Later, there are other axes of a mesh.
+    # Later, the mesh has other axes.
     return Deferred(key, made) if decides and shared and mesh == NO_MESH else made()
 
 

@@ -59,7 +59,7 @@ def _order_of_axes(eqn: Eqn) -> tuple[int, ...] | None:
     return (*range(rank - 2), rank - 1, rank - 2) if exchanged else None
 
 
-# The right neutral number of each operation.
+# The right identity element of each operation.
 _NEUTRAL = {"add": 0, "sub": 0, "mul": 1, "div": 1}
 
 
@@ -78,7 +78,7 @@ def _without_neutral(jaxpr: Jaxpr) -> Jaxpr:
 
 
 def _unchanged(eqn: Eqn, neutral: int) -> Var | None:
-    """The operand that equals the result of an operation with a neutral number."""
+    """The operand that equals the result of an operation with its identity element."""
     x, number = eqn.invars
     if isinstance(x, Literal) and eqn.primitive.name in ("add", "mul"):
         x, number = number, x

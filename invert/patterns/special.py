@@ -194,7 +194,7 @@ PATTERNS = (
     ),
     lowered("nextafter", "bitcast_convert_type", lax.nextafter_p.bind, arity=2, after="select_n"),
     # 1 / (1 + exp(-x)), also where the author may have written the quotient. Values are the same;
-    # the derivative of `logistic` stays finite where `exp(-x)` overflows, that of the quotient not.
+    # the derivative of `logistic` stays finite where `exp(-x)` overflows, unlike the quotient's.
     lowered("logistic", "div", lax.logistic_p.bind, after="_ add", accuracy=None),
     Pattern("exp2", ("exp",), _exp2, (0.6931471805599453,)),
     Pattern("atan", ("atan2",), _atan),

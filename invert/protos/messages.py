@@ -150,7 +150,7 @@ def own(given: Any, kind: type[M], where: str) -> M:
 # -- large fields of a message
 
 # The attributes that may be left out of a message: embedded programs, and values of constants,
-# which only the graph itself reads, not those who take its functions.
+# which only the graph itself reads, not the users of its functions.
 PROGRAMS, VALUES = b"module", b"value"
 
 

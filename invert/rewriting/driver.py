@@ -213,7 +213,7 @@ class Rewriter:
         return replacements
 
     def _may_match(self, pattern: Pattern | EquationPattern | ProgramPattern, graph: Graph) -> bool:
-        """Whether a body, with its inner jaxprs, has what every match of the pattern contains."""
+        """Whether a body, inner jaxprs included, contains what every match of the pattern needs."""
         if not isinstance(pattern, Pattern):
             return True
         if pattern.holds is not None and pattern.holds not in jaxprs.names_in(graph.jaxpr):
@@ -371,8 +371,8 @@ _HOLDS_AN_ARRAY = "the replacement holds an array constant that the program does
 def _constants_in(graph: Graph, closed: AnyJaxpr) -> list[Atom] | None:
     """The atoms of a body for the constants that a jaxpr uses.
 
-    A body cannot be given further constants, so arrays have to be those that it reads already;
-    `None` where one is not.
+    A body cannot get further constants, so it must read the arrays already; `None` if it does not
+    read one of them.
     """
     jaxpr, constants = _live(closed)
     found: list[Atom] = []
@@ -396,7 +396,7 @@ def _no_progress(closed: AnyJaxpr, template: Graph) -> bool:
 def replace(graph: Graph, replacements: Sequence[Replacement]) -> Jaxpr:
     """Make the replacements, sort topologically and remove dead equations.
 
-    Replacements may be acyclic one by one and cyclic together; then only the first is made.
+    Replacements may be acyclic one by one but cyclic together; then only the first is made.
     """
     try:
         return _replace_all(graph, replacements)

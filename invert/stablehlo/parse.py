@@ -64,7 +64,7 @@ def parse_module(
         form = "bytecode"
         data = rewrite_in_child(kind, data.chunks(), len(data), what, large, known)
     elif kind == "text" and b"!quant." in data:
-        # jaxlib 0.10.2 does not know the dialect, and says so in terms of MLIR only.
+        # jaxlib 0.10.2 does not know the dialect, and its message names only MLIR's terms.
         raise UnsupportedOpError(
             [
                 Problem(

@@ -277,7 +277,7 @@ class Body:
         return type(maker) is LayerCall and len(maker.outvars) == 1 and atoms[0] not in self.wanted
 
     def _is_known_by_scope(self, eqn: Eqn, placed: Placed, hints: Sequence[str]) -> bool:
-        """Whether the only result of a step that is no layer would be named after its scope."""
+        """Whether the only result of a step other than a layer would be named after its scope."""
         plain = len(hints) == 1 and not placed.hints and not isinstance(eqn, LayerCall)
         unnamed = plain and eqn.outvars[0] not in self.wanted
         return unnamed and hints[0] == of_scope(eqn, self.path)

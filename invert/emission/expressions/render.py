@@ -129,8 +129,8 @@ class _Renderer:
     ) -> str:
         """The preferred name of a target, unless something else has that name.
 
-        The name of a layer is left to its result and its forms, that of a parameter to values of
-        its type.
+        The name of a layer is reserved for its result and its forms, that of a parameter for
+        values of its type.
         """
         hint = statement.hints[k]
         if hint in self.function.layers and not _calls(statement.value, hint):

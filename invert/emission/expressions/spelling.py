@@ -476,7 +476,7 @@ def _nondefault(eqn: Eqn) -> Params:
     return {k: v for k, v in eqn.params.items() if not (k in _UNSET and v is None)}
 
 
-# Primitives named otherwise than their `lax` function.
+# Primitives whose `lax` function has another name.
 _RENAMED = {
     "scatter-add": "scatter_add", "scatter-sub": "scatter_sub", "scatter-mul": "scatter_mul",
     "scatter-min": "scatter_min", "scatter-max": "scatter_max", "add_any": "add_any",

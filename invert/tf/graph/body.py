@@ -1,8 +1,8 @@
 """Orders the nodes of a graph or function as a `Body`.
 
-The order follows data and control edges, and otherwise that of the graph, in which TensorFlow keeps
-nodes as they were made. It is found without recursion, so that graphs of 10^5 nodes work. A node
-reached only by control edges runs if it has an effect.
+The order follows data and control edges, and otherwise the graph, where TensorFlow keeps nodes in
+the order of their creation. It is found without recursion, so that graphs of 10^5 nodes work. A
+node reached only by control edges runs if it has an effect.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def ordered(body: Body, is_effect: IsEffect) -> Body:
 
 
 def as_needed(body: Body) -> list[int]:
-    """The order of a body in which its results need the nodes, whatever the order of the graph."""
+    """The order in which a body's results need its nodes, independent of the graph's order."""
     inside = set(body.order)
     return [i for i in _needed(body) if i in inside]
 
