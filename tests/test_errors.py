@@ -28,7 +28,7 @@ def module(body: str, arguments: str = "%a: tensor<2xf32>", result: str = "tenso
 
 @pytest.mark.parametrize("read", [invert.from_stablehlo, invert.from_exported])
 @pytest.mark.parametrize("blob", [b"", b"\0", b"ML\xefR", b"not a model", bytes(1000)])
-def test_bytes_that_are_no_model(read, blob: bytes) -> None:
+def test_bytes_that_are_not_a_model(read, blob: bytes) -> None:
     with pytest.raises(invert.MalformedModelError):
         read(blob)
 
@@ -164,7 +164,7 @@ def test_platform_that_the_module_is_not_for() -> None:
         invert.from_exported(both, config=invert.Config(platform="tpu"))
 
 
-def test_options_that_are_not_valid() -> None:
+def test_invalid_options() -> None:
     with pytest.raises(ValueError, match="invalid options") as caught:
         invert.Config(
             dynamic_sizes="foo",  # pyright: ignore[reportArgumentType]
@@ -201,7 +201,7 @@ def test_options_that_are_not_valid() -> None:
         ("disabled_patterns", ((), ("scan",)), ("scan", [])),
     ],
 )
-def test_each_option_takes_what_it_says(name: str, values: tuple, wrong: tuple) -> None:
+def test_each_option_takes_its_documented_values(name: str, values: tuple, wrong: tuple) -> None:
     for value in values:
         assert getattr(invert.Config(**{name: value}), name) == value
     for value in wrong:

@@ -26,7 +26,7 @@ B, C = jax.export.symbolic_shape("b, c")
         (2 * B, C - B, ""),
     ],
 )
-def test_what_stands_for_a_size_does_not_hold_it(left: Any, right: Any, text: str) -> None:
+def test_a_placeholder_does_not_keep_its_size_alive(left: Any, right: Any, text: str) -> None:
     assert Constraint("eq", left, right).text() == text
 
 

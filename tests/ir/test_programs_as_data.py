@@ -49,7 +49,7 @@ def test_facts_are_evaluated_as_values_are() -> None:
     assert depth == [len(closed.jaxpr.eqns)]
 
 
-def test_equations_are_evaluated_on_what_is_known() -> None:
+def test_equations_are_evaluated_on_known_values() -> None:
     closed = _traced(lambda x: jnp.exp(jnp.sin(x)))(X)
     sin, exp = closed.jaxpr.eqns
     read = evaluate([exp], {sin.outvars[0]: X})

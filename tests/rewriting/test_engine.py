@@ -298,7 +298,7 @@ def test_a_pattern_with_a_defect_is_left_out_and_named() -> None:
             invert.from_exported(exported, config=config)
 
 
-def test_a_call_that_does_not_fit_is_no_defect() -> None:
+def test_a_call_that_does_not_fit_is_not_a_defect() -> None:
     def propose(site: invert.Site) -> Any:
         yield invert.Call("unfit", lambda x: jnp.linalg.det(x), (jax.ShapeDtypeStruct((2,), "f4"),))
 

@@ -79,7 +79,7 @@ def test_the_implementation_that_tensorflow_runs_on_a_cpu() -> None:
     assert "sin" in module.report.primitives and "cos" not in module.report.primitives
 
 
-def test_an_implementation_of_another_type_is_no_substitute() -> None:
+def test_an_implementation_of_another_type_is_not_used() -> None:
     fn = by_device("two", lambda x: (tf.sin(x), x), lambda x: tf.cos(x))
     assert "cos" in same(fn, np.float32([0.5])).report.primitives
 
