@@ -20,7 +20,7 @@ from invert.emission.constructors.sizes import HEAD_DIM, HEADS, HIDDEN
 from invert.emission.constructors.starts import Starts
 from invert.emission.constructors.write import Initializers
 from invert.emission.equinox_nn import construct
-from invert.emission.expressions import control_flow, literals, scanned, spelling
+from invert.emission.expressions import literals, scanned, spelling
 from invert.emission.expressions.body import Body, Placed
 from invert.emission.expressions.render import render
 from invert.emission.expressions.statements import FunctionText, Repeat
@@ -582,7 +582,7 @@ class Classes:
         body = Body(
             self.file, jaxpr, {**known, **(given or {})}, names, self.wanted(layer), layer.path
         )
-        value = control_flow.results_of(body.run())
+        value = syntax.one_or_tuple(body.run())
         self._named[layer] = body.names
         arguments = sorted(zip(inputs, hints, strict=True), key=lambda pair: is_key(pair[0]))
         function = FunctionText(

@@ -73,7 +73,7 @@ class File(Writer):
         """A called program as a function; `missing` as for `with_dimensions`."""
         jaxpr = open_jaxpr(closed)
         body = Body(self, jaxpr, control_flow.constants_of(closed))
-        value = control_flow.results_of(body.run())
+        value = syntax.one_or_tuple(body.run())
         tokens = [self.token(v) for v in jaxpr.invars]
         function = FunctionText(
             "", hint, tokens, control_flow.parameter_hints(len(tokens)), body.statements, value,

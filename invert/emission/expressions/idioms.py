@@ -229,7 +229,7 @@ def _item(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
         if is_open(inner.invars[0].aval.shape[axis]) and part.upper is None:
             parts[axis] = number(-1)  # the last one, if any
     parts = indexing.shortened(parts)
-    index = parts[0] if len(parts) == 1 else syntax.tuple_of(parts)
+    index = syntax.one_or_tuple(parts)
     yield Proposal(syntax.item(_x(), index), (inner.invars[0],), PLAIN)
 
 
@@ -257,7 +257,7 @@ def _element(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
         for axis, place in zip(axes, places, strict=True):
             parts[axis] = _x(order[place])
         parts = indexing.shortened(parts)
-        index = parts[0] if len(parts) == 1 else syntax.tuple_of(parts)
+        index = syntax.one_or_tuple(parts)
         yield Proposal(syntax.item(_x(), index), variables, PLAIN)
     if len(axes) == 1:
         for place, keywords in _place(graph, starts[axes[0]]):

@@ -118,7 +118,7 @@ class _Renderer:
         if statement.pattern is not None:
             target = _nested(statement.pattern, targets)
         else:
-            target = targets[0] if len(targets) == 1 else syntax.tuple_of(targets)
+            target = syntax.one_or_tuple(targets)
         if statement.repeat is None or syntax.text_of(target) != syntax.text_of(value):
             self.body.append(syntax.assign(target, value))
         if statement.repeat is not None:

@@ -148,7 +148,7 @@ def _sort(eqn: Eqn, args: Sequence[ast.expr], program: Program) -> Expressions:
     if len(args) == 1:
         last = axis == len(eqn.invars[0].aval.shape) - 1
         yield call("jnp.sort", args[0], **({} if last else {"axis": number(axis)}))
-    operand = args[0] if len(args) == 1 else syntax.tuple_of(args)
+    operand = syntax.one_or_tuple(args)
     keywords = {"dimension": number(axis)}
     if not eqn.params["is_stable"]:
         keywords["is_stable"] = number(False)

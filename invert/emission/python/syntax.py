@@ -74,6 +74,11 @@ def tuple_of(items: Iterable[ast.expr]) -> ast.expr:
     return ast.Tuple(list(items), ast.Load())
 
 
+def one_or_tuple(items: Sequence[ast.expr]) -> ast.expr:
+    """The only item, or a tuple of several."""
+    return items[0] if len(items) == 1 else tuple_of(items)
+
+
 def list_of(items: Iterable[ast.expr]) -> ast.expr:
     return ast.List(list(items), ast.Load())
 
