@@ -95,7 +95,7 @@ def test_near_misses_are_left_alone(near: Callable[..., Any]) -> None:
     assert "swish" not in rewritten(near, SWISH, X)
 
 
-def test_results_that_are_not_used_may_be_missing() -> None:
+def test_unused_results_may_be_missing() -> None:
     assert rewritten(lambda x: jnp.sin(x) + 1, BOTH, X) == ["both"]
     assert rewritten(lambda x: (jnp.sin(x) + 1, jnp.cos(x) * 2), BOTH, X) == ["both"]
 

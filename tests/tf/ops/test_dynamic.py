@@ -80,7 +80,7 @@ def test_rows_of_padded_places_are_zeros():
         )
     ],
 )
-def test_sizes_that_are_not_padded_are_an_error(fn, sizes):
+def test_sizes_without_padding_are_an_error(fn, sizes):
     x = np.arange(3, dtype=np.int32)
     with pytest.raises(UnsupportedOpError, match="size depends on data") as caught:
         converted(fn, x, config=Config(dynamic_sizes=sizes))(x)
