@@ -35,7 +35,6 @@ from invert._private.jax import (
     plain_params,
     rename,
     rename_operands,
-    renamed,
     trace_closed,
     with_names,
 )
@@ -49,6 +48,7 @@ from invert.ir.match import Deferred
 from invert.ir.match import difference as _difference
 from invert.ir.narrow_operands import with_narrow_operands
 from invert.ir.normal_form import merge_equations
+from invert.ir.passes import Made, rewritten
 from invert.ir.size_slices import with_slices
 from invert.ir.size_values import with_size_values
 from invert.ir.types import (
@@ -158,17 +158,13 @@ def _with_bounds(jaxpr: Jaxpr) -> Jaxpr:
 def plain(closed: J) -> J:
     """As `strong`, but keeping weak types and dead code."""
 
+    def plainer(eqn: Eqn) -> Made:
+        if _is_identity(eqn):
+            return [], [_typed(eqn.invars[_kept_operand(eqn)])]
+        return [_typed_operands(eqn)], eqn.outvars
+
     def one(jaxpr: Jaxpr) -> Jaxpr:
-        jaxpr = _with_bounds(unwrapped(jaxpr))
-        names: dict[Var, Atom] = {}
-        eqns = []
-        for eqn in jaxpr.eqns:
-            if _is_identity(eqn):
-                x = _typed(eqn.invars[_kept_operand(eqn)])
-                (names[eqn.outvars[0]],) = renamed([x], names)
-            else:
-                eqns.append(_typed_operands(eqn))
-        jaxpr = _narrow(rename(jaxpr.replace(eqns=eqns), names))
+        jaxpr = _narrow(rewritten(_with_bounds(unwrapped(jaxpr)), plainer))
         sliced = with_slices(jaxpr)
         return _with_narrow_counters(with_size_values(jaxpr if sliced is jaxpr else dce(sliced)))
 
@@ -195,16 +191,11 @@ _WRAPPERS = frozenset(
 
 def unwrapped(jaxpr: Jaxpr) -> Jaxpr:
     """Inline calls of such wrappers, and compute numbers."""
-    jaxpr = with_inlined(jaxpr, _wrapped)
-    eqns: list[Eqn] = []
-    names: dict[Var, Atom] = {}
-    for eqn in jaxpr.eqns:
-        eqn = rename_operands(eqn, names)
-        if _is_number(eqn):
-            names[eqn.outvars[0]] = _converted(eqn)
-        else:
-            eqns.append(eqn)
-    return jaxpr.replace(eqns=eqns, outvars=renamed(jaxpr.outvars, names)) if names else jaxpr
+
+    def number(eqn: Eqn) -> Made | None:
+        return ([], [_converted(eqn)]) if _is_number(eqn) else None
+
+    return rewritten(with_inlined(jaxpr, _wrapped), number)
 
 
 def _wrapped(eqn: Eqn) -> AnyJaxpr | None:

@@ -6,12 +6,13 @@ import jax
 import numpy as np
 from jax import lax
 
-from invert._private.jax import dce, rename
+from invert._private.jax import dce
 from invert.ir.graph import Graph, is_var
 from invert.ir.known_numbers import with_known_numbers
 from invert.ir.lookups import with_wrapped_positions
 from invert.ir.loop_operands import with_plain_operands
 from invert.ir.narrow_operands import with_narrow_operands
+from invert.ir.passes import Made, rewritten
 from invert.ir.reversed_loops import unreversed
 from invert.ir.triangles import with_triangles
 from invert.ir.types import Atom, Eqn, Jaxpr, Literal, Var
@@ -65,16 +66,13 @@ _NEUTRAL = {"add": 0, "sub": 0, "mul": 1, "div": 1}
 
 def _without_neutral(jaxpr: Jaxpr) -> Jaxpr:
     """Drop `x + 0.0` and `x * 1.0`, as compilers do."""
-    names: dict[Var, Atom] = {}
-    eqns: list[Eqn] = []
-    for eqn in jaxpr.eqns:
+
+    def dropped(eqn: Eqn) -> Made | None:
         neutral = _NEUTRAL.get(eqn.primitive.name)
         kept = None if neutral is None else _unchanged(eqn, neutral)
-        if kept is None:
-            eqns.append(eqn)
-        else:
-            names[eqn.outvars[0]] = names.get(kept, kept)
-    return rename(jaxpr.replace(eqns=eqns), names) if names else jaxpr
+        return None if kept is None else ([], [kept])
+
+    return rewritten(jaxpr, dropped)
 
 
 def _unchanged(eqn: Eqn, neutral: int) -> Var | None:
