@@ -159,9 +159,10 @@ def plain(closed: J) -> J:
     """As `strong`, but keeping weak types and dead code."""
 
     def plainer(eqn: Eqn) -> Made:
-        if _is_identity(eqn):
-            return [], [_typed(eqn.invars[_kept_operand(eqn)])]
-        return [_typed_operands(eqn)], eqn.outvars
+        kept = _returned(eqn)
+        if kept is None:
+            return [_typed_operands(eqn)], eqn.outvars
+        return [], [_typed(eqn.invars[kept])]
 
     def one(jaxpr: Jaxpr) -> Jaxpr:
         jaxpr = _narrow(rewritten(_with_bounds(unwrapped(jaxpr)), plainer))
@@ -340,7 +341,7 @@ def _remaining_axes(more: Sequence[int], less: Sequence[int]) -> tuple[int, ...]
 def _strengthened(jaxpr: Jaxpr) -> Jaxpr:
     made = [v for e in jaxpr.eqns for v in e.outvars]
     weak = any(is_weak(v) for v in (*jaxpr.constvars, *jaxpr.invars, *made))
-    identities = any(map(_is_identity, jaxpr.eqns))
+    identities = any(_returned(e) is not None for e in jaxpr.eqns)
     jaxpr = jaxpr.replace(
         eqns=[_typed_operands(e) for e in jaxpr.eqns],
         outvars=[_typed(a) for a in jaxpr.outvars],
@@ -349,7 +350,8 @@ def _strengthened(jaxpr: Jaxpr) -> Jaxpr:
         return jaxpr
 
     def on_eqn(eqn: Eqn, operands: list[Value]) -> list[Value]:
-        return [operands[_kept_operand(eqn)]] if _is_identity(eqn) else bind(eqn, operands)
+        kept = _returned(eqn)
+        return bind(eqn, operands) if kept is None else [operands[kept]]
 
     count = len(jaxpr.constvars)
     jaxpr = constants_as_arguments(jaxpr)
@@ -359,29 +361,28 @@ def _strengthened(jaxpr: Jaxpr) -> Jaxpr:
     return inner.replace(constvars=inner.invars[:count], invars=inner.invars[count:])
 
 
-def _is_identity(eqn: Eqn) -> bool:
-    """Whether an equation is an identity: a copy, a conversion to the same type, `x + 0`."""
-    if eqn.primitive.name == "copy":
-        return True
-    if (neutral := _NEUTRAL.get(eqn.primitive.name)) is not None:
-        # As JAX traces `arange` of an open length, and `tril`.
-        number, x = eqn.invars if isinstance(eqn.invars[0], Literal) else eqn.invars[::-1]
-        return (
-            isinstance(number, Literal)
-            and x.aval.dtype.kind in "iu"
-            and x.aval.shape == eqn.outvars[0].aval.shape
-            and bool(np.all(number.val == neutral))
-        )
-    convert = eqn.primitive.name == "convert_element_type"
-    return convert and eqn.invars[0].aval.dtype == eqn.outvars[0].aval.dtype
+# The right identity element of each operation.
+_NEUTRAL = {"add": 0, "sub": 0, "mul": 1, "div": 1}
 
 
-_NEUTRAL = {"add": 0, "mul": 1}
+def unchanged(eqn: Eqn) -> int | None:
+    """The position of the operand that an operation with its identity element returns."""
+    if (neutral := _NEUTRAL.get(eqn.primitive.name)) is None:
+        return None
+    kept = int(isinstance(eqn.invars[0], Literal) and eqn.primitive.name in ("add", "mul"))
+    x, number, out = eqn.invars[kept], eqn.invars[1 - kept], eqn.outvars[0]
+    if isinstance(x, Literal) or not isinstance(number, Literal) or np.any(number.val != neutral):
+        return None
+    return kept if (x.aval.shape, x.aval.dtype) == (out.aval.shape, out.aval.dtype) else None
 
 
-def _kept_operand(eqn: Eqn) -> int:
-    """The position of the operand that an identity returns."""
-    return -1 if isinstance(eqn.invars[0], Literal) else 0
+def _returned(eqn: Eqn) -> int | None:
+    """The position of the operand that an identity returns: a copy, `x + 0` of integers."""
+    if eqn.primitive.name in ("copy", "convert_element_type"):
+        return 0 if eqn.invars[0].aval.dtype == eqn.outvars[0].aval.dtype else None
+    # As JAX traces `arange` of an open length, and `tril`.
+    kept = unchanged(eqn)
+    return kept if kept is not None and eqn.outvars[0].aval.dtype.kind in "iu" else None
 
 
 def _with_narrow_counters(jaxpr: Jaxpr) -> Jaxpr:

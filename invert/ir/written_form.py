@@ -14,8 +14,9 @@ from invert.ir.loop_operands import with_plain_operands
 from invert.ir.narrow_operands import with_narrow_operands
 from invert.ir.passes import Made, rewritten
 from invert.ir.reversed_loops import unreversed
+from invert.ir.traced_form import unchanged
 from invert.ir.triangles import with_triangles
-from invert.ir.types import Atom, Eqn, Jaxpr, Literal, Var
+from invert.ir.types import Atom, Eqn, Jaxpr, Literal
 
 
 def as_written(jaxpr: Jaxpr) -> Jaxpr:
@@ -60,30 +61,14 @@ def _order_of_axes(eqn: Eqn) -> tuple[int, ...] | None:
     return (*range(rank - 2), rank - 1, rank - 2) if exchanged else None
 
 
-# The right identity element of each operation.
-_NEUTRAL = {"add": 0, "sub": 0, "mul": 1, "div": 1}
-
-
 def _without_neutral(jaxpr: Jaxpr) -> Jaxpr:
     """Drop `x + 0.0` and `x * 1.0`, as compilers do."""
 
     def dropped(eqn: Eqn) -> Made | None:
-        neutral = _NEUTRAL.get(eqn.primitive.name)
-        kept = None if neutral is None else _unchanged(eqn, neutral)
-        return None if kept is None else ([], [kept])
+        kept = unchanged(eqn)
+        return None if kept is None else ([], [eqn.invars[kept]])
 
     return rewritten(jaxpr, dropped)
-
-
-def _unchanged(eqn: Eqn, neutral: int) -> Var | None:
-    """The operand that equals the result of an operation with its identity element."""
-    x, number = eqn.invars
-    if isinstance(x, Literal) and eqn.primitive.name in ("add", "mul"):
-        x, number = number, x
-    if isinstance(x, Literal) or not isinstance(number, Literal) or np.any(number.val != neutral):
-        return None
-    same = x.aval.shape == eqn.outvars[0].aval.shape and x.aval.dtype == eqn.outvars[0].aval.dtype
-    return x if same else None
 
 
 def _with_differences(jaxpr: Jaxpr) -> Jaxpr:
