@@ -73,7 +73,7 @@ def test_a_bug_while_comparing_is_not_a_certificate(monkeypatch: pytest.MonkeyPa
         invert._verify.compared(jaxpr, jaxpr, ())
 
 
-def test_a_bug_at_symbolic_sizes_does_not_divide_them(
+def test_a_bug_at_symbolic_sizes_is_no_reason_to_divide_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     spec = jax.ShapeDtypeStruct(jax.export.symbolic_shape("n"), jnp.float32)
