@@ -352,8 +352,8 @@ def _entries_of_file(
     except MalformedModelError as error:
         if str(path) in str(error):
             raise
-        reason = f"{path}, read as a {_containers.NAMES[kind]}: {error}"
-        raise MalformedModelError(reason) from error
+        reason = f"{path}, read as a {_containers.NAMES[kind]}: {error.reason}"
+        raise MalformedModelError(reason, remedy=error.remedy) from error
 
 
 def _build_all(

@@ -10,7 +10,7 @@ from typing import Literal
 
 from invert._config import Config
 from invert._entry import EntryPoint
-from invert._errors import MalformedModelError, SignatureError
+from invert._errors import UNREADABLE, MalformedModelError, SignatureError
 from invert.modules import save
 
 Kind = Literal["saved", "saved_model", "keras", "graph", "stablehlo", "exported"]
@@ -48,7 +48,7 @@ def kind_of(path: str | os.PathLike[str]) -> Kind:
         data = place.read_bytes()
     except OSError as error:
         reason = "does not exist" if not place.exists() else f"cannot be read: {error.strerror}"
-        raise MalformedModelError(f"{place} {reason}") from error
+        raise MalformedModelError(f"{place} {reason}", remedy=UNREADABLE) from error
     if not data.strip():
         raise MalformedModelError(f"{place} is empty")
     if data.startswith(_MLIR):
@@ -57,8 +57,8 @@ def kind_of(path: str | os.PathLike[str]) -> Kind:
         return "keras"
     if data.startswith(_HDF5):
         raise MalformedModelError(
-            f"{place} is HDF5, the format of Keras before version 3; load it with Keras and write "
-            "it with `model.export(directory)` or as `.keras`"
+            f"{place} is HDF5, the format of Keras before version 3",
+            remedy="Load it with Keras and write it with `model.export(directory)` or as `.keras`.",
         )
     if place.suffix == ".pb":
         return "stablehlo" if place.name.endswith(".hlo.pb") else "graph"
@@ -67,8 +67,9 @@ def kind_of(path: str | os.PathLike[str]) -> Kind:
     if _is_text(data):
         return "stablehlo"
     raise MalformedModelError(
-        f"{place} is not one of: a SavedModel directory, a directory written by invert.save, "
-        "a .keras file, a GraphDef (.pb), StableHLO as text or bytecode, a jax.export artifact"
+        f"{place} is not a model of a known format",
+        remedy="Pass a SavedModel directory, a directory written by invert.save, a .keras file, "
+        "a GraphDef (.pb), StableHLO as text or bytecode, or a jax.export artifact.",
     )
 
 

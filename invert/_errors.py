@@ -23,10 +23,34 @@ def plain(text: str) -> str:
 
 
 class InvertError(Exception):
-    """Base class of every error that `invert` raises on purpose."""
+    """Base class of every error that `invert` raises on purpose.
+
+    **Arguments:**
+
+    - `remedy`: what the reader can do about it, by default what helps against most errors of the
+        class.
+
+    **Attributes:**
+
+    - `reason`: the message without the remedy.
+    """
+
+    remedy = ""
+
+    def __init__(self, *args: object, remedy: str | None = None):
+        super().__init__(*args)
+        if remedy is not None:
+            self.remedy = remedy
 
     def __str__(self) -> str:
-        return plain(super().__str__())
+        if not self.remedy:
+            return plain(self.reason)
+        end = "\n" if "\n" in self.reason else ". "
+        return plain(f"{self.reason.rstrip('.')}{end}{self.remedy}")
+
+    @property
+    def reason(self) -> str:
+        return super().__str__()
 
     @property
     def line(self) -> str:
@@ -36,6 +60,12 @@ class InvertError(Exception):
 
 class MalformedModelError(InvertError, ValueError):
     """The bytes, text or directory given are not a model that can be read."""
+
+    remedy = "The model is damaged or incomplete: copy or export it again."
+
+
+# The remedy where the operating system refuses to open a file.
+UNREADABLE = "Check that it exists and that you may read it."
 
 
 class SignatureError(InvertError, TypeError):
@@ -52,6 +82,8 @@ class VerificationError(InvertError):
 
 class EmissionError(InvertError):
     """The recovered program cannot be written as source."""
+
+    remedy = "The module runs without its source; please report what cannot be written."
 
 
 class DefectWarning(UserWarning):
@@ -114,12 +146,14 @@ class UnsupportedOpError(InvertError, NotImplementedError):
     """
 
     problems: tuple[Problem, ...]
+    remedy = "Use other ops there and export the model again, or report what is missing."
 
     def __init__(self, problems: Sequence[Problem]):
         self.problems = tuple(problems)
         noun = "problem" if len(self.problems) == 1 else "problems"
         lines = "\n".join(f"  - {p}" for p in self.problems)
-        super().__init__(f"{len(self.problems)} {noun} while converting:\n{lines}")
+        remedy = "" if all(p.remedy for p in self.problems) else None
+        super().__init__(f"{len(self.problems)} {noun} while converting:\n{lines}", remedy=remedy)
 
     @property
     def line(self) -> str:

@@ -250,7 +250,7 @@ def test_imports_are_absolute(path: Path) -> None:
     assert not wrong, f"{_relative(path)}: lines {wrong}"
 
 
-def test_underscores_mark_what_is_private_to_the_package_only() -> None:
+def test_underscores_mark_only_package_private_names() -> None:
     # Whatever lies in a folder is private already, unless the package re-exports it.
     inside = [path.relative_to(PACKAGE) for path in SOURCES if path.parent != PACKAGE]
     wrong = [p.as_posix() for p in inside if p.name.startswith("_") and p.name != "__init__.py"]
@@ -276,7 +276,7 @@ def _own_names() -> frozenset[str]:
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=_relative)
-def test_private_attributes_are_those_of_the_package(path: Path) -> None:
+def test_private_attributes_belong_to_the_package(path: Path) -> None:
     if _room(path) == "_private/":
         pytest.skip("the one place for those of others")
     wrong = [f"{path}:{line}: {n}" for line, n in _source(path).private if n not in _own_names()]
@@ -355,7 +355,7 @@ def test_no_code_execution_from_files(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=_relative)
-def test_every_module_says_what_it_is(path: Path) -> None:
+def test_every_module_has_a_docstring(path: Path) -> None:
     assert _source(path).docstring, f"{_relative(path)} has no docstring"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import pickle
 import random
 
 import jax
@@ -27,7 +28,7 @@ def module(body: str, arguments: str = "%a: tensor<2xf32>", result: str = "tenso
 
 @pytest.mark.parametrize("read", [invert.from_stablehlo, invert.from_exported])
 @pytest.mark.parametrize("blob", [b"", b"\0", b"ML\xefR", b"not a model", bytes(1000)])
-def test_bytes_that_are_no_model(read, blob: bytes) -> None:
+def test_bytes_that_are_not_a_model(read, blob: bytes) -> None:
     with pytest.raises(invert.MalformedModelError):
         read(blob)
 
@@ -178,7 +179,7 @@ def test_platform_that_the_module_is_not_for() -> None:
         invert.from_exported(both, config=invert.Config(platform="tpu"))
 
 
-def test_options_that_are_not_valid() -> None:
+def test_invalid_options() -> None:
     with pytest.raises(ValueError, match="invalid options") as caught:
         invert.Config(
             dynamic_sizes="foo",  # pyright: ignore[reportArgumentType]
@@ -215,7 +216,7 @@ def test_options_that_are_not_valid() -> None:
         ("disabled_patterns", ((), ("scan",)), ("scan", [])),
     ],
 )
-def test_each_option_takes_what_it_says(name: str, values: tuple, wrong: tuple) -> None:
+def test_each_option_takes_its_documented_values(name: str, values: tuple, wrong: tuple) -> None:
     for value in values:
         assert getattr(invert.Config(**{name: value}), name) == value
     for value in wrong:
@@ -245,3 +246,21 @@ def test_names_of_a_model_do_not_reach_a_terminal_as_they_are(
     for text in texts:
         assert evil not in text
         assert evil.encode("unicode_escape").decode() in text
+
+
+def test_a_remedy_follows_the_reason_also_in_another_process() -> None:
+    for error, text in (
+        (invert.MalformedModelError("a.pb is cut off"), "a.pb is cut off. The model is damaged"),
+        (invert.MalformedModelError("a.pb is of TF9", remedy="Wait."), "a.pb is of TF9. Wait."),
+        (invert.SaveError("the disk is full"), "the disk is full"),
+        (
+            invert.UnsupportedOpError([invert.Problem("tf.A", "is new")]),
+            "  - tf.A: is new\nUse oth",
+        ),
+    ):
+        assert text in str(error)
+        if not isinstance(error, invert.UnsupportedOpError):
+            assert str(pickle.loads(pickle.dumps(error))) == str(error)
+    assert "new\n" not in str(
+        invert.UnsupportedOpError([invert.Problem("tf.A", "is new", "", "B")])
+    )

@@ -587,9 +587,9 @@ def by_jaxpr(function: Callable[[Any], _T], *, traces: bool = False) -> Callable
 
 @by_jaxpr
 def _is_used(jaxpr: Jaxpr) -> tuple[bool, bool]:
-    """Whether all equations are used, inner ones included; and whether all arguments are.
+    """Whether all equations, inner ones included, and all arguments are used.
 
-    False also where only JAX's rules can decide.
+    Also false where only JAX's rules can decide.
     """
     if jaxpr.effects:
         return False, False
@@ -652,8 +652,8 @@ def bind_equation(eqn: Eqn, args: Sequence[Any]) -> list[Any]:
 def jvp_rule_of(eqn: Eqn) -> Hashable | None:
     """The derivative rule that an author gave a `custom_jvp_call`, and its calling convention.
 
-    Two calls for which it is equal have one rule, at equal types and under equal settings. JAX
-    wraps that function anew in each trace, in closures of jax/_src/interpreters/partial_eval.py
+    Calls with equal results share one rule, given equal types and settings. JAX wraps the
+    function anew in each trace, in closures of jax/_src/interpreters/partial_eval.py
     and jax/_src/custom_derivatives.py (jax 0.10.2 and 0.12). `None` where these hold anything
     else, such as values that the rule closes over or arguments that it does not differentiate.
     """
@@ -704,7 +704,7 @@ def _closed_over(function: Any, name: str) -> Any:
 def plain_params(params: dict[str, Any]) -> dict[str, Any]:
     """Parameters of an equation in comparable form.
 
-    In jax 0.12 a `scan` has the trees of its operands and results, in which only the numbers of
+    In jax 0.12 a `scan` holds the trees of its operands and results. Only their numbers of
     constants and carried values matter.
     """
     if "ft_in" not in params:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from invert._errors import MalformedModelError
+from invert._errors import UNREADABLE, MalformedModelError
 from invert.checkpoint.checksum import crc32c, masked
 from invert.checkpoint.table import read_table, varint
 from invert.protos.messages import parse
@@ -22,7 +22,6 @@ from invert.protos.types import BundleEntryProto, BundleHeaderProto
 _HEADER = b""  # the key of the header
 _VERSION = 1
 _MOST_SHARDS = 1 << 16
-_REMEDY = "The file is damaged or incomplete; copy or export the model again."
 
 # A slice of a value: start and length along each axis; `None` for the whole axis.
 Slice = Sequence[tuple[int, int] | None]
@@ -45,17 +44,17 @@ class Checkpoint:
         self._shard = shard
         self._entries = read_table(_content(index), self._where)
         if _HEADER not in self._entries:
-            raise MalformedModelError(f"{index} has no header. {_REMEDY}")
+            raise MalformedModelError(f"{index} has no header")
         header = parse(BundleHeaderProto, self._entries[_HEADER], f"the header of {index}")
         if header.version.min_consumer > _VERSION:
             raise MalformedModelError(
-                f"{index} is of version {header.version.min_consumer}, later than {_VERSION}; load "
-                "the model with TensorFlow and save it again"
+                f"{index} is of version {header.version.min_consumer}, later than {_VERSION}",
+                remedy="Load the model with TensorFlow and save it again.",
             )
         if header.endianness != (sys.byteorder == "big"):
             raise MalformedModelError(
-                f"{index} was written on a machine with another byte order; load the model "
-                "with TensorFlow there and save it on a machine like this one"
+                f"{index} was written on a machine with another byte order",
+                remedy="Load the model with TensorFlow there and save it on a machine like this.",
             )
         if not 0 < header.num_shards <= _MOST_SHARDS:
             raise MalformedModelError(f"{index} declares {header.num_shards} shards")
@@ -95,8 +94,9 @@ class Checkpoint:
     def _entry(self, key: bytes, name: str) -> BundleEntryProto:
         if key not in self._entries:
             raise MalformedModelError(
-                f"{self._where} has no value {name}. The variables belong to another model or are "
-                "incomplete; copy or export the model again."
+                f"{self._where} has no value {name}",
+                remedy="The variables are incomplete or those of another model: copy or export it "
+                "again.",
             )
         entry = parse(BundleEntryProto, self._entries[key], f"the entry {name} of {self._where}")
         if not is_type(entry.dtype):
@@ -119,7 +119,8 @@ class Checkpoint:
         dtype = decode_dtype(entry.dtype)
         if dtype.kind == "O":
             raise MalformedModelError(
-                f"{self._where}: {name} is a {type_name(entry.dtype)}, which is not an array"
+                f"{self._where}: {name} is a {type_name(entry.dtype)}, which is not an array",
+                remedy="Leave it out of the model's variables.",
             )
         if len(content) != math.prod(shape) * dtype.itemsize:
             raise self._damaged(name, f"is {dtype.name}{list(shape)} and has {len(content)} bytes")
@@ -142,14 +143,15 @@ class Checkpoint:
             file = self._shard(number, self._count) if 0 <= number < self._count else None
             if file is None:
                 raise MalformedModelError(
-                    f"{self._where}: {name} is in shard {number} of {self._count}, which is "
-                    "missing; copy or export the model again"
+                    f"{self._where}: {name} is in shard {number} of {self._count}, which is missing"
                 )
             try:
                 size = file.stat().st_size
                 mapped = np.memmap(file, np.uint8, "r") if size else np.empty(0, np.uint8)
             except (OSError, ValueError) as error:
-                raise MalformedModelError(f"{file} cannot be read: {error}") from error
+                raise MalformedModelError(
+                    f"{file} cannot be read: {error}", remedy=UNREADABLE
+                ) from error
             self._shards[number] = np.asarray(mapped)
         return self._shards[number]
 
@@ -228,14 +230,14 @@ class Checkpoint:
         return value
 
     def _damaged(self, name: str, reason: str) -> MalformedModelError:
-        return MalformedModelError(f"{self._where}: {name} {reason}. {_REMEDY}")
+        return MalformedModelError(f"{self._where}: {name} {reason}")
 
 
 def _content(file: Path) -> bytes:
     try:
         return file.read_bytes()
     except OSError as error:
-        raise MalformedModelError(f"{file} cannot be read: {error}") from error
+        raise MalformedModelError(f"{file} cannot be read: {error}", remedy=UNREADABLE) from error
 
 
 # -- keys of parts, which sort like the numbers in them

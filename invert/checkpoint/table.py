@@ -17,7 +17,6 @@ _MAGIC = 0xDB4775248B80FB57
 _FOOTER = 48
 _TRAILER = 5  # after each block: its compression and checksum
 _PLAIN, _SNAPPY = 0, 1
-_REMEDY = "The file is damaged or incomplete; copy or export the model again."
 
 
 def read_table(data: bytes, where: str) -> dict[bytes, bytes]:
@@ -101,4 +100,4 @@ def _entries(block: bytes, offset: int, where: str) -> Iterator[tuple[bytes, byt
 
 
 def _damaged(where: str, place: int, reason: str) -> MalformedModelError:
-    return MalformedModelError(f"{where}: {reason}, at byte {place}. {_REMEDY}")
+    return MalformedModelError(f"{where}: {reason}, at byte {place}")

@@ -17,7 +17,14 @@ import jax
 
 from invert._config import Config
 from invert._entry import ArgSpec, EntryPoint, OpUse
-from invert._errors import InvertError, MalformedModelError, Problem, UnsupportedOpError, plain
+from invert._errors import (
+    UNREADABLE,
+    InvertError,
+    MalformedModelError,
+    Problem,
+    UnsupportedOpError,
+    plain,
+)
 from invert.cli.model import Model
 from invert.cli.options import UsageError
 from invert.cli.progress import Progress
@@ -354,5 +361,7 @@ def _weights(directory: Path) -> list[dict[str, str]]:
                     kind = kinds.get(name, part.get_dtype())
                     found.append({"name": name, "type": f"{kind}{shape}"})
         except (SafetensorError, OSError, struct.error) as error:
-            raise MalformedModelError(f"{path} cannot be read: {error}") from error
+            raise MalformedModelError(
+                f"{path} cannot be read: {error}", remedy=UNREADABLE
+            ) from error
     return found

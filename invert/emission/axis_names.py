@@ -9,8 +9,9 @@ import re
 from collections.abc import Mapping, Sequence, Set
 
 from invert.emission.constructors.sizes import GATES, HEAD_DIM, HEADS, HIDDEN
-from invert.emission.layers.shared import Draft, field_of
+from invert.emission.layers.shared import Draft
 from invert.emission.python.naming import stem
+from invert.emission.python.syntax import field_of
 from invert.emission.sizes.expressions import text
 from invert.ir.sizes import DimSize, dimension, dimensions
 

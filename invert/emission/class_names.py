@@ -1,4 +1,4 @@
-"""The names of classes: those of their layers, or what they compute."""
+"""Names classes after their layers, or after what they compute."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def name_classes(
 
     **Arguments:**
 
-    - `model`: the name of the outermost class, with which others need not begin.
+    - `model`: the name of the outermost class, which names of others omit.
 
     - `of`: the classes of nodes.
     - `file`: the names of the file.
@@ -120,7 +120,7 @@ def _number(cls: Class, name: str) -> str:
 
 
 def _names_for(cls: Class, kinds: Callable[[Node], str], *, model: str, keras: bool) -> list[str]:
-    """Names for a class, the best first: that of all its nodes, otherwise what it computes.
+    """Names for a class, best first: the name of all its nodes, otherwise what it computes.
 
     Names that only give a layer's position, such as `head`, come after what it computes.
 
@@ -217,7 +217,7 @@ def _kind(cls: Class, kinds: Callable[[Node], str], *, keras: bool) -> str:
 
 
 def _is_depthwise(cls: Class, text: str) -> bool:
-    """Whether a layer convolves each channel with a kernel of its own."""
+    """Whether a layer convolves each channel with a separate kernel."""
     found = re.search(r"feature_group_count=(\d+)", text)
     kernels = (v.aval.shape for v in cls.drafts[0].node.fields.values() if isinstance(v, Var))
     return found is not None and any({1, int(found[1])} <= {*k} for k in kernels if len(k) > 2)

@@ -20,7 +20,7 @@ from invert.emission.constructors.sizes import HEAD_DIM, HEADS, HIDDEN
 from invert.emission.constructors.starts import Starts
 from invert.emission.constructors.write import Initializers
 from invert.emission.equinox_nn import construct
-from invert.emission.expressions import control_flow, helpers, literals, scanned, spelling
+from invert.emission.expressions import helpers, literals, scanned, spelling
 from invert.emission.expressions.body import Body, Placed
 from invert.emission.expressions.render import render
 from invert.emission.expressions.statements import FunctionText, Repeat
@@ -36,7 +36,6 @@ from invert.emission.layers.shared import (
     Class,
     Draft,
     bare,
-    field_of,
     fit,
     generalize,
     groups,
@@ -52,6 +51,7 @@ from invert.emission.layers.twins import Scaled, Twins
 from invert.emission.python import syntax
 from invert.emission.python.naming import Names, camel, identifier, singular, snake, stem
 from invert.emission.python.nouns import NOUNS, PLAIN, STREAM, of_field, of_layer, says
+from invert.emission.python.syntax import field_of
 from invert.emission.sizes.expressions import text
 from invert.emission.twin_runs import runs
 from invert.ir.avals import is_key
@@ -586,7 +586,7 @@ class Classes:
         body = Body(
             self.file, jaxpr, {**known, **(given or {})}, names, self.wanted(layer), layer.path
         )
-        value = control_flow.results_of(body.run())
+        value = syntax.one_or_tuple(body.run())
         self._named[layer] = body.names
         arguments = sorted(zip(inputs, hints, strict=True), key=lambda pair: is_key(pair[0]))
         function = FunctionText(

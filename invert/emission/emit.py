@@ -145,11 +145,11 @@ def _emit(
                 failures.append("an open size would have to be known")
         except MissingSizeError as error:
             if form.every_size or not form.layers:
-                failures.append(str(error))
+                failures.append(error.reason)
             else:
                 forms.insert(0, dataclasses.replace(form, every_size=True))
         except EmissionError as error:
-            failures.append(str(error))
+            failures.append(error.reason)
         if emission is not None:
             reasons = [f"written as {form}: {failures[0]}"] if failures else []
             messages = (*notes, *reasons, *emission.messages)

@@ -73,7 +73,7 @@ class File(Writer):
         """A called program as a function; `missing` as for `with_dimensions`."""
         jaxpr = open_jaxpr(closed)
         body = Body(self, jaxpr, control_flow.constants_of(closed))
-        value = control_flow.results_of(body.run())
+        value = syntax.one_or_tuple(body.run())
         tokens = [self.token(v) for v in jaxpr.invars]
         function = FunctionText(
             "", hint, tokens, control_flow.parameter_hints(len(tokens)), body.statements, value,
@@ -167,8 +167,8 @@ class File(Writer):
     def _static_sizes(self, function: FunctionText, missing: Sequence[str]) -> dict[str, ast.expr]:
         """Static arguments for the sizes that no argument has, e.g. of random numbers.
 
-        **Returns:** by the token of the parameter, the size at the call: a quotient of dimensions
-        where the function uses these no other way, so that calls at several sizes share it.
+        **Returns:** the size at the call, by the token of the parameter: a quotient of dimensions
+        if the function uses them in no other way, so that calls at several sizes share it.
         """
         nodes: list[ast.expr] = []
         if missing:

@@ -208,7 +208,7 @@ class Main:
         return [outer, inner]
 
     def _doc(self, entry: EntryPoint) -> str:
-        """The origin of a method; for a single one, the head of the file has it."""
+        """The origin of a method; the head of the file has that of a single method."""
         if len(self.methods) == 1:
             return ""
         return f"Recovered {comment(source_of(entry))}." if entry.source else "Recovered."
@@ -358,7 +358,7 @@ def _wanted(name: str, tree: object) -> str:
 
 # Names that every layer gives to its input.
 _GENERAL = re.compile(r"inputs?|args?_\d+")
-# Names that converters and libraries make up.
+# Names made up by converters and libraries.
 _NUMBERED = re.compile(r".*\d|input|inputs|args?|x|y|keras_tensor|input_layer")
 # Names of arguments that have none in the container.
 _COUNTED = re.compile(r"args?_?\d+")

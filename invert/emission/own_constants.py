@@ -55,7 +55,7 @@ def split_constants(
             made = {a: _form(a, forms, copies, eqns) for a in eqn.invars if is_var(a)}
             eqn = eqn.replace(invars=[made[a] if is_var(a) else a for a in eqn.invars])
         eqns.append(eqn)
-    # In the order of use, which is that of the fields.
+    # In the order of use, like the fields.
     used = {a: -i for i, eqn in enumerate(reversed(eqns)) for a in eqn.invars if is_var(a)}
     order = sorted(range(len(own)), key=lambda k: used.get(own[k], 1))
     invars = [*(own[k] for k in order), *jaxpr.invars[len(constants) :]]

@@ -31,7 +31,7 @@ def names_of_tensorflow() -> Iterator[None]:
 
 
 def held_names(function: Any) -> dict[int, str]:
-    """Paths such as `params/dense/kernel` of the variables in what a function refers to, by `id`.
+    """Paths of the variables that a function refers to, such as `params/dense/kernel`, by `id`.
 
     It refers to dictionaries, lists and modules by nonlocal and global names, and to the module
     that it is a method of. Paths begin inside a module.
@@ -45,7 +45,7 @@ def held_names(function: Any) -> dict[int, str]:
 
 
 def _referred(function: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """What a function refers to, with the paths that begin the names."""
+    """The objects that a function refers to, with the paths that begin their names."""
     tf = import_tensorflow()
     plain = inspect.unwrap(function) if callable(function) else None
     owner = getattr(plain, "__self__", None)

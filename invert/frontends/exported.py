@@ -17,8 +17,6 @@ from invert.frontends.stablehlo import given_names
 from invert.ir.types import Aval, Value
 from invert.stablehlo.program import ArrayType, Program
 
-_AGAIN = "Export the function again."
-
 
 def entry_point(exported: jax.export.Exported | bytes | bytearray, *, config: Config) -> EntryPoint:
     """The entry point of an exported function, with the pytrees of the original.
@@ -116,7 +114,7 @@ def _check(exported: jax.export.Exported, program: Program) -> None:
             wrong.append(f"the tree of its {name} has {tree.num_leaves} leaves for {len(avals)}")
     if wrong:
         raise MalformedModelError(
-            f"The jax.export artifact contradicts its module: {'; '.join(wrong)}. {_AGAIN}"
+            f"The jax.export artifact contradicts its module: {'; '.join(wrong)}"
         )
 
 
@@ -176,5 +174,6 @@ def _deserialize(blob: bytes | bytearray) -> jax.export.Exported:
     except Exception as error:
         raise MalformedModelError(
             f"The bytes are not a serialized jax.export.Exported that this jax ({jax.__version__}) "
-            f"can read: {type(error).__name__}: {error}. {_AGAIN}"
+            f"can read: {type(error).__name__}: {error}",
+            remedy=f"Copy it again, or export the function with jax {jax.__version__} or older.",
         ) from error

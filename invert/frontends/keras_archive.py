@@ -111,8 +111,8 @@ def load(file: Path, custom_objects: Mapping[str, Any] | None = None) -> Any:
         tf.errors.OpError,
     ) as error:  # fmt: skip
         raise MalformedModelError(
-            f"{file}: Keras cannot load the model; name classes of your own in "
-            f"Config(custom_objects=...): {type(error).__name__}: {error}"
+            f"{file}: Keras cannot load the model: {type(error).__name__}: {error}",
+            remedy="Name its own classes in Config(custom_objects=...), or save it again.",
         ) from error
 
 

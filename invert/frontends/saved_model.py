@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from invert._config import Config
 from invert._entry import EntryPoint, Param, Trace
 from invert._errors import (
+    UNREADABLE,
     InvertError,
     MalformedModelError,
     Problem,
@@ -157,7 +158,7 @@ def _choose_graph(
     try:
         files = files_of(directory, asset_names(proto))
     except OSError as e:
-        raise MalformedModelError(f"{directory} cannot be read: {e}") from e
+        raise MalformedModelError(f"{directory} cannot be read: {e}", remedy=UNREADABLE) from e
     if files.problems:
         raise UnsupportedOpError(files.problems)
     # With several graphs, each is read as version 1.
@@ -186,7 +187,10 @@ def default_name(points: Mapping[str, EntryPoint]) -> str:
     if len(points) == 1:
         return next(iter(points))
     if not points:
-        raise SignatureError("the SavedModel has neither functions nor signatures")
+        raise SignatureError(
+            "the SavedModel has neither functions nor signatures",
+            remedy="Save it with a method decorated with tf.function, or with signatures.",
+        )
     raise SignatureError(
         f"the SavedModel has several functions; choose one of:\n{_listing(points)}"
     )
@@ -225,10 +229,13 @@ def _read(
     """The result of `read` for the `SavedModel` file, which must hold a graph."""
     if not directory.is_dir():
         what = "is not a directory" if directory.exists() else "does not exist"
-        raise MalformedModelError(f"{directory} {what}; expected a SavedModel directory")
+        raise MalformedModelError(f"{directory} {what}", remedy="Pass a SavedModel directory.")
     file = directory / "saved_model.pb"
     if not file.is_file():
-        raise MalformedModelError(f"{file} does not exist, so {directory} is not a SavedModel")
+        raise MalformedModelError(
+            f"{file} does not exist, so {directory} is not a SavedModel",
+            remedy="Pass the directory that holds saved_model.pb.",
+        )
     found = files_of(directory, [])
     if found.problems:
         raise UnsupportedOpError(found.problems)
@@ -236,10 +243,12 @@ def _read(
         proto, parts = read(SavedModel, file)
         empty = file.stat().st_size == 0
     except OSError as e:
-        raise MalformedModelError(f"{file} cannot be read as a SavedModel: {e}") from e
+        raise MalformedModelError(
+            f"{file} cannot be read as a SavedModel: {e}", remedy=UNREADABLE
+        ) from e
     if not proto.meta_graphs:
         reason = "is empty" if empty else "holds no graph"
-        raise MalformedModelError(f"{file} {reason}; it is truncated or not a SavedModel")
+        raise MalformedModelError(f"{file} {reason}")
     return proto, parts
 
 

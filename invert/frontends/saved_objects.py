@@ -173,7 +173,7 @@ class SavedObjects:
             if key is None:
                 raise MalformedModelError(
                     f"{self._directory}: the variables hold no value of object {index}, "
-                    f"{proto.name!r}; export the model again"
+                    f"{proto.name!r}"
                 )
             value = self.checkpoint.value(key)
             shape = decode_shape(proto.shape)
@@ -347,9 +347,7 @@ def checkpoint_of(files: Files, directory: Path) -> Checkpoint:
     """
     index = files.found.get(PurePosixPath("variables", "variables.index"))
     if index is None:
-        raise MalformedModelError(
-            f"{directory}: variables/variables.index is missing; copy or export the model again"
-        )
+        raise MalformedModelError(f"{directory}: variables/variables.index is missing")
 
     def shard(number: int, count: int) -> Path | None:
         name = f"variables.data-{number:05d}-of-{count:05d}"

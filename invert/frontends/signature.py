@@ -27,7 +27,7 @@ _POSITIONAL = (
 
 
 class ConcreteFunction(Protocol):
-    """What is read of a concrete function, of TensorFlow or in a file.
+    """The parts that are read of a concrete function, of TensorFlow or in a file.
 
     **Attributes:**
 
@@ -197,7 +197,10 @@ def _structured(
     """Marked arguments and keyword arguments, and the positional parameters."""
     structured = concrete.structured_input_signature
     if structured is None:
-        raise SignatureError("the concrete function does not record the structure of its arguments")
+        raise SignatureError(
+            "the concrete function does not record the structure of its arguments",
+            remedy="Pass the tf.function that it belongs to.",
+        )
     args, kwargs = _mark(structured)
     positional = [p for p in concrete.function_type.parameters.values() if p.kind in _POSITIONAL]
     return tuple(args), kwargs, positional
@@ -646,7 +649,7 @@ def _describe(x: Any) -> str:
 
 
 def trace_names(function: str, concretes: Sequence[C]) -> list[str]:
-    """A name for each trace of a function: `f(training=True)` states what sets it apart.
+    """A name for each trace of a function: `f(training=True)` states how it differs.
 
     **Arguments:**
 

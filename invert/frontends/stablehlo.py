@@ -14,7 +14,7 @@ import numpy as np
 
 from invert._config import Config
 from invert._entry import ArgSpec, EntryPoint, Param
-from invert._errors import MalformedModelError, SignatureError
+from invert._errors import UNREADABLE, MalformedModelError, SignatureError
 from invert.ir.types import Value
 from invert.stablehlo.ops.attributes import (
     location_name,
@@ -46,7 +46,9 @@ def _blob_of(source: Source) -> bytes | str:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise MalformedModelError(f"{path} cannot be read: {error.strerror}.") from error
+        raise MalformedModelError(
+            f"{path} cannot be read: {error.strerror}", remedy=UNREADABLE
+        ) from error
 
 
 def _hlo_of(compiled: jax.stages.Compiled) -> bytes:
@@ -58,8 +60,8 @@ def _hlo_of(compiled: jax.stages.Compiled) -> bytes:
     modules: list[Any] = executable.hlo_modules() if hasattr(executable, "hlo_modules") else []
     if len(modules) != 1:
         raise MalformedModelError(
-            f"the compiled function has {len(modules)} HLO modules, but one is needed; pass what "
-            "it was compiled from, `jax.jit(f).lower(x)`"
+            f"the compiled function has {len(modules)} HLO modules, but one is needed",
+            remedy="Pass what it was compiled from, `jax.jit(f).lower(x)`.",
         )
     return modules[0].as_serialized_hlo_module_proto()
 

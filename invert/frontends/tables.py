@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from invert._errors import MalformedModelError
+from invert._errors import UNREADABLE, MalformedModelError
 from invert.protos.tensors import STRING, decode_dtype, decode_shape, decode_tensor, type_name
 from invert.protos.types import Attributes, NodeDef
 from invert.tf.graph.check import parse_tensor
@@ -62,7 +62,9 @@ class Filled:
         try:
             data = self.file.read_bytes()
         except OSError as error:
-            raise MalformedModelError(f"{self.file} cannot be read: {error}") from error
+            raise MalformedModelError(
+                f"{self.file} cannot be read: {error}", remedy=UNREADABLE
+            ) from error
         rows = data.replace(b"\r", b"").split(b"\n")
         if rows[-1] == b"":
             rows.pop()

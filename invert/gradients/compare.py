@@ -33,7 +33,7 @@ NOT_TRANSPOSED = (*FAILURES, AssertionError)
 
 
 def samples(avals: Sequence[Aval], cotangents: int) -> Iterator[list[np.ndarray]]:
-    """Values that tell rules apart: ties, zeros, steps, bounds, large numbers."""
+    """Values at which rules differ: ties, zeros, steps, bounds, large numbers."""
     rng = np.random.default_rng(0)
     makers: list[Callable[[Sequence[int]], np.ndarray]] = [
         lambda shape: rng.standard_normal(shape),
@@ -51,7 +51,7 @@ def samples(avals: Sequence[Aval], cotangents: int) -> Iterator[list[np.ndarray]
             if i >= len(avals) - cotangents:
                 x = random_value(rng, aval, lambda shape: 4 * rng.standard_normal(shape))
             elif jnp.issubdtype(aval.dtype, jnp.integer):
-                # Indices: mostly in bounds, far outside where the other numbers are large.
+                # Indices: mostly in bounds, but far outside where the other numbers are large.
                 x = np.asarray(make(aval.shape))
                 large = np.abs(x).max(initial=0) == 100
                 fits = large and jnp.issubdtype(aval.dtype, jnp.signedinteger)
@@ -71,8 +71,8 @@ def once(function: JaxFunction) -> JaxFunction:
 
 
 def first_difference(region: MarkedRegion, raw: AnyJaxpr, x64: bool) -> float:
-    """The difference of the two gradients, beyond rounding, at the first values that tell them
-    apart; 0 if none do.
+    """The difference of two gradients, beyond rounding, at the first values where they differ;
+    0 if there are none.
     """
     count = len(region.numbers)
     with jax.enable_x64(x64), on_cpu():
@@ -102,7 +102,7 @@ _ULPS = 1e3
 
 
 def _rounded(cotangent: np.ndarray) -> np.ndarray:
-    """Perturb a cotangent by as much as two orders of the same sum may differ."""
+    """Perturb a cotangent by the rounding difference between two orders of one sum."""
     signs = np.random.default_rng(1).choice([-1.0, 1.0], cotangent.shape)
     step = _ULPS * float(jnp.finfo(cotangent.dtype).eps)
     return np.asarray(cotangent * (1 + step * signs), cotangent.dtype)

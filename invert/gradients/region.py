@@ -60,8 +60,8 @@ class MarkedRegion:
         self.wanted = [i for i, v in enumerate(self.inputs) if is_differentiable(v.aval)]
         types = [v.aval for v in self.operands]
         run = functools.partial(self._run_settled, settled)
-        # Inner markers are already settled, since their values come first. One that uses values
-        # from before the arguments is settled again, on the arguments.
+        # Inner markers are already settled, since their values come first. A marker that
+        # uses values from before the arguments is settled again, on the arguments.
         self.forward = trace_closed(lambda *values: run(values), *types)
         self.forward = meshes.checked(settler(self.forward))
         self.avals = [

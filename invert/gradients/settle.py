@@ -66,7 +66,7 @@ def plain(closed: J) -> J:
 
 
 def _forward_only(eqn: Eqn) -> list[Atom] | None:
-    """What the results of an equation are that matters only under differentiation."""
+    """The operands that an equation returns unchanged, if it matters only to derivatives."""
     name = eqn.primitive.name
     if eqn.primitive is custom_gradient_p or name == "stop_gradient":
         return eqn.invars[: len(eqn.outvars)]

@@ -21,8 +21,9 @@ from invert._private.jax import (
     renamed,
 )
 from invert.ir.graph import Graph
-from invert.ir.jaxprs import map_jaxprs, with_equations
+from invert.ir.jaxprs import map_jaxprs
 from invert.ir.loops import WhileParts
+from invert.ir.passes import Made, rewritten
 from invert.ir.sizes import DimSize, is_open
 from invert.ir.types import Atom, Eqn, J, Jaxpr, Literal, Var
 from invert.ir.unit_axes import only_unit_axes
@@ -132,17 +133,15 @@ def with_counted_places(closed: J) -> J:
     array itself is used instead, and the carry becomes dead.
     """
 
+    def placed(eqn: Eqn) -> Made | None:
+        if eqn.primitive is not lax.while_p:
+            return None
+        loop = _with_rows(eqn)
+        return [loop], renamed(eqn.outvars, dict(_collected(loop)))
+
     def one(jaxpr: Jaxpr) -> Jaxpr:
-        names: dict[Var, Atom] = {}
-        eqns: list[Eqn] = []
-        for eqn in jaxpr.eqns:
-            new = _with_rows(eqn) if eqn.primitive is lax.while_p else eqn
-            eqns.append(new)
-            found = _collected(new) if new.primitive is lax.while_p else ()
-            names |= {v: renamed([a], names)[0] for v, a in found}
-        if names:
-            return dce(rename(jaxpr.replace(eqns=eqns), names))
-        return with_equations(jaxpr, eqns)
+        changed = rewritten(jaxpr, placed)
+        return jaxpr if changed is jaxpr else dce(changed)
 
     return map_jaxprs(closed, one)
 

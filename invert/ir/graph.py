@@ -30,6 +30,12 @@ def literal(atom: Atom) -> Value:
     return atom.val if isinstance(atom, Literal) and np.ndim(atom.val) == 0 else None
 
 
+def is_number(atom: Atom, value: complex) -> bool:
+    """Whether the atom is the scalar literal `value`."""
+    number = literal(atom)
+    return number is not None and bool(number == value)
+
+
 class Graph:
     """A jaxpr with its use-def maps."""
 

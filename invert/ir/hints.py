@@ -13,10 +13,11 @@ from collections.abc import Hashable
 
 import numpy as np
 
-from invert._private.jax import names_of, open_jaxpr, rename, with_names
+from invert._private.jax import names_of, open_jaxpr, with_names
 from invert.ir.interpret import bind, retrace
 from invert.ir.jaxprs import equations, map_equations, map_jaxprs
-from invert.ir.types import AnyJaxpr, Atom, ClosedJaxpr, Eqn, J, Jaxpr, Literal, Value, Var
+from invert.ir.passes import Made, rewritten
+from invert.ir.types import AnyJaxpr, ClosedJaxpr, Eqn, J, Jaxpr, Literal, Value, Var
 
 _SIGN = "="
 _ARRAY, _ORDER, _BROADCAST = "array", "order", "broadcast"
@@ -115,24 +116,22 @@ def merge_broadcasts(closed: J) -> J:
     def merge(jaxpr: Jaxpr) -> Jaxpr:
         kept: dict[Hashable, Var] = {}
         whole: dict[Hashable, Var] = {}
-        renamed: dict[Var, Atom] = {}
-        eqns = []
-        for eqn in jaxpr.eqns:
+
+        def once(eqn: Eqn) -> Made | None:
             if (number := hint_of(eqn).broadcast) is not None:
                 (out,) = eqn.outvars
                 (x,) = eqn.invars
                 value = np.asarray(x.val).tobytes() if isinstance(x, Literal) else x
                 same = whole.get((out.aval, value), out)
                 first = kept.setdefault((number, out.aval, value), same)
-                if first is not out:
-                    renamed[out] = first
-                    continue
-            elif eqn.primitive.name == "broadcast_in_dim":
+                return None if first is out else ([], [first])
+            if eqn.primitive.name == "broadcast_in_dim":
                 x = eqn.invars[0]
                 if isinstance(x, Var) and x.aval.shape == ():
                     whole.setdefault((eqn.outvars[0].aval, x), eqn.outvars[0])
-            eqns.append(eqn)
-        return rename(jaxpr.replace(eqns=eqns), renamed) if renamed else jaxpr
+            return None
+
+        return rewritten(jaxpr, once)
 
     return map_jaxprs(closed, merge)
 

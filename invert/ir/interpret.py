@@ -15,10 +15,9 @@ from invert._private.jax import (
     context_of,
     eval_closed,
     open_jaxpr,
-    rename,
-    renamed,
     trace_closed,
 )
+from invert.ir.jaxprs import with_inlined
 from invert.ir.types import AnyJaxpr, Atom, Aval, ClosedJaxpr, Eqn, Literal, Value
 
 # The results of an equation, given the values of its operands.
@@ -103,7 +102,4 @@ def without_outer_call(closed: AnyJaxpr) -> AnyJaxpr:
     (call,) = jaxpr.eqns
     if consts_of(call.params["jaxpr"]):
         return inline_calls(closed)
-    inner = open_jaxpr(call.params["jaxpr"])
-    inner = rename(inner, dict(zip(inner.invars, call.invars, strict=True)))
-    outvars = renamed(jaxpr.outvars, dict(zip(call.outvars, inner.outvars, strict=True)))
-    return close_like(closed, jaxpr.replace(eqns=inner.eqns, outvars=outvars))
+    return close_like(closed, with_inlined(jaxpr, lambda eqn: eqn.params["jaxpr"]))

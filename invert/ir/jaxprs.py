@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import hashlib
-import itertools
 from collections.abc import (
     Callable,
     Collection,
@@ -38,12 +37,12 @@ from invert._private.jax import (
     live_part,
     on_shards,
     open_jaxpr,
-    rename_operands,
     renamed,
     sub_jaxprs,
     trace_closed,
 )
 from invert.ir.loops import WhileParts
+from invert.ir.passes import Made, rewritten
 from invert.ir.size_slices import with_slices
 from invert.ir.size_values import with_size_values
 from invert.ir.types import AnyJaxpr, Atom, ClosedJaxpr, Eqn, J, Jaxpr, Literal, Value, Var
@@ -182,7 +181,7 @@ def map_jaxprs(closed: J, function: Callable[[Jaxpr], Jaxpr]) -> J:
 
 
 def with_equations(jaxpr: Jaxpr, eqns: Sequence[Eqn]) -> Jaxpr:
-    """The jaxpr with these equations; itself if they are its own."""
+    """The jaxpr with these equations; the same jaxpr if they are its own."""
     return jaxpr if list(eqns) == list(jaxpr.eqns) else jaxpr.replace(eqns=list(eqns))
 
 
@@ -228,7 +227,7 @@ def as_lowered(closed: J) -> J:
 
 
 def with_typed_literals(closed: J) -> J:
-    """Replace numbers of Python in literals by those that lowering makes of them."""
+    """Replace Python numbers in literals by the typed numbers that lowering makes of them."""
 
     def typed(atom: Atom) -> Atom:
         if not isinstance(atom, Literal) or isinstance(atom.val, (np.ndarray, np.generic)):
@@ -258,22 +257,17 @@ def with_inlined(jaxpr: Jaxpr, program_of: Callable[[Eqn], AnyJaxpr | None]) -> 
 
     An equation stays if its program uses an array, which the jaxpr of a loop cannot hold.
     """
-    eqns: list[Eqn] = []
-    names: dict[Var, Atom] = {}
-    for eqn in jaxpr.eqns:
+
+    def inlined(eqn: Eqn) -> Made | None:
         program = program_of(eqn)
         held = None if program is None else literals(program)
-        eqn = rename_operands(eqn, names)
         if program is None or held is None:
-            eqns.append(eqn)
-            continue
+            return None
         inner = open_jaxpr(program)
         env = {**held, **dict(zip(inner.invars, eqn.invars, strict=True))}
-        eqns += copied(inner.eqns, env)
-        names.update(zip(eqn.outvars, renamed(inner.outvars, env), strict=True))
-    if all(a is b for a, b in itertools.zip_longest(eqns, jaxpr.eqns)):
-        return jaxpr
-    return jaxpr.replace(eqns=eqns, outvars=renamed(jaxpr.outvars, names))
+        return copied(inner.eqns, env), renamed(inner.outvars, env)
+
+    return rewritten(jaxpr, inlined)
 
 
 def literals(program: AnyJaxpr) -> dict[Var, Atom] | None:

@@ -7,11 +7,12 @@ from collections.abc import Callable, Mapping
 import jax.numpy as jnp
 import numpy as np
 
-from invert._private.jax import dce, rename
+from invert._private.jax import dce
 from invert.ir import kinds
 from invert.ir.graph import is_var
 from invert.ir.jaxprs import broadcast_in_place_of
-from invert.ir.types import Atom, Eqn, Jaxpr, Literal, ShapedArray, Var
+from invert.ir.passes import Made, rewritten
+from invert.ir.types import Eqn, Jaxpr, Literal, ShapedArray, Var
 
 # Operations that every compiler rounds alike.
 _EXACT: Mapping[str, Callable[..., np.ndarray]] = {
@@ -27,32 +28,26 @@ _TYPES = frozenset(map(np.dtype, ("bool", "float32", "float64")))
 
 
 def with_known_numbers(jaxpr: Jaxpr) -> Jaxpr:
-    """Replace what is computed from numbers, and arrays of one number, by its value.
+    """Replace computations on numbers, and on arrays of one number, by their values.
 
     `x / jnp.maximum(1.0, jnp.full(3, 1e-7))` is `x / 1.0`. Results that are zero, not finite or
     subnormal stay as they are, since their sign or payload may depend on the compiler.
     """
     known: dict[Var, np.ndarray] = {}
-    names: dict[Var, Atom] = {}
-    eqns: list[Eqn] = []
-    for eqn in jaxpr.eqns:
-        value = _value(eqn, known)
-        if value is None:
-            eqns.append(eqn)
-            continue
+
+    def computed(eqn: Eqn) -> Made | None:
+        if (value := _value(eqn, known)) is None:
+            return None
         (out,) = eqn.outvars
         known[out] = value
         if eqn.primitive.name in kinds.LAYOUT:
-            eqns.append(eqn)
-            continue
+            return None
         number = Literal(value[()], ShapedArray((), out.aval.dtype))
-        if out.aval.shape:
-            eqns.append(broadcast_in_place_of(eqn, number, out, ()))
-        else:
-            names[out] = number
-    if len(eqns) == len(jaxpr.eqns) and all(a is b for a, b in zip(eqns, jaxpr.eqns, strict=True)):
-        return jaxpr
-    return dce(rename(jaxpr.replace(eqns=eqns), names))
+        made = [broadcast_in_place_of(eqn, number, out, ())] if out.aval.shape else []
+        return made, [out if made else number]
+
+    changed = rewritten(jaxpr, computed)
+    return jaxpr if changed is jaxpr else dce(changed)
 
 
 def _value(eqn: Eqn, known: Mapping[Var, np.ndarray]) -> np.ndarray | None:

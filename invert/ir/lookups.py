@@ -55,7 +55,7 @@ def _wrapped(take: Eqn, producers: Mapping[Atom, Eqn]) -> tuple[Eqn, Eqn, Eqn] |
 
 
 def _wrapping(take: Eqn, index: Var, rows: int, template: tuple[Eqn, Eqn, Eqn]) -> list[Eqn]:
-    """A lookup with an index that is wrapped as in another one."""
+    """A lookup whose index is wrapped like that of another lookup."""
     below, added, chosen = template
     shape = index.aval.shape
     bools, numbers = (Var(v.aval.update(shape=shape)) for v in (below.outvars[0], index))

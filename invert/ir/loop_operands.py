@@ -59,7 +59,7 @@ def _plain(scan: Eqn, graph: Graph) -> list[Eqn]:
 
 
 def _added(eqn: Eqn, graph: Graph) -> tuple[int, ...]:
-    """The axes of size one, except the first, that an array is given only for a loop."""
+    """The axes of size one, except the first, that an array gets only for a loop."""
     if eqn.primitive is not lax.transpose_p:
         axes = added_axes(eqn)
     else:

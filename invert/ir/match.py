@@ -343,9 +343,9 @@ def same_value(a: Value, b: Value) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Deferred:
-    """A parameter that is only made where its key does not decide a comparison.
+    """A parameter that is computed only if its key does not decide a comparison.
 
-    Parameters with equal keys are equal; those with others may be.
+    Parameters with equal keys are equal; parameters with different keys may be equal too.
     """
 
     key: Hashable
@@ -378,7 +378,7 @@ def same_params(a: Params, b: Params) -> bool:
 
 
 def _compared(params: Params) -> Params:
-    """The parameters of an equation that tell it from others."""
+    """The parameters that distinguish an equation from others."""
     params = plain_params(params)
     for name, inner in (("call_jaxpr", "custom_vmap_call"), ("call", "composite")):
         if is_jaxpr(called := params.get(name)):

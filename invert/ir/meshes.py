@@ -29,8 +29,6 @@ from invert._private.jax import (
     on_whole_values,
     open_jaxpr,
     pvary,
-    rename,
-    renamed,
     trace_closed,
     type_on_mesh,
     varying,
@@ -40,16 +38,15 @@ from invert.ir.hints import decode, is_hint
 from invert.ir.interpret import interpret
 from invert.ir.jaxprs import equations, map_jaxprs, names_in, sub_jaxprs, tuple_like
 from invert.ir.loops import CondParts, ScanParts, WhileParts
+from invert.ir.passes import Made, rewritten
 from invert.ir.types import (
     AnyJaxpr,
-    Atom,
     ClosedJaxpr,
     Eqn,
     J,
     JaxFunction,
     Jaxpr,
     Value,
-    Var,
 )
 
 AnyMesh: TypeAlias = AbstractMesh | Mesh
@@ -196,17 +193,10 @@ def unchecked(closed: AnyJaxpr, says: bool | None = None) -> AnyJaxpr:
 def without_constraints(closed: J) -> J:
     """Remove sharding constraints, which do not change values."""
 
-    def strip(jaxpr: Jaxpr) -> Jaxpr:
-        names: dict[Var, Atom] = {}
-        kept = []
-        for eqn in jaxpr.eqns:
-            if eqn.primitive.name == "sharding_constraint":
-                (names[eqn.outvars[0]],) = renamed(eqn.invars, names)
-            else:
-                kept.append(eqn)
-        return rename(jaxpr.replace(eqns=kept), names) if names else jaxpr
+    def dropped(eqn: Eqn) -> Made | None:
+        return ([], eqn.invars) if eqn.primitive.name == "sharding_constraint" else None
 
-    return map_jaxprs(closed, strip)
+    return map_jaxprs(closed, lambda jaxpr: rewritten(jaxpr, dropped))
 
 
 def _in_order(jaxpr: Jaxpr) -> Iterator[Eqn]:

@@ -11,6 +11,7 @@ from invert._private.jax import dce, rename
 from invert.ir import kinds
 from invert.ir.graph import is_var
 from invert.ir.jaxprs import broadcast_in_place_of
+from invert.ir.passes import Made, rewritten
 from invert.ir.types import Atom, Eqn, Jaxpr, Literal, ShapedArray, Var
 
 # Operations on two arrays that broadcast axes of size one themselves.
@@ -40,17 +41,13 @@ def with_narrow_operands(jaxpr: Jaxpr) -> Jaxpr:
                 makers[eqn.outvars[0]] = eqn
     if not makers:
         return jaxpr
-    eqns: list[Eqn] = []
-    for eqn in jaxpr.eqns:
-        if eqn.primitive.name in _BROADCASTING and any(
-            is_var(a) and a in makers for a in eqn.invars
-        ):
-            *before, eqn = _narrowed(
-                eqn, [makers.get(a) if is_var(a) else None for a in eqn.invars]
-            )
-            eqns += before
-        eqns.append(eqn)
-    return dce(jaxpr.replace(eqns=eqns))
+
+    def narrower(eqn: Eqn) -> Made | None:
+        before = [makers.get(a) if is_var(a) else None for a in eqn.invars]
+        applies = eqn.primitive.name in _BROADCASTING and any(before)
+        return (_narrowed(eqn, before), eqn.outvars) if applies else None
+
+    return dce(rewritten(jaxpr, narrower))
 
 
 def _with_states(jaxpr: Jaxpr) -> tuple[Jaxpr, Set[Var]]:

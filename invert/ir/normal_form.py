@@ -34,10 +34,10 @@ _T = TypeVar("_T")
 def normal_form(closed: J) -> J:
     """Inline calls, merge equal equations and counters, and order the carries of loops.
 
-    A TensorFlow graph does not determine which equations form a function. A `scan` reads once an
-    array that the graph may read twice per step, has a counter even if its body counts too, and
-    carries its states before the arrays that it fills. Loops and branches take once a value
-    that the calls around them took as two arguments. Custom calls stay unchanged.
+    A TensorFlow graph does not determine which equations form a function. A `scan` reads an
+    array once where the graph may read it twice per step, has a counter even if its body counts
+    too, and carries its states before the arrays that it fills. Loops and branches take a value
+    once where the calls around them took it as two arguments. Custom calls stay unchanged.
     """
     closed = jaxprs.map_jaxprs(closed, _opened)
     closed = close_like(closed, _with_each_operand_once(open_jaxpr(closed)))
@@ -138,6 +138,8 @@ def merge_equations(
     jaxpr: Jaxpr,
     simple: Callable[[Eqn, dict[Var, Atom]], Eqn | None] = lambda eqn, names: eqn,
     within: Callable[[Eqn], Hashable] = lambda eqn: (),
+    *,
+    with_jaxprs: bool = False,
 ) -> Jaxpr:
     """Merge equal equations of one jaxpr into the first of them.
 
@@ -146,6 +148,7 @@ def merge_equations(
     - `simple`: simplifies an equation on renamed operands, or replaces its results in the given
         names.
     - `within`: equations with different values of it are not merged.
+    - `with_jaxprs`: whether equations that hold jaxprs are merged, too.
     """
     known: dict[Hashable, Eqn] = {}
     names: dict[Var, Atom] = {}
@@ -153,7 +156,7 @@ def merge_equations(
     for eqn in jaxpr.eqns:
         if (eqn := simple(rename_operands(eqn, names), names)) is None:
             continue
-        first = known.setdefault((equal_key(eqn), within(eqn)), eqn)
+        first = known.setdefault((equal_key(eqn, with_jaxprs=with_jaxprs), within(eqn)), eqn)
         if first is eqn:
             eqns.append(eqn)
         else:
@@ -178,7 +181,7 @@ _INVERSES = {random_wrap_p: random_unwrap_p, random_unwrap_p: random_wrap_p}
 
 
 def _undone(eqn: Eqn, of_keys: Mapping[Atom, Eqn]) -> Atom | None:
-    """What a pair of such equations returns."""
+    """The value that a pair of inverse equations returns."""
     first = of_keys.get(eqn.invars[0]) if eqn.primitive in _INVERSES else None
     if first is None or first.primitive is not _INVERSES[eqn.primitive]:
         return None
@@ -186,9 +189,9 @@ def _undone(eqn: Eqn, of_keys: Mapping[Atom, Eqn]) -> Atom | None:
     return x if x.aval.dtype == eqn.outvars[0].aval.dtype else None
 
 
-def equal_key(eqn: Eqn) -> Hashable:
+def equal_key(eqn: Eqn, *, with_jaxprs: bool = False) -> Hashable:
     """A key shared by equal equations; unique for an equation that may not be merged."""
-    operation = operation_key(eqn)
+    operation = operation_key(eqn, with_jaxprs=with_jaxprs)
     return id(eqn) if operation is None else (operation, tuple(map(atom_key, eqn.invars)))
 
 
@@ -219,7 +222,7 @@ _NO_KEY = object()
 
 
 class _Key:
-    """Represents equal programs, so that keys of their callers stay small."""
+    """Stands for equal programs, so that keys of their callers stay small."""
 
 
 _KEYS: weakref.WeakValueDictionary[Hashable, _Key] = weakref.WeakValueDictionary()
@@ -278,8 +281,8 @@ def atom_key(atom: Atom) -> Hashable:
 def _with_one_counter(eqn: Eqn, names: dict[Var, Atom]) -> Eqn:
     """Merge the induction variables of a `while` that have the same start and step.
 
-    The merged ones are then carried without use, which `canonicalize` removes. Their results are
-    renamed in `names`.
+    The merged ones are then carried but unused, so `canonicalize` removes them. Their results
+    are renamed in `names`.
     """
     parts = WhileParts.of(eqn)
     body = open_jaxpr(parts.body)
@@ -308,7 +311,7 @@ def _with_one_counter(eqn: Eqn, names: dict[Var, Atom]) -> Eqn:
 
 
 def type_key(atom: Atom) -> Hashable:
-    """A key of a type, without what lowering does not keep, such as that it is weak."""
+    """A key of a type, without properties that lowering drops, such as a weak type."""
     return atom.aval.shape, atom.aval.dtype
 
 

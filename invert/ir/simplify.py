@@ -19,7 +19,8 @@ from invert.ir.counted import with_counted_places
 from invert.ir.graph import Graph, is_var
 from invert.ir.jaxprs import canonicalize, map_equations, map_jaxprs, reshape_in_place_of
 from invert.ir.loops import WhileParts
-from invert.ir.normal_form import operation_key
+from invert.ir.normal_form import atom_key, merge_equations
+from invert.ir.passes import Made, rewritten
 from invert.ir.traced_form import merged
 from invert.ir.types import Atom, Eqn, J, Jaxpr, Literal, Var
 from invert.ir.unit_axes import only_unit_axes
@@ -154,16 +155,14 @@ def _with_single_carries(jaxpr: Jaxpr) -> Jaxpr:
     if not any(e.primitive is lax.while_p for e in jaxpr.eqns):
         return jaxpr
     graph = Graph(jaxpr)
-    eqns: list[Eqn] = []
-    names: dict[Var, Atom] = {}
-    for eqn in jaxpr.eqns:
+
+    def once(eqn: Eqn) -> Made | None:
         if eqn.primitive is not lax.while_p:
-            eqns.append(eqn)
-            continue
-        eqn, after, same = _merged(eqn, graph)
-        eqns += [eqn, *after]
-        names |= same
-    return rename(jaxpr.replace(eqns=eqns), names)
+            return None
+        loop, after, same = _merged(eqn, graph)
+        return [loop, *after], renamed(eqn.outvars, same)
+
+    return rewritten(jaxpr, once)
 
 
 def _with_single_tests(eqn: Eqn) -> Eqn:
@@ -222,18 +221,11 @@ def _alike(parts: WhileParts, i: int, k: int, graph: Graph) -> WhileParts | None
         return None
     body = open_jaxpr(parts.body)
     assumed = body if longer else rename(body, {one: two})
-    numbers: dict[Atom, object] = {}
-    makers: dict[Atom, Eqn] = {}
-    known: dict[object, int] = {}
-    for eqn in assumed.eqns:
-        key = _key(eqn, numbers)
-        for n, v in enumerate(eqn.outvars):
-            numbers[v] = known.setdefault((key, n), len(known))
-            makers[v] = eqn
-    first, second = assumed.outvars[i], assumed.outvars[k]
-    while longer and first.aval.shape and first in makers and only_unit_axes(makers[first]):
-        (first,) = makers[first].invars
-    if _number(first, numbers) != _number(second, numbers):
+    once = Graph(merge_equations(assumed, with_jaxprs=True))
+    first, second = once.jaxpr.outvars[i], once.jaxpr.outvars[k]
+    while longer and first.aval.shape and (made := once.producer(first)) and only_unit_axes(made):
+        (first,) = made.invars
+    if atom_key(first) != atom_key(second):
         return None
     if longer:
         return parts
@@ -277,18 +269,3 @@ def _filled(atom: Atom, graph: Graph) -> bytes | None:
         (atom, *_) = eqn.invars
     value = np.asarray(atom.val, atom.aval.dtype)
     return value.tobytes() if not value.shape else None
-
-
-def _key(eqn: Eqn, numbers: dict[Atom, object]) -> object:
-    """A key that only equal equations share."""
-    operation = operation_key(eqn, with_jaxprs=True)
-    if operation is None:
-        return id(eqn)
-    return operation, tuple(_number(a, numbers) for a in eqn.invars)
-
-
-def _number(atom: Atom, numbers: dict[Atom, object]) -> object:
-    if isinstance(atom, Literal):
-        value = np.asarray(atom.val, atom.aval.dtype)
-        return str(value.dtype), value.shape, value.tobytes()
-    return numbers.get(atom, atom)

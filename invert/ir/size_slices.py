@@ -11,6 +11,7 @@ from collections.abc import Callable
 from jax import lax
 
 from invert._private.jax import open_jaxpr, renamed, trace_closed
+from invert.ir.passes import Made, rewritten
 from invert.ir.size_values import sizes_in
 from invert.ir.sizes import DimSize, decided, is_open
 from invert.ir.types import Atom, Eqn, Jaxpr, Literal, Value, Var
@@ -21,11 +22,12 @@ def with_slices(jaxpr: Jaxpr) -> Jaxpr:
     if not any(_may_be(e) for e in jaxpr.eqns):
         return jaxpr
     makers: dict[Var, Eqn] = {v: e for e in jaxpr.eqns for v in e.outvars}
-    eqns: list[Eqn] = []
-    for eqn in jaxpr.eqns:
+
+    def sliced(eqn: Eqn) -> Made | None:
         made = (_sliced(eqn, makers) or _strided(eqn, makers)) if _may_be(eqn) else None
-        eqns += [eqn] if made is None else made
-    return jaxpr.replace(eqns=eqns)
+        return None if made is None else (made, eqn.outvars)
+
+    return rewritten(jaxpr, sliced)
 
 
 def _may_be(eqn: Eqn) -> bool:

@@ -35,7 +35,6 @@ from invert._private.jax import (
     plain_params,
     rename,
     rename_operands,
-    renamed,
     trace_closed,
     with_names,
 )
@@ -43,12 +42,13 @@ from invert.ir import kinds
 from invert.ir.avals import is_differentiable, type_of
 from invert.ir.graph import Graph, is_var
 from invert.ir.interpret import bind, retrace
-from invert.ir.jaxprs import broadcast_in_place_of, canonicalize, is_wide, map_jaxprs
+from invert.ir.jaxprs import broadcast_in_place_of, canonicalize, is_wide, map_jaxprs, with_inlined
 from invert.ir.loops import CondParts, ScanParts, WhileParts
 from invert.ir.match import Deferred
 from invert.ir.match import difference as _difference
 from invert.ir.narrow_operands import with_narrow_operands
 from invert.ir.normal_form import merge_equations
+from invert.ir.passes import Made, rewritten
 from invert.ir.size_slices import with_slices
 from invert.ir.size_values import with_size_values
 from invert.ir.types import (
@@ -158,17 +158,14 @@ def _with_bounds(jaxpr: Jaxpr) -> Jaxpr:
 def plain(closed: J) -> J:
     """As `strong`, but keeping weak types and dead code."""
 
+    def plainer(eqn: Eqn) -> Made:
+        kept = _returned(eqn)
+        if kept is None:
+            return [_typed_operands(eqn)], eqn.outvars
+        return [], [_typed(eqn.invars[kept])]
+
     def one(jaxpr: Jaxpr) -> Jaxpr:
-        jaxpr = _with_bounds(unwrapped(jaxpr))
-        names: dict[Var, Atom] = {}
-        eqns = []
-        for eqn in jaxpr.eqns:
-            if _is_identity(eqn):
-                x = _typed(eqn.invars[_kept_operand(eqn)])
-                (names[eqn.outvars[0]],) = renamed([x], names)
-            else:
-                eqns.append(_typed_operands(eqn))
-        jaxpr = _narrow(rename(jaxpr.replace(eqns=eqns), names))
+        jaxpr = _narrow(rewritten(_with_bounds(unwrapped(jaxpr)), plainer))
         sliced = with_slices(jaxpr)
         return _with_narrow_counters(with_size_values(jaxpr if sliced is jaxpr else dce(sliced)))
 
@@ -194,46 +191,21 @@ _WRAPPERS = frozenset(
 
 
 def unwrapped(jaxpr: Jaxpr) -> Jaxpr:
-    """Inline calls of such wrappers."""
-    if not any(_is_wrapper(e) or _is_number(e) for e in jaxpr.eqns):
-        return jaxpr
-    eqns: list[Eqn] = []
-    names: dict[Atom, Atom] = {}
+    """Inline calls of such wrappers, and compute numbers."""
 
-    def renamed(atoms: Sequence[Atom], inside: dict[Atom, Atom]) -> list[Atom]:
-        return [a if isinstance(a, Literal) else inside.get(a, a) for a in atoms]
+    def number(eqn: Eqn) -> Made | None:
+        return ([], [_converted(eqn)]) if _is_number(eqn) else None
 
-    for eqn in jaxpr.eqns:
-        operands = renamed(eqn.invars, names)
-        eqn = eqn.replace(invars=operands)
-        if _is_number(eqn):
-            names[eqn.outvars[0]] = _converted(eqn)
-            continue
-        if not _is_wrapper(eqn):
-            eqns.append(eqn)
-            continue
-        inner = unwrapped(open_jaxpr(eqn.params["jaxpr"]))
-        inside: dict[Atom, Atom] = dict(zip(inner.invars, operands, strict=True))
-        for part in inner.eqns:
-            outvars = [Var(v.aval) for v in part.outvars]
-            replaced = part.replace(invars=renamed(part.invars, inside), outvars=outvars)
-            if _is_number(replaced):
-                inside[part.outvars[0]] = _converted(replaced)
-                continue
-            eqns.append(with_names(replaced, names_of(eqn)))
-            inside |= dict(zip(part.outvars, outvars, strict=True))
-        names |= dict(zip(eqn.outvars, renamed(inner.outvars, inside), strict=True))
-    return jaxpr.replace(eqns=eqns, outvars=renamed(jaxpr.outvars, names))
+    return rewritten(with_inlined(jaxpr, _wrapped), number)
 
 
-def _is_wrapper(eqn: Eqn) -> bool:
+def _wrapped(eqn: Eqn) -> AnyJaxpr | None:
+    """The equations of a wrapper, in the name scopes of its call."""
     if eqn.primitive.name != "jit" or eqn.params["name"] not in _WRAPPERS:
-        return False
-    body = open_jaxpr(eqn.params["jaxpr"])
-    if not body.constvars:
-        return not consts_of(eqn.params["jaxpr"])
-    used = {a for e in body.eqns for a in e.invars if is_var(a)} | set(filter(is_var, body.outvars))
-    return used.isdisjoint(body.constvars)
+        return None
+    inner = unwrapped(open_jaxpr(eqn.params["jaxpr"]))
+    inner = inner.replace(eqns=[with_names(e, names_of(eqn)) for e in inner.eqns])
+    return close_like(eqn.params["jaxpr"], inner)
 
 
 _INDEX_OPS: dict[str, JaxFunction] = {
@@ -369,7 +341,7 @@ def _remaining_axes(more: Sequence[int], less: Sequence[int]) -> tuple[int, ...]
 def _strengthened(jaxpr: Jaxpr) -> Jaxpr:
     made = [v for e in jaxpr.eqns for v in e.outvars]
     weak = any(is_weak(v) for v in (*jaxpr.constvars, *jaxpr.invars, *made))
-    identities = any(map(_is_identity, jaxpr.eqns))
+    identities = any(_returned(e) is not None for e in jaxpr.eqns)
     jaxpr = jaxpr.replace(
         eqns=[_typed_operands(e) for e in jaxpr.eqns],
         outvars=[_typed(a) for a in jaxpr.outvars],
@@ -378,7 +350,8 @@ def _strengthened(jaxpr: Jaxpr) -> Jaxpr:
         return jaxpr
 
     def on_eqn(eqn: Eqn, operands: list[Value]) -> list[Value]:
-        return [operands[_kept_operand(eqn)]] if _is_identity(eqn) else bind(eqn, operands)
+        kept = _returned(eqn)
+        return bind(eqn, operands) if kept is None else [operands[kept]]
 
     count = len(jaxpr.constvars)
     jaxpr = constants_as_arguments(jaxpr)
@@ -388,29 +361,28 @@ def _strengthened(jaxpr: Jaxpr) -> Jaxpr:
     return inner.replace(constvars=inner.invars[:count], invars=inner.invars[count:])
 
 
-def _is_identity(eqn: Eqn) -> bool:
-    """Whether an equation is an identity: a copy, a conversion to the same type, `x + 0`."""
-    if eqn.primitive.name == "copy":
-        return True
-    if (neutral := _NEUTRAL.get(eqn.primitive.name)) is not None:
-        # As JAX traces `arange` of an open length, and `tril`.
-        number, x = eqn.invars if isinstance(eqn.invars[0], Literal) else eqn.invars[::-1]
-        return (
-            isinstance(number, Literal)
-            and x.aval.dtype.kind in "iu"
-            and x.aval.shape == eqn.outvars[0].aval.shape
-            and bool(np.all(number.val == neutral))
-        )
-    convert = eqn.primitive.name == "convert_element_type"
-    return convert and eqn.invars[0].aval.dtype == eqn.outvars[0].aval.dtype
+# The right identity element of each operation.
+_NEUTRAL = {"add": 0, "sub": 0, "mul": 1, "div": 1}
 
 
-_NEUTRAL = {"add": 0, "mul": 1}
+def unchanged(eqn: Eqn) -> int | None:
+    """The position of the operand that an operation with its identity element returns."""
+    if (neutral := _NEUTRAL.get(eqn.primitive.name)) is None:
+        return None
+    kept = int(isinstance(eqn.invars[0], Literal) and eqn.primitive.name in ("add", "mul"))
+    x, number, out = eqn.invars[kept], eqn.invars[1 - kept], eqn.outvars[0]
+    if isinstance(x, Literal) or not isinstance(number, Literal) or np.any(number.val != neutral):
+        return None
+    return kept if (x.aval.shape, x.aval.dtype) == (out.aval.shape, out.aval.dtype) else None
 
 
-def _kept_operand(eqn: Eqn) -> int:
-    """The position of the operand that an identity returns."""
-    return -1 if isinstance(eqn.invars[0], Literal) else 0
+def _returned(eqn: Eqn) -> int | None:
+    """The position of the operand that an identity returns: a copy, `x + 0` of integers."""
+    if eqn.primitive.name in ("copy", "convert_element_type"):
+        return 0 if eqn.invars[0].aval.dtype == eqn.outvars[0].aval.dtype else None
+    # As JAX traces `arange` of an open length, and `tril`.
+    kept = unchanged(eqn)
+    return kept if kept is not None and eqn.outvars[0].aval.dtype.kind in "iu" else None
 
 
 def _with_narrow_counters(jaxpr: Jaxpr) -> Jaxpr:
@@ -609,7 +581,7 @@ def _cond(eqn: Eqn, depth: int) -> Eqn:
 
 
 def _custom_call(eqn: Eqn, depth: int) -> Eqn:
-    """A function with a derivative rule, the rule traced into a jaxpr where it is compared."""
+    """A function with a derivative rule, which is traced into a jaxpr for comparison."""
     rule = None
     if depth < _DEPTH:
         rule = _rule(eqn, depth)
@@ -633,7 +605,7 @@ def _rule(eqn: Eqn, depth: int) -> Deferred | ClosedJaxpr | str:
             rule = _rule_by_key(_Ruled(key, eqn)) if shared else rule_of(eqn)
             return rule if isinstance(rule, str) else normal(rule, depth + 1)
 
-    # Later, there are other axes of a mesh.
+    # Later, the mesh has other axes.
     return Deferred(key, made) if decides and shared and mesh == NO_MESH else made()
 
 

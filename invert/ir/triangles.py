@@ -9,6 +9,7 @@ from jax import lax
 
 from invert._private.jax import dce
 from invert.ir.graph import is_var
+from invert.ir.passes import Made, rewritten
 from invert.ir.sizes import is_open
 from invert.ir.types import Atom, Eqn, Jaxpr, Literal, ShapedArray, Var
 
@@ -22,16 +23,16 @@ def with_triangles(jaxpr: Jaxpr) -> Jaxpr:
     At open sizes `jnp.tri` counts in 64 bits where these are enabled, so that the ranges stay.
     """
     makers: dict[Atom, Eqn] = {v: e for e in jaxpr.eqns for v in e.outvars}
-    eqns: list[Eqn] = []
-    for eqn in jaxpr.eqns:
+
+    def triangle(eqn: Eqn) -> Made | None:
         operands = {"ge": eqn.invars, "le": eqn.invars[::-1]}.get(eqn.primitive.name, ())
         axes = [_axis(a, makers) for a in operands]
         shape = eqn.outvars[0].aval.shape
-        if axes == [0, 1] and len(shape) == 2 and not any(map(is_open, shape)):
-            eqns += _triangle(eqn)
-        else:
-            eqns.append(eqn)
-    return jaxpr if len(eqns) == len(jaxpr.eqns) else dce(jaxpr.replace(eqns=eqns))
+        found = axes == [0, 1] and len(shape) == 2 and not any(map(is_open, shape))
+        return (_triangle(eqn), eqn.outvars) if found else None
+
+    changed = rewritten(jaxpr, triangle)
+    return jaxpr if changed is jaxpr else dce(changed)
 
 
 def _axis(atom: Atom, makers: Mapping[Atom, Eqn]) -> int | None:

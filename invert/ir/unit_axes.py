@@ -85,7 +85,7 @@ def _widened(like: Eqn, x: Var, out: Var) -> Eqn:
 def _kept(graph: Graph) -> dict[Var, tuple[int, ...]]:
     """The values that may keep the reduced axes, with these axes.
 
-    All that uses such a value adds the axes, or computes such a value element by element.
+    Each use of such a value adds the axes, or computes another such value element by element.
     """
     found: dict[Var, tuple[int, ...]] = {}
     for eqn in graph.eqns:
@@ -158,7 +158,7 @@ def with_late_axes(jaxpr: Jaxpr) -> Jaxpr:
 
 
 def _inner(eqn: Eqn, narrow: Mapping[Var, Var]) -> list[Atom] | None:
-    """The operands without the axes that all of them were given; `None` if some were not."""
+    """The operands without the axes that were added to all of them; `None` if some have none."""
     if not any(map(is_var, eqn.invars)) or len(eqn.outvars) != 1:
         return None
     inner: list[Atom] = []

@@ -6,16 +6,18 @@ import jax
 import numpy as np
 from jax import lax
 
-from invert._private.jax import dce, rename
+from invert._private.jax import dce
 from invert.ir.convolutions import with_arguments
 from invert.ir.graph import Graph, is_var
 from invert.ir.known_numbers import with_known_numbers
 from invert.ir.lookups import with_wrapped_positions
 from invert.ir.loop_operands import with_plain_operands
 from invert.ir.narrow_operands import with_narrow_operands
+from invert.ir.passes import Made, rewritten
 from invert.ir.reversed_loops import unreversed
+from invert.ir.traced_form import unchanged
 from invert.ir.triangles import with_triangles
-from invert.ir.types import Atom, Eqn, Jaxpr, Literal, Var
+from invert.ir.types import Eqn, Jaxpr, Literal
 
 
 def as_written(jaxpr: Jaxpr) -> Jaxpr:
@@ -61,33 +63,14 @@ def _order_of_axes(eqn: Eqn) -> tuple[int, ...] | None:
     return (*range(rank - 2), rank - 1, rank - 2) if exchanged else None
 
 
-# The right neutral number of each operation.
-_NEUTRAL = {"add": 0, "sub": 0, "mul": 1, "div": 1}
-
-
 def _without_neutral(jaxpr: Jaxpr) -> Jaxpr:
     """Drop `x + 0.0` and `x * 1.0`, as compilers do."""
-    names: dict[Var, Atom] = {}
-    eqns: list[Eqn] = []
-    for eqn in jaxpr.eqns:
-        neutral = _NEUTRAL.get(eqn.primitive.name)
-        kept = None if neutral is None else _unchanged(eqn, neutral)
-        if kept is None:
-            eqns.append(eqn)
-        else:
-            names[eqn.outvars[0]] = names.get(kept, kept)
-    return rename(jaxpr.replace(eqns=eqns), names) if names else jaxpr
 
+    def dropped(eqn: Eqn) -> Made | None:
+        kept = unchanged(eqn)
+        return None if kept is None else ([], [eqn.invars[kept]])
 
-def _unchanged(eqn: Eqn, neutral: int) -> Var | None:
-    """The operand that equals the result of an operation with a neutral number."""
-    x, number = eqn.invars
-    if isinstance(x, Literal) and eqn.primitive.name in ("add", "mul"):
-        x, number = number, x
-    if isinstance(x, Literal) or not isinstance(number, Literal) or np.any(number.val != neutral):
-        return None
-    same = x.aval.shape == eqn.outvars[0].aval.shape and x.aval.dtype == eqn.outvars[0].aval.dtype
-    return x if same else None
+    return rewritten(jaxpr, dropped)
 
 
 def _with_differences(jaxpr: Jaxpr) -> Jaxpr:

@@ -173,7 +173,7 @@ def scope_of(constraints: Sequence[Constraint]) -> jax.export.SymbolicScope:
     """The scope with those constraints that JAX can represent."""
     kept: tuple[str, ...] = ()
     names = sorted({d for c in constraints for d in c.dimensions})
-    # An equality replaces a dimension, but not in what was stated before it: JAX's comparisons then
+    # An equality replaces a dimension, but not in earlier constraints: JAX's comparisons then
     # recur without end (jax/_src/export/shape_poly_decision.py, jax 0.10.2).
     equalities_first = sorted(constraints, key=lambda c: c.relation != "eq")
     for text in filter(None, (c.text() for c in equalities_first)):
@@ -187,7 +187,7 @@ def scope_of(constraints: Sequence[Constraint]) -> jax.export.SymbolicScope:
 def _usable(conditions: tuple[str, ...], names: Sequence[str]) -> bool:
     """Whether JAX can compute with dimensions under some conditions.
 
-    It replaces one that equals an expression, also where that contains the dimension itself. A
+    JAX replaces a dimension that equals an expression, even one that contains the dimension. A
     contradiction is an error at the first comparison.
     """
     try:

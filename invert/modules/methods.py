@@ -130,8 +130,8 @@ def _failing(name: str) -> Callable[..., Any]:
 def method_names(names: Iterable[str]) -> dict[str, str]:
     """A unique identifier for each function: `encoder___call__` for `encoder.__call__`.
 
-    Avoids keywords and attributes of the class. A trace is called after its function and what sets
-    it apart: `call_training` for `__call__(training=True)`.
+    Avoids keywords and attributes of the class. A trace is called after its function and how it
+    differs: `call_training` for `__call__(training=True)`.
     """
     taken = {*dir(Methods), *(f.name for f in dataclasses.fields(Methods))} - {"__call__"}
     identifiers: dict[str, str] = {}
@@ -177,7 +177,7 @@ def build_methods(
         body[names[key]] = _method(key, function, names[key])
     for key in failed:
         body[names[key]] = _failing(key)
-    # A call of a function by its own name runs the trace that fits, the default one among them.
+    # A call of a function by its own name runs the trace that fits, perhaps the default one.
     of = {key: f.entry.trace.of for key, f in functions.items() if f.entry.trace is not None}
     for function in dict.fromkeys(of.values()):
         (identifier,) = method_names([function]).values()

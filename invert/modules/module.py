@@ -59,8 +59,8 @@ class Recovered(eqx.Module):
     def shardings(self) -> Shardings | None:
         """The shardings of arguments, parameters and results on the mesh of the original.
 
-        `None` if the program is for one device. For several functions, those of the first with more
-        devices, with the parameters of all.
+        `None` if the program is for one device. For several functions, those of the first that
+        uses several devices, with the parameters of all.
         """
         functions = list(self._functions_by_name().values())
         found = [
@@ -222,7 +222,7 @@ class Module(Recovered):
 
     @property
     def report(self) -> Report:
-        """The report of the conversion; if sizes are open, `report.sizes` says for which sizes.
+        """The report of the conversion; if sizes are open, `report.sizes` states which it is for.
 
         **Raises:** `SignatureError` if sizes are open and the program was not yet recovered at any,
         as by a call or by `source`.

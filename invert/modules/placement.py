@@ -1,8 +1,7 @@
 """Chooses the mesh that a program for several devices runs on.
 
 The mesh of `jax.set_mesh` takes precedence, then that of the arguments, then the first devices.
-Axes left to the partitioner may have other sizes than in the original, those of a `shard_map` may
-not.
+Axes left to the partitioner may differ in size from the original; axes of a `shard_map` may not.
 """
 
 from __future__ import annotations

@@ -119,8 +119,8 @@ def _texts(model: eqx.Module) -> tuple[str, str]:
     source = getattr(namespace, "__source__", None)
     if source is None:
         raise EmissionError(
-            f"{type(model).__name__} is not a module written by invert; save a recovered "
-            "module or its `model`"
+            f"{type(model).__name__} is not a module written by invert",
+            remedy="Save a recovered module or its `model`.",
         )
     if not hasattr(namespace, "load"):
         raise ValueError(
@@ -229,7 +229,9 @@ def _value(leaf: Any, state: eqx.nn.State | None) -> Any:
         held = state.get(leaf)
         return np.asarray(held).astype(getattr(leaf.init, "dtype", held.dtype))
     if not eqx.is_array_like(leaf.init) and not isinstance(leaf.init, jax.ShapeDtypeStruct):
-        raise EmissionError("the module no longer holds the values of its state; pass state=...")
+        raise EmissionError(
+            "the module no longer holds the values of its state", remedy="Pass state=..."
+        )
     return leaf.init
 
 
@@ -358,7 +360,10 @@ def load_saved(
     """
     where = Path(directory)
     if not is_saved(where):
-        raise MalformedModelError(f"{where} has no {_CODE} next to {_WEIGHTS} or {_INDEX}")
+        raise MalformedModelError(
+            f"{where} has no {_CODE} next to {_WEIGHTS} or {_INDEX}",
+            remedy="Pass a directory that invert.save wrote.",
+        )
     name = f"invert_saved_{next(_loaded)}"
     code, page = where / _CODE, where / _PAGE
     spec = importlib.util.spec_from_file_location(name, code)

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from invert.patterns.special import is_number, lowered
+from invert.ir.graph import is_number
+from invert.patterns.special import lowered
 from invert.rewriting.pattern import Call, Pattern, Site, bind
 
 

@@ -1,7 +1,7 @@
 """Fingerprints of library functions: which primitives they consist of, without lowering them.
 
-A function of a module without names may be any that JAX has. Its fingerprint, a digest of the
-primitives in its body, says which to try; each is then lowered and compared as a whole.
+In a module without names, a call may be any function of JAX. Its fingerprint, a digest of the
+primitives in its body, selects the candidates; each is then lowered and compared as a whole.
 `fingerprints.json` holds those of the JAX releases that `benchmarks/fingerprints.py` was run with.
 For another release they are computed for functions that end in the same primitive, and stored in
 the user's cache directory.

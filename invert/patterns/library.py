@@ -90,7 +90,7 @@ def _softmax(site: Site) -> Iterator[Call]:
         return
     if below.primitive.name != "reduce_sum":
         return
-    axis = _axis(below, site)
+    axis = _axis(below)
     yield _of(jax.nn.softmax, site.out, axis=axis)
     centered = site.producer(above.invars[0])
     moved = None if centered is None else site.producer(centered.invars[0])
@@ -104,7 +104,7 @@ def _softmax(site: Site) -> Iterator[Call]:
             yield Call(key, mapped, (site.aval(moved.invars[0]),))
 
 
-def _axis(reduce: Any, site: Site) -> Any:
+def _axis(reduce: Eqn) -> int | tuple[int, ...]:
     rank = len(reduce.invars[0].aval.shape)
     axes = tuple(a - rank for a in reduce.params["axes"])
     return axes[0] if len(axes) == 1 else axes
@@ -121,10 +121,10 @@ def _logsumexp(site: Site) -> Iterator[Call]:
             continue
         x = site.aval(total.invars[0])
         if site.eqn.primitive.name == "sub":
-            yield _of(jax.nn.log_softmax, x, axis=_axis(total, site))
+            yield _of(jax.nn.log_softmax, x, axis=_axis(total))
             continue
         keep = len(site.out.shape) == len(x.shape)
-        axis = _axis(total, site)
+        axis = _axis(total)
         yield _of(jax.nn.logsumexp, x, axis=axis, keepdims=keep)
 
 

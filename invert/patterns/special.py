@@ -19,8 +19,8 @@ import numpy as np
 from jax import lax
 
 from invert._private.jax import Var, iota_2x32_shape_p
-from invert.ir.graph import literal
-from invert.ir.types import Atom, Eqn, JaxFunction
+from invert.ir.graph import is_number, literal
+from invert.ir.types import Eqn, JaxFunction
 from invert.rewriting.pattern import Call, Pattern, Site, bind
 from invert.rewriting.short import Short
 
@@ -29,12 +29,6 @@ _LANCZOS = 676.520368121885098567009190444019
 # Iteration limits of the loops inside the incomplete gamma and beta functions.
 _GAMMA_LOOP = 2000.0
 _BETA_LOOP = (200.0, 600.0)
-
-
-def is_number(atom: Atom, value: complex) -> bool:
-    """Whether the atom is the scalar literal `value`."""
-    number = literal(atom)
-    return number is not None and bool(number == value)
 
 
 # A constant of the logarithm inside lgamma in float32, which jax 0.12 outlines.
@@ -194,7 +188,7 @@ PATTERNS = (
     ),
     lowered("nextafter", "bitcast_convert_type", lax.nextafter_p.bind, arity=2, after="select_n"),
     # 1 / (1 + exp(-x)), also where the author may have written the quotient. Values are the same;
-    # the derivative of `logistic` stays finite where `exp(-x)` overflows, that of the quotient not.
+    # the derivative of `logistic` stays finite where `exp(-x)` overflows, unlike the quotient's.
     lowered("logistic", "div", lax.logistic_p.bind, after="_ add", accuracy=None),
     Pattern("exp2", ("exp",), _exp2, (0.6931471805599453,)),
     Pattern("atan", ("atan2",), _atan),

@@ -14,10 +14,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from invert._private.jax import Var
-from invert.ir.graph import is_var
+from invert.ir.graph import is_number, is_var
 from invert.ir.hints import hint_of
 from invert.ir.types import Atom
-from invert.patterns.special import is_number
 from invert.rewriting.pattern import Call, Pattern, Site, bind
 
 _CONVERT = "convert_element_type"

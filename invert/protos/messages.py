@@ -135,8 +135,7 @@ def parse(kind: type[M], data: bytes, where: str) -> M:
     except DecodeError as error:
         name = kind.__qualname__
         raise MalformedModelError(
-            f"{where} cannot be read as a {name}: {_fault(name, data)}. The file is damaged or "
-            "incomplete; copy or export the model again."
+            f"{where} cannot be read as a {name}: {_fault(name, data)}"
         ) from error
 
 
@@ -151,7 +150,7 @@ def own(given: Any, kind: type[M], where: str) -> M:
 # -- large fields of a message
 
 # The attributes that may be left out of a message: embedded programs, and values of constants,
-# which only the graph itself reads, not those who take its functions.
+# which only the graph itself reads, not the users of its functions.
 PROGRAMS, VALUES = b"module", b"value"
 
 

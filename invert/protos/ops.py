@@ -30,7 +30,7 @@ _FIELDS = {
 
 
 class Argument(NamedTuple):
-    """An input or output of an op, as its `OpDef.ArgDef` says."""
+    """An input or output of an op, from its `OpDef.ArgDef`."""
 
     name: str
     type: int
@@ -41,7 +41,7 @@ class Argument(NamedTuple):
 
 
 class Attribute(NamedTuple):
-    """An attribute of an op, as its `OpDef.AttrDef` says.
+    """An attribute of an op, from its `OpDef.AttrDef`.
 
     **Attributes:**
 
@@ -62,7 +62,7 @@ class Attribute(NamedTuple):
 
 
 class Definition(NamedTuple):
-    """What an `OpDef` says: each field of a message takes far longer to read than one of these."""
+    """The content of an `OpDef`. Fields of a message take far longer to read than these."""
 
     input_arg: tuple[Argument, ...]
     output_arg: tuple[Argument, ...]

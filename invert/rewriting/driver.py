@@ -13,7 +13,6 @@ import numpy as np
 
 from invert._errors import InvertError, optional_step
 from invert._private.jax import (
-    DropVar,
     Literal,
     close_like,
     constants_as_arguments,
@@ -37,6 +36,7 @@ from invert.ir.graph import Graph, is_var, rounded
 from invert.ir.hints import without_hint
 from invert.ir.loops import CondParts, ScanParts, WhileParts
 from invert.ir.match import Match, Miss, equivalent, same_value
+from invert.ir.order import topological
 from invert.ir.types import AnyJaxpr, Atom, ClosedJaxpr, Eqn, J, Jaxpr, Value, Var
 from invert.rewriting.pattern import (
     Call,
@@ -213,7 +213,7 @@ class Rewriter:
         return replacements
 
     def _may_match(self, pattern: Pattern | EquationPattern | ProgramPattern, graph: Graph) -> bool:
-        """Whether a body, with its inner jaxprs, has what every match of the pattern contains."""
+        """Whether a body, inner jaxprs included, contains what every match of the pattern needs."""
         if not isinstance(pattern, Pattern):
             return True
         if pattern.holds is not None and pattern.holds not in jaxprs.names_in(graph.jaxpr):
@@ -371,8 +371,8 @@ _HOLDS_AN_ARRAY = "the replacement holds an array constant that the program does
 def _constants_in(graph: Graph, closed: AnyJaxpr) -> list[Atom] | None:
     """The atoms of a body for the constants that a jaxpr uses.
 
-    A body cannot be given further constants, so arrays have to be those that it reads already;
-    `None` where one is not.
+    A body cannot get further constants, so it must read the arrays already; `None` if it does not
+    read one of them.
     """
     jaxpr, constants = _live(closed)
     found: list[Atom] = []
@@ -396,7 +396,7 @@ def _no_progress(closed: AnyJaxpr, template: Graph) -> bool:
 def replace(graph: Graph, replacements: Sequence[Replacement]) -> Jaxpr:
     """Make the replacements, sort topologically and remove dead equations.
 
-    Replacements may be acyclic one by one and cyclic together; then only the first is made.
+    Replacements may be acyclic one by one but cyclic together; then only the first is made.
     """
     try:
         return _replace_all(graph, replacements)
@@ -458,7 +458,7 @@ def _splice(r: Replacement, graph: Graph, renamed: dict[Atom, Atom]) -> list[Eqn
     constants = _constants_in(graph, r.jaxpr)
     if constants is None:
         raise InvertError(_HOLDS_AN_ARRAY)
-    env: dict[Atom, Atom] = dict(zip(inner.invars, [*constants, *r.inputs], strict=True))
+    env: dict[Var, Atom] = dict(zip(inner.invars, [*constants, *r.inputs], strict=True))
     for v, out in zip(inner.outvars, r.outputs, strict=True):
         if out is None or not is_var(out):
             continue
@@ -467,45 +467,18 @@ def _splice(r: Replacement, graph: Graph, renamed: dict[Atom, Atom]) -> list[Eqn
         else:  # a result is an argument or a literal, or occurs twice
             renamed[out] = env[v] if is_var(v) else v
 
-    def read(atom: Atom) -> Atom:
-        return env[atom] if is_var(atom) else atom
-
     eqns = []
-    for eqn in inner.eqns:
-        outvars = [
-            v if isinstance(v, DropVar) else env.setdefault(v, Var(v.aval)) for v in eqn.outvars
-        ]
-        new = eqn.replace(invars=[read(a) for a in eqn.invars], outvars=outvars)
-        names, own = names_of(r.root), names_of(new)
-        eqns.append(with_names(new, (*(without_hint(names) if own else names), *own)))
+    for eqn in jaxprs.copied(inner.eqns, env):
+        names, own = names_of(r.root), names_of(eqn)
+        eqns.append(with_names(eqn, (*(without_hint(names) if own else names), *own)))
     return eqns
 
 
 def _topological(eqns: Sequence[Eqn]) -> list[Eqn]:
-    """Sort equations so that definitions precede uses; stable and linear."""
-    producers: dict[Atom, Eqn] = {v: e for e in eqns for v in e.outvars}
-    done: set[Eqn] = set()
-    opened: set[Eqn] = set()
-    ordered: list[Eqn] = []
-    for start in eqns:
-        pending = [start]
-        while pending:
-            eqn = pending[-1]
-            if eqn in done:
-                pending.pop()
-                continue
-            missing = [
-                p
-                for a in eqn.invars
-                if is_var(a) and (p := producers.get(a)) is not None and p not in done
-            ]
-            if missing:
-                if eqn in opened:
-                    raise _CycleError("replacements depend on each other's results")
-                opened.add(eqn)
-                pending.extend(missing)
-            else:
-                pending.pop()
-                done.add(eqn)
-                ordered.append(eqn)
-    return ordered
+    """Sort equations so that definitions precede uses, and otherwise as they are."""
+    producers: dict[Atom, int] = {v: i for i, e in enumerate(eqns) for v in e.outvars}
+    before = [{producers[a] for a in e.invars if is_var(a) and a in producers} for e in eqns]
+    order = topological(range(len(eqns)), before)
+    if len(order) < len(eqns):
+        raise _CycleError("replacements depend on each other's results")
+    return [eqns[i] for i in order]

@@ -27,8 +27,8 @@ def lower_alike(
 ) -> bool:
     """Whether two programs are equal after their equations are lowered and raised again.
 
-    At first only those equations of `b` are expanded whose kind `a` does not contain, then those of
-    both whose kind only one contains, or `b` more often; if that proves nothing, all are.
+    First, the equations of `b` are expanded whose kind does not occur in `a`; then those of both
+    whose kind occurs in only one of them, or more often in `b`; if that proves nothing, all are.
     Expansions are cached by kind, so later programs lower little or nothing. A `scan` is first
     replaced by the loop that JAX traces to lower it.
 
@@ -50,7 +50,7 @@ def lower_alike(
     )
     expansion = _Expansion(platform, x64)
     common = ours.keys() & theirs
-    # Expansion removes no equation of a kind that is kept.
+    # Expansion never removes an equation whose kind is kept.
     alike = {kind for kind in common if ours[kind] >= theirs[kind]}
     attempts = [(alike, True), (set[Hashable](), True)]
     if alike == common:
@@ -174,7 +174,7 @@ class _Expansion:
                     continue
                 self._of_kind[call.kind] = template
                 if jaxprs.holds_jaxprs(call.eqn):
-                    continue  # the loops of programs that are gone do not stay
+                    continue  # such an entry would keep the loop of a finished program alive
                 while len(_TEMPLATES) >= _MOST_TEMPLATES:
                     _TEMPLATES.pop(next(iter(_TEMPLATES)))
                 _TEMPLATES[call.kind, self._platform, self._x64] = template

@@ -158,7 +158,7 @@ class Stage:
     - `patterns`: tried in this order.
     - `outermost_first`: makes one pass from the outermost jaxpr inwards, for patterns that match
         the bodies of calls before these are rewritten.
-    - `inside_rules`: whether it rewrites functions that have derivative rules of their own.
+    - `inside_rules`: whether it rewrites functions that have derivative rules.
     """
 
     patterns: tuple[Pattern | EquationPattern | ProgramPattern, ...]

@@ -17,7 +17,7 @@ from invert.stablehlo.lowered import lower
 
 
 def raise_call(call: Call, platform: str) -> ClosedJaxpr | None:
-    """What `call` is lowered to and raised as; `None` if JAX refuses it."""
+    """The program of `call`, lowered and raised again; `None` if JAX refuses it."""
     closed = _raised(dataclasses.replace(call, is_call=False), platform)
     return closed if closed is None or call.is_call else unwrap(closed)
 
@@ -44,7 +44,7 @@ def _raised(call: Call, platform: str) -> ClosedJaxpr | None:
 
 
 def raised_before(call: Call, platform: str) -> ClosedJaxpr | None:
-    """What `call` was raised as for a pattern, if it was."""
+    """The program raised for `call` when a pattern proposed it, if one did."""
     return _raised.known(call, platform)
 
 

@@ -1,7 +1,7 @@
 """Calls raised from their trace, where lowering keeps every equation of it.
 
-Lowering a function of a few elementwise equations takes ten times as long as tracing it, and the
-first time in a process far longer. `tests/rewriting/test_traced_calls.py` compares the two.
+Lowering a function of a few elementwise equations takes ten times as long as tracing it, and far
+longer the first time in a process. `tests/rewriting/test_traced_calls.py` compares the two.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _WITH_RULES = {"custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr"}
 
 
 def raised_by_trace(call: Call) -> ClosedJaxpr | None:
-    """What `call` is lowered to and raised as, if its trace shows that."""
+    """The program of `call`, lowered and raised again, if its trace shows it."""
     if isinstance(call.key, tuple) and isinstance(call.key[0], Primitive):
         return None  # a primitive is looked for because lowering expands it
     with jax.enable_x64(call.needs_x64):

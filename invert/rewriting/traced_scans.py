@@ -18,8 +18,8 @@ from invert.ir.types import AnyJaxpr, Atom, Eqn, J
 def with_traced_scans(program: J, *, platform: str, x64: bool) -> J:
     """Replace each `scan` by the equations that JAX traces in its place when it lowers it.
 
-    Those may be any that lowering replaces in turn. A `scan` over keys, which lowering replaces by
-    words, stays; so do those of a program on several devices.
+    Lowering may replace these in turn. A `scan` over keys, which lowering replaces by words, stays,
+    as does a `scan` on several devices.
     """
     function, names = traced_to_lower(lax.scan_p, platform), jaxprs.names_in(open_jaxpr(program))
     if function is None or "scan" not in names or "shard_map" in names:

@@ -22,11 +22,10 @@ import numpy as np
 from invert._errors import MalformedModelError, Problem, UnsupportedOpError
 from invert._private.mlir import ir, make_ir_context, make_reading_context, stablehlo_dialect
 from invert.protos.file_parts import FilePart
-from invert.stablehlo.parse_in_child import REMEDY, KnownBytes, rewrite_in_child
+from invert.stablehlo.parse_in_child import KnownBytes, remedy_of, rewrite_in_child
 from invert.stablehlo.parse_worker import read
 
 _MAGIC = b"ML\xefR"
-_AGAIN = "The bytes are damaged or cut off; export or copy the model again."
 _VERSION = re.compile(rb"StableHLO_v(\d{1,9})\.(\d{1,9})\.(\d{1,9})")
 
 
@@ -65,7 +64,7 @@ def parse_module(
         form = "bytecode"
         data = rewrite_in_child(kind, data.chunks(), len(data), what, large, known)
     elif kind == "text" and b"!quant." in data:
-        # jaxlib 0.10.2 does not know the dialect, and says so in terms of MLIR only.
+        # jaxlib 0.10.2 does not know the dialect, and its message names only MLIR's terms.
         raise UnsupportedOpError(
             [
                 Problem(
@@ -86,10 +85,10 @@ def parse_module(
     if isinstance(module, str):  # it may hold a dialect that JAX's exports do not
         module = read(ir, stablehlo_dialect, make_ir_context, form, data)
     if isinstance(module, str):
-        raise MalformedModelError(f"The {what} cannot be read: {module}. {REMEDY[kind]}")
+        raise MalformedModelError(f"The {what} cannot be read: {module}", remedy=remedy_of(kind))
     if not _public_functions(module, what):
         raise MalformedModelError(
-            f"The {what} has no public function. Make its entry function public."
+            f"The {what} has no public function", remedy="Make its entry function public."
         )
     return module
 
@@ -106,14 +105,15 @@ def _bytes_of(
         blob = bytes(blob)
     if not isinstance(blob, (bytes, str, FilePart)):
         raise MalformedModelError(
-            f"The {what} is a {type(blob).__name__}. Pass MLIR text as str, or bytecode as bytes."
+            f"The {what} is a {type(blob).__name__}",
+            remedy="Pass MLIR text as str, or bytecode as bytes.",
         )
     try:
         data = blob.encode() if isinstance(blob, str) else blob
     except UnicodeEncodeError as e:
-        raise MalformedModelError(f"The {what} is text with lone surrogates ({e}).") from e
+        raise MalformedModelError(f"The {what} is text with lone surrogates ({e})") from e
     if isinstance(data, bytes) and not data.strip():
-        raise MalformedModelError(f"The {what} is empty. {_AGAIN}")
+        raise MalformedModelError(f"The {what} is empty")
     return data
 
 
@@ -132,8 +132,9 @@ def entry_function(module: ir.Module) -> ir.OpView:
     else:
         raise MalformedModelError(
             f"The StableHLO module has {len(public)} public functions ({', '.join(public)}) and "
-            "none of them is `main`. Name the entry `main`, make the others private, or read all "
-            "of them with invert.from_stablehlo."
+            "none of them is `main`",
+            remedy="Name the entry `main`, make the others private, or read all of them with "
+            "invert.from_stablehlo.",
         )
     return op
 
@@ -152,7 +153,7 @@ def _public_functions(module: ir.Module, what: str) -> dict[str, ir.OpView]:
             name = attributes["sym_name"].value_bytes.decode()
         except UnicodeDecodeError as e:
             raise MalformedModelError(
-                f"A function of the {what} has a name that is not UTF-8 ({e}). {_AGAIN}"
+                f"A function of the {what} has a name that is not UTF-8 ({e})"
             ) from e
         if "sym_visibility" not in attributes or attributes["sym_visibility"].value == "public":
             public[name] = op
@@ -202,19 +203,19 @@ def _kind(data: bytes | FilePart, what: str) -> str:
         except UnicodeDecodeError as e:
             raise MalformedModelError(
                 f"The {what} is neither MLIR bytecode, which begins with {_MAGIC!r}, nor text: "
-                f"byte {e.start} is not UTF-8. {_AGAIN}"
+                f"byte {e.start} is not UTF-8"
             ) from e
         if b"\0" in data:
             raise MalformedModelError(
                 f"The {what} is neither MLIR bytecode, which begins with {_MAGIC!r}, nor text: "
-                f"byte {data.index(0)} is null. {_AGAIN}"
+                f"byte {data.index(0)} is null"
             )
         if data.lstrip().startswith(b"HloModule"):
             return "hlotext"
         if b"func.func" not in data and b"module" not in data:
             raise MalformedModelError(
-                f"The {what} is text that is not StableHLO: it has no `module` and no `func.func`. "
-                "Pass MLIR text, MLIR bytecode or a portable artifact."
+                f"The {what} is text that is not StableHLO: it has no `module` and no `func.func`",
+                remedy="Pass MLIR text, MLIR bytecode or a portable artifact.",
             )
         return "text"
     try:
@@ -228,14 +229,14 @@ def _kind(data: bytes | FilePart, what: str) -> str:
     except (IndexError, ValueError) as e:
         if isinstance(e, MalformedModelError):
             raise
-        raise MalformedModelError(f"The {what} is broken MLIR bytecode: {e}. {_AGAIN}") from e
+        raise MalformedModelError(f"The {what} is broken MLIR bytecode: {e}") from e
     # Artifacts of 2023 do not name a StableHLO version, but hold VHLO too.
     if match or b"\0vhlo\0" in data:
         return "portable"
     if not producer.startswith(b"MLIR"):
         raise MalformedModelError(
             f"The {what} is MLIR bytecode of an unknown producer {producer[:40]!r}; StableHLO_v* "
-            f"and MLIR* are known. {_AGAIN}"
+            f"and MLIR* are known"
         )
     return "bytecode"
 
@@ -246,8 +247,8 @@ def _check_version(version: tuple[int, ...], what: str) -> None:
         text = ".".join(map(str, version))
         raise MalformedModelError(
             f"The {what} is a portable artifact of StableHLO {text}, and this jaxlib reads "
-            f"StableHLO {newest} at most. Upgrade jaxlib, or serialize the model for StableHLO "
-            f"{newest} or older."
+            f"StableHLO {newest} at most",
+            remedy=f"Upgrade jaxlib, or serialize the model for StableHLO {newest} or older.",
         )
 
 

@@ -26,13 +26,6 @@ from invert.ir.arrays import KnownBytes, aligned_room
 from invert.stablehlo.ops.constants import LARGE
 
 _WORKER = pathlib.Path(__file__).with_name("parse_worker.py")
-REMEDY = {
-    "text": "Correct the text, or export or copy the model again.",
-    "bytecode": "The bytes are damaged or are not StableHLO; export or copy the model again.",
-    "portable": "The bytes are damaged or are not StableHLO; export or copy the model again.",
-    "hlo": "The bytes are damaged or are not an HLO module; export or copy the model again.",
-    "hlotext": "Correct the text, or export or copy the model again.",
-}
 _START_SECONDS = 60.0
 _SECONDS = 20.0
 _TRUST = "For modules from a source you trust, pass `trusted=True`."
@@ -100,7 +93,13 @@ def rewrite_in_child(
         if answer.startswith(_MAGIC):
             return answer
         reason = answer.decode()
-    raise MalformedModelError(f"The {what} cannot be read: {reason}. {REMEDY[kind]}")
+    raise MalformedModelError(f"The {what} cannot be read: {reason}", remedy=remedy_of(kind))
+
+
+def remedy_of(kind: str) -> str | None:
+    """The remedy for a module that cannot be read; `None` for that of damaged bytes."""
+    is_text = kind in ("text", "hlotext")
+    return "Correct the text, or export or copy the model again." if is_text else None
 
 
 def _large_values(stream: IO[bytes], known: KnownBytes) -> list[np.ndarray] | None:

@@ -68,7 +68,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_the_checksum_is_that_of_the_standard() -> None:
+def test_the_checksum_follows_the_standard() -> None:
     assert crc32c(b"123456789") == 0xE3069283
     assert crc32c(b"") == 0
     data = random.Random(0).randbytes(300_001)

@@ -92,7 +92,7 @@ def lines(capsys: pytest.CaptureFixture[str]) -> tuple[str, str]:
     return captured.out, captured.err
 
 
-def test_inspect_lists_what_is_there(models: Path, capsys) -> None:
+def test_inspect_lists_the_contents(models: Path, capsys) -> None:
     assert main(["inspect", str(models / "several")]) == 4
     out, err = lines(capsys)
     assert "SavedModel" in out
@@ -108,7 +108,7 @@ def test_inspect_lists_what_is_there(models: Path, capsys) -> None:
     assert err == ""
 
 
-def test_inspect_says_what_the_container_leaves_open(tmp_path: Path, capsys) -> None:
+def test_inspect_shows_open_sizes(tmp_path: Path, capsys) -> None:
     module = tf.Module()
     module.layer = keras.layers.Dense(2)
     module.layer.build((None, 3))
@@ -159,7 +159,7 @@ def test_inspect_knows_every_container(models: Path, name: str, kind: str, op: s
 
 
 @pytest.mark.parametrize("name", ["saved_model", "model.keras", "export.bin", "graph.pb"])
-def test_convert_writes_what_runs_alike(models: Path, name: str, tmp_path: Path, capsys) -> None:
+def test_convert_writes_equivalent_code(models: Path, name: str, tmp_path: Path, capsys) -> None:
     ends = ["--inputs", "x", "--outputs", "y"] if name == "graph.pb" else []
     target = tmp_path / "out"
     arguments = ["convert", str(models / name), "-o", str(target), "--verify", *ends]
@@ -197,7 +197,7 @@ def test_several_functions(tmp_path: Path, capsys) -> None:
     assert "has several functions" in lines(capsys)[1]
 
 
-def test_convert_says_what_it_does(models: Path, tmp_path: Path, capsys) -> None:
+def test_convert_reports_its_steps(models: Path, tmp_path: Path, capsys) -> None:
     arguments = ["convert", str(models / "export.bin"), "-o", str(tmp_path), "--progress"]
     assert main([*arguments, "--max-shard-size", "40B"]) == 0
     stages = [line.partition("] ")[2] for line in lines(capsys)[1].splitlines()]
@@ -481,7 +481,7 @@ def test_sizes_of_arguments(models: Path, tmp_path: Path, capsys) -> None:
     assert "no argument is named 'z'" in lines(capsys)[1]
 
 
-def test_options_that_are_not_for_a_model_are_refused(models: Path, tmp_path: Path, capsys) -> None:
+def test_options_of_other_models_are_refused(models: Path, tmp_path: Path, capsys) -> None:
     graph = ["--inputs", "x:0", "--outputs", "y:0"]
     assert main(["inspect", str(models / "several"), *graph]) == 2
     assert "are for bare graphs" in lines(capsys)[1]
@@ -512,7 +512,7 @@ def test_json_of_convert_and_diff(models: Path, tmp_path: Path, capsys) -> None:
     assert json.loads(lines(capsys)[0])["functions"][0]["results"] == ["float32[2, 4]"]
 
 
-def test_colours_are_for_those_who_want_them(models: Path, capsys, monkeypatch) -> None:
+def test_colours_can_be_turned_off(models: Path, capsys, monkeypatch) -> None:
     pair = [str(models / "export.bin"), str(models / "other.bin")]
     monkeypatch.setenv("FORCE_COLOR", "1")
     assert main(["inspect", pair[0]]) == 0

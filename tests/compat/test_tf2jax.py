@@ -358,7 +358,7 @@ def test_values_of_the_example_need_not_make_sense() -> None:
     np.testing.assert_array_equal(where(np.array([True, False, True])), [[0], [2]])
 
 
-def test_errors_are_those_of_tf2jax_too() -> None:
+def test_errors_are_also_tf2jax_errors() -> None:
     decode = tf.function(lambda n: tf.io.decode_jpeg(tf.io.read_file("a")) + tf.cast(n, tf.uint8))
     with pytest.raises(ValueError, match="ReadFile"):
         tf2jax.convert(decode, np.array(2))
@@ -371,7 +371,7 @@ def test_errors_are_those_of_tf2jax_too() -> None:
         fn(3)
 
 
-def test_checks_say_what_they_found() -> None:
+def test_checks_report_their_findings() -> None:
     with tf2jax.override_config("enable_checkify_for_asserts", True):
         fn = tf2jax.convert_functional(
             tf.function(lambda x: tf.debugging.check_numerics(x, "Checking")), X[0]

@@ -15,7 +15,7 @@ piece_of = functools.cache(gallery.piece)
 
 
 @pytest.mark.parametrize("name", gallery.MODELS)
-def test_the_page_shows_what_is_recovered(name: str) -> None:
+def test_the_page_shows_the_recovered_source(name: str) -> None:
     try:
         piece = piece_of(name)
     except ImportError as error:

@@ -131,7 +131,7 @@ def test_every_option_is_in_one_group_with_its_default() -> None:
     assert len(rows) == len(defaults)
 
 
-def test_the_commands_are_those_of_the_program() -> None:
+def test_the_commands_match_the_program() -> None:
     from invert.cli import _parser
 
     page = (DOCS / "cli.md").read_text()
@@ -144,7 +144,7 @@ def test_the_commands_are_those_of_the_program() -> None:
         assert {f for f in flags - {"--help"} if f not in text} == set(), name
 
 
-def test_the_measurements_are_those_stored() -> None:
+def test_the_measurements_match_the_stored_ones() -> None:
     results = tomllib.loads(measurements.DATA.read_text(encoding="utf-8"))
     assert measurements.page(results) == measurements.PAGE.read_text(encoding="utf-8")
     assert all(m["figure"] in measurements.page(results) for m in results["measurement"])

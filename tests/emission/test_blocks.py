@@ -117,7 +117,7 @@ def test_blocks_in_blocks() -> None:
 
 
 @pytest.mark.parametrize("other", [jnp.sin, lambda x: x * 2.0])
-def test_blocks_that_differ_are_no_list(other: Callable[[Any], Any]) -> None:
+def test_different_blocks_do_not_form_a_list(other: Callable[[Any], Any]) -> None:
     def run(*arrays: Any) -> Any:
         *params, x = arrays
         for i in range(0, len(params), 2):
@@ -183,7 +183,7 @@ def test_blocks_of_a_residual_network() -> None:
     assert "strides: tuple[int, int] = eqx.field(static=True)" in classes["Conv"]
 
 
-def test_names_that_tell_something_stay() -> None:
+def test_meaningful_names_stay() -> None:
     def run(first: Any, second: Any, x: Any) -> Any:
         return jnp.tanh(x @ first) @ second
 

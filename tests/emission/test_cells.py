@@ -114,7 +114,7 @@ def test_values_that_leave_a_cell_and_come_back_stay_inside() -> None:
     assert "self.cell(h, x)" in source
 
 
-def test_parameters_that_others_use_are_no_part_of_a_cell() -> None:
+def test_parameters_used_elsewhere_are_not_part_of_a_cell() -> None:
     w, u, x = _arrays((4, 4), (4, 4), (2, 5, 4))
 
     def run(w: Any, u: Any, x: Any) -> Any:
@@ -146,7 +146,7 @@ def test_an_unrolled_cell_is_called_in_a_loop(split: bool) -> None:
     assert loops[split] in source
 
 
-def test_states_that_are_used_later_are_no_loop() -> None:
+def test_states_used_later_do_not_form_a_loop() -> None:
     w, u, x = _arrays((4, 6), (6, 6), (2, 4, 4))
 
     def run(w: Any, u: Any, x: Any) -> Any:
@@ -158,7 +158,7 @@ def test_states_that_are_used_later_are_no_loop() -> None:
     assert "for i in" not in _emitted(run, [w, u], x).source
 
 
-def test_parts_in_another_order_are_no_loop() -> None:
+def test_reordered_parts_do_not_form_a_loop() -> None:
     w, u, x = _arrays((4, 6), (6, 6), (2, 4, 4))
 
     def run(w: Any, u: Any, x: Any) -> Any:
@@ -228,7 +228,7 @@ def test_biases_after_a_residual_belong_to_their_layers() -> None:
     assert "class ResidualLinear" in source
 
 
-def test_initial_values_are_those_of_keras() -> None:
+def test_initial_values_equal_keras() -> None:
     """The forget gates of an LSTM begin open."""
     w, u, b, table = _arrays((4, 24), (6, 24), (24,), (9, 4))
     ids = np.array([[1, 2, 3], [4, 5, 6]], np.int32)
@@ -341,7 +341,7 @@ def test_all_states_and_the_last_are_a_choice_of_one_class(masked: bool) -> None
         np.testing.assert_array_equal(checked(batch), jax.jit(run)(params, batch))
 
 
-def test_other_steps_are_no_choice() -> None:
+def test_other_steps_do_not_become_a_choice() -> None:
     run, params, x = _two_layers(True, jnp.sin)
     source = recovered(with_params(run, params, x, batch="b")).emit().source
     assert "return_sequences" not in source

@@ -39,7 +39,7 @@ def test_a_composite_is_a_function_of_its_name() -> None:
 
 
 @pytest.mark.slow
-def test_compilers_and_transformations_see_what_they_need() -> None:
+def test_compilers_and_transformations_see_composites() -> None:
     def original(x):
         return [jnp.tanh(jnp.tanh(x))]
 

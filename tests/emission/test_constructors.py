@@ -80,7 +80,7 @@ def test_types_of_numbers_are_kept() -> None:
     assert "range" not in _tuple("A(False, 2)", "A(True, 2)", "A(2, 2)", "A(3, 2)")
 
 
-def test_multiples_of_many_sizes_are_no_coincidence() -> None:
+def test_multiples_of_many_sizes_are_not_a_coincidence() -> None:
     assert factor((256, 512, 1024), (64, 128, 256)) == 4
     assert factor((256, 512, 512), (64, 128, 128)) is None  # two sizes
     assert factor((256, 512, 1025), (64, 128, 256)) is None

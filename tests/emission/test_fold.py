@@ -85,7 +85,7 @@ def test_leading_axes_may_differ() -> None:
     assert '"*batch n_in"' in source and '"*batch n_out"' in source
 
 
-def test_what_differs_otherwise_is_a_class_of_its_own() -> None:
+def test_other_differences_make_a_separate_class() -> None:
     a, b, c, d, x = _arrays((4, 6), (6,), (6, 5), (5,), (2, 4))
 
     def run(p: Any, x: Any) -> Any:
@@ -99,7 +99,7 @@ def test_what_differs_otherwise_is_a_class_of_its_own() -> None:
     assert list(_classes(emission)) == ["Linear", "Second", "Network"]
 
 
-def test_numbers_are_written_as_what_they_come_from() -> None:
+def test_numbers_are_written_as_their_expressions() -> None:
     w, x = _arrays((4, 4), (2, 4))
 
     def run(w: Any, x: Any) -> Any:

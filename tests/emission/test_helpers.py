@@ -60,7 +60,7 @@ def test_means_of_windows_are_a_function_of_the_file(
     assert "avg_pool" not in _emitted(lambda x: valid(x, count + 1), [], x).source
 
 
-def test_windows_along_channels_are_no_pooling() -> None:
+def test_windows_along_channels_are_not_pooling() -> None:
     (x,) = _arrays((2, 6, 6, 4))
 
     def run(x: Any) -> Any:
@@ -88,7 +88,7 @@ def test_dropout_is_a_function_of_the_file(tmp_path: Path) -> None:
     assert source.count("jax.random.split(") == 1  # the last numbers are drawn with the key itself
 
 
-def test_another_scale_is_no_dropout(tmp_path: Path) -> None:
+def test_another_scale_is_not_dropout(tmp_path: Path) -> None:
     def fn(values: Any, x: Any, key: Any) -> list[Any]:
         kept = jax.random.uniform(key, x.shape, np.float32) >= np.float32(0.3)
         return [jnp.where(kept, x * np.float32(1.5), np.float32(0)), values[0] + np.int32(1)]
@@ -100,7 +100,7 @@ def test_another_scale_is_no_dropout(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("k", [0, 1])
-def test_triangles_are_those_of_jax(k: int) -> None:
+def test_triangles_equal_jax(k: int) -> None:
     (x,) = _arrays((2, 6, 6))
     source = _emitted(lambda x: jnp.tril(x) + jnp.triu(x, k), [], x).source
     triu = "jnp.triu(x, 1)" if k else "jnp.triu(x)"

@@ -151,7 +151,7 @@ def test_layers_become_a_stack_that_computes_the_same(case: str, tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_gradients_of_a_stack_are_those_of_its_layers() -> None:
+def test_gradients_of_a_stack_equal_its_layers() -> None:
     module = module_of(Stack(), ramp(2, 3))
     x = np.cos(ramp(2, 3) * 40)
     scanned, plain = slope(module.emit(layers="scan").model, x), slope(module.model, x)

@@ -101,7 +101,7 @@ def test_a_saved_module_runs_without_invert_and_tensorflow(name: str, tmp_path: 
         assert np.isclose(total, sum(float(np.abs(w).sum()) for w in recovered_slopes), rtol=1e-5)
 
 
-def test_the_text_is_what_runs(tmp_path: Path) -> None:
+def test_the_text_is_the_running_code(tmp_path: Path) -> None:
     module, x = flax_model("mlp")
     model = module.model
     assert inspect.getsource(type(model)) in module.source
@@ -262,7 +262,7 @@ def test_open_sizes_with_rules_of_derivatives() -> None:
         assert all(np.array_equal(a, b) for a, b in zip(got, want, strict=True))
 
 
-def test_only_what_invert_has_written_is_saved(tmp_path: Path) -> None:
+def test_only_written_modules_are_saved(tmp_path: Path) -> None:
     linear = eqx.nn.Linear(2, 2, key=jax.random.key(0))
     with pytest.raises(EmissionError, match="Linear is not a module written by invert"):
         invert.save(linear, tmp_path)

@@ -67,7 +67,7 @@ def variational() -> Any:
     return invert.convert(model, ramp(3, 5), config=invert.Config(random="jax"))
 
 
-def test_arguments_made_alike_are_in_the_order_in_which_they_are_made(variational: Any) -> None:
+def test_similar_arguments_are_in_order_of_computation(variational: Any) -> None:
     source = _source(variational)
     call = " ".join(_call_of(source, "Sampling").split())
     names = re.findall(r"(\w+): ", call)
@@ -116,7 +116,7 @@ def test_the_parameters_of_a_cell_are_as_keras_makes_them() -> None:
     assert re.findall(r"^    (\w+): GRU", source, re.M)[1:] == ["forward_gru", "backward_gru"]
 
 
-def test_a_memory_stays_behind_what_attends_to_it() -> None:
+def test_a_memory_follows_the_queries_that_attend_to_it() -> None:
     """As a near miss: both arguments have one type and are arguments of the program."""
     params = {n: _dense(4, 4, i) for i, n in enumerate(("query", "key", "value"))}
 
@@ -198,7 +198,7 @@ def test_a_chain_of_layers_is_a_stream_and_a_skip_connection_has_a_name() -> Non
     assert np.array_equal(module.model(ramp(3, 4)), module(ramp(3, 4)))
 
 
-def test_values_that_meet_are_no_stream() -> None:
+def test_values_that_join_are_not_a_stream() -> None:
     """As a near miss: each is read by the next line alone, which reads both of them."""
     params = {n: _dense(4, 4, i) for i, n in enumerate(("token", "position", "head"))}
 

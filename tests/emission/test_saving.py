@@ -72,7 +72,7 @@ def test_large_weights_are_split_into_shards(tmp_path: Path) -> None:
     assert np.array_equal(invert.load(tmp_path)(x), module(x))
 
 
-def test_an_array_larger_than_a_shard_has_one_of_its_own(tmp_path: Path) -> None:
+def test_an_array_larger_than_a_shard_gets_a_separate_one(tmp_path: Path) -> None:
     module = _layered()
     invert.save(module, tmp_path, max_shard_size="20B")
     assert len(list(tmp_path.glob("weights-*-of-00006.safetensors"))) == 6
@@ -321,7 +321,7 @@ def test_what_the_source_could_not_read_is_refused(tmp_path: Path) -> None:
     np.testing.assert_array_equal(getattr(invert.load(tmp_path / "net"), name), kernel)
 
 
-def test_a_fixed_array_whose_path_ends_that_of_another_one() -> None:
+def test_a_fixed_array_whose_path_is_the_end_of_another() -> None:
     class Norm(eqx.Module):
         scale: jax.Array
         bias: jax.Array

@@ -175,7 +175,7 @@ def _mixer(scale: float, length: int) -> Emission:
     return _emitted(_attention(scale), params, ramp(2, length, 21) / 9)
 
 
-def test_the_sizes_inside_follow_from_those_of_a_layer() -> None:
+def test_inner_sizes_follow_from_the_layers_sizes() -> None:
     emission = _mixer(0.3, 5)
     text = _class(emission, "Attention")
     assert "def __init__(self, dim: int, *, heads: int, key: PRNGKeyArray)" in text
@@ -247,7 +247,7 @@ def test_positions_are_looked_up_as_tokens_are(start: int) -> None:
     assert found == (["tok", "pos"] if start == 0 else ["tok"])
 
 
-def test_layers_are_called_what_they_compute() -> None:
+def test_layers_are_named_after_their_computation() -> None:
     def norm(scale: Any, shift: Any, x: Any) -> Any:
         mean = jnp.mean(x, axis=-1, keepdims=True)
         var = jnp.mean(jnp.square(x - mean), axis=-1, keepdims=True)

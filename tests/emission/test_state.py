@@ -168,7 +168,7 @@ def test_a_module_without_the_values_of_its_state_is_not_saved(tmp_path: Path) -
     model = module.model
     state = eqx.nn.State(model)
     bare = eqx.nn.delete_init_state(model)
-    with pytest.raises(EmissionError, match="pass state="):
+    with pytest.raises(EmissionError, match="Pass state="):
         invert.save(bare, tmp_path)
     invert.save(bare, tmp_path, state=bare(state)[1])
     loaded: Any = invert.load(tmp_path)

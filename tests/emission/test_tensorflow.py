@@ -88,7 +88,7 @@ def test_layers_of_several_sizes_share_a_class() -> None:
         assert np.array_equal(module.model(x), module(x))
 
 
-def test_a_model_is_called_what_its_class_is() -> None:
+def test_a_model_is_named_after_its_class() -> None:
     import keras
 
     class TinyGPT(keras.Model):
@@ -429,7 +429,7 @@ def test_layers_whose_names_begin_alike_are_one_layer() -> None:
         assert np.array_equal(module.model(x), module(x))
 
 
-def test_names_by_keras_are_no_prefixes() -> None:
+def test_names_by_keras_are_not_prefixes() -> None:
     import keras
 
     layers = keras.layers

@@ -119,7 +119,7 @@ def test_quotes_spaces_and_short_floats() -> None:
     assert formatted(source, 80) == laid_out
 
 
-def test_brackets_are_those_that_an_author_writes() -> None:
+def test_brackets_are_as_an_author_writes_them() -> None:
     source = (
         "def f(x):\n"
         "    a, (b, c) = x, (1, 2)\n"

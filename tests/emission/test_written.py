@@ -80,7 +80,7 @@ def test_the_data_flow_between_parameters_is_the_layer(tmp_path: Path) -> None:
     assert np.array_equal(loaded(x), module(x))
 
 
-def test_names_say_what_a_value_is() -> None:
+def test_names_describe_values() -> None:
     source = _written(_network, _params(), ramp(2, 3, 4)).source
     assert '"bqd,bkd->bqk"' in source
     assert "var = jnp.mean(" in source
@@ -114,7 +114,7 @@ def test_sizes_and_classes_by_their_roles() -> None:
     assert np.array_equal(module.model(x), module(x))
 
 
-def test_the_name_of_a_layer_is_that_of_its_result() -> None:
+def test_a_result_has_the_name_of_its_layer() -> None:
     params = {f"conv_{i}": _dense(4, 4, i) for i in range(3)}
 
     def skips(p: Any, x: Any) -> Any:

@@ -258,7 +258,7 @@ def test_artifacts_that_contradict_themselves(field: str, value: Any) -> None:
         invert.from_exported(damaged)
 
 
-def test_contradictions_are_told_together() -> None:
+def test_contradictions_are_reported_together() -> None:
     damaged = dataclasses.replace(exported(), nr_devices=0, in_tree=LEAF, out_avals=())
     with pytest.raises(invert.MalformedModelError, match=r"devices.*0 results.*tree.*leaves"):
         invert.from_exported(damaged)

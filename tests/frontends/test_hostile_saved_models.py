@@ -728,7 +728,7 @@ def test_no_op_of_a_function_runs(place: Place, tmp_path: Path, name: str) -> No
     assert any(p.location for p in error.value.problems)
 
 
-def test_shapes_do_not_tell_what_files_hold(tmp_path: Path) -> None:
+def test_shapes_do_not_reveal_file_contents(tmp_path: Path) -> None:
     """TensorFlow computes constants that decide about a shape while it puts a graph together."""
     file = tmp_path / "file"
     file.write_bytes(b"\x01")

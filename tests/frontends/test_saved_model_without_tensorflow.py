@@ -295,9 +295,7 @@ def _quick(names: Iterable[str]) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", _quick(MODELS))
-def test_functions_are_those_that_tensorflow_loads(
-    models: Callable[[str], Path], name: str
-) -> None:
+def test_functions_equal_what_tensorflow_loads(models: Callable[[str], Path], name: str) -> None:
     """Names, arguments, results, variables and values, function by function."""
     path = models(name)
     points = entry_points(path, config=CONFIG, strict=False)
@@ -326,7 +324,7 @@ def test_functions_are_those_that_tensorflow_loads(
 
 
 @pytest.mark.parametrize("name", _quick(n for n in MODELS if not _composite(n)))
-def test_a_model_does_what_it_does_in_tensorflow(models: Callable[[str], Path], name: str) -> None:
+def test_a_model_computes_as_in_tensorflow(models: Callable[[str], Path], name: str) -> None:
     """Values and gradients at random arguments, variables and their flags."""
     assert [d for d in differences(models(name)) if ": refused: " not in d] == []
 
@@ -387,7 +385,7 @@ def test_traces_that_differ_in_keywords_are_found_in_tensorflow(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("name", ["nested", "jax custom_vjp"])
-def test_gradients_are_those_of_tensorflow(models: Callable[[str], Path], name: str) -> None:
+def test_gradients_equal_tensorflows(models: Callable[[str], Path], name: str) -> None:
     path = models(name)
     function = "__call__" if name == "nested" else "f"
     module = invert.load(path, signature=function)

@@ -83,7 +83,7 @@ def test_a_function_that_cannot_be_raised_is_left_out() -> None:
         module.encode(W, X)
 
 
-def test_names_and_weights_that_are_not_clear() -> None:
+def test_ambiguous_names_and_weights() -> None:
     with pytest.raises(SignatureError, match="a mapping from these"):
         invert.from_stablehlo(TEXT, names=["w", "x"])
     with pytest.raises(SignatureError, match="no functions \\['other'\\]"):

@@ -151,7 +151,7 @@ def test_saving_a_function_adds_no_choices(tmp_path):
     assert str(caught.value).count("\n  - ") == 2
 
 
-def test_parameters_without_a_name_get_one_of_their_own():
+def test_unnamed_parameters_get_unique_names():
     x = tf.ones(3)
     names = entry_point(lambda arg_0, *arg: arg_0 + arg[0], (x, x), config=CONFIG).arg_names
     assert names == ("arg_0", "arg_0_2")
@@ -290,7 +290,7 @@ def test_variables_made_in_the_first_call_are_parameters(pass_example):
     np.testing.assert_allclose(call(entry, X), want, rtol=1e-6, atol=1e-6)
 
 
-def test_variables_without_names_are_called_after_what_holds_them() -> None:
+def test_unnamed_variables_are_named_after_their_holders() -> None:
     params = {"dense": {"kernel": tf.Variable(np.ones((3, 2), np.float32))}}
     layers = [tf.Variable(np.ones(2, np.float32)), tf.Variable(np.ones(2, np.float32), name="own")]
 

@@ -349,7 +349,7 @@ def test_long_chains_neither_recurse_nor_slow_down():
     assert min(seconds(long) for _ in range(2)) < 24 * min(seconds(short) for _ in range(3))
 
 
-def test_nodes_are_in_the_order_in_which_they_were_made():
+def test_nodes_are_in_order_of_creation():
     def made(x):
         first = tf.sin(x)
         second = tf.cos(x)
@@ -368,7 +368,7 @@ def test_nodes_are_in_the_order_in_which_they_were_made():
         assert [n for n in names if n in order.split()] == order.split()
 
 
-def test_variables_are_in_the_order_in_which_they_were_made():
+def test_variables_are_in_order_of_creation():
     module = tf.Module()
     module.kernel = tf.Variable(tf.ones((3, 2)), name="kernel")
     module.bias = tf.Variable(tf.zeros(2), name="bias")

@@ -220,7 +220,7 @@ def test_a_call_goes_to_the_trace_that_is_its_own(tmp_path):
     np.testing.assert_array_equal(trained(x[0]), x[0] * 2)
 
 
-def test_traces_are_named_after_what_sets_them_apart(tmp_path):
+def test_traces_are_named_by_their_differences(tmp_path):
     root = Traced()
     root.layer = tf.function(lambda x, mode="sum", flags=(1, 2): x + sum(flags))
     x = np.arange(3, dtype=np.float32)

@@ -126,7 +126,7 @@ FUNCTIONS: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_gradient_is_that_of_the_tape(name: str) -> None:
+def test_gradient_equals_the_tapes(name: str) -> None:
     fn = tf.function(FUNCTIONS[name], autograph=False)
     module = invert.convert(fn, X, config=PLAIN)
     with tf.GradientTape() as tape:
@@ -265,7 +265,9 @@ def test_elementwise_gradients_at_open_sizes_are_compared_at_a_small_shape(
     assert max(np.prod(a.shape) for a in comparisons[0].avals) <= 256
 
 
-def test_gradient_that_is_no_more_elementwise_is_compared_again(comparisons: list[Any]) -> None:
+def test_a_gradient_no_longer_elementwise_is_compared_again(
+    comparisons: list[Any],
+) -> None:
     @tf.custom_gradient
     def scaled(x: Any, factor: Any) -> Any:
         return x * factor, lambda dy: (dy * factor, tf.reduce_mean(dy * x))

@@ -65,7 +65,7 @@ def aligned(points: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_density_and_its_gradients_equal_those_of_tensorflow(name: str, tfd: Any) -> None:
+def test_density_and_its_gradients_equal_tensorflows(name: str, tfd: Any) -> None:
     case = CASES[name]
     params = case.arrays()
 
@@ -112,7 +112,7 @@ def test_density_and_its_gradients_equal_those_of_tensorflow(name: str, tfd: Any
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name not in BROKEN_SAMPLE])
-def test_samples_of_a_seed_are_those_of_tensorflow(name: str, tfd: Any) -> None:
+def test_samples_of_a_seed_equal_tensorflows(name: str, tfd: Any) -> None:
     """Up to how XLA rounds what is done with the numbers drawn."""
     case = CASES[name]
     params = case.arrays()

@@ -38,7 +38,7 @@ def _reshape_of_older_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_values_and_gradients_equal_those_of_tensorflow(name: str) -> None:
+def test_values_and_gradients_equal_tensorflows(name: str) -> None:
     tfp = pytest.importorskip("tensorflow_probability")
     row = ROWS[name]
     arrays = row.arrays()

@@ -26,11 +26,11 @@ B, C = jax.export.symbolic_shape("b, c")
         (2 * B, C - B, ""),
     ],
 )
-def test_what_stands_for_a_size_does_not_hold_it(left: Any, right: Any, text: str) -> None:
+def test_a_placeholder_does_not_keep_its_size_alive(left: Any, right: Any, text: str) -> None:
     assert Constraint("eq", left, right).text() == text
 
 
-def test_sizes_under_a_condition_of_a_size_on_itself_can_be_divided() -> None:
+def test_sizes_with_a_condition_on_themselves_can_be_divided() -> None:
     """JAX would put `c - 2*b` for `b` over and over."""
     conditions = [Constraint("eq", B, C - 2 * B), Constraint("eq", C % 2, 0)]
     assert "3*b == c" in str(scope_of(conditions))

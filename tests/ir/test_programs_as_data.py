@@ -16,6 +16,7 @@ from invert.ir import jaxprs, kinds
 from invert.ir.counted import with_counted_places
 from invert.ir.interpret import bind, evaluate, inline_calls, interpret, retrace
 from invert.ir.loops import CondParts, ScanParts, WhileParts, bodies
+from invert.ir.passes import rewritten
 from invert.ir.simplify import simplify
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
@@ -49,7 +50,7 @@ def test_facts_are_evaluated_as_values_are() -> None:
     assert depth == [len(closed.jaxpr.eqns)]
 
 
-def test_equations_are_evaluated_on_what_is_known() -> None:
+def test_equations_are_evaluated_on_known_values() -> None:
     closed = _traced(lambda x: jnp.exp(jnp.sin(x)))(X)
     sin, exp = closed.jaxpr.eqns
     read = evaluate([exp], {sin.outvars[0]: X})
@@ -235,3 +236,14 @@ def test_elementwise_primitives_keep_the_shape() -> None:
         found += 1
         assert all(v.aval.shape == X.shape for v in closed.jaxpr.outvars), name
     assert found > 20
+
+
+def test_a_pass_replaces_equations_and_results() -> None:
+    closed = _traced(lambda x: (jnp.sin(x) * 2.0, x + 0.0, jnp.cos(x)))(X)
+    assert rewritten(closed.jaxpr, lambda eqn: None) is closed.jaxpr
+    instead = {"add": lambda e: ([], e.invars[:1]), "cos": lambda e: ([e, e], e.outvars)}
+    made = rewritten(closed.jaxpr, lambda e: instead.get(e.primitive.name, lambda e: None)(e))
+    assert [e.primitive.name for e in made.eqns] == ["sin", "mul", "cos", "cos"]
+    assert made.outvars[1] is made.invars[0]
+    only_results = rewritten(closed.jaxpr, lambda e: ([e], e.invars[:1]))
+    assert only_results.outvars == [*closed.jaxpr.invars * 3]

@@ -41,7 +41,7 @@ def test_rules_at_other_types_are_others():
     assert jvp_rule_of(_call(one)) != jvp_rule_of(_call(two))
 
 
-def test_rules_at_open_sizes_are_told_by_what_the_sizes_become():
+def test_rules_at_open_sizes_are_keyed_by_the_substituted_sizes():
     (n,) = jax.export.symbolic_shape("n")
     traced = trace_closed(jax.nn.relu, jax.ShapeDtypeStruct((n,), "float32"))
     twice = trace_closed(

@@ -53,7 +53,7 @@ def _edges(element):
     return {(names[s], names[t]) for s, t, _ in edges}
 
 
-def test_boxes_are_layers_and_edges_are_what_flows() -> None:
+def test_boxes_are_layers_and_edges_are_data_flow() -> None:
     root = xml.fromstring(_network().graph().svg)
     boxes = _boxes(root)
     assert boxes["first"][0] == "layer"
@@ -87,7 +87,7 @@ def test_boxes_do_not_lie_on_each_other() -> None:
     assert all(p[0] >= 0 and p[2] <= width for p in places)
 
 
-def test_depth_says_what_is_unfolded() -> None:
+def test_depth_limits_the_unfolded_layers() -> None:
     module = _network()
     folded = _boxes(xml.fromstring(module.graph(depth=0).svg))["network"]
     assert folded[0] == "layer foldable closed"

@@ -67,7 +67,7 @@ def test_a_module_is_copied_with_its_arrays_alone() -> None:
     assert copy.deepcopy(module).constants[0] is not module.constants[0]
 
 
-def test_a_module_that_is_pickled_says_what_to_do(tmp_path: Path) -> None:
+def test_pickling_a_module_is_an_error_with_a_remedy(tmp_path: Path) -> None:
     module = _module()
     with pytest.raises(invert.SaveError, match=r"invert\.save\(module, directory\)"):
         pickle.dumps(module)
@@ -86,7 +86,7 @@ def test_options_at_their_default_are_not_shown() -> None:
 
 
 @pytest.mark.parametrize("name", ["notes.txt", "model.py"])
-def test_a_text_that_is_no_model_is_named(name: str, tmp_path: Path) -> None:
+def test_text_other_than_a_model_is_named(name: str, tmp_path: Path) -> None:
     file = tmp_path / name
     file.write_text("def f(x):\n    return x\n")
     with pytest.raises(

@@ -84,7 +84,7 @@ def test_from_training_to_inference_and_back_to_keras() -> None:
     )
 
 
-def test_a_keras_file_has_names_without_that_of_the_model(tmp_path) -> None:
+def test_names_in_a_keras_file_omit_the_model(tmp_path) -> None:
     model = _model()
     model.save(tmp_path / "net.keras")
     moved = invert.values(_moved(invert.load(tmp_path / "net.keras")))

@@ -24,7 +24,7 @@ def _template():
 @pytest.mark.skipif(
     jax.__version__ not in fingerprints.shipped(), reason="not in the package: worked out lazily"
 )
-def test_what_the_package_holds_is_what_this_release_gives():
+def test_stored_fingerprints_equal_this_releases():
     """`make fingerprints` writes them again."""
     found = {
         fingerprints.name_of(f): [list(p) for p in fingerprints.worked_out(f, _template())]
@@ -61,7 +61,7 @@ def _counting():
     return tried, count
 
 
-def test_another_release_lowers_what_ends_alike_and_keeps_it(unknown):
+def test_another_release_lowers_functions_with_the_same_end_and_keeps_them(unknown):
     tried, template = _counting()
     found = fingerprints.worked_out(jax.nn.relu, _template())[0]
     assert fingerprints.may_be(library.FUNCTIONS, found, template, unknown) == [jax.nn.relu]
@@ -71,7 +71,7 @@ def test_another_release_lowers_what_ends_alike_and_keeps_it(unknown):
     assert tried == []
 
 
-def test_nothing_is_lowered_for_what_no_function_ends_in(unknown):
+def test_nothing_is_lowered_for_a_primitive_that_ends_no_function(unknown):
     tried, template = _counting()
     other = fingerprints.Fingerprint("fft", "0")
     assert fingerprints.may_be(library.FUNCTIONS, other, template, unknown) == []
@@ -106,7 +106,7 @@ def test_damaged_files_are_as_good_as_none_and_are_replaced(unknown, text):
     assert [p.name for p in path.parent.iterdir()] == ["fingerprints.json"]
 
 
-def test_entries_of_another_form_are_not_used(unknown):
+def test_malformed_entries_are_not_used(unknown):
     _user_cache.add("fingerprints", {"name": ["print"]})
     path = _user_cache.folder() / "fingerprints.json"
     data = json.loads(path.read_text())
@@ -134,7 +134,7 @@ def test_wrong_entries_change_no_result(unknown, monkeypatch):
     assert module.report.certificate.kind == "exact"
 
 
-def test_the_folder_is_that_of_the_usual_variables(monkeypatch, tmp_path):
+def test_the_usual_variables_set_the_folder(monkeypatch, tmp_path):
     monkeypatch.delenv("INVERT_CACHE_DIR", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert _user_cache.folder() == tmp_path / "invert"
@@ -147,7 +147,7 @@ def test_the_folder_is_that_of_the_usual_variables(monkeypatch, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_that_cannot_be_written_is_no_error(monkeypatch, tmp_path):
+def test_an_unwritable_folder_is_not_an_error(monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("INVERT_CACHE_DIR", str(tmp_path / "file"))
     _user_cache.add("fingerprints", {"name": ["print"]})

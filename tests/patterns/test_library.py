@@ -45,7 +45,7 @@ FUNCTIONS = {
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_derivatives_are_those_of_the_function(name: str) -> None:
+def test_derivatives_equal_the_functions(name: str) -> None:
     function = FUNCTIONS[name]
     module = recover(function, X)
     assert module.report.certificate.kind == "exact"

@@ -64,7 +64,7 @@ def test_scan(name: str) -> None:
     np.testing.assert_allclose(grads[1], grads[0], rtol=1e-5, atol=1e-6)
 
 
-def test_consts_carry_and_length_are_those_of_the_original() -> None:
+def test_consts_carry_and_length_equal_the_original() -> None:
     def function(x, w):
         return lax.scan(lambda c, a: (c @ w + a, c), x[0], x)
 
@@ -121,7 +121,7 @@ def test_a_hand_written_counted_while_differentiates_in_reverse() -> None:
 
 
 @pytest.mark.parametrize("write", ["read back", "stride", "short"])
-def test_buffers_that_are_no_outputs_stay_in_the_carry(write: str) -> None:
+def test_buffers_other_than_outputs_stay_in_the_carry(write: str) -> None:
     def function(x):
         def body(s):
             i, buffer = s
@@ -195,7 +195,7 @@ def test_unrolled(name: str) -> None:
 
 
 @pytest.mark.parametrize("change", ["other function", "other order", "other carry"])
-def test_blocks_that_are_no_unrolled_scan(change: str) -> None:
+def test_blocks_other_than_unrolled_scans(change: str) -> None:
     """Two steps by hand in each block, of which one thing is not what unrolling gives."""
 
     @jax.jit
@@ -266,7 +266,7 @@ def test_the_only_row_that_a_loop_of_one_step_stores_is_a_result(reads: bool) ->
     same_values(fn, module, X[0])
 
 
-def test_a_loop_of_one_step_may_store_what_has_no_operands() -> None:
+def test_a_loop_of_one_step_may_store_a_constant() -> None:
     def body(state):
         i, h, _ = state
         return i + 1, jnp.tanh(h), jnp.arange(1.0)

@@ -71,7 +71,7 @@ def windowed(x, width=6, padding=(5, 0), stride=1, init=0.0):
         {"init": 1.0},
     ],
 )
-def test_windows_that_are_no_cumulative_sum(options: dict[str, object]) -> None:
+def test_windows_other_than_cumulative_sums(options: dict[str, object]) -> None:
     def function(x):
         return windowed(x, **options)
 

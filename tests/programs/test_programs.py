@@ -207,7 +207,7 @@ def test_program_through_a_saved_model(name: str, tmp_path) -> None:
     assert compare(leaves(f), leaves(module), [X, W], [[X, W], [-X, W.T]]) == {}
 
 
-def test_custom_derivatives_are_those_of_the_forward_program() -> None:
+def test_custom_derivatives_equal_the_forward_programs() -> None:
     @jax.custom_jvp
     def stable(x):
         return jnp.log1p(jnp.exp(x))

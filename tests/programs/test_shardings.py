@@ -379,7 +379,7 @@ def test_two_processes_load_their_own_parts(tmp_path: Path) -> None:
         assert "other processes" in found["refused"]
 
 
-def test_shardings_over_parts_of_axes_are_told() -> None:
+def test_shardings_over_parts_of_axes_are_reported() -> None:
     text = """
     module attributes {mhlo.num_partitions = 8 : i32} {
       sdy.mesh @mesh = <["x"=8]>

@@ -57,7 +57,7 @@ def _differences(ours: Any, theirs: Any, path: str, seen: set[str]) -> list[str]
 
 
 @pytest.mark.parametrize("name", ROOTS)
-def test_fields_are_those_of_tensorflow(name: str) -> None:
+def test_fields_equal_tensorflows(name: str) -> None:
     ours = message(getattr(types, name))
     assert _differences(ours.DESCRIPTOR, ROOTS[name].DESCRIPTOR, name, set()) == []
 
@@ -80,12 +80,12 @@ def test_unknown_fields_are_kept() -> None:
         (b"\x0a", "a number at byte 1 is cut off"),
     ],
 )
-def test_damaged_bytes_are_told_by_their_place(data: bytes, what: str) -> None:
-    with pytest.raises(MalformedModelError, match=rf"graph\.pb .*{what}.*export the model again"):
+def test_damaged_bytes_are_reported_with_their_place(data: bytes, what: str) -> None:
+    with pytest.raises(MalformedModelError, match=rf"graph\.pb .*{what}.*export it again"):
         parse(GraphDef, data, "graph.pb")
 
 
-def test_types_are_those_of_tensorflow() -> None:
+def test_types_equal_tensorflows() -> None:
     for number in range(1, 40):
         try:
             theirs = tf.dtypes.as_dtype(number)
@@ -113,7 +113,7 @@ _DRAWS: dict[str, Any] = {
 }
 
 
-def test_constants_are_those_of_tensorflow() -> None:
+def test_constants_equal_tensorflows() -> None:
     """Random messages of every type: values in fields, fewer than the shape says, and as bytes."""
     draw = random.Random(0)
     compared = 0
@@ -145,7 +145,7 @@ def test_constants_are_those_of_tensorflow() -> None:
     assert compared > 1000
 
 
-def test_definitions_are_those_of_tensorflow() -> None:
+def test_definitions_equal_tensorflows() -> None:
     from tensorflow.python.client import pywrap_tf_session as session
 
     theirs = message(OpList).FromString(session.TF_GetBuffer(session.TF_GetAllOpList()))

@@ -95,7 +95,7 @@ def test_near_misses_are_left_alone(near: Callable[..., Any]) -> None:
     assert "swish" not in rewritten(near, SWISH, X)
 
 
-def test_results_that_are_not_used_may_be_missing() -> None:
+def test_unused_results_may_be_missing() -> None:
     assert rewritten(lambda x: jnp.sin(x) + 1, BOTH, X) == ["both"]
     assert rewritten(lambda x: (jnp.sin(x) + 1, jnp.cos(x) * 2), BOTH, X) == ["both"]
 
@@ -302,7 +302,7 @@ def test_a_pattern_with_a_defect_is_left_out_and_named() -> None:
             invert.from_exported(exported, config=config)
 
 
-def test_a_call_that_does_not_fit_is_no_defect() -> None:
+def test_a_call_that_does_not_fit_is_not_a_defect() -> None:
     def propose(site: invert.Site) -> Any:
         yield invert.Call("unfit", lambda x: jnp.linalg.det(x), (jax.ShapeDtypeStruct((2,), "f4"),))
 

@@ -54,7 +54,7 @@ def _draws(x: jax.Array) -> jax.Array:
 @pytest.mark.parametrize(
     "function", [_twice, _rows, _branches, _draws, jnp.argmax, jnp.sinc, jnp.sort]
 )
-def test_a_program_is_alike_to_what_it_lowers_to(function: Callable[..., Any]) -> None:
+def test_a_program_equals_its_lowering(function: Callable[..., Any]) -> None:
     program = trace_closed(function, X)
     with jax.enable_x64(True):
         assert lower_alike(_lowered(program), program, (), platform="cpu", x64=False)
@@ -102,7 +102,7 @@ def test_nothing_that_both_programs_have_is_lowered(monkeypatch: pytest.MonkeyPa
     assert "cumsum" in together and not {"tanh", "sin", "dot_general"} & {*together}
 
 
-def test_only_what_lowering_changes_is_lowered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_equations_that_lowering_changes_are_lowered(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of what a function lowers to, nothing is."""
     a = trace_closed(lambda x: lax.lgamma(x) + jnp.sin(x), X)
     again = _lowered(a)

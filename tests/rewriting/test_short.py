@@ -135,7 +135,7 @@ def test_what_before_says_becomes_after(name: str) -> None:
     assert [n for n in got if n != "broadcast_in_dim"] == want
 
 
-def test_operands_are_what_was_broadcast() -> None:
+def test_operands_are_taken_before_broadcasts() -> None:
     new = jax.make_jaxpr(invert.rewrite(_rms, [RMS]))(X, V)
     (eqn,) = new.jaxpr.eqns
     assert [v.aval.shape for v in eqn.invars] == [(3, 4), (4,)]
@@ -227,7 +227,7 @@ def test_the_explanation_of_a_program_without_roots() -> None:
     assert str(found) == "softplus: nothing to try, the program holds no log1p"
 
 
-def test_a_pattern_that_ships_is_explained_on_what_is_lowered() -> None:
+def test_a_built_in_pattern_is_explained_on_the_lowering() -> None:
     def f(x: Any) -> Any:
         return jnp.cumsum(x), lax.reduce_window(x, 0.0, lax.add, (4,), (1,), ((2, 1),))
 
@@ -327,7 +327,7 @@ def test_an_array_that_before_holds_too_stays_a_constant() -> None:
     assert "own" not in module.report.rewrites
 
 
-def test_an_example_says_what_before_takes() -> None:
+def test_an_example_gives_the_types_of_before() -> None:
     def before(x: Any) -> Any:
         return jnp.sin(x.reshape(-1, 6)).sum(0)
 

@@ -74,7 +74,7 @@ def _check(call: Call) -> None:
 
 @pytest.mark.parametrize("dtype", _FLOATS)
 @pytest.mark.parametrize("function", (*_UNARY, *_BINARY, *_LIBRARY), ids=_named)
-def test_a_trace_is_what_lowering_leaves(function: Callable[..., Any], dtype: str) -> None:
+def test_a_trace_equals_the_raised_lowering(function: Callable[..., Any], dtype: str) -> None:
     with jax.enable_x64(dtype == "float64"):
         aval = jax.ShapeDtypeStruct((3, 5), jnp.dtype(dtype))
     count = 2 if function in (*_BINARY, jnp.logaddexp) else 1
@@ -86,7 +86,7 @@ def test_a_trace_is_what_lowering_leaves(function: Callable[..., Any], dtype: st
 
 
 @pytest.mark.parametrize("function", [jax.nn.relu, jax.nn.softmax, jax.nn.log_softmax])
-def test_a_trace_at_open_sizes_is_what_lowering_leaves(function: Callable[..., Any]) -> None:
+def test_a_trace_at_open_sizes_equals_the_raised_lowering(function: Callable[..., Any]) -> None:
     n, m = jax.export.symbolic_shape("n, m")
     for shape in ((n, 5), (3, 2 * n), (n, m)):
         _check(Call(("test", function), function, (jax.ShapeDtypeStruct(shape, np.float32),)))

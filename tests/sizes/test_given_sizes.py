@@ -22,14 +22,14 @@ def _convert(*shapes: str, **sizes: str) -> invert.Module:
     return invert.from_exported(_exported(*shapes), config=invert.Config(sizes=sizes))
 
 
-def test_a_name_replaces_that_of_the_container():
+def test_a_name_replaces_the_containers():
     module = _convert("b, t", arg0="batch length")
     assert module.report.certificate.sizes == "batch >= 1, length >= 1"
     assert '"batch length"' in module.source
     assert str(module.jaxpr.in_avals[0].shape) == "(batch, length)"
 
 
-def test_a_name_holds_wherever_the_dimension_stands():
+def test_a_name_applies_wherever_the_dimension_occurs():
     module = _convert("b", "b, t", arg0="n")
     assert module.report.certificate.sizes == "n >= 1, t >= 1"
 
@@ -75,7 +75,7 @@ def test_sizes_have_to_be_text():
         invert.Config(sizes={"x": 3})  # pyright: ignore[reportArgumentType]
 
 
-def test_examples_leave_open_what_has_a_name():
+def test_examples_leave_named_sizes_open():
     tf = pytest.importorskip("tensorflow")
     function = tf.function(lambda x, y: tf.nn.relu(x) @ tf.transpose(y))
     x = np.arange(-7, 8, dtype=np.float32).reshape(5, 3)

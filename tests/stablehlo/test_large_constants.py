@@ -150,7 +150,7 @@ def test_parts_read_as_bytes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("at", [2, 9, 40, 100_000, 200_500])
-def test_damage_is_told_as_of_the_whole(tmp_path: Path, at: int) -> None:
+def test_damage_is_reported_by_its_place_in_the_whole(tmp_path: Path, at: int) -> None:
     data = graph(100_000, 100_000).SerializeToString()[:at]
     path = tmp_path / "graph.pb"
     path.write_bytes(data)

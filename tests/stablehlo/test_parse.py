@@ -125,7 +125,7 @@ def test_reads_every_form(make, trusted: bool) -> None:
 
 @pytest.mark.parametrize("data", [b"", "", " \n", b"\xff\x00\x01", b"abc\0def", b"ML\xefR"])
 def test_not_a_module(data: bytes | str) -> None:
-    with pytest.raises(MalformedModelError, match="export or copy"):
+    with pytest.raises(MalformedModelError, match="copy or export"):
         parse_module(data)
 
 

@@ -31,7 +31,7 @@ def test_the_registry_is_frozen_and_refuses_duplicates() -> None:
     assert registry.ops() == ("a",)
 
 
-def test_what_a_rule_declares_says_what_its_operands_are() -> None:
+def test_a_rule_declares_its_operands() -> None:
     def takes_shape(op: str) -> bool:
         entry = REGISTRY.get(op)
         return entry is not None and entry.takes_shape()
@@ -61,7 +61,7 @@ def top_k(attributes: str) -> str:
       return %0#0, %0#1 : {values}, {places} }}"""
 
 
-def test_a_composite_has_the_attributes_of_the_op_it_stands_for() -> None:
+def test_a_composite_has_the_attributes_of_its_op() -> None:
     x = np.array([3, 1, 4, 1], np.float32)
     values, places = invert.from_stablehlo(top_k("{k = 2 : i64, largest = true}"))(x)
     assert values.tolist() == [4, 3] and places.tolist() == [2, 0]
@@ -71,7 +71,7 @@ def test_a_composite_has_the_attributes_of_the_op_it_stands_for() -> None:
         invert.from_stablehlo(top_k("{largest = true}"))
 
 
-def test_a_custom_call_has_the_attributes_of_the_op_it_stands_for() -> None:
+def test_a_custom_call_has_the_attributes_of_its_op() -> None:
     def call(attributes: str) -> str:
         held = f"{{mhlo.attributes = {attributes}}}"
         return module(f"%0 = stablehlo.custom_call @mhlo.erf(%a) {held} : ({T}) -> {T}")

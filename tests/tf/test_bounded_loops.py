@@ -257,7 +257,7 @@ def test_a_sum_alone_is_added_up_as_the_loop_does() -> None:
     assert module(np.float32(1.0)) == tf.function(fn)(tf.constant(1.0)).numpy() == 27.0
 
 
-def test_numbers_that_may_be_infinite_are_no_bound_beside_another_condition() -> None:
+def test_possibly_infinite_numbers_do_not_bound_a_loop_with_another_condition() -> None:
     def fn(x, y):
         limit = tf.math.log(tf.abs(x))
 
@@ -274,7 +274,7 @@ def test_numbers_that_may_be_infinite_are_no_bound_beside_another_condition() ->
 
 
 @pytest.mark.slow
-def test_a_flag_from_outside_of_the_loop_may_stand_before_its_condition() -> None:
+def test_a_flag_from_outside_the_loop_may_precede_its_condition() -> None:
     """As in `tf.linalg.expm`, whose loop is bounded by the largest number."""
     theirs = tf.function(tf.linalg.expm)
     x = np.float32([[0.3, 2.0], [-4.0, 1.0]])
@@ -304,7 +304,7 @@ def test_a_flag_from_outside_of_the_loop_may_stand_before_its_condition() -> Non
             np.testing.assert_array_equal(module(x, np.bool_(flag)), expected)
 
 
-def test_a_limit_that_wraps_around_is_no_bound() -> None:
+def test_a_limit_that_wraps_around_is_not_a_bound() -> None:
     def fn(x, n):
         i, y = tf.constant(0), x
         n = tf.minimum(n, 6)
@@ -319,7 +319,7 @@ def test_a_limit_that_wraps_around_is_no_bound() -> None:
         np.testing.assert_array_equal(module(x, n), theirs(tf.constant(x), tf.constant(n)).numpy())
 
 
-def test_branches_of_which_a_constant_tells_need_not_agree_on_shapes() -> None:
+def test_branches_chosen_by_a_constant_may_have_different_shapes() -> None:
     """As windows of attention do that some places of a mask widen."""
 
     def fn(x):

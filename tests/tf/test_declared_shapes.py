@@ -49,7 +49,7 @@ def test_the_other_sizes_of_a_shape_with_an_open_one_are():
         _transposed([None, 3], [4, None])(np.zeros((2, 3), np.float32))
 
 
-def test_the_scalar_that_stands_for_a_shape_of_unknown_rank():
+def test_a_scalar_denotes_a_shape_of_unknown_rank():
     with tf.Graph().as_default() as g:
         x = v1.placeholder(tf.float32, [2], name="x")
         tf.shape(x, name="out")

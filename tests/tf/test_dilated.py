@@ -56,7 +56,7 @@ def test_depthwise_along_one_axis_added_to_its_input():
     assert names["conv_general_dilated"]["rhs_dilation"] == (1, 4)
 
 
-def test_crops_that_are_not_the_padding():
+def test_crops_that_differ_from_the_padding():
     names = primitives(
         lambda x: split(x, [[2, 2], [3, 3]], [[1, 0], [2, 1]]),
         tf.TensorSpec([None, 8, 9, 4]),

@@ -145,7 +145,7 @@ def test_gradients(name):
         np.testing.assert_allclose(g, w, rtol=1e-5, atol=1e-6)
 
 
-def test_statistics_of_a_batch_in_half_precision_are_those_of_single_precision():
+def test_half_precision_batch_statistics_equal_single_precision():
     x = (np.random.default_rng(0).normal(size=(64, 4, 4, 2)) + 300).astype(ml_dtypes.bfloat16)
     one = np.ones(2, F)
 

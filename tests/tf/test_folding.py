@@ -22,7 +22,7 @@ def same(fn: Any, *args: Any) -> invert.Module:
     return module
 
 
-def test_axes_and_shapes_computed_by_ops_that_shapes_are_seldom_made_of() -> None:
+def test_axes_and_shapes_computed_by_unusual_ops() -> None:
     x = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
     same(lambda x: tf.transpose(x, tf.roll(tf.range(tf.rank(x)), 1, 0)), x)
     same(lambda x: tf.reshape(x, tf.pad(tf.shape(x)[:2], [[0, 1]], constant_values=4)), x)
@@ -79,7 +79,7 @@ def test_the_implementation_that_tensorflow_runs_on_a_cpu() -> None:
     assert "sin" in module.report.primitives and "cos" not in module.report.primitives
 
 
-def test_an_implementation_of_another_type_is_no_substitute() -> None:
+def test_an_implementation_of_another_type_is_not_used() -> None:
     fn = by_device("two", lambda x: (tf.sin(x), x), lambda x: tf.cos(x))
     assert "cos" in same(fn, np.float32([0.5])).report.primitives
 
@@ -124,7 +124,7 @@ def test_a_range_keeps_its_bits_whatever_its_step() -> None:
         np.testing.assert_array_equal(module(np.float32(1))[1], value)
 
 
-def test_constants_of_double_precision_that_are_cast_leave_no_doubles() -> None:
+def test_cast_constants_of_double_precision_leave_no_doubles() -> None:
     x = np.linspace(-2, 2, 200, dtype=np.float32)
     scale = np.tile([0.1, -np.inf, np.nan, 1e300, 0.0], 40)
     module = same(lambda x: x * tf.cast(tf.constant(scale), tf.float32), x)

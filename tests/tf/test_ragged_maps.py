@@ -95,7 +95,7 @@ def test_other_rows_of_the_same_program_and_its_gradient() -> None:
         np.testing.assert_allclose(slope, tape.gradient(want, v), rtol=1e-6, atol=1e-6)
 
 
-def test_rows_of_unknown_length_are_not_put_together() -> None:
+def test_rows_of_unknown_length_are_not_joined() -> None:
     def fn(v: Any, splits: Any) -> Any:
         spec = tf.RaggedTensorSpec([None], tf.float32)
         return tf.map_fn(lambda row: row * 2, given(v, splits), fn_output_signature=spec).values

@@ -215,7 +215,7 @@ def test_poisson_and_binomial(dtype: Any) -> None:
     assert_same_bits(draw, rates, counts, probs)
 
 
-def test_binomial_of_what_is_not_a_number() -> None:
+def test_binomial_of_nan() -> None:
     def draw(probs: Any) -> Any:
         counts = tf.constant(5.0)
         return raw.StatelessRandomBinomial(
@@ -271,7 +271,7 @@ def test_seeds_are_not_added() -> None:
 
 
 @pytest.mark.slow
-def test_batched_seeds_draw_what_single_ones_draw() -> None:
+def test_batched_seeds_draw_like_single_seeds() -> None:
     def draw(seed: Any) -> Any:
         return [
             tf.random.stateless_normal([5], seed),

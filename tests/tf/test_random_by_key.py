@@ -157,7 +157,7 @@ def test_a_state_that_is_read_otherwise_is_kept():
     assert _parameters(module) == ["x", "state", "key"]
 
 
-def test_gradients_pass_through_what_is_drawn():
+def test_gradients_pass_through_samples():
     generator = tf.random.Generator.from_seed(5)
     module = _convert(lambda x: tf.exp(x) * generator.normal([3]), X[0])
     key = jax.random.key(0)
@@ -165,7 +165,7 @@ def test_gradients_pass_through_what_is_drawn():
     np.testing.assert_allclose(slope, module(X[0], key=key), rtol=1e-6, atol=1e-6)
 
 
-def test_by_default_the_numbers_are_those_of_tensorflow():
+def test_by_default_the_numbers_equal_tensorflows():
     seed = np.array([3, 4], np.int32)
     function = tf.function(lambda seed: tf.random.stateless_uniform([7], seed))
     np.testing.assert_array_equal(invert.convert(function, seed)(seed), function(seed))

@@ -120,7 +120,7 @@ def test_a_loss_of_the_labels_that_are_there():
     assert_equal(loss, [(normal(7, 3), np.int32(RNG.integers(-2, 5, 7))) for _ in range(4)])
 
 
-def test_one_row_stands_for_as_many_as_there_are_beside_it():
+def test_a_single_row_is_broadcast_to_the_other_operands():
     def product(x, y):
         return tf.reduce_sum(kept(x) * kept(y), 0), tf.shape(kept(x) * kept(y)), kept(x) * x
 
@@ -133,7 +133,7 @@ def test_one_row_stands_for_as_many_as_there_are_beside_it():
 
 
 @pytest.mark.parametrize("rows", [6, 9])
-def test_quotients_of_slices_are_those_of_keras(rows):
+def test_quotients_of_slices_equal_keras(rows):
     """Keras makes a union of the rows of the slices and of those that divide by zero."""
 
     def draw():

@@ -54,7 +54,7 @@ def test_what_loops_found_out_is_kept_for_rows_too(monkeypatch: pytest.MonkeyPat
     assert counts[0] == counts[1]
 
 
-def test_large_static_values_are_told_apart() -> None:
+def test_large_static_values_are_distinguished() -> None:
     one = np.zeros(5000, np.int32)
     two = one.copy()
     two[2500] = 1

@@ -123,7 +123,7 @@ def test_lengths_that_depend_on_data(name):
     assert compared > 3
 
 
-def test_gradient_through_rows_that_are_not_there():
+def test_gradient_through_padding_rows():
     fn = tf.function(lambda x, i: tf.reduce_sum(tf.sqrt(x[:i])))
     x = np.float32([4, 1, 0, 0])
     gradient = jax.grad(invert.convert(fn, x, np.int32(1)))(x, np.int32(2))

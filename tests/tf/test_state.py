@@ -258,7 +258,7 @@ def test_check_numerics_fails():
         jax.block_until_ready(eqx.filter_jit(module)(X))
 
 
-def test_variables_of_which_the_graph_has_the_handle_alone():
+def test_variables_known_only_by_their_handle():
     v, slot = variable((4,)), tf.Variable(np.zeros(4, np.float32))
 
     @tf.function(autograph=False)

@@ -64,7 +64,7 @@ class Replacer:
             self._inside(inner)
         steps: list[Eqn] = []
         for step in layer.steps:
-            # The calls of a layer with several of them have steps of their own around them.
+            # A layer with several calls has different steps around each of them.
             if isinstance(step, LayerCall) and counts[step.layer] == 1:
                 steps += self._replaced(step) or [step]
             else:

@@ -32,7 +32,7 @@ from invert.emission.python.naming import camel, stem
 from invert.emission.python.nouns import FORMS, PLAIN, PRODUCT, mixes, noun, of_scope, says
 from invert.emission.sizes import expressions as sizes
 from invert.emission.sizes.expressions import dimension_of
-from invert.ir.graph import Graph, is_var
+from invert.ir.graph import Graph, is_number, is_var
 from invert.ir.loops import CondParts
 from invert.ir.types import Atom, Eqn, Jaxpr, Literal, Var
 
@@ -104,7 +104,7 @@ def _choices(graph: Graph) -> dict[int, Choice]:
         name, atoms = made.primitive.name, made.invars
         if name == "convert_element_type" and count == 2 and atoms[0].aval.dtype == np.bool_:
             choices[id(eqn)] = Choice(made, atoms[0], is_switch=False)
-        elif name == "clamp" and _is_number(atoms[0], 0) and _is_number(atoms[2], count - 1):
+        elif name == "clamp" and is_number(atoms[0], 0) and is_number(atoms[2], count - 1):
             choices[id(eqn)] = Choice(made, atoms[1], is_switch=True)
         elif name == "platform_index":
             platforms = made.params["platforms"]
@@ -126,10 +126,6 @@ def _ends_line(statement: Statement) -> bool:
 
 def _is_einsum(node: ast.Call) -> bool:
     return isinstance(node.func, ast.Attribute) and node.func.attr == "einsum"
-
-
-def _is_number(atom: Atom, number: int) -> bool:
-    return isinstance(atom, Literal) and int(atom.val) == number
 
 
 class Body:
@@ -277,7 +273,7 @@ class Body:
         return type(maker) is LayerCall and len(maker.outvars) == 1 and atoms[0] not in self.wanted
 
     def _is_known_by_scope(self, eqn: Eqn, placed: Placed, hints: Sequence[str]) -> bool:
-        """Whether the only result of a step that is no layer would be named after its scope."""
+        """Whether the only result of a step other than a layer would be named after its scope."""
         plain = len(hints) == 1 and not placed.hints and not isinstance(eqn, LayerCall)
         unnamed = plain and eqn.outvars[0] not in self.wanted
         return unnamed and hints[0] == of_scope(eqn, self.path)

@@ -52,11 +52,6 @@ def name_of(closed: ClosedJaxpr | Jaxpr) -> str:
     return getattr(info, "func_name", "") or "function"
 
 
-def results_of(results: Sequence[ast.expr]) -> ast.expr:
-    """The returned expression: one value, or a tuple."""
-    return results[0] if len(results) == 1 else syntax.tuple_of(results)
-
-
 def constants_of(closed: ClosedJaxpr | Jaxpr) -> dict[Var, ast.expr]:
     """The constants of a called program, as literals.
 
@@ -154,7 +149,7 @@ def packed(items: Sequence[ast.expr]) -> ast.expr:
     """`None`, one value or a tuple."""
     if not items:
         return number(None)
-    return items[0] if len(items) == 1 else syntax.tuple_of(items)
+    return syntax.one_or_tuple(items)
 
 
 def unpacking(numbers: Sequence[int]) -> Pattern:
@@ -291,7 +286,7 @@ def _cond(file: Writer, body: Body, eqn: Eqn) -> Placed:
     elif not choice.is_switch:
         names = ["if_false", "if_true"]
     functions = [
-        local(file, body, branch, name, parts.operands, [], results_of)
+        local(file, body, branch, name, parts.operands, [], syntax.one_or_tuple)
         for branch, name in zip(parts.branches, names, strict=True)
     ]
     references = list(map(_reference, functions))
@@ -351,10 +346,6 @@ def _solve(file: Writer, body: Body, eqn: Eqn) -> Placed:
     return Placed(expression, False, list(functions.values()), ["solution"], pattern=pattern)
 
 
-def _flat(values: list[ast.expr]) -> ast.expr:
-    return values[0] if len(values) == 1 else syntax.tuple_of(values)
-
-
 def _reduce(file: Writer, body: Body, eqn: Eqn) -> Placed:
     """`lax.reduce` and `lax.reduce_window` with a custom function."""
     params = eqn.params
@@ -382,7 +373,7 @@ def _reduce(file: Writer, body: Body, eqn: Eqn) -> Placed:
 
 def _remat(file: Writer, body: Body, eqn: Eqn) -> Placed:
     parameters = [(h, -1) for h in parameter_hints(len(eqn.invars))]
-    function = local(file, body, eqn.params["jaxpr"], "block", [], parameters, _flat)
+    function = local(file, body, eqn.params["jaxpr"], "block", [], parameters, syntax.one_or_tuple)
     keywords: dict[str, ast.expr] = {}
     if not eqn.params["prevent_cse"]:
         keywords["prevent_cse"] = number(False)
@@ -395,10 +386,12 @@ def _shard_map(file: Writer, body: Body, eqn: Eqn) -> Placed:
     mesh = None if is_on_shards() else literals.mesh_literal(p["mesh"].abstract_mesh)
     parameters = [(h, -1) for h in parameter_hints(len(eqn.invars))]
     with on_shards(eqn):
-        function = local(file, body, p["jaxpr"], "on_shards", [], parameters, _flat, eqn.invars)
+        function = local(
+            file, body, p["jaxpr"], "on_shards", [], parameters, syntax.one_or_tuple, eqn.invars
+        )
     keywords: dict[str, ast.expr] = {} if mesh is None else {"mesh": mesh}
     keywords["in_specs"] = syntax.tuple_of(map(literals.spec, p["in_specs"]))
-    keywords["out_specs"] = _flat(list(map(literals.spec, p["out_specs"])))
+    keywords["out_specs"] = syntax.one_or_tuple(list(map(literals.spec, p["out_specs"])))
     axes = [a for a in p["mesh"].axis_names if a in p["newly_manual_axes"]]
     if len(axes) < len(p["mesh"].axis_names):
         keywords["axis_names"] = ast.Set(list(map(number, axes)))
@@ -443,7 +436,7 @@ def _bound(file: Writer, body: Body, eqn: Eqn) -> Placed:
             return literals.value(value)
         jaxpr = open_jaxpr(value)
         parameters = [(h, -1) for h in parameter_hints(len(jaxpr.invars))]
-        function = local(file, body, value, "inner", [], parameters, _flat)
+        function = local(file, body, value, "inner", [], parameters, syntax.one_or_tuple)
         functions.append(function)
         types = [
             call("jax.ShapeDtypeStruct", literals.shape(file.program.shape(v)),
@@ -525,7 +518,7 @@ def rule_function(file: Writer, eqn: Eqn, rule: ClosedJaxpr, name: str) -> Funct
         next(smooth) if is_differentiable(v.aval) else _no_derivative(v, is_jvp) for v in derived
     ]
     if is_jvp:
-        value = syntax.tuple_of([_flat(results), _flat(derivatives)])
+        value = syntax.tuple_of([syntax.one_or_tuple(results), syntax.one_or_tuple(derivatives)])
         return FunctionText(
             "", f"{name}_jvp", [arguments, given], ["primals", "tangents"], body.statements, value,
             decorators=[syntax.name(f"{name}.defjvp")],

@@ -143,7 +143,7 @@ def named(expression: ast.expr, writer: Writer) -> ast.expr:
 def arranged(definitions: Sequence[ast.stmt], names: Collection[str]) -> list[ast.stmt]:
     """The definitions of a file with the copies after its constants, before their first use.
 
-    A padding that all calls of a copy have is a part of it.
+    A padding that all calls of a copy share becomes a part of it.
 
     **Arguments:**
 

@@ -179,40 +179,17 @@ def _silu(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
         yield Proposal(call("jax.nn.silu", _x()), (x,), library.noun("silu"), True)
 
 
-def _hard_sigmoid(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
-    """`jax.nn.relu6(x + 3.0) / 6.0`."""
-    if (gate := _hard_gate(eqn, graph)) is not None:
-        x, eqns = gate
-        noun = library.noun("hard_sigmoid")
-        yield Proposal(call("jax.nn.hard_sigmoid", _x()), (x,), noun, True, eqns)
-
-
-def _hard_silu(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
-    """`x * jax.nn.hard_sigmoid(x)`."""
-    quotient = graph.producer(eqn.invars[1], "div")
-    gate = None if quotient is None else _hard_gate(quotient, graph)
-    if gate is not None and gate[0] is eqn.invars[0]:
-        x, eqns = gate
-        noun = library.noun("hard_silu")
-        yield Proposal(call("jax.nn.hard_silu", _x()), (x,), noun, True, [*eqns, eqn])
-
-
-def _hard_gate(quotient: Eqn, graph: Graph) -> tuple[Var, list[Eqn]] | None:
-    """The `x` of `jax.nn.relu6(x + 3.0) / 6.0`, and the equations."""
-    clipped = graph.producer(quotient.invars[0], "custom_jvp_call")
+def _hard_gate(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
+    """`jax.nn.relu6(x + 3.0) / 6.0`, also as a factor of `x`; the proof compares the numbers."""
+    factor = eqn.primitive.name == "mul"
+    quotient = graph.producer(eqn.invars[1], "div") if factor else eqn
+    clipped = None if quotient is None else graph.producer(quotient.invars[0], "custom_jvp_call")
     shifted = None if clipped is None else graph.producer(clipped.invars[0], "add")
-    if clipped is None or shifted is None:
-        return None
-    (x, three), six = shifted.invars, quotient.invars[1]
-    if not isinstance(x, Var) or (_value(three), _value(six)) != (3, 6):
-        return None
-    return x, [shifted, clipped, quotient]
-
-
-def _value(atom: Atom) -> float | None:
-    """The value of a number."""
-    number = atom.val if isinstance(atom, Literal) and not atom.aval.shape else None
-    return None if number is None else float(number)
+    if quotient is None or clipped is None or shifted is None or not is_var(shifted.invars[0]):
+        return
+    name = "hard_silu" if factor else "hard_sigmoid"
+    eqns = [shifted, clipped, quotient, *([eqn] if factor else [])]
+    yield Proposal(call(f"jax.nn.{name}", _x()), shifted.invars[:1], library.noun(name), True, eqns)
 
 
 def _einsum(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
@@ -252,7 +229,7 @@ def _item(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
         if is_open(inner.invars[0].aval.shape[axis]) and part.upper is None:
             parts[axis] = number(-1)  # the last one, if any
     parts = indexing.shortened(parts)
-    index = parts[0] if len(parts) == 1 else syntax.tuple_of(parts)
+    index = syntax.one_or_tuple(parts)
     yield Proposal(syntax.item(_x(), index), (inner.invars[0],), PLAIN)
 
 
@@ -280,7 +257,7 @@ def _element(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
         for axis, place in zip(axes, places, strict=True):
             parts[axis] = _x(order[place])
         parts = indexing.shortened(parts)
-        index = parts[0] if len(parts) == 1 else syntax.tuple_of(parts)
+        index = syntax.one_or_tuple(parts)
         yield Proposal(syntax.item(_x(), index), variables, PLAIN)
     if len(axes) == 1:
         for place, keywords in _place(graph, starts[axes[0]]):
@@ -670,8 +647,8 @@ ROWS: Mapping[str, tuple[Row, ...]] = {
     **_SIZES,
     "broadcast_in_dim": (_keepdims,),
     "conv_general_dilated": (_transposed_convolution,),
-    "div": (_hard_sigmoid, _division, _average, _with_size("/"), _broadcasting("/")),
-    "mul": (_gelu, _silu, _hard_silu, _with_size("*"), _broadcasting("*")),
+    "div": (_hard_gate, _division, _average, _with_size("/"), _broadcasting("/")),
+    "mul": (_gelu, _silu, _hard_gate, _with_size("*"), _broadcasting("*")),
     "add": (_with_size("+"), _broadcasting("+")),
     "sub": (_with_size("-"), _broadcasting("-")),
     "gather": (_lookup,),
@@ -737,23 +714,55 @@ def _try(
 ) -> Group | None:
     variables = [v for v in proposal.operands if isinstance(v, Var)]
     tokens = [f"${c}" for c in _LETTERS[: len(variables)]]
-    matched: Sequence[Atom] | None = None
-    covered: frozenset[int] = frozenset()
-    if proposal.eqns:
-        covered = frozenset(map(id, proposal.eqns))
-        inside = [v for e in proposal.eqns if e is not eqn for v in e.outvars]
-        shared = any(
-            v in graph.results or v in leaves or any(id(u) not in covered for u in graph.users[v])
-            for v in inside
-        )
-        operands = dict(zip(tokens, variables, strict=True))
-        proved = writer.prover.holds(proposal.expression, operands, proposal.eqns, eqn.outvars)
-        if covered & taken or shared or not proved:
-            return None
-        matched = variables
-    for x64 in () if proposal.eqns else writer.prover.settings:
+    prove = _proved if proposal.eqns else _matched
+    covered = prove(proposal, dict(zip(tokens, variables, strict=True)), eqn, graph, writer, leaves)
+    if covered is None or covered & taken:
+        return None
+    names = {
+        t: ast.Name(writer.token(v), ast.Load()) for t, v in zip(tokens, variables, strict=True)
+    }
+    return Group(
+        syntax.substitute(proposal.expression, names),
+        tuple(variables),
+        covered - {id(eqn)},
+        proposal.hint,
+        proposal.flows,
+    )
+
+
+def _proved(
+    proposal: Proposal,
+    operands: Mapping[str, Var],
+    eqn: Eqn,
+    graph: Graph,
+    writer: Writer,
+    leaves: Set[Var],
+) -> frozenset[int] | None:
+    """The equations that a proposal names, if it computes the same and needs no other value."""
+    covered = frozenset(map(id, proposal.eqns))
+    inside = [v for e in proposal.eqns if e is not eqn for v in e.outvars]
+    shared = any(
+        v in graph.results or v in leaves or any(id(u) not in covered for u in graph.users[v])
+        for v in inside
+    )
+    proved = writer.prover.holds(proposal.expression, operands, proposal.eqns, eqn.outvars)
+    return covered if proved and not shared else None
+
+
+def _matched(
+    proposal: Proposal,
+    operands: Mapping[str, Var],
+    eqn: Eqn,
+    graph: Graph,
+    writer: Writer,
+    leaves: Set[Var],
+) -> frozenset[int] | None:
+    """The equations to which the expression of a proposal traces, in both settings of x64."""
+    variables = [*operands.values()]
+    covered: frozenset[int] | None = None
+    for x64 in writer.prover.settings:
         template = writer.prover.trace(
-            proposal.expression, tokens, [v.aval for v in variables], x64
+            proposal.expression, [*operands], [v.aval for v in variables], x64
         )
         if template is None:
             return None
@@ -771,24 +780,11 @@ def _try(
         if any(e.primitive.name != "broadcast_in_dim" for e in shared):
             return None
         covered = frozenset({id(e) for e in match.eqns.values()} - set(map(id, shared)))
-        alone = len(match.eqns) < 2 and eqn.primitive.name != "dim_as_value"
-        if covered & taken or alone:
+        if len(match.eqns) < 2 and eqn.primitive.name != "dim_as_value":
             return None
         if is_weak(result[0]) != is_weak(eqn.outvars[0]):
             return None
-        matched = match.inputs()
-    if matched is None:
-        return None
-    names = {
-        t: ast.Name(writer.token(v), ast.Load()) for t, v in zip(tokens, variables, strict=True)
-    }
-    return Group(
-        syntax.substitute(proposal.expression, names),
-        tuple(variables),
-        covered - {id(eqn)},
-        proposal.hint,
-        proposal.flows,
-    )
+    return covered
 
 
 def _shared(match: Match, graph: Graph, root: Eqn, leaves: Set[Var]) -> list[Eqn]:

@@ -22,8 +22,7 @@ Expressions = Iterator[ast.expr]
 _ALL = syntax.slice_of
 
 
-def _index(parts: Sequence[ast.expr]) -> ast.expr:
-    return parts[0] if len(parts) == 1 else syntax.tuple_of(parts)
+_index = syntax.one_or_tuple
 
 
 def broadcast(eqn: Eqn, args: Sequence[ast.expr], program: Program) -> Expressions:

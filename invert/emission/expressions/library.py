@@ -29,7 +29,7 @@ _MODULES: tuple[tuple[str, ModuleType], ...] = (
     ("jax.random", jax.random),
 )
 
-# Calls named otherwise than their public function.
+# Calls whose public function has another name.
 _RENAMED = {"expn": "exp1", "_where": "where", "_pinv": "pinv", "_var": "var", "_take": "take"}
 
 _AXES = frozenset({"log_softmax", "softmax", "logsumexp", "glu", "take"})

@@ -118,7 +118,7 @@ class _Renderer:
         if statement.pattern is not None:
             target = _nested(statement.pattern, targets)
         else:
-            target = targets[0] if len(targets) == 1 else syntax.tuple_of(targets)
+            target = syntax.one_or_tuple(targets)
         if statement.repeat is None or syntax.text_of(target) != syntax.text_of(value):
             self.body.append(syntax.assign(target, value))
         if statement.repeat is not None:
@@ -129,8 +129,8 @@ class _Renderer:
     ) -> str:
         """The preferred name of a target, unless something else has that name.
 
-        The name of a layer is left to its result and its forms, that of a parameter to values of
-        its type.
+        The name of a layer is reserved for its result and its forms, that of a parameter for
+        values of its type.
         """
         hint = statement.hints[k]
         if hint in self.function.layers and not _calls(statement.value, hint):

@@ -148,7 +148,7 @@ def _sort(eqn: Eqn, args: Sequence[ast.expr], program: Program) -> Expressions:
     if len(args) == 1:
         last = axis == len(eqn.invars[0].aval.shape) - 1
         yield call("jnp.sort", args[0], **({} if last else {"axis": number(axis)}))
-    operand = args[0] if len(args) == 1 else syntax.tuple_of(args)
+    operand = syntax.one_or_tuple(args)
     keywords = {"dimension": number(axis)}
     if not eqn.params["is_stable"]:
         keywords["is_stable"] = number(False)
@@ -476,7 +476,7 @@ def _nondefault(eqn: Eqn) -> Params:
     return {k: v for k, v in eqn.params.items() if not (k in _UNSET and v is None)}
 
 
-# Primitives named otherwise than their `lax` function.
+# Primitives whose `lax` function has another name.
 _RENAMED = {
     "scatter-add": "scatter_add", "scatter-sub": "scatter_sub", "scatter-mul": "scatter_mul",
     "scatter-min": "scatter_min", "scatter-max": "scatter_max", "add_any": "add_any",

@@ -51,7 +51,7 @@ class Statement:
     - `heirs`: tokens whose names it may reuse.
     - `repeat`: a following loop on its single target.
     - `pattern`: the nesting of the results.
-    - `place`: the number of the first equation in it that calls a layer, or else of its own.
+    - `place`: the number of the first equation in it that calls a layer, otherwise of its own.
     - `calls`: whether it calls a layer.
     - `passes`: whether its value is the result of a layer, named after that alone.
     """

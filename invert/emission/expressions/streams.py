@@ -1,4 +1,4 @@
-"""Finds the values that a function passes from layer to layer, which people call `x` on each line.
+"""Finds values passed from layer to layer, which people call `x` on each line.
 
 The result of a layer is named after the layer if it is used again later, as a skip connection is.
 If only the next lines use it, its name would just repeat that of the layer.
@@ -36,7 +36,7 @@ class Streams:
         self._kept = _parts(function.result)
 
     def holds(self, i: int) -> bool:
-        """Whether the value of a statement is read by the statements right after it alone."""
+        """Whether only the statements right after a statement read its value."""
         statement = self._body[i]
         (token,) = statement.targets if statement.passes else (None,)
         if token is None or token in self._kept:

@@ -14,8 +14,6 @@ from invert.emission.layers.shared import (
     Class,
     Code,
     Draft,
-    field_of,
-    is_named,
     replace,
     stored,
     taken,
@@ -23,6 +21,7 @@ from invert.emission.layers.shared import (
 from invert.emission.layers.values import HOLE
 from invert.emission.python import syntax
 from invert.emission.python.naming import Names
+from invert.emission.python.syntax import field_of, is_named
 
 # What is added to a function of the same value.
 _SHORTCUT = "shortcut"

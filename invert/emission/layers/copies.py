@@ -131,7 +131,7 @@ class _Copies:
         self.eqns: list[Eqn] = list(jaxpr.eqns)
         self.makers: dict[Atom, int] = {v: i for i, e in enumerate(self.eqns) for v in e.outvars}
         self.users = users_of(self.eqns)
-        # The parameters of values that depend on parameters and numbers only.
+        # The parameters of values that depend only on parameters and numbers.
         self.sources: dict[Atom, frozenset[Var]] = {v: frozenset((v,)) for v in parameters}
         self.constant: list[bool] = []
         for eqn in self.eqns:
@@ -211,7 +211,7 @@ class _Copies:
         return self._values.get(atom, id(atom)) if is_var(atom) else str(atom)
 
     def _groups(self) -> list[_Group]:
-        """Copies that are equal: connected equations, none of which computes the same."""
+        """Equal copies: each is connected, and no two of its equations compute the same."""
         classes: dict[int, list[int]] = collections.defaultdict(list)
         for i, number in enumerate(self.number):
             if not self.constant[i] and not self.eqns[i].effects:
@@ -365,7 +365,7 @@ class _Copies:
         return {v for i in inside for v in self._parameters_of(i)} - outside
 
     def _independent(self, copies: Sequence[Mapping[int, int]]) -> bool:
-        """Whether no copy depends on what is computed from another one, or from itself."""
+        """Whether no copy depends on results of another copy, or on its own."""
         member = {i: k for k, copy in enumerate(copies) for i in copy.values()}
         after: dict[int, set[int]] = {}
         for i, eqn in enumerate(self.eqns):
@@ -407,7 +407,7 @@ class _Copies:
         return maps
 
     def _constants(self, eqns: Sequence[Eqn], owned: Set[Var]) -> list[Eqn]:
-        """The equations of values of numbers and own parameters alone, in order."""
+        """The equations, in order, of values computed only from numbers and own parameters."""
         found: set[int] = set()
         pending = [a for e in eqns for a in e.invars if is_var(a)]
         while pending:
@@ -425,7 +425,7 @@ class _Copies:
         return v in self.results or any(j not in inside for j in self.users.get(v, ()))
 
     def _path(self, scopes: Sequence[Path], base: Path, owned: Collection[Var]) -> Path:
-        """The path of the part: that of its scope or of its parameters, if these have one."""
+        """The path of the part: its scope's or its parameters', if these have one."""
         if len(scopes[0]) > len(base):
             return scopes[0]
         shared = common_prefix(self.parameters[v][:-1] for v in owned)

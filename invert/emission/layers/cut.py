@@ -91,7 +91,7 @@ class Layer:
 
 _LAYER, _SET = Primitive("layer"), Primitive("state_set")
 _LAYER.multiple_results = True
-# Stands for a part of the program that is computed several times, see `copies`.
+# A part of the program that is computed several times, see `copies`.
 PART = Primitive("part")
 PART.multiple_results = True
 
@@ -319,7 +319,7 @@ _SHORT = kinds.LAYOUT | {"max", "reduce_max", "stop_gradient"}
 def _without_parameters(
     eqns: Sequence[Eqn], scopes: Sequence[Path], layers: set[Path]
 ) -> set[Path]:
-    """The scopes without parameters that are long enough for a layer of their own."""
+    """The scopes without parameters that have enough equations for a separate layer."""
     base = common_prefix(s for s in scopes if s)
     counts: collections.Counter[Path] = collections.Counter()
     for eqn, scope in zip(eqns, scopes, strict=True):

@@ -56,6 +56,10 @@ class Links:
                 region.add(i)
         return region
 
+    def needed(self, last: int) -> set[int]:
+        """The steps whose values a step needs, directly or through others."""
+        return _closure({last}, self.before, range(len(self.steps)))
+
     def between(self, members: Set[int]) -> set[int]:
         """Some steps, and those on the paths between them."""
         after = _closure(members, self.users, range(max(members)))

@@ -1,8 +1,8 @@
 """Shares one class among layers that lack some of each other's steps.
 
-In a network, some blocks have a layer on their shortcut, some have no shortcut at all, some have a
-bias, an activation or a padding that others lack. All of them get the method of the layer with the
-most fields, in which these steps are marked (see `values`). `choices` makes fields of the marks.
+Some blocks of a network have a layer on their shortcut and some have no shortcut; some have a bias,
+an activation or a padding that others lack. All get the method of the layer with the most fields,
+where these steps are marked (see `values`). `choices` turns the marks into fields.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from invert.emission.layers import values
 from invert.emission.layers.shared import (
     Draft,
     constants,
-    field_of,
     replace,
     sites,
     stored,
@@ -29,10 +28,11 @@ from invert.emission.layers.tree import Node
 from invert.emission.layers.values import HOLE, STEP, Value
 from invert.emission.python import syntax
 from invert.emission.python.naming import Names
+from invert.emission.python.syntax import field_of
 from invert.ir.types import Var
 
 _T = TypeVar("_T")
-# The kinds of the fields of a layer, and for each array its field and its kind.
+# The kinds of a layer's fields, and for each array its field and its kind.
 Fields: TypeAlias = tuple[Mapping[str, Hashable], Sequence[tuple[str, Hashable]]]
 _NUMBERED = re.compile(r"_\d+$")
 # The number of options of a class, of steps of a comparison, and of those that an option skips.
@@ -180,7 +180,7 @@ def keys(
     key: Callable[[Draft], Hashable],
     fields: Callable[[Draft], Fields],
 ) -> dict[Draft, Hashable]:
-    """What the nodes of one class share, apart from numbers.
+    """Properties that nodes of one class share, apart from numbers.
 
     Those of one class get one method.
 
@@ -341,7 +341,7 @@ def _complete(draft: Draft, whole: Draft, drafts: Sequence[Draft]) -> bool:
 
 
 def _add_result(draft: Draft, method: ast.FunctionDef, time: int, *, has: bool) -> None:
-    """Declares that a method returns the values of all steps, or the final state.
+    """Makes a method return either the values of all steps or the final state.
 
     **Arguments:**
 

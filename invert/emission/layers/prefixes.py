@@ -23,7 +23,7 @@ from invert.ir.graph import is_var
 from invert.ir.types import Eqn, Literal, Var
 
 _CONV = "conv"
-# The least number of pairs of a convolution and a normalization that become layers.
+# The least number of pairs of convolution and normalization that become layers.
 _FEW = 2
 # The names of layers, by their products, in place of a number.
 _PRODUCTS = {"conv_general_dilated": _CONV, "dot_general": "linear", "gather": "embedding"}
@@ -151,7 +151,7 @@ def _has_pair(layer: Layer) -> bool:
 
 
 def _belongs(norm: str, conv: str, *, beside: bool) -> bool:
-    """Whether a normalization has no name of its own, or one made of its convolution's.
+    """Whether a normalization is named automatically, or after its convolution.
 
     **Arguments:**
 
@@ -198,7 +198,7 @@ def _group(
     named = {
         i
         for i, name in scopes.items()
-        if name.startswith(prefix) and (not _pads(steps[i]) or _follows_layers(steps, links, i))
+        if name.startswith(prefix) and (not _pads(steps[i]) or _follows_layers(links, i))
     }
 
     def numbered(name: str) -> bool:
@@ -220,21 +220,13 @@ def _pads(step: Eqn) -> bool:
     return step.primitive.name == "pad"
 
 
-def _follows_layers(steps: Sequence[Eqn], links: Links, i: int) -> bool:
+def _follows_layers(links: Links, i: int) -> bool:
     """Whether a step needs what a layer computes, directly or through others."""
-    pending, seen = [*links.before[i]], set[int]()
-    while pending:
-        j = pending.pop()
-        if isinstance(steps[j], LayerCall):
-            return True
-        if j not in seen:
-            seen.add(j)
-            pending += links.before[j]
-    return False
+    return any(isinstance(links.steps[j], LayerCall) for j in links.needed(i))
 
 
 def _scope(step: Eqn, layer: Layer) -> str:
-    """The name, in a layer, of the layer without parameters that an equation comes from."""
+    """The name of the layer without parameters, inside a layer, that an equation comes from."""
     scope = () if isinstance(step, LayerCall | Assign) else scope_of(step)
     return scope[-1].removeprefix(f"{layer.name}_") if scope else ""
 
@@ -290,7 +282,7 @@ def _prefixes(layer: Layer, names: Mapping[int, str]) -> list[str]:
 
 
 def _kind(step: Eqn) -> str:
-    """The name of a layer whose own name is a number: that of its product or norm."""
+    """The kind of a layer whose name is a number: its product, or `norm`."""
     steps = step.layer.steps if isinstance(step, LayerCall) else []
     found = [_PRODUCTS.get(s.primitive.name) or _kind(s) for s in steps]
     products = [name for name in found if name in _PRODUCTS.values()]
@@ -370,9 +362,7 @@ def _region(
         region |= {
             j
             for j in {j for i in region for j in links.before[i]} - links.results
-            if _pads(steps[j])
-            and _follows_layers(steps, links, j)
-            and region.issuperset(links.users[j])
+            if _pads(steps[j]) and _follows_layers(links, j) and region.issuperset(links.users[j])
         }
     outside = {a for i in region for a in steps[i].invars if is_var(a)}
     made_inside = {v for i in region for v in steps[i].outvars}

@@ -14,6 +14,7 @@ from typing import Any
 from invert.emission.layers.tree import Node
 from invert.emission.python import syntax
 from invert.emission.python.naming import Names
+from invert.emission.python.syntax import field_of
 from invert.ir.sizes import is_open
 from invert.ir.types import Var
 
@@ -154,16 +155,6 @@ class Code:
     """A function as the value of a static field."""
 
     text: str
-
-
-def field_of(node: ast.AST | None) -> str:
-    """The name of a field of `self`."""
-    own = isinstance(node, ast.Attribute) and is_named(node.value, "self")
-    return node.attr if isinstance(node, ast.Attribute) and own else ""
-
-
-def is_named(node: ast.AST, name: str) -> bool:
-    return isinstance(node, ast.Name) and node.id == name
 
 
 def taken(method: ast.FunctionDef) -> set[str]:

@@ -203,7 +203,7 @@ class _Leaves:
         return None
 
     def _made(self, atom: Atom, through: frozenset[str]) -> Eqn | None:
-        """The equation with parameters that computes a value, through given primitives."""
+        """The equation with parameters that gives a value, possibly through given primitives."""
         for _ in range(8):
             eqn = self.graph.producer(atom)
             if eqn is None or eqn in self.at:
@@ -271,7 +271,7 @@ class _Leaves:
         return False
 
     def _attention(self, leaves: Sequence[_Leaf]) -> None:
-        """Puts queries, keys and values, and the output projection, into a separate layer."""
+        """Moves queries, keys, values and the output projection into a separate layer."""
         number = 0
         for i, leaf in enumerate(leaves):
             if leaf.group or not self._scored(leaf):

@@ -1,4 +1,4 @@
-"""Which sizes of a layer belong together: those of its arguments, its kernels and its results.
+"""Ties sizes of a layer that change together: of its arguments, kernels and results.
 
 Each axis of an array is tied to those that have the same size wherever the layer works, up to a
 factor: the rows of a kernel to the features of the argument, half of an array to the whole.
@@ -120,7 +120,7 @@ class Ties:
         return (0, v, i)
 
     def root(self, axis: Axis) -> Axis:
-        """The axis that stands for all that are tied to it."""
+        """The axis that represents all axes tied to it."""
         while (above := self._above.get(axis, axis)) != axis:
             self._above[axis] = self._above.get(above, above)
             axis = above
@@ -530,7 +530,7 @@ def _is_same(
 
 
 def carried(root: Layer) -> dict[Layer, list[tuple[int, int]]]:
-    """For layers in loops, which arguments are results of the previous step, see `Ties`."""
+    """For layers in loops, the arguments that are results of the previous step; see `Ties`."""
     found: dict[Layer, list[tuple[int, int]]] = {}
     for step in root.steps:
         if isinstance(step, LayerCall):

@@ -1,7 +1,7 @@
-"""Gives each class a second layer of other sizes, which the program does not have.
+"""Gives each class a second layer, of sizes that the program does not have.
 
 The text of a class is written for all of its layers (see `shared`), so sizes that the layers of a
-program happen to share become arguments too. A twin has the other sizes wherever its ties say so.
+program happen to share become arguments too. A twin has other sizes wherever its ties require them.
 """
 
 from __future__ import annotations
@@ -277,7 +277,7 @@ class Twins:
 
 
 def _columns(cls: Class, ties: Ties) -> dict[Axis, tuple[DimSize, ...]]:
-    """The sizes in all layers of a class, for axes of the parameters in the first one."""
+    """The sizes in all layers of a class, by the axes of the first layer's parameters."""
     first, *others = (dict(d.node.leaves()) for d in cls.drafts)
     found: dict[Axis, tuple[DimSize, ...]] = {}
     for path, v in first.items():
@@ -293,7 +293,7 @@ def _columns(cls: Class, ties: Ties) -> dict[Axis, tuple[DimSize, ...]]:
 def _proportional(
     groups: Sequence[_Group], columns: Mapping[Axis, Sequence[DimSize]]
 ) -> list[_Group]:
-    """The groups, of which those are one that are multiples of each other in all layers."""
+    """The groups, after merging those that are multiples of each other in all layers."""
     found: list[_Group] = []
     for group in groups:
         own = next((columns[r] for r in group.roots if r in columns), ())
@@ -314,7 +314,7 @@ def _proportional(
 
 
 def _strided(ties: Ties) -> list[Strided]:
-    """The convolutions whose results have to be of one size, as on both sides of a shortcut."""
+    """The convolutions whose results must have equal sizes, as on both sides of a shortcut."""
     groups: dict[Hashable, list[Strided]] = {}
     convs = {id(conv.eqn) for conv in ties.strided}
     pooled = {

@@ -1,4 +1,4 @@
-"""What a method computes, as a graph of values, in which local variables have no names.
+"""The computation of a method as a graph of values, without names of local variables.
 
 Steps that some layers of a class lack are marked by calls `$step(taken, operand, has)`: the layers
 that have the step take the first value, in which `$` is the second one, and the others the second.
@@ -11,9 +11,10 @@ import dataclasses
 from collections.abc import Hashable, Mapping
 from typing import TYPE_CHECKING
 
-from invert.emission.layers.shared import blank, field_of, is_named, taken
+from invert.emission.layers.shared import blank, taken
 from invert.emission.python import syntax
 from invert.emission.python.naming import Names
+from invert.emission.python.syntax import field_of, is_named
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
@@ -35,7 +36,7 @@ class Value:
 
     **Arguments:**
 
-    - `head`: what it is, without its parts and without numbers; the same for all activations.
+    - `head`: its operation, without its parts and without numbers; the same for all activations.
     - `uses`: how often the method reads it.
     - `name`: the local variable or the argument that it is.
     """
@@ -60,7 +61,7 @@ class _Unreadable(Exception):
 
 
 def result(method: ast.FunctionDef) -> Value | None:
-    """What a method returns; `None` if it has statements other than assignments."""
+    """The value that a method returns; `None` if it has statements other than assignments."""
     with blank(method):
         try:
             found = _read(method, {}, 0)
@@ -173,7 +174,7 @@ def is_pad(node: ast.AST) -> TypeIs[ast.Call]:
 
 
 def is_subsampling(node: ast.AST) -> TypeIs[ast.Call]:
-    """Whether an expression is a pooling of windows of one element, which takes some of them."""
+    """Whether an expression is a pooling of windows of one element: a subsampling."""
     if not isinstance(node, ast.Call) or len(node.args) != 4 or not is_named(node.func, _POOL):
         return False
     return all(
@@ -184,7 +185,7 @@ def is_subsampling(node: ast.AST) -> TypeIs[ast.Call]:
 
 
 def operand(value: Value) -> Value | None:
-    """What is left of a step that a method may lack; `None` for a value that is not such a step."""
+    """The operand of a step that methods may lack; `None` for any other value."""
     node = value.node
     if is_activation(node):
         return value.parts[0]

@@ -38,7 +38,7 @@ def _name_after_layers(function: ast.FunctionDef) -> None:
     for statement in function.body:
         match statement:
             case ast.Assign(targets=[ast.Name(id=name)], value=value) if _NUMBERED.fullmatch(name):
-                fields = [f for n in ast.walk(value) if (f := _field(n))]
+                fields = [f for n in ast.walk(value) if (f := syntax.field_of(n))]
                 made = sum(n.id == name and isinstance(n.ctx, ast.Store) for n in nodes)
                 own = of_field(fields[0]) if fields else name
                 own = _NORMALIZED.sub("", own) or own
@@ -46,13 +46,6 @@ def _name_after_layers(function: ast.FunctionDef) -> None:
                     taken.add(own)
                     for node in nodes:
                         node.id = own if node.id == name else node.id
-
-
-def _field(node: ast.AST) -> str:
-    match node:
-        case ast.Attribute(value=ast.Name(id="self"), attr=field):
-            return field
-    return ""
 
 
 def _sizes_at_once(function: ast.FunctionDef) -> list[ast.stmt]:

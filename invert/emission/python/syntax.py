@@ -74,6 +74,11 @@ def tuple_of(items: Iterable[ast.expr]) -> ast.expr:
     return ast.Tuple(list(items), ast.Load())
 
 
+def one_or_tuple(items: Sequence[ast.expr]) -> ast.expr:
+    """The only item, or a tuple of several."""
+    return items[0] if len(items) == 1 else tuple_of(items)
+
+
 def list_of(items: Iterable[ast.expr]) -> ast.expr:
     return ast.List(list(items), ast.Load())
 
@@ -194,6 +199,18 @@ def class_of(name: str, bases: Sequence[ast.expr], body: Sequence[ast.stmt]) -> 
 
 def argument(name: str, annotation: ast.expr | None = None) -> ast.arg:
     return ast.arg(name, annotation)
+
+
+def is_named(node: ast.AST, name: str) -> bool:
+    return isinstance(node, ast.Name) and node.id == name
+
+
+def field_of(node: ast.AST | None) -> str:
+    """The name of a field of `self`, or `""`."""
+    match node:
+        case ast.Attribute(value=ast.Name(id="self"), attr=name):
+            return name
+    return ""
 
 
 def names_in(node: ast.AST) -> Iterator[ast.Name]:

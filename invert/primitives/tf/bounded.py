@@ -145,7 +145,8 @@ def _range(rule: Rule, ctx: Context, node: Node, values: list[Value]) -> Results
     if decided("lt", size.most, 0):
         raise MalformedModelError(
             f"tf.Range ({node.location}) starts at {start}, past its limit for every input, "
-            "which TensorFlow refuses"
+            "which TensorFlow refuses",
+            remedy="Correct the limits in the code of the model.",
         )
     size = int_max(size, 0)
     if not isinstance(size, DynamicSize):  # empty for every input

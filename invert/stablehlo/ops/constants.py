@@ -216,8 +216,7 @@ def _shaped(values: np.ndarray, shape: tuple[int, ...], type_text: str) -> np.nd
         size *= n
     if values.size not in (1, size):
         raise MalformedModelError(
-            f"The constant of type {type_text} has {values.size} elements instead of {size}. "
-            "The model is damaged; export it again."
+            f"The constant of type {type_text} has {values.size} elements instead of {size}"
         )
     if values.size == size:
         values = values.reshape(shape)
@@ -262,7 +261,7 @@ def _from_raw(
     if len(raw) != size * dtype.itemsize:
         raise MalformedModelError(
             f"A constant of {size} elements of {name} has {len(raw)} bytes instead of "
-            f"{size * dtype.itemsize}. The model is damaged; export it again."
+            f"{size * dtype.itemsize}"
         )
     bits = _INT_BITS.get(name)
     if bits is None:
@@ -285,8 +284,8 @@ def _from_resource(attr: Any) -> np.ndarray:
     match = re.search(r'dialect_resources:.*?: "0x[0-9A-Fa-f]{8}([0-9A-Fa-f]*)"', text, re.DOTALL)
     if match is None:
         raise MalformedModelError(
-            f"The module names the constant {str(attr)[:80]} but does not hold its data. Export "
-            "the model again with its resources."
+            f"The module names the constant {str(attr)[:80]} but does not hold its data",
+            remedy="Export the model again with its resources.",
         )
     raw = binascii.unhexlify(match[1])
     name = str(ir_type.element_type)

@@ -357,7 +357,7 @@ def _same(a: Value, b: Value) -> bool:
 
 
 def _bits(x: np.ndarray) -> Any:
-    """Contents for comparison, in which NaN equals itself."""
+    """The contents of an array, for comparison: NaN equals itself."""
     return x if x.dtype == object or not x.size else np.frombuffer(x.tobytes(), np.uint8)
 
 

@@ -529,7 +529,7 @@ class _Condition:
         return eqn.primitive.name in _LESS
 
     def open_count(self) -> DimSize | None:
-        """The trip count of counters of which a start or a bound is an open size."""
+        """The trip count of counters whose start or bound is an open size."""
         found = self._open_steps(self._program, self._program.jaxpr.outvars[0])
         return found if found is not None and is_open(found) else None
 

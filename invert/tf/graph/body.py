@@ -1,8 +1,8 @@
 """Orders the nodes of a graph or function as a `Body`.
 
-The order follows data and control edges, and otherwise that of the graph, in which TensorFlow keeps
-nodes as they were made. It is found without recursion, so that graphs of 10^5 nodes work. A node
-reached only by control edges runs if it has an effect.
+The order follows data and control edges, and otherwise the graph, where TensorFlow keeps nodes in
+the order of their creation. It is found without recursion, so that graphs of 10^5 nodes work. A
+node reached only by control edges runs if it has an effect.
 """
 
 from __future__ import annotations
@@ -140,17 +140,17 @@ def ordered(body: Body, is_effect: IsEffect) -> Body:
 
 
 def as_needed(body: Body) -> list[int]:
-    """The order of a body in which its results need the nodes, whatever the order of the graph."""
+    """The order in which a body's results need its nodes, independent of the graph's order."""
     inside = set(body.order)
     return [i for i in _needed(body) if i in inside]
 
 
 def _needed(body: Body) -> list[int]:
     roots = [*(i for i, _ in body.outputs), *body.controls]
-    return _topological(body.nodes, roots, body.name)
+    return _topological(body.nodes, roots)
 
 
-def _topological(nodes: Sequence[Node], roots: Sequence[int], name: str) -> list[int]:
+def _topological(nodes: Sequence[Node], roots: Sequence[int]) -> list[int]:
     """Depth-first postorder from `roots` along data and control edges, on an explicit stack."""
     order: list[int] = []
     state = bytearray(len(nodes))  # 0 new, 1 inputs in progress, 2 done
@@ -161,7 +161,7 @@ def _topological(nodes: Sequence[Node], roots: Sequence[int], name: str) -> list
             state[i] = 1
             for j in reversed((*nodes[i].control, *(k for k, _ in nodes[i].inputs))):
                 if state[j] == 1:
-                    raise UnsupportedOpError([_loop(nodes[j], name)])
+                    raise UnsupportedOpError([_loop(nodes[j])])
                 if state[j] == 0:
                     stack.append(j)
             continue
@@ -181,7 +181,7 @@ def _as_made(nodes: Sequence[Node], order: Sequence[int]) -> list[int]:
     return [order[k] for k in topological(order, before)]
 
 
-def _loop(node: Node, name: str) -> Problem:
+def _loop(node: Node) -> Problem:
     return Problem(
         f"tf.{node.op}",
         "is part of a loop of version 1 control flow",

@@ -162,7 +162,7 @@ class Context:
     def note_split(
         self, x: Value, y: Value, step: Callable[[SplitSpace], SplitSpace | None]
     ) -> Value:
-        """`y`, noted to be made by a step from `x`, if the space of that was split."""
+        """`y`, recorded as made from `x` by a step if the space of `x` was split."""
         if id(x) in self.split and (made := step(self.split[id(x)][1])) is not None:
             self.split[id(y)] = y, made
         return y

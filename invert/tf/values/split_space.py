@@ -20,7 +20,7 @@ Pads = list[tuple[Value, Value]]
 
 @dataclasses.dataclass(frozen=True)
 class SplitSpace:
-    """How an array was made whose axes were split into blocks, which were moved to the batch.
+    """The origin of an array whose axes were split into blocks along the batch axis.
 
     **Arguments:**
 

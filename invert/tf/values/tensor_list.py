@@ -122,7 +122,7 @@ def _known_buffer(lst: TensorList) -> np.ndarray | None:
 
 
 class RaggedListError(UnsupportedOpError):
-    """Elements of a list have several shapes, but one is needed."""
+    """The elements of a list have several shapes where one is needed."""
 
 
 class _Uncompared:

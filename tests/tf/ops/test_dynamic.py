@@ -80,7 +80,7 @@ def test_rows_of_padded_places_are_zeros():
         )
     ],
 )
-def test_sizes_that_are_not_padded_are_an_error(fn, sizes):
+def test_sizes_without_padding_are_an_error(fn, sizes):
     x = np.arange(3, dtype=np.int32)
     with pytest.raises(UnsupportedOpError, match="size depends on data") as caught:
         converted(fn, x, config=Config(dynamic_sizes=sizes))(x)
@@ -208,7 +208,7 @@ def test_accidental_hits_are_taken_out_of_a_sampled_softmax():
 
 
 @pytest.mark.parametrize(("dtype", "rounds"), [("int32", 4), ("uint64", 24)])
-def test_shuffled_indices_are_those_of_tensorflow(dtype, rounds):
+def test_shuffled_indices_equal_tensorflows(dtype, rounds):
     most = np.array([0, 1, 1000, 65536, 10**6, 2**31 - 1]).astype(dtype)
     index = most // np.array(2, dtype)
     seed = np.array([7, 2**31 - 3, 12345678]).astype(dtype)

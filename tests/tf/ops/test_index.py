@@ -463,7 +463,7 @@ test_segment_and_sort = SEGMENT.test()
 @pytest.mark.parametrize(
     "options", [{"recall_target": 0.5}, {"reduction_input_size_override": 9999}]
 )
-def test_candidates_of_an_approximate_top_k_are_as_many_as_xla_keeps(options) -> None:
+def test_an_approximate_top_k_has_as_many_candidates_as_xla(options) -> None:
     # TensorFlow's kernel for the CPU gives k of them, though the op declares more.
     @tf.function(autograph=False, jit_compile=True)
     def candidates(x):
