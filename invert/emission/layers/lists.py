@@ -161,7 +161,7 @@ class Lists:
             if _is_short(run.calls):
                 continue
             ((carried, _),) = run.carried
-            if any(self._elsewhere(c.outvars[0], c, layer) for c in run.calls[:-1]):
+            if any(_elsewhere(c.outvars[0], layer) for c in run.calls[:-1]):
                 continue
             name = plural(first.layer.kind or first.layer.field or first.layer.name)
             if any(c.layer.listed == name for c in names):
@@ -209,7 +209,7 @@ class Lists:
     def _passes(self, calls: Sequence[LayerCall], layer: Layer) -> bool:
         """Whether each of some layers takes the result of the previous one, and nothing else."""
         single = all(type(c) is LayerCall and len(c.invars) == len(c.outvars) == 1 for c in calls)
-        if not single or any(self._elsewhere(c.outvars[0], c, layer) for c in calls[:-1]):
+        if not single or any(_elsewhere(c.outvars[0], layer) for c in calls[:-1]):
             return False
         return all(b.invars[0] is a.outvars[0] for a, b in itertools.pairwise(calls))
 
@@ -235,7 +235,7 @@ class Lists:
             (own, inner) = ([*map(self.called, layers_in(c.layer))] for c in (before, first))
             if len(own) < 2 or not set(own) <= set(inner) or len(before.outvars) != 1:
                 continue
-            if self._elsewhere(before.outvars[0], before, layer):
+            if _elsewhere(before.outvars[0], layer):
                 continue
             listed = first.layer.listed
             for step in layer.steps:
@@ -252,11 +252,11 @@ class Lists:
         apart = [x for x in loops if x.invars[x.carried] not in made]
         return len(apart) >= _MANY and all(len(x.invars) == 1 for x in loops)
 
-    @staticmethod
-    def _elsewhere(v: Var, call: LayerCall, layer: Layer) -> bool:
-        """Whether the result of a layer in a list is used by more than the next layer."""
-        users = [s for s in layer.steps if any(a is v for a in s.invars)]
-        return len(users) != 1 or any(a is v for a in layer.outputs)
+
+def _elsewhere(v: Var, layer: Layer) -> bool:
+    """Whether the result of a layer in a list is used by more than the next layer."""
+    users = [s for s in layer.steps if any(a is v for a in s.invars)]
+    return len(users) != 1 or any(a is v for a in layer.outputs)
 
 
 def _shapes(call: LayerCall) -> tuple[Shape, ...]:

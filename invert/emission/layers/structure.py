@@ -158,7 +158,7 @@ class _Leaves:
         if name in _PRODUCTS:
             moved = any(u.primitive.name == "transpose" for u in self.graph.users.get(v, ()))
             return "weight" if moved and name == "dot_general" else "kernel"
-        squared = any(self._is_under_root(v, u) for u in self.graph.users.get(v, ()))
+        squared = any(self._is_under_root(u) for u in self.graph.users.get(v, ()))
         if squared:
             return "var"
         if name == "sub":
@@ -179,7 +179,7 @@ class _Leaves:
                 return other in following
         return False
 
-    def _is_under_root(self, v: Var, eqn: Eqn) -> bool:
+    def _is_under_root(self, eqn: Eqn) -> bool:
         users = self.graph.users.get(eqn.outvars[0], ())
         names = {eqn.primitive.name, *(u.primitive.name for u in users)}
         return eqn.primitive.name in {"add", "rsqrt", "sqrt"} and bool(names & {"rsqrt", "sqrt"})

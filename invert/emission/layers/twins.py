@@ -420,11 +420,3 @@ def _by_value(draft: Draft, scaled: Scaled) -> dict[int, set[int]]:
             if type(old) is int:
                 found.setdefault(old, set()).add(int(new))
     return found
-
-
-def instances(classes: Sequence[Class]) -> Iterator[tuple[Class, Draft]]:
-    """The twins of layers, with their classes."""
-    for cls in classes:
-        for draft in cls.drafts:
-            if draft.twin is not None:
-                yield cls, draft
