@@ -20,7 +20,6 @@ from invert.ir.graph import Graph, is_var
 from invert.ir.jaxprs import canonicalize, map_equations, map_jaxprs, reshape_in_place_of
 from invert.ir.loops import WhileParts
 from invert.ir.normal_form import atom_key, merge_equations
-from invert.ir.passes import Made, rewritten
 from invert.ir.traced_form import merged
 from invert.ir.types import Atom, Eqn, J, Jaxpr, Literal, Var
 from invert.ir.unit_axes import only_unit_axes
@@ -155,14 +154,17 @@ def _with_single_carries(jaxpr: Jaxpr) -> Jaxpr:
     if not any(e.primitive is lax.while_p for e in jaxpr.eqns):
         return jaxpr
     graph = Graph(jaxpr)
-
-    def once(eqn: Eqn) -> Made | None:
+    eqns: list[Eqn] = []
+    names: dict[Var, Atom] = {}
+    for eqn in jaxpr.eqns:
         if eqn.primitive is not lax.while_p:
-            return None
-        loop, after, same = _merged(eqn, graph)
-        return [loop, *after], renamed(eqn.outvars, same)
-
-    return rewritten(jaxpr, once)
+            eqns.append(eqn)
+            continue
+        # With its own operands, as the graph knows them.
+        eqn, after, same = _merged(eqn, graph)
+        eqns += [eqn, *after]
+        names |= same
+    return rename(jaxpr.replace(eqns=eqns), names)
 
 
 def _with_single_tests(eqn: Eqn) -> Eqn:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from jax import lax
 
+import invert
 from tests.emission.models import flax_model, recovered, with_params
 from tests.emission.test_blocks import _arrays, _emitted
 
@@ -358,3 +359,24 @@ def test_gates_are_layers_by_the_names_of_their_parameters() -> None:
     assert "c = f * c + i * g\n" in cell
     model: Any = emission.model
     np.testing.assert_array_equal(model(x), module(x))
+
+
+@pytest.mark.parametrize("layer", ["LSTM", "GRU", "SimpleRNN"])
+def test_masked_layers_in_both_directions_and_one_after_them(layer: str) -> None:
+    """The state and the output of the last one are two carries that are equal by induction."""
+    import keras
+
+    kind = getattr(keras.layers, layer)
+    given = keras.Input((None,), dtype="int32")
+    x = keras.layers.Embedding(11, 6, mask_zero=True)(given)
+    x = keras.layers.Bidirectional(kind(5, return_sequences=True))(x)
+    model = keras.Model(given, keras.layers.Dense(3)(kind(4)(x)))
+    module = invert.convert(model)
+    emission = module.emit(loader=False)
+    assert not emission.messages and module.report.certificate.kind == "exact"
+    written: Any = emission.model
+    for shape in ((2, 7), (3, 4)):
+        tokens = np.random.default_rng(shape[0]).integers(0, 11, shape).astype(np.int32)
+        tokens[0, 2:] = 0
+        assert np.array_equal(written(tokens), module(tokens))
+        assert np.allclose(written(tokens), model(tokens), atol=1e-6)
