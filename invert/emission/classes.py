@@ -138,12 +138,13 @@ _FEW = 4
 
 
 def _shorten(kind: ast.expr) -> None:
-    """Turns `tuple[A, B, A, A, B]` into `tuple[A | B, ...]`."""
+    """Turns `tuple[A, B, A, A, B]` into `tuple[A | B, ...]`, `tuple[A, A]` into `tuple[A, ...]`."""
     if not isinstance(kind, ast.Subscript) or ast.unparse(kind.value) != "tuple":
         return
     inner = kind.slice
-    if isinstance(inner, ast.Tuple) and len(inner.elts) > _FEW:
-        either = ast.parse(" | ".join(dict.fromkeys(map(ast.unparse, inner.elts))), mode="eval")
+    texts = [*map(ast.unparse, inner.elts)] if isinstance(inner, ast.Tuple) else []
+    if len(texts) > _FEW or len(texts) > len({*texts}) == 1:
+        either = ast.parse(" | ".join(dict.fromkeys(texts)), mode="eval")
         kind.slice = syntax.tuple_of([either.body, ast.Constant(...)])
 
 
@@ -737,10 +738,11 @@ class Classes:
                 node.slice.elts[1] = ast.Constant(" ".join(texts))
             self._axes_of[cls] = _fields_axes(cls.drafts[0])
             known = {**self._inside(cls), **named.first()}
-            generalize(cls.drafts, known, self.file.names.taken)
+            generalize(cls.drafts, known, self.file.names.taken, self._state_sizes(cls))
             make_static(cls)
             heads.write(cls)
             choices.write(cls)
+            _keep_state_size(cls, named)
             for i, (name, values) in enumerate(cls.statics.items()):
                 field = syntax.declare(name, static_type(values))
                 assert isinstance(field, ast.AnnAssign)
@@ -772,6 +774,20 @@ class Classes:
             for name, values in zip(names.get(array, ()), sizes, strict=False):
                 if name in (HEADS, HEAD_DIM):
                     found.setdefault(tuple(map(text, values)), name)
+        return found
+
+    def _state_sizes(self, cls: Class) -> dict[str, ast.expr]:
+        """`self.cell.hidden`, by the texts that read the size from arrays of the cell."""
+        found: dict[str, ast.expr] = {}
+        for field, node in cls.drafts[0].node.fields.items():
+            inner = self.of.get(node) if isinstance(node, Node) else None
+            if inner is None or HIDDEN not in inner.statics:
+                continue
+            for array, names in self._axes_of.get(inner, {}).items():
+                for k, name in enumerate(names):
+                    if name == HIDDEN:
+                        size = syntax.field(_self(), field, HIDDEN)
+                        found[f"self.{field}.{array}.shape[{k}]"] = size
         return found
 
     def weaken(self, namespace: ModuleType) -> bool:
@@ -813,6 +829,15 @@ class Classes:
             self._keywords,
             keyed=made.keyed,
         )
+
+
+def _keep_state_size(cls: Class, named: Dimensions) -> None:
+    """Makes the size of a cell's state a field, which the loops around it read."""
+    node = cls.drafts[0].node
+    sizes = next((keys for keys, names in named.names.items() if HIDDEN in names), ())
+    is_cell = stem(node.name).lower().endswith("cell") and HIDDEN not in node.fields
+    if is_cell and sizes and all(map(str.isdigit, sizes)):
+        cls.statics.setdefault(HIDDEN, tuple(map(int, sizes)))
 
 
 def _residuals(layer: Layer) -> dict[Var, str]:

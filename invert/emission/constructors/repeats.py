@@ -16,7 +16,7 @@ NEXT_KEY = "$next"
 # The least number of lines that a repetition and a table save.
 _LEAST_SAVED = 2
 _KEY = "key"
-_WIDTH, _LONGEST_TARGET = 100, 60
+_WIDTH, _LONGEST_TARGET = 100, 80
 _INDENT = " " * 8
 
 

@@ -254,7 +254,9 @@ class _Writing:
         named = {
             name
             for name in self.arguments
-            if name in self.defaults or name in self.statics or stem(name) in _OPTIONS
+            if name in self.defaults
+            or (name in self.statics and name != HIDDEN)  # which is a size too
+            or stem(name) in _OPTIONS
         }
         options = []
         for name, values in self.arguments.items():

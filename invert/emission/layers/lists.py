@@ -203,7 +203,7 @@ class Lists:
             if (place := re.fullmatch(rf"({BRANCH}\d+)_\d+", call.layer.field)) is not None:
                 found[place[1]].append(call)
         for name, calls in found.items():
-            if len(calls) >= _MANY and self._passes(calls, layer):
+            if len(calls) > 1 and self._passes(calls, layer):
                 self._list(calls, name)
 
     def _passes(self, calls: Sequence[LayerCall], layer: Layer) -> bool:

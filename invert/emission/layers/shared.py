@@ -510,7 +510,10 @@ def _told(group: Sequence[Draft]) -> dict[tuple[int, ...], ast.expr]:
 
 
 def generalize(
-    group: Sequence[Draft], names: Mapping[tuple[str, ...], str], taken: Iterable[str]
+    group: Sequence[Draft],
+    names: Mapping[tuple[str, ...], str],
+    taken: Iterable[str],
+    stored: Mapping[str, ast.expr],
 ) -> None:
     """Replaces numbers that differ between drafts by sizes of arrays, in the first of them.
 
@@ -518,6 +521,7 @@ def generalize(
 
     - `names`: the sizes named in the annotations, by their values in all drafts.
     - `taken`: names of the file.
+    - `stored`: fields that are sizes, by the texts that read these from arrays.
     """
     columns, shapes = _columns(group), _in_shapes(group[0])
     if all(len(set(c)) == 1 for c in columns):
@@ -534,7 +538,8 @@ def generalize(
         size = _size(values, told, small=i in shapes)
         assert size is not None  # ensured by `groups`
         base, operator, factor = size
-        if base not in local:
+        known = stored.get(ast.unparse(told[base]))
+        if known is None and base not in local:
             usual = "area" if isinstance(told[base], ast.Call) else "n"
             wanted = name = names.get(tuple(map(str, base)), usual)
             number = 2
@@ -542,7 +547,7 @@ def generalize(
                 name, number = f"{wanted}_{number}", number + 1
             used.add(name)
             local[base] = name
-        value = syntax.name(local[base])
+        value = syntax.name(local[base]) if known is None else known
         if operator:
             value = syntax.infix(value, operator, syntax.number(factor))
         replaced[id(constant)] = value
