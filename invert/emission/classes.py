@@ -137,13 +137,13 @@ def sequence(kinds: Sequence[ast.expr], *, mixed: bool = False) -> ast.expr:
 _FEW = 4
 
 
-def _shorten(kind: ast.expr) -> None:
+def _shorten(kind: ast.expr, *, modules: bool) -> None:
     """Turns `tuple[A, B, A, A, B]` into `tuple[A | B, ...]`, `tuple[A, A]` into `tuple[A, ...]`."""
     if not isinstance(kind, ast.Subscript) or ast.unparse(kind.value) != "tuple":
         return
     inner = kind.slice
     texts = [*map(ast.unparse, inner.elts)] if isinstance(inner, ast.Tuple) else []
-    if len(texts) > _FEW or len(texts) > len({*texts}) == 1:
+    if len(texts) > _FEW or (modules and len(texts) > len({*texts}) == 1):
         either = ast.parse(" | ".join(dict.fromkeys(texts)), mode="eval")
         kind.slice = syntax.tuple_of([either.body, ast.Constant(...)])
 
@@ -758,7 +758,7 @@ class Classes:
                 for statement in definition.body:
                     if isinstance(statement, ast.AnnAssign):
                         syntax.rename(statement.annotation, names)
-                        _shorten(statement.annotation)
+                        _shorten(statement.annotation, modules=statement.value is None)
                     elif isinstance(statement, ast.FunctionDef) and statement.name == "__init__":
                         syntax.rename(statement, names)
 
