@@ -742,7 +742,8 @@ class Classes:
             make_static(cls)
             heads.write(cls)
             choices.write(cls)
-            _keep_state_size(cls, named)
+            if self._outermost not in self.inits.outer(cls):  # whose sizes are numbers
+                _keep_state_size(cls, named)
             for i, (name, values) in enumerate(cls.statics.items()):
                 field = syntax.declare(name, static_type(values))
                 assert isinstance(field, ast.AnnAssign)

@@ -540,11 +540,11 @@ def test_joined_branches_are_written_one_by_one(count: int) -> None:
     source = module.emit(loader=False).source
     block = source.split("class Block(")[1].split("class ")[0]
     fields = re.findall(r"^    (\w+): (?:tuple\[)?ConvBlock", block, re.M)
-    assert fields == ["branch1", "branch2_1", "branch2_2", "branch3", "branch4"]
+    assert fields == ["branch1", "branch2", "branch3", "branch4"]
     body = block.split("def __call__")[1].splitlines()
     assert [line.strip() for line in body if line.startswith("        ")] == [
         "branch1 = self.branch1(x)",
-        "branch2 = self.branch2_2(self.branch2_1(x))",
+        "branch2 = chain(self.branch2, x)",
         "branch3 = chain(self.branch3, x)",
         "branch4 = self.branch4(avg_pool_same(x, (3, 3), (1, 1)))",
         "return jnp.concatenate([branch1, branch2, branch3, branch4], axis=-1)",

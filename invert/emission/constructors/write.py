@@ -160,6 +160,11 @@ class Initializers:
                         for i, node in enumerate(inner.nodes if inner.listed else [inner]):
                             self.sites[outer, field, i].append(node)
 
+    def outer(self, cls: Class) -> set[Class]:
+        """The classes that have layers of a class as fields."""
+        own = {d.node for d in cls.drafts}
+        return {outer for (outer, _, _), nodes in self.sites.items() if not own.isdisjoint(nodes)}
+
     def omitted(self, cls: Class, column: tuple[Any, ...], default: Any) -> bool:
         """Whether a call may leave out an argument whose values are given."""
         places = {d.node: i for i, d in enumerate(cls.drafts)}
