@@ -742,7 +742,7 @@ class Classes:
             make_static(cls)
             heads.write(cls)
             choices.write(cls)
-            if self._outermost not in self.inits.outer(cls):  # whose sizes are numbers
+            if self._outermost not in self.inits.outer(cls):  # the model writes sizes as numbers
                 _keep_state_size(cls, named)
             for i, (name, values) in enumerate(cls.statics.items()):
                 field = syntax.declare(name, static_type(values))
@@ -778,7 +778,7 @@ class Classes:
         return found
 
     def _state_sizes(self, cls: Class) -> dict[str, ast.expr]:
-        """`self.cell.hidden`, by the texts that read the size from arrays of the cell."""
+        """`self.cell.hidden`, keyed by texts that read this size from the arrays of a cell."""
         found: dict[str, ast.expr] = {}
         for field, node in cls.drafts[0].node.fields.items():
             inner = self.of.get(node) if isinstance(node, Node) else None
@@ -833,7 +833,7 @@ class Classes:
 
 
 def _keep_state_size(cls: Class, named: Dimensions) -> None:
-    """Makes the size of a cell's state a field, which the loops around it read."""
+    """Store the size of a cell's state as a field, for the loops around it."""
     node = cls.drafts[0].node
     sizes = next((keys for keys, names in named.names.items() if HIDDEN in names), ())
     is_cell = stem(node.name).lower().endswith("cell") and HIDDEN not in node.fields

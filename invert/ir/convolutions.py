@@ -14,11 +14,11 @@ from invert.ir.types import Atom, Eqn, Jaxpr, Literal, ShapedArray, Var
 
 
 def with_arguments(jaxpr: Jaxpr) -> Jaxpr:
-    """Write `pad` and `transpose` before convolutions as arguments of these.
+    """Fold `pad` and `transpose` into the arguments of the convolutions that follow.
 
-    Results are the same bit for bit. So are derivatives of convolutions with strides; the others'
-    may differ by rounding, so the paddings of a program stay if one of these is padded. The kernel
-    of a transposed convolution is written as `transpose_kernel` takes it.
+    Results stay the same bit for bit, and so do the derivatives of convolutions with strides.
+    Without strides, derivatives may round differently: if a program pads such a convolution, all
+    its paddings stay. Transposed convolutions take their kernel as `transpose_kernel` expects it.
     """
     if not any(e.primitive is lax.conv_general_dilated_p for e in jaxpr.eqns):
         return jaxpr
@@ -49,7 +49,7 @@ def _padding(eqn: Eqn, graph: Graph) -> Eqn | None:
 
 
 def _is_exact(eqn: Eqn) -> bool:
-    """Whether sums in the derivatives are the same with either padding, as XLA computes them."""
+    """Whether XLA rounds the derivatives alike with either form of padding."""
     params = eqn.params
     kernel = eqn.invars[1].aval.shape
     single = (
@@ -68,7 +68,7 @@ def _with_padding(eqn: Eqn, pad: Eqn) -> Eqn:
 
 
 def _with_plain_kernel(eqn: Eqn, graph: Graph) -> list[Eqn]:
-    """The convolution by a kernel that is not transposed, and the equations of its kernel."""
+    """The convolution with its kernel as stored, after the equations of that kernel."""
     numbers = eqn.params["dimension_numbers"]
     swap = graph.alone(eqn.invars[1], "transpose")
     spec, kernel = numbers.rhs_spec, eqn.invars[1]

@@ -15,7 +15,7 @@ from invert.emission.python.naming import stem
 from invert.emission.python.syntax import number
 
 _STRIDES = "strides"
-# Stands for the usual value of an argument that has none.
+# Marks an argument without a usual value.
 _NOTHING = object()
 
 # The values of an argument in all layers of a class.
@@ -73,7 +73,7 @@ def _usual(column: Column) -> str | object | None:
 
 
 def _centred(column: Column, arguments: Mapping[str, Column]) -> ast.expr | None:
-    """`((half, half), (half, half))` if that is what all paddings are, `"SAME"` by name."""
+    """`((half, half), (half, half))` if all paddings are that, whether stated or `"SAME"`."""
     kernels = next((c for n, c in arguments.items() if stem(n) == KERNEL_SIZE), ())
     strides = next((c for n, c in arguments.items() if stem(n) == _STRIDES), (1,) * len(kernels))
     stated = [v for v in column if isinstance(v, tuple)]

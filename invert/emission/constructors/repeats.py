@@ -76,9 +76,9 @@ def tuple_of(
 
 
 def consistent(body: Sequence[ast.stmt]) -> list[ast.stmt]:
-    """The statements of a constructor, with all equal layers in lists as repetitions if some are.
+    """Write every run of equal layers as a repetition, if some list has one already.
 
-    Two layers that are equal would be two lines otherwise, and three of another list one.
+    Otherwise two equal layers would take two lines, and three in another list one.
     """
     starred = (n for s in body for n in ast.walk(s) if isinstance(n, ast.Starred))
     if any(isinstance(n.value, ast.GeneratorExp) for n in starred):

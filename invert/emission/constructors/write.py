@@ -42,8 +42,8 @@ from invert.emission.python.naming import Names, stem
 from invert.emission.python.syntax import call, number
 from invert.ir.types import Var
 
-# Options of a layer, passed by keyword.
 _SIDES = ("kd", "kh", "kw")
+# Options of a layer, passed by keyword.
 _OPTIONS = OPTIONS | {KERNEL_SIZE, *_SIDES}
 # Options that are one number for all axes of images.
 _STEPS = frozenset(("strides", "dilation", "input_dilation"))
@@ -105,7 +105,7 @@ class Initializers:
         self.functions: dict[str, str] = {}
         self._made: dict[Class, _Made] = {}
         self._keyed: dict[Node, bool] = {}
-        # Of a class, the field, and the place in its list.
+        # By class, field, and index in a list.
         self.sites: dict[tuple[Class, str, int], list[Node]] = collections.defaultdict(list)
 
     def restart(self) -> None:
@@ -151,7 +151,7 @@ class Initializers:
         return self._made[cls], next(i for i, d in enumerate(cls.drafts) if d.node is node)
 
     def gather_sites(self, classes: Iterable[Class]) -> None:
-        """Collects which layers the same call makes, in all `classes`."""
+        """Group the layers in `classes` by the call that makes them."""
         self.sites.clear()
         for outer in classes:
             for draft in outer.drafts:
@@ -161,12 +161,12 @@ class Initializers:
                             self.sites[outer, field, i].append(node)
 
     def outer(self, cls: Class) -> set[Class]:
-        """The classes that have layers of a class as fields."""
+        """The classes whose fields hold layers of `cls`."""
         own = {d.node for d in cls.drafts}
         return {outer for (outer, _, _), nodes in self.sites.items() if not own.isdisjoint(nodes)}
 
     def omitted(self, cls: Class, column: tuple[Any, ...], default: Any) -> bool:
-        """Whether a call may leave out an argument whose values are given."""
+        """Whether some call can omit the argument with these values."""
         places = {d.node: i for i, d in enumerate(cls.drafts)}
         made = ([places[n] for n in nodes if n in places] for nodes in self.sites.values())
         return any(all(column[i] == default for i in own) for own in made if own)
@@ -305,9 +305,9 @@ class _Writing:
                 self.defaults[name] = most
 
     def _with_widths(self, body: Sequence[ast.stmt]) -> list[ast.stmt]:
-        """Names a size after the layer whose results have it, if no other layer takes it.
+        """Name an output size after its layer, if no other layer inside has that size.
 
-        What takes the results is not hidden inside: they are joined with others, for instance.
+        It is not a hidden size: the results are joined with others, for instance.
         """
         uses = [n for s in body for n in syntax.names_in(s) if n.id == HIDDEN]
         outputs = {f for f, name in self._hidden if stem(name) in ("c_out", "n_out")}
@@ -319,7 +319,7 @@ class _Writing:
         return [syntax.substitute(s, {HIDDEN: ast.Name(name, ast.Load())}) for s in body]
 
     def _with_kernel_size(self, body: Sequence[ast.stmt]) -> list[ast.stmt]:
-        """Makes one argument of the sides of a kernel, a number for those that are square."""
+        """Make `kernel_size` of the sides of a kernel: a number if it is square."""
         sides = [name for name in self.arguments if name in _SIDES]
         if len(sides) < 2 or self.nodes[0].nodes:
             return [*body]
@@ -607,7 +607,7 @@ class _Writing:
         return ast.Name(name, ast.Load())
 
     def _given_to(self, column: tuple[Any, ...], parameter: str) -> ast.expr:
-        """An argument for a parameter of the layer that is written."""
+        """The value of a parameter of the current layer."""
         value = self.value(column, parameter)
         if isinstance(value, ast.Name) and value.id == HIDDEN:
             self._hidden.add((self._current, parameter))
@@ -649,7 +649,7 @@ class _Writing:
 
 
 def _flattened(nodes: Sequence[Node]) -> Iterator[tuple[int, Sequence[int]]]:
-    """The numbers of elements of images that are flattened or made, with the sizes of these."""
+    """The sizes of images that are flattened or reshaped from vectors, by number of elements."""
     for step in (s for node in nodes for layer in node.layers for s in layer.steps):
         if step.primitive.name == "reshape" and not isinstance(step, LayerCall):
             shapes = step.invars[0].aval.shape, step.outvars[0].aval.shape
@@ -660,7 +660,7 @@ def _flattened(nodes: Sequence[Node]) -> Iterator[tuple[int, Sequence[int]]]:
 
 
 def _sides(name: str, column: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The values of an argument: one number for all axes if these are the same."""
+    """The values of an argument, as one number where all axes agree."""
     square = stem(name) in _STEPS and all(isinstance(v, tuple) and len({*v}) == 1 for v in column)
     return tuple(v[0] for v in column) if square else column
 

@@ -40,8 +40,7 @@ def in_order(steps: Sequence[Eqn], results: Iterable[Atom]) -> list[Eqn]:
 def name_fields(layer: Layer, parameters: Mapping[Var, Path]) -> None:
     """Names the layers of joined branches: `branch1`, and `branch2_1` where there are several.
 
-    Two that take the same value side by side are `branch2_2a` and `branch2_2b`. Names that an
-    author chose are kept.
+    Parallel layers within a branch are `branch2_2a` and `branch2_2b`. An author's names are kept.
     """
     names = [x.field or called(x, parameters) for x in layers_in(layer)]
     if not all(map(is_automatic, names)):
@@ -57,7 +56,7 @@ def name_fields(layer: Layer, parameters: Mapping[Var, Path]) -> None:
 
 
 def _places(calls: Sequence[LayerCall]) -> list[str]:
-    """Where layers are in a branch: 1, 2, and 2a, 2b for those that take the same value."""
+    """Positions of layers in a branch: 1, 2, and 2a, 2b for those with the same input."""
     given = [c.invars[0] for c in calls]
     order = list(dict.fromkeys(given))
     numbers = [order.index(a) + 1 for a in given]

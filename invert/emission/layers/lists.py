@@ -197,7 +197,7 @@ class Lists:
                 self._list(calls, name)
 
     def _in_branches(self, layer: Layer, names: Mapping[LayerCall, str]) -> None:
-        """Lists of the layers of one branch: `branch3_1`, `branch3_2` and so on."""
+        """Make a list of the layers of each branch: `branch3_1`, `branch3_2`, ...."""
         found: dict[str, list[LayerCall]] = collections.defaultdict(list)
         for call in names:
             if (place := re.fullmatch(rf"({BRANCH}\d+)_\d+", call.layer.field)) is not None:
@@ -207,7 +207,7 @@ class Lists:
                 self._list(calls, name)
 
     def _passes(self, calls: Sequence[LayerCall], layer: Layer) -> bool:
-        """Whether each of some layers takes the result of the previous one, and nothing else."""
+        """Whether each layer takes only the result of the previous one."""
         single = all(type(c) is LayerCall and len(c.invars) == len(c.outvars) == 1 for c in calls)
         if not single or any(_elsewhere(c.outvars[0], layer) for c in calls[:-1]):
             return False
@@ -221,9 +221,9 @@ class Lists:
         self.covered.update(calls)
 
     def _with_first(self, layer: Layer) -> None:
-        """Adds the block before a list that only lacks some layers of those in it.
+        """Add the block before a list, if its layers are some of those of each block in the list.
 
-        Such as the first block of a MobileNetV2, which has a name of its own.
+        An example is the first block of MobileNetV2, which has a different name.
         """
         makers: dict[Atom, Eqn] = {v: s for s in layer.steps for v in s.outvars}
         for first, loop in list(self.loops.items()):
@@ -246,7 +246,7 @@ class Lists:
             self.covered.add(before)
 
     def chains(self) -> bool:
-        """Whether lists are called in several places, and not one right after the other."""
+        """Whether enough lists are called apart from each other for a helper function."""
         loops = [x for x in self.loops.values() if type(x) is Loop]
         made = {v for x in loops for v in x.outvars}
         apart = [x for x in loops if x.invars[x.carried] not in made]

@@ -58,9 +58,9 @@ def group(layer: Layer, parameters: Mapping[Var, Path]) -> None:
 
 
 def _share(made: Set[Layer], parameters: Mapping[Var, Path]) -> None:
-    """Makes one layer of those in a group that are a group elsewhere, behind a join of arrays.
+    """Wrap the layers behind a concatenation that form a group elsewhere.
 
-    So the two convolutions after the skip connection of a U-Net are the block of its other half.
+    The two convolutions after a U-Net's skip connection become the block of its encoder.
     """
     fields = {x: tuple(c.field for c in layers_in(x)) for x in made}
     several = {names for names, n in collections.Counter(fields.values()).items() if n > 1}

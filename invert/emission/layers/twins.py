@@ -122,10 +122,9 @@ class _Group:
     own: set[int]
 
     def shares(self, other: _Group) -> bool:
-        """Whether parameters of both have the same size, the smallest of each or of none.
+        """Whether parameters of both have the same size, as the smallest of both or of neither.
 
-        The channels of two joined images are twice those of one, and another layer may have as
-        many by chance.
+        Two joined images have twice the channels of one; another layer may have as many by chance.
         """
         both = self.own & other.own
         return any((n == min(self.own)) == (n == min(other.own)) for n in both)
