@@ -30,6 +30,7 @@ from invert.emission.layers.branches import BRANCH
 from invert.emission.layers.cut import Assign, Layer, LayerCall, calls
 from invert.emission.layers.lend import lend
 from invert.emission.layers.library_names import CONV_BLOCK
+from invert.emission.layers.lifted import lift
 from invert.emission.layers.lists import Lists, Loop, Unrolled
 from invert.emission.layers.memory import Memories
 from invert.emission.layers.shared import (
@@ -714,6 +715,8 @@ class Classes:
             self.finish()
             return
         self.inits.gather_sites([*written, *filter(None, [self._outermost])])
+        for cls in written:
+            lift(cls, self.inits.sites, self.tree.names)
         keras = self.inits.starts.keras
         outer = self._outermost.definition.name if self._outermost is not None else "Model"
         name_classes(written, self.of, self.file.names, names, model=outer, keras=keras)

@@ -6,6 +6,8 @@ from __future__ import annotations
 HIDDEN, GATES = "hidden", "gates"
 # The sizes of an attention.
 HEADS, HEAD_DIM = "heads", "head_dim"
+# The ratio of a hidden size to that of the inputs.
+EXPANSION = "expansion"
 # The size of all sides of a kernel.
 KERNEL_SIZE = "kernel_size"
 # The order of the sizes among the arguments.
@@ -16,9 +18,12 @@ SIZES = (
 # Sizes of an inner layer that are internal to the outer one, unless that has them too.
 FEATURES = frozenset(("n_in", "n_out", "c_in", "c_out", "dim", "n", "c"))
 
+# The size of the inputs.
+INPUTS = ("c_in", "n_in", "c", "n", "dim")
+
 # Sizes that are equal where a layer passes on its input.
 PAIRS = tuple(
     (one, other)
-    for one in ("c_in", "n_in", "c", "n", "dim")
+    for one in INPUTS
     for other in ("c_out", "n_out", HIDDEN)
 )

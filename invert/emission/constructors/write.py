@@ -21,11 +21,13 @@ import numpy as np
 from invert.emission.constructors import repeats
 from invert.emission.constructors.derived import expression, mentions, without_derived
 from invert.emission.constructors.sizes import (
+    EXPANSION,
     FEATURES,
     GATES,
     HEAD_DIM,
     HEADS,
     HIDDEN,
+    INPUTS,
     KERNEL_SIZE,
     SIZES,
 )
@@ -34,8 +36,15 @@ from invert.emission.equinox_nn.construct import native_of
 from invert.emission.expressions import literals, tables
 from invert.emission.layers.cut import LayerCall
 from invert.emission.layers.native import Native
-from invert.emission.layers.proportions import factor
-from invert.emission.layers.shared import OPTIONS, RESIDUAL, Class, static_type
+from invert.emission.layers.proportions import factor, ratios
+from invert.emission.layers.shared import (
+    ACTIVATION,
+    IDENTITY,
+    OPTIONS,
+    RESIDUAL,
+    Class,
+    static_type,
+)
 from invert.emission.layers.tree import Node
 from invert.emission.python import syntax
 from invert.emission.python.naming import Names, stem
@@ -246,7 +255,7 @@ class _Writing:
             if first:
                 text = f"The constants {first} and {last} have no values until they are loaded."
             body.insert(0, syntax.docstring(text))
-        body = self._with_kernel_size(self._with_widths(body))
+        body = self._with_kernel_size(self._with_expansion(self._with_widths(body)))
         self._order()
         self._add_defaults()
         self.defaults = {
@@ -300,8 +309,10 @@ class _Writing:
                 self.defaults.setdefault(name, None if None in column else False)
             most, count = collections.Counter(column).most_common(1)[0]
             usual = stem(name) in _USUAL or name.startswith("use_")
-            usual = usual or (stem(name) == "activation" and None not in column and listed)
-            if usual and 2 * count > len(column):
+            usual = usual or (stem(name) == ACTIVATION and listed)
+            if IDENTITY in column:
+                self.defaults[name] = IDENTITY
+            elif usual and 2 * count > len(column):
                 self.defaults[name] = most
 
     def _with_widths(self, body: Sequence[ast.stmt]) -> list[ast.stmt]:
@@ -317,6 +328,25 @@ class _Writing:
         name = self.names.new(f"{field}_out")
         self.arguments = {name if n == HIDDEN else n: c for n, c in self.arguments.items()}
         return [syntax.substitute(s, {HIDDEN: ast.Name(name, ast.Load())}) for s in body]
+
+    def _with_expansion(self, body: Sequence[ast.stmt]) -> list[ast.stmt]:
+        """Make `hidden` of its ratio to the size of the inputs, if that is the same in most layers.
+
+        A layer of which it is one has no part that makes the inputs larger.
+        """
+        hidden = self.arguments.get(HIDDEN, ())
+        inputs = {n: c for n, c in self.arguments.items() if stem(n) in INPUTS}
+        found = ((n, own) for n, c in inputs.items() if (own := ratios(hidden, c)) and {*own} > {1})
+        name, column = next(found, ("", ())) if hidden else ("", ())
+        if not column or HIDDEN in self.statics:
+            return [*body]
+        del self.arguments[HIDDEN]
+        own = self.names.new(EXPANSION)
+        self.arguments[own] = column
+        ((self.defaults[own], _),) = collections.Counter(column).most_common(1)
+        product = syntax.infix(syntax.name(own), "*", syntax.name(name))
+        body = [_Compared({name, HIDDEN}, own).visit(s) for s in body]
+        return [syntax.assign(syntax.name(HIDDEN), product), *body]
 
     def _with_kernel_size(self, body: Sequence[ast.stmt]) -> list[ast.stmt]:
         """Make `kernel_size` of the sides of a kernel: a number if it is square."""
@@ -692,6 +722,19 @@ def _in_64_bits(body: Sequence[ast.stmt]) -> list[ast.stmt]:
 
 def _is_wide(statement: ast.stmt) -> bool:
     return any(isinstance(n, ast.Attribute) and n.attr in _WIDE for n in ast.walk(statement))
+
+
+class _Compared(ast.NodeTransformer):
+    """Writes `c_in != hidden` as `expansion != 1`."""
+
+    def __init__(self, sizes: Set[str], ratio: str):
+        self._sizes, self._ratio = sizes, ratio
+
+    def visit_Compare(self, node: ast.Compare) -> ast.expr:
+        sides = {n.id for n in syntax.names_in(node)}
+        if sides == self._sizes and isinstance(node.ops[0], ast.Eq | ast.NotEq):
+            return ast.Compare(ast.Name(self._ratio, ast.Load()), node.ops, [number(1)])
+        return node
 
 
 class _Keys(ast.NodeTransformer):

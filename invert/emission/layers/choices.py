@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from invert.emission.layers import values
 from invert.emission.layers.shared import (
     ACTIVATION,
+    IDENTITY,
     INNER_ACTIVATION,
     RESIDUAL,
     RETURN_SEQUENCES,
@@ -98,7 +99,8 @@ def _choose_activations(
     end = None if result is None else values.end(methods[0], result)
     columns = list(zip(*map(values.activations, methods), strict=True))
     rows = [
-        tuple(_code(call, function) if present else None for call, present in c) for c in columns
+        tuple(_code(call, function) if present else IDENTITY for call, present in c)
+        for c in columns
     ]
     optional = {id(s.args[0]) for s in values.steps(methods[0])}
     last = None if end is None else rows[end]
@@ -114,11 +116,8 @@ def _choose_activations(
         call.func, call.keywords = syntax.field(syntax.name("self"), name), []
     for step in values.steps(methods[0]):
         call = step.args[0]
-        name = field_of(call.func) if isinstance(call, ast.Call) else ""
-        if name in cls.statics and None not in cls.statics[name]:
-            replace(methods[0], step, _taken(step))  # all have one
-        elif name in cls.statics:
-            step.args[2] = syntax.field(syntax.name("self"), name)
+        if isinstance(call, ast.Call) and field_of(call.func) in cls.statics:
+            replace(methods[0], step, _taken(step))
 
 
 def _code(call: ast.Call, function: Callable[[ast.Call], str]) -> Code:

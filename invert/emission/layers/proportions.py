@@ -1,7 +1,8 @@
-"""Sizes that are multiples of others in all layers of a class."""
+"""Sizes that are multiples of others in the layers of a class."""
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Sequence
 
 # The factors of a usual layer, such as between the two layers of an MLP. Twice as many features
@@ -11,14 +12,20 @@ _FACTORS = range(3, 9)
 _LEAST_DIFFERENT = 3
 
 
+def ratios(column: Sequence[object], base: Sequence[object]) -> tuple[int, ...] | None:
+    """The numbers by which sizes are multiples of others, if most of them are by the same one."""
+    found: list[int] = []
+    for n, unit in zip(column, base, strict=True):
+        if type(n) is not int or type(unit) is not int or unit < 1 or n % unit:
+            return None
+        found.append(n // unit)
+    ((usual, count),) = collections.Counter(found).most_common(1) or [(0, 0)]
+    different = {unit for unit, k in zip(base, found, strict=True) if k == usual}
+    rule = usual in _FACTORS and 3 * count >= 2 * len(found)
+    return tuple(found) if rule and len(different) >= _LEAST_DIFFERENT else None
+
+
 def factor(column: Sequence[object], base: Sequence[object]) -> int | None:
-    """The number by which sizes are multiples of others, if many different ones are."""
-    if len(column) != len(base) or len(set(base)) < _LEAST_DIFFERENT:
-        return None
-    for k in _FACTORS:
-        if all(
-            type(n) is int and type(unit) is int and n == k * unit
-            for n, unit in zip(column, base, strict=True)
-        ):
-            return k
-    return None
+    """The number by which all sizes are multiples of others."""
+    found = ratios(column, base)
+    return found[0] if found and len({*found}) == 1 else None

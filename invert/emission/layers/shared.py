@@ -157,6 +157,10 @@ class Code:
     text: str
 
 
+# The activation of a layer without one.
+IDENTITY = Code("jax.nn.identity")
+
+
 def taken(method: ast.FunctionDef) -> set[str]:
     """The names in a method."""
     names = {n.id for n in ast.walk(method) if isinstance(n, ast.Name)}

@@ -13,9 +13,10 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence, Set
+from typing import TypeAlias
 
 from invert.emission.layers.cut import Layer
-from invert.emission.layers.proportions import factor
+from invert.emission.layers.proportions import ratios
 from invert.emission.layers.shared import Class, Draft, number_of, settle, sites
 from invert.emission.layers.ties import Axis, Strided, Ties
 from invert.emission.layers.tree import Node
@@ -275,41 +276,42 @@ class Twins:
         return twin
 
 
-def _columns(cls: Class, ties: Ties) -> dict[Axis, tuple[DimSize, ...]]:
-    """The sizes in all layers of a class, by the axes of the first layer's parameters."""
-    first, *others = (dict(d.node.leaves()) for d in cls.drafts)
-    found: dict[Axis, tuple[DimSize, ...]] = {}
-    for path, v in first.items():
-        shapes = [o[path].aval.shape for o in others if path in o]
-        for i, n in enumerate(v.aval.shape):
+# The sizes of an axis, by the number of the layer.
+_Column: TypeAlias = Mapping[int, DimSize]
+
+
+def _columns(cls: Class, ties: Ties) -> dict[Axis, _Column]:
+    """The sizes in the layers of a class, by the axes of the first layer's parameters."""
+    every = [dict(d.node.leaves()) for d in cls.drafts]
+    found: dict[Axis, _Column] = {}
+    for path, v in every[0].items():
+        shapes = {k: own[path].aval.shape for k, own in enumerate(every) if path in own}
+        for i in range(len(v.aval.shape)):
             root = ties.root(ties.axis(v, i))
-            column = (n, *(s[i] for s in shapes)) if len(shapes) == len(others) else ()
-            if len(column) > len(found.get(root, ())):
-                found[root] = column
+            if len(shapes) > len(found.get(root, ())):
+                found[root] = {k: shape[i] for k, shape in shapes.items()}
     return found
 
 
-def _proportional(
-    groups: Sequence[_Group], columns: Mapping[Axis, Sequence[DimSize]]
-) -> list[_Group]:
-    """The groups, after merging those that are multiples of each other in all layers."""
+def _proportional(groups: Sequence[_Group], columns: Mapping[Axis, _Column]) -> list[_Group]:
+    """The groups, after merging those that are multiples of each other in most layers."""
     found: list[_Group] = []
     for group in groups:
-        own = next((columns[r] for r in group.roots if r in columns), ())
-        other = next(
-            (
-                g
-                for g in found
-                for r in g.roots
-                if r in columns and (factor(own, columns[r]) or factor(columns[r], own))
-            ),
-            None,
-        )
+        own = [columns[r] for r in group.roots if r in columns]
+        others = ((g, [columns[r] for r in g.roots if r in columns]) for g in found)
+        other = next((g for g, c in others if any(itertools.starmap(_follow, itertools.product(own, c)))), None)
         if other is not None:
             found.remove(other)
             group = group.joined(other)
         found.append(group)
     return found
+
+
+def _follow(one: _Column, other: _Column) -> bool:
+    """Whether the sizes of one column are multiples of the other's."""
+    common = one.keys() & other.keys()
+    left, right = ([column[k] for k in common] for column in (one, other))
+    return (ratios(left, right) or ratios(right, left)) is not None
 
 
 def _strided(ties: Ties) -> list[Strided]:

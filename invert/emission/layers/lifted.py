@@ -1,0 +1,54 @@
+"""Activations that one call of a layer has alone, applied there: `jax.nn.softmax(self.dense(x))`."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping, Sequence
+
+from invert.emission.layers.cut import Layer
+from invert.emission.layers.shared import ACTIVATION, IDENTITY, Class, Code, replace
+from invert.emission.layers.tree import Node
+from invert.emission.python.syntax import field_of
+
+
+def lift(
+    cls: Class,
+    sites: Mapping[tuple[Class, str, int], Sequence[Node]],
+    names: Mapping[Layer, str],
+) -> None:
+    """Apply the activation of a layer where it is called, if no two calls have the same one.
+
+    **Arguments:**
+
+    - `sites`: the layers by the class, the field, and the place in a list that hold them.
+    - `names`: the fields by which layers are called.
+    """
+    column = cls.statics.get(ACTIVATION, ())
+    codes = {d.node: code for d, code in zip(cls.drafts, column, strict=False)}
+    found: dict[Code, list[tuple[ast.ClassDef, ast.Call]]] = {}
+    for (outer, field, _), nodes in sites.items():
+        own = [n for n in nodes if n in codes]
+        given = {codes[n] for n in own} - {IDENTITY}
+        if not given:
+            continue
+        calls = [(outer.definition, n) for n in ast.walk(outer.definition) if _calls(n, field)]
+        alone = all(names[x] == field and not x.count for n in own for x in n.layers)
+        if len(given) > 1 or IDENTITY in map(codes.get, own) or not calls or not alone:
+            return
+        if found.setdefault(given.pop(), calls) is not calls:
+            return  # two calls have it
+    if not found or len(cls.drafts[0].methods) != 1:
+        return
+    for code, calls in found.items():
+        function = ast.parse(code.text, mode="eval").body
+        for definition, call in calls:
+            replace(definition, call, ast.Call(function, [call], []))
+    applied = (n for n in ast.walk(cls.definition) if _calls(n, ACTIVATION))
+    for call in [n for n in applied if isinstance(n, ast.Call)]:
+        replace(cls.definition, call, call.args[0])
+    del cls.statics[ACTIVATION]
+
+
+def _calls(node: ast.AST, field: str) -> bool:
+    """Whether an expression calls a field of `self`."""
+    return isinstance(node, ast.Call) and field_of(node.func) == field
