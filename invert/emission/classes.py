@@ -658,6 +658,9 @@ class Classes:
 
     def _add_init(self, cls: Class, sizes: Mapping[tuple[str, ...], str]) -> None:
         init = self.inits.write(cls, sizes, self.file.names.taken)
+        place = next(i for i, d in enumerate(self.file.definitions) if d is cls.definition)
+        self.file.definitions[place:place] = self.inits.stages
+        self.inits.stages.clear()
         if init is not None:
             body = cls.definition.body
             first = next(
@@ -765,6 +768,8 @@ class Classes:
                         _shorten(statement.annotation, modules=statement.value is None)
                     elif isinstance(statement, ast.FunctionDef) and statement.name == "__init__":
                         syntax.rename(statement, names)
+            elif isinstance(definition, ast.FunctionDef):
+                syntax.rename(definition, names)
 
     def _inside(self, cls: Class) -> dict[tuple[str, ...], str]:
         """The names of sizes in inner layers, if they are meaningful."""

@@ -15,7 +15,7 @@ from invert.emission.python.syntax import call, number
 NEXT_KEY = "$next"
 # The least number of lines that a repetition and a table save.
 _LEAST_SAVED = 2
-_KEY = "key"
+KEY = "key"
 _WIDTH, _LONGEST_TARGET = 100, 80
 _INDENT = " " * 8
 
@@ -35,16 +35,18 @@ class Parameters:
 
 
 @dataclasses.dataclass
-class _Item:
+class Item:
     """A call of a constructor.
 
     **Arguments:**
 
     - `call`: the call as it is; `arguments`: all but the key, by name.
+    - `defaults`: values of those that the call may lack.
     """
 
     call: ast.Call
     arguments: dict[str, ast.expr]
+    defaults: Mapping[str, ast.expr]
     text: str = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
@@ -64,15 +66,20 @@ def tuple_of(
     - `taken`: names that loops may not use.
     """
     plain = syntax.tuple_of(calls)
-    read = [_item(c, own) for c, own in zip(calls, parameters, strict=True)]
-    items = [i for i in read if i is not None]
-    if len(items) < len(read):
+    if (items := items_of(calls, parameters)) is None:
         return plain
     best, least = plain, _lines(plain)
     for other in (_repeated(items, taken), _table(items, taken)):
         if other is not None and _lines(other) <= least - _LEAST_SAVED:
             best, least = other, _lines(other)
     return best
+
+
+def items_of(calls: Sequence[ast.expr], parameters: Sequence[Parameters]) -> list[Item] | None:
+    """The calls with their arguments by name; `None` if one is no call."""
+    read = [_item(c, own) for c, own in zip(calls, parameters, strict=True)]
+    items = [i for i in read if i is not None]
+    return items if len(items) == len(read) else None
 
 
 def consistent(body: Sequence[ast.stmt]) -> list[ast.stmt]:
@@ -97,8 +104,8 @@ def _folded(elements: Sequence[ast.expr]) -> Iterator[ast.expr]:
             yield from equal
             continue
         keywords = {k.arg: k.value for k in first.keywords if k.arg is not None}
-        if _KEY in keywords:
-            keywords[_KEY] = ast.Name(NEXT_KEY, ast.Load())
+        if KEY in keywords:
+            keywords[KEY] = ast.Name(NEXT_KEY, ast.Load())
         loop = ast.comprehension(
             ast.Name("_", ast.Store()), call("range", number(len(equal))), [], 0
         )
@@ -109,21 +116,22 @@ def _folded(elements: Sequence[ast.expr]) -> Iterator[ast.expr]:
 def _without_key(node: ast.expr) -> str:
     if not isinstance(node, ast.Call):
         return _text(node)
-    kept = [k for k in node.keywords if k.arg != _KEY]
+    kept = [k for k in node.keywords if k.arg != KEY]
     return _text(ast.Call(node.func, node.args, kept))
 
 
-def _item(node: ast.expr, parameters: Parameters) -> _Item | None:
+def _item(node: ast.expr, parameters: Parameters) -> Item | None:
     if not isinstance(node, ast.Call):
         return None
     names = [*parameters.names, *map(str, range(len(parameters.names), len(node.args)))]
     given = {**parameters.defaults, **dict(zip(names, node.args, strict=False))}
-    given |= {k.arg: k.value for k in node.keywords if k.arg is not None and k.arg != _KEY}
+    given |= {k.arg: k.value for k in node.keywords if k.arg is not None and k.arg != KEY}
     order = {n: i for i, n in enumerate(names)}
-    return _Item(node, {n: given[n] for n in sorted(given, key=lambda n: order.get(n, len(order)))})
+    ordered = sorted(given, key=lambda n: order.get(n, len(order)))
+    return Item(node, {n: given[n] for n in ordered}, parameters.defaults)
 
 
-def _repeated(items: Sequence[_Item], taken: Set[str]) -> ast.expr | None:
+def _repeated(items: Sequence[Item], taken: Set[str]) -> ast.expr | None:
     """Runs of equal layers, or of layers with one number that counts, as comprehensions."""
     runs = list(_runs(items, taken))
     if len(runs) == 1:
@@ -133,7 +141,7 @@ def _repeated(items: Sequence[_Item], taken: Set[str]) -> ast.expr | None:
     )
 
 
-def _runs(items: Sequence[_Item], taken: Set[str]) -> Iterator[ast.expr]:
+def _runs(items: Sequence[Item], taken: Set[str]) -> Iterator[ast.expr]:
     start = 0
     while start < len(items):
         first = items[start]
@@ -164,7 +172,7 @@ def _runs(items: Sequence[_Item], taken: Set[str]) -> Iterator[ast.expr]:
         start = stop
 
 
-def _counted(items: Sequence[_Item], start: int, taken: Set[str]) -> tuple[int, str, int]:
+def _counted(items: Sequence[Item], start: int, taken: Set[str]) -> tuple[int, str, int]:
     """Where layers end that differ in one number, by equal steps: that place, its name, a step."""
     first = items[start]
     best = start, "", 0
@@ -194,13 +202,13 @@ def _int(node: ast.expr | None) -> int:
     return node.value
 
 
-def _but(item: _Item, name: str) -> str:
+def _but(item: Item, name: str) -> str:
     """The text of a call without an argument."""
     kept = {n: _text(v) for n, v in item.arguments.items() if n != name}
     return _text(item.call.func) + str(sorted(kept.items()))
 
 
-def _table(items: Sequence[_Item], taken: Set[str]) -> ast.expr | None:
+def _table(items: Sequence[Item], taken: Set[str]) -> ast.expr | None:
     """One call in a loop over rows of its arguments."""
     first = items[0]
     if len({(_text(i.call.func), *i.arguments) for i in items}) > 1:
@@ -220,7 +228,7 @@ def _table(items: Sequence[_Item], taken: Set[str]) -> ast.expr | None:
 
 
 def _comprehension(
-    item: _Item, names: Collection[str], target: ast.expr, loop: ast.expr
+    item: Item, names: Collection[str], target: ast.expr, loop: ast.expr
 ) -> ast.GeneratorExp:
     """A call in a loop over some of its arguments."""
     given = {k.arg for k in item.call.keywords}
@@ -228,8 +236,8 @@ def _comprehension(
     count = len(item.call.args)
     args = list(values.values())[:count]
     keywords = {n: v for n, v in list(values.items())[count:] if n in given or n in names}
-    if _KEY in given:
-        keywords[_KEY] = ast.Name(NEXT_KEY, ast.Load())
+    if KEY in given:
+        keywords[KEY] = ast.Name(NEXT_KEY, ast.Load())
     own = call(item.call.func, *args, **keywords)
     return ast.GeneratorExp(own, [ast.comprehension(target, loop, [], 0)])
 

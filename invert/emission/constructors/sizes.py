@@ -22,8 +22,4 @@ FEATURES = frozenset(("n_in", "n_out", "c_in", "c_out", "dim", "n", "c"))
 INPUTS = ("c_in", "n_in", "c", "n", "dim")
 
 # Sizes that are equal where a layer passes on its input.
-PAIRS = tuple(
-    (one, other)
-    for one in INPUTS
-    for other in ("c_out", "n_out", HIDDEN)
-)
+PAIRS = tuple((one, other) for one in INPUTS for other in ("c_out", "n_out", HIDDEN))

@@ -18,7 +18,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from invert.emission.constructors import repeats
+from invert.emission.constructors import repeats, stages
 from invert.emission.constructors.derived import expression, mentions, without_derived
 from invert.emission.constructors.sizes import (
     EXPANSION,
@@ -48,7 +48,7 @@ from invert.emission.layers.shared import (
 from invert.emission.layers.tree import Node
 from invert.emission.python import syntax
 from invert.emission.python.naming import Names, stem
-from invert.emission.python.syntax import call, number
+from invert.emission.python.syntax import call, field_of, number
 from invert.ir.types import Var
 
 _SIDES = ("kd", "kh", "kw")
@@ -112,6 +112,8 @@ class Initializers:
     ):
         self.of, self.starts, self.shape, self.names = of, starts, shape, names
         self.functions: dict[str, str] = {}
+        # Functions that make the lists of the class that was written last.
+        self.stages: list[ast.FunctionDef] = []
         self._made: dict[Class, _Made] = {}
         self._keyed: dict[Node, bool] = {}
         # By class, field, and index in a list.
@@ -222,6 +224,8 @@ class _Writing:
         self._flattened = dict(_flattened(nodes))
         self._slots = 0
         self._current = ""  # the field that is written
+        # The items of lists, with the number of their keys, by field.
+        self._lists: dict[str, tuple[Sequence[repeats.Item], int]] = {}
 
     def run(self) -> tuple[ast.FunctionDef, _Made]:
         body: list[ast.stmt] = []
@@ -241,6 +245,7 @@ class _Writing:
             if column != (old := self.cls.statics[name]):
                 value = syntax.tuple_of([value] * len(old[0]))
             body.append(ast.Assign([target], value, lineno=0))
+        body = self._with_stages(body)
         body = _in_64_bits(self._with_keys(repeats.consistent(body)))
         if self.nodes[0].nodes:
             body, derived = without_derived(body, self.arguments, self._followers)
@@ -281,6 +286,19 @@ class _Writing:
             "__init__", args, body, keyword_only=[*options, *key], defaults=defaults
         )
         return function, _Made(self.arguments, bool(self._slots), named, self.defaults)
+
+    def _with_stages(self, body: Sequence[ast.stmt]) -> list[ast.stmt]:
+        """Writes lists as calls of one function, if one rule makes them all."""
+        calls: dict[str, ast.expr] = {}
+        for fields, rule in stages.rules({f: items for f, (items, _) in self._lists.items()}):
+            name = self.all.names.new("stage")
+            self.all.stages.append(rule.function(name))
+            calls |= zip(fields, rule.calls(name), strict=True)
+            self._slots -= sum(self._lists[f][1] - 1 for f in fields)
+        for statement in body:
+            if isinstance(statement, ast.Assign) and (field := field_of(statement.targets[0])):
+                statement.value = calls.get(field, statement.value)
+        return [*body]
 
     def _with_keys(self, body: Sequence[ast.stmt]) -> list[ast.stmt]:
         """Splits the key, if there are several; many are taken in turn."""
@@ -330,10 +348,7 @@ class _Writing:
         return [syntax.substitute(s, {HIDDEN: ast.Name(name, ast.Load())}) for s in body]
 
     def _with_expansion(self, body: Sequence[ast.stmt]) -> list[ast.stmt]:
-        """Make `hidden` of its ratio to the size of the inputs, if that is the same in most layers.
-
-        A layer of which it is one has no part that makes the inputs larger.
-        """
+        """Make `hidden` of its ratio to the size of the inputs, if most layers have the same."""
         hidden = self.arguments.get(HIDDEN, ())
         inputs = {n: c for n, c in self.arguments.items() if stem(n) in INPUTS}
         found = ((n, own) for n, c in inputs.items() if (own := ratios(hidden, c)) and {*own} > {1})
@@ -552,12 +567,20 @@ class _Writing:
             count = number(len(first))
             items = call("jax.random.split", self._key(), count) if keyed else None
             items = items or call("range", count)
+            self._add_list(each, first, 1)
             generator = ast.GeneratorExp(each[0], [ast.comprehension(target, items, [], 0)])
             return call("tuple", generator)
         self.arguments, self._slots, self.names.taken = before, slots, taken
         calls = [self._new(c, self._key) for c in columns]
-        inner = [self._parameters(c[0]) for c in columns]
+        self._add_list(calls, first, len(first))
+        inner = [self._parameters(node) for node in first]
         return repeats.tuple_of(calls, inner, {*self.names.taken, *self.arguments})
+
+    def _add_list(self, calls: Sequence[ast.expr], nodes: Sequence[Node], keys: int) -> None:
+        """Note the items of the current field for a function of stages."""
+        inner = [self._parameters(node) for node in nodes]
+        if (items := repeats.items_of(calls, inner)) is not None:
+            self._lists[self._current] = items, keys
 
     def _parameters(self, node: Node) -> repeats.Parameters:
         """The parameters of the constructor of a layer."""

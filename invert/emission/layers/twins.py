@@ -299,7 +299,10 @@ def _proportional(groups: Sequence[_Group], columns: Mapping[Axis, _Column]) -> 
     for group in groups:
         own = [columns[r] for r in group.roots if r in columns]
         others = ((g, [columns[r] for r in g.roots if r in columns]) for g in found)
-        other = next((g for g, c in others if any(itertools.starmap(_follow, itertools.product(own, c)))), None)
+        other = next(
+            (g for g, c in others if any(itertools.starmap(_follow, itertools.product(own, c)))),
+            None,
+        )
         if other is not None:
             found.remove(other)
             group = group.joined(other)
