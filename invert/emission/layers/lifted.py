@@ -1,9 +1,9 @@
-"""Activations that one call of a layer has alone, applied there: `jax.nn.softmax(self.dense(x))`."""
+"""Activations of one call of a layer only, applied there: `jax.nn.softmax(self.dense(x))`."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from invert.emission.layers.cut import Layer
 from invert.emission.layers.shared import ACTIVATION, IDENTITY, Class, Code, replace
@@ -31,7 +31,7 @@ def lift(
         given = {codes[n] for n in own} - {IDENTITY}
         if not given:
             continue
-        calls = [(outer.definition, n) for n in ast.walk(outer.definition) if _calls(n, field)]
+        calls = [(outer.definition, call) for call in _calls(outer.definition, field)]
         alone = all(names[x] == field and not x.count for n in own for x in n.layers)
         if len(given) > 1 or IDENTITY in map(codes.get, own) or not calls or not alone:
             return
@@ -43,12 +43,13 @@ def lift(
         function = ast.parse(code.text, mode="eval").body
         for definition, call in calls:
             replace(definition, call, ast.Call(function, [call], []))
-    applied = (n for n in ast.walk(cls.definition) if _calls(n, ACTIVATION))
-    for call in [n for n in applied if isinstance(n, ast.Call)]:
+    for call in list(_calls(cls.definition, ACTIVATION)):
         replace(cls.definition, call, call.args[0])
     del cls.statics[ACTIVATION]
 
 
-def _calls(node: ast.AST, field: str) -> bool:
-    """Whether an expression calls a field of `self`."""
-    return isinstance(node, ast.Call) and field_of(node.func) == field
+def _calls(tree: ast.AST, field: str) -> Iterator[ast.Call]:
+    """The calls of a field of `self`."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and field_of(node.func) == field:
+            yield node
