@@ -138,6 +138,9 @@ def _tests(
         last = name, str(ones), tuple(v == ones for v in values)
         # A layer that makes images smaller cannot pass on its input.
         equal = [*([*test, last] for test in outer), *equal, [last]]
+    if KERNEL_SIZE in known:
+        name, values = known[KERNEL_SIZE]
+        equal.append([(name, "1", tuple(v == 1 for v in values))])
     return map(_Test, equal)
 
 

@@ -94,7 +94,7 @@ def convolution(eqn: Eqn, args: Sequence[ast.expr], program: Program) -> Express
     strides = literals.shape(params["window_strides"])
     explicit = literals.value(tuple(params["padding"]))
     for kind in _kinds(eqn):
-        for padding in (_same_padding(eqn), explicit):
+        for padding in (_same_padding(eqn, program), explicit):
             if padding is not None:
                 yield call("lax.conv_general_dilated", *args, strides, padding, **keywords, **kind)
 
@@ -161,12 +161,12 @@ def _inverse(spec: Sequence[int]) -> list[int]:
     return [list(spec).index(i) for i in range(len(spec))]
 
 
-def _same_padding(eqn: Eqn) -> ast.expr | None:
+def _same_padding(eqn: Eqn, program: Program) -> ast.expr | None:
     """`"SAME"` or `"VALID"` if the padding may be that; tracing decides."""
     padding = eqn.params["padding"]
     if all(tuple(p) == (0, 0) for p in padding):
-        # For a kernel of one pixel both are equal, and `"SAME"` is more common.
-        return number("SAME" if _is_pointwise(eqn) else "VALID")
+        # For a kernel of one pixel both are equal; other convolutions decide.
+        return number("SAME" if _is_pointwise(eqn) and program.pads else "VALID")
     return number("SAME") if may_be_same(padding) else None
 
 
@@ -203,9 +203,9 @@ def pooling(name: str, init: str) -> Callable[[Eqn, Sequence[ast.expr], Program]
         }
         sizes = [literals.shape(params[k]) for k in _WINDOW]
         if name == "max" and (inner := window(eqn)) is not None:
-            for padding in filter(None, (_same_padding(eqn), number("VALID"))):
+            for padding in filter(None, (_same_padding(eqn, program), number("VALID"))):
                 yield helpers.calling(helpers.max_pool, args[0], *inner, padding)
-        for padding in (_same_padding(eqn), literals.value(tuple(params["padding"]))):
+        for padding in (_same_padding(eqn, program), literals.value(tuple(params["padding"]))):
             if padding is not None:
                 function = syntax.name(f"lax.{name}")
                 yield call(

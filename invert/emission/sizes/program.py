@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 
+from jax import lax
+
 from invert._private.jax import open_jaxpr
+from invert.ir.jaxprs import equations
 from invert.ir.sizes import DimSize, Shape, variables
 from invert.ir.traced_form import rule_of, strong
 from invert.ir.types import AnyJaxpr, Atom, ClosedJaxpr, Eqn, Jaxpr
@@ -29,6 +33,12 @@ class Program:
         """A program with the open dimensions of its arguments."""
         sizes = variables(n for v in open_jaxpr(program).invars for n in shape_of(v))
         return cls(open_jaxpr(program), {str(n): n for n in sizes})
+
+    @functools.cached_property
+    def pads(self) -> bool:
+        """Whether a convolution pads its images."""
+        convolutions = (e for e in equations(self.jaxpr) if e.primitive is lax.conv_general_dilated_p)
+        return any(side for e in convolutions for pair in e.params["padding"] for side in pair)
 
     def shape(self, v: Atom) -> Shape:
         """The shape of a variable; a result of the program may be a literal."""
