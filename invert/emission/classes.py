@@ -726,7 +726,11 @@ class Classes:
         images = any(CONV.search("".join(c.drafts[0].texts)) for c in written)
         for cls in written:
             columns = list(zip(*(d.arrays for d in cls.drafts), strict=True))
+            inside = self._inside(cls)
             named = Dimensions.of(cls.drafts, images=images)
+            for keys in (k for k, name in inside.items() if name == HIDDEN):
+                named.names[keys] = [HIDDEN]
+                named.taken.add(HIDDEN)
             annotations = cls.drafts[0].annotations
             pairs = list(zip(annotations, columns, cls.drafts[0].sources, strict=True))
             # Sizes of matrices and kernels are named first; biases reuse the names.
@@ -743,7 +747,7 @@ class Classes:
                 assert isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Tuple)
                 node.slice.elts[1] = ast.Constant(" ".join(texts))
             self._axes_of[cls] = _fields_axes(cls.drafts[0])
-            known = {**self._inside(cls), **named.first()}
+            known = {**inside, **named.first()}
             generalize(cls.drafts, known, self.file.names.taken, self._state_sizes(cls))
             make_static(cls)
             heads.write(cls)
@@ -778,10 +782,12 @@ class Classes:
         for column in zip(*(d.inner for d in cls.drafts), strict=False):
             layer, _, array = ast.unparse(column[0][0]).removeprefix("self.").partition(".")
             node = fields[layer]
-            names = self._axes_of.get(self.of[node], {}) if isinstance(node, Node) else {}
+            inner = self.of[node] if isinstance(node, Node) else None
+            names = self._axes_of.get(inner, {}) if inner is not None else {}
+            state = {HIDDEN} if inner is not None and HIDDEN in inner.statics else set[str]()
             sizes = zip(*(shape for _, shape in column), strict=False)
             for name, values in zip(names.get(array, ()), sizes, strict=False):
-                if name in (HEADS, HEAD_DIM):
+                if name in (HEADS, HEAD_DIM, *state):
                     found.setdefault(tuple(map(text, values)), name)
         return found
 
