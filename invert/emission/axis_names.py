@@ -38,6 +38,8 @@ def order(
 
 
 _RECURRENT = "recurrent_kernel"
+# The number of different sizes whose differences are no coincidence.
+_LEAST_JOINED = 3
 _GROUPS = "feature_group_count="
 _AXIS_NAMES = ("batch", "length")
 # The names of the axes of attention kernels, by which axes the results lack.
@@ -171,11 +173,22 @@ class Dimensions:
         """The name of the number of features of an argument or a result."""
         if keys in self.passed:
             return "dim" if stem == "n" else stem
+        if result and (more := self._joined(keys, f"{stem}_in")):
+            return more
         return f"{stem}_out" if result else f"{stem}_in"
 
+    def _joined(self, keys: tuple[str, ...], name: str) -> str:
+        """`c_in+32`, for results that have as many more features than the input in all layers."""
+        given = next((own for own, names in self.names.items() if name in names), ())
+        numbers = [(int(n), int(m)) for n, m in zip(keys, given, strict=False)
+                   if n.isdigit() and m.isdigit()]  # fmt: skip
+        more = {n - m for n, m in numbers}
+        several = len({n for n, _ in numbers}) >= _LEAST_JOINED and len(numbers) == len(keys)
+        return f"{name}+{more.pop()}" if several and len(more) == 1 and min(more) > 0 else ""
+
     def first(self) -> dict[tuple[str, ...], str]:
-        """A name for each size."""
-        return {keys: names[0] for keys, names in self.names.items()}
+        """A name for each size, but not for sums."""
+        return {keys: names[0] for keys, names in self.names.items() if names[0].isidentifier()}
 
     def _of_image(self, axis: int, rank: int, keys: tuple[str, ...], *, result: bool) -> str:
         name = self._layout(rank)[0][axis]

@@ -35,6 +35,10 @@ _ATTENTION = "Attention"
 _LINEAR = ("Linear", "Dense", "EinsumDense", "DenseGeneral", "LinearGeneral", "AttentionOutput")
 # Squeeze-and-excitation: features scaled by a function of their means over the image.
 _SQUEEZE = re.compile(r"jnp\.mean\(x, axis=\(1, 2\), keepdims=True\)(.*\n)+ +return x \* ")
+# Normalization, convolution and pooling between the dense blocks of a network.
+_TRANSITION = re.compile(r"return avg_pool\((self\.|x, )")
+# Layers without parameters, after which those with some are not called.
+_BARE = frozenset(("Pool", "Pooling", "Add", "Concat", "Concatenate"))
 _SPELLED_KINDS = frozenset(map(spelled, KINDS_OF_LAYERS))
 # Short names of normalizations.
 _NORMS = re.compile(r"(Layer|Ln|Bn|Rms|Batch)?(Norm|Ln|Bn|N)?(alization)?")
@@ -140,7 +144,7 @@ def _names_for(cls: Class, kinds: Callable[[Node], str], *, model: str, keras: b
     if len(wanted) == 1:
         (name,) = wanted
         false = kind == "RmsNorm" and _NORMS.fullmatch(name) and "Rms" not in name
-        if kind and (false or len(name) < 3):
+        if kind and (false or len(name) < 3 or name in _BARE):
             return [kind]
         return _said(name, kind, cls)
     known = [n for n, _ in counts.most_common() if n in KINDS_OF_LAYERS]
@@ -193,6 +197,8 @@ def _kind(cls: Class, kinds: Callable[[Node], str], *, keras: bool) -> str:
             return _ATTENTION
         if _SQUEEZE.search(text) and all(name in (*_LINEAR, "Conv") for name in inner):
             return "SqueezeExcite"
+        if _TRANSITION.search(text) and any(n == "Conv" for n in inner):
+            return "Transition"
         return (
             "Mlp" if linear and len(inner) == 1 and not products and "softmax(" not in text else ""
         )

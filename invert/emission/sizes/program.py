@@ -37,7 +37,9 @@ class Program:
     @functools.cached_property
     def pads(self) -> bool:
         """Whether a convolution pads its images."""
-        convolutions = (e for e in equations(self.jaxpr) if e.primitive is lax.conv_general_dilated_p)
+        convolutions = (
+            e for e in equations(self.jaxpr) if e.primitive is lax.conv_general_dilated_p
+        )
         return any(side for e in convolutions for pair in e.params["padding"] for side in pair)
 
     def shape(self, v: Atom) -> Shape:
