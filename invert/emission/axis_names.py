@@ -6,7 +6,7 @@ import ast
 import collections
 import dataclasses
 import re
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 
 from invert.emission.constructors.sizes import GATES, HEAD_DIM, HEADS, HIDDEN
 from invert.emission.layers.shared import Draft
@@ -16,6 +16,23 @@ from invert.emission.sizes.expressions import text
 from invert.ir.sizes import DimSize, dimension, dimensions
 
 CONV = re.compile(r"\bconv_(general_dilated|transpose)\(")
+
+
+_STATED = re.compile(r"dimension_numbers=\('(\w+)', '(\w+)', '(\w+)'\)")
+
+
+def letters_of(texts: Iterable[str]) -> str:
+    """The axes of the images of the first convolution in some texts; `""` if there is none."""
+    text = next((t for t in texts if CONV.search(t)), "")
+    stated = _STATED.search(text)
+    if stated is not None:
+        return stated[1]
+    return ("NHWC" if "conv_transpose(" in text else "NCHW") if text else ""
+
+
+def _channel(letters: str, rank: int) -> int:
+    """The axis of the channels of an image."""
+    return 1 if letters.startswith("NC") and 3 <= rank <= 5 else rank - 1
 
 
 def _is_field(source: ast.expr | None) -> bool:
@@ -47,8 +64,7 @@ _HEADS: Mapping[tuple[bool, ...], tuple[str, str, str]] = {
     (True, False, False): ("n_in", HEADS, HEAD_DIM),
     (True, True, False): (HEADS, HEAD_DIM, "n_out"),
 }
-_KERNEL = ("kd", "kh", "kw", "c_in", "c_out")
-_IMAGE = ("batch", "d", "h", "w", "c")
+_SPATIAL = ("d", "h", "w")
 # The letters of the dimension numbers of images and kernels.
 _AXES = {"N": "batch", "C": "c", "I": "c_in", "O": "c_out"}
 
@@ -61,8 +77,8 @@ class Dimensions:
 
     **Arguments:**
 
-    - `conv`: whether the class is a convolution of images with the channels last.
-    - `images`: whether its arrays are such images.
+    - `conv`: whether the class is a convolution of images.
+    - `images`: the axes of images, such as `"NHWC"`; `""` if its arrays are none.
     - `text`: the text of its methods; `products`: whether it multiplies matrices.
     - `passed`: the numbers of features that both its first argument and its result have.
     - `bound`: the open dimensions that its arguments have.
@@ -71,7 +87,7 @@ class Dimensions:
     """
 
     conv: bool
-    images: bool
+    images: str
     text: str = ""
     passed: Set[tuple[str, ...]] = frozenset()
     bound: Set[str] = frozenset()
@@ -82,11 +98,12 @@ class Dimensions:
     taken: set[str] = dataclasses.field(default_factory=set)
 
     @staticmethod
-    def of(drafts: Sequence[Draft], *, images: bool) -> Dimensions:
-        """The names for a class; `images`: whether the program has convolutions."""
+    def of(drafts: Sequence[Draft], *, images: str) -> Dimensions:
+        """The names for a class; `images`: the axes of images in the program, if it has any."""
         draft = drafts[0]
         text_ = "".join(draft.texts)
         conv = CONV.search(text_) is not None
+        images = letters_of([text_]) or images
         ranks = {len(shape) for _, shape in draft.arrays}
         products = any(sign in text_ for sign in (" @ ", "einsum", "tensordot", "dot_general"))
         features: dict[bool, set[tuple[str, ...]]] = {True: set(), False: set()}
@@ -101,7 +118,9 @@ class Dimensions:
             if source is None:
                 made.update(tuple(map(text, sizes)) for sizes in zip(*shapes, strict=False))
             if not _is_field(source) and all(shapes):
-                features[source is None].add(tuple(text(s[-1]) for s in shapes))
+                features[source is None].add(
+                    tuple(text(s[_channel(images, len(s))]) for s in shapes)
+                )
             # Open sizes that all layers have keep their names.
             taken.update(str(n) for s in zip(*shapes, strict=False) if len({*map(text, s)}) == 1
                          for n in map(text, s[:1]) if n.isidentifier())  # fmt: skip
@@ -110,7 +129,7 @@ class Dimensions:
         bound = {name for _, s in given for n in s if (name := dimension(n)) is not None}
         return Dimensions(
             conv,
-            conv or (images and not products and 4 in ranks),
+            images if conv or (not products and 4 in ranks) else "",
             text_,
             passed,
             bound,
@@ -221,8 +240,12 @@ class Dimensions:
 
     def _layout(self, rank: int) -> tuple[Sequence[str], Sequence[str]]:
         """The names of the axes of images and kernels, in the order of a convolution."""
-        stated = re.search(r"dimension_numbers=\('(\w+)', '(\w+)', '(\w+)'\)", self.text)
-        images, kernels = list(_IMAGE[5 - rank :]), list(_KERNEL[5 - rank :])
+        stated, count = _STATED.search(self.text), rank - 2
+        spatial = _SPATIAL[-count:]
+        sides = [f"k{axis}" for axis in spatial]
+        first = _channel(self.images, rank) == 1
+        images = ["batch", "c", *spatial] if first else ["batch", *spatial, "c"]
+        kernels = ["c_out", "c_in", *sides] if first else [*sides, "c_in", "c_out"]
         if stated is not None and len(stated[1]) == rank:
             images = [_AXES.get(c, c.lower()) for c in stated[1]]
             kernels = [_AXES.get(c, f"k{c.lower()}") for c in stated[2]]

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from invert._errors import EmissionError
-from invert.emission.axis_names import CONV, Dimensions, order
+from invert.emission.axis_names import Dimensions, letters_of, order
 from invert.emission.class_names import RESIDUAL, describe, name_classes
 from invert.emission.constructors.sizes import HEAD_DIM, HEADS, HIDDEN
 from invert.emission.constructors.starts import Starts
@@ -723,7 +723,7 @@ class Classes:
         keras = self.inits.starts.keras
         outer = self._outermost.definition.name if self._outermost is not None else "Model"
         name_classes(written, self.of, self.file.names, names, model=outer, keras=keras)
-        images = any(CONV.search("".join(c.drafts[0].texts)) for c in written)
+        images = letters_of("".join(c.drafts[0].texts) for c in written)
         for cls in written:
             columns = list(zip(*(d.arrays for d in cls.drafts), strict=True))
             inside = self._inside(cls)

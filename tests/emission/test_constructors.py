@@ -120,8 +120,11 @@ def test_stages_are_lists_and_their_widths_follow() -> None:
     block = source[source.index("class Block(") :]
     constructor = block[: block.index("def __call__")]
     assert "c_out" not in constructor
-    assert source.count("for _ in range(4)") == 4
-    assert "keys = iter(jax.random.split(key, 20))" in source
+    assert "first = Block(c_in, hidden, strides=strides, key=keys[0])" in source
+    assert "return first, *(Block(4 * hidden, hidden, key=k) for k in keys[1:])" in source
+    for stage in ("(5, 3, strides=1,", "(12, 6, strides=2,", "(24, 7, strides=2,", "(28, 9, str"):
+        assert source.count(f"stage{stage}") == 1
+    assert "keys = jax.random.split(key, 4)" in source
     assert "            for block in blocks:\n                x = block(x)\n" in source
 
 
@@ -154,6 +157,85 @@ def test_paddings_follow_from_strides_and_kernels(kernels: Sequence[int]) -> Non
 def test_paddings_that_the_convolution_has_by_name_are_named() -> None:
     source = _emitted(_mobile((3, 3, 5), (2, 1, 2)), 32, 32, 4)
     assert '"SAME", dimension_numbers' in source and "padding" not in source
+
+
+def _preactivated(depths: Sequence[int], *, last: bool) -> Any:
+    """Stages of blocks whose first or last block makes images smaller, and pads them for that."""
+    x = given = keras.Input((32, 32, 4))
+    for k, depth in enumerate(depths):
+        for i in range(depth):
+            name = f"conv{k}_block{i}"
+            strides = 2 if i == (depth - 1 if last else 0) and k < len(depths) - 1 else 1
+            y = layers.Conv2D(3 * (k + 2), 1, activation="relu", name=f"{name}_a")(x)
+            y = layers.ZeroPadding2D(1, name=f"{name}_pad")(y)
+            x = layers.Conv2D(5 * (k + 2), 3, strides=strides, name=f"{name}_b")(y)
+    return keras.Model(given, layers.GlobalAveragePooling2D()(x), name="preactivated")
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_the_first_and_the_last_block_of_a_stage_differ(last: bool) -> None:
+    source = _emitted(_preactivated((3, 4, 2, 3), last=last), 32, 32, 4)
+    function = source[source.index("def stage(") :].partition("\n\n\n")[0]
+    assert "depth: int" in function
+    assert ("last = Block(" in function) == last
+    assert source.count(" = stage(") == 4
+    # Nothing else in the program pads.
+    assert '"VALID"' in source and '"SAME"' not in source
+    assert "pad_width = None if kernel_size == 1" in source or "pad_width" not in source
+
+
+def test_lists_that_follow_no_rule_stay_lists() -> None:
+    x = given = keras.Input((3,))
+    for k, sizes in enumerate(((5, 7, 5), (4, 4, 8), (9, 2, 9))):
+        for i, n in enumerate(sizes):
+            y = layers.Dense(n, activation="tanh", name=f"stage{k}_block{i}_up")(x)
+            x = layers.Dense(n, name=f"stage{k}_block{i}_down")(y)
+    source = _emitted(keras.Model(given, x, name="irregular"), 3)
+    assert "def stage(" not in source
+
+
+def test_hidden_sizes_are_multiples_of_the_inputs() -> None:
+    x = given = keras.Input((4,))
+    for i, (n, times) in enumerate(((4, 1), (5, 3), (6, 3), (7, 3), (9, 3))):
+        y = layers.Dense(times * x.shape[-1], activation="relu", name=f"block_{i}_expand")(x)
+        x = layers.Dense(n, name=f"block_{i}_project")(y)
+    source = _emitted(keras.Model(given, x, name="expanding"), 4)
+    assert "expansion: int = 3" in source and "hidden = expansion * n_in" in source
+    assert source.count("expansion=1") == 1
+
+
+def test_hidden_sizes_without_a_usual_multiple_are_arguments() -> None:
+    x = given = keras.Input((4,))
+    for i, (n, times) in enumerate(((4, 1), (5, 3), (6, 2), (7, 3), (9, 4))):
+        y = layers.Dense(times * x.shape[-1], activation="relu", name=f"block_{i}_expand")(x)
+        x = layers.Dense(n, name=f"block_{i}_project")(y)
+    source = _emitted(keras.Model(given, x, name="expanding"), 4)
+    assert "hidden: int" in source and "expansion" not in source
+
+
+def test_blocks_that_join_their_input_say_by_how_much_they_grow() -> None:
+    x = given = keras.Input((8, 8, 6))
+    for i in range(5):
+        y = layers.Conv2D(7, 1, use_bias=False, name=f"block_{i}_a")(x)
+        y = layers.BatchNormalization(name=f"block_{i}_bn")(y)
+        y = layers.Conv2D(3, 3, padding="same", name=f"block_{i}_b")(layers.ReLU()(y))
+        x = layers.Concatenate(name=f"block_{i}_join")([x, y])
+    source = _emitted(keras.Model(given, x, name="dense"), 8, 8, 6)
+    assert '"batch h w c_in+3"' in source
+
+
+def test_an_activation_of_one_call_is_applied_there() -> None:
+    x = given = keras.Input((4,))
+    for i in range(3):
+        x = layers.Dense(5 + i, activation="relu", name=f"dense_{i}")(x)
+    model = keras.Model(given, layers.Dense(2, activation="softmax", name="head")(x), name="mlp")
+    # Several calls have the first one, so that the layer has an activation.
+    assert "self.head = Dense(7, 2, activation=jax.nn.softmax" in _emitted(model, 4)
+    x = layers.Dense(5, activation="relu", name="body")(given)
+    model = keras.Model(given, layers.Dense(2, activation="softmax", name="head")(x), name="two")
+    source = _emitted(model, 4)
+    assert "jax.nn.softmax(self.head(jax.nn.relu(self.body(" in source
+    assert "activation" not in source
 
 
 def test_a_program_that_pads_without_strides_keeps_its_paddings() -> None:

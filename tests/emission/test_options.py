@@ -245,7 +245,8 @@ def test_an_activation_before_the_first_layer_is_an_option() -> None:
 
     source = _emitted(*_staged(3, stage), _arrays({"x": (3, 6)}, 8)["x"]).source
     assert source.count("class Stage") == 1
-    assert "x if self.activation is None else self.activation(x)" in source
+    assert "activation: Callable[[Array], Array] = jax.nn.identity" in source
+    assert "self.up(self.activation(x))" in source
 
 
 _FUNCTIONS = (jax.nn.relu, jax.nn.silu, jax.nn.gelu, jnp.tanh)

@@ -65,8 +65,9 @@ def test_a_matrix_of_one_size_takes_it(size: int) -> None:
     assert 'bias: Float[Array, "n_out"]' in emission.source
     # The batch is the same number by chance: the layer takes any.
     assert 'x: Float[Array, "batch n_in"]' in emission.source
-    assert f"self.head = Linear({size}, {size}, activation=jnp.tanh, key=" in emission.source
-    assert _at(emission, "Linear", 3, 5, activation=jnp.sin)(ramp(2, 3)).shape == (2, 5)
+    assert f"self.head = Linear({size}, {size}, key=" in emission.source
+    assert "jnp.tanh(self.head(x0))" in emission.source
+    assert _at(emission, "Linear", 3, 5)(ramp(2, 3)).shape == (2, 5)
 
 
 def test_a_kernel_takes_its_side_and_channels() -> None:

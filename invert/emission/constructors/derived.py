@@ -148,7 +148,7 @@ def _value(column: Sequence[Any], arguments: Mapping[str, Column]) -> ast.expr |
     """What an argument is wherever it is not `None`: a literal, or padding for a kernel."""
     there = [v for v in column if v is not None]
     sizes = next((c for n, c in arguments.items() if stem(n) == KERNEL_SIZE), None)
-    if sizes is not None and _HALF not in arguments:
+    if sizes is not None and _HALF not in arguments and all(type(n) is int for n in sizes):
         known = zip(column, sizes, strict=True)
         rows = [(literal(v), n // 2) for v, n in known if v is not None]
         for pair, text in _PADS:

@@ -37,14 +37,16 @@ def lift(
             return
         if found.setdefault(given.pop(), calls) is not calls:
             return  # two calls have it
-    if not found or len(cls.drafts[0].methods) != 1:
+    applied = list(_calls(cls.definition, ACTIVATION))
+    last = [m.body[-1] for m in cls.drafts[0].methods]
+    returned = len(last) == 1 and isinstance(last[0], ast.Return) and last[0].value
+    if not found or len(applied) != 1 or returned is not applied[0]:
         return
     for code, calls in found.items():
         function = ast.parse(code.text, mode="eval").body
         for definition, call in calls:
             replace(definition, call, ast.Call(function, [call], []))
-    for call in list(_calls(cls.definition, ACTIVATION)):
-        replace(cls.definition, call, call.args[0])
+    replace(cls.definition, applied[0], applied[0].args[0])
     del cls.statics[ACTIVATION]
 
 

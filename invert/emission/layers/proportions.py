@@ -14,6 +14,8 @@ _LEAST_DIFFERENT = 3
 
 def ratios(column: Sequence[object], base: Sequence[object]) -> tuple[int, ...] | None:
     """The numbers by which sizes are multiples of others, if most of them are by the same one."""
+    if len(column) != len(base):
+        return None
     found: list[int] = []
     for n, unit in zip(column, base, strict=True):
         if type(n) is not int or type(unit) is not int or unit < 1 or n % unit:
