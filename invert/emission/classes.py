@@ -272,7 +272,7 @@ class Classes:
             for i, a in enumerate(eqn.invars)
         ]
         value = self._applied(ast.Name(element, ast.Load()), eqn.layer, args)
-        hint = singular(re.sub(r".*\d_", "", snake(field, "layer")))
+        hint = singular(re.sub(r".*\d_|\d+$", "", snake(field, "layer")))
         repeat = Repeat(syntax.field(_self(), field), element, hint, value)
         return Placed(start, False, hints=hints, flows="blank", repeat=repeat)
 

@@ -13,7 +13,7 @@ from invert.emission.layers.branches import BRANCH
 from invert.emission.layers.cut import Layer, LayerCall, layers_in
 from invert.emission.layers.library_names import LETTERED, without_letter
 from invert.emission.layers.stack import Stacker, kind_of
-from invert.emission.python.naming import plural
+from invert.emission.python.naming import NUMBERED_LIST, plural
 from invert.ir import kinds
 from invert.ir.graph import is_var
 from invert.ir.sizes import Shape
@@ -277,8 +277,13 @@ def _numbered(names: Mapping[LayerCall, str]) -> list[list[LayerCall]]:
     for call, name in blocks.items():
         if (stem := _numbers(name, 1)[0]) in stems:
             found[stem].append(call)
-    several = (calls for calls in found.values() if len({kind_of(c.layer) for c in calls}) > 1)
-    return [calls for calls in several if len(calls) >= _MANY and not _is_short(calls)]
+    several = (own for own in found.items() if len({kind_of(c.layer) for c in own[1]}) > 1)
+    return [
+        calls
+        for stem, calls in several
+        # A list that is numbered itself is one of the original.
+        if (len(calls) >= _MANY or stem[-1:].isdigit()) and not _is_short(calls)
+    ]
 
 
 def _is_short(calls: Sequence[LayerCall]) -> bool:
@@ -356,5 +361,7 @@ def _consecutive(calls: Sequence[LayerCall], names: Mapping[LayerCall, str]) -> 
 
 def _numbers(name: str, k: int) -> tuple[str, int]:
     """The parts of a name around its last number, or the last but one; `block` is `block_0`."""
+    if k == 1 and (listed := NUMBERED_LIST.fullmatch(name)) is not None:
+        return listed[1], int(listed[2])
     found = re.fullmatch(r"(.*[A-Za-z])_?(\d+)" + r"(?:_\d+)" * (k - 1), name)
     return (name, 0) if found is None else (found[1], int(found[2]))

@@ -103,8 +103,17 @@ def singular(name: str) -> str:
     return name[:-1] if name.endswith("s") and not name.endswith("ss") else name
 
 
+# A place in a list that is numbered itself, such as `layer2/0` in ResNets by PyTorch.
+NUMBERED_LIST = re.compile(r"(.*[A-Za-z]\d+)_(\d+)")
+
+
 def plural(name: str) -> str:
-    """The name of several layers called `block_0`, `block_1`: `blocks`."""
+    """The name of several layers called `block_0`, `block_1`: `blocks`.
+
+    Those of a list that is numbered itself have the name of that: `layer2` for `layer2_0`.
+    """
+    if (found := NUMBERED_LIST.fullmatch(name)) is not None:
+        return snake(found[1])
     one = re.sub(r"[\W\d_]+$", "", snake(name, "layer"))
     if not one:
         return "layers"
