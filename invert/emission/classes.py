@@ -754,12 +754,12 @@ class Classes:
             choices.write(cls)
             if self._outermost not in self.inits.outer(cls):  # the model writes sizes as numbers
                 _keep_state_size(cls, named)
+            self._add_init(cls, named.first())
             for i, (name, values) in enumerate(cls.statics.items()):
                 field = syntax.declare(name, static_type(values))
                 assert isinstance(field, ast.AnnAssign)
                 field.value = syntax.call("eqx.field", static=syntax.name("True"))
                 cls.definition.body.insert(len(cls.drafts[0].fields) + i, field)
-            self._add_init(cls, named.first())
         if self._outermost is not None:
             self._add_init(self._outermost, {})
         self.file.definitions[:0] = self.inits.constants()

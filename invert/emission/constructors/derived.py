@@ -26,8 +26,8 @@ def without_derived(
     body: Sequence[ast.stmt],
     arguments: Mapping[str, Column],
     followers: Mapping[str, tuple[ast.expr, Column]],
-) -> tuple[list[ast.stmt], set[str]]:
-    """The statements with expressions for arguments that follow from others, and their names.
+) -> tuple[list[ast.stmt], dict[str, Column]]:
+    """The statements with expressions for arguments that follow from others, and their values.
 
     **Arguments:**
 
@@ -36,6 +36,7 @@ def without_derived(
     tests = list(_tests(arguments, followers))
     derived: dict[str, ast.expr] = {}
     missing: dict[str, ast.expr] = {}
+    values: dict[str, Column] = {}
     for name, column in arguments.items():
         if name in (_STRIDES, KERNEL_SIZE):
             continue
@@ -43,8 +44,8 @@ def without_derived(
             found = next((t.true(column) for t in tests if t.says(column)), None)
             if found is not None:
                 derived[name] = found
-        elif (value := _centred(column, arguments)) is not None:
-            derived[name] = value
+        elif (centred := _centred(column, arguments)) is not None:
+            derived[name], values[name] = centred
         elif (usual := _usual(column)) is not _NOTHING:
             there = tuple(v == usual for v in column)
             test = next((t for t in tests if t.says(there)), None)
@@ -60,7 +61,7 @@ def without_derived(
     if place is not None:
         size = ast.Name(kernels[0], ast.Load())
         body.insert(place, syntax.assign(syntax.name(_HALF), syntax.infix(size, "//", number(2))))
-    return body, set(derived)
+    return body, {name: values.get(name, arguments[name]) for name in derived}
 
 
 def _usual(column: Column) -> str | object | None:
@@ -72,8 +73,8 @@ def _usual(column: Column) -> str | object | None:
     return names.pop() if len(names) == 1 and stated else _NOTHING
 
 
-def _centred(column: Column, arguments: Mapping[str, Column]) -> ast.expr | None:
-    """`((half, half), (half, half))` if all paddings are that, whether stated or `"SAME"`."""
+def _centred(column: Column, arguments: Mapping[str, Column]) -> tuple[ast.expr, Column] | None:
+    """`((half, half), (half, half))` and the paddings, if all are that, stated or `"SAME"`."""
     kernels = next((c for n, c in arguments.items() if stem(n) == KERNEL_SIZE), ())
     strides = next((c for n, c in arguments.items() if stem(n) == _STRIDES), (1,) * len(kernels))
     stated = [v for v in column if isinstance(v, tuple)]
@@ -85,9 +86,10 @@ def _centred(column: Column, arguments: Mapping[str, Column]) -> ast.expr | None
             value == "SAME" and type(kernel) is int and kernel % 2 == 1 and 1 in (kernel, stride)
         )
         whole.append(((kernel // 2,) * 2,) * len(stated[0]) if named else value)
-    if any(isinstance(v, str) for v in whole):
+    if any(isinstance(v, str) for v in whole) or len({*whole}) < 2:
         return None
-    return _value(whole, arguments) if len({*whole}) > 1 else None
+    value = _value(whole, arguments)
+    return None if value is None else (value, tuple(whole))
 
 
 def mentions(statement: ast.stmt, name: str) -> bool:

@@ -247,11 +247,12 @@ class _Writing:
             body.append(ast.Assign([target], value, lineno=0))
         body = self._with_stages(body)
         body = _in_64_bits(self._with_keys(repeats.consistent(body)))
-        if self.nodes[0].nodes:
-            body, derived = without_derived(body, self.arguments, self._followers)
-            for name in derived:
-                del self.arguments[name]
-                self.defaults.pop(name, None)
+        body, derived = without_derived(body, self._decisive(), self._followers)
+        for name, column in derived.items():
+            del self.arguments[name]
+            self.defaults.pop(name, None)
+            if name in self.cls.statics:
+                self.cls.statics[name] = column
         body = self._with_unused(body)
         body = self._with_numbers(body)
         if missing:
@@ -286,6 +287,17 @@ class _Writing:
             "__init__", args, body, keyword_only=[*options, *key], defaults=defaults
         )
         return function, _Made(self.arguments, bool(self._slots), named, self.defaults)
+
+    def _decisive(self) -> dict[str, tuple[Any, ...]]:
+        """The arguments that may follow from each other: in one convolution, only the padding."""
+        if self.nodes[0].nodes:
+            return self.arguments
+        sides = {stem(n) for n in self.arguments} & {*_SIDES, KERNEL_SIZE}
+        return {
+            n: c
+            for n, c in self.arguments.items()
+            if n in ("padding", "strides") or stem(n) in sides
+        }
 
     def _with_stages(self, body: Sequence[ast.stmt]) -> list[ast.stmt]:
         """Writes lists as calls of one function, if one rule makes them all."""

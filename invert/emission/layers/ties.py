@@ -66,6 +66,7 @@ class _Slide:
     - `kernel`: the axis of the kernel, or its size; `size` is its size.
     - `same`: whether the padding is `"SAME"`.
     - `spread`: the dilation of the image, `dilation` that of the kernel.
+    - `half`: whether the padding is half of the kernel, of any kernel.
     """
 
     place: int
@@ -77,6 +78,7 @@ class _Slide:
     padding: tuple[int, int]
     spread: int
     dilation: int
+    half: bool = False
 
     def rule(self, before: DimSize, after: DimSize) -> Callable[[DimSize, int, int], DimSize]:
         """The rule of a `Window`: padding as the text states it, by name where it has one."""
@@ -87,6 +89,8 @@ class _Slide:
             return lambda n, k, _s: n * spread + max(k - spread, 0)
         if spread == 1 and self.same:
             return lambda n, _k, s: -(-n // s)
+        if self.half:
+            return lambda n, k, s: ((n - 1) * spread + 2 * (k // 2) - dilation * (k - 1)) // s + 1
         return lambda n, k, s: ((n - 1) * spread + low + high - dilation * (k - 1)) // s + 1
 
 
@@ -97,6 +101,7 @@ class Ties:
 
     - `carried`: for layers in loops, the places of the arguments that are results of the step
         before, and of these results.
+    - `half`: whether all convolutions are padded by half of their kernels.
 
     **Attributes:**
 
@@ -105,8 +110,13 @@ class Ties:
     - `strided`: the convolutions with strides.
     """
 
-    def __init__(self, carried: Mapping[Layer, Sequence[tuple[int, int]]] | None = None) -> None:
-        self._carried = carried or {}
+    def __init__(
+        self,
+        carried: Mapping[Layer, Sequence[tuple[int, int]]] | None = None,
+        *,
+        half: bool = False,
+    ) -> None:
+        self._carried, self._half = carried or {}, half
         self._above: dict[Axis, Axis] = {}
         self._fixed: set[Axis] = set()
         self._scope = 0
@@ -323,7 +333,7 @@ class Ties:
             slide = _Slide(
                 places[k], results[k], own, _shape(kernel)[side], same,
                 params["window_strides"][k], params["padding"][k],
-                params["lhs_dilation"][k], params["rhs_dilation"][k],
+                params["lhs_dilation"][k], params["rhs_dilation"][k], self._half,
             )  # fmt: skip
             self._slide(eqn, slide)
 

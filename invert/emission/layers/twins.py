@@ -15,6 +15,9 @@ import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import TypeAlias
 
+from jax import lax
+
+from invert.emission.expressions import literals
 from invert.emission.layers.cut import Layer
 from invert.emission.layers.proportions import ratios
 from invert.emission.layers.shared import Class, Draft, number_of, settle, sites
@@ -22,7 +25,7 @@ from invert.emission.layers.ties import Axis, Strided, Ties
 from invert.emission.layers.tree import Node
 from invert.emission.python import syntax
 from invert.ir.sizes import DimSize, Shape
-from invert.ir.types import Atom, ShapedArray, Var
+from invert.ir.types import Atom, Eqn, ShapedArray, Var
 
 # The largest factor between the sizes of one argument.
 _LARGEST_FACTOR = 8
@@ -48,6 +51,7 @@ class Scaled:
     - `sizes`: for each of these groups, its unit and the new one.
     - `strided`: the convolutions that have other strides.
     - `free`: whether no parameter has some of these sizes.
+    - `half`: whether all convolutions are padded by half of their kernels.
     - `node`: the twin.
     """
 
@@ -55,6 +59,7 @@ class Scaled:
     sizes: Mapping[Axis, tuple[int, int]]
     strided: Sequence[Strided] = ()
     free: bool = False
+    half: bool = False
     node: Node = dataclasses.field(init=False)
 
     def shape(self, v: Atom) -> Shape:
@@ -162,7 +167,8 @@ class Twins:
         computes = bool(draft.node.layers and draft.methods)
         if self.given.get(cls) == _ALL or not (computes or not draft.node.nodes):
             return None
-        ties = Ties(self.carried)
+        half = not draft.node.nodes and _are_padded_by_half(cls.drafts)
+        ties = Ties(self.carried, half=half)
         for layer in draft.node.layers:
             ties.layer(layer)
         fields = dict(self._fields(draft.node, kept=False))
@@ -181,7 +187,7 @@ class Twins:
         own = set(map(ties.root, axes))
         level = self.given.get(cls, _NO_SIZES)
         strided = _strided(ties) if level < _KERNELS else []
-        scaled = Scaled(ties, sizes, strided, free=not sizes.keys() <= own)
+        scaled = Scaled(ties, sizes, strided, free=not sizes.keys() <= own, half=half)
         if _has_values_of(draft, _by_value(draft, scaled)):
             self.given[cls] = self.weaker(cls, scaled)
             return self.add(cls)
@@ -336,6 +342,30 @@ def _strided(ties: Ties) -> list[Strided]:
     return found if known else []
 
 
+def _convolutions(draft: Draft) -> list[Eqn]:
+    steps = (e for layer in draft.node.layers for e in layer.steps)
+    return [e for e in steps if e.primitive is lax.conv_general_dilated_p]
+
+
+def _sides(eqn: Eqn, scaled: Scaled | None = None) -> list[int]:
+    """The sizes of the kernel of a convolution, or those in the twin."""
+    kernel = eqn.invars[1]
+    shape = kernel.aval.shape if scaled is None else scaled.shape(kernel)
+    return [int(shape[i]) for i in eqn.params["dimension_numbers"].rhs_spec[2:]]
+
+
+def _are_padded_by_half(drafts: Sequence[Draft]) -> bool:
+    """Whether each layer is a convolution that is padded by half of its kernel on all sides."""
+    found = [*map(_convolutions, drafts)]
+    return all(len(eqns) == 1 for eqns in found) and all(
+        [*map(tuple, eqn.params["padding"])] == [(k // 2, k // 2) for k in _sides(eqn)]
+        and all(k % 2 for k in _sides(eqn))
+        and {*eqn.params["lhs_dilation"], *eqn.params["rhs_dilation"]} == {1}
+        for eqns in found
+        for eqn in eqns
+    )
+
+
 def _add(cls: Class, draft: Draft, node: Node, scaled: Scaled) -> None:
     """Adds the twin of one layer to its class."""
     arrays = [
@@ -361,6 +391,10 @@ def _add(cls: Class, draft: Draft, node: Node, scaled: Scaled) -> None:
     strides = [s for s in places if s.field == "strides"]
     if (other := scaled.strides(draft)) and len(strides) == 1:
         strides[0].value = syntax.tuple_of(map(syntax.number, other))
+    for site in (s for s in places if s.field == "padding" and scaled.half):
+        if not isinstance(site.value, ast.Constant):  # "SAME" holds for any kernel
+            sides = _sides(_convolutions(draft)[0], scaled)
+            site.value = literals.value(tuple((k // 2, k // 2) for k in sides))
     known = _by_value(draft, scaled)
     for site in (s for s in places if s.field == "groups"):
         if len(news := known.get(int(ast.literal_eval(site.value)), ())) == 1:
