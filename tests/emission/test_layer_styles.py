@@ -296,7 +296,8 @@ def test_layers_of_flax_become_layers_of_equinox(tmp_path: Path) -> None:
     assert all(isinstance(model.attention.__dict__[n], eqx.nn.Linear) for n in ("query", "out"))
     assert isinstance(model.up, eqx.nn.Linear) and isinstance(model.head, eqx.nn.Linear)
     # The sum is `x`, as in the original.
-    assert "jnp.tanh(jax.vmap(jax.vmap(self.up))(x))" in emission.source
+    assert "x = jax.vmap(jax.vmap(self.up))(x + self.attention(x))" in emission.source
+    assert "self.norm(jnp.tanh(x))" in emission.source
     # Flax multiplies by the scale first, and takes the variance as a difference.
     assert not isinstance(model.norm, eqx.nn.LayerNorm)
     assert any(

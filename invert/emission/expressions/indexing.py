@@ -42,7 +42,7 @@ def broadcast(eqn: Eqn, args: Sequence[ast.expr], program: Program) -> Expressio
         yield call("jnp.full", literals.shape(shape), args[0])
         yield call("lax.full", literals.shape(shape), args[0])
     inserted = [i for i in range(len(shape)) if i not in dims]
-    if rank and all(shape[i] == 1 for i in inserted) and len(inserted) <= 2:
+    if rank and all(shape[i] == 1 for i in inserted) and len(inserted) <= 3:
         parts = [_ALL() if i in dims else number(None) for i in range(len(shape))]
         first = len(parts)
         while first and isinstance(parts[first - 1], ast.Slice):
