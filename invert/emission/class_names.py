@@ -22,8 +22,8 @@ _CALLED = (
     ("conv_general_dilated", "Conv", "Conv"),
     ("conv_transpose", "ConvTranspose", "ConvTranspose"),
     (" @ ", "Linear", "Dense"),
-    ("tensordot", "Linear", "EinsumDense"),
-    ("einsum", "Linear", "EinsumDense"),
+    ("tensordot", "Linear", "DenseGeneral"),
+    ("einsum", "Linear", "DenseGeneral"),
     ("rsqrt", "Norm", "Norm"),
     (".at[x].get(", "Embedding", "Embedding"),
     ("jnp.take(self.", "Embedding", "Embedding"),
@@ -37,6 +37,9 @@ _LINEAR = ("Linear", "Dense", "EinsumDense", "DenseGeneral", "LinearGeneral", "A
 _SQUEEZE = re.compile(r"jnp\.mean\(x, axis=\(1, 2\), keepdims=True\)(.*\n)+ +return x \* ")
 # Normalization, convolution and pooling between the dense blocks of a network.
 _TRANSITION = re.compile(r"return avg_pool\((self\.|x, )")
+# Branches whose results are joined.
+_INCEPTION = "Inception"
+_BRANCHES = re.compile(r"jnp\.concatenate\(\[branch(1|_pool), ")
 # Layers without parameters, after which those with some are not called.
 _BARE = frozenset(("Pool", "Pooling", "Add", "Concat", "Concatenate"))
 _SPELLED_KINDS = frozenset(map(spelled, KINDS_OF_LAYERS))
@@ -144,7 +147,8 @@ def _names_for(cls: Class, kinds: Callable[[Node], str], *, model: str, keras: b
     if len(wanted) == 1:
         (name,) = wanted
         false = kind == "RmsNorm" and _NORMS.fullmatch(name) and "Rms" not in name
-        if kind and (false or len(name) < 3 or name in _BARE):
+        bare = name in _BARE or (name == "Block" and kind == _INCEPTION)
+        if kind and (false or len(name) < 3 or bare):
             return [kind]
         return _said(name, kind, cls)
     known = [n for n, _ in counts.most_common() if n in KINDS_OF_LAYERS]
@@ -197,6 +201,8 @@ def _kind(cls: Class, kinds: Callable[[Node], str], *, keras: bool) -> str:
             return _ATTENTION
         if _SQUEEZE.search(text) and all(name in (*_LINEAR, "Conv") for name in inner):
             return "SqueezeExcite"
+        if _BRANCHES.search(text):
+            return _INCEPTION
         if _TRANSITION.search(text) and any(n == "Conv" for n in inner):
             return "Transition"
         return (

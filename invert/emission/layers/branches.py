@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeAlias
 
 from invert.emission.layers.cut import Layer, LayerCall, Path, layers_in
 from invert.emission.layers.library_names import is_automatic
@@ -13,6 +15,7 @@ from invert.ir.types import Atom, Eqn, Var
 
 # The name of the fields of branches, followed by a number, and of their results.
 BRANCH = "branch"
+_POOL = "branch_pool"
 
 
 def in_order(steps: Sequence[Eqn], results: Iterable[Atom]) -> list[Eqn]:
@@ -40,19 +43,39 @@ def in_order(steps: Sequence[Eqn], results: Iterable[Atom]) -> list[Eqn]:
 def name_fields(layer: Layer, parameters: Mapping[Var, Path]) -> None:
     """Names the layers of joined branches: `branch1`, and `branch2_1` where there are several.
 
-    Parallel layers within a branch are `branch2_2a` and `branch2_2b`. An author's names are kept.
+    Parallel layers within a branch are `branch2_2a` and `branch2_2b`. That of the only branch with
+    a pooling is `branch_pool`. An author's names are kept.
     """
     names = [x.field or called(x, parameters) for x in layers_in(layer)]
     if not all(map(is_automatic, names)):
         return
-    branches = [calls for _, calls in _branches(layer)]
-    if sum(map(bool, branches)) < 2 or sum(map(len, branches)) < len(names):
+    branches = _branches(layer)
+    every = [calls for _, calls in branches]
+    if sum(map(bool, every)) < 2 or sum(map(len, every)) < len(names):
         return
-    for k, calls in enumerate(branches, 1):
+    for name, calls in zip(_names(layer, branches), every, strict=True):
         for call, place in zip(calls, _places(calls), strict=True):
             inner = call.layer
             inner.kind = inner.kind or inner.field
-            inner.field = f"{BRANCH}{k}_{place}" if len(calls) > 1 else f"{BRANCH}{k}"
+            inner.field = f"{name}_{place}" if len(calls) > 1 else name
+
+
+# The last step of a branch and the calls of layers before it.
+_Branch: TypeAlias = tuple[Eqn, Sequence[LayerCall]]
+
+
+def _names(layer: Layer, branches: Sequence[_Branch]) -> list[str]:
+    """`branch1`, `branch2`, and `branch_pool` for the only branch with a pooling."""
+    links = Links(layer.steps, layer.outputs)
+    places = {step: i for i, step in enumerate(layer.steps)}
+    pools: list[bool] = []
+    for step, calls in branches:
+        inside = (layer.steps[i] for i in (places[step], *links.only_for(places[step])))
+        pooling = any(s.primitive.name.startswith("reduce_window") for s in inside)
+        pools.append(pooling and len(calls) < 2)
+    numbers = itertools.count(1)
+    alone = sum(pools) == 1
+    return [_POOL if pool and alone else f"{BRANCH}{next(numbers)}" for pool in pools]
 
 
 def _places(calls: Sequence[LayerCall]) -> list[str]:
@@ -71,14 +94,12 @@ def results(layer: Layer) -> dict[Var, str]:
     """Names for what is joined, where the layers of the branches are named after these."""
     if not any(x.field.startswith(BRANCH) for x in layers_in(layer)):
         return {}
-    return {
-        step.outvars[0]: f"{BRANCH}{k}"
-        for k, (step, _) in enumerate(_branches(layer), 1)
-        if not isinstance(step, LayerCall)
-    }
+    branches = _branches(layer)
+    named = zip(_names(layer, branches), branches, strict=True)
+    return {s.outvars[0]: name for name, (s, _) in named if not isinstance(s, LayerCall)}
 
 
-def _branches(layer: Layer) -> list[tuple[Eqn, list[LayerCall]]]:
+def _branches(layer: Layer) -> list[_Branch]:
     """For each array that is joined to the only result, its last step and the calls before it."""
     made = {v: i for i, s in enumerate(layer.steps) for v in s.outvars}
     last = next((made[a] for a in layer.outputs if is_var(a) and a in made), None)

@@ -168,6 +168,20 @@ def _innermost(method: ast.FunctionDef) -> tuple[ast.stmt, ast.Call] | None:
     return None
 
 
+def _unless(statement: ast.stmt) -> ast.stmt:
+    """`if self.strides != (1, 1): x = pool(x)` for a statement that otherwise keeps a variable."""
+    match statement:
+        case ast.Assign(
+            targets=[ast.Name(id=name) as target],
+            value=ast.IfExp(
+                test=ast.Compare(left, [ast.Eq()], [right]), body=ast.Name(id=kept), orelse=value
+            ),
+        ) if kept == name:
+            test = ast.Compare(left, [ast.NotEq()], [right])
+            return ast.If(test, [syntax.assign(target, value)], [])
+    return statement
+
+
 class _Writing:
     """Writes one step so that layers without it skip it."""
 
@@ -193,6 +207,13 @@ class _Writing:
                 Names(taken(self.method)).new(_SHORTCUT) if added else self._target(operand, step)
             )
             replace(statement, step, ast.Name(local, ast.Load()))
+        if local == operand.id and not any(is_named(n, HOLE) for n in ast.walk(step.args[0])):
+            # What takes the place of a value is another one.
+            target = statement.targets[0] if isinstance(statement, ast.Assign) else None
+            again = target.id if isinstance(target, ast.Name) else ""
+            local = again or Names(taken(self.method)).new(_SHORTCUT)
+            syntax.rename(statement, {operand.id: local})
+            body[body.index(statement)] = _unless(statement)
         chosen = syntax.assign(syntax.name(local), self._choice())
         if local == operand.id:
             chosen = ast.If(self._test(there=True), [syntax.assign(operand, _taken(step))], [])
