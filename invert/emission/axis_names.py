@@ -117,7 +117,8 @@ class Dimensions:
                 fields.append(shapes)
             if source is None:
                 made.update(tuple(map(text, sizes)) for sizes in zip(*shapes, strict=False))
-            if not _is_field(source) and all(shapes):
+            first = source is None or not features[False]
+            if not _is_field(source) and all(shapes) and first:
                 features[source is None].add(
                     tuple(text(s[_channel(images, len(s))]) for s in shapes)
                 )
@@ -194,6 +195,8 @@ class Dimensions:
             return "dim" if stem == "n" else stem
         if result and (more := self._joined(keys, f"{stem}_in")):
             return more
+        # A skip connection has the size of the result.
+        result = result or (f"{stem}_in" in self.taken and keys in self.made)
         return f"{stem}_out" if result else f"{stem}_in"
 
     def _joined(self, keys: tuple[str, ...], name: str) -> str:

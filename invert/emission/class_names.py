@@ -142,7 +142,7 @@ def _names_for(cls: Class, kinds: Callable[[Node], str], *, model: str, keras: b
     kind = _kind(cls, kinds, keras=keras)
     inner = [name for node in cls.drafts[0].node.nodes if (name := kinds(node))]
     block = f"{inner[0].removesuffix('Block')}Block" if inner else ""
-    if len(wanted) == 1 and wanted[0] in inner:
+    if len(wanted) == 1 and (wanted[0] in inner or _is_depthwise_block(inner)):
         return [block]
     if len(wanted) == 1:
         (name,) = wanted
@@ -162,6 +162,11 @@ def _names_for(cls: Class, kinds: Callable[[Node], str], *, model: str, keras: b
         return _said(common, kind, cls)
     ((most, _),) = counts.most_common(1)
     return [kind or block or most]
+
+
+def _is_depthwise_block(inner: Sequence[str]) -> bool:
+    """Whether layers inside are a depthwise convolution and its normalization."""
+    return inner[:1] == ["DepthwiseConv"] and len(inner) == 2 and "Norm" in inner[1]
 
 
 def _without_model(name: str, model: str) -> str:

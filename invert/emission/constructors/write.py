@@ -277,6 +277,7 @@ class _Writing:
             if name in self.defaults
             or (name in self.statics and name != HIDDEN)  # which is a size too
             or stem(name) in _OPTIONS
+            or (stem(name) in (HEADS, HEAD_DIM) and self.nodes[0].nodes)
         }
         options = []
         for name, values in self.arguments.items():
