@@ -325,9 +325,9 @@ def _wrap_runs(layer: Layer, runs: Sequence[_Run], parameters: Mapping[Var, Path
         shortcuts = _shortcuts(layer, run)
         aside = {i for members in shortcuts for i in members}
         calls = [[s.layer for i in b if _is_call(s := steps[i]) and i not in aside] for b in run]
-        name, number = _name_of(calls, parameters), 0
+        name, number = _name_of(calls, parameters), 1
         while name in taken:
-            name, number = f"block{'abcdefgh'[number - 1] if number else ''}", number + 1
+            name, number = f"stage{number}_block" if number > 1 else "block", number + 1
         taken.add(name)
         _name_fields(calls, parameters)
         shared = _shared(layer, run)

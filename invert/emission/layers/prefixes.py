@@ -134,11 +134,12 @@ def _pair(layer: Layer, parameters: Mapping[Var, Path]) -> None:
         return
     steps = list(enumerate(layer.steps))
     number = itertools.count(1)
+    automatic = any(map(is_automatic, norms))
     for pair, region, name, norm in zip(pairs, regions, names, norms, strict=True):
         assert region is not None
         if is_automatic(name) and is_automatic(norm) and len(pairs) > 1:
             name = f"{CONV_BLOCK}_{next(number)}"
-        _name_pair(layer, pair, parameters)
+        _name_pair(layer, pair, parameters, automatic=automatic)
         call = wrapped(layer, sorted(region), name, parameters, ())
         steps = [(i, s) for i, s in steps if i not in region] + [(pair[0], call)]
     layer.steps = ordered(sorted(steps, key=lambda s: s[0]))
@@ -150,6 +151,10 @@ def _has_pair(layer: Layer) -> bool:
     return inside == [_CONV, "norm"]
 
 
+# Short names of normalizations.
+_SHORT = ("bn", "norm")
+
+
 def _belongs(norm: str, conv: str, *, beside: bool) -> bool:
     """Whether a normalization is named automatically, or after its convolution.
 
@@ -157,14 +162,26 @@ def _belongs(norm: str, conv: str, *, beside: bool) -> bool:
 
     - `beside`: whether the other convolutions of a layer are pairs with theirs.
     """
-    named = norm in (f"bn_{conv}", f"norm_{conv}")
-    return is_automatic(norm) or named or (beside and norm in ("bn", "norm"))
+    named = any(norm in (f"{short}_{conv}", f"{conv}_{short}") for short in _SHORT)
+    return is_automatic(norm) or named or (beside and norm in _SHORT)
 
 
-def _name_pair(layer: Layer, pair: Sequence[int], parameters: Mapping[Var, Path]) -> None:
-    """Calls the fields of a pair `conv` and `norm`; their classes keep the names of the kinds."""
+def _name_pair(
+    layer: Layer, pair: Sequence[int], parameters: Mapping[Var, Path], *, automatic: bool = False
+) -> None:
+    """Calls the fields of a pair `conv` and `norm`; their classes keep the names of the kinds.
+
+    **Arguments:**
+
+    - `automatic`: whether another pair beside it has names that a library made.
+    """
     norm = _called(layer.steps[pair[1]], parameters)
-    own = "norm" if is_automatic(norm) else norm.partition("_")[0]
+    words = norm.split("_")
+    own = (
+        "norm"
+        if automatic or is_automatic(norm)
+        else next((w for w in words if w in _SHORT), words[0])
+    )
     for i, field in zip(pair, (_CONV, own), strict=True):
         step = layer.steps[i]
         assert isinstance(step, LayerCall)
