@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +11,8 @@ import numpy as np
 import pytest
 
 import invert
-from invert.emission.constructors.repeats import Parameters, tuple_of
+from invert.emission.constructors.repeats import Parameters, items_of, tuple_of
+from invert.emission.constructors.stages import rules
 from invert.emission.layers.proportions import factor
 from invert.emission.python import syntax
 from invert.emission.python.naming import spelled
@@ -150,7 +152,7 @@ def test_paddings_follow_from_strides_and_kernels(kernels: Sequence[int]) -> Non
     source = _emitted(_mobile(kernels, (2, 1, 2, 2, 1), None), 33, 20, 4)
     several = len(set(kernels)) > 1
     value = "((half - 1, half), (half - 1, half))" if several else "((0, 1), (0, 1))"
-    assert f'padding="SAME" if strides == 1 else {value}' in source
+    assert f'self.padding = "SAME" if strides == 1 else {value}' in source
     assert "jnp.pad(" not in source and "pad_width" not in source
 
 
@@ -159,29 +161,66 @@ def test_paddings_that_the_convolution_has_by_name_are_named() -> None:
     assert '"SAME", dimension_numbers' in source and "padding" not in source
 
 
-def _preactivated(depths: Sequence[int], *, last: bool) -> Any:
-    """Stages of blocks whose first or last block makes images smaller, and pads them for that."""
-    x = given = keras.Input((32, 32, 4))
-    for k, depth in enumerate(depths):
-        for i in range(depth):
-            name = f"conv{k}_block{i}"
-            strides = 2 if i == (depth - 1 if last else 0) and k < len(depths) - 1 else 1
-            y = layers.Conv2D(3 * (k + 2), 1, activation="relu", name=f"{name}_a")(x)
-            y = layers.ZeroPadding2D(1, name=f"{name}_pad")(y)
-            x = layers.Conv2D(5 * (k + 2), 3, strides=strides, name=f"{name}_b")(y)
-    return keras.Model(given, layers.GlobalAveragePooling2D()(x), name="preactivated")
+def _stages(lists: dict[str, Sequence[str]]) -> tuple[str, list[str]]:
+    """The function and the calls for lists of calls; empty if there is no rule."""
+    own = Parameters(("a", "b", "s"), {"s": syntax.number(1)})
+    items = {}
+    for field, calls in lists.items():
+        made = [syntax.template(f"{c[:-1]}, key=k)") for c in calls]
+        items[field] = items_of(made, [own] * len(made)) or []
+    found = list(rules(items))
+    if not found:
+        return "", []
+    ((fields, stages),) = found
+    assert fields == list(lists)
+    calls = [syntax.text_of(c).replace("$next", "k") for c in stages.calls("stage")]
+    return syntax.text_of(stages.function("stage")), calls
+
+
+def _run(function: str, calls: Sequence[str]) -> list[Any]:
+    """The blocks that the calls make, with their keys."""
+    split: Any = lambda key, n: [(key, i) for i in range(n)]  # noqa: E731
+    jax = types.SimpleNamespace(random=types.SimpleNamespace(split=split))
+    block: Any = lambda a, b, s=1, *, key: (a, b, s, key)  # noqa: E731
+    space: dict[str, Any] = {"Block": block, "jax": jax, "PRNGKeyArray": Any, "k": "key"}
+    exec(function, space)
+    return [eval(call, space) for call in calls]
+
+
+def _blocks(widths: Sequence[int], depths: Sequence[int], *, last: bool) -> dict[str, list[str]]:
+    lists: dict[str, list[str]] = {}
+    n_in = 5
+    for k, (n, depth) in enumerate(zip(widths, depths, strict=True)):
+        rows = [f"Block({n_in if not i else 4 * n}, {n})" for i in range(depth)]
+        at = -1 if last else 0
+        strides = 2 if k < len(widths) - 1 else 1
+        rows[at] = f"{rows[at][:-1]}, s={strides})" if strides > 1 else rows[at]
+        lists[f"stage{k}"], n_in = rows, 4 * n
+    return lists
 
 
 @pytest.mark.parametrize("last", [False, True])
 def test_the_first_and_the_last_block_of_a_stage_differ(last: bool) -> None:
-    source = _emitted(_preactivated((3, 4, 2, 3), last=last), 32, 32, 4)
-    function = source[source.index("def stage(") :].partition("\n\n\n")[0]
-    assert "depth: int" in function
-    assert ("last = Block(" in function) == last
-    assert source.count(" = stage(") == 4
-    # Nothing else in the program pads.
-    assert '"VALID"' in source and '"SAME"' not in source
-    assert "pad_width = None if kernel_size == 1" in source or "pad_width" not in source
+    lists = _blocks((3, 7, 8, 6), (3, 2, 6, 4), last=last)
+    function, calls = _stages(lists)
+    assert ("last = Block(4 * b, b, s=s" in function) == last
+    assert calls[1] == "stage(12, 7, depth=2, s=2, key=k)"
+    assert calls[3] == "stage(32, 6, depth=4, s=1, key=k)"
+    made = _run(function, calls)
+    for rows, blocks in zip(lists.values(), made, strict=True):
+        wanted = [eval(row, {"Block": lambda a, b, s=1: (a, b, s)}) for row in rows]
+        assert [b[:3] for b in blocks] == wanted
+        assert len({b[3] for b in blocks}) == len(rows)  # no key is used twice
+
+
+def test_few_stages_and_other_rules_stay_lists() -> None:
+    lists = _blocks((3, 7, 8), (3, 3, 3), last=False)
+    assert _stages(lists)[0]
+    assert not _stages({k: v for k, v in lists.items() if k != "stage1"})[0]
+    changed = {**lists, "stage1": [*lists["stage1"][:-1], "Block(28, 9)"]}
+    assert not _stages(changed)[0]
+    # Blocks that are all equal are a repetition.
+    assert not _stages({f"stage{k}": [f"Block({k}, 3)"] * 4 for k in range(1, 5)})[0]
 
 
 def test_lists_that_follow_no_rule_stay_lists() -> None:

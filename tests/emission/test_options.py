@@ -94,7 +94,7 @@ def test_blocks_with_and_without_expansion_padding_and_shortcut_are_one_class() 
     # The convolution pads images as its strides and its kernel need it.
     assert "jnp.pad(" not in emission.source
     padding = '"SAME" if strides == 1 else ((half - 1, half), (half - 1, half))'
-    assert f"padding={padding}" in emission.source
+    assert f"self.padding = {padding}" in emission.source
     # All arguments train from scratch at the shapes of the original.
     space: Any = emission.namespace
     fresh = eqx.filter_eval_shape(type(emission.model), key=jax.random.key(0))

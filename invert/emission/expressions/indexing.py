@@ -13,7 +13,7 @@ from invert.emission.expressions import helpers, literals
 from invert.emission.layers.ties import may_be_same
 from invert.emission.python import syntax
 from invert.emission.python.syntax import call, item, method, number
-from invert.emission.sizes.program import Program
+from invert.emission.sizes.program import Program, is_half
 from invert.ir.graph import is_var
 from invert.ir.sizes import is_open
 from invert.ir.types import Eqn, Literal
@@ -167,7 +167,10 @@ def _same_padding(eqn: Eqn, program: Program) -> ast.expr | None:
     if all(tuple(p) == (0, 0) for p in padding):
         # For a kernel of one pixel both are equal; other convolutions decide.
         return number("SAME" if _is_pointwise(eqn) and program.pads else "VALID")
-    return number("SAME") if may_be_same(padding) else None
+    # At some sizes half of the kernel is "SAME": other convolutions decide.
+    half = eqn.primitive is lax.conv_general_dilated_p and is_half(eqn) and program.halves
+    named = may_be_same(padding) and not (half and max(eqn.params["window_strides"]) > 1)
+    return number("SAME") if named else None
 
 
 def _is_pointwise(eqn: Eqn) -> bool:

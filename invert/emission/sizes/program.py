@@ -42,6 +42,16 @@ class Program:
         )
         return any(side for e in convolutions for pair in e.params["padding"] for side in pair)
 
+    @functools.cached_property
+    def halves(self) -> bool:
+        """Whether a convolution with strides pads by half of its kernel, and not as `"SAME"`."""
+        every = equations(self.jaxpr)
+        return any(
+            is_half(e) and max(e.params["window_strides"]) > 1 and not _is_same(e)
+            for e in every
+            if e.primitive is lax.conv_general_dilated_p
+        )
+
     def shape(self, v: Atom) -> Shape:
         """The shape of a variable; a result of the program may be a literal."""
         return shape_of(v)
@@ -50,6 +60,26 @@ class Program:
         """The derivative rule of a function, as from `rule_of`."""
         rule = rule_of(eqn)
         return rule if isinstance(rule, str) else strong(rule)
+
+
+def is_half(eqn: Eqn) -> bool:
+    """Whether a convolution is padded by half of its kernel, which is not a single pixel."""
+    kernel = eqn.invars[1].aval.shape
+    sides = [kernel[i] for i in eqn.params["dimension_numbers"].rhs_spec[2:]]
+    halves = [(k // 2, k // 2) for k in sides]
+    return max(sides) > 1 and [tuple(p) for p in eqn.params["padding"]] == halves
+
+
+def _is_same(eqn: Eqn) -> bool:
+    """Whether the padding of a convolution is `"SAME"`."""
+    numbers, params = eqn.params["dimension_numbers"], eqn.params
+    images, kernel = (v.aval.shape for v in eqn.invars)
+    sizes = [images[i] for i in numbers.lhs_spec[2:]]
+    sides = [kernel[i] for i in numbers.rhs_spec[2:]]
+    if not all(isinstance(n, int) for n in sizes):
+        return False
+    wanted = lax.padtype_to_pads(sizes, sides, params["window_strides"], "SAME")
+    return [*map(tuple, wanted)] == [*map(tuple, params["padding"])]
 
 
 def together(programs: Sequence[Program]) -> Program:
