@@ -309,8 +309,8 @@ def test_joined_values_are_named_after_their_branches() -> None:
         )
         x = layers.Concatenate()([a, b, c])
     source = _emitted(keras.Model(given, x), 12, 12, 6)
-    assert "branch2 = max_pool(x, " in source
-    assert "branch3 = jnp.concatenate([" in source
+    assert "branch_pool = max_pool(x, " in source
+    assert "branch2 = jnp.concatenate([" in source
     assert "joined" not in source and "max_pooling2d" not in source
     # All calls pad alike, so that the function does; it stands before the classes.
     assert "padding: str) -> Array:" not in source

@@ -538,16 +538,16 @@ def test_joined_branches_are_written_one_by_one(count: int) -> None:
     model = keras.Model(given, keras.layers.GlobalAveragePooling2D()(x))
     module = invert.convert(model)
     source = module.emit(loader=False).source
-    block = source.split("class Block(")[1].split("class ")[0]
+    block = source.split("class Inception(")[1].split("class ")[0]
     fields = re.findall(r"^    (\w+): (?:tuple\[)?ConvBlock", block, re.M)
-    assert fields == ["branch1", "branch2", "branch3", "branch4"]
+    assert fields == ["branch1", "branch2", "branch3", "branch_pool"]
     body = block.split("def __call__")[1].splitlines()
     assert [line.strip() for line in body if line.startswith("        ")] == [
         "branch1 = self.branch1(x)",
         "branch2 = chain(self.branch2, x)",
         "branch3 = chain(self.branch3, x)",
-        "branch4 = self.branch4(avg_pool_same(x, (3, 3), (1, 1)))",
-        "return jnp.concatenate([branch1, branch2, branch3, branch4], axis=-1)",
+        "branch_pool = self.branch_pool(avg_pool_same(x, (3, 3), (1, 1)))",
+        "return jnp.concatenate([branch1, branch2, branch3, branch_pool], axis=-1)",
     ]
     assert "chain(self.blocks, " in source
     image = np.random.default_rng(1).normal(size=(2, 9, 9, 5)).astype(np.float32)

@@ -203,9 +203,9 @@ class _Writing:
         else:
             sums = (n for n in ast.walk(statement) if isinstance(n, ast.BinOp))
             added = any(step is n.left or step is n.right for n in sums)
-            local = (
-                Names(taken(self.method)).new(_SHORTCUT) if added else self._target(operand, step)
-            )
+            local = self._target(operand, step)
+            if added and local != _SHORTCUT:
+                local = Names(taken(self.method)).new(_SHORTCUT)
             replace(statement, step, ast.Name(local, ast.Load()))
         if local == operand.id and not any(is_named(n, HOLE) for n in ast.walk(step.args[0])):
             # What takes the place of a value is another one.
