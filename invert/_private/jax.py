@@ -242,8 +242,22 @@ def trace_open(fn: Callable[..., Any], *avals: Any) -> tuple[Jaxpr, list[Any]]:
 
 
 def trace_closed(fn: Callable[..., Any], *avals: Any) -> ClosedJaxpr:
-    """Trace `fn` into a closed jaxpr, as `lax` keeps the branches of a `cond`."""
-    return cast(Any, jax.make_jaxpr(fn)(*avals))
+    """Trace `fn` into a closed jaxpr, as `lax` keeps the branches of a `cond`.
+
+    As `jax.make_jaxpr`, without the signature and the names that `jax.jit` finds out, which take
+    longer than a small trace.
+    """
+    leaves, tree = jax.tree_util.tree_flatten(avals)
+
+    def flat(*values: Any) -> list[Any]:
+        return jax.tree_util.tree_leaves(fn(*jax.tree_util.tree_unflatten(tree, values)))
+
+    types = [core.shaped_abstractify(x) for x in leaves]
+    # The form of names that are unknown.
+    names = core.DebugInfo("jit", getattr(fn, "__name__", "fn"), ("",) * len(types), None)
+    traced = lu.wrap_init(flat, debug_info=names)
+    jaxpr, _, consts = partial_eval.trace_to_jaxpr_dynamic(traced, types)
+    return cast(Any, _JAXPRS[1](jaxpr, consts))
 
 
 def forget_traces(namespace: Mapping[str, Any]) -> None:
