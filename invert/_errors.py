@@ -232,8 +232,9 @@ def defect_of(error: Exception) -> DefectError | None:
 
     if isinstance(error, (InvertError, DefectError, RuntimeError, MemoryError, *SIZE_ERRORS)):
         return None  # raised on purpose; or by the compiler, whose calls have no frame of their own
-    place = _own_place(error)
-    return place and DefectError(f"{type(error).__name__} in {place}: {error}")
+    if (place := _own_place(error)) is None:
+        return None
+    return DefectError(f"{type(error).__name__} in {place}: {error}")
 
 
 def _own_place(error: Exception) -> str | None:

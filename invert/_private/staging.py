@@ -10,7 +10,6 @@ import contextvars
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
-import numpy as np
 from jax._src import config, core, dtypes, source_info_util
 from jax._src.interpreters import partial_eval
 from jax._src.mesh import empty_abstract_mesh, get_abstract_mesh
@@ -100,7 +99,7 @@ def tell_origin() -> None:
 def staged(values: Sequence[Any]) -> tuple[Trace, Any] | None:
     """The current trace and the settings on which its equations depend.
 
-    `None` if equations cannot be recorded there, if not all `values` are variables of it, or if one
+    `None` if equations cannot be recorded there, or if a value is not an array of it, is a number, or
     has an open size.
     """
     trace = _recording_trace()
@@ -109,9 +108,10 @@ def staged(values: Sequence[Any]) -> tuple[Trace, Any] | None:
     for value in values:
         if not isinstance(value, partial_eval.DynamicJaxprTracer) or value._trace is not trace:
             return None
-        if isinstance(value.val, core.Literal):
+        aval: Any = value.aval
+        if isinstance(value.val, core.Literal) or not isinstance(aval, core.ShapedArray):
             return None
-        if not all(type(n) is int for n in value.aval.shape):
+        if not all(type(n) is int for n in aval.shape):
             return None
     return trace, config.trace_context()
 
@@ -147,6 +147,8 @@ def _recording(
     results: Any,
 ) -> Recording | None:
     places: dict[Any, Any] = {t.val: i for i, t in enumerate(operands)}
+    if len(places) < len(operands):
+        return None  # one variable under two tracers
     known = trace.frame.constvar_to_val
     eqns: list[tuple[Any, ...]] = []
     constants: list[tuple[Any, Any]] = []
@@ -155,11 +157,12 @@ def _recording(
         return None
     for atom in (t.val for eqn in made for t in eqn.in_tracers):
         if not isinstance(atom, core.Literal) and atom not in places and atom in known:
-            value = known[atom]
-            if np.size(value) * np.dtype(value.dtype).itemsize > _MOST_BYTES:
+            value, aval = known[atom], atom.aval
+            large = aval.size * aval.dtype.itemsize > _MOST_BYTES
+            if large or isinstance(value, core.Tracer):
                 return None
             places[atom] = len(operands) + len(constants)
-            constants.append((value, atom.aval))
+            constants.append((value, aval))
 
     def place(atom: Any) -> Any:
         return atom if isinstance(atom, core.Literal) else places.get(atom)
@@ -177,7 +180,7 @@ def _recording(
     structure = type(results) if isinstance(results, (list, tuple)) else None
     if structure not in (None, list, tuple):
         return None
-    listed = [results] if structure is None else results
+    listed: Sequence[Any] = [results] if structure is None else results
     if not all(isinstance(r, partial_eval.DynamicJaxprTracer) for r in listed):
         return None
     atoms = [place(r.val) if r._trace is trace else None for r in listed]

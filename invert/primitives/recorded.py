@@ -80,7 +80,7 @@ def _key(value: Value) -> Hashable:
         return value.dtype, value.shape, value.tobytes()
     if isinstance(value, np.dtype):
         return value
-    if dataclasses.is_dataclass(kind) and kind.__dataclass_params__.frozen:
+    if dataclasses.is_dataclass(kind):
         return kind, tuple(_key(getattr(value, f.name)) for f in dataclasses.fields(kind))
     raise _NoKeyError
 
