@@ -99,8 +99,8 @@ def tell_origin() -> None:
 def staged(values: Sequence[Any]) -> tuple[Trace, Any] | None:
     """The current trace and the settings on which its equations depend.
 
-    `None` if equations cannot be recorded there, or if a value is not an array of it, is a number, or
-    has an open size.
+    `None` if equations cannot be recorded there, or if a value is not an array of that trace, is a
+    literal, or has an open size.
     """
     trace = _recording_trace()
     if trace is None or get_abstract_mesh() is not empty_abstract_mesh:
@@ -157,7 +157,8 @@ def _recording(
         return None
     for atom in (t.val for eqn in made for t in eqn.in_tracers):
         if not isinstance(atom, core.Literal) and atom not in places and atom in known:
-            value, aval = known[atom], atom.aval
+            value = known[atom]
+            aval: Any = atom.aval
             large = aval.size * aval.dtype.itemsize > _MOST_BYTES
             if large or isinstance(value, core.Tracer):
                 return None
