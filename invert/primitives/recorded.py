@@ -7,6 +7,7 @@ import functools
 from collections.abc import Callable, Hashable
 from typing import Any
 
+import jax
 import numpy as np
 
 from invert._private.jax import is_tracer
@@ -72,8 +73,10 @@ def _key(value: Value) -> Hashable:
     kind = type(value)
     if kind in _PLAIN:
         return kind, value
-    if kind is tuple or kind is list:
+    if kind is list or isinstance(value, tuple):  # also one with names
         return kind, tuple(map(_key, value))
+    if kind is jax.ShapeDtypeStruct and value.sharding is None:
+        return kind, _key(value.shape), value.dtype, value.weak_type
     if kind is float:
         return kind, value.hex()
     if kind is np.ndarray and value.size <= _LONGEST and value.dtype.kind in "biufc":
