@@ -81,6 +81,8 @@ def _key(value: Value) -> Hashable:
         return kind, value.hex()
     if kind is np.ndarray and value.size <= _LONGEST and value.dtype.kind in "biufc":
         return value.dtype, value.shape, value.tobytes()
+    if isinstance(value, np.generic) and value.dtype.kind in "biufc":
+        return kind, value.tobytes()
     if isinstance(value, np.dtype):
         return value
     if dataclasses.is_dataclass(kind):
