@@ -215,17 +215,26 @@ def only_refusals() -> Iterator[None]:
     JAX refuses arguments by `TypeError`, `ValueError` and the like, which a bug raises too. Where
     such an exception is taken for an answer, what tells them apart is the code that raised it.
     """
-    from invert._private.jax import SIZE_ERRORS, full_tracebacks
+    from invert._private.jax import full_tracebacks
 
     try:
         with full_tracebacks():
             yield
-    except (InvertError, DefectError, RuntimeError, MemoryError, *SIZE_ERRORS):
-        raise  # raised on purpose; or by the compiler, whose calls have no frame of their own
     except Exception as error:
-        if (place := _own_place(error)) is None:
+        if (defect := defect_of(error)) is None:
             raise
-        raise DefectError(f"{type(error).__name__} in {place}: {error}") from error
+        raise defect from error
+
+
+def defect_of(error: Exception) -> DefectError | None:
+    """The defect that an error is, if this package's own code raised it; see `only_refusals`."""
+    from invert._private.jax import SIZE_ERRORS
+
+    if isinstance(error, (InvertError, DefectError, RuntimeError, MemoryError, *SIZE_ERRORS)):
+        return None  # raised on purpose; or by the compiler, whose calls have no frame of their own
+    if (place := _own_place(error)) is None:
+        return None
+    return DefectError(f"{type(error).__name__} in {place}: {error}")
 
 
 def _own_place(error: Exception) -> str | None:

@@ -33,6 +33,7 @@ from jax._src.util import weakref_lru_cache
 from jaxlib import xla_client
 
 from invert._private.mlir import ir, make_reading_context, stablehlo_dialect, text_of
+from invert._private.staging import inlined, tell_origin
 
 if TYPE_CHECKING:
     # JAX's classes, except that every variable has an array type.
@@ -241,8 +242,22 @@ def trace_open(fn: Callable[..., Any], *avals: Any) -> tuple[Jaxpr, list[Any]]:
 
 
 def trace_closed(fn: Callable[..., Any], *avals: Any) -> ClosedJaxpr:
-    """Trace `fn` into a closed jaxpr, as `lax` keeps the branches of a `cond`."""
-    return cast(Any, jax.make_jaxpr(fn)(*avals))
+    """Trace `fn` into a closed jaxpr, as `lax` keeps the branches of a `cond`.
+
+    As `jax.make_jaxpr`, without the signature and the names that `jax.jit` finds out, which take
+    longer than a small trace.
+    """
+    leaves, tree = jax.tree_util.tree_flatten(avals)
+
+    def flat(*values: Any) -> list[Any]:
+        return jax.tree_util.tree_leaves(fn(*jax.tree_util.tree_unflatten(tree, values)))
+
+    types = [core.shaped_abstractify(x) for x in leaves]
+    # The form of names that are unknown.
+    names = core.DebugInfo("jit", getattr(fn, "__name__", "fn"), ("",) * len(types), None)
+    traced = lu.wrap_init(flat, debug_info=names)
+    jaxpr, _, consts = partial_eval.trace_to_jaxpr_dynamic(traced, types)
+    return cast(Any, _JAXPRS[1](jaxpr, consts))
 
 
 def forget_traces(namespace: Mapping[str, Any]) -> None:
@@ -486,6 +501,7 @@ def is_tracer(value: object) -> bool:
 
 def made_by(value: Any) -> tuple[str, list[Any], Mapping[str, Any]] | None:
     """Primitive, operands and parameters of the equation that defines a traced value."""
+    tell_origin()
     eqn = getattr(value, "parent", None)
     if eqn is None:
         return None
@@ -527,12 +543,18 @@ def constants_as_arguments(jaxpr: Jaxpr) -> Jaxpr:
 
 def eval_jaxpr(jaxpr: Jaxpr, values: Sequence[Any]) -> list[Any]:
     """Evaluate a jaxpr without constants."""
-    return core.eval_jaxpr(jaxpr, (), *values)
+    return _evaluated(jaxpr, (), values)
 
 
 def eval_closed(closed: AnyJaxpr, values: Sequence[Any]) -> list[Any]:
     """Evaluate a closed jaxpr."""
-    return core.eval_jaxpr(open_jaxpr(closed), consts_of(closed), *values)
+    return _evaluated(open_jaxpr(closed), consts_of(closed), values)
+
+
+def _evaluated(jaxpr: Jaxpr, consts: Sequence[Any], values: Sequence[Any]) -> list[Any]:
+    if (results := inlined(jaxpr, consts, values)) is not None:
+        return results
+    return core.eval_jaxpr(jaxpr, consts, *values)
 
 
 def renamed(atoms: Sequence[Atom], names: Mapping[Var, Atom] | Mapping[Atom, Atom]) -> list[Atom]:

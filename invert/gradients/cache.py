@@ -20,7 +20,7 @@ from invert.gradients.region import MarkedRegion
 from invert.ir import kinds
 from invert.ir.graph import Graph
 from invert.ir.interpret import inline_calls, retrace
-from invert.ir.jaxprs import canonicalize, map_jaxprs, names_in, split_constants
+from invert.ir.jaxprs import canonicalize, map_jaxprs, names_in, split_constants, with_inlined
 from invert.ir.match import equivalent
 from invert.ir.types import AnyJaxpr, Aval, ClosedJaxpr, Eqn, J, Jaxpr
 from invert.rewriting.driver import Replacement, replace
@@ -36,7 +36,14 @@ def without_rules(closed: J) -> J:
     if not _has_rules(closed):
         return closed
 
+    def called(eqn: Eqn) -> AnyJaxpr | None:
+        return eqn.params["call_jaxpr"] if eqn.primitive.name in RULES else None
+
     def visit(jaxpr: Jaxpr) -> Jaxpr:
+        jaxpr = with_inlined(jaxpr, called)
+        if RULES.isdisjoint(names_in(jaxpr)):
+            return jaxpr
+        # What is left holds arrays.
         graph = Graph(jaxpr)
         found = [
             Replacement(eqn.params["call_jaxpr"], eqn.invars, eqn.outvars, frozenset({eqn}), eqn)

@@ -327,6 +327,7 @@ def _in_one_order(eqn: Eqn) -> Eqn:
         hash((type_key(v), atom_key(start) if isinstance(start, Literal) else None))
         for v, start in zip(parts.carried, parts.init, strict=True)
     ]
+    operations = [hash(operation_key(e) or e.primitive.name) for e in body.eqns]
     for _ in range(2):  # the second round also uses the keys of the carries that the body reads
         codes: dict[Atom, int] = {v: hash(type_key(v)) for v in body.invars}
         codes |= zip(parts.carried, kinds, strict=True)
@@ -334,8 +335,8 @@ def _in_one_order(eqn: Eqn) -> Eqn:
         def code(atom: Atom, codes: dict[Atom, int] = codes) -> int:
             return hash(atom_key(atom)) if isinstance(atom, Literal) else codes.get(atom, 0)
 
-        for step in body.eqns:
-            key = operation_key(step) or step.primitive.name, *map(code, step.invars)
+        for step, operation in zip(body.eqns, operations, strict=True):
+            key = operation, *map(code, step.invars)
             codes |= {v: hash((*key, i, type_key(v))) for i, v in enumerate(step.outvars)}
         kinds = [hash((k, code(out))) for k, out in zip(kinds, body.outvars, strict=True)]
     order = sorted(range(len(kinds)), key=lambda i: (str(type_key(parts.carried[i])), kinds[i]))

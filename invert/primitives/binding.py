@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 from invert._errors import MalformedModelError, Problem, UnsupportedOpError
 from invert.ir.types import Value
+from invert.primitives.recorded import Recorded
 
 # Converts one operand; takes `(ctx, op, values, index)`.
 Conversion = Callable[[Any, Any, Sequence[Any], int], Any]
@@ -122,6 +123,12 @@ class Bound:
         return Signature.of(self.function, frozenset(self._binder.surroundings))
 
     @functools.cached_property
+    def _run(self) -> Callable[..., Any]:
+        # Without context and op, types and attributes are all that a rule depends on.
+        depends = self.signature.context & {"ctx", "node"}
+        return self.function if depends else Recorded(self.function)
+
+    @functools.cached_property
     def _parts(
         self,
     ) -> tuple[
@@ -153,7 +160,7 @@ class Bound:
             elif not has_default:
                 label, location = binder.place(op)
                 raise MalformedModelError(f"{label} ({location}) lacks the attribute {name!r}")
-        results = self.function(*operands, **keywords)
+        results = self._run(*operands, **keywords)
         if results is None:
             return []
         return list(results) if isinstance(results, (list, tuple)) else [results]

@@ -44,11 +44,11 @@ def lower_alike(
     """
     looped = [with_traced_scans(p, platform=platform, x64=x64) for p in (a, b)]
     one, two = (normal_form(jaxprs.as_lowered(p)) for p in looped)
+    expansion = _Expansion(platform, x64)
     ours, theirs = (
-        collections.Counter(call.kind for e, g in _steps(Graph(p)) if (call := _Call.of(e, g)).kind)
+        collections.Counter(call.kind for call in expansion.calls(p) if call.kind)
         for p in (one, two)
     )
-    expansion = _Expansion(platform, x64)
     common = ours.keys() & theirs
     # Expansion never removes an equation whose kind is kept.
     alike = {kind for kind in common if ours[kind] >= theirs[kind]}
@@ -146,16 +146,25 @@ class _Expansion:
         self._platform, self._x64 = platform, x64
         self._of_kind: dict[Hashable, _Template] = {}
         self._of_eqn: dict[Eqn, _Template] = {}
+        self._calls: dict[Eqn, _Call] = {}
+
+    def calls(self, program: AnyJaxpr) -> Iterator[_Call]:
+        """The equations of a program and of its loops and branches, as calls."""
+        return (self._call(eqn, graph) for eqn, graph in _steps(Graph(program)))
+
+    def _call(self, eqn: Eqn, graph: Graph) -> _Call:
+        if (call := self._calls.get(eqn)) is None:
+            call = self._calls[eqn] = _Call.of(eqn, graph)
+        return call
 
     def learn(self, programs: Sequence[AnyJaxpr]) -> None:
         """Lower, as one module, the equations to expand that are not cached yet."""
         calls: dict[Hashable, _Call] = {}
         for program in programs:
-            for eqn, graph in _steps(Graph(program)):
-                call = _Call.of(eqn, graph)
-                known = call.kind in self._of_kind if call.kind else eqn in self._of_eqn
+            for call in self.calls(program):
+                known = call.kind in self._of_kind if call.kind else call.eqn in self._of_eqn
                 if not known and not self._stays(call):
-                    calls[call.kind or eqn] = call
+                    calls[call.kind or call.eqn] = call
         wide, narrow = [], []
         for kind, call in calls.items():
             is_wide = self._x64 or any(jaxprs.is_wide(v) for v in call.operands)
@@ -200,7 +209,7 @@ class _Expansion:
             if eqn.primitive.name in _REGIONS:
                 eqns.append(self._with_bodies(eqn).replace(invars=operands))
                 continue
-            call = _Call.of(eqn, graph)
+            call = self._call(eqn, graph)
             if self._stays(call):
                 eqns.append(eqn.replace(invars=operands))
                 continue

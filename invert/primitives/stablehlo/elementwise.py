@@ -13,6 +13,7 @@ from jax import lax
 from invert.ir.size_algebra import Sizes, apply
 from invert.ir.sizes import as_value
 from invert.ir.types import JaxFunction
+from invert.primitives.recorded import Recorded
 from invert.stablehlo.ops.attributes import Accuracy, enum_name
 from invert.stablehlo.ops.devices import index_axis
 from invert.stablehlo.ops.interpreter import Context
@@ -206,8 +207,10 @@ def _accurate(function: Callable) -> Callable:
 
 
 def _binary(function: Callable) -> Callable:
+    repeated = Recorded(function)
+
     def call(x: Array, y: Array, *, ctx: Context) -> Value:
-        return function(*_unbroadcast(ctx, (x, y)))
+        return repeated(*_unbroadcast(ctx, (x, y)))
 
     return call
 

@@ -13,6 +13,7 @@ from invert._errors import InvertError
 from invert._private.mlir import ir
 from invert.ir.size_algebra import Sizes
 from invert.ir.sizes import DimSize, is_open
+from invert.primitives.recorded import Recorded
 from invert.primitives.stablehlo.indexing import bind_dynamic_slice
 from invert.stablehlo.ops import attributes
 from invert.stablehlo.ops.constants import LARGE
@@ -50,12 +51,15 @@ def _broadcast_in_dim(
     return _broadcast_to(ctx, op, x, out.shape, broadcast_dimensions)
 
 
+_repeated = Recorded(lax.broadcast_in_dim)
+
+
 def _broadcast_to(
     ctx: Context, op: Op, x: Value, shape: tuple[DimSize, ...], dimensions: Ints
 ) -> Value:
     if x.shape == shape and dimensions == tuple(range(len(shape))):
         return x
-    result = lax.broadcast_in_dim(x, shape, dimensions)
+    result = _repeated(x, shape, dimensions)
     same_rank = dimensions == tuple(range(len(shape))) and 0 not in shape
     if x.shape == () or same_rank:
         (ctx.stretched if x.shape else ctx.scalars)[id(result)] = (result, x)

@@ -16,6 +16,7 @@ import numpy as np
 from jax import lax
 
 from invert.ir.sizes import decided, suggest_decided
+from invert.primitives.recorded import Recorded
 from invert.primitives.tf.window import (
     Layout,
     Padding,
@@ -46,16 +47,7 @@ class Conv:
         return self.where.spec, self.where.kernel, self.where.spec
 
     def __call__(self, x: Array, kernel: Array) -> Array:
-        groups = x.shape[self.where.channel] // kernel.shape[-2] if kernel.shape[-2] else 1
-        return lax.conv_general_dilated(
-            x,
-            kernel,
-            self.strides,
-            self.padding,
-            rhs_dilation=self.dilation,
-            dimension_numbers=self.dims,
-            feature_group_count=groups,
-        )
+        return _convolved(x, kernel, self)
 
     def of_split(self, made: SplitSpace, kernel: Array) -> SplitSpace | None:
         """This convolution of an array whose space was split, as a dilated one of its source."""
@@ -122,6 +114,20 @@ class Conv:
         return gradient
 
 
+@Recorded
+def _convolved(x: Array, kernel: Array, conv: Conv) -> Array:
+    groups = x.shape[conv.where.channel] // kernel.shape[-2] if kernel.shape[-2] else 1
+    return lax.conv_general_dilated(
+        x,
+        kernel,
+        conv.strides,
+        conv.padding,
+        rhs_dilation=conv.dilation,
+        dimension_numbers=conv.dims,
+        feature_group_count=groups,
+    )
+
+
 def conv_of(node: Node, rank: int) -> Conv:
     """The convolution of `node`, on inputs of `rank` axes."""
     where = layout(node, rank)
@@ -165,6 +171,7 @@ def _depthwise(x: Array, kernel: Array, *, node: Node, ctx: Context) -> Array:
     return ctx.note_split(x, conv(x, kernel), lambda made: conv.of_split(made, kernel))
 
 
+@Recorded
 def grouped(kernel: Array) -> Array:
     """A depthwise filter as that of a convolution with one group for each channel."""
     height, width, channels, multiplier = kernel.shape

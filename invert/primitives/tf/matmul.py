@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from invert.primitives.recorded import Recorded
 from invert.tf.interpreter.registry import Array, rule
 from invert.tf.ops.node import Node
 from invert.tf.values.constants import broadcast_to
@@ -22,7 +23,12 @@ def _matmul(a: Array, b: Array, *, node: Node) -> Array:
 
 def product(node: Node, x: Array, y: Array) -> Array:
     """The matrix product with the `transpose_a` and `transpose_b` of a node."""
-    contract = (0 if node.attr("transpose_a") else 1, 1 if node.attr("transpose_b") else 0)
+    return _product(x, y, bool(node.attr("transpose_a")), bool(node.attr("transpose_b")))
+
+
+@Recorded
+def _product(x: Array, y: Array, transpose_x: bool, transpose_y: bool) -> Array:
+    contract = (0 if transpose_x else 1, 1 if transpose_y else 0)
     numbers = (((contract[0],), (contract[1],)), ((), ()))
     # The type that `x @ y` requests.
     return lax.dot_general(x, y, numbers, preferred_element_type=x.dtype)

@@ -12,6 +12,7 @@ from jax import lax
 
 from invert._errors import Problem
 from invert.ir.sizes import is_open, quotient, require, suggest_equal
+from invert.primitives.recorded import Recorded
 from invert.primitives.tf.window import refuse
 from invert.tf.interpreter.context import Context
 from invert.tf.interpreter.registry import Array, Int, Ints, Value, rule
@@ -73,7 +74,12 @@ def _rank(x: Value) -> np.ndarray:
 def _reshape(x: Value, shape: Ints, *, ctx: Context) -> Value:
     if is_static(x) and all(isinstance(d, int) for d in shape):
         return x.reshape(shape)
-    return _reshaped(ctx, array(x), lambda x: jnp.reshape(x, _divided(x.shape, shape)))
+    return _reshaped(ctx, array(x), lambda x: _to_shape(x, shape))
+
+
+@Recorded
+def _to_shape(x: Array, shape: Ints) -> Array:
+    return jnp.reshape(x, _divided(x.shape, shape))
 
 
 def _divided(old: Ints, new: Ints) -> Ints:

@@ -159,8 +159,9 @@ class _Loop:
             if argument == i:
                 continue  # no step changes it
             form = form_of(values[i])
-            if isinstance(form, Static) and op in ("Add", "AddV2", "Sub"):
-                form = _as_array(form)  # a counter
+            # A counter, or a state that begins at zero: a trace with it as a constant is wasted.
+            if isinstance(form, Static) and (op in ("Add", "AddV2", "Sub") or _is_real(form)):
+                form = _as_array(form)
             self.forms[i] = form
         self._hints = ctx.plans
         self._facts: list[Fact | None] = []
@@ -488,6 +489,11 @@ class _Loop:
         init = [np.int32(0), *self.leaves]
         _, *final = lax.while_loop(lambda c: lax.lt(c[0], np.int32(count)), step, init)
         return final
+
+
+def _is_real(form: Static) -> bool:
+    value = form.value
+    return isinstance(value, np.ndarray) and jnp.issubdtype(value.dtype, np.inexact)
 
 
 def _as_array(form: Static) -> Form:

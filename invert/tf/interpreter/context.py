@@ -17,15 +17,15 @@ from invert._errors import (
     MalformedModelError,
     Problem,
     UnsupportedOpError,
-    only_refusals,
+    defect_of,
 )
-from invert._private.jax import current_names, name_stack
+from invert._private.jax import current_names, full_tracebacks, name_stack
 from invert.ir.gradient_marker import mark
 from invert.tf.interpreter.folding import Folding
 from invert.tf.interpreter.graph import Graph
 from invert.tf.interpreter.registry import REGISTRY, Entry, Value
 from invert.tf.ops.definition import operand_dtype, result_problem, shape_problem
-from invert.tf.ops.node import FRAMES_REMEDY, Body, Node, naming
+from invert.tf.ops.node import FRAMES_REMEDY, LIBRARY_ERRORS, Body, Node, named_error
 from invert.tf.ops.state import KEY, Resource, State
 from invert.tf.values.bounded import (
     BoundedArray,
@@ -180,6 +180,10 @@ class Context:
 
         **Raises:** `UnsupportedOpError`, `MalformedModelError`.
         """
+        with full_tracebacks():  # `defect_of` reads them
+            return self._run(body, values)
+
+    def _run(self, body: Body, values: Sequence[Value]) -> list[Value]:
         outer, around = current_names(), self.body
         self.body = body
         results: dict[int, Sequence[Value]] = {
@@ -205,21 +209,33 @@ class Context:
         if self.graph.gradient(node) is not None and node.op != "IdentityN":
             entry = dataclasses.replace(entry, call=functools.partial(_with_gradient, entry))
         # A node's scopes are the layers of its model, along which emitted source is divided.
-        with name_stack(scope), naming(node):
+        with name_stack(scope):
             try:
-                with only_refusals():
-                    results = self._raised(entry, node, operands)
-            except (DefectError, LookupError, ZeroDivisionError) as error:
-                # The graph's fault only if TensorFlow refuses these sizes or axes too; otherwise it
-                # is a defect.
-                problem = REGISTRY.diagnose(self, node, operands)
-                if problem is None:
+                results = self._results(entry, node, operands)
+                self._check(node, results)
+                if entry.names_attributes:
+                    self._check_attributes(entry, node)
+            except LIBRARY_ERRORS as error:
+                if (named := named_error(node, error)) is error:
                     raise
-                raise UnsupportedOpError([problem]) from error
-            self._check(node, results)
-            if entry.names_attributes:
-                self._check_attributes(entry, node)
+                raise named from error
         return results
+
+    def _results(self, entry: Entry, node: Node, operands: list[Value]) -> Sequence[Value]:
+        try:
+            try:
+                return self._raised(entry, node, operands)
+            except Exception as error:
+                if (defect := defect_of(error)) is None:
+                    raise
+                raise defect from error
+        except (DefectError, LookupError, ZeroDivisionError) as error:
+            # The graph's fault only if TensorFlow refuses these sizes or axes too; otherwise it is
+            # a defect.
+            problem = REGISTRY.diagnose(self, node, operands)
+            if problem is None:
+                raise
+            raise UnsupportedOpError([problem]) from error
 
     def _raised(self, entry: Entry, node: Node, operands: list[Value]) -> Sequence[Value]:
         folding = self._evaluation.folding

@@ -18,6 +18,8 @@ from invert.tf.ops.node import PASSED, Node
 # A run of tensors of one type: their number and `DataType`.
 Run = tuple[int, int]
 
+_ARRAYS = (np.ndarray, jax.Array)
+
 # How a function denotes an attribute that its caller sets.
 _LATER = "placeholder"
 
@@ -142,13 +144,13 @@ def result_problem(
         return None
     if (count := sum(n for n, _ in runs)) != len(results):
         return f"has {len(results)} results, but its definition says {count}"
-    for i, result in enumerate(results):
-        kind = type_at(runs, i) or 0
-        if not isinstance(result, np.ndarray | jax.Array) or kind >= REFERENCE:
+    kinds = [kind for n, kind in runs for _ in range(n)]
+    for i, (kind, result) in enumerate(zip(kinds, results, strict=True)):
+        if kind >= REFERENCE or not isinstance(result, _ARRAYS):
             continue
         wanted = decode_dtype(kind)
         # An array of objects holds strings, or sizes of which some are symbolic.
-        if "O" in (wanted.kind, result.dtype.kind):
+        if wanted == result.dtype or "O" in (wanted.kind, result.dtype.kind):
             continue
         if jax.dtypes.canonicalize_dtype(wanted) != jax.dtypes.canonicalize_dtype(result.dtype):
             return f"has a result {i} of {result.dtype}, but its definition says {wanted}"
@@ -168,7 +170,7 @@ def shape_problem(node: Node, results: Sequence[Value]) -> str | None:
         if len(declared) != len(results):
             continue
         for i, (proto, result) in enumerate(zip(declared, results, strict=True)):
-            if not isinstance(result, np.ndarray | jax.Array):
+            if not isinstance(result, _ARRAYS):
                 continue
             wanted = decode_shape(proto)
             if wanted is None or _agree(wanted, result.shape):

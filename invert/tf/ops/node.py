@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import importlib.util
 from collections.abc import Iterator
@@ -196,13 +195,13 @@ _DECODE = {
 }
 
 
-@contextlib.contextmanager
-def naming(node: Node) -> Iterator[None]:
-    """Errors that JAX or NumPy raises while the op is converted, with its name and location."""
-    try:
-        yield
-    except InvertError:
-        raise
-    except (TypeError, ValueError, NotImplementedError, OverflowError, MemoryError) as error:
-        reason = f"{type(error).__name__}: {error}"
-        raise UnsupportedOpError([Problem(f"tf.{node.op}", reason, node.location)]) from error
+# Errors of JAX and NumPy that a user can act upon, once they say which op they are about.
+LIBRARY_ERRORS = (TypeError, ValueError, NotImplementedError, OverflowError, MemoryError)
+
+
+def named_error(node: Node, error: Exception) -> Exception:
+    """An error that a library raised while an op was converted, with its name and location."""
+    if isinstance(error, InvertError):
+        return error
+    reason = f"{type(error).__name__}: {error}"
+    return UnsupportedOpError([Problem(f"tf.{node.op}", reason, node.location)])

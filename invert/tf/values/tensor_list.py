@@ -274,10 +274,10 @@ def with_buffer(
             TensorList(None, buffer, size, element, lst.dtype), capacity=capacity, counted=counted
         )
     if lst.items is not None:
-        items = [zeros_of(element) if x is None else conform(x, element) for x in lst.items]
         if all(x is None for x in lst.items):
-            buffer = _room(element, len(items))
+            buffer = _room(element, len(lst.items))
         else:
+            items = [zeros_of(element) if x is None else conform(x, element) for x in lst.items]
             try:
                 buffer = jax.tree_util.tree_map(lambda *xs: jnp.stack(xs), *items)
             except (TypeError, ValueError) as error:

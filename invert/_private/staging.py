@@ -1,0 +1,188 @@
+"""Puts equations of known types into the trace of a function, without binding primitives again.
+
+Binding a primitive checks and derives types, which takes several times as long as recording an
+equation. All of it exists in jax 0.10.2 and jax 0.12.
+"""
+
+from __future__ import annotations
+
+import contextvars
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+from jax._src import config, core, dtypes, source_info_util
+from jax._src.interpreters import partial_eval
+from jax._src.mesh import empty_abstract_mesh, get_abstract_mesh
+
+Trace: TypeAlias = partial_eval.DynamicJaxprTrace
+
+
+def inlined(jaxpr: Any, consts: Sequence[Any], values: Sequence[Any]) -> list[Any] | None:
+    """Put the equations of a jaxpr into the current trace, as JAX does for an inlined `jit`.
+
+    `None` where recording them would not be all that binding them does: under other traces, such as
+    those of derivatives, for values of other types, for effects, and where the caller adds metadata
+    to each equation.
+    """
+    trace = _recording_trace()
+    if trace is None or jaxpr.effects or jaxpr.is_high:
+        return None
+    source = source_info_util.current()
+    given = [
+        trace.to_jaxpr_tracer(dtypes.canonicalize_value(x), source) for x in (*consts, *values)
+    ]
+    variables = (*jaxpr.constvars, *jaxpr.invars)
+    if any(t.aval != v.aval for t, v in zip(given, variables, strict=True)):
+        return None
+    return list(partial_eval.inline_jaxpr_into_trace(trace, source, jaxpr, (), *given))
+
+
+def _recording_trace() -> Trace | None:
+    """The current trace, if all that it does with an equation is to record it."""
+    trace = core.trace_ctx.trace
+    plain = isinstance(trace, Trace) and not trace.requires_low
+    return trace if plain and config.xla_metadata_context_manager.value is None else None
+
+
+class Recording:
+    """The equations that a function put into a trace, to be put into others.
+
+    It holds no values of the trace. Atoms are numbers: of the operands first, then of the results
+    of the equations; or literals, or constants.
+    """
+
+    __slots__ = ("_constants", "_eqns", "_results", "structure")
+
+    def __init__(
+        self,
+        eqns: Sequence[tuple[Any, ...]],
+        constants: Sequence[tuple[Any, Any]],
+        results: Sequence[Any],
+        structure: type | None,
+    ):
+        self._eqns, self._constants, self._results = eqns, constants, results
+        self.structure = structure
+
+    def replay(self, trace: Trace, operands: Sequence[Any]) -> Any:
+        """Put the equations into a trace, on other operands of the same types."""
+        source = source_info_util.current()
+        env = list(operands)
+        env += [trace.new_const(c, source, aval) for c, aval in self._constants]
+
+        def tracer(atom: Any) -> Any:
+            if type(atom) is int:
+                return env[atom]
+            return partial_eval.DynamicJaxprTracer(trace, atom.aval, atom, source)
+
+        for primitive, params, context, invars, avals, names in self._eqns:
+            info = source.replace(name_stack=source.name_stack + names) if names else source
+            operands = [tracer(a) for a in invars]
+            env += trace.emit_eqn(
+                operands, avals, primitive, params, core.no_effects, info, context
+            )
+        results = [tracer(a) for a in self._results]
+        return results[0] if self.structure is None else self.structure(results)
+
+
+# Larger constants are not kept.
+_MOST_BYTES = 1024
+# Whether the function that is recorded asked how its operands were made.
+_asked: contextvars.ContextVar[list[None] | None] = contextvars.ContextVar("asked", default=None)
+
+
+def tell_origin() -> None:
+    """Say that the current function asks for the equation that defines a value."""
+    if (asked := _asked.get()) is not None:
+        asked.append(None)
+
+
+def staged(values: Sequence[Any]) -> tuple[Trace, Any] | None:
+    """The current trace and the settings on which its equations depend.
+
+    `None` if equations cannot be recorded there, or if a value is not an array of that trace, is a
+    literal, or has an open size.
+    """
+    trace = _recording_trace()
+    if trace is None or get_abstract_mesh() is not empty_abstract_mesh:
+        return None
+    for value in values:
+        if not isinstance(value, partial_eval.DynamicJaxprTracer) or value._trace is not trace:
+            return None
+        aval: Any = value.aval
+        if isinstance(value.val, core.Literal) or not isinstance(aval, core.ShapedArray):
+            return None
+        if not all(type(n) is int for n in aval.shape):
+            return None
+    return trace, config.trace_context()
+
+
+def recorded(
+    function: Callable[[], Any], trace: Trace, operands: Sequence[Any]
+) -> tuple[Any, Recording | None]:
+    """The results of a function, and what it recorded; `None` if that may differ next time.
+
+    **Arguments:**
+
+    - `operands`: the traced values that it uses, each once.
+    """
+    names = source_info_util.current_name_stack()
+    first, outer = len(trace.frame.tracing_eqns), _asked.get()
+    token = _asked.set([])
+    try:
+        results = function()
+    finally:
+        asked = _asked.get()
+        _asked.reset(token)
+        if asked and outer is not None:
+            outer.extend(asked)
+    made = None if asked else _recording(trace, first, names, operands, results)
+    return results, made
+
+
+def _recording(
+    trace: Trace,
+    first: int,
+    names: source_info_util.NameStack,
+    operands: Sequence[Any],
+    results: Any,
+) -> Recording | None:
+    places: dict[Any, Any] = {t.val: i for i, t in enumerate(operands)}
+    if len(places) < len(operands):
+        return None  # one variable under two tracers
+    known = trace.frame.constvar_to_val
+    eqns: list[tuple[Any, ...]] = []
+    constants: list[tuple[Any, Any]] = []
+    made = [e for e in trace.frame.tracing_eqns[first:] if isinstance(e, partial_eval.TracingEqn)]
+    if len(made) < len(trace.frame.tracing_eqns) - first:
+        return None
+    for atom in (t.val for eqn in made for t in eqn.in_tracers):
+        if not isinstance(atom, core.Literal) and atom not in places and atom in known:
+            value = known[atom]
+            aval: Any = atom.aval
+            large = aval.size * aval.dtype.itemsize > _MOST_BYTES
+            if large or isinstance(value, core.Tracer):
+                return None
+            places[atom] = len(operands) + len(constants)
+            constants.append((value, aval))
+
+    def place(atom: Any) -> Any:
+        return atom if isinstance(atom, core.Literal) else places.get(atom)
+
+    for eqn in made:
+        invars = [place(t.val) for t in eqn.in_tracers]
+        scopes = eqn.source_info.name_stack.stack
+        if eqn.effects or None in invars or scopes[: len(names)] != names.stack:
+            return None
+        for v in eqn.outvars:
+            places[v] = len(places)
+        inner = source_info_util.NameStack(scopes[len(names) :])
+        avals = [v.aval for v in eqn.outvars]
+        eqns.append((eqn.primitive, eqn.params, eqn.ctx, invars, avals, inner))
+    structure = type(results) if isinstance(results, (list, tuple)) else None
+    if structure not in (None, list, tuple):
+        return None
+    listed: Sequence[Any] = [results] if structure is None else results
+    if not all(isinstance(r, partial_eval.DynamicJaxprTracer) for r in listed):
+        return None
+    atoms = [place(r.val) if r._trace is trace else None for r in listed]
+    return None if None in atoms else Recording(eqns, constants, atoms, structure)
