@@ -309,14 +309,16 @@ def load(
     """
     if not isinstance(path, str | os.PathLike):
         raise SignatureError(
-            f"load reads files, but got a {type(path).__name__}; for a TensorFlow function or a "
-            "Keras model in this process, use invert.convert"
+            f"load reads files, but got a {type(path).__name__}",
+            remedy="Pass a TensorFlow function or a Keras model of this process to invert.convert.",
         )
     path, kind = _containers.place_of(path), _containers.kind_of(path)
     if tags is not None and kind != "saved_model":
-        raise SignatureError(f"{path} is not a SavedModel, so it has no tags; leave out `tags`")
+        raise SignatureError(
+            f"{path} is not a SavedModel, so it has no tags", remedy="Leave out `tags`."
+        )
     if shardings is not None and mesh is None:
-        raise MeshError("shardings need a mesh; pass mesh=jax.make_mesh(...) too")
+        raise MeshError("shardings need a mesh", remedy="Pass mesh=jax.make_mesh(...) too.")
     if kind == "saved":
         return save.load_saved(path, mesh, shardings)
     plan = placement.ParameterPlacement(mesh, shardings or {})
@@ -348,7 +350,7 @@ def _entries_of_file(
     try:
         return _containers.entry_points(path, kind, config, signature=signature)
     except SignatureError as error:
-        raise SignatureError(f"{path}: {error}") from error
+        raise SignatureError(f"{path}: {error.reason}", remedy=error.remedy) from error
     except MalformedModelError as error:
         if str(path) in str(error):
             raise

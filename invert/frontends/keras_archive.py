@@ -64,7 +64,7 @@ def entry_point(path: str | os.PathLike[str], *, config: Config, strict: bool = 
     model = load(file, config.custom_objects)
     specs = input_specs(model)
     if specs is None:
-        raise SignatureError(f"{file}: the model does not declare its inputs. {_REMEDY}")
+        raise SignatureError(f"{file}: the model does not declare its inputs", remedy=_REMEDY)
 
     def call(inputs: Any) -> Any:
         return model(inputs, training=False)
@@ -88,10 +88,13 @@ def load(file: Path, custom_objects: Mapping[str, Any] | None = None) -> Any:
     try:
         import keras
     except ImportError as error:
-        raise MissingDependencyError(f"{file} needs Keras: pip install keras") from error
+        raise MissingDependencyError(
+            f"{file} needs Keras", remedy="Install it: pip install keras"
+        ) from error
     if (backend := keras.backend.backend()) != "tensorflow":
         raise MissingDependencyError(
-            f"Keras runs on {backend} here; set KERAS_BACKEND=tensorflow to read {file}"
+            f"Keras runs on {backend} here, and {file} needs TensorFlow",
+            remedy="Set KERAS_BACKEND=tensorflow.",
         )
     own = dict(custom_objects or {})
 

@@ -158,22 +158,30 @@ def tracing(fn: object, name: str) -> Iterator[None]:
         yield
     except tf.errors.OperatorNotAllowedInGraphError as error:
         raise SignatureError(
-            f"{name} uses a tensor where Python needs a value: {_short(error)}. Pass the value "
-            "itself (a bool, a number), which is then fixed; or decorate the function with "
-            "tf.function, which turns `if` into tf.cond."
+            f"{name} uses a tensor where Python needs a value: {_short(error)}",
+            remedy=(
+                "Pass the value itself (a bool, a number), which is then fixed; or decorate the "
+                "function with tf.function, which turns `if` into tf.cond."
+            ),
         ) from error
     except (TypeError, ValueError) as error:
         # JAX has no error class for this; a layer of Equinox may call TensorFlow's operators.
         of_jax = any(t in str(error) for t in ("abstract array", "as a JAX value"))
         if isinstance(fn, eqx.Module) or ("SymbolicTensor" in str(error) and of_jax):
             raise SignatureError(
-                f"{name} is a JAX function: it calls JAX on a TensorFlow tensor. There is "
-                "nothing to convert. invert.rewrite applies patterns to it; jax2tf.convert makes "
-                "it a TensorFlow function, which invert.roundtrip takes."
+                f"{name} is a JAX function: it calls JAX on a TensorFlow tensor. There is nothing "
+                "to convert",
+                remedy=(
+                    "invert.rewrite applies patterns to it; jax2tf.convert makes it a TensorFlow "
+                    "function, which invert.roundtrip takes."
+                ),
             ) from error
         if not is_layer(fn) and not str(error).startswith("Binding inputs to tf.function failed"):
             raise
-        raise SignatureError(f"{name} cannot be called like this: {_short(error)}") from error
+        raise SignatureError(
+            f"{name} cannot be called like this: {_short(error)}",
+            remedy="Pass arguments that it takes in TensorFlow.",
+        ) from error
 
 
 def _short(error: Exception) -> str:

@@ -64,7 +64,10 @@ def load_function(path: str | os.PathLike[str], name: str) -> Loaded:
     named: dict[str, Any] = dict(getattr(root, "signatures", {}))
     named |= _functions(_objects(root, chosen.object_graph_def))
     if name not in named:
-        raise SignatureError(f"TensorFlow finds no function {name!r} in {directory}")
+        raise SignatureError(
+            f"TensorFlow finds no function {name!r} in {directory}",
+            remedy=f"Choose one of {sorted(named)}.",
+        )
     return Loaded(named[name], root)
 
 

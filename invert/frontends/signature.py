@@ -94,7 +94,8 @@ def _mark(structure: Any) -> Any:
         if isinstance(x, OtherSpec) or _is_type_of_tensorflow(x):
             name = x.name if isinstance(x, OtherSpec) else type(x).__name__
             raise SignatureError(
-                f"the signature has a {name}, which is neither a tensor nor a structure of tensors"
+                f"the signature has a {name}, which is neither a tensor nor a structure of tensors",
+                remedy="Take and return dense tensors, such as the components of this one.",
             )
         return x
 
@@ -345,7 +346,9 @@ def _arg_spec(spec: TensorSpec, name: str, tf_path: str) -> ArgSpec:
     if given and given not in (generated, tf_path) and not given.startswith("args_"):
         name = given
     if spec.shape is None and spec.dtype.kind != "O":
-        raise SignatureError(f"argument {name!r} has no fixed rank; give it one when exporting")
+        raise SignatureError(
+            f"argument {name!r} has no fixed rank", remedy="Give it one when exporting."
+        )
     return ArgSpec(name, spec.shape or (), spec.dtype)
 
 
@@ -357,9 +360,11 @@ def check_numeric(signature: Signature) -> None:
     for spec in jax.tree_util.tree_leaves((signature.args, signature.kwargs)):
         if spec.dtype.kind == "O":
             raise SignatureError(
-                f"argument {spec.name!r} holds text, which JAX arrays cannot hold; with "
-                'Config(text="split") the first numeric tensors become the arguments, and '
-                "the ops that compute them from text are left out"
+                f"argument {spec.name!r} holds text, which JAX arrays cannot hold",
+                remedy=(
+                    'With Config(text="split") the first numeric tensors become the arguments, and '
+                    "the ops that compute them from text are left out."
+                ),
             )
 
 
@@ -464,7 +469,10 @@ def read_outputs(
     leaves, treedef = jax.tree_util.tree_flatten(marked)
     if not all(isinstance(leaf, _Leaf) for leaf in leaves):
         strange = next(x for x in leaves if not isinstance(x, _Leaf))
-        raise SignatureError(f"the function returns a {type(strange).__name__}, not an array")
+        raise SignatureError(
+            f"the function returns a {type(strange).__name__}, not an array",
+            remedy="Return the arrays that it holds.",
+        )
     return tuple(leaf.position for leaf in leaves), treedef, numbered(marked)
 
 
@@ -484,7 +492,10 @@ def tensor_spec(x: Any, *, scalars: bool) -> Any:
         return tf.TensorSpec((), tf.as_dtype(jax.dtypes.canonicalize_dtype(type(x))))
     if not scalars:
         return x
-    raise SignatureError(f"expected an array or a TensorSpec, got a {type(x).__name__}")
+    raise SignatureError(
+        f"expected an array or a TensorSpec, got a {type(x).__name__}",
+        remedy="Pass an example array, or its type as a tf.TensorSpec.",
+    )
 
 
 def matches(

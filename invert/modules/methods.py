@@ -112,7 +112,8 @@ def _picking(name: str, traces: Sequence[str]) -> Callable[..., Any]:
                     return _call(self, trace, [*found[0], *states], {**found[1], **own})
         raise SignatureError(
             f"the arguments fit none of the traces of {name}:\n"
-            + "\n".join(f"  - {trace}" for trace in traces)
+            + "\n".join(f"  - {trace}" for trace in traces),
+            remedy="Pass arguments of one of these types.",
         )
 
     run.__name__ = run.__qualname__ = name

@@ -32,8 +32,8 @@ def import_tensorflow() -> ModuleType:
         import tensorflow as tf
     except ImportError as e:
         raise MissingDependencyError(
-            "TensorFlow is needed for this and could not be imported "
-            f"({e}). Install it with `pip install 'invert[tensorflow]'`."
+            f"TensorFlow is needed for this and could not be imported ({e})",
+            remedy="Install it with `pip install 'invert[tensorflow]'`.",
         ) from e
     return tf
 
