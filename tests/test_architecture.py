@@ -159,7 +159,7 @@ class Source:
             for _, module in imports(node, package)
         ]
         self.calls = [
-            (node.lineno, node.func.id, {keyword.arg for keyword in node.keywords})
+            (node.lineno, node.func.id, {k.arg for k in node.keywords}, len(node.args))
             for node in every
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
         ]
@@ -348,7 +348,7 @@ def test_no_code_execution_from_files(path: Path) -> None:
         pytest.skip("compiles syntax trees that the package has built itself")
     calls = [
         f"{_relative(path)}:{line}: {name}"
-        for line, name, _ in _source(path).calls
+        for line, name, *_ in _source(path).calls
         if name in ("eval", "exec")
     ]
     pickles = [m for _, m in _imports_of(path) if m.split(".")[0] in ("pickle", "marshal", "dill")]
@@ -361,7 +361,7 @@ _NEED_REMEDY = {
     name
     for name, value in vars(_errors).items()
     if isinstance(value, type) and issubclass(value, InvertError) and not value.remedy
-} - {"InvertError"}
+} - {"InvertError"} | {"Problem"}
 
 
 def test_every_error_says_what_to_do() -> None:
@@ -369,8 +369,10 @@ def test_every_error_says_what_to_do() -> None:
     wrong = [
         f"{_relative(path)}:{line}: {name}"
         for path in SOURCES
-        for line, name, keywords in _source(path).calls
-        if name in _NEED_REMEDY and "remedy" not in keywords
+        for line, name, keywords, count in _source(path).calls
+        if name in _NEED_REMEDY
+        and "remedy" not in keywords
+        and not (name == "Problem" and count == 4)
     ]
     assert not wrong, "give these a `remedy`:\n" + "\n".join(wrong)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from invert._config import Config
-from invert._errors import Problem, UnsupportedOpError
+from invert._errors import Problem
 from invert.ir.types import Value as Value
 from invert.primitives import binding, registry
 from invert.protos.tensors import decode_dtype
@@ -169,7 +169,7 @@ def _int(ctx: Context, node: Node, values: Sequence[Value], index: int) -> Any:
     found = _ints(ctx, node, values, index)
     if len(found) != 1:
         reason = f"operand {index} must be one number, but has {len(found)}"
-        raise UnsupportedOpError([Problem(f"tf.{node.op}", reason, node.location)])
+        raise node.error(reason, "Pass one number there.")
     return found[0]
 
 

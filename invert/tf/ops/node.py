@@ -12,7 +12,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from invert._errors import InvertError, MissingDependencyError, Problem, UnsupportedOpError
+from invert._errors import (
+    REPORT,
+    InvertError,
+    MissingDependencyError,
+    Problem,
+    UnsupportedOpError,
+)
 from invert.protos.tensors import decode_dtype, decode_shape
 from invert.protos.types import Attributes, AttrValue
 
@@ -92,6 +98,14 @@ class Node:
     @property
     def location(self) -> str:
         return f"node {self.name!r}" + (f" of function {self.where!r}" if self.where else "")
+
+    def problem(self, reason: str, remedy: str) -> Problem:
+        """A reason why this op cannot be converted, and what the reader can do about it."""
+        return Problem(f"tf.{self.op}", reason, self.location, remedy)
+
+    def error(self, reason: str, remedy: str) -> UnsupportedOpError:
+        """The error with this problem only."""
+        return UnsupportedOpError([self.problem(reason, remedy)])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -205,4 +219,4 @@ def naming(node: Node) -> Iterator[None]:
         raise
     except (TypeError, ValueError, NotImplementedError, OverflowError, MemoryError) as error:
         reason = f"{type(error).__name__}: {error}"
-        raise UnsupportedOpError([Problem(f"tf.{node.op}", reason, node.location)]) from error
+        raise node.error(reason, REPORT) from error
