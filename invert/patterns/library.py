@@ -35,6 +35,7 @@ def _result_of(function: JaxFunction, i: int) -> JaxFunction:
     return only
 
 
+_SICI = jax.scipy.special.sici
 # Functions that JAX keeps as a call: name of the call -> function.
 _CALLS: dict[str, tuple[JaxFunction, ...]] = {
     "relu": (jax.nn.relu,),
@@ -49,6 +50,7 @@ _CALLS: dict[str, tuple[JaxFunction, ...]] = {
     "i0": (jnp.i0,),
     "frexp": (jnp.frexp, _result_of(jnp.frexp, 0)),
     "log1mexp": (jax.nn.log1mexp,),
+    "sici": (_SICI, _result_of(_SICI, 0), _result_of(_SICI, 1)),
 }
 
 
