@@ -175,7 +175,7 @@ def _fits(value: Any, hint: Any) -> bool:
     return isinstance(value, hint) and (hint is bool or not isinstance(value, bool))
 
 
-def _choices(hint: Any) -> list[str]:
+def _choices(hint: object) -> list[str]:
     """The allowed values of a type, in words."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is Literal:

@@ -202,7 +202,7 @@ def traced(entry: EntryPoint, avals: Sequence[Any]) -> ClosedJaxpr:
     """
     params = [jax.ShapeDtypeStruct(p.value.shape, p.value.dtype) for p in entry.params]
 
-    def raised(*values: Any) -> Sequence[Any]:
+    def raised(*values: object) -> Sequence[Any]:
         return entry.fn(values[: len(params)], *values[len(params) :])
 
     return trace_closed(raised, *params, *avals)

@@ -20,7 +20,7 @@ Via = Literal["jax.export", "tf.function", "saved_model"]
 
 def assert_roundtrip(
     f: Callable[..., Any],
-    *args: Any,
+    *args: object,
     via: Via = "jax.export",
     certificate: Literal["exact", "numerical", "unverified"] = "exact",
     derivatives: bool = True,
@@ -112,7 +112,7 @@ def _compare_derivatives(
     rng = np.random.default_rng(0)
 
     def of(function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*xs: Any) -> list[Any]:
+        def call(*xs: object) -> list[Any]:
             values = list(flat)
             for i, x in zip(moving, xs, strict=True):
                 values[i] = x
@@ -144,7 +144,7 @@ def _compare_derivatives(
         _compare(name, expected, derive(module), rtol, atol)
 
 
-def _compare(what: str, expected: Any, got: Any, rtol: float, atol: float) -> None:
+def _compare(what: str, expected: object, got: object, rtol: float, atol: float) -> None:
     one, two = (jax.tree_util.tree_flatten(t) for t in (expected, got))
     if one[1] != two[1]:
         raise AssertionError(f"{what}: the structure is {two[1]}, expected {one[1]}")

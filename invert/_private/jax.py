@@ -43,13 +43,13 @@ if TYPE_CHECKING:
         val: Any
         aval: core.ShapedArray
 
-        def __init__(self, val: Any, aval: core.ShapedArray) -> None: ...
+        def __init__(self, val: object, aval: core.ShapedArray) -> None: ...
 
     class Eqn(core.JaxprEqn):
         invars: list[Var | Literal]  # pyright: ignore
         outvars: list[Var]  # pyright: ignore
 
-        def replace(self, *args: Any, **kwargs: Any) -> Eqn: ...
+        def replace(self, *args: object, **kwargs: object) -> Eqn: ...
 
     class Jaxpr(core.Jaxpr):
         constvars: list[Var]  # pyright: ignore
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
         outvars: list[Var | Literal]  # pyright: ignore
         eqns: list[Eqn]  # pyright: ignore
 
-        def replace(self, **kwargs: Any) -> Jaxpr: ...
+        def replace(self, **kwargs: object) -> Jaxpr: ...
 
     class ClosedJaxpr(core.ClosedJaxpr):
         jaxpr: Jaxpr
@@ -234,13 +234,13 @@ def with_names(eqn: Eqn, names: tuple[str, ...]) -> Eqn:
     return eqn.replace(source_info=eqn.source_info.replace(name_stack=_stack(names)))
 
 
-def trace_open(fn: Callable[..., Any], *avals: Any) -> tuple[Jaxpr, list[Any]]:
+def trace_open(fn: Callable[..., Any], *avals: object) -> tuple[Jaxpr, list[Any]]:
     """Trace `fn` into a jaxpr without constants and the values of its constant variables."""
     closed = jax.make_jaxpr(fn)(*avals)
     return cast(Any, partial_eval.convert_constvars_jaxpr(closed.jaxpr)), list(closed.consts)
 
 
-def trace_closed(fn: Callable[..., Any], *avals: Any) -> ClosedJaxpr:
+def trace_closed(fn: Callable[..., Any], *avals: object) -> ClosedJaxpr:
     """Trace `fn` into a closed jaxpr, as `lax` keeps the branches of a `cond`."""
     return cast(Any, jax.make_jaxpr(fn)(*avals))
 
@@ -404,14 +404,14 @@ def _lowering() -> Iterator[None]:
         yield
 
 
-def lowered_types(fn: Callable[..., Any], *avals: Any) -> list[core.ShapedArray]:
+def lowered_types(fn: Callable[..., Any], *avals: object) -> list[core.ShapedArray]:
     """The result types of `fn`; reuses the trace of `lowered_module`."""
     with _lowering():
         traced = jax.jit(fn, keep_unused=True).trace(*avals)
     return [v.aval for v in open_jaxpr(traced.jaxpr).outvars]
 
 
-def trace_as_lowered(fn: Callable[..., Any], *avals: Any) -> ClosedJaxpr:
+def trace_as_lowered(fn: Callable[..., Any], *avals: object) -> ClosedJaxpr:
     """`trace_closed` on whole values; reuses the trace of `lowered_module`."""
     with _lowering():
         traced = jax.jit(fn, keep_unused=True).trace(*avals)
@@ -484,7 +484,7 @@ def is_tracer(value: object) -> bool:
     return isinstance(value, core.Tracer)
 
 
-def made_by(value: Any) -> tuple[str, list[Any], Mapping[str, Any]] | None:
+def made_by(value: object) -> tuple[str, list[Any], Mapping[str, Any]] | None:
     """Primitive, operands and parameters of the equation that defines a traced value."""
     eqn = getattr(value, "parent", None)
     if eqn is None:
@@ -789,13 +789,13 @@ def is_on_shards() -> bool:
     return bool(get_abstract_mesh().manual_axes)
 
 
-def varying(value: Any) -> frozenset[str]:
+def varying(value: object) -> frozenset[str]:
     """The manual axes along which the shards of a value or type are known to differ."""
     aval: Any = value if isinstance(value, core.AbstractValue) else core.typeof(value)
     return aval.mat.varying if hasattr(aval, "mat") else aval.vma
 
 
-def type_on_mesh(value: Any, row: bool = False) -> Any:
+def type_on_mesh(value: object, row: bool = False) -> Any:
     """The type of a value or of its rows, including the mesh."""
     aval: Any = value if isinstance(value, core.AbstractValue) else core.typeof(value)
     return core.mapped_aval(aval.shape[0], 0, aval) if row else aval

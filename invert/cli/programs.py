@@ -91,7 +91,7 @@ def _of_function(function: Function, constants: Sequence[Value]) -> ComparedProg
     return _program(stage.jaxpr, held, names)
 
 
-def _of_emitted(model: eqx.Module, other: Any) -> ComparedProgram:
+def _of_emitted(model: eqx.Module, other: object) -> ComparedProgram:
     if isinstance(other, Methods) or "__call__" not in vars(type(model)):
         raise SignatureError(
             f"{type(model).__name__}, or the module it is compared with, has several functions",

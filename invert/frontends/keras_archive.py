@@ -66,7 +66,7 @@ def entry_point(path: str | os.PathLike[str], *, config: Config, strict: bool = 
     if specs is None:
         raise SignatureError(f"{file}: the model does not declare its inputs", remedy=_REMEDY)
 
-    def call(inputs: Any) -> Any:
+    def call(inputs: object) -> Any:
         return model(inputs, training=False)
 
     entry = tf_function.entry_point(call, (specs,), config=config, name=model.name, strict=strict)

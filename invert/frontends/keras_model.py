@@ -51,7 +51,9 @@ def input_specs(model: Any) -> Any:
     return jax.tree_util.tree_map(spec, inputs)
 
 
-def with_names(model: Any, in_tree: jax.tree_util.PyTreeDef, specs: Sequence[Any]) -> Sequence[Any]:
+def with_names(
+    model: object, in_tree: jax.tree_util.PyTreeDef, specs: Sequence[Any]
+) -> Sequence[Any]:
     """The types of the arguments of a call, under the names of the model's inputs.
 
     **Arguments:**
@@ -71,7 +73,7 @@ def with_names(model: Any, in_tree: jax.tree_util.PyTreeDef, specs: Sequence[Any
     ]
 
 
-def with_open_batch(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def with_open_batch(model: object, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """The arguments and keyword arguments of a call, with types that leave the batch open.
 
     Keras's first axis is the batch. Types that the caller states stay as they are.
@@ -100,7 +102,7 @@ def _is_array(x: object) -> TypeGuard[np.ndarray]:
     return isinstance(x, np.ndarray | jax.Array | import_tensorflow().Tensor)
 
 
-def _inputs_of(model: Any) -> Any:
+def _inputs_of(model: object) -> Any:
     for name in ("input", "inputs"):
         # A Sequential read from a file has no `input`, nor does a subclass of Model.
         try:
@@ -114,7 +116,7 @@ def _inputs_of(model: Any) -> Any:
     return None
 
 
-def attributes(model: Any) -> dict[str, str]:
+def attributes(model: object) -> dict[str, str]:
     """The attributes that hold the layers inside a layer, by the names that Keras gave to these.
 
     `self.query = Dense(8)` is the layer `dense_3`. Names that somebody chose, and layers held

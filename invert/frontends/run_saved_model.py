@@ -112,7 +112,7 @@ def _objects(root: Any, graph: Any) -> list[_Object]:
     return found
 
 
-def _child(obj: Any, name: str) -> Any:
+def _child(obj: object, name: str) -> Any:
     """The child of a restored object that the object graph calls `name`."""
     if isinstance(obj, list | tuple):
         # A namedtuple lists its items by number as well as by field.

@@ -113,7 +113,7 @@ def values_of(variable: Any) -> np.ndarray:
 
 @nested_too_deep("the function")
 def entry_point(
-    tf_fn: Any,
+    tf_fn: object,
     args: Sequence[Any] = (),
     kwargs: Keywords | None = None,
     *,
@@ -121,7 +121,7 @@ def entry_point(
     name: str | None = None,
     source: str = "",
     variables: Variables | None = None,
-    owner: Any = None,
+    owner: object = None,
     strict: bool = True,
 ) -> EntryPoint:
     """Read a TensorFlow function.
@@ -182,7 +182,7 @@ def _checked(concrete: Any, args: Arguments, kwargs: Keywords) -> Any:
     return concrete
 
 
-def _name_of(tf_fn: Any) -> str:
+def _name_of(tf_fn: object) -> str:
     """Name of the Python function; the library adds a prefix and a number to it."""
     name = getattr(tf_fn, "name", None) or getattr(tf_fn, "__name__", None) or "function"
     text = name.decode() if isinstance(name, bytes) else str(name)
@@ -255,7 +255,7 @@ def _short(x: Any) -> Any:
     return f"{x.dtype}{tuple(x.shape)}" if hasattr(x, "shape") and hasattr(x, "dtype") else x
 
 
-def _jax_signature(fn: Any) -> inspect.Signature | None:
+def _jax_signature(fn: object) -> inspect.Signature | None:
     """Signature of the JAX function in a result of `jax2tf.convert`."""
     wrapped = function_of_jax2tf(fn)
     try:
@@ -387,7 +387,7 @@ class _HandleVariable:
 
     trainable = False
 
-    def __init__(self, handle: Any, dtype: int, name: str):
+    def __init__(self, handle: object, dtype: int, name: str):
         tf = import_tensorflow()
         self.value = tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.dtypes.as_dtype(dtype))
         self.shape = self.value.shape

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import weakref
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from jax import lax
@@ -418,7 +418,7 @@ def _comparisons(jaxpr: Jaxpr) -> weakref.WeakKeyDictionary[AnyJaxpr, bool]:
     return weakref.WeakKeyDictionary()
 
 
-def _same_param(a: Any, b: Any) -> bool:
+def _same_param(a: object, b: object) -> bool:
     if a is b:
         return True
     if isinstance(a, Deferred) or isinstance(b, Deferred):

@@ -357,7 +357,7 @@ def _checked(
     return results
 
 
-def _differences(given: Any, wanted: Any) -> str:
+def _differences(given: object, wanted: object) -> str:
     """The paths in which two trees differ."""
     have, want = (
         [

@@ -79,7 +79,7 @@ class Methods(Recovered):
 
 
 def _method(name: str, function: Function, attribute: str) -> Callable[..., Any]:
-    def run(self: Methods, *args: Any, **kwargs: Any) -> Any:
+    def run(self: Methods, *args: object, **kwargs: object) -> Any:
         return _call(self, name, args, kwargs)
 
     return method(function, attribute, run)
@@ -98,7 +98,7 @@ def _picking(name: str, traces: Sequence[str]) -> Callable[..., Any]:
     Python values among the arguments are static, as in a `tf.function`.
     """
 
-    def run(self: Methods, *args: Any, **kwargs: Any) -> Any:
+    def run(self: Methods, *args: object, **kwargs: object) -> Any:
         functions = {n: f for n, f in self._functions if n in traces}
         states = [a for a in args if isinstance(a, eqx.nn.State)]
         plain = [a for a in args if not isinstance(a, eqx.nn.State)]
@@ -122,7 +122,7 @@ def _picking(name: str, traces: Sequence[str]) -> Callable[..., Any]:
 
 
 def _failing(name: str) -> Callable[..., Any]:
-    def run(self: Methods, *args: Any, **kwargs: Any) -> Any:
+    def run(self: Methods, *args: object, **kwargs: object) -> Any:
         raise self.failed[name]
 
     return run

@@ -208,7 +208,7 @@ class Module(Recovered):
     constants: tuple[Array | np.ndarray, ...]
     _function: Function = eqx.field(static=True, repr=False)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         """Run the program.
 
         **Raises:** `SignatureError` if the arguments do not fit the signature.
@@ -310,7 +310,7 @@ def styles_of(layers: str | Sequence[str], typecheck: bool, loader: bool = True)
 def method(function: Function, name: str, run: Callable[..., Any]) -> Callable[..., Any]:
     """`run` as a method called `name`, with the signature of `function`."""
 
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def call(self: object, *args: object, **kwargs: object) -> Any:
         return run(self, *args, **kwargs)
 
     call.__name__, call.__qualname__ = name, f"{function.entry.name}.{name}"

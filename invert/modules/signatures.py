@@ -175,7 +175,7 @@ def tree_text(tree: Any) -> str:
     return "None" if tree is None else type(tree).__name__ + "(" + ", ".join(_parts(tree)) + ")"
 
 
-def _parts(tree: Any) -> Iterator[str]:
+def _parts(tree: object) -> Iterator[str]:
     """The types of the leaves of a pytree of another class."""
     for leaf in jax.tree_util.tree_leaves(tree, is_leaf=lambda x: isinstance(x, ArgSpec)):
         yield tree_text(leaf) if isinstance(leaf, ArgSpec) else repr(leaf)

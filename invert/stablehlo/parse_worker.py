@@ -56,8 +56,8 @@ def _shortened(reason: str) -> str:
 
 
 def serve(
-    ir: Any,
-    stablehlo: Any,
+    ir: object,
+    stablehlo: object,
     make_context: Callable[[], Any],
     hlo_to_bytecode: Callable[[bytes, bool], bytes],
 ) -> None:

@@ -69,7 +69,7 @@ def _integer_power(x: Value, y: Value) -> Value:
     bits = jnp.iinfo(dtype).bits
     one, zero = np.ones((), dtype), np.zeros((), dtype)
 
-    def step(_: Any, carry: tuple[Value, Value, Value]) -> tuple[Value, Value, Value]:
+    def step(_: object, carry: tuple[Value, Value, Value]) -> tuple[Value, Value, Value]:
         result, base, rest = carry
         odd = lax.ne(lax.bitwise_and(rest, one), zero)
         result = lax.select(odd, lax.mul(result, base), result)

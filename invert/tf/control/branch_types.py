@@ -88,7 +88,7 @@ class _StaticNode:
         return (), self.value
 
     @classmethod
-    def tree_unflatten(cls, aux: Any, children: tuple[()]) -> _StaticNode:
+    def tree_unflatten(cls, aux: object, children: tuple[()]) -> _StaticNode:
         return cls(aux)
 
 

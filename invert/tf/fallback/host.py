@@ -142,7 +142,7 @@ def text_problems(outputs: Iterable[tuple[str, int]]) -> list[Problem]:
     ]
 
 
-def table(handle: Any) -> HeldTable | None:
+def table(handle: object) -> HeldTable | None:
     """The table of an eager handle; `None` for other handles."""
     tf = import_tensorflow()
     try:
@@ -246,7 +246,7 @@ def _called_back(node: Node, wanted: Pending) -> Any:
     _collect(wanted, leaves, set())
     types = {k: (np.dtype(v.dtype), tuple(v.shape)) for k, v in leaves.items()}
 
-    def callback(*given: Any) -> np.ndarray:
+    def callback(*given: object) -> np.ndarray:
         found = {
             k: np.ascontiguousarray(v).view(t).reshape(shape)
             for (k, (t, shape)), v in zip(types.items(), given, strict=True)
