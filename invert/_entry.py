@@ -193,7 +193,7 @@ def free_name(wanted: str, taken: Container[str]) -> str:
     return name
 
 
-def traced(entry: EntryPoint, avals: Sequence[Any]) -> ClosedJaxpr:
+def traced(entry: EntryPoint, avals: Sequence[object]) -> ClosedJaxpr:
     """The raw program of an entry point, over its parameters and the arguments.
 
     **Arguments:**

@@ -179,7 +179,7 @@ def nested_too_deep(name: str) -> Iterator[None]:
 
 
 def optional_step(
-    step: str, defects: list[str], function: Callable[..., Any], *args: object
+    step: str, defects: list[str], function: Callable[..., object], *args: object
 ) -> Any | None:
     """The result of an optional step, such as a pattern; `None` if the step has a defect.
 

@@ -59,7 +59,7 @@ def custom_call(
     target: str,
     attributes: tuple[tuple[str, str], ...],
     avals: tuple[jax.ShapeDtypeStruct | None, ...],
-    computations: tuple[Any, ...] = (),
+    computations: tuple[object, ...] = (),
 ) -> list[Any]:
     """Bind the opaque equation.
 
@@ -113,8 +113,8 @@ def _lower(
     *operands: ir.Value,
     target: str,
     attributes: Sequence[tuple[str, str]],
-    avals: Sequence[Any],
-    computations: Sequence[Any],
+    avals: Sequence[object],
+    computations: Sequence[object],
 ) -> Sequence[ir.Value]:
     for platform in ctx.module_context.platforms:
         if not _is_implemented(target, platform):
@@ -134,7 +134,7 @@ def _lower_template(
     ctx: object,
     *operands: ir.Value,
     attributes: Sequence[tuple[str, str]],
-    computations: Sequence[Any],
+    computations: Sequence[object],
     **_: object,
 ) -> Sequence[ir.Value]:
     return emit_custom_call(ctx, operands, attributes, computations)

@@ -158,7 +158,7 @@ def size_as_value(size: DimSize, dtype: np.dtype) -> Any:
     )
 
 
-def mapped_thunk(thunk: Any, change: Callable[[Any], Any]) -> Any:
+def mapped_thunk(thunk: Any, change: Callable[[Any], object]) -> Any:
     """Wrap a function that returns the jaxpr of a derivative, transforming that jaxpr."""
 
     def call(*nonzero: Any) -> tuple[Any, ...]:
@@ -234,18 +234,18 @@ def with_names(eqn: Eqn, names: tuple[str, ...]) -> Eqn:
     return eqn.replace(source_info=eqn.source_info.replace(name_stack=_stack(names)))
 
 
-def trace_open(fn: Callable[..., Any], *avals: object) -> tuple[Jaxpr, list[Any]]:
+def trace_open(fn: Callable[..., object], *avals: object) -> tuple[Jaxpr, list[Any]]:
     """Trace `fn` into a jaxpr without constants and the values of its constant variables."""
     closed = jax.make_jaxpr(fn)(*avals)
     return cast(Any, partial_eval.convert_constvars_jaxpr(closed.jaxpr)), list(closed.consts)
 
 
-def trace_closed(fn: Callable[..., Any], *avals: object) -> ClosedJaxpr:
+def trace_closed(fn: Callable[..., object], *avals: object) -> ClosedJaxpr:
     """Trace `fn` into a closed jaxpr, as `lax` keeps the branches of a `cond`."""
     return cast(Any, jax.make_jaxpr(fn)(*avals))
 
 
-def forget_traces(namespace: Mapping[str, Any]) -> None:
+def forget_traces(namespace: Mapping[str, object]) -> None:
     """Evict the programs that JAX caches for compiled methods of a module's classes.
 
     JAX keeps them as long as the classes, and the classes, since they are pytrees, forever.
@@ -371,7 +371,7 @@ def _reading_context() -> Any:
     return _reading["context"]
 
 
-def lowered_module(fn: Callable[..., Any], *avals: Any, platform: str = "cpu") -> ir.Module:
+def lowered_module(fn: Callable[..., object], *avals: Any, platform: str = "cpu") -> ir.Module:
     """The StableHLO module that JAX serializes for `fn` at given types.
 
     Serialization expands some ops, so the module goes through it, as raised modules did. This
@@ -404,14 +404,14 @@ def _lowering() -> Iterator[None]:
         yield
 
 
-def lowered_types(fn: Callable[..., Any], *avals: object) -> list[core.ShapedArray]:
+def lowered_types(fn: Callable[..., object], *avals: object) -> list[core.ShapedArray]:
     """The result types of `fn`; reuses the trace of `lowered_module`."""
     with _lowering():
         traced = jax.jit(fn, keep_unused=True).trace(*avals)
     return [v.aval for v in open_jaxpr(traced.jaxpr).outvars]
 
 
-def trace_as_lowered(fn: Callable[..., Any], *avals: object) -> ClosedJaxpr:
+def trace_as_lowered(fn: Callable[..., object], *avals: object) -> ClosedJaxpr:
     """`trace_closed` on whole values; reuses the trace of `lowered_module`."""
     with _lowering():
         traced = jax.jit(fn, keep_unused=True).trace(*avals)
@@ -525,12 +525,12 @@ def constants_as_arguments(jaxpr: Jaxpr) -> Jaxpr:
     return cast(Any, partial_eval.convert_constvars_jaxpr(jaxpr))
 
 
-def eval_jaxpr(jaxpr: Jaxpr, values: Sequence[Any]) -> list[Any]:
+def eval_jaxpr(jaxpr: Jaxpr, values: Sequence[object]) -> list[Any]:
     """Evaluate a jaxpr without constants."""
     return core.eval_jaxpr(jaxpr, (), *values)
 
 
-def eval_closed(closed: AnyJaxpr, values: Sequence[Any]) -> list[Any]:
+def eval_closed(closed: AnyJaxpr, values: Sequence[object]) -> list[Any]:
     """Evaluate a closed jaxpr."""
     return core.eval_jaxpr(open_jaxpr(closed), consts_of(closed), *values)
 
@@ -643,7 +643,7 @@ def context_of(eqn: Eqn) -> Iterator[None]:
             yield
 
 
-def bind_equation(eqn: Eqn, args: Sequence[Any]) -> list[Any]:
+def bind_equation(eqn: Eqn, args: Sequence[object]) -> list[Any]:
     """The results of an equation on other operands."""
     results = eqn.primitive.bind(*args, **eqn.primitive.get_bind_params(eqn.params))
     return list(results) if eqn.primitive.multiple_results else [results]

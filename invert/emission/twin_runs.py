@@ -23,7 +23,7 @@ from invert.ir.types import Atom, Var
 def runs(
     namespace: ModuleType,
     name: str,
-    arguments: Mapping[str, Any],
+    arguments: Mapping[str, object],
     methods: Sequence[tuple[str, Layer]],
     shape: Callable[[Atom], Shape],
     named: Mapping[Layer, Mapping[Var, str]],

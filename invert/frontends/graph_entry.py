@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import jax
 import numpy as np
@@ -84,7 +83,7 @@ def at_shapes(entry: EntryPoint, shapes: Sequence[tuple[int, ...]]) -> EntryPoin
 def graph_entry(
     program: Analysis,
     signature: Signature,
-    results: tuple[Sequence[int], Any, Any, Sequence[np.dtype]],
+    results: tuple[Sequence[int], object, object, Sequence[np.dtype]],
     feeds: Sequence[Value],
     params: Sequence[Param],
     *,
@@ -147,7 +146,7 @@ def graph_entry(
 def function_entry(
     graph: Graph,
     signature: Signature,
-    results: tuple[Sequence[int], Any, Any],
+    results: tuple[Sequence[int], object, object],
     outputs: Sequence[tuple[str, int]],
     feeds: Sequence[Value],
     params: Sequence[Param],

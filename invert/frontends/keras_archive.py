@@ -74,7 +74,7 @@ def entry_point(path: str | os.PathLike[str], *, config: Config, strict: bool = 
     return dataclasses.replace(entry, source=source, kind=own_class(model))
 
 
-def load(file: Path, custom_objects: Mapping[str, Any] | None = None) -> Any:
+def load(file: Path, custom_objects: Mapping[str, object] | None = None) -> Any:
     """The Keras model of an archive.
 
     **Arguments:**

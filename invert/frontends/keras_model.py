@@ -73,7 +73,7 @@ def with_names(
     ]
 
 
-def with_open_batch(model: object, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def with_open_batch(model: object, args: Sequence[object], kwargs: Mapping[str, object]) -> Any:
     """The arguments and keyword arguments of a call, with types that leave the batch open.
 
     Keras's first axis is the batch. Types that the caller states stay as they are.

@@ -421,7 +421,7 @@ def _pruned(tree: object) -> Any:
 
 
 def flat_specs(
-    in_tree: jax.tree_util.PyTreeDef, specs: Sequence[Any], original: inspect.Signature
+    in_tree: jax.tree_util.PyTreeDef, specs: Sequence[object], original: inspect.Signature
 ) -> Signature:
     """The signature of a function that takes the leaves of any pytrees one by one.
 

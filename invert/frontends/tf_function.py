@@ -114,7 +114,7 @@ def values_of(variable: Any) -> np.ndarray:
 @nested_too_deep("the function")
 def entry_point(
     tf_fn: object,
-    args: Sequence[Any] = (),
+    args: Sequence[object] = (),
     kwargs: Keywords | None = None,
     *,
     config: Config,
@@ -235,7 +235,7 @@ def _select(tf_fn: Any, args: Arguments, kwargs: Keywords) -> Any:
     )
 
 
-def _needs_arguments(fn: Callable[..., Any]) -> bool:
+def _needs_arguments(fn: Callable[..., object]) -> bool:
     original = _jax_signature(fn) or inspect.signature(fn)
     empty = inspect.Parameter.empty
     variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -266,7 +266,7 @@ def _jax_signature(fn: object) -> inspect.Signature | None:
 
 def _from_callable(
     fn: Any,
-    args: Sequence[Any],
+    args: Sequence[object],
     kwargs: Keywords,
     config: Config,
     name: str | None,
@@ -337,7 +337,7 @@ def _name_of_callable(fn: Any) -> str:
 def _build(
     concrete: Any,
     signature: Signature,
-    results: tuple[tuple[int, ...], Any, Any],
+    results: tuple[tuple[int, ...], object, object],
     config: Config,
     name: str,
     variables: Variables | None = None,

@@ -30,7 +30,7 @@ def composite(
     Derivatives and `jax.vmap` are those of the function itself.
     """
 
-    def mark(function: Callable[..., Any]) -> Callable[..., Any]:
+    def mark(function: Callable[..., object]) -> Callable[..., Any]:
         marked = lax.composite(lambda *args, **_: function(*args), name, version=version)
 
         @jax.custom_batching.custom_vmap

@@ -153,7 +153,7 @@ def method_names(names: Iterable[str]) -> dict[str, str]:
     return identifiers
 
 
-def _attributes(functions: Mapping[str, Function], failed: Mapping[str, Any]) -> dict[str, str]:
+def _attributes(functions: Mapping[str, Function], failed: Mapping[str, object]) -> dict[str, str]:
     """The attribute of each function; the default trace of a function has its name."""
     traces = {name: f.entry.trace for name, f in functions.items()}
     named = {n: t.of if t is not None and t.default else n for n, t in traces.items()}

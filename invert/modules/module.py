@@ -307,7 +307,7 @@ def styles_of(layers: str | Sequence[str], typecheck: bool, loader: bool = True)
     return styles if loader else styles | {"no loader"}
 
 
-def method(function: Function, name: str, run: Callable[..., Any]) -> Callable[..., Any]:
+def method(function: Function, name: str, run: Callable[..., object]) -> Callable[..., Any]:
     """`run` as a method called `name`, with the signature of `function`."""
 
     def call(self: object, *args: object, **kwargs: object) -> Any:
@@ -359,7 +359,7 @@ def class_of(
     name: str,
     base: type,
     doc: str,
-    methods: Mapping[str, Callable[..., Any]],
+    methods: Mapping[str, Callable[..., object]],
     of: tuple[str, ...] = (),
 ) -> Any:
     """A subclass of `base` with these methods `of` functions, shared by equal interfaces.

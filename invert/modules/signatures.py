@@ -149,7 +149,7 @@ def _result_type(entry: EntryPoint) -> Any:
 
 
 def call_text(
-    name: str, trees: Iterable[tuple[str, Any]], others: Iterable[str | None] = ()
+    name: str, trees: Iterable[tuple[str, object]], others: Iterable[str | None] = ()
 ) -> str:
     """`f(x: float32[?,4], key)`: a call with the types of its arguments."""
     parts = [f"{n}: {tree_text(t)}" for n, t in trees]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from invert._errors import PatternError
 from invert.ir.avals import type_of_value
@@ -23,8 +22,8 @@ def pattern(
     after: JaxFunction,
     *,
     name: str | None = None,
-    options: Mapping[str, Sequence[Any]] | None = None,
-    example: Sequence[Any] | None = None,
+    options: Mapping[str, Sequence[object]] | None = None,
+    example: Sequence[object] | None = None,
 ) -> Pattern:
     """A pattern that replaces `before` by `after`.
 

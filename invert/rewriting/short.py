@@ -203,7 +203,7 @@ def _accepted(make: Callable[[Avals], Call], given: Avals | None, arity: int) ->
             return
 
 
-def combinations(name: str, options: Mapping[str, Sequence[Any]]) -> tuple[Choice, ...]:
+def combinations(name: str, options: Mapping[str, Sequence[object]]) -> tuple[Choice, ...]:
     """Every combination of the options, in their order."""
     choices = tuple(
         tuple(zip(options, values, strict=True)) for values in itertools.product(*options.values())

@@ -58,7 +58,7 @@ def _shortened(reason: str) -> str:
 def serve(
     ir: object,
     stablehlo: object,
-    make_context: Callable[[], Any],
+    make_context: Callable[[], object],
     hlo_to_bytecode: Callable[[bytes, bool], bytes],
 ) -> None:
     """Answer each module with the module as MLIR itself writes it, or with the reason for failure.

@@ -268,7 +268,7 @@ def rule(
     **Arguments:** see `Entry`.
     """
 
-    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+    def register(function: Callable[..., object]) -> Callable[..., Any]:
         entry = Entry(
             binding.Bound(function, _BINDER),
             sizes=sizes,

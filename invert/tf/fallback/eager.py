@@ -85,7 +85,7 @@ Input = tuple[tuple[int, ...], tuple[np.dtype, bytes] | np.ndarray | None]
 
 
 def constants_of(
-    types: Sequence[int], inputs: Sequence[Input], other: Callable[[Any, Any], Any]
+    types: Sequence[int], inputs: Sequence[Input], other: Callable[[Any, Any], object]
 ) -> list[Any]:
     """Tensors for inputs: constants where the value is known, else `other(dtype, shape)`."""
     tf = import_tensorflow()
@@ -101,7 +101,7 @@ def constants_of(
     return tensors
 
 
-def graph_of(text: bytes, library: bytes, tensors: Sequence[Any]) -> list[Any]:
+def graph_of(text: bytes, library: bytes, tensors: Sequence[object]) -> list[Any]:
     """The results of the op on `tensors`, in the graph being traced."""
     tf = import_tensorflow()
     graph = tf.compat.v1.GraphDef()

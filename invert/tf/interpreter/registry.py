@@ -203,7 +203,7 @@ _BINDER = binding.Binder(
 )
 
 
-def bound(function: Callable[..., Any]) -> Rule:
+def bound(function: Callable[..., object]) -> Rule:
     """A function of operands and attributes as a rule; see `invert.primitives.binding`."""
     return binding.Bound(function, _BINDER)
 
@@ -234,7 +234,7 @@ def rule(
     **Arguments:** see `Entry`.
     """
 
-    def register(fn: Callable[..., Any]) -> Callable[..., Any]:
+    def register(fn: Callable[..., object]) -> Callable[..., Any]:
         entry = Entry(
             bound(fn),
             check=check,
@@ -260,7 +260,7 @@ def rule(
     return register
 
 
-def rules(table: Mapping[str, Callable[..., Any]], **options: Any) -> None:
+def rules(table: Mapping[str, Callable[..., object]], **options: Any) -> None:
     """Register one function of operands and attributes for each op; options as for `rule`."""
     for op, fn in table.items():
         rule(op, **options)(fn)
