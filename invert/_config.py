@@ -27,7 +27,7 @@ class Config:
 
     - `platform`: the platform whose branch is taken from a module lowered for several
         (`"cpu"`, `"cuda"`, `"rocm"` or `"tpu"`), and for which StableHLO text was lowered, which
-        does not say so. `None`: the platform of this process if the module has it, otherwise the
+        does not name it. `None`: the platform of this process if the module has it, otherwise the
         module's first.
     - `patterns`: whether equations are rewritten into the primitives they came from; a tuple of
         names enables only these. `invert.patterns.names()` lists them.

@@ -374,8 +374,8 @@ def _reading_context() -> Any:
 def lowered_module(fn: Callable[..., object], *avals: Any, platform: str = "cpu") -> ir.Module:
     """The StableHLO module that JAX serializes for `fn` at given types.
 
-    Serialization expands some ops, so the module goes through it, as raised modules did. This
-    equals `jax.export` at these types, without a copy of the module and a second trace.
+    Serialization expands some ops, as it did in raised modules. This equals `jax.export` at these
+    types, without its copy of the module and second trace.
     """
     checks = jax.export.DisabledSafetyCheck
     disabled = [checks.platform(), *map(checks.custom_call, _UNSTABLE_TARGETS)]
@@ -505,7 +505,7 @@ def open_jaxpr(closed: AnyJaxpr) -> Jaxpr:
 def dce(jaxpr: Jaxpr) -> Jaxpr:
     """Remove equations whose results are not used; keep all arguments.
 
-    Where nothing is removed, the result is the jaxpr itself, as JAX's is not.
+    Returns the jaxpr itself, unlike JAX, if nothing is removed.
     """
     if _is_used(jaxpr)[0]:
         return jaxpr

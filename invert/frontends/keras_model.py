@@ -76,7 +76,7 @@ def with_names(
 def with_open_batch(model: object, args: Sequence[object], kwargs: Mapping[str, object]) -> Any:
     """The arguments and keyword arguments of a call, with types that leave the batch open.
 
-    Keras's first axis is the batch. Types that the caller states stay as they are.
+    Keras's first axis is the batch. Types that the caller states are kept.
 
     **Returns:** `None` if there is no such axis: nothing but types, arrays of unequal first sizes,
     or inputs that the model declares for one batch.

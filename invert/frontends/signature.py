@@ -27,7 +27,7 @@ _POSITIONAL = (
 
 
 class ConcreteFunction(Protocol):
-    """The parts that are read of a concrete function, of TensorFlow or in a file.
+    """What is read from a concrete function, of TensorFlow or of a file.
 
     **Attributes:**
 

@@ -16,7 +16,7 @@ _TAKE = "_take"
 
 
 def with_wrapped_positions(jaxpr: Jaxpr) -> Jaxpr:
-    """Let the lookup of positions `0, 1, ...` wrap negative indices if another lookup does.
+    """Wrap negative indices in the lookup of positions `0, 1, ...` if another lookup does.
 
     No position is negative, so no result changes, and both lookups become the same layer.
     """

@@ -317,7 +317,7 @@ def scope_of(eqn: Eqn) -> str:
 
 
 def place_of(eqn: Eqn) -> str:
-    """The name scopes and source line of an equation, as far as known."""
+    """The name scopes and source line of an equation, where known."""
     return ", ".join(filter(None, (scope_of(eqn), source_line(eqn))))
 
 

@@ -36,8 +36,8 @@ def normal_form(closed: J) -> J:
     return jaxprs.canonicalize(merged)
 
 
-# The calls that are inlined, and the parameter with what each calls. The last two stand for the
-# body of a `scan` in the loop that JAX traces for it, in jax 0.10 and 0.12.
+# Inlined calls, and the parameter with the program of each. The last two wrap the body of a `scan`
+# in the loop that JAX traces for it, in jax 0.10 and 0.12.
 _CALLED = {"jit": "jaxpr", "closed_call": "call_jaxpr", "eval_jaxpr": "call_jaxpr"}
 
 

@@ -199,7 +199,7 @@ def _merged(eqn: Eqn, graph: Graph) -> tuple[Eqn, list[Eqn], dict[Var, Atom]]:
 def _wider(
     parts: WhileParts, starts: Sequence[Hashable], body: Jaxpr, same: Mapping[int, int]
 ) -> Iterator[tuple[int, int]]:
-    """The unread carries that equal another but for further axes of size one, with that other."""
+    """The unread carries that equal another up to axes of size one: pairs of the two."""
     graph = Graph(body)
     for i, v in enumerate(parts.carried):
         if i in same or _used(parts, i):

@@ -197,7 +197,7 @@ class Site:
 
     @property
     def broadcasts(self) -> set[int]:
-        """Positions of the operands that the author broadcast explicitly, as far as known."""
+        """Positions of the operands that the author broadcast explicitly, where known."""
         return {position for position, _ in hint_of(self.eqn).operands}
 
     def producer(self, atom: Atom, *names: str) -> Eqn | None:

@@ -101,7 +101,7 @@ class Short:
         return call if list(map(_short, results)) == [_short(out)] else None
 
     def _types(self, site: Site, choice: Choice) -> Iterator[Avals]:
-        """Types of the operands, as far as an outline finds candidates."""
+        """Types of the operands, where an outline finds candidates."""
         types: dict[Avals, None] = {}
         refused: dict[Avals, None] = {}
         laid = 0
@@ -115,7 +115,7 @@ class Short:
             laid = len(outlined.eqns)
             made = shaped(site.graph, site.eqn.outvars[0])
             wanted = {(v.aval.shape, v.aval.dtype) for v in made}
-            # The source of a broadcast or conversion is likelier than its result.
+            # The source of a broadcast or conversion is more likely than its result.
             atoms = [reversed(outlined.operands[v]) for v in template.jaxpr.invars]
             tries = itertools.product(*(dict.fromkeys(map(site.aval, a)) for a in atoms))
             for avals in itertools.islice(tries, _MAX_TYPES):

@@ -60,7 +60,7 @@ def _imag(x: Value) -> Value:
 
 
 def _integer_power(x: Value, y: Value) -> Value:
-    """Integer power by squaring, modulo two to the number of bits, as the specification says.
+    """Integer power by squaring, modulo two to the number of bits, as specified.
 
     A negative exponent gives 1, -1 or 0. XLA uses only the lowest six bits of an exponent, for odd
     bases in jaxlib 0.12 and for all bases before; there, results differ for exponents from 64 on.

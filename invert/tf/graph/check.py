@@ -92,7 +92,7 @@ class _Checked:
         self._op_def = op_def
         self._signatures = signatures
         self._args = args
-        # The types of each node's outputs, by output name, as far as known.
+        # The types of each node's outputs, by output name, where known.
         self._outputs: dict[str, dict[str, list[Run]] | None] = {
             name: {"": [(1, kind)]} for name, kind in args.items()
         }

@@ -117,7 +117,7 @@ def _roots(graph: Graph, known: Sequence[bool], *, text: bool) -> set[Node]:
         holding = [i for i in graph.main.order if _holds(graph, graph.main.nodes[i], roots, held)]
         calls = [i for i in holding if graph.main.nodes[i].op in CALLS]
         if not calls:
-            # A loop or branch that contains such an op counts as such an op.
+            # A loop or branch that contains such an op counts as one.
             return roots | {graph.main.nodes[i] for i in holding}
         graph.main = _inlined(graph, calls)
     return set()
