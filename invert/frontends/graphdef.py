@@ -42,17 +42,7 @@ def entry_point(
     """
     library = Library.of(graph_def)
     named = dict(inputs) if isinstance(inputs, Mapping) else {n: n for n in inputs}
-    nodes = {n.name: n for n in library.graph.node}
-    specs: dict[str, ArgSpec] = {}
-    for name, tensor in named.items():
-        node = nodes.get(tensor.partition(":")[0])
-        if node is None:
-            raise SignatureError(
-                f"the graph has no node {tensor!r}",
-                remedy="Name an output of a node, as in `x:0`; `invert inspect` lists some.",
-            )
-        plain = name.partition(":")[0].replace("/", "_")
-        specs[plain] = _spec(plain, node)
+    specs = _specs(library, named)
     graph = Graph(
         library,
         [full(t) for t in named.values()],
@@ -112,6 +102,22 @@ def read(graph_def: object) -> GraphDef:
     **Raises:** `MalformedModelError` if the bytes are not a graph.
     """
     return own(graph_def, GraphDef, "the graph")
+
+
+def _specs(library: Library, named: Mapping[str, str]) -> dict[str, ArgSpec]:
+    """The types of the tensors that are fed, by the names of the arguments."""
+    nodes = {n.name: n for n in library.graph.node}
+    specs: dict[str, ArgSpec] = {}
+    for name, tensor in named.items():
+        node = nodes.get(tensor.partition(":")[0])
+        if node is None:
+            raise SignatureError(
+                f"the graph has no node {tensor!r}",
+                remedy="Name an output of a node, as in `x:0`; `invert inspect` lists some.",
+            )
+        plain = name.partition(":")[0].replace("/", "_")
+        specs[plain] = _spec(plain, node)
+    return specs
 
 
 def _spec(name: str, node: NodeDef) -> ArgSpec:
