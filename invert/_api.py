@@ -39,7 +39,7 @@ def _recovering(config: Config) -> Recover:
 def from_entry(
     entry: EntryPoint,
     config: Config,
-    args: Sequence[Any] | None = None,
+    args: Sequence[object] | None = None,
     kwargs: Keywords | None = None,
 ) -> Module:
     """The module of an entry point, recovered at the types of an example, if any."""
@@ -49,8 +49,8 @@ def from_entry(
 def _function(
     entry: EntryPoint,
     config: Config,
-    args: Sequence[Any] | None = None,
-    kwargs: Mapping[str, Any] | None = None,
+    args: Sequence[object] | None = None,
+    kwargs: Mapping[str, object] | None = None,
 ) -> Function:
     entry = with_sizes(entry, config.sizes)
     function = Function(Specializations(entry, _recovering(config)), config)
@@ -99,11 +99,11 @@ def _build_methods(
 class _Shape:
     """Placeholder for an array; only its shape matters."""
 
-    def __init__(self, shape: Sequence[Any]):
+    def __init__(self, shape: Sequence[object]):
         self.shape = tuple(shape)
 
 
-def roundtrip(tf_fn: Any, *args: Any, config: Config = _DEFAULT, **kwargs: Any) -> Module:
+def roundtrip(tf_fn: object, *args: object, config: Config = _DEFAULT, **kwargs: object) -> Module:
     """Recover a JAX function from the TensorFlow function that `jax2tf.convert` made of it.
 
     **Arguments:**
@@ -153,7 +153,7 @@ def roundtrip(tf_fn: Any, *args: Any, config: Config = _DEFAULT, **kwargs: Any) 
 
 
 def _for_every_batch(
-    tf_fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any], config: Config
+    tf_fn: object, args: Sequence[object], kwargs: Mapping[str, object], config: Config
 ) -> Module | None:
     """The module of a Keras model that takes any batch; `None` if there is none."""
     from invert.frontends import keras_model, tf_function
@@ -203,7 +203,7 @@ def _opened(
     return jax.tree_util.tree_map(lambda x: changed.get(id(x), x), (args, kwargs))
 
 
-def convert(tf_fn: Any, *args: Any, config: Config = _DEFAULT, **kwargs: Any) -> Module:
+def convert(tf_fn: object, *args: object, config: Config = _DEFAULT, **kwargs: object) -> Module:
     """Convert any TensorFlow function; see `roundtrip` for the arguments and errors.
 
     ??? example
@@ -222,7 +222,7 @@ def convert(tf_fn: Any, *args: Any, config: Config = _DEFAULT, **kwargs: Any) ->
 
 
 def convert_graphdef(
-    graph_def: Any,
+    graph_def: object,
     inputs: Sequence[str] | Mapping[str, str],
     outputs: Sequence[str] | Mapping[str, str],
     *,
@@ -371,7 +371,7 @@ def _build_all(
 def from_stablehlo(
     module: bytes | str | os.PathLike[str] | jax.stages.Lowered | jax.stages.Compiled,
     *,
-    params: Mapping[str, Any] | None = None,
+    params: Mapping[str, object] | None = None,
     names: Mapping[str, str | Mapping[str, str] | Sequence[str]] | Sequence[str] | None = None,
     signature: str | None = None,
     config: Config = _DEFAULT,
