@@ -12,7 +12,7 @@ from invert.ir.types import AnyJaxpr, Jaxpr, Var
 
 
 def equal_carries(parts: WhileParts, starts: Sequence[Hashable]) -> tuple[dict[int, int], Jaxpr]:
-    """The carries of a loop that equal an earlier one, with that one, and the body if they do.
+    """The carries of a loop that equal a later one, with that one, and the body if they do.
 
     Those of one type and start are assumed equal; where the body then gives them different values,
     they are not, and fewer are assumed equal.
@@ -23,15 +23,16 @@ def equal_carries(parts: WhileParts, starts: Sequence[Hashable]) -> tuple[dict[i
     """
     kinds: list[Hashable] = list(zip(map(type_key, parts.carried), starts, strict=True))
     while True:
-        first: dict[Hashable, int] = {}
-        leaders = [first.setdefault(kind, i) for i, kind in enumerate(kinds)]
+        # TensorFlow puts its own counters before those of the author.
+        last = {kind: i for i, kind in enumerate(kinds)}
+        leaders = [last[kind] for kind in kinds]
         same = {i: k for i, k in enumerate(leaders) if i != k}
         body = open_jaxpr(sharing(parts, same).body)
         if not same:
             return same, body
         body = merge_equations(body, with_jaxprs=True)
         kinds = list(zip(leaders, map(atom_key, body.outvars), strict=True))
-        if len(set(kinds)) == len(first):
+        if len(set(kinds)) == len(last):
             return same, body
 
 
