@@ -39,7 +39,7 @@ def _recovering(config: Config) -> Recover:
 def from_entry(
     entry: EntryPoint,
     config: Config,
-    args: Sequence[Any] | None = None,
+    args: Sequence[object] | None = None,
     kwargs: Keywords | None = None,
 ) -> Module:
     """The module of an entry point, recovered at the types of an example, if any."""
@@ -49,8 +49,8 @@ def from_entry(
 def _function(
     entry: EntryPoint,
     config: Config,
-    args: Sequence[Any] | None = None,
-    kwargs: Mapping[str, Any] | None = None,
+    args: Sequence[object] | None = None,
+    kwargs: Mapping[str, object] | None = None,
 ) -> Function:
     entry = with_sizes(entry, config.sizes)
     function = Function(Specializations(entry, _recovering(config)), config)
@@ -99,11 +99,11 @@ def _build_methods(
 class _Shape:
     """Placeholder for an array; only its shape matters."""
 
-    def __init__(self, shape: Sequence[Any]):
+    def __init__(self, shape: Sequence[object]):
         self.shape = tuple(shape)
 
 
-def roundtrip(tf_fn: Any, *args: Any, config: Config = _DEFAULT, **kwargs: Any) -> Module:
+def roundtrip(tf_fn: object, *args: object, config: Config = _DEFAULT, **kwargs: object) -> Module:
     """Recover a JAX function from the TensorFlow function that `jax2tf.convert` made of it.
 
     **Arguments:**
@@ -153,7 +153,7 @@ def roundtrip(tf_fn: Any, *args: Any, config: Config = _DEFAULT, **kwargs: Any) 
 
 
 def _for_every_batch(
-    tf_fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any], config: Config
+    tf_fn: object, args: Sequence[object], kwargs: Mapping[str, object], config: Config
 ) -> Module | None:
     """The module of a Keras model that takes any batch; `None` if there is none."""
     from invert.frontends import keras_model, tf_function
@@ -203,7 +203,7 @@ def _opened(
     return jax.tree_util.tree_map(lambda x: changed.get(id(x), x), (args, kwargs))
 
 
-def convert(tf_fn: Any, *args: Any, config: Config = _DEFAULT, **kwargs: Any) -> Module:
+def convert(tf_fn: object, *args: object, config: Config = _DEFAULT, **kwargs: object) -> Module:
     """Convert any TensorFlow function; see `roundtrip` for the arguments and errors.
 
     ??? example
@@ -222,7 +222,7 @@ def convert(tf_fn: Any, *args: Any, config: Config = _DEFAULT, **kwargs: Any) ->
 
 
 def convert_graphdef(
-    graph_def: Any,
+    graph_def: object,
     inputs: Sequence[str] | Mapping[str, str],
     outputs: Sequence[str] | Mapping[str, str],
     *,
@@ -309,14 +309,16 @@ def load(
     """
     if not isinstance(path, str | os.PathLike):
         raise SignatureError(
-            f"load reads files, but got a {type(path).__name__}; for a TensorFlow function or a "
-            "Keras model in this process, use invert.convert"
+            f"load reads files, but got a {type(path).__name__}",
+            remedy="Pass a TensorFlow function or a Keras model of this process to invert.convert.",
         )
     path, kind = _containers.place_of(path), _containers.kind_of(path)
     if tags is not None and kind != "saved_model":
-        raise SignatureError(f"{path} is not a SavedModel, so it has no tags; leave out `tags`")
+        raise SignatureError(
+            f"{path} is not a SavedModel, so it has no tags", remedy="Leave out `tags`."
+        )
     if shardings is not None and mesh is None:
-        raise MeshError("shardings need a mesh; pass mesh=jax.make_mesh(...) too")
+        raise MeshError("shardings need a mesh", remedy="Pass mesh=jax.make_mesh(...) too.")
     if kind == "saved":
         return save.load_saved(path, mesh, shardings)
     plan = placement.ParameterPlacement(mesh, shardings or {})
@@ -348,7 +350,7 @@ def _entries_of_file(
     try:
         return _containers.entry_points(path, kind, config, signature=signature)
     except SignatureError as error:
-        raise SignatureError(f"{path}: {error}") from error
+        raise SignatureError(f"{path}: {error.reason}", remedy=error.remedy) from error
     except MalformedModelError as error:
         if str(path) in str(error):
             raise
@@ -369,7 +371,7 @@ def _build_all(
 def from_stablehlo(
     module: bytes | str | os.PathLike[str] | jax.stages.Lowered | jax.stages.Compiled,
     *,
-    params: Mapping[str, Any] | None = None,
+    params: Mapping[str, object] | None = None,
     names: Mapping[str, str | Mapping[str, str] | Sequence[str]] | Sequence[str] | None = None,
     signature: str | None = None,
     config: Config = _DEFAULT,

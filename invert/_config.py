@@ -27,7 +27,7 @@ class Config:
 
     - `platform`: the platform whose branch is taken from a module lowered for several
         (`"cpu"`, `"cuda"`, `"rocm"` or `"tpu"`), and for which StableHLO text was lowered, which
-        does not say so. `None`: the platform of this process if the module has it, otherwise the
+        does not name it. `None`: the platform of this process if the module has it, otherwise the
         module's first.
     - `patterns`: whether equations are rewritten into the primitives they came from; a tuple of
         names enables only these. `invert.patterns.names()` lists them.
@@ -175,7 +175,7 @@ def _fits(value: Any, hint: Any) -> bool:
     return isinstance(value, hint) and (hint is bool or not isinstance(value, bool))
 
 
-def _choices(hint: Any) -> list[str]:
+def _choices(hint: object) -> list[str]:
     """The allowed values of a type, in words."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is Literal:

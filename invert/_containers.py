@@ -101,8 +101,8 @@ def entry_points(
     """
     if kind == "graph":
         raise SignatureError(
-            f"{place} is a graph, which does not state its inputs and outputs; use "
-            "invert.convert_graphdef with their names"
+            "it is a graph, which does not state its inputs and outputs",
+            remedy="Use invert.convert_graphdef with their names.",
         )
     if kind == "stablehlo":
         from invert.frontends import stablehlo
@@ -117,5 +117,8 @@ def entry_points(
 
         entry = exported.entry_point(place.read_bytes(), config=config)
     if signature not in (None, entry.name):
-        raise SignatureError(f"it has one function, {entry.name!r}, and none named {signature!r}")
+        raise SignatureError(
+            f"it has one function, {entry.name!r}, and none named {signature!r}",
+            remedy="Name that one, or leave out `signature`.",
+        )
     return {entry.name: entry}

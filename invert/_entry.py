@@ -193,7 +193,7 @@ def free_name(wanted: str, taken: Container[str]) -> str:
     return name
 
 
-def traced(entry: EntryPoint, avals: Sequence[Any]) -> ClosedJaxpr:
+def traced(entry: EntryPoint, avals: Sequence[object]) -> ClosedJaxpr:
     """The raw program of an entry point, over its parameters and the arguments.
 
     **Arguments:**
@@ -202,7 +202,7 @@ def traced(entry: EntryPoint, avals: Sequence[Any]) -> ClosedJaxpr:
     """
     params = [jax.ShapeDtypeStruct(p.value.shape, p.value.dtype) for p in entry.params]
 
-    def raised(*values: Any) -> Sequence[Any]:
+    def raised(*values: object) -> Sequence[Any]:
         return entry.fn(values[: len(params)], *values[len(params) :])
 
     return trace_closed(raised, *params, *avals)

@@ -64,6 +64,8 @@ class MalformedModelError(InvertError, ValueError):
     remedy = "The model is damaged or incomplete: copy or export it again."
 
 
+# The remedy where an op cannot be converted for a reason that this package does not know.
+REPORT = "Change its inputs or attributes, or report it with the model."
 # The remedy where the operating system refuses to open a file.
 UNREADABLE = "Check that it exists and that you may read it."
 
@@ -177,7 +179,7 @@ def nested_too_deep(name: str) -> Iterator[None]:
 
 
 def optional_step(
-    step: str, defects: list[str], function: Callable[..., Any], *args: Any
+    step: str, defects: list[str], function: Callable[..., object], *args: object
 ) -> Any | None:
     """The result of an optional step, such as a pattern; `None` if the step has a defect.
 

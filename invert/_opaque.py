@@ -55,11 +55,11 @@ def platform_of(targets: Iterable[str]) -> str | None:
 
 
 def custom_call(
-    *operands: Any,
+    *operands: object,
     target: str,
     attributes: tuple[tuple[str, str], ...],
     avals: tuple[jax.ShapeDtypeStruct | None, ...],
-    computations: tuple[Any, ...] = (),
+    computations: tuple[object, ...] = (),
 ) -> list[Any]:
     """Bind the opaque equation.
 
@@ -80,7 +80,7 @@ def custom_call(
 
 
 @custom_call_p.def_abstract_eval
-def _abstract_eval(*operands: Any, avals: Sequence[Any], **_: Any) -> list[Any]:
+def _abstract_eval(*operands: object, avals: Sequence[Any], **_: object) -> list[Any]:
     return [abstract_token if a is None else ShapedArray(*a) for a in avals]
 
 
@@ -113,8 +113,8 @@ def _lower(
     *operands: ir.Value,
     target: str,
     attributes: Sequence[tuple[str, str]],
-    avals: Sequence[Any],
-    computations: Sequence[Any],
+    avals: Sequence[object],
+    computations: Sequence[object],
 ) -> Sequence[ir.Value]:
     for platform in ctx.module_context.platforms:
         if not _is_implemented(target, platform):
@@ -131,11 +131,11 @@ template_call_p.def_abstract_eval(_abstract_eval)
 
 
 def _lower_template(
-    ctx: Any,
+    ctx: object,
     *operands: ir.Value,
     attributes: Sequence[tuple[str, str]],
-    computations: Sequence[Any],
-    **_: Any,
+    computations: Sequence[object],
+    **_: object,
 ) -> Sequence[ir.Value]:
     return emit_custom_call(ctx, operands, attributes, computations)
 
@@ -143,11 +143,11 @@ def _lower_template(
 mlir.register_lowering(template_call_p, _lower_template)
 
 
-def _jvp(primals: Any, tangents: Any, *, target: str, **_: Any) -> Any:
+def _jvp(primals: object, tangents: object, *, target: str, **_: object) -> Any:
     raise _refuse(target, "it has no derivative")
 
 
-def _batch(args: Any, dims: Any, *, target: str, **_: Any) -> Any:
+def _batch(args: object, dims: object, *, target: str, **_: object) -> Any:
     raise _refuse(target, "it has no batching rule")
 
 

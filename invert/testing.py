@@ -19,8 +19,8 @@ Via = Literal["jax.export", "tf.function", "saved_model"]
 
 
 def assert_roundtrip(
-    f: Callable[..., Any],
-    *args: Any,
+    f: Callable[..., object],
+    *args: object,
     via: Via = "jax.export",
     certificate: Literal["exact", "numerical", "unverified"] = "exact",
     derivatives: bool = True,
@@ -74,7 +74,9 @@ def assert_roundtrip(
     return module
 
 
-def _recover(f: Callable[..., Any], args: tuple[Any, ...], via: Via, config: Config) -> Module:
+def _recover(
+    f: Callable[..., object], args: tuple[object, ...], via: Via, config: Config
+) -> Module:
     if via == "jax.export":
         return _api.from_exported(jax.export.export(jax.jit(f))(*args), config=config)
     from jax.experimental import jax2tf
@@ -103,7 +105,7 @@ def _inexact(tree: object) -> list[bool]:
 
 
 def _compare_derivatives(
-    f: Callable[..., Any], module: Module, args: tuple[Any, ...], rtol: float, atol: float
+    f: Callable[..., object], module: Module, args: tuple[object, ...], rtol: float, atol: float
 ) -> None:
     flat, tree = jax.tree_util.tree_flatten(args)
     moving = [i for i, moves in enumerate(_inexact(args)) if moves]
@@ -111,8 +113,8 @@ def _compare_derivatives(
         return
     rng = np.random.default_rng(0)
 
-    def of(function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*xs: Any) -> list[Any]:
+    def of(function: Callable[..., object]) -> Callable[..., Any]:
+        def call(*xs: object) -> list[Any]:
             values = list(flat)
             for i, x in zip(moving, xs, strict=True):
                 values[i] = x
@@ -126,10 +128,10 @@ def _compare_derivatives(
     xs = [jnp.asarray(flat[i]) for i in moving]
     tangents = [jnp.asarray(rng.standard_normal(x.shape), x.dtype) for x in xs]
 
-    def forward(function: Callable[..., Any]) -> Any:
+    def forward(function: Callable[..., object]) -> Any:
         return jax.jit(lambda xs, ts: jax.jvp(of(function), xs, ts)[1])(tuple(xs), tuple(tangents))
 
-    def reverse(function: Callable[..., Any]) -> Any:
+    def reverse(function: Callable[..., object]) -> Any:
         def pull(xs: Any) -> Any:
             results, vjp = jax.vjp(of(function), *xs)
             return vjp([jnp.ones_like(r) for r in results])
@@ -144,7 +146,7 @@ def _compare_derivatives(
         _compare(name, expected, derive(module), rtol, atol)
 
 
-def _compare(what: str, expected: Any, got: Any, rtol: float, atol: float) -> None:
+def _compare(what: str, expected: object, got: object, rtol: float, atol: float) -> None:
     one, two = (jax.tree_util.tree_flatten(t) for t in (expected, got))
     if one[1] != two[1]:
         raise AssertionError(f"{what}: the structure is {two[1]}, expected {one[1]}")

@@ -13,6 +13,8 @@ from types import ModuleType
 
 import pytest
 
+from invert import InvertError, _errors
+
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "invert"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
@@ -157,7 +159,7 @@ class Source:
             for _, module in imports(node, package)
         ]
         self.calls = [
-            (node.lineno, node.func.id)
+            (node.lineno, node.func.id, {k.arg for k in node.keywords}, len(node.args))
             for node in every
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
         ]
@@ -346,12 +348,33 @@ def test_no_code_execution_from_files(path: Path) -> None:
         pytest.skip("compiles syntax trees that the package has built itself")
     calls = [
         f"{_relative(path)}:{line}: {name}"
-        for line, name in _source(path).calls
+        for line, name, *_ in _source(path).calls
         if name in ("eval", "exec")
     ]
     pickles = [m for _, m in _imports_of(path) if m.split(".")[0] in ("pickle", "marshal", "dill")]
     assert not calls
     assert not pickles
+
+
+# Errors without a remedy that fits most of their causes.
+_NEED_REMEDY = {
+    name
+    for name, value in vars(_errors).items()
+    if isinstance(value, type) and issubclass(value, InvertError) and not value.remedy
+} - {"InvertError"} | {"Problem"}
+
+
+def test_every_error_says_what_to_do() -> None:
+    assert {"SignatureError", "MeshError", "PatternError", "SaveError"} <= _NEED_REMEDY
+    wrong = [
+        f"{_relative(path)}:{line}: {name}"
+        for path in SOURCES
+        for line, name, keywords, count in _source(path).calls
+        if name in _NEED_REMEDY
+        and "remedy" not in keywords
+        and not (name == "Problem" and count == 4)
+    ]
+    assert not wrong, "give these a `remedy`:\n" + "\n".join(wrong)
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=_relative)

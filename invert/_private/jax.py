@@ -44,13 +44,13 @@ if TYPE_CHECKING:
         val: Any
         aval: core.ShapedArray
 
-        def __init__(self, val: Any, aval: core.ShapedArray) -> None: ...
+        def __init__(self, val: object, aval: core.ShapedArray) -> None: ...
 
     class Eqn(core.JaxprEqn):
         invars: list[Var | Literal]  # pyright: ignore
         outvars: list[Var]  # pyright: ignore
 
-        def replace(self, *args: Any, **kwargs: Any) -> Eqn: ...
+        def replace(self, *args: object, **kwargs: object) -> Eqn: ...
 
     class Jaxpr(core.Jaxpr):
         constvars: list[Var]  # pyright: ignore
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
         outvars: list[Var | Literal]  # pyright: ignore
         eqns: list[Eqn]  # pyright: ignore
 
-        def replace(self, **kwargs: Any) -> Jaxpr: ...
+        def replace(self, **kwargs: object) -> Jaxpr: ...
 
     class ClosedJaxpr(core.ClosedJaxpr):
         jaxpr: Jaxpr
@@ -159,7 +159,7 @@ def size_as_value(size: DimSize, dtype: np.dtype) -> Any:
     )
 
 
-def mapped_thunk(thunk: Any, change: Callable[[Any], Any]) -> Any:
+def mapped_thunk(thunk: Any, change: Callable[[Any], object]) -> Any:
     """Wrap a function that returns the jaxpr of a derivative, transforming that jaxpr."""
 
     def call(*nonzero: Any) -> tuple[Any, ...]:
@@ -235,13 +235,13 @@ def with_names(eqn: Eqn, names: tuple[str, ...]) -> Eqn:
     return eqn.replace(source_info=eqn.source_info.replace(name_stack=_stack(names)))
 
 
-def trace_open(fn: Callable[..., Any], *avals: Any) -> tuple[Jaxpr, list[Any]]:
+def trace_open(fn: Callable[..., object], *avals: object) -> tuple[Jaxpr, list[Any]]:
     """Trace `fn` into a jaxpr without constants and the values of its constant variables."""
     closed = jax.make_jaxpr(fn)(*avals)
     return cast(Any, partial_eval.convert_constvars_jaxpr(closed.jaxpr)), list(closed.consts)
 
 
-def trace_closed(fn: Callable[..., Any], *avals: Any) -> ClosedJaxpr:
+def trace_closed(fn: Callable[..., Any], *avals: object) -> ClosedJaxpr:
     """Trace `fn` into a closed jaxpr, as `lax` keeps the branches of a `cond`.
 
     As `jax.make_jaxpr`, without the signature and the names that `jax.jit` finds out, which take
@@ -260,7 +260,7 @@ def trace_closed(fn: Callable[..., Any], *avals: Any) -> ClosedJaxpr:
     return cast(Any, _JAXPRS[1](jaxpr, consts))
 
 
-def forget_traces(namespace: Mapping[str, Any]) -> None:
+def forget_traces(namespace: Mapping[str, object]) -> None:
     """Evict the programs that JAX caches for compiled methods of a module's classes.
 
     JAX keeps them as long as the classes, and the classes, since they are pytrees, forever.
@@ -386,11 +386,11 @@ def _reading_context() -> Any:
     return _reading["context"]
 
 
-def lowered_module(fn: Callable[..., Any], *avals: Any, platform: str = "cpu") -> ir.Module:
+def lowered_module(fn: Callable[..., object], *avals: Any, platform: str = "cpu") -> ir.Module:
     """The StableHLO module that JAX serializes for `fn` at given types.
 
-    Serialization expands some ops, so the module goes through it, as raised modules did. This
-    equals `jax.export` at these types, without a copy of the module and a second trace.
+    Serialization expands some ops, as it did in raised modules. This equals `jax.export` at these
+    types, without its copy of the module and second trace.
     """
     checks = jax.export.DisabledSafetyCheck
     disabled = [checks.platform(), *map(checks.custom_call, _UNSTABLE_TARGETS)]
@@ -419,14 +419,14 @@ def _lowering() -> Iterator[None]:
         yield
 
 
-def lowered_types(fn: Callable[..., Any], *avals: Any) -> list[core.ShapedArray]:
+def lowered_types(fn: Callable[..., object], *avals: object) -> list[core.ShapedArray]:
     """The result types of `fn`; reuses the trace of `lowered_module`."""
     with _lowering():
         traced = jax.jit(fn, keep_unused=True).trace(*avals)
     return [v.aval for v in open_jaxpr(traced.jaxpr).outvars]
 
 
-def trace_as_lowered(fn: Callable[..., Any], *avals: Any) -> ClosedJaxpr:
+def trace_as_lowered(fn: Callable[..., object], *avals: object) -> ClosedJaxpr:
     """`trace_closed` on whole values; reuses the trace of `lowered_module`."""
     with _lowering():
         traced = jax.jit(fn, keep_unused=True).trace(*avals)
@@ -499,7 +499,7 @@ def is_tracer(value: object) -> bool:
     return isinstance(value, core.Tracer)
 
 
-def made_by(value: Any) -> tuple[str, list[Any], Mapping[str, Any]] | None:
+def made_by(value: object) -> tuple[str, list[Any], Mapping[str, Any]] | None:
     """Primitive, operands and parameters of the equation that defines a traced value."""
     tell_origin()
     eqn = getattr(value, "parent", None)
@@ -521,7 +521,7 @@ def open_jaxpr(closed: AnyJaxpr) -> Jaxpr:
 def dce(jaxpr: Jaxpr) -> Jaxpr:
     """Remove equations whose results are not used; keep all arguments.
 
-    Where nothing is removed, the result is the jaxpr itself, as JAX's is not.
+    Returns the jaxpr itself, unlike JAX, if nothing is removed.
     """
     if _is_used(jaxpr)[0]:
         return jaxpr
@@ -541,12 +541,12 @@ def constants_as_arguments(jaxpr: Jaxpr) -> Jaxpr:
     return cast(Any, partial_eval.convert_constvars_jaxpr(jaxpr))
 
 
-def eval_jaxpr(jaxpr: Jaxpr, values: Sequence[Any]) -> list[Any]:
+def eval_jaxpr(jaxpr: Jaxpr, values: Sequence[object]) -> list[Any]:
     """Evaluate a jaxpr without constants."""
     return _evaluated(jaxpr, (), values)
 
 
-def eval_closed(closed: AnyJaxpr, values: Sequence[Any]) -> list[Any]:
+def eval_closed(closed: AnyJaxpr, values: Sequence[object]) -> list[Any]:
     """Evaluate a closed jaxpr."""
     return _evaluated(open_jaxpr(closed), consts_of(closed), values)
 
@@ -665,7 +665,7 @@ def context_of(eqn: Eqn) -> Iterator[None]:
             yield
 
 
-def bind_equation(eqn: Eqn, args: Sequence[Any]) -> list[Any]:
+def bind_equation(eqn: Eqn, args: Sequence[object]) -> list[Any]:
     """The results of an equation on other operands."""
     results = eqn.primitive.bind(*args, **eqn.primitive.get_bind_params(eqn.params))
     return list(results) if eqn.primitive.multiple_results else [results]
@@ -811,13 +811,13 @@ def is_on_shards() -> bool:
     return bool(get_abstract_mesh().manual_axes)
 
 
-def varying(value: Any) -> frozenset[str]:
+def varying(value: object) -> frozenset[str]:
     """The manual axes along which the shards of a value or type are known to differ."""
     aval: Any = value if isinstance(value, core.AbstractValue) else core.typeof(value)
     return aval.mat.varying if hasattr(aval, "mat") else aval.vma
 
 
-def type_on_mesh(value: Any, row: bool = False) -> Any:
+def type_on_mesh(value: object, row: bool = False) -> Any:
     """The type of a value or of its rows, including the mesh."""
     aval: Any = value if isinstance(value, core.AbstractValue) else core.typeof(value)
     return core.mapped_aval(aval.shape[0], 0, aval) if row else aval

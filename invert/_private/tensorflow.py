@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 
-def tf_variable_dtype(handle: Any) -> int | None:
+def tf_variable_dtype(handle: object) -> int | None:
     """The `DataType` of the variable behind an eager handle; `None` for other handles."""
     data = getattr(handle, "_handle_data", None)
     if data is None or not data.is_set or len(data.shape_and_type) != 1:
@@ -18,7 +18,7 @@ def tf_variable_dtype(handle: Any) -> int | None:
     return data.shape_and_type[0].dtype
 
 
-def tf_variable_number(variable: Any) -> int | None:
+def tf_variable_number(variable: object) -> int | None:
     """The number of a variable among all that this process made; `None` if it is unknown."""
     found = re.search(r"_(\d+)$", str(getattr(variable, "_unique_id", "")))
     return int(found[1]) if found else None
@@ -62,7 +62,7 @@ def keras_variables(variables: Iterable[Any]) -> tuple[dict[int, str], dict[int,
 _holders: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
 
-def _holder(variable: Any) -> Any | None:
+def _holder(variable: object) -> Any | None:
     """The Keras variable that holds a TensorFlow variable, if one was found."""
     held = _holders.get(id(variable))
     return held if held is not None and held._value is variable else None

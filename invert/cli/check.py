@@ -47,14 +47,16 @@ class Comparisons:
     failures: list[str] = dataclasses.field(default_factory=list)
 
 
-def check(model: Model, module: Any, target: Path, reports: Mapping[str, Report]) -> Comparisons:
+def check(model: Model, module: object, target: Path, reports: Mapping[str, Report]) -> Comparisons:
     """Compare a converted model with its original and with its saved copy."""
     # An artifact may run nowhere but on the default device.
     with contextlib.nullcontext() if model.kind == "exported" else on_cpu():
         return _check(model, module, target, reports)
 
 
-def _check(model: Model, module: Any, target: Path, reports: Mapping[str, Report]) -> Comparisons:
+def _check(
+    model: Model, module: object, target: Path, reports: Mapping[str, Report]
+) -> Comparisons:
     found = Comparisons()
     for name, report in reports.items():
         if report.certificate.kind == "unverified":

@@ -78,7 +78,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _data(
     model: Model,
-    module: Any,
+    module: object,
     layers: tuple[str, ...],
     found: check.Comparisons,
     written: Sequence[Path],
@@ -99,12 +99,12 @@ def _data(
     }
 
 
-def _reports(module: Any) -> Mapping[str, Report]:
+def _reports(module: object) -> Mapping[str, Report]:
     if isinstance(module, Methods):
         return module.reports
     return {module.report.entry: module.report} if isinstance(module, Module) else {}
 
 
-def _messages(module: Any, layers: tuple[str, ...]) -> tuple[str, ...]:
+def _messages(module: object, layers: tuple[str, ...]) -> tuple[str, ...]:
     own = isinstance(module, (Module, Methods))
     return module.emit(layers=layers).messages if own else ()

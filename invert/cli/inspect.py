@@ -125,7 +125,8 @@ def _function(name: str, reader: Callable[[], EntryPoint]) -> InspectedFunction:
     except UnsupportedOpError as error:
         return InspectedFunction(name, problems=_problems(error))
     except InvertError as error:
-        return InspectedFunction(name, problems=(_problem(Problem(name, str(error))),))
+        problem = Problem(name, error.reason, remedy=error.remedy)
+        return InspectedFunction(name, problems=(_problem(problem),))
     counts: dict[str, collections.Counter[str]] = {}
     for use in ops:
         counts.setdefault(use.route, collections.Counter())[use.op] += 1

@@ -120,9 +120,11 @@ class Model:
         inputs, outputs = graphdef.ends(self.path.read_bytes())
         if not guess or not outputs:
             raise SignatureError(
-                f"{self.path} is a graph, which does not say what its inputs and outputs are. Name "
-                f"them: --inputs {','.join(inputs) or 'NAME:0'} "
-                f"--outputs {','.join(outputs) or 'NAME:0'}"
+                f"{self.path} is a graph, which does not state its inputs and outputs",
+                remedy=(
+                    f"Name them: --inputs {','.join(inputs) or 'NAME:0'} "
+                    f"--outputs {','.join(outputs) or 'NAME:0'}"
+                ),
             )
         return self.inputs or inputs, self.outputs or outputs
 

@@ -91,18 +91,21 @@ def _of_function(function: Function, constants: Sequence[Value]) -> ComparedProg
     return _program(stage.jaxpr, held, names)
 
 
-def _of_emitted(model: eqx.Module, other: Any) -> ComparedProgram:
+def _of_emitted(model: eqx.Module, other: object) -> ComparedProgram:
     if isinstance(other, Methods) or "__call__" not in vars(type(model)):
         raise SignatureError(
-            f"{type(model).__name__}, or the module it is compared with, has several functions; "
-            "a directory written by invert.save can only be compared if it has one"
+            f"{type(model).__name__}, or the module it is compared with, has several functions",
+            remedy="Compare a directory written by invert.save that has one function.",
         )
     leaves, tree = jax.tree_util.tree_flatten_with_path(model)
     values = [value for _, value in leaves]
     if isinstance(other, Module):
         function = other._function
         if function.state_name is not None:
-            raise SignatureError("a saved module with state cannot be compared with a container")
+            raise SignatureError(
+                "a saved module with state cannot be compared with a container",
+                remedy="Compare the containers that the two came from.",
+            )
         avals, in_tree, names = _avals(function), function.in_tree, [s.name for s in function.specs]
         key = function.key_name
     else:
@@ -124,7 +127,8 @@ def _of_emitted(model: eqx.Module, other: Any) -> ComparedProgram:
             closed = trace_closed(run, *types, *avals, *drawn)
         except (TypeError, ValueError) as error:
             raise SignatureError(
-                f"{type(model).__name__} does not take the arguments of the other: {error}"
+                f"{type(model).__name__} does not take the arguments of the other: {error}",
+                remedy="Compare modules of the same arguments.",
             ) from error
     held = [
         (jax.tree_util.keystr(path, simple=True, separator="."), value) for path, value in leaves
@@ -140,8 +144,8 @@ def _annotated(model: eqx.Module) -> tuple[list[str], list[jax.ShapeDtypeStruct]
         kinds = getattr(parameter.annotation, "dtypes", None)
         if not kinds or parameter.kind is parameter.KEYWORD_ONLY:
             raise SignatureError(
-                f"{type(model).__name__}: the type of {parameter.name!r} is not known; compare it "
-                "with the container that it came from"
+                f"{type(model).__name__}: the type of {parameter.name!r} is not known",
+                remedy="Compare it with the container that it came from.",
             )
         usual = [k for k in ("float32", "int32", "uint32", "complex64", "bool") if k in kinds]
         dims = parameter.annotation.dim_str.split()

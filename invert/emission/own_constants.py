@@ -14,7 +14,7 @@ import numpy as np
 
 from invert.ir import kinds
 from invert.ir.graph import is_var
-from invert.ir.normal_form import atom_key, operation_key
+from invert.ir.merging import atom_key, operation_key
 from invert.ir.types import Atom, Eqn, Jaxpr, Var
 
 

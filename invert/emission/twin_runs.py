@@ -23,7 +23,7 @@ from invert.ir.types import Atom, Var
 def runs(
     namespace: ModuleType,
     name: str,
-    arguments: Mapping[str, Any],
+    arguments: Mapping[str, object],
     methods: Sequence[tuple[str, Layer]],
     shape: Callable[[Atom], Shape],
     named: Mapping[Layer, Mapping[Var, str]],
@@ -70,7 +70,7 @@ def runs(
     return types == [(shape(v), v.aval.dtype) for v in results]
 
 
-def _value(value: Any, namespace: ModuleType) -> Any:
+def _value(value: object, namespace: ModuleType) -> Any:
     """An argument; a function is given by its text."""
     if not isinstance(value, Code):
         return value

@@ -30,7 +30,7 @@ def names_of_tensorflow() -> Iterator[None]:
         _PATHS.reset(token)
 
 
-def held_names(function: Any) -> dict[int, str]:
+def held_names(function: object) -> dict[int, str]:
     """Paths of the variables that a function refers to, such as `params/dense/kernel`, by `id`.
 
     It refers to dictionaries, lists and modules by nonlocal and global names, and to the module
@@ -44,7 +44,7 @@ def held_names(function: Any) -> dict[int, str]:
     return names
 
 
-def _referred(function: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
+def _referred(function: object) -> Iterator[tuple[tuple[str, ...], Any]]:
     """The objects that a function refers to, with the paths that begin their names."""
     tf = import_tensorflow()
     plain = inspect.unwrap(function) if callable(function) else None
@@ -61,7 +61,7 @@ def _referred(function: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
 
 
 def _variables(
-    value: Any, path: tuple[str, ...], seen: set[int]
+    value: object, path: tuple[str, ...], seen: set[int]
 ) -> Iterator[tuple[tuple[str, ...], Any]]:
     tf = import_tensorflow()
     if isinstance(value, tf.Variable):

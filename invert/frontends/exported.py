@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Container, Sequence
-from typing import Any, cast
+from typing import cast
 
 import jax
 import jax.export
@@ -156,7 +156,7 @@ def _names(exported: jax.export.Exported, given: Sequence[str] | None) -> list[s
     return names
 
 
-def _name(tree: Any, position: int, taken: Container[str]) -> str:
+def _name(tree: object, position: int, taken: Container[str]) -> str:
     """Name of a positional argument: its own if it is an array, otherwise its position."""
     if isinstance(tree, ArgSpec) and tree.name.isidentifier():
         return tree.name

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import jax
 import numpy as np
@@ -84,7 +83,7 @@ def at_shapes(entry: EntryPoint, shapes: Sequence[tuple[int, ...]]) -> EntryPoin
 def graph_entry(
     program: Analysis,
     signature: Signature,
-    results: tuple[Sequence[int], Any, Any, Sequence[np.dtype]],
+    results: tuple[Sequence[int], object, object, Sequence[np.dtype]],
     feeds: Sequence[Value],
     params: Sequence[Param],
     *,
@@ -147,7 +146,7 @@ def graph_entry(
 def function_entry(
     graph: Graph,
     signature: Signature,
-    results: tuple[Sequence[int], Any, Any],
+    results: tuple[Sequence[int], object, object],
     outputs: Sequence[tuple[str, int]],
     feeds: Sequence[Value],
     params: Sequence[Param],
@@ -251,7 +250,8 @@ def check_count(name: str, inputs: int, signature: Signature) -> None:
     if inputs != len(signature.order):
         raise SignatureError(
             f"{name}: the graph has {inputs} inputs, but its signature has {len(signature.order)} "
-            "tensors; call it through the function that owns it"
+            "tensors",
+            remedy="Convert the function that owns it instead.",
         )
 
 
@@ -317,7 +317,10 @@ def _check_arguments(
     name: str, specs: Sequence[ArgSpec], values: Sequence[Value], *, strict: bool
 ) -> None:
     if len(specs) != len(values):
-        raise SignatureError(f"{name} takes {len(specs)} arrays, got {len(values)}")
+        raise SignatureError(
+            f"{name} takes {len(specs)} arrays, got {len(values)}",
+            remedy=f"Pass one for each of {[spec.name for spec in specs]}.",
+        )
     for spec, value in zip(specs, values, strict=True):
         shape, dtype = np.shape(value), jax.dtypes.canonicalize_dtype(jax.numpy.result_type(value))
         fits = len(shape) == len(spec.shape) and all(
@@ -327,5 +330,6 @@ def _check_arguments(
         if not fits or dtype != jax.dtypes.canonicalize_dtype(spec.dtype):
             raise SignatureError(
                 f"{name}: argument {spec.name!r} must be {spec.dtype.name}{spec.shape}, "
-                f"got {dtype.name}{shape}"
+                f"got {dtype.name}{shape}",
+                remedy="Pass an array of this type.",
             )

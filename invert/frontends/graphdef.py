@@ -42,14 +42,7 @@ def entry_point(
     """
     library = Library.of(graph_def)
     named = dict(inputs) if isinstance(inputs, Mapping) else {n: n for n in inputs}
-    nodes = {n.name: n for n in library.graph.node}
-    specs: dict[str, ArgSpec] = {}
-    for name, tensor in named.items():
-        node = nodes.get(tensor.partition(":")[0])
-        if node is None:
-            raise SignatureError(f"the graph has no node {tensor!r}")
-        plain = name.partition(":")[0].replace("/", "_")
-        specs[plain] = _spec(plain, node)
+    specs = _specs(library, named)
     graph = Graph(
         library,
         [full(t) for t in named.values()],
@@ -111,16 +104,39 @@ def read(graph_def: object) -> GraphDef:
     return own(graph_def, GraphDef, "the graph")
 
 
+def _specs(library: Library, named: Mapping[str, str]) -> dict[str, ArgSpec]:
+    """The types of the tensors that are fed, by the names of the arguments."""
+    nodes = {n.name: n for n in library.graph.node}
+    specs: dict[str, ArgSpec] = {}
+    for name, tensor in named.items():
+        node = nodes.get(tensor.partition(":")[0])
+        if node is None:
+            raise SignatureError(
+                f"the graph has no node {tensor!r}",
+                remedy="Name an output of a node, as in `x:0`; `invert inspect` lists some.",
+            )
+        plain = name.partition(":")[0].replace("/", "_")
+        specs[plain] = _spec(plain, node)
+    return specs
+
+
 def _spec(name: str, node: NodeDef) -> ArgSpec:
     key = "dtype" if "dtype" in node.attr else "T"
     if key not in node.attr:
-        raise SignatureError(f"the type of input {name!r} is not known; feed a Placeholder")
+        raise SignatureError(
+            f"the type of input {name!r} is not known", remedy="Name a Placeholder as the input."
+        )
     dtype = decode_attr(node.attr[key])
     if not isinstance(dtype, np.dtype):
-        raise SignatureError(f"input {name!r} is not an array of numbers")
+        raise SignatureError(
+            f"input {name!r} is not an array of numbers",
+            remedy="Name the tensor of numbers that is computed from it as the input.",
+        )
     shapes = [node.attr["shape"].shape] if "shape" in node.attr else []
     shapes += node.attr["_output_shapes"].list.shape if "_output_shapes" in node.attr else []
     shape = decode_shape(shapes[0]) if shapes else None
     if shape is None and dtype.kind != "O":
-        raise SignatureError(f"input {name!r} has no fixed rank; give its Placeholder a shape")
+        raise SignatureError(
+            f"input {name!r} has no fixed rank", remedy="Give its Placeholder a shape."
+        )
     return ArgSpec(name, shape or (), dtype)

@@ -64,9 +64,9 @@ def entry_point(path: str | os.PathLike[str], *, config: Config, strict: bool = 
     model = load(file, config.custom_objects)
     specs = input_specs(model)
     if specs is None:
-        raise SignatureError(f"{file}: the model does not declare its inputs. {_REMEDY}")
+        raise SignatureError(f"{file}: the model does not declare its inputs", remedy=_REMEDY)
 
-    def call(inputs: Any) -> Any:
+    def call(inputs: object) -> Any:
         return model(inputs, training=False)
 
     entry = tf_function.entry_point(call, (specs,), config=config, name=model.name, strict=strict)
@@ -74,7 +74,7 @@ def entry_point(path: str | os.PathLike[str], *, config: Config, strict: bool = 
     return dataclasses.replace(entry, source=source, kind=own_class(model))
 
 
-def load(file: Path, custom_objects: Mapping[str, Any] | None = None) -> Any:
+def load(file: Path, custom_objects: Mapping[str, object] | None = None) -> Any:
     """The Keras model of an archive.
 
     **Arguments:**
@@ -88,10 +88,13 @@ def load(file: Path, custom_objects: Mapping[str, Any] | None = None) -> Any:
     try:
         import keras
     except ImportError as error:
-        raise MissingDependencyError(f"{file} needs Keras: pip install keras") from error
+        raise MissingDependencyError(
+            f"{file} needs Keras", remedy="Install it: pip install keras"
+        ) from error
     if (backend := keras.backend.backend()) != "tensorflow":
         raise MissingDependencyError(
-            f"Keras runs on {backend} here; set KERAS_BACKEND=tensorflow to read {file}"
+            f"Keras runs on {backend} here, and {file} needs TensorFlow",
+            remedy="Set KERAS_BACKEND=tensorflow.",
         )
     own = dict(custom_objects or {})
 

@@ -51,7 +51,9 @@ def input_specs(model: Any) -> Any:
     return jax.tree_util.tree_map(spec, inputs)
 
 
-def with_names(model: Any, in_tree: jax.tree_util.PyTreeDef, specs: Sequence[Any]) -> Sequence[Any]:
+def with_names(
+    model: object, in_tree: jax.tree_util.PyTreeDef, specs: Sequence[Any]
+) -> Sequence[Any]:
     """The types of the arguments of a call, under the names of the model's inputs.
 
     **Arguments:**
@@ -71,10 +73,10 @@ def with_names(model: Any, in_tree: jax.tree_util.PyTreeDef, specs: Sequence[Any
     ]
 
 
-def with_open_batch(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def with_open_batch(model: object, args: Sequence[object], kwargs: Mapping[str, object]) -> Any:
     """The arguments and keyword arguments of a call, with types that leave the batch open.
 
-    Keras's first axis is the batch. Types that the caller states stay as they are.
+    Keras's first axis is the batch. Types that the caller states are kept.
 
     **Returns:** `None` if there is no such axis: nothing but types, arrays of unequal first sizes,
     or inputs that the model declares for one batch.
@@ -100,7 +102,7 @@ def _is_array(x: object) -> TypeGuard[np.ndarray]:
     return isinstance(x, np.ndarray | jax.Array | import_tensorflow().Tensor)
 
 
-def _inputs_of(model: Any) -> Any:
+def _inputs_of(model: object) -> Any:
     for name in ("input", "inputs"):
         # A Sequential read from a file has no `input`, nor does a subclass of Model.
         try:
@@ -114,7 +116,7 @@ def _inputs_of(model: Any) -> Any:
     return None
 
 
-def attributes(model: Any) -> dict[str, str]:
+def attributes(model: object) -> dict[str, str]:
     """The attributes that hold the layers inside a layer, by the names that Keras gave to these.
 
     `self.query = Dense(8)` is the layer `dense_3`. Names that somebody chose, and layers held
@@ -158,22 +160,30 @@ def tracing(fn: object, name: str) -> Iterator[None]:
         yield
     except tf.errors.OperatorNotAllowedInGraphError as error:
         raise SignatureError(
-            f"{name} uses a tensor where Python needs a value: {_short(error)}. Pass the value "
-            "itself (a bool, a number), which is then fixed; or decorate the function with "
-            "tf.function, which turns `if` into tf.cond."
+            f"{name} uses a tensor where Python needs a value: {_short(error)}",
+            remedy=(
+                "Pass the value itself (a bool, a number), which is then fixed; or decorate the "
+                "function with tf.function, which turns `if` into tf.cond."
+            ),
         ) from error
     except (TypeError, ValueError) as error:
         # JAX has no error class for this; a layer of Equinox may call TensorFlow's operators.
         of_jax = any(t in str(error) for t in ("abstract array", "as a JAX value"))
         if isinstance(fn, eqx.Module) or ("SymbolicTensor" in str(error) and of_jax):
             raise SignatureError(
-                f"{name} is a JAX function: it calls JAX on a TensorFlow tensor. There is "
-                "nothing to convert. invert.rewrite applies patterns to it; jax2tf.convert makes "
-                "it a TensorFlow function, which invert.roundtrip takes."
+                f"{name} is a JAX function: it calls JAX on a TensorFlow tensor. There is nothing "
+                "to convert",
+                remedy=(
+                    "invert.rewrite applies patterns to it; jax2tf.convert makes it a TensorFlow "
+                    "function, which invert.roundtrip takes."
+                ),
             ) from error
         if not is_layer(fn) and not str(error).startswith("Binding inputs to tf.function failed"):
             raise
-        raise SignatureError(f"{name} cannot be called like this: {_short(error)}") from error
+        raise SignatureError(
+            f"{name} cannot be called like this: {_short(error)}",
+            remedy="Pass arguments that it takes in TensorFlow.",
+        ) from error
 
 
 def _short(error: Exception) -> str:

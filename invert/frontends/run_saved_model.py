@@ -64,7 +64,10 @@ def load_function(path: str | os.PathLike[str], name: str) -> Loaded:
     named: dict[str, Any] = dict(getattr(root, "signatures", {}))
     named |= _functions(_objects(root, chosen.object_graph_def))
     if name not in named:
-        raise SignatureError(f"TensorFlow finds no function {name!r} in {directory}")
+        raise SignatureError(
+            f"TensorFlow finds no function {name!r} in {directory}",
+            remedy=f"Choose one of {sorted(named)}.",
+        )
     return Loaded(named[name], root)
 
 
@@ -109,7 +112,7 @@ def _objects(root: Any, graph: Any) -> list[_Object]:
     return found
 
 
-def _child(obj: Any, name: str) -> Any:
+def _child(obj: object, name: str) -> Any:
     """The child of a restored object that the object graph calls `name`."""
     if isinstance(obj, list | tuple):
         # A namedtuple lists its items by number as well as by field.

@@ -142,7 +142,8 @@ def entry_points(
         return points
     if signature not in points and not points.traces(signature):
         raise SignatureError(
-            f"{directory} has no function {signature!r}. It has:\n{_listing(points)}"
+            f"{directory} has no function {signature!r}, but these:\n{_listing(points)}",
+            remedy="Choose one of them with `signature`.",
         )
     return points.only(signature)
 
@@ -192,7 +193,8 @@ def default_name(points: Mapping[str, EntryPoint]) -> str:
             remedy="Save it with a method decorated with tf.function, or with signatures.",
         )
     raise SignatureError(
-        f"the SavedModel has several functions; choose one of:\n{_listing(points)}"
+        f"the SavedModel has several functions:\n{_listing(points)}",
+        remedy="Choose one of them with `signature`.",
     )
 
 
@@ -259,7 +261,10 @@ def choose_tags(
     choices = [sorted(m.meta_info_def.tags) for m in proto.meta_graphs]
     if wanted is not None:
         if sorted(wanted) not in choices:
-            raise SignatureError(f"{directory} holds graphs tagged {choices}, not {sorted(wanted)}")
+            raise SignatureError(
+                f"{directory} holds graphs tagged {choices}, not {sorted(wanted)}",
+                remedy="Choose one of them with `tags`.",
+            )
         return sorted(wanted)
     if len(choices) == 1:
         return None
@@ -268,7 +273,8 @@ def choose_tags(
         if usual in choices:
             return usual
     raise SignatureError(
-        f"{directory} holds graphs tagged {choices}, none of them ['serve']; choose one with `tags`"
+        f"{directory} holds graphs tagged {choices}, none of them ['serve']",
+        remedy="Choose one with `tags`.",
     )
 
 

@@ -27,7 +27,7 @@ _POSITIONAL = (
 
 
 class ConcreteFunction(Protocol):
-    """The parts that are read of a concrete function, of TensorFlow or in a file.
+    """What is read from a concrete function, of TensorFlow or of a file.
 
     **Attributes:**
 
@@ -72,14 +72,14 @@ def _is_tensor(x: object) -> bool:
     return hasattr(x, "shape") and hasattr(x, "dtype")
 
 
-def _mark(structure: Any) -> Any:
+def _mark(structure: object) -> Any:
     """`structure` in plain containers, with `_Leaf` for tensors, numbered in `tf.nest` order.
 
     Other leaves are unchanged.
     """
     count = itertools.count()
 
-    def marked(x: Any) -> Any:
+    def marked(x: object) -> Any:
         if isinstance(x, Mapping):
             items = {k: marked(x[k]) for k in sorted(x)}
             return {k: items[k] for k in x}
@@ -94,7 +94,8 @@ def _mark(structure: Any) -> Any:
         if isinstance(x, OtherSpec) or _is_type_of_tensorflow(x):
             name = x.name if isinstance(x, OtherSpec) else type(x).__name__
             raise SignatureError(
-                f"the signature has a {name}, which is neither a tensor nor a structure of tensors"
+                f"the signature has a {name}, which is neither a tensor nor a structure of tensors",
+                remedy="Take and return dense tensors, such as the components of this one.",
             )
         return x
 
@@ -112,12 +113,12 @@ def _own(spec: Any) -> TensorSpec:
     )
 
 
-def _is_type_of_tensorflow(x: Any) -> bool:
+def _is_type_of_tensorflow(x: object) -> bool:
     tf = sys.modules.get("tensorflow")
     return tf is not None and isinstance(x, tf.TypeSpec)
 
 
-def components(composite: Any) -> dict[str, Any]:
+def components(composite: object) -> dict[str, Any]:
     """The components of a ragged or sparse tensor, or their specifications, by name."""
     if isinstance(composite, CompositeSpec):
         return dict(composite.parts)
@@ -132,7 +133,7 @@ def components(composite: Any) -> dict[str, Any]:
     return dict(zip(names, parts, strict=False))
 
 
-def expanded(tree: Any) -> Any:
+def expanded(tree: object) -> Any:
     """`tree` with ragged and sparse tensors as dictionaries of their components."""
     return jax.tree_util.tree_map(lambda x: components(x) if _is_composite(x) else x, tree)
 
@@ -158,7 +159,7 @@ def is_open(tree: object) -> bool:
     )
 
 
-def _is_composite(leaf: Any) -> bool:
+def _is_composite(leaf: object) -> bool:
     if isinstance(leaf, CompositeSpec):
         return True
     tf = sys.modules.get("tensorflow")
@@ -169,7 +170,7 @@ def _is_composite(leaf: Any) -> bool:
     )  # fmt: skip
 
 
-def plain(x: Any) -> Any:
+def plain(x: object) -> Any:
     """`x` with plain containers instead of TensorFlow's (`ListWrapper`, `_DictWrapper`)."""
     if isinstance(x, Mapping):
         return {k: plain(v) for k, v in x.items()}
@@ -182,7 +183,7 @@ def plain(x: Any) -> Any:
     return x
 
 
-def _without_static(x: Any) -> Any:
+def _without_static(x: object) -> Any:
     """`x` with `None` for static Python values, which were bound at tracing."""
     return jax.tree_util.tree_map(lambda leaf: leaf if isinstance(leaf, _Leaf) else None, x)
 
@@ -219,7 +220,7 @@ def _optional(parameter: inspect.Parameter, owner: Any) -> bool:
 
 
 def read_signature(
-    concrete: ConcreteFunction, original: inspect.Signature | None = None, owner: Any = None
+    concrete: ConcreteFunction, original: inspect.Signature | None = None, owner: object = None
 ) -> Signature:
     """The signature of a concrete function.
 
@@ -285,7 +286,7 @@ def _stated_defaults(owner: Any) -> dict[str, Any]:
     return {p.name: p.default for p in parameters if p.default is not p.empty}
 
 
-def _default(value: Any, specs: Any) -> Any:
+def _default(value: object, specs: object) -> Any:
     """A default in the types of its argument; `None` where it does not have them."""
     leaves, tree = jax.tree_util.tree_flatten(specs)
     try:
@@ -328,7 +329,7 @@ def positional_names(signature: inspect.Signature, count: int) -> list[str]:
     return names + [free_name(f"{base}_{i}", names) for i in range(count - len(names))]
 
 
-def _specs(tree: Any, name: str, tf_name: str) -> Any:
+def _specs(tree: object, name: str, tf_name: str) -> Any:
     paths, treedef = jax.tree_util.tree_flatten_with_path(tree)
     specs = [_arg_spec(leaf.spec, _path_name(name, p), _path_name(tf_name, p)) for p, leaf in paths]
     return jax.tree_util.tree_unflatten(treedef, specs)
@@ -345,7 +346,9 @@ def _arg_spec(spec: TensorSpec, name: str, tf_path: str) -> ArgSpec:
     if given and given not in (generated, tf_path) and not given.startswith("args_"):
         name = given
     if spec.shape is None and spec.dtype.kind != "O":
-        raise SignatureError(f"argument {name!r} has no fixed rank; give it one when exporting")
+        raise SignatureError(
+            f"argument {name!r} has no fixed rank", remedy="Give it one when exporting."
+        )
     return ArgSpec(name, spec.shape or (), spec.dtype)
 
 
@@ -357,9 +360,11 @@ def check_numeric(signature: Signature) -> None:
     for spec in jax.tree_util.tree_leaves((signature.args, signature.kwargs)):
         if spec.dtype.kind == "O":
             raise SignatureError(
-                f"argument {spec.name!r} holds text, which JAX arrays cannot hold; with "
-                'Config(text="split") the first numeric tensors become the arguments, and '
-                "the ops that compute them from text are left out"
+                f"argument {spec.name!r} holds text, which JAX arrays cannot hold",
+                remedy=(
+                    'With Config(text="split") the first numeric tensors become the arguments, and '
+                    "the ops that compute them from text are left out."
+                ),
             )
 
 
@@ -395,7 +400,7 @@ def split_signature(
 _GONE: Any = object()
 
 
-def _pruned(tree: Any) -> Any:
+def _pruned(tree: object) -> Any:
     """A tree of numbers without entries of -1; `_GONE` if none is left."""
     if isinstance(tree, int):
         return _GONE if tree == -1 else tree
@@ -416,7 +421,7 @@ def _pruned(tree: Any) -> Any:
 
 
 def flat_specs(
-    in_tree: jax.tree_util.PyTreeDef, specs: Sequence[Any], original: inspect.Signature
+    in_tree: jax.tree_util.PyTreeDef, specs: Sequence[object], original: inspect.Signature
 ) -> Signature:
     """The signature of a function that takes the leaves of any pytrees one by one.
 
@@ -464,7 +469,10 @@ def read_outputs(
     leaves, treedef = jax.tree_util.tree_flatten(marked)
     if not all(isinstance(leaf, _Leaf) for leaf in leaves):
         strange = next(x for x in leaves if not isinstance(x, _Leaf))
-        raise SignatureError(f"the function returns a {type(strange).__name__}, not an array")
+        raise SignatureError(
+            f"the function returns a {type(strange).__name__}, not an array",
+            remedy="Return the arrays that it holds.",
+        )
     return tuple(leaf.position for leaf in leaves), treedef, numbered(marked)
 
 
@@ -484,7 +492,10 @@ def tensor_spec(x: Any, *, scalars: bool) -> Any:
         return tf.TensorSpec((), tf.as_dtype(jax.dtypes.canonicalize_dtype(type(x))))
     if not scalars:
         return x
-    raise SignatureError(f"expected an array or a TensorSpec, got a {type(x).__name__}")
+    raise SignatureError(
+        f"expected an array or a TensorSpec, got a {type(x).__name__}",
+        remedy="Pass an example array, or its type as a tf.TensorSpec.",
+    )
 
 
 def matches(
@@ -493,7 +504,7 @@ def matches(
     kwargs: Keywords,
     *,
     exact: bool = False,
-    owner: Any = None,
+    owner: object = None,
 ) -> bool:
     """Whether `concrete` takes the arguments.
 
@@ -536,7 +547,7 @@ def _defaults(owner: Any, names: Iterable[str]) -> dict[str, Any]:
 
 
 def picked(
-    concrete: ConcreteFunction, owner: Any, args: Arguments, kwargs: Keywords, exact: bool
+    concrete: ConcreteFunction, owner: object, args: Arguments, kwargs: Keywords, exact: bool
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
     """The arguments of a call, as passed to the entry point of one trace.
 
@@ -568,7 +579,7 @@ def picked(
 
 def picked_split(
     concrete: ConcreteFunction,
-    owner: Any,
+    owner: object,
     signature: Signature,
     args: Arguments,
     kwargs: Keywords,
@@ -586,7 +597,7 @@ def picked_split(
     return tuple(args), rest
 
 
-def _fits(want: Any, given: Any, exact: bool) -> bool:
+def _fits(want: object, given: object, exact: bool) -> bool:
     want_leaves, want_tree = jax.tree_util.tree_flatten(want)
     leaves, tree = jax.tree_util.tree_flatten(expanded(plain(given)))
     return want_tree == tree and all(
@@ -594,7 +605,7 @@ def _fits(want: Any, given: Any, exact: bool) -> bool:
     )
 
 
-def _leaf_fits(want: object, given: Any, exact: bool) -> bool:
+def _leaf_fits(want: object, given: object, exact: bool) -> bool:
     if not isinstance(want, _Leaf):
         return not _is_tensor(given) and bool(want == given)
     if not _is_tensor(given) and not isinstance(given, bool | int | float | complex):
@@ -615,7 +626,7 @@ def _leaf_fits(want: object, given: Any, exact: bool) -> bool:
     )
 
 
-def _type_of(given: Any) -> TensorSpec:
+def _type_of(given: object) -> TensorSpec:
     """The type of an array of any library, or of a number."""
     if _is_type_of_tensorflow(given) or hasattr(getattr(given, "shape", None), "as_list"):
         return _own(tensor_spec(given, scalars=True))
@@ -634,7 +645,7 @@ def describe(concrete: ConcreteFunction) -> str:
     return f"({', '.join(parts)})"
 
 
-def _describe(x: Any) -> str:
+def _describe(x: object) -> str:
     if _is_tensor(x):
         spec = _own(x)
         return f"{spec.type}{'(...)' if spec.shape is None else spec.shape}"
@@ -667,7 +678,7 @@ def trace_names(function: str, concretes: Sequence[C]) -> list[str]:
     ]
 
 
-def default_trace(concretes: Sequence[C], owner: Any) -> C | None:
+def default_trace(concretes: Sequence[C], owner: object) -> C | None:
     """The first trace that a call without optional arguments runs, if there is one."""
     stated = _stated_defaults(owner)
 

@@ -91,7 +91,8 @@ def entry_points(
     whole = Program.from_bytes(_blob_of(source), config=config)
     if signature is not None and signature not in whole.public:
         raise SignatureError(
-            f"the module has no public function {signature!r}; it has {list(whole.public)}"
+            f"the module has no public function {signature!r}",
+            remedy=f"Choose one of {list(whole.public)}.",
         )
     starts = whole.roots if signature is None else (signature,)
     programs = {start: dataclasses.replace(whole, start=start) for start in starts}
@@ -160,11 +161,14 @@ def _names_by_function(
         return {starts[0]: plain if isinstance(names, Mapping) else names}
     if plain or not by_function:
         raise SignatureError(
-            f"the module has the functions {list(starts)}; give names as a mapping from these to "
-            "the names of their arguments"
+            f"the module has the functions {list(starts)}",
+            remedy="Give names as a mapping from these to the names of their arguments.",
         )
     if unknown := [name for name in by_function if name not in starts]:
-        raise SignatureError(f"the module has no functions {unknown}; it has {list(starts)}")
+        raise SignatureError(
+            f"the module has no functions {unknown}",
+            remedy=f"Give names for some of {list(starts)}.",
+        )
     return by_function
 
 
@@ -175,15 +179,16 @@ def _named(program: Program, names: Mapping[str, str] | Sequence[str] | None) ->
     if isinstance(names, Mapping):
         if unknown := [n for n in names if n not in own and n not in plain]:
             raise SignatureError(
-                f"{program.entry!r} of the module has no arguments {unknown}; it has {own}"
+                f"{program.entry!r} of the module has no arguments {unknown}",
+                remedy=f"Give names for some of {own}.",
             )
         found = [names.get(o, names.get(p, o)) for o, p in zip(own, plain, strict=True)]
     else:
         found = own if names is None else list(names)
     if len(found) != len(plain) or len(set(found)) != len(found):
         raise SignatureError(
-            f"{program.entry!r} of the module has {len(plain)} arguments, and needs as many "
-            f"different names; got {found}"
+            f"{program.entry!r} of the module has {len(plain)} arguments, got the names {found}",
+            remedy=f"Give {len(plain)} different names.",
         )
     types = zip(found, program.in_types, strict=True)
     return [ArgSpec(name, shape, dtype) for name, (shape, dtype) in types]
@@ -225,7 +230,8 @@ def _weights(
         arguments = known if len(known) > 1 else next(iter(known.values()))
         lines = "".join(f"\n  - {p}" for p in problems)
         raise SignatureError(
-            f"the weights do not fit the module, whose arguments are {arguments}:{lines}"
+            f"the weights do not fit the module, whose arguments are {arguments}:{lines}",
+            remedy="Give arrays of these names and types, or other `arg_names`.",
         )
     return values
 

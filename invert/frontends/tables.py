@@ -105,7 +105,7 @@ class Filled:
 
 
 def filled_by(
-    run: Collection[NodeDef], handles: set[str], given: Mapping[str, Any]
+    run: Collection[NodeDef], handles: set[str], given: Mapping[str, object]
 ) -> Filled | None:
     """How nodes fill the table passed as an argument; `None` if they do not.
 

@@ -113,15 +113,15 @@ def values_of(variable: Any) -> np.ndarray:
 
 @nested_too_deep("the function")
 def entry_point(
-    tf_fn: Any,
-    args: Sequence[Any] = (),
+    tf_fn: object,
+    args: Sequence[object] = (),
     kwargs: Keywords | None = None,
     *,
     config: Config,
     name: str | None = None,
     source: str = "",
     variables: Variables | None = None,
-    owner: Any = None,
+    owner: object = None,
     strict: bool = True,
 ) -> EntryPoint:
     """Read a TensorFlow function.
@@ -163,7 +163,8 @@ def entry_point(
     else:
         raise SignatureError(
             f"expected a tf.function, a ConcreteFunction or the result of jax2tf.convert, got "
-            f"{type(tf_fn).__name__}"
+            f"{type(tf_fn).__name__}",
+            remedy="Use invert.load for a file, and invert.from_stablehlo for text or bytes.",
         )
     function = getattr(tf_fn, "python_function", None)
     original = _jax_signature(function)
@@ -177,11 +178,11 @@ def entry_point(
 def _checked(concrete: Any, args: Arguments, kwargs: Keywords) -> Any:
     """A `ConcreteFunction` that takes these arguments, if there are any."""
     if (args or kwargs) and not matches(concrete, args, kwargs):
-        raise SignatureError(_no_match([concrete], args, kwargs))
+        raise SignatureError(_no_match([concrete], args, kwargs), remedy=_CHOOSE)
     return concrete
 
 
-def _name_of(tf_fn: Any) -> str:
+def _name_of(tf_fn: object) -> str:
     """Name of the Python function; the library adds a prefix and a number to it."""
     name = getattr(tf_fn, "name", None) or getattr(tf_fn, "__name__", None) or "function"
     text = name.decode() if isinstance(name, bytes) else str(name)
@@ -202,12 +203,12 @@ def _select(tf_fn: Any, args: Arguments, kwargs: Keywords) -> Any:
         if fitting:
             return fitting[0]
         if hasattr(tf_fn, "concrete_functions"):  # restored: there is nothing to trace
-            raise SignatureError(_no_match(existing, args, kwargs))
+            raise SignatureError(_no_match(existing, args, kwargs), remedy=_CHOOSE)
         if tf_fn.input_signature is not None:
             concrete = tf_fn.get_concrete_function()
             if matches(concrete, args, kwargs, owner=tf_fn):
                 return concrete
-            raise SignatureError(_no_match([concrete], args, kwargs))
+            raise SignatureError(_no_match([concrete], args, kwargs), remedy=_CHOOSE)
         # To a JAX function a Python number is an array, to any other it is a static value.
         scalars = _jax_signature(tf_fn.python_function) is not None
         specs_args, specs_kwargs = jax.tree_util.tree_map(
@@ -224,18 +225,24 @@ def _select(tf_fn: Any, args: Arguments, kwargs: Keywords) -> Any:
         if python_function is not None and not _needs_arguments(python_function):
             return tf_fn.get_concrete_function()
         raise SignatureError(
-            "the function was never traced and has no input_signature; pass example arguments "
-            "or tf.TensorSpec"
+            "the function was never traced and has no input_signature",
+            remedy="Pass example arguments or tf.TensorSpec.",
         )
     choices = "\n".join(f"  - {describe(c)}" for c in existing)
-    raise SignatureError(f"pass arguments that select one of these signatures:\n{choices}")
+    raise SignatureError(
+        f"the function has several signatures:\n{choices}",
+        remedy="Pass arguments that select one of them.",
+    )
 
 
-def _needs_arguments(fn: Callable[..., Any]) -> bool:
+def _needs_arguments(fn: Callable[..., object]) -> bool:
     original = _jax_signature(fn) or inspect.signature(fn)
     empty = inspect.Parameter.empty
     variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     return any(p.default is empty and p.kind not in variadic for p in original.parameters.values())
+
+
+_CHOOSE = "Pass arguments of one of these types."
 
 
 def _no_match(concretes: Sequence[Any], args: Any, kwargs: Any) -> str:
@@ -248,7 +255,7 @@ def _short(x: Any) -> Any:
     return f"{x.dtype}{tuple(x.shape)}" if hasattr(x, "shape") and hasattr(x, "dtype") else x
 
 
-def _jax_signature(fn: Any) -> inspect.Signature | None:
+def _jax_signature(fn: object) -> inspect.Signature | None:
     """Signature of the JAX function in a result of `jax2tf.convert`."""
     wrapped = function_of_jax2tf(fn)
     try:
@@ -259,7 +266,7 @@ def _jax_signature(fn: Any) -> inspect.Signature | None:
 
 def _from_callable(
     fn: Any,
-    args: Sequence[Any],
+    args: Sequence[object],
     kwargs: Keywords,
     config: Config,
     name: str | None,
@@ -276,8 +283,11 @@ def _from_callable(
     if layer and not args and not any(isinstance(s, tf.TypeSpec) for s in specs):
         if (inputs := input_specs(fn)) is None:
             raise SignatureError(
-                f"the Keras model {name} does not declare its inputs; pass an example or their "
-                "types, as in invert.convert(model, tf.TensorSpec([None, 20]))"
+                f"the Keras model {name} does not declare its inputs",
+                remedy=(
+                    "Pass an example or their types, as in "
+                    "invert.convert(model, tf.TensorSpec([None, 20]))."
+                ),
             )
         return _from_callable(fn, (inputs,), kwargs, config, name, strict=strict)
     if layer and args:
@@ -288,8 +298,8 @@ def _from_callable(
             original.bind(*args, **kwargs)
     except TypeError as error:
         raise SignatureError(
-            f"{name}{original}: {error}; a Python callable has no example arguments, so "
-            "pass all of them"
+            f"{name}{original}: {error}",
+            remedy="Pass all arguments: a Python callable has no examples of its own.",
         ) from error
     structures: list[tuple[Any, Any]] = []
 
@@ -327,7 +337,7 @@ def _name_of_callable(fn: Any) -> str:
 def _build(
     concrete: Any,
     signature: Signature,
-    results: tuple[tuple[int, ...], Any, Any],
+    results: tuple[tuple[int, ...], object, object],
     config: Config,
     name: str,
     variables: Variables | None = None,
@@ -377,7 +387,7 @@ class _HandleVariable:
 
     trainable = False
 
-    def __init__(self, handle: Any, dtype: int, name: str):
+    def __init__(self, handle: object, dtype: int, name: str):
         tf = import_tensorflow()
         self.value = tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.dtypes.as_dtype(dtype))
         self.shape = self.value.shape

@@ -30,27 +30,27 @@ def composite(
     Derivatives and `jax.vmap` are those of the function itself.
     """
 
-    def mark(function: Callable[..., Any]) -> Callable[..., Any]:
+    def mark(function: Callable[..., object]) -> Callable[..., Any]:
         marked = lax.composite(lambda *args, **_: function(*args), name, version=version)
 
         @jax.custom_batching.custom_vmap
-        def call(*args: Any) -> Any:
+        def call(*args: object) -> Any:
             return marked(*args, **(attributes or {}))
 
         @call.def_vmap
-        def batch(size: int, batched: list[bool], *args: Any) -> Any:
+        def batch(size: int, batched: list[bool], *args: object) -> Any:
             axes = tuple(0 if b else None for b in batched)
             results = jax.vmap(function, axes, axis_size=size)(*args)
             return results, jax.tree.map(lambda _: True, results)
 
-        def named(*args: Any) -> Any:
+        def named(*args: object) -> Any:
             return call(*args)
 
         named.__name__ = name
         differentiable = jax.custom_jvp(named)
 
         @differentiable.defjvp
-        def tangent(primals: Any, tangents: Any) -> Any:
+        def tangent(primals: object, tangents: object) -> Any:
             return jax.jvp(function, primals, tangents)
 
         return differentiable

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 from jax.interpreters import ad, batching, mlir
 
@@ -67,7 +67,7 @@ def parts(eqn: Eqn) -> tuple[list[Atom], list[Atom], list[Atom]]:
     return atoms[:results], atoms[results : results + inputs], atoms[results + inputs :]
 
 
-def _identity(*values: Value, counts: Sequence[int], **_: Any) -> list[Value]:
+def _identity(*values: Value, counts: Sequence[int], **_: object) -> list[Value]:
     return list(values[: counts[0]])
 
 
@@ -77,11 +77,11 @@ mlir.register_lowering(custom_gradient_p, mlir.lower_fun(_identity, multiple_res
 
 
 # A marker differentiated or batched before it is settled is the identity.
-def _jvp(primals: Value, tangents: Value, *, counts: Sequence[int], **_: Any) -> Value:
+def _jvp(primals: Value, tangents: Value, *, counts: Sequence[int], **_: object) -> Value:
     return _identity(*primals, counts=counts), _identity(*tangents, counts=counts)
 
 
-def _batch(args: Value, dims: Value, *, counts: Sequence[int], **_: Any) -> Value:
+def _batch(args: Value, dims: Value, *, counts: Sequence[int], **_: object) -> Value:
     return _identity(*args, counts=counts), _identity(*dims, counts=counts)
 
 

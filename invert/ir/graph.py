@@ -52,7 +52,7 @@ class Graph:
         return eqn if eqn is not None and (not names or eqn.primitive.name in names) else None
 
     def alone(self, atom: Atom, *names: str) -> Eqn | None:
-        """As `producer`, for a value that is used once and is no result."""
+        """As `producer`, for a value that is used once and is not a result."""
         eqn = self.producer(atom, *names)
         if eqn is None or atom in self.results or len(self.users.get(atom, ())) != 1:
             return None

@@ -141,7 +141,7 @@ def _selected(values: Sequence[_T], keep: Sequence[bool]) -> list[_T]:
     return [v for v, k in zip(values, keep, strict=True) if k]
 
 
-def tuple_like(original: tuple[Any, ...], values: Iterable[Value]) -> tuple[Any, ...]:
+def tuple_like(original: tuple[object, ...], values: Iterable[Value]) -> tuple[Any, ...]:
     """`values` as a tuple of the type of `original`, which may be a named tuple."""
     make = getattr(original, "_make", tuple)
     return make(values)

@@ -8,6 +8,7 @@ import numpy as np
 
 from invert._private.jax import names_of, with_names
 from invert.ir.graph import Graph, is_var, literal
+from invert.ir.passes import replaced
 from invert.ir.types import Atom, Eqn, Jaxpr, Literal, Var
 
 # The name of `jnp.take` in a program; its second operand is the index.
@@ -15,14 +16,14 @@ _TAKE = "_take"
 
 
 def with_wrapped_positions(jaxpr: Jaxpr) -> Jaxpr:
-    """Let the lookup of positions `0, 1, ...` wrap negative indices if another lookup does.
+    """Wrap negative indices in the lookup of positions `0, 1, ...` if another lookup does.
 
     No position is negative, so no result changes, and both lookups become the same layer.
     """
     graph = Graph(jaxpr)
     takes = [e for e in jaxpr.eqns if e.params.get("name") == _TAKE and len(e.invars) == 2]
     templates = {e.invars[1].aval.dtype: w for e in takes if (w := _wrapped(e, graph.producers))}
-    instead: dict[int, list[Eqn]] = {}
+    instead: dict[Eqn, list[Eqn]] = {}
     for eqn in takes:
         table, index = eqn.invars
         made = graph.producers.get(index) if is_var(index) else None
@@ -31,10 +32,8 @@ def with_wrapped_positions(jaxpr: Jaxpr) -> Jaxpr:
             continue
         rows = table.aval.shape[0]
         if isinstance(rows, int) and index.aval.dtype.itemsize > 2:  # too wide to overflow
-            instead[id(eqn)] = _wrapping(eqn, index, rows, template)
-    if not instead:
-        return jaxpr
-    return jaxpr.replace(eqns=[s for e in jaxpr.eqns for s in instead.get(id(e), [e])])
+            instead[eqn] = _wrapping(eqn, index, rows, template)
+    return replaced(jaxpr, instead.get)
 
 
 def _wrapped(take: Eqn, producers: Mapping[Atom, Eqn]) -> tuple[Eqn, Eqn, Eqn] | None:

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import weakref
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from jax import lax
@@ -317,7 +317,7 @@ def scope_of(eqn: Eqn) -> str:
 
 
 def place_of(eqn: Eqn) -> str:
-    """The name scopes and source line of an equation, as far as known."""
+    """The name scopes and source line of an equation, where known."""
     return ", ".join(filter(None, (scope_of(eqn), source_line(eqn))))
 
 
@@ -418,7 +418,7 @@ def _comparisons(jaxpr: Jaxpr) -> weakref.WeakKeyDictionary[AnyJaxpr, bool]:
     return weakref.WeakKeyDictionary()
 
 
-def _same_param(a: Any, b: Any) -> bool:
+def _same_param(a: object, b: object) -> bool:
     if a is b:
         return True
     if isinstance(a, Deferred) or isinstance(b, Deferred):

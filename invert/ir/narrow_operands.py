@@ -11,7 +11,7 @@ from invert._private.jax import dce, rename
 from invert.ir import kinds
 from invert.ir.graph import is_var
 from invert.ir.jaxprs import broadcast_in_place_of
-from invert.ir.passes import Made, rewritten
+from invert.ir.passes import replaced
 from invert.ir.types import Atom, Eqn, Jaxpr, Literal, ShapedArray, Var
 
 # Operations on two arrays that broadcast axes of size one themselves.
@@ -42,12 +42,12 @@ def with_narrow_operands(jaxpr: Jaxpr) -> Jaxpr:
     if not makers:
         return jaxpr
 
-    def narrower(eqn: Eqn) -> Made | None:
+    def narrower(eqn: Eqn) -> Sequence[Eqn] | None:
         before = [makers.get(a) if is_var(a) else None for a in eqn.invars]
         applies = eqn.primitive.name in _BROADCASTING and any(before)
-        return (_narrowed(eqn, before), eqn.outvars) if applies else None
+        return _narrowed(eqn, before) if applies else None
 
-    return dce(rewritten(jaxpr, narrower))
+    return dce(replaced(jaxpr, narrower))
 
 
 def _with_states(jaxpr: Jaxpr) -> tuple[Jaxpr, Set[Var]]:

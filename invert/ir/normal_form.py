@@ -3,36 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
-import weakref
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import TypeVar
 
-import numpy as np
-
-from invert._opaque import custom_call_p
 from invert._private.jax import (
-    by_jaxpr,
     close_like,
-    consts_of,
-    holds_jaxprs,
-    is_jaxpr,
     open_jaxpr,
     random_unwrap_p,
     random_wrap_p,
     rename,
-    rename_operands,
-    renamed,
 )
 from invert.ir import jaxprs
+from invert.ir.carries import equal_carries, sharing
 from invert.ir.loops import WhileParts
-from invert.ir.types import AnyJaxpr, Atom, Eqn, J, Jaxpr, Literal, Value, Var
+from invert.ir.merging import atom_key, merge_equations, operation_key, type_key
+from invert.ir.types import AnyJaxpr, Atom, Eqn, J, Jaxpr, Literal, Var
 
 _T = TypeVar("_T")
 
 
 def normal_form(closed: J) -> J:
-    """Inline calls, merge equal equations and counters, and order the carries of loops.
+    """Inline calls, merge equal equations and carries, and order the carries of loops.
 
     A TensorFlow graph does not determine which equations form a function. A `scan` reads an
     array once where the graph may read it twice per step, has a counter even if its body counts
@@ -45,8 +36,8 @@ def normal_form(closed: J) -> J:
     return jaxprs.canonicalize(merged)
 
 
-# The calls that are inlined, and the parameter with what each calls. The last two stand for the
-# body of a `scan` in the loop that JAX traces for it, in jax 0.10 and 0.12.
+# Inlined calls, and the parameter with the program of each. The last two wrap the body of a `scan`
+# in the loop that JAX traces for it, in jax 0.10 and 0.12.
 _CALLED = {"jit": "jaxpr", "closed_call": "call_jaxpr", "eval_jaxpr": "call_jaxpr"}
 
 
@@ -125,43 +116,13 @@ class _Simplest:
     def __call__(self, eqn: Eqn, names: dict[Var, Atom]) -> Eqn | None:
         """An equation; `None` if its result is an operand, which is then in `names`."""
         if eqn.primitive.name == "while":
-            return _in_one_order(_with_one_counter(eqn, names))
+            return _in_one_order(_with_each_carry_once(eqn, names))
         if eqn.primitive in _INVERSES:
             self._of_keys[eqn.outvars[0]] = eqn
         if (whole := _whole(eqn) or _undone(eqn, self._of_keys)) is None:
             return eqn
         names[eqn.outvars[0]] = whole
         return None
-
-
-def merge_equations(
-    jaxpr: Jaxpr,
-    simple: Callable[[Eqn, dict[Var, Atom]], Eqn | None] = lambda eqn, names: eqn,
-    within: Callable[[Eqn], Hashable] = lambda eqn: (),
-    *,
-    with_jaxprs: bool = False,
-) -> Jaxpr:
-    """Merge equal equations of one jaxpr into the first of them.
-
-    **Arguments:**
-
-    - `simple`: simplifies an equation on renamed operands, or replaces its results in the given
-        names.
-    - `within`: equations with different values of it are not merged.
-    - `with_jaxprs`: whether equations that hold jaxprs are merged, too.
-    """
-    known: dict[Hashable, Eqn] = {}
-    names: dict[Var, Atom] = {}
-    eqns: list[Eqn] = []
-    for eqn in jaxpr.eqns:
-        if (eqn := simple(rename_operands(eqn, names), names)) is None:
-            continue
-        first = known.setdefault((equal_key(eqn, with_jaxprs=with_jaxprs), within(eqn)), eqn)
-        if first is eqn:
-            eqns.append(eqn)
-        else:
-            names.update(zip(eqn.outvars, first.outvars, strict=True))
-    return jaxpr.replace(eqns=eqns, outvars=renamed(jaxpr.outvars, names))
 
 
 def _whole(eqn: Eqn) -> Atom | None:
@@ -189,130 +150,20 @@ def _undone(eqn: Eqn, of_keys: Mapping[Atom, Eqn]) -> Atom | None:
     return x if x.aval.dtype == eqn.outvars[0].aval.dtype else None
 
 
-def equal_key(eqn: Eqn, *, with_jaxprs: bool = False) -> Hashable:
-    """A key shared by equal equations; unique for an equation that may not be merged."""
-    operation = operation_key(eqn, with_jaxprs=with_jaxprs)
-    return id(eqn) if operation is None else (operation, tuple(map(atom_key, eqn.invars)))
+def _with_each_carry_once(eqn: Eqn, names: dict[Var, Atom]) -> Eqn:
+    """Merge equal carries of a `while`; the results of merged ones are renamed in `names`.
 
-
-def operation_key(eqn: Eqn, *, with_jaxprs: bool = False) -> Hashable | None:
-    """A key of the operation alone; `None` if equal keys would not prove equal operations.
-
-    **Arguments:**
-
-    - `with_jaxprs`: whether an equation that holds jaxprs has a key, too.
-    """
-    if eqn.effects or eqn.primitive is custom_call_p:
-        return None
-    given = eqn.params
-    if holds_jaxprs(eqn):
-        given = {name: _param_key(value) for name, value in given.items()}
-        if not with_jaxprs or any(value is _NO_KEY for value in given.values()):
-            return None
-    params = tuple(sorted(given.items(), key=lambda item: item[0]))
-    try:
-        hash(params)
-    except TypeError:
-        return None
-    # Equal parameters may differ in type, as 1 and True do.
-    return eqn.primitive, params, tuple(type(value) for _, value in params)
-
-
-_NO_KEY = object()
-
-
-class _Key:
-    """Stands for equal programs, so that keys of their callers stay small."""
-
-
-_KEYS: weakref.WeakValueDictionary[Hashable, _Key] = weakref.WeakValueDictionary()
-
-
-def _param_key(value: Value) -> Value:
-    """A parameter with a key in place of each jaxpr; `_NO_KEY` where one has none."""
-    if is_jaxpr(value):
-        key = _program_key(value)
-        return _NO_KEY if key is None else key
-    if isinstance(value, tuple) and any(map(is_jaxpr, value)):
-        keys = tuple(map(_param_key, value))
-        return _NO_KEY if any(key is _NO_KEY for key in keys) else keys
-    return value
-
-
-@by_jaxpr
-def _program_key(program: AnyJaxpr) -> Hashable | None:
-    """A key equal for programs that differ in the names of variables alone.
-
-    `None` if equal keys would not prove that, or if it would hold arrays.
-    """
-    jaxpr, constants = open_jaxpr(program), consts_of(program)
-    if jaxpr.effects or any(np.ndim(c) for c in constants):
-        return None
-    fresh = itertools.count()
-    numbers = dict(zip((*jaxpr.constvars, *jaxpr.invars), fresh, strict=False))
-
-    def key(atom: Atom) -> Hashable:
-        return (atom.aval, atom_key(atom)) if isinstance(atom, Literal) else numbers[atom]
-
-    steps: list[Hashable] = []
-    for eqn in jaxpr.eqns:
-        if (operation := operation_key(eqn, with_jaxprs=True)) is None:
-            return None
-        operands = tuple(map(key, eqn.invars))
-        numbers.update(zip(eqn.outvars, fresh, strict=False))
-        steps.append((operation, operands, tuple(v.aval for v in eqn.outvars)))
-    held = tuple((np.asarray(c).dtype, np.asarray(c).tobytes()) for c in constants)
-    types = tuple(v.aval for v in jaxpr.invars)
-    whole = held, types, tuple(steps), tuple(map(key, jaxpr.outvars))
-    try:
-        return _KEYS.setdefault(whole, _Key())
-    except TypeError:  # a parameter that has no hash
-        return None
-
-
-def atom_key(atom: Atom) -> Hashable:
-    """A key of a variable, or of the value and type of a literal."""
-    if not isinstance(atom, Literal):
-        return atom
-    value = np.asarray(atom.val)
-    return value.dtype, value.shape, value.tobytes()
-
-
-def _with_one_counter(eqn: Eqn, names: dict[Var, Atom]) -> Eqn:
-    """Merge the induction variables of a `while` that have the same start and step.
-
-    The merged ones are then carried but unused, so `canonicalize` removes them. Their results
-    are renamed in `names`.
+    These are then carried but unused, so `canonicalize` removes them.
     """
     parts = WhileParts.of(eqn)
-    body = open_jaxpr(parts.body)
-    producers: dict[Atom, Eqn] = {v: e for e in body.eqns for v in e.outvars}
-    firsts: dict[Hashable, int] = {}
-    others: dict[int, int] = {}
-    for i, (variable, out) in enumerate(zip(parts.carried, body.outvars, strict=True)):
-        step = None if isinstance(out, Literal) else producers.get(out)
-        if step is not None and step.primitive.name == "add" and step.invars[0] is variable:
-            by = step.invars[1]
-            first = firsts.setdefault((atom_key(parts.init[i]), atom_key(by)), i)
-            if first != i and isinstance(by, Literal):
-                others[i] = first
-    if not others:
+    same, _ = equal_carries(parts, [*map(atom_key, parts.init)])
+    if not same:
         return eqn
-    names.update((eqn.outvars[i], eqn.outvars[k]) for i, k in others.items())
-
-    def merged(program: AnyJaxpr, variables: Sequence[Var]) -> AnyJaxpr:
-        same = {variables[i]: variables[k] for i, k in others.items()}
-        return close_like(program, rename(open_jaxpr(program), same))
-
-    cond, body = merged(parts.cond, parts.tested), merged(parts.body, parts.carried)
-    # Equations of equal counters are equal.
-    body = close_like(body, merge_equations(open_jaxpr(body), _Simplest()))
-    return dataclasses.replace(parts, cond=cond, body=body).put_into(eqn)
-
-
-def type_key(atom: Atom) -> Hashable:
-    """A key of a type, without properties that lowering drops, such as a weak type."""
-    return atom.aval.shape, atom.aval.dtype
+    names.update((eqn.outvars[i], eqn.outvars[k]) for i, k in same.items())
+    parts = sharing(parts, same)
+    # Equations of equal carries are equal.
+    body = close_like(parts.body, merge_equations(open_jaxpr(parts.body), _Simplest()))
+    return dataclasses.replace(parts, body=body).put_into(eqn)
 
 
 def _in_one_order(eqn: Eqn) -> Eqn:

@@ -9,23 +9,22 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 
 import numpy as np
 from jax import lax
 
 from invert._private.jax import close_like, dce, open_jaxpr, rename, renamed
+from invert.ir.carries import equal_carries, sharing
 from invert.ir.counted import with_counted_places
 from invert.ir.graph import Graph, is_var
 from invert.ir.jaxprs import canonicalize, map_equations, map_jaxprs, reshape_in_place_of
 from invert.ir.loops import WhileParts
-from invert.ir.normal_form import atom_key, merge_equations
+from invert.ir.merging import atom_key
+from invert.ir.passes import replaced
 from invert.ir.traced_form import merged
 from invert.ir.types import Atom, Eqn, J, Jaxpr, Literal, Var
 from invert.ir.unit_axes import only_unit_axes
-
-# Merging carries compares all pairs of them.
-_MOST_CARRIED = 32
 
 
 def simplify(closed: J) -> J:
@@ -82,15 +81,13 @@ def _with_products(jaxpr: Jaxpr) -> Jaxpr:
     if not any(e.primitive is lax.dot_general_p for e in jaxpr.eqns):
         return jaxpr
     graph = Graph(jaxpr)
-    replaced: dict[int, Eqn] = {}
+    products: dict[Eqn, list[Eqn]] = {}
     for eqn in graph.by_primitive.get("dot_general", ()):
         found = _product(eqn, graph)
         if found is not None:
             last, product = found
-            replaced[id(last)] = product
-    if not replaced:
-        return jaxpr
-    return jaxpr.replace(eqns=[replaced.get(id(e), e) for e in jaxpr.eqns])
+            products[last] = [product]
+    return replaced(jaxpr, products.get)
 
 
 def _product(eqn: Eqn, graph: Graph) -> tuple[Eqn, Eqn] | None:
@@ -187,58 +184,36 @@ def _with_single_tests(eqn: Eqn) -> Eqn:
 
 def _merged(eqn: Eqn, graph: Graph) -> tuple[Eqn, list[Eqn], dict[Var, Atom]]:
     """A `while` with fewer carries, the equations after it, and renamed results."""
-    after: list[Eqn] = []
-    names: dict[Var, Atom] = {}
-    merged: set[int] = set()
-    count = len(WhileParts.of(eqn).init)
-    for i in range(count if count <= _MOST_CARRIED else 0):
-        for k in range(count):
-            if k == i or k in merged:
-                continue
-            body = _alike(WhileParts.of(eqn), i, k, graph)
-            if body is None:
-                continue
-            eqn = body.put_into(eqn)
-            merged.add(i)
-            old, new = eqn.outvars[i], eqn.outvars[k]
-            if old.aval.shape == new.aval.shape:
-                # Others may have been merged into this one before.
-                names = {v: new if a is old else a for v, a in names.items()} | {old: new}
-            else:
-                fresh = Var(old.aval)
-                outvars = [fresh if v is old else v for v in eqn.outvars]
-                eqn = eqn.replace(outvars=outvars)
-                after.append(reshape_in_place_of(eqn, new, old))
-            break
-    return eqn, after, names
+    parts = WhileParts.of(eqn)
+    starts = [_start(a, graph) for a in parts.init]
+    same, body = equal_carries(parts, starts)
+    parts = sharing(parts, same)
+    names: dict[Var, Atom] = {eqn.outvars[i]: eqn.outvars[k] for i, k in same.items()}
+    outvars, after = list(eqn.outvars), []
+    for i, k in _wider(parts, starts, body, same):
+        old, outvars[i] = outvars[i], Var(outvars[i].aval)
+        after.append(reshape_in_place_of(eqn, outvars[k], old))
+    return parts.put_into(eqn).replace(outvars=outvars), after, names
 
 
-def _alike(parts: WhileParts, i: int, k: int, graph: Graph) -> WhileParts | None:
-    """The loop with carry `k` for `i`, if they are equal by induction."""
-    one, two = parts.carried[i], parts.carried[k]
-    longer = len(one.aval.shape) - len(two.aval.shape)
-    if one.aval.dtype != two.aval.dtype or longer < 0 or _bare(one) != _bare(two):
-        return None
-    if not _same_start(parts.init[i], parts.init[k], graph) or (longer and _used(parts, i)):
-        return None
-    body = open_jaxpr(parts.body)
-    assumed = body if longer else rename(body, {one: two})
-    once = Graph(merge_equations(assumed, with_jaxprs=True))
-    first, second = once.jaxpr.outvars[i], once.jaxpr.outvars[k]
-    while longer and first.aval.shape and (made := once.producer(first)) and only_unit_axes(made):
-        (first,) = made.invars
-    if atom_key(first) != atom_key(second):
-        return None
-    if longer:
-        return parts
-    cond = rename(open_jaxpr(parts.cond), {parts.tested[i]: parts.tested[k]})
-    outvars = list(assumed.outvars)
-    outvars[i] = assumed.invars[len(parts.body_consts) + i]
-    return dataclasses.replace(
-        parts,
-        cond=close_like(parts.cond, cond),
-        body=close_like(parts.body, assumed.replace(outvars=outvars)),
-    )
+def _wider(
+    parts: WhileParts, starts: Sequence[Hashable], body: Jaxpr, same: Mapping[int, int]
+) -> Iterator[tuple[int, int]]:
+    """The unread carries that equal another up to axes of size one: pairs of the two."""
+    graph = Graph(body)
+    for i, v in enumerate(parts.carried):
+        if i in same or _used(parts, i):
+            continue
+        for k, w in enumerate(parts.carried):
+            alike = v.aval.dtype == w.aval.dtype and _bare(v) == _bare(w) and starts[i] == starts[k]
+            if not alike or len(v.aval.shape) <= len(w.aval.shape) or k in same:
+                continue
+            out = body.outvars[i]
+            while out.aval.shape and (made := graph.producer(out)) and only_unit_axes(made):
+                (out,) = made.invars
+            if atom_key(out) == atom_key(body.outvars[k]):
+                yield i, k
+                break
 
 
 def _bare(v: Atom) -> tuple[int, ...]:
@@ -254,12 +229,10 @@ def _used(parts: WhileParts, i: int) -> bool:
     return False
 
 
-def _same_start(one: Atom, two: Atom, graph: Graph) -> bool:
-    """Whether two atoms are the same variable, or repeat the same number."""
-    if one is two:
-        return True
-    filled = [_filled(a, graph) for a in (one, two)]
-    return None not in filled and filled[0] == filled[1]
+def _start(atom: Atom, graph: Graph) -> Hashable:
+    """The number that fills an initial value, or the value itself."""
+    filled = _filled(atom, graph)
+    return atom_key(atom) if filled is None else filled
 
 
 def _filled(atom: Atom, graph: Graph) -> bytes | None:

@@ -399,7 +399,7 @@ def _divisions(term: Term) -> list[Term]:
 
 
 def _traced(
-    function: Callable[[Any, Any], Any], a: Number, b: Number, dtype: np.dtype
+    function: Callable[[Any, Any], object], a: Number, b: Number, dtype: np.dtype
 ) -> Number | None:
     """The term to which a function of `jax.numpy` traces, for two sizes."""
     number = jax.ShapeDtypeStruct((), dtype)

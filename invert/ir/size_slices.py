@@ -6,12 +6,12 @@ JAX does so for `x[: n // 2]` if it cannot prove that the slice is in bounds, an
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from jax import lax
 
 from invert._private.jax import open_jaxpr, renamed, trace_closed
-from invert.ir.passes import Made, rewritten
+from invert.ir.passes import replaced
 from invert.ir.size_values import sizes_in
 from invert.ir.sizes import DimSize, decided, is_open
 from invert.ir.types import Atom, Eqn, Jaxpr, Literal, Value, Var
@@ -23,11 +23,10 @@ def with_slices(jaxpr: Jaxpr) -> Jaxpr:
         return jaxpr
     makers: dict[Var, Eqn] = {v: e for e in jaxpr.eqns for v in e.outvars}
 
-    def sliced(eqn: Eqn) -> Made | None:
-        made = (_sliced(eqn, makers) or _strided(eqn, makers)) if _may_be(eqn) else None
-        return None if made is None else (made, eqn.outvars)
+    def sliced(eqn: Eqn) -> Sequence[Eqn] | None:
+        return (_sliced(eqn, makers) or _strided(eqn, makers)) if _may_be(eqn) else None
 
-    return rewritten(jaxpr, sliced)
+    return replaced(jaxpr, sliced)
 
 
 def _may_be(eqn: Eqn) -> bool:

@@ -372,7 +372,7 @@ def require(left: DimSize, relation: str, right: DimSize, message: str) -> None:
     if holds is None:
         constrain(Constraint(relation, left, right, message))
     elif not holds:
-        raise SignatureError(message)
+        raise SignatureError(message, remedy="Pass arrays of sizes for which this holds.")
 
 
 def quotient(size: DimSize, divisor: int, message: str) -> DimSize:

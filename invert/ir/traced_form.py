@@ -46,8 +46,8 @@ from invert.ir.jaxprs import broadcast_in_place_of, canonicalize, is_wide, map_j
 from invert.ir.loops import CondParts, ScanParts, WhileParts
 from invert.ir.match import Deferred
 from invert.ir.match import difference as _difference
+from invert.ir.merging import merge_equations
 from invert.ir.narrow_operands import with_narrow_operands
-from invert.ir.normal_form import merge_equations
 from invert.ir.passes import Made, rewritten
 from invert.ir.size_slices import with_slices
 from invert.ir.size_values import with_size_values

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from jax import lax
 
 from invert._private.jax import dce
 from invert.ir.graph import is_var
-from invert.ir.passes import Made, rewritten
+from invert.ir.passes import replaced
 from invert.ir.sizes import is_open
 from invert.ir.types import Atom, Eqn, Jaxpr, Literal, ShapedArray, Var
 
@@ -24,14 +24,14 @@ def with_triangles(jaxpr: Jaxpr) -> Jaxpr:
     """
     makers: dict[Atom, Eqn] = {v: e for e in jaxpr.eqns for v in e.outvars}
 
-    def triangle(eqn: Eqn) -> Made | None:
+    def triangle(eqn: Eqn) -> Sequence[Eqn] | None:
         operands = {"ge": eqn.invars, "le": eqn.invars[::-1]}.get(eqn.primitive.name, ())
         axes = [_axis(a, makers) for a in operands]
         shape = eqn.outvars[0].aval.shape
         found = axes == [0, 1] and len(shape) == 2 and not any(map(is_open, shape))
-        return (_triangle(eqn), eqn.outvars) if found else None
+        return _triangle(eqn) if found else None
 
-    changed = rewritten(jaxpr, triangle)
+    changed = replaced(jaxpr, triangle)
     return jaxpr if changed is jaxpr else dce(changed)
 
 

@@ -13,7 +13,7 @@ from invert.ir.known_numbers import with_known_numbers
 from invert.ir.lookups import with_wrapped_positions
 from invert.ir.loop_operands import with_plain_operands
 from invert.ir.narrow_operands import with_narrow_operands
-from invert.ir.passes import Made, rewritten
+from invert.ir.passes import Made, replaced, rewritten
 from invert.ir.reversed_loops import unreversed
 from invert.ir.traced_form import unchanged
 from invert.ir.triangles import with_triangles
@@ -80,7 +80,7 @@ def _with_differences(jaxpr: Jaxpr) -> Jaxpr:
     """
     jaxpr = jaxpr.replace(eqns=[_without_sign(e) for e in jaxpr.eqns])
     graph = Graph(jaxpr)
-    instead: dict[int, Eqn] = {}
+    instead: dict[Eqn, list[Eqn]] = {}
     for eqn in graph.by_primitive.get("add", ()):
         for product, other in zip(eqn.invars, eqn.invars[::-1], strict=True):
             made = graph.alone(product, "mul")
@@ -89,12 +89,10 @@ def _with_differences(jaxpr: Jaxpr) -> Jaxpr:
                 continue
             (minus,), (x,) = negated.outvars, negated.invars
             factors = [x if a is minus else a for a in made.invars]
-            instead[id(made)] = made.replace(invars=factors)
-            instead[id(eqn)] = eqn.replace(primitive=lax.sub_p, invars=[other, product])
+            instead[made] = [made.replace(invars=factors)]
+            instead[eqn] = [eqn.replace(primitive=lax.sub_p, invars=[other, product])]
             break
-    if not instead:
-        return jaxpr
-    return dce(jaxpr.replace(eqns=[instead.get(id(e), e) for e in jaxpr.eqns]))
+    return dce(replaced(jaxpr, instead.get)) if instead else jaxpr
 
 
 def _without_sign(eqn: Eqn) -> Eqn:

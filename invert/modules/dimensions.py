@@ -98,7 +98,9 @@ def with_sizes(entry: EntryPoint, sizes: Mapping[str, str] | None) -> EntryPoint
         for i in positions:
             given[i] = _given_sizes(specs[i], text, named, problems)
     if problems:
-        raise SignatureError(f"{entry.name}: " + "; ".join(problems))
+        raise SignatureError(
+            f"{entry.name}: " + "; ".join(problems), remedy="Change Config(sizes=...)."
+        )
 
     def renamed(size: int | str | None) -> int | str | None:
         if not isinstance(size, str):
@@ -219,7 +221,10 @@ def at_numbers(shapes: Sequence[Sequence[int | str]], numbers: Sequence[int]) ->
     **Raises:** `SignatureError` if a size cannot be parsed.
     """
     if (symbolic := symbolic_shapes(shapes)) is None:
-        raise SignatureError(f"the sizes {[*map(list, shapes)]} cannot be read")
+        raise SignatureError(
+            f"the sizes {[*map(list, shapes)]} cannot be read",
+            remedy="Write a size as a number, a name, or an expression of names such as `2*n + 1`.",
+        )
     names = dimension_order(symbolic)
     values = {name: numbers[i % len(numbers)] for i, name in enumerate(names)}
     return [[evaluate(n, values) for n in shape] for shape in symbolic]

@@ -154,19 +154,17 @@ class Function:
         name = self.entry.name
         if self._key is not None and kwargs.get(self._key) is None:
             raise SignatureError(
-                f"{name}{self.signature} draws random numbers; pass {self._key}=jax.random.key(0) "
-                "or another key"
+                f"{name} draws random numbers",
+                remedy=f"Pass {self._key}=jax.random.key(0) or another key.",
             )
         if self._state is None and any(
             isinstance(x, eqx.nn.State) for x in (*args, *kwargs.values())
         ):
-            raise SignatureError(
-                f"{name}{self.signature} keeps no state; leave out the equinox.nn.State"
-            )
+            raise SignatureError(f"{name} keeps no state", remedy="Leave out the equinox.nn.State.")
         try:
             bound = self.signature.bind(*args, **self._renamed(kwargs))
         except TypeError as error:
-            raise SignatureError(f"{name}{self.signature}: {error}") from error
+            raise SignatureError(f"{name}: {error}", remedy=self._usage) from error
         bound.apply_defaults()
         state = key = None
         if self._key is not None:
@@ -175,8 +173,8 @@ class Function:
             state = bound.arguments.pop(self._state)
             if not isinstance(state, eqx.nn.State):
                 raise SignatureError(
-                    f"{name}: {self._state!r} is a {type(state).__name__}, expected the "
-                    "equinox.nn.State that equinox.nn.State(module) makes"
+                    f"{name}: {self._state!r} is a {type(state).__name__}",
+                    remedy="Pass the equinox.nn.State that equinox.nn.State(module) makes.",
                 )
         return self._flat(bound), state, key
 
@@ -191,9 +189,21 @@ class Function:
             signature = self.signature.replace(parameters=parameters)
             bound = signature.bind(*args, **self._renamed(kwargs))
         except TypeError as error:
-            raise SignatureError(f"{self.entry.name}{self.signature}: {error}") from error
+            raise SignatureError(
+                f"{self.entry.name}: {error}",
+                remedy=self._usage,
+            ) from error
         bound.apply_defaults()
         return self._flat(bound)
+
+    @property
+    def _usage(self) -> str:
+        """The remedy against arguments that do not fit."""
+        safe, entry = self._safe, self.entry
+        trees = zip(map(safe.__getitem__, entry.arg_names), entry.args, strict=True)
+        keywords = ((safe[name], tree) for name, tree in entry.kwargs.items())
+        others = self._state, self._key
+        return f"Call it as {signatures.call_text(entry.name, [*trees, *keywords], others)}."
 
     def _renamed(self, kwargs: Keywords) -> Keywords:
         """Arguments by parameter name; the container's names are accepted too."""
@@ -209,13 +219,19 @@ class Function:
             wanted = dict(zip(self.entry.arg_names, self.entry.args, strict=True))
             said = _differences(given, wanted | dict(self.entry.kwargs))
             said = said or f"the arguments have the structure {tree}, expected {self.in_tree}"
-            raise SignatureError(f"{self.entry.name}: {said}")
+            raise SignatureError(
+                f"{self.entry.name}: {said}",
+                remedy=self._usage,
+            )
         problems: list[str] = []
         pairs = zip(values, self.specs, strict=True)
         flat = [_fit(v, s, problems, self.config) for v, s in pairs]
         self._check_named_sizes(flat, problems)
         if problems:
-            raise SignatureError(f"{self.entry.name}: " + "; ".join(problems))
+            raise SignatureError(
+                f"{self.entry.name}: " + "; ".join(problems),
+                remedy="Pass arrays of these types, or convert again at the types that you need.",
+            )
         return flat
 
     def _check_named_sizes(self, flat: Sequence[Value], problems: list[str]) -> None:
@@ -315,7 +331,10 @@ def _typed_key(key: Value, name: str) -> Value:
         key = jax.random.wrap_key_data(key)
     typed = hasattr(key, "dtype") and jax.dtypes.issubdtype(key.dtype, jax.dtypes.prng_key)
     if not typed or np.shape(key) != ():
-        raise SignatureError(f"{name}: expected a key from jax.random.key")
+        raise SignatureError(
+            f"{name}: the key is a {type(key).__name__}",
+            remedy="Pass one that jax.random.key makes.",
+        )
     return key
 
 
@@ -338,7 +357,7 @@ def _checked(
     return results
 
 
-def _differences(given: Any, wanted: Any) -> str:
+def _differences(given: object, wanted: object) -> str:
     """The paths in which two trees differ."""
     have, want = (
         [

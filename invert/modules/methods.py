@@ -79,7 +79,7 @@ class Methods(Recovered):
 
 
 def _method(name: str, function: Function, attribute: str) -> Callable[..., Any]:
-    def run(self: Methods, *args: Any, **kwargs: Any) -> Any:
+    def run(self: Methods, *args: object, **kwargs: object) -> Any:
         return _call(self, name, args, kwargs)
 
     return method(function, attribute, run)
@@ -98,7 +98,7 @@ def _picking(name: str, traces: Sequence[str]) -> Callable[..., Any]:
     Python values among the arguments are static, as in a `tf.function`.
     """
 
-    def run(self: Methods, *args: Any, **kwargs: Any) -> Any:
+    def run(self: Methods, *args: object, **kwargs: object) -> Any:
         functions = {n: f for n, f in self._functions if n in traces}
         states = [a for a in args if isinstance(a, eqx.nn.State)]
         plain = [a for a in args if not isinstance(a, eqx.nn.State)]
@@ -112,7 +112,8 @@ def _picking(name: str, traces: Sequence[str]) -> Callable[..., Any]:
                     return _call(self, trace, [*found[0], *states], {**found[1], **own})
         raise SignatureError(
             f"the arguments fit none of the traces of {name}:\n"
-            + "\n".join(f"  - {trace}" for trace in traces)
+            + "\n".join(f"  - {trace}" for trace in traces),
+            remedy="Pass arguments of one of these types.",
         )
 
     run.__name__ = run.__qualname__ = name
@@ -121,7 +122,7 @@ def _picking(name: str, traces: Sequence[str]) -> Callable[..., Any]:
 
 
 def _failing(name: str) -> Callable[..., Any]:
-    def run(self: Methods, *args: Any, **kwargs: Any) -> Any:
+    def run(self: Methods, *args: object, **kwargs: object) -> Any:
         raise self.failed[name]
 
     return run
@@ -152,7 +153,7 @@ def method_names(names: Iterable[str]) -> dict[str, str]:
     return identifiers
 
 
-def _attributes(functions: Mapping[str, Function], failed: Mapping[str, Any]) -> dict[str, str]:
+def _attributes(functions: Mapping[str, Function], failed: Mapping[str, object]) -> dict[str, str]:
     """The attribute of each function; the default trace of a function has its name."""
     traces = {name: f.entry.trace for name, f in functions.items()}
     named = {n: t.of if t is not None and t.default else n for n, t in traces.items()}

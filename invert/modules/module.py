@@ -140,7 +140,10 @@ class Recovered(eqx.Module):
             (function,) = functions
         if function is None or function not in functions:
             names = ", ".join(map(repr, functions))
-            raise SignatureError(f"graph takes the name of one function: {names}")
+            raise SignatureError(
+                f"graph takes the name of one function, not {function!r}",
+                remedy=f"Pass the name of one: {names}.",
+            )
         return graph_of(functions[function], depth)
 
     def _shown(self) -> tuple[list[str], list[tuple[str, str, str]], str]:
@@ -180,9 +183,12 @@ class Recovered(eqx.Module):
     def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
         name = type(self).__name__
         raise SaveError(
-            f"{name} cannot be pickled: it holds the program in memory. Write it with "
-            "invert.save(module, directory) and read it with invert.load(directory); if only "
-            "the arrays matter, pickle jax.tree_util.tree_leaves(module)"
+            f"{name} cannot be pickled: it holds the program in memory",
+            remedy=(
+                "Write it with invert.save(module, directory) and read it with "
+                "invert.load(directory); if only the arrays matter, pickle "
+                "jax.tree_util.tree_leaves(module)."
+            ),
         )
 
 
@@ -202,7 +208,7 @@ class Module(Recovered):
     constants: tuple[Array | np.ndarray, ...]
     _function: Function = eqx.field(static=True, repr=False)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         """Run the program.
 
         **Raises:** `SignatureError` if the arguments do not fit the signature.
@@ -252,7 +258,8 @@ class Module(Recovered):
             name, reason = self._function.entry.name, self._function.divided.rstrip(".")
             raise SignatureError(
                 f"{name}: the argument sizes are open, and no program holds for all of them "
-                f"({reason}); call the module, or pass example arguments when converting"
+                f"({reason})",
+                remedy="Call the module, or pass example arguments when converting.",
             )
         return stage
 
@@ -282,7 +289,8 @@ def run(
             raise
         raise SignatureError(
             f"{function.entry.name}: the parameter {'; '.join(wrong)}. The program is for these "
-            "shapes; put layers of other sizes into `module.model`, whose classes take them"
+            "shapes",
+            remedy="Put layers of other sizes into `module.model`, whose classes take them.",
         ) from error
 
 
@@ -299,10 +307,10 @@ def styles_of(layers: str | Sequence[str], typecheck: bool, loader: bool = True)
     return styles if loader else styles | {"no loader"}
 
 
-def method(function: Function, name: str, run: Callable[..., Any]) -> Callable[..., Any]:
+def method(function: Function, name: str, run: Callable[..., object]) -> Callable[..., Any]:
     """`run` as a method called `name`, with the signature of `function`."""
 
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def call(self: object, *args: object, **kwargs: object) -> Any:
         return run(self, *args, **kwargs)
 
     call.__name__, call.__qualname__ = name, f"{function.entry.name}.{name}"
@@ -351,7 +359,7 @@ def class_of(
     name: str,
     base: type,
     doc: str,
-    methods: Mapping[str, Callable[..., Any]],
+    methods: Mapping[str, Callable[..., object]],
     of: tuple[str, ...] = (),
 ) -> Any:
     """A subclass of `base` with these methods `of` functions, shared by equal interfaces.

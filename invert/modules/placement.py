@@ -72,22 +72,26 @@ def _one(
             return mesh  # the same devices, along axes that the module may lack
         if missing:
             raise MeshError(
-                f"the mesh {_text(given)} has no axis {missing[0]!r}, which the program uses; "
-                f"{_remedy(mesh)}"
+                f"the mesh {_text(given)} has no axis {missing[0]!r}, which the program uses",
+                remedy=_remedy(mesh),
             )
         kinds = zip(given.axis_names, given.axis_types, strict=True)
         explicit = [name for name, kind in kinds if kind == AxisType.Explicit]
         if explicit:
             raise MeshError(
                 f"the axis {explicit[0]!r} of the mesh is of type Explicit, but the program leaves "
-                "its axes to the partitioner; make the mesh with "
-                f"axis_types=(jax.sharding.AxisType.Auto,) * {len(given.axis_names)}"
+                "its axes to the partitioner",
+                remedy=(
+                    "Make the mesh with "
+                    f"axis_types=(jax.sharding.AxisType.Auto,) * {len(given.axis_names)}."
+                ),
             )
         for axis in sorted(manual):
             if given.shape[axis] != mesh.shape[axis]:
                 raise MeshError(
                     f"the axis {axis!r} has {given.shape[axis]} devices, but the program's "
-                    f"shard_map is for {mesh.shape[axis]}; {_remedy(mesh)}"
+                    f"shard_map is for {mesh.shape[axis]}",
+                    remedy=_remedy(mesh),
                 )
         return given
     here = jax.device_count()
@@ -96,8 +100,9 @@ def _one(
     if here < mesh.size:
         raise MeshError(
             f"the program runs on shards over {_text(mesh)}, which needs {mesh.size} devices, but "
-            f"this process has {here}; XLA_FLAGS=--xla_force_host_platform_device_count="
-            f"{mesh.size} simulates them on a CPU"
+            f"this process has {here}",
+            remedy=f"XLA_FLAGS=--xla_force_host_platform_device_count={mesh.size} simulates "
+            "them on a CPU.",
         )
     if not first and any(not jax.typeof(v).sharding.mesh.empty for v in values if is_tracer(v)):
         return mesh  # compiled for the devices of the arguments
@@ -125,24 +130,29 @@ def check_divides(
     used = [a for e in spec for a in (e if isinstance(e, tuple) else (e,)) if isinstance(a, str)]
     twice = next((a for a in used if used.count(a) > 1), None)
     if twice is not None:
-        raise MeshError(f"{name}: its spec {spec} uses the axis {twice!r} twice; use it once")
+        raise MeshError(
+            f"{name}: its spec {spec} uses the axis {twice!r} twice", remedy="Use it once."
+        )
     if len(spec) > len(shape):
-        raise MeshError(f"{name} has {len(shape)} dimensions, but its spec {spec} has {len(spec)}")
+        raise MeshError(
+            f"{name} has {len(shape)} dimensions, but its spec {spec} has {len(spec)}",
+            remedy="Shorten the spec.",
+        )
     for i, entry in enumerate(spec):
         axes = entry if isinstance(entry, tuple) else (entry,)
         axes = [a for a in axes if isinstance(a, str)]
         for axis in axes:
             if axis not in mesh.axis_names:
                 raise MeshError(
-                    f"{name}: the mesh {_text(mesh)} has no axis {axis!r}; name one of its axes, "
-                    f"or make a mesh that has it"
+                    f"{name}: the mesh {_text(mesh)} has no axis {axis!r}",
+                    remedy="Name one of its axes, or make a mesh that has it.",
                 )
         parts = math.prod(mesh.shape[a] for a in axes)
         if shape[i] % parts:
             raise MeshError(
                 f"{name}: dimension {i} has {shape[i]} elements, which {parts} devices along "
-                f"{' and '.join(map(repr, axes))} do not divide; leave it whole, or choose "
-                "another axis"
+                f"{' and '.join(map(repr, axes))} do not divide",
+                remedy="Leave it whole, or choose another axis.",
             )
     return NamedSharding(mesh, spec)
 
@@ -283,7 +293,10 @@ def check_patterns(
     unused = [p for p in shardings if p not in used]
     if unused:
         shown = ", ".join(list(names)[:8]) or "none"
-        raise MeshError(f"no parameter fits the pattern {unused[0]!r}; the parameters are {shown}")
+        raise MeshError(
+            f"no parameter fits the pattern {unused[0]!r}",
+            remedy=f"Use patterns of the names of the parameters: {shown}.",
+        )
 
 
 def param_arrays(params: Sequence[Param]) -> list[Value]:

@@ -110,7 +110,9 @@ def save(
             _write_weights(arrays, made, limit)
     except OSError as error:
         reason = f"{where} cannot be written and is unchanged: {error.strerror or error}"
-        raise SaveError(reason) from error
+        raise SaveError(
+            reason, remedy="Make room and check that you may write there, or save elsewhere."
+        ) from error
 
 
 def _texts(model: eqx.Module) -> tuple[str, str]:
@@ -136,8 +138,11 @@ def _readable_arrays(model: eqx.Module, state: eqx.nn.State | None) -> dict[str,
     if wrong := list(_unreadable(model, arrays)):
         raise SaveError(
             f"the source of {type(model).__name__} could not read the module's current arrays: "
-            f"{'; '.join(wrong)}. Its classes are those of the original: edit model.py, or write "
-            "the arrays with equinox.tree_serialise_leaves"
+            f"{'; '.join(wrong)}",
+            remedy=(
+                "Its classes are those of the original: edit model.py, or write the arrays with "
+                "equinox.tree_serialise_leaves."
+            ),
         )
     return arrays
 
@@ -316,9 +321,11 @@ def _write_array(value: Value, path: Path, offset: int) -> None:
     if isinstance(value, jax.Array) and not value.is_fully_replicated:
         if not value.is_fully_addressable:
             raise SaveError(
-                "the module has arrays on devices of other processes; save it in a process that "
-                "has all devices, or write its arrays with a library that saves from several, "
-                "such as orbax.checkpoint"
+                "the module has arrays on devices of other processes",
+                remedy=(
+                    "Save it in a process that has all devices, or write its arrays with a library "
+                    "that saves from several, such as orbax.checkpoint."
+                ),
             )
         parts = [(s.index, s.data) for s in value.addressable_shards if s.replica_id == 0]
     whole = np.memmap(path, np.dtype(value.dtype), "r+", offset, value.shape or (1,))
@@ -382,11 +389,14 @@ def load_saved(
     ) as error:  # fmt: skip
         del sys.modules[name]
         if isinstance(error, ModuleNotFoundError):
-            text = f"{code} needs {error.name}: pip install {error.name}"
-            raise MissingDependencyError(text) from error
+            raise MissingDependencyError(
+                f"{code} needs {error.name}", remedy=f"Install it: pip install {error.name}"
+            ) from error
         raise MalformedModelError(f"{code} is damaged: {type(error).__name__}: {error}") from error
     if mesh is not None and "mesh" not in inspect.signature(read).parameters:
-        raise MeshError(f"{code} does not support meshes; save the module again with this version")
+        raise MeshError(
+            f"{code} does not support meshes", remedy="Save the module again with this version."
+        )
     given: dict[str, Any] = {}
     if mesh is not None:
         specs = getattr(namespace, "SPECS", {}) if shardings is None else dict(shardings)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import html
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import equinox as eqx
@@ -16,6 +16,7 @@ from invert._errors import plain
 from invert.ir.sizes import DimSize, is_open
 from invert.ir.types import Value
 from invert.modules.function import Function
+from invert.modules.signatures import call_text, tree_text, type_text
 
 _HEAD = ("layer", "arrays", "parameters")
 
@@ -30,9 +31,7 @@ def call_line(name: str, function: Function) -> str:
             for spec, shape in zip(function.specs, stage.shapes, strict=True)
         ]
         args, kwargs = jax.tree_util.tree_unflatten(function.in_tree, named)
-    parts = [f"{n}: {_tree_text(t)}" for n, t in zip(entry.arg_names, args, strict=True)]
-    parts += [f"{n}: {_tree_text(t)}" for n, t in kwargs.items()]
-    parts += [n for n in (function.state_name, function.key_name) if n]
+    trees = [*zip(entry.arg_names, args, strict=True), *kwargs.items()]
     results, sizes = entry.results, ()
     if stage is not None and (results is None or stage.is_open):
         outs = stage.jaxpr.outvars[: entry.out_tree.num_leaves]
@@ -40,9 +39,10 @@ def call_line(name: str, function: Function) -> str:
         sizes = () if stage.is_open else stage.report.sizes
     returns = "?"
     if results is not None:
-        returns = _tree_text(jax.tree_util.tree_unflatten(entry.out_tree, results))
+        returns = tree_text(jax.tree_util.tree_unflatten(entry.out_tree, results))
     at = f" for {', '.join(sizes)}" if sizes else ""
-    return plain(f"{name}({', '.join(parts)}) -> {returns}{at}")
+    call = call_text(name, trees, (function.state_name, function.key_name))
+    return plain(f"{call} -> {returns}{at}")
 
 
 def _named(size: DimSize) -> int | str:
@@ -77,7 +77,7 @@ def table(named: Mapping[str, Value], constants: Mapping[str, Value]) -> list[tu
     return [
         (
             plain(layer),
-            plain(", ".join(f"{name} {_type_text(_array(x))}" for name, x in arrays)),
+            plain(", ".join(f"{name} {type_text(_array(x))}" for name, x in arrays)),
             f"{sum(map(_size, (x for _, x in arrays))):,}",
         )
         for layer, arrays in layers.items()
@@ -124,28 +124,3 @@ def _size(x: Value) -> int:
 def _counted(arrays: Sequence[Value], what: str) -> str:
     several = "array" if len(arrays) == 1 else "arrays"
     return f"{sum(map(_size, arrays)):,} {what} in {len(arrays)} {several}"
-
-
-def _type_text(x: Value) -> str:
-    """`float32[?,4]` of an array or its type."""
-    sizes = ("?" if n is None else str(n) for n in x.shape)
-    return f"{x.dtype}[{','.join(sizes)}]"
-
-
-def _tree_text(tree: Any) -> str:
-    """A pytree of types in Python's notation."""
-    if isinstance(tree, ArgSpec):
-        return _type_text(tree)
-    if type(tree) is dict:
-        return "{" + ", ".join(f"{k!r}: {_tree_text(v)}" for k, v in tree.items()) + "}"
-    if type(tree) in (tuple, list):
-        begin, end = "()" if type(tree) is tuple else "[]"
-        comma = "," if type(tree) is tuple and len(tree) == 1 else ""
-        return begin + ", ".join(map(_tree_text, tree)) + comma + end
-    return "None" if tree is None else type(tree).__name__ + "(" + ", ".join(_parts(tree)) + ")"
-
-
-def _parts(tree: Any) -> Iterator[str]:
-    """The types of the leaves of a pytree of another class."""
-    for leaf in jax.tree_util.tree_leaves(tree, is_leaf=lambda x: isinstance(x, ArgSpec)):
-        yield _tree_text(leaf) if isinstance(leaf, ArgSpec) else repr(leaf)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import keyword
 import re
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import equinox as eqx
@@ -15,6 +16,7 @@ from jax import Array
 from jaxtyping import PyTree
 
 from invert._entry import ArgSpec, EntryPoint
+from invert.ir.types import Value
 
 _NAMES = {
     "bool": "Bool",
@@ -144,3 +146,36 @@ def _result_type(entry: EntryPoint) -> Any:
     if entry.results is not None:
         result = tree_type(jax.tree_util.tree_unflatten(entry.out_tree, entry.results))
     return tuple[result, eqx.nn.State] if entry.assigned else result
+
+
+def call_text(
+    name: str, trees: Iterable[tuple[str, object]], others: Iterable[str | None] = ()
+) -> str:
+    """`f(x: float32[?,4], key)`: a call with the types of its arguments."""
+    parts = [f"{n}: {tree_text(t)}" for n, t in trees]
+    return f"{name}({', '.join([*parts, *filter(None, others)])})"
+
+
+def type_text(x: Value) -> str:
+    """`float32[?,4]` of an array or its type."""
+    sizes = ("?" if n is None else str(n) for n in x.shape)
+    return f"{x.dtype}[{','.join(sizes)}]"
+
+
+def tree_text(tree: Any) -> str:
+    """A pytree of types in Python's notation."""
+    if isinstance(tree, ArgSpec):
+        return type_text(tree)
+    if type(tree) is dict:
+        return "{" + ", ".join(f"{k!r}: {tree_text(v)}" for k, v in tree.items()) + "}"
+    if type(tree) in (tuple, list):
+        begin, end = "()" if type(tree) is tuple else "[]"
+        comma = "," if type(tree) is tuple and len(tree) == 1 else ""
+        return begin + ", ".join(map(tree_text, tree)) + comma + end
+    return "None" if tree is None else type(tree).__name__ + "(" + ", ".join(_parts(tree)) + ")"
+
+
+def _parts(tree: object) -> Iterator[str]:
+    """The types of the leaves of a pytree of another class."""
+    for leaf in jax.tree_util.tree_leaves(tree, is_leaf=lambda x: isinstance(x, ArgSpec)):
+        yield tree_text(leaf) if isinstance(leaf, ArgSpec) else repr(leaf)

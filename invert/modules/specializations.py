@@ -107,7 +107,7 @@ class Specialization:
                     return eval_jaxpr(self.jaxpr, values)
                 except OverflowError as error:  # only sizes are Python numbers
                     message = f"the program computes with too large a size: {error}"
-                    raise SignatureError(message) from error
+                    raise SignatureError(message, remedy="Pass arrays of smaller sizes.") from error
             chosen = on
             return meshes.MeshRetracer(lambda mesh: chosen.get(mesh.abstract_mesh, mesh))(
                 self.jaxpr, values

@@ -73,8 +73,11 @@ def _at_one_size(function: Function, reason: str, held: Set[str]) -> Recovered:
     """
     if (stage := function.sized) is None:
         raise SignatureError(
-            f"{function.entry.name}: no text holds for all sizes ({reason}); call the module once, "
-            "or pass example arguments when converting, to have it written for these sizes"
+            f"{function.entry.name}: no text holds for all sizes ({reason})",
+            remedy=(
+                "Call the module once, or pass example arguments when converting, to have it "
+                "written for these sizes."
+            ),
         )
     return _recovered(function, stage, held, "" if function.is_static else reason)
 

@@ -55,7 +55,8 @@ def values(module: eqx.Module, state: eqx.nn.State | None = None) -> dict[str, V
     if len(leaves) != len(origin.names):
         raise SignatureError(
             f"{type(module).__name__} has {len(leaves)} arrays, but was written with "
-            f"{len(origin.names)}: one of its layers was replaced by one of a different kind"
+            f"{len(origin.names)}: one of its layers was replaced by one of a different kind",
+            remedy="Put a layer of the same class there.",
         )
     found = origin.values([_value(x, state) for x in leaves])
     return {name: found[name] for name in origin.shapes}
@@ -147,7 +148,10 @@ def assign(target: Any, values: Mapping[str, Value]) -> tuple[str, ...]:
         else:
             pairs[found[0]] = array
     if wrong:
-        raise SignatureError(f"{type(target).__name__}: {'; '.join(wrong)}")
+        raise SignatureError(
+            f"{type(target).__name__}: {'; '.join(wrong)}",
+            remedy="Pass a target with the same variables as the container, built before.",
+        )
     for name, array in pairs.items():
         variables[name].assign(np.asarray(array))
     return tuple(name for name in variables if name not in pairs)
@@ -172,7 +176,10 @@ def _fitting(
     if shapes and not values.keys() & shapes.keys():
         wrong = [f"none of the names belongs to a variable, such as {next(iter(shapes))!r}"]
     if wrong:
-        raise SignatureError("values: " + "; ".join(wrong))
+        raise SignatureError(
+            "values: " + "; ".join(wrong),
+            remedy="Pass arrays by the names in `module.params`, in their shapes.",
+        )
     return {name: values[name] for name in shapes if name in values}
 
 
@@ -180,8 +187,8 @@ def _origin(module: eqx.Module) -> Origin:
     origin = getattr(sys.modules.get(type(module).__module__), "__origin__", None)
     if not isinstance(origin, Origin):
         raise SignatureError(
-            f"the names of {type(module).__name__} in a container are not known: pass a module "
-            "that invert has recovered in this process, or its `model`"
+            f"the names of {type(module).__name__} in a container are not known",
+            remedy="Pass a module that invert has recovered in this process, or its `model`.",
         )
     return origin
 

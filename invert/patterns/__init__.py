@@ -51,7 +51,7 @@ STAGES = (
     # Keys instead of their words, through the calls and loops recovered by now.
     Stage(keys.PATTERNS),
     # Powers and conversions that only a location distinguishes from their lowering.
-    # Functions with rules are JAX's own code by now, spelled as it is.
+    # By now, functions with rules are spelled as in JAX.
     Stage(written.PATTERNS, inside_rules=False),
     # Which of several primitives an op was; by hints, so no template may come after it.
     Stage(spelling.PATTERNS, inside_rules=False),

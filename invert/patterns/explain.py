@@ -128,7 +128,10 @@ def explain(
     if lowered:
         closed = raise_call(Call("explained", run, avals, x64=x64, of_site=True), platform)
         if closed is None:
-            raise PatternError(f"pattern {pattern.name!r}: JAX does not lower the function")
+            raise PatternError(
+                f"pattern {pattern.name!r}: JAX does not lower the function",
+                remedy="Pass a function that jax.jit compiles at these arguments.",
+            )
     else:
         earlier, make = (), written_call
         with jax.enable_x64(x64):
@@ -161,13 +164,16 @@ def _named(name: str) -> tuple[Pattern | EquationPattern, tuple[Stage, ...], Sta
             if pattern.name == name:
                 if isinstance(pattern, ProgramPattern):
                     raise PatternError(
-                        f"pattern {name!r} rewrites a program as a whole: "
-                        "there is no equation at which it is tried"
+                        f"pattern {name!r} rewrites a program as a whole: there is no equation at "
+                        "which it is tried",
+                        remedy="Ask for another pattern.",
                     )
                 return pattern, STAGES[:number], dataclasses.replace(stage, patterns=(pattern,))
     close = difflib.get_close_matches(name, names(), 1)
     hint = f"; did you mean {close[0]!r}?" if close else ""
-    raise PatternError(f"no pattern is named {name!r}{hint} (invert.patterns.names() lists them)")
+    raise PatternError(
+        f"no pattern is named {name!r}{hint}", remedy="invert.patterns.names() lists them."
+    )
 
 
 def _described(trial: driver.Trial) -> Attempt:

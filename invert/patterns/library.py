@@ -25,11 +25,17 @@ from invert.patterns.special import lowered
 from invert.rewriting.pattern import Call, Pattern, Site
 
 
-def _mantissa(x: Array) -> Array:
-    """`jnp.frexp` where the exponent is not used, which lowering then drops."""
-    return jnp.frexp(x)[0]
+def _result_of(function: JaxFunction, i: int) -> JaxFunction:
+    """One result of a function, where lowering drops the others as unused."""
+
+    def only(x: Array) -> Array:
+        return function(x)[i]
+
+    only.__name__ = f"{function.__name__}[{i}]"
+    return only
 
 
+_SICI = jax.scipy.special.sici
 # Functions that JAX keeps as a call: name of the call -> function.
 _CALLS: dict[str, tuple[JaxFunction, ...]] = {
     "relu": (jax.nn.relu,),
@@ -42,8 +48,9 @@ _CALLS: dict[str, tuple[JaxFunction, ...]] = {
     "expn": (jax.scipy.special.exp1,),
     "sinc": (jnp.sinc,),
     "i0": (jnp.i0,),
-    "frexp": (jnp.frexp, _mantissa),
+    "frexp": (jnp.frexp, _result_of(jnp.frexp, 0)),
     "log1mexp": (jax.nn.log1mexp,),
+    "sici": (_SICI, _result_of(_SICI, 0), _result_of(_SICI, 1)),
 }
 
 

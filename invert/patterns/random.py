@@ -124,7 +124,7 @@ def wrap(key: Value, impl: str) -> Value:
     return random_wrap_p.bind(key, impl=prngs[impl])
 
 
-def _keyed(key: tuple[Any, ...], function: JaxFunction, *avals: Any) -> Iterator[Call]:
+def _keyed(key: tuple[object, ...], function: JaxFunction, *avals: Any) -> Iterator[Call]:
     """The call under each setting of `jax_threefry_partitionable`."""
     for partitionable in (True, False):
 

@@ -56,7 +56,7 @@ def rewrite(
     stages = STAGES if patterns is None else tuple(Stage((p,)) for p in patterns)
 
     @functools.wraps(fn)
-    def wrapper(*args: Value, **kwargs: Any) -> Value:
+    def wrapper(*args: Value, **kwargs: object) -> Value:
         flat, in_tree = jax.tree_util.tree_flatten((args, kwargs))
         out_tree: list[Any] = []
 

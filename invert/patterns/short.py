@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from invert._errors import PatternError
 from invert.ir.avals import type_of_value
@@ -23,8 +22,8 @@ def pattern(
     after: JaxFunction,
     *,
     name: str | None = None,
-    options: Mapping[str, Sequence[Any]] | None = None,
-    example: Sequence[Any] | None = None,
+    options: Mapping[str, Sequence[object]] | None = None,
+    example: Sequence[object] | None = None,
 ) -> Pattern:
     """A pattern that replaces `before` by `after`.
 
@@ -66,14 +65,23 @@ def pattern(
     arity = arity_of(name, before)
     if example is not None and len(example) != arity:
         raise PatternError(
-            f"pattern {name!r}: `before` has {arity} operands, `example` {len(example)}"
+            f"pattern {name!r}: `before` has {arity} operands, `example` {len(example)}",
+            remedy="Give one example for each operand.",
         )
     given = None if example is None else tuple(map(type_of_value, example))
     short = Short(before, after, arity, choices, given)
     if not short.examples:
-        raise PatternError(f"pattern {name!r}: {untraced(short)}")
+        raise PatternError(
+            f"pattern {name!r}: {untraced(short)}",
+            remedy=(
+                "Give types at which it returns arrays as `example`, and values for its keyword "
+                "arguments as `options`."
+            ),
+        )
     if reasons := list(dict.fromkeys(problems(short))):
-        raise PatternError(f"pattern {name!r}: " + "; ".join(reasons))
+        raise PatternError(
+            f"pattern {name!r}: " + "; ".join(reasons), remedy="Change `before` or `after`."
+        )
     made = Pattern(name, _roots(short), short)
     _check_that_it_ends(made, short)
     return made
@@ -85,8 +93,8 @@ def _check_that_it_ends(made: Pattern, short: Short) -> None:
         body = traced_call(dataclasses.replace(call, before=None))
         if Rewriter((Stage((made,)),), written_call).matches(body):
             raise PatternError(
-                f"pattern {made.name!r}: `after` contains `before` and would be rewritten forever; "
-                "wrap `after` in `jax.jit`"
+                f"pattern {made.name!r}: `after` contains `before` and would be rewritten forever",
+                remedy="Wrap `after` in `jax.jit`.",
             )
 
 

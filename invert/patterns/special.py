@@ -12,7 +12,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Iterator
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -106,7 +105,7 @@ def lowered(
     literal: float | tuple[float, ...] | None = None,
     holds: str | None = None,
     kind: type[np.number] = np.floating,
-    **params: Any,
+    **params: object,
 ) -> Pattern:
     """A pattern for the lowerings of `functions`, whose result is computed by `root`.
 

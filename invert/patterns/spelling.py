@@ -24,8 +24,8 @@ def _square(site: Site) -> JaxFunction | None:
     x, y = site.eqn.invars
     if x is not y:
         return None
-    # Without locations a square is likelier than a product of equals, except for unsigned integers,
-    # whose products wrap around on purpose.
+    # Without locations a square is more likely than a product of equals, except for unsigned
+    # integers, whose products wrap around on purpose.
     likelier = not site.named and not jnp.issubdtype(site.out.dtype, jnp.unsignedinteger)
     if site.hint == "square" or likelier:
         return lambda x, _: [lax.square(x)]
@@ -152,7 +152,7 @@ def _split(site: Site) -> Iterator[Call]:
     while position in at and at[position] > position:
         sizes.append(at[position] - position)
         position = at[position]
-    # Without locations, slices of different sizes are likelier to be plain slices.
+    # Without locations, slices of different sizes are more likely to be plain slices.
     meant = site.hint == "split" or len(set(sizes)) == 1
     if position == shape[axis] and len(sizes) > 1 and meant:
         yield bind(lax.split_p, site.aval(x), sizes=tuple(sizes), axis=axis)

@@ -63,7 +63,7 @@ def _negative_pow(site: Site) -> Iterator[Call]:
     if site.hint == "integer_pow":
         yield bind(lax.integer_pow_p, site.out, y=-1)
     # The numerator of the primitive is broadcast, that of `1 / (x * x)` is not. Without locations
-    # this is unknown, and a negative power is likelier.
+    # this is unknown, and a negative power is more likely.
     elif (k := _exponent(site, x)) >= (4 if site.named and site.broadcasts != {0} else 2):
         yield bind(lax.integer_pow_p, site.out, y=-k)
 
@@ -87,7 +87,7 @@ def _convert(site: Site) -> Iterator[Call]:
     """ne(x, 0), real(x), and those of real(x) -> convert_element_type."""
     x = site.eqn.invars[0]
     real = site.producer(x, "real")
-    # Without locations, a converted real part is likelier a single conversion.
+    # Without locations, a converted real part is more likely a single conversion.
     if site.hint != _CONVERT and (site.named or real is None):
         return
     if real is not None:

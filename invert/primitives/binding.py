@@ -149,7 +149,9 @@ class Bound:
         if len(values) != len(conversions):
             if (reason := self.signature.count_problem(len(values))) is not None:
                 name, location = binder.place(op)
-                raise UnsupportedOpError([Problem(name, reason, location)])
+                raise UnsupportedOpError(
+                    [Problem(name, reason, location, "Export the model again.")]
+                )
             more = [] if rest is None else [rest] * (len(values) - len(conversions))
             conversions = [*conversions, *more][: len(values)]
         operands = [convert(ctx, op, values, i) for i, convert in enumerate(conversions)]

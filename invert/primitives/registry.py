@@ -31,7 +31,7 @@ class Registry(Generic[E]):
             raise ValueError(f"{self._kind} {op!r} already has a rule")
         self._entries[op] = entry
 
-    def declare(self, op: str, **fields: Any) -> None:
+    def declare(self, op: str, **fields: object) -> None:
         """Set fields of an entry that still have their defaults.
 
         **Raises:** `RuntimeError` once frozen, `ValueError` if such a field was set.

@@ -475,7 +475,7 @@ def _splice(r: Replacement, graph: Graph, renamed: dict[Atom, Atom]) -> list[Eqn
 
 
 def _topological(eqns: Sequence[Eqn]) -> list[Eqn]:
-    """Sort equations so that definitions precede uses, and otherwise as they are."""
+    """Sort equations so that definitions precede uses, stably."""
     producers: dict[Atom, int] = {v: i for i, e in enumerate(eqns) for v in e.outvars}
     before = [{producers[a] for a in e.invars if is_var(a) and a in producers} for e in eqns]
     order = topological(range(len(eqns)), before)

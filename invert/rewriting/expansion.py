@@ -14,7 +14,8 @@ from invert.ir import jaxprs
 from invert.ir.avals import type_of
 from invert.ir.graph import Graph, is_var
 from invert.ir.match import difference
-from invert.ir.normal_form import atom_key, normal_form, operation_key, type_key
+from invert.ir.merging import atom_key, operation_key, type_key
+from invert.ir.normal_form import normal_form
 from invert.ir.types import AnyJaxpr, Atom, Eqn, Jaxpr, Value, Var
 from invert.rewriting.pattern import bind
 from invert.rewriting.templates import raised_before

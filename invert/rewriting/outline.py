@@ -148,7 +148,7 @@ class _Search:
         return found
 
     def _known(self, atom: Atom, found: Outline) -> Sequence[Var]:
-        """The program's variables for a value of the template, as far as known."""
+        """The program's variables for a value of the template, where known."""
         last = _sources(self.template, atom)[-1]
         if not is_var(last):
             return ()

@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Hashable, Iterable
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
+from typing import Concatenate, Generic, ParamSpec, TypeVar
 
 import jax
 
@@ -96,7 +96,7 @@ class kept_by_call(Generic[_P, _T]):
         return args, tuple(kwargs.items())
 
 
-def bind(primitive: Primitive, *avals: jax.ShapeDtypeStruct, **params: Any) -> Call:
+def bind(primitive: Primitive, *avals: jax.ShapeDtypeStruct, **params: object) -> Call:
     """The call of a primitive with these parameters."""
     key = (primitive, tuple(sorted(params.items(), key=lambda item: item[0])))
     return Call(key, functools.partial(primitive.bind, **params), tuple(avals))
@@ -197,7 +197,7 @@ class Site:
 
     @property
     def broadcasts(self) -> set[int]:
-        """Positions of the operands that the author broadcast explicitly, as far as known."""
+        """Positions of the operands that the author broadcast explicitly, where known."""
         return {position for position, _ in hint_of(self.eqn).operands}
 
     def producer(self, atom: Atom, *names: str) -> Eqn | None:

@@ -101,7 +101,7 @@ class Short:
         return call if list(map(_short, results)) == [_short(out)] else None
 
     def _types(self, site: Site, choice: Choice) -> Iterator[Avals]:
-        """Types of the operands, as far as an outline finds candidates."""
+        """Types of the operands, where an outline finds candidates."""
         types: dict[Avals, None] = {}
         refused: dict[Avals, None] = {}
         laid = 0
@@ -115,7 +115,7 @@ class Short:
             laid = len(outlined.eqns)
             made = shaped(site.graph, site.eqn.outvars[0])
             wanted = {(v.aval.shape, v.aval.dtype) for v in made}
-            # The source of a broadcast or conversion is likelier than its result.
+            # The source of a broadcast or conversion is more likely than its result.
             atoms = [reversed(outlined.operands[v]) for v in template.jaxpr.invars]
             tries = itertools.product(*(dict.fromkeys(map(site.aval, a)) for a in atoms))
             for avals in itertools.islice(tries, _MAX_TYPES):
@@ -203,7 +203,7 @@ def _accepted(make: Callable[[Avals], Call], given: Avals | None, arity: int) ->
             return
 
 
-def combinations(name: str, options: Mapping[str, Sequence[Any]]) -> tuple[Choice, ...]:
+def combinations(name: str, options: Mapping[str, Sequence[object]]) -> tuple[Choice, ...]:
     """Every combination of the options, in their order."""
     choices = tuple(
         tuple(zip(options, values, strict=True)) for values in itertools.product(*options.values())
@@ -211,9 +211,14 @@ def combinations(name: str, options: Mapping[str, Sequence[Any]]) -> tuple[Choic
     try:
         hash(choices)
     except TypeError as error:
-        raise PatternError(f"pattern {name!r}: values of options must be hashable") from error
+        raise PatternError(
+            f"pattern {name!r}: values of options must be hashable",
+            remedy="Use numbers, strings or tuples of them.",
+        ) from error
     if not choices:
-        raise PatternError(f"pattern {name!r}: an option has no values to try")
+        raise PatternError(
+            f"pattern {name!r}: an option has no values to try", remedy="Give each at least one."
+        )
     return choices
 
 
@@ -222,8 +227,8 @@ def _parameters(name: str, before: JaxFunction) -> Sequence[inspect.Parameter]:
         return list(inspect.signature(before).parameters.values())
     except (TypeError, ValueError) as error:
         raise PatternError(
-            f"pattern {name!r}: the operands of `before` cannot be read off its signature; "
-            "wrap it in a lambda"
+            f"pattern {name!r}: the operands of `before` cannot be read off its signature",
+            remedy="Wrap it in a lambda.",
         ) from error
 
 
@@ -232,13 +237,16 @@ def arity_of(name: str, before: JaxFunction) -> int:
     parameters = _parameters(name, before)
     if any(p.kind is p.VAR_POSITIONAL for p in parameters):
         raise PatternError(
-            f"pattern {name!r}: `before` takes any number of operands; "
-            "wrap it in a lambda of a fixed number"
+            f"pattern {name!r}: `before` takes any number of operands",
+            remedy="Wrap it in a lambda of a fixed number.",
         )
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     arity = sum(p.kind in positional and p.default is p.empty for p in parameters)
     if arity == 0:
-        raise PatternError(f"pattern {name!r}: `before` has no operand")
+        raise PatternError(
+            f"pattern {name!r}: `before` has no operand",
+            remedy="Give it the arrays of the program as parameters.",
+        )
     return arity
 
 
@@ -254,8 +262,7 @@ def untraced(short: Short) -> str:
         line = str(error).strip().splitlines()[:1]
         return (
             f"`before` does not trace, at {types_text} for one: {type(error).__name__}: "
-            f"{''.join(line)}; give types at which it does as `example`, "
-            "and values for its keyword arguments as `options`"
+            f"{''.join(line)}"
         )
     return f"`before` computes nothing: its result is {results!r}"
 

@@ -11,7 +11,7 @@ from jax import lax
 from invert._private.jax import on_whole_values, open_jaxpr, trace_closed, traced_to_lower
 from invert.ir import jaxprs
 from invert.ir.avals import type_of
-from invert.ir.normal_form import operation_key
+from invert.ir.merging import operation_key
 from invert.ir.types import AnyJaxpr, Atom, Eqn, J
 
 

@@ -13,6 +13,7 @@ recovered, since bytecode is read faster than text.
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Callable
 from typing import Any
@@ -26,6 +27,11 @@ from invert.stablehlo.parse_in_child import KnownBytes, remedy_of, rewrite_in_ch
 from invert.stablehlo.parse_worker import read
 
 _MAGIC = b"ML\xefR"
+_QUANTIZED = Problem(
+    op="!quant",
+    reason="quantized types have no JAX dtype",
+    remedy="Dequantize the model before you export it.",
+)
 _VERSION = re.compile(rb"StableHLO_v(\d{1,9})\.(\d{1,9})\.(\d{1,9})")
 
 
@@ -65,16 +71,7 @@ def parse_module(
         data = rewrite_in_child(kind, data.chunks(), len(data), what, large, known)
     elif kind == "text" and b"!quant." in data:
         # jaxlib 0.10.2 does not know the dialect, and its message names only MLIR's terms.
-        raise UnsupportedOpError(
-            [
-                Problem(
-                    op="!quant",
-                    reason="quantized types have no JAX dtype",
-                    location=what,
-                    remedy="Dequantize the model before you export it.",
-                )
-            ]
-        )
+        raise UnsupportedOpError([dataclasses.replace(_QUANTIZED, location=what)])
     elif not trusted or kind.startswith("hlo"):
         if kind.startswith("hlo"):
             data = proto_of_hlo(data) or data

@@ -56,9 +56,9 @@ def _shortened(reason: str) -> str:
 
 
 def serve(
-    ir: Any,
-    stablehlo: Any,
-    make_context: Callable[[], Any],
+    ir: object,
+    stablehlo: object,
+    make_context: Callable[[], object],
     hlo_to_bytecode: Callable[[bytes, bool], bytes],
 ) -> None:
     """Answer each module with the module as MLIR itself writes it, or with the reason for failure.

@@ -222,8 +222,8 @@ class Program:
             return self.platforms.index(here) if here in self.platforms else 0
         if wanted not in self.platforms:
             raise SignatureError(
-                f"the module was lowered for {', '.join(self.platforms)}, not for {wanted!r}; "
-                "choose one of them in Config(platform=...)"
+                f"the module was lowered for {', '.join(self.platforms)}, not for {wanted!r}",
+                remedy="Choose one of them in Config(platform=...).",
             )
         return self.platforms.index(wanted)
 
@@ -232,7 +232,8 @@ class Program:
         if self.config.platform_check and self.platforms and here not in self.platforms:
             raise SignatureError(
                 f"the module was lowered for {', '.join(self.platforms)}, but this process runs on "
-                f"{here}; Config(platform_check=False) recovers it anyway"
+                f"{here}",
+                remedy="Config(platform_check=False) recovers it anyway.",
             )
 
     def __call__(self, *values: Value) -> list[Value]:
@@ -274,7 +275,8 @@ class Program:
         wrong = []
         if len(values) != len(self.in_types):
             raise SignatureError(
-                f"the module takes {len(self.in_types)} arrays, but {len(values)} were given"
+                f"the module takes {len(self.in_types)} arrays, but {len(values)} were given",
+                remedy="Pass one for each argument of its entry function.",
             )
         for i, (value, (shape, dtype)) in enumerate(zip(values, self.in_types, strict=True)):
             fits = len(value.shape) == len(shape) and all(
@@ -286,7 +288,7 @@ class Program:
                     f"but the module takes {dtype}{['?' if n is None else n for n in shape]}"
                 )
         if wrong:
-            raise SignatureError("; ".join(wrong))
+            raise SignatureError("; ".join(wrong), remedy="Pass arrays of the types in the module.")
 
 
 def functions_of(module: ir.Module) -> dict[str, Any]:

@@ -372,7 +372,7 @@ def test_the_api_opens_the_same_files(models: Path) -> None:
     module = invert.load(models / "model.keras")
     model = keras.saving.load_model(models / "model.keras")
     assert np.allclose(module(X), model(X), rtol=1e-6, atol=1e-6)
-    with pytest.raises(invert.SignatureError, match=r"use invert\.convert_graphdef"):
+    with pytest.raises(invert.SignatureError, match=r"Use invert\.convert_graphdef"):
         invert.load(models / "graph.pb")
     with pytest.raises(invert.SignatureError, match="has one function"):
         invert.load(models / "export.bin", signature="other")

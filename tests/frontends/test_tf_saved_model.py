@@ -141,7 +141,7 @@ def test_nested_functions_and_signatures(tmp_path):
     assert set(points.functions) == {"inner.scale", "inner.shift", "table.f"}
     assert points.signatures == ("named",)
     assert len(points) == 4 and list(points)[-1] == "named"
-    with pytest.raises(SignatureError, match=r"one of:\n(.|\n)*inner\.shift"):
+    with pytest.raises(SignatureError, match=r"functions:\n(.|\n)*inner\.shift"):
         default_name(points)
     np.testing.assert_array_equal(call(points["inner.shift"], X, np.float32(1)), X + 1)
     np.testing.assert_array_equal(call(points["named"], x=X, by=np.float32(3))["y"], 3 * X)

@@ -41,6 +41,10 @@ FUNCTIONS = {
     "slogdet": lambda x: jnp.linalg.slogdet(x @ x.T + jnp.eye(3))[1],
     "pinv": jnp.linalg.pinv,
     "expi": lambda x: jax.scipy.special.expi(jnp.abs(x) + 0.5),
+    # The derivatives of the equations are NaN at zero.
+    "sici": lambda x: jnp.stack(jax.scipy.special.sici(x)),
+    "sici, sine": lambda x: jax.scipy.special.sici(x)[0],
+    "sici, cosine": lambda x: jax.scipy.special.sici(x)[1],
 }
 
 

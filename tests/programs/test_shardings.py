@@ -173,7 +173,7 @@ def test_specs_of_ones_own(tmp_path: Path) -> None:
 def test_shardings_need_a_mesh(tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text("")
     (tmp_path / "weights.safetensors").write_bytes(b"")
-    with pytest.raises(invert.MeshError, match="pass mesh="):
+    with pytest.raises(invert.MeshError, match="Pass mesh="):
         invert.load(tmp_path, shardings={"*": PartitionSpec()})
 
 

@@ -288,7 +288,12 @@ WRONG: dict[str, tuple[Callable[..., Any], Callable[..., Any], dict[str, Any], s
     "option of lists": (_unit, _unit, {"options": {"axis": ([0],)}}, "hashable"),
     "option of nothing": (_unit, _unit, {"options": {"axis": ()}}, "no values"),
     "example": (jnp.sin, jnp.cos, {"example": (X, X)}, "1 operands, `example` 2"),
-    "untraced": (lambda x: jnp.sin(x.reshape(5, 7)), jnp.sin, {}, "give types at which it does"),
+    "untraced": (
+        lambda x: jnp.sin(x.reshape(5, 7)),
+        jnp.sin,
+        {},
+        "Give types at which",
+    ),
     "endless": (jnp.sin, _endless, {}, "rewritten forever"),
     "a new array": (
         jnp.sin,

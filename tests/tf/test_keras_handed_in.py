@@ -185,7 +185,7 @@ class Subclassed(keras.Model):
             lambda: invert.convert(eqx.nn.Linear(8, 4, key=jax.random.key(0)), X[0]),
             "a JAX function",
         ),
-        (lambda: invert.load(frozen_model()), "use invert.convert"),  # pyright: ignore
+        (lambda: invert.load(frozen_model()), "invert.convert"),  # pyright: ignore
     ],
 )
 def test_mistakes_are_explained(call, message):

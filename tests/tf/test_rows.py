@@ -83,6 +83,15 @@ def loops(x: Any) -> Any:
     return tf.reduce_sum(y, 0)
 
 
+def counts(x: Any) -> Any:
+    s = tf.sparse.from_dense(tf.cast(tf.nn.relu(3 * x), tf.int32))
+    found = {"values": s.values, "size": 4, "weights": tf.cast(s.values, tf.float32) / 7}
+    return [
+        tf.raw_ops.SparseBincount(indices=s.indices, dense_shape=s.dense_shape, **found),
+        tf.raw_ops.SparseBincount(indices=s.indices[:, 1:], dense_shape=[3], **found),
+    ]
+
+
 def slopes(x: Any) -> Any:
     with tf.GradientTape() as tape:
         tape.watch(x)
@@ -97,7 +106,7 @@ NONE = (-np.abs(normal(7, 3)),)
 ALL = (np.abs(normal(7, 3)),)
 
 
-@pytest.mark.parametrize("fn", [shapes, reductions, joined, branches, loops])
+@pytest.mark.parametrize("fn", [shapes, reductions, joined, branches, loops, counts])
 def test_rows_that_a_mask_keeps(fn):
     assert_equal(fn, [*SOME, NONE, ALL])
 

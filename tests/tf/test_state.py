@@ -195,9 +195,9 @@ def test_key_is_asked_for():
     module = invert.convert(tf.function(lambda x: tf.nn.dropout(x, 0.5)), X)
     key = inspect.signature(module.__call__).parameters["key"]
     assert key.kind is key.KEYWORD_ONLY
-    with pytest.raises(invert.SignatureError, match=r"draws random numbers; pass key="):
+    with pytest.raises(invert.SignatureError, match=r"draws random numbers. Pass key="):
         module(X)
-    with pytest.raises(invert.SignatureError, match="expected a key"):
+    with pytest.raises(invert.SignatureError, match="the key is a"):
         module(X, key=3)
     one, two = (module(X, key=jax.random.key(k)) for k in (0, 1))
     assert (np.asarray(one) != np.asarray(two)).any()

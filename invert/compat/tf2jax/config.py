@@ -58,7 +58,7 @@ def get_config(name: str) -> Any:
     return _flags.get()[name]
 
 
-def update_config(name: str, value: Any) -> None:
+def update_config(name: str, value: object) -> None:
     """Set a flag in the current context.
 
     **Raises:** `ValueError` for an unknown flag.
@@ -74,14 +74,14 @@ def copy_config() -> Mapping[str, Any]:
 
 
 @contextlib.contextmanager
-def override_config(name: str, value: Any) -> Iterator[None]:
+def override_config(name: str, value: object) -> Iterator[None]:
     """Set a flag within a `with` statement."""
     with override_configs({name: value}):
         yield
 
 
 @contextlib.contextmanager
-def override_configs(new_config: Mapping[str, Any]) -> Iterator[None]:
+def override_configs(new_config: Mapping[str, object]) -> Iterator[None]:
     """Set several flags within a `with` statement."""
     before = _flags.get()
     for name, value in new_config.items():

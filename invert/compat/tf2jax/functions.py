@@ -42,16 +42,16 @@ class Variable(np.ndarray):
     trainable: bool | None
     name: str | None
 
-    def __new__(cls, arr: Any, trainable: bool, name: str) -> Variable:
+    def __new__(cls, arr: object, trainable: bool, name: str) -> Variable:
         variable = np.asarray(arr).view(cls)
         variable.trainable, variable.name = trainable, name
         return variable
 
-    def __array_finalize__(self, obj: Any) -> None:
+    def __array_finalize__(self, obj: object) -> None:
         self.trainable = getattr(obj, "trainable", None)
         self.name = getattr(obj, "name", None)
 
-    def assign(self, arr: Any) -> Variable:
+    def assign(self, arr: object) -> Variable:
         """The same variable with another value."""
         return Variable(arr, bool(self.trainable), str(self.name))
 
@@ -71,8 +71,8 @@ class AnnotatedFunction:
     def __init__(
         self,
         fn: Callable[..., Any],
-        structured_inputs: Any,
-        structured_outputs: Any,
+        structured_inputs: object,
+        structured_outputs: object,
         signature: inspect.Signature,
     ):
         self.fn = fn
@@ -83,7 +83,7 @@ class AnnotatedFunction:
         self.__name__ = fn.__name__
         self.__signature__ = signature
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         return self.fn(*args, **kwargs)
 
     @property
@@ -144,7 +144,9 @@ def convert(tf_func: Any, *args: Any, **kwargs: Any) -> tuple[AnnotatedFunction,
     signature = _signature(tf_func, concrete)
     call = _Call(tf_func, module, signature, inputs, narrows(), refused)
 
-    def jax_func(params: Mapping[str, Value], *args: Any, rng: Any = None, **kwargs: Any) -> Any:
+    def jax_func(
+        params: Mapping[str, Value], *args: object, rng: object = None, **kwargs: object
+    ) -> Any:
         return call(params, args, kwargs, rng)
 
     jax_func.__name__ = _name(tf_func) if module is None else module._function.entry.name
@@ -156,7 +158,7 @@ def convert(tf_func: Any, *args: Any, **kwargs: Any) -> tuple[AnnotatedFunction,
     )
 
 
-def convert_functional(tf_func: Any, *args: Any, **kwargs: Any) -> AnnotatedFunction:
+def convert_functional(tf_func: object, *args: object, **kwargs: object) -> AnnotatedFunction:
     """As `convert`, for a function without variables: `outputs = fn(*args, **kwargs)`.
 
     **Raises:** `ValueError` where it has variables; otherwise as `convert`.
@@ -182,7 +184,7 @@ def convert_from_restored(tf_func: Any) -> tuple[AnnotatedFunction, Mapping[str,
     return convert(tf_func, *args, **kwargs)
 
 
-def convert_functional_from_restored(tf_func: Any) -> AnnotatedFunction:
+def convert_functional_from_restored(tf_func: object) -> AnnotatedFunction:
     """As `convert_from_restored`, for a function without variables."""
     return _without_params(*convert_from_restored(tf_func))
 
@@ -254,7 +256,7 @@ def _convert_module(function: Any, *args: Any, **kwargs: Any) -> Module:
         return _convert(function, *args, **kwargs)
 
 
-def _name(tf_func: Any) -> str:
+def _name(tf_func: object) -> str:
     return str(getattr(tf_func, "__name__", "function"))
 
 
@@ -301,11 +303,11 @@ def _placed(
     """
     tensor_spec = import_tensorflow().TensorSpec
 
-    def tensors(values: Any, specs: Any) -> list[Any]:
+    def tensors(values: object, specs: object) -> list[Any]:
         pairs = zip(*map(jax.tree_util.tree_leaves, (values, specs)), strict=True)
         return [value for value, spec in pairs if isinstance(spec, tensor_spec)]
 
-    def filled(tree: Any, leaves: Sequence[Any]) -> Any:
+    def filled(tree: object, leaves: Sequence[object]) -> Any:
         return jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(tree), leaves)
 
     entry = module._function.entry
@@ -339,7 +341,7 @@ class _Call:
 
     def __init__(
         self,
-        tf_func: Any,
+        tf_func: object,
         module: Module | None,
         signature: inspect.Signature,
         specs: tuple[Arguments, Keywords],
@@ -356,7 +358,7 @@ class _Call:
         self.others: dict[Any, Module] = {}
 
     def __call__(
-        self, params: Mapping[str, Value], args: Arguments, kwargs: Keywords, rng: Any
+        self, params: Mapping[str, Value], args: Arguments, kwargs: Keywords, rng: object
     ) -> tuple[Any, dict[str, Any]]:
         bound = self.signature.bind(*args, **kwargs)
         bound.apply_defaults()
@@ -386,7 +388,7 @@ class _Call:
         self,
         module: Module,
         params: Mapping[str, Value],
-        rng: Any,
+        rng: object,
         placed: tuple[Arguments, Keywords],
     ) -> tuple[Any, dict[str, Any]]:
         """The results of a module at its arguments, and the variables after the call."""
@@ -488,7 +490,7 @@ class _Call:
         return self.module if other is None else from_entry(other, conversion())
 
     def _checked(
-        self, given: Mapping[str, Any], wanted: inspect.BoundArguments
+        self, given: Mapping[str, object], wanted: inspect.BoundArguments
     ) -> tuple[inspect.BoundArguments, set[Any], bool]:
         """The arguments in their declared types, their own types, and whether shapes differ."""
         tensor_spec = import_tensorflow().TensorSpec
@@ -529,7 +531,7 @@ class _Call:
         bound = inspect.BoundArguments(self.signature, OrderedDict(checked))
         return bound, dtypes, differs
 
-    def _refuse(self, what: str, where: str, have: Any, want: Any) -> None:
+    def _refuse(self, what: str, where: str, have: object, want: object) -> None:
         flag = f"strict_{what}_check"
         if get_config(flag):
             raise ValueError(
@@ -556,7 +558,7 @@ def _same(value: Any, spec: Any) -> bool:
     return bool(np.array_equal(value, spec)) if isinstance(spec, np.ndarray) else value == spec
 
 
-def _fits(have: Any, want: np.dtype) -> bool:
+def _fits(have: object, want: np.dtype) -> bool:
     return have == want or have == jax.dtypes.canonicalize_dtype(want)
 
 

@@ -390,7 +390,7 @@ class Body:
     def _filled(
         self, expression: ast.expr, inline: Callable[[str], bool], most: int
     ) -> tuple[ast.expr, int, dict[str, Statement]]:
-        """Inline operands into an expression as far as they fit.
+        """Inline the operands that fit into an expression.
 
         Returns the expression, its width, and the statements of the inlined operands by token."""
         tokens = syntax.tokens_in(expression)

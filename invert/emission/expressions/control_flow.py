@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -429,7 +428,7 @@ def _bound(file: Writer, body: Body, eqn: Eqn) -> Placed:
     """`lax.name_p.bind(...)`, with each jaxpr traced from a local function."""
     functions: list[FunctionText] = []
 
-    def spelled(value: Any) -> ast.expr:
+    def spelled(value: object) -> ast.expr:
         if not is_jaxpr(value):
             if isinstance(value, tuple) and any(map(is_jaxpr, value)):
                 return syntax.tuple_of(map(spelled, value))

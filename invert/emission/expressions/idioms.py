@@ -556,7 +556,7 @@ _OF_WEIGHTS = kinds.LAYOUT | set("add div exp sub select_n mul convert_element_t
 
 
 def _through(graph: Graph, atom: Atom, names: Set[str], wanted: str) -> Eqn | None:
-    """The equation of a primitive that a value derives from, with others in between."""
+    """The equation of a primitive among those that a value derives from."""
     pending, steps = [atom], 0
     while pending and steps < 32:
         steps += 1
@@ -674,7 +674,7 @@ ROWS: Mapping[str, tuple[Row, ...]] = {
 def find(graph: Graph, writer: Writer) -> dict[int, Group]:
     """The groups of a body, by the id of their last equation.
 
-    The search goes backwards, so that the largest group wins.
+    Searched backwards, so that the largest group wins.
     """
     groups: dict[int, Group] = {}
     taken: set[int] = set()

@@ -214,7 +214,7 @@ _LEAVES: tuple[tuple[type, Callable[[Any], ast.expr]], ...] = (
 )
 
 
-def value(v: Any) -> ast.expr:
+def value(v: object) -> ast.expr:
     """A parameter of an equation.
 
     **Raises:** `EmissionError` if the value cannot be written as an expression.

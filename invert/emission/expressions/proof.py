@@ -128,7 +128,7 @@ def _type_key(aval: Aval) -> Hashable:
 
 
 def _trace(function: JaxFunction, avals: Sequence[Aval], x64: bool) -> ClosedJaxpr | None:
-    def values(*args: Any) -> Any:
+    def values(*args: object) -> Any:
         result = function(*args)
         if isinstance(result, (list, tuple)) and len(result) == 1:
             raise TypeError("a sequence of one result instead of the result")

@@ -20,7 +20,7 @@ _numbers = itertools.count()
 
 
 def function_of(
-    arguments: list[str], expression: ast.expr, namespace: Mapping[str, Any]
+    arguments: list[str], expression: ast.expr, namespace: Mapping[str, object]
 ) -> Callable[..., Any]:
     """The function `lambda arguments: expression`."""
     node = ast.Lambda(

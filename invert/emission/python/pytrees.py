@@ -35,7 +35,7 @@ def access(value: ast.expr, path: Sequence[KeyEntry]) -> ast.expr:
     return value
 
 
-def filled(numbers: Any, leaves: Sequence[Any]) -> Any:
+def filled(numbers: Any, leaves: Sequence[object]) -> Any:
     """A pytree with leaves in the place of their numbers, and dictionaries in the same order."""
     if type(numbers) is dict:
         return {k: filled(v, leaves) for k, v in numbers.items()}

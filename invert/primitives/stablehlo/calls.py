@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from invert import _opaque
-from invert._errors import Problem
+from invert._errors import REPORT, Problem
 from invert._private.jax import eval_closed, trace_closed
 from invert._private.mlir import ir
 from invert.ir.composite import composite
@@ -92,7 +92,7 @@ def _function_of(name: str, has_region: bool = False) -> Entry | None:
 def _apply(ctx: Context, entry: Entry, op: Op, operands: Sequence[Value]) -> Sequence[Value]:
     assert entry.call is not None
     if unknown := entry.unknown_attributes(op):
-        raise op.problem(f"unknown attributes {unknown}")
+        raise op.error(f"unknown attributes {unknown}", REPORT)
     return entry.call(ctx, op, operands)
 
 

@@ -50,14 +50,14 @@ def _groups(ctx: Context, op: Op, attribute: ir.Attribute) -> Groups | None:
     if all(len(row) <= 1 for row in rows):
         return None
     if ctx.manual is None:
-        raise op.problem(
+        raise op.error(
             f"it communicates among {max(map(len, rows))} devices, which a program without a "
             "device mesh cannot",
             "Export the program for one device, or before partitioning.",
         )
     found = _along_axes(rows, ctx.manual)
     if found is None:
-        raise op.problem(
+        raise op.error(
             f"its groups of devices, {rows}, are not along axes of the mesh "
             f"{dict(ctx.manual.mesh.shape)} that are manual there",
             "Export it with groups along the axes of its mesh.",
@@ -71,7 +71,7 @@ def _named_groups(ctx: Context, op: Op, text: str) -> Groups:
     axes = tuple(name for name, _ in found)
     sizes = {} if ctx.manual is None else dict(ctx.manual.mesh.shape)
     if any(part for _, part in found) or not set(axes) <= set(sizes):
-        raise op.problem(f"no mesh has its groups, {text}", "Export it with whole axes.")
+        raise op.error(f"no mesh has its groups, {text}", "Export it with whole axes.")
     return Groups(axes, int(np.prod([sizes[a] for a in axes])))
 
 
@@ -104,7 +104,7 @@ def _reducer(op: Op) -> str:
     names = [view.operation.name for view in block.operations]
     found = [n for n in names[:-1] if not n.startswith("sdy.") and n != "stablehlo.custom_call"]
     if len(found) != 1:
-        raise op.problem(f"it reduces by {', '.join(found)}", "Reduce by sum, min or max.")
+        raise op.error(f"it reduces by {', '.join(found)}", "Reduce by sum, min or max.")
     return found[0]
 
 
@@ -125,7 +125,7 @@ def _all_reduce(
     name = "stablehlo.add" if not op.regions else _reducer(op)
     reduce = _REDUCERS.get(name)
     if reduce is None:
-        raise op.problem(f"it reduces by {name}", "Reduce by sum, min or max.")
+        raise op.error(f"it reduces by {name}", "Reduce by sum, min or max.")
     if groups.index_groups is None:
         return [reduce(x, groups.axes) for x in operands]
     return [reduce(x, groups.name, axis_index_groups=groups.index_groups) for x in operands]
@@ -176,7 +176,7 @@ def _reduce_scatter(
     if groups is None:
         return x
     if (name := _reducer(op)) != "stablehlo.add":
-        raise op.problem(f"it reduces by {name}", "Reduce by sum.")
+        raise op.error(f"it reduces by {name}", "Reduce by sum.")
     return lax.psum_scatter(
         x,
         groups.name,
@@ -200,7 +200,7 @@ def _all_to_all(
     if groups is None:
         return operands
     if split_count != groups.size:
-        raise op.problem(f"it splits into {split_count} among {groups.size}", "Export it again.")
+        raise op.error(f"it splits into {split_count} among {groups.size}", "Export it again.")
     return [
         lax.all_to_all(
             x,
@@ -227,7 +227,7 @@ def _collective_broadcast(x: Array, *, ctx: Context, op: Op, replica_groups: Int
             }
             if len(sources) == 1 and {frozenset(row) for row in rows} == set(lines):
                 return lax.pbroadcast(x, axes[0] if len(axes) == 1 else axes, sources.pop())
-    raise op.problem(f"no axis of a mesh has its groups, {rows}", "Export it for one device.")
+    raise op.error(f"no axis of a mesh has its groups, {rows}", "Export it for one device.")
 
 
 def _choices(manual: ManualMesh) -> list[tuple[str, ...]]:
@@ -246,7 +246,7 @@ def _collective_permute(
             return [jnp.zeros_like(x) for x in operands]
         if (0, 0) in pairs and len(pairs) == 1:
             return list(operands)
-        raise op.problem(
+        raise op.error(
             "it sends data between devices, which a program without a device mesh cannot do",
             "Export the program for one device, or before partitioning.",
         )
@@ -255,7 +255,7 @@ def _collective_permute(
         if perm is not None:
             name = axes[0] if len(axes) == 1 else axes
             return [lax.ppermute(x, name, perm) for x in operands]
-    raise op.problem(
+    raise op.error(
         f"its pairs of devices, {list(pairs)}, are not along axes of the mesh "
         f"{dict(ctx.manual.mesh.shape)} that are manual there",
         "Export it with a permutation along the axes of its mesh.",
@@ -278,7 +278,7 @@ def _identifier(*, ctx: Context, op: Op) -> Value:
     if ctx.manual is None:
         if ctx.devices.count > 1 and op.name == "stablehlo.partition_id":
             reason = f"it reads the index of its device among {ctx.devices.count}, without a mesh"
-            raise op.problem(reason, "Export the program for one device.")
+            raise op.error(reason, "Export the program for one device.")
         return lax.full((), np.uint32(0))
     total = np.uint32(0)
     for name, (stride, _) in shardings.mesh_strides(ctx.manual.mesh).items():

@@ -61,7 +61,7 @@ def _imag(x: Value) -> Value:
 
 
 def _integer_power(x: Value, y: Value) -> Value:
-    """Integer power by squaring, modulo two to the number of bits, as the specification says.
+    """Integer power by squaring, modulo two to the number of bits, as specified.
 
     A negative exponent gives 1, -1 or 0. XLA uses only the lowest six bits of an exponent, for odd
     bases in jaxlib 0.12 and for all bases before; there, results differ for exponents from 64 on.
@@ -70,7 +70,7 @@ def _integer_power(x: Value, y: Value) -> Value:
     bits = jnp.iinfo(dtype).bits
     one, zero = np.ones((), dtype), np.zeros((), dtype)
 
-    def step(_: Any, carry: tuple[Value, Value, Value]) -> tuple[Value, Value, Value]:
+    def step(_: object, carry: tuple[Value, Value, Value]) -> tuple[Value, Value, Value]:
         result, base, rest = carry
         odd = lax.ne(lax.bitwise_and(rest, one), zero)
         result = lax.select(odd, lax.mul(result, base), result)

@@ -114,7 +114,7 @@ def _convolution(
     d = dimension_numbers
     ones = (1,) * len(d.input_spatial_dimensions)
     if open_padding is not None and padding is not None:
-        raise op.problem("it has padding both as an operand and as an attribute")
+        raise op.error("it has padding both as an operand and as an attribute", "Give one of them.")
     edges: Any = [(0, 0)] * len(ones) if padding is None else padding
     if open_padding is not None:
         edges = list(zip(open_padding[::2], open_padding[1::2], strict=True))

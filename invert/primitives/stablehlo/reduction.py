@@ -79,7 +79,7 @@ def scalar_computation(ctx: Context, region: ir.Region, n: int) -> Callable:
     """The region as a function of scalars in the form `lax.reduce` takes: one value or a tuple."""
     body = ctx.region(region)
 
-    def call(x: Any, y: Any) -> Any:
+    def call(x: object, y: object) -> Any:
         xs, ys = (list(v) if isinstance(v, (list, tuple)) else [v] for v in (x, y))
         results = body(*xs, *ys)
         return tuple(results) if n > 1 else results[0]

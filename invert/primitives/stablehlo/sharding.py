@@ -24,7 +24,7 @@ def _annotation(x: Array, *, ctx: Context, op: Op) -> Value:
     """`@Sharding` of the older partitioner; has no effect on one device."""
     want = op.avals()[0] if op.result_types() else x
     if x.shape != want.shape:
-        raise op.problem(
+        raise op.error(
             f"it splits {list(x.shape)} into shards of {list(want.shape)}, and nothing puts them "
             "together",
             "Export the program for one device.",
@@ -107,7 +107,7 @@ def _manual_computation(
     known = [s for s in (*ins, *outs) if s is not None]
     whole = len(ins) == len(operands) and len(outs) == len(op.result_types())
     if not known or len(known) != len(ins) + len(outs) or not whole:
-        raise op.problem(
+        raise op.error(
             "its shardings are over parts of axes, or over a mesh that the module does not hold",
             "Export it with whole axes of one mesh.",
         )

@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from invert.primitives.tf.window import refuse
 from invert.tf.interpreter.context import Context
 from invert.tf.interpreter.registry import Array, rule
 from invert.tf.numerics.philox import Stream, unit
@@ -139,7 +138,7 @@ def _sample(
     elif use_image_if_no_bounding_boxes:
         boxes = whole[None]
     else:
-        raise refuse(node, "has no boxes", "Set use_image_if_no_bounding_boxes.")
+        raise node.error("has no boxes", "Set use_image_if_no_bounding_boxes.")
     least, most = (np.float32(a) for a in area_range)
     low, high = (np.float32(a) for a in aspect_ratio_range)
     stream = _stream(ctx, seeds)

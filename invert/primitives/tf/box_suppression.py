@@ -16,7 +16,6 @@ from jax import lax
 
 from invert.primitives.tf import dynamic_size as dynamic
 from invert.primitives.tf.dynamic_size import marks_rows
-from invert.primitives.tf.window import refuse
 from invert.tf.interpreter.context import Context
 from invert.tf.interpreter.registry import Array, Int, rule
 from invert.tf.ops.node import Node
@@ -142,7 +141,9 @@ def _combined(
     if boxes.shape[2] == 1 and classes != 1:
         boxes = jnp.broadcast_to(boxes, (*boxes.shape[:2], classes, 4))
     if not isinstance(boxes.shape[1], int):
-        raise refuse(node, "selects from a symbolic number of boxes")
+        raise node.error(
+            "selects from a symbolic number of boxes", "Convert it at a fixed number of boxes."
+        )
     per_class = min(max(max_output_size_per_class, 0), boxes.shape[1])
     size = min(max_total_size, per_class * classes) if pad_per_class else max_total_size
 

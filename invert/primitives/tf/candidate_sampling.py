@@ -44,10 +44,8 @@ def _uniform(
 
 def _check(ctx: Context, node: Node) -> Iterator[Problem]:
     if node.attr("vocab_file"):
-        yield Problem(
-            f"tf.{node.op}",
+        yield node.problem(
             "reads its weights from a file, which a conversion never does",
-            node.location,
             "Give the weights as `unigrams`.",
         )
 
@@ -107,7 +105,7 @@ _LEARNS = "learns its distribution from earlier calls, whose classes a model doe
 
 def _check_learned(ctx: Context, node: Node) -> Iterator[Problem]:
     remedy = "Use another sampler, such as tf.random.log_uniform_candidate_sampler."
-    yield Problem(f"tf.{node.op}", _LEARNS, node.location, remedy)
+    yield node.problem(_LEARNS, remedy)
 
 
 @rule("LearnedUnigramCandidateSampler", "ThreadUnsafeUnigramCandidateSampler", check=_check_learned)

@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from invert.primitives.tf.window import refuse
 from invert.tf.control.branch_types import (
     Form,
     Optional,
@@ -114,7 +113,7 @@ def _common(node: Node, index: int, values: Sequence[Value]) -> Form:
             form = join(form, form_of(value))
         except ShapeVariesError as error:
             remedy = "Arrays of a JAX program have one shape; let the branches agree on it."
-            raise refuse(node, f"result {index} {error}", remedy) from error
+            raise node.error(f"result {index} {error}", remedy) from error
     return form
 
 
@@ -193,9 +192,13 @@ def _optional_get_value(
     if len(matches) == 1:
         return list(matches.values())
     if matches:
-        raise refuse(node, "takes a value that has several types")
+        raise node.error(
+            "takes a value that has several types", "Return values of one type from all branches."
+        )
     if dtype.kind == "O" or shape is None or None in shape:
-        raise refuse(node, "takes an absent value of unknown type")
+        raise node.error(
+            "takes an absent value of unknown type", "Return values of one type from all branches."
+        )
     return jnp.zeros(shape, jax.dtypes.canonicalize_dtype(dtype))
 
 
@@ -272,7 +275,10 @@ def _symbolic_gradient(
         outputs = child.call(f, [by_place.get(i, v) for i, v in enumerate(primals)])
         variables = [r for r in child.state if r.kind == "variable" and r in ctx.state]
         if any(child.state[r] is not ctx.state[r] for r in variables):
-            raise refuse(node, "differentiates a function that assigns variables")
+            raise node.error(
+                "differentiates a function that assigns variables",
+                "Assign them outside of the function that is differentiated.",
+            )
         return [array(v) for v in outputs if _is_differentiable(v)]
 
     _, pullback = jax.vjp(results, [jnp.asarray(array(primals[i])) for i in active])

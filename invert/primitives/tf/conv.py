@@ -24,7 +24,6 @@ from invert.primitives.tf.window import (
     layout,
     padding_of,
     per_axis,
-    refuse,
     spatial_padding,
 )
 from invert.tf.interpreter.context import Context
@@ -137,7 +136,7 @@ def conv_of(node: Node, rank: int) -> Conv:
             continue
         if any(values[i] != 1 for i in range(rank) if i not in where.spatial):
             reason = f"has {name} {values} in {where.spec}, over batch or channels"
-            raise refuse(node, reason, "TensorFlow supports this for spatial axes only.")
+            raise node.error(reason, "TensorFlow supports this for spatial axes only.")
     padding = padding_of(node, rank if len(strides) == rank else rank - 2)
     if len(strides) == rank:
         strides, padding = where.of_spatial(strides), spatial_padding(padding, where)

@@ -14,7 +14,6 @@ import numpy as np
 from jax import lax
 
 from invert.primitives.tf.dynamic_size import padded
-from invert.primitives.tf.window import refuse
 from invert.tf.interpreter.context import Context
 from invert.tf.interpreter.registry import Array, Int, rule
 from invert.tf.ops.node import Node
@@ -47,7 +46,7 @@ def _sparse(labels: Array, counts: Array) -> tuple[Array, Array, Array]:
 
 def _note_padding(ctx: Context, node: Node, x: Array) -> None:
     if not all(isinstance(d, int) for d in x.shape):
-        raise refuse(node, "decodes a batch of symbolic size", "Convert it at concrete sizes.")
+        raise node.error("decodes a batch of symbolic size", "Convert it at concrete sizes.")
     padded(ctx, node, x.shape[0] * x.shape[1], "indices of labels")
 
 
@@ -90,7 +89,9 @@ def _beam_search(
 ) -> list[Array]:
     _note_padding(ctx, node, logits)
     if top_paths > beam_width:
-        raise refuse(node, "has more paths than its beam is wide")
+        raise node.error(
+            "has more paths than its beam is wide", "Widen the beam, or ask for fewer paths."
+        )
     decode = jax.vmap(lambda x, n: _search(x, n, beam_width), (1, 0))
     labels, counts, score = decode(logits, lengths)
     results = []

@@ -16,7 +16,6 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from invert.primitives.tf.window import refuse
 from invert.tf.interpreter.registry import Array, rule
 from invert.tf.ops.node import Node
 
@@ -109,9 +108,12 @@ def _network(
     """The outputs of the last layer, and the final states of all layers."""
     mode = node.attr("rnn_mode", "lstm")
     if node.attr("dropout", 0.0) and node.attr("is_training", True):
-        raise refuse(node, "uses dropout with cuDNN's own random numbers", "Set dropout to 0.")
+        raise node.error("uses dropout with cuDNN's own random numbers", "Set dropout to 0.")
     if node.attr("input_mode", "linear_input") == "skip_input" or node.attr("num_proj", 0):
-        raise refuse(node, "skips the input product or projects its state")
+        raise node.error(
+            "skips the input product or projects its state",
+            "Export the layer without these options.",
+        )
     batch_first = not node.attr("time_major", True)
     if batch_first:
         x, h, c = (jnp.swapaxes(v, 0, 1) for v in (x, h, c))

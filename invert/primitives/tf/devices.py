@@ -15,7 +15,6 @@ from jax.sharding import AbstractMesh, NamedSharding
 
 from invert._errors import UnsupportedOpError
 from invert.primitives.tf.variables import assign, current
-from invert.primitives.tf.window import refuse
 from invert.protos.messages import message
 from invert.protos.types import OpSharding
 from invert.stablehlo.ops import shardings
@@ -28,7 +27,7 @@ _REMEDY = "Convert the function that runs on one device."
 
 
 def _several(node: Node) -> UnsupportedOpError:
-    return refuse(node, "communicates with other devices", _REMEDY)
+    return node.error("communicates with other devices", _REMEDY)
 
 
 # Attributes of how devices combine their values and find each other.
@@ -128,7 +127,7 @@ def _shard(x: Array, *, node: Node) -> Array:
     # Not `node.attr`: it decodes strings as text, and these are bytes.
     sharding.MergeFromString(node.attrs["manual_sharding"].s)
     if math.prod(sharding.tile_assignment_dimensions[: x.ndim]) != 1:
-        raise refuse(node, "divides an array among several devices", _REMEDY)
+        raise node.error("divides an array among several devices", _REMEDY)
     return x
 
 

@@ -15,7 +15,6 @@ from jax import lax
 from invert._config import Config
 from invert._errors import Problem, UnsupportedOpError
 from invert.ir.sizes import as_value
-from invert.primitives.tf.window import refuse
 from invert.tf.fallback.eager import run_eagerly
 from invert.tf.interpreter.context import Context
 from invert.tf.interpreter.registry import Array, Int, Value, rule
@@ -34,7 +33,7 @@ def _problem(node: Node, ids: bool) -> Problem:
             'Config(dynamic_sizes="pad") pads it to its maximum length with -1 or 0, which later '
             "ops must ignore; or use masks, or tf.where with three arguments."
         )
-    return Problem(f"tf.{node.op}", reason, node.location, remedy)
+    return node.problem(reason, remedy)
 
 
 def padded(
@@ -128,9 +127,7 @@ def _set_size(x: Array, axis: Int, size: Value, *, node: Node) -> Value:
     if isinstance(size, np.ndarray):
         return lax.slice_in_dim(x, 0, *ints(size), axis=axis)
     if axis:
-        raise refuse(
-            node, "has a data-dependent size in an axis other than the first", "Use masks."
-        )
+        raise node.error("has a data-dependent size in an axis other than the first", "Use masks.")
     return BoundedArray(x, size, _problem(node, False))
 
 

@@ -17,7 +17,6 @@ from jax import lax
 
 from invert.primitives.tf.reduction import lowest
 from invert.primitives.tf.stateless_random import shuffled
-from invert.primitives.tf.window import refuse
 from invert.tf.interpreter.context import Context
 from invert.tf.interpreter.registry import Array, Ints, Value, rule
 from invert.tf.numerics.philox import Stream, unit
@@ -45,7 +44,7 @@ def _fractional_pool(
 ) -> list[Array]:
     lengths = x.shape[1:3]
     if not all(isinstance(d, int) for d in lengths):
-        raise refuse(node, "divides an image of symbolic size", "Convert it at a fixed size.")
+        raise node.error("divides an image of symbolic size", "Convert it at a fixed size.")
     ratios = np.asarray(pooling_ratio, np.float32)
     counts = [int(np.float32(n) / r) for n, r in zip(lengths, ratios[1:3], strict=True)]
     if _draws(node):

@@ -18,7 +18,7 @@ from invert.primitives.tf.matmul import product
 from invert.primitives.tf.nn import bias_add, leaky_relu, relu6
 from invert.primitives.tf.normalization import batch_norm, normalize
 from invert.primitives.tf.resize import resize_bilinear
-from invert.primitives.tf.window import Layout, layout, refuse
+from invert.primitives.tf.window import Layout, layout
 from invert.tf.interpreter.registry import Array, Ints, Static, rule
 from invert.tf.ops.node import Node
 
@@ -92,7 +92,10 @@ def _epilogue(node: Node, y: Array, args: Sequence[Array], where: Layout) -> Arr
 
 def _activated(node: Node, activation: str, y: Array) -> Array:
     if activation not in ACTIVATIONS:
-        raise refuse(node, f"is fused with {activation}, which has no rule")
+        raise node.error(
+            f"is fused with {activation}, which has no rule",
+            "Export the graph before TensorFlow fuses its ops.",
+        )
     return ACTIVATIONS[activation](y)
 
 

@@ -15,10 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from invert._errors import Problem
 from invert.ir.sizes import is_open
 from invert.primitives.tf.dynamic_size import places_of
-from invert.primitives.tf.window import refuse
 from invert.tf.interpreter.context import Context
 from invert.tf.interpreter.registry import Array, Int, Ints, Value, rule
 from invert.tf.ops.node import Node
@@ -158,7 +156,7 @@ def _dynamic_partition(
     known = None
     if isinstance(data, np.ndarray) and data.ndim == np.ndim(partitions):
         known = Partition(np.ravel(data), num_partitions)
-    origin = Problem(f"tf.{node.op}", _SIZES, node.location, _REMEDY)
+    origin = node.problem(_SIZES, _REMEDY)
     found: list[Value] = []
     for i in range(num_partitions):
         mask = lax.eq(part, lax.full_like(part, i))
@@ -172,7 +170,7 @@ def _dynamic_partition(
 def _known(node: Node, value: Value, reason: str) -> np.ndarray:
     if isinstance(value, np.ndarray):
         return value
-    raise refuse(node, reason, _REMEDY)
+    raise node.error(reason, _REMEDY)
 
 
 @rule("DynamicStitch", "ParallelDynamicStitch")

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from invert.primitives.tf.window import is_half, refuse
+from invert.primitives.tf.window import is_half
 from invert.tf.interpreter.registry import Array, Int, Ints, rule
 from invert.tf.ops.node import Node
 
@@ -201,7 +201,7 @@ def _extract_glimpse(
 ) -> Array:
     if uniform_noise or noise != "zero":
         reason = "fills positions outside the image with noise"
-        raise refuse(node, reason, 'Use noise="zero" and uniform_noise=False.')
+        raise node.error(reason, 'Use noise="zero" and uniform_noise=False.')
     first = node.op == "ExtractGlimpse"
     rows, columns = (
         _glimpse_places(offsets[:, i], x.shape[1 + i], size[i], centered, normalized, first)

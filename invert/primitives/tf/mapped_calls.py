@@ -8,7 +8,6 @@ import jax
 import numpy as np
 from jax import lax
 
-from invert.primitives.tf.window import refuse
 from invert.tf.control.branch_types import strong
 from invert.tf.interpreter.context import Context
 from invert.tf.interpreter.registry import Array, Value, rule
@@ -28,7 +27,10 @@ def _without_effects(
         child = ctx.on(dict(ctx.state))
         results = child.call(function, values)
         if any(child.state.get(r) is not old for r, old in ctx.state.items()):
-            raise refuse(node, f"calls the function {function!r}, which changes variables")
+            raise node.error(
+                f"calls the function {function!r}, which changes variables",
+                "Change the variables outside of it.",
+            )
         return [strong(array(v)) for v in results]
 
     return call

@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from invert.primitives.tf.window import refuse
 from invert.tf.interpreter import rows
 from invert.tf.interpreter.registry import Array, Value, rule, rules
 from invert.tf.ops.node import Node
@@ -118,5 +117,8 @@ def _vec_permute(x: Value, *, src_format: str, dst_format: str, node: Node) -> V
     if x.shape[0] == len(source) - 2:  # only the spatial axes
         source, target = (s.replace("N", "").replace("C", "") for s in (source, target))
     if sorted(source) != sorted(target) or len(source) != x.shape[0]:
-        raise refuse(node, f"permutes a vector of {x.shape[0]} from {source} to {target}")
+        raise node.error(
+            f"permutes a vector of {x.shape[0]} from {source} to {target}",
+            "Permute a vector with an element for each axis, or one for each spatial axis.",
+        )
     return x[np.asarray([source.index(letter) for letter in target])]

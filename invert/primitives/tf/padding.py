@@ -11,7 +11,6 @@ from jax import lax
 
 from invert.ir.sizes import is_open, require
 from invert.primitives.tf.gather import take
-from invert.primitives.tf.window import refuse
 from invert.tf.interpreter.context import Context
 from invert.tf.interpreter.registry import Array, Int, Ints, Static, Value, rule
 from invert.tf.ops.node import Node
@@ -117,7 +116,7 @@ def _batch_to_space_nd(x: Array, block_shape: Ints, crops: Ints, *, ctx: Context
 def _depth(x: Array, *, block_size: int, data_format: str, node: Node) -> Array:
     if data_format not in ("NHWC", "NCHW"):
         reason = f"has the data format {data_format}, which exists for packed integers on GPUs only"
-        raise refuse(node, reason)
+        raise node.error(reason, "Use NHWC or NCHW.")
     if data_format == "NCHW":
         x = lax.transpose(x, (0, 2, 3, 1))
     (n, h, w, c), b = x.shape, block_size

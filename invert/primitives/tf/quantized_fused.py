@@ -15,7 +15,6 @@ import numpy as np
 
 from invert.primitives.tf.matmul import product
 from invert.primitives.tf.quantized import centred, convolution, levels, range_of_products, scalars
-from invert.primitives.tf.window import refuse
 from invert.tf.interpreter.registry import Array, rule
 from invert.tf.ops.node import Node
 
@@ -109,7 +108,9 @@ def _conv(
 ) -> list[Array]:
     if node.op == "QuantizedConv2D" and Tfilter == np.uint8:
         if any(d != 1 for d in dilations):
-            raise refuse(node, "has dilations, for which TensorFlow has no kernel")
+            raise node.error(
+                "has dilations, for which TensorFlow has no kernel", "Export it without dilations."
+            )
         bounds = scalars(rest)
         levels_ = centred(x, Tinput, *bounds[:2]), centred(kernel, Tfilter, *bounds[2:])
         sums = convolution(*levels_, strides, padding)

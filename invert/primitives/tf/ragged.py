@@ -14,10 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from invert._errors import REPORT
 from invert.primitives.tf.gather import take
 from invert.primitives.tf.scatter import scatter_nd
 from invert.primitives.tf.tensor_lists import Batch
-from invert.primitives.tf.window import refuse
 from invert.tf.interpreter.registry import Array, Ints, Static, Value, rule
 from invert.tf.ops.node import Node
 from invert.tf.values.bounded import BoundedArray
@@ -69,7 +69,7 @@ def _width(node: Node, split: Array, size: Value) -> Value:
     if isinstance(split, np.ndarray):
         return _longest(split)
     remedy = "Give the size, as in `ragged.to_tensor(shape=[None, 8])`."
-    raise refuse(node, "the length of its longest row depends on data", remedy)
+    raise node.error("the length of its longest row depends on data", remedy)
 
 
 @rule("RaggedTensorToTensor")
@@ -96,7 +96,7 @@ def _to_tensor(
 def _to_sparse(*operands: Value, node: Node) -> list[Array]:
     *splits, x = operands
     if np.ndim(x) > 1:
-        raise refuse(node, "its values have more than one axis")
+        raise node.error("its values have more than one axis", "Flatten them, or pad the rows.")
     places = _places(splits, np.shape(x)[0])
     sizes = [splits[0].shape[0] - 1, *(_longest(split) for split in splits)]
     if all(isinstance(n, int) for n in sizes):
@@ -133,7 +133,7 @@ def _composite(*components: Value) -> CompositeVariant:
 @rule("CompositeTensorVariantToComponents", ignores=("metadata",))
 def _components(encoded: Value, *, node: Node) -> Sequence[Value]:
     if not isinstance(encoded, CompositeVariant):
-        raise refuse(node, "takes a value that is not a composite tensor")
+        raise node.error("takes a value that is not a composite tensor", REPORT)
     return encoded.components
 
 
@@ -146,7 +146,7 @@ def _to_variant(*operands: Value, node: Node, batched_input: bool) -> Value:
         whole = RaggedVariant(splits, x)
         return Batch(tuple(whole.row(i) for i in range(whole.rows)), (whole.rows,))
     if len(splits) > 1:
-        raise refuse(node, "splits several partitions that depend on data")
+        raise node.error("splits several partitions that depend on data", "Pad the rows.")
     return DynamicRagged([array(s) for s in splits], x)
 
 
@@ -160,7 +160,7 @@ def _from_variant(
     items = _vector(node, encoded)
     depth = output_ragged_rank - 1
     if any(isinstance(e.values, BoundedArray) or len(e.splits) != depth for e in items):
-        raise refuse(node, "joins rows whose lengths depend on data")
+        raise node.error("joins rows whose lengths depend on data", "Pad the rows.")
     splits = [np.cumsum([0, *(e.rows for e in items)]).astype(Tsplits)]
     for level in range(depth):
         ends = np.cumsum([0, *(e.splits[level][-1] for e in items)])
@@ -173,7 +173,7 @@ def _from_variant(
 
 def _vector(node: Node, encoded: Value) -> Sequence[RaggedVariant]:
     if not isinstance(encoded, Batch) or len(encoded.shape) != 1:
-        raise refuse(node, "takes a value that is not a vector of ragged tensors")
+        raise node.error("takes a value that is not a vector of ragged tensors", REPORT)
     return encoded.items
 
 

@@ -17,7 +17,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from invert.primitives.tf.window import refuse
 from invert.tf.interpreter.context import Context
 from invert.tf.interpreter.registry import Array, Int, Ints, Value, rule
 from invert.tf.ops.node import Node
@@ -145,10 +144,9 @@ def _resize_op(
 ) -> Array:
     op = node.op
     if align_corners and half_pixel_centers:
-        raise refuse(
-            node,
-            "has align_corners=True and half_pixel_centers=True, which TensorFlow does not "
-            "compute; tf.image.resize has align_corners=False and half_pixel_centers=True",
+        raise node.error(
+            "has align_corners=True and half_pixel_centers=True, which TensorFlow does not compute",
+            "Set align_corners=False, as tf.image.resize does.",
         )
     # Interpolation is computed and returned in single precision, for every image.
     x = images if op == "ResizeNearestNeighbor" else images.astype(_F32)
@@ -171,7 +169,7 @@ def _resize_nearest_grad(
     g: Array, size: Ints, *, align_corners: bool, half_pixel_centers: bool, node: Node
 ) -> Array:
     if jnp.issubdtype(g.dtype, jnp.integer):
-        raise refuse(node, f"takes the gradient of an image of {g.dtype.name}")
+        raise node.error(f"takes the gradient of an image of {g.dtype.name}", "Compute in float32.")
     x = jax.ShapeDtypeStruct((g.shape[0], *size, g.shape[3]), g.dtype)
     return _resize_grad(
         g, x, align_corners=align_corners, half_pixel_centers=half_pixel_centers, op=node.op
@@ -191,7 +189,7 @@ def _resize_area(
 def _area(node: Node, size: Int, out: Int, align: bool) -> np.ndarray:
     """The fraction of each output pixel that each input pixel covers."""
     if not (isinstance(size, int) and isinstance(out, int)):
-        raise refuse(node, "resizes an image of unknown size", "Fix the size of the image.")
+        raise node.error("resizes an image of unknown size", "Fix the size of the image.")
     scale = np.float32((size - 1) / (out - 1) if align and out > 1 else size / out)
     start = np.arange(out, dtype=_F32) * scale
     end = np.arange(1, out + 1, dtype=_F32) * scale

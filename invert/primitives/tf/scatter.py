@@ -13,7 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from invert.tf.interpreter.registry import Array, Int, Ints, rule
+from invert.tf.interpreter.context import Context
+from invert.tf.interpreter.registry import Array, Int, Ints, Rule, Value, rule
+from invert.tf.ops.node import Node
+from invert.tf.values.bounded import BoundedArray
 from invert.tf.values.constants import broadcast_to
 
 _DROP = lax.GatherScatterMode.FILL_OR_DROP
@@ -92,6 +95,24 @@ def _ragged_bincount(
     rows = jnp.searchsorted(splits, jnp.arange(x.size, dtype=splits.dtype), side="right") - 1
     bins = lax.full((splits.size - 1, size), 0, weights.dtype)
     indices = jnp.stack([rows.astype(x.dtype), x], axis=1)
+    return scatter_nd(lax.scatter if binary_output else lax.scatter_add, bins, indices, weights)
+
+
+def _with_padding(rule: Rule, ctx: Context, node: Node, values: list[Value]) -> list[Value]:
+    """Padding rows hold -1, which no bin counts."""
+    data = [v.indices() if isinstance(v, BoundedArray) else v for v in values]
+    return list(rule(ctx, node, data))
+
+
+@rule("SparseBincount", rows=_with_padding)
+def _sparse_bincount(
+    places: Array, x: Array, shape: Ints, size: Int, weights: Array, *, binary_output: bool = False
+) -> Array:
+    """Counts for all values, or for each row of a matrix."""
+    if weights.size == 0 or binary_output:
+        weights = lax.full(x.shape, 1, weights.dtype)
+    indices = jnp.concatenate([places[:, :-1].astype(x.dtype), x[:, None]], axis=1)
+    bins = lax.full((*shape[:-1], size), 0, weights.dtype)
     return scatter_nd(lax.scatter if binary_output else lax.scatter_add, bins, indices, weights)
 
 

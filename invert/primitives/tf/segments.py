@@ -16,7 +16,6 @@ from jax import lax
 from invert.primitives.tf.dynamic_size import padded
 from invert.primitives.tf.gather import take
 from invert.primitives.tf.scatter import scatter_nd
-from invert.primitives.tf.window import refuse
 from invert.tf.interpreter.context import Context
 from invert.tf.interpreter.registry import Array, Int, Value, rule
 from invert.tf.ops.node import Node
@@ -94,7 +93,7 @@ def _sizes_of_known(node: Node, ids: Value) -> np.ndarray:
     if not isinstance(ids, np.ndarray):
         reason = "the number of its segments depends on data"
         remedy = "Use an op such as tf.math.unsorted_segment_sum, which takes it as an argument."
-        raise refuse(node, reason, remedy)
+        raise node.error(reason, remedy)
     return np.bincount(ids)
 
 

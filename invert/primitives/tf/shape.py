@@ -13,7 +13,6 @@ from jax import lax
 from invert._errors import Problem
 from invert.ir.sizes import is_open, quotient, require, suggest_equal
 from invert.primitives.recorded import Recorded
-from invert.primitives.tf.window import refuse
 from invert.tf.interpreter.context import Context
 from invert.tf.interpreter.registry import Array, Int, Ints, Value, rule
 from invert.tf.ops.node import Node
@@ -261,7 +260,7 @@ def _range(start: Value, limit: Value, delta: Value, *, Tidx: np.dtype, node: No
         # Rounded up, at least zero; sizes may be symbolic.
         count = int_max(-((first - last) // step), 0)
     elif any(map(is_open, (first, last, step))):
-        raise refuse(node, "has an open limit and a non-integer step", "Use tf.linspace.")
+        raise node.error("has an open limit and a non-integer step", "Use tf.linspace.")
     else:
         count = max(0, math.ceil((last - first) / step))
     symbolic = any(v.dtype == object for v in (start, limit, delta))
@@ -287,7 +286,8 @@ def _ensure_shape(x: Value, *, shape: list[int | None] | None, node: Node) -> Va
         pairs = list(zip(shape, actual, strict=False))
         fits = all(w is None or not isinstance(n, int) or w == n for w, n in pairs)
         if len(shape) != len(actual) or not fits:
-            raise refuse(
-                node, f"has an operand of the wrong shape. Expected shape={shape}, got {actual}"
+            raise node.error(
+                f"has an operand of the wrong shape. Expected shape={shape}, got {actual}",
+                "Pass an operand of this shape.",
             )
     return x

@@ -14,7 +14,6 @@ from jax import lax
 
 from invert.primitives.tf.matmul import adjoint
 from invert.primitives.tf.sparse import dense
-from invert.primitives.tf.window import refuse
 from invert.tf.interpreter.registry import Array, Ints, Value, rule
 from invert.tf.ops.node import Node
 
@@ -91,7 +90,10 @@ def _transpose(matrix: Value, *, conjugate: bool) -> Matrix:
 @rule("CSRSparseMatrixComponents")
 def _components(matrix: Value, index: Value, *, node: Node) -> tuple[Array, Array, Array]:
     if len(matrix.shape) != 2:
-        raise refuse(node, "takes one matrix of a batch, whose number of values is unknown")
+        raise node.error(
+            "takes one matrix of a batch, whose number of values is unknown",
+            "Take it from a batch of one.",
+        )
     rows, columns = (matrix.indices[:, i].astype(_INT32) for i in (0, 1))
     starts = jnp.searchsorted(rows, lax.iota(_INT32, matrix.shape[0] + 1))
     return starts.astype(_INT32), columns, matrix.values

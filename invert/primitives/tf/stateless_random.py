@@ -16,7 +16,6 @@ import numpy as np
 from jax import lax
 
 from invert.primitives.tf import random_by_key
-from invert.primitives.tf.window import refuse
 from invert.tf.interpreter.context import Context
 from invert.tf.interpreter.registry import Array, Int, Ints, Value, rule
 from invert.tf.numerics import philox, rejection, xla_random
@@ -35,14 +34,18 @@ _NO_COUNTER = np.zeros(2, np.uint64)
 
 def _algorithm(node: Node, alg: int) -> int:
     if alg not in (_PHILOX, _THREEFRY, _AUTO):
-        raise refuse(node, f"asks for the random algorithm {alg}, which TensorFlow does not have")
+        raise node.error(
+            f"asks for the random algorithm {alg}, which TensorFlow does not have",
+            "Ask for Philox.",
+        )
     return _PHILOX if alg == _AUTO else alg
 
 
 def _require_philox(node: Node, alg: int) -> None:
     if _algorithm(node, alg) != _PHILOX:
-        raise refuse(
-            node, "asks for the random algorithm ThreeFry, for which TensorFlow has no kernel"
+        raise node.error(
+            "asks for the random algorithm ThreeFry, for which TensorFlow has no kernel",
+            "Ask for Philox.",
         )
 
 

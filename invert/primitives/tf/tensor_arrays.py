@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from invert.primitives.tf.window import refuse
+from invert._errors import REPORT
 from invert.tf.interpreter.context import Context
 from invert.tf.interpreter.registry import Array, Int, Ints, Value, rule
 from invert.tf.ops.node import FRAMES_REMEDY, Node
@@ -33,7 +33,7 @@ def _versions(op: str) -> tuple[str, ...]:
 def _list(ctx: Context, node: Node, handle: Value) -> TensorList:
     lst = ctx.read(handle)
     if not isinstance(lst, TensorList):
-        raise refuse(node, "takes a value that is not an array of tensors")
+        raise node.error("takes a value that is not an array of tensors", REPORT)
     return lst
 
 
@@ -66,7 +66,7 @@ def _gradient_array(
     if handle not in ctx.state:
         original = _list(ctx, node, forward)
         if not isinstance(original.size, int):
-            raise refuse(node, "has a size that depends on data")
+            raise node.error("has a size that depends on data", "Give the array a fixed size.")
         element = lists.known_element(original)
         if shape_to_prepend and element is not None:
             shape = *shape_to_prepend, *element.shape
@@ -193,7 +193,7 @@ def _push(handle: Value, value: Value, *, ctx: Context, node: Node) -> Value:
     lst = _list(ctx, node, handle)
     if isinstance(value, Resource):
         reason = "keeps a stack per step of an outer loop, as gradients of nested loops do"
-        raise refuse(node, reason, FRAMES_REMEDY)
+        raise node.error(reason, FRAMES_REMEDY)
     ctx.write(handle, lists.push_back(lst, value))
     return value
 

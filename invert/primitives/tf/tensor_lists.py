@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from invert.primitives.tf.window import refuse
+from invert._errors import REPORT
 from invert.tf.interpreter.registry import Array, Int, Ints, Value, rule
 from invert.tf.ops.node import Node, canonical
 from invert.tf.values import tensor_list as lists
@@ -34,14 +34,16 @@ def _element(shape: Value, element_dtype: np.dtype) -> Element | None:
 
 def _list(node: Node, value: Value) -> TensorList:
     if not isinstance(value, TensorList):
-        raise refuse(node, f"takes a {type(value).__name__} as a list")
+        raise node.error(f"takes a {type(value).__name__} as a list", REPORT)
     return value
 
 
 def _scalar(node: Node, value: Value) -> Value:
     """A position or a length, whose rank TensorFlow's shape functions leave to the kernels."""
     if np.ndim(value):
-        raise refuse(node, f"takes an array of shape {list(np.shape(value))} as one number")
+        raise node.error(
+            f"takes an array of shape {list(np.shape(value))} as one number", "Pass a scalar."
+        )
     return value
 
 
@@ -272,7 +274,10 @@ def _push_back_batch(handles: Value, tensor: Array, *, node: Node) -> Value:
 @rule("Pack:variant", ignores=("axis",))
 def _pack(*values: Value, node: Node) -> Batch:
     if any(isinstance(v, Batch) for v in values):
-        raise refuse(node, "stacks tensors of lists; only single lists are supported")
+        raise node.error(
+            "stacks tensors of lists; only single lists are supported",
+            "Stack the tensors of each list first.",
+        )
     return Batch(values, (len(values),))
 
 

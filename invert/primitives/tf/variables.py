@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 from jax import lax
 
-from invert.primitives.tf.window import refuse
+from invert._errors import REPORT
 from invert.tf.interpreter.context import Context
 from invert.tf.interpreter.registry import Array, Value, rule, rules
 from invert.tf.ops.node import Node, variable_name
@@ -26,7 +26,7 @@ def assign(ctx: Context, node: Node, resource: Value, value: Value) -> None:
     **Raises:** `UnsupportedOpError` if the handle is not a variable, or the shape would change.
     """
     if not isinstance(resource, Resource):
-        raise refuse(node, "assigns to a value that is not a variable")
+        raise node.error("assigns to a value that is not a variable", REPORT)
     value = array(value)
     old = ctx.state.get(resource)
     if old is not None and np.shape(old) != np.shape(value):
@@ -34,7 +34,7 @@ def assign(ctx: Context, node: Node, resource: Value, value: Value) -> None:
             f"changes the shape of the variable {resource.name!r} from {np.shape(old)} to "
             f"{np.shape(value)}"
         )
-        raise refuse(node, reason, "Arrays of a JAX program have one shape.")
+        raise node.error(reason, "Arrays of a JAX program have one shape.")
     ctx.write(resource, value)
 
 

@@ -8,16 +8,10 @@ from collections.abc import Sequence
 import numpy as np
 from jax import lax
 
-from invert._errors import Problem, UnsupportedOpError
 from invert.tf.interpreter.registry import Array, Int, Ints
 from invert.tf.ops.node import Node
 
 Padding = str | list[tuple[int, int]]
-
-
-def refuse(node: Node, reason: str, remedy: str = "") -> UnsupportedOpError:
-    """The error for a `node` that cannot be raised."""
-    return UnsupportedOpError([Problem(f"tf.{node.op}", reason, node.location, remedy)])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,8 +57,7 @@ def layout(node: Node, rank: int) -> Layout:
     elif text == "CHANNELS_LAST":
         text = channels_last.get(rank)
     if not text or text not in (channels_first.get(rank), channels_last.get(rank)):
-        raise refuse(
-            node,
+        raise node.error(
             f"has the data format {text} for a tensor with {rank} axes",
             "Use channels first or last.",
         )
@@ -78,7 +71,10 @@ def padding_of(node: Node, axes: int) -> Padding:
         return padding
     flat = node.attr("explicit_paddings", [])
     if len(flat) != 2 * axes:
-        raise refuse(node, f"needs {2 * axes} explicit paddings but has {len(flat)}")
+        raise node.error(
+            f"needs {2 * axes} explicit paddings but has {len(flat)}",
+            "Export it with a pair for each axis.",
+        )
     return [(flat[2 * i], flat[2 * i + 1]) for i in range(axes)]
 
 

@@ -13,10 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from invert._errors import REPORT
 from invert.primitives.sorting import sorted_by, total_order_key
 from invert.primitives.stablehlo.indexing import index_vectors_last
 from invert.primitives.tf.matmul import adjoint
-from invert.primitives.tf.window import refuse
 from invert.protos.messages import M, parse
 from invert.protos.types import (
     ConvolutionDimensionNumbers,
@@ -42,7 +42,7 @@ def _precision(node: Node) -> Any:
     config = message_of(node, "precision_config", PrecisionConfig)
     found = list(config.operand_precision)
     if config.algorithm or any(not 0 <= p < len(_PRECISIONS) for p in found):
-        raise refuse(node, "has a precision that JAX does not have", "Export it without.")
+        raise node.error("has a precision that JAX does not have", "Export it without.")
     return tuple(_PRECISIONS[p] for p in found) if any(found) else None
 
 
@@ -157,7 +157,7 @@ def _broadcast_helper(
         return lhs, rhs
     small, rank = (lhs, rhs.ndim) if lhs.ndim < rhs.ndim else (rhs, lhs.ndim)
     if len(broadcast_dims) != small.ndim or not all(0 <= d < rank for d in broadcast_dims):
-        raise refuse(node, f"cannot place {small.ndim} axes at {list(broadcast_dims)}", "")
+        raise node.error(f"cannot place {small.ndim} axes at {list(broadcast_dims)}", REPORT)
     others = [i for i in range(rank) if i not in broadcast_dims]
     order = np.argsort(np.argsort([*broadcast_dims])).tolist()
     placed = lax.expand_dims(lax.transpose(small, np.argsort(order).tolist()), others)
@@ -205,7 +205,7 @@ def _rng_bit_generator(
     algorithm: Int, state: Array, shape: Ints, *, node: Node, dtype: np.dtype
 ) -> list[Array]:
     if algorithm not in _ALGORITHMS:
-        raise refuse(node, f"has an unknown algorithm, {algorithm}", "Export it with another.")
+        raise node.error(f"has an unknown algorithm, {algorithm}", "Export it with another.")
     kind = _ALGORITHMS[algorithm]
     return list(lax.rng_bit_generator(state, shape, dtype=dtype.type, algorithm=kind))
 
@@ -216,7 +216,7 @@ def _dequantize(
 ) -> Array:
     """8-bit numbers, four per word, the first in the highest byte."""
     if mode != "MIN_COMBINED":
-        raise refuse(node, f"has the mode {mode!r}, which XLA does not have", "")
+        raise node.error(f"has the mode {mode!r}, which XLA does not have", REPORT)
     bf16 = np.dtype(jnp.bfloat16)
     shifts = np.arange(24, -1, -8, dtype=np.uint32).reshape(4, *(1,) * x.ndim)
     levels = lax.convert_element_type((x[None] >> shifts) & np.uint32(255), bf16)

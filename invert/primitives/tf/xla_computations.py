@@ -22,7 +22,6 @@ from invert.primitives.sorting import by_assumption, merge_sort, sorted_by
 from invert.primitives.stablehlo.indexing import index_vectors_last
 from invert.primitives.stablehlo.reduction import bind_select_and_scatter
 from invert.primitives.tf.elementwise import BINARY
-from invert.primitives.tf.window import refuse
 from invert.primitives.tf.xla import message_of
 from invert.protos.types import ScatterDimensionNumbers
 from invert.tf.interpreter.context import Context
@@ -40,7 +39,10 @@ def _computation(ctx: Context, node: Node, name: str, types: Sequence[Aval]) -> 
     closed = trace_closed(run, *(jax.ShapeDtypeStruct((), x.dtype) for x in types))
     program = strong(inline_calls(closed))
     if any(v.aval.shape for v in open_jaxpr(program).outvars):
-        raise refuse(node, f"has a computation {name!r} whose results are not scalars")
+        raise node.error(
+            f"has a computation {name!r} whose results are not scalars",
+            "Return one scalar for each operand.",
+        )
     return program
 
 
@@ -260,7 +262,9 @@ def _variadic_sort(
 ) -> list[Array]:
     *given, last = operands
     if not isinstance(last, np.ndarray):
-        raise refuse(node, "sorts along a dimension that depends on data")
+        raise node.error(
+            "sorts along a dimension that depends on data", "Sort along another dimension."
+        )
     inputs = tuple(arrays(given))
     dimension = axis_of(int(last), inputs[0].ndim)
     pairs = [x for x in inputs for _ in range(2)]

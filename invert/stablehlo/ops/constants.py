@@ -169,7 +169,7 @@ def constant(op: ir.Operation | ir.OpView, large: Sequence[np.ndarray] = ()) -> 
     return _from_text(text, result_type)
 
 
-def dense_elements(attr: Any) -> np.ndarray:
+def dense_elements(attr: object) -> np.ndarray:
     """Value of a dense elements or dense resource attribute, bit for bit; see `constant`."""
     if isinstance(attr, ir.DenseElementsAttr):
         ir_type: Any = attr.type

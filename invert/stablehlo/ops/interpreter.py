@@ -19,7 +19,7 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from invert._config import Config
-from invert._errors import InvertError, Problem, UnsupportedOpError
+from invert._errors import REPORT, InvertError, Problem, UnsupportedOpError
 from invert._private.jax import dce, name_stack, open_jaxpr, trace_closed
 from invert._private.mlir import ir
 from invert.ir.hints import Hint, decode, is_hint
@@ -201,9 +201,9 @@ class Context:
         except InvertError:
             raise
         except _NOT_TAKEN as error:
-            raise op.problem(f"{type(error).__name__}: {error}") from error
+            raise op.error(f"{type(error).__name__}: {error}", REPORT) from error
         if unknown := entry.unknown_attributes(op):
-            raise op.problem(f"unknown attributes {unknown}")
+            raise op.error(f"unknown attributes {unknown}", REPORT)
         self._check(op, results)
         if computes_size:
             return [x if isinstance(x, Sizes) else KnownSize.of(x, x.dtype) for x in results]
@@ -222,7 +222,7 @@ class Context:
             )
             if not fits or value.dtype != dtype:
                 declared = ["?" if n is None else n for n in shape]
-                raise op.problem(
+                raise op.error(
                     f"result {i} was raised as {value.dtype}{list(value.shape)}, but the module "
                     f"declares {dtype}{declared}",
                     "This is a defect of invert; please report the module.",

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import jax
 import numpy as np
 
-from invert._errors import Problem, UnsupportedOpError
+from invert._errors import REPORT, Problem, UnsupportedOpError
 from invert._private.mlir import attribute_names, ir
 from invert.ir.size_algebra import Sizes, apply, lifted
 from invert.ir.sizes import DimSize
@@ -65,7 +65,7 @@ class Op:
         """The types of the results as shapes and dtypes."""
         return [attributes.aval(t) for t in self.result_types()]
 
-    def problem(self, reason: str, remedy: str = "") -> UnsupportedOpError:
+    def error(self, reason: str, remedy: str) -> UnsupportedOpError:
         """An error that names the op and its place."""
         return UnsupportedOpError([Problem(self.name, reason, self.location, remedy)])
 
@@ -100,7 +100,7 @@ def _shape(ctx: Context, op: Op, operands: Sequence[Value], index: int) -> Shape
 def _size(ctx: Context, op: Op, operands: Sequence[Value], index: int) -> DimSize:
     found = _shape(ctx, op, operands, index)
     if len(found) != 1:
-        raise op.problem(f"operand {index} must be one size, but holds {len(found)}")
+        raise op.error(f"operand {index} must be one size, but holds {len(found)}", REPORT)
     return found[0]
 
 
@@ -268,7 +268,7 @@ def rule(
     **Arguments:** see `Entry`.
     """
 
-    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+    def register(function: Callable[..., object]) -> Callable[..., Any]:
         entry = Entry(
             binding.Bound(function, _BINDER),
             sizes=sizes,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from jax.typing import DTypeLike
 
@@ -23,7 +21,7 @@ class KnownSize(np.ndarray):
     __slots__ = ()
 
     @classmethod
-    def of(cls, value: Any, dtype: DTypeLike = np.int32) -> KnownSize:
+    def of(cls, value: object, dtype: DTypeLike = np.int32) -> KnownSize:
         return np.array(value, dtype).view(cls)
 
 

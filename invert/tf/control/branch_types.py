@@ -55,7 +55,7 @@ class Optional:
     `choices` holds the values it has in several branches, by kind, type and number of the branch.
     """
 
-    def __init__(self, choices: Mapping[Any, Any]):
+    def __init__(self, choices: Mapping[Any, object]):
         self.choices = dict(choices)
 
     @classmethod
@@ -88,7 +88,7 @@ class _StaticNode:
         return (), self.value
 
     @classmethod
-    def tree_unflatten(cls, aux: Any, children: tuple[()]) -> _StaticNode:
+    def tree_unflatten(cls, aux: object, children: tuple[()]) -> _StaticNode:
         return cls(aux)
 
 

@@ -593,7 +593,7 @@ class _Condition:
         return _until_not_less(program, one, two, strict == value, value)
 
     def _later(self, program: _Program, atom: Atom, value: bool) -> TripCount:
-        """The number of steps for which a variable can have a truth value set by steps."""
+        """The number of steps for which a variable, which steps set, can have a truth value."""
         after = self._after
         if after is None or program is not self._program or atom not in program.jaxpr.invars:
             return _UNKNOWN

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from invert._errors import Problem, UnsupportedOpError
+from invert._errors import UnsupportedOpError
 from invert.ir.sizes import DimSize, as_value, is_open
 from invert.ir.types import Value
 from invert.tf.control import trip_count
@@ -65,10 +65,8 @@ def while_loop(
     except (ShapeVariesError, RaggedListError) as error:
         results = _unrolled(ctx, condition, body, values)
         if results is None:
-            problem = Problem(
-                f"tf.{node.op}",
+            problem = node.problem(
                 str(error),
-                node.location,
                 "Arrays of a JAX program have one shape; keep that of the loop variable, or let "
                 "the number of steps follow from shapes.",
             )
@@ -319,11 +317,6 @@ class _Loop:
         bound = trip_count.largest(self.traced.closed, lines, leaf, steps.bound)
         return bound if bound is not None else old.size + growth * steps.bound
 
-    def _problem(self, reason: str, remedy: str) -> UnsupportedOpError:
-        return UnsupportedOpError(
-            [Problem(f"tf.{self.node.op}", reason, self.node.location, remedy)]
-        )
-
     # -- the trip count
 
     def lines(self) -> list[Sum | None]:
@@ -373,7 +366,7 @@ class _Loop:
         (more,) = test.results
         if isinstance(more, np.ndarray):
             if more:
-                raise self._problem("never ends", "Its condition does not change.")
+                raise self.node.error("never ends", "Its condition does not change.")
             final: Sequence[Value] = self.leaves
         else:
             lines = self.lines()
@@ -405,7 +398,7 @@ class _Loop:
         return dataclasses.replace(value, growth=growth)
 
     def _no_bound(self) -> UnsupportedOpError:
-        return self._problem(
+        return self.node.error(
             "a list grows in a loop whose trip count has no known bound",
             "Pass maximum_iterations to tf.while_loop, or give the TensorArray a fixed size.",
         )

@@ -85,7 +85,7 @@ Input = tuple[tuple[int, ...], tuple[np.dtype, bytes] | np.ndarray | None]
 
 
 def constants_of(
-    types: Sequence[int], inputs: Sequence[Input], other: Callable[[Any, Any], Any]
+    types: Sequence[int], inputs: Sequence[Input], other: Callable[[Any, Any], object]
 ) -> list[Any]:
     """Tensors for inputs: constants where the value is known, else `other(dtype, shape)`."""
     tf = import_tensorflow()
@@ -101,7 +101,7 @@ def constants_of(
     return tensors
 
 
-def graph_of(text: bytes, library: bytes, tensors: Sequence[Any]) -> list[Any]:
+def graph_of(text: bytes, library: bytes, tensors: Sequence[object]) -> list[Any]:
     """The results of the op on `tensors`, in the graph being traced."""
     tf = import_tensorflow()
     graph = tf.compat.v1.GraphDef()
@@ -145,7 +145,7 @@ def run_eagerly(ctx: Context, node: Node, values: Sequence[Value]) -> list[np.nd
     run = run_op if node.op in PLAIN else run_apart
     if (size := sum(v.nbytes for v in values)) > MOST_BYTES:
         reason = f"has constants of {size} bytes as inputs, too many to compute at conversion"
-        raise UnsupportedOpError([Problem(f"tf.{node.op}", reason, node.location)])
+        raise node.error(reason, "Compute it outside the function and pass the result.")
     node.read.update(node.attrs)  # TensorFlow reads all of them
     try:
         return run(*serialized(ctx, node), input_types(node), values)
@@ -155,9 +155,7 @@ def run_eagerly(ctx: Context, node: Node, values: Sequence[Value]) -> list[np.nd
 
 def _refused(node: Node, reason: str) -> Problem:
     remedy = "The model itself fails here."
-    return Problem(
-        f"tf.{node.op}", f"TensorFlow refuses its inputs: {reason}", node.location, remedy
-    )
+    return node.problem(f"TensorFlow refuses its inputs: {reason}", remedy)
 
 
 # Shape functions do not use values with more elements.
@@ -169,7 +167,7 @@ def refused_inputs(ctx: Context, node: Node, values: Sequence[Value]) -> Problem
     if not has_tensorflow():
         reason = "does not fit the shapes of its inputs, or its rule is at fault"
         remedy = "Install TensorFlow (`pip install 'invert[tensorflow]'`) to find out which."
-        return Problem(f"tf.{node.op}", reason, node.location, remedy)
+        return node.problem(reason, remedy)
     if (definition := op_def(node.op)) is None or any(a.is_ref for a in definition.input_arg):
         return None
     inputs: list[tuple[Any, Any]] = []

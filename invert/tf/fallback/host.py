@@ -64,7 +64,7 @@ def _finds_text(node: Node) -> bool:
 
 
 def _check_refused(ctx: Context, node: Node) -> Iterable[Problem]:
-    yield Problem(f"tf.{node.op}", REFUSED[node.op], node.location, "Compute it outside.")
+    yield node.problem(REFUSED[node.op], "Compute it outside.")
 
 
 def _refuse(ctx: Context, node: Node, values: list[Value]) -> list[Value]:
@@ -142,7 +142,7 @@ def text_problems(outputs: Iterable[tuple[str, int]]) -> list[Problem]:
     ]
 
 
-def table(handle: Any) -> HeldTable | None:
+def table(handle: object) -> HeldTable | None:
     """The table of an eager handle; `None` for other handles."""
     tf = import_tensorflow()
     try:
@@ -240,13 +240,13 @@ def _called_back(node: Node, wanted: Pending) -> Any:
     tf = import_tensorflow()
     if wanted.shape is None or None in wanted.shape:
         reason = f"has a result whose size depends on data ({wanted.shape})"
-        raise UnsupportedOpError([Problem(f"tf.{node.op}", reason, node.location, HOST_REMEDY)])
+        raise node.error(reason, HOST_REMEDY)
     dtype = jax.dtypes.canonicalize_dtype(tf.dtypes.as_dtype(wanted.dtype).as_numpy_dtype)
     leaves: dict[int, Any] = {}
     _collect(wanted, leaves, set())
     types = {k: (np.dtype(v.dtype), tuple(v.shape)) for k, v in leaves.items()}
 
-    def callback(*given: Any) -> np.ndarray:
+    def callback(*given: object) -> np.ndarray:
         found = {
             k: np.ascontiguousarray(v).view(t).reshape(shape)
             for (k, (t, shape)), v in zip(types.items(), given, strict=True)
@@ -299,7 +299,7 @@ def _lookup(ctx: Context, node: Node, values: list[Value]) -> list[Value]:
     if not isinstance(table, HeldTable | StoredTable):
         reason = "looks up a table that the function itself creates or fills"
         remedy = "Fill the table before the model is exported, as tf.lookup.StaticHashTable does."
-        raise UnsupportedOpError([Problem(f"tf.{node.op}", reason, node.location, remedy)])
+        raise node.error(reason, remedy)
     if node.op.startswith("LookupTableSize"):
         return [np.asarray(table.size())]
     types = node.attrs["Tin"].type, node.attrs["Tout"].type
@@ -307,7 +307,7 @@ def _lookup(ctx: Context, node: Node, values: list[Value]) -> list[Value]:
     if keys.ndim != 1:
         reason = "reads a table whose keys are vectors, or all buckets of a table"
         remedy = "Use tf.lookup.StaticHashTable; of a DenseHashTable, load the SavedModel."
-        raise UnsupportedOpError([Problem(f"tf.{node.op}", reason, node.location, remedy)])
+        raise node.error(reason, remedy)
     wanted, default = rest
     find = functools.partial(_find, keys, content)
     if _is_known(wanted) and _is_known(default):

@@ -24,7 +24,7 @@ PURE = frozenset(
 
     CTCBeamSearchDecoder CTCGreedyDecoder DenseToDenseSetOperation DenseToSparseSetOperation
     DenseCountSparseOutput EditDistance RaggedCountSparseOutput RaggedCross
-    RaggedGather RaggedRange RaggedTensorToSparse RaggedTensorToTensor SetSize SparseBincount
+    RaggedGather RaggedRange RaggedTensorToSparse RaggedTensorToTensor SetSize
     SparseCountSparseOutput SparseCross SparseCrossHashed SparseCrossV2 SparseToSparseSetOperation
     """.split()
 )

@@ -155,7 +155,7 @@ def gradient_graph(
 
 
 def _call_for_results(
-    gradient: Callable[..., Any], op: Any, overridden: bool
+    gradient: Callable[..., object], op: Any, overridden: bool
 ) -> str | tuple[int, Any, list[Any], list[Any]]:
     """The number of results, and what `_call` returns for them; the problem if it fails."""
     tf = import_tensorflow()
@@ -176,7 +176,7 @@ def _call_for_results(
     return results, scratch, cotangents, grads
 
 
-def _call(gradient: Callable[..., Any], op: Any, count: int) -> tuple[Any, list[Any], list[Any]]:
+def _call(gradient: Callable[..., object], op: Any, count: int) -> tuple[Any, list[Any], list[Any]]:
     """Trace a gradient function in its own graph, on cotangents of the first outputs.
 
     **Returns:** the graph, the cotangents and the gradients; `None` for those that do not exist.
@@ -198,7 +198,7 @@ def _call(gradient: Callable[..., Any], op: Any, count: int) -> tuple[Any, list[
     return graph, cotangents, grads
 
 
-def _count_results(grads: Sequence[Any]) -> int:
+def _count_results(grads: Sequence[object]) -> int:
     """The number of results. TensorFlow pads the gradients of the arguments with `None`."""
     return next((i for i, g in enumerate(grads) if g is not None), len(grads))
 

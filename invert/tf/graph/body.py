@@ -182,12 +182,7 @@ def _as_made(nodes: Sequence[Node], order: Sequence[int]) -> list[int]:
 
 
 def _loop(node: Node) -> Problem:
-    return Problem(
-        f"tf.{node.op}",
-        "is part of a loop of version 1 control flow",
-        node.location,
-        FRAMES_REMEDY,
-    )
+    return node.problem("is part of a loop of version 1 control flow", FRAMES_REMEDY)
 
 
 def implementations(library: FunctionDefLibrary) -> dict[str, str]:

@@ -92,14 +92,18 @@ class _Checked:
         self._op_def = op_def
         self._signatures = signatures
         self._args = args
-        # The types of each node's outputs, by output name, as far as known.
+        # The types of each node's outputs, by output name, where known.
         self._outputs: dict[str, dict[str, list[Run]] | None] = {
             name: {"": [(1, kind)]} for name, kind in args.items()
         }
         self._seen: set[str] = set()
 
     def _report(self, node: NodeDef, reason: str) -> None:
-        self.problems.append(Problem(f"tf.{node.op}", reason, f"node {node.name!r}{self._where}"))
+        self._add(f"tf.{node.op}", reason, f"node {node.name!r}{self._where}")
+
+    def _add(self, op: str, reason: str, location: str) -> None:
+        # The error that lists all of them has a remedy.
+        self.problems.append(Problem(op, reason, location, remedy=""))
 
     def add(self, node: NodeDef) -> NodeDef:
         """The node with all its attributes; reports problems with them."""
@@ -175,7 +179,7 @@ class _Checked:
             kind = self._type(None, text)
             if kind is not None and not fits(kind, wanted):
                 reason = f"{text!r} is {_name(kind)}, but the signature says {_name(wanted)}"
-                self.problems.append(Problem("result", reason, self._where.strip()))
+                self._add("result", reason, self._where.strip())
 
     def _type(self, node: NodeDef | None, text: str) -> int | None:
         """The type of a referenced tensor; `None` if unknown."""
@@ -193,7 +197,7 @@ class _Checked:
                 return kind
             reason = f"which is not among the outputs of {name!r}"
         if node is None:
-            self.problems.append(Problem("result", f"is {text!r}, {reason}", self._where.strip()))
+            self._add("result", f"is {text!r}, {reason}", self._where.strip())
         else:
             self._report(node, f"has an input {text!r}, {reason}")
         return None

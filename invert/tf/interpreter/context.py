@@ -13,6 +13,7 @@ import numpy as np
 
 from invert._config import Config
 from invert._errors import (
+    REPORT,
     DefectError,
     MalformedModelError,
     Problem,
@@ -274,7 +275,7 @@ class Context:
         if reason is None and definition is not None and not self.config.bfloat16_constants:
             reason = result_problem(node.attrs, definition, results)
         if reason is not None:
-            raise UnsupportedOpError([Problem(f"tf.{node.op}", reason, node.location)])
+            raise node.error(reason, REPORT)
 
     def _check_attributes(self, entry: Entry, node: Node) -> None:
         """Refuse an attribute that the rule did not ask for, unless it has its default value."""
@@ -283,7 +284,7 @@ class Context:
                 continue
             if default is None or node.attrs[name] != default:
                 reason = f"has an attribute {name!r} that its rule does not take"
-                raise UnsupportedOpError([Problem(f"tf.{node.op}", reason, node.location)])
+                raise node.error(reason, REPORT)
 
     def _dereferenced(self, node: Node, values: Sequence[Value]) -> list[Value]:
         """The inputs of a node; references to variables are read if it takes values."""

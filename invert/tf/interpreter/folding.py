@@ -195,7 +195,13 @@ def _moved(origin: _Origin, operands: Sequence[Value]) -> np.ndarray:
     except jax.errors.JAXTypeError:  # it asks for the number
         program = None
     if program is None or not _only_moves(program):
-        raise UnsupportedOpError([Problem("shape", "is computed from an open size")])
+        raise UnsupportedOpError(
+            [
+                Problem(
+                    "shape", "is computed from an open size", remedy="Convert it at concrete sizes."
+                )
+            ]
+        )
     found = {n: d for d, n in numbers.items()}
     return _restored(np.asarray(origin.rule(given)[origin.k]), found)
 

@@ -188,7 +188,7 @@ class Graph:
         self.notes.setdefault(text)
 
     def entry(self, node: Node) -> Entry | None:
-        """How to raise `node`; `None` if there is no way."""
+        """How to raise `node`; `None` if it cannot be raised."""
         if node not in self._entries:
             of_lists = "T" in node.attrs and node.attrs["T"].type == _VARIANT
             own = REGISTRY.get(f"{node.op}:variant") if of_lists else None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from invert._config import Config
-from invert._errors import Problem, UnsupportedOpError
+from invert._errors import Problem
 from invert.ir.types import Value as Value
 from invert.primitives import binding, registry
 from invert.protos.tensors import decode_dtype
@@ -169,7 +169,7 @@ def _int(ctx: Context, node: Node, values: Sequence[Value], index: int) -> Any:
     found = _ints(ctx, node, values, index)
     if len(found) != 1:
         reason = f"operand {index} must be one number, but has {len(found)}"
-        raise UnsupportedOpError([Problem(f"tf.{node.op}", reason, node.location)])
+        raise node.error(reason, "Pass one number there.")
     return found[0]
 
 
@@ -203,7 +203,7 @@ _BINDER = binding.Binder(
 )
 
 
-def bound(function: Callable[..., Any]) -> Rule:
+def bound(function: Callable[..., object]) -> Rule:
     """A function of operands and attributes as a rule; see `invert.primitives.binding`."""
     return binding.Bound(function, _BINDER)
 
@@ -234,7 +234,7 @@ def rule(
     **Arguments:** see `Entry`.
     """
 
-    def register(fn: Callable[..., Any]) -> Callable[..., Any]:
+    def register(fn: Callable[..., object]) -> Callable[..., Any]:
         entry = Entry(
             bound(fn),
             check=check,
@@ -260,7 +260,7 @@ def rule(
     return register
 
 
-def rules(table: Mapping[str, Callable[..., Any]], **options: Any) -> None:
+def rules(table: Mapping[str, Callable[..., object]], **options: Any) -> None:
     """Register one function of operands and attributes for each op; options as for `rule`."""
     for op, fn in table.items():
         rule(op, **options)(fn)

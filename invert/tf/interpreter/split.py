@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from invert._errors import Problem, UnsupportedOpError
 from invert.protos.ops import Definition
 from invert.protos.tensors import decode_dtype, decode_shape
 from invert.tf.graph.body import as_needed, ordered
@@ -118,7 +117,7 @@ def _roots(graph: Graph, known: Sequence[bool], *, text: bool) -> set[Node]:
         holding = [i for i in graph.main.order if _holds(graph, graph.main.nodes[i], roots, held)]
         calls = [i for i in holding if graph.main.nodes[i].op in CALLS]
         if not calls:
-            # A loop or branch that contains such an op counts as such an op.
+            # A loop or branch that contains such an op counts as one.
             return roots | {graph.main.nodes[i] for i in holding}
         graph.main = _inlined(graph, calls)
     return set()
@@ -262,7 +261,7 @@ class _Front:
             node, kind = self._body.nodes[i], self._type(i, k)
             if kind in (0, _RESOURCE, _VARIANT):
                 reason = "passes a value that is not an array to the rest of the program"
-                raise UnsupportedOpError([Problem(f"tf.{node.op}", reason, node.location)])
+                raise node.error(reason, "Pass arrays there, or convert the part after the text.")
             if names.count(name) > 1:
                 name = f"{name}_{_identifier(node.name.rpartition('/')[2])}"
             found.append(Feature(_free(name, taken), self._shape(i, k), decode_dtype(kind)))

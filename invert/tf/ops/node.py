@@ -11,7 +11,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from invert._errors import InvertError, MissingDependencyError, Problem, UnsupportedOpError
+from invert._errors import (
+    REPORT,
+    InvertError,
+    MissingDependencyError,
+    Problem,
+    UnsupportedOpError,
+)
 from invert.protos.tensors import decode_dtype, decode_shape
 from invert.protos.types import Attributes, AttrValue
 
@@ -31,8 +37,8 @@ def import_tensorflow() -> ModuleType:
         import tensorflow as tf
     except ImportError as e:
         raise MissingDependencyError(
-            "TensorFlow is needed for this and could not be imported "
-            f"({e}). Install it with `pip install 'invert[tensorflow]'`."
+            f"TensorFlow is needed for this and could not be imported ({e})",
+            remedy="Install it with `pip install 'invert[tensorflow]'`.",
         ) from e
     return tf
 
@@ -91,6 +97,14 @@ class Node:
     @property
     def location(self) -> str:
         return f"node {self.name!r}" + (f" of function {self.where!r}" if self.where else "")
+
+    def problem(self, reason: str, remedy: str) -> Problem:
+        """A reason why this op cannot be converted, and what the reader can do about it."""
+        return Problem(f"tf.{self.op}", reason, self.location, remedy)
+
+    def error(self, reason: str, remedy: str) -> UnsupportedOpError:
+        """The error with this problem only."""
+        return UnsupportedOpError([self.problem(reason, remedy)])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -204,4 +218,4 @@ def named_error(node: Node, error: Exception) -> Exception:
     if isinstance(error, InvertError):
         return error
     reason = f"{type(error).__name__}: {error}"
-    return UnsupportedOpError([Problem(f"tf.{node.op}", reason, node.location)])
+    return node.error(reason, REPORT)

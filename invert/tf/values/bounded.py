@@ -97,7 +97,7 @@ def refused(node: Node, values: Sequence[Value]) -> UnsupportedOpError:
         if isinstance(value, BoundedArray):
             return refused_rows(value.origin, node.op, node.location)
     reason = "needs a number where the size depends on data"
-    return UnsupportedOpError([Problem(f"tf.{node.op}", reason, node.location)])
+    return node.error(reason, "Use masks, or tf.where with three arguments.")
 
 
 def resized(x: Value, size: int, fill: int = 0) -> Value:

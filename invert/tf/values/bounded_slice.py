@@ -103,4 +103,4 @@ def slice_origin(node: Node) -> Problem:
     """The problem to report if the length of a slice has to be static."""
     reason = "the length of a slice depends on data"
     remedy = "Use tf.slice or tf.gather, whose results have a fixed size."
-    return Problem(f"tf.{node.op}", reason, node.location, remedy)
+    return node.problem(reason, remedy)

@@ -14,7 +14,6 @@ import jax
 import numpy as np
 from jax import lax
 
-from invert._errors import Problem, UnsupportedOpError
 from invert._private.jax import InconclusiveDimensionOperation, is_symbolic_dim
 from invert.ir.sizes import DimSize, Shape, is_open, suggest_equal
 from invert.ir.types import Value
@@ -115,17 +114,11 @@ def static(node: Node, values: Sequence[Value], index: int) -> np.ndarray:
     value = values[index]
     if isinstance(value, np.ndarray):
         return value
-    raise UnsupportedOpError(
-        [
-            Problem(
-                f"tf.{node.op}",
-                f"input {index} must be a constant or follow from shapes, but depends on data",
-                node.location,
-                "Shapes and axes of a JAX program are fixed during tracing. Let the function "
-                "close over the array from which this one is computed, such as a mask, instead of "
-                "taking it as an argument.",
-            )
-        ]
+    raise node.error(
+        f"input {index} must be a constant or follow from shapes, but depends on data",
+        "Shapes and axes of a JAX program are fixed during tracing. Let the function "
+        "close over the array from which this one is computed, such as a mask, instead of "
+        "taking it as an argument.",
     )
 
 

@@ -8,7 +8,6 @@ import jax
 import numpy as np
 from jax import lax
 
-from invert._errors import Problem
 from invert.ir.types import Value
 from invert.tf.ops.node import Node
 from invert.tf.values.bounded import BoundedArray
@@ -78,7 +77,7 @@ class DynamicRagged(RaggedVariant):
         )
         row = lax.dynamic_slice_in_dim(padded, bounds[0], x.shape[0])
         reason = "returns a row of a ragged tensor, whose length depends on data"
-        problem = Problem(f"tf.{node.op}", reason, node.location, "Pad the rows.")
+        problem = node.problem(reason, "Pad the rows.")
         return RaggedVariant(
             (), BoundedArray(row, (bounds[1] - bounds[0]).astype(np.int32), problem)
         )

@@ -121,6 +121,9 @@ def _known_buffer(lst: TensorList) -> np.ndarray | None:
     return lst.buffer if known and is_size(lst.size) else None
 
 
+_ONE = "Keep one type in each list, or let the number of steps follow from shapes."
+
+
 class RaggedListError(UnsupportedOpError):
     """The elements of a list have several shapes where one is needed."""
 
@@ -216,7 +219,9 @@ def merge(one: Element | None, two: Element | None) -> Element | None:
         )
     types = [None if isinstance(t, TensorList) else _types(t) for t in (one, two)]
     if None in types or types[0] != types[1]:
-        problem = Problem("tf.TensorList", f"holds elements of several types: {one} and {two}")
+        problem = Problem(
+            "tf.TensorList", f"holds elements of several types: {one} and {two}", remedy=_ONE
+        )
         raise RaggedListError([problem])
     return one
 
@@ -281,7 +286,9 @@ def with_buffer(
             try:
                 buffer = jax.tree_util.tree_map(lambda *xs: jnp.stack(xs), *items)
             except (TypeError, ValueError) as error:
-                problem = Problem("tf.TensorList", f"holds elements of several shapes: {error}")
+                problem = Problem(
+                    "tf.TensorList", f"holds elements of several shapes: {error}", remedy=_ONE
+                )
                 raise RaggedListError([problem]) from error
     have = len(lst.items) if lst.items is not None else lst.capacity
     assert have is not None

@@ -102,6 +102,17 @@ ARRAY: dict[str, list[Recipe]] = {
         r(splits=[0, 3, 3, 7], values=ids(7, high=5), size=4, weights=x(0)),
         r(splits=[0, 2, 7], values=ids(7, high=5), size=6, weights=x(0), binary_output=True),
     ],
+    "SparseBincount": [
+        r(indices=[[0], [2], [5]], values=ids(3, high=5), dense_shape=[7], size=4, weights=x(3)),
+        r(
+            indices=[[0, 1], [2, 0], [2, 1]],
+            values=ids(3, high=5),
+            dense_shape=[4, 2],
+            size=4,
+            weights=x(0),
+            binary_output=True,
+        ),
+    ],
     "DepthToSpace": [
         r(input=x(1, 2, 3, 8), block_size=2),
         r(input=x(1, 8, 2, 3), block_size=2, data_format="NCHW", _dtypes=("float32",)),

@@ -15,9 +15,8 @@ import tensorflow as tf
 import invert
 from tests.tf.ops.cases import Drawn, case, cases_of, compare, dtypes_of, first_case, recipes_of
 from tests.tf.ops.exceptions import DIFFERENCES, EXCEPTIONS
-from tests.tf.ops.recipes_more import MORE
 from tests.tf.ops.recipes_quantized_more import ONEDNN
-from tests.tf.ops.table import EVERY, PUBLIC_OPS, TABLE, TESTED_OPS, route
+from tests.tf.ops.table import EVERY, OTHER_OPS, PUBLIC_OPS, TABLE, TESTED_OPS, route
 
 _GROUPS = 24
 
@@ -26,9 +25,8 @@ def test_every_public_op_has_a_case_or_a_reason() -> None:
     assert len(PUBLIC_OPS) == len(set(PUBLIC_OPS)) == 480
     assert set(EXCEPTIONS) <= set(PUBLIC_OPS)
     assert not set(EXCEPTIONS) & set(TABLE)
-    assert not set(MORE) & set(PUBLIC_OPS)
     assert [op for op in TESTED_OPS if not recipes_of(op, TABLE)] == []
-    assert [op for op in (*TESTED_OPS, *MORE) if route(op) == "none"] == []
+    assert [op for op in (*TESTED_OPS, *OTHER_OPS) if route(op) == "none"] == []
 
 
 def _differs(one: Drawn) -> bool:
@@ -58,13 +56,13 @@ def _quick(op: str) -> list[Drawn]:
     dtypes = dtypes_of(op, first.recipe)
     number = zlib.crc32(op.encode())
     turn = dtypes[number % len(dtypes)]
-    if turn == first.dtype or first.alone or op in MORE or number // 8 % 3:
+    if turn == first.dtype or first.alone or op in OTHER_OPS or number // 8 % 3:
         return [first]
     return [first, case(op, 0, first.recipe, turn)]
 
 
-_ALONE = [op for op in (*TESTED_OPS, *MORE) if _quick(op)[0].alone]
-_TOGETHER = [op for op in (*TESTED_OPS, *MORE) if op not in _ALONE]
+_ALONE = [op for op in (*TESTED_OPS, *OTHER_OPS) if _quick(op)[0].alone]
+_TOGETHER = [op for op in (*TESTED_OPS, *OTHER_OPS) if op not in _ALONE]
 # They take seconds to compile.
 _LONG = frozenset(("XlaSvd", "StatefulStandardNormalV2", "StatefulTruncatedNormal"))
 
@@ -90,10 +88,10 @@ def test_values_alone(op: str) -> None:
 @pytest.mark.slow
 @pytest.mark.drawn(24)
 @pytest.mark.nearest
-@pytest.mark.parametrize("op", [*TESTED_OPS, *MORE])
+@pytest.mark.parametrize("op", [*TESTED_OPS, *OTHER_OPS])
 def test_all_dtypes(op: str) -> None:
     cases = cases_of(op, EVERY)
-    compared = _compared(cases, slopes=op in MORE)
+    compared = _compared(cases, slopes=op in OTHER_OPS)
     known = all(map(_differs, cases)) or op in ONEDNN or op in _ROUNDED
     assert compared or known, f"{op}: no case runs in TensorFlow"
 
@@ -114,7 +112,7 @@ _PRINTED = ("QuantizedConv2DWithBiasAndReluAndRequantize", "IsotonicRegression",
     "op", [_PRINTED[0], *(pytest.param(op, marks=pytest.mark.slow) for op in _PRINTED[1:])]
 )
 def test_program_as_text(op: str) -> None:
-    one = first_case(op, MORE)
+    one = first_case(op, OTHER_OPS)
     assert one is not None
     function = tf.function(one.flat_function, autograph=False)
     module = invert.convert(function, *one.specs)

@@ -36,7 +36,7 @@ def _converted(module: MhloModule) -> Module:
     return from_stablehlo(module.module, config=Config(verify=False))
 
 
-def mhlo_apply(*args: Any, module: MhloModule) -> Any:
+def mhlo_apply(*args: object, module: MhloModule) -> Any:
     """Call a module: one array, or a tuple of several.
 
     **Raises:** as `invert.from_stablehlo`.

@@ -1,0 +1,50 @@
+"""Loop carries that are equal in every step."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Hashable, Mapping, Sequence
+
+from invert._private.jax import close_like, open_jaxpr, rename
+from invert.ir.loops import WhileParts
+from invert.ir.merging import atom_key, merge_equations, type_key
+from invert.ir.types import AnyJaxpr, Jaxpr, Var
+
+
+def equal_carries(parts: WhileParts, starts: Sequence[Hashable]) -> tuple[dict[int, int], Jaxpr]:
+    """The carries of a loop that equal a later one, with that one, and the body if they do.
+
+    Those of one type and start are assumed equal; where the body then gives them different values,
+    they are not, and fewer are assumed equal.
+
+    **Arguments:**
+
+    - `starts`: a key of each initial value, the same only for equal values.
+    """
+    kinds: list[Hashable] = list(zip(map(type_key, parts.carried), starts, strict=True))
+    while True:
+        # TensorFlow puts its own counters before those of the author.
+        last = {kind: i for i, kind in enumerate(kinds)}
+        leaders = [last[kind] for kind in kinds]
+        same = {i: k for i, k in enumerate(leaders) if i != k}
+        body = open_jaxpr(sharing(parts, same).body)
+        if not same:
+            return same, body
+        body = merge_equations(body, with_jaxprs=True)
+        kinds = list(zip(leaders, map(atom_key, body.outvars), strict=True))
+        if len(set(kinds)) == len(last):
+            return same, body
+
+
+def sharing(parts: WhileParts, same: Mapping[int, int]) -> WhileParts:
+    """A loop in which carries are read in place of equal ones, which are then dead."""
+
+    def renamed(program: AnyJaxpr, variables: Sequence[Var]) -> AnyJaxpr:
+        names = {variables[i]: variables[k] for i, k in same.items()}
+        return close_like(program, rename(open_jaxpr(program), names))
+
+    if not same:
+        return parts
+    return dataclasses.replace(
+        parts, cond=renamed(parts.cond, parts.tested), body=renamed(parts.body, parts.carried)
+    )

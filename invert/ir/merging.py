@@ -1,0 +1,145 @@
+"""Equal equations of a jaxpr, merged; keys of equations, programs and atoms."""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Callable, Hashable
+
+import numpy as np
+
+from invert._opaque import custom_call_p
+from invert._private.jax import (
+    by_jaxpr,
+    consts_of,
+    holds_jaxprs,
+    is_jaxpr,
+    open_jaxpr,
+    rename_operands,
+    renamed,
+)
+from invert.ir.types import AnyJaxpr, Atom, Eqn, Jaxpr, Literal, Value, Var
+
+
+def merge_equations(
+    jaxpr: Jaxpr,
+    simple: Callable[[Eqn, dict[Var, Atom]], Eqn | None] = lambda eqn, names: eqn,
+    within: Callable[[Eqn], Hashable] = lambda eqn: (),
+    *,
+    with_jaxprs: bool = False,
+) -> Jaxpr:
+    """Merge equal equations of one jaxpr into the first of them.
+
+    **Arguments:**
+
+    - `simple`: simplifies an equation on renamed operands, or replaces its results in the given
+        names.
+    - `within`: equations with different values of it are not merged.
+    - `with_jaxprs`: whether equations that hold jaxprs are merged, too.
+    """
+    known: dict[Hashable, Eqn] = {}
+    names: dict[Var, Atom] = {}
+    eqns: list[Eqn] = []
+    for eqn in jaxpr.eqns:
+        if (eqn := simple(rename_operands(eqn, names), names)) is None:
+            continue
+        first = known.setdefault((equal_key(eqn, with_jaxprs=with_jaxprs), within(eqn)), eqn)
+        if first is eqn:
+            eqns.append(eqn)
+        else:
+            names.update(zip(eqn.outvars, first.outvars, strict=True))
+    return jaxpr.replace(eqns=eqns, outvars=renamed(jaxpr.outvars, names))
+
+
+def equal_key(eqn: Eqn, *, with_jaxprs: bool = False) -> Hashable:
+    """A key shared by equal equations; unique for an equation that may not be merged."""
+    operation = operation_key(eqn, with_jaxprs=with_jaxprs)
+    return id(eqn) if operation is None else (operation, tuple(map(atom_key, eqn.invars)))
+
+
+def operation_key(eqn: Eqn, *, with_jaxprs: bool = False) -> Hashable | None:
+    """A key of the operation alone; `None` if equal keys would not prove equal operations.
+
+    **Arguments:**
+
+    - `with_jaxprs`: whether an equation that holds jaxprs has a key, too.
+    """
+    if eqn.effects or eqn.primitive is custom_call_p:
+        return None
+    given = eqn.params
+    if holds_jaxprs(eqn):
+        given = {name: _param_key(value) for name, value in given.items()}
+        if not with_jaxprs or any(value is _NO_KEY for value in given.values()):
+            return None
+    params = tuple(sorted(given.items(), key=lambda item: item[0]))
+    try:
+        hash(params)
+    except TypeError:
+        return None
+    # Equal parameters may differ in type, as 1 and True do.
+    return eqn.primitive, params, tuple(type(value) for _, value in params)
+
+
+_NO_KEY = object()
+
+
+class _Key:
+    """Stands for equal programs, so that keys of their callers stay small."""
+
+
+_KEYS: weakref.WeakValueDictionary[Hashable, _Key] = weakref.WeakValueDictionary()
+
+
+def _param_key(value: Value) -> Value:
+    """A parameter with a key in place of each jaxpr; `_NO_KEY` where one has none."""
+    if is_jaxpr(value):
+        key = _program_key(value)
+        return _NO_KEY if key is None else key
+    if isinstance(value, tuple) and any(map(is_jaxpr, value)):
+        keys = tuple(map(_param_key, value))
+        return _NO_KEY if any(key is _NO_KEY for key in keys) else keys
+    return value
+
+
+@by_jaxpr
+def _program_key(program: AnyJaxpr) -> Hashable | None:
+    """A key equal for programs that differ in the names of variables alone.
+
+    `None` if equal keys would not prove that, or if it would hold arrays.
+    """
+    jaxpr, constants = open_jaxpr(program), consts_of(program)
+    if jaxpr.effects or any(np.ndim(c) for c in constants):
+        return None
+    fresh = itertools.count()
+    numbers = dict(zip((*jaxpr.constvars, *jaxpr.invars), fresh, strict=False))
+
+    def key(atom: Atom) -> Hashable:
+        return (atom.aval, atom_key(atom)) if isinstance(atom, Literal) else numbers[atom]
+
+    steps: list[Hashable] = []
+    for eqn in jaxpr.eqns:
+        if (operation := operation_key(eqn, with_jaxprs=True)) is None:
+            return None
+        operands = tuple(map(key, eqn.invars))
+        numbers.update(zip(eqn.outvars, fresh, strict=False))
+        steps.append((operation, operands, tuple(v.aval for v in eqn.outvars)))
+    held = tuple((np.asarray(c).dtype, np.asarray(c).tobytes()) for c in constants)
+    types = tuple(v.aval for v in jaxpr.invars)
+    whole = held, types, tuple(steps), tuple(map(key, jaxpr.outvars))
+    try:
+        return _KEYS.setdefault(whole, _Key())
+    except TypeError:  # a parameter that has no hash
+        return None
+
+
+def atom_key(atom: Atom) -> Hashable:
+    """A key of a variable, or of the value and type of a literal."""
+    if not isinstance(atom, Literal):
+        return atom
+    value = np.asarray(atom.val)
+    return value.dtype, value.shape, value.tobytes()
+
+
+def type_key(atom: Atom) -> Hashable:
+    """A key of a type, without properties that lowering drops, such as a weak type."""
+    return atom.aval.shape, atom.aval.dtype
