@@ -144,6 +144,10 @@ class Dimensions:
             taken=taken,
         )
 
+    def know(self, keys: tuple[str, ...], name: str) -> None:
+        """Give a size the name that it has in a layer inside."""
+        self.names[keys] = [self._new(name)]
+
     def texts(
         self,
         shapes: Sequence[tuple[DimSize, ...]],

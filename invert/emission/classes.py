@@ -725,44 +725,41 @@ class Classes:
         name_classes(written, self.of, self.file.names, names, model=outer, keras=keras)
         images = letters_of("".join(c.drafts[0].texts) for c in written)
         for cls in written:
-            columns = list(zip(*(d.arrays for d in cls.drafts), strict=True))
-            inside = self._inside(cls)
-            named = Dimensions.of(cls.drafts, images=images)
-            for keys in (k for k, name in inside.items() if name == HIDDEN):
-                named.names[keys] = [HIDDEN]
-                named.taken.add(HIDDEN)
-            annotations = cls.drafts[0].annotations
-            pairs = list(zip(annotations, columns, cls.drafts[0].sources, strict=True))
-            # Sizes of matrices and kernels are named first; biases reuse the names.
-            for node, column, source in sorted(pairs, key=order):
-                ranks = [len(shape) for _, shape in column]
-                # Leading axes are written as `*batch` if some layers have more of them.
-                kept = min(ranks) - (min(ranks) < max(ranks))
-                shapes = list(
-                    zip(*(shape[-kept:] if kept else () for _, shape in column), strict=True)
-                )
-                whole = kept == min(ranks)
-                texts = named.texts(shapes, source, column[0][0], whole=whole)
-                texts = ["*batch", *texts] if kept < min(ranks) else texts
-                assert isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Tuple)
-                node.slice.elts[1] = ast.Constant(" ".join(texts))
-            self._axes_of[cls] = _fields_axes(cls.drafts[0])
-            known = {**inside, **named.first()}
-            generalize(cls.drafts, known, self.file.names.taken, self._state_sizes(cls))
-            make_static(cls)
-            heads.write(cls)
-            choices.write(cls)
-            if self._outermost not in self.inits.outer(cls):  # the model writes sizes as numbers
-                _keep_state_size(cls, named)
-            self._add_init(cls, named.first())
-            for i, (name, values) in enumerate(cls.statics.items()):
-                field = syntax.declare(name, static_type(values))
-                assert isinstance(field, ast.AnnAssign)
-                field.value = syntax.call("eqx.field", static=syntax.name("True"))
-                cls.definition.body.insert(len(cls.drafts[0].fields) + i, field)
+            self._settle(cls, images)
         if self._outermost is not None:
             self._add_init(self._outermost, {})
         self.file.definitions[:0] = self.inits.constants()
+        self._fill_in(names)
+
+    def _settle(self, cls: Class, images: str) -> None:
+        """Writes the sizes, the static fields and the constructor of a class.
+
+        **Arguments:**
+
+        - `images`: the axes of images in the program.
+        """
+        inside = self._inside(cls)
+        named = Dimensions.of(cls.drafts, images=images)
+        for keys in (k for k, name in inside.items() if name == HIDDEN):
+            named.know(keys, HIDDEN)
+        _annotate(cls, named)
+        self._axes_of[cls] = _fields_axes(cls.drafts[0])
+        known = {**inside, **named.first()}
+        generalize(cls.drafts, known, self.file.names.taken, self._state_sizes(cls))
+        make_static(cls)
+        heads.write(cls)
+        choices.write(cls)
+        if self._outermost not in self.inits.outer(cls):  # the model writes sizes as numbers
+            _keep_state_size(cls, named)
+        self._add_init(cls, named.first())
+        for i, (name, values) in enumerate(cls.statics.items()):
+            field = syntax.declare(name, static_type(values))
+            assert isinstance(field, ast.AnnAssign)
+            field.value = syntax.call("eqx.field", static=syntax.name("True"))
+            cls.definition.body.insert(len(cls.drafts[0].fields) + i, field)
+
+    def _fill_in(self, names: Mapping[str, str]) -> None:
+        """Puts the names of the classes in place of their tokens."""
         for definition in self.file.definitions:
             if isinstance(definition, ast.ClassDef):
                 describe(definition)
@@ -844,6 +841,23 @@ class Classes:
             self._keywords,
             keyed=made.keyed,
         )
+
+
+def _annotate(cls: Class, named: Dimensions) -> None:
+    """Fills in the sizes in the annotations of a class."""
+    columns = zip(*(d.arrays for d in cls.drafts), strict=True)
+    first = cls.drafts[0]
+    pairs = list(zip(first.annotations, map(list, columns), first.sources, strict=True))
+    # Sizes of matrices and kernels are named first; biases reuse the names.
+    for node, column, source in sorted(pairs, key=order):
+        ranks = [len(shape) for _, shape in column]
+        # Leading axes are written as `*batch` if some layers have more of them.
+        kept = min(ranks) - (min(ranks) < max(ranks))
+        shapes = list(zip(*(shape[-kept:] if kept else () for _, shape in column), strict=True))
+        texts = named.texts(shapes, source, column[0][0], whole=kept == min(ranks))
+        texts = ["*batch", *texts] if kept < min(ranks) else texts
+        assert isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Tuple)
+        node.slice.elts[1] = ast.Constant(" ".join(texts))
 
 
 def _keep_state_size(cls: Class, named: Dimensions) -> None:

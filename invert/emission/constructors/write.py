@@ -10,8 +10,6 @@ from __future__ import annotations
 import ast
 import collections
 import dataclasses
-import itertools
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
@@ -20,6 +18,7 @@ import numpy as np
 
 from invert.emission.constructors import repeats, stages
 from invert.emission.constructors.derived import expression, mentions, without_derived
+from invert.emission.constructors.keys import in_64_bits, slot, with_keys
 from invert.emission.constructors.sizes import (
     EXPANSION,
     FEATURES,
@@ -60,8 +59,6 @@ _STEPS = frozenset(("strides", "dilation", "input_dilation"))
 _USUAL = frozenset(("padding", RESIDUAL))
 # The number of sizes that are given without their names.
 _MOST_UNNAMED = 3
-# The number of keys that are taken by their places.
-_MOST_KEYS = 4
 # Stands for the arguments of a layer that a node lacks.
 _MISSING = object()
 _FIXED = frozenset(("zeros", "ones", "values", "unknown", "key", "forget"))
@@ -246,7 +243,7 @@ class _Writing:
                 value = syntax.tuple_of([value] * len(old[0]))
             body.append(ast.Assign([target], value, lineno=0))
         body = self._with_stages(body)
-        body = _in_64_bits(self._with_keys(repeats.consistent(body)))
+        body = in_64_bits(with_keys(repeats.consistent(body), self._slots))
         body, derived = without_derived(body, self._decisive(), self._followers)
         for name, column in derived.items():
             del self.arguments[name]
@@ -312,21 +309,6 @@ class _Writing:
             if isinstance(statement, ast.Assign) and (field := field_of(statement.targets[0])):
                 statement.value = calls.get(field, statement.value)
         return [*body]
-
-    def _with_keys(self, body: Sequence[ast.stmt]) -> list[ast.stmt]:
-        """Splits the key, if there are several; many are taken in turn."""
-        if self._slots < 2:
-            own = ast.Name("key", ast.Load())
-            return [_Keys(lambda _: own).visit(s) for s in body]
-        keys = ast.Name("keys", ast.Load())
-        parts = call("jax.random.split", syntax.name("key"), number(self._slots))
-        names = {n.id for s in body for n in syntax.names_in(s)}
-        if self._slots > _MOST_KEYS or repeats.NEXT_KEY in names:
-            following = call("next", keys)
-            body = [_Keys(lambda _: following).visit(s) for s in body]
-            return [syntax.assign(keys, call("iter", parts)), *body]
-        body = [_Keys(lambda i: syntax.item(keys, number(i))).visit(s) for s in body]
-        return [syntax.assign(keys, parts), *body]
 
     def _add_defaults(self) -> None:
         """Adds the defaults of options: none, a neutral value, or what most layers have."""
@@ -442,7 +424,7 @@ class _Writing:
     def _key(self) -> ast.expr:
         """A separate key, named once all are known."""
         self._slots += 1
-        return ast.Name(f"$key{self._slots - 1}", ast.Load())
+        return slot(self._slots - 1)
 
     def _field(self, values: Sequence[Var | Node | None]) -> ast.expr:
         """The initial value of a field, given its variables in all nodes."""
@@ -741,25 +723,6 @@ def _fields_set(statement: ast.stmt) -> set[str]:
     return {n.attr for n in nodes if isinstance(n.ctx, ast.Store)}
 
 
-_WIDE = frozenset(("int64", "uint64", "float64", "complex128"))
-
-
-def _in_64_bits(body: Sequence[ast.stmt]) -> list[ast.stmt]:
-    """The statements, with arrays of 64-bit types made where these are enabled."""
-    result: list[ast.stmt] = []
-    for wide, group in itertools.groupby(body, _is_wide):
-        if wide:
-            enabled = ast.withitem(call("jax.enable_x64", number(True)))
-            result.append(ast.With([enabled], list(group), lineno=0))
-        else:
-            result += group
-    return result
-
-
-def _is_wide(statement: ast.stmt) -> bool:
-    return any(isinstance(n, ast.Attribute) and n.attr in _WIDE for n in ast.walk(statement))
-
-
 class _Compared(ast.NodeTransformer):
     """Writes `c_in != hidden` as `expansion != 1`."""
 
@@ -771,14 +734,3 @@ class _Compared(ast.NodeTransformer):
         if sides == self._sizes and isinstance(node.ops[0], ast.Eq | ast.NotEq):
             return ast.Compare(ast.Name(self._ratio, ast.Load()), node.ops, [number(1)])
         return node
-
-
-class _Keys(ast.NodeTransformer):
-    """Substitutes the keys."""
-
-    def __init__(self, key: Callable[[int], ast.expr]):
-        self._key = key
-
-    def visit_Name(self, node: ast.Name) -> ast.expr:
-        found = re.fullmatch(r"\$key(\d+)|" + re.escape(repeats.NEXT_KEY), node.id)
-        return node if found is None else self._key(int(found[1] or 0))
