@@ -158,6 +158,8 @@ def _names_for(cls: Class, kinds: Callable[[Node], str], *, model: str, keras: b
         false = kind == "RmsNorm" and _NORMS.fullmatch(known[0]) and "Rms" not in known[0]
         return [kind if false or kind.endswith(known[0]) else known[0]]
     common = _common_name(wanted)
+    if common in inner:
+        return [block]
     if common and common.upper() != common and not common[-1].isdigit():
         return _said(common, kind, cls)
     ((most, _),) = counts.most_common(1)

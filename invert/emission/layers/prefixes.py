@@ -134,12 +134,11 @@ def _pair(layer: Layer, parameters: Mapping[Var, Path]) -> None:
         return
     steps = list(enumerate(layer.steps))
     number = itertools.count(1)
-    automatic = any(map(is_automatic, norms))
     for pair, region, name, norm in zip(pairs, regions, names, norms, strict=True):
         assert region is not None
         if is_automatic(name) and is_automatic(norm) and len(pairs) > 1:
             name = f"{CONV_BLOCK}_{next(number)}"
-        _name_pair(layer, pair, parameters, automatic=automatic)
+        _name_pair(layer, pair, parameters)
         call = wrapped(layer, sorted(region), name, parameters, ())
         steps = [(i, s) for i, s in steps if i not in region] + [(pair[0], call)]
     layer.steps = ordered(sorted(steps, key=lambda s: s[0]))
@@ -153,6 +152,8 @@ def _has_pair(layer: Layer) -> bool:
 
 # Short names of normalizations.
 _SHORT = ("bn", "norm")
+# Words for convolutions and for normalizations in the names of layers.
+_CONVS, _NORMS = frozenset(("conv", "conv2d")), frozenset((*_SHORT, "batchnorm"))
 
 
 def _belongs(norm: str, conv: str, *, beside: bool) -> bool:
@@ -162,26 +163,28 @@ def _belongs(norm: str, conv: str, *, beside: bool) -> bool:
 
     - `beside`: whether the other convolutions of a layer are pairs with theirs.
     """
-    named = any(norm in (f"{short}_{conv}", f"{conv}_{short}") for short in _SHORT)
+    own = _without_kind(norm, _NORMS)
+    named = bool(own) and own in (conv, _without_kind(conv, _CONVS))
     return is_automatic(norm) or named or (beside and norm in _SHORT)
 
 
-def _name_pair(
-    layer: Layer, pair: Sequence[int], parameters: Mapping[Var, Path], *, automatic: bool = False
-) -> None:
+def _without_kind(name: str, kinds: Set[str]) -> str:
+    """`proj` for `conv_proj` or `proj_conv`."""
+    first, _, rest = name.partition("_")
+    begin, _, last = name.rpartition("_")
+    return rest if first.lower() in kinds else begin if last.lower() in kinds else ""
+
+
+def _name_pair(layer: Layer, pair: Sequence[int], parameters: Mapping[Var, Path]) -> None:
     """Calls the fields of a pair `conv` and `norm`; their classes keep the names of the kinds.
 
-    **Arguments:**
-
-    - `automatic`: whether another pair beside it has names that a library made.
+    An author's `bn` stays, if a library names no normalization of the program.
     """
     norm = _called(layer.steps[pair[1]], parameters)
     words = norm.split("_")
-    own = (
-        "norm"
-        if automatic or is_automatic(norm)
-        else next((w for w in words if w in _SHORT), words[0])
-    )
+    every = {part for path in parameters.values() for part in path[:-1] if is_automatic(part)}
+    automatic = is_automatic(norm) or any("norm" in part.lower() for part in every)
+    own = "norm" if automatic else next((w for w in words if w in _SHORT), words[0])
     for i, field in zip(pair, (_CONV, own), strict=True):
         step = layer.steps[i]
         assert isinstance(step, LayerCall)
