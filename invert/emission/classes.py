@@ -730,6 +730,7 @@ class Classes:
             self._add_init(self._outermost, {})
         self.file.definitions[:0] = self.inits.constants()
         self._fill_in(names)
+        _drop_unused_defaults(self.file.definitions)
 
     def _settle(self, cls: Class, images: str) -> None:
         """Writes the sizes, the static fields and the constructor of a class.
@@ -841,6 +842,22 @@ class Classes:
             self._keywords,
             keyed=made.keyed,
         )
+
+
+def _drop_unused_defaults(definitions: Sequence[ast.stmt]) -> None:
+    """Removes the defaults of constructors that no call of the file uses."""
+    given: dict[str, list[set[str | None]]] = {}
+    for call in (n for d in definitions for n in ast.walk(d) if isinstance(n, ast.Call)):
+        if isinstance(call.func, ast.Name):
+            given.setdefault(call.func.id, []).append({k.arg for k in call.keywords})
+    for definition in definitions:
+        calls = given.get(definition.name, []) if isinstance(definition, ast.ClassDef) else []
+        body = definition.body if isinstance(definition, ast.ClassDef) and calls else []
+        for init in (s for s in body if isinstance(s, ast.FunctionDef) and s.name == "__init__"):
+            init.args.kw_defaults = [
+                None if all(a.arg in names for names in calls) else default
+                for a, default in zip(init.args.kwonlyargs, init.args.kw_defaults, strict=True)
+            ]
 
 
 def _annotate(cls: Class, named: Dimensions) -> None:

@@ -85,11 +85,7 @@ class Stages:
         ends = {"first": self._first, **({"last": last} if last else {})}
         first, *after = (ast.Name(n, ast.Load()) for n in ends)
         body = [
-            syntax.docstring(
-                "Equal blocks between a first and a last one."
-                if last
-                else "Equal blocks after a first one."
-            ),
+            syntax.docstring(self._words()),
             syntax.assign(keys, call("jax.random.split", syntax.name(KEY), self._depth)),
             *(syntax.assign(syntax.name(n), made) for n, made in ends.items()),
             ast.Return(syntax.tuple_of([first, starred, *after])),
@@ -105,6 +101,26 @@ class Stages:
             keyword_only=[*(syntax.argument(n, integer) for n in named), key],
             returns=syntax.item(syntax.name("tuple"), kinds),
         )
+
+    def _words(self) -> str:
+        """What the function makes: what the first and the last block change."""
+        ends = {"first": self._first, **({"last": self._last} if self._last else {})}
+        found = {end: self._changes(made) for end, made in ends.items() if made is not None}
+        if not all(found.values()):
+            return f"Equal blocks and a {' and a '.join(ends)} one."
+        first, *others = (f"the {end} changes {' and '.join(what)}" for end, what in found.items())
+        clauses = [first, *(clause.replace(" changes", "") for clause in others)]
+        return f"Blocks of which {', '.join(clauses)}."
+
+    def _changes(self, made: ast.expr) -> list[str]:
+        """What a block does to its input that the equal ones do not."""
+        rest = self._rest
+        assert isinstance(made, ast.Call) and isinstance(rest, ast.Call)  # as any block
+        pairs = zip(made.args, rest.args, strict=False)
+        sizes = any(syntax.text_of(one) != syntax.text_of(other) for one, other in pairs)
+        one, other = ({k.arg for k in c.keywords} for c in (made, rest))
+        found = ["the number of features"] if sizes else []
+        return found + (["the size of images"] if "strides" in one ^ other else [])
 
     def calls(self, name: str) -> list[ast.expr]:
         """The calls of the function."""

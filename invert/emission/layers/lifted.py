@@ -1,4 +1,4 @@
-"""Activations of one call of a layer only, applied there: `jax.nn.softmax(self.dense(x))`."""
+"""Activations of a few calls of a layer, applied there: `jax.nn.softmax(self.dense(x))`."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ from invert.emission.layers.shared import ACTIVATION, IDENTITY, Class, Code, rep
 from invert.emission.layers.tree import Node
 from invert.emission.python.syntax import field_of
 
+# The number of calls up to which activations are no part of a layer.
+_MOST = 3
+
 
 def lift(
     cls: Class,
     sites: Mapping[tuple[Class, str, int], Sequence[Node]],
     names: Mapping[Layer, str],
 ) -> None:
-    """Apply the activation of a layer where it is called, if no two calls have the same one.
+    """Apply the activation of a layer where it is called, if few calls have one.
 
     **Arguments:**
 
@@ -25,26 +28,26 @@ def lift(
     """
     column = cls.statics.get(ACTIVATION, ())
     codes = {d.node: code for d, code in zip(cls.drafts, column, strict=False)}
-    found: dict[Code, list[tuple[ast.ClassDef, ast.Call]]] = {}
+    found: list[tuple[Code, ast.ClassDef, Sequence[ast.Call]]] = []
     for (outer, field, _), nodes in sites.items():
         own = [n for n in nodes if n in codes]
         given = {codes[n] for n in own} - {IDENTITY}
         if not given:
             continue
-        calls = [(outer.definition, call) for call in _calls(outer.definition, field)]
+        calls = list(_calls(outer.definition, field))
         alone = all(names[x] == field and not x.count for n in own for x in n.layers)
         if len(given) > 1 or IDENTITY in map(codes.get, own) or not calls or not alone:
             return
-        if found.setdefault(given.pop(), calls) is not calls:
-            return  # two calls have it
+        found.append((given.pop(), outer.definition, calls))
     applied = list(_calls(cls.definition, ACTIVATION))
     last = [m.body[-1] for m in cls.drafts[0].methods]
     returned = len(last) == 1 and isinstance(last[0], ast.Return) and last[0].value
-    if not found or len(applied) != 1 or returned is not applied[0]:
+    few = 0 < len(found) <= _MOST
+    if not few or len(applied) != 1 or returned is not applied[0]:
         return
-    for code, calls in found.items():
+    for code, definition, calls in found:
         function = ast.parse(code.text, mode="eval").body
-        for definition, call in calls:
+        for call in calls:
             replace(definition, call, ast.Call(function, [call], []))
     replace(cls.definition, applied[0], applied[0].args[0])
     del cls.statics[ACTIVATION]

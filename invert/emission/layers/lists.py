@@ -197,13 +197,17 @@ class Lists:
                 self._list(calls, name)
 
     def _in_branches(self, layer: Layer, names: Mapping[LayerCall, str]) -> None:
-        """Make a list of the layers of each branch: `branch3_1`, `branch3_2`, ...."""
+        """Make a list of the layers of each branch: `branch3_1`, `branch3_2`, ....
+
+        A branch with layers side by side, such as `branch3_3a`, has no list.
+        """
+        parted = {c.layer.field.rpartition("_")[0] for c in names if c.layer.field[-1:].isalpha()}
         found: dict[str, list[LayerCall]] = collections.defaultdict(list)
         for call in names:
             if (place := re.fullmatch(rf"({BRANCH}\d+)_\d+", call.layer.field)) is not None:
                 found[place[1]].append(call)
         for name, calls in found.items():
-            if len(calls) > 1 and self._passes(calls, layer):
+            if len(calls) > 1 and name not in parted and self._passes(calls, layer):
                 self._list(calls, name)
 
     def _passes(self, calls: Sequence[LayerCall], layer: Layer) -> bool:

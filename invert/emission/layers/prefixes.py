@@ -165,14 +165,14 @@ def _belongs(norm: str, conv: str, *, beside: bool) -> bool:
     """
     own = _without_kind(norm, _NORMS)
     named = bool(own) and own in (conv, _without_kind(conv, _CONVS))
+    named = named or any(norm == f"{conv}_{short}" for short in _SHORT)
     return is_automatic(norm) or named or (beside and norm in _SHORT)
 
 
 def _without_kind(name: str, kinds: Set[str]) -> str:
-    """`proj` for `conv_proj` or `proj_conv`."""
+    """`proj` for `conv_proj`; names that end with their kind begin alike, see `group`."""
     first, _, rest = name.partition("_")
-    begin, _, last = name.rpartition("_")
-    return rest if first.lower() in kinds else begin if last.lower() in kinds else ""
+    return rest if first.lower() in kinds else ""
 
 
 def _name_pair(layer: Layer, pair: Sequence[int], parameters: Mapping[Var, Path]) -> None:
