@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import types
 from collections.abc import Sequence
 from typing import Any
@@ -28,7 +29,21 @@ def _emitted(model: Any, *sizes: int) -> str:
     x = np.random.default_rng(7).normal(size=(3, *sizes)).astype(np.float32)
     written: Any = emission.model
     assert np.array_equal(np.asarray(written(x)), np.asarray(module(x)))
+    _check_defaults(emission.source)
     return emission.source
+
+
+def _check_defaults(source: str) -> None:
+    """Each default of a constructor is what some call leaves out."""
+    tree = ast.parse(source)
+    calls = [n for n in ast.walk(tree) if isinstance(n, ast.Call)]
+    for cls in (n for n in tree.body if isinstance(n, ast.ClassDef)):
+        own = [c for c in calls if isinstance(c.func, ast.Name) and c.func.id == cls.name]
+        for init in cls.body if own else ():
+            if isinstance(init, ast.FunctionDef) and init.name == "__init__":
+                given = zip(init.args.kwonlyargs, init.args.kw_defaults, strict=True)
+                for name in (a.arg for a, default in given if default is not None):
+                    assert any(name not in [k.arg for k in c.keywords] for c in own), name
 
 
 def _tuple(*calls: str, names: Sequence[str] = ("a", "b"), taken: Sequence[str] = ()) -> str:
@@ -263,12 +278,12 @@ def test_blocks_that_join_their_input_say_by_how_much_they_grow() -> None:
     assert '"batch h w c_in+3"' in source
 
 
-def test_an_activation_of_one_call_is_applied_there() -> None:
+def test_activations_of_few_calls_are_applied_there() -> None:
     x = given = keras.Input((4,))
     for i in range(3):
         x = layers.Dense(5 + i, activation="relu", name=f"dense_{i}")(x)
     model = keras.Model(given, layers.Dense(2, activation="softmax", name="head")(x), name="mlp")
-    # Several calls have the first one, so that the layer has an activation.
+    # With so many the layer has an activation.
     assert "self.head = Dense(7, 2, activation=jax.nn.softmax" in _emitted(model, 4)
     x = layers.Dense(5, activation="relu", name="body")(given)
     model = keras.Model(given, layers.Dense(2, activation="softmax", name="head")(x), name="two")

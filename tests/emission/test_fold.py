@@ -11,11 +11,12 @@ import pytest
 
 from tests.emission.test_blocks import _arrays, _classes, _emitted
 
-_ACTIVATIONS = (("first", "silu"), ("second", "gelu"), ("third", "gelu"), ("last", ""))
+_ACTIVATIONS = (("first", "silu"), ("second", "gelu"), ("third", "gelu"),
+                ("fourth", "gelu"), ("last", ""))  # fmt: skip
 
 
 def test_the_activation_is_a_static_field() -> None:
-    arrays = _arrays((4, 6), (6,), (6, 5), (5,), (5, 5), (5,), (5, 3), (3,), (2, 4))
+    arrays = _arrays((4, 6), (6,), (6, 5), (5,), (5, 5), (5,), (5, 7), (7,), (7, 3), (3,), (2, 4))
 
     def gelu(x: Any) -> Any:
         return jax.nn.gelu(x, approximate=False)
@@ -33,7 +34,7 @@ def test_the_activation_is_a_static_field() -> None:
     emission = _named(run, dict(zip(names, parameters, strict=True)), x)
     assert list(_classes(emission)) == ["Linear", "Network"]
     source = emission.source
-    assert "activation=jax.nn.silu" in source and source.count("activation=gelu") == 2
+    assert "activation=jax.nn.silu" in source and source.count("activation=gelu") == 3
     assert "return jax.nn.gelu(x, approximate=False)" in source
     # The function is one object, so that all instances have the same structure.
     key = jax.random.key(0)

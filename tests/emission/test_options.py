@@ -304,3 +304,45 @@ def _random_blocks(seed: int) -> tuple[Any, dict[str, np.ndarray], np.ndarray]:
 def test_blocks_that_differ_at_random(seed: int) -> None:
     """Whatever becomes one class computes what each of its layers did."""
     _emitted(*_random_blocks(seed))
+
+
+def test_blocks_of_flax_have_convolutions_with_their_normalizations() -> None:
+    """Those of the shortcut have names of their own, `conv_proj` and `norm_proj`."""
+    plan = [(4, 3, True), (8, 3, False), (8, 5, True), (12, 5, False)]
+    shapes: dict[str, tuple[int, ...]] = {}
+    pairs = [("Conv_0", "BatchNorm_0"), ("Conv_1", "BatchNorm_1"), ("conv_proj", "norm_proj")]
+    for i, (c, hidden, projects) in enumerate(plan):
+        out = 8 if i < 2 else 12
+        sizes = [(c, hidden), (hidden, out), (c, out)]
+        for (conv, norm), (n, m) in list(zip(pairs, sizes, strict=True))[: 2 + projects]:
+            shapes[f"Bottleneck_{i}/{conv}/kernel"] = (3, 3, n, m)
+            for field in ("scale", "bias", "mean", "var"):
+                shapes[f"Bottleneck_{i}/{norm}/{field}"] = (m,)
+
+    def pair(params: Any, x: Any, block: str, conv: str, norm: str) -> Any:
+        with jax.named_scope(conv):
+            x = _conv(x, params[f"{block}/{conv}/kernel"])
+        with jax.named_scope(norm):
+            scale, bias, mean, var = (
+                params[f"{block}/{norm}/{n}"] for n in ("scale", "bias", "mean", "var")
+            )
+            return (x - mean) * (lax.rsqrt(var * var + 1e-5) * scale) + bias
+
+    def run(params: Any, x: Any) -> Any:
+        for i, (_, _, projects) in enumerate(plan):
+            block = f"Bottleneck_{i}"
+            with jax.named_scope(block):
+                y = jax.nn.relu(pair(params, x, block, *pairs[0]))
+                y = pair(params, y, block, *pairs[1])
+                x = pair(params, x, block, *pairs[2]) if projects else x
+                x = jax.nn.relu(x + y)
+        return x
+
+    x, params = _arrays({"x": (2, 6, 6, 4)}, 1)["x"], _arrays(shapes, 6)
+    emission: Any = recovered(with_params(run, params, x, batch="batch", name="network")).emit()
+    assert not emission.messages
+    # With constant parameters, the compiler would round otherwise.
+    np.testing.assert_array_equal(emission.model(x), jax.jit(run)(params, x))
+    blocks = [name for name in _classes(emission) if "Block" in name or "Bottle" in name]
+    assert blocks == ["ConvBlock", "Bottleneck"]
+    assert "conv_proj: ConvBlock | None" in emission.source

@@ -211,7 +211,8 @@ def test_many_sizes_stay_numbers() -> None:
     params = _arrays(**shapes, tower__three__kernel=(7, 4))
     emission = _emitted(run, params, ramp(2, 3))
     # Two sizes between the first and the last one have no names of their own.
-    assert "self.one = Linear(3, 5, activation=jnp.tanh, key=" in emission.source
+    assert "self.one = Linear(3, 5, key=" in emission.source
+    assert "jnp.tanh(self.one(x))" in emission.source
     assert "self.tower = Tower(key=" in emission.source
 
 

@@ -17,7 +17,6 @@ from typing import TypeAlias
 
 from jax import lax
 
-from invert.emission.expressions import literals
 from invert.emission.layers.cut import Layer
 from invert.emission.layers.proportions import ratios
 from invert.emission.layers.shared import Class, Draft, number_of, settle, sites
@@ -394,7 +393,8 @@ def _add(cls: Class, draft: Draft, node: Node, scaled: Scaled) -> None:
     for site in (s for s in places if s.field == "padding" and scaled.half):
         if not isinstance(site.value, ast.Constant):  # "SAME" holds for any kernel
             sides = _sides(_convolutions(draft)[0], scaled)
-            site.value = literals.value(tuple((k // 2, k // 2) for k in sides))
+            halves = (syntax.tuple_of([syntax.number(k // 2)] * 2) for k in sides)
+            site.value = syntax.tuple_of(halves)
     known = _by_value(draft, scaled)
     for site in (s for s in places if s.field == "groups"):
         if len(news := known.get(int(ast.literal_eval(site.value)), ())) == 1:

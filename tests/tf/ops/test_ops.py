@@ -112,7 +112,7 @@ _PRINTED = ("QuantizedConv2DWithBiasAndReluAndRequantize", "IsotonicRegression",
     "op", [_PRINTED[0], *(pytest.param(op, marks=pytest.mark.slow) for op in _PRINTED[1:])]
 )
 def test_program_as_text(op: str) -> None:
-    one = first_case(op, OTHER_OPS)
+    one = first_case(op, EVERY)
     assert one is not None
     function = tf.function(one.flat_function, autograph=False)
     module = invert.convert(function, *one.specs)
