@@ -10,7 +10,7 @@ import contextvars
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
-from jax._src import config, core, dtypes, source_info_util
+from jax._src import config, core, dtypes, source_info_util, util
 from jax._src.interpreters import partial_eval
 from jax._src.mesh import empty_abstract_mesh, get_abstract_mesh
 
@@ -25,7 +25,7 @@ def inlined(jaxpr: Any, consts: Sequence[Any], values: Sequence[Any]) -> list[An
     to each equation.
     """
     trace = _recording_trace()
-    if trace is None or jaxpr.effects or jaxpr.is_high:
+    if trace is None or jaxpr.effects or _has_high(jaxpr):
         return None
     source = source_info_util.current()
     given = [
@@ -35,6 +35,19 @@ def inlined(jaxpr: Any, consts: Sequence[Any], values: Sequence[Any]) -> list[An
     if any(t.aval != v.aval for t, v in zip(given, variables, strict=True)):
         return None
     return list(partial_eval.inline_jaxpr_into_trace(trace, source, jaxpr, (), *given))
+
+
+@util.weakref_lru_cache
+def _has_high(jaxpr: Any) -> bool:
+    """Whether binding an equation would mark the trace as one to be lowered first.
+
+    A jaxpr that was rewritten does not say so itself.
+    """
+    return jaxpr.is_high or any(map(_is_high, jaxpr.eqns))
+
+
+def _is_high(eqn: Any) -> bool:
+    return eqn.primitive.is_high(*(v.aval for v in eqn.invars), **eqn.params)
 
 
 def _recording_trace() -> Trace | None:
@@ -171,7 +184,8 @@ def _recording(
     for eqn in made:
         invars = [place(t.val) for t in eqn.in_tracers]
         scopes = eqn.source_info.name_stack.stack
-        if eqn.effects or None in invars or scopes[: len(names)] != names.stack:
+        high = eqn.primitive.is_high(*(t.aval for t in eqn.in_tracers), **eqn.params)
+        if high or eqn.effects or None in invars or scopes[: len(names)] != names.stack:
             return None
         for v in eqn.outvars:
             places[v] = len(places)
