@@ -65,7 +65,7 @@ def resize_bilinear(x: Array, size: tuple[int, int]) -> Array:
     for axis, n in ((2, size[1]), (1, size[0])):
         source = (np.arange(n, dtype=np.float32) + 0.5) * np.float32(x.shape[axis] / n) - 0.5
         low = np.floor(source)
-        weight = (source - low).reshape([-1 if i == axis else 1 for i in range(4)])
+        weight = np.expand_dims(source - low, [i for i in range(4) if i != axis])
         lower = np.maximum(low, 0).astype(np.int32)
         upper = np.minimum(np.ceil(source).astype(np.int32), x.shape[axis] - 1)
         below = jnp.take(x, lower, axis=axis, mode="clip")
@@ -84,7 +84,7 @@ def resize_corners(x: Array, size: tuple[int, int], align: bool) -> Array:
         scale = np.float32(last / max(n - 1, 1) if align else x.shape[axis] / n)
         source = np.arange(n, dtype=np.float32) * scale
         low = np.floor(source)
-        weight = (source - low).reshape([-1 if i == axis else 1 for i in range(4)])
+        weight = np.expand_dims(source - low, [i for i in range(4) if i != axis])
         upper = np.minimum(np.ceil(source).astype(np.int32), last)
         below = jnp.take(x, low.astype(np.int32), axis=axis, mode="clip")
         x = below + (jnp.take(x, upper, axis=axis, mode="clip") - below) * weight
