@@ -139,6 +139,9 @@ def _names_for(cls: Class, kinds: Callable[[Node], str], *, model: str, keras: b
     names = [_without_model(name, model) for name in names] if keras else names
     counts = collections.Counter(names)
     wanted = list(counts)
+    if not cls.drafts[0].methods and len(wanted) > 1:
+        words = [camel(name) for name in cls.drafts[0].node.fields]
+        return ["And".join(words)]
     kind = _kind(cls, kinds, keras=keras)
     inner = [name for node in cls.drafts[0].node.nodes if (name := kinds(node))]
     block = f"{inner[0].removesuffix('Block')}Block" if inner else ""

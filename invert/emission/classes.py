@@ -123,6 +123,12 @@ def _axes(v: Var) -> tuple[tuple[Var, int], ...]:
     return tuple((v, i) for i in range(len(v.aval.shape)))
 
 
+def _holds_weights(node: Node) -> bool:
+    """Whether a module holds the arrays of a product, which something around it computes."""
+    ranks = [len(v.aval.shape) for v in node.fields.values() if isinstance(v, Var)]
+    return len(ranks) == len(node.fields) and sorted(ranks, reverse=True) in ([2], [2, 1])
+
+
 def _count(node: Node) -> int:
     """The number of modules inside a module."""
     return sum(1 + _count(v) for v in node.nodes)
@@ -433,7 +439,7 @@ class Classes:
         kinds, arrays = self._kinds(draft)
         return (
             # Modules that compute nothing are also distinguished by name.
-            "" if draft.methods else camel(draft.node.name),
+            "" if draft.methods or _holds_weights(draft.node) else camel(draft.node.name),
             tuple(draft.texts),
             tuple(kinds.items()),
             arrays,

@@ -312,3 +312,22 @@ def test_heads_and_their_size_are_arguments() -> None:
     assert "head_dim**0.5" in text
     net = _at(emission, "Net", 8, heads=2, head_dim=5)
     assert net(ramp(2, 3, 8)).shape == (2, 3, 8)
+
+
+def test_modules_that_only_hold_weights_share_a_class() -> None:
+    """As the gates of a cell whose kernels Flax joins."""
+    gates = ("hi", "hf", "hg")
+
+    def run(*arrays: Any) -> Any:
+        *weights, x = arrays
+        kernels, biases = weights[::2], weights[1::2]
+        with jax.named_scope("cell"):
+            return jnp.tanh(x @ jnp.concatenate(kernels, -1) + jnp.concatenate(biases))
+
+    shapes = {f"cell__{g}__{n}": s for g in gates for n, s in (("kernel", (6, 5)), ("bias", (5,)))}
+    emission = _emitted(run, _arrays(**shapes), ramp(2, 6))
+    text = _class(emission, "KernelAndBias")
+    assert 'kernel: Float[Array, "n_in n_out"]' in text and 'bias: Float[Array, "n_out"]' in text
+    assert "def __init__(self, n_in: int, n_out: int, *, key: PRNGKeyArray)" in text
+    assert all(f"{gate}: KernelAndBias" in emission.source for gate in gates)
+    assert _at(emission, "KernelAndBias", 3, 4).bias.shape == (4,)

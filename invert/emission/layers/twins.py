@@ -178,6 +178,8 @@ class Twins:
                 ties.tie(v, i, v, i)
                 if self.is_kept(v):
                     ties.fix(v, i)
+        for vector, matrix in () if computes else _biases(cls.drafts):
+            ties.tie(vector, 0, matrix, 1)
         axes = {ties.axis(v, i) for v in fields for i in range(len(v.aval.shape))}
         ties.settle()
         sizes = self._sizes(cls, ties, axes)
@@ -339,6 +341,18 @@ def _strided(ties: Ties) -> list[Strided]:
     made = {ties.root(a) for conv in found for a in conv.new}
     known = all(type(_size(a)) is int and ties.root(a) not in made for c in found for a in c.old)
     return found if known else []
+
+
+def _biases(drafts: Sequence[Draft]) -> Iterator[tuple[Var, Var]]:
+    """The vectors of a module that computes nothing, with matrices of as many columns."""
+    fields = [{n: v for n, v in d.node.fields.items() if isinstance(v, Var)} for d in drafts]
+    for (one, v), (other, w) in itertools.permutations(fields[0].items(), 2):
+        if len(v.aval.shape) == 1 and len(w.aval.shape) == 2:
+            shapes = [
+                (f[one].aval.shape, f[other].aval.shape) for f in fields if {one, other} <= f.keys()
+            ]
+            if all(vector == matrix[1:] for vector, matrix in shapes):
+                yield v, w
 
 
 def _convolutions(draft: Draft) -> list[Eqn]:
