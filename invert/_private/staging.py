@@ -1,7 +1,7 @@
 """Puts equations of known types into the trace of a function, without binding primitives again.
 
 Binding a primitive checks and derives types, which takes several times as long as recording an
-equation. All of it exists in jax 0.10.2 and jax 0.12.
+equation. Works with jax 0.10.2 to 0.12.
 """
 
 from __future__ import annotations

@@ -145,7 +145,7 @@ class Dimensions:
         )
 
     def know(self, keys: tuple[str, ...], name: str) -> None:
-        """Give a size the name that it has in a layer inside."""
+        """Use the name that an inner layer gives to a size."""
         self.names[keys] = [self._new(name)]
 
     def texts(
@@ -204,7 +204,7 @@ class Dimensions:
         return f"{stem}_out" if result else f"{stem}_in"
 
     def _joined(self, keys: tuple[str, ...], name: str) -> str:
-        """`c_in+32`, for results that have as many more features than the input in all layers."""
+        """`c_in+32`, if results have that many more features than the input in every layer."""
         given = next((own for own, names in self.names.items() if name in names), ())
         numbers = [(int(n), int(m)) for n, m in zip(keys, given, strict=False)
                    if n.isdigit() and m.isdigit()]  # fmt: skip

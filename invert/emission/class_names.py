@@ -40,7 +40,7 @@ _TRANSITION = re.compile(r"return avg_pool\((self\.|x, )")
 # Branches whose results are joined.
 _INCEPTION = "Inception"
 _BRANCHES = re.compile(r"jnp\.concatenate\(\[branch(1|_pool), ")
-# Layers without parameters, after which those with some are not called.
+# Names of layers without parameters; a layer that has some gets another one.
 _BARE = frozenset(("Pool", "Pooling", "Add", "Concat", "Concatenate"))
 _SPELLED_KINDS = frozenset(map(spelled, KINDS_OF_LAYERS))
 # Short names of normalizations.

@@ -124,7 +124,7 @@ def _axes(v: Var) -> tuple[tuple[Var, int], ...]:
 
 
 def _holds_weights(node: Node) -> bool:
-    """Whether a module holds the arrays of a product, which something around it computes."""
+    """Whether a module only holds the weights of a product that is computed around it."""
     ranks = [len(v.aval.shape) for v in node.fields.values() if isinstance(v, Var)]
     return len(ranks) == len(node.fields) and sorted(ranks, reverse=True) in ([2], [2, 1])
 
@@ -739,7 +739,7 @@ class Classes:
         _drop_unused_defaults(self.file.definitions)
 
     def _settle(self, cls: Class, images: str) -> None:
-        """Writes the sizes, the static fields and the constructor of a class.
+        """Write the sizes, static fields and constructor of a class.
 
         **Arguments:**
 
@@ -766,7 +766,7 @@ class Classes:
             cls.definition.body.insert(len(cls.drafts[0].fields) + i, field)
 
     def _fill_in(self, names: Mapping[str, str]) -> None:
-        """Puts the names of the classes in place of their tokens."""
+        """Replace the tokens of classes by their names."""
         for definition in self.file.definitions:
             if isinstance(definition, ast.ClassDef):
                 describe(definition)
@@ -851,7 +851,7 @@ class Classes:
 
 
 def _drop_unused_defaults(definitions: Sequence[ast.stmt]) -> None:
-    """Removes the defaults of constructors that no call of the file uses."""
+    """Remove defaults of constructors that no call in the file uses."""
     given: dict[str, list[set[str | None]]] = {}
     for call in (n for d in definitions for n in ast.walk(d) if isinstance(n, ast.Call)):
         if isinstance(call.func, ast.Name):
@@ -867,7 +867,7 @@ def _drop_unused_defaults(definitions: Sequence[ast.stmt]) -> None:
 
 
 def _annotate(cls: Class, named: Dimensions) -> None:
-    """Fills in the sizes in the annotations of a class."""
+    """Fill in the sizes in the annotations of a class."""
     columns = zip(*(d.arrays for d in cls.drafts), strict=True)
     first = cls.drafts[0]
     pairs = list(zip(first.annotations, map(list, columns), first.sources, strict=True))

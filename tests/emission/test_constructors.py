@@ -238,32 +238,23 @@ def test_few_stages_and_other_rules_stay_lists() -> None:
     assert not _stages({f"stage{k}": [f"Block({k}, 3)"] * 4 for k in range(1, 5)})[0]
 
 
-def test_lists_that_follow_no_rule_stay_lists() -> None:
-    x = given = keras.Input((3,))
-    for k, sizes in enumerate(((5, 7, 5), (4, 4, 8), (9, 2, 9))):
-        for i, n in enumerate(sizes):
-            y = layers.Dense(n, activation="tanh", name=f"stage{k}_block{i}_up")(x)
-            x = layers.Dense(n, name=f"stage{k}_block{i}_down")(y)
-    source = _emitted(keras.Model(given, x, name="irregular"), 3)
-    assert "def stage(" not in source
+def _expanding(times: Sequence[int]) -> str:
+    """The source of blocks whose inner sizes are multiples of their inputs."""
+    x = given = keras.Input((4,))
+    for i, (n, k) in enumerate(zip((4, 5, 6, 7, 9), times, strict=True)):
+        y = layers.Dense(k * x.shape[-1], activation="relu", name=f"block_{i}_expand")(x)
+        x = layers.Dense(n, name=f"block_{i}_project")(y)
+    return _emitted(keras.Model(given, x, name="expanding"), 4)
 
 
 def test_hidden_sizes_are_multiples_of_the_inputs() -> None:
-    x = given = keras.Input((4,))
-    for i, (n, times) in enumerate(((4, 1), (5, 3), (6, 3), (7, 3), (9, 3))):
-        y = layers.Dense(times * x.shape[-1], activation="relu", name=f"block_{i}_expand")(x)
-        x = layers.Dense(n, name=f"block_{i}_project")(y)
-    source = _emitted(keras.Model(given, x, name="expanding"), 4)
+    source = _expanding((1, 3, 3, 3, 3))
     assert "expansion: int = 3" in source and "hidden = expansion * n_in" in source
     assert source.count("expansion=1") == 1
 
 
 def test_hidden_sizes_without_a_usual_multiple_are_arguments() -> None:
-    x = given = keras.Input((4,))
-    for i, (n, times) in enumerate(((4, 1), (5, 3), (6, 2), (7, 3), (9, 4))):
-        y = layers.Dense(times * x.shape[-1], activation="relu", name=f"block_{i}_expand")(x)
-        x = layers.Dense(n, name=f"block_{i}_project")(y)
-    source = _emitted(keras.Model(given, x, name="expanding"), 4)
+    source = _expanding((1, 3, 2, 3, 4))
     assert "hidden: int" in source and "expansion" not in source
 
 

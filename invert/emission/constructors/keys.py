@@ -1,4 +1,4 @@
-"""What a constructor does around its fields: splits its key, and enables 64-bit types."""
+"""Splits the key of a constructor, and enables 64-bit types where it needs them."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _KEYS = "keys"
 
 
 def slot(i: int) -> ast.expr:
-    """A key of its own, named once all are known."""
+    """A placeholder for one key."""
     return ast.Name(f"$key{i}", ast.Load())
 
 
 def with_keys(body: Sequence[ast.stmt], count: int) -> list[ast.stmt]:
-    """Splits the key into `count`, if there are several; many are taken in turn."""
+    """Split the key into `count`; many are taken in turn by `next(keys)`."""
     if count < 2:
         own = ast.Name(KEY, ast.Load())
         return [_Keys(lambda _: own).visit(s) for s in body]
@@ -41,7 +41,7 @@ _WIDE = frozenset(("int64", "uint64", "float64", "complex128"))
 
 
 def in_64_bits(body: Sequence[ast.stmt]) -> list[ast.stmt]:
-    """The statements, with arrays of 64-bit types made where these are enabled."""
+    """Make arrays of 64-bit types where these are enabled."""
     result: list[ast.stmt] = []
     for wide, group in itertools.groupby(body, _is_wide):
         if wide:

@@ -19,7 +19,7 @@ _Column = Sequence[ast.expr | None]
 
 
 def rules(lists: Mapping[str, Sequence[Item]]) -> Iterator[tuple[Sequence[str], Stages]]:
-    """For lists of one class that one function makes, their fields and the function.
+    """Yield the fields of lists that one function can make, and that function.
 
     The first block of a stage differs from the others, and the last one may.
 
@@ -43,7 +43,7 @@ def rules(lists: Mapping[str, Sequence[Item]]) -> Iterator[tuple[Sequence[str], 
 
 
 class Stages:
-    """The function for some lists.
+    """A function that makes several lists.
 
     **Arguments:**
 
@@ -76,7 +76,7 @@ class Stages:
         self.fits = bool(self._first and self._rest and (self._last or not last))
 
     def function(self, name: str) -> ast.FunctionDef:
-        """The function."""
+        """Build the function."""
         assert self._depth and self._first and self._rest  # since the lists fit
         keys, last = ast.Name(_KEYS, ast.Load()), self._last
         others = syntax.item(keys, syntax.slice_of(number(1), number(-1) if last else None))
@@ -103,7 +103,7 @@ class Stages:
         )
 
     def _words(self) -> str:
-        """What the function makes: what the first and the last block change."""
+        """The docstring: what the first and the last block change."""
         ends = {"first": self._first, **({"last": self._last} if self._last else {})}
         found = {end: self._changes(made) for end, made in ends.items() if made is not None}
         if not all(found.values()):
@@ -113,7 +113,7 @@ class Stages:
         return f"Blocks of which {', '.join(clauses)}."
 
     def _changes(self, made: ast.expr) -> list[str]:
-        """What a block does to its input that the equal ones do not."""
+        """What a block changes that the repeated ones keep."""
         rest = self._rest
         assert isinstance(made, ast.Call) and isinstance(rest, ast.Call)  # as any block
         pairs = zip(made.args, rest.args, strict=False)
@@ -123,7 +123,7 @@ class Stages:
         return found + (["the size of images"] if "strides" in one ^ other else [])
 
     def calls(self, name: str) -> list[ast.expr]:
-        """The calls of the function."""
+        """Build the calls, one for each list."""
         unnamed, named = self._order()
         columns = self._parameters
         return [
@@ -137,13 +137,13 @@ class Stages:
         ]
 
     def _order(self) -> tuple[list[str], list[str]]:
-        """The parameters that are given by their places, and the others."""
+        """The positional parameters, and those given by name."""
         count = len(self._start.call.args)
         unnamed = [n for n in list(self._start.arguments)[:count] if n in self._parameters]
         return unnamed, [n for n in self._parameters if n not in unnamed]
 
     def _block(self, items: Sequence[Item | None], key: ast.expr) -> ast.expr | None:
-        """The call that makes the same block in every stage; `None` if there is no rule."""
+        """A call that makes this block in every stage; `None` if there is none."""
         there = [i for i in items if i is not None]
         if len({tuple(i.arguments) for i in there}) > 1:
             return None

@@ -287,7 +287,7 @@ class _Writing:
         return function, _Made(self.arguments, bool(self._slots), named, self.defaults)
 
     def _decisive(self) -> dict[str, tuple[Any, ...]]:
-        """The arguments that may follow from each other: in one convolution, only the padding."""
+        """The arguments that may be derived from others; in a convolution, only the padding."""
         if self.nodes[0].nodes:
             return self.arguments
         sides = {stem(n) for n in self.arguments} & {*_SIDES, KERNEL_SIZE}
@@ -298,7 +298,7 @@ class _Writing:
         }
 
     def _with_stages(self, body: Sequence[ast.stmt]) -> list[ast.stmt]:
-        """Writes lists as calls of one function, if one rule makes them all."""
+        """Write lists as calls of one function where that can make them."""
         calls: dict[str, ast.expr] = {}
         for fields, rule in stages.rules({f: items for f, (items, _) in self._lists.items()}):
             name = self.all.names.new("stage")
@@ -343,7 +343,7 @@ class _Writing:
         return [syntax.substitute(s, {HIDDEN: ast.Name(name, ast.Load())}) for s in body]
 
     def _with_expansion(self, body: Sequence[ast.stmt]) -> list[ast.stmt]:
-        """Make `hidden` of its ratio to the size of the inputs, if most layers have the same."""
+        """Replace `hidden` by its ratio to the input size, if most layers share that."""
         hidden = self.arguments.get(HIDDEN, ())
         inputs = {n: c for n, c in self.arguments.items() if stem(n) in INPUTS}
         found = ((n, own) for n, c in inputs.items() if (own := ratios(hidden, c)) and {*own} > {1})

@@ -169,7 +169,7 @@ def _innermost(method: ast.FunctionDef) -> tuple[ast.stmt, ast.Call] | None:
 
 
 def _unless(statement: ast.stmt) -> ast.stmt:
-    """`if self.strides != (1, 1): x = pool(x)` for a statement that otherwise keeps a variable."""
+    """`if self.strides != (1, 1): x = pool(x)`, for a choice that may keep the value of `x`."""
     match statement:
         case ast.Assign(
             targets=[ast.Name(id=name) as target],

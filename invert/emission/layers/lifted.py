@@ -1,4 +1,4 @@
-"""Activations of a few calls of a layer, applied there: `jax.nn.softmax(self.dense(x))`."""
+"""Moves activations out of a layer that few calls activate: `jax.nn.softmax(self.dense(x))`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from invert.emission.layers.shared import ACTIVATION, IDENTITY, Class, Code, rep
 from invert.emission.layers.tree import Node
 from invert.emission.python.syntax import field_of
 
-# The number of calls up to which activations are no part of a layer.
+# With more activated calls than this, the activation stays in the layer.
 _MOST = 3
 
 
@@ -19,7 +19,7 @@ def lift(
     sites: Mapping[tuple[Class, str, int], Sequence[Node]],
     names: Mapping[Layer, str],
 ) -> None:
-    """Apply the activation of a layer where it is called, if few calls have one.
+    """Apply the activation of a layer at its calls, if few of them have one.
 
     **Arguments:**
 

@@ -178,7 +178,7 @@ def _without_kind(name: str, kinds: Set[str]) -> str:
 def _name_pair(layer: Layer, pair: Sequence[int], parameters: Mapping[Var, Path]) -> None:
     """Calls the fields of a pair `conv` and `norm`; their classes keep the names of the kinds.
 
-    An author's `bn` stays, if a library names no normalization of the program.
+    An author's `bn` stays, unless a library named some normalization of the program.
     """
     norm = _called(layer.steps[pair[1]], parameters)
     words = norm.split("_")

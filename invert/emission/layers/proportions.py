@@ -13,7 +13,7 @@ _LEAST_DIFFERENT = 3
 
 
 def ratios(column: Sequence[object], base: Sequence[object]) -> tuple[int, ...] | None:
-    """The numbers by which sizes are multiples of others, if most of them are by the same one."""
+    """The ratios of sizes to others, if all are integers and most are the same."""
     if len(column) != len(base):
         return None
     found: list[int] = []
@@ -28,6 +28,6 @@ def ratios(column: Sequence[object], base: Sequence[object]) -> tuple[int, ...] 
 
 
 def factor(column: Sequence[object], base: Sequence[object]) -> int | None:
-    """The number by which all sizes are multiples of others."""
+    """The ratio of sizes to others, if it is the same for all."""
     found = ratios(column, base)
     return found[0] if found and len({*found}) == 1 else None

@@ -344,7 +344,7 @@ def _strided(ties: Ties) -> list[Strided]:
 
 
 def _biases(drafts: Sequence[Draft]) -> Iterator[tuple[Var, Var]]:
-    """The vectors of a module that computes nothing, with matrices of as many columns."""
+    """Vectors and matrices of equal width, in a module that computes nothing."""
     fields = [{n: v for n, v in d.node.fields.items() if isinstance(v, Var)} for d in drafts]
     for (one, v), (other, w) in itertools.permutations(fields[0].items(), 2):
         if len(v.aval.shape) == 1 and len(w.aval.shape) == 2:
@@ -368,7 +368,7 @@ def _sides(eqn: Eqn, scaled: Scaled | None = None) -> list[int]:
 
 
 def _are_padded_by_half(drafts: Sequence[Draft]) -> bool:
-    """Whether each layer is a convolution that is padded by half of its kernel on all sides."""
+    """Whether each layer is one convolution, padded by half of its kernel on all sides."""
     found = [*map(_convolutions, drafts)]
     return all(len(eqns) == 1 for eqns in found) and all(
         [*map(tuple, eqn.params["padding"])] == [(k // 2, k // 2) for k in _sides(eqn)]

@@ -63,7 +63,7 @@ class Program:
 
 
 def is_half(eqn: Eqn) -> bool:
-    """Whether a convolution is padded by half of its kernel, which is not a single pixel."""
+    """Whether a convolution pads by half of its kernel, other than a single pixel."""
     kernel = eqn.invars[1].aval.shape
     sides = [kernel[i] for i in eqn.params["dimension_numbers"].rhs_spec[2:]]
     halves = [(k // 2, k // 2) for k in sides]
