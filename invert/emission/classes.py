@@ -6,7 +6,7 @@ import ast
 import copy
 import dataclasses
 import re
-from collections.abc import Callable, Hashable, Mapping, Sequence, Set
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence, Set
 from types import ModuleType
 
 import jax
@@ -720,7 +720,7 @@ class Classes:
         for cls in written:
             if (scaled := twins.add(cls)) is not None:
                 self._scaled[cls] = scaled
-        if self._weaken({cls: False for cls in self._scaled if not fit(cls.drafts)}):
+        if self._weaken(dict.fromkeys(_unfit(written, self._scaled), False)):
             self.finish()
             return
         self.inits.gather_sites([*written, *filter(None, [self._outermost])])
@@ -848,6 +848,17 @@ class Classes:
             self._keywords,
             keyed=made.keyed,
         )
+
+
+def _unfit(written: Sequence[Class], scaled: Mapping[Class, Scaled]) -> Iterator[Class]:
+    """The classes whose twins, or the layers inside, do not share the text of their class."""
+    for outer, one in scaled.items():
+        inside = set(one.node.walk())
+        for cls in written:
+            drafts = [d for d in cls.drafts if d.twin is None or d.node in inside]
+            if len(drafts) > sum(d.twin is None for d in drafts) and not fit(drafts):
+                yield outer
+                break
 
 
 def _drop_unused_defaults(definitions: Sequence[ast.stmt]) -> None:

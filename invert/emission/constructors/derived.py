@@ -151,19 +151,25 @@ def _value(column: Sequence[Any], arguments: Mapping[str, Column]) -> ast.expr |
     there = [v for v in column if v is not None]
     sizes = next((c for n, c in arguments.items() if stem(n) == KERNEL_SIZE), None)
     if sizes is not None and _HALF not in arguments and all(type(n) is int for n in sizes):
-        known = zip(column, sizes, strict=True)
-        rows = [(literal(v), n // 2) for v, n in known if v is not None]
+        steps = arguments.get(_DILATION, (1,) * len(column))
+        known = zip(column, sizes, steps, strict=True)
+        rows = [(literal(v), n, step) for v, n, step in known if v is not None]
         for pair, text in _PADS:
-            if all(isinstance(v, tuple) and v == (pair(n),) * len(v) for v, n in rows):
+            if _DILATION in text and _DILATION not in arguments:
+                continue
+            if all(isinstance(v, tuple) and v == (pair(n, s),) * len(v) for v, n, s in rows):
                 return syntax.tuple_of([ast.parse(text, mode="eval").body] * len(rows[0][0]))
     return expression(there[0]) if all(v == there[0] for v in there) else None
 
 
-# Half the size of a kernel, and paddings of an axis that follow from it.
-_HALF = "half"
-_PADS: tuple[tuple[Callable[[int], tuple[int, int]], str], ...] = (
-    (lambda half: (half, half), "(half, half)"),
-    (lambda half: (half - 1, half), "(half - 1, half)"),
+# Half the size of a kernel, and paddings of an axis that follow from a kernel and its dilation:
+# on both sides, for strides, and of causal convolutions.
+_HALF, _DILATION = "half", "dilation"
+_PADS: tuple[tuple[Callable[[int, int], tuple[int, int]], str], ...] = (
+    (lambda size, step: (size // 2, size // 2), "(half, half)"),
+    (lambda size, step: (size // 2 - 1, size // 2), "(half - 1, half)"),
+    (lambda size, step: ((size - 1) * step, 0), f"(({KERNEL_SIZE} - 1) * {_DILATION}, 0)"),
+    (lambda size, step: (size - 1, 0), f"({KERNEL_SIZE} - 1, 0)"),
 )
 
 

@@ -240,7 +240,8 @@ class _Writing:
             target = ast.Attribute(ast.Name("self", ast.Load()), name, ast.Store())
             value: ast.expr = ast.Name(name, ast.Load())
             if column != (old := self.cls.statics[name]):
-                value = syntax.tuple_of([value] * len(old[0]))
+                axes = zip(*old, strict=True)
+                value = syntax.tuple_of(value if axis == column else number(1) for axis in axes)
             body.append(ast.Assign([target], value, lineno=0))
         body = self._with_stages(body)
         body = in_64_bits(with_keys(repeats.consistent(body), self._slots))
@@ -294,7 +295,7 @@ class _Writing:
         return {
             n: c
             for n, c in self.arguments.items()
-            if n in ("padding", "strides") or stem(n) in sides
+            if n in ("padding", "pad_width", "strides", "dilation") or stem(n) in sides
         }
 
     def _with_stages(self, body: Sequence[ast.stmt]) -> list[ast.stmt]:
@@ -692,8 +693,18 @@ class _Writing:
     def _size(self, column: tuple[Any, ...]) -> str | None:
         """The name of a size that differs between the layers."""
         named = self.sizes.get(tuple(map(str, column)))
-        # The sides of a square kernel are one size.
-        return KERNEL_SIZE if named == "kh" and "kw" not in self.sizes.values() else named
+        return KERNEL_SIZE if named in _SIDES and self._are_sides(column) else named
+
+    def _are_sides(self, column: tuple[Any, ...]) -> bool:
+        """Whether a size is that of all sides of a kernel, which is a line, square or cube."""
+        for field in self.nodes[0].fields:
+            arrays = [v for n in self.nodes if isinstance(v := n.fields.get(field), Var)]
+            shapes = [*map(self.all.shape, arrays)]
+            if len(shapes) == len(column) and len(shapes[0]) > 2:
+                axes = list(zip(*shapes, strict=True))
+                if axes.count(column) == len(axes) - 2:
+                    return True
+        return False
 
 
 def _flattened(nodes: Sequence[Node]) -> Iterator[tuple[int, Sequence[int]]]:
@@ -708,9 +719,12 @@ def _flattened(nodes: Sequence[Node]) -> Iterator[tuple[int, Sequence[int]]]:
 
 
 def _sides(name: str, column: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The values of an argument, as one number where all axes agree."""
-    square = stem(name) in _STEPS and all(isinstance(v, tuple) and len({*v}) == 1 for v in column)
-    return tuple(v[0] for v in column) if square else column
+    """The values of an argument, as one number where all axes that are not 1 agree."""
+    if stem(name) not in _STEPS or not all(isinstance(v, tuple) for v in column):
+        return column
+    axes = list(dict.fromkeys(zip(*column, strict=True)))
+    longer = [axis for axis in axes if {*axis} != {1}]
+    return (longer or axes)[0] if len(longer) < 2 else column
 
 
 def _is_of(column: tuple[Any, ...], values: tuple[Any, ...]) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 
 import jax.numpy as jnp
@@ -190,6 +191,38 @@ def _hard_gate(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
     name = "hard_silu" if factor else "hard_sigmoid"
     eqns = [shifted, clipped, quotient, *([eqn] if factor else [])]
     yield Proposal(call(f"jax.nn.{name}", _x()), shifted.invars[:1], library.noun(name), True, eqns)
+
+
+def _scale_of_scores(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
+    """`scores * (1 / 16**0.5)`, the root of the head size, where the factor is a short number."""
+    x, factor = eqn.invars
+    if not is_var(x) or not isinstance(factor, Literal) or factor.aval.shape:
+        return
+    for size in _contracted(graph, x, eqn.outvars[0]):
+        root = math.isqrt(size)
+        divides = eqn.primitive.name == "div"
+        if root * root == size > 1 and float(factor.val) == (root if divides else 1 / root):
+            power = syntax.infix(number(size), "**", number(0.5))
+            value = power if divides else syntax.infix(number(1), "/", power)
+            scaled = syntax.infix(_x(), "/" if divides else "*", value)
+            yield Proposal(scaled, (x,), PRODUCT, True, [eqn])
+
+
+def _contracted(graph: Graph, x: Var, scaled: Var) -> Iterator[int]:
+    """The sizes over which products of batches of matrices sum: that gives `x`, those of `scaled`."""
+    products = [_through(graph, x, kinds.LAYOUT, "dot_general")]
+    pending = [scaled]
+    while pending:
+        for user in graph.users.get(pending.pop(), ()):
+            if user.primitive.name in kinds.LAYOUT:
+                pending += user.outvars
+            elif user.primitive.name == "dot_general":
+                products.append(user)
+    for product in filter(None, products):
+        (axes, _), (batch, _) = product.params["dimension_numbers"]
+        sizes = [product.invars[0].aval.shape[i] for i in axes]
+        if batch and not any(map(is_open, sizes)):
+            yield math.prod(sizes)
 
 
 def _einsum(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
@@ -647,8 +680,8 @@ ROWS: Mapping[str, tuple[Row, ...]] = {
     **_SIZES,
     "broadcast_in_dim": (_keepdims,),
     "conv_general_dilated": (_transposed_convolution,),
-    "div": (_hard_gate, _division, _average, _with_size("/"), _broadcasting("/")),
-    "mul": (_gelu, _silu, _hard_gate, _with_size("*"), _broadcasting("*")),
+    "div": (_hard_gate, _division, _scale_of_scores, _average, _with_size("/"), _broadcasting("/")),
+    "mul": (_gelu, _silu, _hard_gate, _scale_of_scores, _with_size("*"), _broadcasting("*")),
     "add": (_with_size("+"), _broadcasting("+")),
     "sub": (_with_size("-"), _broadcasting("-")),
     "gather": (_lookup,),

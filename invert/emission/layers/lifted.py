@@ -1,4 +1,4 @@
-"""Moves activations out of a layer that few calls activate: `jax.nn.softmax(self.dense(x))`."""
+"""Writes activations at the calls of a layer, `jax.nn.softmax(self.dense(x))`, or in its method."""
 
 from __future__ import annotations
 
@@ -21,13 +21,38 @@ def lift(
 ) -> None:
     """Apply the activation of a layer at its calls, if few of them have one.
 
+    One that all calls have is written in the method of the layer.
+
     **Arguments:**
 
     - `sites`: the layers by the class, the field, and the place in a list that hold them.
     - `names`: the fields by which layers are called.
     """
     column = cls.statics.get(ACTIVATION, ())
-    codes = {d.node: code for d, code in zip(cls.drafts, column, strict=False)}
+    applied = list(_calls(cls.definition, ACTIVATION))
+    last = [m.body[-1] for m in cls.drafts[0].methods]
+    returned = len(last) == 1 and isinstance(last[0], ast.Return) and last[0].value
+    if len(applied) != 1 or returned is not applied[0]:
+        return
+    found = _activated(dict(zip((d.node for d in cls.drafts), column, strict=True)), sites, names)
+    if 0 < len(found) <= _MOST:
+        for code, definition, calls in found:
+            for call in calls:
+                replace(definition, call, ast.Call(_function(code), [call], []))
+        replace(cls.definition, applied[0], applied[0].args[0])
+    elif len(set(column)) == 1:
+        applied[0].func = _function(column[0])
+    else:
+        return
+    del cls.statics[ACTIVATION]
+
+
+def _activated(
+    codes: Mapping[Node, Code],
+    sites: Mapping[tuple[Class, str, int], Sequence[Node]],
+    names: Mapping[Layer, str],
+) -> list[tuple[Code, ast.ClassDef, Sequence[ast.Call]]]:
+    """The fields whose layers have an activation, with their calls; none if these are unclear."""
     found: list[tuple[Code, ast.ClassDef, Sequence[ast.Call]]] = []
     for (outer, field, _), nodes in sites.items():
         own = [n for n in nodes if n in codes]
@@ -37,20 +62,13 @@ def lift(
         calls = list(_calls(outer.definition, field))
         alone = all(names[x] == field and not x.count for n in own for x in n.layers)
         if len(given) > 1 or IDENTITY in map(codes.get, own) or not calls or not alone:
-            return
+            return []
         found.append((given.pop(), outer.definition, calls))
-    applied = list(_calls(cls.definition, ACTIVATION))
-    last = [m.body[-1] for m in cls.drafts[0].methods]
-    returned = len(last) == 1 and isinstance(last[0], ast.Return) and last[0].value
-    few = 0 < len(found) <= _MOST
-    if not few or len(applied) != 1 or returned is not applied[0]:
-        return
-    for code, definition, calls in found:
-        function = ast.parse(code.text, mode="eval").body
-        for call in calls:
-            replace(definition, call, ast.Call(function, [call], []))
-    replace(cls.definition, applied[0], applied[0].args[0])
-    del cls.statics[ACTIVATION]
+    return found
+
+
+def _function(code: Code) -> ast.expr:
+    return ast.parse(code.text, mode="eval").body
 
 
 def _calls(tree: ast.AST, field: str) -> Iterator[ast.Call]:

@@ -348,8 +348,8 @@ def _region(
 ) -> set[int] | None:
     """The steps of some layers, and those between them, if they have a single result.
 
-    Values that only they need and an activation of the result belong to them, and in networks of
-    convolutions a padding before them and a sum with the input.
+    Values that only they need, a concatenation of their results and an activation of the result
+    belong to them, and in networks of convolutions a padding before them and a sum with the input.
 
     **Arguments:**
 
@@ -371,7 +371,10 @@ def _region(
             known |= {a for i in grown for a in steps[i].invars if is_var(a)}
         following = {j for i in ends for j in links.users[i]} - grown
         ready = [j for j in sorted(following) if known.issuperset(filter(is_var, steps[j].invars))]
-        if ends & links.results or not ready or not _is_elementwise(steps[ready[0]]):
+        if ends & links.results or not ready:
+            break
+        joins = len(ends) > 1 and steps[ready[0]].primitive.name == "concatenate"
+        if not joins and not _is_elementwise(steps[ready[0]]):
             break
         grown.add(ready[0])
         grown |= _only_for(layer, links, grown)

@@ -47,6 +47,8 @@ _WITHOUT: Mapping[str, Callable[[ast.expr], ast.expr]] = {
     "pad": lambda value: ast.Constant(None),
     "max_pool": lambda value: _ones_like(value),
 }
+# Functions of a sum with a small number.
+_ROOTS = frozenset(("rsqrt", "sqrt"))
 # The argument before which they are written.
 _LAST = "dimension_numbers"
 # Static fields: the activation of a result, that of another value, whether a layer adds its input
@@ -54,7 +56,8 @@ _LAST = "dimension_numbers"
 ACTIVATION, INNER_ACTIVATION, RESIDUAL = "activation", "inner_activation", "residual"
 RETURN_SEQUENCES = "return_sequences"
 # Those of any name.
-OPTIONS = frozenset((ACTIVATION, INNER_ACTIVATION, RESIDUAL, RETURN_SEQUENCES)).union(
+EPS = "eps"  # the small number under a root
+OPTIONS = frozenset((ACTIVATION, INNER_ACTIVATION, RESIDUAL, RETURN_SEQUENCES, EPS)).union(
     *(fields.values() for fields in _STATIC.values())
 )
 # Up to this many items of one type, the type of a tuple gives their number.
@@ -213,12 +216,12 @@ def bare(method: ast.FunctionDef) -> ast.FunctionDef:
 
 @dataclasses.dataclass
 class _Site:
-    """An argument of a call that may be a static field."""
+    """A number or an argument of a call that may be a static field."""
 
     field: str
     call: ast.Call
     key: int | str
-    default: ast.expr | None
+    default: ast.expr | None = None
 
     @property
     def is_always(self) -> bool:
@@ -233,6 +236,8 @@ class _Site:
 
     @property
     def value(self) -> ast.expr:
+        if self.key == EPS:
+            return self._sum.right
         if isinstance(self.key, int):
             return self.call.args[self.key]
         found = next((k.value for k in self.call.keywords if k.arg == self.key), self.default)
@@ -241,6 +246,9 @@ class _Site:
 
     @value.setter
     def value(self, value: ast.expr) -> None:
+        if self.key == EPS:
+            self._sum.right = value
+            return
         if isinstance(self.key, int):
             self.call.args[self.key] = value
             return
@@ -254,12 +262,21 @@ class _Site:
             place = names.index(_LAST) if _LAST in names else len(names)
             self.call.keywords.insert(place, ast.keyword(str(self.key), value))
 
+    @property
+    def _sum(self) -> ast.BinOp:
+        """The sum under a root."""
+        (total,) = self.call.args
+        assert isinstance(total, ast.BinOp)
+        return total
+
 
 def sites(method: ast.FunctionDef) -> list[_Site]:
     """The arguments of a method's calls that may be static fields."""
     found: list[_Site] = []
     names = Names()
     for call in (n for n in syntax.in_order(bare(method)) if isinstance(n, ast.Call)):
+        if _callee(call) in _ROOTS and len(call.args) == 1 and _adds_number(call.args[0]):
+            found.append(_Site(names.new(EPS), call, EPS))
         for key, field in _STATIC.get(_callee(call), {}).items():
             keywords = [k.arg for k in call.keywords]
             given = range(len(call.args)) if isinstance(key, int) else keywords
@@ -269,6 +286,12 @@ def sites(method: ast.FunctionDef) -> list[_Site]:
                 if _literal(site.value):
                     found.append(site)
     return found
+
+
+def _adds_number(value: ast.expr) -> bool:
+    """Whether an expression is like `var + 0.001`."""
+    right = value.right if isinstance(value, ast.BinOp) else None
+    return isinstance(right, ast.Constant) and type(right.value) is float
 
 
 def _callee(call: ast.Call) -> str:

@@ -57,6 +57,12 @@ class Node:
         nodes = [v for v in self.fields.values() if isinstance(v, Node)]
         return [n for v in nodes for n in (v.nodes if v.listed else [v])]
 
+    def walk(self) -> Iterator[Node]:
+        """The module, and all modules inside."""
+        yield self
+        for node in self.nodes:
+            yield from node.walk()
+
     def add(self, wanted: str, value: Var | Node) -> str:
         """Adds a field; returns its name."""
         name = self.names.new(identifier(wanted, "field"))
