@@ -56,6 +56,8 @@ from invert.ir.written_form import as_written
 
 # What Keras calls models without a name.
 _UNNAMED = ("Sequential", "Functional")
+# Names of the whole tree of a model's arrays.
+_COLLECTIONS = frozenset(("params", "parameters", "variables", "weights"))
 # The styles of layers that a caller may choose.
 STYLES = frozenset({"scan", "equinox"})
 
@@ -287,6 +289,7 @@ class _Variant:
     def _own_name(self, roots: Mapping[str, cut.Layer]) -> str:
         """The name of the outermost module as its author wrote it, or `""`."""
         named = next(iter(roots.values())).name if len(roots) == 1 else ""
+        named = "" if named in _COLLECTIONS else named
         anonymous = self.title in ("<lambda>", main_class.CALL)
         kinds = {r.entry.kind for r in self.recovered.values()}
         kind = next(iter(kinds)) if len(kinds) == 1 else ""

@@ -646,34 +646,116 @@ def _transposed_convolution(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[
         yield Proposal(upscaled, (x, kernel))
 
 
+def _indices(graph: Graph, column: Atom) -> Iterator[Sequence[Var]]:
+    """The arrays `i, j` of an index `x[i, j]`, which may be counted from the end first."""
+    joined = graph.producer(column, "concatenate")
+    columns = [column] if joined is None else joined.invars
+    own = [_repeated(graph, c) for c in columns]
+    chosen = [None if i is None else graph.producer(i, "select_n") for i in own]
+    wrapped = [
+        i if c is None or len(c.invars) != 3 else c.invars[1]
+        for i, c in zip(own, chosen, strict=True)
+    ]
+    for found in (wrapped, own) if wrapped != own else (own,):
+        if len(known := [i for i in found if isinstance(i, Var)]) == len(found):
+            yield known
+
+
+def _place_of(axes: Sequence[int], indices: Sequence[ast.expr]) -> ast.expr:
+    """`i`, `(i, j)` or `(:, i)`, for indices of these axes."""
+    parts: list[ast.expr] = [ast.Slice() for _ in range(max(axes) + 1)]
+    for axis, index in zip(axes, indices, strict=True):
+        parts[axis] = index
+    return syntax.one_or_tuple(parts)
+
+
 def _lookup(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
-    """`table[i]` or `jnp.take(table, i)`, with or without negative indices."""
+    """`table[i]`, `table[i, j]` or `jnp.take(table, i)`, with or without negative indices."""
     table, column = eqn.invars
     axes = eqn.params["dimension_numbers"].collapsed_slice_dims
-    if isinstance(table, Literal) or len(axes) != 1:
+    if isinstance(table, Literal) or eqn.params["dimension_numbers"].start_index_map != axes:
         return
-    index = _repeated(graph, column)
-    if index is None:
-        return
-    indices = [index]
-    chosen = graph.producer(index, "select_n")
-    if chosen is not None and len(chosen.invars) == 3:
-        indices.insert(0, chosen.invars[1])
-    mode, (axis,) = _MODES.get(eqn.params["mode"]), axes
-    for i in indices:
-        if isinstance(i, Literal):
+    mode = _MODES.get(eqn.params["mode"])
+    first = axes == (0,) or len(axes) > 1
+    for indices in _indices(graph, column):
+        variables = list(dict.fromkeys((table, *indices)))
+        if len(indices) != len(axes) or len(variables) > len(_LETTERS):
             continue
-        operands = (table, i)
-        if axis == 0 and mode is None:
-            yield Proposal(syntax.item(_x(0), _x(1)), operands, "rows")
-        elif axis == 0 and eqn.params["fill_value"] is None:
-            at = syntax.item(syntax.field(_x(0), "at"), _x(1))
-            yield Proposal(syntax.method(at, "get", mode=number(mode)), operands, "rows")
-        keywords = {"axis": number(int(axis))}
-        yield Proposal(call("jnp.take", _x(0), _x(1), **keywords), operands, "rows")
-        if mode is not None:
-            keywords["mode"] = number(mode)
-            yield Proposal(call("jnp.take", _x(0), _x(1), **keywords), operands, "rows")
+        own = [_x(variables.index(i)) for i in indices]
+        place, found = _place_of(axes, own), []
+        if mode is None:
+            found.append(syntax.item(_x(0), place))
+        elif eqn.params["fill_value"] is None:
+            at = syntax.item(syntax.field(_x(0), "at"), place)
+            found.append(syntax.method(at, "get", mode=number(mode)))
+        if len(axes) == 1:
+            axis = {"axis": number(int(axes[0]))}
+            modes = [{}] if mode is None else [{}, {"mode": number(mode)}]
+            taken = [call("jnp.take", _x(0), own[0], **axis, **given) for given in modes]
+            found = [*found, *taken] if first else [*taken, *found]
+        yield from (Proposal(expression, variables, "rows") for expression in found)
+
+
+# Methods of `x.at[i]`, and functions of segments with a name for what they return.
+_SCATTERS = {
+    "scatter": ("set", "", ""),
+    "scatter-add": ("add", "segment_sum", "sums"),
+    "scatter-sub": ("subtract", "", ""),
+    "scatter-mul": ("multiply", "segment_prod", "products"),
+    "scatter-min": ("min", "segment_min", "smallest"),
+    "scatter-max": ("max", "segment_max", "largest"),
+}
+
+
+def _scatter(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
+    """`x.at[i].add(y)`, `x.at[2:4].set(y)` or `jax.ops.segment_sum(y, i, num_segments=10)`."""
+    x, column, y = eqn.invars[:3]
+    axes = eqn.params["dimension_numbers"].scatter_dims_to_operand_dims
+    flags = [n for n in ("indices_are_sorted", "unique_indices") if eqn.params[n]]
+    options = [{}, dict.fromkeys(flags, number(True))] if flags else [{}]
+    if (mode := _MODES.get(eqn.params["mode"])) == "clip":
+        options = [{**given, "mode": number(mode)} for given in options]
+    method, segments, noun = _SCATTERS[eqn.primitive.name]
+    count = {"num_segments": literals.size(x.aval.shape[0])}
+    at_start = isinstance(_repeated(graph, x), Literal) and axes == (0,) and is_var(y)
+    fixed = _fixed_place(eqn, graph)
+    wanted = [*_indices(graph, column), *([()] if fixed is not None else [])]
+    for indices in wanted:
+        if at_start and segments and indices:
+            for given in options:
+                sums = call(f"jax.ops.{segments}", _x(0), _x(1), **count, **given)
+                yield Proposal(sums, (y, indices[0]), noun)
+        for value in filter(None, (_repeated(graph, y), y)):
+            variables = list(dict.fromkeys(v for v in (x, *indices, value) if isinstance(v, Var)))
+            operand = _operand(value, variables, writer)
+            fits = (not indices or len(indices) == len(axes)) and len(variables) <= len(_LETTERS)
+            if not is_var(x) or not fits or operand is None:
+                continue
+            places = [_x(variables.index(i)) for i in indices]
+            place = _place_of(axes, places) if indices or fixed is None else fixed
+            at = syntax.item(syntax.field(_x(variables.index(x)), "at"), place)
+            for given in options:
+                changed = syntax.method(at, method, operand, **given)
+                yield Proposal(changed, variables, PLAIN, True)
+
+
+def _fixed_place(eqn: Eqn, graph: Graph) -> ast.expr | None:
+    """`2`, `2:4` or `(:, 2:4)`, where a scatter changes one part of an axis, at a number."""
+    numbers = eqn.params["dimension_numbers"]
+    start = _repeated(graph, eqn.invars[1])
+    axes = numbers.scatter_dims_to_operand_dims
+    if not isinstance(start, Literal) or len(axes) != 1 or len(eqn.invars[1].aval.shape) != 1:
+        return None
+    first = int(start.val)
+    if axes[0] in numbers.inserted_window_dims:
+        return _place_of(axes, [number(first)])
+    if numbers.inserted_window_dims or numbers.operand_batching_dims:
+        return None
+    count = eqn.invars[2].aval.shape[axes[0]]
+    if is_open(count):
+        return None
+    bounds = (first or None, first + count)
+    return _place_of(axes, [syntax.slice_of(*(None if n is None else number(n) for n in bounds))])
 
 
 ROWS: Mapping[str, tuple[Row, ...]] = {
@@ -697,6 +779,7 @@ ROWS: Mapping[str, tuple[Row, ...]] = {
         )
     },
     "ge": (_triangle, _with_size(">=")),
+    **dict.fromkeys(_SCATTERS, (_scatter,)),
     "squeeze": (_attention, _element, _item),
     "dynamic_update_slice": (_update,),
     "reshape": (_attention, _repeat),
@@ -782,6 +865,18 @@ def _proved(
     return covered if proved and not shared else None
 
 
+# The steps that let an index count from the end.
+_WRAPS = frozenset(("lt", "add", "select_n"))
+
+
+def _may_be_twice(eqn: Eqn) -> bool:
+    """Whether an equation may be written twice: a broadcast, or a step of an index."""
+    if eqn.primitive.name == "broadcast_in_dim":
+        return True
+    whole = all(not jnp.issubdtype(a.aval.dtype, jnp.inexact) for a in (*eqn.invars, *eqn.outvars))
+    return eqn.primitive.name in _WRAPS and whole
+
+
 def _matched(
     proposal: Proposal,
     operands: Mapping[str, Var],
@@ -809,8 +904,7 @@ def _matched(
         if match.atoms.get(result[0]) is not eqn.outvars[0] or match.inputs() != variables:
             return None
         shared = _shared(match, graph, eqn, leaves)
-        # A broadcast may be written twice.
-        if any(e.primitive.name != "broadcast_in_dim" for e in shared):
+        if not all(map(_may_be_twice, shared)):
             return None
         covered = frozenset({id(e) for e in match.eqns.values()} - set(map(id, shared)))
         if len(match.eqns) < 2 and eqn.primitive.name != "dim_as_value":

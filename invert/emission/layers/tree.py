@@ -93,13 +93,16 @@ METHODS = frozenset({*dir(eqx.Module), *dir(type(eqx.Module))})
 def split_name(name: str) -> Path:
     """`encoder/layer_0/kernel:0`, `encoder.layer.0.kernel` as paths: `encoder, layer_0, kernel`.
 
-    `layers/0` is `layer_0`, too. Dots in a name with slashes are part of the names of layers.
+    `layers/0` is `layer_0`, too, and so is `params/0`. Dots in a name with slashes are part of the
+    names of layers.
     """
     name = re.sub(r":\d+$", "", name)
     parts: list[str] = []
     for part in name.split("/" if "/" in name else "."):
         if part.isdigit() and parts and parts[-1] not in _COLLECTIONS:
             parts[-1] = f"{singular(parts[-1])}_{part}"
+        elif part.isdigit():
+            parts.append(f"layer_{part}")
         elif re.search(r"[A-Za-z0-9]", part):
             parts.append(part)
     return tuple(parts) or ("parameter",)
