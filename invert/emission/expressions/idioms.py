@@ -209,7 +209,7 @@ def _scale_of_scores(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposa
 
 
 def _contracted(graph: Graph, x: Var, scaled: Var) -> Iterator[int]:
-    """The sizes over which products of batches of matrices sum: that gives `x`, those of `scaled`."""
+    """The sizes over which products of batches sum, the one that gives `x` or those of `scaled`."""
     products = [_through(graph, x, kinds.LAYOUT, "dot_general")]
     pending = [scaled]
     while pending:

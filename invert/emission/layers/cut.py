@@ -321,16 +321,18 @@ def _without_parameters(
 ) -> set[Path]:
     """The scopes without parameters that have enough equations for a separate layer."""
     base = common_prefix(s for s in scopes if s)
-    counts: collections.Counter[Path] = collections.Counter()
+    counts: dict[Path, collections.Counter[str]] = {}
     for eqn, scope in zip(eqns, scopes, strict=True):
         n = len(_within(scope, layers)) + 1
         plain = eqn.primitive.name in _SHORT or not any(map(is_var, eqn.invars))
         if n <= len(scope) and n > len(base) and not plain:
-            counts[scope[:n]] += 1
+            counts.setdefault(scope[:n], collections.Counter())[eqn.primitive.name] += 1
     return {
         path
-        for path, count in counts.items()
-        if count >= _LONG and not any(p.fullmatch(path[-1]) for p in (_OP_SCOPE, _PLAIN_SCOPE))
+        for path, names in counts.items()
+        if names.total() >= _LONG
+        and len(names) > 1  # not a sum of many values
+        and not any(p.fullmatch(path[-1]) for p in (_OP_SCOPE, _PLAIN_SCOPE))
     }
 
 

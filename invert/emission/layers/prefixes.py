@@ -1,4 +1,7 @@
-"""Layers whose names begin alike, such as `down1_conv1` and `down1_conv2`, become one layer."""
+"""Layers whose names begin alike, such as `down1_conv1` and `down1_conv2`, become one layer.
+
+So do those that end with the same number, `filter_1` and `gate_1`, if there are several such groups.
+"""
 
 from __future__ import annotations
 
@@ -30,6 +33,9 @@ _PRODUCTS = {"conv_general_dilated": _CONV, "dot_general": "linear", "gather": "
 # The largest number of inputs, and of steps that complete a group, such as those of `silu`.
 _MOST_INPUTS, _MOST_STEPS = 3, 5
 _SEPARATORS = re.compile(r"[._]")
+# A role and a number, `gate_0_1`; the results that such a group may have, as a skip connection.
+_NUMBERED = re.compile(r"(.*?[A-Za-z])_(\d[\d_]*)")
+_MOST_RESULTS = 2
 
 
 def group(layer: Layer, parameters: Mapping[Var, Path]) -> None:
@@ -38,6 +44,7 @@ def group(layer: Layer, parameters: Mapping[Var, Path]) -> None:
     Convolutions and normalizations that a library named by kind and number become pairs.
     """
     _pair(layer, parameters)
+    _group_by_number(layer, parameters)
     done: set[str] = set()
     made: set[Layer] = set()
     while found := _next(layer, _names(layer, parameters), done, made):
@@ -55,6 +62,34 @@ def group(layer: Layer, parameters: Mapping[Var, Path]) -> None:
         layer.steps = ordered([*rest, (min(members), call)])
         made.add(call.layer)
     _share(made, parameters)
+
+
+def _group_by_number(layer: Layer, parameters: Mapping[Var, Path]) -> None:
+    """Makes layers of the calls whose names end with the same number."""
+    groups: dict[str, dict[str, Layer]] = {}
+    names = _names(layer, parameters)
+    for i, name in names.items():
+        step, found = layer.steps[i], _NUMBERED.fullmatch(name)
+        if found is not None and isinstance(step, LayerCall) and not is_automatic(name):
+            groups.setdefault(found[2], {})[found[1]] = step.layer
+    several = collections.Counter(frozenset(g) for g in groups.values() if len(g) > 1)
+    common = {name for roles, n in several.items() if n > 1 for name in roles}
+    for number, group in groups.items():
+        if len(group) < 2 or not common.issuperset(group) or len(group) == len(names):
+            continue
+        chosen = set(group.values())
+        members = {
+            i for i, s in enumerate(layer.steps) if isinstance(s, LayerCall) and s.layer in chosen
+        }
+        links = Links(layer.steps, layer.outputs)
+        region = _region(layer, links, members, results=_MOST_RESULTS)
+        if region is None:
+            continue
+        for role, inner in group.items():
+            inner.field, inner.kind = role, inner.kind or without_number(inner.name)
+        rest = [(i, s) for i, s in enumerate(layer.steps) if i not in region]
+        call = wrapped(layer, sorted(region), f"block_{number}", parameters, ())
+        layer.steps = ordered([*rest, (min(members), call)])
 
 
 def _share(made: Set[Layer], parameters: Mapping[Var, Path]) -> None:
@@ -344,7 +379,12 @@ def _only_for(layer: Layer, links: Links, region: set[int]) -> set[int]:
 
 
 def _region(
-    layer: Layer, links: Links, members: set[int], named: Set[int] = frozenset()
+    layer: Layer,
+    links: Links,
+    members: set[int],
+    named: Set[int] = frozenset(),
+    *,
+    results: int = 1,
 ) -> set[int] | None:
     """The steps of some layers, and those between them, if they have a single result.
 
@@ -354,6 +394,7 @@ def _region(
     **Arguments:**
 
     - `named`: equations whose scopes have the names of these layers.
+    - `results`: the largest number of results.
     """
     steps = layer.steps
     region = links.between(members | named)
@@ -379,7 +420,7 @@ def _region(
         grown.add(ready[0])
         grown |= _only_for(layer, links, grown)
         ends = links.ends(grown)
-        if len(ends) == 1:
+        if len(ends) <= results:
             region = set(grown)
     if convolves:
         region |= {
@@ -390,8 +431,8 @@ def _region(
     outside = {a for i in region for a in steps[i].invars if is_var(a)}
     made_inside = {v for i in region for v in steps[i].outvars}
     inputs = outside - made_inside - set(layer.parameters)
-    single = sum(len(steps[i].outvars) for i in links.ends(region)) == 1
-    return region if single and 0 < len(inputs) <= _MOST_INPUTS else None
+    few = sum(len(steps[i].outvars) for i in links.ends(region)) <= results
+    return region if few and 0 < len(inputs) <= _MOST_INPUTS else None
 
 
 def _is_elementwise(step: Eqn) -> bool:

@@ -1,0 +1,1 @@
+"""Functions of a text, in place of classes without arrays and of steps that methods repeat."""
