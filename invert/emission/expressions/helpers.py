@@ -106,7 +106,8 @@ def resize_pixels(x: Array, size: tuple[int, int]) -> Array:
     return x
 
 
-_PADDING = "padding"
+# Arguments of these functions.
+_WINDOW, _STRIDES, _PADDING = "window", "strides", "padding"
 
 # By placeholder name, until the file assigns one.
 FUNCTIONS: Mapping[str, JaxFunction] = MappingProxyType(
@@ -143,7 +144,8 @@ def named(expression: ast.expr, writer: Writer) -> ast.expr:
 def arranged(definitions: Sequence[ast.stmt], names: Collection[str]) -> list[ast.stmt]:
     """The definitions of a file with the copies after its constants, before their first use.
 
-    A padding that all calls of a copy share becomes a part of it.
+    A padding that all calls of a copy share becomes a part of it; the sizes of windows and strides
+    that are squares in all calls are numbers.
 
     **Arguments:**
 
@@ -152,33 +154,91 @@ def arranged(definitions: Sequence[ast.stmt], names: Collection[str]) -> list[as
     copied = [d for d in definitions if isinstance(d, ast.FunctionDef) and d.name in names]
     others = [d for d in definitions if d not in copied]
     for definition in copied:
-        _fix_padding(definition, definitions)
+        if calls := _calls_of(definition, definitions):
+            _fix_padding(definition, calls)
+            _square(definition, calls)
     first = next((i for i, d in enumerate(others) if not isinstance(d, ast.Assign)), len(others))
     return [*others[:first], *copied, *others[first:]]
 
 
-def _fix_padding(definition: ast.FunctionDef, definitions: Sequence[ast.stmt]) -> None:
+def _calls_of(
+    definition: ast.FunctionDef, definitions: Sequence[ast.stmt]
+) -> Sequence[ast.Call] | None:
+    """The calls of a function with all arguments; `None` if it is used in another way."""
+    nodes = [n for d in definitions for n in ast.walk(d)]
+    uses = sum(syntax.is_named(n, definition.name) for n in nodes)
+    count = len(definition.args.args)
+    called = [
+        n for n in nodes if isinstance(n, ast.Call) and syntax.is_named(n.func, definition.name)
+    ]
+    return called if len(called) == uses and all(len(c.args) == count for c in called) else None
+
+
+def _fix_padding(definition: ast.FunctionDef, calls: Sequence[ast.Call]) -> None:
     parameters = [a.arg for a in definition.args.args]
     if _PADDING not in parameters:
         return
     place = parameters.index(_PADDING)
-    nodes = [n for d in definitions for n in ast.walk(d)]
-    uses = sum(isinstance(n, ast.Name) and n.id == definition.name for n in nodes)
-    calls = [
-        n
-        for n in nodes
-        if isinstance(n, ast.Call)
-        and isinstance(n.func, ast.Name)
-        and n.func.id == definition.name
-        and len(n.args) == len(parameters)
-    ]
     given = {syntax.text_of(c.args[place]): c.args[place] for c in calls}
-    if len(calls) < uses or len(given) != 1:
-        return
-    (value,) = given.values()
-    if not isinstance(value, ast.Constant):
-        return
+    (value, *others) = given.values()
+    if not others and isinstance(value, ast.Constant):
+        _bind(definition, calls, place, value)
+
+
+def _bind(
+    definition: ast.FunctionDef, calls: Sequence[ast.Call], place: int, value: ast.expr
+) -> None:
+    """Replace an argument by a value in the body."""
     for each in calls:
         del each.args[place]
-    del definition.args.args[place]
-    definition.body = [syntax.substitute(s, {_PADDING: value}) for s in definition.body]
+    parameter = definition.args.args.pop(place)
+    definition.body = [syntax.substitute(s, {parameter.arg: value}) for s in definition.body]
+
+
+def _square(definition: ast.FunctionDef, calls: Sequence[ast.Call]) -> None:
+    """Write sizes that are squares as numbers: `max_pool(x, 3, 2)`, or `max_pool(x, 2)`."""
+    places = {a.arg: i for i, a in enumerate(definition.args.args)}
+    for name in (_WINDOW, _STRIDES) if {_WINDOW, _STRIDES} <= places.keys() else ():
+        rows = [_number_and_rank(c.args[places[name]]) for c in calls]
+        ranks = {rank for _, rank in rows}
+        if 0 in ranks or len(ranks) > 1:
+            continue
+        for each, (size, _) in zip(calls, rows, strict=True):
+            each.args[places[name]] = syntax.number(size)
+        definition.args.args[places[name]].annotation = syntax.name("int")
+        whole = _Whole(name, *ranks)
+        definition.body = [whole.visit(s) for s in definition.body]
+    if _STRIDES in places:
+        pairs = [(c.args[places[_WINDOW]], c.args[places[_STRIDES]]) for c in calls]
+        if all(ast.dump(window) == ast.dump(strides) for window, strides in pairs):
+            _bind(definition, calls, places[_STRIDES], syntax.name(_WINDOW))
+
+
+def _number_and_rank(value: ast.expr) -> tuple[int, int]:
+    """`3, 2` for `(3, 3)`; the rank is 0 for other expressions."""
+    items = value.elts if isinstance(value, ast.Tuple) else []
+    sizes = {i.value for i in items if isinstance(i, ast.Constant) and isinstance(i.value, int)}
+    plain = len(sizes) == 1 and all(isinstance(i, ast.Constant) for i in items)
+    return (sizes.pop(), len(items)) if plain else (0, 0)
+
+
+class _Whole(ast.NodeTransformer):
+    """Writes `*window` as `window, window`, and the product of the sizes as a power."""
+
+    def __init__(self, name: str, rank: int):
+        self._name, self._rank = name, rank
+
+    def visit_Tuple(self, node: ast.Tuple) -> ast.expr:
+        items: list[ast.expr] = []
+        for item in node.elts:
+            own = isinstance(item, ast.Starred) and syntax.is_named(item.value, self._name)
+            items += [syntax.name(self._name)] * self._rank if own else [item]
+        node.elts = items
+        return node
+
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        self.generic_visit(node)
+        if syntax.text_of(node) != f"math.prod({self._name})":
+            return node
+        size = syntax.name(self._name)
+        return size if self._rank == 1 else syntax.infix(size, "**", syntax.number(self._rank))

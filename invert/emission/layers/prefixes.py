@@ -1,6 +1,7 @@
 """Layers whose names begin alike, such as `down1_conv1` and `down1_conv2`, become one layer.
 
-So do those that end with the same number, `filter_1` and `gate_1`, if there are several such groups.
+So do those that end with the same number, `filter_1` and `gate_1`, if there are several such
+groups.
 """
 
 from __future__ import annotations
