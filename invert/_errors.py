@@ -202,12 +202,17 @@ def optional_step(
     except SIZE_ERRORS:
         return None  # it needs a number for an open size
     except Exception as error:  # noqa: BLE001  told to the reader, and an error in the tests
-        first = (str(error).splitlines() or [""])[0]
-        text = f"{step} was left out, because of a defect: {type(error).__name__}: {first}"
-        if text not in defects:
-            defects.append(text)
-        warnings.warn(f"{text}. Please report it.", DefectWarning, stacklevel=2)
+        report_defect(step, defects, error)
         return None
+
+
+def report_defect(step: str, defects: list[str], error: Exception) -> None:
+    """Report that an optional step was left out because of a defect, once."""
+    first = (str(error).splitlines() or [""])[0]
+    text = f"{step} was left out, because of a defect: {type(error).__name__}: {first}"
+    if text not in defects:
+        defects.append(text)
+    warnings.warn(f"{text}. Please report it.", DefectWarning, stacklevel=3)
 
 
 @contextlib.contextmanager

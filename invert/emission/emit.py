@@ -11,7 +11,7 @@ from typing import Any
 import equinox as eqx
 import jax
 
-from invert._errors import EmissionError, only_refusals, optional_step
+from invert._errors import EmissionError, only_refusals, optional_step, report_defect
 from invert._private.jax import forget_traces, names_of, with_names
 from invert.emission import main_class
 from invert.emission.classes import Classes
@@ -22,7 +22,7 @@ from invert.emission.equinox_nn.weights import Weights
 from invert.emission.expressions import idioms
 from invert.emission.expressions.proof import Prover
 from invert.emission.file import File, MissingSizeError, check_types, headed
-from invert.emission.functions import empty_classes
+from invert.emission.functions import empty_classes, repeated_steps
 from invert.emission.layers import (
     blocks,
     cells,
@@ -340,19 +340,42 @@ class _Variant:
             with jax.enable_x64(self.x64), only_refusals(), meshes.set_for(first.program):
                 if not classes.weaken(namespace):
                     break
-        if empty_classes.rewrite(file.definitions, cls):
+        texts = [(source, namespace)]
+        if empty_classes.rewrite(file.definitions, cls) | repeated_steps.rewrite(file.definitions):
             source = headed(file.text(), self._doc())
-            namespace = module_of(source, f"emitted_{cls}")
+            texts.append((source, module_of(source, f"emitted_{cls}")))
         self._begin("comparing the source")
         leaves = [v for _, v in tree.root.leaves()]
-        made = Outermost(
-            getattr(namespace, cls), leaves, self.parameters.values, self.held, self.weights
-        )
-        for name, r in self.recovered.items():
-            made.compare(main.compiled[name], r, jaxprs[name].invars[: r.held_count])
+        namespaces = [n for _, n in texts]
+        namespace, made = self._compared(namespaces, cls, leaves, main, jaxprs, file.prover.defects)
+        source = texts[namespaces.index(namespace)][0]
         forget_traces(vars(namespace))
         self.messages += file.prover.defects
         return self._emission(source, namespace, made.instance(x64=self.x64), tree.root)
+
+    def _compared(
+        self,
+        namespaces: list[types.ModuleType],
+        cls: str,
+        leaves: Sequence[Var],
+        main: main_class.Main,
+        jaxprs: Mapping[str, Jaxpr],
+        defects: list[str],
+    ) -> tuple[types.ModuleType, Outermost]:
+        """The last text that computes the programs; there is a defect if the last one does not."""
+        values, held, weights = self.parameters.values, self.held, self.weights
+        for i, namespace in reversed([*enumerate(namespaces)]):
+            made = Outermost(getattr(namespace, cls), leaves, values, held, weights)
+            try:
+                for name, r in self.recovered.items():
+                    made.compare(main.compiled[name], r, jaxprs[name].invars[: r.held_count])
+            except EmissionError as error:
+                if not i:
+                    raise
+                report_defect("functions for repeated steps", defects, error)
+            else:
+                return namespace, made
+        raise AssertionError("there is a text")
 
     def _begin(self, text: str) -> None:
         first = next(iter(self.recovered.values()))

@@ -10,8 +10,9 @@ import ast
 import dataclasses
 from collections.abc import Sequence
 
+from invert.emission.functions.names import known_names
 from invert.emission.python import syntax
-from invert.emission.python.naming import Names, snake
+from invert.emission.python.naming import snake
 from invert.emission.python.syntax import field_of
 
 
@@ -47,7 +48,7 @@ def rewrite(definitions: list[ast.stmt], model: str) -> bool:
         uses = None if method is None else _uses(definition, definitions)
         if method is None or uses is None:
             continue
-        names = _names(definitions)
+        names = known_names(definitions)
         wanted = snake(definition.name, "function")
         name = wanted if wanted not in names.taken else names.new(f"apply_{wanted}")
         del method.args.args[0]
@@ -73,19 +74,6 @@ def _only_method(definition: ast.ClassDef) -> ast.FunctionDef | None:
 
 def _is_text(statement: ast.stmt) -> bool:
     return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
-
-
-def _names(definitions: Sequence[ast.stmt]) -> Names:
-    """The names of a file that a new function must not have, local ones included."""
-    found = Names()
-    for node in (n for d in definitions for n in ast.walk(d)):
-        if isinstance(node, ast.arg):
-            found.taken.add(node.arg)
-        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
-            found.taken.add(node.name)
-        elif isinstance(node, ast.Assign):
-            found.taken |= {n.id for t in node.targets for n in syntax.names_in(t)}
-    return found
 
 
 def _uses(definition: ast.ClassDef, definitions: Sequence[ast.stmt]) -> _Uses | None:

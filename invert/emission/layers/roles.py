@@ -64,6 +64,9 @@ def _normalization(eqn: Eqn, graph: Graph) -> Iterator[tuple[Atom, str]]:
     (out,) = eqn.outvars
     products = [u for u in _users(graph, out, "mul") if _of_one_axis(u, graph)]
     scale = products[0].outvars[0] if len(products) == 1 else None
+    if scale is not None and _is_of_shape(products[0], graph):
+        yield scale, "normalized"
+        return
     if scale is None:
         if len(products) > 1 and len(out.aval.shape) == 1:  # the stored statistics alone
             yield out, "scale"
@@ -90,6 +93,30 @@ def _normalization(eqn: Eqn, graph: Graph) -> Iterator[tuple[Atom, str]]:
 def _of_one_axis(eqn: Eqn, graph: Graph) -> bool:
     """Whether one factor is an argument of the body, such as a parameter, in another form."""
     return any(graph.producer(_source(graph, a)) is None for a in eqn.invars if is_var(a))
+
+
+def _is_of_shape(eqn: Eqn, graph: Graph) -> bool:
+    """Whether an array with several axes, such as `x` in `x * rsqrt(...)`, is a factor as it is."""
+    (out,) = eqn.outvars
+    sources = [_source(graph, a) for a in eqn.invars if is_var(a)]
+    whole = [v for v in sources if graph.producer(v) is None and v.aval.shape == out.aval.shape]
+    return len(out.aval.shape) > 1 and bool(whole) and len(sources) == 2
+
+
+def _rotation(eqn: Eqn, graph: Graph) -> Iterator[tuple[Atom, str]]:
+    """Values whose sine and cosine are taken."""
+    if is_var(eqn.invars[0]) and _users(graph, eqn.invars[0], "sin"):
+        yield eqn.invars[0], "angles"
+
+
+def _alternating(eqn: Eqn, graph: Graph) -> Iterator[tuple[Atom, str]]:
+    """Every other element along the last axis."""
+    shape, strides = eqn.invars[0].aval.shape, eqn.params["strides"]
+    if strides is not None and strides[-1] == 2 and set(strides[:-1]) <= {1}:
+        start = eqn.params["start_indices"]
+        whole = [n for i, n in enumerate(shape[:-1]) if eqn.params["limit_indices"][i] == n]
+        if len(whole) == len(shape) - 1 and not any(start[:-1]) and start[-1] in (0, 1):
+            yield eqn.outvars[0], ("even", "odd")[start[-1]]
 
 
 def _mean_of_squares(graph: Graph, atom: Atom) -> str:
@@ -479,6 +506,8 @@ _ROLES: tuple[tuple[str, _Role], ...] = (
     ("add", _lstm),
     ("add", _gru),
     ("mul", _channel_gate),
+    ("cos", _rotation),
+    ("slice", _alternating),
     ("scan", _scan),
     ("layer", _layer),
 )

@@ -1,0 +1,429 @@
+"""Writes steps that methods repeat as a function: `rope(x)` of both queries and keys.
+
+Values are compared by the expressions that compute them, whether these have names or not. A part
+of a value that differs between the places, or that other steps use too, is an argument.
+"""
+
+from __future__ import annotations
+
+import ast
+import collections
+import copy
+import dataclasses
+import itertools
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+
+from invert.emission.functions.names import known_names
+from invert.emission.python import syntax
+from invert.emission.python.naming import stem
+from invert.emission.python.syntax import field_of
+
+# The fewest characters that a function saves, and those of one of its copies.
+_LEAST, _SHORTEST = 80, 70
+_MOST_ARGUMENTS = 3
+# The longest value into which another one is written.
+_LINE = 72
+
+
+@dataclasses.dataclass(eq=False)
+class _Method:
+    """A method, with the statements that its names refer to.
+
+    **Arguments:**
+
+    - `defined`: for each name that is read, the statement that assigns it, if it is a plain one.
+    - `since`: for each name that is read, the number of the last statement that assigns it.
+    - `users`: the statements that read what a plain one assigns.
+    """
+
+    node: ast.FunctionDef
+    defined: dict[ast.Name, ast.Assign] = dataclasses.field(default_factory=dict)
+    since: dict[ast.Name, int] = dataclasses.field(default_factory=dict)
+    users: dict[ast.stmt, list[ast.stmt]] = dataclasses.field(default_factory=dict)
+
+    @classmethod
+    def of(cls, node: ast.FunctionDef) -> _Method:
+        method = cls(node)
+        last: dict[str, ast.Assign | None] = {}
+        since: dict[str, int] = {}
+        for i, statement in enumerate(node.body):
+            for name in syntax.names_in(statement):
+                method.since[name] = since.get(name.id, -1)
+                if not _is_stored(name) and (source := last.get(name.id)) is not None:
+                    method.defined[name] = source
+                    method.users.setdefault(source, []).append(statement)
+            plain = isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name)
+            for name in _stored(statement):
+                last[name] = statement if plain and isinstance(statement, ast.Assign) else None
+                since[name] = i
+        return method
+
+    def value(self, node: ast.expr, kept: Sequence[ast.stmt]) -> tuple[ast.expr, ast.stmt | None]:
+        """The expression that a name stands for, and its statement."""
+        source = self.defined.get(node) if isinstance(node, ast.Name) else None
+        if source is None or source in kept:
+            return node, None
+        return source.value, source
+
+
+def _stored(statement: ast.stmt) -> set[str]:
+    stored = {n.id for n in ast.walk(statement) if isinstance(n, ast.Name) and _is_stored(n)}
+    return stored | {n.name for n in ast.walk(statement) if isinstance(n, ast.FunctionDef)}
+
+
+def _is_stored(name: ast.Name) -> bool:
+    return isinstance(name.ctx, ast.Store)
+
+
+@dataclasses.dataclass(eq=False)
+class _Place:
+    """A copy of some steps.
+
+    **Arguments:**
+
+    - `root`: the statement that computes the result.
+    - `steps`: the other statements, which nothing else uses.
+    - `inputs`: the arguments, by the expression in the copy that each stands for.
+    """
+
+    method: _Method
+    root: ast.Assign | ast.Return
+    steps: dict[ast.stmt, None] = dataclasses.field(default_factory=dict)
+    kept: list[ast.stmt] = dataclasses.field(default_factory=list)
+    inputs: list[ast.expr] = dataclasses.field(default_factory=list)
+
+    def body(self) -> list[ast.stmt]:
+        """The steps in order, without the last."""
+        return [s for s in self.method.node.body if s in self.steps]
+
+    def text_length(self) -> int:
+        return sum(len(ast.unparse(s)) for s in (*self.steps, self.root))
+
+    def is_same(self, one: ast.expr, other: ast.expr) -> bool:
+        """Whether two names or fields are one value."""
+        if isinstance(one, ast.Name) and isinstance(other, ast.Name):
+            defined = self.method.defined
+            return one.id == other.id and defined.get(one) is defined.get(other)
+        return bool(field_of(one)) and field_of(one) == field_of(other)
+
+    def can_move(self) -> bool:
+        """Whether the arguments have the same values at the last step."""
+        order = {s: i for i, s in enumerate(self.method.node.body)}
+        for name in (n for a in self.inputs for n in syntax.names_in(a)):
+            between = self.method.node.body[self.method.since[name] + 1 : order[self.root]]
+            if any(name.id in _stored(s) for s in between if s not in self.steps):
+                return False
+        return True
+
+
+class _Pair:
+    """Two places compared."""
+
+    def __init__(self, one: _Place, other: _Place):
+        self.one, self.other = one, other
+
+    def run(self) -> bool:
+        """Find their common steps; returns whether there are some."""
+        while True:
+            for place in (self.one, self.other):
+                place.steps, place.inputs = {}, []
+            a, b = self.one.root.value, self.other.root.value
+            if a is None or b is None or not self._same(a, b, top=True):
+                return False
+            if not self._keep_shared():
+                return len(self.one.inputs) <= _MOST_ARGUMENTS
+
+    def _keep_shared(self) -> bool:
+        """Make arguments of values that other steps use; returns whether there are new ones."""
+        found = False
+        for place in (self.one, self.other):
+            inside = {*place.steps, place.root}
+            shared = [s for s in place.steps if not inside.issuperset(place.method.users[s])]
+            place.kept += shared
+            found = found or bool(shared)
+        return found
+
+    def _same(self, a: ast.expr, b: ast.expr, *, top: bool = False) -> bool:
+        """Compare two expressions; where they differ, they are arguments."""
+        one, source = self.one.method.value(a, self.one.kept)
+        other, of_other = self.other.method.value(b, self.other.kept)
+        for known_a, known_b in zip(self.one.inputs, self.other.inputs, strict=True):
+            known = self.one.is_same(known_a, a), self.other.is_same(known_b, b)
+            if any(known):
+                return all(known)
+        before = len(self.one.inputs), dict(self.one.steps), dict(self.other.steps)
+        for place, statement in ((self.one, source), (self.other, of_other)):
+            if statement is not None:
+                place.steps[statement] = None
+        if self._equal(one, other):
+            return True
+        count, self.one.steps, self.other.steps = before
+        del self.one.inputs[count:], self.other.inputs[count:]
+        if top or not (_may_be_given(a) and _may_be_given(b)):
+            return False
+        self.one.inputs.append(a)
+        self.other.inputs.append(b)
+        return True
+
+    def _equal(self, a: ast.AST, b: ast.AST) -> bool:
+        if type(a) is not type(b) or field_of(a) or _calls_layer(a):
+            return False
+        match a, b:
+            case ast.Constant(), ast.Constant():
+                return type(a.value) is type(b.value) and repr(a.value) == repr(b.value)
+            case ast.Name(), ast.Name():
+                free = a not in self.one.method.defined and b not in self.other.method.defined
+                return free and a.id == b.id and a.id in _MODULES
+            case ast.Lambda(), _:
+                return False
+            case ast.BinOp(op=ast.MatMult()), _ if field_of(a.left) or field_of(a.right):
+                return False  # a layer
+            case ast.Call(func=ast.Name(id=one)), ast.Call(func=ast.Name(id=other)):
+                if one != other or a.func in self.one.method.defined:
+                    return False
+                return all(map(self._part, a.args, b.args)) and self._keywords(a, b)
+        for name in a._fields:
+            x, y = getattr(a, name, None), getattr(b, name, None)
+            if isinstance(x, list) and isinstance(y, list):
+                if len(x) != len(y) or not all(map(self._part, x, y)):
+                    return False
+            elif not self._part(x, y):
+                return False
+        return True
+
+    def _keywords(self, a: ast.Call, b: ast.Call) -> bool:
+        same = len(a.args) == len(b.args) and len(a.keywords) == len(b.keywords)
+        return same and all(map(self._part, a.keywords, b.keywords))
+
+    def _part(self, x: object, y: object) -> bool:
+        if isinstance(x, ast.expr) and isinstance(y, ast.expr):
+            return self._same(x, y)
+        if isinstance(x, ast.AST) and isinstance(y, ast.AST):
+            return self._equal(x, y)
+        return x == y
+
+
+_MODULES = frozenset(("jax", "jnp", "lax", "np", "math"))
+
+
+def _calls_layer(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and bool(field_of(node.func))
+
+
+def _may_be_given(node: ast.expr) -> bool:
+    """Whether an expression may be an argument: an array, rather than an axis or a function."""
+    return isinstance(node, ast.Name) or bool(field_of(node))
+
+
+def rewrite(definitions: list[ast.stmt]) -> bool:
+    """Write repeated steps as functions; returns whether there are some."""
+    changed = False
+    while places := _best(definitions):
+        _outline(definitions, places)
+        changed = True
+    return changed
+
+
+def _methods(definitions: Sequence[ast.stmt]) -> Iterator[_Method]:
+    for definition in definitions:
+        body = definition.body if isinstance(definition, ast.ClassDef) else [definition]
+        for node in body:
+            if isinstance(node, ast.FunctionDef) and node.name != "__init__":
+                yield _Method.of(node)
+
+
+def _best(definitions: Sequence[ast.stmt]) -> list[_Place]:
+    """The copies of the steps that save most."""
+    roots: dict[Hashable, list[tuple[_Method, ast.Assign | ast.Return]]] = {}
+    for method in _methods(definitions):
+        for s in method.node.body:
+            named = isinstance(s, ast.Assign) and isinstance(s.targets[0], ast.Name)
+            if named or (isinstance(s, ast.Return) and s.value is not None):
+                assert isinstance(s, ast.Assign | ast.Return) and s.value is not None
+                roots.setdefault(_head(s.value), []).append((method, s))
+    best, most = list[_Place](), _LEAST
+    for alike in roots.values():
+        for one, other in itertools.combinations(alike, 2):
+            first = _Place(*one)
+            if not _Pair(first, _Place(*other)).run() or first.text_length() < _SHORTEST:
+                continue
+            if _kind(first) is None:
+                continue
+            found = list(_copies(first, alike))
+            saved = (len(found) - 1) * first.text_length() - 30 * (len(found) + 1)
+            if len(found) > 1 and saved > most:
+                best, most = found, saved
+    return best
+
+
+def _copies(
+    first: _Place, roots: Sequence[tuple[_Method, ast.Assign | ast.Return]]
+) -> Iterator[_Place]:
+    """The places with the steps of the first, which do not overlap."""
+    wanted = [ast.dump(a) for a in first.inputs]
+    taken: set[ast.stmt] = set()
+    for method, root in roots:
+        own, place = _Place(first.method, first.root, kept=[*first.kept]), _Place(method, root)
+        if root is first.root:
+            place.steps, place.inputs = dict(first.steps), [*first.inputs]
+        elif not _Pair(own, place).run() or [ast.dump(a) for a in own.inputs] != wanted:
+            continue
+        if own.steps and own.steps.keys() != first.steps.keys():
+            continue
+        steps = {*place.steps, root}
+        if place.can_move() and taken.isdisjoint(steps):
+            taken |= steps
+            yield place
+
+
+def _head(node: ast.expr) -> Hashable:
+    """What the outermost step of an expression is."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        return node.func.attr
+    return type(node.op) if isinstance(node, ast.BinOp) else type(node)
+
+
+def _kind(place: _Place) -> tuple[str, str] | None:
+    """The name and docstring of a function with these steps, if it is clear what they compute."""
+    nodes = [n for s in (*place.steps, place.root) for n in ast.walk(s)]
+    count = collections.Counter(ast.unparse(n.func) for n in nodes if isinstance(n, ast.Call))
+    if count["jnp.cos"] and count["jnp.sin"]:
+        return "rope", "Rotate pairs of features by angles that grow with the position."
+    if count["lax.rsqrt"] and count["jnp.mean"] == count["jnp.square"] == 1:
+        return "rms_norm", "Divide by the root of the mean square."
+    if count["lax.conv_general_dilated"] == 1:
+        return "conv", "Convolve images."
+    if count["jax.nn.softmax"] and count["jnp.einsum"] == 2:
+        return "attention", "Weigh values by the similarity of queries and keys."
+    return None
+
+
+def _outline(definitions: list[ast.stmt], places: Sequence[_Place]) -> None:
+    """Define a function of some steps, and call it in each place."""
+    first = places[0]
+    kind = _kind(first)
+    assert kind is not None  # as chosen
+    names = known_names(definitions)
+    name = kind[0] if kind[0] not in names.taken else names.new(kind[0])
+    parameters = _parameters(places)
+    given: Mapping[ast.expr, ast.expr] = {
+        node: syntax.name(p) for node, p in zip(first.inputs, parameters, strict=True)
+    }
+    array = syntax.name("Array")
+    body = _body(first, given, parameters, _common_names(places))
+    _inline(body)
+    function = syntax.function(
+        name,
+        [syntax.argument(p, array) for p in parameters],
+        [syntax.docstring(kind[1]), *body],
+        returns=array,
+    )
+    index = min(_index(definitions, p.method.node) for p in places)
+    for place in places:
+        result = syntax.call(name, *(syntax.copied(a) for a in place.inputs))
+        place.root.value = result
+        place.method.node.body = [s for s in place.method.node.body if s not in place.steps]
+        _inline(place.method.node.body, place.root)
+    definitions.insert(index, function)
+
+
+def _index(definitions: Sequence[ast.stmt], method: ast.FunctionDef) -> int:
+    for i, definition in enumerate(definitions):
+        if definition is method or (
+            isinstance(definition, ast.ClassDef) and method in definition.body
+        ):
+            return i
+    raise AssertionError("a method is in the file")
+
+
+def _parameters(places: Sequence[_Place]) -> list[str]:
+    """The names of the arguments: what they are called in all places, or `x`, or the last word."""
+    found: list[str] = []
+    for column in zip(*(p.inputs for p in places), strict=True):
+        own = [field_of(a) or stem(ast.unparse(a)) for a in column]
+        words = {name.rpartition("_")[2] for name in own}
+        fields = all(map(field_of, column))
+        wanted = words.pop() if len(words) == 1 else "scale" if fields else "x"
+        name, number = wanted, 2
+        while name in found:
+            name, number = f"{wanted}_{number}", number + 1
+        found.append(name)
+    return found
+
+
+def _common_names(places: Sequence[_Place]) -> list[str]:
+    """Names of the values of the first place's steps; of those with other names elsewhere, `y`."""
+    rows = [[_target(s) for s in p.body()] for p in places]
+    alike = [row for row in rows if len(row) == len(rows[0])]
+    columns = list(zip(*alike, strict=True))
+    return [stem(c[0]) if len({*map(stem, c)}) == 1 else "y" for c in columns]
+
+
+def _target(statement: ast.stmt) -> str:
+    assert isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name)
+    return statement.targets[0].id
+
+
+def _inline(body: list[ast.stmt], only: ast.stmt | None = None) -> None:
+    """Write values at their only use in the next statement, if the line stays short."""
+    for first, second in itertools.pairwise([*body]):
+        if not isinstance(first, ast.Assign) or (only is not None and first is not only):
+            continue
+        name = first.targets[0].id if isinstance(first.targets[0], ast.Name) else ""
+        after = body[body.index(first) + 1 :]
+        read = [n for s in after for n in syntax.names_in(s) if n.id == name and not _is_stored(n)]
+        again = isinstance(second, ast.Assign) and name in _stored(second)
+        here = [n for n in syntax.names_in(second) if n in read]
+        if len(here) != 1 or (len(read) > 1 and not again):
+            continue
+        if not isinstance(second, ast.Assign | ast.Return) or second.value is None:
+            continue
+        value = syntax.substitute(second.value, {name: first.value})
+        if len(ast.unparse(value)) <= _LINE:
+            second.value = value
+            body.remove(first)
+
+
+def _body(
+    place: _Place,
+    given: Mapping[ast.expr, ast.expr],
+    parameters: Sequence[str],
+    names: Sequence[str],
+) -> list[ast.stmt]:
+    """The steps of a place over the parameters; names are unique."""
+    taken = collections.Counter[str](parameters)
+    renamed: dict[ast.stmt, str] = {}
+    body: list[ast.stmt] = []
+
+    def written(node: ast.AST) -> ast.AST:
+        source = place.method.defined.get(node) if isinstance(node, ast.Name) else None
+        for known, value in given.items():
+            if node is known or (isinstance(node, ast.expr) and place.is_same(known, node)):
+                return syntax.copied(value)
+        if source in renamed:
+            return ast.Name(renamed[source], ast.Load())
+        new = copy.copy(node)
+        for name in node._fields:
+            setattr(new, name, mapped(getattr(node, name, None)))
+        return new
+
+    def mapped(value: object) -> object:
+        if isinstance(value, list):
+            return [mapped(v) for v in value]
+        return written(value) if isinstance(value, ast.AST) else value
+
+    for statement, wanted in zip(place.body(), names, strict=True):
+        assert isinstance(statement, ast.Assign)
+        value, name = written(statement.value), wanted
+        while taken[name]:
+            taken[wanted] += 1
+            name = f"{wanted}_{taken[wanted]}"
+        taken[name] += 1
+        renamed[statement] = name
+        assert isinstance(value, ast.expr)
+        body.append(syntax.assign(syntax.name(name), value))
+    assert place.root.value is not None
+    result = written(place.root.value)
+    assert isinstance(result, ast.expr)
+    body.append(ast.Return(result))
+    return body
