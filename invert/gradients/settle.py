@@ -23,6 +23,7 @@ from invert._errors import InvertError, only_refusals
 from invert._private.jax import consts_of, dce, eval_context, open_jaxpr, rename, trace_closed
 from invert.gradients.cache import GradientCache, inlined
 from invert.gradients.compare import FAILURES, first_difference, may_not_end
+from invert.gradients.paddings import with_paddings
 from invert.gradients.region import MarkedRegion
 from invert.gradients.rules import (
     Rule,
@@ -215,14 +216,18 @@ class GradientResolver:
         constants = list(map(np.asarray, large.values()))
         # Exporters write shardings of arguments and results on gradient functions too.
         inner = without_constraints(inlined(raw))
-        wanted = jaxprs.over_constants(inner, constants) if constants else inner
+        forms = [inner]
+        if (padded := with_paddings(inner)) is not None:
+            forms.append(padded)
+        wanted = [jaxprs.over_constants(f, constants) if constants else f for f in forms]
         for x64 in (self.x64, not self.x64):
             try:
                 with only_refusals():
                     again = self._lowered(region, list(large), x64)
             except FAILURES:
                 return False
-            if difference(wanted, without_constraints(inlined(again)), constants) is None:
+            found = without_constraints(inlined(again))
+            if any(difference(form, found, constants) is None for form in wanted):
                 return True
         return False
 

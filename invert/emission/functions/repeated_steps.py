@@ -21,6 +21,8 @@ from invert.emission.python.syntax import field_of
 # The fewest characters that a function saves, and those of one of its copies.
 _LEAST, _SHORTEST = 80, 70
 _MOST_ARGUMENTS = 3
+# The most pairs of steps that are compared.
+_MOST_PAIRS = 2000
 # The longest value into which another one is written.
 _LINE = 72
 
@@ -64,6 +66,28 @@ class _Method:
         if source is None or source in kept:
             return node, None
         return source.value, source
+
+    def known(self) -> set[ast.stmt]:
+        """The statements that a known function may compute, from all values before them."""
+        calls: dict[ast.stmt, collections.Counter[str]] = {}
+        for statement in self.node.body:
+            nodes = [*ast.walk(statement)]
+            found = collections.Counter({_callee(n): 1 for n in nodes if isinstance(n, ast.Call)})
+            names = (n for n in nodes if isinstance(n, ast.Name))
+            for source in {self.defined[n] for n in names if n in self.defined}:
+                found |= calls[source]
+            calls[statement] = found
+        return {s for s, count in calls.items() if _kind_of(count) is not None}
+
+
+def _callee(call: ast.Call) -> str:
+    """`jnp.mean`, or the last name of a method."""
+    names: list[str] = []
+    node: ast.expr = call.func
+    while isinstance(node, ast.Attribute):
+        names.append(node.attr)
+        node = node.value
+    return ".".join(reversed([*names, node.id])) if isinstance(node, ast.Name) else names[0]
 
 
 def _stored(statement: ast.stmt) -> set[str]:
@@ -121,12 +145,17 @@ class _Pair:
 
     def __init__(self, one: _Place, other: _Place):
         self.one, self.other = one, other
+        # The values of statements that are the same, and pairs that are not.
+        self._matched: dict[ast.expr, ast.expr] = {}
+        self._failed: set[tuple[ast.expr, ast.expr]] = set()
 
     def run(self) -> bool:
         """Find their common steps; returns whether there are some."""
         while True:
             for place in (self.one, self.other):
                 place.steps, place.inputs = {}, []
+            self._matched.clear()
+            self._failed.clear()
             a, b = self.one.root.value, self.other.root.value
             if a is None or b is None or not self._same(a, b, top=True):
                 return False
@@ -151,14 +180,20 @@ class _Pair:
             known = self.one.is_same(known_a, a), self.other.is_same(known_b, b)
             if any(known):
                 return all(known)
-        before = len(self.one.inputs), dict(self.one.steps), dict(self.other.steps)
-        for place, statement in ((self.one, source), (self.other, of_other)):
-            if statement is not None:
-                place.steps[statement] = None
-        if self._equal(one, other):
+        named = source is not None or of_other is not None
+        if named and self._matched.get(one) is other:
             return True
-        count, self.one.steps, self.other.steps = before
-        del self.one.inputs[count:], self.other.inputs[count:]
+        again = one in self._matched or other in self._matched.values()
+        if (one, other) not in self._failed and not (named and again):
+            before = len(self.one.inputs), self.one.steps, self.other.steps, self._matched
+            for place, statement in ((self.one, source), (self.other, of_other)):
+                place.steps = {**place.steps, **({} if statement is None else {statement: None})}
+            self._matched = {**self._matched, **({one: other} if named else {})}
+            if self._equal(one, other):
+                return True
+            count, self.one.steps, self.other.steps, self._matched = before
+            del self.one.inputs[count:], self.other.inputs[count:]
+            self._failed.add((one, other))
         if top or not (_may_be_given(a) and _may_be_given(b)):
             return False
         self.one.inputs.append(a)
@@ -236,14 +271,15 @@ def _best(definitions: Sequence[ast.stmt]) -> list[_Place]:
     """The copies of the steps that save most."""
     roots: dict[Hashable, list[tuple[_Method, ast.Assign | ast.Return]]] = {}
     for method in _methods(definitions):
-        for s in method.node.body:
+        known = method.known()
+        for s in (s for s in method.node.body if s in known):
             named = isinstance(s, ast.Assign) and isinstance(s.targets[0], ast.Name)
             if named or (isinstance(s, ast.Return) and s.value is not None):
                 assert isinstance(s, ast.Assign | ast.Return) and s.value is not None
                 roots.setdefault(_head(s.value), []).append((method, s))
     best, most = list[_Place](), _LEAST
     for alike in roots.values():
-        for one, other in itertools.combinations(alike, 2):
+        for one, other in itertools.islice(itertools.combinations(alike, 2), _MOST_PAIRS):
             first = _Place(*one)
             if not _Pair(first, _Place(*other)).run() or first.text_length() < _SHORTEST:
                 continue
@@ -285,15 +321,19 @@ def _head(node: ast.expr) -> Hashable:
 
 def _kind(place: _Place) -> tuple[str, str] | None:
     """The name and docstring of a function with these steps, if it is clear what they compute."""
-    nodes = [n for s in (*place.steps, place.root) for n in ast.walk(s)]
-    count = collections.Counter(ast.unparse(n.func) for n in nodes if isinstance(n, ast.Call))
+    nodes = (n for s in (*place.steps, place.root) for n in ast.walk(s))
+    return _kind_of(collections.Counter(_callee(n) for n in nodes if isinstance(n, ast.Call)))
+
+
+def _kind_of(count: Mapping[str, int]) -> tuple[str, str] | None:
+    """The same by the numbers of calls of other functions."""
     if count["jnp.cos"] and count["jnp.sin"]:
         return "rope", "Rotate pairs of features by angles that grow with the position."
     if count["lax.rsqrt"] and count["jnp.mean"] == count["jnp.square"] == 1:
         return "rms_norm", "Divide by the root of the mean square."
     if count["lax.conv_general_dilated"] == 1:
         return "conv", "Convolve images."
-    if count["jax.nn.softmax"] and count["jnp.einsum"] == 2:
+    if count["jax.nn.softmax"] and count["jnp.einsum"]:
         return "attention", "Weigh values by the similarity of queries and keys."
     return None
 

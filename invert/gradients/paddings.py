@@ -1,0 +1,98 @@
+"""Gradients of slices in one form, where a container looked up the slice at a number.
+
+At an open size, JAX writes `x[:, 0]` as a gather, whose gradient adds to zeros at that place. The
+recovered program has a slice, whose gradient pads with zeros. They agree up to the sign of zeros.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import numpy as np
+from jax import lax
+
+from invert._private.jax import trace_closed
+from invert.ir.graph import Graph
+from invert.ir.interpret import replacing, retrace
+from invert.ir.jaxprs import canonicalize
+from invert.ir.sizes import Shape, is_open
+from invert.ir.types import AnyJaxpr, Atom, ClosedJaxpr, Eqn, Literal, Value
+
+_Config = list[tuple[int, int, int]]
+
+
+def with_paddings(program: ClosedJaxpr) -> ClosedJaxpr | None:
+    """The program with paddings for sums into zeros at one place; `None` if there are none."""
+    graph = Graph(program)
+    programs: dict[Eqn, AnyJaxpr] = {}
+    for eqn in graph.by_primitive.get("scatter-add", ()):
+        config = _config(graph, eqn)
+        if config is not None:
+            numbers = eqn.params["dimension_numbers"]
+            inserted = tuple(numbers.inserted_window_dims)
+
+            def run(
+                zeros: Value,
+                indices: Value,
+                part: Value,
+                inserted: tuple[int, ...] = inserted,
+                config: _Config = config,
+            ) -> list[Value]:
+                wide = lax.expand_dims(part, inserted) if inserted else part
+                return [lax.pad(wide, np.zeros((), part.dtype), config)]
+
+            programs[eqn] = trace_closed(run, *(a.aval for a in eqn.invars))
+    if not programs:
+        return None
+    for eqn in graph.by_primitive.get("squeeze", ()):  # of the lookup; lowered, it is a reshape
+        shape = eqn.outvars[0].aval.shape
+        programs[eqn] = trace_closed(functools.partial(_reshaped, shape), eqn.invars[0].aval)
+    return canonicalize(retrace(program, replacing(programs)))
+
+
+def _reshaped(shape: Shape, x: Value) -> list[Value]:
+    return [lax.reshape(x, shape)]
+
+
+def _config(graph: Graph, eqn: Eqn) -> _Config | None:
+    """The padding that an addition to zeros is, if it is at one place, within bounds."""
+    zeros, indices, part = eqn.invars
+    numbers = eqn.params["dimension_numbers"]
+    start = _place(graph, indices)
+    whole = len(numbers.update_window_dims) == len(part.aval.shape)
+    if numbers.operand_batching_dims or start is None or not whole or not _is_zero(graph, zeros):
+        return None
+    sizes = iter(part.aval.shape)
+    config: _Config = []
+    for axis, size in enumerate(zeros.aval.shape):
+        width = 1 if axis in numbers.inserted_window_dims else next(sizes)
+        axes = list(numbers.scatter_dims_to_operand_dims)
+        first = start[axes.index(axis)] if axis in axes else 0
+        last = size - width - first
+        if is_open(last) or first < 0 or last < 0:
+            return None
+        config.append((first, int(last), 0))
+    return config
+
+
+def _is_zero(graph: Graph, atom: Atom) -> bool:
+    eqn = graph.producer(atom, "broadcast_in_dim")
+    return eqn is not None and isinstance(eqn.invars[0], Literal) and not eqn.invars[0].val
+
+
+def _place(graph: Graph, atom: Atom) -> Sequence[int] | None:
+    """The numbers in a vector of indices, if they are known."""
+    if len(atom.aval.shape) != 1:
+        return None
+    if atom in graph.consts:
+        return [int(n) for n in np.asarray(graph.consts[atom])]
+    eqn = graph.producer(atom, "broadcast_in_dim", "concatenate")
+    if eqn is None:
+        return None
+    if eqn.primitive.name == "broadcast_in_dim":
+        value = eqn.invars[0]
+        return [int(value.val)] * atom.aval.shape[0] if isinstance(value, Literal) else None
+    parts = [_place(graph, a) for a in eqn.invars]
+    known = [p for p in parts if p is not None]
+    return [n for p in known for n in p] if len(known) == len(parts) else None
