@@ -80,13 +80,14 @@ class Outermost:
         for x64 in (True,) if recovered.x64 else (False, True):
             with jax.enable_x64(x64):
                 try:
-                    with only_refusals(), meshes.set_for(program):
-                        again = trace_closed(run, *avals)
+                    with only_refusals():
+                        with meshes.set_for(program):
+                            again = trace_closed(run, *avals)
+                        # Derivatives of the text are traced now, under the setting it runs in.
+                        again = without_outer_call(meshes.unchecked(again))
+                        difference = self.weights.difference(again, program, own, leaves)
                 except (TypeError, ValueError, *SIZE_ERRORS) as error:
                     raise EmissionError(f"the text does not run: {error}") from error
-                # Derivatives of the text are traced now, under the setting it runs in.
-                again = without_outer_call(meshes.unchecked(again))
-                difference = self.weights.difference(again, program, own, leaves)
             if difference is not None:
                 raise EmissionError(f"the text traces to a different program: {difference}")
 

@@ -341,7 +341,7 @@ class _Variant:
                 if not classes.weaken(namespace):
                     break
         texts = [(source, namespace)]
-        if empty_classes.rewrite(file.definitions, cls) | repeated_steps.rewrite(file.definitions):
+        if repeated_steps.rewrite(file.definitions) | empty_classes.rewrite(file.definitions, cls):
             source = headed(file.text(), self._doc())
             texts.append((source, module_of(source, f"emitted_{cls}")))
         self._begin("comparing the source")

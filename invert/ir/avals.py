@@ -31,3 +31,8 @@ def is_key(v: Atom) -> bool:
 def is_differentiable(aval: Aval) -> bool:
     """Whether values of this type have tangents."""
     return jax.dtypes.issubdtype(aval.dtype, np.inexact)
+
+
+def no_tangent(aval: Aval) -> Value:
+    """What a rule returns as the tangent of integers, whose shape may be open."""
+    return jax.lax.broadcast(np.zeros((), jax.dtypes.float0), aval.shape)

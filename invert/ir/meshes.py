@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import jax
-import numpy as np
 from jax import lax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
@@ -33,7 +32,7 @@ from invert._private.jax import (
     type_on_mesh,
     varying,
 )
-from invert.ir.avals import is_differentiable
+from invert.ir.avals import is_differentiable, no_tangent
 from invert.ir.hints import decode, is_hint
 from invert.ir.interpret import interpret
 from invert.ir.jaxprs import equations, map_jaxprs, names_in, sub_jaxprs, tuple_like
@@ -397,8 +396,7 @@ def _custom_jvp(retracer: MeshRetracer, eqn: Eqn, operands: list[Value]) -> Sequ
         found = iter(moved(rule, [*primals, *smooth]))
         results = [next(found) for _ in eqn.outvars]
         changes = [
-            next(found) if is_differentiable(v.aval) else np.zeros(v.aval.shape, jax.dtypes.float0)
-            for v in eqn.outvars
+            next(found) if is_differentiable(v.aval) else no_tangent(v.aval) for v in eqn.outvars
         ]
         return results, changes
 

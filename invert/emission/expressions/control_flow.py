@@ -532,6 +532,9 @@ def _no_derivative(v: Atom, is_jvp: bool) -> ast.expr:
     """What JAX expects if a value, such as an integer, has no tangent or cotangent."""
     if not is_jvp:
         return number(None)
+    if any(map(is_open, v.aval.shape)):  # NumPy has no arrays of open sizes
+        zero = call("np.zeros", syntax.tuple_of(()), syntax.name("jax.dtypes.float0"))
+        return call("lax.broadcast", zero, literals.shape(v.aval.shape))
     return call("np.zeros", literals.shape(v.aval.shape), syntax.name("jax.dtypes.float0"))
 
 

@@ -130,6 +130,12 @@ class _Place:
             return one.id == other.id and defined.get(one) is defined.get(other)
         return bool(field_of(one)) and field_of(one) == field_of(other)
 
+    def has_steps_of(self, other: _Place) -> bool:
+        """Whether another place with the same last step has the same steps and arguments."""
+        inputs = len(self.inputs) == len(other.inputs)
+        inputs = inputs and all(map(self.is_same, self.inputs, other.inputs))
+        return inputs and self.steps.keys() == other.steps.keys()
+
     def can_move(self) -> bool:
         """Whether the arguments have the same values at the last step."""
         order = {s: i for i, s in enumerate(self.method.node.body)}
@@ -260,9 +266,8 @@ def rewrite(definitions: list[ast.stmt]) -> bool:
 
 
 def _methods(definitions: Sequence[ast.stmt]) -> Iterator[_Method]:
-    for definition in definitions:
-        body = definition.body if isinstance(definition, ast.ClassDef) else [definition]
-        for node in body:
+    for definition in definitions:  # functions of a file may be derivative rules
+        for node in definition.body if isinstance(definition, ast.ClassDef) else ():
             if isinstance(node, ast.FunctionDef) and node.name != "__init__":
                 yield _Method.of(node)
 
@@ -296,15 +301,12 @@ def _copies(
     first: _Place, roots: Sequence[tuple[_Method, ast.Assign | ast.Return]]
 ) -> Iterator[_Place]:
     """The places with the steps of the first, which do not overlap."""
-    wanted = [ast.dump(a) for a in first.inputs]
     taken: set[ast.stmt] = set()
     for method, root in roots:
         own, place = _Place(first.method, first.root, kept=[*first.kept]), _Place(method, root)
         if root is first.root:
             place.steps, place.inputs = dict(first.steps), [*first.inputs]
-        elif not _Pair(own, place).run() or [ast.dump(a) for a in own.inputs] != wanted:
-            continue
-        if own.steps and own.steps.keys() != first.steps.keys():
+        elif not _Pair(own, place).run() or not own.has_steps_of(first):
             continue
         steps = {*place.steps, root}
         if place.can_move() and taken.isdisjoint(steps):
