@@ -18,12 +18,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from invert._errors import only_refusals
-from invert._private.jax import eval_closed, open_jaxpr, trace_closed
+from invert._private.jax import dim_as_value_p, eval_closed, open_jaxpr, trace_closed
 from invert.gradients.compare import FAILURES, beyond_rounding, samples
 from invert.gradients.region import MarkedRegion
-from invert.ir.avals import is_differentiable
+from invert.ir.avals import is_differentiable, type_of
 from invert.ir.interpret import bind, evaluate
 from invert.ir.numbers import on_cpu
+from invert.ir.substitution import samples as sizes_of
+from invert.ir.substitution import substitute
 from invert.ir.types import (
     AnyJaxpr,
     Atom,
@@ -54,7 +56,8 @@ Use = tuple[int, int]
 class _Places:
     """Candidates: sets of uses that are stopped together.
 
-    The first sets are all uses of each of the `values`, in order.
+    The first sets are all uses of each of the `values`, in order. Equations that read an open size
+    do not count, since the program at given sizes lacks them.
     """
 
     jaxpr: Jaxpr
@@ -70,12 +73,13 @@ class _Places:
         """
         moving = {v for v in inputs if is_differentiable(v.aval)}
         uses: dict[Var, list[Use]] = {}
+        eqns = _counted(jaxpr)
         for i, atoms in _operands(jaxpr):
             for k, atom in enumerate(atoms):
                 if not isinstance(atom, Literal) and atom in moving:
                     uses.setdefault(atom, []).append((i, k))
             if i >= 0 and any(a in moving for a in atoms if not isinstance(a, Literal)):
-                moving.update(v for v in jaxpr.eqns[i].outvars if is_differentiable(v.aval))
+                moving.update(v for v in eqns[i].outvars if is_differentiable(v.aval))
         sets = [frozenset(found) for found in uses.values()]
         sets += [frozenset([use]) for found in uses.values() if len(found) > 1 for use in found]
         producers: dict[Var, Eqn] = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
@@ -83,7 +87,7 @@ class _Places:
         for value, found in uses.items():
             for i, k in found:
                 if i >= 0 and value in producers:
-                    key = (_kind(jaxpr.eqns[i]), k, _kind(producers[value]))
+                    key = (_kind(eqns[i]), k, _kind(producers[value]))
                     alike.setdefault(key, set()).add((i, k))
         sets += [frozenset(found) for found in alike.values() if len(found) > 1]
         return cls(jaxpr, tuple(uses), tuple(sets))
@@ -97,8 +101,11 @@ class _Places:
         end = len(self.jaxpr.eqns)
         return sorted(chosen, key=lambda i: -min(end if e < 0 else e for e, _ in self.sets[i]))
 
-    def program(self, gate: Callable[[Use, Value], Value]) -> JaxFunction:
-        """The program with each used value replaced by `gate(use, value)`."""
+    def program(
+        self, gate: Callable[[Use, Value], Value], sized: Jaxpr | None = None
+    ) -> JaxFunction:
+        """The program, perhaps at given sizes, with `gate(use, value)` for each used value."""
+        jaxpr = sized or self.jaxpr
 
         def run(*values: Value) -> list[Value]:
             places = itertools.count()
@@ -110,11 +117,13 @@ class _Places:
                 ]
 
             def on_eqn(eqn: Eqn, operands: list[Value]) -> list[Value]:
+                if eqn.primitive is dim_as_value_p:
+                    return bind(eqn, operands)
                 return bind(eqn, gated(next(places), eqn.invars, operands))
 
-            env: dict[Atom, Value] = dict(zip(self.jaxpr.invars, values, strict=True))
-            read = evaluate(self.jaxpr.eqns, env, on_eqn)
-            return gated(-1, self.jaxpr.outvars, map(read, self.jaxpr.outvars))
+            env: dict[Atom, Value] = dict(zip(jaxpr.invars, values, strict=True))
+            read = evaluate(jaxpr.eqns, env, on_eqn)
+            return gated(-1, jaxpr.outvars, map(read, jaxpr.outvars))
 
         return run
 
@@ -137,8 +146,12 @@ def _kind(eqn: Eqn) -> Hashable:
     return eqn.primitive.name, eqn.params.get("name")
 
 
+def _counted(jaxpr: Jaxpr) -> list[Eqn]:
+    return [eqn for eqn in jaxpr.eqns if eqn.primitive is not dim_as_value_p]
+
+
 def _operands(jaxpr: Jaxpr) -> Iterator[tuple[int, Sequence[Atom]]]:
-    for i, eqn in enumerate(jaxpr.eqns):
+    for i, eqn in enumerate(_counted(jaxpr)):
         yield i, eqn.invars
     yield -1, jaxpr.outvars
 
@@ -146,7 +159,8 @@ def _operands(jaxpr: Jaxpr) -> Iterator[tuple[int, Sequence[Atom]]]:
 def with_stops(region: MarkedRegion, raw: AnyJaxpr, x64: bool) -> Iterator[MarkedRegion]:
     """Variants of `region` with stopped values, whose autodiff agrees numerically with `raw`.
 
-    The search is greedy: each step adds the place that makes most results right.
+    The search is greedy: each step adds the place that makes most results right. It runs at one
+    choice of the open sizes; what it finds is proved for all of them.
     """
     inner = open_jaxpr(region.forward)
     places = _Places.of(inner, [inner.invars[-len(region.inputs) :][i] for i in region.wanted])
@@ -154,7 +168,11 @@ def with_stops(region: MarkedRegion, raw: AnyJaxpr, x64: bool) -> Iterator[Marke
         return
     try:
         with only_refusals(), jax.enable_x64(x64), on_cpu():
-            found = _search(places, region, raw)
+            sizes = sizes_of(raw)[0]
+            sized, program = (substitute(p, sizes) if sizes else p for p in (raw, region.forward))
+            at_sizes = copy.copy(region)
+            at_sizes.avals = [type_of(v) for v in open_jaxpr(sized).invars]
+            found = _search(places, at_sizes, sized, open_jaxpr(program))
     except FAILURES:
         return
     for chosen in found[:_MAX_VARIANTS]:
@@ -163,8 +181,13 @@ def with_stops(region: MarkedRegion, raw: AnyJaxpr, x64: bool) -> Iterator[Marke
         yield other
 
 
-def _search(places: _Places, region: MarkedRegion, raw: AnyJaxpr) -> list[set[int]]:
-    """Sets of places for `stop_gradient`, each of which reproduces the gradient numerically."""
+def _search(places: _Places, region: MarkedRegion, raw: AnyJaxpr, program: Jaxpr) -> list[set[int]]:
+    """Sets of places for `stop_gradient`, each of which reproduces the gradient numerically.
+
+    **Arguments:**
+
+    - `region`, `raw`, `program`: the region, its gradient and its program, at given sizes.
+    """
     count = len(places.sets)
     members: dict[Use, list[int]] = {}
     for i, uses in enumerate(places.sets):
@@ -178,7 +201,7 @@ def _search(places: _Places, region: MarkedRegion, raw: AnyJaxpr) -> list[set[in
             stop = mask[np.asarray(members[use])].any()
             return jnp.where(stop, jax.lax.stop_gradient(value), value)
 
-        return some_of(region.autodiff_of(places.program(gate), values))
+        return some_of(region.autodiff_of(places.program(gate, program), values))
 
     # What is found is proved afterwards, so that some elements of large results are enough here.
     def some_of(results: Sequence[Value]) -> list[Value]:
