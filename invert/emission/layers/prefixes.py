@@ -84,13 +84,24 @@ def _group_by_number(layer: Layer, parameters: Mapping[Var, Path]) -> None:
         }
         links = Links(layer.steps, layer.outputs)
         region = _region(layer, links, members, results=_MOST_RESULTS)
-        if region is None:
+        if region is None or not _is_connected(links, region):
             continue
         for role, inner in group.items():
             inner.field, inner.kind = role, inner.kind or without_number(inner.name)
         rest = [(i, s) for i, s in enumerate(layer.steps) if i not in region]
         call = wrapped(layer, sorted(region), f"block_{number}", parameters, ())
         layer.steps = ordered([*rest, (min(members), call)])
+
+
+def _is_connected(links: Links, region: Set[int]) -> bool:
+    """Whether steps use each other's values, rather than only the same inputs."""
+    found, pending = set[int](), [min(region)]
+    while pending:
+        i = pending.pop()
+        if i not in found:
+            found.add(i)
+            pending += [j for j in (*links.before[i], *links.users[i]) if j in region]
+    return len(found) == len(region)
 
 
 def _share(made: Set[Layer], parameters: Mapping[Var, Path]) -> None:

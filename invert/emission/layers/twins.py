@@ -38,6 +38,9 @@ _HALVED = 32
 # lengths; those of kernels as well; all those of parameters, but no others; all (there is no twin).
 _NO_SIZES, _LENGTHS, _KERNELS, _PARAMETERS, _ALL = range(5)
 
+# The most sizes of a module that only holds arrays.
+_MOST_HELD = 2
+
 _NONE = Class("", [])
 
 
@@ -183,7 +186,7 @@ class Twins:
         axes = {ties.axis(v, i) for v in fields for i in range(len(v.aval.shape))}
         ties.settle()
         sizes = self._sizes(cls, ties, axes)
-        if not sizes:
+        if not sizes or (not computes and len(sizes) > _MOST_HELD):
             return None
         own = set(map(ties.root, axes))
         level = self.given.get(cls, _NO_SIZES)
