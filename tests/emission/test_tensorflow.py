@@ -546,7 +546,7 @@ def test_joined_branches_are_written_one_by_one(count: int) -> None:
         "branch1 = self.branch1(x)",
         "branch2 = chain(self.branch2, x)",
         "branch3 = chain(self.branch3, x)",
-        "branch_pool = self.branch_pool(avg_pool_same(x, (3, 3), (1, 1)))",
+        "branch_pool = self.branch_pool(avg_pool_same(x, 3, 1))",
         "return jnp.concatenate([branch1, branch2, branch3, branch_pool], axis=-1)",
     ]
     assert "chain(self.blocks, " in source

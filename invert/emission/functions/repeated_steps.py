@@ -87,7 +87,9 @@ def _callee(call: ast.Call) -> str:
     while isinstance(node, ast.Attribute):
         names.append(node.attr)
         node = node.value
-    return ".".join(reversed([*names, node.id])) if isinstance(node, ast.Name) else names[0]
+    if isinstance(node, ast.Name):
+        return ".".join(reversed([*names, node.id]))
+    return names[0] if names else ""
 
 
 def _stored(statement: ast.stmt) -> set[str]:
