@@ -11,9 +11,11 @@ import collections
 import copy
 import dataclasses
 import itertools
+import re
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 
 from invert.emission.functions.names import known_names
+from invert.emission.layers.shared import replace
 from invert.emission.python import syntax
 from invert.emission.python.naming import stem
 from invert.emission.python.syntax import field_of
@@ -23,6 +25,8 @@ _LEAST, _SHORTEST = 80, 70
 _MOST_ARGUMENTS = 3
 # The most pairs of steps that are compared.
 _MOST_PAIRS = 2000
+# Where a method reads the number of samples.
+_LEADING = re.compile(r"\w+\.shape\[0\]")
 # The longest value into which another one is written.
 _LINE = 72
 
@@ -67,17 +71,26 @@ class _Method:
             return node, None
         return source.value, source
 
-    def known(self) -> set[ast.stmt]:
-        """The statements that a known function may compute, from all values before them."""
+    def roots(self) -> Iterator[_Place]:
+        """The places whose results a known function may compute, from all values before them."""
         calls: dict[ast.stmt, collections.Counter[str]] = {}
-        for statement in self.node.body:
-            nodes = [*ast.walk(statement)]
+
+        def called(node: ast.AST) -> collections.Counter[str]:
+            nodes = [*ast.walk(node)]
             found = collections.Counter({_callee(n): 1 for n in nodes if isinstance(n, ast.Call)})
             names = (n for n in nodes if isinstance(n, ast.Name))
             for source in {self.defined[n] for n in names if n in self.defined}:
                 found |= calls[source]
-            calls[statement] = found
-        return {s for s, count in calls.items() if _kind_of(count) is not None}
+            return found
+
+        for statement in self.node.body:
+            calls[statement] = called(statement)
+            assigned = isinstance(statement, ast.Assign | ast.Return)
+            if assigned and _kind_of(calls[statement]) is not None:
+                for node in ast.walk(statement):
+                    operation = isinstance(node, ast.Call | ast.BinOp)
+                    if operation and _kind_of(called(node)) is not None:
+                        yield _Place(self, statement, node)
 
 
 def _callee(call: ast.Call) -> str:
@@ -107,13 +120,15 @@ class _Place:
 
     **Arguments:**
 
-    - `root`: the statement that computes the result.
+    - `root`: the statement that computes the result, by its expression `node`.
     - `steps`: the other statements, which nothing else uses.
+    - `kept`: statements whose values are arguments, since others use them.
     - `inputs`: the arguments, by the expression in the copy that each stands for.
     """
 
     method: _Method
     root: ast.Assign | ast.Return
+    node: ast.expr
     steps: dict[ast.stmt, None] = dataclasses.field(default_factory=dict)
     kept: list[ast.stmt] = dataclasses.field(default_factory=list)
     inputs: list[ast.expr] = dataclasses.field(default_factory=list)
@@ -123,7 +138,15 @@ class _Place:
         return [s for s in self.method.node.body if s in self.steps]
 
     def text_length(self) -> int:
-        return sum(len(ast.unparse(s)) for s in (*self.steps, self.root))
+        return sum(len(ast.unparse(s)) for s in (*self.steps, self.node))
+
+    def is_shared(self, step: ast.stmt) -> bool:
+        """Whether something else uses the value of a step."""
+        if not {*self.steps, self.root}.issuperset(self.method.users[step]):
+            return True
+        defined, own = self.method.defined, set(syntax.names_in(self.node))
+        rest = (n for n in syntax.names_in(self.root) if n not in own)
+        return any(defined.get(n) is step for n in rest)
 
     def is_same(self, one: ast.expr, other: ast.expr) -> bool:
         """Whether two names or fields are one value."""
@@ -131,6 +154,10 @@ class _Place:
             defined = self.method.defined
             return one.id == other.id and defined.get(one) is defined.get(other)
         return bool(field_of(one)) and field_of(one) == field_of(other)
+
+    def empty(self) -> _Place:
+        """The place before it is compared with another."""
+        return _Place(self.method, self.root, self.node)
 
     def has_steps_of(self, other: _Place) -> bool:
         """Whether another place with the same last step has the same steps and arguments."""
@@ -164,8 +191,7 @@ class _Pair:
                 place.steps, place.inputs = {}, []
             self._matched.clear()
             self._failed.clear()
-            a, b = self.one.root.value, self.other.root.value
-            if a is None or b is None or not self._same(a, b, top=True):
+            if not self._same(self.one.node, self.other.node, top=True):
                 return False
             if not self._keep_shared():
                 return len(self.one.inputs) <= _MOST_ARGUMENTS
@@ -174,8 +200,7 @@ class _Pair:
         """Make arguments of values that other steps use; returns whether there are new ones."""
         found = False
         for place in (self.one, self.other):
-            inside = {*place.steps, place.root}
-            shared = [s for s in place.steps if not inside.issuperset(place.method.users[s])]
+            shared = [s for s in place.steps if place.is_shared(s)]
             place.kept += shared
             found = found or bool(shared)
         return found
@@ -276,19 +301,15 @@ def _methods(definitions: Sequence[ast.stmt]) -> Iterator[_Method]:
 
 def _best(definitions: Sequence[ast.stmt]) -> list[_Place]:
     """The copies of the steps that save most."""
-    roots: dict[Hashable, list[tuple[_Method, ast.Assign | ast.Return]]] = {}
+    roots: dict[Hashable, list[_Place]] = {}
     for method in _methods(definitions):
-        known = method.known()
-        for s in (s for s in method.node.body if s in known):
-            named = isinstance(s, ast.Assign) and isinstance(s.targets[0], ast.Name)
-            if named or (isinstance(s, ast.Return) and s.value is not None):
-                assert isinstance(s, ast.Assign | ast.Return) and s.value is not None
-                roots.setdefault(_head(s.value), []).append((method, s))
+        for place in method.roots():
+            roots.setdefault(_head(place.node), []).append(place)
     best, most = list[_Place](), _LEAST
     for alike in roots.values():
         for one, other in itertools.islice(itertools.combinations(alike, 2), _MOST_PAIRS):
-            first = _Place(*one)
-            if not _Pair(first, _Place(*other)).run() or first.text_length() < _SHORTEST:
+            first = one.empty()
+            if not _Pair(first, other.empty()).run() or first.text_length() < _SHORTEST:
                 continue
             if _kind(first) is None:
                 continue
@@ -299,18 +320,17 @@ def _best(definitions: Sequence[ast.stmt]) -> list[_Place]:
     return best
 
 
-def _copies(
-    first: _Place, roots: Sequence[tuple[_Method, ast.Assign | ast.Return]]
-) -> Iterator[_Place]:
+def _copies(first: _Place, roots: Sequence[_Place]) -> Iterator[_Place]:
     """The places with the steps of the first, which do not overlap."""
     taken: set[ast.stmt] = set()
-    for method, root in roots:
-        own, place = _Place(first.method, first.root, kept=[*first.kept]), _Place(method, root)
-        if root is first.root:
+    for root in roots:
+        own, place = first.empty(), root.empty()
+        own.kept += first.kept
+        if root.node is first.node:
             place.steps, place.inputs = dict(first.steps), [*first.inputs]
         elif not _Pair(own, place).run() or not own.has_steps_of(first):
             continue
-        steps = {*place.steps, root}
+        steps = {*place.steps, place.root}
         if place.can_move() and taken.isdisjoint(steps):
             taken |= steps
             yield place
@@ -325,7 +345,7 @@ def _head(node: ast.expr) -> Hashable:
 
 def _kind(place: _Place) -> tuple[str, str] | None:
     """The name and docstring of a function with these steps, if it is clear what they compute."""
-    nodes = (n for s in (*place.steps, place.root) for n in ast.walk(s))
+    nodes = (n for s in (*place.steps, place.node) for n in ast.walk(s))
     return _kind_of(collections.Counter(_callee(n) for n in nodes if isinstance(n, ast.Call)))
 
 
@@ -353,19 +373,18 @@ def _outline(definitions: list[ast.stmt], places: Sequence[_Place]) -> None:
     given: Mapping[ast.expr, ast.expr] = {
         node: syntax.name(p) for node, p in zip(first.inputs, parameters, strict=True)
     }
-    array = syntax.name("Array")
+    sizes = _sizes(first, parameters)
     body = _body(first, given, parameters, _common_names(places))
     _inline(body)
-    function = syntax.function(
-        name,
-        [syntax.argument(p, array) for p in parameters],
-        [syntax.docstring(kind[1]), *body],
-        returns=array,
-    )
+    array = syntax.name("Array")
+    arguments = [syntax.argument(p, array) for p in parameters if p not in sizes]
+    body = [syntax.docstring(kind[1]), *sizes.values(), *body]
+    function = syntax.function(name, arguments, body, returns=array)
     index = min(_index(definitions, p.method.node) for p in places)
     for place in places:
-        result = syntax.call(name, *(syntax.copied(a) for a in place.inputs))
-        place.root.value = result
+        inputs = zip(place.inputs, parameters, strict=True)
+        result = syntax.call(name, *(syntax.copied(a) for a, p in inputs if p not in sizes))
+        replace(place.root, place.node, result)
         place.method.node.body = [s for s in place.method.node.body if s not in place.steps]
         _inline(place.method.node.body, place.root)
     definitions.insert(index, function)
@@ -393,6 +412,22 @@ def _parameters(places: Sequence[_Place]) -> list[str]:
             name, number = f"{wanted}_{number}", number + 1
         found.append(name)
     return found
+
+
+def _sizes(place: _Place, parameters: Sequence[str]) -> dict[str, ast.stmt]:
+    """Statements that read sizes from the first array, for arguments that are its leading size."""
+    sources = [
+        place.method.defined.get(a) if isinstance(a, ast.Name) else None for a in place.inputs
+    ]
+    read = [None if s is None else ast.unparse(s.value) for s in sources]
+    arrays = [
+        p for p, text in zip(parameters, read, strict=True) if not _LEADING.fullmatch(text or "")
+    ]
+    return {
+        p: syntax.assign(syntax.name(p), ast.parse(f"{arrays[0]}.shape[0]", mode="eval").body)
+        for p in parameters
+        if arrays and p not in arrays
+    }
 
 
 def _common_names(places: Sequence[_Place]) -> list[str]:
@@ -466,8 +501,7 @@ def _body(
         renamed[statement] = name
         assert isinstance(value, ast.expr)
         body.append(syntax.assign(syntax.name(name), value))
-    assert place.root.value is not None
-    result = written(place.root.value)
+    result = written(place.node)
     assert isinstance(result, ast.expr)
     body.append(ast.Return(result))
     return body

@@ -51,6 +51,8 @@ def _numbered(path: Path) -> bool:
 # Products of arrays, as in an attention, and calls of other layers do not belong to a layer's input
 # or result.
 _MIXING = frozenset(("dot_general", "conv_general_dilated", PART.name))
+# The most equations of an activation and a sum.
+_MOST_AHEAD = 4
 
 
 class _Regions:
@@ -214,14 +216,26 @@ class _Regions:
 
     def _after(self, region: set[int], path: Path) -> set[int]:
         """Adds the equations that finish a layer: fewer values are live after them."""
-        while True:
-            extended = self._extended(region, path)
-            if self._live(extended) >= self._live(region):
-                break
-            region = extended
+        while (shorter := self._with_fewer(region, path)) is not None:
+            region = shorter
         while (i := self._next(region, path)) is not None:
             region = region | {i}
         return region
+
+    def _with_fewer(self, region: set[int], path: Path) -> set[int] | None:
+        """The region with the next equations after which fewer values are live, if there are some.
+
+        These are a sum, or an activation and a sum.
+        """
+        live, extended = self._live(region), region
+        for _ in range(_MOST_AHEAD):
+            longer = self._extended(extended, path)
+            if len(longer) == len(extended):
+                return None
+            extended = longer
+            if self._live(extended) < live:
+                return extended
+        return None
 
     def _repeats(self, path: Path) -> bool:
         """Whether products share a parameter of a layer, as the steps of an unrolled loop do."""

@@ -1,0 +1,196 @@
+"""Functions of a text: steps that methods repeat, and classes without fields."""
+
+from __future__ import annotations
+
+import ast
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import invert
+from invert.emission.functions import empty_classes, repeated_steps
+from tests.emission.test_options import _arrays, _emitted
+
+_HEADS, _SIZE, _LENGTH, _DIM = 2, 4, 6, 8
+
+
+def _rotated(x: Any) -> Any:
+    angles = jnp.arange(_LENGTH)[:, None] / 100 ** (jnp.arange(0, _SIZE, 2) / _SIZE)
+    cos, sin = jnp.cos(angles)[:, None], jnp.sin(angles)[:, None]
+    even, odd = x[..., ::2], x[..., 1::2]
+    return jnp.stack([even * cos - odd * sin, even * sin + odd * cos], -1).reshape(x.shape)
+
+
+def _normalized(x: Any, scale: Any) -> Any:
+    return x * lax.rsqrt(jnp.mean(jnp.square(x), -1, keepdims=True) + 1e-5) * scale
+
+
+def _decoder(params: Any, x: Any) -> Any:
+    for i in range(2):
+        own = {n: params[f"layers/{i}/{n}"] for n in ("first", "second", "q", "k", "v", "up")}
+        y = _normalized(x, own["first"])
+        q, k, v = ((y @ own[n]).reshape(-1, _LENGTH, _HEADS, _SIZE) for n in "qkv")
+        weights = jax.nn.softmax(jnp.einsum("bqhd,bkhd->bhqk", _rotated(q), _rotated(k)))
+        x = x + jnp.einsum("bhqk,bkhd->bqhd", weights, v).reshape(x.shape)
+        x = x + jax.nn.silu(_normalized(x, own["second"]) @ own["up"])
+    return _normalized(x, params["norm"])
+
+
+def test_rotations_and_normalizations_are_functions() -> None:
+    shapes: dict[str, tuple[int, ...]] = {"norm": (_DIM,)}
+    for i in range(2):
+        own = {"first": (_DIM,), "second": (_DIM,), **dict.fromkeys("qkv", (_DIM, _DIM))}
+        shapes |= {f"layers/{i}/{n}": s for n, s in (own | {"up": (_DIM, _DIM)}).items()}
+    x = _arrays({"x": (2, _LENGTH, _DIM)}, 1)["x"]
+    source = _emitted(_decoder, _arrays(shapes, 0), x).source
+    assert source.count("def rope(x: Array) -> Array:") == 1
+    assert source.count("def rms_norm(x: Array, ") == 1
+    # Of queries and keys in one class; of both norms of a layer, and that of the model.
+    assert source.count("rope(") == 3
+    assert source.count("rms_norm(") == 4
+    assert source.count("jnp.cos(") == source.count("lax.rsqrt(") == 1
+    assert "angles = " in source
+    assert "even * cos - odd * sin" in source
+
+
+def test_a_normalization_that_subtracts_a_mean_is_not_called_rms_norm() -> None:
+    def run(params: Any, x: Any) -> Any:
+        for name in ("one", "two", "three"):
+            x = x - jnp.mean(x, -1, keepdims=True)
+            x = _normalized(x, params[f"{name}/scale"]) + jnp.tanh(x @ params[f"{name}/w"])
+        return x
+
+    shapes = {"scale": (8,), "w": (8, 8)}
+    arrays = _arrays({f"{n}/{k}": s for n in ("one", "two", "three") for k, s in shapes.items()}, 0)
+    x = _arrays({"x": (3, 8)}, 1)["x"]
+    source = _emitted(run, arrays, x).source
+    assert "def rms_norm" not in source or source.count("jnp.mean(") > 1
+
+
+def _rewritten(text: str) -> str:
+    definitions = ast.parse(text).body
+    repeated_steps.rewrite(definitions)
+    return ast.unparse(ast.Module(definitions, []))
+
+
+_CONV = (
+    'lax.conv_general_dilated({}, {}, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))'
+)
+
+
+def test_a_value_that_is_needed_elsewhere_is_an_argument() -> None:
+    """The flipped kernel `w` of both convolutions is a result too, under the name it had before."""
+    source = _rewritten(f"""
+class A:
+    def __call__(self, x, w, u):
+        w = lax.rev(lax.rev(w, (0,)), (1,))
+        y = {_CONV.format("x", "w")}
+        u = lax.rev(lax.rev(u, (0,)), (1,))
+        z = {_CONV.format("y", "u")}
+        y = {_CONV.format("z", "w")}
+        z = {_CONV.format("y", "u")}
+        return w, u, y, z
+""")
+    method = source.split("class A")[1]
+    assert method.count("lax.rev") == 4
+    for call in ("y = conv(x, w)", "z = conv(y, u)", "y = conv(z, w)"):
+        assert call in method
+    assert source.split("class A")[0].count("lax.rev") == 0
+
+
+def test_an_argument_that_has_another_value_by_then_stays() -> None:
+    """In the second place, `x` changes between the normalization's use of it and its end."""
+    text = """
+class A:
+    def __call__(self, x, a):
+        s = jnp.mean(jnp.square(x), axis=-1, keepdims=True)
+        y = x * lax.rsqrt(s + 1e-05) * a
+        t = jnp.mean(jnp.square(y), axis=-1, keepdims=True)
+        u = y * lax.rsqrt(t + 1e-05)
+        y = jnp.tanh(u)
+        v = u * a
+        return y + v
+"""
+    assert _rewritten(text) == ast.unparse(ast.parse(text))
+
+
+def test_shared_values_are_compared_once() -> None:
+    """Each line uses the last one twice, so that the expression has 2^60 nodes."""
+    lines = ["y = jnp.cos(x) + jnp.sin(x)"] + ["y = y * y + jnp.cos(y)"] * 60
+    body = "\n        ".join([*lines, "return y"])
+    cls = f"class {{}}:\n    def __call__(self, x):\n        {body}\n"
+    source = _rewritten(cls.format("A") + cls.format("B"))
+    assert source.count("rope(") == 3
+
+
+def test_a_class_without_fields_is_a_function() -> None:
+    text = """
+class Attention(eqx.Module):
+    def __call__(self, x: Float[Array, "b d"]) -> Float[Array, "b d"]:
+        return jax.nn.softmax(x)
+
+class Scale(eqx.Module):
+    factor: float = eqx.field(static=True)
+    def __call__(self, x):
+        return self.factor * x
+
+class Model(eqx.Module):
+    attention: Attention
+    scale: Scale
+    layers: tuple[Norm, ...]
+    def __init__(self):
+        self.attention = Attention()
+        self.scale = Scale()
+    def __call__(self, x):
+        return self.scale(self.attention(x))
+
+class Norm(eqx.Module):
+    def __call__(self, x):
+        return x
+"""
+    definitions = ast.parse(text).body
+    assert empty_classes.rewrite(definitions, "Model")
+    source = ast.unparse(ast.Module(definitions, []))
+    assert "def attention(x: Float[Array, 'b d']) -> Float[Array, 'b d']:" in source
+    assert "return self.scale(attention(x))" in source
+    assert "class Scale" in source  # it has an option
+    assert "class Norm" in source  # one of a tuple
+    assert "Attention" not in source
+
+
+def test_a_function_has_no_name_of_a_local_variable() -> None:
+    text = """
+class Norm(eqx.Module):
+    def __call__(self, x):
+        return x / 2
+
+class Model(eqx.Module):
+    first: Norm
+    kernel: Array
+    def __init__(self):
+        self.first = Norm()
+        self.kernel = jnp.zeros(3)
+    def __call__(self, x):
+        norm = self.first(x)
+        return norm @ self.kernel
+"""
+    definitions = ast.parse(text).body
+    empty_classes.rewrite(definitions, "Model")
+    assert "norm = apply_norm(x)" in ast.unparse(ast.Module(definitions, []))
+
+
+@pytest.mark.parametrize("count", [2, 9])
+def test_a_sum_of_many_values_is_no_layer(count: int) -> None:
+    keras = pytest.importorskip("keras")
+    given = keras.Input((5,))
+    parts = [keras.layers.Dense(3, name=f"part{i}")(given) for i in range(count)]
+    module = invert.convert(keras.Model(given, keras.layers.Add()(parts)))
+    source = module.emit(loader=False).source
+    assert "class Add" not in source
+    assert "def add" not in source
+    x = np.ones((2, 5), np.float32)
+    np.testing.assert_array_equal(module.model(x), module(x))

@@ -1,0 +1,76 @@
+"""Scatters and gathers as the indexing and the functions of segments that a person writes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import invert
+
+_X = np.arange(80, dtype=np.float32).reshape(10, 8)
+_I = np.array([2, -1, 2], np.int32)
+_J = np.array([0, 7, 3], np.int32)
+_Y = np.ones((3, 8), np.float32)
+
+_CASES: tuple[tuple[Callable[..., Any], tuple[Any, ...], str], ...] = (
+    (lambda x, i, y: x.at[i].add(y), (_X, _I, _Y), "x.at[i].add(y)"),
+    (lambda x, i, y: x.at[i].set(y), (_X, _I, _Y), "x.at[i].set(y)"),
+    (lambda x, i, y: x.at[i].subtract(y), (_X, _I, _Y), "x.at[i].subtract(y)"),
+    (lambda x, i: x.at[i].multiply(2.0), (_X, _I), "x.at[i].multiply(2.0)"),
+    (
+        lambda x, i, y: x.at[:, i].max(y),
+        (_X, _J, np.ones((10, 3), np.float32)),
+        "x.at[:, i].max(y)",
+    ),
+    (
+        lambda x, i, y: x.at[i].min(y, mode="clip"),
+        (_X, _I, _Y),
+        'x.at[i].min(y, mode="clip")',
+    ),
+    (
+        lambda x, i, y: x.at[i].add(y, indices_are_sorted=True),
+        (_X, np.sort(_I), _Y),
+        "x.at[i].add(y, indices_are_sorted=True)",
+    ),
+    (
+        lambda x, i, j, y: x.at[i, j].add(y),
+        (_X, _I, _J, np.ones(3, np.float32)),
+        "x.at[i, j].add(y)",
+    ),
+    (lambda x, y: x.at[2:5].set(y), (_X, _Y), "x.at[2:5].set(y)"),
+    (lambda x, y: x.at[:2].add(y), (_X, _Y[:2]), "x.at[:2].add(y)"),
+    (
+        lambda x, i: jax.ops.segment_sum(x, i, 4),
+        (_Y, _J),
+        "jax.ops.segment_sum(x, i, num_segments=4)",
+    ),
+    (
+        lambda x, i: jax.ops.segment_max(x, i, 4),
+        (_Y, _J),
+        "jax.ops.segment_max(x, i, num_segments=4)",
+    ),
+    (lambda x, i, j: x[i, j], (_X, _I, _J), 'x.at[i, j].get(mode="clip")'),
+    (lambda x, i: x[:, i], (_X, _J), 'x.at[:, i].get(mode="clip")'),
+    # One index for several tables is counted from the end once.
+    (lambda x, y, i: x[i] + 2 * y[i], (_X, -_X, _I), 'x.at[i].get(mode="clip")'),
+)
+
+
+@pytest.mark.parametrize("fn, args, wanted", _CASES, ids=[c[2] for c in _CASES])
+def test_an_update_or_lookup_is_written_as_indexing(
+    fn: Callable[..., Any], args: tuple[Any, ...], wanted: str
+) -> None:
+    types = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in args]
+    module = invert.from_exported(jax.export.export(jax.jit(fn))(*types))
+    emission = module.emit(loader=False)
+    assert wanted in emission.source
+    assert "DimensionNumbers" not in emission.source
+    model: Any = emission.model
+    for shift in (0, 1, 100):  # out of bounds too
+        own = [a + shift if a.dtype == np.int32 else a for a in args]
+        np.testing.assert_array_equal(model(*own), fn(*map(jnp.asarray, own)))
