@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from typing import Any
 
 import jax
@@ -47,7 +48,7 @@ def test_rotations_and_normalizations_are_functions() -> None:
         shapes |= {f"layers/{i}/{n}": s for n, s in (own | {"up": (_DIM, _DIM)}).items()}
     x = _arrays({"x": (2, _LENGTH, _DIM)}, 1)["x"]
     source = _emitted(_decoder, _arrays(shapes, 0), x).source
-    assert source.count("def rope(x: Array) -> Array:") == 1
+    assert len(re.findall(r"def rope\(\w: Array\) -> Array:", source)) == 1
     assert source.count("def rms_norm(x: Array, ") == 1
     # Of queries and keys in one class; of both norms of a layer, and that of the model.
     assert source.count("rope(") == 3

@@ -1,0 +1,108 @@
+"""Gradients that a container holds for programs with an open batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import invert
+
+tf = pytest.importorskip("tensorflow")
+
+from jax.experimental import jax2tf  # noqa: E402  which imports TensorFlow
+
+W = np.random.default_rng(0).normal(size=(4, 4)).astype(np.float32)
+AGREES = "agrees with autodiff"
+
+
+def _converted(fn: Callable[[Any], Any]) -> Any:
+    converted = jax2tf.convert(fn, polymorphic_shapes=["b, 6, 4"])
+    spec = tf.TensorSpec((None, 6, 4), tf.float32)
+    return invert.convert(tf.function(converted, autograph=False, input_signature=[spec]))
+
+
+def _judgement(module: Any) -> str:
+    (line,) = (x for x in str(module.report).splitlines() if "gradient of" in x)
+    return line.rpartition(": ")[2]
+
+
+def _same_derivatives(module: Any, fn: Callable[[Any], Any]) -> None:
+    def total(f: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        return lambda x: jnp.sum(jnp.sin(jax.tree_util.tree_leaves(f(x))[0]))
+
+    for batch in (1, 3):
+        x = np.random.default_rng(batch).normal(size=(batch, 6, 4)).astype(np.float32)
+        x = jnp.asarray(x)
+        np.testing.assert_allclose(
+            jax.grad(total(module))(x), jax.grad(total(fn))(x), rtol=1e-5, atol=1e-6
+        )
+        moved = [jax.jvp(total(f), (x,), (x + 1,))[1] for f in (module, fn)]
+        np.testing.assert_allclose(*moved, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: jnp.tanh(x[:, 0] @ W),
+        lambda x: jnp.tanh(x[:, -1] @ W),
+        lambda x: x[:, 1:3] @ W,
+        lambda x: jnp.sin(x[:, 2, 1]),
+        lambda x: (x @ W)[..., 3] * x[:, :, 0],
+        lambda x: x[:, 0] * x[:, 5],
+    ],
+    ids=["first", "last", "some", "one", "features", "two"],
+)
+def test_the_gradient_of_a_slice_at_a_number_is_proved(fn: Callable[[Any], Any]) -> None:
+    module = _converted(fn)
+    assert _judgement(module) == AGREES
+    _same_derivatives(module, fn)
+
+
+def test_a_sum_at_a_place_that_depends_on_data_is_no_padding() -> None:
+    def fn(x: Any) -> Any:
+        return x.at[:, jnp.argmax(x[0, :, 0])].add(x[:, 0])
+
+    _same_derivatives(_converted(fn), fn)
+
+
+def _straight_through(x: Any) -> Any:
+    return jnp.tanh(x + lax.stop_gradient(jnp.round(x) - x)) @ W
+
+
+def test_stop_gradient_is_put_back() -> None:
+    module = _converted(_straight_through)
+    assert _judgement(module) == f"{AGREES}, with stop_gradient put back"
+    _same_derivatives(module, _straight_through)
+    assert "lax.stop_gradient(" in module.emit(loader=False).source
+
+
+def test_a_rule_with_integer_results() -> None:
+    @jax.custom_jvp
+    def rounded(x: Any) -> tuple[Any, Any]:
+        return jnp.round(x), jnp.argmax(x, 1)
+
+    @rounded.defjvp
+    def _(primals: Any, tangents: Any) -> Any:
+        (x,), (t,) = primals, tangents
+        result = rounded(x)
+        zero = lax.broadcast(np.zeros((), jax.dtypes.float0), result[1].shape)
+        return result, (t * jnp.cos(x), zero)
+
+    def fn(x: Any) -> tuple[Any, Any]:
+        y, index = rounded(x @ W)
+        return jnp.tanh(y), index
+
+    module = _converted(fn)
+    assert "kept as custom_jvp" in str(module.report)
+    _same_derivatives(module, fn)
+    x = jnp.ones((2, 6, 4))
+    model: Any = module.emit(loader=False).model
+    for got, wanted in zip(model(x), fn(x), strict=True):
+        np.testing.assert_array_equal(got, wanted)
+    _same_derivatives(model, fn)
