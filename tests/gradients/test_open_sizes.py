@@ -92,7 +92,7 @@ def test_a_rule_with_integer_results() -> None:
         (x,), (t,) = primals, tangents
         result = rounded(x)
         zero = lax.broadcast(np.zeros((), jax.dtypes.float0), result[1].shape)
-        return result, (t * jnp.cos(x), zero)
+        return result, (2 * t, zero)
 
     def fn(x: Any) -> tuple[Any, Any]:
         y, index = rounded(x @ W)
