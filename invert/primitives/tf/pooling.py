@@ -87,14 +87,9 @@ def window_of(
     return Window(sizes, strides, tuple(pads))
 
 
-@rule("MaxPool", "MaxPool3D")
-def _max_pool(x: Array, *, node: Node) -> Array:
-    return window_of(node, x.shape).max(x)
-
-
-@rule("MaxPoolV2")
-def _max_pool_v2(x: Array, ksize: Ints, strides: Ints, *, node: Node) -> Array:
-    return window_of(node, x.shape, ksize, strides).max(x)
+@rule("MaxPool", "MaxPool3D", "MaxPoolV2")
+def _max_pool(x: Array, *sizes_and_strides: Ints, node: Node) -> Array:
+    return window_of(node, x.shape, *sizes_and_strides).max(x)
 
 
 @rule("AvgPool", "AvgPool3D")

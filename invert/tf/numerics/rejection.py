@@ -17,6 +17,7 @@ from jax import Array, lax
 from jax.typing import DTypeLike
 
 from invert.ir.sizes import DimSize, Shape
+from invert.tf.numerics.derivatives import with_tangent
 from invert.tf.numerics.philox import Stream, normals, unit
 
 _U64 = np.dtype(np.uint64)
@@ -93,15 +94,12 @@ def gamma(stream: Stream, shape: Shape, alpha: Array) -> Array:
 
 
 def _gamma(shape: Shape, key: Array, low: Array, high: Array, alpha: Array) -> Array:
-    @jax.custom_jvp
+    def tangent(samples: Array, primals: Array, tangents: Array) -> Array:
+        return gamma_slope(primals[3], samples) * jnp.broadcast_to(tangents[3], shape)
+
+    @with_tangent(tangent)
     def random_gamma(key: Array, low: Array, high: Array, alpha: Array) -> Array:
         return _gamma_samples(Stream(key, low, high), shape, alpha)
-
-    @random_gamma.defjvp
-    def _(primals: Array, tangents: Array) -> tuple[Array, Array]:
-        samples = random_gamma(*primals)
-        slope = gamma_slope(primals[3], samples)
-        return samples, slope * jnp.broadcast_to(tangents[3], shape)
 
     return random_gamma(key, low, high, alpha)
 
