@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 import jax
 import numpy as np
 
@@ -31,3 +33,12 @@ def is_key(v: Atom) -> bool:
 def is_differentiable(aval: Aval) -> bool:
     """Whether values of this type have tangents."""
     return jax.dtypes.issubdtype(aval.dtype, np.inexact)
+
+
+def with_float0(found: Iterable[Value], atoms: Sequence[Atom]) -> list[Value]:
+    """A tangent for each value: those in `found`, with `float0` where there are none."""
+    rest = iter(found)
+    return [
+        next(rest) if is_differentiable(v.aval) else np.zeros(v.aval.shape, jax.dtypes.float0)
+        for v in atoms
+    ]

@@ -223,13 +223,8 @@ class _Expansion:
         return jaxpr.replace(eqns=eqns, outvars=renamed(jaxpr.outvars, names))
 
     def _with_bodies(self, eqn: Eqn) -> Eqn:
-        bodies = {
-            name: jaxprs.tuple_like(value, map(self._body, value))
-            if isinstance(value, tuple)
-            else self._body(value)
-            for name, value in eqn.params.items()
-            if name in _REGIONS[eqn.primitive.name]
-        }
+        names = _REGIONS[eqn.primitive.name]
+        bodies = {name: jaxprs.map_param(eqn.params[name], self._body) for name in names}
         return eqn.replace(params={**eqn.params, **bodies})
 
     def _body(self, program: AnyJaxpr) -> AnyJaxpr:
