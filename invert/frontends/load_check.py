@@ -138,8 +138,8 @@ def checkpoint_problems(prefix: str) -> list[Problem]:
 def sever(proto: SavedModel) -> bool:
     """Keep TensorFlow from running unknown ops during shape inference.
 
-    A placeholder with default is inserted before each such op with constant inputs: shape
-    inference does not look through it, and a run passes the inputs on.
+    A placeholder with default is inserted before each such op with constant inputs. Shape inference
+    does not look through it; a run passes the inputs on.
 
     **Returns:** whether there were any.
     """

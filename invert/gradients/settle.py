@@ -1,10 +1,10 @@
 """Restores derivatives that the forward program lacks.
 
-A module inlines the author's `custom_jvp` and `custom_vjp` rules and drops `stop_gradient`, so that
-automatic differentiation of the recovered program can differ from what the author meant. Where the
-container holds a gradient function, raising left a marker (`invert.ir.gradient_marker`). Here each
-marker is settled: its gradient is compared with that of the recovered program, first as a program,
-then numerically. If they agree, the marker is removed. If they differ, the equations between the
+A module inlines the author's `custom_jvp` and `custom_vjp` rules and drops `stop_gradient`. So
+derivatives of the recovered program may differ from what the author meant. Where the container
+holds a gradient function, raising left a marker (`invert.ir.gradient_marker`). Here each marker is
+settled: its gradient is compared with that of the recovered program, first as a program, then
+numerically. If they agree, the marker is removed. If they differ, the equations between the
 arguments and the results become a function with a rule.
 """
 

@@ -187,9 +187,9 @@ class Match:
     def extend(self) -> None:
         """Match the remaining equations, from operands to users.
 
-        An equation without a match computes a result that the program does not use. Equations
-        that produce results go first, as soon as an operand is known: otherwise one that leads to
-        an unused result could claim an identical one that leads to a used result.
+        An equation without a match computes a result that the program does not use. Equations that
+        produce results go first, as soon as an operand is known. Otherwise one for an unused result
+        could claim an identical one for a used result.
         """
         template = self.template
         found = (template.producers.get(v) for v in template.jaxpr.outvars if is_var(v))

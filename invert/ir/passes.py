@@ -1,7 +1,7 @@
 """Passes over the equations of one jaxpr.
 
-A step that holds a graph of the jaxpr belongs into `replaced`, whose results keep their names: the
-operands that it sees are those of the graph. In `rewritten`, operands are renamed as results are.
+A step that holds a graph of the jaxpr belongs in `replaced`, where results keep their names: it
+sees the operands of the graph. In `rewritten`, operands are renamed as results are.
 """
 
 from __future__ import annotations

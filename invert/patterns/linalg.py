@@ -1,8 +1,8 @@
 """Linear algebra: custom calls of LAPACK, cuSOLVER and similar libraries.
 
-The lowering of a decomposition is a custom call and a few equations around it (`NaN` where the
-routine failed, pivots shifted to start at 0, the upper triangle of a factor). The custom call is
-the root; its target and attributes give the parameters of the primitive.
+A decomposition lowers to a custom call and a few equations around it: `NaN` where the routine
+failed, pivots shifted to start at 0, the upper triangle of a factor. The custom call is the root;
+its target and attributes give the parameters of the primitive.
 
 Lowerings: jax/_src/lax/linalg.py, jax 0.10.2 and 0.12.
 """

@@ -1,7 +1,7 @@
 """Ops whose result size depends on their values.
 
-Arrays of a JAX program have fixed sizes. By default such a result is a `BoundedArray`, an error if
-an op needs the number of its rows; on request it is padded to its full capacity. Indices of a
+Arrays of a JAX program have fixed sizes. By default such a result is a `BoundedArray`; an op that
+needs the number of its rows is an error. On request it is padded to its full capacity. Indices of a
 sparse tensor are always padded with -1, which updates and conversions of sparse tensors skip. See
 `Config.dynamic_sizes`.
 """

@@ -1,7 +1,7 @@
 """Pooling, the ops of its gradients, and morphological dilation.
 
 A window with several maxima passes its gradient to the first of them, in TensorFlow as in XLA
-(tensorflow/core/kernels/maxpooling_op.cc, TensorFlow 2.21); only TensorFlow's CPU kernel for
+(tensorflow/core/kernels/maxpooling_op.cc, TensorFlow 2.21). Only TensorFlow's CPU kernel for
 volumes passes it to all of them.
 """
 

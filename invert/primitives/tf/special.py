@@ -106,8 +106,8 @@ def _zeta_tangent(y: Array, primals: tuple[Array, Array], tangents: tuple[Array,
 @with_tangent(_zeta_tangent)
 def zeta(x: Array, q: Array) -> Array:
     """Hurwitz's zeta function. In TensorFlow it has a derivative in q only, and 0 in x."""
-    # `lax.zeta` is NaN if q or x is infinite or x is large, where one term of the sum remains, and
-    # has poles left of 1, where Eigen's has none.
+    # `lax.zeta` is NaN if q or x is infinite, or if x is so large that one term of the sum remains.
+    # Unlike Eigen's, it has poles left of 1.
     large = x > _ONE_TERM
     value = lax.zeta(jnp.where(large & (q > 0), 2, x), q)
     value = jnp.where(large & (q > 0), lax.pow(q, -x), value)

@@ -1,7 +1,7 @@
 """`While`: loops over functions of the graph.
 
 A loop with a known trip count becomes a `while` that counts from zero to it, whatever counters the
-graph has; the patterns turn it into a `scan`. Variables that no step changes are closed over, and
+graph has. The patterns turn it into a `scan`. Variables that no step changes are closed over, and
 static ones stay static.
 """
 
@@ -73,8 +73,8 @@ def while_loop(
             raise UnsupportedOpError([problem]) from error
         return results
     except UnsupportedOpError:
-        # Values that an op needs to know may differ between steps, such as the shapes that the
-        # gradient of a loop over several shapes keeps on a list.
+        # Values that an op needs to know may differ between steps. The gradient of a loop over
+        # several shapes keeps such shapes on a list.
         results = _unrolled(ctx, condition, body, values)
         if results is None:
             raise

@@ -1,7 +1,7 @@
 """Control flow of TensorFlow 1 as functions: `Switch` and `Merge` become `If`, frames `While`.
 
-A frame of TensorFlow 1 is a cycle in the graph: for each variable `Enter` and `NextIteration` meet
-in a `Merge`, and a `Switch` on the `LoopCond` leads to the body or to `Exit`
+A frame of TensorFlow 1 is a cycle in the graph. For each variable, `Enter` and `NextIteration` meet
+in a `Merge`. A `Switch` on the `LoopCond` leads to the body or to `Exit`
 (tensorflow/python/ops/control_flow_ops.py, TensorFlow 2.21).
 """
 
@@ -140,7 +140,7 @@ class _Rewriter:
         """Let the stacks of gradients grow and shrink in every step of a loop.
 
         A branch in a loop saves values for its gradient on its own stacks, only in the steps that
-        take it; the branch of the gradient pops as many again. Since only the order matters, the
+        take it. The branch of the gradient pops as many again. Since only the order matters, the
         other steps may push values too, which are never used.
         """
         for name in self._of("StackPush", "StackPushV2", "StackPop", "StackPopV2"):

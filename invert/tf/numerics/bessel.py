@@ -1,9 +1,9 @@
 """Bessel functions of the first, second and third kind, of orders 0 and 1.
 
 Up to a bound the functions are smooth in the square of x, except for known terms in the logarithm
-and inverse of x; beyond it, after factoring out a phase or a power (Abramowitz and Stegun, Handbook
-of Mathematical Functions, 9.1, 9.2, 9.6 and 9.7). The smooth parts are Chebyshev series, with
-coefficients computed by mpmath in 40 digits and rounded to double.
+and inverse of x. Beyond it, they are smooth after factoring out a phase or a power (Abramowitz and
+Stegun, Handbook of Mathematical Functions, 9.1, 9.2, 9.6 and 9.7). The smooth parts are Chebyshev
+series, with coefficients computed by mpmath in 40 digits and rounded to double.
 """
 
 from __future__ import annotations

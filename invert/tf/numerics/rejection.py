@@ -1,8 +1,8 @@
 """Distributions that TensorFlow samples by rejection, from the same words in the same order.
 
-The CPU kernels (TensorFlow 2.21, tensorflow/core/kernels) give each number, or group of numbers,
-its own part of the stream, of fixed length, and retry within it until a candidate is accepted. Here
-all numbers try at once, in a loop that ends when the last one is accepted.
+The CPU kernels (TensorFlow 2.21, tensorflow/core/kernels) give each number, or group of numbers, a
+part of the stream, of fixed length. They retry within it until a candidate is accepted. Here all
+numbers try at once, in a loop that ends when the last one is accepted.
 """
 
 from __future__ import annotations
