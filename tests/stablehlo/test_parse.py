@@ -22,6 +22,7 @@ from invert._private.jax import lowered_module
 from invert._private.mlir import stablehlo_dialect
 from invert.stablehlo import parse_in_child
 from invert.stablehlo.parse import entry_function, parse_module
+from tests.damaged_files import damaged
 
 MUTATIONS = 500
 
@@ -53,30 +54,6 @@ def text() -> bytes:
     return str(module.operation.get_asm(enable_debug_info=True)).encode()
 
 
-def mutate(rng: random.Random, corpus: list[bytes]) -> bytes:
-    """One seeded damage: cut, flip bits, overwrite, splice, delete or insert."""
-    data = bytearray(rng.choice(corpus))
-    at = rng.randrange(len(data))
-    match rng.randrange(6):
-        case 0:
-            del data[at:]
-        case 1:
-            for _ in range(rng.choice([1, 1, 2, 8])):
-                data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
-        case 2:
-            for _ in range(rng.choice([1, 2, 8])):
-                data[rng.randrange(len(data))] = rng.choice([0, 1, 0x7F, 0x80, 0xFF])
-        case 3:
-            other = rng.choice(corpus)
-            begin = rng.randrange(len(other))
-            data[at : at + rng.randrange(1, 64)] = other[begin : begin + rng.randrange(1, 64)]
-        case 4:
-            del data[at : at + rng.randrange(1, 32)]
-        case 5:
-            data[at:at] = rng.randbytes(rng.randrange(1, 32))
-    return bytes(data)
-
-
 def fuzz(first: int, count: int) -> None:
     """Runs in a process of its own, since a crash must not take the tests along."""
     parse_in_child._SECONDS = 3.0  # some damage makes the reader run forever
@@ -85,7 +62,7 @@ def fuzz(first: int, count: int) -> None:
     for seed in range(first, first + count):
         rng = random.Random(seed)
         try:
-            parse_module(mutate(rng, corpus))
+            parse_module(damaged(rng.choice(corpus), rng, rng.choice(corpus)))
         except MalformedModelError:
             refused += 1
     assert refused > count // 4
