@@ -1,8 +1,8 @@
 """CRC-32C, the checksum of TensorFlow's files.
 
-It is linear. To get the checksum of a concatenation, advance that of the first part by as many zero
-bytes as the second part has, and add that of the second. So NumPy computes the checksums of all
-words at once and then combines neighbours.
+It is linear. The checksum of a concatenation is that of the first part, advanced by one zero byte
+for each byte of the second, plus that of the second. So NumPy computes the checksums of all words
+at once and then combines neighbours.
 """
 
 from __future__ import annotations

@@ -154,7 +154,7 @@ class GradientResolver:
             return None
         reason = "asked for"
         # A TensorFlow graph was never lowered, so lowering autodiff proves nothing about its
-        # gradient and there is no stop_gradient to restore: it is compared numerically.
+        # gradient, and there is no stop_gradient to restore. The gradient is compared numerically.
         from_jax = gradient.convention == "jax"
         if self.config.custom_gradients == "check":
             if from_jax and self.cache.is_proved(region, raw, self._is_proved):

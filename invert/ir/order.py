@@ -1,4 +1,4 @@
-"""Topological order, and what is reached from some nodes of a graph."""
+"""Topological order, and the nodes reached from some nodes of a graph."""
 
 from __future__ import annotations
 

@@ -76,8 +76,8 @@ def save(
 
     **Raises:** `EmissionError` if the program has no text, or the module was not written by
     `invert`; `SaveError` if the disk is full, the directory is not writable, or arrays have changed
-    so that the source could not read them; `ValueError` if `max_shard_size` is not a size, if
-    `layers` is not a style, or if either `layers` or `typecheck` is given for a written module.
+    so that the source could not read them; `ValueError` if `max_shard_size` is not a size, or
+    `layers` is not a style, or one of `layers` and `typecheck` is given for a written module.
 
     ??? example
 

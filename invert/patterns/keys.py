@@ -54,7 +54,7 @@ def _is_key(value: Value) -> bool:
 
 
 def _lifted(values: Sequence[Value], atoms: Sequence[Atom]) -> list[bool]:
-    """Which values are keys for what the program holds as their words."""
+    """Which values are keys, although the program holds their words."""
     return [_is_key(x) and not _is_key(a) for x, a in zip(values, atoms, strict=True)]
 
 

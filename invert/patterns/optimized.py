@@ -25,8 +25,8 @@ from invert.ir.types import JaxFunction, Value
 from invert.rewriting.pattern import EquationPattern, Site, Stage
 
 FILE = "optimized.json"
-# A rewrite pays if both passes together get faster by more than the noise of a shared machine, and
-# neither gets slower by more than that.
+# A rewrite pays if both passes together get faster, and neither gets slower, by more than the noise
+# of a shared machine.
 SLOWER, FASTER = 1.05, 0.9
 
 Pays = Callable[[str, str], bool]

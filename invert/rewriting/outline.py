@@ -29,8 +29,8 @@ class Outline:
 
     **Attributes:**
 
-    - `operands`: for each argument of the template, its candidates: the atom that is used, then
-        those that it was broadcast, reshaped or converted from.
+    - `operands`: the candidates for each argument of the template. These are the atom that is used,
+        then those that it was broadcast, reshaped or converted from.
     - `eqns`: equations of the template -> equations of the program.
     - `commuted`: positions of the template's equations whose operands are swapped.
     """

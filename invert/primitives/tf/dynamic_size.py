@@ -171,7 +171,8 @@ def _known_unique(x: np.ndarray, out_idx: np.dtype) -> list[Value]:
 
 
 def runs(x: Array) -> tuple[Array, Array, Array]:
-    """The order that sorts a vector; in that order, where a run of equals begins, and its start."""
+    """The order that sorts a vector; then, in that order, whether a run of equals begins and where
+    it began."""
     order = jnp.argsort(x, stable=True)
     ordered = x[order]
     new = jnp.concatenate([jnp.ones_like(order[:1], bool), ordered[1:] != ordered[:-1]])

@@ -1,7 +1,7 @@
 """Optimizer ops, which update a variable and its slots in place.
 
-Each row of the table registers up to four ops: for resources and for reference variables of
-TensorFlow 1, and for gradients of a whole variable or of some rows.
+Each row of the table registers up to four ops: for resources or reference variables of TensorFlow
+1, and for gradients of a whole variable or of some rows.
 """
 
 from __future__ import annotations

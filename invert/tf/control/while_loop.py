@@ -469,8 +469,8 @@ class _Loop:
 
         The condition is tested before each step and not after the last one. The bound is derived
         from facts that hold for every input unless an integer of 32 bits or more wraps around. Two
-        such integers whose difference is known to be `d` then differ by `d` plus or minus 2**32:
-        the original loop would run through about the whole range of the type.
+        such integers whose difference is known to be `d` then differ by `d` plus or minus 2**32.
+        The original loop would run through almost the whole range of the type.
         """
 
         def step(carry: Sequence[Value]) -> list[Value]:

@@ -1,7 +1,7 @@
 """Gradient functions of a SavedModel, by the names of their ops.
 
 TensorFlow traces the Python function of `tf.custom_gradient` when it saves a model. The traced
-function takes the gradients of all outputs of the op, then its captures, and returns the gradients
+function takes the gradients of all outputs of the op, then its captures. It returns the gradients
 of the inputs (tensorflow/python/saved_model/save.py, TensorFlow 2.21).
 """
 

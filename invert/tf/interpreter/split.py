@@ -73,8 +73,8 @@ def split(
 ) -> Split | None:
     """Cut the front off the main body of a graph.
 
-    The front is everything needed for the results of string ops that depend only on arguments:
-    tables and constants belong to it, variables do not.
+    The front is everything needed for the results of string ops that depend only on arguments.
+    Tables and constants belong to it, variables do not.
 
     **Arguments:**
 
