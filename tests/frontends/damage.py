@@ -58,7 +58,7 @@ def _located(x: Any, w: Any) -> Any:
         return {"mean": h.mean(0), "top": lax.top_k(h, 2)}
 
 
-def _loops(x: Any, w: Any) -> Any:
+def loops(x: Any, w: Any) -> Any:
     def body(carry: Any, row: Any) -> Any:
         return jnp.sin(carry @ row), carry.sum()
 
@@ -82,7 +82,7 @@ _KEY = jax.ShapeDtypeStruct((2,), jnp.uint32)
 _PROGRAMS: list[tuple[Callable[..., Any], tuple[Any, ...]]] = [
     (_small, (_F3, _F3)),
     (_located, (_F44, _F44)),
-    (_loops, (_F44, _F44)),
+    (loops, (_F44, _F44)),
     (_solved, (_F44, _F44)),
     (_drawn, (_F3, _KEY)),
 ]

@@ -14,7 +14,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import lax
 
 import invert
 from invert._errors import InvertError, MalformedModelError
@@ -23,34 +22,26 @@ from invert._private.mlir import stablehlo_dialect
 from invert.stablehlo import parse_in_child
 from invert.stablehlo.parse import entry_function, parse_module
 from tests.damaged_files import damaged
+from tests.frontends.damage import loops
 
 MUTATIONS = 500
 
 
-def program(x, w):
-    def body(carry, y):
-        return jnp.sin(carry @ y), carry.sum()
-
-    carry, sums = lax.scan(body, x, jnp.stack([w] * 3))
-    table = jnp.asarray(np.arange(120) * 1j)
-    return lax.sort(carry), sums, lax.cond(sums[0] > 0, lambda: table, lambda: -table)
-
-
 def artifact() -> bytes:
     x = jax.ShapeDtypeStruct((4, 4), jnp.float32)
-    return jax.export.export(jax.jit(program))(x, x).mlir_module_serialized
+    return jax.export.export(jax.jit(loops))(x, x).mlir_module_serialized
 
 
 def bytecode() -> bytes:
     x = jax.ShapeDtypeStruct((4, 4), jnp.float32)
     buffer = io.BytesIO()
-    lowered_module(program, x, x).operation.write_bytecode(buffer)
+    lowered_module(loops, x, x).operation.write_bytecode(buffer)
     return buffer.getvalue()
 
 
 def text() -> bytes:
     x = jax.ShapeDtypeStruct((4, 4), jnp.float32)
-    module = lowered_module(program, x, x)
+    module = lowered_module(loops, x, x)
     return str(module.operation.get_asm(enable_debug_info=True)).encode()
 
 
