@@ -114,8 +114,8 @@ def roundtrip(tf_fn: object, *args: object, config: Config = _DEFAULT, **kwargs:
         pytree). Only their shapes and dtypes matter; `None` in a `tf.TensorSpec` leaves a size
         open. Python values, as in `training=True`, are static, as in TensorFlow. The examples may
         be omitted if the function has one signature, and for a Keras model that knows its inputs.
-        For a Keras model the batch, which is the first axis of all example arrays, stays open if
-        the model can be converted so; types are taken as they are.
+        The batch of a Keras model, the first axis of all example arrays, stays open where that
+        converts. Types are taken as they are.
     - `config`: see `Config`.
 
     **Returns:** a `Module`.
@@ -277,8 +277,8 @@ def load(
 
     - `path`: a SavedModel directory, a `.keras` file, StableHLO (text, bytecode or portable
         artifact), a serialized `jax.export.Exported`, or a directory that `save` has written.
-    - `signature`: the name of the function or signature to load. By default all functions attached
-        to the object of a SavedModel, or its signatures if there are none; for StableHLO, the
+    - `signature`: the name of the function or signature to load. By default, all functions attached
+        to the object of a SavedModel, or its signatures if there are none. For StableHLO, the
         public functions that no other function calls.
     - `tags`: the tags of the graph to load, for a SavedModel with several. By default `["serve"]`,
         or the graph without tags, which TensorFlow Hub modules have for inference.
@@ -290,8 +290,8 @@ def load(
     Loading a directory written by `save` imports its `model.py`, and so runs it; no code of the
     other containers is ever run.
 
-    **Returns:** a `Module` whose `params` are the variables; for several functions, a `Methods`
-    with a method for each, on shared parameters; for a directory written by `save`, the Equinox
+    **Returns:** a `Module` whose `params` are the variables. For several functions, a `Methods`
+    with a method for each, on shared parameters. For a directory written by `save`, the Equinox
     module.
 
     **Raises:** `MalformedModelError`, `SignatureError`, `UnsupportedOpError`,

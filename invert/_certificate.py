@@ -13,9 +13,9 @@ class Certificate:
     **Attributes:**
 
     - `kind`: `"exact"`: the recovered program lowers to exactly the program that was read, equation
-        by equation; where rules of TensorFlow ops wrote that program, both have the same lowering.
-        `"numerical"`: it lowers to a different program, and both were run on random inputs.
-        `"unverified"`: neither was possible, or verification was switched off.
+        by equation. If it came from TensorFlow ops, both have the same lowering. `"numerical"`: it
+        lowers to a different program, and both were run on random inputs. `"unverified"`: neither
+        was possible, or verification was switched off.
     - `reason`: why the certificate is not exact, or `""`.
     - `largest_error`: the largest absolute difference of a result, for `"numerical"`.
     - `sizes`: the sizes of the open dimensions for which it holds, or `""` if none is open.

@@ -25,10 +25,10 @@ class Config:
 
     **Arguments:**
 
-    - `platform`: the platform whose branch is taken from a module lowered for several
-        (`"cpu"`, `"cuda"`, `"rocm"` or `"tpu"`), and for which StableHLO text was lowered, which
-        does not name it. `None`: the platform of this process if the module has it, otherwise the
-        module's first.
+    - `platform`: the platform whose branch is taken from a module lowered for several (`"cpu"`,
+        `"cuda"`, `"rocm"` or `"tpu"`). It is also the one that StableHLO text was lowered for,
+        since the text does not name it. `None`: the platform of this process if the module has it,
+        otherwise the module's first.
     - `patterns`: whether equations are rewritten into the primitives they came from; a tuple of
         names enables only these. `invert.patterns.names()` lists them.
     - `disabled_patterns`: names of patterns to leave out, those of `optimize` included.
@@ -55,29 +55,29 @@ class Config:
         as for `jax.numpy.einsum`. TensorFlow's is the highest.
     - `platform_check`: whether a module lowered only for platforms other than this process's is an
         error. By default it is not: a recovered program runs on all platforms.
-    - `max_scan`: the largest bound of a data-dependent loop that becomes a `scan` of that many
-        steps, which do nothing once the condition fails, so that it has a reverse derivative. Loops
-        with a larger bound stay a `while`.
+    - `max_scan`: a data-dependent loop bounded by at most this many steps becomes a `scan`, which
+        has a reverse derivative. Its steps do nothing once the condition fails. Loops with a larger
+        bound stay a `while`.
     - `dynamic_sizes`: treatment of results whose size depends on data. `"ids"`: results with rows
         (`tf.where` with one argument, `tf.boolean_mask`, `tf.unique`, non-maximum suppression) are
-        padded and carry their length; it is an error where an op or the caller would see the
-        padding rows. Indices of sparse tensors (CTC decoders, accidental hits, `tf.sparse`) are
-        padded with -1, and the report says so. `"pad"`: rows are padded too, and the code that uses
-        them has to ignore the padding. `"error"`: all such results are errors.
+        padded and carry their length. An op or a caller that would see the padding rows is an
+        error. Indices of sparse tensors (CTC decoders, accidental hits, `tf.sparse`) are padded
+        with -1, and the report says so. `"pad"`: rows are padded too, and the code that uses them
+        has to ignore the padding. `"error"`: all such results are errors.
     - `sizes`: names or numbers for the sizes of arguments, by argument, as in
         `{"x": "batch length 3"}`. A name makes a size an open dimension; equal names mean equal
         sizes; a number fixes a size. Named sizes of examples of a live TensorFlow function or Keras
         model stay open.
     - `random`: the numbers of TensorFlow's random ops with a seed or a generator. `"tensorflow"`:
-        those that TensorFlow draws; seeds and states are kept. `"jax"`: numbers of
-        `jax.random`; draws whose seed is the state of a generator (`tf.random.Generator`, Keras's
-        `SeedGenerator`, and so dropout) take a `key` of the call, and the state is dropped.
+        those that TensorFlow draws; seeds and states are kept. `"jax"`: numbers of `jax.random`;
+        draws seeded by a generator (`tf.random.Generator`, Keras's `SeedGenerator`, and so dropout)
+        take a `key` of the call. The state of the generator is dropped.
     - `host_ops`: treatment of TensorFlow ops that only a host can run (text, encoded images) and
         whose inputs depend on data. `"error"`: all of them are reported; `"callback"`: TensorFlow
         runs them at run time, in a `jax.pure_callback`.
     - `text`: treatment of arguments that are text. `"error"`: they are reported; `"split"`: the
-        leading ops that turn text into numbers are left out, and the first numeric tensors become
-        the arguments instead; the report names what is left out.
+        leading ops that turn text into numbers are left out. The first numeric tensors become the
+        arguments. The report names what is left out.
     - `optimize`: the platform to optimize for, `"cpu"` or `"gpu"`: some equations are rewritten, so
         that results are equal only up to rounding; see `invert.optimize`. `"none"`: the program is
         the one that was read.

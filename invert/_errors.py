@@ -185,8 +185,8 @@ def optional_step(
 
     A step itself catches, by type, the exceptions that may occur for correct programs. Any other
     exception is a defect: of this package, of JAX or of a user's own pattern, which no list of
-    types could name. The program converts without the step; the defect becomes a line in
-    `defects` and a `DefectWarning`, which the tests of this package turn into an error.
+    types could name. The program converts without the step. The defect becomes a line in `defects`
+    and a `DefectWarning`, which the tests of this package turn into an error.
 
     **Arguments:**
 
@@ -219,8 +219,8 @@ def report_defect(step: str, defects: list[str], error: Exception) -> None:
 def only_refusals() -> Iterator[None]:
     """Turn errors of this package's own code into `DefectError`; those of libraries pass.
 
-    JAX refuses arguments by `TypeError`, `ValueError` and the like, which a bug raises too. Where
-    such an exception is taken for an answer, what tells them apart is the code that raised it.
+    JAX refuses arguments by `TypeError`, `ValueError` and the like, which a bug raises too. If such
+    an exception is an expected answer, the code that raised it decides whose fault it is.
     """
     from invert._private.jax import full_tracebacks
 

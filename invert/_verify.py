@@ -125,8 +125,8 @@ def _whole_programs_alike(
 ) -> bool:
     """Whether the raw program lowers to `again` too.
 
-    Rules for TensorFlow ops emit functions that lowering expands, which a raised module never
-    contains; so the two are compared after one lowering each, in a normal form.
+    Rules for TensorFlow ops emit functions that lowering expands. A raised module never contains
+    these, so the two are compared after one lowering each, in a normal form.
     """
     try:
         with only_refusals():

@@ -89,11 +89,11 @@ eval_context = core.eval_context
 InconclusiveDimensionOperation = core.InconclusiveDimensionOperation
 # Raised by undecided comparisons, and for dimensions that no argument has.
 SIZE_ERRORS = (core.InconclusiveDimensionOperation, shape_poly.UnexpectedDimVar)
-# Raised where a function is traced or lowered at types that it does not take: by the checks of
-# `jax.lax`, `jax.numpy` and `jax.nn`, by `mlir.lower_jaxpr_to_module` for a primitive without a
-# lowering for the platform, by lowerings that only assert (`iota_2x32_shape` without axes) or
-# overflow (`select_and_gather_add` of integers), by NumPy for numbers out of range, and by ops that
-# need a known size. Any other, such as a `NameError`, is a defect.
+# Raised where a function is traced or lowered at types that it does not take. They come from the
+# checks of `jax.lax`, `jax.numpy` and `jax.nn`, and from `mlir.lower_jaxpr_to_module` for a
+# primitive without a lowering for the platform. Some lowerings only assert (`iota_2x32_shape`
+# without axes) or overflow (`select_and_gather_add` of integers). NumPy raises them for numbers out
+# of range, and ops that need a known size do. Any other, such as a `NameError`, is a defect.
 REFUSALS = (
     TypeError, ValueError, NotImplementedError, ArithmeticError, IndexError, AssertionError,
     *SIZE_ERRORS,

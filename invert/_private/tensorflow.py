@@ -40,7 +40,7 @@ def keras_variables(variables: Iterable[Any]) -> tuple[dict[int, str], dict[int,
     """The paths of these TensorFlow variables in Keras, and whether Keras trains them, by `id`.
 
     Both are on Keras objects that hold the variables. Variables do not refer to their holders, and
-    a traced function does not refer to its model, so all objects of the process are searched, once
+    a traced function does not refer to its model. So all objects of the process are searched, once
     for each variable of Keras 3.
     """
     wanted = {id(v): v for v in variables}

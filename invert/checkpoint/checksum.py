@@ -1,7 +1,7 @@
 """CRC-32C, the checksum of TensorFlow's files.
 
-It is linear: the checksum of a concatenation is that of the first part, advanced by as many zero
-bytes as the second part has, plus that of the second. So NumPy computes the checksums of all words
+It is linear. The checksum of a concatenation is that of the first part, advanced by one zero byte
+for each byte of the second, plus that of the second. So NumPy computes the checksums of all words
 at once and then combines neighbours.
 """
 

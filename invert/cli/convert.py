@@ -14,7 +14,7 @@ from invert._report import Report
 from invert.cli import check
 from invert.cli.inspect import bytes_text
 from invert.cli.model import Model
-from invert.cli.options import UsageError, config_of, layers_of
+from invert.cli.options import UsageError, layers_of
 from invert.cli.progress import Progress
 from invert.modules import save
 from invert.modules.methods import Methods
@@ -35,10 +35,7 @@ def run(options: argparse.Namespace) -> int:
     layers = layers_of(options)
     found = check.Comparisons()
     with Progress(options.progress) as progress:
-        progress(f"reading {options.model}")
-        model = Model.of(options.model, options)
-        config = config_of(options, progress, model.arguments)
-        module = model.load(config)
+        model, module = Model.loaded(options, progress)
         progress("writing the source")
         if layers and not isinstance(module, (Module, Methods)):
             raise UsageError(

@@ -14,7 +14,7 @@ from invert import _api, _containers
 from invert._config import Config
 from invert._entry import ArgSpec, EntryPoint
 from invert._errors import SignatureError
-from invert.cli.options import UsageError
+from invert.cli.options import UsageError, config_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,6 +55,15 @@ class Model:
                 f"--signature: {path} is a {_containers.NAMES[kind]}, which has one function"
             )
         return cls(place, kind, options.signature, inputs, outputs)
+
+    @classmethod
+    def loaded(
+        cls, options: argparse.Namespace, progress: Callable[[str], None]
+    ) -> tuple[Model, Any]:
+        """The model of a command and its module, as `of` and `load` do."""
+        progress(f"reading {options.model}")
+        model = cls.of(options.model, options)
+        return model, model.load(config_of(options, progress, model.arguments))
 
     @property
     def kind_name(self) -> str:

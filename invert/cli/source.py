@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from invert.cli.model import Model
-from invert.cli.options import UsageError, config_of, layers_of
+from invert.cli.options import UsageError, layers_of
 from invert.cli.progress import Progress
 from invert.modules.methods import Methods
 from invert.modules.module import Module
@@ -15,10 +15,7 @@ def run(options: argparse.Namespace) -> int:
     """Print the source; notes about it go to standard error."""
     layers = layers_of(options)
     with Progress(options.progress) as progress:
-        progress(f"reading {options.model}")
-        model = Model.of(options.model, options)
-        config = config_of(options, progress, model.arguments)
-        module = model.load(config)
+        model, module = Model.loaded(options, progress)
         if not isinstance(module, (Module, Methods)):
             raise UsageError(
                 f"{model.path} was written by invert: its source is model.py in that directory"

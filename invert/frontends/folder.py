@@ -1,8 +1,8 @@
 """The files of a SavedModel, and a folder of links to them for TensorFlow.
 
 TensorFlow does not read the folder of a model itself: links may lead out of it, and it may contain
-files that were not checked. It gets a new folder with the graph, the variables and the assets that
-the graph names, each a link to the file that was checked.
+files that were not checked. It gets a new folder of links to the files that were checked: the
+graph, the variables and the assets that the graph names.
 """
 
 from __future__ import annotations

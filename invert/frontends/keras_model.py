@@ -78,8 +78,8 @@ def with_open_batch(model: object, args: Sequence[object], kwargs: Mapping[str, 
 
     Keras's first axis is the batch. Types that the caller states are kept.
 
-    **Returns:** `None` if there is no such axis: nothing but types, arrays of unequal first sizes,
-    or inputs that the model declares for one batch.
+    **Returns:** `None` if there is no such axis. Then there are only types, arrays of unequal first
+    sizes, or inputs that the model declares for one batch.
     """
     leaves, tree = jax.tree_util.tree_flatten((tuple(args), dict(kwargs)))
     sizes = {x.shape[0] for x in leaves if _is_array(x) and x.shape}

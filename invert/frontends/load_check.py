@@ -39,7 +39,7 @@ from invert.protos.types import (
 )
 from invert.tf.fallback.host_ops import ON_TEXT, PURE, REFUSED
 from invert.tf.interpreter.registry import REGISTRY
-from invert.tf.ops.node import import_tensorflow
+from invert.tf.ops.node import functions_in, import_tensorflow
 
 if TYPE_CHECKING:
     from invert.protos.containers import Messages
@@ -138,8 +138,8 @@ def checkpoint_problems(prefix: str) -> list[Problem]:
 def sever(proto: SavedModel) -> bool:
     """Keep TensorFlow from running unknown ops during shape inference.
 
-    A placeholder with default is inserted before each such op with constant inputs: shape
-    inference does not look through it, and a run passes the inputs on.
+    A placeholder with default is inserted before each such op with constant inputs. Shape inference
+    does not look through it; a run passes the inputs on.
 
     **Returns:** whether there were any.
     """
@@ -334,7 +334,7 @@ class _Check:
 
     def _names(self, node: NodeDef) -> list[str]:
         # The op of a node may be a function.
-        names = [*_functions_of(node), node.op]
+        names = [*functions_in(node.attr), node.op]
         for name in tuple(names):
             if name in self.functions:
                 names += self.same.get(_implements(self.functions[name]), [])
@@ -488,13 +488,6 @@ def _ancestors(
         seen.add(name)
         yield nodes[name]
         pending += nodes[name].input
-
-
-def _functions_of(node: NodeDef) -> list[str]:
-    names = []
-    for value in node.attr.values():
-        names += [value.func.name, *(f.name for f in value.list.func)]
-    return [name for name in names if name]
 
 
 def _implements(function: FunctionDef) -> bytes:

@@ -23,10 +23,11 @@ from invert.checkpoint.bundle import Checkpoint, Slice
 from invert.frontends.folder import Files, assets_of
 from invert.frontends.graph_entry import check_count, function_entry
 from invert.frontends.graphdef import full
-from invert.frontends.saved_objects import checkpoint_of
+from invert.frontends.saved_objects import checkpoint_of, has_type
 from invert.frontends.signature import read_outputs, read_signature
 from invert.frontends.structured import CompositeSpec, TensorSpec, plain_parameters, sparse_spec
 from invert.frontends.tables import filled_by
+from invert.ir.order import reached
 from invert.protos.messages import parse
 from invert.protos.ops import op_def
 from invert.protos.tensors import decode_dtype, decode_shape, decode_tensor, type_name
@@ -93,26 +94,25 @@ def readers(
 def _tables(meta: MetaGraphDef, library: Library, files: Files) -> dict[str, StoredTable]:
     """The hash tables that loading fills from constants or assets, by node."""
     nodes = {n.name: n for n in library.graph.node}
-    pending = [text for text in _started(meta) if text in nodes]
-    seen = set(pending)
-    for name in pending:  # grows
-        for text in nodes[name].input:
-            source = text.removeprefix("^").partition(":")[0]
-            if source in nodes and source not in seen:
-                seen.add(source)
-                pending.append(source)
+    started = [text for text in _started(meta) if text in nodes]
+    run_first = reached(started, lambda name: (s for s in _sources(nodes[name]) if s in nodes))
     assets: dict[str, Path] = {}
     for asset in assets_of(meta):
         file = files.found.get(PurePosixPath("assets", asset.filename))
         if file is not None:
             assets[asset.tensor_info.name.partition(":")[0]] = file
     # Only ops run on loading: lookups use the same handles.
-    run = [n for n in library.graph.node if n.name in seen or n.op == "Const"]
+    run = [n for n in library.graph.node if n.name in run_first or n.op == "Const"]
     found: dict[str, StoredTable] = {}
     for name, node in nodes.items():
         if node.op in _TABLES and (filled := filled_by(run, {name}, assets)) is not None:
             found[name] = StoredTable(filled.content, filled.size)
     return found
+
+
+def _sources(node: NodeDef | None) -> list[str]:
+    """The nodes that a node uses or waits for."""
+    return [text.removeprefix("^").partition(":")[0] for text in (node.input if node else ())]
 
 
 def _started(meta: MetaGraphDef) -> Iterator[str]:
@@ -231,12 +231,7 @@ class _Variables:
 
     def _checked(self, name: str, value: np.ndarray) -> np.ndarray:
         attrs = self._nodes[name].attr
-        shape = decode_shape(attrs["shape"].shape)
-        fits = shape is None or (
-            len(shape) == value.ndim
-            and all(n is None or n == m for n, m in zip(shape, value.shape, strict=True))
-        )
-        if not fits or value.dtype != decode_dtype(attrs["dtype"].type):
+        if not has_type(value, decode_shape(attrs["shape"].shape), attrs["dtype"].type):
             raise MalformedModelError(
                 f"{self._directory}: variable {name!r} has a different type from its value, "
                 f"{value.dtype.name}{list(value.shape)}"
@@ -287,13 +282,9 @@ class _Variables:
 
     def _restored(self, restore: str) -> Iterator[tuple[str, tuple[str, Slice | None]]]:
         """The tensors that ops before a restore op assign to variables."""
-        pending, seen = [restore], {restore}
-        for name in pending:  # grows
+        for name in reached([restore], lambda name: _sources(self._nodes.get(name))):
             node = self._nodes.get(name)
-            if node is None:
-                continue
-            inputs = [text.removeprefix("^").partition(":")[0] for text in node.input]
-            if node.op in _ASSIGNS and len(inputs) >= 2:
+            if node is not None and node.op in _ASSIGNS and len(node.input) >= 2:
                 handle = self._behind(node.input[0])[0]
                 source, output = self._behind(node.input[1])
                 origin = self._nodes.get(source)
@@ -305,9 +296,6 @@ class _Variables:
                     and origin.op == "RestoreV2"
                 ):
                     yield handle, self._entry(origin, output)
-            fresh = [n for n in inputs if n not in seen]
-            seen.update(fresh)
-            pending += fresh
 
     def _behind(self, text: str) -> tuple[str, int]:
         """The node and output of a tensor, past identities."""

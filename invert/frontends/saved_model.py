@@ -398,29 +398,22 @@ class _Model:
         )
         needed = set(program.main.order)
         params: dict[int, Param] = {}
-        handles: dict[int, Resource] = {}
-        feeds: list[Value] = []
+        values: dict[int, Value] = {}
         problems: list[Problem] = []
         taken: set[str] = set()
-        for i, index in enumerate(concrete.captures, count):
-            if i not in needed:
-                feeds.append(None)
-                continue
-            if index in handles:
-                feeds.append(handles[index])
+        captures = [i if n in needed else None for n, i in enumerate(concrete.captures, count)]
+        for i, index in enumerate(captures, count):
+            if index is None or index in values:
                 continue
             found = captured(objects, index, f"input {args[i].name!r}")
             if isinstance(found, Problem):
                 problems.append(found)
-                feeds.append(None)
-            elif found is not None:
-                feeds.append(found)
-            else:
-                param = params[index] = self._param(index, taken)
-                handles[index] = Resource(
-                    "variable", param.name, param.value.dtype, param.value.shape
-                )
-                feeds.append(handles[index])
+                found = None
+            elif found is None:
+                p = params[index] = self._param(index, taken)
+                found = Resource("variable", p.name, p.value.dtype, p.value.shape)
+            values[index] = found
+        feeds = [None if index is None else values[index] for index in captures]
         return function_entry(
             program,
             signature,

@@ -177,11 +177,7 @@ class SavedObjects:
                 )
             value = self.checkpoint.value(key)
             shape = decode_shape(proto.shape)
-            fits = shape is None or (
-                len(shape) == value.ndim
-                and all(n is None or n == m for n, m in zip(shape, value.shape, strict=True))
-            )
-            if not fits or value.dtype != decode_dtype(proto.dtype):
+            if not has_type(value, shape, proto.dtype):
                 raise MalformedModelError(
                     f"{self._directory}: variable {proto.name!r} is "
                     f"{decode_dtype(proto.dtype).name}{shape}, and its value is "
@@ -322,6 +318,15 @@ class SavedObjects:
         if not 0 <= number < len(self.meta.asset_file_def):
             raise MalformedModelError(f"{self._directory}: there is no asset {number}")
         return f"assets/{self.meta.asset_file_def[number].filename}"
+
+
+def has_type(value: np.ndarray, shape: Sequence[int | None] | None, kind: int) -> bool:
+    """Whether an array has a `DataType` and a shape, whose sizes or rank may be unknown."""
+    fits = shape is None or (
+        len(shape) == value.ndim
+        and all(n is None or n == m for n, m in zip(shape, value.shape, strict=True))
+    )
+    return fits and value.dtype == decode_dtype(kind)
 
 
 def _type_of(parameters: Sequence[Parameter]) -> types.SimpleNamespace:

@@ -6,7 +6,7 @@ import dataclasses
 import inspect
 import itertools
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 import jax
@@ -540,12 +540,6 @@ def _bound(
     return want, dict(zip(names, args, strict=False)) | dict(kwargs)
 
 
-def _defaults(owner: Any, names: Iterable[str]) -> dict[str, Any]:
-    """The recorded defaults of some arguments."""
-    known = owner.function_type.parameters
-    return {k: known[k].default for k in names if k in known and known[k].optional}
-
-
 def picked(
     concrete: ConcreteFunction, owner: object, args: Arguments, kwargs: Keywords, exact: bool
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
@@ -562,7 +556,7 @@ def picked(
     if (bound := _bound(concrete, args, kwargs)) is None:
         return None
     want, given = bound
-    given = _defaults(owner, want) | given
+    given = _stated_defaults(owner) | given
     if not all(k in given and _fits(tree, given[k], exact) for k, tree in want.items()):
         return None
     signature = read_signature(concrete, owner=owner)
@@ -587,7 +581,7 @@ def picked_split(
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
     """As `picked`, for a `signature` without string arguments; Python values by name."""
     static = {k: tree for k, tree in _wanted(concrete)[1].items() if not _has_tensor(tree)}
-    given = _defaults(owner, static) | {k: v for k, v in kwargs.items() if k in static}
+    given = _stated_defaults(owner) | {k: v for k, v in kwargs.items() if k in static}
     rest = {k: v for k, v in kwargs.items() if k not in static}
     takes = {*signature.arg_names[len(args) :], *signature.kwargs}
     if len(args) > len(signature.arg_names) or rest.keys() != takes:

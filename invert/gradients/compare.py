@@ -19,9 +19,9 @@ from invert.ir.substitution import at_samples
 from invert.ir.types import AnyJaxpr, Aval, JaxFunction, Value
 
 # What JAX raises if it cannot differentiate, lower or run a correct program: `jax.vjp` raises
-# `ValueError` for a loop without a reverse derivative and `TypeError` for a `custom_vjp`
-# differentiated in forward mode; a primitive without a derivative or a lowering raises
-# `NotImplementedError`; the compiler and the running program raise `JaxRuntimeError`.
+# `ValueError` for a loop without a reverse derivative, and `TypeError` for a `custom_vjp`
+# differentiated in forward mode. A primitive without a derivative or a lowering raises
+# `NotImplementedError`. The compiler and the running program raise `JaxRuntimeError`.
 FAILURES = (
     NotImplementedError, TypeError, ValueError, InvertError, jax.errors.JaxRuntimeError,
     *SIZE_ERRORS,

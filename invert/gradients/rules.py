@@ -15,7 +15,7 @@ from invert._private.jax import consts_of, eval_closed, eval_jaxpr, open_jaxpr, 
 from invert.gradients.compare import NOT_TRANSPOSED, beyond_rounding, once, samples
 from invert.gradients.region import MarkedRegion
 from invert.ir import jaxprs
-from invert.ir.avals import is_differentiable, no_tangent, type_of
+from invert.ir.avals import is_differentiable, type_of, with_float0
 from invert.ir.graph import Graph
 from invert.ir.linearity import is_linear
 from invert.ir.numbers import on_cpu
@@ -113,11 +113,8 @@ def _custom_jvp(
         moved = tuple(tangents[first + i] for i in region.wanted)
         push = jax.linear_transpose(lambda *cts: pull(primals, cts), *cotangents)
         with jax.enable_x64(x64):
-            found = iter(push(moved))
-        out = [
-            next(found) if is_differentiable(v.aval) else no_tangent(v.aval) for v in region.results
-        ]
-        return results, out
+            found = push(moved)
+        return results, with_float0(found, region.results)
 
     rule.defjvp(jvp)
     return rule

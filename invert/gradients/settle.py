@@ -1,10 +1,10 @@
 """Restores derivatives that the forward program lacks.
 
-A module inlines the author's `custom_jvp` and `custom_vjp` rules and drops `stop_gradient`, so that
-automatic differentiation of the recovered program can differ from what the author meant. Where the
-container holds a gradient function, raising left a marker (`invert.ir.gradient_marker`). Here each
-marker is settled: its gradient is compared with that of the recovered program, first as a program,
-then numerically. If they agree, the marker is removed. If they differ, the equations between the
+A module inlines the author's `custom_jvp` and `custom_vjp` rules and drops `stop_gradient`. So
+derivatives of the recovered program may differ from what the author meant. Where the container
+holds a gradient function, raising left a marker (`invert.ir.gradient_marker`). Here each marker is
+settled: its gradient is compared with that of the recovered program, first as a program, then
+numerically. If they agree, the marker is removed. If they differ, the equations between the
 arguments and the results become a function with a rule.
 """
 
@@ -155,7 +155,7 @@ class GradientResolver:
             return None
         reason = "asked for"
         # A TensorFlow graph was never lowered, so lowering autodiff proves nothing about its
-        # gradient and there is no stop_gradient to restore: it is compared numerically.
+        # gradient, and there is no stop_gradient to restore. The gradient is compared numerically.
         from_jax = gradient.convention == "jax"
         if self.config.custom_gradients == "check":
             if from_jax and self.cache.is_proved(region, raw, self._is_proved):

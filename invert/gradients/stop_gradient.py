@@ -68,8 +68,8 @@ class _Places:
     def of(cls, jaxpr: Jaxpr, inputs: Sequence[Var]) -> _Places:
         """Use of values that depend on `inputs`: all of a value, single ones, and similar ones.
 
-        Uses are similar if they are the same operand of the same primitive, of results of the same
-        primitive: probably one function that the author called in many places.
+        Uses are similar if they are the same operand of the same primitive, and come from the same
+        primitive. They are probably one function that the author called in many places.
         """
         moving = {v for v in inputs if is_differentiable(v.aval)}
         uses: dict[Var, list[Use]] = {}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 import jax
 import numpy as np
 
@@ -33,6 +35,13 @@ def is_differentiable(aval: Aval) -> bool:
     return jax.dtypes.issubdtype(aval.dtype, np.inexact)
 
 
-def no_tangent(aval: Aval) -> Value:
-    """What a rule returns as the tangent of integers, whose shape may be open."""
-    return jax.lax.broadcast(np.zeros((), jax.dtypes.float0), aval.shape)
+def with_float0(found: Iterable[Value], atoms: Sequence[Atom]) -> list[Value]:
+    """A tangent for each value: those in `found`, with `float0` where there are none.
+
+    Its shape may be open, which NumPy's arrays cannot have.
+    """
+    rest, zero = iter(found), np.zeros((), jax.dtypes.float0)
+    return [
+        next(rest) if is_differentiable(v.aval) else jax.lax.broadcast(zero, v.aval.shape)
+        for v in atoms
+    ]

@@ -14,8 +14,8 @@ from invert.ir.types import AnyJaxpr, Jaxpr, Var
 def equal_carries(parts: WhileParts, starts: Sequence[Hashable]) -> tuple[dict[int, int], Jaxpr]:
     """The carries of a loop that equal a later one, with that one, and the body if they do.
 
-    Those of one type and start are assumed equal; where the body then gives them different values,
-    they are not, and fewer are assumed equal.
+    Carries of one type and start are assumed equal. If the body then gives them different values,
+    fewer are assumed equal.
 
     **Arguments:**
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from invert._private.jax import dce
 from invert.ir.graph import Graph, is_var
+from invert.ir.passes import in_place_of
 from invert.ir.traced_form import unwrapped
-from invert.ir.types import Atom, Eqn, Jaxpr, Literal, ShapedArray, Var
+from invert.ir.types import Atom, Eqn, Jaxpr, Literal, Value, Var
 
 
 def with_arguments(jaxpr: Jaxpr) -> Jaxpr:
@@ -98,29 +100,13 @@ def _by(eqn: Eqn, kernel: Atom, spec: Sequence[int]) -> Eqn:
 
 def _transposed(eqn: Eqn, kernel: Var, spec: Sequence[int]) -> list[Eqn]:
     """The equations of `lax.conv_transpose(..., transpose_kernel=True)`."""
-    eqns: list[Eqn] = []
-    shape, dtype = kernel.aval.shape, kernel.aval.dtype
-    for axis in spec[2:]:
-        flipped = Var(ShapedArray(shape, dtype))
-        eqns.append(
-            eqn.replace(
-                primitive=lax.rev_p,
-                invars=[kernel],
-                outvars=[flipped],
-                params={"dimensions": (axis,)},
-            )
-        )
-        kernel = flipped
-    order = [*range(len(shape))]
-    outputs, inputs = spec[:2]
-    order[outputs], order[inputs] = inputs, outputs
-    swapped = Var(ShapedArray(tuple(shape[i] for i in order), dtype))
-    eqns.append(
-        eqn.replace(
-            primitive=lax.transpose_p,
-            invars=[kernel],
-            outvars=[swapped],
-            params={"permutation": tuple(order)},
-        )
-    )
-    return [*eqns, _by(eqn, swapped, [inputs, outputs, *spec[2:]])]
+    outputs, inputs, *spatial = spec
+    numbers = eqn.params["dimension_numbers"]._replace(rhs_spec=(inputs, outputs, *spatial))
+
+    def convolved(x: Value, kernel: Value) -> Value:
+        for axis in spatial:
+            kernel = lax.rev(kernel, (axis,))
+        swapped = jnp.swapaxes(kernel, outputs, inputs)
+        return eqn.primitive.bind(x, swapped, **{**eqn.params, "dimension_numbers": numbers})
+
+    return in_place_of(eqn, [eqn.invars[0], kernel], convolved)

@@ -1,7 +1,7 @@
 """Functions that compute what one primitive does, faster on some platforms.
 
-Optimized programs call them, and emission writes these very functions into the files that hold
-such calls, so they use nothing else of this package. Sizes of a batch may be open.
+Optimized programs call them, and emission copies them into the files that hold such calls. So they
+use nothing else of this package. Sizes of a batch may be open.
 """
 
 from __future__ import annotations

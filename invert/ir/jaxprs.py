@@ -167,17 +167,19 @@ def map_jaxprs(closed: J, function: Callable[[Jaxpr], Jaxpr]) -> J:
         """The equation on changed jaxprs, if any changes."""
         held = {name: value for name, value in eqn.params.items() if holds_jaxpr(value)}
         with on_shards(eqn):
-            params = {name: new for name, v in held.items() if (new := param(v)) is not v}
+            params = {n: new for n, v in held.items() if (new := map_param(v, visit)) is not v}
         return eqn.replace(params={**eqn.params, **params}) if params else None
 
-    def param(value: Value) -> Value:
-        if is_jaxpr(value):
-            return visit(value)
-        new = [visit(v) if is_jaxpr(v) else v for v in value]
-        same = all(a is b for a, b in zip(new, value, strict=True))
-        return value if same else tuple_like(value, new)
-
     return cast(J, visit(closed))
+
+
+def map_param(value: Value, function: Callable[[AnyJaxpr], AnyJaxpr]) -> Value:
+    """A parameter with `function` applied to its jaxprs; the same value if it changes none."""
+    if is_jaxpr(value):
+        return function(value)
+    new = [function(v) if is_jaxpr(v) else v for v in value]
+    same = all(a is b for a, b in zip(new, value, strict=True))
+    return value if same else tuple_like(value, new)
 
 
 def with_equations(jaxpr: Jaxpr, eqns: Sequence[Eqn]) -> Jaxpr:
@@ -209,10 +211,15 @@ def broadcast_in_place_of(eqn: Eqn, x: Atom, out: Var, dimensions: Iterable[int]
     )
 
 
+def broadcasts(eqn: Eqn) -> bool:
+    """Whether an equation is a broadcast without a sharding."""
+    plain = eqn.primitive is lax.broadcast_in_dim_p and len(eqn.invars) == 1
+    return plain and eqn.params["sharding"] is None
+
+
 def fills(eqn: Eqn) -> bool:
     """Whether an equation fills an array with a number."""
-    plain = eqn.primitive is lax.broadcast_in_dim_p and len(eqn.invars) == 1
-    return plain and isinstance(eqn.invars[0], Literal) and eqn.params["sharding"] is None
+    return broadcasts(eqn) and isinstance(eqn.invars[0], Literal)
 
 
 def as_lowered(closed: J) -> J:

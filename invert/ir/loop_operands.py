@@ -8,7 +8,7 @@ from jax import lax
 
 from invert._private.jax import close_like, dce, open_jaxpr
 from invert.ir.graph import Graph
-from invert.ir.jaxprs import broadcast_in_place_of, fills
+from invert.ir.jaxprs import broadcast_in_place_of, broadcasts, fills
 from invert.ir.loops import ScanParts
 from invert.ir.types import Atom, Eqn, Jaxpr, ShapedArray, Var
 from invert.ir.unit_axes import added_axes
@@ -73,8 +73,7 @@ def _does_without(user: Eqn, axes: tuple[int, ...]) -> bool:
     """Whether an operation removes these axes of its operand, or repeats along them."""
     if user.primitive is lax.squeeze_p:
         return tuple(sorted(user.params["dimensions"])) == axes
-    plain = user.primitive is lax.broadcast_in_dim_p and len(user.invars) == 1
-    return plain and user.params["sharding"] is None
+    return broadcasts(user)
 
 
 def _narrow(user: Eqn, axes: tuple[int, ...], row: Var) -> Eqn:

@@ -187,9 +187,9 @@ class Match:
     def extend(self) -> None:
         """Match the remaining equations, from operands to users.
 
-        An equation without a match computes a result that the program does not use. Equations
-        that produce results go first, as soon as an operand is known: otherwise one that leads to
-        an unused result could claim an identical one that leads to a used result.
+        An equation without a match computes a result that the program does not use. Equations that
+        produce results go first, as soon as an operand is known. Otherwise one for an unused result
+        could claim an identical one for a used result.
         """
         template = self.template
         found = (template.producers.get(v) for v in template.jaxpr.outvars if is_var(v))
@@ -220,11 +220,14 @@ class Match:
         **Returns:** `None` if the match cannot be replaced: no result is matched, or an interior
         value is used outside.
         """
-        results = self.template.jaxpr.outvars
-        matched = [None if isinstance(v, Literal) else self.atoms.get(v) for v in results]
+        matched = self._results()
         if all(v is None for v in matched):
             return None
         return None if self._leak(matched) is not None else matched
+
+    def _results(self) -> list[Atom | None]:
+        results = self.template.jaxpr.outvars
+        return [None if isinstance(v, Literal) else self.atoms.get(v) for v in results]
 
     def _leak(self, results: Sequence[Atom | None]) -> tuple[Eqn, Eqn | None] | None:
         """An interior equation whose value is used outside, and its user (`None` for a result)."""
@@ -249,8 +252,7 @@ class Match:
             return
         if len(self.misses) > self._before and len(self.eqns) < len(self.template.eqns):
             return  # the failure of a further equation is recorded already
-        results = self.template.jaxpr.outvars
-        matched = [None if isinstance(v, Literal) else self.atoms.get(v) for v in results]
+        matched = self._results()
         leak = self._leak(matched)
         if all(v is None for v in matched):
             eqn, reason = root, "no result of the pattern is a value of the program"

@@ -21,7 +21,7 @@ from invert._private.jax import (
     close_like,
     consts_of,
     context_of,
-    is_jaxpr,
+    holds_jaxpr,
     is_on_shards,
     names_of,
     on_shards,
@@ -32,14 +32,15 @@ from invert._private.jax import (
     type_on_mesh,
     varying,
 )
-from invert.ir.avals import is_differentiable, no_tangent
+from invert.ir.avals import is_differentiable, with_float0
 from invert.ir.hints import decode, is_hint
 from invert.ir.interpret import interpret
-from invert.ir.jaxprs import equations, map_jaxprs, names_in, sub_jaxprs, tuple_like
+from invert.ir.jaxprs import equations, map_jaxprs, map_param, names_in, sub_jaxprs
 from invert.ir.loops import CondParts, ScanParts, WhileParts
 from invert.ir.passes import Made, rewritten
 from invert.ir.types import (
     AnyJaxpr,
+    Aval,
     ClosedJaxpr,
     Eqn,
     J,
@@ -122,10 +123,11 @@ class MeshRetracer:
 
     def rule_of(self, eqn: Eqn) -> ClosedJaxpr:
         """The derivative of a function with a rule, traced where the function was."""
+        types = [v.aval for v in eqn.invars]
         if not self._around:
-            return jvp_of(eqn)
+            return jvp_of(eqn, types)
         with on_whole_values(), on_shards(self._around[-1], checked=True):
-            return jvp_of(eqn)
+            return jvp_of(eqn, types)
 
     def forget(self) -> None:
         """Forget the traced calls after a failure."""
@@ -177,14 +179,13 @@ def unchecked(closed: AnyJaxpr, says: bool | None = None) -> AnyJaxpr:
             params = dict(eqn.params)
             if eqn.primitive.name == "shard_map":
                 params["check_vma"] = next(checks)
-            for name, value in eqn.params.items():
-                if is_jaxpr(value) and has_shards(value):
-                    params[name] = close_like(value, relabel(open_jaxpr(value)))
-                elif isinstance(value, tuple) and any(is_jaxpr(v) and has_shards(v) for v in value):
-                    parts = (close_like(v, relabel(open_jaxpr(v))) for v in value)
-                    params[name] = tuple_like(value, parts)
+            for name in (n for n, value in eqn.params.items() if holds_jaxpr(value)):
+                params[name] = map_param(params[name], inner)
             eqns.append(eqn.replace(params=params))
         return jaxpr.replace(eqns=eqns)
+
+    def inner(program: AnyJaxpr) -> AnyJaxpr:
+        return close_like(program, relabel(open_jaxpr(program))) if has_shards(program) else program
 
     return close_like(made, relabel(open_jaxpr(made)))
 
@@ -212,9 +213,12 @@ def has_shards(program: AnyJaxpr) -> bool:
     return "shard_map" in names_in(open_jaxpr(program))
 
 
-def jvp_of(eqn: Eqn) -> ClosedJaxpr:
-    """Results and tangents of an equation, given its operands and known tangents."""
-    types = [v.aval for v in eqn.invars]
+def jvp_of(
+    eqn: Eqn,
+    types: Sequence[Aval],
+    run: Callable[[Eqn, Sequence[Value]], list[Value]] = bind_equation,
+) -> ClosedJaxpr:
+    """Results and tangents of an equation at operands of `types`, given the known tangents."""
     smooth = [i for i, t in enumerate(types) if is_differentiable(t)]
 
     def jvp(*values: Value) -> list[Value]:
@@ -223,7 +227,7 @@ def jvp_of(eqn: Eqn) -> ClosedJaxpr:
         def function(*numbers: Value) -> list[Value]:
             for i, x in zip(smooth, numbers, strict=True):
                 primals[i] = x
-            return bind_equation(eqn, primals)
+            return run(eqn, primals)
 
         results, moved = jax.jvp(function, tuple(primals[i] for i in smooth), tuple(tangents))
         kept = [t for t, v in zip(moved, eqn.outvars, strict=True) if is_differentiable(v.aval)]
@@ -395,10 +399,7 @@ def _custom_jvp(retracer: MeshRetracer, eqn: Eqn, operands: list[Value]) -> Sequ
         smooth = [t for x, t in zip(primals, tangents, strict=True) if is_differentiable(x)]
         found = iter(moved(rule, [*primals, *smooth]))
         results = [next(found) for _ in eqn.outvars]
-        changes = [
-            next(found) if is_differentiable(v.aval) else no_tangent(v.aval) for v in eqn.outvars
-        ]
-        return results, changes
+        return results, with_float0(found, eqn.outvars)
 
     function.defjvp(jvp)
     return function(*operands)

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence, Set
 
 import numpy as np
-from jax import lax
 
 from invert._private.jax import dce, rename
 from invert.ir import kinds
 from invert.ir.graph import is_var
-from invert.ir.jaxprs import broadcast_in_place_of
+from invert.ir.jaxprs import broadcast_in_place_of, broadcasts
 from invert.ir.passes import replaced
 from invert.ir.types import Atom, Eqn, Jaxpr, Literal, ShapedArray, Var
 
@@ -37,7 +36,7 @@ def with_narrow_operands(jaxpr: Jaxpr) -> Jaxpr:
             if before is not None and isinstance(before.invars[0], Literal):
                 (out,) = eqn.outvars
                 makers[out] = broadcast_in_place_of(eqn, before.invars[0], out, ())
-            elif _broadcasts(eqn) and eqn.outvars[0] not in kept:
+            elif broadcasts(eqn) and eqn.outvars[0] not in kept:
                 makers[eqn.outvars[0]] = eqn
     if not makers:
         return jaxpr
@@ -54,7 +53,7 @@ def _with_states(jaxpr: Jaxpr) -> tuple[Jaxpr, Set[Var]]:
     """Merge equal arrays of one number that enter a matrix product; return the kept ones too."""
     fills: dict[Hashable, list[Var]] = {}
     for eqn in jaxpr.eqns:
-        if _broadcasts(eqn) and isinstance(x := eqn.invars[0], Literal):
+        if broadcasts(eqn) and isinstance(x := eqn.invars[0], Literal):
             (out,) = eqn.outvars
             value = np.asarray(x.val).tobytes()
             fills.setdefault((out.aval.shape, out.aval.dtype, value), []).append(out)
@@ -68,11 +67,6 @@ def _with_states(jaxpr: Jaxpr) -> tuple[Jaxpr, Set[Var]]:
     eqns = [e for e in jaxpr.eqns if names.keys().isdisjoint(e.outvars)]
     kept = {same[0] for same in found}
     return (rename(jaxpr.replace(eqns=eqns), names) if names else jaxpr), kept
-
-
-def _broadcasts(eqn: Eqn) -> bool:
-    plain = eqn.primitive is lax.broadcast_in_dim_p and len(eqn.invars) == 1
-    return plain and eqn.params["sharding"] is None
 
 
 def _narrowed(eqn: Eqn, makers: Sequence[Eqn | None]) -> list[Eqn]:

@@ -25,10 +25,10 @@ _T = TypeVar("_T")
 def normal_form(closed: J) -> J:
     """Inline calls, merge equal equations and carries, and order the carries of loops.
 
-    A TensorFlow graph does not determine which equations form a function. A `scan` reads an
-    array once where the graph may read it twice per step, has a counter even if its body counts
-    too, and carries its states before the arrays that it fills. Loops and branches take a value
-    once where the calls around them took it as two arguments. Custom calls stay unchanged.
+    A TensorFlow graph does not determine which equations form a function. A `scan` reads an array
+    once where the graph may read it twice per step. It has a counter even if its body counts too,
+    and it carries states before the arrays that it fills. Loops and branches take a value once
+    where the calls around them took it as two arguments. Custom calls stay unchanged.
     """
     closed = jaxprs.map_jaxprs(closed, _opened)
     closed = close_like(closed, _with_each_operand_once(open_jaxpr(closed)))

@@ -18,8 +18,8 @@ from invert.ir.types import Aval, Value
 def on_cpu() -> Iterator[None]:
     """Run programs that are compared numerically on the CPU, whatever the default device is.
 
-    A GPU or TPU multiplies float32 with fewer bits by default, an error larger than the differences
-    that are looked for, and compiles for longer.
+    A GPU or TPU multiplies float32 with fewer bits by default. That error is larger than the
+    differences to be found, and compilation takes longer.
     """
     try:
         (device, *_) = jax.local_devices(backend="cpu")

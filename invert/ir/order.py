@@ -1,9 +1,24 @@
-"""Topological order."""
+"""Topological order, and the nodes reached from some nodes of a graph."""
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from typing import TypeVar
+
+_N = TypeVar("_N", bound=Hashable)
+
+
+def reached(roots: Iterable[_N], following: Callable[[_N], Iterable[_N]]) -> dict[_N, None]:
+    """The roots and all that follows from them, each once, the nearest first."""
+    found = dict.fromkeys(roots)
+    pending = list(found)
+    for node in pending:  # grows
+        for other in following(node):
+            if other not in found:
+                found[other] = None
+                pending.append(other)
+    return found
 
 
 def topological(numbers: Sequence[int], before: Sequence[Collection[int]]) -> list[int]:

@@ -1,7 +1,7 @@
 """Passes over the equations of one jaxpr.
 
-A step that holds a graph of the jaxpr belongs into `replaced`, whose results keep their names: the
-operands that it sees are those of the graph. In `rewritten`, operands are renamed as results are.
+A step that holds a graph of the jaxpr belongs in `replaced`, where results keep their names: it
+sees the operands of the graph. In `rewritten`, operands are renamed as results are.
 """
 
 from __future__ import annotations
@@ -10,8 +10,10 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from invert._private.jax import rename_operands, renamed
-from invert.ir.types import Atom, Eqn, Jaxpr, Var
+import jax
+
+from invert._private.jax import open_jaxpr, rename_operands, renamed, trace_closed
+from invert.ir.types import Atom, Eqn, JaxFunction, Jaxpr, Var
 
 # Equations in place of one, and the atoms in place of its results.
 Made: TypeAlias = tuple[Sequence[Eqn], Sequence[Atom]]
@@ -52,3 +54,20 @@ def rewritten(jaxpr: Jaxpr, step: Callable[[Eqn], Made | None]) -> Jaxpr:
     if not names and all(a is b for a, b in itertools.zip_longest(eqns, jaxpr.eqns)):
         return jaxpr
     return jaxpr.replace(eqns=eqns, outvars=renamed(jaxpr.outvars, names))
+
+
+def in_place_of(eqn: Eqn, operands: Sequence[Atom], function: JaxFunction) -> list[Eqn]:
+    """The equations of a function of `operands`, with the results and the place of an equation."""
+    with jax.enable_x64(True):
+        program = open_jaxpr(trace_closed(function, *(a.aval for a in operands)))
+    names: dict[Atom, Atom] = dict(
+        zip((*program.invars, *program.outvars), (*operands, *eqn.outvars), strict=True)
+    )
+    return [
+        e.replace(
+            invars=renamed(e.invars, names),
+            outvars=renamed(e.outvars, names),
+            source_info=eqn.source_info,
+        )
+        for e in program.eqns
+    ]

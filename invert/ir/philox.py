@@ -1,9 +1,8 @@
 """TensorFlow's stateless random numbers in float32, bit for bit equal to its CPU kernels.
 
-Rules for TensorFlow's ops call these functions, and emission writes these very functions into the
-files that hold such calls, so they use nothing else of this package. They need 64-bit types.
-Layouts are those of tensorflow/core/lib/random/philox_random.h and random_distributions.h
-(TensorFlow 2.21).
+Rules for TensorFlow's ops call these functions. Emission copies them into the files that call them,
+so they use nothing else of this package. They need 64-bit types. Layouts are those of
+tensorflow/core/lib/random/philox_random.h and random_distributions.h (TensorFlow 2.21).
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Lowering computes sizes by ordinary integer ops. If all operands are sizes, so is the result: JAX's
 dimension expressions support `+ * min max`. An op that depends on an undecided sign or comparison
-stays a `Term`. The steps of a division rounded down stay terms too, until the whole is recognized:
-it equals the term to which JAX traces its own division.
+stays a `Term`. The steps of a division rounded down stay terms too, until the whole is recognized
+as the term to which JAX traces its own division.
 """
 
 from __future__ import annotations

@@ -6,12 +6,11 @@ JAX does so for `x[: n // 2]` if it cannot prove that the slice is in bounds, an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from jax import lax
 
-from invert._private.jax import open_jaxpr, renamed, trace_closed
-from invert.ir.passes import replaced
+from invert.ir.passes import in_place_of, replaced
 from invert.ir.size_values import sizes_in
 from invert.ir.sizes import DimSize, decided, is_open
 from invert.ir.types import Atom, Eqn, Jaxpr, Literal, Value, Var
@@ -60,7 +59,7 @@ def _sliced(eqn: Eqn, makers: dict[Var, Eqn]) -> list[Eqn] | None:
         dropped = numbers.collapsed_slice_dims
         return lax.squeeze(part, dropped) if dropped else part
 
-    return _instead(eqn, cut)
+    return in_place_of(eqn, [x], cut)
 
 
 def _strided(eqn: Eqn, makers: dict[Var, Eqn]) -> list[Eqn] | None:
@@ -91,7 +90,7 @@ def _strided(eqn: Eqn, makers: dict[Var, Eqn]) -> list[Eqn] | None:
         part = lax.slice_in_dim(x, first, last, step, axis)
         return lax.rev(part, axes) if stride < 0 else part
 
-    return _instead(eqn, cut)
+    return in_place_of(eqn, [x], cut)
 
 
 def _rows(atom: Atom, makers: dict[Var, Eqn]) -> tuple[DimSize, int, DimSize] | None:
@@ -146,18 +145,3 @@ def _number(atom: Atom, makers: dict[Var, Eqn]) -> DimSize | None:
         return _number(eqn.invars[0], makers)
     sizes = sizes_in(atom, makers) if not atom.aval.shape else None
     return sizes[0] if sizes is not None and len(sizes) == 1 else None
-
-
-def _instead(eqn: Eqn, cut: Callable[[Value], Value]) -> list[Eqn]:
-    """Equations of a function of the array that `eqn` slices."""
-    x = eqn.invars[0]
-    program = open_jaxpr(trace_closed(cut, x.aval))
-    names: dict[Atom, Atom] = {program.invars[0]: x, program.outvars[0]: eqn.outvars[0]}
-    return [
-        e.replace(
-            invars=renamed(e.invars, names),
-            outvars=renamed(e.outvars, names),
-            source_info=eqn.source_info,
-        )
-        for e in program.eqns
-    ]

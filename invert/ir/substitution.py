@@ -133,8 +133,8 @@ class _Substitution:
     def _with_vjp(self, eqn: Eqn, avals: Sequence[Aval]) -> Mapping[str, Any]:
         """The parameters of a function with a rule for reverse mode.
 
-        The rule is a Python function, traced at the open sizes and only on demand: the rule of a
-        kept gradient holds the function itself, for the next derivative.
+        The rule is a Python function, traced at the open sizes on demand. The rule of a kept
+        gradient holds the function itself, for the next derivative.
         """
         call = eqn.params["call_jaxpr"]
         program = self.program(call)

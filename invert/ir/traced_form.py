@@ -47,6 +47,7 @@ from invert.ir.loops import CondParts, ScanParts, WhileParts
 from invert.ir.match import Deferred
 from invert.ir.match import difference as _difference
 from invert.ir.merging import merge_equations
+from invert.ir.meshes import jvp_of
 from invert.ir.narrow_operands import with_narrow_operands
 from invert.ir.passes import Made, rewritten
 from invert.ir.size_slices import with_slices
@@ -641,7 +642,7 @@ def _custom_vmap(eqn: Eqn, depth: int) -> Eqn:
     if depth < _DEPTH and eqn.invars:
         avals = [jax.ShapeDtypeStruct((2, *v.aval.shape), v.aval.dtype) for v in eqn.invars]
         with _setting_of(eqn):
-            batched = normal(trace_closed(jax.vmap(_alone(eqn)), *avals), depth + 1)
+            batched = normal(trace_closed(jax.vmap(lambda *xs: bind(eqn, xs)), *avals), depth + 1)
     return eqn.replace(params={"call": eqn.params["call"], "rule": batched})
 
 
@@ -709,41 +710,22 @@ def _setting_of(eqn: Eqn) -> contextlib.AbstractContextManager[object]:
     return jax.enable_x64(True) if x64 else contextlib.nullcontext()
 
 
-def _alone(eqn: Eqn) -> JaxFunction:
-    """An equation as a function of its operands."""
-    return lambda *values: bind(eqn, values)
-
-
 def _traced_rule(eqn: Eqn) -> ClosedJaxpr:
     avals = [type_of(v) for v in eqn.invars]
+    if eqn.primitive.name == "custom_jvp_call":
+        return jvp_of(eqn, avals, bind)
     smooth = [i for i, a in enumerate(avals) if is_differentiable(a)]
     outs = [v.aval for v in eqn.outvars]
-    run = _alone(eqn)
-
-    def at(primals: Sequence[Value], values: Sequence[Value]) -> list[Value]:
-        full = list(primals)
-        for i, x in zip(smooth, values, strict=True):
-            full[i] = x
-        return run(*full)
-
-    if eqn.primitive.name == "custom_jvp_call":
-
-        def jvp(*values: Value) -> list[Value]:
-            primals, tangents = values[: len(avals)], values[len(avals) :]
-            chosen = tuple(primals[i] for i in smooth)
-            results, moved = jax.jvp(lambda *xs: at(primals, xs), chosen, tuple(tangents))
-            kept = [t for t, o in zip(moved, outs, strict=True) if is_differentiable(o)]
-            return [*results, *kept]
-
-        return trace_closed(jvp, *avals, *(avals[i] for i in smooth))
-
     places = [i for i, o in enumerate(outs) if is_differentiable(o)]
 
     def vjp(*values: Value) -> list[Value]:
         primals, cotangents = values[: len(avals)], values[len(avals) :]
 
         def function(*xs: Value) -> list[Value]:
-            results = at(primals, xs)
+            full = list(primals)
+            for i, x in zip(smooth, xs, strict=True):
+                full[i] = x
+            results = bind(eqn, full)
             return [results[i] for i in places]
 
         _, pull = jax.vjp(function, *(primals[i] for i in smooth))

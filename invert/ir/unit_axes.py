@@ -9,7 +9,7 @@ from jax import lax
 from invert._private.jax import dce, rename
 from invert.ir import kinds
 from invert.ir.graph import Graph, is_var
-from invert.ir.jaxprs import broadcast_in_place_of
+from invert.ir.jaxprs import broadcast_in_place_of, broadcasts
 from invert.ir.types import Atom, Eqn, Jaxpr, Literal, ShapedArray, Var
 
 # Broadcasting axes of size one against others would change what these compute.
@@ -60,11 +60,9 @@ def only_unit_axes(eqn: Eqn) -> bool:
 
 def added_axes(eqn: Eqn) -> tuple[int, ...]:
     """The axes of size one that an equation only adds; `()` for any other equation."""
-    if eqn.primitive is not lax.broadcast_in_dim_p or len(eqn.invars) != 1:
+    if not broadcasts(eqn) or isinstance(eqn.invars[0], Literal):
         return ()
     x, dims, shape = eqn.invars[0], eqn.params["broadcast_dimensions"], eqn.params["shape"]
-    if isinstance(x, Literal) or eqn.params["sharding"] is not None:
-        return ()
     axes = tuple(i for i in range(len(shape)) if i not in dims)
     same = tuple(shape[i] for i in dims) == tuple(x.aval.shape)
     return axes if same and all(shape[i] == 1 for i in axes) else ()

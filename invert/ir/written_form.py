@@ -23,10 +23,10 @@ from invert.ir.types import Eqn, Jaxpr, Literal
 def as_written(jaxpr: Jaxpr) -> Jaxpr:
     """A program as an author would write it.
 
-    Sums of cotangents use `+`, arrays of one number are numbers, what is computed from numbers is a
-    number, operations with neutral numbers are dropped, `x + -1.0` is `x - 1.0`, `-x * y + z` is
-    `z - x * y`, loops over reversed arrays run in reverse, loops take arrays without axes of size
-    one, positions are looked up as other indices are, and convolutions pad their images.
+    Sums of cotangents use `+`. Arrays of one number are numbers, and so is what is computed from
+    numbers. Operations with neutral numbers are dropped; `x + -1.0` is `x - 1.0`, and `-x * y + z`
+    is `z - x * y`. Loops over reversed arrays run in reverse, and loops take arrays without axes of
+    size one. Positions are looked up as other indices are, and convolutions pad their images.
     """
     jaxpr = with_known_numbers(jaxpr.replace(eqns=[_known(e) for e in jaxpr.eqns]))
     narrow = with_narrow_operands(with_wrapped_positions(jaxpr))

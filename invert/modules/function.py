@@ -54,7 +54,8 @@ class Function:
         self.specs = entry.specs
         self.in_tree = jax.tree_util.tree_structure((entry.args, dict(entry.kwargs)))
         self.signature = signatures.signature(entry, stateful=stateful)
-        self._state, self._key = signatures.state_and_key(entry, stateful)
+        # Names of the arguments for the state and the key, if there are any.
+        self.state_name, self.key_name = signatures.state_and_key(entry, stateful)
         self._safe = signatures.parameter_names(entry)
 
     @property
@@ -66,16 +67,6 @@ class Function:
     def divided(self) -> str:
         """Why there is no program for all sizes, if there is none."""
         return self.programs.divided
-
-    @property
-    def state_name(self) -> str | None:
-        """The name of the state argument, if any."""
-        return self._state
-
-    @property
-    def key_name(self) -> str | None:
-        """The name of the key argument, if any."""
-        return self._key
 
     @property
     def called(self) -> Specialization | None:
@@ -137,7 +128,7 @@ class Function:
 
     def _key_dtype(self, key: Value) -> Value:
         """The type of the key that the function takes; `None` if it takes none."""
-        if not self._key:
+        if not self.key_name:
             return None
         # jax.random.key makes keys of the default generator.
         return (type_of_key() if key is None else key).dtype
@@ -152,28 +143,24 @@ class Function:
         **Raises:** `SignatureError` that lists all mismatches.
         """
         name = self.entry.name
-        if self._key is not None and kwargs.get(self._key) is None:
+        if self.key_name is not None and kwargs.get(self.key_name) is None:
             raise SignatureError(
                 f"{name} draws random numbers",
-                remedy=f"Pass {self._key}=jax.random.key(0) or another key.",
+                remedy=f"Pass {self.key_name}=jax.random.key(0) or another key.",
             )
-        if self._state is None and any(
+        if self.state_name is None and any(
             isinstance(x, eqx.nn.State) for x in (*args, *kwargs.values())
         ):
             raise SignatureError(f"{name} keeps no state", remedy="Leave out the equinox.nn.State.")
-        try:
-            bound = self.signature.bind(*args, **self._renamed(kwargs))
-        except TypeError as error:
-            raise SignatureError(f"{name}: {error}", remedy=self._usage) from error
-        bound.apply_defaults()
+        bound = self._bound(self.signature, args, kwargs)
         state = key = None
-        if self._key is not None:
-            key = _typed_key(bound.arguments.pop(self._key), name)
-        if self._state is not None:
-            state = bound.arguments.pop(self._state)
+        if self.key_name is not None:
+            key = _typed_key(bound.arguments.pop(self.key_name), name)
+        if self.state_name is not None:
+            state = bound.arguments.pop(self.state_name)
             if not isinstance(state, eqx.nn.State):
                 raise SignatureError(
-                    f"{name}: {self._state!r} is a {type(state).__name__}",
+                    f"{name}: {self.state_name!r} is a {type(state).__name__}",
                     remedy="Pass the equinox.nn.State that equinox.nn.State(module) makes.",
                 )
         return self._flat(bound), state, key
@@ -183,18 +170,21 @@ class Function:
 
         **Raises:** `SignatureError` that lists all mismatches.
         """
-        extra = (self._state, self._key)
+        extra = (self.state_name, self.key_name)
         parameters = [p for n, p in self.signature.parameters.items() if n not in extra]
+        return self._flat(self._bound(self.signature.replace(parameters=parameters), args, kwargs))
+
+    def _bound(
+        self, signature: inspect.Signature, args: Arguments, kwargs: Keywords
+    ) -> inspect.BoundArguments:
+        """Arguments by parameter, with defaults; the container's names are accepted too."""
+        renamed = {self._safe.get(name, name): value for name, value in kwargs.items()}
         try:
-            signature = self.signature.replace(parameters=parameters)
-            bound = signature.bind(*args, **self._renamed(kwargs))
+            bound = signature.bind(*args, **renamed)
         except TypeError as error:
-            raise SignatureError(
-                f"{self.entry.name}: {error}",
-                remedy=self._usage,
-            ) from error
+            raise SignatureError(f"{self.entry.name}: {error}", remedy=self._usage) from error
         bound.apply_defaults()
-        return self._flat(bound)
+        return bound
 
     @property
     def _usage(self) -> str:
@@ -202,12 +192,8 @@ class Function:
         safe, entry = self._safe, self.entry
         trees = zip(map(safe.__getitem__, entry.arg_names), entry.args, strict=True)
         keywords = ((safe[name], tree) for name, tree in entry.kwargs.items())
-        others = self._state, self._key
+        others = self.state_name, self.key_name
         return f"Call it as {signatures.call_text(entry.name, [*trees, *keywords], others)}."
-
-    def _renamed(self, kwargs: Keywords) -> Keywords:
-        """Arguments by parameter name; the container's names are accepted too."""
-        return {self._safe.get(name, name): value for name, value in kwargs.items()}
 
     def _flat(self, bound: inspect.BoundArguments) -> list[Value]:
         names = [self._safe[n] for n in self.entry.arg_names]
@@ -273,7 +259,7 @@ class Function:
         # The module holds the constants of the program it was built with; others hold their own.
         own = self.home is not None and stage.constants is self.home.constants
         held = constants if own else stage.constants
-        read = [_read_param(p, state) for p in params]
+        read = [state.get(p) if isinstance(p, eqx.nn.StateIndex) else p for p in params]
         values = (*held, *read, *flat, *(() if key is None else (key,)))
         shardings = self.entry.shardings
         if stage.meshes or shardings:
@@ -303,7 +289,7 @@ class Function:
         if shardings is not None and shardings.mesh is not None:
             named.setdefault(shardings.mesh, frozenset())
         on = placement.chosen(named, values, self.first_devices)
-        first = len(values) - count - (self._key is not None)
+        first = len(values) - count - (self.key_name is not None)
         flat = placement.placed(shardings, on, values[first : first + count])
         values = [*values[:first], *flat, *values[first + count :]]
         return self._run_compiled(stage, on, values)
@@ -319,10 +305,6 @@ class Function:
             self._compiled[key] = jax.jit(functools.partial(stage.run, on=on))
         with jax.enable_x64(True) if stage.x64 else contextlib.nullcontext():
             return self._compiled[key](*values)
-
-
-def _read_param(param: Value, state: Any) -> Value:
-    return state.get(param) if isinstance(param, eqx.nn.StateIndex) else param
 
 
 def _typed_key(key: Value, name: str) -> Value:

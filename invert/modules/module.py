@@ -201,7 +201,8 @@ class Module(Recovered):
 
     - `params`: nested dictionaries of arrays that follow the names of the variables. Variables that
         the program assigns are `eqx.nn.StateIndex`; their values are in the state that
-        `eqx.nn.State(module)` creates, and the module is called as `out, state = module(x, state)`.
+        `eqx.nn.State(module)` creates. The module is then called as
+        `out, state = module(x, state)`.
     - `constants`: arrays held by the program, such as weights baked into an export.
     """
 
@@ -364,8 +365,8 @@ def class_of(
 ) -> Any:
     """A subclass of `base` with these methods `of` functions, shared by equal interfaces.
 
-    JAX and Equinox keep each class of modules, and everything its methods refer to, until the
-    process ends, so the methods find their functions in the instance.
+    JAX and Equinox keep each class of modules, and all that its methods refer to, until the process
+    ends. So the methods find their functions in the instance.
     """
     seen = [
         (key, m.__qualname__, m.__doc__, str(inspect.signature(m))) for key, m in methods.items()

@@ -93,11 +93,12 @@ def _certificate(
 def optimize(module: M, platform: Literal["cpu", "gpu"] = "cpu", *, verify: bool = True) -> M:
     """Rewrite the program of a module so that it runs faster on a platform.
 
-    Depthwise convolutions become shifted products, grouped ones one convolution per group, those
-    with a window of one matrix products, transposed ones a convolution for each part of their
-    window, and pooling shifted slices; each where measurements show that it pays, by kind of
-    operands: on a GPU, depthwise convolutions with strides. Results and all derivatives are equal
-    up to rounding. The report lists the rewrites, and the certificate is no longer `exact`.
+    Depthwise convolutions become shifted products, and grouped ones one convolution per group.
+    Those with a window of one become matrix products, transposed ones a convolution for each part
+    of their window. Pooling becomes shifted slices. Each is done where measurements show that it
+    pays for such operands: on a GPU, for depthwise convolutions with strides. Results and all
+    derivatives are equal up to rounding. The report lists the rewrites, and the certificate is no
+    longer `exact`.
 
     **Arguments:**
 

@@ -24,6 +24,7 @@ from invert.ir.arrays import aligned, device_arrays
 from invert.ir.graph import is_var
 from invert.ir.meshes import AnyMesh
 from invert.ir.types import Atom, Value
+from invert.stablehlo.ops.shardings import mesh_of, of_rank
 
 if TYPE_CHECKING:
     from invert.modules.specializations import Specialization
@@ -163,7 +164,7 @@ class ParameterPlacement:
 
     mesh: Mesh | None
     shardings: Mapping[str, PartitionSpec]
-    # Arrays as read and as shared, by address: the former are kept alive, so that no other array
+    # Arrays as read and as shared, by address. Those read are kept alive, so that no other array
     # can take their address.
     _shared: dict[Hashable, tuple[np.ndarray, np.ndarray]] = dataclasses.field(
         default_factory=dict, init=False
@@ -242,8 +243,10 @@ def planned(
             spec = specs[param.name] = shardings[pattern]
         sharding = check_divides(param.name, param.value.shape, spec, mesh)
         params.append(dataclasses.replace(param, sharding=sharding))
+    plain = plain_mesh(mesh)
     places = [
-        None if p.name not in specs else NamedSharding(plain_mesh(mesh), of_rank(p)) for p in params
+        NamedSharding(plain, of_rank(specs[p.name], p.value.ndim)) if p.name in specs else None
+        for p in params
     ]
 
     def fn(values: Sequence[Value], *args: Value) -> Sequence[Value]:
@@ -253,20 +256,13 @@ def planned(
         ]
         return entry.fn(constrained, *args)
 
-    known = entry.shardings or Shardings(plain_mesh(mesh), (), ())
+    known = entry.shardings or Shardings(plain, (), ())
     return dataclasses.replace(
         entry,
         fn=fn if specs else entry.fn,
         params=tuple(params),
         shardings=dataclasses.replace(known, params=specs) if specs else entry.shardings,
     )
-
-
-def of_rank(param: Param) -> PartitionSpec:
-    """The spec of a placed parameter, with an entry for each dimension."""
-    assert param.sharding is not None
-    spec = param.sharding.spec
-    return PartitionSpec(*spec, *[None] * (param.value.ndim - len(spec)))
 
 
 def automatic(mesh: Mesh) -> Mesh:
@@ -276,8 +272,7 @@ def automatic(mesh: Mesh) -> Mesh:
 
 def plain_mesh(mesh: Mesh) -> AbstractMesh:
     """The mesh without devices, with automatic axes."""
-    types = (AxisType.Auto,) * len(mesh.axis_names)
-    return AbstractMesh(mesh.axis_sizes, mesh.axis_names, axis_types=types)
+    return mesh_of(mesh.axis_sizes, mesh.axis_names)
 
 
 def fits(name: str, pattern: str) -> bool:

@@ -75,10 +75,9 @@ def save(
     All files are written before the first of them is moved to its place.
 
     **Raises:** `EmissionError` if the program has no text, or the module was not written by
-    `invert`; `SaveError` if the disk is full, the directory is not writable, or arrays have
-    changed so that the source could not read them; `ValueError` if `max_shard_size` is not a
-    size, if `layers` is not a style, or if `layers` or `typecheck` is given for a module that is
-    already written.
+    `invert`; `SaveError` if the disk is full, the directory is not writable, or arrays have changed
+    so that the source could not read them; `ValueError` if `max_shard_size` is not a size, or
+    `layers` is not a style, or one of `layers` and `typecheck` is given for a written module.
 
     ??? example
 

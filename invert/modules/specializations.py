@@ -176,8 +176,8 @@ def _suggest_undecided(error: Exception) -> None:
         suggest(Constraint(_WANTED[comparison[1]], left, right))
 
 
-# Raised if a program cannot be recovered for all sizes: by undecided comparisons, by shapes
-# that do not match, and by code of JAX and NumPy that needs a number. All others are defects.
+# Raised if a program cannot be recovered for all sizes. A comparison is undecided, shapes do not
+# match, or code of JAX or NumPy needs a number. All others are defects.
 NO_EXPRESSION = (*SIZE_ERRORS, InvertError, TypeError, ValueError, NotImplementedError)
 
 

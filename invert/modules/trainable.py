@@ -18,9 +18,8 @@ def trainable(module: Module | Methods | eqx.Module) -> Any:
     """A filter specification: true for the parameters that are trainable in the container.
 
     Variables that the program assigns are in its state and so not among them; nor are its
-    constants. The same arrays are trainable in a module's `model`, and in a module that `load`
-    reads from a directory written by `save`; if the container trains none or all of them, all
-    floating-point arrays are.
+    constants. The same arrays are trainable in a module's `model`, and after `save` and `load`. If
+    the container trains none or all of them, all floating-point arrays are.
 
     **Returns:** a pytree of the structure of `module` with a `bool` for each leaf.
 

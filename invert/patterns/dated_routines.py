@@ -1,7 +1,7 @@
 """The custom calls of older JAX releases: their operands, options and results.
 
-Until 2024 LAPACK routines took sizes and options as operands, cuSOLVER and similar routines as
-packed bytes, and both returned work space and a status besides their results. They compute what
+Until 2024 LAPACK routines took sizes and options as operands; cuSOLVER and similar routines took
+them as packed bytes. Both returned work space and a status besides their results. They compute what
 today's primitives compute. The patterns are in `dated.py`.
 
 Operands and results: jaxlib/lapack.py and jaxlib/gpu_solver.py of jaxlib 0.4.1 to 0.4.35.

@@ -96,7 +96,7 @@ def explain(
     - `fn`: any JAX function of arrays in pytrees, such as a recovered module.
     - `args`: pytrees of arrays or `jax.ShapeDtypeStruct`.
     - `lowered`: whether to match against the lowering of `fn`, rewritten by the earlier patterns,
-        as a conversion does; otherwise against its traced program, as `invert.rewrite` does.
+        as a conversion does. Otherwise the traced program is matched, as `invert.rewrite` does.
         `invert`'s own patterns are always matched against the lowering.
     - `platform`: the platform to lower for.
 

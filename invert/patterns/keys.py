@@ -11,9 +11,7 @@ of `jax.random`, which work on typed keys in both styles.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Hashable, Sequence
-from typing import TypeAlias
+from collections.abc import Callable, Iterable, Sequence
 
 import jax
 
@@ -34,7 +32,7 @@ from invert._private.jax import (
 from invert.ir import jaxprs, kinds
 from invert.ir.interpret import interpret
 from invert.ir.loops import CondParts, ScanParts, WhileParts, bodies
-from invert.ir.types import AnyJaxpr, Aval, ClosedJaxpr, Eqn, JaxFunction, Jaxpr, Value, Var
+from invert.ir.types import AnyJaxpr, Atom, Aval, ClosedJaxpr, Eqn, JaxFunction, Jaxpr, Value, Var
 from invert.rewriting.pattern import ProgramPattern
 
 # Functions into which JAX outlines a single operation on keys.
@@ -49,20 +47,15 @@ _ALWAYS_OUTLINED = frozenset(("random_split", "random_fold_in"))
 _MOVES = kinds.LAYOUT | kinds.PARTS
 
 
-# A program, and which of its results are keys.
-_Traced: TypeAlias = tuple[ClosedJaxpr, list[bool]]
+def _is_key(value: Value) -> bool:
+    """Whether a value or a variable is an array of keys."""
+    dtype = getattr(getattr(value, "aval", value), "dtype", None)
+    return dtype is not None and jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key)
 
 
-class _Key:
-    """An array of keys, which the program represents by its words."""
-
-    def __init__(self, keys: Value):
-        self.keys = keys
-        self.impl = key_rules(keys.dtype)
-
-    @functools.cached_property
-    def words(self) -> Value:
-        return random_unwrap_p.bind(self.keys)
+def _lifted(values: Sequence[Value], atoms: Sequence[Atom]) -> list[bool]:
+    """Which values are keys, although the program holds their words."""
+    return [_is_key(x) and not _is_key(a) for x, a in zip(values, atoms, strict=True)]
 
 
 def _is_one_operation(name: str, jaxpr: Jaxpr) -> bool:
@@ -76,10 +69,6 @@ def _is_one_operation(name: str, jaxpr: Jaxpr) -> bool:
     return name in _ONE_OPERATION or threefry
 
 
-def _plain(value: Value) -> Value:
-    return value.words if isinstance(value, _Key) else value
-
-
 def lift(closed: ClosedJaxpr) -> ClosedJaxpr | None:
     """The program over typed keys; `None` if it has no operation on keys."""
     jaxpr = open_jaxpr(closed)
@@ -89,7 +78,8 @@ def lift(closed: ClosedJaxpr) -> ClosedJaxpr | None:
     lifter = _Lifter()
 
     def run(*args: Value) -> list[Value]:
-        return [_plain(v) for v in lifter.body(closed, args, typed)]
+        results = lifter.body(closed, args, typed)
+        return lifter.words_of(results, _lifted(results, jaxpr.outvars))
 
     return jaxprs.canonicalize(trace_closed(run, *(v.aval for v in jaxpr.invars)))
 
@@ -149,8 +139,18 @@ class _Lifter:
     """Retraces a program with keys instead of their words."""
 
     def __init__(self) -> None:
-        # (inner jaxpr, which arguments are keys, style) -> (function, which results are keys)
-        self.calls: dict[Hashable, tuple[JaxFunction, list[bool]]] = {}
+        self.calls: dict[tuple[AnyJaxpr, bool], JaxFunction] = {}
+        # By the identity of keys, which are kept alive.
+        self._words: dict[int, tuple[Value, Value]] = {}
+
+    def words_of(self, values: Sequence[Value], which: Sequence[bool]) -> list[Value]:
+        """The values, with the words of some that are keys."""
+        return [self._unwrapped(x) if w else x for x, w in zip(values, which, strict=True)]
+
+    def _unwrapped(self, keys: Value) -> Value:
+        if id(keys) not in self._words:
+            self._words[id(keys)] = keys, random_unwrap_p.bind(keys)
+        return self._words[id(keys)][1]
 
     def body(self, closed: AnyJaxpr, args: Sequence[Value], typed: bool) -> list[Value]:
         """Evaluate a body; `typed` says whether it uses typed keys."""
@@ -162,23 +162,23 @@ class _Lifter:
         return interpret(closed, args, on_eqn)
 
     def equation(self, eqn: Eqn, args: list[Value], typed: bool) -> list[Value]:
-        primitive = eqn.primitive
+        primitive, lifted = eqn.primitive, _lifted(args, eqn.invars)
         if primitive is random_wrap_p:
-            (x,) = args
-            if isinstance(x, _Key) and x.impl is eqn.params["impl"]:
-                return [x.keys]
+            if lifted[0] and key_rules(args[0].dtype) is eqn.params["impl"]:
+                return args
         elif primitive is random_unwrap_p:
-            key = _Key(args[0])
-            return [key if typed else key.words]
+            return args if typed else [self._unwrapped(args[0])]
         elif primitive.name in _CALLS and (
-            any(isinstance(a, _Key) for a in args) or any(map(_has_keys, jaxprs.sub_jaxprs(eqn)))
+            any(lifted) or any(map(_has_keys, jaxprs.sub_jaxprs(eqn)))
         ):
             return getattr(self, _CALLS[primitive.name])(eqn, args, typed)
-        elif any(isinstance(a, _Key) for a in args) and primitive.name in _ON_KEYS:
-            moved = _ON_KEYS[primitive.name](eqn, args)
-            if moved is not None:
-                return [_Key(moved)]
-        return bind_equation(eqn, [_plain(a) for a in args])
+        elif (
+            any(lifted)
+            and primitive.name in _ON_KEYS
+            and (moved := _ON_KEYS[primitive.name](eqn, args)) is not None
+        ):
+            return [moved]
+        return bind_equation(eqn, self.words_of(args, lifted))
 
     def jit(self, eqn: Eqn, args: list[Value], typed: bool) -> list[Value]:
         name, closed = eqn.params["name"], eqn.params["jaxpr"]
@@ -191,140 +191,95 @@ class _Lifter:
                 _wrapped(a, _only_wrapped(jaxpr, v))
                 for a, v in zip(args, jaxpr.invars, strict=True)
             ]
-        kinds = tuple(isinstance(a, _Key) for a in args)
-        entry = (closed, kinds, typed)
-        if entry not in self.calls:
-            found: list[bool] = []
+        if (closed, typed) not in self.calls:
 
             def call(*values: Value) -> list[Value]:
-                results = self.body(closed, _marked(values, kinds), typed)
-                found[:] = [isinstance(r, _Key) for r in results]
-                return _bare(results)
+                return self.body(closed, values, typed)
 
             call.__name__ = call.__qualname__ = name
-            self.calls[entry] = (jax.jit(call), found)
-        function, found = self.calls[entry]
-        results = function(*_bare(args))
-        return _marked(results, found)
+            self.calls[closed, typed] = jax.jit(call)
+        return self.calls[closed, typed](*args)
 
     def scan(self, eqn: Eqn, args: list[Value], typed: bool) -> list[Value]:
         params, parts = eqn.params, ScanParts.of(eqn)
-        c, n = len(parts.consts), len(parts.init)
-        closed = parts.body
-
-        def trace(kinds: Sequence[bool]) -> _Traced:
-            avals = [_element(a, i >= c + n) for i, a in enumerate(_as(args, kinds))]
-            return self.trace(closed, avals, kinds, kinds[c : c + n], typed)
-
-        kinds, (_, found) = _fixpoint(args, range(c, c + n), trace)
-        consts, init, rows = parts.split(_bare(_as(args, kinds)))
+        consts, init, rows = map(list, parts.split(args))
+        fixed, moving = map(_type_of, consts), [_type_of(x, row=True) for x in rows]
+        init, _ = self._settled(parts.body, (*fixed,), init, moving, typed)
 
         # Traced through `lax.scan`, since the primitive's parameters differ between releases.
         def step(carry: list[Value], xs: list[Value]) -> tuple[list[Value], list[Value]]:
-            results = self.body(closed, _marked([*consts, *carry, *xs], kinds), typed)
-            results[:n] = _as(results[:n], kinds[c : c + n])
-            results = _bare(results)
-            return results[:n], results[n:]
+            results = self.body(parts.body, [*consts, *carry, *xs], typed)
+            return self._like(results[: len(carry)], carry), results[len(carry) :]
 
         carry, ys = jax.lax.scan(
             step,
-            list(init),
-            list(rows),
+            init,
+            rows,
             length=params["length"],
             reverse=params["reverse"],
             unroll=params["unroll"],
             _split_transpose=params.get("_split_transpose", False),
         )
-        return _marked([*carry, *ys], found)
+        return [*carry, *ys]
 
     def while_loop(self, eqn: Eqn, args: list[Value], typed: bool) -> list[Value]:
         parts = WhileParts.of(eqn)
-        c, b = len(parts.cond_consts), len(parts.body_consts)
-
-        def trace(kinds: Sequence[bool]) -> _Traced:
-            avals = [_element(a, False) for a in _as(args, kinds)]
-            return self.trace(parts.body, avals[c:], kinds[c:], kinds[c + b :], typed)
-
-        kinds, (body, found) = _fixpoint(args, range(c + b, len(args)), trace)
-        avals = [_element(a, False) for a in _as(args, kinds)]
-        (held, _, carry), (kept, _, moving) = parts.split(avals), parts.split(kinds)
-        cond, _ = self.trace(parts.cond, [*held, *carry], [*kept, *moving], (), typed)
-        results = eqn.primitive.bind(
-            *_bare(_as(args, kinds)), **{**eqn.params, "body_jaxpr": body, "cond_jaxpr": cond}
-        )
-        return _marked(results, found)
+        tested, held, init = map(list, parts.split(args))
+        init, body = self._settled(parts.body, map(_type_of, held), init, (), typed)
+        cond = self.trace(parts.cond, map(_type_of, (*tested, *init)), typed)
+        params = {**eqn.params, "body_jaxpr": body, "cond_jaxpr": cond}
+        return eqn.primitive.bind(*tested, *held, *init, **params)
 
     def cond(self, eqn: Eqn, args: list[Value], typed: bool) -> list[Value]:
-        index, *args = args
-        kinds = [isinstance(a, _Key) for a in args]
-        avals = [_element(a, False) for a in args]
-        branches = CondParts.of(eqn).branches
-        founds = [self.trace(b, avals, kinds, None, typed)[1] for b in branches]
-        wanted = [all(f) for f in zip(*founds, strict=True)]
-        new = tuple(self.trace(b, avals, kinds, wanted, typed)[0] for b in branches)
-        results = eqn.primitive.bind(_plain(index), *_bare(args), **{**eqn.params, "branches": new})
-        return _marked(results, wanted)
+        index, *operands = args
+        avals, branches = list(map(_type_of, operands)), CondParts.of(eqn).branches
+        found = [self.trace(b, avals, typed).out_avals for b in branches]
+        # A result is a key if it is one in all branches.
+        wanted = [min(same, key=_is_key) for same in zip(*found, strict=True)]
+        new = tuple(self.trace(b, avals, typed, wanted) for b in branches)
+        return eqn.primitive.bind(index, *operands, **{**eqn.params, "branches": new})
 
     def trace(
-        self,
-        closed: AnyJaxpr,
-        avals: Sequence[Aval],
-        kinds: Sequence[bool],
-        wanted: Sequence[bool] | None,
-        typed: bool,
-    ) -> _Traced:
-        """A body over keys as a closed jaxpr, and which of its results are keys.
-
-        Leading results that are not `wanted` as keys are returned as words.
-        """
-        found: list[bool] = []
+        self, closed: AnyJaxpr, avals: Iterable[Aval], typed: bool, like: Sequence[Aval] = ()
+    ) -> ClosedJaxpr:
+        """A body over keys as a closed jaxpr; its first results are keys only as in `like`."""
 
         def run(*values: Value) -> list[Value]:
-            results = self.body(closed, _marked(values, kinds), typed)
-            for i, want in enumerate(wanted or ()):
-                results[i] = results[i] if want else _plain(results[i])
-            found[:] = [isinstance(r, _Key) for r in results]
-            return _bare(results)
+            results = self.body(closed, values, typed)
+            return [*self._like(results[: len(like)], like), *results[len(like) :]]
 
-        return trace_closed(run, *avals), found
+        return trace_closed(run, *avals)
 
+    def _like(self, values: Sequence[Value], models: Sequence[Value]) -> list[Value]:
+        return self.words_of(values, _lifted(values, models))
 
-def _fixpoint(
-    args: Sequence[Value], carry: range, trace: Callable[[Sequence[bool]], _Traced]
-) -> tuple[list[bool], _Traced]:
-    """Which operands of a loop are keys: a carried key must come out of the body as a key."""
-    kinds = [isinstance(a, _Key) for a in args]
-    while True:
-        traced = trace(kinds)
-        lost = [i for i, found in zip(carry, traced[1], strict=False) if kinds[i] and not found]
-        if not lost:
-            return kinds, traced
-        for i in lost:
-            kinds[i] = False
+    def _settled(
+        self,
+        body: AnyJaxpr,
+        consts: Iterable[Aval],
+        init: list[Value],
+        rows: Sequence[Aval],
+        typed: bool,
+    ) -> tuple[list[Value], ClosedJaxpr]:
+        """The start of a loop, with keys only where the body returns keys, and its traced body."""
+        fixed = list(consts)
+        while True:
+            carry = list(map(_type_of, init))
+            traced = self.trace(body, [*fixed, *carry, *rows], typed, carry)
+            lost = _lifted(init, traced.out_avals[: len(init)])
+            if not any(lost):
+                return init, traced
+            init = self.words_of(init, lost)
 
 
 def _wrapped(value: Value, impl: object) -> Value:
-    if impl is None or isinstance(value, _Key):
-        return value
-    return _Key(random_wrap_p.bind(value, impl=impl))
+    return value if impl is None or _is_key(value) else random_wrap_p.bind(value, impl=impl)
 
 
-def _as(args: Sequence[Value], kinds: Sequence[bool]) -> list[Value]:
-    return [a if k else _plain(a) for a, k in zip(args, kinds, strict=True)]
-
-
-def _marked(values: Sequence[Value], kinds: Sequence[bool]) -> list[Value]:
-    return [_Key(v) if k else v for v, k in zip(values, kinds, strict=True)]
-
-
-def _bare(values: Sequence[Value]) -> list[Value]:
-    return [v.keys if isinstance(v, _Key) else v for v in values]
-
-
-def _element(value: Value, scanned: bool) -> jax.ShapeDtypeStruct:
-    """Type of an operand inside a loop's body."""
-    aval = jax.typeof(value.keys if isinstance(value, _Key) else value)
-    shape = aval.shape[1:] if scanned else aval.shape
+def _type_of(value: Value, row: bool = False) -> jax.ShapeDtypeStruct:
+    """Type of a value, or of a row of it."""
+    aval = jax.typeof(value)
+    shape = aval.shape[1:] if row else aval.shape
     return jax.ShapeDtypeStruct(shape, aval.dtype, weak_type=getattr(aval, "weak_type", False))
 
 
@@ -349,7 +304,7 @@ def _slice(eqn: Eqn, args: list[Value]) -> Value:
     if strides is not None and strides[-1] != 1:
         return None  # every second word
     return eqn.primitive.bind(
-        args[0].keys,
+        args[0],
         start_indices=p["start_indices"][:-1],
         limit_indices=p["limit_indices"][:-1],
         strides=None if strides is None else strides[:-1],
@@ -362,14 +317,14 @@ def _reshape(eqn: Eqn, args: list[Value]) -> Value:
         return None
     if eqn.params["dimensions"] is not None:
         return None
-    return eqn.primitive.bind(args[0].keys, **{**eqn.params, "new_sizes": sizes[:-1]})
+    return eqn.primitive.bind(args[0], **{**eqn.params, "new_sizes": sizes[:-1]})
 
 
 def _squeeze(eqn: Eqn, args: list[Value]) -> Value:
     axes = eqn.params["dimensions"]
     if len(eqn.invars[0].aval.shape) - 1 in axes:
         return None
-    return eqn.primitive.bind(args[0].keys, dimensions=axes)
+    return eqn.primitive.bind(args[0], dimensions=axes)
 
 
 def _broadcast_in_dim(eqn: Eqn, args: list[Value]) -> Value:
@@ -379,7 +334,7 @@ def _broadcast_in_dim(eqn: Eqn, args: list[Value]) -> Value:
     if shape[-1] != eqn.invars[0].aval.shape[-1]:
         return None
     return eqn.primitive.bind(
-        args[0].keys, **{**eqn.params, "shape": shape[:-1], "broadcast_dimensions": axes[:-1]}
+        args[0], **{**eqn.params, "shape": shape[:-1], "broadcast_dimensions": axes[:-1]}
     )
 
 
@@ -387,25 +342,25 @@ def _transpose(eqn: Eqn, args: list[Value]) -> Value:
     permutation = eqn.params["permutation"]
     if permutation[-1] != len(permutation) - 1:
         return None
-    return eqn.primitive.bind(args[0].keys, permutation=permutation[:-1])
+    return eqn.primitive.bind(args[0], permutation=permutation[:-1])
 
 
 def _concatenate(eqn: Eqn, args: list[Value]) -> Value:
-    keys = all(isinstance(a, _Key) and a.impl is args[0].impl for a in args)
-    if not keys or eqn.params["dimension"] == len(eqn.invars[0].aval.shape) - 1:
+    if (
+        any(a.dtype != args[0].dtype for a in args)
+        or eqn.params["dimension"] == len(eqn.invars[0].aval.shape) - 1
+    ):
         return None
-    return eqn.primitive.bind(*(a.keys for a in args), **eqn.params)
+    return eqn.primitive.bind(*args, **eqn.params)
 
 
 def _dynamic_slice(eqn: Eqn, args: list[Value]) -> Value:
     sizes = eqn.params["slice_sizes"]
-    if not isinstance(args[0], _Key) or sizes[-1] != eqn.invars[0].aval.shape[-1]:
+    if not _is_key(args[0]) or sizes[-1] != eqn.invars[0].aval.shape[-1]:
         return None  # the last start is clamped to 0
     if len(args) != 1 + len(sizes):
         return None
-    return eqn.primitive.bind(
-        args[0].keys, *args[1:-1], **{**eqn.params, "slice_sizes": sizes[:-1]}
-    )
+    return eqn.primitive.bind(args[0], *args[1:-1], **{**eqn.params, "slice_sizes": sizes[:-1]})
 
 
 _ON_KEYS: dict[str, Callable[[Eqn, list[Value]], Value]] = {

@@ -1,8 +1,8 @@
 """Linear algebra: custom calls of LAPACK, cuSOLVER and similar libraries.
 
-The lowering of a decomposition is a custom call and a few equations around it (`NaN` where the
-routine failed, pivots shifted to start at 0, the upper triangle of a factor). The custom call is
-the root; its target and attributes give the parameters of the primitive.
+A decomposition lowers to a custom call and a few equations around it: `NaN` where the routine
+failed, pivots shifted to start at 0, the upper triangle of a factor. The custom call is the root;
+its target and attributes give the parameters of the primitive.
 
 Lowerings: jax/_src/lax/linalg.py, jax 0.10.2 and 0.12.
 """
@@ -13,10 +13,9 @@ import itertools
 import re
 from collections.abc import Callable, Iterator
 
-import jax
 from jax.lax import linalg
 
-from invert._private.jax import Literal, geqp3_p, geqrf_p
+from invert._private.jax import Literal, Primitive, geqp3_p, geqrf_p
 from invert.ir.loops import WhileParts
 from invert.ir.types import Eqn, Params
 from invert.rewriting.pattern import Call, Pattern, Site, bind
@@ -39,32 +38,24 @@ def attributes(eqn: Eqn) -> Params:
     }
 
 
-def _operands(site: Site) -> list[jax.ShapeDtypeStruct]:
-    return [site.aval(a) for a in site.eqn.invars]
+def _call(primitive: Primitive, **options: object) -> Callable[[Site], Iterator[Call]]:
+    """The call of a primitive on the operands of a routine.
 
+    An option may be a function of the attributes of the custom call.
+    """
 
-def _cholesky(site: Site) -> Iterator[Call]:
-    yield bind(linalg.cholesky_p, *_operands(site))
+    def propose(site: Site) -> Iterator[Call]:
+        found = attributes(site.eqn)
+        params = {k: v(found) if callable(v) else v for k, v in options.items()}
+        yield bind(primitive, *map(site.aval, site.eqn.invars), **params)
+
+    return propose
 
 
 def _cholesky_op(site: Site) -> Iterator[Call]:
     """The op `cholesky`, for TPUs: as in JAX, the other triangle is undefined."""
     if site.platform == "tpu":
-        yield bind(linalg.cholesky_p, *_operands(site))
-
-
-def _eig(site: Site) -> Iterator[Call]:
-    a = attributes(site.eqn)
-    # The lowering does not say whether the author enabled derivatives of eigenvectors. They
-    # assume simple eigenvalues, as those of eigh and svd do.
-    yield bind(
-        linalg.eig_p,
-        *_operands(site),
-        compute_left_eigenvectors=a.get("compute_left", a.get("left")) in ("V", True),
-        compute_right_eigenvectors=a.get("compute_right", a.get("right")) in ("V", True),
-        enable_eigvec_derivs=True,
-        implementation=None,
-    )
+        yield bind(linalg.cholesky_p, *map(site.aval, site.eqn.invars))
 
 
 def _eigh(site: Site) -> Iterator[Call]:
@@ -73,7 +64,7 @@ def _eigh(site: Site) -> Iterator[Call]:
     for lower, sort in [(_is_lower(a), True)] if a else itertools.product((True, False), repeat=2):
         yield bind(
             linalg.eigh_p,
-            *_operands(site),
+            site.aval(site.eqn.invars[0]),
             lower=lower,
             sort_eigenvalues=sort,
             subset_by_index=None,
@@ -110,32 +101,11 @@ def _large(site: Site) -> Iterator[Call]:
             )
 
 
-def _geqrf(site: Site) -> Iterator[Call]:
-    yield bind(geqrf_p, *_operands(site))
-
-
-def _geqp3(site: Site) -> Iterator[Call]:
-    yield bind(geqp3_p, *_operands(site), use_magma=None)
-
-
-def _householder_product(site: Site) -> Iterator[Call]:
-    yield bind(linalg.householder_product_p, *_operands(site))
-
-
-def _ormqr(site: Site) -> Iterator[Call]:
-    a = attributes(site.eqn)
-    yield bind(
-        linalg.ormqr_p,
-        *_operands(site),
-        left=a.get("left", True),
-        transpose=a.get("transpose", False),
-    )
-
-
 def _pivots(site: Site) -> Iterator[Call]:
     """`lu_pivots_to_permutation`, as a single custom call."""
     size = site.out.shape[-1]
-    yield bind(linalg.lu_pivots_to_permutation_p, *_operands(site), permutation_size=size)
+    pivots = site.aval(site.eqn.invars[0])
+    yield bind(linalg.lu_pivots_to_permutation_p, pivots, permutation_size=size)
 
 
 def _pivots_loop(site: Site) -> Iterator[Call]:
@@ -147,16 +117,6 @@ def _pivots_loop(site: Site) -> Iterator[Call]:
         aval = site.aval(atom)
         if str(aval.dtype) == "int32" and aval.shape[:-1] == shape[:-1] and aval.shape and shape:
             yield bind(linalg.lu_pivots_to_permutation_p, aval, permutation_size=shape[-1])
-
-
-def _schur(site: Site) -> Iterator[Call]:
-    yield bind(
-        linalg.schur_p,
-        *_operands(site),
-        compute_schur_vectors=attributes(site.eqn).get("mode") == "V",
-        sort_eig_vals=False,
-        select_callable=None,
-    )
 
 
 def _svd(site: Site) -> Iterator[Call]:
@@ -186,7 +146,7 @@ def _svd(site: Site) -> Iterator[Call]:
 
 
 def _triangular_solve(site: Site) -> Iterator[Call]:
-    a, b = _operands(site)
+    a, b = map(site.aval, site.eqn.invars)
     options = attributes(site.eqn)
     side, lower = options.get("side") == "L", options.get("uplo") == "L"
     unit, trans = options.get("diag") == "U", options.get("trans_x")
@@ -206,26 +166,6 @@ def _triangular_solve(site: Site) -> Iterator[Call]:
         )
 
 
-def _tridiagonal(site: Site) -> Iterator[Call]:
-    lower = _is_lower(attributes(site.eqn))
-    yield bind(linalg.tridiagonal_p, *_operands(site), lower=lower)
-
-
-def _tridiagonal_solve(perturb: bool) -> Callable[[Site], Iterator[Call]]:
-    def propose(site: Site) -> Iterator[Call]:
-        yield bind(linalg.tridiagonal_solve_p, *_operands(site), perturb_singular=perturb)
-
-    return propose
-
-
-def _hessenberg(site: Site) -> Iterator[Call]:
-    yield bind(linalg.hessenberg_p, *_operands(site))
-
-
-def _cholesky_update(site: Site) -> Iterator[Call]:
-    yield bind(linalg.cholesky_update_p, *_operands(site))
-
-
 def _symmetric_product(site: Site) -> Iterator[Call]:
     a, c, alpha, beta = site.eqn.invars
     if isinstance(alpha, Literal) and isinstance(beta, Literal):
@@ -233,39 +173,51 @@ def _symmetric_product(site: Site) -> Iterator[Call]:
         yield bind(linalg.symmetric_product_p, site.aval(a), site.aval(c), **factors)
 
 
+_geqrf = _call(geqrf_p)
+_householder_product = _call(linalg.householder_product_p)
+_ormqr = _call(
+    linalg.ormqr_p,
+    left=lambda a: a.get("left", True),
+    transpose=lambda a: a.get("transpose", False),
+)
+_tridiagonal = _call(linalg.tridiagonal_p, lower=_is_lower)
+_tridiagonal_solve = _call(linalg.tridiagonal_solve_p, perturb_singular=False)
+# The lowering does not say whether the author enabled derivatives of eigenvectors. They assume
+# simple eigenvalues, as those of eigh and svd do.
+_eig = _call(
+    linalg.eig_p,
+    compute_left_eigenvectors=lambda a: a.get("compute_left", a.get("left")) in ("V", True),
+    compute_right_eigenvectors=lambda a: a.get("compute_right", a.get("right")) in ("V", True),
+    enable_eigvec_derivs=True,
+    implementation=None,
+)
+
 # Routine, without the library's prefix and the type -> the calls it may come from.
 _KERNELS: dict[str, Callable[[Site], Iterator[Call]]] = {
-    "potrf": _cholesky,
-    "geev": _eig,
-    "syevd": _eigh,
-    "heevd": _eigh,
-    "geqrf": _geqrf,
-    "geqp3": _geqp3,
-    "orgqr": _householder_product,
-    "ungqr": _householder_product,
-    "ormqr": _ormqr,
-    "unmqr": _ormqr,
-    "lu_pivots_to_permutation": _pivots,
-    "gees": _schur,
-    "gesdd": _svd,
-    "gesvd": _svd,
-    "gesvdj": _svd,
-    "gesvdp": _svd,
-    "trsm": _triangular_solve,
-    "sytrd": _tridiagonal,
-    "hetrd": _tridiagonal,
-    "gtsv": _tridiagonal_solve(perturb=False),
-    "tridiagonal_solve_perturbed": _tridiagonal_solve(perturb=True),
-    "gtsv2": _tridiagonal_solve(perturb=False),
-    "gehrd": _hessenberg,
-    "cholesky_update": _cholesky_update,
-    "syrk": _symmetric_product,
-    "eig_real": _eig,
-    "eig_comp": _eig,
-    "Eigh": _eigh,
-    "Qr": _geqrf,
+    "potrf": _call(linalg.cholesky_p),
+    "geev": _eig, "eig_real": _eig, "eig_comp": _eig,
+    "syevd": _eigh, "heevd": _eigh, "Eigh": _eigh,
+    "geqrf": _geqrf, "Qr": _geqrf,
+    "geqp3": _call(geqp3_p, use_magma=None),
+    "orgqr": _householder_product, "ungqr": _householder_product,
     "ProductOfElementaryHouseholderReflectors": _householder_product,
-}
+    "ormqr": _ormqr, "unmqr": _ormqr,
+    "lu_pivots_to_permutation": _pivots,
+    "gees": _call(
+        linalg.schur_p,
+        compute_schur_vectors=lambda a: a.get("mode") == "V",
+        sort_eig_vals=False,
+        select_callable=None,
+    ),
+    "gesdd": _svd, "gesvd": _svd, "gesvdj": _svd, "gesvdp": _svd,
+    "trsm": _triangular_solve,
+    "sytrd": _tridiagonal, "hetrd": _tridiagonal,
+    "gtsv": _tridiagonal_solve, "gtsv2": _tridiagonal_solve,
+    "tridiagonal_solve_perturbed": _call(linalg.tridiagonal_solve_p, perturb_singular=True),
+    "gehrd": _call(linalg.hessenberg_p),
+    "cholesky_update": _call(linalg.cholesky_update_p),
+    "syrk": _symmetric_product,
+}  # fmt: skip
 
 # LAPACK, cuSOLVER, hipSOLVER, cuSPARSE, JAX's own kernels and MAGMA; XLA's own for TPU.
 _TARGET = re.compile(r"(?:lapack_[sdcz]|(?:cu|hip)(?:solver|sparse|hybrid)?_)?(\w+?)(?:_ffi)?")

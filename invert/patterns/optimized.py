@@ -2,8 +2,8 @@
 
 They recover nothing, so they are not in `STAGES`: `Config(optimize=...)` and `invert.optimize`
 select them. `optimized.json`, written by `benchmarks/optimize.py`, says for which operands a
-rewrite pays: the time of the rewritten program over that of the original, forward and with the
-gradient, by kind.
+rewrite pays. For each kind it has the time of the rewritten program over that of the original,
+forward and with the gradient.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from invert.ir.types import JaxFunction, Value
 from invert.rewriting.pattern import EquationPattern, Site, Stage
 
 FILE = "optimized.json"
-# A rewrite pays if neither the forward pass nor the gradient gets slower by more than the noise of
-# a shared machine, and both together get faster by more than that.
+# A rewrite pays if both passes together get faster, and neither gets slower, by more than the noise
+# of a shared machine.
 SLOWER, FASTER = 1.05, 0.9
 
 Pays = Callable[[str, str], bool]

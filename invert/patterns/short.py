@@ -44,9 +44,9 @@ def pattern(
 
     **Returns:** a pattern for `invert.rewrite` and `invert.Config(extra_patterns=...)`.
 
-    **Raises:** `PatternError` with all reasons why the two functions do not form a pattern: they
-        trace at no example, `before` computes nothing or ignores an operand, result types differ,
-        one has effects, or `after` contains `before`.
+    **Raises:** `PatternError` with all reasons why the two functions do not form a pattern. They
+    trace at no example, their result types differ, one has effects, `before` computes nothing or
+    ignores an operand, or `after` contains `before`.
 
     ??? example
 

@@ -18,7 +18,7 @@ import numpy as np
 from jax import lax
 
 from invert._private.jax import Var, iota_2x32_shape_p
-from invert.ir.graph import is_number, literal
+from invert.ir.graph import literal
 from invert.ir.types import Eqn, JaxFunction
 from invert.rewriting.pattern import Call, Pattern, Site, bind
 from invert.rewriting.short import Short
@@ -41,25 +41,6 @@ def _outlined_lgamma(site: Site) -> Iterator[Call]:
         call = site.producer(call.invars[0], "jit")
     if call is not None and len(call.invars) == 1 and jnp.issubdtype(site.out.dtype, jnp.floating):
         yield dataclasses.replace(bind(lax.lgamma_p, site.out), is_call=call is site.eqn)
-
-
-def may_be(site: Site, primitive: str) -> bool:
-    """Whether the location names `primitive` or is empty."""
-    return site.hint in ("", primitive)
-
-
-def _exp2(site: Site) -> Iterator[Call]:
-    """exp(x log 2) -> exp2."""
-    eqn = site.producer(site.eqn.invars[0], "mul")
-    plain = eqn is not None and any(literal(a) is not None for a in eqn.invars)
-    if may_be(site, "exp2") and plain:
-        yield bind(lax.exp2_p, site.out, accuracy=None)
-
-
-def _atan(site: Site) -> Iterator[Call]:
-    """atan2(x, 1) -> atan."""
-    if may_be(site, "atan") and is_number(site.eqn.invars[1], 1):
-        yield bind(lax.atan_p, site.out)
 
 
 def _select_n(site: Site) -> Iterator[Call]:
@@ -105,6 +86,7 @@ def lowered(
     literal: float | tuple[float, ...] | None = None,
     holds: str | None = None,
     kind: type[np.number] = np.floating,
+    hint: str | None = None,
     **params: object,
 ) -> Pattern:
     """A pattern for the lowerings of `functions`, whose result is computed by `root`.
@@ -118,6 +100,7 @@ def lowered(
         two, `_` any atom.
     - `literal`, `holds`: as for `Pattern`.
     - `kind`: the kind of numbers that the result holds.
+    - `hint`: the primitive that the location has to name, unless it is empty.
     - `params`: keyword arguments of the functions.
     """
     choice = tuple(params.items())
@@ -130,6 +113,8 @@ def lowered(
             narrow = site.out.dtype.itemsize <= 2
             last = site.producer(last.invars[0], root) if narrow else None
         if last is None or not jnp.issubdtype(site.out.dtype, kind):
+            return
+        if hint is not None and site.hint not in ("", hint):
             return
         pairs = list(zip(last.invars, producers, strict=False))
         if all(names == ["_"] or site.producer(a, *names) for a, names in pairs):
@@ -189,8 +174,11 @@ PATTERNS = (
     # 1 / (1 + exp(-x)), also where the author may have written the quotient. Values are the same;
     # the derivative of `logistic` stays finite where `exp(-x)` overflows, unlike the quotient's.
     lowered("logistic", "div", lax.logistic_p.bind, after="_ add", accuracy=None),
-    Pattern("exp2", ("exp",), _exp2, (0.6931471805599453,)),
-    Pattern("atan", ("atan2",), _atan),
+    lowered(
+        "exp2", "exp", lax.exp2_p.bind,
+        after="mul", literal=0.6931471805599453, hint="exp2", accuracy=None,
+    ),
+    lowered("atan", "atan2", lax.atan_p.bind, after="_ _", hint="atan"),
     lowered("asin", "atan2", lax.asin_p.bind, after="_ sqrt"),  # as jax 0.12 lowers it
     Pattern("outlined_lgamma", ("convert_element_type", "jit"), _outlined_lgamma, _LOG_STEP, "clz"),
     # Of unsigned integers.

@@ -1,9 +1,9 @@
 """Unrolled scans, which JAX lowers to a loop over blocks: `scan[unroll=k]`.
 
-The body of that loop is `k` copies of the body of the scan, on the rows of one block of the inputs,
-and writes a block of the outputs. Remaining steps follow the loop, or precede it in reverse
-(jax/_src/lax/control_flow/loops.py, `_scan_impl`, jax 0.10 and 0.12). The body of the scan is read
-off the first copy; lowering the scan proves the rest.
+The body of that loop holds `k` copies of the body of the scan. It works on the rows of one block of
+the inputs, and writes a block of the outputs. Remaining steps follow the loop, or precede it in
+reverse (jax/_src/lax/control_flow/loops.py, `_scan_impl`, jax 0.10 and 0.12). The body of the scan
+is read off the first copy; lowering the scan proves the rest.
 
 A scan that is unrolled completely leaves no loop, and is not recovered.
 """

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Generic, TypeVar
 
+from invert.primitives.binding import Binder, Bound
+
 E = TypeVar("E")
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Registry(Generic[E]):
@@ -14,10 +18,14 @@ class Registry(Generic[E]):
     **Arguments:**
 
     - `kind`: the kind of ops, for messages, such as `"the TensorFlow op"`.
+    - `entry`: makes an entry of a bound rule and further fields.
+    - `binder`: binds the parameters of rules.
     """
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind: str, entry: Callable[..., E], binder: Binder) -> None:
         self._kind = kind
+        self._entry = entry
+        self._binder = binder
         self._entries: dict[str, E] = {}
         self._frozen = False
 
@@ -30,6 +38,32 @@ class Registry(Generic[E]):
         if op in self._entries:
             raise ValueError(f"{self._kind} {op!r} already has a rule")
         self._entries[op] = entry
+
+    def bound(self, function: Callable[..., object]) -> Bound:
+        """A function of operands and attributes as a rule."""
+        return Bound(function, self._binder)
+
+    def rule(self, *ops: str, ignores: Iterable[str] = (), **fields: Any) -> Callable[[F], F]:
+        """Register a function of operands and attributes as the rule of `ops`.
+
+        Its parameters are bound as `invert.primitives.binding` says. It returns one result, several
+        or `None`. An attribute that it does not take is refused.
+
+        **Arguments:** the fields of an entry.
+        """
+
+        def register(function: F) -> F:
+            entry = self._entry(self.bound(function), ignores=frozenset(ignores), **fields)
+            for op in ops:
+                self.add(op, entry)
+            return function
+
+        return register
+
+    def rules(self, table: Mapping[str, Callable[..., object]], **fields: Any) -> None:
+        """Register one function for each op; fields as for `rule`."""
+        for op, function in table.items():
+            self.rule(op, **fields)(function)
 
     def declare(self, op: str, **fields: object) -> None:
         """Set fields of an entry that still have their defaults.

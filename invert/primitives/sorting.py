@@ -43,8 +43,9 @@ def total_order_key(x: Value) -> Value:
 def merge_sort(compare: Comparator, operands: Sequence[Value], dimension: int) -> list[Value]:
     """Stable sort by any comparator: a merge sort over positions, O(n log^2 n).
 
-    `lax.sort` supports orders by numbers only. Runs of doubling length are merged: a binary search
-    in the other run counts the elements that precede an element, which gives its new position.
+    `lax.sort` supports orders by numbers only. Runs of doubling length are merged. The new position
+    of an element comes from a binary search in the other run, which counts the elements that
+    precede it.
     """
     n = operands[0].shape[dimension]
     if n < 2:

@@ -149,8 +149,8 @@ def own(given: Any, kind: type[M], where: str) -> M:
 
 # -- large fields of a message
 
-# The attributes that may be left out of a message: embedded programs, and values of constants,
-# which only the graph itself reads, not the users of its functions.
+# The attributes that may be left out of a message: embedded programs and values of constants. Only
+# the graph itself reads them, not the users of its functions.
 PROGRAMS, VALUES = b"module", b"value"
 
 

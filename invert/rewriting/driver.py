@@ -19,7 +19,6 @@ from invert._private.jax import (
     consts_of,
     dce,
     holds_jaxpr,
-    is_jaxpr,
     live_part,
     names_of,
     on_shards,
@@ -158,17 +157,10 @@ class Rewriter:
             values = [consts.get(a) if is_var(a) else None for a in _fixed_operands(eqn, name)]
             known = () if all(c is None for c in values) else tuple(values)
             with on_shards(eqn):
-                new = self._param(value, number, known)
+                new = jaxprs.map_param(value, lambda j: self._body(j, number, known))  # noqa: B023
             if new is not value:
                 params[name] = new
         return eqn.replace(params={**eqn.params, **params}) if params else eqn
-
-    def _param(self, value: Value, number: int, known: Known) -> Value:
-        if is_jaxpr(value):
-            return self._body(value, number, known)
-        new = tuple(self._body(v, number, known) if is_jaxpr(v) else v for v in value)
-        same = all(a is b for a, b in zip(new, value, strict=True))
-        return value if same else jaxprs.tuple_like(value, new)
 
     def _sweep(self, graph: Graph, number: int) -> list[Replacement]:
         replacements: list[Replacement] = []

@@ -28,8 +28,8 @@ def lower_alike(
 ) -> bool:
     """Whether two programs are equal after their equations are lowered and raised again.
 
-    First, the equations of `b` are expanded whose kind does not occur in `a`; then those of both
-    whose kind occurs in only one of them, or more often in `b`; if that proves nothing, all are.
+    Expands equations of `b` whose kind does not occur in `a`. If that proves nothing, expands
+    equations of both whose kind occurs in only one of them, or more often in `b`; at last, all.
     Expansions are cached by kind, so later programs lower little or nothing. A `scan` is first
     replaced by the loop that JAX traces to lower it.
 
@@ -223,13 +223,8 @@ class _Expansion:
         return jaxpr.replace(eqns=eqns, outvars=renamed(jaxpr.outvars, names))
 
     def _with_bodies(self, eqn: Eqn) -> Eqn:
-        bodies = {
-            name: jaxprs.tuple_like(value, map(self._body, value))
-            if isinstance(value, tuple)
-            else self._body(value)
-            for name, value in eqn.params.items()
-            if name in _REGIONS[eqn.primitive.name]
-        }
+        names = _REGIONS[eqn.primitive.name]
+        bodies = {name: jaxprs.map_param(eqn.params[name], self._body) for name in names}
         return eqn.replace(params={**eqn.params, **bodies})
 
     def _body(self, program: AnyJaxpr) -> AnyJaxpr:

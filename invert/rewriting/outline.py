@@ -1,8 +1,8 @@
 """Outlines: candidates for the operands of a template, found without regard to types.
 
 A template has to be traced at types, which are unknown until its operands are found. So a template
-at example types is matched by primitives alone: shape and dtype changes are skipped, literals and
-parameters are not compared, and both operand orders of commutative equations are tried. The outline
+at example types is matched by primitives alone. Shape and dtype changes are skipped, and literals
+and parameters are not compared. Both operand orders of commutative equations are tried. The outline
 gives the types to try; a match is the proof.
 """
 
@@ -29,8 +29,8 @@ class Outline:
 
     **Attributes:**
 
-    - `operands`: for each argument of the template, its candidates: the atom that is used, then
-        those that it was broadcast, reshaped or converted from.
+    - `operands`: the candidates for each argument of the template. These are the atom that is used,
+        then those that it was broadcast, reshaped or converted from.
     - `eqns`: equations of the template -> equations of the program.
     - `commuted`: positions of the template's equations whose operands are swapped.
     """

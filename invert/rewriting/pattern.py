@@ -1,8 +1,8 @@
 """Patterns, calls and sites: the vocabulary of pattern authors.
 
-A *preimage* pattern proposes a JAX call. The call is lowered at the site's own types, raised and
-brought to the same form as the program, and must then be the same subgraph, equation by equation,
-with no interior value used outside. The proposal is a guess; the match is the proof.
+A *preimage* pattern proposes a JAX call. The call is lowered at the site's own types, raised, and
+brought to the form of the program. It must then be the same subgraph, equation by equation, with no
+interior value used outside. The proposal is a guess; the match is the proof.
 
 An *equation* pattern (loops, calls) inspects one equation and returns its replacement.
 """

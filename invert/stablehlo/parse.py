@@ -1,14 +1,14 @@
 """Reads StableHLO text, bytecode and portable artifacts into a verified MLIR module.
 
-jaxlib's reader is not safe on damaged bytes (seen in jaxlib 0.10.2 and 0.12.0.1): of random cuts,
-bit flips, overwritten bytes and splices in real modules, about one in a hundred ends the process
-(heap corruption, wrong attribute kinds, a diagnostic that is not UTF-8) or never returns. The
-damage sits inside attributes and types, which only a second reader of the whole format could check.
-So a blob that is not `trusted` is first checked twice: its container (sections and their lengths,
-in Python, with the position of the damage), then in a child process. The child reads and verifies
-it, checks that every name is UTF-8, since the bindings end the process otherwise, and writes it
-again; this process reads only those bytes. The child starts once (0.4 s) and is kept. Its cost is
-recovered, since bytecode is read faster than text.
+jaxlib's reader is not safe on damaged bytes (seen in jaxlib 0.10.2 and 0.12.0.1): of random damage
+to real modules, about one in a hundred ends the process (heap corruption, wrong attribute kinds, a
+diagnostic that is not UTF-8) or never returns. The damage sits inside attributes and types, which
+only a second reader of the whole format could check. So a blob that is not `trusted` is first
+checked twice. Python checks the sections of its container and their lengths, with the position of
+the damage. Then a child process reads it. The child verifies it, checks that every name is UTF-8,
+since the bindings end the process otherwise, and writes it again. This process reads only those
+bytes. The child starts once (0.4 s) and is kept. Its cost is recovered, since bytecode is read
+faster than text.
 """
 
 from __future__ import annotations

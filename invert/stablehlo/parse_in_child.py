@@ -97,7 +97,7 @@ def rewrite_in_child(
 
 
 def remedy_of(kind: str) -> str | None:
-    """The remedy for a module that cannot be read; `None` for that of damaged bytes."""
+    """The remedy for a module that cannot be read; `None` if the bytes are damaged."""
     is_text = kind in ("text", "hlotext")
     return "Correct the text, or export or copy the model again." if is_text else None
 

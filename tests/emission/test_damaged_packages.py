@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import random
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import jax
@@ -15,6 +14,9 @@ import pytest
 
 import invert
 from invert.modules.save import arrays_of
+from tests.damaged_files import ANYWHERE, damaged, number
+
+DAMAGES = (*ANYWHERE, number, number)
 
 
 def build(folder: Path) -> Path:
@@ -36,50 +38,6 @@ def build(folder: Path) -> Path:
     return folder / "package"
 
 
-def _cut(data: bytes, draw: random.Random, places: range) -> bytes:
-    return data[: draw.choice(places)]
-
-
-def _insert(data: bytes, draw: random.Random, places: range) -> bytes:
-    at = draw.choice(places)
-    return data[:at] + draw.randbytes(draw.randrange(1, 20)) + data[at:]
-
-
-def _delete(data: bytes, draw: random.Random, places: range) -> bytes:
-    at = draw.choice(places)
-    return data[:at] + data[at + draw.randrange(1, 20) :]
-
-
-def _copy(data: bytes, draw: random.Random, places: range) -> bytes:
-    at, source, size = draw.choice(places), draw.choice(places), draw.randrange(1, 20)
-    return data[:at] + data[source : source + size] + data[at + size :]
-
-
-def _change(data: bytes, draw: random.Random, places: range) -> bytes:
-    changed = bytearray(data)
-    for _ in range(draw.randrange(1, 4)):
-        changed[draw.choice(places)] = draw.randrange(256)
-    return bytes(changed)
-
-
-def _digit(data: bytes, draw: random.Random, places: range) -> bytes:
-    """A number or a letter becomes another."""
-    at = draw.choice([i for i in places if data[i : i + 1].isalnum()] or places)
-    new = draw.choice(b"0123456789" if data[at : at + 1].isdigit() else b"abefimnotx_")
-    return data[:at] + bytes([new]) + data[at + 1 :]
-
-
-_DAMAGES: list[Callable[[bytes, random.Random, range], bytes]]
-_DAMAGES = [_cut, _insert, _delete, _copy, _change, _digit, _digit]
-
-
-def _places(path: Path, data: bytes) -> range:
-    """All of a file but the bytes of its arrays, for which there is no check."""
-    if path.suffix != ".safetensors":
-        return range(len(data))
-    return range(8 + int.from_bytes(data[:8], "little"))
-
-
 def outcomes(package: Path, work: Path, seed: int, count: int) -> collections.Counter[str]:
     """How often a damaged copy was the same module, refused, or anything else."""
     draw = random.Random(seed)
@@ -92,11 +50,13 @@ def outcomes(package: Path, work: Path, seed: int, count: int) -> collections.Co
         shutil.copytree(package, work)
         path = work / files[i % len(files)]
         data = path.read_bytes()
+        # No check covers the bytes of the arrays themselves.
+        weights = path.suffix == ".safetensors"
+        end = 8 + int.from_bytes(data[:8], "little") if weights else len(data)
         if draw.random() < 0.03:
             path.unlink()
         else:
-            damage = draw.choice(_DAMAGES)
-            path.write_bytes(damage(data, draw, _places(path, data)))
+            path.write_bytes(damaged(data[:end], draw, kinds=DAMAGES) + data[end:])
         try:
             loaded = arrays_of(invert.load(work))
         except invert.InvertError as error:

@@ -38,6 +38,7 @@ from invert.ir.jaxprs import equations
 from invert.modules.methods import Methods
 from invert.stablehlo import parse_in_child
 from invert.stablehlo.parse import parse_module
+from tests.damaged_files import ANYWHERE
 
 SECONDS = 60
 _MOST_BYTES = 16 << 30
@@ -57,7 +58,7 @@ def _located(x: Any, w: Any) -> Any:
         return {"mean": h.mean(0), "top": lax.top_k(h, 2)}
 
 
-def _loops(x: Any, w: Any) -> Any:
+def loops(x: Any, w: Any) -> Any:
     def body(carry: Any, row: Any) -> Any:
         return jnp.sin(carry @ row), carry.sum()
 
@@ -81,7 +82,7 @@ _KEY = jax.ShapeDtypeStruct((2,), jnp.uint32)
 _PROGRAMS: list[tuple[Callable[..., Any], tuple[Any, ...]]] = [
     (_small, (_F3, _F3)),
     (_located, (_F44, _F44)),
-    (_loops, (_F44, _F44)),
+    (loops, (_F44, _F44)),
     (_solved, (_F44, _F44)),
     (_drawn, (_F3, _KEY)),
 ]
@@ -182,7 +183,7 @@ def damage(rng: random.Random, form: str, files: dict[str, list[bytes]]) -> byte
     """One file with one to three damages."""
     data = bytearray(rng.choice(files[form]))
     for _ in range(rng.choice([1, 1, 1, 2, 3])):
-        kinds = [*_ANYWHERE, *(_OF_TEXT if form in ("text", "open") else _OF_BYTES)]
+        kinds = [*ANYWHERE, *(_OF_TEXT if form in ("text", "open") else _OF_BYTES)]
         if form == "open":
             kinds = [*_OF_TEXT, *[_size] * 20]
         if form == "export":
@@ -193,43 +194,8 @@ def damage(rng: random.Random, form: str, files: dict[str, list[bytes]]) -> byte
     return bytes(data)
 
 
-def _flip(rng: random.Random, data: bytearray, other: bytes) -> None:
-    for _ in range(rng.choice([1, 1, 2, 8])):
-        data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
-
-
-def _cut(rng: random.Random, data: bytearray, other: bytes) -> None:
-    del data[rng.randrange(len(data)) :]
-
-
-def _delete(rng: random.Random, data: bytearray, other: bytes) -> None:
-    at = rng.randrange(len(data))
-    del data[at : at + rng.randrange(1, 32)]
-
-
-def _insert(rng: random.Random, data: bytearray, other: bytes) -> None:
-    at = rng.randrange(len(data))
-    data[at:at] = rng.randbytes(rng.randrange(1, 32))
-
-
-def _splice(rng: random.Random, data: bytearray, other: bytes) -> None:
-    at, size = rng.randrange(len(data)), rng.randrange(1, 64)
-    start = rng.randrange(len(other))
-    data[at : at + rng.choice([size, rng.randrange(64)])] = other[start : start + size]
-
-
 def _varint(rng: random.Random, data: bytearray, other: bytes) -> None:
     data[rng.randrange(len(data))] = rng.choice(_VARINTS)
-
-
-def _string(rng: random.Random, data: bytearray, other: bytes) -> None:
-    """Changes the bytes of a name, and not their number."""
-    names = [m.span() for m in re.finditer(rb"[\w./()]{3,}", data)]
-    if names:
-        first, last = rng.choice(names)
-        at = rng.randrange(first, last)
-        new = rng.choice([b"\xff", b"\xc3", b"\0", b"\x1b", b"a", b"9", b"\xe2\x80"])
-        data[at : at + len(new)] = new
 
 
 def _word(rng: random.Random, data: bytearray, other: bytes) -> None:
@@ -281,7 +247,6 @@ def _lines(rng: random.Random, data: bytearray, other: bytes) -> None:
     data[:] = b"\n".join(lines)
 
 
-_ANYWHERE = [_flip, _cut, _delete, _insert, _splice, _string]
 _OF_TEXT = [_token] * 10 + [_lines] * 4
 _OF_BYTES = [_varint] * 3
 FORMS = ("text", "bytecode", "artifact", "export")

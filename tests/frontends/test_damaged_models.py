@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import os
 import random
-import shutil
 import sys
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import tensorflow as tf
 
 import invert
 from invert._errors import InvertError
+from tests.damaged_files import damaged_copies
 
 keras = pytest.importorskip("keras")
 
@@ -44,38 +44,15 @@ def build(folder: Path) -> list[Path]:
     return [folder / "model", folder / "model.keras"]
 
 
-def damaged(data: bytes, draw: random.Random) -> bytes:
-    place, size = draw.randrange(len(data)), draw.randrange(1, 20)
-    kind = draw.randrange(5)
-    if kind == 0:
-        return data[:place]
-    if kind == 1:
-        return data[:place] + draw.randbytes(size) + data[place:]
-    if kind == 2:
-        return data[:place] + data[place + size :]
-    if kind == 3:
-        other = draw.randrange(len(data))
-        return data[:place] + data[other : other + size] + data[place + size :]
-    changed = bytearray(data)
-    for _ in range(draw.randrange(1, 6)):
-        changed[draw.randrange(len(data))] = draw.randrange(256)
-    return bytes(changed)
-
-
 def outcomes(models: list[Path], work: Path, seed: int, count: int) -> collections.Counter[str]:
     """How often a damaged copy was loaded, refused, or anything else."""
     draw = random.Random(seed)
     found: collections.Counter[str] = collections.Counter()
+    copies = [work / model.name for model in models]
+    damaged = [damaged_copies(*pair, draw) for pair in zip(models, copies, strict=True)]
     for i in range(count):
-        model = models[i % len(models)]
-        copy = work / model.name
-        if model.is_dir():
-            shutil.rmtree(copy, ignore_errors=True)
-            shutil.copytree(model, copy)
-            file = draw.choice(sorted(p for p in copy.rglob("*") if p.is_file()))
-        else:
-            file = Path(shutil.copy(model, copy))
-        file.write_bytes(damaged(file.read_bytes(), draw))
+        copy = copies[i % len(models)]
+        next(damaged[i % len(models)])
         try:
             result = compared(invert.load(copy), copy)
         except InvertError as error:

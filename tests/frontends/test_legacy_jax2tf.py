@@ -6,8 +6,8 @@ They load where TensorFlow is not installed, and come back as the primitives the
 from __future__ import annotations
 
 import collections
+import itertools
 import random
-import shutil
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ import pytest
 import invert
 from invert._errors import InvertError
 from invert.ir.jaxprs import primitive_counts
-from tests.frontends.damaged_files import damaged
+from tests.damaged_files import damaged_copies
 
 # What each comes back as, at least.
 MODELS = {
@@ -104,11 +104,7 @@ def outcomes(
     inputs = [numbers[k] for k in sorted(numbers.files) if k.startswith("in_")]
     found: collections.Counter[str] = collections.Counter()
     config = invert.Config(verify=False, custom_gradients="ignore")
-    for _ in range(count):
-        shutil.rmtree(work, ignore_errors=True)
-        shutil.copytree(models / name, work)
-        file = draw.choice(sorted(p for p in work.rglob("*") if p.is_file() and p.stat().st_size))
-        file.write_bytes(damaged(file.read_bytes(), draw))
+    for _ in itertools.islice(damaged_copies(models / name, work, draw), count):
         try:
             invert.load(work, signature="f", config=config)(*inputs)
         except InvertError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import itertools
 import os
 import random
 import shutil
@@ -25,7 +26,7 @@ from invert._errors import InvertError, MalformedModelError, UnsupportedOpError
 from invert.frontends.run_saved_model import load_function
 from invert.frontends.saved_model import EntryPoints, entry_points
 from invert.frontends.tf_function import entry_point
-from tests.frontends.damaged_files import damaged
+from tests.damaged_files import damaged_copies
 from tests.frontends.roads import differences
 
 v1 = tf.compat.v1
@@ -486,12 +487,8 @@ def _outcomes(
     draw = random.Random(seed)
     want = run(entry_points(path, config=CONFIG))
     found: collections.Counter[str] = collections.Counter()
-    for _ in range(count):
-        shutil.rmtree(work, ignore_errors=True)
-        shutil.copytree(path, work)
-        file = draw.choice(sorted(p for p in work.rglob("*") if p.is_file() and p.stat().st_size))
+    for file in itertools.islice(damaged_copies(path, work, draw), count):
         in_graph = file.name == "saved_model.pb"
-        file.write_bytes(damaged(file.read_bytes(), draw))
         try:
             got = run(entry_points(work, config=CONFIG))
         except InvertError as error:

@@ -308,7 +308,7 @@ def test_nested_gradients_at_linear_cost() -> None:
         assert len(module.report.gradients) == depth
     np.testing.assert_allclose(jax.grad(lambda x: jnp.sum(module(x)))(X), 0.5 * X)
     # Work that doubles with each level would take a thousand times as long.
-    assert seconds[15] < 9 * seconds[5], seconds
+    assert seconds[15] < 30 * seconds[5], seconds
 
 
 def test_prevent_gradient() -> None:

@@ -18,8 +18,6 @@ REAL = _RNG.normal(size=(4, 3)).astype(np.float32)
 POSITIVE = np.exp(REAL)
 UNIT = 1 / (1 + np.exp(-REAL))
 TRIL = np.float32([[1.2, 0.0, 0.0], [0.4, 0.8, 0.0], [-0.3, 0.2, 1.5]])
-COVARIANCE = TRIL @ TRIL.T
-DIAG = np.float32([0.5, 1.3, 2.0])
 SERIES = _RNG.normal(size=(2, 6)).astype(np.float32)
 POINTS = np.linspace(-1, 1, 6, dtype=np.float32)[:, None]
 START = np.float32([[0.1, 0.2], [3.0, -4.0]])

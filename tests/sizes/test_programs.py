@@ -50,12 +50,16 @@ def _numbers(types: list[jax.ShapeDtypeStruct], sizes: tuple[int, ...]) -> list[
     ]
 
 
+def _exported(name: str) -> jax.export.Exported:
+    return jax.export.export(jax.jit(PROGRAMS[name][0]))(*_types(name))
+
+
 def _check(name: str, sizes: tuple[tuple[int, ...], ...], directory: Path | None) -> None:
     function, _, constraints = PROGRAMS[name]
     types = _types(name)
     if any("mod" in c for c in constraints):
         sizes = tuple(tuple(4 * n for n in row) for row in sizes)
-    exported = jax.export.export(jax.jit(function))(*types)
+    exported = _exported(name)
     module = invert.from_exported(exported)
     assert module.report.certificate.kind == "exact"
     assert ">= 1" in module.report.certificate.sizes
@@ -114,9 +118,7 @@ def test_a_new_size_recovers_nothing():
 
 
 def test_jaxpr_and_report_need_no_call():
-    function, _, _ = PROGRAMS["halves"]
-    exported = jax.export.export(jax.jit(function))(*_types("halves"))
-    module = invert.from_exported(exported)
+    module = invert.from_exported(_exported("halves"))
     (x,) = module.jaxpr.in_avals
     assert str(x.shape) == "(b, t)"
     assert module.report.certificate.sizes == "b >= 1, t >= 1"
@@ -134,18 +136,15 @@ def test_strides_are_slices():
 
 @pytest.mark.parametrize("form", ["module", "text"])
 def test_a_loop_over_an_open_length_differentiates_in_reverse(form: str):
-    function, _, _ = PROGRAMS["fori"]
-    exported = jax.export.export(jax.jit(function))(*_types("fori"))
-    module = invert.from_exported(exported)
+    module = invert.from_exported(_exported("fori"))
     assert "lax.fori_loop" in module.source
     made: Any = module if form == "module" else module.model
     (x,) = random_arrays(_numbers(_types("fori"), (5, 9)), seed=3)
-    assert_same(gradient(made, [x]), gradient(function, [x]), form)
+    assert_same(gradient(made, [x]), gradient(PROGRAMS["fori"][0], [x]), form)
 
 
 def test_the_last_row_is_written_as_such():
-    function, _, _ = PROGRAMS["ends"]
-    module = invert.from_exported(jax.export.export(jax.jit(function))(*_types("ends")))
+    module = invert.from_exported(_exported("ends"))
     assert "x[-1]" in module.source
 
 
@@ -157,9 +156,7 @@ def test_size_zero_is_recovered_by_itself():
 
 
 def test_constraint_of_the_original():
-    function, _, _ = PROGRAMS["top_three"]
-    exported = jax.export.export(jax.jit(function))(*_types("top_three"))
-    module = invert.from_exported(exported)
+    module = invert.from_exported(_exported("top_three"))
     assert "t >= 3" in module.report.certificate.sizes
     x = np.ones((2, 2), np.float32)
     with pytest.raises(invert.SignatureError, match="t >= 3"):
@@ -170,8 +167,7 @@ def test_constraint_of_the_original():
 
 def test_text_is_a_function_like_others(tmp_path: Path):
     function, _, _ = PROGRAMS["causal_attention"]
-    exported = jax.export.export(jax.jit(function))(*_types("causal_attention"))
-    model: Any = invert.from_exported(exported).model
+    model: Any = invert.from_exported(_exported("causal_attention")).model
     x = np.random.default_rng(0).normal(size=(3, 2, 5, 8)).astype(np.float32)
     np.testing.assert_allclose(
         jax.jit(jax.vmap(model))(x), jax.vmap(function)(x), rtol=1e-5, atol=1e-6
@@ -186,9 +182,7 @@ def test_text_is_a_function_like_others(tmp_path: Path):
 
 
 def test_a_condition_is_stated_once():
-    function, _, _ = PROGRAMS["patches_of_multiples"]
-    exported = jax.export.export(jax.jit(function))(*_types("patches_of_multiples"))
-    module = invert.from_exported(exported)
+    module = invert.from_exported(_exported("patches_of_multiples"))
     sizes = module.report.certificate.sizes
     assert sizes == "b >= 1, h >= 1, w >= 1, mod(h, 4) == 0, mod(w, 4) == 0"
     assert module.source.count("raise ValueError(\n") == 2

@@ -14,7 +14,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import lax
 
 import invert
 from invert._errors import InvertError, MalformedModelError
@@ -22,59 +21,28 @@ from invert._private.jax import lowered_module
 from invert._private.mlir import stablehlo_dialect
 from invert.stablehlo import parse_in_child
 from invert.stablehlo.parse import entry_function, parse_module
+from tests.damaged_files import damaged
+from tests.frontends.damage import loops
 
 MUTATIONS = 500
 
 
-def program(x, w):
-    def body(carry, y):
-        return jnp.sin(carry @ y), carry.sum()
-
-    carry, sums = lax.scan(body, x, jnp.stack([w] * 3))
-    table = jnp.asarray(np.arange(120) * 1j)
-    return lax.sort(carry), sums, lax.cond(sums[0] > 0, lambda: table, lambda: -table)
-
-
 def artifact() -> bytes:
     x = jax.ShapeDtypeStruct((4, 4), jnp.float32)
-    return jax.export.export(jax.jit(program))(x, x).mlir_module_serialized
+    return jax.export.export(jax.jit(loops))(x, x).mlir_module_serialized
 
 
 def bytecode() -> bytes:
     x = jax.ShapeDtypeStruct((4, 4), jnp.float32)
     buffer = io.BytesIO()
-    lowered_module(program, x, x).operation.write_bytecode(buffer)
+    lowered_module(loops, x, x).operation.write_bytecode(buffer)
     return buffer.getvalue()
 
 
 def text() -> bytes:
     x = jax.ShapeDtypeStruct((4, 4), jnp.float32)
-    module = lowered_module(program, x, x)
+    module = lowered_module(loops, x, x)
     return str(module.operation.get_asm(enable_debug_info=True)).encode()
-
-
-def mutate(rng: random.Random, corpus: list[bytes]) -> bytes:
-    """One seeded damage: cut, flip bits, overwrite, splice, delete or insert."""
-    data = bytearray(rng.choice(corpus))
-    at = rng.randrange(len(data))
-    match rng.randrange(6):
-        case 0:
-            del data[at:]
-        case 1:
-            for _ in range(rng.choice([1, 1, 2, 8])):
-                data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
-        case 2:
-            for _ in range(rng.choice([1, 2, 8])):
-                data[rng.randrange(len(data))] = rng.choice([0, 1, 0x7F, 0x80, 0xFF])
-        case 3:
-            other = rng.choice(corpus)
-            begin = rng.randrange(len(other))
-            data[at : at + rng.randrange(1, 64)] = other[begin : begin + rng.randrange(1, 64)]
-        case 4:
-            del data[at : at + rng.randrange(1, 32)]
-        case 5:
-            data[at:at] = rng.randbytes(rng.randrange(1, 32))
-    return bytes(data)
 
 
 def fuzz(first: int, count: int) -> None:
@@ -85,7 +53,7 @@ def fuzz(first: int, count: int) -> None:
     for seed in range(first, first + count):
         rng = random.Random(seed)
         try:
-            parse_module(mutate(rng, corpus))
+            parse_module(damaged(rng.choice(corpus), rng, rng.choice(corpus)))
         except MalformedModelError:
             refused += 1
     assert refused > count // 4

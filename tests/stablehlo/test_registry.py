@@ -8,7 +8,7 @@ import pytest
 import invert
 from invert.primitives.registry import Registry
 from invert.primitives.stablehlo import REGISTRY
-from invert.stablehlo.ops.registry import Entry, has_rule, rule
+from invert.stablehlo.ops.registry import BINDER, Entry, has_rule, rule
 
 T = "tensor<4xf32>"
 
@@ -21,7 +21,7 @@ def test_the_registry_is_frozen_and_refuses_duplicates() -> None:
     with pytest.raises(RuntimeError, match="frozen"):
         rule("stablehlo.late")(lambda x: x)
     assert REGISTRY.get("stablehlo.late") is None
-    registry: Registry[Entry] = Registry("the op")
+    registry = Registry("the op", Entry, BINDER)
     registry.add("a", Entry())
     with pytest.raises(ValueError, match="the op 'a' already has a rule"):
         registry.add("a", Entry())

@@ -15,6 +15,8 @@ from tensorflow.python.framework.convert_to_constants import (
     convert_variables_to_constants_v2,
 )
 
+from tests.damaged_files import damaged
+
 v1 = tf.compat.v1
 _X = np.random.default_rng(0).normal(size=(4, 6)).astype(np.float32)
 
@@ -397,15 +399,4 @@ def damaged_bytes(seed: int, number: int) -> tuple[Source, bytes]:
     """A source, and the bytes of its graph with some of them damaged."""
     r = random.Random(f"bytes {seed} {number}")
     source = r.choice(sources())
-    content = bytearray(source.graph.SerializeToString(deterministic=True))
-    for _ in range(r.choice([1, 1, 2, 8])):
-        at, kind = r.randrange(len(content)), r.randrange(4)
-        if kind == 0:
-            content[at] ^= 1 << r.randrange(8)
-        elif kind == 1:
-            content[at] = r.randrange(256)
-        elif kind == 2:
-            del content[at : at + r.randrange(1, 16)]
-        else:
-            content[at:at] = bytes(content[at : at + r.randrange(1, 16)])
-    return source, bytes(content)
+    return source, damaged(source.graph.SerializeToString(deterministic=True), r)

@@ -104,7 +104,7 @@ def convert(tf_func: Any, *args: Any, **kwargs: Any) -> tuple[AnnotatedFunction,
     numbers.
 
     If shapes follow from the values of integers or booleans, as in `tf.zeros([n])`, the function is
-    converted again for the values of each call, which then cannot be traced.
+    converted again for the values of each call. Such a call cannot be traced.
 
     **Raises:** `AttributeError` if `tf_func` is not a `tf.function`; `ValueError` where it has
     variables and TensorFlow is tracing; `ConversionError` where ops cannot be converted; the other

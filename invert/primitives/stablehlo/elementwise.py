@@ -64,7 +64,7 @@ def _integer_power(x: Value, y: Value) -> Value:
     """Integer power by squaring, modulo two to the number of bits, as specified.
 
     A negative exponent gives 1, -1 or 0. XLA uses only the lowest six bits of an exponent, for odd
-    bases in jaxlib 0.12 and for all bases before; there, results differ for exponents from 64 on.
+    bases in jaxlib 0.12 and for all bases before. So its results differ for exponents from 64 on.
     """
     dtype = np.dtype(x.dtype)
     bits = jnp.iinfo(dtype).bits

@@ -214,8 +214,8 @@ def bind_select_and_scatter(
 ) -> Value:
     """The differentiable `select_and_scatter_add` if it fits; otherwise the general primitive.
 
-    `lax.select_and_scatter_add` pads its operand so that the padded window never wins and starts
-    from zero, hence the conditions on padding and on the initial value.
+    `lax.select_and_scatter_add` pads its operand so that the padding never wins, and it starts from
+    zero. Hence the conditions on padding and on the initial value.
     """
     zero = is_constant(init) and bool(np.asarray(init) == 0)
     prim = {"GE": lax.ge_p, "LE": lax.le_p}.get(direction or "")

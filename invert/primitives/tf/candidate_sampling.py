@@ -83,8 +83,8 @@ def _sample(
         drawn = jax.random.choice(key, p.size, (count,), p=p)
         expected = p * count
     else:
-        # The classes with the largest sums of log probability and Gumbel noise are distributed as
-        # those of drawing until there are enough distinct ones, in that order.
+        # Add Gumbel noise to the log probabilities and take the largest sums, in order. These
+        # classes are distributed like draws repeated until enough of them are distinct.
         _, drawn = lax.top_k(jnp.log(p) + jax.random.gumbel(key, p.shape, p.dtype), count)
         # Each took the number of tries needed to avoid the earlier ones.
         missed = jnp.cumsum(p[drawn]) - p[drawn]

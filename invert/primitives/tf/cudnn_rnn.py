@@ -1,7 +1,7 @@
 """cuDNN's recurrent networks, whose weights are one vector.
 
 The order of the weights is that of `cudnnGetRNNWeightParams`: for each layer and direction the
-input matrices, then the state matrices, gate by gate; then the biases in the same order. Results
+input matrices, then the state matrices, gate by gate. The biases follow in the same order. Results
 and lengths as in tensorflow/core/kernels/cudnn_rnn_ops.cc, TensorFlow 2.21.
 """
 

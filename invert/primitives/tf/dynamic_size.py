@@ -1,7 +1,7 @@
 """Ops whose result size depends on their values.
 
-Arrays of a JAX program have fixed sizes. By default such a result is a `BoundedArray`, an error if
-an op needs the number of its rows; on request it is padded to its full capacity. Indices of a
+Arrays of a JAX program have fixed sizes. By default such a result is a `BoundedArray`; an op that
+needs the number of its rows is an error. On request it is padded to its full capacity. Indices of a
 sparse tensor are always padded with -1, which updates and conversions of sparse tensors skip. See
 `Config.dynamic_sizes`.
 """
@@ -170,13 +170,19 @@ def _known_unique(x: np.ndarray, out_idx: np.dtype) -> list[Value]:
     return [x[first[order]], numbers.astype(out_idx), counts[order].astype(out_idx)]
 
 
-def _first_occurrences(x: Array) -> tuple[Array, Array]:
-    """For each element, the index of its first duplicate, and whether it is the first."""
+def runs(x: Array) -> tuple[Array, Array, Array]:
+    """The order that sorts a vector; then, in that order, whether a run of equals begins and where
+    it began."""
     order = jnp.argsort(x, stable=True)
     ordered = x[order]
     new = jnp.concatenate([jnp.ones_like(order[:1], bool), ordered[1:] != ordered[:-1]])
+    return order, new, lax.cummax(jnp.where(new, jnp.arange(x.size, dtype=order.dtype), 0))
+
+
+def _first_occurrences(x: Array) -> tuple[Array, Array]:
+    """For each element, the index of its first duplicate, and whether it is the first."""
+    order, new, start = runs(x)
     # The sort is stable: the first of a run comes first in x as well.
-    start = lax.cummax(jnp.where(new, jnp.arange(x.size, dtype=order.dtype), 0))
     origin = jnp.zeros_like(order).at[order].set(order[start], unique_indices=True)
     return origin, jnp.zeros_like(new).at[order].set(new, unique_indices=True)
 

@@ -30,6 +30,7 @@ from jax import lax
 from invert._private.jax import InconclusiveDimensionOperation
 from invert.tf.interpreter import rows
 from invert.tf.interpreter.registry import Array, Ints, Value, rule
+from invert.tf.numerics.derivatives import with_tangent
 from invert.tf.values.constants import (
     array,
     broadcast,
@@ -180,29 +181,16 @@ def _grad(fn: Binary, singular: Unary = lambda y: lax.bitwise_not(jnp.isfinite(y
     return grad
 
 
-@jax.custom_jvp
+@with_tangent(lambda y, primals, tangents: tangents[0])
 def _next_after(x: Array, y: Array) -> Array:
     """`nextafter`: the derivative in x is 1, that in y is 0."""
     return lax.nextafter(x, y)
 
 
-@_next_after.defjvp
-def _next_after_jvp(
-    primals: tuple[Array, Array], tangents: tuple[Array, Array]
-) -> tuple[Array, Array]:
-    return _next_after(*primals), tangents[0]
-
-
-@jax.custom_jvp
+# The derivative of `lax.acosh` has the wrong sign left of the imaginary axis.
+@with_tangent(lambda y, primals, tangents: lax.div(tangents[0], lax.sinh(y)))
 def _complex_acosh(x: Array) -> Array:
     return lax.acosh(x)
-
-
-@_complex_acosh.defjvp
-def _complex_acosh_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
-    # The derivative of `lax.acosh` has the wrong sign left of the imaginary axis.
-    y = _complex_acosh(*primals)
-    return y, lax.div(tangents[0], lax.sinh(y))
 
 
 def _acosh(x: Array) -> Array:

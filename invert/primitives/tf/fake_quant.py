@@ -5,7 +5,6 @@ Kernels: tensorflow/core/kernels/fake_quant_ops_functor.h and quantize_and_dequa
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 
 import jax
@@ -14,6 +13,7 @@ import numpy as np
 from jax import lax
 
 from invert.tf.interpreter.registry import Array, Int, rule
+from invert.tf.numerics.derivatives import with_tangent
 from invert.tf.values.constants import broadcast_to
 
 Levels = tuple[int, int]
@@ -63,17 +63,14 @@ def fake_quant(
         steps = jnp.floor(place - zero + np.float32(0.5))
         return jnp.where((low == 0) & (high == 0), 0, steps * scale)
 
-    def jvp(primals: tuple[Array, ...], tangents: tuple[Array, ...]) -> tuple[Array, Array]:
+    def tangent(y: Array, primals: tuple[Array, ...], tangents: tuple[Array, ...]) -> Array:
         x, low, high, (_, _, first, last) = primals
         dx, dlow, dhigh, _ = tangents
         empty = (low == 0) & (high == 0)
         inside = empty | ((x >= first) & (x <= last))
-        dy = jnp.where(inside, dx, jnp.where(x < first, dlow, jnp.where(x > last, dhigh, 0)))
-        return rule(*primals), dy
+        return jnp.where(inside, dx, jnp.where(x < first, dlow, jnp.where(x > last, dhigh, 0)))
 
-    rule = jax.custom_jvp(fake_quant)
-    rule.defjvp(jvp)
-    return rule(x, low, high, _nudged(low, high, levels))
+    return with_tangent(tangent)(fake_quant)(x, low, high, _nudged(low, high, levels))
 
 
 # The kernel for a single range given as operand divides, the other two do not.
@@ -105,27 +102,14 @@ def _fake_quant(*operands: Array, op: str, num_bits: int, narrow_range: bool) ->
     return jax.vjp(quantize, *primals)[1](dy)
 
 
-def _straight_through(fn: Callable[..., Array]) -> Callable[..., Array]:
-    """`fn(x, low, high)` with the derivative of the identity in x alone."""
-    rule = jax.custom_jvp(fn)
-
-    def jvp(primals: tuple[Array, ...], tangents: tuple[Array, ...]) -> tuple[Array, Array]:
-        return rule(*primals), tangents[0]
-
-    rule.defjvp(jvp)
-    return rule
+# The derivative of the identity in x alone.
+_straight_through = with_tangent(lambda y, primals, tangents: tangents[0])
 
 
-def _clipped(fn: Callable[..., Array]) -> Callable[..., Array]:
-    """`fn(x, low, high)` with the derivative of the identity in x between low and high."""
-    rule = jax.custom_jvp(fn)
-
-    def jvp(primals: tuple[Array, ...], tangents: tuple[Array, ...]) -> tuple[Array, Array]:
-        x, low, high = primals
-        return rule(*primals), jnp.where((x < low) | (x > high), 0, tangents[0])
-
-    rule.defjvp(jvp)
-    return rule
+def _clipped_tangent(y: Array, primals: tuple[Array, ...], tangents: tuple[Array, ...]) -> Array:
+    """The derivative of the identity in x between the bounds."""
+    x, low, high = primals
+    return jnp.where((x < low) | (x > high), 0, tangents[0])
 
 
 def _along(v: Array, x: Array, axis: int) -> Array:
@@ -183,7 +167,7 @@ def _quantize_and_dequantize(
         return _straight_through(quantize_and_dequantize)(x, low, high)
     if range_given:
         low, high = _along(low, x, axis), _along(high, x, axis)
-    return _clipped(quantize_and_dequantize)(x, low, high)
+    return with_tangent(_clipped_tangent)(quantize_and_dequantize)(x, low, high)
 
 
 @rule("QuantizeAndDequantizeV4Grad")

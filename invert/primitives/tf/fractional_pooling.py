@@ -2,7 +2,7 @@
 
 Kernels: tensorflow/core/kernels/fractional_pool_common.cc, fractional_max_pool_op.cc and
 fractional_avg_pool_op.cc, TensorFlow 2.21. A deterministic op with a seed has the regions of these
-kernels, which are constants; otherwise they are drawn from the key of the call.
+kernels, which are constants. Otherwise the regions are drawn from the key of the call.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from jax import lax
 
 from invert.primitives.tf.window import is_half
 from invert.tf.interpreter.registry import Array, Int, Ints, rule
+from invert.tf.numerics.derivatives import with_tangent
 from invert.tf.ops.node import Node
 
 # -- colours
@@ -118,18 +119,17 @@ Places = tuple[Array, Array]
 def _nearest_crop(image: Array, places: Places, which: Array, fill: float) -> Array:
     """`_crop` at the nearest pixels. The derivative in positions is that of the bilinear method."""
 
-    def crop_nearest(image: Array, places: Places, which: Array) -> Array:
-        return _crop(image, places, which, fill, nearest=True)
-
-    def jvp(primals: tuple[Array, ...], tangents: tuple[Array, ...]) -> tuple[Array, Array]:
+    def tangent(y: Array, primals: tuple[Array, ...], tangents: tuple[Array, ...]) -> Array:
         image, places, which = primals
         along_image = _crop(tangents[0], places, which, nearest=True)
         _, along_places = jax.jvp(lambda p: _crop(image, p, which), (places,), (tangents[1],))
-        return sampled(*primals), along_image + along_places
+        return along_image + along_places
 
-    sampled = jax.custom_jvp(crop_nearest)
-    sampled.defjvp(jvp)
-    return sampled(image, places, which)
+    @with_tangent(tangent)
+    def crop_nearest(image: Array, places: Places, which: Array) -> Array:
+        return _crop(image, places, which, fill, nearest=True)
+
+    return crop_nearest(image, places, which)
 
 
 def _crop(

@@ -18,6 +18,7 @@ from invert.primitives.tf.diagonals import tril
 from invert.primitives.tf.matmul import adjoint, transpose
 from invert.primitives.tf.window import is_half
 from invert.tf.interpreter.registry import Array, rule
+from invert.tf.numerics.derivatives import with_tangent
 from invert.tf.values.constants import broadcast_to
 
 
@@ -202,24 +203,22 @@ rule("MatrixLogarithm")(_in_single(lambda x: _by_eigenvalues(lax.log, x)))
 rule("MatrixSquareRoot")(_in_single(lambda x: square_root(x)))
 
 
-@jax.custom_jvp
-def square_root(x: Array) -> Array:
-    """The principal square root of a matrix, of shape `[..., n, n]`."""
-    return _by_eigenvalues(lax.sqrt, x)
-
-
-@square_root.defjvp
-def _square_root_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+def _root_tangent(y: Array, primals: tuple[Array], tangents: tuple[Array]) -> Array:
     # Y Y = X implies Y dY + dY Y = dX: a linear equation for the stacked rows of dY
     # (`_MatrixSquareRootGrad` of tensorflow/python/ops/linalg_grad.py, TensorFlow 2.21).
-    (x,), (dx,) = primals, tangents
-    y, n = square_root(x), x.shape[-1]
+    (x,), (dx,), n = primals, tangents, y.shape[-1]
     one = jnp.eye(n, dtype=x.dtype)
     rows = jnp.einsum("...ij,kl->...ikjl", y, one) + jnp.einsum("ij,...lk->...ikjl", one, y)
     batch = x.shape[:-2]
     system = lax.reshape(rows, (*batch, n * n, n * n))
     dy = jnp.linalg.solve(system, lax.reshape(dx, (*batch, n * n, 1)))
-    return y, lax.reshape(dy, x.shape)
+    return lax.reshape(dy, x.shape)
+
+
+@with_tangent(_root_tangent)
+def square_root(x: Array) -> Array:
+    """The principal square root of a matrix, of shape `[..., n, n]`."""
+    return _by_eigenvalues(lax.sqrt, x)
 
 
 def _by_eigenvalues(fn: Callable[[Array], Array], x: Array) -> Array:

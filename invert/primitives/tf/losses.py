@@ -8,6 +8,7 @@ from jax import lax
 
 from invert.tf.interpreter import rows
 from invert.tf.interpreter.registry import Array, rule
+from invert.tf.numerics.derivatives import with_tangent
 from invert.tf.values.constants import broadcast
 
 
@@ -27,7 +28,16 @@ def _cross_entropy(features: Array, labels: Array) -> tuple[Array, Array]:
     return softmax_cross_entropy(logits, labels), jax.nn.softmax(logits) - labels
 
 
-@jax.custom_jvp
+def _cross_entropy_tangent(
+    y: Array, primals: tuple[Array, Array], tangents: tuple[Array, Array]
+) -> Array:
+    (logits, labels), (d_logits, d_labels) = primals, tangents
+    terms = (jax.nn.softmax(logits) - labels) * d_logits
+    terms -= jax.nn.log_softmax(logits) * d_labels
+    return jnp.sum(terms, axis=-1)
+
+
+@with_tangent(_cross_entropy_tangent)
 def softmax_cross_entropy(logits: Array, labels: Array) -> Array:
     """Cross entropy along the last axis.
 
@@ -35,16 +45,6 @@ def softmax_cross_entropy(logits: Array, labels: Array) -> Array:
     one (tensorflow/core/kernels/xent_op.h and its gradient, TensorFlow 2.21).
     """
     return -jnp.sum(labels * jax.nn.log_softmax(logits), axis=-1)
-
-
-@softmax_cross_entropy.defjvp
-def _cross_entropy_jvp(
-    primals: tuple[Array, Array], tangents: tuple[Array, Array]
-) -> tuple[Array, Array]:
-    (logits, labels), (d_logits, d_labels) = primals, tangents
-    terms = (jax.nn.softmax(logits) - labels) * d_logits
-    terms -= jax.nn.log_softmax(logits) * d_labels
-    return softmax_cross_entropy(logits, labels), jnp.sum(terms, axis=-1)
 
 
 @rule("SparseSoftmaxCrossEntropyWithLogits", rows=rows.rowwise())

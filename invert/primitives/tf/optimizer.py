@@ -1,7 +1,7 @@
 """Optimizer ops, which update a variable and its slots in place.
 
-Each row of the table registers up to four ops: for resources and for reference variables of
-TensorFlow 1, with gradients of the whole variable or of some of its rows.
+Each row of the table registers up to four ops: for resources or reference variables of TensorFlow
+1, and for gradients of a whole variable or of some rows.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from invert.primitives.tf.dynamic_size import runs
 from invert.primitives.tf.variables import assign, current
 from invert.tf.interpreter.context import Context
 from invert.tf.interpreter.registry import Array, Value, rule
@@ -120,11 +121,8 @@ def _by_rows(
 
 def _turns(indices: Array) -> Array:
     """For each index, the number of earlier equal ones."""
-    order = jnp.argsort(indices, stable=True)
-    ordered = indices[order]
-    new = jnp.concatenate([jnp.ones_like(order[:1], bool), ordered[1:] != ordered[:-1]])
-    places = jnp.arange(indices.size, dtype=np.int32)
-    start = lax.cummax(jnp.where(new, places, 0))
+    order, _, start = runs(indices)
+    places = jnp.arange(indices.size, dtype=order.dtype)
     return jnp.zeros_like(places).at[order].set(places - start, unique_indices=True)
 
 

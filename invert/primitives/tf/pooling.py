@@ -1,7 +1,7 @@
 """Pooling, the ops of its gradients, and morphological dilation.
 
 A window with several maxima passes its gradient to the first of them, in TensorFlow as in XLA
-(tensorflow/core/kernels/maxpooling_op.cc, TensorFlow 2.21); only TensorFlow's CPU kernel for
+(tensorflow/core/kernels/maxpooling_op.cc, TensorFlow 2.21). Only TensorFlow's CPU kernel for
 volumes passes it to all of them.
 """
 
@@ -87,14 +87,9 @@ def window_of(
     return Window(sizes, strides, tuple(pads))
 
 
-@rule("MaxPool", "MaxPool3D")
-def _max_pool(x: Array, *, node: Node) -> Array:
-    return window_of(node, x.shape).max(x)
-
-
-@rule("MaxPoolV2")
-def _max_pool_v2(x: Array, ksize: Ints, strides: Ints, *, node: Node) -> Array:
-    return window_of(node, x.shape, ksize, strides).max(x)
+@rule("MaxPool", "MaxPool3D", "MaxPoolV2")
+def _max_pool(x: Array, *sizes_and_strides: Ints, node: Node) -> Array:
+    return window_of(node, x.shape, *sizes_and_strides).max(x)
 
 
 @rule("AvgPool", "AvgPool3D")

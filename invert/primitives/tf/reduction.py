@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -36,6 +37,11 @@ def _euclidean_norm(x: Array, axis: tuple[int, ...]) -> Array:
     if not jnp.issubdtype(x.dtype, jnp.integer):
         return lax.sqrt(total)
     return lax.sqrt(total.astype(np.float64)).astype(x.dtype)
+
+
+def limits(dtype: np.dtype) -> Any:
+    """The `min` and `max` of the finite numbers of a type."""
+    return (jnp.finfo if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo)(dtype)
 
 
 def lowest(dtype: np.dtype) -> np.ndarray:

@@ -8,11 +8,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 
 from invert.tf.interpreter.registry import Array, rule
+from invert.tf.numerics.derivatives import with_tangent
 
 # -- GRU
 
@@ -104,15 +104,10 @@ class Lstm:
         return list(lax.scan(step, tuple(start), (places, x))[1])
 
 
-@jax.custom_jvp
+@with_tangent(lambda y, primals, tangents: tangents[0])
 def _clip(x: Array, limit: float) -> Array:
     """The clipped cell; TensorFlow's gradient ignores the clipping."""
     return jnp.clip(x, -limit, limit)
-
-
-@_clip.defjvp
-def _clip_jvp(primals: tuple[Array, float], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
-    return _clip(*primals), tangents[0]
 
 
 # The order of the gates in versions 1 and 2.

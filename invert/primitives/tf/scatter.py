@@ -70,19 +70,24 @@ def _sparse_to_dense(indices: Array, shape: Ints, updates: Array, default: Array
     return scatter_nd(lax.scatter, x, indices, broadcast_to(updates, (count,)))
 
 
+def _counted(shape: Ints, indices: Array, x: Array, weights: Array, binary_output: bool) -> Array:
+    """The sums of weights by index; for `binary_output`, 1 at each index that occurs."""
+    if weights.size == 0 or binary_output:
+        weights = lax.full(x.shape, 1, weights.dtype)
+    bins = lax.full(shape, 0, weights.dtype)
+    return scatter_nd(lax.scatter if binary_output else lax.scatter_add, bins, indices, weights)
+
+
 @rule("Bincount", "DenseBincount")
 def _bincount(
     x: Array, size: Int, weights: Array, *, op: str, binary_output: bool = False
 ) -> Array:
     rows = x.shape[:-1] if op == "DenseBincount" and x.ndim == 2 else ()
-    if weights.size == 0 or binary_output:
-        weights = lax.full(x.shape, 1, weights.dtype)
     if not rows:
         x, weights = (lax.reshape(v, (v.size,)) for v in (x, weights))
-    bins = lax.full((*rows, size), 0, weights.dtype)
     places = [lax.broadcasted_iota(x.dtype, x.shape, d) for d in range(len(rows))] + [x]
     indices = lax.concatenate([lax.expand_dims(p, (x.ndim,)) for p in places], x.ndim)
-    return scatter_nd(lax.scatter if binary_output else lax.scatter_add, bins, indices, weights)
+    return _counted((*rows, size), indices, x, weights, binary_output)
 
 
 @rule("RaggedBincount")
@@ -90,12 +95,9 @@ def _ragged_bincount(
     splits: Array, x: Array, size: Int, weights: Array, *, binary_output: bool = False
 ) -> Array:
     """Counts for each row; row `i` begins at `splits[i]`."""
-    if weights.size == 0 or binary_output:
-        weights = lax.full(x.shape, 1, weights.dtype)
     rows = jnp.searchsorted(splits, jnp.arange(x.size, dtype=splits.dtype), side="right") - 1
-    bins = lax.full((splits.size - 1, size), 0, weights.dtype)
     indices = jnp.stack([rows.astype(x.dtype), x], axis=1)
-    return scatter_nd(lax.scatter if binary_output else lax.scatter_add, bins, indices, weights)
+    return _counted((splits.size - 1, size), indices, x, weights, binary_output)
 
 
 def _with_padding(rule: Rule, ctx: Context, node: Node, values: list[Value]) -> list[Value]:
@@ -109,11 +111,8 @@ def _sparse_bincount(
     places: Array, x: Array, shape: Ints, size: Int, weights: Array, *, binary_output: bool = False
 ) -> Array:
     """Counts for all values, or for each row of a matrix."""
-    if weights.size == 0 or binary_output:
-        weights = lax.full(x.shape, 1, weights.dtype)
     indices = jnp.concatenate([places[:, :-1].astype(x.dtype), x[:, None]], axis=1)
-    bins = lax.full((*shape[:-1], size), 0, weights.dtype)
-    return scatter_nd(lax.scatter if binary_output else lax.scatter_add, bins, indices, weights)
+    return _counted((*shape[:-1], size), indices, x, weights, binary_output)
 
 
 @rule("HistogramFixedWidth")

@@ -8,32 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from invert.primitives.tf.dynamic_size import padded
 from invert.primitives.tf.gather import take
+from invert.primitives.tf.reduction import limits
 from invert.primitives.tf.scatter import scatter_nd
 from invert.tf.interpreter.context import Context
 from invert.tf.interpreter.registry import Array, Int, Value, rule
+from invert.tf.numerics.derivatives import with_tangent
 from invert.tf.ops.node import Node
 from invert.tf.values.constants import array
 
-
-def _lowest(dtype: np.dtype) -> Array:
-    return (jnp.finfo if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo)(dtype).min
-
-
-def _highest(dtype: np.dtype) -> Array:
-    return (jnp.finfo if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo)(dtype).max
-
-
 # kind: (scatter, value of an empty segment)
 KINDS: dict[str, tuple[Callable[..., Array], Callable[[Array], Array]]] = {
-    "Max": (lax.scatter_max, _lowest),
-    "Min": (lax.scatter_min, _highest),
+    "Max": (lax.scatter_max, lambda dtype: limits(dtype).min),
+    "Min": (lax.scatter_min, lambda dtype: limits(dtype).max),
     "Prod": (lax.scatter_mul, lambda dtype: 1),
     "Sum": (lax.scatter_add, lambda dtype: 0),
 }
@@ -52,10 +44,7 @@ def _segment_prod(data: Array, ids: Array, count: Int, is_sorted: bool) -> Array
     def total(kind: str, x: Array, ids: Array) -> Array:
         return _scatter(kind, x, ids, count, is_sorted=is_sorted)
 
-    def segment_prod(x: Array, ids: Array) -> Array:
-        return total("Prod", x, ids)
-
-    def jvp(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
+    def tangent(y: Array, primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> Array:
         (x, ids), (t, _) = primals, tangents
         # The product of the other elements: by division if all of them are nonzero, else zero.
         zero = lax.eq(x, lax.full_like(x, 0))
@@ -64,11 +53,13 @@ def _segment_prod(data: Array, ids: Array, count: Int, is_sorted: bool) -> Array
         others = lax.div(take(total("Prod", nonzero, ids), ids, 0), nonzero)
         alone = lax.eq(zeros, zero.astype(np.int32))
         others = lax.select(alone, others, lax.full_like(x, 0))
-        return product(x, ids), total("Sum", lax.mul(t, others), ids)
+        return total("Sum", lax.mul(t, others), ids)
 
-    product = jax.custom_jvp(segment_prod)
-    product.defjvp(jvp)
-    return product(data, ids)
+    @with_tangent(tangent)
+    def segment_prod(x: Array, ids: Array) -> Array:
+        return total("Prod", x, ids)
+
+    return segment_prod(data, ids)
 
 
 def _segments(kind: str, data: Array, ids: Array, count: Int, *, is_sorted: bool = False) -> Array:

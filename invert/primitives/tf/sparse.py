@@ -13,6 +13,7 @@ import numpy as np
 from jax import lax
 
 from invert.primitives.tf.matmul import adjoint
+from invert.primitives.tf.reduction import limits
 from invert.primitives.tf.scatter import scatter_nd
 from invert.tf.interpreter.registry import Array, Ints, rule, rules
 from invert.tf.values.constants import broadcast_to
@@ -73,8 +74,7 @@ def _reduce(
     if op == "SparseReduceSum":
         out = dense(places, values, sizes)
     else:
-        kind = jnp.finfo if jnp.issubdtype(values.dtype, jnp.floating) else jnp.iinfo
-        low = lax.full(sizes, kind(values.dtype).min, values.dtype)
+        low = lax.full(sizes, limits(values.dtype).min, values.dtype)
         if sizes:
             out = scatter_nd(lax.scatter_max, low, places, values)
         else:

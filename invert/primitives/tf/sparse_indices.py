@@ -16,6 +16,7 @@ import numpy as np
 from jax import lax
 
 from invert.primitives.tf.dynamic_size import padded, places_of
+from invert.primitives.tf.reduction import limits
 from invert.tf.fallback.eager import run_eagerly
 from invert.tf.interpreter.context import Context
 from invert.tf.interpreter.registry import REGISTRY, Array, Entry, Int, Ints, Value, bound, rule
@@ -91,8 +92,7 @@ def _by_place(kind: str, values: Array, which: Array, count: int) -> Array:
     if kind == "Sum":
         return jnp.zeros(count, values.dtype).at[which].add(values)
     written = jnp.zeros(count, bool).at[which].set(True)
-    info = jnp.finfo if jnp.issubdtype(values.dtype, jnp.floating) else jnp.iinfo
-    least = jnp.full(count, info(values.dtype).min, values.dtype)
+    least = jnp.full(count, limits(values.dtype).min, values.dtype)
     return jnp.where(written, least.at[which].max(values), np.zeros((), values.dtype))
 
 

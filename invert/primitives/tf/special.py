@@ -10,6 +10,7 @@ from jax import lax
 
 from invert.tf.interpreter.registry import Array, Int, rules
 from invert.tf.numerics import bessel
+from invert.tf.numerics.derivatives import with_tangent
 from invert.tf.values.constants import broadcast
 
 scipy = jax.scipy.special
@@ -44,17 +45,16 @@ def _growing(scaled: Callable[[Array], Array]) -> Callable[[Array], Array]:
     return lambda x: lax.exp(x * lax.sign(x)) * scaled(x)
 
 
-@jax.custom_jvp
+def _spence_tangent(y: Array, primals: tuple[Array], tangents: tuple[Array]) -> Array:
+    (x,), (dx,) = primals, tangents
+    other = jnp.where(x == 1, 2, x)
+    return dx * jnp.where(x == 1, -1, lax.log(other) / (1 - other))
+
+
+@with_tangent(_spence_tangent)
 def spence(x: Array) -> Array:
     """The dilogarithm of 1 - x; autodiff of `jax.scipy.special.spence` has gaps."""
     return scipy.spence(x)
-
-
-@spence.defjvp
-def _spence_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
-    (x,), (dx,) = primals, tangents
-    other = jnp.where(x == 1, 2, x)
-    return spence(x), dx * jnp.where(x == 1, -1, lax.log(other) / (1 - other))
 
 
 def _incomplete(fn: Callable[..., Array], sign: int) -> Callable[..., Array]:
@@ -91,23 +91,23 @@ def _betainc(a: Array, b: Array, x: Array) -> Array:
 def _fresnel(part: int, wave: Callable[[Array], Array]) -> Callable[[Array], Array]:
     """A Fresnel integral; its derivative is the integrand, to full precision."""
 
+    @with_tangent(lambda y, primals, dx: dx[0] * wave(lax.square(primals[0]) * (jnp.pi / 2)))
     def fresnel(x: Array) -> Array:
         return scipy.fresnel(x)[part]
 
-    def jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
-        (x,), (dx,) = primals, tangents
-        return integral(x), dx * wave(lax.square(x) * (jnp.pi / 2))
-
-    integral = jax.custom_jvp(fresnel)
-    integral.defjvp(jvp)
-    return integral
+    return fresnel
 
 
-@jax.custom_jvp
+def _zeta_tangent(y: Array, primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> Array:
+    x, q = primals
+    return -x * zeta(x + 1, q) * tangents[1]
+
+
+@with_tangent(_zeta_tangent)
 def zeta(x: Array, q: Array) -> Array:
     """Hurwitz's zeta function. In TensorFlow it has a derivative in q only, and 0 in x."""
-    # `lax.zeta` is NaN if q or x is infinite or x is large, where one term of the sum remains, and
-    # has poles left of 1, where Eigen's has none.
+    # `lax.zeta` is NaN if q or x is infinite, or if x is so large that one term of the sum remains.
+    # Unlike Eigen's, it has poles left of 1.
     large = x > _ONE_TERM
     value = lax.zeta(jnp.where(large & (q > 0), 2, x), q)
     value = jnp.where(large & (q > 0), lax.pow(q, -x), value)
@@ -125,12 +125,6 @@ def _polygamma(n: Int, x: Array) -> Array:
     order = lax.bitwise_and(lax.gt(n, lax.full_like(n, 0)), lax.eq(n, lax.floor(n)))
     vanishes = lax.bitwise_and(lax.eq(x, lax.full_like(x, jnp.inf)), order)
     return lax.select(vanishes, lax.full_like(x, 0), lax.polygamma(n, x))
-
-
-@zeta.defjvp
-def _zeta_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
-    x, q = primals
-    return zeta(x, q), -x * zeta(x + 1, q) * tangents[1]
 
 
 FUNCTIONS: dict[str, Callable[..., Array]] = {

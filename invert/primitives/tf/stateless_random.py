@@ -92,14 +92,14 @@ _Draw = Callable[..., Array]
 
 _DRAWS: dict[str, _Draw] = {
     "Uniform": philox.uniform,
-    "UniformInt": philox.integers_between,
+    "UniformInt": functools.partial(philox.integers_between, philox.integers),
     "UniformFullInt": philox.integers,
     "Normal": philox.normal,
     "TruncatedNormal": rejection.truncated_normal,
 }
 _XLA_DRAWS: dict[str, _Draw] = {
     "Uniform": xla_random.uniform,
-    "UniformInt": xla_random.integers_between,
+    "UniformInt": philox.integers_between,
     "UniformFullInt": xla_random.integers,
     "Normal": xla_random.normal,
     "TruncatedNormal": xla_random.truncated_normal,

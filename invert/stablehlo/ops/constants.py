@@ -7,7 +7,7 @@ Two pitfalls of the bindings (jaxlib 0.10.2 and 0.12.0.1) that callers must know
     `stablehlo.constant` with `constant` only.
 - `bf16`, 4-, 6- and 8-bit floats and 2- and 4-bit integers have no buffer protocol. They are
     decoded from the printed attribute: MLIR prints more than 100 elements as the hex of the raw
-    storage, and fewer as decimals that read back to the same bits (or as hex bits if they do not).
+    storage. It prints fewer as decimals that read back to the same bits, or as hex if they do not.
 """
 
 from __future__ import annotations
@@ -241,8 +241,8 @@ def _from_tokens(tokens: list[bytes], name: str, dtype: np.dtype) -> np.ndarray:
     """Decode at most about 100 printed elements of a type without a buffer."""
     if name in _INT_BITS:
         return np.array([int(t) for t in tokens], np.int8).astype(dtype)
-    # A decimal represents a value of at most 8 significant bits with a relative error below 1e-6,
-    # so rounding it twice (to double, then to dtype) gives the same value.
+    # A decimal represents a value of at most 8 significant bits with a relative error below 1e-6.
+    # So rounding it twice, to double and then to dtype, gives the same value.
     values = np.array([0.0 if t.startswith(b"0x") else float(t) for t in tokens]).astype(dtype)
     bits = values.view(np.uint16 if dtype.itemsize == 2 else np.uint8)
     for i, token in enumerate(tokens):

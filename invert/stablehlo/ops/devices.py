@@ -1,7 +1,7 @@
 """The devices of a module, and the parts of it that run on shards.
 
 Shardy puts such a part into a region. GSPMD, and modules in migration between partitioners, split
-values into shards by one custom call and join results by another; the ops between them are found
+values into shards by one custom call and join results by another. The ops between them are found
 here.
 """
 

@@ -329,9 +329,8 @@ def _problem(op: ir.Operation) -> Problem:
     return Problem(op.name, "no raising rule", location, "Please report the op and the module.")
 
 
-# Functions that JAX wraps around a program with open sizes and around the body of a `shard_map`,
-# and those that represent a region while a module is migrated between partitioners. No author wrote
-# them.
+# No author wrote these functions. JAX wraps the first two around a program with open sizes and the
+# body of a `shard_map`; the last holds a region while a module moves between partitioners.
 _WRAPPERS = ("_wrapped_jax_export_main", "shmap_body", "xla.sdy.manual_computation_body")
 
 

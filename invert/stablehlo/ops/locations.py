@@ -15,8 +15,8 @@ def location_name(loc: ir.Location) -> str:
     """The name stack, such as `jit(f)/Dense_0/dot_general`; `""` if there is none.
 
     JAX puts it into the outermost `NameLoc`. Passes that inline or refine wrap it in call sites,
-    whose callee leads to it. A `NameLoc` right above a file position, met below a call site, is a
-    stack frame and holds the name of a Python function instead.
+    whose callee leads to it. Below a call site, a `NameLoc` right above a file position is a stack
+    frame: it holds the name of a Python function instead.
     """
     frame = False
     while not isinstance(loc, ir.NameLoc):

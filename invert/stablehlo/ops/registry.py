@@ -1,14 +1,14 @@
 """The registry of StableHLO rules: how each op is raised, and its effect on sizes.
 
-A rule is registered under the op's name, as JAX registers lowerings under primitives. Its
-parameters are bound as `invert.primitives.binding` says.
+A rule is registered under the op's name, as JAX registers lowerings under primitives. Besides
+operands and attributes, it may take `ctx`, `op`, `out` and `dtype`.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import jax
@@ -180,7 +180,7 @@ def _out(ctx: Context, op: Op) -> jax.ShapeDtypeStruct:
     return attributes.aval(op.operation.results[0].type)
 
 
-_BINDER = binding.Binder(
+BINDER = binding.Binder(
     _CONVERSIONS,
     # Parameters that are neither operands nor attributes: the context, the op, the type of the
     # first result, and its dtype, for results of open size.
@@ -239,7 +239,8 @@ class Entry:
         return self.call is not None and not self.call.signature.context & {"ctx", "op"}
 
 
-REGISTRY: registry.Registry[Entry] = registry.Registry("the op")
+REGISTRY = registry.Registry("the op", Entry, BINDER)
+rule = REGISTRY.rule
 
 CUSTOM_CALL = "stablehlo.custom_call"
 
@@ -250,37 +251,6 @@ def entry_of(op: Op) -> Entry | None:
         return REGISTRY.get(op.name)
     target = attributes.string(op.attributes["call_target_name"])
     return REGISTRY.get(f"{CUSTOM_CALL} @{target}") or REGISTRY.get(CUSTOM_CALL)
-
-
-def rule(
-    *ops: str,
-    sizes: SizeRule | None = None,
-    makes_shapes: bool = False,
-    ignores: Iterable[str] = (),
-    takes_any: bool = False,
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Register a function of operands and attributes as the rule of `ops`.
-
-    The parameters are bound as `invert.primitives.binding` says; `ctx`, `op`, `out` and `dtype` are
-    passed if the function names them. It returns one result, several, or `None` for none. An
-    attribute that it does not take is an error.
-
-    **Arguments:** see `Entry`.
-    """
-
-    def register(function: Callable[..., object]) -> Callable[..., Any]:
-        entry = Entry(
-            binding.Bound(function, _BINDER),
-            sizes=sizes,
-            makes_shapes=makes_shapes,
-            ignores=frozenset(ignores),
-            takes_any=takes_any,
-        )
-        for op in ops:
-            REGISTRY.add(op, entry)
-        return function
-
-    return register
 
 
 def refuse(table: Mapping[str, tuple[str, str]]) -> None:
@@ -306,7 +276,7 @@ def elementwise_sizes(primitive: str) -> SizeRule:
 
 def moved_sizes(move: Callable[..., np.ndarray]) -> SizeRule:
     """A function of arrays of sizes and attributes, bound like a rule."""
-    bound = binding.Bound(move, _BINDER)
+    bound = REGISTRY.bound(move)
 
     def run(op: Op, operands: Sequence[Sizes]) -> Sizes | None:
         (numbers,) = bound(None, op, [x.numbers for x in operands])

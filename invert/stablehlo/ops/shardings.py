@@ -1,7 +1,7 @@
 """Device meshes and shardings, read from the annotations of both partitioners.
 
-Shardy names the axes of its meshes. GSPMD numbers devices: an annotation lays them out as tiles of
-an array, and the mesh is the coarsest one that supports all these layouts.
+Shardy names the axes of its meshes. GSPMD numbers devices, and an annotation lays them out as tiles
+of an array. The mesh is the coarsest one that supports all these layouts.
 """
 
 from __future__ import annotations

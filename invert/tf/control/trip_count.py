@@ -432,8 +432,8 @@ def largest(body: AnyJaxpr, known: Sequence[Sum | None], position: int, count: i
 class TripCount:
     """Number of steps of a loop: at most `bound`, exactly so if `exact`.
 
-    For a part of the condition: the number of steps for which it can hold without interruption;
-    from step `lasting` on it never holds again.
+    For a part of the condition: the number of steps for which it can hold without interruption.
+    From step `lasting` on it never holds again.
     """
 
     bound: int | None

@@ -1,7 +1,7 @@
 """`While`: loops over functions of the graph.
 
 A loop with a known trip count becomes a `while` that counts from zero to it, whatever counters the
-graph has; the patterns turn it into a `scan`. Variables that no step changes are closed over, and
+graph has. The patterns turn it into a `scan`. Variables that no step changes are closed over, and
 static ones stay static.
 """
 
@@ -73,8 +73,8 @@ def while_loop(
             raise UnsupportedOpError([problem]) from error
         return results
     except UnsupportedOpError:
-        # Values that an op needs to know may differ between steps, such as the shapes that the
-        # gradient of a loop over several shapes keeps on a list.
+        # Values that an op needs to know may differ between steps. The gradient of a loop over
+        # several shapes keeps such shapes on a list.
         results = _unrolled(ctx, condition, body, values)
         if results is None:
             raise
@@ -469,8 +469,8 @@ class _Loop:
 
         The condition is tested before each step and not after the last one. The bound is derived
         from facts that hold for every input unless an integer of 32 bits or more wraps around. Two
-        such integers whose difference is known to be `d` then differ by `d` plus or minus 2**32:
-        the original loop would run through about the whole range of the type.
+        such integers whose difference is known to be `d` then differ by `d` plus or minus 2**32.
+        The original loop would run through almost the whole range of the type.
         """
 
         def step(carry: Sequence[Value]) -> list[Value]:

@@ -2,8 +2,8 @@
 
 Strings are an `np.ndarray` of `bytes` objects during raising. TensorFlow runs a pure op with known
 inputs at conversion. If an input depends on data, the op is an error, or with
-`Config(host_ops="callback")` a step that the host runs at run time: strings in between stay on the
-host, so steps are collected (`Pending`) until one has a numeric result, and run in one
+`Config(host_ops="callback")` a step that the host runs at run time. Strings in between stay on the
+host, so steps are collected (`Pending`) until one has a numeric result. They run in one
 `jax.pure_callback`.
 """
 

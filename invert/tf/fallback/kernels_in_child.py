@@ -19,7 +19,7 @@ from invert._child import Child, ChildError
 from invert.protos.tensors import decode_dtype, decode_tensor
 from invert.tf.ops.node import import_tensorflow
 
-# Ops that move, compare or convert elements, check every index that an input holds, and whose
+# Ops that move, compare or convert elements and check every index that an input holds. Their
 # results are no larger than their inputs and attributes. Chosen from what their documentation says
 # and from damaged inputs; the kernels themselves were not audited.
 PLAIN = frozenset(

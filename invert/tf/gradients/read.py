@@ -1,7 +1,7 @@
 """Reads the gradient functions that TensorFlow keeps for `tf.custom_gradient`.
 
 The registry holds a Python function for each. It is called once, on placeholders in a fresh graph,
-where it leaves the ops of the gradient: for a function of `jax2tf.convert` the serialized
+where it leaves the ops of the gradient. A function of `jax2tf.convert` leaves the serialized
 vector-Jacobian product, a second `XlaCallModule`. The user's graph is not changed.
 """
 

@@ -1,20 +1,22 @@
 """Gradient functions of a SavedModel, by the names of their ops.
 
 TensorFlow traces the Python function of `tf.custom_gradient` when it saves a model. The traced
-function takes the gradients of all outputs of the op, then its captures, and returns the gradients
+function takes the gradients of all outputs of the op, then its captures. It returns the gradients
 of the inputs (tensorflow/python/saved_model/save.py, TensorFlow 2.21).
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
 from invert._errors import MalformedModelError
+from invert.ir.order import reached
 from invert.ir.types import Value
 from invert.protos.ops import op_def
 from invert.protos.tensors import decode_dtype, decode_shape, decode_tensor
@@ -25,7 +27,7 @@ from invert.tf.graph.library import Library
 from invert.tf.interpreter.analysis import Analysis
 from invert.tf.interpreter.graph import Graph
 from invert.tf.ops.definition import types_of
-from invert.tf.ops.node import Node
+from invert.tf.ops.node import Node, functions_in
 
 
 class SavedGradients:
@@ -144,16 +146,15 @@ class SavedGradients:
 
     def _nodes(self, function: str) -> Iterator[NodeDef]:
         """The nodes of a function and of those it calls."""
-        seen, pending = {function}, [function]
-        while pending:
-            proto = self._library.functions.get(pending.pop())
-            for node in proto.node_def if proto is not None else ():
-                yield node
-                for value in node.attr.values():
-                    for name in (value.func.name, *(f.name for f in value.list.func)):
-                        if name and name not in seen:
-                            seen.add(name)
-                            pending.append(name)
+
+        def nodes(name: str) -> Iterable[NodeDef]:
+            proto = self._library.functions.get(name)
+            return proto.node_def if proto is not None else ()
+
+        called = reached(
+            [function], lambda name: (f for n in nodes(name) for f in functions_in(n.attr))
+        )
+        return itertools.chain.from_iterable(map(nodes, called))
 
 
 def _leaves(value: Value) -> Iterator[Any]:

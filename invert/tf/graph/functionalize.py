@@ -1,7 +1,7 @@
 """Control flow of TensorFlow 1 as functions: `Switch` and `Merge` become `If`, frames `While`.
 
-A frame of TensorFlow 1 is a cycle in the graph: for each variable `Enter` and `NextIteration` meet
-in a `Merge`, and a `Switch` on the `LoopCond` leads to the body or to `Exit`
+A frame of TensorFlow 1 is a cycle in the graph. For each variable, `Enter` and `NextIteration` meet
+in a `Merge`. A `Switch` on the `LoopCond` leads to the body or to `Exit`
 (tensorflow/python/ops/control_flow_ops.py, TensorFlow 2.21).
 """
 
@@ -11,6 +11,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 
 from invert._errors import MalformedModelError
+from invert.ir.order import reached
 from invert.protos.messages import message
 from invert.protos.types import AttrValue, NodeDef
 from invert.tf.graph.check import parse_tensor
@@ -131,16 +132,7 @@ class _Rewriter:
     def _dependents(self, roots: Iterable[str], last: Sequence[str]) -> set[str]:
         """Users of `roots` over data and control edges, up to and including ops in `last`."""
         consumers = self._consumers()
-        found = set(roots)
-        pending = list(found)
-        while pending:
-            name = pending.pop()
-            if self.nodes[name].op in last:
-                continue
-            fresh = [c for c in consumers[name] if c not in found]
-            found.update(fresh)
-            pending += fresh
-        return found
+        return set(reached(roots, lambda n: () if self.nodes[n].op in last else consumers[n]))
 
     # -- stacks
 
@@ -148,7 +140,7 @@ class _Rewriter:
         """Let the stacks of gradients grow and shrink in every step of a loop.
 
         A branch in a loop saves values for its gradient on its own stacks, only in the steps that
-        take it; the branch of the gradient pops as many again. Since only the order matters, the
+        take it. The branch of the gradient pops as many again. Since only the order matters, the
         other steps may push values too, which are never used.
         """
         for name in self._of("StackPush", "StackPushV2", "StackPop", "StackPopV2"):
@@ -287,45 +279,30 @@ class _Rewriter:
     def _depend(self, one: str, two: str) -> bool:
         """Whether one of two nodes depends on the other."""
         for root, wanted in ((one, two), (two, one)):
-            seen, pending = {root}, [root]
-            while pending:
-                fresh = {s for s, _ in self.inputs(pending.pop())} - seen
-                seen |= fresh
-                pending += fresh
-            if wanted in seen:
+            if wanted in reached([root], lambda name: (s for s, _ in self.inputs(name))):
                 return True
         return False
 
     def _above(self, roots: Iterable[str]) -> dict[str, None]:
         """Ancestors of `roots` over data and control edges, up to and including switches."""
-        found = dict.fromkeys(roots)
-        pending = list(found)
-        while pending:
-            name = pending.pop()
-            if self.nodes[name].op in _SWITCHES:
-                continue
-            for source, _ in self.inputs(name):
-                if source not in found:
-                    found[source] = None
-                    pending.append(source)
-        return found
+
+        def sources(name: str) -> Iterable[str]:
+            ends = self.nodes[name].op in _SWITCHES
+            return () if ends else (source for source, _ in self.inputs(name))
+
+        return reached(roots, sources)
 
     def _ports(self, root: Tensor) -> set[tuple[Tensor, int]]:
         """The innermost predicates that a value depends on, and the branch of each."""
-        found: set[tuple[Tensor, int]] = set()
-        seen = {root}
-        pending = [root]
-        while pending:
-            name, port = pending.pop()
-            node = self.nodes[name]
-            if node.op in _SWITCHES:
-                found.add((self._source(self.inputs(name)[1]), port))
-                continue
-            for source in self.inputs(name):
-                if source not in seen:
-                    seen.add(source)
-                    pending.append(source)
-        return found
+
+        def sources(tensor: Tensor) -> Iterable[Tensor]:
+            return () if self.nodes[tensor[0]].op in _SWITCHES else self.inputs(tensor[0])
+
+        return {
+            (self._source(self.inputs(name)[1]), port)
+            for name, port in reached([root], sources)
+            if self.nodes[name].op in _SWITCHES
+        }
 
     def _source(self, tensor: Tensor) -> Tensor:
         """The source of a predicate, past `Identity` nodes."""

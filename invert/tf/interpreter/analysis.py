@@ -209,7 +209,7 @@ class Analysis:
                 self.unknown.setdefault(node)
             return all(operands)
         # Results that follow from types are known if the input's sizes are, and a trace has fixed
-        # sizes; those of strings may depend on the contents.
+        # sizes. Results of strings may depend on the contents.
         if entry is not None and entry.reads_shape:
             return True
         return all(operands) and not self.graph.has_state(node) and not node.functions

@@ -1,9 +1,14 @@
-"""The registry of TensorFlow ops: their rules and properties."""
+"""The registry of TensorFlow ops: their rules and properties.
+
+Besides operands and attributes, a rule may take `ctx`, `node` and `op` (the type). An attribute
+that it does not take is refused if it differs from its default.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -102,7 +107,9 @@ class Registry(registry.Registry[Entry]):
     """The entries of TensorFlow ops, with overrides and fallbacks."""
 
     def __init__(self) -> None:
-        super().__init__("the TensorFlow op")
+        super().__init__(
+            "the TensorFlow op", functools.partial(Entry, names_attributes=True), _BINDER
+        )
         self._overrides: tuple[Fallback, ...] = ()
         self._fallbacks: tuple[Fallback, ...] = ()
         self.diagnose: Diagnosis = lambda ctx, node, values: None
@@ -133,9 +140,6 @@ class Registry(registry.Registry[Entry]):
         if (entry := self.get(node.op)) is not None:
             return entry
         return next((e for find in self._fallbacks if (e := find(node)) is not None), None)
-
-
-REGISTRY = Registry()
 
 
 def _array(ctx: Context, node: Node, values: Sequence[Value], index: int) -> Any:
@@ -203,67 +207,8 @@ _BINDER = binding.Binder(
 )
 
 
-def bound(function: Callable[..., object]) -> Rule:
-    """A function of operands and attributes as a rule; see `invert.primitives.binding`."""
-    return binding.Bound(function, _BINDER)
-
-
-def rule(
-    *ops: str,
-    check: Check | None = None,
-    draws: bool | Callable[[Node], bool] = False,
-    effect: Effect = "any",
-    rows: RowRule | None = None,
-    takes_sizes: bool = False,
-    folds_sizes: bool = False,
-    folds_operands: bool = False,
-    size_operands: tuple[int, ...] = (),
-    repeats_to: int | None = None,
-    idempotent: bool = False,
-    reads_shape: bool = False,
-    chooses: bool = False,
-    pads_rows: Callable[[Config, Node], bool] | None = None,
-    ignores: Iterable[str] = (),
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Register a function of operands and attributes as the rule of `ops`.
-
-    The parameters are bound as `invert.primitives.binding` says; `ctx`, `node` and `op` (the type)
-    where the function names them. It returns one result, a tuple of results, or `None` for none. An
-    attribute that it does not take is refused if it differs from its default.
-
-    **Arguments:** see `Entry`.
-    """
-
-    def register(fn: Callable[..., object]) -> Callable[..., Any]:
-        entry = Entry(
-            bound(fn),
-            check=check,
-            draws=draws,
-            effect=effect,
-            rows=rows,
-            takes_sizes=takes_sizes,
-            folds_sizes=folds_sizes,
-            folds_operands=folds_operands,
-            size_operands=size_operands,
-            repeats_to=repeats_to,
-            idempotent=idempotent,
-            reads_shape=reads_shape,
-            chooses=chooses,
-            pads_rows=pads_rows,
-            names_attributes=True,
-            ignores=frozenset(ignores),
-        )
-        for op in ops:
-            REGISTRY.add(op, entry)
-        return fn
-
-    return register
-
-
-def rules(table: Mapping[str, Callable[..., object]], **options: Any) -> None:
-    """Register one function of operands and attributes for each op; options as for `rule`."""
-    for op, fn in table.items():
-        rule(op, **options)(fn)
+REGISTRY = Registry()
+bound, rule, rules = REGISTRY.bound, REGISTRY.rule, REGISTRY.rules
 
 
 def row_rule(*ops: str, takes_sizes: bool = False) -> Callable[[RowRule], RowRule]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from invert.ir.order import reached
 from invert.protos.ops import Definition
 from invert.protos.tensors import decode_dtype, decode_shape
 from invert.tf.graph.body import as_needed, ordered
@@ -72,8 +73,8 @@ def split(
 ) -> Split | None:
     """Cut the front off the main body of a graph.
 
-    The front is everything needed for the results of string ops that depend only on arguments:
-    tables and constants belong to it, variables do not.
+    The front is everything needed for the results of string ops that depend only on arguments.
+    Tables and constants belong to it, variables do not.
 
     **Arguments:**
 
@@ -231,13 +232,8 @@ class _Front:
         self.nodes = self._before(ends, tainted - weighted) - set(body.args)
 
     def _before(self, ends: set[int], among: set[int]) -> set[int]:
-        found, pending = set(ends), list(ends)
-        while pending:
-            for j, _ in self._body.nodes[pending.pop()].inputs:
-                if j in among and j not in found:
-                    found.add(j)
-                    pending.append(j)
-        return found
+        nodes = self._body.nodes
+        return set(reached(ends, lambda i: (j for j, _ in nodes[i].inputs if j in among)))
 
     def reads(self, arg: int) -> bool:
         """Whether a node of the front depends on an argument."""
@@ -282,18 +278,18 @@ class _Front:
 
     def _origins(self, index: int) -> set[str]:
         """The arguments and features on which a node of the front depends."""
-        found, seen, pending = set[str](), {index}, [index]
-        while pending:
-            for j, k in self._body.nodes[pending.pop()].inputs:
-                node = self._body.nodes[j]
-                if j in self._arguments:
-                    found.add(node.name)
-                elif node.op in PARSERS:
-                    found.add(self._keys(node)[k])
-                elif j not in seen:
-                    seen.add(j)
-                    pending.append(j)
-        return found
+        nodes = self._body.nodes
+
+        def ends(i: int) -> bool:
+            return i in self._arguments or nodes[i].op in PARSERS
+
+        inner = reached([index], lambda i: (j for j, _ in nodes[i].inputs if not ends(j)))
+        return {
+            nodes[j].name if j in self._arguments else self._keys(nodes[j])[k]
+            for i in inner
+            for j, k in nodes[i].inputs
+            if ends(j)
+        }
 
     def _definition(self, node: Node) -> Definition:
         definition = self._graph.op_def(node.op)

@@ -1,9 +1,9 @@
 """Bessel functions of the first, second and third kind, of orders 0 and 1.
 
 Up to a bound the functions are smooth in the square of x, except for known terms in the logarithm
-and inverse of x; beyond it, after factoring out a phase or a power (Abramowitz and Stegun, Handbook
-of Mathematical Functions, 9.1, 9.2, 9.6 and 9.7). The smooth parts are Chebyshev series, with
-coefficients computed by mpmath in 40 digits and rounded to double.
+and inverse of x. Beyond it, they are smooth after factoring out a phase or a power (Abramowitz and
+Stegun, Handbook of Mathematical Functions, 9.1, 9.2, 9.6 and 9.7). The smooth parts are Chebyshev
+series, with coefficients computed by mpmath in 40 digits and rounded to double.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-import jax
 import jax.numpy as jnp
 from jax import Array, lax
+
+from invert.tf.numerics.derivatives import with_tangent
 
 # Series in t in [-1, 1]. J and Y up to 8: t = x**2 / 32 - 1; P and Q beyond: t = 128 / x**2 - 1. K
 # up to 2: t = x**2 / 2 - 1; beyond: t = 4 / x - 1.
@@ -196,13 +197,8 @@ def _named(name: str, fn: Function, slope: Function) -> Function:
     def function(x: Array) -> Array:
         return fn(x)
 
-    def jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
-        return rule(*primals), tangents[0] * slope(*primals)
-
     function.__name__ = function.__qualname__ = name
-    rule = jax.custom_jvp(function)
-    rule.defjvp(jvp)
-    return rule
+    return with_tangent(lambda y, x, tangents: tangents[0] * slope(*x))(function)
 
 
 # The derivatives are those of tensorflow/python/ops/math_grad.py, TensorFlow 2.21.

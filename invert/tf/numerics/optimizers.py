@@ -1,7 +1,7 @@
 """The update rules of TensorFlow's optimizer ops.
 
-Each takes the variable and its slots, the gradient, and the hyperparameters by the names of the
-op's inputs and attributes, and returns the new variable and slots. The formulas are those of
+Each takes the variable and its slots, the gradient, and hyperparameters named like the op's inputs
+and attributes. It returns the new variable and slots. The formulas are those of
 tensorflow/core/kernels/training_ops.cc, TensorFlow 2.21.
 """
 

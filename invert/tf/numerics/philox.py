@@ -164,12 +164,17 @@ def integers(stream: Stream, shape: Shape, dtype: np.dtype) -> Array:
 
 
 def integers_between(
-    stream: Stream, shape: Shape, dtype: np.dtype, low: Array, high: Array
+    bits: Callable[[Stream, Shape, np.dtype], Array],
+    stream: Stream,
+    shape: Shape,
+    dtype: np.dtype,
+    low: Array,
+    high: Array,
 ) -> Array:
-    """Integers in [low, high): the remainder of an unsigned word."""
+    """Integers in [low, high): the remainder of the unsigned words that `bits` draws."""
     unsigned = np.dtype(f"uint{8 * np.dtype(dtype).itemsize}")
     first, last = (lax.bitcast_convert_type(jnp.asarray(x), unsigned) for x in (low, high))
-    offset = lax.rem(integers(stream, shape, unsigned), jnp.broadcast_to(last - first, shape))
+    offset = lax.rem(bits(stream, shape, unsigned), jnp.broadcast_to(last - first, shape))
     return lax.bitcast_convert_type(first + offset, dtype)
 
 

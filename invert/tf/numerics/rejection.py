@@ -1,8 +1,8 @@
 """Distributions that TensorFlow samples by rejection, from the same words in the same order.
 
-The CPU kernels (TensorFlow 2.21, tensorflow/core/kernels) give each number, or group of numbers,
-its own part of the stream, of fixed length, and retry within it until a candidate is accepted. Here
-all numbers try at once, in a loop that ends when the last one is accepted.
+The CPU kernels (TensorFlow 2.21, tensorflow/core/kernels) give each number, or group of numbers, a
+part of the stream, of fixed length. They retry within it until a candidate is accepted. Here all
+numbers try at once, in a loop that ends when the last one is accepted.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from jax import Array, lax
 from jax.typing import DTypeLike
 
 from invert.ir.sizes import DimSize, Shape
+from invert.tf.numerics.derivatives import with_tangent
 from invert.tf.numerics.philox import Stream, normals, unit
 
 _U64 = np.dtype(np.uint64)
@@ -93,15 +94,12 @@ def gamma(stream: Stream, shape: Shape, alpha: Array) -> Array:
 
 
 def _gamma(shape: Shape, key: Array, low: Array, high: Array, alpha: Array) -> Array:
-    @jax.custom_jvp
+    def tangent(samples: Array, primals: Array, tangents: Array) -> Array:
+        return gamma_slope(primals[3], samples) * jnp.broadcast_to(tangents[3], shape)
+
+    @with_tangent(tangent)
     def random_gamma(key: Array, low: Array, high: Array, alpha: Array) -> Array:
         return _gamma_samples(Stream(key, low, high), shape, alpha)
-
-    @random_gamma.defjvp
-    def _(primals: Array, tangents: Array) -> tuple[Array, Array]:
-        samples = random_gamma(*primals)
-        slope = gamma_slope(primals[3], samples)
-        return samples, slope * jnp.broadcast_to(tangents[3], shape)
 
     return random_gamma(key, low, high, alpha)
 

@@ -78,15 +78,6 @@ def integers(bits: Bits, stream: Stream, shape: Shape, dtype: np.dtype) -> Array
     return bits(stream, shape, unsigned).astype(dtype)
 
 
-def integers_between(
-    bits: Bits, stream: Stream, shape: Shape, dtype: np.dtype, low: Array, high: Array
-) -> Array:
-    unsigned = _U64 if np.dtype(dtype).itemsize == 8 else _U32
-    first, last = (lax.bitcast_convert_type(jnp.asarray(x), unsigned) for x in (low, high))
-    offset = lax.rem(bits(stream, shape, unsigned), jnp.broadcast_to(last - first, shape))
-    return lax.bitcast_convert_type(first + offset, dtype)
-
-
 def _to_bfloat16(x: Array) -> Array:
     """The upper half of `float32`: XLA's kernels cut off rather than round."""
     kept = lax.bitcast_convert_type(x, _U32) & np.uint32(0xFFFF0000)

@@ -84,7 +84,7 @@ class Node:
     def functions(self) -> tuple[str, ...]:
         """Names of the library functions that the attributes refer to."""
         if self._functions is None:
-            self._functions = tuple(_functions_in(self.attrs))
+            self._functions = tuple(functions_in(self.attrs, hints=False))
         return self._functions
 
     def attr(self, name: str, default: Any = None) -> Any:
@@ -146,16 +146,13 @@ def decode_attr(value: AttrValue) -> Any:
 FRAMES_REMEDY = "Export the model with tf.compat.v1.enable_control_flow_v2()."
 
 
-def _functions_in(attrs: Attributes) -> Iterator[str]:
+def functions_in(attrs: Attributes, *, hints: bool = True) -> Iterator[str]:
+    """Names of the functions that attributes refer to; `hints`: also those that begin with `_`."""
     for key in sorted(attrs):
-        if key.startswith("_"):  # a hint
+        if not hints and key.startswith("_"):
             continue
         value = attrs[key]
-        kind = value.WhichOneof("value")
-        if kind == "func":
-            yield value.func.name
-        elif kind == "list":
-            yield from (f.name for f in value.list.func)
+        yield from (f.name for f in (value.func, *value.list.func) if f.name)
 
 
 # Ops that call a library function.

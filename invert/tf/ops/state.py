@@ -1,8 +1,8 @@
 """Handles of mutable values, and the mapping to their current values.
 
 Variables, tensor arrays and the key of the call all live in one mapping from handle to value.
-Control flow runs its bodies on copies of it: values that a body writes become further results of a
-`cond`, or are carried by a loop; values that it only reads are closed over.
+Control flow runs its bodies on copies of it. Values that a body writes become further results of a
+`cond`, or are carried by a loop. Values that it only reads are closed over.
 """
 
 from __future__ import annotations

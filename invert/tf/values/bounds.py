@@ -1,8 +1,8 @@
 """Bounds and equalities of numbers computed at run time.
 
 A fact about a number says what it equals, as a sum of other numbers, and its lower and upper bound.
-So `x[i : i + 2]` has two rows for every `i`, and a loop that counts up to a data-dependent number
-is bounded by its largest value, as for the squarings of `tf.linalg.expm`.
+So `x[i : i + 2]` has two rows for every `i`. A loop that counts up to a data-dependent number is
+bounded by the largest value of that number, as in `tf.linalg.expm`.
 """
 
 from __future__ import annotations

@@ -47,8 +47,8 @@ def fold_binary(
 ) -> np.ndarray | None:
     """`fn(x, y)`, of `dtype` if it is a number; `None` if it has to be traced.
 
-    It is traced if the result is large, if a comparison depends on open sizes, or if it is a table
-    such as a mask rather than a shape. A rule that asks for its value still gets it.
+    It is traced if the result is large or a table such as a mask, or if a comparison depends on
+    open sizes. A rule that asks for its value still gets it.
     """
     result = np.broadcast(x, y)
     if result.size > _MAX_FOLD or (result.size > 1 and len(result.shape) > 1):
