@@ -1,0 +1,166 @@
+"""Blocks and arguments of Keras models of several fields."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import invert
+from tests.emission.test_blocks import _classes
+
+keras = pytest.importorskip("keras")
+
+L = keras.layers
+
+
+def _emitted(model: Any) -> Any:
+    """The text of a model, with values and gradients compared with the module's."""
+    keras.utils.set_random_seed(0)
+    module = invert.convert(model)
+    emission = module.emit(loader=False)
+    assert not emission.messages
+    written: Any = emission.model
+    random = np.random.default_rng(0)
+    for batch in (1, 3):
+        x = random.normal(size=(batch, *model.input_shape[1:])).astype(np.float32)
+        np.testing.assert_array_equal(written(x), module(x))
+
+        def slope(f: Callable[[Any], Any], x: Any = x) -> Any:
+            return jax.grad(lambda x: jnp.sum(jnp.sin(f(x))))(x)
+
+        np.testing.assert_allclose(slope(written), slope(module), rtol=1e-5, atol=1e-6)
+    return emission
+
+
+def _fires() -> Any:
+    def fire(x: Any, squeezed: int, expanded: int, name: str) -> Any:
+        x = L.Conv2D(squeezed, 1, activation="relu", name=f"{name}_squeeze")(x)
+        sides = (1, "expand1x1"), (3, "expand3x3")
+        return L.Concatenate()(
+            [
+                L.Conv2D(expanded, k, padding="same", activation="relu", name=f"{name}_{n}")(x)
+                for k, n in sides
+            ]
+        )
+
+    given = keras.Input((32, 32, 3))
+    x = L.Conv2D(16, 3, strides=2, activation="relu", name="conv1")(given)
+    for i, (squeezed, expanded) in enumerate([(8, 16), (8, 16), (12, 32)]):
+        x = fire(x, squeezed, expanded, f"fire{i + 2}")
+    x = fire(L.MaxPooling2D(3, 2)(x), 12, 48, "fire5")
+    return keras.Model(given, L.GlobalAveragePooling2D()(L.Conv2D(5, 1, name="conv6")(x)))
+
+
+def test_layers_that_a_concatenation_joins_are_a_block() -> None:
+    emission = _emitted(_fires())
+    assert _classes(emission) == ["Conv", "Fire", "Model"]
+    assert "max_pool(self.fires" not in emission.source
+    assert "fire5_squeeze" not in emission.source
+
+
+def test_an_activation_of_all_layers_is_in_their_method() -> None:
+    given = x = keras.Input((8, 8, 3))
+    for c in (4, 6, 8, 10):
+        x = L.Conv2D(c, 3, activation="relu")(x) if c < 10 else L.Conv2D(c, 1, activation="relu")(x)
+    source = _emitted(keras.Model(given, L.Flatten()(x))).source
+    assert "return jax.nn.relu(y + self.bias)" in source
+    assert "activation" not in source
+
+
+def _wavenet() -> Any:
+    given = keras.Input((24, 1))
+    x, skips = L.Conv1D(8, 1)(given), []
+    for k, dilation in enumerate((1, 2, 4)):
+
+        def conv(c: int, size: int, role: str, k: int = k, step: int = dilation, **kw: Any) -> Any:
+            step = step if size > 1 else 1
+            name = f"{role}_{k}"
+            return L.Conv1D(c, size, dilation_rate=step, padding="causal", name=name, **kw)
+
+        gate = conv(8, 2, "gate", activation="sigmoid")(x)
+        z = L.Multiply()([conv(8, 2, "filter", activation="tanh")(x), gate])
+        skips.append(conv(12, 1, "skip")(z))
+        x = L.Add()([x, conv(8, 1, "residual")(z)])
+    y = L.Concatenate()([L.Add()(skips), x])
+    return keras.Model(given, L.Conv1D(4, 1, name="out")(L.ReLU()(y)), name="wave")
+
+
+def test_layers_with_one_number_are_a_block_of_two_results() -> None:
+    source = _emitted(_wavenet()).source
+    assert source.count("skip: Conv1d") == 1
+    assert source.count("self.skip(") == 1
+    assert "skip_1: Conv1d" not in source
+    # The padding follows from the kernel and its dilation, which is a number.
+    assert "(((kernel_size - 1) * dilation, 0),)" in source
+    assert "self.dilation = (1, dilation)" in source
+    assert "dilation=4" in source
+
+
+def test_layers_with_one_number_that_compute_nothing_together_are_no_block() -> None:
+    given = keras.Input((6,))
+    scale = L.Dense(6, name="scale_1")(L.Dense(5, name="scale_0")(given))
+    shift = L.Dense(6, name="shift_1")(L.Dense(5, name="shift_0")(given))
+    x = L.Multiply()([scale, shift])
+    source = _emitted(keras.Model(given, L.Dense(3, name="out")(x))).source
+    assert "block_0" not in source
+
+
+def _denoiser() -> Any:
+    """Residual blocks with group normalizations; 16 is both a width and a number of channels."""
+    given = keras.Input((16, 16, 3))
+
+    def block(x: Any, c: int, name: str) -> Any:
+        y = L.GroupNormalization(4, name=f"{name}_norm1")(x)
+        y = L.Conv2D(c, 3, padding="same", name=f"{name}_conv1")(keras.ops.silu(y))
+        y = L.GroupNormalization(4, name=f"{name}_norm2")(y)
+        y = L.Conv2D(c, 3, padding="same", name=f"{name}_conv2")(keras.ops.silu(y))
+        return y + (x if x.shape[-1] == c else L.Conv2D(c, 1, name=f"{name}_skip")(x))
+
+    x = L.Conv2D(16, 3, padding="same", name="stem")(given)
+    x = block(x, 16, "down0")
+    x = block(L.AveragePooling2D(2)(x), 32, "down1")
+    x = block(L.AveragePooling2D(2)(x), 32, "middle")
+    return keras.Model(given, L.Conv2D(3, 1, name="out")(x))
+
+
+def test_group_normalizations_at_several_sizes_of_images_are_one_class() -> None:
+    source = _emitted(_denoiser()).source
+    assert source.count("lax.rsqrt(") == 1
+    assert "self.groups, c // self.groups" in source
+    assert "skip: Conv | None" in source
+
+
+def test_epsilons_are_an_option() -> None:
+    given = x = keras.Input((6,))
+    for epsilon in (1e-3, 1e-6, 1e-3):
+        x = L.LayerNormalization(epsilon=epsilon)(L.Dense(6)(x))
+    source = _emitted(keras.Model(given, x)).source
+    assert source.count("class LayerNorm") == 1
+    assert "lax.rsqrt(var + self.eps)" in source
+    assert "eps=1e-06" in source
+
+
+@pytest.mark.parametrize("size", [4, 16])
+def test_scores_are_scaled_by_the_root_of_the_head_size(size: int) -> None:
+    given = x = keras.Input((5, 12))
+    for _ in range(2):
+        x = L.Add()([x, L.MultiHeadAttention(3, size)(x, x)])
+    source = _emitted(keras.Model(given, x)).source
+    assert "(1 / head_dim**0.5)" in source
+    assert f"head_dim={size}" in source
+
+
+@pytest.mark.parametrize("rank", [1, 2, 3])
+def test_a_kernel_of_equal_sides_has_one_size(rank: int) -> None:
+    given = x = keras.Input((*(8,) * rank, 2))
+    layer = getattr(L, f"Conv{rank}D")
+    for size in (3, 1, 2):
+        x = layer(4, size, activation="relu")(x)
+    source = _emitted(keras.Model(given, L.Flatten()(x))).source
+    assert "kernel_size: int" in source
+    assert "kernel_size=2" in source
