@@ -129,13 +129,22 @@ def _pattern(shapes: Sequence[Sequence[int | str]]) -> Hashable:
     return tuple(tuple(names[n] for n in s) for s in shapes)
 
 
-def _under(constraints: Sequence[Constraint], stage: Specialization) -> Specialization:
-    """The program for all sizes, with the constraints under which it holds."""
+def _under(
+    assumed: Sequence[Constraint], new: Sequence[Constraint], stage: Specialization
+) -> Specialization:
+    """The program for all sizes, with the constraints under which it holds.
+
+    `assumed` are those under which it was traced, `new` those that the trace met.
+    """
     # Of two equal dimensions, only one is left.
     held = {str(d) for s in stage.shapes for d in variables(s)}
+    constraints = [*assumed, *new]
+    named = sorted({d for c in constraints for d in c.dimensions})
+    left = dict(zip(named, map(_unbound, parsed(named, scope_of(assumed))), strict=True))
+    constraints = [c.at(left) for c in constraints]
     if stage.names:
         known = [c for c in constraints if c.dimensions <= stage.names.keys()]
-        constraints = [c.at(stage.names) for c in known]
+        constraints = [c.at({d: _unbound(n) for d, n in stage.names.items()}) for c in known]
     constraints = [c for c in constraints if c.dimensions <= held]
     of = scope_of(independent([c.tidy() for c in constraints]))
     names = {str(d): parsed((str(d),), of)[0] for s in stage.shapes for d in variables(s)}
@@ -162,6 +171,11 @@ def _under(constraints: Sequence[Constraint], stage: Specialization) -> Speciali
     certificate = dataclasses.replace(certificate, sizes=sizes)
     report = dataclasses.replace(stage.report, certificate=certificate)
     return dataclasses.replace(stage, report=report, constraints=kept)
+
+
+def _unbound(size: DimSize) -> DimSize:
+    """A size in a scope without conditions, where none of them holds of itself."""
+    return parsed((str(size),), scope())[0]
 
 
 # Programs require some sizes to be at least others: an array must be as long as its slice. So `<`
@@ -266,6 +280,7 @@ class Specializations:
     ) -> tuple[Specialization | None, Sequence[Constraint]]:
         """The program at named shapes, and the constraints needed to trace it."""
         assumed: list[Constraint] = []
+        found: Specialization | None = None
         while (symbolic := symbolic_shapes(shapes, assumed)) is not None:
             avals = self._avals(symbolic, key)
             with listening() as said:
@@ -274,14 +289,20 @@ class Specializations:
             known = {c.words() for c in assumed}
             new = [c for c in said.constraints if c.words() not in known]
             if stage is not None:
-                return _under([*assumed, *new], stage), [*assumed, *new]
-            self.divided = self.divided or "a defect; see the warning"
+                found = _under(assumed, new, stage)
+                # Equal sizes may fit only if that is known, as those of gradients and arguments.
+                if not any(c.relation == "eq" for c in new):
+                    return found, [*assumed, *new]
+            elif found is not None:
+                break
+            else:
+                self.divided = self.divided or "a defect; see the warning"
             # They may be decided under the constraints found so far, or under assumptions.
             new = new or [c for c in said.assumptions if c.words() not in known]
             if not new:
                 break
             assumed += new
-        return None, assumed
+        return found, assumed
 
     def _for_all(self, avals: Sequence[Aval]) -> Specialization | None:
         """The program at symbolic sizes; `None` if there is none."""

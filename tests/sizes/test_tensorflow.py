@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -159,6 +160,52 @@ def test_there_and_back_twice(name: str):
         [([int(sizes.get(n.strip(), n)) for n in s.split(",")], np.float32) for s in shapes], seed=0
     )
     assert_same(second(*args), function(*args), name)
+
+
+# Names of the sizes in `polymorphic_shapes`, shapes that fit them, and shapes that do not.
+_MULTIPLES: dict[str, tuple[Any, list[str], list[Any], list[Any]]] = {
+    "halves": (
+        lambda x, y: (jnp.sin(x[:, ::2] * y), jnp.concatenate([y, x[:, : x.shape[1] // 2]], 1)),
+        ["b, 2*n", "b, n"], [[(2, 6), (2, 3)], [(1, 2), (1, 1)]], [[(2, 5), (2, 2)]],
+    ),
+    "quarters": (
+        lambda x: jnp.max(x.reshape(x.shape[0], -1, 4), axis=-1),
+        ["b, 4*n"], [[(2, 8)], [(1, 4)]], [[(2, 6)], [(2, 0)]],
+    ),
+    "doubled": (
+        lambda x, y: y.reshape(-1, 2, 3).sum(1) * x,
+        ["b, 3", "2*b, 3"], [[(3, 3), (6, 3)], [(1, 3), (2, 3)]], [[(3, 3), (7, 3)]],
+    ),
+    "product": (
+        lambda x, y: x.reshape(y.shape) * y,
+        ["m*n", "m, n"], [[(6,), (2, 3)], [(4,), (4, 1)]], [[(7,), (2, 3)]],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", _MULTIPLES)
+def test_sizes_in_proportion(name: str):
+    function, shapes, fitting, others = _MULTIPLES[name]
+    specs = [
+        tf.TensorSpec([int(n) if n.strip().isdigit() else None for n in s.split(",")])
+        for s in shapes
+    ]
+    converted = jax2tf.convert(function, polymorphic_shapes=shapes)
+    module = invert.roundtrip(tf.function(converted, input_signature=specs, autograph=False))
+    assert module.report.certificate.kind == "exact"
+    assert not any("kept as" in g for g in module.report.gradients)
+    assert "fixed sizes only" not in module.source
+    for row in fitting:
+        args = random_arrays([(s, np.float32) for s in row], seed=0)
+        for form in (module, module.model):
+            assert_same(form(*args), function(*args), f"{name} at {row}")
+            assert_same(gradient(form, args), gradient(function, args), f"{name} at {row}")
+    for row in others:
+        args = random_arrays([(s, np.float32) for s in row], seed=0)
+        with pytest.raises(invert.SignatureError):
+            module(*args)
+        with pytest.raises(ValueError, match="shape"):
+            module.model(*args)
 
 
 def test_table_of_positions_refuses_longer_ones():
