@@ -261,14 +261,19 @@ class Specializations:
 
     def _recover_whole(self, key: DTypeLike | None) -> Specialization | None:
         # Unnamed sizes may be equal, e.g. the lengths of a text and its mask.
-        tried: list[Hashable] = []
-        program = None
-        for shared in ("batch", "axes", "none"):
-            shapes = named_shapes(self.entry.specs, shared)
-            if (pattern := _pattern(shapes)) in tried:
-                continue
-            tried.append(pattern)
-            stage, constraints = self._recover_named(shapes, key)
+        apart, *others = {
+            _pattern(shapes): shapes
+            for shared in ("none", "batch", "axes")
+            for shapes in [named_shapes(self.entry.specs, shared)]
+        }.values()
+        program: Specialization | None = None
+        met: Sequence[Constraint] = ()
+        if others:
+            program, met = self._recover_named(apart, key, retry=False)
+            if program is not None and not any(c.relation == "eq" for c in met):
+                return program
+        for shapes in (*others, apart):
+            stage, constraints = self._recover_named(shapes, key, met if shapes is apart else ())
             program = stage or program
             if stage is not None and not any(c.relation == "eq" for c in constraints):
                 return stage
@@ -276,10 +281,18 @@ class Specializations:
         return program
 
     def _recover_named(
-        self, shapes: Sequence[Sequence[int | str]], key: DTypeLike | None
+        self,
+        shapes: Sequence[Sequence[int | str]],
+        key: DTypeLike | None,
+        assumed: Sequence[Constraint] = (),
+        *,
+        retry: bool = True,
     ) -> tuple[Specialization | None, Sequence[Constraint]]:
-        """The program at named shapes, and the constraints needed to trace it."""
-        assumed: list[Constraint] = []
+        """The program at named shapes, and the constraints needed to trace it.
+
+        `assumed`: constraints to begin with. `retry`: whether it is traced again under those that
+        it meets.
+        """
         found: Specialization | None = None
         while (symbolic := symbolic_shapes(shapes, assumed)) is not None:
             avals = self._avals(symbolic, key)
@@ -301,7 +314,9 @@ class Specializations:
             new = new or [c for c in said.assumptions if c.words() not in known]
             if not new:
                 break
-            assumed += new
+            assumed = [*assumed, *new]
+            if not retry:
+                break
         return found, assumed
 
     def _for_all(self, avals: Sequence[Aval]) -> Specialization | None:

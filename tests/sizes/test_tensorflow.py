@@ -162,6 +162,31 @@ def test_there_and_back_twice(name: str):
     assert_same(second(*args), function(*args), name)
 
 
+_TWO: dict[str, tuple[Any, bool]] = {
+    "means": (
+        lambda x, y: tf.reduce_sum(x) * tf.reduce_sum(y) / tf.cast(tf.shape(y)[0], tf.float32),
+        True,
+    ),
+    "pairs": (lambda x, y: x[:, None] - y[None], True),
+    "rows": (lambda x, y: tf.gather(x, tf.cast(tf.abs(y[:, 0]), tf.int32) % tf.shape(x)[0]), True),
+    "sum": (lambda x, y: x + y, False),
+    "product": (lambda x, y: tf.matmul(x, y, transpose_a=True), False),
+}
+
+
+@pytest.mark.parametrize("name", _TWO)
+def test_first_sizes_differ_unless_the_program_refuses(name: str):
+    """A text that took them as equal would compute other numbers, and raise no error."""
+    function, differ = _TWO[name]
+    module = invert.convert(function, *[tf.TensorSpec([None, 3])] * 2)
+    sizes = {v.aval.shape[0] for v in module.jaxpr.jaxpr.invars}
+    assert len(sizes) == 1 + differ
+    for rows in ((4, 2), (2, 5), (1, 3)) if differ else ((4, 4), (1, 1)):
+        x, y = random_arrays([((n, 3), np.float32) for n in rows], seed=0)
+        for form in (module, module.model):
+            assert_same(form(x, y), function(*map(tf.constant, (x, y))).numpy(), f"{name} {rows}")
+
+
 # Names of the sizes in `polymorphic_shapes`, shapes that fit them, and shapes that do not.
 _MULTIPLES: dict[str, tuple[Any, list[str], list[Any], list[Any]]] = {
     "halves": (
