@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TypeAlias
 
@@ -30,6 +31,7 @@ from invert.ir.sizes import (
     Constraint,
     DimSize,
     Shape,
+    dimension,
     evaluate,
     is_open,
     listening,
@@ -41,7 +43,13 @@ from invert.ir.sizes import (
 )
 from invert.ir.substitution import substitute
 from invert.ir.types import Aval, Jaxpr, Value
-from invert.modules.dimensions import independent, named_shapes, scope_of, symbolic_shapes
+from invert.modules.dimensions import (
+    dimension_order,
+    independent,
+    named_shapes,
+    scope_of,
+    symbolic_shapes,
+)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -190,6 +198,25 @@ def _suggest_undecided(error: Exception) -> None:
         suggest(Constraint(_WANTED[comparison[1]], left, right))
 
 
+def _same_sizes(refusal: str, names: Sequence[str]) -> list[Constraint]:
+    """That two sizes are equal, if an error names these two."""
+    named = [n for n in names if re.search(rf"\b{n}\b", refusal)]
+    if len(named) != 2:
+        return []
+    left, right = parsed(named, scope())
+    return [Constraint("eq", left, right)]
+
+
+def _later_replaced(constraint: Constraint, names: Sequence[str]) -> Constraint:
+    """An equality of two dimensions, of which JAX replaces the left, with the later one there."""
+    left, right = dimension(constraint.left), dimension(constraint.right)
+    if constraint.relation != "eq" or left not in names or right not in names:
+        return constraint
+    if names.index(left) > names.index(right):
+        return constraint
+    return dataclasses.replace(constraint, left=constraint.right, right=constraint.left)
+
+
 # Raised if a program cannot be recovered for all sizes: by undecided comparisons, by shapes
 # that do not match, and by code of JAX and NumPy that needs a number. All others are defects.
 NO_EXPRESSION = (*SIZE_ERRORS, InvertError, TypeError, ValueError, NotImplementedError)
@@ -213,7 +240,7 @@ class Specializations:
 
     def __init__(self, entry: EntryPoint, recover: Recover):
         self.entry = entry
-        self.divided = ""
+        self.divided = self._refusal = ""
         self._recover = recover
         self._known: dict[Hashable, Specialization] = {}
         # Programs for all sizes, by key type.
@@ -266,40 +293,33 @@ class Specializations:
             for shared in ("none", "batch", "axes")
             for shapes in [named_shapes(self.entry.specs, shared)]
         }.values()
-        program: Specialization | None = None
-        met: Sequence[Constraint] = ()
-        if others:
-            program, met = self._recover_named(apart, key, retry=False)
-            if program is not None and not any(c.relation == "eq" for c in met):
-                return program
-        for shapes in (*others, apart):
-            stage, constraints = self._recover_named(shapes, key, met if shapes is apart else ())
-            program = stage or program
+        whole, constraints = self._recover_named(apart, key)
+        if whole is not None and all(
+            c.relation == "eq" for c in constraints if len(c.dimensions) > 1
+        ):
+            return whole
+        for shapes in others:
+            stage, constraints = self._recover_named(shapes, key)
             if stage is not None and not any(c.relation == "eq" for c in constraints):
                 return stage
             # Sizes may be equal only because they share a name.
-        return program
+            whole = whole or stage
+        return whole
 
     def _recover_named(
-        self,
-        shapes: Sequence[Sequence[int | str]],
-        key: DTypeLike | None,
-        assumed: Sequence[Constraint] = (),
-        *,
-        retry: bool = True,
+        self, shapes: Sequence[Sequence[int | str]], key: DTypeLike | None
     ) -> tuple[Specialization | None, Sequence[Constraint]]:
-        """The program at named shapes, and the constraints needed to trace it.
-
-        `assumed`: constraints to begin with. `retry`: whether it is traced again under those that
-        it meets.
-        """
+        """The program at named shapes, and the constraints needed to trace it."""
+        assumed: list[Constraint] = []
+        known: set[str] = set()
+        names: list[str] = []
         found: Specialization | None = None
         while (symbolic := symbolic_shapes(shapes, assumed)) is not None:
             avals = self._avals(symbolic, key)
+            names = names or dimension_order(symbolic)
             with listening() as said:
                 stage = optional_step("the program for all sizes", [], self._for_all, avals)
             # Sizes of other scopes do not compare as equal, so the words tell them apart.
-            known = {c.words() for c in assumed}
             new = [c for c in said.constraints if c.words() not in known]
             if stage is not None:
                 found = _under(assumed, new, stage)
@@ -312,11 +332,12 @@ class Specializations:
                 self.divided = self.divided or "a defect; see the warning"
             # They may be decided under the constraints found so far, or under assumptions.
             new = new or [c for c in said.assumptions if c.words() not in known]
+            if not (new or found):
+                new = [c for c in _same_sizes(self._refusal, names) if c.words() not in known]
             if not new:
                 break
-            assumed = [*assumed, *new]
-            if not retry:
-                break
+            known |= {c.words() for c in new}
+            assumed += [_later_replaced(c, names) for c in new]
         return found, assumed
 
     def _for_all(self, avals: Sequence[Aval]) -> Specialization | None:
@@ -327,7 +348,7 @@ class Specializations:
         except NO_EXPRESSION as error:
             first = (str(error).splitlines() or [""])[0]
             reason = error.line if isinstance(error, InvertError) else first
-            self.divided = self.divided or reason
+            self.divided, self._refusal = self.divided or reason, reason
             _suggest_undecided(error)
             return None
 

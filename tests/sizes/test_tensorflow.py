@@ -179,12 +179,28 @@ def test_first_sizes_differ_unless_the_program_refuses(name: str):
     """A text that took them as equal would compute other numbers, and raise no error."""
     function, differ = _TWO[name]
     module = invert.convert(function, *[tf.TensorSpec([None, 3])] * 2)
-    sizes = {v.aval.shape[0] for v in module.jaxpr.jaxpr.invars}
+    sizes = {v.aval.shape[0] for v in module.jaxpr.invars}
     assert len(sizes) == 1 + differ
     for rows in ((4, 2), (2, 5), (1, 3)) if differ else ((4, 4), (1, 1)):
         x, y = random_arrays([((n, 3), np.float32) for n in rows], seed=0)
         for form in (module, module.model):
             assert_same(form(x, y), function(*map(tf.constant, (x, y))).numpy(), f"{name} {rows}")
+
+
+def test_a_graph_has_nodes_and_edges():
+    def sums(nodes, sources, targets):
+        sent = tf.nn.relu(tf.gather(nodes, sources))
+        return nodes + tf.math.unsorted_segment_sum(sent, targets, tf.shape(nodes)[0])
+
+    specs = tf.TensorSpec([None, 3]), *[tf.TensorSpec([None], tf.int32)] * 2
+    module = invert.convert(sums, *specs)
+    nodes, sources, targets = (v.aval.shape[0] for v in module.jaxpr.invars)
+    assert nodes != sources == targets
+    for n, k in ((3, 5), (4, 1), (2, 2)):
+        rng = np.random.default_rng(n)
+        args = rng.normal(size=(n, 3)).astype(np.float32), *rng.integers(0, n, (2, k), np.int32)
+        for form in (module, module.model):
+            assert_same(form(*args), sums(*map(tf.constant, args)).numpy(), f"{n} nodes, {k} edges")
 
 
 # Names of the sizes in `polymorphic_shapes`, shapes that fit them, and shapes that do not.
