@@ -135,6 +135,8 @@ def components(composite: object) -> dict[str, Any]:
 
 def expanded(tree: object) -> Any:
     """`tree` with ragged and sparse tensors as dictionaries of their components."""
+    if not any(map(_is_composite, jax.tree_util.tree_leaves(tree))):
+        return tree  # with its dictionaries in their own order
     return jax.tree_util.tree_map(lambda x: components(x) if _is_composite(x) else x, tree)
 
 
@@ -163,6 +165,8 @@ def arrays_of(
 
 def _without_values(types: object, example: object) -> Any:
     """An example of an argument without the static values in its structure."""
+    if None not in jax.tree_util.tree_leaves(types, is_leaf=lambda x: x is None):
+        return example
     try:
         return jax.tree_util.tree_map(
             lambda spec, x: None if spec is None else x, types, example, is_leaf=lambda x: x is None
