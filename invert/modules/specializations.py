@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import re
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TypeAlias
@@ -186,6 +187,10 @@ def _unbound(size: DimSize) -> DimSize:
     return parsed((str(size),), scope())[0]
 
 
+# Traces at sizes that all differ: of many arguments, each may meet another pair of equal sizes.
+_ROUNDS = 4
+
+
 # Programs require some sizes to be at least others: an array must be as long as its slice. So `<`
 # and `>` are assumed to be false.
 _WANTED = {"<=": "le", ">=": "ge", "<": "ge", ">": "le"}
@@ -293,7 +298,7 @@ class Specializations:
             for shared in ("none", "batch", "axes")
             for shapes in [named_shapes(self.entry.specs, shared)]
         }.values()
-        whole, constraints = self._recover_named(apart, key)
+        whole, constraints = self._recover_named(apart, key, _ROUNDS if others else math.inf)
         if whole is not None and all(
             c.relation == "eq" for c in constraints if len(c.dimensions) > 1
         ):
@@ -304,17 +309,24 @@ class Specializations:
                 return stage
             # Sizes may be equal only because they share a name.
             whole = whole or stage
-        return whole
+        return whole or (self._recover_named(apart, key)[0] if others else None)
 
     def _recover_named(
-        self, shapes: Sequence[Sequence[int | str]], key: DTypeLike | None
+        self,
+        shapes: Sequence[Sequence[int | str]],
+        key: DTypeLike | None,
+        rounds: float = math.inf,
     ) -> tuple[Specialization | None, Sequence[Constraint]]:
-        """The program at named shapes, and the constraints needed to trace it."""
+        """The program at named shapes, and the constraints needed to trace it.
+
+        `rounds`: how often it may be traced, each time under the constraints met before.
+        """
         assumed: list[Constraint] = []
         known: set[str] = set()
         names: list[str] = []
         found: Specialization | None = None
-        while (symbolic := symbolic_shapes(shapes, assumed)) is not None:
+        while rounds > 0 and (symbolic := symbolic_shapes(shapes, assumed)) is not None:
+            rounds -= 1
             avals = self._avals(symbolic, key)
             names = names or dimension_order(symbolic)
             with listening() as said:
