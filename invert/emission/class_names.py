@@ -6,7 +6,7 @@ import ast
 import collections
 import re
 import string
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from invert.emission.layers.library_names import KINDS_OF_LAYERS, without_letter
 from invert.emission.layers.shared import Class
@@ -55,12 +55,14 @@ def name_classes(
     *,
     model: str,
     keras: bool,
+    fields: Collection[str],
 ) -> None:
     """Names classes, the innermost first.
 
     **Arguments:**
 
     - `model`: the name of the outermost class, which names of others omit.
+    - `fields`: the names of fields with a layer, which a class in an annotation cannot have.
 
     - `of`: the classes of nodes.
     - `file`: the names of the file.
@@ -88,6 +90,8 @@ def name_classes(
             name = f"Residual{name}"
         elif name in file.taken and _ends_with_state(cls):
             name = f"Final{name}"
+        if name in fields:
+            name = f"{name}Layer"
         cls.definition.name = names[cls.token] = file.new(name)
 
 

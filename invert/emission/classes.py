@@ -728,7 +728,10 @@ class Classes:
             lift(cls, self.inits.sites, self.tree.names)
         keras = self.inits.starts.keras
         outer = self._outermost.definition.name if self._outermost is not None else "Model"
-        name_classes(written, self.of, self.file.names, names, model=outer, keras=keras)
+        fields = {part for path in self.tree.names.values() for part in path.split(".")}
+        name_classes(
+            written, self.of, self.file.names, names, model=outer, keras=keras, fields=fields
+        )
         images = letters_of("".join(c.drafts[0].texts) for c in written)
         for cls in written:
             self._settle(cls, images)

@@ -135,7 +135,17 @@ def components(composite: object) -> dict[str, Any]:
 
 def expanded(tree: object) -> Any:
     """`tree` with ragged and sparse tensors as dictionaries of their components."""
+    if not any(map(_is_composite, jax.tree_util.tree_leaves(tree))):
+        return tree  # with its dictionaries in their own order
     return jax.tree_util.tree_map(lambda x: components(x) if _is_composite(x) else x, tree)
+
+
+def composed(spec: object, given: Any) -> Any:
+    """The ragged or sparse tensor of a type, of its components by name; others are as given."""
+    if not _is_composite(spec):
+        return given
+    parts = [given[name] for name in components(spec)]
+    return import_tensorflow().nest.pack_sequence_as(spec, parts, expand_composites=True)
 
 
 def arrays_of(
@@ -145,8 +155,24 @@ def arrays_of(
     args = tuple(expanded(x) for x in args)
     if len(args) + sum(n in entry.arg_names for n in kwargs) > len(entry.args):
         args = tuple(x for x in args if any(map(_is_tensor, jax.tree_util.tree_leaves(x))))
-    names = {*entry.arg_names, *entry.kwargs}
-    return args, {n: expanded(x) for n, x in kwargs.items() if n in names}
+    keywords = {n: expanded(x) for n, x in kwargs.items() if n in {*entry.arg_names, *entry.kwargs}}
+    types = {**dict(zip(entry.arg_names, entry.args, strict=True)), **entry.kwargs}
+    return (
+        tuple(map(_without_values, entry.args, args)),
+        {n: _without_values(types[n], x) for n, x in keywords.items()},
+    )
+
+
+def _without_values(types: object, example: object) -> Any:
+    """An example of an argument without the static values in its structure."""
+    if None not in jax.tree_util.tree_leaves(types, is_leaf=lambda x: x is None):
+        return example
+    try:
+        return jax.tree_util.tree_map(
+            lambda spec, x: None if spec is None else x, types, example, is_leaf=lambda x: x is None
+        )
+    except ValueError:  # other structures are refused with all arguments at hand
+        return example
 
 
 def is_open(tree: object) -> bool:

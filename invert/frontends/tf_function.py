@@ -41,8 +41,10 @@ from invert.frontends.keras_model import (
 )
 from invert.frontends.signature import (
     Signature,
+    composed,
     describe,
     distinct,
+    expanded,
     flat_specs,
     matches,
     numbered,
@@ -302,13 +304,17 @@ def _from_callable(
             remedy="Pass all arguments: a Python callable has no examples of its own.",
         ) from error
     structures: list[tuple[Any, Any]] = []
+    tree_of_specs = in_tree.unflatten(specs)
+    specs, in_tree = jax.tree_util.tree_flatten(expanded(tree_of_specs))
 
     @tf.function(autograph=False)
     def flat_function(*flat: Any) -> list[Any]:
         tensors = iter(flat)
-        given = [next(tensors) if isinstance(s, tf.TypeSpec) else s for s in specs]
-        call_args, call_kwargs = jax.tree_util.tree_unflatten(in_tree, given)
-        out = fn(*call_args, **call_kwargs)
+        given = in_tree.unflatten(
+            [next(tensors) if isinstance(s, tf.TypeSpec) else s for s in specs]
+        )
+        call_args, call_kwargs = jax.tree_util.tree_map(composed, tree_of_specs, given)
+        out = expanded(fn(*call_args, **call_kwargs))
         out_leaves, out_tree = jax.tree_util.tree_flatten(out)
         structures.append((out_tree, numbered(out)))
         return [tf.convert_to_tensor(x) for x in out_leaves]

@@ -13,7 +13,7 @@ import jax.export
 
 from invert._entry import ArgSpec, EntryPoint
 from invert._errors import SignatureError
-from invert._private.jax import SIZE_ERRORS
+from invert._private.jax import SIZE_ERRORS, dim_terms
 from invert.emission.python.naming import Names, identifier
 from invert.ir.sizes import (
     Constraint,
@@ -177,12 +177,29 @@ def scope_of(constraints: Sequence[Constraint]) -> jax.export.SymbolicScope:
     names = sorted({d for c in constraints for d in c.dimensions})
     # An equality replaces a dimension, but not in earlier constraints: JAX's comparisons then
     # recur without end (jax/_src/export/shape_poly_decision.py, jax 0.10.2).
-    equalities_first = sorted(constraints, key=lambda c: c.relation != "eq")
+    equalities_first = sorted(_multiples(constraints), key=lambda c: c.relation != "eq")
     for text in filter(None, (c.text() for c in equalities_first)):
         orders = ((*kept, text), (text, *kept))
         usable = (order for order in orders if _usable(order, tuple(names)))
         kept = next(usable, kept)  # any other is checked when the program runs
     return scope(kept)
+
+
+def _multiples(constraints: Sequence[Constraint]) -> list[Constraint]:
+    """With `m == 2*n` for `n == floordiv(m, 2)` where `mod(m, 2) == 0`.
+
+    JAX replaces `m`, and so computes with a multiple instead of a quotient.
+    """
+    zeros = {c.words() for c in constraints if c.relation == "eq"}
+
+    def multiple(c: Constraint) -> Constraint:
+        match dim_terms(c.right):
+            case [(1, [(("floordiv", (whole, int() as n)), 1)])] if c.relation == "eq":
+                if dimension(c.left) and dimension(whole) and f"mod({whole}, {n}) == 0" in zeros:
+                    return dataclasses.replace(c, left=whole, right=n * c.left)
+        return c
+
+    return [*map(multiple, constraints)]
 
 
 @functools.lru_cache(maxsize=1024)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
+import re
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TypeAlias
 
@@ -30,6 +32,7 @@ from invert.ir.sizes import (
     Constraint,
     DimSize,
     Shape,
+    dimension,
     evaluate,
     is_open,
     listening,
@@ -41,7 +44,13 @@ from invert.ir.sizes import (
 )
 from invert.ir.substitution import substitute
 from invert.ir.types import Aval, Jaxpr, Value
-from invert.modules.dimensions import independent, named_shapes, scope_of, symbolic_shapes
+from invert.modules.dimensions import (
+    dimension_order,
+    independent,
+    named_shapes,
+    scope_of,
+    symbolic_shapes,
+)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -129,13 +138,22 @@ def _pattern(shapes: Sequence[Sequence[int | str]]) -> Hashable:
     return tuple(tuple(names[n] for n in s) for s in shapes)
 
 
-def _under(constraints: Sequence[Constraint], stage: Specialization) -> Specialization:
-    """The program for all sizes, with the constraints under which it holds."""
+def _under(
+    assumed: Sequence[Constraint], new: Sequence[Constraint], stage: Specialization
+) -> Specialization:
+    """The program for all sizes, with the constraints under which it holds.
+
+    `assumed` are those under which it was traced, `new` those that the trace met.
+    """
     # Of two equal dimensions, only one is left.
     held = {str(d) for s in stage.shapes for d in variables(s)}
+    constraints = [*assumed, *new]
+    named = sorted({d for c in constraints for d in c.dimensions})
+    left = dict(zip(named, map(_unbound, parsed(named, scope_of(assumed))), strict=True))
+    constraints = [c.at(left) for c in constraints]
     if stage.names:
         known = [c for c in constraints if c.dimensions <= stage.names.keys()]
-        constraints = [c.at(stage.names) for c in known]
+        constraints = [c.at({d: _unbound(n) for d, n in stage.names.items()}) for c in known]
     constraints = [c for c in constraints if c.dimensions <= held]
     of = scope_of(independent([c.tidy() for c in constraints]))
     names = {str(d): parsed((str(d),), of)[0] for s in stage.shapes for d in variables(s)}
@@ -164,6 +182,15 @@ def _under(constraints: Sequence[Constraint], stage: Specialization) -> Speciali
     return dataclasses.replace(stage, report=report, constraints=kept)
 
 
+def _unbound(size: DimSize) -> DimSize:
+    """A size in a scope without conditions, where none of them holds of itself."""
+    return parsed((str(size),), scope())[0]
+
+
+# Traces at sizes that all differ: of many arguments, each may meet another pair of equal sizes.
+_ROUNDS = 4
+
+
 # Programs require some sizes to be at least others: an array must be as long as its slice. So `<`
 # and `>` are assumed to be false.
 _WANTED = {"<=": "le", ">=": "ge", "<": "ge", ">": "le"}
@@ -174,6 +201,25 @@ def _suggest_undecided(error: Exception) -> None:
     if (comparison := undecided(error)) is not None:
         left, right = parsed((comparison[0], comparison[2]), scope())
         suggest(Constraint(_WANTED[comparison[1]], left, right))
+
+
+def _same_sizes(refusal: str, names: Sequence[str]) -> list[Constraint]:
+    """That two sizes are equal, if an error names these two."""
+    named = [n for n in names if re.search(rf"\b{n}\b", refusal)]
+    if len(named) != 2:
+        return []
+    left, right = parsed(named, scope())
+    return [Constraint("eq", left, right)]
+
+
+def _later_replaced(constraint: Constraint, names: Sequence[str]) -> Constraint:
+    """An equality of two dimensions, of which JAX replaces the left, with the later one there."""
+    left, right = dimension(constraint.left), dimension(constraint.right)
+    if constraint.relation != "eq" or left not in names or right not in names:
+        return constraint
+    if names.index(left) > names.index(right):
+        return constraint
+    return dataclasses.replace(constraint, left=constraint.right, right=constraint.left)
 
 
 # Raised if a program cannot be recovered for all sizes. A comparison is undecided, shapes do not
@@ -199,7 +245,7 @@ class Specializations:
 
     def __init__(self, entry: EntryPoint, recover: Recover):
         self.entry = entry
-        self.divided = ""
+        self.divided = self._refusal = ""
         self._recover = recover
         self._known: dict[Hashable, Specialization] = {}
         # Programs for all sizes, by key type.
@@ -247,41 +293,64 @@ class Specializations:
 
     def _recover_whole(self, key: DTypeLike | None) -> Specialization | None:
         # Unnamed sizes may be equal, e.g. the lengths of a text and its mask.
-        tried: list[Hashable] = []
-        program = None
-        for shared in ("batch", "axes", "none"):
-            shapes = named_shapes(self.entry.specs, shared)
-            if (pattern := _pattern(shapes)) in tried:
-                continue
-            tried.append(pattern)
+        apart, *others = {
+            _pattern(shapes): shapes
+            for shared in ("none", "batch", "axes")
+            for shapes in [named_shapes(self.entry.specs, shared)]
+        }.values()
+        whole, constraints = self._recover_named(apart, key, _ROUNDS if others else math.inf)
+        if whole is not None and all(
+            c.relation == "eq" for c in constraints if len(c.dimensions) > 1
+        ):
+            return whole
+        for shapes in others:
             stage, constraints = self._recover_named(shapes, key)
-            program = stage or program
             if stage is not None and not any(c.relation == "eq" for c in constraints):
                 return stage
             # Sizes may be equal only because they share a name.
-        return program
+            whole = whole or stage
+        return whole or (self._recover_named(apart, key)[0] if others else None)
 
     def _recover_named(
-        self, shapes: Sequence[Sequence[int | str]], key: DTypeLike | None
+        self,
+        shapes: Sequence[Sequence[int | str]],
+        key: DTypeLike | None,
+        rounds: float = math.inf,
     ) -> tuple[Specialization | None, Sequence[Constraint]]:
-        """The program at named shapes, and the constraints needed to trace it."""
+        """The program at named shapes, and the constraints needed to trace it.
+
+        `rounds`: how often it may be traced, each time under the constraints met before.
+        """
         assumed: list[Constraint] = []
-        while (symbolic := symbolic_shapes(shapes, assumed)) is not None:
+        known: set[str] = set()
+        names: list[str] = []
+        found: Specialization | None = None
+        while rounds > 0 and (symbolic := symbolic_shapes(shapes, assumed)) is not None:
+            rounds -= 1
             avals = self._avals(symbolic, key)
+            names = names or dimension_order(symbolic)
             with listening() as said:
                 stage = optional_step("the program for all sizes", [], self._for_all, avals)
             # Sizes of other scopes do not compare as equal, so the words tell them apart.
-            known = {c.words() for c in assumed}
             new = [c for c in said.constraints if c.words() not in known]
             if stage is not None:
-                return _under([*assumed, *new], stage), [*assumed, *new]
-            self.divided = self.divided or "a defect; see the warning"
+                found = _under(assumed, new, stage)
+                # Equal sizes may fit only if that is known, as those of gradients and arguments.
+                if not any(c.relation == "eq" for c in new):
+                    return found, [*assumed, *new]
+            elif found is not None:
+                break
+            else:
+                self.divided = self.divided or "a defect; see the warning"
             # They may be decided under the constraints found so far, or under assumptions.
             new = new or [c for c in said.assumptions if c.words() not in known]
+            if not (new or found):
+                new = [c for c in _same_sizes(self._refusal, names) if c.words() not in known]
             if not new:
                 break
-            assumed += new
-        return None, assumed
+            known |= {c.words() for c in new}
+            assumed += [_later_replaced(c, names) for c in new]
+        return found, assumed
 
     def _for_all(self, avals: Sequence[Aval]) -> Specialization | None:
         """The program at symbolic sizes; `None` if there is none."""
@@ -291,7 +360,7 @@ class Specializations:
         except NO_EXPRESSION as error:
             first = (str(error).splitlines() or [""])[0]
             reason = error.line if isinstance(error, InvertError) else first
-            self.divided = self.divided or reason
+            self.divided, self._refusal = self.divided or reason, reason
             _suggest_undecided(error)
             return None
 

@@ -154,6 +154,23 @@ def test_every_nasty_name(tmp_path) -> None:
     assert np.array_equal(invert.load(tmp_path)(ramp(2, 3)), found.model(ramp(2, 3)))
 
 
+def test_no_class_has_the_name_of_a_field() -> None:
+    """In `Mixer: Mixer`, type checkers take the second one for the field."""
+
+    def apply(params, x):
+        for scope in ("Mixer", "Gate"):
+            with jax.named_scope(scope):
+                x = jnp.tanh(x * params[scope]["w"]) * params[scope]["b"]
+        return jnp.cumsum(x)
+
+    params = {scope: {"w": ramp(3), "b": ramp(3)} for scope in ("Mixer", "Gate")}
+    params["Gate"]["w"] = ramp(1)
+    source = recovered(with_params(apply, params, ramp(2, 3))).source
+    fields = re.findall(r"^    (\w+): (\w+)$", source, re.M)
+    assert {"Mixer", "Gate"} <= {name for name, _ in fields}
+    assert all(name != kind for name, kind in fields)
+
+
 def test_scopes_of_any_name() -> None:
     scopes = ["class", "a b'\"", "名前", "dot_general", "__import__"]
 

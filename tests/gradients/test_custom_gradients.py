@@ -28,6 +28,16 @@ def clip(x: Any) -> Any:
 
 
 @tf.custom_gradient
+def clip_norm(x: Any) -> Any:
+    return 2 * x, lambda dy: tf.clip_by_norm(dy, 0.1)
+
+
+@tf.custom_gradient
+def unit(x: Any) -> Any:
+    return 2 * x, lambda dy: dy / (1 + tf.abs(dy))
+
+
+@tf.custom_gradient
 def triple(x: Any) -> Any:
     y = tf.exp(0.1 * x)
     return y, lambda dy: 3 * dy * y
@@ -104,6 +114,8 @@ def overridden(x: Any) -> Any:
 
 FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     "several": lambda x: clip(x) + triple(x),
+    "norm": lambda x: clip_norm(triple(x)),
+    "quotient": lambda x: unit(x) + clip(x),
     "stacked": lambda x: clip(triple(clip(x))),
     "nested": holds_two,
     "nested_and_used": passes_two,

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -159,6 +160,93 @@ def test_there_and_back_twice(name: str):
         [([int(sizes.get(n.strip(), n)) for n in s.split(",")], np.float32) for s in shapes], seed=0
     )
     assert_same(second(*args), function(*args), name)
+
+
+_TWO: dict[str, tuple[Any, bool]] = {
+    "means": (
+        lambda x, y: tf.reduce_sum(x) * tf.reduce_sum(y) / tf.cast(tf.shape(y)[0], tf.float32),
+        True,
+    ),
+    "pairs": (lambda x, y: x[:, None] - y[None], True),
+    "rows": (lambda x, y: tf.gather(x, tf.cast(tf.abs(y[:, 0]), tf.int32) % tf.shape(x)[0]), True),
+    "sum": (lambda x, y: x + y, False),
+    "product": (lambda x, y: tf.matmul(x, y, transpose_a=True), False),
+}
+
+
+@pytest.mark.parametrize("name", _TWO)
+def test_first_sizes_differ_unless_the_program_refuses(name: str):
+    """A text that took them as equal would compute other numbers, and raise no error."""
+    function, differ = _TWO[name]
+    module = invert.convert(function, *[tf.TensorSpec([None, 3])] * 2)
+    sizes = {v.aval.shape[0] for v in module.jaxpr.invars}
+    assert len(sizes) == 1 + differ
+    for rows in ((4, 2), (2, 5), (1, 3)) if differ else ((4, 4), (1, 1)):
+        x, y = random_arrays([((n, 3), np.float32) for n in rows], seed=0)
+        for form in (module, module.model):
+            assert_same(form(x, y), function(*map(tf.constant, (x, y))).numpy(), f"{name} {rows}")
+
+
+def test_a_graph_has_nodes_and_edges():
+    def sums(nodes, sources, targets):
+        sent = tf.nn.relu(tf.gather(nodes, sources))
+        return nodes + tf.math.unsorted_segment_sum(sent, targets, tf.shape(nodes)[0])
+
+    specs = tf.TensorSpec([None, 3]), *[tf.TensorSpec([None], tf.int32)] * 2
+    module = invert.convert(sums, *specs)
+    nodes, sources, targets = (v.aval.shape[0] for v in module.jaxpr.invars)
+    assert nodes != sources == targets
+    for n, k in ((3, 5), (4, 1), (2, 2)):
+        rng = np.random.default_rng(n)
+        args = rng.normal(size=(n, 3)).astype(np.float32), *rng.integers(0, n, (2, k), np.int32)
+        for form in (module, module.model):
+            assert_same(form(*args), sums(*map(tf.constant, args)).numpy(), f"{n} nodes, {k} edges")
+
+
+# Names of the sizes in `polymorphic_shapes`, shapes that fit them, and shapes that do not.
+_MULTIPLES: dict[str, tuple[Any, list[str], list[Any], list[Any]]] = {
+    "halves": (
+        lambda x, y: (jnp.sin(x[:, ::2] * y), jnp.concatenate([y, x[:, : x.shape[1] // 2]], 1)),
+        ["b, 2*n", "b, n"], [[(2, 6), (2, 3)], [(1, 2), (1, 1)]], [[(2, 5), (2, 2)]],
+    ),
+    "quarters": (
+        lambda x: jnp.max(x.reshape(x.shape[0], -1, 4), axis=-1),
+        ["b, 4*n"], [[(2, 8)], [(1, 4)]], [[(2, 6)], [(2, 0)]],
+    ),
+    "doubled": (
+        lambda x, y: y.reshape(-1, 2, 3).sum(1) * x,
+        ["b, 3", "2*b, 3"], [[(3, 3), (6, 3)], [(1, 3), (2, 3)]], [[(3, 3), (7, 3)]],
+    ),
+    "product": (
+        lambda x, y: x.reshape(y.shape) * y,
+        ["m*n", "m, n"], [[(6,), (2, 3)], [(4,), (4, 1)]], [[(7,), (2, 3)]],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", _MULTIPLES)
+def test_sizes_in_proportion(name: str):
+    function, shapes, fitting, others = _MULTIPLES[name]
+    specs = [
+        tf.TensorSpec([int(n) if n.strip().isdigit() else None for n in s.split(",")])
+        for s in shapes
+    ]
+    converted = jax2tf.convert(function, polymorphic_shapes=shapes)
+    module = invert.roundtrip(tf.function(converted, input_signature=specs, autograph=False))
+    assert module.report.certificate.kind == "exact"
+    assert not any("kept as" in g for g in module.report.gradients)
+    assert "fixed sizes only" not in module.source
+    for row in fitting:
+        args = random_arrays([(s, np.float32) for s in row], seed=0)
+        for form in (module, module.model):
+            assert_same(form(*args), function(*args), f"{name} at {row}")
+            assert_same(gradient(form, args), gradient(function, args), f"{name} at {row}")
+    for row in others:
+        args = random_arrays([(s, np.float32) for s in row], seed=0)
+        with pytest.raises(invert.SignatureError):
+            module(*args)
+        with pytest.raises(ValueError, match="shape"):
+            module.model(*args)
 
 
 def test_table_of_positions_refuses_longer_ones():

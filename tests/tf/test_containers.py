@@ -157,6 +157,20 @@ def test_ragged_tensors_are_their_components():
     np.testing.assert_array_equal(out["row_splits_0"], [0, 2, 2, 3])
 
 
+def test_callables_take_ragged_tensors_too():
+    def fn(r, options):
+        return {"sum": tf.reduce_sum(r.values), "scaled": r * options["by"] ** options["power"]}
+
+    ragged = tf.ragged.constant([[1.0, 2.0], [], [3.0]])
+    module = invert.convert(fn, ragged, {"by": np.float32(3.0), "power": 2})
+    splits = ragged.row_splits.numpy()
+    parts = {"flat_values": ragged.flat_values.numpy(), "row_splits_0": splits}
+    out = module(parts, {"by": np.float32(2.0), "power": None})
+    np.testing.assert_array_equal(out["sum"], 6.0)
+    np.testing.assert_array_equal(out["scaled"]["flat_values"], [4.0, 8.0, 12.0])
+    np.testing.assert_array_equal(out["scaled"]["row_splits_0"], splits)
+
+
 def test_sparse_tensors_are_their_components():
     sparse = tf.sparse.from_dense([[1.0, 0.0], [0.0, 3.0]])
     parts = {k: getattr(sparse, k).numpy() for k in ("indices", "values", "dense_shape")}
