@@ -10,6 +10,7 @@ other platforms depends on plugins too.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 from collections.abc import Callable, Hashable, Iterable
 from typing import TypeVar
@@ -22,6 +23,12 @@ from invert.ir.sizes import DimSize, is_open
 from invert.ir.types import Value
 
 _T = TypeVar("_T")
+
+
+@functools.lru_cache(maxsize=64)
+def _decoded(text: str) -> Value:
+    """What a text encodes: often several entries hold the same program."""
+    return decoded(json.loads(text))
 
 
 class Entry:
@@ -52,7 +59,8 @@ class Entry:
             return None
         # The text is as it was written, but may have been written by another program.
         with contextlib.suppress(Damaged, ValueError, RecursionError):
-            return decoded(json.loads(text), self._size)
+            # Sizes of different scopes cannot be compared.
+            return _decoded(text) if self._size is None else decoded(json.loads(text), self._size)
         return None
 
     def write(self, value: Value) -> None:
