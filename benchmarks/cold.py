@@ -5,8 +5,9 @@
 Each program is exported in one process and converted in another, which has imported JAX and
 `invert` and nothing else. Per program:
 
-- `first`, `later`: CPU seconds of the first conversion of a file, and of the fastest of the next
-  two.
+- `new`: CPU seconds of the first conversion of a file, with an empty cache directory.
+- `first`, `later`: those of the first conversion in the next process, which finds what that one
+  lowered, and of the fastest of two more.
 - `JAX first`, `later`: CPU seconds in which plain JAX traces and lowers the same function, in a
   fresh process of its own: what no converter that lowers once can do without.
 
@@ -265,8 +266,8 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as folder:
         print(
-            f"{'program':18} {'first':>7} {'later':>7} {'ratio':>6} {'JAX first':>9} {'later':>7} "
-            f"{'ratio':>6}"
+            f"{'program':18} {'new':>7} {'first':>7} {'later':>7} {'ratios':>12} "
+            f"{'JAX first':>9} {'later':>7} {'ratio':>6}"
         )
         for i, name in enumerate(given.programs):
             path = Path(folder) / f"program_{i}"
@@ -275,11 +276,16 @@ def main() -> None:
                 command = [sys.executable, __file__, "--task", "profile", "--path", path, name]
                 subprocess.run(command, check=True)
                 continue
-            first, *later = child("convert", name, path)
-            jax_first, *jax_later = child("lower", name, path)
+            own = {"INVERT_CACHE_DIR": str(Path(folder) / f"cache_{i}")}
+            new, *_ = child("convert", name, path, environment=own)
+            first, *rest = child("convert", name, path, environment=own)
+            later = min(rest)
+            jax_first, *jax_rest = child("lower", name, path)
+            jax_later = min(jax_rest)
             print(
-                f"{name:18} {first:7.3f} {min(later):7.3f} {first / min(later):6.1f} "
-                f"{jax_first:9.3f} {min(jax_later):7.3f} {jax_first / min(jax_later):6.1f}",
+                f"{name:18} {new:7.3f} {first:7.3f} {later:7.3f} "
+                f"{new / later:6.1f}{first / later:6.1f} "
+                f"{jax_first:9.3f} {jax_later:7.3f} {jax_first / jax_later:6.1f}",
                 flush=True,
             )
 

@@ -5,8 +5,9 @@ They are in `$XDG_CACHE_HOME/invert` (by default `~/.cache/invert`, on macOS
 `INVERT_CACHE_DIR`. If that variable is set and empty, nothing is read or written.
 
 A file holds JSON under the versions of JAX and of this package that wrote it. Files of other
-versions and damaged files are ignored and replaced. Entries only say what to try, so that no result
-depends on them.
+versions and damaged files are ignored and replaced. Entries of `read` only say what to try, so that
+no result depends on them. Certificates depend on those of `text_of`: a file that belongs to another
+user, or that others may write, is ignored too.
 """
 
 from __future__ import annotations
@@ -16,13 +17,15 @@ import functools
 import hashlib
 import json
 import os
+import platform
 import sys
 import tempfile
 from collections.abc import Mapping
-from importlib import metadata
 from pathlib import Path
 
 import jax
+
+from invert._private.programs import jaxlib_version
 
 Entries = dict[str, list[str]]
 # Larger files were not written by this package.
@@ -46,16 +49,22 @@ def folder() -> Path | None:
 
 
 @functools.cache
-def _versions() -> str:
+def versions() -> str:
     """The versions that entries depend on; for this package a digest of its sources."""
-    package = Path(__file__).parent
-    digest = hashlib.sha256()
-    for path in sorted(package.rglob("*.py")):
-        state = path.stat()
-        digest.update(f"{path.relative_to(package)} {state.st_size} {state.st_mtime_ns}\n".encode())
+    found: list[str] = []
+    folders = [str(Path(__file__).parent)]
+    while folders:
+        with os.scandir(folders.pop()) as entries:
+            for entry in entries:
+                if entry.name.endswith(".py"):
+                    state = entry.stat()
+                    found.append(f"{entry.path} {state.st_size} {state.st_mtime_ns}")
+                elif "." not in entry.name and entry.is_dir():
+                    folders.append(entry.path)
+    digest = hashlib.sha256("\n".join(sorted(found)).encode())
     python = ".".join(map(str, sys.version_info[:2]))
-    jaxlib = metadata.version("jaxlib")
-    return f"jax {jax.__version__} jaxlib {jaxlib} Python {python} {digest.hexdigest()}"
+    stated = f"jax {jax.__version__} jaxlib {jaxlib_version} Python {python}"
+    return f"{stated} {platform.machine()} {digest.hexdigest()}"
 
 
 def read(name: str) -> Entries:
@@ -70,7 +79,7 @@ def read(name: str) -> Entries:
     # Not there, not readable, not UTF-8, not JSON, or nested too deep.
     except (OSError, ValueError, RecursionError):
         return {}
-    if not isinstance(found, dict) or found.get("versions") != _versions():
+    if not isinstance(found, dict) or found.get("versions") != versions():
         return {}
     entries = found.get("entries")
     if not isinstance(entries, dict):
@@ -87,13 +96,75 @@ def add(name: str, new: Mapping[str, list[str]]) -> None:
     if where is None:
         return
     entries = {**read(name), **new}
-    text = json.dumps({"versions": _versions(), "entries": entries}, sort_keys=True)
+    text = json.dumps({"versions": versions(), "entries": entries}, sort_keys=True)
     with contextlib.suppress(OSError):
         where.mkdir(parents=True, exist_ok=True)
-        handle, made = tempfile.mkstemp(dir=where, prefix=f"{name}.", suffix=".tmp")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text)
-            Path(made).replace(where / f"{name}.json")
-        except OSError:
-            Path(made).unlink(missing_ok=True)
+        _write(where / f"{name}.json", text.encode())
+
+
+# The number of texts kept; then the older half is removed.
+_MOST_TEXTS = 8192
+
+
+def text_of(key: str) -> str | None:
+    """The text kept under a key; `None` if there is none, or if it is damaged or not this user's.
+
+    The key must say all that the text depends on.
+    """
+    where = _place(key)
+    if where is None:
+        return None
+    try:
+        with where.open("rb") as file:
+            state = os.fstat(file.fileno())
+            if os.name == "posix" and (state.st_uid != os.geteuid() or state.st_mode & 0o022):
+                return None
+            content = file.read(_MOST_BYTES)
+    except OSError:
+        return None
+    digest, _, text = content.partition(b"\n")
+    # Of the key too: a file under another name is no entry.
+    return text.decode() if digest == _seal(key, text) else None
+
+
+def keep_text(key: str, text: str) -> None:
+    """Keep a text under a key, for later processes; failures are ignored."""
+    where, content = _place(key), text.encode()
+    if where is None or len(content) > _MOST_BYTES // 2:
+        return
+    with contextlib.suppress(OSError):
+        _make_room(where.parent)
+        _write(where, _seal(key, content) + b"\n" + content)
+
+
+def _place(key: str) -> Path | None:
+    where = folder()
+    return where and where / "texts" / _seal(key, b"").decode()
+
+
+def _seal(key: str, content: bytes) -> bytes:
+    digests = (
+        hashlib.sha256(part).digest() for part in (versions().encode(), key.encode(), content)
+    )
+    return hashlib.sha256(b"".join(digests)).hexdigest().encode()
+
+
+@functools.cache
+def _make_room(where: Path) -> None:
+    """Make the folder; if it holds many files, remove the older half, once in a process."""
+    where.mkdir(parents=True, exist_ok=True)
+    files = [(entry.stat().st_mtime_ns, entry.path) for entry in os.scandir(where)]
+    if len(files) > _MOST_TEXTS:
+        for _, path in sorted(files)[: len(files) // 2]:
+            Path(path).unlink(missing_ok=True)
+
+
+def _write(where: Path, content: bytes) -> None:
+    """Replace a file atomically."""
+    handle, made = tempfile.mkstemp(dir=where.parent, prefix=f"{where.name}.", suffix=".tmp")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        Path(made).replace(where)
+    except OSError:
+        Path(made).unlink(missing_ok=True)

@@ -6,7 +6,11 @@ from typing import Any
 
 from jax._src.interpreters import mlir as jax_mlir
 from jaxlib.mlir import ir as ir
+
+# `builtin` and `func`, so that it is not the first walk over a module that imports them.
+from jaxlib.mlir.dialects import builtin as _builtin
 from jaxlib.mlir.dialects import chlo as chlo_dialect
+from jaxlib.mlir.dialects import func as _func
 from jaxlib.mlir.dialects import sdy as sdy_dialect
 from jaxlib.mlir.dialects import stablehlo as stablehlo_dialect
 

@@ -18,6 +18,8 @@ _ONES = 0xFFFFFFFF
 # Bytes processed at a time; they fit into the cache.
 _CHUNK = 1 << 18
 _WORDS = 4  # two-byte words per step
+# For less data, the tables of words take longer to make than they save.
+_LARGE = 1 << 16
 
 
 def crc32c(data: Any, before: int = 0) -> int:
@@ -43,10 +45,12 @@ def _linear(chunk: np.ndarray) -> np.uint32:
         size *= 2
     if size > len(chunk):
         chunk = np.concatenate([np.zeros(size - len(chunk), np.uint8), chunk])
-    words = chunk.view(np.uint16).reshape(-1, _WORDS)
-    if sys.byteorder == "big":
-        words = words.byteswap()
-    tables = _word_tables()
+    if size < _LARGE:
+        words, tables = chunk.reshape(-1, unit), _byte_tables()
+    else:
+        words, tables = chunk.view(np.uint16).reshape(-1, _WORDS), _word_tables()
+        if sys.byteorder == "big":
+            words = words.byteswap()
     values = tables[0][words[:, 0]]
     for table, column in zip(tables[1:], words.T[1:], strict=True):
         values ^= table[column]
@@ -86,11 +90,19 @@ def _tables(power: int) -> np.ndarray:
         images = bits
         for _ in range(8):
             images = images >> 1 ^ (images & 1) * np.uint32(_POLYNOMIAL)
-    numbers = np.arange(256)
-    tables = np.zeros((4, 256), np.uint32)
-    for bit in range(32):
-        tables[bit // 8] ^= np.where(numbers >> (bit % 8) & 1, images[bit], np.uint32(0))
-    return tables
+    is_set = np.arange(256)[:, None] >> np.arange(8) & 1 == 1
+    chosen = np.where(is_set, images.reshape(4, 1, 8), np.uint32(0))
+    return np.bitwise_xor.reduce(chosen, axis=2)
+
+
+@functools.cache
+def _byte_tables() -> list[np.ndarray]:
+    """The checksum of each byte, at each position in a group of bytes."""
+    # A byte passes through the register like a checksum of the same bits.
+    found = [_apply(_tables(0), np.arange(256, dtype=np.uint32))]
+    for _ in range(2 * _WORDS - 1):
+        found.append(_apply(_tables(0), found[-1]))
+    return found[::-1]
 
 
 @functools.cache

@@ -72,6 +72,6 @@ def selected(wanted: bool | tuple[str, ...], disabled: tuple[str, ...]) -> tuple
         return ()
     on = set(names() if wanted is True else wanted) - set(disabled)
     return tuple(
-        dataclasses.replace(s, patterns=tuple(p for p in s.patterns if p.name in on))
+        dataclasses.replace(s, patterns=tuple(p for p in s.patterns if p.name in on), stored=True)
         for s in STAGES
     )

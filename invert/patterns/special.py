@@ -104,7 +104,7 @@ def lowered(
     - `params`: keyword arguments of the functions.
     """
     choice = tuple(params.items())
-    shorts = [Short(None, function, arity, (choice,)) for function in functions]
+    shorts = [Short(None, f, arity, (choice,), stored=True) for f in functions]
     producers = [word.split("|") for word in after.split()]
 
     def propose(site: Site) -> Iterator[Call]:

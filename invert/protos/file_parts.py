@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from invert.ir.arrays import aligned_room
 from invert.protos.messages import PROGRAMS, VALUES, Cut, M, cut, own, parse
 from invert.protos.types import GraphDef
 
@@ -53,6 +54,16 @@ class FilePart:
             raise ValueError("subsection not found")
         return found - self._start
 
+    def copied(self) -> memoryview:
+        """A copy of the bytes in memory that arrays share, made without another one."""
+        room = aligned_room(self._size)
+        place = 0
+        for chunk in self.chunks():
+            room[place : place + len(chunk)] = np.frombuffer(chunk, np.uint8)
+            place += len(chunk)
+        room.flags.writeable = False
+        return room.data
+
     def chunks(self) -> Iterator[bytes]:
         """The bytes in order; releases pages once read."""
         end = self._start + self._size
@@ -74,7 +85,9 @@ class FileParts:
         """The content of a field: its bytes, or those that a placeholder denotes."""
         return self._parts.get(content, content)
 
-    def array(self, content: bytes, decode: Callable[[bytes], np.ndarray]) -> np.ndarray:
+    def array(
+        self, content: bytes, decode: Callable[[bytes | memoryview], np.ndarray]
+    ) -> np.ndarray:
         """The array of a field, decoded once.
 
         It takes the place of the field, so that the bytes given are released with the last one.
@@ -82,7 +95,7 @@ class FileParts:
         if content not in self._parts:
             found = self._arrays.get(content)
             return decode(content) if found is None else found
-        value = decode(bytes(self._parts[content]))
+        value = decode(self._parts[content].copied())
         self._arrays[content] = value
         del self._parts[content]
         return value

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
@@ -65,7 +65,7 @@ def _field(name: str, annotation: str) -> Field:
 
 
 @functools.cache
-def _classes() -> Mapping[str, type[Any]]:
+def _pool() -> descriptor_pool.DescriptorPool:
     file = descriptor_pb2.FileDescriptorProto(
         name="invert/tensorflow.proto", package=_PACKAGE, syntax="proto3"
     )
@@ -95,12 +95,7 @@ def _classes() -> Mapping[str, type[Any]]:
             field.type_name = f".{_PACKAGE}.{message.name}.{entry.name}"
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
-    return {
-        name: message_factory.GetMessageClass(
-            pool.FindMessageTypeByName(f"{_PACKAGE}.{_flat(name)}")
-        )
-        for name in tables
-    }
+    return pool
 
 
 def _flat(name: str) -> str:
@@ -117,7 +112,13 @@ def _set_type(field: Any, kind: str) -> None:
 
 def message(kind: type[M]) -> type[M]:
     """The class that implements a type of messages, such as `GraphDef` or `OpDef.ArgDef`."""
-    return _classes()[kind.__qualname__]
+    return _class(kind.__qualname__)
+
+
+@functools.cache
+def _class(name: str) -> type[Any]:
+    descriptor = _pool().FindMessageTypeByName(f"{_PACKAGE}.{_flat(name)}")
+    return message_factory.GetMessageClass(descriptor)
 
 
 def parse(kind: type[M], data: bytes, where: str) -> M:

@@ -6,15 +6,18 @@
 from __future__ import annotations
 
 import functools
-import importlib.resources
-import lzma
+import itertools
+import zlib
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import NamedTuple
 
 from invert.protos.messages import message
-from invert.protos.types import AttrValue, OpDef, OpList
+from invert.protos.types import AttrValue, OpDef
 
-FILE = "op_definitions.binpb.xz"
+# Compressed by zlib: a line with the names of ops, one with the sizes of their messages, and the
+# messages.
+FILE = "op_definitions.binpb.z"
 
 # The field of an `AttrValue` for each attribute type of `OpDef`.
 _FIELDS = {
@@ -101,12 +104,20 @@ def _attribute(proto: OpDef.AttrDef) -> Attribute:
 @functools.cache
 def op_def(op: str) -> Definition | None:
     """The definition of an op type; `None` where TensorFlow itself does not have it."""
-    proto = definitions().get(op)
-    return None if proto is None else Definition.of(proto)
+    data = _serialized().get(op)
+    return None if data is None else Definition.of(message(OpDef).FromString(data))
+
+
+def definitions() -> Mapping[str, OpDef]:
+    """All `OpDef` messages by op type."""
+    return {name: message(OpDef).FromString(data) for name, data in _serialized().items()}
 
 
 @functools.cache
-def definitions() -> Mapping[str, OpDef]:
-    """All `OpDef` messages by op type."""
-    data = importlib.resources.files("invert.protos").joinpath(FILE).read_bytes()
-    return {op.name: op for op in message(OpList).FromString(lzma.decompress(data)).op}
+def _serialized() -> Mapping[str, bytes]:
+    """The bytes of each `OpDef`. A program uses a few of 2,000, which take long to parse."""
+    data = zlib.decompress(Path(__file__).with_name(FILE).read_bytes())
+    names, sizes, messages = data.split(b"\n", 2)
+    ends = list(itertools.accumulate(map(int, sizes.split())))
+    places = zip(names.decode().split(), [0, *ends], ends, strict=False)
+    return {name: messages[start:end] for name, start, end in places}

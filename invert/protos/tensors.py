@@ -112,7 +112,7 @@ def decode_shape(proto: TensorShapeProto) -> tuple[int | None, ...] | None:
 
 
 def decode_tensor(
-    proto: TensorProto, location: str = "", content: bytes | None = None
+    proto: TensorProto, location: str = "", content: bytes | memoryview | None = None
 ) -> np.ndarray:
     """A `TensorProto` as an array, with at most one lasting copy.
 

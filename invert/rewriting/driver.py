@@ -5,6 +5,8 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
+import itertools
+import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import TypeAlias, cast
 
@@ -88,6 +90,8 @@ class Rewriter:
 
     def __post_init__(self) -> None:
         self._roots = [{r for p in stage.patterns for r in p.roots} for stage in self.stages]
+        # Earlier stages rewrite the templates of a stage.
+        self._stored = list(itertools.accumulate((s.stored for s in self.stages), operator.and_))
 
     def run(self, closed: J, stages: int | None = None) -> J:
         """The program rewritten by the first `stages` stages (all, by default)."""
@@ -215,7 +219,7 @@ class Rewriter:
         return literal is None or any(rounded(m) in graph.numbers for m in literals)
 
     def _try(self, pattern: Pattern, site: Site, number: int) -> Replacement | None:
-        for call in self._variants(pattern.propose(site)):
+        for call in self._variants(pattern.propose(site), number):
             template = self.template(call, number)
             if template is None:
                 continue
@@ -238,18 +242,23 @@ class Rewriter:
                 return Replacement(closed, inputs, outputs, match.removed(), site.eqn)
         return None
 
-    def _variants(self, calls: Iterable[Call]) -> Iterator[Call]:
+    def _variants(self, calls: Iterable[Call], number: int) -> Iterator[Call]:
         """The calls, also with 64-bit types enabled if the program has such types."""
         for call in calls:
+            call = self._marked(call, number)
             forms = [call]
             if self.x64 and not call.needs_x64:
                 forms.append(dataclasses.replace(call, x64=True))
             yield from reversed(forms) if self.x64_first else forms
 
+    def _marked(self, call: Call, number: int) -> Call:
+        return dataclasses.replace(call, stored=True) if self._stored[number] else call
+
     def template(self, call: Call, number: int) -> Graph | None:
         key = call, number
         if key not in self._templates:
             stages = tuple(self.stages[:number])
+            call = self._marked(call, number)
             template, defects = _template(call, stages, self.raise_call, self.platform)
             self.defects += [line for line in defects if line not in self.defects]
             self._templates[key] = template
@@ -286,12 +295,18 @@ def _template(
     It depends on the arguments alone, so that programs recovered one after another share it.
     """
     with on_whole_values():
+        names = tuple(tuple(p.name for p in stage.patterns) for stage in stages)
+        entry = call.entry("rewritten", names, raise_call, platform=platform)
+        if entry is not None and (known := entry.read()) is not None:
+            return Graph(known, consts_of(known)), ()
         closed = raise_call(dataclasses.replace(call, commuted=frozenset()), platform)
         if closed is None:
             return None, ()
         x64 = call.needs_x64
         inner = Rewriter(stages, raise_call, platform, x64, x64)
         closed = _commuted(inner.run(closed), call.commuted)
+        if entry is not None and not inner.defects:
+            entry.write(closed)
     return Graph(closed, consts_of(closed)), tuple(inner.defects)
 
 
@@ -344,8 +359,12 @@ class Replacement:
 
 @kept_by_call
 def _trace(call: Call) -> ClosedJaxpr:
-    with jax.enable_x64(call.needs_x64):
-        return trace_as_lowered(call.function, *call.avals)
+    def trace() -> ClosedJaxpr:
+        with jax.enable_x64(call.needs_x64):
+            return trace_as_lowered(call.function, *call.avals)
+
+    entry = call.entry("traced")
+    return trace() if entry is None else entry.stored(trace)
 
 
 def _structural(pattern: EquationPattern, site: Site) -> Replacement | None:

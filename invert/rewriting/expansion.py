@@ -10,13 +10,15 @@ import jax
 
 from invert._opaque import custom_call_p
 from invert._private.jax import bind_equation, close_like, consts_of, open_jaxpr, renamed
+from invert._private.programs import close, new_jaxpr
 from invert.ir import jaxprs
 from invert.ir.avals import type_of
 from invert.ir.graph import Graph, is_var
 from invert.ir.match import difference
 from invert.ir.merging import atom_key, operation_key, type_key
 from invert.ir.normal_form import normal_form
-from invert.ir.types import AnyJaxpr, Atom, Eqn, Jaxpr, Value, Var
+from invert.ir.stored import Entry
+from invert.ir.types import AnyJaxpr, Atom, ClosedJaxpr, Eqn, Jaxpr, Value, Var
 from invert.rewriting.pattern import bind
 from invert.rewriting.templates import raised_before
 from invert.rewriting.traced_scans import with_traced_scans
@@ -99,6 +101,15 @@ class _Call:
         keys = tuple(_operand_key(a, numbers) for a in eqn.invars)
         return cls(eqn, (operation, keys, tuple(map(type_key, eqn.outvars))), operands, numbers)
 
+    def entry(self, platform: str, x64: bool) -> Entry:
+        """The place of the expansion of all equations of this kind."""
+        eqn = self.eqn
+        operands = tuple(_operand_key(a, self.numbers) for a in eqn.invars)
+        params = tuple(sorted(eqn.params.items(), key=lambda item: item[0]))
+        named = eqn.primitive, params, operands, tuple(map(type_key, eqn.outvars))
+        sizes = [n for v in (*self.operands, *eqn.outvars) for n in v.aval.shape]
+        return Entry("expanded", *named, x64, platform=platform, sizes=sizes)
+
     def __call__(self, *values: Value) -> list[Value]:
         rest = iter(values)
 
@@ -120,6 +131,17 @@ class _Template:
     invars: Sequence[Var]
     outvars: Sequence[Atom]
     constants: Mapping[Var, Value]
+
+    @classmethod
+    def of(cls, closed: AnyJaxpr) -> _Template:
+        jaxpr = open_jaxpr(closed)
+        constants = dict(zip(jaxpr.constvars, consts_of(closed), strict=True))
+        return cls(jaxpr.eqns, jaxpr.invars, jaxpr.outvars, constants)
+
+    def program(self) -> ClosedJaxpr:
+        """The expansion as a program of its own."""
+        made = new_jaxpr(list(self.constants), self.invars, self.outvars, self.eqns)
+        return close(made, self.constants.values())
 
     def on(self, operands: Sequence[Atom]) -> tuple[list[Eqn], list[Atom]]:
         """The equations on these operands, and their results.
@@ -169,10 +191,7 @@ class _Expansion:
         wide, narrow = [], []
         for kind, call in calls.items():
             is_wide = self._x64 or any(jaxprs.is_wide(v) for v in call.operands)
-            template = None
-            if call.kind:
-                template = _TEMPLATES.get((kind, self._platform, self._x64))
-                template = template or _of_pattern(call, self._platform, is_wide)
+            template = self._known(call, is_wide) if call.kind else None
             if template is not None:
                 self._of_kind[kind] = template
             else:
@@ -183,11 +202,23 @@ class _Expansion:
                     self._of_eqn[call.eqn] = template
                     continue
                 self._of_kind[call.kind] = template
-                if jaxprs.holds_jaxprs(call.eqn):
-                    continue  # such an entry would keep the loop of a finished program alive
-                while len(_TEMPLATES) >= _MOST_TEMPLATES:
-                    _TEMPLATES.pop(next(iter(_TEMPLATES)))
-                _TEMPLATES[call.kind, self._platform, self._x64] = template
+                self._keep(call, template)
+                call.entry(self._platform, x64).write(template.program())
+
+    def _known(self, call: _Call, x64: bool) -> _Template | None:
+        """The expansion of an equation, if it need not be lowered."""
+        template = _TEMPLATES.get((call.kind, self._platform, self._x64))
+        template = template or _of_pattern(call, self._platform, x64)
+        if template is None and (closed := call.entry(self._platform, x64).read()) is not None:
+            self._keep(call, template := _Template.of(closed))
+        return template
+
+    def _keep(self, call: _Call, template: _Template) -> None:
+        if jaxprs.holds_jaxprs(call.eqn):
+            return  # such an entry would keep the loop of a finished program alive
+        while len(_TEMPLATES) >= _MOST_TEMPLATES:
+            _TEMPLATES.pop(next(iter(_TEMPLATES)))
+        _TEMPLATES[call.kind, self._platform, self._x64] = template
 
     def _stays(self, call: _Call) -> bool:
         eqn = call.eqn
@@ -253,11 +284,8 @@ def _of_pattern(call: _Call, platform: str, x64: bool) -> _Template | None:
     proposed = bind(eqn.primitive, *map(type_of, call.operands), **eqn.params)
     if proposed.needs_x64 != x64:
         proposed = dataclasses.replace(proposed, x64=x64)
-    if (closed := raised_before(proposed, platform)) is None:
-        return None
-    jaxpr = open_jaxpr(closed)
-    constants = dict(zip(jaxpr.constvars, consts_of(closed), strict=True))
-    return _Template(jaxpr.eqns, jaxpr.invars, jaxpr.outvars, constants)
+    closed = raised_before(proposed, platform)
+    return None if closed is None else _Template.of(closed)
 
 
 def _lowered(calls: Sequence[_Call], platform: str, x64: bool) -> list[_Template]:

@@ -22,6 +22,7 @@ from invert.ir.avals import type_of
 from invert.ir.graph import Graph
 from invert.ir.hints import hint_of
 from invert.ir.match import Miss
+from invert.ir.stored import Entry
 from invert.ir.types import Atom, ClosedJaxpr, Eqn, JaxFunction
 
 
@@ -43,6 +44,8 @@ class Call:
     - `of_site`: whether it holds a part of the program, so that it must not be cached beyond it.
     - `commuted`: positions of equations whose two operands are swapped in the program to look for,
         compared with what `before` lowers to.
+    - `stored`: whether the key and the code of this package say all that the call does, so that
+        later processes may use its template.
     """
 
     key: Hashable
@@ -53,6 +56,15 @@ class Call:
     before: JaxFunction | None = dataclasses.field(default=None, compare=False)
     commuted: frozenset[int] = frozenset()
     of_site: bool = False
+    stored: bool = dataclasses.field(default=False, compare=False)
+
+    def entry(self, kind: str, *parts: Hashable, platform: str = "cpu") -> Entry | None:
+        """The place where a program made of this call is stored, if it may be."""
+        if not self.stored or self.of_site:
+            return None
+        named = (self.key, self.avals, self.x64, self.is_call, self.commuted)
+        sizes = [n for aval in self.avals for n in aval.shape]
+        return Entry(kind, *named, *parts, platform=platform, sizes=sizes)
 
     @property
     def needs_x64(self) -> bool:
@@ -81,15 +93,18 @@ class kept_by_call(Generic[_P, _T]):
             return self._function(call, *args, **kwargs)
         key = self._key(call, *args, **kwargs)
         if key not in self._kept:
-            result = self._function(call, *args, **kwargs)
-            while len(self._kept) >= _MOST_KEPT:
-                self._kept.pop(next(iter(self._kept)))
-            self._kept[key] = result
+            self.keep(self._function(call, *args, **kwargs), call, *args, **kwargs)
         return self._kept[key]
 
     def known(self, call: Call, *args: _P.args, **kwargs: _P.kwargs) -> _T | None:
         """The result of an earlier call, if it was kept."""
         return self._kept.get(self._key(call, *args, **kwargs))
+
+    def keep(self, result: _T, call: Call, *args: _P.args, **kwargs: _P.kwargs) -> None:
+        """Keep the result of a call."""
+        while len(self._kept) >= _MOST_KEPT:
+            self._kept.pop(next(iter(self._kept)))
+        self._kept[self._key(call, *args, **kwargs)] = result
 
     @staticmethod
     def _key(*args: Hashable, **kwargs: Hashable) -> Hashable:
@@ -99,7 +114,7 @@ class kept_by_call(Generic[_P, _T]):
 def bind(primitive: Primitive, *avals: jax.ShapeDtypeStruct, **params: object) -> Call:
     """The call of a primitive with these parameters."""
     key = (primitive, tuple(sorted(params.items(), key=lambda item: item[0])))
-    return Call(key, functools.partial(primitive.bind, **params), tuple(avals))
+    return Call(key, functools.partial(primitive.bind, **params), tuple(avals), stored=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,11 +174,14 @@ class Stage:
     - `outermost_first`: makes one pass from the outermost jaxpr inwards, for patterns that match
         the bodies of calls before these are rewritten.
     - `inside_rules`: whether it rewrites functions that have derivative rules.
+    - `stored`: whether its patterns are those of this package, so that later processes may use its
+        templates.
     """
 
     patterns: tuple[Pattern | EquationPattern | ProgramPattern, ...]
     outermost_first: bool = False
     inside_rules: bool = True
+    stored: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

@@ -48,6 +48,7 @@ class Short:
         `None`, the lowering of `after` is looked for, with its operands in that order only.
     - `choices`: keyword arguments to try, in order.
     - `given`: types at which `before` traces, if its author gives them.
+    - `stored`: as for the calls that are made.
     """
 
     before: JaxFunction | None
@@ -55,6 +56,7 @@ class Short:
     arity: int
     choices: tuple[Choice, ...] = ((),)
     given: Avals | None = None
+    stored: bool = False
 
     def call(self, choice: Choice, avals: Avals) -> Call:
         options = dict(choice)
@@ -63,7 +65,8 @@ class Short:
             return bind(primitive, *avals, **options)
         before = None if self.before is None else functools.partial(self.before, **options)
         after = functools.partial(self.after, **options)
-        return Call((self.before, self.after, choice), after, avals, before=before)
+        key = (self.before, self.after, choice)
+        return Call(key, after, avals, before=before, stored=self.stored)
 
     @functools.cached_property
     def examples(self) -> tuple[Call, ...]:
@@ -179,11 +182,19 @@ def _agree(call: Call) -> bool:
 
 
 def _results(call: Call, function: JaxFunction) -> tuple[jax.ShapeDtypeStruct, ...] | None:
-    try:
-        with only_refusals(), jax.enable_x64(call.needs_x64):
-            return tuple(jax.tree_util.tree_leaves(jax.eval_shape(function, *call.avals)))
-    except REFUSALS:
+    def results() -> tuple[tuple[Any, ...], ...] | None:
+        try:
+            with only_refusals(), jax.enable_x64(call.needs_x64):
+                types = jax.tree_util.tree_leaves(jax.eval_shape(function, *call.avals))
+        except REFUSALS:
+            return None
+        return tuple((t.shape, t.dtype, t.weak_type) for t in types)
+
+    entry = call.entry("results", function is call.function)
+    found = results() if entry is None else entry.stored(results)
+    if found is None:
         return None
+    return tuple(jax.ShapeDtypeStruct(s, d, weak_type=weak) for s, d, weak in found)
 
 
 def _accepted(make: Callable[[Avals], Call], given: Avals | None, arity: int) -> Iterator[Call]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import jax
 
@@ -24,6 +25,12 @@ def raise_call(call: Call, platform: str) -> ClosedJaxpr | None:
 
 @kept_by_call
 def _raised(call: Call, platform: str) -> ClosedJaxpr | None:
+    entry = call.entry("raised", platform=platform)
+    make = functools.partial(_raised_now, call, platform)
+    return make() if entry is None else entry.stored(make)
+
+
+def _raised_now(call: Call, platform: str) -> ClosedJaxpr | None:
     try:
         with only_refusals():
             if (closed := raised_by_trace(call)) is not None:
@@ -44,8 +51,13 @@ def _raised(call: Call, platform: str) -> ClosedJaxpr | None:
 
 
 def raised_before(call: Call, platform: str) -> ClosedJaxpr | None:
-    """The program raised for `call` when a pattern proposed it, if one did."""
-    return _raised.known(call, platform)
+    """The program raised for `call` when a pattern proposed it, if one did, in any process."""
+    if (known := _raised.known(call, platform)) is not None:
+        return known
+    entry = call.entry("raised", platform=platform)
+    if entry is not None and (known := entry.read()) is not None:
+        _raised.keep(known, call, platform)
+    return known
 
 
 def unwrap(closed: ClosedJaxpr) -> ClosedJaxpr:

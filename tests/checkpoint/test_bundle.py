@@ -71,6 +71,21 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+def _by_bits(data: bytes) -> int:
+    state = 0xFFFFFFFF
+    for byte in data:
+        state ^= byte
+        for _ in range(8):
+            state = state >> 1 ^ (state & 1) * 0x82F63B78
+    return state ^ 0xFFFFFFFF
+
+
+@pytest.mark.parametrize("size", [1, 7, 8, 9, 1000, 32768, 32769, 65536, 70_001])
+def test_the_checksum_is_that_of_each_bit(size: int) -> None:
+    data = random.Random(size).randbytes(size)
+    assert crc32c(data) == _by_bits(data)
+
+
 def test_the_checksum_follows_the_standard() -> None:
     assert crc32c(b"123456789") == 0xE3069283
     assert crc32c(b"") == 0

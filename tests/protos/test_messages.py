@@ -17,7 +17,9 @@ from tensorflow.core.protobuf import (
 )
 
 from invert._errors import MalformedModelError
+from invert.ir.arrays import aligned
 from invert.protos import types
+from invert.protos.file_parts import own_graph
 from invert.protos.messages import message, own, parse
 from invert.protos.ops import definitions, op_def
 from invert.protos.tensors import decode_dtype, decode_tensor, is_type, type_name
@@ -159,3 +161,28 @@ def test_definitions_equal_tensorflows() -> None:
     if tf.__version__.startswith("2.21"):
         assert definitions() == wanted
     assert op_def("NoSuchOp") is None
+
+
+def test_a_large_constant_is_copied_once_and_releases_its_bytes() -> None:
+    content = np.arange(1 << 20, dtype=np.float32)
+    graph = message(GraphDef)()
+    proto = graph.node.add(name="c", op="Const").attr["value"].tensor
+    proto.dtype, proto.tensor_content = 1, content.tobytes()
+    proto.tensor_shape.dim.add(size=content.size)
+    given = graph.SerializeToString()
+    small, parts = own_graph(given)
+    held = small.node[0].attr["value"].tensor
+    assert len(held.tensor_content) < 100
+    seen: list[memoryview | bytes] = []
+
+    def decode(data: bytes | memoryview) -> np.ndarray:
+        seen.append(data)
+        return decode_tensor(held, content=data)
+
+    value = parts.array(held.tensor_content, decode)
+    assert np.array_equal(value, content) and not value.flags.writeable
+    # What was decoded is a view of the copy, which device arrays share too.
+    assert np.shares_memory(value, np.frombuffer(seen[0], np.uint8))
+    assert not np.shares_memory(value, np.frombuffer(given, np.uint8))
+    assert aligned(value) is value
+    assert parts.array(held.tensor_content, decode) is value

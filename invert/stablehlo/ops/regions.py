@@ -16,6 +16,7 @@ from jax import lax
 
 from invert._private.jax import lowered_module
 from invert._private.mlir import ir
+from invert.ir.stored import Entry
 from invert.stablehlo.ops.attributes import string
 
 Signature = tuple[Any, ...]
@@ -100,15 +101,25 @@ def _find(module: ir.Module, name: str) -> ir.Operation:
 def reducer(function: Callable, dtype: np.dtype) -> Signature | None:
     """Signature of the reducer of a JAX reduction, such as `reduce_max`, at a dtype."""
     x = jax.ShapeDtypeStruct((1,), dtype)
-    with jax.enable_x64(True):
-        module = lowered_module(lambda x: function(x, (0,)), x)
-    return signature(_find(module, "stablehlo.reduce").regions[0])
+    lowered = functools.partial(_lowered, "stablehlo.reduce", lambda x: function(x, (0,)), x)
+    return Entry("reducer", function, dtype).stored(lowered)
 
 
 @functools.lru_cache(maxsize=512)
 def comparator(dtypes: tuple[np.dtype, ...], num_keys: int) -> Signature | None:
     """Signature of the comparator of `lax.sort` with `num_keys` keys."""
     xs = [jax.ShapeDtypeStruct((1,), d) for d in dtypes]
+    sort = functools.partial(_sorted, num_keys)
+    lowered = functools.partial(_lowered, "stablehlo.sort", sort, *xs)
+    return Entry("comparator", dtypes, num_keys).stored(lowered)
+
+
+def _sorted(num_keys: int, *xs: Any) -> Any:
+    return lax.sort(xs, num_keys=num_keys)
+
+
+def _lowered(name: str, function: Callable, *avals: jax.ShapeDtypeStruct) -> Signature | None:
+    """Signature of the region of the op to which a function is lowered."""
     with jax.enable_x64(True):
-        module = lowered_module(lambda *xs: lax.sort(xs, num_keys=num_keys), *xs)
-    return signature(_find(module, "stablehlo.sort").regions[0])
+        module = lowered_module(function, *avals)
+    return signature(_find(module, name).regions[0])

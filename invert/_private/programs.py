@@ -1,0 +1,191 @@
+"""Parts of jaxprs by name, and jaxprs made of their parts, without a trace.
+
+Works with jax 0.10.2 to 0.12.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jaxlib
+import numpy as np
+from jax import lax
+from jax._src import api, config, core, source_info_util
+from jax._src.interpreters import mlir as jax_mlir
+from jax._src.literals import TypedFloat, TypedInt, TypedNdArray
+from jax._src.named_sharding import UNSPECIFIED
+from jax._src.random import prng
+
+from invert._private.jax import (
+    ClosedJaxpr,
+    Jaxpr,
+    Literal,
+    Var,
+    _stack,
+    full_tracebacks,
+    on_whole_values,
+)
+
+jaxlib_version: str = jaxlib.__version__
+unspecified: object = UNSPECIFIED
+no_mesh = jax.sharding.Mesh(np.empty((), object), ())
+typed_array, typed_int, typed_float = TypedNdArray, TypedInt, TypedFloat
+Generator = prng.PRNGImpl
+KeyType = prng.KeyTy
+# Named tuples and enumerations in the parameters of equations.
+RECORDS: Mapping[str, Any] = {
+    kind.__name__: kind
+    for kind in (
+        lax.ConvDimensionNumbers,
+        lax.DotAlgorithm,
+        lax.GatherDimensionNumbers,
+        lax.ScatterDimensionNumbers,
+    )
+}
+CHOICES: Mapping[str, Any] = {
+    kind.__name__: kind
+    for kind in (
+        *(lax.AccuracyMode, lax.DotAlgorithmPreset, lax.FftType, lax.GatherScatterMode),
+        *(lax.Precision, lax.RandomAlgorithm, lax.RoundingMethod),
+        *(lax.linalg.EigImplementation, lax.linalg.EighImplementation, lax.linalg.SvdAlgorithm),
+        getattr(api, "Inline", lax.Precision),  # of jax 0.12
+    )
+}
+_PACKAGES = {"jax", "jaxlib", "equinox", "invert"}
+
+
+@functools.cache
+def primitives() -> Mapping[str, core.Primitive]:
+    """The primitives that lower for the CPU, by name; without those of equal names."""
+    found: dict[str, core.Primitive | None] = {}
+    for p in {**jax_mlir._lowerings, **jax_mlir._platform_specific_lowerings["cpu"]}:
+        found[p.name] = p if found.get(p.name, p) is p else None
+    return {name: p for name, p in found.items() if p is not None}
+
+
+def generators() -> Mapping[str, prng.PRNGImpl]:
+    """The generators of random numbers, by name."""
+    return prng.prngs
+
+
+@dataclasses.dataclass
+class _Settings:
+    """The settings of a moment, and the rules by which programs were lowered then."""
+
+    values: Mapping[str, Any]
+    context: Sequence[Any]
+    rules: Sequence[Any]
+    text: str | None
+
+
+_last: list[_Settings] = []
+
+
+def settings() -> str | None:
+    """All that lowering for the CPU depends on in this process beyond its packages, as text.
+
+    `None` if that is more than settings of JAX: if a package other than JAX has registered a
+    lowering or a generator of random numbers.
+    """
+    # As programs are lowered, wherever that is asked for.
+    with on_whole_values(), full_tracebacks():
+        values, context, rules = jax.config.values, config.trace_context(), _rules()
+    for known in _last:
+        # Comparing takes a hundredth of the time that making the text does.
+        if known.context == context and known.rules == rules and known.values == values:
+            return known.text
+    stated = [x for x in context if not isinstance(x, core.AxisEnv)]
+    released = all(_package(rule) in _PACKAGES for rule in rules)
+    text = repr((sorted(values.items()), stated)) if released else None
+    _last[:] = [_Settings(dict(values), context, rules, text), *_last[:3]]
+    return text
+
+
+def _rules() -> list[Any]:
+    lowerings = (jax_mlir._lowerings, jax_mlir._platform_specific_lowerings["cpu"])
+    rules = [rule for of_primitive in lowerings for rule in of_primitive.values()]
+    return [*rules, *(generator.seed for generator in prng.prngs.values())]
+
+
+def _package(function: Any) -> str:
+    """The package of a function, seen through `functools.partial` and `mlir.lower_fun`."""
+    while True:
+        function = getattr(function, "rule", function)
+        if isinstance(function, functools.partial):
+            function = function.func
+        elif (inner := _lowered_function(function)) is not None:
+            function = inner
+        else:
+            module = getattr(function, "__module__", None) or type(function).__module__
+            return module.partition(".")[0]
+
+
+def _lowered_function(rule: Any) -> Any:
+    """The function that a rule traces, if `mlir.lower_fun` made it."""
+    names = getattr(getattr(rule, "__code__", None), "co_freevars", ())
+    if getattr(rule, "__name__", "") != "f_lowered" or "fun" not in names:
+        return None
+    return rule.__closure__[names.index("fun")].cell_contents
+
+
+def array_type(shape: Sequence[Any], dtype: Any, weak: bool) -> core.ShapedArray:
+    """The type of an array, without a mesh."""
+    return core.ShapedArray(tuple(shape), dtype, weak)
+
+
+def is_plain(eqn: core.JaxprEqn) -> bool:
+    """Whether `new_equation` makes such an equation of its parts."""
+    return not eqn.effects and eqn.ctx is core.current_jaxpr_eqn_context()
+
+
+def name_text(eqn: core.JaxprEqn) -> str:
+    """The name scopes and transforms of an equation."""
+    return str(eqn.source_info.name_stack)
+
+
+def new_equation(
+    primitive: core.Primitive,
+    invars: Sequence[Var | Literal],
+    outvars: Sequence[Var],
+    params: dict[str, Any],
+    names: tuple[str, ...],
+) -> Any:
+    """An equation without effects, in the given name scopes."""
+    source = source_info_util.new_source_info().replace(name_stack=_stack(names))
+    return core.new_jaxpr_eqn(
+        list(invars), list(outvars), primitive, params, core.no_effects, source
+    )
+
+
+def described(jaxpr: Jaxpr) -> list[Any] | None:
+    """The names of a function, its arguments and results; `None` if they are more than text."""
+    found = jaxpr.debug_info
+    texts = [found.arg_names, found.result_paths]
+    if not all(x is None or (type(x) is tuple and {*map(type, x)} <= {str}) for x in texts):
+        return None
+    lists = (x if x is None else list(x) for x in texts)
+    return [found.traced_for, found.func_src_info, *lists]
+
+
+def new_jaxpr(
+    constvars: Sequence[Var],
+    invars: Sequence[Var],
+    outvars: Sequence[Var | Literal],
+    eqns: Sequence[Any],
+    description: Sequence[Any] = ("jit", "<unknown>", None, None),
+) -> Jaxpr:
+    """A jaxpr without effects."""
+    traced_for, name, *texts = description
+    names = core.DebugInfo(traced_for, name, *(x if x is None else tuple(x) for x in texts))
+    parts: Sequence[Any] = [*map(list, (constvars, invars, outvars, eqns)), core.no_effects, names]
+    return Jaxpr(*parts)
+
+
+def close(jaxpr: Jaxpr, consts: Iterable[Any]) -> ClosedJaxpr:
+    """Close a jaxpr over the values of its constants."""
+    make: Callable[..., Any] = ClosedJaxpr
+    return make(jaxpr, list(consts))

@@ -1,0 +1,79 @@
+"""What earlier processes lowered, in the user's cache directory.
+
+Lowering is most of a first conversion: JAX traces and lowers each function that a pattern proposes,
+and each equation of a certificate. What comes of it depends on the versions of JAX and of this
+package, on JAX's settings, and on what was lowered. All of these are in the key of an entry, so
+that an entry is what lowering would give. Only programs for the CPU are stored: what lowers for
+other platforms depends on plugins too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+from collections.abc import Callable, Hashable, Iterable
+from typing import TypeVar
+
+from invert import _user_cache
+from invert._private.jax import explicit_constraints
+from invert._private.programs import settings
+from invert.ir.encoding import Damaged, NotEncodable, decoded, encoded, key_of
+from invert.ir.sizes import DimSize, is_open
+from invert.ir.types import Value
+
+_T = TypeVar("_T")
+
+
+@functools.lru_cache(maxsize=64)
+def _decoded(text: str) -> Value:
+    """What a text encodes: often several entries hold the same program."""
+    return decoded(json.loads(text))
+
+
+class Entry:
+    """The place of a program, or of text about one.
+
+    **Arguments:**
+
+    - `kind`: what is done to the parts to obtain it.
+    - `parts`: what it depends on, besides versions and settings.
+    - `sizes`: sizes among the parts, from which its open sizes are made.
+    """
+
+    def __init__(
+        self, kind: str, *parts: Hashable, platform: str = "cpu", sizes: Iterable[DimSize] = ()
+    ) -> None:
+        self._size = next(filter(is_open, sizes), None)
+        self._key = ""
+        if platform != "cpu" or _user_cache.folder() is None or (now := settings()) is None:
+            return
+        known = () if self._size is None else explicit_constraints(self._size)
+        with contextlib.suppress(NotEncodable):
+            self._key = json.dumps([kind, key_of(*parts), str(known), now])
+
+    def read(self) -> Value | None:
+        """What an earlier process stored, if anything."""
+        text = _user_cache.text_of(self._key) if self._key else None
+        if text is None:
+            return None
+        # The text is as it was written, but may have been written by another program.
+        with contextlib.suppress(Damaged, ValueError, RecursionError):
+            # Sizes of different scopes cannot be compared.
+            return _decoded(text) if self._size is None else decoded(json.loads(text), self._size)
+        return None
+
+    def write(self, value: Value) -> None:
+        """Store a value for later processes, if it can be encoded."""
+        if self._key:
+            with contextlib.suppress(NotEncodable):
+                text = json.dumps(encoded(value), separators=(",", ":"))
+                _user_cache.keep_text(self._key, text)
+
+    def stored(self, make: Callable[[], _T]) -> _T:
+        """What was stored, otherwise what `make` returns, which is stored."""
+        if (known := self.read()) is not None:
+            return known
+        if (made := make()) is not None:
+            self.write(made)
+        return made
