@@ -19,6 +19,9 @@ from invert.emission.sizes.program import Program
 from invert.ir.graph import is_var
 from invert.ir.types import Eqn, Jaxpr, Value, Var
 
+# Larger arrays are not searched for other numbers than zeros and ones.
+_LARGEST_MASK = 1 << 12
+
 
 class Parameters:
     """The constants and parameters of some programs, by the variables that all of them share.
@@ -52,7 +55,7 @@ class Parameters:
             if names[v] is v:
                 number = i if recovered.numbers is None else recovered.numbers[i]
                 self.values[v], self.containers[v] = value, constant_name(method, number)
-                self.paths[v] = (name_by_use(v, users),)
+                self.paths[v] = ("mask" if _is_mask(value) else name_by_use(v, users),)
         for v, param, held in zip(own[count:], params, recovered.in_state, strict=True):
             names[v] = self._shared.setdefault(param.name, v)
             if names[v] is v:
@@ -83,13 +86,19 @@ class Parameters:
         users = _users(jaxprs)
         uses = {v: name_by_use(v, users) for v in self.values}
         scales = {v for v, use in uses.items() if use == "scale"}
-        added = {v for v, use in uses.items() if use == "bias" or _is_joined(v, users)}
-        split = {v for v in self.values if _is_split(v, users)}
+        added = {
+            v
+            for v, use in uses.items()
+            if use == "bias" or _is_joined(v, users) or _is_looked_up(v, users)
+        }
+        inputs_first = {v for v in self.values if _is_multiplied(v, users, 2)}
+        split = {v for v in self.values if _is_multiplied(v, users, 3)}
         names = {v: path[-1] for v, path in self.paths.items()}
         sources = " ".join(r.entry.source for r in self._recovered.values())
-        keras = is_keras(sources, [n for name in params for n in split_name(name)])
+        keras = is_keras(sources, [split_name(name)[-1] for name in params])
         lstm = _forgetful(self.paths) if keras else frozenset()
-        return Starts(names, values, scales, frozenset(self.held), keras, lstm, split, added)
+        held = frozenset(self.held)
+        return Starts(names, values, scales, held, keras, lstm, split, added, inputs_first)
 
 
 def _users(jaxprs: Iterable[Jaxpr]) -> dict[Var, list[Eqn]]:
@@ -115,9 +124,9 @@ def _forgetful(paths: Mapping[Var, Path]) -> frozenset[Var]:
     )
 
 
-def _is_split(v: Var, users: Mapping[Var, Sequence[Eqn]]) -> bool:
-    """Whether an array of three axes is only multiplied along its first one."""
-    if len(v.aval.shape) != 3 or not users.get(v):
+def _is_multiplied(v: Var, users: Mapping[Var, Sequence[Eqn]], rank: int) -> bool:
+    """Whether an array with this many axes is only multiplied along its first one."""
+    if len(v.aval.shape) != rank or not users.get(v):
         return False
     return all(
         e.primitive.name == "dot_general"
@@ -125,6 +134,16 @@ def _is_split(v: Var, users: Mapping[Var, Sequence[Eqn]]) -> bool:
         and tuple(e.params["dimension_numbers"][0][1]) == (0,)
         for e in users[v]
     )
+
+
+def _is_looked_up(v: Var, users: Mapping[Var, Sequence[Eqn]]) -> bool:
+    """Whether rows of an array are looked up."""
+    return any(e.primitive.name == "gather" and e.invars[0] is v for e in users.get(v, ()))
+
+
+def _is_mask(value: Value) -> bool:
+    """Whether an array consists of zeros and ones, of both."""
+    return value.size <= _LARGEST_MASK and {*np.unique(value)} == {0, 1}
 
 
 def _is_joined(v: Var, users: Mapping[Var, Sequence[Eqn]]) -> bool:

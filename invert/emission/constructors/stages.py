@@ -108,8 +108,10 @@ class Stages:
         found = {end: self._changes(made) for end, made in ends.items() if made is not None}
         if not all(found.values()):
             return f"Equal blocks and a {' and a '.join(ends)} one."
-        first, *others = (f"the {end} changes {' and '.join(what)}" for end, what in found.items())
-        clauses = [first, *(clause.replace(" changes", "") for clause in others)]
+        first, *others = (
+            f"the {end} may change {' and '.join(what)}" for end, what in found.items()
+        )
+        clauses = [first, *(clause.replace(" may change", "") for clause in others)]
         return f"Blocks of which {', '.join(clauses)}."
 
     def _changes(self, made: ast.expr) -> list[str]:

@@ -37,7 +37,9 @@ class Starts:
     - `keras`: whether the program comes from Keras.
     - `lstm`: the biases of Keras's LSTMs, whose forget gates start at one.
     - `split`: kernels with one axis of inputs and two of outputs, such as heads and their features.
-    - `added`: parameters that are only added or joined to others, such as those of positions.
+    - `added`: parameters that are only added or joined to others, such as those of positions, and
+        those whose rows are looked up.
+    - `inputs_first`: matrices that are only multiplied along their first axis.
     """
 
     names: Mapping[Var, str]
@@ -48,6 +50,7 @@ class Starts:
     lstm: Set[Var] = frozenset()
     split: Set[Var] = frozenset()
     added: Set[Var] = frozenset()
+    inputs_first: Set[Var] = frozenset()
 
     def of(self, v: Var) -> str:
         """The name of an initializer, or `zeros`, `ones`, `forget`, `values`, `unknown`, `key`."""
@@ -73,12 +76,12 @@ class Starts:
             return "uniform" if self.keras else "normal"
         if name == "recurrent_kernel":
             return "orthogonal"
-        if name == "weight" and not self.keras:
-            return "kaiming_uniform"
         if self.keras:
             return "glorot_uniform"  # Keras counts the inputs of split kernels as JAX does
         if v in self.added:
             return "normal"
+        if name == "weight" and v not in self.inputs_first:
+            return "kaiming_uniform"
         return "lecun_normal_heads" if v in self.split else "lecun_normal"
 
     def _is_written(self, v: Var) -> bool:
@@ -93,5 +96,5 @@ class Starts:
 
 
 def is_keras(source: str, names: Iterable[str]) -> bool:
-    """Whether a program comes from Keras, judged by its source or by names."""
+    """Whether a program comes from Keras, judged by its source or by names of arrays."""
     return "Keras" in source or not _KERAS.isdisjoint(stem(n).lower() for n in names)

@@ -106,6 +106,7 @@ def resize_pixels(x: Array, size: tuple[int, int]) -> Array:
     return x
 
 
+_ANY_SIZES = "*sizes"  # in docstrings
 # Arguments of these functions.
 _WINDOW, _STRIDES, _PADDING = "window", "strides", "padding"
 
@@ -208,10 +209,19 @@ def _square(definition: ast.FunctionDef, calls: Sequence[ast.Call]) -> None:
         definition.args.args[places[name]].annotation = syntax.name("int")
         whole = _Whole(name, *ranks)
         definition.body = [whole.visit(s) for s in definition.body]
+        _state_axes(definition, *ranks)
     if _STRIDES in places:
         pairs = [(c.args[places[_WINDOW]], c.args[places[_STRIDES]]) for c in calls]
         if all(ast.dump(window) == ast.dump(strides) for window, strides in pairs):
             _bind(definition, calls, places[_STRIDES], syntax.name(_WINDOW))
+
+
+def _state_axes(definition: ast.FunctionDef, rank: int) -> None:
+    """Write the axes of images in the docstring of a function for one number of axes."""
+    sizes = {1: "length", 2: "height, width", 3: "depth, height, width"}.get(rank, _ANY_SIZES)
+    for node in ast.walk(definition.body[0]):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            node.value = node.value.replace(_ANY_SIZES, sizes)
 
 
 def _number_and_rank(value: ast.expr) -> tuple[int, int]:

@@ -158,7 +158,7 @@ class Lists:
                 continue  # a stack, or a layer of Equinox
             if any(c in self.covered for c in run.calls) or not _consecutive(run.calls, names):
                 continue
-            if _is_short(run.calls):
+            if _is_short(run.calls) or _is_a_part(run.calls, names):
                 continue
             ((carried, _),) = run.carried
             if any(_elsewhere(c.outvars[0], layer) for c in run.calls[:-1]):
@@ -288,6 +288,13 @@ def _numbered(names: Mapping[LayerCall, str]) -> list[list[LayerCall]]:
         # A list that is numbered itself is one of the original.
         if (len(calls) >= _MANY or stem[-1:].isdigit()) and not _is_short(calls)
     ]
+
+
+def _is_a_part(calls: Sequence[LayerCall], names: Mapping[LayerCall, str]) -> bool:
+    """Whether two calls are some of several that an author numbered, such as `fire2` to `fire6`."""
+    stems = {_numbers(names[c], 1)[0] for c in calls}
+    others = [n for c, n in names.items() if c not in calls and layers_in(c.layer)]
+    return len(calls) == 2 and len(stems) == 1 and any(_numbers(n, 1)[0] in stems for n in others)
 
 
 def _is_short(calls: Sequence[LayerCall]) -> bool:

@@ -89,7 +89,13 @@ def _group_by_number(layer: Layer, parameters: Mapping[Var, Path]) -> None:
         for role, inner in group.items():
             inner.field, inner.kind = role, inner.kind or without_number(inner.name)
         rest = [(i, s) for i, s in enumerate(layer.steps) if i not in region]
-        call = wrapped(layer, sorted(region), f"block_{number}", parameters, ())
+        inner = wrapped(layer, sorted(region), f"block_{number}", parameters, ()).layer
+        # In one order for all blocks: sums, then the results of layers by their names.
+        roles = {
+            v: s.layer.field for s in inner.steps if isinstance(s, LayerCall) for v in s.outvars
+        }
+        inner.outputs.sort(key=lambda v: roles.get(v, ""))
+        call = LayerCall(inner, list(inner.inputs), inner.results)
         layer.steps = ordered([*rest, (min(members), call)])
 
 

@@ -451,7 +451,7 @@ def _columns(group: Sequence[Draft]) -> list[tuple[int, ...]]:
 
 
 def _in_shapes(draft: Draft) -> set[int]:
-    """The places of integers that must be sizes: in reshapes and shapes of random numbers."""
+    """The places of integers that must be sizes: in reshapes, shapes of random numbers, roots."""
     sizes: set[int] = set()
     for method in draft.methods:
         for node in ast.walk(method):
@@ -463,6 +463,8 @@ def _in_shapes(draft: Draft) -> set[int]:
                     args=[_, ast.Tuple(elts=args), *_],
                 ):
                     sizes.update(map(id, args))
+                case ast.BinOp(left=base, op=ast.Pow(), right=ast.Constant(value=0.5)):
+                    sizes.add(id(base))
     return {i for i, constant in enumerate(draft.constants()) if id(constant) in sizes}
 
 
@@ -480,8 +482,6 @@ def _size(
         return None
     if values in told:
         return values, "", 1
-    if few:
-        return None
     for k in range(2, _LARGEST_FACTOR + 1):
         whole = tuple(v * k for v in values)
         if whole in told:

@@ -416,6 +416,7 @@ def _add(cls: Class, draft: Draft, node: Node, scaled: Scaled) -> None:
     for site in (s for s in places if s.field == "groups"):
         if len(news := known.get(int(ast.literal_eval(site.value)), ())) == 1:
             site.value = syntax.number(*news)
+    _set_reshaped(twin, draft, scaled)
     for constant in twin.constants():
         if len(news := known.get(number_of(constant), ())) == 1:
             (constant.value,) = news
@@ -427,6 +428,28 @@ def _add(cls: Class, draft: Draft, node: Node, scaled: Scaled) -> None:
             cls.shapes[node, name] = arrays[draft.place(name)][1]
     cls.drafts.append(twin)
     settle(cls.drafts)
+
+
+def _set_reshaped(twin: Draft, draft: Draft, scaled: Scaled) -> None:
+    """Write the new sizes in `x.reshape(batch, 16, 16, 4, 4)`, where two sizes may be 16."""
+    steps = [s for layer in draft.node.layers for s in layer.steps]
+    made = [s.outvars[0] for s in steps if s.primitive.name == "reshape"]
+    left = {id(c) for c in twin.constants()}
+    for call in (n for m in twin.methods for n in ast.walk(m) if isinstance(n, ast.Call)):
+        if not isinstance(call.func, ast.Attribute) or call.func.attr != "reshape":
+            continue
+        numbers = [_number(a) for a in call.args]
+        news = {
+            scaled.shape(v)
+            for v in made
+            if len(v.aval.shape) == len(numbers)
+            and all(n is None or n == m for n, m in zip(numbers, v.aval.shape, strict=True))
+        }
+        if len(news) != 1 or any(id(a) not in left for a in call.args if _number(a) is not None):
+            continue
+        for argument, new in zip(call.args, *news, strict=True):
+            if isinstance(argument, ast.Constant) and isinstance(new, int):
+                argument.value = new
 
 
 def _has_values_of(draft: Draft, sizes: Mapping[int, Set[int]]) -> bool:

@@ -28,7 +28,9 @@ _RECURRENT = re.compile(r"(?<=[a-z])_(lstm|gru|rnn)$")
 STREAM = "x"
 _SUMS = ("add", "add_any")
 # Scopes that TensorFlow creates for control flow and for single ops.
-_CONTROL = frozenset("while cond body scan map case tensordot mat_mul bias_add moments".split())
+_CONTROL = frozenset(
+    "while cond body scan map case tensordot mat_mul bias_add moments convolution".split()
+)
 # The hint for a product, which is named after its factors.
 PRODUCT = "*"
 
