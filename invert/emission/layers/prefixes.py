@@ -24,7 +24,7 @@ from invert.emission.layers.wrap import wrapped
 from invert.emission.python.naming import camel, snake
 from invert.ir import kinds
 from invert.ir.graph import is_var
-from invert.ir.types import Eqn, Literal, Var
+from invert.ir.types import Atom, Eqn, Literal, Var
 
 _CONV = "conv"
 # The least number of pairs of convolution and normalization that become layers.
