@@ -91,9 +91,10 @@ def _group_by_number(layer: Layer, parameters: Mapping[Var, Path]) -> None:
         rest = [(i, s) for i, s in enumerate(layer.steps) if i not in region]
         inner = wrapped(layer, sorted(region), f"block_{number}", parameters, ()).layer
         # In one order for all blocks: sums, then the results of layers by their names.
-        roles = {
-            v: s.layer.field for s in inner.steps if isinstance(s, LayerCall) for v in s.outvars
-        }
+        roles: dict[Atom, str] = {}
+        for step in inner.steps:
+            if isinstance(step, LayerCall):
+                roles |= dict.fromkeys(step.outvars, step.layer.field)
         inner.outputs.sort(key=lambda v: roles.get(v, ""))
         call = LayerCall(inner, list(inner.inputs), inner.results)
         layer.steps = ordered([*rest, (min(members), call)])
