@@ -195,3 +195,33 @@ def test_a_sum_of_many_values_is_no_layer(count: int) -> None:
     assert "def add" not in source
     x = np.ones((2, 5), np.float32)
     np.testing.assert_array_equal(module.model(x), module(x))
+
+
+def test_a_function_has_no_name_of_a_loop_variable() -> None:
+    text = f"""
+class A:
+    def __call__(self, x, u, w):
+        for conv in self.convs:
+            x = conv(x)
+        y = {_CONV.format("x", "u")}
+        y = {_CONV.format("y", "w")}
+        y = {_CONV.format("y", "u")}
+        return {_CONV.format("y", "w")}
+"""
+    source = _rewritten(text)
+    assert "def conv_2(" in source
+    assert "conv_2(y, w)" in source
+
+
+def test_two_names_of_one_value_stay() -> None:
+    norm = "lax.rsqrt(jnp.mean(jnp.square({0}), axis=-1, keepdims=True) + 1e-05)"
+    text = f"""
+class A:
+    def __call__(self, x, y):
+        s = t = {norm.format("x")}
+        u = x * s * self.a
+        v = y * {norm.format("y")} * self.a
+        return u + v + t
+"""
+    source = _rewritten(text)
+    assert "s = t = " in source

@@ -5,18 +5,19 @@ from __future__ import annotations
 import ast
 from collections.abc import Sequence
 
-from invert.emission.python import syntax
 from invert.emission.python.naming import Names
 
 
 def known_names(definitions: Sequence[ast.stmt]) -> Names:
     """The names of a file that a new function must not have, local ones included."""
     found = Names()
-    for node in (n for d in definitions for n in ast.walk(d)):
+    nodes = [n for d in definitions for n in ast.walk(d)]
+    fields = {id(n.target) for n in nodes if isinstance(n, ast.AnnAssign)}
+    for node in nodes:
         if isinstance(node, ast.arg):
             found.taken.add(node.arg)
         elif isinstance(node, ast.FunctionDef | ast.ClassDef):
             found.taken.add(node.name)
-        elif isinstance(node, ast.Assign):
-            found.taken |= {n.id for t in node.targets for n in syntax.names_in(t)}
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.taken |= set() if id(node) in fields else {node.id}
     return found

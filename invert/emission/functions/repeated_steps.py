@@ -13,12 +13,16 @@ import dataclasses
 import itertools
 import re
 from collections.abc import Hashable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from invert.emission.functions.names import known_names
 from invert.emission.layers.shared import replace
 from invert.emission.python import syntax
 from invert.emission.python.naming import stem
 from invert.emission.python.syntax import field_of
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeIs
 
 # The fewest characters that a function saves, and those of one of its copies.
 _LEAST, _SHORTEST = 80, 70
@@ -58,9 +62,8 @@ class _Method:
                 if not _is_stored(name) and (source := last.get(name.id)) is not None:
                     method.defined[name] = source
                     method.users.setdefault(source, []).append(statement)
-            plain = isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name)
             for name in _stored(statement):
-                last[name] = statement if plain and isinstance(statement, ast.Assign) else None
+                last[name] = statement if _is_plain(statement) else None
                 since[name] = i
         return method
 
@@ -103,6 +106,12 @@ def _callee(call: ast.Call) -> str:
     if isinstance(node, ast.Name):
         return ".".join(reversed([*names, node.id]))
     return names[0] if names else ""
+
+
+def _is_plain(statement: ast.stmt) -> TypeIs[ast.Assign]:
+    """Whether a statement assigns one name."""
+    targets = statement.targets if isinstance(statement, ast.Assign) else []
+    return len(targets) == 1 and isinstance(targets[0], ast.Name)
 
 
 def _stored(statement: ast.stmt) -> set[str]:
@@ -446,9 +455,9 @@ def _target(statement: ast.stmt) -> str:
 def _inline(body: list[ast.stmt], only: ast.stmt | None = None) -> None:
     """Write values at their only use in the next statement, if the line stays short."""
     for first, second in itertools.pairwise([*body]):
-        if not isinstance(first, ast.Assign) or (only is not None and first is not only):
+        if not _is_plain(first) or (only is not None and first is not only):
             continue
-        name = first.targets[0].id if isinstance(first.targets[0], ast.Name) else ""
+        name = _target(first)
         after = body[body.index(first) + 1 :]
         read = [n for s in after for n in syntax.names_in(s) if n.id == name and not _is_stored(n)]
         again = isinstance(second, ast.Assign) and name in _stored(second)
