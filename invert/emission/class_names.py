@@ -91,7 +91,7 @@ def name_classes(
         elif name in file.taken and _ends_with_state(cls):
             name = f"Final{name}"
         if name in fields:
-            name = f"{name}Layer"
+            name = f"{name}alization" if name.endswith("Norm") else f"{name}Layer"
         cls.definition.name = names[cls.token] = file.new(name)
 
 

@@ -22,7 +22,7 @@ from invert.emission.equinox_nn.weights import Weights
 from invert.emission.expressions import idioms
 from invert.emission.expressions.proof import Prover
 from invert.emission.file import File, MissingSizeError, check_types, headed
-from invert.emission.functions import empty_classes, repeated_steps
+from invert.emission.functions import empty_classes, repeated_steps, unused
 from invert.emission.layers import (
     blocks,
     cells,
@@ -341,7 +341,9 @@ class _Variant:
                 if not classes.weaken(namespace):
                     break
         texts = [(source, namespace)]
-        if repeated_steps.rewrite(file.definitions) | empty_classes.rewrite(file.definitions, cls):
+        changed = repeated_steps.rewrite(file.definitions)
+        changed |= empty_classes.rewrite(file.definitions, cls)
+        if unused.remove(file.definitions) or changed:
             source = headed(file.text(), self._doc())
             texts.append((source, module_of(source, f"emitted_{cls}")))
         self._begin("comparing the source")

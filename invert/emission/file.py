@@ -20,7 +20,7 @@ from invert.emission.expressions.statements import FunctionText, Statement
 from invert.emission.expressions.writer import Writer
 from invert.emission.python import shorthand, syntax
 from invert.emission.python.format import fitted, formatted
-from invert.emission.python.naming import RESERVED, Names, comment, snake
+from invert.emission.python.naming import Names, comment, snake
 from invert.emission.sizes.expressions import (
     derived_sources,
     dimension_of,
@@ -265,34 +265,13 @@ class File(Writer):
     def text(self) -> str:
         """The imports and definitions, laid out."""
         copied = self._copied.values()
-        definitions = helpers.arranged(_used(copy.deepcopy(self.definitions)), copied)
+        definitions = helpers.arranged(copy.deepcopy(self.definitions), copied)
         definitions = meshes.with_constants(definitions)
         shorthand.shortened(definitions)
         body = syntax.text_of(ast.Module(definitions, []))
         # As isort does: one line before a constant, two before a class or a function.
         space = "\n\n" if definitions and isinstance(definitions[0], ast.Assign) else "\n\n\n"
         return f"{_imports(definitions)}{space}{explained(formatted(body, LINE_LENGTH))}"
-
-
-def _used(definitions: list[ast.stmt]) -> list[ast.stmt]:
-    """The definitions without functions that nothing calls, except those for the user."""
-    while True:
-        read = {
-            n.id
-            for d in definitions
-            for n in ast.walk(d)
-            if isinstance(n, ast.Name) and n.id != getattr(d, "name", "")
-        }
-        unused = [
-            d
-            for d in definitions
-            if isinstance(d, ast.FunctionDef)
-            and not d.decorator_list
-            and d.name not in read | RESERVED
-        ]
-        if not unused:
-            return definitions
-        definitions = [d for d in definitions if d not in unused]
 
 
 # A variance of squares, as `tf.nn.moments` and Keras compute it.

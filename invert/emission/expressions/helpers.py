@@ -199,7 +199,9 @@ def _bind(
 def _square(definition: ast.FunctionDef, calls: Sequence[ast.Call]) -> None:
     """Write sizes that are squares as numbers: `max_pool(x, 3, 2)`, or `max_pool(x, 2)`."""
     places = {a.arg: i for i, a in enumerate(definition.args.args)}
-    for name in (_WINDOW, _STRIDES) if {_WINDOW, _STRIDES} <= places.keys() else ():
+    if not {_WINDOW, _STRIDES} <= places.keys():
+        return
+    for name in (_WINDOW, _STRIDES):
         rows = [_number_and_rank(c.args[places[name]]) for c in calls]
         ranks = {rank for _, rank in rows}
         if 0 in ranks or len(ranks) > 1:
@@ -210,10 +212,9 @@ def _square(definition: ast.FunctionDef, calls: Sequence[ast.Call]) -> None:
         whole = _Whole(name, *ranks)
         definition.body = [whole.visit(s) for s in definition.body]
         _state_axes(definition, *ranks)
-    if _STRIDES in places:
-        pairs = [(c.args[places[_WINDOW]], c.args[places[_STRIDES]]) for c in calls]
-        if all(ast.dump(window) == ast.dump(strides) for window, strides in pairs):
-            _bind(definition, calls, places[_STRIDES], syntax.name(_WINDOW))
+    pairs = [(c.args[places[_WINDOW]], c.args[places[_STRIDES]]) for c in calls]
+    if all(ast.dump(window) == ast.dump(strides) for window, strides in pairs):
+        _bind(definition, calls, places[_STRIDES], syntax.name(_WINDOW))
 
 
 def _state_axes(definition: ast.FunctionDef, rank: int) -> None:

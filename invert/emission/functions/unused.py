@@ -1,0 +1,30 @@
+"""Leaves out functions that nothing calls, such as that of an activation written at its call."""
+
+from __future__ import annotations
+
+import ast
+
+from invert.emission.python.naming import RESERVED
+
+
+def remove(definitions: list[ast.stmt]) -> bool:
+    """Remove functions that nothing calls, except those for the user; tell whether any were."""
+    changed = False
+    while True:
+        read = {
+            n.id
+            for d in definitions
+            for n in ast.walk(d)
+            if isinstance(n, ast.Name) and n.id != getattr(d, "name", "")
+        }
+        unused = [
+            d
+            for d in definitions
+            if isinstance(d, ast.FunctionDef)
+            and not d.decorator_list
+            and d.name not in read | RESERVED
+        ]
+        if not unused:
+            return changed
+        definitions[:] = [d for d in definitions if d not in unused]
+        changed = True
