@@ -98,7 +98,8 @@ def test_blocks_of_a_transformer() -> None:
         "norm_2: LayerNorm",
     ]
     assert classes["Block"] == fields
-    assert classes["Attention"] == ["query: Linear", "key: Linear", "value: Linear", "out: Linear"]
+    fields = ["query: Linear", "key: Linear", "value: Linear", "out: Linear"]
+    assert classes["Attention"] == [*fields, "heads: int = eqx.field(static=True)"]
 
 
 def test_blocks_in_blocks() -> None:
