@@ -191,6 +191,8 @@ class Lists:
         for calls in groups:
             if len(calls) < 2 or not _consecutive(calls, names) or not self._passes(calls, layer):
                 continue
+            if _is_a_part(calls, names):
+                continue
             first = calls[0].layer
             name = plural(LETTERED.sub(r"\1", first.kind or first.field or first.name).rstrip("_"))
             if not any(c.layer.listed == name for c in names):

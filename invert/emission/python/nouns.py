@@ -117,6 +117,8 @@ def noun(
         return known[0][1] if known else of_scope(eqn, path)
     if mixes(eqn, atoms, fields):
         return STREAM if primitive in _SUMS else PLAIN
+    if primitive == "sub" and isinstance(eqn.invars[0], Literal):
+        return of_scope(eqn, path)  # `1 - mask` is no mask of that name
     out = _type(eqn.outvars[0])
     if primitive == "select_n":
         # It is one of the chosen values, not the selector.

@@ -38,7 +38,8 @@ def _name_after_layers(function: ast.FunctionDef) -> None:
     for statement in function.body:
         match statement:
             case ast.Assign(targets=[ast.Name(id=name)], value=value) if _NUMBERED.fullmatch(name):
-                fields = [f for n in ast.walk(value) if (f := syntax.field_of(n))]
+                called = (n for n in ast.walk(value) if isinstance(n, ast.Call))
+                fields = [f for n in called if (f := syntax.field_of(n.func))]
                 made = sum(n.id == name and isinstance(n.ctx, ast.Store) for n in nodes)
                 own = of_field(fields[0]) if fields else name
                 own = _NORMALIZED.sub("", own) or own
