@@ -1,7 +1,7 @@
-"""Gradients of slices in one form, where a container looked up the slice at a number.
+"""Rewrites gradients of lookups at fixed indices as gradients of slices.
 
-At an open size, JAX writes `x[:, 0]` as a gather, whose gradient adds to zeros at that place. The
-recovered program has a slice, whose gradient pads with zeros. They agree up to the sign of zeros.
+At an open size, JAX traces `x[:, 0]` to a gather, whose gradient scatters into zeros. The recovered
+program has a slice, whose gradient is a padding. The two agree up to the sign of zeros.
 """
 
 from __future__ import annotations

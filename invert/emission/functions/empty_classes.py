@@ -34,7 +34,7 @@ class _Uses:
 
 
 def rewrite(definitions: list[ast.stmt], model: str) -> bool:
-    """Replace classes that only compute by functions; returns whether there are some.
+    """Replace classes without fields by functions; tell whether there were any.
 
     **Arguments:**
 

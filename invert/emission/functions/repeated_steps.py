@@ -1,7 +1,7 @@
 """Writes steps that methods repeat as a function: `rope(x)` of both queries and keys.
 
-Values are compared by the expressions that compute them, whether these have names or not. A part
-of a value that differs between the places, or that other steps use too, is an argument.
+Values are compared through their names, by the expressions that compute them. What differs between
+the places, or is needed elsewhere too, becomes an argument.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import copy
 import dataclasses
 import itertools
 import re
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from invert.emission.functions.names import known_names
@@ -29,8 +29,26 @@ _LEAST, _SHORTEST = 80, 70
 _MOST_ARGUMENTS = 3
 # The most pairs of steps that are compared.
 _MOST_PAIRS = 2000
+_MODULES = frozenset(("jax", "jnp", "lax", "np", "math"))
 # Where a method reads the number of samples.
 _LEADING = re.compile(r"\w+\.shape\[0\]")
+# A function has a name only if it is clear what it computes. For each: the calls that it contains,
+# those that it may contain, its name and its docstring.
+_KNOWN: tuple[tuple[frozenset[str], frozenset[str], str, str], ...] = (
+    (
+        frozenset(("jnp.cos", "jnp.sin", "jnp.stack")),
+        frozenset(("jnp.arange", "astype", "reshape")),
+        "rope", "Rotate pairs of features by angles that grow with the position.",
+    ),
+    (
+        frozenset(("lax.rsqrt", "jnp.mean", "jnp.square")), frozenset(),
+        "rms_norm", "Divide by the root of the mean square.",
+    ),
+    (
+        frozenset(("lax.conv_general_dilated",)), frozenset(),
+        "conv", "Convolve images.",
+    ),
+)  # fmt: skip
 # The longest value into which another one is written.
 _LINE = 72
 
@@ -68,42 +86,40 @@ class _Method:
         return method
 
     def value(self, node: ast.expr, kept: Sequence[ast.stmt]) -> tuple[ast.expr, ast.stmt | None]:
-        """The expression that a name stands for, and its statement."""
+        """The expression behind a name, and the statement that assigns it."""
         source = self.defined.get(node) if isinstance(node, ast.Name) else None
         if source is None or source in kept:
             return node, None
         return source.value, source
 
     def roots(self) -> Iterator[_Place]:
-        """The places whose results a known function may compute, from all values before them."""
-        calls: dict[ast.stmt, collections.Counter[str]] = {}
+        """Expressions that may be the result of a function with a known name."""
+        calls: dict[ast.stmt, set[str]] = {}
 
-        def called(node: ast.AST) -> collections.Counter[str]:
+        def called(node: ast.AST) -> set[str]:
             nodes = [*ast.walk(node)]
-            found = collections.Counter({_callee(n): 1 for n in nodes if isinstance(n, ast.Call)})
             names = (n for n in nodes if isinstance(n, ast.Name))
-            for source in {self.defined[n] for n in names if n in self.defined}:
-                found |= calls[source]
-            return found
+            before = (calls[self.defined[n]] for n in names if n in self.defined)
+            return {_callee(n) for n in nodes if isinstance(n, ast.Call)}.union(*before)
 
         for statement in self.node.body:
             calls[statement] = called(statement)
             assigned = isinstance(statement, ast.Assign | ast.Return)
-            if assigned and _kind_of(calls[statement]) is not None:
+            if assigned and _kind_of(calls[statement], only=False) is not None:
                 for node in ast.walk(statement):
                     operation = isinstance(node, ast.Call | ast.BinOp)
-                    if operation and _kind_of(called(node)) is not None:
+                    if operation and _kind_of(called(node), only=False) is not None:
                         yield _Place(self, statement, node)
 
 
 def _callee(call: ast.Call) -> str:
-    """`jnp.mean`, or the last name of a method."""
+    """`jnp.mean`, or the name of a method."""
     names: list[str] = []
     node: ast.expr = call.func
     while isinstance(node, ast.Attribute):
         names.append(node.attr)
         node = node.value
-    if isinstance(node, ast.Name):
+    if isinstance(node, ast.Name) and (node.id in _MODULES or not names):
         return ".".join(reversed([*names, node.id]))
     return names[0] if names else ""
 
@@ -150,7 +166,7 @@ class _Place:
         return sum(len(ast.unparse(s)) for s in (*self.steps, self.node))
 
     def is_shared(self, step: ast.stmt) -> bool:
-        """Whether something else uses the value of a step."""
+        """Whether the value of a step is used elsewhere."""
         if not {*self.steps, self.root}.issuperset(self.method.users[step]):
             return True
         defined, own = self.method.defined, set(syntax.names_in(self.node))
@@ -194,7 +210,7 @@ class _Pair:
         self._failed: set[tuple[ast.expr, ast.expr]] = set()
 
     def run(self) -> bool:
-        """Find their common steps; returns whether there are some."""
+        """Find the steps that both share; tell whether there are any."""
         while True:
             for place in (self.one, self.other):
                 place.steps, place.inputs = {}, []
@@ -206,7 +222,7 @@ class _Pair:
                 return len(self.one.inputs) <= _MOST_ARGUMENTS
 
     def _keep_shared(self) -> bool:
-        """Make arguments of values that other steps use; returns whether there are new ones."""
+        """Turn values that are used elsewhere into arguments; tell whether there are new ones."""
         found = False
         for place in (self.one, self.other):
             shared = [s for s in place.steps if place.is_shared(s)]
@@ -215,7 +231,7 @@ class _Pair:
         return found
 
     def _same(self, a: ast.expr, b: ast.expr, *, top: bool = False) -> bool:
-        """Compare two expressions; where they differ, they are arguments."""
+        """Compare two expressions; parts that differ become arguments."""
         one, source = self.one.method.value(a, self.one.kept)
         other, of_other = self.other.method.value(b, self.other.kept)
         for known_a, known_b in zip(self.one.inputs, self.other.inputs, strict=True):
@@ -280,9 +296,6 @@ class _Pair:
         return x == y
 
 
-_MODULES = frozenset(("jax", "jnp", "lax", "np", "math"))
-
-
 def _calls_layer(node: ast.AST) -> bool:
     return isinstance(node, ast.Call) and bool(field_of(node.func))
 
@@ -293,7 +306,7 @@ def _may_be_given(node: ast.expr) -> bool:
 
 
 def rewrite(definitions: list[ast.stmt]) -> bool:
-    """Write repeated steps as functions; returns whether there are some."""
+    """Write repeated steps as functions; tell whether there were any."""
     changed = False
     while places := _best(definitions):
         _outline(definitions, places)
@@ -309,7 +322,7 @@ def _methods(definitions: Sequence[ast.stmt]) -> Iterator[_Method]:
 
 
 def _best(definitions: Sequence[ast.stmt]) -> list[_Place]:
-    """The copies of the steps that save most."""
+    """The copies whose function makes the text shortest."""
     roots: dict[Hashable, list[_Place]] = {}
     for method in _methods(definitions):
         for place in method.roots():
@@ -355,20 +368,23 @@ def _head(node: ast.expr) -> Hashable:
 def _kind(place: _Place) -> tuple[str, str] | None:
     """The name and docstring of a function with these steps, if it is clear what they compute."""
     nodes = (n for s in (*place.steps, place.node) for n in ast.walk(s))
-    return _kind_of(collections.Counter(_callee(n) for n in nodes if isinstance(n, ast.Call)))
+    calls = [_callee(n) for n in nodes if isinstance(n, ast.Call)]
+    return None if calls.count("jnp.mean") > 1 else _kind_of(calls)
 
 
-def _kind_of(count: Mapping[str, int]) -> tuple[str, str] | None:
-    """The same by the numbers of calls of other functions."""
-    if count["jnp.cos"] and count["jnp.sin"]:
-        return "rope", "Rotate pairs of features by angles that grow with the position."
-    if count["lax.rsqrt"] and count["jnp.mean"] == count["jnp.square"] == 1:
-        return "rms_norm", "Divide by the root of the mean square."
-    if count["lax.conv_general_dilated"] == 1:
-        return "conv", "Convolve images."
-    if count["jax.nn.softmax"] and count["jnp.einsum"]:
-        return "attention", "Weigh values by the similarity of queries and keys."
-    return None
+def _kind_of(calls: Collection[str], *, only: bool = True) -> tuple[str, str] | None:
+    """A name and docstring, judged by the calls that the steps contain.
+
+    **Arguments:**
+
+    - `only`: whether there may be no other calls, which the name would not tell.
+    """
+    found = (
+        (name, text)
+        for needed, others, name, text in _KNOWN
+        if needed <= set(calls) and (not only or {*needed, *others}.issuperset(calls))
+    )
+    return next(found, None)
 
 
 def _outline(definitions: list[ast.stmt], places: Sequence[_Place]) -> None:
@@ -400,12 +416,9 @@ def _outline(definitions: list[ast.stmt], places: Sequence[_Place]) -> None:
 
 
 def _index(definitions: Sequence[ast.stmt], method: ast.FunctionDef) -> int:
-    for i, definition in enumerate(definitions):
-        if definition is method or (
-            isinstance(definition, ast.ClassDef) and method in definition.body
-        ):
-            return i
-    raise AssertionError("a method is in the file")
+    """The place of the class that has a method."""
+    holds = (isinstance(d, ast.ClassDef) and method in d.body for d in definitions)
+    return list(holds).index(True)
 
 
 def _parameters(places: Sequence[_Place]) -> list[str]:
