@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence, Set
 
 from invert.emission.constructors.sizes import GATES, HEAD_DIM, HEADS, HIDDEN
-from invert.emission.layers.shared import Draft
+from invert.emission.layers.shared import Draft, is_block
 from invert.emission.python.naming import stem
 from invert.emission.python.syntax import field_of
 from invert.emission.sizes.expressions import text
@@ -84,6 +84,7 @@ class Dimensions:
     - `bound`: the open dimensions that its arguments have.
     - `made`: all sizes of its results.
     - `recurrent`: whether it multiplies its state by a matrix with a column for each gate.
+    - `block`: whether it holds the matrices of several products, so that equal sizes are one.
     """
 
     conv: bool
@@ -94,6 +95,7 @@ class Dimensions:
     made: Set[tuple[str, ...]] = frozenset()
     recurrent: bool = False
     products: bool = False
+    block: bool = False
     names: dict[tuple[str, ...], list[str]] = dataclasses.field(default_factory=dict)
     taken: set[str] = dataclasses.field(default_factory=set)
 
@@ -141,6 +143,7 @@ class Dimensions:
                 for shapes in fields
             ),
             products=products,
+            block=is_block(draft.node),
             taken=taken,
         )
 
@@ -173,9 +176,12 @@ class Dimensions:
                 texts.append(keys[0])
                 continue
             names = self.names.setdefault(keys, [])
-            if seen[keys] == len(names):
+            place = min(seen[keys], len(names) - 1) if self.block and names else seen[keys]
+            if place == len(names):
                 rank = len(shapes)
-                if _is_field(source):
+                if self.block and rank == 2 and _is_field(source):
+                    wanted = "dim" if keys in self.passed else HIDDEN
+                elif _is_field(source):
                     given = [tuple(map(text, column)) not in self.made for column in shapes]
                     wanted = self._of_field(axis, given, field_of(source))
                     if wanted == "c_out" and keys in self.passed and _GROUPS in self.text:
@@ -189,7 +195,7 @@ class Dimensions:
                 # The state and all gates of a simple cell have one size.
                 same = wanted == GATES and names == [HIDDEN]
                 names.append(HIDDEN if same else self._new(wanted))
-            texts.append(names[seen[keys]])
+            texts.append(names[place])
             seen[keys] += 1
         return texts
 

@@ -194,6 +194,7 @@ class Body:
             if id(eqn) in groups:
                 group = groups[id(eqn)]
                 placed = Placed(group.expression, hints=[group.hint], flows=group.flows)
+                syntax.mark(placed.expression, [id(eqn), *group.covered])
                 self._place(eqn, placed, group.leaves)
             else:
                 self._place(eqn, self._placed(eqn), eqn.invars)
@@ -283,6 +284,7 @@ class Body:
 
     def _place(self, eqn: Eqn, placed: Placed, atoms: Sequence[Atom]) -> None:
         placed.expression = helpers.named(placed.expression, self.writer)
+        syntax.mark(placed.expression, [id(eqn)])
         self._letter(placed.expression)
         if isinstance(eqn, LayerCall):
             for token in syntax.tokens_in(placed.expression):

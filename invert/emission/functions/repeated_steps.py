@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import ast
 import collections
+import contextlib
 import copy
 import dataclasses
 import itertools
-import re
-from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence, Set
 from typing import TYPE_CHECKING
 
+from invert.emission.constructors.sizes import HEAD_DIM, HEADS
 from invert.emission.functions.names import known_names
 from invert.emission.layers.shared import replace
 from invert.emission.python import syntax
@@ -30,8 +31,6 @@ _MOST_ARGUMENTS = 3
 # The most pairs of steps that are compared.
 _MOST_PAIRS = 2000
 _MODULES = frozenset(("jax", "jnp", "lax", "np", "math"))
-# Where a method reads the number of samples.
-_LEADING = re.compile(r"\w+\.shape\[0\]")
 # A function has a name only if it is clear what it computes. For each: the calls that it contains,
 # those that it may contain, its name and its docstring.
 _KNOWN: tuple[tuple[frozenset[str], frozenset[str], str, str], ...] = (
@@ -62,28 +61,41 @@ class _Method:
     - `defined`: for each name that is read, the statement that assigns it, if it is a plain one.
     - `since`: for each name that is read, the number of the last statement that assigns it.
     - `users`: the statements that read what a plain one assigns.
+    - `counts`: the static fields that are numbers.
+    - `sizes`: for each name of a size that is read, the array and the axis that it is read from.
     """
 
     node: ast.FunctionDef
+    counts: frozenset[str] = frozenset()
     defined: dict[ast.Name, ast.Assign] = dataclasses.field(default_factory=dict)
     since: dict[ast.Name, int] = dataclasses.field(default_factory=dict)
     users: dict[ast.stmt, list[ast.stmt]] = dataclasses.field(default_factory=dict)
+    sizes: dict[ast.Name, tuple[str, int]] = dataclasses.field(default_factory=dict)
 
     @classmethod
-    def of(cls, node: ast.FunctionDef) -> _Method:
-        method = cls(node)
+    def of(cls, node: ast.FunctionDef, counts: Set[str]) -> _Method:
+        method = cls(node, frozenset(counts))
+        measured: dict[str, tuple[str, int]] = {}
         last: dict[str, ast.Assign | None] = {}
         since: dict[str, int] = {}
         for i, statement in enumerate(node.body):
             for name in syntax.names_in(statement):
                 method.since[name] = since.get(name.id, -1)
+                if not _is_stored(name) and name.id in measured:
+                    method.sizes[name] = measured[name.id]
                 if not _is_stored(name) and (source := last.get(name.id)) is not None:
                     method.defined[name] = source
                     method.users.setdefault(source, []).append(statement)
             for name in _stored(statement):
                 last[name] = statement if _is_plain(statement) else None
                 since[name] = i
+                measured.pop(name, None)
+            measured |= _measured(statement)
         return method
+
+    def is_size(self, node: ast.expr) -> bool:
+        """Whether an expression is a size, or a static field that is a number."""
+        return node in self.sizes or field_of(node) in self.counts
 
     def value(self, node: ast.expr, kept: Sequence[ast.stmt]) -> tuple[ast.expr, ast.stmt | None]:
         """The expression behind a name, and the statement that assigns it."""
@@ -122,6 +134,17 @@ def _callee(call: ast.Call) -> str:
     if isinstance(node, ast.Name) and (node.id in _MODULES or not names):
         return ".".join(reversed([*names, node.id]))
     return names[0] if names else ""
+
+
+def _measured(statement: ast.stmt) -> dict[str, tuple[str, int]]:
+    """The name that `batch = x.shape[0]` gives to an axis."""
+    value = statement.value if isinstance(statement, ast.Assign) else None
+    if isinstance(value, ast.Subscript) and _is_plain(statement):
+        with contextlib.suppress(ValueError):
+            array, _, attribute = ast.unparse(value.value).rpartition(".")
+            if attribute == "shape" and array.isidentifier():
+                return {_target(statement): (array, ast.literal_eval(value.slice))}
+    return {}
 
 
 def _is_plain(statement: ast.stmt) -> TypeIs[ast.Assign]:
@@ -180,6 +203,43 @@ class _Place:
             return one.id == other.id and defined.get(one) is defined.get(other)
         return bool(field_of(one)) and field_of(one) == field_of(other)
 
+    def axes(self) -> dict[str, tuple[int, int]] | None:
+        """The axes of arguments that are the sizes in the steps, by their text.
+
+        Returns `None` if some size is not that of an argument.
+        """
+        known: dict[str, tuple[int, int]] = {}
+        for place, array in enumerate(self.inputs):
+            shape = self.shape(place)
+            if shape is None and isinstance(array, ast.Name):
+                shape = self._measured_of(array)
+            for k, text in (shape or {}).items():
+                known.setdefault(text, (place, k))
+        used: dict[str, tuple[int, int]] = {}
+
+        def covers(node: ast.AST) -> bool:
+            if isinstance(node, ast.expr) and (text := ast.unparse(node)) in known:
+                used[text] = known[text]
+                return True
+            if isinstance(node, ast.Name | ast.Attribute) and self.method.is_size(node):
+                return False
+            return all(map(covers, ast.iter_child_nodes(node)))
+
+        steps: Iterator[ast.AST] = (s.value for s in self.steps if isinstance(s, ast.Assign))
+        return used if all(map(covers, (*steps, self.node))) else None
+
+    def shape(self, place: int) -> dict[int, str] | None:
+        """The texts of the sizes of an argument that was reshaped before."""
+        array = self.inputs[place]
+        source = self.method.defined.get(array) if isinstance(array, ast.Name) else None
+        return None if source is None else _shape(source.value)
+
+    def _measured_of(self, array: ast.Name) -> dict[int, str]:
+        """The names of the axes of an argument of the method."""
+        pairs = self.method.sizes.items()
+        own = array not in self.method.defined
+        return {k: n.id for n, (name, k) in pairs if own and name == array.id}
+
     def empty(self) -> _Place:
         """The place before it is compared with another."""
         return _Place(self.method, self.root, self.node)
@@ -188,7 +248,7 @@ class _Place:
         """Whether another place with the same last step has the same steps and arguments."""
         inputs = len(self.inputs) == len(other.inputs)
         inputs = inputs and all(map(self.is_same, self.inputs, other.inputs))
-        return inputs and self.steps.keys() == other.steps.keys()
+        return inputs and self.axes() is not None and self.steps.keys() == other.steps.keys()
 
     def can_move(self) -> bool:
         """Whether the arguments have the same values at the last step."""
@@ -219,7 +279,9 @@ class _Pair:
             if not self._same(self.one.node, self.other.node, top=True):
                 return False
             if not self._keep_shared():
-                return len(self.one.inputs) <= _MOST_ARGUMENTS
+                axes = self.one.axes()
+                few = len(self.one.inputs) <= _MOST_ARGUMENTS
+                return few and axes is not None and axes == self.other.axes()
 
     def _keep_shared(self) -> bool:
         """Turn values that are used elsewhere into arguments; tell whether there are new ones."""
@@ -238,6 +300,8 @@ class _Pair:
             known = self.one.is_same(known_a, a), self.other.is_same(known_b, b)
             if any(known):
                 return all(known)
+        if self.one.method.is_size(a) and self.other.method.is_size(b):
+            return ast.unparse(a) == ast.unparse(b)
         named = source is not None or of_other is not None
         if named and self._matched.get(one) is other:
             return True
@@ -318,7 +382,32 @@ def _methods(definitions: Sequence[ast.stmt]) -> Iterator[_Method]:
     for definition in definitions:  # functions of a file may be derivative rules
         for node in definition.body if isinstance(definition, ast.ClassDef) else ():
             if isinstance(node, ast.FunctionDef) and node.name != "__init__":
-                yield _Method.of(node)
+                yield _Method.of(node, _counts(definition))
+
+
+def _counts(definition: ast.ClassDef) -> set[str]:
+    """The static fields of a class that are numbers."""
+    fields = (s for s in definition.body if isinstance(s, ast.AnnAssign) and s.value is not None)
+    return {
+        f.target.id
+        for f in fields
+        if isinstance(f.target, ast.Name) and ast.unparse(f.annotation) == "int"
+    }
+
+
+def _shape(value: ast.expr) -> dict[int, str] | None:
+    """The texts of the sizes of an array, where it is reshaped, and possibly transposed."""
+    match value:
+        case ast.Call(func=ast.Attribute(attr="reshape"), args=[*sizes]):
+            return {k: ast.unparse(size) for k, size in enumerate(sizes)}
+        case ast.Call(
+            func=ast.Attribute(attr="swapaxes"),
+            args=[inner, ast.Constant(value=int(i)), ast.Constant(value=int(j))],
+        ):
+            shape = _shape(inner)
+            moved = {i: j, j: i}
+            return None if shape is None else {moved.get(k, k): t for k, t in shape.items()}
+    return None
 
 
 def _best(definitions: Sequence[ast.stmt]) -> list[_Place]:
@@ -398,17 +487,16 @@ def _outline(definitions: list[ast.stmt], places: Sequence[_Place]) -> None:
     given: Mapping[ast.expr, ast.expr] = {
         node: syntax.name(p) for node, p in zip(first.inputs, parameters, strict=True)
     }
-    sizes = _sizes(first, parameters)
-    body = _body(first, given, parameters, _common_names(places))
+    sizes = {text: _size_name(text, parameters) for text in first.axes() or ()}
+    body = _body(first, given, parameters, _common_names(places), sizes)
     _inline(body)
     array = syntax.name("Array")
-    arguments = [syntax.argument(p, array) for p in parameters if p not in sizes]
-    body = [syntax.docstring(kind[1]), *sizes.values(), *body]
+    arguments = [syntax.argument(p, array) for p in parameters]
+    body = [syntax.docstring(kind[1]), *_readings(first, sizes, parameters), *body]
     function = syntax.function(name, arguments, body, returns=array)
     index = min(_index(definitions, p.method.node) for p in places)
     for place in places:
-        inputs = zip(place.inputs, parameters, strict=True)
-        result = syntax.call(name, *(syntax.copied(a) for a, p in inputs if p not in sizes))
+        result = syntax.call(name, *map(syntax.copied, place.inputs))
         replace(place.root, place.node, result)
         place.method.node.body = [s for s in place.method.node.body if s not in place.steps]
         _inline(place.method.node.body, place.root)
@@ -436,20 +524,29 @@ def _parameters(places: Sequence[_Place]) -> list[str]:
     return found
 
 
-def _sizes(place: _Place, parameters: Sequence[str]) -> dict[str, ast.stmt]:
-    """Statements that read sizes from the first array, for arguments that are its leading size."""
-    sources = [
-        place.method.defined.get(a) if isinstance(a, ast.Name) else None for a in place.inputs
-    ]
-    read = [None if s is None else ast.unparse(s.value) for s in sources]
-    arrays = [
-        p for p, text in zip(parameters, read, strict=True) if not _LEADING.fullmatch(text or "")
-    ]
-    return {
-        p: syntax.assign(syntax.name(p), ast.parse(f"{arrays[0]}.shape[0]", mode="eval").body)
-        for p in parameters
-        if arrays and p not in arrays
-    }
+def _size_name(text: str, taken: Collection[str]) -> str:
+    """A name for a size: `heads` of `self.heads`, `head_dim` of `dim // self.heads`."""
+    name = text.removeprefix("self.")
+    if not name.isidentifier():
+        name = HEAD_DIM if name.endswith(f"self.{HEADS}") else "n"
+    return f"{name}_size" if name in taken else name
+
+
+def _readings(
+    place: _Place, names: Mapping[str, str], parameters: Sequence[str]
+) -> Iterator[ast.stmt]:
+    """Statements that read sizes, by their texts in the steps, from arguments."""
+    axes = place.axes() or {}
+    for i, parameter in enumerate(parameters):
+        own = {k: syntax.name(names[text]) for text, (number, k) in axes.items() if number == i}
+        shape = syntax.field(syntax.name(parameter), "shape")
+        rank = len(place.shape(i) or ())
+        if rank == len(own) > 1:
+            every = syntax.tuple_of([own[k] for k in range(rank)])
+            yield syntax.assign(syntax.store(every), shape)
+            continue
+        for k, name in sorted(own.items()):
+            yield syntax.assign(name, syntax.item(shape, syntax.number(k)))
 
 
 def _common_names(places: Sequence[_Place]) -> list[str]:
@@ -490,9 +587,10 @@ def _body(
     given: Mapping[ast.expr, ast.expr],
     parameters: Sequence[str],
     names: Sequence[str],
+    sizes: Mapping[str, str],
 ) -> list[ast.stmt]:
-    """The steps of a place over the parameters; names are unique."""
-    taken = collections.Counter[str](parameters)
+    """The steps of a place over the parameters and some sizes; names are unique."""
+    taken = collections.Counter[str]((*parameters, *sizes.values()))
     renamed: dict[ast.stmt, str] = {}
     body: list[ast.stmt] = []
 
@@ -503,6 +601,8 @@ def _body(
                 return syntax.copied(value)
         if source in renamed:
             return ast.Name(renamed[source], ast.Load())
+        if isinstance(node, ast.expr) and (size := sizes.get(ast.unparse(node))) is not None:
+            return ast.Name(size, ast.Load())
         new = copy.copy(node)
         for name in node._fields:
             setattr(new, name, mapped(getattr(node, name, None)))

@@ -104,9 +104,34 @@ def _is_of_shape(eqn: Eqn, graph: Graph) -> bool:
 
 
 def _rotation(eqn: Eqn, graph: Graph) -> Iterator[tuple[Atom, str]]:
-    """Values whose sine and cosine are taken."""
-    if is_var(eqn.invars[0]) and _users(graph, eqn.invars[0], "sin"):
-        yield eqn.invars[0], "angles"
+    """Values whose sine and cosine are taken, positions times frequencies."""
+    angles = eqn.invars[0]
+    if not is_var(angles) or not _users(graph, angles, "sin"):
+        return
+    yield angles, "angles"
+    product = graph.producer(angles, "mul")
+    for factor in product.invars if product is not None else ():
+        frequencies = _source(graph, factor)
+        steps = _from_range(graph, frequencies)
+        if any(step.primitive.name in ("pow", "exp", "exp2") for step in steps):
+            yield frequencies, "frequencies"
+            yield from ((v, "exponents") for e in steps for v in e.outvars if v is not frequencies)
+
+
+def _from_range(graph: Graph, atom: Atom) -> list[Eqn]:
+    """The equations that compute a value from a range of integers; none for other values."""
+    found: list[Eqn] = []
+    pending = [atom]
+    while pending:
+        atom = pending.pop()
+        eqn = graph.producer(atom)
+        if isinstance(atom, Literal) or eqn in found:
+            continue
+        if eqn is None or eqn.primitive.name not in kinds.ELEMENTWISE | _WAY | {"iota"}:
+            return []
+        found.append(eqn)
+        pending += eqn.invars
+    return found
 
 
 def _alternating(eqn: Eqn, graph: Graph) -> Iterator[tuple[Atom, str]]:

@@ -62,6 +62,8 @@ OPTIONS = frozenset((ACTIVATION, INNER_ACTIVATION, RESIDUAL, RETURN_SEQUENCES, E
 )
 # Up to this many items of one type, the type of a tuple gives their number.
 _MOST_ALIKE = 3
+# At least as many matrices as this are those of several products.
+_BLOCK = 3
 # Heads, groups, and the factor of hidden layers.
 _LARGEST_FACTOR = 64
 
@@ -153,6 +155,12 @@ class Class:
         return bool(self.drafts) and not (self.statics or self.optional or self.marked)
 
 
+def is_block(node: Node) -> bool:
+    """Whether a module holds the matrices of several products, rather than of one layer."""
+    ranks = [len(v.aval.shape) for v in node.fields.values() if isinstance(v, Var)]
+    return sum(rank == 2 for rank in ranks) >= _BLOCK
+
+
 @dataclasses.dataclass(frozen=True)
 class Code:
     """A function as the value of a static field."""
@@ -195,10 +203,15 @@ def number_of(constant: ast.Constant) -> int:
 
 
 def integers(tree: ast.AST) -> Iterable[ast.Constant]:
-    """The integers in a tree, and integral floats under a square root."""
+    """The integers in a tree, and integral floats that divide or are under a square root."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and type(node.value) is int:
             yield node
+        elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
+            value = node.right
+            number = value.value if isinstance(value, ast.Constant) else None
+            if isinstance(value, ast.Constant) and type(number) is float and number.is_integer():
+                yield value
         elif isinstance(node, ast.Call) and ast.unparse(node.func) == "jnp.sqrt":
             inner = node.args[0]
             value = inner.args[0] if isinstance(inner, ast.Call) and inner.args else inner
@@ -451,7 +464,7 @@ def _columns(group: Sequence[Draft]) -> list[tuple[int, ...]]:
 
 
 def _in_shapes(draft: Draft) -> set[int]:
-    """The places of integers that must be sizes: in reshapes, shapes of random numbers, roots."""
+    """The places of integers that must be sizes: in shapes, ranges and roots."""
     sizes: set[int] = set()
     for method in draft.methods:
         for node in ast.walk(method):
@@ -461,6 +474,15 @@ def _in_shapes(draft: Draft) -> set[int]:
                 case ast.Call(
                     func=ast.Attribute(value=ast.Attribute(attr="random")),
                     args=[_, ast.Tuple(elts=args), *_],
+                ):
+                    sizes.update(map(id, args))
+                case ast.Call(func=ast.Attribute(attr="arange"), args=[length]):
+                    sizes.add(id(length))
+                case ast.Call(
+                    func=ast.Attribute(attr="zeros" | "ones" | "full"),
+                    args=[ast.Tuple(elts=args), *_],
+                ) | ast.Call(
+                    func=ast.Attribute(attr="broadcast_to"), args=[_, ast.Tuple(elts=args)]
                 ):
                     sizes.update(map(id, args))
                 case ast.BinOp(left=base, op=ast.Pow(), right=ast.Constant(value=0.5)):

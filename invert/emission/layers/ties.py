@@ -376,13 +376,21 @@ class Ties:
                 if shape[i] == 1:
                     self.fix(atom, i)
         for ours, theirs in _blocks(old, new):
-            if len(ours) == 1 or len(theirs) == 1:  # the last factor grows with the whole
-                self.tie(x, ours[-1], out, theirs[-1])
-                ours, theirs = ours[:-1], theirs[:-1]
+            if len(ours) == 1 or len(theirs) == 1:
+                # The last factor grows with the whole, unless it is a number.
+                i, k = self._last(x, ours), self._last(out, theirs)
+                self.tie(x, i, out, k)
+                ours = [n for n in ours if n != i]
+                theirs = [n for n in theirs if n != k]
             for i in ours:
                 self.fix(x, i)
             for k in theirs:
                 self.fix(out, k)
+
+    def _last(self, v: Atom, axes: Sequence[int]) -> int:
+        """The last of some axes that is not fixed."""
+        free = [i for i in axes if is_var(v) and not self.is_fixed((self._scope, v, i))]
+        return (free or axes)[-1]
 
     def _squeeze(self, eqn: Eqn) -> None:
         x, (out,) = eqn.invars[0], eqn.outvars
@@ -398,9 +406,15 @@ class Ties:
                 self.tie(x, i, out, k)
 
     def _parts(self, eqn: Eqn) -> None:
-        """Slices: axes of one size are tied, features of others fixed."""
+        """Slices: axes of one size are tied, also to every second element; features are fixed."""
+        strides = eqn.params.get("strides") or ()
         for i in range(len(_shape(eqn.invars[0]))):
-            self._part(eqn, i)
+            whole, part = (_shape(v)[i] for v in (eqn.invars[0], eqn.outvars[0]))
+            step = strides[i] if strides else 1
+            if step > 1 and str(part * step) == str(whole):
+                self.tie(eqn.invars[0], i, eqn.outvars[0], i)
+            else:
+                self._part(eqn, i)
 
     def _part(self, eqn: Eqn, i: int) -> bool:
         """As `_parts` for one axis; returns whether the axis stays free."""
@@ -450,6 +464,17 @@ class Ties:
                 else:
                     self.fix(part, i)
                     self.fix(whole, i)
+
+    def _stack(self, eqn: Eqn) -> None:
+        """Arrays along a new axis, whose size is their number."""
+        axis = eqn.params["axis"]
+        whole, parts = eqn.outvars[0], eqn.invars
+        if eqn.primitive.name == "unstack":
+            whole, parts = eqn.invars[0], eqn.outvars
+        self.fix(whole, axis)
+        for part in parts:
+            for i in range(len(_shape(part))):
+                self.tie(part, i, whole, i + (i >= axis))
 
     def _gather(self, eqn: Eqn) -> None:
         (x, _), (out,) = eqn.invars, eqn.outvars
@@ -507,6 +532,8 @@ _RULES: Mapping[str, Callable[[Ties, Eqn], None]] = {
     "squeeze": Ties._squeeze,
     "concatenate": Ties._along,
     "split": Ties._along,
+    "stack": Ties._stack,
+    "unstack": Ties._stack,
     "gather": Ties._gather,
     "scan": Ties._scan,
     "iota": Ties._none,

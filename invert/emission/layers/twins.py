@@ -17,12 +17,14 @@ from typing import TypeAlias
 
 from jax import lax
 
-from invert.emission.layers.cut import Layer
+from invert._private.jax import open_jaxpr
+from invert.emission.layers.cut import Layer, LayerCall
 from invert.emission.layers.proportions import ratios
-from invert.emission.layers.shared import Class, Draft, number_of, settle, sites
+from invert.emission.layers.shared import Class, Draft, is_block, number_of, settle, sites
 from invert.emission.layers.ties import Axis, Strided, Ties
 from invert.emission.layers.tree import Node
 from invert.emission.python import syntax
+from invert.ir.jaxprs import sub_jaxprs
 from invert.ir.sizes import DimSize, Shape
 from invert.ir.types import Atom, Eqn, ShapedArray, Var
 
@@ -192,7 +194,7 @@ class Twins:
         level = self.given.get(cls, _NO_SIZES)
         strided = _strided(ties) if level < _KERNELS else []
         scaled = Scaled(ties, sizes, strided, free=not sizes.keys() <= own, half=half)
-        if _has_values_of(draft, _by_value(draft, scaled)):
+        if _Numbers(draft, scaled).has_values():
             self.given[cls] = self.weaker(cls, scaled)
             return self.add(cls)
         scaled.node = self._twin(draft.node, scaled)
@@ -228,7 +230,9 @@ class Twins:
 
     def _sizes(self, cls: Class, ties: Ties, fields: Set[Axis]) -> dict[Axis, tuple[int, int]]:
         """For each group of sizes that change, its unit and the new unit."""
-        inner = cls.drafts[0].node.nodes
+        first = cls.drafts[0].node
+        inner = first.nodes
+        several = len(inner) > 1 or is_block(first)
         level = self.given.get(cls, _NO_SIZES)
         kernels = set(map(ties.root, ties.kernels))
         images = {ties.root(w.source) for w in ties.windows.values()}
@@ -252,7 +256,7 @@ class Twins:
             if slides and set(group.sizes) == {1} and any(_size(a) != 1 for a in ties.kernels):
                 continue  # of a pointwise kernel after a depthwise one
             # Layers with equal numbers of features have them as one argument.
-            for other in [g for g in found if len(inner) > 1 and g.shares(group)]:
+            for other in [g for g in found if several and g.shares(group)]:
                 found.remove(other)
                 group = group.joined(other)
             found.append(group)
@@ -260,7 +264,7 @@ class Twins:
             return {}
         primes = itertools.cycle(_PRIMES)
         sizes: dict[Axis, tuple[int, int]] = {}
-        for group in _proportional(found, _columns(cls, ties)) if len(inner) > 1 else found:
+        for group in _proportional(found, _columns(cls, ties)) if several else found:
             unit = math.gcd(*group.sizes)
             new = unit + 2 if group.roots & kernels else next(primes)
             if not group.own and group.roots & images:
@@ -412,14 +416,14 @@ def _add(cls: Class, draft: Draft, node: Node, scaled: Scaled) -> None:
             sides = _sides(_convolutions(draft)[0], scaled)
             halves = (syntax.tuple_of([syntax.number(k // 2)] * 2) for k in sides)
             site.value = syntax.tuple_of(halves)
-    known = _by_value(draft, scaled)
+    numbers = _Numbers(draft, scaled)
     for site in (s for s in places if s.field == "groups"):
-        if len(news := known.get(int(ast.literal_eval(site.value)), ())) == 1:
+        if len(news := numbers.sizes.get(int(ast.literal_eval(site.value)), ())) == 1:
             site.value = syntax.number(*news)
     _set_reshaped(twin, draft, scaled)
     for constant in twin.constants():
-        if len(news := known.get(number_of(constant), ())) == 1:
-            (constant.value,) = news
+        if (new := numbers.new(constant)) is not None:
+            constant.value = new
     place = cls.drafts.index(draft)
     for name, values in cls.statics.items():
         cls.statics[name] = (*values, values[place])
@@ -452,49 +456,99 @@ def _set_reshaped(twin: Draft, draft: Draft, scaled: Scaled) -> None:
                 argument.value = new
 
 
-def _has_values_of(draft: Draft, sizes: Mapping[int, Set[int]]) -> bool:
-    """Whether a text contains numbers that follow from a size, but would not change with it.
+class _Numbers:
+    """The numbers in the text of a layer, and what they are in its twin.
 
-    Examples are the factor `1 / 49` of a mean, and `x / 8**0.5` if the head size is 8 and another
-    size is 8 too.
+    **Attributes:**
+
+    - `sizes`: the sizes in the layer, with those that they have in the twin.
     """
-    # Scores are divided by the root of a size, however small.
-    least = 2 if any("softmax(" in text for text in draft.texts) else _SMALL
-    changing = [n for n, new in sizes.items() if new != {n} and n >= least and n not in _ROUND]
-    unclear = {n for n in changing if len(sizes[n]) > 1}
-    nodes = [n for m in draft.methods for s in m.body for n in ast.walk(s)]
-    powers = [float(n) ** k for n in changing for k in (1, -1, 0.5, -0.5)]
-    clear = {id(c) for c in draft.constants() if c.value in changing and c.value not in unclear}
-    # The exponent of a root is not a size.
-    clear |= {id(n.right) for n in nodes if isinstance(n, ast.BinOp) and isinstance(n.op, ast.Pow)}
-    for node in nodes:
-        if id(node) in clear:
-            continue
-        if isinstance(node, ast.BinOp) and {_number(node.left), _number(node.right)} & unclear:
-            return True
-        value = _number(node)
-        if isinstance(value, float) and any(
-            math.isclose(abs(value), p, rel_tol=1e-6) for p in powers
-        ):
-            return True
-    return False
+
+    def __init__(self, draft: Draft, scaled: Scaled):
+        self._draft, self._scaled = draft, scaled
+        self._steps = {id(s): s for layer in draft.node.layers for s in _every(layer.steps)}
+        inputs = (v for layer in draft.node.layers for v in layer.inputs)
+        self.sizes = self._found(
+            itertools.chain(inputs, *(_atoms(s) for x in draft.node.layers for s in x.steps))
+        )
+
+    def new(self, constant: ast.Constant) -> int | None:
+        """The number in the twin, if it is clear: by the equations that it comes from, or by all.
+
+        A number that is one size in an equation may be another one elsewhere.
+        """
+        number = number_of(constant)
+        for sizes in (self._at(constant), self.sizes):
+            if len(news := sizes.get(number, ())) == 1:
+                (new,) = news
+                return new
+        return None
+
+    def _at(self, constant: ast.Constant) -> dict[int, set[int]]:
+        steps = (self._steps.get(i) for i in syntax.origin_of(constant))
+        return self._found(a for s in steps if s is not None for a in _atoms(s))
+
+    def _found(self, atoms: Iterable[Atom]) -> dict[int, set[int]]:
+        found: dict[int, set[int]] = {}
+        for atom in atoms:
+            for old, new in zip(
+                getattr(atom.aval, "shape", ()), self._scaled.shape(atom), strict=True
+            ):
+                if type(old) is int:
+                    found.setdefault(old, set()).add(int(new))
+        return found
+
+    def has_values(self) -> bool:
+        """Whether the text contains numbers that follow from a size, but would not change with it.
+
+        Examples are the factor `1 / 49` of a mean, and `x / 8**0.5` if the head size is 8 and
+        another size is 8 too.
+        """
+        draft, sizes = self._draft, self.sizes
+        # Scores are divided by the root of a size, however small.
+        scored = any("softmax(" in text for text in draft.texts)
+        changing = [n for n, new in sizes.items() if new != {n} and n > 1 and n not in _ROUND]
+        unclear = {n for n in changing if len(sizes[n]) > 1}
+        nodes = [n for m in draft.methods for s in m.body for n in ast.walk(s)]
+        powers = [float(n) ** k for n in changing if n >= (2 if scored else _SMALL)
+                  for k in (1, -1, 0.5, -0.5)]  # fmt: skip
+        clear = {id(c) for c in draft.constants() if self._is_clear(c, changing)}
+        # The exponent of a root is not a size.
+        clear |= {
+            id(n.right) for n in nodes if isinstance(n, ast.BinOp) and isinstance(n.op, ast.Pow)
+        }
+        for node in nodes:
+            if id(node) in clear:
+                continue
+            if isinstance(node, ast.BinOp):
+                divides = scored and isinstance(node.op, ast.Div | ast.Pow)
+                numbers = {_number(x) for x in (node.left, node.right) if id(x) not in clear}
+                if any(n in unclear and n >= (2 if divides else _SMALL) for n in numbers if n):
+                    return True
+            value = _number(node)
+            if isinstance(value, float) and any(
+                math.isclose(abs(value), p, rel_tol=1e-6) for p in powers
+            ):
+                return True
+        return False
+
+    def _is_clear(self, constant: ast.Constant, changing: Sequence[int]) -> bool:
+        return constant.value in changing and self.new(constant) is not None
+
+
+def _every(steps: Iterable[Eqn]) -> Iterator[Eqn]:
+    """Some steps, and those of the programs inside."""
+    for step in steps:
+        yield step
+        if not isinstance(step, LayerCall):
+            for inner in sub_jaxprs(step):
+                yield from _every(open_jaxpr(inner).eqns)
+
+
+def _atoms(step: Eqn) -> Sequence[Atom]:
+    return (*step.invars, *step.outvars)
 
 
 def _number(node: ast.AST) -> float | None:
     value = node.value if isinstance(node, ast.Constant) else None
     return value if isinstance(value, (int, float)) and not isinstance(value, bool) else None
-
-
-def _by_value(draft: Draft, scaled: Scaled) -> dict[int, set[int]]:
-    """The sizes in a layer, with those that they have in its twin."""
-    found: dict[int, set[int]] = {}
-    atoms: Iterable[Atom] = (
-        a
-        for layer in draft.node.layers
-        for a in (*layer.inputs, *(a for s in layer.steps for a in (*s.invars, *s.outvars)))
-    )
-    for atom in atoms:
-        for old, new in zip(getattr(atom.aval, "shape", ()), scaled.shape(atom), strict=True):
-            if type(old) is int:
-                found.setdefault(old, set()).add(int(new))
-    return found

@@ -278,6 +278,21 @@ def substitute(node: _T, values: Mapping[str, ast.expr]) -> _T:
     return Replace().visit(copied(node))
 
 
+_ORIGIN = "origin"
+
+
+def mark(node: ast.AST, origin: Sequence[int]) -> None:
+    """Note which equations the numbers in a tree come from, by `id`, unless that is known."""
+    for each in ast.walk(node):
+        if isinstance(each, ast.Constant) and not origin_of(each):
+            setattr(each, _ORIGIN, tuple(origin))
+
+
+def origin_of(node: ast.Constant) -> Sequence[int]:
+    """The equations that a number comes from, by `id`."""
+    return getattr(node, _ORIGIN, ())
+
+
 def copied(node: _T) -> _T:
     """A copy of a tree; operators, which have no fields, are shared."""
     if not node._fields:
@@ -290,7 +305,10 @@ def copied(node: _T) -> _T:
         elif isinstance(value, list):
             value = [copied(v) if isinstance(v, ast.AST) else v for v in value]
         new[key] = value
-    return type(node)(**new)
+    made = type(node)(**new)
+    if (origin := getattr(node, _ORIGIN, None)) is not None:
+        setattr(made, _ORIGIN, origin)
+    return made
 
 
 @functools.lru_cache(maxsize=1024)
