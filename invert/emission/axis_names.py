@@ -41,7 +41,8 @@ def _is_field(source: ast.expr | None) -> bool:
 
 def is_table(field: str, text: str) -> bool:
     """Whether rows of a field are looked up, in a class of this text."""
-    return f"self.{field}.at[" in text or f"jnp.take(self.{field}, " in text
+    lookups = f"self.{field}.at[", f"jnp.take(self.{field}, ", f"return self.{field}[x]"
+    return any(sign in text for sign in lookups)
 
 
 def order(

@@ -27,7 +27,11 @@ _CALLED = (
     ("rsqrt", "Norm", "Norm"),
     (".at[x].get(", "Embedding", "Embedding"),
     ("jnp.take(self.", "Embedding", "Embedding"),
+    ("jnp.sqrt(var", "Norm", "Norm"),
 )
+_LOOKUP = re.compile(r"return self\.\w+\[x\]")
+# A block whose name is a letter.
+_BLOCK = "Block"
 
 
 _ATTENTION = "Attention"
@@ -157,6 +161,8 @@ def _names_for(cls: Class, kinds: Callable[[Node], str], *, model: str, keras: b
         bare = name in _BARE or (name == "Block" and kind == _INCEPTION)
         if kind and (false or len(name) < 3 or bare):
             return [kind]
+        if inner and len(name) == 1:
+            return [_BLOCK]
         return _said(name, kind, cls)
     known = [n for n, _ in counts.most_common() if n in KINDS_OF_LAYERS]
     if known and known[0] in inner:
@@ -186,7 +192,7 @@ def _without_model(name: str, model: str) -> str:
 
 def _said(name: str, kind: str, cls: Class) -> list[str]:
     """A name from the program, preceded by the kind of the layer if that is more informative."""
-    if name and kind.endswith(name):
+    if name and (kind.endswith(name) or name == f"{kind}s"):
         return [kind]  # `LayerNorm` for a `Norm`
     said = name in KINDS_OF_LAYERS or name.endswith(kind or name)
     return [name] if said or not _is_only(cls, kind) else [kind, name]
@@ -224,6 +230,8 @@ def _kind(cls: Class, kinds: Callable[[Node], str], *, keras: bool) -> str:
         )
     if _is_depthwise(cls, text):
         return "SeparableConv" if text.count("conv_general_dilated(") == 2 else "DepthwiseConv"
+    if _LOOKUP.search(text):
+        return "Embedding"
     for sign, name, other in _CALLED:
         if sign in text:
             centered = re.search(r"\b(mean|var) = ", text)

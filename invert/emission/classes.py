@@ -279,6 +279,7 @@ class Classes:
         ]
         value = self._applied(ast.Name(element, ast.Load()), eqn.layer, args)
         hint = singular(re.sub(r".*\d_|\d+$", "", snake(field, "layer")))
+        hint = "block" if len(hint) == 1 else hint
         repeat = Repeat(syntax.field(_self(), field), element, hint, value)
         return Placed(start, False, hints=hints, flows="blank", repeat=repeat)
 

@@ -22,7 +22,7 @@ from invert.emission.equinox_nn.weights import Weights
 from invert.emission.expressions import idioms
 from invert.emission.expressions.proof import Prover
 from invert.emission.file import File, MissingSizeError, check_types, headed
-from invert.emission.functions import empty_classes, repeated_steps, unused
+from invert.emission.functions import empty_classes, lookups, repeated_steps, unused
 from invert.emission.layers import (
     blocks,
     cells,
@@ -343,6 +343,7 @@ class _Variant:
         texts = [(source, namespace)]
         changed = repeated_steps.rewrite(file.definitions)
         changed |= empty_classes.rewrite(file.definitions, cls)
+        changed |= lookups.rewrite(file.definitions)
         if unused.remove(file.definitions) or changed:
             source = headed(file.text(), self._doc())
             texts.append((source, module_of(source, f"emitted_{cls}")))

@@ -112,6 +112,16 @@ def _choices(graph: Graph) -> dict[int, Choice]:
     return choices
 
 
+# Names of the only array of a layer.
+_ONLY = frozenset(("weight", "kernel", "embedding", "table", "w"))
+
+
+def name_of_field(node: ast.Attribute) -> str:
+    """The name of a field; that of the layer for `self.position_embeddings.weight`."""
+    inside = isinstance(node.value, ast.Attribute) and node.attr in _ONLY
+    return node.value.attr if inside and isinstance(node.value, ast.Attribute) else node.attr
+
+
 def _is_counted(name: str) -> bool:
     """Whether a name is only the kind of a layer and a number: `conv_2`."""
     return camel(stem(name).rstrip("0123456789")) in KINDS_OF_LAYERS
@@ -151,7 +161,9 @@ class Body:
         self.writer = writer
         self.names: dict[Atom, str] = dict(names or {})
         # A transposed or reshaped field is named after the field.
-        self._fields = {v: e.attr for v, e in (given or {}).items() if isinstance(e, ast.Attribute)}
+        self._fields = {
+            v: name_of_field(e) for v, e in (given or {}).items() if isinstance(e, ast.Attribute)
+        }
         self.program = writer.program
         self.graph = Graph(jaxpr if writer.plain else keys.unpacked(jaxpr))
         self.wanted = {**({} if writer.plain else roles.roles(self.graph)), **(wanted or {})}

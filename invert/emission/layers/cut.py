@@ -533,6 +533,7 @@ def _collapsed(root: Layer, whole: bool = True) -> Layer:
         same = not root.path and all(map(is_var, root.outputs))
         if child.outputs == root.outputs or (same and set(child.outputs) == set(root.outputs)):
             child.outputs = root.outputs
+            child.alias = child.alias or (child.name if root.path else "")
             child.path = root.path or child.path
             child.inputs = root.inputs or child.inputs
             return child

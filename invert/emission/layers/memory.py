@@ -1,4 +1,4 @@
-"""Finds the inputs that layers use as a memory, as a decoder uses its encoder's results."""
+"""Names the inputs of layers after their use: the memory of a decoder, the mask of an attention."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from collections.abc import Mapping
 from invert.emission.layers import roles
 from invert.emission.layers.cut import Layer, LayerCall
 from invert.ir.graph import Graph
-from invert.ir.types import Atom, Jaxpr, Var
+from invert.ir.types import Atom, Eqn, Jaxpr, Var
 
+# An input from which a layer computes only keys and values, and no queries.
 MEMORY = "memory"
 
 
 class Memories:
-    """Finds the inputs from which a layer computes only keys and values, and no queries.
+    """Finds the inputs that layers use as a memory, or add to scores.
 
     **Arguments:**
 
@@ -25,25 +26,29 @@ class Memories:
         self._found: dict[Layer, Mapping[Var, str]] = {}
 
     def of(self, layer: Layer) -> Mapping[Var, str]:
-        """The name of the only such input of a layer."""
+        """The names of such inputs of a layer; several inputs used alike have none."""
         if layer not in self._found:
             self._found[layer] = {}
             if len(layer.inputs) > 1:
                 jaxpr = self._jaxpr.replace(eqns=layer.steps, outvars=layer.outputs)
                 known = roles.roles(Graph(jaxpr))
-                found = {v: MEMORY for v in layer.inputs if self._only_kept(v, layer, known)}
-                if len(found) == 1:
-                    self._found[layer] = found
+                named = {v: self._name(v, layer, known) for v in layer.inputs}
+                names = [*named.values()]
+                self._found[layer] = {v: n for v, n in named.items() if n and names.count(n) == 1}
         return self._found[layer]
 
-    def _only_kept(self, v: Var, layer: Layer, known: Mapping[Atom, str]) -> bool:
+    def _name(self, v: Var, layer: Layer, known: Mapping[Atom, str]) -> str:
+        """The name that all uses of an input give it, or `""`."""
         users = [s for s in layer.steps if any(a is v for a in s.invars)]
-        for user in users:
-            if isinstance(user, LayerCall) and len(user.invars) == len(user.layer.inputs):
-                inner = self.of(user.layer)
-                pairs = zip(user.invars, user.layer.inputs, strict=True)
-                if inner and all(w in inner for a, w in pairs if a is v):
-                    continue
-            if not all(known.get(out) in ("key", "value") for out in user.outvars):
-                return False
-        return bool(users)
+        found = {self._used_as(v, user, known) for user in users}
+        return found.pop() if len(found) == 1 else ""
+
+    def _used_as(self, v: Var, user: Eqn, known: Mapping[Atom, str]) -> str:
+        if isinstance(user, LayerCall) and len(user.invars) == len(user.layer.inputs):
+            inner = self.of(user.layer)
+            pairs = zip(user.invars, user.layer.inputs, strict=True)
+            names = {inner.get(w, "") for a, w in pairs if a is v}
+            return names.pop() if len(names) == 1 else ""
+        if all(known.get(out) in ("key", "value") for out in user.outvars):
+            return MEMORY
+        return known.get(v, "") if known.get(v) in roles.ADDED_TO_SCORES else ""

@@ -51,6 +51,9 @@ def _numbered(path: Path) -> bool:
 # Products of arrays, as in an attention, and calls of other layers do not belong to a layer's input
 # or result.
 _MIXING = frozenset(("dot_general", "conv_general_dilated", PART.name))
+# What adds rows of a table.
+_SUMS = frozenset(("add", "add_any"))
+_READING = _SUMS | kinds.LAYOUT | {"slice", "convert_element_type"}
 # The most equations of an activation and a sum.
 _MOST_AHEAD = 4
 
@@ -101,6 +104,8 @@ class _Regions:
                 uses[path].append(i)
         regions: dict[Path, set[int]] = {}
         for path in sorted(paths, key=lambda p: (-len(p), uses[p][0])):
+            if self._only_adds(path, uses[path]):
+                continue
             seeds = set(uses[path])
             for other, members in regions.items():
                 if other[:-1] == path:
@@ -118,6 +123,13 @@ class _Regions:
             regions[path] = region
             for i in region:
                 self.places[i] = self.places[i] or path
+
+    def _only_adds(self, path: Path, uses: Sequence[int]) -> bool:
+        """Whether a layer is one table of which rows are added: the layer above reads it."""
+        own = [v for v, p in self.derived.items() if p == path and v not in self.producers]
+        tables = len(own) == 1 and len(own[0].aval.shape) > 1
+        names = {self.eqns[i].primitive.name for i in uses}
+        return tables and len(path) > 1 and names <= _READING and not names.isdisjoint(_SUMS)
 
     def _is_constant(self, atom: Atom) -> bool:
         return atom in self.producers and self.constant[self.producers[atom]]

@@ -207,6 +207,7 @@ def _attention(eqn: Eqn, graph: Graph) -> Iterator[tuple[Atom, str]]:
             product = maker
             way.append(atom)
         elif maker.primitive.name in _SCORED and not _is_number(maker):
+            yield from _added(maker, graph)
             dtype = eqn.outvars[0].aval.dtype
             pending += [a for a in maker.invars if is_var(a) and a.aval.dtype == dtype]
             way.append(atom)
@@ -229,6 +230,18 @@ def _attention(eqn: Eqn, graph: Graph) -> Iterator[tuple[Atom, str]]:
             yield from _forms(graph, atom, "value")
         if len(others) == 1:
             yield from _later_forms(graph, after.outvars[0], "context")
+
+
+# What scores are added to: large negative numbers at some positions, or numbers for each head.
+ADDED_TO_SCORES = MASK, BIAS = "mask", "bias"
+
+
+def _added(eqn: Eqn, graph: Graph) -> Iterator[tuple[Atom, str]]:
+    """An input that is added to the scores of an attention."""
+    for atom in eqn.invars if eqn.primitive.name == "add" else ():
+        source = _source(graph, atom)
+        if is_var(source) and source not in graph.producers and len(source.aval.shape) > 2:
+            yield source, MASK if 1 in source.aval.shape[:-1] else BIAS
 
 
 def _is_number(eqn: Eqn) -> bool:

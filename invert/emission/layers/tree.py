@@ -384,10 +384,10 @@ def _parameters(layer: Layer) -> list[Var]:
 
 def _rest(path: Path, layer: Layer, common: int) -> Path:
     """The part of a parameter's name after its layer's name."""
-    own = layer.alias or layer.name
-    for names, name in ((path[:-1], own), (tuple(map(stem, path[:-1])), stem(own))):
-        if name and name in names:
-            return path[len(names) - names[::-1].index(name) :]
+    for own in (layer.alias, layer.name):
+        for names, name in ((path[:-1], own), (tuple(map(stem, path[:-1])), stem(own))):
+            if name and name in names:
+                return path[len(names) - names[::-1].index(name) :]
     path = path[common:]
     while len(path) > 1 and path[0] in _COLLECTIONS:
         path = path[1:]

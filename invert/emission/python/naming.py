@@ -117,6 +117,8 @@ def plural(name: str) -> str:
     one = re.sub(r"[\W\d_]+$", "", snake(name, "layer"))
     if not one:
         return "layers"
+    if len(one) == 1:
+        return one  # a letter has no plural
     if one.endswith(("x", "ch", "sh")):
         return f"{one}es"
     return one if one.endswith("s") else f"{one}s"
