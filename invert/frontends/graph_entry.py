@@ -25,6 +25,10 @@ from invert.tf.ops.state import KEY, Resource
 from invert.tf.values.constants import array
 
 
+# The name of the variable in Keras's `SeedGenerator`.
+_KERAS_SEED = "seed_generator_state"
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Run:
     """A graph as the function of an entry point: takes variables, arguments and perhaps a key.
@@ -169,6 +173,10 @@ def function_entry(
     if any(i >= len(outputs) for i in order):
         raise MalformedModelError(f"{name} has fewer results than its signature says")
     signature = without_text(graph, signature, feeds)
+    count = len(signature.order)
+    idle = graph.leave_out_idle([i for i, f in enumerate(feeds, count) if _is_seed(f)])
+    unused = {feeds[i - count].name for i in idle}
+    params = [p for p in params if p.name not in unused]
     program = Analysis(graph, _known(signature, feeds))
     problems = [*problems, *program.problems()]
     problems += text_problems(outputs)
@@ -184,6 +192,11 @@ def function_entry(
         program, signature, (order, tree, numbers, dtypes), feeds, params,
         name=name, source=source, problems=problems, variables=variables,
     )  # fmt: skip
+
+
+def _is_seed(feed: Value) -> bool:
+    """Whether an input of a graph is the state of a generator of Keras."""
+    return isinstance(feed, Resource) and feed.name.rpartition("/")[2] == _KERAS_SEED
 
 
 def without_text(graph: Graph, signature: Signature, feeds: Sequence[Value] = ()) -> Signature:

@@ -1,6 +1,7 @@
-"""Simplifies the output of TensorFlow op rules, without changing any value.
+"""Simplifies the output of TensorFlow op rules.
 
-A matrix product of flattened rows becomes a product over the last axes. An element of a vector of
+A matrix product of flattened rows becomes a product over the last axes, and a convolution of images
+of height one, as TensorFlow convolves sequences, one of sequences. An element of a vector of
 scalars, as TensorFlow packs indices, is the scalar. Duplicate carries and conditions of loops are
 merged.
 """
@@ -24,14 +25,14 @@ from invert.ir.merging import atom_key
 from invert.ir.passes import replaced
 from invert.ir.traced_form import merged
 from invert.ir.types import Atom, Eqn, J, Jaxpr, Literal, Var
-from invert.ir.unit_axes import only_unit_axes
+from invert.ir.unit_axes import only_unit_axes, with_flat_convolutions
 
 
 def simplify(closed: J) -> J:
-    """Remove reshapes around products, and duplicate loop carries and conditions."""
+    """Remove reshapes around products and convolutions, and duplicate carries and conditions."""
 
     def one(jaxpr: Jaxpr) -> Jaxpr:
-        return _with_products(_with_single_carries(_with_scalars(jaxpr)))
+        return _with_products(with_flat_convolutions(_with_single_carries(_with_scalars(jaxpr))))
 
     simple = map_equations(canonicalize(map_jaxprs(closed, one)), _with_single_tests)
     counted = with_counted_places(simple)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
+import jax
 from jax import lax
 
 from invert._private.jax import dce, rename
 from invert.ir import kinds
 from invert.ir.graph import Graph, is_var
 from invert.ir.jaxprs import broadcast_in_place_of, broadcasts
+from invert.ir.passes import in_place_of, replaced
 from invert.ir.types import Atom, Eqn, Jaxpr, Literal, ShapedArray, Var
 
 # Broadcasting axes of size one against others would change what these compute.
@@ -47,6 +50,55 @@ def with_kept_axes(jaxpr: Jaxpr) -> Jaxpr:
             eqns.append(eqn)
     jaxpr = rename(jaxpr.replace(eqns=eqns), added)
     return dce(jaxpr)
+
+
+def with_flat_convolutions(jaxpr: Jaxpr) -> Jaxpr:
+    """A body in which convolutions have no spatial axes of size one that were added for them.
+
+    They are the same sums of the same products, whose order a compiler chooses for both.
+    """
+    if not any(e.primitive is lax.conv_general_dilated_p for e in jaxpr.eqns):
+        return jaxpr
+    graph = Graph(jaxpr)
+
+    def flat(eqn: Eqn) -> list[Eqn] | None:
+        places = _flat_places(eqn, graph)
+        return in_place_of(eqn, eqn.invars, partial(_convolved, eqn, places)) if places else None
+
+    return replaced(jaxpr, flat)
+
+
+def _flat_places(eqn: Eqn, graph: Graph) -> list[int]:
+    """The numbers of the spatial axes that were added to the images of a convolution."""
+    made = graph.producer(eqn.invars[0], "broadcast_in_dim")
+    if eqn.primitive is not lax.conv_general_dilated_p or made is None:
+        return []
+    params, added = eqn.params, added_axes(made)
+    (_, _, *images), (_, _, *sides), (_, _, *results) = params["dimension_numbers"]
+    kernel, out = eqn.invars[1].aval.shape, eqn.outvars[0].aval.shape
+    found = [
+        k
+        for k, (i, j, m) in enumerate(zip(images, sides, results, strict=True))
+        if i in added and kernel[j] == out[m] == 1 and tuple(params["padding"][k]) == (0, 0)
+    ]
+    return found if len(found) < len(images) else []
+
+
+def _convolved(eqn: Eqn, places: Sequence[int], x: jax.Array, kernel: jax.Array) -> jax.Array:
+    """A convolution without some of its spatial axes, which are added again."""
+    params = dict(eqn.params)
+    specs = params.pop("dimension_numbers")
+    gone = [[spec[2 + k] for k in places] for spec in specs]
+    less = [
+        tuple(i - sum(j < i for j in axes) for i in spec if i not in axes)
+        for spec, axes in zip(specs, gone, strict=True)
+    ]
+    for name in ("window_strides", "padding", "lhs_dilation", "rhs_dilation"):
+        params[name] = tuple(p for k, p in enumerate(params[name]) if k not in places)
+    operands = (lax.squeeze(v, axes) for v, axes in zip((x, kernel), gone, strict=False))
+    numbers = lax.ConvDimensionNumbers(*less)
+    result = lax.conv_general_dilated_p.bind(*operands, dimension_numbers=numbers, **params)
+    return lax.expand_dims(result, gone[2])
 
 
 def only_unit_axes(eqn: Eqn) -> bool:
@@ -118,7 +170,12 @@ def _stays(
         isinstance(a, Var) and a not in found for a in made.invars
     ):
         return False
-    return all(added_axes(u) == axes or u.outvars[0] in found for u in users)
+    return all(added_axes(u) == axes or _moves_kept(u, found) for u in users)
+
+
+def _moves_kept(eqn: Eqn, found: Mapping[Var, tuple[int, ...]]) -> bool:
+    """Whether an equation computes another value that keeps the axes of its operands."""
+    return eqn.primitive.name not in kinds.REDUCTIONS and eqn.outvars[0] in found
 
 
 def with_late_axes(jaxpr: Jaxpr) -> Jaxpr:

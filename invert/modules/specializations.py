@@ -212,6 +212,11 @@ def _same_sizes(refusal: str, names: Sequence[str]) -> list[Constraint]:
     return [Constraint("eq", left, right)]
 
 
+def _only_equal(constraints: Sequence[Constraint]) -> bool:
+    """Whether all constraints on several sizes say that they are equal."""
+    return all(c.relation == "eq" for c in constraints if len(c.dimensions) > 1)
+
+
 def _later_replaced(constraint: Constraint, names: Sequence[str]) -> Constraint:
     """An equality of two dimensions, of which JAX replaces the left, with the later one there."""
     left, right = dimension(constraint.left), dimension(constraint.right)
@@ -299,13 +304,11 @@ class Specializations:
             for shapes in [named_shapes(self.entry.specs, shared)]
         }.values()
         whole, constraints = self._recover_named(apart, key, _ROUNDS if others else math.inf)
-        if whole is not None and all(
-            c.relation == "eq" for c in constraints if len(c.dimensions) > 1
-        ):
+        if whole is not None and _only_equal(constraints):
             return whole
         for shapes in others:
             stage, constraints = self._recover_named(shapes, key)
-            if stage is not None and not any(c.relation == "eq" for c in constraints):
+            if stage is not None and _only_equal(constraints):
                 return stage
             # Sizes may be equal only because they share a name.
             whole = whole or stage

@@ -7,7 +7,7 @@ is then unused, and its updates are dropped. A seed that is an argument or a con
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from invert.protos.tensors import decode_tensor
 from invert.tf.ops.node import PASSED, Body, Node
@@ -83,6 +83,21 @@ def by_key(body: Body, body_of: Callable[[str], Body]) -> tuple[Body, int]:
     for state in states:
         _leave_out(nodes, state, body, body_of)
     return Body(body.name, tuple(nodes), body.args, body.outputs, body.controls, ()), keyed
+
+
+def without_idle(body: Body, places: Sequence[int], body_of: Callable[[str], Body]) -> Body:
+    """The body without updates of generator states from which nothing is drawn.
+
+    A recurrent layer of Keras with dropout advances its generator also where nothing is dropped.
+
+    **Arguments:**
+
+    - `places`: the arguments that hold these states.
+    """
+    nodes = list(body.nodes)
+    for place in places:
+        _leave_out(nodes, (body.args[place], 0), body, body_of, set(body.order))
+    return Body(body.name, tuple(nodes), body.args, body.outputs, body.controls, ())
 
 
 def _states(nodes: Sequence[Node], node: Node) -> Iterator[tuple[int, int]]:
@@ -162,10 +177,19 @@ def _number(nodes: Sequence[Node], index: int) -> float | None:
 
 
 def _leave_out(
-    nodes: Sequence[Node], state: tuple[int, int], body: Body, body_of: Callable[[str], Body]
+    nodes: Sequence[Node],
+    state: tuple[int, int],
+    body: Body,
+    body_of: Callable[[str], Body],
+    running: Collection[int] | None = None,
 ) -> None:
-    """Drop updates of generator states that nothing else reads."""
-    users, live = _users(nodes), set(body.outputs)
+    """Drop updates of generator states that nothing else reads.
+
+    **Arguments:**
+
+    - `running`: the nodes that run; by default all.
+    """
+    users, live = _users(nodes, running), set(body.outputs)
     outputs: dict[int, list[tuple[int, int]]] = {}
     for source in (*users, *live):
         outputs.setdefault(source[0], []).append(source)
@@ -195,10 +219,14 @@ def _leave_out(
         node.op, node.inputs = "NoOp", ()
 
 
-def _users(nodes: Sequence[Node]) -> dict[tuple[int, int], list[tuple[int, int]]]:
+def _users(
+    nodes: Sequence[Node], running: Collection[int] | None = None
+) -> dict[tuple[int, int], list[tuple[int, int]]]:
     """The consumers of each output, as nodes and input positions."""
     users: dict[tuple[int, int], list[tuple[int, int]]] = {}
     for i, node in enumerate(nodes):
+        if running is not None and i not in running:
+            continue
         for position, source in enumerate(node.inputs):
             users.setdefault(source, []).append((i, position))
     return users

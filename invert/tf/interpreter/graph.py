@@ -20,7 +20,7 @@ from invert.tf.graph.calls import as_graph
 from invert.tf.graph.check import checked
 from invert.tf.graph.functionalize import MadeFunction, functionalize, holds_frames
 from invert.tf.graph.library import Library
-from invert.tf.graph.seeds import by_key
+from invert.tf.graph.seeds import by_key, without_idle
 from invert.tf.interpreter import effects
 from invert.tf.interpreter.registry import REGISTRY, Entry
 from invert.tf.ops.definition import options
@@ -257,6 +257,17 @@ class Graph:
         if drawn:
             self.note("random numbers come from jax.random, with the key of the call")
         return ordered(body, self.is_effect)
+
+    def leave_out_idle(self, places: Sequence[int]) -> list[int]:
+        """Leave out updates of generator states, given as inputs, from which nothing is drawn.
+
+        Returns the inputs that are then unused.
+        """
+        if not places:
+            return []
+        main = self.main = ordered(without_idle(self.main, places, self.body), self.is_effect)
+        used = {i for k in main.order for i, _ in main.nodes[k].inputs}
+        return [place for place in places if main.args[place] not in used]
 
     def is_compiled(self, function: str) -> bool:
         """Whether TensorFlow compiles a library function and its callees with XLA."""
