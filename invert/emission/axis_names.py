@@ -121,7 +121,8 @@ class Dimensions:
             if source is None:
                 made.update(tuple(map(text, sizes)) for sizes in zip(*shapes, strict=False))
             first = source is None or not features[False]
-            if not _is_field(source) and all(shapes) and first:
+            indices = source is not None and draft.arrays[i][0] in ("Int", "UInt", "Bool")
+            if not _is_field(source) and all(shapes) and first and not indices:
                 features[source is None].add(
                     tuple(text(s[_channel(images, len(s))]) for s in shapes)
                 )

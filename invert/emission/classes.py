@@ -36,6 +36,7 @@ from invert.emission.layers.memory import Memories
 from invert.emission.layers.shared import (
     Class,
     Draft,
+    anonymous,
     bare,
     fit,
     generalize,
@@ -205,6 +206,10 @@ class Classes:
         self._named: dict[Layer, dict[Atom, str]] = {}
         self._memories = Memories(file.program.jaxpr)
         self._arguments: dict[Layer, list[str]] = {}
+        # The names of the program's arguments, and those of the arguments of lists' layers.
+        self.called: Mapping[Var, str] = {}
+        self._listed: dict[tuple[str, str], list[str]] = {}
+        self._carried = {c.layer.listed: x.carried for c, x in self.lists.carried()}
         # The keyword-only arguments of the layers.
         self._keywords: dict[Layer, dict[Var, str]] = {}
         # Called with the number of layers written so far and the total.
@@ -441,7 +446,7 @@ class Classes:
         return (
             # Modules that compute nothing are also distinguished by name.
             "" if draft.methods or _holds_weights(draft.node) else camel(draft.node.name),
-            tuple(draft.texts),
+            tuple(draft.keys),
             tuple(kinds.items()),
             arrays,
         )
@@ -533,6 +538,7 @@ class Classes:
                 draft.sources += own.sources
             self._methods[layer] = methods[key]
         draft.texts = [f"{m.name}: {text_of(m)}" for m in draft.methods]
+        draft.keys = [anonymous(m) for m in draft.methods]
 
     def _annotation(self, v: Var, draft: Draft, source: ast.expr | None = None) -> ast.expr:
         """`Float[Array, "3 4"]`, sizes filled in at the end; `source` is the expression read."""
@@ -586,10 +592,14 @@ class Classes:
         adds = self._named_by_makers(layer)
         if known or layer.children:
             adds = _residuals(layer) or _skips(layer)
-        told = {**self._memories.of(layer), **adds, **states, **layer.arguments}
-        hints = self._hints(inputs, told)
+        told = {**self._passed(layer), **self._memories.of(layer), **adds, **states}
+        hints = self._hints(inputs, {**told, **layer.arguments})
         if layer.same is not None:
             hints = self._arguments.get(layer.same, hints)
+        elif layer.listed and not layer.mixed:
+            # The layers of a list share a class.
+            above = ".".join(layer.path[:-1])
+            hints = self._listed.setdefault((above, layer.listed), hints)
         self._arguments[layer] = hints
         names: dict[Atom, str] = dict(zip(inputs, hints, strict=True))
         body = Body(
@@ -611,6 +621,21 @@ class Classes:
             layers=self.names_of_layers(layer),
         )
         return self.file.with_dimensions(function, inputs)
+
+    def _passed(self, layer: Layer) -> dict[Var, str]:
+        """The names of inputs that are arguments of the program, besides those of an array.
+
+        What is passed through a list of layers is `x`.
+        """
+        names = {v: self.called[v] for v in layer.inputs if v in self.called}
+        arrays = [v for v in layer.inputs if jnp.issubdtype(v.aval.dtype, jnp.inexact)]
+        carried = self._carried.get(layer.listed)
+        stream = layer.inputs[carried] if carried is not None else next(iter(arrays), None)
+        if len(layer.inputs) < 2 or stream is None:
+            return {}
+        return {v: n for v, n in names.items() if v is not stream and says(n)} | (
+            {} if carried is None else {stream: STREAM}
+        )
 
     def _named_by_makers(self, layer: Layer) -> dict[Var, str]:
         """Names the inputs of a parameterless layer after the layers that computed them."""

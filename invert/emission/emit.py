@@ -263,7 +263,7 @@ class _Variant:
         roots = {name: self._cut(name, p.jaxpr, file) for name, p in programs.items()}
         if self.form.lists and len(roots) == 1:
             for root in (*roots.values(), *(p.root for p in self.parts)):
-                blocks.group(root, self.paths)
+                blocks.group(root, self.paths, self._own_name(roots))
         if len(roots) == 1:
             for root in roots.values():
                 field_names.shorten(root, self._own_name(roots), self.paths)
@@ -278,6 +278,7 @@ class _Variant:
         if self.form.lists and len(roots) == 1:
             for root in roots.values():
                 found.find(root, stack.Stacker(program.jaxpr, program, {}, []))
+                field_names.align(root)
         for name, root in roots.items():
             blocks.name_layers(root)
             if self.form.layers:
@@ -308,6 +309,15 @@ class _Variant:
         tree = layer_tree.tree_of(roots, self.paths, title, counted=starts.keras, attributes=held)
         classes = Classes(file, tree, jaxprs, self.paths, self.held, found, starts)
         classes.on_layer = self._tell
+        classes.called = {
+            v: called
+            for name, r in self.recovered.items()
+            for v, called in zip(
+                jaxprs[name].invars[r.held_count :],
+                main_class.names_of_arrays(r.entry),
+                strict=False,  # a key has no name
+            )
+        }
         methods = [
             main_class.Method(
                 name,

@@ -348,6 +348,12 @@ def _names_in(tree: object) -> list[str]:
     return names if len(set(names)) == len(tree) and not blank else []
 
 
+def names_of_arrays(entry: EntryPoint) -> list[str]:
+    """The names of the flat arguments; `y` for those without meaningful ones."""
+    names = [snake(s.name, PLAIN) for s in entry.specs]
+    return [PLAIN if _NUMBERED.fullmatch(n) else n for n in names]
+
+
 def _wanted(name: str, tree: object) -> str:
     """The name of an argument, or that of its array if only that is meaningful."""
     own = name

@@ -24,7 +24,6 @@ from invert.tf.ops.node import Node, import_tensorflow, variable_name
 from invert.tf.ops.state import KEY, Resource
 from invert.tf.values.constants import array
 
-
 # The name of the variable in Keras's `SeedGenerator`.
 _KERAS_SEED = "seed_generator_state"
 

@@ -97,7 +97,8 @@ def test_layers_with_one_number_are_a_block_of_two_results() -> None:
     assert "skip_1: " not in source
     # The padding follows from the kernel and its dilation, which is a number.
     assert "(((kernel_size - 1) * dilation, 0),)" in source
-    assert "self.dilation = (1, dilation)" in source
+    assert "self.dilation = (dilation,)" in source
+    assert 'dimension_numbers=("NWC", "WIO", "NWC")' in source
     assert "dilation=4" in source
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 import dataclasses
 import itertools
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 
 import jax.numpy as jnp
@@ -194,22 +193,25 @@ def _hard_gate(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
 
 
 def _scale_of_scores(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
-    """`scores * (1 / 16**0.5)`, the root of the head size, where the factor is a short number."""
+    """`scores * (1 / 16**0.5)`, the root of the head size."""
     x, factor = eqn.invars
     if not is_var(x) or not isinstance(factor, Literal) or factor.aval.shape:
         return
-    for size in _contracted(graph, x, eqn.outvars[0]):
-        root = math.isqrt(size)
+    for v, axis in _contracted(graph, x, eqn.outvars[0]):
+        size = v.aval.shape[axis]
         divides = eqn.primitive.name == "div"
-        if root * root == size > 1 and float(factor.val) == (root if divides else 1 / root):
-            power = syntax.infix(number(size), "**", number(0.5))
+        root = size**0.5 if divides else size**-0.5
+        if size > 1 and np.asarray(root, factor.aval.dtype) == factor.val:
+            base = number(size)
+            syntax.mark(base, [(id(v), axis)])
+            power = syntax.infix(base, "**", number(0.5))
             value = power if divides else syntax.infix(number(1), "/", power)
             scaled = syntax.infix(_x(), "/" if divides else "*", value)
             yield Proposal(scaled, (x,), PRODUCT, True, [eqn])
 
 
-def _contracted(graph: Graph, x: Var, scaled: Var) -> Iterator[int]:
-    """The sizes over which products of batches sum, the one that gives `x` or those of `scaled`."""
+def _contracted(graph: Graph, x: Var, scaled: Var) -> Iterator[tuple[Var, int]]:
+    """The axes over which products of batches sum, the one that gives `x` or those of `scaled`."""
     products = [_through(graph, x, kinds.LAYOUT, "dot_general")]
     pending = [scaled]
     while pending:
@@ -220,9 +222,9 @@ def _contracted(graph: Graph, x: Var, scaled: Var) -> Iterator[int]:
                 products.append(user)
     for product in filter(None, products):
         (axes, _), (batch, _) = product.params["dimension_numbers"]
-        sizes = [product.invars[0].aval.shape[i] for i in axes]
-        if batch and not any(map(is_open, sizes)):
-            yield math.prod(sizes)
+        v = product.invars[0]
+        if batch and is_var(v) and len(axes) == 1 and not is_open(v.aval.shape[axes[0]]):
+            yield v, axes[0]
 
 
 def _einsum(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:

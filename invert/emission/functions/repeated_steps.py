@@ -15,7 +15,6 @@ import itertools
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence, Set
 from typing import TYPE_CHECKING
 
-from invert.emission.constructors.sizes import HEAD_DIM, HEADS
 from invert.emission.functions.names import known_names
 from invert.emission.layers.shared import replace
 from invert.emission.python import syntax
@@ -528,7 +527,7 @@ def _size_name(text: str, taken: Collection[str]) -> str:
     """A name for a size: `heads` of `self.heads`, `head_dim` of `dim // self.heads`."""
     name = text.removeprefix("self.")
     if not name.isidentifier():
-        name = HEAD_DIM if name.endswith(f"self.{HEADS}") else "n"
+        name = "head_dim" if name.endswith("self.heads") else "n"
     return f"{name}_size" if name in taken else name
 
 

@@ -30,6 +30,7 @@ from invert.emission.layers.links import Links, ordered
 from invert.emission.layers.stack import kind_of
 from invert.emission.layers.tree import called
 from invert.emission.layers.wrap import wrapped
+from invert.emission.python.naming import snake
 from invert.ir import kinds
 from invert.ir.graph import is_var
 from invert.ir.jaxprs import holds_jaxprs
@@ -44,16 +45,21 @@ _PARTS = kinds.PARTS | {"split"}
 _FEW = 3
 
 
-def group(layer: Layer, parameters: Mapping[Var, Path]) -> None:
-    """Makes blocks of the steps of a layer and of the layers inside it."""
+def group(layer: Layer, parameters: Mapping[Var, Path], model: str = "") -> None:
+    """Makes blocks of the steps of a layer and of the layers inside it.
+
+    **Arguments:**
+
+    - `model`: the name of the outermost layer, whose parts do not become another layer of the name.
+    """
     _part_forms(layer, parameters)
     layer.steps = branches.in_order(layer.steps, layer.outputs)
     if runs := _Chains(layer).runs():
         _wrap_runs(layer, runs, parameters)
-    prefixes.group(layer, parameters)
+    prefixes.group(layer, parameters, {f"{snake(model)}_"})
     branches.name_fields(layer, parameters)
     for inner in layers_in(layer):
-        group(inner, parameters)
+        group(inner, parameters, model)
 
 
 def _part_forms(layer: Layer, parameters: Mapping[Var, Path]) -> None:

@@ -306,9 +306,10 @@ def _owner(path: Path, scopes: Sequence[Path]) -> Path:
     return common
 
 
-# Scopes of control flow and of conversions, whatever they contain.
+# Scopes of control flow, of conversions, and of a softmax, whatever they contain.
 _PLAIN_SCOPE = re.compile(
     r"(cond|while|body|branch|map|scan|loop|jit|vmap|gradient)\w*|.*[^\w.\-].*"
+    r"|(.*_)?softmax(_\d+)*"
 )
 # The least number of equations of a layer without parameters. Layout does not count, nor the
 # largest number that a softmax subtracts.

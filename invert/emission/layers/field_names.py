@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 
-from invert.emission.layers.cut import Layer, calls, plain_name
-from invert.emission.layers.tree import Path, called
+from invert.emission.layers.cut import Layer, calls, layers_in, plain_name
+from invert.emission.layers.tree import Path, called, parameters_of
 from invert.emission.python.naming import snake, stem
 from invert.ir.types import Var
 
@@ -44,3 +44,25 @@ def _rename(layers: list[Layer], short: Callable[[str], str], paths: Mapping[Var
         for x, name in new.items():
             if name != old[x]:
                 x.field = name
+
+
+def align(layer: Layer) -> None:
+    """Give layers without parameters one name in all blocks of a list.
+
+    Keras counts such layers through the whole program.
+    """
+    first: dict[str, Layer] = {}
+    for inner in layers_in(layer):
+        align(inner)
+        if inner.listed and not inner.mixed:
+            _name_as(first.setdefault(inner.listed, inner), inner)
+
+
+def _name_as(one: Layer, other: Layer) -> None:
+    ours, theirs = layers_in(one), layers_in(other)
+    if one is other or len(ours) != len(theirs):
+        return
+    for a, b in zip(ours, theirs, strict=True):
+        if not parameters_of(a) and not parameters_of(b):
+            a.field = b.field = a.field or plain_name(a.name)
+        _name_as(a, b)

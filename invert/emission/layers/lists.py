@@ -7,7 +7,7 @@ import dataclasses
 import itertools
 import operator
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from invert.emission.layers.branches import BRANCH
 from invert.emission.layers.cut import Layer, LayerCall, layers_in
@@ -87,6 +87,12 @@ class Lists:
             for s in steps
             if s not in self.covered or s in self.loops
         ]
+
+    def carried(self) -> Iterator[tuple[LayerCall, Loop]]:
+        """The loops over lists, by the call of the first layer."""
+        for call, loop in self.loops.items():
+            if isinstance(loop, Loop):
+                yield call, loop
 
     def unroll(self, layer: Layer) -> None:
         """Finds calls of a layer on all parts of an array, in a layer and the layers inside it."""

@@ -48,7 +48,8 @@ class Memories:
             inner = self.of(user.layer)
             pairs = zip(user.invars, user.layer.inputs, strict=True)
             names = {inner.get(w, "") for a, w in pairs if a is v}
-            return names.pop() if len(names) == 1 else ""
+            if names != {""}:
+                return names.pop() if len(names) == 1 else ""
         if all(known.get(out) in ("key", "value") for out in user.outvars):
             return MEMORY
         return known.get(v, "") if known.get(v) in roles.ADDED_TO_SCORES else ""

@@ -17,6 +17,7 @@ from typing import TypeAlias, TypeVar
 from invert.emission.layers import values
 from invert.emission.layers.shared import (
     Draft,
+    anonymous,
     constants,
     replace,
     sites,
@@ -299,6 +300,7 @@ class _Family:
                 _add_result(draft, method, time, has=values.has(mark))
             draft.methods = [method]
             draft.texts = [f"{method.name}: {text_of(method)}"]
+            draft.keys = [anonymous(method)]
         return list(adopted)
 
 

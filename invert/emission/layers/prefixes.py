@@ -11,7 +11,16 @@ import itertools
 import re
 from collections.abc import Mapping, Sequence, Set
 
-from invert.emission.layers.cut import NUMBER, Assign, Layer, LayerCall, Path, layers_in, scope_of
+from invert.emission.layers.cut import (
+    NUMBER,
+    Assign,
+    Layer,
+    LayerCall,
+    Path,
+    common_prefix,
+    layers_in,
+    scope_of,
+)
 from invert.emission.layers.library_names import (
     CONV_BLOCK,
     KINDS_OF_LAYERS,
@@ -19,7 +28,7 @@ from invert.emission.layers.library_names import (
     without_number,
 )
 from invert.emission.layers.links import Links, ordered, users_of
-from invert.emission.layers.tree import called
+from invert.emission.layers.tree import called, parameters_of
 from invert.emission.layers.wrap import wrapped
 from invert.emission.python.naming import camel, snake
 from invert.ir import kinds
@@ -39,14 +48,15 @@ _NUMBERED = re.compile(r"(.*?[A-Za-z])_(\d[\d_]*)")
 _MOST_RESULTS = 2
 
 
-def group(layer: Layer, parameters: Mapping[Var, Path]) -> None:
+def group(layer: Layer, parameters: Mapping[Var, Path], others: Set[str]) -> None:
     """Makes layers of the calls in a layer whose names begin alike, the longest prefixes first.
 
-    Convolutions and normalizations that a library named by kind and number become pairs.
+    Prefixes among `others` make no layers. Convolutions and normalizations that a library named by
+    kind and number become pairs.
     """
     _pair(layer, parameters)
     _group_by_number(layer, parameters)
-    done: set[str] = set()
+    done = set(others)
     made: set[Layer] = set()
     while found := _next(layer, _names(layer, parameters), done, made):
         prefix, members, region = found
@@ -350,9 +360,17 @@ def _prefixes(layer: Layer, names: Mapping[int, str]) -> list[str]:
         # Numbers alone count layers of one kind, except those of modules of PyTorch.
         counted = prefix.endswith("_") and all(re.fullmatch(r"[\d_]*", rest) for rest in rests)
         counted = counted and len({_kind(layer.steps[i]) for i in numbers}) == 1
-        if 1 < len(numbers) < count and not counted:
+        # `self_attention` and `self_attention_norm` are not parts of a `self`.
+        shared = "_".join(common_prefix([names[i].split("_") for i in numbers]))
+        extends = len(shared) > len(prefix) - 1 and shared in (names[i] for i in numbers)
+        held = sum(_has_parameters(layer.steps[i]) for i in numbers)
+        if 1 < len(numbers) < count and held > 1 and not counted and not extends:
             found.append(prefix)
     return found
+
+
+def _has_parameters(step: Eqn) -> bool:
+    return isinstance(step, LayerCall) and bool(parameters_of(step.layer))
 
 
 def _kind(step: Eqn) -> str:

@@ -78,6 +78,7 @@ class Draft:
     - `children`: the nodes among its fields, with the expressions that name their classes.
     - `fields`: declarations of its fields.
     - `methods`: its methods; `texts`: their texts without numbers.
+    - `keys`: these, the same for methods that differ in numbers and names of variables.
     - `annotations`: the array types in fields and methods, without sizes.
     - `arrays`: the kinds and shapes of these types.
     - `sources`: the expressions by which methods read these arrays; `None` for results.
@@ -91,6 +92,7 @@ class Draft:
     fields: list[ast.stmt] = dataclasses.field(default_factory=list)
     methods: list[ast.FunctionDef] = dataclasses.field(default_factory=list)
     texts: list[str] = dataclasses.field(default_factory=list)
+    keys: list[str] = dataclasses.field(default_factory=list)
     annotations: list[ast.expr] = dataclasses.field(default_factory=list)
     arrays: list[tuple[str, tuple[int, ...]]] = dataclasses.field(default_factory=list)
     sources: list[ast.expr | None] = dataclasses.field(default_factory=list)
@@ -332,6 +334,38 @@ def text_of(method: ast.FunctionDef) -> str:
         return syntax.text_of(bare(method))
 
 
+def anonymous(method: ast.FunctionDef) -> str:
+    """As `text_of`, but the same whatever arguments and local variables are called."""
+    with blank(method):
+        copied = syntax.copied(bare(method))
+    names: dict[str, str] = {}
+
+    def new(name: str) -> str:
+        names[name] = f"${next(count)}"
+        return names[name]
+
+    count = itertools.count()
+    nested = any(isinstance(n, _NESTED) for s in copied.body for n in ast.walk(s))
+    for node in syntax.in_order(copied) if nested else (copied.args,):
+        for argument in (n for n in ast.iter_child_nodes(node) if isinstance(n, ast.arg)):
+            argument.arg = new(argument.arg)
+        if isinstance(node, ast.FunctionDef) and node is not copied:
+            node.name = new(node.name)
+    local = {n for s in copied.body for n in stored(s)} | names.keys()
+    for statement in copied.body:
+        read = [n for n in syntax.names_in(statement) if n.id in local]
+        targets = [n for n in read if isinstance(n.ctx, ast.Store)]
+        for name in (n for n in read if nested or n not in targets):
+            name.id = names.get(name.id) or new(name.id)
+        for name in () if nested else targets:
+            name.id = new(name.id)
+    return syntax.text_of(copied)
+
+
+# What has local variables of its own, or uses those of a method several times.
+_NESTED = (ast.For, ast.FunctionDef, ast.Lambda, ast.comprehension)
+
+
 @contextlib.contextmanager
 def blank(method: ast.FunctionDef) -> Iterator[None]:
     """Replaces all integers and static arguments in a method by 0."""
@@ -463,30 +497,38 @@ def _columns(group: Sequence[Draft]) -> list[tuple[int, ...]]:
     return list(zip(*rows, strict=True))
 
 
-def _in_shapes(draft: Draft) -> set[int]:
-    """The places of integers that must be sizes: in shapes, ranges and roots."""
+def numbers_in_shapes(methods: Iterable[ast.FunctionDef]) -> set[int]:
+    """The nodes of integers in shapes and ranges, by `id`."""
     sizes: set[int] = set()
-    for method in draft.methods:
-        for node in ast.walk(method):
-            match node:
-                case ast.Call(func=ast.Attribute(attr="reshape"), args=args):
-                    sizes.update(map(id, args))
-                case ast.Call(
-                    func=ast.Attribute(value=ast.Attribute(attr="random")),
-                    args=[_, ast.Tuple(elts=args), *_],
-                ):
-                    sizes.update(map(id, args))
-                case ast.Call(func=ast.Attribute(attr="arange"), args=[length]):
-                    sizes.add(id(length))
-                case ast.Call(
+    for node in (n for m in methods for n in ast.walk(m)):
+        match node:
+            case ast.Call(func=ast.Attribute(attr="reshape"), args=args):
+                sizes.update(map(id, args))
+            case ast.Call(
+                func=ast.Attribute(value=ast.Attribute(attr="random")),
+                args=[_, ast.Tuple(elts=args), *_],
+            ):
+                sizes.update(map(id, args))
+            case ast.Call(func=ast.Attribute(attr="arange"), args=[length]):
+                sizes.add(id(length))
+            case (
+                ast.Call(
                     func=ast.Attribute(attr="zeros" | "ones" | "full"),
                     args=[ast.Tuple(elts=args), *_],
-                ) | ast.Call(
-                    func=ast.Attribute(attr="broadcast_to"), args=[_, ast.Tuple(elts=args)]
-                ):
-                    sizes.update(map(id, args))
-                case ast.BinOp(left=base, op=ast.Pow(), right=ast.Constant(value=0.5)):
-                    sizes.add(id(base))
+                )
+                | ast.Call(func=ast.Attribute(attr="broadcast_to"), args=[_, ast.Tuple(elts=args)])
+            ):
+                sizes.update(map(id, args))
+    return sizes
+
+
+def _in_shapes(draft: Draft) -> set[int]:
+    """The places of integers that must be sizes: in shapes, ranges and roots."""
+    sizes = numbers_in_shapes(draft.methods)
+    for node in (n for m in draft.methods for n in ast.walk(m)):
+        match node:
+            case ast.BinOp(left=base, op=ast.Pow(), right=ast.Constant(value=0.5)):
+                sizes.add(id(base))
     return {i for i, constant in enumerate(draft.constants()) if id(constant) in sizes}
 
 

@@ -283,7 +283,7 @@ class _Building:
         wanted |= {
             x: re.sub(r"(_\d+)_\d+$", r"\1", name)
             for x, name in wanted.items()
-            if not x.field and not _parameters(x)
+            if not x.field and not parameters_of(x)
         }
         alike: dict[str, list[tuple[int, Layer]]] = {}
         others = {*node.names.taken, *chosen.values()}
@@ -368,7 +368,7 @@ def called(layer: Layer, paths: Mapping[Var, Path]) -> str:
     """The name of a layer: that in its parameters' names if only the number differs.
 
     Keras numbers scopes through the whole process."""
-    inside = [paths[v][:-1] for v in _parameters(layer)]
+    inside = [paths[v][:-1] for v in parameters_of(layer)]
     if not inside:
         return layer.name
     shared = common_prefix(inside)
@@ -376,9 +376,9 @@ def called(layer: Layer, paths: Mapping[Var, Path]) -> str:
     return alike[-1] if alike else layer.name
 
 
-def _parameters(layer: Layer) -> list[Var]:
+def parameters_of(layer: Layer) -> list[Var]:
     """The parameters of a layer and of its inner layers."""
-    inner = [v for c in calls(layer.steps) for v in _parameters(c.layer)]
+    inner = [v for c in calls(layer.steps) for v in parameters_of(c.layer)]
     return [*layer.parameters, *inner]
 
 

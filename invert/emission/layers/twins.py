@@ -20,7 +20,15 @@ from jax import lax
 from invert._private.jax import open_jaxpr
 from invert.emission.layers.cut import Layer, LayerCall
 from invert.emission.layers.proportions import ratios
-from invert.emission.layers.shared import Class, Draft, is_block, number_of, settle, sites
+from invert.emission.layers.shared import (
+    Class,
+    Draft,
+    is_block,
+    number_of,
+    numbers_in_shapes,
+    settle,
+    sites,
+)
 from invert.emission.layers.ties import Axis, Strided, Ties
 from invert.emission.layers.tree import Node
 from invert.emission.python import syntax
@@ -416,7 +424,7 @@ def _add(cls: Class, draft: Draft, node: Node, scaled: Scaled) -> None:
             sides = _sides(_convolutions(draft)[0], scaled)
             halves = (syntax.tuple_of([syntax.number(k // 2)] * 2) for k in sides)
             site.value = syntax.tuple_of(halves)
-    numbers = _Numbers(draft, scaled)
+    numbers = _Numbers(draft, scaled, twin)
     for site in (s for s in places if s.field == "groups"):
         if len(news := numbers.sizes.get(int(ast.literal_eval(site.value)), ())) == 1:
             site.value = syntax.number(*news)
@@ -459,23 +467,31 @@ def _set_reshaped(twin: Draft, draft: Draft, scaled: Scaled) -> None:
 class _Numbers:
     """The numbers in the text of a layer, and what they are in its twin.
 
+    **Arguments:**
+
+    - `text`: the layer whose methods hold these numbers, by default the layer itself.
+
     **Attributes:**
 
     - `sizes`: the sizes in the layer, with those that they have in the twin.
     """
 
-    def __init__(self, draft: Draft, scaled: Scaled):
+    def __init__(self, draft: Draft, scaled: Scaled, text: Draft | None = None):
         self._draft, self._scaled = draft, scaled
+        self._in_shapes = numbers_in_shapes((text or draft).methods)
         self._steps = {id(s): s for layer in draft.node.layers for s in _every(layer.steps)}
+        atoms = (a for s in self._steps.values() for a in _atoms(s))
+        self._variables = {id(a): a for a in atoms if isinstance(a, Var)}
         inputs = (v for layer in draft.node.layers for v in layer.inputs)
         self.sizes = self._found(
             itertools.chain(inputs, *(_atoms(s) for x in draft.node.layers for s in x.steps))
         )
 
     def new(self, constant: ast.Constant) -> int | None:
-        """The number in the twin, if it is clear: by the equations that it comes from, or by all.
+        """The number in the twin, if it is clear.
 
-        A number that is one size in an equation may be another one elsewhere.
+        One that comes from an axis, or stands in the shape of an equation, is a size of that,
+        whatever has that size elsewhere.
         """
         number = number_of(constant)
         for sizes in (self._at(constant), self.sizes):
@@ -485,7 +501,15 @@ class _Numbers:
         return None
 
     def _at(self, constant: ast.Constant) -> dict[int, set[int]]:
-        steps = (self._steps.get(i) for i in syntax.origin_of(constant))
+        origin = syntax.origin_of(constant)
+        for v, axis in (
+            (self._variables.get(o[0]), o[1]) for o in origin if not isinstance(o, int)
+        ):
+            if v is not None and isinstance(old := v.aval.shape[axis], int):
+                return {old: {int(self._scaled.size(v, axis, old))}}
+        if id(constant) not in self._in_shapes:
+            return {}
+        steps = (self._steps.get(o) for o in origin if isinstance(o, int))
         return self._found(a for s in steps if s is not None for a in _atoms(s))
 
     def _found(self, atoms: Iterable[Atom]) -> dict[int, set[int]]:

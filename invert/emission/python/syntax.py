@@ -6,7 +6,7 @@ import ast
 import functools
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 
@@ -279,17 +279,19 @@ def substitute(node: _T, values: Mapping[str, ast.expr]) -> _T:
 
 
 _ORIGIN = "origin"
+# Where a number comes from: the ids of equations, or those of a variable and one of its axes.
+Origin: TypeAlias = Sequence[int | tuple[int, int]]
 
 
-def mark(node: ast.AST, origin: Sequence[int]) -> None:
-    """Note which equations the numbers in a tree come from, by `id`, unless that is known."""
+def mark(node: ast.AST, origin: Origin) -> None:
+    """Note where the numbers in a tree come from, unless that is known."""
     for each in ast.walk(node):
         if isinstance(each, ast.Constant) and not origin_of(each):
             setattr(each, _ORIGIN, tuple(origin))
 
 
-def origin_of(node: ast.Constant) -> Sequence[int]:
-    """The equations that a number comes from, by `id`."""
+def origin_of(node: ast.Constant) -> Origin:
+    """Where a number comes from; `()` if that is unknown."""
     return getattr(node, _ORIGIN, ())
 
 
