@@ -88,11 +88,17 @@ def _size(closed: AnyJaxpr) -> int:
     return sum(1 + len(e.invars) for e in equations(open_jaxpr(closed)))
 
 
+# The primitives to which `_live` does more than to remove them.
+_NORMALIZED = frozenset({"while", "gather", dim_as_value_p.name})
+
+
 def _live(jaxpr: Jaxpr) -> Jaxpr:
     """Remove dead equations and carried values that no loop needs.
 
     JAX's own dead code elimination keeps the latter.
     """
+    if {e.primitive.name for e in jaxpr.eqns}.isdisjoint(_NORMALIZED):
+        return dce(jaxpr)
     jaxpr = with_size_values(jaxpr)
     while True:
         jaxpr = dce(jaxpr)
@@ -460,14 +466,10 @@ def wide_types(jaxpr: Jaxpr) -> frozenset[np.dtype]:
     """The dtypes of 64 bits (128 for complex) that occur."""
     eqns = list(equations(jaxpr))
     pending = [jaxpr.invars, *((*e.invars, *e.outvars) for e in eqns)]
+    wide = [v for atoms in pending for v in atoms if getattr(v.aval, "dtype", None) in _WIDE]
     # Sizes have 64 bits only if x64 is enabled.
-    sizes = {e.outvars[0] for e in eqns if e.primitive is dim_as_value_p}
-    return frozenset(
-        v.aval.dtype
-        for atoms in pending
-        for v in atoms
-        if is_wide(v) and (isinstance(v, Literal) or v not in sizes)
-    )
+    sizes = {e.outvars[0] for e in eqns if e.primitive is dim_as_value_p} if wide else ()
+    return frozenset(v.aval.dtype for v in wide if isinstance(v, Literal) or v not in sizes)
 
 
 def has_wide_types(jaxpr: Jaxpr) -> bool:
