@@ -164,7 +164,7 @@ def _certify(
     by_signature = any(jaxprs.is_wide(v) for v in (*raw.invars, *raw.outvars))
     x64 = x64 and by_signature
     # Derivative rules and `stop_gradient` leave no trace.
-    one, two = without_rules(plain(raw)), without_rules(plain(jaxpr))
+    one, two = without_rules(raw), without_rules(plain(jaxpr))
     certificate = certify(one, two, constants, platform=platform, x64=x64)
     return dataclasses.replace(certificate, assumes=assumes or certificate.assumes)
 

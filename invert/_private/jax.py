@@ -210,12 +210,20 @@ def current_names() -> tuple[str, ...]:
 
 
 def _scopes(stack: source_info_util.NameStack) -> tuple[str, ...]:
-    return tuple(s.name for s in stack.stack if isinstance(s, source_info_util.Scope))
+    return tuple([s.name for s in stack.stack if isinstance(s, source_info_util.Scope)])
 
 
 def names_of(eqn: Eqn) -> tuple[str, ...]:
     """The name scopes of an equation, without transforms."""
     return _scopes(eqn.source_info.name_stack)
+
+
+def last_name(eqn: Eqn) -> str:
+    """The innermost name scope of an equation; `""` if it has none."""
+    for scope in reversed(eqn.source_info.name_stack.stack):
+        if isinstance(scope, source_info_util.Scope):
+            return scope.name
+    return ""
 
 
 def source_line(eqn: Eqn) -> str:
@@ -463,12 +471,15 @@ def _serialized(traced: Any, platform: str, disabled: Sequence[Any]) -> bytes:
 
 
 _JAXPRS = (core.Jaxpr, ClosedJaxpr)
+_PLAIN = frozenset({bool, int, str, type(None)})
 
 
 def holds_jaxprs(eqn: Eqn) -> bool:
     """Whether a parameter of the equation is a jaxpr or a tuple of jaxprs."""
     # A call for each parameter would take most of the time.
     for value in eqn.params.values():
+        if type(value) in _PLAIN:
+            continue
         if isinstance(value, tuple) and value:
             value = value[0]
         if isinstance(value, _JAXPRS):
@@ -478,6 +489,8 @@ def holds_jaxprs(eqn: Eqn) -> bool:
 
 def holds_jaxpr(value: object) -> bool:
     """Whether a parameter is a jaxpr or a tuple of jaxprs."""
+    if type(value) in _PLAIN:
+        return False
     if isinstance(value, tuple) and value:
         value = value[0]
     return isinstance(value, _JAXPRS)
@@ -485,11 +498,10 @@ def holds_jaxpr(value: object) -> bool:
 
 def sub_jaxprs(eqn: Eqn) -> Iterator[Jaxpr]:
     """The open jaxprs among the parameters of an equation."""
-    if not holds_jaxprs(eqn):
-        return
     for value in eqn.params.values():
-        values = value if isinstance(value, (tuple, list)) else (value,)
-        for v in values:
+        if type(value) in _PLAIN:
+            continue
+        for v in value if isinstance(value, (tuple, list)) else (value,):
             if is_jaxpr(v):
                 yield open_jaxpr(v)
 
@@ -564,9 +576,10 @@ def renamed(atoms: Sequence[Atom], names: Mapping[Var, Atom] | Mapping[Atom, Ato
 
 def rename_operands(eqn: Eqn, names: Mapping[Var, Atom]) -> Eqn:
     """Replace the variables in `names`; the equation itself if it reads none of them."""
-    if all(isinstance(a, Literal) or a not in names for a in eqn.invars):
-        return eqn
-    return eqn.replace(invars=renamed(eqn.invars, names))
+    for a in eqn.invars if names else ():
+        if not isinstance(a, Literal) and a in names:
+            return eqn.replace(invars=renamed(eqn.invars, names))
+    return eqn
 
 
 def rename(jaxpr: Jaxpr, names: Mapping[Var, Atom]) -> Jaxpr:
@@ -618,12 +631,14 @@ def _is_used(jaxpr: Jaxpr) -> tuple[bool, bool]:
     used = {v for v in jaxpr.outvars if not isinstance(v, Literal)}
     for eqn in reversed(jaxpr.eqns):
         ruled = eqn.primitive in partial_eval.dce_rules
-        read = (v in used for v in eqn.outvars)
+        read = [v in used for v in eqn.outvars]
         if eqn.effects or not (all(read) if ruled else any(read)):
             return False, False
         if ruled and not all(_is_used(inner)[1] for inner in sub_jaxprs(eqn)):
             return False, False
-        used.update(v for v in eqn.invars if not isinstance(v, Literal))
+        for v in eqn.invars:
+            if not isinstance(v, Literal):
+                used.add(v)
     return True, used.issuperset(jaxpr.invars)
 
 

@@ -1,8 +1,8 @@
 """Finds where the author used `stop_gradient`, by search.
 
 `stop_gradient` leaves no trace in a module. If the container's gradient differs from automatic
-differentiation, each use of a value in the recovered program is a candidate. All candidates are
-tried at once numerically; those that reproduce the gradient are then proved by lowering.
+differentiation, each use of a value in the recovered program is a candidate. All are tried
+numerically; those that reproduce the gradient are then proved by lowering.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import itertools
-import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 
 import jax
@@ -19,7 +18,7 @@ import numpy as np
 
 from invert._errors import only_refusals
 from invert._private.jax import dim_as_value_p, eval_closed, open_jaxpr, trace_closed
-from invert.gradients.compare import FAILURES, beyond_rounding, samples
+from invert.gradients.compare import FAILURES, beyond_rounding, once, samples
 from invert.gradients.region import MarkedRegion
 from invert.ir.avals import is_differentiable, type_of
 from invert.ir.interpret import bind, evaluate
@@ -38,14 +37,13 @@ from invert.ir.types import (
     Var,
 )
 
-# Each candidate adds a copy of the gradient to a batch.
+# Each candidate is a run of the gradient.
 _MAX_PLACES = 192
 # Candidates with equal numbers, such as the two factors of a square, are distinguished by proof.
 _MAX_VARIANTS = 8
 _MAX_ROUNDS = 32
-# The most elements of a result that are compared, and of arguments in a batch.
+# The most elements of a result that are compared.
 _ELEMENTS = 1 << 16
-_MOST_AT_ONCE = 1 << 22
 # For each mask over the places: whether each result is right at all sample points.
 Fits = Callable[[np.ndarray], np.ndarray]
 # A use of a value: index of the equation (-1 for the results), and position among its operands.
@@ -207,23 +205,20 @@ def _search(places: _Places, region: MarkedRegion, raw: AnyJaxpr, program: Jaxpr
     def some_of(results: Sequence[Value]) -> list[Value]:
         return [x if x.size <= _ELEMENTS else jnp.ravel(x)[_places(x.size)] for x in results]
 
-    at_once = max(1, _MOST_AT_ONCE // max(math.prod(a.shape) for a in region.avals))
-
-    @jax.jit
-    def tried(masks: Value, values: Sequence[Value]) -> list[Value]:
-        if len(masks) <= at_once:
-            return jax.vmap(gradients, in_axes=(0, None))(masks, values)
-        return jax.lax.map(lambda mask: gradients(mask, values), masks, batch_size=at_once)
-
-    wanted = jax.jit(lambda *xs: some_of(eval_closed(raw, xs)))
-    points = list(itertools.islice(samples(region.avals, len(region.numbers)), 0, None, 3))
-    targets = [[np.asarray(x) for x in wanted(*values)] for values in points]
+    tried = once(gradients)
+    wanted = once(lambda values: some_of(eval_closed(raw, values)))
+    made = itertools.islice(samples(region.avals, len(region.numbers)), 0, None, 3)
+    points = [list(map(jnp.asarray, values)) for values in made]
+    targets = [list(map(np.asarray, wanted(values))) for values in points]
 
     def fits(masks: np.ndarray) -> np.ndarray:
         right = np.ones((len(masks), len(targets[0])), bool)
-        for values, target in zip(points, targets, strict=True):
-            for k, found in enumerate(tried(masks, values)):
-                right[:, k] &= [beyond_rounding(target[k], np.asarray(x)) == 0 for x in found]
+        for row, mask in zip(right, masks, strict=True):
+            for values, target in zip(points, targets, strict=True):
+                found = map(np.asarray, tried(mask, values))
+                row &= [beyond_rounding(x, y) == 0 for x, y in zip(target, found, strict=True)]
+                if not row.any():
+                    break
         return right
 
     before = fits(np.zeros((1, count), bool))[0]

@@ -13,7 +13,7 @@ from collections.abc import Hashable
 
 import numpy as np
 
-from invert._private.jax import names_of, open_jaxpr, with_names
+from invert._private.jax import last_name, names_of, open_jaxpr, with_names
 from invert.ir.interpret import bind, retrace
 from invert.ir.jaxprs import equations, map_equations, map_jaxprs
 from invert.ir.passes import Made, rewritten
@@ -77,8 +77,7 @@ def decode(scope: str) -> Hint:
 
 def hint_of(eqn: Eqn) -> Hint:
     """The hint of an equation, empty if it has none."""
-    names = names_of(eqn)
-    return decode(names[-1]) if names and is_hint(names[-1]) else NO_HINT
+    return decode(name) if is_hint(name := last_name(eqn)) else NO_HINT
 
 
 def without_hint(names: tuple[str, ...]) -> tuple[str, ...]:
@@ -90,9 +89,7 @@ def without_hints(closed: J) -> J:
     """The program without hints."""
 
     def strip(eqn: Eqn) -> Eqn:
-        names = names_of(eqn)
-        kept = without_hint(names)
-        return eqn if kept == names else with_names(eqn, kept)
+        return with_names(eqn, names_of(eqn)[:-1]) if is_hint(last_name(eqn)) else eqn
 
     return map_equations(closed, strip)
 

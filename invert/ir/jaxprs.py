@@ -37,12 +37,13 @@ from invert._private.jax import (
     live_part,
     on_shards,
     open_jaxpr,
+    rename,
     renamed,
     sub_jaxprs,
     trace_closed,
 )
 from invert.ir.loops import WhileParts
-from invert.ir.passes import Made, rewritten
+from invert.ir.passes import Made, replaced, rewritten
 from invert.ir.size_slices import with_slices
 from invert.ir.size_values import with_size_values
 from invert.ir.types import AnyJaxpr, Atom, ClosedJaxpr, Eqn, J, Jaxpr, Literal, Value, Var
@@ -87,11 +88,17 @@ def _size(closed: AnyJaxpr) -> int:
     return sum(1 + len(e.invars) for e in equations(open_jaxpr(closed)))
 
 
+# The primitives to which `_live` does more than to remove them.
+_NORMALIZED = frozenset({"while", "gather", dim_as_value_p.name})
+
+
 def _live(jaxpr: Jaxpr) -> Jaxpr:
     """Remove dead equations and carried values that no loop needs.
 
     JAX's own dead code elimination keeps the latter.
     """
+    if {e.primitive.name for e in jaxpr.eqns}.isdisjoint(_NORMALIZED):
+        return dce(jaxpr)
     jaxpr = with_size_values(jaxpr)
     while True:
         jaxpr = dce(jaxpr)
@@ -223,14 +230,30 @@ def fills(eqn: Eqn) -> bool:
 
 
 def as_lowered(closed: J) -> J:
-    """Replace each `squeeze` by a reshape, as lowering does."""
+    """Replace each `squeeze` by a reshape and each `split` by slices, as lowering does."""
 
-    def one(eqn: Eqn) -> Eqn:
-        if eqn.primitive is not lax.squeeze_p:
-            return eqn
-        return reshape_in_place_of(eqn, eqn.invars[0], eqn.outvars[0])
+    def step(eqn: Eqn) -> Sequence[Eqn] | None:
+        if eqn.primitive is lax.squeeze_p:
+            return [reshape_in_place_of(eqn, eqn.invars[0], eqn.outvars[0])]
+        return _slices(eqn) if eqn.primitive is lax.split_p else None
 
-    return map_equations(closed, one)
+    return map_jaxprs(closed, lambda jaxpr: replaced(jaxpr, step))
+
+
+def _slices(split: Eqn) -> list[Eqn] | None:
+    """The slices to which a `split` lowers; `None` at open sizes, where lowering computes them."""
+    (x,), axis, sizes = split.invars, split.params["axis"], split.params["sizes"]
+    shape = x.aval.shape
+    if not all(isinstance(n, int) for n in shape):
+        return None
+    made, start = [], 0
+    for out, size in zip(split.outvars, sizes, strict=True):
+        starts = tuple(start if i == axis else 0 for i in range(len(shape)))
+        start += size
+        limits = tuple(start if i == axis else n for i, n in enumerate(shape))
+        params = {"start_indices": starts, "limit_indices": limits, "strides": None}
+        made.append(split.replace(primitive=lax.slice_p, outvars=[out], params=params))
+    return made
 
 
 def with_typed_literals(closed: J) -> J:
@@ -246,6 +269,21 @@ def with_typed_literals(closed: J) -> J:
         return jaxpr.replace(eqns=eqns, outvars=list(map(typed, jaxpr.outvars)))
 
     return map_jaxprs(closed, one)
+
+
+def without_empty(closed: J) -> J:
+    """Replace the uninitialized numbers with which JAX fills results of loops by zeros.
+
+    Lowering does the same.
+    """
+
+    def filled(jaxpr: Jaxpr) -> Jaxpr:
+        empty = [e for e in jaxpr.eqns if e.primitive.name == "empty2"]
+        zeros = {v: Literal(np.zeros((), v.aval.dtype), v.aval) for e in empty for v in e.outvars}
+        kept = [e for e in jaxpr.eqns if e not in empty]
+        return rename(jaxpr.replace(eqns=kept), zeros) if empty else jaxpr
+
+    return map_jaxprs(closed, filled)
 
 
 def copied(eqns: Iterable[Eqn], env: dict[Var, Atom]) -> list[Eqn]:
@@ -428,14 +466,10 @@ def wide_types(jaxpr: Jaxpr) -> frozenset[np.dtype]:
     """The dtypes of 64 bits (128 for complex) that occur."""
     eqns = list(equations(jaxpr))
     pending = [jaxpr.invars, *((*e.invars, *e.outvars) for e in eqns)]
+    wide = [v for atoms in pending for v in atoms if getattr(v.aval, "dtype", None) in _WIDE]
     # Sizes have 64 bits only if x64 is enabled.
-    sizes = {e.outvars[0] for e in eqns if e.primitive is dim_as_value_p}
-    return frozenset(
-        v.aval.dtype
-        for atoms in pending
-        for v in atoms
-        if is_wide(v) and (isinstance(v, Literal) or v not in sizes)
-    )
+    sizes = {e.outvars[0] for e in eqns if e.primitive is dim_as_value_p} if wide else ()
+    return frozenset(v.aval.dtype for v in wide if isinstance(v, Literal) or v not in sizes)
 
 
 def has_wide_types(jaxpr: Jaxpr) -> bool:

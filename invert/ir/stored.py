@@ -15,12 +15,14 @@ import json
 from collections.abc import Callable, Hashable, Iterable
 from typing import TypeVar
 
+import jax
+
 from invert import _user_cache
-from invert._private.jax import explicit_constraints
+from invert._private.jax import eval_closed, explicit_constraints, trace_closed
 from invert._private.programs import settings
 from invert.ir.encoding import Damaged, NotEncodable, decoded, encoded, key_of
-from invert.ir.sizes import DimSize, is_open
-from invert.ir.types import Value
+from invert.ir.sizes import DimSize, Shape, is_open
+from invert.ir.types import ClosedJaxpr, Value
 
 _T = TypeVar("_T")
 
@@ -29,6 +31,29 @@ _T = TypeVar("_T")
 def _decoded(text: str) -> Value:
     """What a text encodes: often several entries hold the same program."""
     return decoded(json.loads(text))
+
+
+def called(function: Callable[..., Value], *values: Value, shape: Shape) -> Value:
+    """`function(*values, shape)`, whose program an earlier process may have traced.
+
+    The function is a `jax.jit` of this package that depends on types alone, and has one result.
+    """
+    now = settings()
+    if now is None or any(map(is_open, shape)):
+        return function(*values, shape)
+    types = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in values)
+    return eval_closed(_traced(function, types, shape, now), values)[0]
+
+
+@functools.lru_cache(maxsize=64)
+def _traced(
+    function: Callable[..., Value],
+    types: tuple[jax.ShapeDtypeStruct, ...],
+    shape: Shape,
+    now: str,
+) -> ClosedJaxpr:
+    entry = Entry("traced", function, types, shape)
+    return entry.stored(lambda: trace_closed(lambda *xs: function(*xs, shape), *types))
 
 
 class Entry:

@@ -42,7 +42,14 @@ from invert.ir import kinds
 from invert.ir.avals import is_differentiable, type_of
 from invert.ir.graph import Graph, is_var
 from invert.ir.interpret import bind, retrace
-from invert.ir.jaxprs import broadcast_in_place_of, canonicalize, is_wide, map_jaxprs, with_inlined
+from invert.ir.jaxprs import (
+    broadcast_in_place_of,
+    canonicalize,
+    is_wide,
+    map_jaxprs,
+    with_inlined,
+    without_empty,
+)
 from invert.ir.loops import CondParts, ScanParts, WhileParts
 from invert.ir.match import Deferred
 from invert.ir.match import difference as _difference
@@ -689,19 +696,7 @@ def rule_of(eqn: Eqn) -> ClosedJaxpr | str:
             f"the derivative of {eqn.params['call_jaxpr'].jaxpr.debug_info.func_name} closes over "
             "a value of an outer trace, which emitted code cannot name"
         )
-    return _without_empty(rule)
-
-
-def _without_empty(closed: ClosedJaxpr) -> ClosedJaxpr:
-    """Replace the uninitialized arrays with which differentiated loops start by zeros."""
-
-    def filled(jaxpr: Jaxpr) -> Jaxpr:
-        empty = [e for e in jaxpr.eqns if e.primitive.name == "empty2"]
-        zeros = {v: Literal(np.zeros((), v.aval.dtype), v.aval) for e in empty for v in e.outvars}
-        kept = [e for e in jaxpr.eqns if e not in empty]
-        return rename(jaxpr.replace(eqns=kept), zeros) if empty else jaxpr
-
-    return map_jaxprs(closed, filled)
+    return without_empty(rule)
 
 
 def _setting_of(eqn: Eqn) -> contextlib.AbstractContextManager[object]:

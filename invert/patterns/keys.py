@@ -17,7 +17,6 @@ import jax
 
 from invert._private.jax import (
     bind_equation,
-    by_jaxpr,
     context_of,
     key_impl,
     key_rules,
@@ -84,13 +83,8 @@ def lift(closed: ClosedJaxpr) -> ClosedJaxpr | None:
     return jaxprs.canonicalize(trace_closed(run, *(v.aval for v in jaxpr.invars)))
 
 
-@by_jaxpr
 def _has_keys(jaxpr: Jaxpr) -> bool:
-    return any(
-        e.primitive in (random_wrap_p, random_unwrap_p)
-        or any(_has_keys(inner) for inner in jaxprs.sub_jaxprs(e))
-        for e in jaxpr.eqns
-    )
+    return not jaxprs.names_in(jaxpr).isdisjoint({random_wrap_p.name, random_unwrap_p.name})
 
 
 def _inner_uses(eqn: Eqn, var: Var) -> list[tuple[Jaxpr, Var]]:

@@ -121,33 +121,41 @@ def decode_tensor(
 
     **Raises:** `MalformedModelError` if its content does not fit its type and shape.
     """
-    place = f" ({location})" if location else ""
     shape = decode_shape(proto.tensor_shape)
     dtype = decode_dtype(proto.dtype)
+    what = "a constant" + (f" ({location})" if location else "")
     if shape is None or None in shape or proto.dtype in (RESOURCE, VARIANT):
-        raise MalformedModelError(f"a constant{place} is not of one type and shape")
+        raise MalformedModelError(f"{what} is not of one type and shape")
     sizes = [n for n in shape if n is not None]
     size = math.prod(sizes)
-    what = f"a constant{place} of {type_name(proto.dtype)}{sizes}"
     if size * dtype.itemsize > _MOST_BYTES:
-        raise MalformedModelError(f"{what} is too large for any array")
+        raise _malformed(what, proto, sizes, "is too large for any array")
     content = proto.tensor_content if content is None else content
     if content and dtype.kind != "O":
         if len(content) != size * dtype.itemsize:
-            raise MalformedModelError(f"{what} holds {len(content)} bytes")
+            raise _malformed(what, proto, sizes, f"holds {len(content)} bytes")
         value = np.frombuffer(content, dtype, count=size).reshape(sizes)
         # The module then shares it. For a small one a copy does not matter.
         return aligned(value) if value.nbytes >= _SHARED_BYTES else value
     values = _values(proto, _TYPES[proto.dtype])
     if not len(values):
         values = np.array([b""], object) if dtype.kind == "O" else np.zeros(1, dtype)
+    if len(values) == size == 1:  # repeating it would take far longer
+        values.flags.writeable = False
+        return values.reshape(sizes)
     if len(values) == 1:
         return np.broadcast_to(values[0] if dtype.kind != "O" else values.reshape(()), sizes)
     if size > len(values) + _MOST_PADDING:
-        raise MalformedModelError(f"{what} holds {len(values)} values")
+        raise _malformed(what, proto, sizes, f"holds {len(values)} values")
     # Trailing repeats of the last value are omitted, and excess values are ignored.
     padding = np.repeat(values[-1:], max(0, size - len(values)))
     return np.concatenate([values[:size], padding]).reshape(sizes)
+
+
+def _malformed(
+    what: str, proto: TensorProto, sizes: Sequence[int], reason: str
+) -> MalformedModelError:
+    return MalformedModelError(f"{what} of {type_name(proto.dtype)}{sizes} {reason}")
 
 
 def _values(proto: TensorProto, entry: _Type) -> np.ndarray:

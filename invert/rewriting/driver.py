@@ -87,6 +87,7 @@ class Rewriter:
         dataclasses.field(default_factory=dict)
     )
     _templates: dict[tuple[Call, int], Graph | None] = dataclasses.field(default_factory=dict)
+    _last: tuple[Graph, Consts] | None = None
 
     def __post_init__(self) -> None:
         self._roots = [{r for p in stage.patterns for r in p.roots} for stage in self.stages]
@@ -114,7 +115,7 @@ class Rewriter:
 
     def matches(self, closed: AnyJaxpr) -> bool:
         """Whether a pattern of the first stage applies outside inner jaxprs."""
-        return bool(self._sweep(_graph(open_jaxpr(closed), {}), 0))
+        return bool(self._sweep(Graph(open_jaxpr(closed)), 0))
 
     def _body(self, jaxpr: J, number: int, known: Known = ()) -> J:
         """Rewrite a jaxpr and its inner jaxprs by one stage; a shared jaxpr stays shared.
@@ -134,14 +135,24 @@ class Rewriter:
         consts = dict(zip(jaxpr.constvars, consts_of(closed), strict=False))
         consts.update((v, c) for v, c in zip(jaxpr.invars, known, strict=False) if c is not None)
         if self.stages[number].outermost_first:
-            if replacements := self._sweep(graph := _graph(jaxpr, consts), number):
+            if replacements := self._sweep(graph := self._graph(jaxpr, consts), number):
                 jaxpr = replace(graph, replacements)
             jaxpr = self._inside(jaxpr, number, consts)
             return close_like(closed, jaxpr)
         jaxpr = self._inside(jaxpr, number, consts)
-        while replacements := self._sweep(graph := _graph(jaxpr, consts), number):
+        while replacements := self._sweep(graph := self._graph(jaxpr, consts), number):
             jaxpr = replace(graph, replacements)
         return close_like(closed, jaxpr)
+
+    def _graph(self, jaxpr: Jaxpr, consts: Consts) -> Graph:
+        """The graph of a body, which the next stage shares if this one changes nothing."""
+        last = self._last
+        if last is not None and last[0].jaxpr is jaxpr and _same_values(last[1], consts):
+            return last[0]
+        graph = Graph(jaxpr)
+        graph.consts.update(consts)
+        self._last = graph, consts
+        return graph
 
     def _inside(self, jaxpr: Jaxpr, number: int, consts: Consts) -> Jaxpr:
         eqns, roots = list(jaxpr.eqns), self._roots[number]
@@ -313,10 +324,8 @@ def _template(
 _WITH_RULES = frozenset({"custom_jvp_call", "custom_vjp_call"})
 
 
-def _graph(jaxpr: Jaxpr, consts: Consts) -> Graph:
-    graph = Graph(jaxpr)
-    graph.consts.update(consts)
-    return graph
+def _same_values(a: Consts, b: Consts) -> bool:
+    return a.keys() == b.keys() and all(a[v] is b[v] for v in a)
 
 
 def _fixed_operands(eqn: Eqn, name: str) -> Sequence[Atom]:

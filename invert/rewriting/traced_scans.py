@@ -36,7 +36,7 @@ def with_traced_scans(program: J, *, platform: str, x64: bool) -> J:
             wide = x64 or any(map(jaxprs.is_wide, eqn.invars))
             with on_whole_values(), jax.enable_x64(wide):
                 loop = trace_closed(functools.partial(function, **eqn.params), *avals)
-            loop = jaxprs.with_typed_literals(loop)
+            loop = jaxprs.with_typed_literals(jaxprs.without_empty(loop))
             if key is None:
                 return loop
             traced[key] = loop

@@ -69,6 +69,9 @@ def test_a_program_equals_its_lowering(function: Callable[..., Any]) -> None:
         (jnp.cumsum, lambda x: lax.cumsum(x.ravel(), reverse=True)),
         (lambda x: x - x.mean(), lambda x: x.mean() - x),
         (lambda x: x**2, lambda x: x**3),
+        (lambda x: _parts(x), lambda x: _parts(x, sizes=(2, 3))),
+        (lambda x: _parts(x), lambda x: _parts(x, sizes=(2, 1), axis=0)),
+        (lambda x: lax.scan(_step, x[0], x)[1], lambda x: lax.scan(_step, x[1], x)[1]),
         (lambda x: x * 2.0, lambda x: x * np.float32(2.0000002)),
     ],
 )
@@ -109,6 +112,26 @@ def test_only_equations_that_lowering_changes_are_lowered(monkeypatch: pytest.Mo
     lowered = _counted(monkeypatch)
     assert lower_alike(again, a, (), platform="cpu", x64=False)
     assert lowered == [["lgamma"]]
+
+
+def _parts(x: jax.Array, *, sizes: tuple[int, ...] = (3, 2), axis: int = 1) -> jax.Array:
+    one, two = lax.split(x, sizes, axis)
+    return one.sum() - two.prod()
+
+
+@pytest.mark.parametrize("function", [_parts, lambda x: lax.scan(_step, x[0], x)])
+def test_splits_and_loops_that_fill_arrays_are_not_lowered(
+    monkeypatch: pytest.MonkeyPatch, function: Callable[..., Any]
+) -> None:
+    a = trace_closed(function, X)
+    again = _lowered(a)
+    lowered = _counted(monkeypatch)
+    assert lower_alike(again, a, (), platform="cpu", x64=False)
+    assert not lowered
+
+
+def _step(h: jax.Array, row: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return jnp.tanh(h + row), h * row
 
 
 def test_what_a_pattern_lowered_is_not_lowered_again(monkeypatch: pytest.MonkeyPatch) -> None:

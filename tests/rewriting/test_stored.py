@@ -16,7 +16,10 @@ import pytest
 from jax import lax
 
 from invert import patterns
-from invert.ir.encoding import encoded
+from invert._private.jax import trace_closed
+from invert.ir import stored
+from invert.ir.encoding import NotEncodable, encoded
+from invert.ir.philox import stateless_normal
 from invert.rewriting import driver, templates
 from invert.rewriting.driver import Rewriter
 from invert.rewriting.pattern import Call, Stage, bind
@@ -94,6 +97,27 @@ def test_templates_of_other_patterns_are_not_stored(kept: Path) -> None:
         assert not kept.exists()
         assert Rewriter(_stages(), raise_call).template(call, 0) is not None
     assert kept.exists()
+
+
+def test_a_function_is_traced_once(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(shape: tuple[int, ...]) -> object:
+        stored._traced.cache_clear()
+        traced = trace_closed(lambda *xs: stored.called(stateless_normal, *xs, shape=shape), *types)
+        return encoded(traced)
+
+    with jax.enable_x64(True):
+        types = [jax.ShapeDtypeStruct((n,), np.uint64) for n in (1, 2)]
+        program = trace_closed(lambda *xs: stateless_normal(*xs, (3, 5)), *types)
+        try:
+            made = encoded(program)
+        except NotEncodable as reason:  # a scan of jax 0.12, which is traced each time
+            pytest.skip(str(reason))
+        assert run((3, 5)) == made
+        assert len(list(kept.iterdir())) == 1
+        monkeypatch.setattr(stored, "trace_closed", _refuse)
+        assert run((3, 5)) == made
+        with pytest.raises(RuntimeError, match="lowered again"):
+            run((5, 3))
 
 
 _SCRIPT = """

@@ -159,7 +159,7 @@ def _topological(nodes: Sequence[Node], roots: Sequence[int]) -> list[int]:
         i = stack[-1]
         if state[i] == 0:
             state[i] = 1
-            for j in reversed((*nodes[i].control, *(k for k, _ in nodes[i].inputs))):
+            for j in reversed(_before(nodes[i])):
                 if state[j] == 1:
                     raise UnsupportedOpError([_loop(nodes[j])])
                 if state[j] == 0:
@@ -172,12 +172,17 @@ def _topological(nodes: Sequence[Node], roots: Sequence[int]) -> list[int]:
     return order
 
 
+def _before(node: Node) -> list[int]:
+    """The nodes that one uses or waits for."""
+    return [*node.control, *[i for i, _ in node.inputs]]
+
+
 def _as_made(nodes: Sequence[Node], order: Sequence[int]) -> list[int]:
     """Nodes in topological order, and otherwise by their numbers."""
+    if all(j < i for i in order for j in _before(nodes[i])):
+        return sorted(order)
     place = {i: k for k, i in enumerate(order)}
-    before = [
-        {place[j] for j in (*nodes[i].control, *(k for k, _ in nodes[i].inputs))} for i in order
-    ]
+    before = [{place[j] for j in _before(nodes[i])} for i in order]
     return [order[k] for k in topological(order, before)]
 
 

@@ -36,10 +36,12 @@ def parse_tensor(text: str) -> tuple[str, str, int]:
 
     **Raises:** `MalformedModelError` if the text is not the name of a tensor.
     """
+    if ":" not in text:
+        return text, "", 0
     name, *rest = text.split(":")
-    if len(rest) > 2 or (rest and not (rest[-1].isascii() and rest[-1].isdigit())):
+    if len(rest) > 2 or not (rest[-1].isascii() and rest[-1].isdigit()):
         raise MalformedModelError(f"the graph refers to {text!r}, which is not a tensor")
-    return name, rest[0] if len(rest) == 2 else "", int(rest[-1]) if rest else 0
+    return name, rest[0] if len(rest) == 2 else "", int(rest[-1])
 
 
 def checked(
@@ -92,10 +94,11 @@ class _Checked:
         self._op_def = op_def
         self._signatures = signatures
         self._args = args
-        # The types of each node's outputs, by output name, where known.
-        self._outputs: dict[str, dict[str, list[Run]] | None] = {
-            name: {"": [(1, kind)]} for name, kind in args.items()
+        # The types of each node's outputs, where known.
+        self._outputs: dict[str, list[Run] | None] = {
+            name: [(1, kind)] for name, kind in args.items()
         }
+        self._nodes: dict[str, NodeDef] = {}
         self._seen: set[str] = set()
 
     def _report(self, node: NodeDef, reason: str) -> None:
@@ -124,8 +127,8 @@ class _Checked:
             for reason in problems:
                 self._report(node, reason)
             return node
-        named = {a.name: list(types_of([a], node.attr)) for a in definition.output_arg}
-        self._outputs[node.name] = {"": [run for runs in named.values() for run in runs], **named}
+        self._outputs[node.name] = list(types_of(definition.output_arg, node.attr))
+        self._nodes[node.name] = node
         return node
 
     def _call_problems(self, node: NodeDef) -> list[str]:
@@ -173,6 +176,14 @@ class _Checked:
                     node, f"takes {_name(expected)} as input {i}, but {text!r} is {_name(kind)}"
                 )
 
+    def _named(self, name: str, output: str) -> Iterable[Run]:
+        """The types of a named output of a node."""
+        node = self._nodes.get(name)
+        definition = None if node is None else self._op_def(node.op)
+        if node is None or definition is None:
+            return ()
+        return types_of([a for a in definition.output_arg if a.name == output], node.attr)
+
     def check_outputs(self, outputs: Sequence[tuple[str, int]]) -> None:
         """Report results that are missing or whose type is not the declared one."""
         for text, wanted in outputs:
@@ -192,7 +203,7 @@ class _Checked:
             outputs = self._outputs[name]
             if outputs is None:
                 return 0
-            kind = type_at(outputs.get(output, ()), index)
+            kind = type_at(self._named(name, output) if output else outputs, index)
             if kind is not None:
                 return kind
             reason = f"which is not among the outputs of {name!r}"

@@ -195,7 +195,8 @@ class Context:
                 continue
             node = body.nodes[index]
             operands = [_output(body, results, i, k) for i, k in node.inputs]
-            results[index] = self._apply(node, operands, _scope(outer, node.name))
+            path, _, _ = node.name.rpartition("/")
+            results[index] = self._apply(node, operands, _scope(outer, path))
         self.body = around
         return [_output(body, results, i, k) for i, k in body.outputs]
 
@@ -204,8 +205,10 @@ class Context:
         entry = self.graph.entry(node)
         if entry is None:
             raise UnsupportedOpError([missing(self.graph, node)])
-        if any(isinstance(v, Resource) and v.kind == "reference" for v in operands):
-            operands = self._dereferenced(node, operands)
+        for v in operands:
+            if isinstance(v, Resource) and v.kind == "reference":
+                operands = self._dereferenced(node, operands)
+                break
         # The rule of IdentityN marks functions wrapped by tf.custom_gradient.
         if self.graph.gradient(node) is not None and node.op != "IdentityN":
             entry = dataclasses.replace(entry, call=functools.partial(_with_gradient, entry))
@@ -240,8 +243,9 @@ class Context:
 
     def _raised(self, entry: Entry, node: Node, operands: list[Value]) -> Sequence[Value]:
         folding = self._evaluation.folding
-        if any(isinstance(v, BoundedArray) or holds_dynamic_size(v) for v in operands):
-            return _on_rows(entry, self, node, folding.known(operands))
+        for v in operands:
+            if isinstance(v, BoundedArray) or holds_dynamic_size(v):
+                return _on_rows(entry, self, node, folding.known(operands))
         if entry.chooses:  # branches that are never taken need not agree on shapes
             operands = [*folding.known(operands[:1]), *operands[1:]]
         if entry.folds_operands:
@@ -392,8 +396,10 @@ def _output(body: Body, results: Mapping[int, Sequence[Value]], index: int, numb
     return results[index][number]
 
 
-def _scope(outer: tuple[str, ...], name: str) -> tuple[str, ...]:
-    """The scopes of a node; some functions name them in full, others relative to the call."""
-    inner = tuple(name.split("/")[:-1])
+@functools.lru_cache(maxsize=4096)
+def _scope(outer: tuple[str, ...], path: str) -> tuple[str, ...]:
+    """The scopes of the nodes of a path; some functions name them in full, others relative to the
+    call."""
+    inner = tuple(path.split("/")) if path else ()
     full = not outer or inner[:1] == outer[:1]
     return inner if full and inner else (*outer, *inner)

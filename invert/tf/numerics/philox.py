@@ -26,6 +26,7 @@ from invert.ir.philox import (
     stateless_uniform,
 )
 from invert.ir.sizes import DimSize, Shape
+from invert.ir.stored import called
 from invert.ir.types import Value
 
 _U32, _U64 = np.dtype(np.uint32), np.dtype(np.uint64)
@@ -150,7 +151,7 @@ def _fill(stream: Stream, shape: Shape, dtype: DTypeLike, make: Callable[[Array]
 def uniform(stream: Stream, shape: Shape, dtype: np.dtype) -> Array:
     """Floats in [0, 1)."""
     if dtype == np.float32:
-        return stateless_uniform(*stream.key_and_counter(), tuple(shape))
+        return called(stateless_uniform, *stream.key_and_counter(), shape=tuple(shape))
     return _fill(stream, shape, dtype, lambda words: unit(words, dtype))
 
 
@@ -181,7 +182,7 @@ def integers_between(
 def normal(stream: Stream, shape: Shape, dtype: np.dtype) -> Array:
     """Standard normal numbers."""
     if dtype == np.float32:
-        return stateless_normal(*stream.key_and_counter(), tuple(shape))
+        return called(stateless_normal, *stream.key_and_counter(), shape=tuple(shape))
     return _fill(stream, shape, dtype, lambda words: normals(words, dtype))
 
 

@@ -67,14 +67,16 @@ def add_defaults(node: NodeDef, definition: Definition) -> None:
 def attribute_problems(attrs: Attributes, definition: Definition) -> Iterator[str]:
     """Problems with the attributes of a node."""
     for spec in definition.attr:
-        if spec.name not in attrs:
-            yield f"lacks the attribute {spec.name!r}"
-        elif (reason := _problem(attrs[spec.name], spec)) is not None:
-            yield f"has an attribute {spec.name!r} that {reason}"
+        if (name := spec.name) not in attrs:
+            yield f"lacks the attribute {name!r}"
+        elif (reason := _problem(attrs[name], spec)) is not None:
+            yield f"has an attribute {name!r} that {reason}"
 
 
 def _problem(value: AttrValue, spec: Attribute) -> str | None:
     kind = value.WhichOneof("value")
+    if kind == "type" and spec.type == "type":  # most are
+        return _wrong_item(kind, value.type, spec)
     if kind == _LATER:
         return "is not known before the function is called"
     if (plain := spec.field) is None:
@@ -149,8 +151,10 @@ def result_problem(
         if kind >= REFERENCE or not isinstance(result, _ARRAYS):
             continue
         wanted = decode_dtype(kind)
+        if wanted is result.dtype:
+            continue
         # An array of objects holds strings, or sizes of which some are symbolic.
-        if wanted == result.dtype or "O" in (wanted.kind, result.dtype.kind):
+        if "O" in (wanted.kind, result.dtype.kind):
             continue
         if jax.dtypes.canonicalize_dtype(wanted) != jax.dtypes.canonicalize_dtype(result.dtype):
             return f"has a result {i} of {result.dtype}, but its definition says {wanted}"

@@ -148,11 +148,11 @@ FRAMES_REMEDY = "Export the model with tf.compat.v1.enable_control_flow_v2()."
 
 def functions_in(attrs: Attributes, *, hints: bool = True) -> Iterator[str]:
     """Names of the functions that attributes refer to; `hints`: also those that begin with `_`."""
-    for key in sorted(attrs):
-        if not hints and key.startswith("_"):
-            continue
-        value = attrs[key]
-        yield from (f.name for f in (value.func, *value.list.func) if f.name)
+    held = [key for key, value in attrs.items() if value.WhichOneof("value") in ("func", "list")]
+    for key in sorted(held):
+        if hints or not key.startswith("_"):
+            value = attrs[key]
+            yield from (f.name for f in (value.func, *value.list.func) if f.name)
 
 
 # Ops that call a library function.
