@@ -173,6 +173,8 @@ def _names_for(cls: Class, kinds: Callable[[Node], str], *, model: str, keras: b
     common = _common_name(wanted)
     if common in inner:
         return [block]
+    if kind == "RmsNorm" and _NORMS.fullmatch(common) and "Rms" not in common:
+        return [kind]
     if common and common.upper() != common and not common[-1].isdigit():
         return _said(common, kind, cls)
     ((most, _),) = counts.most_common(1)

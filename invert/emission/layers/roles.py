@@ -213,8 +213,13 @@ def _attention(eqn: Eqn, graph: Graph) -> Iterator[tuple[Atom, str]]:
             way.append(atom)
     if product is None or not products:
         return
+    made: set[Atom] = set(product.outvars)
+    for v in sorted(way, key=lambda v: graph.index[graph.producers[v]]):
+        # What is added to the scores is none.
+        if any(a in made for a in graph.producers[v].invars if is_var(a)):
+            made.add(v)
     for v in way:
-        if v.aval.dtype == product.outvars[0].aval.dtype and len(v.aval.shape) > 2:
+        if v in made and v.aval.dtype == product.outvars[0].aval.dtype and len(v.aval.shape) > 2:
             yield v, "scores"
         maker = graph.producer(v, "select_n")
         if maker is not None and is_var(mask := maker.invars[0]) and mask in graph.producers:
