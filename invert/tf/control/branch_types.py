@@ -36,16 +36,10 @@ class ShapeVariesError(Exception):
     """A value has different types in two branches or across a loop step."""
 
 
-@jax.tree_util.register_pytree_node_class
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(eq=False)
 class Undefined:
     """A value that a branch leaves undefined; it takes the type of the other branches."""
-
-    def tree_flatten(self) -> tuple[tuple[()], None]:
-        return (), None
-
-    @classmethod
-    def tree_unflatten(cls, aux: None, children: tuple[()]) -> Undefined:
-        return cls()
 
 
 @jax.tree_util.register_pytree_node_class
@@ -77,21 +71,6 @@ class Optional:
         return cls(dict(zip(keys, put(children), strict=True)))
 
 
-@jax.tree_util.register_pytree_node_class
-class _StaticNode:
-    """A static value as a pytree without leaves."""
-
-    def __init__(self, value: Value):
-        self.value = value
-
-    def tree_flatten(self) -> tuple[tuple[()], Any]:
-        return (), self.value
-
-    @classmethod
-    def tree_unflatten(cls, aux: object, children: tuple[()]) -> _StaticNode:
-        return cls(aux)
-
-
 def is_known(value: Value) -> bool:
     """Whether a value is static: an array, a handle, or nothing."""
     return value is None or isinstance(value, np.ndarray | Resource | bool | int | float)
@@ -114,12 +93,13 @@ def flatten(values: Sequence[Value]) -> tuple[list[Any], Callable[[Sequence[Valu
     """The JAX values in `values`, and the function that rebuilds them from others."""
     # A size known only at run time is traced, and must not leave the trace as a static value.
     values = [array(v) if holds_dynamic_size(v) else v for v in values]
-    wrapped = [_StaticNode(v) if is_known(v) else v for v in values]
-    leaves, tree = jax.tree_util.tree_flatten(wrapped)
+    static = {i: v for i, v in enumerate(values) if is_known(v)}
+    traced = [None if i in static else v for i, v in enumerate(values)]
+    leaves, tree = jax.tree_util.tree_flatten(traced)
 
     def rebuild(new: Sequence[Value]) -> list[Value]:
         values = jax.tree_util.tree_unflatten(tree, new)
-        return [v.value if isinstance(v, _StaticNode) else v for v in values]
+        return [static.get(i, v) for i, v in enumerate(values)]
 
     return leaves, rebuild
 
