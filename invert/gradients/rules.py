@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Sequence
 from itertools import islice
 
@@ -173,7 +172,7 @@ def is_transposable(region: MarkedRegion, backward: AnyJaxpr, x64: bool) -> bool
 
 def _is_additive(program: AnyJaxpr, count: int, cotangents: int) -> bool:
     """Whether a gradient of sums of cotangents is the sum of gradients, on samples."""
-    run = once(functools.partial(_run, program))
+    run = once(lambda *values: eval_closed(program, values))
     types = [v.aval for v in open_jaxpr(program).invars]
     for values in islice(samples(types, cotangents), 0, None, 3):
         operands, a = values[:count], values[count:]
@@ -187,7 +186,3 @@ def _is_additive(program: AnyJaxpr, count: int, cotangents: int) -> bool:
             if beyond_rounding(np.asarray(one) + np.asarray(two), np.asarray(sum_)):
                 return False
     return True
-
-
-def _run(program: AnyJaxpr, *values: Value) -> list[Value]:
-    return eval_closed(program, values)

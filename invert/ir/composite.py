@@ -16,7 +16,8 @@ from invert._private.jax import (
     open_jaxpr,
     trace_closed,
 )
-from invert.ir.jaxprs import map_jaxprs
+from invert.ir.avals import type_of
+from invert.ir.jaxprs import map_equations
 from invert.ir.types import ClosedJaxpr, Eqn, Jaxpr
 
 
@@ -91,29 +92,22 @@ def renewed(closed: ClosedJaxpr) -> ClosedJaxpr:
     """
     made: dict[Jaxpr, Eqn] = {}  # calls of one function still share it
 
-    def inner(jaxpr: Jaxpr) -> Jaxpr:
-        eqns = list(jaxpr.eqns)
-        if not any(e.primitive.name == "custom_jvp_call" for e in eqns):
-            return jaxpr
-        for i, eqn in enumerate(eqns):
-            if eqn.primitive.name != "custom_jvp_call" or composite_of(eqn) is None:
-                continue
-            called = open_jaxpr(eqn.params["call_jaxpr"])
-            if called not in made:
-                made[called] = _renewed(eqn)
-            eqns[i] = eqn.replace(params=made[called].params)
-        return jaxpr.replace(eqns=eqns)
+    def inner(eqn: Eqn) -> Eqn:
+        known = composite_of(eqn) if eqn.primitive.name == "custom_jvp_call" else None
+        if known is None:
+            return eqn
+        called = open_jaxpr(eqn.params["call_jaxpr"])
+        if called not in made:
+            made[called] = _renewed(eqn, known)
+        return eqn.replace(params=made[called].params)
 
-    return map_jaxprs(closed, inner)
+    return map_equations(closed, inner)
 
 
-def _renewed(eqn: Eqn) -> Eqn:
-    known = composite_of(eqn)
-    assert known is not None
+def _renewed(eqn: Eqn, known: Eqn) -> Eqn:
     closed, params = body_of(known), known.params
     mark = composite(params["name"], params["version"], dict(attributes_of(known)))
-    avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars]
-    made = trace_closed(mark(lambda *xs: eval_closed(closed, xs)), *avals)
+    made = trace_closed(mark(lambda *xs: eval_closed(closed, xs)), *map(type_of, eqn.invars))
     eqns = open_jaxpr(made).eqns
     if len(eqns) != 1 or consts_of(made):
         return eqn

@@ -23,7 +23,6 @@ from invert._private.jax import (
     context_of,
     holds_jaxpr,
     is_on_shards,
-    names_of,
     on_shards,
     on_whole_values,
     open_jaxpr,
@@ -33,7 +32,7 @@ from invert._private.jax import (
     varying,
 )
 from invert.ir.avals import is_differentiable, with_float0
-from invert.ir.hints import decode, is_hint
+from invert.ir.hints import hint_of
 from invert.ir.interpret import interpret
 from invert.ir.jaxprs import equations, map_jaxprs, map_param, names_in, sub_jaxprs
 from invert.ir.loops import CondParts, ScanParts, WhileParts
@@ -239,12 +238,7 @@ def jvp_of(
 def _says_unchecked(eqn: Eqn) -> bool:
     """Whether a location names a `psum` as programs without type checks do."""
     bodies = [e for inner in sub_jaxprs(eqn) for e in equations(inner)]
-    return any(e.primitive.name == "psum" and _hint(e) == "psum" for e in bodies)
-
-
-def _hint(eqn: Eqn) -> str:
-    names = names_of(eqn)
-    return decode(names[-1]).primitive if names and is_hint(names[-1]) else ""
+    return any(e.primitive.name == "psum" == hint_of(e).primitive for e in bodies)
 
 
 # What JAX raises if checked types do not match: `shard_map` and `scan` a `TypeError` or a

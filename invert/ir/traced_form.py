@@ -75,17 +75,15 @@ _DEPTH = 2
 
 def difference(a: AnyJaxpr, b: AnyJaxpr) -> str | None:
     """`None` if two programs have the same normal form, otherwise the first difference."""
-    return _difference(_normal(a), _normal(b))
+    return _difference(normal(a), normal(b))
 
 
 def normal(closed: J, depth: int = 0) -> J:
     """The normal form of a jaxpr: no dead code, no duplicates, operands in order of use."""
-    if depth >= _DEPTH:
-        return cast(J, _innermost_normal(closed))
-    return cast(J, (_inner_normal if depth else _normal)(closed))
+    return cast(J, _normal[min(depth, _DEPTH)](closed))
 
 
-def _normalized(closed: J, depth: int = 0) -> J:
+def _normalized(closed: J, depth: int) -> J:
 
     def one(jaxpr: Jaxpr) -> Jaxpr:
         eqns = []
@@ -100,9 +98,10 @@ def _normalized(closed: J, depth: int = 0) -> J:
 
 
 # An expression tried in several places is traced once; calls share their derivative rule.
-_normal = by_jaxpr(_normalized, traces=True)
-_inner_normal = by_jaxpr(functools.partial(_normalized, depth=1), traces=True)
-_innermost_normal = by_jaxpr(functools.partial(_normalized, depth=_DEPTH), traces=True)
+_normal = [
+    by_jaxpr(functools.partial(_normalized, depth=depth), traces=True)
+    for depth in range(_DEPTH + 1)
+]
 
 
 def strong(closed: J) -> J:
