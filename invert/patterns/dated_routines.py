@@ -20,7 +20,7 @@ from jax import lax
 from jax.lax import linalg
 
 from invert._errors import InvertError
-from invert._private.jax import geqrf_p, open_jaxpr
+from invert._private.jax import Primitive, geqrf_p, open_jaxpr
 from invert.ir.graph import literal
 from invert.ir.types import Value
 from invert.patterns.linalg import attributes
@@ -111,19 +111,18 @@ def _lu(site: Site, a: Value) -> Values:
     return [lu, lax.add(pivots, np.int32(1))]  # Fortran indices start at 1
 
 
-def _lu_tpu(site: Site, a: Value) -> Values:
-    del site
-    return linalg.lu_p.bind(a)
+def _bound(primitive: Primitive) -> Callable[..., Values]:
+    """The results of a primitive without parameters."""
+
+    def compute(site: Site, *arrays: Value) -> Values:
+        results = primitive.bind(*arrays)
+        return results if primitive.multiple_results else [results]
+
+    return compute
 
 
-def _geqrf(site: Site, a: Value) -> Values:
-    del site
-    return geqrf_p.bind(a)
-
-
-def _orgqr(site: Site, a: Value, taus: Value) -> Values:
-    del site
-    return [linalg.householder_product_p.bind(a, taus)]
+_lu_tpu, _geqrf = _bound(linalg.lu_p), _bound(geqrf_p)
+_orgqr = _bound(linalg.householder_product_p)
 
 
 def _eigh(position: int | None) -> Callable[..., Values]:
@@ -176,16 +175,21 @@ def _geev(site: Site, a: Value) -> Values:
     left, right = (chr(max(scalar(site, i), 0)) for i in (2, 3))
     if {left, right} - set("VN"):
         raise UnknownOptionsError
+    w, *vectors = _bind_eig(a, left == "V", right == "V")
+    return [*([w] if jnp.iscomplexobj(a) else [lax.real(w), lax.imag(w)]), *vectors]
+
+
+def _bind_eig(a: Value, left: bool, right: bool) -> Values:
+    """The eigenvalues, and the left and right eigenvectors, `None` if they are not wanted."""
     w, *vectors = linalg.eig_p.bind(
         a,
-        compute_left_eigenvectors=left == "V",
-        compute_right_eigenvectors=right == "V",
+        compute_left_eigenvectors=left,
+        compute_right_eigenvectors=right,
         enable_eigvec_derivs=True,
         implementation=None,
     )
-    values = [w] if jnp.iscomplexobj(a) else [lax.real(w), lax.imag(w)]
     given = iter(vectors)
-    return [*values, *(next(given) if job == "V" else None for job in (left, right))]
+    return [w, *(next(given) if wanted else None for wanted in (left, right))]
 
 
 def _eig(site: Site, a: Value) -> Values:
@@ -197,15 +201,7 @@ def _eig(site: Site, a: Value) -> Values:
     left, right = (options.get(name) for name in ("left", "right"))
     if not {left, right} <= {True, False}:
         raise UnknownOptionsError
-    w, *vectors = linalg.eig_p.bind(
-        a,
-        compute_left_eigenvectors=left,
-        compute_right_eigenvectors=right,
-        enable_eigvec_derivs=True,
-        implementation=None,
-    )
-    given = iter(vectors)
-    return [w, *(next(given) if wanted else None for wanted in (left, right))]
+    return _bind_eig(a, left, right)
 
 
 def _eig_real(site: Site, a: Value) -> Values:

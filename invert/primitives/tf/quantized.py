@@ -38,7 +38,8 @@ def round_away(x: Array) -> Array:
     return lax.round(x, lax.RoundingMethod.AWAY_FROM_ZERO)
 
 
-def _clipped(x: Array, dtype: np.dtype) -> Array:
+def clipped(x: Array, dtype: np.dtype) -> Array:
+    """Levels in single precision, limited to those of a type."""
     low, high = levels(dtype)
     # The largest 32-bit integer in single precision is below the maximum of int32.
     high = min(high, 2147483520)
@@ -83,7 +84,7 @@ def _quantize(
         return above.astype(T), low, high
     start, end = _along(low, x, axis), _along(high, x, axis)
     scale = jnp.where(end == start, 0, np.float32(last - first) / (end - start))
-    return _clipped(round_away(x * scale) - (round_away(start * scale) - first), T), low, high
+    return clipped(round_away(x * scale) - (round_away(start * scale) - first), T), low, high
 
 
 @rule("Dequantize")

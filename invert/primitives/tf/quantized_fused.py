@@ -14,7 +14,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from invert.primitives.tf.matmul import product
-from invert.primitives.tf.quantized import centred, convolution, levels, range_of_products, scalars
+from invert.primitives.tf.quantized import (
+    centred,
+    clipped,
+    convolution,
+    levels,
+    range_of_products,
+    scalars,
+)
 from invert.tf.interpreter.registry import Array, rule
 from invert.tf.ops.node import Node
 
@@ -168,10 +175,7 @@ def _after_sums(
         step = of_x * _scale(bounds, operands.kernel.dtype)
     else:
         step = _scale(operands.of_result, dtype)
-    first, last = levels(dtype)
-    rounded = jnp.round(reals / step)
-    rounded = jnp.clip(rounded, np.float32(first), min(np.float32(last), np.float32(2147483520)))
-    return [rounded.astype(dtype), *_range(operands)]
+    return [clipped(jnp.round(reals / step), dtype), *_range(operands)]
 
 
 def _summand(operands: _Operands) -> Array:

@@ -175,8 +175,8 @@ def _inlined(graph: Graph, calls: Iterable[int]) -> Body:
 
     for k, node in enumerate(nodes):
         if k < len(main.nodes):
-            nodes[k] = node = _with_inputs(graph, node)
-        node.inputs, node.control = tuple(map(found, node.inputs)), waited(node.control)
+            nodes[k] = graph.copied(node)
+        nodes[k].inputs, nodes[k].control = tuple(map(found, node.inputs)), waited(node.control)
     body = dataclasses.replace(
         main,
         nodes=tuple(nodes),
@@ -184,12 +184,6 @@ def _inlined(graph: Graph, calls: Iterable[int]) -> Body:
         controls=waited(main.controls),
     )
     return ordered(body, graph.is_effect)
-
-
-def _with_inputs(graph: Graph, node: Node) -> Node:
-    copy = graph.copied(node)
-    copy.inputs, copy.control = node.inputs, node.control
-    return copy
 
 
 class _Front:
