@@ -201,7 +201,7 @@ def _eig(site: Site, a: Value) -> Values:
     left, right = (options.get(name) for name in ("left", "right"))
     if not {left, right} <= {True, False}:
         raise UnknownOptionsError
-    return _bind_eig(a, left, right)
+    return _bind_eig(a, bool(left), bool(right))
 
 
 def _eig_real(site: Site, a: Value) -> Values:

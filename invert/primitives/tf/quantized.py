@@ -70,9 +70,9 @@ def _quantize(
         by_high = jnp.where(last * high > 0, last / high, _FLT_MAX)
         scale = jnp.minimum(by_low, by_high)
         low, high = first / scale, last / scale
-        clipped = jnp.clip(x, _along(low, x, axis), _along(high, x, axis)) * _along(scale, x, axis)
+        inside = jnp.clip(x, _along(low, x, axis), _along(high, x, axis)) * _along(scale, x, axis)
         rounded = jnp.round if round_mode == "HALF_TO_EVEN" else round_away
-        return rounded(clipped).astype(T), low, high
+        return rounded(inside).astype(T), low, high
     if mode == "MIN_COMBINED":
         scale = np.float32(last - first) / (high - low)
         above = jnp.clip(x, _along(low, x, axis), _along(high, x, axis)) - _along(low, x, axis)
