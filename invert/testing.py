@@ -13,6 +13,7 @@ import numpy as np
 
 from invert import _api
 from invert._config import Config
+from invert.ir.jaxprs import with_values
 from invert.modules.module import Module
 
 Via = Literal["jax.export", "tf.function", "saved_model"]
@@ -115,9 +116,7 @@ def _compare_derivatives(
 
     def of(function: Callable[..., object]) -> Callable[..., Any]:
         def call(*xs: object) -> list[Any]:
-            values = list(flat)
-            for i, x in zip(moving, xs, strict=True):
-                values[i] = x
+            values = with_values(flat, moving, xs)
             leaves = jax.tree_util.tree_leaves(
                 function(*jax.tree_util.tree_unflatten(tree, values))
             )

@@ -413,7 +413,8 @@ def lowered_module(fn: Callable[..., object], *avals: Any, platform: str = "cpu"
 
 @contextlib.contextmanager
 def _lowering() -> Iterator[None]:
-    with warnings.catch_warnings(), on_whole_values(), partitioned_by_shardy():
+    # Shardy is the partitioner that keeps axis names.
+    with warnings.catch_warnings(), on_whole_values(), config.use_shardy_partitioner(True):
         # Raised for 64-bit types without x64; both settings are tried.
         warnings.filterwarnings("ignore", message=".*requested.*dtype")
         yield
@@ -799,11 +800,6 @@ def on_whole_values() -> Iterator[None]:
             yield
     finally:
         core.trace_ctx.set_axis_env(env)
-
-
-def partitioned_by_shardy() -> contextlib.AbstractContextManager[object]:
-    """Lower for Shardy, the partitioner that keeps axis names."""
-    return config.use_shardy_partitioner(True)
 
 
 def is_on_shards() -> bool:

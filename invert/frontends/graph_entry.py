@@ -12,6 +12,7 @@ import numpy as np
 from invert._entry import ArgSpec, EntryPoint, Param
 from invert._errors import MalformedModelError, Problem, SignatureError, UnsupportedOpError
 from invert.frontends.signature import Signature, check_numeric, split_signature
+from invert.ir.jaxprs import with_values
 from invert.ir.types import Value
 from invert.primitives.tf.control_flow import checks_of
 from invert.protos.tensors import decode_dtype
@@ -55,9 +56,8 @@ class _Run:
         leaves = jax.tree_util.tree_leaves((self.signature.args, self.signature.kwargs))
         strict = self.program.graph.config.strict_shapes
         _check_arguments(self.name, leaves, flat_args, strict=strict)
-        values: list[Value] = [None] * len(self.signature.order)
-        for position, value in zip(self.signature.order, flat_args, strict=True):
-            values[position] = value
+        order = self.signature.order
+        values = with_values([None] * len(order), order, flat_args)
         found = self.program.run([*values, *self.feeds], state)
         out = [array(result_value(found[i], state), dtype) for i, dtype in self.results]
         return out + [array(state[handle]) for handle in (*self.checks, *self.assigned)]

@@ -126,6 +126,7 @@ def _custom_vjp(
     function = plain_function(region, x64)
     pull = _pull(region, backward, shared, x64)
     first = len(region.operands) - len(region.inputs)
+    wanted = [first + i for i in region.wanted]
     places = [i for i, v in enumerate(region.results) if is_differentiable(v.aval)]
     rule = jax.custom_vjp(function)
 
@@ -134,10 +135,7 @@ def _custom_vjp(
 
     def back(operands: Sequence[Value], cotangents: Sequence[Value]) -> tuple[Value, ...]:
         pulled = pull(operands, [cotangents[i] for i in places])
-        out: list[Value] = [None] * len(operands)
-        for i, g in zip(region.wanted, pulled, strict=True):
-            out[first + i] = g
-        return tuple(out)
+        return tuple(jaxprs.with_values([None] * len(operands), wanted, pulled))
 
     rule.defvjp(forward, back)
     return rule

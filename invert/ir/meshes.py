@@ -34,7 +34,14 @@ from invert._private.jax import (
 from invert.ir.avals import is_differentiable, with_float0
 from invert.ir.hints import hint_of
 from invert.ir.interpret import interpret
-from invert.ir.jaxprs import equations, map_jaxprs, map_param, names_in, sub_jaxprs
+from invert.ir.jaxprs import (
+    equations,
+    map_jaxprs,
+    map_param,
+    names_in,
+    sub_jaxprs,
+    with_values,
+)
 from invert.ir.loops import CondParts, ScanParts, WhileParts
 from invert.ir.passes import Made, rewritten
 from invert.ir.types import (
@@ -221,12 +228,10 @@ def jvp_of(
     smooth = [i for i, t in enumerate(types) if is_differentiable(t)]
 
     def jvp(*values: Value) -> list[Value]:
-        primals, tangents = list(values[: len(types)]), values[len(types) :]
+        primals, tangents = values[: len(types)], values[len(types) :]
 
         def function(*numbers: Value) -> list[Value]:
-            for i, x in zip(smooth, numbers, strict=True):
-                primals[i] = x
-            return run(eqn, primals)
+            return run(eqn, with_values(primals, smooth, numbers))
 
         results, moved = jax.jvp(function, tuple(primals[i] for i in smooth), tuple(tangents))
         kept = [t for t, v in zip(moved, eqn.outvars, strict=True) if is_differentiable(v.aval)]

@@ -23,7 +23,7 @@ from invert._private.jax import (
 )
 from invert.ir.avals import is_differentiable
 from invert.ir.interpret import interpret
-from invert.ir.jaxprs import equations, tuple_like
+from invert.ir.jaxprs import equations, tuple_like, with_values
 from invert.ir.sizes import DimSize, conditions_on, evaluate, is_open, variables
 from invert.ir.traced_form import rule_of
 from invert.ir.types import AnyJaxpr, Atom, Aval, Eqn, J, Jaxpr, Literal, Value, Var
@@ -152,10 +152,7 @@ class _Substitution:
             if isinstance(pull, str):
                 raise LookupError(pull)
             results = interpret(self.program(pull), [*operands, *(cotangents[i] for i in places)])
-            out: list[Value] = [None] * len(operands)
-            for i, g in zip(smooth, results, strict=True):
-                out[i] = g
-            return tuple(out)
+            return tuple(with_values([None] * len(operands), smooth, results))
 
         function.defvjp(lambda *values: (function(*values), values), back)
         (made,) = open_jaxpr(trace_closed(function, *avals)).eqns

@@ -42,7 +42,14 @@ from invert.ir import kinds
 from invert.ir.avals import is_differentiable, type_of
 from invert.ir.graph import Graph, is_var
 from invert.ir.interpret import bind, retrace
-from invert.ir.jaxprs import broadcast_in_place_of, canonicalize, is_wide, map_jaxprs, with_inlined
+from invert.ir.jaxprs import (
+    broadcast_in_place_of,
+    canonicalize,
+    is_wide,
+    map_jaxprs,
+    with_inlined,
+    with_values,
+)
 from invert.ir.loops import CondParts, ScanParts, WhileParts
 from invert.ir.match import Deferred
 from invert.ir.match import difference as _difference
@@ -721,10 +728,7 @@ def _traced_rule(eqn: Eqn) -> ClosedJaxpr:
         primals, cotangents = values[: len(avals)], values[len(avals) :]
 
         def function(*xs: Value) -> list[Value]:
-            full = list(primals)
-            for i, x in zip(smooth, xs, strict=True):
-                full[i] = x
-            results = bind(eqn, full)
+            results = bind(eqn, with_values(primals, smooth, xs))
             return [results[i] for i in places]
 
         _, pull = jax.vjp(function, *(primals[i] for i in smooth))

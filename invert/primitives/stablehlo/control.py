@@ -11,10 +11,12 @@ from jax import lax
 
 from invert._private.jax import close_like, open_jaxpr, trace_closed
 from invert._private.mlir import ir
+from invert.ir.jaxprs import with_values
 from invert.ir.size_algebra import Sizes
 from invert.ir.types import ClosedJaxpr
 from invert.stablehlo.ops import attributes
 from invert.stablehlo.ops.interpreter import Context, free_values, is_shape
+from invert.stablehlo.ops.regions import results_of
 from invert.stablehlo.ops.registry import Array, Op, Value, rule
 from invert.stablehlo.ops.values import KnownSize, data, is_constant, is_splat
 
@@ -25,15 +27,8 @@ def _invariants(body: ir.Region) -> dict[int, ir.Value]:
     JAX's lowering passes closed-over values of a loop as such operands; here they are captured
     again.
     """
-    block = body.blocks[0]
-    terminator = block.operations[len(block.operations) - 1].operation
-    return {
-        i: argument
-        for i, (argument, result) in enumerate(
-            zip(block.arguments, terminator.operands, strict=True)
-        )
-        if argument == result
-    }
+    pairs = zip(body.blocks[0].arguments, results_of(body), strict=True)
+    return {i: argument for i, (argument, result) in enumerate(pairs) if argument == result}
 
 
 @rule("stablehlo.while")
@@ -46,24 +41,15 @@ def _while(*operands: Value, ctx: Context, op: Op) -> Sequence[Value]:
     operands = tuple(x if i in fixed else data(x) for i, x in enumerate(operands))
 
     def bind(region: ir.Region, carry: Sequence[Value]) -> list[Value]:
-        args = list(operands)
-        for i, value in zip(carried, carry, strict=True):
-            args[i] = value
-        return ctx.region(region)(*args)
+        return ctx.region(region)(*with_values(operands, carried, carry))
 
     def step(carry: Sequence[Value]) -> tuple[Value, ...]:
         results = bind(body, carry)
         return tuple(results[i] for i in carried)
 
-    results = list(operands)
-    final = lax.while_loop(
-        lambda carry: bind(condition, carry)[0],
-        step,
-        tuple(operands[i] for i in carried),
-    )
-    for i, value in zip(carried, final, strict=True):
-        results[i] = value
-    return list(map(data, results))
+    init = tuple(operands[i] for i in carried)
+    final = lax.while_loop(lambda carry: bind(condition, carry)[0], step, init)
+    return list(map(data, with_values(operands, carried, final)))
 
 
 def _hoist_constants(ctx: Context, region: ir.Region) -> list[ir.Value]:
@@ -124,8 +110,7 @@ def _switch(ctx: Context, regions: Sequence[ir.Region], index: Value) -> Sequenc
     if kept:
         branches = [_only(b, kept) for b in branches]
         chosen = lax.cond_p.bind(index, *values, branches=tuple(branches))
-        for i, value in zip(kept, chosen, strict=True):
-            results[i] = value
+        results = with_values(results, kept, chosen)
     return results
 
 

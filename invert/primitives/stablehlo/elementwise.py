@@ -39,10 +39,6 @@ def _unbroadcast(ctx: Context, operands: tuple[Value, ...]) -> list[Value]:
     return narrow
 
 
-def _is_bool(x: Value) -> bool:
-    return x.dtype == np.bool_
-
-
 def _abs(x: Value) -> Value:
     return x if jnp.issubdtype(x.dtype, jnp.unsignedinteger) else lax.abs(x)
 
@@ -96,7 +92,7 @@ def _power(x: Value, y: Value) -> Value:
 
 def _boolean(arithmetic: Callable, logical: Callable) -> Callable:
     """StableHLO's arithmetic on i1 is logical; use the logical op of `lax`."""
-    return lambda x, y: logical(x, y) if _is_bool(x) else arithmetic(x, y)
+    return lambda x, y: logical(x, y) if x.dtype == np.bool_ else arithmetic(x, y)
 
 
 _UNARY: dict[str, Callable] = {

@@ -11,6 +11,7 @@ from jax import lax
 
 from invert._errors import InvertError
 from invert._private.mlir import ir
+from invert.ir.jaxprs import with_values
 from invert.ir.size_algebra import Sizes
 from invert.ir.sizes import DimSize, is_open
 from invert.primitives.recorded import Recorded
@@ -38,9 +39,7 @@ def _constant(*, op: Op, ctx: Context) -> Value:
 
 
 def _broadcast_sizes(x: Value, *, out: Aval, broadcast_dimensions: Ints) -> np.ndarray:
-    aligned = [1] * len(out.shape)
-    for axis, size in zip(broadcast_dimensions, x.shape, strict=True):
-        aligned[axis] = size
+    aligned = with_values([1] * len(out.shape), broadcast_dimensions, x.shape)
     return np.broadcast_to(x.reshape(aligned), out.shape)
 
 

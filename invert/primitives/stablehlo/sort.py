@@ -48,8 +48,7 @@ def _sort_by_key(
     `None` unless the comparator compares one expression of both rows.
     """
     block = region.blocks[0]
-    terminator = block.operations[len(block.operations) - 1].operation
-    owner = getattr(terminator.operands[0].owner, "operation", None)
+    owner = getattr(regions.results_of(region)[0].owner, "operation", None)
     if owner is None or owner.name != "stablehlo.compare":
         return None
     direction = attributes.enum_name(owner.attributes["comparison_direction"])

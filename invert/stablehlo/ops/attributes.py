@@ -6,8 +6,8 @@ See `constants.py` for two pitfalls of the bindings, one of which ends the proce
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -105,6 +105,8 @@ def enum_names(attr: Iterable[ir.Attribute]) -> tuple[str, ...]:
 
 # --- StableHLO structs ----------------------------------------------------------------------------
 
+_T = TypeVar("_T")
+
 
 class GatherDims(NamedTuple):
     offset_dims: tuple[int, ...]
@@ -168,24 +170,15 @@ def _fields(struct: Any, view: Any) -> Any:
 # `op.attributes` returns structs and enumerators as plain `Attribute`s, so each is cast here.
 
 
-def gather_dims(attr: ir.Attribute) -> GatherDims:
-    """Fields of `#stablehlo.gather`."""
-    return _fields(GatherDims, stablehlo_dialect.GatherDimensionNumbers(attr))
+def _reader(struct: type[_T], view: Callable[[Any], object]) -> Callable[[ir.Attribute], _T]:
+    """Reads the fields of an attribute, such as `#stablehlo.gather`."""
+    return lambda attr: _fields(struct, view(attr))
 
 
-def scatter_dims(attr: ir.Attribute) -> ScatterDims:
-    """Fields of `#stablehlo.scatter`."""
-    return _fields(ScatterDims, stablehlo_dialect.ScatterDimensionNumbers(attr))
-
-
-def dot_dims(attr: ir.Attribute) -> DotDims:
-    """Fields of `#stablehlo.dot`."""
-    return _fields(DotDims, stablehlo_dialect.DotDimensionNumbers(attr))
-
-
-def conv_dims(attr: ir.Attribute) -> ConvDims:
-    """Fields of `#stablehlo.conv`."""
-    return _fields(ConvDims, stablehlo_dialect.ConvDimensionNumbers(attr))
+gather_dims = _reader(GatherDims, stablehlo_dialect.GatherDimensionNumbers)
+scatter_dims = _reader(ScatterDims, stablehlo_dialect.ScatterDimensionNumbers)
+dot_dims = _reader(DotDims, stablehlo_dialect.DotDimensionNumbers)
+conv_dims = _reader(ConvDims, stablehlo_dialect.ConvDimensionNumbers)
 
 
 def dot_algorithm(attr: ir.Attribute) -> Algorithm:

@@ -22,11 +22,16 @@ from invert.stablehlo.ops.attributes import string
 Signature = tuple[Any, ...]
 
 
+def results_of(region: ir.Region) -> list[ir.Value]:
+    """The results of a one-block region."""
+    operations = region.blocks[0].operations
+    return list(operations[len(operations) - 1].operation.operands)
+
+
 def signature(region: ir.Region) -> Signature | None:
     """The computation of a one-block region; `None` if it captures anything but constants."""
     block = region.blocks[0]
-    terminator = block.operations[len(block.operations) - 1].operation
-    return expression(block, list(terminator.operands), list(block.arguments))
+    return expression(block, results_of(region), list(block.arguments))
 
 
 def expression(
