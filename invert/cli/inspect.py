@@ -147,13 +147,8 @@ def _function(name: str, reader: Callable[[], EntryPoint]) -> InspectedFunction:
 
 
 def _arguments(entry: EntryPoint) -> Iterable[dict[str, str]]:
-    trees = [*zip(entry.arg_names, entry.args, strict=True), *entry.kwargs.items()]
-    for name, tree in trees:
-        leaves, _ = jax.tree_util.tree_flatten_with_path(
-            tree, is_leaf=lambda x: isinstance(x, ArgSpec)
-        )
-        for path, spec in leaves:
-            yield {"name": name + jax.tree_util.keystr(path), "type": type_text(spec)}
+    for name, spec in entry.named_specs():
+        yield {"name": name, "type": type_text(spec)}
 
 
 def type_text(spec: ArgSpec) -> str:

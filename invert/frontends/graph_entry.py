@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import jax
 import numpy as np
 
-from invert._entry import ArgSpec, EntryPoint, Param
+from invert._entry import ArgSpec, EntryPoint, Param, unique
 from invert._errors import MalformedModelError, Problem, SignatureError, UnsupportedOpError
 from invert.frontends.signature import Signature, check_numeric, split_signature
 from invert.ir.jaxprs import with_values
@@ -295,22 +295,6 @@ def _held(node: Node) -> np.ndarray | None:
         return np.asarray(tf.compat.v1.wrap_function(read, [])().numpy())
     except (tf.errors.FailedPreconditionError, tf.errors.NotFoundError):
         return None
-
-
-def unique(name: str, taken: set[str]) -> str:
-    """`name`, with a number appended if it is in `taken`; adds it to `taken`."""
-    candidate = name
-    if name in taken:
-        # Layers of one kind share a name: numbers below a free one are taken and not tried again.
-        low, high = 0, 1
-        while f"{name}_{high}" in taken:
-            low, high = high, 2 * high
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if f"{name}_{middle}" in taken else (low, middle)
-        candidate = f"{name}_{high}"
-    taken.add(candidate)
-    return candidate
 
 
 def _check_arguments(

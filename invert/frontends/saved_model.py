@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from invert._config import Config
-from invert._entry import EntryPoint, Param, Trace
+from invert._entry import EntryPoint, Param, Trace, unique
 from invert._errors import (
     UNREADABLE,
     InvertError,
@@ -23,7 +23,7 @@ from invert._errors import (
 )
 from invert.frontends import saved_graph
 from invert.frontends.folder import Files, assets_of, files_of
-from invert.frontends.graph_entry import check_count, function_entry, unique
+from invert.frontends.graph_entry import check_count, function_entry
 from invert.frontends.saved_objects import Concrete, SavedFunction, SavedObjects, captured
 from invert.frontends.signature import (
     Signature,

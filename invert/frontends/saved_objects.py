@@ -26,6 +26,7 @@ from invert.frontends.structured import (
     plain_parameters,
 )
 from invert.frontends.tables import Buckets, Filled, buckets_of, filled_by
+from invert.ir.avals import fits_shape
 from invert.protos.messages import parse
 from invert.protos.tensors import decode_dtype, decode_shape, decode_tensor
 from invert.protos.types import MetaGraphDef, TrackableObjectGraph
@@ -322,10 +323,7 @@ class SavedObjects:
 
 def has_type(value: np.ndarray, shape: Sequence[int | None] | None, kind: int) -> bool:
     """Whether an array has a `DataType` and a shape, whose sizes or rank may be unknown."""
-    fits = shape is None or (
-        len(shape) == value.ndim
-        and all(n is None or n == m for n, m in zip(shape, value.shape, strict=True))
-    )
+    fits = shape is None or fits_shape(value.shape, shape)
     return fits and value.dtype == decode_dtype(kind)
 
 

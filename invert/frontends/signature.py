@@ -16,6 +16,7 @@ from jax.tree_util import KeyEntry
 from invert._entry import ArgSpec, EntryPoint, free_name
 from invert._errors import SignatureError
 from invert.frontends.structured import CompositeSpec, GivenArray, OtherSpec, TensorSpec
+from invert.ir.avals import fits_shape
 from invert.ir.types import Arguments, Keywords
 from invert.protos.tensors import decode_dtype
 from invert.tf.ops.node import import_tensorflow
@@ -641,9 +642,7 @@ def _leaf_fits(want: object, given: object, exact: bool) -> bool:
     shape = want.spec.shape
     if exact or shape is None or spec.shape is None:
         return (shape is None and not exact) or shape == spec.shape
-    return len(shape) == len(spec.shape) and all(
-        w is None or w == g for w, g in zip(shape, spec.shape, strict=True)
-    )
+    return fits_shape(spec.shape, shape)
 
 
 def _type_of(given: object) -> TensorSpec:

@@ -19,7 +19,7 @@ import jax.dlpack
 import numpy as np
 
 from invert._config import Config
-from invert._entry import EntryPoint, Param
+from invert._entry import EntryPoint, Param, unique
 from invert._errors import Problem, SignatureError, nested_too_deep
 from invert._private.jax import function_of_jax2tf
 from invert._private.tensorflow import (
@@ -30,7 +30,7 @@ from invert._private.tensorflow import (
     tf_variable_number,
 )
 from invert.frontends import closures
-from invert.frontends.graph_entry import check_count, function_entry, unique
+from invert.frontends.graph_entry import check_count, function_entry
 from invert.frontends.keras_model import (
     attributes,
     input_specs,

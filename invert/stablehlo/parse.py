@@ -91,7 +91,7 @@ def parse_module(
 
 
 def _bytes_of(
-    blob: bytes | str | FilePart | Callable[[], bytes | FilePart], what: str
+    blob: bytes | str | FilePart | Callable[[], bytes | FilePart],
 ) -> bytes | FilePart:
     """The bytes of a module; bytecode stays in its file."""
     if callable(blob):

@@ -18,6 +18,7 @@ from invert._opaque import platform_of
 from invert._private.jax import default_platform
 from invert._private.mlir import ir, text_of
 from invert.ir.arrays import KnownBytes
+from invert.ir.avals import fits_shape
 from invert.ir.types import Aval
 from invert.primitives.stablehlo import calls
 from invert.protos.file_parts import FilePart
@@ -279,10 +280,7 @@ class Program:
                 remedy="Pass one for each argument of its entry function.",
             )
         for i, (value, (shape, dtype)) in enumerate(zip(values, self.in_types, strict=True)):
-            fits = len(value.shape) == len(shape) and all(
-                want in (None, have) for want, have in zip(shape, value.shape, strict=True)
-            )
-            if not fits or value.dtype != dtype:
+            if not fits_shape(value.shape, shape) or value.dtype != dtype:
                 wrong.append(
                     f"argument {i} is {value.dtype}{list(value.shape)}, "
                     f"but the module takes {dtype}{['?' if n is None else n for n in shape]}"

@@ -21,6 +21,7 @@ from invert._private.jax import is_tracer
 from invert.compat.tf2jax.config import conversion, get_config, narrows
 from invert.frontends.closures import names_of_tensorflow
 from invert.frontends.graph_entry import at_shapes
+from invert.ir.avals import fits_shape
 from invert.ir.types import Arguments, Keywords, Value
 from invert.modules.module import Module, on_first_devices
 from invert.tf.ops.node import import_tensorflow
@@ -548,10 +549,7 @@ def _shapes(arguments: inspect.BoundArguments) -> str:
 
 def _is_compatible(have: Sequence[Any], want: Any) -> bool:
     """Whether an array, whose sizes may be symbolic, fits a `tf.TensorShape`."""
-    if want.rank is None:
-        return True
-    pairs = zip(have, want.as_list(), strict=False)
-    return len(have) == want.rank and all(n is None or m == n for m, n in pairs)
+    return want.rank is None or fits_shape(have, want.as_list())
 
 
 def _same(value: Any, spec: Any) -> bool:

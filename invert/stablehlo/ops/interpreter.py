@@ -22,6 +22,7 @@ from invert._config import Config
 from invert._errors import REPORT, InvertError, Problem, UnsupportedOpError
 from invert._private.jax import dce, name_stack, open_jaxpr, trace_closed
 from invert._private.mlir import ir
+from invert.ir.avals import fits_shape
 from invert.ir.hints import Hint, decode, is_hint
 from invert.ir.size_algebra import Sizes
 from invert.ir.sizes import call_dimension
@@ -217,10 +218,7 @@ class Context:
             if op_attributes.is_token(type_) or isinstance(value, tuple):
                 continue
             shape, dtype = op_attributes.shape_of(type_), op_attributes.element_dtype(type_)
-            fits = len(shape) == len(value.shape) and all(
-                want in (None, have) for want, have in zip(shape, value.shape, strict=True)
-            )
-            if not fits or value.dtype != dtype:
+            if not fits_shape(value.shape, shape) or value.dtype != dtype:
                 declared = ["?" if n is None else n for n in shape]
                 raise op.error(
                     f"result {i} was raised as {value.dtype}{list(value.shape)}, but the module "

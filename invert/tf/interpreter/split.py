@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from invert._entry import unique
 from invert.ir.order import reached
 from invert.protos.ops import Definition
 from invert.protos.tensors import decode_dtype, decode_shape
@@ -254,7 +255,7 @@ class _Front:
                 raise node.error(reason, "Pass arrays there, or convert the part after the text.")
             if names.count(name) > 1:
                 name = f"{name}_{_identifier(node.name.rpartition('/')[2])}"
-            found.append(Feature(_free(name, taken), self._shape(i, k), decode_dtype(kind)))
+            found.append(Feature(unique(name, taken), self._shape(i, k), decode_dtype(kind)))
         return found
 
     # -- names
@@ -375,14 +376,6 @@ _SHAPED_LIKE: Mapping[str, int] = {
 
 def _identifier(name: str) -> str:
     return re.sub(r"\W+", "_", name).strip("_") or "feature"
-
-
-def _free(name: str, taken: set[str]) -> str:
-    number, candidate = 1, name
-    while candidate in taken:
-        candidate, number = f"{name}_{number}", number + 1
-    taken.add(candidate)
-    return candidate
 
 
 def _without(
