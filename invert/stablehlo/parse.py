@@ -21,6 +21,7 @@ import numpy as np
 
 from invert._errors import MalformedModelError, Problem, UnsupportedOpError
 from invert._private.mlir import ir, make_ir_context, make_reading_context, stablehlo_dialect
+from invert.protos import varints
 from invert.protos.file_parts import FilePart
 from invert.stablehlo.parse_in_child import KnownBytes, remedy_of, rewrite_in_child
 from invert.stablehlo.parse_worker import read
@@ -165,14 +166,10 @@ def proto_of_hlo(data: bytes) -> bytes | None:
     for _ in range(2):
         if not data.startswith(b"\n"):
             return None
-        size, at = 0, 1
-        for shift in range(0, 35, 7):
-            if at >= len(data):
-                return None
-            size |= (data[at] & 127) << shift
-            at += 1
-            if data[at - 1] < 128:
-                break
+        try:
+            size, at = varints.read(data, 1, len(data), most=5)
+        except ValueError:
+            return None
         content, rest = data[at : at + size], data[at + size : at + size + 1]
         if rest == b"\x12" and _is_name(content):
             return data

@@ -54,7 +54,6 @@ class Program:
     module: ir.Module
     config: Config
     platforms: tuple[str, ...] = ()
-    location: str = ""
     mesh: AbstractMesh | None = None
     start: str = ""
     large: Sequence[np.ndarray] = dataclasses.field(default=(), compare=False)
@@ -66,7 +65,6 @@ class Program:
         *,
         config: Config,
         platforms: tuple[str, ...] = (),
-        location: str = "",
         trusted: bool = False,
         mesh: AbstractMesh | None = None,
         known: KnownBytes | None = None,
@@ -85,7 +83,7 @@ class Program:
         large: list[np.ndarray] = []
         module = parse_module(blob, trusted=trusted, large=large, known=known)
         lower = tuple(p.lower() for p in platforms)
-        return cls(module, config, lower, location, mesh, large=large)
+        return cls(module, config, lower, mesh, large=large)
 
     @functools.cached_property
     def functions(self) -> Mapping[str, Any]:

@@ -16,7 +16,7 @@ from invert.ir.size_algebra import Sizes
 from invert.ir.types import ClosedJaxpr
 from invert.stablehlo.ops import attributes
 from invert.stablehlo.ops.interpreter import Context, free_values, is_shape
-from invert.stablehlo.ops.regions import results_of
+from invert.stablehlo.ops.regions import defining, results_of
 from invert.stablehlo.ops.registry import Array, Op, Value, rule
 from invert.stablehlo.ops.values import KnownSize, data, is_constant, is_splat
 
@@ -144,13 +144,11 @@ def _case(index: Array, *, ctx: Context, op: Op) -> Sequence[Value]:
 
 def _in_range(ctx: Context, index: Any, last: int) -> bool:
     """Whether the index is clamped or from a boolean, as JAX lowers `switch` and `cond`."""
-    owner = getattr(index.owner, "operation", index.owner)
-    name = getattr(owner, "name", None)
-    if name == "stablehlo.convert":
-        return last == 1 and attributes.element_dtype(owner.operands[0].type) == np.bool_
-    if name != "stablehlo.clamp":
+    if (convert := defining(index, "stablehlo.convert")) is not None:
+        return last == 1 and attributes.element_dtype(convert.operands[0].type) == np.bool_
+    if (clamp := defining(index, "stablehlo.clamp")) is None:
         return False
-    low, high = ctx.env[owner.operands[0]], ctx.env[owner.operands[2]]
+    low, _, high = (ctx.env[v] for v in clamp.operands)
     return is_constant(low) and is_constant(high) and int(low) >= 0 and int(high) <= last
 
 

@@ -19,6 +19,7 @@ from invert.primitives.stablehlo.indexing import bind_dynamic_slice
 from invert.stablehlo.ops import attributes
 from invert.stablehlo.ops.constants import LARGE
 from invert.stablehlo.ops.interpreter import Context
+from invert.stablehlo.ops.regions import defining
 from invert.stablehlo.ops.registry import Array, Ints, Op, Shape, Size, Value, moved_sizes, rule
 from invert.stablehlo.ops.values import KnownSize, are_known, data, is_constant, sizes
 
@@ -232,15 +233,9 @@ def _real_dynamic_slice(
     return bind_dynamic_slice(x, starts, extent)
 
 
-def _op_of(value: ir.Value, name: str) -> ir.Operation | None:
-    """The defining op of a value, if it has that name; otherwise `None`."""
-    owner = getattr(value.owner, "operation", value.owner)
-    return owner if isinstance(owner, ir.Operation) and owner.name == name else None
-
-
 def _other(sum_: ir.Value, term: ir.Value, ctx: Context) -> Value | None:
     """The known number added to `term`, if any."""
-    if (add := _op_of(sum_, "stablehlo.add")) is not None:
+    if (add := defining(sum_, "stablehlo.add")) is not None:
         for a, b in (add.operands, reversed(list(add.operands))):
             if a == term and are_known(ctx.env[b]):
                 return ctx.env[b]
@@ -249,7 +244,7 @@ def _other(sum_: ir.Value, term: ir.Value, ctx: Context) -> Value | None:
 
 def _unclamped(op: Op, start: ir.Value, room: list[DimSize], ctx: Context) -> Any:
     """The starts, without a clamp to the range to which `dynamic_slice` itself clamps."""
-    if (clamp := _op_of(start, "stablehlo.clamp")) is not None:
+    if (clamp := defining(start, "stablehlo.clamp")) is not None:
         low, _, high = (ctx.env[v] for v in clamp.operands)
         known = are_known(low) and are_known(high)
         if known and not any(sizes(low, op.name)) and list(sizes(high, op.name)) == room:
@@ -259,11 +254,11 @@ def _unclamped(op: Op, start: ir.Value, room: list[DimSize], ctx: Context) -> An
 
 def _parts(vector: ir.Value, ctx: Context) -> tuple[Value, ...]:
     """The elements from which a vector was concatenated, if it was."""
-    if (whole := _op_of(vector, "stablehlo.concatenate")) is not None:
+    if (whole := defining(vector, "stablehlo.concatenate")) is not None:
         return tuple(part for v in whole.operands for part in _parts(v, ctx))
     value = data(ctx.env[vector])
     if is_constant(value):
         return tuple(np.asarray(value).reshape(-1))
-    if (number := _op_of(vector, "stablehlo.reshape")) is not None and value.shape == (1,):
+    if (number := defining(vector, "stablehlo.reshape")) is not None and value.shape == (1,):
         return (_reshape_to(data(ctx.env[number.operands[0]]), ()),)
     return tuple(lax.squeeze(lax.slice(value, (i,), (i + 1,)), (0,)) for i in range(value.size))

@@ -48,8 +48,8 @@ def _sort_by_key(
     `None` unless the comparator compares one expression of both rows.
     """
     block = region.blocks[0]
-    owner = getattr(regions.results_of(region)[0].owner, "operation", None)
-    if owner is None or owner.name != "stablehlo.compare":
+    owner = regions.defining(regions.results_of(region)[0], "stablehlo.compare")
+    if owner is None:
         return None
     direction = attributes.enum_name(owner.attributes["comparison_direction"])
     if direction not in _DESCENDING:

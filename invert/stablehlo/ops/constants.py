@@ -13,6 +13,7 @@ Two pitfalls of the bindings (jaxlib 0.10.2 and 0.12.0.1) that callers must know
 from __future__ import annotations
 
 import binascii
+import math
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -211,9 +212,7 @@ def _from_text(text: bytes, ir_type: Any) -> np.ndarray:
 
 
 def _shaped(values: np.ndarray, shape: tuple[int, ...], type_text: str) -> np.ndarray:
-    size = 1
-    for n in shape:
-        size *= n
+    size = math.prod(shape)
     if values.size not in (1, size):
         raise MalformedModelError(
             f"The constant of type {type_text} has {values.size} elements instead of {size}"
@@ -255,9 +254,7 @@ def _from_raw(
     raw: bytes | np.ndarray, name: str, shape: tuple[int, ...], dtype: np.dtype
 ) -> np.ndarray:
     """Reinterpret MLIR's little-endian storage, in which sub-byte elements take one byte."""
-    size = 1
-    for n in shape:
-        size *= n
+    size = math.prod(shape)
     if len(raw) != size * dtype.itemsize:
         raise MalformedModelError(
             f"A constant of {size} elements of {name} has {len(raw)} bytes instead of "

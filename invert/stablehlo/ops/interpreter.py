@@ -29,6 +29,7 @@ from invert.ir.sizes import call_dimension
 from invert.ir.types import Eqn, JaxFunction
 from invert.stablehlo.ops import attributes as op_attributes
 from invert.stablehlo.ops.devices import Devices, ManualMesh, Shards, shards_of
+from invert.stablehlo.ops.regions import walk
 from invert.stablehlo.ops.registry import REGISTRY, Op, entry_of, has_rule, sizes_of
 from invert.stablehlo.ops.values import KnownSize, Value, data, is_constant, is_splat
 
@@ -415,21 +416,6 @@ def free_values(region: ir.Region) -> list[ir.Value]:
 
     visit(region)
     return [v for v in used if v not in defined]
-
-
-def walk(function: ir.Operation) -> Iterator[ir.Operation]:
-    """All ops of a function, those of nested regions included, in program order."""
-    pending = [iter(block.operations) for block in function.regions[0].blocks]
-    while pending:
-        view = next(pending[-1], None)
-        if view is None:
-            pending.pop()
-            continue
-        op = view.operation
-        yield op
-        for region in op.regions:
-            for block in region.blocks:
-                pending.append(iter(block.operations))
 
 
 def reachable(functions: Mapping[str, ir.Operation], entry: str) -> Iterator[ir.Operation]:
