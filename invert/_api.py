@@ -192,13 +192,12 @@ def _opened(
     given = dict(zip(entry.arg_names, positional, strict=False)) | keywords
     ordered = [given.get(n) for n in (*entry.arg_names, *entry.kwargs)]
     leaves = [x for x in jax.tree_util.tree_leaves(ordered) if hasattr(x, "shape")]
-    specs = jax.tree_util.tree_leaves((entry.args, dict(entry.kwargs)))
     changed: dict[int, Any] = {}
-    for spec, leaf in zip(specs, leaves, strict=False):
+    for spec, leaf in zip(entry.specs, leaves, strict=False):
         shape = opened_sizes(spec, sizes[spec.name]) if spec.name in sizes else None
         if shape is not None and shape != spec.shape:
             changed[id(leaf)] = tf.TensorSpec(shape, tf.as_dtype(leaf.dtype))
-    if len(specs) != len(leaves) or not changed:
+    if len(entry.specs) != len(leaves) or not changed:
         return None
     return jax.tree_util.tree_map(lambda x: changed.get(id(x), x), (args, kwargs))
 

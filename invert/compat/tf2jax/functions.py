@@ -486,7 +486,7 @@ class _Call:
         """The module for these shapes of its arguments."""
         assert self.module is not None
         entry = self.module._function.entry
-        ranks = [len(spec.shape) for spec in jax.tree_util.tree_leaves((entry.args, entry.kwargs))]
+        ranks = [len(spec.shape) for spec in entry.specs]
         other = None if list(map(len, shapes)) == ranks else at_shapes(entry, shapes)
         return self.module if other is None else from_entry(other, conversion())
 
