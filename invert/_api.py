@@ -284,7 +284,7 @@ def load(
     - `mesh`: devices to put the parameters on. Each reads only its part of the files.
     - `shardings`: how the parameters are split over `mesh`: specs by patterns of their names, as in
         `{"*/kernel": P(None, "model")}`; the first match counts. Other parameters are replicated.
-        The program constrains those named. By default the shardings with which a module was saved.
+        The program constrains those named. By default the shardings that a module was saved with.
 
     Loading a directory written by `save` imports its `model.py`, and so runs it; no code of the
     other containers is ever run.

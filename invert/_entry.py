@@ -13,6 +13,7 @@ from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from invert._errors import Problem
 from invert._private.jax import ClosedJaxpr, trace_closed
+from invert.ir.types import Value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +61,7 @@ class Shardings:
     - `mesh`: the mesh of the original, without devices; `None` if it is for one device.
     - `arguments`: for each flat argument its spec, or `None` if unspecified.
     - `results`: the same for the flat results.
-    - `params`: the specs of parameters, by their names, as far as there are any.
+    - `params`: the specs of parameters that have one, by their names.
     """
 
     mesh: AbstractMesh | None
@@ -227,7 +228,7 @@ def traced(entry: EntryPoint, avals: Sequence[object]) -> ClosedJaxpr:
     """
     params = [jax.ShapeDtypeStruct(p.value.shape, p.value.dtype) for p in entry.params]
 
-    def raised(*values: object) -> Sequence[Any]:
+    def raised(*values: object) -> Sequence[Value]:
         return entry.fn(values[: len(params)], *values[len(params) :])
 
     return trace_closed(raised, *params, *avals)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 from jax.interpreters import ad, batching, mlir
@@ -24,6 +24,7 @@ from invert._private.jax import (
     emit_custom_call,
 )
 from invert._private.mlir import ir
+from invert.ir.types import Aval, Value
 
 custom_call_p = Primitive("custom_call")
 custom_call_p.multiple_results = True
@@ -60,7 +61,7 @@ def custom_call(
     attributes: tuple[tuple[str, str], ...],
     avals: tuple[jax.ShapeDtypeStruct | None, ...],
     computations: tuple[object, ...] = (),
-) -> list[Any]:
+) -> list[Value]:
     """Bind the opaque equation.
 
     **Arguments:**
@@ -80,7 +81,7 @@ def custom_call(
 
 
 @custom_call_p.def_abstract_eval
-def _abstract_eval(*operands: object, avals: Sequence[Any], **_: object) -> list[Any]:
+def _abstract_eval(*operands: object, avals: Sequence[Any], **_: object) -> list[Aval]:
     return [abstract_token if a is None else ShapedArray(*a) for a in avals]
 
 
@@ -143,11 +144,11 @@ def _lower_template(
 mlir.register_lowering(template_call_p, _lower_template)
 
 
-def _jvp(primals: object, tangents: object, *, target: str, **_: object) -> Any:
+def _jvp(primals: object, tangents: object, *, target: str, **_: object) -> NoReturn:
     raise _refuse(target, "it has no derivative")
 
 
-def _batch(args: object, dims: object, *, target: str, **_: object) -> Any:
+def _batch(args: object, dims: object, *, target: str, **_: object) -> NoReturn:
     raise _refuse(target, "it has no batching rule")
 
 

@@ -125,7 +125,7 @@ class Line:
 
     **Arguments:**
 
-    - `key`: the line without names, by which lines are aligned.
+    - `key`: the line without names; lines are aligned by it.
     - `reads`, `makes`: the values that it reads, variables or literals, and its results.
     """
 

@@ -185,7 +185,7 @@ def _outcome(entry: EntryPoint, counts: Mapping[str, collections.Counter[str]]) 
     if entry.draws:
         yield "it draws random numbers and takes a key"
     if any(not isinstance(n, int) for spec in entry.specs for n in spec.shape):
-        yield "sizes are open: it is recovered once for all of them, if its program holds for all"
+        yield "sizes are open: it is recovered once for all of them, if one program covers them"
     if found := counts.get("host"):
         yield f"run at conversion, by TensorFlow: {_listed(found)}"
     if found := counts.get("opaque"):

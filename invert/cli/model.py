@@ -68,7 +68,7 @@ class Model:
         return _containers.NAMES[self.kind]
 
     def load(self, config: Config) -> Any:
-        """The module: a `Module`, a `Methods`, or what a directory of `invert.save` holds."""
+        """The module: a `Module`, a `Methods`, or the contents of a saved directory."""
         if self.kind != "graph":
             return _api.load(self.path, signature=self.signature, config=config)
         inputs, outputs = self._tensors(guess=False)

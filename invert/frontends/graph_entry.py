@@ -217,7 +217,7 @@ def _split_signature(
     for feature in found.features:
         if feature.shape is None:
             reason = f"gives the argument {feature.name!r}, whose rank the model does not state"
-            remedy = "Export the model with a fixed rank there, or a function of the numbers."
+            remedy = "Export the model with a fixed rank there, or only its numeric part."
             raise UnsupportedOpError([Problem("text", reason, remedy=remedy)])
         features.append(ArgSpec(feature.name, feature.shape, feature.dtype))
     signature = split_signature(signature, found.kept, features)

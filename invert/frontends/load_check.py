@@ -412,7 +412,7 @@ def _reason(op: str) -> str:
     definition = op_def(op)
     if definition is not None and definition.is_stateful:
         return "has an effect"
-    return "is not known to be free of effects"
+    return "may have effects"
 
 
 @functools.cache

@@ -15,9 +15,10 @@ from jax.tree_util import KeyEntry
 
 from invert._entry import ArgSpec, EntryPoint, free_name
 from invert._errors import SignatureError
+from invert._private.tensorflow import TfObject
 from invert.frontends.structured import CompositeSpec, GivenArray, OtherSpec, TensorSpec
 from invert.ir.avals import fits_shape
-from invert.ir.types import Arguments, Keywords
+from invert.ir.types import Arguments, CallArguments, Keywords
 from invert.protos.tensors import decode_dtype
 from invert.tf.ops.node import import_tensorflow
 
@@ -36,7 +37,7 @@ class ConcreteFunction(Protocol):
     """
 
     @property
-    def structured_input_signature(self) -> tuple[tuple[Any, ...], dict[str, Any]]: ...
+    def structured_input_signature(self) -> CallArguments: ...
     @property
     def structured_outputs(self) -> Any: ...
     @property
@@ -103,7 +104,7 @@ def _mark(structure: object) -> Any:
     return marked(plain(structure))
 
 
-def _own(spec: Any) -> TensorSpec:
+def _own(spec: TfObject) -> TensorSpec:
     """The type of a tensor, or of its specification."""
     if isinstance(spec, TensorSpec):
         return spec
@@ -149,9 +150,7 @@ def composed(spec: object, given: Any) -> Any:
     return import_tensorflow().nest.pack_sequence_as(spec, parts, expand_composites=True)
 
 
-def arrays_of(
-    args: Arguments, kwargs: Keywords, entry: EntryPoint
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def arrays_of(args: Arguments, kwargs: Keywords, entry: EntryPoint) -> CallArguments:
     """Example arguments for the module of `entry`, without static ones."""
     args = tuple(expanded(x) for x in args)
     if len(args) + sum(n in entry.arg_names for n in kwargs) > len(entry.args):
@@ -503,7 +502,7 @@ def read_outputs(
     return tuple(leaf.position for leaf in leaves), treedef, numbered(marked)
 
 
-def tensor_spec(x: Any, *, scalars: bool) -> Any:
+def tensor_spec(x: TfObject, *, scalars: bool) -> TfObject:
     """The `tf.TensorSpec` of an example argument; Python scalars stay unless `scalars`."""
     tf = import_tensorflow()
     if isinstance(x, tf.TypeSpec):
@@ -569,7 +568,7 @@ def _bound(
 
 def picked(
     concrete: ConcreteFunction, owner: object, args: Arguments, kwargs: Keywords, exact: bool
-) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+) -> CallArguments | None:
     """The arguments of a call, as passed to the entry point of one trace.
 
     **Arguments:**
@@ -605,7 +604,7 @@ def picked_split(
     args: Arguments,
     kwargs: Keywords,
     exact: bool,
-) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+) -> CallArguments | None:
     """As `picked`, for a `signature` without string arguments; Python values by name."""
     static = {k: tree for k, tree in _wanted(concrete)[1].items() if not _has_tensor(tree)}
     given = _stated_defaults(owner) | {k: v for k, v in kwargs.items() if k in static}

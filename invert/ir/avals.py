@@ -21,7 +21,7 @@ def type_of_value(value: Value) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(np.shape(value), jax.dtypes.result_type(value))
 
 
-def fits_shape(shape: Sequence[DimSize], declared: Sequence[DimSize | None]) -> bool:
+def fits_shape(shape: Sequence[DimSize | None], declared: Sequence[DimSize | None]) -> bool:
     """Whether a shape is the declared one, in which `None` is any size."""
     return len(shape) == len(declared) and all(
         want is None or want == have for want, have in zip(declared, shape, strict=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import jax
 from jax import lax
@@ -394,7 +394,7 @@ def _custom_jvp(retracer: MeshRetracer, eqn: Eqn, operands: list[Value]) -> Sequ
     moved = dataclasses.replace(retracer, _calls={}, _around=list(retracer._around))
     function = jax.custom_jvp(lambda *xs: moved(eqn.params["call_jaxpr"], xs))
 
-    def jvp(primals: Sequence[Value], tangents: Sequence[Value]) -> Any:
+    def jvp(primals: Sequence[Value], tangents: Sequence[Value]) -> Value:
         smooth = [t for x, t in zip(primals, tangents, strict=True) if is_differentiable(x)]
         found = iter(moved(rule, [*primals, *smooth]))
         results = [next(found) for _ in eqn.outvars]

@@ -388,7 +388,7 @@ def _divisions(term: Term) -> list[Term]:
 def _traced(
     function: Callable[[Any, Any], object], a: Number, b: Number, dtype: np.dtype
 ) -> Number | None:
-    """The term to which a function of `jax.numpy` traces, for two sizes."""
+    """The term that a function of `jax.numpy` traces to, for two sizes."""
     number = jax.ShapeDtypeStruct((), dtype)
     with jax.enable_x64(True):
         program = trace_closed(function, number, number)

@@ -26,7 +26,7 @@ from invert.ir.interpret import interpret
 from invert.ir.jaxprs import equations, tuple_like, with_values
 from invert.ir.sizes import DimSize, conditions_on, evaluate, is_open, variables
 from invert.ir.traced_form import rule_of
-from invert.ir.types import AnyJaxpr, Atom, Aval, Eqn, J, Jaxpr, Literal, Value, Var
+from invert.ir.types import AnyJaxpr, Atom, Aval, Eqn, J, Jaxpr, Literal, Params, Value, Var
 
 # Sizes at which programs are run, per dimension: distinct ones, powers of two, ones.
 _SAMPLES = ((3, 5, 2, 7, 4), (8, 4, 16, 2, 12), (1, 1, 1, 1, 1), (17, 11, 13, 19, 23))
@@ -130,7 +130,7 @@ class _Substitution:
             params = {k: self._value(v) for k, v in params.items()}
         return eqn.replace(invars=invars, outvars=outvars, params=params)
 
-    def _with_vjp(self, eqn: Eqn, avals: Sequence[Aval]) -> Mapping[str, Any]:
+    def _with_vjp(self, eqn: Eqn, avals: Sequence[Aval]) -> Params:
         """The parameters of a function with a rule for reverse mode.
 
         The rule is a Python function, traced at the open sizes on demand. The rule of a kept

@@ -76,7 +76,7 @@ from invert.ir.unit_axes import with_kept_axes, with_late_axes
 
 # Sizes up to this one are compared as 32-bit numbers.
 _FEW = 2**30 - 1
-# Maximum depth at which derivative rules inside derivative rules are compared.
+# How deep derivative rules inside derivative rules are compared.
 _DEPTH = 2
 
 
@@ -699,7 +699,7 @@ def rule_of(eqn: Eqn) -> ClosedJaxpr | str:
 
 
 def _without_empty(closed: ClosedJaxpr) -> ClosedJaxpr:
-    """Replace the uninitialized arrays with which differentiated loops start by zeros."""
+    """Start differentiated loops with zeros instead of uninitialized arrays."""
 
     def filled(jaxpr: Jaxpr) -> Jaxpr:
         empty = [e for e in jaxpr.eqns if e.primitive.name == "empty2"]

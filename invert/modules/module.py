@@ -258,7 +258,7 @@ class Module(Recovered):
         if (stage := self._function.called) is None:
             name, reason = self._function.entry.name, self._function.divided.rstrip(".")
             raise SignatureError(
-                f"{name}: the argument sizes are open, and no program holds for all of them "
+                f"{name}: the argument sizes are open, and no single program covers them all "
                 f"({reason})",
                 remedy="Call the module, or pass example arguments when converting.",
             )

@@ -63,7 +63,7 @@ class Specialization:
     - `constants`: values of the leading arguments of `jaxpr`.
     - `report`: how it was recovered.
     - `shapes`: those of the flat arguments.
-    - `names`: the names of the dimensions, by those with which it was traced.
+    - `names`: the names of the dimensions, by their names in the trace.
     - `constraints`: conditions on the open sizes under which the program equals the original.
     - `settled`: the program rewritten at concrete sizes: a loop of known trip count is a `scan`.
     """
@@ -213,7 +213,7 @@ def _same_sizes(refusal: str, names: Sequence[str]) -> list[Constraint]:
 
 
 def _later_replaced(constraint: Constraint, names: Sequence[str]) -> Constraint:
-    """An equality of two dimensions, of which JAX replaces the left, with the later one there."""
+    """An equality of two dimensions: the later one is on the left, the side that JAX replaces."""
     left, right = dimension(constraint.left), dimension(constraint.right)
     if constraint.relation != "eq" or left not in names or right not in names:
         return constraint

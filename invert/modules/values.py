@@ -150,7 +150,7 @@ def assign(target: Any, values: Mapping[str, Value]) -> tuple[str, ...]:
     if wrong:
         raise SignatureError(
             f"{type(target).__name__}: {'; '.join(wrong)}",
-            remedy="Pass a target with the same variables as the container, built before.",
+            remedy="Build the target first; it needs the same variables as the container.",
         )
     for name, array in pairs.items():
         variables[name].assign(np.asarray(array))

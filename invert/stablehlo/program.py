@@ -197,7 +197,7 @@ class Program:
     def notes(self) -> list[str]:
         """Lines for the report, after the program was raised."""
         return [
-            f"left out, since no PartitionSpec expresses it: the sharding {text}"
+            f"left out the sharding {text}, which no PartitionSpec can express"
             for text in self.devices.left_out
         ]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -154,7 +154,7 @@ def _all_gather(
     return results
 
 
-def _without_axis(ctx: Context, value: Any, axis: int) -> Value | None:
+def _without_axis(ctx: Context, value: ir.Value, axis: int) -> Value | None:
     """The value before a dimension of size one was inserted at `axis`."""
     if (owner := defining(value, "stablehlo.broadcast_in_dim")) is None:
         return None

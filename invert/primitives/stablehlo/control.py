@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import numpy as np
@@ -142,7 +141,7 @@ def _case(index: Array, *, ctx: Context, op: Op) -> Sequence[Value]:
     return _switch(ctx, list(op.regions), index)
 
 
-def _in_range(ctx: Context, index: Any, last: int) -> bool:
+def _in_range(ctx: Context, index: ir.Value, last: int) -> bool:
     """Whether the index is clamped or from a boolean, as JAX lowers `switch` and `cond`."""
     if (convert := defining(index, "stablehlo.convert")) is not None:
         return last == 1 and attributes.element_dtype(convert.operands[0].type) == np.bool_

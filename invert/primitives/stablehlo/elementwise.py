@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +11,7 @@ from jax import lax
 
 from invert.ir.size_algebra import Sizes, apply
 from invert.ir.sizes import as_value
-from invert.ir.types import JaxFunction
+from invert.ir.types import Aval, JaxFunction
 from invert.primitives.recorded import Recorded
 from invert.stablehlo.ops.attributes import Accuracy, enum_name
 from invert.stablehlo.ops.devices import index_axis
@@ -297,7 +296,7 @@ def _reduce_precision(x: Array, *, exponent_bits: int, mantissa_bits: int) -> Va
 
 
 @rule("stablehlo.map")
-def _map(*operands: Array, ctx: Context, op: Op, out: Any, dimensions: Ints) -> Value:
+def _map(*operands: Array, ctx: Context, op: Op, out: Aval, dimensions: Ints) -> Value:
     """Run the computation on whole arrays: by the specification it is elementwise."""
     del dimensions  # all of them
     scalar = ctx.region(op.regions[0])

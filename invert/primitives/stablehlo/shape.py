@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from jax import ShapeDtypeStruct as Aval
@@ -242,8 +241,8 @@ def _other(sum_: ir.Value, term: ir.Value, ctx: Context) -> Value | None:
     return None
 
 
-def _unclamped(op: Op, start: ir.Value, room: list[DimSize], ctx: Context) -> Any:
-    """The starts, without a clamp to the range to which `dynamic_slice` itself clamps."""
+def _unclamped(op: Op, start: ir.Value, room: list[DimSize], ctx: Context) -> ir.Value:
+    """The starts, without the clamp that `dynamic_slice` repeats."""
     if (clamp := defining(start, "stablehlo.clamp")) is not None:
         low, _, high = (ctx.env[v] for v in clamp.operands)
         known = are_known(low) and are_known(high)

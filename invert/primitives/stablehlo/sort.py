@@ -55,7 +55,7 @@ def _sort_by_key(
     if direction not in _DESCENDING:
         return None
     descending = _DESCENDING[direction]
-    arguments = list(block.arguments)
+    arguments: list[ir.Value] = list(block.arguments)
     first, second = arguments[::2], arguments[1::2]
     one, two = owner.operands
     if regions.expression(block, [one], first) is None:

@@ -160,7 +160,7 @@ def _crop(
 
 
 def _crop_places(boxes: Array, shape: Sequence[Int], size: Sequence[Int]) -> Places:
-    """Rows and columns of the image at which each crop is sampled."""
+    """The rows and columns where each crop samples the image."""
     return (
         _sampled(boxes[:, 0], boxes[:, 2], shape[1], size[0]),
         _sampled(boxes[:, 1], boxes[:, 3], shape[2], size[1]),
@@ -257,7 +257,7 @@ def _projective_transform(
 
 
 def _mapped(mode: str, place: Array, size: Int) -> Array:
-    """The position from which one outside the image is filled."""
+    """The position that fills one outside the image."""
     if mode == "CONSTANT":
         return place
     if mode == "REFLECT":

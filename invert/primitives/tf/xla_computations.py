@@ -272,7 +272,7 @@ def _comparator(types: tuple[np.dtype, ...], num_keys: int) -> ClosedJaxpr:
 
 
 def _parts(x: Array, y: Array) -> list[tuple[Array, Array]]:
-    """The numbers by which a key is compared."""
+    """The numbers that a key is compared by."""
     if jnp.issubdtype(x.dtype, jnp.complexfloating):
         return [*_parts(lax.real(x), lax.real(y)), *_parts(lax.imag(x), lax.imag(y))]
     if not jnp.issubdtype(x.dtype, jnp.floating):

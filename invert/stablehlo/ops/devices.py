@@ -415,7 +415,9 @@ def index_axis(value: ir.Value, mesh: AbstractMesh) -> str | None:
     convert = defining(value, "stablehlo.convert")
     remainder = convert and defining(convert.operands[0], "stablehlo.remainder")
     quotient = remainder and defining(remainder.operands[0], "stablehlo.divide")
-    if quotient is None or defining(quotient.operands[0], "stablehlo.partition_id") is None:
+    if remainder is None or quotient is None:
+        return None
+    if defining(quotient.operands[0], "stablehlo.partition_id") is None:
         return None
     if attributes.element_dtype(value.type) != np.int32:
         return None

@@ -129,7 +129,7 @@ def _sorted(num_keys: int, *xs: Any) -> Any:
 
 
 def _lowered(name: str, function: Callable, *avals: jax.ShapeDtypeStruct) -> Signature | None:
-    """Signature of the region of the op to which a function is lowered."""
+    """The signature of the region in a function's lowering, in the op of that name."""
     with jax.enable_x64(True):
         module = lowered_module(function, *avals)
     return signature(next(op for op in walk(module.operation) if op.name == name).regions[0])

@@ -61,7 +61,7 @@ class Optional:
         dtype = jax.dtypes.canonicalize_dtype(kind.dtype)
         return cls({("array", tuple(kind.shape), str(dtype), branch): value})
 
-    def tree_flatten(self) -> tuple[tuple[Any, ...], Any]:
+    def tree_flatten(self) -> tuple[tuple[Value, ...], Any]:
         leaves, put = flatten(list(self.choices.values()))
         return tuple(leaves), (tuple(self.choices), put)
 
@@ -89,7 +89,9 @@ def truth(value: Value) -> Value:
     return value if value.dtype == np.bool_ else lax.ne(value, np.zeros((), value.dtype))
 
 
-def flatten(values: Sequence[Value]) -> tuple[list[Any], Callable[[Sequence[Value]], list[Value]]]:
+def flatten(
+    values: Sequence[Value],
+) -> tuple[list[Value], Callable[[Sequence[Value]], list[Value]]]:
     """The JAX values in `values`, and the function that rebuilds them from others."""
     # A size known only at run time is traced, and must not leave the trace as a static value.
     values = [array(v) if holds_dynamic_size(v) else v for v in values]
@@ -148,7 +150,7 @@ class TracedBranch:
         return self._rebuild(self.flat(leaves))
 
 
-# -- forms: the common types to which values of several branches are converted
+# -- forms: the common types that values of several branches are converted to
 
 
 @dataclasses.dataclass(frozen=True)
@@ -250,7 +252,7 @@ def _value_key(value: Value) -> Hashable:
 
 
 def join(one: Form, two: Form, *, growing: bool = False) -> Form:
-    """The form to which `bring` converts values of both forms.
+    """The form that `bring` converts values of both forms to.
 
     `growing`: the second form is the first after a loop step, in which lists may grow.
 
@@ -287,7 +289,7 @@ def _varies(one: str, two: str, growing: bool) -> ShapeVariesError:
 
 
 def _join_rows(one: Form, two: Form, growing: bool) -> BoundedForm:
-    """The form of two arrays of which at least one is bounded."""
+    """The form of two arrays, at least one of them bounded."""
     types = [f.type if isinstance(f, BoundedForm) else _array_type(f, growing) for f in (one, two)]
     capacities = [t.shape[:1] for t in types]
     same = types[0].dtype == types[1].dtype and types[0].shape[1:] == types[1].shape[1:]
@@ -336,7 +338,7 @@ def _same(a: Value, b: Value) -> bool:
     return type(a) is type(b) and bool(a == b)
 
 
-def _bits(x: np.ndarray) -> Any:
+def _bits(x: np.ndarray) -> np.ndarray:
     """The contents of an array, for comparison: NaN equals itself."""
     return x if x.dtype == object or not x.size else np.frombuffer(x.tobytes(), np.uint8)
 

@@ -86,7 +86,7 @@ def by_key(body: Body, body_of: Callable[[str], Body]) -> tuple[Body, int]:
 
 
 def _states(nodes: Sequence[Node], node: Node) -> Iterator[tuple[int, int]]:
-    """The handles of the variables from which a draw takes its seed."""
+    """The handles of the variables that a draw takes its seed from."""
     if node.op in _BY_GENERATOR:
         yield node.inputs[0]
         return

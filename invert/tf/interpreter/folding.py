@@ -217,7 +217,7 @@ def _only_moves(program: AnyJaxpr) -> bool:
 
 
 def _hold_sizes(program: AnyJaxpr, sizes: Sequence[bool]) -> list[bool]:
-    """Which results hold sizes, by which arguments do."""
+    """Which results hold sizes, given which arguments do."""
     jaxpr, constants = jaxprs.split_constants(program)
     return interpret(jaxpr, [*[False] * len(constants), *sizes], _on_eqn, lambda _: False)
 

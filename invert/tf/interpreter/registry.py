@@ -142,7 +142,7 @@ class Registry(registry.Registry[Entry]):
         return next((e for find in self._fallbacks if (e := find(node)) is not None), None)
 
 
-def _array(ctx: Context, node: Node, values: Sequence[Value], index: int) -> Any:
+def _array(ctx: Context, node: Node, values: Sequence[Value], index: int) -> Value:
     value = values[index]
     if isinstance(value, np.ndarray) and value.dtype == object:
         # Sizes, some of them symbolic: integers of the type that the op declares.
@@ -165,11 +165,11 @@ def _static(ctx: Context, node: Node, values: Sequence[Value], index: int) -> np
     return constants.static(node, values, index)
 
 
-def _ints(ctx: Context, node: Node, values: Sequence[Value], index: int) -> tuple[Any, ...]:
+def _ints(ctx: Context, node: Node, values: Sequence[Value], index: int) -> tuple[Value, ...]:
     return constants.ints(constants.static(node, values, index))
 
 
-def _int(ctx: Context, node: Node, values: Sequence[Value], index: int) -> Any:
+def _int(ctx: Context, node: Node, values: Sequence[Value], index: int) -> Value:
     found = _ints(ctx, node, values, index)
     if len(found) != 1:
         reason = f"operand {index} must be one number, but has {len(found)}"

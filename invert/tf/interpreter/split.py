@@ -252,7 +252,9 @@ class _Front:
             node, kind = self._body.nodes[i], self._type(i, k)
             if kind in (0, _RESOURCE, _VARIANT):
                 reason = "passes a value that is not an array to the rest of the program"
-                raise node.error(reason, "Pass arrays there, or convert the part after the text.")
+                raise node.error(
+                    reason, "Pass arrays there, or convert only what follows the text ops."
+                )
             if names.count(name) > 1:
                 name = f"{name}_{_identifier(node.name.rpartition('/')[2])}"
             found.append(Feature(unique(name, taken), self._shape(i, k), decode_dtype(kind)))

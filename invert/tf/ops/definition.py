@@ -149,7 +149,7 @@ def result_problem(
         if kind >= REFERENCE or not isinstance(result, _ARRAYS):
             continue
         wanted = decode_dtype(kind)
-        # An array of objects holds strings, or sizes of which some are symbolic.
+        # An array of objects holds strings, or sizes, some of them symbolic.
         if wanted == result.dtype or "O" in (wanted.kind, result.dtype.kind):
             continue
         if jax.dtypes.canonicalize_dtype(wanted) != jax.dtypes.canonicalize_dtype(result.dtype):

@@ -122,7 +122,7 @@ def static(node: Node, values: Sequence[Value], index: int) -> np.ndarray:
     )
 
 
-def ints(value: np.ndarray) -> tuple[Any, ...]:
+def ints(value: np.ndarray) -> tuple[Value, ...]:
     """A static vector or scalar as a tuple of ints and symbolic dimensions."""
     return tuple(int(d) if isinstance(d, int | np.integer) else d for d in np.ravel(value).tolist())
 
@@ -182,7 +182,7 @@ def array(value: Value, dtype: np.dtype = _INT32) -> Value:
     return value
 
 
-def _compact(value: np.ndarray) -> Any:
+def _compact(value: np.ndarray) -> Value:
     """A constant as a literal, a broadcast or a range.
 
     Folding creates arrays of the size of a batch or a sequence, which differ at other sizes.
@@ -211,7 +211,7 @@ def _compact(value: np.ndarray) -> Any:
 _SHORTEST_RANGE = 3
 
 
-def _counted(x: np.ndarray) -> Any:
+def _counted(x: np.ndarray) -> Value:
     """`x` as a range if it is one; integers may have any step."""
     whole = x.dtype.kind in "iu"
     if not whole and x.dtype not in (np.float32, np.float64):
@@ -243,7 +243,7 @@ def broadcast(values: Sequence[Value], dtype: np.dtype | None = None) -> list[Va
 
 
 def _common_shape(operands: Sequence[Value]) -> Shape:
-    """The shape to which operands are broadcast. Requires different open sizes to be equal."""
+    """The shape that operands broadcast to. Requires different open sizes to be equal."""
     shapes = [np.shape(x) for x in operands]
     for sizes in itertools.zip_longest(*(reversed(s) for s in shapes), fillvalue=1):
         larger = [n for n in sizes if is_open(n) or n != 1]

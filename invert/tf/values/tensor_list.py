@@ -200,7 +200,7 @@ def element_value(value: Value) -> Value:
 
 
 def merge(one: Element | None, two: Element | None) -> Element | None:
-    """The type to which `conform` converts elements of both types.
+    """The type that `conform` converts elements of both types to.
 
     **Raises:** `RaggedListError` if there is none.
     """
