@@ -131,17 +131,12 @@ template_call_p.multiple_results = True
 template_call_p.def_abstract_eval(_abstract_eval)
 
 
-def _lower_template(
-    ctx: object,
-    *operands: ir.Value,
-    attributes: Sequence[tuple[str, str]],
-    computations: Sequence[object],
-    **_: object,
-) -> Sequence[ir.Value]:
-    return emit_custom_call(ctx, operands, attributes, computations)
-
-
-mlir.register_lowering(template_call_p, _lower_template)
+mlir.register_lowering(
+    template_call_p,
+    lambda ctx, *operands, attributes, computations, **_: emit_custom_call(
+        ctx, operands, attributes, computations
+    ),
+)
 
 
 def _jvp(primals: object, tangents: object, *, target: str, **_: object) -> NoReturn:

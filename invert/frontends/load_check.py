@@ -348,7 +348,7 @@ class _Check:
             place = _READS[node.op]
             if place >= len(data) or not _is_given(data[place], nodes, files):
                 yield _problem(node, where, "reads a file that does not belong to the model")
-        elif node.op not in self.functions and not _may_run(node.op):
+        elif not (node.op in self.functions or node.op in _HARMLESS | _CALLS or _is_pure(node.op)):
             yield _problem(node, where, _reason(node.op))
 
     def _too_much(self, reached: Iterable[str]) -> Iterator[Problem]:
@@ -428,10 +428,6 @@ def _is_pure(op: str) -> bool:
         and not definition.is_stateful
         and not any(a.type in ("func", "list(func)") for a in definition.attr)
     )
-
-
-def _may_run(op: str) -> bool:
-    return op in _HARMLESS or op in _CALLS or _is_pure(op)
 
 
 @functools.cache

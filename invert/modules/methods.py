@@ -163,11 +163,6 @@ def _attributes(functions: Mapping[str, Function], failed: Mapping[str, object])
     }
 
 
-def _class_name(name: str) -> str:
-    (identifier,) = method_names([name]).values()
-    return identifier
-
-
 def build_methods(
     name: str, functions: Mapping[str, Function], failed: Mapping[str, InvertError]
 ) -> Methods:
@@ -192,7 +187,9 @@ def build_methods(
     for key, function in functions.items():
         constants[key] = function.home.constants if function.home else ()
     # Methods look up their function by its name in the container.
-    cls = class_of(_class_name(name), Methods, f"Recovered from {name}.", body, of=tuple(names))
+    cls = class_of(
+        method_names([name])[name], Methods, f"Recovered from {name}.", body, of=tuple(names)
+    )
     return cls(
         nest(list(params), leaves), constants, tuple(functions.items()), tuple(failed.items())
     )

@@ -46,15 +46,6 @@ def _is_complex(x: Value) -> bool:
     return jnp.issubdtype(x.dtype, jnp.complexfloating)
 
 
-def _real(x: Value) -> Value:
-    """The specification allows real operands too, `lax.real` does not."""
-    return lax.real(x) if _is_complex(x) else x
-
-
-def _imag(x: Value) -> Value:
-    return lax.imag(x) if _is_complex(x) else lax.full_like(x, 0)
-
-
 def _integer_power(x: Value, y: Value) -> Value:
     """Integer power by squaring, modulo two to the number of bits, as specified.
 
@@ -103,7 +94,8 @@ _UNARY: dict[str, Callable] = {
     "exponential": lax.exp,
     "exponential_minus_one": lax.expm1,
     "floor": lax.floor,
-    "imag": _imag,
+    # The specification allows real operands too, `lax.real` and `lax.imag` do not.
+    "imag": lambda x: lax.imag(x) if _is_complex(x) else lax.full_like(x, 0),
     "is_finite": lax.is_finite,
     "log": lax.log,
     "log_plus_one": lax.log1p,
@@ -111,7 +103,7 @@ _UNARY: dict[str, Callable] = {
     "negate": lax.neg,
     "not": lax.bitwise_not,
     "popcnt": lax.population_count,
-    "real": _real,
+    "real": lambda x: lax.real(x) if _is_complex(x) else x,
     "round_nearest_afz": lambda x: lax.round(x, lax.RoundingMethod.AWAY_FROM_ZERO),
     "round_nearest_even": lambda x: lax.round(x, lax.RoundingMethod.TO_NEAREST_EVEN),
     "rsqrt": lax.rsqrt,

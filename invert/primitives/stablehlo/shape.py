@@ -26,16 +26,13 @@ from invert.stablehlo.ops.values import KnownSize, are_known, data, is_constant,
 _SMALL = 8
 
 
-def _may_be_shape(value: np.ndarray) -> bool:
-    return value.ndim <= 2 and value.size <= _SMALL and value.dtype.kind == "i"
-
-
 # The attribute of a complex constant cannot be read like others; see `attributes.constant`.
 @rule("stablehlo.constant", ignores=("value", LARGE))
 def _constant(*, op: Op, ctx: Context) -> Value:
     value = attributes.constant(op.operation, ctx.large)
+    may_be_shape = value.ndim <= 2 and value.size <= _SMALL and value.dtype.kind == "i"
     # A splat has zero strides: it is broadcast at each use.
-    return np.array(value) if _may_be_shape(value) else value
+    return np.array(value) if may_be_shape else value
 
 
 def _broadcast_sizes(x: Value, *, out: Aval, broadcast_dimensions: Ints) -> np.ndarray:

@@ -250,7 +250,10 @@ def _computes_size(operation: ir.Operation, operands: Sequence[Value]) -> bool:
     """Whether an op computes integers from sizes alone, in an array of static shape."""
     return (
         all(is_constant(x) for x in operands)
-        and (any(isinstance(x, KnownSize) for x in operands) or _is_shape(operation))
+        and (
+            any(isinstance(x, KnownSize) for x in operands)
+            or (_makes_shapes(operation) and is_shape(operation.results[0]))
+        )
         and not operation.regions
         and operation.name != "func.call"
         and len(operation.results) > 0
@@ -265,10 +268,6 @@ def _makes_shapes(operation: ir.Operation) -> bool:
     """Whether an op assembles shapes."""
     entry = REGISTRY.get(operation.name)
     return entry is not None and entry.makes_shapes
-
-
-def _is_shape(operation: ir.Operation) -> bool:
-    return _makes_shapes(operation) and is_shape(operation.results[0])
 
 
 # A shape is assembled in fewer steps.
@@ -341,7 +340,8 @@ def call_function(ctx: Context, name: str, args: Sequence[Value]) -> list[Value]
     """
     function = ctx.functions[name]
     fixed = {i: x for i, x in enumerate(args) if isinstance(x, (KnownSize, Sizes))}
-    small = all(map(_is_small, _result_types(function)))
+    function_type: Any = function.attributes["function_type"]
+    small = all(map(_is_small, function_type.value.results))
     if fixed and small and all(is_constant(x) or isinstance(x, Sizes) for x in args):
         # It computes sizes, which the caller needs to know.
         args = [x if isinstance(x, Sizes) else KnownSize.of(x, x.dtype) for x in args]
@@ -387,10 +387,6 @@ def _key(value: Value) -> Hashable:
 def _fresh(ctx: Context) -> Context:
     """The context of a function's own values."""
     return dataclasses.replace(ctx, env={}, scalars={}, stretched={}, explicit={}, hoisted=set())
-
-
-def _result_types(function: Any) -> list[ir.Type]:
-    return list(function.attributes["function_type"].value.results)
 
 
 def _jit_name(name: str) -> str:

@@ -89,10 +89,6 @@ def _array(ctx: Context, op: Op, operands: Sequence[Value], index: int) -> Value
     return values.plain(operands[index])
 
 
-def _value(ctx: Context, op: Op, operands: Sequence[Value], index: int) -> Value:
-    return operands[index]
-
-
 def _shape(ctx: Context, op: Op, operands: Sequence[Value], index: int) -> Shape:
     return values.sizes(operands[index], op.name)
 
@@ -107,7 +103,8 @@ def _size(ctx: Context, op: Op, operands: Sequence[Value], index: int) -> DimSiz
 # How an operand is converted, by its annotation.
 _CONVERSIONS: dict[str, binding.Conversion] = {
     "Array": _array,
-    "Value": _value,  # unchanged: an array, `KnownSize`, `Sizes`, a tuple, a token
+    # Unchanged: an array, `KnownSize`, `Sizes`, a tuple, a token.
+    "Value": lambda ctx, op, operands, i: operands[i],
     "Shape": _shape,
     "Size": _size,
 }
