@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from invert._errors import UNREADABLE, MalformedModelError
+from invert._errors import MalformedModelError
+from invert.checkpoint.bundle import content_of
 from invert.protos.tensors import STRING, decode_dtype, decode_shape, decode_tensor, type_name
 from invert.protos.types import Attributes, NodeDef
 from invert.tf.graph.check import parse_tensor, past_identities
@@ -67,13 +68,7 @@ class Filled:
     def _rows(self) -> list[bytes]:
         """The lines of the file, as TensorFlow reads them."""
         assert self.file is not None
-        try:
-            data = self.file.read_bytes()
-        except OSError as error:
-            raise MalformedModelError(
-                f"{self.file} cannot be read: {error}", remedy=UNREADABLE
-            ) from error
-        rows = data.replace(b"\r", b"").split(b"\n")
+        rows = content_of(self.file).replace(b"\r", b"").split(b"\n")
         if rows[-1] == b"":
             rows.pop()
         assert self.attrs is not None

@@ -116,7 +116,7 @@ def _draw(ctx: Context, op: str, algorithm: int = _PHILOX) -> _Draw:
         return random_by_key.DRAWS[_kind(op)]
     if algorithm == _PHILOX and not ctx.compiled:
         return _DRAWS[_kind(op)]
-    bits = xla_random.philox_bits if algorithm == _PHILOX else xla_random.threefry_bits
+    bits = philox.integers if algorithm == _PHILOX else xla_random.threefry_bits
     return functools.partial(_XLA_DRAWS[_kind(op)], bits)
 
 

@@ -117,18 +117,12 @@ class StoredTable:
 
     **Arguments:**
 
-    - `read`: returns keys and values of given types.
-    - `count`: returns the number of keys.
+    - `content`: returns keys and values of given types.
+    - `size`: returns the number of keys.
     """
 
-    read: Callable[[int, int], tuple[np.ndarray, np.ndarray]]
-    count: Callable[[], int]
-
-    def content(self, key_type: int, value_type: int) -> tuple[np.ndarray, np.ndarray]:
-        return self.read(key_type, value_type)
-
-    def size(self) -> int:
-        return self.count()
+    content: Callable[[int, int], tuple[np.ndarray, np.ndarray]]
+    size: Callable[[], int]
 
 
 def text_problems(outputs: Iterable[tuple[str, int]]) -> list[Problem]:
