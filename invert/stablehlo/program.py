@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
 import jax
 import numpy as np
@@ -16,7 +15,7 @@ from invert._entry import OpUse, Shardings
 from invert._errors import MalformedModelError, Problem, SignatureError, UnsupportedOpError
 from invert._opaque import platform_of
 from invert._private.jax import default_platform
-from invert._private.mlir import ir, text_of
+from invert._private.mlir import MlirObject, ir, text_of
 from invert.ir.arrays import KnownBytes
 from invert.ir.avals import fits_shape
 from invert.ir.types import Aval
@@ -86,7 +85,7 @@ class Program:
         return cls(module, config, lower, mesh, large=large)
 
     @functools.cached_property
-    def functions(self) -> Mapping[str, Any]:
+    def functions(self) -> Mapping[str, MlirObject]:
         """Functions by name, and meshes as `sdy.mesh <name>`."""
         return functions_of(self.module)
 
@@ -287,7 +286,7 @@ class Program:
             raise SignatureError("; ".join(wrong), remedy="Pass arrays of the types in the module.")
 
 
-def functions_of(module: ir.Module) -> dict[str, Any]:
+def functions_of(module: ir.Module) -> dict[str, MlirObject]:
     """The functions of a module by name, and its meshes as `sdy.mesh <name>`."""
     found = {}
     for view in module.body.operations:

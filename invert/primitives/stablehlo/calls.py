@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import numpy as np
@@ -12,7 +12,7 @@ import numpy as np
 from invert import _opaque
 from invert._errors import REPORT, Problem
 from invert._private.jax import eval_closed, trace_closed
-from invert._private.mlir import ir
+from invert._private.mlir import MlirObject, ir
 from invert.ir.composite import composite
 from invert.ir.interpret import inline_calls
 from invert.ir.size_algebra import Sizes
@@ -97,7 +97,7 @@ def _apply(ctx: Context, entry: Entry, op: Op, operands: Sequence[Value]) -> Seq
     return entry.call(ctx, op, operands)
 
 
-def _plain(attribute: Any) -> Params:
+def _plain(attribute: MlirObject) -> Params:
     """A dictionary attribute as Python values that `lax.composite` turns back into it."""
     if attribute is None:
         return {}

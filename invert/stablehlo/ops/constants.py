@@ -23,7 +23,7 @@ import ml_dtypes
 import numpy as np
 
 from invert._errors import MalformedModelError, Problem, UnsupportedOpError
-from invert._private.mlir import ir
+from invert._private.mlir import MlirObject, ir
 
 
 class UnsupportedType(UnsupportedOpError):
@@ -183,7 +183,7 @@ def dense_elements(attr: object) -> np.ndarray:
     raise UnsupportedType(text[:80], "expected a dense elements attribute")
 
 
-def _from_buffer(attr: Any, ir_type: Any) -> np.ndarray:
+def _from_buffer(attr: MlirObject, ir_type: MlirObject) -> np.ndarray:
     try:
         found = np.asarray(memoryview(attr))
         # The NumPy type of a C type such as `long long` may differ from the sized type, and JAX
@@ -193,7 +193,7 @@ def _from_buffer(attr: Any, ir_type: Any) -> np.ndarray:
         raise UnsupportedType(str(ir_type), f"NumPy refuses the shape: {e}") from e
 
 
-def _from_text(text: bytes, ir_type: Any) -> np.ndarray:
+def _from_text(text: bytes, ir_type: MlirObject) -> np.ndarray:
     """Decode `... dense<payload> : tensor<...> ...` in time and memory linear in the payload."""
     begin = text.index(b"dense<") + 6
     shape = tuple(ir_type.shape)
@@ -271,7 +271,7 @@ def _from_raw(
     return values.reshape(shape)
 
 
-def _from_resource(attr: Any) -> np.ndarray:
+def _from_resource(attr: MlirObject) -> np.ndarray:
     # The bindings give no access to the blob, but a module with the attribute prints it, after
     # four bytes with its alignment.
     ir_type: Any = ir.ShapedType(attr.type)

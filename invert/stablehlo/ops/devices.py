@@ -18,7 +18,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, PartitionSpec
 
 from invert._errors import Problem, UnsupportedOpError
-from invert._private.mlir import attribute_names, ir
+from invert._private.mlir import MlirObject, attribute_names, ir
 from invert.stablehlo.ops import attributes, shardings
 from invert.stablehlo.ops.regions import defining, owner_of
 from invert.stablehlo.ops.shardings import Layout, Sharding, Tiling
@@ -81,7 +81,7 @@ class Devices:
             self.left_out.setdefault(str(layout))
         return None if spec is None else Sharding(self.tiles, spec)
 
-    def of_attributes(self, named: Any) -> Sharding | None:
+    def of_attributes(self, named: MlirObject) -> Sharding | None:
         """The sharding of an argument or a result, from its dictionary of attributes."""
         for key in ("sdy.sharding", "mhlo.frontend_attributes"):
             if key in named and "sdy" in (text := str(named[key])):
@@ -224,7 +224,7 @@ class _Scan:
                 self.names.append((names, strides))
 
 
-def _listed(function: ir.Operation, key: str) -> Sequence[Any]:
+def _listed(function: ir.Operation, key: str) -> Sequence[MlirObject]:
     """The dictionaries of attributes of the arguments or the results of a function."""
     attribute: Any = function.attributes[key] if key in function.attributes else ()  # noqa: SIM401
     return list(attribute)

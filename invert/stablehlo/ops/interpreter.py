@@ -21,7 +21,7 @@ from jax.sharding import PartitionSpec
 from invert._config import Config
 from invert._errors import REPORT, InvertError, Problem, UnsupportedOpError
 from invert._private.jax import dce, name_stack, open_jaxpr, trace_closed
-from invert._private.mlir import ir
+from invert._private.mlir import MlirObject, ir
 from invert.ir.avals import fits_shape
 from invert.ir.hints import Hint, decode, is_hint
 from invert.ir.size_algebra import Sizes
@@ -369,7 +369,7 @@ def call_function(ctx: Context, name: str, args: Sequence[Value]) -> list[Value]
     return list(ctx.jitted[key](*(x for i, x in enumerate(args) if i not in fixed)))
 
 
-def _call_dimensions(function: Any, args: Sequence[Value]) -> None:
+def _call_dimensions(function: MlirObject, args: Sequence[Value]) -> None:
     """Record the exporter's names of the dimensions that it passes on."""
     if "arg_attrs" not in function.attributes:
         return

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from invert._errors import REPORT, Problem, UnsupportedOpError
-from invert._private.mlir import attribute_names, ir
+from invert._private.mlir import MlirObject, attribute_names, ir
 from invert.ir.size_algebra import Sizes, apply, lifted
 from invert.ir.sizes import DimSize
 from invert.primitives import binding, registry
@@ -39,7 +39,7 @@ class Op:
     __slots__ = ("attributes", "name", "names", "operation")
 
     def __init__(
-        self, operation: ir.Operation, name: str | None = None, attributes: Any = None
+        self, operation: ir.Operation, name: str | None = None, attributes: MlirObject = None
     ) -> None:
         self.operation = operation
         self.name = name or operation.name
