@@ -12,8 +12,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from invert._errors import Problem
-from invert._private.jax import ClosedJaxpr, trace_closed
-from invert.ir.types import Value
+from invert._private.jax import ClosedJaxpr, Value, trace_closed
 
 
 @dataclasses.dataclass(frozen=True)

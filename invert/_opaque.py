@@ -16,15 +16,16 @@ from jax.interpreters import ad, batching, mlir
 
 from invert._errors import Problem, UnsupportedOpError
 from invert._private.jax import (
+    Aval,
     Primitive,
     ShapedArray,
+    Value,
     abstract_token,
     apply_primitive,
     custom_call_is_registered,
     emit_custom_call,
 )
 from invert._private.mlir import ir
-from invert.ir.types import Aval, Value
 
 custom_call_p = Primitive("custom_call")
 custom_call_p.multiple_results = True
