@@ -7,6 +7,7 @@ from shapes; if it contains a symbolic dimension, its dtype is `object`.
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -83,25 +84,20 @@ def _holds(size: Any, least: int) -> bool:
         return False
 
 
-def same_size(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """`x == y`; for symbolic sizes only if it is decided."""
-    if x.dtype != object and y.dtype != object:
-        return np.asarray(x == y)
-    return np.asarray(np.frompyfunc(_same, 2, 1)(x, y))
+def _on_sizes(
+    of_numbers: Callable[[Value, Value], Value], of_sizes: Callable[[Value, Value], Value]
+) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
+    """A function of arrays of sizes, which may be symbolic or dynamic."""
+
+    def run(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        plain = x.dtype != object and y.dtype != object
+        return np.asarray(of_numbers(x, y) if plain else np.frompyfunc(of_sizes, 2, 1)(x, y))
+
+    return run
 
 
-def max_size(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Elementwise maximum of sizes, which may be symbolic or dynamic."""
-    if x.dtype != object and y.dtype != object:
-        return np.maximum(x, y)
-    return np.asarray(np.frompyfunc(int_max, 2, 1)(x, y))
-
-
-def min_size(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Elementwise minimum of sizes, which may be symbolic or dynamic."""
-    if x.dtype != object and y.dtype != object:
-        return np.minimum(x, y)
-    return np.asarray(np.frompyfunc(int_min, 2, 1)(x, y))
+same_size = _on_sizes(operator.eq, _same)  # symbolic sizes only if it is decided
+max_size, min_size = _on_sizes(np.maximum, int_max), _on_sizes(np.minimum, int_min)
 
 
 def static(node: Node, values: Sequence[Value], index: int) -> np.ndarray:
