@@ -27,19 +27,14 @@ _IGNORED = ("seed", "seed2", "num_true")
 Sample = tuple[Array, Array, Array]
 
 
-@rule("LogUniformCandidateSampler", ignores=_IGNORED)
-def _log_uniform(
-    true: Array, *, ctx: Context, num_sampled: int, unique: bool, range_max: int
+@rule("LogUniformCandidateSampler", "UniformCandidateSampler", ignores=_IGNORED)
+def _plain(
+    true: Array, *, ctx: Context, op: str, num_sampled: int, unique: bool, range_max: int
 ) -> Sample:
-    k = np.arange(range_max, dtype=np.float64)
-    return _sample(ctx, np.log1p(1 / (k + 1)) / np.log1p(range_max), true, num_sampled, unique)
-
-
-@rule("UniformCandidateSampler", ignores=_IGNORED)
-def _uniform(
-    true: Array, *, ctx: Context, num_sampled: int, unique: bool, range_max: int
-) -> Sample:
-    return _sample(ctx, np.full(range_max, 1 / range_max), true, num_sampled, unique)
+    weights = np.full(range_max, 1 / range_max)
+    if op == "LogUniformCandidateSampler":
+        weights = np.log1p(1 / (np.arange(range_max, dtype=np.float64) + 1)) / np.log1p(range_max)
+    return _sample(ctx, weights, true, num_sampled, unique)
 
 
 def _check(ctx: Context, node: Node) -> Iterator[Problem]:
