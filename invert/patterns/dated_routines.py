@@ -10,6 +10,7 @@ Operands and results: jaxlib/lapack.py and jaxlib/gpu_solver.py of jaxlib 0.4.1 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
@@ -125,9 +126,9 @@ _lu_tpu, _geqrf = _bound(linalg.lu_p), _bound(geqrf_p)
 _orgqr = _bound(linalg.householder_product_p)
 
 
-def _eigh(position: int | None) -> Callable[..., Values]:
+def _of_triangle(bind: Callable[..., Values], position: int | None) -> Callable[..., Values]:
     def compute(site: Site, a: Value) -> Values:
-        return _bind_eigh(a, lower=_known(_lower(site, position)))
+        return bind(a, lower=_known(_lower(site, position)))
 
     return compute
 
@@ -147,11 +148,8 @@ def _bind_eigh(a: Value, lower: bool, sort: bool = True) -> Values:
     )
 
 
-def _sytrd(position: int | None) -> Callable[..., Values]:
-    def compute(site: Site, a: Value) -> Values:
-        return linalg.tridiagonal_p.bind(a, lower=_known(_lower(site, position)))
-
-    return compute
+_eigh = functools.partial(_of_triangle, _bind_eigh)
+_sytrd = functools.partial(_of_triangle, linalg.tridiagonal_p.bind)
 
 
 def _gehrd(site: Site, a: Value) -> Values:
