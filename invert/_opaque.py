@@ -32,7 +32,7 @@ custom_call_p.multiple_results = True
 
 # Targets that the compiler itself implements on every platform; they are in no registry.
 _BUILT_IN = frozenset({"TopK", "ApproxTopK", "LayoutConstraint", "Sharding", "PartialReduce"})
-# Those for GPUs, such as `__cudnn$fmhaSoftmax` and `__gpu$xla.gpu.triton`.
+# Targets for GPUs, such as `__cudnn$fmhaSoftmax` and `__gpu$xla.gpu.triton`.
 _BUILT_IN_ON_GPUS = re.compile(r"__(cu\w+|gpu)\$.*")
 
 # Prefixes of the targets of a platform's libraries, and of the compiler's own on TPU.

@@ -120,7 +120,7 @@ def _inputs_of(model: object) -> TfObject:
 def attributes(model: object) -> dict[str, str]:
     """The attributes that hold the layers inside a layer, by the names that Keras gave to these.
 
-    `self.query = Dense(8)` is the layer `dense_3`. Names that somebody chose, and layers held
+    `self.query = Dense(8)` is the layer `dense_3`. Names that the author chose, and layers held
     twice, are left out.
     """
     held: dict[str, set[str]] = {}

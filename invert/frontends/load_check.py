@@ -106,7 +106,7 @@ _REMEDY = "Export the model without it."
 def load_problems(proto: SavedModel) -> list[Problem]:
     """Problems: code that TensorFlow's loader would run and that is not known to be harmless."""
     found: dict[Problem, None] = {}
-    # With several graphs, the loader ignores their objects.
+    # If there are several graphs, the loader ignores their objects.
     alone = len(proto.meta_graphs) == 1
     for meta in proto.meta_graphs:
         check = _Check(meta, objects=alone and meta.HasField("object_graph_def"))

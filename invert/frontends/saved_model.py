@@ -55,7 +55,7 @@ Read = Callable[[str, bool], EntryPoint]
 class EntryPoints(Mapping[str, EntryPoint]):
     """The functions of a SavedModel by name, read on first access.
 
-    Thus a model is usable even if one of its functions cannot be converted.
+    So a model is usable even if one of its functions cannot be converted.
 
     **Attributes:**
 
@@ -162,7 +162,7 @@ def _choose_graph(
         raise MalformedModelError(f"{directory} cannot be read: {e}", remedy=UNREADABLE) from e
     if files.problems:
         raise UnsupportedOpError(files.problems)
-    # With several graphs, each is read as version 1.
+    # If there are several graphs, each is read as version 1.
     if chosen is None:
         meta = proto.meta_graphs[0]
         return meta, meta.HasField("object_graph_def"), files

@@ -245,7 +245,7 @@ def _toward_zero(name: str) -> Callable[[Number, Number], Number]:
             return quotient if name == "div" else a - quotient * b  # pyright: ignore
         if decided("gt", a, 0) and decided("gt", b, 0):
             return _UP[name](a, b)
-        # With an undecided sign, it may be a step of a division rounded down; see `_settled`.
+        # If its sign is undecided, it may be a step of a division rounded down; see `_settled`.
         return Term(name, (a, b))
 
     return run  # pyright: ignore[reportReturnType]

@@ -49,7 +49,7 @@ class Function:
         self._last_called: Specialization | None = None
         self._example: Sequence[Value] | None = None
         self.emissions: dict[frozenset[str], Emission] = {}
-        # With several functions on the same parameters, the first holds the text of all.
+        # If several functions share parameters, the first holds the text of all.
         self.emissions_together: dict[frozenset[str], Emission] = {}
         self.specs = entry.specs
         self.in_tree = jax.tree_util.tree_structure((entry.args, dict(entry.kwargs)))

@@ -145,7 +145,7 @@ def _under(
 
     `assumed` are those under which it was traced, `new` those that the trace met.
     """
-    # Of two equal dimensions, only one is left.
+    # Only one of two equal dimensions is left.
     held = {str(d) for s in stage.shapes for d in variables(s)}
     constraints = [*assumed, *new]
     named = sorted({d for c in constraints for d in c.dimensions})
@@ -163,7 +163,7 @@ def _under(
     plain |= {d: evaluate(n, plain) for d, n in gone.items()}
     constraints = [c.at(plain) if c.dimensions & gone.keys() else c for c in constraints]
     kept = independent([c.tidy() for c in constraints])
-    # In a program that stays as it is, functions keep their derivative rules.
+    # The functions of an unchanged program keep their derivative rules.
     open_sizes = [d for shape in stage.shapes for d in variables(shape)]
     if gone or any(d.scope is not of for d in open_sizes):  # pyright: ignore
         stage = dataclasses.replace(
@@ -183,7 +183,7 @@ def _under(
 
 
 def _unbound(size: DimSize) -> DimSize:
-    """A size in a scope without conditions, where none of them holds of itself."""
+    """A size in a scope without conditions, where none of them is implied."""
     return parsed((str(size),), scope())[0]
 
 

@@ -208,7 +208,7 @@ def _eig_real(site: Site, a: Value) -> Values:
 
 
 def _eig_cusolver(site: Site, a: Value) -> Values:
-    """Of a real matrix, vectors are real: the two of a pair are real and imaginary part."""
+    """Vectors of a real matrix are real: those of a pair are the real and imaginary part."""
     w, *vectors = _eig(site, a)
     if jnp.iscomplexobj(a):
         return [w, *vectors]

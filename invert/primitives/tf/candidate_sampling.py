@@ -113,7 +113,7 @@ def _hits(true: Array, sampled: Array, *, ctx: Context, node: Node) -> tuple[Arr
     count = true.shape[0] * true.shape[1]
     padded(ctx, node, count, "hits")
     same = lax.reshape(true, (count, 1)) == sampled
-    # Of duplicate candidates the last one counts.
+    # The last of duplicate candidates counts.
     last = sampled.shape[0] - 1 - lax.argmax(lax.rev(same, (1,)), 1, np.int64)
     hit = jnp.any(same, 1)
     rows = lax.broadcasted_iota(np.int32, true.shape, 0).reshape(-1)

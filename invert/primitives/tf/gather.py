@@ -182,7 +182,7 @@ def _dynamic_stitch(*values: Value, T: np.dtype, node: Node) -> Value:
     shape = np.shape(parts[0])[places[0].ndim :]
     flat = np.concatenate([np.ravel(p) for p in places]).astype(np.int64)
     size = int(flat.max()) + 1 if flat.size else 0
-    # Of several rows with the same index, the last is kept.
+    # The last of several rows with the same index is kept.
     source = np.full(size, -1)
     source[flat] = np.arange(flat.size)
     if all(is_static(p) for p in parts):

@@ -170,7 +170,7 @@ def _after_sums(
     if op.endswith("Dequantize"):
         return [reals]
     if dtype == _INT32:
-        # With a range per feature, the largest counts.
+        # If each feature has a range, the largest counts.
         bounds = jnp.min(operands.of_kernel[0]), jnp.max(operands.of_kernel[1])
         step = of_x * _scale(bounds, operands.kernel.dtype)
     else:
