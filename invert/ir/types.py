@@ -19,6 +19,8 @@ from invert._private.jax import ShapedArray as ShapedArray
 from invert._private.jax import Value as Value
 from invert._private.jax import Var as Var
 
+# A pytree of arrays, of their types, or of numbers for them.
+Tree: TypeAlias = Any
 # What a caller passes: pytrees of arrays, and static values.
 Arguments: TypeAlias = Sequence[Any]
 Keywords: TypeAlias = Mapping[str, Any]

@@ -23,7 +23,7 @@ from invert.emission import Emission
 from invert.ir.avals import type_of_key
 from invert.ir.meshes import AnyMesh
 from invert.ir.sizes import DimSize
-from invert.ir.types import Arguments, Keywords, Value
+from invert.ir.types import Arguments, Keywords, Tree, Value
 from invert.modules import placement, signatures
 from invert.modules.specializations import Change, Specialization, Specializations, widen
 
@@ -137,7 +137,7 @@ class Function:
         # The program of a module is never changed; graphs of TensorFlow cannot be copied.
         return self
 
-    def split(self, args: Arguments, kwargs: Keywords) -> tuple[list[Any], Any, Any]:
+    def split(self, args: Arguments, kwargs: Keywords) -> tuple[list[Value], Tree, Value]:
         """The flat arguments, the state and the key, checked against the signature.
 
         **Raises:** `SignatureError` that lists all mismatches.
@@ -241,7 +241,7 @@ class Function:
         params: Sequence[Value],
         args: Arguments,
         kwargs: Keywords,
-    ) -> Any:
+    ) -> Tree:
         """Run the program.
 
         **Arguments:**

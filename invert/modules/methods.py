@@ -15,7 +15,7 @@ from jax import Array
 from invert._errors import InvertError, SignatureError
 from invert._report import Report
 from invert.emission import Emission, constant_name
-from invert.ir.types import Arguments, Keywords
+from invert.ir.types import Arguments, Keywords, Tree
 from invert.modules.function import Function
 from invert.modules.module import Recovered, class_of, leaves_of, method, styles_of
 from invert.modules.module import run as call_function
@@ -79,13 +79,13 @@ class Methods(Recovered):
 
 
 def _method(name: str, function: Function, attribute: str) -> Callable[..., Any]:
-    def run(self: Methods, *args: object, **kwargs: object) -> Any:
+    def run(self: Methods, *args: object, **kwargs: object) -> Tree:
         return _call(self, name, args, kwargs)
 
     return method(function, attribute, run)
 
 
-def _call(module: Methods, name: str, args: Arguments, kwargs: Keywords) -> Any:
+def _call(module: Methods, name: str, args: Arguments, kwargs: Keywords) -> Tree:
     function = dict(module._functions)[name]
     named = module.named_params()
     leaves = [named[p.name] for p in function.entry.params]
@@ -98,7 +98,7 @@ def _picking(name: str, traces: Sequence[str]) -> Callable[..., Any]:
     Python values among the arguments are static, as in a `tf.function`.
     """
 
-    def run(self: Methods, *args: object, **kwargs: object) -> Any:
+    def run(self: Methods, *args: object, **kwargs: object) -> Tree:
         functions = {n: f for n, f in self._functions if n in traces}
         states = [a for a in args if isinstance(a, eqx.nn.State)]
         plain = [a for a in args if not isinstance(a, eqx.nn.State)]
@@ -122,7 +122,7 @@ def _picking(name: str, traces: Sequence[str]) -> Callable[..., Any]:
 
 
 def _failing(name: str) -> Callable[..., Any]:
-    def run(self: Methods, *args: object, **kwargs: object) -> Any:
+    def run(self: Methods, *args: object, **kwargs: object) -> Tree:
         raise self.failed[name]
 
     return run

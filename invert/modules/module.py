@@ -20,7 +20,7 @@ from invert._entry import Param, Shardings
 from invert._errors import SaveError, SignatureError
 from invert._report import Report
 from invert.emission import CALL, STYLES, Emission, constant_name
-from invert.ir.types import Arguments, Jaxpr, Keywords, Value
+from invert.ir.types import Arguments, Jaxpr, Keywords, Tree, Value
 from invert.modules import placement, shown
 from invert.modules.function import Function
 from invert.modules.graph import Graph, graph_of
@@ -271,7 +271,7 @@ def run(
     params: Sequence[Value],
     args: Arguments,
     kwargs: Keywords,
-) -> Any:
+) -> Tree:
     """Call a function.
 
     **Raises:** `SignatureError` if parameters have other shapes than in the program.

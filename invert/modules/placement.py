@@ -11,7 +11,7 @@ import math
 import mmap
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
@@ -301,7 +301,7 @@ def _is_cut(param: Param) -> bool:
     return param.sharding is not None and kept
 
 
-def _parts(param: Param) -> Any:
+def _parts(param: Param) -> Value:
     value, sharding = param.value, param.sharding
     assert sharding is not None
     made = jax.make_array_from_callback(value.shape, sharding, lambda i: np.asarray(value[i]))

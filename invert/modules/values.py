@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from invert._errors import SignatureError
+from invert._private.tensorflow import TfObject
 from invert.emission import Origin, is_index, put_values
 from invert.ir.types import Value
 from invert.modules.methods import Methods
@@ -157,7 +158,7 @@ def assign(target: Any, values: Mapping[str, Value]) -> tuple[str, ...]:
     return tuple(name for name in variables if name not in pairs)
 
 
-def _name(variable: Any) -> str:
+def _name(variable: TfObject) -> str:
     return str(getattr(variable, "path", variable.name)).removesuffix(":0")
 
 

@@ -170,7 +170,7 @@ def _counts(
     shape: Ints, seed: Array, *parameters: Array, ctx: Context, op: str, dtype: np.dtype
 ) -> Array:
     draws = random_by_key if _by_key(ctx) else rejection
-    draw = draws.poisson if op == "StatelessRandomPoisson" else draws.binomial
+    draw: _Draw = draws.poisson if op == "StatelessRandomPoisson" else draws.binomial
     return draw(_of_seed(ctx, seed), shape, *map(jnp.asarray, parameters), dtype)
 
 
