@@ -192,13 +192,12 @@ def _opened(
     given = dict(zip(entry.arg_names, positional, strict=False)) | keywords
     ordered = [given.get(n) for n in (*entry.arg_names, *entry.kwargs)]
     leaves = [x for x in jax.tree_util.tree_leaves(ordered) if hasattr(x, "shape")]
-    specs = jax.tree_util.tree_leaves((entry.args, dict(entry.kwargs)))
     changed: dict[int, Any] = {}
-    for spec, leaf in zip(specs, leaves, strict=False):
+    for spec, leaf in zip(entry.specs, leaves, strict=False):
         shape = opened_sizes(spec, sizes[spec.name]) if spec.name in sizes else None
         if shape is not None and shape != spec.shape:
             changed[id(leaf)] = tf.TensorSpec(shape, tf.as_dtype(leaf.dtype))
-    if len(specs) != len(leaves) or not changed:
+    if len(entry.specs) != len(leaves) or not changed:
         return None
     return jax.tree_util.tree_map(lambda x: changed.get(id(x), x), (args, kwargs))
 
@@ -285,7 +284,7 @@ def load(
     - `mesh`: devices to put the parameters on. Each reads only its part of the files.
     - `shardings`: how the parameters are split over `mesh`: specs by patterns of their names, as in
         `{"*/kernel": P(None, "model")}`; the first match counts. Other parameters are replicated.
-        The program constrains those named. By default the shardings with which a module was saved.
+        The program constrains those named. By default the shardings that a module was saved with.
 
     Loading a directory written by `save` imports its `model.py`, and so runs it; no code of the
     other containers is ever run.

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 # Names of all patterns, filled when they are imported.
 known_patterns: list[str] = []
-# Names of the rewrites of `optimize`, likewise.
+# Names of the rewrites of `optimize`, filled in the same way.
 known_rewrites: list[str] = []
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from invert._errors import Problem
-from invert._private.jax import ClosedJaxpr, trace_closed
+from invert._private.jax import ClosedJaxpr, Value, trace_closed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Shardings:
     - `mesh`: the mesh of the original, without devices; `None` if it is for one device.
     - `arguments`: for each flat argument its spec, or `None` if unspecified.
     - `results`: the same for the flat results.
-    - `params`: the specs of parameters, by their names, as far as there are any.
+    - `params`: the specs of parameters that have one, by their names.
     """
 
     mesh: AbstractMesh | None
@@ -176,12 +176,37 @@ class EntryPoint:
         """The types of the flat arguments."""
         return jax.tree_util.tree_leaves((self.args, dict(self.kwargs)))
 
+    def named_specs(self) -> list[tuple[str, ArgSpec]]:
+        """The arguments by name, such as `x['image'][0]`."""
+        trees = [*zip(self.arg_names, self.args, strict=True), *self.kwargs.items()]
+        return [
+            (name + jax.tree_util.keystr(path), spec)
+            for name, tree in trees
+            for path, spec in jax.tree_util.tree_leaves_with_path(tree)
+        ]
+
     @property
     def one_argument(self) -> bool:
         """Whether it takes a single argument.
 
         That one may be passed by position, even if signatures of its container take keywords."""
         return not self.args and len(self.kwargs) == 1
+
+
+def unique(name: str, taken: set[str]) -> str:
+    """`name`, with a number appended if it is in `taken`; adds it to `taken`."""
+    candidate = name
+    if name in taken:
+        # Layers of one kind share a name: numbers below a free one are taken and not tried again.
+        low, high = 0, 1
+        while f"{name}_{high}" in taken:
+            low, high = high, 2 * high
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if f"{name}_{middle}" in taken else (low, middle)
+        candidate = f"{name}_{high}"
+    taken.add(candidate)
+    return candidate
 
 
 def free_name(wanted: str, taken: Container[str]) -> str:
@@ -202,7 +227,7 @@ def traced(entry: EntryPoint, avals: Sequence[object]) -> ClosedJaxpr:
     """
     params = [jax.ShapeDtypeStruct(p.value.shape, p.value.dtype) for p in entry.params]
 
-    def raised(*values: object) -> Sequence[Any]:
+    def raised(*values: object) -> Sequence[Value]:
         return entry.fn(values[: len(params)], *values[len(params) :])
 
     return trace_closed(raised, *params, *avals)

@@ -27,8 +27,7 @@ class InvertError(Exception):
 
     **Arguments:**
 
-    - `remedy`: what the reader can do about it, by default what helps against most errors of the
-        class.
+    - `remedy`: what the reader can do about it, by default the usual remedy for the class.
 
     **Attributes:**
 

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 from jax.interpreters import ad, batching, mlir
 
 from invert._errors import Problem, UnsupportedOpError
 from invert._private.jax import (
+    Aval,
     Primitive,
     ShapedArray,
+    Value,
     abstract_token,
     apply_primitive,
     custom_call_is_registered,
@@ -30,7 +32,7 @@ custom_call_p.multiple_results = True
 
 # Targets that the compiler itself implements on every platform; they are in no registry.
 _BUILT_IN = frozenset({"TopK", "ApproxTopK", "LayoutConstraint", "Sharding", "PartialReduce"})
-# Those for GPUs, such as `__cudnn$fmhaSoftmax` and `__gpu$xla.gpu.triton`.
+# Targets for GPUs, such as `__cudnn$fmhaSoftmax` and `__gpu$xla.gpu.triton`.
 _BUILT_IN_ON_GPUS = re.compile(r"__(cu\w+|gpu)\$.*")
 
 # Prefixes of the targets of a platform's libraries, and of the compiler's own on TPU.
@@ -60,7 +62,7 @@ def custom_call(
     attributes: tuple[tuple[str, str], ...],
     avals: tuple[jax.ShapeDtypeStruct | None, ...],
     computations: tuple[object, ...] = (),
-) -> list[Any]:
+) -> list[Value]:
     """Bind the opaque equation.
 
     **Arguments:**
@@ -80,7 +82,7 @@ def custom_call(
 
 
 @custom_call_p.def_abstract_eval
-def _abstract_eval(*operands: object, avals: Sequence[Any], **_: object) -> list[Any]:
+def _abstract_eval(*operands: object, avals: Sequence[Any], **_: object) -> list[Aval]:
     return [abstract_token if a is None else ShapedArray(*a) for a in avals]
 
 
@@ -130,24 +132,19 @@ template_call_p.multiple_results = True
 template_call_p.def_abstract_eval(_abstract_eval)
 
 
-def _lower_template(
-    ctx: object,
-    *operands: ir.Value,
-    attributes: Sequence[tuple[str, str]],
-    computations: Sequence[object],
-    **_: object,
-) -> Sequence[ir.Value]:
-    return emit_custom_call(ctx, operands, attributes, computations)
+mlir.register_lowering(
+    template_call_p,
+    lambda ctx, *operands, attributes, computations, **_: emit_custom_call(
+        ctx, operands, attributes, computations
+    ),
+)
 
 
-mlir.register_lowering(template_call_p, _lower_template)
-
-
-def _jvp(primals: object, tangents: object, *, target: str, **_: object) -> Any:
+def _jvp(primals: object, tangents: object, *, target: str, **_: object) -> NoReturn:
     raise _refuse(target, "it has no derivative")
 
 
-def _batch(args: object, dims: object, *, target: str, **_: object) -> Any:
+def _batch(args: object, dims: object, *, target: str, **_: object) -> NoReturn:
     raise _refuse(target, "it has no batching rule")
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import jax
 import numpy as np
@@ -138,7 +137,7 @@ def _whole_programs_alike(
     return difference(normal_form(lowered), normal_form(again), constants) is None
 
 
-def _again(recovered: AnyJaxpr, avals: Sequence[Aval], platform: str, x64: bool) -> Any:
+def _again(recovered: AnyJaxpr, avals: Sequence[Aval], platform: str, x64: bool) -> AnyJaxpr:
     """The recovered program after lowering and raising, closed over its own constants."""
 
     def run(*values: Value) -> list[Value]:

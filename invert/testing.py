@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import jax.export
@@ -13,6 +13,8 @@ import numpy as np
 
 from invert import _api
 from invert._config import Config
+from invert.ir.jaxprs import with_values
+from invert.ir.types import JaxFunction, Value
 from invert.modules.module import Module
 
 Via = Literal["jax.export", "tf.function", "saved_model"]
@@ -37,7 +39,7 @@ def assert_roundtrip(
         written to a temporary directory and loaded again. The last two need TensorFlow.
     - `certificate`: the weakest acceptable certificate.
     - `derivatives`: whether forward and reverse derivatives are compared too, with random tangents
-        and cotangents, as far as `f` has them.
+        and cotangents, where `f` has them.
     - `rtol`, `atol`: tolerances for derivatives, and for results unless the certificate is exact:
         equal programs must give results that are equal bit for bit.
 
@@ -113,11 +115,9 @@ def _compare_derivatives(
         return
     rng = np.random.default_rng(0)
 
-    def of(function: Callable[..., object]) -> Callable[..., Any]:
-        def call(*xs: object) -> list[Any]:
-            values = list(flat)
-            for i, x in zip(moving, xs, strict=True):
-                values[i] = x
+    def of(function: Callable[..., object]) -> JaxFunction:
+        def call(*xs: object) -> list[Value]:
+            values = with_values(flat, moving, xs)
             leaves = jax.tree_util.tree_leaves(
                 function(*jax.tree_util.tree_unflatten(tree, values))
             )
@@ -128,11 +128,11 @@ def _compare_derivatives(
     xs = [jnp.asarray(flat[i]) for i in moving]
     tangents = [jnp.asarray(rng.standard_normal(x.shape), x.dtype) for x in xs]
 
-    def forward(function: Callable[..., object]) -> Any:
+    def forward(function: Callable[..., object]) -> Value:
         return jax.jit(lambda xs, ts: jax.jvp(of(function), xs, ts)[1])(tuple(xs), tuple(tangents))
 
-    def reverse(function: Callable[..., object]) -> Any:
-        def pull(xs: Any) -> Any:
+    def reverse(function: Callable[..., object]) -> Value:
+        def pull(xs: Value) -> Value:
             results, vjp = jax.vjp(of(function), *xs)
             return vjp([jnp.ones_like(r) for r in results])
 

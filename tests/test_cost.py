@@ -12,7 +12,7 @@ import pytest
 
 import invert
 from invert import _verify
-from invert.frontends.graph_entry import unique
+from invert._entry import unique
 from invert.ir import jaxprs
 from invert.patterns import STAGES
 from invert.rewriting import driver

@@ -77,6 +77,15 @@ ShapedArray = core.ShapedArray
 Atom: TypeAlias = Var | Literal
 # A closed jaxpr, or an open one.
 AnyJaxpr: TypeAlias = ClosedJaxpr | Jaxpr
+# Anything with a shape and a dtype: `ShapedArray`, `jax.ShapeDtypeStruct`.
+Aval: TypeAlias = Any
+# Values of an evaluator or a rule: arrays, tracers, NumPy arrays known at conversion, handles
+# and pytrees such as a `TensorList`, atoms of another program, facts.
+Value: TypeAlias = Any
+# A function of arrays, as `jax.make_jaxpr` takes it.
+JaxFunction: TypeAlias = Callable[..., Any]
+# The parameters of an equation, by name.
+Params: TypeAlias = dict[str, Any]
 # For functions that return the kind of jaxpr they are given.
 _T = TypeVar("_T")
 J = TypeVar("J", bound=ClosedJaxpr | Jaxpr)
@@ -151,7 +160,7 @@ def explicit_constraints(size: Any) -> list[tuple[DimSize, str, DimSize]]:
     return [(c.e1, "==" if c.cmp is is_equality else ">=", c.e2) for c in found]
 
 
-def size_as_value(size: DimSize, dtype: np.dtype) -> Any:
+def size_as_value(size: DimSize, dtype: np.dtype) -> Value:
     """A size as a traced number: `dim_as_value`, converted."""
     value = dim_as_value_p.bind(dim=size)
     return jax.lax.convert_element_type_p.bind(
@@ -243,13 +252,13 @@ def with_names(eqn: Eqn, names: tuple[str, ...]) -> Eqn:
     return eqn.replace(source_info=eqn.source_info.replace(name_stack=_stack(names)))
 
 
-def trace_open(fn: Callable[..., object], *avals: object) -> tuple[Jaxpr, list[Any]]:
+def trace_open(fn: Callable[..., object], *avals: object) -> tuple[Jaxpr, list[Value]]:
     """Trace `fn` into a jaxpr without constants and the values of its constant variables."""
     closed = jax.make_jaxpr(fn)(*avals)
     return cast(Any, partial_eval.convert_constvars_jaxpr(closed.jaxpr)), list(closed.consts)
 
 
-def trace_closed(fn: Callable[..., Any], *avals: object) -> ClosedJaxpr:
+def trace_closed(fn: JaxFunction, *avals: object) -> ClosedJaxpr:
     """Trace `fn` into a closed jaxpr, as `lax` keeps the branches of a `cond`.
 
     As `jax.make_jaxpr`, without the signature and the names that `jax.jit` finds out, which take
@@ -257,7 +266,7 @@ def trace_closed(fn: Callable[..., Any], *avals: object) -> ClosedJaxpr:
     """
     leaves, tree = jax.tree_util.tree_flatten(avals)
 
-    def flat(*values: Any) -> list[Any]:
+    def flat(*values: Value) -> list[Value]:
         return jax.tree_util.tree_leaves(fn(*jax.tree_util.tree_unflatten(tree, values)))
 
     types = [core.shaped_abstractify(x) for x in leaves]
@@ -282,12 +291,12 @@ def forget_traces(namespace: Mapping[str, object]) -> None:
                     compiled.clear_cache()
 
 
-def apply_primitive(primitive: core.Primitive) -> Callable[..., Any]:
+def apply_primitive(primitive: core.Primitive) -> JaxFunction:
     """An implementation of a primitive that compiles and runs it."""
     return functools.partial(dispatch.apply_primitive, primitive)
 
 
-def function_of_jax2tf(fn: object) -> Callable[..., Any] | None:
+def function_of_jax2tf(fn: object) -> JaxFunction | None:
     """The JAX function of a result of `jax2tf.convert`; `None` for other objects.
 
     The result takes `(*args_tf, **kwargs_tf)` and does not expose that function, but keeps it as
@@ -394,7 +403,7 @@ def _reading_context() -> Any:
     return _reading["context"]
 
 
-def lowered_module(fn: Callable[..., object], *avals: Any, platform: str = "cpu") -> ir.Module:
+def lowered_module(fn: Callable[..., object], *avals: Aval, platform: str = "cpu") -> ir.Module:
     """The StableHLO module that JAX serializes for `fn` at given types.
 
     Serialization expands some ops, as it did in raised modules. This equals `jax.export` at these
@@ -421,7 +430,8 @@ def lowered_module(fn: Callable[..., object], *avals: Any, platform: str = "cpu"
 
 @contextlib.contextmanager
 def _lowering() -> Iterator[None]:
-    with warnings.catch_warnings(), on_whole_values(), partitioned_by_shardy():
+    # Shardy is the partitioner that keeps axis names.
+    with warnings.catch_warnings(), on_whole_values(), config.use_shardy_partitioner(True):
         # Raised for 64-bit types without x64; both settings are tried.
         warnings.filterwarnings("ignore", message=".*requested.*dtype")
         yield
@@ -442,7 +452,7 @@ def trace_as_lowered(fn: Callable[..., object], *avals: object) -> ClosedJaxpr:
         return trace_closed(fn, *avals) if traced._num_consts else traced.jaxpr
 
 
-def traced_to_lower(primitive: core.Primitive, platform: str) -> Callable[..., Any] | None:
+def traced_to_lower(primitive: core.Primitive, platform: str) -> JaxFunction | None:
     """The function that JAX traces in place of a primitive when it lowers it for a platform.
 
     `None` where its rule emits ops itself. `mlir.lower_fun` makes the other rules; it does not
@@ -511,7 +521,7 @@ def is_tracer(value: object) -> bool:
     return isinstance(value, core.Tracer)
 
 
-def made_by(value: object) -> tuple[str, list[Any], Mapping[str, Any]] | None:
+def made_by(value: object) -> tuple[str, list[Value], Params] | None:
     """Primitive, operands and parameters of the equation that defines a traced value."""
     tell_origin()
     eqn = getattr(value, "parent", None)
@@ -553,17 +563,17 @@ def constants_as_arguments(jaxpr: Jaxpr) -> Jaxpr:
     return cast(Any, partial_eval.convert_constvars_jaxpr(jaxpr))
 
 
-def eval_jaxpr(jaxpr: Jaxpr, values: Sequence[object]) -> list[Any]:
+def eval_jaxpr(jaxpr: Jaxpr, values: Sequence[object]) -> list[Value]:
     """Evaluate a jaxpr without constants."""
     return _evaluated(jaxpr, (), values)
 
 
-def eval_closed(closed: AnyJaxpr, values: Sequence[object]) -> list[Any]:
+def eval_closed(closed: AnyJaxpr, values: Sequence[object]) -> list[Value]:
     """Evaluate a closed jaxpr."""
     return _evaluated(open_jaxpr(closed), consts_of(closed), values)
 
 
-def _evaluated(jaxpr: Jaxpr, consts: Sequence[Any], values: Sequence[Any]) -> list[Any]:
+def _evaluated(jaxpr: Jaxpr, consts: Sequence[Value], values: Sequence[Value]) -> list[Value]:
     if (results := inlined(jaxpr, consts, values)) is not None:
         return results
     return core.eval_jaxpr(jaxpr, consts, *values)
@@ -598,14 +608,14 @@ def key_rules(dtype: Any) -> object:
     return dtype._impl
 
 
-def words_of(value: Any) -> Any:
+def words_of(value: Value) -> Value:
     """The words of an array of keys; other arrays unchanged."""
     if not jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
         return value
     return prng.random_unwrap_p.bind(value)
 
 
-def from_words(value: Any, dtype: Any) -> Any:
+def from_words(value: Value, dtype: Any) -> Value:
     """Convert words to keys if `dtype` is a key type; other arrays unchanged."""
     if not jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
         return value
@@ -642,7 +652,7 @@ def _is_used(jaxpr: Jaxpr) -> tuple[bool, bool]:
     return True, used.issuperset(jaxpr.invars)
 
 
-def physical_type(aval: Any) -> tuple[tuple[Any, ...], np.dtype]:
+def physical_type(aval: Aval) -> tuple[tuple[DimSize, ...], np.dtype]:
     """Shape and dtype of the array that a module holds for a value of this type."""
     if aval.dtype == jax.dtypes.float0:
         return aval.shape, np.dtype(bool)
@@ -651,7 +661,7 @@ def physical_type(aval: Any) -> tuple[tuple[Any, ...], np.dtype]:
     return aval.shape, aval.dtype
 
 
-def consts_of(jaxpr: AnyJaxpr) -> Sequence[Any]:
+def consts_of(jaxpr: AnyJaxpr) -> Sequence[Value]:
     """Values of the constants of a closed jaxpr; none for an open one."""
     return getattr(jaxpr, "consts", ())
 
@@ -680,7 +690,7 @@ def context_of(eqn: Eqn) -> Iterator[None]:
             yield
 
 
-def bind_equation(eqn: Eqn, args: Sequence[object]) -> list[Any]:
+def bind_equation(eqn: Eqn, args: Sequence[object]) -> list[Value]:
     """The results of an equation on other operands."""
     results = eqn.primitive.bind(*args, **eqn.primitive.get_bind_params(eqn.params))
     return list(results) if eqn.primitive.multiple_results else [results]
@@ -738,7 +748,7 @@ def _closed_over(function: Any, name: str) -> Any:
         return None
 
 
-def plain_params(params: dict[str, Any]) -> dict[str, Any]:
+def plain_params(params: Params) -> Params:
     """Parameters of an equation in comparable form.
 
     In jax 0.12 a `scan` holds the trees of its operands and results. Only their numbers of
@@ -751,7 +761,7 @@ def plain_params(params: dict[str, Any]) -> dict[str, Any]:
     return {**plain, "num_consts": len(consts), "num_carry": len(carry)}
 
 
-def scan_layout(params: dict[str, Any]) -> tuple[int, int]:
+def scan_layout(params: Params) -> tuple[int, int]:
     """`(num_consts, num_carry)` of a `scan` equation."""
     plain = plain_params(params)
     return plain["num_consts"], plain["num_carry"]
@@ -816,11 +826,6 @@ def on_whole_values() -> Iterator[None]:
         core.trace_ctx.set_axis_env(env)
 
 
-def partitioned_by_shardy() -> contextlib.AbstractContextManager[object]:
-    """Lower for Shardy, the partitioner that keeps axis names."""
-    return config.use_shardy_partitioner(True)
-
-
 def is_on_shards() -> bool:
     """Whether the current trace has manual mesh axes."""
     return bool(get_abstract_mesh().manual_axes)
@@ -832,7 +837,7 @@ def varying(value: object) -> frozenset[str]:
     return aval.mat.varying if hasattr(aval, "mat") else aval.vma
 
 
-def type_on_mesh(value: object, row: bool = False) -> Any:
+def type_on_mesh(value: object, row: bool = False) -> Aval:
     """The type of a value or of its rows, including the mesh."""
     aval: Any = value if isinstance(value, core.AbstractValue) else core.typeof(value)
     return core.mapped_aval(aval.shape[0], 0, aval) if row else aval

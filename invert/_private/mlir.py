@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
 from jax._src.interpreters import mlir as jax_mlir
 from jaxlib.mlir import ir as ir
@@ -13,6 +13,9 @@ from jaxlib.mlir.dialects import chlo as chlo_dialect
 from jaxlib.mlir.dialects import func as _func
 from jaxlib.mlir.dialects import sdy as sdy_dialect
 from jaxlib.mlir.dialects import stablehlo as stablehlo_dialect
+
+# An attribute, a type or an operation with fields that the type stubs lack.
+MlirObject: TypeAlias = Any
 
 make_ir_context = jax_mlir.make_ir_context
 
@@ -31,8 +34,8 @@ def make_reading_context() -> ir.Context:
     return context
 
 
-def text_of(attribute: Any) -> str:
-    """Text of a string attribute, whose value the type stubs lack."""
+def text_of(attribute: MlirObject) -> str:
+    """Text of a string attribute."""
     return attribute.value
 
 

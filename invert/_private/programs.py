@@ -22,8 +22,11 @@ from jax._src.random import prng
 
 from invert._private.jax import (
     ClosedJaxpr,
+    Eqn,
     Jaxpr,
     Literal,
+    Params,
+    Value,
     Var,
     _stack,
     full_tracebacks,
@@ -74,7 +77,7 @@ def generators() -> Mapping[str, prng.PRNGImpl]:
 
 @dataclasses.dataclass
 class _Settings:
-    """The settings of a moment, and the rules by which programs were lowered then."""
+    """The settings and lowering rules at one moment."""
 
     values: Mapping[str, Any]
     context: Sequence[Any]
@@ -151,9 +154,9 @@ def new_equation(
     primitive: core.Primitive,
     invars: Sequence[Var | Literal],
     outvars: Sequence[Var],
-    params: dict[str, Any],
+    params: Params,
     names: tuple[str, ...],
-) -> Any:
+) -> core.JaxprEqn:
     """An equation without effects, in the given name scopes."""
     source = source_info_util.new_source_info().replace(name_stack=_stack(names))
     return core.new_jaxpr_eqn(
@@ -185,7 +188,7 @@ def new_jaxpr(
     return Jaxpr(*parts)
 
 
-def close(jaxpr: Jaxpr, consts: Iterable[Any]) -> ClosedJaxpr:
+def close(jaxpr: Jaxpr, consts: Iterable[Value]) -> ClosedJaxpr:
     """Close a jaxpr over the values of its constants."""
     make: Callable[..., Any] = ClosedJaxpr
     return make(jaxpr, list(consts))

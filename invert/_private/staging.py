@@ -110,7 +110,7 @@ def tell_origin() -> None:
 
 
 def staged(values: Sequence[Any]) -> tuple[Trace, Any] | None:
-    """The current trace and the settings on which its equations depend.
+    """The current trace and the settings that its equations depend on.
 
     `None` if equations cannot be recorded there, or if a value is not an array of that trace, is a
     literal, or has an open size.

@@ -7,7 +7,10 @@ import re
 import sys
 import weakref
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, TypeAlias
+
+# An object of TensorFlow or Keras, which are imported only where they are needed.
+TfObject: TypeAlias = Any
 
 
 def tf_variable_dtype(handle: object) -> int | None:
@@ -24,7 +27,7 @@ def tf_variable_number(variable: object) -> int | None:
     return int(found[1]) if found else None
 
 
-def tf_concrete_functions(fn: Any) -> list[Any]:
+def tf_concrete_functions(fn: TfObject) -> list[TfObject]:
     """The concrete functions that a `tf.function` has so far, without tracing it.
 
     If a function created variables in its first call, the trace of that call contains their
@@ -36,7 +39,7 @@ def tf_concrete_functions(fn: Any) -> list[Any]:
     return [c for c in fn._list_all_concrete_functions() if c is not first]
 
 
-def keras_variables(variables: Iterable[Any]) -> tuple[dict[int, str], dict[int, bool]]:
+def keras_variables(variables: Iterable[TfObject]) -> tuple[dict[int, str], dict[int, bool]]:
     """The paths of these TensorFlow variables in Keras, and whether Keras trains them, by `id`.
 
     Both are on Keras objects that hold the variables. Variables do not refer to their holders, and
@@ -62,13 +65,13 @@ def keras_variables(variables: Iterable[Any]) -> tuple[dict[int, str], dict[int,
 _holders: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
 
-def _holder(variable: object) -> Any | None:
+def _holder(variable: object) -> TfObject | None:
     """The Keras variable that holds a TensorFlow variable, if one was found."""
     held = _holders.get(id(variable))
     return held if held is not None and held._value is variable else None
 
 
-def _instances(cls: type) -> list[Any]:
+def _instances(cls: type) -> list[TfObject]:
     """All objects of a class and its subclasses, found by their references to it."""
     kinds = _subclasses(cls)
     return [x for x in gc.get_referrers(*kinds) if type(x) in kinds]
@@ -88,7 +91,7 @@ def tf_load_errors() -> tuple[type[Exception], ...]:
 
 
 def tf_restored_class(kind: str) -> type:
-    """The class to which TensorFlow's loader restores a kind of `SavedObject`."""
+    """The class of an object that TensorFlow's loader restores, by its kind of `SavedObject`."""
     from tensorflow.python.eager import function
     from tensorflow.python.ops import resource_variable_ops
     from tensorflow.python.saved_model import function_deserialization
@@ -104,7 +107,7 @@ def tf_restored_class(kind: str) -> type:
     }.get(kind, autotrackable.AutoTrackable)
 
 
-def tf_read(variable: Any) -> Any:
+def tf_read(variable: TfObject) -> TfObject:
     """The tensor of a variable. The op alone takes a quarter of the time of `read_value`."""
     from tensorflow.python.ops import gen_resource_variable_ops, resource_variable_ops
 
@@ -124,7 +127,7 @@ def tf_add_functions(library: Any) -> None:
             current.add_function_def(function)
 
 
-def tf_gradient_function(op: Any) -> Callable[..., Any] | None:
+def tf_gradient_function(op: TfObject) -> Callable[..., TfObject] | None:
     """The gradient function that an op names in `_gradient_op_type`, if registered."""
     from tensorflow.python.framework import ops
 
@@ -134,13 +137,13 @@ def tf_gradient_function(op: Any) -> Callable[..., Any] | None:
         return None
 
 
-def tf_scratch_graph(name: str) -> Any:
+def tf_scratch_graph(name: str) -> TfObject:
     """A new function graph, which captures values of other graphs as inputs."""
     from tensorflow.python.framework import func_graph
 
     return func_graph.FuncGraph(name)
 
 
-def tf_function_graph(graph: Any, function: str) -> Any | None:
+def tf_function_graph(graph: TfObject, function: str) -> TfObject | None:
     """The graph of a function in the library of another; `None` if it has none."""
     return getattr(graph._functions.get(function), "graph", None)

@@ -42,7 +42,7 @@ class Checkpoint:
     def __init__(self, index: Path, shard: Callable[[int, int], Path | None]):
         self._where = str(index)
         self._shard = shard
-        self._entries = read_table(_content(index), self._where)
+        self._entries = read_table(content_of(index), self._where)
         if _HEADER not in self._entries:
             raise MalformedModelError(f"{index} has no header")
         header = parse(BundleHeaderProto, self._entries[_HEADER], f"the header of {index}")
@@ -233,7 +233,11 @@ class Checkpoint:
         return MalformedModelError(f"{self._where}: {name} {reason}")
 
 
-def _content(file: Path) -> bytes:
+def content_of(file: Path) -> bytes:
+    """The bytes of a file.
+
+    **Raises:** `MalformedModelError` if it cannot be read.
+    """
     try:
         return file.read_bytes()
     except OSError as error:

@@ -17,7 +17,7 @@ from invert._report import Report
 from invert.cli.model import Model
 from invert.frontends import original
 from invert.ir.numbers import largest_gap, on_cpu, random_value
-from invert.ir.types import Value
+from invert.ir.types import Arguments, CallArguments, Keywords, Value
 from invert.modules import save
 from invert.modules.dimensions import (
     at_numbers,
@@ -109,7 +109,9 @@ def _arguments(function: Function, shapes: Sequence[Sequence[int]]) -> list[Valu
     ]
 
 
-def _results(module: Any, function: Function, args: Any, kwargs: Any) -> list[np.ndarray]:
+def _results(
+    module: Any, function: Function, args: Arguments, kwargs: Keywords
+) -> list[np.ndarray]:
     extra: dict[str, Any] = {}
     if function.key_name is not None:
         extra[function.key_name] = jax.random.key(0)
@@ -129,7 +131,11 @@ def _same(a: Sequence[np.ndarray], b: Sequence[np.ndarray]) -> bool:
 
 
 def _compare_original(
-    model: Model, function: Function, values: Any, here: Sequence[np.ndarray], found: Comparisons
+    model: Model,
+    function: Function,
+    values: CallArguments,
+    here: Sequence[np.ndarray],
+    found: Comparisons,
 ) -> None:
     if function.key_name is not None:
         found.lines.append("  not compared with the original: it draws other random numbers")

@@ -27,7 +27,7 @@ from invert.ir.graph import is_var
 from invert.ir.numbers import largest_gap
 from invert.ir.types import AnyJaxpr, Atom
 
-# With more differing lines than this, frequent lines are not used to align the others.
+# If more lines than this differ, frequent lines are not used to align the others.
 _MANY = 2000
 _CONTEXT = 3
 
@@ -125,7 +125,7 @@ class Line:
 
     **Arguments:**
 
-    - `key`: the line without names, by which lines are aligned.
+    - `key`: the line without names; lines are aligned by it.
     - `reads`, `makes`: the values that it reads, variables or literals, and its results.
     """
 

@@ -13,8 +13,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
-
 from invert._config import Config
 from invert._entry import ArgSpec, EntryPoint, OpUse
 from invert._errors import (
@@ -147,13 +145,8 @@ def _function(name: str, reader: Callable[[], EntryPoint]) -> InspectedFunction:
 
 
 def _arguments(entry: EntryPoint) -> Iterable[dict[str, str]]:
-    trees = [*zip(entry.arg_names, entry.args, strict=True), *entry.kwargs.items()]
-    for name, tree in trees:
-        leaves, _ = jax.tree_util.tree_flatten_with_path(
-            tree, is_leaf=lambda x: isinstance(x, ArgSpec)
-        )
-        for path, spec in leaves:
-            yield {"name": name + jax.tree_util.keystr(path), "type": type_text(spec)}
+    for name, spec in entry.named_specs():
+        yield {"name": name, "type": type_text(spec)}
 
 
 def type_text(spec: ArgSpec) -> str:
@@ -191,11 +184,8 @@ def _outcome(entry: EntryPoint, counts: Mapping[str, collections.Counter[str]]) 
         yield f"{len(entry.assigned)} variables that it assigns become an equinox.nn.State"
     if entry.draws:
         yield "it draws random numbers and takes a key"
-    specs = jax.tree_util.tree_leaves(
-        (entry.args, dict(entry.kwargs)), is_leaf=lambda x: isinstance(x, ArgSpec)
-    )
-    if any(not isinstance(n, int) for s in specs for n in s.shape):
-        yield "sizes are open: it is recovered once for all of them, if its program holds for all"
+    if any(not isinstance(n, int) for spec in entry.specs for n in spec.shape):
+        yield "sizes are open: it is recovered once for all of them, if one program covers them"
     if found := counts.get("host"):
         yield f"run at conversion, by TensorFlow: {_listed(found)}"
     if found := counts.get("opaque"):

@@ -8,11 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
-
 from invert import _api, _containers
 from invert._config import Config
-from invert._entry import ArgSpec, EntryPoint
+from invert._entry import EntryPoint
 from invert._errors import SignatureError
 from invert.cli.options import UsageError, config_of
 
@@ -70,7 +68,7 @@ class Model:
         return _containers.NAMES[self.kind]
 
     def load(self, config: Config) -> Any:
-        """The module: a `Module`, a `Methods`, or what a directory of `invert.save` holds."""
+        """The module: a `Module`, a `Methods`, or the contents of a saved directory."""
         if self.kind != "graph":
             return _api.load(self.path, signature=self.signature, config=config)
         inputs, outputs = self._tensors(guess=False)
@@ -83,9 +81,7 @@ class Model:
         """
         readers, _ = self.functions(Config(verify=False))
         entries = [read() for read in readers.values()]
-        trees = [(entry.args, dict(entry.kwargs)) for entry in entries]
-        specs = jax.tree_util.tree_leaves(trees, is_leaf=lambda x: isinstance(x, ArgSpec))
-        return list(dict.fromkeys(spec.name for spec in specs))
+        return list(dict.fromkeys(spec.name for entry in entries for spec in entry.specs))
 
     def functions(
         self, config: Config

@@ -18,6 +18,7 @@ from invert.ir import jaxprs
 from invert.ir.avals import type_of_key
 from invert.ir.graph import is_var
 from invert.ir.interpret import without_outer_call
+from invert.ir.order import postorder
 from invert.ir.sizes import Shape, evaluate, renaming, variables
 from invert.ir.types import AnyJaxpr, Jaxpr, Value
 from invert.modules.dimensions import at_numbers, dimension_order, named_shapes
@@ -174,15 +175,8 @@ def _in_order(jaxpr: Jaxpr) -> Jaxpr:
     makers = {v: i for i, e in enumerate(jaxpr.eqns) for v in e.outvars}
     effects = [i for i, e in enumerate(jaxpr.eqns) if e.effects]
     roots = [makers[v] for v in jaxpr.outvars if is_var(v) and v in makers]
-    done: dict[int, None] = {}
-    for root in (*roots, *effects):
-        pending = [root]
-        while pending:
-            i = pending[-1]
-            before = [makers[v] for v in jaxpr.eqns[i].invars if is_var(v) and v in makers]
-            missing = [j for j in before if j not in done]
-            if i in done or not missing:
-                done.setdefault(pending.pop())
-            else:
-                pending += reversed(missing)
-    return jaxpr.replace(eqns=[jaxpr.eqns[i] for i in done])
+
+    def before(i: int) -> list[int]:
+        return [makers[v] for v in jaxpr.eqns[i].invars if is_var(v) and v in makers]
+
+    return jaxpr.replace(eqns=[jaxpr.eqns[i] for i in postorder([*roots, *effects], before)])

@@ -11,6 +11,7 @@ import inspect
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
+from invert._private.tensorflow import TfObject
 from invert.tf.ops.node import import_tensorflow
 
 # TensorFlow's name for an unnamed variable, before the colon.
@@ -44,7 +45,7 @@ def held_names(function: object) -> dict[int, str]:
     return names
 
 
-def _referred(function: object) -> Iterator[tuple[tuple[str, ...], Any]]:
+def _referred(function: object) -> Iterator[tuple[tuple[str, ...], TfObject]]:
     """The objects that a function refers to, with the paths that begin their names."""
     tf = import_tensorflow()
     plain = inspect.unwrap(function) if callable(function) else None
@@ -62,7 +63,7 @@ def _referred(function: object) -> Iterator[tuple[tuple[str, ...], Any]]:
 
 def _variables(
     value: object, path: tuple[str, ...], seen: set[int]
-) -> Iterator[tuple[tuple[str, ...], Any]]:
+) -> Iterator[tuple[tuple[str, ...], TfObject]]:
     tf = import_tensorflow()
     if isinstance(value, tf.Variable):
         yield path, value

@@ -9,9 +9,10 @@ from collections.abc import Mapping, Sequence
 import jax
 import numpy as np
 
-from invert._entry import ArgSpec, EntryPoint, Param
+from invert._entry import ArgSpec, EntryPoint, Param, unique
 from invert._errors import MalformedModelError, Problem, SignatureError, UnsupportedOpError
 from invert.frontends.signature import Signature, check_numeric, split_signature
+from invert.ir.jaxprs import with_values
 from invert.ir.types import Value
 from invert.primitives.tf.control_flow import checks_of
 from invert.protos.tensors import decode_dtype
@@ -58,9 +59,8 @@ class _Run:
         leaves = jax.tree_util.tree_leaves((self.signature.args, self.signature.kwargs))
         strict = self.program.graph.config.strict_shapes
         _check_arguments(self.name, leaves, flat_args, strict=strict)
-        values: list[Value] = [None] * len(self.signature.order)
-        for position, value in zip(self.signature.order, flat_args, strict=True):
-            values[position] = value
+        order = self.signature.order
+        values = with_values([None] * len(order), order, flat_args)
         found = self.program.run([*values, *self.feeds], state)
         out = [array(result_value(found[i], state), dtype) for i, dtype in self.results]
         return out + [array(state[handle]) for handle in (*self.checks, *self.assigned)]
@@ -229,7 +229,7 @@ def _split_signature(
     for feature in found.features:
         if feature.shape is None:
             reason = f"gives the argument {feature.name!r}, whose rank the model does not state"
-            remedy = "Export the model with a fixed rank there, or a function of the numbers."
+            remedy = "Export the model with a fixed rank there, or only its numeric part."
             raise UnsupportedOpError([Problem("text", reason, remedy=remedy)])
         features.append(ArgSpec(feature.name, feature.shape, feature.dtype))
     signature = split_signature(signature, found.kept, features)
@@ -307,22 +307,6 @@ def _held(node: Node) -> np.ndarray | None:
         return np.asarray(tf.compat.v1.wrap_function(read, [])().numpy())
     except (tf.errors.FailedPreconditionError, tf.errors.NotFoundError):
         return None
-
-
-def unique(name: str, taken: set[str]) -> str:
-    """`name`, with a number appended if it is in `taken`; adds it to `taken`."""
-    candidate = name
-    if name in taken:
-        # Layers of one kind share a name: numbers below a free one are taken and not tried again.
-        low, high = 0, 1
-        while f"{name}_{high}" in taken:
-            low, high = high, 2 * high
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if f"{name}_{middle}" in taken else (low, middle)
-        candidate = f"{name}_{high}"
-    taken.add(candidate)
-    return candidate
 
 
 def _check_arguments(

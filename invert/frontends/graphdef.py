@@ -130,7 +130,7 @@ def _spec(name: str, node: NodeDef) -> ArgSpec:
     if not isinstance(dtype, np.dtype):
         raise SignatureError(
             f"input {name!r} is not an array of numbers",
-            remedy="Name the tensor of numbers that is computed from it as the input.",
+            remedy="Name the numeric tensor computed from it as the input.",
         )
     shapes = [node.attr["shape"].shape] if "shape" in node.attr else []
     shapes += node.attr["_output_shapes"].list.shape if "_output_shapes" in node.attr else []

@@ -26,11 +26,12 @@ from invert._errors import (
     SignatureError,
     UnsupportedOpError,
 )
+from invert._private.tensorflow import TfObject
 from invert.frontends import tf_function
 from invert.frontends.keras_model import input_specs, own_class
 from invert.tf.ops.node import import_tensorflow
 
-_REMEDY = "Write a SavedModel with `model.export(directory)` where the code is, and convert that."
+_REMEDY = "Where the code is, run `model.export(directory)`, and convert the SavedModel."
 _OWN = (
     f"Name your own classes in Config(custom_objects=...), or register them with Keras. {_REMEDY}"
 )
@@ -66,7 +67,7 @@ def entry_point(path: str | os.PathLike[str], *, config: Config, strict: bool = 
     if specs is None:
         raise SignatureError(f"{file}: the model does not declare its inputs", remedy=_REMEDY)
 
-    def call(inputs: object) -> Any:
+    def call(inputs: object) -> TfObject:
         return model(inputs, training=False)
 
     entry = tf_function.entry_point(call, (specs,), config=config, name=model.name, strict=strict)
@@ -74,7 +75,7 @@ def entry_point(path: str | os.PathLike[str], *, config: Config, strict: bool = 
     return dataclasses.replace(entry, source=source, kind=own_class(model))
 
 
-def load(file: Path, custom_objects: Mapping[str, object] | None = None) -> Any:
+def load(file: Path, custom_objects: Mapping[str, object] | None = None) -> TfObject:
     """The Keras model of an archive.
 
     **Arguments:**

@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from invert._errors import SignatureError
+from invert._private.tensorflow import TfObject
 from invert.tf.ops.node import import_tensorflow
 
 # Names that Keras gives to inputs without one.
@@ -32,7 +33,7 @@ def own_class(layer: object) -> str:
     return "" if library else cls.__name__
 
 
-def input_specs(model: Any) -> Any:
+def input_specs(model: TfObject) -> TfObject:
     """The inputs of a model as a pytree of `tf.TensorSpec`.
 
     `None` if the model does not know them, e.g. a subclass of `Model`.
@@ -42,7 +43,7 @@ def input_specs(model: Any) -> Any:
         return None
     tf = import_tensorflow()
 
-    def spec(tensor: Any) -> Any:
+    def spec(tensor: TfObject) -> TfObject:
         name = tensor.name
         generated = name is None or _GENERATED.fullmatch(name)
         return tf.TensorSpec(tensor.shape, tensor.dtype, None if generated else name)
@@ -52,8 +53,8 @@ def input_specs(model: Any) -> Any:
 
 
 def with_names(
-    model: object, in_tree: jax.tree_util.PyTreeDef, specs: Sequence[Any]
-) -> Sequence[Any]:
+    model: object, in_tree: jax.tree_util.PyTreeDef, specs: Sequence[TfObject]
+) -> Sequence[TfObject]:
     """The types of the arguments of a call, under the names of the model's inputs.
 
     **Arguments:**
@@ -102,7 +103,7 @@ def _is_array(x: object) -> TypeGuard[np.ndarray]:
     return isinstance(x, np.ndarray | jax.Array | import_tensorflow().Tensor)
 
 
-def _inputs_of(model: object) -> Any:
+def _inputs_of(model: object) -> TfObject:
     for name in ("input", "inputs"):
         # A Sequential read from a file has no `input`, nor does a subclass of Model.
         try:
@@ -119,7 +120,7 @@ def _inputs_of(model: object) -> Any:
 def attributes(model: object) -> dict[str, str]:
     """The attributes that hold the layers inside a layer, by the names that Keras gave to these.
 
-    `self.query = Dense(8)` is the layer `dense_3`. Names that somebody chose, and layers held
+    `self.query = Dense(8)` is the layer `dense_3`. Names that the author chose, and layers held
     twice, are left out.
     """
     held: dict[str, set[str]] = {}
@@ -143,7 +144,7 @@ def attributes(model: object) -> dict[str, str]:
     return {name: next(iter(found)) for name, found in held.items() if len(found) == 1}
 
 
-def _counted(layer: Any) -> bool:
+def _counted(layer: TfObject) -> bool:
     """Whether a layer has the name of its class, perhaps with a number, as Keras gives it."""
     name = re.sub(r"_\d+$", "", str(layer.name))
     return name.replace("_", "") == type(layer).__name__.replace("_", "").lower()

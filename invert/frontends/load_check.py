@@ -106,7 +106,7 @@ _REMEDY = "Export the model without it."
 def load_problems(proto: SavedModel) -> list[Problem]:
     """Problems: code that TensorFlow's loader would run and that is not known to be harmless."""
     found: dict[Problem, None] = {}
-    # With several graphs, the loader ignores their objects.
+    # If there are several graphs, the loader ignores their objects.
     alone = len(proto.meta_graphs) == 1
     for meta in proto.meta_graphs:
         check = _Check(meta, objects=alone and meta.HasField("object_graph_def"))
@@ -348,7 +348,7 @@ class _Check:
             place = _READS[node.op]
             if place >= len(data) or not _is_given(data[place], nodes, files):
                 yield _problem(node, where, "reads a file that does not belong to the model")
-        elif node.op not in self.functions and not _may_run(node.op):
+        elif not (node.op in self.functions or node.op in _HARMLESS | _CALLS or _is_pure(node.op)):
             yield _problem(node, where, _reason(node.op))
 
     def _too_much(self, reached: Iterable[str]) -> Iterator[Problem]:
@@ -412,7 +412,7 @@ def _reason(op: str) -> str:
     definition = op_def(op)
     if definition is not None and definition.is_stateful:
         return "has an effect"
-    return "is not known to be free of effects"
+    return "may have effects"
 
 
 @functools.cache
@@ -428,10 +428,6 @@ def _is_pure(op: str) -> bool:
         and not definition.is_stateful
         and not any(a.type in ("func", "list(func)") for a in definition.attr)
     )
-
-
-def _may_run(op: str) -> bool:
-    return op in _HARMLESS or op in _CALLS or _is_pure(op)
 
 
 @functools.cache

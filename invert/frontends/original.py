@@ -63,7 +63,7 @@ class _TensorFlow:
     function: Callable[..., Any]
     owner: Any = None
 
-    def __call__(self, args: Sequence[object], kwargs: dict[str, Any]) -> list[Any]:
+    def __call__(self, args: Sequence[object], kwargs: dict[str, Any]) -> list[np.ndarray]:
         tf = import_tensorflow()
         args, kwargs = jax.tree_util.tree_map(tf.constant, (tuple(args), kwargs))
         results = tf.nest.flatten(self.function(*args, **kwargs), expand_composites=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from invert._errors import MalformedModelError, SignatureError, UnsupportedOpError
-from invert._private.tensorflow import tf_concrete_functions, tf_load_errors
+from invert._private.tensorflow import TfObject, tf_concrete_functions, tf_load_errors
 from invert.frontends.folder import files_of, stand_in
 from invert.frontends.load_check import checkpoint_problems, load_problems, sever
 from invert.frontends.saved_model import asset_names, choose_tags, read_proto
@@ -71,7 +71,7 @@ def load_function(path: str | os.PathLike[str], name: str) -> Loaded:
     return Loaded(named[name], root)
 
 
-def _loaded(place: Path, tags: list[str] | None, directory: Path) -> Any:
+def _loaded(place: Path, tags: list[str] | None, directory: Path) -> TfObject:
     """The model of `directory`, loaded by TensorFlow from `place`."""
     tf = import_tensorflow()
     if problems := checkpoint_problems(os.fspath(place / "variables" / "variables")):
@@ -89,7 +89,7 @@ def _loaded(place: Path, tags: list[str] | None, directory: Path) -> Any:
         ) from e
 
 
-def _objects(root: Any, graph: Any) -> list[_Object]:
+def _objects(root: TfObject, graph: Any) -> list[_Object]:
     """Functions and variables, breadth first; an object may have many paths."""
     found: list[_Object] = []
     level: list[tuple[tuple[str, ...], int, Any]] = [((), 0, root)] if graph.nodes else []
@@ -112,7 +112,7 @@ def _objects(root: Any, graph: Any) -> list[_Object]:
     return found
 
 
-def _child(obj: object, name: str) -> Any:
+def _child(obj: object, name: str) -> TfObject:
     """The child of a restored object that the object graph calls `name`."""
     if isinstance(obj, list | tuple):
         # A namedtuple lists its items by number as well as by field.
@@ -123,7 +123,7 @@ def _child(obj: object, name: str) -> Any:
     return getattr(obj, name, None)
 
 
-def _functions(objects: list[_Object]) -> dict[str, Any]:
+def _functions(objects: list[_Object]) -> dict[str, TfObject]:
     """Functions by the names of their concrete functions."""
     found: dict[str, Any] = {}
     seen: set[int] = set()

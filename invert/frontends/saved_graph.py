@@ -34,7 +34,7 @@ from invert.protos.tensors import decode_dtype, decode_shape, decode_tensor, typ
 from invert.protos.types import MetaGraphDef, NodeDef, SignatureDef, TensorInfo, VariableDef
 from invert.tf.fallback.host import StoredTable
 from invert.tf.gradients.saved import SavedGradients
-from invert.tf.graph.check import parse_tensor
+from invert.tf.graph.check import past_identities
 from invert.tf.graph.library import Library
 from invert.tf.interpreter.analysis import Analysis
 from invert.tf.interpreter.graph import Graph
@@ -203,15 +203,11 @@ class _Variables:
         self._nodes = {n.name: n for n in library.graph.node}
         self._files = files
         self._directory = directory
+        self._values: dict[str, np.ndarray] = {}  # read so far, by node
 
     @functools.cached_property
     def _checkpoint(self) -> Checkpoint:
         return checkpoint_of(self._files, self._directory)
-
-    @functools.cached_property
-    def _values(self) -> dict[str, np.ndarray]:
-        """The values read so far, by node."""
-        return {}
 
     def params(self, nodes: set[str]) -> dict[str, Param]:
         """The variables that nodes represent, by the names in these nodes."""
@@ -238,26 +234,25 @@ class _Variables:
             )
         return value
 
+    def _listed(self, key: str) -> dict[str, VariableDef]:
+        """The `VariableDef` messages of a collection by node, the first of each."""
+        found: dict[str, VariableDef] = {}
+        if key in self._meta.collection_def:
+            for data in self._meta.collection_def[key].bytes_list.value:
+                variable = parse(VariableDef, data, f"a variable of {self._directory}")
+                found.setdefault(variable.variable_name.partition(":")[0], variable)
+        return found
+
     @functools.cached_property
     def _defined(self) -> dict[str, VariableDef]:
-        """The `VariableDef` messages of the graph by node."""
         found: dict[str, VariableDef] = {}
-        for key in ("variables", "local_variables", "trainable_variables"):
-            if key in self._meta.collection_def:
-                for data in self._meta.collection_def[key].bytes_list.value:
-                    where = f"a variable of {self._directory}"
-                    variable = parse(VariableDef, data, where)
-                    found.setdefault(variable.variable_name.partition(":")[0], variable)
+        for key in ("trainable_variables", "local_variables", "variables"):
+            found |= self._listed(key)
         return found
 
     @functools.cached_property
     def _trained(self) -> dict[str, bool]:
-        listed = self._meta.collection_def
-        trained: set[str] = set()
-        if "trainable_variables" in listed:
-            for data in listed["trainable_variables"].bytes_list.value:
-                variable = parse(VariableDef, data, f"a variable of {self._directory}")
-                trained.add(variable.variable_name.partition(":")[0])
+        trained = self._listed("trainable_variables")
         return {name: name in trained or v.trainable for name, v in self._defined.items()}
 
     @functools.cached_property
@@ -285,8 +280,8 @@ class _Variables:
         for name in reached([restore], lambda name: _sources(self._nodes.get(name))):
             node = self._nodes.get(name)
             if node is not None and node.op in _ASSIGNS and len(node.input) >= 2:
-                handle = self._behind(node.input[0])[0]
-                source, output = self._behind(node.input[1])
+                handle, _ = past_identities(node.input[0], self._nodes)
+                source, output = past_identities(node.input[1], self._nodes)
                 origin = self._nodes.get(source)
                 target = self._nodes.get(handle)
                 if (
@@ -297,27 +292,17 @@ class _Variables:
                 ):
                     yield handle, self._entry(origin, output)
 
-    def _behind(self, text: str) -> tuple[str, int]:
-        """The node and output of a tensor, past identities."""
-        name, _, number = parse_tensor(text)
-        for _ in self._nodes:
-            node = self._nodes.get(name)
-            if node is None or node.op != "Identity" or not node.input:
-                break
-            name, _, number = parse_tensor(node.input[0])
-        return name, number
-
     def _entry(self, node: NodeDef, output: int) -> tuple[str, Slice | None]:
         """The key and the part of one output of `RestoreV2`."""
         prefix = self._meta.saver_def.filename_tensor_name.partition(":")[0]
-        if not node.input or self._behind(node.input[0])[0] != prefix:
+        if not node.input or past_identities(node.input[0], self._nodes)[0] != prefix:
             reason = "restores variables from a file that does not belong to the model"
             place = f"node {node.name!r} of {self._directory}"
             remedy = "Export the model with the values of its variables."
             raise UnsupportedOpError([Problem("tf.RestoreV2", reason, place, remedy)])
         texts = []
         for text in list(node.input)[1:3]:
-            constant = self._nodes.get(self._behind(text)[0])
+            constant = self._nodes.get(past_identities(text, self._nodes)[0])
             if constant is None or constant.op != "Const":
                 raise MalformedModelError(
                     f"{self._directory}: node {node.name!r} restores values whose names are not "

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from invert._config import Config
-from invert._entry import EntryPoint, Param, Trace
+from invert._entry import EntryPoint, Param, Trace, unique
 from invert._errors import (
     UNREADABLE,
     InvertError,
@@ -23,7 +23,7 @@ from invert._errors import (
 )
 from invert.frontends import saved_graph
 from invert.frontends.folder import Files, assets_of, files_of
-from invert.frontends.graph_entry import check_count, function_entry, unique
+from invert.frontends.graph_entry import check_count, function_entry
 from invert.frontends.saved_objects import Concrete, SavedFunction, SavedObjects, captured
 from invert.frontends.signature import (
     Signature,
@@ -55,7 +55,7 @@ Read = Callable[[str, bool], EntryPoint]
 class EntryPoints(Mapping[str, EntryPoint]):
     """The functions of a SavedModel by name, read on first access.
 
-    Thus a model is usable even if one of its functions cannot be converted.
+    So a model is usable even if one of its functions cannot be converted.
 
     **Attributes:**
 
@@ -162,7 +162,7 @@ def _choose_graph(
         raise MalformedModelError(f"{directory} cannot be read: {e}", remedy=UNREADABLE) from e
     if files.problems:
         raise UnsupportedOpError(files.problems)
-    # With several graphs, each is read as version 1.
+    # If there are several graphs, each is read as version 1.
     if chosen is None:
         meta = proto.meta_graphs[0]
         return meta, meta.HasField("object_graph_def"), files

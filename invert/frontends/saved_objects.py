@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -25,7 +25,8 @@ from invert.frontends.structured import (
     parameters_of,
     plain_parameters,
 )
-from invert.frontends.tables import Buckets, Filled, buckets_of, filled_by
+from invert.frontends.tables import Buckets, Filled, buckets_of, filled_by, typed
+from invert.ir.avals import fits_shape
 from invert.protos.messages import parse
 from invert.protos.tensors import decode_dtype, decode_shape, decode_tensor
 from invert.protos.types import MetaGraphDef, TrackableObjectGraph
@@ -265,7 +266,9 @@ class SavedObjects:
                 values = self.checkpoint.value(f"{key}-values")
                 if (buckets := self._buckets(index)) is not None:
                     keys, values = buckets.entries(keys, values)
-                return StoredTable(_typed(keys, values), lambda keys=keys: len(keys))
+                return StoredTable(
+                    functools.partial(typed, keys, values), functools.partial(len, keys)
+                )
         return None
 
     def _buckets(self, index: int) -> Buckets | None:
@@ -322,27 +325,12 @@ class SavedObjects:
 
 def has_type(value: np.ndarray, shape: Sequence[int | None] | None, kind: int) -> bool:
     """Whether an array has a `DataType` and a shape, whose sizes or rank may be unknown."""
-    fits = shape is None or (
-        len(shape) == value.ndim
-        and all(n is None or n == m for n, m in zip(shape, value.shape, strict=True))
-    )
+    fits = shape is None or fits_shape(value.shape, shape)
     return fits and value.dtype == decode_dtype(kind)
 
 
 def _type_of(parameters: Sequence[Parameter]) -> types.SimpleNamespace:
     return types.SimpleNamespace(parameters={p.name: p for p in parameters})
-
-
-def _typed(
-    keys: np.ndarray, values: np.ndarray
-) -> Callable[[int, int], tuple[np.ndarray, np.ndarray]]:
-    def read(key_type: int, value_type: int) -> tuple[np.ndarray, np.ndarray]:
-        wanted = decode_dtype(key_type), decode_dtype(value_type)
-        if (keys.dtype, values.dtype) != wanted or len(keys) != len(values):
-            raise MalformedModelError("a table is looked up with types that differ from its own")
-        return keys, values
-
-    return read
 
 
 def checkpoint_of(files: Files, directory: Path) -> Checkpoint:

@@ -15,8 +15,10 @@ from jax.tree_util import KeyEntry
 
 from invert._entry import ArgSpec, EntryPoint, free_name
 from invert._errors import SignatureError
+from invert._private.tensorflow import TfObject
 from invert.frontends.structured import CompositeSpec, GivenArray, OtherSpec, TensorSpec
-from invert.ir.types import Arguments, Keywords
+from invert.ir.avals import fits_shape
+from invert.ir.types import Arguments, CallArguments, Keywords, Tree, Value
 from invert.protos.tensors import decode_dtype
 from invert.tf.ops.node import import_tensorflow
 
@@ -35,11 +37,11 @@ class ConcreteFunction(Protocol):
     """
 
     @property
-    def structured_input_signature(self) -> tuple[tuple[Any, ...], dict[str, Any]]: ...
+    def structured_input_signature(self) -> CallArguments: ...
     @property
-    def structured_outputs(self) -> Any: ...
+    def structured_outputs(self) -> Tree: ...
     @property
-    def function_type(self) -> Any: ...
+    def function_type(self) -> TfObject: ...
 
 
 C = TypeVar("C", bound=ConcreteFunction)
@@ -72,14 +74,14 @@ def _is_tensor(x: object) -> bool:
     return hasattr(x, "shape") and hasattr(x, "dtype")
 
 
-def _mark(structure: object) -> Any:
+def _mark(structure: object) -> Tree:
     """`structure` in plain containers, with `_Leaf` for tensors, numbered in `tf.nest` order.
 
     Other leaves are unchanged.
     """
     count = itertools.count()
 
-    def marked(x: object) -> Any:
+    def marked(x: object) -> Tree:
         if isinstance(x, Mapping):
             items = {k: marked(x[k]) for k in sorted(x)}
             return {k: items[k] for k in x}
@@ -102,7 +104,7 @@ def _mark(structure: object) -> Any:
     return marked(plain(structure))
 
 
-def _own(spec: Any) -> TensorSpec:
+def _own(spec: TfObject) -> TensorSpec:
     """The type of a tensor, or of its specification."""
     if isinstance(spec, TensorSpec):
         return spec
@@ -118,7 +120,7 @@ def _is_type_of_tensorflow(x: object) -> bool:
     return tf is not None and isinstance(x, tf.TypeSpec)
 
 
-def components(composite: object) -> dict[str, Any]:
+def components(composite: object) -> dict[str, Tree]:
     """The components of a ragged or sparse tensor, or their specifications, by name."""
     if isinstance(composite, CompositeSpec):
         return dict(composite.parts)
@@ -133,14 +135,14 @@ def components(composite: object) -> dict[str, Any]:
     return dict(zip(names, parts, strict=False))
 
 
-def expanded(tree: object) -> Any:
+def expanded(tree: object) -> Tree:
     """`tree` with ragged and sparse tensors as dictionaries of their components."""
     if not any(map(_is_composite, jax.tree_util.tree_leaves(tree))):
         return tree  # with its dictionaries in their own order
     return jax.tree_util.tree_map(lambda x: components(x) if _is_composite(x) else x, tree)
 
 
-def composed(spec: object, given: Any) -> Any:
+def composed(spec: object, given: Tree) -> Tree:
     """The ragged or sparse tensor of a type, of its components by name; others are as given."""
     if not _is_composite(spec):
         return given
@@ -148,9 +150,7 @@ def composed(spec: object, given: Any) -> Any:
     return import_tensorflow().nest.pack_sequence_as(spec, parts, expand_composites=True)
 
 
-def arrays_of(
-    args: Arguments, kwargs: Keywords, entry: EntryPoint
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def arrays_of(args: Arguments, kwargs: Keywords, entry: EntryPoint) -> CallArguments:
     """Example arguments for the module of `entry`, without static ones."""
     args = tuple(expanded(x) for x in args)
     if len(args) + sum(n in entry.arg_names for n in kwargs) > len(entry.args):
@@ -163,7 +163,7 @@ def arrays_of(
     )
 
 
-def _without_values(types: object, example: object) -> Any:
+def _without_values(types: object, example: object) -> Tree:
     """An example of an argument without the static values in its structure."""
     if None not in jax.tree_util.tree_leaves(types, is_leaf=lambda x: x is None):
         return example
@@ -196,7 +196,7 @@ def _is_composite(leaf: object) -> bool:
     )  # fmt: skip
 
 
-def plain(x: object) -> Any:
+def plain(x: object) -> Tree:
     """`x` with plain containers instead of TensorFlow's (`ListWrapper`, `_DictWrapper`)."""
     if isinstance(x, Mapping):
         return {k: plain(v) for k, v in x.items()}
@@ -209,7 +209,7 @@ def plain(x: object) -> Any:
     return x
 
 
-def _without_static(x: object) -> Any:
+def _without_static(x: object) -> Tree:
     """`x` with `None` for static Python values, which were bound at tracing."""
     return jax.tree_util.tree_map(lambda leaf: leaf if isinstance(leaf, _Leaf) else None, x)
 
@@ -233,7 +233,7 @@ def _structured(
     return tuple(args), kwargs, positional
 
 
-def _optional(parameter: inspect.Parameter, owner: Any) -> bool:
+def _optional(parameter: inspect.Parameter, owner: TfObject) -> bool:
     """Whether an argument without tensors, such as `None`, may be left out of a call.
 
     Concrete functions do not store defaults; the function that owns them does. Without it, only
@@ -297,7 +297,7 @@ def read_signature(
     )
 
 
-def _stated_defaults(owner: Any) -> dict[str, Any]:
+def _stated_defaults(owner: TfObject) -> dict[str, Tree]:
     """The defaults of a function by the names of its parameters."""
     if owner is None:
         return {}
@@ -322,7 +322,7 @@ def _default(value: object, specs: object) -> Any:
         return None
 
 
-def _default_array(value: Any, spec: ArgSpec) -> np.ndarray:
+def _default_array(value: Value, spec: ArgSpec) -> np.ndarray:
     """The default as an array. **Raises:** `TypeError`, `ValueError` if it is not of that type."""
     if isinstance(value, GivenArray):
         array = value.array
@@ -355,7 +355,7 @@ def positional_names(signature: inspect.Signature, count: int) -> list[str]:
     return names + [free_name(f"{base}_{i}", names) for i in range(count - len(names))]
 
 
-def _specs(tree: object, name: str, tf_name: str) -> Any:
+def _specs(tree: object, name: str, tf_name: str) -> Tree:
     paths, treedef = jax.tree_util.tree_flatten_with_path(tree)
     specs = [_arg_spec(leaf.spec, _path_name(name, p), _path_name(tf_name, p)) for p, leaf in paths]
     return jax.tree_util.tree_unflatten(treedef, specs)
@@ -426,7 +426,7 @@ def split_signature(
 _GONE: Any = object()
 
 
-def _pruned(tree: object) -> Any:
+def _pruned(tree: object) -> Tree:
     """A tree of numbers without entries of -1; `_GONE` if none is left."""
     if isinstance(tree, int):
         return _GONE if tree == -1 else tree
@@ -470,11 +470,11 @@ def flat_specs(
     return Signature(spec_args, spec_kwargs, tuple(n for n, _ in named), order)
 
 
-def numbered(tree: Any) -> Any:
+def numbered(tree: Tree) -> Tree:
     """A pytree of the numbers of its leaves, with dictionaries in their own order."""
     leaves, structure = jax.tree_util.tree_flatten(tree)
 
-    def ordered(like: Any, numbers: Any) -> Any:
+    def ordered(like: Tree, numbers: Tree) -> Tree:
         if type(like) is dict:
             return {k: ordered(v, numbers[k]) for k, v in like.items()}
         if type(like) in (list, tuple):
@@ -486,7 +486,7 @@ def numbered(tree: Any) -> Any:
 
 def read_outputs(
     concrete: ConcreteFunction,
-) -> tuple[tuple[int, ...], jax.tree_util.PyTreeDef, Any]:
+) -> tuple[tuple[int, ...], jax.tree_util.PyTreeDef, Tree]:
     """The number of the graph output for each leaf of the result, and its structure.
 
     The last result is that structure as `EntryPoint.outputs`.
@@ -502,7 +502,7 @@ def read_outputs(
     return tuple(leaf.position for leaf in leaves), treedef, numbered(marked)
 
 
-def tensor_spec(x: Any, *, scalars: bool) -> Any:
+def tensor_spec(x: TfObject, *, scalars: bool) -> TfObject:
     """The `tf.TensorSpec` of an example argument; Python scalars stay unless `scalars`."""
     tf = import_tensorflow()
     if isinstance(x, tf.TypeSpec):
@@ -549,7 +549,7 @@ def matches(
     )
 
 
-def _wanted(concrete: ConcreteFunction) -> tuple[list[str], dict[str, Any]]:
+def _wanted(concrete: ConcreteFunction) -> tuple[list[str], dict[str, Tree]]:
     """The names of the positional arguments, and all marked arguments by name."""
     args, kwargs, parameters = _structured(concrete)
     names = _argument_names(len(args), parameters)
@@ -558,7 +558,7 @@ def _wanted(concrete: ConcreteFunction) -> tuple[list[str], dict[str, Any]]:
 
 def _bound(
     concrete: ConcreteFunction, args: Arguments, kwargs: Keywords
-) -> tuple[dict[str, Any], dict[str, Any]] | None:
+) -> tuple[dict[str, Tree], dict[str, Tree]] | None:
     """The marked arguments and the given ones by name; `None` if the names do not fit."""
     names, want = _wanted(concrete)
     if len(args) > len(names) or any(k not in want or k in names[: len(args)] for k in kwargs):
@@ -568,7 +568,7 @@ def _bound(
 
 def picked(
     concrete: ConcreteFunction, owner: object, args: Arguments, kwargs: Keywords, exact: bool
-) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+) -> CallArguments | None:
     """The arguments of a call, as passed to the entry point of one trace.
 
     **Arguments:**
@@ -587,7 +587,7 @@ def picked(
         return None
     signature = read_signature(concrete, owner=owner)
 
-    def own(name: str) -> Any:
+    def own(name: str) -> Tree:
         return jax.tree_util.tree_map(
             lambda leaf, value: value if isinstance(leaf, _Leaf) else None,
             want[name],
@@ -604,7 +604,7 @@ def picked_split(
     args: Arguments,
     kwargs: Keywords,
     exact: bool,
-) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+) -> CallArguments | None:
     """As `picked`, for a `signature` without string arguments; Python values by name."""
     static = {k: tree for k, tree in _wanted(concrete)[1].items() if not _has_tensor(tree)}
     given = _stated_defaults(owner) | {k: v for k, v in kwargs.items() if k in static}
@@ -641,9 +641,7 @@ def _leaf_fits(want: object, given: object, exact: bool) -> bool:
     shape = want.spec.shape
     if exact or shape is None or spec.shape is None:
         return (shape is None and not exact) or shape == spec.shape
-    return len(shape) == len(spec.shape) and all(
-        w is None or w == g for w, g in zip(shape, spec.shape, strict=True)
-    )
+    return fits_shape(spec.shape, shape)
 
 
 def _type_of(given: object) -> TensorSpec:
@@ -712,7 +710,7 @@ def default_trace(concretes: Sequence[C], owner: object) -> C | None:
     return next(filter(is_default, concretes), None)
 
 
-def _by_name(concrete: ConcreteFunction) -> dict[str, Any]:
+def _by_name(concrete: ConcreteFunction) -> dict[str, Tree]:
     """The arguments of a concrete function by name, with plain types for tensors."""
     args, kwargs = concrete.structured_input_signature
     parameters = [p for p in concrete.function_type.parameters.values() if p.kind in _POSITIONAL]

@@ -16,9 +16,7 @@ from invert._config import Config
 from invert._entry import ArgSpec, EntryPoint, Param
 from invert._errors import UNREADABLE, MalformedModelError, SignatureError
 from invert.ir.types import Value
-from invert.stablehlo.ops.attributes import (
-    location_name,
-)
+from invert.stablehlo.ops.attributes import location_name
 from invert.stablehlo.program import Program
 
 # Objects that contain a StableHLO module.

@@ -195,7 +195,8 @@ def parameters_of(spec: FunctionSpec) -> list[Parameter]:
     if spec.is_method or args[:1] == ["self"]:
         args = args[1:]
     kinds = inspect.Parameter
-    constraints = list(decode(spec.input_signature) or ()) if _has_input_signature(spec) else []
+    stated = spec.input_signature.WhichOneof("kind")
+    constraints = list(decode(spec.input_signature) or ()) if stated else []
     kind = kinds.POSITIONAL_OR_KEYWORD
     if constraints and full.varargs:
         kind = kinds.POSITIONAL_ONLY
@@ -213,10 +214,6 @@ def parameters_of(spec: FunctionSpec) -> list[Parameter]:
     if full.varkw and not constraints:
         found.append(Parameter(full.varkw, kinds.VAR_KEYWORD, False))
     return found
-
-
-def _has_input_signature(spec: FunctionSpec) -> bool:
-    return spec.HasField("input_signature") and bool(spec.input_signature.WhichOneof("kind"))
 
 
 def _argument_name(name: str) -> str:

@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from invert._errors import UNREADABLE, MalformedModelError
+from invert._errors import MalformedModelError
+from invert.checkpoint.bundle import content_of
 from invert.protos.tensors import STRING, decode_dtype, decode_shape, decode_tensor, type_name
 from invert.protos.types import Attributes, NodeDef
-from invert.tf.graph.check import parse_tensor
+from invert.tf.graph.check import parse_tensor, past_identities
 
 _IMPORTS = frozenset(
     "InitializeTable InitializeTableV2 LookupTableImport LookupTableImportV2".split()
@@ -20,6 +21,19 @@ _IMPORTS = frozenset(
 _FROM_FILES = frozenset(("InitializeTableFromTextFile", "InitializeTableFromTextFileV2"))
 # Special column numbers: the whole line, or its number.
 _WHOLE_LINE, _LINE_NUMBER = -2, -1
+
+
+def typed(
+    keys: np.ndarray, values: np.ndarray, key_type: int, value_type: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Keys and values of a table.
+
+    **Raises:** `MalformedModelError` if they are not of these types.
+    """
+    wanted = decode_dtype(key_type), decode_dtype(value_type)
+    if (keys.dtype, values.dtype) != wanted or len(keys) != len(values):
+        raise MalformedModelError("a table is looked up with types that differ from its own")
+    return keys, values
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,12 +50,7 @@ class Filled:
         **Raises:** `MalformedModelError` if they are not of these types.
         """
         if self.pair is not None:
-            keys, values = self.pair
-            wanted = decode_dtype(key_type), decode_dtype(value_type)
-            if (keys.dtype, values.dtype) != wanted or len(keys) != len(values):
-                raise MalformedModelError(
-                    "a table is looked up with types that differ from its own"
-                )
+            keys, values = typed(*self.pair, key_type, value_type)
         else:
             rows = self._rows()
             keys = self._column(rows, "key_index", key_type)
@@ -59,13 +68,7 @@ class Filled:
     def _rows(self) -> list[bytes]:
         """The lines of the file, as TensorFlow reads them."""
         assert self.file is not None
-        try:
-            data = self.file.read_bytes()
-        except OSError as error:
-            raise MalformedModelError(
-                f"{self.file} cannot be read: {error}", remedy=UNREADABLE
-            ) from error
-        rows = data.replace(b"\r", b"").split(b"\n")
+        rows = content_of(self.file).replace(b"\r", b"").split(b"\n")
         if rows[-1] == b"":
             rows.pop()
         assert self.attrs is not None
@@ -116,14 +119,7 @@ def filled_by(
     nodes = {n.name: n for n in run}
 
     def source(text: str) -> str:
-        """The name of a tensor's node, past identities."""
-        name = parse_tensor(text)[0]
-        for _ in nodes:
-            node = nodes.get(name)
-            if node is None or node.op != "Identity" or not node.input:
-                break
-            name = parse_tensor(node.input[0])[0]
-        return name
+        return past_identities(text, nodes)[0]
 
     def value(text: str) -> Any:
         name = source(text)

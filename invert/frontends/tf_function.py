@@ -19,10 +19,11 @@ import jax.dlpack
 import numpy as np
 
 from invert._config import Config
-from invert._entry import EntryPoint, Param
+from invert._entry import EntryPoint, Param, unique
 from invert._errors import Problem, SignatureError, nested_too_deep
 from invert._private.jax import function_of_jax2tf
 from invert._private.tensorflow import (
+    TfObject,
     keras_variables,
     tf_concrete_functions,
     tf_read,
@@ -30,7 +31,7 @@ from invert._private.tensorflow import (
     tf_variable_number,
 )
 from invert.frontends import closures
-from invert.frontends.graph_entry import check_count, function_entry, unique
+from invert.frontends.graph_entry import check_count, function_entry
 from invert.frontends.keras_model import (
     attributes,
     input_specs,
@@ -82,7 +83,7 @@ class Variables:
     keep: list[Any] = dataclasses.field(default_factory=list)
     held: Mapping[int, str] = dataclasses.field(default_factory=dict)
 
-    def param(self, variable: Any, taken: set[str]) -> Param:
+    def param(self, variable: TfObject, taken: set[str]) -> Param:
         """The `Param` of `variable` with a name that is not in `taken`."""
         key = id(variable)
         if key not in self.values:
@@ -97,7 +98,7 @@ class Variables:
         return Param(unique(name, taken), self.values[key], said, stated=flag is not None)
 
 
-def values_of(variable: Any) -> np.ndarray:
+def values_of(variable: TfObject) -> np.ndarray:
     """The values of a variable, read-only, in TensorFlow's own memory if NumPy can view it.
 
     TensorFlow does not write to shared memory: the next assignment to the variable allocates new
@@ -177,7 +178,7 @@ def entry_point(
     )  # fmt: skip
 
 
-def _checked(concrete: Any, args: Arguments, kwargs: Keywords) -> Any:
+def _checked(concrete: TfObject, args: Arguments, kwargs: Keywords) -> TfObject:
     """A `ConcreteFunction` that takes these arguments, if there are any."""
     if (args or kwargs) and not matches(concrete, args, kwargs):
         raise SignatureError(_no_match([concrete], args, kwargs), remedy=_CHOOSE)
@@ -192,11 +193,11 @@ def _name_of(tf_fn: object) -> str:
     return match.group(1) if match else text
 
 
-def _select(tf_fn: Any, args: Arguments, kwargs: Keywords) -> Any:
+def _select(tf_fn: TfObject, args: Arguments, kwargs: Keywords) -> TfObject:
     """The concrete function of `tf_fn` selected by the arguments."""
     existing = distinct(tf_concrete_functions(tf_fn))
     if args or kwargs:
-        # Without an input signature a default is a static value, for which it is traced.
+        # Without an input signature, a default is a static value of the trace.
         owner = None if getattr(tf_fn, "input_signature", None) is None else tf_fn
         for concrete in existing:
             if matches(concrete, args, kwargs, exact=True, owner=owner):
@@ -247,13 +248,13 @@ def _needs_arguments(fn: Callable[..., object]) -> bool:
 _CHOOSE = "Pass arguments of one of these types."
 
 
-def _no_match(concretes: Sequence[Any], args: Any, kwargs: Any) -> str:
+def _no_match(concretes: Sequence[TfObject], args: Arguments, kwargs: Keywords) -> str:
     given = jax.tree_util.tree_map(_short, (tuple(args), dict(kwargs)))
     choices = "\n".join(f"  - {describe(c)}" for c in concretes)
     return f"the arguments {given} fit none of these signatures:\n{choices}"
 
 
-def _short(x: Any) -> Any:
+def _short(x: TfObject) -> TfObject:
     return f"{x.dtype}{tuple(x.shape)}" if hasattr(x, "shape") and hasattr(x, "dtype") else x
 
 
@@ -308,7 +309,7 @@ def _from_callable(
     specs, in_tree = jax.tree_util.tree_flatten(expanded(tree_of_specs))
 
     @tf.function(autograph=False)
-    def flat_function(*flat: Any) -> list[Any]:
+    def flat_function(*flat: TfObject) -> list[TfObject]:
         tensors = iter(flat)
         given = in_tree.unflatten(
             [next(tensors) if isinstance(s, tf.TypeSpec) else s for s in specs]
@@ -341,7 +342,7 @@ def _name_of_callable(fn: Any) -> str:
 
 
 def _build(
-    concrete: Any,
+    concrete: TfObject,
     signature: Signature,
     results: tuple[tuple[int, ...], object, object],
     config: Config,
@@ -404,8 +405,8 @@ class _HandleVariable:
 
 
 def _captures(
-    concrete: Any, count: int, needed: set[int], variables: Variables
-) -> tuple[list[Param], list[Any], list[Problem]]:
+    concrete: TfObject, count: int, needed: set[int], variables: Variables
+) -> tuple[list[Param], list[Value], list[Problem]]:
     """Variables, as they were made; the values of the captured inputs (handles or constants); and
     problems."""
     tf = import_tensorflow()
@@ -452,7 +453,7 @@ def _captures(
     return params, feeds, problems
 
 
-def _op_def_lookup(graph: Any) -> Callable[[str], Definition | None]:
+def _op_def_lookup(graph: TfObject) -> Callable[[str], Definition | None]:
     """Return the definition of an op type that `graph` uses; `None` if it is unknown.
 
     Libraries other than TensorFlow register ops too.
@@ -472,7 +473,7 @@ def _op_def_lookup(graph: Any) -> Callable[[str], Definition | None]:
     return lookup
 
 
-def _source_line(graph: Any, node: str) -> str:
+def _source_line(graph: TfObject, node: str) -> str:
     """The user's source line that created `node`; empty for graphs read from a file."""
     try:
         frames = graph.get_operation_by_name(node).traceback

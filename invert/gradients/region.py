@@ -169,15 +169,12 @@ class MarkedRegion:
     def autodiff_of(self, program: JaxFunction, values: Sequence[Value]) -> list[Value]:
         """As `autodiff`, for another program over `operands`."""
         operands, cotangents = self._split(values)
-        first = len(operands) - len(self.inputs)
+        wanted = [len(operands) - len(self.inputs) + i for i in self.wanted]
         places = [i for i, v in enumerate(self.results) if is_differentiable(v.aval)]
 
         def function(*numbers: Value) -> list[Value]:
-            full = list(operands)
-            for i, x in zip(self.wanted, numbers, strict=True):
-                full[first + i] = x
-            results = program(*full)
+            results = program(*jaxprs.with_values(operands, wanted, numbers))
             return [results[i] for i in places]
 
-        _, pull = jax.vjp(jax.jit(function), *(operands[first + i] for i in self.wanted))
+        _, pull = jax.vjp(jax.jit(function), *(operands[i] for i in wanted))
         return list(pull(cotangents))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Sequence
 from itertools import islice
 
@@ -127,6 +126,7 @@ def _custom_vjp(
     function = plain_function(region, x64)
     pull = _pull(region, backward, shared, x64)
     first = len(region.operands) - len(region.inputs)
+    wanted = [first + i for i in region.wanted]
     places = [i for i, v in enumerate(region.results) if is_differentiable(v.aval)]
     rule = jax.custom_vjp(function)
 
@@ -135,10 +135,7 @@ def _custom_vjp(
 
     def back(operands: Sequence[Value], cotangents: Sequence[Value]) -> tuple[Value, ...]:
         pulled = pull(operands, [cotangents[i] for i in places])
-        out: list[Value] = [None] * len(operands)
-        for i, g in zip(region.wanted, pulled, strict=True):
-            out[first + i] = g
-        return tuple(out)
+        return tuple(jaxprs.with_values([None] * len(operands), wanted, pulled))
 
     rule.defvjp(forward, back)
     return rule
@@ -173,7 +170,7 @@ def is_transposable(region: MarkedRegion, backward: AnyJaxpr, x64: bool) -> bool
 
 def _is_additive(program: AnyJaxpr, count: int, cotangents: int) -> bool:
     """Whether a gradient of sums of cotangents is the sum of gradients, on samples."""
-    run = once(functools.partial(_run, program))
+    run = once(lambda *values: eval_closed(program, values))
     types = [v.aval for v in open_jaxpr(program).invars]
     for values in islice(samples(types, cotangents), 0, None, 3):
         operands, a = values[:count], values[count:]
@@ -187,7 +184,3 @@ def _is_additive(program: AnyJaxpr, count: int, cotangents: int) -> bool:
             if beyond_rounding(np.asarray(one) + np.asarray(two), np.asarray(sum_)):
                 return False
     return True
-
-
-def _run(program: AnyJaxpr, *values: Value) -> list[Value]:
-    return eval_closed(program, values)

@@ -222,8 +222,8 @@ def _search(places: _Places, region: MarkedRegion, raw: AnyJaxpr, program: Jaxpr
         return right
 
     before = fits(np.zeros((1, count), bool))[0]
-    # Where arguments without any gradient enter. Otherwise the search would need a step for each
-    # parameter that is not trained.
+    # Places where arguments without any gradient enter. Otherwise the search would need a step for
+    # each parameter that is not trained.
     entered: set[int] = set()
     for k, i in enumerate(region.wanted):
         if not before[k] and not any(np.any(target[k]) for target in targets):

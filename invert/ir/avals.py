@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 import jax
 import numpy as np
 
+from invert.ir.sizes import DimSize
 from invert.ir.types import Atom, Aval, Value
 
 
@@ -18,6 +19,13 @@ def type_of(atom: Atom) -> jax.ShapeDtypeStruct:
 def type_of_value(value: Value) -> jax.ShapeDtypeStruct:
     """The shape and dtype of an array, a number or a type."""
     return jax.ShapeDtypeStruct(np.shape(value), jax.dtypes.result_type(value))
+
+
+def fits_shape(shape: Sequence[DimSize | None], declared: Sequence[DimSize | None]) -> bool:
+    """Whether a shape is the declared one, in which `None` is any size."""
+    return len(shape) == len(declared) and all(
+        want is None or want == have for want, have in zip(declared, shape, strict=True)
+    )
 
 
 def type_of_key() -> jax.ShapeDtypeStruct:

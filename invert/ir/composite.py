@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, cast
+from collections.abc import Callable
+from typing import cast
 
 import jax
 import jax.custom_batching
@@ -16,41 +16,42 @@ from invert._private.jax import (
     open_jaxpr,
     trace_closed,
 )
-from invert.ir.jaxprs import map_jaxprs
-from invert.ir.types import ClosedJaxpr, Eqn, Jaxpr
+from invert.ir.avals import type_of
+from invert.ir.jaxprs import map_equations
+from invert.ir.types import ClosedJaxpr, Eqn, JaxFunction, Jaxpr, Params, Value
 
 
 # Emission writes this very function into the files that hold composites, so it uses nothing else
 # of this package. `lax.composite` alone has no derivatives and no batching rule (jax 0.10, 0.12).
 def composite(
-    name: str, version: int = 0, attributes: dict[str, Any] | None = None
-) -> Callable[..., Any]:
+    name: str, version: int = 0, attributes: Params | None = None
+) -> Callable[[JaxFunction], JaxFunction]:
     """Mark a function for compilers that recognize it as the composite `name`.
 
     Derivatives and `jax.vmap` are those of the function itself.
     """
 
-    def mark(function: Callable[..., object]) -> Callable[..., Any]:
+    def mark(function: Callable[..., object]) -> JaxFunction:
         marked = lax.composite(lambda *args, **_: function(*args), name, version=version)
 
         @jax.custom_batching.custom_vmap
-        def call(*args: object) -> Any:
+        def call(*args: object) -> Value:
             return marked(*args, **(attributes or {}))
 
         @call.def_vmap
-        def batch(size: int, batched: list[bool], *args: object) -> Any:
+        def batch(size: int, batched: list[bool], *args: object) -> Value:
             axes = tuple(0 if b else None for b in batched)
             results = jax.vmap(function, axes, axis_size=size)(*args)
             return results, jax.tree.map(lambda _: True, results)
 
-        def named(*args: object) -> Any:
+        def named(*args: object) -> Value:
             return call(*args)
 
         named.__name__ = name
         differentiable = jax.custom_jvp(named)
 
         @differentiable.defjvp
-        def tangent(primals: object, tangents: object) -> Any:
+        def tangent(primals: object, tangents: object) -> Value:
             return jax.jvp(function, primals, tangents)
 
         return differentiable
@@ -75,7 +76,7 @@ def body_of(eqn: Eqn) -> ClosedJaxpr:
     return cast(ClosedJaxpr, closed)
 
 
-def attributes_of(eqn: Eqn) -> Mapping[str, Any]:
+def attributes_of(eqn: Eqn) -> Params:
     """The attributes of a `composite` equation, arrays unboxed."""
     # JAX wraps arrays in hashable boxes.
     return {
@@ -91,29 +92,22 @@ def renewed(closed: ClosedJaxpr) -> ClosedJaxpr:
     """
     made: dict[Jaxpr, Eqn] = {}  # calls of one function still share it
 
-    def inner(jaxpr: Jaxpr) -> Jaxpr:
-        eqns = list(jaxpr.eqns)
-        if not any(e.primitive.name == "custom_jvp_call" for e in eqns):
-            return jaxpr
-        for i, eqn in enumerate(eqns):
-            if eqn.primitive.name != "custom_jvp_call" or composite_of(eqn) is None:
-                continue
-            called = open_jaxpr(eqn.params["call_jaxpr"])
-            if called not in made:
-                made[called] = _renewed(eqn)
-            eqns[i] = eqn.replace(params=made[called].params)
-        return jaxpr.replace(eqns=eqns)
+    def inner(eqn: Eqn) -> Eqn:
+        known = composite_of(eqn) if eqn.primitive.name == "custom_jvp_call" else None
+        if known is None:
+            return eqn
+        called = open_jaxpr(eqn.params["call_jaxpr"])
+        if called not in made:
+            made[called] = _renewed(eqn, known)
+        return eqn.replace(params=made[called].params)
 
-    return map_jaxprs(closed, inner)
+    return map_equations(closed, inner)
 
 
-def _renewed(eqn: Eqn) -> Eqn:
-    known = composite_of(eqn)
-    assert known is not None
+def _renewed(eqn: Eqn, known: Eqn) -> Eqn:
     closed, params = body_of(known), known.params
     mark = composite(params["name"], params["version"], dict(attributes_of(known)))
-    avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars]
-    made = trace_closed(mark(lambda *xs: eval_closed(closed, xs)), *avals)
+    made = trace_closed(mark(lambda *xs: eval_closed(closed, xs)), *map(type_of, eqn.invars))
     eqns = open_jaxpr(made).eqns
     if len(eqns) != 1 or consts_of(made):
         return eqn

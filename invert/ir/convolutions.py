@@ -80,15 +80,12 @@ def _with_plain_kernel(eqn: Eqn, graph: Graph) -> list[Eqn]:
     flip = graph.alone(kernel, "rev")
     flipped = flip is not None and sorted(flip.params["dimensions"]) == sorted(spec[2:])
     dilated = {*eqn.params["lhs_dilation"]} != {1} == {*eqn.params["window_strides"]}
-    if flip is not None and flipped and dilated and _ungrouped(eqn) and is_var(flip.invars[0]):
+    ungrouped = eqn.params["feature_group_count"] == eqn.params["batch_group_count"] == 1
+    if flip is not None and flipped and dilated and ungrouped and is_var(flip.invars[0]):
         return _transposed(eqn, flip.invars[0], spec)
     if swap is None:
         return [eqn]
     return [_by(eqn, kernel, spec)]
-
-
-def _ungrouped(eqn: Eqn) -> bool:
-    return eqn.params["feature_group_count"] == eqn.params["batch_group_count"] == 1
 
 
 def _by(eqn: Eqn, kernel: Atom, spec: Sequence[int]) -> Eqn:

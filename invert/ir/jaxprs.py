@@ -148,6 +148,14 @@ def _selected(values: Sequence[_T], keep: Sequence[bool]) -> list[_T]:
     return [v for v, k in zip(values, keep, strict=True) if k]
 
 
+def with_values(values: Iterable[_T], places: Iterable[int], new: Iterable[_T]) -> list[_T]:
+    """A list of `values`, with `new` ones at some places."""
+    result = list(values)
+    for i, value in zip(places, new, strict=True):
+        result[i] = value
+    return result
+
+
 def tuple_like(original: tuple[object, ...], values: Iterable[Value]) -> tuple[Any, ...]:
     """`values` as a tuple of the type of `original`, which may be a named tuple."""
     make = getattr(original, "_make", tuple)

@@ -10,6 +10,7 @@ from invert._private.jax import close_like, dce, open_jaxpr
 from invert.ir.graph import Graph
 from invert.ir.jaxprs import broadcast_in_place_of, broadcasts, fills
 from invert.ir.loops import ScanParts
+from invert.ir.passes import replaced
 from invert.ir.types import Atom, Eqn, Jaxpr, ShapedArray, Var
 from invert.ir.unit_axes import added_axes
 
@@ -22,13 +23,13 @@ def with_plain_operands(jaxpr: Jaxpr) -> Jaxpr:
     if not any(e.primitive.name == "scan" for e in jaxpr.eqns):
         return jaxpr
     graph = Graph(jaxpr)
-    eqns: list[Eqn] = []
-    for eqn in jaxpr.eqns:
-        eqns += _plain(eqn, graph) if eqn.primitive.name == "scan" else [eqn]
-    return dce(jaxpr.replace(eqns=eqns)) if eqns != list(jaxpr.eqns) else jaxpr
+    changed = replaced(
+        jaxpr, lambda eqn: _plain(eqn, graph) if eqn.primitive.name == "scan" else None
+    )
+    return jaxpr if changed is jaxpr else dce(changed)
 
 
-def _plain(scan: Eqn, graph: Graph) -> list[Eqn]:
+def _plain(scan: Eqn, graph: Graph) -> list[Eqn] | None:
     """A scan with such operands, after the equations that make them."""
     parts = ScanParts.of(scan)
     body = Graph(open_jaxpr(parts.body))
@@ -51,7 +52,7 @@ def _plain(scan: Eqn, graph: Graph) -> list[Eqn]:
             arguments[i] = Var(ShapedArray(operands[i].aval.shape[1:], v.aval.dtype))
             users |= {u: _narrow(u, axes, arguments[i]) for u in body.users.get(v, ())}
     if not users and not inside:
-        return [scan]
+        return None
     eqns = [*inside, *(users.get(e, e) for e in body.eqns)]
     changed = body.jaxpr.replace(invars=arguments, eqns=eqns)
     params = {**scan.params, "jaxpr": close_like(parts.body, changed)}

@@ -43,18 +43,15 @@ def merge_equations(
     for eqn in jaxpr.eqns:
         if (eqn := simple(rename_operands(eqn, names), names)) is None:
             continue
-        first = known.setdefault((equal_key(eqn, with_jaxprs=with_jaxprs), within(eqn)), eqn)
+        operation = operation_key(eqn, with_jaxprs=with_jaxprs)
+        # Unique for an equation that may not be merged.
+        key = id(eqn) if operation is None else (operation, tuple(map(atom_key, eqn.invars)))
+        first = known.setdefault((key, within(eqn)), eqn)
         if first is eqn:
             eqns.append(eqn)
         else:
             names.update(zip(eqn.outvars, first.outvars, strict=True))
     return jaxpr.replace(eqns=eqns, outvars=renamed(jaxpr.outvars, names))
-
-
-def equal_key(eqn: Eqn, *, with_jaxprs: bool = False) -> Hashable:
-    """A key shared by equal equations; unique for an equation that may not be merged."""
-    operation = operation_key(eqn, with_jaxprs=with_jaxprs)
-    return id(eqn) if operation is None else (operation, tuple(map(atom_key, eqn.invars)))
 
 
 def operation_key(eqn: Eqn, *, with_jaxprs: bool = False) -> Hashable | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import jax
 from jax import lax
@@ -23,7 +23,6 @@ from invert._private.jax import (
     context_of,
     holds_jaxpr,
     is_on_shards,
-    names_of,
     on_shards,
     on_whole_values,
     open_jaxpr,
@@ -33,9 +32,16 @@ from invert._private.jax import (
     varying,
 )
 from invert.ir.avals import is_differentiable, with_float0
-from invert.ir.hints import decode, is_hint
+from invert.ir.hints import hint_of
 from invert.ir.interpret import interpret
-from invert.ir.jaxprs import equations, map_jaxprs, map_param, names_in, sub_jaxprs
+from invert.ir.jaxprs import (
+    equations,
+    map_jaxprs,
+    map_param,
+    names_in,
+    sub_jaxprs,
+    with_values,
+)
 from invert.ir.loops import CondParts, ScanParts, WhileParts
 from invert.ir.passes import Made, rewritten
 from invert.ir.types import (
@@ -222,12 +228,10 @@ def jvp_of(
     smooth = [i for i, t in enumerate(types) if is_differentiable(t)]
 
     def jvp(*values: Value) -> list[Value]:
-        primals, tangents = list(values[: len(types)]), values[len(types) :]
+        primals, tangents = values[: len(types)], values[len(types) :]
 
         def function(*numbers: Value) -> list[Value]:
-            for i, x in zip(smooth, numbers, strict=True):
-                primals[i] = x
-            return run(eqn, primals)
+            return run(eqn, with_values(primals, smooth, numbers))
 
         results, moved = jax.jvp(function, tuple(primals[i] for i in smooth), tuple(tangents))
         kept = [t for t, v in zip(moved, eqn.outvars, strict=True) if is_differentiable(v.aval)]
@@ -239,12 +243,7 @@ def jvp_of(
 def _says_unchecked(eqn: Eqn) -> bool:
     """Whether a location names a `psum` as programs without type checks do."""
     bodies = [e for inner in sub_jaxprs(eqn) for e in equations(inner)]
-    return any(e.primitive.name == "psum" and _hint(e) == "psum" for e in bodies)
-
-
-def _hint(eqn: Eqn) -> str:
-    names = names_of(eqn)
-    return decode(names[-1]).primitive if names and is_hint(names[-1]) else ""
+    return any(e.primitive.name == "psum" == hint_of(e).primitive for e in bodies)
 
 
 # What JAX raises if checked types do not match: `shard_map` and `scan` a `TypeError` or a
@@ -395,7 +394,7 @@ def _custom_jvp(retracer: MeshRetracer, eqn: Eqn, operands: list[Value]) -> Sequ
     moved = dataclasses.replace(retracer, _calls={}, _around=list(retracer._around))
     function = jax.custom_jvp(lambda *xs: moved(eqn.params["call_jaxpr"], xs))
 
-    def jvp(primals: Sequence[Value], tangents: Sequence[Value]) -> Any:
+    def jvp(primals: Sequence[Value], tangents: Sequence[Value]) -> Value:
         smooth = [t for x, t in zip(primals, tangents, strict=True) if is_differentiable(x)]
         found = iter(moved(rule, [*primals, *smooth]))
         results = [next(found) for _ in eqn.outvars]

@@ -169,8 +169,8 @@ def _with_each_carry_once(eqn: Eqn, names: dict[Var, Atom]) -> Eqn:
 def _in_one_order(eqn: Eqn) -> Eqn:
     """Sort the carries of a `while` by content instead of position.
 
-    Sort keys are the type, a literal initial value, and what the body computes; carries with equal
-    keys keep their order.
+    Sort keys are the type, a literal initial value, and the computation in the body; carries with
+    equal keys keep their order.
     """
     parts = WhileParts.of(eqn)
     body = open_jaxpr(parts.body)

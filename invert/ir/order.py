@@ -21,6 +21,35 @@ def reached(roots: Iterable[_N], following: Callable[[_N], Iterable[_N]]) -> dic
     return found
 
 
+def postorder(
+    roots: Iterable[_N],
+    before: Callable[[_N], Sequence[_N]],
+    loop: Callable[[_N], Exception] = ValueError,
+) -> list[_N]:
+    """The roots and all before them, depth first, each after those before it.
+
+    **Raises:** the error that `loop` makes of a node that comes before itself.
+    """
+    order: list[_N] = []
+    done: dict[_N, bool] = {}
+    stack = list(roots)[::-1]
+    while stack:
+        node = stack[-1]
+        if node not in done:
+            done[node] = False
+            for other in reversed(before(node)):
+                if other not in done:
+                    stack.append(other)
+                elif not done[other]:
+                    raise loop(other)
+            continue
+        stack.pop()
+        if not done[node]:
+            done[node] = True
+            order.append(node)
+    return order
+
+
 def topological(numbers: Sequence[int], before: Sequence[Collection[int]]) -> list[int]:
     """Indices in topological order, and otherwise by their numbers.
 

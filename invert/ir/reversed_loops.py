@@ -7,6 +7,7 @@ from jax import lax
 from invert._private.jax import dce, rename, renamed
 from invert.ir.graph import Graph
 from invert.ir.loops import ScanParts
+from invert.ir.passes import replaced
 from invert.ir.traced_form import unwrapped
 from invert.ir.types import Atom, Eqn, Jaxpr, Var
 
@@ -24,10 +25,8 @@ def unreversed(jaxpr: Jaxpr) -> Jaxpr:
     loops = [e for e in graph.by_primitive.get("scan", ()) if _over_reversed(e, graph)]
     if not loops:
         return jaxpr
-    eqns: list[Eqn] = []
-    for eqn in plain.eqns:
-        eqns += _from_the_end(eqn, graph) if eqn in loops else [eqn]
-    return dce(_without_pairs(plain.replace(eqns=eqns)))
+    changed = replaced(plain, lambda eqn: _from_the_end(eqn, graph) if eqn in loops else None)
+    return dce(_without_pairs(changed))
 
 
 def _over_reversed(eqn: Eqn, graph: Graph) -> bool:

@@ -245,7 +245,7 @@ def _toward_zero(name: str) -> Callable[[Number, Number], Number]:
             return quotient if name == "div" else a - quotient * b  # pyright: ignore
         if decided("gt", a, 0) and decided("gt", b, 0):
             return _UP[name](a, b)
-        # With an undecided sign, it may be a step of a division rounded down; see `_settled`.
+        # If its sign is undecided, it may be a step of a division rounded down; see `_settled`.
         return Term(name, (a, b))
 
     return run  # pyright: ignore[reportReturnType]
@@ -276,18 +276,16 @@ def _equal(a: Number, b: Number) -> bool:
     return type(a) is type(b) and bool(a == b)
 
 
-def _and(a: Number, b: Number) -> Number:
-    for one, other in ((a, b), (b, a)):
-        if not isinstance(one, Term):
-            return other if one else False
-    return Term("and", (a, b))
+def _logical(name: str, decides: bool) -> Callable[[Number, Number], Number]:
+    """A conjunction or disjunction, which one operand of value `decides` decides."""
 
+    def run(a: Number, b: Number) -> Number:
+        for one, other in ((a, b), (b, a)):
+            if not isinstance(one, Term):
+                return decides if bool(one) == decides else other
+        return Term(name, (a, b))
 
-def _or(a: Number, b: Number) -> Number:
-    for one, other in ((a, b), (b, a)):
-        if not isinstance(one, Term):
-            return True if one else other
-    return Term("or", (a, b))
+    return run
 
 
 def _not(a: Number) -> Number:
@@ -332,8 +330,8 @@ _OPERATIONS: Mapping[str, Callable[..., Any]] = {
     "min": _plain("min", min_dim),
     "clamp": _clamp,
     "select": _select,
-    "and": _and,
-    "or": _or,
+    "and": _logical("and", False),
+    "or": _logical("or", True),
     "not": _not,
     "convert_element_type": _as_integer,
     **{name: _compare(name) for name in RELATIONS},
@@ -348,24 +346,13 @@ _BITWISE: Mapping[str, Callable[..., Any]] = {
 
 _UP: Mapping[str, Callable[[Any, Any], Any]] = {"div": operator.floordiv, "rem": operator.mod}
 
+# Other operations have the names of functions of `lax`.
 _LAX: Mapping[str, JaxFunction] = {
-    "add": lax.add,
-    "sub": lax.sub,
-    "mul": lax.mul,
-    "neg": lax.neg,
-    "div": lax.div,
-    "rem": lax.rem,
-    "sign": lax.sign,
-    "abs": lax.abs,
-    "max": lax.max,
-    "min": lax.min,
-    "clamp": lax.clamp,
-    "select": lax.select,
+    **{name: getattr(lax, name) for name in _OPERATIONS if hasattr(lax, name)},
     "and": lax.bitwise_and,
     "or": lax.bitwise_or,
     "not": lax.bitwise_not,
     "as_integer": lambda x: lax.convert_element_type(x, np.int32),
-    **{name: getattr(lax, name) for name in RELATIONS},
 }
 
 
@@ -401,7 +388,7 @@ def _divisions(term: Term) -> list[Term]:
 def _traced(
     function: Callable[[Any, Any], object], a: Number, b: Number, dtype: np.dtype
 ) -> Number | None:
-    """The term to which a function of `jax.numpy` traces, for two sizes."""
+    """The term that a function of `jax.numpy` traces to, for two sizes."""
     number = jax.ShapeDtypeStruct((), dtype)
     with jax.enable_x64(True):
         program = trace_closed(function, number, number)

@@ -135,7 +135,7 @@ def evaluate(size: DimSize, values: Mapping[str, DimSize]) -> DimSize:
 def solve(
     shapes: Iterable[Sequence[DimSize]], given: Iterable[Sequence[DimSize]]
 ) -> dict[str, DimSize] | None:
-    """The values of the dimensions at which `shapes` equal `given`; `None` if there are none.
+    """The values of the dimensions that make `shapes` equal `given`; `None` if there are none.
 
     Single dimensions are read off first; others are solved from expressions linear in them.
     """
@@ -372,7 +372,7 @@ def require(left: DimSize, relation: str, right: DimSize, message: str) -> None:
     if holds is None:
         constrain(Constraint(relation, left, right, message))
     elif not holds:
-        raise SignatureError(message, remedy="Pass arrays of sizes for which this holds.")
+        raise SignatureError(message, remedy="Pass arrays whose sizes satisfy this.")
 
 
 def quotient(size: DimSize, divisor: int, message: str) -> DimSize:

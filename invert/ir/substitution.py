@@ -23,10 +23,10 @@ from invert._private.jax import (
 )
 from invert.ir.avals import is_differentiable
 from invert.ir.interpret import interpret
-from invert.ir.jaxprs import equations, tuple_like
+from invert.ir.jaxprs import equations, tuple_like, with_values
 from invert.ir.sizes import DimSize, conditions_on, evaluate, is_open, variables
 from invert.ir.traced_form import rule_of
-from invert.ir.types import AnyJaxpr, Atom, Aval, Eqn, J, Jaxpr, Literal, Value, Var
+from invert.ir.types import AnyJaxpr, Atom, Aval, Eqn, J, Jaxpr, Literal, Params, Value, Var
 
 # Sizes at which programs are run, per dimension: distinct ones, powers of two, ones.
 _SAMPLES = ((3, 5, 2, 7, 4), (8, 4, 16, 2, 12), (1, 1, 1, 1, 1), (17, 11, 13, 19, 23))
@@ -130,7 +130,7 @@ class _Substitution:
             params = {k: self._value(v) for k, v in params.items()}
         return eqn.replace(invars=invars, outvars=outvars, params=params)
 
-    def _with_vjp(self, eqn: Eqn, avals: Sequence[Aval]) -> Mapping[str, Any]:
+    def _with_vjp(self, eqn: Eqn, avals: Sequence[Aval]) -> Params:
         """The parameters of a function with a rule for reverse mode.
 
         The rule is a Python function, traced at the open sizes on demand. The rule of a kept
@@ -152,10 +152,7 @@ class _Substitution:
             if isinstance(pull, str):
                 raise LookupError(pull)
             results = interpret(self.program(pull), [*operands, *(cotangents[i] for i in places)])
-            out: list[Value] = [None] * len(operands)
-            for i, g in zip(smooth, results, strict=True):
-                out[i] = g
-            return tuple(out)
+            return tuple(with_values([None] * len(operands), smooth, results))
 
         function.defvjp(lambda *values: (function(*values), values), back)
         (made,) = open_jaxpr(trace_closed(function, *avals)).eqns

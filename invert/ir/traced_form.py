@@ -48,6 +48,7 @@ from invert.ir.jaxprs import (
     is_wide,
     map_jaxprs,
     with_inlined,
+    with_values,
     without_empty,
 )
 from invert.ir.loops import CondParts, ScanParts, WhileParts
@@ -76,23 +77,21 @@ from invert.ir.unit_axes import with_kept_axes, with_late_axes
 
 # Sizes up to this one are compared as 32-bit numbers.
 _FEW = 2**30 - 1
-# Maximum depth at which derivative rules inside derivative rules are compared.
+# How deep derivative rules inside derivative rules are compared.
 _DEPTH = 2
 
 
 def difference(a: AnyJaxpr, b: AnyJaxpr) -> str | None:
     """`None` if two programs have the same normal form, otherwise the first difference."""
-    return _difference(_normal(a), _normal(b))
+    return _difference(normal(a), normal(b))
 
 
 def normal(closed: J, depth: int = 0) -> J:
     """The normal form of a jaxpr: no dead code, no duplicates, operands in order of use."""
-    if depth >= _DEPTH:
-        return cast(J, _innermost_normal(closed))
-    return cast(J, (_inner_normal if depth else _normal)(closed))
+    return cast(J, _normal[min(depth, _DEPTH)](closed))
 
 
-def _normalized(closed: J, depth: int = 0) -> J:
+def _normalized(closed: J, depth: int) -> J:
 
     def one(jaxpr: Jaxpr) -> Jaxpr:
         eqns = []
@@ -107,9 +106,10 @@ def _normalized(closed: J, depth: int = 0) -> J:
 
 
 # An expression tried in several places is traced once; calls share their derivative rule.
-_normal = by_jaxpr(_normalized, traces=True)
-_inner_normal = by_jaxpr(functools.partial(_normalized, depth=1), traces=True)
-_innermost_normal = by_jaxpr(functools.partial(_normalized, depth=_DEPTH), traces=True)
+_normal = [
+    by_jaxpr(functools.partial(_normalized, depth=depth), traces=True)
+    for depth in range(_DEPTH + 1)
+]
 
 
 def strong(closed: J) -> J:
@@ -717,10 +717,7 @@ def _traced_rule(eqn: Eqn) -> ClosedJaxpr:
         primals, cotangents = values[: len(avals)], values[len(avals) :]
 
         def function(*xs: Value) -> list[Value]:
-            full = list(primals)
-            for i, x in zip(smooth, xs, strict=True):
-                full[i] = x
-            results = bind(eqn, full)
+            results = bind(eqn, with_values(primals, smooth, xs))
             return [results[i] for i in places]
 
         _, pull = jax.vjp(function, *(primals[i] for i in smooth))

@@ -23,7 +23,7 @@ from invert.ir.types import Eqn, Jaxpr, Literal
 def as_written(jaxpr: Jaxpr) -> Jaxpr:
     """A program as an author would write it.
 
-    Sums of cotangents use `+`. Arrays of one number are numbers, and so is what is computed from
+    Sums of cotangents use `+`. Arrays of one number become numbers, and so do results computed from
     numbers. Operations with neutral numbers are dropped; `x + -1.0` is `x - 1.0`, and `-x * y + z`
     is `z - x * y`. Loops over reversed arrays run in reverse, and loops take arrays without axes of
     size one. Positions are looked up as other indices are, and convolutions pad their images.

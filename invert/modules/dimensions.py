@@ -86,7 +86,7 @@ def with_sizes(entry: EntryPoint, sizes: Mapping[str, str] | None) -> EntryPoint
     """
     if not sizes:
         return entry
-    specs: list[ArgSpec] = jax.tree_util.tree_leaves((entry.args, dict(entry.kwargs)))
+    specs = entry.specs
     problems: list[str] = []
     named: dict[str, str] = {}
     given: dict[int, tuple[int | str | None, ...]] = {}

@@ -23,7 +23,7 @@ from invert.emission import Emission
 from invert.ir.avals import type_of_key
 from invert.ir.meshes import AnyMesh
 from invert.ir.sizes import DimSize
-from invert.ir.types import Arguments, Keywords, Value
+from invert.ir.types import Arguments, Keywords, Tree, Value
 from invert.modules import placement, signatures
 from invert.modules.specializations import Change, Specialization, Specializations, widen
 
@@ -49,7 +49,7 @@ class Function:
         self._last_called: Specialization | None = None
         self._example: Sequence[Value] | None = None
         self.emissions: dict[frozenset[str], Emission] = {}
-        # With several functions on the same parameters, the first holds the text of all.
+        # If several functions share parameters, the first holds the text of all.
         self.emissions_together: dict[frozenset[str], Emission] = {}
         self.specs = entry.specs
         self.in_tree = jax.tree_util.tree_structure((entry.args, dict(entry.kwargs)))
@@ -137,7 +137,7 @@ class Function:
         # The program of a module is never changed; graphs of TensorFlow cannot be copied.
         return self
 
-    def split(self, args: Arguments, kwargs: Keywords) -> tuple[list[Any], Any, Any]:
+    def split(self, args: Arguments, kwargs: Keywords) -> tuple[list[Value], Tree, Value]:
         """The flat arguments, the state and the key, checked against the signature.
 
         **Raises:** `SignatureError` that lists all mismatches.
@@ -241,7 +241,7 @@ class Function:
         params: Sequence[Value],
         args: Arguments,
         kwargs: Keywords,
-    ) -> Any:
+    ) -> Tree:
         """Run the program.
 
         **Arguments:**

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import jax
 
-from invert._entry import ArgSpec, EntryPoint
+from invert._entry import EntryPoint
 from invert._errors import plain
 from invert._private.jax import open_jaxpr
 from invert.emission import Layered
@@ -67,7 +67,7 @@ def graph_of(function: Function, depth: int | None = None) -> Graph:
 
 def _whole(layered: Layered, entry: EntryPoint) -> Box:
     """The outermost box, with boxes for arguments and results."""
-    root, names = layered.root, _argument_names(entry)
+    root, names = layered.root, [name for name, _ in entry.named_specs()]
     names += ["key"] * (len(root.inputs) - len(names))
     level = _Level(root, layered)
     given = {
@@ -79,14 +79,6 @@ def _whole(layered: Layered, entry: EntryPoint) -> Box:
         number = level.add(Box("end", _lines(name, [v])))
         level.connect(level.sources(v), number)
     return level.box(level.head(root, [root], entry.name))
-
-
-def _argument_names(entry: EntryPoint) -> list[str]:
-    names: list[str] = []
-    for name, tree in [*zip(entry.arg_names, entry.args, strict=True), *entry.kwargs.items()]:
-        leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=lambda x: isinstance(x, ArgSpec))
-        names += [name + jax.tree_util.keystr(path) for path, _ in leaves]
-    return names
 
 
 def _result_names(entry: EntryPoint, count: int) -> list[str]:

@@ -15,7 +15,7 @@ from jax import Array
 from invert._errors import InvertError, SignatureError
 from invert._report import Report
 from invert.emission import Emission, constant_name
-from invert.ir.types import Arguments, Keywords
+from invert.ir.types import Arguments, Keywords, Tree
 from invert.modules.function import Function
 from invert.modules.module import Recovered, class_of, leaves_of, method, styles_of
 from invert.modules.module import run as call_function
@@ -79,13 +79,13 @@ class Methods(Recovered):
 
 
 def _method(name: str, function: Function, attribute: str) -> Callable[..., Any]:
-    def run(self: Methods, *args: object, **kwargs: object) -> Any:
+    def run(self: Methods, *args: object, **kwargs: object) -> Tree:
         return _call(self, name, args, kwargs)
 
     return method(function, attribute, run)
 
 
-def _call(module: Methods, name: str, args: Arguments, kwargs: Keywords) -> Any:
+def _call(module: Methods, name: str, args: Arguments, kwargs: Keywords) -> Tree:
     function = dict(module._functions)[name]
     named = module.named_params()
     leaves = [named[p.name] for p in function.entry.params]
@@ -98,7 +98,7 @@ def _picking(name: str, traces: Sequence[str]) -> Callable[..., Any]:
     Python values among the arguments are static, as in a `tf.function`.
     """
 
-    def run(self: Methods, *args: object, **kwargs: object) -> Any:
+    def run(self: Methods, *args: object, **kwargs: object) -> Tree:
         functions = {n: f for n, f in self._functions if n in traces}
         states = [a for a in args if isinstance(a, eqx.nn.State)]
         plain = [a for a in args if not isinstance(a, eqx.nn.State)]
@@ -122,7 +122,7 @@ def _picking(name: str, traces: Sequence[str]) -> Callable[..., Any]:
 
 
 def _failing(name: str) -> Callable[..., Any]:
-    def run(self: Methods, *args: object, **kwargs: object) -> Any:
+    def run(self: Methods, *args: object, **kwargs: object) -> Tree:
         raise self.failed[name]
 
     return run
@@ -163,11 +163,6 @@ def _attributes(functions: Mapping[str, Function], failed: Mapping[str, object])
     }
 
 
-def _class_name(name: str) -> str:
-    (identifier,) = method_names([name]).values()
-    return identifier
-
-
 def build_methods(
     name: str, functions: Mapping[str, Function], failed: Mapping[str, InvertError]
 ) -> Methods:
@@ -192,7 +187,9 @@ def build_methods(
     for key, function in functions.items():
         constants[key] = function.home.constants if function.home else ()
     # Methods look up their function by its name in the container.
-    cls = class_of(_class_name(name), Methods, f"Recovered from {name}.", body, of=tuple(names))
+    cls = class_of(
+        method_names([name])[name], Methods, f"Recovered from {name}.", body, of=tuple(names)
+    )
     return cls(
         nest(list(params), leaves), constants, tuple(functions.items()), tuple(failed.items())
     )

@@ -20,7 +20,7 @@ from invert._entry import Param, Shardings
 from invert._errors import SaveError, SignatureError
 from invert._report import Report
 from invert.emission import CALL, STYLES, Emission, constant_name
-from invert.ir.types import Arguments, Jaxpr, Keywords, Value
+from invert.ir.types import Arguments, Jaxpr, Keywords, Tree, Value
 from invert.modules import placement, shown
 from invert.modules.function import Function
 from invert.modules.graph import Graph, graph_of
@@ -258,7 +258,7 @@ class Module(Recovered):
         if (stage := self._function.called) is None:
             name, reason = self._function.entry.name, self._function.divided.rstrip(".")
             raise SignatureError(
-                f"{name}: the argument sizes are open, and no program holds for all of them "
+                f"{name}: the argument sizes are open, and no single program covers them all "
                 f"({reason})",
                 remedy="Call the module, or pass example arguments when converting.",
             )
@@ -271,7 +271,7 @@ def run(
     params: Sequence[Value],
     args: Arguments,
     kwargs: Keywords,
-) -> Any:
+) -> Tree:
     """Call a function.
 
     **Raises:** `SignatureError` if parameters have other shapes than in the program.

@@ -30,7 +30,7 @@ M = TypeVar("M", bound=Module | Methods)
 def faster(stage: Specialization, params: Sequence[Value], config: Config) -> Specialization:
     """Return a recovered program, rewritten where it pays on the platform of `config.optimize`.
 
-    `params` are values of its parameters, at which it is compared with the original.
+    It is compared with the original at `params`, values of its parameters.
     """
     start = time.perf_counter()
     rewriter = _rewriter(config)
@@ -124,7 +124,7 @@ def optimize(module: M, platform: Literal["cpu", "gpu"] = "cpu", *, verify: bool
     if not isinstance(module, (Module, Methods)):
         raise TypeError(
             f"optimize takes the result of a conversion, not a {type(module).__name__}; "
-            "for an emitted model, optimize the module from which it was written"
+            "for an emitted model, optimize the module that it was written from"
         )
     config = Config(optimize=platform, verify=verify)
     if config.optimize == "none":

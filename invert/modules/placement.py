@@ -11,7 +11,7 @@ import math
 import mmap
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
@@ -243,7 +243,7 @@ def planned(
             spec = specs[param.name] = shardings[pattern]
         sharding = check_divides(param.name, param.value.shape, spec, mesh)
         params.append(dataclasses.replace(param, sharding=sharding))
-    plain = plain_mesh(mesh)
+    plain = mesh_of(mesh.axis_sizes, mesh.axis_names)
     places = [
         NamedSharding(plain, of_rank(specs[p.name], p.value.ndim)) if p.name in specs else None
         for p in params
@@ -268,11 +268,6 @@ def planned(
 def automatic(mesh: Mesh) -> Mesh:
     """The same devices on a mesh with automatic axes."""
     return Mesh(mesh.devices, mesh.axis_names)
-
-
-def plain_mesh(mesh: Mesh) -> AbstractMesh:
-    """The mesh without devices, with automatic axes."""
-    return mesh_of(mesh.axis_sizes, mesh.axis_names)
 
 
 def fits(name: str, pattern: str) -> bool:
@@ -306,7 +301,7 @@ def _is_cut(param: Param) -> bool:
     return param.sharding is not None and kept
 
 
-def _parts(param: Param) -> Any:
+def _parts(param: Param) -> Value:
     value, sharding = param.value, param.sharding
     assert sharding is not None
     made = jax.make_array_from_callback(value.shape, sharding, lambda i: np.asarray(value[i]))

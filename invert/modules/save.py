@@ -225,7 +225,7 @@ def arrays_of(model: eqx.Module, state: eqx.nn.State | None = None) -> dict[str,
     }
 
 
-def _value(leaf: Any, state: eqx.nn.State | None) -> Any:
+def _value(leaf: Value, state: eqx.nn.State | None) -> Value:
     if not is_index(leaf):
         return leaf
     if state is not None:

@@ -16,7 +16,7 @@ from jax import Array
 from jaxtyping import PyTree
 
 from invert._entry import ArgSpec, EntryPoint
-from invert.ir.types import Value
+from invert.ir.types import Tree, Value
 
 _NAMES = {
     "bool": "Bool",
@@ -48,7 +48,7 @@ def _size(size: int | str | None) -> str:
     return size if size is not None and size.isidentifier() else "_"
 
 
-def tree_type(tree: Any) -> Any:
+def tree_type(tree: Tree) -> Any:
     """The annotation of a pytree of `ArgSpec`."""
     if isinstance(tree, ArgSpec):
         return array_type(tree)
@@ -162,7 +162,7 @@ def type_text(x: Value) -> str:
     return f"{x.dtype}[{','.join(sizes)}]"
 
 
-def tree_text(tree: Any) -> str:
+def tree_text(tree: Tree) -> str:
     """A pytree of types in Python's notation."""
     if isinstance(tree, ArgSpec):
         return type_text(tree)

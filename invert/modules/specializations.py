@@ -63,7 +63,7 @@ class Specialization:
     - `constants`: values of the leading arguments of `jaxpr`.
     - `report`: how it was recovered.
     - `shapes`: those of the flat arguments.
-    - `names`: the names of the dimensions, by those with which it was traced.
+    - `names`: the names of the dimensions, by their names in the trace.
     - `constraints`: conditions on the open sizes under which the program equals the original.
     - `settled`: the program rewritten at concrete sizes: a loop of known trip count is a `scan`.
     """
@@ -145,7 +145,7 @@ def _under(
 
     `assumed` are those under which it was traced, `new` those that the trace met.
     """
-    # Of two equal dimensions, only one is left.
+    # Only one of two equal dimensions is left.
     held = {str(d) for s in stage.shapes for d in variables(s)}
     constraints = [*assumed, *new]
     named = sorted({d for c in constraints for d in c.dimensions})
@@ -163,7 +163,7 @@ def _under(
     plain |= {d: evaluate(n, plain) for d, n in gone.items()}
     constraints = [c.at(plain) if c.dimensions & gone.keys() else c for c in constraints]
     kept = independent([c.tidy() for c in constraints])
-    # In a program that stays as it is, functions keep their derivative rules.
+    # The functions of an unchanged program keep their derivative rules.
     open_sizes = [d for shape in stage.shapes for d in variables(shape)]
     if gone or any(d.scope is not of for d in open_sizes):  # pyright: ignore
         stage = dataclasses.replace(
@@ -183,7 +183,7 @@ def _under(
 
 
 def _unbound(size: DimSize) -> DimSize:
-    """A size in a scope without conditions, where none of them holds of itself."""
+    """A size in a scope without conditions, where none of them is implied."""
     return parsed((str(size),), scope())[0]
 
 
@@ -218,7 +218,7 @@ def _only_equal(constraints: Sequence[Constraint]) -> bool:
 
 
 def _later_replaced(constraint: Constraint, names: Sequence[str]) -> Constraint:
-    """An equality of two dimensions, of which JAX replaces the left, with the later one there."""
+    """An equality of two dimensions: the later one is on the left, the side that JAX replaces."""
     left, right = dimension(constraint.left), dimension(constraint.right)
     if constraint.relation != "eq" or left not in names or right not in names:
         return constraint

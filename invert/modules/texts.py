@@ -73,7 +73,7 @@ def _at_one_size(function: Function, reason: str, held: Set[str]) -> Recovered:
     """
     if (stage := function.sized) is None:
         raise SignatureError(
-            f"{function.entry.name}: no text holds for all sizes ({reason})",
+            f"{function.entry.name}: no source covers all sizes ({reason})",
             remedy=(
                 "Call the module once, or pass example arguments when converting, to have it "
                 "written for these sizes."

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from invert._errors import SignatureError
+from invert._private.tensorflow import TfObject
 from invert.emission import Origin, is_index, put_values
 from invert.ir.types import Value
 from invert.modules.methods import Methods
@@ -150,14 +151,14 @@ def assign(target: Any, values: Mapping[str, Value]) -> tuple[str, ...]:
     if wrong:
         raise SignatureError(
             f"{type(target).__name__}: {'; '.join(wrong)}",
-            remedy="Pass a target with the same variables as the container, built before.",
+            remedy="Build the target first; it needs the same variables as the container.",
         )
     for name, array in pairs.items():
         variables[name].assign(np.asarray(array))
     return tuple(name for name in variables if name not in pairs)
 
 
-def _name(variable: Any) -> str:
+def _name(variable: TfObject) -> str:
     return str(getattr(variable, "path", variable.name)).removesuffix(":0")
 
 

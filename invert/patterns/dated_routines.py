@@ -10,6 +10,7 @@ Operands and results: jaxlib/lapack.py and jaxlib/gpu_solver.py of jaxlib 0.4.1 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
@@ -20,7 +21,7 @@ from jax import lax
 from jax.lax import linalg
 
 from invert._errors import InvertError
-from invert._private.jax import geqrf_p, open_jaxpr
+from invert._private.jax import Primitive, geqrf_p, open_jaxpr
 from invert.ir.graph import literal
 from invert.ir.types import Value
 from invert.patterns.linalg import attributes
@@ -111,24 +112,23 @@ def _lu(site: Site, a: Value) -> Values:
     return [lu, lax.add(pivots, np.int32(1))]  # Fortran indices start at 1
 
 
-def _lu_tpu(site: Site, a: Value) -> Values:
-    del site
-    return linalg.lu_p.bind(a)
+def _bound(primitive: Primitive) -> Callable[..., Values]:
+    """The results of a primitive without parameters."""
+
+    def compute(site: Site, *arrays: Value) -> Values:
+        results = primitive.bind(*arrays)
+        return results if primitive.multiple_results else [results]
+
+    return compute
 
 
-def _geqrf(site: Site, a: Value) -> Values:
-    del site
-    return geqrf_p.bind(a)
+_lu_tpu, _geqrf = _bound(linalg.lu_p), _bound(geqrf_p)
+_orgqr = _bound(linalg.householder_product_p)
 
 
-def _orgqr(site: Site, a: Value, taus: Value) -> Values:
-    del site
-    return [linalg.householder_product_p.bind(a, taus)]
-
-
-def _eigh(position: int | None) -> Callable[..., Values]:
+def _of_triangle(bind: Callable[..., Values], position: int | None) -> Callable[..., Values]:
     def compute(site: Site, a: Value) -> Values:
-        return _bind_eigh(a, lower=_known(_lower(site, position)))
+        return bind(a, lower=_known(_lower(site, position)))
 
     return compute
 
@@ -148,11 +148,8 @@ def _bind_eigh(a: Value, lower: bool, sort: bool = True) -> Values:
     )
 
 
-def _sytrd(position: int | None) -> Callable[..., Values]:
-    def compute(site: Site, a: Value) -> Values:
-        return linalg.tridiagonal_p.bind(a, lower=_known(_lower(site, position)))
-
-    return compute
+_eigh = functools.partial(_of_triangle, _bind_eigh)
+_sytrd = functools.partial(_of_triangle, linalg.tridiagonal_p.bind)
 
 
 def _gehrd(site: Site, a: Value) -> Values:
@@ -176,27 +173,12 @@ def _geev(site: Site, a: Value) -> Values:
     left, right = (chr(max(scalar(site, i), 0)) for i in (2, 3))
     if {left, right} - set("VN"):
         raise UnknownOptionsError
-    w, *vectors = linalg.eig_p.bind(
-        a,
-        compute_left_eigenvectors=left == "V",
-        compute_right_eigenvectors=right == "V",
-        enable_eigvec_derivs=True,
-        implementation=None,
-    )
-    values = [w] if jnp.iscomplexobj(a) else [lax.real(w), lax.imag(w)]
-    given = iter(vectors)
-    return [*values, *(next(given) if job == "V" else None for job in (left, right))]
+    w, *vectors = _bind_eig(a, left == "V", right == "V")
+    return [*([w] if jnp.iscomplexobj(a) else [lax.real(w), lax.imag(w)]), *vectors]
 
 
-def _eig(site: Site, a: Value) -> Values:
-    """Of MAGMA's or LAPACK's interface for GPUs, and cuSOLVER's, which today's JAX chooses between.
-
-    Its choice depends on the libraries of the machine that exports.
-    """
-    options = attributes(site.eqn)
-    left, right = (options.get(name) for name in ("left", "right"))
-    if not {left, right} <= {True, False}:
-        raise UnknownOptionsError
+def _bind_eig(a: Value, left: bool, right: bool) -> Values:
+    """The eigenvalues, and the left and right eigenvectors, `None` if they are not wanted."""
     w, *vectors = linalg.eig_p.bind(
         a,
         compute_left_eigenvectors=left,
@@ -208,13 +190,25 @@ def _eig(site: Site, a: Value) -> Values:
     return [w, *(next(given) if wanted else None for wanted in (left, right))]
 
 
+def _eig(site: Site, a: Value) -> Values:
+    """Of MAGMA's or LAPACK's interface for GPUs, and cuSOLVER's, which today's JAX chooses between.
+
+    Its choice depends on the libraries of the machine that exports.
+    """
+    options = attributes(site.eqn)
+    left, right = (options.get(name) for name in ("left", "right"))
+    if not {left, right} <= {True, False}:
+        raise UnknownOptionsError
+    return _bind_eig(a, bool(left), bool(right))
+
+
 def _eig_real(site: Site, a: Value) -> Values:
     w, *vectors = _eig(site, a)
     return [lax.real(w), lax.imag(w), *vectors]
 
 
 def _eig_cusolver(site: Site, a: Value) -> Values:
-    """Of a real matrix, vectors are real: the two of a pair are real and imaginary part."""
+    """Vectors of a real matrix are real: those of a pair are the real and imaginary part."""
     w, *vectors = _eig(site, a)
     if jnp.iscomplexobj(a):
         return [w, *vectors]

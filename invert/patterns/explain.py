@@ -29,7 +29,7 @@ class Attempt:
     - `root`: the primitive of the equation.
     - `place`: its name scopes and source line; `""` if neither is known.
     - `matched`: whether the pattern matches there.
-    - `equation`: the primitive of the equation at which the longest partial match failed.
+    - `equation`: the primitive of the equation where the longest partial match failed.
     - `equation_place`: the place of that equation.
     - `reason`: what the pattern and the program have there; `""` if the pattern matches.
     - `compared`: how many equations matched before.
@@ -59,7 +59,7 @@ class Explanation:
     **Attributes:**
 
     - `pattern`: name of the pattern.
-    - `roots`: the primitives at which it may apply.
+    - `roots`: the primitives where it may apply.
     - `attempts`: an `Attempt` for each match, and for each other equation of these primitives:
         matches first, then failures, the longest partial match first.
     """
@@ -164,8 +164,8 @@ def _named(name: str) -> tuple[Pattern | EquationPattern, tuple[Stage, ...], Sta
             if pattern.name == name:
                 if isinstance(pattern, ProgramPattern):
                     raise PatternError(
-                        f"pattern {name!r} rewrites a program as a whole: there is no equation at "
-                        "which it is tried",
+                        f"pattern {name!r} rewrites a program as a whole: it is not tried at "
+                        "single equations",
                         remedy="Ask for another pattern.",
                     )
                 return pattern, STAGES[:number], dataclasses.replace(stage, patterns=(pattern,))

@@ -19,7 +19,7 @@ import numpy as np
 from jax import Array
 
 from invert.ir import kinds
-from invert.ir.types import Atom, Eqn, JaxFunction
+from invert.ir.types import Atom, Aval, Eqn, JaxFunction
 from invert.patterns.fingerprints import fingerprint, may_be
 from invert.patterns.special import lowered
 from invert.rewriting.pattern import Call, Pattern, Site
@@ -75,7 +75,7 @@ def _call(site: Site) -> Iterator[Call]:
             yield Call(("library", function), function, avals, is_call=True)
 
 
-def _of(function: JaxFunction, *avals: Any, **params: Any) -> Call:
+def _of(function: JaxFunction, *avals: Aval, **params: Any) -> Call:
     key = ("library", function, tuple(sorted(params.items())))
     return Call(key, functools.partial(function, **params), avals)
 

@@ -58,7 +58,7 @@ def pays_on(platform: str) -> Pays:
 
 
 def stage(pays: Pays, disabled: Collection[str] = ()) -> Stage:
-    """The rewrites, limited to operands for which they pay."""
+    """The rewrites, each only for operands where it pays."""
     return Stage(
         tuple(
             EquationPattern(name, roots, functools.partial(_rewrite, name, plan, pays))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator
-from typing import Any
 
 import jax
 import numpy as np
@@ -124,7 +123,7 @@ def wrap(key: Value, impl: str) -> Value:
     return random_wrap_p.bind(key, impl=prngs[impl])
 
 
-def _keyed(key: tuple[object, ...], function: JaxFunction, *avals: Any) -> Iterator[Call]:
+def _keyed(key: tuple[object, ...], function: JaxFunction, *avals: Aval) -> Iterator[Call]:
     """The call under each setting of `jax_threefry_partitionable`."""
     for partitionable in (True, False):
 

@@ -181,7 +181,7 @@ PATTERNS = (
     lowered("atan", "atan2", lax.atan_p.bind, after="_ _", hint="atan"),
     lowered("asin", "atan2", lax.asin_p.bind, after="_ sqrt"),  # as jax 0.12 lowers it
     Pattern("outlined_lgamma", ("convert_element_type", "jit"), _outlined_lgamma, _LOG_STEP, "clz"),
-    # Of unsigned integers.
+    # For unsigned integers.
     lowered("sign", "select_n", lax.sign_p.bind, after="eq", kind=np.unsignedinteger),
     Pattern("iota_2x32_shape", ("convert_element_type",), _iota_2x32_shape),
     Pattern("select_n", ("select_n",), _select_n),

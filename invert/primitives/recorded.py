@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Hashable
-from typing import Any
+from collections.abc import Hashable
 
 import jax
 import numpy as np
 
 from invert._private.jax import is_tracer
 from invert._private.staging import Recording, recorded, staged
-from invert.ir.types import Value
+from invert.ir.types import JaxFunction, Value
 
 # The oldest are evicted first.
 _MOST_RECORDINGS = 512
@@ -28,12 +27,12 @@ class Recorded:
     has an effect, it runs each time.
     """
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, function: JaxFunction) -> None:
         functools.update_wrapper(self, function)
         self._function = function
         self._recordings: dict[Hashable, Recording | None] = {}
 
-    def __call__(self, *operands: Value, **keywords: Value) -> Any:
+    def __call__(self, *operands: Value, **keywords: Value) -> Value:
         places: dict[int, int] = {}
         traced: list[Value] = []
         for x in operands:
@@ -62,7 +61,7 @@ class Recorded:
 
 
 class _NoKeyError(Exception):
-    """A value of which no key says all that a function may read from it."""
+    """A value that no key describes in full."""
 
 
 def _key(value: Value) -> Hashable:

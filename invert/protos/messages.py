@@ -235,7 +235,7 @@ class _FaultError(Exception):
 
 
 def _fault(name: str, data: bytes) -> str:
-    """The first position at which bytes are not a valid message, in words."""
+    """Where bytes stop being a valid message, in words."""
     tables = {n: {r.number: r for r in rows} for n, rows in fields().items()}
 
     def walk(kind: str, start: int, end: int, path: str, depth: int) -> None:

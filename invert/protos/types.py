@@ -1,6 +1,7 @@
 """The messages in TensorFlow's files, as of TensorFlow 2.21: types, and the schema read from them.
 
-A field is annotated with its type, its number and the name of its oneof group. Enums are `int32`,
+Only the fields that are read, and all of a oneof group; others are kept as they are. A field is
+annotated with its type, its number and the name of its oneof group. Enums are `int32`,
 which has the same encoding. `invert.protos.messages` makes the objects.
 """
 
@@ -23,20 +24,12 @@ string = str
 
 
 class SavedModel(Message):
-    saved_model_schema_version: Annotated[int64, 1]
     meta_graphs: Annotated[Messages[MetaGraphDef], 2]
 
 
 class MetaGraphDef(Message):
     class MetaInfoDef(Message):
-        meta_graph_version: Annotated[string, 1]
-        stripped_op_list: Annotated[OpList, 2]
-        any_info: Annotated[Any, 3]
         tags: Annotated[MutableSequence[string], 4]
-        tensorflow_version: Annotated[string, 5]
-        tensorflow_git_version: Annotated[string, 6]
-        stripped_default_attrs: Annotated[bool, 7]
-        function_aliases: Annotated[MutableMapping[string, string], 8]
 
     meta_info_def: Annotated[MetaGraphDef.MetaInfoDef, 1]
     graph_def: Annotated[GraphDef, 2]
@@ -115,7 +108,6 @@ class AttrValue(Message):
 class TensorProto(Message):
     dtype: Annotated[int32, 1]
     tensor_shape: Annotated[TensorShapeProto, 2]
-    version_number: Annotated[int32, 3]
     tensor_content: Annotated[bytes, 4]
     half_val: Annotated[MutableSequence[int32], 13]
     float_val: Annotated[MutableSequence[float], 5]
@@ -169,13 +161,8 @@ class FunctionDefLibrary(Message):
 
 
 class FunctionDef(Message):
-    class ArgAttrs(Message):
-        attr: Annotated[MessageMap[string, AttrValue], 1]
-
     signature: Annotated[OpDef, 1]
     attr: Annotated[MessageMap[string, AttrValue], 5]
-    arg_attr: Annotated[MessageMap[uint32, FunctionDef.ArgAttrs], 7]
-    resource_arg_unique_id: Annotated[MutableMapping[uint32, uint32], 8]
     node_def: Annotated[Messages[NodeDef], 3]
     ret: Annotated[MutableMapping[string, string], 4]
     control_ret: Annotated[MutableMapping[string, string], 6]
@@ -193,11 +180,8 @@ class RegisteredGradient(Message):
 
 class SaverDef(Message):
     filename_tensor_name: Annotated[string, 1]
-    save_tensor_name: Annotated[string, 2]
     restore_op_name: Annotated[string, 3]
-    max_to_keep: Annotated[int32, 4]
     sharded: Annotated[bool, 5]
-    keep_checkpoint_every_n_hours: Annotated[float, 6]
     version: Annotated[int32, 7]
 
 
@@ -227,7 +211,6 @@ class CollectionDef(Message):
 class SignatureDef(Message):
     inputs: Annotated[MessageMap[string, TensorInfo], 1]
     outputs: Annotated[MessageMap[string, TensorInfo], 2]
-    method_name: Annotated[string, 3]
     defaults: Annotated[MessageMap[string, TensorProto], 4]
 
 
@@ -237,9 +220,7 @@ class TensorInfo(Message):
         indices_tensor_name: Annotated[string, 2]
         dense_shape_tensor_name: Annotated[string, 3]
 
-    class CompositeTensor(Message):
-        type_spec: Annotated[TypeSpecProto, 1]
-        components: Annotated[Messages[TensorInfo], 2]
+    class CompositeTensor(Message): ...
 
     name: Annotated[string, 1, "encoding"]
     coo_sparse: Annotated[TensorInfo.CooSparse, 4, "encoding"]
@@ -252,7 +233,6 @@ class TypeSpecProto(Message):
     type_spec_class: Annotated[int32, 1]
     type_state: Annotated[StructuredValue, 2]
     type_spec_class_name: Annotated[string, 3]
-    num_flat_components: Annotated[int32, 4]
 
 
 class StructuredValue(Message):
@@ -339,7 +319,6 @@ class SavedObject(Message):
     captured_tensor: Annotated[CapturedTensor, 12, "kind"]
     saveable_objects: Annotated[MessageMap[string, SaveableObject], 11]
     registered_name: Annotated[string, 13]
-    serialized_user_proto: Annotated[Any, 14]
     registered_saver: Annotated[string, 16]
 
 
@@ -362,24 +341,18 @@ class FunctionSpec(Message):
     fullargspec: Annotated[StructuredValue, 1]
     is_method: Annotated[bool, 2]
     input_signature: Annotated[StructuredValue, 5]
-    jit_compile: Annotated[int32, 6]
 
 
 class SavedVariable(Message):
     dtype: Annotated[int32, 1]
     shape: Annotated[TensorShapeProto, 2]
     trainable: Annotated[bool, 3]
-    synchronization: Annotated[int32, 4]
-    aggregation: Annotated[int32, 5]
     name: Annotated[string, 6]
     device: Annotated[string, 7]
-    experimental_distributed_variable_components: Annotated[Messages[SavedVariable], 8]
 
 
 class SavedBareConcreteFunction(Message):
     concrete_function_name: Annotated[string, 1]
-    argument_keywords: Annotated[MutableSequence[string], 2]
-    allowed_positional_arguments: Annotated[int64, 3]
     function_spec: Annotated[FunctionSpec, 4]
 
 
@@ -453,40 +426,19 @@ class TrackableObjectGraph(Message):
             Messages[TrackableObjectGraph.TrackableObject.SlotVariableReference], 3
         ]
         registered_saver: Annotated[RegisteredSaver, 4]
-        has_checkpoint_values: Annotated[BoolValue, 5]
 
     nodes: Annotated[Messages[TrackableObjectGraph.TrackableObject], 1]
 
 
 class RegisteredSaver(Message):
     name: Annotated[string, 1]
-    object_name: Annotated[string, 2]
-
-
-class BoolValue(Message):
-    value: Annotated[bool, 1]
-
-
-class FingerprintDef(Message):
-    saved_model_checksum: Annotated[uint64, 1]
-    graph_def_program_hash: Annotated[uint64, 2]
-    signature_def_hash: Annotated[uint64, 3]
-    saved_object_graph_hash: Annotated[uint64, 4]
-    checkpoint_hash: Annotated[uint64, 5]
-    uuid: Annotated[string, 7]
-    version: Annotated[VersionDef, 6]
 
 
 class VariableDef(Message):
     variable_name: Annotated[string, 1]
-    initial_value_name: Annotated[string, 6]
     initializer_name: Annotated[string, 2]
-    snapshot_name: Annotated[string, 3]
     save_slice_info_def: Annotated[SaveSliceInfoDef, 4]
-    is_resource: Annotated[bool, 5]
     trainable: Annotated[bool, 7]
-    synchronization: Annotated[int32, 8]
-    aggregation: Annotated[int32, 9]
 
 
 class SaveSliceInfoDef(Message):

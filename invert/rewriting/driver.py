@@ -278,7 +278,7 @@ class Rewriter:
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-    """An equation at which a pattern was tried, and where each match failed."""
+    """An equation where a pattern was tried, and where each match failed."""
 
     eqn: Eqn
     matched: bool

@@ -39,7 +39,7 @@ def lower_alike(
 
     - `a`, `b`: programs of the same arguments; `a` may be the output of a lowering.
     - `constants`: the values of the leading ones, where known.
-    - `platform`, `x64`: for what and with which types they are lowered.
+    - `platform`, `x64`: the platform they are lowered for, and whether with 64-bit types.
 
     **Returns:** `False` also if an equation does not lower on its own or has effects.
 

@@ -124,7 +124,7 @@ class Pattern:
     **Arguments:**
 
     - `name`: its name in the report and in `Config(disabled_patterns=...)`.
-    - `roots`: names of the primitives at which it may apply.
+    - `roots`: names of the primitives where it may apply.
     - `propose`: `propose(site)` yields the calls to try, the likeliest first.
     - `literal`: a number that every match contains, or several of which each match contains one
         (by dtype). Nothing is proposed for a program without a literal close to it.
@@ -186,7 +186,7 @@ class Stage:
 
 @dataclasses.dataclass(frozen=True)
 class Site:
-    """An equation at which a pattern is tried, with the graph around it.
+    """An equation where a pattern is tried, with the graph around it.
 
     `named` says whether locations of the program name primitives at all. `template(call)` is the
     program that the engine would look for, `None` if JAX refuses the call. If `misses` is a list,

@@ -1,4 +1,4 @@
-"""Scans as the loops to which JAX lowers them, without lowering them."""
+"""Scans as the loops that JAX lowers them to, without lowering them."""
 
 from __future__ import annotations
 

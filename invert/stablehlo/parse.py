@@ -13,7 +13,6 @@ faster than text.
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Callable
 from typing import Any
@@ -22,6 +21,7 @@ import numpy as np
 
 from invert._errors import MalformedModelError, Problem, UnsupportedOpError
 from invert._private.mlir import ir, make_ir_context, make_reading_context, stablehlo_dialect
+from invert.protos import varints
 from invert.protos.file_parts import FilePart
 from invert.stablehlo.parse_in_child import KnownBytes, remedy_of, rewrite_in_child
 from invert.stablehlo.parse_worker import read
@@ -29,6 +29,7 @@ from invert.stablehlo.parse_worker import read
 _MAGIC = b"ML\xefR"
 _QUANTIZED = Problem(
     op="!quant",
+    location="StableHLO module",
     reason="quantized types have no JAX dtype",
     remedy="Dequantize the model before you export it.",
 )
@@ -38,7 +39,6 @@ _VERSION = re.compile(rb"StableHLO_v(\d{1,9})\.(\d{1,9})\.(\d{1,9})")
 def parse_module(
     blob: bytes | str | FilePart | Callable[[], bytes | FilePart],
     *,
-    what: str = "StableHLO module",
     trusted: bool = False,
     large: list[np.ndarray] | None = None,
     known: KnownBytes | None = None,
@@ -49,7 +49,6 @@ def parse_module(
 
     - `blob`: MLIR text, MLIR bytecode, a StableHLO portable artifact, or HLO as text or proto; or
         a function that returns the bytes, which are freed once another process has read them.
-    - `what`: how messages name the module.
     - `trusted`: `True` for bytes made by this process. They are read directly; others are first
         read in a child process, because damaged bytes can crash the reader.
     - `large`: receives the bytes of large constants, which the module then only numbers.
@@ -62,36 +61,38 @@ def parse_module(
     **Raises:** `MalformedModelError` if the bytes are not such a module, if the module does not
     verify, or if it needs a newer jaxlib; `UnsupportedOpError` for quantized types.
     """
-    data = _bytes_of(blob, what)
+    data = _bytes_of(blob)
     del blob
-    kind = _kind(data, what)
+    kind = _kind(data)
     form = kind
     if isinstance(data, FilePart):
         form = "bytecode"
-        data = rewrite_in_child(kind, data.chunks(), len(data), what, large, known)
+        data = rewrite_in_child(kind, data.chunks(), len(data), large, known)
     elif kind == "text" and b"!quant." in data:
         # jaxlib 0.10.2 does not know the dialect, and its message names only MLIR's terms.
-        raise UnsupportedOpError([dataclasses.replace(_QUANTIZED, location=what)])
+        raise UnsupportedOpError([_QUANTIZED])
     elif not trusted or kind.startswith("hlo"):
         if kind.startswith("hlo"):
             data = proto_of_hlo(data) or data
         sent, size = iter([data]), len(data)
         del data  # freed once it is sent
-        form, data = "bytecode", rewrite_in_child(kind, sent, size, what, large, known)
+        form, data = "bytecode", rewrite_in_child(kind, sent, size, large, known)
     module = read(ir, stablehlo_dialect, make_reading_context, form, data)
     if isinstance(module, str):  # it may hold a dialect that JAX's exports do not
         module = read(ir, stablehlo_dialect, make_ir_context, form, data)
     if isinstance(module, str):
-        raise MalformedModelError(f"The {what} cannot be read: {module}", remedy=remedy_of(kind))
-    if not _public_functions(module, what):
         raise MalformedModelError(
-            f"The {what} has no public function", remedy="Make its entry function public."
+            f"The StableHLO module cannot be read: {module}", remedy=remedy_of(kind)
+        )
+    if not _public_functions(module):
+        raise MalformedModelError(
+            "The StableHLO module has no public function", remedy="Make its entry function public."
         )
     return module
 
 
 def _bytes_of(
-    blob: bytes | str | FilePart | Callable[[], bytes | FilePart], what: str
+    blob: bytes | str | FilePart | Callable[[], bytes | FilePart],
 ) -> bytes | FilePart:
     """The bytes of a module; bytecode stays in its file."""
     if callable(blob):
@@ -102,15 +103,15 @@ def _bytes_of(
         blob = bytes(blob)
     if not isinstance(blob, (bytes, str, FilePart)):
         raise MalformedModelError(
-            f"The {what} is a {type(blob).__name__}",
+            f"The StableHLO module is a {type(blob).__name__}",
             remedy="Pass MLIR text as str, or bytecode as bytes.",
         )
     try:
         data = blob.encode() if isinstance(blob, str) else blob
     except UnicodeEncodeError as e:
-        raise MalformedModelError(f"The {what} is text with lone surrogates ({e})") from e
+        raise MalformedModelError(f"The StableHLO module is text with lone surrogates ({e})") from e
     if isinstance(data, bytes) and not data.strip():
-        raise MalformedModelError(f"The {what} is empty")
+        raise MalformedModelError("The StableHLO module is empty")
     return data
 
 
@@ -121,7 +122,7 @@ def entry_function(module: ir.Module) -> ir.OpView:
 
     **Raises:** `MalformedModelError` if there is neither.
     """
-    public = _public_functions(module, "StableHLO module")
+    public = _public_functions(module)
     if "main" in public:
         op = public["main"]
     elif len(public) == 1:
@@ -136,7 +137,7 @@ def entry_function(module: ir.Module) -> ir.OpView:
     return op
 
 
-def _public_functions(module: ir.Module, what: str) -> dict[str, ir.OpView]:
+def _public_functions(module: ir.Module) -> dict[str, ir.OpView]:
     """The public functions of a module by name.
 
     **Raises:** `MalformedModelError` if a name is not UTF-8.
@@ -150,7 +151,7 @@ def _public_functions(module: ir.Module, what: str) -> dict[str, ir.OpView]:
             name = attributes["sym_name"].value_bytes.decode()
         except UnicodeDecodeError as e:
             raise MalformedModelError(
-                f"A function of the {what} has a name that is not UTF-8 ({e})"
+                f"A function of the StableHLO module has a name that is not UTF-8 ({e})"
             ) from e
         if "sym_visibility" not in attributes or attributes["sym_visibility"].value == "public":
             public[name] = op
@@ -165,14 +166,10 @@ def proto_of_hlo(data: bytes) -> bytes | None:
     for _ in range(2):
         if not data.startswith(b"\n"):
             return None
-        size, at = 0, 1
-        for shift in range(0, 35, 7):
-            if at >= len(data):
-                return None
-            size |= (data[at] & 127) << shift
-            at += 1
-            if data[at - 1] < 128:
-                break
+        try:
+            size, at = varints.read(data, 1, len(data), most=5)
+        except ValueError:
+            return None
         content, rest = data[at : at + size], data[at + size : at + size + 1]
         if rest == b"\x12" and _is_name(content):
             return data
@@ -187,7 +184,7 @@ def _is_name(content: bytes) -> bool:
         return False
 
 
-def _kind(data: bytes | FilePart, what: str) -> str:
+def _kind(data: bytes | FilePart) -> str:
     """`"portable"`, `"bytecode"`, `"text"`, `"hlo"` or `"hlotext"`.
 
     **Raises:** `MalformedModelError` for a container that is visibly broken.
@@ -195,23 +192,20 @@ def _kind(data: bytes | FilePart, what: str) -> str:
     if isinstance(data, bytes) and not data.startswith(_MAGIC):
         if proto_of_hlo(data) is not None:
             return "hlo"
+        begin = f"which begins with {_MAGIC!r}"
+        neither = f"The StableHLO module is neither MLIR bytecode, {begin}, nor text"
         try:
             data.decode()
         except UnicodeDecodeError as e:
-            raise MalformedModelError(
-                f"The {what} is neither MLIR bytecode, which begins with {_MAGIC!r}, nor text: "
-                f"byte {e.start} is not UTF-8"
-            ) from e
+            raise MalformedModelError(f"{neither}: byte {e.start} is not UTF-8") from e
         if b"\0" in data:
-            raise MalformedModelError(
-                f"The {what} is neither MLIR bytecode, which begins with {_MAGIC!r}, nor text: "
-                f"byte {data.index(0)} is null"
-            )
+            raise MalformedModelError(f"{neither}: byte {data.index(0)} is null")
         if data.lstrip().startswith(b"HloModule"):
             return "hlotext"
         if b"func.func" not in data and b"module" not in data:
             raise MalformedModelError(
-                f"The {what} is text that is not StableHLO: it has no `module` and no `func.func`",
+                "The StableHLO module is text that is not StableHLO: it has no `module` and no "
+                "`func.func`",
                 remedy="Pass MLIR text, MLIR bytecode or a portable artifact.",
             )
         return "text"
@@ -221,30 +215,30 @@ def _kind(data: bytes | FilePart, what: str) -> str:
         producer = data[at:end] if isinstance(data, bytes) else data.part(at, end)
         match = _VERSION.fullmatch(producer)
         if match:  # before the sections: a newer version may have sections of its own
-            _check_version(tuple(int(n) for n in match.groups()), what)
+            _check_version(tuple(int(n) for n in match.groups()))
         _check_sections(data, end + 1)
     except (IndexError, ValueError) as e:
         if isinstance(e, MalformedModelError):
             raise
-        raise MalformedModelError(f"The {what} is broken MLIR bytecode: {e}") from e
+        raise MalformedModelError(f"The StableHLO module is broken MLIR bytecode: {e}") from e
     # Artifacts of 2023 do not name a StableHLO version, but hold VHLO too.
     if match or b"\0vhlo\0" in data:
         return "portable"
     if not producer.startswith(b"MLIR"):
         raise MalformedModelError(
-            f"The {what} is MLIR bytecode of an unknown producer {producer[:40]!r}; StableHLO_v* "
-            f"and MLIR* are known"
+            f"The StableHLO module is MLIR bytecode of an unknown producer {producer[:40]!r}; "
+            "StableHLO_v* and MLIR* are known"
         )
     return "bytecode"
 
 
-def _check_version(version: tuple[int, ...], what: str) -> None:
+def _check_version(version: tuple[int, ...]) -> None:
     newest = stablehlo_dialect.get_current_version()
     if version > tuple(int(n) for n in newest.split(".")):
         text = ".".join(map(str, version))
         raise MalformedModelError(
-            f"The {what} is a portable artifact of StableHLO {text}, and this jaxlib reads "
-            f"StableHLO {newest} at most",
+            f"The StableHLO module is a portable artifact of StableHLO {text}, and this jaxlib "
+            f"reads StableHLO {newest} at most",
             remedy=f"Upgrade jaxlib, or serialize the model for StableHLO {newest} or older.",
         )
 

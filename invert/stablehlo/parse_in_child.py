@@ -48,7 +48,6 @@ def rewrite_in_child(
     kind: str,
     parts: Iterator[bytes],
     size: int,
-    what: str,
     large: list[np.ndarray] | None = None,
     known: KnownBytes | None = None,
 ) -> bytes:
@@ -93,7 +92,9 @@ def rewrite_in_child(
         if answer.startswith(_MAGIC):
             return answer
         reason = answer.decode()
-    raise MalformedModelError(f"The {what} cannot be read: {reason}", remedy=remedy_of(kind))
+    raise MalformedModelError(
+        f"The StableHLO module cannot be read: {reason}", remedy=remedy_of(kind)
+    )
 
 
 def remedy_of(kind: str) -> str | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
 import jax
 import numpy as np
@@ -16,8 +15,9 @@ from invert._entry import OpUse, Shardings
 from invert._errors import MalformedModelError, Problem, SignatureError, UnsupportedOpError
 from invert._opaque import platform_of
 from invert._private.jax import default_platform
-from invert._private.mlir import ir, text_of
+from invert._private.mlir import MlirObject, ir, text_of
 from invert.ir.arrays import KnownBytes
+from invert.ir.avals import fits_shape
 from invert.ir.types import Aval
 from invert.primitives.stablehlo import calls
 from invert.protos.file_parts import FilePart
@@ -53,7 +53,6 @@ class Program:
     module: ir.Module
     config: Config
     platforms: tuple[str, ...] = ()
-    location: str = ""
     mesh: AbstractMesh | None = None
     start: str = ""
     large: Sequence[np.ndarray] = dataclasses.field(default=(), compare=False)
@@ -65,7 +64,6 @@ class Program:
         *,
         config: Config,
         platforms: tuple[str, ...] = (),
-        location: str = "",
         trusted: bool = False,
         mesh: AbstractMesh | None = None,
         known: KnownBytes | None = None,
@@ -84,10 +82,10 @@ class Program:
         large: list[np.ndarray] = []
         module = parse_module(blob, trusted=trusted, large=large, known=known)
         lower = tuple(p.lower() for p in platforms)
-        return cls(module, config, lower, location, mesh, large=large)
+        return cls(module, config, lower, mesh, large=large)
 
     @functools.cached_property
-    def functions(self) -> Mapping[str, Any]:
+    def functions(self) -> Mapping[str, MlirObject]:
         """Functions by name, and meshes as `sdy.mesh <name>`."""
         return functions_of(self.module)
 
@@ -198,7 +196,7 @@ class Program:
     def notes(self) -> list[str]:
         """Lines for the report, after the program was raised."""
         return [
-            f"left out, since no PartitionSpec expresses it: the sharding {text}"
+            f"left out the sharding {text}, which no PartitionSpec can express"
             for text in self.devices.left_out
         ]
 
@@ -279,10 +277,7 @@ class Program:
                 remedy="Pass one for each argument of its entry function.",
             )
         for i, (value, (shape, dtype)) in enumerate(zip(values, self.in_types, strict=True)):
-            fits = len(value.shape) == len(shape) and all(
-                want in (None, have) for want, have in zip(shape, value.shape, strict=True)
-            )
-            if not fits or value.dtype != dtype:
+            if not fits_shape(value.shape, shape) or value.dtype != dtype:
                 wrong.append(
                     f"argument {i} is {value.dtype}{list(value.shape)}, "
                     f"but the module takes {dtype}{['?' if n is None else n for n in shape]}"
@@ -291,7 +286,7 @@ class Program:
             raise SignatureError("; ".join(wrong), remedy="Pass arrays of the types in the module.")
 
 
-def functions_of(module: ir.Module) -> dict[str, Any]:
+def functions_of(module: ir.Module) -> dict[str, MlirObject]:
     """The functions of a module by name, and its meshes as `sdy.mesh <name>`."""
     found = {}
     for view in module.body.operations:

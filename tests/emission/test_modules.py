@@ -228,7 +228,7 @@ def test_a_text_for_fixed_sizes_where_none_holds_for_all() -> None:
         return inner(values, x)
 
     entry = dataclasses.replace(entry, fn=other)
-    with pytest.raises(SignatureError, match="no text holds for all sizes"):
+    with pytest.raises(SignatureError, match="no source covers all sizes"):
         _ = recovered(entry).source
     module = recovered(entry, ramp(2, 3))
     assert re.search(r"['\"]2 3['\"]", module.source)

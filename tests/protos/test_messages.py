@@ -10,7 +10,6 @@ import pytest
 import tensorflow as tf
 from tensorflow.core.framework import graph_pb2, op_def_pb2, tensor_pb2, variable_pb2
 from tensorflow.core.protobuf import (
-    fingerprint_pb2,
     saved_model_pb2,
     tensor_bundle_pb2,
     trackable_object_graph_pb2,
@@ -32,7 +31,6 @@ ROOTS: dict[str, Any] = {
     "BundleHeaderProto": tensor_bundle_pb2.BundleHeaderProto,
     "BundleEntryProto": tensor_bundle_pb2.BundleEntryProto,
     "TrackableObjectGraph": trackable_object_graph_pb2.TrackableObjectGraph,
-    "FingerprintDef": fingerprint_pb2.FingerprintDef,
 }
 
 

@@ -18,9 +18,12 @@ from invert._api import convert as _convert
 from invert._api import from_entry
 from invert._errors import SignatureError, UnsupportedOpError
 from invert._private.jax import is_tracer
+from invert._private.tensorflow import TfObject
 from invert.compat.tf2jax.config import conversion, get_config, narrows
 from invert.frontends.closures import names_of_tensorflow
 from invert.frontends.graph_entry import at_shapes
+from invert.ir.avals import fits_shape
+from invert.ir.sizes import DimSize
 from invert.ir.types import Arguments, Keywords, Value
 from invert.modules.module import Module, on_first_devices
 from invert.tf.ops.node import import_tensorflow
@@ -83,7 +86,7 @@ class AnnotatedFunction:
         self.__name__ = fn.__name__
         self.__signature__ = signature
 
-    def __call__(self, *args: object, **kwargs: object) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Value:
         return self.fn(*args, **kwargs)
 
     @property
@@ -91,7 +94,9 @@ class AnnotatedFunction:
         return self.__signature__
 
 
-def convert(tf_func: Any, *args: Any, **kwargs: Any) -> tuple[AnnotatedFunction, Mapping[str, Any]]:
+def convert(
+    tf_func: TfObject, *args: Any, **kwargs: Any
+) -> tuple[AnnotatedFunction, Mapping[str, Any]]:
     """Convert a `tf.function` traced at these arguments.
 
     **Arguments:**
@@ -166,7 +171,7 @@ def convert_functional(tf_func: object, *args: object, **kwargs: object) -> Anno
     return _without_params(*convert(tf_func, *args, **kwargs))
 
 
-def convert_from_restored(tf_func: Any) -> tuple[AnnotatedFunction, Mapping[str, Any]]:
+def convert_from_restored(tf_func: TfObject) -> tuple[AnnotatedFunction, Mapping[str, Any]]:
     """As `convert`, for a function of a SavedModel that was traced once.
 
     **Raises:** `ValueError` where it was traced more than once; otherwise as `convert`.
@@ -189,7 +194,9 @@ def convert_functional_from_restored(tf_func: object) -> AnnotatedFunction:
     return _without_params(*convert_from_restored(tf_func))
 
 
-def _with_values(tf_func: Any, args: Sequence[Any], kwargs: Any) -> tuple[Any, list[Any]]:
+def _with_values(
+    tf_func: TfObject, args: Arguments, kwargs: Keywords
+) -> tuple[TfObject, list[Value]]:
     """The function with its integers and booleans as constants, and its other arrays.
 
     **Raises:** `jax.errors.ConcretizationTypeError` where one of them is traced.
@@ -199,7 +206,7 @@ def _with_values(tf_func: Any, args: Sequence[Any], kwargs: Any) -> tuple[Any, l
     rest = [v for v in leaves if hasattr(v, "dtype") and not _is_value(v)]
 
     @tf.function(autograph=False)
-    def with_values(*tensors: Any) -> Any:
+    def with_values(*tensors: TfObject) -> TfObject:
         given = iter(tensors)
         values = [
             tf.constant(np.asarray(v))
@@ -219,7 +226,7 @@ def _with_values(tf_func: Any, args: Sequence[Any], kwargs: Any) -> tuple[Any, l
     return with_values, rest
 
 
-def _is_value(leaf: Any) -> bool:
+def _is_value(leaf: Value) -> bool:
     """Whether sizes are computed from an argument."""
     return (
         hasattr(leaf, "dtype")
@@ -229,10 +236,10 @@ def _is_value(leaf: Any) -> bool:
 
 
 def _depends_on_values(
-    tf_func: Any,
-    args: Sequence[Any],
+    tf_func: TfObject,
+    args: Arguments,
     kwargs: Keywords,
-    concrete: Any,
+    concrete: TfObject,
     error: UnsupportedOpError,
 ) -> bool:
     """Whether an error changes if the values of the example are known."""
@@ -250,7 +257,7 @@ def _depends_on_values(
     return True
 
 
-def _convert_module(function: Any, *args: Any, **kwargs: Any) -> Module:
+def _convert_module(function: TfObject, *args: Any, **kwargs: Any) -> Module:
     """The module of a function, with parameters by the names that tf2jax gives them."""
     with names_of_tensorflow():
         return _convert(function, *args, **kwargs)
@@ -260,13 +267,13 @@ def _name(tf_func: object) -> str:
     return str(getattr(tf_func, "__name__", "function"))
 
 
-def _without_tracers(value: Any) -> Any:
+def _without_tracers(value: Value) -> Value:
     if not is_tracer(value):
         return value
     return import_tensorflow().TensorSpec(value.shape, value.dtype)
 
 
-def _signature(tf_func: Any, concrete: Any) -> inspect.Signature:
+def _signature(tf_func: TfObject, concrete: TfObject) -> inspect.Signature:
     """The signature of the Python function; that of the trace if it is not known."""
     python_function = getattr(tf_func, "python_function", None)
     if python_function is not None and not hasattr(tf_func, "concrete_functions"):
@@ -295,7 +302,7 @@ def _special(module: Module) -> tuple[str | None, str | None]:
 
 def _placed(
     module: Module, given: inspect.BoundArguments, wanted: inspect.BoundArguments
-) -> tuple[list[Any], dict[str, Any]]:
+) -> tuple[list[Value], dict[str, Any]]:
     """The module's arguments, picked from those of the original, which also has static values.
 
     Arguments correspond by position, not by name: a function of `jax2tf.convert` takes `*args_tf`,
@@ -303,11 +310,11 @@ def _placed(
     """
     tensor_spec = import_tensorflow().TensorSpec
 
-    def tensors(values: object, specs: object) -> list[Any]:
+    def tensors(values: object, specs: object) -> list[Value]:
         pairs = zip(*map(jax.tree_util.tree_leaves, (values, specs)), strict=True)
         return [value for value, spec in pairs if isinstance(spec, tensor_spec)]
 
-    def filled(tree: object, leaves: Sequence[object]) -> Any:
+    def filled(tree: object, leaves: Sequence[object]) -> Value:
         return jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(tree), leaves)
 
     entry = module._function.entry
@@ -317,7 +324,7 @@ def _placed(
     }
 
 
-def _params(module: Module) -> dict[str, Any]:
+def _params(module: Module) -> dict[str, Value]:
     entry = module._function.entry
     return {p.name: Variable(p.value, p.trainable, p.name) for p in entry.params}
 
@@ -359,7 +366,7 @@ class _Call:
 
     def __call__(
         self, params: Mapping[str, Value], args: Arguments, kwargs: Keywords, rng: object
-    ) -> tuple[Any, dict[str, Any]]:
+    ) -> tuple[Value, dict[str, Value]]:
         bound = self.signature.bind(*args, **kwargs)
         bound.apply_defaults()
         wanted = self.signature.bind(*self.specs[0], **self.specs[1])
@@ -390,7 +397,7 @@ class _Call:
         params: Mapping[str, Value],
         rng: object,
         placed: tuple[Arguments, Keywords],
-    ) -> tuple[Any, dict[str, Any]]:
+    ) -> tuple[Value, dict[str, Value]]:
         """The results of a module at its arguments, and the variables after the call."""
         state_name, key_name = _special(module)
         if key_name is not None and rng is None:
@@ -426,12 +433,12 @@ class _Call:
         params: Mapping[str, Value],
         given: inspect.BoundArguments,
         wanted: inspect.BoundArguments,
-        rng: Any,
-    ) -> tuple[Any, dict[str, Any]]:
+        rng: Value,
+    ) -> tuple[Value, dict[str, Value]]:
         """The results of the function converted for the values of a call."""
         assert self.refused is not None
 
-        def declared(value: Any, spec: Any) -> Any:
+        def declared(value: Value, spec: TfObject) -> Value:
             known = _is_value(value) and not is_tracer(value)
             return np.asarray(value, spec.dtype.as_numpy_dtype) if known else value
 
@@ -462,7 +469,7 @@ class _Call:
         tf = import_tensorflow()
         shapes: list[Any] = []
 
-        def spec(value: Any, declared: Any) -> Any:
+        def spec(value: Value, declared: TfObject) -> TfObject:
             if not isinstance(declared, tf.TensorSpec):
                 return declared
             shapes.append(tuple(value.shape))
@@ -485,7 +492,7 @@ class _Call:
         """The module for these shapes of its arguments."""
         assert self.module is not None
         entry = self.module._function.entry
-        ranks = [len(spec.shape) for spec in jax.tree_util.tree_leaves((entry.args, entry.kwargs))]
+        ranks = [len(spec.shape) for spec in entry.specs]
         other = None if list(map(len, shapes)) == ranks else at_shapes(entry, shapes)
         return self.module if other is None else from_entry(other, conversion())
 
@@ -546,12 +553,9 @@ def _shapes(arguments: inspect.BoundArguments) -> str:
     return ", ".join(str(v.shape) for v in leaves if hasattr(v, "shape"))
 
 
-def _is_compatible(have: Sequence[Any], want: Any) -> bool:
+def _is_compatible(have: Sequence[DimSize], want: TfObject) -> bool:
     """Whether an array, whose sizes may be symbolic, fits a `tf.TensorShape`."""
-    if want.rank is None:
-        return True
-    pairs = zip(have, want.as_list(), strict=False)
-    return len(have) == want.rank and all(n is None or m == n for m, n in pairs)
+    return want.rank is None or fits_shape(have, want.as_list())
 
 
 def _same(value: Any, spec: Any) -> bool:
@@ -562,10 +566,10 @@ def _fits(have: object, want: np.dtype) -> bool:
     return have == want or have == jax.dtypes.canonicalize_dtype(want)
 
 
-def _canonical(x: Any) -> Any:
+def _canonical(x: Value) -> Value:
     dtype = jax.dtypes.canonicalize_dtype(x.dtype) if hasattr(x, "dtype") else None
     return x if dtype is None or dtype == x.dtype else x.astype(dtype)
 
 
-def _narrowed(x: Any) -> Any:
+def _narrowed(x: Value) -> Value:
     return x.astype(jnp.bfloat16) if x.dtype in (np.float32, np.float64) else x

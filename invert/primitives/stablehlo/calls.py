@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import numpy as np
@@ -12,10 +12,11 @@ import numpy as np
 from invert import _opaque
 from invert._errors import REPORT, Problem
 from invert._private.jax import eval_closed, trace_closed
-from invert._private.mlir import ir
+from invert._private.mlir import MlirObject, ir
 from invert.ir.composite import composite
 from invert.ir.interpret import inline_calls
 from invert.ir.size_algebra import Sizes
+from invert.ir.types import ClosedJaxpr, Params
 from invert.primitives.stablehlo import dynamic
 from invert.stablehlo.ops.attributes import (
     aval,
@@ -58,7 +59,7 @@ def _composite(
     decomposition: Symbol,
     version: int = 0,
     composite_attributes: Attribute | None = None,
-) -> Any:
+) -> Value:
     if (function := _function_of(name, len(op.regions) > 0)) is not None:
         return _apply(ctx, function, Op(op.operation, name, composite_attributes), operands)
 
@@ -96,7 +97,7 @@ def _apply(ctx: Context, entry: Entry, op: Op, operands: Sequence[Value]) -> Seq
     return entry.call(ctx, op, operands)
 
 
-def _plain(attribute: Any) -> dict[str, Any]:
+def _plain(attribute: MlirObject) -> Params:
     """A dictionary attribute as Python values that `lax.composite` turns back into it."""
     if attribute is None:
         return {}
@@ -194,7 +195,7 @@ def _custom_call(
     call_target_name: str,
     called_computations: Attribute = (),
     indices_of_shape_operands: Ints = (),
-) -> Any:
+) -> Value:
     """Keep a call of a target without a rule, with all attributes, as an opaque equation."""
     target, shapes = call_target_name, indices_of_shape_operands
     if (function := _function_of(target)) is not None:
@@ -228,7 +229,7 @@ def _custom_call(
     return [tuple(results)] if packed else results
 
 
-def _computation(ctx: Context, symbol: ir.Attribute) -> Any:
+def _computation(ctx: Context, symbol: ir.Attribute) -> ClosedJaxpr:
     function = ctx.functions[symbol_name(symbol)]
     avals = [aval(a.type) for a in function.regions[0].blocks[0].arguments]
     return trace_closed(ctx.region(function.regions[0]), *avals)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -16,6 +16,7 @@ from invert._private.mlir import ir
 from invert.stablehlo.ops import attributes, shardings
 from invert.stablehlo.ops.devices import ManualMesh, coordinates
 from invert.stablehlo.ops.interpreter import Context
+from invert.stablehlo.ops.regions import defining
 from invert.stablehlo.ops.registry import Array, Attribute, IntRows, Op, Value, rule
 
 _AXIS_REF = re.compile(r'axis_ref<name = "((?:[^"\\]|\\.)*)"(, sub_axis_info)?')
@@ -153,10 +154,9 @@ def _all_gather(
     return results
 
 
-def _without_axis(ctx: Context, value: Any, axis: int) -> Value | None:
+def _without_axis(ctx: Context, value: ir.Value, axis: int) -> Value | None:
     """The value before a dimension of size one was inserted at `axis`."""
-    owner = getattr(value.owner, "operation", value.owner)
-    if getattr(owner, "name", "") != "stablehlo.broadcast_in_dim":
+    if (owner := defining(value, "stablehlo.broadcast_in_dim")) is None:
         return None
     kept = attributes.dense_ints(owner.attributes["broadcast_dimensions"])
     shape = attributes.shape_of(value.type)

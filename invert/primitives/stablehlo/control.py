@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import numpy as np
@@ -11,10 +10,12 @@ from jax import lax
 
 from invert._private.jax import close_like, open_jaxpr, trace_closed
 from invert._private.mlir import ir
+from invert.ir.jaxprs import with_values
 from invert.ir.size_algebra import Sizes
 from invert.ir.types import ClosedJaxpr
 from invert.stablehlo.ops import attributes
 from invert.stablehlo.ops.interpreter import Context, free_values, is_shape
+from invert.stablehlo.ops.regions import defining, results_of
 from invert.stablehlo.ops.registry import Array, Op, Value, rule
 from invert.stablehlo.ops.values import KnownSize, data, is_constant, is_splat
 
@@ -25,15 +26,8 @@ def _invariants(body: ir.Region) -> dict[int, ir.Value]:
     JAX's lowering passes closed-over values of a loop as such operands; here they are captured
     again.
     """
-    block = body.blocks[0]
-    terminator = block.operations[len(block.operations) - 1].operation
-    return {
-        i: argument
-        for i, (argument, result) in enumerate(
-            zip(block.arguments, terminator.operands, strict=True)
-        )
-        if argument == result
-    }
+    pairs = zip(body.blocks[0].arguments, results_of(body), strict=True)
+    return {i: argument for i, (argument, result) in enumerate(pairs) if argument == result}
 
 
 @rule("stablehlo.while")
@@ -46,24 +40,15 @@ def _while(*operands: Value, ctx: Context, op: Op) -> Sequence[Value]:
     operands = tuple(x if i in fixed else data(x) for i, x in enumerate(operands))
 
     def bind(region: ir.Region, carry: Sequence[Value]) -> list[Value]:
-        args = list(operands)
-        for i, value in zip(carried, carry, strict=True):
-            args[i] = value
-        return ctx.region(region)(*args)
+        return ctx.region(region)(*with_values(operands, carried, carry))
 
     def step(carry: Sequence[Value]) -> tuple[Value, ...]:
         results = bind(body, carry)
         return tuple(results[i] for i in carried)
 
-    results = list(operands)
-    final = lax.while_loop(
-        lambda carry: bind(condition, carry)[0],
-        step,
-        tuple(operands[i] for i in carried),
-    )
-    for i, value in zip(carried, final, strict=True):
-        results[i] = value
-    return list(map(data, results))
+    init = tuple(operands[i] for i in carried)
+    final = lax.while_loop(lambda carry: bind(condition, carry)[0], step, init)
+    return list(map(data, with_values(operands, carried, final)))
 
 
 def _hoist_constants(ctx: Context, region: ir.Region) -> list[ir.Value]:
@@ -124,8 +109,7 @@ def _switch(ctx: Context, regions: Sequence[ir.Region], index: Value) -> Sequenc
     if kept:
         branches = [_only(b, kept) for b in branches]
         chosen = lax.cond_p.bind(index, *values, branches=tuple(branches))
-        for i, value in zip(kept, chosen, strict=True):
-            results[i] = value
+        results = with_values(results, kept, chosen)
     return results
 
 
@@ -157,15 +141,13 @@ def _case(index: Array, *, ctx: Context, op: Op) -> Sequence[Value]:
     return _switch(ctx, list(op.regions), index)
 
 
-def _in_range(ctx: Context, index: Any, last: int) -> bool:
+def _in_range(ctx: Context, index: ir.Value, last: int) -> bool:
     """Whether the index is clamped or from a boolean, as JAX lowers `switch` and `cond`."""
-    owner = getattr(index.owner, "operation", index.owner)
-    name = getattr(owner, "name", None)
-    if name == "stablehlo.convert":
-        return last == 1 and attributes.element_dtype(owner.operands[0].type) == np.bool_
-    if name != "stablehlo.clamp":
+    if (convert := defining(index, "stablehlo.convert")) is not None:
+        return last == 1 and attributes.element_dtype(convert.operands[0].type) == np.bool_
+    if (clamp := defining(index, "stablehlo.clamp")) is None:
         return False
-    low, high = ctx.env[owner.operands[0]], ctx.env[owner.operands[2]]
+    low, _, high = (ctx.env[v] for v in clamp.operands)
     return is_constant(low) and is_constant(high) and int(low) >= 0 and int(high) <= last
 
 

@@ -59,4 +59,4 @@ def _shape_assertion(ok: Value, *values: Value, op: Op, error_message: str) -> N
     elif not is_constant(ok):
         raise InvertError("shape_assertion: a condition on sizes is computed from data")
     elif not bool(ok):
-        raise SignatureError(message, remedy="Pass arrays of sizes for which this holds.")
+        raise SignatureError(message, remedy="Pass arrays whose sizes satisfy this.")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +11,7 @@ from jax import lax
 
 from invert.ir.size_algebra import Sizes, apply
 from invert.ir.sizes import as_value
-from invert.ir.types import JaxFunction
+from invert.ir.types import Aval, JaxFunction
 from invert.primitives.recorded import Recorded
 from invert.stablehlo.ops.attributes import Accuracy, enum_name
 from invert.stablehlo.ops.devices import index_axis
@@ -39,25 +38,12 @@ def _unbroadcast(ctx: Context, operands: tuple[Value, ...]) -> list[Value]:
     return narrow
 
 
-def _is_bool(x: Value) -> bool:
-    return x.dtype == np.bool_
-
-
 def _abs(x: Value) -> Value:
     return x if jnp.issubdtype(x.dtype, jnp.unsignedinteger) else lax.abs(x)
 
 
 def _is_complex(x: Value) -> bool:
     return jnp.issubdtype(x.dtype, jnp.complexfloating)
-
-
-def _real(x: Value) -> Value:
-    """The specification allows real operands too, `lax.real` does not."""
-    return lax.real(x) if _is_complex(x) else x
-
-
-def _imag(x: Value) -> Value:
-    return lax.imag(x) if _is_complex(x) else lax.full_like(x, 0)
 
 
 def _integer_power(x: Value, y: Value) -> Value:
@@ -96,7 +82,7 @@ def _power(x: Value, y: Value) -> Value:
 
 def _boolean(arithmetic: Callable, logical: Callable) -> Callable:
     """StableHLO's arithmetic on i1 is logical; use the logical op of `lax`."""
-    return lambda x, y: logical(x, y) if _is_bool(x) else arithmetic(x, y)
+    return lambda x, y: logical(x, y) if x.dtype == np.bool_ else arithmetic(x, y)
 
 
 _UNARY: dict[str, Callable] = {
@@ -108,7 +94,8 @@ _UNARY: dict[str, Callable] = {
     "exponential": lax.exp,
     "exponential_minus_one": lax.expm1,
     "floor": lax.floor,
-    "imag": _imag,
+    # The specification allows real operands too, `lax.real` and `lax.imag` do not.
+    "imag": lambda x: lax.imag(x) if _is_complex(x) else lax.full_like(x, 0),
     "is_finite": lax.is_finite,
     "log": lax.log,
     "log_plus_one": lax.log1p,
@@ -116,7 +103,7 @@ _UNARY: dict[str, Callable] = {
     "negate": lax.neg,
     "not": lax.bitwise_not,
     "popcnt": lax.population_count,
-    "real": _real,
+    "real": lambda x: lax.real(x) if _is_complex(x) else x,
     "round_nearest_afz": lambda x: lax.round(x, lax.RoundingMethod.AWAY_FROM_ZERO),
     "round_nearest_even": lambda x: lax.round(x, lax.RoundingMethod.TO_NEAREST_EVEN),
     "rsqrt": lax.rsqrt,
@@ -301,7 +288,7 @@ def _reduce_precision(x: Array, *, exponent_bits: int, mantissa_bits: int) -> Va
 
 
 @rule("stablehlo.map")
-def _map(*operands: Array, ctx: Context, op: Op, out: Any, dimensions: Ints) -> Value:
+def _map(*operands: Array, ctx: Context, op: Op, out: Aval, dimensions: Ints) -> Value:
     """Run the computation on whole arrays: by the specification it is elementwise."""
     del dimensions  # all of them
     scalar = ctx.region(op.regions[0])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,9 @@ from invert._errors import InvertError
 from invert._private.jax import trace_open
 from invert._private.mlir import ir
 from invert.ir.sizes import DimSize
+from invert.ir.types import JaxFunction, Jaxpr
 from invert.primitives.stablehlo.reduction import complex_extremum, scalar_computation, single_op
+from invert.protos.types import GatherDimensionNumbers, ScatterDimensionNumbers
 from invert.stablehlo.ops.attributes import GatherDims, ScatterDims
 from invert.stablehlo.ops.interpreter import Context
 from invert.stablehlo.ops.registry import Array, Ints, Op, Shape, Value, rule
@@ -29,18 +31,23 @@ def index_vectors_last(indices: Value, dimension: int) -> Value:
     return indices
 
 
-def _gather(
-    x: Value, indices: Value, sizes: tuple[DimSize, ...], dims: GatherDims, is_sorted: bool
+def gather(
+    x: Value,
+    indices: Value,
+    sizes: tuple[DimSize, ...],
+    dims: GatherDims | GatherDimensionNumbers,
+    is_sorted: bool,
 ) -> Value:
+    """Slices of an array, as XLA cuts them out."""
     return lax.gather(
         x,
         index_vectors_last(indices, dims.index_vector_dim),
         lax.GatherDimensionNumbers(
-            offset_dims=dims.offset_dims,
-            collapsed_slice_dims=dims.collapsed_slice_dims,
-            start_index_map=dims.start_index_map,
-            operand_batching_dims=dims.operand_batching_dims,
-            start_indices_batching_dims=dims.start_indices_batching_dims,
+            offset_dims=tuple(dims.offset_dims),
+            collapsed_slice_dims=tuple(dims.collapsed_slice_dims),
+            start_index_map=tuple(dims.start_index_map),
+            operand_batching_dims=tuple(dims.operand_batching_dims),
+            start_indices_batching_dims=tuple(dims.start_indices_batching_dims),
         ),
         sizes,
         indices_are_sorted=is_sorted,
@@ -60,7 +67,7 @@ def _gather_rule(
     slice_sizes: Ints,
     indices_are_sorted: bool = False,
 ) -> Value:
-    return _gather(x, indices, slice_sizes, dimension_numbers, indices_are_sorted)
+    return gather(x, indices, slice_sizes, dimension_numbers, indices_are_sorted)
 
 
 @rule("stablehlo.dynamic_gather")
@@ -72,7 +79,7 @@ def _dynamic_gather(
     dimension_numbers: GatherDims,
     indices_are_sorted: bool = False,
 ) -> Value:
-    return _gather(x, indices, sizes, dimension_numbers, indices_are_sorted)
+    return gather(x, indices, sizes, dimension_numbers, indices_are_sorted)
 
 
 _SCATTERS: dict[str, Callable] = {
@@ -113,36 +120,56 @@ def _scatter(
     n = (len(operands) - 1) // 2
     arrays, indices, updates = operands[:n], operands[n], operands[n + 1 :]
     dims = scatter_dimension_numbers
-    flags = {"indices_are_sorted": indices_are_sorted, "unique_indices": unique_indices}
-    numbers = lax.ScatterDimensionNumbers(
-        update_window_dims=dims.update_window_dims,
-        inserted_window_dims=dims.inserted_window_dims,
-        scatter_dims_to_operand_dims=dims.scattered_dims_to_operand_dims,
-        operand_batching_dims=dims.input_batching_dims,
-        scatter_indices_batching_dims=dims.scatter_indices_batching_dims,
-    )
-    indices = index_vectors_last(indices, dims.index_vector_dim)
-    mode = lax.GatherScatterMode.FILL_OR_DROP  # out-of-bounds updates are dropped
     region = op.regions[0]
     if n != 1:
         raise InvertError("stablehlo.scatter with several operands has no lax counterpart")
     kind = _scatter_kind(region, np.dtype(arrays[0].dtype))
     is_bool = arrays[0].dtype == np.bool_
-    if kind is not None and not (is_bool and kind is not lax.scatter):
-        return kind(arrays[0], indices, updates[0], numbers, mode=mode, **flags)
-    # As `jnp.ndarray.at[...].apply` binds it; JAX reports that it has no derivative.
-    aval = jax.ShapeDtypeStruct((), arrays[0].dtype)
-    jaxpr, consts = trace_open(scalar_computation(ctx, region, 1), aval, aval)
-    return lax.scatter_p.bind(
-        arrays[0],
-        indices,
-        updates[0],
-        update_jaxpr=jaxpr,
-        update_consts=tuple(consts),
-        dimension_numbers=numbers,
-        mode=mode,
-        **flags,
+    update = None if is_bool and kind is not lax.scatter else kind
+    if update is None:
+        aval = jax.ShapeDtypeStruct((), arrays[0].dtype)
+        update = trace_open(scalar_computation(ctx, region), aval, aval)
+    return scatter(
+        (arrays[0], indices, updates[0]),
+        dims,
+        dims.scattered_dims_to_operand_dims,
+        update,
+        indices_are_sorted=indices_are_sorted,
+        unique_indices=unique_indices,
     )
+
+
+def scatter(
+    operands: tuple[Value, Value, Value],
+    dims: ScatterDims | ScatterDimensionNumbers,
+    places: Sequence[int],
+    update: JaxFunction | tuple[Jaxpr, Sequence[Value]],
+    **flags: bool,
+) -> Value:
+    """An array with updates at some indices.
+
+    **Arguments:**
+
+    - `operands`: the array, the indices and the updates.
+    - `places`: the axes of the array to which the elements of an index belong.
+    - `update`: a function of `lax`, or the program of an update and its constants.
+    """
+    x, indices, updates = operands
+    operands = x, index_vectors_last(indices, dims.index_vector_dim), updates
+    numbers = lax.ScatterDimensionNumbers(
+        update_window_dims=tuple(dims.update_window_dims),
+        inserted_window_dims=tuple(dims.inserted_window_dims),
+        scatter_dims_to_operand_dims=tuple(places),
+        operand_batching_dims=tuple(dims.input_batching_dims),
+        scatter_indices_batching_dims=tuple(dims.scatter_indices_batching_dims),
+    )
+    mode = lax.GatherScatterMode.FILL_OR_DROP  # out-of-bounds updates are dropped
+    if not isinstance(update, tuple):
+        return update(*operands, numbers, mode=mode, **flags)
+    # As `jnp.ndarray.at[...].apply` binds it; JAX reports that it has no derivative.
+    program, consts = update
+    params = {"update_jaxpr": program, "update_consts": tuple(consts)}
+    return lax.scatter_p.bind(*operands, dimension_numbers=numbers, mode=mode, **params, **flags)
 
 
 @rule("stablehlo.dynamic_slice")

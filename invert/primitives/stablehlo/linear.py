@@ -17,6 +17,10 @@ from invert._errors import InvertError
 from invert._private.jax import open_jaxpr, trace_closed
 from invert.ir.interpret import bind
 from invert.ir.sizes import is_open
+from invert.protos.types import (
+    ConvolutionDimensionNumbers,
+    UniformQuantizedConvolutionDimensionNumbersAttr,
+)
 from invert.stablehlo.ops.attributes import Algorithm, ConvDims, DotDims
 from invert.stablehlo.ops.registry import (
     Array,
@@ -93,6 +97,21 @@ def precision_of(names: Enums) -> Any:
     return tuple(lax.Precision[name] for name in names)
 
 
+def conv_numbers(
+    d: ConvDims | ConvolutionDimensionNumbers | UniformQuantizedConvolutionDimensionNumbersAttr,
+) -> lax.ConvDimensionNumbers:
+    """Dimension numbers of a convolution, as `lax` takes them."""
+    return lax.ConvDimensionNumbers(
+        (d.input_batch_dimension, d.input_feature_dimension, *d.input_spatial_dimensions),
+        (
+            d.kernel_output_feature_dimension,
+            d.kernel_input_feature_dimension,
+            *d.kernel_spatial_dimensions,
+        ),
+        (d.output_batch_dimension, d.output_feature_dimension, *d.output_spatial_dimensions),
+    )
+
+
 @rule("stablehlo.convolution", "stablehlo.dynamic_conv")
 def _convolution(
     x: Array,
@@ -126,15 +145,7 @@ def _convolution(
         window_strides=window_strides or ones,
         lhs_dilation=lhs_dilation or ones,
         rhs_dilation=rhs_dilation or ones,
-        dimension_numbers=lax.ConvDimensionNumbers(
-            (d.input_batch_dimension, d.input_feature_dimension, *d.input_spatial_dimensions),
-            (
-                d.kernel_output_feature_dimension,
-                d.kernel_input_feature_dimension,
-                *d.kernel_spatial_dimensions,
-            ),
-            (d.output_batch_dimension, d.output_feature_dimension, *d.output_spatial_dimensions),
-        ),
+        dimension_numbers=conv_numbers(d),
         feature_group_count=feature_group_count,
         batch_group_count=batch_group_count,
         precision=precision_of(precision_config),

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,8 @@ from jax import lax
 from invert._errors import InvertError
 from invert._private.jax import trace_open
 from invert._private.mlir import ir
-from invert.ir.types import Params
+from invert.ir.sizes import DimSize
+from invert.ir.types import JaxFunction
 from invert.stablehlo.ops import attributes, regions
 from invert.stablehlo.ops.interpreter import Context
 from invert.stablehlo.ops.registry import (
@@ -75,30 +76,37 @@ def complex_extremum(region: ir.Region, dtype: np.dtype) -> Callable | None:
     return None
 
 
-def scalar_computation(ctx: Context, region: ir.Region, n: int) -> Callable:
-    """The region as a function of scalars in the form `lax.reduce` takes: one value or a tuple."""
-    body = ctx.region(region)
+def scalar_computation(ctx: Context, region: ir.Region) -> JaxFunction:
+    """The region as a function of scalars in the form that `lax.reduce` takes."""
+    return of_sides(ctx.region(region))
 
-    def call(x: object, y: object) -> Any:
-        xs, ys = (list(v) if isinstance(v, (list, tuple)) else [v] for v in (x, y))
-        results = body(*xs, *ys)
-        return tuple(results) if n > 1 else results[0]
+
+def of_sides(body: JaxFunction) -> JaxFunction:
+    """A function of scalars in the form that `lax.reduce` takes: a value or a tuple each side."""
+
+    def call(x: Value, y: Value) -> Value:
+        if isinstance(x, (list, tuple)):
+            return tuple(body(*x, *y))
+        return body(x, y)[0]
 
     return call
 
 
+def reduced(reduce: JaxFunction, computation: JaxFunction, operands: Sequence[Value]) -> Value:
+    """Arrays reduced by a function of `lax`; the operands are the arrays and initial values."""
+    n = len(operands) // 2
+    if n == 1:
+        return [reduce(*operands, computation)]
+    return list(reduce(tuple(operands[:n]), tuple(operands[n:]), computation))
+
+
 @rule("stablehlo.reduce")
 def _reduce(*operands: Array, ctx: Context, op: Op, dimensions: Ints) -> Value:
-    n = len(operands) // 2
-    arrays, inits = operands[:n], operands[n:]
-    monoid = _monoid(op.regions[0], arrays)
+    monoid = _monoid(op.regions[0], operands[: len(operands) // 2])
     if not dimensions and monoid is not None:
-        return monoid(arrays[0], inits[0])
-    if n == 1:
-        computation = monoid or scalar_computation(ctx, op.regions[0], 1)
-        return lax.reduce(arrays[0], inits[0], computation, dimensions)
-    computation = scalar_computation(ctx, op.regions[0], n)
-    return list(lax.reduce(tuple(arrays), tuple(inits), computation, dimensions))
+        return monoid(*operands)
+    computation = monoid or scalar_computation(ctx, op.regions[0])
+    return reduced(functools.partial(lax.reduce, dimensions=dimensions), computation, operands)
 
 
 @rule("stablehlo.reduce_window")
@@ -114,28 +122,32 @@ def _reduce_window(
 ) -> Value:
     ones = (1,) * operands[0].ndim
     edges = padding or (0, 0) * operands[0].ndim
-    window = {
-        "window_dimensions": window_dimensions,
-        "window_strides": window_strides or ones,
-        "padding": tuple(zip(edges[::2], edges[1::2], strict=True)),
-        "base_dilation": base_dilations or ones,
-        "window_dilation": window_dilations or ones,
-    }
-    return reduce_window(ctx, op.regions[0], operands, window)
+    strides, base = window_strides or ones, base_dilations or ones
+    window = window_dimensions, strides, edges, base, window_dilations or ones
+    return _windows(ctx, op.regions[0], operands, *window)
 
 
-def reduce_window(
-    ctx: Context, region: ir.Region, operands: Sequence[Value], window: Params
+def _windows(
+    ctx: Context,
+    region: ir.Region,
+    operands: Sequence[Value],
+    dimensions: Sequence[DimSize],
+    strides: Sequence[DimSize],
+    edges: Sequence[DimSize],
+    base: Sequence[DimSize],
+    dilation: Sequence[DimSize],
 ) -> Value:
     """Windows of arrays combined by a region; the operands are the arrays and initial values."""
-    n = len(operands) // 2
-    arrays, inits = operands[:n], operands[n:]
-    monoid = _monoid(region, arrays)
-    if n == 1:
-        computation = monoid or scalar_computation(ctx, region, 1)
-        return lax.reduce_window(arrays[0], inits[0], computation, **window)
-    computation = scalar_computation(ctx, region, n)
-    return list(lax.reduce_window(tuple(arrays), tuple(inits), computation, **window))
+    reduce = functools.partial(
+        lax.reduce_window,
+        window_dimensions=dimensions,
+        window_strides=strides,
+        padding=tuple(zip(edges[::2], edges[1::2], strict=True)),
+        base_dilation=base,
+        window_dilation=dilation,
+    )
+    monoid = _monoid(region, operands[: len(operands) // 2])
+    return reduced(reduce, monoid or scalar_computation(ctx, region), operands)
 
 
 @rule(f"{CUSTOM_CALL} @stablehlo.dynamic_reduce_window", ignores=CALL_ATTRIBUTES)
@@ -143,24 +155,11 @@ def _open_reduce_window(
     *operands: Value, ctx: Context, op: Op, called_computations: Attribute
 ) -> Value:
     """Arrays and initial values; then window, strides, dilations and padding."""
-    *arrays, dimensions, strides, base, window, edges = operands
-    dimensions, strides, base, window, edges = (
-        sizes(x, op.name) for x in (dimensions, strides, base, window, edges)
-    )
+    dimensions, strides, base, dilation, edges = (sizes(x, op.name) for x in operands[-5:])
     (reducer,) = called_computations
     region = ctx.functions[attributes.symbol_name(reducer)].regions[0]
-    return reduce_window(
-        ctx,
-        region,
-        list(map(plain, arrays)),
-        {
-            "window_dimensions": dimensions,
-            "window_strides": strides,
-            "padding": tuple(zip(edges[::2], edges[1::2], strict=True)),
-            "base_dilation": base,
-            "window_dilation": window,
-        },
-    )
+    arrays = list(map(plain, operands[:-5]))
+    return _windows(ctx, region, arrays, dimensions, strides, edges, base, dilation)
 
 
 @rule("stablehlo.select_and_scatter")
@@ -180,13 +179,13 @@ def _select_and_scatter(
     select, scatter = op.regions
     return bind_select_and_scatter(
         operand,
-        scalar_computation(ctx, select, 1),
+        scalar_computation(ctx, select),
         window_dimensions or ones,
         window_strides or ones,
         tuple(zip(edges[::2], edges[1::2], strict=True)),
         source,
         init,
-        scalar_computation(ctx, scatter, 1),
+        scalar_computation(ctx, scatter),
         _select_direction(select) if single_op(scatter) == "stablehlo.add" else None,
     )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from jax import ShapeDtypeStruct as Aval
@@ -11,6 +10,7 @@ from jax import lax
 
 from invert._errors import InvertError
 from invert._private.mlir import ir
+from invert.ir.jaxprs import with_values
 from invert.ir.size_algebra import Sizes
 from invert.ir.sizes import DimSize, is_open
 from invert.primitives.recorded import Recorded
@@ -18,6 +18,7 @@ from invert.primitives.stablehlo.indexing import bind_dynamic_slice
 from invert.stablehlo.ops import attributes
 from invert.stablehlo.ops.constants import LARGE
 from invert.stablehlo.ops.interpreter import Context
+from invert.stablehlo.ops.regions import defining
 from invert.stablehlo.ops.registry import Array, Ints, Op, Shape, Size, Value, moved_sizes, rule
 from invert.stablehlo.ops.values import KnownSize, are_known, data, is_constant, sizes
 
@@ -25,22 +26,17 @@ from invert.stablehlo.ops.values import KnownSize, are_known, data, is_constant,
 _SMALL = 8
 
 
-def _may_be_shape(value: np.ndarray) -> bool:
-    return value.ndim <= 2 and value.size <= _SMALL and value.dtype.kind == "i"
-
-
 # The attribute of a complex constant cannot be read like others; see `attributes.constant`.
 @rule("stablehlo.constant", ignores=("value", LARGE))
 def _constant(*, op: Op, ctx: Context) -> Value:
     value = attributes.constant(op.operation, ctx.large)
+    may_be_shape = value.ndim <= 2 and value.size <= _SMALL and value.dtype.kind == "i"
     # A splat has zero strides: it is broadcast at each use.
-    return np.array(value) if _may_be_shape(value) else value
+    return np.array(value) if may_be_shape else value
 
 
 def _broadcast_sizes(x: Value, *, out: Aval, broadcast_dimensions: Ints) -> np.ndarray:
-    aligned = [1] * len(out.shape)
-    for axis, size in zip(broadcast_dimensions, x.shape, strict=True):
-        aligned[axis] = size
+    aligned = with_values([1] * len(out.shape), broadcast_dimensions, x.shape)
     return np.broadcast_to(x.reshape(aligned), out.shape)
 
 
@@ -233,24 +229,18 @@ def _real_dynamic_slice(
     return bind_dynamic_slice(x, starts, extent)
 
 
-def _op_of(value: ir.Value, name: str) -> ir.Operation | None:
-    """The defining op of a value, if it has that name; otherwise `None`."""
-    owner = getattr(value.owner, "operation", value.owner)
-    return owner if isinstance(owner, ir.Operation) and owner.name == name else None
-
-
 def _other(sum_: ir.Value, term: ir.Value, ctx: Context) -> Value | None:
     """The known number added to `term`, if any."""
-    if (add := _op_of(sum_, "stablehlo.add")) is not None:
+    if (add := defining(sum_, "stablehlo.add")) is not None:
         for a, b in (add.operands, reversed(list(add.operands))):
             if a == term and are_known(ctx.env[b]):
                 return ctx.env[b]
     return None
 
 
-def _unclamped(op: Op, start: ir.Value, room: list[DimSize], ctx: Context) -> Any:
-    """The starts, without a clamp to the range to which `dynamic_slice` itself clamps."""
-    if (clamp := _op_of(start, "stablehlo.clamp")) is not None:
+def _unclamped(op: Op, start: ir.Value, room: list[DimSize], ctx: Context) -> ir.Value:
+    """The starts, without the clamp that `dynamic_slice` repeats."""
+    if (clamp := defining(start, "stablehlo.clamp")) is not None:
         low, _, high = (ctx.env[v] for v in clamp.operands)
         known = are_known(low) and are_known(high)
         if known and not any(sizes(low, op.name)) and list(sizes(high, op.name)) == room:
@@ -260,11 +250,11 @@ def _unclamped(op: Op, start: ir.Value, room: list[DimSize], ctx: Context) -> An
 
 def _parts(vector: ir.Value, ctx: Context) -> tuple[Value, ...]:
     """The elements from which a vector was concatenated, if it was."""
-    if (whole := _op_of(vector, "stablehlo.concatenate")) is not None:
+    if (whole := defining(vector, "stablehlo.concatenate")) is not None:
         return tuple(part for v in whole.operands for part in _parts(v, ctx))
     value = data(ctx.env[vector])
     if is_constant(value):
         return tuple(np.asarray(value).reshape(-1))
-    if (number := _op_of(vector, "stablehlo.reshape")) is not None and value.shape == (1,):
+    if (number := defining(vector, "stablehlo.reshape")) is not None and value.shape == (1,):
         return (_reshape_to(data(ctx.env[number.operands[0]]), ()),)
     return tuple(lax.squeeze(lax.slice(value, (i,), (i + 1,)), (0,)) for i in range(value.size))

@@ -48,15 +48,14 @@ def _sort_by_key(
     `None` unless the comparator compares one expression of both rows.
     """
     block = region.blocks[0]
-    terminator = block.operations[len(block.operations) - 1].operation
-    owner = getattr(terminator.operands[0].owner, "operation", None)
-    if owner is None or owner.name != "stablehlo.compare":
+    owner = regions.defining(regions.results_of(region)[0], "stablehlo.compare")
+    if owner is None:
         return None
     direction = attributes.enum_name(owner.attributes["comparison_direction"])
     if direction not in _DESCENDING:
         return None
     descending = _DESCENDING[direction]
-    arguments = list(block.arguments)
+    arguments: list[ir.Value] = list(block.arguments)
     first, second = arguments[::2], arguments[1::2]
     one, two = owner.operands
     if regions.expression(block, [one], first) is None:

@@ -146,7 +146,7 @@ def _range(rule: Rule, ctx: Context, node: Node, values: list[Value]) -> Results
         raise MalformedModelError(
             f"tf.Range ({node.location}) starts at {start}, past its limit for every input, "
             "which TensorFlow refuses",
-            remedy="Correct the limits in the code of the model.",
+            remedy="Correct the limits in the model's code.",
         )
     size = int_max(size, 0)
     if not isinstance(size, DynamicSize):  # empty for every input

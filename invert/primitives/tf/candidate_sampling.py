@@ -27,19 +27,14 @@ _IGNORED = ("seed", "seed2", "num_true")
 Sample = tuple[Array, Array, Array]
 
 
-@rule("LogUniformCandidateSampler", ignores=_IGNORED)
-def _log_uniform(
-    true: Array, *, ctx: Context, num_sampled: int, unique: bool, range_max: int
+@rule("LogUniformCandidateSampler", "UniformCandidateSampler", ignores=_IGNORED)
+def _plain(
+    true: Array, *, ctx: Context, op: str, num_sampled: int, unique: bool, range_max: int
 ) -> Sample:
-    k = np.arange(range_max, dtype=np.float64)
-    return _sample(ctx, np.log1p(1 / (k + 1)) / np.log1p(range_max), true, num_sampled, unique)
-
-
-@rule("UniformCandidateSampler", ignores=_IGNORED)
-def _uniform(
-    true: Array, *, ctx: Context, num_sampled: int, unique: bool, range_max: int
-) -> Sample:
-    return _sample(ctx, np.full(range_max, 1 / range_max), true, num_sampled, unique)
+    weights = np.full(range_max, 1 / range_max)
+    if op == "LogUniformCandidateSampler":
+        weights = np.log1p(1 / (np.arange(range_max, dtype=np.float64) + 1)) / np.log1p(range_max)
+    return _sample(ctx, weights, true, num_sampled, unique)
 
 
 def _check(ctx: Context, node: Node) -> Iterator[Problem]:
@@ -118,7 +113,7 @@ def _hits(true: Array, sampled: Array, *, ctx: Context, node: Node) -> tuple[Arr
     count = true.shape[0] * true.shape[1]
     padded(ctx, node, count, "hits")
     same = lax.reshape(true, (count, 1)) == sampled
-    # Of duplicate candidates the last one counts.
+    # The last of duplicate candidates counts.
     last = sampled.shape[0] - 1 - lax.argmax(lax.rev(same, (1,)), 1, np.int64)
     hit = jnp.any(same, 1)
     rows = lax.broadcasted_iota(np.int32, true.shape, 0).reshape(-1)

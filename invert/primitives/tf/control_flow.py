@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from invert.ir.avals import fits_shape
 from invert.tf.control.branch_types import (
     Form,
     Optional,
@@ -207,11 +208,7 @@ def _matches(key: Value, shape: tuple[int | None, ...] | None, dtype: np.dtype) 
     kind, *rest = key
     if kind != "array" or rest[1] != str(jax.dtypes.canonicalize_dtype(dtype)):
         return False
-    if shape is None:
-        return True
-    return len(shape) == len(rest[0]) and all(
-        d is None or d == n for d, n in zip(shape, rest[0], strict=True)
-    )
+    return shape is None or fits_shape(rest[0], shape)
 
 
 @rule("OptionalHasValue")

@@ -149,9 +149,10 @@ def conv_of(node: Node, rank: int) -> Conv:
 _IGNORED = ("use_cudnn_on_gpu", "groups")
 
 
-@rule("Conv2D", "Conv3D", ignores=_IGNORED)
+@rule("Conv2D", "Conv3D", "DepthwiseConv2dNative", ignores=_IGNORED)
 def _conv(x: Array, kernel: Array, *, node: Node, ctx: Context) -> Array:
     conv = conv_of(node, x.ndim)
+    kernel = grouped(kernel) if node.op.startswith("Depthwise") else kernel
     return ctx.note_split(x, conv(x, kernel), lambda made: conv.of_split(made, kernel))
 
 
@@ -162,12 +163,6 @@ def _general_conv(x: Array, kernel: Array, *, batch_dims: int, node: Node) -> Ar
         x = lax.reshape(x, (math.prod(batch), *x.shape[batch_dims:]))
     y = conv_of(node, kernel.ndim)(x, kernel)
     return y if batch_dims == 1 else lax.reshape(y, (*batch, *y.shape[1:]))
-
-
-@rule("DepthwiseConv2dNative")
-def _depthwise(x: Array, kernel: Array, *, node: Node, ctx: Context) -> Array:
-    conv, kernel = conv_of(node, x.ndim), grouped(kernel)
-    return ctx.note_split(x, conv(x, kernel), lambda made: conv.of_split(made, kernel))
 
 
 @Recorded

@@ -46,13 +46,20 @@ def _collapse(labels: Array, counts: Array, blank: int) -> tuple[Array, Array]:
     """Labels with consecutive repeats removed."""
     places = jnp.arange(labels.shape[1], dtype=jnp.int32)
     used = places < counts[:, None]
-    kept = used & jnp.concatenate(
-        [jnp.ones_like(used[:, :1]), labels[:, 1:] != labels[:, :-1]], axis=1
-    )
-    target = jnp.where(kept, jnp.cumsum(kept, axis=1, dtype=jnp.int32) - 1, labels.shape[1])
+    return packed(labels, used & ~repeats(labels), blank)
+
+
+def repeats(labels: Array) -> Array:
+    """Whether each label equals the one before it."""
+    return jnp.pad(labels[:, 1:] == labels[:, :-1], ((0, 0), (1, 0)))
+
+
+def packed(labels: Array, kept: Array, fill: int) -> tuple[Array, Array]:
+    """The kept labels of each row moved to the front, padded with `fill`; and their number."""
     rows = jnp.arange(labels.shape[0], dtype=jnp.int32)[:, None]
-    packed = jnp.full_like(labels, blank).at[rows, target].set(labels, mode="drop")
-    return packed, jnp.sum(kept, axis=1, dtype=counts.dtype)
+    target = jnp.where(kept, jnp.cumsum(kept, axis=1, dtype=jnp.int32) - 1, labels.shape[1])
+    moved = jnp.full_like(labels, fill).at[rows, target].set(labels, mode="drop")
+    return moved, jnp.sum(kept, axis=1, dtype=jnp.int32)
 
 
 def _negative_log_likelihood(

@@ -13,20 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from invert.primitives.tf.ctc import packed, repeats
 from invert.primitives.tf.dynamic_size import padded
 from invert.tf.interpreter.context import Context
 from invert.tf.interpreter.registry import Array, Int, rule
 from invert.tf.ops.node import Node
 
 _INT64 = np.dtype(np.int64)
-
-
-def _packed(labels: Array, kept: Array) -> tuple[Array, Array]:
-    """The kept labels of each row moved to the front, padded with -1; and their number."""
-    rows = jnp.arange(labels.shape[0], dtype=jnp.int32)[:, None]
-    target = jnp.where(kept, jnp.cumsum(kept, axis=1, dtype=jnp.int32) - 1, labels.shape[1])
-    packed = jnp.full_like(labels, -1).at[rows, target].set(labels, mode="drop")
-    return packed, jnp.sum(kept, axis=1, dtype=jnp.int32)
 
 
 def _sparse(labels: Array, counts: Array) -> tuple[Array, Array, Array]:
@@ -67,13 +60,8 @@ def _greedy(
     score = -jnp.sum(jnp.where(used, jnp.max(logits, 2).T, 0), 1, keepdims=True)
     kept = used & (best != blank)
     if merge_repeated:
-        kept = kept & ~_repeats(best)
-    return [*_sparse(*_packed(best, kept)), score]
-
-
-def _repeats(labels: Array) -> Array:
-    """Whether each label equals the one before it."""
-    return jnp.pad(labels[:, 1:] == labels[:, :-1], ((0, 0), (1, 0)))
+        kept = kept & ~repeats(best)
+    return [*_sparse(*packed(best, kept, -1)), score]
 
 
 @rule("CTCBeamSearchDecoder")
@@ -99,8 +87,8 @@ def _beam_search(
         line, count = labels[:, path], counts[:, path]
         used = jnp.arange(line.shape[1], dtype=jnp.int32) < count[:, None]
         if merge_repeated:
-            used = used & ~_repeats(line)
-        results.append(_sparse(*_packed(line, used)))
+            used = used & ~repeats(line)
+        results.append(_sparse(*packed(line, used, -1)))
     indices, values, shapes = zip(*results, strict=True)
     return [*indices, *values, *shapes, score[:, :top_paths]]
 

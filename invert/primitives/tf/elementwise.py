@@ -97,10 +97,6 @@ def _round_even(x: Array) -> Array:
     return lax.round(x, lax.RoundingMethod.TO_NEAREST_EVEN) if is_inexact(x) else x
 
 
-def _floor_div(x: Array, y: Array) -> Array:
-    return lax.floor(lax.div(x, y)) if is_inexact(x) else jnp.floor_divide(x, y)
-
-
 def _trunc_div(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     if x.dtype == object or y.dtype == object:
         if not np.all(x >= 0):
@@ -158,14 +154,6 @@ def _unless_zero(fn: Binary) -> Binary:
     return lambda x, y: _zero_where(_is_zero(x), fn, x, y)
 
 
-def _pow(x: Array, y: Array) -> Array:
-    return lax.pow(x, y) if is_inexact(x) else jnp.power(x, y)
-
-
-def _isinf(x: Array) -> Array:
-    return lax.eq(lax.abs(x), lax.full_like(x, np.inf))
-
-
 def _right_shift(x: Array, y: Array) -> Array:
     signed = jnp.issubdtype(x.dtype, jnp.signedinteger)
     return (lax.shift_right_arithmetic if signed else lax.shift_right_logical)(x, y)
@@ -193,31 +181,19 @@ def _complex_acosh(x: Array) -> Array:
     return lax.acosh(x)
 
 
-def _acosh(x: Array) -> Array:
-    return _complex_acosh(x) if is_complex(x) else lax.acosh(x)
-
-
 def _is_zero(x: Array) -> Array:
     return lax.eq(x, lax.full_like(x, 0))
 
 
-def _not_usable(y: Array) -> Array:
-    return lax.bitwise_or(_is_zero(y), lax.ne(y, y))
-
-
-def _half(x: Array, factor: float) -> Array:
+def _scaled(x: Array, factor: float) -> Array:
     return lax.mul(x, lax.full_like(x, factor))
-
-
-def _constant(x: Array, value: float) -> Array:
-    return lax.full_like(x, value)
 
 
 # op: (function on arrays, the same on static values or None)
 UNARY: dict[str, tuple[Unary, Unary | None]] = {
     "Abs": (_abs, np.abs),
     "Acos": (lax.acos, None),
-    "Acosh": (_acosh, None),
+    "Acosh": (lambda x: _complex_acosh(x) if is_complex(x) else lax.acosh(x), None),
     "Angle": (lambda x: lax.atan2(lax.imag(x), lax.real(x)), None),
     "Asin": (lax.asin, None),
     "Asinh": (lax.asinh, None),
@@ -235,7 +211,7 @@ UNARY: dict[str, tuple[Unary, Unary | None]] = {
     "Inv": (_reciprocal, None),
     "Invert": (lax.bitwise_not, None),
     "IsFinite": (lax.is_finite, None),
-    "IsInf": (_isinf, None),
+    "IsInf": (lambda x: lax.eq(lax.abs(x), lax.full_like(x, np.inf)), None),
     "IsNan": (lambda x: lax.ne(x, x), None),
     "Log": (lax.log, None),
     "Log1p": (lax.log1p, None),
@@ -277,7 +253,10 @@ BINARY: dict[str, tuple[Binary, Binary | None]] = {
     "BitwiseXor": (lax.bitwise_xor, None),
     "Complex": (lax.complex, None),
     "Div": (lax.div, _trunc_div),
-    "FloorDiv": (_floor_div, operator.floordiv),
+    "FloorDiv": (
+        lambda x, y: lax.floor(lax.div(x, y)) if is_inexact(x) else jnp.floor_divide(x, y),
+        operator.floordiv,
+    ),
     "FloorMod": (jnp.mod, operator.mod),
     "Greater": (lax.gt, operator.gt),
     "GreaterEqual": (lax.ge, operator.ge),
@@ -304,10 +283,16 @@ BINARY: dict[str, tuple[Binary, Binary | None]] = {
     # Gradients, by the result y of the function and the cotangent dy.
     "InvGrad": (_grad(lambda y, dy: lax.mul(lax.neg(dy), lax.square(y))), None),
     "ReciprocalGrad": (_grad(lambda y, dy: lax.mul(lax.neg(dy), lax.square(y))), None),
-    "RsqrtGrad": (_grad(lambda y, dy: lax.mul(_half(dy, -0.5), lax.integer_pow(y, 3))), None),
-    "SigmoidGrad": (lambda y, dy: lax.mul(lax.mul(dy, y), lax.sub(_constant(y, 1), y)), None),
-    "SqrtGrad": (_grad(lambda y, dy: lax.div(_half(dy, 0.5), y), _not_usable), None),
-    "TanhGrad": (lambda y, dy: lax.mul(dy, lax.sub(_constant(y, 1), lax.square(y))), None),
+    "RsqrtGrad": (_grad(lambda y, dy: lax.mul(_scaled(dy, -0.5), lax.integer_pow(y, 3))), None),
+    "SigmoidGrad": (lambda y, dy: lax.mul(lax.mul(dy, y), lax.sub(lax.full_like(y, 1), y)), None),
+    "SqrtGrad": (
+        _grad(
+            lambda y, dy: lax.div(_scaled(dy, 0.5), y),
+            singular=lambda y: lax.bitwise_or(_is_zero(y), lax.ne(y, y)),
+        ),
+        None,
+    ),
+    "TanhGrad": (lambda y, dy: lax.mul(dy, lax.sub(lax.full_like(y, 1), lax.square(y))), None),
 }
 
 # Arithmetic of sizes, which is folded.
@@ -317,8 +302,7 @@ for _op, (_fn, _fold) in UNARY.items():
     _rows = None if _op == "ToBool" else rows.elementwise
     rule(_op, rows=_rows, folds_sizes=_op in _SIZES)(_unary(_fn, _fold))
 for _op, (_fn, _fold) in BINARY.items():
-    _rows = None if _op == "ToBool" else rows.elementwise
-    rule(_op, rows=_rows, folds_sizes=_op in _SIZES)(_binary(_fn, _fold))
+    rule(_op, rows=rows.elementwise, folds_sizes=_op in _SIZES)(_binary(_fn, _fold))
 
 
 @rule("Pow", rows=rows.elementwise, folds_sizes=True)
@@ -337,7 +321,8 @@ def _power(x: Value, y: Value, *, T: np.dtype) -> Value:
         # TensorFlow takes 0 for the derivative in the exponent where the base is negative.
         flat = lax.bitwise_and(lax.lt(x, lax.full_like(x, 0)), lax.eq(y, lax.floor(y)))
         return lax.pow(x, lax.select(flat, lax.stop_gradient(y), y))
-    return _pow(*broadcast([x, y]))
+    x, y = broadcast([x, y])
+    return lax.pow(x, y) if is_inexact(x) else jnp.power(x, y)
 
 
 def _are_powers(y: np.ndarray) -> bool:
@@ -376,12 +361,8 @@ def _compatible(x: Ints, y: Ints) -> bool:
 
 @rule("ApproximateEqual")
 def _approximate_equal(x: Array, y: Array, *, tolerance: float) -> Array:
-    limit = lax.full_like(x, tolerance, _real_dtype(x))
-    return lax.lt(lax.abs(lax.sub(x, y)), limit)
-
-
-def _real_dtype(x: Array) -> np.dtype:
-    return lax.abs(jnp.zeros((), x.dtype)).dtype if is_complex(x) else x.dtype
+    distance = lax.abs(lax.sub(x, y))
+    return lax.lt(distance, lax.full_like(x, tolerance, distance.dtype))
 
 
 @rule("DivNoNan", rows=rows.elementwise)

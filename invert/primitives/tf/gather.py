@@ -8,7 +8,6 @@ those give zeros, as TensorFlow does on a GPU.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +15,7 @@ import numpy as np
 from jax import lax
 
 from invert.ir.sizes import is_open
+from invert.ir.types import Params
 from invert.primitives.tf.dynamic_size import places_of
 from invert.tf.interpreter.context import Context
 from invert.tf.interpreter.registry import Array, Int, Ints, Value, rule
@@ -86,7 +86,7 @@ def narrow(indices: Array, sizes: Sequence[Int]) -> Array:
     return lax.convert_element_type(indices, np.int32)
 
 
-def _gather_mode(mode: _Mode) -> dict[str, Any]:
+def _gather_mode(mode: _Mode) -> Params:
     return {"mode": mode, "fill_value": 0 if mode == _Mode.FILL_OR_DROP else None}
 
 
@@ -182,7 +182,7 @@ def _dynamic_stitch(*values: Value, T: np.dtype, node: Node) -> Value:
     shape = np.shape(parts[0])[places[0].ndim :]
     flat = np.concatenate([np.ravel(p) for p in places]).astype(np.int64)
     size = int(flat.max()) + 1 if flat.size else 0
-    # Of several rows with the same index, the last is kept.
+    # The last of several rows with the same index is kept.
     source = np.full(size, -1)
     source[flat] = np.arange(flat.size)
     if all(is_static(p) for p in parts):

@@ -58,19 +58,15 @@ def _adjust_contrast(x: Array, factor: Array) -> Array:
     return ((wide - mean) * factor + mean).astype(x.dtype)
 
 
-@rule("AdjustSaturation")
-def _adjust_saturation(x: Array, scale: Array) -> Array:
+@rule("AdjustSaturation", "AdjustHue")
+def _adjust(x: Array, change: Array, *, op: str) -> Array:
     hue, saturation, value = jnp.moveaxis(rgb_to_hsv(x.astype(jnp.float32)), -1, 0)
-    hsv = jnp.stack([hue, jnp.clip(saturation * scale, 0, 1), value], axis=-1)
-    return hsv_to_rgb(hsv).astype(x.dtype)
-
-
-@rule("AdjustHue")
-def _adjust_hue(x: Array, delta: Array) -> Array:
-    hue, saturation, value = jnp.moveaxis(rgb_to_hsv(x.astype(jnp.float32)), -1, 0)
-    turned = hue + delta
-    hsv = jnp.stack([turned - lax.floor(turned), saturation, value], axis=-1)
-    return hsv_to_rgb(hsv).astype(x.dtype)
+    if op == "AdjustHue":
+        turned = hue + change
+        hue = turned - lax.floor(turned)
+    else:
+        saturation = jnp.clip(saturation * change, 0, 1)
+    return hsv_to_rgb(jnp.stack([hue, saturation, value], axis=-1)).astype(x.dtype)
 
 
 # -- crops
@@ -160,7 +156,7 @@ def _crop(
 
 
 def _crop_places(boxes: Array, shape: Sequence[Int], size: Sequence[Int]) -> Places:
-    """Rows and columns of the image at which each crop is sampled."""
+    """The rows and columns where each crop samples the image."""
     return (
         _sampled(boxes[:, 0], boxes[:, 2], shape[1], size[0]),
         _sampled(boxes[:, 1], boxes[:, 3], shape[2], size[1]),
@@ -257,7 +253,7 @@ def _projective_transform(
 
 
 def _mapped(mode: str, place: Array, size: Int) -> Array:
-    """The position from which one outside the image is filled."""
+    """The position that fills one outside the image."""
     if mode == "CONSTANT":
         return place
     if mode == "REFLECT":

@@ -38,7 +38,8 @@ def round_away(x: Array) -> Array:
     return lax.round(x, lax.RoundingMethod.AWAY_FROM_ZERO)
 
 
-def _clipped(x: Array, dtype: np.dtype) -> Array:
+def clipped(x: Array, dtype: np.dtype) -> Array:
+    """Levels in single precision, limited to those of a type."""
     low, high = levels(dtype)
     # The largest 32-bit integer in single precision is below the maximum of int32.
     high = min(high, 2147483520)
@@ -69,9 +70,9 @@ def _quantize(
         by_high = jnp.where(last * high > 0, last / high, _FLT_MAX)
         scale = jnp.minimum(by_low, by_high)
         low, high = first / scale, last / scale
-        clipped = jnp.clip(x, _along(low, x, axis), _along(high, x, axis)) * _along(scale, x, axis)
+        inside = jnp.clip(x, _along(low, x, axis), _along(high, x, axis)) * _along(scale, x, axis)
         rounded = jnp.round if round_mode == "HALF_TO_EVEN" else round_away
-        return rounded(clipped).astype(T), low, high
+        return rounded(inside).astype(T), low, high
     if mode == "MIN_COMBINED":
         scale = np.float32(last - first) / (high - low)
         above = jnp.clip(x, _along(low, x, axis), _along(high, x, axis)) - _along(low, x, axis)
@@ -83,7 +84,7 @@ def _quantize(
         return above.astype(T), low, high
     start, end = _along(low, x, axis), _along(high, x, axis)
     scale = jnp.where(end == start, 0, np.float32(last - first) / (end - start))
-    return _clipped(round_away(x * scale) - (round_away(start * scale) - first), T), low, high
+    return clipped(round_away(x * scale) - (round_away(start * scale) - first), T), low, high
 
 
 @rule("Dequantize")

@@ -14,7 +14,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from invert.primitives.tf.matmul import product
-from invert.primitives.tf.quantized import centred, convolution, levels, range_of_products, scalars
+from invert.primitives.tf.quantized import (
+    centred,
+    clipped,
+    convolution,
+    levels,
+    range_of_products,
+    scalars,
+)
 from invert.tf.interpreter.registry import Array, rule
 from invert.tf.ops.node import Node
 
@@ -163,15 +170,12 @@ def _after_sums(
     if op.endswith("Dequantize"):
         return [reals]
     if dtype == _INT32:
-        # With a range per feature, the largest counts.
+        # If each feature has a range, the largest counts.
         bounds = jnp.min(operands.of_kernel[0]), jnp.max(operands.of_kernel[1])
         step = of_x * _scale(bounds, operands.kernel.dtype)
     else:
         step = _scale(operands.of_result, dtype)
-    first, last = levels(dtype)
-    rounded = jnp.round(reals / step)
-    rounded = jnp.clip(rounded, np.float32(first), min(np.float32(last), np.float32(2147483520)))
-    return [rounded.astype(dtype), *_range(operands)]
+    return [clipped(jnp.round(reals / step), dtype), *_range(operands)]
 
 
 def _summand(operands: _Operands) -> Array:

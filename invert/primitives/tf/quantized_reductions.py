@@ -16,6 +16,7 @@ from jax import lax
 from invert.primitives.tf.pooling import window_of
 from invert.primitives.tf.quantized import (
     centred,
+    clipped,
     level_of,
     levels,
     range_of_products,
@@ -84,9 +85,7 @@ def _requantized(x: Array, old: Sequence[Array], new: Sequence[Array], dtype: np
     span = (new_high - new_low).astype(_F64)
     scale = jnp.where(span == 0, 0.0, float(new_last - new_first) / span).astype(_F32)
     offset = round_away(_product(new_low, scale)) - np.float32(new_first)
-    level = round_away(_product(reals, scale)) - offset
-    most = min(np.float32(new_last), np.float32(2147483520))
-    return jnp.clip(level, np.float32(new_first), most).astype(dtype)
+    return clipped(round_away(_product(reals, scale)) - offset, dtype)
 
 
 @rule("QuantizedBiasAdd")

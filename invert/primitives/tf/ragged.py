@@ -139,7 +139,7 @@ def _components(encoded: Value, *, node: Node) -> Sequence[Value]:
 
 @rule("RaggedTensorToVariant")
 def _to_variant(*operands: Value, node: Node, batched_input: bool) -> Value:
-    *splits, x = operands
+    splits, x = operands[:-1], operands[-1]
     if not batched_input:
         return RaggedVariant(splits, x)
     if all(isinstance(s, np.ndarray) for s in splits):
@@ -147,7 +147,7 @@ def _to_variant(*operands: Value, node: Node, batched_input: bool) -> Value:
         return Batch(tuple(whole.row(i) for i in range(whole.rows)), (whole.rows,))
     if len(splits) > 1:
         raise node.error("splits several partitions that depend on data", "Pad the rows.")
-    return DynamicRagged([array(s) for s in splits], x)
+    return DynamicRagged(tuple(map(array, splits)), x)
 
 
 @rule("RaggedTensorFromVariant", ignores=("input_ragged_rank",))

@@ -33,12 +33,6 @@ def uniform(key: Array, shape: tuple[int, ...], dtype: np.dtype) -> Array:
     return jax.random.uniform(key, shape, dtype, low, high)
 
 
-def _integers_between(
-    key: Array, shape: tuple[int, ...], dtype: np.dtype, low: Array, high: Array
-) -> Array:
-    return jax.random.randint(key, shape, low, high, dtype)
-
-
 def _integers(key: Array, shape: tuple[int, ...], dtype: np.dtype) -> Array:
     bits = jax.random.bits(key, shape, np.dtype(f"uint{8 * dtype.itemsize}"))
     return lax.bitcast_convert_type(bits, dtype)
@@ -51,7 +45,9 @@ def truncated_normal(key: Array, shape: tuple[int, ...], dtype: np.dtype) -> Arr
 
 DRAWS: Mapping[str, Callable[..., Array]] = {
     "Uniform": uniform,
-    "UniformInt": _integers_between,
+    "UniformInt": lambda key, shape, dtype, low, high: jax.random.randint(
+        key, shape, low, high, dtype
+    ),
     "UniformFullInt": _integers,
     "Normal": jax.random.normal,
     "TruncatedNormal": truncated_normal,

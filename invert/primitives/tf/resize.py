@@ -220,23 +220,6 @@ def _lanczos(radius: float) -> tuple[float, Callable[[Array], Array]]:
     return radius, kernel
 
 
-def _gaussian(d: Array) -> Array:
-    # A radius of three standard deviations.
-    return jnp.where(d >= 1.5, 0.0, jnp.exp(-2.0 * d * d))
-
-
-def _box(d: Array) -> Array:
-    return jnp.where(d < 0.5, 1.0, jnp.where(d == 0.5, 0.5, 0.0))
-
-
-def _triangle(d: Array) -> Array:
-    return jnp.maximum(1.0 - d, 0.0)
-
-
-def _keys(d: Array) -> Array:
-    return jnp.where(d >= 2.0, 0.0, _cubic_weight(d, np.float32(-0.5)))
-
-
 def _mitchell(d: Array) -> Array:
     far = (((-7 / 18) * d + 2) * d - 10 / 3) * d + 16 / 9
     near = ((7 / 6) * d - 2) * d * d + 8 / 9
@@ -245,14 +228,15 @@ def _mitchell(d: Array) -> Array:
 
 # kernel type: (radius, kernel as a function of the distance)
 KERNELS: dict[str, tuple[float, Callable[[Array], Array]]] = {
-    "box": (0.5, _box),
-    "gaussian": (1.5, _gaussian),
-    "keyscubic": (2.0, _keys),
+    "box": (0.5, lambda d: jnp.where(d < 0.5, 1.0, jnp.where(d == 0.5, 0.5, 0.0))),
+    # A radius of three standard deviations.
+    "gaussian": (1.5, lambda d: jnp.where(d >= 1.5, 0.0, jnp.exp(-2.0 * d * d))),
+    "keyscubic": (2.0, lambda d: jnp.where(d >= 2.0, 0.0, _cubic_weight(d, np.float32(-0.5)))),
     "lanczos1": _lanczos(1.0),
     "lanczos3": _lanczos(3.0),
     "lanczos5": _lanczos(5.0),
     "mitchellcubic": (2.0, _mitchell),
-    "triangle": (1.0, _triangle),
+    "triangle": (1.0, lambda d: jnp.maximum(1.0 - d, 0.0)),
 }
 
 

@@ -68,15 +68,10 @@ def _segments(kind: str, data: Array, ids: Array, count: Int, *, is_sorted: bool
     return _scatter(kind, data, ids, count, is_sorted=is_sorted)
 
 
-@rule(*(f"UnsortedSegment{kind}" for kind in KINDS))
-def _unsorted(data: Array, segment_ids: Array, num_segments: Int, *, op: str) -> Array:
-    return _segments(op.removeprefix("UnsortedSegment"), data, segment_ids, num_segments)
-
-
-@rule(*(f"Segment{kind}V2" for kind in KINDS))
-def _sorted_with_count(data: Array, segment_ids: Array, num_segments: Int, *, op: str) -> Array:
-    kind = op.removeprefix("Segment").removesuffix("V2")
-    return _segments(kind, data, segment_ids, num_segments, is_sorted=True)
+@rule(*(op for kind in KINDS for op in (f"UnsortedSegment{kind}", f"Segment{kind}V2")))
+def _with_count(data: Array, segment_ids: Array, num_segments: Int, *, op: str) -> Array:
+    kind = op.rpartition("Segment")[2].removesuffix("V2")
+    return _segments(kind, data, segment_ids, num_segments, is_sorted=op.endswith("V2"))
 
 
 def _sizes_of_known(node: Node, ids: Value) -> np.ndarray:

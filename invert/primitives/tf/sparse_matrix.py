@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -20,7 +21,8 @@ from invert.tf.ops.node import Node
 _INT32, _INT64 = np.dtype(np.int32), np.dtype(np.int64)
 
 
-@jax.tree_util.register_pytree_node_class
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(eq=False)
 class Matrix:
     """A sparse matrix, or a batch of them.
 
@@ -31,15 +33,9 @@ class Matrix:
     - `shape`: sizes of the axes.
     """
 
-    def __init__(self, indices: Array, values: Array, shape: tuple[int, ...]):
-        self.indices, self.values, self.shape = indices, values, shape
-
-    def tree_flatten(self) -> tuple[tuple[Array, Array], tuple[int, ...]]:
-        return (self.indices, self.values), self.shape
-
-    @classmethod
-    def tree_unflatten(cls, shape: tuple[int, ...], children: Any) -> Matrix:
-        return cls(children[0], children[1], shape)
+    indices: Array
+    values: Array
+    shape: tuple[int, ...] = dataclasses.field(metadata={"static": True})
 
     def transposed(self) -> Matrix:
         rank = len(self.shape)

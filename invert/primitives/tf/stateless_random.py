@@ -116,7 +116,7 @@ def _draw(ctx: Context, op: str, algorithm: int = _PHILOX) -> _Draw:
         return random_by_key.DRAWS[_kind(op)]
     if algorithm == _PHILOX and not ctx.compiled:
         return _DRAWS[_kind(op)]
-    bits = xla_random.philox_bits if algorithm == _PHILOX else xla_random.threefry_bits
+    bits = philox.integers if algorithm == _PHILOX else xla_random.threefry_bits
     return functools.partial(_XLA_DRAWS[_kind(op)], bits)
 
 
@@ -165,18 +165,13 @@ def _gamma_v3(
     return draw(_of_state(ctx, key, counter), shape, jnp.asarray(alpha))
 
 
-@rule("StatelessRandomPoisson")
-def _poisson(shape: Ints, seed: Array, rate: Array, *, ctx: Context, dtype: np.dtype) -> Array:
-    draw = random_by_key.poisson if _by_key(ctx) else rejection.poisson
-    return draw(_of_seed(ctx, seed), shape, jnp.asarray(rate), dtype)
-
-
-@rule("StatelessRandomBinomial")
-def _binomial(
-    shape: Ints, seed: Array, counts: Array, probs: Array, *, ctx: Context, dtype: np.dtype
+@rule("StatelessRandomPoisson", "StatelessRandomBinomial")
+def _counts(
+    shape: Ints, seed: Array, *parameters: Array, ctx: Context, op: str, dtype: np.dtype
 ) -> Array:
-    draw = random_by_key.binomial if _by_key(ctx) else rejection.binomial
-    return draw(_of_seed(ctx, seed), shape, jnp.asarray(counts), jnp.asarray(probs), dtype)
+    draws = random_by_key if _by_key(ctx) else rejection
+    draw: _Draw = draws.poisson if op == "StatelessRandomPoisson" else draws.binomial
+    return draw(_of_seed(ctx, seed), shape, *map(jnp.asarray, parameters), dtype)
 
 
 @rule("StatelessParameterizedTruncatedNormal")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -230,7 +229,7 @@ def _concat_lists(first: Value, second: Value, *, node: Node) -> TensorList:
     return TensorList(None, rows, total, lists.known_element(one), one.dtype)
 
 
-@jax.tree_util.register_pytree_node_class
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Batch:
     """A tensor of lists.
@@ -242,14 +241,7 @@ class Batch:
     """
 
     items: tuple[Value, ...]
-    shape: tuple[int, ...]
-
-    def tree_flatten(self) -> tuple[tuple[Value, ...], tuple[int, ...]]:
-        return self.items, self.shape
-
-    @classmethod
-    def tree_unflatten(cls, shape: tuple[int, ...], items: Any) -> Batch:
-        return cls(tuple(items), shape)
+    shape: tuple[int, ...] = dataclasses.field(metadata={"static": True})
 
 
 def _batch(value: Value) -> Batch:

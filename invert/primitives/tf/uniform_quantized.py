@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from invert.primitives.stablehlo.linear import conv_numbers
 from invert.protos.messages import message
 from invert.protos.types import UniformQuantizedConvolutionDimensionNumbersAttr
 from invert.tf.interpreter.registry import Array, Value, rule
@@ -170,14 +171,7 @@ def _dimension_numbers(node: Node, rank: int) -> lax.ConvDimensionNumbers:
         return lax.ConvDimensionNumbers(default, default, default)
     numbers = message(UniformQuantizedConvolutionDimensionNumbersAttr)()
     numbers.MergeFromString(text)
-    sides = (("input", "batch", "feature"), ("kernel", "output_feature", "input_feature"),
-             ("output", "batch", "feature"))  # fmt: skip
-    specs = [
-        tuple(getattr(numbers, f"{side}_{name}_dimension") for name in names)
-        + tuple(getattr(numbers, f"{side}_spatial_dimensions"))
-        for side, *names in sides
-    ]
-    return lax.ConvDimensionNumbers(specs[0], specs[1], specs[2])
+    return conv_numbers(numbers)
 
 
 def _padding(

@@ -50,38 +50,29 @@ def _result(node: Node, ref: Value) -> Value:
     return None if node.op.startswith("Resource") else ref
 
 
-def _scatter(update: Callable[[Any, Array], Array]) -> Callable[..., Value]:
-    """Update of whole rows, `ref[indices, ...] = updates`."""
-
-    def rule(ref: Value, indices: Array, updates: Array, *, ctx: Context, node: Node) -> Value:
-        old = current(ctx, ref)
-        value = broadcast_to(updates, (*np.shape(indices), *np.shape(old)[1:]))
-        assign(ctx, node, ref, update(jnp.asarray(old).at[indices], value))
-        return _result(node, ref)
-
-    return rule
-
-
 def _columns(indices: Array) -> tuple[Array, ...]:
     """Vectors of indices as one array of indices for each axis."""
     return tuple(indices[..., i] for i in range(np.shape(indices)[-1]))
 
 
-def _scatter_nd(update: Callable[[Any, Array], Array]) -> Callable[..., Value]:
-    """Update of elements or blocks, whose indices are vectors."""
+def _scatter(kind: str, by_vectors: bool) -> Callable[..., Value]:
+    """Update of rows, `ref[indices, ...] = updates`, or of parts whose indices are vectors."""
 
     def rule(ref: Value, indices: Array, updates: Array, *, ctx: Context, node: Node) -> Value:
         old = jnp.asarray(current(ctx, ref))
-        assign(ctx, node, ref, update(old.at[_columns(indices)], updates))
+        if not by_vectors:
+            updates = broadcast_to(updates, (*np.shape(indices), *old.shape[1:]))
+        part = old.at[_columns(indices) if by_vectors else indices]
+        assign(ctx, node, ref, _UPDATES[kind](part, updates))
         return _result(node, ref)
 
     return rule
 
 
 for _prefix in ("ResourceScatter", "Scatter"):
-    rules({f"{_prefix}{k}": _scatter(fn) for k, fn in _UPDATES.items()}, ignores=_IGNORED)
-    _kinds = ("Update", "Add", "Sub", "Min", "Max")
-    rules({f"{_prefix}Nd{k}": _scatter_nd(_UPDATES[k]) for k in _kinds}, ignores=_IGNORED)
+    rules({f"{_prefix}{k}": _scatter(k, False) for k in _UPDATES}, ignores=_IGNORED)
+    _kinds = _UPDATES.keys() - {"Mul", "Div"}
+    rules({f"{_prefix}Nd{k}": _scatter(k, True) for k in _kinds}, ignores=_IGNORED)
 
 
 @rule("ResourceGather", effect="reads", ignores=("validate_indices",))

@@ -15,7 +15,8 @@ from jax import lax
 
 from invert._errors import REPORT
 from invert.primitives.sorting import sorted_by, total_order_key
-from invert.primitives.stablehlo.indexing import index_vectors_last
+from invert.primitives.stablehlo.indexing import gather
+from invert.primitives.stablehlo.linear import conv_numbers
 from invert.primitives.tf.matmul import adjoint
 from invert.protos.messages import M, parse
 from invert.protos.types import (
@@ -81,16 +82,6 @@ def _conv(
     preferred_element_type: np.dtype | None = None,
     batch_group_count: int = 1,
 ) -> Array:
-    d = message_of(node, "dimension_numbers", ConvolutionDimensionNumbers)
-    numbers = lax.ConvDimensionNumbers(
-        (d.input_batch_dimension, d.input_feature_dimension, *d.input_spatial_dimensions),
-        (
-            d.kernel_output_feature_dimension,
-            d.kernel_input_feature_dimension,
-            *d.kernel_spatial_dimensions,
-        ),
-        (d.output_batch_dimension, d.output_feature_dimension, *d.output_spatial_dimensions),
-    )
     return lax.conv_general_dilated(
         lhs,
         rhs,
@@ -98,7 +89,7 @@ def _conv(
         list(zip(padding[::2], padding[1::2], strict=True)),
         lhs_dilation,
         rhs_dilation,
-        numbers,
+        conv_numbers(message_of(node, "dimension_numbers", ConvolutionDimensionNumbers)),
         feature_group_count,
         batch_group_count,
         _precision(node),
@@ -115,22 +106,8 @@ def _gather(
     node: Node,
     indices_are_sorted: bool,
 ) -> Array:
-    d = message_of(node, "dimension_numbers", GatherDimensionNumbers)
-    numbers = lax.GatherDimensionNumbers(
-        offset_dims=tuple(d.offset_dims),
-        collapsed_slice_dims=tuple(d.collapsed_slice_dims),
-        start_index_map=tuple(d.start_index_map),
-        operand_batching_dims=tuple(d.operand_batching_dims),
-        start_indices_batching_dims=tuple(d.start_indices_batching_dims),
-    )
-    return lax.gather(
-        operand,
-        index_vectors_last(start_indices, d.index_vector_dim),
-        numbers,
-        slice_sizes,
-        indices_are_sorted=indices_are_sorted,
-        mode=lax.GatherScatterMode.CLIP,  # XLA shifts slices into the operand
-    )
+    numbers = message_of(node, "dimension_numbers", GatherDimensionNumbers)
+    return gather(operand, start_indices, slice_sizes, numbers, indices_are_sorted)
 
 
 @rule("XlaPad")

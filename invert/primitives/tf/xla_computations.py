@@ -19,8 +19,8 @@ from invert.ir.interpret import inline_calls
 from invert.ir.traced_form import difference, strong
 from invert.ir.types import Aval, ClosedJaxpr, JaxFunction
 from invert.primitives.sorting import by_assumption, merge_sort, sorted_by
-from invert.primitives.stablehlo.indexing import index_vectors_last
-from invert.primitives.stablehlo.reduction import bind_select_and_scatter
+from invert.primitives.stablehlo.indexing import scatter
+from invert.primitives.stablehlo.reduction import bind_select_and_scatter, of_sides, reduced
 from invert.primitives.tf.elementwise import BINARY
 from invert.primitives.tf.xla import message_of
 from invert.protos.types import ScatterDimensionNumbers
@@ -46,19 +46,8 @@ def _computation(ctx: Context, node: Node, name: str, types: Sequence[Aval]) -> 
     return program
 
 
-def _as_function(program: ClosedJaxpr) -> JaxFunction:
-    """A program on scalars in the form `lax.reduce` takes: a value or a tuple for each side."""
-
-    def call(x: Value, y: Value) -> Value:
-        given = [*x, *y] if isinstance(x, (list, tuple)) else [x, y]
-        results = eval_closed(program, given)
-        return tuple(results) if isinstance(x, (list, tuple)) else results[0]
-
-    return call
-
-
-def _results(program: ClosedJaxpr, *scalars: Array) -> list[Array]:
-    return eval_closed(program, scalars)
+def _function(program: ClosedJaxpr) -> JaxFunction:
+    return lambda *scalars: eval_closed(program, scalars)
 
 
 def _single(program: ClosedJaxpr) -> tuple[str, bool] | None:
@@ -100,7 +89,7 @@ def _monoid(program: ClosedJaxpr) -> str | None:
 
 def _reducer(program: ClosedJaxpr) -> JaxFunction:
     """The computation for `lax.reduce`: the function of a monoid if it is one."""
-    return _MONOIDS.get(_monoid(program) or "") or _as_function(program)
+    return _MONOIDS.get(_monoid(program) or "") or of_sides(_function(program))
 
 
 def _reduce(
@@ -113,9 +102,8 @@ def _reduce(
     initial = [v if isinstance(v, np.ndarray) else array(v) for v in operands[n:]]
     axes = tuple(axis_of(d, inputs[0].ndim) for d in dimensions)
     program = _computation(ctx, node, function, [*inputs, *inputs])
-    if n == 1:
-        return [lax.reduce(inputs[0], initial[0], _reducer(program), axes)]
-    return list(lax.reduce(tuple(inputs), tuple(initial), _as_function(program), axes))
+    reduce = functools.partial(lax.reduce, dimensions=axes)
+    return reduced(reduce, _reducer(program), [*inputs, *initial])
 
 
 def _positions(value: Value) -> Array:
@@ -182,13 +170,13 @@ def _select_and_scatter(
     in_order = direction is not None and direction[1]
     return bind_select_and_scatter(
         operand,
-        _as_function(selects),
+        of_sides(_function(selects)),
         window_dimensions,
         window_strides,
         tuple(zip(padding[::2], padding[1::2], strict=True)),
         source,
         init_value,
-        _as_function(scatters),
+        of_sides(_function(scatters)),
         direction[0].upper() if direction is not None and adds and in_order else None,
     )
 
@@ -222,34 +210,15 @@ def _scatter(
     update_computation: str,
     indices_are_sorted: bool,
 ) -> Array:
-    d = message_of(node, "dimension_numbers", ScatterDimensionNumbers)
-    numbers = lax.ScatterDimensionNumbers(
-        update_window_dims=tuple(d.update_window_dims),
-        inserted_window_dims=tuple(d.inserted_window_dims),
-        scatter_dims_to_operand_dims=tuple(d.scatter_dims_to_operand_dims),
-        operand_batching_dims=tuple(d.input_batching_dims),
-        scatter_indices_batching_dims=tuple(d.scatter_indices_batching_dims),
-    )
-    indices = index_vectors_last(scatter_indices, d.index_vector_dim)
+    dims = message_of(node, "dimension_numbers", ScatterDimensionNumbers)
     program = _computation(ctx, node, update_computation, [operand, operand])
-    # XLA drops updates out of bounds.
-    options = {
-        "indices_are_sorted": indices_are_sorted,
-        "unique_indices": False,
-        "mode": lax.GatherScatterMode.FILL_OR_DROP,
-    }
-    kind = _scatter_kind(program)
-    if kind is not None:
-        return kind(operand, indices, updates, numbers, **options)
-    # As `jnp.ndarray.at[...].apply` binds it; JAX reports that it has no derivative.
-    return lax.scatter_p.bind(
-        operand,
-        indices,
-        updates,
-        update_jaxpr=open_jaxpr(program),
-        update_consts=(),
-        dimension_numbers=numbers,
-        **options,
+    return scatter(
+        (operand, scatter_indices, updates),
+        dims,
+        dims.scatter_dims_to_operand_dims,
+        _scatter_kind(program) or (open_jaxpr(program), ()),
+        indices_are_sorted=indices_are_sorted,
+        unique_indices=False,
     )
 
 
@@ -278,7 +247,7 @@ def _variadic_sort(
     if found is not None:
         return found
     with by_assumption():
-        return merge_sort(functools.partial(_results, program), inputs, dimension)
+        return merge_sort(_function(program), inputs, dimension)
 
 
 @functools.lru_cache(maxsize=256)
@@ -303,7 +272,7 @@ def _comparator(types: tuple[np.dtype, ...], num_keys: int) -> ClosedJaxpr:
 
 
 def _parts(x: Array, y: Array) -> list[tuple[Array, Array]]:
-    """The numbers by which a key is compared."""
+    """The numbers that a key is compared by."""
     if jnp.issubdtype(x.dtype, jnp.complexfloating):
         return [*_parts(lax.real(x), lax.real(y)), *_parts(lax.imag(x), lax.imag(y))]
     if not jnp.issubdtype(x.dtype, jnp.floating):

@@ -6,12 +6,12 @@ See `constants.py` for two pitfalls of the bindings, one of which ends the proce
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from invert._private.mlir import ir, stablehlo_dialect
+from invert._private.mlir import MlirObject, ir, stablehlo_dialect
 from invert.stablehlo.ops.constants import DTYPES as DTYPES
 from invert.stablehlo.ops.constants import UnsupportedType as UnsupportedType
 from invert.stablehlo.ops.constants import aval as aval
@@ -54,7 +54,7 @@ def dense_bools(attr: ir.Attribute) -> tuple[bool, ...]:
     return tuple(attr)  # pyright: ignore[reportArgumentType]
 
 
-def string(attr: Any) -> str:
+def string(attr: MlirObject) -> str:
     """Text of a `StringAttr`.
 
     **Raises:** `UnicodeDecodeError`; the binding's own `value` would end the process.
@@ -62,27 +62,27 @@ def string(attr: Any) -> str:
     return attr.value_bytes.decode()
 
 
-def string_bytes(attr: Any) -> bytes:
+def string_bytes(attr: MlirObject) -> bytes:
     """Bytes of a `StringAttr`, which need not be UTF-8."""
     return attr.value_bytes
 
 
-def integer(attr: Any) -> int:
+def integer(attr: MlirObject) -> int:
     """Value of an `IntegerAttr`."""
     return attr.value
 
 
-def real(attr: Any) -> float:
+def real(attr: MlirObject) -> float:
     """Value of a `FloatAttr`."""
     return attr.value
 
 
-def boolean(attr: Any) -> bool:
+def boolean(attr: MlirObject) -> bool:
     """Value of a `BoolAttr`."""
     return bool(attr.value)
 
 
-def symbol_name(attr: Any) -> str:
+def symbol_name(attr: MlirObject) -> str:
     """Name of a `FlatSymbolRefAttr`, or the last name of a nested symbol."""
     value = attr.value
     return value if isinstance(value, str) else value[-1]
@@ -104,6 +104,8 @@ def enum_names(attr: Iterable[ir.Attribute]) -> tuple[str, ...]:
 
 
 # --- StableHLO structs ----------------------------------------------------------------------------
+
+_T = TypeVar("_T")
 
 
 class GatherDims(NamedTuple):
@@ -160,7 +162,7 @@ class Accuracy(NamedTuple):
     mode: str
 
 
-def _fields(struct: Any, view: Any) -> Any:
+def _fields(struct: Any, view: MlirObject) -> Any:
     values = (getattr(view, name) for name in struct._fields)
     return struct._make(tuple(v) if isinstance(v, list) else v for v in values)
 
@@ -168,24 +170,17 @@ def _fields(struct: Any, view: Any) -> Any:
 # `op.attributes` returns structs and enumerators as plain `Attribute`s, so each is cast here.
 
 
-def gather_dims(attr: ir.Attribute) -> GatherDims:
-    """Fields of `#stablehlo.gather`."""
-    return _fields(GatherDims, stablehlo_dialect.GatherDimensionNumbers(attr))
+def _reader(
+    struct: type[_T], view: Callable[[ir.Attribute], MlirObject]
+) -> Callable[[ir.Attribute], _T]:
+    """Reads the fields of an attribute, such as `#stablehlo.gather`."""
+    return lambda attr: _fields(struct, view(attr))
 
 
-def scatter_dims(attr: ir.Attribute) -> ScatterDims:
-    """Fields of `#stablehlo.scatter`."""
-    return _fields(ScatterDims, stablehlo_dialect.ScatterDimensionNumbers(attr))
-
-
-def dot_dims(attr: ir.Attribute) -> DotDims:
-    """Fields of `#stablehlo.dot`."""
-    return _fields(DotDims, stablehlo_dialect.DotDimensionNumbers(attr))
-
-
-def conv_dims(attr: ir.Attribute) -> ConvDims:
-    """Fields of `#stablehlo.conv`."""
-    return _fields(ConvDims, stablehlo_dialect.ConvDimensionNumbers(attr))
+gather_dims = _reader(GatherDims, stablehlo_dialect.GatherDimensionNumbers)
+scatter_dims = _reader(ScatterDims, stablehlo_dialect.ScatterDimensionNumbers)
+dot_dims = _reader(DotDims, stablehlo_dialect.DotDimensionNumbers)
+conv_dims = _reader(ConvDims, stablehlo_dialect.ConvDimensionNumbers)
 
 
 def dot_algorithm(attr: ir.Attribute) -> Algorithm:

@@ -13,6 +13,7 @@ Two pitfalls of the bindings (jaxlib 0.10.2 and 0.12.0.1) that callers must know
 from __future__ import annotations
 
 import binascii
+import math
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -22,7 +23,7 @@ import ml_dtypes
 import numpy as np
 
 from invert._errors import MalformedModelError, Problem, UnsupportedOpError
-from invert._private.mlir import ir
+from invert._private.mlir import MlirObject, ir
 
 
 class UnsupportedType(UnsupportedOpError):
@@ -182,7 +183,7 @@ def dense_elements(attr: object) -> np.ndarray:
     raise UnsupportedType(text[:80], "expected a dense elements attribute")
 
 
-def _from_buffer(attr: Any, ir_type: Any) -> np.ndarray:
+def _from_buffer(attr: MlirObject, ir_type: MlirObject) -> np.ndarray:
     try:
         found = np.asarray(memoryview(attr))
         # The NumPy type of a C type such as `long long` may differ from the sized type, and JAX
@@ -192,7 +193,7 @@ def _from_buffer(attr: Any, ir_type: Any) -> np.ndarray:
         raise UnsupportedType(str(ir_type), f"NumPy refuses the shape: {e}") from e
 
 
-def _from_text(text: bytes, ir_type: Any) -> np.ndarray:
+def _from_text(text: bytes, ir_type: MlirObject) -> np.ndarray:
     """Decode `... dense<payload> : tensor<...> ...` in time and memory linear in the payload."""
     begin = text.index(b"dense<") + 6
     shape = tuple(ir_type.shape)
@@ -211,9 +212,7 @@ def _from_text(text: bytes, ir_type: Any) -> np.ndarray:
 
 
 def _shaped(values: np.ndarray, shape: tuple[int, ...], type_text: str) -> np.ndarray:
-    size = 1
-    for n in shape:
-        size *= n
+    size = math.prod(shape)
     if values.size not in (1, size):
         raise MalformedModelError(
             f"The constant of type {type_text} has {values.size} elements instead of {size}"
@@ -255,9 +254,7 @@ def _from_raw(
     raw: bytes | np.ndarray, name: str, shape: tuple[int, ...], dtype: np.dtype
 ) -> np.ndarray:
     """Reinterpret MLIR's little-endian storage, in which sub-byte elements take one byte."""
-    size = 1
-    for n in shape:
-        size *= n
+    size = math.prod(shape)
     if len(raw) != size * dtype.itemsize:
         raise MalformedModelError(
             f"A constant of {size} elements of {name} has {len(raw)} bytes instead of "
@@ -274,7 +271,7 @@ def _from_raw(
     return values.reshape(shape)
 
 
-def _from_resource(attr: Any) -> np.ndarray:
+def _from_resource(attr: MlirObject) -> np.ndarray:
     # The bindings give no access to the blob, but a module with the attribute prints it, after
     # four bytes with its alignment.
     ir_type: Any = ir.ShapedType(attr.type)

@@ -18,8 +18,9 @@ import numpy as np
 from jax.sharding import AbstractMesh, PartitionSpec
 
 from invert._errors import Problem, UnsupportedOpError
-from invert._private.mlir import attribute_names, ir
+from invert._private.mlir import MlirObject, attribute_names, ir
 from invert.stablehlo.ops import attributes, shardings
+from invert.stablehlo.ops.regions import defining, owner_of
 from invert.stablehlo.ops.shardings import Layout, Sharding, Tiling
 
 _ENTRIES = frozenset({"SPMDFullToShardShape", "xla.sdy.GlobalToLocalShape"})
@@ -80,7 +81,7 @@ class Devices:
             self.left_out.setdefault(str(layout))
         return None if spec is None else Sharding(self.tiles, spec)
 
-    def of_attributes(self, named: Any) -> Sharding | None:
+    def of_attributes(self, named: MlirObject) -> Sharding | None:
         """The sharding of an argument or a result, from its dictionary of attributes."""
         for key in ("sdy.sharding", "mhlo.frontend_attributes"):
             if key in named and "sdy" in (text := str(named[key])):
@@ -200,10 +201,10 @@ class _Scan:
         for value, argument in zip(
             op.operands, function.regions[0].blocks[0].arguments, strict=True
         ):
-            entry = _owner(value)
+            entry = owner_of(value)
             if entry is not None and target_of(entry) in _ENTRIES:
                 text = attributes.location_name(argument.location)
-                self._named(text, layout_of(_owner(entry.operands[0])))
+                self._named(text, layout_of(owner_of(entry.operands[0])))
         for value, named in zip(op.results, _listed(function, "res_attrs"), strict=False):
             layout = next((layout_of(e) for e in _exits(value)), None)
             if "jax.result_info" in named:
@@ -223,7 +224,7 @@ class _Scan:
                 self.names.append((names, strides))
 
 
-def _listed(function: ir.Operation, key: str) -> Sequence[Any]:
+def _listed(function: ir.Operation, key: str) -> Sequence[MlirObject]:
     """The dictionaries of attributes of the arguments or the results of a function."""
     attribute: Any = function.attributes[key] if key in function.attributes else ()  # noqa: SIM401
     return list(attribute)
@@ -273,12 +274,6 @@ def _open_dims(op: ir.Operation) -> tuple[int, ...]:
     return tuple(int(n) for n in match[1].split(",") if n) if match else ()
 
 
-def _owner(value: ir.Value) -> ir.Operation | None:
-    """The op that defines a value; `None` for arguments."""
-    owner = getattr(value.owner, "operation", value.owner)
-    return owner if isinstance(owner, ir.Operation) else None
-
-
 @dataclasses.dataclass
 class Shards:
     """Ops of a block that run on shards, between `entries` and `exits`.
@@ -325,7 +320,7 @@ def _asked(op: ir.Operation, devices: Devices, entry: bool) -> list[Sharding]:
     if text is not None:
         found = devices.shardy(text)
     else:
-        source = _owner(op.operands[0]) if entry else op
+        source = owner_of(op.operands[0]) if entry else op
         found = [None if source is None else devices.annotation(source)]
     if None in found or len(found) != (len(op.operands) if entry else len(op.results)):
         reason = "it does not say how its values are split into shards over a mesh of devices"
@@ -367,7 +362,7 @@ def shards_of(block: ir.Block) -> dict[ir.Operation, Shards]:
         if targets[op] in _ENTRIES:
             root(op)
             continue
-        sources = [o for v in op.operands if (o := _owner(v)) is not None and o in targets]
+        sources = [o for v in op.operands if (o := owner_of(v)) is not None and o in targets]
         on_shards = [o for o in sources if o in parent and targets[o] not in _EXITS]
         for source in on_shards if len(op.results) else ():
             parent[root(source)] = root(op)
@@ -375,7 +370,7 @@ def shards_of(block: ir.Block) -> dict[ir.Operation, Shards]:
         pending = [(op, o) for o in sources] if targets[op] in _EXITS and not on_shards else []
         for user, source in pending:
             parent[root(source)] = root(user)
-            owners = (_owner(v) for v in source.operands)
+            owners = (owner_of(v) for v in source.operands)
             pending += [(source, o) for o in owners if o in targets and o not in parent]
     found: dict[ir.Operation, Shards] = {}
     parts: dict[ir.Operation, Shards] = {}
@@ -389,7 +384,7 @@ def shards_of(block: ir.Block) -> dict[ir.Operation, Shards]:
                 reason = "it splits a value into shards after others of its part were joined"
                 raise UnsupportedOpError([_problem(op, reason)])
             part.entries.append(op)
-            for source in filter(None, map(_owner, op.operands)):
+            for source in filter(None, map(owner_of, op.operands)):
                 if targets.get(source) == "Sharding" and len(list(source.results[0].uses)) == 1:
                     part.annotations.append(source)
                     found[source] = part
@@ -417,10 +412,12 @@ def index_axis(value: ir.Value, mesh: AbstractMesh) -> str | None:
 
     JAX lowers `axis_index` this way.
     """
-    convert = _defining(value, "stablehlo.convert")
-    remainder = convert and _defining(convert.operands[0], "stablehlo.remainder")
-    quotient = remainder and _defining(remainder.operands[0], "stablehlo.divide")
-    if quotient is None or _defining(quotient.operands[0], "stablehlo.partition_id") is None:
+    convert = defining(value, "stablehlo.convert")
+    remainder = convert and defining(convert.operands[0], "stablehlo.remainder")
+    quotient = remainder and defining(remainder.operands[0], "stablehlo.divide")
+    if remainder is None or quotient is None:
+        return None
+    if defining(quotient.operands[0], "stablehlo.partition_id") is None:
         return None
     if attributes.element_dtype(value.type) != np.int32:
         return None
@@ -429,13 +426,8 @@ def index_axis(value: ir.Value, mesh: AbstractMesh) -> str | None:
     return next((name for name, step in found if list(step) == wanted), None)
 
 
-def _defining(value: ir.Value, name: str) -> Any:
-    owner = getattr(value.owner, "operation", value.owner)
-    return owner if getattr(owner, "name", None) == name else None
-
-
 def _number(value: ir.Value) -> int | None:
-    op = _defining(value, "stablehlo.constant")
+    op = defining(value, "stablehlo.constant")
     if op is None or attributes.shape_of(value.type):
         return None
     return int(attributes.constant(op))

@@ -21,13 +21,15 @@ from jax.sharding import PartitionSpec
 from invert._config import Config
 from invert._errors import REPORT, InvertError, Problem, UnsupportedOpError
 from invert._private.jax import dce, name_stack, open_jaxpr, trace_closed
-from invert._private.mlir import ir
+from invert._private.mlir import MlirObject, ir
+from invert.ir.avals import fits_shape
 from invert.ir.hints import Hint, decode, is_hint
 from invert.ir.size_algebra import Sizes
 from invert.ir.sizes import call_dimension
 from invert.ir.types import Eqn, JaxFunction
 from invert.stablehlo.ops import attributes as op_attributes
 from invert.stablehlo.ops.devices import Devices, ManualMesh, Shards, shards_of
+from invert.stablehlo.ops.regions import walk
 from invert.stablehlo.ops.registry import REGISTRY, Op, entry_of, has_rule, sizes_of
 from invert.stablehlo.ops.values import KnownSize, Value, data, is_constant, is_splat
 
@@ -217,10 +219,7 @@ class Context:
             if op_attributes.is_token(type_) or isinstance(value, tuple):
                 continue
             shape, dtype = op_attributes.shape_of(type_), op_attributes.element_dtype(type_)
-            fits = len(shape) == len(value.shape) and all(
-                want in (None, have) for want, have in zip(shape, value.shape, strict=True)
-            )
-            if not fits or value.dtype != dtype:
+            if not fits_shape(value.shape, shape) or value.dtype != dtype:
                 declared = ["?" if n is None else n for n in shape]
                 raise op.error(
                     f"result {i} was raised as {value.dtype}{list(value.shape)}, but the module "
@@ -251,7 +250,10 @@ def _computes_size(operation: ir.Operation, operands: Sequence[Value]) -> bool:
     """Whether an op computes integers from sizes alone, in an array of static shape."""
     return (
         all(is_constant(x) for x in operands)
-        and (any(isinstance(x, KnownSize) for x in operands) or _is_shape(operation))
+        and (
+            any(isinstance(x, KnownSize) for x in operands)
+            or (_makes_shapes(operation) and is_shape(operation.results[0]))
+        )
         and not operation.regions
         and operation.name != "func.call"
         and len(operation.results) > 0
@@ -266,10 +268,6 @@ def _makes_shapes(operation: ir.Operation) -> bool:
     """Whether an op assembles shapes."""
     entry = REGISTRY.get(operation.name)
     return entry is not None and entry.makes_shapes
-
-
-def _is_shape(operation: ir.Operation) -> bool:
-    return _makes_shapes(operation) and is_shape(operation.results[0])
 
 
 # A shape is assembled in fewer steps.
@@ -342,7 +340,8 @@ def call_function(ctx: Context, name: str, args: Sequence[Value]) -> list[Value]
     """
     function = ctx.functions[name]
     fixed = {i: x for i, x in enumerate(args) if isinstance(x, (KnownSize, Sizes))}
-    small = all(map(_is_small, _result_types(function)))
+    function_type: Any = function.attributes["function_type"]
+    small = all(map(_is_small, function_type.value.results))
     if fixed and small and all(is_constant(x) or isinstance(x, Sizes) for x in args):
         # It computes sizes, which the caller needs to know.
         args = [x if isinstance(x, Sizes) else KnownSize.of(x, x.dtype) for x in args]
@@ -370,7 +369,7 @@ def call_function(ctx: Context, name: str, args: Sequence[Value]) -> list[Value]
     return list(ctx.jitted[key](*(x for i, x in enumerate(args) if i not in fixed)))
 
 
-def _call_dimensions(function: Any, args: Sequence[Value]) -> None:
+def _call_dimensions(function: MlirObject, args: Sequence[Value]) -> None:
     """Record the exporter's names of the dimensions that it passes on."""
     if "arg_attrs" not in function.attributes:
         return
@@ -388,10 +387,6 @@ def _key(value: Value) -> Hashable:
 def _fresh(ctx: Context) -> Context:
     """The context of a function's own values."""
     return dataclasses.replace(ctx, env={}, scalars={}, stretched={}, explicit={}, hoisted=set())
-
-
-def _result_types(function: Any) -> list[ir.Type]:
-    return list(function.attributes["function_type"].value.results)
 
 
 def _jit_name(name: str) -> str:
@@ -417,21 +412,6 @@ def free_values(region: ir.Region) -> list[ir.Value]:
 
     visit(region)
     return [v for v in used if v not in defined]
-
-
-def walk(function: ir.Operation) -> Iterator[ir.Operation]:
-    """All ops of a function, those of nested regions included, in program order."""
-    pending = [iter(block.operations) for block in function.regions[0].blocks]
-    while pending:
-        view = next(pending[-1], None)
-        if view is None:
-            pending.pop()
-            continue
-        op = view.operation
-        yield op
-        for region in op.regions:
-            for block in region.blocks:
-                pending.append(iter(block.operations))
 
 
 def reachable(functions: Mapping[str, ir.Operation], entry: str) -> Iterator[ir.Operation]:

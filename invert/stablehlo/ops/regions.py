@@ -7,7 +7,7 @@ numbered in the order in which a walk from the results visits them.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -22,11 +22,28 @@ from invert.stablehlo.ops.attributes import string
 Signature = tuple[Any, ...]
 
 
+def results_of(region: ir.Region) -> list[ir.Value]:
+    """The results of a one-block region."""
+    operations = region.blocks[0].operations
+    return list(operations[len(operations) - 1].operation.operands)
+
+
+def owner_of(value: ir.Value) -> ir.Operation | None:
+    """The op that defines a value; `None` for arguments."""
+    owner = getattr(value.owner, "operation", value.owner)
+    return owner if isinstance(owner, ir.Operation) else None
+
+
+def defining(value: ir.Value, name: str) -> ir.Operation | None:
+    """The op that defines a value, if it has that name; otherwise `None`."""
+    owner = owner_of(value)
+    return owner if owner is not None and owner.name == name else None
+
+
 def signature(region: ir.Region) -> Signature | None:
     """The computation of a one-block region; `None` if it captures anything but constants."""
     block = region.blocks[0]
-    terminator = block.operations[len(block.operations) - 1].operation
-    return expression(block, list(terminator.operands), list(block.arguments))
+    return expression(block, results_of(region), list(block.arguments))
 
 
 def expression(
@@ -45,7 +62,8 @@ def expression(
     def visit(value: ir.Value) -> int | None:
         if value in numbers:
             return numbers[value]
-        op = definitions.get(value) or _defining_constant(value)
+        # A captured value may be a constant.
+        op = definitions.get(value) or defining(value, "stablehlo.constant")
         if op is None or len(op.regions):
             return None
         operands = [visit(operand) for operand in op.operands]
@@ -70,14 +88,6 @@ def _is_annotation(op: ir.Operation) -> bool:
     return op.name == "sdy.sharding_constraint"
 
 
-def _defining_constant(value: ir.Value) -> ir.Operation | None:
-    """The `stablehlo.constant` that defines a captured value; otherwise `None`."""
-    owner = getattr(value.owner, "operation", value.owner)
-    if isinstance(owner, ir.Operation) and owner.name == "stablehlo.constant":
-        return owner
-    return None
-
-
 def _head(op: ir.Operation) -> str:
     """An op without its operands: name, attributes and types as printed by MLIR."""
     asm = op.get_asm(use_local_scope=True, assume_verified=True, print_generic_op_form=True)
@@ -85,16 +95,16 @@ def _head(op: ir.Operation) -> str:
     return text[text.index('"') :].split("(", 1)[0] + text[text.index(")") :]
 
 
-def _find(module: ir.Module, name: str) -> ir.Operation:
-    found: list[ir.Operation] = []
-
-    def visit(op: ir.Operation) -> ir.WalkResult:
-        if op.name == name:
-            found.append(op)
-        return ir.WalkResult.ADVANCE
-
-    module.operation.walk(visit)
-    return found[0]
+def walk(operation: ir.Operation) -> Iterator[ir.Operation]:
+    """All ops inside an op, those of nested regions included, in program order."""
+    pending = [iter(b.operations) for region in operation.regions for b in region.blocks]
+    while pending:
+        view = next(pending[-1], None)
+        if view is None:
+            pending.pop()
+            continue
+        yield view.operation
+        pending += [iter(b.operations) for region in view.operation.regions for b in region.blocks]
 
 
 @functools.lru_cache(maxsize=512)
@@ -119,7 +129,7 @@ def _sorted(num_keys: int, *xs: Any) -> Any:
 
 
 def _lowered(name: str, function: Callable, *avals: jax.ShapeDtypeStruct) -> Signature | None:
-    """Signature of the region of the op to which a function is lowered."""
+    """The signature of the region in a function's lowering, in the op of that name."""
     with jax.enable_x64(True):
         module = lowered_module(function, *avals)
-    return signature(_find(module, name).regions[0])
+    return signature(next(op for op in walk(module.operation) if op.name == name).regions[0])

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from invert._errors import REPORT, Problem, UnsupportedOpError
-from invert._private.mlir import attribute_names, ir
+from invert._private.mlir import MlirObject, attribute_names, ir
 from invert.ir.size_algebra import Sizes, apply, lifted
 from invert.ir.sizes import DimSize
 from invert.primitives import binding, registry
@@ -39,7 +39,7 @@ class Op:
     __slots__ = ("attributes", "name", "names", "operation")
 
     def __init__(
-        self, operation: ir.Operation, name: str | None = None, attributes: Any = None
+        self, operation: ir.Operation, name: str | None = None, attributes: MlirObject = None
     ) -> None:
         self.operation = operation
         self.name = name or operation.name
@@ -89,10 +89,6 @@ def _array(ctx: Context, op: Op, operands: Sequence[Value], index: int) -> Value
     return values.plain(operands[index])
 
 
-def _value(ctx: Context, op: Op, operands: Sequence[Value], index: int) -> Value:
-    return operands[index]
-
-
 def _shape(ctx: Context, op: Op, operands: Sequence[Value], index: int) -> Shape:
     return values.sizes(operands[index], op.name)
 
@@ -107,7 +103,8 @@ def _size(ctx: Context, op: Op, operands: Sequence[Value], index: int) -> DimSiz
 # How an operand is converted, by its annotation.
 _CONVERSIONS: dict[str, binding.Conversion] = {
     "Array": _array,
-    "Value": _value,  # unchanged: an array, `KnownSize`, `Sizes`, a tuple, a token
+    # Unchanged: an array, `KnownSize`, `Sizes`, a tuple, a token.
+    "Value": lambda ctx, op, operands, i: operands[i],
     "Shape": _shape,
     "Size": _size,
 }

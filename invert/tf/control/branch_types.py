@@ -36,16 +36,10 @@ class ShapeVariesError(Exception):
     """A value has different types in two branches or across a loop step."""
 
 
-@jax.tree_util.register_pytree_node_class
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(eq=False)
 class Undefined:
     """A value that a branch leaves undefined; it takes the type of the other branches."""
-
-    def tree_flatten(self) -> tuple[tuple[()], None]:
-        return (), None
-
-    @classmethod
-    def tree_unflatten(cls, aux: None, children: tuple[()]) -> Undefined:
-        return cls()
 
 
 @jax.tree_util.register_pytree_node_class
@@ -67,7 +61,7 @@ class Optional:
         dtype = jax.dtypes.canonicalize_dtype(kind.dtype)
         return cls({("array", tuple(kind.shape), str(dtype), branch): value})
 
-    def tree_flatten(self) -> tuple[tuple[Any, ...], Any]:
+    def tree_flatten(self) -> tuple[tuple[Value, ...], Any]:
         leaves, put = flatten(list(self.choices.values()))
         return tuple(leaves), (tuple(self.choices), put)
 
@@ -75,21 +69,6 @@ class Optional:
     def tree_unflatten(cls, aux: Any, children: Sequence[Value]) -> Optional:
         keys, put = aux
         return cls(dict(zip(keys, put(children), strict=True)))
-
-
-@jax.tree_util.register_pytree_node_class
-class _StaticNode:
-    """A static value as a pytree without leaves."""
-
-    def __init__(self, value: Value):
-        self.value = value
-
-    def tree_flatten(self) -> tuple[tuple[()], Any]:
-        return (), self.value
-
-    @classmethod
-    def tree_unflatten(cls, aux: object, children: tuple[()]) -> _StaticNode:
-        return cls(aux)
 
 
 def is_known(value: Value) -> bool:
@@ -110,16 +89,19 @@ def truth(value: Value) -> Value:
     return value if value.dtype == np.bool_ else lax.ne(value, np.zeros((), value.dtype))
 
 
-def flatten(values: Sequence[Value]) -> tuple[list[Any], Callable[[Sequence[Value]], list[Value]]]:
+def flatten(
+    values: Sequence[Value],
+) -> tuple[list[Value], Callable[[Sequence[Value]], list[Value]]]:
     """The JAX values in `values`, and the function that rebuilds them from others."""
     # A size known only at run time is traced, and must not leave the trace as a static value.
     values = [array(v) if holds_dynamic_size(v) else v for v in values]
-    wrapped = [_StaticNode(v) if is_known(v) else v for v in values]
-    leaves, tree = jax.tree_util.tree_flatten(wrapped)
+    static = {i: v for i, v in enumerate(values) if is_known(v)}
+    traced = [None if i in static else v for i, v in enumerate(values)]
+    leaves, tree = jax.tree_util.tree_flatten(traced)
 
     def rebuild(new: Sequence[Value]) -> list[Value]:
         values = jax.tree_util.tree_unflatten(tree, new)
-        return [v.value if isinstance(v, _StaticNode) else v for v in values]
+        return [static.get(i, v) for i, v in enumerate(values)]
 
     return leaves, rebuild
 
@@ -168,7 +150,7 @@ class TracedBranch:
         return self._rebuild(self.flat(leaves))
 
 
-# -- forms: the common types to which values of several branches are converted
+# -- forms: the common types that values of several branches are converted to
 
 
 @dataclasses.dataclass(frozen=True)
@@ -270,7 +252,7 @@ def _value_key(value: Value) -> Hashable:
 
 
 def join(one: Form, two: Form, *, growing: bool = False) -> Form:
-    """The form to which `bring` converts values of both forms.
+    """The form that `bring` converts values of both forms to.
 
     `growing`: the second form is the first after a loop step, in which lists may grow.
 
@@ -307,7 +289,7 @@ def _varies(one: str, two: str, growing: bool) -> ShapeVariesError:
 
 
 def _join_rows(one: Form, two: Form, growing: bool) -> BoundedForm:
-    """The form of two arrays of which at least one is bounded."""
+    """The form of two arrays, at least one of them bounded."""
     types = [f.type if isinstance(f, BoundedForm) else _array_type(f, growing) for f in (one, two)]
     capacities = [t.shape[:1] for t in types]
     same = types[0].dtype == types[1].dtype and types[0].shape[1:] == types[1].shape[1:]
@@ -356,7 +338,7 @@ def _same(a: Value, b: Value) -> bool:
     return type(a) is type(b) and bool(a == b)
 
 
-def _bits(x: np.ndarray) -> Any:
+def _bits(x: np.ndarray) -> np.ndarray:
     """The contents of an array, for comparison: NaN equals itself."""
     return x if x.dtype == object or not x.size else np.frombuffer(x.tobytes(), np.uint8)
 

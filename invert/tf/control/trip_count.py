@@ -432,8 +432,8 @@ def largest(body: AnyJaxpr, known: Sequence[Sum | None], position: int, count: i
 class TripCount:
     """Number of steps of a loop: at most `bound`, exactly so if `exact`.
 
-    For a part of the condition: the number of steps for which it can hold without interruption.
-    From step `lasting` on it never holds again.
+    For a part of the condition: how many steps in a row it can hold. From
+    step `lasting` on it never holds again.
     """
 
     bound: int | None
@@ -554,7 +554,7 @@ class _Condition:
         return max_dim(-(ahead.constant // ahead.step), 0)
 
     def _steps(self, program: _Program, atom: Atom, value: bool) -> TripCount:
-        """The number of steps for which an atom can have a truth value."""
+        """How many steps in a row an atom has this truth value."""
         program, atom = program.source(atom)
         if isinstance(atom, Literal):
             return TripCount(None, True) if bool(atom.val) == value else TripCount(0, True, 0)
@@ -593,7 +593,7 @@ class _Condition:
         return _until_not_less(program, one, two, strict == value, value)
 
     def _later(self, program: _Program, atom: Atom, value: bool) -> TripCount:
-        """The number of steps for which a variable, which steps set, can have a truth value."""
+        """How many steps in a row a variable that steps set has this truth value."""
         after = self._after
         if after is None or program is not self._program or atom not in program.jaxpr.invars:
             return _UNKNOWN

@@ -216,10 +216,10 @@ class _Loop:
     def _entry(self, place: int | Resource) -> Hashable:
         return key_of(form_of(self._value(place)))
 
-    def _value(self, place: int | Resource) -> Any:
+    def _value(self, place: int | Resource) -> Value:
         return self.ctx.state[place] if isinstance(place, Resource) else self.values[place]
 
-    def _inside(self, leaves: Sequence[Value]) -> tuple[Context, list[Any]]:
+    def _inside(self, leaves: Sequence[Value]) -> tuple[Context, list[Value]]:
         """The context and the variables inside a step."""
         new = dict(zip(self.forms, self.rebuild(leaves), strict=True))
         state = dict(self.ctx.state)
@@ -434,7 +434,7 @@ class _Loop:
             rest = init[1:]
         else:
             # The size is computed where it is compared, as JAX lowers a scan over an open length.
-            def more(carry: Sequence[Value]) -> Any:
+            def more(carry: Sequence[Value]) -> Value:
                 return lax.lt(carry[0], as_value(count, np.dtype(np.int32)))
 
             _, *rest = lax.while_loop(more, step, init)

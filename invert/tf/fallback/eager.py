@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from invert._errors import Problem, UnsupportedOpError
-from invert._private.tensorflow import tf_add_functions
+from invert._private.tensorflow import TfObject, tf_add_functions
 from invert.ir.types import Value
 from invert.protos.messages import message
 from invert.protos.ops import op_def
@@ -85,8 +85,8 @@ Input = tuple[tuple[int, ...], tuple[np.dtype, bytes] | np.ndarray | None]
 
 
 def constants_of(
-    types: Sequence[int], inputs: Sequence[Input], other: Callable[[Any, Any], object]
-) -> list[Any]:
+    types: Sequence[int], inputs: Sequence[Input], other: Callable[[TfObject, TfObject], object]
+) -> list[TfObject]:
     """Tensors for inputs: constants where the value is known, else `other(dtype, shape)`."""
     tf = import_tensorflow()
     tensors = []
@@ -101,7 +101,7 @@ def constants_of(
     return tensors
 
 
-def graph_of(text: bytes, library: bytes, tensors: Sequence[object]) -> list[Any]:
+def graph_of(text: bytes, library: bytes, tensors: Sequence[object]) -> list[TfObject]:
     """The results of the op on `tensors`, in the graph being traced."""
     tf = import_tensorflow()
     graph = tf.compat.v1.GraphDef()

@@ -117,18 +117,12 @@ class StoredTable:
 
     **Arguments:**
 
-    - `read`: returns keys and values of given types.
-    - `count`: returns the number of keys.
+    - `content`: returns keys and values of given types.
+    - `size`: returns the number of keys.
     """
 
-    read: Callable[[int, int], tuple[np.ndarray, np.ndarray]]
-    count: Callable[[], int]
-
-    def content(self, key_type: int, value_type: int) -> tuple[np.ndarray, np.ndarray]:
-        return self.read(key_type, value_type)
-
-    def size(self) -> int:
-        return self.count()
+    content: Callable[[int, int], tuple[np.ndarray, np.ndarray]]
+    size: Callable[[], int]
 
 
 def text_problems(outputs: Iterable[tuple[str, int]]) -> list[Problem]:
@@ -176,7 +170,7 @@ class Pending:
 def _is_known(value: Value) -> bool:
     if not isinstance(value, np.ndarray):
         return False
-    # An array of objects holds strings, or sizes of which some are symbolic.
+    # An array of objects holds strings, or sizes, some of them symbolic.
     return value.dtype != object or all(isinstance(v, bytes | str) for v in value.ravel())
 
 
@@ -211,7 +205,7 @@ def _result_specs(
     """The shapes and types of the results that TensorFlow infers."""
     tf = import_tensorflow()
 
-    def known(value: Value) -> tuple[Any, Any]:
+    def known(value: Value) -> tuple[Value, Value]:
         if isinstance(value, Pending):
             return value.shape, None
         return tuple(np.shape(value)), value if _is_known(value) else None
@@ -236,7 +230,7 @@ def _later(
     return [p if p.dtype == _STRING else _called_back(node, p) for p in made]
 
 
-def _called_back(node: Node, wanted: Pending) -> Any:
+def _called_back(node: Node, wanted: Pending) -> Value:
     tf = import_tensorflow()
     if wanted.shape is None or None in wanted.shape:
         reason = f"has a result whose size depends on data ({wanted.shape})"
@@ -274,7 +268,7 @@ def _words(x: Value) -> Value:
     return jax.lax.bitcast_convert_type(x, np.uint32) if _is_wide(np.dtype(x.dtype)) else x
 
 
-def _collect(value: Value, leaves: dict[int, Any], seen: set[int]) -> None:
+def _collect(value: Value, leaves: dict[int, Value], seen: set[int]) -> None:
     """The JAX values that a pending value needs."""
     if isinstance(value, Pending):
         if id(value) not in seen:
@@ -285,7 +279,7 @@ def _collect(value: Value, leaves: dict[int, Any], seen: set[int]) -> None:
         leaves[id(value)] = value if hasattr(value, "aval") else jnp.asarray(array(value))
 
 
-def _evaluate(value: Value, leaves: Mapping[int, np.ndarray], done: dict[int, Any]) -> np.ndarray:
+def _evaluate(value: Value, leaves: Mapping[int, np.ndarray], done: dict[int, Value]) -> np.ndarray:
     if not isinstance(value, Pending):
         return leaves.get(id(value), value)
     if id(value) not in done:
@@ -306,7 +300,7 @@ def _lookup(ctx: Context, node: Node, values: list[Value]) -> list[Value]:
     keys, content = table.content(*types)
     if keys.ndim != 1:
         reason = "reads a table whose keys are vectors, or all buckets of a table"
-        remedy = "Use tf.lookup.StaticHashTable; of a DenseHashTable, load the SavedModel."
+        remedy = "Use tf.lookup.StaticHashTable; for a DenseHashTable, load the SavedModel."
         raise node.error(reason, remedy)
     wanted, default = rest
     find = functools.partial(_find, keys, content)
@@ -337,7 +331,7 @@ def _find(keys: np.ndarray, content: np.ndarray, given: Sequence[np.ndarray]) ->
 _FEW = 64
 
 
-def _search(keys: np.ndarray, content: np.ndarray, wanted: Any, default: Any) -> Any:
+def _search(keys: np.ndarray, content: np.ndarray, wanted: Value, default: Value) -> Value:
     """The values of numeric keys, by comparison with all keys or by binary search."""
     shape = (*wanted.shape, *content.shape[1:])
     if not len(keys):

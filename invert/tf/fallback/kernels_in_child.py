@@ -11,11 +11,11 @@ import functools
 import pathlib
 import struct
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from invert._child import Child, ChildError
+from invert._private.tensorflow import TfObject
 from invert.protos.tensors import decode_dtype, decode_tensor
 from invert.tf.ops.node import import_tensorflow
 
@@ -98,7 +98,7 @@ def _graph(
     library: bytes,
     types: Sequence[int],
     inputs: Sequence[tuple[Sequence[int | None] | None, np.ndarray | None]],
-) -> Any:
+) -> TfObject:
     """The op and its inputs as a `GraphDef`."""
     tf = import_tensorflow()
     graph = tf.compat.v1.GraphDef()
@@ -123,7 +123,7 @@ def _graph(
     return graph
 
 
-def ask(graph: Any) -> bytes:
+def ask(graph: TfObject) -> bytes:
     """Send a `GraphDef` to the child process and return its answer for the last node.
 
     **Raises:** `KernelError`.

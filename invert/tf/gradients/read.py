@@ -15,7 +15,12 @@ from typing import Any, Literal
 import numpy as np
 
 from invert._errors import InvertError, UnsupportedOpError, only_refusals
-from invert._private.tensorflow import tf_function_graph, tf_gradient_function, tf_scratch_graph
+from invert._private.tensorflow import (
+    TfObject,
+    tf_function_graph,
+    tf_gradient_function,
+    tf_scratch_graph,
+)
 from invert.ir.gradient_marker import Gradient
 from invert.ir.types import Value
 from invert.protos.types import NodeDef
@@ -79,7 +84,7 @@ class TfGradient:
         return [next(found) if has else None for has in self.outputs]
 
 
-def read_gradient(tf_graph: Any, around: Graph, function: str, node: Node) -> TfGradient:
+def read_gradient(tf_graph: TfObject, around: Graph, function: str, node: Node) -> TfGradient:
     """The gradient function of a node with the attribute `_gradient_op_type`.
 
     **Arguments:**
@@ -136,7 +141,7 @@ def read_gradient(tf_graph: Any, around: Graph, function: str, node: Node) -> Tf
     )
 
 
-def _fit(grads: Sequence[Any], passed: Sequence[Any]) -> bool:
+def _fit(grads: Sequence[TfObject], passed: Sequence[TfObject]) -> bool:
     """Whether number and shapes fit gradients of the arguments."""
     resource = import_tensorflow().resource
     return len(grads) == len(passed) and all(
@@ -147,7 +152,7 @@ def _fit(grads: Sequence[Any], passed: Sequence[Any]) -> bool:
 
 
 def gradient_graph(
-    tf_graph: Any, around: Graph, inputs: list[str], outputs: list[str], nested: bool
+    tf_graph: TfObject, around: Graph, inputs: list[str], outputs: list[str], nested: bool
 ) -> Analysis:
     """A TensorFlow graph in the form that is evaluated; `nested`: read the gradients inside."""
     reads = functools.partial(read_gradient, tf_graph) if nested else None
@@ -155,8 +160,8 @@ def gradient_graph(
 
 
 def _call_for_results(
-    gradient: Callable[..., object], op: Any, overridden: bool
-) -> str | tuple[int, Any, list[Any], list[Any]]:
+    gradient: Callable[..., object], op: TfObject, overridden: bool
+) -> str | tuple[int, TfObject, list[TfObject], list[TfObject]]:
     """The number of results, and what `_call` returns for them; the problem if it fails."""
     tf = import_tensorflow()
     try:
@@ -176,7 +181,9 @@ def _call_for_results(
     return results, scratch, cotangents, grads
 
 
-def _call(gradient: Callable[..., object], op: Any, count: int) -> tuple[Any, list[Any], list[Any]]:
+def _call(
+    gradient: Callable[..., object], op: TfObject, count: int
+) -> tuple[TfObject, list[TfObject], list[TfObject]]:
     """Trace a gradient function in its own graph, on cotangents of the first outputs.
 
     **Returns:** the graph, the cotangents and the gradients; `None` for those that do not exist.
@@ -203,7 +210,7 @@ def _count_results(grads: Sequence[object]) -> int:
     return next((i for i, g in enumerate(grads) if g is not None), len(grads))
 
 
-def _capture(outer: Any, graph: Any) -> Capture | None:
+def _capture(outer: TfObject, graph: TfObject) -> Capture | None:
     """The source of a captured tensor; `None` if it is not in `graph`."""
     if hasattr(outer, "numpy"):
         if outer.dtype != import_tensorflow().resource:
@@ -217,11 +224,11 @@ def _capture(outer: Any, graph: Any) -> Capture | None:
     return outer.op.name, outer.value_index
 
 
-def _is_output(outer: Any, op: Any) -> bool:
+def _is_output(outer: TfObject, op: TfObject) -> bool:
     return any(outer is t for t in op.outputs)
 
 
-def _placeholder(handle: Any, graph: Any) -> Any | None:
+def _placeholder(handle: TfObject, graph: TfObject) -> TfObject | None:
     """The placeholder in `graph` for the handle of a captured variable."""
     around = getattr(graph, "outer_graph", None)
     outer = _placeholder(handle, around) if hasattr(around, "captures") else None
@@ -241,7 +248,7 @@ def holds_gradients(nodes: Sequence[NodeDef]) -> bool:
     return any("_gradient_op_type" in node.attr for node in nodes)
 
 
-def _nodes(graph: Any) -> Iterator[Any]:
+def _nodes(graph: TfObject) -> Iterator[NodeDef]:
     definition = graph.as_graph_def()
     yield from definition.node
     for function in definition.library.function:

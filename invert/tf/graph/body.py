@@ -11,8 +11,8 @@ import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from invert._errors import MalformedModelError, Problem, UnsupportedOpError
-from invert.ir.order import topological
+from invert._errors import MalformedModelError, UnsupportedOpError
+from invert.ir.order import postorder, topological
 from invert.protos.ops import Definition
 from invert.protos.types import FunctionDef, FunctionDefLibrary, NodeDef
 from invert.tf.graph.check import parse_tensor
@@ -146,35 +146,17 @@ def as_needed(body: Body) -> list[int]:
 
 
 def _needed(body: Body) -> list[int]:
+    def loop(i: int) -> UnsupportedOpError:
+        reason = "is part of a loop of version 1 control flow"
+        return body.nodes[i].error(reason, FRAMES_REMEDY)
+
     roots = [*(i for i, _ in body.outputs), *body.controls]
-    return _topological(body.nodes, roots)
+    return postorder(roots, lambda i: _before(body.nodes[i]), loop)
 
 
-def _topological(nodes: Sequence[Node], roots: Sequence[int]) -> list[int]:
-    """Depth-first postorder from `roots` along data and control edges, on an explicit stack."""
-    order: list[int] = []
-    state = bytearray(len(nodes))  # 0 new, 1 inputs in progress, 2 done
-    stack = list(reversed(roots))
-    while stack:
-        i = stack[-1]
-        if state[i] == 0:
-            state[i] = 1
-            for j in reversed(_before(nodes[i])):
-                if state[j] == 1:
-                    raise UnsupportedOpError([_loop(nodes[j])])
-                if state[j] == 0:
-                    stack.append(j)
-            continue
-        stack.pop()
-        if state[i] == 1:
-            state[i] = 2
-            order.append(i)
-    return order
-
-
-def _before(node: Node) -> list[int]:
-    """The nodes that one uses or waits for."""
-    return [*node.control, *[i for i, _ in node.inputs]]
+def _before(node: Node) -> tuple[int, ...]:
+    """The nodes that a node uses or waits for."""
+    return (*node.control, *(k for k, _ in node.inputs))
 
 
 def _as_made(nodes: Sequence[Node], order: Sequence[int]) -> list[int]:
@@ -184,10 +166,6 @@ def _as_made(nodes: Sequence[Node], order: Sequence[int]) -> list[int]:
     place = {i: k for k, i in enumerate(order)}
     before = [{place[j] for j in _before(nodes[i])} for i in order]
     return [order[k] for k in topological(order, before)]
-
-
-def _loop(node: Node) -> Problem:
-    return node.problem("is part of a loop of version 1 control flow", FRAMES_REMEDY)
 
 
 def implementations(library: FunctionDefLibrary) -> dict[str, str]:

@@ -44,6 +44,17 @@ def parse_tensor(text: str) -> tuple[str, str, int]:
     return name, rest[0] if len(rest) == 2 else "", int(rest[-1])
 
 
+def past_identities(text: str, nodes: Mapping[str, NodeDef]) -> tuple[str, int]:
+    """The node and the output that a tensor passes on."""
+    name, _, number = parse_tensor(text)
+    for _ in nodes:
+        node = nodes.get(name)
+        if node is None or node.op != "Identity" or not node.input:
+            break
+        name, _, number = parse_tensor(node.input[0])
+    return name, number
+
+
 def checked(
     nodes: Iterable[NodeDef],
     args: Mapping[str, int],

@@ -101,7 +101,7 @@ def without_idle(body: Body, places: Sequence[int], body_of: Callable[[str], Bod
 
 
 def _states(nodes: Sequence[Node], node: Node) -> Iterator[tuple[int, int]]:
-    """The handles of the variables from which a draw takes its seed."""
+    """The handles of the variables that a draw takes its seed from."""
     if node.op in _BY_GENERATOR:
         yield node.inputs[0]
         return

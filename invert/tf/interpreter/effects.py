@@ -1,4 +1,4 @@
-"""Side effects of nodes, as far as their ops determine them."""
+"""The side effects that a node's op implies."""
 
 from __future__ import annotations
 

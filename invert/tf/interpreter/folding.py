@@ -185,10 +185,7 @@ def _moved(origin: _Origin, operands: Sequence[Value]) -> np.ndarray:
     places = [i for i, v in enumerate(operands) if v.dtype == object]
 
     def run(*values: Value) -> Value:
-        full = list(given)
-        for i, value in zip(places, values, strict=True):
-            full[i] = value
-        return origin.rule(full)[origin.k]
+        return origin.rule(jaxprs.with_values(given, places, values))[origin.k]
 
     try:
         program = trace_closed(run, *(given[i] for i in places))
@@ -220,7 +217,7 @@ def _only_moves(program: AnyJaxpr) -> bool:
 
 
 def _hold_sizes(program: AnyJaxpr, sizes: Sequence[bool]) -> list[bool]:
-    """Which results hold sizes, by which arguments do."""
+    """Which results hold sizes, given which arguments do."""
     jaxpr, constants = jaxprs.split_constants(program)
     return interpret(jaxpr, [*[False] * len(constants), *sizes], _on_eqn, lambda _: False)
 

@@ -165,7 +165,6 @@ class Graph:
                 lambda: self.shared.parts.get(node.attrs["module"].s),
                 config=self.config,
                 platforms=tuple(p.lower() for p in node.attr("platforms", [])),
-                location=node.location,
                 mesh=self.mesh,
                 known=self._known_bytes,
             )

@@ -142,7 +142,7 @@ class Registry(registry.Registry[Entry]):
         return next((e for find in self._fallbacks if (e := find(node)) is not None), None)
 
 
-def _array(ctx: Context, node: Node, values: Sequence[Value], index: int) -> Any:
+def _array(ctx: Context, node: Node, values: Sequence[Value], index: int) -> Value:
     value = values[index]
     if isinstance(value, np.ndarray) and value.dtype == object:
         # Sizes, some of them symbolic: integers of the type that the op declares.
@@ -157,19 +157,11 @@ def _declared(ctx: Context, node: Node, index: int) -> np.dtype:
     return decode_dtype(kind) if kind else np.dtype(np.int32)
 
 
-def _value(ctx: Context, node: Node, values: Sequence[Value], index: int) -> Value:
-    return values[index]
-
-
-def _static(ctx: Context, node: Node, values: Sequence[Value], index: int) -> np.ndarray:
-    return constants.static(node, values, index)
-
-
-def _ints(ctx: Context, node: Node, values: Sequence[Value], index: int) -> tuple[Any, ...]:
+def _ints(ctx: Context, node: Node, values: Sequence[Value], index: int) -> tuple[Value, ...]:
     return constants.ints(constants.static(node, values, index))
 
 
-def _int(ctx: Context, node: Node, values: Sequence[Value], index: int) -> Any:
+def _int(ctx: Context, node: Node, values: Sequence[Value], index: int) -> Value:
     found = _ints(ctx, node, values, index)
     if len(found) != 1:
         reason = f"operand {index} must be one number, but has {len(found)}"
@@ -181,8 +173,8 @@ def _int(ctx: Context, node: Node, values: Sequence[Value], index: int) -> Any:
 _CONVERSIONS: dict[str, binding.Conversion] = {
     "": _array,
     "Array": _array,  # a JAX operand
-    "Value": _value,  # unchanged: static, traced, a handle, a list
-    "Static": _static,  # an array that is known while raising
+    "Value": lambda ctx, node, values, i: values[i],  # unchanged: static, traced, a handle, a list
+    "Static": lambda ctx, *operand: constants.static(*operand),  # known while raising
     "Ints": _ints,  # a vector that is known while raising: numbers and symbolic sizes
     "Int": _int,  # one such number
 }

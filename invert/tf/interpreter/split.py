@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from invert._entry import unique
 from invert.ir.order import reached
 from invert.protos.ops import Definition
 from invert.protos.tensors import decode_dtype, decode_shape
@@ -175,8 +176,8 @@ def _inlined(graph: Graph, calls: Iterable[int]) -> Body:
 
     for k, node in enumerate(nodes):
         if k < len(main.nodes):
-            nodes[k] = node = _with_inputs(graph, node)
-        node.inputs, node.control = tuple(map(found, node.inputs)), waited(node.control)
+            nodes[k] = graph.copied(node)
+        nodes[k].inputs, nodes[k].control = tuple(map(found, node.inputs)), waited(node.control)
     body = dataclasses.replace(
         main,
         nodes=tuple(nodes),
@@ -184,12 +185,6 @@ def _inlined(graph: Graph, calls: Iterable[int]) -> Body:
         controls=waited(main.controls),
     )
     return ordered(body, graph.is_effect)
-
-
-def _with_inputs(graph: Graph, node: Node) -> Node:
-    copy = graph.copied(node)
-    copy.inputs, copy.control = node.inputs, node.control
-    return copy
 
 
 class _Front:
@@ -257,10 +252,12 @@ class _Front:
             node, kind = self._body.nodes[i], self._type(i, k)
             if kind in (0, _RESOURCE, _VARIANT):
                 reason = "passes a value that is not an array to the rest of the program"
-                raise node.error(reason, "Pass arrays there, or convert the part after the text.")
+                raise node.error(
+                    reason, "Pass arrays there, or convert only what follows the text ops."
+                )
             if names.count(name) > 1:
                 name = f"{name}_{_identifier(node.name.rpartition('/')[2])}"
-            found.append(Feature(_free(name, taken), self._shape(i, k), decode_dtype(kind)))
+            found.append(Feature(unique(name, taken), self._shape(i, k), decode_dtype(kind)))
         return found
 
     # -- names
@@ -381,14 +378,6 @@ _SHAPED_LIKE: Mapping[str, int] = {
 
 def _identifier(name: str) -> str:
     return re.sub(r"\W+", "_", name).strip("_") or "feature"
-
-
-def _free(name: str, taken: set[str]) -> str:
-    number, candidate = 1, name
-    while candidate in taken:
-        candidate, number = f"{name}_{number}", number + 1
-    taken.add(candidate)
-    return candidate
 
 
 def _without(

@@ -17,7 +17,7 @@ from jax import Array, lax
 
 from invert._private.jax import threefry2x32_p
 from invert.ir.sizes import Shape
-from invert.tf.numerics.philox import Stream, halves, join, wide_words
+from invert.tf.numerics.philox import Stream, halves, join
 
 _U16, _U32, _U64 = np.dtype(np.uint16), np.dtype(np.uint32), np.dtype(np.uint64)
 _F32, _BF16 = np.dtype(np.float32), np.dtype(jnp.bfloat16)
@@ -53,16 +53,8 @@ def _unpaired(pairs: Array, shape: Shape) -> Array:
     return lax.slice_in_dim(merged, 0, shape[axis], axis=axis)
 
 
-def philox_bits(stream: Stream, shape: Shape, dtype: np.dtype) -> Array:
-    """Unsigned integers over their whole range; those of 16 bits are the low halves of words."""
-    size, each = math.prod(shape), 2 if dtype == _U64 else 4
-    words = stream.block_words((size + each - 1) // each)
-    flat = (wide_words(words) if each == 2 else words).reshape(-1)
-    return flat[:size].reshape(shape).astype(dtype)
-
-
 def threefry_bits(stream: Stream, shape: Shape, dtype: np.dtype) -> Array:
-    """As `philox_bits`."""
+    """As `philox.integers`: those of 16 bits are the low halves of words."""
     if dtype == _U64:
         return join(*_blocks(stream, shape))
     if not shape:

@@ -153,7 +153,7 @@ def result_problem(
         wanted = decode_dtype(kind)
         if wanted is result.dtype:
             continue
-        # An array of objects holds strings, or sizes of which some are symbolic.
+        # An array of objects holds strings, or sizes, some of them symbolic.
         if "O" in (wanted.kind, result.dtype.kind):
             continue
         if jax.dtypes.canonicalize_dtype(wanted) != jax.dtypes.canonicalize_dtype(result.dtype):

@@ -18,6 +18,7 @@ from invert._errors import (
     Problem,
     UnsupportedOpError,
 )
+from invert.ir.types import Value
 from invert.protos.tensors import decode_dtype, decode_shape
 from invert.protos.types import Attributes, AttrValue
 
@@ -178,7 +179,7 @@ def variable_name(node: Node) -> str:
     return node.attr("shared_name") or node.name
 
 
-def canonical(value: Any) -> Any:
+def canonical(value: Value) -> Value:
     """`value` as a JAX operand: NumPy arrays in the dtype that the x64 setting allows."""
     if isinstance(value, np.ndarray) and value.dtype != object:
         dtype = jax.dtypes.canonicalize_dtype(value.dtype)

@@ -8,6 +8,7 @@ the padding rows is refused. To ops on shapes the length is a size like any othe
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 
 import jax
@@ -29,7 +30,13 @@ class Partition:
     count: int
 
 
-@jax.tree_util.register_pytree_node_class
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=("data", "length"),
+    meta_fields=("origin", "pads_minus_one"),
+    drop_fields=("part",),
+)
+@dataclasses.dataclass(eq=False)
 class BoundedArray:
     """An array whose first `length` rows are valid.
 
@@ -42,16 +49,11 @@ class BoundedArray:
     - `part`: the partition that it belongs to, and its number there.
     """
 
-    def __init__(
-        self,
-        data: Value,
-        length: Value,
-        origin: Problem,
-        pads_minus_one: bool = False,
-        part: tuple[Partition, int] | None = None,
-    ):
-        self.data, self.length = data, length
-        self.origin, self.pads_minus_one, self.part = origin, pads_minus_one, part
+    data: Value
+    length: Value
+    origin: Problem
+    pads_minus_one: bool = False
+    part: tuple[Partition, int] | None = None
 
     @property
     def size(self) -> DynamicSize:
@@ -73,14 +75,6 @@ class BoundedArray:
     def indices(self) -> Value:
         """The array as indices, with -1 in the padding rows."""
         return self.data if self.pads_minus_one else self.filled(-1)
-
-    def tree_flatten(self) -> tuple[tuple[Value, Value], tuple[Problem, bool]]:
-        return (self.data, self.length), (self.origin, self.pads_minus_one)
-
-    @classmethod
-    def tree_unflatten(cls, aux: tuple[Problem, bool], children: Sequence[Value]) -> BoundedArray:
-        data, length = children
-        return cls(data, length, *aux)
 
 
 def refused_rows(origin: Problem, op: str = "", location: str = "") -> UnsupportedOpError:

@@ -19,7 +19,7 @@ from jax.typing import DTypeLike
 from invert._private.jax import is_tracer, made_by
 from invert.ir import kinds
 from invert.ir.sizes import DimSize, is_open
-from invert.ir.types import Aval, Value
+from invert.ir.types import Aval, Params, Value
 
 # Shapes and indices are short vectors. A larger array has one fact for all elements.
 _MOST = 16
@@ -297,7 +297,7 @@ def named(aval: Aval, facts: Facts | None, symbol: Hashable, finite: bool = Fals
 
 
 def derived(
-    name: str, operands: Sequence[Facts], avals: Sequence[Aval], result: Any, params: Any
+    name: str, operands: Sequence[Facts], avals: Sequence[Aval], result: Aval, params: Params
 ) -> Facts | None:
     """Facts of the result of an equation; `None` if they add nothing to its type.
 

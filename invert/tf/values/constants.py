@@ -7,6 +7,7 @@ from shapes; if it contains a symbolic dimension, its dtype is `object`.
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -83,25 +84,20 @@ def _holds(size: Any, least: int) -> bool:
         return False
 
 
-def same_size(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """`x == y`; for symbolic sizes only if it is decided."""
-    if x.dtype != object and y.dtype != object:
-        return np.asarray(x == y)
-    return np.asarray(np.frompyfunc(_same, 2, 1)(x, y))
+def _on_sizes(
+    of_numbers: Callable[[Value, Value], Value], of_sizes: Callable[[Value, Value], Value]
+) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
+    """A function of arrays of sizes, which may be symbolic or dynamic."""
+
+    def run(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        plain = x.dtype != object and y.dtype != object
+        return np.asarray(of_numbers(x, y) if plain else np.frompyfunc(of_sizes, 2, 1)(x, y))
+
+    return run
 
 
-def max_size(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Elementwise maximum of sizes, which may be symbolic or dynamic."""
-    if x.dtype != object and y.dtype != object:
-        return np.maximum(x, y)
-    return np.asarray(np.frompyfunc(int_max, 2, 1)(x, y))
-
-
-def min_size(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Elementwise minimum of sizes, which may be symbolic or dynamic."""
-    if x.dtype != object and y.dtype != object:
-        return np.minimum(x, y)
-    return np.asarray(np.frompyfunc(int_min, 2, 1)(x, y))
+same_size = _on_sizes(operator.eq, _same)  # symbolic sizes only if it is decided
+max_size, min_size = _on_sizes(np.maximum, int_max), _on_sizes(np.minimum, int_min)
 
 
 def static(node: Node, values: Sequence[Value], index: int) -> np.ndarray:
@@ -122,7 +118,7 @@ def static(node: Node, values: Sequence[Value], index: int) -> np.ndarray:
     )
 
 
-def ints(value: np.ndarray) -> tuple[Any, ...]:
+def ints(value: np.ndarray) -> tuple[Value, ...]:
     """A static vector or scalar as a tuple of ints and symbolic dimensions."""
     return tuple(int(d) if isinstance(d, int | np.integer) else d for d in np.ravel(value).tolist())
 
@@ -182,7 +178,7 @@ def array(value: Value, dtype: np.dtype = _INT32) -> Value:
     return value
 
 
-def _compact(value: np.ndarray) -> Any:
+def _compact(value: np.ndarray) -> Value:
     """A constant as a literal, a broadcast or a range.
 
     Folding creates arrays of the size of a batch or a sequence, which differ at other sizes.
@@ -211,7 +207,7 @@ def _compact(value: np.ndarray) -> Any:
 _SHORTEST_RANGE = 3
 
 
-def _counted(x: np.ndarray) -> Any:
+def _counted(x: np.ndarray) -> Value:
     """`x` as a range if it is one; integers may have any step."""
     whole = x.dtype.kind in "iu"
     if not whole and x.dtype not in (np.float32, np.float64):
@@ -243,7 +239,7 @@ def broadcast(values: Sequence[Value], dtype: np.dtype | None = None) -> list[Va
 
 
 def _common_shape(operands: Sequence[Value]) -> Shape:
-    """The shape to which operands are broadcast. Requires different open sizes to be equal."""
+    """The shape that operands broadcast to. Requires different open sizes to be equal."""
     shapes = [np.shape(x) for x in operands]
     for sizes in itertools.zip_longest(*(reversed(s) for s in shapes), fillvalue=1):
         larger = [n for n in sizes if is_open(n) or n != 1]

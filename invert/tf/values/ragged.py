@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
 
 import jax
 import numpy as np
@@ -14,7 +14,8 @@ from invert.tf.values.bounded import BoundedArray
 from invert.tf.values.constants import array, ints
 
 
-@jax.tree_util.register_pytree_node_class
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(eq=False)
 class RaggedVariant:
     """A ragged tensor, or a row of one, in a tensor of type variant.
 
@@ -24,8 +25,8 @@ class RaggedVariant:
     - `values`: the values of the rows, concatenated.
     """
 
-    def __init__(self, splits: Sequence[Value], values: Value):
-        self.splits, self.values = tuple(splits), values
+    splits: tuple[Value, ...]
+    values: Value
 
     @property
     def rows(self) -> int:
@@ -39,31 +40,19 @@ class RaggedVariant:
             part = split[first : last + 1]
             inner.append(part - part[0])
             first, last = ints(part[[0, -1]])
-        return RaggedVariant(inner, lax.slice_in_dim(array(self.values), first, last))
-
-    def tree_flatten(self) -> tuple[tuple[Value, Value], None]:
-        return (self.splits, self.values), None
-
-    @classmethod
-    def tree_unflatten(cls, aux: None, children: Value) -> RaggedVariant:
-        return cls(*children)
+        return RaggedVariant(tuple(inner), lax.slice_in_dim(array(self.values), first, last))
 
 
-@jax.tree_util.register_pytree_node_class
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(eq=False)
 class CompositeVariant:
     """The components of a composite tensor, in one tensor of type variant."""
 
-    def __init__(self, components: Sequence[Value]):
-        self.components = tuple(components)
-
-    def tree_flatten(self) -> tuple[tuple[Value, ...], None]:
-        return self.components, None
-
-    @classmethod
-    def tree_unflatten(cls, aux: None, children: Value) -> CompositeVariant:
-        return cls(children)
+    components: tuple[Value, ...]
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(eq=False)
 class DynamicRagged(RaggedVariant):
     """The rows of a ragged tensor, with a partition that depends on data."""
 
@@ -81,10 +70,3 @@ class DynamicRagged(RaggedVariant):
         return RaggedVariant(
             (), BoundedArray(row, (bounds[1] - bounds[0]).astype(np.int32), problem)
         )
-
-
-jax.tree_util.register_pytree_node(
-    DynamicRagged,
-    lambda a: ((a.splits, a.values), None),
-    lambda _, children: DynamicRagged(*children),
-)

@@ -200,7 +200,7 @@ def element_value(value: Value) -> Value:
 
 
 def merge(one: Element | None, two: Element | None) -> Element | None:
-    """The type to which `conform` converts elements of both types.
+    """The type that `conform` converts elements of both types to.
 
     **Raises:** `RaggedListError` if there is none.
     """
@@ -343,13 +343,9 @@ def slice_at(x: Value, index: Value) -> Value:
             return lax.squeeze(lax.slice_in_dim(x, i, i + 1), (0,))
         index = array(index)
     starts = (index, *([np.zeros((), index.dtype)] * (x.ndim - 1)))
-    sizes = (1, *x.shape[1:])
-    return lax.squeeze(_dynamic_slice(x, starts, sizes), (0,))
-
-
-def _dynamic_slice(x: Value, starts: Sequence[Value], sizes: Sequence[int]) -> Value:
     # Indices of a list are never negative, so they need no correction.
-    return lax.dynamic_slice_p.bind(x, *starts, slice_sizes=tuple(sizes))
+    row = lax.dynamic_slice_p.bind(x, *starts, slice_sizes=(1, *x.shape[1:]))
+    return lax.squeeze(row, (0,))
 
 
 def update_at(x: Value, value: Value, index: Value) -> Value:
