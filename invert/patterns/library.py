@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Iterator, Sequence
+from types import ModuleType
 from typing import Any
 
 import jax
@@ -36,6 +37,11 @@ def _result_of(function: JaxFunction, i: int) -> JaxFunction:
     return only
 
 
+def _named(module: ModuleType, name: str) -> tuple[JaxFunction, ...]:
+    """A function that not every release has."""
+    return (getattr(module, name),) if hasattr(module, name) else ()
+
+
 _SICI = jax.scipy.special.sici
 # Functions that JAX keeps as a call: name of the call -> function.
 _CALLS: dict[str, tuple[JaxFunction, ...]] = {
@@ -58,6 +64,10 @@ _CALLS_OF_SEVERAL: dict[str, tuple[JaxFunction, ...]] = {
     "_expn": (jax.scipy.special.expn,),  # of jax 0.12
     "hyp1f1": (jax.scipy.special.hyp1f1,),
     "hyp2f1": (jax.scipy.special.hyp2f1,),
+    # Of jax 0.12; the equations have the same derivatives in jax 0.10.
+    "hypot": (jnp.hypot,),
+    "_rel_entr": (jax.scipy.special.rel_entr, jax.scipy.special.kl_div),
+    "_erfcinv_impl": _named(jax.scipy.special, "erfcinv"),
 }
 
 FUNCTIONS = tuple(f for functions in _CALLS.values() for f in functions)
@@ -183,6 +193,10 @@ PATTERNS = (
     # Both integrals; a program of one lacks arrays of the other.
     _inlined("fresnel", "jit", jax.scipy.special.fresnel, after="lt neg", literal=2.5625),
     _inlined("owens_t", "jit", jax.scipy.special.owens_t, arity=2, after="or", holds="atan"),
+    _inlined(  # of jax 0.12
+        "ndtri", "jit", jax.scipy.special.ndtri, after="or", holds="optimization_barrier"
+    ),
+    _inlined("i0", "mul", jnp.i0, after="exp bessel_i0e"),
     # The primitive has no derivative.
     _inlined("hurwitz_zeta", "zeta", jax.scipy.special.zeta, arity=2, after=""),
     _inlined("poch", "jit", jax.scipy.special.poch, arity=2, after="eq", holds="lgamma"),

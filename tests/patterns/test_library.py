@@ -46,6 +46,11 @@ FUNCTIONS = {
     "sici, sine": lambda x: jax.scipy.special.sici(x)[0],
     "sici, cosine": lambda x: jax.scipy.special.sici(x)[1],
     "fresnel": lambda x: jnp.stack(jax.scipy.special.fresnel(x)),
+    # Bounds, where the derivatives of the equations are zero in jax 0.12.
+    "ndtri": lambda x: jax.scipy.special.ndtri(x / 7),
+    "hypot": lambda x: jnp.hypot(x, 1e25 * x[::-1]),
+    "rel_entr": lambda x: jax.scipy.special.rel_entr(jnp.abs(x) + 1, jnp.abs(x[::-1]) + 0.5),
+    "kl_div": lambda x: jax.scipy.special.kl_div(jnp.abs(x) + 1, jnp.abs(x[::-1]) + 0.5),
     # Those of `abs` and `where` at zero and at one.
     "owens_t": lambda x: jax.scipy.special.owens_t(x, x[::-1]),
     # The primitive has none.
