@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.export
@@ -42,7 +43,8 @@ def test_a_branch_not_taken_adds_no_derivative(f: Callable[[Array], Array]) -> N
     x = jnp.array([0.0, 1.0, -1.0, 2.0, 2.5, 3.0])
     module = assert_roundtrip(jax.vmap(f), x)
     expected = jax.grad(lambda x: jax.vmap(f)(x).sum())(x)
-    for g in (module, module.model):
+    callables: list[Any] = [module, module.model]
+    for g in callables:
         np.testing.assert_allclose(jax.grad(lambda x, g=g: g(x).sum())(x), expected, rtol=1e-6)
 
 
@@ -53,7 +55,8 @@ def test_operands_of_more_axes_than_the_index(open_batch: bool) -> None:
     exported = jax.export.export(jax.jit(f))(jax.ShapeDtypeStruct(shape, x.dtype))
     module = invert.from_exported(exported)
     expected = jax.grad(lambda x: f(x).sum())(x)
-    for g in (module, module.model):
+    callables: list[Any] = [module, module.model]
+    for g in callables:
         np.testing.assert_array_equal(jax.grad(lambda x, g=g: g(x).sum())(x), expected)
     assert module.report.certificate.kind == "exact"
 
