@@ -193,10 +193,9 @@ PATTERNS = (
     # Both integrals; a program of one lacks arrays of the other.
     _inlined("fresnel", "jit", jax.scipy.special.fresnel, after="lt neg", literal=2.5625),
     _inlined("owens_t", "jit", jax.scipy.special.owens_t, arity=2, after="or", holds="atan"),
-    _inlined(  # of jax 0.12
-        "ndtri", "jit", jax.scipy.special.ndtri, after="or", holds="optimization_barrier"
-    ),
-    _inlined("i0", "mul", jnp.i0, after="exp bessel_i0e"),
+    # Of jax 0.12; the equations have the same derivatives in jax 0.10.
+    _inlined("ndtri", "jit", jax.scipy.special.ndtri, after="or", holds="optimization_barrier"),
+    _inlined("i0", "mul", jax.scipy.special.i0, after="exp bessel_i0e"),
     # The primitive has no derivative.
     _inlined("hurwitz_zeta", "zeta", jax.scipy.special.zeta, arity=2, after=""),
     _inlined("poch", "jit", jax.scipy.special.poch, arity=2, after="eq", holds="lgamma"),
