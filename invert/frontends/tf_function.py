@@ -11,7 +11,9 @@ import dataclasses
 import functools
 import inspect
 import re
+import sysconfig
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -479,5 +481,10 @@ def _source_line(graph: TfObject, node: str) -> str:
         frames = graph.get_operation_by_name(node).traceback
     except (KeyError, ValueError):
         return ""
-    own = [f for f in frames or () if "site-packages" not in f.filename]
+    own = [f for f in frames or () if not any(name in f.filename for name in _OTHERS)]
     return f"{own[-1].filename}:{own[-1].lineno}" if own else ""
+
+
+# Folders of code that is not the user's. This package, which calls what is converted, need not
+# be installed.
+_OTHERS = ("site-packages", sysconfig.get_path("stdlib"), str(Path(__file__).parents[1]))

@@ -4,6 +4,7 @@ import dataclasses
 
 from invert._config import known_patterns
 from invert.patterns import (
+    branches,
     calls,
     dated,
     indexing,
@@ -48,6 +49,8 @@ STAGES = (
     Stage(library.PATTERNS, outermost_first=True, inside_rules=False),
     # Loops after the expansions above, which contain loops as they were lowered.
     Stage(loops.PATTERNS),
+    # Operands of branches, after the library functions that hold such branches.
+    Stage(branches.PATTERNS, inside_rules=False),
     # Keys instead of their words, through the calls and loops recovered by now.
     Stage(keys.PATTERNS),
     # Powers and conversions that only a location distinguishes from their lowering.

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from types import ModuleType
 from typing import Any
 
 import jax
@@ -19,7 +20,8 @@ import numpy as np
 from jax import Array
 
 from invert.ir import kinds
-from invert.ir.types import Atom, Aval, Eqn, JaxFunction
+from invert.ir.graph import literal
+from invert.ir.types import Atom, Aval, Eqn, JaxFunction, Value
 from invert.patterns.fingerprints import fingerprint, may_be
 from invert.patterns.special import lowered
 from invert.rewriting.pattern import Call, Pattern, Site
@@ -35,6 +37,11 @@ def _result_of(function: JaxFunction, i: int) -> JaxFunction:
     return only
 
 
+def _named(module: ModuleType, name: str) -> tuple[JaxFunction, ...]:
+    """A function that not every release has."""
+    return (getattr(module, name),) if hasattr(module, name) else ()
+
+
 _SICI = jax.scipy.special.sici
 # Functions that JAX keeps as a call: name of the call -> function.
 _CALLS: dict[str, tuple[JaxFunction, ...]] = {
@@ -45,14 +52,23 @@ _CALLS: dict[str, tuple[JaxFunction, ...]] = {
     "slogdet": (jnp.linalg.slogdet,),
     "det": (jnp.linalg.det,),
     "expi": (jax.scipy.special.expi,),
-    "expn": (jax.scipy.special.exp1,),
     "sinc": (jnp.sinc,),
     "i0": (jnp.i0,),
     "frexp": (jnp.frexp, _result_of(jnp.frexp, 0)),
     "log1mexp": (jax.nn.log1mexp,),
     "sici": (_SICI, _result_of(_SICI, 0), _result_of(_SICI, 1)),
 }
-
+# Those of several arrays, which no fingerprint tells.
+_CALLS_OF_SEVERAL: dict[str, tuple[JaxFunction, ...]] = {
+    "expn": (jax.scipy.special.expn,),
+    "_expn": (jax.scipy.special.expn,),  # of jax 0.12
+    "hyp1f1": (jax.scipy.special.hyp1f1,),
+    "hyp2f1": (jax.scipy.special.hyp2f1,),
+    # Of jax 0.12; the equations have the same derivatives in jax 0.10.
+    "hypot": (jnp.hypot,),
+    "_rel_entr": (jax.scipy.special.rel_entr, jax.scipy.special.kl_div),
+    "_erfcinv_impl": _named(jax.scipy.special, "erfcinv"),
+}
 
 FUNCTIONS = tuple(f for functions in _CALLS.values() for f in functions)
 
@@ -60,19 +76,29 @@ FUNCTIONS = tuple(f for functions in _CALLS.values() for f in functions)
 def _call(site: Site) -> Iterator[Call]:
     """`jit[name=relu]{ max x 0 }` -> `jax.nn.relu x`."""
     name = site.eqn.params["name"]
-    candidates = _CALLS.get(name, ())
+    candidates = _CALLS.get(name, ()) or _CALLS_OF_SEVERAL.get(name, ())
     if not candidates and not site.named:
         # No locations and an unknown name: names may have been stripped too.
         digest = fingerprint(site.eqn.params["jaxpr"])
         candidates = may_be(FUNCTIONS, digest, site.template)
-    avals = tuple(site.aval(a) for a in site.eqn.invars)
+    invars = site.eqn.invars
+    avals = tuple(site.aval(a) for a in invars)
     for function in candidates:
-        if function is jax.nn.log_softmax:
+        if function is jax.scipy.special.expn:
+            # In jax 0.10, the order is a part of the derivative rule, which no tracer may be.
+            yield from _of_order(function, literal(invars[0]), avals)
+        elif function is jax.nn.log_softmax:
             (x,) = avals[:1]
             for axis in range(-1, -len(x.shape) - 1, -1):
                 yield dataclasses.replace(_of(function, x, axis=axis), is_call=True)
         else:
             yield Call(("library", function), function, avals, is_call=True)
+
+
+def _of_order(function: JaxFunction, order: Value, avals: Sequence[Aval]) -> Iterator[Call]:
+    if order is not None and len(avals) == 2:
+        key = ("library", function, np.asarray(order).item())
+        yield Call(key, functools.partial(function, order), tuple(avals[1:]), is_call=True)
 
 
 def _of(function: JaxFunction, *avals: Aval, **params: Any) -> Call:
@@ -164,6 +190,14 @@ PATTERNS = (
         kind=np.complexfloating,
     ),
     _inlined("dawsn", "mul", jax.scipy.special.dawsn, after="sign select_n", holds="sign"),
+    # Both integrals; a program of one lacks arrays of the other.
+    _inlined("fresnel", "jit", jax.scipy.special.fresnel, after="lt neg", literal=2.5625),
+    _inlined("owens_t", "jit", jax.scipy.special.owens_t, arity=2, after="or", holds="atan"),
+    # Of jax 0.12; the equations have the same derivatives in jax 0.10.
+    _inlined("ndtri", "jit", jax.scipy.special.ndtri, after="or", holds="optimization_barrier"),
+    _inlined("i0", "mul", jax.scipy.special.i0, after="exp bessel_i0e"),
+    # The primitive has no derivative.
+    _inlined("hurwitz_zeta", "zeta", jax.scipy.special.zeta, arity=2, after=""),
     _inlined("poch", "jit", jax.scipy.special.poch, arity=2, after="eq", holds="lgamma"),
     Pattern("softmax", ("div",), _softmax),
     Pattern("logsumexp", ("add", "sub"), _logsumexp),

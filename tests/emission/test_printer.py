@@ -249,6 +249,15 @@ def test_an_idiom_is_not_used_where_it_is_another_program() -> None:
     assert "jnp.sum" not in text
 
 
+def test_an_operand_that_an_idiom_would_also_make() -> None:
+    def f(mask: Any, x: Any) -> Any:
+        wide = lax.broadcast_in_dim(x, (3,), ())
+        return lax.select_n(mask, wide, wide)
+
+    mask, x = jax.ShapeDtypeStruct((3,), bool), jax.ShapeDtypeStruct((), np.float32)
+    assert_round_trip(jax.make_jaxpr(f)(mask, x))
+
+
 def test_a_rule_that_closes_over_a_value_is_written_or_refused() -> None:
     # In jax 0.10 the rule of `expn` is a closure over its order, of which a trace leaves nothing.
     # In jax 0.12 its loops are batched.

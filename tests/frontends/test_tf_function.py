@@ -367,3 +367,12 @@ def test_a_keras_model_keeps_a_batch_that_it_needs_or_that_is_stated() -> None:
 
     table, rows = np.ones((5, 3), np.float32), np.zeros((2,), np.int32)
     assert invert.convert(Lookup(), table, rows).report.certificate.sizes == ""
+
+
+def test_places_of_errors_are_lines_of_the_user() -> None:
+    numbers = tf.keras.Input((3,), dtype="int64")
+    model = tf.keras.Model(numbers, tf.keras.layers.Hashing(4)(numbers))
+    # Keras and this package call the layer, for a line of this file.
+    with pytest.raises(invert.InvertError, match=r"test_tf_function\.py:\d+") as caught:
+        invert.convert(model)
+    assert "frontends/tf_function.py" not in str(caught.value).replace("tests/frontends", "")

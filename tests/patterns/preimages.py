@@ -240,6 +240,12 @@ PREIMAGES: dict[str, Preimage] = {
     "dawsn": _of(special.dawsn, V),
     "wofz": _of(special.wofz, S((4,), np.complex64)),
     "poch": _of(special.poch, V, V),
+    "fresnel": _of(special.fresnel, V),
+    "owens_t": _of(special.owens_t, V, V),
+    "hurwitz_zeta": _of(special.zeta, V, V),
+    "branch_operand": _of(jax.vmap(lambda x: lax.cond(x > 0, jnp.sin, jnp.cos, x)), V),
+    "ndtri": _of(special.ndtri, V, since=(0, 12)),
+    "i0": _of(special.i0, V, since=(0, 12)),
     "softmax": _of(jax.nn.softmax, X),
     "logsumexp": _of(jax.nn.logsumexp, X),
     # Loops and keys.

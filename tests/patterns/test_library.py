@@ -45,6 +45,20 @@ FUNCTIONS = {
     "sici": lambda x: jnp.stack(jax.scipy.special.sici(x)),
     "sici, sine": lambda x: jax.scipy.special.sici(x)[0],
     "sici, cosine": lambda x: jax.scipy.special.sici(x)[1],
+    "fresnel": lambda x: jnp.stack(jax.scipy.special.fresnel(x)),
+    # Bounds, where the derivatives of the equations are zero in jax 0.12.
+    "ndtri": lambda x: jax.scipy.special.ndtri(x / 7),
+    "hypot": lambda x: jnp.hypot(x, 1e25 * x[::-1]),
+    "rel_entr": lambda x: jax.scipy.special.rel_entr(jnp.abs(x) + 1, jnp.abs(x[::-1]) + 0.5),
+    "kl_div": lambda x: jax.scipy.special.kl_div(jnp.abs(x) + 1, jnp.abs(x[::-1]) + 0.5),
+    # Those of `abs` and `where` at zero and at one.
+    "owens_t": lambda x: jax.scipy.special.owens_t(x, x[::-1]),
+    # The primitive has none.
+    "zeta": lambda x: jax.scipy.special.zeta(jnp.abs(x) + 2, jnp.square(x) + 1),
+    # Their loops have no reverse derivatives.
+    "exp1": lambda x: jax.scipy.special.exp1(jnp.abs(x) + 0.5),
+    "expn": lambda x: jax.scipy.special.expn(3, jnp.abs(x) + 0.5),
+    "hyp1f1": lambda x: jax.scipy.special.hyp1f1(jnp.abs(x) + 1, 2.0, x),
 }
 
 

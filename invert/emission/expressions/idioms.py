@@ -905,7 +905,8 @@ def _matched(
             return None
         if match.atoms.get(result[0]) is not eqn.outvars[0] or match.inputs() != variables:
             return None
-        shared = _shared(match, graph, eqn, leaves)
+        # An operand may also be what an equation of the match makes.
+        shared = _shared(match, graph, eqn, {*leaves, *variables})
         if not all(map(_may_be_twice, shared)):
             return None
         covered = frozenset({id(e) for e in match.eqns.values()} - set(map(id, shared)))
