@@ -14,6 +14,7 @@ from jax import lax
 
 import invert
 from invert.emission.functions import empty_classes, repeated_steps
+from tests.emission.models import recovered, with_params
 from tests.emission.test_options import _arrays, _emitted
 
 _HEADS, _SIZE, _LENGTH, _DIM = 2, 4, 6, 8
@@ -56,6 +57,79 @@ def test_rotations_and_normalizations_are_functions() -> None:
     assert source.count("jnp.cos(") == source.count("lax.rsqrt(") == 1
     assert "angles = " in source
     assert "even * cos - odd * sin" in source
+
+
+def _open_rotated(x: Any) -> Any:
+    _, length, _, size = x.shape
+    angles = jnp.arange(length)[:, None] / 100 ** (jnp.arange(0, size, 2) / size)
+    cos, sin = jnp.cos(angles)[:, None], jnp.sin(angles)[:, None]
+    even, odd = x[..., ::2], x[..., 1::2]
+    return jnp.stack([even * cos - odd * sin, even * sin + odd * cos], -1).reshape(x.shape)
+
+
+def _block(params: Any, x: Any) -> Any:
+    for i in range(2):
+        own = {n: params[f"layers/{i}/{n}"] for n in ("q", "k", "v", "out", "up", "down")}
+        q, k, v = ((x @ own[n]).reshape(*x.shape[:2], 4, 8) for n in "qkv")
+        q, k = _open_rotated(q), _open_rotated(k)
+        weights = jax.nn.softmax(jnp.einsum("bqhd,bkhd->bhqk", q, k) / np.sqrt(8))
+        x = x + jnp.einsum("bhqk,bkhd->bqhd", weights, v).reshape(x.shape) @ own["out"]
+        x = x + jax.nn.silu(x @ own["up"]) @ own["down"]
+    return x
+
+
+def test_a_block_of_matrices_has_sizes_as_arguments() -> None:
+    shapes: dict[str, tuple[int, ...]] = {}
+    for i in range(2):
+        own = dict.fromkeys(("q", "k", "v", "out"), (32, 32)) | {"up": (32, 64), "down": (64, 32)}
+        shapes |= {f"layers/{i}/{n}": s for n, s in own.items()}
+    x = _arrays({"x": (2, 12, 32)}, 1)["x"]
+    emission = _emitted(_block, {n: a / 4 for n, a in _arrays(shapes, 0).items()}, x)
+    source = emission.source
+    assert 'q: Float[Array, "dim dim"]' in source
+    assert 'up: Float[Array, "dim hidden"]' in source
+    assert "def __init__(self, dim: int, hidden: int, *, heads: int, key: PRNGKeyArray):" in source
+    # Functions read all their sizes from their array.
+    assert "batch, length, heads, head_dim = " in source
+    assert "jnp.arange(head_dim // 2" in source
+    assert "(dim // self.heads) ** 0.5" in source
+    layer = next(
+        getattr(emission.namespace, n) for n in ("Layer", "Block") if f"class {n}(" in source
+    )
+    other = layer(24, 20, heads=2, key=jax.random.key(0))
+    assert other(jnp.ones((3, 5, 24))).shape == (3, 5, 24)
+
+
+def _looked_up(params: Any, ids: Any) -> Any:
+    x = params["word/weight"][ids] + params["position/weight"][: ids.shape[1]]
+    x = x + params["kind/weight"][ids % 3]
+    x = jnp.tanh(x @ params["block/dense/weight"].T + params["block/dense/bias"])
+    y = x @ params["head/dense/weight"].T + params["head/dense/bias"]
+    return jax.nn.relu(y) @ params["word/weight"].T
+
+
+def test_tables_are_read_where_rows_are_added_and_called_where_looked_up() -> None:
+    shapes = {
+        "word/weight": (20, 8), "kind/weight": (3, 8), "position/weight": (16, 8),
+        "block/dense/weight": (8, 8), "block/dense/bias": (8,),
+        "head/dense/weight": (8, 8), "head/dense/bias": (8,),
+    }  # fmt: skip
+    ids = np.random.default_rng(0).integers(0, 20, (2, 5))
+    params = _arrays(shapes, 0)
+    emission = recovered(with_params(_looked_up, params, ids, batch="batch", name="net")).emit()
+    assert not emission.messages
+    model: Any = emission.model
+    for values in (ids, ids[:1]):
+        np.testing.assert_array_equal(model(values), jax.jit(_looked_up)(params, values))
+    source = emission.source
+    assert "self.word(" in source
+    assert "self.position.weight[:5]" in source
+    assert source.count("class Embedding(") == 1
+    assert 'x: Int[Array, "*batch"]' in source
+    # A layer that only holds another one is that one.
+    assert "block: Block" in source
+    assert "head: Block" in source
+    assert "dense" not in source
 
 
 def _rewritten(text: str) -> str:

@@ -165,3 +165,41 @@ def test_a_kernel_of_equal_sides_has_one_size(rank: int) -> None:
     source = _emitted(keras.Model(given, L.Flatten()(x))).source
     assert "kernel_size: int" in source
     assert "kernel_size=2" in source
+
+
+class _Turned(L.Layer):
+    def call(self, x: Any) -> Any:
+        y = keras.ops.cos(x) * keras.ops.exp(-x * x) + keras.ops.sin(x)
+        return keras.ops.tanh(y * y) - y
+
+
+class _Attending(L.Layer):
+    def __init__(self, turned: str, **options: Any):
+        super().__init__(**options)
+        self.attention, self.turned = L.Dense(8), _Turned(name=turned)
+        self.attention_norm, self.out = L.LayerNormalization(), L.Dense(8)
+
+    def call(self, x: Any) -> Any:
+        y = self.attention(self.attention_norm(x))
+        return x + self.out(self.turned(y) * self.turned(y + x))
+
+
+def test_layers_without_parameters_have_one_name_in_all_blocks() -> None:
+    given = keras.Input((6, 8))
+    x = given
+    for i, turned in enumerate(["rotary_layer", "turned_1"]):
+        x = _Attending(turned, name=f"block_{i}")(x)
+    source = _emitted(keras.Model(given, x, name="marked")).source
+    assert "blocks: tuple[Block, ...]" in source
+    # `attention` and its norm are not parts of a layer of that name.
+    assert "attention: Dense" in source
+    assert "attention_norm: LayerNormalization" in source
+
+
+def test_the_root_of_a_head_size_is_that_of_no_length() -> None:
+    given = keras.Input((8, 32))
+    x = L.MultiHeadAttention(4, 8, name="first")(given, given)
+    x = L.MultiHeadAttention(4, 8, name="second")(x, x, use_causal_mask=True)
+    source = _emitted(keras.Model(given, x, name="heads")).source
+    assert source.count("(1 / head_dim**0.5)") == 2
+    assert "length**0.5" not in source

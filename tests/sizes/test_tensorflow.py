@@ -203,6 +203,28 @@ def test_a_graph_has_nodes_and_edges():
             assert_same(form(*args), sums(*map(tf.constant, args)).numpy(), f"{n} nodes, {k} edges")
 
 
+def test_two_texts_with_masks_have_a_length_each():
+    """As the encoder and the decoder of a T5: eight unnamed sizes, of which three differ."""
+
+    def attended(text, text_mask, other, other_mask):
+        x, y = (
+            tf.one_hot(t, 5) * m[..., None] for t, m in ((text, text_mask), (other, other_mask))
+        )
+        scores = tf.matmul(x, y, transpose_b=True) + (other_mask[:, None] - 1.0) * 1e9
+        return tf.matmul(tf.nn.softmax(scores), y) + x
+
+    kinds = (tf.int32, tf.float32) * 2
+    module = invert.convert(attended, *[tf.TensorSpec([None, None], k) for k in kinds])
+    lengths = [v.aval.shape[1] for v in module.jaxpr.invars]
+    assert lengths[0] == lengths[1] != lengths[2] == lengths[3]
+    rng = np.random.default_rng(0)
+    for batch, n, k in ((2, 4, 3), (1, 2, 6), (3, 5, 5)):
+        args = [a for m in (n, k) for a in (rng.integers(0, 5, (batch, m), np.int32),
+                                            np.ones((batch, m), np.float32))]  # fmt: skip
+        for form in (module, module.model):
+            assert_same(form(*args), attended(*map(tf.constant, args)).numpy(), f"{n} and {k}")
+
+
 # Names of the sizes in `polymorphic_shapes`, shapes that fit them, and shapes that do not.
 _MULTIPLES: dict[str, tuple[Any, list[str], list[Any], list[Any]]] = {
     "halves": (

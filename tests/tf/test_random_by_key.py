@@ -6,6 +6,7 @@ import inspect
 from pathlib import Path
 from typing import Any
 
+import equinox as eqx
 import jax
 import keras
 import numpy as np
@@ -169,3 +170,38 @@ def test_by_default_the_numbers_equal_tensorflows():
     seed = np.array([3, 4], np.int32)
     function = tf.function(lambda seed: tf.random.stateless_uniform([7], seed))
     np.testing.assert_array_equal(invert.convert(function, seed)(seed), function(seed))
+
+
+@pytest.mark.parametrize("random", ["tensorflow", "jax"])
+@pytest.mark.parametrize("container", ["live", "keras", "export"])
+def test_seeds_that_nothing_draws_from_are_left_out(random: Any, container: str, tmp_path: Path):
+    """Recurrent layers of Keras with dropout advance a seed where nothing is dropped."""
+    layers = keras.layers
+    lstm = layers.Bidirectional(layers.LSTM(4, dropout=0.5, return_sequences=True))
+    model = keras.Sequential([keras.Input((5, 3)), lstm, layers.GRU(3, recurrent_dropout=0.2)])
+    config = invert.Config(random=random)
+    if container == "live":
+        module = invert.convert(model, config=config)
+    elif container == "keras":
+        model.save(tmp_path / "model.keras")
+        module = invert.load(tmp_path / "model.keras", config=config)
+    else:
+        model.export(tmp_path / "model", verbose=False)
+        module = invert.load(tmp_path / "model", config=config)
+    assert len(_parameters(module)) == 1
+    assert {a.dtype for a in jax.tree.leaves(module)} == {np.dtype(np.float32)}
+    x = np.random.default_rng(0).normal(size=(2, 5, 3)).astype(np.float32)
+    np.testing.assert_allclose(module(x), model(x), rtol=1e-5, atol=1e-6)
+
+
+def test_a_count_is_kept_and_so_is_a_seed_that_is_drawn_from():
+    count, generator = tf.Variable(0), keras.random.SeedGenerator(3)
+
+    @tf.function(input_signature=[tf.TensorSpec([2])])
+    def function(x: tf.Tensor) -> tf.Tensor:
+        count.assign_add(1)
+        return x + keras.random.normal((2,), seed=generator)
+
+    module = invert.convert(function)
+    assert _parameters(module) == ["x", "state"]
+    assert len(jax.tree.leaves(eqx.nn.State(module))) == 2

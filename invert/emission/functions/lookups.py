@@ -3,11 +3,79 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 
 from invert.emission.layers.shared import replace
 from invert.emission.python import syntax
 from invert.emission.python.syntax import field_of
+
+
+@dataclasses.dataclass(frozen=True)
+class _Lookup:
+    """The method of an embedding: it only returns rows of its table.
+
+    **Arguments:**
+
+    - `field`, `argument`: the names of the table and of the indices.
+    - `value`: what it returns.
+    """
+
+    method: ast.FunctionDef
+    field: str
+    argument: str
+    value: ast.expr
+
+    @classmethod
+    def of(cls, definition: ast.ClassDef) -> _Lookup | None:
+        methods = [s for s in definition.body if isinstance(s, ast.FunctionDef)]
+        match [m for m in methods if m.name != "__init__"]:
+            case [
+                ast.FunctionDef(
+                    name="__call__",
+                    args=ast.arguments(args=[_, argument], kwonlyargs=[]),
+                    body=[ast.Return(value=ast.expr() as value)],
+                ) as method
+            ]:
+                reads = [n for n in ast.walk(value) if isinstance(n, ast.Subscript)]
+                indices = [ast.unparse(n.slice) for n in reads]
+                fields = {field for n in ast.walk(value) if (field := field_of(n))}
+                if indices == [argument.arg] and len(fields) == 1:
+                    return cls(method, fields.pop(), argument.arg, value)
+        return None
+
+    def found(self, node: ast.AST) -> tuple[ast.expr, ast.expr] | None:
+        """The layer and the indices, where a node looks up rows of a layer's table."""
+        parts: dict[str, ast.expr] = {}
+
+        def same(pattern: object, other: object) -> bool:
+            if isinstance(pattern, ast.Name) and pattern.id == self.argument:
+                return isinstance(other, ast.expr) and parts.setdefault("indices", other) is other
+            if field_of(pattern if isinstance(pattern, ast.AST) else None):
+                table = isinstance(other, ast.Attribute) and other.attr == self.field
+                if table and field_of(other.value):
+                    parts["layer"] = other.value
+                return "layer" in parts
+            if isinstance(pattern, ast.AST) and type(pattern) is type(other):
+                names = pattern._fields
+                return all(same(getattr(pattern, n, None), getattr(other, n, None)) for n in names)
+            if isinstance(pattern, list) and isinstance(other, list):
+                return len(pattern) == len(other) and all(map(same, pattern, other))
+            return pattern == other
+
+        if not same(self.value, node) or len(parts) < 2:
+            return None
+        parted = isinstance(parts["indices"], ast.Slice | ast.Tuple | ast.Constant)
+        return None if parted else (parts["layer"], parts["indices"])
+
+    def take_any_shape(self) -> None:
+        """Annotate the indices as `*batch`, and the rows accordingly."""
+        (argument,) = self.method.args.args[1:]
+        for annotation, kept in ((argument.annotation, 0), (self.method.returns, 1)):
+            sizes = annotation.slice if isinstance(annotation, ast.Subscript) else None
+            if isinstance(sizes, ast.Tuple) and isinstance(sizes.elts[1], ast.Constant):
+                words = str(sizes.elts[1].value).split()
+                sizes.elts[1] = ast.Constant(" ".join(["*batch", *words[len(words) - kept :]]))
 
 
 def rewrite(definitions: Sequence[ast.stmt]) -> bool:
@@ -16,52 +84,26 @@ def rewrite(definitions: Sequence[ast.stmt]) -> bool:
     Such a layer then takes indices of any shape.
     """
     classes = {d.name: d for d in definitions if isinstance(d, ast.ClassDef)}
-    tables = {name: (m, field) for name, d in classes.items() for m, field in _lookups(d)}
+    known = {name: x for name, d in classes.items() if (x := _Lookup.of(d)) is not None}
     changed = False
     for definition in classes.values():
-        fields = {
-            ast.unparse(s.target): name
-            for s in definition.body
-            if isinstance(s, ast.AnnAssign) and (name := ast.unparse(s.annotation)) in tables
-        }
-        for read in [n for n in ast.walk(definition) if isinstance(n, ast.Subscript)]:
-            if (name := _layer_of(read, fields, tables)) is not None:
-                layer = read.value.value if isinstance(read.value, ast.Attribute) else read.value
-                replace(definition, read, syntax.call(layer, read.slice))
-                _take_any_shape(tables[name][0])
-                changed = True
+        fields = dict(_fields(definition, known))
+        for node in [n for n in ast.walk(definition) if isinstance(n, ast.Subscript | ast.Call)]:
+            for lookup in dict.fromkeys(fields.values()):
+                found = lookup.found(node)
+                if found is not None and fields.get(field_of(found[0])) is lookup:
+                    replace(definition, node, syntax.call(*found))
+                    lookup.take_any_shape()
+                    changed = True
     return changed
 
 
-def _lookups(definition: ast.ClassDef) -> Iterator[tuple[ast.FunctionDef, str]]:
-    """The method of an embedding, which only returns rows of a field, and the field."""
-    methods = [s for s in definition.body if isinstance(s, ast.FunctionDef)]
-    calls = [m for m in methods if m.name != "__init__"]
-    match calls:
-        case [ast.FunctionDef(name="__call__", body=[ast.Return(value=ast.Subscript() as read)])]:
-            arguments = [a.arg for a in calls[0].args.args[1:]]
-            if (field := field_of(read.value)) and [ast.unparse(read.slice)] == arguments:
-                yield calls[0], field
-
-
-def _layer_of(
-    read: ast.Subscript,
-    fields: Mapping[str, str],
-    tables: Mapping[str, tuple[ast.FunctionDef, str]],
-) -> str | None:
-    """The class of the embedding whose rows are read by an array of indices."""
-    if not isinstance(read.value, ast.Attribute) or not isinstance(read.ctx, ast.Load):
-        return None
-    name = fields.get(field_of(read.value.value), "")
-    whole = not isinstance(read.slice, ast.Slice | ast.Tuple | ast.Constant)
-    return name if name and whole and tables[name][1] == read.value.attr else None
-
-
-def _take_any_shape(method: ast.FunctionDef) -> None:
-    """Annotate the indices as `*batch`, and the rows accordingly."""
-    (argument,) = method.args.args[1:]
-    for annotation, kept in ((argument.annotation, 0), (method.returns, 1)):
-        sizes = annotation.slice if isinstance(annotation, ast.Subscript) else None
-        if isinstance(sizes, ast.Tuple) and isinstance(sizes.elts[1], ast.Constant):
-            words = str(sizes.elts[1].value).split()
-            sizes.elts[1] = ast.Constant(" ".join(["*batch", *words[len(words) - kept :]]))
+def _fields(
+    definition: ast.ClassDef, known: Mapping[str, _Lookup]
+) -> Iterator[tuple[str, _Lookup]]:
+    """The fields that are embeddings."""
+    for statement in definition.body:
+        if isinstance(statement, ast.AnnAssign):
+            lookup = known.get(ast.unparse(statement.annotation))
+            if lookup is not None:
+                yield ast.unparse(statement.target), lookup

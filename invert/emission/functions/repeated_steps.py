@@ -379,9 +379,11 @@ def rewrite(definitions: list[ast.stmt]) -> bool:
 
 def _methods(definitions: Sequence[ast.stmt]) -> Iterator[_Method]:
     for definition in definitions:  # functions of a file may be derivative rules
-        for node in definition.body if isinstance(definition, ast.ClassDef) else ():
-            if isinstance(node, ast.FunctionDef) and node.name != "__init__":
-                yield _Method.of(node, _counts(definition))
+        if isinstance(definition, ast.ClassDef):
+            counts = _counts(definition)
+            for node in definition.body:
+                if isinstance(node, ast.FunctionDef) and node.name != "__init__":
+                    yield _Method.of(node, counts)
 
 
 def _counts(definition: ast.ClassDef) -> set[str]:

@@ -129,7 +129,7 @@ class _Regions:
         own = [v for v, p in self.derived.items() if p == path and v not in self.producers]
         tables = len(own) == 1 and len(own[0].aval.shape) > 1
         names = {self.eqns[i].primitive.name for i in uses}
-        return tables and len(path) > 1 and names <= _READING and not names.isdisjoint(_SUMS)
+        return tables and names <= _READING and not names.isdisjoint(_SUMS)
 
     def _is_constant(self, atom: Atom) -> bool:
         return atom in self.producers and self.constant[self.producers[atom]]
