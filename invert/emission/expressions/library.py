@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import functools
+import inspect
 import itertools
 from collections.abc import Iterator, Sequence
 from types import ModuleType
@@ -17,7 +19,7 @@ from invert.emission.expressions import helpers, literals
 from invert.emission.python import syntax
 from invert.emission.python.naming import snake
 from invert.emission.python.syntax import call, number
-from invert.ir.types import Eqn, Literal
+from invert.ir.types import Eqn, JaxFunction, Literal
 
 # The modules to search for a called function, in order.
 _MODULES: tuple[tuple[str, ModuleType], ...] = (
@@ -32,7 +34,6 @@ _MODULES: tuple[tuple[str, ModuleType], ...] = (
 # Calls whose public function has another name.
 _RENAMED = {"expn": "exp1", "_where": "where", "_pinv": "pinv", "_var": "var", "_take": "take"}
 
-_AXES = frozenset({"log_softmax", "softmax", "logsumexp", "glu", "take"})
 # Reductions, whose call has the correction of the degrees of freedom as its last operand.
 _SPREADS = frozenset({"var", "std"})
 
@@ -77,10 +78,19 @@ def candidates(name: str, eqn: Eqn, args: Sequence[ast.expr]) -> Iterator[ast.ex
                 if plain in _SPREADS:
                     for keywords in _axes(eqn):
                         yield call(function, args[0], **keywords)
-                if plain in _AXES:
-                    for axis in range(len(eqn.invars[0].aval.shape) - 1):
+                elif _has_axis(getattr(module, plain)):
+                    for axis in (*range(len(eqn.invars[0].aval.shape) - 1), -1):
                         yield call(function, *args, axis=number(axis))
                 break
+
+
+@functools.cache
+def _has_axis(function: JaxFunction) -> bool:
+    """Whether a function has an argument `axis`."""
+    try:
+        return "axis" in inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return False
 
 
 def _axes(eqn: Eqn) -> Iterator[dict[str, ast.expr]]:
