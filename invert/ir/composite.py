@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
 
 import jax
 import jax.custom_batching
@@ -18,40 +18,41 @@ from invert._private.jax import (
 )
 from invert.ir.avals import type_of
 from invert.ir.jaxprs import map_equations
-from invert.ir.types import ClosedJaxpr, Eqn, JaxFunction, Jaxpr, Params, Value
+from invert.ir.types import ClosedJaxpr, Eqn, Jaxpr, Params
 
 
 # Emission writes this very function into the files that hold composites, so it uses nothing else
-# of this package. `lax.composite` alone has no derivatives and no batching rule (jax 0.10, 0.12).
+# of this package, not even its names of types. `lax.composite` alone has no derivatives and no
+# batching rule (jax 0.10, 0.12).
 def composite(
-    name: str, version: int = 0, attributes: Params | None = None
-) -> Callable[[JaxFunction], JaxFunction]:
+    name: str, version: int = 0, attributes: dict[str, Any] | None = None
+) -> Callable[..., Any]:
     """Mark a function for compilers that recognize it as the composite `name`.
 
     Derivatives and `jax.vmap` are those of the function itself.
     """
 
-    def mark(function: Callable[..., object]) -> JaxFunction:
+    def mark(function: Callable[..., object]) -> Callable[..., Any]:
         marked = lax.composite(lambda *args, **_: function(*args), name, version=version)
 
         @jax.custom_batching.custom_vmap
-        def call(*args: object) -> Value:
+        def call(*args: object) -> Any:
             return marked(*args, **(attributes or {}))
 
         @call.def_vmap
-        def batch(size: int, batched: list[bool], *args: object) -> Value:
+        def batch(size: int, batched: list[bool], *args: object) -> Any:
             axes = tuple(0 if b else None for b in batched)
             results = jax.vmap(function, axes, axis_size=size)(*args)
             return results, jax.tree.map(lambda _: True, results)
 
-        def named(*args: object) -> Value:
+        def named(*args: object) -> Any:
             return call(*args)
 
         named.__name__ = name
         differentiable = jax.custom_jvp(named)
 
         @differentiable.defjvp
-        def tangent(primals: object, tangents: object) -> Value:
+        def tangent(primals: object, tangents: object) -> Any:
             return jax.jvp(function, primals, tangents)
 
         return differentiable

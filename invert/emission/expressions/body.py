@@ -29,7 +29,16 @@ from invert.emission.layers.links import by_number
 from invert.emission.layers.state import StateVar
 from invert.emission.python import syntax
 from invert.emission.python.naming import camel, stem
-from invert.emission.python.nouns import FORMS, PLAIN, PRODUCT, mixes, noun, of_scope, says
+from invert.emission.python.nouns import (
+    FORMS,
+    PLAIN,
+    PRODUCT,
+    RESULTS,
+    mixes,
+    noun,
+    of_scope,
+    says,
+)
 from invert.emission.sizes import expressions as sizes
 from invert.emission.sizes.expressions import dimension_of
 from invert.ir.graph import Graph, is_number, is_var
@@ -259,7 +268,7 @@ class Body:
 
     def _hints(self, eqn: Eqn, placed: Placed, atoms: Sequence[Atom]) -> list[str]:
         """Preferred names of the results of an equation with operands `atoms`."""
-        hints = list(placed.hints) or [PLAIN]
+        hints = list(placed.hints or RESULTS.get(eqn.primitive.name, [PLAIN]))
         hints += [hints[-1]] * (len(eqn.outvars) - len(hints))
         for i, v in enumerate(eqn.outvars):
             if isinstance(v, StateVar):

@@ -25,7 +25,8 @@ from invert.emission.expressions.statements import FunctionText, Parameter, Patt
 from invert.emission.expressions.writer import Writer
 from invert.emission.layers import roles
 from invert.emission.python import syntax
-from invert.emission.python.nouns import says
+from invert.emission.python.naming import stem
+from invert.emission.python.nouns import FILLED, says
 from invert.emission.python.syntax import call, number
 from invert.ir.avals import is_differentiable
 from invert.ir.composite import composite_of
@@ -102,8 +103,8 @@ def local(
     given |= {v: _read(outer, a) for v, a in zip(jaxpr.invars, operands, strict=False)}
     names: dict[Atom, str] = {
         v: outer.names[a]
-        for v, a in zip(jaxpr.invars, [*operands, *starts], strict=False)
-        if is_var(a) and says(outer.names.get(a))
+        for i, (v, a) in enumerate(zip(jaxpr.invars, [*operands, *starts], strict=False))
+        if is_var(a) and (says if i < len(operands) else _stays_true)(outer.names.get(a))
     }
     values = jaxpr.invars[len(operands) :]
     names |= {values[i]: name for i, name in (called or {}).items()}
@@ -137,7 +138,12 @@ def local(
 def _named(body: Body, atoms: Sequence[Atom], other: str) -> list[str]:
     """Names of carried values, from their initial values `atoms`."""
     names = [body.names.get(a) if is_var(a) else None for a in atoms]
-    return [n if n is not None and says(n) else other for n in names]
+    return [n if n is not None and _stays_true(n) else other for n in names]
+
+
+def _stays_true(name: str | None) -> bool:
+    """Whether a name holds for all values of a loop, not only for the first, as `zeros` does."""
+    return says(name) and stem(name or "") not in FILLED
 
 
 def _reference(function: FunctionText) -> ast.expr:

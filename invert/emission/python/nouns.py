@@ -48,8 +48,15 @@ NOUNS = {
     **{n: n for n in "tanh sin cos tan sinh cosh erf erf_inv erfc atan2 cumsum cumprod".split()},
 }  # fmt: skip
 
+# Those for the results of primitives with several.
+RESULTS = {
+    "top_k": ("values", "indices"), "qr": ("q", "r"), "lu": ("lu", "pivots", "permutation"),
+    "eigh": ("vectors", "values"),
+}  # fmt: skip
+
 # Arrays of one number.
 _FILLED = ((0, "zeros"), (1, "ones"))
+FILLED = frozenset(name for _, name in _FILLED)
 # The same array in another form.
 FORMS = (kinds.MOVES - {"dynamic_slice"}) | kinds.IDENTITIES | kinds.CONVERSIONS
 # Longer names hide the expression.
