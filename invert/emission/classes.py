@@ -56,6 +56,7 @@ from invert.emission.python.nouns import NOUNS, PLAIN, STREAM, of_field, of_laye
 from invert.emission.python.syntax import field_of
 from invert.emission.sizes.expressions import text
 from invert.emission.twin_runs import runs
+from invert.ir import kinds
 from invert.ir.avals import is_key
 from invert.ir.graph import Graph, is_var
 from invert.ir.jaxprs import is_wide
@@ -89,6 +90,19 @@ def _skips(layer: Layer) -> dict[Var, str]:
     users = [s for s in layer.steps if any(a is v for a in s.invars)]
     joins = len(users) == 1 and users[0].primitive.name == "concatenate"
     return {v: _SKIP} if joins and v not in layer.outputs and v not in layer.arguments else {}
+
+
+def _is_tested(v: Var, steps: Sequence[Eqn]) -> bool:
+    """Whether integers, possibly reshaped, are only compared or taken as booleans."""
+    users = [s for s in steps if any(a is v for a in s.invars)]
+    if not users or not jnp.issubdtype(v.aval.dtype, jnp.integer):
+        return False
+    return all(
+        _is_tested(s.outvars[0], steps)
+        if s.primitive.name in kinds.LAYOUT
+        else not isinstance(s, LayerCall) and [w.aval.dtype for w in s.outvars] == [jnp.bool_]
+        for s in users
+    )
 
 
 def _is_passed_on(eqn: Eqn, graph: Graph) -> bool:
@@ -351,9 +365,12 @@ class Classes:
         alone = sum(not isinstance(v, StateVar) for v in eqn.outvars) == 1
         inside = self._named[eqn.layer]
         hints = []
+        named = [v for v in eqn.outvars if says(inside.get(v))]
         for v in eqn.outvars:
             own = inside.get(v)
             other = own if not alone and own is not None and says(own) else hint
+            if not alone and named and v not in named:
+                other = PLAIN  # the layer is known by its other results
             if not alone and own in ("h", "c"):
                 other = f"{hint}_{own}"  # the final state, beside other results
             hints.append("state" if isinstance(v, StateVar) else other)
@@ -633,9 +650,10 @@ class Classes:
         stream = layer.inputs[carried] if carried is not None else next(iter(arrays), None)
         if len(layer.inputs) < 2 or stream is None:
             return {}
-        return {v: n for v, n in names.items() if v is not stream and says(n)} | (
-            {} if carried is None else {stream: STREAM}
-        )
+        tested = [v for v in layer.inputs if _is_tested(v, layer.steps)]
+        masks = {tested[0]: roles.MASK} if len(tested) == 1 else {}
+        told = {v: n for v, n in names.items() if v is not stream and says(n)}
+        return masks | told | ({} if carried is None else {stream: STREAM})
 
     def _named_by_makers(self, layer: Layer) -> dict[Var, str]:
         """Names the inputs of a parameterless layer after the layers that computed them."""
@@ -660,8 +678,9 @@ class Classes:
         return {**branches.results(layer), **new}
 
     def _hints(self, inputs: Sequence[Var], wanted: Mapping[Var, str]) -> list[str]:
-        """Names of the arguments of a layer."""
+        """Names of the arguments of a layer; `x` is the first array that may be differentiated."""
         hints = []
+        streams = [v for v in inputs if v.aval.shape and jnp.issubdtype(v.aval.dtype, jnp.inexact)]
         for v in inputs:
             if v in wanted:
                 hints.append(wanted[v])
@@ -671,7 +690,9 @@ class Classes:
                 hints.append(self._parameter(v))
             elif is_key(v):
                 hints.append("key")
-            elif "x" not in hints and not (wanted and v.aval.dtype == jnp.bool_):
+            elif "x" not in hints and not (
+                (wanted and v.aval.dtype == jnp.bool_) or (streams and v not in streams)
+            ):
                 hints.append("x")
             elif v.aval.dtype == jnp.bool_:
                 hints.append("mask")

@@ -16,7 +16,7 @@ from invert.emission.layers.tree import constant_name as name_by_use
 from invert.emission.layers.tree import split_name
 from invert.emission.recovered import Recovered, constant_name
 from invert.emission.sizes.program import Program
-from invert.ir.graph import is_var
+from invert.ir.graph import is_number, is_var
 from invert.ir.types import Eqn, Jaxpr, Value, Var
 
 # Larger arrays are not searched for other numbers than zeros and ones.
@@ -98,7 +98,20 @@ class Parameters:
         keras = is_keras(sources, [split_name(name)[-1] for name in params])
         lstm = _forgetful(self.paths) if keras else frozenset()
         held = frozenset(self.held)
-        return Starts(names, values, scales, held, keras, lstm, split, added, inputs_first)
+        return Starts(
+            names,
+            values,
+            scales,
+            held,
+            keras,
+            lstm,
+            split,
+            added,
+            inputs_first,
+            beside_one={v for v in self.values if _is_beside_one(v, users)},
+            several={v for v in self.values if _is_several(v, users)},
+            outputs_first={v for v in self.values if _has_outputs_first(v, users)},
+        )
 
 
 def _users(jaxprs: Iterable[Jaxpr]) -> dict[Var, list[Eqn]]:
@@ -134,6 +147,43 @@ def _is_multiplied(v: Var, users: Mapping[Var, Sequence[Eqn]], rank: int) -> boo
         and tuple(e.params["dimension_numbers"][0][1]) == (0,)
         for e in users[v]
     )
+
+
+def _is_beside_one(v: Var, users: Mapping[Var, Sequence[Eqn]]) -> bool:
+    """Whether an array, possibly broadcast, is only added to one."""
+    own = users.get(v, ())
+    if own and all(e.primitive.name == "broadcast_in_dim" for e in own):
+        return all(_is_beside_one(e.outvars[0], users) for e in own)
+    return bool(own) and all(
+        e.primitive.name == "add" and any(is_number(a, 1) for a in e.invars) for e in own
+    )
+
+
+def _is_several(v: Var, users: Mapping[Var, Sequence[Eqn]]) -> bool:
+    """Whether an array holds matrices along its first axis, each of inputs and outputs."""
+
+    def contracts_second(eqn: Eqn) -> bool:
+        if eqn.primitive.name != "dot_general":
+            return False
+        axes = eqn.params["dimension_numbers"][0][eqn.invars[0] is not v]
+        return tuple(axes) == (1,)
+
+    own = users.get(v, ())
+    return len(v.aval.shape) == 3 and bool(own) and all(map(contracts_second, own))
+
+
+def _has_outputs_first(v: Var, users: Mapping[Var, Sequence[Eqn]]) -> bool:
+    """Whether a kernel of convolutions, possibly reversed, ends with its outputs and inputs."""
+    last = (len(v.aval.shape) - 2, len(v.aval.shape) - 1)
+
+    def ends_with_inputs(eqn: Eqn) -> bool:
+        if eqn.primitive.name == "rev":
+            return _has_outputs_first(eqn.outvars[0], users)
+        convolved = eqn.primitive.name == "conv_general_dilated" and eqn.invars[1] is v
+        return convolved and tuple(eqn.params["dimension_numbers"].rhs_spec[:2]) == last
+
+    own = users.get(v, ())
+    return bool(own) and all(map(ends_with_inputs, own))
 
 
 def _is_looked_up(v: Var, users: Mapping[Var, Sequence[Eqn]]) -> bool:

@@ -40,6 +40,9 @@ class Starts:
     - `added`: parameters that are only added or joined to others, such as those of positions, and
         those whose rows are looked up.
     - `inputs_first`: matrices that are only multiplied along their first axis.
+    - `beside_one`: parameters that are only added to one, as in `x * (1 + scale)`.
+    - `several`: kernels of several layers side by side, such as experts, along their first axis.
+    - `outputs_first`: kernels of convolutions with the outputs before the inputs at the end.
     """
 
     names: Mapping[Var, str]
@@ -51,6 +54,9 @@ class Starts:
     split: Set[Var] = frozenset()
     added: Set[Var] = frozenset()
     inputs_first: Set[Var] = frozenset()
+    beside_one: Set[Var] = frozenset()
+    several: Set[Var] = frozenset()
+    outputs_first: Set[Var] = frozenset()
 
     def of(self, v: Var) -> str:
         """The name of an initializer, or `zeros`, `ones`, `forget`, `values`, `unknown`, `key`."""
@@ -66,7 +72,7 @@ class Starts:
             return "zeros"
         if v in self.lstm:
             return "forget"
-        if name in _ZEROS:
+        if name in _ZEROS or v in self.beside_one:
             return "zeros"
         if name in _ONES or (len(v.aval.shape) < 2 and v in self.scales):
             return "ones"
@@ -82,6 +88,10 @@ class Starts:
             return "normal"
         if name == "weight" and v not in self.inputs_first:
             return "kaiming_uniform"
+        if v in self.outputs_first:
+            return "lecun_normal_transposed"
+        if v in self.several:
+            return "lecun_normal_each"
         return "lecun_normal_heads" if v in self.split else "lecun_normal"
 
     def _is_written(self, v: Var) -> bool:

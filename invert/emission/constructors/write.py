@@ -66,11 +66,24 @@ _FIXED = frozenset(("zeros", "ones", "values", "unknown", "key", "forget"))
 # have outputs first; the bounds are those of Keras's embeddings.
 _SPELLED = {
     "lecun_normal_heads": "jax.nn.initializers.lecun_normal(in_axis=0, out_axis=(1, 2))",
+    "lecun_normal_each": "jax.nn.initializers.lecun_normal(batch_axis=0)",
+    "lecun_normal_transposed": "jax.nn.initializers.lecun_normal(in_axis=-1, out_axis=-2)",
     "kaiming_uniform": (
         'jax.nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform", in_axis=1, out_axis=0)'
     ),
 }
 _BOUND = 0.05
+
+
+def _has_other_sizes(cls: Class) -> bool:
+    """Whether the text of a class holds for parameters of other sizes."""
+    twins = [d for d in cls.drafts if d.twin is not None]
+    shapes = [
+        [[v.aval.shape for _, v in node.leaves()] for node in (d.node, d.twin.node)]
+        for d in twins
+        if d.twin is not None
+    ]
+    return any(one != other for one, other in shapes)
 
 
 @dataclasses.dataclass
@@ -620,7 +633,7 @@ class _Writing:
 
     def value(self, column: tuple[Any, ...], wanted: str) -> ast.expr:
         """An argument from its values in all nodes: a number, or an argument of this one."""
-        given = wanted == HEADS and self.cls.token  # a choice, as sizes are
+        given = wanted == HEADS and _has_other_sizes(self.cls)  # a choice, as sizes are
         if all(v == column[0] for v in column) and not given:
             return expression(column[0])
         named = self._size(column)

@@ -159,6 +159,8 @@ class Class:
 
 def is_block(node: Node) -> bool:
     """Whether a module holds the matrices of several products, rather than of one layer."""
+    if any("recurrent" in field for field in node.fields) or node.name.lower().endswith("cell"):
+        return False
     ranks = [len(v.aval.shape) for v in node.fields.values() if isinstance(v, Var)]
     return sum(rank == 2 for rank in ranks) >= _BLOCK
 
