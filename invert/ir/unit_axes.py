@@ -70,8 +70,9 @@ def with_flat_convolutions(jaxpr: Jaxpr) -> Jaxpr:
 
 def _flat_places(eqn: Eqn, graph: Graph) -> list[int]:
     """The numbers of the spatial axes that were added to the images of a convolution."""
-    made = graph.producer(eqn.invars[0], "broadcast_in_dim")
-    if eqn.primitive is not lax.conv_general_dilated_p or made is None:
+    if eqn.primitive is not lax.conv_general_dilated_p:
+        return []
+    if (made := graph.producer(eqn.invars[0], "broadcast_in_dim")) is None:
         return []
     params, added = eqn.params, added_axes(made)
     (_, _, *images), (_, _, *sides), (_, _, *results) = params["dimension_numbers"]

@@ -57,7 +57,7 @@ def test_sequences_are_convolved_as_sequences(axis: int, options: dict, flat: bo
     options = {"window_strides": (1, 1), **options}
 
     def convolved(x: jax.Array) -> jax.Array:
-        images = jnp.expand_dims(x, axis)
+        images = jnp.expand_dims(x, axis) + jnp.arange(5)  # which has no operand
         return lax.conv_general_dilated(images, kernel, dimension_numbers=_IMAGES, **options)
 
     program = open_jaxpr(trace_closed(convolved, _X))
