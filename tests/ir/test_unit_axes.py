@@ -57,8 +57,9 @@ def test_sequences_are_convolved_as_sequences(axis: int, options: dict, flat: bo
     options = {"window_strides": (1, 1), **options}
 
     def convolved(x: jax.Array) -> jax.Array:
-        images = jnp.expand_dims(x, axis) + jnp.arange(5)  # which has no operand
-        return lax.conv_general_dilated(images, kernel, dimension_numbers=_IMAGES, **options)
+        images = jnp.expand_dims(x, axis)
+        y = lax.conv_general_dilated(images, kernel, dimension_numbers=_IMAGES, **options)
+        return y + jnp.arange(5)  # a range has no operand
 
     program = open_jaxpr(trace_closed(convolved, _X))
     again = with_flat_convolutions(program)
