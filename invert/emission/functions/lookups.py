@@ -52,10 +52,10 @@ class _Lookup:
             if isinstance(pattern, ast.Name) and pattern.id == self.argument:
                 return isinstance(other, ast.expr) and parts.setdefault("indices", other) is other
             if field_of(pattern if isinstance(pattern, ast.AST) else None):
-                table = isinstance(other, ast.Attribute) and other.attr == self.field
-                if table and field_of(other.value):
-                    parts["layer"] = other.value
-                return "layer" in parts
+                if not isinstance(other, ast.Attribute) or other.attr != self.field:
+                    return False
+                parts["layer"] = other.value
+                return bool(field_of(other.value))
             if isinstance(pattern, ast.AST) and type(pattern) is type(other):
                 names = pattern._fields
                 return all(same(getattr(pattern, n, None), getattr(other, n, None)) for n in names)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from invert.emission.functions.names import known_names
 from invert.emission.layers.shared import replace
 from invert.emission.python import syntax
-from invert.emission.python.naming import stem
+from invert.emission.python.naming import Names, stem
 from invert.emission.python.syntax import field_of
 
 if TYPE_CHECKING:
@@ -488,7 +488,8 @@ def _outline(definitions: list[ast.stmt], places: Sequence[_Place]) -> None:
     given: Mapping[ast.expr, ast.expr] = {
         node: syntax.name(p) for node, p in zip(first.inputs, parameters, strict=True)
     }
-    sizes = {text: _size_name(text, parameters) for text in first.axes() or ()}
+    own = Names(parameters)
+    sizes = {text: own.new(_size_name(text)) for text in first.axes() or ()}
     body = _body(first, given, parameters, _common_names(places), sizes)
     _inline(body)
     array = syntax.name("Array")
@@ -525,12 +526,12 @@ def _parameters(places: Sequence[_Place]) -> list[str]:
     return found
 
 
-def _size_name(text: str, taken: Collection[str]) -> str:
+def _size_name(text: str) -> str:
     """A name for a size: `heads` of `self.heads`, `head_dim` of `dim // self.heads`."""
     name = text.removeprefix("self.")
     if not name.isidentifier():
         name = "head_dim" if name.endswith("self.heads") else "n"
-    return f"{name}_size" if name in taken else name
+    return name
 
 
 def _readings(
