@@ -221,7 +221,7 @@ class Classes:
         self._memories = Memories(file.program.jaxpr)
         self._arguments: dict[Layer, list[str]] = {}
         # The names of the program's arguments, and those of the arguments of lists' layers.
-        self.called: Mapping[Var, str] = {}
+        self.called: dict[Var, str] = {}
         self._listed: dict[tuple[str, str], list[str]] = {}
         self._carried = {c.layer.listed: x.carried for c, x in self.lists.carried()}
         # The keyword-only arguments of the layers.

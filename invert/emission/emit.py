@@ -309,21 +309,16 @@ class _Variant:
         tree = layer_tree.tree_of(roots, self.paths, title, counted=starts.keras, attributes=held)
         classes = Classes(file, tree, jaxprs, self.paths, self.held, found, starts)
         classes.on_layer = self._tell
-        classes.called = {
-            v: called
-            for name, r in self.recovered.items()
-            for v, called in zip(
-                jaxprs[name].invars[r.held_count :],
-                main_class.names_of_arrays(r.entry),
-                strict=False,  # a key has no name
-            )
-        }
+        given = {n: jaxprs[n].invars[r.held_count :] for n, r in self.recovered.items()}
+        for name, r in self.recovered.items():
+            # A key has no name.
+            classes.called |= zip(given[name], main_class.names_of_arrays(r.entry), strict=False)
         methods = [
             main_class.Method(
                 name,
                 r.entry,
                 roots[name],
-                jaxprs[name].invars[r.held_count :],
+                given[name],
                 states[name] if any(r.in_state) else None,
                 r.x64,
                 r.checkify,
@@ -340,6 +335,24 @@ class _Variant:
         trained = {v for v, flag in flags.items() if flag}
         cls = main.add(tree.root, trained, loader="no loader" not in self.styles)
         self.messages += main.messages
+        texts = self._texts(classes, file, cls, module_of)
+        self._begin("comparing the source")
+        leaves = [v for _, v in tree.root.leaves()]
+        namespaces = [n for _, n in texts]
+        namespace, made = self._compared(namespaces, cls, leaves, main, jaxprs, file.prover.defects)
+        source = texts[namespaces.index(namespace)][0]
+        forget_traces(vars(namespace))
+        self.messages += file.prover.defects
+        return self._emission(source, namespace, made.instance(x64=self.x64), tree.root)
+
+    def _texts(
+        self,
+        classes: Classes,
+        file: File,
+        cls: str,
+        module_of: Callable[[str, str], types.ModuleType],
+    ) -> list[tuple[str, types.ModuleType]]:
+        """The text of the classes, and that with functions, with what they define."""
         while True:
             classes.finish()
             if "typecheck" in self.styles:
@@ -357,14 +370,7 @@ class _Variant:
         if unused.remove(file.definitions) or changed:
             source = headed(file.text(), self._doc())
             texts.append((source, module_of(source, f"emitted_{cls}")))
-        self._begin("comparing the source")
-        leaves = [v for _, v in tree.root.leaves()]
-        namespaces = [n for _, n in texts]
-        namespace, made = self._compared(namespaces, cls, leaves, main, jaxprs, file.prover.defects)
-        source = texts[namespaces.index(namespace)][0]
-        forget_traces(vars(namespace))
-        self.messages += file.prover.defects
-        return self._emission(source, namespace, made.instance(x64=self.x64), tree.root)
+        return texts
 
     def _compared(
         self,
