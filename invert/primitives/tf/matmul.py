@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -61,22 +59,16 @@ def adjoint(x: Array) -> Array:
     return lax.conj(swapped) if jnp.issubdtype(x.dtype, jnp.complexfloating) else swapped
 
 
-@functools.partial(jax.jit, static_argnums=0, inline=True)
-def _einsum_once(equation: str, *operands: Array) -> Array:
-    """`jnp.einsum`, which plans and traces anew on each call, once for operands of equal types."""
-    return jnp.einsum(equation, *operands)
-
-
 @rule("Einsum")
 def _einsum(*operands: Array, equation: str) -> Array:
     equation = equation.replace(" ", "")
     inputs, _, output = equation.partition("->")
     repeated = [c for c in dict.fromkeys(output) if c != "." and output.count(c) > 1]
     if not repeated:
-        return _einsum_once(equation, *operands)
+        return jnp.einsum(equation, *operands)
     # A repeated label in the output is a diagonal, which `jnp.einsum` does not support.
     once = "".join(dict.fromkeys(output.replace("...", "."))).replace(".", "...")
-    return _spread(_einsum_once(f"{inputs}->{once}", *operands), once, output)
+    return _spread(jnp.einsum(f"{inputs}->{once}", *operands), once, output)
 
 
 def _spread(x: Array, labels: str, output: str) -> Array:
