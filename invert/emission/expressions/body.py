@@ -125,10 +125,11 @@ def _choices(graph: Graph) -> dict[int, Choice]:
 _ONLY = frozenset(("weight", "kernel", "embedding", "table", "w"))
 
 
-def name_of_field(node: ast.Attribute) -> str:
+def _name_of_field(node: ast.Attribute) -> str:
     """The name of a field; that of the layer for `self.position_embeddings.weight`."""
-    inside = isinstance(node.value, ast.Attribute) and node.attr in _ONLY
-    return node.value.attr if inside and isinstance(node.value, ast.Attribute) else node.attr
+    if node.attr in _ONLY and isinstance(node.value, ast.Attribute):
+        return node.value.attr
+    return node.attr
 
 
 def _is_counted(name: str) -> bool:
@@ -171,7 +172,7 @@ class Body:
         self.names: dict[Atom, str] = dict(names or {})
         # A transposed or reshaped field is named after the field.
         self._fields = {
-            v: name_of_field(e) for v, e in (given or {}).items() if isinstance(e, ast.Attribute)
+            v: _name_of_field(e) for v, e in (given or {}).items() if isinstance(e, ast.Attribute)
         }
         self.program = writer.program
         self.graph = Graph(jaxpr if writer.plain else keys.unpacked(jaxpr))

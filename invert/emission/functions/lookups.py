@@ -28,6 +28,7 @@ class _Lookup:
 
     @classmethod
     def of(cls, definition: ast.ClassDef) -> _Lookup | None:
+        """The only method of a class, if it is one."""
         methods = [s for s in definition.body if isinstance(s, ast.FunctionDef)]
         match [m for m in methods if m.name != "__init__"]:
             case [
@@ -79,9 +80,9 @@ class _Lookup:
 
 
 def rewrite(definitions: Sequence[ast.stmt]) -> bool:
-    """Call the layers whose tables other methods read; tell whether there are any.
+    """Call layers where others look up rows of their tables; tell whether there were any.
 
-    Such a layer then takes indices of any shape.
+    A layer called so takes indices of any shape.
     """
     classes = {d.name: d for d in definitions if isinstance(d, ast.ClassDef)}
     known = {name: x for name, d in classes.items() if (x := _Lookup.of(d)) is not None}

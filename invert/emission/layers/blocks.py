@@ -56,7 +56,7 @@ def group(layer: Layer, parameters: Mapping[Var, Path], model: str = "") -> None
     layer.steps = branches.in_order(layer.steps, layer.outputs)
     if runs := _Chains(layer).runs():
         _wrap_runs(layer, runs, parameters)
-    prefixes.group(layer, parameters, {f"{snake(model)}_"})
+    prefixes.group(layer, parameters, {f"{snake(model)}_"} if model else frozenset())
     branches.name_fields(layer, parameters)
     for inner in layers_in(layer):
         group(inner, parameters, model)

@@ -64,6 +64,8 @@ OPTIONS = frozenset((ACTIVATION, INNER_ACTIVATION, RESIDUAL, RETURN_SEQUENCES, E
 _MOST_ALIKE = 3
 # At least as many matrices as this are those of several products.
 _BLOCK = 3
+# Code with variables of its own, or that runs several times.
+_NESTED = (ast.For, ast.FunctionDef, ast.Lambda, ast.comprehension)
 # Heads, groups, and the factor of hidden layers.
 _LARGEST_FACTOR = 64
 
@@ -362,10 +364,6 @@ def anonymous(method: ast.FunctionDef) -> str:
         for name in () if nested else targets:
             name.id = new(name.id)
     return syntax.text_of(copied)
-
-
-# What has local variables of its own, or uses those of a method several times.
-_NESTED = (ast.For, ast.FunctionDef, ast.Lambda, ast.comprehension)
 
 
 @contextlib.contextmanager
