@@ -176,7 +176,6 @@ class _Begun:
 
     definitions: list[ast.stmt | Class]
     undo: dict[Class, Callable[[], None]]
-    outermost: ast.ClassDef | None
     names: Names
     of: dict[Node, Class]
 
@@ -500,6 +499,17 @@ class Classes:
             self.of[node] = Class(f"eqx.nn.{native.kind}", [])
             return -1
         level = max((self._draft(v, levels, order) + 1 for v in node.nodes), default=0)
+        draft = self._declared(node)
+        self._add_methods(draft)
+        while len(levels) <= level:
+            levels.append([])
+        levels[level].append(draft)
+        order.append(draft)
+        self.on_layer(len(order), self._count)
+        return level
+
+    def _declared(self, node: Node) -> Draft:
+        """A draft with the fields of a node."""
         draft = Draft(node)
         for name, value in node.fields.items():
             if isinstance(value, Node):
@@ -510,17 +520,11 @@ class Classes:
                 inside = [] if value.listed else self._read(value).values()
                 draft.inner_axes += [_axes(v) for v in inside]
             else:
-                kind = self._annotation(value, draft, syntax.field(_self(), name))
+                kind = self.annotation(value, draft, syntax.field(_self(), name))
                 if value in self.held:
                     kind = syntax.item(syntax.name("eqx.nn.StateIndex"), kind)
             draft.fields.append(syntax.declare(name, kind))
-        self._add_methods(draft)
-        while len(levels) <= level:
-            levels.append([])
-        levels[level].append(draft)
-        order.append(draft)
-        self.on_layer(len(order), self._count)
-        return level
+        return draft
 
     def _inner(self, name: str, node: Node) -> list[tuple[ast.expr, tuple[int, ...]]]:
         """The arrays of a layer inside, by the expressions that read them."""
@@ -557,8 +561,8 @@ class Classes:
         draft.texts = [f"{m.name}: {text_of(m)}" for m in draft.methods]
         draft.keys = [anonymous(m) for m in draft.methods]
 
-    def _annotation(self, v: Var, draft: Draft, source: ast.expr | None = None) -> ast.expr:
-        """`Float[Array, "3 4"]`, sizes filled in at the end; `source` is the expression read."""
+    def annotation(self, v: Var, draft: Draft, source: ast.expr | None = None) -> ast.expr:
+        """`Float[Array, "3 4"]`, for sizes of the program; `source` is the expression read."""
         if isinstance(v, StateVar):
             return syntax.name("eqx.nn.State")
         if is_key(v):
@@ -568,9 +572,8 @@ class Classes:
         draft.axes.append(_axes(v))
         # A value in the state has no shape before it is read.
         draft.sources.append(None if v in self.held else source)
-        node = syntax.item(
-            syntax.name(kind), syntax.tuple_of([syntax.name("Array"), ast.Constant("")])
-        )
+        sizes = ast.Constant(dimensions_of(self.file.program.shape(v)))
+        node = syntax.item(syntax.name(kind), syntax.tuple_of([syntax.name("Array"), sizes]))
         draft.annotations.append(node)
         return node
 
@@ -579,10 +582,10 @@ class Classes:
         inputs: list[tuple[ast.Name, str]] = []
         for v in layer.inputs:
             source, token = ast.Name("", ast.Load()), self.file.token(v)
-            kind = self._annotation(v, draft, source)
+            kind = self.annotation(v, draft, source)
             function.annotations = {**function.annotations, token: kind}
             inputs.append((source, token))
-        results = [self._annotation(v, draft) for v in layer.results]
+        results = [self.annotation(v, draft) for v in layer.results]
         if len(results) == 1:
             function.returns = results[0]
         else:
@@ -704,10 +707,20 @@ class Classes:
                 hints.append(noun)
         return hints
 
-    def outermost(self, node: Node, definition: ast.ClassDef) -> None:
-        """Accept the outermost class; its `__init__` is written last."""
-        self._outermost = Class("", [Draft(node)])
-        self._outermost.definition = definition
+    def declared(self, node: Node) -> Draft:
+        """A draft with the fields of the outermost module, whose classes are known."""
+        draft = self._declared(node)
+        for place, child in draft.children:
+            place.id = self.of[child].token
+        return draft
+
+    def outermost(self, draft: Draft, name: str) -> None:
+        """Add the outermost class, which is written last."""
+        draft.texts = [f"{m.name}: {text_of(m)}" for m in draft.methods]
+        cls = self._outermost = self.of[draft.node] = Class(name, [draft])
+        body = [*draft.fields, *draft.methods]
+        cls.definition = syntax.class_of(name, [syntax.name("eqx.Module")], body)
+        self.file.definitions.append(cls.definition)
 
     def _add_init(self, cls: Class, sizes: Mapping[tuple[str, ...], str]) -> None:
         init = self.inits.write(cls, sizes, self.file.names.taken)
@@ -725,20 +738,16 @@ class Classes:
         """Undoes the changes made for an earlier text."""
         if self._begun is None:
             classes = list(dict.fromkeys(c for c in self.of.values() if c.drafts))
-            outer = self._outermost
-            own = {id(c.definition): c for c in (*classes, *([outer] if outer else []))}
+            own = {id(c.definition): c for c in classes}
             self._begun = _Begun(
                 [own.get(id(d), d) for d in self.file.definitions],
                 {c: c.settled() for c in classes},
-                copy.deepcopy(outer.definition) if outer else None,
                 copy.deepcopy(self.file.names),
                 dict(self.of),
             )
         begun = self._begun
         for undo in begun.undo.values():
             undo()
-        if self._outermost is not None and begun.outermost is not None:
-            self._outermost.definition = copy.deepcopy(begun.outermost)
         self.file.definitions = [
             d.definition if isinstance(d, Class) else d for d in begun.definitions
         ]
@@ -765,25 +774,24 @@ class Classes:
         loops = {x: pairs for root in self.tree.root.layers for x, pairs in carried(root).items()}
         twins = self._twins = Twins(self.of, self._keeps_shape, loops, self._given)
         for cls in written:
-            if (scaled := twins.add(cls)) is not None:
+            if cls is not self._outermost and (scaled := twins.add(cls)) is not None:
                 self._scaled[cls] = scaled
         if self._weaken(dict.fromkeys(_unfit(written, self._scaled), False)):
             self.finish()
             return
-        self.inits.gather_sites([*written, *filter(None, [self._outermost])])
-        for cls in written:
+        self.inits.gather_sites(written)
+        inner = [cls for cls in written if cls is not self._outermost]
+        for cls in inner:
             lift(cls, self.inits.sites, self.tree.names)
         keras = self.inits.starts.keras
         outer = self._outermost.definition.name if self._outermost is not None else "Model"
         fields = {part for path in self.tree.names.values() for part in path.split(".")}
         name_classes(
-            written, self.of, self.file.names, names, model=outer, keras=keras, fields=fields
+            inner, self.of, self.file.names, names, model=outer, keras=keras, fields=fields
         )
-        images = letters_of("".join(c.drafts[0].texts) for c in written)
+        images = letters_of("".join(c.drafts[0].texts) for c in inner)
         for cls in written:
             self._settle(cls, images)
-        if self._outermost is not None:
-            self._add_init(self._outermost, {})
         self.file.definitions[:0] = self.inits.constants()
         self._fill_in(names)
         _drop_unused_defaults(self.file.definitions)
@@ -799,14 +807,16 @@ class Classes:
         named = Dimensions.of(cls.drafts, images=images)
         for keys in (k for k, name in inside.items() if name == HIDDEN):
             named.know(keys, HIDDEN)
-        _annotate(cls, named)
+        if cls is not self._outermost or cls in self._scaled:
+            _annotate(cls, named)
         self._axes_of[cls] = _fields_axes(cls.drafts[0])
         known = {**inside, **named.first()}
         generalize(cls.drafts, known, self.file.names.taken, self._state_sizes(cls))
         make_static(cls)
         heads.write(cls)
         choices.write(cls)
-        if self._outermost not in self.inits.outer(cls):  # the model writes sizes as numbers
+        outer = self._outermost
+        if cls is not outer and outer not in self.inits.outer(cls):  # the model writes sizes as numbers
             _keep_state_size(cls, named)
         self._add_init(cls, named.first())
         for i, (name, values) in enumerate(cls.statics.items()):

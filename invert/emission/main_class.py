@@ -16,12 +16,13 @@ from jax.tree_util import KeyEntry
 from invert._entry import ArgSpec, EntryPoint
 from invert._errors import EmissionError
 from invert.emission import reader
-from invert.emission.classes import Classes, dimensions_of, kind_of, sequence
+from invert.emission.classes import Classes, dimensions_of, kind_of
 from invert.emission.expressions import literals
 from invert.emission.expressions.body import Body
 from invert.emission.expressions.render import render
 from invert.emission.expressions.statements import FunctionText, Statement, ValueType
 from invert.emission.layers.cut import Layer
+from invert.emission.layers.shared import Draft
 from invert.emission.layers.state import StateVar
 from invert.emission.layers.tree import METHODS, Node
 from invert.emission.outer_method import around
@@ -128,25 +129,11 @@ class Main:
         """
         self.classes.add(node)
         name = self.name = self.file.names.new(node.name)
-        body: list[ast.stmt] = []
-        for field, value in node.fields.items():
-            inner = isinstance(value, Node)
-            if inner:
-                nodes = value.nodes if value.listed else [value]
-                kinds = [syntax.name(self.classes.of[n].token) for n in nodes]
-                mixed = value.mixed and len({self.classes.of[n] for n in nodes}) > 1
-                kind = sequence(kinds, mixed=mixed) if value.listed else kinds[0]
-            else:
-                kind = self._array(value)
-            if not inner and value in self.classes.held:
-                kind = syntax.item(syntax.name("eqx.nn.StateIndex"), kind)
-            body.append(syntax.declare(field, kind))
+        draft = self.classes.declared(node)
         names = Names({*node.fields, *METHODS, *(m.name for m in self.methods)})
         for method in self.methods:
-            body += self._methods(method, names)
-        definition = syntax.class_of(name, [syntax.name("eqx.Module")], body)
-        self.file.definitions.append(definition)
-        self.classes.outermost(node, definition)
+            draft.methods += self._methods(method, names, draft)
+        self.classes.outermost(draft, name)
         leaves = {v: ".".join(path) for path, v in node.leaves()}
         for v in self.classes.inits.starts.unknown(leaves):
             self.messages.append(f"{name}(key=...) has no values for the constant {leaves[v]}")
@@ -179,22 +166,35 @@ class Main:
             self.file.definitions.insert(0, ast.Assign([place], table, lineno=0))
         return bool(specs) and not self.stacked
 
-    def _array(self, v: Atom) -> ast.expr:
+    def _array(
+        self, v: Atom, draft: Draft | None = None, source: ast.expr | None = None
+    ) -> ast.expr:
+        """The type of an array.
+
+        **Arguments:**
+
+        - `draft`: a draft of the class, if the array may have other sizes.
+        - `source`: as for `Draft.sources`.
+        """
         if is_key(v):
             return syntax.name("PRNGKeyArray")
+        if draft is not None and isinstance(v, Var):
+            return self.classes.annotation(v, draft, source)
         text = ast.Constant(dimensions_of(self.file.program.shape(v)))
         kind = kind_of(v.aval.dtype)
         return syntax.item(syntax.name(kind), syntax.tuple_of([syntax.name("Array"), text]))
 
-    def _methods(self, method: Method, names: Names) -> list[ast.stmt]:
-        function = self._function(method)
+    def _methods(self, method: Method, names: Names, draft: Draft) -> list[ast.FunctionDef]:
+        function = self._function(method, draft)
         taken = self.file.names.taken
         jitted = syntax.name("eqx.filter_jit")
         checks = method.entry.checks
         self.compiled[method.name] = method.name
         if not method.x64 and not checks:
             function.decorators = [jitted]
-            return [_guarded(method, render(function, method.name, {}, taken))]
+            made = _guarded(method, render(function, method.name, {}, taken))
+            _name_sources(draft, function, made)
+            return [made]
         function.doc = ""
         stem = method.name.strip("_")
         run = names.new("_run" if method.name == CALL else f"_run_{stem}")
@@ -213,9 +213,9 @@ class Main:
             return ""
         return f"Recovered {comment(source_of(entry))}." if entry.source else "Recovered."
 
-    def _function(self, method: Method) -> FunctionText:
+    def _function(self, method: Method, draft: Draft) -> FunctionText:
         entry, layer = method.entry, method.layer
-        arguments = self._arguments(method)
+        arguments = self._arguments(method, draft)
         outputs = list(layer.outputs)
         if entry.assigned and method.states is not None:
             outputs.append(method.states[1])
@@ -232,7 +232,7 @@ class Main:
         results = body.run()
         stem = "" if method.name == CALL else method.name
         value, returns = self._result(
-            entry, results[:count], layer.outputs[:count], f"{stem}_outputs"
+            entry, results[:count], layer.outputs[:count], f"{stem}_outputs", draft
         )
         if entry.assigned:
             value = syntax.tuple_of([value, results[-1]])
@@ -252,7 +252,7 @@ class Main:
         function.body = [*arguments.unpacked, *function.body]
         return function
 
-    def _arguments(self, method: Method) -> _Arguments:
+    def _arguments(self, method: Method, draft: Draft) -> _Arguments:
         entry = method.entry
         names, state, key = parameters(entry)
         trees: list[Any] = [*entry.args]
@@ -279,7 +279,7 @@ class Main:
                 v = next(flat)
                 token = self.file.token(v)
                 arguments.called[v] = hint
-                arguments.annotations[token] = self._array(v)
+                arguments.annotations[token] = self._array(v, draft, ast.Name(token, ast.Load()))
                 arguments.types[token] = self.file.program.shape(v), v.aval.dtype
                 if v.aval.dtype == np.bool_ and not v.aval.shape:
                     # A Python bool is static, so that the compiler knows the branch.
@@ -309,14 +309,21 @@ class Main:
         return arguments
 
     def _result(
-        self, entry: EntryPoint, results: Sequence[ast.expr], outputs: Sequence[Atom], hint: str
+        self,
+        entry: EntryPoint,
+        results: Sequence[ast.expr],
+        outputs: Sequence[Atom],
+        hint: str,
+        draft: Draft,
     ) -> tuple[ast.expr, ast.expr]:
         """The results in the structure of the original, and its annotation."""
         numbers = entry.outputs
         if jax.tree_util.tree_structure(numbers) != entry.out_tree:
             numbers = jax.tree_util.tree_unflatten(entry.out_tree, range(len(results)))
         tree = pytrees.filled(numbers, results)
-        kinds = pytrees.filled(numbers, [self._array(v) for v in outputs])
+        # Annotations with parts are compared by their texts, and so their sizes are written now.
+        own = draft if isinstance(numbers, int) else None
+        kinds = pytrees.filled(numbers, [self._array(v, own) for v in outputs])
         value = pytrees.nested(tree)
         if value is None:
             self.messages.append("the results are a tuple: the text does not know their classes")
@@ -337,6 +344,15 @@ class Main:
             return syntax.name(self._dictionaries[key])
 
         return pytrees.typed(kinds, define)
+
+
+def _name_sources(draft: Draft, function: FunctionText, made: ast.FunctionDef) -> None:
+    """Fill in the names of the arguments that have become those of a method."""
+    arguments = [*made.args.posonlyargs, *made.args.args, *made.args.kwonlyargs]
+    names = dict(zip(function.parameters, (a.arg for a in arguments[1:]), strict=True))
+    for source in draft.sources:
+        if isinstance(source, ast.Name):
+            source.id = names.get(source.id, source.id)
 
 
 def _names_in(tree: object) -> list[str]:
