@@ -16,7 +16,16 @@ from jax.typing import DTypeLike
 from invert._errors import EmissionError
 from invert.emission.axis_names import Dimensions, letters_of, order
 from invert.emission.class_names import RESIDUAL, describe, name_classes
-from invert.emission.constructors.sizes import HEAD_DIM, HEADS, HIDDEN
+from invert.emission.constructors.sizes import (
+    DEPTH,
+    DIM,
+    HEAD_DIM,
+    HEADS,
+    HIDDEN,
+    POSITIONS,
+    ROWS,
+    VOCABULARY,
+)
 from invert.emission.constructors.starts import Starts
 from invert.emission.constructors.write import Initializers
 from invert.emission.equinox_nn import construct
@@ -49,13 +58,13 @@ from invert.emission.layers.stack import Pick, Run
 from invert.emission.layers.state import Read, StateVar
 from invert.emission.layers.ties import carried
 from invert.emission.layers.tree import METHODS, Node, Path, Tree
-from invert.emission.layers.twins import Scaled, Twins
+from invert.emission.layers.twins import ALL, LENGTHS, Scaled, Twins
 from invert.emission.python import syntax
 from invert.emission.python.naming import Names, camel, identifier, singular, snake, stem
 from invert.emission.python.nouns import NOUNS, PLAIN, STREAM, of_field, of_layer, says
 from invert.emission.python.syntax import field_of
 from invert.emission.sizes.expressions import text
-from invert.emission.twin_runs import runs
+from invert.emission.twin_runs import CallOf, calling, runs
 from invert.ir import kinds
 from invert.ir.avals import is_key
 from invert.ir.graph import Graph, is_var
@@ -209,9 +218,13 @@ class Classes:
         starts = starts or Starts({}, {}, frozenset(), held, keras=False)
         self.inits = Initializers(self.of, starts, file.program.shape, file.names)
         self._outermost: Class | None = None
+        # The arguments of the outermost class, and how it is called on them.
+        self._called: tuple[Sequence[Var], CallOf | None] = (), None
         self._begun: _Begun | None = None
         # Which sizes the twins of classes share with them, and the twins.
         self._given: dict[Class, int] = {}
+        # The sizes of the model that stay.
+        self._kept: set[tuple[Var, int]] = set()
         self._scaled: dict[Class, Scaled] = {}
         # The names of the axes of the arrays in fields.
         self._axes_of: dict[Class, dict[str, list[str]]] = {}
@@ -714,16 +727,31 @@ class Classes:
             place.id = self.of[child].token
         return draft
 
-    def outermost(self, draft: Draft, name: str) -> None:
-        """Add the outermost class, which is written last."""
+    def outermost(
+        self, draft: Draft, name: str, given: Sequence[Var] = (), run: CallOf | None = None
+    ) -> None:
+        """Add the outermost class, which is written last.
+
+        **Arguments:**
+
+        - `given`: its arguments.
+        - `run`: calls an instance on them; without it, the sizes stay as they are.
+        """
         draft.texts = [f"{m.name}: {text_of(m)}" for m in draft.methods]
         cls = self._outermost = self.of[draft.node] = Class(name, [draft])
         body = [*draft.fields, *draft.methods]
         cls.definition = syntax.class_of(name, [syntax.name("eqx.Module")], body)
         self.file.definitions.append(cls.definition)
+        self._called = given, run
+        self._given[cls] = LENGTHS if run is not None else ALL
+        typed = {a for a in draft.axes for a in a if a is not None}
+        (layer,) = draft.node.layers if run is not None else [None]
+        outer = [*given, *(layer.results if layer is not None else ())]
+        self._kept |= {a for v in outer for a in _axes(v)} - typed
 
     def _add_init(self, cls: Class, sizes: Mapping[tuple[str, ...], str]) -> None:
-        init = self.inits.write(cls, sizes, self.file.names.taken)
+        whole = cls is self._outermost
+        init = self.inits.write(cls, sizes, self.file.names.taken, whole=whole)
         place = next(i for i, d in enumerate(self.file.definitions) if d is cls.definition)
         self.file.definitions[place:place] = self.inits.stages
         self.inits.stages.clear()
@@ -772,9 +800,11 @@ class Classes:
         names: dict[str, str] = {}
         written = list(dict.fromkeys(c for c in self.of.values() if c.drafts))
         loops = {x: pairs for root in self.tree.root.layers for x, pairs in carried(root).items()}
-        twins = self._twins = Twins(self.of, self._keeps_shape, loops, self._given)
+        twins = self._twins = Twins(
+            self.of, self._keeps_shape, loops, self._given, self._outermost, self._kept
+        )
         for cls in written:
-            if cls is not self._outermost and (scaled := twins.add(cls)) is not None:
+            if (scaled := twins.add(cls)) is not None:
                 self._scaled[cls] = scaled
         if self._weaken(dict.fromkeys(_unfit(written, self._scaled), False)):
             self.finish()
@@ -807,6 +837,8 @@ class Classes:
         named = Dimensions.of(cls.drafts, images=images)
         for keys in (k for k, name in inside.items() if name == HIDDEN):
             named.know(keys, HIDDEN)
+        for keys, name in self._of_layers(cls).items():
+            named.know(keys, name)
         if cls is not self._outermost or cls in self._scaled:
             _annotate(cls, named)
         self._axes_of[cls] = _fields_axes(cls.drafts[0])
@@ -855,6 +887,59 @@ class Classes:
                     found.setdefault(tuple(map(text, values)), name)
         return found
 
+    def _of_layers(self, cls: Class) -> dict[tuple[str, ...], str]:
+        """The names of sizes that the constructors of the layers inside give them."""
+        found: dict[tuple[str, ...], set[str]] = {}
+        tables: dict[str, dict[tuple[str, ...], Node]] = {ROWS: {}, POSITIONS: {}}
+        for field in cls.drafts[0].node.fields:
+            nodes = [_modules(n) for d in cls.drafts if (n := d.node.fields.get(field))]
+            if len(nodes) < len(cls.drafts) or not nodes[0] or not self.of[nodes[0][0]].drafts:
+                continue
+            made = [self.inits.made(n[0]) for n in nodes]
+            for name in made[0][0].arguments:
+                keys = tuple(str(m.arguments[name][place]) for m, place in made)
+                kind = {VOCABULARY: ROWS}.get(stem(name), stem(name))
+                if len({*keys}) > 1:
+                    found.setdefault(keys, set()).add(kind)
+                    tables.get(kind, {})[keys] = nodes[0][0]
+        names = self._of_tables(cls, tables)
+        if cls is not self._outermost:
+            return names
+        for wanted in (DIM, HEADS, HEAD_DIM, HIDDEN):
+            keys = [k for k, n in found.items() if wanted in n and k not in names]
+            names |= dict.fromkeys(keys if len(keys) == 1 else [], wanted)
+        inner = [k for k, n in found.items() if k not in names and len(n & _ENDS) != 1]
+        width = inner if len(inner) == 1 and DIM not in names.values() else []
+        return names | dict.fromkeys(width, DIM)
+
+    def _of_tables(
+        self, cls: Class, tables: Mapping[str, Mapping[tuple[str, ...], Node]]
+    ) -> dict[tuple[str, ...], str]:
+        """The numbers of rows of tables: of the vocabulary, and of positions."""
+        sources: dict[tuple[str, ...], set[Var]] = {}
+        for keys, node in (pair for kind in tables.values() for pair in kind.items()):
+            for layer in cls.drafts[0].node.layers:
+                used = [c for c in calls(layer.steps) if c.layer in node.layers]
+                roots = (self._sources(a, layer.inputs) for c in used for a in c.invars)
+                sources[keys] = set[Var]().union(*roots)
+        kinds = {k: VOCABULARY if sources.get(k) else POSITIONS for k in tables[ROWS]}
+        kinds |= dict.fromkeys(tables[POSITIONS], POSITIONS)
+        found: dict[tuple[str, ...], str] = {}
+        for keys, kind in kinds.items():
+            called = {self.called.get(v, PLAIN) for v in sources.get(keys, ())}
+            name = called.pop() if len(called) == 1 and list(kinds.values()).count(kind) > 1 else ""
+            found[keys] = _rows(name, kind)
+        return found
+
+    def _sources(self, atom: Atom, given: Sequence[Var]) -> set[Var]:
+        """The arguments of a layer that a value comes from."""
+        if not isinstance(atom, Var) or atom in given:
+            return {atom} if isinstance(atom, Var) else set()
+        eqn = self._made.get(atom)
+        if eqn is None:
+            return {atom} - self.parameters.keys()
+        return set[Var]().union(*(self._sources(a, given) for a in eqn.invars))
+
     def _state_sizes(self, cls: Class) -> dict[str, ast.expr]:
         """`self.cell.hidden`, keyed by texts that read this size from the arrays of a cell."""
         found: dict[str, ast.expr] = {}
@@ -875,19 +960,39 @@ class Classes:
         Returns whether there are such classes in the `namespace` of the text, which then has to be
         written again.
         """
+        if (outer := self._outermost) in self._scaled and self._keep_unnamed(self._scaled[outer]):
+            return True
         unnamed = {cls: self._lacks_names(scaled) for cls, scaled in self._scaled.items()}
-        return self._weaken(
-            {
-                cls: unnamed[cls]
-                for cls, scaled in self._scaled.items()
-                if unnamed[cls] or not self._runs(cls, scaled, namespace)
-            }
-        )
+        failed = {
+            cls: unnamed[cls]
+            for cls, scaled in self._scaled.items()
+            if unnamed[cls] or not self._runs(cls, scaled, namespace)
+        }
+        if len(failed) > 1:  # the model may do without those inside that fail
+            failed = {cls: flag for cls, flag in failed.items() if cls is not outer}
+        return self._weaken(failed)
 
     def _weaken(self, failed: Mapping[Class, bool]) -> bool:
         for cls, unnamed in failed.items():
             self._given[cls] = self._twins.weaker(cls, self._scaled[cls], unnamed=unnamed)
         return bool(failed)
+
+    def _keep_unnamed(self, scaled: Scaled) -> bool:
+        """Keep the sizes of the model that have no names of their own; returns whether there are any."""
+        made, place = self.inits.made(scaled.node)
+        columns = [c for n, c in made.arguments.items() if not _CLEAR.fullmatch(n)]
+        kept = {
+            (v, i)
+            for c in columns
+            for _, v in scaled.source.leaves()
+            for i, n in enumerate(v.aval.shape)
+            if n == c[0] and scaled.size(v, i, n) == c[place]
+        }
+        if kept and DIM not in made.arguments:
+            assert self._outermost is not None
+            self._given[self._outermost] = ALL
+        self._kept |= kept
+        return bool(kept)
 
     def _lacks_names(self, scaled: Scaled) -> bool:
         """Whether a layer with layers inside has sizes without names of their own."""
@@ -898,16 +1003,15 @@ class Classes:
     def _runs(self, cls: Class, scaled: Scaled, namespace: ModuleType) -> bool:
         made, place = self.inits.made(scaled.node)
         arguments = {n: column[place] for n, column in made.arguments.items()}
-        methods = {m: x for x, m in self._methods.items() if x in scaled.node.layers}
-        return runs(
-            namespace,
-            cls.definition.name,
-            arguments,
-            list(methods.items()),
-            scaled.shape,
-            self._keywords,
-            keyed=made.keyed,
-        )
+        given, run = self._called
+        if cls is self._outermost and run is not None:
+            (layer,) = scaled.node.layers
+            called = run, given, layer.results
+        else:
+            methods = {m: x for x, m in self._methods.items() if x in scaled.node.layers}
+            called = calling(list(methods.items()), self._keywords)
+        name = cls.definition.name
+        return runs(namespace, name, arguments, *called, scaled.shape, keyed=made.keyed)
 
 
 def _unfit(written: Sequence[Class], scaled: Mapping[Class, Scaled]) -> Iterator[Class]:
@@ -935,6 +1039,30 @@ def _drop_unused_defaults(definitions: Sequence[ast.stmt]) -> None:
                 None if all(a.arg in names for names in calls) else default
                 for a, default in zip(init.args.kwonlyargs, init.args.kw_defaults, strict=True)
             ]
+
+
+# The sizes of inputs and results.
+_ENDS = frozenset(("n_in", "c_in", "n_out", "c_out"))
+# Names of sizes that are arguments of a model.
+_CLEAR = re.compile(
+    "|".join((*_ENDS, DIM, DEPTH, HEADS, HEAD_DIM, HIDDEN, "num_.*"))
+    + f"|(.*_)?({VOCABULARY}|{POSITIONS})"
+)
+_IDS = re.compile(r"(.*?)_(ids?|index|indices)")
+_INPUT = re.compile(r"(.*?)_(inputs?|tokens?)")
+
+
+def _rows(argument: str, kind: str) -> str:
+    """The name of the number of rows of a table.
+
+    **Arguments:**
+
+    - `argument`: what it is looked up by, if there are several tables of the kind.
+    """
+    if (found := _IDS.fullmatch(argument)) and kind == VOCABULARY:
+        return VOCABULARY if found[1] in ("token", "word", "input") else f"num_{found[1]}s"
+    found = _INPUT.fullmatch(argument)
+    return f"{found[1]}_{kind}" if found else kind
 
 
 def _annotate(cls: Class, named: Dimensions) -> None:

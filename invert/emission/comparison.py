@@ -11,7 +11,6 @@ from typing import Any
 import equinox as eqx
 import jax
 
-from invert._entry import ArgSpec
 from invert._errors import EmissionError, only_refusals
 from invert._private.jax import SIZE_ERRORS, open_jaxpr, trace_closed
 from invert.emission import main_class
@@ -96,22 +95,14 @@ class Outermost:
     ) -> Callable[..., list[Value]]:
         """A method as a function of the arrays of the module and the flat arguments."""
         entry = recovered.entry
-        in_tree = jax.tree_util.tree_structure(
-            (entry.args, dict(entry.kwargs)), is_leaf=lambda x: isinstance(x, ArgSpec)
-        )
-        names, _, key = main_class.parameters(entry)
         params = own[len(recovered.constants) :]
 
         def run(*values: Value) -> list[Value]:
             given = {**self.values, **dict(zip(leaves, values, strict=False))}
             traced = self._filled(given)
-            rest = list(values[len(leaves) :])
-            keywords = {key: rest.pop()} if entry.draws else {}
-            args, kwargs = jax.tree_util.tree_unflatten(in_tree, rest)
-            keywords |= {names[k]: v for k, v in kwargs.items()}
-            if any(recovered.in_state):
-                args = (*args, eqx.nn.State(traced))
-            result = getattr(traced, method)(*args, **keywords)
+            states = [eqx.nn.State(traced)] if any(recovered.in_state) else []
+            args, keywords = main_class.given(entry, values[len(leaves) :])
+            result = getattr(traced, method)(*args, *states, **keywords)
             result, *flags = result if entry.checks else (result,)
             if not entry.assigned:
                 return [*jax.tree_util.tree_leaves(result), *flags]

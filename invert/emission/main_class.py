@@ -29,6 +29,7 @@ from invert.emission.outer_method import around
 from invert.emission.python import pytrees, syntax
 from invert.emission.python.naming import Names, camel, comment, identifier, snake
 from invert.emission.python.nouns import PLAIN, STREAM, says
+from invert.emission.twin_runs import CallOf
 from invert.emission.sizes.expressions import (
     dimension_of,
     dimension_sources,
@@ -38,7 +39,7 @@ from invert.emission.sizes.expressions import (
 from invert.ir.avals import is_key
 from invert.ir.graph import is_var
 from invert.ir.sizes import Constraint, Shape, dimension, is_open
-from invert.ir.types import Atom, Var
+from invert.ir.types import Atom, Value, Var
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,7 +134,7 @@ class Main:
         names = Names({*node.fields, *METHODS, *(m.name for m in self.methods)})
         for method in self.methods:
             draft.methods += self._methods(method, names, draft)
-        self.classes.outermost(draft, name)
+        self.classes.outermost(draft, name, *self._sizable(draft))
         leaves = {v: ".".join(path) for path, v in node.leaves()}
         for v in self.classes.inits.starts.unknown(leaves):
             self.messages.append(f"{name}(key=...) has no values for the constant {leaves[v]}")
@@ -154,6 +155,22 @@ class Main:
             [path for path, v in places if v in trained],
         )
         return name
+
+    def _sizable(self, draft: Draft) -> tuple[Sequence[Var], CallOf | None]:
+        """The arguments and the call of a single method without a state, whose sizes may vary.
+
+        Arrays that are parts of arguments and results have types of their own.
+        """
+        (method, *others) = self.methods
+        entry = method.entry
+        if others or len(draft.methods) > 1 or method.states or method.fixed:
+            return (), None
+
+        def run(module: Any, arrays: Sequence[Value]) -> list[Any]:
+            args, keywords = given(entry, arrays)
+            return jax.tree_util.tree_leaves(getattr(module, method.name)(*args, **keywords))
+
+        return method.arguments, run
 
     def _add_specs(self, node: Node) -> bool:
         """Defines the shardings of the arrays; returns whether there are any."""
@@ -398,6 +415,16 @@ def parameters(entry: EntryPoint) -> tuple[dict[str, str], str, str]:
     }
     identifiers |= {n: names.new(identifier(n, "argument")) for n in entry.kwargs}
     return identifiers, names.new("state"), names.new("key")
+
+
+def given(entry: EntryPoint, arrays: Sequence[Value]) -> tuple[Sequence[Any], dict[str, Any]]:
+    """The arguments of a method, and those by name, from flat arrays and a key."""
+    structure = jax.tree_util.tree_structure((entry.args, dict(entry.kwargs)), is_leaf=_is_spec)
+    names, _, key = parameters(entry)
+    rest = list(arrays)
+    keywords = {key: rest.pop()} if entry.draws else {}
+    args, kwargs = jax.tree_util.tree_unflatten(structure, rest)
+    return args, keywords | {names[k]: v for k, v in kwargs.items()}
 
 
 def _guarded(method: Method, node: ast.FunctionDef) -> ast.FunctionDef:

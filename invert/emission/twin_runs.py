@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeAlias
 
 import equinox as eqx
 import jax
@@ -19,14 +19,17 @@ from invert.ir.avals import type_of_key
 from invert.ir.sizes import Shape
 from invert.ir.types import Atom, Var
 
+CallOf: TypeAlias = Callable[[Any, Sequence[jax.Array]], Sequence[Any]]
+
 
 def runs(
     namespace: ModuleType,
     name: str,
     arguments: Mapping[str, object],
-    methods: Sequence[tuple[str, Layer]],
+    run: CallOf,
+    inputs: Sequence[Var],
+    results: Sequence[Var],
     shape: Callable[[Atom], Shape],
-    named: Mapping[Layer, Mapping[Var, str]],
     *,
     keyed: bool,
 ) -> bool:
@@ -35,14 +38,37 @@ def runs(
     **Arguments:**
 
     - `arguments`: those of its constructor, besides the key.
-    - `methods`: its methods, with the layers that they compute.
-    - `shape`: the shape of a variable of the layers at these sizes.
-    - `named`: names of the arguments that are given by keyword.
+    - `run`: calls an instance on arrays.
+    - `inputs`, `results`: the variables of these arrays and of the results.
+    - `shape`: the shape of a variable at these sizes.
     """
     own = {n: _value(v, namespace) for n, v in arguments.items()}
 
-    def run(key: jax.Array, *arrays: jax.Array) -> list[Any]:
+    def traced_run(key: jax.Array, *arrays: jax.Array) -> Sequence[Any]:
         module = getattr(namespace, name)(**own, **({"key": key} if keyed else {}))
+        return run(module, arrays)
+
+    avals = [jax.ShapeDtypeStruct(shape(v), v.aval.dtype) for v in inputs]
+    try:
+        traced = trace_closed(traced_run, type_of_key(), *avals)
+    except (TypeError, ValueError, AttributeError, IndexError, ZeroDivisionError, *SIZE_ERRORS):
+        return False
+    types = [(tuple(a.shape), a.dtype) for a in traced.out_avals]
+    return types == [(shape(v), v.aval.dtype) for v in results]
+
+
+def calling(
+    methods: Sequence[tuple[str, Layer]], named: Mapping[Layer, Mapping[Var, str]]
+) -> tuple[CallOf, list[Var], list[Var]]:
+    """Calls the methods of a layer in turn; returns with that its inputs and results.
+
+    **Arguments:**
+
+    - `methods`: the methods, with the layers that they compute.
+    - `named`: names of the arguments that are given by keyword.
+    """
+
+    def run(module: Any, arrays: Sequence[jax.Array]) -> list[Any]:
         values = iter(arrays)
         results: list[Any] = []
         for method, layer in methods:
@@ -61,13 +87,7 @@ def runs(
     layers = [layer for _, layer in methods]
     inputs = [v for x in layers for v in x.inputs if not isinstance(v, StateVar)]
     results = [v for x in layers for v in x.results if not isinstance(v, StateVar)]
-    avals = [jax.ShapeDtypeStruct(shape(v), v.aval.dtype) for v in inputs]
-    try:
-        traced = trace_closed(run, type_of_key(), *avals)
-    except (TypeError, ValueError, AttributeError, IndexError, ZeroDivisionError, *SIZE_ERRORS):
-        return False
-    types = [(tuple(a.shape), a.dtype) for a in traced.out_avals]
-    return types == [(shape(v), v.aval.dtype) for v in results]
+    return run, inputs, results
 
 
 def _value(value: object, namespace: ModuleType) -> Any:

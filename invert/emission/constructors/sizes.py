@@ -6,13 +6,17 @@ from __future__ import annotations
 HIDDEN, GATES = "hidden", "gates"
 # The sizes of an attention.
 HEADS, HEAD_DIM = "heads", "head_dim"
+# The width of a model, and the number of its blocks.
+DIM, DEPTH = "dim", "depth"
+# The number of rows of a table: of words, of positions, or of anything.
+VOCABULARY, POSITIONS, ROWS = "vocab_size", "max_length", "num_embeddings"
 # The ratio of a hidden size to that of the inputs.
 EXPANSION = "expansion"
 # The size of all sides of a kernel.
 KERNEL_SIZE = "kernel_size"
 # The order of the sizes among the arguments.
 SIZES = (
-    *("num_embeddings", "rows", "n_in", "c_in", "dim", "n", "c"),
+    *(VOCABULARY, POSITIONS, ROWS, "rows", "n_in", "c_in", DIM, "n", "c", DEPTH),
     *(HEADS, HEAD_DIM, HIDDEN, "n_out", "c_out", KERNEL_SIZE, "kd", "kh", "kw"),
 )
 # Sizes of an inner layer that are internal to the outer one, unless that has them too.

@@ -20,6 +20,7 @@ from invert.emission.constructors import repeats, stages
 from invert.emission.constructors.derived import expression, mentions, without_derived
 from invert.emission.constructors.keys import in_64_bits, slot, with_keys
 from invert.emission.constructors.sizes import (
+    DEPTH,
     EXPANSION,
     FEATURES,
     GATES,
@@ -149,7 +150,12 @@ class Initializers:
         return self._keyed[node]
 
     def write(
-        self, cls: Class, sizes: Mapping[tuple[str, ...], str], taken: Iterable[str]
+        self,
+        cls: Class,
+        sizes: Mapping[tuple[str, ...], str],
+        taken: Iterable[str],
+        *,
+        whole: bool = False,
     ) -> ast.FunctionDef | None:
         """The `__init__` of a class; `None` for one without fields.
 
@@ -157,12 +163,14 @@ class Initializers:
 
         - `sizes`: names of sizes that differ between the layers of the class.
         - `taken`: names that its arguments may not have.
+        - `whole`: whether it is the class of the model, whose arguments have defaults.
         """
         nodes = [d.node for d in cls.drafts]
         if not nodes[0].fields:
             self._made[cls] = _Made({}, keyed=False)
             return None
-        writing = _Writing(self, nodes, sizes, Names({*taken, "key", "keys", "k"}), cls)
+        names = Names({*taken, "key", "keys", "k"})
+        writing = _Writing(self, nodes, sizes, names, cls, whole=whole)
         function, self._made[cls] = writing.run()
         return function
 
@@ -219,7 +227,10 @@ class _Writing:
         sizes: Mapping[tuple[str, ...], str],
         names: Names,
         cls: Class,
+        *,
+        whole: bool,
     ):
+        self.whole = whole
         self.all, self.nodes, self.sizes, self.names = all_, nodes, sizes, names
         self.cls = cls
         self.statics = {name: _sides(name, c) for name, c in cls.statics.items()}
@@ -280,6 +291,8 @@ class _Writing:
             for name, value in self.defaults.items()
             if self.all.omitted(self.cls, self.arguments[name], value)
         }
+        if self.whole:
+            self.defaults = {name: column[0] for name, column in self.arguments.items()}
         args = [syntax.argument("self")]
         key = [syntax.argument("key", syntax.name("PRNGKeyArray"))] if self._slots else []
         named = {
@@ -423,7 +436,7 @@ class _Writing:
         if not any(isinstance(a, ast.Constant) for c in made for a in c.args):
             # Only sizes inside of it are those of this model.
             alike = {n: v for n, v in alike.items() if varies and HIDDEN in n}
-        if not self.nodes[0].nodes:
+        if not self.nodes[0].nodes or self.whole:
             return [*body]
         for name in alike:
             del self.arguments[name]
@@ -573,7 +586,7 @@ class _Writing:
         each = [self._new(c, lambda: k) for c in columns]
         if len({syntax.text_of(e) for e in each}) == 1:
             target = ast.Name("k" if keyed else "_", ast.Store())
-            count = number(len(first))
+            count = self._depth(len(first))
             items = call("jax.random.split", self._key(), count) if keyed else None
             items = items or call("range", count)
             self._add_list(each, first, 1)
@@ -584,6 +597,16 @@ class _Writing:
         self._add_list(calls, first, len(first))
         inner = [self._parameters(node) for node in first]
         return repeats.tuple_of(calls, inner, {*self.names.taken, *self.arguments})
+
+    def _depth(self, count: int) -> ast.expr:
+        """The number of modules in a tuple, an argument of the model."""
+        if not self.whole or not _has_other_sizes(self.cls):
+            return number(count)
+        lists = [v for v in self.nodes[0].fields.values() if isinstance(v, Node) and v.listed]
+        name = self.names.new(DEPTH if len(lists) == 1 else f"num_{self._current}")
+        # Its twin has one more.
+        self.arguments[name] = tuple(count + (d.twin is not None) for d in self.cls.drafts)
+        return syntax.name(name)
 
     def _add_list(self, calls: Sequence[ast.expr], nodes: Sequence[Node], keys: int) -> None:
         """Note the items of the current field for a function of stages."""

@@ -46,7 +46,7 @@ _PRIMES = (101, 103, 107, 109, 113, 127, 131, 137, 139, 149, 151, 157, 163, 167,
 _HALVED = 32
 # The sizes that a twin has in common with its class: none; those that no parameter has, such as
 # lengths; those of kernels as well; all those of parameters, but no others; all (there is no twin).
-_NO_SIZES, _LENGTHS, _KERNELS, _PARAMETERS, _ALL = range(5)
+_NO_SIZES, LENGTHS, _KERNELS, _PARAMETERS, ALL = range(5)
 
 # The most sizes of a module that only holds arrays.
 _MOST_HELD = 2
@@ -64,7 +64,7 @@ class Scaled:
     - `strided`: the convolutions that have other strides.
     - `free`: whether no parameter has some of these sizes.
     - `half`: whether all convolutions are padded by half of their kernels.
-    - `node`: the twin.
+    - `source`: the layer; `node`: its twin.
     """
 
     ties: Ties
@@ -72,6 +72,7 @@ class Scaled:
     strided: Sequence[Strided] = ()
     free: bool = False
     half: bool = False
+    source: Node = dataclasses.field(init=False)
     node: Node = dataclasses.field(init=False)
 
     def shape(self, v: Atom) -> Shape:
@@ -161,12 +162,17 @@ class Twins:
     - `is_kept`: whether a parameter keeps its shape, such as a table written as numbers.
     - `carried`: as for `Ties`.
     - `given`: which sizes a class has as they are, one of the levels above.
+    - `outermost`: the class of the whole model, of which equal sizes are not one.
+    - `fixed`: sizes of its parameters, arguments and results that stay.
     """
 
     of: dict[Node, Class]
     is_kept: Callable[[Var], bool]
     carried: Mapping[Layer, Sequence[tuple[int, int]]]
     given: dict[Class, int]
+    outermost: Class | None = None
+    fixed: Set[tuple[Var, int]] = frozenset()
+    _scaled: dict[Class, Scaled] = dataclasses.field(default_factory=dict)
 
     def add(self, cls: Class) -> Scaled | None:
         """Adds the twin of a class and of the layers inside; returns its shapes, if any."""
@@ -177,12 +183,14 @@ class Twins:
         )
         draft = next(whole, first)
         computes = bool(draft.node.layers and draft.methods)
-        if self.given.get(cls) == _ALL or not (computes or not draft.node.nodes):
+        if self.given.get(cls) == ALL or not (computes or not draft.node.nodes):
             return None
         half = not draft.node.nodes and _are_padded_by_half(cls.drafts)
         ties = Ties(self.carried, half=half)
         for layer in draft.node.layers:
             ties.layer(layer)
+        for v, i in self.fixed if cls is self.outermost else ():
+            ties.fix(v, i)
         fields = dict(self._fields(draft.node, kept=False))
         if any(fields.values()):  # a layer inside is for its sizes only
             self.given[cls] = _PARAMETERS
@@ -205,7 +213,8 @@ class Twins:
         if _Numbers(draft, scaled).has_values():
             self.given[cls] = self.weaker(cls, scaled)
             return self.add(cls)
-        scaled.node = self._twin(draft.node, scaled)
+        scaled.source, scaled.node = draft.node, self._twin(draft.node, scaled)
+        self._scaled[cls] = scaled
         return scaled
 
     def weaker(self, cls: Class, scaled: Scaled, *, unnamed: bool = False) -> int:
@@ -218,11 +227,11 @@ class Twins:
         level = self.given.get(cls, _NO_SIZES)
         if level < _PARAMETERS and unnamed:
             return _PARAMETERS
-        if level < _LENGTHS and scaled.free:
-            return _LENGTHS
+        if level < LENGTHS and scaled.free:
+            return LENGTHS
         if level < _KERNELS and scaled.slides:
             return _KERNELS
-        return _PARAMETERS if level < _PARAMETERS else _ALL
+        return _PARAMETERS if level < _PARAMETERS else ALL
 
     def _fields(self, node: Node, *, kept: bool) -> Iterator[tuple[Var, bool]]:
         """The parameters of a module, and whether they are in a class without a twin."""
@@ -241,6 +250,7 @@ class Twins:
         first = cls.drafts[0].node
         inner = first.nodes
         several = len(inner) > 1 or is_block(first)
+        places = self._places(first, ties) if cls is self.outermost else None
         level = self.given.get(cls, _NO_SIZES)
         kernels = set(map(ties.root, ties.kernels))
         images = {ties.root(w.source) for w in ties.windows.values()}
@@ -257,14 +267,14 @@ class Twins:
                 continue
             if group.own and level == _PARAMETERS:
                 continue
-            if not group.own and (level in (_LENGTHS, _KERNELS) or root in follow):
+            if not group.own and (cls is self.outermost or level in (LENGTHS, _KERNELS) or root in follow):
                 continue
             if group.own & kept or (slides and (inner or level >= _KERNELS)):
                 continue
             if slides and set(group.sizes) == {1} and any(_size(a) != 1 for a in ties.kernels):
                 continue  # of a pointwise kernel after a depthwise one
             # Layers with equal numbers of features have them as one argument.
-            for other in [g for g in found if several and g.shares(group)]:
+            for other in [g for g in found if several and _are_one(g, group, places)]:
                 found.remove(other)
                 group = group.joined(other)
             found.append(group)
@@ -279,6 +289,27 @@ class Twins:
                 new *= _HALVED  # so that halving it repeatedly and doubling it again restores it
             sizes |= dict.fromkeys(group.roots, (unit, new))
         return sizes
+
+    def _places(self, node: Node, ties: Ties) -> Mapping[Axis, set[Hashable]]:
+        """For sizes, the arguments of the layers inside that they are, with their values.
+
+        Layers without layers inside do not count, since they have nothing in common but their kind.
+        """
+        found: dict[Axis, set[Hashable]] = {}
+        for inner in node.walk():
+            scaled = self._scaled.get(self.of.get(inner, _NONE))
+            if inner is node or not inner.nodes or scaled is None:
+                continue
+            known = dict(scaled.source.leaves())
+            for path, v in inner.leaves():
+                for i, n in enumerate(v.aval.shape):
+                    root = scaled.ties.root(scaled.ties.axis(known[path], i))
+                    unit, new = scaled.sizes.get(root, (0, 0))
+                    if unit:
+                        value = n * unit // known[path].aval.shape[i]
+                        place = (self.of[inner], new, value)
+                        found.setdefault(ties.root(ties.axis(v, i)), set()).add(place)
+        return found
 
     def _twin(self, node: Node, scaled: Scaled) -> Node:
         """A module of other sizes; its classes get it as a further layer."""
@@ -296,6 +327,21 @@ class Twins:
         if cls is not None and draft is not None:
             _add(cls, draft, twin, scaled)
         return twin
+
+
+def _are_one(one: _Group, other: _Group, places: Mapping[Axis, set[Hashable]] | None) -> bool:
+    """Whether the sizes of two groups are one argument.
+
+    **Arguments:**
+
+    - `places`: where sizes must be the same for that; `None` if their numbers decide.
+    """
+    if places is None:
+        return one.shares(other)
+    mine, theirs = (
+        set[Hashable]().union(*(places.get(r, ()) for r in g.roots)) for g in (one, other)
+    )
+    return not mine.isdisjoint(theirs)
 
 
 # The sizes of an axis, by the number of the layer.
