@@ -918,17 +918,26 @@ class Classes:
         """The numbers of rows of tables: of the vocabulary, and of positions."""
         sources: dict[tuple[str, ...], set[Var]] = {}
         for keys, node in (pair for kind in tables.values() for pair in kind.items()):
-            for layer in cls.drafts[0].node.layers:
-                used = [c for c in calls(layer.steps) if c.layer in node.layers]
-                roots = (self._sources(a, layer.inputs) for c in used for a in c.invars)
-                sources[keys] = set[Var]().union(*roots)
-        kinds = {k: VOCABULARY if sources.get(k) else POSITIONS for k in tables[ROWS]}
+            arrays = {v for _, v in node.leaves()}
+            sources[keys] = {
+                v
+                for layer in cls.drafts[0].node.layers
+                for step in layer.steps
+                if (isinstance(step, LayerCall) and step.layer in node.layers)
+                or not arrays.isdisjoint(step.invars)
+                for a in step.invars
+                for v in self._sources(a, layer.inputs)
+            }
+        kinds = {k: VOCABULARY if sources[k] else POSITIONS for k in tables[ROWS]}
         kinds |= dict.fromkeys(tables[POSITIONS], POSITIONS)
         found: dict[tuple[str, ...], str] = {}
         for keys, kind in kinds.items():
-            called = {self.called.get(v, PLAIN) for v in sources.get(keys, ())}
-            name = called.pop() if len(called) == 1 and list(kinds.values()).count(kind) > 1 else ""
-            found[keys] = _rows(name, kind)
+            given = sources[keys]
+            called = {self.called.get(v, PLAIN) for v in given}
+            several = list(kinds.values()).count(kind) > 1
+            name = called.pop() if len(called) == 1 and several else ""
+            one = kind == VOCABULARY and all(len(v.aval.shape) < 2 for v in given)
+            found[keys] = _rows(name, kind, one=one)
         return found
 
     def _sources(self, atom: Atom, given: Sequence[Var]) -> set[Var]:
@@ -974,23 +983,30 @@ class Classes:
 
     def _weaken(self, failed: Mapping[Class, bool]) -> bool:
         for cls, unnamed in failed.items():
-            self._given[cls] = self._twins.weaker(cls, self._scaled[cls], unnamed=unnamed)
+            whole = cls is self._outermost
+            self._given[cls] = ALL if whole else self._twins.weaker(cls, self._scaled[cls], unnamed=unnamed)
         return bool(failed)
 
     def _keep_unnamed(self, scaled: Scaled) -> bool:
-        """Keep the sizes of the model that have no names of their own; returns whether there are any."""
+        """Keep sizes of the model that have no names of their own.
+
+        A model whose width is not among its arguments has none, unless all its sizes are.
+        Returns whether the text has to be written again.
+        """
+        assert self._outermost is not None
         made, place = self.inits.made(scaled.node)
         columns = [c for n, c in made.arguments.items() if not _CLEAR.fullmatch(n)]
+        leaves = [v for _, v in scaled.source.leaves()]
+        sizes = [(v, i, n) for v in leaves for i, n in enumerate(self.file.program.shape(v))]
         kept = {
             (v, i)
-            for c in columns
-            for _, v in scaled.source.leaves()
-            for i, n in enumerate(v.aval.shape)
-            if n == c[0] and scaled.size(v, i, n) == c[place]
+            for v, i, n in sizes
+            if any(n == c[0] and scaled.size(v, i, n) == c[place] for c in columns)
         }
-        if kept and DIM not in made.arguments:
-            assert self._outermost is not None
+        numbers = any(n > 1 and scaled.is_number(v, i) for v, i, n in sizes)
+        if DIM not in made.arguments and (kept or numbers):
             self._given[self._outermost] = ALL
+            return True
         self._kept |= kept
         return bool(kept)
 
@@ -1016,13 +1032,15 @@ class Classes:
 
 def _unfit(written: Sequence[Class], scaled: Mapping[Class, Scaled]) -> Iterator[Class]:
     """The classes whose twins, or the layers inside, do not share the text of their class."""
-    for outer, one in scaled.items():
-        inside = set(one.node.walk())
-        for cls in written:
-            drafts = [d for d in cls.drafts if d.twin is None or d.node in inside]
-            if len(drafts) > sum(d.twin is None for d in drafts) and not fit(drafts):
+    inside = {outer: set(one.node.walk()) for outer, one in scaled.items()}
+    for cls in written:
+        drafts = [d for d in cls.drafts if d.twin is None]
+        for outer, nodes in inside.items():
+            more = [d for d in cls.drafts if d.twin is not None and d.node in nodes]
+            if more and not fit([*drafts, *more]):
                 yield outer
-                break
+            else:
+                drafts += more
 
 
 def _drop_unused_defaults(definitions: Sequence[ast.stmt]) -> None:
@@ -1048,21 +1066,27 @@ _CLEAR = re.compile(
     "|".join((*_ENDS, DIM, DEPTH, HEADS, HEAD_DIM, HIDDEN, "num_.*"))
     + f"|(.*_)?({VOCABULARY}|{POSITIONS})"
 )
-_IDS = re.compile(r"(.*?)_(ids?|index|indices)")
-_INPUT = re.compile(r"(.*?)_(inputs?|tokens?)")
+_IDS = re.compile(r"(.*?)_?(ids?|index|indices)")
+_INPUT = re.compile(r"(.*?)(_(inputs?|tokens?|ids?))?")
 
 
-def _rows(argument: str, kind: str) -> str:
+def _rows(argument: str, kind: str, *, one: bool) -> str:
     """The name of the number of rows of a table.
 
     **Arguments:**
 
     - `argument`: what it is looked up by, if there are several tables of the kind.
+    - `one`: whether each sample has a single index.
     """
-    if (found := _IDS.fullmatch(argument)) and kind == VOCABULARY:
-        return VOCABULARY if found[1] in ("token", "word", "input") else f"num_{found[1]}s"
-    found = _INPUT.fullmatch(argument)
-    return f"{found[1]}_{kind}" if found else kind
+    if argument in ("", PLAIN) or (kind == VOCABULARY and argument in _WORDS):
+        return kind
+    found = (_IDS if one else _INPUT).fullmatch(argument)
+    entity = found[1] if found else argument
+    return f"num_{plural(entity)}" if one else f"{entity}_{kind}"
+
+
+# Arguments that are words themselves.
+_WORDS = frozenset(("token_ids", "tokens", "input_ids", "ids", "inputs"))
 
 
 def _annotate(cls: Class, named: Dimensions) -> None:

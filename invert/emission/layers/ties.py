@@ -229,6 +229,7 @@ class Ties:
         if any(tuple(map(str, _shape(v))) != shape for v in eqn.outvars):
             return False
         pairs: list[tuple[Atom, int, int]] = []
+        ones: list[tuple[Atom, int]] = []
         for a in eqn.invars:
             own = tuple(map(str, _shape(a)))
             if len(own) > len(shape):
@@ -237,10 +238,13 @@ class Ties:
                 if n not in ("1", m):
                     return False
                 pairs += [(a, i, len(shape) - len(own) + i)] if n == m else []
+                ones += [] if n == m else [(a, i)]
         for v in eqn.outvars[1:]:
             self._same(v, whole)
         for a, i, k in pairs:
             self.tie(a, i, whole, k)
+        for a, i in ones:
+            self.fix(a, i)
         return True
 
     def _inside(self, eqn: Eqn) -> bool:
@@ -364,6 +368,8 @@ class Ties:
         for i, k in enumerate(eqn.params["broadcast_dimensions"]):
             if str(_shape(x)[i]) == str(_shape(out)[k]):
                 self.tie(x, i, out, k)
+            else:
+                self.fix(x, i)  # a 1 that is repeated
 
     def _reshape(self, eqn: Eqn) -> None:
         x, (out,) = eqn.invars[0], eqn.outvars

@@ -91,6 +91,11 @@ class Scaled:
             return n // unit * new
         return self._images.get(root, n)
 
+    def is_number(self, v: Var, i: int) -> bool:
+        """Whether the size of an axis is the same, apart from those of kernels."""
+        root = self.ties.root(self.ties.axis(v, i))
+        return root not in self.sizes and root not in map(self.ties.root, self.ties.kernels)
+
     @property
     def slides(self) -> bool:
         """Whether kernels or strides over images are others."""
@@ -255,7 +260,9 @@ class Twins:
         kernels = set(map(ties.root, ties.kernels))
         images = {ties.root(w.source) for w in ties.windows.values()}
         follow = {ties.root(a) for a in ties.windows}
-        kept = {_size(a) for a in fields if ties.is_fixed(a)} if inner else set[DimSize]()
+        # Of the model, equal sizes may be different ones.
+        alike = inner and cls is not self.outermost
+        kept = {_size(a) for a in fields if ties.is_fixed(a)} if alike else set[DimSize]()
         found: list[_Group] = []
         for root, members in ties.groups():
             own = {_size(a) for a in members if a in fields}

@@ -97,9 +97,11 @@ def stem(name: str) -> str:
 
 
 def singular(name: str) -> str:
-    """`blocks` -> `block`, `mixes` -> `mix`."""
+    """`blocks` -> `block`, `mixes` -> `mix`, `cities` -> `city`."""
     if name.endswith(("xes", "ches", "shes")):
         return name[:-2]
+    if name.endswith("ies") and not name.endswith("series"):
+        return f"{name[:-3]}y"
     return name[:-1] if name.endswith("s") and not name.endswith("ss") else name
 
 
@@ -121,6 +123,8 @@ def plural(name: str) -> str:
         return one  # a letter has no plural
     if one.endswith(("x", "ch", "sh")):
         return f"{one}es"
+    if re.search(r"[^aeiou]y$", one):
+        return f"{one[:-1]}ies"
     return one if one.endswith("s") else f"{one}s"
 
 
