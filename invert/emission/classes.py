@@ -60,7 +60,7 @@ from invert.emission.layers.ties import carried
 from invert.emission.layers.tree import METHODS, Node, Path, Tree
 from invert.emission.layers.twins import ALL, LENGTHS, Scaled, Twins
 from invert.emission.python import syntax
-from invert.emission.python.naming import Names, camel, identifier, singular, snake, stem
+from invert.emission.python.naming import Names, camel, identifier, plural, singular, snake, stem
 from invert.emission.python.nouns import NOUNS, PLAIN, STREAM, of_field, of_layer, says
 from invert.emission.python.syntax import field_of
 from invert.emission.sizes.expressions import text
@@ -223,6 +223,10 @@ class Classes:
         self._begun: _Begun | None = None
         # Which sizes the twins of classes share with them, and the twins.
         self._given: dict[Class, int] = {}
+        # Arrays in the types of dictionaries, with their places among those of the outermost class.
+        self.typed: list[tuple[ast.Subscript, int]] = []
+        # Whether a layer has the width of the model as an argument.
+        self._has_width = False
         # The sizes of the model that stay.
         self._kept: set[tuple[Var, int]] = set()
         self._scaled: dict[Class, Scaled] = {}
@@ -744,10 +748,6 @@ class Classes:
         self.file.definitions.append(cls.definition)
         self._called = given, run
         self._given[cls] = LENGTHS if run is not None else ALL
-        typed = {a for a in draft.axes for a in a if a is not None}
-        (layer,) = draft.node.layers if run is not None else [None]
-        outer = [*given, *(layer.results if layer is not None else ())]
-        self._kept |= {a for v in outer for a in _axes(v)} - typed
 
     def _add_init(self, cls: Class, sizes: Mapping[tuple[str, ...], str]) -> None:
         whole = cls is self._outermost
@@ -841,6 +841,8 @@ class Classes:
             named.know(keys, name)
         if cls is not self._outermost or cls in self._scaled:
             _annotate(cls, named)
+        for node, place in self.typed if cls is self._outermost else ():
+            node.slice = syntax.copied(cls.drafts[0].annotations[place].slice)
         self._axes_of[cls] = _fields_axes(cls.drafts[0])
         known = {**inside, **named.first()}
         generalize(cls.drafts, known, self.file.names.taken, self._state_sizes(cls))
@@ -889,7 +891,8 @@ class Classes:
 
     def _of_layers(self, cls: Class) -> dict[tuple[str, ...], str]:
         """The names of sizes that the constructors of the layers inside give them."""
-        found: dict[tuple[str, ...], set[str]] = {}
+        found: dict[tuple[str, ...], list[str]] = {}
+        fixed: set[str] = set()
         tables: dict[str, dict[tuple[str, ...], Node]] = {ROWS: {}, POSITIONS: {}}
         for field in cls.drafts[0].node.fields:
             nodes = [_modules(n) for d in cls.drafts if (n := d.node.fields.get(field))]
@@ -900,16 +903,20 @@ class Classes:
                 keys = tuple(str(m.arguments[name][place]) for m, place in made)
                 kind = {VOCABULARY: ROWS}.get(stem(name), stem(name))
                 if len({*keys}) > 1:
-                    found.setdefault(keys, set()).add(kind)
+                    found.setdefault(keys, []).append(kind)
                     tables.get(kind, {})[keys] = nodes[0][0]
+                else:
+                    fixed.add(kind)
         names = self._of_tables(cls, tables)
         if cls is not self._outermost:
             return names
         for wanted in (DIM, HEADS, HEAD_DIM, HIDDEN):
             keys = [k for k, n in found.items() if wanted in n and k not in names]
+            keys = [] if wanted == DIM in fixed else keys
             names |= dict.fromkeys(keys if len(keys) == 1 else [], wanted)
-        inner = [k for k, n in found.items() if k not in names and len(n & _ENDS) != 1]
-        width = inner if len(inner) == 1 and DIM not in names.values() else []
+        inner = [k for k, n in found.items() if k not in names and len(_ENDS & {*n}) != 1]
+        self._has_width = DIM in names.values()
+        width = inner if len(inner) == 1 and not self._has_width and DIM not in fixed else []
         return names | dict.fromkeys(width, DIM)
 
     def _of_tables(
@@ -924,7 +931,7 @@ class Classes:
                 for layer in cls.drafts[0].node.layers
                 for step in layer.steps
                 if (isinstance(step, LayerCall) and step.layer in node.layers)
-                or not arrays.isdisjoint(step.invars)
+                or not arrays.isdisjoint(filter(is_var, step.invars))
                 for a in step.invars
                 for v in self._sources(a, layer.inputs)
             }
@@ -1004,7 +1011,7 @@ class Classes:
             if any(n == c[0] and scaled.size(v, i, n) == c[place] for c in columns)
         }
         numbers = any(n > 1 and scaled.is_number(v, i) for v, i, n in sizes)
-        if DIM not in made.arguments and (kept or numbers):
+        if (kept or numbers) and not self._has_width:
             self._given[self._outermost] = ALL
             return True
         self._kept |= kept

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import copy
 import dataclasses
 import re
 from collections.abc import Iterator, Mapping, Sequence, Set
@@ -157,10 +158,7 @@ class Main:
         return name
 
     def _sizable(self, draft: Draft) -> tuple[Sequence[Var], CallOf | None]:
-        """The arguments and the call of a single method without a state, whose sizes may vary.
-
-        Arrays that are parts of arguments and results have types of their own.
-        """
+        """The arguments and the call of a single method without a state, whose sizes may vary."""
         (method, *others) = self.methods
         entry = method.entry
         if others or len(draft.methods) > 1 or method.states or method.fixed:
@@ -307,21 +305,25 @@ class Main:
                 # The variables are in the order in which the tree is flattened.
                 leaves, structure = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_spec)
                 variables = [next(flat) for _ in leaves]
-                kinds = structure.unflatten([self._array(v) for v in variables])
-                arguments.annotations[token] = self._typed(kinds, hint)
+                named = ast.Name(token, ast.Load())
+                parts = [pytrees.access(named, path) for path, _ in leaves]
+                kinds = structure.unflatten(
+                    [self._array(v, draft, p) for v, p in zip(variables, parts, strict=True)]
+                )
+                arguments.annotations[token] = self._typed(kinds, hint, draft)
                 if (called := _names_in(tree)) and not method.fixed:
                     arguments.called |= zip(variables, called, strict=True)
                     arguments.unpacked.append(
                         Statement(
                             [self.file.token(v) for v in variables],
-                            ast.Name(token, ast.Load()),
+                            named,
                             called,
                             [(self.file.program.shape(v), v.aval.dtype) for v in variables],
                         )
                     )
                     continue
-                for (path, _), v in zip(leaves, variables, strict=True):
-                    arguments.given[v] = pytrees.access(ast.Name(token, ast.Load()), path)
+                for (path, _), v, part in zip(leaves, variables, parts, strict=True):
+                    arguments.given[v] = part
                     arguments.called[v] = _last_key(path)
         return arguments
 
@@ -338,16 +340,14 @@ class Main:
         if jax.tree_util.tree_structure(numbers) != entry.out_tree:
             numbers = jax.tree_util.tree_unflatten(entry.out_tree, range(len(results)))
         tree = pytrees.filled(numbers, results)
-        # Annotations with parts are compared by their texts, and so their sizes are written now.
-        own = draft if isinstance(numbers, int) else None
-        kinds = pytrees.filled(numbers, [self._array(v, own) for v in outputs])
+        kinds = pytrees.filled(numbers, [self._array(v, draft) for v in outputs])
         value = pytrees.nested(tree)
         if value is None:
             self.messages.append("the results are a tuple: the text does not know their classes")
             return syntax.tuple_of(results), syntax.name("PyTree")
-        return value, self._typed(kinds, hint)
+        return value, self._typed(kinds, hint, draft)
 
-    def _typed(self, kinds: object, hint: str) -> ast.expr:
+    def _typed(self, kinds: object, hint: str, draft: Draft) -> ast.expr:
         """The annotation of a pytree of annotations."""
 
         def define(types: dict[str, ast.expr]) -> ast.expr:
@@ -355,21 +355,26 @@ class Main:
             key = syntax.text_of(ast.Module(body, []))
             if key not in self._dictionaries:
                 name = self.file.names.new(camel(hint, "Dictionary"))
+                written = copy.deepcopy(body)
                 bases = [syntax.name("TypedDict")]
-                self.file.definitions.append(syntax.class_of(name, bases, body))
+                self.file.definitions.append(syntax.class_of(name, bases, written))
                 self._dictionaries[key] = name
+                places = {id(a): i for i, a in enumerate(draft.annotations)}
+                nodes = zip(*(ast.walk(ast.Module(b, [])) for b in (body, written)), strict=True)
+                for own, other in nodes:
+                    if id(own) in places and isinstance(other, ast.Subscript):
+                        self.classes.typed.append((other, places[id(own)]))
             return syntax.name(self._dictionaries[key])
 
         return pytrees.typed(kinds, define)
 
 
 def _name_sources(draft: Draft, function: FunctionText, made: ast.FunctionDef) -> None:
-    """Fill in the names of the arguments that have become those of a method."""
+    """Fill in the names of the arguments of a method."""
     arguments = [*made.args.posonlyargs, *made.args.args, *made.args.kwonlyargs]
     names = dict(zip(function.parameters, (a.arg for a in arguments[1:]), strict=True))
-    for source in draft.sources:
-        if isinstance(source, ast.Name):
-            source.id = names.get(source.id, source.id)
+    for name in (n for s in draft.sources if s is not None for n in syntax.names_in(s)):
+        name.id = names.get(name.id, name.id)
 
 
 def _names_in(tree: object) -> list[str]:

@@ -21,6 +21,7 @@ from invert.emission.constructors.derived import expression, mentions, without_d
 from invert.emission.constructors.keys import in_64_bits, slot, with_keys
 from invert.emission.constructors.sizes import (
     DEPTH,
+    DIM,
     EXPANSION,
     FEATURES,
     GATES,
@@ -685,8 +686,8 @@ class _Writing:
                         return syntax.infix(number(k), "*", own)
         wanted = stem(wanted)
         if self.nodes[0].nodes and wanted in (*FEATURES, HIDDEN):
-            taken = HIDDEN in self.names.taken
-            wanted = f"{self._current}_{HIDDEN}" if taken else HIDDEN
+            usual = DIM if self.whole else HIDDEN
+            wanted = f"{self._current}_{HIDDEN}" if usual in self.names.taken else usual
         name = self.names.new(wanted)
         self.arguments[name] = column
         return ast.Name(name, ast.Load())

@@ -91,10 +91,14 @@ class Scaled:
             return n // unit * new
         return self._images.get(root, n)
 
+    def keeps(self, v: Var, i: int) -> bool:
+        """Whether the size of an axis is that of the program."""
+        return self.ties.root(self.ties.axis(v, i)) not in self.sizes
+
     def is_number(self, v: Var, i: int) -> bool:
-        """Whether the size of an axis is the same, apart from those of kernels."""
-        root = self.ties.root(self.ties.axis(v, i))
-        return root not in self.sizes and root not in map(self.ties.root, self.ties.kernels)
+        """As `keeps`, apart from the sides of kernels."""
+        kernels = map(self.ties.root, self.ties.kernels)
+        return self.keeps(v, i) and self.ties.root(self.ties.axis(v, i)) not in kernels
 
     @property
     def slides(self) -> bool:
@@ -194,7 +198,7 @@ class Twins:
         ties = Ties(self.carried, half=half)
         for layer in draft.node.layers:
             ties.layer(layer)
-        for v, i in self.fixed if cls is self.outermost else ():
+        for v, i in self._fixed(draft.node) if cls is self.outermost else ():
             ties.fix(v, i)
         fields = dict(self._fields(draft.node, kept=False))
         if any(fields.values()):  # a layer inside is for its sizes only
@@ -297,6 +301,19 @@ class Twins:
             sizes |= dict.fromkeys(group.roots, (unit, new))
         return sizes
 
+    def _fixed(self, node: Node) -> Iterator[tuple[Var, int]]:
+        """The sizes of the model that stay, with those that the layers inside have as numbers."""
+        yield from self.fixed
+        for inner in node.walk():
+            scaled = self._scaled.get(self.of.get(inner, _NONE))
+            if inner is node or inner.listed:
+                continue
+            known = dict(scaled.source.leaves()) if scaled is not None else {}
+            for path, v in inner.leaves():
+                for i in range(len(v.aval.shape)):
+                    if scaled is None or scaled.keeps(known[path], i):
+                        yield v, i
+
     def _places(self, node: Node, ties: Ties) -> Mapping[Axis, set[Hashable]]:
         """For sizes, the arguments of the layers inside that they are, with their values.
 
@@ -305,7 +322,7 @@ class Twins:
         found: dict[Axis, set[Hashable]] = {}
         for inner in node.walk():
             scaled = self._scaled.get(self.of.get(inner, _NONE))
-            if inner is node or not inner.nodes or scaled is None:
+            if inner is node or scaled is None or not (inner.nodes or is_block(inner)):
                 continue
             known = dict(scaled.source.leaves())
             for path, v in inner.leaves():
