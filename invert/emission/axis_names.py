@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence, Set
 
 from invert.emission.constructors.sizes import GATES, HEAD_DIM, HEADS, HIDDEN
+from invert.emission.constructors.starts import EMBEDDINGS
 from invert.emission.layers.shared import Draft, is_block
 from invert.emission.python.naming import stem
 from invert.emission.python.syntax import field_of
@@ -241,7 +242,7 @@ class Dimensions:
             return "c" if self.images else "dim"
         if field == _RECURRENT and rank == 2:
             return (HIDDEN, GATES)[axis]
-        if rank == 2 and is_table(field, self.text):
+        if rank == 2 and (is_table(field, self.text) or (not self.text and field in EMBEDDINGS)):
             return ("num_embeddings", "n_out")[axis]
         if rank == 2 and self.text and not self.products:
             return ("rows", "n")[axis]

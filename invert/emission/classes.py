@@ -60,7 +60,7 @@ from invert.emission.layers.ties import carried
 from invert.emission.layers.tree import METHODS, Node, Path, Tree
 from invert.emission.layers.twins import ALL, LENGTHS, Scaled, Twins
 from invert.emission.python import syntax
-from invert.emission.python.naming import Names, camel, identifier, plural, singular, snake, stem
+from invert.emission.python.naming import Names, camel, identifier, plural, singular, snake, stem, telling
 from invert.emission.python.nouns import NOUNS, PLAIN, STREAM, of_field, of_layer, says
 from invert.emission.python.syntax import field_of
 from invert.emission.sizes.expressions import text
@@ -892,6 +892,7 @@ class Classes:
     def _of_layers(self, cls: Class) -> dict[tuple[str, ...], str]:
         """The names of sizes that the constructors of the layers inside give them."""
         found: dict[tuple[str, ...], list[str]] = {}
+        fields: dict[tuple[str, ...], str] = {}
         fixed: set[str] = set()
         tables: dict[str, dict[tuple[str, ...], Node]] = {ROWS: {}, POSITIONS: {}}
         for field in cls.drafts[0].node.fields:
@@ -904,6 +905,7 @@ class Classes:
                 kind = {VOCABULARY: ROWS}.get(stem(name), stem(name))
                 if len({*keys}) > 1:
                     found.setdefault(keys, []).append(kind)
+                    fields.setdefault(keys, field)
                     tables.get(kind, {})[keys] = nodes[0][0]
                 else:
                     fixed.add(kind)
@@ -914,6 +916,9 @@ class Classes:
             keys = [k for k, n in found.items() if wanted in n and k not in names]
             keys = [] if wanted == DIM in fixed else keys
             names |= dict.fromkeys(keys if len(keys) == 1 else [], wanted)
+            said = [telling(fields[k], (fields[o] for o in keys if o != k)) for k in keys]
+            if len({*said} - {""}) == len(keys) > 1:
+                names |= {k: f"{word}_{wanted}" for k, word in zip(keys, said, strict=True)}
         inner = [k for k, n in found.items() if k not in names and len(_ENDS & {*n}) != 1]
         self._has_width = DIM in names.values()
         width = inner if len(inner) == 1 and not self._has_width and DIM not in fixed else []
@@ -923,29 +928,49 @@ class Classes:
         self, cls: Class, tables: Mapping[str, Mapping[tuple[str, ...], Node]]
     ) -> dict[tuple[str, ...], str]:
         """The numbers of rows of tables: of the vocabulary, and of positions."""
-        sources: dict[tuple[str, ...], set[Var]] = {}
-        for keys, node in (pair for kind in tables.values() for pair in kind.items()):
-            arrays = {v for _, v in node.leaves()}
-            sources[keys] = {
-                v
-                for layer in cls.drafts[0].node.layers
-                for step in layer.steps
-                if (isinstance(step, LayerCall) and step.layer in node.layers)
-                or not arrays.isdisjoint(filter(is_var, step.invars))
-                for a in step.invars
-                for v in self._sources(a, layer.inputs)
-            }
-        kinds = {k: VOCABULARY if sources[k] else POSITIONS for k in tables[ROWS]}
-        kinds |= dict.fromkeys(tables[POSITIONS], POSITIONS)
+        kinds = dict.fromkeys(tables[POSITIONS], POSITIONS)
+        sources: dict[tuple[str, ...], set[Var]] = {k: set() for k in kinds}
+        for keys, node in tables[ROWS].items():
+            arrays = [v for _, v in node.leaves() if str(v.aval.shape[0]) == keys[0]]
+            indices = [
+                a for x in cls.drafts[0].node.layers for v in arrays for a in self._indices(x, v)
+            ]
+            sources[keys] = set[Var]().union(*(values for values, _ in indices))
+            if indices and (sources[keys] or all(direct for _, direct in indices)):
+                kinds[keys] = VOCABULARY if sources[keys] else POSITIONS
         found: dict[tuple[str, ...], str] = {}
         for keys, kind in kinds.items():
             given = sources[keys]
+            if kind == POSITIONS:  # the layer may have other tables that are looked up
+                node = tables[ROWS].get(keys) or tables[POSITIONS][keys]
+                steps = (s for x in cls.drafts[0].node.layers for s in x.steps)
+                used = [c for c in calls(steps) if c.layer in node.layers]
+                given = {v for c in used for a in c.invars for v in self._sources(a, ())}
             called = {self.called.get(v, PLAIN) for v in given}
             several = list(kinds.values()).count(kind) > 1
             name = called.pop() if len(called) == 1 and several else ""
             one = kind == VOCABULARY and all(len(v.aval.shape) < 2 for v in given)
             found[keys] = _rows(name, kind, one=one)
         return found
+
+    def _indices(self, layer: Layer, table: Var) -> Iterator[tuple[set[Var], bool]]:
+        """The inputs of a layer that rows of a table are looked up by, and whether directly."""
+        for step in layer.steps:
+            if isinstance(step, LayerCall):
+                given = dict(zip(step.layer.inputs, step.invars, strict=False))
+                for inner, direct in self._indices(step.layer, table):
+                    found = [self._sources(given.get(v, v), layer.inputs) for v in inner]
+                    yield set[Var]().union(*found), direct
+            elif table in step.invars and step.primitive.name == "gather":
+                yield self._sources(step.invars[1], layer.inputs), self._is_range(step.invars[1])
+
+    def _is_range(self, atom: Atom) -> bool:
+        """Whether a value is a range, apart from its layout."""
+        eqn = self._made.get(atom) if isinstance(atom, Var) else None
+        if eqn is None or eqn.primitive.name == "iota":
+            return eqn is not None
+        names = kinds.LAYOUT | {"select_n", "lt", "add", "convert_element_type"}
+        return eqn.primitive.name in names and any(map(self._is_range, eqn.invars))
 
     def _sources(self, atom: Atom, given: Sequence[Var]) -> set[Var]:
         """The arguments of a layer that a value comes from."""
@@ -978,7 +1003,11 @@ class Classes:
         """
         if (outer := self._outermost) in self._scaled and self._keep_unnamed(self._scaled[outer]):
             return True
-        unnamed = {cls: self._lacks_names(scaled) for cls, scaled in self._scaled.items()}
+        unnamed = {
+            cls: cls is not outer and self._lacks_names(scaled)
+            for cls, scaled in self._scaled.items()
+        }
+        numbers = set(self.inits.as_numbers)
         failed = {
             cls: unnamed[cls]
             for cls, scaled in self._scaled.items()
@@ -986,6 +1015,8 @@ class Classes:
         }
         if len(failed) > 1:  # the model may do without those inside that fail
             failed = {cls: flag for cls, flag in failed.items() if cls is not outer}
+        if self.inits.as_numbers != numbers:
+            return True
         return self._weaken(failed)
 
     def _weaken(self, failed: Mapping[Class, bool]) -> bool:
@@ -1034,7 +1065,18 @@ class Classes:
             methods = {m: x for x, m in self._methods.items() if x in scaled.node.layers}
             called = calling(list(methods.items()), self._keywords)
         name = cls.definition.name
-        return runs(namespace, name, arguments, *called, scaled.shape, keyed=made.keyed)
+
+        def run_with(given: Mapping[str, object]) -> bool:
+            return runs(namespace, name, given, *called, scaled.shape, keyed=made.keyed)
+
+        if not run_with(arguments):
+            return False
+        # A number of heads that no array has was not another one.
+        same = [n for n, c in made.arguments.items() if n == HEADS and len({*c}) == 1]
+        if cls is self._outermost and same and not run_with({**arguments, HEADS: 1}):
+            self.inits.as_numbers |= {*same}
+            return False
+        return True
 
 
 def _unfit(written: Sequence[Class], scaled: Mapping[Class, Scaled]) -> Iterator[Class]:
@@ -1070,8 +1112,8 @@ def _drop_unused_defaults(definitions: Sequence[ast.stmt]) -> None:
 _ENDS = frozenset(("n_in", "c_in", "n_out", "c_out"))
 # Names of sizes that are arguments of a model.
 _CLEAR = re.compile(
-    "|".join((*_ENDS, DIM, DEPTH, HEADS, HEAD_DIM, HIDDEN, "num_.*"))
-    + f"|(.*_)?({VOCABULARY}|{POSITIONS})"
+    "|".join((*_ENDS, DIM, DEPTH, f"num_(?!{ROWS[4:]}).*"))
+    + f"|([a-z]+_)?({'|'.join((VOCABULARY, POSITIONS, HEADS, HEAD_DIM, HIDDEN))})"
 )
 _IDS = re.compile(r"(.*?)_?(ids?|index|indices)")
 _INPUT = re.compile(r"(.*?)(_(inputs?|tokens?|ids?))?")

@@ -37,6 +37,7 @@ from invert.emission.layers import (
 from invert.emission.layers import tree as layer_tree
 from invert.emission.layers.arguments import arrange
 from invert.emission.layers.given_sizes import give_sizes
+from invert.emission.layers.hoisted import hoisted
 from invert.emission.layers.memory import Memories
 from invert.emission.layers.positions import give_positions
 from invert.emission.layers.state import thread
@@ -453,6 +454,8 @@ class _Variant:
             paths = structure.named(jaxpr, paths)
             self.paths |= paths
             jaxpr = regions.scoped(jaxpr, paths, functools.partial(_units, file, jaxpr))
+            jaxpr, paths = hoisted(jaxpr, paths)
+            self.paths |= paths
         return cut.cut(jaxpr, paths, self.messages, assigned, alone=alone)
 
     def _restyle(self, roots: Mapping[str, cut.Layer], program: Program) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import math
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any, TypeAlias
@@ -15,9 +16,10 @@ from invert.emission.layers.cut import Layer
 from invert.emission.layers.shared import Code
 from invert.emission.layers.state import StateVar
 from invert.emission.python import load
+from invert.ir import jaxprs
 from invert.ir.avals import type_of_key
 from invert.ir.sizes import Shape
-from invert.ir.types import Atom, Var
+from invert.ir.types import Atom, Eqn, Var
 
 CallOf: TypeAlias = Callable[[Any, Sequence[jax.Array]], Sequence[Any]]
 
@@ -53,8 +55,18 @@ def runs(
         traced = trace_closed(traced_run, type_of_key(), *avals)
     except (TypeError, ValueError, AttributeError, IndexError, ZeroDivisionError, *SIZE_ERRORS):
         return False
+    if not all(map(_is_whole, jaxprs.equations(traced.jaxpr))):
+        return False
     types = [(tuple(a.shape), a.dtype) for a in traced.out_avals]
     return types == [(shape(v), v.aval.dtype) for v in results]
+
+
+def _is_whole(eqn: Eqn) -> bool:
+    """Whether a reshape keeps the number of elements, which JAX does not test for open sizes."""
+    if eqn.primitive.name != "reshape":
+        return True
+    (x, *_), (out,) = eqn.invars, eqn.outvars
+    return bool(math.prod(x.aval.shape) == math.prod(out.aval.shape))
 
 
 def calling(

@@ -17,7 +17,7 @@ from invert.ir.types import Var
 
 _ONES = frozenset("gamma scale var variance moving_variance running_var std gain".split())
 _ZEROS = frozenset("bias beta mean moving_mean running_mean offset shift".split())
-_EMBEDDINGS = frozenset("embedding embeddings".split())
+EMBEDDINGS = frozenset("embedding embeddings".split())
 # Names that only Keras uses.
 _KERAS = frozenset("gamma embeddings recurrent_kernel moving_variance".split())
 # Larger constants are not written out, unless they are tables of integers with a short text.
@@ -78,7 +78,7 @@ class Starts:
             return "ones"
         if len(v.aval.shape) < 2 or v in self.held:
             return "zeros"
-        if name in _EMBEDDINGS:
+        if name in EMBEDDINGS:
             return "uniform" if self.keras else "normal"
         if name == "recurrent_kernel":
             return "orthogonal"

@@ -127,6 +127,8 @@ class Initializers:
         # Functions that make the lists of the class that was written last.
         self.stages: list[ast.FunctionDef] = []
         self._made: dict[Class, _Made] = {}
+        # Arguments that the model does not have.
+        self.as_numbers: set[str] = set()
         self._keyed: dict[Node, bool] = {}
         # By class, field, and index in a list.
         self.sites: dict[tuple[Class, str, int], list[Node]] = collections.defaultdict(list)
@@ -658,6 +660,7 @@ class _Writing:
     def value(self, column: tuple[Any, ...], wanted: str) -> ast.expr:
         """An argument from its values in all nodes: a number, or an argument of this one."""
         given = wanted == HEADS and _has_other_sizes(self.cls)  # a choice, as sizes are
+        given = given and not (self.whole and wanted in self.all.as_numbers)
         if all(v == column[0] for v in column) and not given:
             return expression(column[0])
         named = self._size(column)

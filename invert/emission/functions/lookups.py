@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from invert.emission.layers.shared import replace
 from invert.emission.python import syntax
@@ -85,6 +85,9 @@ def rewrite(definitions: Sequence[ast.stmt]) -> bool:
     A layer called so takes indices of any shape.
     """
     classes = {d.name: d for d in definitions if isinstance(d, ast.ClassDef)}
+    for name, definition in classes.items():
+        if (method := _method_of(name, definition, classes.values())) is not None:
+            definition.body.append(method)
     known = {name: x for name, d in classes.items() if (x := _Lookup.of(d)) is not None}
     changed = False
     for definition in classes.values():
@@ -97,6 +100,60 @@ def rewrite(definitions: Sequence[ast.stmt]) -> bool:
                     lookup.take_any_shape()
                     changed = True
     return changed
+
+
+def _method_of(
+    name: str, definition: ast.ClassDef, classes: Iterable[ast.ClassDef]
+) -> ast.FunctionDef | None:
+    """A method for a class that only holds a table, if all others do is to look up its rows."""
+    arrays = [s for s in definition.body if isinstance(s, ast.AnnAssign)]
+    methods = [s.name for s in definition.body if isinstance(s, ast.FunctionDef)]
+    kind = arrays[0].annotation if len(arrays) == 1 else None
+    if methods != ["__init__"] or not isinstance(kind, ast.Subscript):
+        return None
+    sizes = kind.slice.elts[1] if isinstance(kind.slice, ast.Tuple) else None
+    axes = str(sizes.value).split() if isinstance(sizes, ast.Constant) else []
+    table = ast.unparse(arrays[0].target)
+    found: dict[str, ast.expr] = {}
+    reads = lookups = 0
+    for other in classes:
+        own = {ast.unparse(s.target) for s in other.body if isinstance(s, ast.AnnAssign)
+               and ast.unparse(s.annotation) == name}  # fmt: skip
+        for node in ast.walk(other):
+            if isinstance(node, ast.Attribute) and node.attr == table:
+                reads += field_of(node.value) in own
+            match node:
+                case ast.Call(
+                    func=ast.Attribute(
+                        value=ast.Subscript(
+                            value=ast.Attribute(value=ast.Attribute(attr=attr) as read, attr="at")
+                        ) as rows,
+                        attr="get",
+                    )
+                ) if attr == table and field_of(read.value) in own:
+                    lookups += 1
+                    argument = rows.slice
+                    new = {id(argument): syntax.name("x"), id(read.value): syntax.name("self")}
+                    value = _with(node, new)
+                    found[ast.unparse(value)] = value
+    if len(axes) != 2 or not lookups or lookups != reads or len(found) != 1:
+        return None
+    (value,) = found.values()
+    indices = ast.parse('Int[Array, "*batch"]', mode="eval").body
+    returns = ast.parse(f'Float[Array, "*batch {axes[1]}"]', mode="eval").body
+    arguments = [syntax.argument("self"), syntax.argument("x", indices)]
+    return syntax.function("__call__", arguments, [ast.Return(value)], returns=returns)
+
+
+def _with(node: ast.expr, new: Mapping[int, ast.expr]) -> ast.expr:
+    """A copy of an expression in which some parts are others."""
+    if id(node) in new:
+        return new[id(node)]
+    fields = {
+        f: _with(v, new) if isinstance(v := getattr(node, f, None), ast.expr) else v
+        for f in node._fields
+    }
+    return type(node)(**fields)
 
 
 def _fields(

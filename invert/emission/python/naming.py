@@ -105,6 +105,17 @@ def singular(name: str) -> str:
     return name[:-1] if name.endswith("s") and not name.endswith("ss") else name
 
 
+def telling(name: str, others: Iterable[str]) -> str:
+    """The only word that tells a name from another one, or `""`."""
+    words = name.split("_")
+    for other in (o.split("_") for o in others):
+        if len(other) == len(words):
+            different = [w for w, v in zip(words, other, strict=True) if w != v]
+            if len(different) == 1:
+                return different[0]
+    return ""
+
+
 # A place in a list that is numbered itself, such as `layer2/0` in ResNets by PyTorch.
 NUMBERED_LIST = re.compile(r"(.*[A-Za-z]\d+)_(\d+)")
 

@@ -1,0 +1,116 @@
+"""Moves out of the first layer of a row what that computes for all of them.
+
+In a T5, the first block computes from a table of its own the bias that all blocks add to their
+scores. It is a layer before the blocks then, and all blocks take it as an argument.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence, Set
+
+from invert._private.jax import names_of, with_names
+from invert.emission.layers.cut import Path, common_prefix
+from invert.emission.layers.links import users_of
+from invert.emission.python.naming import telling
+from invert.ir.graph import is_var
+from invert.ir.types import Atom, Eqn, Jaxpr, Var
+
+# The name of what is only added to the scores of attentions.
+_BIAS = "attention_bias"
+
+
+def hoisted(jaxpr: Jaxpr, parameters: Mapping[Var, Path]) -> tuple[Jaxpr, Mapping[Var, Path]]:
+    """The program and the names of its parameters, with such values in scopes of their own.
+
+    **Arguments:**
+
+    - `parameters`: the variables of parameters with their names.
+    """
+    return _Hoisting(jaxpr, parameters).run()
+
+
+class _Hoisting:
+    def __init__(self, jaxpr: Jaxpr, parameters: Mapping[Var, Path]):
+        self.jaxpr, self.parameters = jaxpr, parameters
+        self.eqns: Sequence[Eqn] = jaxpr.eqns
+        self.scopes: list[Path] = [tuple(names_of(e)) for e in self.eqns]
+        self.users = users_of(self.eqns)
+        self.makers = {v: i for i, e in enumerate(self.eqns) for v in e.outvars}
+        # The values that depend on a parameter.
+        self.dependent: set[Atom] = set(parameters)
+        for e in self.eqns:
+            if not self.dependent.isdisjoint(filter(is_var, e.invars)):
+                self.dependent.update(e.outvars)
+
+    def run(self) -> tuple[Jaxpr, Mapping[Var, Path]]:
+        names = dict(self.parameters)
+        moved: dict[int, Path] = {}
+        for i in range(len(self.eqns)):
+            block = self._block(i)
+            cone = self._cone(i, block) if block and i not in moved else set[int]()
+            own = {a for k in cone for a in self.eqns[k].invars if is_var(a) and a in names}
+            if not own or not all(cone.issuperset(self.users[v]) for v in own):
+                continue
+            name = self._name(i, block, {names[v] for v in own})
+            moved |= dict.fromkeys(cone, (*block[:-1], name))
+            for v in own:
+                above = [n for n in names[v] if _row(n) == _row(block[-1])]
+                place = names[v].index(above[0]) if above else 0
+                names[v] = (*names[v][:place], name, names[v][-1])
+        if not moved:
+            return self.jaxpr, self.parameters
+        eqns = [with_names(e, moved.get(i, self.scopes[i])) for i, e in enumerate(self.eqns)]
+        return self.jaxpr.replace(eqns=eqns), names
+
+    def _block(self, i: int) -> Path:
+        """The layer of an equation in a row where another one uses its value; `()` for others."""
+        for k in (k for v in self.eqns[i].outvars for k in self.users[v]):
+            common = len(common_prefix((self.scopes[i], self.scopes[k])))
+            mine, theirs = self.scopes[i][common:], self.scopes[k][common:]
+            if mine and theirs and _row(mine[0]) == _row(theirs[0]) != mine[0]:
+                return self.scopes[i][: common + 1]
+        return ()
+
+    def _cone(self, last: int, block: Path) -> set[int]:
+        """The equations of a block that compute a value; none if they need others than parameters.
+
+        Values from outside may depend on arguments of the program, such as a mask.
+        """
+        found: set[int] = set()
+        pending = [last]
+        while pending:
+            i = pending.pop()
+            if i in found:
+                continue
+            found.add(i)
+            for a in filter(is_var, self.eqns[i].invars):
+                maker = self.makers.get(a)
+                if maker is not None and self.scopes[maker][: len(block)] == block:
+                    pending.append(maker)
+                elif a not in self.parameters and a in self.dependent:
+                    return set()
+        return found
+
+    def _name(self, i: int, block: Path, own: Set[Path]) -> str:
+        """The name of a layer for the value of an equation.
+
+        It is that of the layer that owns its parameters and no others, after the word that tells
+        this row of layers from others.
+        """
+        above = common_prefix([p[:-1] for p in own])
+        every = {p for p in self.parameters.values() if {*above[-2:]} <= {*p[:-1]}}
+        added = {self.eqns[k].primitive.name for v in self.eqns[i].outvars for k in self.users[v]}
+        name = next(iter(own))[-1]
+        if above and every == own and _row(above[-1]) != _row(block[-1]):
+            name = above[-1]
+        elif added == {"add"}:
+            name = _BIAS
+        rows = {_row(s[len(block) - 1]) for s in self.scopes if len(s) >= len(block)}
+        said = telling(_row(block[-1]), rows)
+        return f"{said}_{name}" if said else name
+
+
+def _row(name: str) -> str:
+    """The name of a layer without its numbers."""
+    return re.sub(r"(_?\d+)+$", "", name)
