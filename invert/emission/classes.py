@@ -22,6 +22,7 @@ from invert.emission.constructors.sizes import (
     HEAD_DIM,
     HEADS,
     HIDDEN,
+    KV_HEADS,
     POSITIONS,
     ROWS,
     VOCABULARY,
@@ -846,6 +847,7 @@ class Classes:
         self._axes_of[cls] = _fields_axes(cls.drafts[0])
         known = {**inside, **named.first()}
         generalize(cls.drafts, known, self.file.names.taken, self._state_sizes(cls))
+        heads.write_repeats(cls)
         make_static(cls)
         heads.write(cls)
         choices.write(cls)
@@ -910,9 +912,13 @@ class Classes:
                 else:
                     fixed.add(kind)
         names = self._of_tables(cls, tables)
+        heads = [k for k, n in found.items() if {HEADS, KV_HEADS} & {*n}]
+        if len(heads) == 2:
+            many, few = sorted(heads, key=lambda keys: -int(keys[0]))
+            names |= {many: HEADS, few: KV_HEADS}
         if cls is not self._outermost:
             return names
-        for wanted in (DIM, HEADS, HEAD_DIM, HIDDEN):
+        for wanted in (DIM, HEADS, KV_HEADS, HEAD_DIM, HIDDEN):
             keys = [k for k, n in found.items() if wanted in n and k not in names]
             keys = [] if wanted == DIM in fixed else keys
             names |= dict.fromkeys(keys if len(keys) == 1 else [], wanted)
@@ -1071,6 +1077,9 @@ class Classes:
 
         if not run_with(arguments):
             return False
+        more = {HEADS, KV_HEADS} <= arguments.keys()
+        if more and not run_with({**arguments, KV_HEADS: arguments[HEADS]}):
+            return False
         # A number of heads that no array has was not another one.
         same = [n for n, c in made.arguments.items() if n == HEADS and len({*c}) == 1]
         if cls is self._outermost and same and not run_with({**arguments, HEADS: 1}):
@@ -1113,7 +1122,7 @@ _ENDS = frozenset(("n_in", "c_in", "n_out", "c_out"))
 # Names of sizes that are arguments of a model.
 _CLEAR = re.compile(
     "|".join((*_ENDS, DIM, DEPTH, f"num_(?!{ROWS[4:]}).*"))
-    + f"|([a-z]+_)?({'|'.join((VOCABULARY, POSITIONS, HEADS, HEAD_DIM, HIDDEN))})"
+    + f"|([a-z]+_)?({'|'.join((VOCABULARY, POSITIONS, HEADS, KV_HEADS, HEAD_DIM, HIDDEN))})"
 )
 _IDS = re.compile(r"(.*?)_?(ids?|index|indices)")
 _INPUT = re.compile(r"(.*?)(_(inputs?|tokens?|ids?))?")

@@ -6,6 +6,8 @@ from __future__ import annotations
 HIDDEN, GATES = "hidden", "gates"
 # The sizes of an attention.
 HEADS, HEAD_DIM = "heads", "head_dim"
+# The number of heads of keys and values where several heads of queries share them.
+KV_HEADS = "kv_heads"
 # The width of a model, and the number of its blocks.
 DIM, DEPTH = "dim", "depth"
 # The number of rows of a table: of words, of positions, or of anything.
@@ -17,7 +19,7 @@ KERNEL_SIZE = "kernel_size"
 # The order of the sizes among the arguments.
 SIZES = (
     *(VOCABULARY, POSITIONS, ROWS, "rows", "n_in", "c_in", DIM, "n", "c", DEPTH),
-    *(HEADS, HEAD_DIM, HIDDEN, "n_out", "c_out", KERNEL_SIZE, "kd", "kh", "kw"),
+    *(HEADS, KV_HEADS, HEAD_DIM, HIDDEN, "n_out", "c_out", KERNEL_SIZE, "kd", "kh", "kw"),
 )
 # Sizes of an inner layer that are internal to the outer one, unless that has them too.
 FEATURES = frozenset(("n_in", "n_out", "c_in", "c_out", "dim", "n", "c"))

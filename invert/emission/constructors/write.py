@@ -30,6 +30,7 @@ from invert.emission.constructors.sizes import (
     HIDDEN,
     INPUTS,
     KERNEL_SIZE,
+    KV_HEADS,
     SIZES,
 )
 from invert.emission.constructors.starts import Starts
@@ -57,6 +58,8 @@ _SIDES = ("kd", "kh", "kw")
 _OPTIONS = OPTIONS | {KERNEL_SIZE, *_SIDES}
 # Options that are one number for all axes of images.
 _STEPS = frozenset(("strides", "dilation", "input_dilation"))
+# Sizes of data, which no parameter has.
+_OF_DATA = frozenset(("batch", "length"))
 # Options whose default is what most layers have.
 _USUAL = frozenset(("padding", RESIDUAL))
 # The number of sizes that are given without their names.
@@ -304,7 +307,7 @@ class _Writing:
             if name in self.defaults
             or (name in self.statics and name != HIDDEN)  # which is a size too
             or stem(name) in _OPTIONS
-            or (stem(name) in (HEADS, HEAD_DIM) and self.nodes[0].nodes)
+            or (stem(name) in (HEADS, KV_HEADS, HEAD_DIM) and self.nodes[0].nodes)
         }
         options = []
         for name, values in self.arguments.items():
@@ -433,7 +436,7 @@ class _Writing:
         }
         alike = {n: c[0] for n, c in sizes.items() if len({c[i] for i in own}) == 1}
         varies = len(alike) < len(sizes)
-        alike = {n: v for n, v in alike.items() if stem(n) not in (HEADS, HEAD_DIM)}
+        alike = {n: v for n, v in alike.items() if stem(n) not in (HEADS, KV_HEADS, HEAD_DIM)}
         calls = [n for s in body for n in ast.walk(s) if isinstance(n, ast.Call)]
         made = [c for c in calls if isinstance(c.func, ast.Name) and syntax.is_token(c.func.id)]
         if not any(isinstance(a, ast.Constant) for c in made for a in c.args):
@@ -659,7 +662,10 @@ class _Writing:
 
     def value(self, column: tuple[Any, ...], wanted: str) -> ast.expr:
         """An argument from its values in all nodes: a number, or an argument of this one."""
-        given = wanted == HEADS and _has_other_sizes(self.cls)  # a choice, as sizes are
+        if wanted == HEADS and column[0] < self.arguments.get(HEADS, column)[0]:
+            wanted = KV_HEADS
+        # A choice, as sizes are.
+        given = wanted in (HEADS, KV_HEADS) and _has_other_sizes(self.cls)
         given = given and not (self.whole and wanted in self.all.as_numbers)
         if all(v == column[0] for v in column) and not given:
             return expression(column[0])
@@ -676,7 +682,11 @@ class _Writing:
                 return ast.Name(name, ast.Load())
         if all(type(v) is int for v in column):
             named = {n: k for k, n in self.sizes.items() if n != GATES}
-            whole = {n: tuple(map(int, k)) for n, k in named.items() if all(map(str.isdigit, k))}
+            whole = {
+                n: tuple(map(int, k))
+                for n, k in named.items()
+                if all(map(str.isdigit, k)) and stem(n) not in _OF_DATA
+            }
             bases = {**self.arguments, **whole}
             for name, values in bases.items():
                 if not all(type(v) is int and v > 0 for v in values):

@@ -14,6 +14,10 @@ from invert.emission.python.naming import Names
 _FIELDS = (("softmax(", "heads"), ("dot_product_attention(", "heads"), ("rsqrt(", "groups"))
 
 
+# The heads that share keys and values.
+_GROUPS = "groups"
+
+
 def write(cls: Class) -> None:
     """Makes the 4 in `x.reshape(batch, length, 4, dim // 4)` a field, unless there are others."""
     first = cls.drafts[0]
@@ -32,6 +36,34 @@ def write(cls: Class) -> None:
     _halve(first.methods, number, chosen)
     for method in first.methods:
         _Substitute(chosen, itself).visit(method)
+
+
+def write_repeats(cls: Class) -> None:
+    """Makes the 2 in `jnp.repeat(value, 2, axis=2)` the number of heads for each of the keys."""
+    first = cls.drafts[0]
+    (method,) = first.methods if len(first.methods) == 1 else (None,)
+    columns = zip(*(d.inner for d in cls.drafts), strict=False)
+    arrays = [(c[0][0], [shape for _, shape in c]) for c in columns]
+    counts = {
+        source: tuple(s[1] for s in shapes)
+        for source, shapes in arrays
+        if all(len(s) == len(shapes[0]) == 3 for s in shapes)
+    }
+    own = [i for i, d in enumerate(cls.drafts) if d.twin is None]
+    body = method.body if method is not None else []
+    calls = (n for s in body for n in ast.walk(s) if isinstance(n, ast.Call))
+    for call in [c for c in calls if ast.unparse(c.func) == "jnp.repeat"]:
+        repeats = ast.unparse(call.args[1])
+        for more, fewer in itertools.permutations(counts, 2):
+            ratios = {counts[more][i] / counts[fewer][i] for i in own}
+            if len({*counts[more]}) == 1 or [*map(str, map(int, ratios))] != [repeats]:
+                continue
+            many, few = (syntax.item(syntax.field(s, "shape"), syntax.number(1)) for s in (more, fewer))
+            groups = syntax.assign(syntax.name(_GROUPS), syntax.infix(many, "//", few))
+            if ast.unparse(body[0]) != ast.unparse(groups):
+                body.insert(0, groups)
+            call.args[1] = syntax.name(_GROUPS)
+            break
 
 
 def _places(methods: list[ast.FunctionDef]) -> Iterator[ast.Constant]:

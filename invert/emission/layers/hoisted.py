@@ -64,12 +64,17 @@ class _Hoisting:
         return self.jaxpr.replace(eqns=eqns), names
 
     def _block(self, i: int) -> Path:
-        """The layer of an equation in a row where another one uses its value; `()` for others."""
-        for k in (k for v in self.eqns[i].outvars for k in self.users[v]):
-            common = len(common_prefix((self.scopes[i], self.scopes[k])))
-            mine, theirs = self.scopes[i][common:], self.scopes[k][common:]
+        """The layer of a row that computes a value for itself and for another one of the row.
+
+        It is `()` if there is none.
+        """
+        users = [self.scopes[k] for v in self.eqns[i].outvars for k in self.users[v]]
+        for scope in users:
+            common = len(common_prefix((self.scopes[i], scope)))
+            mine, theirs = self.scopes[i][common:], scope[common:]
             if mine and theirs and _row(mine[0]) == _row(theirs[0]) != mine[0]:
-                return self.scopes[i][: common + 1]
+                block = self.scopes[i][: common + 1]
+                return block if any(s[: len(block)] == block for s in users) else ()
         return ()
 
     def _cone(self, last: int, block: Path) -> set[int]:

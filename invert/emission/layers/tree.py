@@ -111,7 +111,7 @@ def split_name(name: str) -> Path:
 # Names of constants, by the first equation that uses them.
 _USES = {
     "dot_general": "weight", "conv_general_dilated": "kernel", "add": "bias", "sub": "offset",
-    "mul": "scale", "div": "scale", "gather": "table", "select_n": "choice",
+    "mul": "scale", "div": "scale", "gather": "table", "select_n": "choice", "pow": "exponents",
 }  # fmt: skip
 # A slice of a constant is named after the constant.
 _MOVES = kinds.LAYOUT | {"convert_element_type", "slice"}

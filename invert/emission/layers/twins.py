@@ -211,6 +211,8 @@ class Twins:
         for vector, matrix in () if computes else _biases(cls.drafts):
             ties.tie(vector, 0, matrix, 1)
         axes = {ties.axis(v, i) for v in fields for i in range(len(v.aval.shape))}
+        if cls is self.outermost:
+            self._fix_arguments(draft.node, ties)
         ties.settle()
         sizes = self._sizes(cls, ties, axes)
         if not sizes or (not computes and len(sizes) > _MOST_HELD):
@@ -313,6 +315,18 @@ class Twins:
                 for i in range(len(v.aval.shape)):
                     if scaled is None or scaled.keeps(known[path], i):
                         yield v, i
+
+    def _fix_arguments(self, node: Node, ties: Ties) -> None:
+        """Fix all sizes that are one argument of a layer inside, if one of them is fixed."""
+        found: dict[Hashable, list[Axis]] = {}
+        for axis, places in self._places(node, ties).items():
+            for place in places:
+                found.setdefault(place, []).append(axis)
+        fixed: Set[Hashable] = frozenset()
+        while (more := {p for p, a in found.items() if any(map(ties.is_fixed, a))}) != fixed:
+            fixed = more
+            for _, v, i in (axis for place in fixed for axis in found[place]):
+                ties.fix(v, i)
 
     def _places(self, node: Node, ties: Ties) -> Mapping[Axis, set[Hashable]]:
         """For sizes, the arguments of the layers inside that they are, with their values.
