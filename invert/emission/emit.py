@@ -39,6 +39,7 @@ from invert.emission.layers.arguments import arrange
 from invert.emission.layers.given_sizes import give_sizes
 from invert.emission.layers.hoisted import hoisted
 from invert.emission.layers.memory import Memories
+from invert.emission.layers.separate_inputs import separate
 from invert.emission.layers.positions import give_positions
 from invert.emission.layers.state import thread
 from invert.emission.layers.tree import Node
@@ -272,7 +273,9 @@ class _Variant:
             copies.call(root)
             give_positions(root)
             give_sizes(root, program.shape, every=self.form.every_size)
-            arrange(root, Memories(program.jaxpr))
+            memories = Memories(program.jaxpr)
+            arrange(root, memories)
+            separate(root, self.paths, memories)
         if self.styles & STYLES:
             self._restyle(roots, program)
         found = lists.Lists(lambda layer: layer.field or layer_tree.called(layer, self.paths))

@@ -8,8 +8,11 @@ from collections.abc import Callable, Sequence
 from invert.emission.layers import values
 from invert.emission.layers.shared import (
     ACTIVATION,
+    CAUSAL,
     IDENTITY,
     INNER_ACTIVATION,
+    LEFT_OUT,
+    MASKED,
     RESIDUAL,
     RETURN_SEQUENCES,
     Class,
@@ -59,10 +62,21 @@ def prepare(cls: Class, function: Callable[[ast.Call], str]) -> None:
         elif values.is_addition(column[0].args[0]) or values.returns_steps(column[0]):
             ends = values.returns_steps(column[0])
             name = Names(own).new(RETURN_SEQUENCES if ends else RESIDUAL)
-            cls.statics[name] = tuple(has)
-            column[0].args[2] = syntax.field(syntax.name("self"), name)
+            _choose(cls, name, column)
+        elif values.is_mask(column[0].args[0]):
+            name = Names(own).new(CAUSAL if "jnp.tril(" in ast.unparse(methods[0]) else MASKED)
+            _choose(cls, name, column)
     _choose_activations(cls, methods, function)
     cls.marked = bool(values.steps(methods[0]))
+
+
+def _choose(cls: Class, name: str, column: Sequence[ast.Call]) -> None:
+    """Makes a static field of a choice."""
+    cls.statics[name] = tuple(map(values.has, column))
+    field = syntax.field(syntax.name("self"), name)
+    if not values.has(column[0]):
+        setattr(field, LEFT_OUT, True)
+    column[0].args[2] = field
 
 
 def _next(methods: Sequence[ast.FunctionDef], done: Sequence[ast.Call]) -> list[ast.Call] | None:

@@ -16,6 +16,7 @@ from typing import TypeAlias, TypeVar
 
 from invert.emission.layers import values
 from invert.emission.layers.shared import (
+    STEP,
     Draft,
     anonymous,
     constants,
@@ -26,7 +27,7 @@ from invert.emission.layers.shared import (
     text_of,
 )
 from invert.emission.layers.tree import Node
-from invert.emission.layers.values import HOLE, STEP, Value
+from invert.emission.layers.values import HOLE, Value
 from invert.emission.python import syntax
 from invert.emission.python.naming import Names
 from invert.emission.python.syntax import field_of
@@ -225,7 +226,7 @@ def keys(
 
 
 def _completeness(draft: Draft, result: Value) -> tuple[int, int, bool]:
-    """The numbers of fields and of sums that others may lack, and whether it returns all steps."""
+    """The numbers of fields and of steps that others may lack, and whether it returns all steps."""
     seen: set[Value] = set()
     pending = [result]
     while pending:
@@ -233,7 +234,8 @@ def _completeness(draft: Draft, result: Value) -> tuple[int, int, bool]:
         if value not in seen:
             seen.add(value)
             pending += value.parts
-    return len(draft.node.fields), sum(map(_is_sum, seen)), values.Steps.of(result) is not None
+    steps = sum(_is_sum(v) or values.is_mask(v.node) for v in seen)
+    return len(draft.node.fields), steps, values.Steps.of(result) is not None
 
 
 class _Family:
@@ -405,6 +407,10 @@ class _Marking:
     def _left_out(self, value: Value) -> ast.expr | None:
         """A mark for a step, or a chain of steps, that layers may lack."""
         step = target = self._expression(value)
+        if values.is_mask(step):
+            mask = self._expression(value.parts[1])
+            if mask is not step.args[0] and self._inline(value.parts[1], mask, step):
+                step.args[0] = mask
         end, operand = self._match.missing[value], None
         if (steps := values.Steps.of(value)) is not None:
             state = steps.name(self._method, self._new[id(steps.scan.node)], end)

@@ -9,7 +9,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from invert.emission.layers.tree import Node
 from invert.emission.python import syntax
@@ -17,6 +17,9 @@ from invert.emission.python.naming import Names
 from invert.emission.python.syntax import field_of
 from invert.ir.sizes import is_open
 from invert.ir.types import Var
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeIs
 
 # A small number may be a stride or an axis: it is a size only if several layers agree.
 _SMALL, _FEW = 5, 3
@@ -51,13 +54,19 @@ _WITHOUT: Mapping[str, Callable[[ast.expr], ast.expr]] = {
 _ROOTS = frozenset(("rsqrt", "sqrt"))
 # The argument before which they are written.
 _LAST = "dimension_numbers"
+# The function of marks, see `values`.
+STEP = "$step"
+# An attribute of the field that decides about a step which the first layer of a class lacks.
+LEFT_OUT = "left_out"
 # Static fields: the activation of a result, that of another value, whether a layer adds its input
 # to its result, and whether it returns the values of all steps.
 ACTIVATION, INNER_ACTIVATION, RESIDUAL = "activation", "inner_activation", "residual"
 RETURN_SEQUENCES = "return_sequences"
+# Whether an attention only looks back, or leaves out some places.
+CAUSAL, MASKED = "causal", "masked"
 # Those of any name.
 EPS = "eps"  # the small number under a root
-OPTIONS = frozenset((ACTIVATION, INNER_ACTIVATION, RESIDUAL, RETURN_SEQUENCES, EPS)).union(
+OPTIONS = frozenset((ACTIVATION, INNER_ACTIVATION, RESIDUAL, RETURN_SEQUENCES, CAUSAL, MASKED, EPS)).union(
     *(fields.values() for fields in _STATIC.values())
 )
 # Up to this many items of one type, the type of a tuple gives their number.
@@ -476,11 +485,11 @@ def _parts(group: list[Draft]) -> list[list[Draft]]:
     unknown = [
         i
         for i, c in enumerate(columns)
-        if len(set(c)) > 1 and _size(c, told, small=i in shapes) is None
+        if _differ(c) and _size(c, told, small=i in shapes) is None
     ]
     if not unknown:
         return [group]
-    split: dict[tuple[int, ...], list[Draft]] = {}
+    split: dict[tuple[int | None, ...], list[Draft]] = {}
     for i, draft in enumerate(group):
         split.setdefault(tuple(columns[j][i] for j in unknown), []).append(draft)
     return [part for some in split.values() for part in _parts(some)]
@@ -491,10 +500,29 @@ def fit(group: Sequence[Draft]) -> bool:
     return len(_parts(list(group))) == 1
 
 
-def _columns(group: Sequence[Draft]) -> list[tuple[int, ...]]:
-    """The values of each integer of the text in all drafts."""
-    rows = [[number_of(c) for c in d.constants()] for d in group]
+def _columns(group: Sequence[Draft]) -> list[tuple[int | None, ...]]:
+    """The values of each integer of the text in all drafts; `None` in steps that one lacks."""
+    rows: list[list[int | None]] = []
+    for draft in group:
+        marks = (n for m in draft.methods for n in ast.walk(m) if _is_left_out(n))
+        unused = {id(c) for mark in marks for c in integers(mark.args[0])}
+        own = draft.constants()
+        rows.append([None if id(c) in unused else number_of(c) for c in own])
     return list(zip(*rows, strict=True))
+
+
+def _is_left_out(node: ast.AST) -> TypeIs[ast.Call]:
+    """Whether an expression is marked as a step that its layer lacks."""
+    if not isinstance(node, ast.Call) or not syntax.is_named(node.func, STEP):
+        return False
+    flag = node.args[2]
+    lacks = isinstance(flag, ast.Constant) and flag.value is False
+    return lacks or hasattr(flag, LEFT_OUT)
+
+
+def _differ(column: Iterable[int | None]) -> bool:
+    """Whether numbers differ, apart from those that are unused."""
+    return len({*column} - {None}) > 1
 
 
 def numbers_in_shapes(methods: Iterable[ast.FunctionDef]) -> set[int]:
@@ -533,7 +561,10 @@ def _in_shapes(draft: Draft) -> set[int]:
 
 
 def _size(
-    values: tuple[int, ...], told: Mapping[tuple[int, ...], ast.expr], *, small: bool = False
+    column: tuple[int | None, ...],
+    told: Mapping[tuple[int, ...], ast.expr],
+    *,
+    small: bool = False,
 ) -> tuple[tuple[int, ...], str, int] | None:
     """A size that equals some numbers, or a multiple or divisor of them, in all drafts.
 
@@ -541,6 +572,11 @@ def _size(
 
     - `small`: whether the numbers are sizes however small they are.
     """
+    used = [i for i, n in enumerate(column) if n is not None]
+    if len(used) < len(column):  # any size will do where there is none
+        found = (k for k in told if all(column[i] == k[i] for i in used))
+        return next(((k, "", 1) for k in found), None)
+    values = tuple(n for n in column if n is not None)
     few = min(values) < _SMALL and len(set(values)) < _FEW
     if few and not small:
         return None
@@ -615,7 +651,7 @@ def generalize(
     - `stored`: fields that are sizes, by the texts that read these from arrays.
     """
     columns, shapes = _columns(group), _in_shapes(group[0])
-    if all(len(set(c)) == 1 for c in columns):
+    if not any(map(_differ, columns)):
         return
     (method,) = group[0].methods
     told = _told(group)
@@ -624,7 +660,7 @@ def generalize(
     local: dict[tuple[int, ...], str] = {}
     replaced: dict[int, ast.expr] = {}
     for i, (constant, values) in enumerate(zip(group[0].constants(), columns, strict=True)):
-        if len(set(values)) == 1:
+        if not _differ(values):
             continue
         size = _size(values, told, small=i in shapes)
         assert size is not None  # ensured by `groups`

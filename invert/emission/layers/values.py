@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Hashable, Mapping
 from typing import TYPE_CHECKING
 
-from invert.emission.layers.shared import blank, taken
+from invert.emission.layers.shared import STEP, blank, taken
 from invert.emission.python import syntax
 from invert.emission.python.naming import Names
 from invert.emission.python.syntax import field_of, is_named
@@ -19,7 +19,7 @@ from invert.emission.python.syntax import field_of, is_named
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
 
-STEP, HOLE = "$step", "$"
+HOLE = "$"
 _PAD, _POOL = "jnp.pad", "max_pool"
 _ACTIVATIONS = frozenset(
     """jax.nn.relu jax.nn.relu6 jax.nn.gelu jax.nn.silu jax.nn.sigmoid jax.nn.softmax jax.nn.elu
@@ -184,9 +184,26 @@ def is_subsampling(node: ast.AST) -> TypeIs[ast.Call]:
     )
 
 
+def is_mask(node: ast.AST) -> TypeIs[ast.Call]:
+    """Whether an expression is a value that a number replaces in some places."""
+    match node:
+        case ast.Call(args=[_, _, ast.Constant() | ast.UnaryOp(operand=ast.Constant())]):
+            return ast.unparse(node.func) == "jnp.where"
+    return False
+
+
+def _depends(value: Value) -> bool:
+    """Whether a value depends on arguments, apart from their shapes."""
+    if isinstance(value.node, ast.Attribute) and value.node.attr == "shape":
+        return False
+    return value.is_argument or any(map(_depends, value.parts))
+
+
 def operand(value: Value) -> Value | None:
     """The operand of a step that methods may lack; `None` for any other value."""
     node = value.node
+    if is_mask(node):
+        return None if _depends(value.parts[1]) else value.parts[2]
     if is_activation(node):
         return value.parts[0]
     if is_pad(node) or is_subsampling(node) or (isinstance(node, ast.Call) and layer_of(node)):
@@ -203,7 +220,8 @@ def operand(value: Value) -> Value | None:
 def replace_operand(value: Value, node: ast.AST, new: ast.expr) -> ast.expr:
     """Puts another expression in place of the operand in a copy of a step; returns the old one."""
     if isinstance(node, ast.Call):
-        old, node.args[0] = node.args[0], new
+        place = int(is_mask(node))
+        old, node.args[place] = node.args[place], new
     elif isinstance(node, ast.BinOp) and operand(value) is value.parts[0]:
         old, node.left = node.left, new
     else:
