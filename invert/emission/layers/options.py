@@ -506,6 +506,7 @@ def _filled(marked: ast.FunctionDef, draft: Draft, match: Match) -> ast.Function
     for constant, new in numbers:
         if isinstance(other := pairs.get(id(constant)), ast.Constant):
             new.value = other.value
+            syntax.originate(new, syntax.origin_of(other))
     functions = zip(values.activations(marked), values.activations(again), strict=True)
     for (call, _), (new, _) in functions:
         if isinstance(other := pairs.get(id(call)), ast.Call):

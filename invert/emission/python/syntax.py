@@ -290,6 +290,11 @@ def mark(node: ast.AST, origin: Origin) -> None:
             setattr(each, _ORIGIN, tuple(origin))
 
 
+def originate(node: ast.Constant, origin: Origin) -> None:
+    """Change where a number comes from."""
+    setattr(node, _ORIGIN, tuple(origin))
+
+
 def origin_of(node: ast.Constant) -> Origin:
     """Where a number comes from; `()` if that is unknown."""
     return getattr(node, _ORIGIN, ())
