@@ -19,6 +19,7 @@ from invert.emission.class_names import RESIDUAL, describe, name_classes
 from invert.emission.constructors.sizes import (
     DEPTH,
     DIM,
+    FEATURES,
     HEAD_DIM,
     HEADS,
     HIDDEN,
@@ -925,7 +926,11 @@ class Classes:
             said = [telling(fields[k], (fields[o] for o in keys if o != k)) for k in keys]
             if len({*said} - {""}) == len(keys) > 1:
                 names |= {k: f"{word}_{wanted}" for k, word in zip(keys, said, strict=True)}
-        inner = [k for k, n in found.items() if k not in names and len(_ENDS & {*n}) != 1]
+        inner = [
+            k
+            for k, n in found.items()
+            if k not in names and len(_ENDS & {*n}) != 1 and FEATURES.issuperset(n)
+        ]
         self._has_width = DIM in names.values()
         width = inner if len(inner) == 1 and not self._has_width and DIM not in fixed else []
         return names | dict.fromkeys(width, DIM)

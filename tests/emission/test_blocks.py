@@ -171,9 +171,9 @@ def test_blocks_of_a_residual_network() -> None:
     assert "shortcut = x if self.shortcut is None else self.shortcut(x)\n" in emission.source
     made = re.findall(r" Block\((.*?), key=", emission.source)
     assert made == [
-        "4, 4",
-        "4, 6, strides=2",
-        "6, 6",
+        "dim, dim",
+        "dim, n_out, strides=2",
+        "n_out, n_out",
     ]
     # The shortcut has the strides of its block.
     assert "Conv(c_in, c_out, kernel_size=1, strides=strides, key=keys[2])" in emission.source

@@ -328,7 +328,7 @@ def test_fields_do_not_repeat_the_name_of_the_model() -> None:
     for name in ("stem", "body", "head"):
         x = layers.Dense(4, activation="relu", name=f"wide_net_{name}")(x)
     source = _emitted(keras.Model(given, x, name="wide_net"), 7)
-    assert "self.stem = Dense(7, 4" in source and "wide_net_" not in source
+    assert "self.stem = Dense(n_in, " in source and "wide_net_" not in source
 
 
 def test_fields_that_would_be_equal_keep_their_names() -> None:

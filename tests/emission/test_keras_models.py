@@ -153,7 +153,7 @@ def test_scores_are_scaled_by_the_root_of_the_head_size(size: int) -> None:
         x = L.Add()([x, L.MultiHeadAttention(3, size)(x, x)])
     source = _emitted(keras.Model(given, x)).source
     assert "(1 / head_dim**0.5)" in source
-    assert f"head_dim={size}" in source
+    assert f"head_dim: int = {size}" in source
 
 
 @pytest.mark.parametrize("rank", [1, 2, 3])

@@ -182,7 +182,8 @@ def test_inner_sizes_follow_from_the_layers_sizes() -> None:
     assert "def __init__(self, dim: int, *, heads: int, key: PRNGKeyArray)" in text
     assert "self.qkv = Linear(dim, 3 * dim, key=" in text
     assert "reshape(batch, length, self.heads, dim // self.heads)" in text
-    assert "self.mixer = Attention(21, heads=3, key=" in emission.source
+    assert "self.mixer = Attention(dim, heads=heads, key=" in emission.source
+    assert "dim: int = 21, heads: int = 3, key" in emission.source
     assert _at(emission, "Attention", 12, heads=4)(ramp(3, 6, 12)).shape == (3, 6, 12)
 
 

@@ -53,7 +53,7 @@ def test_a_recurrent_layer_is_a_scan_for_any_batch() -> None:
     # The first call is a traced one: what it takes to recover the program leaves no trace in it.
     assert str(jax.make_jaxpr(module)(ramp(2, 5, 3))).count("jit[") == 0
     assert "Certificate: exact" in module.source
-    assert "batch 5 3" in module.source
+    assert "batch 5 n_in" in module.source and "n_in: int = 3" in module.source
     assert module.source.count("lax.scan") == 1
     for rows in (1, 3):
         x = ramp(rows, 5, 3)
@@ -106,7 +106,7 @@ def test_a_model_is_named_after_its_class() -> None:
     module = invert.convert(network, ids)
     assert type(module.model).__name__ == "TinyGPT"
     # Both tables are one class, whatever Keras knows about the positions.
-    assert set(re.findall(r" = (\w+)\(\d+, 6, key=", module.source)) == {"Embedding"}
+    assert set(re.findall(r" = (\w+)\(\w+, dim, key=", module.source)) == {"Embedding"}
     model: Any = module.model
     assert np.array_equal(module(ids), model(ids))
     functional = keras.Sequential([keras.Input((6,)), keras.layers.Dense(2)], name="scores")

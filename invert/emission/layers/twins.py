@@ -219,7 +219,7 @@ class Twins:
             return None
         own = set(map(ties.root, axes))
         level = self.given.get(cls, _NO_SIZES)
-        strided = _strided(ties) if level < _KERNELS else []
+        strided = _strided(ties) if level < _KERNELS and cls is not self.outermost else []
         scaled = Scaled(ties, sizes, strided, free=not sizes.keys() <= own, half=half)
         if _Numbers(draft, scaled).has_values():
             self.given[cls] = self.weaker(cls, scaled)
