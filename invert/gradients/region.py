@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Container, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
 
-from invert._private.jax import eval_closed, trace_closed
+from invert._private.jax import eval_closed, open_jaxpr, trace_closed
 from invert.ir import jaxprs, meshes
 from invert.ir.avals import is_differentiable, type_of
 from invert.ir.gradient_marker import Gradient, parts
@@ -21,7 +22,6 @@ from invert.ir.types import (
     ClosedJaxpr,
     Eqn,
     JaxFunction,
-    Jaxpr,
     Literal,
     Value,
     Var,
@@ -29,6 +29,13 @@ from invert.ir.types import (
 from invert.rewriting.driver import Replacement
 
 _CLIP = jax.lax.GatherScatterMode.CLIP
+_PROMISE = jax.lax.GatherScatterMode.PROMISE_IN_BOUNDS
+
+
+def _clips(eqn: Eqn) -> bool:
+    """Whether an equation is a gather that clips its indices, of numbers with derivatives."""
+    is_clipped = eqn.primitive.name == "gather" and eqn.params["mode"] == _CLIP
+    return is_clipped and is_differentiable(eqn.outvars[0].aval)
 
 
 class MarkedRegion:
@@ -115,23 +122,23 @@ class MarkedRegion:
         env: dict[Atom, Value] = dict(zip(self.operands, values, strict=True))
         return list(map(evaluate(eqns, env, on_eqn), atoms))
 
-    def with_promised_bounds(self) -> MarkedRegion | None:
-        """The region with gathers that promise to be in bounds; `None` if it has no gathers."""
-        promise = jax.lax.GatherScatterMode.PROMISE_IN_BOUNDS
-        found: list[Eqn] = []
+    @functools.cached_property
+    def clipped(self) -> int:
+        """The number of gathers that clip their indices."""
+        return sum(map(_clips, jaxprs.equations(open_jaxpr(self.forward))))
 
-        def change(jaxpr: Jaxpr) -> Jaxpr:
-            eqns = []
-            for eqn in jaxpr.eqns:
-                if eqn.primitive.name == "gather" and eqn.params["mode"] == _CLIP:
-                    eqn = eqn.replace(params={**eqn.params, "mode": promise})
-                    found.append(eqn)
-                eqns.append(eqn)
-            return jaxpr.replace(eqns=eqns)
+    def with_promised_bounds(self, chosen: Container[int]) -> MarkedRegion:
+        """The region in which the gathers of these numbers promise to be in bounds."""
+        count = itertools.count()
+
+        def change(eqn: Eqn) -> Eqn:
+            if not _clips(eqn) or next(count) not in chosen:
+                return eqn
+            return eqn.replace(params={**eqn.params, "mode": _PROMISE})
 
         other = copy.copy(self)
-        other.forward = jaxprs.map_jaxprs(self.forward, change)
-        return other if found else None
+        other.forward = jaxprs.map_equations(self.forward, change)
+        return other
 
     def _split(self, values: Sequence[Value]) -> tuple[list[Value], list[Value]]:
         """The operands, constants first, and the cotangents."""
