@@ -32,6 +32,13 @@ FAILURES = (
 NOT_TRANSPOSED = (*FAILURES, AssertionError, RuntimeError)
 
 
+class OtherShapesError(InvertError):
+    """The container's gradient does not have the shapes of the arguments.
+
+    With open sizes it may have them where the sizes fulfil the constraints of the container.
+    """
+
+
 def samples(avals: Sequence[Aval], cotangents: int) -> Iterator[list[np.ndarray]]:
     """Values at which rules differ: ties, zeros, steps, bounds, large numbers."""
     rng = np.random.default_rng(0)
@@ -81,6 +88,10 @@ def differences(region: MarkedRegion, raw: AnyJaxpr, x64: bool) -> Iterator[floa
             run = once(functools.partial(_halves, program))
             for values in samples([v.aval for v in open_jaxpr(program).invars], count):
                 results = [tuple(map(np.asarray, half)) for half in run(*values)]
+                if [x.shape for x in results[0]] != [x.shape for x in results[1]]:
+                    raise OtherShapesError(
+                        "the gradient has other shapes than the arguments, at some of their sizes"
+                    )
                 if all(map(np.array_equal, *results)):
                     yield 0.0
                     continue

@@ -16,6 +16,7 @@ from invert.ir.avals import is_differentiable, type_of
 from invert.ir.gradient_marker import Gradient, parts
 from invert.ir.graph import Graph
 from invert.ir.interpret import OnEqn, bind, evaluate, replacing
+from invert.ir.sizes import is_open
 from invert.ir.types import (
     AnyJaxpr,
     Atom,
@@ -36,6 +37,24 @@ def _clips(eqn: Eqn) -> bool:
     """Whether an equation is a gather that clips its indices, of numbers with derivatives."""
     is_clipped = eqn.primitive.name == "gather" and eqn.params["mode"] == _CLIP
     return is_clipped and is_differentiable(eqn.outvars[0].aval)
+
+
+def _bind(eqn: Eqn, operands: list[Value]) -> Sequence[Value]:
+    """Bind an equation, a strided slice of an open size as the lookup that JAX makes of `x[::2]`.
+
+    The lengths of the two are equal, but other expressions of the size, and so are those of the
+    cotangents in the container's gradient.
+    """
+    strides = eqn.params["strides"] if eqn.primitive.name == "slice" else None
+    if strides is None or not any(map(is_open, eqn.outvars[0].aval.shape)):
+        return bind(eqn, operands)
+    bounds = (eqn.params[name] for name in ("start_indices", "limit_indices", "strides"))
+    shape = operands[0].shape
+    parts = zip(*bounds, shape, strict=True)
+    whole = (
+        slice(None) if (a, n, step) == (0, m, 1) else slice(a, n, step) for a, n, step, m in parts
+    )
+    return [operands[0][tuple(whole)]]
 
 
 class MarkedRegion:
@@ -80,7 +99,7 @@ class MarkedRegion:
         self, settled: Mapping[Eqn, Replacement], values: Sequence[Value]
     ) -> list[Value]:
         eqns, rules = self._needed(settled)
-        return self._evaluate(values, self.results, eqns, replacing(rules))
+        return self._evaluate(values, self.results, eqns, replacing(rules, _bind))
 
     def _needed(self, settled: Mapping[Eqn, Replacement]) -> tuple[list[Eqn], dict[Eqn, AnyJaxpr]]:
         """The equations that the results need, and the programs that replace settled markers.
@@ -117,7 +136,7 @@ class MarkedRegion:
         values: Sequence[Value],
         atoms: Sequence[Atom],
         eqns: Sequence[Eqn],
-        on_eqn: OnEqn = bind,
+        on_eqn: OnEqn = _bind,
     ) -> list[Value]:
         env: dict[Atom, Value] = dict(zip(self.operands, values, strict=True))
         return list(map(evaluate(eqns, env, on_eqn), atoms))

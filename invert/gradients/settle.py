@@ -23,7 +23,12 @@ from invert._errors import InvertError, only_refusals
 from invert._private.jax import consts_of, dce, eval_context, open_jaxpr, rename, trace_closed
 from invert.gradients.bounds import with_bounds
 from invert.gradients.cache import GradientCache, inlined
-from invert.gradients.compare import FAILURES, first_difference, may_not_end
+from invert.gradients.compare import (
+    FAILURES,
+    OtherShapesError,
+    first_difference,
+    may_not_end,
+)
 from invert.gradients.paddings import with_paddings
 from invert.gradients.region import MarkedRegion
 from invert.gradients.rules import (
@@ -250,6 +255,8 @@ class GradientResolver:
         try:
             with only_refusals():
                 gap = first_difference(region, raw, self.x64)
+        except OtherShapesError:
+            raise  # the program is recovered again, under the constraints that were met
         except FAILURES as error:
             first = (str(error).splitlines() or [""])[0]
             return f"another program, which could not be run ({type(error).__name__}: {first})"
