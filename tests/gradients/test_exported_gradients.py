@@ -84,6 +84,17 @@ def test_vjp_of_an_artifact(name: str, order: int) -> None:
     np.testing.assert_allclose(slope(module, *args), slope(f, *args), rtol=1e-6)
 
 
+def test_the_text_of_a_rule_around_a_loop() -> None:
+    def f(x: Any, w: Any) -> Any:
+        return lax.scan(lambda c, row: (seven(c @ w + row), c), x[0], x)[1]
+
+    x, w = jnp.ones((4, 3)), jnp.arange(9.0).reshape(3, 3) / 9
+    module = invert.from_exported(stored(f, x, w))
+    assert "kept as custom_jvp" in module.report.gradients[0]
+    np.testing.assert_array_equal(slope(module.model, x, w), slope(module, x, w))
+    np.testing.assert_allclose(slope(module, x, w), slope(f, x, w), rtol=1e-5)
+
+
 def test_a_read_artifact_holds_its_vjp_too() -> None:
     module = invert.from_exported(jax.export.deserialize(bytearray(stored(seven, X))))
     np.testing.assert_array_equal(jax.jvp(module, (X,), (X,))[1], 7 * X)
