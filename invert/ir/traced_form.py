@@ -591,7 +591,7 @@ def _hoisted(eqn: Eqn) -> Made | None:
         outvars=[*_others(body.outvars[:count], kept), *body.outvars[count:]],
     )
     params = {
-        **eqn.params,
+        **plain_params(eqn.params),
         "jaxpr": close_like(parts.body, inner),
         "num_consts": len(consts) + sum(kept),
         "num_carry": count - sum(kept),
