@@ -35,7 +35,7 @@ class Config:
     - `extra_patterns`: patterns of your own (`invert.Pattern`), applied after all others.
     - `verify`: whether the recovered program is lowered again and compared with the input, for the
         certificate in the report.
-    - `custom_gradients`: treatment of the gradient functions in a TensorFlow container. `"check"`:
+    - `custom_gradients`: treatment of the gradient functions in a container. `"check"`:
         one is kept as the rule of its function if it differs from automatic differentiation of the
         recovered program; `"keep"`: all are kept; `"ignore"`: none is read.
     - `prevent_gradient`: effect of differentiating a function exported with

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Container, Sequence
+import functools
+from collections.abc import Callable, Container, Sequence
 from typing import cast
 
 import jax
 import jax.export
+import jax.numpy as jnp
+import numpy as np
 
 from invert._config import Config
 from invert._entry import ArgSpec, EntryPoint, Shardings, free_name
 from invert._errors import MalformedModelError, Problem, UnsupportedOpError
-from invert._private.jax import from_words, physical_type, stated_mesh, words_of
+from invert._private.jax import from_words, holds_vjp, physical_type, stated_mesh, words_of
 from invert.frontends.stablehlo import given_names
+from invert.ir.avals import is_differentiable
+from invert.ir.gradient_marker import Gradient, mark
 from invert.ir.types import Aval, Value
 from invert.stablehlo.program import ArrayType, Program
 
@@ -24,24 +29,12 @@ def entry_point(exported: jax.export.Exported | bytes | bytearray, *, config: Co
     **Raises:** `MalformedModelError` if the bytes are not a serialized `Exported`, or contradict
     their module; `UnsupportedOpError` for ordered effects.
     """
-    trusted = not isinstance(exported, (bytes, bytearray))
-    if isinstance(exported, (bytes, bytearray)):
-        exported = _deserialize(exported)
-    # Freed once it is parsed, with the artifact if it was made here.
-    module = [exported.mlir_module_serialized]
-    if not trusted:
-        exported = dataclasses.replace(exported, mlir_module_serialized=b"")
-    program = Program.from_bytes(
-        module.pop,
-        config=config,
-        platforms=tuple(exported.platforms),
-        trusted=trusted,
-        mesh=stated_mesh(exported),
-    )
-    _check(exported, program)
+    artifact = _Artifact.opened(exported, config)
+    exported, program = artifact.exported, artifact.program
     branch = program.platform_index() if program.takes_platform_index else 0
     # The function keeps only these parts of the artifact: the module has its weights already.
-    kept, out_avals = exported.module_kept_var_idx, exported.out_avals
+    run = artifact.function()
+    kept = exported.module_kept_var_idx
     names = _names(exported, given_names(program))
     specs = [
         ArgSpec(name, _shape(aval), aval.dtype)
@@ -50,8 +43,7 @@ def entry_point(exported: jax.export.Exported | bytes | bytearray, *, config: Co
     args, kwargs = jax.tree_util.tree_unflatten(exported.in_tree, specs)
 
     def fn(params: Sequence[Value], *values: Value) -> list[Value]:
-        results = program.on_devices(*(words_of(values[i]) for i in kept))
-        return [from_words(r, aval.dtype) for r, aval in zip(results, out_avals, strict=True)]
+        return run(values)
 
     return EntryPoint(
         name=exported.fun_name if exported.fun_name.isidentifier() else "main",
@@ -70,6 +62,108 @@ def entry_point(exported: jax.export.Exported | bytes | bytearray, *, config: Co
         notes=program.notes,
         shardings=_shardings(program, kept, len(exported.in_avals)),
     )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Artifact:
+    """An artifact with its parsed module.
+
+    **Arguments:**
+
+    - `vjp`: the artifact of its vector-Jacobian product, if it holds one.
+    """
+
+    exported: jax.export.Exported
+    program: Program
+    vjp: jax.export.Exported | None
+    config: Config
+    trusted: bool
+
+    @classmethod
+    def opened(cls, exported: jax.export.Exported | bytes | bytearray, config: Config) -> _Artifact:
+        trusted = not isinstance(exported, (bytes, bytearray))
+        if isinstance(exported, (bytes, bytearray)):
+            exported = _deserialize(exported)
+        return cls._parsed([exported], config, trusted)
+
+    @classmethod
+    def _parsed(cls, holder: list[jax.export.Exported], config: Config, trusted: bool) -> _Artifact:
+        exported = holder.pop()
+        vjp = None
+        if config.custom_gradients != "ignore" and holds_vjp(exported):
+            vjp = _read(exported.vjp)
+        # Freed once it is parsed, with the artifact if it was made here.
+        module = [exported.mlir_module_serialized]
+        if not trusted:
+            exported = dataclasses.replace(exported, mlir_module_serialized=b"")
+        program = Program.from_bytes(
+            module.pop,
+            config=config,
+            platforms=tuple(exported.platforms),
+            trusted=trusted,
+            mesh=stated_mesh(exported),
+        )
+        _check(exported, program)
+        return cls(exported, program, vjp, config, trusted)
+
+    def function(self, *, marked: bool = True) -> Callable[[Sequence[Value]], list[Value]]:
+        """The function of the flat arguments, marked with its gradient if it holds one."""
+        kept, out_avals = self.exported.module_kept_var_idx, self.exported.out_avals
+        program = self.program
+        gradient = self._gradient() if marked else None
+
+        def run(values: Sequence[Value]) -> list[Value]:
+            found = program.on_devices(*(words_of(values[i]) for i in kept))
+            results = [from_words(r, aval.dtype) for r, aval in zip(found, out_avals, strict=True)]
+            if gradient is None:
+                return results
+            integers = [r for r in results if not is_differentiable(r)]
+            return mark(gradient, results, values, [*values, *integers])
+
+        return run
+
+    def _gradient(self) -> Gradient | None:
+        if self.vjp is None:
+            return None
+        location = f"the VJP of {self.exported.fun_name}"
+        own = _Artifact._parsed([self.vjp], self.config, self.trusted)
+        self._check_vjp(own.exported)
+        if problems := own.program.problems:
+            return Gradient(location, lambda *_: [], problem=str(problems[0]))
+        results = self.exported.out_avals
+        numbers = list(map(is_differentiable, self.exported.in_avals))
+        plain, nested = own.function(marked=False), functools.cache(own.function)
+
+        def run(
+            captures: Sequence[Value], cotangents: Sequence[Value], inside: bool
+        ) -> list[Value | None]:
+            inputs, rest = captures[: len(numbers)], iter(cotangents)
+            # Cotangents of integers are `float0`, which the module holds as booleans.
+            zeros = (jnp.zeros(r.shape, bool) for r in captures[len(numbers) :])
+            given = [next(rest if is_differentiable(a) else zeros) for a in results]
+            found = (nested() if inside else plain)([*inputs, *given])
+            return [x if is_number else None for x, is_number in zip(found, numbers, strict=True)]
+
+        inner = nested if own.vjp is not None else None
+        return Gradient(location, run, convention="jax", read_nested=inner)
+
+    def _check_vjp(self, vjp: jax.export.Exported) -> None:
+        """Check that the types of a vector-Jacobian product are those of the function."""
+        arguments, results = self.exported.in_avals, self.exported.out_avals
+        wanted = [*map(_type, arguments), *map(_tangent, results)], list(map(_tangent, arguments))
+        if (list(map(_type, vjp.in_avals)), list(map(_type, vjp.out_avals))) != wanted:
+            raise MalformedModelError(
+                "The VJP of the jax.export artifact does not have the types of its function."
+            )
+
+
+def _type(aval: Aval) -> tuple[str, np.dtype]:
+    """The type, in a form in which open sizes of two artifacts can be compared."""
+    return str(aval.shape), aval.dtype
+
+
+def _tangent(aval: Aval) -> tuple[str, np.dtype]:
+    return str(aval.shape), aval.dtype if is_differentiable(aval) else jax.dtypes.float0
 
 
 def _check(exported: jax.export.Exported, program: Program) -> None:
@@ -168,9 +262,13 @@ def _shape(aval: Aval) -> tuple[int | str | None, ...]:
 
 
 def _deserialize(blob: bytes | bytearray) -> jax.export.Exported:
+    return _read(lambda: jax.export.deserialize(cast(bytearray, blob)))  # read-only
+
+
+def _read(read: Callable[[], jax.export.Exported]) -> jax.export.Exported:
     # Some flatbuffer reads are not bounds-checked; the reader then fails in many ways.
     try:
-        return jax.export.deserialize(cast(bytearray, blob))  # read-only
+        return read()
     except Exception as error:
         raise MalformedModelError(
             f"The bytes are not a serialized jax.export.Exported that this jax ({jax.__version__}) "

@@ -32,6 +32,13 @@ FAILURES = (
 NOT_TRANSPOSED = (*FAILURES, AssertionError, RuntimeError)
 
 
+class OtherShapesError(InvertError):
+    """The container's gradient does not have the shapes of the arguments.
+
+    With open sizes it may have them where the sizes fulfil the constraints of the container.
+    """
+
+
 def samples(avals: Sequence[Aval], cotangents: int) -> Iterator[list[np.ndarray]]:
     """Values at which rules differ: ties, zeros, steps, bounds, large numbers."""
     rng = np.random.default_rng(0)
@@ -70,10 +77,8 @@ def once(function: JaxFunction) -> JaxFunction:
     return jax.jit(function, compiler_options={"xla_backend_optimization_level": 0})
 
 
-def first_difference(region: MarkedRegion, raw: AnyJaxpr, x64: bool) -> float:
-    """The difference of two gradients, beyond rounding, at the first values where they differ;
-    0 if there are none.
-    """
+def differences(region: MarkedRegion, raw: AnyJaxpr, x64: bool) -> Iterator[float]:
+    """The differences of two gradients at the values of `samples`, beyond rounding."""
     count = len(region.numbers)
     with jax.enable_x64(x64), on_cpu():
         traced = trace_closed(
@@ -83,13 +88,20 @@ def first_difference(region: MarkedRegion, raw: AnyJaxpr, x64: bool) -> float:
             run = once(functools.partial(_halves, program))
             for values in samples([v.aval for v in open_jaxpr(program).invars], count):
                 results = [tuple(map(np.asarray, half)) for half in run(*values)]
+                if [x.shape for x in results[0]] != [x.shape for x in results[1]]:
+                    raise OtherShapesError(
+                        "the gradient has other shapes than the arguments, at some of their sizes"
+                    )
                 if all(map(np.array_equal, *results)):
+                    yield 0.0
                     continue
                 moved = run(*values[:-count], *map(_rounded, values[-count:]))[0]
-                gap = max(map(beyond_rounding, *results, map(np.asarray, moved)))
-                if gap > 0:
-                    return gap
-    return 0.0
+                yield max(map(beyond_rounding, *results, map(np.asarray, moved)))
+
+
+def first_difference(region: MarkedRegion, raw: AnyJaxpr, x64: bool) -> float:
+    """The first difference of two gradients, see `differences`; 0 if there is none."""
+    return next(filter(None, differences(region, raw, x64)), 0.0)
 
 
 def _halves(program: AnyJaxpr, *values: Value) -> tuple[list[Value], list[Value]]:

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Container, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
 
-from invert._private.jax import eval_closed, trace_closed
+from invert._private.jax import eval_closed, open_jaxpr, trace_closed
 from invert.ir import jaxprs, meshes
 from invert.ir.avals import is_differentiable, type_of
 from invert.ir.gradient_marker import Gradient, parts
 from invert.ir.graph import Graph
 from invert.ir.interpret import OnEqn, bind, evaluate, replacing
+from invert.ir.sizes import is_open
 from invert.ir.types import (
     AnyJaxpr,
     Atom,
     ClosedJaxpr,
     Eqn,
     JaxFunction,
-    Jaxpr,
     Literal,
     Value,
     Var,
@@ -29,6 +30,31 @@ from invert.ir.types import (
 from invert.rewriting.driver import Replacement
 
 _CLIP = jax.lax.GatherScatterMode.CLIP
+_PROMISE = jax.lax.GatherScatterMode.PROMISE_IN_BOUNDS
+
+
+def _clips(eqn: Eqn) -> bool:
+    """Whether an equation is a gather that clips its indices, of numbers with derivatives."""
+    is_clipped = eqn.primitive.name == "gather" and eqn.params["mode"] == _CLIP
+    return is_clipped and is_differentiable(eqn.outvars[0].aval)
+
+
+def _bind(eqn: Eqn, operands: list[Value]) -> Sequence[Value]:
+    """Bind an equation, a strided slice of an open size as the lookup that JAX makes of `x[::2]`.
+
+    The lengths of the two are equal, but other expressions of the size, and so are those of the
+    cotangents in the container's gradient.
+    """
+    strides = eqn.params["strides"] if eqn.primitive.name == "slice" else None
+    if strides is None or not any(map(is_open, eqn.outvars[0].aval.shape)):
+        return bind(eqn, operands)
+    bounds = (eqn.params[name] for name in ("start_indices", "limit_indices", "strides"))
+    shape = operands[0].shape
+    parts = zip(*bounds, shape, strict=True)
+    whole = (
+        slice(None) if (a, n, step) == (0, m, 1) else slice(a, n, step) for a, n, step, m in parts
+    )
+    return [operands[0][tuple(whole)]]
 
 
 class MarkedRegion:
@@ -73,7 +99,7 @@ class MarkedRegion:
         self, settled: Mapping[Eqn, Replacement], values: Sequence[Value]
     ) -> list[Value]:
         eqns, rules = self._needed(settled)
-        return self._evaluate(values, self.results, eqns, replacing(rules))
+        return self._evaluate(values, self.results, eqns, replacing(rules, _bind))
 
     def _needed(self, settled: Mapping[Eqn, Replacement]) -> tuple[list[Eqn], dict[Eqn, AnyJaxpr]]:
         """The equations that the results need, and the programs that replace settled markers.
@@ -110,28 +136,28 @@ class MarkedRegion:
         values: Sequence[Value],
         atoms: Sequence[Atom],
         eqns: Sequence[Eqn],
-        on_eqn: OnEqn = bind,
+        on_eqn: OnEqn = _bind,
     ) -> list[Value]:
         env: dict[Atom, Value] = dict(zip(self.operands, values, strict=True))
         return list(map(evaluate(eqns, env, on_eqn), atoms))
 
-    def with_promised_bounds(self) -> MarkedRegion | None:
-        """The region with gathers that promise to be in bounds; `None` if it has no gathers."""
-        promise = jax.lax.GatherScatterMode.PROMISE_IN_BOUNDS
-        found: list[Eqn] = []
+    @functools.cached_property
+    def clipped(self) -> int:
+        """The number of gathers that clip their indices."""
+        return sum(map(_clips, jaxprs.equations(open_jaxpr(self.forward))))
 
-        def change(jaxpr: Jaxpr) -> Jaxpr:
-            eqns = []
-            for eqn in jaxpr.eqns:
-                if eqn.primitive.name == "gather" and eqn.params["mode"] == _CLIP:
-                    eqn = eqn.replace(params={**eqn.params, "mode": promise})
-                    found.append(eqn)
-                eqns.append(eqn)
-            return jaxpr.replace(eqns=eqns)
+    def with_promised_bounds(self, chosen: Container[int]) -> MarkedRegion:
+        """The region in which the gathers of these numbers promise to be in bounds."""
+        count = itertools.count()
+
+        def change(eqn: Eqn) -> Eqn:
+            if not _clips(eqn) or next(count) not in chosen:
+                return eqn
+            return eqn.replace(params={**eqn.params, "mode": _PROMISE})
 
         other = copy.copy(self)
-        other.forward = jaxprs.map_jaxprs(self.forward, change)
-        return other if found else None
+        other.forward = jaxprs.map_equations(self.forward, change)
+        return other
 
     def _split(self, values: Sequence[Value]) -> tuple[list[Value], list[Value]]:
         """The operands, constants first, and the cotangents."""

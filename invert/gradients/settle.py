@@ -21,8 +21,14 @@ import numpy as np
 from invert._config import Config
 from invert._errors import InvertError, only_refusals
 from invert._private.jax import consts_of, dce, eval_context, open_jaxpr, rename, trace_closed
+from invert.gradients.bounds import with_bounds
 from invert.gradients.cache import GradientCache, inlined
-from invert.gradients.compare import FAILURES, first_difference, may_not_end
+from invert.gradients.compare import (
+    FAILURES,
+    OtherShapesError,
+    first_difference,
+    may_not_end,
+)
 from invert.gradients.paddings import with_paddings
 from invert.gradients.region import MarkedRegion
 from invert.gradients.rules import (
@@ -157,29 +163,40 @@ class GradientResolver:
         # A TensorFlow graph was never lowered, so lowering autodiff proves nothing about its
         # gradient, and there is no stop_gradient to restore. The gradient is compared numerically.
         from_jax = gradient.convention == "jax"
-        if self.config.custom_gradients == "check":
+        checks = self.config.custom_gradients == "check"
+        promised = region.with_promised_bounds(range(region.clipped))
+        variants = (region, promised) if region.clipped else (region,)
+        if checks:
             if from_jax and self.cache.is_proved(region, raw, self._is_proved):
                 self._say(gradient, "agrees with autodiff")
                 return None
-            promised = region.with_promised_bounds() if from_jax else None
-            if promised is not None and self.cache.is_proved(promised, raw, self._is_proved):
-                self._say(gradient, "agrees with autodiff, where gathers promise to be in bounds")
-                return Rule(plain_function(promised, self.x64), promised.operands, "plain")
+            bounds = from_jax and region.clipped > 0
+            if bounds and self.cache.is_proved(promised, raw, self._is_proved):
+                return self._plain(promised, "agrees with autodiff, where gathers promise bounds")
             reason = self.cache.difference(region, raw, self._difference)
             if not reason:
                 self._say(gradient, "agrees with autodiff numerically")
                 return None
+            if bounds and (found := with_bounds(region, raw, self.x64)) is not None:
+                how = "" if self._is_proved(found, raw) else " numerically"
+                told = f"agrees with autodiff{how}, where some gathers promise bounds"
+                return self._plain(found, told)
         if is_zero(raw):
             self._say(gradient, "stop_gradient: it is zero")
             return Rule(stopped, parts(eqn)[0], "stop_gradient")
-        if self.config.custom_gradients == "check" and from_jax:
-            for candidate in with_stops(region, raw, self.x64):
+        if checks and from_jax:
+            for candidate in (c for v in variants for c in with_stops(v, raw, self.x64)):
                 if self._is_proved(candidate, raw):
-                    self._say(gradient, "agrees with autodiff, with stop_gradient put back")
-                    return Rule(plain_function(candidate, self.x64), candidate.operands, "plain")
+                    told = "agrees with autodiff, with stop_gradient put back"
+                    return self._plain(candidate, told)
         rule = self._rule_of(region, raw)
         self._say(gradient, f"kept as {rule.kind}: {reason}")
         return rule
+
+    def _plain(self, region: MarkedRegion, told: str) -> Rule:
+        """A variant of the region that needs no rule."""
+        self._say(region.gradient, told)
+        return Rule(plain_function(region, self.x64), region.operands, "plain")
 
     def _rule_of(self, region: MarkedRegion, raw: ClosedJaxpr) -> Rule:
         """The region as a function with the container's gradient as its rule."""
@@ -238,6 +255,8 @@ class GradientResolver:
         try:
             with only_refusals():
                 gap = first_difference(region, raw, self.x64)
+        except OtherShapesError:
+            raise  # the program is recovered again, under the constraints that were met
         except FAILURES as error:
             first = (str(error).splitlines() or [""])[0]
             return f"another program, which could not be run ({type(error).__name__}: {first})"

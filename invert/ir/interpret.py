@@ -30,12 +30,14 @@ def bind(eqn: Eqn, operands: Sequence[Value]) -> list[Value]:
         return bind_equation(eqn, operands)
 
 
-def replacing(programs: Mapping[Eqn, AnyJaxpr]) -> OnEqn:
+def replacing(programs: Mapping[Eqn, AnyJaxpr], otherwise: OnEqn = bind) -> OnEqn:
     """Bind equations, except that those in `programs` are evaluated as the program given there."""
 
     def on_eqn(eqn: Eqn, operands: list[Value]) -> Sequence[Value]:
         program = programs.get(eqn)
-        return bind(eqn, operands) if program is None else eval_closed(program, operands)
+        if program is None:
+            return otherwise(eqn, operands)
+        return eval_closed(program, operands)
 
     return on_eqn
 

@@ -10,6 +10,7 @@ import collections
 import contextlib
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Callable, Hashable, Sequence, Set
 from typing import Any, cast
@@ -94,6 +95,7 @@ def normal(closed: J, depth: int = 0) -> J:
 def _normalized(closed: J, depth: int) -> J:
 
     def one(jaxpr: Jaxpr) -> Jaxpr:
+        jaxpr = rewritten(jaxpr, _hoisted)
         eqns = []
         for eqn in jaxpr.eqns:
             eqn = _plain(eqn)
@@ -563,6 +565,49 @@ def _reorder(
         # Equations that read one operand under two names have become equal.
         changed.append(merged(made) if len(first) < len(same) else made)
     return changed, [operands[i] for i in kept] + list(operands[count:])
+
+
+def _hoisted(eqn: Eqn) -> Made | None:
+    """A scan that closes over what it carries unchanged, as `lax.scan` does when it is traced.
+
+    Derivatives bind the primitive, which keeps such a carry.
+    """
+    if eqn.primitive.name != "scan":
+        return None
+    parts = ScanParts.of(eqn)
+    body = open_jaxpr(parts.body)
+    consts, carry, xs = parts.split(body.invars)
+    kept = [body.outvars[i] is v for i, v in enumerate(carry)]
+    if not any(kept):
+        return None
+
+    def moved(values: Sequence[Atom], of_consts: Sequence[Atom], rest: Sequence[Atom]) -> list[Any]:
+        held = itertools.compress(values, kept)
+        return [*of_consts, *held, *_others(values, kept), *rest]
+
+    count = len(carry)
+    inner = body.replace(
+        invars=moved(carry, consts, xs),
+        outvars=[*_others(body.outvars[:count], kept), *body.outvars[count:]],
+    )
+    params = {
+        **plain_params(eqn.params),
+        "jaxpr": close_like(parts.body, inner),
+        "num_consts": len(consts) + sum(kept),
+        "num_carry": count - sum(kept),
+    }
+    outs = eqn.outvars[:count]
+    new = eqn.replace(
+        invars=moved(parts.init, parts.consts, parts.xs),
+        outvars=[*_others(outs, kept), *eqn.outvars[count:]],
+        params=params,
+    )
+    starts = (a if k else v for a, v, k in zip(parts.init, outs, kept, strict=True))
+    return [new], [*starts, *eqn.outvars[count:]]
+
+
+def _others(values: Sequence[Any], left_out: Sequence[bool]) -> list[Any]:
+    return [v for v, out in zip(values, left_out, strict=True) if not out]
 
 
 def _scan(eqn: Eqn, depth: int) -> Eqn:

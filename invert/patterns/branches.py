@@ -13,7 +13,7 @@ from jax import Array, lax
 
 from invert._private.jax import Var
 from invert.ir import kinds
-from invert.ir.graph import literal
+from invert.ir.graph import is_number, literal
 from invert.ir.types import Atom, JaxFunction
 from invert.rewriting.pattern import EquationPattern, Site
 
@@ -44,18 +44,31 @@ def _unshaped(site: Site, atom: Atom) -> Atom:
 
 
 def _selects(site: Site, index: Var) -> bool:
-    """Whether a number chooses between results, in its own shape or in another."""
+    """Whether a number chooses between results, in its own shape or in another.
+
+    In the derivative of branches it chooses which of them gets a cotangent:
+    `select_n (index == i) 0 ct`.
+    """
     if index.aval.dtype != np.int32:
         return False
-    pending: list[Atom] = [index]
+    pending: list[tuple[Atom, bool]] = [(index, False)]
     while pending:
-        atom = pending.pop()
+        atom, compared = pending.pop()
         for user in site.graph.users.get(atom, ()):
-            if user.primitive.name == "select_n" and user.invars[0] is atom:
-                return True
-            if user.primitive.name in kinds.LAYOUT:
-                pending.extend(user.outvars)
+            name = user.primitive.name
+            if name == "select_n" and user.invars[0] is atom:
+                if not compared or (_is_zero(site, user.invars[1]) and len(user.invars) == 3):
+                    return True
+            elif name in kinds.LAYOUT:
+                pending.extend((v, compared) for v in user.outvars)
+            elif name == "eq" and not compared and literal(user.invars[1]) is not None:
+                pending.extend((v, True) for v in user.outvars)
     return False
+
+
+def _is_zero(site: Site, atom: Atom) -> bool:
+    eqn = site.producer(atom, "broadcast_in_dim")
+    return is_number(atom if eqn is None else eqn.invars[0], 0)
 
 
 PATTERNS = (EquationPattern("branch_operand", ("select_n",), _operand),)

@@ -105,3 +105,46 @@ def test_a_rule_with_integer_results() -> None:
     for got, wanted in zip(model(x), fn(x), strict=True):
         np.testing.assert_array_equal(got, wanted)
     _same_derivatives(model, fn)
+
+
+@jax.custom_jvp
+def seven(x: Any) -> Any:
+    return 2 * x
+
+
+seven.defjvp(lambda x, t: (seven(*x), 7 * t[0]))
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: x[::2] * 2,
+        lambda x: x[::-2] * x.sum(),
+        lambda x: jnp.sin(x[::2, 1:, ::3]).sum(0),
+        lambda x: seven(x[::2]),
+        lambda x: seven(x)[::2],
+    ],
+    ids=["plain", "reversed", "of several axes", "rule after", "rule before"],
+)
+def test_strides_of_an_open_size(fn: Callable[[Any], Any]) -> None:
+    _same_derivatives(_converted(fn), fn)
+
+
+def test_a_gradient_that_fits_under_the_constraints_alone() -> None:
+    def fn(x: Any, y: Any) -> Any:
+        return jnp.concatenate([x, y]).mean(0) * x[0]
+
+    constraints = ("b == 2 * a",)
+    types = jax.export.symbolic_args_specs((jnp.ones(1), jnp.ones(1)), ["a", "b"], constraints)
+    blob = jax.export.export(jax.jit(fn))(*types).serialize(vjp_order=1)
+    module = invert.from_exported(blob)
+    x, y = jnp.arange(3.0), jnp.arange(6.0)
+    gradients = [jax.grad(f, argnums=(0, 1))(x, y) for f in (module, fn)]
+    jax.tree.map(np.testing.assert_array_equal, *gradients)
+
+    converted = jax2tf.convert(
+        fn, polymorphic_shapes=["a", "b"], polymorphic_constraints=constraints
+    )
+    specs = [tf.TensorSpec((None,), tf.float32)] * 2
+    module = invert.convert(tf.function(converted, autograph=False, input_signature=specs))
+    np.testing.assert_array_equal(jax.grad(module)(x, y), gradients[1][0])

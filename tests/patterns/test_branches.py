@@ -48,6 +48,17 @@ def test_a_branch_not_taken_adds_no_derivative(f: Callable[[Array], Array]) -> N
         np.testing.assert_allclose(jax.grad(lambda x, g=g: g(x).sum())(x), expected, rtol=1e-6)
 
 
+@pytest.mark.parametrize("f", [_roots, _four, _nested, _steps])
+def test_a_derivative_of_branches_has_derivatives_in_turn(f: Callable[[Array], Array]) -> None:
+    x = jnp.array([0.0, 1.0, -1.0, 2.0, 2.5, 3.0])
+    slopes = jax.grad(lambda x: jax.vmap(f)(x).sum())
+    module = assert_roundtrip(slopes, x)
+    expected = jax.grad(lambda x: slopes(x).sum())(x)
+    callables: list[Any] = [module, module.model]
+    for g in callables:
+        np.testing.assert_allclose(jax.grad(lambda x, g=g: g(x).sum())(x), expected, rtol=1e-6)
+
+
 @pytest.mark.parametrize("open_batch", [False, True])
 def test_operands_of_more_axes_than_the_index(open_batch: bool) -> None:
     f, x = jax.vmap(_rows), jnp.array([[0.0, 1.0], [2.0, 0.0]])
@@ -66,9 +77,12 @@ def test_library_functions_that_hold_branches() -> None:
     assert_roundtrip(jax.scipy.special.spence, x)
 
 
-def test_a_selection_between_equal_values_is_left_alone() -> None:
+@pytest.mark.parametrize(
+    "factor", [lambda which: 1.0, lambda which: jnp.where(which == 1, 2.0, 1.0)]
+)
+def test_a_selection_between_equal_values_is_left_alone(factor: Callable[[Array], Any]) -> None:
     def f(x: Array, which: Array) -> Array:
-        return jnp.where(which == 1, x, x) ** 3
+        return jnp.where(which == 1, x, x) ** 3 * factor(which)
 
     module = assert_roundtrip(f, jnp.arange(3.0), jnp.arange(3))
     assert "stop_gradient" not in str(module.jaxpr)

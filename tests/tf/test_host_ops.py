@@ -151,6 +151,13 @@ def test_tables():
     )
 
 
+def test_lookups_by_wide_keys_compile_in_a_session_of_32_bits():
+    codes = table(tf.constant([7, 3, 11], tf.int64), [10.0, 20.0, 30.0], -1.0)
+    module = converted(codes.lookup, tf.TensorSpec([3], tf.int64))
+    found = jax.jit(lambda i: module(i))(np.array([3, 4, 11]))
+    np.testing.assert_array_equal(found, [20, -1, 30])
+
+
 def test_lookups_of_one_key():
     """Whose result has no axes."""
     names = table(["a", "b"], [10.0, 20.0], -1.0)

@@ -241,11 +241,8 @@ def _while(file: Writer, body: Body, eqn: Eqn) -> Placed:
     parts = WhileParts.of(eqn)
     aval = open_jaxpr(parts.cond).outvars[0].aval
     if aval.shape:
-        kind = aval.str_short(short_dtypes=False)
-        raise EmissionError(
-            f"while: a batched condition ({kind}), which `jax.vmap` of a loop makes, has no public "
-            "function; lowering and raising the program gives it one"
-        )
+        # `jax.vmap` of a loop makes a batched condition, which `lax.while_loop` refuses.
+        return _bound(file, body, eqn)
     if not file.plain and (counted := _for(file, body, eqn)) is not None:
         return counted
     state = parts.init

@@ -306,9 +306,7 @@ def _put(x: Array, index: list[Part], value: Value, fresh: bool = False) -> Arra
     windows, index = _windows(index)
     if windows:
         part = _put(_at_windows(x, windows), index, value, fresh)
-        zero = lax.full_like(next(iter(windows.values())).start, 0)
-        starts = [windows[a].start if a in windows else zero for a in range(x.ndim)]
-        return lax.dynamic_update_slice(x, part, starts)
+        return lax.dynamic_update_slice(x, part, _starts(windows, x.ndim))
     r = _region(index, tuple(x.shape))
     picked = broadcast_to(value, tuple(r.shape))
     value = lax.reshape(picked, r.lengths)
@@ -343,13 +341,15 @@ def _at_windows(x: Array, windows: dict[int, _Window]) -> Array:
         return lax.dynamic_slice_in_dim(x, window.start, window.count, axis)
     if not windows:
         return x
-    dtype = np.result_type(*(np.dtype(w.start.dtype) for w in windows.values()))
-    starts = [
-        lax.convert_element_type(windows[axis].start, dtype) if axis in windows else 0
-        for axis in range(x.ndim)
-    ]
     sizes = [windows[a].count if a in windows else n for a, n in enumerate(x.shape)]
-    return lax.dynamic_slice(x, starts, sizes)
+    return lax.dynamic_slice(x, _starts(windows, x.ndim), sizes)
+
+
+def _starts(windows: dict[int, _Window], rank: int) -> list[Value]:
+    """Where the windows start, in one type; zero in other axes."""
+    dtype = np.result_type(*(np.dtype(w.start.dtype) for w in windows.values()))
+    starts = (windows[axis].start if axis in windows else np.int32(0) for axis in range(rank))
+    return [lax.convert_element_type(start, dtype) for start in starts]
 
 
 def _bounds(part: slice, size: Int) -> tuple[Int, Int, int, Int]:

@@ -17,6 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from invert._errors import Problem, UnsupportedOpError
 from invert.ir.types import Value
@@ -338,7 +339,7 @@ def _search(keys: np.ndarray, content: np.ndarray, wanted: Value, default: Value
         return jnp.broadcast_to(default, shape).astype(content.dtype)
     if len(keys) <= _FEW:
         same = jnp.equal(wanted[..., None], keys)
-        hit, place = jnp.any(same, -1), jnp.argmax(same, -1)
+        hit, place = jnp.any(same, -1), lax.argmax(same, same.ndim - 1, np.int32)
     else:
         order = np.argsort(keys)
         keys, content = keys[order], content[order]

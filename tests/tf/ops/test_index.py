@@ -424,6 +424,17 @@ def rng_rows(dtype):
 SEGMENT = Suite([*segment_cases(), *sort_cases()])
 
 
+@pytest.mark.parametrize("kind", [np.int32, np.int64])
+def test_slices_of_several_axes_of_an_open_batch(kind):
+    def fn(x, i):
+        return x[:, i : i + 2, i : i + 1]
+
+    spec = tf.TensorSpec([None, 3, 4], tf.float32), tf.TensorSpec([], kind)
+    module = invert.convert(tf.function(fn, autograph=False), *spec, config=PLAIN)
+    x, i = sample((2, 3, 4), "float32"), kind(1)
+    np.testing.assert_array_equal(module(x, i), fn(x, i))
+
+
 def test_lookups_by_wide_indices_differentiate_in_a_session_of_32_bits():
     table = tf.Variable(np.arange(12, dtype=np.float32).reshape(4, 3))
     ids = np.array([[1, 3], [0, 1]])

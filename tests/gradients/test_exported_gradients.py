@@ -1,0 +1,136 @@
+"""Gradients that `jax.export` artifacts hold, and the bounds of gathers that they show."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import invert
+
+X = jnp.arange(5.0) + 1
+OUT_OF_BOUNDS = jnp.array([0, 7, -9])
+
+
+@jax.custom_vjp
+def clipped(x: Any) -> Any:
+    return x * 2
+
+
+clipped.defvjp(lambda x: (clipped(x), None), lambda _, dy: (jnp.clip(dy, -0.1, 0.1),))
+
+
+@jax.custom_jvp
+def seven(x: Any) -> Any:
+    return x * 2
+
+
+seven.defjvp(lambda x, t: (seven(*x), t[0] * 7.0))
+
+
+def stored(f: Callable[..., Any], *args: Any, order: int = 1) -> bytes:
+    return bytes(jax.export.export(jax.jit(f))(*args).serialize(vjp_order=order))
+
+
+def slope(f: Callable[..., Any], *args: Any) -> Any:
+    def loss(x: Any) -> Any:
+        results = jax.tree.leaves(f(x, *args[1:]))
+        return sum(jnp.sin(r).sum() for r in results if jnp.issubdtype(r.dtype, jnp.floating))
+
+    return jax.grad(loss)(args[0])
+
+
+PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str]] = {
+    "custom_vjp": (lambda x: clipped(x) + jnp.sin(x), (X,), "kept as custom_vjp"),
+    "custom_jvp": (seven, (X,), "kept as custom_jvp"),
+    "stop_gradient": (lambda x: x * lax.stop_gradient(jnp.sin(x)), (X,), "put back"),
+    "integer_result": (lambda x, i: (seven(x), i + 1), (X, OUT_OF_BOUNDS), "kept as"),
+    "key": (lambda x, k: seven(x) * jax.random.uniform(k, (5,)), (X, jax.random.key(0)), "kept as"),
+    "promises": (lambda x, i: x[i], (X, OUT_OF_BOUNDS), "where gathers promise bounds"),
+    "clips": (lambda x, i: x.at[i].get(mode="clip"), (X, OUT_OF_BOUNDS), "agrees with autodiff"),
+    "both": (
+        lambda x, i: x.at[i].get(mode="clip") * x[i],
+        (X, OUT_OF_BOUNDS),
+        "where some gathers promise bounds",
+    ),
+    "in_a_loop": (
+        lambda x, i: lax.map(
+            lambda k: x[jnp.stack([k, 2 * k])] * x.at[k[None]].get(mode="clip"), i
+        ),
+        (X, OUT_OF_BOUNDS),
+        "where some gathers promise bounds",
+    ),
+    "stopped": (
+        lambda x, i: x[i] * lax.stop_gradient(jnp.sin(x[i])),
+        (X, OUT_OF_BOUNDS),
+        "put back",
+    ),
+}
+
+
+@pytest.mark.parametrize("order", [1, 2])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_vjp_of_an_artifact(name: str, order: int) -> None:
+    f, args, message = PROGRAMS[name]
+    module = invert.from_exported(stored(f, *args, order=order))
+    (told,) = [m for m in module.report.gradients if "second derivative" not in m]
+    assert message in told
+    np.testing.assert_allclose(slope(module, *args), slope(f, *args), rtol=1e-6)
+
+
+def test_the_text_of_a_rule_around_a_loop() -> None:
+    def f(x: Any, w: Any) -> Any:
+        return lax.scan(lambda c, row: (seven(c @ w + row), c), x[0], x)[1]
+
+    x, w = jnp.ones((4, 3)), jnp.arange(9.0).reshape(3, 3) / 9
+    module = invert.from_exported(stored(f, x, w))
+    assert "kept as custom_jvp" in module.report.gradients[0]
+    np.testing.assert_array_equal(slope(module.model, x, w), slope(module, x, w))
+    np.testing.assert_allclose(slope(module, x, w), slope(f, x, w), rtol=1e-5)
+
+
+def test_a_read_artifact_holds_its_vjp_too() -> None:
+    module = invert.from_exported(jax.export.deserialize(bytearray(stored(seven, X))))
+    np.testing.assert_array_equal(jax.jvp(module, (X,), (X,))[1], 7 * X)
+
+
+def test_open_sizes() -> None:
+    (b,) = jax.export.symbolic_shape("b")
+    types = jax.ShapeDtypeStruct((b,), np.float32), jax.ShapeDtypeStruct((b,), np.int32)
+
+    def f(x: Any, i: Any) -> Any:
+        return seven(x) + x[i][:1], i
+
+    module = invert.from_exported(stored(f, *types))
+    for n in (1, 4):
+        args = jnp.arange(1.0, n + 1), jnp.arange(n) + 1
+        np.testing.assert_array_equal(slope(module, *args), slope(f, *args))
+
+
+def test_second_derivative() -> None:
+    module = invert.from_exported(stored(lambda x: jnp.sin(seven(x)), X, order=2))
+    found = jax.grad(lambda x: slope(module, x).sum())(X)
+    wanted = jax.grad(lambda x: slope(lambda x: jnp.sin(seven(x)), x).sum())(X)
+    np.testing.assert_allclose(found, wanted, rtol=1e-5)
+
+
+def test_ignored() -> None:
+    config = invert.Config(custom_gradients="ignore")
+    module = invert.from_exported(stored(seven, X), config=config)
+    assert not module.report.gradients
+    np.testing.assert_array_equal(jax.jvp(module, (X,), (X,))[1], 2 * X)
+
+
+def test_the_vjp_of_another_function() -> None:
+    one = stored(lambda x: jnp.sin(x), X)
+    two = stored(lambda x: jnp.sin(x), jnp.ones(6))
+    exported, other = (jax.export.deserialize(bytearray(b)) for b in (one, two))
+    object.__setattr__(exported, "_get_vjp", other._get_vjp)
+    with pytest.raises(invert.MalformedModelError, match="types of its function"):
+        invert.from_exported(exported)
