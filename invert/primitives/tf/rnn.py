@@ -223,8 +223,8 @@ def _block_lstm_grad(*operands: Array, op: str, use_peephole: bool) -> list[Arra
 # -- cuDNN's recurrent networks, whose weights are one vector
 #
 # The order of the weights is that of `cudnnGetRNNWeightParams`: for each layer and direction the
-# input matrices, then the state matrices, gate by gate. The biases follow in the same order. Results
-# and lengths as in tensorflow/core/kernels/cudnn_rnn_ops.cc, TensorFlow 2.21.
+# input matrices, then the state matrices, gate by gate. The biases follow in the same order.
+# Results and lengths as in tensorflow/core/kernels/cudnn_rnn_ops.cc, TensorFlow 2.21.
 
 State = tuple[Array, ...]
 Cell = Callable[[Array, Array, State], State]

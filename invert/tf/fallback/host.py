@@ -20,15 +20,9 @@ import numpy as np
 
 from invert._errors import Problem, UnsupportedOpError
 from invert.ir.types import Value
-from invert.tf.fallback.eager import (
-    constants_of,
-    graph_of,
-    input_types,
-    run_eagerly,
-    run_op,
-    serialized,
-)
+from invert.tf.fallback.eager import input_types, outputs_of, run_eagerly, run_op, serialized
 from invert.tf.fallback.host_ops import LOOKUPS, ON_TEXT, PURE, REFUSED
+from invert.tf.fallback.kernels_in_child import graph_with_inputs
 from invert.tf.interpreter.analysis import HOST_REMEDY, host_problem
 from invert.tf.interpreter.context import Context
 from invert.tf.interpreter.registry import Entry
@@ -211,8 +205,7 @@ def _result_specs(
         return tuple(np.shape(value)), value if _is_known(value) else None
 
     with tf.Graph().as_default():
-        tensors = constants_of(types, [known(v) for v in values], tf.compat.v1.placeholder)
-        results = graph_of(text, library, tensors)
+        results = outputs_of(graph_with_inputs(text, library, types, [known(v) for v in values]))
     return [
         (None if t.shape.rank is None else tuple(t.shape.as_list()), t.dtype.as_datatype_enum)
         for t in results
