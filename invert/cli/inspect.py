@@ -25,8 +25,7 @@ from invert._errors import (
 )
 from invert.cli.model import Model
 from invert.cli.options import UsageError
-from invert.cli.progress import Progress
-from invert.cli.terminal import coloured
+from invert.cli.terminal import Progress, coloured
 from invert.modules import save
 from invert.modules.methods import Methods
 from invert.modules.signatures import state_and_key

@@ -24,11 +24,11 @@ from invert.tf.interpreter.rows import rank_of
 from invert.tf.ops.node import Node
 from invert.tf.values.bounded import (
     BoundedArray,
+    BoundedSlice,
     common_length,
     refused,
     resized,
 )
-from invert.tf.values.bounded_slice import BoundedSlice
 from invert.tf.values.bounds import distance
 from invert.tf.values.constants import array, broadcast_to, ints, pack_dims, static
 from invert.tf.values.dynamic_size import DynamicSize, holds_dynamic_size, int_max

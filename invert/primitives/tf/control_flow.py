@@ -24,7 +24,7 @@ from invert.tf.control.branch_types import (
     truth,
 )
 from invert.tf.control.while_loop import gradient_arrays, while_loop
-from invert.tf.gradients.override import gradient_function, with_function_gradient
+from invert.tf.gradients.read import gradient_function, with_function_gradient
 from invert.tf.interpreter import rows
 from invert.tf.interpreter.context import Context
 from invert.tf.interpreter.registry import Array, Value, rule

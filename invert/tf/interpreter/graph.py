@@ -16,9 +16,8 @@ from invert.protos.ops import Definition
 from invert.protos.tensors import decode_tensor
 from invert.protos.types import AttrValue, FunctionDef, NodeDef
 from invert.tf.graph.body import function_body, make_body, ordered, output_offset
-from invert.tf.graph.calls import as_graph
 from invert.tf.graph.check import checked
-from invert.tf.graph.functionalize import MadeFunction, functionalize, holds_frames
+from invert.tf.graph.functionalize import MadeFunction, as_graph, functionalize, holds_frames
 from invert.tf.graph.library import Library
 from invert.tf.graph.seeds import by_key, without_idle
 from invert.tf.interpreter import effects
