@@ -228,7 +228,7 @@ def _split_signature(
     features = []
     for feature in found.features:
         if feature.shape is None:
-            reason = f"gives the argument {feature.name!r}, whose rank the model does not state"
+            reason = f"becomes the argument {feature.name!r}, whose rank the model does not give"
             remedy = "Export the model with a fixed rank there, or only its numeric part."
             raise UnsupportedOpError([Problem("text", reason, remedy=remedy)])
         features.append(ArgSpec(feature.name, feature.shape, feature.dtype))

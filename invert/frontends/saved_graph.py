@@ -189,7 +189,7 @@ def _tensors(info: TensorInfo, where: str) -> tuple[Any, list[tuple[str, int]]]:
         shape = decode_shape(info.tensor_shape)
         spec = sparse_spec(shape, info.dtype)
         return spec, list(zip(map(full, names), (_INT64, info.dtype, _INT64), strict=True))
-    raise MalformedModelError(f"{where} has a tensor that it does not describe")
+    raise MalformedModelError(f"{where} has a tensor without a description")
 
 
 _INT64 = 9

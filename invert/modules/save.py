@@ -110,7 +110,7 @@ def save(
     except OSError as error:
         reason = f"{where} cannot be written and is unchanged: {error.strerror or error}"
         raise SaveError(
-            reason, remedy="Make room and check that you may write there, or save elsewhere."
+            reason, remedy="Check disk space and permissions, or save elsewhere."
         ) from error
 
 

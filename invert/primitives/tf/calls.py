@@ -98,7 +98,7 @@ def _check_module(ctx: Context, node: Node) -> Iterable[Problem]:
             if version > _MAX_VERSION
             else "Export the model again with a jax from 2023-06 or later."
         )
-        reason = f"version {version} is not among those known ({_MIN_VERSION} to {_MAX_VERSION})"
+        reason = f"version {version} is not supported ({_MIN_VERSION} to {_MAX_VERSION} are)"
         yield Problem(op, reason, node.location, remedy)
         return
     for attr, reason, remedy in (

@@ -238,7 +238,7 @@ def _requantize(
     x: Array, low: Array, high: Array, *requested: Array, node: Node, out_type: np.dtype
 ) -> tuple[Array, Array, Array]:
     if out_type != np.uint8:
-        raise node.error("has a kernel in TensorFlow for quint8 only", "Quantize to quint8.")
+        raise node.error("has a TensorFlow kernel for quint8 only", "Quantize to quint8.")
     new_low, new_high = requested or _used_range(x, low, high)
     # In fixed point with 16 fractional bits, as the kernel does.
     one = np.float64(1 << 16)

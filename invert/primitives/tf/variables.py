@@ -38,7 +38,7 @@ def assign(ctx: Context, node: Node, resource: Value, value: Value) -> None:
             f"changes the shape of the variable {resource.name!r} from {np.shape(old)} to "
             f"{np.shape(value)}"
         )
-        raise node.error(reason, "Arrays of a JAX program have one shape.")
+        raise node.error(reason, "An array of a JAX program has one shape: keep it.")
     ctx.write(resource, value)
 
 

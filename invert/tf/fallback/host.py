@@ -121,7 +121,7 @@ class StoredTable:
 
 def text_problems(outputs: Iterable[tuple[str, int]]) -> list[Problem]:
     """Problems for string results, given as names and `DataType`s."""
-    reason = "is a result that holds text, which JAX arrays cannot hold"
+    reason = "is a result of text, which JAX arrays cannot hold"
     remedy = "Export a function that returns numbers."
     return [
         Problem("tf.string", reason, f"tensor {name!r}", remedy)
