@@ -371,6 +371,29 @@ def _batch_norm(
     return [lax.div(x * scale, jnp.broadcast_to(one, x.shape)) + offset, low, high]
 
 
+@rule("QuantizedInstanceNorm")
+def _instance_norm(
+    x: Array,
+    low: Array,
+    high: Array,
+    *,
+    T: np.dtype,
+    output_range_given: bool,
+    given_y_min: float,
+    given_y_max: float,
+    variance_epsilon: float,
+    min_separation: float,
+) -> tuple[Array, Array, Array]:
+    x = real_of(x, low, high, T)
+    mean, variance = jnp.mean(x, (1, 2), keepdims=True), jnp.var(x, (1, 2), keepdims=True)
+    y = (x - mean) * lax.rsqrt(variance + np.float32(variance_epsilon))
+    low, high = jnp.float32(given_y_min), jnp.float32(given_y_max)
+    if not output_range_given:
+        low, high = jnp.min(y), jnp.max(y)
+        high = jnp.maximum(high, low + np.float32(min_separation))
+    return level_of(y, low, high, T), low, high
+
+
 def _largest(low: Array, high: Array) -> Array:
     return jnp.maximum(jnp.abs(low), jnp.abs(high))
 
