@@ -60,7 +60,7 @@ class InspectedFunction:
     ops: Mapping[str, Mapping[str, int]] = dataclasses.field(default_factory=dict)
     random: tuple[dict[str, str], ...] = ()
     host: tuple[dict[str, str], ...] = ()
-    variables: tuple[dict[str, Any], ...] = ()
+    variables: tuple[dict[str, object], ...] = ()
     problems: tuple[dict[str, str], ...] = ()
     outcome: tuple[str, ...] = ()
 
@@ -161,7 +161,7 @@ def _call(entry: EntryPoint) -> str:
     return f"{'out, state' if state else 'out'} = module({', '.join(arguments)})"
 
 
-def _variables(entry: EntryPoint) -> Iterable[dict[str, Any]]:
+def _variables(entry: EntryPoint) -> Iterable[dict[str, object]]:
     for i, param in enumerate(entry.params):
         yield {
             "name": param.name,

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from invert._errors import REPORT
+from invert.ir.types import Params
 from invert.primitives.tf.gather import narrow
 from invert.primitives.tf.slicing import index_of, put
 from invert.tf.interpreter.context import Context
@@ -107,12 +107,12 @@ rules({"AssignAddVariableOp": _update(lax.add), "AssignSubVariableOp": _update(l
 # The ops on TensorFlow 1 references have the same rules, and also return the reference.
 
 # TensorFlow fails on an index out of range on CPUs and drops it on GPUs.
-_DROP: dict[str, Any] = {"mode": "drop", "wrap_negative_indices": False}
-_CLIP: dict[str, Any] = {"mode": "clip", "wrap_negative_indices": False}
+_DROP: Params = {"mode": "drop", "wrap_negative_indices": False}
+_CLIP: Params = {"mode": "clip", "wrap_negative_indices": False}
 _IGNORED = ("use_locking", "bad_indices_policy")
 
 
-def _divided(at: Any, value: Array) -> Array:
+def _divided(at: Value, value: Array) -> Array:
     if jnp.issubdtype(value.dtype, jnp.inexact):
         return at.divide(value, **_DROP)
     # Integers truncate: dividing by several divisors in turn equals dividing by their product.
@@ -120,7 +120,7 @@ def _divided(at: Any, value: Array) -> Array:
 
 
 # Updates of rows, by the name of the op after "ResourceScatter" or "Scatter".
-_UPDATES: dict[str, Callable[[Any, Array], Array]] = {
+_UPDATES: dict[str, Callable[[Value, Array], Array]] = {
     "Update": lambda at, value: at.set(value, **_DROP),
     "Add": lambda at, value: at.add(value, **_DROP),
     "Sub": lambda at, value: at.add(-value, **_DROP),
