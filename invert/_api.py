@@ -18,7 +18,8 @@ from invert._config import Config
 from invert._entry import EntryPoint
 from invert._errors import InvertError, MalformedModelError, MeshError, SignatureError
 from invert._pipeline import recover
-from invert.ir.types import Arguments, Keywords
+from invert._private.tensorflow import TfObject
+from invert.ir.types import Arguments, CallArguments, Keywords
 from invert.modules import placement, save
 from invert.modules.dimensions import opened_sizes, with_sizes
 from invert.modules.function import Function
@@ -176,14 +177,14 @@ def _for_every_batch(
 
 def _opened(
     entry: EntryPoint, args: Arguments, kwargs: Keywords, sizes: Mapping[str, str]
-) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+) -> CallArguments | None:
     """The examples with named sizes left open; `None` if they are all open already."""
     from invert.frontends.signature import arrays_of
     from invert.tf.ops.node import import_tensorflow
 
     tf = import_tensorflow()
 
-    def own(x: Any) -> Any:  # an object per leaf, even if two hold the same array
+    def own(x: TfObject) -> TfObject:  # an object per leaf, even if two hold the same array
         plain = hasattr(x, "shape") and hasattr(x, "dtype") and not isinstance(x, tf.TypeSpec)
         return jax.ShapeDtypeStruct(x.shape, x.dtype) if plain else x
 
@@ -192,7 +193,7 @@ def _opened(
     given = dict(zip(entry.arg_names, positional, strict=False)) | keywords
     ordered = [given.get(n) for n in (*entry.arg_names, *entry.kwargs)]
     leaves = [x for x in jax.tree_util.tree_leaves(ordered) if hasattr(x, "shape")]
-    changed: dict[int, Any] = {}
+    changed: dict[int, TfObject] = {}
     for spec, leaf in zip(entry.specs, leaves, strict=False):
         shape = opened_sizes(spec, sizes[spec.name]) if spec.name in sizes else None
         if shape is not None and shape != spec.shape:
@@ -306,12 +307,7 @@ def load(
         print(module.summary())
         ```
     """
-    if not isinstance(path, str | os.PathLike):
-        raise SignatureError(
-            f"load reads files, but got a {type(path).__name__}",
-            remedy="Pass a TensorFlow function or a Keras model of this process to invert.convert.",
-        )
-    path, kind = _containers.place_of(path), _containers.kind_of(path)
+    path, kind = _container(path)
     if tags is not None and kind != "saved_model":
         raise SignatureError(
             f"{path} is not a SavedModel, so it has no tags", remedy="Leave out `tags`."
@@ -324,6 +320,16 @@ def load(
     if kind == "saved_model":
         return _load_saved_model(path, signature, tags, plan, config)
     return _build_all(path.name, _entries_of_file(path, kind, signature, config), plan, config)
+
+
+def _container(path: str | os.PathLike[str]) -> tuple[Path, _containers.Kind]:
+    """The path of a container, and its kind."""
+    if not isinstance(path, str | os.PathLike):
+        raise SignatureError(
+            f"load reads files, but got a {type(path).__name__}",
+            remedy="Pass a TensorFlow function or a Keras model of this process to invert.convert.",
+        )
+    return _containers.place_of(path), _containers.kind_of(path)
 
 
 def _load_saved_model(

@@ -101,7 +101,7 @@ def entry_points(
     """
     if kind == "graph":
         raise SignatureError(
-            "it is a graph, which does not state its inputs and outputs",
+            "it is a graph, which does not name its inputs and outputs",
             remedy="Use invert.convert_graphdef with their names.",
         )
     if kind == "stablehlo":

@@ -12,7 +12,15 @@ import numpy as np
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from invert._errors import Problem
-from invert._private.jax import ClosedJaxpr, Value, trace_closed
+from invert._private.jax import (
+    Arguments,
+    CallArguments,
+    ClosedJaxpr,
+    Keywords,
+    Tree,
+    Value,
+    trace_closed,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,9 +112,7 @@ class Trace:
 
     of: str
     default: bool
-    pick: Callable[
-        [Sequence[Any], Mapping[str, Any], bool], tuple[tuple[Any, ...], dict[str, Any]] | None
-    ]
+    pick: Callable[[Arguments, Keywords, bool], CallArguments | None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,9 +154,9 @@ class EntryPoint:
     """
 
     name: str
-    fn: Callable[..., Sequence[Any]]
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
+    fn: Callable[..., Sequence[Value]]
+    args: tuple[Tree, ...]
+    kwargs: Keywords
     arg_names: tuple[str, ...]
     out_tree: jax.tree_util.PyTreeDef
     params: tuple[Param, ...] = ()
@@ -166,7 +172,7 @@ class EntryPoint:
     checks: tuple[str, ...] = ()
     outside: str = ""
     shardings: Shardings | None = None
-    defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    defaults: Keywords = dataclasses.field(default_factory=dict)
     trace: Trace | None = None
     attributes: Mapping[str, str] = dataclasses.field(default_factory=dict)
     outputs: Any = None

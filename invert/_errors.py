@@ -169,10 +169,10 @@ def nested_too_deep(name: str) -> Iterator[None]:
     except RecursionError as error:
         problem = Problem(
             name,
-            "its calls or regions are nested deeper than Python's recursion limit "
-            f"({sys.getrecursionlimit()}) lets JAX trace",
-            remedy="Call fewer functions from within one another, or raise the limit with "
-            "sys.setrecursionlimit, by about 20 for each level.",
+            "its calls or regions are nested too deeply for Python's recursion limit "
+            f"({sys.getrecursionlimit()})",
+            remedy="Nest fewer calls, or raise the limit with sys.setrecursionlimit, by about 20 "
+            "per level.",
         )
         raise UnsupportedOpError([problem]) from error
 

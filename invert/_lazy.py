@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any
 
 
-def public(package: str, space: dict[str, Any]) -> Callable[[str], Any]:
+def public(package: str, space: dict[str, object]) -> Callable[[str], Any]:
     """The `__getattr__` of a package whose names are those of its module `_public`.
 
     **Arguments:**
@@ -17,7 +17,7 @@ def public(package: str, space: dict[str, Any]) -> Callable[[str], Any]:
     - `space`: the globals of the package, which cache the names found.
     """
 
-    def find(name: str) -> Any:
+    def find(name: str) -> object:
         if not name.startswith("_") and importlib.util.find_spec(f"{package}.{name}") is not None:
             return importlib.import_module(f"{package}.{name}")
         names = {} if name.startswith("_") else _names(package)
@@ -37,7 +37,7 @@ def directory(package: str) -> Callable[[], list[str]]:
 def submodules(package: str, *names: str) -> Callable[[str], Any]:
     """The `__getattr__` of a package that imports these of its modules on first use."""
 
-    def find(name: str) -> Any:
+    def find(name: str) -> object:
         if name not in names:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         return importlib.import_module(f"{package}.{name}")
@@ -45,7 +45,7 @@ def submodules(package: str, *names: str) -> Callable[[str], Any]:
     return find
 
 
-def _names(package: str) -> dict[str, Any]:
+def _names(package: str) -> dict[str, object]:
     module = importlib.import_module(f"{package}._public")
     return {
         name: value

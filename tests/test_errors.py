@@ -200,7 +200,7 @@ def test_names_of_a_model_do_not_reach_a_terminal_as_they_are(
     evil: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from invert._errors import InvertError, Problem, UnsupportedOpError
-    from invert.cli.progress import Progress
+    from invert.cli.terminal import Progress
 
     report = invert.from_stablehlo(module("  return %a : tensor<2xf32>")).report
     named = dataclasses.replace(report, entry=f"main{evil}", notes=(f"note{evil}",))

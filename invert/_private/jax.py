@@ -86,6 +86,12 @@ Value: TypeAlias = Any
 JaxFunction: TypeAlias = Callable[..., Any]
 # The parameters of an equation, by name.
 Params: TypeAlias = dict[str, Any]
+# A pytree of arrays, of their types, or of numbers for them.
+Tree: TypeAlias = Any
+# What a caller passes: pytrees of arrays, and static values.
+Arguments: TypeAlias = Sequence[Any]
+Keywords: TypeAlias = Mapping[str, Any]
+CallArguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 # For functions that return the kind of jaxpr they are given.
 _T = TypeVar("_T")
 J = TypeVar("J", bound=ClosedJaxpr | Jaxpr)
@@ -134,26 +140,26 @@ def dim_terms(size: DimSize) -> list[tuple[int, list[tuple[DimFactor, int]]]]:
     """The terms of a size: each a coefficient and factors with their exponents."""
     if not isinstance(size, DimExpr):
         return [(int(size), [])]
-    terms: Any = size
+    terms: Value = size
     return [
         (coefficient, [(_dim_factor(f), exponent) for f, exponent in term._factors])
         for term, coefficient in terms._sorted_terms
     ]
 
 
-def _dim_factor(factor: Any) -> DimFactor:
+def _dim_factor(factor: Value) -> DimFactor:
     if factor.var is not None:
         return factor.var
     operands = (_reduced(o) for o in factor.operands)
     return factor.operation, tuple(operands)
 
 
-def _reduced(size: Any) -> DimSize:
+def _reduced(size: Value) -> DimSize:
     constant = shape_poly._DimExpr._to_constant(size)
     return size if constant is None else constant
 
 
-def explicit_constraints(size: Any) -> list[tuple[DimSize, str, DimSize]]:
+def explicit_constraints(size: Value) -> list[tuple[DimSize, str, DimSize]]:
     """The explicit constraints of a size's scope, as `(left, relation, right)`."""
     found = size.scope._explicit_constraints
     is_equality = shape_poly.Comparator.EQ
@@ -168,10 +174,10 @@ def size_as_value(size: DimSize, dtype: np.dtype) -> Value:
     )
 
 
-def mapped_thunk(thunk: Any, change: Callable[[Any], object]) -> Any:
+def mapped_thunk(thunk: Value, change: Callable[[Value], Value]) -> Value:
     """Wrap a function that returns the jaxpr of a derivative, transforming that jaxpr."""
 
-    def call(*nonzero: Any) -> tuple[Any, ...]:
+    def call(*nonzero: Value) -> tuple[Value, ...]:
         jaxpr, *rest = thunk.call_wrapped(*nonzero)
         return change(jaxpr), *rest
 
@@ -334,7 +340,7 @@ def emit_custom_call(
     ctx: Any,
     operands: Sequence[ir.Value],
     attributes: Sequence[tuple[str, str]],
-    computations: Sequence[Any],
+    computations: Sequence[Value],
 ) -> Sequence[ir.Value]:
     """Emit `stablehlo.custom_call` with attributes given as MLIR text."""
     named = {name: ir.Attribute.parse(text) for name, text in attributes}
@@ -396,7 +402,7 @@ _READS_PER_CONTEXT = 512
 _reading: dict[str, Any] = {"context": None, "reads": 0}
 
 
-def _reading_context() -> Any:
+def _reading_context() -> Value:
     if _reading["reads"] % _READS_PER_CONTEXT == 0:
         _reading["context"] = make_reading_context()
     _reading["reads"] += 1
@@ -466,7 +472,7 @@ def traced_to_lower(primitive: core.Primitive, platform: str) -> JaxFunction | N
     return inspect.getclosurevars(rule).nonlocals.get("fun")
 
 
-def _serialized(traced: Any, platform: str, disabled: Sequence[Any]) -> bytes:
+def _serialized(traced: Value, platform: str, disabled: Sequence[Value]) -> bytes:
     """Lower, check and serialize a program of static sizes as `jax.export` does (_export.py)."""
     parameters = jax_mlir.LoweringParameters(
         for_export=True,
@@ -598,12 +604,12 @@ def rename(jaxpr: Jaxpr, names: Mapping[Var, Atom]) -> Jaxpr:
     return jaxpr.replace(eqns=eqns, outvars=renamed(jaxpr.outvars, names))
 
 
-def key_impl(dtype: Any) -> str:
+def key_impl(dtype: Value) -> str:
     """The name of the generator of a key dtype, as `jax.random.wrap_key_data` takes it."""
     return dtype._impl.name
 
 
-def key_rules(dtype: Any) -> object:
+def key_rules(dtype: Value) -> object:
     """The generator of a key dtype, as equations on keys name it."""
     return dtype._impl
 
@@ -615,14 +621,14 @@ def words_of(value: Value) -> Value:
     return prng.random_unwrap_p.bind(value)
 
 
-def from_words(value: Value, dtype: Any) -> Value:
+def from_words(value: Value, dtype: Value) -> Value:
     """Convert words to keys if `dtype` is a key type; other arrays unchanged."""
     if not jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
         return value
     return prng.random_wrap_p.bind(value, impl=dtype._impl)
 
 
-def by_jaxpr(function: Callable[[Any], _T], *, traces: bool = False) -> Callable[[AnyJaxpr], _T]:
+def by_jaxpr(function: Callable[[Value], _T], *, traces: bool = False) -> Callable[[AnyJaxpr], _T]:
     """Memoize `function` for as long as the jaxpr lives.
 
     The result must not hold the jaxpr itself. `traces` says that it depends on JAX's settings.
@@ -737,7 +743,7 @@ def jvp_rule_of(eqn: Eqn) -> Hashable | None:
     return None
 
 
-def _closed_over(function: Any, name: str) -> Any:
+def _closed_over(function: Value, name: str) -> Value:
     """The value of a function's free variable; `None` if there is none of that name."""
     names = getattr(getattr(function, "__code__", None), "co_freevars", ())
     if name not in names:
@@ -842,11 +848,11 @@ def is_on_shards() -> bool:
 
 def varying(value: object) -> frozenset[str]:
     """The manual axes along which the shards of a value or type are known to differ."""
-    aval: Any = value if isinstance(value, core.AbstractValue) else core.typeof(value)
+    aval: Aval = value if isinstance(value, core.AbstractValue) else core.typeof(value)
     return aval.mat.varying if hasattr(aval, "mat") else aval.vma
 
 
 def type_on_mesh(value: object, row: bool = False) -> Aval:
     """The type of a value or of its rows, including the mesh."""
-    aval: Any = value if isinstance(value, core.AbstractValue) else core.typeof(value)
+    aval: Aval = value if isinstance(value, core.AbstractValue) else core.typeof(value)
     return core.mapped_aval(aval.shape[0], 0, aval) if row else aval

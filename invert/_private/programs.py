@@ -22,7 +22,9 @@ from jax._src.random import prng
 
 from invert._private.jax import (
     ClosedJaxpr,
+    DimSize,
     Eqn,
+    JaxFunction,
     Jaxpr,
     Literal,
     Params,
@@ -40,7 +42,7 @@ typed_array, typed_int, typed_float = TypedNdArray, TypedInt, TypedFloat
 Generator = prng.PRNGImpl
 KeyType = prng.KeyTy
 # Named tuples and enumerations in the parameters of equations.
-RECORDS: Mapping[str, Any] = {
+RECORDS: Mapping[str, type] = {
     kind.__name__: kind
     for kind in (
         lax.ConvDimensionNumbers,
@@ -79,9 +81,9 @@ def generators() -> Mapping[str, prng.PRNGImpl]:
 class _Settings:
     """The settings and lowering rules at one moment."""
 
-    values: Mapping[str, Any]
-    context: Sequence[Any]
-    rules: Sequence[Any]
+    values: Mapping[str, object]
+    context: Sequence[object]
+    rules: Sequence[object]
     text: str | None
 
 
@@ -108,13 +110,13 @@ def settings() -> str | None:
     return text
 
 
-def _rules() -> list[Any]:
+def _rules() -> list[object]:
     lowerings = (jax_mlir._lowerings, jax_mlir._platform_specific_lowerings["cpu"])
     rules = [rule for of_primitive in lowerings for rule in of_primitive.values()]
     return [*rules, *(generator.seed for generator in prng.prngs.values())]
 
 
-def _package(function: Any) -> str:
+def _package(function: Value) -> str:
     """The package of a function, seen through `functools.partial` and `mlir.lower_fun`."""
     while True:
         function = getattr(function, "rule", function)
@@ -127,7 +129,7 @@ def _package(function: Any) -> str:
             return module.partition(".")[0]
 
 
-def _lowered_function(rule: Any) -> Any:
+def _lowered_function(rule: Value) -> Value:
     """The function that a rule traces, if `mlir.lower_fun` made it."""
     names = getattr(getattr(rule, "__code__", None), "co_freevars", ())
     if getattr(rule, "__name__", "") != "f_lowered" or "fun" not in names:
@@ -135,7 +137,7 @@ def _lowered_function(rule: Any) -> Any:
     return rule.__closure__[names.index("fun")].cell_contents
 
 
-def array_type(shape: Sequence[Any], dtype: Any, weak: bool) -> core.ShapedArray:
+def array_type(shape: Sequence[DimSize], dtype: object, weak: bool) -> core.ShapedArray:
     """The type of an array, without a mesh."""
     return core.ShapedArray(tuple(shape), dtype, weak)
 
@@ -164,7 +166,7 @@ def new_equation(
     )
 
 
-def described(jaxpr: Jaxpr) -> list[Any] | None:
+def described(jaxpr: Jaxpr) -> list[object] | None:
     """The names of a function, its arguments and results; `None` if they are more than text."""
     found = jaxpr.debug_info
     texts = [found.arg_names, found.result_paths]
@@ -178,7 +180,7 @@ def new_jaxpr(
     constvars: Sequence[Var],
     invars: Sequence[Var],
     outvars: Sequence[Var | Literal],
-    eqns: Sequence[Any],
+    eqns: Sequence[Eqn],
     description: Sequence[Any] = ("jit", "<unknown>", None, None),
 ) -> Jaxpr:
     """A jaxpr without effects."""
@@ -190,5 +192,5 @@ def new_jaxpr(
 
 def close(jaxpr: Jaxpr, consts: Iterable[Value]) -> ClosedJaxpr:
     """Close a jaxpr over the values of its constants."""
-    make: Callable[..., Any] = ClosedJaxpr
+    make: JaxFunction = ClosedJaxpr
     return make(jaxpr, list(consts))

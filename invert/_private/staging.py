@@ -7,17 +7,22 @@ equation. Works with jax 0.10.2 to 0.12.
 from __future__ import annotations
 
 import contextvars
-from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Hashable, Sequence
+from typing import TYPE_CHECKING, TypeAlias
 
 from jax._src import config, core, dtypes, source_info_util, util
 from jax._src.interpreters import partial_eval
 from jax._src.mesh import empty_abstract_mesh, get_abstract_mesh
 
+if TYPE_CHECKING:
+    from invert._private.jax import Aval, Eqn, Jaxpr, Value
+
 Trace: TypeAlias = partial_eval.DynamicJaxprTrace
+# Primitive, parameters, context, operands, types of results and name scopes of an equation.
+_Row: TypeAlias = tuple["Value", ...]
 
 
-def inlined(jaxpr: Any, consts: Sequence[Any], values: Sequence[Any]) -> list[Any] | None:
+def inlined(jaxpr: Jaxpr, consts: Sequence[Value], values: Sequence[Value]) -> list[Value] | None:
     """Put the equations of a jaxpr into the current trace, as JAX does for an inlined `jit`.
 
     `None` where recording them would not be all that binding them does: under other traces, such as
@@ -38,7 +43,7 @@ def inlined(jaxpr: Any, consts: Sequence[Any], values: Sequence[Any]) -> list[An
 
 
 @util.weakref_lru_cache
-def _has_high(jaxpr: Any) -> bool:
+def _has_high(jaxpr: Jaxpr) -> bool:
     """Whether binding an equation would mark the trace as one to be lowered first.
 
     A jaxpr that was rewritten does not say so itself.
@@ -46,7 +51,7 @@ def _has_high(jaxpr: Any) -> bool:
     return jaxpr.is_high or any(map(_is_high, jaxpr.eqns))
 
 
-def _is_high(eqn: Any) -> bool:
+def _is_high(eqn: Eqn) -> bool:
     return eqn.primitive.is_high(*(v.aval for v in eqn.invars), **eqn.params)
 
 
@@ -68,21 +73,21 @@ class Recording:
 
     def __init__(
         self,
-        eqns: Sequence[tuple[Any, ...]],
-        constants: Sequence[tuple[Any, Any]],
-        results: Sequence[Any],
+        eqns: Sequence[_Row],
+        constants: Sequence[tuple[Value, Aval]],
+        results: Sequence[Value],
         structure: type | None,
     ):
         self._eqns, self._constants, self._results = eqns, constants, results
         self.structure = structure
 
-    def replay(self, trace: Trace, operands: Sequence[Any]) -> Any:
+    def replay(self, trace: Trace, operands: Sequence[Value]) -> Value:
         """Put the equations into a trace, on other operands of the same types."""
         source = source_info_util.current()
         env = list(operands)
         env += [trace.new_const(c, source, aval) for c, aval in self._constants]
 
-        def tracer(atom: Any) -> Any:
+        def tracer(atom: Value) -> Value:
             if type(atom) is int:
                 return env[atom]
             return partial_eval.DynamicJaxprTracer(trace, atom.aval, atom, source)
@@ -109,7 +114,7 @@ def tell_origin() -> None:
         asked.append(None)
 
 
-def staged(values: Sequence[Any]) -> tuple[Trace, Any] | None:
+def staged(values: Sequence[Value]) -> tuple[Trace, Hashable] | None:
     """The current trace and the settings that its equations depend on.
 
     `None` if equations cannot be recorded there, or if a value is not an array of that trace, is a
@@ -121,7 +126,7 @@ def staged(values: Sequence[Any]) -> tuple[Trace, Any] | None:
     for value in values:
         if not isinstance(value, partial_eval.DynamicJaxprTracer) or value._trace is not trace:
             return None
-        aval: Any = value.aval
+        aval: Aval = value.aval
         if isinstance(value.val, core.Literal) or not isinstance(aval, core.ShapedArray):
             return None
         if not all(type(n) is int for n in aval.shape):
@@ -130,8 +135,8 @@ def staged(values: Sequence[Any]) -> tuple[Trace, Any] | None:
 
 
 def recorded(
-    function: Callable[[], Any], trace: Trace, operands: Sequence[Any]
-) -> tuple[Any, Recording | None]:
+    function: Callable[[], Value], trace: Trace, operands: Sequence[Value]
+) -> tuple[Value, Recording | None]:
     """The results of a function, and what it recorded; `None` if that may differ next time.
 
     **Arguments:**
@@ -156,29 +161,29 @@ def _recording(
     trace: Trace,
     first: int,
     names: source_info_util.NameStack,
-    operands: Sequence[Any],
-    results: Any,
+    operands: Sequence[Value],
+    results: Value,
 ) -> Recording | None:
-    places: dict[Any, Any] = {t.val: i for i, t in enumerate(operands)}
+    places: dict[object, int] = {t.val: i for i, t in enumerate(operands)}
     if len(places) < len(operands):
         return None  # one variable under two tracers
     known = trace.frame.constvar_to_val
-    eqns: list[tuple[Any, ...]] = []
-    constants: list[tuple[Any, Any]] = []
+    eqns: list[_Row] = []
+    constants: list[tuple[Value, Aval]] = []
     made = [e for e in trace.frame.tracing_eqns[first:] if isinstance(e, partial_eval.TracingEqn)]
     if len(made) < len(trace.frame.tracing_eqns) - first:
         return None
     for atom in (t.val for eqn in made for t in eqn.in_tracers):
         if not isinstance(atom, core.Literal) and atom not in places and atom in known:
             value = known[atom]
-            aval: Any = atom.aval
+            aval: Aval = atom.aval
             large = aval.size * aval.dtype.itemsize > _MOST_BYTES
             if large or isinstance(value, core.Tracer):
                 return None
             places[atom] = len(operands) + len(constants)
             constants.append((value, aval))
 
-    def place(atom: Any) -> Any:
+    def place(atom: Value) -> Value:
         return atom if isinstance(atom, core.Literal) else places.get(atom)
 
     for eqn in made:
@@ -195,7 +200,7 @@ def _recording(
     structure = type(results) if isinstance(results, (list, tuple)) else None
     if structure not in (None, list, tuple):
         return None
-    listed: Sequence[Any] = [results] if structure is None else results
+    listed: Sequence[Value] = [results] if structure is None else results
     if not all(isinstance(r, partial_eval.DynamicJaxprTracer) for r in listed):
         return None
     atoms = [place(r.val) if r._trace is trace else None for r in listed]

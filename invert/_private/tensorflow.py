@@ -116,17 +116,6 @@ def tf_read(variable: TfObject) -> TfObject:
     return gen_resource_variable_ops.read_variable_op(variable.handle, variable.dtype)
 
 
-def tf_add_functions(library: Any) -> None:
-    """Register the functions of a library with TensorFlow, which compiles them by name."""
-    from tensorflow.python.eager import context
-
-    current: Any = context.context()
-    current.ensure_initialized()
-    for function in library.function:
-        if not current.has_function(function.signature.name):
-            current.add_function_def(function)
-
-
 def tf_gradient_function(op: TfObject) -> Callable[..., TfObject] | None:
     """The gradient function that an op names in `_gradient_op_type`, if registered."""
     from tensorflow.python.framework import ops

@@ -95,7 +95,7 @@ class Checkpoint:
         if key not in self._entries:
             raise MalformedModelError(
                 f"{self._where} has no value {name}",
-                remedy="The variables are incomplete or those of another model: copy or export it "
+                remedy="The variables are incomplete or belong to another model: copy or export it "
                 "again.",
             )
         entry = parse(BundleEntryProto, self._entries[key], f"the entry {name} of {self._where}")

@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import equinox as eqx
 import jax
@@ -67,7 +66,7 @@ def _check(
     function = module._function
     names = named_shapes(function.specs)
     dims = dimension_order(symbolic_shapes(names) or ())
-    loaded: Any = save.load_saved(target)
+    loaded: Value = save.load_saved(target)
     for row in _SIZES if dims else _SIZES[:1]:
         sizes = [f"{n} = {row[i % len(row)]}" for i, n in enumerate(dims)]
         at = f" at {', '.join(sizes)}" if sizes else ""
@@ -110,9 +109,9 @@ def _arguments(function: Function, shapes: Sequence[Sequence[int]]) -> list[Valu
 
 
 def _results(
-    module: Any, function: Function, args: Arguments, kwargs: Keywords
+    module: Value, function: Function, args: Arguments, kwargs: Keywords
 ) -> list[np.ndarray]:
-    extra: dict[str, Any] = {}
+    extra: dict[str, Value] = {}
     if function.key_name is not None:
         extra[function.key_name] = jax.random.key(0)
     if function.state_name is not None:

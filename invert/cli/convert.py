@@ -15,7 +15,7 @@ from invert.cli import check
 from invert.cli.inspect import bytes_text
 from invert.cli.model import Model
 from invert.cli.options import UsageError, layers_of
-from invert.cli.progress import Progress
+from invert.cli.terminal import Progress
 from invert.modules import save
 from invert.modules.methods import Methods
 from invert.modules.module import Module

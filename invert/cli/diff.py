@@ -20,8 +20,7 @@ from invert._errors import plain
 from invert._private.jax import is_jaxpr, open_jaxpr
 from invert.cli.model import Model
 from invert.cli.programs import ComparedProgram, programs_of
-from invert.cli.progress import Progress
-from invert.cli.terminal import coloured
+from invert.cli.terminal import Progress, coloured
 from invert.emission import difference
 from invert.ir.graph import is_var
 from invert.ir.numbers import largest_gap

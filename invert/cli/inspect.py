@@ -25,8 +25,7 @@ from invert._errors import (
 )
 from invert.cli.model import Model
 from invert.cli.options import UsageError
-from invert.cli.progress import Progress
-from invert.cli.terminal import coloured
+from invert.cli.terminal import Progress, coloured
 from invert.modules import save
 from invert.modules.methods import Methods
 from invert.modules.signatures import state_and_key
@@ -61,7 +60,7 @@ class InspectedFunction:
     ops: Mapping[str, Mapping[str, int]] = dataclasses.field(default_factory=dict)
     random: tuple[dict[str, str], ...] = ()
     host: tuple[dict[str, str], ...] = ()
-    variables: tuple[dict[str, Any], ...] = ()
+    variables: tuple[dict[str, object], ...] = ()
     problems: tuple[dict[str, str], ...] = ()
     outcome: tuple[str, ...] = ()
 
@@ -162,7 +161,7 @@ def _call(entry: EntryPoint) -> str:
     return f"{'out, state' if state else 'out'} = module({', '.join(arguments)})"
 
 
-def _variables(entry: EntryPoint) -> Iterable[dict[str, Any]]:
+def _variables(entry: EntryPoint) -> Iterable[dict[str, object]]:
     for i, param in enumerate(entry.params):
         yield {
             "name": param.name,

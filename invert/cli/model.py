@@ -125,7 +125,7 @@ class Model:
         inputs, outputs = graphdef.ends(self.path.read_bytes())
         if not guess or not outputs:
             raise SignatureError(
-                f"{self.path} is a graph, which does not state its inputs and outputs",
+                f"{self.path} is a graph, which does not name its inputs and outputs",
                 remedy=(
                     f"Name them: --inputs {','.join(inputs) or 'NAME:0'} "
                     f"--outputs {','.join(outputs) or 'NAME:0'}"

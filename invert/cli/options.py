@@ -91,10 +91,10 @@ def _known(name: str, given: bool) -> str:
     return name
 
 
-_WORDS: Mapping[str, Any] = {"true": True, "false": False, "none": None}
+_WORDS: Mapping[str, object] = {"true": True, "false": False, "none": None}
 
 
-def _value(text: str) -> Any:
+def _value(text: str) -> object:
     """A number, a bool, a word, or words with commas between."""
     if text.lower() in _WORDS:
         return _WORDS[text.lower()]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import equinox as eqx
 import jax
@@ -20,7 +19,7 @@ from invert.ir.graph import is_var
 from invert.ir.interpret import without_outer_call
 from invert.ir.order import postorder
 from invert.ir.sizes import Shape, evaluate, renaming, variables
-from invert.ir.types import AnyJaxpr, Jaxpr, Value
+from invert.ir.types import AnyJaxpr, Jaxpr, Tree, Value
 from invert.modules.dimensions import at_numbers, dimension_order, named_shapes
 from invert.modules.function import Function
 from invert.modules.methods import Methods
@@ -47,7 +46,7 @@ class ComparedProgram:
     arguments: tuple[str, ...]
 
 
-def programs_of(module: Any, other: Any) -> Mapping[str, ComparedProgram]:
+def programs_of(module: Value, other: Value) -> Mapping[str, ComparedProgram]:
     """The programs of a module by name.
 
     **Arguments:**
@@ -120,7 +119,7 @@ def _of_emitted(model: eqx.Module, other: object) -> ComparedProgram:
         held, rest = given[: len(values)], given[len(values) :]
         args, kwargs = jax.tree_util.tree_unflatten(in_tree, rest[: len(avals)])
         keywords = dict(kwargs) | ({key: rest[-1]} if key else {})
-        called: Any = jax.tree_util.tree_unflatten(tree, held)
+        called: Tree = jax.tree_util.tree_unflatten(tree, held)
         return jax.tree_util.tree_leaves(called(*args, **keywords))
 
     with jax.enable_x64(True):
@@ -140,7 +139,7 @@ def _of_emitted(model: eqx.Module, other: object) -> ComparedProgram:
 def _annotated(model: eqx.Module) -> tuple[list[str], list[jax.ShapeDtypeStruct]]:
     """The arguments of an emitted module, from its annotations."""
     parameters = list(inspect.signature(type(model).__call__).parameters.values())[1:]
-    types: list[tuple[list[int | str], Any]] = []
+    types: list[tuple[list[int | str], object]] = []
     for parameter in parameters:
         kinds = getattr(parameter.annotation, "dtypes", None)
         if not kinds or parameter.kind is parameter.KEYWORD_ONLY:

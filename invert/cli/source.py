@@ -6,7 +6,7 @@ import argparse
 
 from invert.cli.model import Model
 from invert.cli.options import UsageError, layers_of
-from invert.cli.progress import Progress
+from invert.cli.terminal import Progress
 from invert.modules.methods import Methods
 from invert.modules.module import Module
 

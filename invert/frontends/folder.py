@@ -67,7 +67,7 @@ def files_of(directory: Path, assets: Sequence[str]) -> Files:
     for name in dict.fromkeys(assets):
         path = PurePosixPath(name)
         if path.is_absolute() or ".." in path.parts or "://" in name or "\0" in name:
-            reason = "is not a file in the folder `assets` of the model"
+            reason = "is not a file in the model's `assets` folder"
             problems.append(Problem(f"asset {name!r}", reason, f"{directory}", _REMEDY))
         else:
             places.append("assets" / path)
@@ -78,7 +78,7 @@ def files_of(directory: Path, assets: Sequence[str]) -> Files:
             continue
         reason = ""
         if not any(file.is_relative_to(root) for root in roots):
-            reason = f"leads out of the folder of the model, to {file}"
+            reason = f"leads outside the model's folder, to {file}"
         elif place.parts[0] == "assets" and not file.is_file():
             reason = "is not a file"
         if reason:

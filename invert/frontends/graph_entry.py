@@ -109,15 +109,14 @@ def graph_entry(
         held by this process.
     """
     out_order, out_tree, numbers, out_dtypes = results
-    count = len(signature.order)
     handles = [Resource("variable", p.name) for p in params]
     taken = {p.name for p in params}
     stored = _stored(program, taken, variables)
     params = [*params, *stored.values()]
     handles += stored
-    written = program.writes
-    changed = {f for i, f in enumerate(feeds, count) if isinstance(f, Resource) and i in written}
-    changed |= {h for h in stored if h.name in written}
+    changed = _changed(program, feeds, len(signature.order)) | {
+        h for h in stored if h.name in program.writes
+    }
     assigned = [i for i, h in enumerate(handles) if h in changed]
     checks = {check: text for node in program.checks for check, text in checks_of(node).items()}
     outputs = [(i, out_dtypes[i]) for i in out_order]
@@ -144,6 +143,12 @@ def graph_entry(
         checks=tuple(checks.values()),
         outputs=numbers,
     )
+
+
+def _changed(program: Analysis, feeds: Sequence[Value], first: int) -> set[Resource]:
+    """The handles among the feeds, which follow `first` arguments, to which the graph assigns."""
+    written = program.writes
+    return {f for i, f in enumerate(feeds, first) if isinstance(f, Resource) and i in written}
 
 
 def function_entry(
@@ -228,7 +233,7 @@ def _split_signature(
     features = []
     for feature in found.features:
         if feature.shape is None:
-            reason = f"gives the argument {feature.name!r}, whose rank the model does not state"
+            reason = f"becomes the argument {feature.name!r}, whose rank the model does not give"
             remedy = "Export the model with a fixed rank there, or only its numeric part."
             raise UnsupportedOpError([Problem("text", reason, remedy=remedy)])
         features.append(ArgSpec(feature.name, feature.shape, feature.dtype))

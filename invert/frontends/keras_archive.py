@@ -125,7 +125,7 @@ def _config_of(file: Path) -> object:
         with zipfile.ZipFile(file) as archive:
             info = archive.getinfo("config.json")
             if info.file_size > _LARGEST_CONFIG:
-                raise MalformedModelError(f"{file}: its config.json has {info.file_size} bytes")
+                raise MalformedModelError(f"{file}: its config.json is too large")
             return json.loads(archive.read(info))
     except (
         OSError, KeyError, ValueError, RuntimeError, NotImplementedError, RecursionError,
@@ -193,10 +193,18 @@ def _content_problems(file: Path) -> Iterator[Problem]:
                 path = PurePosixPath(info.filename.replace("\\", "/"))
                 if path.is_absolute() or ".." in path.parts or ":" in info.filename:
                     yield Problem(
-                        f"file {info.filename!r}", "lies outside the archive", f"{file}", _REMEDY
+                        f"file {info.filename!r}",
+                        "would be written outside the archive's folder",
+                        f"{file}",
+                        _REMEDY,
                     )
             if (size := sum(info.file_size for info in archive.infolist())) > held:
-                yield Problem("file sizes", f"add up to {size} bytes", f"{file}", _REMEDY)
+                yield Problem(
+                    "file sizes",
+                    f"add up to {size} bytes, too many for this archive",
+                    f"{file}",
+                    _REMEDY,
+                )
             elif _WEIGHTS in archive.namelist():
                 yield from _weight_problems(io.BytesIO(archive.read(_WEIGHTS)), held)
     except (
@@ -221,16 +229,21 @@ def _weight_problems(data: io.BytesIO, held: int) -> Iterator[Problem]:
                 inner = f"{place}/{name}"
                 link = group.get(name, getlink=True)
                 if isinstance(link, h5py.ExternalLink):
-                    yield Problem("weights", "lie in another file", inner, _REMEDY)
+                    yield Problem("weights", "are stored in another file", inner, _REMEDY)
                 if not isinstance(link, h5py.HardLink):
                     continue  # a soft link leads to another entry of the file
                 entry = group[name]
                 if isinstance(entry, h5py.Dataset):
                     declared += entry.nbytes
                     if entry.external or entry.is_virtual:
-                        yield Problem("weights", "lie in another file", inner, _REMEDY)
+                        yield Problem("weights", "are stored in another file", inner, _REMEDY)
                 elif isinstance(entry, h5py.Group) and entry.id not in seen:
                     seen.add(entry.id)
                     pending.append((inner, entry))
     if declared > held:
-        yield Problem("weights", f"declare {declared} bytes", _WEIGHTS, _REMEDY)
+        yield Problem(
+            "weights",
+            f"claim to take {declared} bytes, too many for this archive",
+            _WEIGHTS,
+            _REMEDY,
+        )

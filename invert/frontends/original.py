@@ -6,16 +6,17 @@ import dataclasses
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.export
 import numpy as np
 
+from invert._private.tensorflow import TfObject
+from invert.ir.types import Arguments, Keywords, Value
 from invert.tf.ops.node import import_tensorflow
 
 # Takes `(args, kwargs)` in the structure of the signature and returns the flat results.
-Original = Callable[[Sequence[Any], dict[str, Any]], list[Any]]
+Original = Callable[[Arguments, Keywords], Sequence[Value]]
 
 
 def of_saved_model(path: str | os.PathLike[str], name: str) -> Original:
@@ -60,11 +61,11 @@ def of_exported(data: bytes) -> Original:
 class _TensorFlow:
     """A function run by TensorFlow. `owner` holds its variables."""
 
-    function: Callable[..., Any]
-    owner: Any = None
+    function: TfObject
+    owner: TfObject = None
 
-    def __call__(self, args: Sequence[object], kwargs: dict[str, Any]) -> list[np.ndarray]:
+    def __call__(self, args: Arguments, kwargs: Keywords) -> list[np.ndarray]:
         tf = import_tensorflow()
-        args, kwargs = jax.tree_util.tree_map(tf.constant, (tuple(args), kwargs))
+        args, kwargs = jax.tree_util.tree_map(tf.constant, (tuple(args), dict(kwargs)))
         results = tf.nest.flatten(self.function(*args, **kwargs), expand_composites=True)
         return [np.asarray(x) for x in results]

@@ -10,7 +10,7 @@ import os
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from invert._errors import MalformedModelError, SignatureError, UnsupportedOpError
 from invert._private.tensorflow import TfObject, tf_concrete_functions, tf_load_errors
@@ -18,21 +18,22 @@ from invert.frontends.folder import files_of, stand_in
 from invert.frontends.load_check import checkpoint_problems, load_problems, sever
 from invert.frontends.saved_model import asset_names, choose_tags, read_proto
 from invert.frontends.signature import distinct, trace_names
+from invert.protos.types import SavedObjectGraph
 from invert.tf.ops.node import import_tensorflow
 
 
 class Loaded(NamedTuple):
     """A function run by TensorFlow, and the object that holds its variables."""
 
-    function: Any
-    owner: Any
+    function: TfObject
+    owner: TfObject
 
 
 class _Object(NamedTuple):
     """A restored object: its attribute path and its place in the object graph."""
 
     path: str
-    value: Any
+    value: TfObject
     node: int
 
 
@@ -61,7 +62,7 @@ def load_function(path: str | os.PathLike[str], name: str) -> Loaded:
     chosen = next(
         m for m in proto.meta_graphs if tags is None or sorted(m.meta_info_def.tags) == tags
     )
-    named: dict[str, Any] = dict(getattr(root, "signatures", {}))
+    named: dict[str, TfObject] = dict(getattr(root, "signatures", {}))
     named |= _functions(_objects(root, chosen.object_graph_def))
     if name not in named:
         raise SignatureError(
@@ -89,13 +90,13 @@ def _loaded(place: Path, tags: list[str] | None, directory: Path) -> TfObject:
         ) from e
 
 
-def _objects(root: TfObject, graph: Any) -> list[_Object]:
+def _objects(root: TfObject, graph: SavedObjectGraph) -> list[_Object]:
     """Functions and variables, breadth first; an object may have many paths."""
     found: list[_Object] = []
-    level: list[tuple[tuple[str, ...], int, Any]] = [((), 0, root)] if graph.nodes else []
+    level: list[tuple[tuple[str, ...], int, TfObject]] = [((), 0, root)] if graph.nodes else []
     expanded: set[int] = set()
     while level:
-        following: list[tuple[tuple[str, ...], int, Any]] = []
+        following: list[tuple[tuple[str, ...], int, TfObject]] = []
         for path, index, obj in level:
             kind = graph.nodes[index].WhichOneof("kind")
             if kind in ("function", "variable"):
@@ -125,7 +126,7 @@ def _child(obj: object, name: str) -> TfObject:
 
 def _functions(objects: list[_Object]) -> dict[str, TfObject]:
     """Functions by the names of their concrete functions."""
-    found: dict[str, Any] = {}
+    found: dict[str, TfObject] = {}
     seen: set[int] = set()
     for path, obj, _ in objects:
         if id(obj) in seen or not hasattr(obj, "get_concrete_function"):

@@ -12,7 +12,6 @@ import re
 import types
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 import numpy as np
 
@@ -28,6 +27,7 @@ from invert.frontends.signature import read_outputs, read_signature
 from invert.frontends.structured import CompositeSpec, TensorSpec, plain_parameters, sparse_spec
 from invert.frontends.tables import filled_by
 from invert.ir.order import reached
+from invert.ir.types import CallArguments, Tree
 from invert.protos.messages import parse
 from invert.protos.ops import op_def
 from invert.protos.tensors import decode_dtype, decode_shape, decode_tensor, type_name
@@ -139,8 +139,8 @@ class _Signature:
 
     inputs: list[str]
     outputs: list[tuple[str, int]]
-    structured_input_signature: tuple[tuple[Any, ...], dict[str, Any]]
-    structured_outputs: dict[str, Any]
+    structured_input_signature: CallArguments
+    structured_outputs: dict[str, Tree]
     function_type: types.SimpleNamespace
 
     @classmethod
@@ -159,7 +159,7 @@ class _Signature:
         # Arguments are sorted by name.
         order = sorted(range(len(inputs)), key=lambda i: list(kwargs)[i])
         outputs: list[tuple[str, int]] = []
-        results: dict[str, Any] = {}
+        results: dict[str, Tree] = {}
         for key in sorted(proto.outputs):
             results[key], tensors = _tensors(proto.outputs[key], where)
             outputs += tensors
@@ -173,7 +173,7 @@ class _Signature:
         )
 
 
-def _tensors(info: TensorInfo, where: str) -> tuple[Any, list[tuple[str, int]]]:
+def _tensors(info: TensorInfo, where: str) -> tuple[Tree, list[tuple[str, int]]]:
     """The type of a `TensorInfo`, and its tensors with their `DataType`."""
     kind = info.WhichOneof("encoding")
     if kind == "name" and info.name:
@@ -189,7 +189,7 @@ def _tensors(info: TensorInfo, where: str) -> tuple[Any, list[tuple[str, int]]]:
         shape = decode_shape(info.tensor_shape)
         spec = sparse_spec(shape, info.dtype)
         return spec, list(zip(map(full, names), (_INT64, info.dtype, _INT64), strict=True))
-    raise MalformedModelError(f"{where} has a tensor that it does not describe")
+    raise MalformedModelError(f"{where} has a tensor without a description")
 
 
 _INT64 = 9

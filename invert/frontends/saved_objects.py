@@ -11,7 +11,6 @@ import functools
 import types
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 import numpy as np
 
@@ -27,6 +26,7 @@ from invert.frontends.structured import (
 )
 from invert.frontends.tables import Buckets, Filled, buckets_of, filled_by, typed
 from invert.ir.avals import fits_shape
+from invert.ir.types import CallArguments, Tree, Value
 from invert.protos.messages import parse
 from invert.protos.tensors import decode_dtype, decode_shape, decode_tensor
 from invert.protos.types import MetaGraphDef, TrackableObjectGraph
@@ -51,8 +51,8 @@ class Concrete:
     """
 
     name: str
-    structured_input_signature: tuple[tuple[Any, ...], dict[str, Any]]
-    structured_outputs: Any
+    structured_input_signature: CallArguments
+    structured_outputs: Tree
     captures: tuple[int, ...]
     function_type: types.SimpleNamespace
 
@@ -238,7 +238,7 @@ class SavedObjects:
         return decode_tensor(self._constants[name].attr["value"].tensor, f"node {name!r}")
 
     @functools.cached_property
-    def _constants(self) -> Mapping[str, Any]:
+    def _constants(self) -> Mapping[str, Value]:
         return {n.name: n for n in self.library.graph.node if n.op == "Const"}
 
     # -- tables
@@ -292,7 +292,7 @@ class SavedObjects:
         args = proto.signature.input_arg
         bound = list(saved[function].bound_inputs)
         first = len(args) - len(bound)
-        given: dict[str, Any] = {}
+        given: dict[str, Value] = {}
         handles: set[str] = set()
         for arg, i in zip(args[first:] if first >= 0 else (), bound, strict=True):
             kind = self.kind(i) if 0 <= i < len(self.graph.nodes) else ""

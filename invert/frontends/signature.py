@@ -55,11 +55,11 @@ class Signature:
     values of arguments that a call may leave out, by their names.
     """
 
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
+    args: tuple[Tree, ...]
+    kwargs: Keywords
     arg_names: tuple[str, ...]
     order: tuple[int, ...]
-    defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    defaults: Keywords = dataclasses.field(default_factory=dict)
 
 
 class _Leaf:
@@ -220,7 +220,7 @@ def _has_tensor(x: object) -> bool:
 
 def _structured(
     concrete: ConcreteFunction,
-) -> tuple[tuple[Any, ...], dict[str, Any], list[inspect.Parameter]]:
+) -> tuple[tuple[Tree, ...], dict[str, Tree], list[inspect.Parameter]]:
     """Marked arguments and keyword arguments, and the positional parameters."""
     structured = concrete.structured_input_signature
     if structured is None:
@@ -312,7 +312,7 @@ def _stated_defaults(owner: TfObject) -> dict[str, Tree]:
     return {p.name: p.default for p in parameters if p.default is not p.empty}
 
 
-def _default(value: object, specs: object) -> Any:
+def _default(value: object, specs: object) -> Tree:
     """A default in the types of its argument; `None` where it does not have them."""
     leaves, tree = jax.tree_util.tree_flatten(specs)
     try:

@@ -7,11 +7,12 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
 from invert._errors import MalformedModelError
+from invert._private.tensorflow import TfObject
+from invert.ir.types import Value
 from invert.protos.tensors import decode_dtype, decode_shape, decode_tensor, type_name
 from invert.protos.types import FunctionSpec, StructuredValue, TypeSpecProto
 
@@ -72,12 +73,12 @@ class Parameter:
     """A parameter of a function: name, kind (as in `inspect`), and default, if any."""
 
     name: str
-    kind: Any
+    kind: Value
     optional: bool
-    default: Any = None
+    default: Value = None
 
 
-def decode(value: StructuredValue, depth: int = 0) -> Any:
+def decode(value: StructuredValue, depth: int = 0) -> Value:
     """A `StructuredValue` in plain containers, with the types of this file for those of tensors.
 
     **Raises:** `MalformedModelError`.
@@ -116,7 +117,7 @@ def decode(value: StructuredValue, depth: int = 0) -> Any:
 
 
 @functools.lru_cache(maxsize=1024)
-def _named_tuple(name: str, fields: tuple[str, ...]) -> Any:
+def _named_tuple(name: str, fields: tuple[str, ...]) -> TfObject:
     try:
         return collections.namedtuple(name, fields)
     except ValueError as error:
@@ -129,11 +130,11 @@ def _spec(shape: tuple[int | None, ...] | None, number: int, name: str = "") -> 
     return TensorSpec(shape, decode_dtype(number), type_name(number), name)
 
 
-def _type_spec(proto: TypeSpecProto, inner: Any) -> Any:
+def _type_spec(proto: TypeSpecProto, inner: Value) -> TfObject:
     """The type of a composite tensor, from the constructor arguments of its TensorFlow class."""
     kind, name = proto.type_spec_class, proto.type_spec_class_name or "type"
     state = inner(proto.type_state)
-    wanted: dict[int, tuple[Any, ...]] = {
+    wanted: dict[int, tuple[Value, ...]] = {
         _SPARSE: (tuple, _Type),
         _SLICES: (tuple, _Type, _Type, (_Type, type(None)), tuple),
         _RAGGED: (tuple, _Type, int, _Type),

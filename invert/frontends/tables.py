@@ -32,7 +32,7 @@ def typed(
     """
     wanted = decode_dtype(key_type), decode_dtype(value_type)
     if (keys.dtype, values.dtype) != wanted or len(keys) != len(values):
-        raise MalformedModelError("a table is looked up with types that differ from its own")
+        raise MalformedModelError("a lookup asks for other types than those of its table")
     return keys, values
 
 
@@ -88,8 +88,8 @@ class Filled:
             delimiter = self.attrs["delimiter"].s if "delimiter" in self.attrs else b"\t"
             if not delimiter or index < 0:
                 raise MalformedModelError(
-                    f"{self.file} cannot be read as a table: its delimiter is {delimiter!r}, and "
-                    f"the column is {index}"
+                    f"{self.file} cannot be read as a table with the delimiter {delimiter!r} and "
+                    f"the column {index}"
                 )
             parts = [row.split(delimiter) for row in rows]
             if short := [i for i, p in enumerate(parts) if index >= len(p)]:

@@ -14,7 +14,6 @@ import re
 import sysconfig
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.dlpack
@@ -55,7 +54,7 @@ from invert.frontends.signature import (
     read_signature,
     tensor_spec,
 )
-from invert.ir.types import Arguments, Keywords, Value
+from invert.ir.types import Arguments, Keywords, Tree, Value
 from invert.protos.messages import own
 from invert.protos.ops import Definition, op_def
 from invert.protos.types import OpDef
@@ -82,7 +81,7 @@ class Variables:
     names: Mapping[int, str] = dataclasses.field(default_factory=dict)
     trainable: Mapping[int, bool | None] = dataclasses.field(default_factory=dict)
     values: dict[int, np.ndarray] = dataclasses.field(default_factory=dict)
-    keep: list[Any] = dataclasses.field(default_factory=list)
+    keep: list[object] = dataclasses.field(default_factory=list)
     held: Mapping[int, str] = dataclasses.field(default_factory=dict)
 
     def param(self, variable: TfObject, taken: set[str]) -> Param:
@@ -172,8 +171,7 @@ def entry_point(
             remedy="Use invert.load for a file, and invert.from_stablehlo for text or bytes.",
         )
     function = getattr(tf_fn, "python_function", None)
-    original = _jax_signature(function)
-    signature = read_signature(concrete, original, owner)
+    signature = read_signature(concrete, _jax_signature(function), owner)
     return _build(
         concrete, signature, read_outputs(concrete), config, name or _name_of(tf_fn), variables,
         source, strict=strict, function=function,
@@ -270,7 +268,7 @@ def _jax_signature(fn: object) -> inspect.Signature | None:
 
 
 def _from_callable(
-    fn: Any,
+    fn: TfObject,
     args: Sequence[object],
     kwargs: Keywords,
     config: Config,
@@ -286,27 +284,14 @@ def _from_callable(
     # To a JAX function a Python number is an array, to any other it is a static value.
     specs = [tensor_spec(x, scalars=of_jax is not None) for x in leaves]
     if layer and not args and not any(isinstance(s, tf.TypeSpec) for s in specs):
-        if (inputs := input_specs(fn)) is None:
-            raise SignatureError(
-                f"the Keras model {name} does not declare its inputs",
-                remedy=(
-                    "Pass an example or their types, as in "
-                    "invert.convert(model, tf.TensorSpec([None, 20]))."
-                ),
-            )
-        return _from_callable(fn, (inputs,), kwargs, config, name, strict=strict)
+        declared = (_declared_inputs(fn, name),)
+        return _from_callable(fn, declared, kwargs, config, name, strict=strict)
     if layer and args:
         specs = with_names(fn, in_tree, specs)
     original = of_jax or inspect.signature(fn.call if layer else fn)
-    try:
-        if not layer:  # Keras has its own rules for the arguments of calls
-            original.bind(*args, **kwargs)
-    except TypeError as error:
-        raise SignatureError(
-            f"{name}{original}: {error}",
-            remedy="Pass all arguments: a Python callable has no examples of its own.",
-        ) from error
-    structures: list[tuple[Any, Any]] = []
+    if not layer:  # Keras has its own rules for the arguments of calls
+        _check_binding(original, args, kwargs, name)
+    structures: list[tuple[Tree, Tree]] = []
     tree_of_specs = in_tree.unflatten(specs)
     specs, in_tree = jax.tree_util.tree_flatten(expanded(tree_of_specs))
 
@@ -336,7 +321,33 @@ def _from_callable(
     return dataclasses.replace(entry, attributes=attributes(fn), kind=own_class(fn))
 
 
-def _name_of_callable(fn: Any) -> str:
+def _declared_inputs(model: TfObject, name: str) -> Tree:
+    """The types of the inputs that a Keras model declares."""
+    if (inputs := input_specs(model)) is None:
+        raise SignatureError(
+            f"the Keras model {name} does not declare its inputs",
+            remedy=(
+                "Pass an example or their types, as in "
+                "invert.convert(model, tf.TensorSpec([None, 20]))."
+            ),
+        )
+    return inputs
+
+
+def _check_binding(
+    signature: inspect.Signature, args: Arguments, kwargs: Keywords, name: str
+) -> None:
+    """Refuse arguments that a Python callable does not take."""
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise SignatureError(
+            f"{name}{signature}: {error}",
+            remedy="Pass all arguments: a Python callable has no examples of its own.",
+        ) from error
+
+
+def _name_of_callable(fn: TfObject) -> str:
     """The name of a callable."""
     if is_layer(fn):
         return str(fn.name)
@@ -353,7 +364,7 @@ def _build(
     source: str = "",
     *,
     strict: bool = True,
-    function: Any = None,
+    function: object = None,
 ) -> EntryPoint:
     graph = concrete.graph
     graph_inputs = [t.name for t in graph.inputs]

@@ -33,7 +33,7 @@ from invert._private.jax import (
     open_jaxpr,
 )
 from invert.ir.sizes import DimSize, parsed
-from invert.ir.types import AnyJaxpr, Atom, ClosedJaxpr, Eqn, Literal, Value, Var
+from invert.ir.types import AnyJaxpr, Atom, Aval, ClosedJaxpr, Eqn, Literal, Params, Value, Var
 
 # What `json` reads and writes.
 Data = Any
@@ -95,7 +95,7 @@ class _Encoder:
         data = self.value(value)
         return [self.types, self.programs, data]
 
-    def type(self, aval: Any) -> int:
+    def type(self, aval: Aval) -> int:
         """The number of a type."""
         if id(aval) not in self._places:
             if type(aval) is not ShapedArray:
@@ -211,7 +211,7 @@ class _Encoder:
         weak = typed and bool(getattr(value, "aval").weak_type)  # noqa: B009
         return [name, value.dtype.name, list(value.shape), value.tobytes().hex(), weak]
 
-    def _generator(self, generator: Any) -> str:
+    def _generator(self, generator: Value) -> str:
         if programs.generators().get(generator.name) != generator:
             raise NotEncodable(f"the generator {generator.name}")
         return generator.name
@@ -278,8 +278,8 @@ class _Decoder:
     ) -> AnyJaxpr:
         variables: list[Var] = []
 
-        def defined(data: Data) -> list[Any]:
-            made: list[Any] = [(DropVar if drop else Var)(self._types[n]) for n, drop in data]
+        def defined(data: Data) -> list[Value]:
+            made: list[Value] = [(DropVar if drop else Var)(self._types[n]) for n, drop in data]
             variables.extend(v for v in made if type(v) is not DropVar)
             return made
 
@@ -305,7 +305,7 @@ class _Decoder:
         jaxpr = programs.new_jaxpr(held, given, used(outvars), steps, description)
         return programs.close(jaxpr, map(self.value, consts)) if closed else jaxpr
 
-    def _params(self, data: Data) -> dict[str, Any]:
+    def _params(self, data: Data) -> Params:
         params = {name: self.value(v) for name, v in data if v != _COMPUTATION}
         if len(params) == len(data):
             return params

@@ -14,7 +14,7 @@ import functools
 import math
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, cast
+from typing import cast
 
 import jax
 import numpy as np
@@ -105,7 +105,7 @@ def linear(size: DimSize) -> tuple[str, int, int] | None:
     return None if term is None else (*term, offset)
 
 
-_OPERATIONS: Mapping[str, Callable[[Any, Any], Any]] = {
+_OPERATIONS: Mapping[str, Callable[[DimSize, DimSize], DimSize]] = {
     "floordiv": operator.floordiv,
     "mod": operator.mod,
     "max": max_dim,
@@ -117,9 +117,9 @@ def evaluate(size: DimSize, values: Mapping[str, DimSize]) -> DimSize:
     """Substitute numbers or expressions for the dimensions of a size."""
     if not is_open(size):
         return size
-    total: Any = 0
+    total: DimSize = 0
     for coefficient, factors in dim_terms(size):
-        term: Any = coefficient
+        term: DimSize = coefficient
         for factor, exponent in factors:
             if isinstance(factor, str):
                 value = values[factor]
@@ -432,7 +432,7 @@ def listening() -> Iterator[SizeStatements]:
             outer.names = {**said.names, **outer.names}
 
 
-RELATIONS: Mapping[str, Callable[[Any, Any], bool]] = {
+RELATIONS: Mapping[str, Callable[[DimSize, DimSize], bool]] = {
     "eq": operator.eq,
     "ne": operator.ne,
     "ge": operator.ge,

@@ -11,10 +11,9 @@ from invert.ir.convolutions import with_arguments
 from invert.ir.graph import Graph, is_var
 from invert.ir.known_numbers import with_known_numbers
 from invert.ir.lookups import with_wrapped_positions
-from invert.ir.loop_operands import with_plain_operands
 from invert.ir.narrow_operands import with_narrow_operands
 from invert.ir.passes import Made, replaced, rewritten
-from invert.ir.reversed_loops import unreversed
+from invert.ir.scan_operands import unreversed, with_plain_operands
 from invert.ir.traced_form import unchanged
 from invert.ir.triangles import with_triangles
 from invert.ir.types import Eqn, Jaxpr, Literal

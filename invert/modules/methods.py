@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 import keyword
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
 
 import equinox as eqx
 import numpy as np
@@ -15,7 +14,7 @@ from jax import Array
 from invert._errors import InvertError, SignatureError
 from invert._report import Report
 from invert.emission import Emission, constant_name
-from invert.ir.types import Arguments, Keywords, Tree
+from invert.ir.types import Arguments, JaxFunction, Keywords, Tree, Value
 from invert.modules.function import Function
 from invert.modules.module import Recovered, class_of, leaves_of, method, styles_of
 from invert.modules.module import run as call_function
@@ -78,7 +77,7 @@ class Methods(Recovered):
         return _attributes(dict(self._functions), dict(self._failed))
 
 
-def _method(name: str, function: Function, attribute: str) -> Callable[..., Any]:
+def _method(name: str, function: Function, attribute: str) -> JaxFunction:
     def run(self: Methods, *args: object, **kwargs: object) -> Tree:
         return _call(self, name, args, kwargs)
 
@@ -92,7 +91,7 @@ def _call(module: Methods, name: str, args: Arguments, kwargs: Keywords) -> Tree
     return call_function(function, module.constants[name], leaves, args, kwargs)
 
 
-def _picking(name: str, traces: Sequence[str]) -> Callable[..., Any]:
+def _picking(name: str, traces: Sequence[str]) -> JaxFunction:
     """A method for a function with several traces, dispatching each call to one of them.
 
     Python values among the arguments are static, as in a `tf.function`.
@@ -121,7 +120,7 @@ def _picking(name: str, traces: Sequence[str]) -> Callable[..., Any]:
     return run
 
 
-def _failing(name: str) -> Callable[..., Any]:
+def _failing(name: str) -> JaxFunction:
     def run(self: Methods, *args: object, **kwargs: object) -> Tree:
         raise self.failed[name]
 
@@ -167,7 +166,7 @@ def build_methods(
     name: str, functions: Mapping[str, Function], failed: Mapping[str, InvertError]
 ) -> Methods:
     """The module of several functions."""
-    body: dict[str, Any] = {}
+    body: dict[str, JaxFunction] = {}
     names = _attributes(functions, failed)
     for key, function in functions.items():
         body[names[key]] = _method(key, function, names[key])
@@ -183,7 +182,7 @@ def build_methods(
     params = {p.name: p for f in functions.values() for p in f.entry.params}
     assigned = {f.entry.params[i].name for f in functions.values() for i in f.entry.assigned}
     leaves = leaves_of(list(params.values()), assigned)
-    constants: dict[str, tuple[Any, ...]] = {}
+    constants: dict[str, tuple[Value, ...]] = {}
     for key, function in functions.items():
         constants[key] = function.home.constants if function.home else ()
     # Methods look up their function by its name in the container.

@@ -20,7 +20,7 @@ from invert._entry import Param, Shardings
 from invert._errors import SaveError, SignatureError
 from invert._report import Report
 from invert.emission import CALL, STYLES, Emission, constant_name
-from invert.ir.types import Arguments, Jaxpr, Keywords, Tree, Value
+from invert.ir.types import Arguments, JaxFunction, Jaxpr, Keywords, Tree, Value
 from invert.modules import placement, shown
 from invert.modules.function import Function
 from invert.modules.graph import Graph, graph_of
@@ -209,7 +209,7 @@ class Module(Recovered):
     constants: tuple[Array | np.ndarray, ...]
     _function: Function = eqx.field(static=True, repr=False)
 
-    def __call__(self, *args: object, **kwargs: object) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Tree:
         """Run the program.
 
         **Raises:** `SignatureError` if the arguments do not fit the signature.
@@ -308,10 +308,10 @@ def styles_of(layers: str | Sequence[str], typecheck: bool, loader: bool = True)
     return styles if loader else styles | {"no loader"}
 
 
-def method(function: Function, name: str, run: Callable[..., object]) -> Callable[..., Any]:
+def method(function: Function, name: str, run: Callable[..., object]) -> JaxFunction:
     """`run` as a method called `name`, with the signature of `function`."""
 
-    def call(self: object, *args: object, **kwargs: object) -> Any:
+    def call(self: object, *args: object, **kwargs: object) -> Tree:
         return run(self, *args, **kwargs)
 
     call.__name__, call.__qualname__ = name, f"{function.entry.name}.{name}"
@@ -353,7 +353,7 @@ class _Interface:
     base: type
     doc: str
     seen: tuple[Hashable, ...]
-    methods: Mapping[str, Callable[..., Any]] = dataclasses.field(compare=False)
+    methods: Mapping[str, JaxFunction] = dataclasses.field(compare=False)
 
 
 def class_of(

@@ -118,7 +118,7 @@ def _text(mesh: AnyMesh) -> str:
 
 
 def _remedy(mesh: AbstractMesh) -> str:
-    return f"jax.make_mesh({mesh.axis_sizes}, {mesh.axis_names}) fits"
+    return f"Use a mesh such as jax.make_mesh({mesh.axis_sizes}, {mesh.axis_names})."
 
 
 def check_divides(
@@ -151,9 +151,9 @@ def check_divides(
         parts = math.prod(mesh.shape[a] for a in axes)
         if shape[i] % parts:
             raise MeshError(
-                f"{name}: dimension {i} has {shape[i]} elements, which {parts} devices along "
-                f"{' and '.join(map(repr, axes))} do not divide",
-                remedy="Leave it whole, or choose another axis.",
+                f"{name}: dimension {i} has {shape[i]} elements, which is not divisible by the "
+                f"{parts} devices along {' and '.join(map(repr, axes))}",
+                remedy="Do not split it, or choose another axis.",
             )
     return NamedSharding(mesh, spec)
 

@@ -62,7 +62,7 @@ def save(
     **Arguments:**
 
     - `module`: a recovered module, or its `model`, also after its arrays have changed.
-    - `directory`: created if missing; files of these names are replaced.
+    - `directory`: created if missing; files of these names are replaced once all are written.
     - `max_shard_size`: the most bytes of arrays in one file, as a number or as text such as
         `"500MB"` or `"2GiB"`. A single array may be larger.
     - `layers`: how the layers of a recovered module are written, see `Module.emit`. Stacked layers
@@ -71,8 +71,6 @@ def save(
         `Module.emit`. The Python file then needs beartype.
     - `state`: the initial state of the loaded module, if it has one; by default that of
         `eqx.nn.State(module)`.
-
-    All files are written before the first of them is moved to its place.
 
     **Raises:** `EmissionError` if the program has no text, or the module was not written by
     `invert`; `SaveError` if the disk is full, the directory is not writable, or arrays have changed
@@ -90,15 +88,7 @@ def save(
         ```
     """
     limit = byte_count(max_shard_size)
-    if isinstance(module, (Module, Methods)):
-        model: eqx.Module = module.emit(layers=layers, typecheck=typecheck).model
-    elif layers or typecheck:
-        raise ValueError(
-            f"{type(module).__name__} is already written, so layers and typecheck cannot be "
-            "chosen; pass them with the recovered module"
-        )
-    else:
-        model = module
+    model = _written(module, layers, typecheck)
     source, page = _texts(model)
     arrays = _readable_arrays(model, state)
     where = Path(directory)
@@ -108,10 +98,24 @@ def save(
             (made / _PAGE).write_text(page, encoding="utf-8")
             _write_weights(arrays, made, limit)
     except OSError as error:
-        reason = f"{where} cannot be written and is unchanged: {error.strerror or error}"
         raise SaveError(
-            reason, remedy="Make room and check that you may write there, or save elsewhere."
+            f"{where} cannot be written and is unchanged: {error.strerror or error}",
+            remedy="Check disk space and permissions, or save elsewhere.",
         ) from error
+
+
+def _written(
+    module: Module | Methods | eqx.Module, layers: str | Sequence[str], typecheck: bool
+) -> eqx.Module:
+    """The emitted module."""
+    if isinstance(module, (Module, Methods)):
+        return module.emit(layers=layers, typecheck=typecheck).model
+    if layers or typecheck:
+        raise ValueError(
+            f"{type(module).__name__} is already written, so layers and typecheck cannot be "
+            "chosen; pass them with the recovered module"
+        )
+    return module
 
 
 def _texts(model: eqx.Module) -> tuple[str, str]:
@@ -396,7 +400,7 @@ def load_saved(
         raise MeshError(
             f"{code} does not support meshes", remedy="Save the module again with this version."
         )
-    given: dict[str, Any] = {}
+    given: dict[str, object] = {}
     if mesh is not None:
         specs = getattr(namespace, "SPECS", {}) if shardings is None else dict(shardings)
         _check_mesh(where, mesh, specs)

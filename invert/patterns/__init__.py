@@ -11,7 +11,6 @@ from invert.patterns import (
     keys,
     library,
     linalg,
-    linalg_expanded,
     loops,
     random,
     special,
@@ -37,11 +36,11 @@ STAGES = (
     Stage(calls.PATTERNS, outermost_first=True),
     # Functions that the lowering expands.
     Stage((*complex_.PATTERNS, *special.PATTERNS)),
-    Stage((*linalg.PATTERNS, *linalg_expanded.PATTERNS)),
+    Stage((*linalg.PATTERNS, *linalg.EXPANDED)),
     # Lowerings of older releases, if today's are not found.
     Stage(dated.GUARDED),
     Stage(dated.ALONE),
-    Stage(linalg_expanded.SOLVES),
+    Stage(linalg.SOLVES),
     # Keys, then the samplers that hold keys and special functions.
     Stage(random.KEYS),
     Stage(random.SAMPLERS),

@@ -13,7 +13,7 @@ from invert._private.jax import trace_closed
 from invert.ir import jaxprs
 from invert.ir.avals import type_of_value
 from invert.ir.match import place_of
-from invert.ir.types import Aval, JaxFunction, Value
+from invert.ir.types import Aval, ClosedJaxpr, JaxFunction, Value
 from invert.patterns import STAGES, names
 from invert.rewriting import driver
 from invert.rewriting.pattern import Call, EquationPattern, Pattern, ProgramPattern, Stage
@@ -138,11 +138,17 @@ def explain(
             closed = jaxprs.canonicalize(trace_closed(run, *avals))
     stages = (*earlier, stage)
     rewriter = driver.Rewriter(stages, make, platform, x64=x64, x64_first=x64)
-    closed = rewriter.run(closed, len(earlier))
+    return Explanation(pattern.name, pattern.roots, _attempts(rewriter, closed))
+
+
+def _attempts(rewriter: driver.Rewriter, closed: ClosedJaxpr) -> tuple[Attempt, ...]:
+    """What the last stage finds in a program that the earlier ones have rewritten."""
+    last = len(rewriter.stages) - 1
+    closed = rewriter.run(closed, last)
     rewriter.trials = []
-    rewriter.run_stage(closed, len(earlier))
-    attempts = sorted(map(_described, rewriter.trials), key=lambda a: (not a.matched, -a.compared))
-    return Explanation(pattern.name, pattern.roots, tuple(attempts))
+    rewriter.run_stage(closed, last)
+    found = map(_described, rewriter.trials)
+    return tuple(sorted(found, key=lambda a: (not a.matched, -a.compared)))
 
 
 def _flat(

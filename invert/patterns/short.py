@@ -70,6 +70,14 @@ def pattern(
         )
     given = None if example is None else tuple(map(type_of_value, example))
     short = Short(before, after, arity, choices, given)
+    _check(name, short)
+    made = Pattern(name, _roots(short), short)
+    _check_that_it_ends(made, short)
+    return made
+
+
+def _check(name: str, short: Short) -> None:
+    """Refuse functions that trace at no example, or are no pattern."""
     if not short.examples:
         raise PatternError(
             f"pattern {name!r}: {untraced(short)}",
@@ -82,9 +90,6 @@ def pattern(
         raise PatternError(
             f"pattern {name!r}: " + "; ".join(reasons), remedy="Change `before` or `after`."
         )
-    made = Pattern(name, _roots(short), short)
-    _check_that_it_ends(made, short)
-    return made
 
 
 def _check_that_it_ends(made: Pattern, short: Short) -> None:

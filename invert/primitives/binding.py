@@ -17,17 +17,17 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from invert._errors import MalformedModelError, Problem, UnsupportedOpError
-from invert.ir.types import Value
+from invert.ir.types import JaxFunction, Params, Value
 from invert.primitives.recorded import Recorded
 
 # Converts one operand; takes `(ctx, op, values, index)`.
-Conversion = Callable[[Any, Any, Sequence[Any], int], Any]
+Conversion = Callable[[Value, Value, Sequence[Value], int], Value]
 
 # Marks an attribute that an op does not have.
-ABSENT: Any = object()
+ABSENT: object = object()
 
 
 class Attribute(NamedTuple):
@@ -57,7 +57,7 @@ class Signature:
     context: frozenset[str]
 
     @classmethod
-    def of(cls, rule: Callable[..., Any], surroundings: frozenset[str]) -> Signature:
+    def of(cls, rule: JaxFunction, surroundings: frozenset[str]) -> Signature:
         """Read the parameters of a rule, without evaluating their annotations."""
         operands: list[tuple[str, str]] = []
         attributes: dict[str, Attribute] = {}
@@ -104,8 +104,8 @@ class Binder:
 
     conversions: Mapping[str, Conversion]
     surroundings: Mapping[str, Callable[[Value, Value], Value]]
-    attribute: Callable[[Any, str, str], Any]
-    place: Callable[[Any], tuple[str, str]]
+    attribute: Callable[[Value, str, str], Value]
+    place: Callable[[Value], tuple[str, str]]
 
 
 class Bound:
@@ -114,7 +114,7 @@ class Bound:
     It returns a list of results; the function returns one, several, or `None` for none.
     """
 
-    def __init__(self, function: Callable[..., Any], binder: Binder) -> None:
+    def __init__(self, function: JaxFunction, binder: Binder) -> None:
         self.function = function
         self._binder = binder
 
@@ -123,7 +123,7 @@ class Bound:
         return Signature.of(self.function, frozenset(self._binder.surroundings))
 
     @functools.cached_property
-    def _run(self) -> Callable[..., Any]:
+    def _run(self) -> JaxFunction:
         # Without context and op, types and attributes are all that a rule depends on.
         depends = self.signature.context & {"ctx", "node"}
         return self.function if depends else Recorded(self.function)
@@ -143,7 +143,7 @@ class Bound:
         conversions = [binder.conversions[note] for _, note in signature.operands]
         return conversions, rest, context, list(signature.attributes.items())
 
-    def __call__(self, ctx: Any, op: Any, values: Sequence[Value]) -> list[Value]:
+    def __call__(self, ctx: Value, op: Value, values: Sequence[Value]) -> list[Value]:
         binder = self._binder
         conversions, rest, context, attributes = self._parts
         if len(values) != len(conversions):
@@ -155,7 +155,7 @@ class Bound:
             more = [] if rest is None else [rest] * (len(values) - len(conversions))
             conversions = [*conversions, *more][: len(values)]
         operands = [convert(ctx, op, values, i) for i, convert in enumerate(conversions)]
-        keywords: dict[str, Any] = {name: find(ctx, op) for name, find in context}
+        keywords: Params = {name: find(ctx, op) for name, find in context}
         for name, (note, has_default) in attributes:
             if (value := binder.attribute(op, name, note)) is not ABSENT:
                 keywords[name] = value

@@ -6,8 +6,8 @@ import dataclasses
 import functools
 import inspect
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from typing import TypeAlias
 
 import jax
 import numpy as np
@@ -30,7 +30,7 @@ from invert.rewriting.templates import traced_call
 
 Avals = tuple[jax.ShapeDtypeStruct, ...]
 # Keyword arguments passed to both functions.
-Choice: TypeAlias = tuple[tuple[str, Any], ...]
+Choice: TypeAlias = tuple[tuple[str, Hashable], ...]
 
 _DTYPES = (np.float32, np.int32, np.complex64, np.bool_)
 _RANKS = (2, 1, 3, 4, 0)
@@ -151,7 +151,7 @@ class Short:
         return self._known[key]
 
     @functools.cached_property
-    def _known(self) -> dict[tuple[Choice, int, Any], tuple[Call, ...]]:
+    def _known(self) -> dict[tuple[Choice, int, object], tuple[Call, ...]]:
         return {}
 
 
@@ -182,7 +182,7 @@ def _agree(call: Call) -> bool:
 
 
 def _results(call: Call, function: JaxFunction) -> tuple[jax.ShapeDtypeStruct, ...] | None:
-    def results() -> tuple[tuple[Any, ...], ...] | None:
+    def results() -> tuple[tuple[Value, ...], ...] | None:
         try:
             with only_refusals(), jax.enable_x64(call.needs_x64):
                 types = jax.tree_util.tree_leaves(jax.eval_shape(function, *call.avals))

@@ -11,8 +11,10 @@ import struct
 import sys
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
+# Anything of the MLIR bindings, which this process gets as arguments.
+MlirObject: TypeAlias = Any
 # The caller may read the module on a thread with a smaller stack, and recurse deeper. A module
 # nested so deeply that it needs more is refused here.
 _STACK_BYTES = 2 << 20
@@ -22,12 +24,18 @@ _LARGE_BYTES = 1 << 16
 _LENGTH = struct.Struct("<Q")
 
 
-def read(ir: Any, stablehlo: Any, make_context: Callable[[], Any], kind: str, blob: bytes) -> Any:
+def read(
+    ir: MlirObject,
+    stablehlo: MlirObject,
+    make_context: Callable[[], MlirObject],
+    kind: str,
+    blob: bytes,
+) -> MlirObject:
     """Read one module. **Returns:** the module, or a string with the reason for failure."""
     context = make_context()
     messages: list[str] = []
 
-    def handle(diagnostic: Any) -> bool:
+    def handle(diagnostic: MlirObject) -> bool:
         # MLIR ends the process if a handler raises, and a message may quote damaged bytes.
         try:
             messages.append(f"{diagnostic.location}: {diagnostic.message}")
@@ -127,7 +135,7 @@ _CONFIGURATION = re.compile(
 _ESCAPED = re.compile(rb"\\\\|(?:\\[89A-F][0-9A-F])+")
 
 
-def _unreadable(module: Any) -> str:
+def _unreadable(module: MlirObject) -> str:
     """The reason why reading some name of the module would end the process; otherwise `""`.
 
     Names, attributes, types and locations are all printed, so the printed text contains every
@@ -151,14 +159,14 @@ _STORED = {*(f"{k}{n}" for k in ("i", "ui") for n in (8, 16, 32, 64)), "f16", "f
 _PRINTED = {"bf16"}
 
 
-def _take_large(ir: Any, module: Any, attribute: str) -> list[Any]:
+def _take_large(ir: MlirObject, module: MlirObject, attribute: str) -> list[MlirObject]:
     """Replace each large constant by zeros, with its number as an attribute.
 
     **Returns:** their values; none if the attribute has no name.
     """
-    large: list[Any] = []
+    large: list[MlirObject] = []
 
-    def visit(view: Any) -> Any:
+    def visit(view: MlirObject) -> MlirObject:
         op = view.operation
         if attribute in op.attributes:  # a name of this package
             del op.attributes[attribute]
@@ -187,7 +195,7 @@ def _take_large(ir: Any, module: Any, attribute: str) -> list[Any]:
     return large
 
 
-def _bytes_of(value: Any) -> bytes | memoryview:
+def _bytes_of(value: MlirObject) -> bytes | memoryview:
     try:
         view = memoryview(value)
     except (BufferError, TypeError, ValueError):
@@ -197,7 +205,7 @@ def _bytes_of(value: Any) -> bytes | memoryview:
     return view.cast("B")
 
 
-def _bytecode(module: Any) -> bytes:
+def _bytecode(module: MlirObject) -> bytes:
     """The module as MLIR itself writes it."""
     out = io.BytesIO()
     module.operation.write_bytecode(file=out)

@@ -677,7 +677,7 @@ def test_models_of_a_cache_are_linked(place: Place, tmp_path: Path) -> None:
     assert invert.load(snapshot, signature="call")(np.array([0, 1]))[0].tolist() == [5, 6]
     shutil.move(blobs, tmp_path / "elsewhere")
     blobs.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(InvertError, match="leads out of the folder"):
+    with pytest.raises(InvertError, match="leads outside the model"):
         invert.load(snapshot, signature="call")
 
 

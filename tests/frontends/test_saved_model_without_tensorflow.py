@@ -476,7 +476,7 @@ def test_no_path_leads_out_of_the_model(models: Callable[[str], Path], tmp_path:
         moved = tmp_path / f"outside{number}"
         shutil.move(copy / place, moved)
         (copy / place).symlink_to(moved)
-        with pytest.raises(UnsupportedOpError, match="leads out of the folder"):
+        with pytest.raises(UnsupportedOpError, match="leads outside the model"):
             invert.load(copy)
 
 

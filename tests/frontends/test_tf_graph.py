@@ -281,7 +281,7 @@ def test_side_effects_are_reported():
 def test_string_constants_are_known_at_conversion():
     call = raised(lambda x: (x, tf.strings.length(tf.constant("abc"))), f32())
     assert call(np.float32(1))[1] == 3
-    with pytest.raises(UnsupportedOpError, match=r"tf\.string: is a result that holds text"):
+    with pytest.raises(UnsupportedOpError, match=r"tf\.string: is a result of text"):
         raised(lambda x: (x, tf.constant("abc")), f32())
 
 

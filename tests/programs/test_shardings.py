@@ -106,7 +106,7 @@ assert read("plain") == read("again")
 for specs, words in (
     ({name: P(("data", "model"), "model")}, "uses the axis 'model' twice"),
     ({name: P("nowhere")}, "has no axis 'nowhere'"),
-    ({name: P(None, ("data", "model"))}, "12 elements, which 8 devices"),
+    ({name: P(None, ("data", "model"))}, "12 elements, which is not divisible by the 8 devices"),
     ({"other": P("data")}, "no parameter fits the pattern 'other'"),
     ({name: P("data", None, None)}, "has 2 dimensions, but its spec"),
 ):

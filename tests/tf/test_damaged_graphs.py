@@ -268,7 +268,7 @@ def _calls(depth, times):
 def test_deep_calls():
     module = invert.convert_graphdef(_calls(60, 1), ["x:0"], ["out:0"])
     np.testing.assert_allclose(module(np.float32(1)), np.tanh(1), rtol=1e-6, atol=1e-6)
-    with pytest.raises(invert.UnsupportedOpError, match="deeper than Python's recursion limit"):
+    with pytest.raises(invert.UnsupportedOpError, match="too deeply for Python's recursion limit"):
         invert.convert_graphdef(_calls(2000, 1), ["x:0"], ["out:0"])
 
 

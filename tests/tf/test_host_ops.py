@@ -95,7 +95,7 @@ def test_text_in_the_signature_is_refused():
     spec = tf.TensorSpec([], tf.string)
     with pytest.raises(SignatureError, match="argument 's' holds text"):
         converted(lambda s: S.length(s), spec)
-    with pytest.raises(UnsupportedOpError, match=r"tf\.string: is a result that holds text"):
+    with pytest.raises(UnsupportedOpError, match=r"tf\.string: is a result of text"):
         converted(lambda x: (x, tf.constant("abc")))
 
 

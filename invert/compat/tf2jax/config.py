@@ -16,7 +16,7 @@ import jax
 
 from invert._config import Config
 
-_DEFAULTS: Mapping[str, Any] = MappingProxyType(
+_DEFAULTS: Mapping[str, object] = MappingProxyType(
     {
         "strict_shape_check": True,
         "strict_dtype_check": False,
@@ -34,7 +34,7 @@ _DEFAULTS: Mapping[str, Any] = MappingProxyType(
     }
 )
 
-_flags: contextvars.ContextVar[Mapping[str, Any]] = contextvars.ContextVar(
+_flags: contextvars.ContextVar[Mapping[str, object]] = contextvars.ContextVar(
     "tf2jax flags", default=_DEFAULTS
 )
 
@@ -68,7 +68,7 @@ def update_config(name: str, value: object) -> None:
     _flags.set(MappingProxyType({**_flags.get(), name: value}))
 
 
-def copy_config() -> Mapping[str, Any]:
+def copy_config() -> Mapping[str, object]:
     """The values of all flags, by name."""
     return dict(_flags.get())
 

@@ -6,8 +6,8 @@ import concurrent.futures
 import functools
 import inspect
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import TypeAlias
 
 import equinox as eqx
 import jax
@@ -24,10 +24,11 @@ from invert.frontends.closures import names_of_tensorflow
 from invert.frontends.graph_entry import at_shapes
 from invert.ir.avals import fits_shape
 from invert.ir.sizes import DimSize
-from invert.ir.types import Arguments, Keywords, Value
+from invert.ir.types import Arguments, JaxFunction, Keywords, Tree, Value
 from invert.modules.module import Module, on_first_devices
 from invert.tf.ops.node import import_tensorflow
 
+Shape: TypeAlias = tuple[DimSize, ...]
 _SKIPS = "skip_variables_evaluation_inside_tf_tracing"
 
 
@@ -73,7 +74,7 @@ class AnnotatedFunction:
 
     def __init__(
         self,
-        fn: Callable[..., Any],
+        fn: JaxFunction,
         structured_inputs: object,
         structured_outputs: object,
         signature: inspect.Signature,
@@ -95,8 +96,8 @@ class AnnotatedFunction:
 
 
 def convert(
-    tf_func: TfObject, *args: Any, **kwargs: Any
-) -> tuple[AnnotatedFunction, Mapping[str, Any]]:
+    tf_func: TfObject, *args: Value, **kwargs: Value
+) -> tuple[AnnotatedFunction, Mapping[str, Value]]:
     """Convert a `tf.function` traced at these arguments.
 
     **Arguments:**
@@ -131,27 +132,19 @@ def convert(
         )
     config = conversion()
     run = functools.partial(_convert_module, tf_func, *args, config=config, **kwargs)
-    module: Module | None
-    refused = None
+    module = refused = None
     try:
-        if tracing:
-            # Variables have values in another thread, which has no graph. `init_scope` would do the
-            # same, but it also stops gradient tapes from recording.
-            with concurrent.futures.ThreadPoolExecutor(1) as other:
-                module = other.submit(run).result()
-        else:
-            module = run()
+        module = _outside_graphs(run) if tracing else run()
     except UnsupportedOpError as error:
         refused = ConversionError(error.problems)
         if tracing or not _depends_on_values(tf_func, args, kwargs, concrete, error):
             raise refused from error
-        module = None
     signature = _signature(tf_func, concrete)
     call = _Call(tf_func, module, signature, inputs, narrows(), refused)
 
     def jax_func(
         params: Mapping[str, Value], *args: object, rng: object = None, **kwargs: object
-    ) -> Any:
+    ) -> Value:
         return call(params, args, kwargs, rng)
 
     jax_func.__name__ = _name(tf_func) if module is None else module._function.entry.name
@@ -163,6 +156,13 @@ def convert(
     )
 
 
+def _outside_graphs(run: Callable[[], Module]) -> Module:
+    """The result of `run` in another thread, which has no graph, so that variables have values."""
+    # `init_scope` would do the same, but it also stops gradient tapes from recording.
+    with concurrent.futures.ThreadPoolExecutor(1) as other:
+        return other.submit(run).result()
+
+
 def convert_functional(tf_func: object, *args: object, **kwargs: object) -> AnnotatedFunction:
     """As `convert`, for a function without variables: `outputs = fn(*args, **kwargs)`.
 
@@ -171,7 +171,7 @@ def convert_functional(tf_func: object, *args: object, **kwargs: object) -> Anno
     return _without_params(*convert(tf_func, *args, **kwargs))
 
 
-def convert_from_restored(tf_func: TfObject) -> tuple[AnnotatedFunction, Mapping[str, Any]]:
+def convert_from_restored(tf_func: TfObject) -> tuple[AnnotatedFunction, Mapping[str, Value]]:
     """As `convert`, for a function of a SavedModel that was traced once.
 
     **Raises:** `ValueError` where it was traced more than once; otherwise as `convert`.
@@ -257,7 +257,7 @@ def _depends_on_values(
     return True
 
 
-def _convert_module(function: TfObject, *args: Any, **kwargs: Any) -> Module:
+def _convert_module(function: TfObject, *args: Value, **kwargs: Value) -> Module:
     """The module of a function, with parameters by the names that tf2jax gives them."""
     with names_of_tensorflow():
         return _convert(function, *args, **kwargs)
@@ -302,7 +302,7 @@ def _special(module: Module) -> tuple[str | None, str | None]:
 
 def _placed(
     module: Module, given: inspect.BoundArguments, wanted: inspect.BoundArguments
-) -> tuple[list[Value], dict[str, Any]]:
+) -> tuple[list[Value], dict[str, Tree]]:
     """The module's arguments, picked from those of the original, which also has static values.
 
     Arguments correspond by position, not by name: a function of `jax2tf.convert` takes `*args_tf`,
@@ -333,7 +333,7 @@ def _without_params(function: AnnotatedFunction, params: Mapping[str, Value]) ->
     if params:
         raise ValueError(f"the function has the variables {sorted(params)}; use tf2jax.convert")
 
-    def jax_func(*args: Any, **kwargs: Any) -> Any:
+    def jax_func(*args: Value, **kwargs: Value) -> Value:
         return function.fn({}, *args, **kwargs)[0]
 
     jax_func.__name__, jax_func.__doc__ = function.fn.__name__, function.fn.__doc__
@@ -362,7 +362,7 @@ class _Call:
         self.specs = specs
         self.narrow = narrow
         # Modules for other shapes, by shape.
-        self.others: dict[Any, Module] = {}
+        self.others: dict[Hashable, Module] = {}
 
     def __call__(
         self, params: Mapping[str, Value], args: Arguments, kwargs: Keywords, rng: object
@@ -467,7 +467,7 @@ class _Call:
         other ranks.
         """
         tf = import_tensorflow()
-        shapes: list[Any] = []
+        shapes: list[Shape] = []
 
         def spec(value: Value, declared: TfObject) -> TfObject:
             if not isinstance(declared, tf.TensorSpec):
@@ -498,11 +498,11 @@ class _Call:
 
     def _checked(
         self, given: Mapping[str, object], wanted: inspect.BoundArguments
-    ) -> tuple[inspect.BoundArguments, set[Any], bool]:
+    ) -> tuple[inspect.BoundArguments, set[np.dtype], bool]:
         """The arguments in their declared types, their own types, and whether shapes differ."""
         tensor_spec = import_tensorflow().TensorSpec
-        checked: dict[str, Any] = {}
-        dtypes: set[Any] = set()
+        checked: dict[str, Tree] = {}
+        dtypes: set[np.dtype] = set()
         differs = False
         for name, specs in wanted.arguments.items():
             leaves, tree = jax.tree_util.tree_flatten_with_path(specs)
@@ -558,7 +558,7 @@ def _is_compatible(have: Sequence[DimSize], want: TfObject) -> bool:
     return want.rank is None or fits_shape(have, want.as_list())
 
 
-def _same(value: Any, spec: Any) -> bool:
+def _same(value: Value, spec: Value) -> bool:
     return bool(np.array_equal(value, spec)) if isinstance(spec, np.ndarray) else value == spec
 
 

@@ -52,15 +52,15 @@ def _groups(ctx: Context, op: Op, attribute: ir.Attribute) -> Groups | None:
         return None
     if ctx.manual is None:
         raise op.error(
-            f"it communicates among {max(map(len, rows))} devices, which a program without a "
-            "device mesh cannot",
+            f"it communicates among {max(map(len, rows))} devices, but the program has no device "
+            "mesh",
             "Export the program for one device, or before partitioning.",
         )
     found = _along_axes(rows, ctx.manual)
     if found is None:
         raise op.error(
-            f"its groups of devices, {rows}, are not along axes of the mesh "
-            f"{dict(ctx.manual.mesh.shape)} that are manual there",
+            f"its groups of devices, {rows}, do not follow manual axes of the mesh "
+            f"{dict(ctx.manual.mesh.shape)}",
             "Export it with groups along the axes of its mesh.",
         )
     return found
@@ -72,7 +72,9 @@ def _named_groups(ctx: Context, op: Op, text: str) -> Groups:
     axes = tuple(name for name, _ in found)
     sizes = {} if ctx.manual is None else dict(ctx.manual.mesh.shape)
     if any(part for _, part in found) or not set(axes) <= set(sizes):
-        raise op.error(f"no mesh has its groups, {text}", "Export it with whole axes.")
+        raise op.error(
+            f"no mesh has its groups of devices, {text}", "Export it with groups along whole axes."
+        )
     return Groups(axes, int(np.prod([sizes[a] for a in axes])))
 
 
@@ -200,7 +202,9 @@ def _all_to_all(
     if groups is None:
         return operands
     if split_count != groups.size:
-        raise op.error(f"it splits into {split_count} among {groups.size}", "Export it again.")
+        raise op.error(
+            f"it splits into {split_count} parts for {groups.size} devices", "Export it again."
+        )
     return [
         lax.all_to_all(
             x,
@@ -227,7 +231,7 @@ def _collective_broadcast(x: Array, *, ctx: Context, op: Op, replica_groups: Int
             }
             if len(sources) == 1 and {frozenset(row) for row in rows} == set(lines):
                 return lax.pbroadcast(x, axes[0] if len(axes) == 1 else axes, sources.pop())
-    raise op.error(f"no axis of a mesh has its groups, {rows}", "Export it for one device.")
+    raise op.error(f"no mesh axis has its groups of devices, {rows}", "Export it for one device.")
 
 
 def _choices(manual: ManualMesh) -> list[tuple[str, ...]]:
@@ -247,7 +251,7 @@ def _collective_permute(
         if (0, 0) in pairs and len(pairs) == 1:
             return list(operands)
         raise op.error(
-            "it sends data between devices, which a program without a device mesh cannot do",
+            "it sends data between devices, but the program has no device mesh",
             "Export the program for one device, or before partitioning.",
         )
     for axes in _choices(ctx.manual):
@@ -256,8 +260,8 @@ def _collective_permute(
             name = axes[0] if len(axes) == 1 else axes
             return [lax.ppermute(x, name, perm) for x in operands]
     raise op.error(
-        f"its pairs of devices, {list(pairs)}, are not along axes of the mesh "
-        f"{dict(ctx.manual.mesh.shape)} that are manual there",
+        f"its pairs of devices, {list(pairs)}, do not follow manual axes of the mesh "
+        f"{dict(ctx.manual.mesh.shape)}",
         "Export it with a permutation along the axes of its mesh.",
     )
 
@@ -277,7 +281,7 @@ def _permutation(
 def _identifier(*, ctx: Context, op: Op) -> Value:
     if ctx.manual is None:
         if ctx.devices.count > 1 and op.name == "stablehlo.partition_id":
-            reason = f"it reads the index of its device among {ctx.devices.count}, without a mesh"
+            reason = f"it reads the index of its device among {ctx.devices.count}, but has no mesh"
             raise op.error(reason, "Export the program for one device.")
         return lax.full((), np.uint32(0))
     total = np.uint32(0)

@@ -28,7 +28,9 @@ def result_avals(
     if len(types) == 1 and attributes.is_tuple(types[0]):  # several results in older TPU modules
         types = list(attributes.tuple_types(types[0]))
     if places and len(places) != len(types):
-        raise InvertError(f"{op.name}: {len(places)} operands hold shapes of {len(types)} results")
+        raise InvertError(
+            f"{op.name}: {len(places)} operands give the shapes of {len(types)} results"
+        )
     if wrong := [i for i in places if not 0 <= i < len(operands)]:
         raise MalformedModelError(
             f"{op.name}: operand {wrong[0]}, which should hold a shape, is missing"
@@ -54,9 +56,9 @@ def _shape_assertion(ok: Value, *values: Value, op: Op, error_message: str) -> N
         message = message.replace(f"{{{i}}}", shown)
     if isinstance(ok, Sizes):
         if (constraint := constraint_of(ok.numbers.item(), message)) is None:
-            raise InvertError("shape_assertion: a condition on sizes that is not a comparison")
+            raise InvertError("shape_assertion: the condition on sizes is not a comparison")
         constrain(constraint)
     elif not is_constant(ok):
-        raise InvertError("shape_assertion: a condition on sizes is computed from data")
+        raise InvertError("shape_assertion: the condition on sizes depends on data")
     elif not bool(ok):
         raise SignatureError(message, remedy="Pass arrays whose sizes satisfy this.")

@@ -217,12 +217,14 @@ def _real_dynamic_slice(
     if are_known(start) and are_known(limit):
         return _sliced(x, sizes(start, op.name), sizes(limit, op.name), strides)
     if any(s != 1 for s in strides):
-        raise InvertError("stablehlo.real_dynamic_slice: strided slice with a start from data")
+        raise InvertError(
+            "stablehlo.real_dynamic_slice: a strided slice whose start depends on data"
+        )
     # JAX adds the sizes of a `dynamic_slice` to starts that it clamped itself.
     _, first, last, _ = op.operation.operands
     shape = _other(last, first, ctx)
     if shape is None:
-        raise InvertError("stablehlo.real_dynamic_slice: its size is computed from data")
+        raise InvertError("stablehlo.real_dynamic_slice: its size depends on data")
     extent = sizes(shape, op.name)
     room = [n - m for n, m in zip(x.shape, extent, strict=True)]
     starts = _parts(_unclamped(op, first, room, ctx), ctx)

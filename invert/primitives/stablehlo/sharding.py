@@ -25,8 +25,8 @@ def _annotation(x: Array, *, ctx: Context, op: Op) -> Value:
     want = op.avals()[0] if op.result_types() else x
     if x.shape != want.shape:
         raise op.error(
-            f"it splits {list(x.shape)} into shards of {list(want.shape)}, and nothing puts them "
-            "together",
+            f"it splits {list(x.shape)} into shards of {list(want.shape)}, and nothing joins "
+            "them again",
             "Export the program for one device.",
         )
     layout = layout_of(op.operation)

@@ -24,7 +24,7 @@ from invert.tf.control.branch_types import (
     truth,
 )
 from invert.tf.control.while_loop import gradient_arrays, while_loop
-from invert.tf.gradients.override import gradient_function, with_function_gradient
+from invert.tf.gradients.read import gradient_function, with_function_gradient
 from invert.tf.interpreter import rows
 from invert.tf.interpreter.context import Context
 from invert.tf.interpreter.registry import Array, Value, rule
@@ -113,7 +113,7 @@ def _common(node: Node, index: int, values: Sequence[Value]) -> Form:
         try:
             form = join(form, form_of(value))
         except ShapeVariesError as error:
-            remedy = "Arrays of a JAX program have one shape; let the branches agree on it."
+            remedy = "An array of a JAX program has one shape: return the same from all branches."
             raise node.error(f"result {index} {error}", remedy) from error
     return form
 
@@ -198,7 +198,7 @@ def _optional_get_value(
         )
     if dtype.kind == "O" or shape is None or None in shape:
         raise node.error(
-            "takes an absent value of unknown type", "Return values of one type from all branches."
+            "takes a missing value of unknown type", "Return values of one type from all branches."
         )
     return jnp.zeros(shape, jax.dtypes.canonicalize_dtype(dtype))
 

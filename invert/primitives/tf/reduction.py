@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -39,7 +38,7 @@ def _euclidean_norm(x: Array, axis: tuple[int, ...]) -> Array:
     return lax.sqrt(total.astype(np.float64)).astype(x.dtype)
 
 
-def limits(dtype: np.dtype) -> Any:
+def limits(dtype: np.dtype) -> Value:
     """The `min` and `max` of the finite numbers of a type."""
     return (jnp.finfo if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo)(dtype)
 

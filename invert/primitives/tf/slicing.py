@@ -2,7 +2,7 @@
 
 Bounds that depend on data are clamped into the array, as XLA does. A slice whose two bounds differ
 by a constant has a static length: it is cut out first, and a static slice remains. If the length
-depends on data too, `tf.values.bounded_slice` takes the rows of the first axis.
+depends on data too, `tf.values.bounded` takes the rows of the first axis.
 """
 
 from __future__ import annotations
@@ -19,8 +19,15 @@ from invert.ir.sizes import is_open, suggest_decided
 from invert.tf.interpreter.context import Context
 from invert.tf.interpreter.registry import Array, Int, Ints, Value, rule
 from invert.tf.ops.node import Node
-from invert.tf.values.bounded import BoundedArray, refused_rows, resized
-from invert.tf.values.bounded_slice import BoundedSlice, put_rows, rows_of, slice_origin
+from invert.tf.values.bounded import (
+    BoundedArray,
+    BoundedSlice,
+    put_rows,
+    refused_rows,
+    resized,
+    rows_of,
+    slice_origin,
+)
 from invert.tf.values.bounds import distance, known
 from invert.tf.values.constants import (
     array,

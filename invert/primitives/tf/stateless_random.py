@@ -35,8 +35,8 @@ _NO_COUNTER = np.zeros(2, np.uint64)
 def _algorithm(node: Node, alg: int) -> int:
     if alg not in (_PHILOX, _THREEFRY, _AUTO):
         raise node.error(
-            f"asks for the random algorithm {alg}, which TensorFlow does not have",
-            "Ask for Philox.",
+            f"asks for the unknown random algorithm {alg}",
+            "Use Philox.",
         )
     return _PHILOX if alg == _AUTO else alg
 
@@ -45,7 +45,7 @@ def _require_philox(node: Node, alg: int) -> None:
     if _algorithm(node, alg) != _PHILOX:
         raise node.error(
             "asks for the random algorithm ThreeFry, for which TensorFlow has no kernel",
-            "Ask for Philox.",
+            "Use Philox.",
         )
 
 

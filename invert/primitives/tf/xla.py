@@ -43,7 +43,7 @@ def _precision(node: Node) -> Any:
     config = message_of(node, "precision_config", PrecisionConfig)
     found = list(config.operand_precision)
     if config.algorithm or any(not 0 <= p < len(_PRECISIONS) for p in found):
-        raise node.error("has a precision that JAX does not have", "Export it without.")
+        raise node.error("asks for a precision that JAX lacks", "Export it without a precision.")
     return tuple(_PRECISIONS[p] for p in found) if any(found) else None
 
 

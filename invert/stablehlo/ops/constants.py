@@ -16,7 +16,6 @@ import binascii
 import math
 import re
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import ml_dtypes
@@ -150,9 +149,9 @@ def constant(op: ir.Operation | ir.OpView, large: Sequence[np.ndarray] = ()) -> 
     **Raises:** `UnsupportedType` if the element type has no JAX dtype.
     """
     op = op.operation
-    result_type: Any = op.results[0].type
+    result_type: MlirObject = op.results[0].type
     if LARGE in op.attributes:
-        number: Any = op.attributes[LARGE]
+        number: MlirObject = op.attributes[LARGE]
         name = str(result_type.element_type)
         if not 0 <= number.value < len(large):
             raise MalformedModelError(f"A constant refers to bytes that are missing: {number}.")
@@ -162,7 +161,7 @@ def constant(op: ir.Operation | ir.OpView, large: Sequence[np.ndarray] = ()) -> 
         return dense_elements(op.attributes["value"])
     # The attribute of a complex constant cannot be reached from Python, so the op is printed.
     # Local scope: otherwise MLIR numbers every value of the enclosing function first.
-    text: Any = op.get_asm(
+    text: MlirObject = op.get_asm(
         binary=True, print_generic_op_form=True, use_local_scope=True, assume_verified=True
     )
     if b"= dense_resource<" in text[:80]:
@@ -173,7 +172,7 @@ def constant(op: ir.Operation | ir.OpView, large: Sequence[np.ndarray] = ()) -> 
 def dense_elements(attr: object) -> np.ndarray:
     """Value of a dense elements or dense resource attribute, bit for bit; see `constant`."""
     if isinstance(attr, ir.DenseElementsAttr):
-        ir_type: Any = attr.type
+        ir_type: MlirObject = attr.type
         if str(ir_type.element_type) in _BUFFER_DTYPES:
             return _from_buffer(attr, ir_type)
         return _from_text(str(attr).encode(), ir_type)
@@ -232,7 +231,7 @@ def _complex_from_tokens(tokens: list[bytes], name: str, context: ir.Context) ->
     # MLIR reads back what it printed, as pairs of reals: one parser decides every rounding.
     part = _COMPLEX_PARTS[name]
     pairs = f"dense<[{b', '.join(tokens).decode()}]> : tensor<{len(tokens)}x{part}>"
-    attr: Any = ir.Attribute.parse(pairs, context)
+    attr: MlirObject = ir.Attribute.parse(pairs, context)
     return np.ascontiguousarray(memoryview(attr)).view(DTYPES[name])
 
 
@@ -274,7 +273,7 @@ def _from_raw(
 def _from_resource(attr: MlirObject) -> np.ndarray:
     # The bindings give no access to the blob, but a module with the attribute prints it, after
     # four bytes with its alignment.
-    ir_type: Any = ir.ShapedType(attr.type)
+    ir_type: MlirObject = ir.ShapedType(attr.type)
     holder = ir.Module.create(ir.Location.unknown(attr.context))
     holder.operation.attributes["invert.value"] = attr
     text = str(holder)

@@ -381,7 +381,7 @@ def shards_of(block: ir.Block) -> dict[ir.Operation, Shards]:
         target = targets[op]
         if target in _ENTRIES:
             if part.exits:
-                reason = "it splits a value into shards after others of its part were joined"
+                reason = "it splits a value into shards after others of the same part were joined"
                 raise UnsupportedOpError([_problem(op, reason)])
             part.entries.append(op)
             for source in filter(None, map(owner_of, op.operands)):

@@ -11,7 +11,6 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
 import jax
 import numpy as np
@@ -340,7 +339,7 @@ def call_function(ctx: Context, name: str, args: Sequence[Value]) -> list[Value]
     """
     function = ctx.functions[name]
     fixed = {i: x for i, x in enumerate(args) if isinstance(x, (KnownSize, Sizes))}
-    function_type: Any = function.attributes["function_type"]
+    function_type: MlirObject = function.attributes["function_type"]
     small = all(map(_is_small, function_type.value.results))
     if fixed and small and all(is_constant(x) or isinstance(x, Sizes) for x in args):
         # It computes sizes, which the caller needs to know.
@@ -480,6 +479,6 @@ def _callees(op: ir.Operation) -> list[str]:
     if op.name == "stablehlo.composite":
         return [op_attributes.symbol_name(op.attributes["decomposition"])]
     if op.name == "stablehlo.custom_call" and "called_computations" in op.attributes:
-        called: Any = op.attributes["called_computations"]
+        called: MlirObject = op.attributes["called_computations"]
         return [op_attributes.symbol_name(s) for s in called]
     return []

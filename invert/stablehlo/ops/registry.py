@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import jax
 import numpy as np
@@ -43,7 +43,7 @@ class Op:
     ) -> None:
         self.operation = operation
         self.name = name or operation.name
-        self.attributes: Any = operation.attributes if name is None else attributes
+        self.attributes: MlirObject = operation.attributes if name is None else attributes
         self.names: set[str] = set(
             attribute_names(operation)
             if name is None
@@ -71,9 +71,9 @@ class Op:
 
 
 # The annotations of operands.
-Array = Any  # a JAX value
+Array = Value  # a JAX value
 Shape: TypeAlias = tuple[DimSize, ...]  # sizes: numbers, and expressions of open ones
-Size = Any  # a single one
+Size: TypeAlias = DimSize  # a single one
 
 # The annotations of attributes without a Python type.
 Ints: TypeAlias = tuple[int, ...]
@@ -82,7 +82,7 @@ IntRows: TypeAlias = tuple[tuple[int, ...], ...]
 Enum: TypeAlias = str  # the name of an enumerator
 Enums: TypeAlias = tuple[str, ...]
 Symbol: TypeAlias = str  # the name of a function
-Attribute = Any  # the MLIR attribute itself
+Attribute = MlirObject  # the MLIR attribute itself
 
 
 def _array(ctx: Context, op: Op, operands: Sequence[Value], index: int) -> Value:
@@ -110,7 +110,7 @@ _CONVERSIONS: dict[str, binding.Conversion] = {
 }
 
 # How an attribute is read, by its annotation.
-_ATTRIBUTES: dict[str, Callable[[Any], Any]] = {
+_ATTRIBUTES: dict[str, Callable[[MlirObject], Value]] = {
     "Accuracy": attributes.result_accuracy,
     "Algorithm": attributes.dot_algorithm,
     "Attribute": lambda attribute: attribute,
@@ -163,7 +163,7 @@ CALL_ATTRIBUTES = frozenset(
 )
 
 
-def _attribute(op: Op, name: str, note: str) -> Any:
+def _attribute(op: Op, name: str, note: str) -> Value:
     if name not in op.names:
         return binding.ABSENT
     return _ATTRIBUTES[note](op.attributes[name])

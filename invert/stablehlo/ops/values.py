@@ -60,7 +60,7 @@ def sizes(value: Value, name: str) -> tuple[DimSize, ...]:
     """
     if isinstance(value, Sizes):
         if (found := value.sizes()) is None:
-            raise InvertError(f"{name}: a size has no expression of the open dimensions")
+            raise InvertError(f"{name}: a size cannot be expressed in the open dimensions")
         return found
     if not is_constant(value):
         raise InvertError(

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +16,7 @@ import numpy as np
 from jax import lax
 
 from invert._private.jax import eval_closed, open_jaxpr, trace_closed
+from invert.ir.sizes import DimSize
 from invert.ir.types import Atom, Aval, Value
 from invert.tf.ops.state import Resource
 from invert.tf.values.bounded import BoundedArray, resized
@@ -49,7 +49,7 @@ class Optional:
     `choices` holds the values it has in several branches, by kind, type and number of the branch.
     """
 
-    def __init__(self, choices: Mapping[Any, object]):
+    def __init__(self, choices: Mapping[tuple[Hashable, ...], object]):
         self.choices = dict(choices)
 
     @classmethod
@@ -61,12 +61,12 @@ class Optional:
         dtype = jax.dtypes.canonicalize_dtype(kind.dtype)
         return cls({("array", tuple(kind.shape), str(dtype), branch): value})
 
-    def tree_flatten(self) -> tuple[tuple[Value, ...], Any]:
+    def tree_flatten(self) -> tuple[tuple[Value, ...], Value]:
         leaves, put = flatten(list(self.choices.values()))
         return tuple(leaves), (tuple(self.choices), put)
 
     @classmethod
-    def tree_unflatten(cls, aux: Any, children: Sequence[Value]) -> Optional:
+    def tree_unflatten(cls, aux: Value, children: Sequence[Value]) -> Optional:
         keys, put = aux
         return cls(dict(zip(keys, put(children), strict=True)))
 
@@ -186,10 +186,10 @@ class ListForm:
     - `is_empty`: whether it has no element yet.
     """
 
-    capacity: Any
+    capacity: DimSize | None
     element: Element | None
-    size: Any
-    same: Any = None
+    size: DimSize | None
+    same: Value = None
     is_empty: bool = False
 
 
@@ -197,7 +197,7 @@ class ListForm:
 class UnionForm:
     """A value that has different types in different branches; see `Optional`."""
 
-    forms: Mapping[Any, Form]
+    forms: Mapping[tuple[Hashable, ...], Form]
 
 
 Form = Static | ArrayForm | BoundedForm | ListForm | UnionForm

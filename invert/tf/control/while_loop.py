@@ -67,8 +67,8 @@ def while_loop(
         if results is None:
             problem = node.problem(
                 str(error),
-                "Arrays of a JAX program have one shape; keep that of the loop variable, or let "
-                "the number of steps follow from shapes.",
+                "An array of a JAX program has one shape: keep the shape of the loop variable, or "
+                "let shapes alone determine the number of steps.",
             )
             raise UnsupportedOpError([problem]) from error
         return results
@@ -366,7 +366,7 @@ class _Loop:
         (more,) = test.results
         if isinstance(more, np.ndarray):
             if more:
-                raise self.node.error("never ends", "Its condition does not change.")
+                raise self.node.error("never ends", "Let its body change what its condition reads.")
             final: Sequence[Value] = self.leaves
         else:
             lines = self.lines()

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from invert._errors import Problem, UnsupportedOpError
-from invert._private.tensorflow import TfObject, tf_add_functions
+from invert._private.tensorflow import TfObject
 from invert.ir.types import Value
 from invert.protos.messages import message
 from invert.protos.ops import op_def
 from invert.protos.tensors import decode_dtype
 from invert.protos.types import FunctionDefLibrary, NameAttrList, NodeDef
-from invert.tf.fallback.kernels_in_child import MOST_BYTES, PLAIN, KernelError, refusal, run_apart
+from invert.tf.fallback.kernels_in_child import (
+    MOST_BYTES,
+    PLAIN,
+    KernelError,
+    graph_with_inputs,
+    refusal,
+    run_apart,
+)
 from invert.tf.interpreter.context import Context
 from invert.tf.ops.definition import types_of
 from invert.tf.ops.node import Node, has_tensorflow, import_tensorflow
@@ -79,42 +86,10 @@ def input_types(node: Node) -> list[int]:
     return [t for n, t in types_of(definition.input_arg, node.attrs) for _ in range(n)]
 
 
-# The shape of an input; if its value is known, also dtype and bytes, or the array itself if it
-# need not be hashed.
-Input = tuple[tuple[int, ...], tuple[np.dtype, bytes] | np.ndarray | None]
-
-
-def constants_of(
-    types: Sequence[int], inputs: Sequence[Input], other: Callable[[TfObject, TfObject], object]
-) -> list[TfObject]:
-    """Tensors for inputs: constants where the value is known, else `other(dtype, shape)`."""
-    tf = import_tensorflow()
-    tensors = []
-    for number, (shape, value) in zip(types, inputs, strict=True):
-        dtype = tf.dtypes.as_dtype(number)
-        if value is None:
-            tensors.append(other(dtype, shape))
-        else:
-            known = isinstance(value, np.ndarray)
-            array = value if known else np.frombuffer(value[1], value[0]).reshape(shape)
-            tensors.append(tf.constant(array, dtype))
-    return tensors
-
-
-def graph_of(text: bytes, library: bytes, tensors: Sequence[object]) -> list[TfObject]:
-    """The results of the op on `tensors`, in the graph being traced."""
-    tf = import_tensorflow()
-    graph = tf.compat.v1.GraphDef()
-    graph.versions.producer = tf.version.GRAPH_DEF_VERSION
-    if library:
-        graph.library.ParseFromString(library)
-        tf_add_functions(graph.library)
-    node = graph.node.add()
-    node.ParseFromString(text)
-    feeds = {f"input{i}": tensor for i, tensor in enumerate(tensors)}
-    node.input.extend(feeds)
-    (op,) = tf.graph_util.import_graph_def(
-        graph, input_map=feeds, return_elements=["op"], name="invert"
+def outputs_of(graph_def: TfObject) -> list[TfObject]:
+    """The results of the last node of a `GraphDef`, imported into the current graph."""
+    (op,) = import_tensorflow().graph_util.import_graph_def(
+        graph_def, return_elements=[graph_def.node[-1].name], name=""
     )
     return list(op.outputs)
 
@@ -125,9 +100,9 @@ def run_op(
     """The results of a serialized op on known values, computed by TensorFlow on the CPU."""
     tf = import_tensorflow()
     cpu = tf.compat.v1.ConfigProto(device_count={"GPU": 0})
+    inputs = [(v.shape, v) for v in values]
     with tf.Graph().as_default() as graph:
-        known = [tf.constant(v, tf.dtypes.as_dtype(t)) for v, t in zip(values, types, strict=True)]
-        results = graph_of(text, library, known)
+        results = outputs_of(graph_with_inputs(text, library, types, inputs))
         with tf.compat.v1.Session(graph=graph, config=cpu) as session:
             found = session.run(results)
     return [

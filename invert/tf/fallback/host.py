@@ -21,15 +21,9 @@ from jax import lax
 
 from invert._errors import Problem, UnsupportedOpError
 from invert.ir.types import Value
-from invert.tf.fallback.eager import (
-    constants_of,
-    graph_of,
-    input_types,
-    run_eagerly,
-    run_op,
-    serialized,
-)
+from invert.tf.fallback.eager import input_types, outputs_of, run_eagerly, run_op, serialized
 from invert.tf.fallback.host_ops import LOOKUPS, ON_TEXT, PURE, REFUSED
+from invert.tf.fallback.kernels_in_child import graph_with_inputs
 from invert.tf.interpreter.analysis import HOST_REMEDY, host_problem
 from invert.tf.interpreter.context import Context
 from invert.tf.interpreter.registry import Entry
@@ -128,7 +122,7 @@ class StoredTable:
 
 def text_problems(outputs: Iterable[tuple[str, int]]) -> list[Problem]:
     """Problems for string results, given as names and `DataType`s."""
-    reason = "is a result that holds text, which JAX arrays cannot hold"
+    reason = "is a result of text, which JAX arrays cannot hold"
     remedy = "Export a function that returns numbers."
     return [
         Problem("tf.string", reason, f"tensor {name!r}", remedy)
@@ -212,8 +206,7 @@ def _result_specs(
         return tuple(np.shape(value)), value if _is_known(value) else None
 
     with tf.Graph().as_default():
-        tensors = constants_of(types, [known(v) for v in values], tf.compat.v1.placeholder)
-        results = graph_of(text, library, tensors)
+        results = outputs_of(graph_with_inputs(text, library, types, [known(v) for v in values]))
     return [
         (None if t.shape.rank is None else tuple(t.shape.as_list()), t.dtype.as_datatype_enum)
         for t in results

@@ -61,7 +61,7 @@ def run_apart(
 
     **Raises:** `KernelError`, also if the child dies or takes too long.
     """
-    graph = _graph(text, library, types, [(v.shape, v) for v in values])
+    graph = graph_with_inputs(text, library, types, [(v.shape, v) for v in values])
     return read_results(ask(graph))
 
 
@@ -79,27 +79,25 @@ def read_results(content: bytes) -> list[np.ndarray]:
     return results
 
 
+# The shape of an input, `None` for unknown sizes or rank, and its value if that is known.
+Input = tuple[Sequence[int | None] | None, np.ndarray | None]
+
+
 def refusal(
-    text: bytes,
-    library: bytes,
-    types: Sequence[int],
-    inputs: Sequence[tuple[Sequence[int | None] | None, np.ndarray | None]],
+    text: bytes, library: bytes, types: Sequence[int], inputs: Sequence[Input]
 ) -> str | None:
     """TensorFlow's reason for rejecting an op at these shapes and values; `None` if it accepts."""
     try:
-        ask(_graph(text, library, types, inputs))
+        ask(graph_with_inputs(text, library, types, inputs))
     except KernelError as error:
         return str(error)
     return None
 
 
-def _graph(
-    text: bytes,
-    library: bytes,
-    types: Sequence[int],
-    inputs: Sequence[tuple[Sequence[int | None] | None, np.ndarray | None]],
+def graph_with_inputs(
+    text: bytes, library: bytes, types: Sequence[int], inputs: Sequence[Input]
 ) -> TfObject:
-    """The op and its inputs as a `GraphDef`."""
+    """A serialized op as a `GraphDef`, after constants and placeholders for its inputs."""
     tf = import_tensorflow()
     graph = tf.compat.v1.GraphDef()
     graph.versions.producer = tf.version.GRAPH_DEF_VERSION

@@ -21,12 +21,16 @@ from invert._private.tensorflow import (
     tf_gradient_function,
     tf_scratch_graph,
 )
-from invert.ir.gradient_marker import Gradient
+from invert.ir.avals import is_differentiable
+from invert.ir.gradient_marker import Gradient, mark
 from invert.ir.types import Value
 from invert.protos.types import NodeDef
 from invert.tf.interpreter.analysis import Analysis
+from invert.tf.interpreter.context import Context
 from invert.tf.interpreter.graph import Graph
 from invert.tf.ops.node import Node, import_tensorflow
+from invert.tf.ops.state import Resource
+from invert.tf.values.constants import arrays
 
 # Source of a captured value: argument number, (node name, output number), or a constant.
 Capture = int | tuple[str, int] | np.ndarray
@@ -253,3 +257,30 @@ def _nodes(graph: TfObject) -> Iterator[NodeDef]:
     yield from definition.node
     for function in definition.library.function:
         yield from function.node_def
+
+
+# -- functions whose gradient is another function of the library
+
+
+def gradient_function(ctx: Context, function: str) -> str | None:
+    """The library function that is the gradient of another, as `Defun(grad_func=...)` names it."""
+    if ctx.config.custom_gradients == "ignore":
+        return None
+    found = (g for g in ctx.graph.library.gradient if g.function_name == function)
+    return next((g.gradient_func for g in found), None)
+
+
+def with_function_gradient(
+    ctx: Context, node: Node, function: str, inputs: Sequence[Value], results: Sequence[Value]
+) -> list[Value]:
+    """The results of a call, marked with the gradient function `function`."""
+    if any(isinstance(v, Resource) for v in (*inputs, *results)):
+        return list(results)
+    given, found = arrays(list(inputs)), arrays(list(results))
+
+    def run(captures: Sequence[Value], cotangents: Sequence[Value], nested: bool) -> list[Value]:
+        new = iter(cotangents)
+        dy = [next(new) if is_differentiable(r) else np.zeros(r.shape, r.dtype) for r in found]
+        return arrays(ctx.on({}).call(function, [*captures, *dy]))
+
+    return mark(Gradient(node.location, run), found, given, given)

@@ -11,7 +11,7 @@ from invert.protos.file_parts import NO_PARTS, FileParts, own_graph
 from invert.protos.messages import message, own
 from invert.protos.types import FunctionDef, FunctionDefLibrary, GraphDef, OpDef
 from invert.tf.graph.body import implementations
-from invert.tf.graph.calls import with_calls
+from invert.tf.graph.functionalize import with_calls
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

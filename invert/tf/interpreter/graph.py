@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from jax.sharding import AbstractMesh
@@ -12,13 +12,13 @@ from jax.sharding import AbstractMesh
 from invert._config import Config
 from invert._errors import MalformedModelError
 from invert.ir.arrays import KnownBytes
+from invert.ir.types import Value
 from invert.protos.ops import Definition
 from invert.protos.tensors import decode_tensor
 from invert.protos.types import AttrValue, FunctionDef, NodeDef
 from invert.tf.graph.body import function_body, make_body, ordered, output_offset
-from invert.tf.graph.calls import as_graph
 from invert.tf.graph.check import checked
-from invert.tf.graph.functionalize import MadeFunction, functionalize, holds_frames
+from invert.tf.graph.functionalize import MadeFunction, as_graph, functionalize, holds_frames
 from invert.tf.graph.library import Library
 from invert.tf.graph.seeds import by_key, without_idle
 from invert.tf.interpreter import effects
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _VARIANT = 21  # DT_VARIANT of tensorflow/core/framework/types.proto
 
 # Reads the gradient function of a node in the graph or in a library function, given its name.
-ReadGradient = Callable[["Graph", str, Node], Any]
+ReadGradient = Callable[["Graph", str, Node], Value]
 
 
 class Graph:
@@ -69,7 +69,7 @@ class Graph:
         self.config = config
         self.compiled = functools.cache(compiled)
         self._read_gradient = read_gradient if config.custom_gradients != "ignore" else None
-        self._gradients: dict[Node, Any] = {}
+        self._gradients: dict[Node, Value] = {}
         self.op_def = op_def
         self._source_line = source_line
         self.library = self.shared.proto
@@ -178,7 +178,7 @@ class Graph:
             self._gradients[copy] = self._gradients[node]
         return copy
 
-    def gradient(self, node: Node) -> Any | None:
+    def gradient(self, node: Node) -> Value:
         """The gradient function that `node` names, if it should be read."""
         return self._gradients.get(node)
 

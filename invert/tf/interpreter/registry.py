@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -180,13 +180,13 @@ _CONVERSIONS: dict[str, binding.Conversion] = {
 }
 
 # The annotations, for type checkers.
-Array = Any
+Array = Value
 Static = np.ndarray
-Ints = tuple[Any, ...]
-Int = Any
+Ints = tuple[Value, ...]
+Int = Value
 
 
-def _attribute(node: Node, name: str, note: str) -> Any:
+def _attribute(node: Node, name: str, note: str) -> Value:
     return node.attr(name) if name in node.attrs else binding.ABSENT
 
 

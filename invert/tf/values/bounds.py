@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from jax import numpy as jnp
@@ -40,7 +39,7 @@ class Sum:
     - `terms`: the nonzero coefficients of the other numbers.
     """
 
-    constant: Any
+    constant: Value
     terms: Mapping[Hashable, int] = dataclasses.field(default_factory=dict)
 
     def plus(self, other: Sum, factor: int = 1) -> Sum:
@@ -52,11 +51,11 @@ class Sum:
             terms[key] = terms.get(key, 0) + factor * n
         return Sum(constant, {k: n for k, n in terms.items() if n})
 
-    def times(self, factor: Any) -> Sum:
+    def times(self, factor: int) -> Sum:
         return Sum(self.constant * factor, {k: n * factor for k, n in self.terms.items() if factor})
 
     @property
-    def number(self) -> Any:
+    def number(self) -> Value:
         """The constant value; `None` if it depends on data or on an open size."""
         return None if self.terms or is_open(self.constant) else self.constant
 
@@ -167,7 +166,7 @@ class _Reader:
     def __init__(self, given: Sequence[OuterFacts] = (), finite: bool = False):
         self._assumed, self._finite = given, finite
         # Values are kept alive, so that their ids stay unique.
-        self._seen: dict[int, tuple[Any, Facts]] = {}
+        self._seen: dict[int, tuple[Value, Facts]] = {}
 
     def facts(self, value: Value, depth: int = 0) -> Facts:
         if not is_tracer(value):
@@ -361,8 +360,8 @@ class _Equation:
     name: str
     operands: Sequence[Facts]
     avals: Sequence[Aval]
-    result: Any
-    params: Any
+    result: Aval
+    params: Params
 
     @property
     def hulls(self) -> list[Fact]:

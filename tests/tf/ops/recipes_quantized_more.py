@@ -169,6 +169,17 @@ QUANTIZED_MORE: dict[str, list[Recipe]] = {
     "QuantizedMaxPool": _pools("QuantizedMaxPool"),
     "QuantizedAvgPool": _pools("QuantizedAvgPool"),
     "QuantizedBatchNormWithGlobalNormalization": [_batch_norm(True), _batch_norm(False)],
+    "QuantizedInstanceNorm": [
+        q(
+            "QuantizedInstanceNorm",
+            "x x_min x_max",
+            _uint8(2, 5, 4, 3),
+            *_ends(1),
+            tolerance=1.0,
+            **attrs,
+        )
+        for attrs in ({}, {"output_range_given": True, "given_y_min": -2.0, "given_y_max": 3.0})
+    ],
     **{
         op: _convs(op, tf.qint32)
         for op in (
