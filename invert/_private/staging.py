@@ -7,7 +7,7 @@ equation. Works with jax 0.10.2 to 0.12.
 from __future__ import annotations
 
 import contextvars
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, TypeAlias
 
 from jax._src import config, core, dtypes, source_info_util, util
@@ -127,6 +127,11 @@ def staged(values: Sequence[Any]) -> tuple[Trace, Any] | None:
         if not all(type(n) is int for n in aval.shape):
             return None
     return trace, config.trace_context()
+
+
+def tracing_settings() -> Hashable:
+    """The settings that a trace depends on."""
+    return config.trace_context()
 
 
 def recorded(
