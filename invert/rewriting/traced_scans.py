@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 
 import jax
 from jax import lax
@@ -14,6 +14,7 @@ from invert._private.jax import (
     on_whole_values,
     open_jaxpr,
     renamed,
+    sub_jaxprs,
     trace_closed,
     traced_to_lower,
 )
@@ -21,7 +22,7 @@ from invert._private.staging import tracing_settings
 from invert.ir import jaxprs
 from invert.ir.avals import type_of
 from invert.ir.merging import operation_key
-from invert.ir.types import AnyJaxpr, Atom, Aval, Eqn, J, JaxFunction, Value, Var
+from invert.ir.types import AnyJaxpr, Atom, Aval, Eqn, J, JaxFunction, Jaxpr, Value, Var
 
 
 def with_traced_scans(program: J, *, platform: str, x64: bool) -> J:
@@ -70,7 +71,7 @@ def _traced(function: JaxFunction, eqn: Eqn, avals: Sequence[Aval]) -> AnyJaxpr:
     if key in _LOOPS:
         return _calling(*_LOOPS[key], body)
     loop = trace_closed(functools.partial(function, **eqn.params), *avals)
-    if key is not None:
+    if key is not None and set(_called(loop)) == {open_jaxpr(body)}:
         while len(_LOOPS) >= _MOST_LOOPS:
             _LOOPS.pop(next(iter(_LOOPS)))
         _LOOPS[key] = loop, body
@@ -91,6 +92,16 @@ def _key(function: JaxFunction, eqn: Eqn, avals: Sequence[Aval]) -> Hashable | N
     except TypeError:
         return None
     return key
+
+
+def _called(program: AnyJaxpr) -> Iterator[Jaxpr]:
+    """The programs that a loop and JAX's functions in it call, without the two themselves."""
+    for eqn in open_jaxpr(program).eqns:
+        for inner in sub_jaxprs(eqn):
+            if eqn.primitive is lax.while_p or eqn.primitive.name == "jit":
+                yield from _called(inner)
+            else:
+                yield inner
 
 
 def _calling(program: J, old: AnyJaxpr, new: AnyJaxpr) -> J:
