@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextvars
 from collections.abc import Callable, Hashable, Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from jax._src import config, core, dtypes, source_info_util, util
 from jax._src.interpreters import partial_eval
@@ -132,6 +132,11 @@ def staged(values: Sequence[Value]) -> tuple[Trace, Hashable] | None:
         if not all(type(n) is int for n in aval.shape):
             return None
     return trace, config.trace_context()
+
+
+def tracing_settings() -> Hashable:
+    """The settings that a trace depends on."""
+    return config.trace_context()
 
 
 def recorded(

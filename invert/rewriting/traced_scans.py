@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator, Sequence
 
 import jax
 from jax import lax
 
-from invert._private.jax import on_whole_values, open_jaxpr, trace_closed, traced_to_lower
+from invert._private.jax import (
+    close_like,
+    is_jaxpr,
+    on_whole_values,
+    open_jaxpr,
+    renamed,
+    sub_jaxprs,
+    trace_closed,
+    traced_to_lower,
+)
+from invert._private.staging import tracing_settings
 from invert.ir import jaxprs
 from invert.ir.avals import type_of
 from invert.ir.merging import operation_key
-from invert.ir.types import AnyJaxpr, Atom, Eqn, J
+from invert.ir.types import AnyJaxpr, Atom, Aval, Eqn, J, JaxFunction, Jaxpr, Value, Var
 
 
 def with_traced_scans(program: J, *, platform: str, x64: bool) -> J:
@@ -35,7 +45,7 @@ def with_traced_scans(program: J, *, platform: str, x64: bool) -> J:
         if key not in traced:
             wide = x64 or any(map(jaxprs.is_wide, eqn.invars))
             with on_whole_values(), jax.enable_x64(wide):
-                loop = trace_closed(functools.partial(function, **eqn.params), *avals)
+                loop = _traced(function, eqn, avals)
             loop = jaxprs.with_typed_literals(jaxprs.without_empty(loop))
             if key is None:
                 return loop
@@ -43,6 +53,78 @@ def with_traced_scans(program: J, *, platform: str, x64: bool) -> J:
         return traced[key]
 
     return jaxprs.map_jaxprs(program, lambda jaxpr: jaxprs.with_inlined(jaxpr, loop))
+
+
+# Loops around the calls of a body, by all that they depend on, each with that body. The oldest
+# are evicted first.
+_LOOPS: dict[Hashable, tuple[AnyJaxpr, AnyJaxpr]] = {}
+_MOST_LOOPS = 128
+
+
+def _traced(function: JaxFunction, eqn: Eqn, avals: Sequence[Aval]) -> AnyJaxpr:
+    """The loop that JAX traces for a scan.
+
+    JAX calls the body in it, so that loops of scans of equal types differ only in what they call.
+    """
+    body = eqn.params["jaxpr"]
+    key = _key(function, eqn, avals)
+    if key in _LOOPS:
+        return _calling(*_LOOPS[key], body)
+    loop = trace_closed(functools.partial(function, **eqn.params), *avals)
+    if key is not None and set(_called(loop)) == {open_jaxpr(body)}:
+        while len(_LOOPS) >= _MOST_LOOPS:
+            _LOOPS.pop(next(iter(_LOOPS)))
+        _LOOPS[key] = loop, body
+    return loop
+
+
+def _key(function: JaxFunction, eqn: Eqn, avals: Sequence[Aval]) -> Hashable | None:
+    """All that the loop around a body depends on; `None` if that is the body itself."""
+    inner = open_jaxpr(eqn.params["jaxpr"])
+    if inner.effects or inner.constvars:
+        return None
+    params = {name: value for name, value in eqn.params.items() if name != "jaxpr"}
+    types = tuple((a.shape, a.dtype) for a in avals)
+    inside = tuple(v.aval for v in (*inner.invars, *inner.outvars))
+    key = function, tuple(params.items()), types, inside, tracing_settings()
+    try:
+        hash(key)
+    except TypeError:
+        return None
+    return key
+
+
+def _called(program: AnyJaxpr) -> Iterator[Jaxpr]:
+    """The programs that a loop and JAX's functions in it call, without the two themselves."""
+    for eqn in open_jaxpr(program).eqns:
+        for inner in sub_jaxprs(eqn):
+            if eqn.primitive is lax.while_p or eqn.primitive.name == "jit":
+                yield from _called(inner)
+            else:
+                yield inner
+
+
+def _calling(program: J, old: AnyJaxpr, new: AnyJaxpr) -> J:
+    """A copy of a program, on variables of its own, that calls `new` in place of `old`."""
+    jaxpr = open_jaxpr(program)
+    env: dict[Var, Atom] = {v: Var(v.aval) for v in (*jaxpr.constvars, *jaxpr.invars)}
+
+    def called(value: Value) -> Value:
+        if value is old:
+            return new
+        return _calling(value, old, new) if is_jaxpr(value) else value
+
+    eqns = [
+        e.replace(params={name: called(value) for name, value in e.params.items()})
+        for e in jaxprs.copied(jaxpr.eqns, env)
+    ]
+    copy = jaxpr.replace(
+        constvars=renamed(jaxpr.constvars, env),
+        invars=renamed(jaxpr.invars, env),
+        outvars=renamed(jaxpr.outvars, env),
+        eqns=eqns,
+    )
+    return close_like(program, copy)
 
 
 def _is_key(atom: Atom) -> bool:

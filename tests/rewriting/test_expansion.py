@@ -12,8 +12,10 @@ import pytest
 from jax import lax
 
 from invert._private.jax import eval_closed, trace_closed
+from invert.ir import jaxprs
+from invert.ir.match import difference
 from invert.ir.types import ClosedJaxpr
-from invert.rewriting import expansion
+from invert.rewriting import expansion, traced_scans
 from invert.rewriting.expansion import lower_alike
 from invert.rewriting.pattern import bind
 from invert.rewriting.templates import raise_call
@@ -185,6 +187,33 @@ def test_loops_are_traced_and_not_mistaken(monkeypatch: pytest.MonkeyPatch) -> N
     with jax.enable_x64(True):
         assert lower_alike(texts[0], again, (), platform="cpu", x64=False)
     assert not any("scan" in str(kind) for kind in expansion._TEMPLATES)
+
+
+@pytest.mark.parametrize("options", [{}, {"reverse": True}, {"unroll": 2}, {"unroll": True}])
+def test_the_loop_of_a_scan_is_that_around_another_body(options: dict[str, Any]) -> None:
+    def nested(number: float) -> ClosedJaxpr:
+        def step(h: jax.Array, row: jax.Array) -> Any:
+            def inner(h: jax.Array, row: jax.Array) -> Any:
+                return jnp.tanh(h * number + row), h.sum()
+
+            return lax.scan(inner, h, x, **options)
+
+        x = jnp.ones((3, 5))
+        return trace_closed(lambda h, x: lax.scan(step, h, x, **options), x[0], x)
+
+    def traced(program: ClosedJaxpr) -> ClosedJaxpr:
+        loops = traced_scans.with_traced_scans(program, platform="cpu", x64=False)
+        return jaxprs.canonicalize(loops)
+
+    one, two = nested(2.0), nested(3.0)
+    traced_scans._LOOPS.clear()
+    alone = traced(two)
+    assert "scan" not in jaxprs.names_in(alone.jaxpr)
+    traced_scans._LOOPS.clear()
+    assert difference(traced(one), alone) is not None
+    known = len(traced_scans._LOOPS)
+    assert difference(traced(two), alone) is None
+    assert 0 < known == len(traced_scans._LOOPS)
 
 
 def _rolled(length: int, **options: Any) -> Callable[..., Any]:

@@ -227,7 +227,7 @@ def integers(tree: ast.AST) -> Iterable[ast.Constant]:
             number = value.value if isinstance(value, ast.Constant) else None
             if isinstance(value, ast.Constant) and type(number) is float and number.is_integer():
                 yield value
-        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "jnp.sqrt":
+        elif isinstance(node, ast.Call) and syntax.is_path(node.func, "jnp", "sqrt"):
             inner = node.args[0]
             value = inner.args[0] if isinstance(inner, ast.Call) and inner.args else inner
             number = value.value if isinstance(value, ast.Constant) else None

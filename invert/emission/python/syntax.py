@@ -330,11 +330,23 @@ def template(text: str, **values: ast.expr) -> ast.expr:
 
 def text_of(node: ast.AST) -> str:
     """The source text."""
-    return ast.unparse(ast.fix_missing_locations(node))
+    # Only statements need locations.
+    return ast.unparse(node if isinstance(node, ast.expr) else ast.fix_missing_locations(node))
 
 
 def in_order(node: ast.AST) -> Iterator[ast.AST]:
     """A tree in the order of its text; unlike `ast.walk`, depth first."""
-    yield node
-    for child in ast.iter_child_nodes(node):
-        yield from in_order(child)
+    pending = [node]
+    while pending:
+        yield (last := pending.pop())
+        pending += reversed(list(ast.iter_child_nodes(last)))
+
+
+def is_path(node: ast.expr, name: str, attribute: str) -> bool:
+    """Whether an expression is the attribute of a variable, such as `jnp.sqrt`."""
+    return (
+        isinstance(node, ast.Attribute)
+        and node.attr == attribute
+        and isinstance(node.value, ast.Name)
+        and node.value.id == name
+    )

@@ -232,6 +232,9 @@ def text(size: DimSize) -> str:
     """As a jaxtyping dimension: `2*batch+1`."""
     if not is_open(size):
         return str(int(size))
+    match dim_terms(size):
+        case [(1, [(str() as name, 1)])]:  # most are
+            return name
     node = _expression(size, {"max": "max", "min": "min"})
     for found in syntax.names_in(node):
         found.id = found.id.removeprefix(_DIMENSION)

@@ -8,6 +8,7 @@ node reached only by control edges runs if it has an effect.
 from __future__ import annotations
 
 import dataclasses
+import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -16,16 +17,22 @@ from invert.ir.order import postorder, topological
 from invert.protos.ops import Definition
 from invert.protos.types import FunctionDef, FunctionDefLibrary, NodeDef
 from invert.tf.graph.check import parse_tensor
+from invert.tf.ops.form import Form
 from invert.tf.ops.node import CALLS, FRAMES_REMEDY, Body, Node
 
 IsEffect = Callable[[Node], bool]
 Offset = Callable[[Node, str], int]
 
 _PREFERS = "api_preferred_device"
+_NO_FORMS: Mapping[str, Form] = types.MappingProxyType({})
 
 
 def function_body(
-    function: FunctionDef, nodes: Iterable[NodeDef], offset: Offset, is_effect: IsEffect
+    function: FunctionDef,
+    nodes: Iterable[NodeDef],
+    offset: Offset,
+    is_effect: IsEffect,
+    forms: Mapping[str, Form],
 ) -> Body:
     """The body of a `FunctionDef` proto with these nodes; see `make_body`."""
     return make_body(
@@ -36,6 +43,7 @@ def function_body(
         list(function.control_ret.values()),
         offset,
         is_effect,
+        forms,
     )
 
 
@@ -75,6 +83,7 @@ def make_body(
     control_outputs: Sequence[str],
     offset: Offset,
     is_effect: IsEffect,
+    forms: Mapping[str, Form] = _NO_FORMS,
 ) -> Body:
     """The `Body` of some `NodeDef` protos.
 
@@ -86,6 +95,7 @@ def make_body(
     - `control_outputs`: names of further nodes that have to run.
     - `offset`: index of the first tensor of a named output.
     - `is_effect`: whether a node has side effects.
+    - `forms`: the forms of nodes, by name, where known.
 
     **Raises:** `MalformedModelError` if a name does not exist.
     """
@@ -95,7 +105,7 @@ def make_body(
     for proto in protos:
         if proto.name not in index:  # the placeholder of an argument is the argument
             index[proto.name] = len(nodes)
-            nodes.append(Node(proto.op, proto.name, proto.attr, name))
+            nodes.append(Node(proto.op, proto.name, proto.attr, name, forms.get(proto.name)))
             wires.append(proto.input)
 
     def find(key: str) -> int:
@@ -180,7 +190,7 @@ def implementations(library: FunctionDefLibrary) -> dict[str, str]:
     def text(function: FunctionDef, name: str) -> bytes:
         return function.attr[name].s if name in function.attr else b""
 
-    def types(function: FunctionDef) -> tuple[Any, ...]:
+    def types_of(function: FunctionDef) -> tuple[Any, ...]:
         # The key includes the types, since the forward and backward parts share their attributes.
         signature = function.signature
         inputs = tuple(a.type for a in signature.input_arg)
@@ -188,6 +198,6 @@ def implementations(library: FunctionDefLibrary) -> dict[str, str]:
         return text(function, "api_implements"), inputs, outputs
 
     named = [f for f in library.function if text(f, "api_implements")]
-    on_cpu = {types(f): f.signature.name for f in named if text(f, _PREFERS) == b"CPU"}
+    on_cpu = {types_of(f): f.signature.name for f in named if text(f, _PREFERS) == b"CPU"}
     others = [f for f in named if text(f, _PREFERS) != b"CPU"]
-    return {f.signature.name: on_cpu[types(f)] for f in others if types(f) in on_cpu}
+    return {f.signature.name: on_cpu[types_of(f)] for f in others if types_of(f) in on_cpu}

@@ -13,7 +13,8 @@ from invert._errors import MalformedModelError, Problem
 from invert.protos.ops import Definition
 from invert.protos.tensors import REFERENCE, type_name
 from invert.protos.types import NodeDef, OpDef
-from invert.tf.ops.definition import Run, add_defaults, attribute_problems, fits, type_at, types_of
+from invert.tf.ops.definition import Run, fits, type_at, types_of
+from invert.tf.ops.form import Form, form_of
 
 # Further problems are only counted.
 _SHOWN = 20
@@ -63,8 +64,8 @@ def checked(
     op_def: Callable[[str], Definition | None],
     signatures: Mapping[str, OpDef],
     function: str = "",
-) -> list[NodeDef]:
-    """The `NodeDef` protos of a graph or function, with omitted attributes filled in.
+) -> tuple[list[NodeDef], dict[str, Form]]:
+    """The `NodeDef` protos of a graph or function, with omitted attributes filled in; their forms.
 
     **Arguments:**
 
@@ -89,7 +90,7 @@ def checked(
             f"the{where} graph is damaged:{''.join(shown)}"
             + (f"\n  and {more} more" if more else "")
         )
-    return kept
+    return kept, graph.forms
 
 
 class _Checked:
@@ -109,6 +110,7 @@ class _Checked:
         self._outputs: dict[str, list[Run] | None] = {
             name: [(1, kind)] for name, kind in args.items()
         }
+        self.forms: dict[str, Form] = {}
         self._nodes: dict[str, NodeDef] = {}
         self._seen: set[str] = set()
 
@@ -130,16 +132,15 @@ class _Checked:
         definition = self._op_def(node.op)
         if definition is None:
             return node
-        add_defaults(node, definition)
-        problems = [*attribute_problems(node.attr, definition)]
-        if not problems:
-            problems = self._call_problems(node)
+        form = form_of(node, definition)
+        problems = form.problems or self._call_problems(node)
         if problems:
             for reason in problems:
                 self._report(node, reason)
             return node
-        self._outputs[node.name] = list(types_of(definition.output_arg, node.attr))
+        self._outputs[node.name] = form.outputs
         self._nodes[node.name] = node
+        self.forms[node.name] = form
         return node
 
     def _call_problems(self, node: NodeDef) -> list[str]:
@@ -172,10 +173,9 @@ class _Checked:
                     self._report(node, f"waits for {text[1:]!r}, which the graph does not have")
             else:
                 given.append((text, self._type(node, text)))
-        definition = self._op_def(node.op)
-        if definition is None or self._outputs[node.name] is None:
+        if (form := self.forms.get(node.name)) is None:
             return
-        wanted = list(types_of(definition.input_arg, node.attr))
+        wanted = form.inputs
         count = sum(n for n, _ in wanted)
         if count != len(given):
             self._report(node, f"has {len(given)} inputs, but the op takes {count}")

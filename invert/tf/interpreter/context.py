@@ -25,7 +25,7 @@ from invert.ir.gradient_marker import mark
 from invert.tf.interpreter.folding import Folding
 from invert.tf.interpreter.graph import Graph
 from invert.tf.interpreter.registry import REGISTRY, Entry, Value
-from invert.tf.ops.definition import operand_dtype, result_problem, shape_problem
+from invert.tf.ops.definition import operand_dtype, result_problem, shape_problem, unusual
 from invert.tf.ops.node import FRAMES_REMEDY, LIBRARY_ERRORS, Body, Node, named_error
 from invert.tf.ops.state import KEY, Resource, State
 from invert.tf.values.bounded import (
@@ -277,16 +277,19 @@ class Context:
         definition = self.graph.op_def(node.op)
         reason = shape_problem(node, results)
         if reason is None and definition is not None and not self.config.bfloat16_constants:
-            reason = result_problem(node.attrs, definition, results)
+            reason = result_problem(node, definition, results)
         if reason is not None:
             raise node.error(reason, REPORT)
 
     def _check_attributes(self, entry: Entry, node: Node) -> None:
         """Refuse an attribute that the rule did not ask for, unless it has its default value."""
-        for name, default in self.graph.options(node.op).items():
-            if name in node.read or name not in node.attrs or entry.is_silent(name):
-                continue
-            if default is None or node.attrs[name] != default:
+        form, options = node.form, self.graph.options(node.op)
+        if form is None or form.definition is not self.graph.op_def(node.op):
+            given = unusual(node.attrs, options)
+        else:
+            given = form.unusual(options, node.attrs)
+        for name in given:
+            if name not in node.read and not entry.is_silent(name):
                 reason = f"has an attribute {name!r} that its rule does not take"
                 raise node.error(reason, REPORT)
 

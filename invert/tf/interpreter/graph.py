@@ -24,6 +24,7 @@ from invert.tf.graph.seeds import by_key, without_idle
 from invert.tf.interpreter import effects
 from invert.tf.interpreter.registry import REGISTRY, Entry
 from invert.tf.ops.definition import options
+from invert.tf.ops.form import Form
 from invert.tf.ops.node import Body, Node
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ class Graph:
         fed = [name.rpartition(":")[0] or name for name in inputs]
         roots = [*outputs, *control_outputs]
         given = {n.name: n.attr["dtype"].type for n in graph_def.node if "dtype" in n.attr}
-        checked_nodes = checked(
+        checked_nodes, forms = checked(
             graph_def.node,
             {name: given.get(name, 0) for name in fed},
             [(name, 0) for name in outputs],
@@ -110,7 +111,15 @@ class Graph:
         )
         nodes, self._made = functionalize(checked_nodes, "", roots, fed)
         body = make_body(
-            "", nodes, fed, outputs, control_outputs, self._output_offset, self.is_effect
+            "",
+            nodes,
+            fed,
+            outputs,
+            control_outputs,
+            self._output_offset,
+            self.is_effect,
+            # Control flow of TensorFlow 1 makes other nodes of the same names.
+            {} if holds_frames(checked_nodes) else forms,
         )
         return self._with_gradients(self._drawing(body))
 
@@ -172,7 +181,7 @@ class Graph:
 
     def copied(self, node: Node) -> Node:
         """A node of the same op under the same name, without inputs."""
-        copy = Node(node.op, node.name, node.attrs, node.where)
+        copy = Node(node.op, node.name, node.attrs, node.where, node.form)
         copy.message = node.message
         if node in self._gradients:
             self._gradients[copy] = self._gradients[node]
@@ -241,10 +250,10 @@ class Graph:
             if function not in self._functions:
                 raise MalformedModelError(f"the graph calls {function!r}, which its library lacks")
             proto = self._functions[self._selected.get(function, function)]
-            nodes = self._checked(proto)
+            nodes, forms = self._checked(proto)
             body = self._with_control_flow(proto, nodes)
             if body is None:
-                body = function_body(proto, nodes, self._output_offset, self.is_effect)
+                body = function_body(proto, nodes, self._output_offset, self.is_effect, forms)
             self._bodies[function] = self._with_gradients(self._drawing(body))
         return self._bodies[function]
 
@@ -277,8 +286,8 @@ class Graph:
             and proto.attr["_XlaMustCompile"].b
         )
 
-    def _checked(self, proto: FunctionDef) -> list[NodeDef]:
-        """The nodes of a library function."""
+    def _checked(self, proto: FunctionDef) -> tuple[list[NodeDef], Mapping[str, Form]]:
+        """The nodes of a library function, and their forms."""
         signature = proto.signature
         return checked(
             proto.node_def,

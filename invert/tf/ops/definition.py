@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -120,6 +120,15 @@ def options(definition: Definition) -> dict[str, AttrValue | None]:
     }
 
 
+def unusual(attrs: Attributes, options: Mapping[str, AttrValue | None]) -> list[str]:
+    """The options of an op that a node has and that differ from their defaults."""
+    return [
+        name
+        for name, default in options.items()
+        if name in attrs and (default is None or attrs[name] != default)
+    ]
+
+
 def _declared(attrs: Attributes, args: Sequence[Argument]) -> list[Run] | None:
     """The types of arguments by a node's attributes; `None` if it lacks one."""
     for arg in args:
@@ -135,23 +144,27 @@ def operand_dtype(attrs: Attributes, definition: Definition, i: int) -> np.dtype
     return decode_dtype(kind) if kind and kind < REFERENCE else None
 
 
-def result_problem(
-    attrs: Attributes, definition: Definition, results: Sequence[Value]
-) -> str | None:
+def dtypes_of(runs: Iterable[Run]) -> Iterator[np.dtype | None]:
+    """The dtypes of tensors; `None` for references."""
+    for count, kind in runs:
+        yield from [decode_dtype(kind) if kind < REFERENCE else None] * count
+
+
+def result_problem(node: Node, definition: Definition, results: Sequence[Value]) -> str | None:
     """How results differ from the definition of the op; `None` if they do not.
 
     Handles and lists have no type here; rewritten nodes may omit attributes with types.
     """
-    if (runs := _declared(attrs, definition.output_arg)) is None:
+    if (form := node.form) is not None and form.definition is definition:
+        dtypes = form.dtypes
+    elif (runs := _declared(node.attrs, definition.output_arg)) is not None:
+        dtypes = list(dtypes_of(runs))
+    else:
         return None
-    if (count := sum(n for n, _ in runs)) != len(results):
-        return f"has {len(results)} results, but its definition says {count}"
-    kinds = [kind for n, kind in runs for _ in range(n)]
-    for i, (kind, result) in enumerate(zip(kinds, results, strict=True)):
-        if kind >= REFERENCE or not isinstance(result, _ARRAYS):
-            continue
-        wanted = decode_dtype(kind)
-        if wanted is result.dtype:
+    if len(dtypes) != len(results):
+        return f"has {len(results)} results, but its definition says {len(dtypes)}"
+    for i, (wanted, result) in enumerate(zip(dtypes, results, strict=True)):
+        if wanted is None or not isinstance(result, _ARRAYS) or wanted is result.dtype:
             continue
         # An array of objects holds strings, or sizes, some of them symbolic.
         if "O" in (wanted.kind, result.dtype.kind):

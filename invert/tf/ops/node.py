@@ -6,7 +6,7 @@ import dataclasses
 import importlib.util
 from collections.abc import Iterator
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -21,6 +21,9 @@ from invert._errors import (
 from invert.ir.types import Value
 from invert.protos.tensors import decode_dtype, decode_shape
 from invert.protos.types import Attributes, AttrValue
+
+if TYPE_CHECKING:
+    from invert.tf.ops.form import Form
 
 
 def import_tensorflow() -> ModuleType:
@@ -59,6 +62,7 @@ class Node:
     - `control`: indices of the nodes this one only waits for.
     - `attrs`: the proto map of attributes.
     - `where`: name of the function the node is in; empty for the outermost graph.
+    - `form`: what follows from its attributes, if known.
 
     **Attributes:**
 
@@ -67,14 +71,18 @@ class Node:
     """
 
     __slots__ = (
-        "_functions", "attrs", "control", "inputs", "message", "name", "op", "read", "where",
+        "_functions", "attrs", "control", "form", "inputs", "message", "name", "op", "read",
+        "where",
     )  # fmt: skip
 
-    def __init__(self, op: str, name: str, attrs: Attributes, where: str = ""):
+    def __init__(
+        self, op: str, name: str, attrs: Attributes, where: str = "", form: Form | None = None
+    ):
         self.op = op
         self.name = name
         self.attrs = attrs
         self.where = where
+        self.form = form
         self.inputs: tuple[tuple[int, int], ...] = ()
         self.control: tuple[int, ...] = ()
         self.message = ""
@@ -85,12 +93,19 @@ class Node:
     def functions(self) -> tuple[str, ...]:
         """Names of the library functions that the attributes refer to."""
         if self._functions is None:
-            self._functions = tuple(functions_in(self.attrs, hints=False))
+            form = self.form
+            # It may have attributes that its op does not declare.
+            if form is not None and len(form.declared) == len(self.attrs):
+                self._functions = form.functions
+            else:
+                self._functions = tuple(functions_in(self.attrs, hints=False))
         return self._functions
 
     def attr(self, name: str, default: Any = None) -> Any:
         """The attribute `name` as a Python value, or `default` if the node lacks it."""
         self.read.add(name)
+        if self.form is not None and name in self.form.declared:
+            return self.form.value(name, self.attrs)
         if name not in self.attrs:
             return default
         return decode_attr(self.attrs[name])
