@@ -62,7 +62,16 @@ from invert.emission.layers.ties import carried
 from invert.emission.layers.tree import METHODS, Node, Path, Tree
 from invert.emission.layers.twins import ALL, LENGTHS, Scaled, Twins
 from invert.emission.python import syntax
-from invert.emission.python.naming import Names, camel, identifier, plural, singular, snake, stem, telling
+from invert.emission.python.naming import (
+    Names,
+    camel,
+    identifier,
+    plural,
+    singular,
+    snake,
+    stem,
+    telling,
+)
 from invert.emission.python.nouns import NOUNS, PLAIN, STREAM, of_field, of_layer, says
 from invert.emission.python.syntax import field_of
 from invert.emission.sizes.expressions import text
@@ -853,7 +862,9 @@ class Classes:
         heads.write(cls)
         choices.write(cls)
         outer = self._outermost
-        if cls is not outer and outer not in self.inits.outer(cls):  # the model writes sizes as numbers
+        if cls is not outer and outer not in self.inits.outer(
+            cls
+        ):  # the model writes sizes as numbers
             _keep_state_size(cls, named)
         self._add_init(cls, named.first())
         for i, (name, values) in enumerate(cls.statics.items()):
@@ -1033,7 +1044,9 @@ class Classes:
     def _weaken(self, failed: Mapping[Class, bool]) -> bool:
         for cls, unnamed in failed.items():
             whole = cls is self._outermost
-            self._given[cls] = ALL if whole else self._twins.weaker(cls, self._scaled[cls], unnamed=unnamed)
+            self._given[cls] = (
+                ALL if whole else self._twins.weaker(cls, self._scaled[cls], unnamed=unnamed)
+            )
         return bool(failed)
 
     def _keep_unnamed(self, scaled: Scaled) -> bool:

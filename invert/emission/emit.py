@@ -39,8 +39,8 @@ from invert.emission.layers.arguments import arrange
 from invert.emission.layers.given_sizes import give_sizes
 from invert.emission.layers.hoisted import hoisted
 from invert.emission.layers.memory import Memories
-from invert.emission.layers.separate_inputs import separate
 from invert.emission.layers.positions import give_positions
+from invert.emission.layers.separate_inputs import separate
 from invert.emission.layers.state import thread
 from invert.emission.layers.tree import Node
 from invert.emission.own_constants import split_constants

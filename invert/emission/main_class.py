@@ -30,13 +30,13 @@ from invert.emission.outer_method import around
 from invert.emission.python import pytrees, syntax
 from invert.emission.python.naming import Names, camel, comment, identifier, snake
 from invert.emission.python.nouns import PLAIN, STREAM, says
-from invert.emission.twin_runs import CallOf
 from invert.emission.sizes.expressions import (
     dimension_of,
     dimension_sources,
     dimension_token,
     expression,
 )
+from invert.emission.twin_runs import CallOf
 from invert.ir.avals import is_key
 from invert.ir.graph import is_var
 from invert.ir.sizes import Constraint, Shape, dimension, is_open

@@ -66,9 +66,9 @@ RETURN_SEQUENCES = "return_sequences"
 CAUSAL, MASKED = "causal", "masked"
 # Those of any name.
 EPS = "eps"  # the small number under a root
-OPTIONS = frozenset((ACTIVATION, INNER_ACTIVATION, RESIDUAL, RETURN_SEQUENCES, CAUSAL, MASKED, EPS)).union(
-    *(fields.values() for fields in _STATIC.values())
-)
+OPTIONS = frozenset(
+    (ACTIVATION, INNER_ACTIVATION, RESIDUAL, RETURN_SEQUENCES, CAUSAL, MASKED, EPS)
+).union(*(fields.values() for fields in _STATIC.values()))
 # Up to this many items of one type, the type of a tuple gives their number.
 _MOST_ALIKE = 3
 # At least as many matrices as this are those of several products.
@@ -483,9 +483,7 @@ def _parts(group: list[Draft]) -> list[list[Draft]]:
     columns, shapes = _columns(group), _in_shapes(group[0])
     told = _told(group) if len(group[0].methods) == 1 else {}
     unknown = [
-        i
-        for i, c in enumerate(columns)
-        if _differ(c) and _size(c, told, small=i in shapes) is None
+        i for i, c in enumerate(columns) if _differ(c) and _size(c, told, small=i in shapes) is None
     ]
     if not unknown:
         return [group]

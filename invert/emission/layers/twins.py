@@ -280,7 +280,9 @@ class Twins:
                 continue
             if group.own and level == _PARAMETERS:
                 continue
-            if not group.own and (cls is self.outermost or level in (LENGTHS, _KERNELS) or root in follow):
+            if not group.own and (
+                cls is self.outermost or level in (LENGTHS, _KERNELS) or root in follow
+            ):
                 continue
             if group.own & kept or (slides and (inner or level >= _KERNELS)):
                 continue
