@@ -853,7 +853,9 @@ class Classes:
         if cls is not self._outermost or cls in self._scaled:
             _annotate(cls, named)
         for node, place in self.typed if cls is self._outermost else ():
-            node.slice = syntax.copied(cls.drafts[0].annotations[place].slice)
+            filled = cls.drafts[0].annotations[place]
+            assert isinstance(filled, ast.Subscript)
+            node.slice = syntax.copied(filled.slice)
         self._axes_of[cls] = _fields_axes(cls.drafts[0])
         known = {**inside, **named.first()}
         generalize(cls.drafts, known, self.file.names.taken, self._state_sizes(cls))

@@ -45,16 +45,16 @@ def _bind(eqn: Eqn, operands: list[Value]) -> Sequence[Value]:
     The lengths of the two are equal, but other expressions of the size, and so are those of the
     cotangents in the container's gradient.
     """
-    strides = eqn.params["strides"] if eqn.primitive.name == "slice" else None
-    if strides is None or not any(map(is_open, eqn.outvars[0].aval.shape)):
+    if eqn.primitive.name != "slice" or eqn.params["strides"] is None:
         return bind(eqn, operands)
     bounds = (eqn.params[name] for name in ("start_indices", "limit_indices", "strides"))
     shape = operands[0].shape
-    parts = zip(*bounds, shape, strict=True)
-    whole = (
-        slice(None) if (a, n, step) == (0, m, 1) else slice(a, n, step) for a, n, step, m in parts
-    )
-    return [operands[0][tuple(whole)]]
+    parts = [
+        slice(None) if (a, n, step) == (0, m, 1) else slice(a, n, step)
+        for a, n, step, m in zip(*bounds, shape, strict=True)
+    ]
+    cut = [n for part, n in zip(parts, shape, strict=True) if part != slice(None)]
+    return [operands[0][tuple(parts)]] if any(map(is_open, cut)) else bind(eqn, operands)
 
 
 class MarkedRegion:

@@ -165,7 +165,6 @@ class GradientResolver:
         from_jax = gradient.convention == "jax"
         checks = self.config.custom_gradients == "check"
         promised = region.with_promised_bounds(range(region.clipped))
-        variants = (region, promised) if region.clipped else (region,)
         if checks:
             if from_jax and self.cache.is_proved(region, raw, self._is_proved):
                 self._say(gradient, "agrees with autodiff")
@@ -177,18 +176,21 @@ class GradientResolver:
             if not reason:
                 self._say(gradient, "agrees with autodiff numerically")
                 return None
-            if bounds and (found := with_bounds(region, raw, self.x64)) is not None:
-                how = "" if self._is_proved(found, raw) else " numerically"
-                told = f"agrees with autodiff{how}, where some gathers promise bounds"
-                return self._plain(found, told)
         if is_zero(raw):
             self._say(gradient, "stop_gradient: it is zero")
             return Rule(stopped, parts(eqn)[0], "stop_gradient")
         if checks and from_jax:
-            for candidate in (c for v in variants for c in with_stops(v, raw, self.x64)):
-                if self._is_proved(candidate, raw):
-                    told = "agrees with autodiff, with stop_gradient put back"
-                    return self._plain(candidate, told)
+            for variant in (region, promised) if region.clipped else (region,):
+                for candidate in with_stops(variant, raw, self.x64):
+                    if self._is_proved(candidate, raw):
+                        told = "agrees with autodiff, with stop_gradient put back"
+                        return self._plain(candidate, told)
+                # After the stops, since each of its candidates is compiled.
+                found = with_bounds(region, raw, self.x64) if variant is region else None
+                if found is not None:
+                    how = "" if self._is_proved(found, raw) else " numerically"
+                    told = f"agrees with autodiff{how}, where some gathers promise bounds"
+                    return self._plain(found, told)
         rule = self._rule_of(region, raw)
         self._say(gradient, f"kept as {rule.kind}: {reason}")
         return rule

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import copy
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -149,11 +150,11 @@ def _with(node: ast.expr, new: Mapping[int, ast.expr]) -> ast.expr:
     """A copy of an expression in which some parts are others."""
     if id(node) in new:
         return new[id(node)]
-    fields = {
-        f: _with(v, new) if isinstance(v := getattr(node, f, None), ast.expr) else v
-        for f in node._fields
-    }
-    return type(node)(**fields)
+    made = copy.copy(node)
+    for field in node._fields:
+        if isinstance(value := getattr(node, field, None), ast.expr):
+            setattr(made, field, _with(value, new))
+    return made
 
 
 def _fields(
