@@ -906,12 +906,20 @@ class Classes:
         return found
 
     def _of_layers(self, cls: Class) -> dict[tuple[str, ...], str]:
-        """The names of sizes that the constructors of the layers inside give them."""
+        """The names of sizes that the constructors of the layers inside give them.
+
+        The model may also hold tables itself.
+        """
         found: dict[tuple[str, ...], list[str]] = {}
         fields: dict[tuple[str, ...], str] = {}
         fixed: set[str] = set()
         tables: dict[str, dict[tuple[str, ...], Node]] = {ROWS: {}, POSITIONS: {}}
-        for field in cls.drafts[0].node.fields:
+        for field, own in cls.drafts[0].node.fields.items():
+            if isinstance(own, Var) and cls is self._outermost and len(own.aval.shape) == 2:
+                rows = tuple(str(d.arrays[d.place(field)][1][0]) for d in cls.drafts)
+                used = (found for x in self.tree.root.layers for found in self._indices(x, own))
+                if len({*rows}) > 1 and any(used):
+                    tables[ROWS][rows] = cls.drafts[0].node
             nodes = [_modules(n) for d in cls.drafts if (n := d.node.fields.get(field))]
             if len(nodes) < len(cls.drafts) or not nodes[0] or not self.of[nodes[0][0]].drafts:
                 continue
