@@ -1,0 +1,196 @@
+"""The sizes of a model as arguments of its class: the text at other sizes is the original there."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import keras
+import numpy as np
+import pytest
+
+import invert
+
+L: Any = keras.layers
+
+
+def _at_other_sizes(
+    build: Callable[..., Any], sizes: dict[str, int], others: dict[str, int], *inputs: Any
+) -> str:
+    """The source of a model, whose class is compared with the model of other sizes.
+
+    **Arguments:**
+
+    - `build`: makes the Keras model of some sizes, by their names in the text.
+    - `sizes`, `others`: those of the model that is converted, and of another one.
+    - `inputs`: what both take.
+    """
+    keras.utils.clear_session()
+    module = invert.convert(build(**sizes))
+    emission = module.emit(loader=False)
+    model: Any = emission.model
+    assert np.array_equal(model(*inputs), module(*inputs))
+    cls = type(model)
+    defaults = {
+        n: p.default
+        for n, p in inspect.signature(cls).parameters.items()
+        if p.default is not p.empty
+    }
+    assert defaults.items() >= sizes.items()
+    keras.utils.clear_session()
+    original = build(**others)
+    for w in original.weights:
+        w.assign(np.random.default_rng(len(w.path)).normal(size=w.shape, scale=0.3))
+    other: Any = invert.convert(original).emit(loader=False).model
+    fresh = eqx.filter_eval_shape(cls, **others, key=jax.random.key(0))
+    arrays, structure = jax.tree_util.tree_flatten(fresh)
+    values = jax.tree_util.tree_leaves(other)
+    assert [a.shape for a in arrays] == [v.shape for v in values]
+    again = jax.tree_util.tree_unflatten(structure, values)
+    assert np.allclose(again(*inputs), original(*inputs), atol=1e-5)
+    return emission.source
+
+
+def _classifier(
+    *, vocab_size: int, dim: int, depth: int, heads: int, head_dim: int, hidden: int, n_out: int
+) -> Any:
+    given = keras.Input((None,), dtype="int32")
+    x = L.Embedding(vocab_size, dim)(given)
+    for _ in range(depth):
+        y = L.MultiHeadAttention(heads, head_dim)(x, x)
+        x = L.LayerNormalization()(x + y)
+        x = L.LayerNormalization()(x + L.Dense(dim)(L.Dense(hidden, activation="gelu")(x)))
+    return keras.Model(given, L.Dense(n_out)(L.GlobalAveragePooling1D()(x)))
+
+
+# Sizes that are one number by chance are arguments of their own.
+@pytest.mark.parametrize("dim", [12, 20])
+def test_a_classifier_of_texts(dim: int) -> None:
+    names = ("vocab_size", "dim", "depth", "heads", "head_dim", "hidden", "n_out")
+    sizes = dict(zip(names, (20, dim, 2, 3, 5, 17, 5), strict=True))
+    others = dict(zip(names, (9, 8, 3, 2, 7, 11, 4), strict=True))
+    ids = np.arange(8, dtype=np.int32).reshape(2, 4)
+    source = _at_other_sizes(_classifier, sizes, others, ids)
+    assert "jax.random.split(keys[1], depth)" in source
+
+
+def _images(*, c_in: int, dim: int, depth: int, n_out: int) -> Any:
+    given = keras.Input((12, 12, c_in))
+    x = L.Conv2D(dim, 3, strides=2, padding="same")(given)
+    for _ in range(depth):
+        x = x + L.Conv2D(dim, 1)(L.LayerNormalization()(L.DepthwiseConv2D(3, padding="same")(x)))
+    return keras.Model(given, L.Dense(n_out)(L.GlobalAveragePooling2D()(x)))
+
+
+def test_a_convolutional_network_of_one_width() -> None:
+    names = ("c_in", "dim", "depth", "n_out")
+    sizes = dict(zip(names, (3, 10, 3, 4), strict=True))
+    others = dict(zip(names, (3, 7, 2, 6), strict=True))
+    x = np.random.default_rng(1).normal(size=(2, 12, 12, 3)).astype(np.float32)
+    _at_other_sizes(_images, sizes, others, x)
+
+
+def test_sizes_without_names_are_numbers() -> None:
+    given = x = keras.Input((12, 12, 3))
+    for width in (6, 9, 14):
+        x = L.Conv2D(width, 3, activation="relu")(x)
+    model = keras.Model(given, L.Dense(5)(L.GlobalAveragePooling2D()(x)))
+    source = invert.convert(model).emit(loader=False).source
+    assert "def __init__(self, *, key: PRNGKeyArray)" in source
+    assert re.findall(r"Conv2d\((\d+, \d+), ", source) == ["3, 6", "6, 9", "9, 14"]
+
+
+def _grouped(*, dim: int, heads: int, kv_heads: int, head_dim: int) -> Any:
+    given = x = keras.Input((6, dim))
+    for _ in range(2):
+        x = x + L.GroupQueryAttention(head_dim, heads, kv_heads)(x, x)
+    return keras.Model(given, x)
+
+
+def test_heads_that_share_keys() -> None:
+    names = ("dim", "heads", "kv_heads", "head_dim")
+    sizes = dict(zip(names, (10, 6, 2, 5), strict=True))
+    x = np.random.default_rng(2).normal(size=(2, 6, 10)).astype(np.float32)
+    others = dict(zip(names, (10, 6, 3, 4), strict=True))
+    source = _at_other_sizes(_grouped, sizes, others, x)
+    assert re.search(r"jnp\.repeat\(.*, groups, axis=", source)
+
+
+def _translator(*, dim: int, heads: int, head_dim: int, hidden: int) -> Any:
+    texts = [keras.Input((n,), dtype="int32", name=f"{k}_ids") for k, n in (("old", 7), ("new", 5))]
+    memory, x = (L.Embedding(n, dim)(t) for n, t in zip((11, 13), texts, strict=True))
+    memory = L.LayerNormalization()(memory + L.MultiHeadAttention(heads, head_dim)(memory, memory))
+    for _ in range(2):
+        y = L.MultiHeadAttention(heads, head_dim)(x, x, use_causal_mask=True)
+        x = L.LayerNormalization()(x + y)
+        x = L.LayerNormalization()(x + L.MultiHeadAttention(heads, head_dim)(x, memory))
+        x = x + L.Dense(dim)(L.Dense(hidden, activation="relu")(x))
+    return keras.Model(texts, x)
+
+
+@pytest.mark.parametrize("head_dim", [5, 6])
+def test_attentions_of_all_kinds_are_one_class(head_dim: int) -> None:
+    """The text that is written has the length 5: no number of it is the size of a head."""
+    ids = [np.arange(2 * n, dtype=np.int32).reshape(2, n) % 11 for n in (7, 5)]
+    module = invert.convert(_translator(dim=12, heads=2, head_dim=head_dim, hidden=9))
+    emission = module.emit(loader=False)
+    model: Any = emission.model
+    assert np.array_equal(model(ids), module(ids))
+    assert emission.source.count("jax.nn.softmax(") == 1
+    assert "if self.causal:" in emission.source
+    assert "jnp.ones((length, length), jnp.bool_)" in emission.source
+    assert re.search(r"\.multi_head_attention\w*\((\w+), \1\)", emission.source)
+
+
+class _Biased(L.Layer):
+    """An attention that adds a bias; the first one of a row computes it."""
+
+    def __init__(self, dim: int, heads: int, *, first: bool, **options: Any) -> None:
+        super().__init__(**options)
+        self.heads, self.size = heads, dim // heads
+        self.parts = [L.Dense(dim, use_bias=False, name=n) for n in ("query", "key", "value")]
+        self.output_projection = L.Dense(dim, use_bias=False, name="out")
+        self.table = L.Embedding(9, heads, name="relative") if first else None
+
+    def call(self, x: Any, bias: Any = None) -> Any:
+        ops = keras.ops
+        shape = (-1, 4, self.heads, self.size)
+        query, key, value = (
+            ops.transpose(ops.reshape(p(x), shape), (0, 2, 1, 3)) for p in self.parts
+        )
+        if self.table is not None:
+            places = ops.arange(4)[:, None] - ops.arange(4)[None] + 4
+            bias = ops.transpose(self.table(places), (2, 0, 1))[None]
+        scores = query @ ops.transpose(key, (0, 1, 3, 2)) + bias
+        mixed = ops.transpose(ops.softmax(scores) @ value, (0, 2, 1, 3))
+        return x + self.output_projection(ops.reshape(mixed, (-1, 4, self.heads * self.size))), bias
+
+
+def test_what_the_first_layer_computes_for_all_is_a_layer_before_them() -> None:
+    given = x = keras.Input((4, 6))
+    bias = None
+    for i in range(3):
+        layer: Any = _Biased(6, 3, first=i == 0, name=f"block_{i}")
+        x, bias = layer(x, bias)
+    module = invert.convert(keras.Model(given, x))
+    emission = module.emit(loader=False)
+    values = np.random.default_rng(5).normal(size=(2, 4, 6)).astype(np.float32)
+    model: Any = emission.model
+    assert np.array_equal(model(values), module(values))
+    assert emission.source.count("jax.nn.softmax(") == 1
+    assert "for block in self.blocks:" in emission.source
+    # The table has a column for each head, and so the number of heads is none of the arguments.
+    assert "heads=3" in emission.source and "heads: int = 3" not in emission.source
+
+
+def test_tables_are_named_by_what_they_are_looked_up_by() -> None:
+    ids = [keras.Input((), dtype="int32", name=f"{k}_id") for k in ("user", "city")]
+    rows = [L.Embedding(n, 6)(i) for n, i in zip((30, 40), ids, strict=True)]
+    x = L.LayerNormalization()(rows[0] + rows[1])
+    x = x + L.Dense(6)(L.Dense(8, activation="relu")(x))
+    source = invert.convert(keras.Model(ids, x)).emit(loader=False).source
+    assert "num_users: int = 30" in source and "num_cities: int = 40" in source
