@@ -1149,7 +1149,7 @@ def _drop_unused_defaults(definitions: Sequence[ast.stmt]) -> None:
 _ENDS = frozenset(("n_in", "c_in", "n_out", "c_out"))
 # Names of sizes that are arguments of a model.
 _CLEAR = re.compile(
-    "|".join((*_ENDS, DIM, DEPTH, f"num_(?!{ROWS[4:]}).*"))
+    "|".join((*_ENDS, DIM, DEPTH, f"num_(?!{ROWS[4:]}).*", "[a-z_]+_size"))
     + f"|([a-z]+_)?({'|'.join((VOCABULARY, POSITIONS, HEADS, KV_HEADS, HEAD_DIM, HIDDEN))})"
 )
 _IDS = re.compile(r"(.*?)_?(ids?|index|indices)")

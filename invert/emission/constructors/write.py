@@ -699,8 +699,8 @@ class _Writing:
                         return syntax.infix(number(k), "*", own)
         wanted = stem(wanted)
         if self.nodes[0].nodes and wanted in (*FEATURES, HIDDEN):
-            usual = DIM if self.whole else HIDDEN
-            wanted = f"{self._current}_{HIDDEN}" if usual in self.names.taken else usual
+            usual, other = (DIM, "size") if self.whole else (HIDDEN, HIDDEN)
+            wanted = f"{self._current}_{other}" if usual in self.names.taken else usual
         name = self.names.new(wanted)
         self.arguments[name] = column
         return ast.Name(name, ast.Load())
