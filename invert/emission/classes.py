@@ -16,18 +16,7 @@ from jax.typing import DTypeLike
 from invert._errors import EmissionError
 from invert.emission.axis_names import Dimensions, letters_of, order
 from invert.emission.class_names import RESIDUAL, describe, name_classes
-from invert.emission.constructors.sizes import (
-    DEPTH,
-    DIM,
-    FEATURES,
-    HEAD_DIM,
-    HEADS,
-    HIDDEN,
-    KV_HEADS,
-    POSITIONS,
-    ROWS,
-    VOCABULARY,
-)
+from invert.emission.constructors.sizes import HEAD_DIM, HEADS, HIDDEN, KV_HEADS
 from invert.emission.constructors.starts import Starts
 from invert.emission.constructors.write import Initializers
 from invert.emission.equinox_nn import construct
@@ -62,18 +51,10 @@ from invert.emission.layers.ties import carried
 from invert.emission.layers.tree import METHODS, Node, Path, Tree
 from invert.emission.layers.twins import ALL, LENGTHS, Scaled, Twins
 from invert.emission.python import syntax
-from invert.emission.python.naming import (
-    Names,
-    camel,
-    identifier,
-    plural,
-    singular,
-    snake,
-    stem,
-    telling,
-)
+from invert.emission.python.naming import Names, camel, identifier, singular, snake, stem
 from invert.emission.python.nouns import NOUNS, PLAIN, STREAM, of_field, of_layer, says
 from invert.emission.python.syntax import field_of
+from invert.emission.size_names import SizeNames, is_clear
 from invert.emission.sizes.expressions import text
 from invert.emission.twin_runs import CallOf, calling, runs
 from invert.ir import kinds
@@ -236,8 +217,6 @@ class Classes:
         self._given: dict[Class, int] = {}
         # Arrays in the types of dictionaries, with their places among those of the outermost class.
         self.typed: list[tuple[ast.Subscript, int]] = []
-        # Whether a layer has the width of the model as an argument.
-        self._has_width = False
         # The sizes of the model that stay.
         self._kept: set[tuple[Var, int]] = set()
         self._scaled: dict[Class, Scaled] = {}
@@ -259,6 +238,7 @@ class Classes:
         # The names of functions of the file, by their expressions of `x`.
         self._functions: dict[str, str] = {}
         self._made = {v: e for j in jaxprs.values() for e in j.eqns for v in e.outvars}
+        self.size_names = SizeNames(self.of, self.inits, self._made, parameters, self.called)
         file.layer = self._step
 
     def _step(self, body: Body, eqn: Eqn) -> Placed | None:
@@ -848,7 +828,7 @@ class Classes:
         named = Dimensions.of(cls.drafts, images=images)
         for keys in (k for k, name in inside.items() if name == HIDDEN):
             named.know(keys, HIDDEN)
-        for keys, name in self._of_layers(cls).items():
+        for keys, name in self.size_names.of(cls, whole=cls is self._outermost).items():
             named.know(keys, name)
         if cls is not self._outermost or cls in self._scaled:
             _annotate(cls, named)
@@ -864,9 +844,8 @@ class Classes:
         heads.write(cls)
         choices.write(cls)
         outer = self._outermost
-        if cls is not outer and outer not in self.inits.outer(
-            cls
-        ):  # the model writes sizes as numbers
+        # The model itself states the sizes of the loops it contains.
+        if cls is not outer and outer not in self.inits.outer(cls):
             _keep_state_size(cls, named)
         self._add_init(cls, named.first())
         for i, (name, values) in enumerate(cls.statics.items()):
@@ -904,114 +883,6 @@ class Classes:
                 if name in (HEADS, HEAD_DIM, *state):
                     found.setdefault(tuple(map(text, values)), name)
         return found
-
-    def _of_layers(self, cls: Class) -> dict[tuple[str, ...], str]:
-        """The names of sizes that the constructors of the layers inside give them.
-
-        The model may also hold tables itself.
-        """
-        found: dict[tuple[str, ...], list[str]] = {}
-        fields: dict[tuple[str, ...], str] = {}
-        fixed: set[str] = set()
-        tables: dict[str, dict[tuple[str, ...], Node]] = {ROWS: {}, POSITIONS: {}}
-        for field, own in cls.drafts[0].node.fields.items():
-            if isinstance(own, Var) and cls is self._outermost and len(own.aval.shape) == 2:
-                rows = tuple(str(d.arrays[d.place(field)][1][0]) for d in cls.drafts)
-                used = (found for x in self.tree.root.layers for found in self._indices(x, own))
-                if len({*rows}) > 1 and any(used):
-                    tables[ROWS][rows] = cls.drafts[0].node
-            nodes = [_modules(n) for d in cls.drafts if (n := d.node.fields.get(field))]
-            if len(nodes) < len(cls.drafts) or not nodes[0] or not self.of[nodes[0][0]].drafts:
-                continue
-            made = [self.inits.made(n[0]) for n in nodes]
-            for name in made[0][0].arguments:
-                keys = tuple(str(m.arguments[name][place]) for m, place in made)
-                kind = {VOCABULARY: ROWS}.get(stem(name), stem(name))
-                if len({*keys}) > 1:
-                    found.setdefault(keys, []).append(kind)
-                    fields.setdefault(keys, field)
-                    tables.get(kind, {})[keys] = nodes[0][0]
-                else:
-                    fixed.add(kind)
-        names = self._of_tables(cls, tables)
-        heads = [k for k, n in found.items() if {HEADS, KV_HEADS} & {*n}]
-        if len(heads) == 2:
-            many, few = sorted(heads, key=lambda keys: -int(keys[0]))
-            names |= {many: HEADS, few: KV_HEADS}
-        if cls is not self._outermost:
-            return names
-        for wanted in (DIM, HEADS, KV_HEADS, HEAD_DIM, HIDDEN):
-            keys = [k for k, n in found.items() if wanted in n and k not in names]
-            keys = [] if wanted == DIM in fixed else keys
-            names |= dict.fromkeys(keys if len(keys) == 1 else [], wanted)
-            said = [telling(fields[k], (fields[o] for o in keys if o != k)) for k in keys]
-            if len({*said} - {""}) == len(keys) > 1:
-                names |= {k: f"{word}_{wanted}" for k, word in zip(keys, said, strict=True)}
-        inner = [
-            k
-            for k, n in found.items()
-            if k not in names and len(_ENDS & {*n}) != 1 and FEATURES.issuperset(n)
-        ]
-        self._has_width = DIM in names.values()
-        width = inner if len(inner) == 1 and not self._has_width and DIM not in fixed else []
-        return names | dict.fromkeys(width, DIM)
-
-    def _of_tables(
-        self, cls: Class, tables: Mapping[str, Mapping[tuple[str, ...], Node]]
-    ) -> dict[tuple[str, ...], str]:
-        """The numbers of rows of tables: of the vocabulary, and of positions."""
-        kinds = dict.fromkeys(tables[POSITIONS], POSITIONS)
-        sources: dict[tuple[str, ...], set[Var]] = {k: set() for k in kinds}
-        for keys, node in tables[ROWS].items():
-            arrays = [v for _, v in node.leaves() if str(v.aval.shape[0]) == keys[0]]
-            indices = [
-                a for x in cls.drafts[0].node.layers for v in arrays for a in self._indices(x, v)
-            ]
-            sources[keys] = set[Var]().union(*(values for values, _ in indices))
-            if indices and (sources[keys] or all(direct for _, direct in indices)):
-                kinds[keys] = VOCABULARY if sources[keys] else POSITIONS
-        found: dict[tuple[str, ...], str] = {}
-        for keys, kind in kinds.items():
-            given = sources[keys]
-            if kind == POSITIONS:  # the layer may have other tables that are looked up
-                node = tables[ROWS].get(keys) or tables[POSITIONS][keys]
-                steps = (s for x in cls.drafts[0].node.layers for s in x.steps)
-                used = [c for c in calls(steps) if c.layer in node.layers]
-                given = {v for c in used for a in c.invars for v in self._sources(a, ())}
-            called = {self.called.get(v, PLAIN) for v in given}
-            several = list(kinds.values()).count(kind) > 1
-            name = called.pop() if len(called) == 1 and several else ""
-            one = kind == VOCABULARY and all(len(v.aval.shape) < 2 for v in given)
-            found[keys] = _rows(name, kind, one=one)
-        return found
-
-    def _indices(self, layer: Layer, table: Var) -> Iterator[tuple[set[Var], bool]]:
-        """The inputs of a layer that rows of a table are looked up by, and whether directly."""
-        for step in layer.steps:
-            if isinstance(step, LayerCall):
-                given = dict(zip(step.layer.inputs, step.invars, strict=False))
-                for inner, direct in self._indices(step.layer, table):
-                    found = [self._sources(given.get(v, v), layer.inputs) for v in inner]
-                    yield set[Var]().union(*found), direct
-            elif table in step.invars and step.primitive.name == "gather":
-                yield self._sources(step.invars[1], layer.inputs), self._is_range(step.invars[1])
-
-    def _is_range(self, atom: Atom) -> bool:
-        """Whether a value is a range, apart from its layout."""
-        eqn = self._made.get(atom) if isinstance(atom, Var) else None
-        if eqn is None or eqn.primitive.name == "iota":
-            return eqn is not None
-        names = kinds.LAYOUT | {"select_n", "lt", "add", "convert_element_type"}
-        return eqn.primitive.name in names and any(map(self._is_range, eqn.invars))
-
-    def _sources(self, atom: Atom, given: Sequence[Var]) -> set[Var]:
-        """The arguments of a layer that a value comes from."""
-        if not isinstance(atom, Var) or atom in given:
-            return {atom} if isinstance(atom, Var) else set()
-        eqn = self._made.get(atom)
-        if eqn is None:
-            return {atom} - self.parameters.keys()
-        return set[Var]().union(*(self._sources(a, given) for a in eqn.invars))
 
     def _state_sizes(self, cls: Class) -> dict[str, ast.expr]:
         """`self.cell.hidden`, keyed by texts that read this size from the arrays of a cell."""
@@ -1067,7 +938,7 @@ class Classes:
         """
         assert self._outermost is not None
         made, place = self.inits.made(scaled.node)
-        columns = [c for n, c in made.arguments.items() if not _CLEAR.fullmatch(n)]
+        columns = [c for n, c in made.arguments.items() if not is_clear(n)]
         leaves = [v for _, v in scaled.source.leaves()]
         sizes = [(v, i, n) for v in leaves for i, n in enumerate(self.file.program.shape(v))]
         kept = {
@@ -1076,7 +947,7 @@ class Classes:
             if any(n == c[0] and scaled.size(v, i, n) == c[place] for c in columns)
         }
         numbers = any(n > 1 and scaled.is_number(v, i) for v, i, n in sizes)
-        if (kept or numbers) and not self._has_width:
+        if (kept or numbers) and not self.size_names.has_width:
             self._given[self._outermost] = ALL
             return True
         self._kept |= kept
@@ -1143,36 +1014,6 @@ def _drop_unused_defaults(definitions: Sequence[ast.stmt]) -> None:
                 None if all(a.arg in names for names in calls) else default
                 for a, default in zip(init.args.kwonlyargs, init.args.kw_defaults, strict=True)
             ]
-
-
-# The sizes of inputs and results.
-_ENDS = frozenset(("n_in", "c_in", "n_out", "c_out"))
-# Names of sizes that are arguments of a model.
-_CLEAR = re.compile(
-    "|".join((*_ENDS, DIM, DEPTH, f"num_(?!{ROWS[4:]}).*", "[a-z_]+_size"))
-    + f"|([a-z]+_)?({'|'.join((VOCABULARY, POSITIONS, HEADS, KV_HEADS, HEAD_DIM, HIDDEN))})"
-)
-_IDS = re.compile(r"(.*?)_?(ids?|index|indices)")
-_INPUT = re.compile(r"(.*?)(_(inputs?|tokens?|ids?))?")
-
-
-def _rows(argument: str, kind: str, *, one: bool) -> str:
-    """The name of the number of rows of a table.
-
-    **Arguments:**
-
-    - `argument`: what it is looked up by, if there are several tables of the kind.
-    - `one`: whether each sample has a single index.
-    """
-    if argument in ("", PLAIN) or (kind == VOCABULARY and argument in _WORDS):
-        return kind
-    found = (_IDS if one else _INPUT).fullmatch(argument)
-    entity = found[1] if found else argument
-    return f"num_{plural(entity)}" if one else f"{entity}_{kind}"
-
-
-# Arguments that are words themselves.
-_WORDS = frozenset(("token_ids", "tokens", "input_ids", "ids", "inputs"))
 
 
 def _annotate(cls: Class, named: Dimensions) -> None:

@@ -194,9 +194,16 @@ def is_mask(node: ast.AST) -> TypeIs[ast.Call]:
 
 def _depends(value: Value) -> bool:
     """Whether a value depends on arguments, apart from their shapes."""
-    if isinstance(value.node, ast.Attribute) and value.node.attr == "shape":
-        return False
-    return value.is_argument or any(map(_depends, value.parts))
+    pending, seen = [value], set[int]()
+    while pending:
+        part = pending.pop()
+        shape = isinstance(part.node, ast.Attribute) and part.node.attr == "shape"
+        if part.is_argument and not shape:
+            return True
+        if id(part) not in seen and not shape:
+            seen.add(id(part))
+            pending += part.parts
+    return False
 
 
 def operand(value: Value) -> Value | None:

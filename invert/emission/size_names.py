@@ -1,0 +1,243 @@
+"""Names the sizes of a class after what the layers inside call them, and what they look up."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterator, Mapping, Sequence, Set
+
+from invert.emission.constructors.sizes import (
+    DEPTH,
+    DIM,
+    FEATURES,
+    HEAD_DIM,
+    HEADS,
+    HIDDEN,
+    KV_HEADS,
+    POSITIONS,
+    ROWS,
+    VOCABULARY,
+)
+from invert.emission.constructors.write import Initializers
+from invert.emission.layers.cut import Layer, LayerCall, calls
+from invert.emission.layers.shared import Class
+from invert.emission.layers.tree import Node, Path
+from invert.emission.python.naming import plural, stem, telling
+from invert.emission.python.nouns import PLAIN
+from invert.ir import kinds
+from invert.ir.graph import is_var
+from invert.ir.types import Atom, Eqn, Var
+
+# The values of a size in the layers of a class.
+_Keys = tuple[str, ...]
+
+# The sizes of inputs and results.
+_ENDS = frozenset(("n_in", "c_in", "n_out", "c_out"))
+# Names of sizes that are arguments of a model.
+_CLEAR = re.compile(
+    "|".join((*_ENDS, DIM, DEPTH, f"num_(?!{ROWS.removeprefix('num_')}).*", "[a-z_]+_size"))
+    + f"|([a-z]+_)?({'|'.join((VOCABULARY, POSITIONS, HEADS, KV_HEADS, HEAD_DIM, HIDDEN))})"
+)
+# Arguments that are words themselves.
+_WORDS = frozenset(("token_ids", "tokens", "input_ids", "ids", "inputs"))
+_IDS = re.compile(r"(.*?)_?(ids?|index|indices)")
+_INPUT = re.compile(r"(.*?)(_(inputs?|tokens?|ids?))?")
+# What a range passes through before rows are looked up by it: negative numbers count from the end.
+_OF_RANGE = kinds.LAYOUT | {"select_n", "lt", "add", "convert_element_type"}
+
+
+def is_clear(name: str) -> bool:
+    """Whether a name of a size says what it is, so that a model has it as an argument."""
+    return _CLEAR.fullmatch(name) is not None
+
+
+@dataclasses.dataclass
+class SizeNames:
+    """The names of the sizes of classes.
+
+    **Arguments:**
+
+    - `of`: the classes of nodes; `inits`: their constructors.
+    - `made`: the equation that makes each variable.
+    - `parameters`: the parameters of the program; `called`: the names of its arguments.
+
+    **Attributes:**
+
+    - `has_width`: whether a layer of the model has its width as an argument.
+    """
+
+    of_nodes: Mapping[Node, Class]
+    inits: Initializers
+    made: Mapping[Var, Eqn]
+    parameters: Mapping[Var, Path]
+    called: Mapping[Var, str]
+    has_width: bool = dataclasses.field(default=False, init=False)
+
+    def of(self, cls: Class, *, whole: bool) -> dict[_Keys, str]:
+        """The names of sizes that the constructors of the layers inside give them.
+
+        **Arguments:**
+
+        - `whole`: whether it is the class of the model.
+        """
+        found: dict[_Keys, list[str]] = {}
+        fields: dict[_Keys, str] = {}
+        fixed: set[str] = set()
+        tables: dict[str, dict[_Keys, Node]] = {ROWS: {}, POSITIONS: {}}
+        if whole:
+            tables[ROWS] |= self._own_tables(cls)
+        for field in cls.drafts[0].node.fields:
+            nodes = [_first(d.node.fields.get(field)) for d in cls.drafts]
+            known = [n for n in nodes if n is not None and self.of_nodes[n].drafts]
+            if len(known) < len(nodes):
+                continue
+            made = [self.inits.made(n) for n in known]
+            for name in made[0][0].arguments:
+                keys = tuple(str(m.arguments[name][place]) for m, place in made)
+                kind = {VOCABULARY: ROWS}.get(stem(name), stem(name))
+                if len({*keys}) > 1:
+                    found.setdefault(keys, []).append(kind)
+                    fields.setdefault(keys, field)
+                    tables.get(kind, {})[keys] = known[0]
+                else:
+                    fixed.add(kind)
+        names = self._of_tables(cls, tables)
+        heads = [k for k, n in found.items() if {HEADS, KV_HEADS} & {*n}]
+        if len(heads) == 2:
+            many, few = sorted(heads, key=lambda keys: -int(keys[0]))
+            names |= {many: HEADS, few: KV_HEADS}
+        return names | self._of_model(found, fields, fixed, names) if whole else names
+
+    def _of_model(
+        self,
+        found: Mapping[_Keys, Sequence[str]],
+        fields: Mapping[_Keys, str],
+        fixed: Set[str],
+        known: Mapping[_Keys, str],
+    ) -> dict[_Keys, str]:
+        """The names of the model's width, heads and hidden sizes.
+
+        **Arguments:**
+
+        - `found`: what the layers call the sizes; `fields`: the first of these layers.
+        - `fixed`: names of sizes that stay as they are.
+        - `known`: names that are settled.
+        """
+        names: dict[_Keys, str] = {}
+        for wanted in (DIM, HEADS, KV_HEADS, HEAD_DIM, HIDDEN):
+            keys = [k for k, n in found.items() if wanted in n and k not in {**names, **known}]
+            if wanted == DIM and DIM in fixed:
+                continue
+            said = [telling(fields[k], (fields[o] for o in keys if o != k)) for k in keys]
+            if len(keys) == 1:
+                names[keys[0]] = wanted
+            elif len({*said} - {""}) == len(keys):
+                names |= {k: f"{word}_{wanted}" for k, word in zip(keys, said, strict=True)}
+        self.has_width = DIM in names.values()
+        inner = [
+            k
+            for k, n in found.items()
+            if k not in {**names, **known} and len(_ENDS & {*n}) != 1 and FEATURES.issuperset(n)
+        ]
+        alone = len(inner) == 1 and not self.has_width and DIM not in fixed
+        return names | dict.fromkeys(inner if alone else [], DIM)
+
+    def _own_tables(self, cls: Class) -> dict[_Keys, Node]:
+        """The tables that a model holds itself."""
+        found: dict[_Keys, Node] = {}
+        first = cls.drafts[0]
+        for field, v in first.node.fields.items():
+            if isinstance(v, Var) and len(v.aval.shape) == 2:
+                keys = tuple(str(d.arrays[d.place(field)][1][0]) for d in cls.drafts)
+                used = (i for x in first.node.layers for i in self._indices(x, v))
+                if len({*keys}) > 1 and any(used):
+                    found[keys] = first.node
+        return found
+
+    def _of_tables(
+        self, cls: Class, tables: Mapping[str, Mapping[_Keys, Node]]
+    ) -> dict[_Keys, str]:
+        """The numbers of rows of tables: of the vocabulary, and of positions."""
+        layers = cls.drafts[0].node.layers
+        given: dict[_Keys, set[Var]] = {}
+        for keys, node in tables[ROWS].items():
+            arrays = [v for _, v in node.leaves() if str(v.aval.shape[0]) == keys[0]]
+            indices = [a for x in layers for v in arrays for a in self._indices(x, v)]
+            sources = set[Var]().union(*(values for values, _ in indices))
+            if indices and (sources or all(direct for _, direct in indices)):
+                given[keys] = sources
+        kinds_ = {k: VOCABULARY if v else POSITIONS for k, v in given.items()}
+        kinds_ |= dict.fromkeys(tables[POSITIONS], POSITIONS)
+        found: dict[_Keys, str] = {}
+        for keys, kind in kinds_.items():
+            if kind == POSITIONS:  # the layer may have other tables that are looked up
+                node = tables[ROWS].get(keys) or tables[POSITIONS][keys]
+                used = (c for x in layers for c in calls(x.steps) if c.layer in node.layers)
+                given[keys] = {v for c in used for a in c.invars for v in self._sources(a, ())}
+            called = {self.called.get(v, PLAIN) for v in given[keys]}
+            several = [*kinds_.values()].count(kind) > 1
+            name = called.pop() if len(called) == 1 and several else ""
+            one = kind == VOCABULARY and all(len(v.aval.shape) < 2 for v in given[keys])
+            found[keys] = _rows(name, kind, one=one)
+        return found
+
+    def _indices(self, layer: Layer, table: Var) -> Iterator[tuple[set[Var], bool]]:
+        """The inputs of a layer that rows of a table are looked up by, and whether by a range."""
+        for step in layer.steps:
+            if isinstance(step, LayerCall):
+                given = dict(zip(step.layer.inputs, step.invars, strict=False))
+                for inner, direct in self._indices(step.layer, table):
+                    found = [self._sources(given.get(v, v), layer.inputs) for v in inner]
+                    yield set[Var]().union(*found), direct
+            elif table in filter(is_var, step.invars) and step.primitive.name == "gather":
+                yield self._sources(step.invars[1], layer.inputs), self._is_range(step.invars[1])
+
+    def _is_range(self, atom: Atom) -> bool:
+        """Whether a value is a range, apart from its layout."""
+        primitives = {e.primitive.name for e in self._makers(atom, ())[0]}
+        return "iota" in primitives and primitives <= {"iota", *_OF_RANGE}
+
+    def _sources(self, atom: Atom, given: Sequence[Var]) -> set[Var]:
+        """The arguments of a layer that a value comes from."""
+        return self._makers(atom, given)[1] - self.parameters.keys()
+
+    def _makers(self, atom: Atom, given: Sequence[Var]) -> tuple[list[Eqn], set[Var]]:
+        """The equations behind a value, and the variables that these start from."""
+        eqns: list[Eqn] = []
+        starts: set[Var] = set()
+        seen: set[Var] = set()
+        pending = [atom]
+        while pending:
+            v = pending.pop()
+            if not isinstance(v, Var) or v in seen:
+                continue
+            seen.add(v)
+            eqn = None if v in given else self.made.get(v)
+            if eqn is None:
+                starts.add(v)
+            else:
+                eqns.append(eqn)
+                pending += eqn.invars
+        return eqns, starts
+
+
+def _first(value: Var | Node | None) -> Node | None:
+    """The first module that a field holds."""
+    if not isinstance(value, Node):
+        return None
+    return value.nodes[0] if value.listed else value
+
+
+def _rows(argument: str, kind: str, *, one: bool) -> str:
+    """The name of the number of rows of a table.
+
+    **Arguments:**
+
+    - `argument`: what it is looked up by, if there are several tables of the kind.
+    - `one`: whether each sample has a single index.
+    """
+    if argument in ("", PLAIN) or (kind == VOCABULARY and argument in _WORDS):
+        return kind
+    found = (_IDS if one else _INPUT).fullmatch(argument)
+    entity = found[1] if found else argument
+    return f"num_{plural(entity)}" if one else f"{entity}_{kind}"
