@@ -9,13 +9,19 @@ import re
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence, Set
 from types import ModuleType
 
-import jax
 import jax.numpy as jnp
-from jax.typing import DTypeLike
 
 from invert._errors import EmissionError
-from invert.emission.axis_names import Dimensions, letters_of, order
-from invert.emission.class_names import RESIDUAL, describe, name_classes
+from invert.emission.annotations import (
+    annotate,
+    dimensions_of,
+    fields_axes,
+    kind_of,
+    sequence,
+    shorten,
+)
+from invert.emission.axis_names import Dimensions, letters_of
+from invert.emission.class_names import describe, name_classes
 from invert.emission.constructors.sizes import HEAD_DIM, HEADS, HIDDEN, KV_HEADS
 from invert.emission.constructors.starts import Starts
 from invert.emission.constructors.write import Initializers
@@ -32,7 +38,7 @@ from invert.emission.layers.lend import lend
 from invert.emission.layers.library_names import CONV_BLOCK
 from invert.emission.layers.lifted import lift
 from invert.emission.layers.lists import Lists, Loop, Unrolled
-from invert.emission.layers.memory import Memories
+from invert.emission.layers.memory import Memories, is_tested, residuals, skips
 from invert.emission.layers.shared import (
     Class,
     Draft,
@@ -57,53 +63,16 @@ from invert.emission.python.syntax import field_of
 from invert.emission.size_names import SizeNames, is_clear
 from invert.emission.sizes.expressions import text
 from invert.emission.twin_runs import CallOf, calling, runs
-from invert.ir import kinds
 from invert.ir.avals import is_key
 from invert.ir.graph import Graph, is_var
 from invert.ir.jaxprs import is_wide
-from invert.ir.sizes import DimSize
 from invert.ir.types import Atom, Eqn, Jaxpr, Var
 
-# Type of jaxtyping for the kinds of dtype.
-_KINDS = (
-    (jnp.bool_, "Bool"),
-    (jnp.unsignedinteger, "UInt"),
-    (jnp.integer, "Int"),
-    (jnp.floating, "Float"),
-    (jnp.complexfloating, "Complex"),
-    (jax.dtypes.prng_key, "Key"),
-)
-
-
 _CALL = "__call__"
-_SKIP = "skip"
 
 
 def _self() -> ast.expr:
     return ast.Name("self", ast.Load())
-
-
-def _skips(layer: Layer) -> dict[Var, str]:
-    """The second input of a layer that is joined to what is computed from the first one."""
-    if len(layer.inputs) != 2:
-        return {}
-    _, v = layer.inputs
-    users = [s for s in layer.steps if any(a is v for a in s.invars)]
-    joins = len(users) == 1 and users[0].primitive.name == "concatenate"
-    return {v: _SKIP} if joins and v not in layer.outputs and v not in layer.arguments else {}
-
-
-def _is_tested(v: Var, steps: Sequence[Eqn]) -> bool:
-    """Whether integers, possibly reshaped, are only compared or taken as booleans."""
-    users = [s for s in steps if any(a is v for a in s.invars)]
-    if not users or not jnp.issubdtype(v.aval.dtype, jnp.integer):
-        return False
-    return all(
-        _is_tested(s.outvars[0], steps)
-        if s.primitive.name in kinds.LAYOUT
-        else not isinstance(s, LayerCall) and [w.aval.dtype for w in s.outvars] == [jnp.bool_]
-        for s in users
-    )
 
 
 def _is_passed_on(eqn: Eqn, graph: Graph) -> bool:
@@ -118,14 +87,6 @@ def _is_passed_on(eqn: Eqn, graph: Graph) -> bool:
 def _wide(v: Var) -> ast.expr | None:
     """The 64-bit type of a variable; its value in a state is narrower in a session without x64."""
     return literals.dtype(v.aval.dtype) if is_wide(v) else None
-
-
-def kind_of(dtype: DTypeLike) -> str:
-    """`Float` for `float32`."""
-    for kind, name in _KINDS:
-        if jax.dtypes.issubdtype(dtype, kind):
-            return name
-    return "Shaped"
 
 
 def _modules(value: Var | Node) -> list[Node]:
@@ -148,27 +109,6 @@ def _holds_weights(node: Node) -> bool:
 def _count(node: Node) -> int:
     """The number of modules inside a module."""
     return sum(1 + _count(v) for v in node.nodes)
-
-
-def sequence(kinds: Sequence[ast.expr], *, mixed: bool = False) -> ast.expr:
-    """`tuple[kind, ...]`, or a tuple of several kinds."""
-    inner = kinds if mixed else [kinds[0], ast.Constant(...)]
-    return syntax.item(syntax.name("tuple"), syntax.tuple_of(inner))
-
-
-# The number of modules up to which a tuple of several classes names the class of each.
-_FEW = 4
-
-
-def _shorten(kind: ast.expr, *, modules: bool) -> None:
-    """Turns `tuple[A, B, A, A, B]` into `tuple[A | B, ...]`, `tuple[A, A]` into `tuple[A, ...]`."""
-    if not isinstance(kind, ast.Subscript) or ast.unparse(kind.value) != "tuple":
-        return
-    inner = kind.slice
-    texts = [*map(ast.unparse, inner.elts)] if isinstance(inner, ast.Tuple) else []
-    if len(texts) > _FEW or (modules and len(texts) > len({*texts}) == 1):
-        either = ast.parse(" | ".join(dict.fromkeys(texts)), mode="eval")
-        kind.slice = syntax.tuple_of([either.body, ast.Constant(...)])
 
 
 @dataclasses.dataclass
@@ -368,7 +308,7 @@ class Classes:
         elif of_layer(field) == BRANCH and _is_passed_on(eqn, body.graph):
             hint, _, _ = field.partition("_")
         hint = "h" if eqn.layer.name == "cell" else hint
-        hint = STREAM if _residuals(eqn.layer) else hint
+        hint = STREAM if residuals(eqn.layer) else hint
         alone = sum(not isinstance(v, StateVar) for v in eqn.outvars) == 1
         inside = self._named[eqn.layer]
         hints = []
@@ -619,7 +559,7 @@ class Classes:
         states = roles.initial(layer.steps)
         adds = self._named_by_makers(layer)
         if known or layer.children:
-            adds = _residuals(layer) or _skips(layer)
+            adds = residuals(layer) or skips(layer)
         told = {**self._passed(layer), **self._memories.of(layer), **adds, **states}
         hints = self._hints(inputs, {**told, **layer.arguments})
         if layer.same is not None:
@@ -661,7 +601,7 @@ class Classes:
         stream = layer.inputs[carried] if carried is not None else next(iter(arrays), None)
         if len(layer.inputs) < 2 or stream is None:
             return {}
-        tested = [v for v in layer.inputs if _is_tested(v, layer.steps)]
+        tested = [v for v in layer.inputs if is_tested(v, layer.steps)]
         masks = {tested[0]: roles.MASK} if len(tested) == 1 else {}
         told = {v: n for v, n in names.items() if v is not stream and says(n)}
         return masks | told | ({} if carried is None else {stream: STREAM})
@@ -831,12 +771,12 @@ class Classes:
         for keys, name in self.size_names.of(cls, whole=cls is self._outermost).items():
             named.know(keys, name)
         if cls is not self._outermost or cls in self._scaled:
-            _annotate(cls, named)
+            annotate(cls, named)
         for node, place in self.typed if cls is self._outermost else ():
             filled = cls.drafts[0].annotations[place]
             assert isinstance(filled, ast.Subscript)
             node.slice = syntax.copied(filled.slice)
-        self._axes_of[cls] = _fields_axes(cls.drafts[0])
+        self._axes_of[cls] = fields_axes(cls.drafts[0])
         known = {**inside, **named.first()}
         generalize(cls.drafts, known, self.file.names.taken, self._state_sizes(cls))
         heads.write_repeats(cls)
@@ -862,7 +802,7 @@ class Classes:
                 for statement in definition.body:
                     if isinstance(statement, ast.AnnAssign):
                         syntax.rename(statement.annotation, names)
-                        _shorten(statement.annotation, modules=statement.value is None)
+                        shorten(statement.annotation, modules=statement.value is None)
                     elif isinstance(statement, ast.FunctionDef) and statement.name == "__init__":
                         syntax.rename(statement, names)
             elif isinstance(definition, ast.FunctionDef):
@@ -1016,23 +956,6 @@ def _drop_unused_defaults(definitions: Sequence[ast.stmt]) -> None:
             ]
 
 
-def _annotate(cls: Class, named: Dimensions) -> None:
-    """Fill in the sizes in the annotations of a class."""
-    columns = zip(*(d.arrays for d in cls.drafts), strict=True)
-    first = cls.drafts[0]
-    pairs = list(zip(first.annotations, map(list, columns), first.sources, strict=True))
-    # Sizes of matrices and kernels are named first; biases reuse the names.
-    for node, column, source in sorted(pairs, key=order):
-        ranks = [len(shape) for _, shape in column]
-        # Leading axes are written as `*batch` if some layers have more of them.
-        kept = min(ranks) - (min(ranks) < max(ranks))
-        shapes = list(zip(*(shape[-kept:] if kept else () for _, shape in column), strict=True))
-        texts = named.texts(shapes, source, column[0][0], whole=kept == min(ranks))
-        texts = ["*batch", *texts] if kept < min(ranks) else texts
-        assert isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Tuple)
-        node.slice.elts[1] = ast.Constant(" ".join(texts))
-
-
 def _keep_state_size(cls: Class, named: Dimensions) -> None:
     """Store the size of a cell's state as a field, for the loops around it."""
     node = cls.drafts[0].node
@@ -1040,38 +963,3 @@ def _keep_state_size(cls: Class, named: Dimensions) -> None:
     is_cell = stem(node.name).lower().endswith("cell") and HIDDEN not in node.fields
     if is_cell and sizes and all(map(str.isdigit, sizes)):
         cls.statics.setdefault(HIDDEN, tuple(map(int, sizes)))
-
-
-def _residuals(layer: Layer) -> dict[Var, str]:
-    """The inputs that a layer only adds to a function of its first one."""
-    found: dict[Var, str] = {}
-    for v in layer.inputs[1:]:
-        users = [s for s in layer.steps if any(a is v for a in s.invars)]
-        if len(users) != 1 or not isinstance(v.aval.shape, tuple):
-            continue
-        (user,) = users
-        if isinstance(user, LayerCall):
-            inner = user.layer.inputs[user.invars.index(v)]
-            adds = inner in _residuals(user.layer)
-        else:
-            shapes = [r.aval.shape for r in layer.results]
-            adds = user.primitive.name == "add" and shapes == [v.aval.shape]
-        if adds:
-            found[v] = RESIDUAL
-    return found if len(found) == 1 else {}
-
-
-def _fields_axes(draft: Draft) -> dict[str, list[str]]:
-    """The names of the axes of the arrays in the fields of a layer."""
-    found: dict[str, list[str]] = {}
-    for source, annotation in zip(draft.sources, draft.annotations, strict=True):
-        if (field := field_of(source)) and isinstance(annotation, ast.Subscript):
-            sizes = annotation.slice.elts[1] if isinstance(annotation.slice, ast.Tuple) else None
-            text_ = sizes.value if isinstance(sizes, ast.Constant) else ""
-            found[field] = str(text_).split()
-    return found
-
-
-def dimensions_of(shape: Sequence[DimSize]) -> str:
-    """A shape as a jaxtyping string."""
-    return " ".join(map(text, shape))

@@ -17,7 +17,8 @@ from jax.tree_util import KeyEntry
 from invert._entry import ArgSpec, EntryPoint
 from invert._errors import EmissionError
 from invert.emission import reader
-from invert.emission.classes import Classes, dimensions_of, kind_of
+from invert.emission.annotations import dimensions_of, kind_of
+from invert.emission.classes import Classes
 from invert.emission.expressions import literals
 from invert.emission.expressions.body import Body
 from invert.emission.expressions.render import render

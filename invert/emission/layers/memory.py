@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+
+import jax.numpy as jnp
 
 from invert.emission.layers import roles
 from invert.emission.layers.cut import Layer, LayerCall
+from invert.emission.layers.shared import RESIDUAL
+from invert.ir import kinds
 from invert.ir.graph import Graph
 from invert.ir.types import Atom, Eqn, Jaxpr, Var
 
 # An input from which a layer computes only keys and values, and no queries.
 MEMORY = "memory"
+# One that is joined to what is computed from another one.
+_SKIP = "skip"
 
 
 class Memories:
@@ -53,3 +59,45 @@ class Memories:
         if all(known.get(out) in ("key", "value") for out in user.outvars):
             return MEMORY
         return known.get(v, "") if known.get(v) in roles.ADDED_TO_SCORES else ""
+
+
+def skips(layer: Layer) -> dict[Var, str]:
+    """The second input of a layer that is joined to what is computed from the first one."""
+    if len(layer.inputs) != 2:
+        return {}
+    _, v = layer.inputs
+    users = [s for s in layer.steps if any(a is v for a in s.invars)]
+    joins = len(users) == 1 and users[0].primitive.name == "concatenate"
+    return {v: _SKIP} if joins and v not in layer.outputs and v not in layer.arguments else {}
+
+
+def is_tested(v: Var, steps: Sequence[Eqn]) -> bool:
+    """Whether integers, possibly reshaped, are only compared or taken as booleans."""
+    users = [s for s in steps if any(a is v for a in s.invars)]
+    if not users or not jnp.issubdtype(v.aval.dtype, jnp.integer):
+        return False
+    return all(
+        is_tested(s.outvars[0], steps)
+        if s.primitive.name in kinds.LAYOUT
+        else not isinstance(s, LayerCall) and [w.aval.dtype for w in s.outvars] == [jnp.bool_]
+        for s in users
+    )
+
+
+def residuals(layer: Layer) -> dict[Var, str]:
+    """The inputs that a layer only adds to a function of its first one."""
+    found: dict[Var, str] = {}
+    for v in layer.inputs[1:]:
+        users = [s for s in layer.steps if any(a is v for a in s.invars)]
+        if len(users) != 1 or not isinstance(v.aval.shape, tuple):
+            continue
+        (user,) = users
+        if isinstance(user, LayerCall):
+            inner = user.layer.inputs[user.invars.index(v)]
+            adds = inner in residuals(user.layer)
+        else:
+            shapes = [r.aval.shape for r in layer.results]
+            adds = user.primitive.name == "add" and shapes == [v.aval.shape]
+        if adds:
+            found[v] = RESIDUAL
+    return found if len(found) == 1 else {}

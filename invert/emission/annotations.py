@@ -1,0 +1,89 @@
+"""The annotations of a file: types of arrays and of lists of modules."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+
+from invert.emission.axis_names import Dimensions, order
+from invert.emission.layers.shared import Class, Draft
+from invert.emission.python import syntax
+from invert.emission.python.syntax import field_of
+from invert.emission.sizes.expressions import text
+from invert.ir.sizes import DimSize
+
+# Type of jaxtyping for the kinds of dtype.
+_KINDS = (
+    (jnp.bool_, "Bool"),
+    (jnp.unsignedinteger, "UInt"),
+    (jnp.integer, "Int"),
+    (jnp.floating, "Float"),
+    (jnp.complexfloating, "Complex"),
+    (jax.dtypes.prng_key, "Key"),
+)
+
+
+def kind_of(dtype: DTypeLike) -> str:
+    """`Float` for `float32`."""
+    for kind, name in _KINDS:
+        if jax.dtypes.issubdtype(dtype, kind):
+            return name
+    return "Shaped"
+
+
+def dimensions_of(shape: Sequence[DimSize]) -> str:
+    """A shape as a jaxtyping string."""
+    return " ".join(map(text, shape))
+
+
+def sequence(kinds: Sequence[ast.expr], *, mixed: bool = False) -> ast.expr:
+    """`tuple[kind, ...]`, or a tuple of several kinds."""
+    inner = kinds if mixed else [kinds[0], ast.Constant(...)]
+    return syntax.item(syntax.name("tuple"), syntax.tuple_of(inner))
+
+
+# The number of modules up to which a tuple of several classes names the class of each.
+_FEW = 4
+
+
+def shorten(kind: ast.expr, *, modules: bool) -> None:
+    """Turns `tuple[A, B, A, A, B]` into `tuple[A | B, ...]`, `tuple[A, A]` into `tuple[A, ...]`."""
+    if not isinstance(kind, ast.Subscript) or ast.unparse(kind.value) != "tuple":
+        return
+    inner = kind.slice
+    texts = [*map(ast.unparse, inner.elts)] if isinstance(inner, ast.Tuple) else []
+    if len(texts) > _FEW or (modules and len(texts) > len({*texts}) == 1):
+        either = ast.parse(" | ".join(dict.fromkeys(texts)), mode="eval")
+        kind.slice = syntax.tuple_of([either.body, ast.Constant(...)])
+
+
+def annotate(cls: Class, named: Dimensions) -> None:
+    """Fill in the sizes in the annotations of a class."""
+    columns = zip(*(d.arrays for d in cls.drafts), strict=True)
+    first = cls.drafts[0]
+    pairs = list(zip(first.annotations, map(list, columns), first.sources, strict=True))
+    # Sizes of matrices and kernels are named first; biases reuse the names.
+    for node, column, source in sorted(pairs, key=order):
+        ranks = [len(shape) for _, shape in column]
+        # Leading axes are written as `*batch` if some layers have more of them.
+        kept = min(ranks) - (min(ranks) < max(ranks))
+        shapes = list(zip(*(shape[-kept:] if kept else () for _, shape in column), strict=True))
+        texts = named.texts(shapes, source, column[0][0], whole=kept == min(ranks))
+        texts = ["*batch", *texts] if kept < min(ranks) else texts
+        assert isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Tuple)
+        node.slice.elts[1] = ast.Constant(" ".join(texts))
+
+
+def fields_axes(draft: Draft) -> dict[str, list[str]]:
+    """The names of the axes of the arrays in the fields of a layer."""
+    found: dict[str, list[str]] = {}
+    for source, annotation in zip(draft.sources, draft.annotations, strict=True):
+        if (field := field_of(source)) and isinstance(annotation, ast.Subscript):
+            sizes = annotation.slice.elts[1] if isinstance(annotation.slice, ast.Tuple) else None
+            text_ = sizes.value if isinstance(sizes, ast.Constant) else ""
+            found[field] = str(text_).split()
+    return found
