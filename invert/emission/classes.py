@@ -157,6 +157,8 @@ class Classes:
         self._given: dict[Class, int] = {}
         # Arrays in the types of dictionaries, with their places among those of the outermost class.
         self.typed: list[tuple[ast.Subscript, int]] = []
+        # The classes whose number of heads is that of other arrays too.
+        self._counted: set[Class] = set()
         # The sizes of the model that stay.
         self._kept: set[tuple[Var, int]] = set()
         self._scaled: dict[Class, Scaled] = {}
@@ -781,7 +783,8 @@ class Classes:
         generalize(cls.drafts, known, self.file.names.taken, self._state_sizes(cls))
         heads.write_repeats(cls)
         make_static(cls)
-        heads.write(cls)
+        if cls not in self._counted:
+            heads.write(cls)
         choices.write(cls)
         outer = self._outermost
         # The model itself states the sizes of the loops it contains.
@@ -850,7 +853,7 @@ class Classes:
             cls: cls is not outer and self._lacks_names(scaled)
             for cls, scaled in self._scaled.items()
         }
-        numbers = set(self.inits.as_numbers)
+        counted = set(self._counted)
         failed = {
             cls: unnamed[cls]
             for cls, scaled in self._scaled.items()
@@ -858,7 +861,7 @@ class Classes:
         }
         if len(failed) > 1:  # the model may do without those inside that fail
             failed = {cls: flag for cls, flag in failed.items() if cls is not outer}
-        if self.inits.as_numbers != numbers:
+        if self._counted != counted:
             return True
         return self._weaken(failed)
 
@@ -920,9 +923,11 @@ class Classes:
         if more and not run_with({**arguments, KV_HEADS: arguments[HEADS]}):
             return False
         # A number of heads that no array has was not another one.
-        same = [n for n, c in made.arguments.items() if n == HEADS and len({*c}) == 1]
-        if cls is self._outermost and same and not run_with({**arguments, HEADS: 1}):
-            self.inits.as_numbers |= {*same}
+        same = len({*made.arguments.get(HEADS, ())}) == 1
+        if same and not run_with({**arguments, HEADS: 1}):
+            self._counted.add(cls)
+            if cls is self._outermost:
+                self.inits.as_numbers.add(HEADS)
             return False
         return True
 
