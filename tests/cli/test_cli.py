@@ -382,7 +382,7 @@ def test_open_sizes_may_be_given_as_examples() -> None:
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
     module = invert.convert(model, tf.TensorSpec([None, 3]))
     assert np.allclose(module(X), model(X), rtol=1e-6, atol=1e-6)
-    assert "batch 3" in module.source
+    assert "batch n_in" in module.source
 
 
 def test_progress_of_a_conversion() -> None:
@@ -472,7 +472,7 @@ def test_sizes_of_arguments(models: Path, tmp_path: Path, capsys) -> None:
     two.write_bytes(jax.export.export(jax.jit(lambda x, y: x + y))(spec, spec).serialize())
     for text in ("rows 3", "arg0: rows 3"):
         assert main(["source", str(one), "--sizes", text]) == 0
-        assert '"rows 3"' in lines(capsys)[0]
+        assert '"rows n_in"' in lines(capsys)[0]
     assert main(["source", str(two), "--sizes", "rows 3"]) == 2
     assert "name the argument, as in 'arg0: rows 3'; there are arg0, arg1" in lines(capsys)[1]
     assert main(["source", str(one), "--sizes", "x: a 3", "--sizes", "x: b 3"]) == 2

@@ -250,7 +250,11 @@ class Ties:
     def _inside(self, eqn: Eqn) -> bool:
         """Adds the ties in a called program; returns whether there is one."""
         inner = [p for p in eqn.params.values() if is_jaxpr(p)]
-        if len(inner) != 1 or len(open_jaxpr(inner[0]).invars) != len(eqn.invars):
+        if len(inner) != 1:
+            return False
+        own = open_jaxpr(inner[0]).invars
+        # The program of a reduction takes numbers, which the arrays consist of.
+        if [len(_shape(v)) for v in own] != [len(_shape(a)) for a in eqn.invars]:
             return False
         self._run(inner[0], eqn.invars, eqn.outvars)
         return True
