@@ -182,7 +182,7 @@ class SizeNames:
         return found
 
     def _indices(self, layer: Layer, table: Var) -> Iterator[tuple[set[Var], bool]]:
-        """The inputs of a layer that rows of a table are looked up by, and whether by a range."""
+        """The inputs by which a layer looks up rows of a table, and whether they are a range."""
         for step in layer.steps:
             if isinstance(step, LayerCall):
                 given = dict(zip(step.layer.inputs, step.invars, strict=False))

@@ -72,7 +72,7 @@ def _is_whole(eqn: Eqn) -> bool:
 def calling(
     methods: Sequence[tuple[str, Layer]], named: Mapping[Layer, Mapping[Var, str]]
 ) -> tuple[CallOf, list[Var], list[Var]]:
-    """Calls the methods of a layer in turn; returns with that its inputs and results.
+    """A function that calls the methods of a layer in turn, with its inputs and results.
 
     **Arguments:**
 

@@ -39,7 +39,7 @@ def write(cls: Class) -> None:
 
 
 def write_repeats(cls: Class) -> None:
-    """Makes the 2 in `jnp.repeat(value, 2, axis=2)` the number of heads for each of the keys."""
+    """Write the 2 in `jnp.repeat(value, 2, axis=2)` as the number of heads that share a key."""
     first = cls.drafts[0]
     (method,) = first.methods if len(first.methods) == 1 else (None,)
     columns = zip(*(d.inner for d in cls.drafts), strict=False)

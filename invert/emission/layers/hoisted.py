@@ -1,7 +1,7 @@
-"""Moves out of the first layer of a row what that computes for all of them.
+"""Hoists values that the first of several blocks computes for all of them.
 
-In a T5, the first block computes from a table of its own the bias that all blocks add to their
-scores. It is a layer before the blocks then, and all blocks take it as an argument.
+In a T5, the first block looks up the bias that all blocks add to their scores. Hoisted, the bias is
+a layer before the blocks, and every block takes it as an argument.
 """
 
 from __future__ import annotations
@@ -78,9 +78,10 @@ class _Hoisting:
         return ()
 
     def _cone(self, last: int, block: Path) -> set[int]:
-        """The equations of a block that compute a value; none if they need others than parameters.
+        """The equations of a block that compute a value.
 
-        Values from outside may depend on arguments of the program, such as a mask.
+        There are none if the value depends on parameters outside the block. It may depend on
+        arguments of the program, such as a mask.
         """
         found: set[int] = set()
         pending = [last]

@@ -1,6 +1,6 @@
-"""Passes an attention to itself its input twice, where another one takes a memory.
+"""Passes the input of a self-attention twice if another attention of the model takes a memory.
 
-Both are layers of one class then: `self.attention(x, x)` and `self.attention(x, memory)`.
+The two then share a class: `self.attention(x, x)` and `self.attention(x, memory)`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from invert.ir.types import Atom, Eqn, ShapedArray, Var
 _Reads = dict[Hashable, Var]
 
 
-def separate(root: Layer, parameters: Mapping[Var, Path], memories: Memories) -> bool:
-    """Gives layers a second input that are called with one; returns whether there are any.
+def separate(root: Layer, parameters: Mapping[Var, Path], memories: Memories) -> None:
+    """Give self-attentions a second input.
 
     **Arguments:**
 
@@ -31,7 +31,8 @@ def separate(root: Layer, parameters: Mapping[Var, Path], memories: Memories) ->
             if call.layer not in callers:
                 pending.append(call.layer)
             callers.setdefault(call.layer, []).append(call)
-    single = {x for x in callers if x.same is None and all(y.same is not x for y in callers)}
+    # In order, since the last of several patterns counts.
+    single = [x for x in callers if x.same is None and all(y.same is not x for y in callers)]
     reads = {x: _reads(x, parameters) for x in single}
     patterns: dict[Hashable, set[Hashable]] = {}
     for layer in single:
@@ -42,7 +43,6 @@ def separate(root: Layer, parameters: Mapping[Var, Path], memories: Memories) ->
             if named.get(v) == MEMORY and both and _are_alike(first, v):
                 taken = {k for k, w in reads[layer].items() if w is v}
                 patterns[_kind(reads[layer], layer.inputs)] = taken
-    changed = False
     for layer in single:
         own = reads[layer]
         if len({*own.values()}) != 1:
@@ -52,8 +52,6 @@ def separate(root: Layer, parameters: Mapping[Var, Path], memories: Memories) ->
         twice = [*layer.inputs[:place], x, *layer.inputs[place:]]
         if taken := patterns.get(_kind(own, twice)):
             _split(layer, x, taken, parameters, callers[layer])
-            changed = True
-    return changed
 
 
 def _are_alike(one: Var, other: Var) -> bool:
