@@ -8,7 +8,7 @@ import dataclasses
 import re
 from collections.abc import Iterable, Mapping, Sequence, Set
 
-from invert.emission.constructors.sizes import GATES, HEAD_DIM, HEADS, HIDDEN
+from invert.emission.constructors.sizes import GATES, HEAD_DIM, HEADS, HIDDEN, POSITIONS
 from invert.emission.constructors.starts import EMBEDDINGS
 from invert.emission.layers.shared import Draft, is_block
 from invert.emission.python.naming import stem
@@ -66,8 +66,10 @@ _AXIS_NAMES = ("batch", "length")
 _HEADS: Mapping[tuple[bool, ...], tuple[str, str, str]] = {
     (True, False, False): ("n_in", HEADS, HEAD_DIM),
     (True, True, False): (HEADS, HEAD_DIM, "n_out"),
+    (False, True, False): (HEADS, "n_in", HEAD_DIM),
 }
 _SPATIAL = ("d", "h", "w")
+_LENGTHS = ("length", *_SPATIAL)
 # The letters of the dimension numbers of images and kernels.
 _AXES = {"N": "batch", "C": "c", "I": "c_in", "O": "c_out"}
 
@@ -198,10 +200,19 @@ class Dimensions:
                     wanted = self._features(keys, "n", source is None) if features else wanted
                 # The state and all gates of a simple cell have one size.
                 same = wanted == GATES and names == [HIDDEN]
+                wanted = self._of_argument(wanted, source, rank)
                 names.append(HIDDEN if same else self._new(wanted))
             texts.append(names[place])
             seen[keys] += 1
         return texts
+
+    def _of_argument(self, wanted: str, source: ast.expr | None, rank: int) -> str:
+        """`memory_length` for a second length, that of an argument `memory`."""
+        if wanted not in self.taken or not isinstance(source, ast.Name) or len(source.id) < 2:
+            return wanted
+        if wanted == "batch":
+            return f"num_{source.id}" if rank == 1 and source.id.endswith("s") else "n"
+        return f"{source.id}_{wanted}" if wanted in _LENGTHS else wanted
 
     def _features(self, keys: tuple[str, ...], stem: str, result: bool) -> str:
         """The name of the number of features of an argument or a result."""
@@ -245,6 +256,8 @@ class Dimensions:
             return (HIDDEN, GATES)[axis]
         if rank == 2 and (is_table(field, self.text) or (not self.text and field in EMBEDDINGS)):
             return ("num_embeddings", "n_out")[axis]
+        if rank == 2 and f"self.{field}[:" in self.text and not self.products:
+            return (POSITIONS, "dim")[axis]
         if rank == 2 and self.text and not self.products:
             return ("rows", "n")[axis]
         # The rows of a matrix that is used transposed, as in PyTorch, are the outputs.

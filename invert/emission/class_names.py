@@ -6,7 +6,7 @@ import ast
 import collections
 import re
 import string
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 from invert.emission.layers.library_names import KINDS_OF_LAYERS, without_letter
 from invert.emission.layers.shared import Class
@@ -28,6 +28,7 @@ _CALLED = (
     (".at[x].get(", "Embedding", "Embedding"),
     ("jnp.take(self.", "Embedding", "Embedding"),
     ("jnp.sqrt(var", "Norm", "Norm"),
+    ("jnp.sqrt(mean_square", "Norm", "Norm"),
 )
 _LOOKUP = re.compile(r"return self\.\w+\[x\]")
 # A block whose name is a letter.
@@ -44,6 +45,8 @@ _TRANSITION = re.compile(r"return avg_pool\((self\.|x, )")
 # Branches whose results are joined.
 _INCEPTION = "Inception"
 _BRANCHES = re.compile(r"jnp\.concatenate\(\[branch(1|_pool), ")
+# Names of containers, which say nothing about what is inside.
+_CONTAINERS = frozenset(("Sequential", "Functional"))
 # Names of layers without parameters; a layer that has some gets another one.
 _BARE = frozenset(("Pool", "Pooling", "Add", "Concat", "Concatenate"))
 _SPELLED_KINDS = frozenset(map(spelled, KINDS_OF_LAYERS))
@@ -73,12 +76,15 @@ def name_classes(
     - `names`: receives the names by the placeholders for them.
     """
     own = {camel(d.node.name) for cls in classes for d in cls.drafts}
+    fields_of = {inner: name for node in of for name, inner in _modules(node)}
     kinds: dict[str, str] = {}
     every: dict[Class, list[str]] = {}
     for cls in classes:
         every[cls] = _names_for(
             cls, lambda node: kinds.get(of[node].token, ""), model=model, keras=keras
         )
+        if every[cls][0] in _CONTAINERS and (field := fields_of.get(cls.drafts[0].node)):
+            every[cls].insert(0, camel(field))
         kinds[cls.token] = every[cls][0]
     for lettered in _lists(every):
         for cls, letter in zip(lettered, string.ascii_uppercase, strict=False):
@@ -94,9 +100,29 @@ def name_classes(
             name = f"Residual{name}"
         elif name in file.taken and _ends_with_state(cls):
             name = f"Final{name}"
+        elif name in file.taken and (parts := _parts(cls, of, names)):
+            name = parts
         if name in fields:
             name = f"{name}alization" if name.endswith("Norm") else f"{name}Layer"
         cls.definition.name = names[cls.token] = file.new(name)
+
+
+def _modules(node: Node) -> Iterator[tuple[str, Node]]:
+    """The modules in the fields of another one, with the names of these."""
+    for name, value in node.fields.items():
+        if isinstance(value, Node):
+            yield from ((name, inner) for inner in (value.nodes if value.listed else [value]))
+
+
+# The most layers after which a class is named.
+_FEW = 3
+
+
+def _parts(cls: Class, of: Mapping[Node, Class], names: Mapping[str, str]) -> str:
+    """`EncoderDecoder` for a class that consists of these, or `""`."""
+    inner = [names.get(of[node].token, "") for node in cls.drafts[0].node.nodes]
+    short = all(re.fullmatch(r"[A-Z][a-z]+", name) for name in inner)
+    return "".join(inner) if short and 1 < len(inner) <= _FEW and len(set(inner)) > 1 else ""
 
 
 # Fields with the statistics of a batch normalization: a mean and a variance.

@@ -59,7 +59,6 @@ _OPTIONS = OPTIONS | {KERNEL_SIZE, *_SIDES}
 # Options that are one number for all axes of images.
 _STEPS = frozenset(("strides", "dilation", "input_dilation"))
 # Sizes of data, which no parameter has.
-_OF_DATA = frozenset(("batch", "length"))
 # Options whose default is what most layers have.
 _USUAL = frozenset(("padding", RESIDUAL))
 # The number of sizes that are given without their names.
@@ -685,7 +684,7 @@ class _Writing:
             whole = {
                 n: tuple(map(int, k))
                 for n, k in named.items()
-                if all(map(str.isdigit, k)) and stem(n) not in _OF_DATA
+                if all(map(str.isdigit, k)) and stem(n) in SIZES
             }
             bases = {**self.arguments, **whole}
             for name, values in bases.items():

@@ -276,6 +276,9 @@ class Body:
                 hints[i] = "state"
             elif v in self.wanted:
                 hints[i] = self.wanted[v]
+                if hints[i].startswith(roles.PART):  # of a field, or of another array
+                    field = self._fields.get(atoms[0], PLAIN) if atoms else PLAIN
+                    hints[i] = hints[i].replace(roles.PART, f"{field}_", 1)
             elif self._activates(eqn, placed, atoms):
                 hints[i] = self.names[atoms[0]]
             elif eqn.primitive.name in _PARTED and atoms and self._is_field(atoms[0]):

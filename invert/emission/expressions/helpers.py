@@ -59,6 +59,11 @@ def dropout(x: Array, rate: float, key: PRNGKeyArray) -> Array:
     return jnp.where(kept, x * (1 / (1 - rate)), 0.0)
 
 
+def gelu(x: Array) -> Array:
+    """The GELU by `tanh`, multiplied in TensorFlow's order."""
+    return 0.5 * x * (1.0 + jnp.tanh(0.7978845608028654 * (x + 0.044715 * x**3)))
+
+
 @functools.partial(jax.jit, static_argnums=1)
 def resize_bilinear(x: Array, size: tuple[int, int]) -> Array:
     """Interpolate (batch, height, width, channels) as `tf.image.resize` does, to its rounding."""
@@ -118,6 +123,7 @@ FUNCTIONS: Mapping[str, JaxFunction] = MappingProxyType(
         "helper_avg_pool_same": avg_pool_same,
         "helper_chain": chain,
         "helper_dropout": dropout,
+        "helper_gelu": gelu,
         "helper_resize_bilinear": resize_bilinear,
         "helper_resize_corners": resize_corners,
         "helper_resize_pixels": resize_pixels,

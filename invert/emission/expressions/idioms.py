@@ -150,7 +150,7 @@ def _average(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
 
 
 def _gelu(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
-    """`x * (0.5 * (1 + tanh(...)))`, in the forms of different JAX versions."""
+    """`x * (0.5 * (1 + tanh(...)))`, in the forms of JAX's versions and of TensorFlow."""
     names = set()
     pending, steps = list(eqn.invars), 0
     while pending and steps < 16:
@@ -166,6 +166,7 @@ def _gelu(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
     for x in dict.fromkeys(a for a in operands if is_var(a)):
         if "tanh" in names:
             yield Proposal(call("jax.nn.gelu", _x()), (x,), name, True)
+            yield Proposal(helpers.calling(helpers.gelu, _x()), (x,), name, True)
         if names & {"erf", "erfc"}:
             keywords = {"approximate": number(False)}
             yield Proposal(call("jax.nn.gelu", _x(), **keywords), (x,), name, True)

@@ -126,7 +126,12 @@ _ACTIVATIONS = """relu relu6 leaky_relu gelu silu swish elu selu celu softplus m
     hard_silu hard_sigmoid""".split()
 # The result of an activation.
 HIDDEN = "hidden"
-_NOUNS = {"where": "y", "clip": "y", **dict.fromkeys(_ACTIVATIONS, HIDDEN)}
+_NOUNS = {
+    "where": "y",
+    "clip": "y",
+    "take_along_axis": "selected",
+    **dict.fromkeys(_ACTIVATIONS, HIDDEN),
+}
 # Functions of several kinds, such as `resize_bilinear`, whose results have one name.
 _KINDS = {"resize": "resized"}
 

@@ -58,13 +58,28 @@ def subscripts(eqn: Eqn) -> tuple[str, str, str]:
     return sides[0], sides[1], out
 
 
+# Letters for the axes of a first operand by their number, and those for further axes: features are
+# `d`, as in the names of dimensions.
+_FIRST = {2: "bd", 3: "bld", 4: "blhd"}
+_FURTHER = "hkefgmnpqrstuvwxyzacijolbd"
+
+
 def relettered(text: str) -> str:
-    """The same subscripts with letters in order of appearance."""
-    order = {
-        c: "abcdefghijklmnopqrstuvwxyz"[i]
-        for i, c in enumerate(dict.fromkeys(c for c in text if c.isalpha()))
-    }
-    return "".join(order.get(c, c) for c in text)
+    """The same subscripts in the letters of batch, length and features, as far as there are such.
+
+    Those of arrays of more axes are in order of appearance.
+    """
+    inputs, _, out = text.partition("->")
+    first, *_ = inputs.split(",")
+    letters = iter("abcdefghijklmnopqrstuvwxyz")
+    own: dict[str, str] = {}
+    sums = len(set(first)) == len(first) and first[:1] in out and first[-1:] not in out
+    if sums and len(first) in _FIRST:
+        own = dict(zip(first, _FIRST[len(first)], strict=True))
+        letters = (c for c in _FURTHER if c not in own.values())
+    for c in dict.fromkeys(c for c in text if c.isalpha() and c not in own):
+        own[c] = next(letters)
+    return "".join(own.get(c, c) for c in text)
 
 
 def lettered(text: str, names: Sequence[str | None]) -> str:

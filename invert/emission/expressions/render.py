@@ -53,7 +53,7 @@ class _Renderer:
 
     def definition(self, name: str) -> ast.FunctionDef:
         function = self.function
-        pairs = zip(function.parameters, function.hints, strict=True)
+        pairs = zip(function.parameters, _parameter_hints(function), strict=True)
         arguments = [self._argument(parameter, hint) for parameter, hint in pairs]
         for i, statement in enumerate(function.body):
             self._statement(i, statement)
@@ -113,7 +113,11 @@ class _Renderer:
             wanted = self._reused(statement, own, dying)
             if wanted is None and self.streams.holds(i):
                 wanted = next((n for n in (STREAM, PLAIN) if n not in names.taken), None)
-            given[token] = names.new(wanted or self._hint(statement, k, own, known))
+            if wanted is None:
+                wanted = self._hint(statement, k, own, known)
+                if wanted == PLAIN or wanted in names.taken:
+                    wanted = self._later(i, token) or wanted
+            given[token] = names.new(wanted)
             targets.append(ast.Name(given[token], ast.Load()))
         if statement.pattern is not None:
             target = _nested(statement.pattern, targets)
@@ -143,6 +147,28 @@ class _Renderer:
             return next((n for n in (STREAM, PLAIN) if n not in self.names.taken), hint)
         return hint
 
+    def _later(self, i: int, token: str) -> str:
+        """The name that a value gets in another form: `query = rope(query)`.
+
+        It is free until then, and only the statement that makes the other form reads the value.
+        """
+        j = self.last[token]
+        following = self.function.body[i + 1 : j + 1]
+        if j >= len(self.function.body) or any(token in read(s) for s in following[:-1]):
+            return ""
+        *between, user = following
+        (name, *others) = user.hints or [PLAIN]
+        if others or user.functions or user.repeat is not None or is_blank(name):
+            return ""
+        if len(user.types) != 1 or user.types[0] != self.types[token]:
+            return ""
+        value = user.value
+        leads = isinstance(value, ast.Call) and value.args and syntax.is_named(value.args[0], token)
+        if not leads and user.heirs[:1] != [token]:
+            return ""
+        used = name in self.names.taken or name in self.function.layers
+        return "" if used or any(name in s.hints for s in between) else name
+
     def _repeat(self, repeat: Repeat, target: ast.expr) -> None:
         name = self.names.new(repeat.hint)
         given = {**self.given, repeat.element: name}
@@ -166,6 +192,15 @@ class _Renderer:
             if token in self.types and (statement.flows == "any" or self.types[token] == own):
                 return self.given[token]
         return None
+
+
+def _parameter_hints(function: FunctionText) -> list[str]:
+    """The preferred names of the parameters: `x` for the first one without a meaning."""
+    hints = list(function.hints)
+    blank = [i for i, hint in enumerate(hints) if is_blank(hint)]
+    if blank and STREAM not in hints and STREAM not in function.first:
+        hints[blank[0]] = STREAM
+    return hints
 
 
 def _calls(value: ast.expr, layer: str) -> bool:

@@ -12,6 +12,7 @@ import contextlib
 import copy
 import dataclasses
 import itertools
+import re
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence, Set
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,7 @@ from invert.emission.functions.names import known_names
 from invert.emission.layers.shared import replace
 from invert.emission.python import syntax
 from invert.emission.python.naming import Names, stem
+from invert.emission.python.nouns import STREAM, is_blank
 from invert.emission.python.syntax import field_of
 
 if TYPE_CHECKING:
@@ -496,12 +498,14 @@ def _outline(definitions: list[ast.stmt], places: Sequence[_Place]) -> None:
     arguments = [syntax.argument(p, array) for p in parameters]
     body = [syntax.docstring(kind[1]), *_readings(first, sizes, parameters), *body]
     function = syntax.function(name, arguments, body, returns=array)
+    syntax.rename(function, _without_numbers(function))
     index = min(_index(definitions, p.method.node) for p in places)
     for place in places:
         result = syntax.call(name, *map(syntax.copied, place.inputs))
         replace(place.root, place.node, result)
         place.method.node.body = [s for s in place.method.node.body if s not in place.steps]
         _inline(place.method.node.body, place.root)
+        _name_alike(place.method.node.body, place.root)
     definitions.insert(index, function)
 
 
@@ -516,9 +520,11 @@ def _parameters(places: Sequence[_Place]) -> list[str]:
     found: list[str] = []
     for column in zip(*(p.inputs for p in places), strict=True):
         own = [field_of(a) or stem(ast.unparse(a)) for a in column]
-        words = {name.rpartition("_")[2] for name in own}
+        # The kernels of an LSTM's gates may be `kernel_i` and `kernel_f`.
+        words = {re.sub(r"_[a-z]$", "", name).rpartition("_")[2] for name in own}
         fields = all(map(field_of, column))
-        wanted = words.pop() if len(words) == 1 else "scale" if fields else "x"
+        wanted = words.pop() if len(words) == 1 else "scale" if fields else STREAM
+        wanted = STREAM if is_blank(wanted) else wanted
         name, number = wanted, 2
         while name in found:
             name, number = f"{wanted}_{number}", number + 1
@@ -582,6 +588,43 @@ def _inline(body: list[ast.stmt], only: ast.stmt | None = None) -> None:
         if len(ast.unparse(value)) <= _LINE:
             second.value = value
             body.remove(first)
+
+
+def _without_numbers(function: ast.FunctionDef) -> dict[str, str]:
+    """New names for values whose number tells them from values that are written in place."""
+    taken = {n.id for n in syntax.names_in(function)} | {a.arg for a in function.args.args}
+    new: dict[str, str] = {}
+    for name in sorted(n for s in function.body for n in _stored(s)):
+        if (short := stem(name)) not in {*taken, *new.values()}:
+            new[name] = short
+    return new
+
+
+def _name_alike(body: Sequence[ast.stmt], root: ast.stmt) -> None:
+    """Name the first argument of a call after the result: `query = rope(query)`."""
+    if not isinstance(root, ast.Assign) or not _is_plain(root) or root not in body:
+        return
+    call, name = root.value, _target(root)
+    argument = call.args[0] if isinstance(call, ast.Call) and call.args else None
+    if not isinstance(argument, ast.Name) or not is_blank(argument.id):
+        return
+    before = body[: body.index(root)]
+    source = next((s for s in before[::-1] if argument.id in _stored(s)), None)
+    if source is None or not _is_plain(source):
+        return
+    between = before[before.index(source) + 1 :]
+    after = body[body.index(root) + 1 :]
+    again = next((s for s in after if argument.id in _stored(s)), None)
+    rest = after if again is None else after[: after.index(again) + 1]
+    reads = [n for s in (root, *rest) for n in syntax.names_in(s) if not _is_stored(n)]
+    if [n for n in reads if n.id == argument.id] != [argument]:
+        return
+    inside = {n.id for s in between for n in syntax.names_in(s)}
+    if inside.isdisjoint((name, argument.id)) and name not in (
+        n.id for n in syntax.names_in(source)
+    ):
+        source.targets = [syntax.store(syntax.name(name))]
+        argument.id = name
 
 
 def _body(

@@ -67,6 +67,8 @@ def _normalization(eqn: Eqn, graph: Graph) -> Iterator[tuple[Atom, str]]:
     if scale is not None and _is_of_shape(products[0], graph):
         yield scale, "normalized"
         return
+    if scale is None and not products and eqn.primitive.name == "rsqrt" and len(out.aval.shape) > 1:
+        yield out, "inv_std"
     if scale is None:
         if len(products) > 1 and len(out.aval.shape) == 1:  # the stored statistics alone
             yield out, "scale"
@@ -340,19 +342,51 @@ def _lstm(eqn: Eqn, graph: Graph) -> Iterator[tuple[Atom, str]]:
     for a in kept.invars:
         gate = graph.producer(a, "logistic")
         yield (a, "c") if gate is None else (_gate(gate, graph), "f")
+        if gate is not None:
+            yield from _summands(gate, "f", graph)
     for a in added.invars:
         gate = graph.producer(a)
         if gate is not None:
             whole = graph.producer(gate.invars[0], "split")
             if whole is not None:
                 yield from _sums(whole.invars[0], "gates", graph)
-            yield _gate(gate, graph), "i" if gate.primitive.name == "logistic" else "g"
+            name = "i" if gate.primitive.name == "logistic" else "g"
+            yield _gate(gate, graph), name
+            yield from _summands(gate, name, graph)
     for last in _users(graph, eqn.outvars[0], "tanh"):
         for product in _users(graph, last.outvars[0], "mul"):
             yield from _masked(product.outvars[0], "h", graph)
             for a in product.invars:
                 if (gate := graph.producer(a, "logistic")) is not None:
                     yield _gate(gate, graph), "o"
+                    yield from _summands(gate, "o", graph)
+
+
+# The part of a field for one gate: `*` stands for the name of the field.
+PART = "*_"
+
+
+def _summands(gate: Eqn, name: str, graph: Graph) -> Iterator[tuple[Atom, str]]:
+    """What a gate that is computed alone adds up: `x_i`, `h_i` and the parts of parameters."""
+    pending = [gate.invars[0]]
+    while pending:
+        atom = _source(graph, pending.pop())
+        total = graph.producer(atom, "add")
+        product = graph.producer(atom, "conv_general_dilated", "dot_general")
+        if total is not None:
+            pending += total.invars
+        elif product is not None:
+            given, factor = product.invars
+            if graph.producer(factor, "split") is not None:
+                yield atom, f"{'h' if _is_state(given, graph) else 'x'}_{name}"
+                yield factor, f"{PART}{name}"
+        elif graph.producer(atom, "split") is not None:
+            yield atom, f"{PART}{name}"
+
+
+def _is_state(atom: Atom, graph: Graph) -> bool:
+    """Whether an array has the shape of the first result, as the state of a cell has."""
+    return is_var(atom) and atom.aval.shape == graph.jaxpr.outvars[0].aval.shape
 
 
 def _gate(eqn: Eqn, graph: Graph) -> Atom:

@@ -24,7 +24,8 @@ _PAD, _POOL = "jnp.pad", "max_pool"
 _ACTIVATIONS = frozenset(
     """jax.nn.relu jax.nn.relu6 jax.nn.gelu jax.nn.silu jax.nn.sigmoid jax.nn.softmax jax.nn.elu
     jax.nn.softplus jax.nn.leaky_relu jax.nn.selu jax.nn.soft_sign jax.nn.log_softmax
-    jax.nn.hard_sigmoid jax.nn.hard_swish jax.nn.hard_silu jax.nn.log_sigmoid jnp.tanh""".split()
+    jax.nn.hard_sigmoid jax.nn.hard_swish jax.nn.hard_silu jax.nn.log_sigmoid jnp.tanh
+    gelu""".split()
 )
 # The number of values within each other.
 _DEEPEST = 150
