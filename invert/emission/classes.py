@@ -721,7 +721,10 @@ class Classes:
 
     def _keeps_shape(self, v: Var) -> bool:
         """Whether the text contains a parameter's numbers, or its shape cannot change."""
-        return self.inits.starts.of(v) in ("values", "unknown", "key")
+        start = self.inits.starts.of(v)
+        return start in ("values", "key") or (
+            start == "unknown" and not jnp.issubdtype(v.aval.dtype, jnp.inexact)
+        )
 
     def finish(self) -> None:
         """Fills in the names of the classes, and the sizes in the annotations.
