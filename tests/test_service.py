@@ -44,6 +44,19 @@ def test_a_program_goes_with_its_module() -> None:
     assert kept() is None
 
 
+def test_nothing_kept_holds_a_module() -> None:
+    def contexts() -> int:
+        gc.collect()
+        return sum(type(x).__name__ == "JaxIrContext" for x in gc.get_objects())
+
+    artifacts = [artifact(i) for i in range(6)]
+    counts = []
+    for data in artifacts:
+        invert.from_exported(data)
+        counts.append(contexts())
+    assert counts[2] == counts[-1]
+
+
 def test_programs_that_check_a_text_do_not_stay() -> None:
     def kept(first: int, last: int) -> int:
         for i in range(first, last):

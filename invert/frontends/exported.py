@@ -81,10 +81,10 @@ class _Artifact:
 
     @classmethod
     def opened(cls, exported: jax.export.Exported | bytes | bytearray, config: Config) -> _Artifact:
-        trusted = not isinstance(exported, (bytes, bytearray))
         if isinstance(exported, (bytes, bytearray)):
-            exported = _deserialize(exported)
-        return cls._parsed([exported], config, trusted)
+            # Under no name here, so that `_parsed` can free it.
+            return cls._parsed([_deserialize(exported)], config, trusted=False)
+        return cls._parsed([exported], config, trusted=True)
 
     @classmethod
     def _parsed(cls, holder: list[jax.export.Exported], config: Config, trusted: bool) -> _Artifact:

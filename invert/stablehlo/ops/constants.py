@@ -133,6 +133,8 @@ def tuple_types(ir_type: ir.Type) -> tuple[ir.Type, ...]:
 
 # The attribute by which a constant refers to bytes stored apart from its module.
 LARGE = "invert.large"
+# Bytes up to which a constant is copied out of its module.
+_MOST_COPIED = 1 << 14
 _TOKEN = re.compile(rb"[^\s,()\[\]]+")
 
 
@@ -143,8 +145,8 @@ def constant(op: ir.Operation | ir.OpView, large: Sequence[np.ndarray] = ()) -> 
 
     - `large`: the bytes of constants that the module only numbers.
 
-    **Returns:** a read-only array, if possible a view of MLIR's own storage. A splat has zero
-    strides and takes no memory, whatever its shape.
+    **Returns:** a read-only array; if large, a view of MLIR's own storage where possible. A splat
+    has zero strides and takes no memory, whatever its shape.
 
     **Raises:** `UnsupportedType` if the element type has no JAX dtype.
     """
@@ -187,9 +189,20 @@ def _from_buffer(attr: MlirObject, ir_type: MlirObject) -> np.ndarray:
         found = np.asarray(memoryview(attr))
         # The NumPy type of a C type such as `long long` may differ from the sized type, and JAX
         # refuses its scalars.
-        return found.view(np.dtype(found.dtype.str))
+        return _apart_from_module(found.view(np.dtype(found.dtype.str)))
     except ValueError as e:  # NumPy's own limits on rank and size
         raise UnsupportedType(str(ir_type), f"NumPy refuses the shape: {e}") from e
+
+
+def _apart_from_module(view: np.ndarray) -> np.ndarray:
+    """A copy of a small constant or a splat: its view would keep the whole module alive."""
+    if view.size and not any(view.strides):
+        return np.broadcast_to(view[(0,) * view.ndim], view.shape)
+    if view.nbytes > _MOST_COPIED:
+        return view
+    copy = view.copy()
+    copy.flags.writeable = False
+    return copy
 
 
 def _from_text(text: bytes, ir_type: MlirObject) -> np.ndarray:

@@ -173,6 +173,9 @@ MORE: dict[str, list[Recipe]] = {
         _isotonic("float64", "int32", "int64"),
         p(lambda t: R.IsotonicRegression(input=t), x(2, 3, 4), dtypes=("float32",), grad=False),
     ],
+    "DebugNanCount": [
+        p(lambda a: R.DebugNanCount(input=tf.sqrt(a), tensor_name="a:0"), x(3, 5), grad=False)
+    ],
     "NearestNeighbors": [
         p(
             lambda a, b: [
