@@ -152,3 +152,10 @@ def test_artifacts_of_this_process_without_derivative() -> None:
     module = invert.from_exported(jax.export.export(jax.jit(lambda x: jnp.nextafter(x, x + 1)))(X))
     assert "plain autodiff: JAX cannot export it: NotImplementedError" in module.report.gradients[0]
     assert np.array_equal(module(X), jnp.nextafter(X, X + 1))
+
+
+def test_the_report_names_the_way_to_forward_mode() -> None:
+    exported = stored(clipped, X)
+    assert 'custom_gradients="ignore"' in invert.from_exported(exported).report.gradients[0]
+    config = invert.Config(custom_gradients="ignore")
+    assert jax.jvp(invert.from_exported(exported, config=config), (X,), (X,))[1].shape == X.shape
