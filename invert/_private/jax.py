@@ -787,15 +787,6 @@ def stated_mesh(exported: jax.export.Exported) -> jax.sharding.AbstractMesh | No
     return next((s.mesh for s in named if s is not None), None)
 
 
-def holds_vjp(exported: jax.export.Exported) -> bool:
-    """Whether an artifact was serialized with its vector-Jacobian product.
-
-    One that was exported in this process traces its function again for it.
-    """
-    made_by = getattr(exported._get_vjp, "__module__", None)
-    return made_by == "jax._src.export.serialization"
-
-
 @contextlib.contextmanager
 def on_shards(eqn: Eqn, checked: bool = False) -> Iterator[None]:
     """Enter the mesh context of a `shard_map` body; a no-op for other equations.

@@ -256,7 +256,8 @@ class Dimensions:
             return (HIDDEN, GATES)[axis]
         if rank == 2 and (is_table(field, self.text) or (not self.text and field in EMBEDDINGS)):
             return ("num_embeddings", "n_out")[axis]
-        if rank == 2 and f"self.{field}[:" in self.text and not self.products:
+        first_rows = re.search(rf"self\.{field}\[:[a-z_]+\]", self.text)
+        if rank == 2 and first_rows is not None and not self.products:
             return (POSITIONS, "dim")[axis]
         if rank == 2 and self.text and not self.products:
             return ("rows", "n")[axis]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Container, Sequence
@@ -15,10 +16,11 @@ import numpy as np
 from invert._config import Config
 from invert._entry import ArgSpec, EntryPoint, Shardings, free_name
 from invert._errors import MalformedModelError, Problem, UnsupportedOpError
-from invert._private.jax import from_words, holds_vjp, physical_type, stated_mesh, words_of
+from invert._private.jax import from_words, physical_type, stated_mesh, words_of
 from invert.frontends.stablehlo import given_names
 from invert.ir.avals import is_differentiable
 from invert.ir.gradient_marker import Gradient, mark
+from invert.ir.jaxprs import is_wide_dtype
 from invert.ir.types import Aval, Value
 from invert.stablehlo.program import ArrayType, Program
 
@@ -66,16 +68,10 @@ def entry_point(exported: jax.export.Exported | bytes | bytearray, *, config: Co
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Artifact:
-    """An artifact with its parsed module.
-
-    **Arguments:**
-
-    - `vjp`: the artifact of its vector-Jacobian product, if it holds one.
-    """
+    """An artifact with its parsed module."""
 
     exported: jax.export.Exported
     program: Program
-    vjp: jax.export.Exported | None
     config: Config
     trusted: bool
 
@@ -89,9 +85,6 @@ class _Artifact:
     @classmethod
     def _parsed(cls, holder: list[jax.export.Exported], config: Config, trusted: bool) -> _Artifact:
         exported = holder.pop()
-        vjp = None
-        if config.custom_gradients != "ignore" and holds_vjp(exported):
-            vjp = _read(exported.vjp)
         # Freed once it is parsed, with the artifact if it was made here.
         module = [exported.mlir_module_serialized]
         if not trusted:
@@ -104,7 +97,7 @@ class _Artifact:
             mesh=stated_mesh(exported),
         )
         _check(exported, program)
-        return cls(exported, program, vjp, config, trusted)
+        return cls(exported, program, config, trusted)
 
     def function(self, *, marked: bool = True) -> Callable[[Sequence[Value]], list[Value]]:
         """The function of the flat arguments, marked with its gradient if it holds one."""
@@ -123,10 +116,13 @@ class _Artifact:
         return run
 
     def _gradient(self) -> Gradient | None:
-        if self.vjp is None:
+        if not self._holds_vjp:
             return None
         location = f"the VJP of {self.exported.fun_name}"
-        own = _Artifact._parsed([self.vjp], self.config, self.trusted)
+        vjp = self._vjp()
+        if isinstance(vjp, str):
+            return Gradient(location, lambda *_: [], problem=vjp)
+        own = _Artifact._parsed([vjp], self.config, self.trusted)
         self._check_vjp(own.exported)
         if problems := own.program.problems:
             return Gradient(location, lambda *_: [], problem=str(problems[0]))
@@ -144,8 +140,28 @@ class _Artifact:
             found = (nested() if inside else plain)([*inputs, *given])
             return [x if is_number else None for x, is_number in zip(found, numbers, strict=True)]
 
-        inner = nested if own.vjp is not None else None
+        inner = nested if own._holds_vjp else None
         return Gradient(location, run, convention="jax", read_nested=inner)
+
+    @property
+    def _holds_vjp(self) -> bool:
+        return self.config.custom_gradients != "ignore" and self.exported.has_vjp()
+
+    def _vjp(self) -> jax.export.Exported | str:
+        """The artifact of the vector-Jacobian product, or the reason why there is none."""
+        if not self.trusted:
+            return _read(self.exported.vjp)
+        # An artifact of this process traces the author's function again, which need not have a
+        # derivative.
+        wide = any(
+            is_wide_dtype(a.dtype) for a in (*self.exported.in_avals, *self.exported.out_avals)
+        )
+        try:
+            with jax.enable_x64(True) if wide else contextlib.nullcontext():
+                return self.exported.vjp()
+        except Exception as error:  # noqa: BLE001  the author's code may raise anything
+            first = (str(error).splitlines() or [""])[0]
+            return f"JAX cannot export it: {type(error).__name__}: {first}"
 
     def _check_vjp(self, vjp: jax.export.Exported) -> None:
         """Check that the types of a vector-Jacobian product are those of the function."""

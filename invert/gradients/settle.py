@@ -192,7 +192,13 @@ class GradientResolver:
                     told = f"agrees with autodiff{how}, where some gathers promise bounds"
                     return self._plain(found, told)
         rule = self._rule_of(region, raw)
-        self._say(gradient, f"kept as {rule.kind}: {reason}")
+        # JAX's own error names neither the function nor a remedy.
+        forward = (
+            '; for jax.jvp or jax.hessian, convert with Config(custom_gradients="ignore")'
+            if rule.kind == "custom_vjp"
+            else ""
+        )
+        self._say(gradient, f"kept as {rule.kind}: {reason}{forward}")
         return rule
 
     def _plain(self, region: MarkedRegion, told: str) -> Rule:

@@ -26,6 +26,7 @@ from invert.ir.sizes import DimSize
 from invert.ir.types import Arguments, Keywords, Tree, Value
 from invert.modules import placement, signatures
 from invert.modules.specializations import Change, Specialization, Specializations, widen
+from invert.modules.wide import wide_call
 
 
 class Function:
@@ -265,7 +266,8 @@ class Function:
         if stage.meshes or shardings:
             results = self._on_devices(stage, values, len(flat))
         elif any(is_tracer(v) for v in values):
-            results = stage.run(*values)
+            inner = stage.x64 and jax.dtypes.canonicalize_dtype(np.int64) != np.int64
+            results = wide_call(stage.run, values) if inner else stage.run(*values)
         else:
             results = self._run_compiled(stage, {}, values)
         assigned = self.entry.assigned

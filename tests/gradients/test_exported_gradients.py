@@ -134,3 +134,28 @@ def test_the_vjp_of_another_function() -> None:
     object.__setattr__(exported, "_get_vjp", other._get_vjp)
     with pytest.raises(invert.MalformedModelError, match="types of its function"):
         invert.from_exported(exported)
+
+
+def test_artifacts_of_this_process() -> None:
+    """One that was not serialized gives its gradient too, where its function has one."""
+    module = invert.from_exported(jax.export.export(jax.jit(seven))(X))
+    assert "kept as custom_jvp" in module.report.gradients[0]
+    np.testing.assert_allclose(slope(module, X), slope(seven, X), rtol=1e-6)
+    size = jax.export.symbolic_shape("b")
+    module = invert.from_exported(
+        jax.export.export(jax.jit(clipped))(jax.ShapeDtypeStruct(size, X.dtype))
+    )
+    np.testing.assert_allclose(slope(module, X), slope(clipped, X), rtol=1e-6)
+
+
+def test_artifacts_of_this_process_without_derivative() -> None:
+    module = invert.from_exported(jax.export.export(jax.jit(lambda x: jnp.nextafter(x, x + 1)))(X))
+    assert "plain autodiff: JAX cannot export it: NotImplementedError" in module.report.gradients[0]
+    assert np.array_equal(module(X), jnp.nextafter(X, X + 1))
+
+
+def test_the_report_names_the_way_to_forward_mode() -> None:
+    exported = stored(clipped, X)
+    assert 'custom_gradients="ignore"' in invert.from_exported(exported).report.gradients[0]
+    config = invert.Config(custom_gradients="ignore")
+    assert jax.jvp(invert.from_exported(exported, config=config), (X,), (X,))[1].shape == X.shape

@@ -21,7 +21,7 @@ from invert.emission.expressions.statements import (
 from invert.emission.expressions.streams import Streams
 from invert.emission.python import syntax
 from invert.emission.python.naming import Names
-from invert.emission.python.nouns import PLAIN, STREAM, is_blank, of_field
+from invert.emission.python.nouns import PLAIN, STREAM, is_blank, of_field, says
 
 
 def render(
@@ -158,7 +158,7 @@ class _Renderer:
             return ""
         *between, user = following
         (name, *others) = user.hints or [PLAIN]
-        if others or user.functions or user.repeat is not None or is_blank(name):
+        if others or user.functions or user.repeat is not None or not says(name):
             return ""
         if len(user.types) != 1 or user.types[0] != self.types[token]:
             return ""

@@ -20,7 +20,7 @@ from invert.emission.functions.names import known_names
 from invert.emission.layers.shared import replace
 from invert.emission.python import syntax
 from invert.emission.python.naming import Names, stem
-from invert.emission.python.nouns import STREAM, is_blank
+from invert.emission.python.nouns import STREAM, is_blank, says
 from invert.emission.python.syntax import field_of
 
 if TYPE_CHECKING:
@@ -620,7 +620,7 @@ def _name_alike(body: Sequence[ast.stmt], root: ast.stmt) -> None:
     if [n for n in reads if n.id == argument.id] != [argument]:
         return
     inside = {n.id for s in between for n in syntax.names_in(s)}
-    if inside.isdisjoint((name, argument.id)) and name not in (
+    if says(name) and inside.isdisjoint((name, argument.id)) and name not in (
         n.id for n in syntax.names_in(source)
     ):
         source.targets = [syntax.store(syntax.name(name))]
