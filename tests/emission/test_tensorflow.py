@@ -133,7 +133,7 @@ def test_open_sizes_of_a_language_model() -> None:
     module = invert.convert(network)
     assert module._emission().messages == ()
     source = module.source
-    assert 'Float[Array, "batch length 4"]' in source
+    assert 'Float[Array, "batch length dim"]' in source
     assert "class Positions" in source
     assert "jnp.arange(length" in source
     for rows, length in ((1, 3), (2, 6)):

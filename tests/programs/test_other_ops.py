@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+from typing import Any
+
 import jax
+import jax.export
 import numpy as np
 import pytest
 
@@ -80,3 +84,23 @@ def test_the_smallest_values_are_refused() -> None:
     ):
         with pytest.raises(invert.InvertError, match="smallest"):
             invert.from_stablehlo(text)
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_ragged_dot_of_a_gpu(batched: bool) -> None:
+    """It is a composite there, which lists its dimensions without names."""
+    shape = (2,) if batched else ()
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((*shape, 8, 4), np.float32)
+    y = rng.standard_normal((*shape, 2, 4, 6), np.float32)
+    sizes = np.array([[3, 5], [6, 2]] if batched else [3, 5], np.int32)
+
+    def f(x: Any, y: Any, sizes: Any) -> Any:
+        one = functools.partial(jax.lax.ragged_dot, precision="highest")
+        return jax.vmap(one)(x, y, sizes) if batched else one(x, y, sizes)
+
+    exported = jax.export.export(jax.jit(f), platforms=["cuda"])(x, y, sizes)
+    module = invert.from_exported(exported)
+    (eqn,) = (e for e in equations(module.jaxpr) if e.primitive.name.startswith("ragged_dot"))
+    assert eqn.params["precision"] == (jax.lax.Precision.HIGHEST,) * 2
+    np.testing.assert_array_equal(jax.jit(module)(x, y, sizes), jax.jit(f)(x, y, sizes))

@@ -73,7 +73,7 @@ def relettered(text: str) -> str:
     first, *_ = inputs.split(",")
     letters = iter("abcdefghijklmnopqrstuvwxyz")
     own: dict[str, str] = {}
-    sums = len(set(first)) == len(first) and first[:1] in out and first[-1:] not in out
+    sums = len(set(first)) == len(first) and out.startswith(first[:1]) and first[-1:] not in out
     if sums and len(first) in _FIRST:
         own = dict(zip(first, _FIRST[len(first)], strict=True))
         letters = (c for c in _FURTHER if c not in own.values())

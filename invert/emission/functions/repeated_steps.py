@@ -620,8 +620,10 @@ def _name_alike(body: Sequence[ast.stmt], root: ast.stmt) -> None:
     if [n for n in reads if n.id == argument.id] != [argument]:
         return
     inside = {n.id for s in between for n in syntax.names_in(s)}
-    if says(name) and inside.isdisjoint((name, argument.id)) and name not in (
-        n.id for n in syntax.names_in(source)
+    if (
+        says(name)
+        and inside.isdisjoint((name, argument.id))
+        and name not in (n.id for n in syntax.names_in(source))
     ):
         source.targets = [syntax.store(syntax.name(name))]
         argument.id = name

@@ -181,6 +181,13 @@ def _top_k(x: Array, *, k: int, largest: bool = True) -> Sequence[Value]:
     return lax.top_k(x, k)
 
 
+_RAGGED_FIELDS = (
+    *("lhs_batching_dimensions", "rhs_batching_dimensions"),
+    *("lhs_contracting_dimensions", "rhs_contracting_dimensions"),
+    *("lhs_ragged_dimensions", "rhs_group_dimensions"),
+)
+
+
 @rule("chlo.ragged_dot")
 def _ragged_dot(
     x: Array,
@@ -191,22 +198,23 @@ def _ragged_dot(
     ragged_dot_dimension_numbers: Attribute,
     precision_config: Enums = (),
 ) -> Value:
-    """`lax.ragged_dot_general` from the printed attribute, which has no Python binding."""
+    """`lax.ragged_dot_general` from the printed attribute, which has no Python binding.
+
+    A composite, as GPUs get it, lists the six fields without their names.
+    """
     text = str(ragged_dot_dimension_numbers)
-    fields = {
-        name: tuple(int(n) for n in re.findall(r"\d+", value))
-        for name, value in re.findall(r"(\w+) = \[([^\]]*)\]", text)
-    }
+    if text.startswith("["):
+        lists = re.findall(r"dense<([^>]*)>", text)
+        written = dict(zip(_RAGGED_FIELDS, lists, strict=True))
+    else:
+        written = dict(re.findall(r"(\w+) = \[([^\]]*)\]", text))
+    lhs_batch, rhs_batch, lhs_contracted, rhs_contracted, ragged, groups = (
+        tuple(int(n) for n in re.findall(r"\d+", written.get(name, ""))) for name in _RAGGED_FIELDS
+    )
     dims = lax.RaggedDotDimensionNumbers(
-        dot_dimension_numbers=(
-            (
-                fields.get("lhs_contracting_dimensions", ()),
-                fields.get("rhs_contracting_dimensions", ()),
-            ),
-            (fields.get("lhs_batching_dimensions", ()), fields.get("rhs_batching_dimensions", ())),
-        ),
-        lhs_ragged_dimensions=fields.get("lhs_ragged_dimensions", ()),
-        rhs_group_dimensions=fields.get("rhs_group_dimensions", ()),
+        dot_dimension_numbers=((lhs_contracted, rhs_contracted), (lhs_batch, rhs_batch)),
+        lhs_ragged_dimensions=ragged,
+        rhs_group_dimensions=groups,
     )
     precision = precision_of(precision_config)
     return lax.ragged_dot_general(x, y, sizes, dims, precision, preferred_element_type=dtype)

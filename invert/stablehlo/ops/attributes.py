@@ -25,7 +25,7 @@ from invert.stablehlo.ops.constants import tuple_types as tuple_types
 from invert.stablehlo.ops.locations import location_name as location_name
 from invert.stablehlo.ops.locations import location_text as location_text
 
-_ENUM = re.compile(r"(\w+)>*$")
+_ENUM = re.compile(r"(\w+)[>\"]*$")
 
 # --- Small attributes -----------------------------------------------------------------------------
 
@@ -93,7 +93,7 @@ def enum_name(attr: ir.Attribute) -> str:
 
     For `ComparisonDirectionAttr`, `ComparisonTypeAttr`, `PrecisionAttr`, `FftTypeAttr`,
     `RngAlgorithmAttr`, `RngDistributionAttr`, `TransposeAttr` and `ResultAccuracyModeAttr`, which
-    all print as `#stablehlo<kind NAME>` or `#stablehlo.kind<NAME>`.
+    all print as `#stablehlo<kind NAME>` or `#stablehlo.kind<NAME>`; composites hold `"NAME"`.
     """
     return _ENUM.search(str(attr))[1]  # pyright: ignore[reportOptionalSubscript]
 
