@@ -208,11 +208,12 @@ class Dimensions:
 
     def _of_argument(self, wanted: str, source: ast.expr | None, rank: int) -> str:
         """`memory_length` for a second length, that of an argument `memory`."""
-        if wanted not in self.taken or not isinstance(source, ast.Name) or len(source.id) < 2:
+        name = source.id if isinstance(source, ast.Name) else ""
+        if wanted not in self.taken or len(name) < 2 or not name.isalpha():
             return wanted
         if wanted == "batch":
-            return f"num_{source.id}" if rank == 1 and source.id.endswith("s") else "n"
-        return f"{source.id}_{wanted}" if wanted in _LENGTHS else wanted
+            return f"num_{name}" if rank == 1 and name.endswith("s") else "n"
+        return f"{name}_{wanted}" if wanted in _LENGTHS else wanted
 
     def _features(self, keys: tuple[str, ...], stem: str, result: bool) -> str:
         """The name of the number of features of an argument or a result."""

@@ -203,3 +203,35 @@ def test_the_root_of_a_head_size_is_that_of_no_length() -> None:
     source = _emitted(keras.Model(given, x, name="heads")).source
     assert source.count("(1 / head_dim**0.5)") == 1 and "causal=True" in source
     assert "length**0.5" not in source
+
+
+def test_a_gelu_by_tanh_is_an_activation() -> None:
+    """TensorFlow multiplies in another order than `jax.nn.gelu`."""
+    layers = keras.layers
+    inputs = keras.Input((5, 6))
+    x = layers.Dense(7, activation=lambda x: keras.ops.gelu(x, approximate=True))(inputs)
+    model = keras.Model(inputs, layers.Dense(6)(x))
+    text = invert.convert(model).emit(loader=False)
+    assert text.source.count("class Dense") == 1
+    assert "(gelu(self.dense" in text.source
+    written: Any = text.model
+    x = np.random.default_rng(0).normal(size=(2, 5, 6)).astype(np.float32)
+    assert np.array_equal(written(x), invert.convert(model)(x))
+
+
+def test_gates_of_a_convolutional_lstm_have_names() -> None:
+    model = keras.Sequential(
+        [keras.Input((3, 5, 5, 2)), keras.layers.ConvLSTM2D(4, 3, padding="same")]
+    )
+    source = invert.convert(model).source
+    for line in ("kernel_i, kernel_f, kernel_g, kernel_o = ", "x_f = conv(x, kernel_f)",
+                 "h_o = conv(h, recurrent_kernel_o)", "def conv(x: Array, kernel: Array)"):  # fmt: skip
+        assert line in source
+
+
+def test_a_second_length_is_that_of_its_argument() -> None:
+    inputs = keras.Input((None, 6)), keras.Input((None, 6))
+    x = keras.layers.MultiHeadAttention(2, 3)(inputs[0], inputs[0])
+    x = keras.layers.MultiHeadAttention(2, 3)(x, inputs[1])
+    source = invert.convert(keras.Model(inputs, x)).source
+    assert 'memory: Float[Array, "batch memory_length dim"]' in source

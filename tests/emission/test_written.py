@@ -280,3 +280,44 @@ def test_text_without_the_reader_of_its_weights(tmp_path: Path) -> None:
     assert np.array_equal(emission.model(x), module(x))
     with pytest.raises(ValueError, match="loader"):
         invert.save(emission.model, tmp_path)
+
+
+def test_a_convolution_of_two_arguments() -> None:
+    """A model without fields has no options that its caller would have to give."""
+
+    def conv(x: jax.Array, k: jax.Array) -> jax.Array:
+        dims = ("NHWC", "HWIO", "NHWC")
+        return jax.lax.conv_general_dilated(x, k, (2, 2), "SAME", dimension_numbers=dims)
+
+    args = ramp(2, 8, 8, 3), ramp(3, 3, 3, 4)
+    module = invert.from_stablehlo(jax.jit(conv).lower(*args))
+    emission = module.emit(loader=False)
+    assert emission.messages == ()
+    assert '"SAME"' in emission.source
+    model: Any = emission.model
+    assert np.array_equal(model(*args), conv(*map(jnp.asarray, args)))
+
+
+def test_a_value_has_the_name_of_its_later_form() -> None:
+    """`query = rope(query)`, and the only argument of a function is `x`."""
+
+    def rope(x: jax.Array) -> jax.Array:
+        size = x.shape[-1]
+        exponents = jnp.arange(0, size, 2) / size
+        angles = jnp.arange(x.shape[1])[:, None] * (1.0 / 1e4**exponents)
+        cos, sin = jnp.cos(angles), jnp.sin(angles)
+        even, odd = x[..., ::2], x[..., 1::2]
+        pairs = jnp.stack([even * cos - odd * sin, even * sin + odd * cos], axis=-1)
+        return pairs.reshape(x.shape)
+
+    def attention(p: Any, x: jax.Array) -> jax.Array:
+        query, key, value = (x @ p[name] for name in ("wq", "wk", "wv"))
+        scores = jnp.einsum("bqd,bkd->bqk", rope(query), rope(key))
+        return jax.nn.softmax(scores) @ value
+
+    kernels = {name: np.sin(ramp(6, 6) + i) for i, name in enumerate(("wq", "wk", "wv"))}
+    module = recovered(with_params(attention, kernels, ramp(2, 5, 6)))
+    source = module.source
+    assert "def rope(x: Array)" in source
+    assert "query = rope(query)" in source or "query = rope(x @ self.wq)" in source
+    assert not re.search(r"\by_\d", source)

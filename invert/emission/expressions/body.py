@@ -411,6 +411,8 @@ class Body:
             return False
         # The product of a state `h` and a matrix is not called `h`.
         product = eqn.primitive.name == "dot_general"
+        # Nor is the sine of angles called `angles`.
+        product = product or eqn.primitive.name in ("sin", "cos")
         mixed = placed.flows and (product or mixes(eqn, atoms, self._fields))
         return "blank" if mixed else placed.flows
 

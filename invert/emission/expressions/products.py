@@ -60,7 +60,7 @@ def subscripts(eqn: Eqn) -> tuple[str, str, str]:
 
 # Letters for the axes of a first operand by their number, and those for further axes: features are
 # `d`, as in the names of dimensions.
-_FIRST = {2: "bd", 3: "bld", 4: "blhd"}
+_FIRST = {2: "bd", 3: "bld"}
 _FURTHER = "hkefgmnpqrstuvwxyzacijolbd"
 
 

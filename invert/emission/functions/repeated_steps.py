@@ -504,8 +504,8 @@ def _outline(definitions: list[ast.stmt], places: Sequence[_Place]) -> None:
         result = syntax.call(name, *map(syntax.copied, place.inputs))
         replace(place.root, place.node, result)
         place.method.node.body = [s for s in place.method.node.body if s not in place.steps]
-        _inline(place.method.node.body, place.root)
         _name_alike(place.method.node.body, place.root)
+        _inline(place.method.node.body, place.root)
     definitions.insert(index, function)
 
 

@@ -43,7 +43,7 @@ _ALWAYS = frozenset(("strides", "dilation"))
 # Arguments that are left out where they have their default values.
 _DEFAULTS: Mapping[int | str, Callable[[ast.Call], ast.expr]] = {
     "reverse": lambda call: ast.Constant(False),
-    "rhs_dilation": lambda call: _ones_like(call.args[2]),
+    "rhs_dilation": lambda call: _ones_like(_strides_of(call)),
 }
 # Arguments of steps that a layer may lack, with the values that mean that it does.
 _WITHOUT: Mapping[str, Callable[[ast.expr], ast.expr]] = {
@@ -322,6 +322,12 @@ def _adds_number(value: ast.expr) -> bool:
     return isinstance(right, ast.Constant) and type(right.value) is float
 
 
+def _strides_of(call: ast.Call) -> ast.expr:
+    """The strides of a convolution, which plain texts give by name."""
+    named = (k.value for k in call.keywords if k.arg == "window_strides")
+    return call.args[2] if len(call.args) > 2 else next(named)
+
+
 def _callee(call: ast.Call) -> str:
     """The last name of a function that is called."""
     node = call.func
@@ -407,6 +413,7 @@ def make_static(cls: Class) -> None:
     for column in zip(*rows, strict=True):
         values = tuple(ast.literal_eval(site.value) for site in column)
         always = column[0].is_always and values[0] != (1,) * len(values[0])
+        always = always and bool(first.node.fields)  # a model without fields has no options
         if all(v == values[0] for v in values) and not always:
             continue
         if values in told and all(type(v) is int for v in values):
