@@ -277,7 +277,8 @@ class Body:
             elif v in self.wanted:
                 hints[i] = self.wanted[v]
                 if hints[i].startswith(roles.PART):  # of a field, or of another array
-                    field = self._fields.get(atoms[0], PLAIN) if atoms else PLAIN
+                    whole = atoms[0] if atoms else None
+                    field = self._fields[whole] if self._is_field(whole) else PLAIN
                     hints[i] = hints[i].replace(roles.PART, f"{field}_", 1)
             elif self._activates(eqn, placed, atoms):
                 hints[i] = self.names[atoms[0]]
@@ -304,7 +305,7 @@ class Body:
         unnamed = plain and eqn.outvars[0] not in self.wanted
         return unnamed and hints[0] == of_scope(eqn, self.path)
 
-    def _is_field(self, atom: Atom) -> TypeIs[Var]:
+    def _is_field(self, atom: Atom | None) -> TypeIs[Var]:
         return is_var(atom) and atom in self._fields
 
     def _place(self, eqn: Eqn, placed: Placed, atoms: Sequence[Atom]) -> None:
