@@ -22,7 +22,7 @@ from invert.emission.annotations import (
 )
 from invert.emission.axis_names import Dimensions, letters_of
 from invert.emission.class_names import describe, name_classes
-from invert.emission.constructors.sizes import HEAD_DIM, HEADS, HIDDEN, KV_HEADS
+from invert.emission.constructors.sizes import HEAD_DIM, HEADS, HIDDEN, KV_HEADS, POSITIONS
 from invert.emission.constructors.starts import Starts
 from invert.emission.constructors.write import Initializers
 from invert.emission.equinox_nn import construct
@@ -60,7 +60,7 @@ from invert.emission.python import syntax
 from invert.emission.python.naming import Names, camel, identifier, singular, snake, stem
 from invert.emission.python.nouns import NOUNS, PLAIN, STREAM, of_field, of_layer, says
 from invert.emission.python.syntax import field_of
-from invert.emission.size_names import SizeNames, is_clear
+from invert.emission.size_names import SizeNames, is_clear, limits_of
 from invert.emission.sizes.expressions import text
 from invert.emission.twin_runs import CallOf, calling, runs
 from invert.ir.avals import is_key
@@ -884,7 +884,13 @@ class Classes:
         """
         assert self._outermost is not None
         made, place = self.inits.made(scaled.node)
-        columns = [c for n, c in made.arguments.items() if not is_clear(n)]
+        # A number of positions that the text checks stays as it is.
+        limits = {n for m in self._outermost.drafts[0].methods for n in limits_of(m)}
+        columns = [
+            c
+            for n, c in made.arguments.items()
+            if not is_clear(n) or (n.endswith(POSITIONS) and c[0] in limits)
+        ]
         leaves = [v for _, v in scaled.source.leaves()]
         sizes = [(v, i, n) for v in leaves for i, n in enumerate(self.file.program.shape(v))]
         kept = {

@@ -131,9 +131,9 @@ def _forgetful(paths: Mapping[Var, Path]) -> frozenset[Var]:
         for v, p in paths.items()
         if p[-1] == "bias"
         and (shape := sizes.get(p[:-1])) is not None
-        and len(shape) == 2
+        and len(shape) >= 2
         and v.aval.shape == shape[-1:]
-        and shape[-1] == 4 * shape[0]
+        and shape[-1] == 4 * shape[-2]
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import re
 from collections.abc import Iterator, Mapping, Sequence, Set
@@ -49,6 +50,13 @@ _OF_RANGE = kinds.LAYOUT | {"select_n", "lt", "add", "convert_element_type"}
 def is_clear(name: str) -> bool:
     """Whether a name of a size says what it is, so that a model has it as an argument."""
     return _CLEAR.fullmatch(name) is not None
+
+
+def limits_of(method: ast.FunctionDef) -> Iterator[object]:
+    """The numbers that a method compares sizes with before it computes anything."""
+    for statement in method.body:
+        if isinstance(statement, ast.If) and isinstance(statement.body[0], ast.Raise):
+            yield from (n.value for n in ast.walk(statement.test) if isinstance(n, ast.Constant))
 
 
 @dataclasses.dataclass

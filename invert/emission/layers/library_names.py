@@ -31,8 +31,8 @@ def is_automatic(name: str) -> bool:
 
 
 def without_letter(name: str) -> str:
-    """`block2a` -> `block2`."""
-    found = LETTERED.fullmatch(name)
+    """`block2a` -> `block2`; `conv_lstm2d` is of two dimensions."""
+    found = None if name.endswith(("lstm1d", "lstm2d", "lstm3d")) else LETTERED.fullmatch(name)
     return name if found is None else found[1] + found[2]
 
 
