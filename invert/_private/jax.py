@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import itertools
 import re
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -785,6 +786,35 @@ def stated_mesh(exported: jax.export.Exported) -> jax.sharding.AbstractMesh | No
         *(getattr(exported, "_out_named_shardings", None) or ()),
     ]
     return next((s.mesh for s in named if s is not None), None)
+
+
+def exported_program(exported: jax.export.Exported) -> core.ClosedJaxpr | None:
+    """The program that was exported, which an artifact of this process keeps for its gradient."""
+    cells = getattr(exported._get_vjp, "__closure__", None) or ()
+    programs = [c.cell_contents for c in cells if isinstance(c.cell_contents, core.ClosedJaxpr)]
+    return programs[0] if len(programs) == 1 else None
+
+
+_OWN_FOLDER = str(Path(jax.__file__).parent)
+
+
+def is_of_jax(jaxpr: core.Jaxpr) -> bool:
+    """Whether the function that a jaxpr was traced from is one of JAX's own."""
+    file = jaxpr.debug_info.func_filename
+    return file is not None and file.startswith(_OWN_FOLDER)
+
+
+_LIBRARIES = tuple(f"{_OWN_FOLDER}/_src/{name}/" for name in ("nn", "numpy", "ops", "scipy"))
+
+
+def is_stopped_by_jax(eqn: core.JaxprEqn) -> bool:
+    """Whether a `stop_gradient` is a step of JAX's own functions, such as `jax.nn.softmax`."""
+    traceback = eqn.source_info.traceback
+    frames = () if traceback is None else traceback.frames
+    for frame, caller in itertools.pairwise(frames):
+        if frame.function_name == "stop_gradient" != caller.function_name:
+            return caller.file_name.startswith(_LIBRARIES)
+    return False
 
 
 @contextlib.contextmanager

@@ -60,7 +60,7 @@ from invert.emission.python import syntax
 from invert.emission.python.naming import Names, camel, identifier, singular, snake, stem
 from invert.emission.python.nouns import NOUNS, PLAIN, STREAM, of_field, of_layer, says
 from invert.emission.python.syntax import field_of
-from invert.emission.size_names import SizeNames, is_clear, limits_of
+from invert.emission.size_names import SizeNames, limits_of, unclear
 from invert.emission.sizes.expressions import text
 from invert.emission.twin_runs import CallOf, calling, runs
 from invert.ir.avals import is_key
@@ -886,10 +886,11 @@ class Classes:
         made, place = self.inits.made(scaled.node)
         # A number of positions that the text checks stays as it is.
         limits = {n for m in self._outermost.drafts[0].methods for n in limits_of(m)}
+        vague = unclear(made.arguments)
         columns = [
             c
             for n, c in made.arguments.items()
-            if not is_clear(n) or (n.endswith(POSITIONS) and c[0] in limits)
+            if n in vague or (n.endswith(POSITIONS) and c[0] in limits)
         ]
         leaves = [v for _, v in scaled.source.leaves()]
         sizes = [(v, i, n) for v in leaves for i, n in enumerate(self.file.program.shape(v))]
@@ -898,7 +899,11 @@ class Classes:
             for v, i, n in sizes
             if any(n == c[0] and scaled.size(v, i, n) == c[place] for c in columns)
         }
-        numbers = any(n > 1 and scaled.is_number(v, i) for v, i, n in sizes)
+        # Such as the two rows of a GRU's bias.
+        inside = set(self._twins.numbers_inside(scaled.source, whole=False))
+        numbers = any(
+            n > 1 and scaled.is_number(v, i) and (v, i) not in inside for v, i, n in sizes
+        )
         if (kept or numbers) and not self.size_names.has_width:
             self._given[self._outermost] = ALL
             return True

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import re
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 
 from invert.emission.constructors.sizes import (
     DEPTH,
@@ -47,9 +47,18 @@ _INPUT = re.compile(r"(.*?)(_(inputs?|tokens?|ids?))?")
 _OF_RANGE = kinds.LAYOUT | {"select_n", "lt", "add", "convert_element_type"}
 
 
-def is_clear(name: str) -> bool:
-    """Whether a name of a size says what it is, so that a model has it as an argument."""
-    return _CLEAR.fullmatch(name) is not None
+def unclear(sizes: Mapping[str, Sequence[object]]) -> set[str]:
+    """The names of sizes that a model has as numbers, by their values in it and its twin.
+
+    Their names do not say what they are, or they are multiples of others, and could not be chosen.
+    """
+    numbers = {n: tuple(map(str, c)) for n, c in sizes.items() if type(c[0]) is int}
+    return {
+        n
+        for n in sizes
+        if _CLEAR.fullmatch(n) is None
+        or (n in numbers and _is_multiple(numbers[n], [k for m, k in numbers.items() if m != n]))
+    }
 
 
 def limits_of(method: ast.FunctionDef) -> Iterator[object]:
@@ -133,7 +142,11 @@ class SizeNames:
         """
         names: dict[_Keys, str] = {}
         for wanted in (DIM, HEADS, KV_HEADS, HEAD_DIM, HIDDEN):
-            keys = [k for k, n in found.items() if wanted in n and k not in {**names, **known}]
+            keys = [
+                k
+                for k, n in found.items()
+                if wanted in n and k not in {**names, **known} and not _is_multiple(k, found)
+            ]
             if wanted == DIM and DIM in fixed:
                 continue
             said = [telling(fields[k], (fields[o] for o in keys if o != k)) for k in keys]
@@ -227,6 +240,15 @@ class SizeNames:
                 eqns.append(eqn)
                 pending += eqn.invars
         return eqns, starts
+
+
+def _is_multiple(keys: _Keys, others: Iterable[_Keys]) -> bool:
+    """Whether a size is a multiple of another one in all layers, those of twins among them."""
+    for other in others:
+        ratios = {int(n) / max(int(m), 1) for n, m in zip(keys, other, strict=True)}
+        if len(ratios) == 1 and (ratio := ratios.pop()) > 1 and ratio.is_integer():
+            return True
+    return False
 
 
 def _first(value: Var | Node | None) -> Node | None:

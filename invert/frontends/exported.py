@@ -16,12 +16,21 @@ import numpy as np
 from invert._config import Config
 from invert._entry import ArgSpec, EntryPoint, Shardings, free_name
 from invert._errors import MalformedModelError, Problem, UnsupportedOpError
-from invert._private.jax import from_words, physical_type, stated_mesh, words_of
+from invert._private.jax import (
+    exported_program,
+    from_words,
+    is_of_jax,
+    is_stopped_by_jax,
+    open_jaxpr,
+    physical_type,
+    stated_mesh,
+    words_of,
+)
 from invert.frontends.stablehlo import given_names
 from invert.ir.avals import is_differentiable
 from invert.ir.gradient_marker import Gradient, mark
-from invert.ir.jaxprs import is_wide_dtype
-from invert.ir.types import Aval, Value
+from invert.ir.jaxprs import is_wide_dtype, sub_jaxprs
+from invert.ir.types import Aval, Jaxpr, Value
 from invert.stablehlo.program import ArrayType, Program
 
 
@@ -64,6 +73,24 @@ def entry_point(exported: jax.export.Exported | bytes | bytearray, *, config: Co
         notes=program.notes,
         shardings=_shardings(program, kept, len(exported.in_avals)),
     )
+
+
+# Calls whose derivatives are others than those of the program that they are lowered to.
+_RULES = frozenset(("custom_jvp_call", "custom_vjp_call"))
+
+
+def _has_rules(jaxpr: Jaxpr) -> bool:
+    """Whether a program has derivative rules besides those of JAX's own functions."""
+    for eqn in jaxpr.eqns:
+        inner = [j for j in map(open_jaxpr, sub_jaxprs(eqn)) if not is_of_jax(j)]
+        if eqn.primitive.name == "stop_gradient":
+            if not is_stopped_by_jax(eqn):
+                return True
+        elif eqn.primitive.name in _RULES and inner:
+            return True
+        if any(map(_has_rules, inner)):
+            return True
+    return False
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -143,9 +170,12 @@ class _Artifact:
         inner = nested if own._holds_vjp else None
         return Gradient(location, run, convention="jax", read_nested=inner)
 
-    @property
+    @functools.cached_property
     def _holds_vjp(self) -> bool:
-        return self.config.custom_gradients != "ignore" and self.exported.has_vjp()
+        if self.config.custom_gradients == "ignore" or not self.exported.has_vjp():
+            return False
+        traced = exported_program(self.exported)
+        return traced is None or _has_rules(open_jaxpr(traced))
 
     def _vjp(self) -> jax.export.Exported | str:
         """The artifact of the vector-Jacobian product, or the reason why there is none."""

@@ -149,9 +149,29 @@ def test_artifacts_of_this_process() -> None:
 
 
 def test_artifacts_of_this_process_without_derivative() -> None:
-    module = invert.from_exported(jax.export.export(jax.jit(lambda x: jnp.nextafter(x, x + 1)))(X))
+    def after(x: Any) -> Any:
+        return jnp.nextafter(seven(x), x + 1)
+
+    module = invert.from_exported(jax.export.export(jax.jit(after))(X))
     assert "plain autodiff: JAX cannot export it: NotImplementedError" in module.report.gradients[0]
-    assert np.array_equal(module(X), jnp.nextafter(X, X + 1))
+    assert np.array_equal(module(X), after(X))
+
+
+def test_artifacts_of_this_process_without_rules() -> None:
+    """Its derivative is exported only where the author's program has rules of its own."""
+
+    def network(x: Any) -> Any:
+        return jax.nn.softmax(jax.nn.relu(x)) + jax.scipy.special.logsumexp(x)
+
+    def stopped(x: Any) -> Any:
+        return x * jax.tree.map(lax.stop_gradient, {"x": network(x)})["x"]
+
+    module = invert.from_exported(jax.export.export(jax.jit(network))(X))
+    assert not module.report.gradients
+    np.testing.assert_allclose(slope(module, X), slope(network, X), rtol=1e-5, atol=1e-6)
+    module = invert.from_exported(jax.export.export(jax.jit(stopped))(X))
+    assert module.report.gradients
+    np.testing.assert_allclose(slope(module, X), slope(stopped, X), rtol=1e-5, atol=1e-6)
 
 
 def test_the_report_names_the_way_to_forward_mode() -> None:

@@ -17,11 +17,6 @@ CHECKS = ("forward", "jit", "vmap", "jvp", "vjp")
 # What does not work yet: (cases, checks, reason). A listed check must fail on every case it names.
 KNOWN_GAPS: tuple[tuple[str, tuple[str, ...], str], ...] = (
     (
-        r"stop_gradient_(b?float|complex).*",
-        ("jvp", "vjp"),
-        "stop_gradient leaves nothing in the forward module",
-    ),
-    (
         r"gather_(batchdims_shape_(2_3_3|3_10)_.*"
         r"|op_.*_start_index_map_1_2_.*_slice_sizes_(10_10_10|2_2_3|2_3_3)_.*)"
         r"|scatter_add_modes_out_of_bounds_.*_PROMISE_IN_BOUNDS_.*",

@@ -49,7 +49,7 @@ from invert.emission.layers.shared import (
 )
 from invert.emission.layers.tree import Node
 from invert.emission.python import syntax
-from invert.emission.python.naming import Names, stem
+from invert.emission.python.naming import Names, snake, stem
 from invert.emission.python.syntax import call, field_of, number
 from invert.ir.types import Var
 
@@ -699,7 +699,7 @@ class _Writing:
         wanted = stem(wanted)
         if self.nodes[0].nodes and wanted in (*FEATURES, HIDDEN):
             usual, other = (DIM, "size") if self.whole else (HIDDEN, HIDDEN)
-            wanted = f"{self._current}_{other}" if usual in self.names.taken else usual
+            wanted = f"{snake(self._current)}_{other}" if usual in self.names.taken else usual
         name = self.names.new(wanted)
         self.arguments[name] = column
         return ast.Name(name, ast.Load())

@@ -308,9 +308,18 @@ class Twins:
     def _fixed(self, node: Node) -> Iterator[tuple[Var, int]]:
         """The sizes of the model that stay, with those that the layers inside have as numbers."""
         yield from self.fixed
+        yield from self.numbers_inside(node, whole=True)
+
+    def numbers_inside(self, node: Node, *, whole: bool) -> Iterator[tuple[Var, int]]:
+        """The sizes that the layers inside a module have as numbers.
+
+        **Arguments:**
+
+        - `whole`: whether those of layers without any size as an argument are among them.
+        """
         for inner in node.walk():
             scaled = self._scaled.get(self.of.get(inner, _NONE))
-            if inner is node or inner.listed:
+            if inner is node or inner.listed or (scaled is None and not whole):
                 continue
             known = dict(scaled.source.leaves()) if scaled is not None else {}
             for path, v in inner.leaves():
