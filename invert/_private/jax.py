@@ -788,11 +788,11 @@ def stated_mesh(exported: jax.export.Exported) -> jax.sharding.AbstractMesh | No
     return next((s.mesh for s in named if s is not None), None)
 
 
-def exported_program(exported: jax.export.Exported) -> core.ClosedJaxpr | None:
+def exported_program(exported: jax.export.Exported) -> AnyJaxpr | None:
     """The program that was exported, which an artifact of this process keeps for its gradient."""
     cells = getattr(exported._get_vjp, "__closure__", None) or ()
-    programs = [c.cell_contents for c in cells if isinstance(c.cell_contents, core.ClosedJaxpr)]
-    return programs[0] if len(programs) == 1 else None
+    programs = [c.cell_contents for c in cells if isinstance(c.cell_contents, _JAXPRS)]
+    return cast("AnyJaxpr", programs[0]) if len(programs) == 1 else None
 
 
 _OWN_FOLDER = str(Path(jax.__file__).parent)
