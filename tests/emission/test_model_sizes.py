@@ -194,3 +194,44 @@ def test_tables_are_named_by_what_they_are_looked_up_by() -> None:
     x = x + L.Dense(6)(L.Dense(8, activation="relu")(x))
     source = invert.convert(keras.Model(ids, x)).emit(loader=False).source
     assert "num_users: int = 30" in source and "num_cities: int = 40" in source
+
+
+def _recurrent(*, n_in: int, dim: int, simple_rnn_size: int, n_out: int) -> Any:
+    given = keras.Input((7, n_in))
+    x = L.GRU(dim, return_sequences=True)(given)
+    return keras.Model(given, L.Dense(n_out)(L.SimpleRNN(simple_rnn_size)(x)))
+
+
+def test_the_rows_of_a_bias_are_no_size_of_a_model() -> None:
+    """Those of a GRU are two at any size, a number of its cell."""
+    names = ("n_in", "dim", "simple_rnn_size", "n_out")
+    sizes = dict(zip(names, (6, 16, 5, 2), strict=True))
+    others = dict(zip(names, (6, 9, 11, 3), strict=True))
+    x = np.random.default_rng(3).normal(size=(2, 7, 6)).astype(np.float32)
+    _at_other_sizes(_recurrent, sizes, others, x)
+
+
+def _pair(*, dim: int, n_out: int, source_vocab_size: int, target_vocab_size: int) -> Any:
+    source = keras.Input((6,), dtype="int32", name="source")
+    target = keras.Input((4,), dtype="int32", name="target")
+    half = L.LSTM(dim, return_sequences=True)
+    memory = L.Bidirectional(half)(L.Embedding(source_vocab_size, dim, name="old")(source))
+    x = L.LSTM(2 * dim, return_sequences=True)(
+        L.Embedding(target_vocab_size, dim, name="new")(target)
+    )
+    return keras.Model([source, target], L.Dense(n_out)(x + L.Attention()([x, memory])))
+
+
+def test_a_size_that_is_a_multiple_of_another_is_no_argument() -> None:
+    """The decoder is as wide as both halves of the encoder, which its attention needs."""
+    keras.utils.clear_session()
+    built = _pair(dim=8, n_out=7, source_vocab_size=20, target_vocab_size=23)
+    emission = invert.convert(built).emit(loader=False)
+    model: Any = emission.model
+    cls = type(model)
+    names = inspect.signature(cls).parameters
+    if "hidden" in names or not any(n.endswith("dim") for n in names):
+        pytest.fail(f"sizes that are not independent: {[*names]}")
+    ids = [np.arange(2 * n, dtype=np.int32).reshape(2, n) for n in (6, 4)]
+    at = cls(dim=5, key=jax.random.key(0))(ids)
+    assert at.shape == (2, 4, 7)

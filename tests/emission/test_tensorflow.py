@@ -134,6 +134,8 @@ def test_open_sizes_of_a_language_model() -> None:
     assert module._emission().messages == ()
     source = module.source
     assert 'Float[Array, "batch length dim"]' in source
+    # The text checks the length.
+    assert "max_length: int = " not in source
     assert "class Positions" in source
     assert "jnp.arange(length" in source
     for rows, length in ((1, 3), (2, 6)):
