@@ -245,6 +245,8 @@ class SizeNames:
 def _is_multiple(keys: _Keys, others: Iterable[_Keys]) -> bool:
     """Whether a size is a multiple of another one in all layers, those of twins among them."""
     for other in others:
+        if not all(map(str.isdigit, (*keys, *other))):
+            continue
         ratios = {int(n) / max(int(m), 1) for n, m in zip(keys, other, strict=True)}
         if len(ratios) == 1 and (ratio := ratios.pop()) > 1 and ratio.is_integer():
             return True

@@ -386,7 +386,8 @@ def _summands(gate: Eqn, name: str, graph: Graph) -> Iterator[tuple[Atom, str]]:
 
 def _is_state(atom: Atom, graph: Graph) -> bool:
     """Whether an array has the shape of the first result, as the state of a cell has."""
-    return is_var(atom) and atom.aval.shape == graph.jaxpr.outvars[0].aval.shape
+    results = graph.jaxpr.outvars[:1]
+    return is_var(atom) and any(atom.aval.shape == r.aval.shape for r in results)
 
 
 def _gate(eqn: Eqn, graph: Graph) -> Atom:
