@@ -798,10 +798,11 @@ def exported_program(exported: jax.export.Exported) -> AnyJaxpr | None:
 _OWN_FOLDER = str(Path(jax.__file__).parent)
 
 
-def is_of_jax(jaxpr: core.Jaxpr) -> bool:
-    """Whether the function that a jaxpr was traced from is one of JAX's own."""
-    file = jaxpr.debug_info.func_filename
-    return file is not None and file.startswith(_OWN_FOLDER)
+def has_rule_of_jax(eqn: core.JaxprEqn) -> bool:
+    """Whether both the function and the rule of a `custom_jvp` are JAX's own, as for `relu`."""
+    file = open_jaxpr(eqn.params["call_jaxpr"]).debug_info.func_filename
+    rule = eqn.params["jvp_jaxpr_fun"].debug_info
+    return (file or "").startswith(_OWN_FOLDER) and f" at {_OWN_FOLDER}" in rule.func_src_info
 
 
 _LIBRARIES = tuple(f"{_OWN_FOLDER}/_src/{name}/" for name in ("nn", "numpy", "ops", "scipy"))

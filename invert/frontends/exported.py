@@ -19,7 +19,7 @@ from invert._errors import MalformedModelError, Problem, UnsupportedOpError
 from invert._private.jax import (
     exported_program,
     from_words,
-    is_of_jax,
+    has_rule_of_jax,
     is_stopped_by_jax,
     open_jaxpr,
     physical_type,
@@ -30,7 +30,7 @@ from invert.frontends.stablehlo import given_names
 from invert.ir.avals import is_differentiable
 from invert.ir.gradient_marker import Gradient, mark
 from invert.ir.jaxprs import is_wide_dtype, sub_jaxprs
-from invert.ir.types import Aval, Jaxpr, Value
+from invert.ir.types import Aval, Eqn, Jaxpr, Value
 from invert.stablehlo.program import ArrayType, Program
 
 
@@ -75,21 +75,30 @@ def entry_point(exported: jax.export.Exported | bytes | bytearray, *, config: Co
     )
 
 
-# Calls whose derivatives are others than those of the program that they are lowered to.
-_RULES = frozenset(("custom_jvp_call", "custom_vjp_call"))
+def _is_rule(eqn: Eqn) -> bool:
+    """Whether an equation has a derivative of its author, not of one of JAX's own functions."""
+    if eqn.primitive.name == "stop_gradient":
+        return not is_stopped_by_jax(eqn)
+    if eqn.primitive.name == "custom_jvp_call":
+        return not has_rule_of_jax(eqn)
+    return eqn.primitive.name == "custom_vjp_call"
 
 
 def _has_rules(jaxpr: Jaxpr) -> bool:
-    """Whether a program has derivative rules besides those of JAX's own functions."""
-    for eqn in jaxpr.eqns:
-        inner = [j for j in map(open_jaxpr, sub_jaxprs(eqn)) if not is_of_jax(j)]
-        if eqn.primitive.name == "stop_gradient":
-            if not is_stopped_by_jax(eqn):
-                return True
-        elif eqn.primitive.name in _RULES and inner:
+    """Whether a program has derivatives of its author; a shared part of it is visited once."""
+    pending, seen = [jaxpr], set[Jaxpr]()
+    while pending:
+        current = pending.pop()
+        if current in seen:
+            continue
+        seen.add(current)
+        if any(map(_is_rule, current.eqns)):
             return True
-        if any(map(_has_rules, inner)):
-            return True
+        for eqn in current.eqns:
+            # The derivative of a linear solve does not depend on how it is solved.
+            solve = eqn.primitive.name == "custom_linear_solve"
+            inner = [eqn.params["jaxprs"].matvec] if solve else sub_jaxprs(eqn)
+            pending += map(open_jaxpr, inner)
     return False
 
 

@@ -91,7 +91,7 @@ def test_a_convolutional_network_of_one_width() -> None:
     sizes = dict(zip(names, (3, 10, 3, 4), strict=True))
     others = dict(zip(names, (3, 7, 2, 6), strict=True))
     x = np.random.default_rng(1).normal(size=(2, 12, 12, 3)).astype(np.float32)
-    _at_other_sizes(_images, sizes, others, x)
+    assert "dim: int = 10" in _at_other_sizes(_images, sizes, others, x)
 
 
 def test_sizes_without_names_are_numbers() -> None:
@@ -208,7 +208,7 @@ def test_the_rows_of_a_bias_are_no_size_of_a_model() -> None:
     sizes = dict(zip(names, (6, 16, 5, 2), strict=True))
     others = dict(zip(names, (6, 9, 11, 3), strict=True))
     x = np.random.default_rng(3).normal(size=(2, 7, 6)).astype(np.float32)
-    _at_other_sizes(_recurrent, sizes, others, x)
+    assert "self.gru = GRU(n_in, dim, key=" in _at_other_sizes(_recurrent, sizes, others, x)
 
 
 def _pair(*, dim: int, n_out: int, source_vocab_size: int, target_vocab_size: int) -> Any:

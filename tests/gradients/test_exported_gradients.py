@@ -169,9 +169,15 @@ def test_artifacts_of_this_process_without_rules() -> None:
     module = invert.from_exported(jax.export.export(jax.jit(network))(X))
     assert not module.report.gradients
     np.testing.assert_allclose(slope(module, X), slope(network, X), rtol=1e-5, atol=1e-6)
-    module = invert.from_exported(jax.export.export(jax.jit(stopped))(X))
-    assert module.report.gradients
-    np.testing.assert_allclose(slope(module, X), slope(stopped, X), rtol=1e-5, atol=1e-6)
+    # JAX's own functions call the author's.
+    for f in (
+        stopped,
+        lambda x: lax.map(seven, x),
+        lambda x: lax.fori_loop(0, 3, lambda _, y: seven(y), x),
+    ):
+        module = invert.from_exported(jax.export.export(jax.jit(f))(X))
+        assert module.report.gradients
+        np.testing.assert_allclose(slope(module, X), slope(f, X), rtol=1e-5, atol=1e-6)
 
 
 def test_the_report_names_the_way_to_forward_mode() -> None:
