@@ -22,7 +22,14 @@ from invert.emission.annotations import (
 )
 from invert.emission.axis_names import Dimensions, letters_of
 from invert.emission.class_names import describe, name_classes
-from invert.emission.constructors.sizes import HEAD_DIM, HEADS, HIDDEN, KV_HEADS, POSITIONS
+from invert.emission.constructors.sizes import (
+    HEAD_DIM,
+    HEADS,
+    HIDDEN,
+    KV_HEADS,
+    POSITIONS,
+    VOCABULARY,
+)
 from invert.emission.constructors.starts import Starts
 from invert.emission.constructors.write import Initializers
 from invert.emission.equinox_nn import construct
@@ -60,7 +67,14 @@ from invert.emission.python import syntax
 from invert.emission.python.naming import Names, camel, identifier, singular, snake, stem
 from invert.emission.python.nouns import NOUNS, PLAIN, STREAM, of_field, of_layer, says
 from invert.emission.python.syntax import field_of
-from invert.emission.size_names import SizeNames, limits_of, unclear
+from invert.emission.size_names import (
+    CLASSES,
+    SizeNames,
+    is_distribution,
+    is_end,
+    limits_of,
+    unclear,
+)
 from invert.emission.sizes.expressions import text
 from invert.emission.twin_runs import CallOf, calling, runs
 from invert.ir.avals import is_key
@@ -775,6 +789,8 @@ class Classes:
             named.know(keys, HIDDEN)
         for keys, name in self.size_names.of(cls, whole=cls is self._outermost).items():
             named.know(keys, name)
+        if cls is self._outermost and cls in self._scaled:
+            self._know_classes(cls, named)
         if cls is not self._outermost or cls in self._scaled:
             annotate(cls, named)
         for node, place in self.typed if cls is self._outermost else ():
@@ -799,6 +815,15 @@ class Classes:
             assert isinstance(field, ast.AnnAssign)
             field.value = syntax.call("eqx.field", static=syntax.name("True"))
             cls.definition.body.insert(len(cls.drafts[0].fields) + i, field)
+
+    def _know_classes(self, model: Class, named: Dimensions) -> None:
+        """Name the number of classes if the model returns their probabilities."""
+        scaled = self._scaled[model]
+        (result, *_) = scaled.source.layers[0].results
+        words = len(result.aval.shape) > 2 and [VOCABULARY] in named.names.values()
+        if is_distribution(model.drafts[0].methods[-1]) and not words:
+            sizes = (result.aval.shape[-1], scaled.shape(result)[-1])
+            named.know(tuple(map(str, sizes)), CLASSES)
 
     def _fill_in(self, names: Mapping[str, str]) -> None:
         """Replace the tokens of classes by their names."""
@@ -879,34 +904,33 @@ class Classes:
     def _keep_unnamed(self, scaled: Scaled) -> bool:
         """Keep sizes of the model that have no names of their own.
 
-        A model whose width is not among its arguments has none, unless all its sizes are.
-        Returns whether the text has to be written again.
+        A model whose width is not among its arguments has only the sizes of its input, result and
+        tables, unless all its sizes are arguments. Returns whether the text has to be written again.
         """
         assert self._outermost is not None
         made, place = self.inits.made(scaled.node)
         # A number of positions that the text checks stays as it is.
         limits = {n for m in self._outermost.drafts[0].methods for n in limits_of(m)}
-        vague = unclear(made.arguments)
-        columns = [
-            c
-            for n, c in made.arguments.items()
-            if n in vague or (n.endswith(POSITIONS) and c[0] in limits)
-        ]
         leaves = [v for _, v in scaled.source.leaves()]
         sizes = [(v, i, n) for v in leaves for i, n in enumerate(self.file.program.shape(v))]
-        kept = {
-            (v, i)
-            for v, i, n in sizes
-            if any(n == c[0] and scaled.size(v, i, n) == c[place] for c in columns)
-        }
         # Such as the two rows of a GRU's bias.
         inside = set(self._twins.numbers_inside(scaled.source, whole=False))
         numbers = any(
             n > 1 and scaled.is_number(v, i) and (v, i) not in inside for v, i, n in sizes
         )
-        if (kept or numbers) and not self.size_names.has_width:
-            self._given[self._outermost] = ALL
-            return True
+        vague = unclear(made.arguments)
+        if (numbers or vague) and not self.size_names.has_width:
+            vague |= {n for n in made.arguments if not is_end(n)}
+        columns = [
+            c
+            for n, c in made.arguments.items()
+            if n in vague or (n.endswith(POSITIONS) and c[0] in limits)
+        ]
+        kept = {
+            (v, i)
+            for v, i, n in sizes
+            if any(n == c[0] and scaled.size(v, i, n) == c[place] for c in columns)
+        }
         self._kept |= kept
         return bool(kept)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import collections
 import dataclasses
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
@@ -39,6 +40,8 @@ _CLEAR = re.compile(
     "|".join((*_ENDS, DIM, DEPTH, f"num_(?!{ROWS.removeprefix('num_')}).*", "[a-z_]+_size"))
     + f"|([a-z]+_)?({'|'.join((VOCABULARY, POSITIONS, HEADS, KV_HEADS, HEAD_DIM, HIDDEN))})"
 )
+# The size of a result that is a distribution.
+CLASSES = "num_classes"
 # Arguments that are words themselves.
 _WORDS = frozenset(("token_ids", "tokens", "input_ids", "ids", "inputs"))
 _IDS = re.compile(r"(.*?)_?(ids?|index|indices)")
@@ -53,12 +56,30 @@ def unclear(sizes: Mapping[str, Sequence[object]]) -> set[str]:
     Their names do not say what they are, or they are multiples of others, and could not be chosen.
     """
     numbers = {n: tuple(map(str, c)) for n, c in sizes.items() if type(c[0]) is int}
+    counts = collections.Counter(map(stem, sizes))
     return {
         n
         for n in sizes
         if _CLEAR.fullmatch(n) is None
+        or counts[stem(n)] > 1
         or (n in numbers and _is_multiple(numbers[n], [k for m, k in numbers.items() if m != n]))
     }
+
+
+def is_end(name: str) -> bool:
+    """Whether a size is that of a model's input, result or table, by its name."""
+    return name in _ENDS or name == CLASSES or name.endswith(VOCABULARY)
+
+
+def is_distribution(method: ast.FunctionDef) -> bool:
+    """Whether a method returns probabilities of classes, or their logarithms, on the last axis."""
+    last = method.body[-1]
+    value = last.value if isinstance(last, ast.Return) else None
+    return (
+        isinstance(value, ast.Call)
+        and ast.unparse(value.func) in ("jax.nn.softmax", "jax.nn.log_softmax")
+        and all(k.arg == "axis" and ast.unparse(k.value) == "-1" for k in value.keywords)
+    )
 
 
 def limits_of(method: ast.FunctionDef) -> Iterator[object]:

@@ -14,7 +14,7 @@ import re
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from invert.emission.layers import branches, prefixes
+from invert.emission.layers import branches, prefixes, repeated
 from invert.emission.layers.cut import (
     NUMBER,
     Assign,
@@ -57,6 +57,7 @@ def group(layer: Layer, parameters: Mapping[Var, Path], model: str = "") -> None
     if runs := _Chains(layer).runs():
         _wrap_runs(layer, runs, parameters)
     prefixes.group(layer, parameters, {f"{snake(model)}_"} if model else frozenset())
+    repeated.group(layer, parameters)
     branches.name_fields(layer, parameters)
     for inner in layers_in(layer):
         group(inner, parameters, model)

@@ -1,0 +1,169 @@
+"""Sequences of layers that repeat with others in between, such as the pairs of a U-Net.
+
+The layers of each sequence become one layer, if a library named them: an author's names already say
+what belongs together.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from typing import TypeAlias
+
+from invert.emission.layers.cut import NUMBER, Assign, Layer, LayerCall, Path
+from invert.emission.layers.library_names import (
+    CONV_BLOCK,
+    KINDS_OF_LAYERS,
+    is_automatic,
+    without_number,
+)
+from invert.emission.layers.links import ordered, users_of
+from invert.emission.layers.tree import called
+from invert.emission.layers.wrap import wrapped
+from invert.emission.python.naming import camel
+from invert.ir.graph import is_var
+from invert.ir.types import Eqn, Var
+
+# The least number of calls that a new class saves.
+_FEW = 6
+_DOUBLE, _BLOCK = "double_conv", "block"
+
+# The steps of a sequence, by their numbers, and what each of them computes.
+_Chain: TypeAlias = "list[tuple[int, Hashable]]"
+
+
+@dataclasses.dataclass(frozen=True)
+class _Found:
+    """A repeated sequence.
+
+    **Arguments:**
+
+    - `size`: its number of steps; `layers`: how many of them are layers.
+    - `places`: the chain and the first position of each repetition.
+    """
+
+    size: int
+    layers: int
+    places: Sequence[tuple[_Chain, int]]
+
+    @property
+    def saved(self) -> tuple[int, int]:
+        """By how many calls the layer becomes shorter, then the number of steps."""
+        return (len(self.places) * (self.layers - 1), self.size)
+
+
+def group(layer: Layer, parameters: Mapping[Var, Path]) -> None:
+    """Makes layers of the repeated sequences of calls in a layer, the most repeated first."""
+    taken = {called(s.layer, parameters) for s in layer.steps if isinstance(s, LayerCall)}
+    while (found := _best(_chains(layer, parameters))) is not None:
+        inside = [[i for i, _ in chain[k : k + found.size]] for chain, k in found.places]
+        convolves = {_is_conv(s, parameters) for i in inside[0] if _is_call(s := layer.steps[i])}
+        name = _DOUBLE if convolves == {True} and found.layers == 2 else _BLOCK
+        if any(without_number(n) == name for n in taken):
+            return
+        taken.add(name)
+        nodes = [(i, s) for i, s in enumerate(layer.steps) if all(i not in m for m in inside)]
+        for number, members in enumerate(sorted(inside), 1):
+            steps = [s for i in members if isinstance(s := layer.steps[i], LayerCall)]
+            _name(steps, parameters)
+            nodes.append((members[0], wrapped(layer, members, f"{name}_{number}", parameters, ())))
+        layer.steps = ordered(sorted(nodes, key=lambda node: node[0]))
+
+
+def _is_call(step: Eqn) -> bool:
+    return isinstance(step, LayerCall)
+
+
+def _is_conv(step: Eqn, parameters: Mapping[Var, Path]) -> bool:
+    assert isinstance(step, LayerCall)
+    return "conv" in (step.layer.field or called(step.layer, parameters)).lower()
+
+
+def _name(steps: Sequence[LayerCall], parameters: Mapping[Var, Path]) -> None:
+    """Name the fields of a sequence by their kinds, numbered if there are several."""
+    names = [without_number(s.layer.field or called(s.layer, parameters)) for s in steps]
+    for k, (step, name) in enumerate(zip(steps, names, strict=True)):
+        field = "conv" if name == CONV_BLOCK else name
+        step.layer.kind = step.layer.kind or name
+        number = names[: k + 1].count(name)
+        step.layer.field = f"{field}{number}" if names.count(name) > 1 else field
+
+
+def _chains(layer: Layer, parameters: Mapping[Var, Path]) -> list[_Chain]:
+    """Steps of which each takes only the value of the one before it, which nothing else takes."""
+    users = users_of(layer.steps)
+    held, results = set(layer.parameters), {v for v in layer.outputs if is_var(v)}
+    again = [s.layer for s in layer.steps if isinstance(s, LayerCall)]
+    at: dict[Var, _Chain] = {}
+    chains: list[_Chain] = []
+    for i, step in enumerate(layer.steps):
+        values = list(dict.fromkeys(a for a in step.invars if is_var(a)))
+        before = at.get(values[0]) if len(values) == 1 else None
+        free = len(step.outvars) == 1 and not held.intersection(values)
+        key = _key(step, parameters) if free else None
+        if key is None or (isinstance(step, LayerCall) and again.count(step.layer) > 1):
+            continue
+        chain = before if before is not None else []
+        chain.append((i, key))
+        if before is None:
+            chains.append(chain)
+        (result,) = step.outvars
+        if len(users[result]) == 1 and result not in results:
+            at[result] = chain
+    return chains
+
+
+def _key(step: Eqn, parameters: Mapping[Var, Path]) -> Hashable | None:
+    """Equal for steps that compute the same for any sizes; `None` for those outside sequences."""
+    if isinstance(step, Assign) or type(step) is not LayerCall:
+        return None if isinstance(step, LayerCall | Assign) else step.primitive.name
+    inner = step.layer
+    name = inner.field or called(inner, parameters)
+    own = not is_automatic(name) and camel(without_number(name)) not in KINDS_OF_LAYERS
+    if own or inner.block or inner.listed or inner.same or len(step.invars) != 1:
+        return None
+    if NUMBER in inner.name or inner.native is not None:
+        return None
+    return tuple(_primitives(inner))
+
+
+def _primitives(layer: Layer) -> Iterator[str]:
+    for step in layer.steps:
+        if isinstance(step, LayerCall):
+            yield from _primitives(step.layer)
+        else:
+            yield step.primitive.name
+
+
+def _best(chains: Sequence[_Chain]) -> _Found | None:
+    """The repeated sequence that saves most, if it is worth a class."""
+    sequences: dict[tuple[Hashable, ...], None] = {}
+    for chain in chains:
+        starts = [k for k, (_, key) in enumerate(chain) if _is_layer(key)]
+        for k in starts:
+            for end in range(k + 2, len(chain) + 1):
+                sequences[tuple(key for _, key in chain[k:end])] = None
+    found = [_found(keys, chains) for keys in sequences]
+    best = max(found, key=lambda f: f.saved, default=None)
+    return best if best is not None and best.saved[0] >= _FEW and best.layers > 1 else None
+
+
+def _is_layer(key: Hashable) -> bool:
+    return isinstance(key, tuple)
+
+
+def _found(keys: tuple[Hashable, ...], chains: Sequence[_Chain]) -> _Found:
+    """Where a sequence stands alone: beside none of its own layers."""
+    own = set(filter(_is_layer, keys))
+    places: list[tuple[_Chain, int]] = []
+    for chain in chains:
+        every = [key for _, key in chain]
+        k = 0
+        while k + len(keys) <= len(chain):
+            beside = {*every[max(k - 1, 0) : k], *every[k + len(keys) : k + len(keys) + 1]}
+            if tuple(every[k : k + len(keys)]) == keys and own.isdisjoint(beside):
+                places.append((chain, k))
+                k += len(keys)
+            else:
+                k += 1
+    return _Found(len(keys), sum(map(_is_layer, keys)), places)
