@@ -278,7 +278,10 @@ class _Variant:
             separate(root, self.paths, memories)
         if self.styles & STYLES:
             self._restyle(roots, program)
-        found = lists.Lists(lambda layer: layer.field or layer_tree.called(layer, self.paths))
+        found = lists.Lists(
+            lambda layer: layer.field or layer_tree.called(layer, self.paths),
+            layer_tree.lists_of(p.name for r in self.recovered.values() for p in r.entry.params),
+        )
         if self.form.lists and len(roots) == 1:
             for root in roots.values():
                 found.find(root, stack.Stacker(program.jaxpr, program, {}, []))

@@ -591,7 +591,8 @@ class _Writing:
         each = [self._new(c, lambda: k) for c in columns]
         if len({syntax.text_of(e) for e in each}) == 1:
             target = ast.Name("k" if keyed else "_", ast.Store())
-            count = self._depth(len(first))
+            one_by_one = any(layer.indexed for layer in first[0].layers)
+            count = number(len(first)) if one_by_one else self._depth(len(first))
             items = call("jax.random.split", self._key(), count) if keyed else None
             items = items or call("range", count)
             self._add_list(each, first, 1)

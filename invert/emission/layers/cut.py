@@ -54,6 +54,7 @@ class Layer:
     - `alias`: its name in the names of its parameters, if different.
     - `listed`: the name of the tuple that contains it, if any.
     - `mixed`: whether that tuple may hold layers with different computations.
+    - `indexed`: whether the layers of that tuple are called one by one, by their indices.
     - `count`: the number of layers that it represents, 0 for one.
     - `block`: the name of the blocks that it belongs to, if any.
     - `same`: the layer of which it is another call, if any.
@@ -72,6 +73,7 @@ class Layer:
     alias: str = ""
     listed: str = ""
     mixed: bool = False
+    indexed: bool = False
     count: int = 0
     block: str = ""
     same: Layer | None = None

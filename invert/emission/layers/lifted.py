@@ -54,13 +54,15 @@ def _activated(
 ) -> list[tuple[Code, ast.ClassDef, Sequence[ast.Call]]]:
     """The fields whose layers have an activation, with their calls; none if these are unclear."""
     found: list[tuple[Code, ast.ClassDef, Sequence[ast.Call]]] = []
-    for (outer, field, _), nodes in sites.items():
+    for (outer, field, i), nodes in sites.items():
         own = [n for n in nodes if n in codes]
         given = {codes[n] for n in own} - {IDENTITY}
         if not given:
             continue
-        calls = list(_calls(outer.definition, field))
-        alone = all(names[x] == field and not x.count for n in own for x in n.layers)
+        every = [x for n in own for x in n.layers]
+        place = f"{field}.{i}" if any(x.indexed for x in every) else field
+        calls = list(_calls(outer.definition, place))
+        alone = all(names[x] == place and not x.count for x in every)
         if len(given) > 1 or IDENTITY in map(codes.get, own) or not calls or not alone:
             return []
         found.append((given.pop(), outer.definition, calls))
@@ -71,8 +73,14 @@ def _function(code: Code) -> ast.expr:
     return ast.parse(code.text, mode="eval").body
 
 
-def _calls(tree: ast.AST, field: str) -> Iterator[ast.Call]:
-    """The calls of a field of `self`."""
+def _calls(tree: ast.AST, place: str) -> Iterator[ast.Call]:
+    """The calls of `self.field`, or of `self.field[0]` for the place `field.0`."""
+    field, _, i = place.partition(".")
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and field_of(node.func) == field:
+        function = node.func if isinstance(node, ast.Call) else None
+        if i and isinstance(function, ast.Subscript) and ast.unparse(function.slice) == i:
+            function = function.value
+        elif i:
+            continue
+        if isinstance(node, ast.Call) and field_of(function) == field:
             yield node

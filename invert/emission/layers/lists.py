@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from invert.emission.layers.branches import BRANCH
 from invert.emission.layers.cut import Layer, LayerCall, layers_in
 from invert.emission.layers.library_names import LETTERED, without_letter
-from invert.emission.layers.stack import Stacker, kind_of
+from invert.emission.layers.stack import Stacker, equations, kind_of
 from invert.emission.python.naming import NUMBERED_LIST, plural
 from invert.ir import kinds
 from invert.ir.graph import is_var
@@ -69,6 +69,7 @@ class Lists:
     **Arguments:**
 
     - `called`: what a layer is called; by default its scope.
+    - `lists_of`: the names of the author's lists, by those of their layers without the number.
 
     **Attributes:**
 
@@ -77,6 +78,7 @@ class Lists:
     """
 
     called: Callable[[Layer], str] = operator.attrgetter("name")
+    lists_of: Mapping[str, str] = dataclasses.field(default_factory=dict)
     loops: dict[LayerCall, LayerCall] = dataclasses.field(default_factory=dict)
     covered: set[Eqn] = dataclasses.field(default_factory=set)
 
@@ -184,6 +186,7 @@ class Lists:
                 blocks[call.layer.block].append(call)
         self._mixed(layer, names, blocks.values())
         self._with_first(layer)
+        self._index(names)
         for inner in layers_in(layer):
             self.find(inner, stacker)
 
@@ -257,12 +260,35 @@ class Lists:
             self.loops[before] = Loop(before.layer, list(before.invars), list(loop.outvars))
             self.covered.add(before)
 
+    def _index(self, names: Mapping[LayerCall, str]) -> None:
+        """Add the lists of the author whose layers are called one by one."""
+        found: dict[str, dict[int, Layer]] = collections.defaultdict(dict)
+        for call, name in names.items():
+            item = re.fullmatch(r"(.*)_(\d+)", name)
+            alone = type(call) is LayerCall and call.layer.native is None
+            if item and alone and item[1] in self.lists_of and not call.layer.listed:
+                found[item[1]].setdefault(int(item[2]), call.layer)
+        for stem, layers in found.items():
+            name = self.lists_of[stem]
+            if sorted(layers) != list(range(len(layers))) or len(layers) < 2:
+                continue
+            if any(c.layer.listed == name for c in names):
+                continue
+            mixed = len({_computes(x) for x in layers.values()}) > 1
+            for layer in layers.values():
+                layer.listed, layer.mixed, layer.indexed = name, mixed, True
+
     def chains(self) -> bool:
         """Whether enough lists are called apart from each other for a helper function."""
         loops = [x for x in self.loops.values() if type(x) is Loop]
         made = {v for x in loops for v in x.outvars}
         apart = [x for x in loops if x.invars[x.carried] not in made]
         return len(apart) >= _MANY and all(len(x.invars) == 1 for x in loops)
+
+
+def _computes(layer: Layer) -> tuple[str, ...]:
+    """The primitives of a layer, whatever its sizes."""
+    return tuple(e.primitive.name for e in equations(layer))
 
 
 def _elsewhere(v: Var, layer: Layer) -> bool:

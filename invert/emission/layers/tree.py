@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import equinox as eqx
 
@@ -106,6 +107,22 @@ def split_name(name: str) -> Path:
         elif re.search(r"[A-Za-z0-9]", part):
             parts.append(part)
     return tuple(parts) or ("parameter",)
+
+
+def lists_of(names: Iterable[str]) -> dict[str, str]:
+    """The names of lists in the names of parameters, by those that `split_name` gives to items.
+
+    `encoder` and `layers` by `encoder` and `layer`, for `encoder/0/w` and `layers/0/w`.
+    """
+    found: dict[str, str] = {}
+    for name in names:
+        parts = re.split(r"[/.]", name)
+        for part, number in itertools.pairwise(parts):
+            if number.isdigit() and part in _COLLECTIONS:
+                found["layer"] = "layers"
+            elif number.isdigit() and not part.isdigit():
+                found[singular(part)] = part
+    return found
 
 
 # Names of constants, by the first equation that uses them.
