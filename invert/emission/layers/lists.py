@@ -168,6 +168,8 @@ class Lists:
                 continue
             if _is_short(run.calls) or _is_a_part(run.calls, names):
                 continue
+            if layer.block and len(run.calls) == 2:
+                continue  # other blocks may not have two that are alike
             ((carried, _),) = run.carried
             if any(_elsewhere(c.outvars[0], layer) for c in run.calls[:-1]):
                 continue

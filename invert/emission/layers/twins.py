@@ -195,6 +195,9 @@ class Twins:
         if self.given.get(cls) == ALL or not (computes or not draft.node.nodes):
             return None
         half = not draft.node.nodes and _are_padded_by_half(cls.drafts)
+        if not draft.node.nodes and any(map(_is_causal, cls.drafts)):
+            # The constructor computes the padding from the kernel; that of a twin would stay.
+            self.given[cls] = max(self.given.get(cls, _NO_SIZES), _KERNELS)
         ties = Ties(self.carried, half=half)
         for layer in draft.node.layers:
             ties.layer(layer)
@@ -487,6 +490,18 @@ def _are_padded_by_half(drafts: Sequence[Draft]) -> bool:
         for eqns in found
         for eqn in eqns
     )
+
+
+def _is_causal(draft: Draft) -> bool:
+    """Whether a layer is a convolution of a sequence, padded so that it sees only earlier steps."""
+    steps = [e for layer in draft.node.layers for e in layer.steps]
+    padded = {e.outvars[0]: e.params["padding_config"] for e in steps if e.primitive is lax.pad_p}
+    for eqn in _convolutions(draft):
+        config = padded.get(eqn.invars[0], ())
+        (side, *others), (step, *_) = _sides(eqn), eqn.params["rhs_dilation"]
+        if not others and ((side - 1) * step, 0, 0) in config and side > 1:
+            return True
+    return False
 
 
 def _add(cls: Class, draft: Draft, node: Node, scaled: Scaled) -> None:
