@@ -557,7 +557,9 @@ class _Writing:
         many = len(init.arguments.keys() - init.named) > _MOST_UNNAMED
         for name in init.arguments:
             own = [_MISSING if m is None else m[0].arguments[name][m[1]] for m in made]
-            column = self._completed(own)
+            if {*own} - {_MISSING} == {init.defaults.get(name)}:
+                own = [init.defaults[name]] * len(own)
+            column = self._completed(own, name)
             if name not in init.named and not many:
                 args.append(self._given_to(column, name))
             elif name not in init.defaults or any(v != init.defaults[name] for v in column):
@@ -628,14 +630,17 @@ class _Writing:
         names = sorted(init.arguments, key=lambda name: name in init.named)
         return repeats.Parameters(names, {n: expression(v) for n, v in init.defaults.items()})
 
-    def _completed(self, column: Sequence[Any]) -> tuple[Any, ...]:
-        """Values for nodes without a layer: those of an argument, or of the first node."""
+    def _completed(self, column: Sequence[Any], name: str) -> tuple[Any, ...]:
+        """Values for nodes without a layer: those of an argument, or of the first node.
+
+        The size of a kernel is no other argument's.
+        """
         given = [v for v in column if v is not _MISSING]
         if len(given) == len(column) or (type(given[0]) is bool and len(set(given)) == 1):
             return (given[0],) * len(column) if len(given) < len(column) else tuple(column)
         sizes = [tuple(int(n) if n.isdigit() else n for n in k) for k in self.sizes]
         for known in (*sizes, *self.arguments.values(), *self._given()):
-            if all(
+            if stem(name) != KERNEL_SIZE and all(
                 a is _MISSING or (a == b and type(a) is type(b))  # `1 == True`
                 for a, b in zip(column, known, strict=True)
             ):
