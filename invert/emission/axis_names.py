@@ -250,7 +250,11 @@ class Dimensions:
         """The name of a parameter's axis; `given`: for each, whether no result has its size."""
         rank = len(given)
         if self.images and 3 <= rank <= 5:
-            return self._layout(rank)[1][axis]
+            name = self._layout(rank)[1][axis]
+            if f"self.{_RECURRENT}" not in self.text:
+                return name
+            inner = HIDDEN if field == _RECURRENT else name
+            return {"c_in": inner, "c_out": GATES}.get(name, name)
         if rank == 1:
             return "c" if self.images else "dim"
         if field == _RECURRENT and rank == 2:

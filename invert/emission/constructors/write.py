@@ -440,12 +440,24 @@ class _Writing:
         made = [c for c in calls if isinstance(c.func, ast.Name) and syntax.is_token(c.func.id)]
         if not any(isinstance(a, ast.Constant) for c in made for a in c.args):
             # Only sizes inside of it are those of this model.
-            alike = {n: v for n, v in alike.items() if varies and HIDDEN in n}
+            outside = set(self._sizes_of_results())
+            alike = {
+                n: v
+                for n, v in alike.items()
+                if varies and HIDDEN in n and self.arguments[n] not in outside
+            }
         if not self.nodes[0].nodes or self.whole:
             return [*body]
         for name in alike:
             del self.arguments[name]
         return [syntax.substitute(s, {n: number(v) for n, v in alike.items()}) for s in body]
+
+    def _sizes_of_results(self) -> Iterator[tuple[Any, ...]]:
+        """The sizes of the results of the class, in all layers."""
+        drafts = self.cls.drafts
+        for i, source in enumerate(drafts[0].sources):
+            if source is None:
+                yield from zip(*(d.arrays[i][1] for d in drafts), strict=False)
 
     def _order(self) -> None:
         """Sorts arguments: sizes first, inputs before outputs, as in libraries."""
