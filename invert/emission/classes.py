@@ -42,7 +42,7 @@ from invert.emission.layers import branches, choices, heads, options, roles
 from invert.emission.layers.branches import BRANCH
 from invert.emission.layers.cut import Assign, Layer, LayerCall, calls
 from invert.emission.layers.lend import lend
-from invert.emission.layers.library_names import CONV_BLOCK
+from invert.emission.layers.library_names import CONV_BLOCK, without_number
 from invert.emission.layers.lifted import lift
 from invert.emission.layers.lists import Lists, Loop, Unrolled
 from invert.emission.layers.memory import Memories, is_tested, residuals, skips
@@ -623,14 +623,28 @@ class Classes:
         return masks | told | ({} if carried is None else {stream: STREAM})
 
     def _named_by_makers(self, layer: Layer) -> dict[Var, str]:
-        """Names the inputs of a parameterless layer after the layers that computed them."""
+        """Names the inputs of a parameterless layer after the layers that computed them.
+
+        Where layers of its name are called several times, those of all calls have one name.
+        """
         if len(layer.inputs) < 2:
             return {}
         every = [list(calls(other.steps)) for other in self.tree.programs]
-        around = (c for inner in every if any(c.layer is layer for c in inner) for c in inner)
-        made = {v: c.layer for c in around for v in c.outvars}
-        fields = {v: self.tree.names[made[v]].split(".")[-1] for v in layer.inputs if v in made}
-        names = {v: of_field(name) for v, name in fields.items() if not name.isdigit()}
+        fields = {
+            v: self.tree.names[c.layer].split(".")[-1]
+            for inner in every
+            for c in inner
+            for v in c.outvars
+            if c.layer in self.tree.names
+        }
+        around = [inner for inner in every if any(layer in (c.layer, c.layer.same) for c in inner)]
+        own_name = without_number(stem(layer.name))
+        again = [c for s in around for c in s if without_number(stem(c.layer.name)) == own_name]
+        names: dict[Var, str] = {}
+        for i, v in enumerate(layer.inputs):
+            own = {fields.get(a, "") for c in again for a in c.invars[i : i + 1] if is_var(a)}
+            if len(own) == 1 and (name := own.pop()) and not name.isdigit():
+                names[v] = of_field(name)
         return names if len(set(names.values())) == len(names) else {}
 
     def names_of_layers(self, layer: Layer) -> set[str]:
