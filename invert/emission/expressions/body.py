@@ -289,8 +289,21 @@ class Body:
                 hints[i] = noun(
                     eqn, atoms, self.names, self.path, product=product, fields=self._fields
                 )
+                if hints[i] in ("exp", "log") and len(atoms) == 1:
+                    hints[i] += self._of_given(atoms[0])
             self.names[v] = hints[i]
+        if eqn.primitive.name == "split" and len(hints) > 1 and set(hints) == {PLAIN}:
+            hints = [f"x{i + 1}" for i in range(len(hints))]
+            self.names.update(zip(eqn.outvars, hints, strict=True))
         return hints
+
+    def _of_given(self, atom: Atom) -> str:
+        """`_key` for an argument of that name, or a value that plays such a role."""
+        if not is_var(atom):
+            return ""
+        given = atom in self.wanted or atom not in self.graph.producers
+        name = self._fields.get(atom) or (self.names.get(atom, "") if given else "")
+        return f"_{name}" if says(name) and not name.startswith(("exp", "log")) else ""
 
     def _activates(self, eqn: Eqn, placed: Placed, atoms: Sequence[Atom]) -> bool:
         """Whether an equation is an activation of a layer's result, and named after the layer."""

@@ -125,7 +125,8 @@ def noun(
     if mixes(eqn, atoms, fields):
         return STREAM if primitive in _SUMS else PLAIN
     if primitive == "sub" and isinstance(eqn.invars[0], Literal):
-        return of_scope(eqn, path)  # `1 - mask` is no mask of that name
+        of_mask = bool(known) and stem(known[0][1]).endswith("mask")
+        return "inverse_mask" if of_mask else of_scope(eqn, path)
     out = _type(eqn.outvars[0])
     if primitive == "select_n":
         # It is one of the chosen values, not the selector.
