@@ -78,12 +78,52 @@ def annotate(cls: Class, named: Dimensions) -> None:
         node.slice.elts[1] = ast.Constant(" ".join(texts))
 
 
+def name_sizes(cls: Class) -> None:
+    """Name the sizes that methods read from arguments, `batch, length, _ = x.shape`, as annotated.
+
+    The text is that of the first layer, whose open sizes may have other names.
+    """
+    for method in cls.drafts[0].methods:
+        axes = {a.arg: _axes(a.annotation) for a in method.args.args}
+        known = {n.id for n in syntax.names_in(method)} | axes.keys()
+        given: dict[str, str] = {}
+        for statement in method.body:
+            match statement:
+                case ast.Assign(
+                    targets=[ast.Tuple(elts=targets)],
+                    value=ast.Attribute(value=ast.Name(id=array), attr="shape"),
+                ):
+                    read = zip(targets, axes.get(array, ()), strict=False)
+                case ast.Assign(
+                    targets=[ast.Name() as target],
+                    value=ast.Subscript(
+                        value=ast.Attribute(value=ast.Name(id=array), attr="shape"),
+                        slice=ast.Constant(value=int(k)),
+                    ),
+                ):
+                    read = zip([target], axes.get(array, ())[k : k + 1], strict=False)
+                case _:
+                    continue
+            for target, axis in read:
+                if isinstance(target, ast.Name) and target.id not in ("_", axis):
+                    given[target.id] = axis
+        new = [name for name in given.values() if name.isidentifier() and name not in known]
+        if sorted(new) == sorted({*given.values()}) and len(new) == len(given):
+            syntax.rename(method, given)
+
+
+def _axes(annotation: ast.expr | None) -> list[str]:
+    """The names of the axes in `Float[Array, "batch length"]`."""
+    match annotation:
+        case ast.Subscript(slice=ast.Tuple(elts=[_, ast.Constant(value=str(text_))])):
+            return text_.split()
+    return []
+
+
 def fields_axes(draft: Draft) -> dict[str, list[str]]:
     """The names of the axes of the arrays in the fields of a layer."""
     found: dict[str, list[str]] = {}
     for source, annotation in zip(draft.sources, draft.annotations, strict=True):
         if (field := field_of(source)) and isinstance(annotation, ast.Subscript):
-            sizes = annotation.slice.elts[1] if isinstance(annotation.slice, ast.Tuple) else None
-            text_ = sizes.value if isinstance(sizes, ast.Constant) else ""
-            found[field] = str(text_).split()
+            found[field] = _axes(annotation)
     return found

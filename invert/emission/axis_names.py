@@ -182,7 +182,9 @@ class Dimensions:
                 texts.append(keys[0])
                 continue
             names = self.names.setdefault(keys, [])
-            place = min(seen[keys], len(names) - 1) if self.block and names else seen[keys]
+            # An open size is the same one everywhere, and so are sizes in a block.
+            one = self.block or dimension(sizes[0]) is not None
+            place = min(seen[keys], len(names) - 1) if one and names else seen[keys]
             if place == len(names):
                 rank = len(shapes)
                 if self.block and rank == 2 and _is_field(source):

@@ -17,18 +17,19 @@ from invert.emission.annotations import (
     dimensions_of,
     fields_axes,
     kind_of,
+    name_sizes,
     sequence,
     shorten,
 )
 from invert.emission.axis_names import Dimensions, letters_of
 from invert.emission.class_names import describe, name_classes
+from invert.emission.constructors.defaults import drop_unused_defaults
 from invert.emission.constructors.sizes import (
     HEAD_DIM,
     HEADS,
     HIDDEN,
     KV_HEADS,
     POSITIONS,
-    VOCABULARY,
 )
 from invert.emission.constructors.starts import Starts
 from invert.emission.constructors.write import Initializers
@@ -68,10 +69,10 @@ from invert.emission.python.naming import Names, camel, identifier, singular, sn
 from invert.emission.python.nouns import NOUNS, PLAIN, STREAM, of_field, of_layer, says
 from invert.emission.python.syntax import field_of
 from invert.emission.size_names import (
-    CLASSES,
     SizeNames,
-    is_distribution,
     is_end,
+    keep_state_size,
+    know_classes,
     limits_of,
     unclear,
 )
@@ -788,7 +789,7 @@ class Classes:
             self._settle(cls, images)
         self.file.definitions[:0] = self.inits.constants()
         self._fill_in(names)
-        _drop_unused_defaults(self.file.definitions)
+        drop_unused_defaults(self.file.definitions)
 
     def _settle(self, cls: Class, images: str) -> None:
         """Write the sizes, static fields and constructor of a class.
@@ -804,9 +805,10 @@ class Classes:
         for keys, name in self.size_names.of(cls, whole=cls is self._outermost).items():
             named.know(keys, name)
         if cls is self._outermost and cls in self._scaled:
-            self._know_classes(cls, named)
+            know_classes(cls, self._scaled[cls], named)
         if cls is not self._outermost or cls in self._scaled:
             annotate(cls, named)
+            name_sizes(cls)
         for node, place in self.typed if cls is self._outermost else ():
             filled = cls.drafts[0].annotations[place]
             assert isinstance(filled, ast.Subscript)
@@ -822,22 +824,13 @@ class Classes:
         outer = self._outermost
         # The model itself states the sizes of the loops it contains.
         if cls is not outer and outer not in self.inits.outer(cls):
-            _keep_state_size(cls, named)
+            keep_state_size(cls, named)
         self._add_init(cls, named.first())
         for i, (name, values) in enumerate(cls.statics.items()):
             field = syntax.declare(name, static_type(values))
             assert isinstance(field, ast.AnnAssign)
             field.value = syntax.call("eqx.field", static=syntax.name("True"))
             cls.definition.body.insert(len(cls.drafts[0].fields) + i, field)
-
-    def _know_classes(self, model: Class, named: Dimensions) -> None:
-        """Name the number of classes if the model returns their probabilities."""
-        scaled = self._scaled[model]
-        (result, *_) = scaled.source.layers[0].results
-        words = len(result.aval.shape) > 2 and [VOCABULARY] in named.names.values()
-        if is_distribution(model.drafts[0].methods[-1]) and not words:
-            sizes = (result.aval.shape[-1], scaled.shape(result)[-1])
-            named.know(tuple(map(str, sizes)), CLASSES)
 
     def _fill_in(self, names: Mapping[str, str]) -> None:
         """Replace the tokens of classes by their names."""
@@ -919,7 +912,8 @@ class Classes:
         """Keep sizes of the model that have no names of their own.
 
         A model whose width is not among its arguments has only the sizes of its input, result and
-        tables, unless all its sizes are arguments. Returns whether the text has to be written again.
+        tables, unless all its sizes are arguments.
+        Returns whether the text has to be written again.
         """
         assert self._outermost is not None
         made, place = self.inits.made(scaled.node)
@@ -995,28 +989,3 @@ def _unfit(written: Sequence[Class], scaled: Mapping[Class, Scaled]) -> Iterator
                 yield outer
             else:
                 drafts += more
-
-
-def _drop_unused_defaults(definitions: Sequence[ast.stmt]) -> None:
-    """Remove defaults of constructors that no call in the file uses."""
-    given: dict[str, list[set[str | None]]] = {}
-    for call in (n for d in definitions for n in ast.walk(d) if isinstance(n, ast.Call)):
-        if isinstance(call.func, ast.Name):
-            given.setdefault(call.func.id, []).append({k.arg for k in call.keywords})
-    for definition in definitions:
-        calls = given.get(definition.name, []) if isinstance(definition, ast.ClassDef) else []
-        body = definition.body if isinstance(definition, ast.ClassDef) and calls else []
-        for init in (s for s in body if isinstance(s, ast.FunctionDef) and s.name == "__init__"):
-            init.args.kw_defaults = [
-                None if all(a.arg in names for names in calls) else default
-                for a, default in zip(init.args.kwonlyargs, init.args.kw_defaults, strict=True)
-            ]
-
-
-def _keep_state_size(cls: Class, named: Dimensions) -> None:
-    """Store the size of a cell's state as a field, for the loops around it."""
-    node = cls.drafts[0].node
-    sizes = next((keys for keys, names in named.names.items() if HIDDEN in names), ())
-    is_cell = stem(node.name).lower().endswith("cell") and HIDDEN not in node.fields
-    if is_cell and sizes and all(map(str.isdigit, sizes)):
-        cls.statics.setdefault(HIDDEN, tuple(map(int, sizes)))

@@ -8,6 +8,7 @@ import dataclasses
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 
+from invert.emission.axis_names import Dimensions
 from invert.emission.constructors.sizes import (
     DEPTH,
     DIM,
@@ -24,6 +25,7 @@ from invert.emission.constructors.write import Initializers
 from invert.emission.layers.cut import Layer, LayerCall, calls
 from invert.emission.layers.shared import Class
 from invert.emission.layers.tree import Node, Path
+from invert.emission.layers.twins import Scaled
 from invert.emission.python.naming import plural, stem, telling
 from invert.emission.python.nouns import PLAIN
 from invert.ir import kinds
@@ -41,7 +43,7 @@ _CLEAR = re.compile(
     + f"|([a-z]+_)?({'|'.join((VOCABULARY, POSITIONS, HEADS, KV_HEADS, HEAD_DIM, HIDDEN))})"
 )
 # The size of a result that is a distribution.
-CLASSES = "num_classes"
+_CLASSES = "num_classes"
 # Arguments that are words themselves.
 _WORDS = frozenset(("token_ids", "tokens", "input_ids", "ids", "inputs"))
 _IDS = re.compile(r"(.*?)_?(ids?|index|indices)")
@@ -68,10 +70,19 @@ def unclear(sizes: Mapping[str, Sequence[object]]) -> set[str]:
 
 def is_end(name: str) -> bool:
     """Whether a size is that of a model's input, result or table, by its name."""
-    return name in _ENDS or name == CLASSES or name.endswith(VOCABULARY)
+    return name in _ENDS or name == _CLASSES or name.endswith(VOCABULARY)
 
 
-def is_distribution(method: ast.FunctionDef) -> bool:
+def know_classes(model: Class, scaled: Scaled, named: Dimensions) -> None:
+    """Name the number of classes if a model returns their probabilities."""
+    (result, *_) = scaled.source.layers[0].results
+    words = len(result.aval.shape) > 2 and [VOCABULARY] in named.names.values()
+    if _is_distribution(model.drafts[0].methods[-1]) and not words:
+        sizes = (result.aval.shape[-1], scaled.shape(result)[-1])
+        named.know(tuple(map(str, sizes)), _CLASSES)
+
+
+def _is_distribution(method: ast.FunctionDef) -> bool:
     """Whether a method returns probabilities of classes, or their logarithms, on the last axis."""
     last = method.body[-1]
     value = last.value if isinstance(last, ast.Return) else None
@@ -294,3 +305,12 @@ def _rows(argument: str, kind: str, *, one: bool) -> str:
     found = (_IDS if one else _INPUT).fullmatch(argument)
     entity = found[1] if found else argument
     return f"num_{plural(entity)}" if one else f"{entity}_{kind}"
+
+
+def keep_state_size(cls: Class, named: Dimensions) -> None:
+    """Store the size of a cell's state as a field, for the loops around it."""
+    node = cls.drafts[0].node
+    sizes = next((keys for keys, names in named.names.items() if HIDDEN in names), ())
+    is_cell = stem(node.name).lower().endswith("cell") and HIDDEN not in node.fields
+    if is_cell and sizes and all(map(str.isdigit, sizes)):
+        cls.statics.setdefault(HIDDEN, tuple(map(int, sizes)))

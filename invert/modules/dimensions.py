@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 import re
@@ -47,6 +48,7 @@ def named_shapes(
         taken.new(name)
     for name in _OPERATIONS:
         taken.new(name)
+    groups = _groups(specs)
     known: dict[tuple[str, int] | str, str] = {}
     shapes: list[list[int | str]] = []
     for spec in specs:
@@ -59,12 +61,25 @@ def named_shapes(
             key = "batch" if axis == 0 and shared != "none" else own
             if key not in known:
                 wanted = _default_name(spec, axis)
+                if spec.name in groups and key != "batch":
+                    wanted = f"{groups[spec.name]}_{wanted}"
                 if wanted in known.values():
-                    wanted = f"{spec.name}_{wanted}"
+                    wanted = f"{spec.name}_{_default_name(spec, axis)}"
                 known[key] = taken.new(identifier(wanted, "size"))
             shape.append(known[key])
         shapes.append(shape)
     return shapes
+
+
+def _groups(specs: Sequence[ArgSpec]) -> dict[str, str]:
+    """The first words of arguments with open lengths, if each is that of several.
+
+    The arguments of an encoder have one length, and those of a decoder another.
+    """
+    long = [s.name for s in specs if None in s.shape[1:] and s.name]
+    words = {name: name.partition("_")[0] for name in long}
+    counts = collections.Counter(words.values())
+    return words if len(counts) > 1 and min(counts.values()) > 1 else {}
 
 
 def _default_name(spec: ArgSpec, axis: int) -> str:

@@ -13,7 +13,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence, Set
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from jax import lax
 
@@ -495,7 +495,9 @@ def _are_padded_by_half(drafts: Sequence[Draft]) -> bool:
 def _is_causal(draft: Draft) -> bool:
     """Whether a layer is a convolution of a sequence, padded so that it sees only earlier steps."""
     steps = [e for layer in draft.node.layers for e in layer.steps]
-    padded = {e.outvars[0]: e.params["padding_config"] for e in steps if e.primitive is lax.pad_p}
+    padded: dict[Atom, Any] = {
+        e.outvars[0]: e.params["padding_config"] for e in steps if e.primitive is lax.pad_p
+    }
     for eqn in _convolutions(draft):
         config = padded.get(eqn.invars[0], ())
         (side, *others), (step, *_) = _sides(eqn), eqn.params["rhs_dilation"]
