@@ -36,6 +36,8 @@ _BLOCK = "Block"
 
 
 _ATTENTION = "Attention"
+# The sines and cosines of positions or times at several frequencies.
+_SINUSOIDS = "SinusoidalEmbedding"
 # The classes of products that an attention consists of.
 _LINEAR = ("Linear", "Dense", "EinsumDense", "DenseGeneral", "LinearGeneral", "AttentionOutput")
 # Squeeze-and-excitation: features scaled by a function of their means over the image.
@@ -220,6 +222,8 @@ def _without_model(name: str, model: str) -> str:
 
 def _said(name: str, kind: str, cls: Class) -> list[str]:
     """A name from the program, preceded by the kind of the layer if that is more informative."""
+    if kind == _SINUSOIDS and name.lower() in ("sin", "cos"):
+        return [kind]
     if name and (kind.endswith(name) or name == f"{kind}s"):
         return [kind]  # `LayerNorm` for a `Norm`
     said = name in KINDS_OF_LAYERS or name.endswith(kind or name)
@@ -260,6 +264,8 @@ def _kind(cls: Class, kinds: Callable[[Node], str], *, keras: bool) -> str:
         return "SeparableConv" if text.count("conv_general_dilated(") == 2 else "DepthwiseConv"
     if _LOOKUP.search(text):
         return "Embedding"
+    if {"jnp.sin", "jnp.cos", "jnp.concatenate"}.issubset(re.findall(r"\bjnp\.\w+", text)):
+        return _SINUSOIDS
     for sign, name, other in _CALLED:
         if sign in text:
             centered = re.search(r"\b(mean|var) = ", text)

@@ -55,7 +55,7 @@ class Parameters:
             if names[v] is v:
                 number = i if recovered.numbers is None else recovered.numbers[i]
                 self.values[v], self.containers[v] = value, constant_name(method, number)
-                self.paths[v] = ("mask" if _is_mask(value) else name_by_use(v, users),)
+                self.paths[v] = (_name_by_values(value) or name_by_use(v, users),)
         for v, param, held in zip(own[count:], params, recovered.in_state, strict=True):
             names[v] = self._shared.setdefault(param.name, v)
             if names[v] is v:
@@ -194,6 +194,24 @@ def _is_looked_up(v: Var, users: Mapping[Var, Sequence[Eqn]]) -> bool:
 def _is_mask(value: Value) -> bool:
     """Whether an array consists of zeros and ones, of both."""
     return value.size <= _LARGEST_MASK and {*np.unique(value)} == {0, 1}
+
+
+def _name_by_values(value: Value) -> str:
+    """A name for a constant whose values say what it is, otherwise `""`."""
+    if _is_mask(value):
+        return "mask"
+    return "positional_encoding" if _is_sinusoidal(value) else ""
+
+
+def _is_sinusoidal(value: Value) -> bool:
+    """Whether rows hold the sines and cosines of some angles, in turn or one after the other."""
+    rows, columns = value.shape[-2:] if len(value.shape) > 1 else (0, 0)
+    if not jax.numpy.issubdtype(value.dtype, np.floating) or rows < 2 or columns < 4 or columns % 2:
+        return False
+    first = np.asarray(value.reshape(-1, columns)[:rows], np.float64)
+    pairs = (first[:, ::2], first[:, 1::2]), np.split(first, 2, axis=-1)
+    unit = any(np.allclose(a**2 + b**2, 1, atol=1e-3) for a, b in pairs)
+    return unit and not np.allclose(first, first[:1])
 
 
 def _is_joined(v: Var, users: Mapping[Var, Sequence[Eqn]]) -> bool:

@@ -12,11 +12,15 @@ from invert.emission.python.syntax import call, number
 
 # Longer arrays are written as repetitions, if possible.
 _SHORT = 8
+# Shorter vectors are clear as they are.
+_FEW = 6
 
 
 def array(value: np.ndarray, library: str = "jnp") -> ast.expr:
     """A call of `jax.numpy` or, with `library="np"`, of NumPy that returns an array."""
     dtype = literals.dtype(value.dtype)
+    if (text := _multiples(value, dtype, library)) is not None:
+        return text
     whole = call(f"{library}.array", literals.value(value.tolist()), dtype)
     if value.size <= _SHORT or not value.ndim:
         return whole
@@ -41,6 +45,18 @@ def is_table(value: np.ndarray) -> bool:
 
 def _repeats(flat: np.ndarray, period: int) -> bool:
     return flat.size % period == 0 and bool((flat.reshape(-1, period) == flat[:period]).all())
+
+
+def _multiples(value: np.ndarray, dtype: ast.expr, library: str) -> ast.expr | None:
+    """`0.25 * jnp.arange(8, dtype=jnp.float32)`, if a vector equals that bit for bit."""
+    if value.ndim != 1 or value.size < _FEW or value.dtype not in (np.float32, np.float64):
+        return None
+    places = np.arange(value.size, dtype=value.dtype)
+    if (places * value[1]).tobytes() != value.tobytes():
+        return None
+    counted = call(f"{library}.arange", number(value.size), dtype=dtype)
+    step = float(value[1])
+    return counted if step == 1 else syntax.infix(literals.value(step), "*", counted)
 
 
 def _indices(flat: np.ndarray, dtype: ast.expr, library: str) -> ast.expr | None:
