@@ -244,6 +244,8 @@ class SizeNames:
                     yield set[Var]().union(*found), direct
             elif table in filter(is_var, step.invars) and step.primitive.name == "gather":
                 yield self._sources(step.invars[1], layer.inputs), self._is_range(step.invars[1])
+            elif table in filter(is_var, step.invars) and _takes_first_rows(step):
+                yield set(), True
 
     def _is_range(self, atom: Atom) -> bool:
         """Whether a value is a range, apart from its layout."""
@@ -283,6 +285,14 @@ def _is_multiple(keys: _Keys, others: Iterable[_Keys]) -> bool:
         if len(ratios) == 1 and (ratio := ratios.pop()) > 1 and ratio.is_integer():
             return True
     return False
+
+
+def _takes_first_rows(eqn: Eqn) -> bool:
+    """Whether an equation takes several rows of a table, from the first."""
+    if eqn.primitive.name != "slice" or eqn.params["start_indices"][0] != 0:
+        return False
+    limit = eqn.params["limit_indices"][0]
+    return type(limit) is not int or limit > 1
 
 
 def _first(value: Var | Node | None) -> Node | None:
