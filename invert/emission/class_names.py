@@ -35,7 +35,7 @@ _LOOKUP = re.compile(r"return self\.\w+\[x\]")
 _BLOCK = "Block"
 
 
-_ATTENTION = "Attention"
+_ATTENTION, _CELL = "Attention", "Cell"
 # The sines and cosines of positions or times at several frequencies.
 _SINUSOIDS = "SinusoidalEmbedding"
 # The classes of products that an attention consists of.
@@ -44,6 +44,8 @@ _LINEAR = ("Linear", "Dense", "EinsumDense", "DenseGeneral", "LinearGeneral", "A
 _SQUEEZE = re.compile(r"jnp\.mean\(x, axis=\(1, 2\), keepdims=True\)(.*\n)+ +return x \* ")
 # Normalization, convolution and pooling between the dense blocks of a network.
 _TRANSITION = re.compile(r"return avg_pool\((self\.|x, )")
+# Names of the layer that makes the input of a residual block fit its result.
+_SHORTCUTS = frozenset(("shortcut", "skip", "downsample", "residual"))
 # Branches whose results are joined.
 _INCEPTION = "Inception"
 _BRANCHES = re.compile(r"jnp\.concatenate\(\[branch(1|_pool), ")
@@ -180,7 +182,7 @@ def _names_for(cls: Class, kinds: Callable[[Node], str], *, model: str, keras: b
         return ["And".join(words)]
     kind = _kind(cls, kinds, keras=keras)
     inner = [name for node in cls.drafts[0].node.nodes if (name := kinds(node))]
-    block = f"{inner[0].removesuffix('Block')}Block" if inner else ""
+    block = _block(inner, cls.drafts[0].node.fields)
     if len(wanted) == 1 and (wanted[0] in inner or _is_depthwise_block(inner)):
         return [block]
     if len(wanted) == 1:
@@ -191,6 +193,8 @@ def _names_for(cls: Class, kinds: Callable[[Node], str], *, model: str, keras: b
             return [kind]
         if inner and len(name) == 1:
             return [_BLOCK]
+        if name == "Self":
+            return ["Projections"]  # of an attention whose scores are computed outside
         return _said(name, kind, cls)
     known = [n for n, _ in counts.most_common() if n in KINDS_OF_LAYERS]
     if known and known[0] in inner:
@@ -207,6 +211,16 @@ def _names_for(cls: Class, kinds: Callable[[Node], str], *, model: str, keras: b
         return _said(common, kind, cls)
     ((most, _),) = counts.most_common(1)
     return [kind or block or most]
+
+
+def _block(inner: Sequence[str], fields: Collection[str]) -> str:
+    """A name for a block of layers: `ResBlock`, or after the first that is no normalization."""
+    if not inner:
+        return ""
+    if any(n.startswith("Conv") for n in inner) and not _SHORTCUTS.isdisjoint(fields):
+        return "ResBlock"
+    first = next((n for n in inner if not n.endswith("Norm")), inner[0])
+    return f"{first.removesuffix('Block')}Block"
 
 
 def _is_depthwise_block(inner: Sequence[str]) -> bool:
@@ -246,6 +260,8 @@ def _kind(cls: Class, kinds: Callable[[Node], str], *, keras: bool) -> str:
     """The name of what a class computes, or `""`."""
     text = syntax.text_of(cls.definition)
     inner = list(dict.fromkeys(map(kinds, cls.drafts[0].node.nodes)))
+    if len(inner) == 1 and inner[0].endswith(_CELL) and "lax.scan(" in text:
+        return inner[0].removesuffix(_CELL)
     if inner:
         linear = all(name in _LINEAR for name in inner)
         products = sum(map(text.count, (" @ ", "einsum(", "tensordot(", "dot_product_attention(")))

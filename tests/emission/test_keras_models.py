@@ -234,3 +234,74 @@ def test_a_second_length_is_that_of_its_argument() -> None:
     x = keras.layers.MultiHeadAttention(2, 3)(x, inputs[1])
     source = invert.convert(keras.Model(inputs, x)).source
     assert 'memory: Float[Array, "batch memory_length dim"]' in source
+
+
+def _pairs(x: Any, widths: tuple[int, ...]) -> Any:
+    kept = []
+    for width in widths:
+        x = L.Conv2D(width, 3, padding="same", activation="elu")(x)
+        x = L.Conv2D(width, 3, padding="same", activation="elu")(x)
+        kept.append(x)
+        x = L.AveragePooling2D(2)(x)
+    x = L.Conv2D(widths[-1], 3, padding="same", activation="elu")(x)
+    x = L.Conv2D(widths[-1], 3, padding="same", activation="elu")(x)
+    for width, skip in zip(widths[::-1], kept[::-1], strict=True):
+        x = L.Concatenate()([L.UpSampling2D()(x), skip])
+        x = L.Conv2D(width, 3, padding="same", activation="elu")(x)
+        x = L.Conv2D(width, 3, padding="same", activation="elu")(x)
+    return x
+
+
+def test_pairs_of_convolutions_that_repeat_are_a_layer() -> None:
+    given = keras.Input((16, 16, 3))
+    emission = _emitted(keras.Model(given, L.Conv2D(2, 1)(_pairs(given, (4, 6, 10)))))
+    assert _classes(emission.source).count("DoubleConv") == 1
+    assert emission.source.count(": DoubleConv") == 7
+    assert "self.conv2(self.conv1(x))" in emission.source
+
+
+def test_few_pairs_are_no_layer() -> None:
+    given = keras.Input((16, 16, 3))
+    assert "DoubleConv" not in _emitted(keras.Model(given, _pairs(given, (4, 6)))).source
+
+
+def test_sequences_of_layers_and_other_steps_are_a_layer() -> None:
+    def features(x: Any, width: int, size: int) -> Any:
+        x = L.Conv1D(width, 3, padding="same", activation="tanh")(x)
+        x = L.Dense(2 * width, activation="tanh")(L.GlobalMaxPooling1D()(x))
+        return L.Dense(size)(x)
+
+    given = keras.Input((12, 5))
+    x = given * L.Reshape((1, 5))(features(given, 3, 5))
+    x = L.Conv1D(7, 1)(x)
+    x = x + L.Reshape((1, 7))(features(x, 4, 7))
+    source = _emitted(keras.Model(given, features(L.Multiply()([x, x]), 6, 2))).source
+    assert source.count(": Block") == 3
+    assert source.count("jnp.max(") == 1
+
+
+def _causal(length: int, width: int) -> Any:
+    x = given = keras.Input((length, width))
+    for dilation in (1, 3, 9):
+        y = L.Conv1D(8, 2, padding="causal", dilation_rate=dilation, activation="relu")(x)
+        y = L.Conv1D(8, 2, padding="causal", dilation_rate=dilation, activation="relu")(y)
+        x = L.Add()([x if x.shape[-1] == 8 else L.Conv1D(8, 1)(x), y])
+    return keras.Model(given, L.Dense(3)(x))
+
+
+def test_causal_convolutions_compute_their_padding() -> None:
+    source = _emitted(_causal(20, 5)).source
+    assert "((kernel_size - 1) * dilation, 0)" in source
+    assert "pad_width=" not in source
+    assert "kernel_size=dilation" not in source  # which are both 1 in the only shortcut
+    assert source.count("Block(") == 1 + 3
+
+
+def test_two_lstms_of_convolutions_have_hidden_sizes() -> None:
+    given = keras.Input((4, 8, 8, 2))
+    x = L.ConvLSTM2D(5, 3, padding="same", return_sequences=True)(given)
+    x = L.ConvLSTM2D(5, 3, padding="same", return_sequences=True)(x)
+    source = _emitted(keras.Model(given, x)).source
+    assert "def __init__(self, c_in: int, hidden: int, *, kernel_size: int" in source
+    assert '"kh kw hidden gates"' in source
+    assert "ConvLSTM2D(n_in, hidden, key=keys[0])" in source

@@ -235,3 +235,43 @@ def test_a_size_that_is_a_multiple_of_another_is_no_argument() -> None:
     ids = [np.arange(2 * n, dtype=np.int32).reshape(2, n) for n in (6, 4)]
     at = cls(dim=5, key=jax.random.key(0))(ids)
     assert at.shape == (2, 4, 7)
+
+
+def _by_ends(*, c_in: int, num_classes: int) -> Any:
+    x = given = keras.Input((16, 16, c_in))
+    for i, width in enumerate((6, 10, 7)):
+        x = L.Conv2D(width, 3, strides=2, padding="same", activation="relu", name=f"conv{i}")(x)
+    x = L.Dense(9, activation="relu", name="hidden")(L.GlobalAveragePooling2D()(x))
+    return keras.Model(given, L.Dense(num_classes, activation="softmax", name="probabilities")(x))
+
+
+def test_a_model_of_several_widths_has_the_sizes_of_its_ends() -> None:
+    keras.utils.clear_session()
+    emission = invert.convert(_by_ends(c_in=3, num_classes=5)).emit(loader=False)
+    assert "def __init__(self, *, c_in: int = 3, num_classes: int = 5, key" in emission.source
+    cls: Any = type(emission.model)
+    fresh = cls(c_in=2, num_classes=4, key=jax.random.key(0))
+    assert fresh(np.zeros((3, 16, 16, 2), np.float32)).shape == (3, 4)
+
+
+def _two_lstms(*, n_in: int, hidden: int, n_out: int) -> Any:
+    x = given = keras.Input((6, n_in))
+    x = L.LSTM(hidden, return_sequences=True, name="first")(x)
+    x = L.LSTM(hidden, name="second")(x)
+    return keras.Model(given, L.Dense(n_out, name="head")(x))
+
+
+def test_lstms_of_one_size_have_it_as_an_argument() -> None:
+    sizes, others = dict(n_in=3, hidden=7, n_out=2), dict(n_in=3, hidden=10, n_out=4)
+    x = np.random.default_rng(1).normal(size=(2, 6, 3)).astype(np.float32)
+    assert ": LSTM\n" in _at_other_sizes(_two_lstms, sizes, others, x)
+
+
+def test_several_tables_have_no_size_of_one() -> None:
+    """`vocab_size` would be that of the first table only."""
+    keras.utils.clear_session()
+    users, items = (keras.Input((), dtype="int32", name=n) for n in ("a", "b"))
+    rows = [L.Embedding(n, 4)(x) for n, x in ((20, users), (30, items))]
+    model = keras.Model([users, items], L.Dense(1)(L.Concatenate()(rows)))
+    source = invert.convert(model).emit(loader=False).source
+    assert "vocab_size: int = 20" not in source or "vocab_size: int = 30" in source

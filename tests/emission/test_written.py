@@ -321,3 +321,23 @@ def test_a_value_has_the_name_of_its_later_form() -> None:
     assert "def rope(x: Array)" in source
     assert "query = rope(query)" in source or "query = rope(x @ self.wq)" in source
     assert not re.search(r"\by_\d", source)
+
+
+def test_lists_of_the_author_are_lists_without_a_loop() -> None:
+    params = {
+        "layers": [_dense(4, 6, 0.0), _dense(6, 6, 1.0), _dense(6, 3, 2.0)],
+        "tower": [_dense(4, 5, 3.0), _dense(5, 3, 4.0)],
+    }
+
+    def run(p: Any, x: Any) -> Any:
+        first, second, last = p["layers"]
+        y = jnp.sin(_linear(first, x))
+        y = _linear(last, y + _linear(second, y) ** 2)
+        return y * _linear(p["tower"][1], jnp.tanh(_linear(p["tower"][0], x)))
+
+    module = recovered(with_params(run, params, ramp(2, 4)))
+    source = module.emit(loader=False).source
+    assert re.search(r"layers: tuple\[\w+, \w+, \w+\]", source)
+    assert re.search(r"tower: tuple\[\w+, \.\.\.\]", source)
+    assert "self.layers[2](" in source and "self.tower[1](" in source
+    assert "depth" not in source

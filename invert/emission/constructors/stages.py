@@ -172,21 +172,18 @@ def _column(
     given = [v for v in column if v is not None]
     if len({syntax.text_of(v) for v in given}) == 1 and isinstance(given[0], ast.Constant):
         return given[0]
-    if not all(isinstance(v, ast.Constant) and type(v.value) is int for v in given):
+    if not all(isinstance(v, ast.Name) or _int(v) is not None for v in given):
         return None
     for other in sorted(parameters, key=lambda n: n != name):
-        pairs = [
-            (_int(v), _int(w))
-            for v, w in zip(column, parameters[other], strict=True)
-            if v is not None
-        ]
+        pairs = [(v, w) for v, w in zip(column, parameters[other], strict=True) if v is not None]
         own = ast.Name(other, ast.Load())
-        if all(v == w for v, w in pairs):
+        if all(syntax.text_of(v) == syntax.text_of(w) for v, w in pairs):
             return own
-        for k in _FACTORS:
-            if all(v == k * w for v, w in pairs):
+        numbers = [(n, m) for v, w in pairs if (n := _int(v)) and (m := _int(w))]
+        for k in _FACTORS if len(numbers) == len(pairs) else ():
+            if all(n == k * m for n, m in numbers):
                 return syntax.infix(number(k), "*", own)
-            if all(v * k == w for v, w in pairs):
+            if all(n * k == m for n, m in numbers):
                 return syntax.infix(own, "//", number(k))
     if name in parameters or len(given) < len(column):
         return None
@@ -194,6 +191,7 @@ def _column(
     return ast.Name(name, ast.Load())
 
 
-def _int(node: ast.expr) -> int:
-    assert isinstance(node, ast.Constant) and isinstance(node.value, int)
-    return node.value
+def _int(node: ast.expr) -> int | None:
+    """The value of a literal integer; a size may be an argument of the model instead."""
+    value = node.value if isinstance(node, ast.Constant) else None
+    return value if type(value) is int else None

@@ -375,7 +375,10 @@ def _shortcut(layer: Layer, block: Sequence[int]) -> list[int]:
     if not sums:
         return []
     ways: list[list[int]] = []
-    for atom in filter(is_var, steps[sums[-1]].invars):
+    summands = [a for a in steps[sums[-1]].invars if is_var(a)]
+    if any(a not in makers for a in summands):
+        return []  # the input itself is the shortcut
+    for atom in summands:
         way: list[int] = []
         while (i := makers.get(atom)) is not None and _is_call(steps[i]):
             start = steps[i].invars[0]

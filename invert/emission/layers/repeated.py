@@ -143,9 +143,9 @@ def _best(chains: Sequence[_Chain]) -> _Found | None:
         for k in starts:
             for end in range(k + 2, len(chain) + 1):
                 sequences[tuple(key for _, key in chain[k:end])] = None
-    found = [_found(keys, chains) for keys in sequences]
+    found = [f for keys in sequences if len((f := _found(keys, chains)).places) > 1]
     best = max(found, key=lambda f: f.saved, default=None)
-    return best if best is not None and best.saved[0] >= _FEW and best.layers > 1 else None
+    return best if best is not None and best.saved[0] >= _FEW else None
 
 
 def _is_layer(key: Hashable) -> bool:

@@ -52,13 +52,15 @@ def _users(graph: Graph, atom: Atom, *names: str) -> list[Eqn]:
 
 def _normalization(eqn: Eqn, graph: Graph) -> Iterator[tuple[Atom, str]]:
     """`rsqrt(var + epsilon) * gamma` is the scale, `beta - mean * scale` the shift."""
-    inside = graph.producer(eqn.invars[0], "add")
+    inside, known = graph.producer(eqn.invars[0], "add"), False
     if inside is not None and any(isinstance(a, Literal) for a in inside.invars):
         variance = next((a for a in inside.invars if is_var(a)), None)
         if variance is not None and (name := _mean_of_squares(graph, variance)):
+            known = True
             yield variance, name
             yield from _squares(graph, variance)
         elif variance is not None and (difference := _difference(graph, variance)) is not None:
+            known = True
             yield variance, "var"
             yield _source(graph, difference.invars[0]), "mean_square"
     (out,) = eqn.outvars
@@ -67,7 +69,8 @@ def _normalization(eqn: Eqn, graph: Graph) -> Iterator[tuple[Atom, str]]:
     if scale is not None and _is_of_shape(products[0], graph):
         yield scale, "normalized"
         return
-    if scale is None and not products and eqn.primitive.name == "rsqrt" and len(out.aval.shape) > 1:
+    alone = scale is None and not products and eqn.primitive.name == "rsqrt"
+    if known and alone and len(out.aval.shape) > 1:
         yield out, "inv_std"
     if scale is None:
         if len(products) > 1 and len(out.aval.shape) == 1:  # the stored statistics alone

@@ -124,6 +124,8 @@ def noun(
         return known[0][1] if known else of_scope(eqn, path)
     if mixes(eqn, atoms, fields):
         return STREAM if primitive in _SUMS else PLAIN
+    if primitive == "neg":
+        return PLAIN  # `-loss` is no loss
     if primitive == "sub" and isinstance(eqn.invars[0], Literal):
         of_mask = bool(known) and stem(known[0][1]).endswith("mask")
         return "inverse_mask" if of_mask else of_scope(eqn, path)
