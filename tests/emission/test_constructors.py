@@ -139,7 +139,12 @@ def test_stages_are_lists_and_their_widths_follow() -> None:
     assert "c_out" not in constructor
     assert "first = Block(c_in, hidden, strides=strides, key=keys[0])" in source
     assert "return first, *(Block(4 * hidden, hidden, key=k) for k in keys[1:])" in source
-    for stage in ("(5, 3, strides=1,", "(12, 6, strides=2,", "(24, 7, strides=2,", "(28, 9, str"):
+    for stage in (
+        "(c_in, 3, strides=1,",
+        "(12, 6, strides=2,",
+        "(24, 7, strides=2,",
+        "(28, 9, str",
+    ):
         assert source.count(f"stage{stage}") == 1
     assert "keys = jax.random.split(key, 4)" in source
     assert "            for block in blocks:\n                x = block(x)\n" in source
@@ -275,7 +280,7 @@ def test_activations_of_few_calls_are_applied_there() -> None:
         x = layers.Dense(5 + i, activation="relu", name=f"dense_{i}")(x)
     model = keras.Model(given, layers.Dense(2, activation="softmax", name="head")(x), name="mlp")
     # With so many the layer has an activation.
-    assert "self.head = Dense(7, 2, activation=jax.nn.softmax" in _emitted(model, 4)
+    assert "self.head = Dense(7, n_out, activation=jax.nn.softmax" in _emitted(model, 4)
     x = layers.Dense(5, activation="relu", name="body")(given)
     model = keras.Model(given, layers.Dense(2, activation="softmax", name="head")(x), name="two")
     source = _emitted(model, 4)

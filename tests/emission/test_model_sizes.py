@@ -94,14 +94,14 @@ def test_a_convolutional_network_of_one_width() -> None:
     assert "dim: int = 10" in _at_other_sizes(_images, sizes, others, x)
 
 
-def test_sizes_without_names_are_numbers() -> None:
+def test_sizes_inside_that_have_no_names_are_numbers() -> None:
     given = x = keras.Input((12, 12, 3))
     for width in (6, 9, 14):
         x = L.Conv2D(width, 3, activation="relu")(x)
     model = keras.Model(given, L.Dense(5)(L.GlobalAveragePooling2D()(x)))
     source = invert.convert(model).emit(loader=False).source
-    assert "def __init__(self, *, key: PRNGKeyArray)" in source
-    assert re.findall(r"Conv2d\((\d+, \d+), ", source) == ["3, 6", "6, 9", "9, 14"]
+    assert "def __init__(self, *, c_in: int = 3, n_out: int = 5, key: PRNGKeyArray)" in source
+    assert re.findall(r"Conv2d\((\w+, \d+), ", source) == ["c_in, 6", "6, 9", "9, 14"]
 
 
 def _grouped(*, dim: int, heads: int, kv_heads: int, head_dim: int) -> Any:

@@ -389,9 +389,10 @@ def _shortcut(layer: Layer, block: Sequence[int]) -> list[int]:
             atom = start
         if way and atom not in makers and users[atom] > 1:
             ways.append(way)
-    if len(ways) != 1:
+    ways.sort(key=len)
+    if not ways or (len(ways) > 1 and len(ways[0]) == len(ways[1])):
         return []
-    (way,) = ways
+    way, *_ = ways
     names = collections.Counter(_plain(s.layer.name) for i in block if _is_call(s := steps[i]))
     own = [_plain(s.layer.name) for i in way if _is_call(s := steps[i])]
     # A single layer with a name of its own, such as `downsample`, keeps it.
