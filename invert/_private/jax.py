@@ -703,7 +703,7 @@ def bind_equation(eqn: Eqn, args: Sequence[object]) -> list[Value]:
     return list(results) if eqn.primitive.multiple_results else [results]
 
 
-def jvp_rule_of(eqn: Eqn) -> Hashable | None:
+def jvp_rule_of(params: Params) -> Hashable | None:
     """The derivative rule that an author gave a `custom_jvp_call`, and its calling convention.
 
     Calls with equal results share one rule, given equal types and settings. JAX wraps the
@@ -711,7 +711,7 @@ def jvp_rule_of(eqn: Eqn) -> Hashable | None:
     and jax/_src/custom_derivatives.py (jax 0.10.2 and 0.12). `None` where these hold anything
     else, such as values that the rule closes over or arguments that it does not differentiate.
     """
-    params, changes = eqn.params, []
+    symbolic_zeros, changes = params["symbolic_zeros"], []
     while isinstance(fun := params.get("jvp_jaxpr_fun"), lu.WrappedFun):
         if params["num_consts"] or fun.transforms:
             return None
@@ -736,12 +736,17 @@ def jvp_rule_of(eqn: Eqn) -> Hashable | None:
                 return None
             _, _, tree, _ = rule.transforms[0][1]
             avals = tuple(_closed_over(thunk, "in_avals"))
-            return rule.f, tree, rule.params, avals, tuple(changes), eqn.params["symbolic_zeros"]
+            return rule.f, tree, rule.params, avals, tuple(changes), symbolic_zeros
         # Bound again from a jaxpr.
         if rule.transforms:
             return None
         params = {"jvp_jaxpr_fun": lifted, "num_consts": _closed_over(rule.f, "num_consts")}
     return None
+
+
+def rule_name(params: Params) -> str:
+    """The name of the derivative rule of a `custom_jvp_call`."""
+    return params["jvp_jaxpr_fun"].debug_info.func_name
 
 
 def _closed_over(function: Value, name: str) -> Value:
@@ -758,9 +763,13 @@ def _closed_over(function: Value, name: str) -> Value:
 def plain_params(params: Params) -> Params:
     """Parameters of an equation in comparable form.
 
-    In jax 0.12 a `scan` holds the trees of its operands and results. Only their numbers of
-    constants and carried values matter.
+    JAX wraps the derivative rule of a `custom_jvp_call` anew in each trace. In jax 0.12 a `scan`
+    holds the trees of its operands and results. Only their numbers of constants and carried values
+    matter.
     """
+    if "jvp_jaxpr_fun" in params:
+        rule = jvp_rule_of(params)
+        return params if rule is None else {**params, "jvp_jaxpr_fun": rule}
     if "ft_in" not in params:
         return params
     consts, carry, _ = params["ft_in"].unpack()

@@ -18,6 +18,7 @@ from invert._private.jax import (
     names_of,
     open_jaxpr,
     plain_params,
+    rule_name,
     source_line,
 )
 from invert.ir.graph import Graph, is_var
@@ -402,6 +403,8 @@ def other_params(eqn: Eqn, target: Eqn) -> str | tuple[str, str] | None:
         if is_jaxpr(value) and is_jaxpr(other):
             if (inner := difference(value, other)) is not None:
                 return f"in {eqn.primitive.name}: {inner}"
+        elif name == "jvp_jaxpr_fun" and not _same_param(value, other):
+            return rule_name(eqn.params), f"another rule, {rule_name(target.params)},"
         elif name not in _FREE_PARAMS and not _same_param(value, other):
             return f"{eqn.primitive.name}[{name}={value}]", f"{name}={other}"
     return None

@@ -74,7 +74,7 @@ from invert.ir.types import (
     Value,
     Var,
 )
-from invert.ir.unit_axes import with_kept_axes, with_late_axes
+from invert.ir.unit_axes import only_unit_axes, with_kept_axes, with_late_axes
 
 # Sizes up to this one are compared as 32-bit numbers.
 _FEW = 2**30 - 1
@@ -267,7 +267,7 @@ def _composed(jaxpr: Jaxpr) -> Jaxpr:
                 if x.aval.shape == eqn.outvars[0].aval.shape:
                     names[eqn.outvars[0]] = x
                     continue
-        if _moves_axes(eqn):
+        if eqn.primitive is not lax.reshape_p and only_unit_axes(eqn):
             made[eqn.outvars[0]] = eqn
         eqns.append(eqn)
     jaxpr = jaxpr.replace(
@@ -281,16 +281,6 @@ def _narrow(jaxpr: Jaxpr) -> Jaxpr:
     """As `_composed`, with operands as narrow as possible."""
     narrow = with_narrow_operands(_composed(jaxpr))
     return _composed(with_kept_axes(with_late_axes(narrow)))
-
-
-def _moves_axes(eqn: Eqn) -> bool:
-    """Whether an equation only adds or removes axes of size one."""
-    if eqn.primitive is lax.squeeze_p:
-        return True
-    if eqn.primitive is not lax.broadcast_in_dim_p or len(eqn.invars) > 1:
-        return False
-    x, out = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
-    return len(x) > 0 and [n for n in x if n != 1] == [n for n in out if n != 1]
 
 
 def _dimensions(eqn: Eqn, before: Eqn) -> list[int] | None:
@@ -644,7 +634,7 @@ def _custom_call(eqn: Eqn, depth: int) -> Eqn:
 def _rule(eqn: Eqn, depth: int) -> Deferred | ClosedJaxpr | str:
     """The normal form of `rule_of`, made only for calls of other functions or at other types."""
     x64: bool = jax.config.jax_enable_x64  # pyright: ignore
-    params: Hashable = jvp_rule_of(eqn)
+    params: Hashable = jvp_rule_of(eqn.params)
     decides = params is not None
     if not decides:
         params = tuple((n, v) for n, v in sorted(eqn.params.items()) if n != "call_jaxpr")

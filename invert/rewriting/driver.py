@@ -83,9 +83,11 @@ class Rewriter:
     defects: list[str] = dataclasses.field(default_factory=list)
     counts: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
     trials: list[Trial] | None = None
-    _bodies: dict[tuple[AnyJaxpr, int, tuple[int, ...]], tuple[Known, AnyJaxpr]] = (
+    _bodies: dict[tuple[AnyJaxpr, int, str, tuple[int, ...]], tuple[Known, AnyJaxpr]] = (
         dataclasses.field(default_factory=dict)
     )
+    # The name of the call whose body is rewritten; `""` elsewhere.
+    _called: str = ""
     _templates: dict[tuple[Call, int], Graph | None] = dataclasses.field(default_factory=dict)
     _last: tuple[Graph, Consts] | None = None
 
@@ -123,7 +125,7 @@ class Rewriter:
         `known` are the values of leading arguments, `None` for those that are not constant.
         """
         # The entry keeps the known values alive, so that no id is reused.
-        key = jaxpr, number, tuple(map(id, known))
+        key = jaxpr, number, self._called, tuple(map(id, known))
         if key not in self._bodies:
             self._bodies[key] = known, self._rewrite(jaxpr, number, known)
         return cast(J, self._bodies[key][1])
@@ -165,6 +167,7 @@ class Rewriter:
         if eqn.primitive.name in _WITH_RULES and not self.stages[number].inside_rules:
             return eqn
         params = {}
+        outer, self._called = self._called, _call_name(eqn)
         for name, value in eqn.params.items():
             if not holds_jaxpr(value):
                 continue
@@ -175,6 +178,7 @@ class Rewriter:
                 new = jaxprs.map_param(value, lambda j: self._body(j, number, known))  # noqa: B023
             if new is not value:
                 params[name] = new
+        self._called = outer
         return eqn.replace(params={**eqn.params, **params}) if params else eqn
 
     def _sweep(self, graph: Graph, number: int) -> list[Replacement]:
@@ -244,7 +248,7 @@ class Rewriter:
                     match.refused(site.eqn)
                     continue
                 closed = _trace(call)
-                if _no_progress(closed, template):
+                if _no_progress(closed, template) or _is_call_of(closed, site.graph, self._called):
                     match.refused(site.eqn, "the program holds the replacement already")
                     continue
                 if _constants_in(site.graph, closed) is None:
@@ -411,6 +415,18 @@ def _no_progress(closed: AnyJaxpr, template: Graph) -> bool:
     """Whether a call lowers to itself, so that it would be rewritten forever."""
     jaxpr = open_jaxpr(closed)
     return len(jaxpr.eqns) == len(template.eqns) and equivalent(closed, template.jaxpr)
+
+
+def _is_call_of(closed: AnyJaxpr, graph: Graph, name: str) -> bool:
+    """Whether a replacement is the call, under this name, of the body that it would stand in."""
+    eqns = open_jaxpr(closed).eqns
+    if not name or len(eqns) != 1 or _call_name(eqns[0]) != name:
+        return False
+    return equivalent(eqns[0].params["jaxpr"], graph.jaxpr)
+
+
+def _call_name(eqn: Eqn) -> str:
+    return eqn.params["name"] if eqn.primitive.name == "jit" else ""
 
 
 def replace(graph: Graph, replacements: Sequence[Replacement]) -> Jaxpr:
