@@ -23,8 +23,8 @@ from invert.ir import kinds
 from invert.ir.graph import literal
 from invert.ir.types import Atom, Aval, Eqn, JaxFunction, Value
 from invert.patterns.fingerprints import fingerprint, may_be
-from invert.patterns.special import lowered
 from invert.rewriting.pattern import Call, Pattern, Site
+from invert.rewriting.short import lowered
 
 
 def _result_of(function: JaxFunction, i: int) -> JaxFunction:
