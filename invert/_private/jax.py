@@ -338,7 +338,7 @@ _WANTS_OUT_AVALS = "out_avals" in inspect.signature(jax_mlir.lower_jaxpr_to_fun)
 
 
 def emit_custom_call(
-    ctx: Any,
+    ctx: jax_mlir.LoweringRuleContext,
     operands: Sequence[ir.Value],
     attributes: Sequence[tuple[str, str]],
     computations: Sequence[Value],
@@ -400,14 +400,12 @@ _UNSTABLE_TARGETS = (
 # Modules that this process lowered itself are read into one context: making one takes longer than
 # reading a small module. It keeps their constants, so it is replaced periodically.
 _READS_PER_CONTEXT = 512
-_reading: dict[str, Any] = {"context": None, "reads": 0}
+_reads = itertools.count()
 
 
-def _reading_context() -> Value:
-    if _reading["reads"] % _READS_PER_CONTEXT == 0:
-        _reading["context"] = make_reading_context()
-    _reading["reads"] += 1
-    return _reading["context"]
+@functools.lru_cache(maxsize=1)
+def _reading_context(period: int) -> ir.Context:
+    return make_reading_context()
 
 
 def lowered_module(fn: Callable[..., object], *avals: Aval, platform: str = "cpu") -> ir.Module:
@@ -432,7 +430,9 @@ def lowered_module(fn: Callable[..., object], *avals: Aval, platform: str = "cpu
         # refers to its own key.
         if forget := getattr(pxla._dce_jaxpr, "evict_weakref", None):
             forget(traced.jaxpr)
-    return stablehlo_dialect.deserialize_portable_artifact(_reading_context(), artifact)
+    return stablehlo_dialect.deserialize_portable_artifact(
+        _reading_context(next(_reads) // _READS_PER_CONTEXT), artifact
+    )
 
 
 @contextlib.contextmanager

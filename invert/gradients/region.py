@@ -62,7 +62,8 @@ class MarkedRegion:
 
     Its functions take closed-over values (whose derivative is zero, as in TensorFlow), then the
     arguments, then the cotangents of the differentiable results. `avals` are the types of all of
-    them.
+    them. `places` are the positions of those results, `moved` those of the operands whose gradient
+    is wanted.
     """
 
     def __init__(
@@ -82,8 +83,11 @@ class MarkedRegion:
         self.outside = [v for v in outside if v not in self.constants]
         self.held = [v for v in outside if v in self.constants]
         self.operands = [*self.held, *self.outside, *self.inputs]
-        self.numbers = [v for v in self.results if is_differentiable(v.aval)]
+        self.places = [i for i, v in enumerate(self.results) if is_differentiable(v.aval)]
+        self.numbers = [self.results[i] for i in self.places]
         self.wanted = [i for i, v in enumerate(self.inputs) if is_differentiable(v.aval)]
+        first = len(self.operands) - len(self.inputs)
+        self.moved = [first + i for i in self.wanted]
         types = [v.aval for v in self.operands]
         run = functools.partial(self._run_settled, settled)
         # Inner markers are already settled, since their values come first. A marker that
@@ -195,12 +199,10 @@ class MarkedRegion:
     def autodiff_of(self, program: JaxFunction, values: Sequence[Value]) -> list[Value]:
         """As `autodiff`, for another program over `operands`."""
         operands, cotangents = self._split(values)
-        wanted = [len(operands) - len(self.inputs) + i for i in self.wanted]
-        places = [i for i, v in enumerate(self.results) if is_differentiable(v.aval)]
 
         def function(*numbers: Value) -> list[Value]:
-            results = program(*jaxprs.with_values(operands, wanted, numbers))
-            return [results[i] for i in places]
+            results = program(*jaxprs.with_values(operands, self.moved, numbers))
+            return [results[i] for i in self.places]
 
-        _, pull = jax.vjp(jax.jit(function), *(operands[i] for i in wanted))
+        _, pull = jax.vjp(jax.jit(function), *(operands[i] for i in self.moved))
         return list(pull(cotangents))
