@@ -259,12 +259,6 @@ def with_names(eqn: Eqn, names: tuple[str, ...]) -> Eqn:
     return eqn.replace(source_info=eqn.source_info.replace(name_stack=_stack(names)))
 
 
-def trace_open(fn: Callable[..., object], *avals: object) -> tuple[Jaxpr, list[Value]]:
-    """Trace `fn` into a jaxpr without constants and the values of its constant variables."""
-    closed = jax.make_jaxpr(fn)(*avals)
-    return cast(Any, partial_eval.convert_constvars_jaxpr(closed.jaxpr)), list(closed.consts)
-
-
 def trace_closed(fn: JaxFunction, *avals: object) -> ClosedJaxpr:
     """Trace `fn` into a closed jaxpr, as `lax` keeps the branches of a `cond`.
 

@@ -11,8 +11,9 @@ import numpy as np
 from jax import lax
 
 from invert._errors import InvertError
-from invert._private.jax import trace_open
+from invert._private.jax import trace_closed
 from invert._private.mlir import ir
+from invert.ir.jaxprs import split_constants
 from invert.ir.sizes import DimSize
 from invert.ir.types import JaxFunction
 from invert.stablehlo.ops import attributes, regions
@@ -228,8 +229,8 @@ def bind_select_and_scatter(
             padding=padding,
         )
     aval = jax.ShapeDtypeStruct((), operand.dtype)
-    select_jaxpr, select_consts = trace_open(select, aval, aval)
-    scatter_jaxpr, scatter_consts = trace_open(scatter, aval, aval)
+    select_jaxpr, select_consts = split_constants(trace_closed(select, aval, aval))
+    scatter_jaxpr, scatter_consts = split_constants(trace_closed(scatter, aval, aval))
     if select_consts or scatter_consts:
         raise InvertError("stablehlo.select_and_scatter: a region captures a value")
     return lax.select_and_scatter_p.bind(
