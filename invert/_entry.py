@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import numpy as np
@@ -175,7 +175,7 @@ class EntryPoint:
     defaults: Keywords = dataclasses.field(default_factory=dict)
     trace: Trace | None = None
     attributes: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    outputs: Any = None
+    outputs: Tree = None
 
     @functools.cached_property
     def specs(self) -> Sequence[ArgSpec]:

@@ -82,7 +82,7 @@ def custom_call(
 
 
 @custom_call_p.def_abstract_eval
-def _abstract_eval(*operands: object, avals: Sequence[Any], **_: object) -> list[Aval]:
+def _abstract_eval(*operands: object, avals: Sequence[Aval], **_: object) -> list[Aval]:
     return [abstract_token if a is None else ShapedArray(*a) for a in avals]
 
 

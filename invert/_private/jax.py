@@ -275,7 +275,7 @@ def trace_closed(fn: JaxFunction, *avals: object) -> ClosedJaxpr:
     names = core.DebugInfo("jit", getattr(fn, "__name__", "fn"), ("",) * len(types), None)
     traced = lu.wrap_init(flat, debug_info=names)
     jaxpr, _, consts = partial_eval.trace_to_jaxpr_dynamic(traced, types)
-    return cast(Any, _JAXPRS[1](jaxpr, consts))
+    return cast("ClosedJaxpr", _JAXPRS[1](jaxpr, consts))
 
 
 def forget_traces(namespace: Mapping[str, object]) -> None:
@@ -538,7 +538,7 @@ def is_jaxpr(value: object) -> TypeGuard[AnyJaxpr]:
 
 def open_jaxpr(closed: AnyJaxpr) -> Jaxpr:
     """The jaxpr without the values of its constants."""
-    return cast(Any, getattr(closed, "jaxpr", closed))
+    return cast("Jaxpr", getattr(closed, "jaxpr", closed))
 
 
 def dce(jaxpr: Jaxpr) -> Jaxpr:
@@ -549,19 +549,20 @@ def dce(jaxpr: Jaxpr) -> Jaxpr:
     if _is_used(jaxpr)[0]:
         return jaxpr
     kept = [True] * len(jaxpr.outvars)
-    return cast(Any, partial_eval.dce_jaxpr(jaxpr, kept, instantiate=True)[0])
+    return cast("Jaxpr", partial_eval.dce_jaxpr(jaxpr, kept, instantiate=True)[0])
 
 
 def live_part(
     jaxpr: Jaxpr, used: Sequence[bool], kept: bool | Sequence[bool] = False
 ) -> tuple[Jaxpr, list[bool]]:
     """The live part of a jaxpr, and a mask of the arguments it reads."""
-    return cast(Any, partial_eval.dce_jaxpr(jaxpr, list(used), instantiate=kept))
+    found = partial_eval.dce_jaxpr(jaxpr, list(used), instantiate=kept)
+    return cast("tuple[Jaxpr, list[bool]]", found)
 
 
 def constants_as_arguments(jaxpr: Jaxpr) -> Jaxpr:
     """Make the constant variables the leading arguments."""
-    return cast(Any, partial_eval.convert_constvars_jaxpr(jaxpr))
+    return cast("Jaxpr", partial_eval.convert_constvars_jaxpr(jaxpr))
 
 
 def eval_jaxpr(jaxpr: Jaxpr, values: Sequence[object]) -> list[Value]:
@@ -669,8 +670,8 @@ def consts_of(jaxpr: AnyJaxpr) -> Sequence[Value]:
 
 def close_like(original: J, jaxpr: Jaxpr) -> J:
     """`jaxpr` in the form of `original`: closed over its constants, or open."""
-    closed: Any = original
-    return cast(Any, jaxpr if isinstance(closed, core.Jaxpr) else _JAXPRS[1](jaxpr, closed.consts))
+    is_open = isinstance(original, core.Jaxpr)
+    return cast("J", jaxpr if is_open else _JAXPRS[1](jaxpr, consts_of(original)))
 
 
 @contextlib.contextmanager

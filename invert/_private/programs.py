@@ -6,6 +6,7 @@ Works with jax 0.10.2 to 0.12.
 from __future__ import annotations
 
 import dataclasses
+import enum
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -51,7 +52,7 @@ RECORDS: Mapping[str, type] = {
         lax.ScatterDimensionNumbers,
     )
 }
-CHOICES: Mapping[str, Any] = {
+CHOICES: Mapping[str, type[enum.Enum]] = {
     kind.__name__: kind
     for kind in (
         *(lax.AccuracyMode, lax.DotAlgorithmPreset, lax.FftType, lax.GatherScatterMode),
@@ -181,12 +182,16 @@ def new_jaxpr(
     invars: Sequence[Var],
     outvars: Sequence[Var | Literal],
     eqns: Sequence[Eqn],
-    description: Sequence[Any] = ("jit", "<unknown>", None, None),
+    description: Sequence[Value] = ("jit", "<unknown>", None, None),
 ) -> Jaxpr:
     """A jaxpr without effects."""
     traced_for, name, *texts = description
     names = core.DebugInfo(traced_for, name, *(x if x is None else tuple(x) for x in texts))
-    parts: Sequence[Any] = [*map(list, (constvars, invars, outvars, eqns)), core.no_effects, names]
+    parts: Sequence[Value] = [
+        *map(list, (constvars, invars, outvars, eqns)),
+        core.no_effects,
+        names,
+    ]
     return Jaxpr(*parts)
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import sys
-from typing import Any
 
 import numpy as np
 
@@ -22,7 +21,7 @@ _WORDS = 4  # two-byte words per step
 _LARGE = 1 << 16
 
 
-def crc32c(data: Any, before: int = 0) -> int:
+def crc32c(data: bytes | bytearray | memoryview | np.ndarray, before: int = 0) -> int:
     """The checksum of `data`; `before` is the checksum of preceding data."""
     content = np.frombuffer(data, np.uint8)
     state = np.uint32(before ^ _ONES)

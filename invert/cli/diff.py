@@ -158,7 +158,7 @@ def _lines(program: ComparedProgram) -> list[Line]:
 
 def _body(jaxpr: AnyJaxpr, name: Callable[[Atom], str], indent: str) -> Iterator[Line]:
     for eqn in jaxpr.eqns:
-        inner: list[tuple[str, Any]] = []
+        inner: list[tuple[str, AnyJaxpr]] = []
         texts = []
         for key, value in eqn.params.items():
             found = value if isinstance(value, (tuple, list)) else (value,)

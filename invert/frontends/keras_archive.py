@@ -13,7 +13,7 @@ import os
 import sys
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -222,7 +222,7 @@ def _weight_problems(data: io.BytesIO, held: int) -> Iterator[Problem]:
     declared = 0
     with h5py.File(data, "r") as weights:
         pending: list[tuple[str, Any]] = [("", weights)]
-        seen: set[Any] = set()
+        seen: set[Hashable] = set()
         while pending:
             place, group = pending.pop()
             for name in group:

@@ -469,7 +469,7 @@ def _reachable(objects: SavedObjects) -> list[tuple[str, int]]:
     return found
 
 
-def _joined(path: Any) -> str:
+def _joined(path: Value) -> str:
     names = []
     while path:
         path, name = path

@@ -14,7 +14,7 @@ from collections.abc import (
     Sequence,
     Set,
 )
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -156,7 +156,7 @@ def with_values(values: Iterable[_T], places: Iterable[int], new: Iterable[_T]) 
     return result
 
 
-def tuple_like(original: tuple[object, ...], values: Iterable[Value]) -> tuple[Any, ...]:
+def tuple_like(original: tuple[object, ...], values: Iterable[Value]) -> tuple[Value, ...]:
     """`values` as a tuple of the type of `original`, which may be a named tuple."""
     make = getattr(original, "_make", tuple)
     return make(values)

@@ -13,7 +13,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Hashable, Sequence, Set
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import jax
 import numpy as np
@@ -75,6 +75,8 @@ from invert.ir.types import (
     Var,
 )
 from invert.ir.unit_axes import only_unit_axes, with_kept_axes, with_late_axes
+
+_A = TypeVar("_A", bound=Atom)
 
 # Sizes up to this one are compared as 32-bit numbers.
 _FEW = 2**30 - 1
@@ -571,7 +573,7 @@ def _hoisted(eqn: Eqn) -> Made | None:
     if not any(kept):
         return None
 
-    def moved(values: Sequence[Atom], of_consts: Sequence[Atom], rest: Sequence[Atom]) -> list[Any]:
+    def moved(values: Sequence[_A], of_consts: Sequence[_A], rest: Sequence[_A]) -> list[_A]:
         held = itertools.compress(values, kept)
         return [*of_consts, *held, *_others(values, kept), *rest]
 
@@ -596,7 +598,7 @@ def _hoisted(eqn: Eqn) -> Made | None:
     return [new], [*starts, *eqn.outvars[count:]]
 
 
-def _others(values: Sequence[Any], left_out: Sequence[bool]) -> list[Any]:
+def _others(values: Sequence[_A], left_out: Sequence[bool]) -> list[_A]:
     return [v for v, out in zip(values, left_out, strict=True) if not out]
 
 

@@ -6,7 +6,6 @@ import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any
 
 import equinox as eqx
 import jax
@@ -134,7 +133,7 @@ class Function:
         # jax.random.key makes keys of the default generator.
         return (type_of_key() if key is None else key).dtype
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Function:
+    def __deepcopy__(self, memo: dict[int, object]) -> Function:
         # The program of a module is never changed; graphs of TensorFlow cannot be copied.
         return self
 

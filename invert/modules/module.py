@@ -176,7 +176,7 @@ class Recovered(eqx.Module):
     def __copy__(self) -> Recovered:
         return jax.tree_util.tree_map(lambda x: x, self)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Recovered:
+    def __deepcopy__(self, memo: dict[int, object]) -> Recovered:
         # The program is never changed; graphs of TensorFlow cannot be copied.
         return jax.tree_util.tree_map(lambda x: copy.deepcopy(x, memo), self)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import html
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import equinox as eqx
 import jax
@@ -68,7 +67,7 @@ def is_whole(leaves: Sequence[Value]) -> bool:
 
 def table(named: Mapping[str, Value], constants: Mapping[str, Value]) -> list[tuple[str, str, str]]:
     """A row for each layer: its name, its arrays with their types, and the number of elements."""
-    layers: dict[str, list[tuple[str, Any]]] = {}
+    layers: dict[str, list[tuple[str, object]]] = {}
     for name, value in named.items():
         layer, _, last = name.rpartition("/")
         layers.setdefault(layer, []).append((last, value))

@@ -11,7 +11,6 @@ import dataclasses
 import functools
 from collections.abc import Iterator, Sequence
 from types import ModuleType
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -101,7 +100,7 @@ def _of_order(function: JaxFunction, order: Value, avals: Sequence[Aval]) -> Ite
         yield Call(key, functools.partial(function, order), tuple(avals[1:]), is_call=True)
 
 
-def _of(function: JaxFunction, *avals: Aval, **params: Any) -> Call:
+def _of(function: JaxFunction, *avals: Aval, **params: object) -> Call:
     key = ("library", function, tuple(sorted(params.items())))
     return Call(key, functools.partial(function, **params), avals)
 

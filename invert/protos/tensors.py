@@ -22,7 +22,7 @@ class _Type(NamedTuple):
     field: str
 
 
-def _type(name: str, field: str, stored: Any = None) -> _Type:
+def _type(name: str, field: str, stored: type | None = None) -> _Type:
     found = stored or getattr(np, name, None) or getattr(ml_dtypes, name)
     return _Type(name, np.dtype(found), field)
 

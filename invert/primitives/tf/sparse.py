@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from types import ModuleType
 
 import jax
 import jax.numpy as jnp
@@ -475,7 +475,7 @@ class Matrix:
         rank = len(self.shape)
         order = [*range(rank - 2), rank - 1, rank - 2]
         swapped = self.indices[:, np.array(order)]
-        lib: Any = np if isinstance(swapped, np.ndarray) else jnp
+        lib: ModuleType = np if isinstance(swapped, np.ndarray) else jnp
         by_row = lib.lexsort([swapped[:, axis] for axis in reversed(range(rank))])
         shape = tuple(self.shape[axis] for axis in order)
         return Matrix(swapped[by_row], jnp.asarray(self.values)[by_row], shape)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -37,7 +36,7 @@ class _Sums:
     start: Value
     step: Value
 
-    def until(self, failed: Callable[[Any], bool]) -> int | None:
+    def until(self, failed: Callable[[Value], bool]) -> int | None:
         """The first step in which a predicate holds, found by adding as the loop does."""
         value = self.start
         for k in range(_MOST_SUMS):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Hashable, Sequence
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -198,7 +197,7 @@ class _Loop:
         self.leaves, self.rebuild = flatten(entry)
         # Initial values of the leaves, if they are known numbers; the last leaf of each variable
         # (of a list, its size).
-        self._starts: list[Any] = []
+        self._starts: list[Value] = []
         self._last: dict[int | Resource, int] = {}
         for (place, form), value in zip(self.forms.items(), entry, strict=True):
             self._starts += [None] * len(flatten([value])[0])
@@ -239,7 +238,7 @@ class _Loop:
         finally:
             self.ctx.plans[_GIVEN] = around
         self._asked = known.asked
-        results: dict[int | Resource, Any] = dict(enumerate(called))
+        results: dict[int | Resource, Value] = dict(enumerate(called))
         results.update((place, value) for place, value in ctx.state.items())
         for place, old in before.items():
             if place not in self.forms and ctx.state.get(place) is not old:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -60,7 +60,7 @@ class TfGradient:
     location: str
     results: int = 0
     captures: tuple[Capture, ...] = ()
-    make: Callable[[bool], Any] | None = None
+    make: Callable[[bool], Analysis] | None = None
     outputs: tuple[bool, ...] = ()
     own: tuple[int, ...] = ()
     problem: str = ""

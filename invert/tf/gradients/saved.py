@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
 import jax
 import numpy as np
@@ -157,7 +156,7 @@ class SavedGradients:
         return itertools.chain.from_iterable(map(nodes, called))
 
 
-def _leaves(value: Value) -> Iterator[Any]:
+def _leaves(value: Value) -> Iterator[Value]:
     """The leaves of a `StructuredValue`, in TensorFlow's order."""
     kind = value.WhichOneof("kind")
     if kind in ("list_value", "tuple_value"):

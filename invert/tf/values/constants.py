@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import numpy as np
@@ -77,7 +76,7 @@ def _same(a: Value, b: Value) -> bool:
     raise InconclusiveDimensionOperation(f"{a} == {b} depends on the sizes")
 
 
-def _holds(size: Any, least: int) -> bool:
+def _holds(size: Value, least: int) -> bool:
     try:
         return bool(size >= least)
     except InconclusiveDimensionOperation:
