@@ -1,4 +1,4 @@
-"""The result of a front end: a traceable function with its names, pytrees and parameters."""
+"""Entry points, which front ends return: traceable functions with names, pytrees and parameters."""
 
 from __future__ import annotations
 

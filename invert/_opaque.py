@@ -48,7 +48,7 @@ _LIBRARIES = (
 
 
 def platform_of(targets: Iterable[str]) -> str | None:
-    """The platform a program was lowered for, by the custom calls it holds, if they tell."""
+    """The platform a program was lowered for, if its custom calls tell."""
     for target in targets:
         for beginning, platform in _LIBRARIES:
             if target.startswith(beginning):

@@ -107,7 +107,7 @@ _MOST_TEXTS = 8192
 
 
 def text_of(key: str) -> str | None:
-    """The text kept under a key; `None` if there is none, or if it is damaged or not this user's.
+    """The text under a key; `None` if absent, damaged or another user's.
 
     The key must say all that the text depends on.
     """
@@ -151,7 +151,7 @@ def _seal(key: str, content: bytes) -> bytes:
 
 @functools.cache
 def _make_room(where: Path) -> None:
-    """Make the folder; if it holds many files, remove the older half, once in a process."""
+    """Make the folder; once in a process, halve the number of too many files."""
     where.mkdir(parents=True, exist_ok=True)
     files = [(entry.stat().st_mtime_ns, entry.path) for entry in os.scandir(where)]
     if len(files) > _MOST_TEXTS:

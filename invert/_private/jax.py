@@ -454,7 +454,7 @@ def trace_as_lowered(fn: Callable[..., object], *avals: object) -> ClosedJaxpr:
 
 
 def traced_to_lower(primitive: core.Primitive, platform: str) -> JaxFunction | None:
-    """The function that JAX traces in place of a primitive when it lowers it for a platform.
+    """The function that JAX traces to lower a primitive for a platform.
 
     `None` where its rule emits ops itself. `mlir.lower_fun` makes the other rules; it does not
     expose the function, but keeps it as `fun` (jax/_src/interpreters/mlir.py, jax 0.10 to 0.12).
@@ -655,7 +655,7 @@ def _is_used(jaxpr: Jaxpr) -> tuple[bool, bool]:
 
 
 def physical_type(aval: Aval) -> tuple[tuple[DimSize, ...], np.dtype]:
-    """Shape and dtype of the array that a module holds for a value of this type."""
+    """Shape and dtype of the array that represents this type in a module."""
     if aval.dtype == jax.dtypes.float0:
         return aval.shape, np.dtype(bool)
     if jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key):
@@ -676,7 +676,7 @@ def close_like(original: J, jaxpr: Jaxpr) -> J:
 
 @contextlib.contextmanager
 def context_of(eqn: Eqn) -> Iterator[None]:
-    """Trace under the name scopes, source and settings of an equation, on the current mesh."""
+    """Trace under an equation's name scopes, source and settings, on the current mesh."""
     info = eqn.source_info
     stack = source_info_util.current_name_stack() + info.name_stack
     mesh = get_abstract_mesh()
@@ -745,7 +745,7 @@ def rule_name(params: Params) -> str:
 
 
 def _closed_over(function: Value, name: str) -> Value:
-    """The value of a function's free variable; `None` if there is none of that name."""
+    """The value of a function's free variable, or `None`."""
     names = getattr(getattr(function, "__code__", None), "co_freevars", ())
     if name not in names:
         return None
@@ -793,7 +793,7 @@ def stated_mesh(exported: jax.export.Exported) -> jax.sharding.AbstractMesh | No
 
 
 def exported_program(exported: jax.export.Exported) -> AnyJaxpr | None:
-    """The program that was exported, which an artifact of this process keeps for its gradient."""
+    """The exported program, which an artifact of this process keeps for its gradient."""
     cells = getattr(exported._get_vjp, "__closure__", None) or ()
     programs = [c.cell_contents for c in cells if isinstance(c.cell_contents, _JAXPRS)]
     return cast("AnyJaxpr", programs[0]) if len(programs) == 1 else None
@@ -803,7 +803,7 @@ _OWN_FOLDER = str(Path(jax.__file__).parent)
 
 
 def has_rule_of_jax(eqn: core.JaxprEqn) -> bool:
-    """Whether both the function and the rule of a `custom_jvp` are JAX's own, as for `relu`."""
+    """Whether the function and rule of a `custom_jvp` are JAX's, as for `relu`."""
     file = open_jaxpr(eqn.params["call_jaxpr"]).debug_info.func_filename
     rule = eqn.params["jvp_jaxpr_fun"].debug_info
     return (file or "").startswith(_OWN_FOLDER) and f" at {_OWN_FOLDER}" in rule.func_src_info
@@ -873,7 +873,7 @@ def is_on_shards() -> bool:
 
 
 def varying(value: object) -> frozenset[str]:
-    """The manual axes along which the shards of a value or type are known to differ."""
+    """The manual axes along which shards of a value or type may differ."""
     aval: Aval = value if isinstance(value, core.AbstractValue) else core.typeof(value)
     return aval.mat.varying if hasattr(aval, "mat") else aval.vma
 

@@ -92,7 +92,7 @@ _last: list[_Settings] = []
 
 
 def settings() -> str | None:
-    """All that lowering for the CPU depends on in this process beyond its packages, as text.
+    """What lowering for the CPU depends on in this process, besides packages, as text.
 
     `None` if that is more than settings of JAX: if a package other than JAX has registered a
     lowering or a generator of random numbers.
@@ -168,7 +168,7 @@ def new_equation(
 
 
 def described(jaxpr: Jaxpr) -> list[object] | None:
-    """The names of a function, its arguments and results; `None` if they are more than text."""
+    """Names of a function, its arguments and results; `None` if not plain text."""
     found = jaxpr.debug_info
     texts = [found.arg_names, found.result_paths]
     if not all(x is None or (type(x) is tuple and {*map(type, x)} <= {str}) for x in texts):

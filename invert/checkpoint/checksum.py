@@ -32,7 +32,7 @@ def crc32c(data: bytes | bytearray | memoryview | np.ndarray, before: int = 0) -
 
 
 def masked(crc: int) -> int:
-    """A checksum as stored in files: masked, since a CRC of data containing CRCs is weak."""
+    """Mask a checksum for storage: CRCs of data with CRCs are weak."""
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & _ONES
 
 
@@ -81,7 +81,7 @@ def _apply(tables: np.ndarray, values: np.ndarray) -> np.ndarray:
 
 @functools.cache
 def _tables(power: int) -> np.ndarray:
-    """Tables that advance a checksum by `2**power` zeros, one for each of its four bytes."""
+    """Tables, one per byte, that advance a checksum by `2**power` zeros."""
     bits = np.uint32(1) << np.arange(32, dtype=np.uint32)
     if power:
         images = _apply(_tables(power - 1), _apply(_tables(power - 1), bits))

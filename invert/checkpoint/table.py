@@ -1,4 +1,4 @@
-"""Reads sorted tables in LevelDB's layout: blocks of entries, each with a checksum, and an index.
+"""Reads sorted tables in LevelDB's layout: checksummed blocks and an index.
 
 Layout: tensorflow/core/lib/io/format.cc and block_builder.cc (TensorFlow 2.21).
 """

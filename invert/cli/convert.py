@@ -1,4 +1,4 @@
-"""`invert convert`: a model to a directory with source and weights, and a report about it."""
+"""`invert convert`: writes a model's source, weights and a report."""
 
 from __future__ import annotations
 

@@ -224,7 +224,7 @@ Row = tuple[str, Line | None, Line | None]
 
 
 def _rows(a: Sequence[Line], b: Sequence[Line]) -> Iterator[Row]:
-    """Lines side by side, marked `|` if they differ, `<` or `>` if one is missing."""
+    """Lines side by side, marked `|`, `<` or `>` where they differ."""
     same: dict[Atom, Atom] = {}
     one, two = ([line.key for line in lines] for lines in (a, b))
     junk = max(len(a), len(b)) > _MANY

@@ -63,7 +63,7 @@ def programs_of(module: Value, other: Value) -> Mapping[str, ComparedProgram]:
 
 
 def _avals(function: Function) -> list[jax.ShapeDtypeStruct]:
-    """The types of the arguments, with open sizes if the program is for all sizes."""
+    """The argument types, with open sizes of a program for all sizes."""
     names = named_shapes(function.specs)
     whole = function.whole()
     shapes = at_numbers(names, _SIZES) if whole is None else _anonymous(whole.shapes)

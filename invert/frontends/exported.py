@@ -76,7 +76,7 @@ def entry_point(exported: jax.export.Exported | bytes | bytearray, *, config: Co
 
 
 def _is_rule(eqn: Eqn) -> bool:
-    """Whether an equation has a derivative of its author, not of one of JAX's own functions."""
+    """Whether an equation has a derivative rule of its author."""
     if eqn.primitive.name == "stop_gradient":
         return not is_stopped_by_jax(eqn)
     if eqn.primitive.name == "custom_jvp_call":
@@ -85,7 +85,7 @@ def _is_rule(eqn: Eqn) -> bool:
 
 
 def _has_rules(jaxpr: Jaxpr) -> bool:
-    """Whether a program has derivatives of its author; a shared part of it is visited once."""
+    """Whether a program has derivative rules of its author; visits shared parts once."""
     pending, seen = [jaxpr], set[Jaxpr]()
     while pending:
         current = pending.pop()
@@ -213,7 +213,7 @@ class _Artifact:
 
 
 def _type(aval: Aval) -> tuple[str, np.dtype]:
-    """The type, in a form in which open sizes of two artifacts can be compared."""
+    """The type, with open sizes comparable between artifacts."""
     return str(aval.shape), aval.dtype
 
 
@@ -292,7 +292,7 @@ def _differences(what: str, avals: Sequence[Aval], types: Sequence[ArrayType]) -
 
 
 def _names(exported: jax.export.Exported, given: Sequence[str] | None) -> list[str]:
-    """For each leaf of the arguments its own name, if in the module, otherwise its position."""
+    """Names of the argument leaves in the module, or their positions."""
     kept = exported.module_kept_var_idx
     known = dict(zip(kept, given, strict=True)) if given is not None else {}
     count = exported.in_tree.num_leaves
@@ -306,7 +306,7 @@ def _names(exported: jax.export.Exported, given: Sequence[str] | None) -> list[s
 
 
 def _name(tree: object, position: int, taken: Container[str]) -> str:
-    """Name of a positional argument: its own if it is an array, otherwise its position."""
+    """The name of a positional argument, if an array; otherwise its position."""
     if isinstance(tree, ArgSpec) and tree.name.isidentifier():
         return tree.name
     return free_name(f"arg{position}", taken)

@@ -31,7 +31,7 @@ _KERAS_SEED = "seed_generator_state"
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Run:
-    """A graph as the function of an entry point: takes variables, arguments and perhaps a key.
+    """A graph as an entry point's function of variables, arguments and perhaps a key.
 
     **Arguments:**
 
@@ -249,7 +249,7 @@ def _split_signature(
 
 
 def _named(found: Split) -> set[str]:
-    """The ops of a front to name in the report: those that do more than move numbers."""
+    """The ops to name in the report: those that do more than move numbers."""
     return {n.op for n in found.front if n.op.startswith("LookupTable") or host_entry(n)}
 
 

@@ -104,7 +104,7 @@ _REMEDY = "Export the model without it."
 
 
 def load_problems(proto: SavedModel) -> list[Problem]:
-    """Problems: code that TensorFlow's loader would run and that is not known to be harmless."""
+    """Problems: code that TensorFlow's loader would run, not known to be harmless."""
     found: dict[Problem, None] = {}
     # If there are several graphs, the loader ignores their objects.
     alone = len(proto.meta_graphs) == 1
@@ -174,7 +174,7 @@ def _import_problems(graph: GraphDef) -> Iterator[Problem]:
 
 
 def _computed(graph: GraphDef) -> Iterator[tuple[Messages[NodeDef], str, str, list[NodeDef]]]:
-    """The bodies of a graph, with the unknown ops in them that shape inference would run.
+    """The bodies of a graph, each with unknown ops that shape inference would run.
 
     **Returns:** the nodes, the suffix of an output after its node's name, the name of the body,
     and those ops.

@@ -257,7 +257,7 @@ class _Variables:
 
     @functools.cached_property
     def _sources(self) -> dict[str, tuple[str, Slice | None]]:
-        """For each variable node, its key in the checkpoint and the slice of that value."""
+        """The checkpoint key and slice of each variable node."""
         restore = self._meta.saver_def.restore_op_name.partition(":")[0]
         if restore:
             return dict(self._restored(restore))

@@ -151,7 +151,7 @@ def entry_points(
 def _choose_graph(
     proto: SavedModel, directory: Path, tags: Sequence[str] | None
 ) -> tuple[MetaGraphDef, bool, Files]:
-    """The `MetaGraphDef` with these tags, whether its objects are used, and the files of the model.
+    """Choose the `MetaGraphDef` of these tags; also whether to use its objects, and files.
 
     **Raises:** as `entry_points`.
     """
@@ -279,7 +279,7 @@ def choose_tags(
 
 
 def asset_names(proto: SavedModel) -> list[str]:
-    """The files of a model in its folder `assets`, by the paths that it gives them."""
+    """The files in a model's folder `assets`, by the model's paths."""
     return [a.filename for meta in proto.meta_graphs for a in assets_of(meta)]
 
 
@@ -362,7 +362,7 @@ class _Model:
         kind: str,
         of: tuple[str, bool] | None = None,
     ) -> Read:
-        """`of`: for one of several traces, the function and whether it is the default trace."""
+        """The reader of a function; `of`: the function traced, and whether by default."""
 
         def read(name: str, strict: bool) -> EntryPoint:
             source = f"SavedModel {self._directory.name}, {kind} {name}"

@@ -59,7 +59,7 @@ class Concrete:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class SavedFunction:
-    """A function in a file: its concrete functions, and the parameters of its Python function."""
+    """A saved function: its concrete functions, and the Python function's parameters."""
 
     concretes: tuple[Concrete, ...]
     function_type: types.SimpleNamespace
@@ -244,7 +244,7 @@ class SavedObjects:
     # -- tables
 
     def table(self, index: int) -> StoredTable | None:
-        """The hash table of an object; `None` if it is not one that a file fills."""
+        """The hash table of an object, if a file fills it."""
         if index not in self._tables:
             self._tables[index] = self._read_table(index)
         return self._tables[index]
@@ -324,7 +324,7 @@ class SavedObjects:
 
 
 def has_type(value: np.ndarray, shape: Sequence[int | None] | None, kind: int) -> bool:
-    """Whether an array has a `DataType` and a shape, whose sizes or rank may be unknown."""
+    """Whether an array has a `DataType` and a possibly unknown shape."""
     fits = shape is None or fits_shape(value.shape, shape)
     return fits and value.dtype == decode_dtype(kind)
 

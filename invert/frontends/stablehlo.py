@@ -105,7 +105,7 @@ def entry_points(
 def _entry_point(
     program: Program, specs: Sequence[ArgSpec], params: Mapping[str, np.ndarray]
 ) -> EntryPoint:
-    """The entry point of one function, with the values of those arguments that are weights."""
+    """The entry point of one function, with the values of its weights."""
     values = {spec.name: params[spec.name] for spec in specs if spec.name in params}
     free = [spec for spec in specs if spec.name not in values]
     weights = list(values)

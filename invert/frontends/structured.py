@@ -41,7 +41,7 @@ class TensorSpec:
 
 @dataclasses.dataclass(frozen=True)
 class CompositeSpec:
-    """The type of a ragged or sparse tensor: the types of its components, by name."""
+    """The type of a ragged or sparse tensor: component types by name."""
 
     whole: TensorSpec
     parts: Mapping[str, TensorSpec]
@@ -79,7 +79,7 @@ class Parameter:
 
 
 def decode(value: StructuredValue, depth: int = 0) -> Value:
-    """A `StructuredValue` in plain containers, with the types of this file for those of tensors.
+    """Decode a `StructuredValue` to plain containers and this file's tensor types.
 
     **Raises:** `MalformedModelError`.
     """

@@ -146,7 +146,7 @@ class GradientCache:
         raw: ClosedJaxpr,
         compare: _Judge[str],
     ) -> str:
-        """The result of `compare` for a region and its raw gradient: `""` if it equals autodiff.
+        """The cached result of `compare` for a region; `""` if its gradient equals autodiff.
 
         A gradient that differs is kept, which is right for any constants. One that agrees may
         differ for other constants or other rules of library functions.

@@ -40,7 +40,7 @@ def _clips(eqn: Eqn) -> bool:
 
 
 def _bind(eqn: Eqn, operands: list[Value]) -> Sequence[Value]:
-    """Bind an equation, a strided slice of an open size as the lookup that JAX makes of `x[::2]`.
+    """Bind an equation; a strided slice of an open size as JAX writes `x[::2]`.
 
     The lengths of the two are equal, but other expressions of the size, and so are those of the
     cotangents in the container's gradient.

@@ -50,7 +50,7 @@ def is_zero(closed: AnyJaxpr) -> bool:
 
 
 def make_rule(region: MarkedRegion, backward: AnyJaxpr, x64: bool, linear: bool) -> Rule:
-    """A rule for both modes if JAX can transpose the gradient (`linear`), else for reverse mode."""
+    """Make a rule for both modes, or for reverse mode if not `linear`."""
     make, kind = (_custom_jvp, "custom_jvp") if linear else (_custom_vjp, "custom_vjp")
     return Rule(make(region, _pull(region, backward, x64), x64), region.operands, kind)
 
@@ -128,7 +128,7 @@ def _custom_vjp(region: MarkedRegion, pull: JaxFunction, x64: bool) -> JaxFuncti
 
 
 def is_transposable(region: MarkedRegion, backward: AnyJaxpr, x64: bool) -> bool:
-    """Whether JAX can transpose the gradient, and it is linear by its equations or numerically."""
+    """Whether JAX can transpose the gradient, which is linear by its equations or numerically."""
     shown = is_linear(backward, len(region.numbers))
     pull = _pull(region, backward, x64)
     n = len(region.operands)

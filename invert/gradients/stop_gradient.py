@@ -64,7 +64,7 @@ class _Places:
 
     @classmethod
     def of(cls, jaxpr: Jaxpr, inputs: Sequence[Var]) -> _Places:
-        """Use of values that depend on `inputs`: all of a value, single ones, and similar ones.
+        """Collect uses of values that depend on `inputs`: all, single, and similar ones.
 
         Uses are similar if they are the same operand of the same primitive, and come from the same
         primitive. They are probably one function that the author called in many places.

@@ -1,4 +1,4 @@
-"""Keys that a program splits in two: one to draw with, one to split again."""
+"""Keys split in two: one to draw with, one to split again."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def with_last_key(jaxpr: Jaxpr) -> Jaxpr:
 
 
 def parts_of(split: Eqn, graph: Graph) -> tuple[list[Var], list[Eqn]] | None:
-    """The parts of a split into two, and the equations that take them; `None` for other uses."""
+    """The parts of a split into two, with the equations that take them."""
     (keys,) = split.outvars
     takers = list(graph.users.get(keys, ()))
     if split.params["shape"] != (2,) or keys in graph.results:

@@ -203,7 +203,7 @@ class Match:
                     self._claim(end)
 
     def _claim(self, eqn: Eqn) -> bool:
-        """Match a further equation with a user of its known operands, if there is one."""
+        """Match a further equation with a user of its known operands."""
         if eqn in self.eqns:
             return False
         known = [
@@ -231,7 +231,7 @@ class Match:
         return [None if isinstance(v, Literal) else self.atoms.get(v) for v in results]
 
     def _leak(self, results: Sequence[Atom | None]) -> tuple[Eqn, Eqn | None] | None:
-        """An interior equation whose value is used outside, and its user (`None` for a result)."""
+        """An interior equation used outside, with its user (`None` for a result)."""
         produced = {v for v in results if v is not None and not isinstance(v, Literal)}
         for target in self.eqns.values():
             for v in target.outvars:
@@ -304,7 +304,7 @@ def _is_constant(eqn: Eqn) -> bool:
 
 
 def _describe_atom(graph: Graph, atom: Atom) -> str:
-    """An atom in words: its value, or the equation that defines it and its place."""
+    """An atom in words: its value, or its equation and place."""
     if isinstance(atom, Literal):
         return f"{atom.val}"
     eqn = graph.producers.get(atom)

@@ -84,7 +84,7 @@ def meshes_of(program: AnyJaxpr) -> dict[AbstractMesh, frozenset[str]]:
 
 @dataclasses.dataclass
 class MeshRetracer(Retracer[frozenset[str]]):
-    """Traces a program again on other meshes. Marks are the axes along which shards differ.
+    """Retraces programs on other meshes; marks are axes along which shards differ.
 
     **Arguments:**
 

@@ -41,7 +41,7 @@ class Retracer(abc.ABC, Generic[_M]):
 
     @abc.abstractmethod
     def marked(self, value: Value, mark: _M) -> Value:
-        """The value with this mark; the value itself if it has it or cannot be given it."""
+        """Give a value this mark, unless it has it or cannot have it."""
 
     def __call__(self, program: AnyJaxpr, args: Sequence[Value]) -> list[Value]:
         def on_eqn(eqn: Eqn, operands: list[Value]) -> Sequence[Value]:
@@ -53,7 +53,7 @@ class Retracer(abc.ABC, Generic[_M]):
     def traced(
         self, body: AnyJaxpr, operands: Sequence[object], marks: Sequence[_M] = ()
     ) -> ClosedJaxpr:
-        """A body at the types of its operands, whose first results are given these marks."""
+        """Trace a body at its operands' types; its first results get these marks."""
 
         def run(*values: Value) -> list[Value]:
             results = self(body, values)
@@ -71,7 +71,7 @@ class Retracer(abc.ABC, Generic[_M]):
         init: Sequence[Value],
         rows: Sequence[object] = (),
     ) -> tuple[list[Value], ClosedJaxpr]:
-        """The first carry, with the marks that later ones have too, and the body traced on it."""
+        """The initial carry with the marks of all later ones, and the body."""
         carry = list(init)
         while True:
             marks = list(map(self.mark, carry))

@@ -91,7 +91,7 @@ def dimension(size: DimSize) -> str | None:
 
 
 def linear(size: DimSize) -> tuple[str, int, int] | None:
-    """`(name, slope, offset)` of a size that is linear in one dimension; `None` for others."""
+    """`(name, slope, offset)` of a size linear in one dimension, if it is."""
     term = None
     offset = 0
     for coefficient, factors in dim_terms(size):
@@ -135,7 +135,7 @@ def evaluate(size: DimSize, values: Mapping[str, DimSize]) -> DimSize:
 def solve(
     shapes: Iterable[Sequence[DimSize]], given: Iterable[Sequence[DimSize]]
 ) -> dict[str, DimSize] | None:
-    """The values of the dimensions that make `shapes` equal `given`; `None` if there are none.
+    """The dimensions at which `shapes` equal `given`, if there are any.
 
     Single dimensions are read off first; others are solved from expressions linear in them.
     """
@@ -160,7 +160,7 @@ def solve(
 
 
 def _solve_one(size: DimSize, value: DimSize, values: dict[str, DimSize]) -> bool:
-    """Solve for the only unknown dimension of a size; `False` if it has more or is not linear."""
+    """Solve a linear size for its one unknown dimension; `False` for other sizes."""
     unknown = dimensions(size) - values.keys()
     if len(unknown) > 1 or is_open(value):
         return not unknown
@@ -241,7 +241,7 @@ class Constraint:
 
 
 def _least(size: DimSize, limit: int) -> tuple[DimSize, int] | None:
-    """The dimension of a size and its least value at which the size reaches `limit`.
+    """A size's dimension, and its least value at which the size reaches `limit`.
 
     `None` if the size has several dimensions, can fall as its dimension grows, or stays below.
     """
@@ -445,7 +445,7 @@ _SIGNS = {"eq": "==", "ge": ">=", "le": "<="}
 
 
 def decided(relation: str, a: DimSize, b: DimSize) -> bool | None:
-    """The result of comparing two sizes (`"lt"`, ...); `None` if it depends on the dimensions."""
+    """Compare two sizes (`"lt"`, ...); `None` if dimensions decide."""
     if relation in ("eq", "ne"):
         difference = a - b
         if not is_open(difference):

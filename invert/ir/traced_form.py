@@ -90,7 +90,7 @@ def difference(a: AnyJaxpr, b: AnyJaxpr) -> str | None:
 
 
 def normal(closed: J, depth: int = 0) -> J:
-    """The normal form of a jaxpr: no dead code, no duplicates, operands in order of use."""
+    """The normal form: no dead code, no duplicates, operands in order of use."""
     return cast(J, _normal[min(depth, _DEPTH)](closed))
 
 
@@ -307,7 +307,7 @@ def _dimensions(eqn: Eqn, before: Eqn) -> list[int] | None:
 
 
 def _with_axes_as_such(eqn: Eqn) -> Eqn:
-    """Write a reshape that only adds or removes axes of size one as a broadcast or a squeeze."""
+    """Write a reshape that only adds or removes unit axes as broadcast or squeeze."""
     adds = eqn.primitive is lax.broadcast_in_dim_p
     if not (adds or eqn.primitive is lax.reshape_p) or len(eqn.invars) > 1:
         return eqn
@@ -328,7 +328,7 @@ def _with_axes_as_such(eqn: Eqn) -> Eqn:
 
 
 def _remaining_axes(more: Sequence[int], less: Sequence[int]) -> tuple[int, ...] | None:
-    """The axes of `more` that remain when axes of size one are removed to get `less`."""
+    """The axes of `more` left after removing unit axes to get `less`."""
     kept: list[int] = []
     rest = list(less)
     for i in reversed(range(len(more))):
@@ -379,7 +379,7 @@ def unchanged(eqn: Eqn) -> int | None:
 
 
 def _returned(eqn: Eqn) -> int | None:
-    """The position of the operand that an identity returns: a copy, `x + 0` of integers."""
+    """The operand that an identity, such as a copy or `x + 0`, returns."""
     if eqn.primitive.name in ("copy", "convert_element_type"):
         return 0 if eqn.invars[0].aval.dtype == eqn.outvars[0].aval.dtype else None
     # As JAX traces `arange` of an open length, and `tril`.
@@ -560,7 +560,7 @@ def _reorder(
 
 
 def _hoisted(eqn: Eqn) -> Made | None:
-    """A scan that closes over what it carries unchanged, as `lax.scan` does when it is traced.
+    """A scan that closes over unchanged carries, as a traced `lax.scan` does.
 
     Derivatives bind the primitive, which keeps such a carry.
     """
@@ -634,7 +634,7 @@ def _custom_call(eqn: Eqn, depth: int) -> Eqn:
 
 
 def _rule(eqn: Eqn, depth: int) -> Deferred | ClosedJaxpr | str:
-    """The normal form of `rule_of`, made only for calls of other functions or at other types."""
+    """The normal form of `rule_of`, shared by calls of one function and types."""
     x64: bool = jax.config.jax_enable_x64  # pyright: ignore
     params: Hashable = jvp_rule_of(eqn.params)
     decides = params is not None

@@ -36,7 +36,7 @@ def with_triangles(jaxpr: Jaxpr) -> Jaxpr:
 
 
 def _axis(atom: Atom, makers: Mapping[Atom, Eqn]) -> int | None:
-    """The axis of a matrix along which its numbers count from zero, with no others."""
+    """The axis along which a matrix counts from zero, if it does only that."""
     shape = atom.aval.shape if is_var(atom) else ()
     eqn = makers.get(atom) if is_var(atom) else None
     if len(shape) != 2 or eqn is None:

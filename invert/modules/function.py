@@ -70,12 +70,12 @@ class Function:
 
     @property
     def called(self) -> Specialization | None:
-        """The program for all sizes, or at those of an example or of the first call."""
+        """The program for all sizes, or at those of an example or first call."""
         return self.home or self.whole() or self._last_called
 
     @property
     def sized(self) -> Specialization | None:
-        """The program at the sizes of an example or of the first call; `None` without either."""
+        """The program at the sizes of an example or first call, if any."""
         return self._last_called if self._example is None else self.stage(self._example)
 
     @property
@@ -94,7 +94,7 @@ class Function:
         return whole
 
     def begin(self, values: Sequence[Value]) -> None:
-        """Recover the program at the shapes of an example; the module will hold its constants.
+        """Recover the program at an example's shapes; the module will hold its constants.
 
         If it holds for all sizes, the module holds the constants of that program instead.
         """
@@ -123,7 +123,7 @@ class Function:
         return self.programs.at([tuple(v.shape) for v in values], self._key_dtype(key))
 
     def whole(self, key: Value = None) -> Specialization | None:
-        """The program for all sizes; `None` for static sizes, or for the reason in `divided`."""
+        """The program for all sizes; `None` for static sizes, or if `divided` says why."""
         return self.programs.whole(self._key_dtype(key))
 
     def _key_dtype(self, key: Value) -> Value:
@@ -284,7 +284,7 @@ class Function:
     def _on_devices(
         self, stage: Specialization, values: Sequence[Value], count: int
     ) -> list[Value]:
-        """Run a program for several devices on the mesh of the caller or of the arguments."""
+        """Run a program on the mesh of the caller or the arguments."""
         shardings = self.entry.shardings
         named = dict(stage.meshes)
         if shardings is not None and shardings.mesh is not None:

@@ -92,7 +92,7 @@ def _call(module: Methods, name: str, args: Arguments, kwargs: Keywords) -> Tree
 
 
 def _picking(name: str, traces: Sequence[str]) -> JaxFunction:
-    """A method for a function with several traces, dispatching each call to one of them.
+    """A method that dispatches each call to one of a function's traces.
 
     Python values among the arguments are static, as in a `tf.function`.
     """

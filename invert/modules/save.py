@@ -264,7 +264,7 @@ def _write_weights(arrays: Mapping[str, Value], where: Path, limit: int) -> None
 
 
 def _shards(arrays: Mapping[str, Value], limit: int) -> list[list[str]]:
-    """The names of the arrays in order, split into shards of at most `limit` bytes."""
+    """Split the names of arrays, in order, into shards of at most `limit` bytes."""
     shards: list[list[str]] = [[]]
     filled = 0
     for name, array in arrays.items():
@@ -313,7 +313,7 @@ def _write(tensors: Mapping[str, Value], path: Path) -> None:
 
 
 def _allocate(file: int, size: int) -> None:
-    """Create a file of this size. Writing to mapped memory would not report a full disk."""
+    """Allocate a file; writing to mapped memory would not report a full disk."""
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(file, 0, size)
     else:

@@ -1,4 +1,4 @@
-"""The display of a recovered module: a line per function, a table of its layers, HTML."""
+"""Displays recovered modules: a line per function, a table of layers, HTML."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def is_whole(leaves: Sequence[Value]) -> bool:
 
 
 def table(named: Mapping[str, Value], constants: Mapping[str, Value]) -> list[tuple[str, str, str]]:
-    """A row for each layer: its name, its arrays with their types, and the number of elements."""
+    """A row per layer: its name, typed arrays, and number of elements."""
     layers: dict[str, list[tuple[str, object]]] = {}
     for name, value in named.items():
         layer, _, last = name.rpartition("/")

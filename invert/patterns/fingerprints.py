@@ -32,7 +32,7 @@ _SHAPES = ((2,), (2, 2), (4, 4))
 
 
 class Fingerprint(NamedTuple):
-    """The primitive that gives a body's first result, and a digest of all its primitives."""
+    """The primitive of a body's first result, and a digest of all."""
 
     root: str
     digest: str

@@ -1,4 +1,4 @@
-"""Key types: recovers arrays of keys from the `uint32` arrays that lowering makes of them.
+"""Key types: recovers arrays of keys from their lowered `uint32` arrays.
 
 The other patterns leave `random_wrap` before and `random_unwrap` after every operation on keys.
 This pass propagates the keys themselves through slices, reshapes, calls and loops, and removes both
@@ -132,7 +132,7 @@ def _only_wrapped(jaxpr: Jaxpr, var: Var) -> object:
 
 @dataclasses.dataclass
 class _KeyRetracer(Retracer[bool]):
-    """Retraces a program with keys instead of their words. Marks say what is a key.
+    """Retraces programs with keys instead of words; marks say what is a key.
 
     **Arguments:**
 

@@ -31,7 +31,7 @@ _CONFIGS = ("mhlo.backend_config", "backend_config")
 
 
 def attributes(eqn: Eqn) -> Params:
-    """The parameters a custom call passes to its routine: `{uplo = 76 : ui8}` -> `{"uplo": "L"}`.
+    """A custom call's parameters: `{uplo = 76 : ui8}` -> `{"uplo": "L"}`.
 
     LAPACK takes its options as character codes.
     """

@@ -20,7 +20,7 @@ _LONGEST = 64
 
 
 class Recorded:
-    """A function of traced values and static ones, which is run once for equal types and values.
+    """A function run once for equal types of traced values and equal static ones.
 
     Its equations are then repeated, as those of an inlined `jax.jit` are, but without a trace of
     their own. It must depend on nothing else. If it asks how a value was made, or if an equation

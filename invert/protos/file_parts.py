@@ -1,4 +1,4 @@
-"""Large fields of a message that stay in its file, or its bytes, until they are read."""
+"""Large fields of messages, left in their file or bytes until read."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _CHUNK = 1 << 22
 
 
 class FilePart:
-    """A part of some bytes; of a mapped file, with a few MB in memory at a time."""
+    """A part of bytes, or of a mapped file read a few MB at a time."""
 
     def __init__(self, mapped: mmap.mmap | bytes, start: int, size: int):
         self._mapped = mapped
@@ -105,7 +105,7 @@ NO_PARTS = FileParts({})
 
 
 def read_message(kind: type[M], path: Path) -> tuple[M, FileParts]:
-    """The message in a file, and its large modules, which were left in the file.
+    """Read a message from a file, leaving its large modules there.
 
     **Raises:** `MalformedModelError`; `OSError`.
     """
@@ -122,7 +122,7 @@ def read_message(kind: type[M], path: Path) -> tuple[M, FileParts]:
 
 
 def own_graph(given: object) -> tuple[GraphDef, FileParts]:
-    """A `GraphDef` as `messages.own` makes it, and its large constants, which it does not hold.
+    """A `GraphDef` by `messages.own`, and its large constants, held apart.
 
     **Raises:** `MalformedModelError`.
     """

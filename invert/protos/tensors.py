@@ -15,7 +15,7 @@ from invert.protos.types import TensorProto, TensorShapeProto
 
 
 class _Type(NamedTuple):
-    """A type: its name, its NumPy type and the field of a `TensorProto` with its values."""
+    """A type: name, NumPy type, and the `TensorProto` field of its values."""
 
     name: str
     dtype: np.dtype

@@ -120,7 +120,7 @@ class Rewriter:
         return bool(self._sweep(Graph(open_jaxpr(closed)), 0))
 
     def _body(self, jaxpr: J, number: int, known: Known = ()) -> J:
-        """Rewrite a jaxpr and its inner jaxprs by one stage; a shared jaxpr stays shared.
+        """Rewrite a jaxpr and its inner ones by one stage, keeping sharing.
 
         `known` are the values of leading arguments, `None` for those that are not constant.
         """
@@ -147,7 +147,7 @@ class Rewriter:
         return close_like(closed, jaxpr)
 
     def _graph(self, jaxpr: Jaxpr, consts: Consts) -> Graph:
-        """The graph of a body, which the next stage shares if this one changes nothing."""
+        """The graph of a body, shared with the next stage while unchanged."""
         last = self._last
         if last is not None and last[0].jaxpr is jaxpr and _same_values(last[1], consts):
             return last[0]
@@ -305,7 +305,7 @@ def _commuted(closed: J, places: Set[int]) -> J:
 def _template(
     call: Call, stages: tuple[Stage, ...], raise_call: RaiseCall, platform: str
 ) -> tuple[Graph | None, Sequence[str]]:
-    """The template of a call after `stages` have run, and the defects met while making it.
+    """The template of a call after `stages`, and defects met in making it.
 
     It depends on the arguments alone, so that programs recovered one after another share it.
     """
@@ -333,7 +333,7 @@ def _same_values(a: Consts, b: Consts) -> bool:
 
 
 def _fixed_operands(eqn: Eqn, name: str) -> Sequence[Atom]:
-    """The operands bound to the leading arguments of an inner jaxpr each time it runs."""
+    """The operands bound to an inner jaxpr's leading arguments whenever it runs."""
     match eqn.primitive.name:
         case "jit":
             return eqn.invars
@@ -349,7 +349,7 @@ def _fixed_operands(eqn: Eqn, name: str) -> Sequence[Atom]:
 
 
 def _anchors(template: Graph, eqn: Eqn) -> Iterator[Eqn]:
-    """Equations of the template that may match the site's, those that produce a result first."""
+    """Equations of the template that may match the site's, results first."""
     ends = {template.producers.get(v) for v in template.jaxpr.outvars if is_var(v)}
     same = template.by_primitive.get(eqn.primitive.name, [])
     first = [e for e in same if e in ends]
@@ -418,7 +418,7 @@ def _no_progress(closed: AnyJaxpr, template: Graph) -> bool:
 
 
 def _is_call_of(closed: AnyJaxpr, graph: Graph, name: str) -> bool:
-    """Whether a replacement is the call, under this name, of the body that it would stand in."""
+    """Whether a replacement is a call, by this name, of the body around it."""
     eqns = open_jaxpr(closed).eqns
     if not name or len(eqns) != 1 or _call_name(eqns[0]) != name:
         return False

@@ -28,7 +28,7 @@ from invert.stablehlo.lowered import lower
 def lower_alike(
     a: AnyJaxpr, b: AnyJaxpr, constants: Sequence[Value], *, platform: str, x64: bool
 ) -> bool:
-    """Whether two programs are equal, if need be after equations are lowered and raised again.
+    """Whether two programs are equal, perhaps after lowering and raising equations again.
 
     Expands equations of `b` whose kind does not occur in `a`. If that proves nothing, expands
     equations of both whose kind occurs in only one of them, or more often in `b`; at last, all.
@@ -269,7 +269,7 @@ _REGIONS = {"while": ("cond_jaxpr", "body_jaxpr"), "cond": ("branches",)}
 
 
 def _steps(graph: Graph) -> Iterator[tuple[Eqn, Graph]]:
-    """The equations of a program and of its loops and branches, with the graph of each."""
+    """The equations of a program, its loops and branches, with their graphs."""
     for eqn in graph.eqns:
         if eqn.primitive.name not in _REGIONS:
             yield eqn, graph

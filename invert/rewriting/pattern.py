@@ -59,7 +59,7 @@ class Call:
     stored: bool = dataclasses.field(default=False, compare=False)
 
     def entry(self, kind: str, *parts: Hashable, platform: str = "cpu") -> Entry | None:
-        """The place where a program made of this call is stored, if it may be."""
+        """Where to store a program made of this call, if allowed."""
         if not self.stored or self.of_site:
             return None
         named = (self.key, self.avals, self.x64, self.is_call, self.commuted)
@@ -80,7 +80,7 @@ _MOST_KEPT = 4096
 
 
 class kept_by_call(Generic[_P, _T]):
-    """Memoize a function of a call, except for calls that hold a part of a program."""
+    """Memoize a function of calls, except those holding part of a program."""
 
     def __init__(self, function: Callable[Concatenate[Call, _P], _T]):
         functools.update_wrapper(self, function)
@@ -153,7 +153,7 @@ class EquationPattern:
 
 @dataclasses.dataclass(frozen=True)
 class ProgramPattern:
-    """A pattern that rewrites a program as a whole, after the others of its stage.
+    """A pattern that rewrites whole programs, after the others of its stage.
 
     `rewrite(closed)` returns the new closed jaxpr over the same arguments, or `None` if it does not
     apply.
@@ -210,7 +210,7 @@ class Site:
 
     @property
     def hint(self) -> str:
-        """The name of the primitive in the equation's location; `""` if it does not say."""
+        """The primitive that the equation's location names; `""` without one."""
         return hint_of(self.eqn).primitive
 
     @property

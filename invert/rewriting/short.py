@@ -157,7 +157,7 @@ class Short:
 
 
 def _recast(call: Call, dtype: DTypeLike) -> Call:
-    """An example with the dtype of its first operand replaced by `dtype`, if that traces."""
+    """An example with `dtype` for its first operand's dtype, if that traces."""
     first = call.avals[0].dtype
     dtypes = [dtype if a.dtype == first else a.dtype for a in call.avals]
     pairs = zip(call.avals, dtypes, strict=True)
@@ -248,7 +248,7 @@ def _results(call: Call, function: JaxFunction) -> tuple[jax.ShapeDtypeStruct, .
 
 
 def _accepted(make: Callable[[Avals], Call], given: Avals | None, arity: int) -> Iterator[Call]:
-    """Calls that trace: at the given types, else at equal types, else at mixed types."""
+    """Calls that trace: at given types, else at equal or mixed types."""
     if given is not None:
         tries = [[given]]
     else:

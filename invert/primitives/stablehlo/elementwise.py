@@ -211,7 +211,7 @@ COMPARE = {"EQ": lax.eq, "NE": lax.ne, "LT": lax.lt, "LE": lax.le, "GT": lax.gt,
 
 
 def total_order(direction: str, x: Value, y: Value) -> Value:
-    """Comparison in the IEEE total order: -NaN < -inf < ... < -0 < +0 < ... < +inf < NaN."""
+    """Compare in the IEEE total order, from -NaN over -0 and +0 to NaN."""
     if direction in ("GT", "GE"):
         x, y = y, x
         direction = {"GT": "LT", "GE": "LE"}[direction]

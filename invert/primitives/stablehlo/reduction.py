@@ -83,7 +83,7 @@ def scalar_computation(ctx: Context, region: ir.Region) -> JaxFunction:
 
 
 def of_sides(body: JaxFunction) -> JaxFunction:
-    """A function of scalars in the form that `lax.reduce` takes: a value or a tuple each side."""
+    """A function of scalars as `lax.reduce` takes it: of two values or tuples."""
 
     def call(x: Value, y: Value) -> Value:
         if isinstance(x, (list, tuple)):
@@ -94,7 +94,7 @@ def of_sides(body: JaxFunction) -> JaxFunction:
 
 
 def reduced(reduce: JaxFunction, computation: JaxFunction, operands: Sequence[Value]) -> Value:
-    """Arrays reduced by a function of `lax`; the operands are the arrays and initial values."""
+    """Reduce arrays by a `lax` function; operands are arrays, then initial values."""
     n = len(operands) // 2
     if n == 1:
         return [reduce(*operands, computation)]
@@ -138,7 +138,7 @@ def _windows(
     base: Sequence[DimSize],
     dilation: Sequence[DimSize],
 ) -> Value:
-    """Windows of arrays combined by a region; the operands are the arrays and initial values."""
+    """Reduce windows of arrays by a region; operands are arrays, then initial values."""
     reduce = functools.partial(
         lax.reduce_window,
         window_dimensions=dimensions,

@@ -76,7 +76,7 @@ def _where(condition: Value, *, ctx: Context, node: Node) -> Value:
 
 
 def places_of(mask: Array) -> Array:
-    """The indices where an array is true, in order, padded with rows of -1 to its size.
+    """Indices where an array is true, padded with rows of -1.
 
     `jnp.nonzero` requests int64, which may be disabled.
     """
@@ -180,7 +180,7 @@ def runs(x: Array) -> tuple[Array, Array, Array]:
 
 
 def _first_occurrences(x: Array) -> tuple[Array, Array]:
-    """For each element, the index of its first duplicate, and whether it is the first."""
+    """The index of each element's first duplicate, and whether it is first."""
     order, new, start = runs(x)
     # The sort is stable: the first of a run comes first in x as well.
     origin = jnp.zeros_like(order).at[order].set(order[start], unique_indices=True)

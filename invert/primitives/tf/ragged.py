@@ -63,7 +63,7 @@ def _longest(split: Array) -> Array:
 
 
 def _width(node: Node, split: Array, size: Value) -> Value:
-    """The axis size of a partition: that of the shape, otherwise of the longest row."""
+    """A partition's axis size: from the shape, else of the longest row."""
     if not isinstance(size, int) or size >= 0:
         return size
     if isinstance(split, np.ndarray):
@@ -154,7 +154,7 @@ def _to_variant(*operands: Value, node: Node, batched_input: bool) -> Value:
 def _from_variant(
     encoded: Value, *, node: Node, output_ragged_rank: int, Tvalues: np.dtype, Tsplits: np.dtype
 ) -> list[Value]:
-    """The ragged tensor of a variant, or the one whose rows are the variants of a vector."""
+    """The ragged tensor of a variant, or of a vector of row variants."""
     if isinstance(encoded, RaggedVariant):
         return [*encoded.splits, encoded.values]
     items = _vector(node, encoded)

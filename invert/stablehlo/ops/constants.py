@@ -69,7 +69,7 @@ _INT_BITS: dict[str, int] = {"i2": 2, "i4": 4, "ui2": 2, "ui4": 4}
 
 
 def element_dtype(ir_type: ir.Type) -> np.dtype:
-    """NumPy (or ml_dtypes) dtype of an element type, or of the elements of a shaped type.
+    """The NumPy or ml_dtypes dtype of an element type or shaped type.
 
     **Raises:** `UnsupportedType` for quantized types, tokens, tuples, `index` and unknown types.
     """
@@ -195,7 +195,7 @@ def _from_buffer(attr: MlirObject, ir_type: MlirObject) -> np.ndarray:
 
 
 def _apart_from_module(view: np.ndarray) -> np.ndarray:
-    """A copy of a small constant or a splat: its view would keep the whole module alive."""
+    """Copy a small constant or splat, whose view would keep the module alive."""
     if view.size and not any(view.strides):
         return np.broadcast_to(view[(0,) * view.ndim], view.shape)
     if view.nbytes > _MOST_COPIED:

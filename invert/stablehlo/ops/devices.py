@@ -194,7 +194,7 @@ class _Scan:
         return ir.WalkResult.ADVANCE
 
     def _call(self, op: ir.Operation) -> None:
-        """Read the specs of a `shard_map`, which JAX keeps in locations and results of the body."""
+        """Read the specs of a `shard_map` from locations and results of its body."""
         function = self.functions.get(attributes.symbol_name(op.attributes["callee"]))
         if function is None or not len(function.regions[0].blocks):
             return
@@ -294,7 +294,7 @@ class Shards:
     def specs(
         self, devices: Devices, outer: frozenset[str]
     ) -> tuple[ManualMesh, list[PartitionSpec], list[PartitionSpec]]:
-        """The mesh, the axes that become manual here, and the specs of operands and results."""
+        """The mesh, the new manual axes, and the specs of operands and results."""
         asked = [s for op in self.entries for s in _asked(op, devices, entry=True)]
         given = [s for op in self.exits for s in _asked(op, devices, entry=False)]
         mesh = (asked + given)[0].mesh

@@ -1,4 +1,4 @@
-"""Name stacks and source positions from MLIR locations. Runs once per op, so it has to be fast.
+"""Name stacks and source positions from MLIR locations; runs once per op.
 
 Printing a location writes its whole chain of frames; walking its parts is about 30 times faster.
 """

@@ -130,7 +130,7 @@ def _sorted(num_keys: int, *xs: Value) -> Value:
 
 
 def _lowered(name: str, function: Callable, *avals: jax.ShapeDtypeStruct) -> Signature | None:
-    """The signature of the region in a function's lowering, in the op of that name."""
+    """The signature of the region of an op in a function's lowering."""
     with jax.enable_x64(True):
         module = lowered_module(function, *avals)
     return signature(next(op for op in walk(module.operation) if op.name == name).regions[0])

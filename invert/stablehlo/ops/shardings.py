@@ -104,7 +104,7 @@ def is_open(spec: PartitionSpec) -> bool:
 
 
 class Tiling(NamedTuple):
-    """The layout of devices over an array: those along each dimension, and the manual ones.
+    """The layout of devices over an array: along each dimension, and manual.
 
     `manual` is `None` if all are manual; `dims` is `None` if no dimension is split. `size` is the
     number of devices that are distinguished.
@@ -152,7 +152,7 @@ _KINDS = {0: "replicated", 1: "maximal", 4: "manual", 5: "unknown"}
 
 
 def text_of(data: bytes) -> str:
-    """The text of an annotation, decoded if it is a protocol buffer, as in older modules."""
+    """The text of an annotation, decoded from a protocol buffer in older modules."""
     if data[:1] == b"{":
         return data.decode(errors="replace")
     proto = parse(OpSharding, data, "mhlo.sharding")
@@ -300,7 +300,7 @@ def _axis_names() -> Iterator[str]:
 
 
 def axes_of(mesh: AbstractMesh, strides: Strides) -> tuple[str, ...] | None:
-    """The axes of a mesh with these strides, in order; `None` if it has none."""
+    """The axes of a mesh with these strides, in order, if it has any."""
     steps = mesh_strides(mesh)
     found: list[str] = []
     for stride, size in strides:
@@ -327,7 +327,7 @@ def mesh_strides(mesh: AbstractMesh) -> dict[str, tuple[int, int]]:
 def tiled_spec(
     mesh: AbstractMesh, layout: Tiling, open_dims: Iterable[int]
 ) -> PartitionSpec | None:
-    """The layout as a spec over a mesh; `None` if the mesh does not support it."""
+    """The layout as a spec over a mesh, if that can express it."""
     entries = []
     unspecified = set(open_dims)
     for i, strides in enumerate(layout.dims or ()):

@@ -37,7 +37,7 @@ class _Sums:
     step: Value
 
     def until(self, failed: Callable[[Value], bool]) -> int | None:
-        """The first step in which a predicate holds, found by adding as the loop does."""
+        """The first step in which a predicate holds, by adding like the loop."""
         value = self.start
         for k in range(_MOST_SUMS):
             if failed(float(value)):
@@ -465,7 +465,7 @@ def count(
     starts: Sequence[Value] = (),
     outside: Outside = _nothing,
 ) -> TripCount:
-    """The trip count of a condition, a closed jaxpr from variables to a truth value.
+    """The trip count of a condition: a closed jaxpr from variables to bool.
 
     **Arguments:**
 
@@ -512,7 +512,7 @@ class _Condition:
         return self._steps(self._program, result, True)
 
     def _has_one_bound(self, program: _Program, atom: Atom) -> bool:
-        """Whether an atom is a comparison, or is one if a value from outside the loop is true."""
+        """Whether an atom is a comparison, perhaps with a loop-invariant condition."""
         program, atom = program.source(atom)
         if isinstance(atom, Literal) or (eqn := program.producers.get(atom)) is None:
             return False
@@ -533,7 +533,7 @@ class _Condition:
         return found if found is not None and is_open(found) else None
 
     def _open_steps(self, program: _Program, atom: Atom) -> DimSize | None:
-        """The number of steps after which an atom is false for good, where that is known."""
+        """After how many steps an atom is false for good, if known."""
         program, atom = program.source(atom)
         eqn = None if isinstance(atom, Literal) else program.producers.get(atom)
         if eqn is None:
@@ -592,7 +592,7 @@ class _Condition:
         return _until_not_less(program, one, two, strict == value, value)
 
     def _later(self, program: _Program, atom: Atom, value: bool) -> TripCount:
-        """How many steps in a row a variable that steps set has this truth value."""
+        """How many steps in a row a variable keeps this truth value."""
         after = self._after
         if after is None or program is not self._program or atom not in program.jaxpr.invars:
             return _UNKNOWN

@@ -403,7 +403,7 @@ class _Loop:
         )
 
     def _open_count(self, test: TracedBranch) -> tuple[DimSize | None, Sequence[Sum | None]]:
-        """The trip count if it is an open size, with the inductions of the leaves."""
+        """The trip count if an open size, with the inductions of leaves."""
         lines = trip_count.lines(self.traced.closed, self._starts)
         return trip_count.open_count(test.closed, lines, lambda v, finite: fact_of(v)), lines
 

@@ -34,7 +34,7 @@ _STRING = 7  # DT_STRING of tensorflow/core/framework/types.proto
 
 
 def text_entry(node: Node) -> Entry | None:
-    """The entry of an op on strings that has a rule for numbers; otherwise `None`."""
+    """The entry of a string op that has a rule for numbers, if any."""
     if node.op in ON_TEXT and any(v.type == _STRING for v in node.attrs.values()):
         if node.op == "Const":
             return Entry(_constant, "host")
@@ -67,7 +67,7 @@ def _refuse(ctx: Context, node: Node, values: list[Value]) -> list[Value]:
 
 
 def _device_index(ctx: Context, node: Node, values: list[Value]) -> list[Value]:
-    """Index of the device kind that runs it; `len(kinds)` if it is none of them."""
+    """The index of the device kind it runs on; `len(kinds)` for others."""
     platform = ctx.config.platform or jax.default_backend()
     kind = {"cuda": "GPU", "rocm": "GPU", "gpu": "GPU"}.get(platform, platform.upper())
     # A list of strings, which are bytes in the proto.
@@ -219,7 +219,7 @@ def _later(
     values: Sequence[Value],
     specs: Sequence[_Spec],
 ) -> list[Value]:
-    """The results of a step at run time: strings are deferred, numbers come from a callback."""
+    """A step's results at run time: deferred strings, numbers from a callback."""
     made = [Pending(run, tuple(values), i, shape, t) for i, (shape, t) in enumerate(specs)]
     return [p if p.dtype == _STRING else _called_back(node, p) for p in made]
 

@@ -166,7 +166,7 @@ def gradient_graph(
 def _call_for_results(
     gradient: Callable[..., object], op: TfObject, overridden: bool
 ) -> str | tuple[int, TfObject, list[TfObject], list[TfObject]]:
-    """The number of results, and what `_call` returns for them; the problem if it fails."""
+    """The number of results, with `_call`'s answer for them, or the problem."""
     tf = import_tensorflow()
     try:
         with only_refusals():

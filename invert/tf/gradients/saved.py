@@ -117,7 +117,7 @@ class SavedGradients:
         return sum(n for n, _ in types_of(definition.output_arg, node.attrs)) if definition else 0
 
     def _capture(self, index: int, function: str) -> Capture | None:
-        """The source of a captured value, seen from a function; `None` if there is none."""
+        """The source of a captured value, seen from a function, if any."""
         nodes, saved = self._objects.nodes, self._objects.concrete_functions
         if not 0 <= index < len(nodes):
             raise MalformedModelError(f"a function captures object {index}, which does not exist")
