@@ -243,7 +243,7 @@ def last_name(eqn: Eqn) -> str:
 
 
 def source_line(eqn: Eqn) -> str:
-    """The user's file and line of an equation; `""` if there is none."""
+    """The user's file and line of an equation, or `""`."""
     frame = source_info_util.user_frame(eqn.source_info.traceback)
     if frame is None or Path(frame.file_name).is_relative_to(_PACKAGE):
         return ""

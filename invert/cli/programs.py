@@ -170,7 +170,7 @@ def _program(
 
 
 def _in_order(jaxpr: Jaxpr) -> Jaxpr:
-    """The equations in the order in which results need them."""
+    """The equations in the order that the results need."""
     makers = {v: i for i, e in enumerate(jaxpr.eqns) for v in e.outvars}
     effects = [i for i, e in enumerate(jaxpr.eqns) if e.effects]
     roots = [makers[v] for v in jaxpr.outvars if is_var(v) and v in makers]

@@ -187,7 +187,7 @@ class _Artifact:
         return traced is None or _has_rules(open_jaxpr(traced))
 
     def _vjp(self) -> jax.export.Exported | str:
-        """The artifact of the vector-Jacobian product, or the reason why there is none."""
+        """The artifact of the vector-Jacobian product, or why there is none."""
         if not self.trusted:
             return _read(self.exported.vjp)
         # An artifact of this process traces the author's function again, which need not have a

@@ -152,7 +152,7 @@ def _counted(layer: TfObject) -> bool:
 
 @contextlib.contextmanager
 def tracing(fn: object, name: str) -> Iterator[None]:
-    """A context for tracing `fn`, in which typical errors are explained.
+    """Explain typical errors while `fn` is traced.
 
     **Raises:** `SignatureError`.
     """

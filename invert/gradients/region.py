@@ -151,7 +151,7 @@ class MarkedRegion:
         return sum(map(_clips, jaxprs.equations(open_jaxpr(self.forward))))
 
     def with_promised_bounds(self, chosen: Container[int]) -> MarkedRegion:
-        """The region in which the gathers of these numbers promise to be in bounds."""
+        """The region, with these gathers promised to be in bounds."""
         count = itertools.count()
 
         def change(eqn: Eqn) -> Eqn:

@@ -259,7 +259,7 @@ class GradientResolver:
     def _difference(self, region: MarkedRegion, raw: AnyJaxpr) -> str:
         """`""` if the gradient agrees numerically with autodiff, otherwise how they differ."""
         if may_not_end(raw) or may_not_end(region.forward):
-            return "another program, not run, because the end of a loop in it depends on data"
+            return "another program, which was not run, because the end of a loop depends on data"
         try:
             with only_refusals():
                 gap = first_difference(region, raw, self.x64)

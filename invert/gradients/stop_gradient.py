@@ -180,7 +180,7 @@ def with_stops(region: MarkedRegion, raw: AnyJaxpr, x64: bool) -> Iterator[Marke
 
 
 def _search(places: _Places, region: MarkedRegion, raw: AnyJaxpr, program: Jaxpr) -> list[set[int]]:
-    """Sets of places for `stop_gradient`, each of which reproduces the gradient numerically.
+    """Sets of places for `stop_gradient` that reproduce the gradient numerically.
 
     **Arguments:**
 

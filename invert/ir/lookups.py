@@ -1,4 +1,4 @@
-"""Brings lookups into one form, in which negative indices count from the end."""
+"""Brings lookups into one form: negative indices count from the end."""
 
 from __future__ import annotations
 

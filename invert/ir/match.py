@@ -394,7 +394,7 @@ def _compared(params: Params) -> Params:
 
 
 def other_params(eqn: Eqn, target: Eqn) -> str | tuple[str, str] | None:
-    """The first parameter in which two equations of one primitive differ, in words."""
+    """The first differing parameter of two equations of one primitive, in words."""
     found_params = _compared(target.params)
     for name, value in _compared(eqn.params).items():
         other = found_params.get(name)

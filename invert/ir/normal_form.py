@@ -126,7 +126,7 @@ class _Simplest:
 
 
 def _whole(eqn: Eqn) -> Atom | None:
-    """The array equal to a slice of the whole or an update of it."""
+    """The array equal to a slice or update that covers a whole array."""
     match eqn.primitive.name:
         case "dynamic_slice":
             result = eqn.invars[0]

@@ -500,7 +500,7 @@ def _typed(atom: Atom) -> Atom:
 
 
 def order_of_use(jaxpr: Jaxpr, variables: Sequence[Var]) -> list[int]:
-    """Positions of `variables` in the order in which the results use them.
+    """Positions of `variables`, in order of use by the results.
 
     This does not depend on the order of the equations.
     """

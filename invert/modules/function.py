@@ -65,7 +65,7 @@ class Function:
 
     @property
     def divided(self) -> str:
-        """Why there is no program for all sizes, if there is none."""
+        """Why no program covers all sizes, if none does."""
         return self.programs.divided
 
     @property
@@ -84,7 +84,7 @@ class Function:
         return self.called or self.programs.first()
 
     def whole_for_text(self) -> Specialization | None:
-        """The program for all sizes; `None` if there is none that covers the example."""
+        """The program for all sizes, if it covers the example."""
         if (whole := self.whole()) is None or self._example is None:
             return whole
         if whole.at([v.shape for v in self._example]) is None:
@@ -341,7 +341,7 @@ def _checked(
 
 
 def _differences(given: object, wanted: object) -> str:
-    """The paths in which two trees differ."""
+    """The paths at which two trees differ."""
     have, want = (
         [
             jax.tree_util.keystr(path, simple=True, separator=".")

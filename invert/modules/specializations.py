@@ -356,7 +356,7 @@ class Specializations:
         return found, assumed
 
     def _for_all(self, avals: Sequence[Aval]) -> Specialization | None:
-        """The program at symbolic sizes; `None` if there is none."""
+        """The program at symbolic sizes, if any."""
         try:
             with only_refusals():
                 return self.of_types(avals)

@@ -92,7 +92,7 @@ def may_be(
 
 
 def _roots(name: str, default: str) -> set[str]:
-    """The primitives in which a function ends, in the known releases."""
+    """The primitives that a function ends with, in the known releases."""
     roots = {root for release in shipped().values() for root, _ in release.get(name, [])}
     return roots or {default}
 

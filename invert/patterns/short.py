@@ -80,7 +80,7 @@ def pattern(
 
 
 def _check(name: str, short: Short) -> None:
-    """Refuse functions that trace at no example, or are no pattern."""
+    """Refuse functions that trace at no example, or do not form a pattern."""
     if not short.examples:
         raise PatternError(
             f"pattern {name!r}: {untraced(short)}",

@@ -88,7 +88,7 @@ class Registry(Generic[E]):
         self._frozen = True
 
     def get(self, op: str) -> E | None:
-        """The entry of an op; `None` if there is none."""
+        """The entry of an op, if any."""
         return self._entries.get(op)
 
     def ops(self) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Compares two programs by lowering only the equations in which they differ."""
+"""Compares two programs by lowering only the equations that differ."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 
 import jax
 
+from invert._cache import Cache
 from invert._opaque import custom_call_p
 from invert._private.jax import bind_equation, close_like, consts_of, open_jaxpr, renamed
 from invert._private.programs import close, new_jaxpr
@@ -158,9 +159,8 @@ class _Template:
         return eqns, [env[v] if is_var(v) else v for v in self.outvars]
 
 
-# By kind, platform and x64. The oldest entries are evicted first.
-_TEMPLATES: dict[Hashable, _Template] = {}
-_MOST_TEMPLATES = 4096
+# By kind, platform and x64.
+_TEMPLATES: Cache[Hashable, _Template] = Cache(4096)
 
 
 class _Expansion:
@@ -218,8 +218,6 @@ class _Expansion:
     def _keep(self, call: _Call, template: _Template) -> None:
         if jaxprs.holds_jaxprs(call.eqn):
             return  # such an entry would keep the loop of a finished program alive
-        while len(_TEMPLATES) >= _MOST_TEMPLATES:
-            _TEMPLATES.pop(next(iter(_TEMPLATES)))
         _TEMPLATES[call.kind, self._platform, self._x64] = template
 
     def _stays(self, call: _Call) -> bool:

@@ -16,6 +16,7 @@ from typing import Concatenate, Generic, ParamSpec, TypeVar
 
 import jax
 
+from invert._cache import Cache
 from invert._private.jax import Primitive
 from invert.ir import jaxprs
 from invert.ir.avals import type_of
@@ -76,17 +77,13 @@ _T = TypeVar("_T")
 _P = ParamSpec("_P")
 
 
-_MOST_KEPT = 4096
-
-
 class kept_by_call(Generic[_P, _T]):
     """Memoize a function of calls, except those holding part of a program."""
 
     def __init__(self, function: Callable[Concatenate[Call, _P], _T]):
         functools.update_wrapper(self, function)
         self._function = function
-        # The oldest results are evicted first.
-        self._kept: dict[Hashable, _T] = {}
+        self._kept: Cache[Hashable, _T] = Cache(4096)
 
     def __call__(self, call: Call, *args: _P.args, **kwargs: _P.kwargs) -> _T:
         if call.of_site:
@@ -102,8 +99,6 @@ class kept_by_call(Generic[_P, _T]):
 
     def keep(self, result: _T, call: Call, *args: _P.args, **kwargs: _P.kwargs) -> None:
         """Keep the result of a call."""
-        while len(self._kept) >= _MOST_KEPT:
-            self._kept.pop(next(iter(self._kept)))
         self._kept[self._key(call, *args, **kwargs)] = result
 
     @staticmethod

@@ -8,6 +8,7 @@ from collections.abc import Hashable, Iterator, Sequence
 import jax
 from jax import lax
 
+from invert._cache import Cache
 from invert._private.jax import (
     close_like,
     is_jaxpr,
@@ -55,10 +56,8 @@ def with_traced_scans(program: J, *, platform: str, x64: bool) -> J:
     return jaxprs.map_jaxprs(program, lambda jaxpr: jaxprs.with_inlined(jaxpr, loop))
 
 
-# Loops around the calls of a body, by all that they depend on, each with that body. The oldest
-# are evicted first.
-_LOOPS: dict[Hashable, tuple[AnyJaxpr, AnyJaxpr]] = {}
-_MOST_LOOPS = 128
+# Loops around the calls of a body, by all that they depend on, each with that body.
+_LOOPS: Cache[Hashable, tuple[AnyJaxpr, AnyJaxpr]] = Cache(128)
 
 
 def _traced(function: JaxFunction, eqn: Eqn, avals: Sequence[Aval]) -> AnyJaxpr:
@@ -72,8 +71,6 @@ def _traced(function: JaxFunction, eqn: Eqn, avals: Sequence[Aval]) -> AnyJaxpr:
         return _calling(*_LOOPS[key], body)
     loop = trace_closed(functools.partial(function, **eqn.params), *avals)
     if key is not None and set(_called(loop)) == {open_jaxpr(body)}:
-        while len(_LOOPS) >= _MOST_LOOPS:
-            _LOOPS.pop(next(iter(_LOOPS)))
         _LOOPS[key] = loop, body
     return loop
 

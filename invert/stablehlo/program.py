@@ -213,7 +213,7 @@ class Program:
         return platform_of(targets) or self.config.platform or default_platform()
 
     def platform_index(self) -> int:
-        """The platform index: that of the configured platform, otherwise of this process."""
+        """The index of the configured platform, or of this process."""
         wanted = self.config.platform
         if wanted is None:
             here = default_platform()

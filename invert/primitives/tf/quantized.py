@@ -435,7 +435,7 @@ class _Operands:
 
     **Arguments:**
 
-    - `x`, `kernel`, `bias`, `summand`: the tensors; `None` if there is none.
+    - `x`, `kernel`, `bias`, `summand`: the tensors, `None` where absent.
     - `of_x`, `of_kernel`, `of_result`, `of_summand`: the bounds of their ranges.
     """
 

@@ -12,7 +12,7 @@ from invert._private.mlir import ir
 
 
 def location_name(loc: ir.Location) -> str:
-    """The name stack, such as `jit(f)/Dense_0/dot_general`; `""` if there is none.
+    """The name stack, such as `jit(f)/Dense_0/dot_general`, or `""`.
 
     JAX puts it into the outermost `NameLoc`. Passes that inline or refine wrap it in call sites,
     whose callee leads to it. Below a call site, a `NameLoc` right above a file position is a stack
