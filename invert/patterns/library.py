@@ -195,6 +195,7 @@ PATTERNS = (
     # Of jax 0.12; the equations have the same derivatives in jax 0.10.
     _inlined("ndtri", "jit", jax.scipy.special.ndtri, after="or", holds="optimization_barrier"),
     _inlined("i0", "mul", jax.scipy.special.i0, after="exp bessel_i0e"),
+    _inlined("i1", "mul", jax.scipy.special.i1, after="exp bessel_i1e"),
     # The primitive has no derivative.
     _inlined("hurwitz_zeta", "zeta", jax.scipy.special.zeta, arity=2, after=""),
     _inlined("poch", "jit", jax.scipy.special.poch, arity=2, after="eq", holds="lgamma"),
