@@ -123,7 +123,7 @@ def text_of(key: str) -> str | None:
     except OSError:
         return None
     digest, _, text = content.partition(b"\n")
-    # The digest covers the key too, so a file under another name is no entry.
+    # The digest covers the key too, so a file under another name is not an entry.
     return text.decode() if digest == _seal(key, text) else None
 
 

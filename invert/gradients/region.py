@@ -70,7 +70,7 @@ class MarkedRegion:
         self,
         graph: Graph,
         eqn: Eqn,
-        settler: Callable[[ClosedJaxpr], ClosedJaxpr],
+        resolver: Callable[[ClosedJaxpr], ClosedJaxpr],
         settled: Mapping[Eqn, Replacement],
     ):
         self.gradient: Gradient = eqn.params["gradient"]
@@ -93,7 +93,7 @@ class MarkedRegion:
         # Inner markers are already settled, since their values come first. A marker that
         # uses values from before the arguments is settled again, on the arguments.
         self.forward = trace_closed(lambda *values: run(values), *types)
-        self.forward = meshes.checked(settler(self.forward))
+        self.forward = meshes.checked(resolver(self.forward))
         self.avals = [
             *(type_of(v) for v in (*self.outside, *self.inputs)),
             *(type_of(v) for v in self.numbers),
