@@ -51,17 +51,17 @@ def folder() -> Path | None:
 @functools.cache
 def versions() -> str:
     """The versions that entries depend on; for this package a digest of its sources."""
-    found: list[str] = []
+    lines: list[str] = []
     folders = [str(Path(__file__).parent)]
     while folders:
         with os.scandir(folders.pop()) as entries:
             for entry in entries:
                 if entry.name.endswith(".py"):
                     state = entry.stat()
-                    found.append(f"{entry.path} {state.st_size} {state.st_mtime_ns}")
+                    lines.append(f"{entry.path} {state.st_size} {state.st_mtime_ns}")
                 elif "." not in entry.name and entry.is_dir():
                     folders.append(entry.path)
-    digest = hashlib.sha256("\n".join(sorted(found)).encode())
+    digest = hashlib.sha256("\n".join(sorted(lines)).encode())
     python = ".".join(map(str, sys.version_info[:2]))
     stated = f"jax {jax.__version__} jaxlib {jaxlib_version} Python {python}"
     return f"{stated} {platform.machine()} {digest.hexdigest()}"
@@ -75,13 +75,13 @@ def read(name: str) -> Entries:
     try:
         with (where / f"{name}.json").open("rb") as file:
             text = file.read(_MOST_BYTES + 1)
-        found = json.loads(text) if len(text) <= _MOST_BYTES else None
+        content = json.loads(text) if len(text) <= _MOST_BYTES else None
     # Not there, not readable, not UTF-8, not JSON, or nested too deep.
     except (OSError, ValueError, RecursionError):
         return {}
-    if not isinstance(found, dict) or found.get("versions") != versions():
+    if not isinstance(content, dict) or content.get("versions") != versions():
         return {}
-    entries = found.get("entries")
+    entries = content.get("entries")
     if not isinstance(entries, dict):
         return {}
     for texts in entries.values():

@@ -123,8 +123,8 @@ def undecided(error: Exception) -> tuple[str, str, str] | None:
     """The undecided comparison that an error reports: both sizes as text, and the sign."""
     if not isinstance(error, InconclusiveDimensionOperation):
         return None
-    found = _UNDECIDED.search(str(error))
-    return None if found is None else (found[1], found[2], found[3])
+    match = _UNDECIDED.search(str(error))
+    return None if match is None else (match[1], match[2], match[3])
 
 
 is_symbolic_dim = core.is_symbolic_dim
@@ -162,9 +162,9 @@ def _reduced(size: Value) -> DimSize:
 
 def explicit_constraints(size: Value) -> list[tuple[DimSize, str, DimSize]]:
     """The explicit constraints of a size's scope, as `(left, relation, right)`."""
-    found = size.scope._explicit_constraints
+    constraints = size.scope._explicit_constraints
     is_equality = shape_poly.Comparator.EQ
-    return [(c.e1, "==" if c.cmp is is_equality else ">=", c.e2) for c in found]
+    return [(c.e1, "==" if c.cmp is is_equality else ">=", c.e2) for c in constraints]
 
 
 def size_as_value(size: DimSize, dtype: np.dtype) -> Value:
@@ -556,8 +556,8 @@ def live_part(
     jaxpr: Jaxpr, used: Sequence[bool], kept: bool | Sequence[bool] = False
 ) -> tuple[Jaxpr, list[bool]]:
     """The live part of a jaxpr, and a mask of the arguments it reads."""
-    found = partial_eval.dce_jaxpr(jaxpr, list(used), instantiate=kept)
-    return cast("tuple[Jaxpr, list[bool]]", found)
+    part = partial_eval.dce_jaxpr(jaxpr, list(used), instantiate=kept)
+    return cast("tuple[Jaxpr, list[bool]]", part)
 
 
 def constants_as_arguments(jaxpr: Jaxpr) -> Jaxpr:

@@ -67,10 +67,10 @@ _PACKAGES = {"jax", "jaxlib", "equinox", "invert"}
 @functools.cache
 def primitives() -> Mapping[str, core.Primitive]:
     """The primitives that lower for the CPU, by name; without those of equal names."""
-    found: dict[str, core.Primitive | None] = {}
+    by_name: dict[str, core.Primitive | None] = {}
     for p in {**jax_mlir._lowerings, **jax_mlir._platform_specific_lowerings["cpu"]}:
-        found[p.name] = p if found.get(p.name, p) is p else None
-    return {name: p for name, p in found.items() if p is not None}
+        by_name[p.name] = p if by_name.get(p.name, p) is p else None
+    return {name: p for name, p in by_name.items() if p is not None}
 
 
 def generators() -> Mapping[str, prng.PRNGImpl]:
@@ -169,12 +169,12 @@ def new_equation(
 
 def described(jaxpr: Jaxpr) -> list[object] | None:
     """Names of a function, its arguments and results; `None` if not plain text."""
-    found = jaxpr.debug_info
-    texts = [found.arg_names, found.result_paths]
+    names = jaxpr.debug_info
+    texts = [names.arg_names, names.result_paths]
     if not all(x is None or (type(x) is tuple and {*map(type, x)} <= {str}) for x in texts):
         return None
     lists = (x if x is None else list(x) for x in texts)
-    return [found.traced_for, found.func_src_info, *lists]
+    return [names.traced_for, names.func_src_info, *lists]
 
 
 def new_jaxpr(

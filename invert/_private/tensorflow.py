@@ -23,8 +23,8 @@ def tf_variable_dtype(handle: object) -> int | None:
 
 def tf_variable_number(variable: object) -> int | None:
     """The serial number of a variable in this process, if known."""
-    found = re.search(r"_(\d+)$", str(getattr(variable, "_unique_id", "")))
-    return int(found[1]) if found else None
+    match = re.search(r"_(\d+)$", str(getattr(variable, "_unique_id", "")))
+    return int(match[1]) if match else None
 
 
 def tf_concrete_functions(fn: TfObject) -> list[TfObject]:

@@ -98,10 +98,10 @@ def _tables(power: int) -> np.ndarray:
 def _byte_tables() -> list[np.ndarray]:
     """The checksum of each byte, at each position in a group of bytes."""
     # A byte passes through the register like a checksum of the same bits.
-    found = [_apply(_tables(0), np.arange(256, dtype=np.uint32))]
+    tables = [_apply(_tables(0), np.arange(256, dtype=np.uint32))]
     for _ in range(2 * _WORDS - 1):
-        found.append(_apply(_tables(0), found[-1]))
-    return found[::-1]
+        tables.append(_apply(_tables(0), tables[-1]))
+    return tables[::-1]
 
 
 @functools.cache
@@ -109,7 +109,7 @@ def _word_tables() -> list[np.ndarray]:
     """The checksum of each two-byte word, at each position in a group of words."""
     words = np.arange(1 << 16, dtype=np.uint32)
     # A word passes through the register like a checksum of the same bits.
-    found = [_apply(_tables(1), words)]
+    tables = [_apply(_tables(1), words)]
     for _ in range(_WORDS - 1):
-        found.append(_apply(_tables(1), found[-1]))
-    return found[::-1]
+        tables.append(_apply(_tables(1), tables[-1]))
+    return tables[::-1]

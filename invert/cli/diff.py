@@ -272,11 +272,11 @@ def _gap(count: int) -> str:
 
 
 def _near(rows: Sequence[Row]) -> set[int]:
-    found: set[int] = set()
+    numbers: set[int] = set()
     for i, (mark, _, _) in enumerate(rows):
         if mark != " ":
-            found |= set(range(max(0, i - _CONTEXT), min(len(rows), i + _CONTEXT + 1)))
-    return found
+            numbers |= set(range(max(0, i - _CONTEXT), min(len(rows), i + _CONTEXT + 1)))
+    return numbers
 
 
 def _wrap(text: str, width: int) -> Iterable[str]:

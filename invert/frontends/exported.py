@@ -173,8 +173,10 @@ class _Artifact:
             # Cotangents of integers are `float0`, which the module holds as booleans.
             zeros = (jnp.zeros(r.shape, bool) for r in captures[len(numbers) :])
             given = [next(rest if is_differentiable(a) else zeros) for a in results]
-            found = (nested() if inside else plain)([*inputs, *given])
-            return [x if is_number else None for x, is_number in zip(found, numbers, strict=True)]
+            gradients = (nested() if inside else plain)([*inputs, *given])
+            return [
+                x if is_number else None for x, is_number in zip(gradients, numbers, strict=True)
+            ]
 
         inner = nested if own._holds_vjp else None
         return Gradient(location, run, convention="jax", read_nested=inner)
@@ -269,11 +271,11 @@ def _check(exported: jax.export.Exported, program: Program) -> None:
 
 def _shardings(program: Program, kept: Sequence[int], count: int) -> Shardings | None:
     """The arguments that the module keeps, and their shardings."""
-    found = program.shardings
-    if found is None:
+    shardings = program.shardings
+    if shardings is None:
         return None
-    specs = dict(zip(kept, found.arguments, strict=True))
-    return Shardings(found.mesh, tuple(specs.get(i) for i in range(count)), found.results)
+    specs = dict(zip(kept, shardings.arguments, strict=True))
+    return Shardings(shardings.mesh, tuple(specs.get(i) for i in range(count)), shardings.results)
 
 
 def _differences(what: str, avals: Sequence[Aval], types: Sequence[ArrayType]) -> list[str]:

@@ -152,9 +152,11 @@ class SavedObjects:
             if parameters is None
             else bound_parameters(parameters, *signature)
         )
-        found = Concrete(name, signature, decode(proto.output_signature), captures, _type_of(bound))
-        self._concretes[name] = found
-        return found
+        concrete = Concrete(
+            name, signature, decode(proto.output_signature), captures, _type_of(bound)
+        )
+        self._concretes[name] = concrete
+        return concrete
 
     # -- values
 
@@ -201,12 +203,12 @@ class SavedObjects:
         data = text.item() if text.size == 1 and text.dtype == object else b""
         where = f"the objects in the variables of {self._directory}"
         nodes = parse(TrackableObjectGraph, data, where).nodes
-        found: dict[tuple[int, str], str] = {}
+        keys: dict[tuple[int, str], str] = {}
         pairs = {0: 0} if nodes and self.graph.nodes else {}
         pending = list(pairs.items())
         for own, other in pending:  # grows
             for value in nodes[other].attributes:
-                found[own, value.name] = value.checkpoint_key
+                keys[own, value.name] = value.checkpoint_key
             named = {c.local_name: c.node_id for c in nodes[other].children}
             slots = {
                 (s.slot_name, s.original_variable_node_id): s.slot_variable_node_id
@@ -222,7 +224,7 @@ class SavedObjects:
                 if inside and mine not in pairs:
                     pairs[mine] = theirs
                     pending.append((mine, theirs))
-        return found
+        return keys
 
     def constant(self, index: int) -> np.ndarray:
         """The value of a constant.

@@ -45,12 +45,12 @@ def without_rules(closed: J) -> J:
             return jaxpr
         # What is left holds arrays.
         graph = Graph(jaxpr)
-        found = [
+        replacements = [
             Replacement(eqn.params["call_jaxpr"], eqn.invars, eqn.outvars, frozenset({eqn}), eqn)
             for eqn in graph.eqns
             if eqn.primitive.name in RULES
         ]
-        return replace(graph, found) if found else jaxpr
+        return replace(graph, replacements) if replacements else jaxpr
 
     return map_jaxprs(closed, visit)
 

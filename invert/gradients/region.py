@@ -113,23 +113,23 @@ class MarkedRegion:
         """
         producers: dict[Atom, Eqn] = {v: e for e in self.eqns for v in e.outvars}
         given = set(self.operands)
-        found: dict[Eqn, Replacement | None] = {}
+        replacements: dict[Eqn, Replacement | None] = {}
         pending = list(self.results)
         while pending:
             atom = pending.pop()
             eqn = None if isinstance(atom, Literal) else producers.get(atom)
-            if eqn is None or atom in given or eqn in found:
+            if eqn is None or atom in given or eqn in replacements:
                 continue
             rule = settled.get(eqn)
             inputs = [] if rule is None else [a for a in rule.inputs if not isinstance(a, Literal)]
             if not all(a in producers or a in given for a in inputs):
                 rule = None
-            found[eqn] = rule
+            replacements[eqn] = rule
             pending += eqn.invars if rule is None else inputs
         eqns: list[Eqn] = []
         rules: dict[Eqn, AnyJaxpr] = {}
-        for eqn in (e for e in self.eqns if e in found):
-            if (rule := found[eqn]) is not None:
+        for eqn in (e for e in self.eqns if e in replacements):
+            if (rule := replacements[eqn]) is not None:
                 eqn = eqn.replace(invars=list(rule.inputs))
                 rules[eqn] = rule.jaxpr
             eqns.append(eqn)
@@ -174,9 +174,9 @@ class MarkedRegion:
         def run(*values: Value) -> list[Value]:
             operands, cotangents = self._split(values)
             captures = self._evaluate(operands, self.captures, self.eqns)
-            found = self.gradient.run(captures, cotangents, nested)
+            gradients = self.gradient.run(captures, cotangents, nested)
             sums: dict[Var, Value] = {}
-            for v, g in zip(self.given, found, strict=True):
+            for v, g in zip(self.given, gradients, strict=True):
                 if g is not None and not isinstance(v, Literal) and is_differentiable(v.aval):
                     sums[v] = sums[v] + g if v in sums else g
             return [

@@ -105,8 +105,8 @@ def _custom_jvp(region: MarkedRegion, pull: JaxFunction, x64: bool) -> JaxFuncti
         moved = tuple(tangents[i] for i in region.moved)
         push = jax.linear_transpose(lambda *cts: pull(primals, cts), *cotangents)
         with jax.enable_x64(x64):
-            found = push(moved)
-        return results, with_float0(found, region.results)
+            pushed = push(moved)
+        return results, with_float0(pushed, region.results)
 
     rule.defjvp(jvp)
     return rule

@@ -215,8 +215,8 @@ def _search(places: _Places, region: MarkedRegion, raw: AnyJaxpr, program: Jaxpr
         right = np.ones((len(masks), len(targets[0])), bool)
         for row, mask in zip(right, masks, strict=True):
             for values, target in zip(points, targets, strict=True):
-                found = map(np.asarray, tried(mask, values))
-                row &= [beyond_rounding(x, y) == 0 for x, y in zip(target, found, strict=True)]
+                results = map(np.asarray, tried(mask, values))
+                row &= [beyond_rounding(x, y) == 0 for x, y in zip(target, results, strict=True)]
                 if not row.any():
                     break
         return right

@@ -64,17 +64,17 @@ class Counted:
 
     def direction(self, atom: Atom) -> bool | None:
         """Whether `atom` counts down from the last step rather than up; `None` if neither."""
-        found = self.index(atom)
-        if found == (1, 0):
+        line = self.index(atom)
+        if line == (1, 0):
             return False
-        return True if found == (-1, self.length - 1) else None
+        return True if line == (-1, self.length - 1) else None
 
     def is_negative(self, atom: Atom) -> bool | None:
         """Whether an index is negative, if that is the same in all steps."""
-        found = self.index(atom)
-        if found is None or is_open(found[1]) or is_open(self.length):
+        line = self.index(atom)
+        if line is None or is_open(line[1]) or is_open(self.length):
             return None
-        signs = {found[0] * i + found[1] < 0 for i in (0, self.length - 1)}
+        signs = {line[0] * i + line[1] < 0 for i in (0, self.length - 1)}
         return signs.pop() if len(signs) == 1 else None
 
 

@@ -193,8 +193,8 @@ class Match:
         could claim an identical one for a used result.
         """
         template = self.template
-        found = (template.producers.get(v) for v in template.jaxpr.outvars if is_var(v))
-        ends = list(filter(None, found))
+        makers = (template.producers.get(v) for v in template.jaxpr.outvars if is_var(v))
+        ends = list(filter(None, makers))
         for end in ends:
             self._claim(end)
         for eqn in template.eqns:

@@ -64,7 +64,7 @@ def has_meshes(program: AnyJaxpr) -> bool:
 
 def meshes_of(program: AnyJaxpr) -> dict[AbstractMesh, frozenset[str]]:
     """The meshes that a program names, each with the axes that are manual somewhere."""
-    found: dict[AbstractMesh, frozenset[str]] = {}
+    meshes: dict[AbstractMesh, frozenset[str]] = {}
 
     def visit(jaxpr: Jaxpr, outer: AbstractMesh | None) -> None:
         for eqn in jaxpr.eqns:
@@ -72,14 +72,14 @@ def meshes_of(program: AnyJaxpr) -> dict[AbstractMesh, frozenset[str]]:
             if eqn.primitive.name == "shard_map":
                 mesh = outer or eqn.params["mesh"].abstract_mesh
                 axes = frozenset(eqn.params["newly_manual_axes"])
-                found[mesh] = found.get(mesh, frozenset()) | axes
+                meshes[mesh] = meshes.get(mesh, frozenset()) | axes
             elif eqn.primitive.name == "sharding_constraint" and outer is None:
-                found.setdefault(eqn.params["sharding"].mesh.abstract_mesh, frozenset())
+                meshes.setdefault(eqn.params["sharding"].mesh.abstract_mesh, frozenset())
             for inner in sub_jaxprs(eqn):
                 visit(inner, mesh)
 
     visit(open_jaxpr(program), None)
-    return found
+    return meshes
 
 
 @dataclasses.dataclass
@@ -152,10 +152,10 @@ def checked(closed: ClosedJaxpr) -> ClosedJaxpr:
 
 def set_for(program: AnyJaxpr) -> contextlib.AbstractContextManager[object]:
     """Set the abstract mesh of a program that runs on shards."""
-    found = meshes_of(program) if has_shards(program) else {}
-    if len(found) != 1:
+    meshes = meshes_of(program) if has_shards(program) else {}
+    if len(meshes) != 1:
         return contextlib.nullcontext()
-    return jax.sharding.use_abstract_mesh(next(iter(found)))
+    return jax.sharding.use_abstract_mesh(next(iter(meshes)))
 
 
 def unchecked(closed: AnyJaxpr, says: bool | None = None) -> AnyJaxpr:

@@ -62,10 +62,10 @@ def _with_states(jaxpr: Jaxpr) -> tuple[Jaxpr, Set[Var]]:
     factors = {
         a for e in jaxpr.eqns if e.primitive.name in _MATRIX_PRODUCTS for a in e.invars if is_var(a)
     }
-    found = [same for same in fills.values() if not factors.isdisjoint(same)]
-    names: dict[Var, Atom] = {v: same[0] for same in found for v in same[1:]}
+    merged = [same for same in fills.values() if not factors.isdisjoint(same)]
+    names: dict[Var, Atom] = {v: same[0] for same in merged for v in same[1:]}
     eqns = [e for e in jaxpr.eqns if names.keys().isdisjoint(e.outvars)]
-    kept = {same[0] for same in found}
+    kept = {same[0] for same in merged}
     return (rename(jaxpr.replace(eqns=eqns), names) if names else jaxpr), kept
 
 

@@ -75,11 +75,11 @@ def dimensions(size: DimSize) -> frozenset[str]:
 
 def variables(sizes: Iterable[DimSize]) -> list[DimSize]:
     """The dimensions that occur in `sizes`, each once, sorted by name."""
-    found: dict[str, DimSize] = {}
+    named: dict[str, DimSize] = {}
     for size in filter(is_open, sizes):
         for name in dimensions(size):
-            found.setdefault(name, parsed((name,), size.scope)[0])  # pyright: ignore
-    return [found[name] for name in sorted(found)]
+            named.setdefault(name, parsed((name,), size.scope)[0])  # pyright: ignore
+    return [named[name] for name in sorted(named)]
 
 
 def dimension(size: DimSize) -> str | None:
@@ -245,12 +245,12 @@ def _least(size: DimSize, limit: int) -> tuple[DimSize, int] | None:
 
     `None` if the size has several dimensions, can fall as its dimension grows, or stays below.
     """
-    found = variables([size])
-    if len(found) != 1 or not _rises(size):
+    dims = variables([size])
+    if len(dims) != 1 or not _rises(size):
         return None
 
     def reaches(n: int) -> bool:
-        return evaluate(size, {str(found[0]): n}) >= limit
+        return evaluate(size, {str(dims[0]): n}) >= limit
 
     high = 1
     while not reaches(high):
@@ -259,7 +259,7 @@ def _least(size: DimSize, limit: int) -> tuple[DimSize, int] | None:
         high *= 2
     # `high` reaches the limit and `high // 2` does not.
     candidates = range(max(high // 2, 1), high + 1)
-    return found[0], candidates[bisect.bisect_left(candidates, True, key=reaches)]
+    return dims[0], candidates[bisect.bisect_left(candidates, True, key=reaches)]
 
 
 # Larger than the size of any array.

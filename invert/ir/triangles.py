@@ -28,8 +28,8 @@ def with_triangles(jaxpr: Jaxpr) -> Jaxpr:
         operands = {"ge": eqn.invars, "le": eqn.invars[::-1]}.get(eqn.primitive.name, ())
         axes = [_axis(a, makers) for a in operands]
         shape = eqn.outvars[0].aval.shape
-        found = axes == [0, 1] and len(shape) == 2 and not any(map(is_open, shape))
-        return _triangle(eqn) if found else None
+        is_square = axes == [0, 1] and len(shape) == 2 and not any(map(is_open, shape))
+        return _triangle(eqn) if is_square else None
 
     changed = replaced(jaxpr, triangle)
     return jaxpr if changed is jaxpr else dce(changed)

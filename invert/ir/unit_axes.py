@@ -77,12 +77,12 @@ def _flat_places(eqn: Eqn, graph: Graph) -> list[int]:
     params, added = eqn.params, added_axes(made)
     (_, _, *images), (_, _, *sides), (_, _, *results) = params["dimension_numbers"]
     kernel, out = eqn.invars[1].aval.shape, eqn.outvars[0].aval.shape
-    found = [
+    places = [
         k
         for k, (i, j, m) in enumerate(zip(images, sides, results, strict=True))
         if i in added and kernel[j] == out[m] == 1 and tuple(params["padding"][k]) == (0, 0)
     ]
-    return found if len(found) < len(images) else []
+    return places if len(places) < len(images) else []
 
 
 def _convolved(eqn: Eqn, places: Sequence[int], x: jax.Array, kernel: jax.Array) -> jax.Array:
@@ -138,26 +138,26 @@ def _kept(graph: Graph) -> dict[Var, tuple[int, ...]]:
 
     Each use of such a value adds the axes, or computes another such value element by element.
     """
-    found: dict[Var, tuple[int, ...]] = {}
+    kept: dict[Var, tuple[int, ...]] = {}
     for eqn in graph.eqns:
         if len(eqn.outvars) != 1:
             continue
         (out,) = eqn.outvars
         if eqn.primitive.name in kinds.REDUCTIONS and out.aval.shape:
-            found[out] = tuple(eqn.params["axes"])
+            kept[out] = tuple(eqn.params["axes"])
         elif eqn.primitive.name in _MOVED and out.aval.shape:
             before = [a for a in eqn.invars if isinstance(a, Var)]
-            axes = {found.get(a) for a in before}
+            axes = {kept.get(a) for a in before}
             alike = all(a.aval.shape == out.aval.shape for a in before)
             if alike and len(axes) == 1 and None not in axes:
-                found[out] = found[before[0]]
+                kept[out] = kept[before[0]]
     changed = True
     while changed:
-        wrong = [v for v, axes in found.items() if not _stays(graph, v, axes, found)]
+        wrong = [v for v, axes in kept.items() if not _stays(graph, v, axes, kept)]
         for v in wrong:
-            del found[v]
+            del kept[v]
         changed = bool(wrong)
-    return found
+    return kept
 
 
 def _stays(

@@ -371,10 +371,10 @@ def routine_of(site: Site) -> Routine | None:
     target = site.eqn.params["target"]
     stem = re.sub(r"^hip(?=solver_|blas_|hybrid_|_)", "cu", target)
     stem = re.sub(r"^(lapack|blas)_[sdcz]", r"\1_", stem)
-    found = _ROUTINES.get(target, _ROUTINES.get(stem))
-    if found is None or len(site.eqn.invars) < found.first + found.arrays:
+    routine = _ROUTINES.get(target, _ROUTINES.get(stem))
+    if routine is None or len(site.eqn.invars) < routine.first + routine.arrays:
         return None
-    return found if len(site.eqn.outvars) > max(found.results) else None
+    return routine if len(site.eqn.outvars) > max(routine.results) else None
 
 
 # -- the patterns

@@ -147,8 +147,8 @@ def _attempts(rewriter: driver.Rewriter, closed: ClosedJaxpr) -> tuple[Attempt, 
     closed = rewriter.run(closed, last)
     rewriter.trials = []
     rewriter.run_stage(closed, last)
-    found = map(_described, rewriter.trials)
-    return tuple(sorted(found, key=lambda a: (not a.matched, -a.compared)))
+    attempts = map(_described, rewriter.trials)
+    return tuple(sorted(attempts, key=lambda a: (not a.matched, -a.compared)))
 
 
 def _flat(

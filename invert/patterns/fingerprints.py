@@ -51,13 +51,13 @@ def worked_out(
     function: JaxFunction, template: Callable[[Call], Graph | None]
 ) -> list[Fingerprint]:
     """The fingerprints of a function of one array, from its templates."""
-    found: dict[Fingerprint, None] = {}
+    fingerprints: dict[Fingerprint, None] = {}
     for shape in _SHAPES:
         x = jax.ShapeDtypeStruct(shape, np.float32)
         graph = template(Call(("library", function), function, (x,)))
         if graph is not None:
-            found[fingerprint(graph.jaxpr)] = None
-    return list(found)
+            fingerprints[fingerprint(graph.jaxpr)] = None
+    return list(fingerprints)
 
 
 @functools.cache

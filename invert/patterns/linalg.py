@@ -51,8 +51,8 @@ def _call(primitive: Primitive, **options: object) -> Callable[[Site], Iterator[
     """
 
     def propose(site: Site) -> Iterator[Call]:
-        found = attributes(site.eqn)
-        params = {k: v(found) if callable(v) else v for k, v in options.items()}
+        attrs = attributes(site.eqn)
+        params = {k: v(attrs) if callable(v) else v for k, v in options.items()}
         yield bind(primitive, *map(site.aval, site.eqn.invars), **params)
 
     return propose

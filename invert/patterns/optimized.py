@@ -76,8 +76,8 @@ def names() -> tuple[str, ...]:
 def _rewrite(
     name: str, plan: Callable[[Site], Plan | None], pays: Pays, site: Site
 ) -> JaxFunction | None:
-    found = plan(site)
-    return found.function if found is not None and pays(name, found.kind) else None
+    planned = plan(site)
+    return planned.function if planned is not None and pays(name, planned.kind) else None
 
 
 def _bound(n: int, bounds: Sequence[int]) -> int | None:

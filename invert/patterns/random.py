@@ -280,12 +280,12 @@ _FORMING = kinds.LAYOUT | frozenset(
 
 def _seeds(site: Site) -> list[jax.ShapeDtypeStruct]:
     """Types of the integers whose high words are made in this body."""
-    found = []
+    seeds = []
     for eqn in site.graph.by_primitive.get("shift_right_logical", ()):
         x, n = eqn.invars
         if literal(n) == 32:
-            found.append(site.aval(x))
-    return list({(a.shape, a.dtype): a for a in found}.values())
+            seeds.append(site.aval(x))
+    return list({(a.shape, a.dtype): a for a in seeds}.values())
 
 
 def _concatenated(site: Site) -> Iterator[Call]:
@@ -355,7 +355,7 @@ def _gamma(site: Site) -> Iterator[Call]:
 
 def _key_counts(site: Site, n: int) -> set[int]:
     """Numbers of keys that this body splits into `n` each."""
-    found = set()
+    counts = set()
     for eqn in (
         *site.graph.by_primitive.get("jit", ()),
         *site.graph.by_primitive.get("random_split", ()),
@@ -367,8 +367,8 @@ def _key_counts(site: Site, n: int) -> set[int]:
                     continue
                 shape = shape[:-1]
             if math.prod(shape) == n:
-                found.add(shape[0])
-    return found
+                counts.add(shape[0])
+    return counts
 
 
 def _gamma_call(

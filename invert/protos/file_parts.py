@@ -49,10 +49,10 @@ class FilePart:
 
     def index(self, content: bytes, low: int) -> int:
         """The first position of `what` from `start` on."""
-        found = self._mapped.find(content, self._start + low, self._start + self._size)
-        if found < 0:
+        position = self._mapped.find(content, self._start + low, self._start + self._size)
+        if position < 0:
             raise ValueError("subsection not found")
-        return found - self._start
+        return position - self._start
 
     def copied(self) -> memoryview:
         """A copy of the bytes in memory that arrays share, made without another one."""
@@ -93,8 +93,8 @@ class FileParts:
         It takes the place of the field, so that the bytes given are released with the last one.
         """
         if content not in self._parts:
-            found = self._arrays.get(content)
-            return decode(content) if found is None else found
+            array = self._arrays.get(content)
+            return decode(content) if array is None else array
         value = decode(self._parts[content].copied())
         self._arrays[content] = value
         del self._parts[content]

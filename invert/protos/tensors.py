@@ -23,8 +23,8 @@ class _Type(NamedTuple):
 
 
 def _type(name: str, field: str, stored: type | None = None) -> _Type:
-    found = stored or getattr(np, name, None) or getattr(ml_dtypes, name)
-    return _Type(name, np.dtype(found), field)
+    kind = stored or getattr(np, name, None) or getattr(ml_dtypes, name)
+    return _Type(name, np.dtype(kind), field)
 
 
 # The numbers of tensorflow/core/framework/types.proto (TensorFlow 2.21). Quantized types are the

@@ -399,16 +399,16 @@ def _constants_in(graph: Graph, closed: AnyJaxpr) -> list[Atom] | None:
     read one of them.
     """
     jaxpr, constants = _live(closed)
-    found: list[Atom] = []
+    atoms: list[Atom] = []
     for v, value in zip(jaxpr.invars, constants, strict=False):
         if np.ndim(value) == 0:
-            found.append(Literal(np.asarray(value)[()], v.aval))
+            atoms.append(Literal(np.asarray(value)[()], v.aval))
             continue
         same = (a for a, known in graph.consts.items() if same_value(known, value))
         if (atom := next(same, None)) is None:
             return None
-        found.append(atom)
-    return found
+        atoms.append(atom)
+    return atoms
 
 
 def _no_progress(closed: AnyJaxpr, template: Graph) -> bool:

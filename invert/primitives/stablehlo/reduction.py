@@ -70,9 +70,9 @@ def complex_extremum(region: ir.Region, dtype: np.dtype) -> Callable | None:
     """`lax.max` or `lax.min` if the region is JAX's lexicographic comparison."""
     if not jnp.issubdtype(dtype, jnp.complexfloating):
         return None
-    found = regions.signature(region)
+    signature = regions.signature(region)
     for reduction, monoid in ((lax.reduce_max, lax.max), (lax.reduce_min, lax.min)):
-        if found is not None and found == regions.reducer(reduction, dtype):
+        if signature is not None and signature == regions.reducer(reduction, dtype):
             return monoid
     return None
 

@@ -74,9 +74,9 @@ _MONOIDS: dict[str, JaxFunction] = {
 
 def _monoid(program: ClosedJaxpr) -> str | None:
     """The primitive that a computation consists of, if it is one."""
-    found = _single(program)
-    if found is not None:
-        return found[0]
+    single = _single(program)
+    if single is not None:
+        return single[0]
     scalars = [v.aval for v in open_jaxpr(program).invars]
     if len(scalars) != 2:
         return None

@@ -186,10 +186,10 @@ def dense_elements(attr: object) -> np.ndarray:
 
 def _from_buffer(attr: MlirObject, ir_type: MlirObject) -> np.ndarray:
     try:
-        found = np.asarray(memoryview(attr))
+        view = np.asarray(memoryview(attr))
         # The NumPy type of a C type such as `long long` may differ from the sized type, and JAX
         # refuses its scalars.
-        return _apart_from_module(found.view(np.dtype(found.dtype.str)))
+        return _apart_from_module(view.view(np.dtype(view.dtype.str)))
     except ValueError as e:  # NumPy's own limits on rank and size
         raise UnsupportedType(str(ir_type), f"NumPy refuses the shape: {e}") from e
 

@@ -179,10 +179,10 @@ class Context:
     ) -> tuple[str, ...]:
         """Add to the hint which operands the author broadcast explicitly."""
         numbers = [(i, self.explicit.get(id(x))) for i, x in enumerate(operands)]
-        found = tuple((i, number) for i, number in numbers if number is not None)
-        if not found or not names or not is_hint(names[-1]):
+        numbered = tuple((i, number) for i, number in numbers if number is not None)
+        if not numbered or not names or not is_hint(names[-1]):
             return names
-        hint = dataclasses.replace(decode(names[-1]), operands=found)
+        hint = dataclasses.replace(decode(names[-1]), operands=numbered)
         return (*names[:-1], hint.encode())
 
     def apply(self, operation: ir.Operation, operands: Sequence[Value]) -> Sequence[Value]:

@@ -94,10 +94,10 @@ def _shape(ctx: Context, op: Op, operands: Sequence[Value], index: int) -> Shape
 
 
 def _size(ctx: Context, op: Op, operands: Sequence[Value], index: int) -> DimSize:
-    found = _shape(ctx, op, operands, index)
-    if len(found) != 1:
-        raise op.error(f"operand {index} must be one size, but holds {len(found)}", REPORT)
-    return found[0]
+    shape = _shape(ctx, op, operands, index)
+    if len(shape) != 1:
+        raise op.error(f"operand {index} must be one size, but holds {len(shape)}", REPORT)
+    return shape[0]
 
 
 # How an operand is converted, by its annotation.

@@ -117,12 +117,12 @@ def _unrolled(
 def _sources(body: Body) -> list[tuple[str, int | None]]:
     """The op that produces each result of a body, or the argument passed through."""
     arguments = {i: k for k, i in enumerate(body.args)}
-    found: list[tuple[str, int | None]] = []
+    names: list[tuple[str, int | None]] = []
     for i, k in body.outputs:
         while body.nodes[i].op in ("Identity", "StopGradient") and k == 0:
             i, k = body.nodes[i].inputs[0]
-        found.append((body.nodes[i].op, arguments.get(i)))
-    return found
+        names.append((body.nodes[i].op, arguments.get(i)))
+    return names
 
 
 def gradient_arrays(ctx: Context, inner: Context) -> bool:

@@ -235,11 +235,11 @@ def _called_back(node: Node, wanted: Pending) -> Value:
     types = {k: (np.dtype(v.dtype), tuple(v.shape)) for k, v in leaves.items()}
 
     def callback(*given: object) -> np.ndarray:
-        found = {
+        results = {
             k: np.ascontiguousarray(v).view(t).reshape(shape)
             for (k, (t, shape)), v in zip(types.items(), given, strict=True)
         }
-        result = np.asarray(_evaluate(wanted, found, {})).astype(dtype)
+        result = np.asarray(_evaluate(wanted, results, {})).astype(dtype)
         return result[..., None].view(np.uint32) if _is_wide(dtype) else result
 
     # Strings have no derivative; the operands are stopped, since a callback refuses tangents.
@@ -247,8 +247,8 @@ def _called_back(node: Node, wanted: Pending) -> Value:
     shape = tuple(wanted.shape)
     if _is_wide(dtype):
         words = jax.ShapeDtypeStruct((*shape, dtype.itemsize // 4), np.dtype(np.uint32))
-        found = jax.pure_callback(callback, words, *operands, vmap_method="sequential")
-        return jax.lax.bitcast_convert_type(found, dtype)
+        results = jax.pure_callback(callback, words, *operands, vmap_method="sequential")
+        return jax.lax.bitcast_convert_type(results, dtype)
     result = jax.ShapeDtypeStruct(shape, dtype)
     return jax.pure_callback(callback, result, *operands, vmap_method="sequential")
 
@@ -314,9 +314,9 @@ def _find(keys: np.ndarray, content: np.ndarray, given: Sequence[np.ndarray]) ->
     wanted, default = given
     place = {key: i for i, key in enumerate(keys.tolist())}
     rows = [place.get(key) for key in wanted.ravel().tolist()]
-    found = [default if i is None else content[i] for i in rows]
-    out = np.empty((len(found), *content.shape[1:]), content.dtype)
-    for i, value in enumerate(found):
+    values = [default if i is None else content[i] for i in rows]
+    out = np.empty((len(values), *content.shape[1:]), content.dtype)
+    for i, value in enumerate(values):
         out[i] = value if not isinstance(value, np.ndarray) or value.ndim else value.item()
     return [out.reshape((*wanted.shape, *content.shape[1:]))]
 

@@ -84,8 +84,8 @@ class TfGradient:
         values = [*cotangents, *captures]
         if self.feeds is not None:
             values = [values[f] if isinstance(f, int) else f for f in self.feeds]
-        found = iter(analysis.run(values))
-        return [next(found) if has else None for has in self.outputs]
+        results = iter(analysis.run(values))
+        return [next(results) if has else None for has in self.outputs]
 
 
 def read_gradient(tf_graph: TfObject, around: Graph, function: str, node: Node) -> TfGradient:
@@ -201,10 +201,10 @@ def _call(
             else None
             for i, t in enumerate(op.outputs)
         ]
-        found = gradient(op, *cotangents)
+        gradients = gradient(op, *cotangents)
         grads = [
             None if g is None else tf.identity(tf.convert_to_tensor(g))
-            for g in (found if isinstance(found, (list, tuple)) else (found,))
+            for g in (gradients if isinstance(gradients, (list, tuple)) else (gradients,))
         ]
     return graph, cotangents, grads
 

@@ -124,11 +124,11 @@ class _Rewriter:
         return [name for name, n in self.nodes.items() if n.op in ops]
 
     def _consumers(self) -> dict[str, list[str]]:
-        found: dict[str, list[str]] = {name: [] for name in self.nodes}
+        users: dict[str, list[str]] = {name: [] for name in self.nodes}
         for name in self.nodes:
             for source, _ in self.inputs(name):
-                found.setdefault(source, []).append(name)
-        return found
+                users.setdefault(source, []).append(name)
+        return users
 
     def _dependents(self, roots: Iterable[str], last: Sequence[str]) -> set[str]:
         """Users of `roots` over data and control edges, through ops in `last`."""

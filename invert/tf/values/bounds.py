@@ -427,11 +427,11 @@ def _smaller(x: Fact, y: Fact) -> Fact:
 def _product(x: Fact, y: Fact) -> Fact:
     for one, other in ((x.equals, y.equals), (y.equals, x.equals)):
         if one is not None and other is not None and one.number is not None:
-            found = Fact.of(other.times(one.number))
-            if found.line is not None:
-                return found
+            fact = Fact.of(other.times(one.number))
+            if fact.line is not None:
+                return fact
             low, high = _corners(x.ends, y.ends)
-            return Fact(Sum(low), Sum(high), found.equals)
+            return Fact(Sum(low), Sum(high), fact.equals)
     low, high = _corners(x.ends, y.ends)
     return Fact(Sum(low), Sum(high))
 
