@@ -420,8 +420,10 @@ class _HandleVariable:
 def _captures(
     concrete: TfObject, count: int, needed: set[int], variables: Variables
 ) -> tuple[list[Param], list[Value], list[Problem]]:
-    """Variables, as they were made; the values of the captured inputs (handles or constants); and
-    problems."""
+    """Variables in the order they were made, values of captured inputs, and problems.
+
+    Captured values are handles or constants.
+    """
     tf = import_tensorflow()
     owners = {id(v.handle): v for v in concrete.graph.variables}
     params: list[Param] = []

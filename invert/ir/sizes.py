@@ -204,7 +204,10 @@ class Constraint:
         return dimensions(self.left) | dimensions(self.right)
 
     def tidy(self) -> Constraint:
-        """`t >= 3` for `t - 3 >= 0` or `t // 3 - 1 >= 0`, and `t <= 3` for `3 - t >= 0`."""
+        """The constraint on a dimension alone, if it is one.
+
+        `t >= 3` for `t - 3 >= 0` or `t // 3 - 1 >= 0`, and `t <= 3` for `3 - t >= 0`.
+        """
         if is_open(self.right):
             return self
         if (parts := linear(self.left)) is None:
@@ -286,7 +289,10 @@ def _rises(size: DimSize) -> bool:
 
 
 def _positive(size: DimSize) -> DimSize:
-    """`mod(b, 2)` for `mod(-b, 2)` and `mod(b - 2, 2)`, which are zero for the same `b`."""
+    """A remainder that is zero for the same numbers, without signs and multiples.
+
+    `mod(b, 2)` for `mod(-b, 2)` and `mod(b - 2, 2)`.
+    """
     match dim_terms(size):
         case [(1, [(("mod", (whole, int() as n)), 1)])]:
             part = linear(whole)

@@ -20,7 +20,7 @@ _CHUNK = 1 << 22
 
 
 class FilePart:
-    """A part of bytes, or of a mapped file read a few MB at a time."""
+    """A part of bytes, or of a mapped file, read in pieces."""
 
     def __init__(self, mapped: mmap.mmap | bytes, start: int, size: int):
         self._mapped = mapped

@@ -171,8 +171,11 @@ def _known_unique(x: np.ndarray, out_idx: np.dtype) -> list[Value]:
 
 
 def runs(x: Array) -> tuple[Array, Array, Array]:
-    """The order that sorts a vector; then, in that order, whether a run of equals begins and where
-    it began."""
+    """The runs of equal numbers in a vector.
+
+    **Returns:** the order that sorts it; in that order, where runs begin, and the beginning of the
+        run of each number.
+    """
     order = jnp.argsort(x, stable=True)
     ordered = x[order]
     new = jnp.concatenate([jnp.ones_like(order[:1], bool), ordered[1:] != ordered[:-1]])

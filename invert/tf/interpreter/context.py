@@ -401,8 +401,10 @@ def _output(body: Body, results: Mapping[int, Sequence[Value]], index: int, numb
 
 @functools.lru_cache(maxsize=4096)
 def _scope(outer: tuple[str, ...], path: str) -> tuple[str, ...]:
-    """The scopes of the nodes of a path; some functions name them in full, others relative to the
-    call."""
+    """The scopes of the nodes of a path.
+
+    Some functions name them in full, others relative to the call.
+    """
     inner = tuple(path.split("/")) if path else ()
     full = not outer or inner[:1] == outer[:1]
     return inner if full and inner else (*outer, *inner)
