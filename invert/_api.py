@@ -1,4 +1,4 @@
-"""The public functions: each opens a container and builds a module of its entry points."""
+"""The public functions: open a container, build a module of its entry points."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def from_entry(
     args: Sequence[object] | None = None,
     kwargs: Keywords | None = None,
 ) -> Module:
-    """The module of an entry point, recovered at the types of an example, if any."""
+    """Build the module of an entry point, recovered at the types of an example."""
     return build(_function(entry, config, args, kwargs))
 
 
@@ -156,7 +156,7 @@ def roundtrip(tf_fn: object, *args: object, config: Config = _DEFAULT, **kwargs:
 def _for_every_batch(
     tf_fn: object, args: Sequence[object], kwargs: Mapping[str, object], config: Config
 ) -> Module | None:
-    """The module of a Keras model that takes any batch; `None` if there is none."""
+    """The module of a Keras model for every batch size, if there is one."""
     from invert.frontends import keras_model, tf_function
     from invert.frontends.signature import arrays_of
 

@@ -1,4 +1,4 @@
-"""Work in a child process, so that a crash or a hang there is an error here."""
+"""Child processes, in which a crash or a hang is only an error."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class ChildStartError(ChildError):
 
 
 class Child:
-    """A child process that answers requests, started when first needed and replaced when it dies.
+    """A child process that answers requests, started on first use, replaced when dead.
 
     It writes one empty message once it is ready, then one for each that it reads, as `read_message`
     and `write_message` do.

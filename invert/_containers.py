@@ -31,13 +31,13 @@ _HDF5 = b"\x89HDF"
 
 
 def place_of(path: str | os.PathLike[str]) -> Path:
-    """The path of a container: for a SavedModel its directory, even if its file is given."""
+    """The path of a container; for a file of a SavedModel, its directory."""
     place = Path(path)
     return place.parent if place.name == "saved_model.pb" and place.is_file() else place
 
 
 def kind_of(path: str | os.PathLike[str]) -> Kind:
-    """The kind of a container, by its first bytes; for protos, which have no magic, by suffix.
+    """The kind of a container, by first bytes; for protos, by suffix.
 
     **Raises:** `MalformedModelError` if it is of no known kind.
     """

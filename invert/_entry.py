@@ -1,11 +1,11 @@
-"""The result of a front end: a traceable function with its names, pytrees and parameters."""
+"""Entry points, which front ends return: traceable functions with names, pytrees and parameters."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import numpy as np
@@ -175,7 +175,7 @@ class EntryPoint:
     defaults: Keywords = dataclasses.field(default_factory=dict)
     trace: Trace | None = None
     attributes: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    outputs: Any = None
+    outputs: Tree = None
 
     @functools.cached_property
     def specs(self) -> Sequence[ArgSpec]:

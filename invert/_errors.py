@@ -1,4 +1,4 @@
-"""The errors that `invert` raises. Each message names the op, the place and the remedy."""
+"""Errors, whose messages name the op, the place and the remedy."""
 
 from __future__ import annotations
 
@@ -94,14 +94,14 @@ class DefectWarning(UserWarning):
 
 
 class DefectError(Exception):
-    """Code of this package failed where only a library was expected to refuse its arguments.
+    """A bug of this package, where only a library was expected to raise.
 
     No list of exceptions that are taken for an answer includes it.
     """
 
 
 class MeshError(InvertError, ValueError):
-    """A mesh of devices, or a spec over one, does not fit: names the axis, the size, the remedy."""
+    """A mesh of devices, or a spec over one, does not fit."""
 
 
 class SaveError(InvertError, OSError):
@@ -180,7 +180,7 @@ def nested_too_deep(name: str) -> Iterator[None]:
 def optional_step(
     step: str, defects: list[str], function: Callable[..., object], *args: object
 ) -> Any | None:
-    """The result of an optional step, such as a pattern; `None` if the step has a defect.
+    """Run an optional step, such as a pattern; `None` if it has a defect.
 
     A step itself catches, by type, the exceptions that may occur for correct programs. Any other
     exception is a defect: of this package, of JAX or of a user's own pattern, which no list of
@@ -233,7 +233,7 @@ def only_refusals() -> Iterator[None]:
 
 
 def defect_of(error: Exception) -> DefectError | None:
-    """The defect that an error is, if this package's own code raised it; see `only_refusals`."""
+    """An error of this package's own code as a defect; see `only_refusals`."""
     from invert._private.jax import SIZE_ERRORS
 
     if isinstance(error, (InvertError, DefectError, RuntimeError, MemoryError, *SIZE_ERRORS)):
@@ -244,7 +244,7 @@ def defect_of(error: Exception) -> DefectError | None:
 
 
 def _own_place(error: Exception) -> str | None:
-    """The line of this package that failed; `None` if a library or a `raise` refused on purpose."""
+    """The line of this package that failed by accident, not by a `raise`."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next

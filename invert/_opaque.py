@@ -48,7 +48,7 @@ _LIBRARIES = (
 
 
 def platform_of(targets: Iterable[str]) -> str | None:
-    """The platform a program was lowered for, by the custom calls it holds, if they tell."""
+    """The platform a program was lowered for, if its custom calls tell."""
     for target in targets:
         for beginning, platform in _LIBRARIES:
             if target.startswith(beginning):
@@ -82,7 +82,7 @@ def custom_call(
 
 
 @custom_call_p.def_abstract_eval
-def _abstract_eval(*operands: object, avals: Sequence[Any], **_: object) -> list[Aval]:
+def _abstract_eval(*operands: object, avals: Sequence[Aval], **_: object) -> list[Aval]:
     return [abstract_token if a is None else ShapedArray(*a) for a in avals]
 
 

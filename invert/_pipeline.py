@@ -113,7 +113,7 @@ def recover(entry: EntryPoint, avals: Sequence[Aval], config: Config) -> Special
 def _raised(
     entry: EntryPoint, avals: Sequence[Aval], config: Config
 ) -> tuple[ClosedJaxpr, Sequence[Aval], Mapping[str, DimSize]]:
-    """Trace an entry point; return the program, its types, and the new names of open sizes."""
+    """Trace an entry point; return program, types, and new names of open sizes."""
     with listening() as said:
         closed = traced(entry, avals)
     # The container may name open dimensions; names given by the caller take precedence.
@@ -170,7 +170,7 @@ def _certify(
 
 
 def _settled(jaxpr: Jaxpr, platform: str, config: Config) -> Jaxpr:
-    """Rewrite a program at concrete sizes, whose loops may now have a known trip count."""
+    """Rewrite a program at concrete sizes, which may fix trip counts of loops."""
     wanted = config.patterns is True or (config.patterns and "scan" in config.patterns)
     if not wanted or "while" not in jaxprs.names_in(jaxpr):
         return jaxpr

@@ -1,4 +1,4 @@
-"""The report of a conversion: counts for an entry point, and the time of each stage."""
+"""The report of a conversion: counts, and the time of each stage."""
 
 from __future__ import annotations
 

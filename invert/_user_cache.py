@@ -51,17 +51,17 @@ def folder() -> Path | None:
 @functools.cache
 def versions() -> str:
     """The versions that entries depend on; for this package a digest of its sources."""
-    found: list[str] = []
+    lines: list[str] = []
     folders = [str(Path(__file__).parent)]
     while folders:
         with os.scandir(folders.pop()) as entries:
             for entry in entries:
                 if entry.name.endswith(".py"):
                     state = entry.stat()
-                    found.append(f"{entry.path} {state.st_size} {state.st_mtime_ns}")
+                    lines.append(f"{entry.path} {state.st_size} {state.st_mtime_ns}")
                 elif "." not in entry.name and entry.is_dir():
                     folders.append(entry.path)
-    digest = hashlib.sha256("\n".join(sorted(found)).encode())
+    digest = hashlib.sha256("\n".join(sorted(lines)).encode())
     python = ".".join(map(str, sys.version_info[:2]))
     stated = f"jax {jax.__version__} jaxlib {jaxlib_version} Python {python}"
     return f"{stated} {platform.machine()} {digest.hexdigest()}"
@@ -75,13 +75,13 @@ def read(name: str) -> Entries:
     try:
         with (where / f"{name}.json").open("rb") as file:
             text = file.read(_MOST_BYTES + 1)
-        found = json.loads(text) if len(text) <= _MOST_BYTES else None
+        content = json.loads(text) if len(text) <= _MOST_BYTES else None
     # Not there, not readable, not UTF-8, not JSON, or nested too deep.
     except (OSError, ValueError, RecursionError):
         return {}
-    if not isinstance(found, dict) or found.get("versions") != versions():
+    if not isinstance(content, dict) or content.get("versions") != versions():
         return {}
-    entries = found.get("entries")
+    entries = content.get("entries")
     if not isinstance(entries, dict):
         return {}
     for texts in entries.values():
@@ -107,7 +107,7 @@ _MOST_TEXTS = 8192
 
 
 def text_of(key: str) -> str | None:
-    """The text kept under a key; `None` if there is none, or if it is damaged or not this user's.
+    """The text under a key; `None` if absent, damaged or another user's.
 
     The key must say all that the text depends on.
     """
@@ -123,7 +123,7 @@ def text_of(key: str) -> str | None:
     except OSError:
         return None
     digest, _, text = content.partition(b"\n")
-    # The digest covers the key too, so a file under another name is no entry.
+    # The digest covers the key too, so a file under another name is not an entry.
     return text.decode() if digest == _seal(key, text) else None
 
 
@@ -151,7 +151,7 @@ def _seal(key: str, content: bytes) -> bytes:
 
 @functools.cache
 def _make_room(where: Path) -> None:
-    """Make the folder; if it holds many files, remove the older half, once in a process."""
+    """Make the folder; once in a process, halve the number of too many files."""
     where.mkdir(parents=True, exist_ok=True)
     files = [(entry.stat().st_mtime_ns, entry.path) for entry in os.scandir(where)]
     if len(files) > _MOST_TEXTS:

@@ -77,7 +77,7 @@ def certify(
 
 
 def compared(a: Jaxpr, b: AnyJaxpr, known: Sequence[Value], most: int | None = None) -> float | str:
-    """The largest difference of two programs on random inputs, or why they could not be run.
+    """The largest difference of two programs on random inputs, or why none was measured.
 
     **Arguments:**
 

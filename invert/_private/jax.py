@@ -123,8 +123,8 @@ def undecided(error: Exception) -> tuple[str, str, str] | None:
     """The undecided comparison that an error reports: both sizes as text, and the sign."""
     if not isinstance(error, InconclusiveDimensionOperation):
         return None
-    found = _UNDECIDED.search(str(error))
-    return None if found is None else (found[1], found[2], found[3])
+    match = _UNDECIDED.search(str(error))
+    return None if match is None else (match[1], match[2], match[3])
 
 
 is_symbolic_dim = core.is_symbolic_dim
@@ -162,9 +162,9 @@ def _reduced(size: Value) -> DimSize:
 
 def explicit_constraints(size: Value) -> list[tuple[DimSize, str, DimSize]]:
     """The explicit constraints of a size's scope, as `(left, relation, right)`."""
-    found = size.scope._explicit_constraints
+    constraints = size.scope._explicit_constraints
     is_equality = shape_poly.Comparator.EQ
-    return [(c.e1, "==" if c.cmp is is_equality else ">=", c.e2) for c in found]
+    return [(c.e1, "==" if c.cmp is is_equality else ">=", c.e2) for c in constraints]
 
 
 def size_as_value(size: DimSize, dtype: np.dtype) -> Value:
@@ -243,7 +243,7 @@ def last_name(eqn: Eqn) -> str:
 
 
 def source_line(eqn: Eqn) -> str:
-    """The user's file and line of an equation; `""` if there is none."""
+    """The user's file and line of an equation, or `""`."""
     frame = source_info_util.user_frame(eqn.source_info.traceback)
     if frame is None or Path(frame.file_name).is_relative_to(_PACKAGE):
         return ""
@@ -257,12 +257,6 @@ _PACKAGE = Path(__file__).parents[1]
 def with_names(eqn: Eqn, names: tuple[str, ...]) -> Eqn:
     """The equation with other name scopes."""
     return eqn.replace(source_info=eqn.source_info.replace(name_stack=_stack(names)))
-
-
-def trace_open(fn: Callable[..., object], *avals: object) -> tuple[Jaxpr, list[Value]]:
-    """Trace `fn` into a jaxpr without constants and the values of its constant variables."""
-    closed = jax.make_jaxpr(fn)(*avals)
-    return cast(Any, partial_eval.convert_constvars_jaxpr(closed.jaxpr)), list(closed.consts)
 
 
 def trace_closed(fn: JaxFunction, *avals: object) -> ClosedJaxpr:
@@ -281,7 +275,7 @@ def trace_closed(fn: JaxFunction, *avals: object) -> ClosedJaxpr:
     names = core.DebugInfo("jit", getattr(fn, "__name__", "fn"), ("",) * len(types), None)
     traced = lu.wrap_init(flat, debug_info=names)
     jaxpr, _, consts = partial_eval.trace_to_jaxpr_dynamic(traced, types)
-    return cast(Any, _JAXPRS[1](jaxpr, consts))
+    return cast("ClosedJaxpr", _JAXPRS[1](jaxpr, consts))
 
 
 def forget_traces(namespace: Mapping[str, object]) -> None:
@@ -338,7 +332,7 @@ _WANTS_OUT_AVALS = "out_avals" in inspect.signature(jax_mlir.lower_jaxpr_to_fun)
 
 
 def emit_custom_call(
-    ctx: Any,
+    ctx: jax_mlir.LoweringRuleContext,
     operands: Sequence[ir.Value],
     attributes: Sequence[tuple[str, str]],
     computations: Sequence[Value],
@@ -400,14 +394,12 @@ _UNSTABLE_TARGETS = (
 # Modules that this process lowered itself are read into one context: making one takes longer than
 # reading a small module. It keeps their constants, so it is replaced periodically.
 _READS_PER_CONTEXT = 512
-_reading: dict[str, Any] = {"context": None, "reads": 0}
+_reads = itertools.count()
 
 
-def _reading_context() -> Value:
-    if _reading["reads"] % _READS_PER_CONTEXT == 0:
-        _reading["context"] = make_reading_context()
-    _reading["reads"] += 1
-    return _reading["context"]
+@functools.lru_cache(maxsize=1)
+def _reading_context(period: int) -> ir.Context:
+    return make_reading_context()
 
 
 def lowered_module(fn: Callable[..., object], *avals: Aval, platform: str = "cpu") -> ir.Module:
@@ -432,7 +424,9 @@ def lowered_module(fn: Callable[..., object], *avals: Aval, platform: str = "cpu
         # refers to its own key.
         if forget := getattr(pxla._dce_jaxpr, "evict_weakref", None):
             forget(traced.jaxpr)
-    return stablehlo_dialect.deserialize_portable_artifact(_reading_context(), artifact)
+    return stablehlo_dialect.deserialize_portable_artifact(
+        _reading_context(next(_reads) // _READS_PER_CONTEXT), artifact
+    )
 
 
 @contextlib.contextmanager
@@ -460,7 +454,7 @@ def trace_as_lowered(fn: Callable[..., object], *avals: object) -> ClosedJaxpr:
 
 
 def traced_to_lower(primitive: core.Primitive, platform: str) -> JaxFunction | None:
-    """The function that JAX traces in place of a primitive when it lowers it for a platform.
+    """The function that JAX traces to lower a primitive for a platform.
 
     `None` where its rule emits ops itself. `mlir.lower_fun` makes the other rules; it does not
     expose the function, but keeps it as `fun` (jax/_src/interpreters/mlir.py, jax 0.10 to 0.12).
@@ -544,7 +538,7 @@ def is_jaxpr(value: object) -> TypeGuard[AnyJaxpr]:
 
 def open_jaxpr(closed: AnyJaxpr) -> Jaxpr:
     """The jaxpr without the values of its constants."""
-    return cast(Any, getattr(closed, "jaxpr", closed))
+    return cast("Jaxpr", getattr(closed, "jaxpr", closed))
 
 
 def dce(jaxpr: Jaxpr) -> Jaxpr:
@@ -555,19 +549,20 @@ def dce(jaxpr: Jaxpr) -> Jaxpr:
     if _is_used(jaxpr)[0]:
         return jaxpr
     kept = [True] * len(jaxpr.outvars)
-    return cast(Any, partial_eval.dce_jaxpr(jaxpr, kept, instantiate=True)[0])
+    return cast("Jaxpr", partial_eval.dce_jaxpr(jaxpr, kept, instantiate=True)[0])
 
 
 def live_part(
     jaxpr: Jaxpr, used: Sequence[bool], kept: bool | Sequence[bool] = False
 ) -> tuple[Jaxpr, list[bool]]:
     """The live part of a jaxpr, and a mask of the arguments it reads."""
-    return cast(Any, partial_eval.dce_jaxpr(jaxpr, list(used), instantiate=kept))
+    part = partial_eval.dce_jaxpr(jaxpr, list(used), instantiate=kept)
+    return cast("tuple[Jaxpr, list[bool]]", part)
 
 
 def constants_as_arguments(jaxpr: Jaxpr) -> Jaxpr:
     """Make the constant variables the leading arguments."""
-    return cast(Any, partial_eval.convert_constvars_jaxpr(jaxpr))
+    return cast("Jaxpr", partial_eval.convert_constvars_jaxpr(jaxpr))
 
 
 def eval_jaxpr(jaxpr: Jaxpr, values: Sequence[object]) -> list[Value]:
@@ -660,7 +655,7 @@ def _is_used(jaxpr: Jaxpr) -> tuple[bool, bool]:
 
 
 def physical_type(aval: Aval) -> tuple[tuple[DimSize, ...], np.dtype]:
-    """Shape and dtype of the array that a module holds for a value of this type."""
+    """Shape and dtype of the array that represents this type in a module."""
     if aval.dtype == jax.dtypes.float0:
         return aval.shape, np.dtype(bool)
     if jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key):
@@ -675,13 +670,13 @@ def consts_of(jaxpr: AnyJaxpr) -> Sequence[Value]:
 
 def close_like(original: J, jaxpr: Jaxpr) -> J:
     """`jaxpr` in the form of `original`: closed over its constants, or open."""
-    closed: Any = original
-    return cast(Any, jaxpr if isinstance(closed, core.Jaxpr) else _JAXPRS[1](jaxpr, closed.consts))
+    is_open = isinstance(original, core.Jaxpr)
+    return cast("J", jaxpr if is_open else _JAXPRS[1](jaxpr, consts_of(original)))
 
 
 @contextlib.contextmanager
 def context_of(eqn: Eqn) -> Iterator[None]:
-    """Trace under the name scopes, source and settings of an equation, on the current mesh."""
+    """Trace under an equation's name scopes, source and settings, on the current mesh."""
     info = eqn.source_info
     stack = source_info_util.current_name_stack() + info.name_stack
     mesh = get_abstract_mesh()
@@ -703,7 +698,7 @@ def bind_equation(eqn: Eqn, args: Sequence[object]) -> list[Value]:
     return list(results) if eqn.primitive.multiple_results else [results]
 
 
-def jvp_rule_of(eqn: Eqn) -> Hashable | None:
+def jvp_rule_of(params: Params) -> Hashable | None:
     """The derivative rule that an author gave a `custom_jvp_call`, and its calling convention.
 
     Calls with equal results share one rule, given equal types and settings. JAX wraps the
@@ -711,7 +706,7 @@ def jvp_rule_of(eqn: Eqn) -> Hashable | None:
     and jax/_src/custom_derivatives.py (jax 0.10.2 and 0.12). `None` where these hold anything
     else, such as values that the rule closes over or arguments that it does not differentiate.
     """
-    params, changes = eqn.params, []
+    symbolic_zeros, changes = params["symbolic_zeros"], []
     while isinstance(fun := params.get("jvp_jaxpr_fun"), lu.WrappedFun):
         if params["num_consts"] or fun.transforms:
             return None
@@ -736,7 +731,7 @@ def jvp_rule_of(eqn: Eqn) -> Hashable | None:
                 return None
             _, _, tree, _ = rule.transforms[0][1]
             avals = tuple(_closed_over(thunk, "in_avals"))
-            return rule.f, tree, rule.params, avals, tuple(changes), eqn.params["symbolic_zeros"]
+            return rule.f, tree, rule.params, avals, tuple(changes), symbolic_zeros
         # Bound again from a jaxpr.
         if rule.transforms:
             return None
@@ -744,8 +739,13 @@ def jvp_rule_of(eqn: Eqn) -> Hashable | None:
     return None
 
 
+def rule_name(params: Params) -> str:
+    """The name of the derivative rule of a `custom_jvp_call`."""
+    return params["jvp_jaxpr_fun"].debug_info.func_name
+
+
 def _closed_over(function: Value, name: str) -> Value:
-    """The value of a function's free variable; `None` if there is none of that name."""
+    """The value of a function's free variable, or `None`."""
     names = getattr(getattr(function, "__code__", None), "co_freevars", ())
     if name not in names:
         return None
@@ -758,9 +758,13 @@ def _closed_over(function: Value, name: str) -> Value:
 def plain_params(params: Params) -> Params:
     """Parameters of an equation in comparable form.
 
-    In jax 0.12 a `scan` holds the trees of its operands and results. Only their numbers of
-    constants and carried values matter.
+    JAX wraps the derivative rule of a `custom_jvp_call` anew in each trace. In jax 0.12 a `scan`
+    holds the trees of its operands and results. Only their numbers of constants and carried values
+    matter.
     """
+    if "jvp_jaxpr_fun" in params:
+        rule = jvp_rule_of(params)
+        return params if rule is None else {**params, "jvp_jaxpr_fun": rule}
     if "ft_in" not in params:
         return params
     consts, carry, _ = params["ft_in"].unpack()
@@ -789,7 +793,7 @@ def stated_mesh(exported: jax.export.Exported) -> jax.sharding.AbstractMesh | No
 
 
 def exported_program(exported: jax.export.Exported) -> AnyJaxpr | None:
-    """The program that was exported, which an artifact of this process keeps for its gradient."""
+    """The exported program, which an artifact of this process keeps for its gradient."""
     cells = getattr(exported._get_vjp, "__closure__", None) or ()
     programs = [c.cell_contents for c in cells if isinstance(c.cell_contents, _JAXPRS)]
     return cast("AnyJaxpr", programs[0]) if len(programs) == 1 else None
@@ -799,7 +803,7 @@ _OWN_FOLDER = str(Path(jax.__file__).parent)
 
 
 def has_rule_of_jax(eqn: core.JaxprEqn) -> bool:
-    """Whether both the function and the rule of a `custom_jvp` are JAX's own, as for `relu`."""
+    """Whether the function and rule of a `custom_jvp` are JAX's, as for `relu`."""
     file = open_jaxpr(eqn.params["call_jaxpr"]).debug_info.func_filename
     rule = eqn.params["jvp_jaxpr_fun"].debug_info
     return (file or "").startswith(_OWN_FOLDER) and f" at {_OWN_FOLDER}" in rule.func_src_info
@@ -869,7 +873,7 @@ def is_on_shards() -> bool:
 
 
 def varying(value: object) -> frozenset[str]:
-    """The manual axes along which the shards of a value or type are known to differ."""
+    """The manual axes along which shards of a value or type may differ."""
     aval: Aval = value if isinstance(value, core.AbstractValue) else core.typeof(value)
     return aval.mat.varying if hasattr(aval, "mat") else aval.vma
 

@@ -21,7 +21,7 @@ make_ir_context = jax_mlir.make_ir_context
 
 
 def make_reading_context() -> ir.Context:
-    """A context that loads dialects as modules use them, in a fraction of the time.
+    """Make a context that loads dialects only when a module uses them.
 
     It knows those that JAX's exports hold. For others there is `make_ir_context`, which loads all
     of XLA's and imports MHLO.

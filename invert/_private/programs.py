@@ -6,6 +6,7 @@ Works with jax 0.10.2 to 0.12.
 from __future__ import annotations
 
 import dataclasses
+import enum
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -51,7 +52,7 @@ RECORDS: Mapping[str, type] = {
         lax.ScatterDimensionNumbers,
     )
 }
-CHOICES: Mapping[str, Any] = {
+CHOICES: Mapping[str, type[enum.Enum]] = {
     kind.__name__: kind
     for kind in (
         *(lax.AccuracyMode, lax.DotAlgorithmPreset, lax.FftType, lax.GatherScatterMode),
@@ -66,10 +67,10 @@ _PACKAGES = {"jax", "jaxlib", "equinox", "invert"}
 @functools.cache
 def primitives() -> Mapping[str, core.Primitive]:
     """The primitives that lower for the CPU, by name; without those of equal names."""
-    found: dict[str, core.Primitive | None] = {}
+    by_name: dict[str, core.Primitive | None] = {}
     for p in {**jax_mlir._lowerings, **jax_mlir._platform_specific_lowerings["cpu"]}:
-        found[p.name] = p if found.get(p.name, p) is p else None
-    return {name: p for name, p in found.items() if p is not None}
+        by_name[p.name] = p if by_name.get(p.name, p) is p else None
+    return {name: p for name, p in by_name.items() if p is not None}
 
 
 def generators() -> Mapping[str, prng.PRNGImpl]:
@@ -91,7 +92,7 @@ _last: list[_Settings] = []
 
 
 def settings() -> str | None:
-    """All that lowering for the CPU depends on in this process beyond its packages, as text.
+    """What lowering for the CPU depends on in this process, besides packages, as text.
 
     `None` if that is more than settings of JAX: if a package other than JAX has registered a
     lowering or a generator of random numbers.
@@ -167,13 +168,13 @@ def new_equation(
 
 
 def described(jaxpr: Jaxpr) -> list[object] | None:
-    """The names of a function, its arguments and results; `None` if they are more than text."""
-    found = jaxpr.debug_info
-    texts = [found.arg_names, found.result_paths]
+    """Names of a function, its arguments and results; `None` if not plain text."""
+    names = jaxpr.debug_info
+    texts = [names.arg_names, names.result_paths]
     if not all(x is None or (type(x) is tuple and {*map(type, x)} <= {str}) for x in texts):
         return None
     lists = (x if x is None else list(x) for x in texts)
-    return [found.traced_for, found.func_src_info, *lists]
+    return [names.traced_for, names.func_src_info, *lists]
 
 
 def new_jaxpr(
@@ -181,12 +182,16 @@ def new_jaxpr(
     invars: Sequence[Var],
     outvars: Sequence[Var | Literal],
     eqns: Sequence[Eqn],
-    description: Sequence[Any] = ("jit", "<unknown>", None, None),
+    description: Sequence[Value] = ("jit", "<unknown>", None, None),
 ) -> Jaxpr:
     """A jaxpr without effects."""
     traced_for, name, *texts = description
     names = core.DebugInfo(traced_for, name, *(x if x is None else tuple(x) for x in texts))
-    parts: Sequence[Any] = [*map(list, (constvars, invars, outvars, eqns)), core.no_effects, names]
+    parts: Sequence[Value] = [
+        *map(list, (constvars, invars, outvars, eqns)),
+        core.no_effects,
+        names,
+    ]
     return Jaxpr(*parts)
 
 

@@ -1,4 +1,4 @@
-"""Puts equations of known types into the trace of a function, without binding primitives again.
+"""Adds equations of known types to a trace, without binding primitives.
 
 Binding a primitive checks and derives types, which takes several times as long as recording an
 equation. Works with jax 0.10.2 to 0.12.
@@ -23,7 +23,7 @@ _Row: TypeAlias = tuple["Value", ...]
 
 
 def inlined(jaxpr: Jaxpr, consts: Sequence[Value], values: Sequence[Value]) -> list[Value] | None:
-    """Put the equations of a jaxpr into the current trace, as JAX does for an inlined `jit`.
+    """Inline a jaxpr into the current trace, as JAX inlines a `jit`.
 
     `None` where recording them would not be all that binding them does: under other traces, such as
     those of derivatives, for values of other types, for effects, and where the caller adds metadata
@@ -56,7 +56,7 @@ def _is_high(eqn: Eqn) -> bool:
 
 
 def _recording_trace() -> Trace | None:
-    """The current trace, if all that it does with an equation is to record it."""
+    """The current trace, if it only records equations."""
     trace = core.trace_ctx.trace
     plain = isinstance(trace, Trace) and not trace.requires_low
     return trace if plain and config.xla_metadata_context_manager.value is None else None
@@ -142,7 +142,7 @@ def tracing_settings() -> Hashable:
 def recorded(
     function: Callable[[], Value], trace: Trace, operands: Sequence[Value]
 ) -> tuple[Value, Recording | None]:
-    """The results of a function, and what it recorded; `None` if that may differ next time.
+    """The results of a function and its recording; `None` if that may vary.
 
     **Arguments:**
 

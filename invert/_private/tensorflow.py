@@ -22,9 +22,9 @@ def tf_variable_dtype(handle: object) -> int | None:
 
 
 def tf_variable_number(variable: object) -> int | None:
-    """The number of a variable among all that this process made; `None` if it is unknown."""
-    found = re.search(r"_(\d+)$", str(getattr(variable, "_unique_id", "")))
-    return int(found[1]) if found else None
+    """The serial number of a variable in this process, if known."""
+    match = re.search(r"_(\d+)$", str(getattr(variable, "_unique_id", "")))
+    return int(match[1]) if match else None
 
 
 def tf_concrete_functions(fn: TfObject) -> list[TfObject]:
@@ -40,7 +40,7 @@ def tf_concrete_functions(fn: TfObject) -> list[TfObject]:
 
 
 def keras_variables(variables: Iterable[TfObject]) -> tuple[dict[int, str], dict[int, bool]]:
-    """The paths of these TensorFlow variables in Keras, and whether Keras trains them, by `id`.
+    """Keras's paths of TensorFlow variables, and whether it trains them, by `id`.
 
     Both are on Keras objects that hold the variables. Variables do not refer to their holders, and
     a traced function does not refer to its model. So all objects of the process are searched, once
@@ -108,7 +108,7 @@ def tf_restored_class(kind: str) -> type:
 
 
 def tf_read(variable: TfObject) -> TfObject:
-    """The tensor of a variable. The op alone takes a quarter of the time of `read_value`."""
+    """Read a variable; the op alone takes a quarter of the time of `read_value`."""
     from tensorflow.python.ops import gen_resource_variable_ops, resource_variable_ops
 
     if not isinstance(variable, resource_variable_ops.BaseResourceVariable):
@@ -134,5 +134,5 @@ def tf_scratch_graph(name: str) -> TfObject:
 
 
 def tf_function_graph(graph: TfObject, function: str) -> TfObject | None:
-    """The graph of a function in the library of another; `None` if it has none."""
+    """The graph of a function in another's library, if it is there."""
     return getattr(graph._functions.get(function), "graph", None)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import sys
-from typing import Any
 
 import numpy as np
 
@@ -22,7 +21,7 @@ _WORDS = 4  # two-byte words per step
 _LARGE = 1 << 16
 
 
-def crc32c(data: Any, before: int = 0) -> int:
+def crc32c(data: bytes | bytearray | memoryview | np.ndarray, before: int = 0) -> int:
     """The checksum of `data`; `before` is the checksum of preceding data."""
     content = np.frombuffer(data, np.uint8)
     state = np.uint32(before ^ _ONES)
@@ -33,7 +32,7 @@ def crc32c(data: Any, before: int = 0) -> int:
 
 
 def masked(crc: int) -> int:
-    """A checksum as stored in files: masked, since a CRC of data containing CRCs is weak."""
+    """Mask a checksum for storage: CRCs of data with CRCs are weak."""
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & _ONES
 
 
@@ -82,7 +81,7 @@ def _apply(tables: np.ndarray, values: np.ndarray) -> np.ndarray:
 
 @functools.cache
 def _tables(power: int) -> np.ndarray:
-    """Tables that advance a checksum by `2**power` zeros, one for each of its four bytes."""
+    """Tables, one per byte, that advance a checksum by `2**power` zeros."""
     bits = np.uint32(1) << np.arange(32, dtype=np.uint32)
     if power:
         images = _apply(_tables(power - 1), _apply(_tables(power - 1), bits))
@@ -99,10 +98,10 @@ def _tables(power: int) -> np.ndarray:
 def _byte_tables() -> list[np.ndarray]:
     """The checksum of each byte, at each position in a group of bytes."""
     # A byte passes through the register like a checksum of the same bits.
-    found = [_apply(_tables(0), np.arange(256, dtype=np.uint32))]
+    tables = [_apply(_tables(0), np.arange(256, dtype=np.uint32))]
     for _ in range(2 * _WORDS - 1):
-        found.append(_apply(_tables(0), found[-1]))
-    return found[::-1]
+        tables.append(_apply(_tables(0), tables[-1]))
+    return tables[::-1]
 
 
 @functools.cache
@@ -110,7 +109,7 @@ def _word_tables() -> list[np.ndarray]:
     """The checksum of each two-byte word, at each position in a group of words."""
     words = np.arange(1 << 16, dtype=np.uint32)
     # A word passes through the register like a checksum of the same bits.
-    found = [_apply(_tables(1), words)]
+    tables = [_apply(_tables(1), words)]
     for _ in range(_WORDS - 1):
-        found.append(_apply(_tables(1), found[-1]))
-    return found[::-1]
+        tables.append(_apply(_tables(1), tables[-1]))
+    return tables[::-1]

@@ -1,4 +1,4 @@
-"""Reads sorted tables in LevelDB's layout: blocks of entries, each with a checksum, and an index.
+"""Reads sorted tables in LevelDB's layout: checksummed blocks and an index.
 
 Layout: tensorflow/core/lib/io/format.cc and block_builder.cc (TensorFlow 2.21).
 """
@@ -35,14 +35,14 @@ def read_table(data: bytes, where: str) -> dict[bytes, bytes]:
         raise _damaged(where, len(data) - 8, "the footer is not that of a table")
     _, _, place = _handle(data, footer, where)
     offset, size, _ = _handle(data, place, where)
-    found: dict[bytes, bytes] = {}
+    entries: dict[bytes, bytes] = {}
     for _, handle in _entries(_block(data, offset, size, footer, where), offset, where):
         low, length, _ = _handle(handle, 0, where)
         for key, value in _entries(_block(data, low, length, footer, where), low, where):
-            if key in found:
+            if key in entries:
                 raise _damaged(where, low, f"the key {key!r} occurs twice")
-            found[key] = value
-    return found
+            entries[key] = value
+    return entries
 
 
 def varint(data: bytes, place: int, where: str) -> tuple[int, int]:

@@ -56,13 +56,13 @@ def check(model: Model, module: object, target: Path, reports: Mapping[str, Repo
 def _check(
     model: Model, module: object, target: Path, reports: Mapping[str, Report]
 ) -> Comparisons:
-    found = Comparisons()
+    comparisons = Comparisons()
     for name, report in reports.items():
         if report.certificate.kind == "unverified":
-            found.failures.append(f"{name}: unverified: {report.certificate.reason}")
+            comparisons.failures.append(f"{name}: unverified: {report.certificate.reason}")
     if not isinstance(module, Module):
-        found.lines.append("  not run: only modules of one function are; use --signature")
-        return found
+        comparisons.lines.append("  not run: only modules of one function are; use --signature")
+        return comparisons
     function = module._function
     names = named_shapes(function.specs)
     dims = dimension_order(symbolic_shapes(names) or ())
@@ -78,21 +78,23 @@ def _check(
         except (InvertError, TypeError, ValueError) as error:
             if not at:
                 raise
-            found.lines.append(f"  not run{at}, which the program refuses: {_first_line(error)}")
+            comparisons.lines.append(
+                f"  not run{at}, which the program refuses: {_first_line(error)}"
+            )
             continue
         try:
             there = _results(loaded, function, args, kwargs)
         except (TypeError, ValueError) as error:
-            found.failures.append(f"the saved module does not run{at}: {_first_line(error)}")
+            comparisons.failures.append(f"the saved module does not run{at}: {_first_line(error)}")
             continue
         if _same(here, there):
-            found.lines.append(f"  saved and loaded again: equal, bit for bit{at}")
+            comparisons.lines.append(f"  saved and loaded again: equal, bit for bit{at}")
         else:
-            found.failures.append(
+            comparisons.failures.append(
                 f"the saved module's results differ from the converted module's{at}"
             )
-        _compare_original(model, function, (args, kwargs), here, found)
-    return found
+        _compare_original(model, function, (args, kwargs), here, comparisons)
+    return comparisons
 
 
 def _first_line(error: Exception) -> str:

@@ -1,4 +1,4 @@
-"""`invert convert`: a model to a directory with source and weights, and a report about it."""
+"""`invert convert`: writes a model's source, weights and a report."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def run(options: argparse.Namespace) -> int:
     except ValueError as error:
         raise UsageError(f"--max-shard-size: {error}") from error
     layers = layers_of(options)
-    found = check.Comparisons()
+    comparisons = check.Comparisons()
     with Progress(options.progress) as progress:
         model, module = Model.loaded(options, progress)
         progress("writing the source")
@@ -56,20 +56,20 @@ def run(options: argparse.Namespace) -> int:
                 lines.append(f"{plain(name)}: not converted: {plain(str(error))}")
         if options.verify:
             progress("comparing with the original")
-            found = check.check(model, module, target, _reports(module))
-            lines += found.lines
+            comparisons = check.check(model, module, target, _reports(module))
+            lines += comparisons.lines
     written = [
         path
         for path in sorted(target.iterdir())
         if path.name in ("model.py", "README.md") or path.name.startswith("weights")
     ]
     if options.json:
-        print(json.dumps(_data(model, module, layers, found, written), indent=2))
+        print(json.dumps(_data(model, module, layers, comparisons, written), indent=2))
     else:
         lines += [f"wrote {path} ({bytes_text(path.stat().st_size)})" for path in written]
         print("\n".join(lines))
-    if found.failures:
-        raise check.Difference("\n".join(found.failures))
+    if comparisons.failures:
+        raise check.Difference("\n".join(comparisons.failures))
     return 0
 
 

@@ -158,7 +158,7 @@ def _lines(program: ComparedProgram) -> list[Line]:
 
 def _body(jaxpr: AnyJaxpr, name: Callable[[Atom], str], indent: str) -> Iterator[Line]:
     for eqn in jaxpr.eqns:
-        inner: list[tuple[str, Any]] = []
+        inner: list[tuple[str, AnyJaxpr]] = []
         texts = []
         for key, value in eqn.params.items():
             found = value if isinstance(value, (tuple, list)) else (value,)
@@ -224,7 +224,7 @@ Row = tuple[str, Line | None, Line | None]
 
 
 def _rows(a: Sequence[Line], b: Sequence[Line]) -> Iterator[Row]:
-    """Lines side by side, marked `|` if they differ, `<` or `>` if one is missing."""
+    """Lines side by side, marked `|`, `<` or `>` where they differ."""
     same: dict[Atom, Atom] = {}
     one, two = ([line.key for line in lines] for lines in (a, b))
     junk = max(len(a), len(b)) > _MANY
@@ -272,11 +272,11 @@ def _gap(count: int) -> str:
 
 
 def _near(rows: Sequence[Row]) -> set[int]:
-    found: set[int] = set()
+    numbers: set[int] = set()
     for i, (mark, _, _) in enumerate(rows):
         if mark != " ":
-            found |= set(range(max(0, i - _CONTEXT), min(len(rows), i + _CONTEXT + 1)))
-    return found
+            numbers |= set(range(max(0, i - _CONTEXT), min(len(rows), i + _CONTEXT + 1)))
+    return numbers
 
 
 def _wrap(text: str, width: int) -> Iterable[str]:

@@ -70,7 +70,7 @@ class InspectedFunction:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the contents of a model; 4 if one of its functions cannot be converted."""
+    """Print a model's contents; return 4 if a function cannot be converted."""
     with Progress(options.progress) as progress:
         progress(f"reading {options.model}")
         model = Model.of(options.model, options)

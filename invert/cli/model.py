@@ -108,10 +108,10 @@ class Model:
             data = self.path.read_bytes()
             entry = graphdef.entry_point(data, inputs, outputs, config=config, strict=False)
             return {entry.name: lambda: entry}, ()
-        found = _containers.entry_points(
+        points = _containers.entry_points(
             self.path, self.kind, config, signature=self.signature, strict=False
         )
-        return {name: lambda name=name: found[name] for name in found}, ()
+        return {name: lambda name=name: points[name] for name in points}, ()
 
     def _tensors(self, *, guess: bool) -> tuple[Sequence[str], Sequence[str]]:
         """Inputs and outputs of a graph: those named, otherwise a guess.

@@ -63,7 +63,7 @@ def config_of(
 
 
 def _sizes(texts: Sequence[str], arguments: Callable[[], Sequence[str]]) -> dict[str, str]:
-    """Sizes by the names of arguments, as in `x: batch 3`, or of the only argument."""
+    """Sizes by argument, as in `x: batch 3`, or of the only argument."""
     found: dict[str, str] = {}
     for text in texts:
         name, named, sizes = text.rpartition(":")

@@ -63,7 +63,7 @@ def programs_of(module: Value, other: Value) -> Mapping[str, ComparedProgram]:
 
 
 def _avals(function: Function) -> list[jax.ShapeDtypeStruct]:
-    """The types of the arguments, with open sizes if the program is for all sizes."""
+    """The argument types, with open sizes of a program for all sizes."""
     names = named_shapes(function.specs)
     whole = function.whole()
     shapes = at_numbers(names, _SIZES) if whole is None else _anonymous(whole.shapes)
@@ -170,7 +170,7 @@ def _program(
 
 
 def _in_order(jaxpr: Jaxpr) -> Jaxpr:
-    """The equations in the order in which results need them."""
+    """The equations in the order that the results need."""
     makers = {v: i for i, e in enumerate(jaxpr.eqns) for v in e.outvars}
     effects = [i for i, e in enumerate(jaxpr.eqns) if e.effects]
     roots = [makers[v] for v in jaxpr.outvars if is_var(v) and v in makers]

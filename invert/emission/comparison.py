@@ -62,7 +62,7 @@ class Outermost:
             return self._filled(arrays)
 
     def compare(self, method: str, recovered: Recovered, own: Sequence[Var]) -> None:
-        """Traces a method at the sizes of its program, which may be open, and compares the two.
+        """Traces a method at its program's sizes, perhaps open, and compares the two.
 
         **Arguments:**
 
@@ -93,7 +93,7 @@ class Outermost:
     def _traceable(
         self, method: str, recovered: Recovered, own: Sequence[Var], leaves: Sequence[Var]
     ) -> Callable[..., list[Value]]:
-        """A method as a function of the arrays of the module and the flat arguments."""
+        """A method as a function of the module's arrays and flat arguments."""
         entry = recovered.entry
         params = own[len(recovered.constants) :]
 

@@ -1,4 +1,4 @@
-"""A written program: its text, the module that the text defines, and the origin of its arrays."""
+"""A written program: its text, its module, and the origin of its arrays."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def put_values(
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
-    """The origin of the arrays of a written model; see `Emission` for `names` and `layouts`.
+    """The origin of a written model's arrays; `Emission` explains `names` and `layouts`.
 
     **Arguments:**
 
@@ -87,7 +87,7 @@ class Origin:
     shapes: Mapping[str, tuple[int, ...]]
 
     def values(self, leaves: Sequence[Value]) -> dict[str, Value]:
-        """The arrays of a model by their names in the container, in the container's shapes."""
+        """A model's arrays under the names and in the shapes of the container."""
         found: dict[str, Value] = {}
         for (path, names), array in zip(self.names.items(), leaves, strict=True):
             found |= weights.spread(names, self.layouts.get(path), array, self.shapes)

@@ -132,7 +132,7 @@ class File(Writer):
         return function
 
     def define(self, function: FunctionText, hint: str) -> tuple[str, bool]:
-        """Adds a function unless one has the same text; returns its name and whether it is new."""
+        """Adds a function unless its text is there; returns name, and whether new."""
         node = render(function, "function", {}, self.names.taken)
         key = (hint, syntax.text_of(node))
         if key in self._texts:

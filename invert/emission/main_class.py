@@ -159,7 +159,7 @@ class Main:
         return name
 
     def _sizable(self, draft: Draft) -> tuple[Sequence[Var], CallOf | None]:
-        """The arguments and the call of a single method without a state, whose sizes may vary."""
+        """Arguments and call of a single stateless method, whose sizes may vary."""
         (method, *others) = self.methods
         entry = method.entry
         if others or len(draft.methods) > 1 or method.states or method.fixed:
@@ -224,7 +224,7 @@ class Main:
         return [outer, inner]
 
     def _doc(self, entry: EntryPoint) -> str:
-        """The origin of a method; the head of the file has that of a single method."""
+        """The origin of a method; that of a single one heads the file."""
         if len(self.methods) == 1:
             return ""
         return f"Recovered {comment(source_of(entry))}." if entry.source else "Recovered."
@@ -379,7 +379,7 @@ def _name_sources(draft: Draft, function: FunctionText, made: ast.FunctionDef) -
 
 
 def _names_in(tree: object) -> list[str]:
-    """The names of the arrays in a list or tuple, if all of them are meaningful."""
+    """The names of arrays in a list or tuple, if all are meaningful."""
     if type(tree) not in (list, tuple) or not isinstance(tree, Sequence) or len(tree) < 2:
         return []
     names = [snake(s.name, PLAIN) for s in tree if isinstance(s, ArgSpec)]
@@ -394,7 +394,7 @@ def names_of_arrays(entry: EntryPoint) -> list[str]:
 
 
 def _wanted(name: str, tree: object) -> str:
-    """The name of an argument, or that of its array if only that is meaningful."""
+    """The name of an argument, or of its array if more meaningful."""
     own = name
     if isinstance(tree, ArgSpec) and _GENERAL.fullmatch(name):
         own = snake(tree.name, PLAIN)
@@ -410,7 +410,7 @@ _COUNTED = re.compile(r"args?_?\d+")
 
 
 def parameters(entry: EntryPoint) -> tuple[dict[str, str], str, str]:
-    """Identifiers for the arguments of an entry point, by name, and for a state and a key."""
+    """Identifiers for an entry point's arguments by name, state and key."""
     names = Names()
     alone = len(entry.arg_names) + len(entry.kwargs) == 1
     identifiers = {
@@ -424,7 +424,7 @@ def parameters(entry: EntryPoint) -> tuple[dict[str, str], str, str]:
 
 
 def given(entry: EntryPoint, arrays: Sequence[Value]) -> tuple[Sequence[Any], dict[str, Any]]:
-    """The arguments of a method, and those by name, from flat arrays and a key."""
+    """A method's arguments and keywords from flat arrays and a key."""
     structure = jax.tree_util.tree_structure((entry.args, dict(entry.kwargs)), is_leaf=_is_spec)
     names, _, key = parameters(entry)
     rest = list(arrays)

@@ -95,7 +95,7 @@ def _form(v: Var, forms: Mapping[Var, Eqn], copies: Mapping[Var, Var], eqns: lis
 def _groups(
     jaxpr: Jaxpr, filled: set[Var], others: set[Var]
 ) -> dict[Var, dict[Hashable, list[Eqn]]]:
-    """For each constant of equal numbers, its users by the origin of their other operands."""
+    """Users of each uniform constant, by the origin of their other operands."""
     source: dict[Var, Var] = {v: v for v in filled}
     keys: dict[Var, Hashable] = {v: ("parameter", i) for i, v in enumerate(others)}
     groups: dict[Var, dict[Hashable, list[Eqn]]] = {}

@@ -1,4 +1,4 @@
-"""The `README.md` saved with a module: what it is, where it comes from, how to use it."""
+"""The `README.md` saved with a module: what, where from, how to use."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def page_of(
 
 
 def _weights(entries: Sequence[EntryPoint], names: Mapping[str, Nested[str]]) -> list[str]:
-    """The table of the arrays: their fields, their names in the container, whether they train."""
+    """The table of arrays: fields, names in the container, whether they train."""
     trained = {
         p.name: ("yes" if p.trainable else "no") if p.stated else "not stated"
         for entry in entries

@@ -1,4 +1,4 @@
-"""Traces the classes of a text at the sizes of their twins, which no program has."""
+"""Traces a text's classes at their twins' sizes, which no program has."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def runs(
     *,
     keyed: bool,
 ) -> bool:
-    """Whether a class of a text computes arrays of the expected shapes at other sizes.
+    """Whether a text's class computes the expected shapes at other sizes.
 
     **Arguments:**
 
@@ -62,7 +62,7 @@ def runs(
 
 
 def _is_whole(eqn: Eqn) -> bool:
-    """Whether a reshape keeps the number of elements, which JAX does not test for open sizes."""
+    """Whether a reshape keeps its elements, untested by JAX at open sizes."""
     if eqn.primitive.name != "reshape":
         return True
     (x, *_), (out,) = eqn.invars, eqn.outvars
@@ -72,7 +72,7 @@ def _is_whole(eqn: Eqn) -> bool:
 def calling(
     methods: Sequence[tuple[str, Layer]], named: Mapping[Layer, Mapping[Var, str]]
 ) -> tuple[CallOf, list[Var], list[Var]]:
-    """A function that calls the methods of a layer in turn, with its inputs and results.
+    """A function that calls a layer's methods in turn, with inputs and results.
 
     **Arguments:**
 

@@ -76,7 +76,7 @@ def entry_point(exported: jax.export.Exported | bytes | bytearray, *, config: Co
 
 
 def _is_rule(eqn: Eqn) -> bool:
-    """Whether an equation has a derivative of its author, not of one of JAX's own functions."""
+    """Whether an equation has a derivative rule of its author."""
     if eqn.primitive.name == "stop_gradient":
         return not is_stopped_by_jax(eqn)
     if eqn.primitive.name == "custom_jvp_call":
@@ -85,7 +85,7 @@ def _is_rule(eqn: Eqn) -> bool:
 
 
 def _has_rules(jaxpr: Jaxpr) -> bool:
-    """Whether a program has derivatives of its author; a shared part of it is visited once."""
+    """Whether a program has derivative rules of its author; visits shared parts once."""
     pending, seen = [jaxpr], set[Jaxpr]()
     while pending:
         current = pending.pop()
@@ -173,8 +173,10 @@ class _Artifact:
             # Cotangents of integers are `float0`, which the module holds as booleans.
             zeros = (jnp.zeros(r.shape, bool) for r in captures[len(numbers) :])
             given = [next(rest if is_differentiable(a) else zeros) for a in results]
-            found = (nested() if inside else plain)([*inputs, *given])
-            return [x if is_number else None for x, is_number in zip(found, numbers, strict=True)]
+            gradients = (nested() if inside else plain)([*inputs, *given])
+            return [
+                x if is_number else None for x, is_number in zip(gradients, numbers, strict=True)
+            ]
 
         inner = nested if own._holds_vjp else None
         return Gradient(location, run, convention="jax", read_nested=inner)
@@ -187,7 +189,7 @@ class _Artifact:
         return traced is None or _has_rules(open_jaxpr(traced))
 
     def _vjp(self) -> jax.export.Exported | str:
-        """The artifact of the vector-Jacobian product, or the reason why there is none."""
+        """The artifact of the vector-Jacobian product, or why there is none."""
         if not self.trusted:
             return _read(self.exported.vjp)
         # An artifact of this process traces the author's function again, which need not have a
@@ -213,7 +215,7 @@ class _Artifact:
 
 
 def _type(aval: Aval) -> tuple[str, np.dtype]:
-    """The type, in a form in which open sizes of two artifacts can be compared."""
+    """The type, with open sizes comparable between artifacts."""
     return str(aval.shape), aval.dtype
 
 
@@ -269,11 +271,11 @@ def _check(exported: jax.export.Exported, program: Program) -> None:
 
 def _shardings(program: Program, kept: Sequence[int], count: int) -> Shardings | None:
     """The arguments that the module keeps, and their shardings."""
-    found = program.shardings
-    if found is None:
+    shardings = program.shardings
+    if shardings is None:
         return None
-    specs = dict(zip(kept, found.arguments, strict=True))
-    return Shardings(found.mesh, tuple(specs.get(i) for i in range(count)), found.results)
+    specs = dict(zip(kept, shardings.arguments, strict=True))
+    return Shardings(shardings.mesh, tuple(specs.get(i) for i in range(count)), shardings.results)
 
 
 def _differences(what: str, avals: Sequence[Aval], types: Sequence[ArrayType]) -> list[str]:
@@ -292,7 +294,7 @@ def _differences(what: str, avals: Sequence[Aval], types: Sequence[ArrayType]) -
 
 
 def _names(exported: jax.export.Exported, given: Sequence[str] | None) -> list[str]:
-    """For each leaf of the arguments its own name, if in the module, otherwise its position."""
+    """Names of the argument leaves in the module, or their positions."""
     kept = exported.module_kept_var_idx
     known = dict(zip(kept, given, strict=True)) if given is not None else {}
     count = exported.in_tree.num_leaves
@@ -306,7 +308,7 @@ def _names(exported: jax.export.Exported, given: Sequence[str] | None) -> list[s
 
 
 def _name(tree: object, position: int, taken: Container[str]) -> str:
-    """Name of a positional argument: its own if it is an array, otherwise its position."""
+    """The name of a positional argument, if an array; otherwise its position."""
     if isinstance(tree, ArgSpec) and tree.name.isidentifier():
         return tree.name
     return free_name(f"arg{position}", taken)

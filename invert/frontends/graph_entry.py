@@ -31,7 +31,7 @@ _KERAS_SEED = "seed_generator_state"
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Run:
-    """A graph as the function of an entry point: takes variables, arguments and perhaps a key.
+    """A graph as an entry point's function of variables, arguments and perhaps a key.
 
     **Arguments:**
 
@@ -61,8 +61,8 @@ class _Run:
         _check_arguments(self.name, leaves, flat_args, strict=strict)
         order = self.signature.order
         values = with_values([None] * len(order), order, flat_args)
-        found = self.program.run([*values, *self.feeds], state)
-        out = [array(result_value(found[i], state), dtype) for i, dtype in self.results]
+        outputs = self.program.run([*values, *self.feeds], state)
+        out = [array(result_value(outputs[i], state), dtype) for i, dtype in self.results]
         return out + [array(state[handle]) for handle in (*self.checks, *self.assigned)]
 
 
@@ -249,7 +249,7 @@ def _split_signature(
 
 
 def _named(found: Split) -> set[str]:
-    """The ops of a front to name in the report: those that do more than move numbers."""
+    """The ops to name in the report: those that do more than move numbers."""
     return {n.op for n in found.front if n.op.startswith("LookupTable") or host_entry(n)}
 
 
@@ -276,13 +276,13 @@ def _stored(
     program: Analysis, taken: set[str], variables: Mapping[str, Param] | None
 ) -> dict[Resource, Param]:
     """The variables that nodes of the graph represent, with their values in this process."""
-    found: dict[Resource, Param] = {}
+    params: dict[Resource, Param] = {}
     for node in program.nodes:
         if node.op not in ("VarHandleOp", "VariableV2", "Variable"):
             continue
         kind = "variable" if node.op == "VarHandleOp" else "reference"
         handle = Resource(kind, variable_name(node), node.attr("dtype"), node.attr("shape"))
-        if handle in found:
+        if handle in params:
             continue
         if variables is not None:
             param = variables.get(handle.name)
@@ -292,8 +292,8 @@ def _stored(
             name = re.sub(r"_load_\d+$", "", handle.name)
             param = None if value is None else Param(name, value)
         if param is not None:
-            found[handle] = dataclasses.replace(param, name=unique(param.name, taken))
-    return found
+            params[handle] = dataclasses.replace(param, name=unique(param.name, taken))
+    return params
 
 
 def _held(node: Node) -> np.ndarray | None:

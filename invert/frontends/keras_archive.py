@@ -13,7 +13,7 @@ import os
 import sys
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -172,7 +172,7 @@ def _problems(config: object, name: str, is_known: Callable[[object], bool]) -> 
 
 
 def _is_of_keras(module: object, kind: str) -> bool:
-    """Whether a name is that of a Keras class; functions of Keras are not allowed."""
+    """Whether a name is that of a Keras class; its functions are not allowed."""
     if not isinstance(module, str) or not kind.isidentifier():
         return False
     if module == "builtins":
@@ -185,7 +185,7 @@ def _is_of_keras(module: object, kind: str) -> bool:
 
 
 def _content_problems(file: Path) -> Iterator[Problem]:
-    """Files of an archive with outside paths, or that declare more bytes than they hold."""
+    """Problems: files with outside paths, or declaring more bytes than they hold."""
     try:
         with zipfile.ZipFile(file) as archive:
             held = _SPARE + _RATIO * file.stat().st_size
@@ -214,7 +214,7 @@ def _content_problems(file: Path) -> Iterator[Problem]:
 
 
 def _weight_problems(data: io.BytesIO, held: int) -> Iterator[Problem]:
-    """Arrays of an HDF5 file that are in other files, or declare more than `held` bytes."""
+    """Problems: HDF5 arrays stored elsewhere, or declaring more than `held` bytes."""
     try:
         import h5py
     except ImportError:
@@ -222,7 +222,7 @@ def _weight_problems(data: io.BytesIO, held: int) -> Iterator[Problem]:
     declared = 0
     with h5py.File(data, "r") as weights:
         pending: list[tuple[str, Any]] = [("", weights)]
-        seen: set[Any] = set()
+        seen: set[Hashable] = set()
         while pending:
             place, group = pending.pop()
             for name in group:

@@ -21,13 +21,13 @@ _GENERATED = re.compile(r"(input|input_layer|keras_tensor)(_\d+)?")
 
 
 def is_layer(x: object) -> bool:
-    """Whether `x` is a Keras layer or model, of Keras 2 or 3; imports neither."""
+    """Whether `x` is a layer or model of Keras 2 or 3; imports neither."""
     modules = (sys.modules.get(name) for name in ("keras", "tf_keras"))
     return any(m is not None and isinstance(x, m.layers.Layer) for m in modules)
 
 
 def own_class(layer: object) -> str:
-    """The name of the class of a layer or model that is not one of Keras."""
+    """The class name of a layer or model from outside Keras."""
     cls = type(layer)
     library = cls.__module__.partition(".")[0] in ("keras", "tf_keras", "tensorflow")
     return "" if library else cls.__name__
@@ -55,7 +55,7 @@ def input_specs(model: TfObject) -> TfObject:
 def with_names(
     model: object, in_tree: jax.tree_util.PyTreeDef, specs: Sequence[TfObject]
 ) -> Sequence[TfObject]:
-    """The types of the arguments of a call, under the names of the model's inputs.
+    """The argument types of a call, under the model's input names.
 
     **Arguments:**
 
@@ -75,7 +75,7 @@ def with_names(
 
 
 def with_open_batch(model: object, args: Sequence[object], kwargs: Mapping[str, object]) -> Any:
-    """The arguments and keyword arguments of a call, with types that leave the batch open.
+    """The arguments of a call as types that leave the batch open.
 
     Keras's first axis is the batch. Types that the caller states are kept.
 
@@ -118,7 +118,7 @@ def _inputs_of(model: object) -> TfObject:
 
 
 def attributes(model: object) -> dict[str, str]:
-    """The attributes that hold the layers inside a layer, by the names that Keras gave to these.
+    """The attributes that hold a layer's inner layers, by Keras's names of these.
 
     `self.query = Dense(8)` is the layer `dense_3`. Names that the author chose, and layers held
     twice, are left out.
@@ -145,14 +145,14 @@ def attributes(model: object) -> dict[str, str]:
 
 
 def _counted(layer: TfObject) -> bool:
-    """Whether a layer has the name of its class, perhaps with a number, as Keras gives it."""
+    """Whether a layer has Keras's default name: its class, perhaps with a number."""
     name = re.sub(r"_\d+$", "", str(layer.name))
     return name.replace("_", "") == type(layer).__name__.replace("_", "").lower()
 
 
 @contextlib.contextmanager
 def tracing(fn: object, name: str) -> Iterator[None]:
-    """A context for tracing `fn`, in which typical errors are explained.
+    """Explain typical errors while `fn` is traced.
 
     **Raises:** `SignatureError`.
     """

@@ -104,15 +104,15 @@ _REMEDY = "Export the model without it."
 
 
 def load_problems(proto: SavedModel) -> list[Problem]:
-    """Problems: code that TensorFlow's loader would run and that is not known to be harmless."""
-    found: dict[Problem, None] = {}
+    """Problems: code that TensorFlow's loader would run, not known to be harmless."""
+    problems: dict[Problem, None] = {}
     # If there are several graphs, the loader ignores their objects.
     alone = len(proto.meta_graphs) == 1
     for meta in proto.meta_graphs:
         check = _Check(meta, objects=alone and meta.HasField("object_graph_def"))
-        found.update(dict.fromkeys(check.problems()))
-        found.update(dict.fromkeys(_import_problems(meta.graph_def)))
-    return list(found)
+        problems.update(dict.fromkeys(check.problems()))
+        problems.update(dict.fromkeys(_import_problems(meta.graph_def)))
+    return list(problems)
 
 
 def checkpoint_problems(prefix: str) -> list[Problem]:
@@ -174,7 +174,7 @@ def _import_problems(graph: GraphDef) -> Iterator[Problem]:
 
 
 def _computed(graph: GraphDef) -> Iterator[tuple[Messages[NodeDef], str, str, list[NodeDef]]]:
-    """The bodies of a graph, with the unknown ops in them that shape inference would run.
+    """The bodies of a graph, each with unknown ops that shape inference would run.
 
     **Returns:** the nodes, the suffix of an output after its node's name, the name of the body,
     and those ops.
@@ -252,11 +252,11 @@ class _Check:
         """Malformed objects, and the functions that loading calls on objects."""
         graph = self.meta.object_graph_def
         nodes = {n.name: n for n in self.meta.graph_def.node}
-        found: list[Problem] = []
+        problems: list[Problem] = []
         calls: list[_Call] = []
 
         def refuse(reason: str, place: str) -> None:
-            found.append(Problem("object", reason, place, _REMEDY))
+            problems.append(Problem("object", reason, place, _REMEDY))
 
         def call(index: int, place: str) -> None:
             names = []
@@ -293,7 +293,7 @@ class _Check:
                     call(child.node_id, f"{name!r} of {place}")
                 elif name in reserved:
                     refuse(f"hides {name!r}, which TensorFlow itself calls", f"child of {place}")
-        return found, calls
+        return problems, calls
 
     def _asset_arguments(self, name: str) -> frozenset[int]:
         """The arguments of a function bound to assets; bound arguments come last."""

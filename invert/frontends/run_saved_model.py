@@ -92,7 +92,7 @@ def _loaded(place: Path, tags: list[str] | None, directory: Path) -> TfObject:
 
 def _objects(root: TfObject, graph: SavedObjectGraph) -> list[_Object]:
     """Functions and variables, breadth first; an object may have many paths."""
-    found: list[_Object] = []
+    objects: list[_Object] = []
     level: list[tuple[tuple[str, ...], int, TfObject]] = [((), 0, root)] if graph.nodes else []
     expanded: set[int] = set()
     while level:
@@ -100,7 +100,7 @@ def _objects(root: TfObject, graph: SavedObjectGraph) -> list[_Object]:
         for path, index, obj in level:
             kind = graph.nodes[index].WhichOneof("kind")
             if kind in ("function", "variable"):
-                found.append(_Object(".".join(path), obj, index))
+                objects.append(_Object(".".join(path), obj, index))
             if index in expanded:
                 continue
             expanded.add(index)
@@ -110,7 +110,7 @@ def _objects(root: TfObject, graph: SavedObjectGraph) -> list[_Object]:
                     if value is not None:
                         following.append(((*path, child.local_name), child.node_id, value))
         level = following
-    return found
+    return objects
 
 
 def _child(obj: object, name: str) -> TfObject:
@@ -126,12 +126,12 @@ def _child(obj: object, name: str) -> TfObject:
 
 def _functions(objects: list[_Object]) -> dict[str, TfObject]:
     """Functions by the names of their concrete functions."""
-    found: dict[str, TfObject] = {}
+    functions: dict[str, TfObject] = {}
     seen: set[int] = set()
     for path, obj, _ in objects:
         if id(obj) in seen or not hasattr(obj, "get_concrete_function"):
             continue
         seen.add(id(obj))
         concretes = distinct(tf_concrete_functions(obj))
-        found |= dict.fromkeys(trace_names(path, concretes), obj)
-    return found
+        functions |= dict.fromkeys(trace_names(path, concretes), obj)
+    return functions

@@ -103,11 +103,11 @@ def _tables(meta: MetaGraphDef, library: Library, files: Files) -> dict[str, Sto
             assets[asset.tensor_info.name.partition(":")[0]] = file
     # Only ops run on loading: lookups use the same handles.
     run = [n for n in library.graph.node if n.name in run_first or n.op == "Const"]
-    found: dict[str, StoredTable] = {}
+    tables: dict[str, StoredTable] = {}
     for name, node in nodes.items():
         if node.op in _TABLES and (filled := filled_by(run, {name}, assets)) is not None:
-            found[name] = StoredTable(filled.content, filled.size)
-    return found
+            tables[name] = StoredTable(filled.content, filled.size)
+    return tables
 
 
 def _sources(node: NodeDef | None) -> list[str]:
@@ -211,7 +211,7 @@ class _Variables:
 
     def params(self, nodes: set[str]) -> dict[str, Param]:
         """The variables that nodes represent, by the names in these nodes."""
-        found: dict[str, Param] = {}
+        params: dict[str, Param] = {}
         for name in sorted(nodes):
             if name not in self._sources:
                 continue
@@ -220,10 +220,10 @@ class _Variables:
                 self._values[name] = self._checked(name, self._checkpoint.value(key, part))
             node = self._nodes[name]
             shared = node.attr["shared_name"].s.decode("utf-8", "surrogateescape")
-            found[shared or name] = Param(
+            params[shared or name] = Param(
                 shared or name, self._values[name], self._trained.get(name, True)
             )
-        return found
+        return params
 
     def _checked(self, name: str, value: np.ndarray) -> np.ndarray:
         attrs = self._nodes[name].attr
@@ -236,19 +236,19 @@ class _Variables:
 
     def _listed(self, key: str) -> dict[str, VariableDef]:
         """The `VariableDef` messages of a collection by node, the first of each."""
-        found: dict[str, VariableDef] = {}
+        definitions: dict[str, VariableDef] = {}
         if key in self._meta.collection_def:
             for data in self._meta.collection_def[key].bytes_list.value:
                 variable = parse(VariableDef, data, f"a variable of {self._directory}")
-                found.setdefault(variable.variable_name.partition(":")[0], variable)
-        return found
+                definitions.setdefault(variable.variable_name.partition(":")[0], variable)
+        return definitions
 
     @functools.cached_property
     def _defined(self) -> dict[str, VariableDef]:
-        found: dict[str, VariableDef] = {}
+        definitions: dict[str, VariableDef] = {}
         for key in ("trainable_variables", "local_variables", "variables"):
-            found |= self._listed(key)
-        return found
+            definitions |= self._listed(key)
+        return definitions
 
     @functools.cached_property
     def _trained(self) -> dict[str, bool]:
@@ -257,13 +257,13 @@ class _Variables:
 
     @functools.cached_property
     def _sources(self) -> dict[str, tuple[str, Slice | None]]:
-        """For each variable node, its key in the checkpoint and the slice of that value."""
+        """The checkpoint key and slice of each variable node."""
         restore = self._meta.saver_def.restore_op_name.partition(":")[0]
         if restore:
             return dict(self._restored(restore))
         if PurePosixPath("variables", "variables.index") not in self._files.found:
             return {}
-        found: dict[str, tuple[str, Slice | None]] = {}
+        sources: dict[str, tuple[str, Slice | None]] = {}
         for name, variable in self._defined.items():
             part = None
             key = name
@@ -272,8 +272,8 @@ class _Variables:
                 key = info.full_name
                 part = list(zip(info.var_offset, info.var_shape, strict=False))
             if key in self._checkpoint:
-                found[name] = (key, part)
-        return found
+                sources[name] = (key, part)
+        return sources
 
     def _restored(self, restore: str) -> Iterator[tuple[str, tuple[str, Slice | None]]]:
         """The tensors that ops before a restore op assign to variables."""
@@ -318,13 +318,13 @@ class _Variables:
 def _part(text: str, where: str) -> Slice:
     """Parse a slice: the shape of the whole, then `start,length` for each axis."""
     extents = text.rpartition(" ")[2].split(":")
-    found: list[tuple[int, int] | None] = []
+    parts: list[tuple[int, int] | None] = []
     for extent in extents:
         if extent == "-":
-            found.append(None)
+            parts.append(None)
         elif re.fullmatch(r"\d+,\d+", extent):
             start, _, length = extent.partition(",")
-            found.append((int(start), int(length)))
+            parts.append((int(start), int(length)))
         else:
             raise MalformedModelError(f"{where} restores the slice {text!r}, which is invalid")
-    return found
+    return parts

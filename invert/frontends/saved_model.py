@@ -151,7 +151,7 @@ def entry_points(
 def _choose_graph(
     proto: SavedModel, directory: Path, tags: Sequence[str] | None
 ) -> tuple[MetaGraphDef, bool, Files]:
-    """The `MetaGraphDef` with these tags, whether its objects are used, and the files of the model.
+    """Choose the `MetaGraphDef` of these tags; also whether to use its objects, and files.
 
     **Raises:** as `entry_points`.
     """
@@ -238,9 +238,9 @@ def _read(
             f"{file} does not exist, so {directory} is not a SavedModel",
             remedy="Pass the directory that holds saved_model.pb.",
         )
-    found = files_of(directory, [])
-    if found.problems:
-        raise UnsupportedOpError(found.problems)
+    files = files_of(directory, [])
+    if files.problems:
+        raise UnsupportedOpError(files.problems)
     try:
         proto, parts = read(SavedModel, file)
         empty = file.stat().st_size == 0
@@ -279,7 +279,7 @@ def choose_tags(
 
 
 def asset_names(proto: SavedModel) -> list[str]:
-    """The files of a model in its folder `assets`, by the paths that it gives them."""
+    """The files in a model's folder `assets`, by the model's paths."""
     return [a.filename for meta in proto.meta_graphs for a in assets_of(meta)]
 
 
@@ -298,12 +298,12 @@ class _Model:
         self._objects = objects
         self._config = config
         self._directory = directory
-        found = _reachable(objects)
-        self._found = found
-        if any(objects.kind(index) == "variable" for _, index in found):
+        reachable = _reachable(objects)
+        self._found = reachable
+        if any(objects.kind(index) == "variable" for _, index in reachable):
             objects.checkpoint  # noqa: B018  a model without its variables is not read at all
-        self._names = _variable_names(objects, found)
-        self._trained = _trained(objects, found)
+        self._names = _variable_names(objects, reachable)
+        self._trained = _trained(objects, reachable)
         self._gradients = SavedGradients(objects.library, objects.graph)
         self._params: dict[int, Param] = {}
 
@@ -362,7 +362,7 @@ class _Model:
         kind: str,
         of: tuple[str, bool] | None = None,
     ) -> Read:
-        """`of`: for one of several traces, the function and whether it is the default trace."""
+        """The reader of a function; `of`: the function traced, and whether by default."""
 
         def read(name: str, strict: bool) -> EntryPoint:
             source = f"SavedModel {self._directory.name}, {kind} {name}"
@@ -450,7 +450,7 @@ def _failing(error: InvertError) -> Read:
 
 def _reachable(objects: SavedObjects) -> list[tuple[str, int]]:
     """Functions and variables by their paths, breadth first; an object may have many paths."""
-    found: list[tuple[str, int]] = []
+    paths: list[tuple[str, int]] = []
     # A path is its parent's path and a name.
     level: list[tuple[Any, int]] = [((), 0)] if objects.children else []
     expanded: set[int] = set()
@@ -458,7 +458,7 @@ def _reachable(objects: SavedObjects) -> list[tuple[str, int]]:
         following: list[tuple[Any, int]] = []
         for path, index in level:
             if objects.kind(index) in ("function", "variable"):
-                found.append((_joined(path), index))
+                paths.append((_joined(path), index))
             if index in expanded:
                 continue
             expanded.add(index)
@@ -466,10 +466,10 @@ def _reachable(objects: SavedObjects) -> list[tuple[str, int]]:
                 if path or name != "signatures":
                     following.append(((path, name), child))
         level = following
-    return found
+    return paths
 
 
-def _joined(path: Any) -> str:
+def _joined(path: Value) -> str:
     names = []
     while path:
         path, name = path

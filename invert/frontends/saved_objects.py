@@ -59,7 +59,7 @@ class Concrete:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class SavedFunction:
-    """A function in a file: its concrete functions, and the parameters of its Python function."""
+    """A saved function: its concrete functions, and the Python function's parameters."""
 
     concretes: tuple[Concrete, ...]
     function_type: types.SimpleNamespace
@@ -152,9 +152,11 @@ class SavedObjects:
             if parameters is None
             else bound_parameters(parameters, *signature)
         )
-        found = Concrete(name, signature, decode(proto.output_signature), captures, _type_of(bound))
-        self._concretes[name] = found
-        return found
+        concrete = Concrete(
+            name, signature, decode(proto.output_signature), captures, _type_of(bound)
+        )
+        self._concretes[name] = concrete
+        return concrete
 
     # -- values
 
@@ -201,12 +203,12 @@ class SavedObjects:
         data = text.item() if text.size == 1 and text.dtype == object else b""
         where = f"the objects in the variables of {self._directory}"
         nodes = parse(TrackableObjectGraph, data, where).nodes
-        found: dict[tuple[int, str], str] = {}
+        keys: dict[tuple[int, str], str] = {}
         pairs = {0: 0} if nodes and self.graph.nodes else {}
         pending = list(pairs.items())
         for own, other in pending:  # grows
             for value in nodes[other].attributes:
-                found[own, value.name] = value.checkpoint_key
+                keys[own, value.name] = value.checkpoint_key
             named = {c.local_name: c.node_id for c in nodes[other].children}
             slots = {
                 (s.slot_name, s.original_variable_node_id): s.slot_variable_node_id
@@ -222,7 +224,7 @@ class SavedObjects:
                 if inside and mine not in pairs:
                     pairs[mine] = theirs
                     pending.append((mine, theirs))
-        return found
+        return keys
 
     def constant(self, index: int) -> np.ndarray:
         """The value of a constant.
@@ -244,7 +246,7 @@ class SavedObjects:
     # -- tables
 
     def table(self, index: int) -> StoredTable | None:
-        """The hash table of an object; `None` if it is not one that a file fills."""
+        """The hash table of an object, if a file fills it."""
         if index not in self._tables:
             self._tables[index] = self._read_table(index)
         return self._tables[index]
@@ -324,7 +326,7 @@ class SavedObjects:
 
 
 def has_type(value: np.ndarray, shape: Sequence[int | None] | None, kind: int) -> bool:
-    """Whether an array has a `DataType` and a shape, whose sizes or rank may be unknown."""
+    """Whether an array has a `DataType` and a possibly unknown shape."""
     fits = shape is None or fits_shape(value.shape, shape)
     return fits and value.dtype == decode_dtype(kind)
 

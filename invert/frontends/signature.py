@@ -143,7 +143,7 @@ def expanded(tree: object) -> Tree:
 
 
 def composed(spec: object, given: Tree) -> Tree:
-    """The ragged or sparse tensor of a type, of its components by name; others are as given."""
+    """Compose a ragged or sparse tensor of named components; other values are kept."""
     if not _is_composite(spec):
         return given
     parts = [given[name] for name in components(spec)]
@@ -234,7 +234,7 @@ def _structured(
 
 
 def _optional(parameter: inspect.Parameter, owner: TfObject) -> bool:
-    """Whether an argument without tensors, such as `None`, may be left out of a call.
+    """Whether a call may omit an argument without tensors, such as `None`.
 
     Concrete functions do not store defaults; the function that owns them does. Without it, only
     arguments from `*args`, as in jax2tf, are known to have none.
@@ -313,7 +313,7 @@ def _stated_defaults(owner: TfObject) -> dict[str, Tree]:
 
 
 def _default(value: object, specs: object) -> Tree:
-    """A default in the types of its argument; `None` where it does not have them."""
+    """A default in its argument's types; `None` where it does not fit."""
     leaves, tree = jax.tree_util.tree_flatten(specs)
     try:
         values = [value] if isinstance(specs, ArgSpec) else tree.flatten_up_to(plain(value))
@@ -323,7 +323,7 @@ def _default(value: object, specs: object) -> Tree:
 
 
 def _default_array(value: Value, spec: ArgSpec) -> np.ndarray:
-    """The default as an array. **Raises:** `TypeError`, `ValueError` if it is not of that type."""
+    """The default as an array; raises `TypeError` or `ValueError` for other types."""
     if isinstance(value, GivenArray):
         array = value.array
     else:
@@ -337,7 +337,7 @@ def _default_array(value: Value, spec: ArgSpec) -> np.ndarray:
 
 
 def _is_static(x: object) -> bool:
-    """Whether an argument is a Python value; an empty container or None is a pytree instead."""
+    """Whether an argument is a Python value; empty containers and None are pytrees."""
     leaves = jax.tree_util.tree_leaves(x)
     return bool(leaves) and not _has_tensor(x)
 
@@ -449,7 +449,7 @@ def _pruned(tree: object) -> Tree:
 def flat_specs(
     in_tree: jax.tree_util.PyTreeDef, specs: Sequence[object], original: inspect.Signature
 ) -> Signature:
-    """The signature of a function that takes the leaves of any pytrees one by one.
+    """The signature of a function of flat leaves.
 
     Leaves that are not types are static, and not arguments of the signature.
     """
@@ -487,7 +487,7 @@ def numbered(tree: Tree) -> Tree:
 def read_outputs(
     concrete: ConcreteFunction,
 ) -> tuple[tuple[int, ...], jax.tree_util.PyTreeDef, Tree]:
-    """The number of the graph output for each leaf of the result, and its structure.
+    """The graph output of each result leaf, and the structure of the result.
 
     The last result is that structure as `EntryPoint.outputs`.
     """
@@ -559,7 +559,7 @@ def _wanted(concrete: ConcreteFunction) -> tuple[list[str], dict[str, Tree]]:
 def _bound(
     concrete: ConcreteFunction, args: Arguments, kwargs: Keywords
 ) -> tuple[dict[str, Tree], dict[str, Tree]] | None:
-    """The marked arguments and the given ones by name; `None` if the names do not fit."""
+    """Marked and given arguments by name; `None` if names do not fit."""
     names, want = _wanted(concrete)
     if len(args) > len(names) or any(k not in want or k in names[: len(args)] for k in kwargs):
         return None

@@ -105,7 +105,7 @@ def entry_points(
 def _entry_point(
     program: Program, specs: Sequence[ArgSpec], params: Mapping[str, np.ndarray]
 ) -> EntryPoint:
-    """The entry point of one function, with the values of those arguments that are weights."""
+    """The entry point of one function, with the values of its weights."""
     values = {spec.name: params[spec.name] for spec in specs if spec.name in params}
     free = [spec for spec in specs if spec.name not in values]
     weights = list(values)
@@ -180,15 +180,15 @@ def _named(program: Program, names: Mapping[str, str] | Sequence[str] | None) ->
                 f"{program.entry!r} of the module has no arguments {unknown}",
                 remedy=f"Give names for some of {own}.",
             )
-        found = [names.get(o, names.get(p, o)) for o, p in zip(own, plain, strict=True)]
+        chosen = [names.get(o, names.get(p, o)) for o, p in zip(own, plain, strict=True)]
     else:
-        found = own if names is None else list(names)
-    if len(found) != len(plain) or len(set(found)) != len(found):
+        chosen = own if names is None else list(names)
+    if len(chosen) != len(plain) or len(set(chosen)) != len(chosen):
         raise SignatureError(
-            f"{program.entry!r} of the module has {len(plain)} arguments, got the names {found}",
+            f"{program.entry!r} of the module has {len(plain)} arguments, got the names {chosen}",
             remedy=f"Give {len(plain)} different names.",
         )
-    types = zip(found, program.in_types, strict=True)
+    types = zip(chosen, program.in_types, strict=True)
     return [ArgSpec(name, shape, dtype) for name, (shape, dtype) in types]
 
 

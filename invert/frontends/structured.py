@@ -41,7 +41,7 @@ class TensorSpec:
 
 @dataclasses.dataclass(frozen=True)
 class CompositeSpec:
-    """The type of a ragged or sparse tensor: the types of its components, by name."""
+    """The type of a ragged or sparse tensor: component types by name."""
 
     whole: TensorSpec
     parts: Mapping[str, TensorSpec]
@@ -79,7 +79,7 @@ class Parameter:
 
 
 def decode(value: StructuredValue, depth: int = 0) -> Value:
-    """A `StructuredValue` in plain containers, with the types of this file for those of tensors.
+    """Decode a `StructuredValue` to plain containers and this file's tensor types.
 
     **Raises:** `MalformedModelError`.
     """
@@ -201,20 +201,20 @@ def parameters_of(spec: FunctionSpec) -> list[Parameter]:
     kind = kinds.POSITIONAL_OR_KEYWORD
     if constraints and full.varargs:
         kind = kinds.POSITIONAL_ONLY
-    found = [Parameter(_argument_name(a), kind, a in optional, optional.get(a)) for a in args]
+    parameters = [Parameter(_argument_name(a), kind, a in optional, optional.get(a)) for a in args]
     if full.varargs and constraints:
         # Each entry of the input signature is a separate parameter.
         more = range(max(0, len(constraints) - len(args)))
-        found += [Parameter(f"{full.varargs}_{i}", kind, False) for i in more]
+        parameters += [Parameter(f"{full.varargs}_{i}", kind, False) for i in more]
     elif full.varargs:
-        found.append(Parameter(full.varargs, kinds.VAR_POSITIONAL, False))
-    found += [
+        parameters.append(Parameter(full.varargs, kinds.VAR_POSITIONAL, False))
+    parameters += [
         Parameter(_argument_name(a), kinds.KEYWORD_ONLY, a in optional, optional.get(a))
         for a in full.kwonlyargs or ()
     ]
     if full.varkw and not constraints:
-        found.append(Parameter(full.varkw, kinds.VAR_KEYWORD, False))
-    return found
+        parameters.append(Parameter(full.varkw, kinds.VAR_KEYWORD, False))
+    return parameters
 
 
 def _argument_name(name: str) -> str:

@@ -1,4 +1,4 @@
-"""How a function of a SavedModel fills a hash table: with constants or the lines of a file."""
+"""Hash tables that a SavedModel fills: with constants or lines of a file."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def typed(
 
 @dataclasses.dataclass(frozen=True)
 class Filled:
-    """Keys and values, or the file and the attributes of the op that reads them."""
+    """A table's keys and values, or its file and the reading op's attributes."""
 
     pair: tuple[np.ndarray, np.ndarray] | None = None
     file: Path | None = None

@@ -100,7 +100,7 @@ class Variables:
 
 
 def values_of(variable: TfObject) -> np.ndarray:
-    """The values of a variable, read-only, in TensorFlow's own memory if NumPy can view it.
+    """A variable's values, read-only, in TensorFlow's memory where NumPy can view it.
 
     TensorFlow does not write to shared memory: the next assignment to the variable allocates new
     memory.
@@ -186,7 +186,7 @@ def _checked(concrete: TfObject, args: Arguments, kwargs: Keywords) -> TfObject:
 
 
 def _name_of(tf_fn: object) -> str:
-    """Name of the Python function; the library adds a prefix and a number to it."""
+    """The Python function's name, without the library's prefix and number."""
     name = getattr(tf_fn, "name", None) or getattr(tf_fn, "__name__", None) or "function"
     text = name.decode() if isinstance(name, bytes) else str(name)
     match = re.fullmatch(r"__inference_(?:signature_wrapper_)?(.+?)(?:_\d+)?", text)
@@ -276,7 +276,7 @@ def _from_callable(
     *,
     strict: bool,
 ) -> EntryPoint:
-    """Trace a Python callable at the types of the arguments, whatever pytrees they are in."""
+    """Trace a Python callable at the argument types, in any pytrees."""
     tf = import_tensorflow()
     layer, of_jax = is_layer(fn), _jax_signature(fn)
     name = name or _name_of_callable(fn)
@@ -420,8 +420,10 @@ class _HandleVariable:
 def _captures(
     concrete: TfObject, count: int, needed: set[int], variables: Variables
 ) -> tuple[list[Param], list[Value], list[Problem]]:
-    """Variables, as they were made; the values of the captured inputs (handles or constants); and
-    problems."""
+    """Variables in the order they were made, values of captured inputs, and problems.
+
+    Captured values are handles or constants.
+    """
     tf = import_tensorflow()
     owners = {id(v.handle): v for v in concrete.graph.variables}
     params: list[Param] = []
@@ -467,7 +469,7 @@ def _captures(
 
 
 def _op_def_lookup(graph: TfObject) -> Callable[[str], Definition | None]:
-    """Return the definition of an op type that `graph` uses; `None` if it is unknown.
+    """The definition of an op type that `graph` uses, if known.
 
     Libraries other than TensorFlow register ops too.
     """

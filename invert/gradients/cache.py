@@ -45,12 +45,12 @@ def without_rules(closed: J) -> J:
             return jaxpr
         # What is left holds arrays.
         graph = Graph(jaxpr)
-        found = [
+        replacements = [
             Replacement(eqn.params["call_jaxpr"], eqn.invars, eqn.outvars, frozenset({eqn}), eqn)
             for eqn in graph.eqns
             if eqn.primitive.name in RULES
         ]
-        return replace(graph, found) if found else jaxpr
+        return replace(graph, replacements) if replacements else jaxpr
 
     return map_jaxprs(closed, visit)
 
@@ -146,7 +146,7 @@ class GradientCache:
         raw: ClosedJaxpr,
         compare: _Judge[str],
     ) -> str:
-        """The result of `compare` for a region and its raw gradient: `""` if it equals autodiff.
+        """The cached result of `compare` for a region; `""` if its gradient equals autodiff.
 
         A gradient that differs is kept, which is right for any constants. One that agrees may
         differ for other constants or other rules of library functions.

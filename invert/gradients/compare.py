@@ -100,7 +100,7 @@ def differences(region: MarkedRegion, raw: AnyJaxpr, x64: bool) -> Iterator[floa
 
 
 def first_difference(region: MarkedRegion, raw: AnyJaxpr, x64: bool) -> float:
-    """The first difference of two gradients, see `differences`; 0 if there is none."""
+    """The first difference of two gradients, or 0; see `differences`."""
     return next(filter(None, differences(region, raw, x64)), 0.0)
 
 

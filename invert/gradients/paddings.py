@@ -23,7 +23,7 @@ _Config = list[tuple[int, int, int]]
 
 
 def with_paddings(program: ClosedJaxpr) -> ClosedJaxpr | None:
-    """The program with paddings for sums into zeros at one place; `None` if there are none."""
+    """Replace sums into zeros at one place by paddings; `None` without any."""
     graph = Graph(program)
     programs: dict[Eqn, AnyJaxpr] = {}
     for eqn in graph.by_primitive.get("scatter-add", ()):
@@ -56,7 +56,7 @@ def _reshaped(shape: Shape, x: Value) -> list[Value]:
 
 
 def _config(graph: Graph, eqn: Eqn) -> _Config | None:
-    """The padding that an addition to zeros is, if it is at one place, within bounds."""
+    """The padding equal to an addition into zeros, if at one place within bounds."""
     zeros, indices, part = eqn.invars
     numbers = eqn.params["dimension_numbers"]
     start = _place(graph, indices)

@@ -40,7 +40,7 @@ def _clips(eqn: Eqn) -> bool:
 
 
 def _bind(eqn: Eqn, operands: list[Value]) -> Sequence[Value]:
-    """Bind an equation, a strided slice of an open size as the lookup that JAX makes of `x[::2]`.
+    """Bind an equation; a strided slice of an open size as JAX writes `x[::2]`.
 
     The lengths of the two are equal, but other expressions of the size, and so are those of the
     cotangents in the container's gradient.
@@ -62,14 +62,15 @@ class MarkedRegion:
 
     Its functions take closed-over values (whose derivative is zero, as in TensorFlow), then the
     arguments, then the cotangents of the differentiable results. `avals` are the types of all of
-    them.
+    them. `places` are the positions of those results, `moved` those of the operands whose gradient
+    is wanted.
     """
 
     def __init__(
         self,
         graph: Graph,
         eqn: Eqn,
-        settler: Callable[[ClosedJaxpr], ClosedJaxpr],
+        resolver: Callable[[ClosedJaxpr], ClosedJaxpr],
         settled: Mapping[Eqn, Replacement],
     ):
         self.gradient: Gradient = eqn.params["gradient"]
@@ -82,14 +83,17 @@ class MarkedRegion:
         self.outside = [v for v in outside if v not in self.constants]
         self.held = [v for v in outside if v in self.constants]
         self.operands = [*self.held, *self.outside, *self.inputs]
-        self.numbers = [v for v in self.results if is_differentiable(v.aval)]
+        self.places = [i for i, v in enumerate(self.results) if is_differentiable(v.aval)]
+        self.numbers = [self.results[i] for i in self.places]
         self.wanted = [i for i, v in enumerate(self.inputs) if is_differentiable(v.aval)]
+        first = len(self.operands) - len(self.inputs)
+        self.moved = [first + i for i in self.wanted]
         types = [v.aval for v in self.operands]
         run = functools.partial(self._run_settled, settled)
         # Inner markers are already settled, since their values come first. A marker that
         # uses values from before the arguments is settled again, on the arguments.
         self.forward = trace_closed(lambda *values: run(values), *types)
-        self.forward = meshes.checked(settler(self.forward))
+        self.forward = meshes.checked(resolver(self.forward))
         self.avals = [
             *(type_of(v) for v in (*self.outside, *self.inputs)),
             *(type_of(v) for v in self.numbers),
@@ -109,23 +113,23 @@ class MarkedRegion:
         """
         producers: dict[Atom, Eqn] = {v: e for e in self.eqns for v in e.outvars}
         given = set(self.operands)
-        found: dict[Eqn, Replacement | None] = {}
+        replacements: dict[Eqn, Replacement | None] = {}
         pending = list(self.results)
         while pending:
             atom = pending.pop()
             eqn = None if isinstance(atom, Literal) else producers.get(atom)
-            if eqn is None or atom in given or eqn in found:
+            if eqn is None or atom in given or eqn in replacements:
                 continue
             rule = settled.get(eqn)
             inputs = [] if rule is None else [a for a in rule.inputs if not isinstance(a, Literal)]
             if not all(a in producers or a in given for a in inputs):
                 rule = None
-            found[eqn] = rule
+            replacements[eqn] = rule
             pending += eqn.invars if rule is None else inputs
         eqns: list[Eqn] = []
         rules: dict[Eqn, AnyJaxpr] = {}
-        for eqn in (e for e in self.eqns if e in found):
-            if (rule := found[eqn]) is not None:
+        for eqn in (e for e in self.eqns if e in replacements):
+            if (rule := replacements[eqn]) is not None:
                 eqn = eqn.replace(invars=list(rule.inputs))
                 rules[eqn] = rule.jaxpr
             eqns.append(eqn)
@@ -147,7 +151,7 @@ class MarkedRegion:
         return sum(map(_clips, jaxprs.equations(open_jaxpr(self.forward))))
 
     def with_promised_bounds(self, chosen: Container[int]) -> MarkedRegion:
-        """The region in which the gathers of these numbers promise to be in bounds."""
+        """The region, with these gathers promised to be in bounds."""
         count = itertools.count()
 
         def change(eqn: Eqn) -> Eqn:
@@ -170,9 +174,9 @@ class MarkedRegion:
         def run(*values: Value) -> list[Value]:
             operands, cotangents = self._split(values)
             captures = self._evaluate(operands, self.captures, self.eqns)
-            found = self.gradient.run(captures, cotangents, nested)
+            gradients = self.gradient.run(captures, cotangents, nested)
             sums: dict[Var, Value] = {}
-            for v, g in zip(self.given, found, strict=True):
+            for v, g in zip(self.given, gradients, strict=True):
                 if g is not None and not isinstance(v, Literal) and is_differentiable(v.aval):
                     sums[v] = sums[v] + g if v in sums else g
             return [
@@ -195,12 +199,10 @@ class MarkedRegion:
     def autodiff_of(self, program: JaxFunction, values: Sequence[Value]) -> list[Value]:
         """As `autodiff`, for another program over `operands`."""
         operands, cotangents = self._split(values)
-        wanted = [len(operands) - len(self.inputs) + i for i in self.wanted]
-        places = [i for i, v in enumerate(self.results) if is_differentiable(v.aval)]
 
         def function(*numbers: Value) -> list[Value]:
-            results = program(*jaxprs.with_values(operands, wanted, numbers))
-            return [results[i] for i in places]
+            results = program(*jaxprs.with_values(operands, self.moved, numbers))
+            return [results[i] for i in self.places]
 
-        _, pull = jax.vjp(jax.jit(function), *(operands[i] for i in wanted))
+        _, pull = jax.vjp(jax.jit(function), *(operands[i] for i in self.moved))
         return list(pull(cotangents))

@@ -14,7 +14,7 @@ from invert._private.jax import consts_of, eval_closed, eval_jaxpr, open_jaxpr, 
 from invert.gradients.compare import NOT_TRANSPOSED, beyond_rounding, once, samples
 from invert.gradients.region import MarkedRegion
 from invert.ir import jaxprs
-from invert.ir.avals import is_differentiable, type_of, with_float0
+from invert.ir.avals import type_of, with_float0
 from invert.ir.graph import Graph
 from invert.ir.linearity import is_linear
 from invert.ir.numbers import on_cpu
@@ -50,10 +50,9 @@ def is_zero(closed: AnyJaxpr) -> bool:
 
 
 def make_rule(region: MarkedRegion, backward: AnyJaxpr, x64: bool, linear: bool) -> Rule:
-    """A rule for both modes if JAX can transpose the gradient (`linear`), else for reverse mode."""
+    """Make a rule for both modes, or for reverse mode if not `linear`."""
     make, kind = (_custom_jvp, "custom_jvp") if linear else (_custom_vjp, "custom_vjp")
-    pulled, shared = _share(backward, region)
-    return Rule(make(region, pulled, shared, x64), region.operands, kind)
+    return Rule(make(region, _pull(region, backward, x64), x64), region.operands, kind)
 
 
 def _share(backward: AnyJaxpr, region: MarkedRegion) -> tuple[JaxFunction, list[int]]:
@@ -75,15 +74,14 @@ def _share(backward: AnyJaxpr, region: MarkedRegion) -> tuple[JaxFunction, list[
     return run, [i for i in places if i >= 0]
 
 
-def _pull(
-    region: MarkedRegion, backward: JaxFunction, shared: Sequence[int], x64: bool
-) -> JaxFunction:
+def _pull(region: MarkedRegion, backward: AnyJaxpr, x64: bool) -> JaxFunction:
     """The gradient as a function of the operands and the cotangents."""
+    run, shared = _share(backward, region)
 
     def pull(operands: Sequence[Value], cotangents: Sequence[Value]) -> tuple[Value, ...]:
         rest = operands[len(region.held) :]
         with jax.enable_x64(x64):
-            return tuple(backward(*(operands[i] for i in shared), *rest, *cotangents))
+            return tuple(run(*(operands[i] for i in shared), *rest, *cotangents))
 
     return pull
 
@@ -96,55 +94,43 @@ def plain_function(region: MarkedRegion, x64: bool) -> JaxFunction:
     return recovered
 
 
-def _custom_jvp(
-    region: MarkedRegion, backward: JaxFunction, shared: Sequence[int], x64: bool
-) -> JaxFunction:
+def _custom_jvp(region: MarkedRegion, pull: JaxFunction, x64: bool) -> JaxFunction:
     """A `custom_jvp` whose tangent rule is the transpose of the linear gradient."""
-    function = plain_function(region, x64)
-    pull = _pull(region, backward, shared, x64)
-    first = len(region.operands) - len(region.inputs)
     cotangents = [type_of(v) for v in region.numbers]
-    rule = jax.custom_jvp(function)
+    rule = jax.custom_jvp(plain_function(region, x64))
 
     def jvp(primals: Sequence[Value], tangents: Sequence[Value]) -> Value:
         # The results keep the rule, for the next derivative.
         results = rule(*primals)
-        moved = tuple(tangents[first + i] for i in region.wanted)
+        moved = tuple(tangents[i] for i in region.moved)
         push = jax.linear_transpose(lambda *cts: pull(primals, cts), *cotangents)
         with jax.enable_x64(x64):
-            found = push(moved)
-        return results, with_float0(found, region.results)
+            pushed = push(moved)
+        return results, with_float0(pushed, region.results)
 
     rule.defjvp(jvp)
     return rule
 
 
-def _custom_vjp(
-    region: MarkedRegion, backward: JaxFunction, shared: Sequence[int], x64: bool
-) -> JaxFunction:
+def _custom_vjp(region: MarkedRegion, pull: JaxFunction, x64: bool) -> JaxFunction:
     """A `custom_vjp`, for a gradient that is not linear in the cotangents, e.g. clipped."""
-    function = plain_function(region, x64)
-    pull = _pull(region, backward, shared, x64)
-    first = len(region.operands) - len(region.inputs)
-    wanted = [first + i for i in region.wanted]
-    places = [i for i, v in enumerate(region.results) if is_differentiable(v.aval)]
-    rule = jax.custom_vjp(function)
+    rule = jax.custom_vjp(plain_function(region, x64))
 
     def forward(*operands: Value) -> Value:
         return rule(*operands), operands
 
     def back(operands: Sequence[Value], cotangents: Sequence[Value]) -> tuple[Value, ...]:
-        pulled = pull(operands, [cotangents[i] for i in places])
-        return tuple(jaxprs.with_values([None] * len(operands), wanted, pulled))
+        pulled = pull(operands, [cotangents[i] for i in region.places])
+        return tuple(jaxprs.with_values([None] * len(operands), region.moved, pulled))
 
     rule.defvjp(forward, back)
     return rule
 
 
 def is_transposable(region: MarkedRegion, backward: AnyJaxpr, x64: bool) -> bool:
-    """Whether JAX can transpose the gradient, and it is linear by its equations or numerically."""
+    """Whether JAX can transpose the gradient, which is linear by its equations or numerically."""
     shown = is_linear(backward, len(region.numbers))
-    pull = _pull(region, *_share(backward, region), x64)
+    pull = _pull(region, backward, x64)
     n = len(region.operands)
     types = [type_of(v) for v in (*region.operands, *region.numbers)]
     moved = [type_of(region.inputs[i]) for i in region.wanted]

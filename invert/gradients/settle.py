@@ -186,11 +186,11 @@ class GradientResolver:
                         told = "agrees with autodiff, with stop_gradient put back"
                         return self._plain(candidate, told)
                 # After the stops, since each of its candidates is compiled.
-                found = with_bounds(region, raw, self.x64) if variant is region else None
-                if found is not None:
-                    how = "" if self._is_proved(found, raw) else " numerically"
+                bounded = with_bounds(region, raw, self.x64) if variant is region else None
+                if bounded is not None:
+                    how = "" if self._is_proved(bounded, raw) else " numerically"
                     told = f"agrees with autodiff{how}, where some gathers promise bounds"
-                    return self._plain(found, told)
+                    return self._plain(bounded, told)
         rule = self._rule_of(region, raw)
         # JAX's own error names neither the function nor a remedy.
         forward = (
@@ -251,15 +251,15 @@ class GradientResolver:
                     again = self._lowered(region, list(large), x64)
             except FAILURES:
                 return False
-            found = without_constraints(inlined(again))
-            if any(difference(form, found, constants) is None for form in wanted):
+            lowered = without_constraints(inlined(again))
+            if any(difference(form, lowered, constants) is None for form in wanted):
                 return True
         return False
 
     def _difference(self, region: MarkedRegion, raw: AnyJaxpr) -> str:
         """`""` if the gradient agrees numerically with autodiff, otherwise how they differ."""
         if may_not_end(raw) or may_not_end(region.forward):
-            return "another program, not run, because the end of a loop in it depends on data"
+            return "another program, which was not run, because the end of a loop depends on data"
         try:
             with only_refusals():
                 gap = first_difference(region, raw, self.x64)

@@ -64,7 +64,7 @@ class _Places:
 
     @classmethod
     def of(cls, jaxpr: Jaxpr, inputs: Sequence[Var]) -> _Places:
-        """Use of values that depend on `inputs`: all of a value, single ones, and similar ones.
+        """Collect uses of values that depend on `inputs`: all, single, and similar ones.
 
         Uses are similar if they are the same operand of the same primitive, and come from the same
         primitive. They are probably one function that the author called in many places.
@@ -180,7 +180,7 @@ def with_stops(region: MarkedRegion, raw: AnyJaxpr, x64: bool) -> Iterator[Marke
 
 
 def _search(places: _Places, region: MarkedRegion, raw: AnyJaxpr, program: Jaxpr) -> list[set[int]]:
-    """Sets of places for `stop_gradient`, each of which reproduces the gradient numerically.
+    """Sets of places for `stop_gradient` that reproduce the gradient numerically.
 
     **Arguments:**
 
@@ -215,8 +215,8 @@ def _search(places: _Places, region: MarkedRegion, raw: AnyJaxpr, program: Jaxpr
         right = np.ones((len(masks), len(targets[0])), bool)
         for row, mask in zip(right, masks, strict=True):
             for values, target in zip(points, targets, strict=True):
-                found = map(np.asarray, tried(mask, values))
-                row &= [beyond_rounding(x, y) == 0 for x, y in zip(target, found, strict=True)]
+                results = map(np.asarray, tried(mask, values))
+                row &= [beyond_rounding(x, y) == 0 for x, y in zip(target, results, strict=True)]
                 if not row.any():
                     break
         return right

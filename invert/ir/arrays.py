@@ -49,7 +49,7 @@ def device_array(value: Array | np.ndarray) -> Array | np.ndarray:
 
 
 def device_arrays(values: Sequence[Array | np.ndarray]) -> list[Array | np.ndarray]:
-    """`device_array` of each value. JAX takes many at once in far less time than one by one."""
+    """`device_array` of each value, faster for JAX at once than one by one."""
     arrays = list(values)
     shared: dict[int, np.ndarray] = {}
     for i, value in enumerate(values):

@@ -12,7 +12,7 @@ from invert.ir.types import AnyJaxpr, Jaxpr, Var
 
 
 def equal_carries(parts: WhileParts, starts: Sequence[Hashable]) -> tuple[dict[int, int], Jaxpr]:
-    """The carries of a loop that equal a later one, with that one, and the body if they do.
+    """Map carries to equal later ones; also return the body that assumes this.
 
     Carries of one type and start are assumed equal. If the body then gives them different values,
     fewer are assumed equal.
@@ -37,7 +37,7 @@ def equal_carries(parts: WhileParts, starts: Sequence[Hashable]) -> tuple[dict[i
 
 
 def sharing(parts: WhileParts, same: Mapping[int, int]) -> WhileParts:
-    """A loop in which carries are read in place of equal ones, which are then dead."""
+    """A loop that reads one carry for equal ones, which become dead."""
 
     def renamed(program: AnyJaxpr, variables: Sequence[Var]) -> AnyJaxpr:
         names = {variables[i]: variables[k] for i, k in same.items()}

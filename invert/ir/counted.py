@@ -1,4 +1,4 @@
-"""Loops that count from zero, and the rows that they read and collect step by step."""
+"""Loops that count from zero, with the rows they read and collect."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Counted:
     length: DimSize
 
     def index(self, atom: Atom) -> tuple[int, DimSize] | None:
-        """`(a, b)` where the value of `atom` is `a * i + b`, else `None`."""
+        """`(a, b)` if the value of `atom` is `a * i + b`."""
         if (size := _size(atom, self.body)) is not None:
             return 0, size
         if isinstance(atom, Literal):
@@ -64,17 +64,17 @@ class Counted:
 
     def direction(self, atom: Atom) -> bool | None:
         """Whether `atom` counts down from the last step rather than up; `None` if neither."""
-        found = self.index(atom)
-        if found == (1, 0):
+        line = self.index(atom)
+        if line == (1, 0):
             return False
-        return True if found == (-1, self.length - 1) else None
+        return True if line == (-1, self.length - 1) else None
 
     def is_negative(self, atom: Atom) -> bool | None:
         """Whether an index is negative, if that is the same in all steps."""
-        found = self.index(atom)
-        if found is None or is_open(found[1]) or is_open(self.length):
+        line = self.index(atom)
+        if line is None or is_open(line[1]) or is_open(self.length):
             return None
-        signs = {found[0] * i + found[1] < 0 for i in (0, self.length - 1)}
+        signs = {line[0] * i + line[1] < 0 for i in (0, self.length - 1)}
         return signs.pop() if len(signs) == 1 else None
 
 
@@ -127,7 +127,7 @@ def _limits(holds: Atom, test: Graph) -> list[tuple[Atom, DimSize]] | None:
 
 
 def with_counted_places(closed: J) -> J:
-    """Drop the adjustment of negative indices where a loop reads every row of an array.
+    """Drop the wrapping of negative indices where a loop reads every row.
 
     Where a loop only collects these rows again, as TensorFlow's loops do for their gradients, the
     array itself is used instead, and the carry becomes dead.
@@ -168,7 +168,7 @@ def _with_rows(eqn: Eqn) -> Eqn:
 
 
 def _collected(eqn: Eqn) -> Iterator[tuple[Var, Atom]]:
-    """The results of a loop that collect all rows of an array in order, each with that array."""
+    """Results of a loop that collect an array's rows in order, with that array."""
     loop = counted(eqn)
     if loop is None:
         return

@@ -54,7 +54,7 @@ class Damaged(Exception):
 
 
 def encoded(value: Value) -> Data:
-    """A program without effects, a parameter of one, or a tuple of these, as data.
+    """Encode a program without effects, a parameter, or a tuple of these.
 
     **Raises:** `NotEncodable`.
     """

@@ -100,12 +100,12 @@ def names_primitives(closed: AnyJaxpr) -> bool:
 
 
 def assumes_order(jaxpr: Jaxpr) -> bool:
-    """Whether any sort uses a comparator that is not known to be a strict weak order."""
+    """Whether any sort has a comparator not known as strict weak order."""
     return any(hint_of(eqn).assumes_order for eqn in equations(jaxpr))
 
 
 def merge_broadcasts(closed: J) -> J:
-    """Merge the copies of an explicit broadcast that spelling put in front of each user.
+    """Merge the copies of an explicit broadcast, one before each user.
 
     Users of another kind may have kept the broadcast itself.
     """

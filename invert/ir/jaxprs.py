@@ -14,7 +14,7 @@ from collections.abc import (
     Sequence,
     Set,
 )
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -116,7 +116,7 @@ def _live(jaxpr: Jaxpr) -> Jaxpr:
 
 
 def _live_loop(eqn: Eqn, used: Set[Var]) -> Eqn:
-    """Drop the carried values of a `while` that neither the loop nor its users need."""
+    """Drop carries of a `while` that neither loop nor users need."""
     parts = WhileParts.of(eqn)
     test, body = open_jaxpr(parts.cond), open_jaxpr(parts.body)
     n_cond, n_body = len(parts.cond_consts), len(parts.body_consts)
@@ -156,8 +156,8 @@ def with_values(values: Iterable[_T], places: Iterable[int], new: Iterable[_T]) 
     return result
 
 
-def tuple_like(original: tuple[object, ...], values: Iterable[Value]) -> tuple[Any, ...]:
-    """`values` as a tuple of the type of `original`, which may be a named tuple."""
+def tuple_like(original: tuple[object, ...], values: Iterable[Value]) -> tuple[Value, ...]:
+    """`values` as a tuple, or named tuple, of the type of `original`."""
     make = getattr(original, "_make", tuple)
     return make(values)
 
@@ -189,7 +189,7 @@ def map_jaxprs(closed: J, function: Callable[[Jaxpr], Jaxpr]) -> J:
 
 
 def map_param(value: Value, function: Callable[[AnyJaxpr], AnyJaxpr]) -> Value:
-    """A parameter with `function` applied to its jaxprs; the same value if it changes none."""
+    """Apply `function` to the jaxprs of a parameter; unchanged ones stay the same objects."""
     if is_jaxpr(value):
         return function(value)
     new = [function(v) if is_jaxpr(v) else v for v in value]
@@ -249,7 +249,7 @@ def as_lowered(closed: J) -> J:
 
 
 def _slices(split: Eqn) -> list[Eqn] | None:
-    """The slices to which a `split` lowers; `None` at open sizes, where lowering computes them."""
+    """The slices of a lowered `split`; `None` at open sizes, which lowering computes."""
     (x,), axis, sizes = split.invars, split.params["axis"], split.params["sizes"]
     shape = x.aval.shape
     if not all(isinstance(n, int) for n in shape):
@@ -295,7 +295,7 @@ def without_empty(closed: J) -> J:
 
 
 def copied(eqns: Iterable[Eqn], env: dict[Var, Atom]) -> list[Eqn]:
-    """Copies of equations, on the atoms in `env` and with new results, which are added to it."""
+    """Copy equations onto the atoms in `env`, to which their new results are added."""
     made: list[Eqn] = []
     for eqn in eqns:
         invars = [a if isinstance(a, Literal) else env[a] for a in eqn.invars]
@@ -324,7 +324,7 @@ def with_inlined(jaxpr: Jaxpr, program_of: Callable[[Eqn], AnyJaxpr | None]) -> 
 
 
 def literals(program: AnyJaxpr) -> dict[Var, Atom] | None:
-    """The constants that a program uses, as literals; `None` if one is an array or a key."""
+    """The constants that a program uses, as literals; `None` for arrays or keys."""
     jaxpr = open_jaxpr(program)
     if not jaxpr.constvars:
         return {}
@@ -393,7 +393,7 @@ def over_constants(closed: AnyJaxpr, constants: Sequence[np.ndarray]) -> AnyJaxp
 
 
 def _places(held: Sequence[np.ndarray], constants: Sequence[np.ndarray]) -> list[int | None]:
-    """The index in `constants` of each array, if any, by identity and then by value."""
+    """The index of each array in `constants`, by identity, then by value."""
     by_identity = {id(c): i for i, c in reversed(list(enumerate(constants)))}
     places = [by_identity.get(id(h)) for h in held]
     if None in places:

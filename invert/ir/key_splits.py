@@ -1,4 +1,4 @@
-"""Keys that a program splits in two: one to draw with, one to split again."""
+"""Keys split in two: one to draw with, one to split again."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ def with_last_key(jaxpr: Jaxpr) -> Jaxpr:
 
 
 def parts_of(split: Eqn, graph: Graph) -> tuple[list[Var], list[Eqn]] | None:
-    """The parts of a split into two, and the equations that take them; `None` for other uses."""
+    """The parts of a split into two, with the equations that take them."""
     (keys,) = split.outvars
     takers = list(graph.users.get(keys, ()))
     if split.params["shape"] != (2,) or keys in graph.results:
         return None
     if [e.primitive.name for e in takers] == ["unstack"]:
         return list(takers[0].outvars), takers
-    found: dict[int, Var] = {}
+    parts: dict[int, Var] = {}
     for part in list(takers):
         users = graph.users.get(part.outvars[0], ()) if part.primitive.name == "slice" else ()
         if len(users) != 1 or users[0].primitive.name != "squeeze":
             return None
         (start,), (end,) = part.params["start_indices"], part.params["limit_indices"]
-        if end != start + 1 or start in found:
+        if end != start + 1 or start in parts:
             return None
-        found[start] = users[0].outvars[0]
+        parts[start] = users[0].outvars[0]
         takers.append(users[0])
-    if not found:
+    if not parts:
         return None
-    aval = next(iter(found.values())).aval
-    return [found.get(i, Var(aval)) for i in (0, 1)], takers
+    aval = next(iter(parts.values())).aval
+    return [parts.get(i, Var(aval)) for i in (0, 1)], takers

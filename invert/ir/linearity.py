@@ -1,4 +1,4 @@
-"""Proves from a program's equations that it is linear in some of its arguments."""
+"""Proves that a program is linear in some arguments, from its equations."""
 
 from __future__ import annotations
 

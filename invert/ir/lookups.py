@@ -1,4 +1,4 @@
-"""Brings lookups into one form, in which negative indices count from the end."""
+"""Brings lookups into one form: negative indices count from the end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TAKE = "_take"
 
 
 def with_wrapped_positions(jaxpr: Jaxpr) -> Jaxpr:
-    """Wrap negative indices in the lookup of positions `0, 1, ...` if another lookup does.
+    """Wrap negative indices in lookups of positions, if another lookup does.
 
     No position is negative, so no result changes, and both lookups become the same layer.
     """
@@ -37,7 +37,7 @@ def with_wrapped_positions(jaxpr: Jaxpr) -> Jaxpr:
 
 
 def _wrapped(take: Eqn, producers: Mapping[Atom, Eqn]) -> tuple[Eqn, Eqn, Eqn] | None:
-    """The equations of `where(i < 0, i + rows, i)`, the index of a lookup."""
+    """The equations of a wrapped index, `where(i < 0, i + rows, i)`."""
     table, index = take.invars
     chosen = producers.get(index) if is_var(index) else None
     if chosen is None or chosen.primitive.name != "select_n" or len(chosen.invars) != 3:

@@ -109,7 +109,7 @@ class CondParts:
 
 
 def bodies(eqn: Eqn) -> list[tuple[AnyJaxpr, Sequence[Atom]]]:
-    """The programs of a loop, branches or a call, each with the operands of its arguments.
+    """The programs of a loop, branches or call, each with its operands.
 
     For carried values these are the operands of the first step; for the inputs of a `scan`, the
     whole arrays.

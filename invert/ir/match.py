@@ -18,6 +18,7 @@ from invert._private.jax import (
     names_of,
     open_jaxpr,
     plain_params,
+    rule_name,
     source_line,
 )
 from invert.ir.graph import Graph, is_var
@@ -192,8 +193,8 @@ class Match:
         could claim an identical one for a used result.
         """
         template = self.template
-        found = (template.producers.get(v) for v in template.jaxpr.outvars if is_var(v))
-        ends = list(filter(None, found))
+        makers = (template.producers.get(v) for v in template.jaxpr.outvars if is_var(v))
+        ends = list(filter(None, makers))
         for end in ends:
             self._claim(end)
         for eqn in template.eqns:
@@ -202,7 +203,7 @@ class Match:
                     self._claim(end)
 
     def _claim(self, eqn: Eqn) -> bool:
-        """Match a further equation with a user of its known operands, if there is one."""
+        """Match a further equation with a user of its known operands."""
         if eqn in self.eqns:
             return False
         known = [
@@ -230,7 +231,7 @@ class Match:
         return [None if isinstance(v, Literal) else self.atoms.get(v) for v in results]
 
     def _leak(self, results: Sequence[Atom | None]) -> tuple[Eqn, Eqn | None] | None:
-        """An interior equation whose value is used outside, and its user (`None` for a result)."""
+        """An interior equation used outside, with its user (`None` for a result)."""
         produced = {v for v in results if v is not None and not isinstance(v, Literal)}
         for target in self.eqns.values():
             for v in target.outvars:
@@ -303,7 +304,7 @@ def _is_constant(eqn: Eqn) -> bool:
 
 
 def _describe_atom(graph: Graph, atom: Atom) -> str:
-    """An atom in words: its value, or the equation that defines it and its place."""
+    """An atom in words: its value, or its equation and place."""
     if isinstance(atom, Literal):
         return f"{atom.val}"
     eqn = graph.producers.get(atom)
@@ -393,7 +394,7 @@ def _compared(params: Params) -> Params:
 
 
 def other_params(eqn: Eqn, target: Eqn) -> str | tuple[str, str] | None:
-    """The first parameter in which two equations of one primitive differ, in words."""
+    """The first differing parameter of two equations of one primitive, in words."""
     found_params = _compared(target.params)
     for name, value in _compared(eqn.params).items():
         other = found_params.get(name)
@@ -402,6 +403,8 @@ def other_params(eqn: Eqn, target: Eqn) -> str | tuple[str, str] | None:
         if is_jaxpr(value) and is_jaxpr(other):
             if (inner := difference(value, other)) is not None:
                 return f"in {eqn.primitive.name}: {inner}"
+        elif name == "jvp_jaxpr_fun" and not _same_param(value, other):
+            return rule_name(eqn.params), f"another rule, {rule_name(target.params)},"
         elif name not in _FREE_PARAMS and not _same_param(value, other):
             return f"{eqn.primitive.name}[{name}={value}]", f"{name}={other}"
     return None

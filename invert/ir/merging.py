@@ -55,7 +55,7 @@ def merge_equations(
 
 
 def operation_key(eqn: Eqn, *, with_jaxprs: bool = False) -> Hashable | None:
-    """A key of the operation alone; `None` if equal keys would not prove equal operations.
+    """A key that proves operations equal, if there is one; operands do not count.
 
     **Arguments:**
 
@@ -88,7 +88,7 @@ _KEYS: weakref.WeakValueDictionary[Hashable, _Key] = weakref.WeakValueDictionary
 
 
 def _param_key(value: Value) -> Value:
-    """A parameter with a key in place of each jaxpr; `_NO_KEY` where one has none."""
+    """A parameter with keys for jaxprs; `_NO_KEY` where one has none."""
     if is_jaxpr(value):
         key = _program_key(value)
         return _NO_KEY if key is None else key
@@ -138,5 +138,5 @@ def atom_key(atom: Atom) -> Hashable:
 
 
 def type_key(atom: Atom) -> Hashable:
-    """A key of a type, without properties that lowering drops, such as a weak type."""
+    """A key of a type, without what lowering drops, such as weakness."""
     return atom.aval.shape, atom.aval.dtype

@@ -19,8 +19,6 @@ from invert._errors import only_refusals
 from invert._private.jax import (
     bind_equation,
     close_like,
-    consts_of,
-    context_of,
     holds_jaxpr,
     is_on_shards,
     on_shards,
@@ -28,12 +26,10 @@ from invert._private.jax import (
     open_jaxpr,
     pvary,
     trace_closed,
-    type_on_mesh,
     varying,
 )
 from invert.ir.avals import is_differentiable, with_float0
 from invert.ir.hints import hint_of
-from invert.ir.interpret import interpret
 from invert.ir.jaxprs import (
     equations,
     map_jaxprs,
@@ -42,15 +38,14 @@ from invert.ir.jaxprs import (
     sub_jaxprs,
     with_values,
 )
-from invert.ir.loops import CondParts, ScanParts, WhileParts
 from invert.ir.passes import Made, rewritten
+from invert.ir.retrace import Retracer
 from invert.ir.types import (
     AnyJaxpr,
     Aval,
     ClosedJaxpr,
     Eqn,
     J,
-    JaxFunction,
     Jaxpr,
     Value,
 )
@@ -69,7 +64,7 @@ def has_meshes(program: AnyJaxpr) -> bool:
 
 def meshes_of(program: AnyJaxpr) -> dict[AbstractMesh, frozenset[str]]:
     """The meshes that a program names, each with the axes that are manual somewhere."""
-    found: dict[AbstractMesh, frozenset[str]] = {}
+    meshes: dict[AbstractMesh, frozenset[str]] = {}
 
     def visit(jaxpr: Jaxpr, outer: AbstractMesh | None) -> None:
         for eqn in jaxpr.eqns:
@@ -77,19 +72,19 @@ def meshes_of(program: AnyJaxpr) -> dict[AbstractMesh, frozenset[str]]:
             if eqn.primitive.name == "shard_map":
                 mesh = outer or eqn.params["mesh"].abstract_mesh
                 axes = frozenset(eqn.params["newly_manual_axes"])
-                found[mesh] = found.get(mesh, frozenset()) | axes
+                meshes[mesh] = meshes.get(mesh, frozenset()) | axes
             elif eqn.primitive.name == "sharding_constraint" and outer is None:
-                found.setdefault(eqn.params["sharding"].mesh.abstract_mesh, frozenset())
+                meshes.setdefault(eqn.params["sharding"].mesh.abstract_mesh, frozenset())
             for inner in sub_jaxprs(eqn):
                 visit(inner, mesh)
 
     visit(open_jaxpr(program), None)
-    return found
+    return meshes
 
 
 @dataclasses.dataclass
-class MeshRetracer:
-    """Traces a program again on other meshes.
+class MeshRetracer(Retracer[frozenset[str]]):
+    """Retraces programs on other meshes; marks are axes along which shards differ.
 
     **Arguments:**
 
@@ -100,24 +95,26 @@ class MeshRetracer:
 
     on_mesh: OnMesh
     check: Callable[[Eqn], bool] | None = None
-    _calls: dict[AnyJaxpr, JaxFunction] = dataclasses.field(default_factory=dict)
     # the `shard_map`s around the current equation
     _around: list[Eqn] = dataclasses.field(default_factory=list)
 
-    def __call__(self, program: AnyJaxpr, args: Sequence[Value]) -> list[Value]:
-        return interpret(program, args, self._equation)
+    def equation(self, eqn: Eqn, operands: list[Value]) -> Sequence[Value]:
+        if (rule := _RULES.get(eqn.primitive.name)) is not None:
+            return rule(self, eqn, operands)
+        if is_on_shards():
+            axes = self.common(list(map(varying, operands)))
+            operands = [self.marked(x, axes) for x in operands]
+        return bind_equation(eqn, operands)
 
-    def _equation(self, eqn: Eqn, operands: list[Value]) -> Sequence[Value]:
-        name = eqn.primitive.name
-        rule = _RULES.get(name)
-        with context_of(eqn):
-            if rule is not None:
-                return rule(self, eqn, operands)
-            if is_on_shards():
-                operands = _vary(
-                    operands, [frozenset().union(*map(varying, operands))] * len(operands)
-                )
-            return bind_equation(eqn, operands)
+    def mark(self, value: object) -> frozenset[str]:
+        return varying(value)
+
+    def common(self, marks: Sequence[frozenset[str]]) -> frozenset[str]:
+        return frozenset().union(*marks)
+
+    def marked(self, value: Value, mark: frozenset[str]) -> Value:
+        missing = mark - varying(value)
+        return pvary(value, tuple(sorted(missing))) if missing else value
 
     def inside(self, eqn: Eqn, values: Sequence[Value]) -> list[Value]:
         """The results of the body of a `shard_map`."""
@@ -139,10 +136,6 @@ class MeshRetracer:
         """Forget the traced calls after a failure."""
         self._calls.clear()
 
-    def traced(self, body: AnyJaxpr, operands: Sequence[Value]) -> ClosedJaxpr:
-        """The body at the types of its operands on the current mesh."""
-        return trace_closed(lambda *xs: self(body, xs), *map(type_on_mesh, operands))
-
 
 def checked(closed: ClosedJaxpr) -> ClosedJaxpr:
     """Enable type checks in `shard_map`s where JAX accepts them.
@@ -159,10 +152,10 @@ def checked(closed: ClosedJaxpr) -> ClosedJaxpr:
 
 def set_for(program: AnyJaxpr) -> contextlib.AbstractContextManager[object]:
     """Set the abstract mesh of a program that runs on shards."""
-    found = meshes_of(program) if has_shards(program) else {}
-    if len(found) != 1:
+    meshes = meshes_of(program) if has_shards(program) else {}
+    if len(meshes) != 1:
         return contextlib.nullcontext()
-    return jax.sharding.use_abstract_mesh(next(iter(found)))
+    return jax.sharding.use_abstract_mesh(next(iter(meshes)))
 
 
 def unchecked(closed: AnyJaxpr, says: bool | None = None) -> AnyJaxpr:
@@ -288,98 +281,8 @@ def _constraint(retracer: MeshRetracer, eqn: Eqn, operands: list[Value]) -> Sequ
 
 
 def _jit(retracer: MeshRetracer, eqn: Eqn, operands: list[Value]) -> Sequence[Value]:
-    inner = eqn.params["jaxpr"]
-    if not (is_on_shards() or has_meshes(inner)):
-        return bind_equation(eqn, operands)
-    if inner not in retracer._calls:
-
-        def call(*xs: Value) -> list[Value]:
-            return retracer(inner, xs)
-
-        call.__name__ = call.__qualname__ = eqn.params["name"]
-        retracer._calls[inner] = jax.jit(call, inline=eqn.params["inline"])
-    return retracer._calls[inner](*operands)
-
-
-def _vary(values: Sequence[Value], axes: Sequence[frozenset[str]]) -> list[Value]:
-    return [
-        pvary(v, tuple(sorted(a - varying(v)))) if a - varying(v) else v
-        for v, a in zip(values, axes, strict=True)
-    ]
-
-
-def _settled(
-    retracer: MeshRetracer,
-    body: AnyJaxpr,
-    consts: Sequence[Value],
-    init: Sequence[Value],
-    rows: Sequence[Value],
-) -> list[Value]:
-    """The initial carry, varying along the same axes as later ones."""
-    carry = list(init)
-    while True:
-        outs = retracer.traced(body, [*consts, *carry, *rows]).out_avals[: len(carry)]
-        axes = [varying(c) | varying(o) for c, o in zip(carry, outs, strict=True)]
-        wider = _vary(carry, axes)
-        if all(a is b for a, b in zip(carry, wider, strict=True)):
-            return carry
-        carry = wider
-
-
-def _closed_with(
-    retracer: MeshRetracer, body: AnyJaxpr, operands: Sequence[Value], carry: Sequence[Value]
-) -> ClosedJaxpr:
-    """A body whose first results vary along the same axes as the carry."""
-    axes = [varying(c) for c in carry]
-
-    def run(*xs: Value) -> list[Value]:
-        outs = retracer(body, xs)
-        return [*_vary(outs[: len(carry)], axes), *outs[len(carry) :]]
-
-    return trace_closed(run, *map(type_on_mesh, operands))
-
-
-def _scan(retracer: MeshRetracer, eqn: Eqn, operands: list[Value]) -> Sequence[Value]:
-    parts = ScanParts.of(eqn)
-    consts, init, xs = parts.split(operands)
-    rows = [type_on_mesh(x, row=True) for x in xs]
-    carry = _settled(retracer, parts.body, consts, init, rows)
-    body = _closed_with(retracer, parts.body, [*consts, *carry, *rows], carry)
-    return bind_equation(_with(eqn, jaxpr=(parts.body, body)), [*consts, *carry, *xs])
-
-
-def _while(retracer: MeshRetracer, eqn: Eqn, operands: list[Value]) -> Sequence[Value]:
-    parts = WhileParts.of(eqn)
-    tested, held, init = parts.split(operands)
-    carry = _settled(retracer, parts.body, held, init, ())
-    cond = retracer.traced(parts.cond, [*tested, *carry])
-    body = _closed_with(retracer, parts.body, [*held, *carry], carry)
-    made = _with(eqn, cond_jaxpr=(parts.cond, cond), body_jaxpr=(parts.body, body))
-    return bind_equation(made, [*tested, *held, *carry])
-
-
-def _cond(retracer: MeshRetracer, eqn: Eqn, operands: list[Value]) -> Sequence[Value]:
-    parts = CondParts.of(eqn)
-    rest = operands[1:]
-    outs = [retracer.traced(b, rest).out_avals for b in parts.branches]
-    axes = [frozenset().union(*map(varying, same)) for same in zip(*outs, strict=True)]
-
-    def branch(body: AnyJaxpr) -> ClosedJaxpr:
-        return trace_closed(lambda *xs: _vary(retracer(body, xs), axes), *map(type_on_mesh, rest))
-
-    branches = tuple(_like(b, branch(b)) for b in parts.branches)
-    return bind_equation(eqn.replace(params={**eqn.params, "branches": branches}), operands)
-
-
-def _with(eqn: Eqn, **bodies: tuple[AnyJaxpr, ClosedJaxpr]) -> Eqn:
-    made = {name: _like(old, new) for name, (old, new) in bodies.items()}
-    return eqn.replace(params={**eqn.params, **made})
-
-
-def _like(old: AnyJaxpr, new: ClosedJaxpr) -> AnyJaxpr:
-    if consts_of(new):
-        raise ValueError("a body with constants")
-    return close_like(old, open_jaxpr(new))
+    moves = is_on_shards() or has_meshes(eqn.params["jaxpr"])
+    return retracer.call(eqn, operands) if moves else bind_equation(eqn, operands)
 
 
 def _custom_jvp(retracer: MeshRetracer, eqn: Eqn, operands: list[Value]) -> Sequence[Value]:
@@ -418,24 +321,23 @@ def _reduction(function: Callable[..., Value]) -> Callable[..., Sequence[Value]]
 
 def _spread(retracer: MeshRetracer, eqn: Eqn, operands: list[Value]) -> Sequence[Value]:
     """Collectives that require an operand varying along their axes."""
-    p = eqn.params
-    axes = p["axis_name"]
+    axes = eqn.params["axis_name"]
     wanted = frozenset(axes if isinstance(axes, tuple) else (axes,))
-    return bind_equation(eqn, _vary(operands, [wanted] * len(operands)))
+    return bind_equation(eqn, [retracer.marked(x, wanted) for x in operands])
 
 
 def _pvary(retracer: MeshRetracer, eqn: Eqn, operands: list[Value]) -> Sequence[Value]:
     """Keep earlier marks where the operand is not marked yet."""
-    return _vary(operands, [frozenset(eqn.params["axes"])] * len(operands))
+    return [retracer.marked(x, frozenset(eqn.params["axes"])) for x in operands]
 
 
 _RULES: dict[str, Callable[..., Sequence[Value]]] = {
     "shard_map": _shard_map,
     "sharding_constraint": _constraint,
     "jit": _jit,
-    "scan": _scan,
-    "while": _while,
-    "cond": _cond,
+    "scan": MeshRetracer.scan,
+    "while": MeshRetracer.while_loop,
+    "cond": MeshRetracer.cond,
     "custom_jvp_call": _custom_jvp,
     "psum": _reduction(lax.psum),
     "psum_invariant": _reduction(lax.psum),

@@ -50,7 +50,7 @@ def with_narrow_operands(jaxpr: Jaxpr) -> Jaxpr:
 
 
 def _with_states(jaxpr: Jaxpr) -> tuple[Jaxpr, Set[Var]]:
-    """Merge equal arrays of one number that enter a matrix product; return the kept ones too."""
+    """Merge equal arrays of one number that enter matrix products; also return those kept."""
     fills: dict[Hashable, list[Var]] = {}
     for eqn in jaxpr.eqns:
         if broadcasts(eqn) and isinstance(x := eqn.invars[0], Literal):
@@ -62,10 +62,10 @@ def _with_states(jaxpr: Jaxpr) -> tuple[Jaxpr, Set[Var]]:
     factors = {
         a for e in jaxpr.eqns if e.primitive.name in _MATRIX_PRODUCTS for a in e.invars if is_var(a)
     }
-    found = [same for same in fills.values() if not factors.isdisjoint(same)]
-    names: dict[Var, Atom] = {v: same[0] for same in found for v in same[1:]}
+    merged = [same for same in fills.values() if not factors.isdisjoint(same)]
+    names: dict[Var, Atom] = {v: same[0] for same in merged for v in same[1:]}
     eqns = [e for e in jaxpr.eqns if names.keys().isdisjoint(e.outvars)]
-    kept = {same[0] for same in found}
+    kept = {same[0] for same in merged}
     return (rename(jaxpr.replace(eqns=eqns), names) if names else jaxpr), kept
 
 
@@ -93,7 +93,7 @@ def _narrowed(eqn: Eqn, makers: Sequence[Eqn | None]) -> list[Eqn]:
 
 
 def _widens(eqn: Eqn) -> bool:
-    """Whether a broadcast repeats a number, or does more than add axes of size one."""
+    """Whether a broadcast repeats values, or is of a literal."""
     x = eqn.invars[0]
     if isinstance(x, Literal):
         return True
@@ -105,7 +105,7 @@ def _widens(eqn: Eqn) -> bool:
 
 
 def _narrow(maker: Eqn, before: list[Eqn]) -> Atom:
-    """The operand of a broadcast with axes of size one; its equation is appended to `before`."""
+    """A broadcast's operand with unit axes; appends its equation to `before`."""
     (x,) = maker.invars
     if isinstance(x, Literal):
         return x

@@ -52,7 +52,7 @@ _OF_OPERANDS = ("donated_invars", "in_shardings", "in_layouts")
 
 
 def _with_each_operand_once(jaxpr: Jaxpr) -> Jaxpr:
-    """Merge equal constants of loops and equal operands of branches and calls, outer ones first."""
+    """Merge equal constants of loops, and equal operands of branches and calls, outermost first."""
     eqns = []
     for eqn in jaxpr.eqns:
         if eqn.primitive.name == "while":
@@ -88,7 +88,7 @@ def _with_each_operand_once(jaxpr: Jaxpr) -> Jaxpr:
 
 
 def _given_once(program: J, operands: Sequence[Atom]) -> tuple[J, list[int]]:
-    """Drop arguments whose operand an earlier one has; return the positions of the others too.
+    """Drop arguments that repeat an operand; also return the other positions.
 
     `operands` are those of the leading arguments.
     """
@@ -126,7 +126,7 @@ class _Simplest:
 
 
 def _whole(eqn: Eqn) -> Atom | None:
-    """The array that a slice of a whole array or its update equals; starts are clamped to 0."""
+    """The array equal to a slice or update that covers a whole array."""
     match eqn.primitive.name:
         case "dynamic_slice":
             result = eqn.invars[0]
@@ -151,7 +151,7 @@ def _undone(eqn: Eqn, of_keys: Mapping[Atom, Eqn]) -> Atom | None:
 
 
 def _with_each_carry_once(eqn: Eqn, names: dict[Var, Atom]) -> Eqn:
-    """Merge equal carries of a `while`; the results of merged ones are renamed in `names`.
+    """Merge equal carries of a `while`; `names` renames the merged results.
 
     These are then carried but unused, so `canonicalize` removes them.
     """

@@ -1,4 +1,4 @@
-"""Random values of a type, the difference of two results, and where programs are compared."""
+"""Random values, differences of results, and the device for comparing programs."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ _POOL = (1 << 16) + 1
 
 
 def _tiled(draw: Callable[[Sequence[int]], np.ndarray], shape: Sequence[int]) -> np.ndarray:
-    """Random numbers of a shape; a large array repeats a pool of them, since drawing is slow."""
+    """Random numbers of a shape; large arrays repeat a pool, to save time."""
     return draw(shape) if math.prod(shape) <= _POOL else np.resize(draw((_POOL,)), shape)
 
 

@@ -11,14 +11,14 @@ _N = TypeVar("_N", bound=Hashable)
 
 def reached(roots: Iterable[_N], following: Callable[[_N], Iterable[_N]]) -> dict[_N, None]:
     """The roots and all that follows from them, each once, the nearest first."""
-    found = dict.fromkeys(roots)
-    pending = list(found)
+    reached = dict.fromkeys(roots)
+    pending = list(reached)
     for node in pending:  # grows
         for other in following(node):
-            if other not in found:
-                found[other] = None
+            if other not in reached:
+                reached[other] = None
                 pending.append(other)
-    return found
+    return reached
 
 
 def postorder(

@@ -57,7 +57,7 @@ def rewritten(jaxpr: Jaxpr, step: Callable[[Eqn], Made | None]) -> Jaxpr:
 
 
 def in_place_of(eqn: Eqn, operands: Sequence[Atom], function: JaxFunction) -> list[Eqn]:
-    """The equations of a function of `operands`, with the results and the place of an equation."""
+    """A function's equations on `operands`, with an equation's results and place."""
     with jax.enable_x64(True):
         program = open_jaxpr(trace_closed(function, *(a.aval for a in operands)))
     names: dict[Atom, Atom] = dict(

@@ -42,7 +42,7 @@ def philox4x32(key: jax.Array | np.uint64, low: jax.Array, high: jax.Array) -> j
 
 @jax.jit
 def stateless_key(seed: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The key and the counter that TensorFlow makes of the two integers of a seed."""
+    """TensorFlow's key and counter for a seed of two integers."""
     low, high = map(jnp.squeeze, jnp.split(seed.astype(jnp.uint64), 2))
     words = philox4x32(np.uint64(0x02461E293EC8F720), low, high).astype(jnp.uint64)
     key_low, key_high, start_low, start_high = map(jnp.squeeze, jnp.split(words, 4))
@@ -70,7 +70,7 @@ def stateless_uniform(key: jax.Array, counter: jax.Array, shape: tuple[int, ...]
 
 @jax.jit
 def logf(x: jax.Array) -> jax.Array:
-    """The logarithm of positive numbers, rounded as by `logf` of the C library (glibc 2.28)."""
+    """The logarithm of positive numbers, rounded like glibc 2.28's `logf`."""
     inverses = np.array(
         [
             *(1.398907162146528, 1.3403141896637998, 1.286432210124115, 1.2367150214269895),
@@ -102,7 +102,7 @@ def logf(x: jax.Array) -> jax.Array:
 
 @jax.jit
 def sincosf(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Sine and cosine of numbers in [0, 2 pi), rounded as by `sincosf` of the C library."""
+    """Sine and cosine in [0, 2 pi), rounded like the C library's `sincosf`."""
     wide = x.astype(jnp.float64)
     quadrant = jnp.round(wide * (2 / math.pi))
     r = wide - quadrant * (math.pi / 2)

@@ -1,4 +1,4 @@
-"""Scans as written by hand: no reversed arrays, no axes of size one, no constant arrays."""
+"""Scans as written by hand: without reversals, unit axes and constant arrays."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from invert.ir.unit_axes import added_axes
 
 
 def unreversed(jaxpr: Jaxpr) -> Jaxpr:
-    """Replace each `scan` whose inputs are all reversed by a `scan` in the other direction.
+    """Replace each `scan` of reversed inputs by a `scan` in the other direction.
 
     Each step computes the same from the same rows. Stacked results come out reversed; a reversal
     after the loop cancels.
@@ -97,7 +97,7 @@ def _without_pairs(jaxpr: Jaxpr) -> Jaxpr:
 
 
 def with_plain_operands(jaxpr: Jaxpr) -> Jaxpr:
-    """Pass arrays to scans without axes of size one that each step removes, such as a mask.
+    """Pass arrays, such as masks, to scans without unit axes that each step removes.
 
     An array filled with one number that a loop closes over is a number in its body.
     """
@@ -141,7 +141,7 @@ def _plain(scan: Eqn, graph: Graph) -> list[Eqn] | None:
 
 
 def _added(eqn: Eqn, graph: Graph) -> tuple[int, ...]:
-    """The axes of size one, except the first, that an array gets only for a loop."""
+    """The unit axes, except the first, that an array has only for a loop."""
     if eqn.primitive is not lax.transpose_p:
         axes = added_axes(eqn)
     else:
@@ -168,7 +168,7 @@ def _narrow(user: Eqn, axes: tuple[int, ...], row: Var) -> Eqn:
 
 
 def _without(eqn: Eqn, graph: Graph, before: list[Eqn]) -> Atom:
-    """The array before these axes are added; a transpose that it needs is appended to `before`."""
+    """The array before these axes are added; appends any transpose to `before`."""
     if eqn.primitive is not lax.transpose_p:
         return eqn.invars[0]
     wide = graph.producer(eqn.invars[0])

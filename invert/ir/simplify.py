@@ -55,7 +55,7 @@ def _with_scalars(jaxpr: Jaxpr) -> Jaxpr:
 
 
 def _element(vector: Atom, place: int, graph: Graph) -> Atom | None:
-    """The scalar at a place of a vector, if it is a variable or a number of the program."""
+    """The scalar at a place of a vector, if the program has it."""
     eqn = graph.producers.get(vector) if is_var(vector) else None
     if eqn is None or len(vector.aval.shape) != 1:
         return None
@@ -200,7 +200,7 @@ def _merged(eqn: Eqn, graph: Graph) -> tuple[Eqn, list[Eqn], dict[Var, Atom]]:
 def _wider(
     parts: WhileParts, starts: Sequence[Hashable], body: Jaxpr, same: Mapping[int, int]
 ) -> Iterator[tuple[int, int]]:
-    """The unread carries that equal another up to axes of size one: pairs of the two."""
+    """Pairs of an unread carry and one equal to it up to unit axes."""
     graph = Graph(body)
     for i, v in enumerate(parts.carried):
         if i in same or _used(parts, i):

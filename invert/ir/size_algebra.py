@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import operator
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias, TypeGuard
 
 import jax
 import jax.numpy as jnp
@@ -41,6 +41,8 @@ class Term:
 
 # A number, a boolean, a dimension expression, or a term that is none of these.
 Number: TypeAlias = "DimSize | bool | Term"
+# An operation on numbers; `None` where it is not defined on them.
+Operation: TypeAlias = "Callable[..., Number | None]"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -86,10 +88,9 @@ class Sizes:
 
     def sizes(self) -> tuple[DimSize, ...] | None:
         """The elements as sizes, in order; `None` where one is a `Term`."""
-        flat: list[Any] = [_settled(n) for n in self.numbers.reshape(-1)]
-        if any(isinstance(n, Term) for n in flat):
-            return None
-        return tuple(n if is_open(n) else int(n) for n in flat)
+        flat = [_settled(n) for n in self.numbers.reshape(-1)]
+        known = [n if is_open(n) else int(n) for n in flat if not isinstance(n, Term)]
+        return tuple(known) if len(known) == len(flat) else None
 
     def value(self) -> Value:
         """The array as a value of a program: constant, or traced integers."""
@@ -101,8 +102,12 @@ class Sizes:
         return lax.reshape(lax.concatenate([lax.reshape(x, (1,)) for x in flat], 0), self.shape)
 
 
-def _is_number(n: Number) -> bool:
+def _is_number(n: Number | None) -> TypeGuard[int]:
     return not is_open(n) and not isinstance(n, Term)
+
+
+def _is_size(n: Number) -> TypeGuard[DimSize]:
+    return not isinstance(n, Term)
 
 
 def _as_value(n: Number, dtype: np.dtype) -> Value:
@@ -155,18 +160,18 @@ def apply(
     - `primitive`: the name of the primitive in `jax.lax`; `select` is that of StableHLO.
     - `dtype`: the dtype of the result.
     """
-    function: Callable[..., Any] | None = _OPERATIONS.get(primitive)
+    function: Operation | None = _OPERATIONS.get(primitive)
     # Small integers wrap around at values that sizes reach.
     if function is None or dtype.kind not in "ib" or (dtype.kind == "i" and dtype.itemsize < 4):
         return None
     if dtype.kind == "i":
         function = _BITWISE.get(primitive, function)
-    if dtype.kind == "b" and primitive == "convert_element_type":
+    elif primitive == "convert_element_type":
         function = _as_truth
     arrays = np.broadcast_arrays(*(o.numbers for o in operands))
     out = np.empty(arrays[0].shape, object)
     for index in np.ndindex(out.shape):
-        number: Any = function(*(a[index] for a in arrays))
+        number = function(*(a.item(index) for a in arrays))
         if number is None:
             return None
         if recognize and isinstance(number, Term):
@@ -182,7 +187,7 @@ def _any_term(*operands: Number) -> bool:
     return any(isinstance(o, Term) for o in operands)
 
 
-def _plain(name: str, function: Callable[..., Any]) -> Callable[..., Number]:
+def _plain(name: str, function: Callable[..., DimSize]) -> Operation:
     def run(*operands: Number) -> Number:
         return Term(name, operands) if _any_term(*operands) else function(*operands)
 
@@ -207,7 +212,7 @@ def _compare(relation: str) -> Callable[[Number, Number], Number]:
 
 def _sign(a: Number) -> Number:
     if _is_number(a):
-        return (a > 0) - (a < 0)  # pyright: ignore[reportOperatorIssue]
+        return (a > 0) - (a < 0)
     if decided("gt", a, 0):
         return 1
     if decided("lt", a, 0):
@@ -218,37 +223,37 @@ def _sign(a: Number) -> Number:
 def _abs(a: Number) -> Number:
     if decided("ge", a, 0):
         return a
-    if decided("le", a, 0):
-        return -a  # pyright: ignore[reportOperatorIssue]
+    if _is_size(a) and decided("le", a, 0):
+        return -a
     return Term("abs", (a,))
 
 
 def _multiply(a: Number, b: Number) -> Number | None:
-    if any(_is_number(n) and abs(int(n)) > _LARGEST_FACTOR for n in (a, b)):  # pyright: ignore
+    if any(_is_number(n) and abs(int(n)) > _LARGEST_FACTOR for n in (a, b)):
         return None
-    if _any_term(a, b):
+    if isinstance(a, Term) or isinstance(b, Term):
         return Term("mul", (a, b))
-    product: Any = a * b  # pyright: ignore[reportOperatorIssue]
+    product = a * b
     large = is_open(product) and any(abs(n) > _LARGEST_FACTOR for n, _ in dim_terms(product))
     return None if large else product
 
 
-def _toward_zero(name: str) -> Callable[[Number, Number], Number]:
+def _toward_zero(name: str) -> Operation:
     """Division or remainder, rounding toward zero: down for positive numbers."""
 
     def run(a: Number, b: Number) -> Number | None:
         if _is_number(a) and _is_number(b):
             if not b:
                 return None
-            quotient = abs(int(a)) // abs(int(b))  # pyright: ignore
-            quotient = quotient if (a >= 0) == (b > 0) else -quotient  # pyright: ignore
-            return quotient if name == "div" else a - quotient * b  # pyright: ignore
-        if decided("gt", a, 0) and decided("gt", b, 0):
+            quotient = abs(int(a)) // abs(int(b))
+            quotient = quotient if (a >= 0) == (b > 0) else -quotient
+            return quotient if name == "div" else a - quotient * b
+        if _is_size(a) and _is_size(b) and decided("gt", a, 0) and decided("gt", b, 0):
             return _UP[name](a, b)
         # If its sign is undecided, it may be a step of a division rounded down; see `_settled`.
         return Term(name, (a, b))
 
-    return run  # pyright: ignore[reportReturnType]
+    return run
 
 
 def _settled(n: Number) -> Number:
@@ -258,12 +263,13 @@ def _settled(n: Number) -> Number:
     operands = tuple(map(_settled, n.operands))
     if (up := _UP.get(n.primitive)) is not None:
         a, b = operands
-        if not _any_term(a, b) and decided("ge", a, 0) and decided("gt", b, 0):
+        if _is_size(a) and _is_size(b) and decided("ge", a, 0) and decided("gt", b, 0):
             return up(a, b)
     if operands == n.operands:
         return n
     made = _OPERATIONS["convert_element_type" if n.primitive == "as_integer" else n.primitive]
-    return made(*operands)
+    known = made(*operands)
+    return n if known is None else known
 
 
 def _select(chosen: Number, yes: Number, no: Number) -> Number:
@@ -292,7 +298,7 @@ def _not(a: Number) -> Number:
     return Term("not", (a,)) if isinstance(a, Term) else not a
 
 
-def _on_bits(function: Callable[..., Any]) -> Callable[..., Number | None]:
+def _on_bits(function: Callable[..., int]) -> Operation:
     """A bitwise function; `None` for open sizes, whose bits are unknown."""
 
     def run(*operands: Number) -> Number | None:
@@ -302,7 +308,7 @@ def _on_bits(function: Callable[..., Any]) -> Callable[..., Number | None]:
 
 
 def _clamp(low: Number, x: Number, high: Number) -> Number:
-    if _any_term(low, x, high):
+    if isinstance(low, Term) or isinstance(x, Term) or isinstance(high, Term):
         return Term("clamp", (low, x, high))
     return min_dim(max_dim(x, low), high)
 
@@ -317,11 +323,11 @@ def _as_truth(a: Number) -> Number:
     return a if _is_truth(a) else _compare("ne")(a, 0)
 
 
-_OPERATIONS: Mapping[str, Callable[..., Any]] = {
+_OPERATIONS: Mapping[str, Operation] = {
     "add": _plain("add", operator.add),
     "sub": _plain("sub", operator.sub),
     "mul": _multiply,
-    "neg": _plain("neg", operator.neg),
+    "neg": _plain("neg", lambda a: -a),
     "div": _toward_zero("div"),
     "rem": _toward_zero("rem"),
     "sign": _sign,
@@ -338,13 +344,17 @@ _OPERATIONS: Mapping[str, Callable[..., Any]] = {
 }
 
 # For integers; booleans are handled above.
-_BITWISE: Mapping[str, Callable[..., Any]] = {
+_BITWISE: Mapping[str, Operation] = {
     "and": _on_bits(operator.and_),
     "or": _on_bits(operator.or_),
-    "not": _on_bits(operator.invert),
+    "not": _on_bits(lambda a: ~a),
 }
 
-_UP: Mapping[str, Callable[[Any, Any], Any]] = {"div": operator.floordiv, "rem": operator.mod}
+# Rounded down.
+_UP: Mapping[str, Callable[[DimSize, DimSize], DimSize]] = {
+    "div": operator.floordiv,
+    "rem": operator.mod,
+}
 
 # Other operations have the names of functions of `lax`.
 _LAX: Mapping[str, JaxFunction] = {
@@ -356,7 +366,7 @@ _LAX: Mapping[str, JaxFunction] = {
 }
 
 
-_ROUNDED_DOWN: Sequence[tuple[Callable[..., Any], Callable[[Any, Any], DimSize]]] = (
+_ROUNDED_DOWN: Sequence[tuple[JaxFunction, Callable[[DimSize, DimSize], DimSize]]] = (
     (jnp.floor_divide, operator.floordiv),
     (jnp.remainder, operator.mod),
 )
@@ -368,7 +378,7 @@ def _recognized(term: Term, dtype: np.dtype) -> Number:
         return term
     for leaf in _divisions(term):
         a, b = leaf.operands
-        if _any_term(a, b) or not decided("ne", b, 0):
+        if isinstance(a, Term) or isinstance(b, Term) or not decided("ne", b, 0):
             continue
         for function, meaning in _ROUNDED_DOWN:
             if _traced(function, a, b, dtype) == term:
@@ -385,9 +395,7 @@ def _divisions(term: Term) -> list[Term]:
     return list(dict.fromkeys(divisions))
 
 
-def _traced(
-    function: Callable[[Any, Any], object], a: Number, b: Number, dtype: np.dtype
-) -> Number | None:
+def _traced(function: JaxFunction, a: Number, b: Number, dtype: np.dtype) -> Number | None:
     """The term that a function of `jax.numpy` traces to, for two sizes."""
     number = jax.ShapeDtypeStruct((), dtype)
     with jax.enable_x64(True):
@@ -420,6 +428,6 @@ def constraint_of(truth: Number, message: str) -> Constraint | None:
     truth = _settled(truth)
     if isinstance(truth, Term) and truth.primitive in RELATIONS:
         left, right = truth.operands
-        if not _any_term(left, right):
-            return Constraint(truth.primitive, left, right, message)  # pyright: ignore
+        if _is_size(left) and _is_size(right):
+            return Constraint(truth.primitive, left, right, message)
     return None

@@ -1,4 +1,4 @@
-"""Recovers slices of arrays with open sizes, which JAX traces to a `gather` at known indices.
+"""Recovers slices at open sizes, which JAX traces to a `gather`.
 
 JAX does so for `x[: n // 2]` if it cannot prove that the slice is in bounds, and always for
 `x[::2]` of an open size. If the sizes prove that it is in bounds, the equation becomes a `slice`.

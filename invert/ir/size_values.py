@@ -30,7 +30,7 @@ _WIDE = np.dtype(np.int64)
 
 
 def with_size_values(jaxpr: Jaxpr) -> Jaxpr:
-    """The equations of a jaxpr with its sizes in that form; inner jaxprs are unchanged."""
+    """A jaxpr's equations with sizes in that form; inner jaxprs stay."""
     if not any(e.primitive is dim_as_value_p for e in jaxpr.eqns):
         return jaxpr
     makers: dict[Var, Eqn] = {}

@@ -75,11 +75,11 @@ def dimensions(size: DimSize) -> frozenset[str]:
 
 def variables(sizes: Iterable[DimSize]) -> list[DimSize]:
     """The dimensions that occur in `sizes`, each once, sorted by name."""
-    found: dict[str, DimSize] = {}
+    named: dict[str, DimSize] = {}
     for size in filter(is_open, sizes):
         for name in dimensions(size):
-            found.setdefault(name, parsed((name,), size.scope)[0])  # pyright: ignore
-    return [found[name] for name in sorted(found)]
+            named.setdefault(name, parsed((name,), size.scope)[0])  # pyright: ignore
+    return [named[name] for name in sorted(named)]
 
 
 def dimension(size: DimSize) -> str | None:
@@ -91,7 +91,7 @@ def dimension(size: DimSize) -> str | None:
 
 
 def linear(size: DimSize) -> tuple[str, int, int] | None:
-    """`(name, slope, offset)` of a size that is linear in one dimension; `None` for others."""
+    """`(name, slope, offset)` of a size linear in one dimension, if it is."""
     term = None
     offset = 0
     for coefficient, factors in dim_terms(size):
@@ -135,7 +135,7 @@ def evaluate(size: DimSize, values: Mapping[str, DimSize]) -> DimSize:
 def solve(
     shapes: Iterable[Sequence[DimSize]], given: Iterable[Sequence[DimSize]]
 ) -> dict[str, DimSize] | None:
-    """The values of the dimensions that make `shapes` equal `given`; `None` if there are none.
+    """The dimensions at which `shapes` equal `given`, if there are any.
 
     Single dimensions are read off first; others are solved from expressions linear in them.
     """
@@ -160,7 +160,7 @@ def solve(
 
 
 def _solve_one(size: DimSize, value: DimSize, values: dict[str, DimSize]) -> bool:
-    """Solve for the only unknown dimension of a size; `False` if it has more or is not linear."""
+    """Solve a linear size for its one unknown dimension; `False` for other sizes."""
     unknown = dimensions(size) - values.keys()
     if len(unknown) > 1 or is_open(value):
         return not unknown
@@ -204,7 +204,10 @@ class Constraint:
         return dimensions(self.left) | dimensions(self.right)
 
     def tidy(self) -> Constraint:
-        """`t >= 3` for `t - 3 >= 0` or `t // 3 - 1 >= 0`, and `t <= 3` for `3 - t >= 0`."""
+        """The constraint on a dimension alone, if it is one.
+
+        `t >= 3` for `t - 3 >= 0` or `t // 3 - 1 >= 0`, and `t <= 3` for `3 - t >= 0`.
+        """
         if is_open(self.right):
             return self
         if (parts := linear(self.left)) is None:
@@ -241,16 +244,16 @@ class Constraint:
 
 
 def _least(size: DimSize, limit: int) -> tuple[DimSize, int] | None:
-    """The dimension of a size and its least value at which the size reaches `limit`.
+    """A size's dimension, and its least value at which the size reaches `limit`.
 
     `None` if the size has several dimensions, can fall as its dimension grows, or stays below.
     """
-    found = variables([size])
-    if len(found) != 1 or not _rises(size):
+    dims = variables([size])
+    if len(dims) != 1 or not _rises(size):
         return None
 
     def reaches(n: int) -> bool:
-        return evaluate(size, {str(found[0]): n}) >= limit
+        return evaluate(size, {str(dims[0]): n}) >= limit
 
     high = 1
     while not reaches(high):
@@ -259,7 +262,7 @@ def _least(size: DimSize, limit: int) -> tuple[DimSize, int] | None:
         high *= 2
     # `high` reaches the limit and `high // 2` does not.
     candidates = range(max(high // 2, 1), high + 1)
-    return found[0], candidates[bisect.bisect_left(candidates, True, key=reaches)]
+    return dims[0], candidates[bisect.bisect_left(candidates, True, key=reaches)]
 
 
 # Larger than the size of any array.
@@ -286,7 +289,10 @@ def _rises(size: DimSize) -> bool:
 
 
 def _positive(size: DimSize) -> DimSize:
-    """`mod(b, 2)` for `mod(-b, 2)` and `mod(b - 2, 2)`, which are zero for the same `b`."""
+    """A remainder that is zero for the same numbers, without signs and multiples.
+
+    `mod(b, 2)` for `mod(-b, 2)` and `mod(b - 2, 2)`.
+    """
     match dim_terms(size):
         case [(1, [(("mod", (whole, int() as n)), 1)])]:
             part = linear(whole)
@@ -445,7 +451,7 @@ _SIGNS = {"eq": "==", "ge": ">=", "le": "<="}
 
 
 def decided(relation: str, a: DimSize, b: DimSize) -> bool | None:
-    """The result of comparing two sizes (`"lt"`, ...); `None` if it depends on the dimensions."""
+    """Compare two sizes (`"lt"`, ...); `None` if dimensions decide."""
     if relation in ("eq", "ne"):
         difference = a - b
         if not is_open(difference):

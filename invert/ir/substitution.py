@@ -7,7 +7,6 @@ or recovered again for a new size.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import jax
 
@@ -158,7 +157,7 @@ class _Substitution:
         (made,) = open_jaxpr(trace_closed(function, *avals)).eqns
         return made.params
 
-    def _value(self, value: Any) -> Any:
+    def _value(self, value: Value) -> Value:
         """A parameter of an equation."""
         if is_open(value):
             return self._size(value)

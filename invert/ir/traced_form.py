@@ -13,7 +13,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Hashable, Sequence, Set
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import jax
 import numpy as np
@@ -74,7 +74,9 @@ from invert.ir.types import (
     Value,
     Var,
 )
-from invert.ir.unit_axes import with_kept_axes, with_late_axes
+from invert.ir.unit_axes import only_unit_axes, with_kept_axes, with_late_axes
+
+_A = TypeVar("_A", bound=Atom)
 
 # Sizes up to this one are compared as 32-bit numbers.
 _FEW = 2**30 - 1
@@ -88,7 +90,7 @@ def difference(a: AnyJaxpr, b: AnyJaxpr) -> str | None:
 
 
 def normal(closed: J, depth: int = 0) -> J:
-    """The normal form of a jaxpr: no dead code, no duplicates, operands in order of use."""
+    """The normal form: no dead code, no duplicates, operands in order of use."""
     return cast(J, _normal[min(depth, _DEPTH)](closed))
 
 
@@ -267,7 +269,7 @@ def _composed(jaxpr: Jaxpr) -> Jaxpr:
                 if x.aval.shape == eqn.outvars[0].aval.shape:
                     names[eqn.outvars[0]] = x
                     continue
-        if _moves_axes(eqn):
+        if eqn.primitive is not lax.reshape_p and only_unit_axes(eqn):
             made[eqn.outvars[0]] = eqn
         eqns.append(eqn)
     jaxpr = jaxpr.replace(
@@ -281,16 +283,6 @@ def _narrow(jaxpr: Jaxpr) -> Jaxpr:
     """As `_composed`, with operands as narrow as possible."""
     narrow = with_narrow_operands(_composed(jaxpr))
     return _composed(with_kept_axes(with_late_axes(narrow)))
-
-
-def _moves_axes(eqn: Eqn) -> bool:
-    """Whether an equation only adds or removes axes of size one."""
-    if eqn.primitive is lax.squeeze_p:
-        return True
-    if eqn.primitive is not lax.broadcast_in_dim_p or len(eqn.invars) > 1:
-        return False
-    x, out = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
-    return len(x) > 0 and [n for n in x if n != 1] == [n for n in out if n != 1]
 
 
 def _dimensions(eqn: Eqn, before: Eqn) -> list[int] | None:
@@ -315,7 +307,7 @@ def _dimensions(eqn: Eqn, before: Eqn) -> list[int] | None:
 
 
 def _with_axes_as_such(eqn: Eqn) -> Eqn:
-    """Write a reshape that only adds or removes axes of size one as a broadcast or a squeeze."""
+    """Write a reshape that only adds or removes unit axes as broadcast or squeeze."""
     adds = eqn.primitive is lax.broadcast_in_dim_p
     if not (adds or eqn.primitive is lax.reshape_p) or len(eqn.invars) > 1:
         return eqn
@@ -336,7 +328,7 @@ def _with_axes_as_such(eqn: Eqn) -> Eqn:
 
 
 def _remaining_axes(more: Sequence[int], less: Sequence[int]) -> tuple[int, ...] | None:
-    """The axes of `more` that remain when axes of size one are removed to get `less`."""
+    """The axes of `more` left after removing unit axes to get `less`."""
     kept: list[int] = []
     rest = list(less)
     for i in reversed(range(len(more))):
@@ -387,7 +379,7 @@ def unchanged(eqn: Eqn) -> int | None:
 
 
 def _returned(eqn: Eqn) -> int | None:
-    """The position of the operand that an identity returns: a copy, `x + 0` of integers."""
+    """The operand that an identity, such as a copy or `x + 0`, returns."""
     if eqn.primitive.name in ("copy", "convert_element_type"):
         return 0 if eqn.invars[0].aval.dtype == eqn.outvars[0].aval.dtype else None
     # As JAX traces `arange` of an open length, and `tril`.
@@ -508,7 +500,7 @@ def _typed(atom: Atom) -> Atom:
 
 
 def order_of_use(jaxpr: Jaxpr, variables: Sequence[Var]) -> list[int]:
-    """Positions of `variables` in the order in which the results use them.
+    """Positions of `variables`, in order of use by the results.
 
     This does not depend on the order of the equations.
     """
@@ -568,7 +560,7 @@ def _reorder(
 
 
 def _hoisted(eqn: Eqn) -> Made | None:
-    """A scan that closes over what it carries unchanged, as `lax.scan` does when it is traced.
+    """A scan that closes over unchanged carries, as a traced `lax.scan` does.
 
     Derivatives bind the primitive, which keeps such a carry.
     """
@@ -581,7 +573,7 @@ def _hoisted(eqn: Eqn) -> Made | None:
     if not any(kept):
         return None
 
-    def moved(values: Sequence[Atom], of_consts: Sequence[Atom], rest: Sequence[Atom]) -> list[Any]:
+    def moved(values: Sequence[_A], of_consts: Sequence[_A], rest: Sequence[_A]) -> list[_A]:
         held = itertools.compress(values, kept)
         return [*of_consts, *held, *_others(values, kept), *rest]
 
@@ -606,7 +598,7 @@ def _hoisted(eqn: Eqn) -> Made | None:
     return [new], [*starts, *eqn.outvars[count:]]
 
 
-def _others(values: Sequence[Any], left_out: Sequence[bool]) -> list[Any]:
+def _others(values: Sequence[_A], left_out: Sequence[bool]) -> list[_A]:
     return [v for v, out in zip(values, left_out, strict=True) if not out]
 
 
@@ -642,9 +634,9 @@ def _custom_call(eqn: Eqn, depth: int) -> Eqn:
 
 
 def _rule(eqn: Eqn, depth: int) -> Deferred | ClosedJaxpr | str:
-    """The normal form of `rule_of`, made only for calls of other functions or at other types."""
+    """The normal form of `rule_of`, shared by calls of one function and types."""
     x64: bool = jax.config.jax_enable_x64  # pyright: ignore
-    params: Hashable = jvp_rule_of(eqn)
+    params: Hashable = jvp_rule_of(eqn.params)
     decides = params is not None
     if not decides:
         params = tuple((n, v) for n, v in sorted(eqn.params.items()) if n != "call_jaxpr")

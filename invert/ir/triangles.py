@@ -28,15 +28,15 @@ def with_triangles(jaxpr: Jaxpr) -> Jaxpr:
         operands = {"ge": eqn.invars, "le": eqn.invars[::-1]}.get(eqn.primitive.name, ())
         axes = [_axis(a, makers) for a in operands]
         shape = eqn.outvars[0].aval.shape
-        found = axes == [0, 1] and len(shape) == 2 and not any(map(is_open, shape))
-        return _triangle(eqn) if found else None
+        is_square = axes == [0, 1] and len(shape) == 2 and not any(map(is_open, shape))
+        return _triangle(eqn) if is_square else None
 
     changed = replaced(jaxpr, triangle)
     return jaxpr if changed is jaxpr else dce(changed)
 
 
 def _axis(atom: Atom, makers: Mapping[Atom, Eqn]) -> int | None:
-    """The axis of a matrix along which its numbers count from zero, with no others."""
+    """The axis along which a matrix counts from zero, if it does only that."""
     shape = atom.aval.shape if is_var(atom) else ()
     eqn = makers.get(atom) if is_var(atom) else None
     if len(shape) != 2 or eqn is None:

@@ -1,4 +1,4 @@
-"""Axes of size one as written by hand: kept by reductions, or added as late as possible."""
+"""Unit axes as written by hand: kept by reductions, or added late."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MOVED = kinds.ELEMENTWISE - _ALONE
 
 
 def with_kept_axes(jaxpr: Jaxpr) -> Jaxpr:
-    """A body in which reductions keep the axes that are added again after more operations.
+    """Let reductions keep axes that later operations would add again.
 
     `rsqrt(mean(x, -1) + 1e-6)[..., None]` is `rsqrt(mean(x, -1, keepdims=True) + 1e-6)`: element by
     element the same operations, and the same in derivatives.
@@ -53,7 +53,7 @@ def with_kept_axes(jaxpr: Jaxpr) -> Jaxpr:
 
 
 def with_flat_convolutions(jaxpr: Jaxpr) -> Jaxpr:
-    """A body in which convolutions have no spatial axes of size one that were added for them.
+    """Remove spatial unit axes that were added only for convolutions.
 
     They are the same sums of the same products, whose order a compiler chooses for both.
     """
@@ -69,7 +69,7 @@ def with_flat_convolutions(jaxpr: Jaxpr) -> Jaxpr:
 
 
 def _flat_places(eqn: Eqn, graph: Graph) -> list[int]:
-    """The numbers of the spatial axes that were added to the images of a convolution."""
+    """Which spatial axes were added to a convolution's images."""
     if eqn.primitive is not lax.conv_general_dilated_p:
         return []
     if (made := graph.producer(eqn.invars[0], "broadcast_in_dim")) is None:
@@ -77,12 +77,12 @@ def _flat_places(eqn: Eqn, graph: Graph) -> list[int]:
     params, added = eqn.params, added_axes(made)
     (_, _, *images), (_, _, *sides), (_, _, *results) = params["dimension_numbers"]
     kernel, out = eqn.invars[1].aval.shape, eqn.outvars[0].aval.shape
-    found = [
+    places = [
         k
         for k, (i, j, m) in enumerate(zip(images, sides, results, strict=True))
         if i in added and kernel[j] == out[m] == 1 and tuple(params["padding"][k]) == (0, 0)
     ]
-    return found if len(found) < len(images) else []
+    return places if len(places) < len(images) else []
 
 
 def _convolved(eqn: Eqn, places: Sequence[int], x: jax.Array, kernel: jax.Array) -> jax.Array:
@@ -112,7 +112,7 @@ def only_unit_axes(eqn: Eqn) -> bool:
 
 
 def added_axes(eqn: Eqn) -> tuple[int, ...]:
-    """The axes of size one that an equation only adds; `()` for any other equation."""
+    """The unit axes that an equation adds, if it does only that; else `()`."""
     if not broadcasts(eqn) or isinstance(eqn.invars[0], Literal):
         return ()
     x, dims, shape = eqn.invars[0], eqn.params["broadcast_dimensions"], eqn.params["shape"]
@@ -138,26 +138,26 @@ def _kept(graph: Graph) -> dict[Var, tuple[int, ...]]:
 
     Each use of such a value adds the axes, or computes another such value element by element.
     """
-    found: dict[Var, tuple[int, ...]] = {}
+    kept: dict[Var, tuple[int, ...]] = {}
     for eqn in graph.eqns:
         if len(eqn.outvars) != 1:
             continue
         (out,) = eqn.outvars
         if eqn.primitive.name in kinds.REDUCTIONS and out.aval.shape:
-            found[out] = tuple(eqn.params["axes"])
+            kept[out] = tuple(eqn.params["axes"])
         elif eqn.primitive.name in _MOVED and out.aval.shape:
             before = [a for a in eqn.invars if isinstance(a, Var)]
-            axes = {found.get(a) for a in before}
+            axes = {kept.get(a) for a in before}
             alike = all(a.aval.shape == out.aval.shape for a in before)
             if alike and len(axes) == 1 and None not in axes:
-                found[out] = found[before[0]]
+                kept[out] = kept[before[0]]
     changed = True
     while changed:
-        wrong = [v for v, axes in found.items() if not _stays(graph, v, axes, found)]
+        wrong = [v for v, axes in kept.items() if not _stays(graph, v, axes, kept)]
         for v in wrong:
-            del found[v]
+            del kept[v]
         changed = bool(wrong)
-    return found
+    return kept
 
 
 def _stays(
@@ -180,7 +180,7 @@ def _moves_kept(eqn: Eqn, found: Mapping[Var, tuple[int, ...]]) -> bool:
 
 
 def with_late_axes(jaxpr: Jaxpr) -> Jaxpr:
-    """A body in which leading axes of size one are added to results rather than to operands.
+    """Add leading unit axes to results rather than to operands.
 
     `rsqrt(var[None, None] + 1e-5)` is `rsqrt(var + 1e-5)`, whose use broadcasts by itself.
     """
@@ -214,7 +214,7 @@ def with_late_axes(jaxpr: Jaxpr) -> Jaxpr:
 
 
 def _inner(eqn: Eqn, narrow: Mapping[Var, Var]) -> list[Atom] | None:
-    """The operands without the axes that were added to all of them; `None` if some have none."""
+    """The operands without axes added to all of them, if there are any."""
     if not any(map(is_var, eqn.invars)) or len(eqn.outvars) != 1:
         return None
     inner: list[Atom] = []

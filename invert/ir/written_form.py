@@ -51,7 +51,7 @@ def _known(eqn: Eqn) -> Eqn:
 
 
 def _order_of_axes(eqn: Eqn) -> tuple[int, ...] | None:
-    """The permutation equal to a reshape that only swaps the last two axes, one of size one."""
+    """The permutation equal to a reshape that moves a last unit axis forward."""
     if eqn.primitive.name != "reshape" or len(eqn.invars) != 1:
         return None
     old, new = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
@@ -73,7 +73,7 @@ def _without_neutral(jaxpr: Jaxpr) -> Jaxpr:
 
 
 def _with_differences(jaxpr: Jaxpr) -> Jaxpr:
-    """Writes `-x * y + z` as `z - x * y`, and `x + -1.0` as `x - 1.0`.
+    """Write differences as such: `z - x * y`, `x - 1.0`.
 
     Both round alike, also in derivatives.
     """

@@ -83,7 +83,7 @@ def _groups(specs: Sequence[ArgSpec]) -> dict[str, str]:
 
 
 def _default_name(spec: ArgSpec, axis: int) -> str:
-    """The default name of an open size: length of sequences, height and width of images."""
+    """The default name of an open size, such as `length`, `height` or `width`."""
     if axis == 0:
         return "batch"
     rest = [i for i, size in enumerate(spec.shape) if size is None and i]
@@ -137,7 +137,7 @@ def with_sizes(entry: EntryPoint, sizes: Mapping[str, str] | None) -> EntryPoint
 
 
 def opened_sizes(spec: ArgSpec, text: str) -> tuple[int | None, ...] | None:
-    """The shape of an example with the named sizes left open; `None` for other ranks."""
+    """An example's shape with the named sizes open; `None` for other ranks."""
     words = text.split()
     if len(words) != len(spec.shape):
         return None

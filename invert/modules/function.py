@@ -6,7 +6,6 @@ import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any
 
 import equinox as eqx
 import jax
@@ -66,17 +65,17 @@ class Function:
 
     @property
     def divided(self) -> str:
-        """Why there is no program for all sizes, if there is none."""
+        """Why no program covers all sizes, if none does."""
         return self.programs.divided
 
     @property
     def called(self) -> Specialization | None:
-        """The program for all sizes, or at those of an example or of the first call."""
+        """The program for all sizes, or at those of an example or first call."""
         return self.home or self.whole() or self._last_called
 
     @property
     def sized(self) -> Specialization | None:
-        """The program at the sizes of an example or of the first call; `None` without either."""
+        """The program at the sizes of an example or first call, if any."""
         return self._last_called if self._example is None else self.stage(self._example)
 
     @property
@@ -85,7 +84,7 @@ class Function:
         return self.called or self.programs.first()
 
     def whole_for_text(self) -> Specialization | None:
-        """The program for all sizes; `None` if there is none that covers the example."""
+        """The program for all sizes, if it covers the example."""
         if (whole := self.whole()) is None or self._example is None:
             return whole
         if whole.at([v.shape for v in self._example]) is None:
@@ -95,7 +94,7 @@ class Function:
         return whole
 
     def begin(self, values: Sequence[Value]) -> None:
-        """Recover the program at the shapes of an example; the module will hold its constants.
+        """Recover the program at an example's shapes; the module will hold its constants.
 
         If it holds for all sizes, the module holds the constants of that program instead.
         """
@@ -124,7 +123,7 @@ class Function:
         return self.programs.at([tuple(v.shape) for v in values], self._key_dtype(key))
 
     def whole(self, key: Value = None) -> Specialization | None:
-        """The program for all sizes; `None` for static sizes, or for the reason in `divided`."""
+        """The program for all sizes; `None` for static sizes, or if `divided` says why."""
         return self.programs.whole(self._key_dtype(key))
 
     def _key_dtype(self, key: Value) -> Value:
@@ -134,7 +133,7 @@ class Function:
         # jax.random.key makes keys of the default generator.
         return (type_of_key() if key is None else key).dtype
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Function:
+    def __deepcopy__(self, memo: dict[int, object]) -> Function:
         # The program of a module is never changed; graphs of TensorFlow cannot be copied.
         return self
 
@@ -285,7 +284,7 @@ class Function:
     def _on_devices(
         self, stage: Specialization, values: Sequence[Value], count: int
     ) -> list[Value]:
-        """Run a program for several devices on the mesh of the caller or of the arguments."""
+        """Run a program on the mesh of the caller or the arguments."""
         shardings = self.entry.shardings
         named = dict(stage.meshes)
         if shardings is not None and shardings.mesh is not None:
@@ -342,7 +341,7 @@ def _checked(
 
 
 def _differences(given: object, wanted: object) -> str:
-    """The paths in which two trees differ."""
+    """The paths at which two trees differ."""
     have, want = (
         [
             jax.tree_util.keystr(path, simple=True, separator=".")

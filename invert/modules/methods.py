@@ -92,7 +92,7 @@ def _call(module: Methods, name: str, args: Arguments, kwargs: Keywords) -> Tree
 
 
 def _picking(name: str, traces: Sequence[str]) -> JaxFunction:
-    """A method for a function with several traces, dispatching each call to one of them.
+    """A method that dispatches each call to one of a function's traces.
 
     Python values among the arguments are static, as in a `tf.function`.
     """
@@ -106,9 +106,9 @@ def _picking(name: str, traces: Sequence[str]) -> JaxFunction:
                 own = {k: v for k, v in kwargs.items() if k == function.key_name}
                 rest = {k: v for k, v in kwargs.items() if k not in own}
                 assert function.entry.trace is not None
-                found = function.entry.trace.pick(plain, rest, exact)
-                if found is not None:
-                    return _call(self, trace, [*found[0], *states], {**found[1], **own})
+                picked = function.entry.trace.pick(plain, rest, exact)
+                if picked is not None:
+                    return _call(self, trace, [*picked[0], *states], {**picked[1], **own})
         raise SignatureError(
             f"the arguments fit none of the traces of {name}:\n"
             + "\n".join(f"  - {trace}" for trace in traces),

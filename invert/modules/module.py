@@ -71,7 +71,7 @@ class Recovered(eqx.Module):
 
     @property
     def source(self) -> str:
-        """The program as the text of a Python file; several functions are methods of one class.
+        """The program as Python source; several functions are methods of one class.
 
         **Raises:** `EmissionError` if it has none; `SignatureError` if sizes are open that the text
         cannot leave open and no call has fixed.
@@ -116,7 +116,7 @@ class Recovered(eqx.Module):
         return dataclasses.replace(emission, model=model)
 
     def summary(self) -> str:
-        """The functions with their types, and a table of the layers with their arrays and sizes."""
+        """The functions with their types, and a table of layers, arrays and sizes."""
         return shown.summary(*self._shown())
 
     def graph(self, function: str | None = None, *, depth: int | None = None) -> Graph:
@@ -176,7 +176,7 @@ class Recovered(eqx.Module):
     def __copy__(self) -> Recovered:
         return jax.tree_util.tree_map(lambda x: x, self)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Recovered:
+    def __deepcopy__(self, memo: dict[int, object]) -> Recovered:
         # The program is never changed; graphs of TensorFlow cannot be copied.
         return jax.tree_util.tree_map(lambda x: copy.deepcopy(x, memo), self)
 
@@ -219,7 +219,7 @@ class Module(Recovered):
 
     @property
     def jaxpr(self) -> Jaxpr:
-        """The program as a jaxpr of the constants, the parameters, the flat arguments and the key.
+        """The program as a jaxpr of constants, parameters, flat arguments and key.
 
         If argument sizes are open, it is that of the example or of the first call.
 
@@ -229,7 +229,7 @@ class Module(Recovered):
 
     @property
     def report(self) -> Report:
-        """The report of the conversion; if sizes are open, `report.sizes` states which it is for.
+        """The report of the conversion; with open sizes, at those in `report.sizes`.
 
         **Raises:** `SignatureError` if sizes are open and the program was not yet recovered at any,
         as by a call or by `source`.
@@ -329,7 +329,7 @@ def method(function: Function, name: str, run: Callable[..., object]) -> JaxFunc
 
 
 def on_first_devices(module: Module) -> Module:
-    """The module, which runs on the first devices of the process if no mesh is set."""
+    """The module, run on the first devices unless a mesh is set."""
     module._function.first_devices = True
     return module
 
@@ -383,6 +383,6 @@ def _class_like(interface: _Interface) -> Any:
 def leaves_of(
     params: Sequence[Param], assigned: Container[str]
 ) -> list[Array | np.ndarray | eqx.nn.StateIndex]:
-    """The leaf for each variable: an array, or an index into the state if it is assigned."""
+    """The leaf for each variable: its array, or a state index if assigned."""
     pairs = zip(params, placement.param_arrays(params), strict=True)
     return [eqx.nn.StateIndex(value) if p.name in assigned else value for p, value in pairs]

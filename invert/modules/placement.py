@@ -49,7 +49,7 @@ def chosen(
 
 
 def _callers_mesh(values: Sequence[Value]) -> AnyMesh | None:
-    """The mesh set by the caller, or that of the arguments."""
+    """The mesh set by the caller, or the arguments' mesh."""
     current = jax.sharding.get_abstract_mesh()
     if not current.empty:
         return current

@@ -153,7 +153,7 @@ def _readable_arrays(model: eqx.Module, state: eqx.nn.State | None) -> dict[str,
 def _unreadable(model: eqx.Module, arrays: Mapping[str, Value]) -> Iterator[str]:
     """Reasons why the function `load` of an emitted file would refuse these arrays."""
     namespace: Any = sys.modules[type(model).__module__]
-    kinds: dict[str, Any] = {}
+    kinds: dict[str, type] = {}
     if older := hasattr(namespace, "_read"):  # written before classes had an `__init__`
         namespace._read(type(model), kinds.setdefault)
     else:
@@ -264,7 +264,7 @@ def _write_weights(arrays: Mapping[str, Value], where: Path, limit: int) -> None
 
 
 def _shards(arrays: Mapping[str, Value], limit: int) -> list[list[str]]:
-    """The names of the arrays in order, split into shards of at most `limit` bytes."""
+    """Split the names of arrays, in order, into shards of at most `limit` bytes."""
     shards: list[list[str]] = [[]]
     filled = 0
     for name, array in arrays.items():
@@ -286,7 +286,8 @@ _CODES = {
 
 def _write(tensors: Mapping[str, Value], path: Path) -> None:
     """Write arrays in order; one on several devices is written part by part."""
-    header: dict[str, Any] = {}
+    header: dict[str, object] = {}
+    begins: dict[str, int] = {}
     kinds: dict[str, str] = {}
     end = 0
     # The widest types first, so that each array is aligned.
@@ -296,8 +297,8 @@ def _write(tensors: Mapping[str, Value], path: Path) -> None:
         if code is None:
             kinds[name] = value.dtype.name
             shape, code = [*shape, value.dtype.itemsize], "U8"
-        begin, end = end, end + value.nbytes
-        header[name] = {"dtype": code, "shape": shape, "data_offsets": [begin, end]}
+        begins[name], end = end, end + value.nbytes
+        header[name] = {"dtype": code, "shape": shape, "data_offsets": [begins[name], end]}
     if kinds:
         header["__metadata__"] = kinds
     text = json.dumps(header, separators=(",", ":")).encode()
@@ -308,11 +309,11 @@ def _write(tensors: Mapping[str, Value], path: Path) -> None:
         _allocate(file.fileno(), 8 + len(text) + end)
     for name, value in tensors.items():
         if value.nbytes:
-            _write_array(value, path, 8 + len(text) + header[name]["data_offsets"][0])
+            _write_array(value, path, 8 + len(text) + begins[name])
 
 
 def _allocate(file: int, size: int) -> None:
-    """Create a file of this size. Writing to mapped memory would not report a full disk."""
+    """Allocate a file; writing to mapped memory would not report a full disk."""
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(file, 0, size)
     else:

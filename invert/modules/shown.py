@@ -1,11 +1,10 @@
-"""The display of a recovered module: a line per function, a table of its layers, HTML."""
+"""Displays recovered modules: a line per function, a table of layers, HTML."""
 
 from __future__ import annotations
 
 import dataclasses
 import html
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import equinox as eqx
 import jax
@@ -67,8 +66,8 @@ def is_whole(leaves: Sequence[Value]) -> bool:
 
 
 def table(named: Mapping[str, Value], constants: Mapping[str, Value]) -> list[tuple[str, str, str]]:
-    """A row for each layer: its name, its arrays with their types, and the number of elements."""
-    layers: dict[str, list[tuple[str, Any]]] = {}
+    """A row per layer: its name, typed arrays, and number of elements."""
+    layers: dict[str, list[tuple[str, object]]] = {}
     for name, value in named.items():
         layer, _, last = name.rpartition("/")
         layers.setdefault(layer, []).append((last, value))

@@ -128,7 +128,7 @@ def signature(entry: EntryPoint, *, stateful: bool = False) -> inspect.Signature
 
 
 def state_and_key(entry: EntryPoint, stateful: bool) -> tuple[str | None, str | None]:
-    """Names of the parameters for the state and the key; `None` if there is none.
+    """Names of the parameters for state and key, `None` where absent.
 
     They are `state` and `key`, with underscores if arguments have these names.
     """

@@ -105,7 +105,7 @@ class Specialization:
         return meshes.meshes_of(self.jaxpr)
 
     def run(self, *values: Value, on: Mapping[AbstractMesh, AnyMesh] | None = None) -> list[Value]:
-        """Evaluate the program on arrays or tracers; `on` maps its meshes to those to use.
+        """Evaluate the program on arrays or tracers; `on` replaces its meshes.
 
         **Raises:** `SignatureError` if a size that it computes with is too large for its integers.
         """
@@ -218,7 +218,7 @@ def _only_equal(constraints: Sequence[Constraint]) -> bool:
 
 
 def _later_replaced(constraint: Constraint, names: Sequence[str]) -> Constraint:
-    """An equality of two dimensions: the later one is on the left, the side that JAX replaces."""
+    """An equality of dimensions with the later one left, where JAX replaces it."""
     left, right = dimension(constraint.left), dimension(constraint.right)
     if constraint.relation != "eq" or left not in names or right not in names:
         return constraint
@@ -238,7 +238,7 @@ Change: TypeAlias = Callable[[Specialization], Specialization]
 
 
 class Specializations:
-    """The programs of an entry point by the types of its arguments, each recovered once.
+    """Programs of an entry point by argument types, each recovered once.
 
     As with `jax.jit`, a call with new types makes a new program.
 
@@ -280,7 +280,7 @@ class Specializations:
         return self.of_types(self._avals(shapes, key))
 
     def of_types(self, avals: Sequence[Aval]) -> Specialization:
-        """The program for these types of the flat arguments, and of the key if it takes one."""
+        """The program for these types of the flat arguments and of any key."""
         types = tuple((a.shape, a.dtype) for a in avals)
         if types not in self._known:
             # The caller may be traced; verification and folding run eagerly.
@@ -289,7 +289,7 @@ class Specializations:
         return self._known[types]
 
     def whole(self, key: DTypeLike | None = None) -> Specialization | None:
-        """The program for all sizes; `None` for static sizes, or for the reason in `divided`."""
+        """The program for all sizes; `None` for static sizes, or if `divided` says why."""
         if self.is_static:
             return None
         if key not in self._whole:
@@ -356,7 +356,7 @@ class Specializations:
         return found, assumed
 
     def _for_all(self, avals: Sequence[Aval]) -> Specialization | None:
-        """The program at symbolic sizes; `None` if there is none."""
+        """The program at symbolic sizes, if any."""
         try:
             with only_refusals():
                 return self.of_types(avals)
@@ -389,5 +389,5 @@ class _Changed(Specializations):
 
 
 def widen(value: Value, dtype: DTypeLike) -> Value:
-    """Convert between the dtype of the program and the narrower one that JAX uses without x64."""
+    """Convert between the program's dtype and the narrower one without x64."""
     return value if value.dtype == dtype else jnp.asarray(value).astype(dtype)

@@ -165,7 +165,7 @@ class _Drawn:
             self.width, self.height = self._size()
 
     def _lanes(self) -> list[int | None]:
-        """For each edge across several rows, its lane on the right, so that none overlap."""
+        """Assign a lane on the right to each edge across rows, without overlaps."""
         row_of = {i: n for n, row in enumerate(self.rows) for i in row}
         row_of |= {TOP: -1, BOTTOM: len(self.rows)}
         ends: list[int] = []

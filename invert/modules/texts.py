@@ -67,7 +67,7 @@ def _stage_for_text(function: Function) -> Specialization | None:
 
 
 def _at_one_size(function: Function, reason: str, held: Set[str]) -> Recovered:
-    """The program of a function at the sizes of an example or of a call.
+    """A function's program at the sizes of an example or a call.
 
     **Raises:** `SignatureError` if there was none.
     """

@@ -64,7 +64,7 @@ def values(module: eqx.Module, state: eqx.nn.State | None = None) -> dict[str, V
 
 
 def with_values(module: _M, values: Mapping[str, Value], *, strict: bool = True) -> _M:
-    """A module with other arrays, e.g. the inference mode of a model with trained arrays.
+    """A module with other arrays, such as an inference model with trained weights.
 
     **Arguments:**
 

@@ -37,7 +37,7 @@ def wide_call(function: Callable[..., Sequence[Value]], values: Sequence[Value])
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Program:
-    """Hides a program from JAX, which would narrow the constants of one that it finds."""
+    """Hides a program from JAX, which would narrow its constants."""
 
     closed: ClosedJaxpr
 

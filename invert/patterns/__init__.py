@@ -61,7 +61,7 @@ STAGES = (
 
 
 def names() -> tuple[str, ...]:
-    """Names of all patterns, in order; a function that JAX lowers in two ways has one name."""
+    """Names of all patterns, in order; alternatives of one function share a name."""
     return tuple(dict.fromkeys(pattern.name for stage in STAGES for pattern in stage.patterns))
 
 

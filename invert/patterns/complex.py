@@ -11,8 +11,8 @@ import numpy as np
 from jax import lax
 
 from invert.ir.graph import is_number
-from invert.patterns.special import lowered
 from invert.rewriting.pattern import Call, Pattern, Site, bind
+from invert.rewriting.short import lowered
 
 
 def _conj(site: Site) -> Iterator[Call]:

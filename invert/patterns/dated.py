@@ -218,7 +218,7 @@ def _eig_real(site: Site, a: Value) -> Values:
 
 
 def _eig_cusolver(site: Site, a: Value) -> Values:
-    """Vectors of a real matrix are real: those of a pair are the real and imaginary part."""
+    """Eigenvectors of a real matrix, with pairs as real and imaginary parts."""
     w, *vectors = _eig(site, a)
     if jnp.iscomplexobj(a):
         return [w, *vectors]
@@ -371,17 +371,17 @@ def routine_of(site: Site) -> Routine | None:
     target = site.eqn.params["target"]
     stem = re.sub(r"^hip(?=solver_|blas_|hybrid_|_)", "cu", target)
     stem = re.sub(r"^(lapack|blas)_[sdcz]", r"\1_", stem)
-    found = _ROUTINES.get(target, _ROUTINES.get(stem))
-    if found is None or len(site.eqn.invars) < found.first + found.arrays:
+    routine = _ROUTINES.get(target, _ROUTINES.get(stem))
+    if routine is None or len(site.eqn.invars) < routine.first + routine.arrays:
         return None
-    return found if len(site.eqn.outvars) > max(found.results) else None
+    return routine if len(site.eqn.outvars) > max(routine.results) else None
 
 
 # -- the patterns
 
 
 def _values(site: Site, routine: Routine, operands: Values) -> list[Value]:
-    """All results of the custom call, with zeros as work space and as status (success)."""
+    """All results of the custom call; work space and status are zeros."""
     values: list[Value] = [lax.full(v.aval.shape, 0, v.aval.dtype) for v in site.eqn.outvars]
     arrays = operands[routine.first : routine.first + routine.arrays]
     for i, value in zip(routine.results, routine.compute(site, *arrays), strict=False):
@@ -472,7 +472,7 @@ _GUARDS = (
 
 
 def _guarded(site: Site) -> Iterator[Call]:
-    """`where(status == 0, x, nan) -> x`, which already is `NaN` where the routine failed."""
+    """`where(status == 0, x, nan) -> x`, already `NaN` where the routine failed."""
     routine = _checked(site)
     if routine is None or routine.status is None:
         return
@@ -501,7 +501,7 @@ def _guarded(site: Site) -> Iterator[Call]:
 
 
 def _threefry(site: Site) -> Iterator[Call]:
-    """The kernel of GPUs, which takes the key in the shape of the counter -> `threefry2x32`."""
+    """The GPU kernel, whose key has the counter's shape -> `threefry2x32`."""
     params, operands = site.eqn.params, site.eqn.invars[:4]
     if params["target"] not in _HASHES or len(site.eqn.invars) != 4:
         return

@@ -54,7 +54,7 @@ class Attempt:
 
 @dataclasses.dataclass(frozen=True)
 class Explanation:
-    """The outcome of a pattern in a program. As text, it has a line for each equation.
+    """The outcome of a pattern in a program; as text, a line per equation.
 
     **Attributes:**
 
@@ -147,8 +147,8 @@ def _attempts(rewriter: driver.Rewriter, closed: ClosedJaxpr) -> tuple[Attempt, 
     closed = rewriter.run(closed, last)
     rewriter.trials = []
     rewriter.run_stage(closed, last)
-    found = map(_described, rewriter.trials)
-    return tuple(sorted(found, key=lambda a: (not a.matched, -a.compared)))
+    attempts = map(_described, rewriter.trials)
+    return tuple(sorted(attempts, key=lambda a: (not a.matched, -a.compared)))
 
 
 def _flat(
@@ -164,7 +164,7 @@ def _flat(
 
 
 def _named(name: str) -> tuple[Pattern | EquationPattern, tuple[Stage, ...], Stage]:
-    """The pattern of a name, the stages before it, and its own stage without other patterns."""
+    """A named pattern, the stages before it, and its stage with it alone."""
     for number, stage in enumerate(STAGES):
         for pattern in stage.patterns:
             if pattern.name == name:

@@ -32,7 +32,7 @@ _SHAPES = ((2,), (2, 2), (4, 4))
 
 
 class Fingerprint(NamedTuple):
-    """The primitive that gives a body's first result, and a digest of all its primitives."""
+    """The primitive of a body's first result, and a digest of all."""
 
     root: str
     digest: str
@@ -51,13 +51,13 @@ def worked_out(
     function: JaxFunction, template: Callable[[Call], Graph | None]
 ) -> list[Fingerprint]:
     """The fingerprints of a function of one array, from its templates."""
-    found: dict[Fingerprint, None] = {}
+    fingerprints: dict[Fingerprint, None] = {}
     for shape in _SHAPES:
         x = jax.ShapeDtypeStruct(shape, np.float32)
         graph = template(Call(("library", function), function, (x,)))
         if graph is not None:
-            found[fingerprint(graph.jaxpr)] = None
-    return list(found)
+            fingerprints[fingerprint(graph.jaxpr)] = None
+    return list(fingerprints)
 
 
 @functools.cache
@@ -92,7 +92,7 @@ def may_be(
 
 
 def _roots(name: str, default: str) -> set[str]:
-    """The primitives in which a function ends, in the known releases."""
+    """The primitives that a function ends with, in the known releases."""
     roots = {root for release in shipped().values() for root, _ in release.get(name, [])}
     return roots or {default}
 

@@ -1,4 +1,4 @@
-"""Key types: recovers arrays of keys from the `uint32` arrays that lowering makes of them.
+"""Key types: recovers arrays of keys from their lowered `uint32` arrays.
 
 The other patterns leave `random_wrap` before and `random_unwrap` after every operation on keys.
 This pass propagates the keys themselves through slices, reshapes, calls and loops, and removes both
@@ -11,13 +11,14 @@ of `jax.random`, which work on typed keys in both styles.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
 
 import jax
 
 from invert._private.jax import (
     bind_equation,
-    context_of,
     key_impl,
     key_rules,
     open_jaxpr,
@@ -29,9 +30,9 @@ from invert._private.jax import (
     trace_closed,
 )
 from invert.ir import jaxprs, kinds
-from invert.ir.interpret import interpret
-from invert.ir.loops import CondParts, ScanParts, WhileParts, bodies
-from invert.ir.types import AnyJaxpr, Atom, Aval, ClosedJaxpr, Eqn, JaxFunction, Jaxpr, Value, Var
+from invert.ir.loops import bodies
+from invert.ir.retrace import Retracer
+from invert.ir.types import Atom, ClosedJaxpr, Eqn, Jaxpr, Value, Var
 from invert.rewriting.pattern import ProgramPattern
 
 # Functions into which JAX outlines a single operation on keys.
@@ -74,11 +75,11 @@ def lift(closed: ClosedJaxpr) -> ClosedJaxpr | None:
     if not _has_keys(jaxpr):
         return None
     typed = not any(_is_wrapped(jaxpr, v) for v in jaxpr.invars)
-    lifter = _Lifter()
+    retracer = _KeyRetracer(typed)
 
     def run(*args: Value) -> list[Value]:
-        results = lifter.body(closed, args, typed)
-        return lifter.words_of(results, _lifted(results, jaxpr.outvars))
+        results = retracer(closed, args)
+        return retracer.words_of(results, _lifted(results, jaxpr.outvars))
 
     return jaxprs.canonicalize(trace_closed(run, *(v.aval for v in jaxpr.invars)))
 
@@ -129,13 +130,31 @@ def _only_wrapped(jaxpr: Jaxpr, var: Var) -> object:
     return impls[0] if impls and all(i is impls[0] for i in impls) else None
 
 
-class _Lifter:
-    """Retraces a program with keys instead of their words."""
+@dataclasses.dataclass
+class _KeyRetracer(Retracer[bool]):
+    """Retraces programs with keys instead of words; marks say what is a key.
 
-    def __init__(self) -> None:
-        self.calls: dict[tuple[AnyJaxpr, bool], JaxFunction] = {}
-        # By the identity of keys, which are kept alive.
-        self._words: dict[int, tuple[Value, Value]] = {}
+    **Arguments:**
+
+    - `typed`: whether the program uses typed keys.
+    """
+
+    typed: bool
+    # By the identity of keys, which are kept alive.
+    _words: dict[int, tuple[Value, Value]] = dataclasses.field(default_factory=dict)
+
+    @functools.cached_property
+    def on_typed(self) -> _KeyRetracer:
+        return self if self.typed else _KeyRetracer(True, self._words)
+
+    def mark(self, value: object) -> bool:
+        return _is_key(value)
+
+    def common(self, marks: Sequence[bool]) -> bool:
+        return all(marks)
+
+    def marked(self, value: Value, mark: bool) -> Value:
+        return value if mark or not _is_key(value) else self._unwrapped(value)
 
     def words_of(self, values: Sequence[Value], which: Sequence[bool]) -> list[Value]:
         """The values, with the words of some that are keys."""
@@ -146,138 +165,46 @@ class _Lifter:
             self._words[id(keys)] = keys, random_unwrap_p.bind(keys)
         return self._words[id(keys)][1]
 
-    def body(self, closed: AnyJaxpr, args: Sequence[Value], typed: bool) -> list[Value]:
-        """Evaluate a body; `typed` says whether it uses typed keys."""
-
-        def on_eqn(eqn: Eqn, operands: list[Value]) -> list[Value]:
-            with context_of(eqn):
-                return self.equation(eqn, operands, typed)
-
-        return interpret(closed, args, on_eqn)
-
-    def equation(self, eqn: Eqn, args: list[Value], typed: bool) -> list[Value]:
-        primitive, lifted = eqn.primitive, _lifted(args, eqn.invars)
+    def equation(self, eqn: Eqn, operands: list[Value]) -> Sequence[Value]:
+        primitive, lifted = eqn.primitive, _lifted(operands, eqn.invars)
         if primitive is random_wrap_p:
-            if lifted[0] and key_rules(args[0].dtype) is eqn.params["impl"]:
-                return args
+            if lifted[0] and key_rules(operands[0].dtype) is eqn.params["impl"]:
+                return operands
         elif primitive is random_unwrap_p:
-            return args if typed else [self._unwrapped(args[0])]
+            return operands if self.typed else [self._unwrapped(operands[0])]
         elif primitive.name in _CALLS and (
             any(lifted) or any(map(_has_keys, jaxprs.sub_jaxprs(eqn)))
         ):
-            return getattr(self, _CALLS[primitive.name])(eqn, args, typed)
+            return _CALLS[primitive.name](self, eqn, operands)
         elif (
             any(lifted)
             and primitive.name in _ON_KEYS
-            and (moved := _ON_KEYS[primitive.name](eqn, args)) is not None
+            and (moved := _ON_KEYS[primitive.name](eqn, operands)) is not None
         ):
             return [moved]
-        return bind_equation(eqn, self.words_of(args, lifted))
+        return bind_equation(eqn, self.words_of(operands, lifted))
 
-    def jit(self, eqn: Eqn, args: list[Value], typed: bool) -> list[Value]:
+    def jit(self, eqn: Eqn, operands: list[Value]) -> Sequence[Value]:
         name, closed = eqn.params["name"], eqn.params["jaxpr"]
         jaxpr = open_jaxpr(closed)
         if _is_one_operation(name, jaxpr):
-            return self.body(closed, args, typed)
-        if name in random_functions:
-            typed = True
-            args = [
-                _wrapped(a, _only_wrapped(jaxpr, v))
-                for a, v in zip(args, jaxpr.invars, strict=True)
-            ]
-        if (closed, typed) not in self.calls:
-
-            def call(*values: Value) -> list[Value]:
-                return self.body(closed, values, typed)
-
-            call.__name__ = call.__qualname__ = name
-            self.calls[closed, typed] = jax.jit(call)
-        return self.calls[closed, typed](*args)
-
-    def scan(self, eqn: Eqn, args: list[Value], typed: bool) -> list[Value]:
-        params, parts = eqn.params, ScanParts.of(eqn)
-        consts, init, rows = map(list, parts.split(args))
-        fixed, moving = map(_type_of, consts), [_type_of(x, row=True) for x in rows]
-        init, _ = self._settled(parts.body, (*fixed,), init, moving, typed)
-
-        # Traced through `lax.scan`, since the primitive's parameters differ between releases.
-        def step(carry: list[Value], xs: list[Value]) -> tuple[list[Value], list[Value]]:
-            results = self.body(parts.body, [*consts, *carry, *xs], typed)
-            return self._like(results[: len(carry)], carry), results[len(carry) :]
-
-        carry, ys = jax.lax.scan(
-            step,
-            init,
-            rows,
-            length=params["length"],
-            reverse=params["reverse"],
-            unroll=params["unroll"],
-            _split_transpose=params.get("_split_transpose", False),
-        )
-        return [*carry, *ys]
-
-    def while_loop(self, eqn: Eqn, args: list[Value], typed: bool) -> list[Value]:
-        parts = WhileParts.of(eqn)
-        tested, held, init = map(list, parts.split(args))
-        init, body = self._settled(parts.body, map(_type_of, held), init, (), typed)
-        cond = self.trace(parts.cond, map(_type_of, (*tested, *init)), typed)
-        params = {**eqn.params, "body_jaxpr": body, "cond_jaxpr": cond}
-        return eqn.primitive.bind(*tested, *held, *init, **params)
-
-    def cond(self, eqn: Eqn, args: list[Value], typed: bool) -> list[Value]:
-        index, *operands = args
-        avals, branches = list(map(_type_of, operands)), CondParts.of(eqn).branches
-        found = [self.trace(b, avals, typed).out_avals for b in branches]
-        # A result is a key if it is one in all branches.
-        wanted = [min(same, key=_is_key) for same in zip(*found, strict=True)]
-        new = tuple(self.trace(b, avals, typed, wanted) for b in branches)
-        return eqn.primitive.bind(index, *operands, **{**eqn.params, "branches": new})
-
-    def trace(
-        self, closed: AnyJaxpr, avals: Iterable[Aval], typed: bool, like: Sequence[Aval] = ()
-    ) -> ClosedJaxpr:
-        """A body over keys as a closed jaxpr; its first results are keys only as in `like`."""
-
-        def run(*values: Value) -> list[Value]:
-            results = self.body(closed, values, typed)
-            return [*self._like(results[: len(like)], like), *results[len(like) :]]
-
-        return trace_closed(run, *avals)
-
-    def _like(self, values: Sequence[Value], models: Sequence[Value]) -> list[Value]:
-        return self.words_of(values, _lifted(values, models))
-
-    def _settled(
-        self,
-        body: AnyJaxpr,
-        consts: Iterable[Aval],
-        init: list[Value],
-        rows: Sequence[Aval],
-        typed: bool,
-    ) -> tuple[list[Value], ClosedJaxpr]:
-        """The start of a loop, with keys only where the body returns keys, and its traced body."""
-        fixed = list(consts)
-        while True:
-            carry = list(map(_type_of, init))
-            traced = self.trace(body, [*fixed, *carry, *rows], typed, carry)
-            lost = _lifted(init, traced.out_avals[: len(init)])
-            if not any(lost):
-                return init, traced
-            init = self.words_of(init, lost)
+            return self(closed, operands)
+        if name not in random_functions:
+            return self.call(eqn, operands)
+        pairs = zip(operands, jaxpr.invars, strict=True)
+        return self.on_typed.call(eqn, [_wrapped(a, _only_wrapped(jaxpr, v)) for a, v in pairs])
 
 
 def _wrapped(value: Value, impl: object) -> Value:
     return value if impl is None or _is_key(value) else random_wrap_p.bind(value, impl=impl)
 
 
-def _type_of(value: Value, row: bool = False) -> jax.ShapeDtypeStruct:
-    """Type of a value, or of a row of it."""
-    aval = jax.typeof(value)
-    shape = aval.shape[1:] if row else aval.shape
-    return jax.ShapeDtypeStruct(shape, aval.dtype, weak_type=getattr(aval, "weak_type", False))
-
-
-_CALLS = {"jit": "jit", "scan": "scan", "while": "while_loop", "cond": "cond"}
+_CALLS: dict[str, Callable[[_KeyRetracer, Eqn, list[Value]], Sequence[Value]]] = {
+    "jit": _KeyRetracer.jit,
+    "scan": _KeyRetracer.scan,
+    "while": _KeyRetracer.while_loop,
+    "cond": _KeyRetracer.cond,
+}
 _OPERATIONS = (
     random_wrap_p,
     random_unwrap_p,

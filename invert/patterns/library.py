@@ -11,7 +11,6 @@ import dataclasses
 import functools
 from collections.abc import Iterator, Sequence
 from types import ModuleType
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,8 +22,8 @@ from invert.ir import kinds
 from invert.ir.graph import literal
 from invert.ir.types import Atom, Aval, Eqn, JaxFunction, Value
 from invert.patterns.fingerprints import fingerprint, may_be
-from invert.patterns.special import lowered
 from invert.rewriting.pattern import Call, Pattern, Site
+from invert.rewriting.short import lowered
 
 
 def _result_of(function: JaxFunction, i: int) -> JaxFunction:
@@ -101,7 +100,7 @@ def _of_order(function: JaxFunction, order: Value, avals: Sequence[Aval]) -> Ite
         yield Call(key, functools.partial(function, order), tuple(avals[1:]), is_call=True)
 
 
-def _of(function: JaxFunction, *avals: Aval, **params: Any) -> Call:
+def _of(function: JaxFunction, *avals: Aval, **params: object) -> Call:
     key = ("library", function, tuple(sorted(params.items())))
     return Call(key, functools.partial(function, **params), avals)
 
@@ -196,6 +195,7 @@ PATTERNS = (
     # Of jax 0.12; the equations have the same derivatives in jax 0.10.
     _inlined("ndtri", "jit", jax.scipy.special.ndtri, after="or", holds="optimization_barrier"),
     _inlined("i0", "mul", jax.scipy.special.i0, after="exp bessel_i0e"),
+    _inlined("i1", "mul", jax.scipy.special.i1, after="exp bessel_i1e"),
     # The primitive has no derivative.
     _inlined("hurwitz_zeta", "zeta", jax.scipy.special.zeta, arity=2, after=""),
     _inlined("poch", "jit", jax.scipy.special.poch, arity=2, after="eq", holds="lgamma"),

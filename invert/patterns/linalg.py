@@ -31,7 +31,7 @@ _CONFIGS = ("mhlo.backend_config", "backend_config")
 
 
 def attributes(eqn: Eqn) -> Params:
-    """The parameters a custom call passes to its routine: `{uplo = 76 : ui8}` -> `{"uplo": "L"}`.
+    """A custom call's parameters: `{uplo = 76 : ui8}` -> `{"uplo": "L"}`.
 
     LAPACK takes its options as character codes.
     """
@@ -51,8 +51,8 @@ def _call(primitive: Primitive, **options: object) -> Callable[[Site], Iterator[
     """
 
     def propose(site: Site) -> Iterator[Call]:
-        found = attributes(site.eqn)
-        params = {k: v(found) if callable(v) else v for k, v in options.items()}
+        attrs = attributes(site.eqn)
+        params = {k: v(attrs) if callable(v) else v for k, v in options.items()}
         yield bind(primitive, *map(site.aval, site.eqn.invars), **params)
 
     return propose

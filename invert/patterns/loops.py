@@ -26,7 +26,7 @@ from invert.rewriting.pattern import EquationPattern, Site
 
 @dataclasses.dataclass(frozen=True)
 class Access:
-    """A row read from (`value` is `None`) or written to the leading axis of `array`."""
+    """A read (`value` is `None`) or write of a row of `array`."""
 
     array: Atom
     index: Atom
@@ -229,7 +229,7 @@ def _needed(loop: Counted, outputs: dict[int, Access], given: Set[Atom]) -> list
 
 
 def _whole_body(eqns: Sequence[Eqn]) -> dict[Eqn, AnyJaxpr]:
-    """The call of the function that the lowering puts around a whole body, if any."""
+    """The call that the lowering puts around a whole body, if any."""
     calls = [e for e in eqns if e.primitive.name == "jit"]
     rest = [e for e in eqns if e.primitive.name not in ("jit", "add", "sub")]
     return {e: e.params["jaxpr"] for e in calls} if len(calls) == 1 and not rest else {}

@@ -1,4 +1,4 @@
-"""Rewrites that make a program faster on a platform; equal up to rounding, with all derivatives.
+"""Rewrites for speed on a platform, equal up to rounding, derivatives included.
 
 They recover nothing, so they are not in `STAGES`: `Config(optimize=...)` and `invert.optimize`
 select them. `optimized.json`, written by `benchmarks/optimize.py`, says for which operands a
@@ -76,8 +76,8 @@ def names() -> tuple[str, ...]:
 def _rewrite(
     name: str, plan: Callable[[Site], Plan | None], pays: Pays, site: Site
 ) -> JaxFunction | None:
-    found = plan(site)
-    return found.function if found is not None and pays(name, found.kind) else None
+    planned = plan(site)
+    return planned.function if planned is not None and pays(name, planned.kind) else None
 
 
 def _bound(n: int, bounds: Sequence[int]) -> int | None:
@@ -254,7 +254,7 @@ def _transposed(site: Site) -> Plan | None:
 
 
 def _pool(function: Callable[..., Value], site: Site) -> Plan | None:
-    """A reduction of windows -> a reduction of shifted slices, one axis at a time."""
+    """A window reduction -> a reduction of shifted slices, axis by axis."""
     params, x = site.eqn.params, site.aval(site.eqn.invars[0])
     window, strides = tuple(params["window_dimensions"]), tuple(params["window_strides"])
     padding = tuple(map(tuple, params["padding"]))

@@ -212,7 +212,7 @@ def _hashed(site: Site) -> Iterator[Call]:
 
 
 def _folds(impl: str, key: tuple[int, ...], out: tuple[int, ...]) -> Iterator[Call]:
-    """Folding numbers into keys: one into one, one into many, many into one, many into many."""
+    """Folding of one or many numbers into one or many keys."""
     batch = out[:-1] if impl == "threefry2x32" else out
     if len(out) != len(batch) and out[-1:] != (1,):
         return
@@ -236,7 +236,7 @@ def _batch_ranks(key: tuple[int, ...], out: tuple[int, ...]) -> list[int]:
 
 
 def _widths(site: Site) -> list[int]:
-    """Possible widths of the bits made of a hash, the one with the longest program first."""
+    """Possible widths of bits made of a hash, the longest program first."""
     widths = []
     front = [*site.eqn.outvars]
     for _ in range(4):  # results -> (three) xor -> convert
@@ -249,7 +249,7 @@ def _widths(site: Site) -> list[int]:
 
 
 def _flat_results(site: Site, n: int) -> list[Value]:
-    """Types of the values that a flat array of words may have been reshaped into, last first.
+    """Types that a flat array of words may be reshaped to, last first.
 
     With `jax_threefry_partitionable=False` the hash runs over half of a flat iota.
     """
@@ -280,12 +280,12 @@ _FORMING = kinds.LAYOUT | frozenset(
 
 def _seeds(site: Site) -> list[jax.ShapeDtypeStruct]:
     """Types of the integers whose high words are made in this body."""
-    found = []
+    seeds = []
     for eqn in site.graph.by_primitive.get("shift_right_logical", ()):
         x, n = eqn.invars
         if literal(n) == 32:
-            found.append(site.aval(x))
-    return list({(a.shape, a.dtype): a for a in found}.values())
+            seeds.append(site.aval(x))
+    return list({(a.shape, a.dtype): a for a in seeds}.values())
 
 
 def _concatenated(site: Site) -> Iterator[Call]:
@@ -302,7 +302,7 @@ def _concatenated(site: Site) -> Iterator[Call]:
 
 
 def _generated(site: Site) -> Iterator[Call]:
-    """A generator on two 64-bit words -> the same on four 32-bit words, or on a key of them."""
+    """A generator on two 64-bit words -> on four 32-bit words or their key."""
     eqn = site.eqn
     state = site.aval(eqn.invars[0])
     if np.dtype(state.dtype) != np.uint64:
@@ -355,7 +355,7 @@ def _gamma(site: Site) -> Iterator[Call]:
 
 def _key_counts(site: Site, n: int) -> set[int]:
     """Numbers of keys that this body splits into `n` each."""
-    found = set()
+    counts = set()
     for eqn in (
         *site.graph.by_primitive.get("jit", ()),
         *site.graph.by_primitive.get("random_split", ()),
@@ -367,8 +367,8 @@ def _key_counts(site: Site, n: int) -> set[int]:
                     continue
                 shape = shape[:-1]
             if math.prod(shape) == n:
-                found.add(shape[0])
-    return found
+                counts.add(shape[0])
+    return counts
 
 
 def _gamma_call(

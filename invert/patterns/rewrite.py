@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
 
 import jax
 
 from invert._private.jax import eval_closed, trace_closed
 from invert.ir import jaxprs
-from invert.ir.types import JaxFunction, Value
+from invert.ir.types import JaxFunction, Tree, Value
 from invert.patterns import STAGES
 from invert.rewriting.driver import Rewriter
 from invert.rewriting.pattern import EquationPattern, Pattern, Stage
@@ -58,7 +58,7 @@ def rewrite(
     @functools.wraps(fn)
     def wrapper(*args: Value, **kwargs: object) -> Value:
         flat, in_tree = jax.tree_util.tree_flatten((args, kwargs))
-        out_tree: list[Any] = []
+        out_tree: list[Tree] = []
 
         def run(*values: Value) -> list[Value]:
             inner_args, inner_kwargs = jax.tree_util.tree_unflatten(in_tree, values)

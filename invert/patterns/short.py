@@ -18,7 +18,7 @@ from invert.rewriting.templates import raise_call, traced_call, written_call
 
 
 def pattern(
-    before: JaxFunction,
+    before: JaxFunction | None,
     after: JaxFunction,
     *,
     name: str | None = None,
@@ -27,14 +27,17 @@ def pattern(
 ) -> Pattern:
     """A pattern that replaces `before` by `after`.
 
-    The author guarantees that the two are equal.
+    The author guarantees that the two are equal. Without `before`, the lowering of `after` is
+    replaced, which needs no guarantee. That brings back a function whose derivative rule the export
+    dropped.
 
     **Arguments:**
 
-    - `before`: the program to look for, a function of one or more arrays. Each of its positional
-        arguments without a default is an operand, of any shape and dtype at which it traces.
-        Numbers in it must occur in the program. The two operands of an addition, product, maximum,
-        minimum, comparison for equality or bitwise op may be swapped.
+    - `before`: the program to look for, a function of one or more arrays; `None` for the lowering
+        of `after`. Each of its positional arguments without a default is an operand, of any shape
+        and dtype at which it traces. Numbers in it must occur in the program. The two operands of
+        an addition, product, maximum, minimum, comparison for equality or bitwise op may be
+        swapped, except in a lowering.
     - `after`: its replacement, with the same operands and result types.
     - `name`: its name in the report; the name of `after` by default.
     - `options`: values to try for keyword arguments of both functions, such as
@@ -62,7 +65,7 @@ def pattern(
     """
     name = name or str(getattr(after, "__name__", type(after).__name__))
     choices = combinations(name, options or {})
-    arity = arity_of(name, before)
+    arity = arity_of(name, before or after)
     if example is not None and len(example) != arity:
         raise PatternError(
             f"pattern {name!r}: `before` has {arity} operands, `example` {len(example)}",
@@ -77,7 +80,7 @@ def pattern(
 
 
 def _check(name: str, short: Short) -> None:
-    """Refuse functions that trace at no example, or are no pattern."""
+    """Refuse functions that trace at no example, or do not form a pattern."""
     if not short.examples:
         raise PatternError(
             f"pattern {name!r}: {untraced(short)}",

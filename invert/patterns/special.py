@@ -10,7 +10,6 @@ primitives, or where there is no location.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Iterator
 
 import jax.numpy as jnp
@@ -19,9 +18,9 @@ from jax import lax
 
 from invert._private.jax import Var, iota_2x32_shape_p
 from invert.ir.graph import literal
-from invert.ir.types import Eqn, JaxFunction
+from invert.ir.types import Eqn
 from invert.rewriting.pattern import Call, Pattern, Site, bind
-from invert.rewriting.short import Short
+from invert.rewriting.short import lowered
 
 # The Lanczos coefficient that gamma functions share.
 _LANCZOS = 676.520368121885098567009190444019
@@ -75,54 +74,6 @@ def _index_select(site: Site, eqn: Eqn) -> tuple[Var, int] | None:
     if bound is None or bound < 1 or less.invars[0].aval.dtype != np.int32:
         return None
     return less.invars[0], int(bound)
-
-
-def lowered(
-    name: str,
-    root: str,
-    *functions: JaxFunction,
-    arity: int = 1,
-    after: str,
-    literal: float | tuple[float, ...] | None = None,
-    holds: str | None = None,
-    kind: type[np.number] = np.floating,
-    hint: str | None = None,
-    **params: object,
-) -> Pattern:
-    """A pattern for the lowerings of `functions`, whose result is computed by `root`.
-
-    In dtypes of 16 bits or less, which are computed in float32, a conversion may follow `root`.
-
-    **Arguments:**
-
-    - `arity`: the number of operands.
-    - `after`: the primitives that compute the first operands of `root`, in order: `a|b` is one of
-        two, `_` any atom.
-    - `literal`, `holds`: as for `Pattern`.
-    - `kind`: the kind of numbers that the result holds.
-    - `hint`: the primitive that the location has to name, unless it is empty.
-    - `params`: keyword arguments of the functions.
-    """
-    choice = tuple(params.items())
-    shorts = [Short(None, f, arity, (choice,), stored=True) for f in functions]
-    producers = [word.split("|") for word in after.split()]
-
-    def propose(site: Site) -> Iterator[Call]:
-        last: Eqn | None = site.eqn
-        if last.primitive.name != root:
-            narrow = site.out.dtype.itemsize <= 2
-            last = site.producer(last.invars[0], root) if narrow else None
-        if last is None or not jnp.issubdtype(site.out.dtype, kind):
-            return
-        if hint is not None and site.hint not in ("", hint):
-            return
-        pairs = list(zip(last.invars, producers, strict=False))
-        if all(names == ["_"] or site.producer(a, *names) for a, names in pairs):
-            yield from itertools.chain.from_iterable(short.likeliest(site) for short in shorts)
-            yield from itertools.chain.from_iterable(short(site) for short in shorts)
-
-    roots = ("convert_element_type", root) if kind is np.floating else (root,)
-    return Pattern(name, roots, propose, literal, holds)
 
 
 def _iota_2x32_shape(site: Site) -> Iterator[Call]:

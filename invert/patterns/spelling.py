@@ -33,7 +33,7 @@ def _square(site: Site) -> JaxFunction | None:
 
 
 def _add_any(site: Site) -> JaxFunction | None:
-    """`add x y` -> `add_any x y`, the sum of cotangents in a program that is a derivative."""
+    """`add x y` -> `add_any x y`, the sum of cotangents in a derivative."""
     x, y = site.eqn.invars
     # A sum with a number is one that lost its broadcast when it was raised.
     if site.hint != "add_any" or x.aval.shape != y.aval.shape:

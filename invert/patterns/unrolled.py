@@ -59,8 +59,8 @@ class _Loop:
         if value is None or (eqn := graph.producer(value, "concatenate")) is None:
             return None
         parts = [graph.producer(a) for a in eqn.invars]
-        found = [p.invars[0] for p in parts if p is not None]
-        return found if len(found) == len(parts) else None
+        sources = [p.invars[0] for p in parts if p is not None]
+        return sources if len(sources) == len(parts) else None
 
 
 def _loop(eqn: Eqn) -> _Loop | None:
@@ -176,10 +176,10 @@ def _results(loop: _Loop, times: int) -> tuple[list[Source], list[Source]] | Non
     stacks = [loop.stacked(i) or [] for i in sorted(loop.writes)]
     carry = [source(v) for v in ends]
     outputs = [source(s[place]) for s in stacks]
-    found = [*carry, *outputs]
-    if None in found:
+    results = [*carry, *outputs]
+    if None in results:
         return None
-    return found[: len(carry)], found[len(carry) :]  # pyright: ignore[reportReturnType]
+    return results[: len(carry)], results[len(carry) :]  # pyright: ignore[reportReturnType]
 
 
 def _is_closed(loop: _Loop, times: int, results: tuple[list[Source], list[Source]]) -> bool:

@@ -21,7 +21,7 @@ _CUMULATIVE = {
 
 
 def _cumulative(site: Site) -> Iterator[Call]:
-    """A window as long as its axis, padded on one side -> a cumulative reduction along it."""
+    """A window over its whole axis, padded on one side -> a cumulative reduction."""
     eqn = site.eqn
     x = site.aval(eqn.invars[0])
     window, padding = eqn.params["window_dimensions"], eqn.params["padding"]
@@ -129,7 +129,7 @@ def _dot_general(site: Site) -> Iterator[Call]:
 
 
 def _widened(site: Site, atom: Atom) -> Aval | None:
-    """The type of what was converted to a wider type to give `atom`, if it was.
+    """The type before a widening conversion to `atom`, if there was one.
 
     Nobody writes a mixed product to have an operand rounded.
     """

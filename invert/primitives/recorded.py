@@ -9,6 +9,7 @@ from collections.abc import Hashable
 import jax
 import numpy as np
 
+from invert._cache import Cache
 from invert._private.jax import is_tracer
 from invert._private.staging import Recording, recorded, staged
 from invert.ir.types import JaxFunction, Value
@@ -20,7 +21,7 @@ _LONGEST = 64
 
 
 class Recorded:
-    """A function of traced values and static ones, which is run once for equal types and values.
+    """A function run once for equal types of traced values and equal static ones.
 
     Its equations are then repeated, as those of an inlined `jax.jit` are, but without a trace of
     their own. It must depend on nothing else. If it asks how a value was made, or if an equation
@@ -30,7 +31,7 @@ class Recorded:
     def __init__(self, function: JaxFunction) -> None:
         functools.update_wrapper(self, function)
         self._function = function
-        self._recordings: dict[Hashable, Recording | None] = {}
+        self._recordings: Cache[Hashable, Recording | None] = Cache(_MOST_RECORDINGS)
 
     def __call__(self, *operands: Value, **keywords: Value) -> Value:
         places: dict[int, int] = {}
@@ -51,8 +52,6 @@ class Recorded:
         if key not in recordings:
             run = functools.partial(self._function, *operands, **keywords)
             results, made = recorded(run, trace, traced)
-            while len(recordings) >= _MOST_RECORDINGS:
-                recordings.pop(next(iter(recordings)))
             recordings[key] = made
             return results
         if (known := recordings[key]) is None:

@@ -43,7 +43,7 @@ class Registry(Generic[E]):
         """A function of operands and attributes as a rule."""
         return Bound(function, self._binder)
 
-    def rule(self, *ops: str, ignores: Iterable[str] = (), **fields: Any) -> Callable[[F], F]:
+    def rule(self, *ops: str, ignores: Iterable[str] = (), **fields: object) -> Callable[[F], F]:
         """Register a function of operands and attributes as the rule of `ops`.
 
         Its parameters are bound as `invert.primitives.binding` says. It returns one result, several
@@ -60,10 +60,15 @@ class Registry(Generic[E]):
 
         return register
 
-    def rules(self, table: Mapping[str, Callable[..., object]], **fields: Any) -> None:
+    def rules(
+        self,
+        table: Mapping[str, Callable[..., object]],
+        ignores: Iterable[str] = (),
+        **fields: object,
+    ) -> None:
         """Register one function for each op; fields as for `rule`."""
         for op, function in table.items():
-            self.rule(op, **fields)(function)
+            self.rule(op, ignores=ignores, **fields)(function)
 
     def declare(self, op: str, **fields: object) -> None:
         """Set fields of an entry that still have their defaults.
@@ -83,7 +88,7 @@ class Registry(Generic[E]):
         self._frozen = True
 
     def get(self, op: str) -> E | None:
-        """The entry of an op; `None` if there is none."""
+        """The entry of an op, if any."""
         return self._entries.get(op)
 
     def ops(self) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Large fields of a message that stay in its file, or its bytes, until they are read."""
+"""Large fields of messages, left in their file or bytes until read."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _CHUNK = 1 << 22
 
 
 class FilePart:
-    """A part of some bytes; of a mapped file, with a few MB in memory at a time."""
+    """A part of bytes, or of a mapped file, read in pieces."""
 
     def __init__(self, mapped: mmap.mmap | bytes, start: int, size: int):
         self._mapped = mapped
@@ -49,10 +49,10 @@ class FilePart:
 
     def index(self, content: bytes, low: int) -> int:
         """The first position of `what` from `start` on."""
-        found = self._mapped.find(content, self._start + low, self._start + self._size)
-        if found < 0:
+        position = self._mapped.find(content, self._start + low, self._start + self._size)
+        if position < 0:
             raise ValueError("subsection not found")
-        return found - self._start
+        return position - self._start
 
     def copied(self) -> memoryview:
         """A copy of the bytes in memory that arrays share, made without another one."""
@@ -93,8 +93,8 @@ class FileParts:
         It takes the place of the field, so that the bytes given are released with the last one.
         """
         if content not in self._parts:
-            found = self._arrays.get(content)
-            return decode(content) if found is None else found
+            array = self._arrays.get(content)
+            return decode(content) if array is None else array
         value = decode(self._parts[content].copied())
         self._arrays[content] = value
         del self._parts[content]
@@ -105,7 +105,7 @@ NO_PARTS = FileParts({})
 
 
 def read_message(kind: type[M], path: Path) -> tuple[M, FileParts]:
-    """The message in a file, and its large modules, which were left in the file.
+    """Read a message from a file, leaving its large modules there.
 
     **Raises:** `MalformedModelError`; `OSError`.
     """
@@ -122,7 +122,7 @@ def read_message(kind: type[M], path: Path) -> tuple[M, FileParts]:
 
 
 def own_graph(given: object) -> tuple[GraphDef, FileParts]:
-    """A `GraphDef` as `messages.own` makes it, and its large constants, which it does not hold.
+    """A `GraphDef` by `messages.own`, and its large constants, held apart.
 
     **Raises:** `MalformedModelError`.
     """

@@ -26,7 +26,7 @@ _Proto = descriptor_pb2.FieldDescriptorProto
 
 
 class Field(NamedTuple):
-    """One field of a message: `key` is the type of the keys of a map."""
+    """A field of a message; `key` is the type of a map's keys."""
 
     number: int
     name: str
@@ -141,7 +141,7 @@ def parse(kind: type[M], data: bytes, where: str) -> M:
 
 
 def own(given: Any, kind: type[M], where: str) -> M:
-    """A message of these classes, from bytes or from a message of TensorFlow's own classes."""
+    """A message of these classes, from bytes or TensorFlow's own message."""
     if isinstance(given, message(kind)):
         return given
     data = given if isinstance(given, bytes | bytearray) else given.SerializeToString()

@@ -65,7 +65,7 @@ class Attribute(NamedTuple):
 
 
 class Definition(NamedTuple):
-    """The content of an `OpDef`. Fields of a message take far longer to read than these."""
+    """The content of an `OpDef`, read far faster than fields of messages."""
 
     input_arg: tuple[Argument, ...]
     output_arg: tuple[Argument, ...]
@@ -115,7 +115,7 @@ def definitions() -> Mapping[str, OpDef]:
 
 @functools.cache
 def _serialized() -> Mapping[str, bytes]:
-    """The bytes of each `OpDef`. A program uses a few of 2,000, which take long to parse."""
+    """The bytes of each `OpDef`, unparsed: programs use few of 2,000."""
     data = zlib.decompress(Path(__file__).with_name(FILE).read_bytes())
     names, sizes, messages = data.split(b"\n", 2)
     ends = list(itertools.accumulate(map(int, sizes.split())))

@@ -15,16 +15,16 @@ from invert.protos.types import TensorProto, TensorShapeProto
 
 
 class _Type(NamedTuple):
-    """A type: its name, its NumPy type and the field of a `TensorProto` with its values."""
+    """A type: name, NumPy type, and the `TensorProto` field of its values."""
 
     name: str
     dtype: np.dtype
     field: str
 
 
-def _type(name: str, field: str, stored: Any = None) -> _Type:
-    found = stored or getattr(np, name, None) or getattr(ml_dtypes, name)
-    return _Type(name, np.dtype(found), field)
+def _type(name: str, field: str, stored: type | None = None) -> _Type:
+    kind = stored or getattr(np, name, None) or getattr(ml_dtypes, name)
+    return _Type(name, np.dtype(kind), field)
 
 
 # The numbers of tensorflow/core/framework/types.proto (TensorFlow 2.21). Quantized types are the

@@ -1,4 +1,4 @@
-"""The messages in TensorFlow's files, as of TensorFlow 2.21: types, and the schema read from them.
+"""TensorFlow's messages, as of 2.21: types, from which the schema is read.
 
 Only the fields that are read, and all of a oneof group; others are kept as they are. A field is
 annotated with its type, its number and the name of its oneof group. Enums are `int32`,

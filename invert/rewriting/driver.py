@@ -83,9 +83,11 @@ class Rewriter:
     defects: list[str] = dataclasses.field(default_factory=list)
     counts: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
     trials: list[Trial] | None = None
-    _bodies: dict[tuple[AnyJaxpr, int, tuple[int, ...]], tuple[Known, AnyJaxpr]] = (
+    _bodies: dict[tuple[AnyJaxpr, int, str, tuple[int, ...]], tuple[Known, AnyJaxpr]] = (
         dataclasses.field(default_factory=dict)
     )
+    # The name of the call whose body is rewritten; `""` elsewhere.
+    _called: str = ""
     _templates: dict[tuple[Call, int], Graph | None] = dataclasses.field(default_factory=dict)
     _last: tuple[Graph, Consts] | None = None
 
@@ -118,12 +120,12 @@ class Rewriter:
         return bool(self._sweep(Graph(open_jaxpr(closed)), 0))
 
     def _body(self, jaxpr: J, number: int, known: Known = ()) -> J:
-        """Rewrite a jaxpr and its inner jaxprs by one stage; a shared jaxpr stays shared.
+        """Rewrite a jaxpr and its inner ones by one stage, keeping sharing.
 
         `known` are the values of leading arguments, `None` for those that are not constant.
         """
         # The entry keeps the known values alive, so that no id is reused.
-        key = jaxpr, number, tuple(map(id, known))
+        key = jaxpr, number, self._called, tuple(map(id, known))
         if key not in self._bodies:
             self._bodies[key] = known, self._rewrite(jaxpr, number, known)
         return cast(J, self._bodies[key][1])
@@ -145,7 +147,7 @@ class Rewriter:
         return close_like(closed, jaxpr)
 
     def _graph(self, jaxpr: Jaxpr, consts: Consts) -> Graph:
-        """The graph of a body, which the next stage shares if this one changes nothing."""
+        """The graph of a body, shared with the next stage while unchanged."""
         last = self._last
         if last is not None and last[0].jaxpr is jaxpr and _same_values(last[1], consts):
             return last[0]
@@ -165,6 +167,7 @@ class Rewriter:
         if eqn.primitive.name in _WITH_RULES and not self.stages[number].inside_rules:
             return eqn
         params = {}
+        outer, self._called = self._called, _call_name(eqn)
         for name, value in eqn.params.items():
             if not holds_jaxpr(value):
                 continue
@@ -175,6 +178,7 @@ class Rewriter:
                 new = jaxprs.map_param(value, lambda j: self._body(j, number, known))  # noqa: B023
             if new is not value:
                 params[name] = new
+        self._called = outer
         return eqn.replace(params={**eqn.params, **params}) if params else eqn
 
     def _sweep(self, graph: Graph, number: int) -> list[Replacement]:
@@ -244,7 +248,7 @@ class Rewriter:
                     match.refused(site.eqn)
                     continue
                 closed = _trace(call)
-                if _no_progress(closed, template):
+                if _no_progress(closed, template) or _is_call_of(closed, site.graph, self._called):
                     match.refused(site.eqn, "the program holds the replacement already")
                     continue
                 if _constants_in(site.graph, closed) is None:
@@ -301,7 +305,7 @@ def _commuted(closed: J, places: Set[int]) -> J:
 def _template(
     call: Call, stages: tuple[Stage, ...], raise_call: RaiseCall, platform: str
 ) -> tuple[Graph | None, Sequence[str]]:
-    """The template of a call after `stages` have run, and the defects met while making it.
+    """The template of a call after `stages`, and defects met in making it.
 
     It depends on the arguments alone, so that programs recovered one after another share it.
     """
@@ -329,7 +333,7 @@ def _same_values(a: Consts, b: Consts) -> bool:
 
 
 def _fixed_operands(eqn: Eqn, name: str) -> Sequence[Atom]:
-    """The operands bound to the leading arguments of an inner jaxpr each time it runs."""
+    """The operands bound to an inner jaxpr's leading arguments whenever it runs."""
     match eqn.primitive.name:
         case "jit":
             return eqn.invars
@@ -345,7 +349,7 @@ def _fixed_operands(eqn: Eqn, name: str) -> Sequence[Atom]:
 
 
 def _anchors(template: Graph, eqn: Eqn) -> Iterator[Eqn]:
-    """Equations of the template that may match the site's, those that produce a result first."""
+    """Equations of the template that may match the site's, results first."""
     ends = {template.producers.get(v) for v in template.jaxpr.outvars if is_var(v)}
     same = template.by_primitive.get(eqn.primitive.name, [])
     first = [e for e in same if e in ends]
@@ -395,22 +399,34 @@ def _constants_in(graph: Graph, closed: AnyJaxpr) -> list[Atom] | None:
     read one of them.
     """
     jaxpr, constants = _live(closed)
-    found: list[Atom] = []
+    atoms: list[Atom] = []
     for v, value in zip(jaxpr.invars, constants, strict=False):
         if np.ndim(value) == 0:
-            found.append(Literal(np.asarray(value)[()], v.aval))
+            atoms.append(Literal(np.asarray(value)[()], v.aval))
             continue
         same = (a for a, known in graph.consts.items() if same_value(known, value))
         if (atom := next(same, None)) is None:
             return None
-        found.append(atom)
-    return found
+        atoms.append(atom)
+    return atoms
 
 
 def _no_progress(closed: AnyJaxpr, template: Graph) -> bool:
     """Whether a call lowers to itself, so that it would be rewritten forever."""
     jaxpr = open_jaxpr(closed)
     return len(jaxpr.eqns) == len(template.eqns) and equivalent(closed, template.jaxpr)
+
+
+def _is_call_of(closed: AnyJaxpr, graph: Graph, name: str) -> bool:
+    """Whether a replacement is a call, by this name, of the body around it."""
+    eqns = open_jaxpr(closed).eqns
+    if not name or len(eqns) != 1 or _call_name(eqns[0]) != name:
+        return False
+    return equivalent(eqns[0].params["jaxpr"], graph.jaxpr)
+
+
+def _call_name(eqn: Eqn) -> str:
+    return eqn.params["name"] if eqn.primitive.name == "jit" else ""
 
 
 def replace(graph: Graph, replacements: Sequence[Replacement]) -> Jaxpr:

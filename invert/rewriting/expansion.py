@@ -1,4 +1,4 @@
-"""Compares two programs by lowering only the equations in which they differ."""
+"""Compares two programs by lowering only the equations that differ."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 
 import jax
 
+from invert._cache import Cache
 from invert._opaque import custom_call_p
 from invert._private.jax import bind_equation, close_like, consts_of, open_jaxpr, renamed
 from invert._private.programs import close, new_jaxpr
@@ -28,7 +29,7 @@ from invert.stablehlo.lowered import lower
 def lower_alike(
     a: AnyJaxpr, b: AnyJaxpr, constants: Sequence[Value], *, platform: str, x64: bool
 ) -> bool:
-    """Whether two programs are equal, if need be after equations are lowered and raised again.
+    """Whether two programs are equal, perhaps after lowering and raising equations again.
 
     Expands equations of `b` whose kind does not occur in `a`. If that proves nothing, expands
     equations of both whose kind occurs in only one of them, or more often in `b`; at last, all.
@@ -158,9 +159,8 @@ class _Template:
         return eqns, [env[v] if is_var(v) else v for v in self.outvars]
 
 
-# By kind, platform and x64. The oldest entries are evicted first.
-_TEMPLATES: dict[Hashable, _Template] = {}
-_MOST_TEMPLATES = 4096
+# By kind, platform and x64.
+_TEMPLATES: Cache[Hashable, _Template] = Cache(4096)
 
 
 class _Expansion:
@@ -218,8 +218,6 @@ class _Expansion:
     def _keep(self, call: _Call, template: _Template) -> None:
         if jaxprs.holds_jaxprs(call.eqn):
             return  # such an entry would keep the loop of a finished program alive
-        while len(_TEMPLATES) >= _MOST_TEMPLATES:
-            _TEMPLATES.pop(next(iter(_TEMPLATES)))
         _TEMPLATES[call.kind, self._platform, self._x64] = template
 
     def _stays(self, call: _Call) -> bool:
@@ -269,7 +267,7 @@ _REGIONS = {"while": ("cond_jaxpr", "body_jaxpr"), "cond": ("branches",)}
 
 
 def _steps(graph: Graph) -> Iterator[tuple[Eqn, Graph]]:
-    """The equations of a program and of its loops and branches, with the graph of each."""
+    """The equations of a program, its loops and branches, with their graphs."""
     for eqn in graph.eqns:
         if eqn.primitive.name not in _REGIONS:
             yield eqn, graph

@@ -58,7 +58,7 @@ def heads(template: Graph) -> list[Eqn]:
 
 
 def outline(template: Graph, graph: Graph, eqn: Eqn, misses: list[Miss] | None) -> Outline | None:
-    """An outline of `template` in which one of its heads is `eqn`."""
+    """An outline of `template` with `eqn` as one of its heads."""
     for head in heads(template):
         if head.primitive is eqn.primitive and len(head.invars) == len(eqn.invars):
             search = _Search(template, graph, misses)
@@ -80,7 +80,7 @@ def parameters_differ(template: Graph, found: Outline) -> Miss | None:
 
 
 def _sources(graph: Graph, atom: Atom) -> list[Atom]:
-    """An atom, followed by those that it was broadcast, reshaped or converted from."""
+    """An atom, then the sources of its broadcasts, reshapes and conversions."""
     atoms = [atom]
     while is_var(atom):
         eqn = graph.producers.get(atom)

@@ -16,6 +16,7 @@ from typing import Concatenate, Generic, ParamSpec, TypeVar
 
 import jax
 
+from invert._cache import Cache
 from invert._private.jax import Primitive
 from invert.ir import jaxprs
 from invert.ir.avals import type_of
@@ -59,7 +60,7 @@ class Call:
     stored: bool = dataclasses.field(default=False, compare=False)
 
     def entry(self, kind: str, *parts: Hashable, platform: str = "cpu") -> Entry | None:
-        """The place where a program made of this call is stored, if it may be."""
+        """Where to store a program made of this call, if allowed."""
         if not self.stored or self.of_site:
             return None
         named = (self.key, self.avals, self.x64, self.is_call, self.commuted)
@@ -76,17 +77,13 @@ _T = TypeVar("_T")
 _P = ParamSpec("_P")
 
 
-_MOST_KEPT = 4096
-
-
 class kept_by_call(Generic[_P, _T]):
-    """Memoize a function of a call, except for calls that hold a part of a program."""
+    """Memoize a function of calls, except those holding part of a program."""
 
     def __init__(self, function: Callable[Concatenate[Call, _P], _T]):
         functools.update_wrapper(self, function)
         self._function = function
-        # The oldest results are evicted first.
-        self._kept: dict[Hashable, _T] = {}
+        self._kept: Cache[Hashable, _T] = Cache(4096)
 
     def __call__(self, call: Call, *args: _P.args, **kwargs: _P.kwargs) -> _T:
         if call.of_site:
@@ -102,8 +99,6 @@ class kept_by_call(Generic[_P, _T]):
 
     def keep(self, result: _T, call: Call, *args: _P.args, **kwargs: _P.kwargs) -> None:
         """Keep the result of a call."""
-        while len(self._kept) >= _MOST_KEPT:
-            self._kept.pop(next(iter(self._kept)))
         self._kept[self._key(call, *args, **kwargs)] = result
 
     @staticmethod
@@ -153,7 +148,7 @@ class EquationPattern:
 
 @dataclasses.dataclass(frozen=True)
 class ProgramPattern:
-    """A pattern that rewrites a program as a whole, after the others of its stage.
+    """A pattern that rewrites whole programs, after the others of its stage.
 
     `rewrite(closed)` returns the new closed jaxpr over the same arguments, or `None` if it does not
     apply.
@@ -210,7 +205,7 @@ class Site:
 
     @property
     def hint(self) -> str:
-        """The name of the primitive in the equation's location; `""` if it does not say."""
+        """The primitive that the equation's location names; `""` without one."""
         return hint_of(self.eqn).primitive
 
     @property

@@ -10,6 +10,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
@@ -23,9 +24,9 @@ from invert._private.jax import (
     trace_closed,
 )
 from invert.ir.match import Miss, same_value
-from invert.ir.types import AnyJaxpr, Aval, JaxFunction, Value
+from invert.ir.types import AnyJaxpr, Aval, Eqn, JaxFunction, Value
 from invert.rewriting.outline import outline, parameters_differ, shaped
-from invert.rewriting.pattern import Call, Site, bind, kept_by_call
+from invert.rewriting.pattern import Call, Pattern, Site, bind, kept_by_call
 from invert.rewriting.templates import traced_call
 
 Avals = tuple[jax.ShapeDtypeStruct, ...]
@@ -156,12 +157,61 @@ class Short:
 
 
 def _recast(call: Call, dtype: DTypeLike) -> Call:
-    """An example with the dtype of its first operand replaced by `dtype`, if that traces."""
+    """An example with `dtype` for its first operand's dtype, if that traces."""
     first = call.avals[0].dtype
     dtypes = [dtype if a.dtype == first else a.dtype for a in call.avals]
     pairs = zip(call.avals, dtypes, strict=True)
     new = dataclasses.replace(call, avals=tuple(jax.ShapeDtypeStruct(a.shape, d) for a, d in pairs))
     return call if result_types(new) is None else new
+
+
+def lowered(
+    name: str,
+    root: str,
+    *functions: JaxFunction,
+    arity: int = 1,
+    after: str,
+    literal: float | tuple[float, ...] | None = None,
+    holds: str | None = None,
+    kind: type[np.number] = np.floating,
+    hint: str | None = None,
+    **params: object,
+) -> Pattern:
+    """A pattern for the lowerings of `functions`, whose result is computed by `root`.
+
+    All is declared, so that nothing is traced before a program may match. In dtypes of 16 bits or
+    less, which are computed in float32, a conversion may follow `root`.
+
+    **Arguments:**
+
+    - `arity`: the number of operands.
+    - `after`: the primitives that compute the first operands of `root`, in order: `a|b` is one of
+        two, `_` any atom.
+    - `literal`, `holds`: as for `Pattern`.
+    - `kind`: the kind of numbers that the result holds.
+    - `hint`: the primitive that the location has to name, unless it is empty.
+    - `params`: keyword arguments of the functions.
+    """
+    choice = tuple(params.items())
+    shorts = [Short(None, f, arity, (choice,), stored=True) for f in functions]
+    producers = [word.split("|") for word in after.split()]
+
+    def propose(site: Site) -> Iterator[Call]:
+        last: Eqn | None = site.eqn
+        if last.primitive.name != root:
+            narrow = site.out.dtype.itemsize <= 2
+            last = site.producer(last.invars[0], root) if narrow else None
+        if last is None or not jnp.issubdtype(site.out.dtype, kind):
+            return
+        if hint is not None and site.hint not in ("", hint):
+            return
+        pairs = list(zip(last.invars, producers, strict=False))
+        if all(names == ["_"] or site.producer(a, *names) for a, names in pairs):
+            yield from itertools.chain.from_iterable(short.likeliest(site) for short in shorts)
+            yield from itertools.chain.from_iterable(short(site) for short in shorts)
+
+    roots = ("convert_element_type", root) if kind is np.floating else (root,)
+    return Pattern(name, roots, propose, literal, holds)
 
 
 @kept_by_call
@@ -198,7 +248,7 @@ def _results(call: Call, function: JaxFunction) -> tuple[jax.ShapeDtypeStruct, .
 
 
 def _accepted(make: Callable[[Avals], Call], given: Avals | None, arity: int) -> Iterator[Call]:
-    """Calls that trace: at the given types, else at equal types, else at mixed types."""
+    """Calls that trace: at given types, else at equal or mixed types."""
     if given is not None:
         tries = [[given]]
     else:

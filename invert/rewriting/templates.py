@@ -51,7 +51,7 @@ def _raised_now(call: Call, platform: str) -> ClosedJaxpr | None:
 
 
 def raised_before(call: Call, platform: str) -> ClosedJaxpr | None:
-    """The program raised for `call` when a pattern proposed it, if one did, in any process."""
+    """The program raised for `call` earlier, in this process or another, if any."""
     if (known := _raised.known(call, platform)) is not None:
         return known
     entry = call.entry("raised", platform=platform)

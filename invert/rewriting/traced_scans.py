@@ -8,6 +8,7 @@ from collections.abc import Hashable, Iterator, Sequence
 import jax
 from jax import lax
 
+from invert._cache import Cache
 from invert._private.jax import (
     close_like,
     is_jaxpr,
@@ -26,7 +27,7 @@ from invert.ir.types import AnyJaxpr, Atom, Aval, Eqn, J, JaxFunction, Jaxpr, Va
 
 
 def with_traced_scans(program: J, *, platform: str, x64: bool) -> J:
-    """Replace each `scan` by the equations that JAX traces in its place when it lowers it.
+    """Replace each `scan` by the equations that JAX traces to lower it.
 
     Lowering may replace these in turn. A `scan` over keys, which lowering replaces by words, stays,
     as does a `scan` on several devices.
@@ -55,10 +56,8 @@ def with_traced_scans(program: J, *, platform: str, x64: bool) -> J:
     return jaxprs.map_jaxprs(program, lambda jaxpr: jaxprs.with_inlined(jaxpr, loop))
 
 
-# Loops around the calls of a body, by all that they depend on, each with that body. The oldest
-# are evicted first.
-_LOOPS: dict[Hashable, tuple[AnyJaxpr, AnyJaxpr]] = {}
-_MOST_LOOPS = 128
+# Loops around the calls of a body, by all that they depend on, each with that body.
+_LOOPS: Cache[Hashable, tuple[AnyJaxpr, AnyJaxpr]] = Cache(128)
 
 
 def _traced(function: JaxFunction, eqn: Eqn, avals: Sequence[Aval]) -> AnyJaxpr:
@@ -72,14 +71,12 @@ def _traced(function: JaxFunction, eqn: Eqn, avals: Sequence[Aval]) -> AnyJaxpr:
         return _calling(*_LOOPS[key], body)
     loop = trace_closed(functools.partial(function, **eqn.params), *avals)
     if key is not None and set(_called(loop)) == {open_jaxpr(body)}:
-        while len(_LOOPS) >= _MOST_LOOPS:
-            _LOOPS.pop(next(iter(_LOOPS)))
         _LOOPS[key] = loop, body
     return loop
 
 
 def _key(function: JaxFunction, eqn: Eqn, avals: Sequence[Aval]) -> Hashable | None:
-    """All that the loop around a body depends on; `None` if that is the body itself."""
+    """What the loop around a body depends on, unless on the body itself."""
     inner = open_jaxpr(eqn.params["jaxpr"])
     if inner.effects or inner.constvars:
         return None
@@ -95,7 +92,7 @@ def _key(function: JaxFunction, eqn: Eqn, avals: Sequence[Aval]) -> Hashable | N
 
 
 def _called(program: AnyJaxpr) -> Iterator[Jaxpr]:
-    """The programs that a loop and JAX's functions in it call, without the two themselves."""
+    """The programs that a loop, or JAX's functions in it, call."""
     for eqn in open_jaxpr(program).eqns:
         for inner in sub_jaxprs(eqn):
             if eqn.primitive is lax.while_p or eqn.primitive.name == "jit":
@@ -105,7 +102,7 @@ def _called(program: AnyJaxpr) -> Iterator[Jaxpr]:
 
 
 def _calling(program: J, old: AnyJaxpr, new: AnyJaxpr) -> J:
-    """A copy of a program, on variables of its own, that calls `new` in place of `old`."""
+    """Copy a program onto own variables, calling `new` in place of `old`."""
     jaxpr = open_jaxpr(program)
     env: dict[Var, Atom] = {v: Var(v.aval) for v in (*jaxpr.constvars, *jaxpr.invars)}
 

@@ -1,4 +1,4 @@
-"""Reads and rewrites a module in a child process; a crash there becomes an error here."""
+"""Reads and rewrites modules in a child process; crashes become errors."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def rewrite_in_child(
 
 
 def remedy_of(kind: str) -> str | None:
-    """The remedy for a module that cannot be read; `None` if the bytes are damaged."""
+    """The remedy for a module that cannot be read, unless bytes are damaged."""
     is_text = kind in ("text", "hlotext")
     return "Correct the text, or export or copy the model again." if is_text else None
 

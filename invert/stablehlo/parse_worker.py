@@ -1,4 +1,4 @@
-"""The child process in which untrusted modules are read first; see `parse.py` for the reason.
+"""The child process that reads untrusted modules first; `parse.py` says why.
 
 Run by path in a bare interpreter: it must import neither `invert` nor JAX, which take seconds.
 """
@@ -69,7 +69,7 @@ def serve(
     make_context: Callable[[], object],
     hlo_to_bytecode: Callable[[bytes, bool], bytes],
 ) -> None:
-    """Answer each module with the module as MLIR itself writes it, or with the reason for failure.
+    """Answer each module with MLIR's own serialization, or with the reason for failure.
 
     A request has eight letters for its kind, sixteen for the attribute that marks large constants,
     if any, and the module. The number of those constants and their bytes follow the answer.
@@ -136,7 +136,7 @@ _ESCAPED = re.compile(rb"\\\\|(?:\\[89A-F][0-9A-F])+")
 
 
 def _unreadable(module: MlirObject) -> str:
-    """The reason why reading some name of the module would end the process; otherwise `""`.
+    """Why reading a name of the module would end the process; otherwise `""`.
 
     Names, attributes, types and locations are all printed, so the printed text contains every
     string that can be read. The bindings decode each, and end the process if it is not UTF-8.

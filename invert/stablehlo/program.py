@@ -39,7 +39,7 @@ ArrayType = tuple[tuple[int | None, ...], np.dtype]
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """A parsed module with its entry point; calling it raises it under the current trace.
+    """A parsed module with its entry point; calling it raises it.
 
     **Arguments:**
 
@@ -68,7 +68,7 @@ class Program:
         mesh: AbstractMesh | None = None,
         known: KnownBytes | None = None,
     ) -> Program:
-        """Parse `blob`: MLIR text, bytecode or a portable artifact, or a function that returns one.
+        """Parse MLIR text, bytecode, a portable artifact, or a function returning one.
 
         **Arguments:**
 
@@ -213,7 +213,7 @@ class Program:
         return platform_of(targets) or self.config.platform or default_platform()
 
     def platform_index(self) -> int:
-        """The platform index: that of the configured platform, otherwise of this process."""
+        """The index of the configured platform, or of this process."""
         wanted = self.config.platform
         if wanted is None:
             here = default_platform()

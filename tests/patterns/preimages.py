@@ -246,6 +246,7 @@ PREIMAGES: dict[str, Preimage] = {
     "branch_operand": _of(jax.vmap(lambda x: lax.cond(x > 0, jnp.sin, jnp.cos, x)), V),
     "ndtri": _of(special.ndtri, V, since=(0, 12)),
     "i0": _of(special.i0, V, since=(0, 12)),
+    "i1": _of(special.i1, V, since=(0, 12)),
     "softmax": _of(jax.nn.softmax, X),
     "logsumexp": _of(jax.nn.logsumexp, X),
     # Loops and keys.

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax import lax, random
 
-from invert._private.jax import dce, open_jaxpr, scan_layout, trace_open
+from invert._private.jax import dce, open_jaxpr, scan_layout, trace_closed
 from invert.ir import jaxprs
 from invert.ir.match import difference
 from tests.patterns.recovery import recover, same_values
@@ -241,7 +241,7 @@ def test_loops_are_one_program_whatever_trees_their_values_come_in() -> None:
         return total, doubled + 1
 
     x = jnp.zeros((3, 2))
-    first, second, third = (dce(trace_open(f, x)[0]) for f in (plain, named, other))
+    first, second, third = (dce(open_jaxpr(trace_closed(f, x))) for f in (plain, named, other))
     assert difference(first, second) is None and difference(second, first) is None
     assert difference(first, third) is not None
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from jax import lax
 
+from invert._cache import Cache
 from invert._private.jax import eval_closed, trace_closed
 from invert.ir import jaxprs
 from invert.ir.match import difference
@@ -271,7 +272,7 @@ def test_templates_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     programs = [trace_closed(lambda x, n=n: jnp.cumsum(x[:n], 1), X) for n in (1, 2, 3)]
     pairs = [(_lowered(p), p) for p in programs]
     _counted(monkeypatch)
-    monkeypatch.setattr(expansion, "_MOST_TEMPLATES", 2)
+    monkeypatch.setattr(expansion, "_TEMPLATES", Cache(2))
     for pair in pairs:
         assert lower_alike(*pair, (), platform="cpu", x64=False)
     assert len(expansion._TEMPLATES) <= 2

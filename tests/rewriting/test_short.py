@@ -264,6 +264,57 @@ def test_a_root_that_other_patterns_make() -> None:
     assert rewritten(before, pattern, X) == ["own"]
 
 
+@jax.custom_jvp
+def _clipped(x: Any) -> Any:
+    return jnp.minimum(jnp.maximum(x, -1), 1)
+
+
+@_clipped.defjvp
+def _clipped_jvp(primals: Any, tangents: Any) -> Any:
+    return _clipped(*primals), tangents[0]
+
+
+def test_the_lowering_of_a_function_brings_its_derivative_rule_back() -> None:
+    def function(x: Any) -> Any:
+        return jnp.sum(jnp.sin(_clipped(2 * x)))
+
+    pattern = invert.pattern(None, _clipped)
+    exported = jax.export.export(jax.jit(function))(X).serialize()
+    module = invert.from_exported(exported, config=invert.Config(extra_patterns=(pattern,)))
+    assert module.report.certificate.kind == "exact"
+    np.testing.assert_array_equal(jax.grad(module)(X), jax.grad(function)(X))
+    without = invert.from_exported(exported)
+    assert not np.array_equal(jax.grad(without)(X), jax.grad(function)(X))
+    near = rewritten(lambda x: jnp.minimum(jnp.maximum(x, -1), 2), pattern, X)
+    assert near == ["max", "min"]
+
+
+def _mish(x: Any) -> Any:
+    return x * jnp.tanh(jax.nn.softplus(x))
+
+
+MISH = invert.pattern(_mish, jax.nn.mish)
+
+
+def test_functions_with_derivative_rules_are_compared_by_their_rules() -> None:
+    assert rewritten(_mish, MISH, X) == ["mish"]
+    other = jax.custom_jvp(_clipped.fun)
+    other.defjvp(lambda primals, tangents: (other(*primals), 2 * tangents[0]))
+    pattern = invert.pattern(lambda x: x * _clipped(x), named("own", lambda x: x * _clipped(x)))
+    assert invert.explain(pattern, lambda x: x * _clipped(x), X).matched == 1
+    found = invert.explain(pattern, lambda x: x * other(x), X)
+    assert found.matched == 0
+    assert "_clipped_jvp in the pattern, another rule" in str(found)
+
+
+def test_the_body_of_a_call_is_not_replaced_by_the_call() -> None:
+    (call,) = jax.make_jaxpr(invert.rewrite(jax.nn.mish, [MISH]))(X).jaxpr.eqns
+    names = [e.primitive.name for e in call.params["jaxpr"].jaxpr.eqns]
+    assert names == ["jit", "tanh", "mul"]
+    (call,) = jax.make_jaxpr(invert.rewrite(named("other", _mish), [MISH]))(X).jaxpr.eqns
+    assert [e.params["name"] for e in call.params["jaxpr"].jaxpr.eqns] == ["mish"]
+
+
 def _endless(x: Any) -> Any:
     return jnp.sin(x) + 0
 

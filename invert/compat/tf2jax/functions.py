@@ -157,7 +157,7 @@ def convert(
 
 
 def _outside_graphs(run: Callable[[], Module]) -> Module:
-    """The result of `run` in another thread, which has no graph, so that variables have values."""
+    """Call `run` in another thread: outside of graphs, where variables have values."""
     # `init_scope` would do the same, but it also stops gradient tapes from recording.
     with concurrent.futures.ThreadPoolExecutor(1) as other:
         return other.submit(run).result()
@@ -274,7 +274,7 @@ def _without_tracers(value: Value) -> Value:
 
 
 def _signature(tf_func: TfObject, concrete: TfObject) -> inspect.Signature:
-    """The signature of the Python function; that of the trace if it is not known."""
+    """The signature of the Python function, or else of the trace."""
     python_function = getattr(tf_func, "python_function", None)
     if python_function is not None and not hasattr(tf_func, "concrete_functions"):
         parameters = inspect.signature(python_function).parameters.values()

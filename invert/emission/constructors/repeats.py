@@ -1,4 +1,4 @@
-"""Lists of layers, as short as a reader would write them: repetitions, ranges and tables."""
+"""Lists of layers, written short: as repetitions, ranges and tables."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def items_of(calls: Sequence[ast.expr], parameters: Sequence[Parameters]) -> lis
 
 
 def consistent(body: Sequence[ast.stmt]) -> list[ast.stmt]:
-    """Write every run of equal layers as a repetition, if some list has one already.
+    """Write all runs of equal layers as repetitions, if some list has one.
 
     Otherwise two equal layers would take two lines, and three in another list one.
     """
@@ -173,7 +173,7 @@ def _runs(items: Sequence[Item], taken: Set[str]) -> Iterator[ast.expr]:
 
 
 def _counted(items: Sequence[Item], start: int, taken: Set[str]) -> tuple[int, str, int]:
-    """Where layers end that differ in one number, by equal steps: that place, its name, a step."""
+    """Where layers end that differ in one number by equal steps; its name, step."""
     first = items[start]
     best = start, "", 0
     for name, value in first.arguments.items():

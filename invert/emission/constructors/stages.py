@@ -168,7 +168,7 @@ class Stages:
 def _column(
     parameters: dict[str, Sequence[ast.expr]], name: str, column: _Column
 ) -> ast.expr | None:
-    """An argument in all stages: a literal, a parameter, a multiple of one, or a new one."""
+    """An argument in all stages: a literal, a parameter or its multiple, or new."""
     given = [v for v in column if v is not None]
     if len({syntax.text_of(v) for v in given}) == 1 and isinstance(given[0], ast.Constant):
         return given[0]

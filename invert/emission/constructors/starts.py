@@ -106,5 +106,5 @@ class Starts:
 
 
 def is_keras(source: str, names: Iterable[str]) -> bool:
-    """Whether a program comes from Keras, judged by its source or by names of arrays."""
+    """Whether a program comes from Keras, by its source or array names."""
     return "Keras" in source or not _KERAS.isdisjoint(stem(n).lower() for n in names)

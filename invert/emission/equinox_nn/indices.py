@@ -182,7 +182,7 @@ def operands_of_dot(eqn: Eqn, at: Sequence[Index], bound: Sequence[Index]) -> li
 
 
 def taken(eqn: Eqn) -> tuple[int, int] | None:
-    """The axis along which a `gather` takes single rows, and the position of the index for it.
+    """The axis along which a `gather` takes single rows, and its index.
 
     Clipped indices into axes that are taken whole have no effect.
     """
@@ -235,7 +235,7 @@ def layout(at: Sequence[Index], to: Sequence[Index], shape: Sequence[int]) -> La
 
 
 def part(eqn: Eqn, at: Sequence[Index]) -> tuple[Atom, tuple[Index, ...]] | None:
-    """The operand of a `concatenate` that holds a fixed place, and the indices into it."""
+    """The operand of a `concatenate` that holds a place, and indices into it."""
     axis = eqn.params["dimension"]
     index = at[axis]
     if isinstance(index, int) or index[0] != "at":

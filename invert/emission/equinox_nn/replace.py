@@ -94,7 +94,7 @@ class Replacer:
         return None
 
     def _native(self, part: _Part) -> tuple[Native, dict[str, Var]] | str | None:
-        """The replacement of a part of a layer, or the reason why there is none, if known."""
+        """The replacement of a layer's part, or why there is none, if known."""
         constants: list[Eqn] = []
         for v in part.inputs:
             if v is part.x:
@@ -128,7 +128,7 @@ class Replacer:
         return self.program.shape(part.x), self.program.shape(part.y)
 
     def _constant(self, v: Atom) -> list[Eqn] | None:
-        """The equations of a value that does not depend on inputs; `None` if it does."""
+        """The equations of a value, unless it depends on inputs."""
         eqn = self._makers.get(v)
         if eqn is None:
             return None
@@ -195,7 +195,7 @@ def _trace(native: Native, x: Var, arrays: Sequence[Var]) -> AnyJaxpr | str:
 
 @dataclasses.dataclass
 class _Part:
-    """A part of a layer that uses all of its parameters: a function of one value.
+    """A layer's part that uses all parameters: a function of one value.
 
     **Arguments:**
 

@@ -37,7 +37,7 @@ class Weights:
         return bool(self.rows or self.layouts)
 
     def array(self, v: Var, values: Mapping[Var, Value]) -> Value:
-        """The array of the module for a parameter, or for a stack given by its first one."""
+        """The module's array for a parameter, or for a stack by its first."""
         return arranged(self.rows.get(v, v), self.layouts.get(v), values)
 
     def type_of(self, v: Var) -> jax.ShapeDtypeStruct:
@@ -82,7 +82,7 @@ class Weights:
 
 
 def arranged(rows: Nested[_T], layout: Layout | None, values: Mapping[_T, Value]) -> Value:
-    """The value of a parameter, or of a stack of them, as the array of the module."""
+    """The value of a parameter or stack, as the module's array."""
     array = stack.stacked(rows, values)
     depth = 0
     while isinstance(rows, (list, tuple)):

@@ -142,7 +142,7 @@ def _named(body: Body, atoms: Sequence[Atom], other: str) -> list[str]:
 
 
 def _stays_true(name: str | None) -> bool:
-    """Whether a name holds for all values of a loop, not only for the first, as `zeros` does."""
+    """Whether a name fits all values of a loop; `zeros` fits the first only."""
     return says(name) and stem(name or "") not in FILLED
 
 
@@ -188,7 +188,7 @@ def _of_library(file: Writer, eqn: Eqn, name: str) -> ast.expr | None:
 
 
 def _of_package(file: Writer, eqn: Eqn, name: str) -> ast.expr | None:
-    """The function of this package, to be copied into the file, that traces to a call, if any."""
+    """The function of this package, copied into files, that traces to a call."""
     for bare in () if file.plain else (True, False):
         args = spelling.operands(eqn, file, bare)
         variables = {file.token(v): v for v in eqn.invars if not isinstance(v, Literal)}
@@ -532,7 +532,7 @@ def rule_function(file: Writer, eqn: Eqn, rule: ClosedJaxpr, name: str) -> Funct
 
 
 def _no_derivative(v: Atom, is_jvp: bool) -> ast.expr:
-    """What JAX expects if a value, such as an integer, has no tangent or cotangent."""
+    """What JAX expects for a value, such as an integer, without tangent or cotangent."""
     if not is_jvp:
         return number(None)
     if any(map(is_open, v.aval.shape)):  # NumPy has no arrays of open sizes

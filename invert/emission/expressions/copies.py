@@ -1,4 +1,4 @@
-"""Calls of functions that files contain as copies, with arguments read from the traced programs."""
+"""Calls of functions copied into files, with arguments from the traced programs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _RESULTS = {"stateless_key": ("key", "counter"), "sincosf": ("sine", "cosine")}
 
 
 def candidate(eqn: Eqn, args: Sequence[ast.expr]) -> ast.expr | None:
-    """The call that may have traced to the equation; `None` if it calls none of them."""
+    """The call that may have traced to the equation, if any."""
     name = eqn.params["name"]
     if name in _SHAPED:
         return call(name, *args, literals.shape(eqn.outvars[0].aval.shape))

@@ -149,7 +149,7 @@ def named(expression: ast.expr, writer: Writer) -> ast.expr:
 
 
 def arranged(definitions: Sequence[ast.stmt], names: Collection[str]) -> list[ast.stmt]:
-    """The definitions of a file with the copies after its constants, before their first use.
+    """A file's definitions, with copies after constants and before their first use.
 
     A padding that all calls of a copy share becomes a part of it; the sizes of windows and strides
     that are squares in all calls are numbers.
@@ -171,7 +171,7 @@ def arranged(definitions: Sequence[ast.stmt], names: Collection[str]) -> list[as
 def _calls_of(
     definition: ast.FunctionDef, definitions: Sequence[ast.stmt]
 ) -> Sequence[ast.Call] | None:
-    """The calls of a function with all arguments; `None` if it is used in another way."""
+    """A function's calls with all arguments; `None` if used otherwise."""
     nodes = [n for d in definitions for n in ast.walk(d)]
     uses = sum(syntax.is_named(n, definition.name) for n in nodes)
     count = len(definition.args.args)
@@ -224,7 +224,7 @@ def _square(definition: ast.FunctionDef, calls: Sequence[ast.Call]) -> None:
 
 
 def _state_axes(definition: ast.FunctionDef, rank: int) -> None:
-    """Write the axes of images in the docstring of a function for one number of axes."""
+    """Write the axes of images in a docstring for one number of axes."""
     sizes = {1: "length", 2: "height, width", 3: "depth, height, width"}.get(rank, _ANY_SIZES)
     for node in ast.walk(definition.body[0]):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):

@@ -181,7 +181,7 @@ def _silu(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
 
 
 def _hard_gate(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
-    """`jax.nn.relu6(x + 3.0) / 6.0`, also as a factor of `x`; the proof compares the numbers."""
+    """`jax.nn.relu6(x + 3.0) / 6.0`, also times `x`; the proof compares numbers."""
     factor = eqn.primitive.name == "mul"
     quotient = graph.producer(eqn.invars[1], "div") if factor else eqn
     clipped = None if quotient is None else graph.producer(quotient.invars[0], "custom_jvp_call")
@@ -212,7 +212,7 @@ def _scale_of_scores(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposa
 
 
 def _contracted(graph: Graph, x: Var, scaled: Var) -> Iterator[tuple[Var, int]]:
-    """The axes over which products of batches sum, the one that gives `x` or those of `scaled`."""
+    """The axes that products of batches sum over: from `x`, or of `scaled`."""
     products = [_through(graph, x, kinds.LAYOUT, "dot_general")]
     pending = [scaled]
     while pending:
@@ -270,7 +270,7 @@ def _item(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
 
 
 def _place(graph: Graph, atom: Atom) -> Iterator[tuple[Atom, dict[str, ast.expr]]]:
-    """The index from which a start is computed, with keywords for functions that take it."""
+    """The index that a start is computed from, with keywords for functions."""
     chosen = graph.producer(atom, "select_n")
     if chosen is not None and len(chosen.invars) == 3 and is_var(chosen.invars[1]):
         yield chosen.invars[1], {}
@@ -352,7 +352,7 @@ def _broadcasting(sign: str) -> Row:
 
 
 def _size_of(graph: Graph, atom: Atom) -> ast.expr | None:
-    """The expression of a value, if it is a size that does not wrap around."""
+    """The expression of a value, if a size that does not wrap around."""
     eqn = None if _is_narrow(atom.aval.dtype) else _made_of_size(graph, atom)
     return None if eqn is None else expression(eqn.params["dim"])
 
@@ -650,7 +650,7 @@ def _transposed_convolution(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[
 
 
 def _indices(graph: Graph, column: Atom) -> Iterator[Sequence[Var]]:
-    """The arrays `i, j` of an index `x[i, j]`, which may be counted from the end first."""
+    """The arrays `i, j` of an index `x[i, j]`, perhaps after wrapping."""
     joined = graph.producer(column, "concatenate")
     columns = [column] if joined is None else joined.invars
     own = [_repeated(graph, c) for c in columns]
@@ -743,7 +743,7 @@ def _scatter(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
 
 
 def _fixed_place(eqn: Eqn, graph: Graph) -> ast.expr | None:
-    """`2`, `2:4` or `(:, 2:4)`, where a scatter changes one part of an axis, at a number."""
+    """`2`, `2:4` or `(:, 2:4)`: the part of an axis that a scatter changes."""
     numbers = eqn.params["dimension_numbers"]
     start = _repeated(graph, eqn.invars[1])
     axes = numbers.scatter_dims_to_operand_dims
@@ -857,7 +857,7 @@ def _proved(
     writer: Writer,
     leaves: Set[Var],
 ) -> frozenset[int] | None:
-    """The equations that a proposal names, if it computes the same and needs no other value."""
+    """The equations that a proposal names, if it alone computes the same."""
     covered = frozenset(map(id, proposal.eqns))
     inside = [v for e in proposal.eqns if e is not eqn for v in e.outvars]
     shared = any(
@@ -873,7 +873,7 @@ _WRAPS = frozenset(("lt", "add", "select_n"))
 
 
 def _may_be_twice(eqn: Eqn) -> bool:
-    """Whether an equation may be written twice: a broadcast, or a step of an index."""
+    """Whether an equation may be written twice, as broadcasts and steps of indices."""
     if eqn.primitive.name == "broadcast_in_dim":
         return True
     whole = all(not jnp.issubdtype(a.aval.dtype, jnp.inexact) for a in (*eqn.invars, *eqn.outvars))
@@ -888,7 +888,7 @@ def _matched(
     writer: Writer,
     leaves: Set[Var],
 ) -> frozenset[int] | None:
-    """The equations to which the expression of a proposal traces, in both settings of x64."""
+    """The equations that a proposal traces to, in both settings of x64."""
     variables = [*operands.values()]
     covered: frozenset[int] | None = None
     for x64 in writer.prover.settings:

@@ -219,7 +219,7 @@ def pooling(name: str, init: str) -> Callable[[Eqn, Sequence[ast.expr], Program]
 
 
 def window(eqn: Eqn) -> list[ast.expr] | None:
-    """The window and the strides of a pooling, if they leave the outer two axes alone."""
+    """A pooling's window and strides, if they leave the outer axes alone."""
     params = eqn.params
     channels_last = all(params[k][0] == params[k][-1] == 1 for k in _WINDOW)
     dilated = any(n != 1 for k in ("base_dilation", "window_dilation") for n in params[k])

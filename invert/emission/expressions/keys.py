@@ -16,7 +16,7 @@ _UNPACKED.multiple_results = True
 
 @dataclasses.dataclass(eq=False)
 class Unpacked(Eqn):
-    """A split of a key, with the equations that take its two parts; replaces an equation."""
+    """A split of a key in two, in place of the parts' equations."""
 
     split: Eqn
     invars: list[Atom]

@@ -92,7 +92,7 @@ def _formulas() -> dict[float, str]:
 
 
 def _formula(value: Any) -> ast.expr | None:
-    """`1 / 255` or `1 / 6**0.5`, if it equals the number in single precision."""
+    """`1 / 255` or `1 / 6**0.5`, if equal in single precision."""
     number = float(value)
     if not math.isfinite(number) or len(repr(_shortest(value)).strip("-0.")) < _MANY:
         return None

@@ -65,7 +65,7 @@ _FURTHER = "hkefgmnpqrstuvwxyzacijolbd"
 
 
 def relettered(text: str) -> str:
-    """The same subscripts in the letters of batch, length and features, as far as there are such.
+    """The same subscripts, in the letters of batch, length and features.
 
     Those of arrays of more axes are in order of appearance.
     """

@@ -204,7 +204,7 @@ def _parameter_hints(function: FunctionText) -> list[str]:
 
 
 def _calls(value: ast.expr, layer: str) -> bool:
-    """Whether an expression calls a layer of `self`, given by its name as a local variable."""
+    """Whether an expression calls a layer of `self`, by its name as a variable."""
     attributes = (n.attr for n in ast.walk(value) if isinstance(n, ast.Attribute))
     return any(of_field(name) == layer for name in attributes)
 

@@ -215,7 +215,7 @@ def _axes(names: Any) -> ast.expr:
 
 
 def _collective(function: str, *params: str) -> Row:
-    """A function of the axes, with other parameters if they are not at their default."""
+    """A function of axes, with other parameters that are not at their defaults."""
 
     def row(eqn: Eqn, args: Sequence[ast.expr], program: Program) -> Expressions:
         given = eqn.params

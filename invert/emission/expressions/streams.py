@@ -90,7 +90,7 @@ def _reads(repeat: Repeat, token: str) -> bool:
 
 
 def _skips(value: ast.expr, token: str) -> bool:
-    """Whether a layer takes a value as a further argument, beside a value computed from it."""
+    """Whether a layer takes a value beside another computed from it."""
     calls = [n for n in ast.walk(value) if isinstance(n, ast.Call) and n.args]
     return any(
         token in syntax.tokens_in(c.args[0])
@@ -100,7 +100,7 @@ def _skips(value: ast.expr, token: str) -> bool:
 
 
 def _leads(value: ast.expr, token: str, others: Set[str]) -> bool:
-    """Whether an expression passes a value on, and reads other values only as further arguments.
+    """Whether an expression passes a value on, with others only as further arguments.
 
     All layers in it are called with the value.
     """

@@ -47,7 +47,7 @@ class Writer(abc.ABC):
 
     @abc.abstractmethod
     def copied(self, function: JaxFunction) -> str:
-        """The name of a function of this package in the file, which gets a copy."""
+        """The name, in the file, of a copied function of this package."""
 
     @abc.abstractmethod
     def differentiated(self, eqn: Eqn, name: str) -> str:
@@ -55,4 +55,4 @@ class Writer(abc.ABC):
 
     @abc.abstractmethod
     def composed(self, eqn: Eqn) -> str:
-        """The name of the file's function for a composite, which has its own name for compilers."""
+        """The file's function for a composite, whose name compilers know."""

@@ -1,1 +1,1 @@
-"""Functions of a text, in place of classes without arrays and of steps that methods repeat."""
+"""Functions of a text: for classes without arrays, and for repeated steps."""

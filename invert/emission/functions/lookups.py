@@ -47,7 +47,7 @@ class _Lookup:
         return None
 
     def found(self, node: ast.AST) -> tuple[ast.expr, ast.expr] | None:
-        """The layer and the indices, where a node looks up rows of a layer's table."""
+        """The layer and indices, where a node looks up rows of its table."""
         parts: dict[str, ast.expr] = {}
 
         def same(pattern: object, other: object) -> bool:
@@ -81,7 +81,7 @@ class _Lookup:
 
 
 def rewrite(definitions: Sequence[ast.stmt]) -> bool:
-    """Call layers where others look up rows of their tables; tell whether there were any.
+    """Call layers instead of looking up their tables' rows; tell whether any were.
 
     A layer called so takes indices of any shape.
     """
@@ -106,7 +106,7 @@ def rewrite(definitions: Sequence[ast.stmt]) -> bool:
 def _method_of(
     name: str, definition: ast.ClassDef, classes: Iterable[ast.ClassDef]
 ) -> ast.FunctionDef | None:
-    """A method for a class that only holds a table, if all others do is to look up its rows."""
+    """A method for a class that holds a table, if others only look up rows."""
     arrays = [s for s in definition.body if isinstance(s, ast.AnnAssign)]
     methods = [s.name for s in definition.body if isinstance(s, ast.FunctionDef)]
     kind = arrays[0].annotation if len(arrays) == 1 else None

@@ -9,7 +9,7 @@ from invert.emission.python.naming import Names
 
 
 def known_names(definitions: Sequence[ast.stmt]) -> Names:
-    """The names of a file that a new function must not have, local ones included."""
+    """Names that a new function of a file must not have, locals included."""
     found = Names()
     nodes = [n for d in definitions for n in ast.walk(d)]
     fields = {id(n.target) for n in nodes if isinstance(n, ast.AnnAssign)}

@@ -366,7 +366,7 @@ def _calls_layer(node: ast.AST) -> bool:
 
 
 def _may_be_given(node: ast.expr) -> bool:
-    """Whether an expression may be an argument: an array, rather than an axis or a function."""
+    """Whether an expression may be an argument: an array, not an axis or function."""
     return isinstance(node, ast.Name) or bool(field_of(node))
 
 
@@ -399,7 +399,7 @@ def _counts(definition: ast.ClassDef) -> set[str]:
 
 
 def _shape(value: ast.expr) -> dict[int, str] | None:
-    """The texts of the sizes of an array, where it is reshaped, and possibly transposed."""
+    """The texts of an array's sizes, where it is reshaped or also transposed."""
     match value:
         case ast.Call(func=ast.Attribute(attr="reshape"), args=[*sizes]):
             return {k: ast.unparse(size) for k, size in enumerate(sizes)}
@@ -458,7 +458,7 @@ def _head(node: ast.expr) -> Hashable:
 
 
 def _kind(place: _Place) -> tuple[str, str] | None:
-    """The name and docstring of a function with these steps, if it is clear what they compute."""
+    """The name and docstring of these steps, if clear what they compute."""
     nodes = (n for s in (*place.steps, place.node) for n in ast.walk(s))
     calls = [_callee(n) for n in nodes if isinstance(n, ast.Call)]
     return None if calls.count("jnp.mean") > 1 else _kind_of(calls)
@@ -516,7 +516,7 @@ def _index(definitions: Sequence[ast.stmt], method: ast.FunctionDef) -> int:
 
 
 def _parameters(places: Sequence[_Place]) -> list[str]:
-    """The names of the arguments: what they are called in all places, or `x`, or the last word."""
+    """Argument names: shared by all places, else `x`, else the last word."""
     found: list[str] = []
     for column in zip(*(p.inputs for p in places), strict=True):
         own = [field_of(a) or stem(ast.unparse(a)) for a in column]
@@ -558,7 +558,7 @@ def _readings(
 
 
 def _common_names(places: Sequence[_Place]) -> list[str]:
-    """Names of the values of the first place's steps; of those with other names elsewhere, `y`."""
+    """Names of the first place's values, or `y` if named otherwise elsewhere."""
     rows = [[_target(s) for s in p.body()] for p in places]
     alike = [row for row in rows if len(row) == len(rows[0])]
     columns = list(zip(*alike, strict=True))
@@ -571,7 +571,7 @@ def _target(statement: ast.stmt) -> str:
 
 
 def _inline(body: list[ast.stmt], only: ast.stmt | None = None) -> None:
-    """Write values at their only use in the next statement, if the line stays short."""
+    """Write values at their only use, in the next statement, if short."""
     for first, second in itertools.pairwise([*body]):
         if not _is_plain(first) or (only is not None and first is not only):
             continue
@@ -591,7 +591,7 @@ def _inline(body: list[ast.stmt], only: ast.stmt | None = None) -> None:
 
 
 def _without_numbers(function: ast.FunctionDef) -> dict[str, str]:
-    """New names for values whose number tells them from values that are written in place."""
+    """New names for values numbered apart from values now written in place."""
     taken = {n.id for n in syntax.names_in(function)} | {a.arg for a in function.args.args}
     new: dict[str, str] = {}
     for name in sorted(n for s in function.body for n in _stored(s)):

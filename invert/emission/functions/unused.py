@@ -1,4 +1,4 @@
-"""Leaves out functions that nothing calls, such as that of an activation written at its call."""
+"""Drops functions that nothing calls, such as activations written at their calls."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ _Order = Sequence[int]
 
 
 def arrange(root: Layer, memories: Memories) -> None:
-    """Arranges the arguments and results of all layers in a layer; a memory stays where it is."""
+    """Arranges arguments and results of a layer's inner layers; memories stay in place."""
     _Arranger(memories).inside(root)
 
 
@@ -93,7 +93,7 @@ class _Caller:
                 self.places[v], self._makers[v] = (i, k), step
 
     def order(self, call: LayerCall, kept: Mapping[Var, str]) -> _Order:
-        """The order of the arguments of a call: those made alike are sorted among themselves."""
+        """The order of a call's arguments: those made alike are sorted."""
         order = list(range(len(call.invars)))
         free = [
             i

@@ -79,7 +79,7 @@ def _names(layer: Layer, branches: Sequence[_Branch]) -> list[str]:
 
 
 def _places(calls: Sequence[LayerCall]) -> list[str]:
-    """Positions of layers in a branch: 1, 2, and 2a, 2b for those with the same input."""
+    """Positions of layers in a branch: 1, 2; 2a, 2b with the same input."""
     given = [c.invars[0] for c in calls]
     order = list(dict.fromkeys(given))
     numbers = [order.index(a) + 1 for a in given]
@@ -91,7 +91,7 @@ def _places(calls: Sequence[LayerCall]) -> list[str]:
 
 
 def results(layer: Layer) -> dict[Var, str]:
-    """Names for what is joined, where the layers of the branches are named after these."""
+    """Names for joined values, where branches name their layers."""
     if not any(x.field.startswith(BRANCH) for x in layers_in(layer)):
         return {}
     branches = _branches(layer)
@@ -100,7 +100,7 @@ def results(layer: Layer) -> dict[Var, str]:
 
 
 def _branches(layer: Layer) -> list[_Branch]:
-    """For each array that is joined to the only result, its last step and the calls before it."""
+    """The last step of each array joined to the result, and calls before it."""
     made = {v: i for i, s in enumerate(layer.steps) for v in s.outvars}
     last = next((made[a] for a in layer.outputs if is_var(a) and a in made), None)
     if last is None or layer.steps[last].primitive.name != "concatenate":

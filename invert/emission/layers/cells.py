@@ -63,7 +63,7 @@ def find(
 
 
 def _name_states(calls: Sequence[LayerCall], jaxpr: Jaxpr) -> None:
-    """Name the values that a repeatedly called layer passes to itself, and put them first."""
+    """Name the values that a repeated layer passes to itself; put them first."""
     places: list[tuple[int, int]] = []
     for one, other in itertools.pairwise(calls):
         makers: dict[Atom, int] = {v: i for i, v in enumerate(one.outvars)}
@@ -84,7 +84,7 @@ def _name_states(calls: Sequence[LayerCall], jaxpr: Jaxpr) -> None:
 
 
 def _owned(layer: Layer, scan: Eqn, held: Collection[Var]) -> list[Var]:
-    """The parameters of a layer used only by a loop, and as a whole in all steps."""
+    """A layer's parameters used only by a loop, whole in every step."""
     others = {a for s in layer.steps if s is not scan for a in s.invars if is_var(a)}
     others |= {a for a in layer.outputs if is_var(a)}
     others |= {s.variable for s in layer.steps if isinstance(s, Assign)}
@@ -160,7 +160,7 @@ def _cell(layer: Layer, own: Sequence[Var], parameters: Mapping[Var, Path]) -> L
 
 
 def _cut(cell: Layer, body: Jaxpr, parameters: Mapping[Var, Path], units: Units) -> None:
-    """Makes layers of the parts of a cell that its parameter names indicate, such as gates."""
+    """Makes layers of a cell's parts, such as gates, by its parameter names."""
     shared = len(common_prefix(parameters[v][:-1] for v in cell.parameters))
     names = {v: parameters[v][shared:] for v in cell.parameters}
     if all(len(path) < 2 for path in names.values()):

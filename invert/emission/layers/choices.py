@@ -1,4 +1,4 @@
-"""The fields by which the layers of a class choose among its steps, and the text that does so."""
+"""The fields by which layers of a class choose its steps, and their text."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _SHORTCUT = "shortcut"
 
 
 def prepare(cls: Class, function: Callable[[ast.Call], str]) -> None:
-    """Notes which fields are `None` in some nodes, and makes static fields of the other choices.
+    """Notes fields that are `None` in some nodes; makes other choices static fields.
 
     A step that all nodes have, or none, is not a choice.
 
@@ -86,7 +86,7 @@ def _next(methods: Sequence[ast.FunctionDef], done: Sequence[ast.Call]) -> list[
 
 
 def _settle_arrays(cls: Class, draft: Draft) -> None:
-    """Notes the shapes of the arrays that a node lacks; none has those that the first lacks."""
+    """Notes the shapes of arrays a node lacks; the first node lacks none."""
     names = [None if s is None else field_of(s) for s in draft.sources]
     for i, name in reversed(list(enumerate(names))):
         if not name or name in draft.node.fields:
@@ -160,7 +160,7 @@ def write(cls: Class) -> None:
 
 
 def _rename(cls: Class, method: ast.FunctionDef) -> None:
-    """Renames variables that are called after an activation or a layer that some nodes lack."""
+    """Renames variables named after an activation or layer that some nodes lack."""
     codes = {v.text for column in cls.statics.values() for v in column if isinstance(v, Code)}
     functions = {text.rpartition(".")[2] for text in codes}
     arguments = {a.arg for a in (*method.args.args, *method.args.kwonlyargs)}
@@ -183,7 +183,7 @@ def _innermost(method: ast.FunctionDef) -> tuple[ast.stmt, ast.Call] | None:
 
 
 def _unless(statement: ast.stmt) -> ast.stmt:
-    """`if self.strides != (1, 1): x = pool(x)`, for a choice that may keep the value of `x`."""
+    """`if self.strides != (1, 1): x = pool(x)`, for a choice that may keep `x`."""
     match statement:
         case ast.Assign(
             targets=[ast.Name(id=name) as target],
@@ -269,7 +269,7 @@ class _Writing:
         return ast.Name(local, ast.Load())
 
     def _target(self, operand: ast.expr | None, last: ast.expr) -> str:
-        """A name for a new value: that of an operand, if only `last` reads that afterwards."""
+        """A name for a new value: an operand's, if only `last` reads it later."""
         inside = {id(n) for n in ast.walk(last)}
         method = self.method
         arguments = {a.arg for a in (*method.args.args, *method.args.kwonlyargs)}

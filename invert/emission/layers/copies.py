@@ -36,7 +36,7 @@ _NAME = "tower"
 
 @dataclasses.dataclass(eq=False)
 class Part:
-    """A part of a program that is called several times; its equations are those of the first call.
+    """A part of a program with several calls, by its first call's equations.
 
     **Arguments:**
 
@@ -67,7 +67,7 @@ def is_call(eqn: Eqn) -> bool:
 
 
 def outlined(jaxpr: Jaxpr, parameters: Mapping[Var, Path]) -> tuple[Jaxpr, list[Part]]:
-    """The program with an equation in place of each copy of a part, and the parts.
+    """The program with an equation for each copy of a part, and the parts.
 
     **Arguments:**
 
@@ -80,7 +80,7 @@ def outlined(jaxpr: Jaxpr, parameters: Mapping[Var, Path]) -> tuple[Jaxpr, list[
 
 
 def call(layer: Layer) -> None:
-    """Replaces the equations for copies in a layer, and in those inside it, by calls.
+    """Replaces the equations for copies in a layer and its inner layers by calls.
 
     **Raises:** `EmissionError` if copies of a part are in different layers.
     """
@@ -247,7 +247,7 @@ class _Copies:
         return sorted(groups, key=lambda g: min(g.copies[0].values()))
 
     def _apart(self, groups: Sequence[_Group]) -> list[_Group]:
-        """The groups that are not part of other repetitions, such as the steps of a loop."""
+        """Groups outside other repetitions, such as the steps of a loop."""
         inside = {i for g in groups for c in g.copies for i in c.values()}
         counts = collections.Counter(self.number)
         others = [
@@ -280,7 +280,7 @@ class _Copies:
             yield from self.users.get(v, ())
 
     def _outlined(self, group: _Group, gone: set[int]) -> tuple[Part, list[tuple[int, Eqn]]] | None:
-        """A part and its calls; `None` if the copies are not a layer, or depend on each other."""
+        """A part and its calls, if the copies form a layer and are independent."""
         base = common_prefix(s for s in map(scope_of, self.eqns) if s)
         scopes = [self._scope(c, base) for c in group.copies]
         copies = self._within_scopes(group.copies, scopes)
@@ -386,7 +386,7 @@ class _Copies:
     def _maps(
         self, order: Sequence[int], copies: Sequence[Mapping[int, int]]
     ) -> list[dict[Atom, Var]] | None:
-        """For each copy, its variables by those of the first; `None` if they do not correspond."""
+        """Each copy's variables by those of the first, if they correspond."""
         maps: list[dict[Atom, Var]] = []
         for copy in copies:
             own: dict[Atom, Var] = {}

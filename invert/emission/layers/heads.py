@@ -1,4 +1,4 @@
-"""The number of heads or groups into which a layer splits its features, as a static field."""
+"""The number of heads or groups of a layer's features, as a static field."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _GROUPS = "groups"
 
 
 def write(cls: Class) -> None:
-    """Makes the 4 in `x.reshape(batch, length, 4, dim // 4)` a field, unless there are others."""
+    """Makes the 4 in `x.reshape(batch, length, 4, dim // 4)` a field, if the only one."""
     first = cls.drafts[0]
     places = list(_places(first.methods))
     text = "".join(map(ast.unparse, first.methods))
@@ -39,7 +39,7 @@ def write(cls: Class) -> None:
 
 
 def write_repeats(cls: Class) -> None:
-    """Write the 2 in `jnp.repeat(value, 2, axis=2)` as the number of heads that share a key."""
+    """Write the 2 in `jnp.repeat(value, 2, axis=2)` as the heads per key."""
     first = cls.drafts[0]
     (method,) = first.methods if len(first.methods) == 1 else (None,)
     columns = zip(*(d.inner for d in cls.drafts), strict=False)

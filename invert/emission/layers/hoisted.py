@@ -21,7 +21,7 @@ _BIAS = "attention_bias"
 
 
 def hoisted(jaxpr: Jaxpr, parameters: Mapping[Var, Path]) -> tuple[Jaxpr, Mapping[Var, Path]]:
-    """The program and the names of its parameters, with such values in scopes of their own.
+    """The program and parameter names, with such values in their own scopes.
 
     **Arguments:**
 
@@ -64,7 +64,7 @@ class _Hoisting:
         return self.jaxpr.replace(eqns=eqns), names
 
     def _block(self, i: int) -> Path:
-        """The layer of a row that computes a value for itself and for another one of the row.
+        """The layer of a row that computes a value for itself and another.
 
         It is `()` if there is none.
         """

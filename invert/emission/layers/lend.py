@@ -1,4 +1,4 @@
-"""Gives layers that are only read from outside the method of others with the same arrays."""
+"""Gives layers only read from outside the method of others with these arrays."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from invert.emission.layers.shared import Draft
 
 
 def lend(drafts: Sequence[Draft], arrays: Callable[[Draft], Hashable]) -> None:
-    """Lend methods to such layers, e.g. to an embedding of which only the table is read.
+    """Lend methods to such layers, such as an embedding whose table is read.
 
     **Arguments:**
 

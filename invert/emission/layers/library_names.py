@@ -26,7 +26,7 @@ _AUTOMATIC = re.compile(
 
 
 def is_automatic(name: str) -> bool:
-    """Whether a layer was named by a library or here, rather than by an author."""
+    """Whether a library or this package, not an author, named a layer."""
     return NUMBER in name or _AUTOMATIC.fullmatch(name) is not None
 
 

@@ -1,4 +1,4 @@
-"""Names the inputs of layers after their use: the memory of a decoder, the mask of an attention."""
+"""Names inputs of layers after their use: a decoder's memory, an attention's mask."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Memories:
 
 
 def skips(layer: Layer) -> dict[Var, str]:
-    """The second input of a layer that is joined to what is computed from the first one."""
+    """A layer's second input, joined to what is computed from the first."""
     if len(layer.inputs) != 2:
         return {}
     _, v = layer.inputs

@@ -42,7 +42,7 @@ _MOST_OPTIONS, _MOST_STEPS, _LONGEST = 4, 20_000, 5
 
 
 class Match:
-    """How the values of one method correspond to those of another, which may lack steps.
+    """How values of one method correspond to another's, which may lack steps.
 
     **Arguments:**
 
@@ -100,7 +100,7 @@ class Match:
         return any(self._tried((self.missing, a, o), [(o, b)]) for o in self._operands(a))
 
     def chain(self, a: Value) -> Iterator[Value]:
-        """A missing step and those before it up to the operand that stands for them."""
+        """A missing step, and those before it up to their replacement."""
         value: Value | None = a
         while value is not None and value is not self.missing[a]:
             yield value
@@ -133,7 +133,7 @@ class Match:
         return False
 
     def _operands(self, a: Value) -> Iterator[Value]:
-        """The values that may replace a step, or a chain of steps whose layer is missing."""
+        """Values that may replace a step, or steps whose layer is missing."""
         if self._lacking == frozenset() and (steps := values.Steps.of(a)) is not None:
             yield from steps.states()
         found: list[Value] = []
@@ -153,7 +153,7 @@ class Match:
 
 
 def _parts(a: Value, b: Value) -> list[tuple[Value, Value]] | None:
-    """The parts in which two values have to agree; `None` if they are not of one kind."""
+    """The parts in which two values must agree, if of one kind."""
     if a.head != b.head or len(a.parts) != len(b.parts):
         return None
     parts = list(zip(a.parts, b.parts, strict=True))
@@ -226,7 +226,7 @@ def keys(
 
 
 def _completeness(draft: Draft, result: Value) -> tuple[int, int, bool]:
-    """The numbers of fields and of steps that others may lack, and whether it returns all steps."""
+    """How many fields and steps others may lack; whether all steps are returned."""
     seen: set[Value] = set()
     pending = [result]
     while pending:
@@ -307,7 +307,7 @@ class _Family:
 
 
 def _is_product(node: Node) -> bool:
-    """Whether a module is a product and a bias, as the layers of libraries with an activation."""
+    """Whether a module is product and bias, like library layers with an activation."""
     ranks = [len(v.aval.shape) if isinstance(v, Var) else 0 for v in node.fields.values()]
     return not node.nodes and len(ranks) < 3 and sum(rank > 1 for rank in ranks) == 1
 
@@ -329,7 +329,7 @@ def _differing(rows: Sequence[Sequence[str]], end: int | None) -> set[tuple[str,
 
 
 def _complete(draft: Draft, whole: Draft, drafts: Sequence[Draft]) -> bool:
-    """Adds the arrays that a layer lacks, at the sizes they would have, where known."""
+    """Adds the arrays a layer lacks, at the sizes they would have."""
     for name, value in whole.node.fields.items():
         if isinstance(value, Node) or name in draft.node.fields:
             continue
@@ -364,7 +364,7 @@ def _add_result(draft: Draft, method: ast.FunctionDef, time: int, *, has: bool) 
 
 
 def _like(name: str, having: Sequence[Draft], draft: Draft) -> tuple[str, int] | None:
-    """A field, and one of its axes, that has the size of another field in all layers."""
+    """A field's axis with the size of another field in all layers."""
     sizes = [_shape(d, name) for d in having]
     if not having or any(len(s) != 1 for s in sizes):
         return None
@@ -383,7 +383,7 @@ def _shape(draft: Draft, field: str) -> tuple[int, ...]:
 
 
 class _Marking:
-    """Marks the steps in the method of a layer that others lack, and adds those that it lacks."""
+    """Marks a method's steps that others lack, and adds those it lacks."""
 
     def __init__(self, draft: Draft, match: Match):
         (method,), self._match = draft.methods, match
@@ -438,7 +438,7 @@ class _Marking:
         return node
 
     def _inline(self, value: Value, node: ast.AST, step: ast.AST) -> bool:
-        """Drops the assignment of a value that only a step reads, if it can move to the step."""
+        """Moves a value that only one step reads into that step, if possible."""
         body = self._method.body
         start, end = self._at(node), self._at(step)
         made = body[start] if start >= 0 else None
@@ -487,7 +487,7 @@ def _mark(step: Value, operand: ast.expr) -> ast.expr:
 
 
 def _filled(marked: ast.FunctionDef, draft: Draft, match: Match) -> ast.FunctionDef | None:
-    """The method of a family with the numbers, types and activations of one of its layers."""
+    """A family's method with one layer's numbers, types and activations."""
     (old,), again = draft.methods, copy.deepcopy(marked)
     if [a.arg for a in again.args.kwonlyargs] != [a.arg for a in old.args.kwonlyargs]:
         return None

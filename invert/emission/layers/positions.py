@@ -1,4 +1,4 @@
-"""Passes positions to layers: the caller counts, and the layer looks them up in its table."""
+"""Passes positions to layers: callers count, layers look up their tables."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ _MOST_RESULTS = 2
 
 
 def group(layer: Layer, parameters: Mapping[Var, Path], others: Set[str]) -> None:
-    """Makes layers of the calls in a layer whose names begin alike, the longest prefixes first.
+    """Makes layers of calls whose names begin alike, longest prefixes first.
 
     Prefixes among `others` make no layers. Convolutions and normalizations that a library named by
     kind and number become pairs.
@@ -153,7 +153,7 @@ def _name(layer: Layer, members: Set[int]) -> str:
 def _next(
     layer: Layer, names: Mapping[int, str], done: set[str], made: set[Layer]
 ) -> tuple[str, dict[int, str], set[int]] | None:
-    """A prefix, the rest of each layer's name by its call, and all steps of the group.
+    """A prefix, the rest of each layer's name, and the group's steps.
 
     Prefixes that were tried are added to `done`.
     """
@@ -240,7 +240,7 @@ def _without_kind(name: str, kinds: Set[str]) -> str:
 
 
 def _name_pair(layer: Layer, pair: Sequence[int], parameters: Mapping[Var, Path]) -> None:
-    """Calls the fields of a pair `conv` and `norm`; their classes keep the names of the kinds.
+    """Names the fields of a pair `conv` and `norm`; classes keep their kinds' names.
 
     An author's `bn` stays, unless a library named some normalization of the program.
     """
@@ -258,7 +258,7 @@ def _name_pair(layer: Layer, pair: Sequence[int], parameters: Mapping[Var, Path]
 
 
 def _is_single(step: Eqn, kind: str) -> bool:
-    """Whether a step is the call of a layer of a kind, without layers inside."""
+    """Whether a step calls a layer of a kind without inner layers."""
     if not isinstance(step, LayerCall) or step.layer.block or step.layer.listed:
         return False
     inside = any(isinstance(s, LayerCall) for s in step.layer.steps)
@@ -274,7 +274,7 @@ def _called(step: Eqn, parameters: Mapping[Var, Path]) -> str:
 def _group(
     layer: Layer, links: Links, names: Mapping[int, str], prefix: str, made: Set[Layer]
 ) -> tuple[list[int], set[int] | None]:
-    """The calls of layers with a prefix, and the steps of their region if there is one."""
+    """Calls of layers with a prefix, and the steps of their region, if any."""
     steps = layer.steps
     members = sorted(i for i, name in names.items() if f"{name}{prefix[-1]}".startswith(prefix))
     scopes = {i: name for i, s in enumerate(steps) if (name := _scope(s, layer))}
@@ -310,18 +310,18 @@ def _follows_layers(links: Links, i: int) -> bool:
 
 
 def _scope(step: Eqn, layer: Layer) -> str:
-    """The name of the layer without parameters, inside a layer, that an equation comes from."""
+    """The name of an equation's inner layer without parameters."""
     scope = () if isinstance(step, LayerCall | Assign) else scope_of(step)
     return scope[-1].removeprefix(f"{layer.name}_") if scope else ""
 
 
 def _rest(name: str, prefix: str) -> str:
-    """A name after the prefix of a group; `""` for the layer that the group is named after."""
+    """A name without the group's prefix; `""` for the layer it is named after."""
     return f"{name}{prefix[-1]}"[len(prefix) :].removesuffix(prefix[-1])
 
 
 def _names(layer: Layer, parameters: Mapping[Var, Path]) -> dict[int, str]:
-    """The names that an author chose for layers, by the numbers of the steps that call them."""
+    """The author's names of layers, by the steps that call them."""
     counts = collections.Counter(s.layer for s in layer.steps if isinstance(s, LayerCall))
     wanted: dict[int, str] = {}
     for i, step in enumerate(layer.steps):
@@ -383,7 +383,7 @@ def _kind(step: Eqn) -> str:
 
 
 def _fields(steps: Sequence[Eqn], rests: Sequence[str], separator: str) -> list[str]:
-    """The names of layers after their prefix: `conv1` for a layer with the number 1.
+    """Names of layers after their prefix: `conv1` for number 1.
 
     Those of PyTorch's sequences are counted, since the numbers count activations too.
     """
@@ -423,7 +423,7 @@ def _region(
     *,
     results: int = 1,
 ) -> set[int] | None:
-    """The steps of some layers, and those between them, if they have a single result.
+    """The steps of some layers and those between, if with one result.
 
     Values that only they need, a concatenation of their results and an activation of the result
     belong to them, and in networks of convolutions a padding before them and a sum with the input.

@@ -13,7 +13,7 @@ _LEAST_DIFFERENT = 3
 
 
 def ratios(column: Sequence[object], base: Sequence[object]) -> tuple[int, ...] | None:
-    """The ratios of sizes to others, if all are integers and most are the same."""
+    """Ratios of sizes to others, if all are integers and mostly equal."""
     if len(column) != len(base):
         return None
     found: list[int] = []

@@ -23,7 +23,7 @@ from invert.ir.types import Atom, Eqn, Jaxpr, Var
 def scoped(
     jaxpr: Jaxpr, parameters: Mapping[Var, Path], units: Callable[[], Iterable[Iterable[Eqn]]]
 ) -> Jaxpr:
-    """The program with the names of its layers as scopes, if it has no scopes of its own.
+    """The program with layer names as scopes, if it has no scopes.
 
     **Arguments:**
 
@@ -125,7 +125,7 @@ class _Regions:
                 self.places[i] = self.places[i] or path
 
     def _only_adds(self, path: Path, uses: Sequence[int]) -> bool:
-        """Whether a layer is one table of which rows are added: the layer above reads it."""
+        """Whether a layer is one table whose rows the layer above adds."""
         own = [v for v, p in self.derived.items() if p == path and v not in self.producers]
         tables = len(own) == 1 and len(own[0].aval.shape) > 1
         names = {self.eqns[i].primitive.name for i in uses}
@@ -194,7 +194,7 @@ class _Regions:
         return whole
 
     def _scaled(self, region: set[int], path: Path) -> set[int]:
-        """Adds what a normalization without a mean begins and ends with: `x * f(mean(x * x))`."""
+        """Adds the ends of a normalization without mean: `x * f(mean(x * x))`."""
         outs = [v for i in region for v in self.eqns[i].outvars if self._used_outside(v, region)]
         if len(outs) != 1 or outs[0] in self.results or len(self.users[outs[0]]) != 1:
             return region
@@ -235,7 +235,7 @@ class _Regions:
         return region
 
     def _with_fewer(self, region: set[int], path: Path) -> set[int] | None:
-        """The region with the next equations after which fewer values are live, if there are some.
+        """The region, extended to where fewer values are live, if possible.
 
         These are a sum, or an activation and a sum.
         """
@@ -250,7 +250,7 @@ class _Regions:
         return None
 
     def _repeats(self, path: Path) -> bool:
-        """Whether products share a parameter of a layer, as the steps of an unrolled loop do."""
+        """Whether products share a layer's parameter, like steps of an unrolled loop."""
         counts = collections.Counter(
             a
             for e in self.eqns
@@ -261,7 +261,7 @@ class _Regions:
         return any(n > 1 for n in counts.values())
 
     def _to_fewest(self, region: set[int], path: Path) -> set[int]:
-        """Add the following equations up to where the fewest values are live: the last step."""
+        """Add the equations up to where the fewest values are live."""
         best = region
         while len(extended := self._extended(region, path)) > len(region):
             region = extended
@@ -291,7 +291,7 @@ class _Regions:
         return len(later) + sum(self._used_outside(v, region) for v in made)
 
     def _next(self, region: set[int], path: Path) -> int | None:
-        """The single equation that uses the only result, if it maps that element by element."""
+        """The only user of the only result, if elementwise."""
         outs = [v for i in region for v in self.eqns[i].outvars if self._used_outside(v, region)]
         if len(outs) != 1 or outs[0] in self.results or len(self.users[outs[0]]) != 1:
             return None

@@ -1,4 +1,4 @@
-"""Names values by their roles: the variance of a normalization, the gates of an LSTM.
+"""Names values by roles: a normalization's variance, an LSTM's gates.
 
 A role is derived from the equations around a value, never guessed from a name.
 """
@@ -96,12 +96,12 @@ def _normalization(eqn: Eqn, graph: Graph) -> Iterator[tuple[Atom, str]]:
 
 
 def _of_one_axis(eqn: Eqn, graph: Graph) -> bool:
-    """Whether one factor is an argument of the body, such as a parameter, in another form."""
+    """Whether one factor is an argument of the body, perhaps reshaped."""
     return any(graph.producer(_source(graph, a)) is None for a in eqn.invars if is_var(a))
 
 
 def _is_of_shape(eqn: Eqn, graph: Graph) -> bool:
-    """Whether an array with several axes, such as `x` in `x * rsqrt(...)`, is a factor as it is."""
+    """Whether an array of several axes, such as `x` in `x * rsqrt(...)`, is a factor."""
     (out,) = eqn.outvars
     sources = [_source(graph, a) for a in eqn.invars if is_var(a)]
     whole = [v for v in sources if graph.producer(v) is None and v.aval.shape == out.aval.shape]
@@ -124,7 +124,7 @@ def _rotation(eqn: Eqn, graph: Graph) -> Iterator[tuple[Atom, str]]:
 
 
 def _from_range(graph: Graph, atom: Atom) -> list[Eqn]:
-    """The equations that compute a value from a range of integers; none for other values."""
+    """The equations of a value computed from a range of integers."""
     found: list[Eqn] = []
     pending = [atom]
     while pending:
@@ -172,7 +172,7 @@ def _is_mean(graph: Graph, atom: Atom) -> bool:
 
 
 def _difference(graph: Graph, atom: Atom) -> Eqn | None:
-    """The mean of squares minus the square of the mean, whose positive part is the variance."""
+    """The mean of squares minus the squared mean, which is clamped to variance."""
     eqn = graph.producer(_source(graph, atom), "max", "sub")
     if eqn is not None and eqn.primitive.name == "max":
         arrays = [a for a in eqn.invars if is_var(a)]
@@ -259,7 +259,7 @@ def _is_number(eqn: Eqn) -> bool:
 
 
 def _key_of(product: Eqn, graph: Graph) -> int:
-    """The factor of the scores with the axis along which the weights sum to one."""
+    """The factor of the scores whose axis the weights sum to one along."""
     ((left, _), (batch, _)) = product.params["dimension_numbers"]
     free = len(product.invars[0].aval.shape) - len(left) - len(batch)
     rank = len(product.outvars[0].aval.shape)
@@ -286,7 +286,7 @@ def _forms(graph: Graph, atom: Atom, name: str) -> Iterator[tuple[Atom, str]]:
 
 
 def _later_forms(graph: Graph, atom: Var, name: str) -> Iterator[tuple[Atom, str]]:
-    """A value and its other forms, as long as each is only used for the next."""
+    """A value and its other forms, while each is used only for the next."""
     yield atom, name
     while len(users := graph.users.get(atom, ())) == 1 and users[0].primitive.name in _WAY:
         (atom,) = users[0].outvars
@@ -297,7 +297,7 @@ _FACTORS = frozenset(("query", "key", "value", "weights"))
 
 
 def apart(graph: Graph, names: Mapping[Atom, str]) -> set[Atom]:
-    """The values of an attention that its products use, which get a line of their own.
+    """An attention's values that its products use, each on its own line.
 
     So do its scores and its context, in their last form. A matrix transposed for a product does
     not: `query @ jnp.swapaxes(key, 2, 3)`.
@@ -370,7 +370,7 @@ PART = "*_"
 
 
 def _summands(gate: Eqn, name: str, graph: Graph) -> Iterator[tuple[Atom, str]]:
-    """What a gate that is computed alone adds up: `x_i`, `h_i` and the parts of parameters."""
+    """The summands of a gate computed alone: `x_i`, `h_i` and parts of parameters."""
     pending = [gate.invars[0]]
     while pending:
         atom = _source(graph, pending.pop())
@@ -388,13 +388,13 @@ def _summands(gate: Eqn, name: str, graph: Graph) -> Iterator[tuple[Atom, str]]:
 
 
 def _is_state(atom: Atom, graph: Graph) -> bool:
-    """Whether an array has the shape of the first result, as the state of a cell has."""
+    """Whether an array has the first result's shape, like a cell's state."""
     results = graph.jaxpr.outvars[:1]
     return is_var(atom) and any(atom.aval.shape == r.aval.shape for r in results)
 
 
 def _gate(eqn: Eqn, graph: Graph) -> Atom:
-    """The value named as a gate: a part of all gates, or computed from one alone."""
+    """The value named as a gate: a part of all, or of one alone."""
     parted = graph.producer(eqn.invars[0], "split", "slice") is not None
     return eqn.invars[0] if parted else eqn.outvars[0]
 
@@ -446,7 +446,7 @@ def _sums(atom: Atom, name: str, graph: Graph) -> Iterator[tuple[Atom, str]]:
 
 
 def _part(atom: Atom, name: str, graph: Graph) -> Iterator[tuple[Atom, str]]:
-    """The summand of a gate that is a product with the state, or with the input."""
+    """A gate's summand that is a product with the state or input."""
     parts = graph.producer(atom, "split")
     if parts is None:
         return
@@ -477,7 +477,7 @@ def _is_updated(v: Atom, graph: Graph) -> bool:
 
 
 def _masked(v: Var, name: str, graph: Graph) -> Iterator[tuple[Atom, str]]:
-    """A new state, and the values chosen between it and the old one, or a number."""
+    """A new state, and values chosen between it and the old, or a number."""
     chosen: list[tuple[Atom, str]] = []
     for eqn in graph.users.get(v, ()):
         if eqn.primitive.name == "select_n":
@@ -498,7 +498,7 @@ def _is_filled(graph: Graph, atom: Atom) -> bool:
 
 
 def states(body: Jaxpr, start: int, count: int) -> dict[Atom, str]:
-    """Names of the carried values of a body, which are its arguments from `start` on."""
+    """Names of a body's carried values: its arguments from `start` on."""
     variables = body.invars[start : start + count]
     names = _carried(body, start, count)
     return {variables[i]: name for i, name in names.items()}
@@ -562,7 +562,7 @@ def _scan(eqn: Eqn, graph: Graph) -> Iterator[tuple[Atom, str]]:
 
 
 def _channel_gate(eqn: Eqn, graph: Graph) -> Iterator[tuple[Atom, str]]:
-    """One factor for each channel of an image, computed from it, as in squeeze and excitation."""
+    """A factor per channel of an image, computed from it: squeeze and excitation."""
     for factor, image in (eqn.invars, eqn.invars[::-1]):
         gate = _source(graph, factor)
         if not is_var(gate) or not is_var(image):

@@ -1,4 +1,4 @@
-"""Passes the input of a self-attention twice if another attention of the model takes a memory.
+"""Passes a self-attention's input twice, if another attention takes a memory.
 
 The two then share a class: `self.attention(x, x)` and `self.attention(x, memory)`.
 """
@@ -90,7 +90,7 @@ def _split(
     parameters: Mapping[Var, Path],
     calls: Sequence[LayerCall],
 ) -> None:
-    """Gives a layer a second input, which some uses of parameters read in place of the first."""
+    """Gives a layer a second input, which some parameters use."""
     memory = Var(ShapedArray(x.aval.shape, x.aval.dtype))
     for i, step in enumerate(layer.steps):
         if _use(step, parameters) in taken:

@@ -218,7 +218,7 @@ def number_of(constant: ast.Constant) -> int:
 
 
 def integers(tree: ast.AST) -> Iterable[ast.Constant]:
-    """The integers in a tree, and integral floats that divide or are under a square root."""
+    """The integers in a tree, and integral floats as divisors or under roots."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and type(node.value) is int:
             yield node
@@ -253,7 +253,7 @@ class _Site:
 
     @property
     def is_always(self) -> bool:
-        """Whether it is a field even if all layers have the same, unless these are ones."""
+        """Whether it is a field even if equal in all layers, except at one."""
         return self.field in _ALWAYS and _callee(self.call) not in _WITHOUT
 
     @property
@@ -348,7 +348,7 @@ def _literal(value: ast.expr) -> bool:
 
 
 def text_of(method: ast.FunctionDef) -> str:
-    """The text of a method without annotations, with 0 for all integers and static arguments."""
+    """A method's text without annotations, integers and static arguments as 0."""
     with blank(method):
         return syntax.text_of(bare(method))
 
@@ -431,7 +431,7 @@ def make_static(cls: Class) -> None:
 
 
 def _of_images(site: _Site, values: Sequence[Any]) -> tuple[Any, ...]:
-    """The paddings of the inner axes, if those of samples and features are not padded."""
+    """The inner axes' paddings, if samples and features are not padded."""
     given = [v for v in values if v is not None] if _callee(site.call) == "pad" else []
     if not given or any(len(v) < 3 or {v[0], v[-1]} != {(0, 0)} for v in given):
         return ()
@@ -464,7 +464,7 @@ def _type_of(value: Any) -> str:
 
 
 def groups(drafts: Sequence[Draft], key: Callable[[Draft], Hashable]) -> list[list[Draft]]:
-    """Groups of nodes that can share one text; the first has all fields of the others.
+    """Groups of nodes that can share a text; the first has all fields.
 
     **Arguments:**
 
@@ -506,7 +506,7 @@ def fit(group: Sequence[Draft]) -> bool:
 
 
 def _columns(group: Sequence[Draft]) -> list[tuple[int | None, ...]]:
-    """The values of each integer of the text in all drafts; `None` in steps that one lacks."""
+    """Each integer of the text in all drafts; `None` in steps one lacks."""
     rows: list[list[int | None]] = []
     for draft in group:
         marks = (n for m in draft.methods for n in ast.walk(m) if _is_left_out(n))
@@ -571,7 +571,7 @@ def _size(
     *,
     small: bool = False,
 ) -> tuple[tuple[int, ...], str, int] | None:
-    """A size that equals some numbers, or a multiple or divisor of them, in all drafts.
+    """A size equal to numbers, or their multiple or divisor, in all drafts.
 
     **Arguments:**
 
@@ -647,7 +647,7 @@ def generalize(
     taken: Iterable[str],
     stored: Mapping[str, ast.expr],
 ) -> None:
-    """Replaces numbers that differ between drafts by sizes of arrays, in the first of them.
+    """Replaces numbers that differ between drafts by sizes of arrays, in the first.
 
     **Arguments:**
 
@@ -692,7 +692,7 @@ def generalize(
 
 
 def settle(group: Sequence[Draft]) -> None:
-    """Copies to the twin, which comes last, the numbers of its layer that no size determines."""
+    """Copies numbers that no size determines from a layer to its twin, last."""
     twin = group[-1]
     assert twin.twin is not None
     told = _told(group) if len(group[0].methods) == 1 else {}

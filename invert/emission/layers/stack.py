@@ -88,7 +88,7 @@ class Members:
 
 
 class Stacker:
-    """Finds the runs in a tree of layers and replaces each by its first layer.
+    """Replaces each run in a tree of layers by its first layer.
 
     **Arguments:**
 
@@ -179,7 +179,7 @@ class Stacker:
     def _matched(
         self, a: Layer, b: Layer, programs: dict[int, tuple[list[Var], Graph]]
     ) -> dict[Var, Var] | None:
-        """The inputs and parameters of `b` by those of `a`; `None` if the programs differ."""
+        """Inputs and parameters of `b` by those of `a`, if the programs agree."""
         for layer in (a, b):
             if id(layer) not in programs:
                 programs[id(layer)] = self._program(layer)

@@ -215,7 +215,7 @@ class _Leaves:
         return None
 
     def _beside(self, leaf: _Leaf) -> _Leaf | None:
-        """The layer of the last product in the sum to which a single bias is added."""
+        """The layer of the last product in a sum with a single bias."""
         if leaf.kind != "scale" or list(leaf.members.values()) != ["bias"]:
             return None
         for atom in leaf.eqns[0].invars:

@@ -81,7 +81,7 @@ class _Slide:
     half: bool = False
 
     def rule(self, before: DimSize, after: DimSize) -> Callable[[DimSize, int, int], DimSize]:
-        """The rule of a `Window`: padding as the text states it, by name where it has one."""
+        """A `Window`'s rule: padding as the text states it, by name if named."""
         (low, high), spread, dilation = self.padding, self.spread, self.dilation
         if spread != 1 and str(after) == str(before * spread):
             return lambda n, _k, _s: n * spread
@@ -416,7 +416,7 @@ class Ties:
                 self.tie(x, i, out, k)
 
     def _parts(self, eqn: Eqn) -> None:
-        """Slices: axes of one size are tied, also to every second element; features are fixed."""
+        """Slices tie axes of one size, also to every second element; features are fixed."""
         strides = eqn.params.get("strides") or ()
         for i in range(len(_shape(eqn.invars[0]))):
             whole, part = (_shape(v)[i] for v in (eqn.invars[0], eqn.outvars[0]))
@@ -577,7 +577,7 @@ def _is_same(
 
 
 def carried(root: Layer) -> dict[Layer, list[tuple[int, int]]]:
-    """For layers in loops, the arguments that are results of the previous step; see `Ties`."""
+    """Arguments of layers in loops that the previous step returns; see `Ties`."""
     found: dict[Layer, list[tuple[int, int]]] = {}
     for step in root.steps:
         if isinstance(step, LayerCall):
@@ -608,7 +608,7 @@ def _shape(atom: Atom) -> Shape:
 
 
 def _blocks(old: Shape, new: Shape) -> Iterator[tuple[list[int], list[int]]]:
-    """The axes before and after a reshape that hold the same elements, without those of size 1.
+    """Axes before and after a reshape with the same elements, except unit axes.
 
     All axes between open sizes that change are one block.
     """

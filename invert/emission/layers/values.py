@@ -1,4 +1,4 @@
-"""The computation of a method as a graph of values, without names of local variables.
+"""A method's computation as a graph of values, without local names.
 
 Steps that some layers of a class lack are marked by calls `$step(taken, operand, has)`: the layers
 that have the step take the first value, in which `$` is the second one, and the others the second.
@@ -33,7 +33,7 @@ _DEEPEST = 150
 
 @dataclasses.dataclass(eq=False)
 class Value:
-    """A value that a method computes: an expression, with its parts in place of local variables.
+    """A value that a method computes: an expression of its parts, without variables.
 
     **Arguments:**
 
@@ -226,7 +226,7 @@ def operand(value: Value) -> Value | None:
 
 
 def replace_operand(value: Value, node: ast.AST, new: ast.expr) -> ast.expr:
-    """Puts another expression in place of the operand in a copy of a step; returns the old one."""
+    """Replaces the operand in a copy of a step; returns the old one."""
     if isinstance(node, ast.Call):
         place = int(is_mask(node))
         old, node.args[place] = node.args[place], new
@@ -300,14 +300,14 @@ def is_addition(node: ast.AST) -> bool:
 
 
 def decider(node: ast.AST) -> str:
-    """The field of a step, which is `None` where the step is missing, or `""`."""
+    """The field of a step, `None` where the step is missing, or `""`."""
     if isinstance(node, ast.BinOp):
         return field_of(node.right)
     return layer_of(node) if isinstance(node, ast.Call) else ""
 
 
 def fields(step: ast.Call) -> list[str]:
-    """The layers and biases of a step, which are `None` in layers that lack it."""
+    """A step's layers and biases, `None` in layers that lack it."""
     found, node = list[str](), step.args[0]
     while isinstance(node, ast.Call | ast.BinOp) and not is_step(node):
         found += [decider(node)]

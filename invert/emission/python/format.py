@@ -149,7 +149,7 @@ def fitted(line: str, limit: int) -> list[str]:
 
 
 def _laid(indent: str, head: str, value: str, tail: str, limit: int, *, free: bool) -> list[str]:
-    """`head`, a value and `tail`, broken within the value; `free` if it is in brackets."""
+    """`head`, a value and `tail`, broken within the value; `free` in brackets."""
     line = indent + head + value + tail
     if len(line) <= limit:
         return [line]

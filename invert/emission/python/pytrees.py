@@ -36,7 +36,7 @@ def access(value: ast.expr, path: Sequence[KeyEntry]) -> ast.expr:
 
 
 def filled(numbers: Any, leaves: Sequence[object]) -> Any:
-    """A pytree with leaves in the place of their numbers, and dictionaries in the same order."""
+    """A pytree with leaves for their numbers, dictionaries in the same order."""
     if type(numbers) is dict:
         return {k: filled(v, leaves) for k, v in numbers.items()}
     if type(numbers) in (list, tuple):
@@ -93,7 +93,7 @@ def typed(tree: object, define: Callable[[dict[str, ast.expr]], ast.expr]) -> as
 
 
 def _is_field(key: str) -> bool:
-    """Whether a key may be a field of a `TypedDict` and does not shadow a type there."""
+    """Whether a key may be a field of a `TypedDict`, shadowing no type."""
     ordinary = key.isascii() and key.isidentifier() and not keyword.iskeyword(key)
     return ordinary and (key not in RESERVED or key in dir(builtins)) and not key.startswith("__")
 

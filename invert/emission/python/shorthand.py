@@ -50,7 +50,7 @@ def _name_after_layers(function: ast.FunctionDef) -> None:
 
 
 def _sizes_at_once(function: ast.FunctionDef) -> list[ast.stmt]:
-    """`batch, length, dim = x.shape` for an array if at least half of its sizes are read."""
+    """`batch, length, dim = x.shape`, if at least half the sizes are read."""
     ranks = {a.arg: rank for a in function.args.args if (rank := _rank(a.annotation)) is not None}
     body = function.body
     first = int(ast.get_docstring(function, clean=False) is not None)
@@ -76,7 +76,7 @@ def _sizes_at_once(function: ast.FunctionDef) -> list[ast.stmt]:
 
 
 def _rank(annotation: ast.expr | None) -> int | None:
-    """The number of axes in an annotation such as `Float[Array, "batch dim"]`, if it is fixed."""
+    """The number of axes in `Float[Array, "batch dim"]`, if fixed."""
     if not isinstance(annotation, ast.Subscript) or not isinstance(annotation.slice, ast.Tuple):
         return None
     match annotation.slice.elts:
@@ -103,7 +103,7 @@ def _read_size(statement: ast.stmt, ranks: dict[str, int]) -> tuple[str, int, st
 
 
 def _repeated_once(body: Sequence[ast.stmt]) -> list[ast.stmt]:
-    """`q, k, v = (f(y) for y in jnp.split(...))` for what is done to several values in turn."""
+    """`q, k, v = (f(y) for y in jnp.split(...))` for the same step on several values."""
     result: list[ast.stmt] = []
     i = 0
     while i < len(body):
@@ -126,7 +126,7 @@ def _repeated_once(body: Sequence[ast.stmt]) -> list[ast.stmt]:
 
 
 def _widened_once(body: Sequence[ast.stmt]) -> list[ast.stmt]:
-    """`mask = mask[..., None]` for a value that is only used with more axes, several times."""
+    """`mask = mask[..., None]` for a value used only with more axes."""
     result = list(body)
     for i, statement in reversed([*enumerate(body)]):
         targets = statement.targets if isinstance(statement, ast.Assign) else ()
@@ -208,7 +208,7 @@ def _loops_at_once(function: ast.FunctionDef) -> list[ast.stmt]:
 
 
 def _loop(statement: ast.stmt) -> str:
-    """What a loop does with the elements of a field, as text; `""` for other statements."""
+    """What a loop does with a field's elements; `""` for other statements."""
     match statement:
         case ast.For(
             target=ast.Name(id=element), iter=ast.Attribute(value=ast.Name(id="self")), body=body
@@ -240,7 +240,7 @@ def _changes(statement: ast.stmt) -> tuple[str, str] | None:
 
 
 def _for_each(names: Sequence[str], first: ast.stmt, before: list[ast.stmt]) -> ast.stmt:
-    """One statement for all; takes over the last one of `before` if that makes the values."""
+    """One statement for all; absorbs the last of `before` if it makes the values."""
     assert isinstance(first, ast.Assign)
     targets = syntax.tuple_of([syntax.name(n) for n in names])
     values: ast.expr = targets

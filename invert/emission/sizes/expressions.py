@@ -51,7 +51,7 @@ def dimension_sources(arrays: Sequence[tuple[ast.expr, Shape]]) -> dict[str, ast
 def derived_sources(
     arrays: Sequence[tuple[ast.expr, Shape]],
 ) -> Iterator[tuple[DimSize, ast.expr, str, int]]:
-    """The sizes of arrays that are not a single dimension, such as `(height - 2) // 2 + 1`.
+    """Sizes of arrays that are not single dimensions, such as `height // 2 + 1`.
 
     **Returns:** for each, its expression by the shape of the array, and from
     `part_and_rest` the text of the part and the rest.
@@ -66,7 +66,7 @@ def derived_sources(
 
 
 def part_and_rest(size: DimSize) -> tuple[str, int] | None:
-    """A size that is a sum of one term and a number: the text of the term, and the number."""
+    """A size of one term plus a number: the term's text, and the number."""
     terms = dim_terms(size)
     rest = sum(coefficient for coefficient, factors in terms if not factors)
     match [(coefficient, factors) for coefficient, factors in terms if factors]:
@@ -116,7 +116,7 @@ def in_place(node: ast.expr, parts: Mapping[str, tuple[str, int]]) -> ast.expr:
 
 
 def width(node: ast.expr) -> int:
-    """The length of an expression with a name for each size computed from a dimension."""
+    """An expression's length, with names for sizes computed from a dimension."""
     total = syntax.width(node)
     tokens = {token for token in syntax.tokens_in(node) if dimension_of(token) is not None}
     pending: list[ast.AST] = [node] if tokens else []
@@ -146,7 +146,7 @@ def _is_quotient(node: ast.AST, tokens: Collection[str]) -> TypeGuard[ast.BinOp]
 def quotients_in(
     nodes: Iterable[ast.expr], dimensions: Collection[str]
 ) -> list[tuple[ast.expr, int]] | None:
-    """The largest quotients of some dimensions, each with a number that is often added to it.
+    """The largest quotients of dimensions, each with a number often added.
 
     `None` if a dimension also occurs outside of quotients.
     """

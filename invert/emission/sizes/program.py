@@ -44,7 +44,7 @@ class Program:
 
     @functools.cached_property
     def halves(self) -> bool:
-        """Whether a convolution with strides pads by half of its kernel, and not as `"SAME"`."""
+        """Whether a strided convolution pads by half its kernel, not as `"SAME"`."""
         every = equations(self.jaxpr)
         return any(
             is_half(e) and max(e.params["window_strides"]) > 1 and not _is_same(e)

@@ -1,4 +1,4 @@
-"""The rules for StableHLO, CHLO, MHLO and Shardy ops, all of which this package registers."""
+"""Registers the rules for StableHLO, CHLO, MHLO and Shardy ops."""
 
 import importlib
 import pkgutil

@@ -196,7 +196,7 @@ def _custom_call(
     called_computations: Attribute = (),
     indices_of_shape_operands: Ints = (),
 ) -> Value:
-    """Keep a call of a target without a rule, with all attributes, as an opaque equation."""
+    """Keep a call of an unknown target as an opaque equation with all attributes."""
     target, shapes = call_target_name, indices_of_shape_operands
     if (function := _function_of(target)) is not None:
         held = op.attributes["mhlo.attributes"] if "mhlo.attributes" in op.names else None

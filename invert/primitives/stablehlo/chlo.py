@@ -232,7 +232,7 @@ def _scan(
     is_reverse: bool = False,
     is_associative: bool = False,
 ) -> Sequence[Value]:
-    """A scan over one axis; the body maps slices and carries to outputs and carries.
+    """A scan over one axis, from slices and carries to outputs and carries.
 
     One that sums in any order is `cumsum`, which JAX lowers so for GPUs (jax 0.11 and 0.12).
     """
@@ -260,7 +260,7 @@ def _scan(
 
 
 def _sums(region: ir.Region) -> bool:
-    """Whether a body adds a slice to the carry, and returns the sum as both."""
+    """Whether a body returns the sum of slice and carry, as output and carry."""
     (block,) = region.blocks
     first, *rest = (view.operation for view in block.operations)
     return (

@@ -68,10 +68,10 @@ def _groups(ctx: Context, op: Op, attribute: ir.Attribute) -> Groups | None:
 
 def _named_groups(ctx: Context, op: Op, text: str) -> Groups:
     """Groups in newer modules, given as mesh axes."""
-    found = _AXIS_REF.findall(text)
-    axes = tuple(name for name, _ in found)
+    references = _AXIS_REF.findall(text)
+    axes = tuple(name for name, _ in references)
     sizes = {} if ctx.manual is None else dict(ctx.manual.mesh.shape)
-    if any(part for _, part in found) or not set(axes) <= set(sizes):
+    if any(part for _, part in references) or not set(axes) <= set(sizes):
         raise op.error(
             f"no mesh has its groups of devices, {text}", "Export it with groups along whole axes."
         )
@@ -105,10 +105,10 @@ def _reducer(op: Op) -> str:
     """The single op of a reducer, ignoring annotations."""
     block = op.regions[0].blocks[0]
     names = [view.operation.name for view in block.operations]
-    found = [n for n in names[:-1] if not n.startswith("sdy.") and n != "stablehlo.custom_call"]
-    if len(found) != 1:
-        raise op.error(f"it reduces by {', '.join(found)}", "Reduce by sum, min or max.")
-    return found[0]
+    ops = [n for n in names[:-1] if not n.startswith("sdy.") and n != "stablehlo.custom_call"]
+    if len(ops) != 1:
+        raise op.error(f"it reduces by {', '.join(ops)}", "Reduce by sum, min or max.")
+    return ops[0]
 
 
 _REDUCERS: dict[str, Callable[..., Value]] = {

@@ -142,7 +142,7 @@ def _case(index: Array, *, ctx: Context, op: Op) -> Sequence[Value]:
 
 
 def _in_range(ctx: Context, index: ir.Value, last: int) -> bool:
-    """Whether the index is clamped or from a boolean, as JAX lowers `switch` and `cond`."""
+    """Whether the index is clamped or a boolean, as in JAX's `switch` and `cond`."""
     if (convert := defining(index, "stablehlo.convert")) is not None:
         return last == 1 and attributes.element_dtype(convert.operands[0].type) == np.bool_
     if (clamp := defining(index, "stablehlo.clamp")) is None:

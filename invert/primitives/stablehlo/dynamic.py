@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 
 from invert._errors import InvertError, MalformedModelError, SignatureError
 from invert.ir.size_algebra import Sizes, constraint_of
-from invert.ir.sizes import constrain
+from invert.ir.sizes import DimSize, constrain
 from invert.stablehlo.ops import attributes
 from invert.stablehlo.ops.registry import CALL_ATTRIBUTES, CUSTOM_CALL, Op, Value, rule
 from invert.stablehlo.ops.values import are_known, is_constant, sizes
@@ -35,7 +34,8 @@ def result_avals(
         raise MalformedModelError(
             f"{op.name}: operand {wrong[0]}, which should hold a shape, is missing"
         )
-    shapes: list[Any] = [sizes(operands[i], op.name) for i in places] or [None] * len(types)
+    known = [sizes(operands[i], op.name) for i in places]
+    shapes: Sequence[Sequence[DimSize] | None] = known or [None] * len(types)
     avals = [
         None
         if attributes.is_token(t)

@@ -25,9 +25,9 @@ from invert.stablehlo.ops.values import plain
 
 def _unbroadcast(ctx: Context, operands: tuple[Value, ...]) -> list[Value]:
     shape = operands[0].shape
-    found = [ctx.scalar(x) or ctx.stretched.get(id(x)) for x in operands]
-    narrow = [x if f is None else f[1] for x, f in zip(operands, found, strict=True)]
-    for i, f in enumerate(found):
+    scalars = [ctx.scalar(x) or ctx.stretched.get(id(x)) for x in operands]
+    narrow = [x if f is None else f[1] for x, f in zip(operands, scalars, strict=True)]
+    for i, f in enumerate(scalars):
         sizes = [x.shape for x in narrow if x.shape] or [()]
         # The size that is not one, if there is one: open sizes cannot be compared with it.
         wide = [max(axis, key=lambda n: n != 1) for axis in zip(*sizes, strict=True)]
@@ -211,7 +211,7 @@ COMPARE = {"EQ": lax.eq, "NE": lax.ne, "LT": lax.lt, "LE": lax.le, "GT": lax.gt,
 
 
 def total_order(direction: str, x: Value, y: Value) -> Value:
-    """Comparison in the IEEE total order: -NaN < -inf < ... < -0 < +0 < ... < +inf < NaN."""
+    """Compare in the IEEE total order, from -NaN over -0 and +0 to NaN."""
     if direction in ("GT", "GE"):
         x, y = y, x
         direction = {"GT": "LT", "GE": "LE"}[direction]

@@ -10,8 +10,9 @@ import numpy as np
 from jax import lax
 
 from invert._errors import InvertError
-from invert._private.jax import trace_open
+from invert._private.jax import trace_closed
 from invert._private.mlir import ir
+from invert.ir.jaxprs import split_constants
 from invert.ir.sizes import DimSize
 from invert.ir.types import JaxFunction, Jaxpr
 from invert.primitives.stablehlo.reduction import complex_extremum, scalar_computation, single_op
@@ -128,7 +129,7 @@ def _scatter(
     update = None if is_bool and kind is not lax.scatter else kind
     if update is None:
         aval = jax.ShapeDtypeStruct((), arrays[0].dtype)
-        update = trace_open(scalar_computation(ctx, region), aval, aval)
+        update = split_constants(trace_closed(scalar_computation(ctx, region), aval, aval))
     return scatter(
         (arrays[0], indices, updates[0]),
         dims,

@@ -39,7 +39,7 @@ _TYPE_NAMES = {"float16": "F16", "bfloat16": "BF16", "float32": "F32", "float64"
 
 
 def _algorithm(fields: Algorithm) -> lax.DotAlgorithm | lax.DotAlgorithmPreset:
-    """The preset with these fields, if any (the only way to name TF32), otherwise the fields."""
+    """The preset with these fields, which alone can name TF32, or the fields."""
     names = [_TYPE_NAMES.get(str(t), str(t).upper()) for t in fields[:3]]
     count = fields.num_primitive_operations
     name = "_".join(names) + (f"_X{count}" if count > 1 else "")

@@ -11,8 +11,9 @@ import numpy as np
 from jax import lax
 
 from invert._errors import InvertError
-from invert._private.jax import trace_open
+from invert._private.jax import trace_closed
 from invert._private.mlir import ir
+from invert.ir.jaxprs import split_constants
 from invert.ir.sizes import DimSize
 from invert.ir.types import JaxFunction
 from invert.stablehlo.ops import attributes, regions
@@ -69,9 +70,9 @@ def complex_extremum(region: ir.Region, dtype: np.dtype) -> Callable | None:
     """`lax.max` or `lax.min` if the region is JAX's lexicographic comparison."""
     if not jnp.issubdtype(dtype, jnp.complexfloating):
         return None
-    found = regions.signature(region)
+    signature = regions.signature(region)
     for reduction, monoid in ((lax.reduce_max, lax.max), (lax.reduce_min, lax.min)):
-        if found is not None and found == regions.reducer(reduction, dtype):
+        if signature is not None and signature == regions.reducer(reduction, dtype):
             return monoid
     return None
 
@@ -82,7 +83,7 @@ def scalar_computation(ctx: Context, region: ir.Region) -> JaxFunction:
 
 
 def of_sides(body: JaxFunction) -> JaxFunction:
-    """A function of scalars in the form that `lax.reduce` takes: a value or a tuple each side."""
+    """A function of scalars as `lax.reduce` takes it: of two values or tuples."""
 
     def call(x: Value, y: Value) -> Value:
         if isinstance(x, (list, tuple)):
@@ -93,7 +94,7 @@ def of_sides(body: JaxFunction) -> JaxFunction:
 
 
 def reduced(reduce: JaxFunction, computation: JaxFunction, operands: Sequence[Value]) -> Value:
-    """Arrays reduced by a function of `lax`; the operands are the arrays and initial values."""
+    """Reduce arrays by a `lax` function; operands are arrays, then initial values."""
     n = len(operands) // 2
     if n == 1:
         return [reduce(*operands, computation)]
@@ -137,7 +138,7 @@ def _windows(
     base: Sequence[DimSize],
     dilation: Sequence[DimSize],
 ) -> Value:
-    """Windows of arrays combined by a region; the operands are the arrays and initial values."""
+    """Reduce windows of arrays by a region; operands are arrays, then initial values."""
     reduce = functools.partial(
         lax.reduce_window,
         window_dimensions=dimensions,
@@ -228,8 +229,8 @@ def bind_select_and_scatter(
             padding=padding,
         )
     aval = jax.ShapeDtypeStruct((), operand.dtype)
-    select_jaxpr, select_consts = trace_open(select, aval, aval)
-    scatter_jaxpr, scatter_consts = trace_open(scatter, aval, aval)
+    select_jaxpr, select_consts = split_constants(trace_closed(select, aval, aval))
+    scatter_jaxpr, scatter_consts = split_constants(trace_closed(scatter, aval, aval))
     if select_consts or scatter_consts:
         raise InvertError("stablehlo.select_and_scatter: a region captures a value")
     return lax.select_and_scatter_p.bind(

@@ -251,7 +251,7 @@ def _unclamped(op: Op, start: ir.Value, room: list[DimSize], ctx: Context) -> ir
 
 
 def _parts(vector: ir.Value, ctx: Context) -> tuple[Value, ...]:
-    """The elements from which a vector was concatenated, if it was."""
+    """The elements of a concatenated vector, if it is one."""
     if (whole := defining(vector, "stablehlo.concatenate")) is not None:
         return tuple(part for v in whole.operands for part in _parts(v, ctx))
     value = data(ctx.env[vector])

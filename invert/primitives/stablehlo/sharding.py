@@ -73,8 +73,8 @@ def _mesh() -> None:
 
 @rule("sdy.sharding_constraint", "sdy.reshard")
 def _constraint(x: Array, *, ctx: Context, sharding: Attribute) -> Value:
-    found = ctx.devices.shardy(str(sharding))
-    return _constrained(ctx, x, next(iter(found), None))
+    annotation = ctx.devices.shardy(str(sharding))
+    return _constrained(ctx, x, next(iter(annotation), None))
 
 
 @rule("sdy.propagation_barrier", "sdy.sharding_group", takes_any=True)
@@ -86,8 +86,8 @@ def _barrier(x: Array, *, op: Op) -> Sequence[Value]:
 @rule("sdy.all_gather", "sdy.all_reduce", "sdy.all_slice", "sdy.all_to_all", takes_any=True)
 def _resharding(x: Array, *, ctx: Context, out_sharding: Attribute | None = None) -> Value:
     """Identities that move values, to `out_sharding`."""
-    found = ctx.devices.shardy(str(out_sharding))
-    return _constrained(ctx, x, next(iter(found), None))
+    annotation = ctx.devices.shardy(str(out_sharding))
+    return _constrained(ctx, x, next(iter(annotation), None))
 
 
 @rule("sdy.manual_computation")

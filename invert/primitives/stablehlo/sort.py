@@ -22,10 +22,10 @@ def _sort(
 ) -> Sequence[Value]:
     dimension %= max(operands[0].ndim, 1)
     (region,) = op.regions
-    found = regions.signature(region)
+    signature = regions.signature(region)
     dtypes = tuple(np.dtype(x.dtype) for x in operands)
     for num_keys in range(1, len(operands) + 1):
-        if found is not None and found == regions.comparator(dtypes, num_keys):
+        if signature is not None and signature == regions.comparator(dtypes, num_keys):
             return lax.sort(
                 tuple(operands), dimension=dimension, is_stable=is_stable, num_keys=num_keys
             )

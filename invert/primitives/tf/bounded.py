@@ -207,7 +207,7 @@ def _gather(rule: Rule, ctx: Context, node: Node, values: list[Value]) -> Result
 
 @row_rule("GatherNd", "ResourceGatherNd")
 def _gather_rows(rule: Rule, ctx: Context, node: Node, values: list[Value]) -> Results:
-    """Select rows by index. Padding rows repeat the first row, or are ones if there is none.
+    """Select rows by index; padding repeats the first row, or holds ones.
 
     Later ops compute on padding rows too, and need finite derivatives there: the cotangents are
     zero, but zero times infinity is NaN.
@@ -223,7 +223,7 @@ def _gather_rows(rule: Rule, ctx: Context, node: Node, values: list[Value]) -> R
 
 @row_rule("DynamicStitch", "ParallelDynamicStitch")
 def _dynamic_stitch(rule: Rule, ctx: Context, node: Node, values: list[Value]) -> Results:
-    """Put the rows of a partition back, if known indices were partitioned in the same way.
+    """Join the rows of a partition, if indices were partitioned alike.
 
     Each index is in one part, so the largest one determines the length of the result.
     """
@@ -445,7 +445,7 @@ def _slice_grad(rule: Rule, ctx: Context, node: Node, values: list[Value]) -> li
 
 @row_rule("Pad", "PadV2")
 def _pad(rule: Rule, ctx: Context, node: Node, values: list[Value]) -> list[Value]:
-    """Add elements before and after the valid rows, which may fill up to a fixed number."""
+    """Pad the valid rows before and after, perhaps to a fixed number."""
     x, fill = values[0], array(values[2]) if node.op == "PadV2" else np.int32(0)
     if not isinstance(x, BoundedArray):
         raise refused(node, values)

@@ -22,7 +22,7 @@ _F32, _I32, _U32, _U64 = (np.dtype(t) for t in (np.float32, np.int32, np.uint32,
 
 @dataclasses.dataclass(frozen=True)
 class _Words:
-    """The words of a stream in order; `at` is the position of the next one."""
+    """The words of a stream in order; `at` is the next position."""
 
     stream: Stream
     at: Array

@@ -158,7 +158,7 @@ def _without_effects(
 def _map_defun(
     *operands: Value, ctx: Context, node: Node, f: str, Targuments: list[np.dtype]
 ) -> list[Array]:
-    """A function of rows of the first operands, and of the other operands as a whole."""
+    """Map a function over rows of the first operands; others stay whole."""
     count = len(Targuments)
     rows, captured = [array(v) for v in operands[:count]], operands[count:]
     call = _without_effects(ctx, node, f)

@@ -204,7 +204,7 @@ def _optional_get_value(
 
 
 def _matches(key: Value, shape: tuple[int | None, ...] | None, dtype: np.dtype) -> bool:
-    """Whether a choice, given by its kind, shape, dtype and branch, is of a type."""
+    """Whether a choice (kind, shape, dtype and branch) is of a type."""
     kind, *rest = key
     if kind != "array" or rest[1] != str(jax.dtypes.canonicalize_dtype(dtype)):
         return False
@@ -230,7 +230,7 @@ def _check(node: Node, value: str) -> Resource:
 
 
 def _fail(ctx: Context, resource: Resource, failed: Array) -> None:
-    """Record whether a check failed. The flag is handled at the end of the program."""
+    """Record whether a check failed, to report at the program's end."""
     if resource in ctx.state:
         before = ctx.state[resource]
         first = isinstance(before, np.ndarray) and not before

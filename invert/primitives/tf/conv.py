@@ -49,7 +49,7 @@ class Conv:
         return _convolved(x, kernel, self)
 
     def of_split(self, made: SplitSpace, kernel: Array) -> SplitSpace | None:
-        """This convolution of an array whose space was split, as a dilated one of its source."""
+        """A convolution of split space, as a dilated one of its source."""
         n, where = len(self.strides), self.where
         if made.convolve is not None or (*self.strides, *self.dilation) != (1,) * 2 * n:
             return None

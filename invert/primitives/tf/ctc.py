@@ -61,7 +61,7 @@ def repeats(labels: Array) -> Array:
 
 
 def packed(labels: Array, kept: Array, fill: int) -> tuple[Array, Array]:
-    """The kept labels of each row moved to the front, padded with `fill`; and their number."""
+    """Each row's kept labels in front, padded with `fill`, and their number."""
     rows = jnp.arange(labels.shape[0], dtype=jnp.int32)[:, None]
     target = jnp.where(kept, jnp.cumsum(kept, axis=1, dtype=jnp.int32) - 1, labels.shape[1])
     moved = jnp.full_like(labels, fill).at[rows, target].set(labels, mode="drop")
@@ -71,7 +71,7 @@ def packed(labels: Array, kept: Array, fill: int) -> tuple[Array, Array]:
 def _negative_log_likelihood(
     logits: Array, labels: Array, counts: Array, lengths: Array, blank: int, merge: bool
 ) -> Array:
-    """A loss for each entry of the batch; infinite if the labels do not fit.
+    """The loss per batch entry; infinite if labels do not fit.
 
     The states are the labels with a blank before, between and after them.
     """

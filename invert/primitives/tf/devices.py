@@ -46,7 +46,7 @@ _COMBINES = (
     ignores=_COMBINES,
 )  # fmt: skip
 def _collective(x: Value, groups: Static, *others: Value, node: Node) -> Value:
-    """An operand is the size of the group, or a table with a row for each group."""
+    """A collective; one operand is the group size, or a table of groups."""
     if (groups.shape[1] if groups.ndim else int(groups)) != 1:
         raise _several(node)
     return x
@@ -133,7 +133,7 @@ def _shard(x: Array, *, node: Node) -> Array:
 
 @rule("XlaSplitND")
 def _split(x: Array, *, num_splits: list[int], paddings: list[int]) -> list[Array]:
-    """Equal blocks of an array that is padded with zeros at the end, in row-major order."""
+    """Equal blocks of an array padded with zeros, in row-major order."""
     pads = paddings or (0,) * x.ndim
     blocks = [lax.pad(x, np.zeros((), x.dtype), [(0, pad, 0) for pad in pads])]
     for axis, count in enumerate(num_splits):

@@ -76,7 +76,7 @@ def _where(condition: Value, *, ctx: Context, node: Node) -> Value:
 
 
 def places_of(mask: Array) -> Array:
-    """The indices where an array is true, in order, padded with rows of -1 to its size.
+    """Indices where an array is true, padded with rows of -1.
 
     `jnp.nonzero` requests int64, which may be disabled.
     """
@@ -171,8 +171,11 @@ def _known_unique(x: np.ndarray, out_idx: np.dtype) -> list[Value]:
 
 
 def runs(x: Array) -> tuple[Array, Array, Array]:
-    """The order that sorts a vector; then, in that order, whether a run of equals begins and where
-    it began."""
+    """The runs of equal numbers in a vector.
+
+    **Returns:** the order that sorts it; in that order, where runs begin, and the beginning of the
+        run of each number.
+    """
     order = jnp.argsort(x, stable=True)
     ordered = x[order]
     new = jnp.concatenate([jnp.ones_like(order[:1], bool), ordered[1:] != ordered[:-1]])
@@ -180,7 +183,7 @@ def runs(x: Array) -> tuple[Array, Array, Array]:
 
 
 def _first_occurrences(x: Array) -> tuple[Array, Array]:
-    """For each element, the index of its first duplicate, and whether it is the first."""
+    """The index of each element's first duplicate, and whether it is first."""
     order, new, start = runs(x)
     # The sort is stable: the first of a run comes first in x as well.
     origin = jnp.zeros_like(order).at[order].set(order[start], unique_indices=True)

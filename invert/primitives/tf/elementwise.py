@@ -160,7 +160,7 @@ def _right_shift(x: Array, y: Array) -> Array:
 
 
 def _grad(fn: Binary, singular: Unary = lambda y: lax.bitwise_not(jnp.isfinite(y))) -> Binary:
-    """A gradient by the result y of a function: 0 where the cotangent is, even if `singular`."""
+    """A gradient by result y: 0 where the cotangent is, even if `singular`."""
 
     def grad(y: Array, dy: Array) -> Array:
         lost = lax.bitwise_and(_is_zero(dy), singular(y))
@@ -326,7 +326,7 @@ def _power(x: Value, y: Value, *, T: np.dtype) -> Value:
 
 
 def _are_powers(y: np.ndarray) -> bool:
-    """Whether all are exponents that a size may have: small numbers, which are not negative."""
+    """Whether all are exponents that a size may have: small, not negative."""
     return all(isinstance(n, int | np.integer) and 0 <= n <= 8 for n in y.ravel().tolist())
 
 

@@ -40,7 +40,7 @@ def _nudged(low: Array, high: Array, levels: Levels) -> tuple[Array, Array, Arra
 def fake_quant(
     x: Array, low: Array, high: Array, levels: Levels, *, divides: bool = False
 ) -> Array:
-    """`x` at the nearest level. Inside the bounds the derivative is that of the identity.
+    """`x` at the nearest level, with the identity's derivative inside the bounds.
 
     **Arguments:**
 
@@ -113,7 +113,7 @@ def _clipped_tangent(y: Array, primals: tuple[Array, ...], tangents: tuple[Array
 
 
 def _along(v: Array, x: Array, axis: int) -> Array:
-    """A bound for each slice along `axis`, or for all of x, at the shape of x."""
+    """A bound per slice along `axis`, or for all, in x's shape."""
     return broadcast_to(v, x.shape) if axis == -1 else lax.broadcast_in_dim(v, x.shape, (axis,))
 
 

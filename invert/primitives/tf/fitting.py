@@ -18,7 +18,7 @@ _INT32, _INT64 = np.dtype(np.int32), np.dtype(np.int64)
 
 
 def falling(x: Array) -> tuple[Array, Array]:
-    """The closest non-increasing sequence to a vector, and the block of equal numbers of each."""
+    """The closest non-increasing sequence to a vector, and its blocks of equal numbers."""
     y, block = _pooled(lax.stop_gradient(x))
     # Each block is the mean of its numbers, which is differentiated.
     size = x.shape[0]
@@ -40,7 +40,7 @@ def _pooled(x: Array) -> tuple[Array, Array]:
         return (last > 0) & (means[last] > means[last - 1])
 
     def step(state: tuple[Array, ...]) -> tuple[Array, ...]:
-        """Join the last two blocks if they increase, otherwise begin one with the next number."""
+        """Join the last two blocks if increasing, else begin one with the next number."""
         used, last, sums, means, starts = state
         joins = rises(last, means)
         at = jnp.where(joins, last - 1, last + 1)

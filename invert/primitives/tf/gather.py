@@ -147,7 +147,7 @@ _REMEDY = "Use masks, tf.where with three arguments, or a segment op with a fixe
 def _dynamic_partition(
     data: Value, partitions: Value, *, num_partitions: int, node: Node
 ) -> list[Value]:
-    """The rows of each partition, in order. TensorFlow raises on a number out of range."""
+    """The rows of each partition, in order; TensorFlow refuses numbers out of range."""
     flat = lax.reshape(array(data), (np.size(partitions), *np.shape(data)[np.ndim(partitions) :]))
     if isinstance(partitions, np.ndarray):
         where = [np.flatnonzero(np.ravel(partitions) == i) for i in range(num_partitions)]

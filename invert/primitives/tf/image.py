@@ -113,7 +113,7 @@ Places = tuple[Array, Array]
 
 
 def _nearest_crop(image: Array, places: Places, which: Array, fill: float) -> Array:
-    """`_crop` at the nearest pixels. The derivative in positions is that of the bilinear method."""
+    """`_crop` at the nearest pixels, with the bilinear derivative in positions."""
 
     def tangent(y: Array, primals: tuple[Array, ...], tangents: tuple[Array, ...]) -> Array:
         image, places, which = primals

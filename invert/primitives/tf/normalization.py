@@ -27,7 +27,7 @@ def _fused_batch_norm(
 def batch_norm(
     node: Node, x: Array, scale: Array, offset: Array, mean: Array, variance: Array
 ) -> list[Array]:
-    """The result, mean and variance for later use, and mean and variance for the gradient.
+    """The result, then mean and variance, for later use and for gradients.
 
     As in TensorFlow, only the result has a derivative in training; the statistics are not part of
     it (tensorflow/python/ops/nn_fused_batch_norm_grad.py, TensorFlow 2.21).

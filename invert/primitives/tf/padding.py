@@ -1,4 +1,4 @@
-"""Ops that pad, reverse and roll axes, move blocks between space and batch, or compute shapes."""
+"""Ops that pad, reverse, roll, move space to batch, or compute shapes."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ def _max_pool_grad_grad(
 
 
 def _positions(shape: Sequence[Array], dtype: np.dtype, batch: bool = True) -> Array:
-    """The index of each element in memory order, in all or in one batch entry."""
+    """Each element's index in memory order, overall or per batch entry."""
     total: Array = 0
     for axis in range(0 if batch else 1, len(shape)):
         place = lax.broadcasted_iota(dtype, shape, axis)
@@ -161,7 +161,7 @@ def _argmax_gradients(
 def _dilate(
     x: Array, kernel: Array, *, strides: list[int], rates: list[int], padding: str
 ) -> Array:
-    """The maximum of `x + kernel` over windows; at ties the first element has the derivative."""
+    """The maximum of `x + kernel` over windows; ties differentiate the first element."""
     steps, spacing = strides[1:-1], rates[1:-1]
     pads = explicit(padding, x.shape[1:3], kernel.shape[:2], steps, spacing)
     low = lowest(x.dtype)
@@ -197,7 +197,7 @@ def _shifted(
     rates: Sequence[int],
     pads: Sequence[tuple[Int, Int]],
 ) -> Iterator[tuple[tuple[int, ...], Array, Array]]:
-    """For each window position: a mask of where it is inside the image, and the image there."""
+    """A mask of each window position inside the image, and the image there."""
     config = [(0, 0, 0), *((lo, hi, 0) for lo, hi in pads), (0, 0, 0)]
     padded = lax.pad(x, np.zeros((), x.dtype), config)
     inside = lax.pad(jnp.ones((1, *x.shape[1:3], 1), bool), np.asarray(False), config)
@@ -254,7 +254,7 @@ def _fractional_pool(
 def _regions(
     stream: Stream, lengths: Sequence[int], counts: Sequence[int], pseudo_random: bool
 ) -> list[Array]:
-    """The start of each region along both axes, and the end of the last one."""
+    """The starts of regions along both axes, and the last end."""
     starts = []
     for length, count in zip(lengths, counts, strict=True):
         if pseudo_random:
@@ -281,7 +281,7 @@ def _pseudo_random(u: Array, length: int, count: int) -> Array:
 
 
 def _cells(x: Array, rows: Array, columns: Array, overlapping: bool) -> tuple[Array, Array]:
-    """The elements of each region on a new axis, and a mask of the valid ones."""
+    """Each region's elements on a new axis, and a mask of valid ones."""
     place, inside = zip(
         *(_span(s, n, overlapping) for s, n in ((rows, x.shape[1]), (columns, x.shape[2]))),
         strict=True,
@@ -294,7 +294,7 @@ def _cells(x: Array, rows: Array, columns: Array, overlapping: bool) -> tuple[Ar
 
 
 def _span(starts: Array, length: int, overlapping: bool) -> tuple[Array, Array]:
-    """The positions of each region, padded to equal length, and a mask of the valid ones."""
+    """Each region's positions, padded to equal length, and a mask of valid ones."""
     count = starts.shape[0] - 1
     longest = length // count + 1 + overlapping
     place = starts[:-1, None] + np.arange(longest)

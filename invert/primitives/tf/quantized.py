@@ -201,7 +201,7 @@ def _relu(
 
 
 def unclamped(v: Array, low: Array, high: Array, dtype: np.dtype) -> Array:
-    """The level nearest to a real number, in double precision; it may be out of range."""
+    """The level nearest to a number, in double precision, perhaps out of range."""
     first, _ = levels(dtype)
     span, steps = _scale(low, high, dtype)
     scale = steps / span
@@ -435,7 +435,7 @@ class _Operands:
 
     **Arguments:**
 
-    - `x`, `kernel`, `bias`, `summand`: the tensors; `None` if there is none.
+    - `x`, `kernel`, `bias`, `summand`: the tensors, `None` where absent.
     - `of_x`, `of_kernel`, `of_result`, `of_summand`: the bounds of their ranges.
     """
 
@@ -557,7 +557,7 @@ def _fused_matmul(
 def _after_sums(
     op: str, operands: _Operands, sums: Array, of_x: Array, dtype: np.dtype
 ) -> list[Array]:
-    """The part of an op after the sums of products; `of_x`: the step size of x."""
+    """What an op does after the products; `of_x` is x's step size."""
     of_kernel = _fused_scale(operands.of_kernel, operands.kernel.dtype)
     reals = sums.astype(_F32) * (of_x * of_kernel)
     if operands.bias is not None:

@@ -7,7 +7,7 @@ ragged_tensor_to_sparse_kernel.cc, TensorFlow 2.21.)
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from types import ModuleType
 
 import jax
 import jax.numpy as jnp
@@ -38,7 +38,7 @@ def _splits(node: Node, parts: Sequence[Value], kinds: Sequence[str]) -> list[Ar
     for part, kind in zip(parts, kinds, strict=True):
         if kind == "VALUE_ROWIDS":
             values = part.shape[0]
-            lib: Any = np if isinstance(part, np.ndarray) else jnp
+            lib: ModuleType = np if isinstance(part, np.ndarray) else jnp
             part, rows = lib.searchsorted(part, lib.arange(rows + 1)), values
         splits.append(part)
     return splits
@@ -47,7 +47,7 @@ def _splits(node: Node, parts: Sequence[Value], kinds: Sequence[str]) -> list[Ar
 def _places(splits: Sequence[Array], count: int) -> Array:
     """The indices of `count` values: the row of the outermost partition, then the columns."""
     known = all(isinstance(s, np.ndarray) for s in splits)
-    lib: Any = np if known else jnp
+    lib: ModuleType = np if known else jnp
     at, columns = lib.arange(count), []
     for split in reversed(splits):
         row = lib.searchsorted(split, at, side="right") - 1
@@ -63,7 +63,7 @@ def _longest(split: Array) -> Array:
 
 
 def _width(node: Node, split: Array, size: Value) -> Value:
-    """The axis size of a partition: that of the shape, otherwise of the longest row."""
+    """A partition's axis size: from the shape, else of the longest row."""
     if not isinstance(size, int) or size >= 0:
         return size
     if isinstance(split, np.ndarray):
@@ -154,7 +154,7 @@ def _to_variant(*operands: Value, node: Node, batched_input: bool) -> Value:
 def _from_variant(
     encoded: Value, *, node: Node, output_ragged_rank: int, Tvalues: np.dtype, Tsplits: np.dtype
 ) -> list[Value]:
-    """The ragged tensor of a variant, or the one whose rows are the variants of a vector."""
+    """The ragged tensor of a variant, or of a vector of row variants."""
     if isinstance(encoded, RaggedVariant):
         return [*encoded.splits, encoded.values]
     items = _vector(node, encoded)

@@ -1,4 +1,4 @@
-"""Random ops whose numbers TensorFlow does not specify: `jax.random` with the key of the call."""
+"""Random ops whose numbers TensorFlow leaves open: `jax.random` with the call's key."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _SEEDS = ("seed", "seed2")
 
 
 def _drawn(sampler: Callable[..., Array]) -> Callable[..., Array]:
-    """The rule of an op that takes a shape; `sampler` takes a key, the shape and a type."""
+    """The rule of a shaped draw; `sampler` takes a key, shape and type."""
 
     def rule(shape: Ints, *, ctx: Context, dtype: np.dtype) -> Array:
         return sampler(ctx.key(), shape, dtype)

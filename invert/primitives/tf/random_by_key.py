@@ -14,7 +14,7 @@ from invert.tf.interpreter.registry import Array
 
 
 def key_of(seed: Value) -> Array:
-    """A typed key from a key, from a seed of two words, or from 64 bits."""
+    """A typed key from a key, a seed of two words, or 64 bits."""
     if isinstance(seed, np.ndarray):
         words = seed.view(np.uint32) if seed.shape == (1,) else seed.astype(np.uint32)
         return jax.random.wrap_key_data(jnp.asarray(words), impl="threefry2x32")

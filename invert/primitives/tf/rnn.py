@@ -78,7 +78,7 @@ class Lstm:
     peephole: bool
 
     def cell(self, gates: Array, cs_prev: Array, wci: Array, wcf: Array, wco: Array) -> list[Array]:
-        """The results `i, cs, f, o, ci, co, h` of one step, from the sums of the gates."""
+        """One step's results `i, cs, f, o, ci, co, h`, from the gates' sums."""
         parts = dict(zip(self.order, jnp.split(gates, 4, axis=-1), strict=True))
         look = cs_prev if self.peephole else None
         i = lax.logistic(parts["i"] if look is None else parts["i"] + look * wci)
@@ -94,7 +94,7 @@ class Lstm:
     def steps(
         self, length: Array, x: Array, start: Sequence[Array], weights: Sequence[Array]
     ) -> list[Array]:
-        """The results of all steps along the first axis of `x`; zeros from `length` on."""
+        """Results of all steps along `x`'s first axis; zeros from `length` on."""
         w, *peepholes, b = weights
 
         def step(carry: tuple[Array, Array], item: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -170,7 +170,7 @@ def _step_gradient(
     cs_grad: Array,
     h_grad: Array,
 ) -> list[Array]:
-    """The gradients of the previous cell, of the sums of the gates and of the peepholes."""
+    """Gradients of the previous cell, the gates' sums, and the peepholes."""
     i, cs, f, o, ci, co = results
     wci, wcf, wco = peepholes
     d = {"o": h_grad * co * o * (1 - o)}
@@ -348,7 +348,7 @@ def _network(
 def _layer(
     cell: Cell, w: Weights, x: Array, start: State, lengths: Array, reverse: bool
 ) -> tuple[State, Array]:
-    """The final state and all outputs; past its length a sequence keeps its state, output zeros."""
+    """Final state and outputs; past its length a sequence keeps its state, outputs zeros."""
 
     def step(carry: State, item: tuple[Array, Array]) -> tuple[State, Array]:
         at, inputs = item

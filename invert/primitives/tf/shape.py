@@ -82,7 +82,7 @@ def _to_shape(x: Array, shape: Ints) -> Array:
 
 
 def _divided(old: Ints, new: Ints) -> Ints:
-    """A shape with -1 replaced by the remaining size, also if other sizes are open."""
+    """A shape with -1 replaced by the remaining size, open sizes included."""
     places = [i for i, n in enumerate(new) if isinstance(n, int) and n == -1]
     given = [n for i, n in enumerate(new) if i not in places]
     count = math.prod(given)
@@ -234,7 +234,7 @@ def _tile(x: Value, multiples: Ints) -> Value:
 
 
 def _as_static(node: Node, values: Sequence[Value], i: int) -> np.ndarray:
-    """A known operand, or an open size that was cast to floating point, as in `tf.range(n, 1.0)`.
+    """A known operand, or an open size cast to float, as in `tf.range(n, 1.0)`.
 
     Floating-point numbers are exact up to at least 2**24, longer than axes are.
     """

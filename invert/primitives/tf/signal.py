@@ -17,7 +17,7 @@ _RANKS = {"": 1, "2D": 2, "3D": 3}
 
 
 def _typed(y: Array, real: np.dtype | None, complex_: np.dtype | None) -> Array:
-    """The result in the type that the op declares; `jnp` computes half precision in single."""
+    """The result in the declared type: `jnp` computes half precision in single."""
     dtype = real if jnp.issubdtype(y.dtype, jnp.floating) else complex_
     return y if dtype is None or y.dtype == dtype else lax.convert_element_type(y, dtype)
 

@@ -44,7 +44,7 @@ Part = Any
 
 
 def _bounded_slice_of(ctx: Context, node: Node, index: list[Part]) -> BoundedSlice | None:
-    """The slice of the first axis of an index if its length depends on data.
+    """An index's slice of the first axis, if its length depends on data.
 
     **Raises:** `UnsupportedOpError` if the length along another axis does.
     """
@@ -92,7 +92,7 @@ def _rest(ctx: Context, node: Node, x: Array, begin: Value, size: Ints) -> Value
 
 
 def take_rows(node: Node, x: Value, row_slice: BoundedSlice, index: list[Part]) -> BoundedArray:
-    """`x[index]` with `row_slice` as the slice of the first axis; x is an array or bounded."""
+    """`x[index]` of an array or bounded x, with `row_slice` along the first axis."""
     rows = rows_of(x, row_slice, slice_origin(node))
     return rows.with_data(take(rows.data, [slice(None), *index[1:]]))
 
@@ -148,7 +148,7 @@ def _places(vector: Value) -> list[Array]:
 
 @dataclasses.dataclass(frozen=True)
 class _Window:
-    """A part of an axis that starts at a traced index: its start and length.
+    """A part of an axis with a traced start: start and length.
 
     `index`: the NumPy index into this part.
     """
@@ -271,7 +271,7 @@ def _region(index: list[Part], sizes: Ints) -> _Region:
 
 
 def take(x: Array, index: list[Part]) -> Array:
-    """`x[index]` in `lax` ops: one slice, a reversal of some axes, then a change of rank."""
+    """`x[index]` in `lax` ops: slice, reverse axes, then change the rank."""
     windows, index = _windows(index)
     x = _at_windows(x, windows)
     r = _region(index, tuple(x.shape))
@@ -404,7 +404,7 @@ def _open_bounds(part: slice, size: Int) -> tuple[Int, Int, int, Int]:
 
 
 def _from_start(value: Int, size: Int) -> Int:
-    """An index that may count from the end of an axis, counted from its start."""
+    """An index from the start of an axis, given one from either end."""
     if isinstance(value, int):
         return value + size if value < 0 else value
     suggest_decided(value, "ge", 0)

@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from types import ModuleType
 
 import jax
 import jax.numpy as jnp
@@ -144,7 +144,7 @@ def _folding_rule(*ops: str) -> Callable[[Callable[..., Value]], Callable[..., V
 
 
 def _numbered(indices: Array, shape: Ints) -> Array:
-    """The row-major number of each index; the size of the tensor if out of range."""
+    """Each index's row-major number; the tensor's size if out of range."""
     total: Array = 0
     inside: Array = True
     for axis, size in enumerate(shape):
@@ -178,7 +178,7 @@ def _masked(keep: Array, indices: Array, values: Array) -> tuple[Array, Array]:
 
 
 def _distinct(numbers: Array, limit: Value) -> tuple[Array, Array]:
-    """The sorted distinct numbers, padded with `limit`, and the position of each number in them."""
+    """Sorted distinct numbers, padded with `limit`, and each number's position among them."""
     if isinstance(numbers, np.ndarray):
         return np.unique(numbers, return_inverse=True)
     size = numbers.shape[0]
@@ -186,7 +186,7 @@ def _distinct(numbers: Array, limit: Value) -> tuple[Array, Array]:
 
 
 def _by_place(kind: str, values: Array, which: Array, count: int) -> Array:
-    """The sum or maximum of the values at each position; 0 if there are none."""
+    """The sum or maximum of values at each position; 0 without any."""
     if kind == "Sum":
         return jnp.zeros(count, values.dtype).at[which].add(values)
     written = jnp.zeros(count, bool).at[which].set(True)
@@ -286,7 +286,7 @@ def _split(
 
 
 def _union(indices: Sequence[Array], shape: Ints) -> tuple[Array, Array, Array]:
-    """The distinct positions of two tensors, that of each index, and whether it is in range."""
+    """Two tensors' distinct positions, each index's position, and whether in range."""
     numbers = [_numbered(v, shape) for v in indices]
     known = all(isinstance(n, np.ndarray) for n in numbers)
     joined = (np if known else jnp).concatenate(numbers)
@@ -475,7 +475,7 @@ class Matrix:
         rank = len(self.shape)
         order = [*range(rank - 2), rank - 1, rank - 2]
         swapped = self.indices[:, np.array(order)]
-        lib: Any = np if isinstance(swapped, np.ndarray) else jnp
+        lib: ModuleType = np if isinstance(swapped, np.ndarray) else jnp
         by_row = lib.lexsort([swapped[:, axis] for axis in reversed(range(rank))])
         shape = tuple(self.shape[axis] for axis in order)
         return Matrix(swapped[by_row], jnp.asarray(self.values)[by_row], shape)

@@ -58,7 +58,7 @@ def spence(x: Array) -> Array:
 
 
 def _incomplete(fn: Callable[..., Array], sign: int) -> Callable[..., Array]:
-    """An incomplete gamma function, also for `a` so large that the terms of `lax` coincide.
+    """An incomplete gamma function, also where `a` is too large for `lax`.
 
     There it is the normal distribution function with mean and variance `a`, which is more precise.
     At infinite x the lower function is 1 with slope 0. `sign`: 1 for the lower
@@ -105,7 +105,7 @@ def _zeta_tangent(y: Array, primals: tuple[Array, Array], tangents: tuple[Array,
 
 @with_tangent(_zeta_tangent)
 def zeta(x: Array, q: Array) -> Array:
-    """Hurwitz's zeta function. In TensorFlow it has a derivative in q only, and 0 in x."""
+    """Hurwitz's zeta function, in TensorFlow with a derivative in q only."""
     # `lax.zeta` is NaN if q or x is infinite, or if x is so large that one term of the sum remains.
     # Unlike Eigen's, it has poles left of 1.
     large = x > _ONE_TERM

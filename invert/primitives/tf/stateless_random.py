@@ -1,4 +1,4 @@
-"""Random ops that take a seed or a generator's state: the numbers that TensorFlow draws on CPU.
+"""Random ops with a seed or generator state: TensorFlow's numbers on CPU.
 
 In a function compiled with XLA they are XLA's numbers, which it derives differently from the same
 words. With `Config(random="jax")` they come from `jax.random`, with the seed as key.

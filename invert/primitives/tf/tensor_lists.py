@@ -27,7 +27,7 @@ def _dtype(element_dtype: np.dtype) -> np.dtype | None:
 
 
 def _element(shape: Value, element_dtype: np.dtype) -> Element | None:
-    """The element type that an op declares by a shape, or by the scalar -1 for an unknown rank."""
+    """The element type declared by a shape, or -1 for unknown rank."""
     if not isinstance(shape, np.ndarray) or shape.ndim == 0 or shape.dtype == object:
         return None
     return lists.element_type(ints(shape), _dtype(element_dtype))
@@ -397,7 +397,7 @@ def _write(
 
 
 def _grows(lst: TensorList, index: Value) -> bool:
-    """Whether a write may extend the list; arrays of fixed size are never too short."""
+    """Whether a write may extend the list, unlike an array of fixed size."""
     if not isinstance(lst.size, int):
         return True
     return lst.size == 0 or (isinstance(index, np.ndarray) and int(index) >= lst.size)

@@ -56,7 +56,7 @@ class _Levels:
 
 
 def _levels(node: Node, prefix: str, rank: int, scale: Array, zero: Array) -> _Levels:
-    """The levels of an operand or result of a rank, from the attributes with a prefix."""
+    """Levels of an operand or result, from the attributes with a prefix."""
     axis = node.attr(f"{prefix}quantization_axis")
     least, most = (node.attr(f"{prefix}quantization_{end}_val") for end in ("min", "max"))
     return _Levels(scale, zero, None if axis == -1 else axis - rank, least, most)
@@ -211,7 +211,7 @@ def _quantized_product(x: Array, y: Array, *scales: Array, node: Node) -> Array:
 
 
 def _levels_of(x: Array, least: int, most: int) -> tuple[Array, Array, Array]:
-    """The rows of `x`, each quantized by its own range, with their scales and zero points."""
+    """Quantize each row of `x` by its range; with scales and zero points."""
     low, high = jnp.minimum(jnp.min(x, 1), 0).astype(_F64), jnp.maximum(jnp.max(x, 1), 0)
     span, steps = high.astype(_F64) - low, float(most - least)
     scale = (span / steps).astype(_F32)
@@ -237,7 +237,7 @@ def _levels_of(x: Array, least: int, most: int) -> tuple[Array, Array, Array]:
     ignores=("dimension_numbers",),  # read as bytes
 )
 def _hybrid(x: Array, y: Array, scale: Array, zero: Array, *, node: Node) -> Array:
-    """Each example of the first operand is quantized to 8 bits by its own range."""
+    """Quantize each example of the first operand to 8 bits by its range."""
     right = _levels(node, "rhs_", y.ndim, scale, zero)
     batch = 0 if "Dot" in node.op else _dimension_numbers(node, x.ndim).lhs_spec[0]
     moved = jnp.moveaxis(x, batch, 0)

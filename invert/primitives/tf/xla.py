@@ -41,10 +41,10 @@ _PRECISIONS = (lax.Precision.DEFAULT, lax.Precision.HIGH, lax.Precision.HIGHEST)
 def _precision(node: Node) -> Any:
     """The `precision` argument of `lax`; `None` for the default."""
     config = message_of(node, "precision_config", PrecisionConfig)
-    found = list(config.operand_precision)
-    if config.algorithm or any(not 0 <= p < len(_PRECISIONS) for p in found):
+    precisions = list(config.operand_precision)
+    if config.algorithm or any(not 0 <= p < len(_PRECISIONS) for p in precisions):
         raise node.error("asks for a precision that JAX lacks", "Export it without a precision.")
-    return tuple(_PRECISIONS[p] for p in found) if any(found) else None
+    return tuple(_PRECISIONS[p] for p in precisions) if any(precisions) else None
 
 
 def _preferred(dtype: np.dtype | None) -> np.dtype | None:

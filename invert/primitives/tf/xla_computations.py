@@ -31,7 +31,7 @@ from invert.tf.values.constants import array, arrays, axis_of
 
 
 def _computation(ctx: Context, node: Node, name: str, types: Sequence[Aval]) -> ClosedJaxpr:
-    """A function of the graph as a program on scalars with the dtypes of arrays."""
+    """A graph function as a program on scalars of the arrays' dtypes."""
 
     def run(*scalars: Array) -> list[Array]:
         return arrays(ctx.on(dict(ctx.state)).call(name, scalars))
@@ -51,7 +51,7 @@ def _function(program: ClosedJaxpr) -> JaxFunction:
 
 
 def _single(program: ClosedJaxpr) -> tuple[str, bool] | None:
-    """The only primitive of `(x, y) -> op(x, y)`, and whether its operands are in this order."""
+    """The primitive of `(x, y) -> op(x, y)`, and whether operands keep this order."""
     jaxpr = open_jaxpr(program)
     if len(jaxpr.eqns) != 1 or jaxpr.outvars != jaxpr.eqns[0].outvars or len(jaxpr.invars) != 2:
         return None
@@ -73,10 +73,10 @@ _MONOIDS: dict[str, JaxFunction] = {
 
 
 def _monoid(program: ClosedJaxpr) -> str | None:
-    """The name of the primitive that a computation consists of; `None` if there is none."""
-    found = _single(program)
-    if found is not None:
-        return found[0]
+    """The primitive that a computation consists of, if it is one."""
+    single = _single(program)
+    if single is not None:
+        return single[0]
     scalars = [v.aval for v in open_jaxpr(program).invars]
     if len(scalars) != 2:
         return None
@@ -107,7 +107,7 @@ def _reduce(
 
 
 def _positions(value: Value) -> Array:
-    """An operand; `iota` if it holds the positions along an axis, as in an argmax."""
+    """An operand; `iota` for positions along an axis, as in an argmax."""
     if isinstance(value, np.ndarray) and value.dtype.kind == "i":
         for axis, size in enumerate(value.shape):
             if size > 1 and (np.moveaxis(value, axis, -1) == np.arange(size)).all():

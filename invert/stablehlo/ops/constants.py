@@ -69,7 +69,7 @@ _INT_BITS: dict[str, int] = {"i2": 2, "i4": 4, "ui2": 2, "ui4": 4}
 
 
 def element_dtype(ir_type: ir.Type) -> np.dtype:
-    """NumPy (or ml_dtypes) dtype of an element type, or of the elements of a shaped type.
+    """The NumPy or ml_dtypes dtype of an element type or shaped type.
 
     **Raises:** `UnsupportedType` for quantized types, tokens, tuples, `index` and unknown types.
     """
@@ -186,16 +186,16 @@ def dense_elements(attr: object) -> np.ndarray:
 
 def _from_buffer(attr: MlirObject, ir_type: MlirObject) -> np.ndarray:
     try:
-        found = np.asarray(memoryview(attr))
+        view = np.asarray(memoryview(attr))
         # The NumPy type of a C type such as `long long` may differ from the sized type, and JAX
         # refuses its scalars.
-        return _apart_from_module(found.view(np.dtype(found.dtype.str)))
+        return _apart_from_module(view.view(np.dtype(view.dtype.str)))
     except ValueError as e:  # NumPy's own limits on rank and size
         raise UnsupportedType(str(ir_type), f"NumPy refuses the shape: {e}") from e
 
 
 def _apart_from_module(view: np.ndarray) -> np.ndarray:
-    """A copy of a small constant or a splat: its view would keep the whole module alive."""
+    """Copy a small constant or splat, whose view would keep the module alive."""
     if view.size and not any(view.strides):
         return np.broadcast_to(view[(0,) * view.ndim], view.shape)
     if view.nbytes > _MOST_COPIED:

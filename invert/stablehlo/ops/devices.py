@@ -85,8 +85,8 @@ class Devices:
         """The sharding of an argument or a result, from its dictionary of attributes."""
         for key in ("sdy.sharding", "mhlo.frontend_attributes"):
             if key in named and "sdy" in (text := str(named[key])):
-                found = self.shardy(text.replace("\\22", '"'))
-                return next(iter(found), None)
+                annotation = self.shardy(text.replace("\\22", '"'))
+                return next(iter(annotation), None)
         if "mhlo.sharding" not in named:
             return None
         layout = shardings.tiling(_text(named["mhlo.sharding"]))
@@ -194,7 +194,7 @@ class _Scan:
         return ir.WalkResult.ADVANCE
 
     def _call(self, op: ir.Operation) -> None:
-        """Read the specs of a `shard_map`, which JAX keeps in locations and results of the body."""
+        """Read the specs of a `shard_map` from locations and results of its body."""
         function = self.functions.get(attributes.symbol_name(op.attributes["callee"]))
         if function is None or not len(function.regions[0].blocks):
             return
@@ -294,7 +294,7 @@ class Shards:
     def specs(
         self, devices: Devices, outer: frozenset[str]
     ) -> tuple[ManualMesh, list[PartitionSpec], list[PartitionSpec]]:
-        """The mesh, the axes that become manual here, and the specs of operands and results."""
+        """The mesh, the new manual axes, and the specs of operands and results."""
         asked = [s for op in self.entries for s in _asked(op, devices, entry=True)]
         given = [s for op in self.exits for s in _asked(op, devices, entry=False)]
         mesh = (asked + given)[0].mesh
@@ -372,12 +372,12 @@ def shards_of(block: ir.Block) -> dict[ir.Operation, Shards]:
             parent[root(source)] = root(user)
             owners = (owner_of(v) for v in source.operands)
             pending += [(source, o) for o in owners if o in targets and o not in parent]
-    found: dict[ir.Operation, Shards] = {}
+    shards: dict[ir.Operation, Shards] = {}
     parts: dict[ir.Operation, Shards] = {}
     for op in operations:
         if op not in parent:
             continue
-        part = found[op] = parts.setdefault(root(op), Shards())
+        part = shards[op] = parts.setdefault(root(op), Shards())
         target = targets[op]
         if target in _ENTRIES:
             if part.exits:
@@ -387,10 +387,10 @@ def shards_of(block: ir.Block) -> dict[ir.Operation, Shards]:
             for source in filter(None, map(owner_of, op.operands)):
                 if targets.get(source) == "Sharding" and len(list(source.results[0].uses)) == 1:
                     part.annotations.append(source)
-                    found[source] = part
+                    shards[source] = part
         else:
             (part.exits if target in _EXITS else part.inside).append(op)
-    return found
+    return shards
 
 
 def coordinates(mesh: AbstractMesh, axes: Sequence[str]) -> Iterator[tuple[int, ...]]:

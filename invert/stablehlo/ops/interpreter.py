@@ -118,7 +118,7 @@ class Context:
         return None
 
     def _on_shards(self, part: Shards) -> None:
-        """Raise a part of a block that runs on shards, when its first result is joined."""
+        """Raise the sharded part of a block once its first result is joined."""
         outer = frozenset() if self.manual is None else self.manual.axes
         where, ins, outs = part.specs(self.devices, outer)
         cut = [r for e in part.entries for r in e.results]
@@ -140,7 +140,7 @@ class Context:
         body: Callable[..., Sequence[Value]],
         operands: Sequence[Value],
     ) -> list[Value]:
-        """Bind a `shard_map` of `body`, which takes the context of its ops and the shards."""
+        """Bind a `shard_map` of `body`, a function of a context and shards."""
         outer = frozenset() if self.manual is None else self.manual.axes
         # Functions that were traced on whole values are traced again.
         inner = dataclasses.replace(
@@ -179,10 +179,10 @@ class Context:
     ) -> tuple[str, ...]:
         """Add to the hint which operands the author broadcast explicitly."""
         numbers = [(i, self.explicit.get(id(x))) for i, x in enumerate(operands)]
-        found = tuple((i, number) for i, number in numbers if number is not None)
-        if not found or not names or not is_hint(names[-1]):
+        numbered = tuple((i, number) for i, number in numbers if number is not None)
+        if not numbered or not names or not is_hint(names[-1]):
             return names
-        hint = dataclasses.replace(decode(names[-1]), operands=found)
+        hint = dataclasses.replace(decode(names[-1]), operands=numbered)
         return (*names[:-1], hint.encode())
 
     def apply(self, operation: ir.Operation, operands: Sequence[Value]) -> Sequence[Value]:

@@ -1,4 +1,4 @@
-"""Name stacks and source positions from MLIR locations. Runs once per op, so it has to be fast.
+"""Name stacks and source positions from MLIR locations; runs once per op.
 
 Printing a location writes its whole chain of frames; walking its parts is about 30 times faster.
 """
@@ -12,7 +12,7 @@ from invert._private.mlir import ir
 
 
 def location_name(loc: ir.Location) -> str:
-    """The name stack, such as `jit(f)/Dense_0/dot_general`; `""` if there is none.
+    """The name stack, such as `jit(f)/Dense_0/dot_general`, or `""`.
 
     JAX puts it into the outermost `NameLoc`. Passes that inline or refine wrap it in call sites,
     whose callee leads to it. Below a call site, a `NameLoc` right above a file position is a stack

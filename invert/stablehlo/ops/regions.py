@@ -17,6 +17,7 @@ from jax import lax
 from invert._private.jax import lowered_module
 from invert._private.mlir import ir
 from invert.ir.stored import Entry
+from invert.ir.types import Value
 from invert.stablehlo.ops.attributes import string
 
 Signature = tuple[Any, ...]
@@ -124,12 +125,12 @@ def comparator(dtypes: tuple[np.dtype, ...], num_keys: int) -> Signature | None:
     return Entry("comparator", dtypes, num_keys).stored(lowered)
 
 
-def _sorted(num_keys: int, *xs: Any) -> Any:
+def _sorted(num_keys: int, *xs: Value) -> Value:
     return lax.sort(xs, num_keys=num_keys)
 
 
 def _lowered(name: str, function: Callable, *avals: jax.ShapeDtypeStruct) -> Signature | None:
-    """The signature of the region in a function's lowering, in the op of that name."""
+    """The signature of the region of an op in a function's lowering."""
     with jax.enable_x64(True):
         module = lowered_module(function, *avals)
     return signature(next(op for op in walk(module.operation) if op.name == name).regions[0])

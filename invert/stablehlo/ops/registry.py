@@ -1,4 +1,4 @@
-"""The registry of StableHLO rules: how each op is raised, and its effect on sizes.
+"""The registry of StableHLO rules: how to raise each op, and its sizes.
 
 A rule is registered under the op's name, as JAX registers lowerings under primitives. Besides
 operands and attributes, it may take `ctx`, `op`, `out` and `dtype`.
@@ -94,10 +94,10 @@ def _shape(ctx: Context, op: Op, operands: Sequence[Value], index: int) -> Shape
 
 
 def _size(ctx: Context, op: Op, operands: Sequence[Value], index: int) -> DimSize:
-    found = _shape(ctx, op, operands, index)
-    if len(found) != 1:
-        raise op.error(f"operand {index} must be one size, but holds {len(found)}", REPORT)
-    return found[0]
+    shape = _shape(ctx, op, operands, index)
+    if len(shape) != 1:
+        raise op.error(f"operand {index} must be one size, but holds {len(shape)}", REPORT)
+    return shape[0]
 
 
 # How an operand is converted, by its annotation.
@@ -283,7 +283,7 @@ def moved_sizes(move: Callable[..., np.ndarray]) -> SizeRule:
 
 
 def sizes_of(entry: Entry, op: Op, operands: Sequence[Value]) -> Sizes | None:
-    """The result of an op on sizes; `None` if it is not a size, or an operand is data."""
+    """The result of an op on sizes; `None` if data is involved."""
     arrays = [lifted(x) for x in operands]
     if entry.sizes is None or any(a is None for a in arrays):
         return None

@@ -104,7 +104,7 @@ def is_open(spec: PartitionSpec) -> bool:
 
 
 class Tiling(NamedTuple):
-    """The layout of devices over an array: those along each dimension, and the manual ones.
+    """The layout of devices over an array: along each dimension, and manual.
 
     `manual` is `None` if all are manual; `dims` is `None` if no dimension is split. `size` is the
     number of devices that are distinguished.
@@ -152,7 +152,7 @@ _KINDS = {0: "replicated", 1: "maximal", 4: "manual", 5: "unknown"}
 
 
 def text_of(data: bytes) -> str:
-    """The text of an annotation, decoded if it is a protocol buffer, as in older modules."""
+    """The text of an annotation, decoded from a protocol buffer in older modules."""
     if data[:1] == b"{":
         return data.decode(errors="replace")
     proto = parse(OpSharding, data, "mhlo.sharding")
@@ -212,7 +212,7 @@ def strides_of(numbers: Sequence[int]) -> Strides | None:
     """The strides, major first, of numbers that count from zero in mixed radix."""
     if not numbers or numbers[0] != 0:
         return None
-    found: list[tuple[int, int]] = []
+    strides: list[tuple[int, int]] = []
     run = 1
     while run < len(numbers):
         stride, size = numbers[run], 2
@@ -220,12 +220,12 @@ def strides_of(numbers: Sequence[int]) -> Strides | None:
             return None
         while size * run < len(numbers) and numbers[size * run] == size * stride:
             size += 1
-        found.append((stride, size))
+        strides.append((stride, size))
         run *= size
     want = [0]
-    for stride, size in found:
+    for stride, size in strides:
         want = [d * stride + n for d in range(size) for n in want]
-    return tuple(reversed(found)) if want == list(numbers) else None
+    return tuple(reversed(strides)) if want == list(numbers) else None
 
 
 def group_strides(groups: Sequence[Sequence[int]]) -> Strides | None:
@@ -300,9 +300,9 @@ def _axis_names() -> Iterator[str]:
 
 
 def axes_of(mesh: AbstractMesh, strides: Strides) -> tuple[str, ...] | None:
-    """The axes of a mesh with these strides, in order; `None` if it has none."""
+    """The axes of a mesh with these strides, in order, if it has any."""
     steps = mesh_strides(mesh)
-    found: list[str] = []
+    axes: list[str] = []
     for stride, size in strides:
         inside = [
             name
@@ -311,8 +311,8 @@ def axes_of(mesh: AbstractMesh, strides: Strides) -> tuple[str, ...] | None:
         ]
         if math.prod(steps[name][1] for name in inside) != size:
             return None
-        found += inside
-    return tuple(found)
+        axes += inside
+    return tuple(axes)
 
 
 def mesh_strides(mesh: AbstractMesh) -> dict[str, tuple[int, int]]:
@@ -327,7 +327,7 @@ def mesh_strides(mesh: AbstractMesh) -> dict[str, tuple[int, int]]:
 def tiled_spec(
     mesh: AbstractMesh, layout: Tiling, open_dims: Iterable[int]
 ) -> PartitionSpec | None:
-    """The layout as a spec over a mesh; `None` if the mesh does not support it."""
+    """The layout as a spec over a mesh, if that can express it."""
     entries = []
     unspecified = set(open_dims)
     for i, strides in enumerate(layout.dims or ()):

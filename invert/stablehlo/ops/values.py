@@ -12,7 +12,7 @@ from invert.ir.types import Value as Value
 
 
 class KnownSize(np.ndarray):
-    """A number in the program that is known at conversion: a size, or the platform's index.
+    """A number known at conversion: a size, or the index of the platform.
 
     Values computed only from such numbers are known too, also inside called functions. Arrays with
     open sizes are `Sizes` instead.

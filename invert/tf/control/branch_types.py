@@ -1,4 +1,4 @@
-"""Traces branches and loop bodies once each, with their results and the state they write.
+"""Traces branches and loop bodies once, with results and written state.
 
 A branch or body is first traced into a separate jaxpr. This shows which state it writes and which
 of its results are static, before `lax.cond` or `lax.while_loop` require results of one type. The
@@ -39,7 +39,7 @@ class ShapeVariesError(Exception):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(eq=False)
 class Undefined:
-    """A value that a branch leaves undefined; it takes the type of the other branches."""
+    """A value undefined in one branch; it takes the type of the others."""
 
 
 @jax.tree_util.register_pytree_node_class
@@ -77,7 +77,7 @@ def is_known(value: Value) -> bool:
 
 
 def truth(value: Value) -> Value:
-    """A condition, as of an `If` or a `While`: static, or a scalar of type bool.
+    """A condition of an `If` or `While`: static, or a bool scalar.
 
     Numbers are true unless zero, other arrays unless empty
     (tensorflow/core/kernels/functional_ops.cc, `ToBool`, TensorFlow 2.21).

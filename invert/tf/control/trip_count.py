@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -37,8 +36,8 @@ class _Sums:
     start: Value
     step: Value
 
-    def until(self, failed: Callable[[Any], bool]) -> int | None:
-        """The first step in which a predicate holds, found by adding as the loop does."""
+    def until(self, failed: Callable[[Value], bool]) -> int | None:
+        """The first step in which a predicate holds, by adding like the loop."""
         value = self.start
         for k in range(_MOST_SUMS):
             if failed(float(value)):
@@ -215,14 +214,14 @@ class _Program:
             return of_constant(atom.val)
         if atom not in program._facts:
             eqn = program.producers.get(atom)
-            found: Facts | None = None
+            facts: Facts | None = None
             if eqn is None:
-                found = program._of_constant(program._consts[atom])
+                facts = program._of_constant(program._consts[atom])
             elif eqn.primitive.name in RULES and depth <= DEEPEST:
                 operands = [program._read(a, depth + 1) for a in eqn.invars]
                 avals = [a.aval for a in eqn.invars]
-                found = derived(eqn.primitive.name, operands, avals, atom.aval, eqn.params)
-            program._facts[atom] = named(atom.aval, found, atom)
+                facts = derived(eqn.primitive.name, operands, avals, atom.aval, eqn.params)
+            program._facts[atom] = named(atom.aval, facts, atom)
         return program._facts[atom]
 
     def _of_constant(self, value: Value) -> Facts:
@@ -280,16 +279,16 @@ def lines(
     # Without facts about the variables, the results show the increment of each per step.
     program = _Program(body, [None] * len(starts))
     _hold(program, holding)
-    found: list[Sum | None] = []
+    sums: list[Sum | None] = []
     pairs = zip(program.jaxpr.invars, program.jaxpr.outvars, strict=True)
     for (variable, result), start in zip(pairs, starts, strict=True):
         step = None
         if start is not None and _is_whole_number(variable):
             step = program.beyond(result, variable)
-        found.append(None if step is None else line(start, step))
+        sums.append(None if step is None else line(start, step))
     return [
-        one if one is not None else _follower(body, found, position, start)
-        for position, (one, start) in enumerate(zip(found, starts, strict=True))
+        one if one is not None else _follower(body, sums, position, start)
+        for position, (one, start) in enumerate(zip(sums, starts, strict=True))
     ]
 
 
@@ -308,11 +307,11 @@ def _sums_of(
     """The sums of each floating-point variable of a loop."""
     program = _Program(body, [None] * len(starts))
     _hold(program, holding)
-    found: list[_Sums | None] = []
+    sums: list[_Sums | None] = []
     for variable, result, start in zip(
         program.jaxpr.invars, program.jaxpr.outvars, starts, strict=True
     ):
-        found.append(None)
+        sums.append(None)
         if start is None or not jnp.issubdtype(variable.aval.dtype, jnp.floating):
             continue
         where, atom = program.source(result)
@@ -325,11 +324,11 @@ def _sums_of(
         step = operands[1].val if isinstance(operands[1], Literal) else None
         if operands[0] is variable and step is not None:
             step = np.asarray(step, variable.aval.dtype)[()]
-            found[-1] = _Sums(
+            sums[-1] = _Sums(
                 np.asarray(start, variable.aval.dtype)[()],
                 step if eqn.primitive.name == "add" else -step,
             )
-    return found
+    return sums
 
 
 @dataclasses.dataclass(frozen=True)
@@ -359,18 +358,18 @@ def ends(body: AnyJaxpr, count: int) -> list[FinalValue | None]:
 
     whole = [_is_whole_number(v) for v in variables]
     steps = [by(i, v) if whole[i] else None for i, v in enumerate(results)]
-    found = [None if step is None else FinalValue(step * count) for step in steps]
+    finals = [None if step is None else FinalValue(step * count) for step in steps]
     for i, result in enumerate(results):
         eqn = None if isinstance(result, Literal) else program.producers.get(result)
-        if not whole[i] or found[i] is not None or eqn is None or eqn.primitive.name != "max":
+        if not whole[i] or finals[i] is not None or eqn is None or eqn.primitive.name != "max":
             continue
         others = [a for a in eqn.invars if a is not variables[i]]
         for j, step in enumerate(steps if len(others) == 1 else ()):
             offset = None if step is None or step < 0 else by(j, others[0])
             if offset is not None and step is not None:
-                found[i] = FinalValue(step * (count - 1) + offset, above=j)
+                finals[i] = FinalValue(step * (count - 1) + offset, above=j)
                 break
-    return found
+    return finals
 
 
 def written(body: AnyJaxpr) -> frozenset[int]:
@@ -466,7 +465,7 @@ def count(
     starts: Sequence[Value] = (),
     outside: Outside = _nothing,
 ) -> TripCount:
-    """The trip count of a condition, a closed jaxpr from variables to a truth value.
+    """The trip count of a condition: a closed jaxpr from variables to bool.
 
     **Arguments:**
 
@@ -513,7 +512,7 @@ class _Condition:
         return self._steps(self._program, result, True)
 
     def _has_one_bound(self, program: _Program, atom: Atom) -> bool:
-        """Whether an atom is a comparison, or is one if a value from outside the loop is true."""
+        """Whether an atom is a comparison, perhaps with a loop-invariant condition."""
         program, atom = program.source(atom)
         if isinstance(atom, Literal) or (eqn := program.producers.get(atom)) is None:
             return False
@@ -530,11 +529,11 @@ class _Condition:
 
     def open_count(self) -> DimSize | None:
         """The trip count of counters whose start or bound is an open size."""
-        found = self._open_steps(self._program, self._program.jaxpr.outvars[0])
-        return found if found is not None and is_open(found) else None
+        steps = self._open_steps(self._program, self._program.jaxpr.outvars[0])
+        return steps if steps is not None and is_open(steps) else None
 
     def _open_steps(self, program: _Program, atom: Atom) -> DimSize | None:
-        """The number of steps after which an atom is false for good, where that is known."""
+        """After how many steps an atom is false for good, if known."""
         program, atom = program.source(atom)
         eqn = None if isinstance(atom, Literal) else program.producers.get(atom)
         if eqn is None:
@@ -583,8 +582,8 @@ class _Condition:
         one, two = eqn.invars
         if name == "ne" if value else name == "eq":
             a, b = program.line(one), program.line(two)
-            found = None if a is None or b is None else _until_zero(a.plus(b, -1))
-            return TripCount(found, found is not None)
+            steps = None if a is None or b is None else _until_zero(a.plus(b, -1))
+            return TripCount(steps, steps is not None)
         if name not in _LESS:
             return _UNKNOWN
         swapped, strict = _LESS[name]
@@ -593,13 +592,13 @@ class _Condition:
         return _until_not_less(program, one, two, strict == value, value)
 
     def _later(self, program: _Program, atom: Atom, value: bool) -> TripCount:
-        """How many steps in a row a variable that steps set has this truth value."""
+        """How many steps in a row a variable keeps this truth value."""
         after = self._after
         if after is None or program is not self._program or atom not in program.jaxpr.invars:
             return _UNKNOWN
         result = after.jaxpr.outvars[list[Atom](program.jaxpr.invars).index(atom)]
-        found = _Condition(after)._steps(after, result, value)
-        bound, last = (None if n is None else n + 1 for n in (found.bound, found.lasting))
+        steps = _Condition(after)._steps(after, result, value)
+        bound, last = (None if n is None else n + 1 for n in (steps.bound, steps.lasting))
         return TripCount(bound, False, last)
 
 
@@ -620,9 +619,9 @@ def _until_not_less(
         if is_whole(a.low.constant, dtype) or is_whole(b.high.constant, dtype):
             return _UNKNOWN
         d = a.low.plus(b.high, -1).plus(Sum(0 if strict else -1))
-        found = _until_not_below(d)
-        exact = a.line is not None and b.line is not None and found is not None
-        return TripCount(found, exact, found if d.step >= 0 else None)
+        steps = _until_not_below(d)
+        exact = a.line is not None and b.line is not None and steps is not None
+        return TripCount(steps, exact, steps if d.step >= 0 else None)
     if not jnp.issubdtype(one.aval.dtype, jnp.floating):
         return _UNKNOWN
     rising, falling = program.sums(one), program.sums(two)
@@ -630,12 +629,12 @@ def _until_not_less(
     literal = any(isinstance(program.source(a)[1], Literal) for a in (one, two))
     if not (ordered or program.finite or literal):
         return _UNKNOWN  # a computed value may be NaN
-    found = None
+    steps = None
     if rising is not None and rising.step > 0 and math.isfinite(high):
-        found = rising.until(lambda v: v >= high if strict else v > high)
+        steps = rising.until(lambda v: v >= high if strict else v > high)
     elif falling is not None and falling.step < 0 and math.isfinite(low):
-        found = falling.until(lambda v: v <= low if strict else v < low)
-    return TripCount(found, False, found)
+        steps = falling.until(lambda v: v <= low if strict else v < low)
+    return TripCount(steps, False, steps)
 
 
 def _until_not_below(d: Sum) -> int | None:

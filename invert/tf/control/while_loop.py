@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Hashable, Sequence
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -118,12 +117,12 @@ def _unrolled(
 def _sources(body: Body) -> list[tuple[str, int | None]]:
     """The op that produces each result of a body, or the argument passed through."""
     arguments = {i: k for k, i in enumerate(body.args)}
-    found: list[tuple[str, int | None]] = []
+    names: list[tuple[str, int | None]] = []
     for i, k in body.outputs:
         while body.nodes[i].op in ("Identity", "StopGradient") and k == 0:
             i, k = body.nodes[i].inputs[0]
-        found.append((body.nodes[i].op, arguments.get(i)))
-    return found
+        names.append((body.nodes[i].op, arguments.get(i)))
+    return names
 
 
 def gradient_arrays(ctx: Context, inner: Context) -> bool:
@@ -198,7 +197,7 @@ class _Loop:
         self.leaves, self.rebuild = flatten(entry)
         # Initial values of the leaves, if they are known numbers; the last leaf of each variable
         # (of a list, its size).
-        self._starts: list[Any] = []
+        self._starts: list[Value] = []
         self._last: dict[int | Resource, int] = {}
         for (place, form), value in zip(self.forms.items(), entry, strict=True):
             self._starts += [None] * len(flatten([value])[0])
@@ -239,7 +238,7 @@ class _Loop:
         finally:
             self.ctx.plans[_GIVEN] = around
         self._asked = known.asked
-        results: dict[int | Resource, Any] = dict(enumerate(called))
+        results: dict[int | Resource, Value] = dict(enumerate(called))
         results.update((place, value) for place, value in ctx.state.items())
         for place, old in before.items():
             if place not in self.forms and ctx.state.get(place) is not old:
@@ -404,7 +403,7 @@ class _Loop:
         )
 
     def _open_count(self, test: TracedBranch) -> tuple[DimSize | None, Sequence[Sum | None]]:
-        """The trip count if it is an open size, with the inductions of the leaves."""
+        """The trip count if an open size, with the inductions of leaves."""
         lines = trip_count.lines(self.traced.closed, self._starts)
         return trip_count.open_count(test.closed, lines, lambda v, finite: fact_of(v)), lines
 

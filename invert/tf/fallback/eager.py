@@ -97,7 +97,7 @@ def outputs_of(graph_def: TfObject) -> list[TfObject]:
 def run_op(
     text: bytes, library: bytes, types: Sequence[int], values: Sequence[np.ndarray]
 ) -> list[np.ndarray]:
-    """The results of a serialized op on known values, computed by TensorFlow on the CPU."""
+    """Compute a serialized op on known values, by TensorFlow on the CPU."""
     tf = import_tensorflow()
     cpu = tf.compat.v1.ConfigProto(device_count={"GPU": 0})
     inputs = [(v.shape, v) for v in values]

@@ -34,7 +34,7 @@ _STRING = 7  # DT_STRING of tensorflow/core/framework/types.proto
 
 
 def text_entry(node: Node) -> Entry | None:
-    """The entry of an op on strings that has a rule for numbers; otherwise `None`."""
+    """The entry of a string op that has a rule for numbers, if any."""
     if node.op in ON_TEXT and any(v.type == _STRING for v in node.attrs.values()):
         if node.op == "Const":
             return Entry(_constant, "host")
@@ -67,7 +67,7 @@ def _refuse(ctx: Context, node: Node, values: list[Value]) -> list[Value]:
 
 
 def _device_index(ctx: Context, node: Node, values: list[Value]) -> list[Value]:
-    """Index of the device kind that runs it; `len(kinds)` if it is none of them."""
+    """The index of the device kind it runs on; `len(kinds)` for others."""
     platform = ctx.config.platform or jax.default_backend()
     kind = {"cuda": "GPU", "rocm": "GPU", "gpu": "GPU"}.get(platform, platform.upper())
     # A list of strings, which are bytes in the proto.
@@ -219,7 +219,7 @@ def _later(
     values: Sequence[Value],
     specs: Sequence[_Spec],
 ) -> list[Value]:
-    """The results of a step at run time: strings are deferred, numbers come from a callback."""
+    """A step's results at run time: deferred strings, numbers from a callback."""
     made = [Pending(run, tuple(values), i, shape, t) for i, (shape, t) in enumerate(specs)]
     return [p if p.dtype == _STRING else _called_back(node, p) for p in made]
 
@@ -235,11 +235,11 @@ def _called_back(node: Node, wanted: Pending) -> Value:
     types = {k: (np.dtype(v.dtype), tuple(v.shape)) for k, v in leaves.items()}
 
     def callback(*given: object) -> np.ndarray:
-        found = {
+        results = {
             k: np.ascontiguousarray(v).view(t).reshape(shape)
             for (k, (t, shape)), v in zip(types.items(), given, strict=True)
         }
-        result = np.asarray(_evaluate(wanted, found, {})).astype(dtype)
+        result = np.asarray(_evaluate(wanted, results, {})).astype(dtype)
         return result[..., None].view(np.uint32) if _is_wide(dtype) else result
 
     # Strings have no derivative; the operands are stopped, since a callback refuses tangents.
@@ -247,8 +247,8 @@ def _called_back(node: Node, wanted: Pending) -> Value:
     shape = tuple(wanted.shape)
     if _is_wide(dtype):
         words = jax.ShapeDtypeStruct((*shape, dtype.itemsize // 4), np.dtype(np.uint32))
-        found = jax.pure_callback(callback, words, *operands, vmap_method="sequential")
-        return jax.lax.bitcast_convert_type(found, dtype)
+        results = jax.pure_callback(callback, words, *operands, vmap_method="sequential")
+        return jax.lax.bitcast_convert_type(results, dtype)
     result = jax.ShapeDtypeStruct(shape, dtype)
     return jax.pure_callback(callback, result, *operands, vmap_method="sequential")
 
@@ -314,9 +314,9 @@ def _find(keys: np.ndarray, content: np.ndarray, given: Sequence[np.ndarray]) ->
     wanted, default = given
     place = {key: i for i, key in enumerate(keys.tolist())}
     rows = [place.get(key) for key in wanted.ravel().tolist()]
-    found = [default if i is None else content[i] for i in rows]
-    out = np.empty((len(found), *content.shape[1:]), content.dtype)
-    for i, value in enumerate(found):
+    values = [default if i is None else content[i] for i in rows]
+    out = np.empty((len(values), *content.shape[1:]), content.dtype)
+    for i, value in enumerate(values):
         out[i] = value if not isinstance(value, np.ndarray) or value.ndim else value.item()
     return [out.reshape((*wanted.shape, *content.shape[1:]))]
 

@@ -31,9 +31,9 @@ def answer(tf: Any, request: bytes, most: int) -> bytes:
             if not run or not outputs:
                 return b"="
             with tf.compat.v1.Session(graph=graph, config=cpu) as session:
-                found = session.run(list(outputs))
+                results = session.run(list(outputs))
         parts = [b"="]
-        for value, tensor in zip(found, outputs, strict=True):
+        for value, tensor in zip(results, outputs, strict=True):
             proto = tf.make_tensor_proto(value, tensor.dtype).SerializeToString()
             parts += [_LENGTH.pack(len(proto)), proto]
         if sum(map(len, parts)) > most:

@@ -86,7 +86,7 @@ Input = tuple[Sequence[int | None] | None, np.ndarray | None]
 def refusal(
     text: bytes, library: bytes, types: Sequence[int], inputs: Sequence[Input]
 ) -> str | None:
-    """TensorFlow's reason for rejecting an op at these shapes and values; `None` if it accepts."""
+    """Why TensorFlow rejects an op at these shapes and values, if it does."""
     try:
         ask(graph_with_inputs(text, library, types, inputs))
     except KernelError as error:
@@ -122,7 +122,7 @@ def graph_with_inputs(
 
 
 def ask(graph: TfObject) -> bytes:
-    """Send a `GraphDef` to the child process and return its answer for the last node.
+    """Send a `GraphDef` to the child process; return its last node's answer.
 
     **Raises:** `KernelError`.
     """

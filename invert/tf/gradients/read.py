@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -60,7 +60,7 @@ class TfGradient:
     location: str
     results: int = 0
     captures: tuple[Capture, ...] = ()
-    make: Callable[[bool], Any] | None = None
+    make: Callable[[bool], Analysis] | None = None
     outputs: tuple[bool, ...] = ()
     own: tuple[int, ...] = ()
     problem: str = ""
@@ -84,8 +84,8 @@ class TfGradient:
         values = [*cotangents, *captures]
         if self.feeds is not None:
             values = [values[f] if isinstance(f, int) else f for f in self.feeds]
-        found = iter(analysis.run(values))
-        return [next(found) if has else None for has in self.outputs]
+        results = iter(analysis.run(values))
+        return [next(results) if has else None for has in self.outputs]
 
 
 def read_gradient(tf_graph: TfObject, around: Graph, function: str, node: Node) -> TfGradient:
@@ -166,7 +166,7 @@ def gradient_graph(
 def _call_for_results(
     gradient: Callable[..., object], op: TfObject, overridden: bool
 ) -> str | tuple[int, TfObject, list[TfObject], list[TfObject]]:
-    """The number of results, and what `_call` returns for them; the problem if it fails."""
+    """The number of results, with `_call`'s answer for them, or the problem."""
     tf = import_tensorflow()
     try:
         with only_refusals():
@@ -201,10 +201,10 @@ def _call(
             else None
             for i, t in enumerate(op.outputs)
         ]
-        found = gradient(op, *cotangents)
+        gradients = gradient(op, *cotangents)
         grads = [
             None if g is None else tf.identity(tf.convert_to_tensor(g))
-            for g in (found if isinstance(found, (list, tuple)) else (found,))
+            for g in (gradients if isinstance(gradients, (list, tuple)) else (gradients,))
         ]
     return graph, cotangents, grads
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
 import jax
 import numpy as np
@@ -118,7 +117,7 @@ class SavedGradients:
         return sum(n for n, _ in types_of(definition.output_arg, node.attrs)) if definition else 0
 
     def _capture(self, index: int, function: str) -> Capture | None:
-        """The source of a captured value, seen from a function; `None` if there is none."""
+        """The source of a captured value, seen from a function, if any."""
         nodes, saved = self._objects.nodes, self._objects.concrete_functions
         if not 0 <= index < len(nodes):
             raise MalformedModelError(f"a function captures object {index}, which does not exist")
@@ -157,7 +156,7 @@ class SavedGradients:
         return itertools.chain.from_iterable(map(nodes, called))
 
 
-def _leaves(value: Value) -> Iterator[Any]:
+def _leaves(value: Value) -> Iterator[Value]:
     """The leaves of a `StructuredValue`, in TensorFlow's order."""
     kind = value.WhichOneof("kind")
     if kind in ("list_value", "tuple_value"):

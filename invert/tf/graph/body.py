@@ -50,7 +50,7 @@ def function_body(
 def output_offset(
     node: Node, output: str, definition: Definition | None, functions: Mapping[str, FunctionDef]
 ) -> int:
-    """Index of the first tensor of a named output; a `FunctionDef` names outputs by it.
+    """The first tensor of a named output, as a `FunctionDef` numbers outputs.
 
     `definition`: that of its op; an unknown op is reported elsewhere, and never evaluated.
     `functions`: the library's; a function called as an op names its results itself.
@@ -150,7 +150,7 @@ def ordered(body: Body, is_effect: IsEffect) -> Body:
 
 
 def as_needed(body: Body) -> list[int]:
-    """The order in which a body's results need its nodes, independent of the graph's order."""
+    """Nodes in the order in which results need them, whatever the graph's."""
     inside = set(body.order)
     return [i for i in _needed(body) if i in inside]
 

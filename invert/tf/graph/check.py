@@ -33,7 +33,7 @@ _CALLED: dict[str, dict[str, tuple[str, str | None]]] = {
 
 
 def parse_tensor(text: str) -> tuple[str, str, int]:
-    """The node, the output's name (if given) and the number of a tensor, from its name.
+    """Split a tensor's name into node, optional output name, and number.
 
     **Raises:** `MalformedModelError` if the text is not the name of a tensor.
     """
@@ -65,7 +65,7 @@ def checked(
     signatures: Mapping[str, OpDef],
     function: str = "",
 ) -> tuple[list[NodeDef], dict[str, Form]]:
-    """The `NodeDef` protos of a graph or function, with omitted attributes filled in; their forms.
+    """The `NodeDef` protos of a graph or function, attributes filled in; their forms.
 
     **Arguments:**
 

@@ -124,14 +124,14 @@ class _Rewriter:
         return [name for name, n in self.nodes.items() if n.op in ops]
 
     def _consumers(self) -> dict[str, list[str]]:
-        found: dict[str, list[str]] = {name: [] for name in self.nodes}
+        users: dict[str, list[str]] = {name: [] for name in self.nodes}
         for name in self.nodes:
             for source, _ in self.inputs(name):
-                found.setdefault(source, []).append(name)
-        return found
+                users.setdefault(source, []).append(name)
+        return users
 
     def _dependents(self, roots: Iterable[str], last: Sequence[str]) -> set[str]:
-        """Users of `roots` over data and control edges, up to and including ops in `last`."""
+        """Users of `roots` over data and control edges, through ops in `last`."""
         consumers = self._consumers()
         return set(reached(roots, lambda n: () if self.nodes[n].op in last else consumers[n]))
 
@@ -162,7 +162,7 @@ class _Rewriter:
             self.nodes[name] = node
 
     def _saved(self, name: str, value: Tensor, guard: Tensor) -> Tensor:
-        """Turn a value saved only by steps that take a branch into a value of all steps."""
+        """Turn a value that a branch saves into a value of all steps."""
         switch, port = guard
         source = value[0]
         if self.nodes[source].op in _SWITCHES and self._condition(source) == self._condition(
@@ -175,7 +175,7 @@ class _Rewriter:
         return name, 0
 
     def _is_saved(self, merge: str) -> bool:
-        """Whether a `Merge` belongs to values that a branch saves, not to the graph itself."""
+        """Whether a `Merge` belongs to values that a branch saves."""
         return any(self.nodes[source].op == "FakeParam" for source, _ in self.inputs(merge))
 
     def _condition(self, switch: str) -> Tensor:
@@ -457,7 +457,7 @@ _CONTROL = frozenset((*_ENTERS, *_MERGES, *_SWITCHES, *_NEXTS, *_EXITS, "LoopCon
 def as_graph(
     function: FunctionDef, protos: Sequence[NodeDef], offset: Callable[[Node, str], int]
 ) -> MadeFunction:
-    """Nodes as a `FunctionDef`, with outputs by number instead of by name, as in a graph."""
+    """Nodes as a `FunctionDef`, with outputs by number, as in a graph."""
     nodes = {}
     for proto in protos:
         nodes[proto.name] = Node(proto.op, proto.name, proto.attr, function.signature.name)

@@ -93,14 +93,14 @@ class Analysis:
 
     def problems(self) -> list[Problem]:
         """Everything without a rule in the graph and in the functions it calls."""
-        found = [p for node in self.nodes for p in self._node_problems(node)]
+        problems = [p for node in self.nodes for p in self._node_problems(node)]
         if self.graph.config.host_ops == "error":
-            found += [host_problem(node, self.graph.where(node)) for node in self.unknown]
+            problems += [host_problem(node, self.graph.where(node)) for node in self.unknown]
         if self.size > _MOST_NODES:
             reason = f"calls its functions so often that it expands to {self.size} nodes"
             remedy = f"The limit is {_MOST_NODES}; let functions call each other less often."
-            found.append(Problem("the graph", reason, remedy=remedy))
-        return list(dict.fromkeys(found))
+            problems.append(Problem("the graph", reason, remedy=remedy))
+        return list(dict.fromkeys(problems))
 
     def ops(self) -> Iterator[OpUse]:
         """The ops that run, including those of modules in `XlaCallModule`."""
@@ -180,10 +180,10 @@ class Analysis:
     ) -> set[Origin]:
         if node.op in PASSED:
             passed = sources[PASSED[node.op] :]
-            found: set[Origin] = set()
+            origins: set[Origin] = set()
             for what in (w for facts in called for w in facts.writes):
-                found |= {what} if isinstance(what, str) else passed[what]
-            return found
+                origins |= {what} if isinstance(what, str) else passed[what]
+            return origins
         definition = self.graph.op_def(node.op)
         entry = REGISTRY.get(node.op)
         if definition is None or (entry is not None and entry.effect == "reads"):

@@ -163,7 +163,7 @@ class Context:
     def note_split(
         self, x: Value, y: Value, step: Callable[[SplitSpace], SplitSpace | None]
     ) -> Value:
-        """`y`, recorded as made from `x` by a step if the space of `x` was split."""
+        """Record `y` as made from `x`, if the space of `x` was split."""
         if id(x) in self.split and (made := step(self.split[id(x)][1])) is not None:
             self.split[id(y)] = y, made
         return y
@@ -282,7 +282,7 @@ class Context:
             raise node.error(reason, REPORT)
 
     def _check_attributes(self, entry: Entry, node: Node) -> None:
-        """Refuse an attribute that the rule did not ask for, unless it has its default value."""
+        """Refuse attributes that the rule did not ask for, except at their defaults."""
         form, options = node.form, self.graph.options(node.op)
         if form is None or form.definition is not self.graph.op_def(node.op):
             given = unusual(node.attrs, options)
@@ -362,7 +362,7 @@ def _known(value: Value) -> Value:
 
 
 def _on_rows(entry: Entry, ctx: Context, node: Node, values: list[Value]) -> Sequence[Value]:
-    """Raise a node on operands that are a `BoundedArray`, or a shape with a `DynamicSize`.
+    """Raise a node on a `BoundedArray`, or a shape with a `DynamicSize`.
 
     **Raises:** `UnsupportedOpError` if the op may let padding rows affect valid ones.
     """
@@ -401,8 +401,10 @@ def _output(body: Body, results: Mapping[int, Sequence[Value]], index: int, numb
 
 @functools.lru_cache(maxsize=4096)
 def _scope(outer: tuple[str, ...], path: str) -> tuple[str, ...]:
-    """The scopes of the nodes of a path; some functions name them in full, others relative to the
-    call."""
+    """The scopes of the nodes of a path.
+
+    Some functions name them in full, others relative to the call.
+    """
     inner = tuple(path.split("/")) if path else ()
     full = not outer or inner[:1] == outer[:1]
     return inner if full and inner else (*outer, *inner)

@@ -162,11 +162,11 @@ def _ints(ctx: Context, node: Node, values: Sequence[Value], index: int) -> tupl
 
 
 def _int(ctx: Context, node: Node, values: Sequence[Value], index: int) -> Value:
-    found = _ints(ctx, node, values, index)
-    if len(found) != 1:
-        reason = f"operand {index} must be one number, but has {len(found)}"
+    numbers = _ints(ctx, node, values, index)
+    if len(numbers) != 1:
+        reason = f"operand {index} must be one number, but has {len(numbers)}"
         raise node.error(reason, "Pass one number there.")
-    return found[0]
+    return numbers[0]
 
 
 # How an operand is converted, by its annotation; `Array` where there is none.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -388,7 +387,7 @@ def _without(
     place = {source: (len(body.nodes) + k, 0) for k, source in enumerate(cut)}
     nodes: list[Node] = []
     for node in body.nodes:
-        copy: Any = graph.copied(node)
+        copy = graph.copied(node)
         copy.inputs = tuple(place.get(s, s) for s in node.inputs)
         copy.control = tuple(j for j in node.control if j not in front)
         nodes.append(copy)

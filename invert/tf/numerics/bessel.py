@@ -125,7 +125,7 @@ def _chebyshev(name: str, t: Array) -> Array:
 def _pieces(
     x: Array, bound: float, near: Callable[[Array], Array], far: Callable[[Array], Array]
 ) -> Array:
-    """`near(x)` up to `bound`, `far(x)` beyond it; each sees numbers of its own side only."""
+    """`near(x)` up to `bound`, `far(x)` beyond, each on its own side only."""
     inside = x <= bound
     other = lax.full_like(x, bound)
     return lax.select(
@@ -134,7 +134,7 @@ def _pieces(
 
 
 def _wave(order: int, second: bool, x: Array) -> Array:
-    """J or Y of x beyond 8, from the modulus and phase of the pair."""
+    """J or Y of x beyond 8, from the pair's modulus and phase."""
     z = 8 / x
     t = 2 * z * z - 1
     p, q = _chebyshev(f"P{order}", t), z * _chebyshev(f"Q{order}", t)

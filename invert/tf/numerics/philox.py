@@ -76,7 +76,7 @@ class Stream:
 
     @classmethod
     def from_state(cls, key: Array, counter: Array) -> Stream:
-        """From a vector of one `uint64` and one of two, or of 64-bit integers of any kind."""
+        """From vectors of one and two `uint64`, or of other 64-bit integers."""
         key, counter = (
             x if x.dtype == _U64 else lax.bitcast_convert_type(x, _U64) for x in (key, counter)
         )
@@ -123,7 +123,7 @@ _LAYOUT = {
 
 
 def unit(words: Array, dtype: np.dtype) -> Array:
-    """Words as numbers in [0, 1): the low bits are the mantissa of a number in [1, 2).
+    """Words as numbers in [0, 1): low bits are mantissas in [1, 2).
 
     Numbers of 64 bits take two words each, along the last axis.
     """
@@ -142,7 +142,7 @@ def _per_block(dtype: DTypeLike) -> int:
 
 
 def _fill(stream: Stream, shape: Shape, dtype: DTypeLike, make: Callable[[Array], Array]) -> Array:
-    """`make` applied to as many blocks as `shape` needs; the last may be used in part."""
+    """Apply `make` to the blocks that `shape` needs, the last perhaps in part."""
     size, each = math.prod(shape), _per_block(dtype)
     flat = make(stream.block_words((size + each - 1) // each)).reshape(-1)
     return flat[:size].reshape(shape)

@@ -124,7 +124,7 @@ def _gamma_samples(stream: Stream, shape: Shape, alpha: Array) -> Array:
     def take(
         buffer: Array, left: Array, block: Array, make: Callable[[Array], Array]
     ) -> tuple[Array, Array, Array, Array]:
-        """The next number of a pair, the last one first; a new pair if none is left."""
+        """The next number of a pair, last first; then a new pair."""
         empty = left == 0
         buffer = _where(empty, make(stream.words(starts + block)), buffer)
         block = block + empty.astype(_U64)
@@ -162,7 +162,7 @@ def _gamma_samples(stream: Stream, shape: Shape, alpha: Array) -> Array:
 
 
 def _narrowed(x: Array, dtype: DTypeLike) -> Array:
-    """Round doubles to a narrower type; to half precision via single precision, as TensorFlow does.
+    """Round doubles to a narrower type; to half precision via single, like TensorFlow.
 
     Processors with half-precision arithmetic would round only once.
     """

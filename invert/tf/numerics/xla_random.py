@@ -36,7 +36,7 @@ def _blocks(stream: Stream, shape: Shape) -> tuple[Array, Array]:
 
 
 def _split(shape: Shape) -> int:
-    """The axis along which words are paired: the first of even size, otherwise the largest."""
+    """The axis of paired words: the first of even size, else the largest."""
     even = [i for i, n in enumerate(shape) if n % 2 == 0]
     return even[0] if even else max(range(len(shape)), key=lambda i: shape[i])
 

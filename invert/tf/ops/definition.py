@@ -46,7 +46,7 @@ def type_at(runs: Iterable[Run], index: int) -> int | None:
 
 
 def fits(given: int, wanted: int) -> bool:
-    """Whether a tensor of one type may be an input of another type; 0: unknown.
+    """Whether a tensor may be an input of another type; 0 is unknown.
 
     A reference serves as a value, but not the reverse.
     """
@@ -121,7 +121,7 @@ def options(definition: Definition) -> dict[str, AttrValue | None]:
 
 
 def unusual(attrs: Attributes, options: Mapping[str, AttrValue | None]) -> list[str]:
-    """The options of an op that a node has and that differ from their defaults."""
+    """The options of a node that differ from the op's defaults."""
     return [
         name
         for name, default in options.items()
@@ -139,7 +139,7 @@ def _declared(attrs: Attributes, args: Sequence[Argument]) -> list[Run] | None:
 
 
 def operand_dtype(attrs: Attributes, definition: Definition, i: int) -> np.dtype | None:
-    """The dtype of operand `i` by the definition of the op; `None` if it has none."""
+    """The dtype of operand `i` by the op's definition, if it says."""
     kind = type_at(_declared(attrs, definition.input_arg) or (), i)
     return decode_dtype(kind) if kind and kind < REFERENCE else None
 
@@ -175,7 +175,7 @@ def result_problem(node: Node, definition: Definition, results: Sequence[Value])
 
 
 def shape_problem(node: Node, results: Sequence[Value]) -> str | None:
-    """How shapes of results differ from those that a node declares; `None` if they do not.
+    """How shapes of results differ from those declared; `None` if they agree.
 
     Sizes that are open or unknown on either side are not compared.
     """

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from invert._cache import Cache
 from invert.protos.ops import Definition
 from invert.protos.types import Attributes, AttrValue, NodeDef
 from invert.tf.ops.definition import (
@@ -79,9 +80,8 @@ class Form:
         return self._dtypes
 
 
-# By op and attributes. The oldest are evicted first.
-_FORMS: dict[Hashable, Form] = {}
-_MOST_FORMS = 4096
+# By op and attributes.
+_FORMS: Cache[Hashable, Form] = Cache(4096)
 # Larger attributes are not kept.
 _MOST_BYTES = 256
 
@@ -101,7 +101,5 @@ def form_of(node: NodeDef, definition: Definition) -> Form:
     if form is None or form.definition is not definition:
         form = Form(attrs, definition)
         if max(map(len, texts), default=0) <= _MOST_BYTES:
-            while len(_FORMS) >= _MOST_FORMS:
-                _FORMS.pop(next(iter(_FORMS)))
             _FORMS[key] = form
     return form

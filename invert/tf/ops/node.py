@@ -115,7 +115,7 @@ class Node:
         return f"node {self.name!r}" + (f" of function {self.where!r}" if self.where else "")
 
     def problem(self, reason: str, remedy: str) -> Problem:
-        """A reason why this op cannot be converted, and what the reader can do about it."""
+        """Why this op cannot be converted, and what to do about it."""
         return Problem(f"tf.{self.op}", reason, self.location, remedy)
 
     def error(self, reason: str, remedy: str) -> UnsupportedOpError:
@@ -145,7 +145,7 @@ class Body:
 
 
 def decode_attr(value: AttrValue) -> Any:
-    """An `AttrValue` proto as a Python value: a dtype as `np.dtype`, a function as its name."""
+    """An `AttrValue` as a Python value: dtypes as `np.dtype`, functions by name."""
     kind = value.WhichOneof("value")
     if kind is None:
         return None
@@ -163,7 +163,7 @@ FRAMES_REMEDY = "Export the model with tf.compat.v1.enable_control_flow_v2()."
 
 
 def functions_in(attrs: Attributes, *, hints: bool = True) -> Iterator[str]:
-    """Names of the functions that attributes refer to; `hints`: also those that begin with `_`."""
+    """Functions that attributes name; `hints`: also attributes that begin with `_`."""
     held = [key for key, value in attrs.items() if value.WhichOneof("value") in ("func", "list")]
     for key in sorted(held):
         if hints or not key.startswith("_"):
@@ -195,7 +195,7 @@ def variable_name(node: Node) -> str:
 
 
 def canonical(value: Value) -> Value:
-    """`value` as a JAX operand: NumPy arrays in the dtype that the x64 setting allows."""
+    """`value` as JAX takes it: arrays in dtypes that the x64 setting allows."""
     if isinstance(value, np.ndarray) and value.dtype != object:
         dtype = jax.dtypes.canonicalize_dtype(value.dtype)
         if dtype != value.dtype:
@@ -227,7 +227,7 @@ LIBRARY_ERRORS = (TypeError, ValueError, NotImplementedError, OverflowError, Mem
 
 
 def named_error(node: Node, error: Exception) -> Exception:
-    """An error that a library raised while an op was converted, with its name and location."""
+    """A library's error in the conversion of an op, with name and location."""
     if isinstance(error, InvertError):
         return error
     reason = f"{type(error).__name__}: {error}"

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import MutableMapping
-from typing import Any
 
 import numpy as np
+
+from invert.ir.types import Value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Resource:
 
 
 # Values are pytrees of JAX values; a missing handle has no value yet.
-State = MutableMapping[Resource, Any]
+State = MutableMapping[Resource, Value]
 
 # The key of the call, a typed PRNG key.
 KEY = Resource("key", "key")

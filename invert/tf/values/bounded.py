@@ -95,7 +95,7 @@ def refused(node: Node, values: Sequence[Value]) -> UnsupportedOpError:
 
 
 def resized(x: Value, size: int, fill: int = 0) -> Value:
-    """The first `size` rows of x, padded with rows of `fill` if it has fewer."""
+    """The first `size` rows of x, padded with `fill`."""
     have = x.shape[0]
     if have == size:
         return x

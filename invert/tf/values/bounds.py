@@ -202,7 +202,7 @@ def distance(low: Value, high: Value) -> DimSize | None:
 
 
 def size_of(value: Value) -> DimSize | None:
-    """The size or number that a traced scalar of 32 bits or more equals, if known."""
+    """The size or number that a traced scalar equals, if known."""
     while value.dtype.itemsize >= 4:  # narrower types round sizes, or wrap around
         if jnp.issubdtype(value.dtype, jnp.integer):
             return distance(np.int32(0), value)
@@ -243,7 +243,7 @@ def fact_of(number: Value, given: Sequence[OuterFacts] = (), *, finite: bool = F
 
 
 def is_whole(end: float, dtype: DTypeLike) -> bool:
-    """Whether a bound is infinite or that of its type, and so carries no information."""
+    """Whether a bound says nothing: infinite, or that of its type."""
     return math.isinf(end) or end in _whole(dtype)
 
 
@@ -298,7 +298,7 @@ def named(aval: Aval, facts: Facts | None, symbol: Hashable, finite: bool = Fals
 def derived(
     name: str, operands: Sequence[Facts], avals: Sequence[Aval], result: Aval, params: Params
 ) -> Facts | None:
-    """Facts of the result of an equation; `None` if they add nothing to its type.
+    """Facts of an equation's result; `None` if its type implies them.
 
     **Arguments:**
 
@@ -427,11 +427,11 @@ def _smaller(x: Fact, y: Fact) -> Fact:
 def _product(x: Fact, y: Fact) -> Fact:
     for one, other in ((x.equals, y.equals), (y.equals, x.equals)):
         if one is not None and other is not None and one.number is not None:
-            found = Fact.of(other.times(one.number))
-            if found.line is not None:
-                return found
+            fact = Fact.of(other.times(one.number))
+            if fact.line is not None:
+                return fact
             low, high = _corners(x.ends, y.ends)
-            return Fact(Sum(low), Sum(high), found.equals)
+            return Fact(Sum(low), Sum(high), fact.equals)
     low, high = _corners(x.ends, y.ends)
     return Fact(Sum(low), Sum(high))
 

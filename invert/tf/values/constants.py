@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import numpy as np
@@ -38,7 +37,7 @@ def is_static(value: Value) -> bool:
 
 
 def fold_unary(fn: Callable[[Value], Value], x: np.ndarray) -> np.ndarray:
-    """`fn(x)` in the dtype of x (bool stays bool); overflow wraps around as in a graph."""
+    """`fn(x)` in the dtype of x, bool included; overflow wraps around."""
     with np.errstate(all="ignore"):
         return np.asarray(fn(x), x.dtype)
 
@@ -46,7 +45,7 @@ def fold_unary(fn: Callable[[Value], Value], x: np.ndarray) -> np.ndarray:
 def fold_binary(
     fn: Callable[[Value, Value], Value], x: np.ndarray, y: np.ndarray, dtype: np.dtype
 ) -> np.ndarray | None:
-    """`fn(x, y)`, of `dtype` if it is a number; `None` if it has to be traced.
+    """`fn(x, y)` as a number of `dtype`; `None` if it has to be traced.
 
     It is traced if the result is large or a table such as a mask, or if a comparison depends on
     open sizes. A rule that asks for its value still gets it.
@@ -77,7 +76,7 @@ def _same(a: Value, b: Value) -> bool:
     raise InconclusiveDimensionOperation(f"{a} == {b} depends on the sizes")
 
 
-def _holds(size: Any, least: int) -> bool:
+def _holds(size: Value, least: int) -> bool:
     try:
         return bool(size >= least)
     except InconclusiveDimensionOperation:

@@ -20,7 +20,7 @@ Pads = list[tuple[Value, Value]]
 
 @dataclasses.dataclass(frozen=True)
 class SplitSpace:
-    """The origin of an array whose axes were split into blocks along the batch axis.
+    """The origin of an array whose axes were split into batch blocks.
 
     **Arguments:**
 
@@ -65,7 +65,7 @@ class SplitSpace:
         )
 
     def joined(self, block: Sequence[int], crops: Pads) -> jax.Array | None:
-        """The array with its blocks moved back, as one convolution; `None` if it is not one."""
+        """The array with its blocks moved back, if one convolution computes that."""
         if self.convolve is None:
             return None
         pads, left = list(self.pads), dict(enumerate(self.block))

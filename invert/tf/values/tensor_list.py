@@ -172,7 +172,7 @@ def zeros_of(element: Element) -> Value:
 
 
 def known_element(lst: TensorList, value: Value = None) -> Element | None:
-    """The type of the elements and of `value`; inferred from stored elements if not declared."""
+    """The type of elements and of `value`, declared or inferred from stored elements."""
     if lst.element is not None:
         return lst.element if value is None else merge(lst.element, element_of(value))
     if lst.same is not None:
