@@ -162,7 +162,7 @@ docs-serve: $(VENV)/.installed-docs
 	$(BIN)/mkdocs serve
 
 bench: $(VENV)/.installed-test
-	@set -e; for script in $(filter-out benchmarks/op_definitions.py benchmarks/fingerprints.py benchmarks/optimize.py,$(wildcard benchmarks/[!_]*.py)); do echo "== $$script"; $(RUN_ENV) $(BIN)/python "$$script"; done
+	@set -e; for script in $(filter-out benchmarks/protos.py benchmarks/fingerprints.py benchmarks/optimize.py,$(wildcard benchmarks/[!_]*.py)); do echo "== $$script"; $(RUN_ENV) $(BIN)/python "$$script"; done
 
 clean:
 	rm -rf $(VENV) .venv-lean .venv-oldest .venv-newest site build dist .pytest_cache .ruff_cache .hypothesis

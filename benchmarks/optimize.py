@@ -193,6 +193,20 @@ def pools(function: Any, start: float) -> Iterator[Case]:
         yield pool(function, start, 1, 20, 32, 2, stride, "VALID", "float32", 3)
 
 
+def products() -> Iterator[Case]:
+    """Attention weights times values."""
+    for dtype, (batch, heads, length, width) in itertools.product(
+        DTYPES,
+        (
+            (1, 3, 196, 64), (16, 3, 196, 64), (1, 4, 128, 64), (16, 4, 128, 64), (8, 8, 64, 32),
+            (1, 12, 50, 64), (32, 12, 50, 64), (1, 8, 512, 64), (4, 8, 512, 64), (1, 4, 1024, 128),
+        ),
+    ):  # fmt: skip
+        weights = sample((batch, heads, length, length), dtype)
+        values = sample((batch, length, heads, width), dtype)
+        yield functools.partial(jnp.einsum, "bhqk,bkhd->bqhd"), (weights, values)
+
+
 CASES: dict[str, Callable[[], Iterator[Case]]] = {
     "depthwise_conv": depthwise,
     "grouped_conv": grouped,
@@ -200,6 +214,7 @@ CASES: dict[str, Callable[[], Iterator[Case]]] = {
     "transposed_conv": transposed,
     "max_pool": functools.partial(pools, lax.max, -math.inf),
     "sum_pool": functools.partial(pools, lax.add, 0.0),
+    "product_order": products,
 }
 
 

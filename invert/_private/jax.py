@@ -560,6 +560,16 @@ def live_part(
     return cast("tuple[Jaxpr, list[bool]]", part)
 
 
+def arguments_read(jaxpr: Jaxpr, used: Sequence[bool]) -> tuple[bool, ...]:
+    """A mask of the arguments that the used results of a jaxpr need."""
+    return _arguments_read(jaxpr, tuple(used))
+
+
+@weakref_lru_cache
+def _arguments_read(jaxpr: Jaxpr, used: tuple[bool, ...]) -> tuple[bool, ...]:
+    return tuple(live_part(jaxpr, used)[1])
+
+
 def constants_as_arguments(jaxpr: Jaxpr) -> Jaxpr:
     """Make the constant variables the leading arguments."""
     return cast("Jaxpr", partial_eval.convert_constvars_jaxpr(jaxpr))

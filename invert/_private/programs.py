@@ -17,6 +17,7 @@ import numpy as np
 from jax import lax
 from jax._src import api, config, core, source_info_util
 from jax._src.interpreters import mlir as jax_mlir
+from jax._src.lax.control_flow.solves import _LinearSolveTuple
 from jax._src.literals import TypedFloat, TypedInt, TypedNdArray
 from jax._src.named_sharding import UNSPECIFIED
 from jax._src.random import prng
@@ -31,7 +32,6 @@ from invert._private.jax import (
     Params,
     Value,
     Var,
-    _stack,
     full_tracebacks,
     on_whole_values,
 )
@@ -50,6 +50,7 @@ RECORDS: Mapping[str, type] = {
         lax.DotAlgorithm,
         lax.GatherDimensionNumbers,
         lax.ScatterDimensionNumbers,
+        _LinearSolveTuple,
     )
 }
 CHOICES: Mapping[str, type[enum.Enum]] = {
@@ -153,15 +154,24 @@ def name_text(eqn: core.JaxprEqn) -> str:
     return str(eqn.source_info.name_stack)
 
 
+def scopes(eqn: core.JaxprEqn) -> list[str | list[str]]:
+    """The names of the scopes of an equation; those of transforms each in a list."""
+    stack = eqn.source_info.name_stack.stack
+    return [x.name if isinstance(x, source_info_util.Scope) else [x.name] for x in stack]
+
+
 def new_equation(
     primitive: core.Primitive,
     invars: Sequence[Var | Literal],
     outvars: Sequence[Var],
     params: Params,
-    names: tuple[str, ...],
+    scopes: Sequence[str | list[str]],
 ) -> core.JaxprEqn:
-    """An equation without effects, in the given name scopes."""
-    source = source_info_util.new_source_info().replace(name_stack=_stack(names))
+    """An equation without effects, in scopes as `scopes` gives them."""
+    stack = source_info_util.NameStack()
+    for name in scopes:
+        stack = stack.extend(name) if isinstance(name, str) else stack.transform(*name)
+    source = source_info_util.new_source_info().replace(name_stack=stack)
     return core.new_jaxpr_eqn(
         list(invars), list(outvars), primitive, params, core.no_effects, source
     )

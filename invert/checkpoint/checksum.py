@@ -55,7 +55,7 @@ def _linear(chunk: np.ndarray) -> np.uint32:
         values ^= table[column]
     power = unit.bit_length() - 1
     while len(values) > 1:
-        values = _apply(_tables(power), values[::2]) ^ values[1::2]
+        values = _advanced(power, values[::2]) ^ values[1::2]
         power += 1
     return values[0]
 
@@ -66,10 +66,16 @@ def _shifted(state: np.uint32, count: int) -> np.uint32:
     value = np.array([state], np.uint32)
     while count:
         if count & 1:
-            value = _apply(_tables(power), value)
+            value = _advanced(power, value)
         count >>= 1
         power += 1
     return value[0]
+
+
+def _advanced(power: int, values: np.ndarray) -> np.ndarray:
+    """Checksums advanced by `2**power` zero bytes."""
+    # For a few values, tables take longer to make than they save.
+    return _apply(_tables(power), values) if len(values) > 64 else _sums(_images(power), values)
 
 
 def _apply(tables: np.ndarray, values: np.ndarray) -> np.ndarray:
@@ -79,8 +85,28 @@ def _apply(tables: np.ndarray, values: np.ndarray) -> np.ndarray:
     return out
 
 
+def _sums(images: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """The values under a linear function, given the images of its bits."""
+    return np.bitwise_xor.reduce(images * (values[:, None] >> _BITS & 1), axis=1)
+
+
+_BITS = np.arange(32, dtype=np.uint32)
+
+
+@functools.cache
+def _images(power: int) -> np.ndarray:
+    """What `2**power` zeros make of each bit of a checksum."""
+    if power:
+        return _sums(_images(power - 1), _images(power - 1))
+    images = np.uint32(1) << _BITS
+    for _ in range(8):
+        images = images >> 1 ^ (images & 1) * np.uint32(_POLYNOMIAL)
+    return images
+
+
 @functools.cache
 def _tables(power: int) -> np.ndarray:
+<<<<<<< HEAD
     """Tables, one per byte, that advance a checksum by `2**power` zeros."""
     bits = np.uint32(1) << np.arange(32, dtype=np.uint32)
     if power:
@@ -92,6 +118,13 @@ def _tables(power: int) -> np.ndarray:
     is_set = np.arange(256)[:, None] >> np.arange(8) & 1 == 1
     chosen = np.where(is_set, images.reshape(4, 1, 8), np.uint32(0))
     return np.bitwise_xor.reduce(chosen, axis=2)
+=======
+    """Tables that advance a checksum by `2**power` zeros, one for each of its four bytes."""
+    tables = np.zeros((4, 256), np.uint32)
+    for bit, images in enumerate(_images(power).reshape(4, 8).T):
+        tables[:, 1 << bit : 2 << bit] = tables[:, : 1 << bit] ^ images[:, None]
+    return tables
+>>>>>>> speed
 
 
 @functools.cache

@@ -29,7 +29,6 @@ from invert._private.jax import (
     eval_closed,
     is_jaxpr,
     key_rules,
-    names_of,
     open_jaxpr,
 )
 from invert.ir.sizes import DimSize, parsed
@@ -153,10 +152,7 @@ class _Encoder:
         return [self.primitive(eqn.primitive), params, self.names(eqn)]
 
     def names(self, eqn: Eqn) -> Data:
-        names = names_of(eqn)
-        if programs.name_text(eqn) != "/".join(names):
-            raise NotEncodable("an equation with transforms")
-        return list(names)
+        return programs.scopes(eqn)
 
     def primitive(self, primitive: Primitive) -> str:
         if programs.primitives().get(primitive.name) is not primitive:
@@ -299,7 +295,7 @@ class _Decoder:
                     invars,
                     defined(results),
                     self._params(params),
-                    tuple(names),
+                    names,
                 )
             )
         jaxpr = programs.new_jaxpr(held, given, used(outvars), steps, description)

@@ -24,6 +24,7 @@ from jax import lax
 from invert._opaque import custom_call_p
 from invert._private.jax import (
     DropVar,
+    arguments_read,
     by_jaxpr,
     close_like,
     constants_as_arguments,
@@ -56,7 +57,11 @@ def canonicalize(closed: J) -> J:
 
     Shared inner jaxprs stay shared.
     """
-    closed = cast(J, _merge_constants(map_jaxprs(closed, _live)))
+    live = map_jaxprs(closed, _live)
+    merged = cast(J, _merge_constants(live))
+    if live is closed and merged is live:
+        return closed
+    closed = merged
     while "while" in names_in(open_jaxpr(closed)):
         # Equations of an inner loop may turn dead once an outer body no longer uses its result.
         size = _size(closed)
@@ -120,10 +125,10 @@ def _live_loop(eqn: Eqn, used: Set[Var]) -> Eqn:
     parts = WhileParts.of(eqn)
     test, body = open_jaxpr(parts.cond), open_jaxpr(parts.body)
     n_cond, n_body = len(parts.cond_consts), len(parts.body_consts)
-    _, tested = live_part(test, [True])
+    tested = arguments_read(test, [True])
     live = [v in used or t for v, t in zip(eqn.outvars, tested[n_cond:], strict=True)]
     while True:
-        _, needed = live_part(body, live)
+        needed = arguments_read(body, live)
         more = [a or b for a, b in zip(live, needed[n_body:], strict=True)]
         if more == live:
             break

@@ -28,7 +28,7 @@ def merge_equations(
     *,
     with_jaxprs: bool = False,
 ) -> Jaxpr:
-    """Merge equal equations of one jaxpr into the first of them.
+    """Merge equal equations of one jaxpr into the first of them; the jaxpr itself if none changes.
 
     **Arguments:**
 
@@ -51,6 +51,8 @@ def merge_equations(
             eqns.append(eqn)
         else:
             names.update(zip(eqn.outvars, first.outvars, strict=True))
+    if not names and all(a is b for a, b in itertools.zip_longest(eqns, jaxpr.eqns)):
+        return jaxpr
     return jaxpr.replace(eqns=eqns, outvars=renamed(jaxpr.outvars, names))
 
 

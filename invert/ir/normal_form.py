@@ -191,6 +191,8 @@ def _in_one_order(eqn: Eqn) -> Eqn:
             codes |= {v: hash((*key, i, type_key(v))) for i, v in enumerate(step.outvars)}
         kinds = [hash((k, code(out))) for k, out in zip(kinds, body.outvars, strict=True)]
     order = sorted(range(len(kinds)), key=lambda i: (str(type_key(parts.carried[i])), kinds[i]))
+    if order == list(range(len(kinds))):
+        return eqn
 
     def ordered(values: Sequence[_T]) -> list[_T]:
         return [values[i] for i in order]

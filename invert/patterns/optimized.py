@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import json
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from importlib import resources
 
 import jax.numpy as jnp
@@ -22,7 +22,7 @@ from invert._config import known_rewrites
 from invert.ir import fast
 from invert.ir.sizes import is_open
 from invert.ir.types import JaxFunction, Value
-from invert.rewriting.pattern import EquationPattern, Site, Stage
+from invert.rewriting.pattern import Call, EquationPattern, Pattern, Site, Stage
 
 FILE = "optimized.json"
 # A rewrite pays if both passes together get faster, and neither gets slower, by more than the noise
@@ -59,18 +59,21 @@ def pays_on(platform: str) -> Pays:
 
 def stage(pays: Pays, disabled: Collection[str] = ()) -> Stage:
     """The rewrites, each only for operands where it pays."""
-    return Stage(
-        tuple(
-            EquationPattern(name, roots, functools.partial(_rewrite, name, plan, pays))
-            for name, (roots, plan) in _PLANS.items()
-            if name not in disabled
-        )
+    of_equations = (
+        EquationPattern(name, roots, functools.partial(_rewrite, name, plan, pays))
+        for name, (roots, plan) in _PLANS.items()
     )
+    of_several = (
+        Pattern(name, roots, functools.partial(_calls, name, propose, pays))
+        for name, (roots, propose) in _PROPOSALS.items()
+    )
+    patterns: tuple[Pattern | EquationPattern, ...] = (*of_equations, *of_several)
+    return Stage(tuple(p for p in patterns if p.name not in disabled))
 
 
 def names() -> tuple[str, ...]:
     """The names of the rewrites, which `Config(disabled_patterns=...)` takes too."""
-    return tuple(_PLANS)
+    return (*_PLANS, *_PROPOSALS)
 
 
 def _rewrite(
@@ -78,6 +81,14 @@ def _rewrite(
 ) -> JaxFunction | None:
     planned = plan(site)
     return planned.function if planned is not None and pays(name, planned.kind) else None
+
+
+def _calls(
+    name: str, propose: Callable[[Site], tuple[str, Call] | None], pays: Pays, site: Site
+) -> Iterator[Call]:
+    found = propose(site)
+    if found is not None and pays(name, found[0]):
+        yield found[1]
 
 
 def _bound(n: int, bounds: Sequence[int]) -> int | None:
@@ -277,6 +288,54 @@ def _pool(function: Callable[..., Value], site: Site) -> Plan | None:
     kind = f"{x.dtype.name} {len(sizes)}d, window <= {largest}, {steps}"
     return Plan(kind, lambda x: [function(x, window, strides, padding)])
 
+
+def _product_order(site: Site) -> tuple[str, Call] | None:
+    """A product whose result is transposed -> its operands swapped, so that less is moved.
+
+    `jnp.einsum` writes attention weights times values with the values first.
+    """
+    product = site.producer(site.eqn.invars[0], "dot_general")
+    if product is None or any(product.params[n] is not None for n in ("precision", "out_sharding")):
+        return None
+    (left, right), (left_batch, right_batch) = product.params["dimension_numbers"]
+    x, y = (site.aval(a) for a in product.invars)
+    batch, ours = len(left_batch), x.ndim - len(left) - len(left_batch)
+    order = tuple(site.eqn.params["permutation"])
+    theirs = len(order) - batch - ours
+    terms = math.prod(x.shape[i] for i in left)
+    if (
+        not (batch and ours and theirs)
+        or any(order.index(i) < order.index(k) for i in range(batch, batch + ours)
+               for k in range(batch + ours, len(order)))
+        or x.dtype not in _DTYPES
+        or not x.dtype == y.dtype == site.out.dtype
+        or any(is_open(n) for n in (terms, *site.out.shape[1:]))
+    ):  # fmt: skip
+        return None
+    moved = [*range(batch), *range(batch + theirs, len(order)), *range(batch, batch + theirs)]
+    kind = f"{x.dtype.name}, terms <= {_bound(terms, _TERMS)}"
+
+    def before(x: Value, y: Value) -> Value:
+        numbers = (left, right), (left_batch, right_batch)
+        made = lax.dot_general(x, y, numbers, preferred_element_type=site.out.dtype)
+        return lax.transpose(made, order)
+
+    def after(x: Value, y: Value) -> Value:
+        numbers = (right, left), (right_batch, left_batch)
+        made = lax.dot_general(y, x, numbers, preferred_element_type=site.out.dtype)
+        return _ordered(made, tuple(moved[i] for i in order))
+
+    key = "product_order", product.params["dimension_numbers"], order
+    return kind, Call(key, after, (x, y), before=before)
+
+
+# Bounds of the number of terms of which each result of a product is the sum.
+_TERMS = (64, 256, 1024, 1 << 30)
+
+# Rewrites of several equations.
+_PROPOSALS: Mapping[str, tuple[tuple[str, ...], Callable[[Site], tuple[str, Call] | None]]] = {
+    "product_order": (("transpose",), _product_order),
+}
 
 # The first that applies is used.
 _PLANS: Mapping[str, tuple[tuple[str, ...], Callable[[Site], Plan | None]]] = {

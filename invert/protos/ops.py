@@ -1,23 +1,22 @@
 """Definitions of TensorFlow's ops, as TensorFlow 2.21 registers them.
 
-`benchmarks/op_definitions.py` writes the file that holds them.
+`benchmarks/protos.py` writes the file that holds them.
 """
 
 from __future__ import annotations
 
+import bisect
 import functools
-import itertools
-import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from invert.protos.messages import message
 from invert.protos.types import AttrValue, OpDef
 
-# Compressed by zlib: a line with the names of ops, one with the sizes of their messages, and the
-# messages.
-FILE = "op_definitions.binpb.z"
+# A line with the sorted names of ops, one with the places where their messages begin and the last
+# one ends, and the messages.
+FILE = "op_definitions.binpb"
 
 # The field of an `AttrValue` for each attribute type of `OpDef`.
 _FIELDS = {
@@ -104,20 +103,25 @@ def _attribute(proto: OpDef.AttrDef) -> Attribute:
 @functools.cache
 def op_def(op: str) -> Definition | None:
     """The definition of an op type; `None` where TensorFlow itself does not have it."""
-    data = _serialized().get(op)
-    return None if data is None else Definition.of(message(OpDef).FromString(data))
+    # A program uses a few of 2,000, so that nothing is made for each.
+    names, places, messages = _parts()
+    i = bisect.bisect_left(names, op)
+    if i == len(names) or names[i] != op:
+        return None
+    return Definition.of(message(OpDef).FromString(messages[int(places[i]) : int(places[i + 1])]))
 
 
 def definitions() -> Mapping[str, OpDef]:
     """All `OpDef` messages by op type."""
-    return {name: message(OpDef).FromString(data) for name, data in _serialized().items()}
+    names, places, messages = _parts()
+    ends = list(map(int, places))
+    return {
+        name: message(OpDef).FromString(messages[start:end])
+        for name, start, end in zip(names, ends, ends[1:], strict=False)
+    }
 
 
 @functools.cache
-def _serialized() -> Mapping[str, bytes]:
-    """The bytes of each `OpDef`, unparsed: programs use few of 2,000."""
-    data = zlib.decompress(Path(__file__).with_name(FILE).read_bytes())
-    names, sizes, messages = data.split(b"\n", 2)
-    ends = list(itertools.accumulate(map(int, sizes.split())))
-    places = zip(names.decode().split(), [0, *ends], ends, strict=False)
-    return {name: messages[start:end] for name, start, end in places}
+def _parts() -> tuple[Sequence[str], Sequence[bytes], bytes]:
+    names, places, messages = Path(__file__).with_name(FILE).read_bytes().split(b"\n", 2)
+    return names.decode().split(), places.split(), messages

@@ -262,7 +262,8 @@ def _two_lstms(*, n_in: int, hidden: int, n_out: int) -> Any:
 
 
 def test_lstms_of_one_size_have_it_as_an_argument() -> None:
-    sizes, others = dict(n_in=3, hidden=7, n_out=2), dict(n_in=3, hidden=10, n_out=4)
+    sizes = {"n_in": 3, "hidden": 7, "n_out": 2}
+    others = {"n_in": 3, "hidden": 10, "n_out": 4}
     x = np.random.default_rng(1).normal(size=(2, 6, 3)).astype(np.float32)
     assert ": LSTM\n" in _at_other_sizes(_two_lstms, sizes, others, x)
 

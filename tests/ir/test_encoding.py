@@ -83,6 +83,25 @@ def test_keys_and_traced_functions() -> None:
     assert str(_again(program)) == str(program)
 
 
+def test_a_solve_keeps_its_functions_scopes_and_derivatives() -> None:
+    a, b = jax.ShapeDtypeStruct((3, 3), np.float32), jax.ShapeDtypeStruct((3,), np.float32)
+    # The function that solves the transposed system has the scope of a transform.
+    program = trace_closed(jnp.linalg.solve, a, b)
+    again = _again(program)
+    assert str(again) == str(program)
+    ours, theirs = (list(jaxprs.equations(p.jaxpr)) for p in (again, program))
+    scopes = [[str(e.source_info.name_stack) for e in eqns] for eqns in (ours, theirs)]
+    assert scopes[0] == scopes[1]
+    assert any("transpose(" in scope for scope in scopes[0])
+    rng = np.random.default_rng(0)
+    values = [rng.normal(size=x.shape).astype(x.dtype) for x in (a, b)]
+    gradients = [
+        jax.grad(lambda *xs, p=p: jnp.sum(eval_closed(p, xs)[0]), (0, 1))(*values)
+        for p in (again, program)
+    ]
+    assert jax.tree.all(jax.tree.map(np.array_equal, *gradients))
+
+
 def test_a_shared_jaxpr_stays_shared() -> None:
     inner = jax.jit(lambda x: x * 2)
     program = trace_closed(lambda x: inner(inner(x)), X)

@@ -268,6 +268,88 @@ def test_left_as_they_are(case: str) -> None:
     assert calls(invert.rewrite(function, ALL), x, kernel) == {"conv_general_dilated"}
 
 
+P, V = sample(2, 3, 5, 7), sample(2, 7, 3, 4)
+# Products whose result is transposed, with their operands.
+PRODUCTS = {
+    "weights and values": ("bhqk,bkhd->bqhd", P, V),
+    "heads before lengths": ("bhqk,bhkd->bqhd", P, sample(2, 3, 7, 4)),
+    "several axes": ("bhqk,bkhde->bqhde", P, sample(2, 7, 3, 4, 2)),
+    "no transpose left": ("bhqk,bkhd->bhqd", P, V),
+}
+
+
+def values_first(equation: str, weights: jax.Array, values: jax.Array) -> Callable[..., Any]:
+    """A product with `values` as its first operand, and its transpose."""
+    inputs, _, output = equation.partition("->")
+    one, two = inputs.split(",")
+    batch = [n for n in output if n in one and n in two]
+    terms = [n for n in one if n in two and n not in batch]
+    made = [*batch, *(n for n in two if n not in one), *(n for n in one if n not in two)]
+    numbers = tuple(
+        (tuple(map(two.index, names)), tuple(map(one.index, names))) for names in (terms, batch)
+    )
+
+    def function(weights: jax.Array, values: jax.Array) -> jax.Array:
+        product = lax.dot_general(values, weights, numbers, preferred_element_type=weights.dtype)
+        return lax.transpose(product, tuple(map(made.index, output)))
+
+    return function
+
+
+@pytest.mark.parametrize("case", PRODUCTS)
+def test_products_in_the_order_of_their_result(case: str) -> None:
+    equation, weights, values = PRODUCTS[case]
+    function = values_first(*PRODUCTS[case])
+    np.testing.assert_allclose(
+        function(weights, values), np.einsum(equation, weights, values), 1e-5, 1e-5
+    )
+    fast = invert.rewrite(function, ALL)
+    eqns = jax.make_jaxpr(fast)(weights, values).jaxpr.eqns
+    assert eqns[0].invars[0].aval.shape == weights.shape
+    assert len(eqns) == (1 if case == "no transpose left" else 2)
+    check(function, "dot_general", weights, values, twice=True)
+    # It stays as it is from then on.
+    again = jax.make_jaxpr(invert.rewrite(fast, ALL))(weights, values)
+    assert str(again) == str(jax.make_jaxpr(fast)(weights, values))
+
+
+LEFT_PRODUCTS = {
+    "operands in order": "bhqk,bkhd->bqhd",
+    "without a batch": "qk,kd->dq",
+    "terms and nothing else": "bhk,bk->hb",
+    "axes of both in turn": "bqrk,bkd->bqdr",
+}
+
+
+@pytest.mark.parametrize("case", LEFT_PRODUCTS)
+def test_other_products_are_left(case: str) -> None:
+    inputs, _, output = LEFT_PRODUCTS[case].partition("->")
+    one, two = (sample(*(2 + "bhqkdr".index(n) for n in part)) for part in inputs.split(","))
+
+    def function(x: jax.Array, y: jax.Array) -> jax.Array:
+        batch = [n for n in output if all(n in part for part in inputs.split(","))]
+        first, second = inputs.split(",")
+        names = [*batch, *(n for n in first + second if (n in first) != (n in second))]
+        terms = [n for n in first if n in second and n not in batch]
+        numbers = tuple(
+            (tuple(map(first.index, n)), tuple(map(second.index, n))) for n in (terms, batch)
+        )
+        return lax.transpose(lax.dot_general(x, y, numbers), tuple(map(names.index, output)))
+
+    fast = jax.make_jaxpr(invert.rewrite(function, ALL))(one, two)
+    assert str(fast) == str(jax.make_jaxpr(function)(one, two))
+
+
+def test_a_product_that_is_read_twice_is_left() -> None:
+    def function(weights: jax.Array, values: jax.Array) -> tuple[jax.Array, jax.Array]:
+        numbers = ((1,), (3,)), ((0, 2), (0, 1))
+        product = lax.dot_general(values, weights, numbers)
+        return lax.transpose(product, (0, 3, 1, 2)), product
+
+    fast = jax.make_jaxpr(invert.rewrite(function, ALL))(P, V)
+    assert [e.primitive.name for e in fast.jaxpr.eqns] == ["dot_general", "transpose"]
+
+
 def test_what_was_not_measured_is_left() -> None:
     assert calls(invert.rewrite(conv(groups=6), optimized.stage(lambda *_: False).patterns), X,
                  sample(3, 3, 1, 6)) == {"conv_general_dilated"}  # fmt: skip

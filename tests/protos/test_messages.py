@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import tensorflow as tf
+from google.protobuf import descriptor_pb2
 from tensorflow.core.framework import graph_pb2, op_def_pb2, tensor_pb2, variable_pb2
 from tensorflow.core.protobuf import (
     saved_model_pb2,
@@ -17,7 +19,7 @@ from tensorflow.core.protobuf import (
 
 from invert._errors import MalformedModelError
 from invert.ir.arrays import aligned
-from invert.protos import types
+from invert.protos import messages, types
 from invert.protos.file_parts import own_graph
 from invert.protos.messages import message, own, parse
 from invert.protos.ops import definitions, op_def
@@ -54,6 +56,13 @@ def _differences(ours: Any, theirs: Any, path: str, seen: set[str]) -> list[str]
         if field.type != wanted or groups[0] != groups[1]:
             found.append(where)
     return found
+
+
+def test_the_stored_descriptor_is_that_of_the_types() -> None:
+    stored = descriptor_pb2.FileDescriptorProto.FromString(
+        Path(messages.__file__).with_name(messages.FILE).read_bytes()
+    )
+    assert stored == messages.described()
 
 
 @pytest.mark.parametrize("name", ROOTS)

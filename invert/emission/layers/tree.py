@@ -128,7 +128,8 @@ def lists_of(names: Iterable[str]) -> dict[str, str]:
 # Names of constants, by the first equation that uses them.
 _USES = {
     "dot_general": "weight", "conv_general_dilated": "kernel", "add": "bias", "sub": "offset",
-    "mul": "scale", "div": "scale", "gather": "table", "select_n": "choice", "pow": "exponents", "exp": "exponents",
+    "mul": "scale", "div": "scale", "gather": "table", "select_n": "choice", "pow": "exponents",
+    "exp": "exponents",
 }  # fmt: skip
 # A slice of a constant is named after the constant.
 _MOVES = kinds.LAYOUT | {"convert_element_type", "slice"}

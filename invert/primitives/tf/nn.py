@@ -17,7 +17,7 @@ from invert.tf.interpreter import rows
 from invert.tf.interpreter.registry import Array, Value, rule, rules
 from invert.tf.numerics.derivatives import with_tangent
 from invert.tf.ops.node import Node
-from invert.tf.values.constants import array, broadcast, is_static
+from invert.tf.values.constants import array, broadcast, is_static, promote
 
 _SELU_SCALE = 1.0507009873554804934193349852946
 _SELU_SCALE_ALPHA = 1.7580993408473768599402175208123
@@ -87,7 +87,7 @@ def bias_add(x: Array, bias: Array, axis: int) -> Array:
     """`x + bias`, with the bias along one axis."""
     if axis != x.ndim - 1:
         bias = lax.expand_dims(bias, range(1, x.ndim - axis))
-    return x + bias
+    return lax.add(*promote([x, bias]))
 
 
 @rule("BiasAddGrad")
