@@ -106,25 +106,11 @@ def _images(power: int) -> np.ndarray:
 
 @functools.cache
 def _tables(power: int) -> np.ndarray:
-<<<<<<< HEAD
-    """Tables, one per byte, that advance a checksum by `2**power` zeros."""
-    bits = np.uint32(1) << np.arange(32, dtype=np.uint32)
-    if power:
-        images = _apply(_tables(power - 1), _apply(_tables(power - 1), bits))
-    else:
-        images = bits
-        for _ in range(8):
-            images = images >> 1 ^ (images & 1) * np.uint32(_POLYNOMIAL)
-    is_set = np.arange(256)[:, None] >> np.arange(8) & 1 == 1
-    chosen = np.where(is_set, images.reshape(4, 1, 8), np.uint32(0))
-    return np.bitwise_xor.reduce(chosen, axis=2)
-=======
     """Tables that advance a checksum by `2**power` zeros, one for each of its four bytes."""
     tables = np.zeros((4, 256), np.uint32)
     for bit, images in enumerate(_images(power).reshape(4, 8).T):
         tables[:, 1 << bit : 2 << bit] = tables[:, : 1 << bit] ^ images[:, None]
     return tables
->>>>>>> speed
 
 
 @functools.cache

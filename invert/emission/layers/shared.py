@@ -695,11 +695,15 @@ def settle(group: Sequence[Draft]) -> None:
     """Copies numbers that no size determines from a layer to its twin, last."""
     twin = group[-1]
     assert twin.twin is not None
+    pairs = list(zip(twin.constants(), twin.twin.constants(), strict=True))
+    differ = [i for i, (constant, own) in enumerate(pairs) if constant.value != own.value]
+    if not differ:
+        return  # before all texts are read
     told = _told(group) if len(group[0].methods) == 1 else {}
-    shapes = _in_shapes(twin)
-    numbers = zip(twin.constants(), twin.twin.constants(), _columns(group), strict=True)
-    for i, (constant, own, values) in enumerate(numbers):
-        if constant.value != own.value and _size(values, told, small=i in shapes) is None:
+    shapes, columns = _in_shapes(twin), list(_columns(group))
+    for i in differ:
+        constant, own = pairs[i]
+        if _size(columns[i], told, small=i in shapes) is None:
             constant.value = own.value
 
 
