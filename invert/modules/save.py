@@ -166,6 +166,8 @@ def _unreadable(model: eqx.Module, arrays: Mapping[str, Value]) -> Iterator[str]
             yield f"{name} is missing"
         elif name not in kinds:
             yield f"{name} is not in the source"
+        elif not hasattr(arrays[name], "dtype"):
+            yield f"{name} is a {type(arrays[name]).__name__}, not an array"
         else:
             array, kind = arrays[name], kinds[name]
             fits = getattr(namespace, "_fits", lambda a, b: a.shape == b.shape)
