@@ -163,6 +163,11 @@ def _logsumexp(site: Site) -> Iterator[Call]:
 
 _inlined = functools.partial(lowered, kind=np.inexact)
 
+# Functions that others of these contain.
+AROUND = (
+    _inlined("rel_entr", "jit", jax.scipy.special.rel_entr, arity=2, after="and sub", holds="log"),
+)
+
 PATTERNS = (
     Pattern("library_call", ("jit",), _call),
     # Functions that JAX inlines.

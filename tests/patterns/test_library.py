@@ -73,6 +73,16 @@ def test_derivatives_equal_the_functions(name: str) -> None:
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
 
 
+def test_a_rule_that_an_inlined_function_calls() -> None:
+    # The rule of `p log p` is finite times `log p + 1` where that of `xlogy` divides infinities.
+    function = lambda p, q: 2 * jax.scipy.special.rel_entr(p, q)  # noqa: E731
+    p, q, d = jnp.array([jnp.inf, 2.0]), jnp.array([1.0, 3.0]), (jnp.ones(2), -jnp.ones(2))
+    module = recover(function, p, q)
+    assert module.report.rewrites["rel_entr"] == 1
+    want, got = (jax.jvp(f, (p, q), d) for f in (function, module))
+    np.testing.assert_array_equal(got, want)
+
+
 LOOK_ALIKE = {
     "max with one": lambda x: jnp.maximum(x, 1.0),
     "zero first": lambda x: jnp.minimum(x, 0.0),
