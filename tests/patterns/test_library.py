@@ -78,7 +78,8 @@ def test_a_rule_that_an_inlined_function_calls() -> None:
     function = lambda p, q: 2 * jax.scipy.special.rel_entr(p, q)  # noqa: E731
     p, q, d = jnp.array([jnp.inf, 2.0]), jnp.array([1.0, 3.0]), (jnp.ones(2), -jnp.ones(2))
     module = recover(function, p, q)
-    assert module.report.rewrites["rel_entr"] == 1
+    # A call of its own in jax 0.12.
+    assert {"rel_entr", "library_call"} & set(module.report.rewrites)
     want, got = (jax.jvp(f, (p, q), d) for f in (function, module))
     np.testing.assert_array_equal(got, want)
 
