@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
+import jax.export
 import jax.numpy as jnp
 import jax.scipy.special
 import numpy as np
 import pytest
 from jax import lax, nn
 
+import invert
 from tests.patterns.recovery import recover, same_values
 
 # Ties, zeros and the bounds of relu6.
@@ -82,6 +86,25 @@ def test_a_rule_that_an_inlined_function_calls() -> None:
     assert {"rel_entr", "library_call"} & set(module.report.rewrites)
     want, got = (jax.jvp(f, (p, q), d) for f in (function, module))
     np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("function", [jnp.sinc, jnp.i0])
+def test_a_program_that_is_a_function_itself(function: Any) -> None:
+    x = jnp.array([0.0, 1.0, 6.0])
+    exported = jax.export.export(function)(x)
+    module = invert.from_exported(exported)
+    for transform in (jax.jacfwd, lambda f: jax.jacfwd(jax.jacrev(f))):
+        want, got = (jax.jit(transform(f))(x) for f in (function, module))
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+
+
+def test_an_own_function_of_that_name_stays_as_it_is() -> None:
+    def relu6(x: Any) -> Any:
+        return jnp.minimum(jnp.maximum(x, 0.0), 5.0)
+
+    module = invert.from_exported(jax.export.export(jax.jit(relu6))(jnp.ones(3)))
+    assert [e.primitive.name for e in module.jaxpr.eqns][-1] != "jit"
+    assert "library_call" not in module.report.rewrites
 
 
 LOOK_ALIKE = {
