@@ -31,6 +31,7 @@ from invert.ir.substitution import substitute
 from invert.ir.types import AnyJaxpr, Aval, ClosedJaxpr, J, Jaxpr, Value
 from invert.modules.optimize import faster
 from invert.modules.specializations import Specialization
+from invert.patterns.library import as_call, without_call
 from invert.rewriting.driver import Rewriter
 from invert.rewriting.pattern import Stage
 from invert.rewriting.templates import raise_call
@@ -70,7 +71,9 @@ def recover(entry: EntryPoint, avals: Sequence[Aval], config: Config) -> Special
             x64 = jaxprs.has_wide_types(raw)
             platform = entry.platform or platform_of(jaxprs.opaque_targets(raw)) or "cpu"
         with stage("patterns"):
-            closed, rewrites = _recognize(closed, platform, config, defects, entry.name)
+            called = as_call(closed, entry.name)
+            found, rewrites = _recognize(called, platform, config, defects, entry.name)
+            closed = found if called is closed else without_call(found)
             closed = hints.merge_broadcasts(closed)
         with stage("gradients", "comparing gradients"):
             settle = GradientResolver(

@@ -39,7 +39,7 @@ from invert.gradients.rules import (
     plain_function,
     stopped,
 )
-from invert.gradients.stop_gradient import with_stops
+from invert.gradients.stop_gradient import with_needed_stops, with_stops
 from invert.ir import jaxprs
 from invert.ir.avals import type_of
 from invert.ir.gradient_marker import Gradient, custom_gradient_p, parts
@@ -164,15 +164,22 @@ class GradientResolver:
         # gradient, and there is no stop_gradient to restore. The gradient is compared numerically.
         from_jax = gradient.convention == "jax"
         checks = self.config.custom_gradients == "check"
+        needed = with_needed_stops(region) if from_jax and checks else None
+        region = needed or region
         promised = region.with_promised_bounds(range(region.clipped))
         if checks:
+            put_back = ", with stop_gradient put back"
             if from_jax and self.cache.is_proved(region, raw, self._is_proved):
+                if needed is not None:
+                    return self._plain(needed, f"agrees with autodiff{put_back}")
                 self._say(gradient, "agrees with autodiff")
                 return None
             bounds = from_jax and region.clipped > 0
             if bounds and self.cache.is_proved(promised, raw, self._is_proved):
                 return self._plain(promised, "agrees with autodiff, where gathers promise bounds")
             reason = self.cache.difference(region, raw, self._difference)
+            if not reason and needed is not None:
+                return self._plain(needed, f"agrees with autodiff numerically{put_back}")
             if not reason:
                 self._say(gradient, "agrees with autodiff numerically")
                 return None

@@ -2,26 +2,37 @@
 
 `stop_gradient` leaves no trace in a module. If the container's gradient differs from automatic
 differentiation, each use of a value in the recovered program is a candidate. All are tried
-numerically; those that reproduce the gradient are then proved by lowering.
+numerically; those that reproduce the gradient are then proved by lowering. Operands of a primitive
+without a derivative, such as `nextafter`, need no search: the author must have stopped them.
 """
 
 from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.interpreters import ad
 
 from invert._errors import only_refusals
-from invert._private.jax import dim_as_value_p, eval_closed, open_jaxpr, trace_closed
+from invert._private.jax import (
+    dim_as_value_p,
+    eval_closed,
+    holds_jaxprs,
+    open_jaxpr,
+    trace_closed,
+)
 from invert.gradients.compare import FAILURES, beyond_rounding, once, samples
 from invert.gradients.region import MarkedRegion
 from invert.ir.avals import is_differentiable, type_of
+from invert.ir.graph import Graph
 from invert.ir.interpret import bind, evaluate
+from invert.ir.jaxprs import map_jaxprs
 from invert.ir.numbers import on_cpu
 from invert.ir.substitution import samples as sizes_of
 from invert.ir.substitution import substitute
@@ -36,6 +47,7 @@ from invert.ir.types import (
     Value,
     Var,
 )
+from invert.rewriting.driver import Replacement, replace
 
 # Each candidate is a run of the gradient.
 _MAX_PLACES = 192
@@ -152,6 +164,47 @@ def _operands(jaxpr: Jaxpr) -> Iterator[tuple[int, Sequence[Atom]]]:
     for i, eqn in enumerate(_counted(jaxpr)):
         yield i, eqn.invars
     yield -1, jaxpr.outvars
+
+
+def with_needed_stops(region: MarkedRegion) -> MarkedRegion | None:
+    """The region with `stop_gradient` on operands of primitives without a derivative, if any."""
+
+    def visit(jaxpr: Jaxpr) -> Jaxpr:
+        found = [
+            Replacement(
+                trace_closed(functools.partial(_stopped, eqn), *(a.aval for a in eqn.invars)),
+                eqn.invars,
+                eqn.outvars,
+                frozenset({eqn}),
+                eqn,
+            )
+            for eqn in jaxpr.eqns
+            if _lacks_derivative(eqn)
+        ]
+        return replace(Graph(jaxpr), found) if found else jaxpr
+
+    forward = map_jaxprs(region.forward, visit)
+    if forward is region.forward:
+        return None
+    other = copy.copy(region)
+    other.forward = forward
+    return other
+
+
+def _lacks_derivative(eqn: Eqn) -> bool:
+    """Whether an equation takes and returns numbers, but JAX cannot differentiate it."""
+    known = eqn.primitive in ad.primitive_jvps or holds_jaxprs(eqn)
+    return not known and all(
+        any(is_differentiable(a.aval) for a in atoms) for atoms in (eqn.invars, eqn.outvars)
+    )
+
+
+def _stopped(eqn: Eqn, *operands: Value) -> list[Value]:
+    return bind(
+        eqn,
+        [x if isinstance(a, Literal) else jax.lax.stop_gradient(x)
+         for a, x in zip(eqn.invars, operands, strict=True)],
+    )  # fmt: skip
 
 
 def with_stops(region: MarkedRegion, raw: AnyJaxpr, x64: bool) -> Iterator[MarkedRegion]:

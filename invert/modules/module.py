@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import inspect
 import operator
-from collections.abc import Callable, Container, Hashable, Mapping, Sequence
+from collections.abc import Callable, Container, Hashable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn, SupportsIndex
 
 import equinox as eqx
@@ -274,25 +274,39 @@ def run(
 ) -> Tree:
     """Call a function.
 
-    **Raises:** `SignatureError` if parameters have other shapes than in the program.
+    **Raises:** `SignatureError` if the program fails on arrays of other types than its own.
     """
     try:
         return function(constants, params, args, kwargs)
-    except (TypeError, ValueError) as error:
+    except (AttributeError, TypeError, ValueError) as error:
         # Compared only on failure, to keep calls fast.
-        pairs = zip(function.entry.params, params, strict=True)
-        wrong = [
-            f"{p.name!r} has the shape {list(np.shape(x))}, expected {list(p.value.shape)}"
-            for p, x in pairs
-            if hasattr(x, "shape") and np.shape(x) != tuple(p.value.shape)
-        ]
-        if not wrong:
+        if not (wrong := list(_wrong_arrays(function, constants, params))):
             raise
         raise SignatureError(
-            f"{function.entry.name}: the parameter {'; '.join(wrong)}. The program is for these "
-            "shapes",
-            remedy="Put layers of other sizes into `module.model`, whose classes take them.",
+            f"{function.entry.name}: {'; '.join(wrong)}. The program is for these types",
+            remedy="Put arrays of other types into `module.model`, whose classes take them.",
         ) from error
+
+
+def _wrong_arrays(
+    function: Function, constants: Sequence[Value], params: Sequence[Value]
+) -> Iterator[str]:
+    """What differs from the arrays that the program holds and reads."""
+    held = () if function.home is None else function.home.constants
+    pairs = [
+        *((f"constant {i}", c, x) for i, (c, x) in enumerate(zip(held, constants, strict=True))),
+        *((f"parameter {p.name!r}", p.value, x)
+          for p, x in zip(function.entry.params, params, strict=True)),
+    ]  # fmt: skip
+    for name, wanted, x in pairs:
+        if isinstance(x, eqx.nn.StateIndex):
+            continue
+        if not hasattr(x, "shape") or not hasattr(x, "dtype"):
+            yield f"the {name} is {'None' if x is None else f'a {type(x).__name__}'}, not an array"
+        elif tuple(x.shape) != tuple(wanted.shape):
+            yield f"the {name} has the shape {list(x.shape)}, expected {list(wanted.shape)}"
+        elif x.dtype != jax.dtypes.canonicalize_dtype(wanted.dtype) and x.dtype != wanted.dtype:
+            yield f"the {name} has the dtype {x.dtype}, expected {wanted.dtype}"
 
 
 def styles_of(layers: str | Sequence[str], typecheck: bool, loader: bool = True) -> frozenset[str]:

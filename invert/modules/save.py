@@ -166,6 +166,8 @@ def _unreadable(model: eqx.Module, arrays: Mapping[str, Value]) -> Iterator[str]
             yield f"{name} is missing"
         elif name not in kinds:
             yield f"{name} is not in the source"
+        elif not hasattr(arrays[name], "dtype"):
+            yield f"{name} is a {type(arrays[name]).__name__}, not an array"
         else:
             array, kind = arrays[name], kinds[name]
             fits = getattr(namespace, "_fits", lambda a, b: a.shape == b.shape)
@@ -354,6 +356,13 @@ def weight_files(directory: str | os.PathLike[str]) -> list[Path]:
     return sorted(p for p in where.iterdir() if p.name == _WEIGHTS or _SHARD.fullmatch(p.name))
 
 
+# Exceptions that damaged code may raise.
+_OF_DAMAGED_CODE = (
+    ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, NameError, OSError,
+    RuntimeError, SyntaxError, TypeError, ValueError,
+)  # fmt: skip
+
+
 def load_saved(
     directory: str | os.PathLike[str],
     mesh: Mesh | None = None,
@@ -386,11 +395,7 @@ def load_saved(
         namespace.__page__ = page.read_text(encoding="utf-8") if page.is_file() else ""
         spec.loader.exec_module(namespace)
         read = namespace.load
-    # Exceptions that damaged code may raise.
-    except (
-        ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, NameError,
-        OSError, RuntimeError, SyntaxError, TypeError, ValueError,
-    ) as error:  # fmt: skip
+    except _OF_DAMAGED_CODE as error:
         del sys.modules[name]
         if isinstance(error, ModuleNotFoundError):
             raise MissingDependencyError(
@@ -408,7 +413,7 @@ def load_saved(
         given = {"mesh": mesh, "shardings": specs}
     try:
         return read(where / _WEIGHTS, **given)
-    except ValueError as error:
+    except _OF_DAMAGED_CODE as error:
         raise MalformedModelError(f"{code} cannot be loaded with its weights: {error}") from error
 
 

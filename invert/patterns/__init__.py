@@ -45,6 +45,7 @@ STAGES = (
     Stage(random.KEYS),
     Stage(random.SAMPLERS),
     # Functions with derivative rules of their own, the outer ones first: they call each other.
+    Stage(library.AROUND, outermost_first=True, inside_rules=False),
     Stage(library.PATTERNS, outermost_first=True, inside_rules=False),
     # Loops after the expansions above, which contain loops as they were lowered.
     Stage(loops.PATTERNS),

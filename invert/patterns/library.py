@@ -11,6 +11,7 @@ import dataclasses
 import functools
 from collections.abc import Iterator, Sequence
 from types import ModuleType
+from typing import cast
 
 import jax
 import jax.numpy as jnp
@@ -18,9 +19,11 @@ import jax.scipy.special
 import numpy as np
 from jax import Array
 
+from invert._private.jax import close_like, eval_closed, open_jaxpr, trace_closed
 from invert.ir import kinds
 from invert.ir.graph import literal
-from invert.ir.types import Atom, Aval, Eqn, JaxFunction, Value
+from invert.ir.interpret import without_outer_call
+from invert.ir.types import Atom, Aval, Eqn, J, JaxFunction, Value
 from invert.patterns.fingerprints import fingerprint, may_be
 from invert.rewriting.pattern import Call, Pattern, Site
 from invert.rewriting.short import lowered
@@ -68,6 +71,35 @@ _CALLS_OF_SEVERAL: dict[str, tuple[JaxFunction, ...]] = {
     "_rel_entr": (jax.scipy.special.rel_entr, jax.scipy.special.kl_div),
     "_erfcinv_impl": _named(jax.scipy.special, "erfcinv"),
 }
+
+
+def as_call(closed: J, name: str) -> J:
+    """A program as a call, if it has the name of a function that JAX keeps as one.
+
+    An export of `jnp.sinc` itself holds no call of it.
+    """
+    jaxpr = open_jaxpr(closed)
+    if (name not in _CALLS and name not in _CALLS_OF_SEVERAL) or jaxpr.constvars:
+        return closed
+
+    def called(*operands: Value) -> list[Value]:
+        return eval_closed(closed, operands)
+
+    called.__name__ = name
+    outer = trace_closed(jax.jit(called), *(v.aval for v in jaxpr.invars))
+    (eqn,) = open_jaxpr(outer).eqns
+    # As it was, with its hints; marked as a call that `without_call` inlines.
+    eqn = eqn.replace(params={**eqn.params, "jaxpr": closed, "inline": True})
+    return close_like(closed, open_jaxpr(outer).replace(eqns=[eqn]))
+
+
+def without_call(closed: J) -> J:
+    """The program without the call of `as_call`, unless that was of the library function."""
+    eqns = open_jaxpr(closed).eqns
+    if len(eqns) != 1 or not eqns[0].params.get("inline"):
+        return closed
+    return cast(J, without_outer_call(closed))
+
 
 FUNCTIONS = tuple(f for functions in _CALLS.values() for f in functions)
 
@@ -161,6 +193,11 @@ def _logsumexp(site: Site) -> Iterator[Call]:
 
 
 _inlined = functools.partial(lowered, kind=np.inexact)
+
+# Functions that contain others of these; a call of its own in jax 0.12.
+AROUND = (
+    _inlined("rel_entr", "jit", jax.scipy.special.rel_entr, arity=2, after="and sub", holds="log"),
+)
 
 PATTERNS = (
     Pattern("library_call", ("jit",), _call),

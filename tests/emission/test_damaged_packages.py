@@ -87,3 +87,16 @@ def test_a_few(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_many(tmp_path: Path) -> None:
     _check(tmp_path, seed=1, count=1000)
+
+
+@pytest.mark.parametrize(
+    ("whole", "damage"),
+    [("tree_unflatten", "tree_unfl"), ("file.get_tensor(name)", "fil.get_tensor(name)")],
+)
+def test_damaged_code_is_named(tmp_path: Path, whole: str, damage: str) -> None:
+    code = build(tmp_path) / "model.py"
+    text = code.read_text()
+    assert whole in text
+    code.write_text(text.replace(whole, damage))
+    with pytest.raises(invert.MalformedModelError, match=r"model\.py cannot be loaded"):
+        invert.load(code.parent)

@@ -139,3 +139,28 @@ def test_a_layer_of_another_width_belongs_into_the_model() -> None:
     assert wider(X).shape == (6, 5)
     same = eqx.tree_at(lambda m: m.params["net"]["head"]["bias"], module, jnp.ones(3))
     np.testing.assert_allclose(same(X), module(X) + 1, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("leaf", "said"),
+    [
+        (jnp.ones(3, jnp.bfloat16), "has the dtype bfloat16, expected float32"),
+        (None, "is None, not an array"),
+        (1.0, "is a float, not an array"),
+    ],
+)
+def test_an_array_of_another_type_is_named(leaf: object, said: str) -> None:
+    module = invert.convert(_model())
+    changed = eqx.tree_at(lambda m: m.params["net"]["head"]["bias"], module, leaf)
+    with pytest.raises(SignatureError, match=f"'net/head/bias' {said}"):
+        changed(X)
+
+
+def test_a_held_array_of_another_type_is_named() -> None:
+    weights = jnp.array([3.0, 1.0, 4.0])
+    exported = jax.export.export(jax.jit(lambda x: x + weights))(jnp.ones(3))
+    changed = eqx.tree_at(
+        lambda m: m.constants, invert.from_exported(exported), (jnp.ones(4, jnp.bfloat16),)
+    )
+    with pytest.raises(SignatureError, match=r"constant 0 has the shape \[4\], expected \[3\]"):
+        changed(jnp.ones(3))

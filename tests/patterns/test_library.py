@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
+import jax.export
 import jax.numpy as jnp
 import jax.scipy.special
 import numpy as np
 import pytest
 from jax import lax, nn
 
+import invert
 from tests.patterns.recovery import recover, same_values
 
 # Ties, zeros and the bounds of relu6.
@@ -78,6 +82,36 @@ def test_the_second_derivative_of_i1_near_zero() -> None:
     function, x = jax.scipy.special.i1, X * 1e-5
     want, got = (jax.jacfwd(jax.jacfwd(f))(x) for f in (function, recover(function, x)))
     np.testing.assert_array_equal(got, want)
+
+
+def test_a_rule_that_an_inlined_function_calls() -> None:
+    # The rule of `p log p` is finite times `log p + 1` where that of `xlogy` divides infinities.
+    function = lambda p, q: 2 * jax.scipy.special.rel_entr(p, q)  # noqa: E731
+    p, q, d = jnp.array([jnp.inf, 2.0]), jnp.array([1.0, 3.0]), (jnp.ones(2), -jnp.ones(2))
+    module = recover(function, p, q)
+    # A call of its own in jax 0.12.
+    assert {"rel_entr", "library_call"} & set(module.report.rewrites)
+    want, got = (jax.jvp(f, (p, q), d) for f in (function, module))
+    np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("function", [jnp.sinc, jnp.i0])
+def test_a_program_that_is_a_function_itself(function: Any) -> None:
+    x = jnp.array([0.0, 1.0, 6.0])
+    exported = jax.export.export(function)(x)
+    module = invert.from_exported(exported)
+    for transform in (jax.jacfwd, lambda f: jax.jacfwd(jax.jacrev(f))):
+        want, got = (jax.jit(transform(f))(x) for f in (function, module))
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+
+
+def test_an_own_function_of_that_name_stays_as_it_is() -> None:
+    def relu6(x: Any) -> Any:
+        return jnp.minimum(jnp.maximum(x, 0.0), 5.0)
+
+    module = invert.from_exported(jax.export.export(jax.jit(relu6))(jnp.ones(3)))
+    assert [e.primitive.name for e in module.jaxpr.eqns][-1] != "jit"
+    assert "library_call" not in module.report.rewrites
 
 
 LOOK_ALIKE = {

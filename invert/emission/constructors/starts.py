@@ -68,8 +68,8 @@ class Starts:
         name = stem(plain_name(self.names.get(v, ""))).lower()
         if v in self.values:
             return "unknown"
-        if not jnp.issubdtype(dtype, jnp.inexact):
-            return "zeros"
+        if not jnp.issubdtype(dtype, jnp.inexact) or 0 in v.aval.shape:
+            return "zeros"  # initializers divide by sizes
         if v in self.lstm:
             return "forget"
         if name in _ZEROS or v in self.beside_one:

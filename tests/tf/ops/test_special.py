@@ -63,8 +63,7 @@ def special_cases():
         inner = x[1:-1] + 0 * a
         yield raw(
             "Betainc",
-            {"x": inner},
-            {"a": a + 0 * inner, "b": b + 0 * inner},
+            {"a": a + 0 * inner, "b": b + 0 * inner, "x": inner},
             rtol=2000,
             atol=64,
             grad_rtol=2000,
