@@ -11,6 +11,8 @@ import dataclasses
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TypeVar
 
+import jax.numpy as jnp
+
 from invert.emission.layers.cut import Layer, LayerCall
 from invert.emission.layers.memory import Memories
 from invert.emission.layers.stack import equations
@@ -77,6 +79,11 @@ class _Arranger:
         return self._kinds[layer]
 
 
+def _is_stream(atom: Atom) -> bool:
+    """Whether a value has features of a sequence or an image."""
+    return len(atom.aval.shape) > 2 and jnp.issubdtype(atom.aval.dtype, jnp.inexact)
+
+
 def _permuted(items: Sequence[_T], order: _Order) -> list[_T]:
     return [items[i] for i in order] if len(items) == len(order) else list(items)
 
@@ -107,7 +114,8 @@ class _Caller:
             new = sorted(alike, key=lambda i: self.places[call.invars[i]])
             for i, k in zip(alike, new, strict=True):
                 order[i] = k
-        return order
+        # A mask that is read first still follows the stream of features.
+        return sorted(order, key=lambda i: not _is_stream(call.invars[i]))
 
     def _alike(self, one: Atom, other: Atom) -> bool:
         """Whether two values have equal types and producers of one kind, and are independent."""

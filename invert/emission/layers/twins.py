@@ -296,8 +296,10 @@ class Twins:
                 found.remove(other)
                 group = group.joined(other)
             found.append(group)
-        if inner and any(n > _LARGEST_FACTOR * min(g.own) for g in found for n in g.own if g.own):
+        far = [g for g in found if g.own and max(g.own) > _LARGEST_FACTOR * min(g.own)]
+        if inner and far and cls is not self.outermost:
             return {}
+        found = [g for g in found if g not in far] if inner else found
         primes = itertools.cycle(_PRIMES)
         sizes: dict[Axis, tuple[int, int]] = {}
         for group in _proportional(found, _columns(cls, ties)) if several else found:
