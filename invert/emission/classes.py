@@ -888,7 +888,7 @@ class Classes:
             cls: cls is not outer and self._lacks_names(scaled)
             for cls, scaled in self._scaled.items()
         }
-        counted = set(self._counted)
+        counted, numbers = set(self._counted), set(self.inits.as_numbers)
         failed = {
             cls: unnamed[cls]
             for cls, scaled in self._scaled.items()
@@ -896,7 +896,7 @@ class Classes:
         }
         if len(failed) > 1:  # the model may do without those inside that fail
             failed = {cls: flag for cls, flag in failed.items() if cls is not outer}
-        if self._counted != counted:
+        if self._counted != counted or self.inits.as_numbers != numbers:
             return True
         return self._weaken(failed)
 
@@ -967,6 +967,7 @@ class Classes:
             return False
         more = {HEADS, KV_HEADS} <= arguments.keys()
         if more and not run_with({**arguments, KV_HEADS: arguments[HEADS]}):
+            self.inits.as_numbers.add(KV_HEADS)
             return False
         # A number of heads that no array has was not another one.
         same = len({*made.arguments.get(HEADS, ())}) == 1

@@ -438,7 +438,10 @@ class _Writing:
         alike = {n: v for n, v in alike.items() if stem(n) not in (HEADS, KV_HEADS, HEAD_DIM)}
         calls = [n for s in body for n in ast.walk(s) if isinstance(n, ast.Call)]
         made = [c for c in calls if isinstance(c.func, ast.Name) and syntax.is_token(c.func.id)]
-        if not any(isinstance(a, ast.Constant) for c in made for a in c.args):
+        # A number of heads that has to be one leaves the other sizes as they are.
+        one = KV_HEADS in self.all.as_numbers
+        numbers = (a.value for c in made for a in c.args if isinstance(a, ast.Constant))
+        if all(one and n == 1 for n in numbers):
             # Only sizes inside of it are those of this model.
             outside = set(self._sizes_of_results())
             alike = {
@@ -683,7 +686,8 @@ class _Writing:
             wanted = KV_HEADS
         # A choice, as sizes are.
         given = wanted in (HEADS, KV_HEADS) and _has_other_sizes(self.cls)
-        given = given and not (self.whole and wanted in self.all.as_numbers)
+        whole = self.whole or wanted == KV_HEADS
+        given = given and not (whole and wanted in self.all.as_numbers)
         if all(v == column[0] for v in column) and not given:
             return expression(column[0])
         named = self._size(column)

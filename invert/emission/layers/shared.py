@@ -549,7 +549,10 @@ def numbers_in_shapes(methods: Iterable[ast.FunctionDef]) -> set[int]:
                     func=ast.Attribute(attr="zeros" | "ones" | "full"),
                     args=[ast.Tuple(elts=args), *_],
                 )
-                | ast.Call(func=ast.Attribute(attr="broadcast_to"), args=[_, ast.Tuple(elts=args)])
+                | ast.Call(
+                    func=ast.Attribute(attr="broadcast_to" | "broadcast_in_dim"),
+                    args=[_, ast.Tuple(elts=args), *_],
+                )
             ):
                 sizes.update(map(id, args))
     return sizes
