@@ -49,7 +49,7 @@ def rewrite(definitions: list[ast.stmt], model: str) -> bool:
         if method is None or uses is None:
             continue
         names = known_names(definitions)
-        wanted = snake(definition.name, "function")
+        wanted = _activation(method) or snake(definition.name, "function")
         name = wanted if wanted not in names.taken else names.new(f"apply_{wanted}")
         del method.args.args[0]
         method.name = name
@@ -60,6 +60,16 @@ def rewrite(definitions: list[ast.stmt], model: str) -> bool:
             _remove(outer, uses)
         changed = True
     return changed
+
+
+def _activation(method: ast.FunctionDef) -> str:
+    """`gelu` for a method that only applies `jax.nn.gelu`, otherwise `""`."""
+    match method.body:
+        case [ast.Return(value=ast.Call(func=function, args=[ast.Name()], keywords=options))]:
+            module, _, name = ast.unparse(function).rpartition(".")
+            plain = all(isinstance(k.value, ast.Constant) for k in options)
+            return name if module == "jax.nn" and plain else ""
+    return ""
 
 
 def _only_method(definition: ast.ClassDef) -> ast.FunctionDef | None:

@@ -68,7 +68,8 @@ _SPELLING = {
     name.capitalize(): name
     for name in (
         "ResNet DenseNet MobileNet EfficientNet NASNet RegNet ShuffleNet SqueezeNet ConvNeXt UNet "
-        "VGG ViT GPT BERT LSTM GRU RNN CNN MLP VAE GAN DWConv"
+        "VGG ViT GPT BERT LSTM GRU RNN CNN MLP VAE GAN DWConv PointNet WaveNet RealNVP DeepFM "
+        "DCGAN CRNN TCN GCN OCR RWKV"
     ).split()
 }
 _SPELLED = re.compile(rf"({'|'.join(_SPELLING)})((?:[a-z]?\d+[a-z]?)*)(?![a-z])")
