@@ -47,7 +47,9 @@ def runs(
     own = {n: _value(v, namespace) for n, v in arguments.items()}
 
     def traced_run(key: jax.Array, *arrays: jax.Array) -> Sequence[Any]:
-        module = getattr(namespace, name)(**own, **({"key": key} if keyed else {}))
+        # Users make an instance outside of the methods that switch 64-bit types on.
+        with jax.enable_x64(False):
+            module = getattr(namespace, name)(**own, **({"key": key} if keyed else {}))
         return run(module, arrays)
 
     avals = [jax.ShapeDtypeStruct(shape(v), v.aval.dtype) for v in inputs]

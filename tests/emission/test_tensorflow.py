@@ -33,7 +33,7 @@ def test_keras_layers(tmp_path) -> None:
     kernels = {name.split("_")[0] for name in ("conv2d", "batch_normalization", "dense")}
     fields = {f.split("_")[0] for f in model.__dataclass_fields__}
     assert fields == kernels
-    assert "batch 8 8 3" in module.source
+    assert "batch 8 8 c_in" in module.source
     invert.save(module, tmp_path)
     loaded = invert.load(tmp_path)
     for rows in (1, 4):

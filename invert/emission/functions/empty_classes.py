@@ -49,7 +49,9 @@ def rewrite(definitions: list[ast.stmt], model: str) -> bool:
         if method is None or uses is None:
             continue
         names = known_names(definitions)
-        wanted = _activation(method) or snake(definition.name, "function")
+        wanted = snake(definition.name, "function")
+        if wanted == "activation":  # which says nothing
+            wanted = _activation(method) or wanted
         name = wanted if wanted not in names.taken else names.new(f"apply_{wanted}")
         del method.args.args[0]
         method.name = name

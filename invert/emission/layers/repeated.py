@@ -27,6 +27,8 @@ from invert.ir.types import Eqn, Var
 # The least number of calls that a new class saves.
 _FEW = 6
 _DOUBLE, _BLOCK = "double_conv", "block"
+# The names of convolutions in Keras, and of those with a normalization.
+_CONVS = frozenset(("conv1d", "conv2d", "conv3d", CONV_BLOCK))
 
 # The steps of a sequence, by their numbers, and what each of them computes.
 _Chain: TypeAlias = "list[tuple[int, Hashable]]"
@@ -66,7 +68,9 @@ def group(layer: Layer, parameters: Mapping[Var, Path]) -> None:
         for number, members in enumerate(sorted(inside), 1):
             steps = [s for i in members if isinstance(s := layer.steps[i], LayerCall)]
             _name(steps, parameters)
-            nodes.append((members[0], wrapped(layer, members, f"{name}_{number}", parameters, ())))
+            call = wrapped(layer, members, f"{name}_{number}", parameters, ())
+            call.layer.block = name
+            nodes.append((members[0], call))
         layer.steps = ordered(sorted(nodes, key=lambda node: node[0]))
 
 
@@ -83,7 +87,7 @@ def _name(steps: Sequence[LayerCall], parameters: Mapping[Var, Path]) -> None:
     """Name the fields of a sequence by their kinds, numbered if there are several."""
     names = [without_number(s.layer.field or called(s.layer, parameters)) for s in steps]
     for k, (step, name) in enumerate(zip(steps, names, strict=True)):
-        field = "conv" if name == CONV_BLOCK else name
+        field = "conv" if name in _CONVS else name
         step.layer.kind = step.layer.kind or name
         number = names[: k + 1].count(name)
         step.layer.field = f"{field}{number}" if names.count(name) > 1 else field
