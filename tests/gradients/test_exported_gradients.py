@@ -50,7 +50,7 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str]] = {
     "custom_vjp": (lambda x: clipped(x) + jnp.sin(x), (X,), "kept as custom_vjp"),
     "custom_jvp": (seven, (X,), "kept as custom_jvp"),
     "stop_gradient": (lambda x: x * lax.stop_gradient(jnp.sin(x)), (X,), "put back"),
-    # Stops of `nextafter`, which has no derivative, in an inner function; put back where JAX has it.
+    # Of `nextafter`, which has none in some versions of JAX, in an inner function.
     "no derivative": (
         lambda x: jax.random.truncated_normal(jax.random.key(0), -x, 2.0),
         (X,),
