@@ -84,8 +84,10 @@ def name_sizes(cls: Class) -> None:
     The text is that of the first layer, whose open sizes may have other names.
     """
     for method in cls.drafts[0].methods:
-        axes = {a.arg: _axes(a.annotation) for a in method.args.args}
-        known = {n.id for n in syntax.names_in(method)} | axes.keys()
+        every = {a.arg: _axes(a.annotation) for a in method.args.args}
+        axes = {name: own for name, own in every.items() if not any("*" in n for n in own)}
+        inner = {n.arg for n in ast.walk(method) if isinstance(n, ast.arg)}
+        known = {n.id for n in syntax.names_in(method)} | inner
         given: dict[str, str] = {}
         for statement in method.body:
             match statement:
@@ -107,8 +109,8 @@ def name_sizes(cls: Class) -> None:
             for target, axis in read:
                 if isinstance(target, ast.Name) and target.id not in ("_", axis):
                     given[target.id] = axis
-        new = [name for name in given.values() if name.isidentifier() and name not in known]
-        if sorted(new) == sorted({*given.values()}) and len(new) == len(given):
+        new = {name for name in given.values() if name.isidentifier() and name not in known}
+        if len(new) == len(given) and inner.isdisjoint(given):
             syntax.rename(method, given)
 
 

@@ -75,9 +75,10 @@ def is_end(name: str) -> bool:
 
 def know_classes(model: Class, scaled: Scaled, named: Dimensions) -> None:
     """Name the number of classes if a model returns their probabilities."""
-    (result, *_) = scaled.source.layers[0].results
-    words = len(result.aval.shape) > 2 and [VOCABULARY] in named.names.values()
-    if _is_distribution(model.drafts[0].methods[-1]) and not words:
+    if not _is_distribution(model.drafts[0].methods[-1]):
+        return
+    (result,) = scaled.source.layers[0].results
+    if len(result.aval.shape) < 3 or [VOCABULARY] not in named.names.values():  # no words
         sizes = (result.aval.shape[-1], scaled.shape(result)[-1])
         named.know(tuple(map(str, sizes)), _CLASSES)
 

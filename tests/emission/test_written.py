@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 
 import invert
 from invert._private.jax import eval_jaxpr, open_jaxpr, trace_closed
@@ -341,3 +342,23 @@ def test_lists_of_the_author_are_lists_without_a_loop() -> None:
     assert re.search(r"tower: tuple\[\w+, \.\.\.\]", source)
     assert "self.layers[2](" in source and "self.tower[1](" in source
     assert "depth" not in source
+
+
+def test_lists_of_layers_of_different_classes() -> None:
+    """They have the same primitives, but not the same text."""
+    params = {"convs": [{"kernel": ramp(3, 3, 2, 4)}, {"kernel": ramp(3, 3, 4, 2)}]}
+
+    def run(p: Any, x: Any) -> Any:
+        first, last = (layer["kernel"] for layer in p["convs"])
+        y = lax.conv_general_dilated(
+            x, first, (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC")
+        )
+        y = jnp.transpose(jnp.sin(y) + y, (0, 3, 1, 2))
+        return lax.conv_general_dilated(
+            y, last, (2, 2), "VALID", dimension_numbers=("NCHW", "HWIO", "NCHW")
+        )
+
+    emission = recovered(with_params(run, params, ramp(2, 9, 9, 2))).emit(loader=False)
+    assert not emission.messages
+    assert re.search(r"convs: tuple\[\w+, \w+\]", emission.source)
+    assert "self.convs[1](" in emission.source

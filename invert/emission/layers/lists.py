@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from invert.emission.layers.branches import BRANCH
 from invert.emission.layers.cut import Layer, LayerCall, layers_in
 from invert.emission.layers.library_names import LETTERED, without_letter
-from invert.emission.layers.stack import Stacker, equations, kind_of
+from invert.emission.layers.stack import Stacker, kind_of
 from invert.emission.python.naming import NUMBERED_LIST, plural
 from invert.ir import kinds
 from invert.ir.graph import is_var
@@ -276,9 +276,8 @@ class Lists:
                 continue
             if any(c.layer.listed == name for c in names):
                 continue
-            mixed = len({_computes(x) for x in layers.values()}) > 1
-            for layer in layers.values():
-                layer.listed, layer.mixed, layer.indexed = name, mixed, True
+            for layer in layers.values():  # of any classes, since no loop calls them
+                layer.listed, layer.mixed, layer.indexed = name, True, True
 
     def chains(self) -> bool:
         """Whether enough lists are called apart from each other for a helper function."""
@@ -286,11 +285,6 @@ class Lists:
         made = {v for x in loops for v in x.outvars}
         apart = [x for x in loops if x.invars[x.carried] not in made]
         return len(apart) >= _MANY and all(len(x.invars) == 1 for x in loops)
-
-
-def _computes(layer: Layer) -> tuple[str, ...]:
-    """The primitives of a layer, whatever its sizes."""
-    return tuple(e.primitive.name for e in equations(layer))
 
 
 def _elsewhere(v: Var, layer: Layer) -> bool:

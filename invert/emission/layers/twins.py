@@ -502,8 +502,8 @@ def _is_causal(draft: Draft) -> bool:
     }
     for eqn in _convolutions(draft):
         config = padded.get(eqn.invars[0], ())
-        (side, *others), (step, *_) = _sides(eqn), eqn.params["rhs_dilation"]
-        if not others and ((side - 1) * step, 0, 0) in config and side > 1:
+        widths = [(n - 1) * k for n, k in zip(_sides(eqn), eqn.params["rhs_dilation"], strict=True)]
+        if len(widths) == 1 and widths[0] and (widths[0], 0, 0) in config:
             return True
     return False
 
