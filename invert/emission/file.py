@@ -127,8 +127,14 @@ class File(Writer):
                 "arguments has as a dimension"
             )
         # In the order of the arrays and axes, so that layers at other sizes have the same text.
-        places = sorted(sizes.values(), key=lambda s: syntax.text_of(s.value))
-        function.body = [*places, *function.body]
+        # That of tokens would depend on how many digits their numbers have.
+        number = {self.token(v): i for i, v in enumerate(arguments)}
+
+        def place(statement: Statement) -> tuple[list[int], str]:
+            read = [number.get(t, -1) for t in syntax.tokens_in(statement.value)]
+            return read, syntax.text_of(statement.value)
+
+        function.body = [*sorted(sizes.values(), key=place), *function.body]
         return function
 
     def define(self, function: FunctionText, hint: str) -> tuple[str, bool]:
