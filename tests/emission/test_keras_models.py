@@ -305,3 +305,10 @@ def test_two_lstms_of_convolutions_have_hidden_sizes() -> None:
     assert "def __init__(self, c_in: int, hidden: int, *, kernel_size: int" in source
     assert '"kh kw hidden gates"' in source
     assert "ConvLSTM2D(n_in, hidden, key=keys[0])" in source
+
+
+def test_a_row_of_layers_of_one_kind_is_not_cut_into_sequences() -> None:
+    x = given = keras.Input((5,))
+    for i in range(16):
+        x = keras.ops.sin(L.Dense(5 + i % 3, activation="tanh")(x)) * 2.0
+    assert "Block" not in _emitted(keras.Model(given, x)).source

@@ -6,6 +6,7 @@ what belongs together.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import TypeAlias
@@ -24,8 +25,8 @@ from invert.emission.python.naming import camel
 from invert.ir.graph import is_var
 from invert.ir.types import Eqn, Var
 
-# The least number of calls that a new class saves.
-_FEW = 6
+# The least number of calls that a new class saves, and the most steps of a sequence.
+_FEW, _LONGEST = 6, 24
 _DOUBLE, _BLOCK = "double_conv", "block"
 # The names of convolutions in Keras, and of those with a normalization.
 _CONVS = frozenset(("conv1d", "conv2d", "conv3d", CONV_BLOCK))
@@ -64,13 +65,14 @@ def group(layer: Layer, parameters: Mapping[Var, Path]) -> None:
         if any(without_number(n) == name for n in taken):
             return
         taken.add(name)
-        nodes = [(i, s) for i, s in enumerate(layer.steps) if all(i not in m for m in inside)]
-        for number, members in enumerate(sorted(inside), 1):
-            steps = [s for i in members if isinstance(s := layer.steps[i], LayerCall)]
+        members = {i for own in inside for i in own}
+        nodes = [(i, s) for i, s in enumerate(layer.steps) if i not in members]
+        for number, own in enumerate(sorted(inside), 1):
+            steps = [s for i in own if isinstance(s := layer.steps[i], LayerCall)]
             _name(steps, parameters)
-            call = wrapped(layer, members, f"{name}_{number}", parameters, ())
+            call = wrapped(layer, own, f"{name}_{number}", parameters, ())
             call.layer.block = name
-            nodes.append((members[0], call))
+            nodes.append((own[0], call))
         layer.steps = ordered(sorted(nodes, key=lambda node: node[0]))
 
 
@@ -97,7 +99,7 @@ def _chains(layer: Layer, parameters: Mapping[Var, Path]) -> list[_Chain]:
     """Steps of which each takes only the value of the one before it, which nothing else takes."""
     users = users_of(layer.steps)
     held, results = set(layer.parameters), {v for v in layer.outputs if is_var(v)}
-    again = [s.layer for s in layer.steps if isinstance(s, LayerCall)]
+    again = collections.Counter(s.layer for s in layer.steps if isinstance(s, LayerCall))
     at: dict[Var, _Chain] = {}
     chains: list[_Chain] = []
     for i, step in enumerate(layer.steps):
@@ -105,7 +107,7 @@ def _chains(layer: Layer, parameters: Mapping[Var, Path]) -> list[_Chain]:
         before = at.get(values[0]) if len(values) == 1 else None
         free = len(step.outvars) == 1 and not held.intersection(values)
         key = _key(step, parameters) if free else None
-        if key is None or (isinstance(step, LayerCall) and again.count(step.layer) > 1):
+        if key is None or (isinstance(step, LayerCall) and again[step.layer] > 1):
             continue
         chain = before if before is not None else []
         chain.append((i, key))
@@ -141,13 +143,13 @@ def _primitives(layer: Layer) -> Iterator[str]:
 
 def _best(chains: Sequence[_Chain]) -> _Found | None:
     """The repeated sequence that saves most, if it is worth a class."""
-    sequences: dict[tuple[Hashable, ...], None] = {}
+    places: dict[tuple[Hashable, ...], list[tuple[_Chain, int]]] = collections.defaultdict(list)
     for chain in chains:
-        starts = [k for k, (_, key) in enumerate(chain) if _is_layer(key)]
-        for k in starts:
-            for end in range(k + 2, len(chain) + 1):
-                sequences[tuple(key for _, key in chain[k:end])] = None
-    found = [f for keys in sequences if len((f := _found(keys, chains)).places) > 1]
+        every = [key for _, key in chain]
+        for k in (k for k, key in enumerate(every) if _is_layer(key)):
+            for end in range(k + 2, min(k + _LONGEST, len(every)) + 1):
+                places[tuple(every[k:end])].append((chain, k))
+    found = [f for keys, own in places.items() if len((f := _found(keys, own)).places) > 1]
     best = max(found, key=lambda f: f.saved, default=None)
     return best if best is not None and best.saved[0] >= _FEW else None
 
@@ -156,18 +158,15 @@ def _is_layer(key: Hashable) -> bool:
     return isinstance(key, tuple)
 
 
-def _found(keys: tuple[Hashable, ...], chains: Sequence[_Chain]) -> _Found:
-    """Where a sequence stands alone: beside none of its own layers."""
+def _found(keys: tuple[Hashable, ...], places: Sequence[tuple[_Chain, int]]) -> _Found:
+    """The places of a sequence where it stands alone: next to none of its own layers."""
     own = set(filter(_is_layer, keys))
-    places: list[tuple[_Chain, int]] = []
-    for chain in chains:
-        every = [key for _, key in chain]
-        k = 0
-        while k + len(keys) <= len(chain):
-            beside = {*every[max(k - 1, 0) : k], *every[k + len(keys) : k + len(keys) + 1]}
-            if tuple(every[k : k + len(keys)]) == keys and own.isdisjoint(beside):
-                places.append((chain, k))
-                k += len(keys)
-            else:
-                k += 1
-    return _Found(len(keys), sum(map(_is_layer, keys)), places)
+    alone: list[tuple[_Chain, int]] = []
+    for chain, k in places:
+        end = k + len(keys)
+        before = next((key for _, key in chain[k - 1 :: -1] if _is_layer(key)), None) if k else None
+        after = next((key for _, key in chain[end:] if _is_layer(key)), None)
+        apart = not alone or alone[-1][0] is not chain or alone[-1][1] + len(keys) <= k
+        if apart and own.isdisjoint((before, after)):
+            alone.append((chain, k))
+    return _Found(len(keys), sum(map(_is_layer, keys)), alone)
