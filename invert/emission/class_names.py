@@ -38,6 +38,7 @@ _BLOCK = "Block"
 _ATTENTION, _CELL = "Attention", "Cell"
 # The sines and cosines of positions or times at several frequencies.
 _SINUSOIDS = "SinusoidalEmbedding"
+_WAVES = re.compile(r"jnp\.concatenate\(\[jnp\.(sin\(.*, jnp\.cos|cos\(.*, jnp\.sin)\(")
 # The classes of products that an attention consists of.
 _LINEAR = ("Linear", "Dense", "EinsumDense", "DenseGeneral", "LinearGeneral", "AttentionOutput")
 # Squeeze-and-excitation: features scaled by a function of their means over the image.
@@ -280,7 +281,7 @@ def _kind(cls: Class, kinds: Callable[[Node], str], *, keras: bool) -> str:
         return "SeparableConv" if text.count("conv_general_dilated(") == 2 else "DepthwiseConv"
     if _LOOKUP.search(text):
         return "Embedding"
-    if {"jnp.sin", "jnp.cos", "jnp.concatenate"}.issubset(re.findall(r"\bjnp\.\w+", text)):
+    if _WAVES.search(text):
         return _SINUSOIDS
     for sign, name, other in _CALLED:
         if sign in text:

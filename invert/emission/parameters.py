@@ -19,6 +19,8 @@ from invert.emission.sizes.program import Program
 from invert.ir.graph import is_number, is_var
 from invert.ir.types import Eqn, Jaxpr, Value, Var
 
+# The rows by which a table is known.
+_TOLD = 8
 # Larger arrays are not searched for other numbers than zeros and ones.
 _LARGEST_MASK = 1 << 12
 
@@ -205,10 +207,12 @@ def _name_by_values(value: Value) -> str:
 
 def _is_sinusoidal(value: Value) -> bool:
     """Whether rows hold the sines and cosines of some angles, in turn or one after the other."""
-    rows, columns = value.shape[-2:] if len(value.shape) > 1 else (0, 0)
+    rows, columns = value.shape[-2:] if len(value.shape) > 1 and value.size else (0, 0)
     if not jax.numpy.issubdtype(value.dtype, np.floating) or rows < 2 or columns < 4 or columns % 2:
         return False
-    first = np.asarray(value.reshape(-1, columns)[:rows], np.float64)
+    # A few rows tell; the constant may be a large table of weights.
+    matrix = value[(0,) * (len(value.shape) - 2)]
+    first = np.asarray(matrix[:_TOLD], np.float64)
     pairs = (first[:, ::2], first[:, 1::2]), np.split(first, 2, axis=-1)
     unit = any(np.allclose(a**2 + b**2, 1, atol=1e-3) for a, b in pairs)
     return unit and not np.allclose(first, first[:1])

@@ -362,3 +362,24 @@ def test_lists_of_layers_of_different_classes() -> None:
     assert not emission.messages
     assert re.search(r"convs: tuple\[\w+, \w+\]", emission.source)
     assert "self.convs[1](" in emission.source
+
+
+def test_constants_that_say_what_they_are() -> None:
+    angles = np.arange(6.0)[:, None] * 0.3 ** np.arange(4)
+    table = np.concatenate([np.sin(angles), np.cos(angles)], axis=-1).astype(np.float32)
+    steps = (np.float32(-0.7) * np.arange(8, dtype=np.float32)).astype(np.float32)
+    params = {"head": _dense(8, 3, 0.0)}
+
+    def run(p: Any, x: Any) -> Any:
+        return _linear(p["head"], (x + table) * jnp.exp(steps))
+
+    emission = recovered(with_params(run, params, ramp(2, 6, 8))).emit(loader=False)
+    assert "positional_encoding: " in emission.source
+    assert "* jnp.arange(8, dtype=jnp.float32)" in emission.source
+    other = recovered(with_params(lambda p, x: x + table**3 + p["w"], {"w": ramp(8)}, ramp(6, 8)))
+    assert "positional_encoding" not in other.emit(loader=False).source
+
+
+def test_the_last_place_of_an_axis() -> None:
+    source = recovered(with_params(lambda p, x: x[:, 4] * p["w"], {"w": ramp(3)}, ramp(2, 5, 3)))
+    assert "x[:, -1]" in source.emit(loader=False).source

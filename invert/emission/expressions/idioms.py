@@ -262,8 +262,9 @@ def _item(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
         if not isinstance(part, ast.Slice):
             return
         parts[axis] = part.lower if part.lower is not None else number(0)
-        far = is_open(inner.invars[0].aval.shape[axis]) or inner.params["start_indices"][axis] > 1
-        if far and part.upper is None:
+        if part.upper is None and (
+            is_open(inner.invars[0].aval.shape[axis]) or inner.params["start_indices"][axis] > 1
+        ):
             parts[axis] = number(-1)  # the last one, if any
     parts = indexing.shortened(parts)
     index = syntax.one_or_tuple(parts)
