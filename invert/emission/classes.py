@@ -25,6 +25,7 @@ from invert.emission.axis_names import Dimensions, letters_of
 from invert.emission.class_names import describe, name_classes
 from invert.emission.constructors.defaults import drop_unused_defaults
 from invert.emission.constructors.sizes import (
+    DIM,
     HEAD_DIM,
     HEADS,
     HIDDEN,
@@ -176,6 +177,8 @@ class Classes:
         self._counted: set[Class] = set()
         # The sizes of the model that stay.
         self._kept: set[tuple[Var, int]] = set()
+        # Whether its widths are multiples of one; `None` if that has not been tried.
+        self._one_width: bool | None = None
         self._scaled: dict[Class, Scaled] = {}
         # The names of the axes of the arrays in fields.
         self._axes_of: dict[Class, dict[str, list[str]]] = {}
@@ -766,8 +769,9 @@ class Classes:
         written = list(dict.fromkeys(c for c in self.of.values() if c.drafts))
         loops = {x: pairs for root in self.tree.root.layers for x, pairs in carried(root).items()}
         twins = self._twins = Twins(
-            self.of, self._keeps_shape, loops, self._given, self._outermost, self._kept
-        )
+            self.of, self._keeps_shape, loops, self._given, self._outermost, self._kept,
+            one_width=bool(self._one_width),
+        )  # fmt: skip
         for cls in written:
             if (scaled := twins.add(cls)) is not None:
                 self._scaled[cls] = scaled
@@ -882,7 +886,8 @@ class Classes:
         Returns whether there are such classes in the `namespace` of the text, which then has to be
         written again.
         """
-        if (outer := self._outermost) in self._scaled and self._keep_unnamed(self._scaled[outer]):
+        outer = self._outermost
+        if outer in self._scaled and self._keep_unnamed(self._scaled[outer]):
             return True
         unnamed = {
             cls: cls is not outer and self._lacks_names(scaled)
@@ -894,6 +899,8 @@ class Classes:
             for cls, scaled in self._scaled.items()
             if unnamed[cls] or not self._runs(cls, scaled, namespace)
         }
+        if self._one_width and (outer in failed or outer not in self._scaled):
+            return self._without_one_width()
         if len(failed) > 1:  # the model may do without those inside that fail
             failed = {cls: flag for cls, flag in failed.items() if cls is not outer}
         if self._counted != counted or self.inits.as_numbers != numbers:
@@ -927,6 +934,13 @@ class Classes:
             n > 1 and scaled.is_number(v, i) and (v, i) not in inside for v, i, n in sizes
         )
         vague = unclear(made.arguments)
+        if self._one_width is None and (numbers or vague) and not self.size_names.has_width:
+            self._one_width = True
+            return True
+        if self._one_width and not vague and DIM in made.arguments:
+            return False
+        if self._one_width:
+            return self._without_one_width()
         if (numbers or vague) and not self.size_names.has_width:
             vague |= {n for n in made.arguments if not is_end(n)}
         columns = [
@@ -941,6 +955,12 @@ class Classes:
         }
         self._kept |= kept
         return bool(kept)
+
+    def _without_one_width(self) -> bool:
+        assert self._outermost is not None
+        self._one_width = False
+        self._given[self._outermost] = LENGTHS
+        return True
 
     def _lacks_names(self, scaled: Scaled) -> bool:
         """Whether a layer with layers inside has sizes without names of their own."""

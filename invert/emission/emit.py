@@ -49,6 +49,7 @@ from invert.emission.parameters import Parameters
 from invert.emission.python import load
 from invert.emission.python.naming import camel, spelled, wrapped_comment
 from invert.emission.recovered import Recovered
+from invert.emission.sequences import compute_sequences
 from invert.emission.sizes.program import Program, together
 from invert.ir import meshes, traced_form
 from invert.ir.graph import Graph, is_var
@@ -97,7 +98,7 @@ def emit_methods(
         for name, r in recovered.items()
     }
     if len(recovered) == 1:
-        recovered = {name: _with_own_constants(r) for name, r in recovered.items()}
+        recovered = {name: _with_constants(r) for name, r in recovered.items()}
     if not any(meshes.has_shards(r.program) for r in recovered.values()):
         return _emit(recovered, title, styles, notes)
     try:
@@ -107,10 +108,11 @@ def emit_methods(
         return _emit(_with_checks(recovered, False), title, styles, notes)
 
 
-def _with_own_constants(recovered: Recovered) -> Recovered:
-    if recovered.entry.params:  # the constants are not weights
-        return recovered
-    program, constants, numbers = split_constants(recovered.program, recovered.constants)
+def _with_constants(recovered: Recovered) -> Recovered:
+    """With the constants that layers hold; those beside parameters are no weights."""
+    change = compute_sequences if recovered.entry.params else split_constants
+    with jax.enable_x64(recovered.x64):
+        program, constants, numbers = change(recovered.program, recovered.constants)
     return dataclasses.replace(recovered, program=program, constants=constants, numbers=numbers)
 
 
@@ -516,6 +518,8 @@ def _tidy(recovered: Recovered) -> Jaxpr:
 
     def within(eqn: Eqn) -> Hashable:
         if not any(map(is_var, eqn.invars)):
+            if eqn.primitive.name == "iota":
+                return names_of(eqn)
             return id(eqn)  # a number in an array is cheap, and more readable at its use
         path = names_of(eqn)
         return next((path[:n] for n in range(len(path), 0, -1) if path[:n] in scopes), ())

@@ -14,7 +14,7 @@ from invert.ir.passes import replaced
 from invert.ir.types import Atom, Eqn, Jaxpr, Literal, ShapedArray, Var
 
 # Operations on two arrays that broadcast axes of size one themselves.
-_BROADCASTING = kinds.COMPARISONS | frozenset("add and div max min mul or rem sub xor".split())
+_BROADCASTING = kinds.COMPARISONS | frozenset("add and div max min mul or pow rem sub xor".split())
 # Products that take whole arrays.
 _MATRIX_PRODUCTS = kinds.PRODUCTS - {"mul"}
 # The identity element of each operation, as its second operand.

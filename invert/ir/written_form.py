@@ -14,6 +14,7 @@ from invert.ir.lookups import with_wrapped_positions
 from invert.ir.narrow_operands import with_narrow_operands
 from invert.ir.passes import Made, replaced, rewritten
 from invert.ir.scan_operands import unreversed, with_plain_operands
+from invert.ir.stacks import with_concatenations
 from invert.ir.traced_form import unchanged
 from invert.ir.triangles import with_triangles
 from invert.ir.types import Eqn, Jaxpr, Literal
@@ -25,12 +26,14 @@ def as_written(jaxpr: Jaxpr) -> Jaxpr:
     Sums of cotangents use `+`. Arrays of one number become numbers, and so do results computed from
     numbers. Operations with neutral numbers are dropped; `x + -1.0` is `x - 1.0`, and `-x * y + z`
     is `z - x * y`. Loops over reversed arrays run in reverse, and loops take arrays without axes of
-    size one. Positions are looked up as other indices are, and convolutions pad their images.
+    size one. Positions are looked up as other indices are, convolutions pad their images, and arrays are
+    joined along the axis that they end up in.
     """
     jaxpr = with_known_numbers(jaxpr.replace(eqns=[_known(e) for e in jaxpr.eqns]))
     narrow = with_narrow_operands(with_wrapped_positions(jaxpr))
     narrow = _without_neutral(narrow)
     narrow = with_arguments(_with_differences(narrow))
+    narrow = with_concatenations(narrow)
     return with_triangles(with_plain_operands(unreversed(narrow)))
 
 

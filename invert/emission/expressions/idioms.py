@@ -211,6 +211,21 @@ def _scale_of_scores(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposa
             yield Proposal(scaled, (x,), PRODUCT, True, [eqn])
 
 
+def _fractions(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
+    """`jnp.arange(n) / n`, whose numbers are the same size."""
+    counted, whole = graph.producer(eqn.invars[0], "iota"), eqn.invars[1]
+    if counted is None or not isinstance(whole, Literal) or len(counted.params["shape"]) != 1:
+        return
+    (size,) = counted.params["shape"]
+    if not is_open(size) and whole.val == size:
+        count, total = number(size), number(size)
+        for each in (count, total):
+            syntax.mark(each, [(id(counted.outvars[0]), 0)])
+        dtype = literals.dtype(counted.params["dtype"])
+        steps = syntax.infix(call("jnp.arange", count, dtype=dtype), "/", total)
+        yield Proposal(steps, (), "fractions")
+
+
 def _contracted(graph: Graph, x: Var, scaled: Var) -> Iterator[tuple[Var, int]]:
     """The axes that products of batches sum over: from `x`, or of `scaled`."""
     products = [_through(graph, x, kinds.LAYOUT, "dot_general")]
@@ -767,7 +782,7 @@ ROWS: Mapping[str, tuple[Row, ...]] = {
     **_SIZES,
     "broadcast_in_dim": (_keepdims,),
     "conv_general_dilated": (_transposed_convolution,),
-    "div": (_hard_gate, _division, _scale_of_scores, _average, _with_size("/"), _broadcasting("/")),
+    "div": (_fractions, _hard_gate, _division, _scale_of_scores, _average, _with_size("/"), _broadcasting("/")),
     "mul": (_gelu, _silu, _hard_gate, _scale_of_scores, _with_size("*"), _broadcasting("*")),
     "add": (_with_size("+"), _broadcasting("+")),
     "sub": (_with_size("-"), _broadcasting("-")),

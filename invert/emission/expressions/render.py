@@ -48,6 +48,8 @@ class _Renderer:
         self.given = dict(self.captured)
         self.types = dict(function.types)
         self.last = _last_uses(function)
+        # The layers called in the statement that makes each token, as variables.
+        self.called: dict[str, set[str]] = {}
         self.streams = Streams(function, self.last)
         self.body: list[ast.stmt] = [syntax.docstring(function.doc)] if function.doc else []
 
@@ -104,6 +106,8 @@ class _Renderer:
         for token in dying:
             names.free(given[token])
         targets = []
+        made_by = _called(statement.value)
+        self.called.update((t, made_by) for t in statement.targets if t is not None)
         for k, token in enumerate(statement.targets):
             if token is None or token not in self.last:
                 targets.append(ast.Name("_", ast.Load()))
@@ -137,8 +141,8 @@ class _Renderer:
         values of its type.
         """
         hint = statement.hints[k]
-        if hint in self.function.layers and not _calls(statement.value, hint):
-            known = any(self.given[t] == hint for t in read)
+        if hint in self.function.layers and hint not in _called(statement.value):
+            known = any(self.given[t] == hint or hint in self.called.get(t, ()) for t in read)
             hint = hint if known else PLAIN
         parameters = (t for t in self.function.types if self.given.get(t) == hint)
         if is_blank(hint) and any(self.function.types[t] != own for t in parameters):
@@ -203,10 +207,9 @@ def _parameter_hints(function: FunctionText) -> list[str]:
     return hints
 
 
-def _calls(value: ast.expr, layer: str) -> bool:
-    """Whether an expression calls a layer of `self`, by its name as a variable."""
-    attributes = (n.attr for n in ast.walk(value) if isinstance(n, ast.Attribute))
-    return any(of_field(name) == layer for name in attributes)
+def _called(value: ast.expr) -> set[str]:
+    """The layers of `self` that an expression names, as variables."""
+    return {of_field(n.attr) for n in ast.walk(value) if isinstance(n, ast.Attribute)}
 
 
 def _nested(pattern: Pattern, targets: Sequence[ast.Name]) -> ast.expr:

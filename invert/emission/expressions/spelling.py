@@ -138,7 +138,9 @@ def _iota(eqn: Eqn, args: Sequence[ast.expr], program: Program) -> Expressions:
     params = eqn.params
     dtype = literals.dtype(params["dtype"])
     if len(params["shape"]) == 1:
-        yield call("jnp.arange", literals.size(params["shape"][0]), dtype=dtype)
+        size = literals.size(params["shape"][0])
+        yield call("jnp.arange", size, dtype=dtype)
+        yield call("lax.iota", dtype, size)  # of an open size
     dimension = number(params["dimension"])
     yield call("lax.broadcasted_iota", dtype, literals.shape(params["shape"]), dimension)
 

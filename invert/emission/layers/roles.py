@@ -114,7 +114,13 @@ def _rotation(eqn: Eqn, graph: Graph) -> Iterator[tuple[Atom, str]]:
     if not is_var(angles) or not _users(graph, angles, "sin"):
         return
     yield angles, "angles"
-    product = graph.producer(angles, "mul")
+    source = _source(graph, angles)
+    joined = graph.producer(source, "concatenate")
+    if joined is not None and len({*joined.invars}) == 1:  # the same for both halves
+        source = _source(graph, joined.invars[0])
+    product = graph.producer(source, "mul", "dot_general")
+    if product is not None:
+        yield product.outvars[0], "angles"
     for factor in product.invars if product is not None else ():
         frequencies = _source(graph, factor)
         steps = _from_range(graph, frequencies)
@@ -293,6 +299,7 @@ def _later_forms(graph: Graph, atom: Var, name: str) -> Iterator[tuple[Atom, str
         yield atom, name
 
 
+_ROTATED = "rotated"
 _FACTORS = frozenset(("query", "key", "value", "weights"))
 
 
@@ -300,7 +307,7 @@ def apart(graph: Graph, names: Mapping[Atom, str]) -> set[Atom]:
     """An attention's values that its products use, each on its own line.
 
     So do its scores and its context, in their last form. A matrix transposed for a product does
-    not: `query @ jnp.swapaxes(key, 2, 3)`.
+    not: `query @ jnp.swapaxes(key, 2, 3)`. Halves that are exchanged for a rotation do.
     """
     found: set[Atom] = set()
     for eqn in graph.by_primitive.get("dot_general", ()):
@@ -312,6 +319,8 @@ def apart(graph: Graph, names: Mapping[Atom, str]) -> set[Atom]:
     for atom, name in names.items():
         users = graph.users.get(atom, ()) if name in ("scores", "context") else ()
         if users and all(names.get(v) != name for eqn in users for v in eqn.outvars):
+            found.add(atom)
+        if name == _ROTATED:
             found.add(atom)
     return found
 
@@ -579,6 +588,17 @@ def _channel_gate(eqn: Eqn, graph: Graph) -> Iterator[tuple[Atom, str]]:
             yield scaled.invars[0], "gate"
 
 
+def _rotated(eqn: Eqn, graph: Graph) -> Iterator[tuple[Atom, str]]:
+    """The halves of an array in the other order, one of them negated."""
+    first, *rest = eqn.invars
+    negated = graph.producer(first, "neg")
+    halves = negated and graph.producer(negated.invars[0], "split", "slice")
+    if halves is not None and len(rest) == 1:
+        other = graph.producer(rest[0], halves.primitive.name)
+        if other is not None and other.invars[0] is halves.invars[0]:
+            yield eqn.outvars[0], _ROTATED
+
+
 _Role = Callable[[Eqn, Graph], Iterator[tuple[Atom, str]]]
 _ROLES: tuple[tuple[str, _Role], ...] = (
     ("rsqrt", _normalization),
@@ -588,6 +608,7 @@ _ROLES: tuple[tuple[str, _Role], ...] = (
     ("add", _gru),
     ("mul", _channel_gate),
     ("cos", _rotation),
+    ("concatenate", _rotated),
     ("slice", _alternating),
     ("scan", _scan),
     ("layer", _layer),

@@ -544,6 +544,12 @@ def numbers_in_shapes(methods: Iterable[ast.FunctionDef]) -> set[int]:
                 sizes.update(map(id, args))
             case ast.Call(func=ast.Attribute(attr="arange"), args=[length]):
                 sizes.add(id(length))
+            case ast.BinOp(
+                left=ast.Call(func=ast.Attribute(attr="arange"), args=[ast.Constant(value=length)]),
+                op=ast.Div(),
+                right=ast.Constant(value=total),
+            ) if total == length:
+                sizes.add(id(node.right))
             case (
                 ast.Call(
                     func=ast.Attribute(attr="zeros" | "ones" | "full"),

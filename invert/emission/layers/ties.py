@@ -102,6 +102,7 @@ class Ties:
     - `carried`: for layers in loops, the places of the arguments that are results of the step
         before, and of these results.
     - `half`: whether all convolutions are padded by half of their kernels.
+    - `joined`: whether unequal parts of an array change together, too.
 
     **Attributes:**
 
@@ -115,8 +116,9 @@ class Ties:
         carried: Mapping[Layer, Sequence[tuple[int, int]]] | None = None,
         *,
         half: bool = False,
+        joined: bool = False,
     ) -> None:
-        self._carried, self._half = carried or {}, half
+        self._carried, self._half, self._joined = carried or {}, half, joined
         self._above: dict[Axis, Axis] = {}
         self._fixed: set[Axis] = set()
         self._scope = 0
@@ -461,15 +463,16 @@ class Ties:
                 self._slide(eqn, slide)
 
     def _along(self, eqn: Eqn) -> None:
-        """Equal parts of an array."""
+        """Parts of an array."""
         axis = eqn.params["axis" if "axis" in eqn.params else "dimension"]
         parts = eqn.invars if eqn.primitive.name == "concatenate" else eqn.outvars
         whole = eqn.outvars[0] if eqn.primitive.name == "concatenate" else eqn.invars[0]
         sizes = {str(_shape(p)[axis]) for p in parts}
-        equal = len(sizes) == 1 and "1" not in sizes  # the number of parts is not a size
+        # The number of parts is not a size.
+        changes = (len(sizes) == 1 or self._joined) and "1" not in sizes
         for part in parts:
             for i in range(len(_shape(whole))):
-                if i != axis or equal:
+                if i != axis or changes:
                     self.tie(part, i, whole, i)
                 else:
                     self.fix(part, i)

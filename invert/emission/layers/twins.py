@@ -48,6 +48,8 @@ _HALVED = 32
 # lengths; those of kernels as well; all those of parameters, but no others; all (there is no twin).
 _NO_SIZES, LENGTHS, _KERNELS, _PARAMETERS, ALL = range(5)
 
+# The least width of a model of several, and the least number of them.
+_LEAST_WIDTH, _LEAST_WIDTHS = 4, 3
 # The most sizes of a module that only holds arrays.
 _MOST_HELD = 2
 
@@ -173,6 +175,7 @@ class Twins:
     - `given`: which sizes a class has as they are, one of the levels above.
     - `outermost`: the class of the whole model, of which equal sizes are not one.
     - `fixed`: sizes of its parameters, arguments and results that stay.
+    - `one_width`: whether its widths are multiples of one.
     """
 
     of: dict[Node, Class]
@@ -181,6 +184,7 @@ class Twins:
     given: dict[Class, int]
     outermost: Class | None = None
     fixed: Set[tuple[Var, int]] = frozenset()
+    one_width: bool = False
     _scaled: dict[Class, Scaled] = dataclasses.field(default_factory=dict)
 
     def add(self, cls: Class) -> Scaled | None:
@@ -198,7 +202,8 @@ class Twins:
         if not draft.node.nodes and any(map(_is_causal, cls.drafts)):
             # The constructor computes the padding from the kernel; that of a twin would stay.
             self.given[cls] = max(self.given.get(cls, _NO_SIZES), _KERNELS)
-        ties = Ties(self.carried, half=half)
+        one_width = self.one_width and cls is self.outermost
+        ties = Ties(self.carried, half=half, joined=one_width)
         for layer in draft.node.layers:
             ties.layer(layer)
         for v, i in self._fixed(draft.node) if cls is self.outermost else ():
@@ -296,19 +301,14 @@ class Twins:
                 found.remove(other)
                 group = group.joined(other)
             found.append(group)
+        if self.one_width and cls is self.outermost:
+            return _new_sizes(_of_one_width(found, first, ties), kernels, images)
         far = [g for g in found if g.own and max(g.own) > _LARGEST_FACTOR * min(g.own)]
         if inner and far and cls is not self.outermost:
             return {}
         found = [g for g in found if g not in far] if inner else found
-        primes = itertools.cycle(_PRIMES)
-        sizes: dict[Axis, tuple[int, int]] = {}
-        for group in _proportional(found, _columns(cls, ties)) if several else found:
-            unit = math.gcd(*group.sizes)
-            new = unit + 2 if group.roots & kernels else next(primes)
-            if not group.own and group.roots & images:
-                new *= _HALVED  # so that halving it repeatedly and doubling it again restores it
-            sizes |= dict.fromkeys(group.roots, (unit, new))
-        return sizes
+        groups = _proportional(found, _columns(cls, ties)) if several else found
+        return _new_sizes(groups, kernels, images)
 
     def _fixed(self, node: Node) -> Iterator[tuple[Var, int]]:
         """The sizes of the model that stay, with those that the layers inside have as numbers."""
@@ -396,6 +396,43 @@ def _are_one(one: _Group, other: _Group, places: Mapping[Axis, set[Hashable]] | 
         set[Hashable]().union(*(places.get(r, ()) for r in g.roots)) for g in (one, other)
     )
     return not mine.isdisjoint(theirs)
+
+
+def _new_sizes(
+    groups: Iterable[_Group], kernels: Set[Axis], images: Set[Axis]
+) -> dict[Axis, tuple[int, int]]:
+    """For each axis of some groups, its unit and the new unit."""
+    primes = itertools.cycle(_PRIMES)
+    sizes: dict[Axis, tuple[int, int]] = {}
+    for group in groups:
+        unit = math.gcd(*group.sizes)
+        new = unit + 2 if group.roots & kernels else next(primes)
+        if not group.own and group.roots & images:
+            new *= _HALVED  # so that halving it repeatedly and doubling it again restores it
+        sizes |= dict.fromkeys(group.roots, (unit, new))
+    return sizes
+
+
+def _of_one_width(groups: Sequence[_Group], node: Node, ties: Ties) -> list[_Group]:
+    """The groups, after merging those that are multiples of the least width.
+
+    The widths of a model are those that neither an argument nor a result has, and that several
+    arrays have: not the rows of a table.
+    """
+    outside = (v for layer in node.layers for v in (*layer.inputs, *layer.results))
+    ends = {
+        ties.root(ties.axis(v, i))
+        for v in outside
+        if isinstance(v, Var)
+        for i in range(len(v.aval.shape))
+    }
+    widths = [g for g in groups if g.own and len(g.sizes) > 1 and not g.roots & ends]
+    numbers = {n for g in widths for n in g.own}
+    base = min(numbers, default=1)
+    if base < _LEAST_WIDTH or len(numbers) < _LEAST_WIDTHS or any(n % base for n in numbers):
+        return list(groups)
+    others = [g for g in groups if g not in widths]
+    return [*others, functools.reduce(_Group.joined, widths)]
 
 
 # The sizes of an axis, by the number of the layer.

@@ -1,0 +1,85 @@
+"""Computes constants that are arithmetic sequences where they are used, instead of holding them.
+
+The exponents of a rotary embedding are constants in a TensorFlow graph, which has folded them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from invert._private.jax import names_of, open_jaxpr, trace_closed, with_names
+from invert.ir.graph import is_var
+from invert.ir.types import Eqn, Jaxpr, Var
+
+# Shorter vectors are clear as they are.
+_FEW = 4
+
+
+def compute_sequences(
+    jaxpr: Jaxpr, constants: Sequence[np.ndarray]
+) -> tuple[Jaxpr, list[np.ndarray], list[int]]:
+    """A program that computes its arithmetic sequences, bit for bit, next to each use of them.
+
+    **Arguments:**
+
+    - `constants`: the values of its leading arguments.
+
+    **Returns:** the program over the other constants, these, and their numbers in `constants`.
+    """
+    own = jaxpr.invars[: len(constants)]
+    results = {a for a in jaxpr.outvars if is_var(a)}
+    made = {
+        v: formula
+        for v, value in zip(own, constants, strict=True)
+        if v not in results and (formula := _formula(value, _is_summand(v, jaxpr)))
+    }
+    if not made:
+        return jaxpr, list(constants), list(range(len(constants)))
+    eqns: list[Eqn] = []
+    for eqn in jaxpr.eqns:
+        new: dict[Var, Var] = {}
+        for v in dict.fromkeys(a for a in eqn.invars if is_var(a) and a in made):
+            traced = open_jaxpr(trace_closed(made[v]))
+            eqns += [with_names(e, names_of(eqn)) for e in traced.eqns]
+            (new[v],) = traced.outvars
+        if new:
+            eqn = eqn.replace(invars=[new.get(a, a) if is_var(a) else a for a in eqn.invars])
+        eqns.append(eqn)
+    kept = [i for i, v in enumerate(own) if v not in made]
+    invars = [*(own[i] for i in kept), *jaxpr.invars[len(own) :]]
+    return jaxpr.replace(invars=invars, eqns=eqns), [constants[i] for i in kept], kept
+
+
+def _formula(value: np.ndarray, summand: bool) -> Callable[[], jax.Array] | None:
+    """A function that returns a vector of floats, if that is an arithmetic sequence from zero.
+
+    The product with a step is none for a `summand`: XLA may round a product and a sum at once.
+    """
+    if value.ndim != 1 or value.size < _FEW or value.dtype not in (np.float32, np.float64):
+        return None
+    count, step, dtype = value.size, value[1], value.dtype
+    places = np.arange(count, dtype=dtype)
+    total = round(float(step) * count) if np.isfinite(step) else 0
+    if abs(total) == 1 and (total * (places / dtype.type(count))).tobytes() == value.tobytes():
+        if total < 0:
+            return lambda: -(jnp.arange(count, dtype=dtype) / count)
+        return lambda: jnp.arange(count, dtype=dtype) / count
+    if summand or not step or not np.isfinite(step) or (places * step).tobytes() != value.tobytes():
+        return None
+    return lambda: float(step) * jnp.arange(count, dtype=dtype)
+
+
+def _is_summand(v: Var, jaxpr: Jaxpr) -> bool:
+    """Whether an array, possibly in another shape, is added to another."""
+    forms = {v}
+    for eqn in jaxpr.eqns:
+        if any(is_var(a) and a in forms for a in eqn.invars):
+            if eqn.primitive.name in ("add", "sub"):
+                return True
+            if eqn.primitive.name in ("reshape", "broadcast_in_dim", "transpose"):
+                forms.add(eqn.outvars[0])
+    return False
