@@ -808,6 +808,8 @@ class Classes:
             named.know(keys, HIDDEN)
         for keys, name in self.size_names.of(cls, whole=cls is self._outermost).items():
             named.know(keys, name)
+        if cls is self._outermost:
+            self.inits.width = tuple(map(int, self.size_names.width))
         if cls is self._outermost and cls in self._scaled:
             know_classes(cls, self._scaled[cls], named)
         if cls is not self._outermost or cls in self._scaled:
@@ -935,7 +937,7 @@ class Classes:
         )
         vague = unclear(made.arguments)
         if self._one_width is None and (numbers or vague) and not self.size_names.has_width:
-            self._one_width = True
+            self._one_width = self.size_names.one_width = True
             return True
         if self._one_width and not vague and DIM in made.arguments:
             return False
@@ -958,7 +960,7 @@ class Classes:
 
     def _without_one_width(self) -> bool:
         assert self._outermost is not None
-        self._one_width = False
+        self._one_width = self.size_names.one_width = False
         self._given[self._outermost] = LENGTHS
         return True
 

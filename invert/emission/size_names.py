@@ -114,6 +114,7 @@ class SizeNames:
     **Attributes:**
 
     - `has_width`: whether a layer of the model has its width as an argument.
+    - `one_width`: whether all widths of the model are multiples of one; `width`: that one.
     """
 
     of_nodes: Mapping[Node, Class]
@@ -122,6 +123,8 @@ class SizeNames:
     parameters: Mapping[Var, Path]
     called: Mapping[Var, str]
     has_width: bool = dataclasses.field(default=False, init=False)
+    one_width: bool = dataclasses.field(default=False, init=False)
+    width: _Keys = dataclasses.field(default=(), init=False)
 
     def of(self, cls: Class, *, whole: bool) -> dict[_Keys, str]:
         """The names of sizes that the constructors of the layers inside give them.
@@ -173,6 +176,11 @@ class SizeNames:
         - `fixed`: names of sizes that stay as they are.
         - `known`: names that are settled.
         """
+        self.width = ()
+        if self.one_width:
+            multiples = {k: [m for m in found if _is_multiple(m, [k])] for k in found}
+            self.width = max(multiples, key=lambda k: len(multiples[k]), default=())
+            return {self.width: DIM} if self.width else {}
         names: dict[_Keys, str] = {}
         for wanted in (DIM, HEADS, KV_HEADS, HEAD_DIM, HIDDEN):
             keys = [

@@ -131,6 +131,8 @@ class Initializers:
         self._made: dict[Class, _Made] = {}
         # Arguments that the model does not have.
         self.as_numbers: set[str] = set()
+        # The width of which all widths of the model are multiples, in it and its twin.
+        self.width: tuple[int, ...] = ()
         self._keyed: dict[Node, bool] = {}
         # By class, field, and index in a list.
         self.sites: dict[tuple[Class, str, int], list[Node]] = collections.defaultdict(list)
@@ -690,6 +692,8 @@ class _Writing:
         given = given and not (whole and wanted in self.all.as_numbers)
         if all(v == column[0] for v in column) and not given:
             return expression(column[0])
+        if self.whole and self.all.width and (multiple := self._of_width(column)) is not None:
+            return multiple
         named = self._size(column)
         own = {} if named is None or named in self.statics else {named: column}
         if (chosen := self._chosen(column)) is not None:
@@ -735,6 +739,22 @@ class _Writing:
             axes = self._flattened.get(column[0], ())
             value = ast.parse(" * ".join(map(str, axes)), mode="eval").body if axes else value
         return value
+
+    def _of_width(self, column: tuple[Any, ...]) -> ast.expr | None:
+        """`dim`, `2 * dim` or, for an image of such channels, `4 * 4 * 2 * dim`."""
+        width = self.all.width
+        if not all(type(n) is int and n % w == 0 for n, w in zip(column, width, strict=True)):
+            return None
+        ratios = {n // w for n, w in zip(column, width, strict=True)}
+        if len(ratios) != 1:
+            return None
+        self.arguments.setdefault(DIM, width)
+        self.names.taken.add(DIM)
+        (ratio,) = ratios
+        *sides, channels = self._flattened.get(column[0], (1,))
+        factors = [*sides, channels // width[0]] if sides and channels % width[0] == 0 else [ratio]
+        text = " * ".join([*(str(n) for n in factors if n != 1), DIM])
+        return ast.parse(text, mode="eval").body
 
     def _multiple(self, column: tuple[Any, ...], name: str) -> ast.expr | None:
         """`4 * hidden` or `c_in // 4`, if this holds in all nodes."""
