@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 
 from invert.emission.axis_names import Dimensions
 from invert.emission.constructors.sizes import (
+    CHANNELS,
     DEPTH,
     DIM,
     FEATURES,
@@ -17,6 +18,7 @@ from invert.emission.constructors.sizes import (
     HEADS,
     HIDDEN,
     KV_HEADS,
+    LATENT_DIM,
     POSITIONS,
     ROWS,
     VOCABULARY,
@@ -40,7 +42,8 @@ _ENDS = frozenset(("n_in", "c_in", "n_out", "c_out"))
 # Names of sizes that are arguments of a model.
 _CLEAR = re.compile(
     "|".join((*_ENDS, DIM, DEPTH, f"num_(?!{ROWS.removeprefix('num_')}).*", "[a-z_]+_size"))
-    + f"|([a-z]+_)?({'|'.join((VOCABULARY, POSITIONS, HEADS, KV_HEADS, HEAD_DIM, HIDDEN))})"
+    + f"|([a-z]+_)?({'|'.join((VOCABULARY, POSITIONS, HEADS, KV_HEADS, HEAD_DIM, CHANNELS, HIDDEN))})"
+    + f"|{LATENT_DIM}"
 )
 # The size of a result that is a distribution.
 _CLASSES = "num_classes"
@@ -134,7 +137,7 @@ class SizeNames:
         - `whole`: whether it is the class of the model.
         """
         found: dict[_Keys, list[str]] = {}
-        fields: dict[_Keys, str] = {}
+        fields: dict[_Keys, list[str]] = {}
         fixed: set[str] = set()
         tables: dict[str, dict[_Keys, Node]] = {ROWS: {}, POSITIONS: {}}
         if whole:
@@ -150,7 +153,7 @@ class SizeNames:
                 kind = {VOCABULARY: ROWS}.get(stem(name), stem(name))
                 if len({*keys}) > 1:
                     found.setdefault(keys, []).append(kind)
-                    fields.setdefault(keys, field)
+                    fields.setdefault(keys, []).append(field)
                     tables.get(kind, {})[keys] = known[0]
                 else:
                     fixed.add(kind)
@@ -164,7 +167,7 @@ class SizeNames:
     def _of_model(
         self,
         found: Mapping[_Keys, Sequence[str]],
-        fields: Mapping[_Keys, str],
+        fields: Mapping[_Keys, Sequence[str]],
         fixed: Set[str],
         known: Mapping[_Keys, str],
     ) -> dict[_Keys, str]:
@@ -172,7 +175,7 @@ class SizeNames:
 
         **Arguments:**
 
-        - `found`: what the layers call the sizes; `fields`: the first of these layers.
+        - `found`: what the layers call the sizes; `fields`: these layers.
         - `fixed`: names of sizes that stay as they are.
         - `known`: names that are settled.
         """
@@ -182,7 +185,7 @@ class SizeNames:
             self.width = max(multiples, key=lambda k: len(multiples[k]), default=())
             return {self.width: DIM} if self.width else {}
         names: dict[_Keys, str] = {}
-        for wanted in (DIM, HEADS, KV_HEADS, HEAD_DIM, HIDDEN):
+        for wanted in (DIM, HEADS, KV_HEADS, HEAD_DIM, CHANNELS, HIDDEN):
             keys = [
                 k
                 for k, n in found.items()
@@ -190,7 +193,7 @@ class SizeNames:
             ]
             if wanted == DIM and DIM in fixed:
                 continue
-            said = [telling(fields[k], (fields[o] for o in keys if o != k)) for k in keys]
+            said = [telling(fields[k][0], (fields[o][0] for o in keys if o != k)) for k in keys]
             if len(keys) == 1:
                 names[keys[0]] = wanted
             elif len({*said} - {""}) == len(keys):
@@ -201,6 +204,11 @@ class SizeNames:
             for k, n in found.items()
             if k not in {**names, **known} and len(_ENDS & {*n}) != 1 and FEATURES.issuperset(n)
         ]
+        for keys in inner:
+            starts = {field[:3] for field in fields[keys]}
+            if starts == {"enc", "dec"}:
+                names[keys] = LATENT_DIM
+        inner = [k for k in inner if k not in names]
         alone = len(inner) == 1 and not self.has_width and DIM not in fixed
         return names | dict.fromkeys(inner if alone else [], DIM)
 

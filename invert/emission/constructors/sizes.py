@@ -10,6 +10,8 @@ HEADS, HEAD_DIM = "heads", "head_dim"
 KV_HEADS = "kv_heads"
 # The width of a model, and the number of its blocks.
 DIM, DEPTH = "dim", "depth"
+# The channels of an image that is flattened, and the size of what an encoder passes to a decoder.
+CHANNELS, LATENT_DIM = "channels", "latent_dim"
 # The number of rows of a table: of words, of positions, or of anything.
 VOCABULARY, POSITIONS, ROWS = "vocab_size", "max_length", "num_embeddings"
 # The ratio of a hidden size to that of the inputs.
@@ -19,7 +21,7 @@ KERNEL_SIZE = "kernel_size"
 # The order of the sizes among the arguments.
 SIZES = (
     *(VOCABULARY, POSITIONS, ROWS, "rows", "n_in", "c_in", DIM, "n", "c", DEPTH),
-    *(HEADS, KV_HEADS, HEAD_DIM, HIDDEN, "n_out", "c_out", KERNEL_SIZE, "kd", "kh", "kw"),
+    *(HEADS, KV_HEADS, HEAD_DIM, CHANNELS, HIDDEN, LATENT_DIM, "n_out", "c_out", KERNEL_SIZE, "kd", "kh", "kw"),
 )
 # Sizes of an inner layer that are internal to the outer one, unless that has them too.
 FEATURES = frozenset(("n_in", "n_out", "c_in", "c_out", "dim", "n", "c"))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import collections
 import dataclasses
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
@@ -20,6 +21,7 @@ from invert.emission.constructors import repeats, stages
 from invert.emission.constructors.derived import expression, mentions, without_derived
 from invert.emission.constructors.keys import in_64_bits, slot, with_keys
 from invert.emission.constructors.sizes import (
+    CHANNELS,
     DEPTH,
     DIM,
     EXPANSION,
@@ -36,6 +38,7 @@ from invert.emission.constructors.sizes import (
 from invert.emission.constructors.starts import Starts
 from invert.emission.equinox_nn.construct import native_of
 from invert.emission.expressions import literals, tables
+from invert.emission.layers.flattened import flattened
 from invert.emission.layers.cut import LayerCall
 from invert.emission.layers.native import Native
 from invert.emission.layers.proportions import factor, ratios
@@ -249,7 +252,8 @@ class _Writing:
         self._followers: dict[str, tuple[ast.expr, tuple[Any, ...]]] = {}
         # The fields whose layers take the hidden size, and as what.
         self._hidden: set[tuple[str, str]] = set()
-        self._flattened = dict(_flattened(nodes))
+        self._flattened = dict(flattened(nodes))
+        self._channels = {image[-1] for _, image in flattened(nodes[:1])}
         self._slots = 0
         self._current = ""  # the field that is written
         # The items of lists, with the number of their keys, by field.
@@ -694,6 +698,8 @@ class _Writing:
             return expression(column[0])
         if self.whole and self.all.width and (multiple := self._of_width(column)) is not None:
             return multiple
+        if (product := self._of_image(column)) is not None:
+            return product
         named = self._size(column)
         own = {} if named is None or named in self.statics else {named: column}
         if (chosen := self._chosen(column)) is not None:
@@ -723,8 +729,10 @@ class _Writing:
                         own = ast.Name(name, ast.Load())
                         return syntax.infix(number(k), "*", own)
         wanted = stem(wanted)
-        if self.nodes[0].nodes and wanted in (*FEATURES, HIDDEN):
+        if self.nodes[0].nodes and wanted in (*FEATURES, CHANNELS, HIDDEN):
             usual, other = (DIM, "size") if self.whole else (HIDDEN, HIDDEN)
+            if column[0] in self._channels and not self.whole:
+                usual = CHANNELS
             wanted = f"{snake(self._current)}_{other}" if usual in self.names.taken else usual
         name = self.names.new(wanted)
         self.arguments[name] = column
@@ -741,20 +749,31 @@ class _Writing:
         return value
 
     def _of_width(self, column: tuple[Any, ...]) -> ast.expr | None:
-        """`dim`, `2 * dim` or, for an image of such channels, `4 * 4 * 2 * dim`."""
+        """`dim` or `2 * dim`, if a size is the width of the model or its multiple."""
         width = self.all.width
         if not all(type(n) is int and n % w == 0 for n, w in zip(column, width, strict=True)):
             return None
         ratios = {n // w for n, w in zip(column, width, strict=True)}
         if len(ratios) != 1:
             return None
+        (ratio,) = ratios
+        if (product := self._of_image(column)) is not None:
+            return product
         self.arguments.setdefault(DIM, width)
         self.names.taken.add(DIM)
-        (ratio,) = ratios
-        *sides, channels = self._flattened.get(column[0], (1,))
-        factors = [*sides, channels // width[0]] if sides and channels % width[0] == 0 else [ratio]
-        text = " * ".join([*(str(n) for n in factors if n != 1), DIM])
-        return ast.parse(text, mode="eval").body
+        own = ast.Name(DIM, ast.Load())
+        return own if ratio == 1 else syntax.infix(number(ratio), "*", own)
+
+    def _of_image(self, column: tuple[Any, ...]) -> ast.expr | None:
+        """`4 * 4 * c_in`, for images of these sides that are flattened or made from vectors."""
+        *sides, channels = self._flattened.get(column[0], (0,))
+        count = math.prod(sides)
+        whole = sides and all(type(n) is int and n % count == 0 for n in column)
+        inside = tuple(n // count for n in column) if whole else ()
+        if not inside or inside[0] != channels or inside == column or len({*inside}) == 1:
+            return None
+        text = ast.unparse(self.value(inside, CHANNELS))
+        return ast.parse(" * ".join([*map(str, sides), text]), mode="eval").body
 
     def _multiple(self, column: tuple[Any, ...], name: str) -> ast.expr | None:
         """`4 * hidden` or `c_in // 4`, if this holds in all nodes."""
@@ -796,17 +815,6 @@ class _Writing:
                 if axes.count(column) == len(axes) - 2:
                     return True
         return False
-
-
-def _flattened(nodes: Sequence[Node]) -> Iterator[tuple[int, Sequence[int]]]:
-    """The sizes of images that are flattened or reshaped from vectors, by number of elements."""
-    for step in (s for node in nodes for layer in node.layers for s in layer.steps):
-        if step.primitive.name == "reshape" and not isinstance(step, LayerCall):
-            shapes = step.invars[0].aval.shape, step.outvars[0].aval.shape
-            (flat, image) = sorted(shapes, key=len)
-            known = all(isinstance(n, int) and n > 1 for n in image[1:])
-            if known and len(flat) == 2 and len(image) > 3 and flat[0] == image[0]:
-                yield flat[1], image[1:]
 
 
 def _sides(name: str, column: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -19,6 +19,7 @@ from jax import lax
 
 from invert._private.jax import open_jaxpr
 from invert.emission.layers.cut import Layer, LayerCall
+from invert.emission.layers.flattened import flattened
 from invert.emission.layers.proportions import ratios
 from invert.emission.layers.shared import (
     Class,
@@ -303,7 +304,9 @@ class Twins:
             found.append(group)
         if self.one_width and cls is self.outermost:
             return _new_sizes(_of_one_width(found, first, ties), kernels, images)
-        far = [g for g in found if g.own and max(g.own) > _LARGEST_FACTOR * min(g.own)]
+        flat = {count: image[-1] for count, image in flattened(first.walk())}
+        own = {id(g): {flat.get(n, n) for n in g.own} for g in found if g.own}
+        far = [g for g in found if g.own and max(own[id(g)]) > _LARGEST_FACTOR * min(own[id(g)])]
         if inner and far and cls is not self.outermost:
             return {}
         found = [g for g in found if g not in far] if inner else found
@@ -427,7 +430,8 @@ def _of_one_width(groups: Sequence[_Group], node: Node, ties: Ties) -> list[_Gro
         for i in range(len(v.aval.shape))
     }
     widths = [g for g in groups if g.own and len(g.sizes) > 1 and not g.roots & ends]
-    numbers = {n for g in widths for n in g.own}
+    flat = {count: image[-1] for count, image in flattened(node.walk())}
+    numbers = {flat.get(n, n) for g in widths for n in g.own}
     base = min(numbers, default=1)
     if base < _LEAST_WIDTH or len(numbers) < _LEAST_WIDTHS or any(n % base for n in numbers):
         return list(groups)
