@@ -25,8 +25,6 @@ from invert.emission.axis_names import Dimensions, letters_of
 from invert.emission.class_names import describe, name_classes
 from invert.emission.constructors.defaults import drop_unused_defaults
 from invert.emission.constructors.sizes import (
-    DIM,
-    HEAD_DIM,
     HEADS,
     HIDDEN,
     KV_HEADS,
@@ -74,10 +72,10 @@ from invert.emission.size_names import (
     is_end,
     keep_state_size,
     know_classes,
+    know_inputs,
     limits_of,
     unclear,
 )
-from invert.emission.sizes.expressions import text
 from invert.emission.twin_runs import CallOf, calling, runs
 from invert.ir.avals import is_key
 from invert.ir.graph import Graph, is_var
@@ -180,8 +178,6 @@ class Classes:
         # Whether its widths are multiples of one; `None` if that has not been tried.
         self._one_width: bool | None = None
         self._scaled: dict[Class, Scaled] = {}
-        # The names of the axes of the arrays in fields.
-        self._axes_of: dict[Class, dict[str, list[str]]] = {}
         self._methods: dict[Layer, str] = {}
         self._named: dict[Layer, dict[Atom, str]] = {}
         self._memories = Memories(file.program.jaxpr)
@@ -749,7 +745,7 @@ class Classes:
         self.of.update(begun.of)
         self.inits.restart()
         self._scaled = {}
-        self._axes_of = {}
+        self.size_names.axes.clear()
 
     def _keeps_shape(self, v: Var) -> bool:
         """Whether the text contains a parameter's numbers, or its shape cannot change."""
@@ -802,7 +798,7 @@ class Classes:
 
         - `images`: the axes of images in the program.
         """
-        inside = self._inside(cls)
+        inside = self.size_names.inside(cls)
         named = Dimensions.of(cls.drafts, images=images)
         for keys in (k for k, name in inside.items() if name == HIDDEN):
             named.know(keys, HIDDEN)
@@ -812,6 +808,7 @@ class Classes:
             self.inits.width = tuple(map(int, self.size_names.width))
         if cls is self._outermost and cls in self._scaled:
             know_classes(cls, self._scaled[cls], named)
+            self.inits.inputs = know_inputs(self._scaled[cls], named, self.called)
         if cls is not self._outermost or cls in self._scaled:
             annotate(cls, named)
             name_sizes(cls)
@@ -819,9 +816,9 @@ class Classes:
             filled = cls.drafts[0].annotations[place]
             assert isinstance(filled, ast.Subscript)
             node.slice = syntax.copied(filled.slice)
-        self._axes_of[cls] = fields_axes(cls.drafts[0])
+        self.size_names.axes[cls] = fields_axes(cls.drafts[0])
         known = {**inside, **named.first()}
-        generalize(cls.drafts, known, self.file.names.taken, self._state_sizes(cls))
+        generalize(cls.drafts, known, self.file.names.taken, self.size_names.of_states(cls))
         heads.write_repeats(cls)
         make_static(cls)
         if cls not in self._counted:
@@ -851,36 +848,6 @@ class Classes:
                         syntax.rename(statement, names)
             elif isinstance(definition, ast.FunctionDef):
                 syntax.rename(definition, names)
-
-    def _inside(self, cls: Class) -> dict[tuple[str, ...], str]:
-        """The names of sizes in inner layers, if they are meaningful."""
-        found: dict[tuple[str, ...], str] = {}
-        fields = cls.drafts[0].node.fields
-        for column in zip(*(d.inner for d in cls.drafts), strict=False):
-            layer, _, array = ast.unparse(column[0][0]).removeprefix("self.").partition(".")
-            node = fields[layer]
-            inner = self.of[node] if isinstance(node, Node) else None
-            names = self._axes_of.get(inner, {}) if inner is not None else {}
-            state = {HIDDEN} if inner is not None and HIDDEN in inner.statics else set[str]()
-            sizes = zip(*(shape for _, shape in column), strict=False)
-            for name, values in zip(names.get(array, ()), sizes, strict=False):
-                if name in (HEADS, HEAD_DIM, *state):
-                    found.setdefault(tuple(map(text, values)), name)
-        return found
-
-    def _state_sizes(self, cls: Class) -> dict[str, ast.expr]:
-        """`self.cell.hidden`, keyed by texts that read this size from the arrays of a cell."""
-        found: dict[str, ast.expr] = {}
-        for field, node in cls.drafts[0].node.fields.items():
-            inner = self.of.get(node) if isinstance(node, Node) else None
-            if inner is None or HIDDEN not in inner.statics:
-                continue
-            for array, names in self._axes_of.get(inner, {}).items():
-                for k, name in enumerate(names):
-                    if name == HIDDEN:
-                        size = syntax.field(_self(), field, HIDDEN)
-                        found[f"self.{field}.{array}.shape[{k}]"] = size
-        return found
 
     def weaken(self, namespace: ModuleType) -> bool:
         """Takes the twins from classes that do not run at their sizes.
@@ -939,7 +906,7 @@ class Classes:
         if self._one_width is None and (numbers or vague) and not self.size_names.has_width:
             self._one_width = self.size_names.one_width = True
             return True
-        if self._one_width and not vague and DIM in made.arguments:
+        if self._one_width and not vague and self.size_names.width:
             return False
         if self._one_width:
             return self._without_one_width()

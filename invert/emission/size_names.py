@@ -28,8 +28,10 @@ from invert.emission.layers.cut import Layer, LayerCall, calls
 from invert.emission.layers.shared import Class
 from invert.emission.layers.tree import Node, Path
 from invert.emission.layers.twins import Scaled
+from invert.emission.python import syntax
 from invert.emission.python.naming import plural, stem, telling
 from invert.emission.python.nouns import PLAIN
+from invert.emission.sizes.expressions import text
 from invert.ir import kinds
 from invert.ir.graph import is_var
 from invert.ir.types import Atom, Eqn, Var
@@ -86,6 +88,20 @@ def know_classes(model: Class, scaled: Scaled, named: Dimensions) -> None:
         named.know(tuple(map(str, sizes)), _CLASSES)
 
 
+def know_inputs(scaled: Scaled, named: Dimensions, called: Mapping[Var, str]) -> list[str]:
+    """Name the features of several inputs of a model after these, `query_size`; return the names."""
+    (layer,) = scaled.source.layers
+    found: dict[_Keys, str] = {}
+    for v in layer.inputs:
+        if v in called and len(v.aval.shape) > 1 and not scaled.keeps(v, len(v.aval.shape) - 1):
+            sizes = str(v.aval.shape[-1]), str(scaled.shape(v)[-1])
+            found.setdefault(sizes, called[v])
+    names = {sizes: f"{name}_size" for sizes, name in found.items() if len(found) > 1}
+    for sizes, name in names.items():
+        named.know(sizes, name)
+    return [*names.values()]
+
+
 def _is_distribution(method: ast.FunctionDef) -> bool:
     """Whether a method returns probabilities of classes, or their logarithms, on the last axis."""
     last = method.body[-1]
@@ -117,6 +133,7 @@ class SizeNames:
     **Attributes:**
 
     - `has_width`: whether a layer of the model has its width as an argument.
+    - `axes`: the names of the axes of the arrays in fields.
     - `one_width`: whether all widths of the model are multiples of one; `width`: that one.
     """
 
@@ -125,9 +142,40 @@ class SizeNames:
     made: Mapping[Var, Eqn]
     parameters: Mapping[Var, Path]
     called: Mapping[Var, str]
+    axes: dict[Class, dict[str, list[str]]] = dataclasses.field(default_factory=dict, init=False)
     has_width: bool = dataclasses.field(default=False, init=False)
     one_width: bool = dataclasses.field(default=False, init=False)
     width: _Keys = dataclasses.field(default=(), init=False)
+
+    def inside(self, cls: Class) -> dict[tuple[str, ...], str]:
+        """The names of sizes in inner layers, if they are meaningful."""
+        found: dict[tuple[str, ...], str] = {}
+        fields = cls.drafts[0].node.fields
+        for column in zip(*(d.inner for d in cls.drafts), strict=False):
+            layer, _, array = ast.unparse(column[0][0]).removeprefix("self.").partition(".")
+            node = fields[layer]
+            inner = self.of_nodes[node] if isinstance(node, Node) else None
+            names = self.axes.get(inner, {}) if inner is not None else {}
+            state = {HIDDEN} if inner is not None and HIDDEN in inner.statics else set[str]()
+            sizes = zip(*(shape for _, shape in column), strict=False)
+            for name, values in zip(names.get(array, ()), sizes, strict=False):
+                if name in (HEADS, HEAD_DIM, *state):
+                    found.setdefault(tuple(map(text, values)), name)
+        return found
+
+    def of_states(self, cls: Class) -> dict[str, ast.expr]:
+        """`self.cell.hidden`, keyed by texts that read this size from the arrays of a cell."""
+        found: dict[str, ast.expr] = {}
+        for field, node in cls.drafts[0].node.fields.items():
+            inner = self.of_nodes.get(node) if isinstance(node, Node) else None
+            if inner is None or HIDDEN not in inner.statics:
+                continue
+            for array, names in self.axes.get(inner, {}).items():
+                for k, name in enumerate(names):
+                    if name == HIDDEN:
+                        size = syntax.field(ast.Name("self", ast.Load()), field, HIDDEN)
+                        found[f"self.{field}.{array}.shape[{k}]"] = size
+        return found
 
     def of(self, cls: Class, *, whole: bool) -> dict[_Keys, str]:
         """The names of sizes that the constructors of the layers inside give them.
@@ -182,8 +230,10 @@ class SizeNames:
         self.width = ()
         if self.one_width:
             multiples = {k: [m for m in found if _is_multiple(m, [k])] for k in found}
-            self.width = max(multiples, key=lambda k: len(multiples[k]), default=())
-            return {self.width: DIM} if self.width else {}
+            least = max(multiples, key=lambda k: len(multiples[k]), default=())
+            if len(multiples.get(least, ())) > 1:
+                self.width = least
+                return {least: DIM}
         names: dict[_Keys, str] = {}
         for wanted in (DIM, HEADS, KV_HEADS, HEAD_DIM, CHANNELS, HIDDEN):
             keys = [

@@ -39,7 +39,6 @@ from invert.emission.constructors.starts import Starts
 from invert.emission.equinox_nn.construct import native_of
 from invert.emission.expressions import literals, tables
 from invert.emission.layers.flattened import flattened
-from invert.emission.layers.cut import LayerCall
 from invert.emission.layers.native import Native
 from invert.emission.layers.proportions import factor, ratios
 from invert.emission.layers.shared import (
@@ -136,6 +135,8 @@ class Initializers:
         self.as_numbers: set[str] = set()
         # The width of which all widths of the model are multiples, in it and its twin.
         self.width: tuple[int, ...] = ()
+        # The names of the features of several inputs of the model.
+        self.inputs: Sequence[str] = ()
         self._keyed: dict[Node, bool] = {}
         # By class, field, and index in a list.
         self.sites: dict[tuple[Class, str, int], list[Node]] = collections.defaultdict(list)
@@ -471,7 +472,13 @@ class _Writing:
     def _order(self) -> None:
         """Sorts arguments: sizes first, inputs before outputs, as in libraries."""
         places = {name: i for i, name in enumerate(SIZES)}
-        order = sorted(self.arguments, key=lambda name: places.get(stem(name), len(places)))
+
+        def place(name: str) -> int:
+            kind = "n_in" if name in self.all.inputs else stem(name)
+            told = (p for n, p in places.items() if kind.endswith(f"_{n}"))
+            return places.get(kind, next(told, len(places)))
+
+        order = sorted(self.arguments, key=place)
         self.arguments = {name: self.arguments[name] for name in order}
 
     def _key(self) -> ast.expr:

@@ -8,7 +8,7 @@ import copy
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any
 
 from invert.emission.layers.tree import Node
@@ -673,13 +673,18 @@ def generalize(
     used |= {n.arg for n in ast.walk(method) if isinstance(n, ast.arg)}
     local: dict[tuple[int, ...], str] = {}
     replaced: dict[int, ast.expr] = {}
-    for i, (constant, values) in enumerate(zip(group[0].constants(), columns, strict=True)):
+    constants = [*zip(group[0].constants(), columns, strict=True)]
+    rest = _left_to_reshape(method, {id(c) for c, values in constants if _differ(values)})
+    for i, (constant, values) in enumerate(constants):
         if not _differ(values):
             continue
         size = _size(values, told, small=i in shapes)
         assert size is not None  # ensured by `groups`
         base, operator, factor = size
         known = stored.get(ast.unparse(told[base]))
+        if id(constant) in rest and known is None and tuple(map(str, base)) not in names:
+            replaced[id(constant)] = syntax.number(-1)
+            continue
         if known is None and base not in local:
             usual = "area" if isinstance(told[base], ast.Call) else "n"
             wanted = name = names.get(tuple(map(str, base)), usual)
@@ -698,6 +703,18 @@ def generalize(
     while start < len(method.body) and _is_reading_of_size(method.body[start]):
         start += 1
     method.body[start:start] = sizes
+
+
+def _left_to_reshape(method: ast.FunctionDef, changing: Set[int]) -> set[int]:
+    """The sizes, by `id`, that are the only changing ones of a reshape: it can infer them."""
+    found: set[int] = set()
+    for node in ast.walk(method):
+        match node:
+            case ast.Call(func=ast.Attribute(attr="reshape"), args=args):
+                inferred = any(ast.unparse(a) == "-1" for a in args)
+                own = [id(a) for a in args if id(a) in changing]
+                found.update(own if len(own) == 1 and not inferred else ())
+    return found
 
 
 def settle(group: Sequence[Draft]) -> None:

@@ -420,7 +420,7 @@ def _of_one_width(groups: Sequence[_Group], node: Node, ties: Ties) -> list[_Gro
     """The groups, after merging those that are multiples of the least width.
 
     The widths of a model are those that neither an argument nor a result has, and that several
-    arrays have: not the rows of a table.
+    arrays have, apart from rows of a table.
     """
     outside = (v for layer in node.layers for v in (*layer.inputs, *layer.results))
     ends = {
@@ -429,6 +429,9 @@ def _of_one_width(groups: Sequence[_Group], node: Node, ties: Ties) -> list[_Gro
         if isinstance(v, Var)
         for i in range(len(v.aval.shape))
     }
+    steps = (s for inner in node.walk() for layer in inner.layers for s in layer.steps)
+    tables = (s.invars[0] for s in steps if s.primitive.name == "gather")
+    ends |= {ties.root(ties.axis(v, 0)) for v in tables if isinstance(v, Var)}
     widths = [g for g in groups if g.own and len(g.sizes) > 1 and not g.roots & ends]
     flat = {count: image[-1] for count, image in flattened(node.walk())}
     numbers = {flat.get(n, n) for g in widths for n in g.own}
