@@ -44,8 +44,8 @@ _ENDS = frozenset(("n_in", "c_in", "n_out", "c_out"))
 # Names of sizes that are arguments of a model.
 _CLEAR = re.compile(
     "|".join((*_ENDS, DIM, DEPTH, f"num_(?!{ROWS.removeprefix('num_')}).*", "[a-z_]+_size"))
-    + f"|([a-z]+_)?({'|'.join((VOCABULARY, POSITIONS, HEADS, KV_HEADS, HEAD_DIM, CHANNELS, HIDDEN))})"
-    + f"|{LATENT_DIM}"
+    + f"|{LATENT_DIM}|([a-z]+_)?({'|'.join((VOCABULARY, POSITIONS, HEADS, KV_HEADS))}"
+    + f"|{'|'.join((HEAD_DIM, CHANNELS, HIDDEN))})"
 )
 # The size of a result that is a distribution.
 _CLASSES = "num_classes"
@@ -89,7 +89,10 @@ def know_classes(model: Class, scaled: Scaled, named: Dimensions) -> None:
 
 
 def know_inputs(scaled: Scaled, named: Dimensions, called: Mapping[Var, str]) -> list[str]:
-    """Name the features of several inputs of a model after these, `query_size`; return the names."""
+    """Name the features of several inputs of a model after these: `query_size`.
+
+    Returns the names.
+    """
     (layer,) = scaled.source.layers
     found: dict[_Keys, str] = {}
     for v in layer.inputs:
