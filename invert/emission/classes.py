@@ -217,8 +217,11 @@ class Classes:
             hints = self._results(eqn, body)
             # The state must not be reassigned before the layer is called with it.
             taken = any(isinstance(v, StateVar) for v in eqn.invars)
-            inline = not (taken and body.changes_state) and not self._again(eqn.layer)
-            return Placed(self._applied(function, eqn.layer, args), inline, hints=hints)
+            starts = _starts_loop(eqn, body.graph)
+            once = starts or not self._again(eqn.layer)
+            inline = not (taken and body.changes_state) and once
+            applied = self._applied(function, eqn.layer, args)
+            return Placed(applied, inline, hints=hints, starts=starts)
         if isinstance(eqn, Read):
             index = syntax.field(_self(), *eqn.place)
             value = syntax.method(body.operand(eqn.invars[0]), "get", index)
@@ -966,6 +969,12 @@ class Classes:
                 self.inits.as_numbers.add(HEADS)
             return False
         return True
+
+
+def _starts_loop(eqn: LayerCall, graph: Graph) -> bool:
+    """Whether the result of a layer is only what a loop over layers starts with."""
+    users = [u for v in eqn.outvars for u in graph.users.get(v, ())]
+    return len(users) == 1 and isinstance(users[0], Loop)
 
 
 def _unfit(written: Sequence[Class], scaled: Mapping[Class, Scaled]) -> Iterator[Class]:

@@ -51,7 +51,7 @@ from invert.emission.python.naming import camel, spelled, wrapped_comment
 from invert.emission.recovered import Recovered
 from invert.emission.sequences import compute_sequences
 from invert.emission.sizes.program import Program, together
-from invert.ir import meshes, traced_form
+from invert.ir import kinds, meshes, traced_form
 from invert.ir.graph import Graph, is_var
 from invert.ir.jaxprs import map_jaxprs
 from invert.ir.size_values import with_size_values
@@ -516,13 +516,24 @@ def _tidy(recovered: Recovered) -> Jaxpr:
     using = (e for e in program.eqns if any(is_var(a) and a in parameters for a in e.invars))
     scopes = {s[:n] for s in map(names_of, using) for n in range(len(s) + 1)}
 
+    graph = Graph(program)
+
     def within(eqn: Eqn) -> Hashable:
         if not any(map(is_var, eqn.invars)):
-            if eqn.primitive.name == "iota":
-                return names_of(eqn)
+            if eqn.primitive.name == "iota":  # of rows and of columns
+                return names_of(eqn), id(_consumer(eqn, graph))
             return id(eqn)  # a number in an array is cheap, and more readable at its use
         path = names_of(eqn)
         return next((path[:n] for n in range(len(path), 0, -1) if path[:n] in scopes), ())
 
     merged = traced_form.merged(traced_form.strong(program), within=within)
     return map_jaxprs(merged, with_size_values)
+
+
+def _consumer(eqn: Eqn, graph: Graph) -> Eqn:
+    """The equation that uses a result first, but for its layout."""
+    while len(users := graph.users.get(eqn.outvars[0], ())) == 1:
+        (eqn,) = users
+        if eqn.primitive.name not in kinds.LAYOUT:
+            return eqn
+    return eqn

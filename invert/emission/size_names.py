@@ -83,9 +83,10 @@ def know_classes(model: Class, scaled: Scaled, named: Dimensions) -> None:
     if not _is_distribution(model.drafts[0].methods[-1]):
         return
     (result,) = scaled.source.layers[0].results
-    if len(result.aval.shape) < 3 or [VOCABULARY] not in named.names.values():  # no words
-        sizes = (result.aval.shape[-1], scaled.shape(result)[-1])
-        named.know(tuple(map(str, sizes)), _CLASSES)
+    sizes = (str(result.aval.shape[-1]), str(scaled.shape(result)[-1]))
+    words = any(name.endswith(VOCABULARY) for name in named.names.get(sizes, ()))
+    if len(result.aval.shape) < 3 or not (words or [VOCABULARY] in named.names.values()):
+        named.know(sizes, _CLASSES)
 
 
 def know_inputs(scaled: Scaled, named: Dimensions, called: Mapping[Var, str]) -> list[str]:

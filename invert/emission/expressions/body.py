@@ -71,6 +71,7 @@ class Placed:
     - `functions`: local functions that it needs.
     - `hints`: preferred names of its results; meaningless ones are replaced by `python.nouns`.
     - `flows`, `pattern`, `repeat`: as for `Statement`.
+    - `starts`: whether it is only what a loop starts with, and inlined there however long.
     """
 
     expression: ast.expr
@@ -80,6 +81,7 @@ class Placed:
     flows: bool | str = False
     pattern: Pattern = None
     repeat: Repeat | None = None
+    starts: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -353,7 +355,7 @@ class Body:
             and placed.inline
             and not named
             and not placed.functions
-            and (last or width <= (_CALL if isinstance(eqn, LayerCall) else _OPERAND))
+            and (last or placed.starts or width <= (_CALL if isinstance(eqn, LayerCall) else _OPERAND))
         ):
             self._waiting[self.token(first)] = (value, width, statement)
         elif any(map(self._uses.get, eqn.outvars)):

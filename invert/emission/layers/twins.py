@@ -302,6 +302,8 @@ class Twins:
                 found.remove(other)
                 group = group.joined(other)
             found.append(group)
+        if cls is self.outermost:
+            found = _with_words(found, first, ties)
         if self.one_width and cls is self.outermost:
             return _new_sizes(_of_one_width(found, first, ties), kernels, images)
         flat = {count: image[-1] for count, image in flattened(first.walk())}
@@ -416,6 +418,30 @@ def _new_sizes(
     return sizes
 
 
+def _with_words(groups: Sequence[_Group], node: Node, ties: Ties) -> list[_Group]:
+    """The groups, after merging the number of words that a model predicts with that of its table.
+
+    It is the last size of a result with an axis of positions, and equals the rows of one table.
+    """
+    results = [v for layer in node.layers for v in layer.results if len(v.aval.shape) > 2]
+    ends = {ties.root(ties.axis(v, len(v.aval.shape) - 1)) for v in results}
+    rows = {ties.root(ties.axis(v, 0)) for v in _tables(node)}
+    tables = [g for g in groups if g.roots & rows and len({*g.sizes}) == 1]
+    predicted = [g for g in groups if g.roots & ends and g not in tables]
+    pairs = [(a, b) for a in predicted for b in tables if {*a.sizes} == {*b.sizes}]
+    if len(pairs) != 1:
+        return list(groups)
+    ((one, other),) = pairs
+    return [g for g in groups if g not in (one, other)] + [other.joined(one)]
+
+
+def _tables(node: Node) -> Iterator[Var]:
+    """The arrays of which a module, or a module inside, looks up rows."""
+    steps = (s for inner in node.walk() for layer in inner.layers for s in layer.steps)
+    tables = (s.invars[0] for s in steps if s.primitive.name == "gather")
+    return (v for v in tables if isinstance(v, Var))
+
+
 def _of_one_width(groups: Sequence[_Group], node: Node, ties: Ties) -> list[_Group]:
     """The groups, after merging those that are multiples of the least width.
 
@@ -429,9 +455,7 @@ def _of_one_width(groups: Sequence[_Group], node: Node, ties: Ties) -> list[_Gro
         if isinstance(v, Var)
         for i in range(len(v.aval.shape))
     }
-    steps = (s for inner in node.walk() for layer in inner.layers for s in layer.steps)
-    tables = (s.invars[0] for s in steps if s.primitive.name == "gather")
-    ends |= {ties.root(ties.axis(v, 0)) for v in tables if isinstance(v, Var)}
+    ends |= {ties.root(ties.axis(v, 0)) for v in _tables(node)}
     widths = [g for g in groups if g.own and len(g.sizes) > 1 and not g.roots & ends]
     flat = {count: image[-1] for count, image in flattened(node.walk())}
     numbers = {flat.get(n, n) for g in widths for n in g.own}
