@@ -355,7 +355,11 @@ class Body:
             and placed.inline
             and not named
             and not placed.functions
-            and (last or placed.starts or width <= (_CALL if isinstance(eqn, LayerCall) else _OPERAND))
+            and (
+                last
+                or placed.starts
+                or width <= (_CALL if isinstance(eqn, LayerCall) else _OPERAND)
+            )
         ):
             self._waiting[self.token(first)] = (value, width, statement)
         elif any(map(self._uses.get, eqn.outvars)):

@@ -28,14 +28,17 @@ def product(eqn: Eqn, args: Sequence[ast.expr], program: Program) -> Iterator[as
 
 
 def is_matrix_product(eqn: Eqn) -> bool:
-    """Whether a `dot_general` is `x @ y` of stacked matrices."""
+    """Whether a `dot_general` is `x @ y` of stacked matrices, or of these and one matrix."""
     ((contract_l, contract_r), (batch_l, batch_r)) = eqn.params["dimension_numbers"]
     ranks = [len(a.aval.shape) for a in eqn.invars]
     stack = list(range(ranks[0] - 2))
+    last = (list(contract_l), list(contract_r))
+    if ranks[0] > ranks[1] == 2:
+        return not batch_l and last == ([ranks[0] - 1], [0])
     return (
         ranks[0] == ranks[1] > 2
         and list(batch_l) == list(batch_r) == stack
-        and (list(contract_l), list(contract_r)) == ([ranks[0] - 1], [ranks[0] - 2])
+        and last == ([ranks[0] - 1], [ranks[0] - 2])
     )
 
 

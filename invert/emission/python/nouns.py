@@ -59,6 +59,8 @@ _FILLED = ((0, "zeros"), (1, "ones"))
 FILLED = frozenset(name for _, name in _FILLED)
 # The same array in another form.
 FORMS = (kinds.MOVES - {"dynamic_slice"}) | kinds.IDENTITIES | kinds.CONVERSIONS
+# Names of matrices that do not say what a product with them is.
+_MATRIX = re.compile(r"\w{1,2}|.*(kernel|weight|matrix|table|embedding|param|proj)\w*|\w\w?_\w*")
 # Longer names hide the expression.
 _LONGEST = 28
 
@@ -96,7 +98,7 @@ def noun(
     path: Sequence[str],
     *,
     product: bool = False,
-    fields: Collection[Atom] = (),
+    fields: Mapping[Atom, str],
 ) -> str:
     """A name for the result of an equation.
 
@@ -105,13 +107,16 @@ def noun(
     - `atoms`: its operands, or those of its group.
     - `names`: the names of values so far.
     - `path`: name scopes of the layer, which are not used as names.
-    - `fields`: values that are fields of the module.
+    - `fields`: the names of values that are fields of the module.
     """
     primitive = eqn.primitive.name
     known = [(a, names[a]) for a in atoms if is_var(a) and says(names.get(a))]
     if product or primitive == "dot_general":
         if any(is_var(a) and names.get(a) == _STATE for a in atoms):
             return "recurrent"
+        own = [name for a in atoms if is_var(a) and (name := fields.get(a))]
+        if len(own) == 1 and not known and not _MATRIX.fullmatch(own[0]):
+            return own[0]  # as the result of a layer of that name
         both = "_".join(dict.fromkeys(name for _, name in known))
         return both if len(known) == 2 and len(both) <= _LONGEST else of_scope(eqn, path)
     if primitive == "layer":
