@@ -350,17 +350,9 @@ class Body:
         # A returned value is inlined into the `return`.
         last = first in self.graph.results and self._one_result()
         named = self.wanted.get(first) in _NAMED or first in self._apart
-        if (
-            single
-            and placed.inline
-            and not named
-            and not placed.functions
-            and (
-                last
-                or placed.starts
-                or width <= (_CALL if isinstance(eqn, LayerCall) else _OPERAND)
-            )
-        ):
+        most = _CALL if isinstance(eqn, LayerCall) else _OPERAND
+        short = last or placed.starts or width <= most
+        if single and placed.inline and not named and not placed.functions and short:
             self._waiting[self.token(first)] = (value, width, statement)
         elif any(map(self._uses.get, eqn.outvars)):
             self.statements.append(statement)

@@ -13,7 +13,7 @@ from invert._private.jax import names_of
 from invert.emission.python.naming import snake, stem
 from invert.ir import kinds
 from invert.ir.graph import is_var
-from invert.ir.types import Atom, Eqn, Literal
+from invert.ir.types import Atom, Eqn, Literal, Var
 
 # Meaningless names, replaced by better ones if possible.
 _BLANK = frozenset("a b c d e f g h x y z carry chosen state".split())
@@ -98,7 +98,7 @@ def noun(
     path: Sequence[str],
     *,
     product: bool = False,
-    fields: Mapping[Atom, str],
+    fields: Mapping[Var, str],
 ) -> str:
     """A name for the result of an equation.
 
