@@ -871,10 +871,10 @@ class Classes:
             for cls, scaled in self._scaled.items()
             if unnamed[cls] or not self._runs(cls, scaled, namespace)
         }
-        if self._one_width and (outer in failed or outer not in self._scaled):
-            return self._without_one_width()
         if len(failed) > 1:  # the model may do without those inside that fail
             failed = {cls: flag for cls, flag in failed.items() if cls is not outer}
+        if self._one_width and (outer in failed or outer not in self._scaled):
+            return self._without_one_width()
         if self._counted != counted or self.inits.as_numbers != numbers:
             return True
         return self._weaken(failed)
@@ -937,7 +937,10 @@ class Classes:
     def _lacks_names(self, scaled: Scaled) -> bool:
         """Whether a layer with layers inside has sizes without names of their own."""
         made, _ = self.inits.made(scaled.node)
-        unnamed = any(n != stem(n) or n.endswith(f"_{HIDDEN}") for n in made.arguments)
+        second = f"{HIDDEN}_2"
+        unnamed = any(
+            (n != stem(n) and n != second) or n.endswith(f"_{HIDDEN}") for n in made.arguments
+        )
         return unnamed and bool(scaled.node.nodes)
 
     def _runs(self, cls: Class, scaled: Scaled, namespace: ModuleType) -> bool:

@@ -68,7 +68,7 @@ def unclear(sizes: Mapping[str, Sequence[object]]) -> set[str]:
         n
         for n in sizes
         if _CLEAR.fullmatch(n) is None
-        or counts[stem(n)] > 1
+        or counts[stem(n)] > (2 if stem(n) == HIDDEN else 1)
         or (n in numbers and _is_multiple(numbers[n], [k for m, k in numbers.items() if m != n]))
     }
 
@@ -235,7 +235,7 @@ class SizeNames:
         if self.one_width:
             multiples = {k: [m for m in found if _is_multiple(m, [k])] for k in found}
             least = max(multiples, key=lambda k: len(multiples[k]), default=())
-            if len(multiples.get(least, ())) > 1:
+            if multiples.get(least):
                 self.width = least
                 return {least: DIM}
         names: dict[_Keys, str] = {}

@@ -11,6 +11,7 @@ import ast
 import collections
 import dataclasses
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
@@ -740,7 +741,13 @@ class _Writing:
             usual, other = (DIM, "size") if self.whole else (HIDDEN, HIDDEN)
             if column[0] in self._channels and not self.whole:
                 usual = CHANNELS
-            wanted = f"{snake(self._current)}_{other}" if usual in self.names.taken else usual
+            if self.whole and usual in self.names.taken:
+                usual = CHANNELS if wanted in ("c_in", "c_out") else HIDDEN
+            counted = re.search(r"_\d+$", self._current) is not None
+            counted = wanted == HIDDEN if self.whole else counted
+            if usual in self.names.taken and not counted:
+                usual = f"{snake(self._current)}_{other}"
+            wanted = usual
         name = self.names.new(wanted)
         self.arguments[name] = column
         return ast.Name(name, ast.Load())

@@ -49,8 +49,8 @@ _HALVED = 32
 # lengths; those of kernels as well; all those of parameters, but no others; all (there is no twin).
 _NO_SIZES, LENGTHS, _KERNELS, _PARAMETERS, ALL = range(5)
 
-# The least width of a model of several, and the least number of them.
-_LEAST_WIDTH, _LEAST_WIDTHS = 4, 3
+# The least number of different widths that are multiples of one.
+_LEAST_WIDTHS = 3
 # The most sizes of a module that only holds arrays.
 _MOST_HELD = 2
 
@@ -458,12 +458,14 @@ def _of_one_width(groups: Sequence[_Group], node: Node, ties: Ties) -> list[_Gro
     ends |= {ties.root(ties.axis(v, 0)) for v in _tables(node)}
     widths = [g for g in groups if g.own and len(g.sizes) > 1 and not g.roots & ends]
     flat = {count: image[-1] for count, image in flattened(node.walk())}
-    numbers = {flat.get(n, n) for g in widths for n in g.own}
-    base = min(numbers, default=1)
-    if base < _LEAST_WIDTH or len(numbers) < _LEAST_WIDTHS or any(n % base for n in numbers):
+    own = {id(g): {flat.get(n, n) for n in g.own} for g in widths}
+    numbers = {n for sizes in own.values() for n in sizes if n > 1}
+    multiples = {n: sum(m % n == 0 for m in numbers) for n in numbers}
+    base = max(numbers, key=lambda n: (multiples[n], n), default=1)
+    if multiples.get(base, 0) < _LEAST_WIDTHS:
         return list(groups)
-    others = [g for g in groups if g not in widths]
-    return [*others, functools.reduce(_Group.joined, widths)]
+    joined = [g for g in widths if all(n % base == 0 for n in own[id(g)])]
+    return [*(g for g in groups if g not in joined), functools.reduce(_Group.joined, joined)]
 
 
 # The sizes of an axis, by the number of the layer.
