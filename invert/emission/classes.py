@@ -50,6 +50,7 @@ from invert.emission.layers.memory import Memories, is_tested, residuals, skips
 from invert.emission.layers.shared import (
     Class,
     Draft,
+    NumbersOf,
     anonymous,
     bare,
     fit,
@@ -771,7 +772,7 @@ class Classes:
         for cls in written:
             if (scaled := twins.add(cls)) is not None:
                 self._scaled[cls] = scaled
-        if self._weaken(dict.fromkeys(_unfit(written, self._scaled), False)):
+        if self._weaken(dict.fromkeys(_unfit(written, self._scaled, twins.read), False)):
             self.finish()
             return
         self.inits.gather_sites(written)
@@ -979,14 +980,16 @@ class Classes:
         return True
 
 
-def _unfit(written: Sequence[Class], scaled: Mapping[Class, Scaled]) -> Iterator[Class]:
+def _unfit(
+    written: Sequence[Class], scaled: Mapping[Class, Scaled], read: NumbersOf
+) -> Iterator[Class]:
     """The classes whose twins, or the layers inside, do not share the text of their class."""
     inside = {outer: set(one.node.walk()) for outer, one in scaled.items()}
     for cls in written:
         drafts = [d for d in cls.drafts if d.twin is None]
         for outer, nodes in inside.items():
             more = [d for d in cls.drafts if d.twin is not None and d.node in nodes]
-            if more and not fit([*drafts, *more]):
+            if more and not fit([*drafts, *more], read):
                 yield outer
             else:
                 drafts += more
