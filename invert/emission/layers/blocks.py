@@ -272,8 +272,10 @@ def _repeated(units: Sequence[_Unit], start: int, end: int) -> list[_Run]:
             count = 1
             while _same(units, i, i + count * period, period, end):
                 count += 1
+            if count == 1:
+                continue  # as almost all
             inside = [n for u in units[i : i + period] for n in (*u.names, *u.parameters)]
-            few = count < (2 if len(inside) > 1 else _FEW)
+            few = len(inside) <= 1 and count < _FEW
             if not inside or few or not any(u.new for u in units[i : i + period]):
                 continue
             score = (count * period, -period, units[i].uses, -i)

@@ -341,7 +341,8 @@ def sites(method: ast.FunctionDef) -> list[_Site]:
     """The arguments of a method's calls that may be static fields."""
     found: list[_Site] = []
     names = Names()
-    for call in (n for n in syntax.in_order(bare(method)) if isinstance(n, ast.Call)):
+    nodes = (n for s in method.body for n in syntax.in_order(s))
+    for call in (n for n in nodes if isinstance(n, ast.Call)):
         if _callee(call) in _ROOTS and len(call.args) == 1 and _adds_number(call.args[0]):
             found.append(_Site(names.new(EPS), call, EPS))
         for key, field in _STATIC.get(_callee(call), {}).items():
@@ -432,7 +433,7 @@ def blank(method: ast.FunctionDef) -> Iterator[None]:
     values = [site.value for site in places]
     for site in places:
         site.value = ast.Constant(0)
-    constants = list(integers(bare(method)))
+    constants = [c for s in method.body for c in integers(s)]
     numbers = [c.value for c in constants]
     for constant in constants:
         constant.value = 0

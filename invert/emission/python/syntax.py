@@ -400,8 +400,21 @@ def template(text: str, **values: ast.expr) -> ast.expr:
 
 def text_of(node: ast.AST) -> str:
     """The source text."""
-    # Only statements need locations.
-    return ast.unparse(node if isinstance(node, ast.expr) else ast.fix_missing_locations(node))
+    for each in () if isinstance(node, ast.expr) else walk(node):
+        if isinstance(each, ast.stmt) and not hasattr(each, "lineno"):
+            each.lineno = 0  # which statements need
+    return ast.unparse(node)
+
+
+def path_of(node: ast.expr) -> str:
+    """`jax.nn.relu` of a dotted name, or `""`."""
+    match node:
+        case ast.Name():
+            return node.id
+        case ast.Attribute():
+            owner = path_of(node.value)
+            return owner and f"{owner}.{node.attr}"
+    return ""
 
 
 def is_path(node: ast.expr, name: str, attribute: str) -> bool:
