@@ -18,7 +18,7 @@ from jax import lax
 
 from invert._private.jax import open_jaxpr
 from invert.emission.layers.cut import Layer, LayerCall
-from invert.emission.layers.proportions import ratios
+from invert.emission.layers.proportions import LEAST_DIFFERENT, ratios
 from invert.emission.layers.shared import (
     Class,
     Draft,
@@ -419,10 +419,12 @@ def _columns(cls: Class, ties: Ties) -> dict[Axis, _Column]:
 
 def _proportional(groups: Sequence[_Group], columns: Mapping[Axis, _Column]) -> list[_Group]:
     """The groups, after merging those that are multiples of each other in most layers."""
+    # Others follow nothing, and there are many of them in a model without repeated layers.
+    varied = {r: c for r, c in columns.items() if len({*c.values()}) >= LEAST_DIFFERENT}
     found: list[_Group] = []
     for group in groups:
-        own = [columns[r] for r in group.roots if r in columns]
-        others = ((g, [columns[r] for r in g.roots if r in columns]) for g in found)
+        own = [varied[r] for r in group.roots if r in varied]
+        others = ((g, [varied[r] for r in g.roots if r in varied]) for g in found if own)
         other = next(
             (g for g, c in others if any(itertools.starmap(_follow, itertools.product(own, c)))),
             None,
