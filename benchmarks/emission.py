@@ -53,12 +53,12 @@ def program(blocks: int, *, scoped: bool) -> Recovered:
         out_tree=jax.tree_util.tree_structure(0),
         params=params,
     )
-    return Recovered(entry, [open_jaxpr(jaxpr)], (), x64=False)
+    return Recovered(entry, open_jaxpr(jaxpr), (), x64=False)
 
 
 def measure(blocks: int, *, scoped: bool) -> tuple[int, float, Emission]:
     recovered = program(blocks, scoped=scoped)
-    count = len(recovered.programs[0].eqns)
+    count = len(recovered.program.eqns)
     start = time.process_time()
     found = emit(recovered)
     return count, time.process_time() - start, found

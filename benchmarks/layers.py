@@ -97,8 +97,7 @@ def measure(layers: int) -> None:
     if not whole:
         return
     slopes, stacked = found["classes"][1][1], found["scan"][1][1]
-    unstacked: list[Any] = [getattr(slopes, f"block_{i}") for i in range(layers)]
-    rows = jax.tree.map(lambda *v: np.stack(v), *unstacked)
+    rows = jax.tree.map(lambda *v: np.stack(v), *slopes.blocks)
     worst = max(
         float(np.abs(a - b).max() / np.abs(a).max())
         for a, b in zip(jax.tree.leaves(rows), jax.tree.leaves(stacked.blocks), strict=True)

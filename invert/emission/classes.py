@@ -49,6 +49,7 @@ from invert.emission.layers.memory import Memories, is_tested, residuals, skips
 from invert.emission.layers.shared import (
     Class,
     Draft,
+    NumbersOf,
     anonymous,
     bare,
     fit,
@@ -774,7 +775,7 @@ class Classes:
         for cls in written:
             if (scaled := twins.add(cls)) is not None:
                 self._scaled[cls] = scaled
-        if self._weaken(dict.fromkeys(_unfit(written, self._scaled), False)):
+        if self._weaken(dict.fromkeys(_unfit(written, self._scaled, twins.read), False)):
             self.finish()
             return
         self.inits.gather_sites(written)
@@ -980,14 +981,16 @@ def _starts_loop(eqn: LayerCall, graph: Graph) -> bool:
     return len(users) == 1 and isinstance(users[0], Loop)
 
 
-def _unfit(written: Sequence[Class], scaled: Mapping[Class, Scaled]) -> Iterator[Class]:
+def _unfit(
+    written: Sequence[Class], scaled: Mapping[Class, Scaled], read: NumbersOf
+) -> Iterator[Class]:
     """The classes whose twins, or the layers inside, do not share the text of their class."""
     inside = {outer: set(one.node.walk()) for outer, one in scaled.items()}
     for cls in written:
         drafts = [d for d in cls.drafts if d.twin is None]
         for outer, nodes in inside.items():
             more = [d for d in cls.drafts if d.twin is not None and d.node in nodes]
-            if more and not fit([*drafts, *more]):
+            if more and not fit([*drafts, *more], read):
                 yield outer
             else:
                 drafts += more

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import copy
 import inspect
 import re
 import textwrap
@@ -271,7 +270,7 @@ class File(Writer):
     def text(self) -> str:
         """The imports and definitions, laid out."""
         copied = self._copied.values()
-        definitions = helpers.arranged(copy.deepcopy(self.definitions), copied)
+        definitions = helpers.arranged(syntax.cloned(self.definitions), copied)
         definitions = meshes.with_constants(definitions)
         shorthand.shortened(definitions)
         body = syntax.text_of(ast.Module(definitions, []))

@@ -67,10 +67,10 @@ def with_constants(definitions: Sequence[ast.stmt]) -> list[ast.stmt]:
     names = Names()
     has_shards = False
     for definition in definitions:
-        for node in ast.walk(definition):
+        for node in syntax.walk(definition):
             has_shards |= _is_shard_map(node)
             names.taken |= {getattr(node, key, "") or "" for key in ("id", "arg", "name")}
-            if isinstance(node, ast.Call) and ast.unparse(node.func) == _MESH:
+            if isinstance(node, ast.Call) and syntax.path_of(node.func) == _MESH:
                 found.setdefault(ast.unparse(node), node)
     if not found:
         return list(definitions)
@@ -94,7 +94,7 @@ def with_constants(definitions: Sequence[ast.stmt]) -> list[ast.stmt]:
 
 
 def _is_shard_map(node: ast.AST) -> bool:
-    return isinstance(node, ast.Call) and ast.unparse(node.func) == "jax.shard_map"
+    return isinstance(node, ast.Call) and syntax.path_of(node.func) == "jax.shard_map"
 
 
 def _values(node: ast.expr) -> list[ast.expr]:
@@ -147,7 +147,7 @@ class _Shorten(ast.NodeTransformer):
             self.values = before
             node.args = [self.visit(a) for a in node.args]
             return node
-        if ast.unparse(node.func) == "lax.with_sharding_constraint":
+        if syntax.path_of(node.func) == "lax.with_sharding_constraint":
             self.values = _values(node.args[0])
             node.args[1] = self.visit(node.args[1])
             self.values = before

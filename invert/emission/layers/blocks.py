@@ -267,17 +267,21 @@ def _repeated(units: Sequence[_Unit], start: int, end: int) -> list[_Run]:
     """Exact repetitions: the longest run, then those before and after it."""
     best: tuple[int, int, int, int] | None = None
     where = (0, 0, 0)
+    numbers: dict[Hashable, int] = {}
+    keys = [numbers.setdefault(u.key, len(numbers)) for u in units]
+    # Of the units before each: their layers and parameters, and those of more than one step.
+    held = [0, *itertools.accumulate(len(u.names) + len(u.parameters) for u in units)]
+    news = [0, *itertools.accumulate(int(u.new) for u in units)]
     for period in range(1, (end - start) // 2 + 1):
-        for i in range(start, end - 2 * period + 1):
-            count = 1
-            while _same(units, i, i + count * period, period, end):
-                count += 1
-            inside = [n for u in units[i : i + period] for n in (*u.names, *u.parameters)]
-            few = count < (2 if len(inside) > 1 else _FEW)
-            if not inside or few or not any(u.new for u in units[i : i + period]):
-                continue
+        alike = 0  # the number of units from `i` on that equal those a period later
+        for i in range(end - period - 1, start - 1, -1):
+            alike = alike + 1 if keys[i] == keys[i + period] else 0
+            count = 1 + alike // period
             score = (count * period, -period, units[i].uses, -i)
-            if best is None or score > best:
+            if count == 1 or (best is not None and score <= best):
+                continue
+            inside, new = held[i + period] - held[i], news[i + period] - news[i]
+            if new and inside and (inside > 1 or count >= _FEW):
                 best, where = score, (i, period, count)
     if best is None:
         return []
@@ -288,12 +292,6 @@ def _repeated(units: Sequence[_Unit], start: int, end: int) -> list[_Run]:
     ]
     after = i + period * count
     return [blocks, *_repeated(units, start, i), *_repeated(units, after, end)]
-
-
-def _same(units: Sequence[_Unit], i: int, j: int, period: int, end: int) -> bool:
-    if j + period > end:
-        return False
-    return all(units[i + k].key == units[j + k].key for k in range(period))
 
 
 def _alike(units: Sequence[_Unit]) -> list[_Run]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Hashable, Sequence
 
 from invert.emission.layers.shared import Draft
+from invert.emission.python import syntax
 
 
 def lend(drafts: Sequence[Draft], arrays: Callable[[Draft], Hashable]) -> None:
@@ -25,7 +25,7 @@ def lend(drafts: Sequence[Draft], arrays: Callable[[Draft], Hashable]) -> None:
             continue
         rest = slice(len(draft.arrays), None)
         # Together, since annotations and sources are parts of the method.
-        copies = copy.deepcopy((other.methods, other.annotations[rest], other.sources[rest]))
+        copies = syntax.cloned((other.methods, other.annotations[rest], other.sources[rest]))
         draft.methods = copies[0]
         draft.annotations += copies[1]
         draft.sources += copies[2]

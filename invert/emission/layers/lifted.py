@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from invert.emission.layers.cut import Layer
 from invert.emission.layers.shared import ACTIVATION, IDENTITY, Class, Code, replace
 from invert.emission.layers.tree import Node
+from invert.emission.python import syntax
 from invert.emission.python.syntax import field_of
 
 # With more activated calls than this, the activation stays in the layer.
@@ -29,7 +30,7 @@ def lift(
     - `names`: the fields by which layers are called.
     """
     column = cls.statics.get(ACTIVATION, ())
-    applied = list(_calls(cls.definition, ACTIVATION))
+    applied = _calls(cls.definition).get(ACTIVATION, ())
     last = [m.body[-1] for m in cls.drafts[0].methods]
     returned = len(last) == 1 and isinstance(last[0], ast.Return) and last[0].value
     if len(applied) != 1 or returned is not applied[0]:
@@ -54,6 +55,7 @@ def _activated(
 ) -> list[tuple[Code, ast.ClassDef, Sequence[ast.Call]]]:
     """The fields whose layers have an activation, with their calls; none if these are unclear."""
     found: list[tuple[Code, ast.ClassDef, Sequence[ast.Call]]] = []
+    known: dict[Class, Mapping[str, list[ast.Call]]] = {}
     for (outer, field, i), nodes in sites.items():
         own = [n for n in nodes if n in codes]
         given = {codes[n] for n in own} - {IDENTITY}
@@ -61,7 +63,9 @@ def _activated(
             continue
         every = [x for n in own for x in n.layers]
         place = f"{field}.{i}" if any(x.indexed for x in every) else field
-        calls = list(_calls(outer.definition, place))
+        if outer not in known:
+            known[outer] = _calls(outer.definition)
+        calls = known[outer].get(place, ())
         alone = all(names[x] == place and not x.count for x in every)
         if len(given) > 1 or IDENTITY in map(codes.get, own) or not calls or not alone:
             return []
@@ -73,14 +77,15 @@ def _function(code: Code) -> ast.expr:
     return ast.parse(code.text, mode="eval").body
 
 
-def _calls(tree: ast.AST, place: str) -> Iterator[ast.Call]:
-    """The calls of `self.field`, or of `self.field[0]` for the place `field.0`."""
-    field, _, i = place.partition(".")
-    for node in ast.walk(tree):
-        function = node.func if isinstance(node, ast.Call) else None
-        if i and isinstance(function, ast.Subscript) and ast.unparse(function.slice) == i:
-            function = function.value
-        elif i:
-            continue
-        if isinstance(node, ast.Call) and field_of(function) == field:
-            yield node
+def _calls(tree: ast.AST) -> Mapping[str, list[ast.Call]]:
+    """The calls of `self.field` by `field`, and those of `self.field[0]` by `field.0`."""
+    found: dict[str, list[ast.Call]] = {}
+    for node in syntax.walk(tree):
+        match node:
+            case ast.Call(func=ast.Subscript(value=ast.Attribute() as value, slice=index)) if (
+                field := field_of(value)
+            ):
+                found.setdefault(f"{field}.{ast.unparse(index)}", []).append(node)
+            case ast.Call(func=ast.Attribute() as value) if field := field_of(value):
+                found.setdefault(field, []).append(node)
+    return found

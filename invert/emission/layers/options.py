@@ -8,7 +8,6 @@ where these steps are marked (see `values`). `choices` turns the marks into fiel
 from __future__ import annotations
 
 import ast
-import copy
 import itertools
 import re
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -358,7 +357,7 @@ def _add_result(draft: Draft, method: ast.FunctionDef, time: int, *, has: bool) 
     draft.arrays.insert(at, (kind, (*shape[:time], *(() if has else (size,)), *shape[after])))
     draft.axes.insert(at, (*axes[:time], *(() if has else (axis,)), *axes[after]))
     at = len(draft.annotations) - (not has)
-    draft.annotations.insert(at, copy.deepcopy(draft.annotations[-1]))
+    draft.annotations.insert(at, syntax.cloned(draft.annotations[-1]))
     draft.sources.append(None)
     method.returns = ast.BinOp(draft.annotations[-2], ast.BitOr(), draft.annotations[-1])
 
@@ -387,8 +386,8 @@ class _Marking:
 
     def __init__(self, draft: Draft, match: Match):
         (method,), self._match = draft.methods, match
-        self._method = copy.deepcopy(method)
-        nodes = zip(ast.walk(method), ast.walk(self._method), strict=True)
+        self._method = syntax.cloned(method)
+        nodes = zip(syntax.walk(method), syntax.walk(self._method), strict=True)
         self._new = {id(old): new for old, new in nodes}
 
     def run(self) -> ast.FunctionDef | None:
@@ -444,7 +443,7 @@ class _Marking:
         made = body[start] if start >= 0 else None
         if not isinstance(made, ast.Assign) or made.value is not node or end < 0 or value.uses > 1:
             return False
-        read = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
+        read = {n.id for n in syntax.walk(node) if isinstance(n, ast.Name)}
         if any(read & stored(s) for s in body[start + 1 : end]):
             return False
         del body[start]
@@ -467,14 +466,16 @@ class _Marking:
             later = [*body[over + 1 :]]
             if isinstance(over_ := body[over], ast.Assign):
                 later += over_.targets
-            for n in (n for part in later for n in ast.walk(part)):
+            for n in (n for part in later for n in syntax.walk(part)):
                 if isinstance(n, ast.Name) and n.id == value.name:
                     n.id = name
         return ast.Name(value.name, ast.Load())
 
     def _at(self, node: ast.AST) -> int:
         """The statement that a node is in, or -1."""
-        inside = (i for i, s in enumerate(self._method.body) if any(n is node for n in ast.walk(s)))
+        inside = (
+            i for i, s in enumerate(self._method.body) if any(n is node for n in syntax.walk(s))
+        )
         return next(inside, -1)
 
 
@@ -488,7 +489,7 @@ def _mark(step: Value, operand: ast.expr) -> ast.expr:
 
 def _filled(marked: ast.FunctionDef, draft: Draft, match: Match) -> ast.FunctionDef | None:
     """A family's method with one layer's numbers, types and activations."""
-    (old,), again = draft.methods, copy.deepcopy(marked)
+    (old,), again = draft.methods, syntax.cloned(marked)
     if [a.arg for a in again.args.kwonlyargs] != [a.arg for a in old.args.kwonlyargs]:
         return None
     pairs = {id(a.node): b.node for a, b in match.pairs.items()}

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 # in each layer is what networks are made of, and not a rule of one.
 _FACTORS = range(3, 9)
 # The least number of different sizes that are no coincidence.
-_LEAST_DIFFERENT = 3
+LEAST_DIFFERENT = 3
 
 
 def ratios(column: Sequence[object], base: Sequence[object]) -> tuple[int, ...] | None:
@@ -24,7 +24,7 @@ def ratios(column: Sequence[object], base: Sequence[object]) -> tuple[int, ...] 
     ((usual, count),) = collections.Counter(found).most_common(1) or [(0, 0)]
     different = {unit for unit, k in zip(base, found, strict=True) if k == usual}
     rule = usual in _FACTORS and 3 * count >= 2 * len(found)
-    return tuple(found) if rule and len(different) >= _LEAST_DIFFERENT else None
+    return tuple(found) if rule and len(different) >= LEAST_DIFFERENT else None
 
 
 def factor(column: Sequence[object], base: Sequence[object]) -> int | None:

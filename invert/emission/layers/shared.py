@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import copy
 import dataclasses
 import itertools
 import math
@@ -116,9 +115,49 @@ class Draft:
         """The integers in the bodies of its methods."""
         return constants(*self.methods)
 
+    def numbers(self) -> Numbers:
+        """These integers, and what is known about them."""
+        found = self.constants()
+        marks = (n for m in self.methods for n in syntax.walk(m) if _is_left_out(n))
+        unused = {id(c) for mark in marks for c in integers(mark.args[0])}
+        sizes = _in_shapes(self.methods)
+        return Numbers(
+            found,
+            {i for i, c in enumerate(found) if id(c) in unused},
+            {i for i, c in enumerate(found) if id(c) in sizes},
+        )
+
     def place(self, field: str) -> int:
         """The position in `arrays` of the array in a field."""
         return [field_of(s) for s in self.sources].index(field)
+
+
+@dataclasses.dataclass(frozen=True)
+class Numbers:
+    """The integers in the methods of a layer, as long as no others are written there.
+
+    **Arguments:**
+
+    - `constants`: their nodes, which hold what each is at the time.
+    - `unused`: the places of those in steps that the layer lacks.
+    - `in_shapes`: the places of those that must be sizes: in shapes, ranges and roots.
+    """
+
+    constants: list[ast.Constant]
+    unused: set[int]
+    in_shapes: set[int]
+
+    def value(self, place: int) -> int | None:
+        """What one of them is; `None` in a step that the layer lacks."""
+        return None if place in self.unused else number_of(self.constants[place])
+
+
+class NumbersOf(dict[Draft, Numbers]):
+    """The integers of layers, each text read once."""
+
+    def __missing__(self, draft: Draft) -> Numbers:
+        self[draft] = found = draft.numbers()
+        return found
 
 
 @dataclasses.dataclass(eq=False)
@@ -150,7 +189,7 @@ class Class:
 
         def undo() -> None:
             # Together, since annotations and sources are parts of the fields and methods.
-            fields, methods, annotations, sources = copy.deepcopy(
+            fields, methods, annotations, sources = syntax.cloned(
                 (first.fields, first.methods, first.annotations, first.sources)
             )
             again = dataclasses.replace(
@@ -189,13 +228,13 @@ IDENTITY = Code("jax.nn.identity")
 
 def taken(method: ast.FunctionDef) -> set[str]:
     """The names in a method."""
-    names = {n.id for n in ast.walk(method) if isinstance(n, ast.Name)}
+    names = {n.id for n in syntax.walk(method) if isinstance(n, ast.Name)}
     return names | {a.arg for a in (*method.args.args, *method.args.kwonlyargs)}
 
 
 def stored(statement: ast.stmt) -> set[str]:
     """The variables that a statement assigns."""
-    nodes = (n for n in ast.walk(statement) if isinstance(n, ast.Name))
+    nodes = (n for n in syntax.walk(statement) if isinstance(n, ast.Name))
     return {n.id for n in nodes if isinstance(n.ctx, ast.Store)}
 
 
@@ -219,7 +258,7 @@ def number_of(constant: ast.Constant) -> int:
 
 def integers(tree: ast.AST) -> Iterable[ast.Constant]:
     """The integers in a tree, and integral floats as divisors or under roots."""
-    for node in ast.walk(tree):
+    for node in syntax.walk(tree):
         if isinstance(node, ast.Constant) and type(node.value) is int:
             yield node
         elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
@@ -281,7 +320,7 @@ class _Site:
             self.call.args[self.key] = value
             return
         given = [k for k in self.call.keywords if k.arg == self.key]
-        if self.default is not None and ast.unparse(value) == ast.unparse(self.default):
+        if self.default is not None and _is_same(value, self.default):
             self.call.keywords = [k for k in self.call.keywords if k.arg != self.key]
         elif given:
             given[0].value = value
@@ -302,7 +341,8 @@ def sites(method: ast.FunctionDef) -> list[_Site]:
     """The arguments of a method's calls that may be static fields."""
     found: list[_Site] = []
     names = Names()
-    for call in (n for n in syntax.in_order(bare(method)) if isinstance(n, ast.Call)):
+    nodes = (n for s in method.body for n in syntax.in_order(s))
+    for call in (n for n in nodes if isinstance(n, ast.Call)):
         if _callee(call) in _ROOTS and len(call.args) == 1 and _adds_number(call.args[0]):
             found.append(_Site(names.new(EPS), call, EPS))
         for key, field in _STATIC.get(_callee(call), {}).items():
@@ -314,6 +354,11 @@ def sites(method: ast.FunctionDef) -> list[_Site]:
                 if _literal(site.value):
                     found.append(site)
     return found
+
+
+def _is_same(one: ast.expr, other: ast.expr) -> bool:
+    """Whether two expressions have one text."""
+    return type(one) is type(other) and ast.unparse(one) == ast.unparse(other)
 
 
 def _adds_number(value: ast.expr) -> bool:
@@ -364,7 +409,7 @@ def anonymous(method: ast.FunctionDef) -> str:
         return names[name]
 
     count = itertools.count()
-    nested = any(isinstance(n, _NESTED) for s in copied.body for n in ast.walk(s))
+    nested = any(isinstance(n, _NESTED) for s in copied.body for n in syntax.walk(s))
     for node in syntax.in_order(copied) if nested else (copied.args,):
         for argument in (n for n in ast.iter_child_nodes(node) if isinstance(n, ast.arg)):
             argument.arg = new(argument.arg)
@@ -388,7 +433,7 @@ def blank(method: ast.FunctionDef) -> Iterator[None]:
     values = [site.value for site in places]
     for site in places:
         site.value = ast.Constant(0)
-    constants = list(integers(bare(method)))
+    constants = [c for s in method.body for c in integers(s)]
     numbers = [c.value for c in constants]
     for constant in constants:
         constant.value = 0
@@ -473,7 +518,8 @@ def groups(drafts: Sequence[Draft], key: Callable[[Draft], Hashable]) -> list[li
     alike: dict[Hashable, list[Draft]] = {}
     for draft in drafts:
         alike.setdefault(key(draft), []).append(draft)
-    return [p for group in alike.values() for part in _parts(group) for p in _by_fields(part)]
+    read = NumbersOf()
+    return [p for group in alike.values() for part in _parts(group, read) for p in _by_fields(part)]
 
 
 def _by_fields(group: Sequence[Draft]) -> Iterator[list[Draft]]:
@@ -484,35 +530,30 @@ def _by_fields(group: Sequence[Draft]) -> Iterator[list[Draft]]:
         rest = [d for d in rest if not d.node.fields.keys() <= own]
 
 
-def _parts(group: list[Draft]) -> list[list[Draft]]:
+def _parts(group: list[Draft], read: NumbersOf) -> list[list[Draft]]:
     if len(group) == 1:
         return [group]
-    columns, shapes = _columns(group), _in_shapes(group[0])
-    told = _told(group) if len(group[0].methods) == 1 else {}
-    unknown = [
-        i for i, c in enumerate(columns) if _differ(c) and _size(c, told, small=i in shapes) is None
-    ]
+    columns, shapes = _columns(group, read), read[group[0]].in_shapes
+    differ = [i for i, column in enumerate(columns) if _differ(column)]
+    told = _told(group) if differ and len(group[0].methods) == 1 else {}
+    unknown = [i for i in differ if _size(columns[i], told, small=i in shapes) is None]
     if not unknown:
         return [group]
     split: dict[tuple[int | None, ...], list[Draft]] = {}
     for i, draft in enumerate(group):
         split.setdefault(tuple(columns[j][i] for j in unknown), []).append(draft)
-    return [part for some in split.values() for part in _parts(some)]
+    return [part for some in split.values() for part in _parts(some, read)]
 
 
-def fit(group: Sequence[Draft]) -> bool:
+def fit(group: Sequence[Draft], read: NumbersOf) -> bool:
     """Whether one text can be written for some nodes, by `generalize`."""
-    return len(_parts(list(group))) == 1
+    return len(_parts(list(group), read)) == 1
 
 
-def _columns(group: Sequence[Draft]) -> list[tuple[int | None, ...]]:
+def _columns(group: Sequence[Draft], read: NumbersOf) -> list[tuple[int | None, ...]]:
     """Each integer of the text in all drafts; `None` in steps one lacks."""
-    rows: list[list[int | None]] = []
-    for draft in group:
-        marks = (n for m in draft.methods for n in ast.walk(m) if _is_left_out(n))
-        unused = {id(c) for mark in marks for c in integers(mark.args[0])}
-        own = draft.constants()
-        rows.append([None if id(c) in unused else number_of(c) for c in own])
+    every = [read[draft] for draft in group]
+    rows = ([own.value(i) for i in range(len(own.constants))] for own in every)
     return list(zip(*rows, strict=True))
 
 
@@ -533,7 +574,7 @@ def _differ(column: Iterable[int | None]) -> bool:
 def numbers_in_shapes(methods: Iterable[ast.FunctionDef]) -> set[int]:
     """The nodes of integers in shapes and ranges, by `id`."""
     sizes: set[int] = set()
-    for node in (n for m in methods for n in ast.walk(m)):
+    for node in (n for m in methods for n in syntax.walk(m)):
         match node:
             case ast.Call(func=ast.Attribute(attr="reshape"), args=args):
                 sizes.update(map(id, args))
@@ -564,14 +605,14 @@ def numbers_in_shapes(methods: Iterable[ast.FunctionDef]) -> set[int]:
     return sizes
 
 
-def _in_shapes(draft: Draft) -> set[int]:
-    """The places of integers that must be sizes: in shapes, ranges and roots."""
-    sizes = numbers_in_shapes(draft.methods)
-    for node in (n for m in draft.methods for n in ast.walk(m)):
+def _in_shapes(methods: Sequence[ast.FunctionDef]) -> set[int]:
+    """The nodes of integers that must be sizes, by `id`: in shapes, ranges and roots."""
+    sizes = numbers_in_shapes(methods)
+    for node in (n for m in methods for n in syntax.walk(m)):
         match node:
             case ast.BinOp(left=base, op=ast.Pow(), right=ast.Constant(value=0.5)):
                 sizes.add(id(base))
-    return {i for i, constant in enumerate(draft.constants()) if id(constant) in sizes}
+    return sizes
 
 
 def _size(
@@ -664,21 +705,22 @@ def generalize(
     - `taken`: names of the file.
     - `stored`: fields that are sizes, by the texts that read these from arrays.
     """
-    columns, shapes = _columns(group), _in_shapes(group[0])
+    read = NumbersOf()
+    columns, first = _columns(group, read), read[group[0]]
     if not any(map(_differ, columns)):
         return
     (method,) = group[0].methods
     told = _told(group)
-    used = {*taken, *(n.id for n in ast.walk(method) if isinstance(n, ast.Name))}
-    used |= {n.arg for n in ast.walk(method) if isinstance(n, ast.arg)}
+    used = {*taken, *(n.id for n in syntax.walk(method) if isinstance(n, ast.Name))}
+    used |= {n.arg for n in syntax.walk(method) if isinstance(n, ast.arg)}
     local: dict[tuple[int, ...], str] = {}
     replaced: dict[int, ast.expr] = {}
-    constants = [*zip(group[0].constants(), columns, strict=True)]
+    constants = [*zip(first.constants, columns, strict=True)]
     rest = _left_to_reshape(method, {id(c) for c, values in constants if _differ(values)})
     for i, (constant, values) in enumerate(constants):
         if not _differ(values):
             continue
-        size = _size(values, told, small=i in shapes)
+        size = _size(values, told, small=i in first.in_shapes)
         assert size is not None  # ensured by `groups`
         base, operator, factor = size
         known = stored.get(ast.unparse(told[base]))
@@ -708,7 +750,7 @@ def generalize(
 def _left_to_reshape(method: ast.FunctionDef, changing: Set[int]) -> set[int]:
     """The sizes, by `id`, that are the only changing ones of a reshape: it can infer them."""
     found: set[int] = set()
-    for node in ast.walk(method):
+    for node in syntax.walk(method):
         match node:
             case ast.Call(func=ast.Attribute(attr="reshape"), args=args):
                 inferred = any(ast.unparse(a) == "-1" for a in args)
@@ -717,19 +759,19 @@ def _left_to_reshape(method: ast.FunctionDef, changing: Set[int]) -> set[int]:
     return found
 
 
-def settle(group: Sequence[Draft]) -> None:
+def settle(group: Sequence[Draft], read: NumbersOf) -> None:
     """Copies numbers that no size determines from a layer to its twin, last."""
     twin = group[-1]
     assert twin.twin is not None
-    pairs = list(zip(twin.constants(), twin.twin.constants(), strict=True))
+    pairs = list(zip(read[twin].constants, read[twin.twin].constants, strict=True))
     differ = [i for i, (constant, own) in enumerate(pairs) if constant.value != own.value]
     if not differ:
         return  # before all texts are read
     told = _told(group) if len(group[0].methods) == 1 else {}
-    shapes, columns = _in_shapes(twin), list(_columns(group))
-    for i in differ:
+    columns = {i: tuple(read[draft].value(i) for draft in group) for i in differ}
+    for i, column in columns.items():
         constant, own = pairs[i]
-        if _size(columns[i], told, small=i in shapes) is None:
+        if _size(column, told, small=i in read[twin].in_shapes) is None:
             constant.value = own.value
 
 

@@ -7,7 +7,6 @@ program happen to share become arguments too. A twin has other sizes wherever it
 from __future__ import annotations
 
 import ast
-import copy
 import dataclasses
 import functools
 import itertools
@@ -20,10 +19,11 @@ from jax import lax
 from invert._private.jax import open_jaxpr
 from invert.emission.layers.cut import Layer, LayerCall
 from invert.emission.layers.flattened import flattened
-from invert.emission.layers.proportions import ratios
+from invert.emission.layers.proportions import LEAST_DIFFERENT, ratios
 from invert.emission.layers.shared import (
     Class,
     Draft,
+    NumbersOf,
     is_block,
     number_of,
     numbers_in_shapes,
@@ -177,6 +177,7 @@ class Twins:
     - `outermost`: the class of the whole model, of which equal sizes are not one.
     - `fixed`: sizes of its parameters, arguments and results that stay.
     - `one_width`: whether its widths are multiples of one.
+    - `read`: the integers of all layers, which only change here.
     """
 
     of: dict[Node, Class]
@@ -186,6 +187,7 @@ class Twins:
     outermost: Class | None = None
     fixed: Set[tuple[Var, int]] = frozenset()
     one_width: bool = False
+    read: NumbersOf = dataclasses.field(default_factory=NumbersOf)
     _scaled: dict[Class, Scaled] = dataclasses.field(default_factory=dict)
 
     def add(self, cls: Class) -> Scaled | None:
@@ -230,7 +232,7 @@ class Twins:
         level = self.given.get(cls, _NO_SIZES)
         strided = _strided(ties) if level < _KERNELS and cls is not self.outermost else []
         scaled = Scaled(ties, sizes, strided, free=not sizes.keys() <= own, half=half)
-        if _Numbers(draft, scaled).has_values():
+        if _Numbers(draft, scaled).has_values(self.read[draft].constants):
             self.given[cls] = self.weaker(cls, scaled)
             return self.add(cls)
         scaled.source, scaled.node = draft.node, self._twin(draft.node, scaled)
@@ -384,7 +386,7 @@ class Twins:
         if cls is not None:
             self.of[twin] = cls
         if cls is not None and draft is not None:
-            _add(cls, draft, twin, scaled)
+            _add(cls, draft, twin, scaled, self.read)
         return twin
 
 
@@ -487,10 +489,12 @@ def _columns(cls: Class, ties: Ties) -> dict[Axis, _Column]:
 
 def _proportional(groups: Sequence[_Group], columns: Mapping[Axis, _Column]) -> list[_Group]:
     """The groups, after merging those that are multiples of each other in most layers."""
+    # Others follow nothing, and there are many of them in a model without repeated layers.
+    varied = {r: c for r, c in columns.items() if len({*c.values()}) >= LEAST_DIFFERENT}
     found: list[_Group] = []
     for group in groups:
-        own = [columns[r] for r in group.roots if r in columns]
-        others = ((g, [columns[r] for r in g.roots if r in columns]) for g in found)
+        own = [varied[r] for r in group.roots if r in varied]
+        others = ((g, [varied[r] for r in g.roots if r in varied]) for g in found if own)
         other = next(
             (g for g, c in others if any(itertools.starmap(_follow, itertools.product(own, c)))),
             None,
@@ -578,7 +582,7 @@ def _is_causal(draft: Draft) -> bool:
     return False
 
 
-def _add(cls: Class, draft: Draft, node: Node, scaled: Scaled) -> None:
+def _add(cls: Class, draft: Draft, node: Node, scaled: Scaled, read: NumbersOf) -> None:
     """Adds the twin of one layer to its class."""
     arrays = [
         (
@@ -594,7 +598,7 @@ def _add(cls: Class, draft: Draft, node: Node, scaled: Scaled) -> None:
     twin = dataclasses.replace(
         draft,
         node=node,
-        methods=copy.deepcopy(draft.methods),
+        methods=syntax.cloned(draft.methods),
         arrays=arrays,
         inner=inner,
         twin=draft,
@@ -612,8 +616,9 @@ def _add(cls: Class, draft: Draft, node: Node, scaled: Scaled) -> None:
     for site in (s for s in places if s.field == "groups"):
         if len(news := numbers.sizes.get(int(ast.literal_eval(site.value)), ())) == 1:
             site.value = syntax.number(*news)
-    _set_reshaped(twin, draft, scaled)
-    for constant in twin.constants():
+    constants = read[twin].constants  # only their values change from here on
+    _set_reshaped(twin, draft, scaled, constants)
+    for constant in constants:
         if (new := numbers.new(constant)) is not None:
             constant.value = new
     place = cls.drafts.index(draft)
@@ -623,15 +628,17 @@ def _add(cls: Class, draft: Draft, node: Node, scaled: Scaled) -> None:
         if (draft.node, name) in cls.shapes:
             cls.shapes[node, name] = arrays[draft.place(name)][1]
     cls.drafts.append(twin)
-    settle(cls.drafts)
+    settle(cls.drafts, read)
 
 
-def _set_reshaped(twin: Draft, draft: Draft, scaled: Scaled) -> None:
+def _set_reshaped(
+    twin: Draft, draft: Draft, scaled: Scaled, constants: Iterable[ast.Constant]
+) -> None:
     """Write the new sizes in `x.reshape(batch, 16, 16, 4, 4)`, where two sizes may be 16."""
     steps = [s for layer in draft.node.layers for s in layer.steps]
     made = [s.outvars[0] for s in steps if s.primitive.name == "reshape"]
-    left = {id(c) for c in twin.constants()}
-    for call in (n for m in twin.methods for n in ast.walk(m) if isinstance(n, ast.Call)):
+    left = set(map(id, constants))
+    for call in (n for m in twin.methods for n in syntax.walk(m) if isinstance(n, ast.Call)):
         if not isinstance(call.func, ast.Attribute) or call.func.attr != "reshape":
             continue
         numbers = [_number(a) for a in call.args]
@@ -706,21 +713,25 @@ class _Numbers:
                     found.setdefault(old, set()).add(int(new))
         return found
 
-    def has_values(self) -> bool:
+    def has_values(self, constants: Iterable[ast.Constant]) -> bool:
         """Whether the text contains numbers that follow from a size, but would not change with it.
 
         Examples are the factor `1 / 49` of a mean, and `x / 8**0.5` if the head size is 8 and
         another size is 8 too.
+
+        **Arguments:**
+
+        - `constants`: the integers in the text.
         """
         draft, sizes = self._draft, self.sizes
         # Scores are divided by the root of a size, however small.
         scored = any("softmax(" in text for text in draft.texts)
         changing = [n for n, new in sizes.items() if new != {n} and n > 1 and n not in _ROUND]
         unclear = {n for n in changing if len(sizes[n]) > 1}
-        nodes = [n for m in draft.methods for s in m.body for n in ast.walk(s)]
+        nodes = [n for m in draft.methods for s in m.body for n in syntax.walk(s)]
         powers = [float(n) ** k for n in changing if n >= (2 if scored else _SMALL)
                   for k in (1, -1, 0.5, -0.5)]  # fmt: skip
-        clear = {id(c) for c in draft.constants() if self._is_clear(c, changing)}
+        clear = {id(c) for c in constants if self._is_clear(c, changing)}
         # The exponent of a root is not a size.
         clear |= {
             id(n.right) for n in nodes if isinstance(n, ast.BinOp) and isinstance(n.op, ast.Pow)

@@ -164,14 +164,14 @@ def is_activation(node: ast.AST) -> TypeIs[ast.Call]:
     if not isinstance(node, ast.Call) or len(node.args) != 1:
         return False
     constants = [n for k in node.keywords for n in ast.walk(k) if isinstance(n, ast.Constant)]
-    return ast.unparse(node.func) in _ACTIVATIONS and all(
+    return syntax.path_of(node.func) in _ACTIVATIONS and all(
         type(n.value) is not int for n in constants
     )
 
 
 def is_pad(node: ast.AST) -> TypeIs[ast.Call]:
     plain = isinstance(node, ast.Call) and len(node.args) == 2 and not node.keywords
-    return isinstance(node, ast.Call) and plain and ast.unparse(node.func) == _PAD
+    return isinstance(node, ast.Call) and plain and syntax.path_of(node.func) == _PAD
 
 
 def is_subsampling(node: ast.AST) -> TypeIs[ast.Call]:

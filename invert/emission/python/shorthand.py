@@ -23,7 +23,7 @@ _ELEMENTS = ("y", "z", "a", "element")
 def shortened(definitions: Iterable[ast.stmt]) -> None:
     """Shorten the bodies of all functions, in place."""
     for definition in definitions:
-        for node in ast.walk(definition):
+        for node in syntax.walk(definition):
             if isinstance(node, ast.FunctionDef):
                 node.body = _alike_at_once(_repeated_once(_sizes_at_once(node)))
                 node.body = _widened_once(node.body)
@@ -128,13 +128,19 @@ def _repeated_once(body: Sequence[ast.stmt]) -> list[ast.stmt]:
 def _widened_once(body: Sequence[ast.stmt]) -> list[ast.stmt]:
     """`mask = mask[..., None]` for a value used only with more axes."""
     result = list(body)
-    for i, statement in reversed([*enumerate(body)]):
+    indices = (n for s in body for n in syntax.walk(s) if isinstance(n, ast.Subscript))
+    widened = {n.value.id for n in indices if isinstance(n.value, ast.Name) and _is_widened(n)}
+    for i, statement in reversed([*enumerate(body)] if widened else []):
         targets = statement.targets if isinstance(statement, ast.Assign) else ()
         for own in (n.id for t in targets for n in ast.walk(t) if isinstance(n, ast.Name)):
+            if own not in widened:
+                continue
             rest = ast.Module(result[i + 1 :], [])
             uses = [n for n in ast.walk(rest) if isinstance(n, ast.Name) and n.id == own]
             wide = [
-                n for n in ast.walk(rest) if isinstance(n, ast.Subscript) and _is_widened(n, own)
+                n
+                for n in ast.walk(rest)
+                if isinstance(n, ast.Subscript) and syntax.is_named(n.value, own) and _is_widened(n)
             ]
             if len(uses) < _FEW or len(wide) < len(uses) or len({*map(syntax.text_of, wide)}) > 1:
                 continue
@@ -144,13 +150,10 @@ def _widened_once(body: Sequence[ast.stmt]) -> list[ast.stmt]:
     return result
 
 
-def _is_widened(node: ast.Subscript, name: str) -> bool:
+def _is_widened(node: ast.Subscript) -> bool:
     """Whether a node is `name[..., None]` or another index that only adds axes."""
-    match node:
-        case ast.Subscript(value=ast.Name(id=own), slice=ast.Tuple(elts=parts)) if own == name:
-            kept = (ast.unparse(p) in ("...", ":", "None") for p in parts)
-            return all(kept) and any(ast.unparse(p) == "None" for p in parts)
-    return False
+    texts = [*map(ast.unparse, node.slice.elts)] if isinstance(node.slice, ast.Tuple) else []
+    return "None" in texts and all(text in ("...", ":", "None") for text in texts)
 
 
 class _Named(ast.NodeTransformer):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 import functools
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TypeAlias, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -213,20 +213,67 @@ def field_of(node: ast.AST | None) -> str:
     return ""
 
 
-def names_in(node: ast.AST) -> Iterator[ast.Name]:
-    """All names of a tree, from left to right."""
-    pending: list[ast.AST] = [node]
+# Fields that hold no expressions or statements, whatever node has them.
+_LEAVES = frozenset(("ctx", "op", "ops", "id", "attr", "kind", "type_comment"))
+
+
+class _Parts(dict[type[ast.AST], tuple[str, ...]]):
+    """The fields of each kind of node that can hold other nodes."""
+
+    def __missing__(self, kind: type[ast.AST]) -> tuple[str, ...]:
+        own = () if kind is ast.Constant else tuple(f for f in kind._fields if f not in _LEAVES)
+        self[kind] = own
+        return own
+
+
+_PARTS = _Parts()
+
+
+def children(node: ast.AST) -> list[ast.AST]:
+    """As `ast.iter_child_nodes`, without operators and contexts."""
+    found: list[ast.AST] = []
+    for field in _PARTS[type(node)]:
+        value = getattr(node, field, None)
+        if isinstance(value, list):
+            found += [v for v in value if isinstance(v, ast.AST)]
+        elif value is not None and isinstance(value, ast.AST):
+            found.append(value)
+    return found
+
+
+def walk(node: ast.AST) -> list[ast.AST]:
+    """As `ast.walk`, without operators and contexts, and several times faster."""
+    found = [node]
+    for each in found:  # which grows
+        for field in _PARTS[type(each)]:
+            value = getattr(each, field, None)
+            if isinstance(value, list):
+                if value:
+                    found += [v for v in value if isinstance(v, ast.AST)]
+            elif value is not None and isinstance(value, ast.AST):
+                found.append(value)
+    return found
+
+
+def in_order(node: ast.AST) -> list[ast.AST]:
+    """A tree in the order of its text; unlike `walk`, depth first."""
+    found: list[ast.AST] = []
+    pending = [node]
     while pending:
-        current = pending.pop()
-        if isinstance(current, ast.Name):
-            yield current
-            continue
-        for field in reversed(current._fields):
-            value = getattr(current, field, None)
-            if isinstance(value, ast.AST):
+        found.append(last := pending.pop())
+        for field in reversed(_PARTS[type(last)]):
+            value = getattr(last, field, None)
+            if isinstance(value, list):
+                if value:
+                    pending += [v for v in reversed(value) if isinstance(v, ast.AST)]
+            elif value is not None and isinstance(value, ast.AST):
                 pending.append(value)
-            elif isinstance(value, list):
-                pending += [v for v in reversed(value) if isinstance(v, ast.AST)]
+    return found
+
+
+def names_in(node: ast.AST) -> list[ast.Name]:
+    """All names of a tree, from left to right."""
+    return [n for n in in_order(node) if isinstance(n, ast.Name)]
 
 
 def tokens_in(node: ast.AST) -> list[str]:
@@ -250,7 +297,7 @@ def width(node: ast.AST) -> int:
             total += 1 + len(current.arg or "")
         elif isinstance(current, (ast.expr, ast.Slice)):
             total += 3
-        pending.extend(ast.iter_child_nodes(current))
+        pending += children(current)
     return total
 
 
@@ -285,7 +332,7 @@ Origin: TypeAlias = Sequence[int | tuple[int, int]]
 
 def mark(node: ast.AST, origin: Origin) -> None:
     """Note where the numbers in a tree come from, unless that is known."""
-    for each in ast.walk(node):
+    for each in walk(node):
         if isinstance(each, ast.Constant) and not origin_of(each):
             setattr(each, _ORIGIN, tuple(origin))
 
@@ -318,6 +365,29 @@ def copied(node: _T) -> _T:
     return made
 
 
+_Trees = TypeVar("_Trees", bound="ast.AST | list[Any] | tuple[Any, ...] | None")
+
+
+def cloned(trees: _Trees) -> _Trees:
+    """As `copy.deepcopy` of trees, several times faster: nodes at two places remain one node."""
+    known: dict[int, ast.AST] = {}
+
+    def clone(value: Any) -> Any:
+        if isinstance(value, list):
+            return [clone(v) for v in value] if value else []
+        if isinstance(value, tuple):
+            return tuple(map(clone, value))
+        if not isinstance(value, ast.AST) or not value._fields:
+            return value
+        if (new := known.get(id(value))) is None:
+            new = known[id(value)] = type(value).__new__(type(value))
+            for key, part in vars(value).items():
+                setattr(new, key, part if isinstance(part, (str, int)) else clone(part))
+        return new
+
+    return clone(trees)
+
+
 @functools.lru_cache(maxsize=1024)
 def _template(text: str) -> ast.expr:
     return ast.parse(text, mode="eval").body
@@ -330,16 +400,21 @@ def template(text: str, **values: ast.expr) -> ast.expr:
 
 def text_of(node: ast.AST) -> str:
     """The source text."""
-    # Only statements need locations.
-    return ast.unparse(node if isinstance(node, ast.expr) else ast.fix_missing_locations(node))
+    for each in () if isinstance(node, ast.expr) else walk(node):
+        if isinstance(each, ast.stmt) and not hasattr(each, "lineno"):
+            each.lineno = 0  # which statements need
+    return ast.unparse(node)
 
 
-def in_order(node: ast.AST) -> Iterator[ast.AST]:
-    """A tree in the order of its text; unlike `ast.walk`, depth first."""
-    pending = [node]
-    while pending:
-        yield (last := pending.pop())
-        pending += reversed(list(ast.iter_child_nodes(last)))
+def path_of(node: ast.expr) -> str:
+    """`jax.nn.relu` of a dotted name, or `""`."""
+    match node:
+        case ast.Name():
+            return node.id
+        case ast.Attribute():
+            owner = path_of(node.value)
+            return owner and f"{owner}.{node.attr}"
+    return ""
 
 
 def is_path(node: ast.expr, name: str, attribute: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TypeGuard
@@ -235,6 +236,11 @@ def text(size: DimSize) -> str:
     match dim_terms(size):
         case [(1, [(str() as name, 1)])]:  # most are
             return name
+    return _text(size)
+
+
+@functools.lru_cache(maxsize=1024)
+def _text(size: DimSize) -> str:
     node = _expression(size, {"max": "max", "min": "min"})
     for found in syntax.names_in(node):
         found.id = found.id.removeprefix(_DIMENSION)
