@@ -41,13 +41,13 @@ def compute_sequences(
         return jaxpr, list(constants), list(range(len(constants)))
     eqns: list[Eqn] = []
     for eqn in jaxpr.eqns:
-        new: dict[Atom, Atom] = {}
+        new: dict[Var, Atom] = {}
         for v in dict.fromkeys(a for a in eqn.invars if is_var(a) and a in made):
             traced = open_jaxpr(trace_closed(made[v]))
             eqns += [with_names(e, names_of(eqn)) for e in traced.eqns]
             (new[v],) = traced.outvars
         if new:
-            eqn = eqn.replace(invars=[new.get(a, a) for a in eqn.invars])
+            eqn = eqn.replace(invars=[new.get(a, a) if is_var(a) else a for a in eqn.invars])
         eqns.append(eqn)
     kept = [i for i, v in enumerate(own) if v not in made]
     invars = [*(own[i] for i in kept), *jaxpr.invars[len(own) :]]
