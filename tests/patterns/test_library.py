@@ -99,10 +99,14 @@ def test_a_rule_that_an_inlined_function_calls() -> None:
 def test_a_program_that_is_a_function_itself(function: Any) -> None:
     x = jnp.array([0.0, 1.0, 6.0])
     exported = jax.export.export(function)(x)
-    module = invert.from_exported(exported)
-    for transform in (jax.jacfwd, lambda f: jax.jacfwd(jax.jacrev(f))):
-        want, got = (jax.jit(transform(f))(x) for f in (function, module))
-        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+    for module in (
+        invert.from_exported(exported),
+        invert.from_stablehlo(exported.mlir_module_serialized),
+        invert.from_stablehlo(function.lower(x).as_text()),
+    ):
+        for transform in (jax.jacfwd, lambda f: jax.jacfwd(jax.jacrev(f))):
+            want, got = (jax.jit(transform(f))(x) for f in (function, module))
+            np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
 
 
 def test_an_own_function_of_that_name_stays_as_it_is() -> None:
