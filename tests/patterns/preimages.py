@@ -233,6 +233,7 @@ PREIMAGES: dict[str, Preimage] = {
     "library_call": _of(jax.nn.relu, V),
     "logaddexp": _of(jnp.logaddexp, V, V),
     "logaddexp2": _of(jnp.logaddexp2, V, V),
+    "complex_logaddexp": _of(jnp.logaddexp, C, C),
     "entr": _of(special.entr, V),
     "xlogy": _of(special.xlogy, V, V),
     "xlog1py": _of(special.xlog1py, V, V),
