@@ -33,7 +33,9 @@ _BETA_LOOP = (200.0, 600.0)
 _LOG_STEP = 0.693115234375
 
 # A primitive since jax 0.12, whose derivative rounds elsewhere than that of its lowering.
-LOG2: tuple[JaxFunction, ...] = (lax.log2_p.bind,) if hasattr(lax, "log2_p") else ()
+LOG2: tuple[JaxFunction, ...] = tuple(
+    primitive.bind for primitive in [getattr(lax, "log2_p", None)] if primitive is not None
+)
 
 
 def _outlined_lgamma(site: Site) -> Iterator[Call]:
