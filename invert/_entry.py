@@ -143,6 +143,7 @@ class EntryPoint:
     - `checks`: messages of the assertions that are kept. For each, a boolean follows the results
         of `fn`, before the assigned parameters: whether it failed.
     - `source`: one line about its origin.
+    - `lowered`: the name of the JAX function that was lowered, if the container states another.
     - `kind`: the class that its author wrote for it, if it is an instance of one.
     - `results`: types of the flat results, if the container states them.
     - `platform`: the platform it was lowered for, if the container states it.
@@ -161,6 +162,7 @@ class EntryPoint:
     out_tree: jax.tree_util.PyTreeDef
     params: tuple[Param, ...] = ()
     source: str = ""
+    lowered: str = ""
     kind: str = ""
     results: tuple[ArgSpec, ...] | None = None
     platform: str | None = None

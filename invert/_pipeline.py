@@ -71,7 +71,7 @@ def recover(entry: EntryPoint, avals: Sequence[Aval], config: Config) -> Special
             x64 = jaxprs.has_wide_types(raw)
             platform = entry.platform or platform_of(jaxprs.opaque_targets(raw)) or "cpu"
         with stage("patterns"):
-            called = as_call(closed, entry.name)
+            called = as_call(closed, entry.lowered or entry.name)
             found, rewrites = _recognize(called, platform, config, defects, entry.name)
             closed = found if called is closed else without_call(found)
             closed = hints.merge_broadcasts(closed)

@@ -127,6 +127,7 @@ def _entry_point(
         ),
         out_tree=tree,
         source="a StableHLO module",
+        lowered=program.lowered,
         results=tuple(
             ArgSpec(f"out{i}", shape, dtype) for i, (shape, dtype) in enumerate(program.out_types)
         ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Sequence
 from itertools import islice
@@ -20,6 +21,9 @@ from invert.ir.linearity import is_linear
 from invert.ir.numbers import on_cpu
 from invert.ir.substitution import at_samples
 from invert.ir.types import AnyJaxpr, Atom, JaxFunction, Literal, Value
+from invert.rewriting.driver import Rewriter
+from invert.rewriting.pattern import Call, Pattern, Stage
+from invert.rewriting.templates import written_call
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +57,27 @@ def make_rule(region: MarkedRegion, backward: AnyJaxpr, x64: bool, linear: bool)
     """Make a rule for both modes, or for reverse mode if not `linear`."""
     make, kind = (_custom_jvp, "custom_jvp") if linear else (_custom_vjp, "custom_vjp")
     return Rule(make(region, _pull(region, backward, x64), x64), region.operands, kind)
+
+
+def calls_of(region: MarkedRegion, rule: Rule, x64: bool) -> Pattern:
+    """A pattern that replaces the equations of a region by a call of its rule."""
+    avals = tuple(type_of(a) for a in rule.operands)
+    before = plain_function(region, x64)
+    call = Call(rule.kind, rule.function, avals, before=before, of_site=True)
+    jaxpr = open_jaxpr(region.forward)
+    ends = {e.primitive.name for e in jaxpr.eqns if not set(e.outvars).isdisjoint(jaxpr.outvars)}
+    return Pattern("itself", tuple(sorted(ends)), lambda site: [call])
+
+
+def with_calls(region: MarkedRegion, pattern: Pattern) -> MarkedRegion | None:
+    """The region rewritten by a pattern; `None` where it does not apply."""
+    rewriter = Rewriter([Stage((pattern,), inside_rules=False)], written_call)
+    forward = rewriter.run(region.forward)
+    if not rewriter.counts:
+        return None
+    other = copy.copy(region)
+    other.forward = forward
+    return other
 
 
 def _share(backward: AnyJaxpr, region: MarkedRegion) -> tuple[JaxFunction, list[int]]:

@@ -33,11 +33,13 @@ from invert.gradients.paddings import with_paddings
 from invert.gradients.region import MarkedRegion
 from invert.gradients.rules import (
     Rule,
+    calls_of,
     is_transposable,
     is_zero,
     make_rule,
     plain_function,
     stopped,
+    with_calls,
 )
 from invert.gradients.stop_gradient import with_needed_stops, with_stops
 from invert.ir import jaxprs
@@ -48,6 +50,7 @@ from invert.ir.match import difference
 from invert.ir.meshes import without_constraints
 from invert.ir.types import AnyJaxpr, Atom, ClosedJaxpr, Eqn, J, Jaxpr, Var
 from invert.rewriting.driver import Replacement, replace
+from invert.rewriting.pattern import Pattern
 from invert.stablehlo.lowered import raised_again
 
 # Constants of at least this many elements are passed as arguments instead of lowered.
@@ -96,6 +99,7 @@ class GradientResolver:
     - `platform`: the platform the programs were lowered for.
     - `x64`: whether the program holds values of 64 bits.
     - `order`: 1, or 2 for the gradient functions inside a gradient function.
+    - `itself`: for order 2, finds calls of the function whose gradient this is.
 
     **Attributes:**
 
@@ -108,6 +112,7 @@ class GradientResolver:
     platform: str
     x64: bool
     order: int = 1
+    itself: Pattern | None = None
     messages: list[str] = dataclasses.field(default_factory=list)
     cache: GradientCache = dataclasses.field(default_factory=GradientCache)
 
@@ -198,6 +203,13 @@ class GradientResolver:
                     how = "" if self._is_proved(bounded, raw) else " numerically"
                     told = f"agrees with autodiff{how}, where some gathers promise bounds"
                     return self._plain(bounded, told)
+        if checks and self.itself is not None:
+            # An author's rule may read the results of the function, as that of a norm does.
+            candidate = with_calls(region, self.itself)
+            if candidate and (
+                self._is_proved(candidate, raw) or not self._difference(candidate, raw)
+            ):
+                return self._plain(candidate, "agrees with autodiff, where it calls the function")
         rule = self._rule_of(region, raw)
         # JAX's own error names neither the function nor a remedy.
         forward = (
@@ -227,7 +239,13 @@ class GradientResolver:
         nested = jaxprs.canonicalize(region.backward(nested=True))
         # The options ask for this gradient; those inside are kept only if they differ.
         config = dataclasses.replace(self.config, custom_gradients="check")
-        inner = dataclasses.replace(self, config=config, order=self.order + 1, messages=[])
+        first = self.recognize(raw)
+        itself = None
+        if is_transposable(region, first, self.x64):
+            itself = calls_of(region, make_rule(region, first, self.x64, linear=True), self.x64)
+        inner = dataclasses.replace(
+            self, config=config, order=self.order + 1, itself=itself, messages=[]
+        )
         backward = inner(self.recognize(nested))
         ruled = any("kept as" in m for m in inner.messages)
         self.messages += [f"second derivative, {m}" for m in inner.messages if "kept as" in m]

@@ -27,9 +27,9 @@ ELEMENTWISE = (
     | frozenset(
         "abs acos acosh asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil clamp clz "
         "complex conj cos cosh digamma div erf erf_inv erfc exp exp2 expm1 floor igamma igammac "
-        "imag integer_pow is_finite lgamma log log1p logistic neg nextafter not population_count "
-        "pow real rem round rsqrt select_n shift_left shift_right_arithmetic shift_right_logical "
-        "sign sin sinh sqrt square sub tan tanh".split()
+        "imag integer_pow is_finite lgamma log log1p log2 logistic neg nextafter not "
+        "population_count pow real rem round rsqrt select_n shift_left shift_right_arithmetic "
+        "shift_right_logical sign sin sinh sqrt square sub tan tanh".split()
     )
 )
 # Jointly linear in all operands; zero operands may occur among linear ones.

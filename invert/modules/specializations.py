@@ -117,6 +117,9 @@ class Specialization:
                 except OverflowError as error:  # only sizes are Python numbers
                     message = f"the program computes with too large a size: {error}"
                     raise SignatureError(message, remedy="Pass arrays of smaller sizes.") from error
+                except TypeError as error:
+                    self._explain(error)
+                    raise
             chosen = on
             return meshes.MeshRetracer(lambda mesh: chosen.get(mesh.abstract_mesh, mesh))(
                 self.jaxpr, values
@@ -130,6 +133,13 @@ class Specialization:
                 widen(x, v.aval.dtype) for x, v in zip(values, self.jaxpr.invars, strict=True)
             ]
             return evaluate(widened)
+
+    def _explain(self, error: TypeError) -> None:
+        """Name the kept gradients in JAX's error for forward mode, which names no function."""
+        if "custom_vjp" in str(error):
+            for line in self.report.gradients:
+                if "kept as custom_vjp" in line:
+                    error.add_note(f"A gradient of the container has reverse mode only: {line}")
 
 
 def _pattern(shapes: Sequence[Sequence[int | str]]) -> Hashable:

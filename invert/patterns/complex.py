@@ -11,6 +11,7 @@ import numpy as np
 from jax import lax
 
 from invert.ir.graph import is_number
+from invert.patterns.special import LOG2
 from invert.rewriting.pattern import Call, Pattern, Site, bind
 from invert.rewriting.short import lowered
 
@@ -58,6 +59,10 @@ PATTERNS = (
     Pattern("complex_convolution", ("complex",), _convolution),
     _complex("complex_logistic", "div", lax.logistic_p.bind, after="_ add", accuracy=None),
     # Larger expansions first: exp2 contains exp.
+    _complex(
+        "complex_log2", "complex", *LOG2,
+        after="mul mul", literal=1.4426950408889634, hint="log2", accuracy=None,
+    ),
     _complex(
         "complex_sqrt", "complex", lax.sqrt_p.bind,
         after="select_n select_n", literal=1.4142135623730951, accuracy=None,

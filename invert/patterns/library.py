@@ -66,8 +66,9 @@ _CALLS_OF_SEVERAL: dict[str, tuple[JaxFunction, ...]] = {
     "_expn": (jax.scipy.special.expn,),  # of jax 0.12
     "hyp1f1": (jax.scipy.special.hyp1f1,),
     "hyp2f1": (jax.scipy.special.hyp2f1,),
-    # Of jax 0.12; the equations have the same derivatives in jax 0.10.
+    # Of jax 0.12; the equations have the same derivatives in jax 0.10. Those of `ldexp` are bits.
     "hypot": (jnp.hypot,),
+    "ldexp": (jnp.ldexp,),
     "_rel_entr": (jax.scipy.special.rel_entr, jax.scipy.special.kl_div),
     "_erfcinv_impl": _named(jax.scipy.special, "erfcinv"),
 }
@@ -204,6 +205,16 @@ PATTERNS = (
     # Functions that JAX inlines.
     _inlined("logaddexp", "select_n", jnp.logaddexp, arity=2, after="ne add add", holds="log1p"),
     _inlined("logaddexp2", "select_n", jnp.logaddexp2, arity=2, after="ne add add", holds="exp2"),
+    lowered(
+        "complex_logaddexp",
+        "complex",
+        jnp.logaddexp,
+        jnp.logaddexp2,
+        arity=2,
+        after="real sub",
+        holds="rem",
+        kind=np.complexfloating,
+    ),
     _inlined("entr", "select_n", jax.scipy.special.entr, after="lt", holds="log"),
     _inlined("xlogy", "jit", jax.scipy.special.xlogy, arity=2, after="or", holds="log"),
     _inlined("xlog1py", "jit", jax.scipy.special.xlog1py, arity=2, after="or", holds="log1p"),

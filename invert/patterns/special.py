@@ -18,7 +18,7 @@ from jax import lax
 
 from invert._private.jax import Var, iota_2x32_shape_p
 from invert.ir.graph import literal
-from invert.ir.types import Eqn
+from invert.ir.types import Eqn, JaxFunction
 from invert.rewriting.pattern import Call, Pattern, Site, bind
 from invert.rewriting.short import lowered
 
@@ -31,6 +31,11 @@ _BETA_LOOP = (200.0, 600.0)
 
 # A constant of the logarithm inside lgamma in float32, which jax 0.12 outlines.
 _LOG_STEP = 0.693115234375
+
+# A primitive since jax 0.12, whose derivative rounds elsewhere than that of its lowering.
+LOG2: tuple[JaxFunction, ...] = tuple(
+    primitive.bind for primitive in [getattr(lax, "log2_p", None)] if primitive is not None
+)
 
 
 def _outlined_lgamma(site: Site) -> Iterator[Call]:
@@ -128,6 +133,10 @@ PATTERNS = (
     lowered(
         "exp2", "exp", lax.exp2_p.bind,
         after="mul", literal=0.6931471805599453, hint="exp2", accuracy=None,
+    ),
+    lowered(
+        "log2", "mul", *LOG2,
+        after="log", literal=1.4426950408889634, hint="log2", accuracy=None,
     ),
     lowered("atan", "atan2", lax.atan_p.bind, after="_ _", hint="atan"),
     lowered("asin", "atan2", lax.asin_p.bind, after="_ sqrt"),  # as jax 0.12 lowers it

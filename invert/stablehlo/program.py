@@ -103,6 +103,14 @@ class Program:
         return self.start or text_of(entry_function(self.module).attributes["sym_name"])
 
     @functools.cached_property
+    def lowered(self) -> str:
+        """The name of the JAX function that became `main`, which JAX gives to the module."""
+        attributes = self.module.operation.attributes
+        if self.entry != "main" or "sym_name" not in attributes:
+            return ""
+        return text_of(attributes["sym_name"]).removeprefix("jit_")
+
+    @functools.cached_property
     def public(self) -> tuple[str, ...]:
         """The names of the public functions."""
         # The symbols include meshes.

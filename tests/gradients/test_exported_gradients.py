@@ -34,6 +34,18 @@ def seven(x: Any) -> Any:
 seven.defjvp(lambda x, t: (seven(*x), t[0] * 7.0))
 
 
+@jax.custom_vjp
+def length(x: Any) -> Any:
+    return jnp.sqrt(jnp.sum(x**2))
+
+
+# As in the documentation of JAX: the rule reads the result, whose derivative is the rule again.
+length.defvjp(
+    lambda x: (length(x), (x, length(x))),
+    lambda kept, dy: (dy * kept[0] / jnp.maximum(kept[1], 1e-3),),
+)
+
+
 def stored(f: Callable[..., Any], *args: Any, order: int = 1) -> bytes:
     return bytes(jax.export.export(jax.jit(f))(*args).serialize(vjp_order=order))
 
@@ -191,3 +203,27 @@ def test_the_report_names_the_way_to_forward_mode() -> None:
     assert 'custom_gradients="ignore"' in invert.from_exported(exported).report.gradients[0]
     config = invert.Config(custom_gradients="ignore")
     assert jax.jvp(invert.from_exported(exported, config=config), (X,), (X,))[1].shape == X.shape
+
+
+def test_the_error_of_forward_mode_names_the_gradient() -> None:
+    module = invert.from_exported(stored(clipped, X))
+    with pytest.raises(TypeError, match="forward-mode") as raised:
+        jax.jvp(module, (X,), (X,))
+    assert any("the VJP of clipped: kept as custom_vjp" in note for note in raised.value.__notes__)
+
+
+@pytest.mark.parametrize("order", [1, 2])
+def test_a_rule_that_reads_its_result_has_both_modes(order: int) -> None:
+    module = invert.from_exported(stored(length, X, order=order))
+    assert "kept as custom_jvp" in module.report.gradients[-1]
+    direction = jnp.sin(X)
+    pushed = jax.jvp(module, (X,), (direction,))[1]
+    np.testing.assert_allclose(pushed, jax.grad(length)(X) @ direction, rtol=1e-5)
+    for x in (X, 1e-5 * X):  # where the rule differs from autodiff, and where not
+        wanted = jax.jacrev(jax.grad(length))(x)
+        size = float(jnp.abs(wanted).max())
+        if order == 2:
+            both = (jax.jacrev(jax.grad(module))(x), jax.hessian(module)(x))
+            for found in both:
+                np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5 * size)
+    np.testing.assert_array_equal(jax.grad(module.model)(X), jax.grad(module)(X))

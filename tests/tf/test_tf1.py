@@ -109,6 +109,50 @@ def test_frozen_graph(fn):
     np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-6)
 
 
+@pytest.mark.parametrize("control_flow", [False], ids=["frames"], indirect=True)
+@pytest.mark.parametrize("first", [0, 1])
+def test_the_number_of_the_input_that_a_merge_passes_on(first, control_flow):
+    with tf.Graph().as_default() as g:
+        x = v1.placeholder(tf.float32, [3], name="x")
+        sides = tf.raw_ops.Switch(data=x, pred=tf.reduce_sum(x) > 0)
+        values = [2 * sides.output_false, sides.output_true + 1]
+        merged = tf.raw_ops.Merge(inputs=values if first == 0 else values[::-1], name="merge")
+        tf.add(merged.output, 10 * tf.cast(merged.value_index, tf.float32), name="out")
+    module = invert.convert_graphdef(g.as_graph_def(), ["x:0"], ["out:0", "merge:1"])
+    for x in (np.float32([1, 2, 3]), np.float32([-1, -2, -3])):
+        with v1.Session(graph=g) as session:
+            want = session.run(["out:0", "merge:1"], {"x:0": x})
+        for a, b in zip(module(x), want, strict=True):
+            np.testing.assert_array_equal(a, b)
+            assert a.dtype == b.dtype
+
+
+@pytest.mark.parametrize("control_flow", [False], ids=["frames"], indirect=True)
+def test_a_merge_of_three_values_is_named(control_flow):
+    with tf.Graph().as_default() as g:
+        x = v1.placeholder(tf.float32, [3], name="x")
+        outer = tf.raw_ops.Switch(data=x, pred=tf.reduce_sum(x) > 0)
+        inner = tf.raw_ops.Switch(data=outer.output_true, pred=outer.output_true[0] > 1)
+        values = [outer.output_false, 2 * inner.output_false, inner.output_true]
+        tf.identity(tf.raw_ops.Merge(inputs=values, name="merge").output, name="out")
+    with pytest.raises(invert.UnsupportedOpError, match=r"merges 3 values.*'merge'"):
+        invert.convert_graphdef(g.as_graph_def(), ["x:0"], ["out:0"])(X)
+
+
+@pytest.mark.parametrize("control_flow", [False], ids=["frames"], indirect=True)
+def test_the_number_of_a_step_of_a_loop_is_named(control_flow):
+    frozen, _ = graph(_while)
+    (body,) = [n for n in frozen.node if n.op == "NextIteration" and n.attr["T"].type == 1]
+    merge = next(n.name for n in frozen.node if n.op == "Merge" and body.name in n.input)
+    step = frozen.node.add(name="step", op="Cast", input=[f"{merge}:1"])
+    step.attr["SrcT"].type, step.attr["DstT"].type = 3, 1
+    sum_ = frozen.node.add(name="sum", op="AddV2", input=[body.input[0], "step"])
+    sum_.attr["T"].type = 1
+    body.input[0] = "sum"
+    with pytest.raises(invert.UnsupportedOpError, match=f"in which step a loop is.*{merge}"):
+        invert.convert_graphdef(frozen, ["x:0"], ["out:0"])(X)
+
+
 @pytest.mark.parametrize(
     "fn",
     [_map, *(pytest.param(f, marks=pytest.mark.slow) for f in (_while, _cond, _scan))],

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from invert._errors import MalformedModelError
+from invert._errors import MalformedModelError, Problem, UnsupportedOpError
 from invert.ir.order import reached
 from invert.protos.messages import message
 from invert.protos.types import AttrValue, FunctionDef, GraphDef, NodeDef, OpDef
@@ -24,6 +24,8 @@ _MERGES = ("Merge", "RefMerge")
 _SWITCHES = ("Switch", "RefSwitch")
 _NEXTS = ("NextIteration", "RefNextIteration")
 _EXITS = ("Exit", "RefExit")
+# Of tensorflow/core/framework/types.proto.
+_INT32, _BOOL = 3, 10
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +64,8 @@ def functionalize(
     if not holds_frames(nodes):
         return nodes, {}
     fed = set(fed)
-    rewriter = _Rewriter(_needed(nodes, roots, fed), prefix, fed)
+    roots = list(roots)
+    rewriter = _Rewriter(_needed(nodes, roots, fed), prefix, fed, map(_parse, roots))
     rewriter.level_stacks()
     while frame := rewriter.innermost_frame():
         rewriter.loop(frame)
@@ -107,13 +110,26 @@ def _needed(nodes: Sequence[NodeDef], roots: Iterable[str], fed: set[str]) -> li
     return kept
 
 
+def _unsupported(merge: NodeDef, reason: str) -> UnsupportedOpError:
+    return UnsupportedOpError([Problem(f"tf.{merge.op}", reason, f"node {merge.name!r}")])
+
+
 class _Rewriter:
-    def __init__(self, nodes: Sequence[NodeDef], prefix: str, args: Iterable[str]):
+    def __init__(
+        self,
+        nodes: Sequence[NodeDef],
+        prefix: str,
+        args: Iterable[str],
+        roots: Iterable[Tensor],
+    ):
         make = message(NodeDef)
         self.nodes = {a: make(name=a, op="Placeholder") for a in args}
         self.nodes.update((n.name, n) for n in nodes)
         self.prefix = prefix
         self.functions: dict[str, MadeFunction] = {}
+        # Nodes of which the second result is read: of a `Merge`, which input it passes on.
+        read = [*roots, *(t for name in self.nodes for t in self.inputs(name))]
+        self.second = {name for name, port in read if port == 1}
         # Nodes moved into a branch, with the `If` of that branch.
         self.moved: dict[str, str] = {}
 
@@ -217,6 +233,8 @@ class _Rewriter:
         conditions: set[str] = set()
         for k, enter in enumerate(carried):
             merge = of_enter[enter]
+            if merge in self.second:
+                raise _unsupported(self.nodes[merge], "says in which step a loop is")
             in_test[merge, 0] = in_body[merge, 0] = (args[enter], 0)
             backs = [s for s, _ in self.inputs(merge) if self.nodes[s].op in _NEXTS]
             if len(backs) != 1:
@@ -313,7 +331,10 @@ class _Rewriter:
 
     def _predicate(self, merge: str) -> tuple[Tensor, int]:
         """The predicate of a conditional, and the input number of its true branch."""
-        one, two = (self._ports(t) for t in self.inputs(merge)[:2])
+        values = [t for t in self.inputs(merge) if t[1] >= 0]
+        if len(values) != 2:
+            raise _unsupported(self.nodes[merge], f"merges {len(values)} values instead of two")
+        one, two = map(self._ports, values)
         for predicate, port in sorted(one):
             if (predicate, 1 - port) in two and port >= 0:
                 return predicate, 0 if port == 1 else 1
@@ -340,8 +361,8 @@ class _Rewriter:
             return external[tensor]
 
         results: list[list[Tensor]] = [[], []]
-        for merge in merges:
-            _, true_input = self._predicate(merge)
+        positions = {merge: self._predicate(merge) for merge in merges}
+        for merge, (_, true_input) in positions.items():
             pair = self.inputs(merge)[:2]
             results[1].append(pair[true_input])
             results[0].append(pair[1 - true_input])
@@ -364,8 +385,22 @@ class _Rewriter:
         then = self._function(f"{name}/true", names, results[1], renamed[1])
         other = self._function(f"{name}/false", names, results[0], renamed[0])
         for k, merge in enumerate(merges):
-            self.nodes.pop(merge)
-            self._add(merge, "Identity", [(name, k)])
+            _, true_input = self._predicate(merge)
+            kind = self.nodes.pop(merge).attr["T"].type
+            if merge not in self.second:
+                self._add(merge, "Identity", [(name, k)])
+                continue
+            _, true_input = positions[merge]
+            is_second = predicate
+            if true_input == 0:
+                is_second = f"{merge}/is_second", 0
+                self._add(is_second[0], "LogicalNot", [predicate])
+            self._add(f"{merge}/number", "Cast", [is_second])
+            number = self.nodes[f"{merge}/number"]
+            number.attr["SrcT"].type, number.attr["DstT"].type = _BOOL, _INT32
+            number.attr["Truncate"].b = False
+            self._add(merge, "IdentityN", [(name, k), (number.name, 0)])
+            self.nodes[merge].attr["T"].list.type.extend([kind, _INT32])
         self._add(
             name,
             "If",
