@@ -321,9 +321,12 @@ class _Loop:
     def lines(self) -> list[Sum | None]:
         """The inductions of the leaves of the last trace."""
         if self._lines is None:
-            starts = [None if is_open(s) else s for s in self._starts]
-            self._lines = trip_count.lines(self.traced.closed, starts)
+            self._lines = self._lines_within(None)
         return self._lines
+
+    def _lines_within(self, steps: int | None) -> list[Sum | None]:
+        starts = [None if is_open(s) else s for s in self._starts]
+        return trip_count.lines(self.traced.closed, starts, within=steps)
 
     def _test(self) -> TracedBranch:
         def test(*leaves: Value) -> list[Value]:
@@ -337,22 +340,37 @@ class _Loop:
         (more,) = test.results
         if isinstance(more, np.ndarray):
             return trip_count.TripCount(None if more else 0, exact=not more)
+        return self._count(test, self.lines(), None)
+
+    def _count(
+        self, test: TracedBranch, lines: Sequence[Sum | None], within: int | None
+    ) -> trip_count.TripCount:
         known = self.ctx.plans.get(_GIVEN, ())
         return trip_count.count(
             test.closed,
-            self.lines(),
+            lines,
             self.traced.closed,
             self._starts,
-            lambda value, finite: fact_of(value, known, finite=finite),
+            lambda value, finite: fact_of(value, known, finite=finite, within=within),
+            within,
         )
+
+    def _proved_bound(self, test: TracedBranch) -> int | None:
+        """The largest number of steps for any input, if at most `Config(max_scan=...)`."""
+        most = self.ctx.config.max_scan
+        bound = self._count(test, self._lines_within(most), most).bound
+        return bound if bound is not None and bound <= most else None
 
     def _find_facts(self) -> bool:
         """Find facts about counters that inner loops need; return whether there are any."""
         if not self._asked or self._facts:
             return False
-        lines, bound = self.lines(), self.count().bound
-        if not bound or all(line is None for line in lines):
+        test = self._test()
+        if not (bound := self.count(test).bound):
             return False
+        lines = self._lines_within(bound)
+        if all(line is None for line in lines) or self._count(test, lines, bound).bound != bound:
+            return False  # they may be wrong if integers wrap around
         for line in lines:
             ends = (0, 0) if line is None else sorted((line.at(0), line.at(bound - 1)))
             self._facts.append(None if line is None else Fact.between(*ends))
@@ -375,8 +393,8 @@ class _Loop:
                 final = self._ended(self._counted(steps.bound, lines), lines, steps.bound)
             elif (found := self._open_count(test))[0] is not None:
                 final = self._counted(found[0], found[1])
-            elif steps.bound is not None and steps.bound <= self.ctx.config.max_scan:
-                final = self._bounded(steps.bound, test)
+            elif steps.bound is not None and (bound := self._proved_bound(test)) is not None:
+                final = self._bounded(bound, test)
             else:
                 final = lax.while_loop(
                     lambda c: test.flat(c)[0], self.traced.flat, list(self.leaves)
@@ -466,10 +484,8 @@ class _Loop:
     def _bounded(self, count: int, test: TracedBranch) -> list[Value]:
         """A loop of `count` steps; steps after the condition failed have no effect.
 
-        The condition is tested before each step and not after the last one. The bound is derived
-        from facts that hold for every input unless an integer of 32 bits or more wraps around. Two
-        such integers whose difference is known to be `d` then differ by `d` plus or minus 2**32.
-        The original loop would run through almost the whole range of the type.
+        The condition is tested before each step and not after the last one: `count` is proved for
+        all inputs, those for which integers wrap around included.
         """
 
         def step(carry: Sequence[Value]) -> list[Value]:
