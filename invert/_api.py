@@ -13,7 +13,7 @@ import jax.export
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
-from invert import _containers
+from invert import _containers, patterns
 from invert._config import Config
 from invert._entry import EntryPoint
 from invert._errors import InvertError, MalformedModelError, MeshError, SignatureError
@@ -34,6 +34,7 @@ _DEFAULT = Config()
 
 
 def _recovering(config: Config) -> Recover:
+    patterns.check_names(config)
     return functools.partial(recover, config=config)
 
 

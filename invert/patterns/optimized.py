@@ -18,7 +18,6 @@ from importlib import resources
 import jax.numpy as jnp
 from jax import lax
 
-from invert._config import known_rewrites
 from invert.ir import fast
 from invert.ir.sizes import is_open
 from invert.ir.types import JaxFunction, Value
@@ -351,5 +350,3 @@ _PLANS: Mapping[str, tuple[tuple[str, ...], Callable[[Site], Plan | None]]] = {
     "max_pool": (("reduce_window_max",), functools.partial(_pool, fast.max_pool)),
     "sum_pool": (("reduce_window_sum",), functools.partial(_pool, fast.sum_pool)),
 }  # fmt: skip
-
-known_rewrites.extend(names())
