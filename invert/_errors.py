@@ -8,7 +8,9 @@ import dis
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TypeVar
+
+_T = TypeVar("_T")
 
 
 def plain(text: str) -> str:
@@ -178,8 +180,8 @@ def nested_too_deep(name: str) -> Iterator[None]:
 
 
 def optional_step(
-    step: str, defects: list[str], function: Callable[..., object], *args: object
-) -> Any | None:
+    step: str, defects: list[str], function: Callable[..., _T], *args: object
+) -> _T | None:
     """Run an optional step, such as a pattern; `None` if it has a defect.
 
     A step itself catches, by type, the exceptions that may occur for correct programs. Any other

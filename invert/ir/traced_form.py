@@ -13,7 +13,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Hashable, Sequence, Set
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
 
 import jax
 import numpy as np
@@ -476,12 +476,14 @@ def _plain(eqn: Eqn) -> Eqn:
     return eqn
 
 
-def _is_silent(sharding: Any) -> bool:
+def _is_silent(sharding: object) -> bool:
     """Whether a sharding constrains nothing: no devices, or all dimensions unconstrained."""
-    mesh = getattr(sharding, "mesh", None)
-    if mesh is None or mesh.empty:
-        return mesh is not None
-    return mesh.are_all_axes_auto and not any(isinstance(e, (str, tuple)) for e in sharding.spec)
+    if not isinstance(sharding, jax.sharding.NamedSharding):
+        return False
+    mesh = sharding.mesh
+    return mesh.empty or (
+        mesh.are_all_axes_auto and not any(isinstance(e, (str, tuple)) for e in sharding.spec)
+    )
 
 
 def _hoisted(eqn: Eqn) -> Made | None:

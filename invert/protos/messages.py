@@ -113,7 +113,7 @@ def _flat(name: str) -> str:
     return name.replace(".", "_")
 
 
-def _set_type(field: Any, kind: str) -> None:
+def _set_type(field: _Proto, kind: str) -> None:
     if kind in _SCALARS:
         field.type = getattr(_Proto, f"TYPE_{kind.upper()}")
     else:

@@ -111,7 +111,7 @@ class Rewriter:
             step = f"the pattern {pattern.name}"
             rewritten = optional_step(step, self.defects, pattern.rewrite, closed)
             if rewritten is not None:
-                closed = rewritten
+                closed = cast(J, rewritten)
                 self.counts[pattern.name] += 1
         return closed
 

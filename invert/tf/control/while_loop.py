@@ -44,9 +44,6 @@ from invert.tf.values.tensor_list import RaggedListError, TensorList, is_known, 
 # Loops whose shapes change from step to step are unrolled up to this length.
 _MAX_UNROLLED = 256
 
-# The key under which a state keeps facts about variables of enclosing loops.
-_GIVEN = "given"
-
 
 def while_loop(
     ctx: Context, node: Node, condition: str, body: str, values: Sequence[Value]
@@ -231,12 +228,11 @@ class _Loop:
         before = dict(ctx.state)
         before_of = {**dict(enumerate(values)), **before}
         known = OuterFacts(leaves, self._facts or [None] * len(leaves))
-        around = self.ctx.plans.get(_GIVEN, ())
-        self.ctx.plans[_GIVEN] = (*around, known)
+        self.ctx.given.append(known)
         try:
             called = ctx.call(self.body, values)
         finally:
-            self.ctx.plans[_GIVEN] = around
+            self.ctx.given.pop()
         self._asked = known.asked
         results: dict[int | Resource, Value] = dict(enumerate(called))
         results.update((place, value) for place, value in ctx.state.items())
@@ -345,7 +341,7 @@ class _Loop:
     def _count(
         self, test: TracedBranch, lines: Sequence[Sum | None], within: int | None
     ) -> trip_count.TripCount:
-        known = self.ctx.plans.get(_GIVEN, ())
+        known = tuple(self.ctx.given)
         return trip_count.count(
             test.closed,
             lines,
