@@ -186,18 +186,8 @@ class GradientResolver:
         if is_zero(raw):
             self._say(gradient, "stop_gradient: it is zero")
             return Rule(stopped, parts(eqn)[0], "stop_gradient")
-        if checks and from_jax:
-            for variant in (region, promised) if region.clipped else (region,):
-                for candidate in with_stops(variant, raw, self.x64):
-                    if self._is_proved(candidate, raw):
-                        told = "agrees with autodiff, with stop_gradient put back"
-                        return self._plain(candidate, told)
-                # After the stops, since each of its candidates is compiled.
-                bounded = with_bounds(region, raw, self.x64) if variant is region else None
-                if bounded is not None:
-                    how = "" if self._is_proved(bounded, raw) else " numerically"
-                    told = f"agrees with autodiff{how}, where some gathers promise bounds"
-                    return self._plain(bounded, told)
+        if checks and from_jax and (rule := self._adjusted(region, promised, raw)) is not None:
+            return rule
         rule = self._rule_of(region, raw)
         # JAX's own error names neither the function nor a remedy.
         forward = (
@@ -207,6 +197,23 @@ class GradientResolver:
         )
         self._say(gradient, f"kept as {rule.kind}: {reason}{forward}")
         return rule
+
+    def _adjusted(
+        self, region: MarkedRegion, promised: MarkedRegion, raw: ClosedJaxpr
+    ) -> Rule | None:
+        """The region with `stop_gradient` or promised bounds where autodiff then agrees."""
+        for variant in (region, promised) if region.clipped else (region,):
+            for candidate in with_stops(variant, raw, self.x64):
+                if self._is_proved(candidate, raw):
+                    told = "agrees with autodiff, with stop_gradient put back"
+                    return self._plain(candidate, told)
+            # After the stops, since each of its candidates is compiled.
+            bounded = with_bounds(region, raw, self.x64) if variant is region else None
+            if bounded is not None:
+                how = "" if self._is_proved(bounded, raw) else " numerically"
+                told = f"agrees with autodiff{how}, where some gathers promise bounds"
+                return self._plain(bounded, told)
+        return None
 
     def _plain(self, region: MarkedRegion, told: str) -> Rule:
         """A variant of the region that needs no rule."""
