@@ -171,7 +171,7 @@ def _for_every_batch(
     except InvertError:  # it takes this batch only, or is as wrong without it
         return None
     home = function.home
-    # What is not proved for every batch may be for this one.
+    # A program that is not proved for every batch may be proved for this one.
     unproved = config.verify and home and home.report.certificate.kind != "exact"
     return build(function) if home and home.is_open and not unproved else None
 

@@ -65,9 +65,9 @@ class MalformedModelError(InvertError, ValueError):
     remedy = "The model is damaged or incomplete: copy or export it again."
 
 
-# The remedy where an op cannot be converted for a reason that this package does not know.
+# The remedy for an op that cannot be converted for an unknown reason.
 REPORT = "Change its inputs or attributes, or report it with the model."
-# The remedy where the operating system refuses to open a file.
+# The remedy for a file that the operating system refuses to open.
 UNREADABLE = "Check that it exists and that you may read it."
 
 
@@ -98,7 +98,7 @@ class DefectWarning(UserWarning):
 class DefectError(Exception):
     """A bug of this package, where only a library was expected to raise.
 
-    No list of exceptions that are taken for an answer includes it.
+    No list of expected exceptions includes it.
     """
 
 

@@ -17,7 +17,7 @@ _ONES = 0xFFFFFFFF
 # Bytes processed at a time; they fit into the cache.
 _CHUNK = 1 << 18
 _WORDS = 4  # two-byte words per step
-# For less data, the tables of words take longer to make than they save.
+# For less data, building the tables of words takes longer than they save.
 _LARGE = 1 << 16
 
 
@@ -74,7 +74,7 @@ def _shifted(state: np.uint32, count: int) -> np.uint32:
 
 def _advanced(power: int, values: np.ndarray) -> np.ndarray:
     """Checksums advanced by `2**power` zero bytes."""
-    # For a few values, tables take longer to make than they save.
+    # For a few values, building tables takes longer than they save.
     return _apply(_tables(power), values) if len(values) > 64 else _sums(_images(power), values)
 
 

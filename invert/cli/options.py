@@ -98,7 +98,7 @@ _WORDS: Mapping[str, object] = {"true": True, "false": False, "none": None}
 
 
 def _value(text: str) -> object:
-    """A number, a bool, a word, or words with commas between."""
+    """A number, a bool, a word, or comma-separated words."""
     if text.lower() in _WORDS:
         return _WORDS[text.lower()]
     if "," in text:

@@ -121,7 +121,7 @@ class GradientResolver:
             consts = consts_of(closed) if jaxpr.constvars == outer.constvars else ()
             return self._body(Graph(jaxpr, consts))
 
-        # A caller may be tracing while the program is recovered; this has to run now.
+        # The program may be recovered under a caller's trace; this has to run now.
         with eval_context():
             return jaxprs.map_jaxprs(closed, visit)
 
@@ -232,7 +232,7 @@ class GradientResolver:
         with jax.enable_x64(self.x64):
             read_nested()
         nested = jaxprs.canonicalize(region.backward(nested=True))
-        # The options ask for this gradient; those inside are kept only if they differ.
+        # The options request this gradient; nested ones are kept only if they differ.
         config = dataclasses.replace(self.config, custom_gradients="check")
         inner = dataclasses.replace(self, config=config, order=self.order + 1, messages=[])
         backward = inner(self.recognize(nested))

@@ -1,8 +1,8 @@
 """Normal form of programs that trace alike, derivatives included: to compare emitted source.
 
-Primitives, functions with derivative rules and `scan` stay what they are. Only what a second trace
-of the same source may change is removed: weak types, the order of closed-over operands, wrappers of
-`jax.numpy`. `lowered_form` has the coarser form of programs that lower alike.
+Primitives, loops and functions with derivative rules are kept. The form removes only what may
+differ between two traces of equivalent source: weak types, the order of closed-over operands,
+wrappers of `jax.numpy`. `lowered_form` is the coarser form of programs that lower alike.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ STAGES = (
     # Powers and conversions that only a location distinguishes from their lowering.
     # By now, functions with rules are spelled as in JAX.
     Stage(written.PATTERNS, inside_rules=False),
-    # Which of several primitives an op was; by hints, so no template may come after it.
+    # Choices among several primitives of one op, by hints, so no template may come after it.
     Stage(spelling.PATTERNS, inside_rules=False),
 )
 
