@@ -2,7 +2,7 @@
 
 They recover nothing, so they are not in `STAGES`: `Config(optimize=...)` and `invert.optimize`
 select them. `optimized.json`, written by `benchmarks/optimize.py`, says for which operands a
-rewrite pays. For each kind it has the time of the rewritten program over that of the original,
+rewrite pays: for each kind it has the time of the rewritten program relative to the original,
 forward and with the gradient.
 """
 

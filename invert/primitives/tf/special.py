@@ -58,7 +58,7 @@ def spence(x: Array) -> Array:
 
 
 def _incomplete(fn: Callable[..., Array], sign: int) -> Callable[..., Array]:
-    """An incomplete gamma function, also where `a` is too large for `lax`.
+    """An incomplete gamma function, even where `a` is too large for `lax`.
 
     There it is the normal distribution function with mean and variance `a`, which is more precise.
     At infinite x the lower function is 1 with slope 0. `sign`: 1 for the lower

@@ -31,13 +31,13 @@ from invert.tf.values.bounds import (
 
 @dataclasses.dataclass(frozen=True)
 class _Sums:
-    """A floating-point number to which each step adds `step`, in its own type."""
+    """A floating-point variable to which each step adds `step`, in its own type."""
 
     start: Value
     step: Value
 
     def until(self, failed: Callable[[Value], bool]) -> int | None:
-        """The first step in which a predicate holds, by adding like the loop."""
+        """The first step in which a predicate holds, found by adding as the loop does."""
         value = self.start
         for k in range(_MOST_SUMS):
             if failed(float(value)):
@@ -439,8 +439,8 @@ def largest(body: AnyJaxpr, known: Sequence[Sum | None], position: int, count: i
 class TripCount:
     """Number of steps of a loop: at most `bound`, exactly so if `exact`.
 
-    For a part of the condition: how many steps in a row it can hold. From
-    step `lasting` on it never holds again.
+    For a part of the condition, the number of steps in a row in which it can hold. From step
+    `lasting` on it never holds again.
     """
 
     bound: int | None

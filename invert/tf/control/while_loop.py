@@ -125,7 +125,7 @@ def _sources(body: Body) -> list[tuple[str, int | None]]:
 def gradient_arrays(ctx: Context, inner: Context) -> bool:
     """Create gradient arrays before the body that creates them; return whether there were any.
 
-    Each loop step and each branch requests the gradient array again, and means the same one.
+    Each loop step and each branch requests the gradient array again; all get the same one.
     """
     new = [r for r in inner.state if r.kind == "tensor_array_gradient" and r not in ctx.state]
     for resource in new:
@@ -153,7 +153,7 @@ class _Loop:
             if argument == i:
                 continue  # no step changes it
             form = form_of(values[i])
-            # A counter, or a state that begins at zero: a trace with it as a constant is wasted.
+            # A counter, or a state that begins at zero: tracing it as a constant would be wasted.
             if isinstance(form, Static) and (op in ("Add", "AddV2", "Sub") or _is_real(form)):
                 form = _as_array(form)
             self.forms[i] = form

@@ -253,7 +253,7 @@ def fact_of(
 
 
 def is_whole(end: float, dtype: DTypeLike) -> bool:
-    """Whether a bound says nothing: infinite, or that of its type."""
+    """Whether a bound carries no information: infinite, or that of its type."""
     return math.isinf(end) or end in _whole(dtype)
 
 
@@ -502,8 +502,8 @@ def _rounded(to: Callable[[float], float]) -> _Rule:
 def _converted(eqn: _Equation) -> Facts:
     """Convert to another type; NaN may become any integer.
 
-    Smaller integers than 32 bits may wrap around, and larger ones if the facts must hold for all
-    inputs: a wider type then has another value than the sum.
+    Integers of less than 32 bits may wrap around. If the facts must hold for all inputs, larger
+    ones may too, and the value in a wider type then differs from the sum.
     """
     to, source = eqn.result.dtype, eqn.avals[0].dtype
     facts = eqn.operands[0]
