@@ -62,7 +62,7 @@ _RECURRENT = "recurrent_kernel"
 _LEAST_JOINED = 3
 _GROUPS = "feature_group_count="
 _AXIS_NAMES = ("batch", "length")
-# The names of the axes of attention kernels, by which axes the results lack.
+# The names of the axes of attention kernels, by the axes that the results lack.
 _HEADS: Mapping[tuple[bool, ...], tuple[str, str, str]] = {
     (True, False, False): ("n_in", HEADS, HEAD_DIM),
     (True, True, False): (HEADS, HEAD_DIM, "n_out"),
@@ -83,7 +83,7 @@ class Dimensions:
     **Arguments:**
 
     - `conv`: whether the class is a convolution of images.
-    - `images`: the axes of images, such as `"NHWC"`; `""` if its arrays are none.
+    - `images`: the axes of images, such as `"NHWC"`; `""` if it has no images.
     - `text`: the text of its methods; `products`: whether it multiplies matrices.
     - `passed`: the numbers of features that both its first argument and its result have.
     - `bound`: the open dimensions that its arguments have.
@@ -182,7 +182,7 @@ class Dimensions:
                 texts.append(keys[0])
                 continue
             names = self.names.setdefault(keys, [])
-            # An open size is the same one everywhere, and so are sizes in a block.
+            # An open size is the same everywhere, and so are the sizes in a block.
             one = self.block or dimension(sizes[0]) is not None
             place = min(seen[keys], len(names) - 1) if one and names else seen[keys]
             if place == len(names):
@@ -228,7 +228,7 @@ class Dimensions:
         return f"{stem}_out" if result else f"{stem}_in"
 
     def _joined(self, keys: tuple[str, ...], name: str) -> str:
-        """`c_in+32`, if results have that many more features than the input in every layer."""
+        """`c_in+32`, if results have 32 features more than the input in every layer."""
         given = next((own for own, names in self.names.items() if name in names), ())
         numbers = [(int(n), int(m)) for n, m in zip(keys, given, strict=False)
                    if n.isdigit() and m.isdigit()]  # fmt: skip

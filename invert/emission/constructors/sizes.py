@@ -21,7 +21,7 @@ SIZES = (
     *(VOCABULARY, POSITIONS, ROWS, "rows", "n_in", "c_in", DIM, "n", "c", DEPTH),
     *(HEADS, KV_HEADS, HEAD_DIM, HIDDEN, "n_out", "c_out", KERNEL_SIZE, "kd", "kh", "kw"),
 )
-# Sizes of an inner layer that are internal to the outer one, unless that has them too.
+# Sizes of an inner layer that the outer one does not show, unless it has them too.
 FEATURES = frozenset(("n_in", "n_out", "c_in", "c_out", "dim", "n", "c"))
 
 # The size of the inputs.

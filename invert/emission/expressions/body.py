@@ -50,11 +50,11 @@ if TYPE_CHECKING:
 
 # An expression is inlined into its only user while the line stays about this long.
 _WIDTH = 71
-# Reshaped or transposed fields, and parts of fields, are named after the field.
+# Reshaped, transposed or sliced fields are named after the field.
 _PARTED = FORMS | {"split"}
 # Values of a normalization that get a separate line, before an epsilon is added.
 _NAMED = frozenset("mean var mean_square scale shift candidate reset i f g o".split())
-# Wider operands get a separate line, also those that are calls of layers.
+# Wider operands get a separate line, even calls of layers.
 _OPERAND, _CALL = 58, 56
 # The same for one of several results.
 _RESULT = 36
@@ -200,7 +200,7 @@ class Body:
         return self.program.shape(v), v.aval.dtype
 
     def run(self) -> list[ast.expr]:
-        """Writes all equations; returns the results."""
+        """Write all equations; return the results."""
         jaxpr = self.graph.jaxpr
         groups = idioms.find(self.graph, self.writer)
         self.chosen = _choices(self.graph)
@@ -226,7 +226,7 @@ class Body:
         return results
 
     def _sort(self) -> None:
-        """Puts the statements in the order in which they first call layers."""
+        """Put the statements in the order in which they first call layers."""
         statements = self.statements
         made = [[t for t in s.targets if t is not None] for s in statements]
         order = by_number([s.place for s in statements], made, [list(read(s)) for s in statements])
@@ -404,7 +404,7 @@ class Body:
         return statement
 
     def _letter(self, expression: ast.expr) -> None:
-        """Names the subscripts of an einsum after the dimensions of its operands."""
+        """Name the subscripts of an einsum after the dimensions of its operands."""
         for node in ast.walk(expression):
             if isinstance(node, ast.Call) and len(node.args) == 3 and _is_einsum(node):
                 subscripts, *operands = node.args
@@ -464,7 +464,7 @@ class Body:
         return filled, width, inside
 
     def before(self, statement: Statement, atoms: Sequence[Atom]) -> None:
-        """Adds a statement, preceded by those that compute `operands`."""
+        """Add a statement, preceded by those that compute `operands`."""
         for atom in atoms:
             if not isinstance(atom, Literal):
                 self._settle(self.token(atom))
@@ -472,7 +472,7 @@ class Body:
         self.statements.append(statement)
 
     def _settle(self, token: str) -> None:
-        """Writes the statement of a value that was kept back for inlining."""
+        """Write the statement of a value that was kept back for inlining."""
         if token in self._waiting:
             self.statements.append(self._waiting.pop(token)[2])
 
@@ -493,7 +493,7 @@ class Body:
             return self.given[token]
         if token in self._waiting:
             value, width, statement = self._waiting[token]
-            # A name that only repeats a layer's says nothing about a result.
+            # A name that only repeats that of a layer says nothing about a result.
             if self._one_result() or (statement.passes and width <= _RESULT):
                 del self._waiting[token]
                 return value

@@ -19,7 +19,7 @@ _GROUPS = "groups"
 
 
 def write(cls: Class) -> None:
-    """Makes the 4 in `x.reshape(batch, length, 4, dim // 4)` a field, if the only one."""
+    """Make the 4 in `x.reshape(batch, length, 4, dim // 4)` a field, if the only one."""
     first = cls.drafts[0]
     places = list(_places(first.methods))
     text = "".join(map(ast.unparse, first.methods))

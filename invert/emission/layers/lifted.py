@@ -21,7 +21,7 @@ def lift(
 ) -> None:
     """Apply the activation of a layer at its calls, if few of them have one.
 
-    One that all calls have is written in the method of the layer.
+    An activation that all calls have is written in the method of the layer.
 
     **Arguments:**
 

@@ -65,7 +65,7 @@ class Node:
             yield from node.walk()
 
     def add(self, wanted: str, value: Var | Node) -> str:
-        """Adds a field; returns its name."""
+        """Add a field; return its name."""
         name = self.names.new(identifier(wanted, "field"))
         self.fields[name] = value
         return name
@@ -199,9 +199,9 @@ def tree_of(
 
 
 def _rearrange(node: Node, paths: Mapping[Var, Path], numbers: Mapping[Var, int]) -> None:
-    """Puts the layers among the fields of a module, and inside these, in the container's order.
+    """Put the layers among the fields of a module, and inside these, in the container's order.
 
-    As in `_arranged`, alphabetical order means nothing. A layer without parameters stays behind
+    As in `_arranged`, alphabetical order carries no information. A layer without parameters follows
     the one called before it.
     """
     for value in node.fields.values():
@@ -244,7 +244,7 @@ class _Building:
         self._taken: set[tuple[int, Node]] = set()
 
     def build(self, layer: Layer, node: Node, path: Path) -> None:
-        """Adds the parameters and the inner layers of a layer to its node."""
+        """Add the parameters and the inner layers of a layer to its node."""
         node.layers.append(layer)
         self.at[layer], self.nodes[layer] = path, node
         self.tree.programs[layer] = self.called
@@ -369,7 +369,7 @@ _ADDED = frozenset({"bias", "beta", "b"})
 def _arranged(layer: Layer, paths: Mapping[Var, Path]) -> list[Var]:
     """The parameters of a layer as their container orders them.
 
-    Alphabetical order means nothing: then they are in order of use, with biases last.
+    Alphabetical order carries no information: then they are in order of use, with biases last.
     """
     names = [paths[v] for v in layer.parameters]
     if names != sorted(names):
