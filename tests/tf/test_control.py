@@ -257,6 +257,22 @@ def test_a_bound_that_fails_where_integers_wrap_around_cuts_no_loop():
         np.testing.assert_allclose(have[1], want[1], rtol=1e-6)
 
 
+def test_a_list_has_no_capacity_by_a_bound_that_fails_where_integers_wrap_around():
+    def function(n, x):
+        limit = tf.maximum(tf.cast(n, tf.int64) - tf.cast(n + 5, tf.int64), 10)
+        array = tf.TensorArray(tf.float32, size=0, dynamic_size=True)
+
+        def body(i, a, array):
+            return i + 1, a * 1.5, array.write(tf.cast(i, tf.int32), a)
+
+        start = tf.constant(0, tf.int64), x, array
+        loop = tf.while_loop(lambda i, a, _: (i < limit) & (a < 1000.0), body, start)
+        return loop[2].read(0)
+
+    with pytest.raises(invert.UnsupportedOpError, match="no known bound"):
+        invert.convert(tf.function(function), np.int32(3), np.float32(1.0))
+
+
 @pytest.mark.parametrize("within", [None, 4096])
 def test_bounds_that_hold_for_all_inputs(within):
     """Differences of integers say nothing of their order if they wrap around."""

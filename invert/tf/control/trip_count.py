@@ -353,9 +353,12 @@ class FinalValue:
     above: int | None = None
 
 
-def ends(body: AnyJaxpr, count: int) -> list[FinalValue | None]:
-    """The final value of each variable of a loop of `count` steps, if known."""
-    program = _Program(body, [None] * len(open_jaxpr(body).invars))
+def ends(body: AnyJaxpr, count: int, within: int | None = None) -> list[FinalValue | None]:
+    """The final value of each variable of a loop of `count` steps, if known.
+
+    `within`: see `bounds.derived`.
+    """
+    program = _Program(body, [None] * len(open_jaxpr(body).invars), within=within)
     variables, results = program.jaxpr.invars, program.jaxpr.outvars
     if count == 0:
         return [None] * len(variables)

@@ -8,7 +8,8 @@ static ones stay static.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from typing import TypeVar
 
 import jax.numpy as jnp
 import numpy as np
@@ -41,8 +42,14 @@ from invert.tf.values.bounds import Fact, OuterFacts, Sum, fact_of
 from invert.tf.values.constants import array, pack_dims
 from invert.tf.values.tensor_list import RaggedListError, TensorList, is_known, is_same
 
+_T = TypeVar("_T")
+
 # Loops whose shapes change from step to step are unrolled up to this length.
 _MAX_UNROLLED = 256
+# The length of the longest axis.
+_LONGEST = 2**31 - 1
+# How often a larger bound is tried to prove a trip count.
+_MOST_PROOFS = 4
 
 
 def while_loop(
@@ -205,6 +212,7 @@ class _Loop:
             elif isinstance(form, ListForm) and form.size is None and isinstance(old.size, int):
                 self._starts[-1] = old.size
         self._lines: list[Sum | None] | None = None
+        self._steps: trip_count.TripCount | None = None
         self._changed = False
         self._growth: dict[int | Resource, int] = {}
         self.traced = TracedBranch(self._step, [type_of(x) for x in self.leaves])
@@ -307,7 +315,7 @@ class _Loop:
                 return line.at(count)
             if isinstance(old.size, int) and growth > 0:
                 return old.size + growth * count
-        if steps.bound is None or not isinstance(old.size, int):
+        if steps.bound is None or steps.bound > _LONGEST or not isinstance(old.size, int):
             raise self._no_bound()
         bound = trip_count.largest(self.traced.closed, lines, leaf, steps.bound)
         return bound if bound is not None else old.size + growth * steps.bound
@@ -315,14 +323,22 @@ class _Loop:
     # -- the trip count
 
     def lines(self) -> list[Sum | None]:
-        """The inductions of the leaves of the last trace."""
-        if self._lines is None:
-            self._lines = self._lines_within(None)
+        """The inductions of the leaves of the last trace, for as many steps as the loop has."""
+        self.count()
+        assert self._lines is not None
         return self._lines
 
     def _lines_within(self, steps: int | None) -> list[Sum | None]:
         starts = [None if is_open(s) else s for s in self._starts]
-        return trip_count.lines(self.traced.closed, starts, within=steps)
+        return self._proved(lambda n: trip_count.lines(self.traced.closed, starts, within=n), steps)
+
+    def _proved(
+        self, facts: Callable[[int | None], list[_T | None]], steps: int | None
+    ) -> list[_T | None]:
+        """Facts about each leaf that hold for all inputs; sizes of lists never wrap around."""
+        sizes = {self._last[p] for p, form in self.forms.items() if isinstance(form, ListForm)}
+        pairs = zip(facts(steps), facts(None), strict=True)
+        return [one or (two if i in sizes else None) for i, (one, two) in enumerate(pairs)]
 
     def _test(self) -> TracedBranch:
         def test(*leaves: Value) -> list[Value]:
@@ -332,11 +348,30 @@ class _Loop:
         return TracedBranch(test, [type_of(x) for x in self.leaves])
 
     def count(self, test: TracedBranch | None = None) -> trip_count.TripCount:
+        """The trip count, proved for all inputs, those at which integers wrap around included.
+
+        Facts that hold for some steps give a bound; the bound holds if it is not larger than that.
+        """
+        if self._steps is not None:
+            return self._steps
         test = test or self._test()
         (more,) = test.results
         if isinstance(more, np.ndarray):
-            return trip_count.TripCount(None if more else 0, exact=not more)
-        return self._count(test, self.lines(), None)
+            self._lines = self._lines_within(None)
+            self._steps = trip_count.TripCount(None if more else 0, exact=not more)
+            return self._steps
+        self._lines = lines = self._lines_within(None)
+        steps = self._count(test, lines, None)
+        for _ in range(_MOST_PROOFS):
+            if (within := steps.bound) is None:
+                break
+            lines = self._lines_within(within)
+            steps = self._count(test, lines, within)
+            if steps.bound is not None and steps.bound <= within:
+                self._lines, self._steps = lines, steps
+                return steps
+        self._steps = trip_count.TripCount(None, exact=False)
+        return self._steps
 
     def _count(
         self, test: TracedBranch, lines: Sequence[Sum | None], within: int | None
@@ -351,22 +386,13 @@ class _Loop:
             within,
         )
 
-    def _proved_bound(self, test: TracedBranch) -> int | None:
-        """The largest number of steps for any input, if at most `Config(max_scan=...)`."""
-        most = self.ctx.config.max_scan
-        bound = self._count(test, self._lines_within(most), most).bound
-        return bound if bound is not None and bound <= most else None
-
     def _find_facts(self) -> bool:
         """Find facts about counters that inner loops need; return whether there are any."""
         if not self._asked or self._facts:
             return False
-        test = self._test()
-        if not (bound := self.count(test).bound):
+        lines, bound = self.lines(), self.count().bound
+        if not bound or all(line is None for line in lines):
             return False
-        lines = self._lines_within(bound)
-        if all(line is None for line in lines) or self._count(test, lines, bound).bound != bound:
-            return False  # they may be wrong if integers wrap around
         for line in lines:
             ends = (0, 0) if line is None else sorted((line.at(0), line.at(bound - 1)))
             self._facts.append(None if line is None else Fact.between(*ends))
@@ -382,15 +408,14 @@ class _Loop:
                 raise self.node.error("never ends", "Let its body change what its condition reads.")
             final: Sequence[Value] = self.leaves
         else:
-            lines = self.lines()
-            steps = self.count(test)
+            steps, lines = self.count(test), self.lines()
             if steps.exact:
                 assert steps.bound is not None
                 final = self._ended(self._counted(steps.bound, lines), lines, steps.bound)
             elif (found := self._open_count(test))[0] is not None:
                 final = self._counted(found[0], found[1])
-            elif steps.bound is not None and (bound := self._proved_bound(test)) is not None:
-                final = self._bounded(bound, test)
+            elif steps.bound is not None and steps.bound <= self.ctx.config.max_scan:
+                final = self._bounded(steps.bound, test)
             else:
                 final = lax.while_loop(
                     lambda c: test.flat(c)[0], self.traced.flat, list(self.leaves)
@@ -405,7 +430,7 @@ class _Loop:
     def _grown(self, place: int | Resource, value: TensorList) -> TensorList:
         """A list of unknown capacity after the loop, for the enclosing loop."""
         per_step, steps = self._growth.get(place, 0), self.count()
-        if per_step and steps.bound is None:
+        if per_step and (steps.bound is None or steps.bound > _LONGEST):
             raise self._no_bound()
         growth = self._value(place).growth + per_step * (steps.bound or 0)
         return dataclasses.replace(value, growth=growth)
@@ -463,7 +488,7 @@ class _Loop:
         """Final integers as sums of their initial values, for the enclosing loop."""
         ends: Sequence[trip_count.FinalValue | None] = [None] * len(final)
         if any(line is None and s is None for line, s in zip(lines, self._starts, strict=True)):
-            ends = trip_count.ends(self.traced.closed, count)
+            ends = self._proved(lambda n: trip_count.ends(self.traced.closed, count, n), count)
         out = []
         for i, (value, line, end) in enumerate(zip(final, lines, ends, strict=True)):
             if line is not None or end is None:
@@ -481,7 +506,7 @@ class _Loop:
         """A loop of `count` steps; steps after the condition failed have no effect.
 
         The condition is tested before each step and not after the last one: `count` is proved for
-        all inputs, those for which integers wrap around included.
+        all inputs.
         """
 
         def step(carry: Sequence[Value]) -> list[Value]:
