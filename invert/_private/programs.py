@@ -155,7 +155,7 @@ def name_text(eqn: core.JaxprEqn) -> str:
 
 
 def scopes(eqn: core.JaxprEqn) -> list[str | list[str]]:
-    """The names of the scopes of an equation; those of transforms each in a list."""
+    """Names of an equation's scopes; those of transforms are lists."""
     stack = eqn.source_info.name_stack.stack
     return [x.name if isinstance(x, source_info_util.Scope) else [x.name] for x in stack]
 

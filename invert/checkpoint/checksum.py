@@ -106,7 +106,7 @@ def _images(power: int) -> np.ndarray:
 
 @functools.cache
 def _tables(power: int) -> np.ndarray:
-    """Tables that advance a checksum by `2**power` zeros, one for each of its four bytes."""
+    """Tables, one per byte, that advance a checksum by `2**power` zeros."""
     tables = np.zeros((4, 256), np.uint32)
     for bit, images in enumerate(_images(power).reshape(4, 8).T):
         tables[:, 1 << bit : 2 << bit] = tables[:, : 1 << bit] ^ images[:, None]

@@ -51,7 +51,7 @@ _FEW = 4
 
 
 def shorten(kind: ast.expr, *, modules: bool) -> None:
-    """Turn `tuple[A, B, A, A, B]` into `tuple[A | B, ...]`, `tuple[A, A]` into `tuple[A, ...]`."""
+    """Turn `tuple[A, B, A, A, B]` into `tuple[A | B, ...]`."""
     if not isinstance(kind, ast.Subscript) or ast.unparse(kind.value) != "tuple":
         return
     inner = kind.slice
@@ -79,7 +79,7 @@ def annotate(cls: Class, named: Dimensions) -> None:
 
 
 def name_sizes(cls: Class) -> None:
-    """Name the sizes that methods read from arguments, `batch, length, _ = x.shape`, as annotated.
+    """Name the sizes that methods read from arguments as annotated: `batch, _ = x.shape`.
 
     The text is the first layer's, whose open sizes may have other names.
     """

@@ -1,4 +1,4 @@
-"""Names of the axes of arrays in the annotations of a class: features, images, gates, heads."""
+"""Names of array axes in a class's annotations: features, images, gates, heads."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _STATED = re.compile(r"dimension_numbers=\('(\w+)', '(\w+)', '(\w+)'\)")
 
 
 def letters_of(texts: Iterable[str]) -> str:
-    """The axes of the images of the first convolution in some texts; `""` if there is none."""
+    """The image axes of the first convolution in some texts, or `""`."""
     text = next((t for t in texts if CONV.search(t)), "")
     stated = _STATED.search(text)
     if stated is not None:
@@ -76,7 +76,7 @@ _AXES = {"N": "batch", "C": "c", "I": "c_in", "O": "c_out"}
 
 @dataclasses.dataclass
 class Dimensions:
-    """Names of the sizes in the annotations of a class that differ between its layers.
+    """Names of annotated sizes that differ between the layers of a class.
 
     Sizes that are equal in all layers share a name, except within one array.
 
@@ -106,7 +106,7 @@ class Dimensions:
 
     @staticmethod
     def of(drafts: Sequence[Draft], *, images: str) -> Dimensions:
-        """The names for a class; `images`: the axes of images in the program, if it has any."""
+        """The names for a class; `images`: the axes of the program's images, if any."""
         draft = drafts[0]
         text_ = "".join(draft.texts)
         conv = CONV.search(text_) is not None
@@ -249,7 +249,7 @@ class Dimensions:
         return f"{name}_out" if result else name
 
     def _of_field(self, axis: int, given: Sequence[bool], field: str) -> str:
-        """The name of a parameter's axis; `given`: for each, whether no result has its size."""
+        """The name of a parameter's axis; `given`: whether no result has its size."""
         rank = len(given)
         if self.images and 3 <= rank <= 5:
             name = self._layout(rank)[1][axis]
@@ -277,7 +277,7 @@ class Dimensions:
         return ("n_in", "n_out")[axis != transposed] if rank == 2 else "n"
 
     def _layout(self, rank: int) -> tuple[Sequence[str], Sequence[str]]:
-        """The names of the axes of images and kernels, in the order of a convolution."""
+        """Names of the axes of images and kernels, in a convolution's order."""
         stated, count = _STATED.search(self.text), rank - 2
         spatial = _SPATIAL[-count:]
         sides = [f"k{axis}" for axis in spatial]

@@ -164,7 +164,7 @@ def _emit(
 
 
 def _described(made: Emission, recovered: Mapping[str, Recovered], title: str) -> Emission:
-    """The emission, with the source, the origin of arrays and the README in its namespace."""
+    """The emission, with source, array origins and README in its namespace."""
     params = (p for r in recovered.values() for p in r.entry.params)
     shapes = {p.name: tuple(p.value.shape) for p in params}
     entries = {name: (r.entry, made.certificates[name]) for name, r in recovered.items()}
@@ -388,9 +388,7 @@ class _Variant:
         jaxprs: Mapping[str, Jaxpr],
         defects: list[str],
     ) -> tuple[types.ModuleType, Outermost]:
-        """The last text that computes the programs; if it is not the last of all, there is a
-        defect.
-        """
+        """The last text that computes the programs; a defect if it is not the last of all."""
         values, held, weights = self.parameters.values, self.held, self.weights
         for i, namespace in reversed([*enumerate(namespaces)]):
             made = Outermost(getattr(namespace, cls), leaves, values, held, weights)

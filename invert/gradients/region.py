@@ -40,7 +40,7 @@ def _clips(eqn: Eqn) -> bool:
 
 
 def _bind(eqn: Eqn, operands: list[Value]) -> Sequence[Value]:
-    """Bind an equation; write a strided slice of an open size as JAX writes `x[::2]`.
+    """Bind an equation; a strided slice at an open size as in JAX's `x[::2]`.
 
     Both have the same length, but as different expressions of the size; those of the container's
     gradient are JAX's.

@@ -289,7 +289,7 @@ def _pool(function: Callable[..., Value], site: Site) -> Plan | None:
 
 
 def _product_order(site: Site) -> tuple[str, Call] | None:
-    """A product whose result is transposed -> its operands swapped, so that less is moved.
+    """A product with transposed result -> its operands swapped, to move less.
 
     `jnp.einsum` writes attention weights times values with the values first.
     """

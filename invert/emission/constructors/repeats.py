@@ -173,7 +173,7 @@ def _runs(items: Sequence[Item], taken: Set[str]) -> Iterator[ast.expr]:
 
 
 def _counted(items: Sequence[Item], start: int, taken: Set[str]) -> tuple[int, str, int]:
-    """The end of a run of layers that differ in one number by equal steps; its name and step."""
+    """The end of a run of layers that differ by equal steps; name, step."""
     first = items[start]
     best = start, "", 0
     for name, value in first.arguments.items():

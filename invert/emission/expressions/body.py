@@ -250,7 +250,7 @@ class Body:
                 self._uses[atom] = self._uses.get(atom, 0) + 1
 
     def atoms(self, eqn: Eqn) -> list[Atom]:
-        """The operands of an equation; of a `cond`, the argument of its choice comes first."""
+        """The operands of an equation; for a `cond`, its choice's argument first."""
         if id(eqn) in self.chosen:
             atom = self.chosen[id(eqn)].atom
             return [*([] if atom is None else [atom]), *eqn.invars[1:]]
@@ -298,7 +298,7 @@ class Body:
         return hints
 
     def _of_given(self, atom: Atom) -> str:
-        """`_key` for an argument of that name, or a value that plays such a role."""
+        """`_key` for an argument of that name, or a value in that role."""
         if not is_var(atom):
             return ""
         given = atom in self.wanted or atom not in self.graph.producers
@@ -306,14 +306,14 @@ class Body:
         return f"_{name}" if says(name) and not name.startswith(("exp", "log")) else ""
 
     def _activates(self, eqn: Eqn, placed: Placed, atoms: Sequence[Atom]) -> bool:
-        """Whether an equation is an activation of a layer's result, and named after the layer."""
+        """Whether an equation is a layer's activation, named after the layer."""
         if list(placed.hints) != [HIDDEN] or len(atoms) != 1 or eqn.outvars[0] in self.wanted:
             return False
         maker = self.graph.producers.get(atoms[0])
         return type(maker) is LayerCall and len(maker.outvars) == 1 and atoms[0] not in self.wanted
 
     def _is_known_by_scope(self, eqn: Eqn, placed: Placed, hints: Sequence[str]) -> bool:
-        """Whether the only result of a step other than a layer would be named after its scope."""
+        """Whether a step's only result, not a layer's, would be named after its scope."""
         plain = len(hints) == 1 and not placed.hints and not isinstance(eqn, LayerCall)
         unnamed = plain and eqn.outvars[0] not in self.wanted
         return unnamed and hints[0] == of_scope(eqn, self.path)
@@ -507,7 +507,7 @@ class Body:
         return ast.Name(self.token(atom), ast.Load())
 
     def settled(self, atom: Atom) -> ast.expr:
-        """An operand as an expression that may be repeated: a name, a field or a number."""
+        """An operand as a repeatable expression: a name, a field or a number."""
         expression = self.operand(atom)
         if not isinstance(atom, Literal):
             self._settle(self.token(atom))

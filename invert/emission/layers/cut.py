@@ -202,7 +202,7 @@ def scope_of(eqn: Eqn) -> Path:
 
 
 def _repeated(name: str) -> tuple[str, ...]:
-    """The scopes in another one that repeat it; some functions of TensorFlow open their own."""
+    """Scopes that repeat the enclosing one; some TensorFlow functions open their own."""
     return (name, stem(name)) if stem(name) in _FUNCTION_SCOPES else (name,)
 
 

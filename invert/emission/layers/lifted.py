@@ -19,7 +19,7 @@ def lift(
     sites: Mapping[tuple[Class, str, int], Sequence[Node]],
     names: Mapping[Layer, str],
 ) -> None:
-    """Apply the activation of a layer at its calls, if few of them have one.
+    """Apply a layer's activation at its calls, if few of them have one.
 
     An activation that all calls have is written in the method of the layer.
 
@@ -52,7 +52,7 @@ def _activated(
     sites: Mapping[tuple[Class, str, int], Sequence[Node]],
     names: Mapping[Layer, str],
 ) -> list[tuple[Code, ast.ClassDef, Sequence[ast.Call]]]:
-    """The fields whose layers have an activation, with their calls; none if these are unclear."""
+    """Fields whose layers have an activation, with their calls, if clear."""
     found: list[tuple[Code, ast.ClassDef, Sequence[ast.Call]]] = []
     for (outer, field, i), nodes in sites.items():
         own = [n for n in nodes if n in codes]

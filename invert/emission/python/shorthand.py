@@ -103,7 +103,7 @@ def _read_size(statement: ast.stmt, ranks: dict[str, int]) -> tuple[str, int, st
 
 
 def _repeated_once(body: Sequence[ast.stmt]) -> list[ast.stmt]:
-    """`q, k, v = (f(y) for y in jnp.split(...))` for the same step on several values."""
+    """`q, k, v = (f(y) for y in jnp.split(...))` for one step on several values."""
     result: list[ast.stmt] = []
     i = 0
     while i < len(body):

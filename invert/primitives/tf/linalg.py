@@ -248,7 +248,7 @@ def _tridiagonal_solve(diagonals: Array, b: Array) -> Array:
 
 
 def tril(x: Array, k: int = 0) -> Array:
-    """`jnp.tril`, but with 64-bit counts of open sizes only where the matrices have 64 bits."""
+    """`jnp.tril`, with 64-bit counts of open sizes only for 64-bit matrices."""
     return _triangle(jnp.tril, x, k)
 
 

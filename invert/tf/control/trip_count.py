@@ -37,7 +37,7 @@ class _Sums:
     step: Value
 
     def until(self, failed: Callable[[Value], bool]) -> int | None:
-        """The first step in which a predicate holds, found by adding as the loop does."""
+        """The first step in which a predicate holds, by adding like the loop."""
         value = self.start
         for k in range(_MOST_SUMS):
             if failed(float(value)):

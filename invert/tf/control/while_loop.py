@@ -323,7 +323,7 @@ class _Loop:
     # -- the trip count
 
     def lines(self) -> list[Sum | None]:
-        """The inductions of the leaves of the last trace, for as many steps as the loop has."""
+        """The inductions of the last trace's leaves, over all steps of the loop."""
         self.count()
         assert self._lines is not None
         return self._lines
@@ -335,7 +335,7 @@ class _Loop:
     def _proved(
         self, facts: Callable[[int | None], list[_T | None]], steps: int | None
     ) -> list[_T | None]:
-        """Facts about each leaf that hold for all inputs; sizes of lists never wrap around."""
+        """Facts about leaves that hold for all inputs; list sizes never wrap around."""
         sizes = {self._last[p] for p, form in self.forms.items() if isinstance(form, ListForm)}
         pairs = zip(facts(steps), facts(None), strict=True)
         return [one or (two if i in sizes else None) for i, (one, two) in enumerate(pairs)]
