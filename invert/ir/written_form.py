@@ -25,7 +25,7 @@ def as_written(jaxpr: Jaxpr) -> Jaxpr:
     Sums of cotangents use `+`. Arrays of one number become numbers, and so do results computed from
     numbers. Operations with neutral numbers are dropped; `x + -1.0` is `x - 1.0`, and `-x * y + z`
     is `z - x * y`. Loops over reversed arrays run in reverse, and loops take arrays without axes of
-    size one. Positions are looked up like other indices, and convolutions pad their images.
+    size one. Positions are looked up as other indices are, and convolutions pad their images.
     """
     jaxpr = with_known_numbers(jaxpr.replace(eqns=[_known(e) for e in jaxpr.eqns]))
     narrow = with_narrow_operands(with_wrapped_positions(jaxpr))
