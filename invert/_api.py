@@ -13,7 +13,7 @@ import jax.export
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
-from invert import _containers
+from invert import _containers, patterns
 from invert._config import Config
 from invert._entry import EntryPoint
 from invert._errors import InvertError, MalformedModelError, MeshError, SignatureError
@@ -34,6 +34,7 @@ _DEFAULT = Config()
 
 
 def _recovering(config: Config) -> Recover:
+    patterns.check_names(config)
     return functools.partial(recover, config=config)
 
 
@@ -170,7 +171,7 @@ def _for_every_batch(
     except InvertError:  # it takes this batch only, or is as wrong without it
         return None
     home = function.home
-    # What is not proved for every batch may be for this one.
+    # A program that is not proved for every batch may be proved for this one.
     unproved = config.verify and home and home.report.certificate.kind != "exact"
     return build(function) if home and home.is_open and not unproved else None
 

@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import collections.abc
 import dataclasses
-import difflib
 import functools
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal
-
-# Names of all patterns, filled when they are imported.
-known_patterns: list[str] = []
-# Names of the rewrites of `optimize`, filled in the same way.
-known_rewrites: list[str] = []
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
     """Options of a conversion.
 
-    **Raises:** `ValueError` with all invalid options and their allowed values.
+    **Raises:** `ValueError` with all invalid options and their allowed values. A conversion raises
+    it for names of patterns that do not exist.
 
     **Arguments:**
 
@@ -110,9 +105,7 @@ class Config:
     progress: Callable[[str], None] | None = None
 
     def __post_init__(self) -> None:
-        if problems := list(_problems(self)):
-            lines = "".join(f"\n  - {p}" for p in problems)
-            raise ValueError(f"Config has invalid options:{lines}")
+        refuse(_problems(self))
 
     def __repr__(self) -> str:
         """Only the options that differ from their defaults, so that `help` stays readable."""
@@ -124,6 +117,12 @@ class Config:
         """Report the beginning of a stage to `progress`, if given."""
         if self.progress is not None:
             self.progress(stage)
+
+
+def refuse(problems: Iterable[str]) -> None:
+    """Raise `ValueError` with the problems of a `Config`, if there are any."""
+    if lines := "".join(f"\n  - {p}" for p in problems):
+        raise ValueError(f"Config has invalid options:{lines}")
 
 
 @functools.cache
@@ -139,16 +138,6 @@ def _problems(config: Config) -> Iterator[str]:
             *choices, last = _choices(hint)
             wanted = f"{', '.join(choices)} or {last}" if choices else last
             yield f"{field.name}={value!r}: expected {wanted}"
-        elif field.name in ("patterns", "disabled_patterns") and isinstance(value, tuple):
-            for name in dict.fromkeys(value):
-                rewrite = field.name == "disabled_patterns" and name in known_rewrites
-                if name not in known_patterns and not rewrite:
-                    close = difflib.get_close_matches(name, known_patterns, 1)
-                    hint = f"; did you mean {close[0]!r}?" if close else ""
-                    yield (
-                        f"{field.name}: no pattern is named {name!r}{hint} "
-                        "(invert.patterns.names() lists them)"
-                    )
     own = config.extra_patterns if isinstance(config.extra_patterns, tuple) else ()
     if any(not hasattr(p, "name") or not hasattr(p, "roots") for p in own):
         yield f"extra_patterns={own!r}: expected a tuple of invert.Pattern"

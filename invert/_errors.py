@@ -8,7 +8,9 @@ import dis
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TypeVar
+
+_T = TypeVar("_T")
 
 
 def plain(text: str) -> str:
@@ -63,9 +65,9 @@ class MalformedModelError(InvertError, ValueError):
     remedy = "The model is damaged or incomplete: copy or export it again."
 
 
-# The remedy where an op cannot be converted for a reason that this package does not know.
+# The remedy for an op that cannot be converted for an unknown reason.
 REPORT = "Change its inputs or attributes, or report it with the model."
-# The remedy where the operating system refuses to open a file.
+# The remedy for a file that the operating system refuses to open.
 UNREADABLE = "Check that it exists and that you may read it."
 
 
@@ -96,7 +98,7 @@ class DefectWarning(UserWarning):
 class DefectError(Exception):
     """A bug of this package, where only a library was expected to raise.
 
-    No list of exceptions that are taken for an answer includes it.
+    No list of expected exceptions includes it.
     """
 
 
@@ -178,8 +180,8 @@ def nested_too_deep(name: str) -> Iterator[None]:
 
 
 def optional_step(
-    step: str, defects: list[str], function: Callable[..., object], *args: object
-) -> Any | None:
+    step: str, defects: list[str], function: Callable[..., _T], *args: object
+) -> _T | None:
     """Run an optional step, such as a pattern; `None` if it has a defect.
 
     A step itself catches, by type, the exceptions that may occur for correct programs. Any other

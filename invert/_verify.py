@@ -18,8 +18,8 @@ from invert._private.jax import (
     trace_closed,
 )
 from invert.ir import jaxprs
+from invert.ir.lowered_form import lowered_form
 from invert.ir.match import difference, equivalent
-from invert.ir.normal_form import normal_form
 from invert.ir.numbers import largest_gap, on_cpu, random_value
 from invert.ir.substitution import at_samples
 from invert.ir.types import AnyJaxpr, Aval, Jaxpr, Value
@@ -134,7 +134,7 @@ def _whole_programs_alike(
         return False
     if difference(lowered, again, constants) is None:
         return True
-    return difference(normal_form(lowered), normal_form(again), constants) is None
+    return difference(lowered_form(lowered), lowered_form(again), constants) is None
 
 
 def _again(recovered: AnyJaxpr, avals: Sequence[Aval], platform: str, x64: bool) -> AnyJaxpr:

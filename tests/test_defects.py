@@ -61,7 +61,7 @@ def _module() -> invert.Module:
 
 
 def test_a_bug_while_lowering_again_is_not_a_certificate(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(expansion, "normal_form", _takes_nothing)
+    monkeypatch.setattr(expansion, "lowered_form", _takes_nothing)
     with pytest.raises(DefectError, match=r"TypeError in invert\.rewriting\.expansion, line"):
         _module()
 

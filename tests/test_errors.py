@@ -156,8 +156,6 @@ def test_invalid_options() -> None:
             dynamic_sizes="foo",  # pyright: ignore[reportArgumentType]
             platform="gpu",  # pyright: ignore[reportArgumentType]
             verify="no",  # pyright: ignore[reportArgumentType]
-            disabled_patterns=("cumulatve", "scan"),
-            patterns=("nothing like it",),
             bfloat16_constants=("float16",),  # pyright: ignore[reportArgumentType]
             extra_patterns=("scan",),
             max_scan=-3,
@@ -165,15 +163,26 @@ def test_invalid_options() -> None:
         )
     assert str(caught.value).splitlines()[1:] == [
         "  - platform='gpu': expected 'cpu', 'cuda', 'rocm', 'tpu' or None",
-        "  - patterns: no pattern is named 'nothing like it' (invert.patterns.names() lists them)",
-        "  - disabled_patterns: no pattern is named 'cumulatve'; did you mean 'cumulative'? "
-        "(invert.patterns.names() lists them)",
         "  - verify='no': expected True or False",
         "  - bfloat16_constants=('float16',): expected a tuple of 'float32' and 'float64'",
         "  - dynamic_sizes='foo': expected 'ids', 'pad' or 'error'",
         "  - progress='yes': expected a function or None",
         "  - extra_patterns=('scan',): expected a tuple of invert.Pattern",
         "  - max_scan=-3: expected 0 or more",
+    ]
+
+
+def test_patterns_that_do_not_exist() -> None:
+    text = module("  return %a : tensor<2xf32>")
+    config = invert.Config(
+        disabled_patterns=("cumulatve", "scan"), patterns=("nothing like it", "scan")
+    )
+    with pytest.raises(ValueError, match="invalid options") as caught:
+        invert.from_stablehlo(text, config=config)
+    assert str(caught.value).splitlines()[1:] == [
+        "  - patterns: no pattern is named 'nothing like it' (invert.patterns.names() lists them)",
+        "  - disabled_patterns: no pattern is named 'cumulatve'; did you mean 'cumulative'? "
+        "(invert.patterns.names() lists them)",
     ]
 
 

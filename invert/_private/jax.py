@@ -262,8 +262,8 @@ def with_names(eqn: Eqn, names: tuple[str, ...]) -> Eqn:
 def trace_closed(fn: JaxFunction, *avals: object) -> ClosedJaxpr:
     """Trace `fn` into a closed jaxpr, as `lax` keeps the branches of a `cond`.
 
-    As `jax.make_jaxpr`, without the signature and the names that `jax.jit` finds out, which take
-    longer than a small trace.
+    As `jax.make_jaxpr`, but without the signature and names of `jax.jit`, which take longer than a
+    small trace.
     """
     leaves, tree = jax.tree_util.tree_flatten(avals)
 
@@ -487,7 +487,7 @@ _PLAIN = frozenset({bool, int, str, type(None)})
 
 def holds_jaxprs(eqn: Eqn) -> bool:
     """Whether a parameter of the equation is a jaxpr or a tuple of jaxprs."""
-    # A call for each parameter would take most of the time.
+    # Inlined, since a call for each parameter would take most of the time.
     for value in eqn.params.values():
         if type(value) in _PLAIN:
             continue

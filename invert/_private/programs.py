@@ -93,16 +93,16 @@ _last: list[_Settings] = []
 
 
 def settings() -> str | None:
-    """What lowering for the CPU depends on in this process, besides packages, as text.
+    """The settings of this process on which lowering for the CPU depends, as text.
 
-    `None` if that is more than settings of JAX: if a package other than JAX has registered a
-    lowering or a generator of random numbers.
+    `None` if a package other than JAX has registered a lowering or a generator of random numbers,
+    which no text can identify.
     """
     # As programs are lowered, wherever that is asked for.
     with on_whole_values(), full_tracebacks():
         values, context, rules = jax.config.values, config.trace_context(), _rules()
     for known in _last:
-        # Comparing takes a hundredth of the time that making the text does.
+        # Comparing takes a hundredth of the time of building the text.
         if known.context == context and known.rules == rules and known.values == values:
             return known.text
     stated = [x for x in context if not isinstance(x, core.AxisEnv)]
@@ -155,7 +155,7 @@ def name_text(eqn: core.JaxprEqn) -> str:
 
 
 def scopes(eqn: core.JaxprEqn) -> list[str | list[str]]:
-    """The names of the scopes of an equation; those of transforms each in a list."""
+    """Names of an equation's scopes; those of transforms are lists."""
     stack = eqn.source_info.name_stack.stack
     return [x.name if isinstance(x, source_info_util.Scope) else [x.name] for x in stack]
 

@@ -25,9 +25,8 @@ _Row: TypeAlias = tuple["Value", ...]
 def inlined(jaxpr: Jaxpr, consts: Sequence[Value], values: Sequence[Value]) -> list[Value] | None:
     """Inline a jaxpr into the current trace, as JAX inlines a `jit`.
 
-    `None` where recording them would not be all that binding them does: under other traces, such as
-    those of derivatives, for values of other types, for effects, and where the caller adds metadata
-    to each equation.
+    `None` where binding does more than recording: under other traces, such as those of derivatives,
+    for values of other types, for effects, and where the caller adds metadata to each equation.
     """
     trace = _recording_trace()
     if trace is None or jaxpr.effects or _has_high(jaxpr):
@@ -63,7 +62,7 @@ def _recording_trace() -> Trace | None:
 
 
 class Recording:
-    """The equations that a function put into a trace, to be put into others.
+    """The equations that a function put into a trace, for replay in other traces.
 
     It holds no values of the trace. Atoms are numbers: of the operands first, then of the results
     of the equations; or literals, or constants.

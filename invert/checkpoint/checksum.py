@@ -17,7 +17,7 @@ _ONES = 0xFFFFFFFF
 # Bytes processed at a time; they fit into the cache.
 _CHUNK = 1 << 18
 _WORDS = 4  # two-byte words per step
-# For less data, the tables of words take longer to make than they save.
+# For less data, building the tables of words takes longer than they save.
 _LARGE = 1 << 16
 
 
@@ -74,7 +74,7 @@ def _shifted(state: np.uint32, count: int) -> np.uint32:
 
 def _advanced(power: int, values: np.ndarray) -> np.ndarray:
     """Checksums advanced by `2**power` zero bytes."""
-    # For a few values, tables take longer to make than they save.
+    # For a few values, building tables takes longer than they save.
     return _apply(_tables(power), values) if len(values) > 64 else _sums(_images(power), values)
 
 
@@ -106,7 +106,7 @@ def _images(power: int) -> np.ndarray:
 
 @functools.cache
 def _tables(power: int) -> np.ndarray:
-    """Tables that advance a checksum by `2**power` zeros, one for each of its four bytes."""
+    """Tables, one per byte, that advance a checksum by `2**power` zeros."""
     tables = np.zeros((4, 256), np.uint32)
     for bit, images in enumerate(_images(power).reshape(4, 8).T):
         tables[:, 1 << bit : 2 << bit] = tables[:, : 1 << bit] ^ images[:, None]

@@ -7,7 +7,6 @@ import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from invert._errors import plain
 from invert._report import Report
@@ -79,7 +78,7 @@ def _data(
     layers: tuple[str, ...],
     found: check.Comparisons,
     written: Sequence[Path],
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """What was done, for JSON."""
     failed = module.failed if isinstance(module, Methods) else {}
     return {

@@ -8,6 +8,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from invert import patterns
 from invert._config import Config
 from invert._errors import InvertError
 from invert.emission import STYLES
@@ -57,7 +58,9 @@ def config_of(
         several = isinstance(getattr(Config, option), tuple)
         values[option] = (parsed,) if several and isinstance(parsed, str) else parsed
     try:
-        return Config(**values, progress=progress)
+        config = Config(**values, progress=progress)
+        patterns.check_names(config)
+        return config
     except ValueError as error:
         raise UsageError(str(error)) from error
 
@@ -95,7 +98,7 @@ _WORDS: Mapping[str, object] = {"true": True, "false": False, "none": None}
 
 
 def _value(text: str) -> object:
-    """A number, a bool, a word, or words with commas between."""
+    """A number, a bool, a word, or comma-separated words."""
     if text.lower() in _WORDS:
         return _WORDS[text.lower()]
     if "," in text:

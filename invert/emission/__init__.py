@@ -1,9 +1,9 @@
 """Recovered programs as readable Python: the text of an Equinox module.
 
-`emit_methods` is the entry point. It takes finished programs (`Recovered`), cuts them into layers
-(`layers`), and writes classes (`classes`, `main_class`) of functions and statements
-(`expressions`). Every expression is proved by tracing (`expressions.proof`, `ir.traced_form`), and
-so is the whole file (`comparison`), at the open sizes of the program.
+`emit_methods` is the entry point. It cuts finished programs (`Recovered`) into layers (`layers`)
+and writes them as classes (`classes`, `main_class`) of functions and statements (`expressions`).
+Every expression is proved by tracing (`expressions.proof`, `ir.traced_form`), as is the whole file
+(`comparison`), at the open sizes of the program.
 """
 
 from invert.emission.emit import STYLES as STYLES

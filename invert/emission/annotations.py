@@ -46,12 +46,12 @@ def sequence(kinds: Sequence[ast.expr], *, mixed: bool = False) -> ast.expr:
     return syntax.item(syntax.name("tuple"), syntax.tuple_of(inner))
 
 
-# The number of modules up to which a tuple of several classes names the class of each.
+# A tuple of modules of several classes names the class of each up to this length.
 _FEW = 4
 
 
 def shorten(kind: ast.expr, *, modules: bool) -> None:
-    """Turns `tuple[A, B, A, A, B]` into `tuple[A | B, ...]`, `tuple[A, A]` into `tuple[A, ...]`."""
+    """Turn `tuple[A, B, A, A, B]` into `tuple[A | B, ...]`."""
     if not isinstance(kind, ast.Subscript) or ast.unparse(kind.value) != "tuple":
         return
     inner = kind.slice
@@ -79,9 +79,9 @@ def annotate(cls: Class, named: Dimensions) -> None:
 
 
 def name_sizes(cls: Class) -> None:
-    """Name the sizes that methods read from arguments, `batch, length, _ = x.shape`, as annotated.
+    """Name the sizes that methods read from arguments as annotated: `batch, _ = x.shape`.
 
-    The text is that of the first layer, whose open sizes may have other names.
+    The text is the first layer's, whose open sizes may have other names.
     """
     for method in cls.drafts[0].methods:
         every = {a.arg: _axes(a.annotation) for a in method.args.args}

@@ -1,4 +1,4 @@
-"""Names of the axes of arrays in the annotations of a class: features, images, gates, heads."""
+"""Names of array axes in a class's annotations: features, images, gates, heads."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _STATED = re.compile(r"dimension_numbers=\('(\w+)', '(\w+)', '(\w+)'\)")
 
 
 def letters_of(texts: Iterable[str]) -> str:
-    """The axes of the images of the first convolution in some texts; `""` if there is none."""
+    """The image axes of the first convolution in some texts, or `""`."""
     text = next((t for t in texts if CONV.search(t)), "")
     stated = _STATED.search(text)
     if stated is not None:
@@ -62,7 +62,7 @@ _RECURRENT = "recurrent_kernel"
 _LEAST_JOINED = 3
 _GROUPS = "feature_group_count="
 _AXIS_NAMES = ("batch", "length")
-# The names of the axes of attention kernels, by which axes the results lack.
+# The names of the axes of attention kernels, by the axes that the results lack.
 _HEADS: Mapping[tuple[bool, ...], tuple[str, str, str]] = {
     (True, False, False): ("n_in", HEADS, HEAD_DIM),
     (True, True, False): (HEADS, HEAD_DIM, "n_out"),
@@ -76,14 +76,14 @@ _AXES = {"N": "batch", "C": "c", "I": "c_in", "O": "c_out"}
 
 @dataclasses.dataclass
 class Dimensions:
-    """Names of the sizes in the annotations of a class that differ between its layers.
+    """Names of annotated sizes that differ between the layers of a class.
 
     Sizes that are equal in all layers share a name, except within one array.
 
     **Arguments:**
 
     - `conv`: whether the class is a convolution of images.
-    - `images`: the axes of images, such as `"NHWC"`; `""` if its arrays are none.
+    - `images`: the axes of images, such as `"NHWC"`; `""` if it has no images.
     - `text`: the text of its methods; `products`: whether it multiplies matrices.
     - `passed`: the numbers of features that both its first argument and its result have.
     - `bound`: the open dimensions that its arguments have.
@@ -106,7 +106,7 @@ class Dimensions:
 
     @staticmethod
     def of(drafts: Sequence[Draft], *, images: str) -> Dimensions:
-        """The names for a class; `images`: the axes of images in the program, if it has any."""
+        """The names for a class; `images`: the axes of the program's images, if any."""
         draft = drafts[0]
         text_ = "".join(draft.texts)
         conv = CONV.search(text_) is not None
@@ -182,7 +182,7 @@ class Dimensions:
                 texts.append(keys[0])
                 continue
             names = self.names.setdefault(keys, [])
-            # An open size is the same one everywhere, and so are sizes in a block.
+            # An open size is the same everywhere, and so are the sizes in a block.
             one = self.block or dimension(sizes[0]) is not None
             place = min(seen[keys], len(names) - 1) if one and names else seen[keys]
             if place == len(names):
@@ -228,7 +228,7 @@ class Dimensions:
         return f"{stem}_out" if result else f"{stem}_in"
 
     def _joined(self, keys: tuple[str, ...], name: str) -> str:
-        """`c_in+32`, if results have that many more features than the input in every layer."""
+        """`c_in+32`, if results have 32 features more than the input in every layer."""
         given = next((own for own, names in self.names.items() if name in names), ())
         numbers = [(int(n), int(m)) for n, m in zip(keys, given, strict=False)
                    if n.isdigit() and m.isdigit()]  # fmt: skip
@@ -249,7 +249,7 @@ class Dimensions:
         return f"{name}_out" if result else name
 
     def _of_field(self, axis: int, given: Sequence[bool], field: str) -> str:
-        """The name of a parameter's axis; `given`: for each, whether no result has its size."""
+        """The name of a parameter's axis; `given`: whether no result has its size."""
         rank = len(given)
         if self.images and 3 <= rank <= 5:
             name = self._layout(rank)[1][axis]
@@ -277,7 +277,7 @@ class Dimensions:
         return ("n_in", "n_out")[axis != transposed] if rank == 2 else "n"
 
     def _layout(self, rank: int) -> tuple[Sequence[str], Sequence[str]]:
-        """The names of the axes of images and kernels, in the order of a convolution."""
+        """Names of the axes of images and kernels, in a convolution's order."""
         stated, count = _STATED.search(self.text), rank - 2
         spatial = _SPATIAL[-count:]
         sides = [f"k{axis}" for axis in spatial]

@@ -62,7 +62,7 @@ class Outermost:
             return self._filled(arrays)
 
     def compare(self, method: str, recovered: Recovered, own: Sequence[Var]) -> None:
-        """Traces a method at its program's sizes, perhaps open, and compares the two.
+        """Trace a method at its program's sizes, perhaps open, and compare the two.
 
         **Arguments:**
 

@@ -67,7 +67,7 @@ STYLES = frozenset({"scan", "equinox"})
 
 
 def emit(recovered: Recovered, styles: Set[str] = frozenset()) -> Emission:
-    """Writes one program; `styles` as for `emit_methods`.
+    """Write one program; `styles` as for `emit_methods`.
 
     **Raises:** `EmissionError` if no text traces to the program.
     """
@@ -80,7 +80,7 @@ def emit_methods(
     styles: Set[str] = frozenset(),
     notes: Sequence[str] = (),
 ) -> Emission:
-    """Writes programs that share parameters as the methods of one class.
+    """Write programs that share parameters as the methods of one class.
 
     **Arguments:**
 
@@ -104,7 +104,7 @@ def emit_methods(
     try:
         return _emit(_with_checks(recovered, None), title, styles, notes)
     except EmissionError:
-        # JAX does not mark the operands of all functions as varying along the same axes.
+        # JAX marks the operands of some functions as varying along other axes.
         return _emit(_with_checks(recovered, False), title, styles, notes)
 
 
@@ -166,7 +166,7 @@ def _emit(
 
 
 def _described(made: Emission, recovered: Mapping[str, Recovered], title: str) -> Emission:
-    """The emission, after its namespace has got the source, the origin of arrays and the README."""
+    """The emission, with source, array origins and README in its namespace."""
     params = (p for r in recovered.values() for p in r.entry.params)
     shapes = {p.name: tuple(p.value.shape) for p in params}
     entries = {name: (r.entry, made.certificates[name]) for name, r in recovered.items()}
@@ -390,7 +390,7 @@ class _Variant:
         jaxprs: Mapping[str, Jaxpr],
         defects: list[str],
     ) -> tuple[types.ModuleType, Outermost]:
-        """The last text that computes the programs; there is a defect if the last one does not."""
+        """The last text that computes the programs; a defect if it is not the last of all."""
         values, held, weights = self.parameters.values, self.held, self.weights
         for i, namespace in reversed([*enumerate(namespaces)]):
             made = Outermost(getattr(namespace, cls), leaves, values, held, weights)
@@ -467,7 +467,7 @@ class _Variant:
         return cut.cut(jaxpr, paths, self.messages, assigned, alone=alone)
 
     def _restyle(self, roots: Mapping[str, cut.Layer], program: Program) -> None:
-        """Replaces layers by those of Equinox, and stacks layers."""
+        """Replace layers by those of Equinox, and stack layers."""
         if len(roots) > 1:
             raise EmissionError(
                 "layers that several methods share are neither stacked nor replaced"

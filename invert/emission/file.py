@@ -137,7 +137,7 @@ class File(Writer):
         return function
 
     def define(self, function: FunctionText, hint: str) -> tuple[str, bool]:
-        """Adds a function unless its text is there; returns name, and whether new."""
+        """Add a function unless its text is there; return name, and whether new."""
         node = render(function, "function", {}, self.names.taken)
         key = (hint, syntax.text_of(node))
         if key in self._texts:

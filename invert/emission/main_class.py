@@ -123,7 +123,7 @@ class Main:
         self._dictionaries: dict[str, str] = {}
 
     def add(self, node: Node, trained: Set[Var], *, loader: bool = True) -> str:
-        """Adds the class and the loader of its weights; returns the class's name.
+        """Add the class and the loader of its weights; return the class's name.
 
         **Arguments:**
 
@@ -172,7 +172,7 @@ class Main:
         return method.arguments, run
 
     def _add_specs(self, node: Node) -> bool:
-        """Defines the shardings of the arrays; returns whether there are any."""
+        """Define the shardings of the arrays; return whether there are any."""
         specs = {".".join(p): self.specs[v] for p, v in node.leaves() if v in self.specs}
         if specs and not self.stacked:
             keys: list[ast.expr | None] = list(map(syntax.number, specs))
@@ -485,7 +485,7 @@ def _refusal(actual: ast.expr, test: ast.cmpop, limit: ast.expr, message: str) -
 
 
 def _guard(node: ast.FunctionDef, guards: Sequence[ast.stmt]) -> None:
-    """Inserts statements at the beginning of a function, after its docstring."""
+    """Insert statements at the beginning of a function, after its docstring."""
     first = 1 if ast.get_docstring(node) is not None else 0
     node.body[first:first] = guards
 

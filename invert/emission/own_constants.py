@@ -1,8 +1,8 @@
 """Gives each layer its own constant, where equal ones have been merged.
 
-A new model's biases are zeros and its scales are ones, so an export has a single constant for each
-size. Two uses of it belong to one layer if their other operands come from the same parameters by
-the same operations, as in the steps of an unrolled loop.
+A new model's biases are zeros and its scales are ones, so an export holds only one constant for
+each size. Two uses of it belong to one layer if their other operands come from the same parameters
+by the same operations, as in the steps of an unrolled loop.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ _LARGEST_MASK = 1 << 12
 
 
 class Parameters:
-    """The constants and parameters of some programs, by the variables that all of them share.
+    """Constants and parameters of some programs, by their shared variables.
 
     **Attributes:**
 
@@ -206,7 +206,7 @@ def _name_by_values(value: Value) -> str:
 
 
 def _is_sinusoidal(value: Value) -> bool:
-    """Whether rows hold the sines and cosines of some angles, in turn or one after the other."""
+    """Whether rows hold sines and cosines of angles, interleaved or concatenated."""
     rows, columns = value.shape[-2:] if len(value.shape) > 1 and value.size else (0, 0)
     if not jax.numpy.issubdtype(value.dtype, np.floating) or rows < 2 or columns < 4 or columns % 2:
         return False

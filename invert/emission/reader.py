@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from invert.emission.python import syntax
 
 # Tensors are named by the paths of their fields. Arrays of dtypes that the format lacks are bytes,
-# with the dtype in the metadata. Files are memory-mapped, and one array is read at a time, so that
-# no more than one is held twice; on a mesh, each device reads its part of the array alone.
+# with the dtype in the metadata. Files are memory-mapped, and arrays are read one at a time, so at
+# most one is in memory twice; on a mesh, each device reads only its part of an array.
 _LOADER = '''
 def load(
     path: str | Path | None = None,

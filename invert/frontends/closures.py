@@ -1,4 +1,4 @@
-"""Names of the variables that a Python function uses, by where it holds them.
+"""Names of a Python function's variables, from where it holds them.
 
 `tf.nest.map_structure(tf.Variable, params)`, the idiom for jax2tf, names all of them `Variable`.
 """

@@ -108,7 +108,7 @@ def load(file: Path, custom_objects: Mapping[str, object] | None = None) -> TfOb
         raise UnsupportedOpError(problems)
     try:
         return keras.saving.load_model(file, custom_objects=own, compile=False, safe_mode=True)
-    # What Keras raises for a damaged configuration or weights that do not fit.
+    # Keras raises these for a damaged configuration or weights that do not fit.
     except (
         ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, MemoryError,
         OSError, RuntimeError, TypeError, ValueError, zipfile.BadZipFile, zlib.error,

@@ -6,7 +6,7 @@ import contextlib
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TypeGuard
+from typing import TypeGuard
 
 import equinox as eqx
 import jax
@@ -74,7 +74,9 @@ def with_names(
     ]
 
 
-def with_open_batch(model: object, args: Sequence[object], kwargs: Mapping[str, object]) -> Any:
+def with_open_batch(
+    model: object, args: Sequence[object], kwargs: Mapping[str, object]
+) -> tuple[tuple[object, ...], dict[str, object]] | None:
     """The arguments of a call as types that leave the batch open.
 
     Keras's first axis is the batch. Types that the caller states are kept.

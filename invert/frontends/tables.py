@@ -5,14 +5,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from invert._errors import MalformedModelError
 from invert.checkpoint.bundle import content_of
 from invert.protos.tensors import STRING, decode_dtype, decode_shape, decode_tensor, type_name
-from invert.protos.types import Attributes, NodeDef
+from invert.protos.types import Attributes, FunctionDef, NodeDef
 from invert.tf.graph.check import parse_tensor, past_identities
 
 _IMPORTS = frozenset(
@@ -121,7 +120,7 @@ def filled_by(
     def source(text: str) -> str:
         return past_identities(text, nodes)[0]
 
-    def value(text: str) -> Any:
+    def value(text: str) -> object:
         name = source(text)
         if name in given:  # a constant, also for the path of an asset
             return given[name]
@@ -186,7 +185,7 @@ class Buckets:
         return keys[used], values[used]
 
 
-def buckets_of(function: Any) -> Buckets | None:
+def buckets_of(function: FunctionDef) -> Buckets | None:
     """The buckets that a table's `FunctionDef` declares; `None` if the table is not dense."""
     nodes = {n.name: n for n in function.node_def}
     for node in nodes.values():

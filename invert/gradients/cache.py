@@ -95,8 +95,8 @@ class _Table(Generic[_T]):
     ) -> _T:
         """The value for these programs, computed by `make` if it is not cached.
 
-        `holds_for_all(value)` says whether a value is right for any constants. Values with
-        different `under` are kept apart.
+        `holds_for_all(value)` tells whether a value is right for any constants. Entries with
+        different `under` are separate.
         """
         split = [split_constants(p) for p in programs]
         constants = [c for _, held in split for c in held]

@@ -35,7 +35,7 @@ NOT_TRANSPOSED = (*FAILURES, AssertionError, RuntimeError)
 class OtherShapesError(InvertError):
     """The container's gradient does not have the shapes of the arguments.
 
-    With open sizes it may have them where the sizes fulfil the constraints of the container.
+    At open sizes it may have them where the sizes meet the constraints of the container.
     """
 
 

@@ -40,10 +40,10 @@ def _clips(eqn: Eqn) -> bool:
 
 
 def _bind(eqn: Eqn, operands: list[Value]) -> Sequence[Value]:
-    """Bind an equation; a strided slice of an open size as JAX writes `x[::2]`.
+    """Bind an equation; a strided slice at an open size as in JAX's `x[::2]`.
 
-    The lengths of the two are equal, but other expressions of the size, and so are those of the
-    cotangents in the container's gradient.
+    Both have the same length, but as different expressions of the size; those of the container's
+    gradient are JAX's.
     """
     if eqn.primitive.name != "slice" or eqn.params["strides"] is None:
         return bind(eqn, operands)

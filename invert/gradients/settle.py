@@ -126,7 +126,7 @@ class GradientResolver:
             consts = consts_of(closed) if jaxpr.constvars == outer.constvars else ()
             return self._body(Graph(jaxpr, consts))
 
-        # A caller may be tracing while the program is recovered; this has to run now.
+        # The program may be recovered under a caller's trace; this has to run now.
         with eval_context():
             return jaxprs.map_jaxprs(closed, visit)
 
@@ -191,25 +191,10 @@ class GradientResolver:
         if is_zero(raw):
             self._say(gradient, "stop_gradient: it is zero")
             return Rule(stopped, parts(eqn)[0], "stop_gradient")
-        if checks and from_jax:
-            for variant in (region, promised) if region.clipped else (region,):
-                for candidate in with_stops(variant, raw, self.x64):
-                    if self._is_proved(candidate, raw):
-                        told = "agrees with autodiff, with stop_gradient put back"
-                        return self._plain(candidate, told)
-                # After the stops, since each of its candidates is compiled.
-                bounded = with_bounds(region, raw, self.x64) if variant is region else None
-                if bounded is not None:
-                    how = "" if self._is_proved(bounded, raw) else " numerically"
-                    told = f"agrees with autodiff{how}, where some gathers promise bounds"
-                    return self._plain(bounded, told)
-        if checks and self.itself is not None:
-            # An author's rule may read the results of the function, as that of a norm does.
-            candidate = with_calls(region, self.itself)
-            if candidate and (
-                self._is_proved(candidate, raw) or not self._difference(candidate, raw)
-            ):
-                return self._plain(candidate, "agrees with autodiff, where it calls the function")
+        if checks and from_jax and (rule := self._adjusted(region, promised, raw)) is not None:
+            return rule
+        if checks and (rule := self._calling_itself(region, raw)) is not None:
+            return rule
         rule = self._rule_of(region, raw)
         # JAX's own error names neither the function nor a remedy.
         forward = (
@@ -219,6 +204,35 @@ class GradientResolver:
         )
         self._say(gradient, f"kept as {rule.kind}: {reason}{forward}")
         return rule
+
+    def _adjusted(
+        self, region: MarkedRegion, promised: MarkedRegion, raw: ClosedJaxpr
+    ) -> Rule | None:
+        """The region with `stop_gradient` or promised bounds where autodiff then agrees."""
+        for variant in (region, promised) if region.clipped else (region,):
+            for candidate in with_stops(variant, raw, self.x64):
+                if self._is_proved(candidate, raw):
+                    told = "agrees with autodiff, with stop_gradient put back"
+                    return self._plain(candidate, told)
+            # After the stops, since each of its candidates is compiled.
+            bounded = with_bounds(region, raw, self.x64) if variant is region else None
+            if bounded is not None:
+                how = "" if self._is_proved(bounded, raw) else " numerically"
+                told = f"agrees with autodiff{how}, where some gathers promise bounds"
+                return self._plain(bounded, told)
+        return None
+
+    def _calling_itself(self, region: MarkedRegion, raw: ClosedJaxpr) -> Rule | None:
+        """The gradient with calls of its function, if autodiff then agrees.
+
+        An author's rule may read the results of the function, as that of a norm does.
+        """
+        candidate = None if self.itself is None else with_calls(region, self.itself)
+        if not candidate or not (
+            self._is_proved(candidate, raw) or not self._difference(candidate, raw)
+        ):
+            return None
+        return self._plain(candidate, "agrees with autodiff, where it calls the function")
 
     def _plain(self, region: MarkedRegion, told: str) -> Rule:
         """A variant of the region that needs no rule."""
@@ -237,7 +251,7 @@ class GradientResolver:
         with jax.enable_x64(self.x64):
             read_nested()
         nested = jaxprs.canonicalize(region.backward(nested=True))
-        # The options ask for this gradient; those inside are kept only if they differ.
+        # The options request this gradient; nested ones are kept only if they differ.
         config = dataclasses.replace(self.config, custom_gradients="check")
         first = self.recognize(raw)
         itself = None

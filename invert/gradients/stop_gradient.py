@@ -211,7 +211,7 @@ def with_stops(region: MarkedRegion, raw: AnyJaxpr, x64: bool) -> Iterator[Marke
     """Variants of `region` with stopped values, whose autodiff agrees numerically with `raw`.
 
     The search is greedy: each step adds the place that makes most results right. It runs at one
-    choice of the open sizes; what it finds is proved for all of them.
+    choice of the open sizes; the result is proved for all of them.
     """
     inner = open_jaxpr(region.forward)
     places = _Places.of(inner, [inner.invars[-len(region.inputs) :][i] for i in region.wanted])
@@ -254,7 +254,7 @@ def _search(places: _Places, region: MarkedRegion, raw: AnyJaxpr, program: Jaxpr
 
         return some_of(region.autodiff_of(places.program(gate, program), values))
 
-    # What is found is proved afterwards, so that some elements of large results are enough here.
+    # Candidates are proved afterwards, so checking some elements of large results is enough here.
     def some_of(results: Sequence[Value]) -> list[Value]:
         return [x if x.size <= _ELEMENTS else jnp.ravel(x)[_places(x.size)] for x in results]
 

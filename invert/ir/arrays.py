@@ -19,8 +19,8 @@ KnownBytes = MutableMapping[bytes, np.ndarray]
 def aligned(value: np.ndarray) -> np.ndarray:
     """Read-only memory that `device_array` can share: itself if aligned, otherwise a copy.
 
-    Values of a checkpoint follow each other without gaps. Otherwise each device array would
-    copy its value.
+    Values of a checkpoint follow each other without gaps, so most are not aligned, and JAX would
+    copy them for each device array.
     """
     narrowed = jax.dtypes.canonicalize_dtype(value.dtype) != value.dtype
     fits = value.ctypes.data % _ALIGNMENT == 0 and value.flags.c_contiguous

@@ -38,6 +38,11 @@ def is_key(v: Atom) -> bool:
     return not v.aval.shape and jax.dtypes.issubdtype(v.aval.dtype, jax.dtypes.prng_key)
 
 
+def is_weak(v: Atom) -> bool:
+    """Whether the type of a value is weak."""
+    return bool(getattr(v.aval, "weak_type", False))
+
+
 def is_differentiable(aval: Aval) -> bool:
     """Whether values of this type have tangents."""
     return jax.dtypes.issubdtype(aval.dtype, np.inexact)

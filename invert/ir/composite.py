@@ -21,9 +21,9 @@ from invert.ir.jaxprs import map_equations
 from invert.ir.types import ClosedJaxpr, Eqn, Jaxpr, Params
 
 
-# Emission writes this very function into the files that hold composites, so it uses nothing else
-# of this package, not even its names of types. `lax.composite` alone has no derivatives and no
-# batching rule (jax 0.10, 0.12).
+# Emission copies this function into files that hold composites, so it uses nothing else of this
+# package, not even its type aliases. `lax.composite` alone has no derivatives and no batching rule
+# (jax 0.10, 0.12).
 def composite(
     name: str, version: int = 0, attributes: dict[str, Any] | None = None
 ) -> Callable[..., Any]:

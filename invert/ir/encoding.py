@@ -1,9 +1,8 @@
 """Programs as plain data, for files: lists, text and numbers that JSON holds.
 
-Names stand for what belongs to JAX: primitives, dtypes, generators of random numbers. They are
-looked up in tables, so that reading a file runs nothing that it says. What has no name, such as a
-derivative rule, cannot be encoded. A decoded program equals the encoded one in every respect but
-source lines.
+JAX's objects (primitives, dtypes, generators of random numbers) are stored by name and looked up in
+tables, so reading a file runs no code. Objects without a name, such as derivative rules, cannot be
+encoded. A decoded program equals the encoded one in every respect but source lines.
 """
 
 from __future__ import annotations
@@ -76,7 +75,7 @@ def decoded(data: Data, size: DimSize | None = None) -> Value:
 
 
 def key_of(*values: Value) -> Data:
-    """Values that name something, as data; functions are named by where they are defined.
+    """A key as data; functions are named by where they are defined.
 
     **Raises:** `NotEncodable`, also for a function that is not found under its name.
     """
@@ -87,7 +86,7 @@ class _Encoder:
     def __init__(self) -> None:
         self.types: list[Data] = []
         self.programs: list[Data] = []
-        # With the types and programs themselves, so that no id is reused.
+        # The types and programs are kept alive, so that no id is reused.
         self._places: dict[int, tuple[int, object]] = {}
 
     def whole(self, value: Value) -> Data:

@@ -1,7 +1,7 @@
 """Functions that compute what one primitive does, faster on some platforms.
 
-Optimized programs call them, and emission copies them into the files that hold such calls. So they
-use nothing else of this package. Sizes of a batch may be open.
+Optimized programs call them, and emission copies them into files that call them, so they use
+nothing else of this package. Batch sizes may be open.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def depthwise_conv(
     """Convolve each channel separately: a sum of shifted products, at least in float32.
 
     `x` is (batch, *sizes, channels), `kernel` is (*window, 1, channels * multiplier), `padding` is
-    (before, after, between) for each size. The derivative by `kernel` goes row by row: shifted
-    copies of the whole of `x` would be in memory together.
+    (before, after, between) for each size. The derivative by `kernel` goes row by row, since
+    shifted copies of the whole of `x` would all be in memory at once.
     """
     wide = jnp.promote_types(x.dtype, jnp.float32)
     *window, _, count = kernel.shape

@@ -1,9 +1,9 @@
 """The equation that marks a derivative supplied by the container.
 
-`tf.custom_gradient` passes its results and its arguments through one op that names a gradient
-function. Raising puts a marker in its place: an identity on the results that also holds the
-arguments and the gradient function. Markers occur in the raw program only. A later stage compares
-the gradient with automatic differentiation and removes the marker or turns it into a rule.
+`tf.custom_gradient` passes its results and arguments through one op that names a gradient function.
+Raising replaces it by a marker: an identity on the results that also holds the arguments and the
+gradient function. Markers occur in the raw program only. A later stage compares the gradient with
+automatic differentiation and removes the marker or turns it into a rule.
 """
 
 from __future__ import annotations

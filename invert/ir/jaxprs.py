@@ -93,7 +93,7 @@ def _size(closed: AnyJaxpr) -> int:
     return sum(1 + len(e.invars) for e in equations(open_jaxpr(closed)))
 
 
-# The primitives to which `_live` does more than to remove them.
+# The primitives that `_live` rewrites rather than only removes.
 _NORMALIZED = frozenset({"while", "gather", dim_as_value_p.name})
 
 
@@ -285,7 +285,7 @@ def with_typed_literals(closed: J) -> J:
 
 
 def without_empty(closed: J) -> J:
-    """Replace the uninitialized numbers with which JAX fills results of loops by zeros.
+    """Replace uninitialized arrays, which JAX fills in loops, by zeros.
 
     Lowering does the same.
     """

@@ -8,9 +8,9 @@ from invert.ir.types import Atom, Eqn, Jaxpr, Var
 
 
 def with_last_key(jaxpr: Jaxpr) -> Jaxpr:
-    """Draw the last numbers with the key itself, instead of splitting it once more.
+    """Draw the last numbers with the key itself instead of splitting it again.
 
-    Other numbers of the same distribution are drawn: the key is used for nothing else.
+    This draws other numbers of the same distribution; the key has no other use.
     """
     jaxpr = dce(jaxpr)
     graph = Graph(jaxpr)

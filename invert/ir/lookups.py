@@ -18,7 +18,7 @@ _TAKE = "_take"
 def with_wrapped_positions(jaxpr: Jaxpr) -> Jaxpr:
     """Wrap negative indices in lookups of positions, if another lookup does.
 
-    No position is negative, so no result changes, and both lookups become the same layer.
+    Positions are never negative, so no result changes, and both lookups become the same layer.
     """
     graph = Graph(jaxpr)
     takes = [e for e in jaxpr.eqns if e.params.get("name") == _TAKE and len(e.invars) == 2]

@@ -245,7 +245,7 @@ class Match:
         return None
 
     def refused(self, root: Eqn, reason: str = "") -> None:
-        """Records in `misses` why the match at `root` cannot be replaced."""
+        """Record in `misses` why the match at `root` cannot be replaced."""
         if self.misses is None:
             return
         if reason:

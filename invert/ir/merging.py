@@ -28,7 +28,7 @@ def merge_equations(
     *,
     with_jaxprs: bool = False,
 ) -> Jaxpr:
-    """Merge equal equations of one jaxpr into the first of them; the jaxpr itself if none changes.
+    """Merge equal equations of one jaxpr; the jaxpr itself if none changes.
 
     **Arguments:**
 

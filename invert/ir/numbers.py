@@ -16,10 +16,10 @@ from invert.ir.types import Aval, Value
 
 @contextlib.contextmanager
 def on_cpu() -> Iterator[None]:
-    """Run programs that are compared numerically on the CPU, whatever the default device is.
+    """Run programs on the CPU for numerical comparison, whatever the default device is.
 
     A GPU or TPU multiplies float32 with fewer bits by default. That error is larger than the
-    differences to be found, and compilation takes longer.
+    differences of interest, and compilation takes longer.
     """
     try:
         (device, *_) = jax.local_devices(backend="cpu")

@@ -10,7 +10,7 @@ _N = TypeVar("_N", bound=Hashable)
 
 
 def reached(roots: Iterable[_N], following: Callable[[_N], Iterable[_N]]) -> dict[_N, None]:
-    """The roots and all that follows from them, each once, the nearest first."""
+    """The roots and everything reachable from them, each once, the nearest first."""
     reached = dict.fromkeys(roots)
     pending = list(reached)
     for node in pending:  # grows
@@ -26,9 +26,9 @@ def postorder(
     before: Callable[[_N], Sequence[_N]],
     loop: Callable[[_N], Exception] = ValueError,
 ) -> list[_N]:
-    """The roots and all before them, depth first, each after those before it.
+    """The roots and all their predecessors, depth first, each after its predecessors.
 
-    **Raises:** the error that `loop` makes of a node that comes before itself.
+    **Raises:** the error that `loop` makes for a node that precedes itself.
     """
     order: list[_N] = []
     done: dict[_N, bool] = {}

@@ -1,7 +1,7 @@
 """Passes over the equations of one jaxpr.
 
 A step that holds a graph of the jaxpr belongs in `replaced`, where results keep their names: it
-sees the operands of the graph. In `rewritten`, operands are renamed as results are.
+sees the operands of the graph. In `rewritten`, operands follow the renaming of results.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def replaced(jaxpr: Jaxpr, step: Callable[[Eqn], Sequence[Eqn] | None]) -> Jaxpr
 def rewritten(jaxpr: Jaxpr, step: Callable[[Eqn], Made | None]) -> Jaxpr:
     """Replace each equation for which `step` returns others and the atoms of their results.
 
-    The jaxpr itself if none changes. Equations are given to `step` on renamed operands, which no
-    graph of the jaxpr knows.
+    The jaxpr itself if none changes. `step` gets equations on renamed operands, which a graph of
+    the jaxpr does not know.
     """
     eqns: list[Eqn] = []
     names: dict[Var, Atom] = {}

@@ -19,10 +19,10 @@ _M = TypeVar("_M")
 
 @dataclasses.dataclass
 class Retracer(abc.ABC, Generic[_M]):
-    """Evaluates programs under a trace whose values may have other types than their variables.
+    """Evaluates programs whose values may have other types than their variables.
 
-    A mark is what distinguishes such a type from that of the variable. Carries of a loop, and
-    results of branches, are given the mark that they have in common.
+    A mark is the difference between such a type and that of the variable. Carries of a loop, and
+    results of branches, get the mark that they have in common.
     """
 
     _calls: dict[AnyJaxpr, JaxFunction] = dataclasses.field(default_factory=dict, kw_only=True)
@@ -37,7 +37,7 @@ class Retracer(abc.ABC, Generic[_M]):
 
     @abc.abstractmethod
     def common(self, marks: Sequence[_M]) -> _M:
-        """The mark that values of these marks can all be given."""
+        """The mark that values with any of these marks can get."""
 
     @abc.abstractmethod
     def marked(self, value: Value, mark: _M) -> Value:

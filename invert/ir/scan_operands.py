@@ -19,8 +19,8 @@ from invert.ir.unit_axes import added_axes
 def unreversed(jaxpr: Jaxpr) -> Jaxpr:
     """Replace each `scan` of reversed inputs by a `scan` in the other direction.
 
-    Each step computes the same from the same rows. Stacked results come out reversed; a reversal
-    after the loop cancels.
+    Each step computes the same from the same rows. Stacked results are reversed, which cancels a
+    reversal after the loop.
     """
     if not any(e.primitive.name == "scan" for e in jaxpr.eqns):
         return jaxpr

@@ -2,8 +2,8 @@
 
 Lowering computes sizes by ordinary integer ops. If all operands are sizes, so is the result: JAX's
 dimension expressions support `+ * min max`. An op that depends on an undecided sign or comparison
-stays a `Term`. The steps of a division rounded down stay terms too, until the whole is recognized
-as the term to which JAX traces its own division.
+stays a `Term`. The steps of a floor division stay terms too, until the whole is recognized as JAX's
+own floor division.
 """
 
 from __future__ import annotations
@@ -250,7 +250,7 @@ def _toward_zero(name: str) -> Operation:
             return quotient if name == "div" else a - quotient * b
         if _is_size(a) and _is_size(b) and decided("gt", a, 0) and decided("gt", b, 0):
             return _UP[name](a, b)
-        # If its sign is undecided, it may be a step of a division rounded down; see `_settled`.
+        # If its sign is undecided, it may be a step of a floor division; see `_settled`.
         return Term(name, (a, b))
 
     return run
@@ -283,7 +283,7 @@ def _equal(a: Number, b: Number) -> bool:
 
 
 def _logical(name: str, decides: bool) -> Callable[[Number, Number], Number]:
-    """A conjunction or disjunction, which one operand of value `decides` decides."""
+    """A conjunction or disjunction; an operand equal to `decides` decides it."""
 
     def run(a: Number, b: Number) -> Number:
         for one, other in ((a, b), (b, a)):

@@ -2,7 +2,7 @@
 
 JAX traces them with 32 or 64 bits, depending on its x64 setting, and weak types, and converts them
 on use. Here each use has its own 64-bit equation and one conversion to the type needed, which is
-correct under either setting. No loop carries a size that its steps do not change.
+correct under either setting. Loops do not carry sizes that their steps leave unchanged.
 """
 
 from __future__ import annotations

@@ -306,7 +306,7 @@ def _positive(size: DimSize) -> DimSize:
 def renaming(sizes: Iterable[DimSize], names: Mapping[str, str]) -> dict[str, DimSize]:
     """Rename the dimensions in `sizes`, in a scope with the same constraints.
 
-    A name that is already taken is skipped.
+    Names already taken are skipped.
     """
     old = variables(sizes)
     new: dict[str, str] = {}

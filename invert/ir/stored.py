@@ -1,10 +1,10 @@
 """What earlier processes lowered, in the user's cache directory.
 
-Lowering is most of a first conversion: JAX traces and lowers each function that a pattern proposes,
-and each equation of a certificate. What comes of it depends on the versions of JAX and of this
-package, on JAX's settings, and on what was lowered. All of these are in the key of an entry, so
-that an entry is what lowering would give. Only programs for the CPU are stored: what lowers for
-other platforms depends on plugins too.
+Lowering takes most of the time of a first conversion: JAX traces and lowers each function that a
+pattern proposes, and each equation of a certificate. The result depends on the versions of JAX and
+of this package, on JAX's settings, and on what is lowered. All of these are in the key of an entry,
+so an entry equals what lowering would give. Only programs for the CPU are stored, since lowering
+for other platforms also depends on plugins.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _T = TypeVar("_T")
 
 @functools.lru_cache(maxsize=64)
 def _decoded(text: str) -> Value:
-    """What a text encodes: often several entries hold the same program."""
+    """The program that a text encodes; often several entries hold the same one."""
     return decoded(json.loads(text))
 
 
 def called(function: Callable[..., Value], *values: Value, shape: Shape) -> Value:
-    """`function(*values, shape)`, whose program an earlier process may have traced.
+    """`function(*values, shape)`, perhaps from a program that an earlier process traced.
 
     The function is a `jax.jit` of this package that depends on types alone, and has one result.
     """
@@ -57,11 +57,11 @@ def _traced(
 
 
 class Entry:
-    """The place of a program, or of text about one.
+    """A place in the cache for a program, or for text about one.
 
     **Arguments:**
 
-    - `kind`: what is done to the parts to obtain it.
+    - `kind`: the operation on the parts that makes it.
     - `parts`: what it depends on, besides versions and settings.
     - `sizes`: sizes among the parts, from which its open sizes are made.
     """
@@ -82,7 +82,7 @@ class Entry:
         text = _user_cache.text_of(self._key) if self._key else None
         if text is None:
             return None
-        # The text is as it was written, but may have been written by another program.
+        # The text is unchanged, but another program may have written it.
         with contextlib.suppress(Damaged, ValueError, RecursionError):
             # Sizes of different scopes cannot be compared.
             return _decoded(text) if self._size is None else decoded(json.loads(text), self._size)

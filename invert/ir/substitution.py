@@ -66,7 +66,7 @@ def at_samples(program: J) -> list[J]:
 
 
 def substitute(program: J, values: Mapping[str, DimSize]) -> J:
-    """Substitutes sizes in shapes, parameters, inner programs and derivative rules."""
+    """Substitute sizes in shapes, parameters, inner programs and derivative rules."""
     return _Substitution(values).program(program)
 
 

@@ -1,19 +1,19 @@
-"""Normal form for traced programs, to compare emitted source with the program.
+"""Normal form of programs that trace alike, derivatives included: to compare emitted source.
 
-Tracing orders the closed-over operands of loops and branches by first use, and keeps the rules of
-custom derivatives as functions. Both are made comparable here.
+Primitives, loops and functions with derivative rules are kept. The form removes only what may
+differ between two traces of equivalent source: weak types, the order of closed-over operands,
+wrappers of `jax.numpy`. `lowered_form` is the coarser form of programs that lower alike.
 """
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import dataclasses
 import functools
 import itertools
 import math
 from collections.abc import Callable, Hashable, Sequence, Set
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
 
 import jax
 import numpy as np
@@ -40,8 +40,9 @@ from invert._private.jax import (
     with_names,
 )
 from invert.ir import kinds
-from invert.ir.avals import is_differentiable, type_of
-from invert.ir.graph import Graph, is_var
+from invert.ir.avals import is_differentiable, is_weak, type_of
+from invert.ir.closed_over import in_order_of_use, typed, with_closed_over
+from invert.ir.graph import is_var
 from invert.ir.interpret import bind, retrace
 from invert.ir.jaxprs import (
     broadcast_in_place_of,
@@ -52,7 +53,7 @@ from invert.ir.jaxprs import (
     with_values,
     without_empty,
 )
-from invert.ir.loops import CondParts, ScanParts, WhileParts
+from invert.ir.loops import ScanParts
 from invert.ir.match import Deferred
 from invert.ir.match import difference as _difference
 from invert.ir.merging import merge_equations
@@ -174,7 +175,7 @@ def plain(closed: J) -> J:
         kept = _returned(eqn)
         if kept is None:
             return [_typed_operands(eqn)], eqn.outvars
-        return [], [_typed(eqn.invars[kept])]
+        return [], [typed(eqn.invars[kept])]
 
     def one(jaxpr: Jaxpr) -> Jaxpr:
         jaxpr = _narrow(rewritten(_with_bounds(unwrapped(jaxpr)), plainer))
@@ -346,7 +347,7 @@ def _strengthened(jaxpr: Jaxpr) -> Jaxpr:
     identities = any(_returned(e) is not None for e in jaxpr.eqns)
     jaxpr = jaxpr.replace(
         eqns=[_typed_operands(e) for e in jaxpr.eqns],
-        outvars=[_typed(a) for a in jaxpr.outvars],
+        outvars=[typed(a) for a in jaxpr.outvars],
     )
     if not weak and not identities:
         return jaxpr
@@ -438,17 +439,12 @@ def _shifts(eqn: Eqn, wide: Set[Atom]) -> bool:
     return len(numbers) == 1 and abs(int(numbers[0].val)) <= _FEW
 
 
-def is_weak(v: Atom) -> bool:
-    """Whether the type of a value is weak."""
-    return bool(getattr(v.aval, "weak_type", False))
-
-
 def _strong_type(v: Var) -> Aval:
     return type_of(v) if hasattr(v.aval, "shape") else v.aval
 
 
 def _typed_operands(eqn: Eqn) -> Eqn:
-    invars = [_typed(a) for a in eqn.invars]
+    invars = [typed(a) for a in eqn.invars]
     changed = any(a is not b for a, b in zip(invars, eqn.invars, strict=True))
     eqn = eqn.replace(invars=invars) if changed else eqn
     if eqn.primitive.name == "slice" and set(eqn.params["strides"] or ()) == {1}:
@@ -480,83 +476,14 @@ def _plain(eqn: Eqn) -> Eqn:
     return eqn
 
 
-def _is_silent(sharding: Any) -> bool:
+def _is_silent(sharding: object) -> bool:
     """Whether a sharding constrains nothing: no devices, or all dimensions unconstrained."""
-    mesh = getattr(sharding, "mesh", None)
-    if mesh is None or mesh.empty:
-        return mesh is not None
-    return mesh.are_all_axes_auto and not any(isinstance(e, (str, tuple)) for e in sharding.spec)
-
-
-def _typed(atom: Atom) -> Atom:
-    if not isinstance(atom, Literal):
-        return atom
-    aval = cast(Any, atom.aval)
-    # The dtype of a Python number may differ from that of its literal.
-    is_array = isinstance(atom.val, (np.ndarray, np.generic)) and atom.val.dtype == aval.dtype
-    if (is_array and not is_weak(atom)) or not hasattr(aval, "dtype"):
-        return atom
-    return Literal(np.asarray(atom.val, aval.dtype), ShapedArray((), aval.dtype))
-
-
-def order_of_use(jaxpr: Jaxpr, variables: Sequence[Var]) -> list[int]:
-    """Positions of `variables`, in order of use by the results.
-
-    This does not depend on the order of the equations.
-    """
-    graph = Graph(jaxpr)
-    wanted = {v: i for i, v in enumerate(variables)}
-    order: dict[int, None] = {}
-    seen: set[Atom] = set()
-    pending = collections.deque(jaxpr.outvars)
-    while pending:
-        atom = pending.popleft()
-        if isinstance(atom, Literal) or atom in seen:
-            continue
-        seen.add(atom)
-        if atom in wanted:
-            order.setdefault(wanted[atom])
-        elif (eqn := graph.producers.get(atom)) is not None:
-            pending.extendleft(reversed(eqn.invars))
-    return list(order)
-
-
-def _reorder(
-    jaxprs: Sequence[AnyJaxpr], operands: Sequence[Atom], count: int
-) -> tuple[list[AnyJaxpr], list[Atom]]:
-    """Order the first `count` operands of some jaxprs by use and merge repeated ones.
-
-    Literals among them move into the jaxprs.
-    """
-    opened = [open_jaxpr(j) for j in jaxprs]
-    order: dict[int, None] = {}
-    for jaxpr in opened:
-        for i in order_of_use(jaxpr, jaxpr.invars[:count]):
-            order.setdefault(i)
-    first: dict[Atom, int] = {}
-    kept: list[int] = []
-    same: dict[int, int] = {}
-    numbers: dict[int, Atom] = {}
-    for i in order:
-        atom = operands[i]
-        if isinstance(atom, Literal):
-            numbers[i] = _typed(atom)  # emitted text writes it at each use
-            continue
-        same[i] = first.setdefault(atom, i)
-        if same[i] == i:
-            kept.append(i)
-    changed = []
-    for closed, jaxpr in zip(jaxprs, opened, strict=True):
-        names: dict[Var, Atom] = {
-            jaxpr.invars[i]: jaxpr.invars[j] for i, j in same.items() if i != j
-        }
-        names.update((jaxpr.invars[i], number) for i, number in numbers.items())
-        jaxpr = rename(jaxpr, names) if names else jaxpr
-        invars = [jaxpr.invars[i] for i in kept] + list(jaxpr.invars[count:])
-        made = close_like(closed, jaxpr.replace(invars=invars))
-        # Equations that read one operand under two names have become equal.
-        changed.append(merged(made) if len(first) < len(same) else made)
-    return changed, [operands[i] for i in kept] + list(operands[count:])
+    if not isinstance(sharding, jax.sharding.NamedSharding):
+        return False
+    mesh = sharding.mesh
+    return mesh.empty or (
+        mesh.are_all_axes_auto and not any(isinstance(e, (str, tuple)) for e in sharding.spec)
+    )
 
 
 def _hoisted(eqn: Eqn) -> Made | None:
@@ -604,25 +531,17 @@ def _others(values: Sequence[_A], left_out: Sequence[bool]) -> list[_A]:
 
 def _scan(eqn: Eqn, depth: int) -> Eqn:
     parts = ScanParts.of(eqn)
-    (jaxpr,), operands = _reorder([parts.body], eqn.invars, len(parts.consts))
+    (jaxpr,), kept = in_order_of_use([parts.body], parts.consts)
     params = {**plain_params(eqn.params), "jaxpr": jaxpr}
     for name in ("num_consts", "linear"):
         params.pop(name, None)
-    return eqn.replace(params=params, invars=operands)
+    return eqn.replace(
+        params=params, invars=[*(parts.consts[i] for i in kept), *parts.init, *parts.xs]
+    )
 
 
-def _while(eqn: Eqn, depth: int) -> Eqn:
-    p = WhileParts.of(eqn)
-    (cond,), tested = _reorder([p.cond], p.cond_consts, len(p.cond_consts))
-    (body,), held = _reorder([p.body], p.body_consts, len(p.body_consts))
-    return WhileParts(cond, body, tested, held, p.init).put_into(eqn)
-
-
-def _cond(eqn: Eqn, depth: int) -> Eqn:
-    parts = CondParts.of(eqn)
-    branches, operands = _reorder(parts.branches, parts.operands, len(parts.operands))
-    params = {**eqn.params, "branches": tuple(branches)}
-    return eqn.replace(params=params, invars=[parts.index, *operands])
+def _while_or_cond(eqn: Eqn, depth: int) -> Eqn:
+    return with_closed_over(eqn)
 
 
 def _custom_call(eqn: Eqn, depth: int) -> Eqn:
@@ -705,9 +624,9 @@ def _linear_solve(eqn: Eqn, depth: int) -> Eqn:
         held = eqn.invars[start : start + length]
         start += length
         if closed is not None and name != "vecmat":
-            (functions[name],), held = _reorder([closed], held, length)
-            counts[name] = len(held)
-            operands += held
+            (functions[name],), kept = in_order_of_use([closed], held)
+            counts[name] = len(kept)
+            operands += [held[i] for i in kept]
     params = {"symmetric": symmetric, "counts": tuple(counts.items())}
     return eqn.replace(params={**params, **functions}, invars=[*operands, *eqn.invars[start:]])
 
@@ -766,8 +685,8 @@ def _traced_rule(eqn: Eqn) -> ClosedJaxpr:
 
 _NORMAL = {
     "scan": _scan,
-    "while": _while,
-    "cond": _cond,
+    "while": _while_or_cond,
+    "cond": _while_or_cond,
     "custom_jvp_call": _custom_call,
     "custom_vjp_call": _custom_call,
     "custom_vmap_call": _custom_vmap,

@@ -23,8 +23,8 @@ _MOVED = kinds.ELEMENTWISE - _ALONE
 def with_kept_axes(jaxpr: Jaxpr) -> Jaxpr:
     """Let reductions keep axes that later operations would add again.
 
-    `rsqrt(mean(x, -1) + 1e-6)[..., None]` is `rsqrt(mean(x, -1, keepdims=True) + 1e-6)`: element by
-    element the same operations, and the same in derivatives.
+    `rsqrt(mean(x, -1) + 1e-6)[..., None]` is `rsqrt(mean(x, -1, keepdims=True) + 1e-6)`: the same
+    operations on each element, also in derivatives.
     """
     if not any(map(added_axes, jaxpr.eqns)):
         return jaxpr
@@ -55,7 +55,7 @@ def with_kept_axes(jaxpr: Jaxpr) -> Jaxpr:
 def with_flat_convolutions(jaxpr: Jaxpr) -> Jaxpr:
     """Remove spatial unit axes that were added only for convolutions.
 
-    They are the same sums of the same products, whose order a compiler chooses for both.
+    Both are sums of the same products, in an order that the compiler chooses.
     """
     if not any(e.primitive is lax.conv_general_dilated_p for e in jaxpr.eqns):
         return jaxpr
@@ -182,7 +182,7 @@ def _moves_kept(eqn: Eqn, found: Mapping[Var, tuple[int, ...]]) -> bool:
 def with_late_axes(jaxpr: Jaxpr) -> Jaxpr:
     """Add leading unit axes to results rather than to operands.
 
-    `rsqrt(var[None, None] + 1e-5)` is `rsqrt(var + 1e-5)`, whose use broadcasts by itself.
+    `rsqrt(var[None, None] + 1e-5)` is `rsqrt(var + 1e-5)`, which broadcasts where it is used.
     """
     if not any(map(added_axes, jaxpr.eqns)):
         return jaxpr

@@ -43,13 +43,13 @@ class Function:
         self.config = config
         self._stateful = stateful
         self._compiled: dict[Hashable, Callable[..., list[Value]]] = {}
-        # Whether a program for several devices runs on those of the process if no mesh is set.
+        # Whether a program for several devices runs on the process's devices if no mesh is set.
         self.first_devices = False
         self.home: Specialization | None = None
         self._last_called: Specialization | None = None
         self._example: Sequence[Value] | None = None
         self.emissions: dict[frozenset[str], Emission] = {}
-        # If several functions share parameters, the first holds the text of all.
+        # If several functions share parameters, the first holds the source of all.
         self.emissions_together: dict[frozenset[str], Emission] = {}
         self.specs = entry.specs
         self.in_tree = jax.tree_util.tree_structure((entry.args, dict(entry.kwargs)))

@@ -177,7 +177,7 @@ def _units(steps: Sequence[Eqn]) -> list[LayerCall | list[Eqn]]:
     """Calls of layers and groups of equations between them, in topological order.
 
     The level of a value is the number of layers on the longest path to it. Connected equations of
-    one level form a group; no path from a group through a layer leads back to it.
+    one level form a group; no path leads from a group through a layer back to it.
     """
     level: dict[Var, int] = {}
     group: dict[Var, list[Eqn]] = {}

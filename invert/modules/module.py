@@ -9,7 +9,7 @@ import functools
 import inspect
 import operator
 from collections.abc import Callable, Container, Hashable, Iterator, Mapping, Sequence
-from typing import Any, NoReturn, SupportsIndex
+from typing import NoReturn, SupportsIndex, TypeVar, cast
 
 import equinox as eqx
 import jax
@@ -27,6 +27,8 @@ from invert.modules.graph import Graph, graph_of
 from invert.modules.params import nest, param_paths
 from invert.modules.specializations import Specialization
 from invert.modules.texts import emission_of
+
+_T = TypeVar("_T")
 
 
 class Recovered(eqx.Module):
@@ -372,11 +374,11 @@ class _Interface:
 
 def class_of(
     name: str,
-    base: type,
+    base: type[_T],
     doc: str,
     methods: Mapping[str, Callable[..., object]],
     of: tuple[str, ...] = (),
-) -> Any:
+) -> type[_T]:
     """A subclass of `base` with these methods `of` functions, shared by equal interfaces.
 
     JAX and Equinox keep each class of modules, and all that its methods refer to, until the process
@@ -385,11 +387,12 @@ def class_of(
     seen = [
         (key, m.__qualname__, m.__doc__, str(inspect.signature(m))) for key, m in methods.items()
     ]
-    return _class_like(_Interface(name, base, doc, (*seen, *of), methods))
+    made = _class_like(_Interface(name, base, doc, (*seen, *of), methods))
+    return cast(type[_T], made)
 
 
 @functools.lru_cache(maxsize=1024)
-def _class_like(interface: _Interface) -> Any:
+def _class_like(interface: _Interface) -> type:
     body = {**interface.methods, "__module__": interface.base.__module__, "__doc__": interface.doc}
     return type(interface.base)(interface.name, (interface.base,), body)
 

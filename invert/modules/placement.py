@@ -164,7 +164,7 @@ class ParameterPlacement:
 
     mesh: Mesh | None
     shardings: Mapping[str, PartitionSpec]
-    # Arrays as read and as shared, by address. Those read are kept alive, so that no other array
+    # Arrays as read and as shared, by address. The former are kept alive, so that no other array
     # can take their address.
     _shared: dict[Hashable, tuple[np.ndarray, np.ndarray]] = dataclasses.field(
         default_factory=dict, init=False

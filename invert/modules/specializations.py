@@ -214,7 +214,7 @@ def _suggest_undecided(error: Exception) -> None:
 
 
 def _same_sizes(refusal: str, names: Sequence[str]) -> list[Constraint]:
-    """That two sizes are equal, if an error names these two."""
+    """The equality of two sizes, if an error names them."""
     named = [n for n in names if re.search(rf"\b{n}\b", refusal)]
     if len(named) != 2:
         return []
@@ -332,7 +332,7 @@ class Specializations:
     ) -> tuple[Specialization | None, Sequence[Constraint]]:
         """The program at named shapes, and the constraints needed to trace it.
 
-        `rounds`: how often it may be traced, each time under the constraints met before.
+        `rounds`: how often it may be traced, each time under the constraints found so far.
         """
         assumed: list[Constraint] = []
         known: set[str] = set()
@@ -355,7 +355,7 @@ class Specializations:
                 break
             else:
                 self.divided = self.divided or "a defect; see the warning"
-            # They may be decided under the constraints found so far, or under assumptions.
+            # The constraints found so far, or assumptions, may decide them.
             new = new or [c for c in said.assumptions if c.words() not in known]
             if not (new or found):
                 new = [c for c in _same_sizes(self._refusal, names) if c.words() not in known]

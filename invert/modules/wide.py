@@ -1,8 +1,8 @@
 """Programs of 64-bit types inside traces of a session that has only 32-bit types.
 
-JAX differentiates, batches and lowers an equation after the function that traced it has returned,
-by rules that make their arrays of the types of the session. So the equations of such a program
-are kept together in one, whose rules apply those of JAX within `jax.enable_x64`.
+JAX differentiates, batches and lowers equations after the function that traced them has returned,
+with rules that create arrays in the session's types. So such a program is one equation, whose rules
+apply JAX's within `jax.enable_x64`.
 """
 
 from __future__ import annotations

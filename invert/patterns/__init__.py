@@ -1,8 +1,10 @@
 """The ordered pipeline of patterns, with the reason for each position."""
 
 import dataclasses
+import difflib
+from collections.abc import Iterator
 
-from invert._config import known_patterns
+from invert._config import Config, refuse
 from invert.patterns import (
     branches,
     calls,
@@ -12,6 +14,7 @@ from invert.patterns import (
     library,
     linalg,
     loops,
+    optimized,
     random,
     special,
     spelling,
@@ -56,7 +59,7 @@ STAGES = (
     # Powers and conversions that only a location distinguishes from their lowering.
     # By now, functions with rules are spelled as in JAX.
     Stage(written.PATTERNS, inside_rules=False),
-    # Which of several primitives an op was; by hints, so no template may come after it.
+    # Choices among several primitives of one op, by hints, so no template may come after it.
     Stage(spelling.PATTERNS, inside_rules=False),
 )
 
@@ -66,7 +69,33 @@ def names() -> tuple[str, ...]:
     return tuple(dict.fromkeys(pattern.name for stage in STAGES for pattern in stage.patterns))
 
 
-known_patterns.extend(names())
+def unknown(name: str) -> str:
+    """Why there is no pattern of this name, with the closest one."""
+    close = difflib.get_close_matches(name, names(), 1)
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    return f"no pattern is named {name!r}{hint}"
+
+
+def check_names(config: Config) -> None:
+    """Check the names of patterns in the options, and of the rewrites of `optimize`.
+
+    **Raises:** `ValueError` with all unknown ones.
+    """
+    refuse(_unknown_names(config))
+
+
+def _unknown_names(config: Config) -> Iterator[str]:
+    every = set(names())
+    wanted = config.patterns if isinstance(config.patterns, tuple) else ()
+    disabled = every.union(optimized.names())
+    options = (
+        ("patterns", wanted, every),
+        ("disabled_patterns", config.disabled_patterns, disabled),
+    )
+    for option, given, known in options:
+        for name in dict.fromkeys(given):
+            if name not in known:
+                yield f"{option}: {unknown(name)} (invert.patterns.names() lists them)"
 
 
 def selected(wanted: bool | tuple[str, ...], disabled: tuple[str, ...]) -> tuple[Stage, ...]:

@@ -21,7 +21,7 @@ def _conj(site: Site) -> Iterator[Call]:
     real, imag = site.eqn.invars
     if site.producer(real, "real") is not None and site.producer(imag, "neg") is not None:
         yield bind(lax.conj_p, site.out, input_dtype=site.out.dtype)
-    # `lax.complex(x, 0)` has no broadcast of its own: it comes from the derivative of `real`.
+    # `lax.complex(x, 0)` here has no broadcast, since it comes from the derivative of `real`.
     if is_number(imag, 0) and (
         not site.hint or (site.hint == "complex" and site.broadcasts == {1})
     ):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Callable, Sequence
 
 import jax
@@ -14,7 +13,7 @@ from invert.ir import jaxprs
 from invert.ir.avals import type_of_value
 from invert.ir.match import place_of
 from invert.ir.types import Aval, ClosedJaxpr, JaxFunction, Value
-from invert.patterns import STAGES, names
+from invert.patterns import STAGES, unknown
 from invert.rewriting import driver
 from invert.rewriting.pattern import Call, EquationPattern, Pattern, ProgramPattern, Stage
 from invert.rewriting.templates import raise_call, written_call
@@ -175,11 +174,7 @@ def _named(name: str) -> tuple[Pattern | EquationPattern, tuple[Stage, ...], Sta
                         remedy="Ask for another pattern.",
                     )
                 return pattern, STAGES[:number], dataclasses.replace(stage, patterns=(pattern,))
-    close = difflib.get_close_matches(name, names(), 1)
-    hint = f"; did you mean {close[0]!r}?" if close else ""
-    raise PatternError(
-        f"no pattern is named {name!r}{hint}", remedy="invert.patterns.names() lists them."
-    )
+    raise PatternError(unknown(name), remedy="invert.patterns.names() lists them.")
 
 
 def _described(trial: driver.Trial) -> Attempt:

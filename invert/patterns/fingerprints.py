@@ -1,4 +1,4 @@
-"""Fingerprints of library functions: which primitives they consist of, without lowering them.
+"""Fingerprints of library functions: the primitives they consist of, known without lowering.
 
 In a module without names, a call may be any function of JAX. Its fingerprint, a digest of the
 primitives in its body, selects the candidates; each is then lowered and compared as a whole.

@@ -30,7 +30,7 @@ from invert.rewriting.short import lowered
 
 
 def _result_of(function: JaxFunction, i: int) -> JaxFunction:
-    """One result of a function, where lowering drops the others as unused."""
+    """One result of a function; lowering drops the others as unused."""
 
     def only(x: Array) -> Array:
         return function(x)[i]
@@ -75,9 +75,9 @@ _CALLS_OF_SEVERAL: dict[str, tuple[JaxFunction, ...]] = {
 
 
 def as_call(closed: J, name: str) -> J:
-    """A program as a call, if it has the name of a function that JAX keeps as one.
+    """A program as a call, if it is named like a function that JAX keeps as one.
 
-    An export of `jnp.sinc` itself holds no call of it.
+    An export of `jnp.sinc` itself does not contain a call of it.
     """
     jaxpr = open_jaxpr(closed)
     if (name not in _CALLS and name not in _CALLS_OF_SEVERAL) or jaxpr.constvars:
@@ -117,7 +117,7 @@ def _call(site: Site) -> Iterator[Call]:
     avals = tuple(site.aval(a) for a in invars)
     for function in candidates:
         if function is jax.scipy.special.expn:
-            # In jax 0.10, the order is a part of the derivative rule, which no tracer may be.
+            # In jax 0.10, the order is a part of the derivative rule, so it must not be a tracer.
             yield from _of_order(function, literal(invars[0]), avals)
         elif function is jax.nn.log_softmax:
             (x,) = avals[:1]
@@ -237,7 +237,7 @@ PATTERNS = (
         kind=np.complexfloating,
     ),
     _inlined("dawsn", "mul", jax.scipy.special.dawsn, after="sign select_n", holds="sign"),
-    # Both integrals; a program of one lacks arrays of the other.
+    # Both integrals; a program of one does not contain the tables of the other.
     _inlined("fresnel", "jit", jax.scipy.special.fresnel, after="lt neg", literal=2.5625),
     _inlined("owens_t", "jit", jax.scipy.special.owens_t, arity=2, after="or", holds="atan"),
     # Of jax 0.12; the equations have the same derivatives in jax 0.10.

@@ -2,8 +2,8 @@
 
 JAX lowers `scan`, and with it `map` and `fori_loop` with static bounds, to a `while` over
 `(i, carry..., ys...)`. Its body takes slices of the inputs at `i` and writes the outputs at `i`
-(jax/_src/lax/control_flow/loops.py, `_scan_impl`, jax 0.10). Every step is an equality of programs;
-names play no role.
+(jax/_src/lax/control_flow/loops.py, `_scan_impl`, jax 0.10). Each step of the analysis preserves
+values; names play no role.
 """
 
 from __future__ import annotations

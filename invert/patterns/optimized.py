@@ -2,7 +2,7 @@
 
 They recover nothing, so they are not in `STAGES`: `Config(optimize=...)` and `invert.optimize`
 select them. `optimized.json`, written by `benchmarks/optimize.py`, says for which operands a
-rewrite pays. For each kind it has the time of the rewritten program over that of the original,
+rewrite pays: for each kind it has the time of the rewritten program relative to the original,
 forward and with the gradient.
 """
 
@@ -18,7 +18,6 @@ from importlib import resources
 import jax.numpy as jnp
 from jax import lax
 
-from invert._config import known_rewrites
 from invert.ir import fast
 from invert.ir.sizes import is_open
 from invert.ir.types import JaxFunction, Value
@@ -290,7 +289,7 @@ def _pool(function: Callable[..., Value], site: Site) -> Plan | None:
 
 
 def _product_order(site: Site) -> tuple[str, Call] | None:
-    """A product whose result is transposed -> its operands swapped, so that less is moved.
+    """A product with transposed result -> its operands swapped, to move less.
 
     `jnp.einsum` writes attention weights times values with the values first.
     """
@@ -351,5 +350,3 @@ _PLANS: Mapping[str, tuple[tuple[str, ...], Callable[[Site], Plan | None]]] = {
     "max_pool": (("reduce_window_max",), functools.partial(_pool, fast.max_pool)),
     "sum_pool": (("reduce_window_sum",), functools.partial(_pool, fast.sum_pool)),
 }  # fmt: skip
-
-known_rewrites.extend(names())

@@ -156,7 +156,7 @@ def _fold_in(impl: str, batch: tuple[int, ...], data: tuple[int, ...]) -> Iterat
 
 
 class _WideCall(Call):
-    """A call that is traced with 64-bit types enabled for any types."""
+    """A call that is always traced with 64-bit types enabled."""
 
     @property
     def needs_x64(self) -> bool:

@@ -1,4 +1,4 @@
-"""Primitives that lower to the same op as another: chooses one of them.
+"""Chooses among primitives that lower to the same op.
 
 `x * x` and `lax.square(x)` are one program, and so are a reshape that drops dimensions of size one
 and a squeeze. The location decides; without one, the more common primitive is chosen. These run
@@ -35,7 +35,7 @@ def _square(site: Site) -> JaxFunction | None:
 def _add_any(site: Site) -> JaxFunction | None:
     """`add x y` -> `add_any x y`, the sum of cotangents in a derivative."""
     x, y = site.eqn.invars
-    # A sum with a number is one that lost its broadcast when it was raised.
+    # A sum with a number lost its broadcast when it was raised.
     if site.hint != "add_any" or x.aval.shape != y.aval.shape:
         return None
     return lambda x, y: [add_any_p.bind(x, y)]

@@ -131,7 +131,7 @@ def _dot_general(site: Site) -> Iterator[Call]:
 def _widened(site: Site, atom: Atom) -> Aval | None:
     """The type before a widening conversion to `atom`, if there was one.
 
-    Nobody writes a mixed product to have an operand rounded.
+    Nobody writes a mixed product in order to round an operand.
     """
     if (eqn := site.producer(atom, "convert_element_type")) is None:
         return None

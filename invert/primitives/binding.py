@@ -124,7 +124,7 @@ class Bound:
 
     @functools.cached_property
     def _run(self) -> JaxFunction:
-        # Without context and op, types and attributes are all that a rule depends on.
+        # A rule without context and op depends on types and attributes only.
         depends = self.signature.context & {"ctx", "node"}
         return self.function if depends else Recorded(self.function)
 

@@ -23,9 +23,9 @@ _LONGEST = 64
 class Recorded:
     """A function run once for equal types of traced values and equal static ones.
 
-    Its equations are then repeated, as those of an inlined `jax.jit` are, but without a trace of
-    their own. It must depend on nothing else. If it asks how a value was made, or if an equation
-    has an effect, it runs each time.
+    Its equations are then repeated like those of an inlined `jax.jit`, but without a separate
+    trace. The function must depend on nothing else. If it asks how a value was made, or if an
+    equation has an effect, it runs each time.
     """
 
     def __init__(self, function: JaxFunction) -> None:
@@ -64,7 +64,7 @@ class _NoKeyError(Exception):
 
 
 def _key(value: Value) -> Hashable:
-    """A key that is equal for values that no function tells apart.
+    """A key that is equal for values that functions cannot distinguish.
 
     **Raises:** `_NoKeyError` if there is none.
     """

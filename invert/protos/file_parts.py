@@ -55,7 +55,7 @@ class FilePart:
         return position - self._start
 
     def copied(self) -> memoryview:
-        """A copy of the bytes in memory that arrays share, made without another one."""
+        """One copy of the bytes, in memory that arrays share."""
         room = aligned_room(self._size)
         place = 0
         for chunk in self.chunks():
@@ -90,7 +90,7 @@ class FileParts:
     ) -> np.ndarray:
         """The array of a field, decoded once.
 
-        It takes the place of the field, so that the bytes given are released with the last one.
+        It replaces the field, so that the given bytes are released with the last field.
         """
         if content not in self._parts:
             array = self._arrays.get(content)

@@ -103,7 +103,7 @@ def _attribute(proto: OpDef.AttrDef) -> Attribute:
 @functools.cache
 def op_def(op: str) -> Definition | None:
     """The definition of an op type; `None` where TensorFlow itself does not have it."""
-    # A program uses a few of 2,000, so that nothing is made for each.
+    # A program uses a few of 2,000, so definitions are decoded on demand.
     names, places, messages = _parts()
     i = bisect.bisect_left(names, op)
     if i == len(names) or names[i] != op:

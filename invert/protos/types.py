@@ -1,7 +1,7 @@
-"""TensorFlow's messages, as of 2.21: types, from which the schema is read.
+"""TensorFlow's messages (2.21) as types, from which their schema is read.
 
-Only the fields that are read, and all of a oneof group; others are kept as they are. A field is
-annotated with its type, its number and the name of its oneof group. Enums are `int32`,
+Only fields that are read, and all of a oneof group, are listed; others are kept as they are. A
+field is annotated with its type, its number and the name of its oneof group. Enums are `int32`,
 which has the same encoding. `invert.protos.messages` makes the objects.
 """
 

@@ -111,7 +111,7 @@ class Rewriter:
             step = f"the pattern {pattern.name}"
             rewritten = optional_step(step, self.defects, pattern.rewrite, closed)
             if rewritten is not None:
-                closed = rewritten
+                closed = cast(J, rewritten)
                 self.counts[pattern.name] += 1
         return closed
 
@@ -432,7 +432,7 @@ def _call_name(eqn: Eqn) -> str:
 def replace(graph: Graph, replacements: Sequence[Replacement]) -> Jaxpr:
     """Make the replacements, sort topologically and remove dead equations.
 
-    Replacements may be acyclic one by one but cyclic together; then only the first is made.
+    Replacements that are acyclic alone may form a cycle together; then only the first is made.
     """
     try:
         return _replace_all(graph, replacements)

@@ -15,9 +15,9 @@ from invert._private.programs import close, new_jaxpr
 from invert.ir import jaxprs
 from invert.ir.avals import type_of
 from invert.ir.graph import Graph, is_var
+from invert.ir.lowered_form import lowered_form
 from invert.ir.match import difference
 from invert.ir.merging import atom_key, operation_key, type_key
-from invert.ir.normal_form import normal_form
 from invert.ir.stored import Entry
 from invert.ir.types import AnyJaxpr, Atom, ClosedJaxpr, Eqn, Jaxpr, Value, Var
 from invert.rewriting.pattern import bind
@@ -47,7 +47,7 @@ def lower_alike(
     **Raises:** JAX's exceptions for equations that it cannot lower.
     """
     looped = [with_traced_scans(p, platform=platform, x64=x64) for p in (a, b)]
-    one, two = (normal_form(jaxprs.as_lowered(p)) for p in looped)
+    one, two = (lowered_form(jaxprs.as_lowered(p)) for p in looped)
     if difference(one, two, constants) is None:
         return True
     expansion = _Expansion(platform, x64)
@@ -228,7 +228,7 @@ class _Expansion:
         jaxpr = open_jaxpr(program)
         if jaxpr.constvars:
             raise _DoesNotLower
-        return normal_form(jaxprs.as_lowered(self._expanded(jaxpr)))
+        return lowered_form(jaxprs.as_lowered(self._expanded(jaxpr)))
 
     def _expanded(self, jaxpr: Jaxpr) -> Jaxpr:
         if jaxpr.effects:

@@ -70,7 +70,7 @@ def outline(template: Graph, graph: Graph, eqn: Eqn, misses: list[Miss] | None) 
 def parameters_differ(template: Graph, found: Outline) -> Miss | None:
     """The first equation, in program order, whose parameters differ from the template's.
 
-    A match would only report the types of later results, which differ as a consequence.
+    A match would only report types of later results, which differ as a consequence.
     """
     for eqn in template.eqns:
         target = found.eqns.get(eqn)

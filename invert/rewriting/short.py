@@ -138,7 +138,7 @@ class Short:
     def _skeletons(self, choice: Choice, out: jax.ShapeDtypeStruct) -> tuple[Call, ...]:
         """Examples in this dtype, if `before` traces at it, one of this rank first.
 
-        A lowering is costly, so for one the likeliest call is the only example.
+        Lowering is costly, so there the likeliest call is the only example.
         """
         if self.before is None and (call := self._uniform(choice, out)) is not None:
             return (call,)
@@ -147,7 +147,7 @@ class Short:
         if key not in self._known:
             own = [c for c in self.examples if c.key == self.call(choice, ()).key]
             own.sort(key=lambda call: any(len(a.shape) != rank for a in call.avals))
-            # If the rank does not matter, a third outline adds nothing.
+            # If the rank does not matter, a third example adds nothing.
             self._known[key] = tuple(_recast(call, dtype) for call in own[:2])
         return self._known[key]
 
@@ -179,8 +179,8 @@ def lowered(
 ) -> Pattern:
     """A pattern for the lowerings of `functions`, whose result is computed by `root`.
 
-    All is declared, so that nothing is traced before a program may match. In dtypes of 16 bits or
-    less, which are computed in float32, a conversion may follow `root`.
+    Everything is declared, so that nothing is traced before a program may match. In dtypes of 16
+    bits or less, which are computed in float32, a conversion may follow `root`.
 
     **Arguments:**
 

@@ -56,14 +56,14 @@ def with_traced_scans(program: J, *, platform: str, x64: bool) -> J:
     return jaxprs.map_jaxprs(program, lambda jaxpr: jaxprs.with_inlined(jaxpr, loop))
 
 
-# Loops around the calls of a body, by all that they depend on, each with that body.
+# Loops around the calls of a body, by everything that they depend on, each with that body.
 _LOOPS: Cache[Hashable, tuple[AnyJaxpr, AnyJaxpr]] = Cache(128)
 
 
 def _traced(function: JaxFunction, eqn: Eqn, avals: Sequence[Aval]) -> AnyJaxpr:
     """The loop that JAX traces for a scan.
 
-    JAX calls the body in it, so that loops of scans of equal types differ only in what they call.
+    JAX's loop calls the body, so the loops of scans of equal types differ only in what they call.
     """
     body = eqn.params["jaxpr"]
     key = _key(function, eqn, avals)

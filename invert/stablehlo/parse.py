@@ -2,7 +2,7 @@
 
 jaxlib's reader is not safe on damaged bytes (seen in jaxlib 0.10.2 and 0.12.0.1): of random damage
 to real modules, about one in a hundred ends the process (heap corruption, wrong attribute kinds, a
-diagnostic that is not UTF-8) or never returns. The damage sits inside attributes and types, which
+diagnostic that is not UTF-8) or never returns. The damage is inside attributes and types, which
 only a second reader of the whole format could check. So a blob that is not `trusted` is first
 checked twice. Python checks the sections of its container and their lengths, with the position of
 the damage. Then a child process reads it. The child verifies it, checks that every name is UTF-8,

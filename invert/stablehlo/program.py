@@ -215,7 +215,7 @@ class Program:
     def likely_platform(self) -> str:
         """The platform it was lowered for, where the container does not say so.
 
-        That of its custom calls, the configured one, or that of this process.
+        It is that of its custom calls, the configured one, or that of this process.
         """
         targets = (use.op.partition("@")[2] for use in self.ops())
         return platform_of(targets) or self.config.platform or default_platform()

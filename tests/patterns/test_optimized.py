@@ -13,6 +13,7 @@ import pytest
 from jax import lax
 
 import invert
+from invert import patterns
 from invert.patterns import optimized
 
 ALL = optimized.stage(lambda name, kind: True).patterns
@@ -372,9 +373,9 @@ def test_the_table_is_of_rewrites_that_exist() -> None:
 def test_names_switch_them_off() -> None:
     names = [p.name for p in optimized.stage(lambda *_: True, ("max_pool",)).patterns]
     assert "max_pool" not in names and "sum_pool" in names
-    assert invert.Config(disabled_patterns=("max_pool",))
+    patterns.check_names(invert.Config(disabled_patterns=("max_pool",)))
     with pytest.raises(ValueError, match="patterns: no pattern is named 'max_pool'"):
-        invert.Config(patterns=("max_pool",))
+        patterns.check_names(invert.Config(patterns=("max_pool",)))
 
 
 TRANSPOSED = {

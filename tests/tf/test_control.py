@@ -236,6 +236,61 @@ def test_long_loops_on_data_stay_a_while():
     )
 
 
+def test_a_bound_that_fails_where_integers_wrap_around_cuts_no_loop():
+    """The limit is 10 unless `n + 5` wraps around; it is then beyond 2**32."""
+
+    def function(n, x):
+        behind = tf.cast(n, tf.int64) - tf.cast(n + 5, tf.int64)
+        limit = tf.maximum(behind, 10)
+        return tf.while_loop(
+            lambda i, a: (i < limit) & (a < 1000.0),
+            lambda i, a: (i + 1, a * 1.5),
+            [tf.constant(0, tf.int64), x],
+        )
+
+    args = np.int32(3), np.float32(1.0)
+    module = invert.convert(tf.function(function), *args)
+    for n in (np.int32(3), np.int32(2**31 - 3)):
+        want = function(tf.constant(n), tf.constant(args[1]))
+        have = module(n, args[1])
+        assert int(have[0]) == int(want[0]) == (10 if n == 3 else 18)
+        np.testing.assert_allclose(have[1], want[1], rtol=1e-6)
+
+
+def test_a_list_has_no_capacity_by_a_bound_that_fails_where_integers_wrap_around():
+    def function(n, x):
+        limit = tf.maximum(tf.cast(n, tf.int64) - tf.cast(n + 5, tf.int64), 10)
+        array = tf.TensorArray(tf.float32, size=0, dynamic_size=True)
+
+        def body(i, a, array):
+            return i + 1, a * 1.5, array.write(tf.cast(i, tf.int32), a)
+
+        start = tf.constant(0, tf.int64), x, array
+        loop = tf.while_loop(lambda i, a, _: (i < limit) & (a < 1000.0), body, start)
+        return loop[2].read(0)
+
+    with pytest.raises(invert.UnsupportedOpError, match="no known bound"):
+        invert.convert(tf.function(function), np.int32(3), np.float32(1.0))
+
+
+@pytest.mark.parametrize("within", [None, 4096])
+def test_bounds_that_hold_for_all_inputs(within):
+    """Differences of integers say nothing of their order if they wrap around."""
+    body = jax.make_jaxpr(lambda i, n: (i + 1, n))(np.int32(0), np.int32(0))
+
+    def bound(limit):
+        condition = jax.make_jaxpr(lambda i, n: i < limit(n))(np.int32(0), np.int32(0))
+        starts = [0, None]
+        lines = trip_count.lines(body, starts, within=within)
+        return trip_count.count(condition, lines, body, starts, within=within).bound
+
+    assert bound(lambda n: jnp.minimum(n, 7)) == 7
+    assert bound(lambda n: (n + 5) - n) == 5
+    assert bound(lambda n: jnp.maximum(n + 5, n) - n) == (5 if within is None else None)
+    wide = jnp.int64 if jax.config.jax_enable_x64 else jnp.int32
+    assert bound(lambda n: jnp.minimum((n + 9).astype(wide), 9).astype(np.int32)) == 9
+
+
 def test_list_that_grows_without_a_bound_is_refused():
     def fn(x):
         array = tf.TensorArray(tf.float32, size=0, dynamic_size=True)

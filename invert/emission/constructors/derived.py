@@ -147,7 +147,7 @@ def _tests(
 
 
 def _value(column: Sequence[Any], arguments: Mapping[str, Column]) -> ast.expr | None:
-    """An argument's value wherever it is not `None`: a literal, or kernel padding."""
+    """An argument's value where it is not `None`: a literal, or kernel padding."""
     there = [v for v in column if v is not None]
     sizes = next((c for n, c in arguments.items() if stem(n) == KERNEL_SIZE), None)
     if sizes is not None and _HALF not in arguments and all(type(n) is int for n in sizes):

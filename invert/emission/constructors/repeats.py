@@ -40,7 +40,7 @@ class Item:
 
     **Arguments:**
 
-    - `call`: the call as it is; `arguments`: all but the key, by name.
+    - `call`: the call itself; `arguments`: all but the key, by name.
     - `defaults`: values of those that the call may lack.
     """
 
@@ -85,7 +85,7 @@ def items_of(calls: Sequence[ast.expr], parameters: Sequence[Parameters]) -> lis
 def consistent(body: Sequence[ast.stmt]) -> list[ast.stmt]:
     """Write all runs of equal layers as repetitions, if some list has one.
 
-    Otherwise two equal layers would take two lines, and three in another list one.
+    Otherwise two equal layers would take two lines, but three in another list only one.
     """
     starred = (n for s in body for n in ast.walk(s) if isinstance(n, ast.Starred))
     if any(isinstance(n.value, ast.GeneratorExp) for n in starred):
@@ -173,7 +173,7 @@ def _runs(items: Sequence[Item], taken: Set[str]) -> Iterator[ast.expr]:
 
 
 def _counted(items: Sequence[Item], start: int, taken: Set[str]) -> tuple[int, str, int]:
-    """Where layers end that differ in one number by equal steps; its name, step."""
+    """The end of a run of layers that differ by equal steps; name, step."""
     first = items[start]
     best = start, "", 0
     for name, value in first.arguments.items():

@@ -36,7 +36,7 @@ SIZES = (
         "kw",
     ),
 )
-# Sizes of an inner layer that are internal to the outer one, unless that has them too.
+# Sizes of an inner layer that the outer one does not show, unless it has them too.
 FEATURES = frozenset(("n_in", "n_out", "c_in", "c_out", "dim", "n", "c"))
 
 # The size of the inputs.

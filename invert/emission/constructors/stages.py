@@ -192,6 +192,6 @@ def _column(
 
 
 def _int(node: ast.expr) -> int | None:
-    """The value of a literal integer; a size may be an argument of the model instead."""
+    """The value of a literal integer; a size may be a model argument instead."""
     value = node.value if isinstance(node, ast.Constant) else None
     return value if type(value) is int else None

@@ -1,4 +1,4 @@
-"""What the arrays of a program start from, where it is trained anew."""
+"""Initial values of a program's arrays, for training from scratch."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """Compares the arithmetic of two programs element by element, ignoring layouts.
 
-A layer of Equinox takes one example and has its own layout of weights. Under `jax.vmap` it traces
-to different products and transposes from an equivalent layer of another framework. The comparison
-proceeds from the results to the arguments: an element of a value is an operation on elements of its
-operands at derived indices. Transposes, reshapes and broadcasts only change indices. All other
-operations are compared one by one; sums may be taken in any order, as in XLA.
+A layer of Equinox takes one example and has its own layout of weights. Under `jax.vmap` its
+products and transposes differ from those of an equivalent layer of another framework. The
+comparison goes from the results to the arguments: an element of a value is an operation on elements
+of its operands at derived indices. Transposes, reshapes and broadcasts only change indices. All
+other operations are compared one by one; sums may be taken in any order, as in XLA.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ class Comparison:
         return None
 
     def _whole(self, x: Atom, y: Atom) -> None:
-        """Requires that two values are equal in all elements."""
+        """Require that two values are equal in all elements."""
         if tuple(x.aval.shape) != tuple(y.aval.shape):
             raise Difference(f"an operand of shape {x.aval.shape} against {y.aval.shape}")
         at = indices.plain(range(len(x.aval.shape)), x.aval.shape)
@@ -299,7 +299,7 @@ class Comparison:
     def _opaque(
         self, first: Eqn, x: Atom, at: Sequence[Index], second: Eqn, y: Atom, to: Sequence[Index]
     ) -> None:
-        """Requires equal operations on whole arrays, and the same element of the result."""
+        """Require equal operations on whole arrays, and the same element of the result."""
         same = first.primitive is second.primitive and same_params(first.params, second.params)
         if not same or len(first.invars) != len(second.invars):
             raise Difference(f"{first.primitive.name} with different parameters")

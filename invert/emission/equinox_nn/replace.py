@@ -1,8 +1,8 @@
 """Replaces recovered layers by equivalent layers of `equinox.nn`.
 
-The candidates are read from the equations that use the parameters: sizes, strides, the epsilon of a
-norm. Each is traced under `jax.vmap` and compared with the recovered layer (`layout`), which also
-infers the layout of the weights. A layer with other arithmetic is unchanged.
+Candidates, with their sizes, strides and epsilons, are read from the equations that use the
+parameters. Each is traced under `jax.vmap` and compared with the recovered layer (`layout`), which
+also infers the layout of the weights. A layer with different arithmetic stays as it is.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Replacer:
         self._left: dict[str, list[str]] = collections.defaultdict(list)
 
     def replace(self, root: Layer) -> None:
-        """Replaces layers where possible; messages list replaced and other layers."""
+        """Replace layers where possible; messages list replaced and other layers."""
         self._inside(root)
         _settle(root, top=True)
         for kind, count in self._found.items():
@@ -263,7 +263,7 @@ def _part(
 
 
 def _settle(layer: Layer, *, top: bool = False) -> None:
-    """Drops steps and inputs that are no longer used."""
+    """Drop steps and inputs that are no longer used."""
     for step in layer.steps:
         if isinstance(step, LayerCall) and not step.layer.native:
             _settle(step.layer)

@@ -50,11 +50,11 @@ if TYPE_CHECKING:
 
 # An expression is inlined into its only user while the line stays about this long.
 _WIDTH = 71
-# Reshaped or transposed fields, and parts of fields, are named after the field.
+# Reshaped, transposed or sliced fields are named after the field.
 _PARTED = FORMS | {"split"}
 # Values of a normalization that get a separate line, before an epsilon is added.
 _NAMED = frozenset("mean var mean_square scale shift candidate reset i f g o".split())
-# Wider operands get a separate line, also those that are calls of layers.
+# Wider operands get a separate line, even calls of layers.
 _OPERAND, _CALL = 58, 56
 # The same for one of several results.
 _RESULT = 36
@@ -202,7 +202,7 @@ class Body:
         return self.program.shape(v), v.aval.dtype
 
     def run(self) -> list[ast.expr]:
-        """Writes all equations; returns the results."""
+        """Write all equations; return the results."""
         jaxpr = self.graph.jaxpr
         groups = idioms.find(self.graph, self.writer)
         self.chosen = _choices(self.graph)
@@ -228,7 +228,7 @@ class Body:
         return results
 
     def _sort(self) -> None:
-        """Puts the statements in the order in which they first call layers."""
+        """Put the statements in the order in which they first call layers."""
         statements = self.statements
         made = [[t for t in s.targets if t is not None] for s in statements]
         order = by_number([s.place for s in statements], made, [list(read(s)) for s in statements])
@@ -252,7 +252,7 @@ class Body:
                 self._uses[atom] = self._uses.get(atom, 0) + 1
 
     def atoms(self, eqn: Eqn) -> list[Atom]:
-        """The operands of an equation; of a `cond`, the argument of its choice comes first."""
+        """The operands of an equation; for a `cond`, its choice's argument first."""
         if id(eqn) in self.chosen:
             atom = self.chosen[id(eqn)].atom
             return [*([] if atom is None else [atom]), *eqn.invars[1:]]
@@ -300,7 +300,7 @@ class Body:
         return hints
 
     def _of_given(self, atom: Atom) -> str:
-        """`_key` for an argument of that name, or a value that plays such a role."""
+        """`_key` for an argument of that name, or a value in that role."""
         if not is_var(atom):
             return ""
         given = atom in self.wanted or atom not in self.graph.producers
@@ -308,14 +308,14 @@ class Body:
         return f"_{name}" if says(name) and not name.startswith(("exp", "log")) else ""
 
     def _activates(self, eqn: Eqn, placed: Placed, atoms: Sequence[Atom]) -> bool:
-        """Whether an equation is an activation of a layer's result, and named after the layer."""
+        """Whether an equation is a layer's activation, named after the layer."""
         if list(placed.hints) != [HIDDEN] or len(atoms) != 1 or eqn.outvars[0] in self.wanted:
             return False
         maker = self.graph.producers.get(atoms[0])
         return type(maker) is LayerCall and len(maker.outvars) == 1 and atoms[0] not in self.wanted
 
     def _is_known_by_scope(self, eqn: Eqn, placed: Placed, hints: Sequence[str]) -> bool:
-        """Whether the only result of a step other than a layer would be named after its scope."""
+        """Whether a step's only result, not a layer's, would be named after its scope."""
         plain = len(hints) == 1 and not placed.hints and not isinstance(eqn, LayerCall)
         unnamed = plain and eqn.outvars[0] not in self.wanted
         return unnamed and hints[0] == of_scope(eqn, self.path)
@@ -402,7 +402,7 @@ class Body:
         return statement
 
     def _letter(self, expression: ast.expr) -> None:
-        """Names the subscripts of an einsum after the dimensions of its operands."""
+        """Name the subscripts of an einsum after the dimensions of its operands."""
         for node in ast.walk(expression):
             if isinstance(node, ast.Call) and len(node.args) == 3 and _is_einsum(node):
                 subscripts, *operands = node.args
@@ -462,7 +462,7 @@ class Body:
         return filled, width, inside
 
     def before(self, statement: Statement, atoms: Sequence[Atom]) -> None:
-        """Adds a statement, preceded by those that compute `operands`."""
+        """Add a statement, preceded by those that compute `operands`."""
         for atom in atoms:
             if not isinstance(atom, Literal):
                 self._settle(self.token(atom))
@@ -470,7 +470,7 @@ class Body:
         self.statements.append(statement)
 
     def _settle(self, token: str) -> None:
-        """Writes the statement of a value that was kept back for inlining."""
+        """Write the statement of a value that was kept back for inlining."""
         if token in self._waiting:
             self.statements.append(self._waiting.pop(token)[2])
 
@@ -491,7 +491,7 @@ class Body:
             return self.given[token]
         if token in self._waiting:
             value, width, statement = self._waiting[token]
-            # A name that only repeats a layer's says nothing about a result.
+            # A name that only repeats that of a layer says nothing about a result.
             if self._one_result() or (statement.passes and width <= _RESULT):
                 del self._waiting[token]
                 return value
@@ -505,7 +505,7 @@ class Body:
         return ast.Name(self.token(atom), ast.Load())
 
     def settled(self, atom: Atom) -> ast.expr:
-        """An operand as an expression that may be repeated: a name, a field or a number."""
+        """An operand as a repeatable expression: a name, a field or a number."""
         expression = self.operand(atom)
         if not isinstance(atom, Literal):
             self._settle(self.token(atom))

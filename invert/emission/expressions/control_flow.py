@@ -481,7 +481,7 @@ ROWS: Mapping[str, Row] = {
 
 
 def structured(file: Writer, body: Body, eqn: Eqn) -> Placed | None:
-    """Writes an equation that holds jaxprs; `None` if it holds none."""
+    """Write an equation that holds jaxprs; `None` if it holds none."""
     name = eqn.primitive.name
     if name in ROWS:
         return ROWS[name](file, body, eqn)

@@ -1,6 +1,6 @@
 """Helper functions with names known from libraries, copied into texts that use them.
 
-Their expressions are proved like all others; the file gets a copy of each that it calls.
+Their expressions are proved like all others; a file gets a copy of each one it calls.
 """
 
 from __future__ import annotations

@@ -30,10 +30,10 @@ from invert.emission.python.nouns import NOUNS, PLAIN, PRODUCT
 from invert.emission.python.syntax import call, number
 from invert.emission.sizes.expressions import expression
 from invert.ir import kinds
+from invert.ir.avals import is_weak
 from invert.ir.graph import Graph, is_var
 from invert.ir.match import Match
 from invert.ir.sizes import is_open
-from invert.ir.traced_form import is_weak
 from invert.ir.types import Atom, Eqn, Literal, Var
 
 

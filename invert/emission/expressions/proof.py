@@ -20,6 +20,7 @@ from invert.emission.expressions import copies, helpers
 from invert.emission.python import load, syntax
 from invert.emission.sizes.expressions import dimension_token
 from invert.ir import traced_form
+from invert.ir.avals import is_weak
 from invert.ir.graph import Graph, is_var
 from invert.ir.sizes import DimSize
 from invert.ir.types import Aval, ClosedJaxpr, Eqn, JaxFunction, Literal, Var
@@ -114,7 +115,7 @@ def _same_types(traced: ClosedJaxpr, outs: Sequence[Var]) -> bool:
     return len(results) == len(outs) and all(
         a.aval.dtype == b.aval.dtype
         and tuple(a.aval.shape) == tuple(b.aval.shape)
-        and (isinstance(a, Literal) or traced_form.is_weak(a) == traced_form.is_weak(b))
+        and (isinstance(a, Literal) or is_weak(a) == is_weak(b))
         for a, b in zip(results, outs, strict=True)
     )
 

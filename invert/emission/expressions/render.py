@@ -1,7 +1,7 @@
 """The names of the values of a function.
 
-A name is reused if its value is not used later, as in `x = x + 1`. This is decided once the whole
-function is known.
+A name is reused if its value is not used later, as in `x = x + 1`, which is known only once the
+whole function is.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class _Renderer:
             given[inner.token] = names.new(inner.hint)
             self.body.append(render(inner, given[inner.token], given, self.taken))
         known = [t for t in dict.fromkeys(read(statement)) if t in given]
-        # The name of a function is not reused: type checkers would see it declared twice.
+        # Function names are not reused, since type checkers would report a second declaration.
         kept = {*self.captured, *(f.token for f in statement.functions)}
         if statement.repeat is not None:  # it is read after the target is assigned
             kept.update(syntax.tokens_in(statement.repeat.iterable))

@@ -353,7 +353,7 @@ ROWS: dict[str, tuple[Row, ...]] = {
     "random_bits": (_bits,),
 }  # fmt: skip
 
-# Whether a result takes over the name of an operand that is not used later: of one of the same type
+# Whether a result takes the name of an operand that is not used later: of one of the same type
 # (`True`), or of any type, if it is the same array in another form (`"any"`).
 FLOWS: dict[str, bool | str] = {
     # A broadcast is often of a number, and an array has many slices.

@@ -53,7 +53,7 @@ class Statement:
     - `pattern`: the nesting of the results.
     - `place`: the number of the first equation in it that calls a layer, otherwise of its own.
     - `calls`: whether it calls a layer.
-    - `passes`: whether its value is the result of a layer, named after that alone.
+    - `passes`: whether its value is the result of a layer and named only after it.
     """
 
     targets: Sequence[str | None]
@@ -124,7 +124,7 @@ class FunctionText:
         return [t for t in dict.fromkeys(self.tokens()) if t not in own]
 
     def rewrite(self, change: Callable[[ast.expr], ast.expr]) -> None:
-        """Changes each expression of the body and of local functions."""
+        """Change each expression of the body and of local functions."""
         for statement in self.body:
             statement.value = change(statement.value)
             if (repeat := statement.repeat) is not None:

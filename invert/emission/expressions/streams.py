@@ -1,7 +1,7 @@
-"""Finds values passed from layer to layer, which people call `x` on each line.
+"""Finds values passed from layer to layer, which people call `x` on every line.
 
 The result of a layer is named after the layer if it is used again later, as a skip connection is.
-If only the next lines use it, its name would just repeat that of the layer.
+If only the next lines use it, that name would just repeat the layer's.
 """
 
 from __future__ import annotations

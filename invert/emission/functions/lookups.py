@@ -106,7 +106,7 @@ def rewrite(definitions: Sequence[ast.stmt]) -> bool:
 def _method_of(
     name: str, definition: ast.ClassDef, classes: Iterable[ast.ClassDef]
 ) -> ast.FunctionDef | None:
-    """A method for a class that holds a table, if others only look up rows."""
+    """A method for a class with a table whose rows others only look up."""
     arrays = [s for s in definition.body if isinstance(s, ast.AnnAssign)]
     methods = [s.name for s in definition.body if isinstance(s, ast.FunctionDef)]
     kind = arrays[0].annotation if len(arrays) == 1 else None

@@ -1,7 +1,7 @@
 """Writes steps that methods repeat as a function: `rope(x)` of both queries and keys.
 
-Values are compared through their names, by the expressions that compute them. What differs between
-the places, or is needed elsewhere too, becomes an argument.
+Values are compared by the expressions that compute them, whatever their names. What differs between
+the places, or is used elsewhere, becomes an argument.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _MOST_ARGUMENTS = 3
 # The most pairs of steps that are compared.
 _MOST_PAIRS = 2000
 _MODULES = frozenset(("jax", "jnp", "lax", "np", "math"))
-# A function has a name only if it is clear what it computes. For each: the calls that it contains,
+# A function gets a name only if it is clear what it computes. For each: the calls that it contains,
 # those that it may contain, its name and its docstring.
 _KNOWN: tuple[tuple[frozenset[str], frozenset[str], str, str], ...] = (
     (

@@ -1,8 +1,8 @@
 """The order of the arguments and the results of layers.
 
-A layer takes its arguments in the order of their first use. Two that are made alike, such as the
-mean and the logarithm of a variance, are in the order in which the caller makes them. Keys are last
-among the results.
+A layer takes its arguments in the order of their first use. Arguments that are computed alike, such
+as a mean and a logarithm of a variance, are in the order in which the caller computes them. Keys
+come last among the results.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _Order = Sequence[int]
 
 
 def arrange(root: Layer, memories: Memories) -> None:
-    """Arranges arguments and results of a layer's inner layers; memories stay in place."""
+    """Arrange arguments and results of a layer's inner layers; memories stay in place."""
     _Arranger(memories).inside(root)
 
 
@@ -45,7 +45,7 @@ class _Arranger:
     _done: set[Layer] = dataclasses.field(default_factory=set)
 
     def inside(self, layer: Layer) -> None:
-        """Arranges the layers that a layer calls, and those inside them."""
+        """Arrange the layers that a layer calls, and those inside them."""
         caller = _Caller(layer, self.kind)
         new: list[Layer] = []
         for call in layer.steps:

@@ -19,7 +19,7 @@ _POOL = "branch_pool"
 
 
 def in_order(steps: Sequence[Eqn], results: Iterable[Atom]) -> list[Eqn]:
-    """Steps with those of joined branches in the order of the join.
+    """The steps, with those of joined branches in the order of the join.
 
     A graph may list the first steps of all branches before the second ones. The steps that only
     one `concatenate` needs come right before it, each branch as a whole.
@@ -41,10 +41,10 @@ def in_order(steps: Sequence[Eqn], results: Iterable[Atom]) -> list[Eqn]:
 
 
 def name_fields(layer: Layer, parameters: Mapping[Var, Path]) -> None:
-    """Names the layers of joined branches: `branch1`, and `branch2_1` where there are several.
+    """Name the layers of joined branches: `branch1`, and `branch2_1` where there are several.
 
-    Parallel layers within a branch are `branch2_2a` and `branch2_2b`. That of the only branch with
-    a pooling is `branch_pool`. An author's names are kept.
+    Parallel layers within a branch are `branch2_2a` and `branch2_2b`. The only branch with a
+    pooling has `branch_pool`. An author's names are kept.
     """
     names = [x.field or called(x, parameters) for x in layers_in(layer)]
     if not all(map(is_automatic, names)):

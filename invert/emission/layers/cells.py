@@ -1,8 +1,8 @@
 """Recurrent cells: the part of a loop body that uses parameters, as a layer.
 
 The body of a `scan` closes over the parameters of its cell. Everything that depends on them, up to
-a choice between the new and the old state by a mask, is the cell: a layer that takes the carried
-values and the inputs of the step.
+a mask's choice between the old and the new state, is the cell: a layer of the carried values and
+the inputs of the step.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def _core(graph: Graph, inside: Collection[Var]) -> list[Eqn]:
         last = eqn in reached and not users & reached
         if last and eqn.primitive.name == "select_n" and eqn.invars[0] not in known:
             reached.discard(eqn)
-    # A value that leaves and comes back stays inside, as do values that only the cell uses.
+    # A value that leaves and comes back stays inside, as do values used by the cell alone.
     for eqn in reversed(graph.eqns):
         users = [u for v in eqn.outvars for u in graph.users.get(v, ())]
         results = any(v in graph.results for v in eqn.outvars)
@@ -160,7 +160,7 @@ def _cell(layer: Layer, own: Sequence[Var], parameters: Mapping[Var, Path]) -> L
 
 
 def _cut(cell: Layer, body: Jaxpr, parameters: Mapping[Var, Path], units: Units) -> None:
-    """Makes layers of a cell's parts, such as gates, by its parameter names."""
+    """Make layers of a cell's parts, such as gates, by its parameter names."""
     shared = len(common_prefix(parameters[v][:-1] for v in cell.parameters))
     names = {v: parameters[v][shared:] for v in cell.parameters}
     if all(len(path) < 2 for path in names.values()):
@@ -178,7 +178,7 @@ def _cut(cell: Layer, body: Jaxpr, parameters: Mapping[Var, Path], units: Units)
 
 
 def _put_under(layer: Layer, path: Path) -> None:
-    """Sets the paths of the layers inside a layer."""
+    """Set the paths of the layers inside a layer."""
     for inner in layers_in(layer):
         inner.path = (*path, inner.path[-1])
         _put_under(inner, inner.path)

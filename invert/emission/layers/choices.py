@@ -32,7 +32,7 @@ _SHORTCUT = "shortcut"
 
 
 def prepare(cls: Class, function: Callable[[ast.Call], str]) -> None:
-    """Notes fields that are `None` in some nodes; makes other choices static fields.
+    """Note fields that are `None` in some nodes; make other choices static fields.
 
     A step that all nodes have, or none, is not a choice.
 
@@ -71,7 +71,7 @@ def prepare(cls: Class, function: Callable[[ast.Call], str]) -> None:
 
 
 def _choose(cls: Class, name: str, column: Sequence[ast.Call]) -> None:
-    """Makes a static field of a choice."""
+    """Make a static field of a choice."""
     cls.statics[name] = tuple(map(values.has, column))
     field = syntax.field(syntax.name("self"), name)
     if not values.has(column[0]):
@@ -86,7 +86,7 @@ def _next(methods: Sequence[ast.FunctionDef], done: Sequence[ast.Call]) -> list[
 
 
 def _settle_arrays(cls: Class, draft: Draft) -> None:
-    """Notes the shapes of arrays a node lacks; the first node lacks none."""
+    """Note the shapes of arrays a node lacks; the first node lacks none."""
     names = [None if s is None else field_of(s) for s in draft.sources]
     for i, name in reversed(list(enumerate(names))):
         if not name or name in draft.node.fields:
@@ -98,7 +98,7 @@ def _settle_arrays(cls: Class, draft: Draft) -> None:
 
 
 def _settle_result(draft: Draft, *, has: bool) -> None:
-    """Drops the type of the result that no node returns."""
+    """Drop the type of the result that no node returns."""
     at = -1 if has else -2
     for items in (draft.arrays, draft.axes, draft.annotations, draft.sources):
         del items[at]
@@ -108,7 +108,7 @@ def _settle_result(draft: Draft, *, has: bool) -> None:
 def _choose_activations(
     cls: Class, methods: Sequence[ast.FunctionDef], function: Callable[[ast.Call], str]
 ) -> None:
-    """Makes static fields of activations that differ, or that some nodes lack."""
+    """Make static fields of activations that differ, or that some nodes lack."""
     result = values.result(methods[0])
     end = None if result is None else values.end(methods[0], result)
     columns = list(zip(*map(values.activations, methods), strict=True))
@@ -148,7 +148,7 @@ def _taken(step: ast.Call) -> ast.expr:
 
 
 def write(cls: Class) -> None:
-    """Makes the method of the first layer leave out the steps that are missing."""
+    """Make the method of the first layer leave out the steps that are missing."""
     draft = cls.drafts[0]
     for statement in draft.fields:
         if isinstance(statement, ast.AnnAssign) and ast.unparse(statement.target) in cls.optional:
@@ -160,7 +160,7 @@ def write(cls: Class) -> None:
 
 
 def _rename(cls: Class, method: ast.FunctionDef) -> None:
-    """Renames variables named after an activation or layer that some nodes lack."""
+    """Rename variables named after an activation or layer that some nodes lack."""
     codes = {v.text for column in cls.statics.values() for v in column if isinstance(v, Code)}
     functions = {text.rpartition(".")[2] for text in codes}
     arguments = {a.arg for a in (*method.args.args, *method.args.kwonlyargs)}

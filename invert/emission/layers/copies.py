@@ -1,7 +1,7 @@
 """Finds parts of a program that run several times with the same parameters.
 
-Examples are the towers of a siamese network, and an encoder of both queries and items. Names are
-not needed: equations are copies of each other if they use the same parameters in the same way, or
+Examples are the towers of a siamese network, and an encoder of both queries and items. Names play
+no role: equations are copies of each other if they use the same parameters in the same way, or
 compute the same from copies. The program then calls one layer several times.
 """
 
@@ -80,7 +80,7 @@ def outlined(jaxpr: Jaxpr, parameters: Mapping[Var, Path]) -> tuple[Jaxpr, list[
 
 
 def call(layer: Layer) -> None:
-    """Replaces the equations for copies in a layer and its inner layers by calls.
+    """Replace the equations for copies in a layer and its inner layers by calls.
 
     **Raises:** `EmissionError` if copies of a part are in different layers.
     """

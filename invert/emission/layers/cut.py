@@ -202,7 +202,7 @@ def scope_of(eqn: Eqn) -> Path:
 
 
 def _repeated(name: str) -> tuple[str, ...]:
-    """The scopes in another one that repeat it; some functions of TensorFlow open their own."""
+    """Scopes that repeat the enclosing one; some TensorFlow functions open their own."""
     return (name, stem(name)) if stem(name) in _FUNCTION_SCOPES else (name,)
 
 
@@ -254,7 +254,7 @@ def _place_floating(
     arguments: set[Var],
     results: Collection[Atom],
 ) -> None:
-    """Places equations without a scope, and constants.
+    """Place equations without a scope, and constants.
 
     An equation without a scope gets the common scope of its producers and users; arguments and
     results are in the outermost scope. A constant that several layers use is computed above them.
@@ -462,14 +462,14 @@ class _Cutter:
 
 
 def _connect(root: Layer, eqns: Sequence[Eqn], parameters: set[Var]) -> None:
-    """Finds the inputs and outputs of each layer, from the innermost outwards."""
+    """Find the inputs and outputs of each layer, from the innermost outwards."""
     count: collections.Counter[Atom] = collections.Counter()
     for eqn in eqns:
         count.update(a for a in eqn.invars if is_var(a))
     results = {v for v in root.outputs if is_var(v)}
 
     def visit(layer: Layer) -> collections.Counter[Atom]:
-        """Counts the uses inside a layer."""
+        """Count the uses inside a layer."""
         used: collections.Counter[Atom] = collections.Counter()
         order: dict[Var, None] = {}
         made: list[Var] = []
@@ -491,7 +491,7 @@ def _connect(root: Layer, eqns: Sequence[Eqn], parameters: set[Var]) -> None:
 
 
 def _own(root: Layer, owners: Mapping[Var, Path], parameters: Mapping[Var, Path]) -> None:
-    """Assigns each parameter to the innermost layer that contains all its uses."""
+    """Assign each parameter to the innermost layer that contains all its uses."""
     for v, owner in owners.items():
         layer = root
         for name in owner:
@@ -505,7 +505,7 @@ def _own(root: Layer, owners: Mapping[Var, Path], parameters: Mapping[Var, Path]
 
 
 def _pass_down(layer: Layer, parameters: set[Var]) -> set[Var]:
-    """Turns parameters that a layer uses but does not own into arguments."""
+    """Turn parameters that a layer uses but does not own into arguments."""
     needed: dict[Var, None] = {}
     for step in layer.steps:
         if isinstance(step, LayerCall):
@@ -521,7 +521,7 @@ def _pass_down(layer: Layer, parameters: set[Var]) -> set[Var]:
 
 
 def _collapsed(root: Layer, whole: bool = True) -> Layer:
-    """Merges layers that only call another layer with that layer, under the outer name.
+    """Merge layers that only call another layer with that layer, under the outer name.
 
     `whole`: whether `root` may be merged too.
     """

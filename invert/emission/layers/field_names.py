@@ -1,4 +1,4 @@
-"""Names of fields without what the names of the modules around them say already."""
+"""Names of fields, without what the names of enclosing modules already say."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from invert.ir.types import Var
 def shorten(root: Layer, model: str, paths: Mapping[Var, Path]) -> None:
     """`stem` for the `convnext_tiny_stem` of a model `convnext_tiny`, and so on inside.
 
-    The layers of `block_2` may be called `norm_2` and `conv_2`, which are `norm` and `conv` then.
-    Two fields of one layer keep different names.
+    Layers `norm_2` and `conv_2` of `block_2` become `norm` and `conv`. Two fields of one layer keep
+    different names.
     """
     _shorten(root, {snake(model), stem(snake(model))}, "", paths)
 

@@ -1,7 +1,7 @@
 """Passes layers an array from which they read the open sizes they use.
 
-A layer may broadcast a table of positions over a batch that none of its inputs has: the original
-layer also took an array just for its shape.
+A layer may broadcast a table of positions over a batch that none of its inputs has; the original
+layer took an array only for its shape, too.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Shape = Callable[[Atom], Sequence[DimSize]]
 
 
 def give_sizes(root: Layer, shape: Shape, *, every: bool) -> None:
-    """Adds inputs to layers that use open sizes not found in their inputs.
+    """Add inputs to layers that use open sizes not found in their inputs.
 
     **Arguments:**
 

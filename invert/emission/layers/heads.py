@@ -19,7 +19,7 @@ _GROUPS = "groups"
 
 
 def write(cls: Class) -> None:
-    """Makes the 4 in `x.reshape(batch, length, 4, dim // 4)` a field, if the only one."""
+    """Make the 4 in `x.reshape(batch, length, 4, dim // 4)` a field, if unique."""
     first = cls.drafts[0]
     places = list(_places(first.methods))
     text = "".join(map(ast.unparse, first.methods))
@@ -81,7 +81,7 @@ def _places(methods: list[ast.FunctionDef]) -> Iterator[ast.Constant]:
 
 
 def _halve(methods: list[ast.FunctionDef], number: int, chosen: set[int]) -> None:
-    """Write half the features of a head as `dim // 4 // 2` instead of `dim // 8`."""
+    """Write half of a head's features as `dim // 4 // 2`, not `dim // 8`."""
     nodes = [n for m in methods for n in ast.walk(m) if isinstance(n, ast.BinOp)]
     wholes = {ast.unparse(n.left) for n in nodes if id(n.right) in chosen}
     for node in nodes:

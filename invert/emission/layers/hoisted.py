@@ -101,8 +101,8 @@ class _Hoisting:
     def _name(self, i: int, block: Path, own: Set[Path]) -> str:
         """The name of a layer for the value of an equation.
 
-        It is that of the layer that owns its parameters and no others, after the word that tells
-        this row of layers from others.
+        It is the name of the layer that owns exactly its parameters, after the word that
+        distinguishes this row of layers.
         """
         above = common_prefix([p[:-1] for p in own])
         every = {p for p in self.parameters.values() if {*above[-2:]} <= {*p[:-1]}}

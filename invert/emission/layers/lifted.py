@@ -20,9 +20,9 @@ def lift(
     sites: Mapping[tuple[Class, str, int], Sequence[Node]],
     names: Mapping[Layer, str],
 ) -> None:
-    """Apply the activation of a layer at its calls, if few of them have one.
+    """Apply a layer's activation at its calls, if few of them have one.
 
-    One that all calls have is written in the method of the layer.
+    An activation that all calls have is written in the method of the layer.
 
     **Arguments:**
 
@@ -53,7 +53,7 @@ def _activated(
     sites: Mapping[tuple[Class, str, int], Sequence[Node]],
     names: Mapping[Layer, str],
 ) -> list[tuple[Code, ast.ClassDef, Sequence[ast.Call]]]:
-    """The fields whose layers have an activation, with their calls; none if these are unclear."""
+    """Fields whose layers have an activation, with their calls, if clear."""
     found: list[tuple[Code, ast.ClassDef, Sequence[ast.Call]]] = []
     known: dict[Class, Mapping[str, list[ast.Call]]] = {}
     for (outer, field, i), nodes in sites.items():

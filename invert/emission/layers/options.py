@@ -1,8 +1,8 @@
 """Shares one class among layers that lack some of each other's steps.
 
-Some blocks of a network have a layer on their shortcut and some have no shortcut; some have a bias,
-an activation or a padding that others lack. All get the method of the layer with the most fields,
-where these steps are marked (see `values`). `choices` turns the marks into fields.
+Some blocks of a network have a layer on their shortcut, some have no shortcut; some have a bias, an
+activation or a padding that others lack. All get the method of the layer with the most fields, in
+which these steps are marked (see `values`). `choices` turns the marks into fields.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Match:
         self._undo: list[Callable[[], object]] = []
 
     def run(self, a: Value, b: Value) -> bool:
-        """Compares two values."""
+        """Compare two values."""
         self._steps += 1
         if self._steps > _MOST_STEPS:
             return False
@@ -88,7 +88,7 @@ class Match:
         return self._lacking is not None and self._without(a, b)
 
     def _without(self, a: Value, b: Value) -> bool:
-        """Compares two values, one of which is the other plus one step."""
+        """Compare two values, one of which is the other plus one step."""
         if len(self.missing) + len(self.extra) >= _MOST_OPTIONS:
             return False
         inner = values.operand(b) if _is_free(b.node) and a.uses == 1 else None
@@ -106,7 +106,7 @@ class Match:
             value = values.operand(value)
 
     def add(self, other: Match) -> bool:
-        """Adds the options of another match; returns whether they are compatible."""
+        """Add the options of another match; return whether they are compatible."""
         common = self.extra.keys() & other.extra
         missing = {**other.missing, **self.missing}
         if (
@@ -121,7 +121,7 @@ class Match:
     def _tried(
         self, entry: tuple[dict[Value, _T], Value, _T], pairs: Sequence[tuple[Value, Value]]
     ) -> bool:
-        """Compares values under a tentative entry, which is undone if they differ."""
+        """Compare values under a tentative entry, which is undone if they differ."""
         start, (table, a, entered) = len(self._undo), entry
         table[a] = entered
         self._undo.append(lambda: table.pop(a))
@@ -265,7 +265,7 @@ class _Family:
         return self.match.add(match)
 
     def adopt(self, drafts: Sequence[Draft], results: Mapping[Draft, Value]) -> list[Draft]:
-        """Gives all of them the method that has every step; returns those that fit."""
+        """Give all of them the method that has every step; return those that fit."""
         (method,), options = self.first.methods, self.match.missing or self.match.extra
         marked = _Marking(self.first, self.match).run() if options else None
         marked = marked or method
@@ -328,7 +328,7 @@ def _differing(rows: Sequence[Sequence[str]], end: int | None) -> set[tuple[str,
 
 
 def _complete(draft: Draft, whole: Draft, drafts: Sequence[Draft]) -> bool:
-    """Adds the arrays a layer lacks, at the sizes they would have."""
+    """Add the arrays a layer lacks, at the sizes they would have."""
     for name, value in whole.node.fields.items():
         if isinstance(value, Node) or name in draft.node.fields:
             continue
@@ -344,7 +344,7 @@ def _complete(draft: Draft, whole: Draft, drafts: Sequence[Draft]) -> bool:
 
 
 def _add_result(draft: Draft, method: ast.FunctionDef, time: int, *, has: bool) -> None:
-    """Makes a method return either the values of all steps or the final state.
+    """Make a method return either the values of all steps or the final state.
 
     **Arguments:**
 
@@ -437,7 +437,7 @@ class _Marking:
         return node
 
     def _inline(self, value: Value, node: ast.AST, step: ast.AST) -> bool:
-        """Moves a value that only one step reads into that step, if possible."""
+        """Move a value that only one step reads into that step, if possible."""
         body = self._method.body
         start, end = self._at(node), self._at(step)
         made = body[start] if start >= 0 else None

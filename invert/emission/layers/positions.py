@@ -10,9 +10,9 @@ from invert.ir.types import Eqn
 
 
 def give_positions(layer: Layer) -> None:
-    """Turns the `arange` of layers without inputs into their input, also inside other layers.
+    """Turn the `arange` of layers without inputs into their input, also inside other layers.
 
-    Thus a transformer embeds positions as it embeds tokens.
+    So a transformer embeds positions like tokens.
     """
     steps: list[Eqn] = []
     for step in layer.steps:

@@ -49,7 +49,7 @@ _MOST_RESULTS = 2
 
 
 def group(layer: Layer, parameters: Mapping[Var, Path], others: Set[str]) -> None:
-    """Makes layers of calls whose names begin alike, longest prefixes first.
+    """Make layers of calls whose names begin alike, longest prefixes first.
 
     Prefixes among `others` make no layers. Convolutions and normalizations that a library named by
     kind and number become pairs.
@@ -76,7 +76,7 @@ def group(layer: Layer, parameters: Mapping[Var, Path], others: Set[str]) -> Non
 
 
 def _group_by_number(layer: Layer, parameters: Mapping[Var, Path]) -> None:
-    """Makes layers of the calls whose names end with the same number."""
+    """Make layers of the calls whose names end with the same number."""
     groups: dict[str, dict[str, Layer]] = {}
     names = _names(layer, parameters)
     for i, name in names.items():
@@ -168,7 +168,7 @@ def _next(
 
 
 def _pair(layer: Layer, parameters: Mapping[Var, Path]) -> None:
-    """Makes a layer of each convolution, its normalization and activation, if there are several."""
+    """Make a layer of each convolution, its normalization and activation, if there are several."""
     users = users_of(layer.steps)
     others = sum(isinstance(s, LayerCall) and _has_pair(s.layer) for s in layer.steps)
     pairs = [
@@ -240,7 +240,7 @@ def _without_kind(name: str, kinds: Set[str]) -> str:
 
 
 def _name_pair(layer: Layer, pair: Sequence[int], parameters: Mapping[Var, Path]) -> None:
-    """Names the fields of a pair `conv` and `norm`; classes keep their kinds' names.
+    """Name the fields of a pair `conv` and `norm`; classes keep their kinds' names.
 
     An author's `bn` stays, unless a library named some normalization of the program.
     """
@@ -278,7 +278,7 @@ def _group(
     steps = layer.steps
     members = sorted(i for i, name in names.items() if f"{name}{prefix[-1]}".startswith(prefix))
     scopes = {i: name for i, s in enumerate(steps) if (name := _scope(s, layer))}
-    # The image is padded where the network begins, as if the first layer were like all others.
+    # The image is padded at the start of the network, as if the first layer were like all others.
     named = {
         i
         for i, name in scopes.items()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import collections
 from collections.abc import Sequence
 
-# The factors of a usual layer, such as between the two layers of an MLP. Twice as many features
-# in each layer is what networks are made of, and not a rule of one.
+# The factors within an ordinary layer, such as between the two layers of an MLP. A doubling from
+# layer to layer is common in networks, and not a rule of one layer.
 _FACTORS = range(3, 9)
 # The least number of different sizes that are no coincidence.
 LEAST_DIFFERENT = 3

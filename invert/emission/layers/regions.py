@@ -1,8 +1,8 @@
 """Finds layers of programs without name scopes, by data flow between uses of parameters.
 
 The names of parameters form a tree, such as `blocks/0/attention/query/kernel`. The equations on a
-path between two uses of `blocks/0/*` belong to that layer, and so do those that only prepare its
-input or finish its result: the mean and variance of a normalization, the sum of a residual block.
+path between two uses of `blocks/0/*` belong to that layer. So do those that only prepare its input
+or finish its result: the mean and variance of a normalization, the sum of a residual block.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class _Regions:
             self.producers |= dict.fromkeys(eqn.outvars, i)
 
     def find(self) -> None:
-        """Finds the equations of all layers, from the innermost outwards."""
+        """Find the equations of all layers, from the innermost outwards."""
         owners = {o for some in self.owners for o in some}
         paths = {o[:n] for o in owners for n in range(1, len(o) + 1)}
         uses: dict[Path, list[int]] = collections.defaultdict(list)
@@ -159,7 +159,7 @@ class _Regions:
         return [a for a in atoms if a not in self.derived and not self._is_constant(a)]
 
     def _before(self, region: set[int], path: Path) -> set[int]:
-        """Adds equations used only by the region, except chains that lead to it."""
+        """Add equations used only by the region, except chains that lead to it."""
         added: set[int] = set()
         pending = [
             -self.producers[a] for i in region for a in self._inputs(i) if a in self.producers
@@ -194,7 +194,7 @@ class _Regions:
         return whole
 
     def _scaled(self, region: set[int], path: Path) -> set[int]:
-        """Adds the ends of a normalization without mean: `x * f(mean(x * x))`."""
+        """Add the ends of a normalization without mean: `x * f(mean(x * x))`."""
         outs = [v for i in region for v in self.eqns[i].outvars if self._used_outside(v, region)]
         if len(outs) != 1 or outs[0] in self.results or len(self.users[outs[0]]) != 1:
             return region
@@ -227,7 +227,7 @@ class _Regions:
         return v in self.results or any(j not in region for j in self.users.get(v, ()))
 
     def _after(self, region: set[int], path: Path) -> set[int]:
-        """Adds the equations that finish a layer: fewer values are live after them."""
+        """Add the equations that finish a layer: fewer values are live after them."""
         while (shorter := self._with_fewer(region, path)) is not None:
             region = shorter
         while (i := self._next(region, path)) is not None:

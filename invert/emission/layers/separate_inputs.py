@@ -90,7 +90,7 @@ def _split(
     parameters: Mapping[Var, Path],
     calls: Sequence[LayerCall],
 ) -> None:
-    """Gives a layer a second input, which some parameters use."""
+    """Give a layer a second input, which some parameters use."""
     memory = Var(ShapedArray(x.aval.shape, x.aval.dtype))
     for i, step in enumerate(layer.steps):
         if _use(step, parameters) in taken:

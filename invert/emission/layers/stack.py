@@ -108,7 +108,7 @@ class Stacker:
         self.rows: dict[Var, Rows] = {}
 
     def stack(self, root: Layer) -> None:
-        """Replaces the runs in a tree of layers."""
+        """Replace the runs in a tree of layers."""
         self._inside(root, {})
         if not self.rows:
             self.messages.append(
@@ -376,7 +376,7 @@ def _same(literal: Literal) -> Literal:
 
 
 def _writing(eqns: list[Eqn]) -> OnEqn:
-    """Appends equations on other variables, or on stacks of them, to `eqns`."""
+    """Append equations on other variables, or on stacks of them, to `eqns`."""
 
     def on_eqn(eqn: Eqn, operands: list[Value]) -> list[Value]:
         if not any(isinstance(a, list) for a in operands):

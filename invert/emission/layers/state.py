@@ -40,7 +40,7 @@ class Read(Eqn):
 
 
 def thread(root: Layer, held: set[Var]) -> tuple[StateVar, StateVar]:
-    """Threads the state through the steps of a program.
+    """Thread the state through the steps of a program.
 
     Layers that read or assign variables take it as their last argument; those that assign return it
     as their last result.
@@ -87,7 +87,7 @@ def _thread(layer: Layer, held: set[Var], *, outermost: bool) -> tuple[StateVar,
 
 
 def locate(layer: Layer, at: Mapping[Layer, Path], places: Mapping[Var, Path]) -> None:
-    """Sets the paths of the indices that steps read or assign.
+    """Set the paths of the indices that steps read or assign.
 
     **Arguments:**
 

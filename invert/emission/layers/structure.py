@@ -1,8 +1,9 @@
 """Finds layers of unnamed programs: groups parameters by the equations that use them.
 
 A product with a parameter, a convolution or a lookup is a layer, and so is a scale with an offset;
-a bias belongs to the product to which it is added. The groups get the usual names of such layers,
-`linear`, `norm`, `attention/query`; then data flow determines the layers, as for named parameters.
+a bias belongs to the product to which it is added. The groups get the usual names of such layers
+(`linear`, `norm`, `attention/query`). Data flow then determines the layers, as for named
+parameters.
 """
 
 from __future__ import annotations
@@ -229,7 +230,7 @@ class _Leaves:
         return None
 
     def _name(self, leaf: _Leaf) -> None:
-        """Names a leaf by the use of its result."""
+        """Name a leaf by the use of its result."""
         if leaf.kind == "embed":
             (eqn, *_) = leaf.eqns
             places = [a for a in eqn.invars if is_var(a) and a not in self.sources]
@@ -271,7 +272,7 @@ class _Leaves:
         return False
 
     def _attention(self, leaves: Sequence[_Leaf]) -> None:
-        """Moves queries, keys, values and the output projection into a separate layer."""
+        """Move queries, keys, values and the output projection into a separate layer."""
         number = 0
         for i, leaf in enumerate(leaves):
             if leaf.group or not self._scored(leaf):

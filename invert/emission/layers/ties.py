@@ -1,7 +1,7 @@
 """Ties sizes of a layer that change together: of its arguments, kernels and results.
 
-Each axis of an array is tied to those that have the same size wherever the layer works, up to a
-factor: the rows of a kernel to the features of the argument, half of an array to the whole.
+An axis is tied to the axes that must have the same size, up to a factor, for the layer to work: the
+rows of a kernel to the features of the argument, half of an array to the whole.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ class Ties:
         )
 
     def settle(self) -> None:
-        """Fixes the sizes of images that determine fixed sizes."""
+        """Fix the sizes of images that determine fixed sizes."""
         for axis, window in reversed(self.windows.items()):
             if self.is_fixed(axis):
                 self._fixed.add(window.source)
@@ -179,14 +179,14 @@ class Ties:
         self._above[self.root(one)] = self.root(other)
 
     def layer(self, layer: Layer) -> None:
-        """Adds the ties of a layer and of the layers inside."""
+        """Add the ties of a layer and of the layers inside."""
         for step in layer.steps:
             self._step(step)
         for i, k in self._carried.get(layer, ()):
             self._same(layer.inputs[i], layer.outputs[k])
 
     def _same(self, a: Atom, b: Atom) -> None:
-        """Ties two names of one value."""
+        """Tie two names of one value."""
         if not isinstance(a, StateVar) and len(_shape(a)) == len(_shape(b)):
             for i in range(len(_shape(a))):
                 self.tie(a, i, b, i)
@@ -225,7 +225,7 @@ class Ties:
             self._same(v, a)
 
     def _alike(self, eqn: Eqn) -> bool:
-        """Ties the arrays of an elementwise operation; returns whether it is one."""
+        """Tie the arrays of an elementwise operation; return whether it is one."""
         whole = eqn.outvars[0]
         shape = tuple(map(str, _shape(whole)))
         if any(tuple(map(str, _shape(v))) != shape for v in eqn.outvars):
@@ -250,7 +250,7 @@ class Ties:
         return True
 
     def _inside(self, eqn: Eqn) -> bool:
-        """Adds the ties in a called program; returns whether there is one."""
+        """Add the ties in a called program; return whether there is one."""
         inner = [p for p in eqn.params.values() if is_jaxpr(p)]
         if len(inner) != 1:
             return False
@@ -262,7 +262,7 @@ class Ties:
         return True
 
     def _run(self, closed: AnyJaxpr, invars: Sequence[Atom], outvars: Sequence[Atom]) -> None:
-        """Adds the ties in a program on some operands."""
+        """Add the ties in a program on some operands."""
         jaxpr = open_jaxpr(closed)
         outer = self._scope
         with self._called():
@@ -348,7 +348,7 @@ class Ties:
             self._slide(eqn, slide)
 
     def _slide(self, eqn: Eqn, slide: _Slide) -> None:
-        """Adds how a kernel slides along one axis of an image."""
+        """Add how a kernel slides along one axis of an image."""
         images, out = eqn.invars[0], eqn.outvars[0]
         before, after = _shape(images)[slide.place], _shape(out)[slide.result]
         alike = str(before) == str(after) and slide.stride == slide.spread == 1

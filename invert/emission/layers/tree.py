@@ -1,4 +1,4 @@
-"""The parameters of a program as a tree of modules: layers, and modules that only hold arrays."""
+"""A program's parameters as a tree of modules: layers, and holders of arrays."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Node:
             yield from node.walk()
 
     def add(self, wanted: str, value: Var | Node) -> str:
-        """Adds a field; returns its name."""
+        """Add a field; return its name."""
         name = self.names.new(identifier(wanted, "field"))
         self.fields[name] = value
         return name
@@ -110,7 +110,7 @@ def split_name(name: str) -> Path:
 
 
 def lists_of(names: Iterable[str]) -> dict[str, str]:
-    """The names of lists in the names of parameters, by those that `split_name` gives to items.
+    """Names of lists in parameter names, by the item names of `split_name`.
 
     `encoder` and `layers` by `encoder` and `layer`, for `encoder/0/w` and `layers/0/w`.
     """
@@ -199,9 +199,9 @@ def tree_of(
 
 
 def _rearrange(node: Node, paths: Mapping[Var, Path], numbers: Mapping[Var, int]) -> None:
-    """Puts the layers among the fields of a module, and inside these, in the container's order.
+    """Put the layers of a module, and of its fields, in the container's order.
 
-    As in `_arranged`, alphabetical order means nothing. A layer without parameters stays behind
+    As in `_arranged`, alphabetical order carries no information. A layer without parameters follows
     the one called before it.
     """
     for value in node.fields.values():
@@ -244,7 +244,7 @@ class _Building:
         self._taken: set[tuple[int, Node]] = set()
 
     def build(self, layer: Layer, node: Node, path: Path) -> None:
-        """Adds the parameters and the inner layers of a layer to its node."""
+        """Add the parameters and the inner layers of a layer to its node."""
         node.layers.append(layer)
         self.at[layer], self.nodes[layer] = path, node
         self.tree.programs[layer] = self.called
@@ -289,7 +289,7 @@ class _Building:
                 self.build(step.layer, child, (*path, *where))
 
     def _fields(self, layer: Layer, node: Node, *, inside: bool) -> dict[Layer, str]:
-        """The preferred names of the fields of the layers in a layer, outermost or `inside`."""
+        """Preferred field names for a layer's layers, outermost or `inside`."""
         inner = [c.layer for c in calls(layer.steps) if c.layer.same is None and not c.layer.listed]
         wanted = {x: x.field or plain_name(called(x, self.paths)) for x in inner}
         chosen = {x: self.attributes[name] for x, name in wanted.items() if name in self.attributes}
@@ -342,7 +342,7 @@ class _Building:
         return (field, number), child
 
     def _child(self, node: Node, name: str, wanted: str) -> tuple[str, Node]:
-        """The node of a field of a node; that of an earlier program if there is one."""
+        """The node of a field, perhaps from an earlier program."""
         if wanted in node.inner:
             field, earlier = node.inner[wanted]
             if earlier.program < self.program and (self.program, earlier) not in self._taken:
@@ -369,7 +369,7 @@ _ADDED = frozenset({"bias", "beta", "b"})
 def _arranged(layer: Layer, paths: Mapping[Var, Path]) -> list[Var]:
     """The parameters of a layer as their container orders them.
 
-    Alphabetical order means nothing: then they are in order of use, with biases last.
+    Alphabetical order carries no information: then they are in order of use, with biases last.
     """
     names = [paths[v] for v in layer.parameters]
     if names != sorted(names):
@@ -383,7 +383,7 @@ def _arranged(layer: Layer, paths: Mapping[Var, Path]) -> list[Var]:
 
 
 def called(layer: Layer, paths: Mapping[Var, Path]) -> str:
-    """The name of a layer: that in its parameters' names if only the number differs.
+    """A layer's name, from its parameters' names if only the number differs.
 
     Keras numbers scopes through the whole process."""
     inside = [paths[v][:-1] for v in parameters_of(layer)]

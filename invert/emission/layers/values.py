@@ -1,7 +1,7 @@
 """A method's computation as a graph of values, without local names.
 
-Steps that some layers of a class lack are marked by calls `$step(taken, operand, has)`: the layers
-that have the step take the first value, in which `$` is the second one, and the others the second.
+Steps that some layers of a class lack are marked by calls `$step(taken, operand, has)`. Layers that
+have the step use the first value, in which `$` stands for the second; the others use the second.
 """
 
 from __future__ import annotations
@@ -226,7 +226,7 @@ def operand(value: Value) -> Value | None:
 
 
 def replace_operand(value: Value, node: ast.AST, new: ast.expr) -> ast.expr:
-    """Replaces the operand in a copy of a step; returns the old one."""
+    """Replace the operand in a copy of a step; return the old one."""
     if isinstance(node, ast.Call):
         place = int(is_mask(node))
         old, node.args[place] = node.args[place], new
@@ -271,7 +271,7 @@ class Steps:
         return [carried, *(Value(("item", i), [carried], self.scan.node) for i in range(count))]
 
     def name(self, method: ast.FunctionDef, scan: ast.AST, state: Value) -> ast.Name | None:
-        """Names the final state in a method that ends with this loop."""
+        """Name the final state in a method that ends with this loop."""
         found = (s for s in method.body if isinstance(s, ast.Assign) and s.value is scan)
         assign = next(found, None)
         target = assign.targets[0] if assign is not None else None

@@ -48,7 +48,7 @@ def wrapped(
 
 
 def _merge_only(layer: Layer) -> None:
-    """Merges a layer that contains one layer, and no other parameters, with that layer."""
+    """Merge a layer that contains one layer, and no other parameters, with that layer."""
     calls = [s for s in layer.steps if isinstance(s, LayerCall)]
     if len(calls) != 1 or layer.parameters:
         return

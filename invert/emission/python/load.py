@@ -59,14 +59,14 @@ def module_of(source: str, name: str) -> types.ModuleType:
 
 
 def forget(module: types.ModuleType) -> None:
-    """Unregisters a module of `module_of`."""
+    """Unregister a module of `module_of`."""
     sys.modules.pop(module.__name__, None)
     linecache.cache.pop(str(module.__file__), None)
 
 
 @contextlib.contextmanager
 def loading() -> Iterator[Callable[[str, str], types.ModuleType]]:
-    """Yields `module_of` for drafts of a text.
+    """Yield `module_of` for drafts of a text.
 
     Each draft replaces the previous one, and an error unregisters the last."""
     loaded: list[types.ModuleType] = []

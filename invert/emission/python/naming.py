@@ -107,7 +107,7 @@ def singular(name: str) -> str:
 
 
 def telling(name: str, others: Iterable[str]) -> str:
-    """The only word that tells a name from another one, or `""`."""
+    """The only word by which a name differs from another one, or `""`."""
     words = name.split("_")
     for other in (o.split("_") for o in others):
         if len(other) == len(words):

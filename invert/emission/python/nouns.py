@@ -76,7 +76,7 @@ def is_blank(name: str) -> bool:
 
 
 def of_layer(name: str) -> str:
-    """A name for the result of a layer: the last word of a long name."""
+    """A name for a layer's result: the last word of a long name."""
     words = snake(name, PLAIN).rstrip("_0123456789").split("_")
     if len("_".join(words)) > _LONGEST:
         words = words[-1:]
@@ -86,7 +86,7 @@ def of_layer(name: str) -> str:
 
 
 def of_field(name: str) -> str:
-    """A name for the result of the layer in a field: that of the field, unless it is long."""
+    """A name for the result of a field's layer: the field's, unless long."""
     own = _RECURRENT.sub("", snake(name, PLAIN))
     return own if len(own) <= _LONGEST else of_layer(name)
 

@@ -32,7 +32,7 @@ def shortened(definitions: Iterable[ast.stmt]) -> None:
 
 
 def _name_after_layers(function: ast.FunctionDef) -> None:
-    """Names values after their layers that would be called `x_2` or `y_2`."""
+    """Name values after their layers that would be called `x_2` or `y_2`."""
     nodes = [n for n in ast.walk(function) if isinstance(n, ast.Name)]
     taken = {n.id for n in nodes} | {a.arg for a in ast.walk(function) if isinstance(a, ast.arg)}
     for statement in function.body:
@@ -103,7 +103,7 @@ def _read_size(statement: ast.stmt, ranks: dict[str, int]) -> tuple[str, int, st
 
 
 def _repeated_once(body: Sequence[ast.stmt]) -> list[ast.stmt]:
-    """`q, k, v = (f(y) for y in jnp.split(...))` for the same step on several values."""
+    """`q, k, v = (f(y) for y in jnp.split(...))` for one step on several values."""
     result: list[ast.stmt] = []
     i = 0
     while i < len(body):

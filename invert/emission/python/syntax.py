@@ -302,7 +302,7 @@ def width(node: ast.AST) -> int:
 
 
 def rename(node: ast.AST, names: Mapping[str, str]) -> None:
-    """Replaces tokens by names, in place."""
+    """Replace tokens by names, in place."""
     for each in names_in(node):
         each.id = names.get(each.id, each.id)
 

@@ -173,7 +173,7 @@ def route_of(op: ir.Operation) -> Literal["rule", "opaque", "none"]:
     return "rule" if known else "opaque"
 
 
-# Computations are kept as jaxprs. The other attributes guide the partitioner of the exporter.
+# Computations are kept as jaxprs. The other attributes are for the exporter's partitioner.
 _DROPPED = frozenset(
     {
         "called_computations",

@@ -200,7 +200,7 @@ def _ragged_dot(
 ) -> Value:
     """`lax.ragged_dot_general` from the printed attribute, which has no Python binding.
 
-    A composite, as GPUs get it, lists the six fields without their names.
+    A composite, used for GPUs, lists the six fields without names.
     """
     text = str(ragged_dot_dimension_numbers)
     if text.startswith("["):
@@ -234,7 +234,7 @@ def _scan(
 ) -> Sequence[Value]:
     """A scan over one axis, from slices and carries to outputs and carries.
 
-    One that sums in any order is `cumsum`, which JAX lowers so for GPUs (jax 0.11 and 0.12).
+    A sum in any order is `cumsum`, as JAX lowers it for GPUs (jax 0.11 and 0.12).
     """
     count, _ = operandSegmentSizes
     outputs, _ = resultSegmentSizes

@@ -29,7 +29,7 @@ def _unbroadcast(ctx: Context, operands: tuple[Value, ...]) -> list[Value]:
     narrow = [x if f is None else f[1] for x, f in zip(operands, scalars, strict=True)]
     for i, f in enumerate(scalars):
         sizes = [x.shape for x in narrow if x.shape] or [()]
-        # The size that is not one, if there is one: open sizes cannot be compared with it.
+        # The size other than one, if any: open sizes cannot be compared with it.
         wide = [max(axis, key=lambda n: n != 1) for axis in zip(*sizes, strict=True)]
         if tuple(wide) == shape:
             break

@@ -6,7 +6,7 @@ import functools
 import itertools
 import string
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -90,11 +90,11 @@ def _einsum(*operands: Array, op: Op, dtype: np.dtype, einsum_config: str) -> Va
     return jnp.einsum(einsum_config, *operands, preferred_element_type=dtype)
 
 
-def precision_of(names: Enums) -> Any:
+def precision_of(names: Enums) -> lax.PrecisionLike:
     """The `precision` argument of `lax`; `None` for the default."""
     if all(name == "DEFAULT" for name in names):
         return None
-    return tuple(lax.Precision[name] for name in names)
+    return cast(lax.PrecisionLike, tuple(lax.Precision[name] for name in names))
 
 
 def conv_numbers(

@@ -1,8 +1,8 @@
 """Convolutions and the ops of their gradients.
 
 The gradient with respect to the input is again a convolution, of the gradient dilated by the
-strides with the reversed filter. It is written as such, which also works for integers, which JAX
-does not differentiate. The gradient with respect to the filter is JAX's transpose of the
+strides with the reversed filter. It is written that way, which also works for integers; JAX does
+not differentiate those. The gradient with respect to the filter is JAX's transpose of the
 convolution, which is linear in the filter.
 """
 

@@ -30,7 +30,7 @@ def _several(node: Node) -> UnsupportedOpError:
     return node.error("communicates with other devices", _REMEDY)
 
 
-# Attributes of how devices combine their values and find each other.
+# Attributes about how devices find each other and combine their values.
 _COMBINES = (
     "merge_op", "final_op", "reduce_op", "mode", "group_key", "instance_key", "shape",
     "subdiv_offsets", "wait_for", "communication_hint", "timeout_seconds", "is_stateless",

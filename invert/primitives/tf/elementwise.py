@@ -12,7 +12,7 @@ zeros, functions are written so that autodiff gives TensorFlow's. Remaining diff
   omits the conjugation.
 - Floats out of the range of an integer type, undefined in C++: TensorFlow's kernels wrap them;
   compiled with XLA they are clamped, as here.
-- Integer division by zero is an error in TensorFlow; here the result is XLA's.
+- Integer division by zero is an error in TensorFlow; here it gives XLA's result.
 - Shifts by a negative amount or by the whole width are undefined in TensorFlow.
 """
 

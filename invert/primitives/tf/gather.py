@@ -1,8 +1,8 @@
 """Ops that look elements up by index.
 
 On the CPU TensorFlow raises if an index is out of range, also if negative; compiled by XLA it takes
-the nearest row. So do these rules, unless indices may be -1 for padding rows (see `dynamic_size`):
-those give zeros, as TensorFlow does on a GPU.
+the nearest row. These rules do the same, unless indices may be -1 for padding rows (see
+`dynamic_size`): those give zeros, as in TensorFlow on a GPU.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def _gather(
         return take(x, indices, axis, batch)
     indices = narrow(indices, (size,))
     if not batch:
-        # A range stays one: positions in a sequence, whose length may be symbolic.
+        # A range of positions in a sequence, whose length may be symbolic, stays a range.
         return jnp.take(x, array(indices), axis=axis, mode="clip")
     if np.ndim(indices) != batch + 1:
         return take(x, indices, axis, batch, _Mode.CLIP)

@@ -166,8 +166,8 @@ def _crop_places(boxes: Array, shape: Sequence[Int], size: Sequence[Int]) -> Pla
 def _sampled(start: Array, end: Array, size: Int, out: Int) -> Array:
     """Sample positions between two ends, in units of the length of the image.
 
-    In double precision, with each step rounded to single as in the kernel: XLA would fuse product
-    and sum without rounding, which moves samples at the edge of an image to its outside.
+    In double precision, with each step rounded to single as in the kernel. XLA would fuse product
+    and sum without rounding, which moves samples at the edge of an image outside of it.
     """
     last = jnp.asarray(size - 1, np.float64)
     if isinstance(out, int) and out == 1:

@@ -248,7 +248,7 @@ def _tridiagonal_solve(diagonals: Array, b: Array) -> Array:
 
 
 def tril(x: Array, k: int = 0) -> Array:
-    """`jnp.tril`, which counts open sizes in 64 bits only where the matrices have them."""
+    """`jnp.tril`, with 64-bit counts of open sizes only for 64-bit matrices."""
     return _triangle(jnp.tril, x, k)
 
 

@@ -33,7 +33,7 @@ def batch_norm(
     it (tensorflow/python/ops/nn_fused_batch_norm_grad.py, TensorFlow 2.21).
     """
     where, epsilon = layout(node, x.ndim), node.attr("epsilon")
-    # Half precision is for the values alone: statistics and scales are in single precision.
+    # Only the values are in half precision; statistics and scales are in single precision.
     wide = x.astype(scale.dtype)
     factor = node.attr("exponential_avg_factor", 1.0)
     if not node.attr("is_training"):

@@ -1,4 +1,4 @@
-"""Random ops whose numbers TensorFlow leaves open: `jax.random` with the call's key."""
+"""Random ops whose numbers TensorFlow does not specify: `jax.random` with the call's key."""
 
 from __future__ import annotations
 

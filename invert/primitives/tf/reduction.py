@@ -1,7 +1,7 @@
 """Reductions over axes known during raising.
 
-TensorFlow's gradient of a cumulative product divides by the elements: it is 0 for zero elements,
-and lacks a conjugation. Here it is the true derivative.
+TensorFlow's gradient of a cumulative product divides by the elements: it is 0 for zero elements and
+lacks a conjugation. Here it is the true derivative.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Resizing of images and the ops of its gradients.
 
 Kernels: tensorflow/core/kernels/image/resize_*_op.cc, scale_and_translate_op.cc and
-sampling_kernels.h, TensorFlow 2.21. Positions are computed in single precision, as there, so that
+sampling_kernels.h, TensorFlow 2.21. Positions are computed in single precision like there, so that
 rounding selects the same pixels.
 """
 

@@ -96,7 +96,8 @@ def _divided(old: Ints, new: Ints) -> Ints:
 def _reshaped(ctx: Context, x: Array, move: Callable[[Array], Array]) -> Array:
     """`move(x)`, a reshape of `x`.
 
-    A value reshaped back to its original shape is the original: layers reshape biases this way.
+    A value reshaped back to its original shape is replaced by the original: layers reshape biases
+    this way.
     """
     _, origin = ctx.origins.get(id(x), (x, x))
     y = move(x)

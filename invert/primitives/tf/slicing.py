@@ -1,7 +1,7 @@
 """Slices: `Slice`, `StridedSlice`, those of XLA, and updates of a slice.
 
-Bounds that depend on data are clamped into the array, as XLA does. A slice whose two bounds differ
-by a constant has a static length: it is cut out first, and a static slice remains. If the length
+Bounds that depend on data are clamped into the array, as XLA does. A slice whose bounds differ by a
+constant has a static length: it is cut out first, which leaves a static slice. If the length
 depends on data too, `tf.values.bounded` takes the rows of the first axis.
 """
 

@@ -57,8 +57,8 @@ def _nth_element(x: Array, n: Value, *, reverse: bool) -> Array:
     if not isinstance(n, np.ndarray):
         n = x.shape[-1] - 1 - n if reverse else n
         return lax.dynamic_index_in_dim(jnp.sort(x, -1), n, x.ndim - 1, keepdims=False)
-    # If `n` is known, the elements up to it suffice, from the nearer end. Their minimum is used:
-    # if XLA sees that only one element is read, it sorts everything.
+    # If `n` is known, the elements up to it suffice, from the nearer end. Their minimum is used,
+    # since XLA sorts everything if it sees that only one element is read.
     from_top = int(n) if reverse else x.shape[-1] - 1 - int(n)
     if 2 * from_top < x.shape[-1]:
         return jnp.min(lax.top_k(x, from_top + 1)[0], -1)

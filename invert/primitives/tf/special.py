@@ -58,7 +58,7 @@ def spence(x: Array) -> Array:
 
 
 def _incomplete(fn: Callable[..., Array], sign: int) -> Callable[..., Array]:
-    """An incomplete gamma function, also where `a` is too large for `lax`.
+    """An incomplete gamma function, even where `a` is too large for `lax`.
 
     There it is the normal distribution function with mean and variance `a`, which is more precise.
     At infinite x the lower function is 1 with slope 0. `sign`: 1 for the lower
@@ -82,7 +82,7 @@ def _incomplete(fn: Callable[..., Array], sign: int) -> Callable[..., Array]:
 
 
 def _betainc(a: Array, b: Array, x: Array) -> Array:
-    """`betainc` as in Eigen: NaN unless a and b are positive, in which it has no derivative."""
+    """`betainc` as in Eigen: NaN unless a, b > 0, without derivatives in these."""
     a, b = lax.stop_gradient(a), lax.stop_gradient(b)
     value = lax.betainc(a, b, x)
     value = jnp.where(jnp.isnan(value) & ((x == 0) | (x == 1)), x, value)

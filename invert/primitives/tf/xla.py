@@ -6,7 +6,7 @@ attribute.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import cast
 
 import jax
 import jax.numpy as jnp
@@ -38,13 +38,15 @@ def message_of(node: Node, attribute: str, kind: type[M]) -> M:
 _PRECISIONS = (lax.Precision.DEFAULT, lax.Precision.HIGH, lax.Precision.HIGHEST)
 
 
-def _precision(node: Node) -> Any:
+def _precision(node: Node) -> lax.PrecisionLike:
     """The `precision` argument of `lax`; `None` for the default."""
     config = message_of(node, "precision_config", PrecisionConfig)
     precisions = list(config.operand_precision)
     if config.algorithm or any(not 0 <= p < len(_PRECISIONS) for p in precisions):
         raise node.error("asks for a precision that JAX lacks", "Export it without a precision.")
-    return tuple(_PRECISIONS[p] for p in precisions) if any(precisions) else None
+    if not any(precisions):
+        return None
+    return cast(lax.PrecisionLike, tuple(_PRECISIONS[p] for p in precisions))
 
 
 def _preferred(dtype: np.dtype | None) -> np.dtype | None:

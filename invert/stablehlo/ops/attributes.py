@@ -173,7 +173,7 @@ def _fields(struct: Any, view: MlirObject) -> Any:
 def _reader(
     struct: type[_T], view: Callable[[ir.Attribute], MlirObject]
 ) -> Callable[[ir.Attribute], _T]:
-    """Reads the fields of an attribute, such as `#stablehlo.gather`."""
+    """Read the fields of an attribute, such as `#stablehlo.gather`."""
     return lambda attr: _fields(struct, view(attr))
 
 

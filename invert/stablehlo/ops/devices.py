@@ -130,7 +130,7 @@ def devices_of(
     for names, strides in scan.names:
         if len(strides) == 1:
             layout.name_rest(names, strides[0])
-    # Groups may span part of an axis; only unnamed axes are split.
+    # Groups may cover part of an axis; only unnamed axes are split.
     for strides in scan.groups:
         layout.add(tuple(s for s in strides if not layout.is_named(s)))
     tiles = layout.mesh() if scan.strides or scan.has_shards else None
@@ -278,7 +278,7 @@ def _open_dims(op: ir.Operation) -> tuple[int, ...]:
 class Shards:
     """Ops of a block that run on shards, between `entries` and `exits`.
 
-    `annotations` say how the operands of the entries are split, and have no other use.
+    `annotations` state how the operands of the entries are split.
     """
 
     annotations: list[ir.Operation] = dataclasses.field(default_factory=list)

@@ -161,8 +161,8 @@ class Context:
     def _array(self, v: ir.Value, splats: dict[ir.Value, Value]) -> Value:
         """The value of `v`; a splat constant becomes a broadcast, one per block.
 
-        Lowering moves such constants out of the regions that use them. Here they move back, so that
-        the program of a region does not depend on its position.
+        Lowering moves such constants out of the regions that use them. This moves them back, so
+        that the program of a region does not depend on its position.
         """
         value = self.env[v]
         if not is_splat(value):
@@ -309,7 +309,7 @@ _TERMINATORS = frozenset(
 
 @functools.lru_cache(maxsize=65536)
 def _scopes(name: str) -> tuple[str, ...]:
-    """The author's name scopes of an op and the hint, from its name stack."""
+    """An op's name scopes and hint, from its name stack."""
     if "/" not in name:
         return (Hint(name).encode(),) if name else ()
     *parts, last = name.split("/")
@@ -326,8 +326,8 @@ def _problem(op: ir.Operation) -> Problem:
     return Problem(op.name, "no raising rule", location, "Please report the op and the module.")
 
 
-# No author wrote these functions. JAX wraps the first two around a program with open sizes and the
-# body of a `shard_map`; the last holds a region while a module moves between partitioners.
+# Authors do not write these functions. JAX wraps the first two around a program with open sizes and
+# the body of a `shard_map`; the last holds a region while a module moves between partitioners.
 _WRAPPERS = ("_wrapped_jax_export_main", "shmap_body", "xla.sdy.manual_computation_body")
 
 

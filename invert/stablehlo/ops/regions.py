@@ -1,7 +1,7 @@
 """Reducers and comparators: compares regions with JAX's own lowerings.
 
 Regions with equal signatures compute the same. A signature holds the expressions of the results,
-numbered in the order in which a walk from the results visits them.
+numbered in the order of a walk from the results.
 """
 
 from __future__ import annotations

@@ -348,7 +348,7 @@ def _text(t: jax.ShapeDtypeStruct) -> str:
 
 
 def bring(value: Value, form: Form) -> Value:
-    """Converts `value` to a form that `join` gave."""
+    """Convert `value` to a form that `join` gave."""
     if isinstance(form, Static):
         return form.value
     if isinstance(form, ArrayForm):

@@ -31,7 +31,7 @@ from invert.tf.values.bounds import (
 
 @dataclasses.dataclass(frozen=True)
 class _Sums:
-    """A floating-point number to which each step adds `step`, in its own type."""
+    """A floating-point variable to which each step adds `step`, in its own type."""
 
     start: Value
     step: Value
@@ -67,6 +67,7 @@ class _Program:
     - `known`: the arguments' inductions, or their values as sums.
     - `outside`: the facts of a constant.
     - `outer`: for a branch or call, the enclosing program and the operands there.
+    - `within`: see `bounds.derived`.
     """
 
     def __init__(
@@ -75,11 +76,12 @@ class _Program:
         known: Sequence[Sum | _Sums | None],
         outside: Outside = _nothing,
         outer: tuple[_Program, Sequence[Atom]] | None = None,
+        within: int | None = None,
     ):
         self.jaxpr: AnyJaxpr = open_jaxpr(closed)
         self.producers = {v: e for e in self.jaxpr.eqns for v in e.outvars}
         self.finite = False
-        self._outside = outside
+        self._outside, self._within = outside, within
         self._truths: dict[Atom, bool] = {}
         self._inner: dict[tuple[int, int], _Program] = {}
         self._consts = dict(zip(self.jaxpr.constvars, consts_of(closed), strict=True))
@@ -105,7 +107,7 @@ class _Program:
         key = id(eqn), number
         if key not in self._inner:
             closed, operands = bodies(eqn)[number]
-            self._inner[key] = _Program(closed, (), self._outside, (self, operands))
+            self._inner[key] = _Program(closed, (), self._outside, (self, operands), self._within)
         return self._inner[key]
 
     def way(self, eqn: Eqn, result: Var, number: int) -> tuple[_Program, Atom]:
@@ -220,7 +222,9 @@ class _Program:
             elif eqn.primitive.name in RULES and depth <= DEEPEST:
                 operands = [program._read(a, depth + 1) for a in eqn.invars]
                 avals = [a.aval for a in eqn.invars]
-                facts = derived(eqn.primitive.name, operands, avals, atom.aval, eqn.params)
+                facts = derived(
+                    eqn.primitive.name, operands, avals, atom.aval, eqn.params, program._within
+                )
             program._facts[atom] = named(atom.aval, facts, atom)
         return program._facts[atom]
 
@@ -266,7 +270,10 @@ def _is_index(eqn: Eqn) -> bool:
 
 
 def lines(
-    body: AnyJaxpr, starts: Sequence[Value], holding: Mapping[int, bool] | None = None
+    body: AnyJaxpr,
+    starts: Sequence[Value],
+    holding: Mapping[int, bool] | None = None,
+    within: int | None = None,
 ) -> list[Sum | None]:
     """The induction of each variable of a loop, if it has one.
 
@@ -275,9 +282,10 @@ def lines(
     - `body`: the closed jaxpr of the body, from variables to variables.
     - `starts`: initial values, if they are known numbers.
     - `holding`: variables whose truth value after a step is known.
+    - `within`: see `bounds.derived`.
     """
     # Without facts about the variables, the results show the increment of each per step.
-    program = _Program(body, [None] * len(starts))
+    program = _Program(body, [None] * len(starts), within=within)
     _hold(program, holding)
     sums: list[Sum | None] = []
     pairs = zip(program.jaxpr.invars, program.jaxpr.outvars, strict=True)
@@ -345,9 +353,12 @@ class FinalValue:
     above: int | None = None
 
 
-def ends(body: AnyJaxpr, count: int) -> list[FinalValue | None]:
-    """The final value of each variable of a loop of `count` steps, if known."""
-    program = _Program(body, [None] * len(open_jaxpr(body).invars))
+def ends(body: AnyJaxpr, count: int, within: int | None = None) -> list[FinalValue | None]:
+    """The final value of each variable of a loop of `count` steps, if known.
+
+    `within`: see `bounds.derived`.
+    """
+    program = _Program(body, [None] * len(open_jaxpr(body).invars), within=within)
     variables, results = program.jaxpr.invars, program.jaxpr.outvars
     if count == 0:
         return [None] * len(variables)
@@ -431,8 +442,8 @@ def largest(body: AnyJaxpr, known: Sequence[Sum | None], position: int, count: i
 class TripCount:
     """Number of steps of a loop: at most `bound`, exactly so if `exact`.
 
-    For a part of the condition: how many steps in a row it can hold. From
-    step `lasting` on it never holds again.
+    For a part of the condition, the number of steps in a row in which it can hold. From step
+    `lasting` on it never holds again.
     """
 
     bound: int | None
@@ -464,6 +475,7 @@ def count(
     body: AnyJaxpr | None = None,
     starts: Sequence[Value] = (),
     outside: Outside = _nothing,
+    within: int | None = None,
 ) -> TripCount:
     """The trip count of a condition: a closed jaxpr from variables to bool.
 
@@ -474,20 +486,21 @@ def count(
     - `starts`: initial values of the variables, if they are known numbers.
     - `outside`: returns the facts of a number from outside the loop, given the number and whether
         the values it is computed from may be assumed finite.
+    - `within`: as for `bounds.derived`; a larger bound proves nothing then.
     """
-    found = _Condition(_Program(condition, known, outside)).count()
+    found = _Condition(_Program(condition, known, outside, within=within)).count()
     if found.exact or body is None:
         return dataclasses.replace(found, exact=found.exact and found.bound is not None)
     # After each step but the last, the condition holds. So a variable that increases unless the
     # loop ends is an induction as long as the loop runs.
-    program = _Program(condition, known, outside)
+    program = _Program(condition, known, outside, within=within)
     program.assume(program.jaxpr.outvars[0], True)
     holding = program.arguments()
-    on = lines(body, starts, holding) if holding else known
+    on = lines(body, starts, holding, within) if holding else known
     sums = _sums_of(body, starts, holding)
     states = [one if one is not None else two for one, two in zip(on, sums, strict=True)]
-    after = _Program(body, states, outside)
-    found = _Condition(_Program(condition, states, outside), after).count()
+    after = _Program(body, states, outside, within=within)
+    found = _Condition(_Program(condition, states, outside, within=within), after).count()
     return TripCount(found.bound, exact=False)
 
 
@@ -620,6 +633,9 @@ def _until_not_less(
             return _UNKNOWN
         d = a.low.plus(b.high, -1).plus(Sum(0 if strict else -1))
         steps = _until_not_below(d)
+        limits = jnp.iinfo(dtype)
+        if steps and (a.low.at(steps) > limits.max or b.high.at(steps) < limits.min):
+            return _UNKNOWN  # it wraps around before
         exact = a.line is not None and b.line is not None and steps is not None
         return TripCount(steps, exact, steps if d.step >= 0 else None)
     if not jnp.issubdtype(one.aval.dtype, jnp.floating):

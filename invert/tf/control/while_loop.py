@@ -8,7 +8,8 @@ static ones stay static.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from typing import TypeVar
 
 import jax.numpy as jnp
 import numpy as np
@@ -41,11 +42,14 @@ from invert.tf.values.bounds import Fact, OuterFacts, Sum, fact_of
 from invert.tf.values.constants import array, pack_dims
 from invert.tf.values.tensor_list import RaggedListError, TensorList, is_known, is_same
 
+_T = TypeVar("_T")
+
 # Loops whose shapes change from step to step are unrolled up to this length.
 _MAX_UNROLLED = 256
-
-# The key under which a state keeps facts about variables of enclosing loops.
-_GIVEN = "given"
+# The length of the longest axis.
+_LONGEST = 2**31 - 1
+# How often a larger bound is tried to prove a trip count.
+_MOST_PROOFS = 4
 
 
 def while_loop(
@@ -128,7 +132,7 @@ def _sources(body: Body) -> list[tuple[str, int | None]]:
 def gradient_arrays(ctx: Context, inner: Context) -> bool:
     """Create gradient arrays before the body that creates them; return whether there were any.
 
-    Each loop step and each branch requests the gradient array again, and means the same one.
+    Each loop step and each branch requests the gradient array again; all get the same one.
     """
     new = [r for r in inner.state if r.kind == "tensor_array_gradient" and r not in ctx.state]
     for resource in new:
@@ -156,7 +160,7 @@ class _Loop:
             if argument == i:
                 continue  # no step changes it
             form = form_of(values[i])
-            # A counter, or a state that begins at zero: a trace with it as a constant is wasted.
+            # A counter, or a state that begins at zero: tracing it as a constant would be wasted.
             if isinstance(form, Static) and (op in ("Add", "AddV2", "Sub") or _is_real(form)):
                 form = _as_array(form)
             self.forms[i] = form
@@ -208,6 +212,7 @@ class _Loop:
             elif isinstance(form, ListForm) and form.size is None and isinstance(old.size, int):
                 self._starts[-1] = old.size
         self._lines: list[Sum | None] | None = None
+        self._steps: trip_count.TripCount | None = None
         self._changed = False
         self._growth: dict[int | Resource, int] = {}
         self.traced = TracedBranch(self._step, [type_of(x) for x in self.leaves])
@@ -231,12 +236,11 @@ class _Loop:
         before = dict(ctx.state)
         before_of = {**dict(enumerate(values)), **before}
         known = OuterFacts(leaves, self._facts or [None] * len(leaves))
-        around = self.ctx.plans.get(_GIVEN, ())
-        self.ctx.plans[_GIVEN] = (*around, known)
+        self.ctx.given.append(known)
         try:
             called = ctx.call(self.body, values)
         finally:
-            self.ctx.plans[_GIVEN] = around
+            self.ctx.given.pop()
         self._asked = known.asked
         results: dict[int | Resource, Value] = dict(enumerate(called))
         results.update((place, value) for place, value in ctx.state.items())
@@ -311,7 +315,7 @@ class _Loop:
                 return line.at(count)
             if isinstance(old.size, int) and growth > 0:
                 return old.size + growth * count
-        if steps.bound is None or not isinstance(old.size, int):
+        if steps.bound is None or steps.bound > _LONGEST or not isinstance(old.size, int):
             raise self._no_bound()
         bound = trip_count.largest(self.traced.closed, lines, leaf, steps.bound)
         return bound if bound is not None else old.size + growth * steps.bound
@@ -319,11 +323,22 @@ class _Loop:
     # -- the trip count
 
     def lines(self) -> list[Sum | None]:
-        """The inductions of the leaves of the last trace."""
-        if self._lines is None:
-            starts = [None if is_open(s) else s for s in self._starts]
-            self._lines = trip_count.lines(self.traced.closed, starts)
+        """The inductions of the last trace's leaves, over all steps of the loop."""
+        self.count()
+        assert self._lines is not None
         return self._lines
+
+    def _lines_within(self, steps: int | None) -> list[Sum | None]:
+        starts = [None if is_open(s) else s for s in self._starts]
+        return self._proved(lambda n: trip_count.lines(self.traced.closed, starts, within=n), steps)
+
+    def _proved(
+        self, facts: Callable[[int | None], list[_T | None]], steps: int | None
+    ) -> list[_T | None]:
+        """Facts about leaves that hold for all inputs; list sizes never wrap around."""
+        sizes = {self._last[p] for p, form in self.forms.items() if isinstance(form, ListForm)}
+        pairs = zip(facts(steps), facts(None), strict=True)
+        return [one or (two if i in sizes else None) for i, (one, two) in enumerate(pairs)]
 
     def _test(self) -> TracedBranch:
         def test(*leaves: Value) -> list[Value]:
@@ -333,17 +348,42 @@ class _Loop:
         return TracedBranch(test, [type_of(x) for x in self.leaves])
 
     def count(self, test: TracedBranch | None = None) -> trip_count.TripCount:
+        """The trip count, proved for all inputs, those at which integers wrap around included.
+
+        Facts that hold for some steps give a bound; the bound holds if it is not larger than that.
+        """
+        if self._steps is not None:
+            return self._steps
         test = test or self._test()
         (more,) = test.results
         if isinstance(more, np.ndarray):
-            return trip_count.TripCount(None if more else 0, exact=not more)
-        known = self.ctx.plans.get(_GIVEN, ())
+            self._lines = self._lines_within(None)
+            self._steps = trip_count.TripCount(None if more else 0, exact=not more)
+            return self._steps
+        self._lines = lines = self._lines_within(None)
+        steps = self._count(test, lines, None)
+        for _ in range(_MOST_PROOFS):
+            if (within := steps.bound) is None:
+                break
+            lines = self._lines_within(within)
+            steps = self._count(test, lines, within)
+            if steps.bound is not None and steps.bound <= within:
+                self._lines, self._steps = lines, steps
+                return steps
+        self._steps = trip_count.TripCount(None, exact=False)
+        return self._steps
+
+    def _count(
+        self, test: TracedBranch, lines: Sequence[Sum | None], within: int | None
+    ) -> trip_count.TripCount:
+        known = tuple(self.ctx.given)
         return trip_count.count(
             test.closed,
-            self.lines(),
+            lines,
             self.traced.closed,
             self._starts,
-            lambda value, finite: fact_of(value, known, finite=finite),
+            lambda value, finite: fact_of(value, known, finite=finite, within=within),
+            within,
         )
 
     def _find_facts(self) -> bool:
@@ -368,8 +408,7 @@ class _Loop:
                 raise self.node.error("never ends", "Let its body change what its condition reads.")
             final: Sequence[Value] = self.leaves
         else:
-            lines = self.lines()
-            steps = self.count(test)
+            steps, lines = self.count(test), self.lines()
             if steps.exact:
                 assert steps.bound is not None
                 final = self._ended(self._counted(steps.bound, lines), lines, steps.bound)
@@ -391,7 +430,7 @@ class _Loop:
     def _grown(self, place: int | Resource, value: TensorList) -> TensorList:
         """A list of unknown capacity after the loop, for the enclosing loop."""
         per_step, steps = self._growth.get(place, 0), self.count()
-        if per_step and steps.bound is None:
+        if per_step and (steps.bound is None or steps.bound > _LONGEST):
             raise self._no_bound()
         growth = self._value(place).growth + per_step * (steps.bound or 0)
         return dataclasses.replace(value, growth=growth)
@@ -449,7 +488,7 @@ class _Loop:
         """Final integers as sums of their initial values, for the enclosing loop."""
         ends: Sequence[trip_count.FinalValue | None] = [None] * len(final)
         if any(line is None and s is None for line, s in zip(lines, self._starts, strict=True)):
-            ends = trip_count.ends(self.traced.closed, count)
+            ends = self._proved(lambda n: trip_count.ends(self.traced.closed, count, n), count)
         out = []
         for i, (value, line, end) in enumerate(zip(final, lines, ends, strict=True)):
             if line is not None or end is None:
@@ -466,10 +505,8 @@ class _Loop:
     def _bounded(self, count: int, test: TracedBranch) -> list[Value]:
         """A loop of `count` steps; steps after the condition failed have no effect.
 
-        The condition is tested before each step and not after the last one. The bound is derived
-        from facts that hold for every input unless an integer of 32 bits or more wraps around. Two
-        such integers whose difference is known to be `d` then differ by `d` plus or minus 2**32.
-        The original loop would run through almost the whole range of the type.
+        The condition is tested before each step and not after the last one: `count` is proved for
+        all inputs.
         """
 
         def step(carry: Sequence[Value]) -> list[Value]:

@@ -49,7 +49,7 @@ def _references(node: NodeDef) -> list[NameAttrList]:
     return [f for v in values for f in (v.func, *v.list.func) if f.name]
 
 
-def _callees(library: Any, node: Any) -> Any | None:
+def _callees(library: FunctionDefLibrary, node: NodeDef) -> FunctionDefLibrary | None:
     """The functions that a node calls, renamed by content; `None` if it calls none.
 
     TensorFlow's function names are global to the process, and two models may share a name. The

@@ -2,8 +2,8 @@
 
 Ops in `PURE` depend only on their inputs and attributes (by their `OpDef`s and the kernels in
 tensorflow/core/kernels, TensorFlow 2.21, which open no file and keep no state). No other op is ever
-run. The absence of `is_stateful` in an `OpDef` is not enough: `ReadFile` and `PyFuncStateless` lack
-it.
+run. That an `OpDef` is not `is_stateful` is not enough: those of `ReadFile` and `PyFuncStateless`
+are not.
 """
 
 from __future__ import annotations

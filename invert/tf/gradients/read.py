@@ -49,7 +49,7 @@ class TfGradient:
         arguments; `make(True)` reads the gradient functions inside it as well.
     - `outputs`: for each argument, whether it has a gradient.
     - `own`: outputs of the node itself that it uses, after the other captures. Only an op under
-        `gradient_override_map` has them; its arguments are its inputs.
+        `gradient_override_map` has such captures; its arguments are its inputs.
     - `problem`: the reason if it cannot be read.
     - `convention`: see `invert.ir.gradient_marker.Gradient`.
     - `nested`: whether it may contain gradient functions.

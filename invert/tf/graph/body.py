@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
 
 from invert._errors import MalformedModelError, UnsupportedOpError
 from invert.ir.order import postorder, topological
@@ -190,7 +189,7 @@ def implementations(library: FunctionDefLibrary) -> dict[str, str]:
     def text(function: FunctionDef, name: str) -> bytes:
         return function.attr[name].s if name in function.attr else b""
 
-    def types_of(function: FunctionDef) -> tuple[Any, ...]:
+    def types_of(function: FunctionDef) -> tuple[bytes, tuple[int, ...], tuple[int, ...]]:
         # The key includes the types, since the forward and backward parts share their attributes.
         signature = function.signature
         inputs = tuple(a.type for a in signature.input_arg)

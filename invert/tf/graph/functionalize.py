@@ -157,8 +157,8 @@ class _Rewriter:
         """Let the stacks of gradients grow and shrink in every step of a loop.
 
         A branch in a loop saves values for its gradient on its own stacks, only in the steps that
-        take it. The branch of the gradient pops as many again. Since only the order matters, the
-        other steps may push values too, which are never used.
+        take it. The branch of the gradient pops as many again. Only the order matters, so the other
+        steps may push values too, which are never used.
         """
         for name in self._of("StackPush", "StackPushV2", "StackPop", "StackPopV2"):
             handle, *rest = self.inputs(name)

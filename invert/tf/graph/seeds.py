@@ -147,7 +147,7 @@ def _draw_by(node: Node, key: tuple[int, int]) -> None:
 def _without_neutral(nodes: Sequence[Node], drawn: Sequence[int]) -> None:
     """Drop multiplications by one and additions of zero after a draw.
 
-    The draws are JAX's in any case; adding zero would only change the sign of a zero.
+    The draws are JAX's anyway; adding zero would only change the sign of a zero.
     """
     scaled = set(drawn)
     for i, node in enumerate(nodes):

@@ -1,7 +1,7 @@
 """Static analysis of a graph: problems, effects, host ops, ops by route.
 
-Which variables a function assigns and whether it draws random numbers must be known before shapes
-are, since both are part of its signature. An op that only the host can run is evaluated at
+Which variables a function assigns and whether it draws random numbers must be known before the
+shapes, since both are part of its signature. An op that only the host can run is evaluated at
 conversion if its inputs are known. This follows from the graph alone: inputs are known unless they
 depend on an argument, a variable or a stateful op.
 """

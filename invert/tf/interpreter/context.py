@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -32,7 +32,7 @@ from invert.tf.values.bounded import (
     BoundedArray,
     refused_rows,
 )
-from invert.tf.values.bounds import known
+from invert.tf.values.bounds import OuterFacts, known
 from invert.tf.values.constants import array, arrays
 from invert.tf.values.dynamic_size import DynamicSize, holds_dynamic_size
 from invert.tf.values.split_space import SplitSpace
@@ -50,12 +50,14 @@ class _Evaluation:
     - `active`: functions in progress, to refuse recursion.
     - `folding`: values that follow from constants.
     - `plans`: facts that loops found about their variables, reused when a body is traced again.
+    - `given`: facts about the variables of the loops around the current body.
     - `pads_rows`: see `Context`.
     """
 
     active: set[str] = dataclasses.field(default_factory=set)
     folding: Folding = dataclasses.field(default_factory=Folding)
-    plans: dict[Any, Any] = dataclasses.field(default_factory=dict)
+    plans: dict[Hashable, Mapping[Any, Any]] = dataclasses.field(default_factory=dict)
+    given: list[OuterFacts] = dataclasses.field(default_factory=list)
     pads_rows: bool = False
 
 
@@ -100,8 +102,12 @@ class Context:
         self._evaluation = evaluation or _Evaluation(pads_rows=pads_rows)
 
     @property
-    def plans(self) -> dict[Any, Any]:
+    def plans(self) -> dict[Hashable, Mapping[Any, Any]]:
         return self._evaluation.plans
+
+    @property
+    def given(self) -> list[OuterFacts]:
+        return self._evaluation.given
 
     @property
     def pads_rows(self) -> bool:

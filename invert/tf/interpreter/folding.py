@@ -1,7 +1,7 @@
 """Lazy constant folding.
 
 Rules fold the arithmetic that shapes usually need. Other ops may compute shapes and axes too, such
-as a rolled or padded vector, and over several ops. Traced values that follow from constants are
+as a rolled or padded vector, in several steps. Traced values that follow from constants are
 recorded here, and computed when a rule asks for numbers.
 """
 
@@ -78,7 +78,7 @@ class Folding:
         if not operands or not all(is_static(v) or id(v) in self._origins for v in operands):
             return
         for k, value in enumerate(results):
-            # A value that a rule passes through is recorded where it was made.
+            # A value that a rule returns unchanged is recorded where it was made.
             if is_tracer(value) and id(value) not in self._origins:
                 self._origins[id(value)] = _Origin(value, op, rule, operands, k, dtype)
 

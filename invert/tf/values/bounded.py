@@ -2,7 +2,7 @@
 
 Such an array has its full capacity, together with its length: the number of valid rows. Both go
 through the graph together. `primitives.tf.bounded` defines how ops treat them; an op that would see
-the padding rows is refused. To ops on shapes the length is a size like any other.
+the padding rows is refused. Ops on shapes treat the length like any other size.
 """
 
 from __future__ import annotations

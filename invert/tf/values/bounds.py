@@ -8,6 +8,7 @@ bounded by the largest value of that number, as in `tf.linalg.expm`.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 
@@ -161,10 +162,13 @@ class _Reader:
     **Arguments:**
 
     - `finite`: whether numbers of unknown origin may be assumed finite.
+    - `within`: see `derived`.
     """
 
-    def __init__(self, given: Sequence[OuterFacts] = (), finite: bool = False):
-        self._assumed, self._finite = given, finite
+    def __init__(
+        self, given: Sequence[OuterFacts] = (), finite: bool = False, within: int | None = None
+    ):
+        self._assumed, self._finite, self._within = given, finite, within
         # Values are kept alive, so that their ids stay unique.
         self._seen: dict[int, tuple[Value, Facts]] = {}
 
@@ -187,9 +191,8 @@ class _Reader:
             if name in kinds.MOVES:
                 operands = operands[:1]
             if name in RULES:
-                found = derived(
-                    name, [self.facts(x, depth + 1) for x in operands], operands, value, params
-                )
+                facts = [self.facts(x, depth + 1) for x in operands]
+                found = derived(name, facts, operands, value, params, self._within)
         return named(value, found, id(value), self._finite)
 
 
@@ -231,19 +234,26 @@ def known(array: Value) -> np.ndarray | None:
     return np.asarray(whole, array.dtype).reshape(array.shape)
 
 
-def fact_of(number: Value, given: Sequence[OuterFacts] = (), *, finite: bool = False) -> Fact:
+def fact_of(
+    number: Value,
+    given: Sequence[OuterFacts] = (),
+    *,
+    finite: bool = False,
+    within: int | None = None,
+) -> Fact:
     """The fact about one number.
 
     **Arguments:**
 
     - `given`: facts of numbers without a definition, such as the variables of a loop.
     - `finite`: whether numbers of unknown origin may be assumed finite.
+    - `within`: see `derived`.
     """
-    return hull(_Reader(given, finite).facts(number))
+    return hull(_Reader(given, finite, within).facts(number))
 
 
 def is_whole(end: float, dtype: DTypeLike) -> bool:
-    """Whether a bound says nothing: infinite, or that of its type."""
+    """Whether a bound carries no information: infinite, or that of its type."""
     return math.isinf(end) or end in _whole(dtype)
 
 
@@ -296,7 +306,12 @@ def named(aval: Aval, facts: Facts | None, symbol: Hashable, finite: bool = Fals
 
 
 def derived(
-    name: str, operands: Sequence[Facts], avals: Sequence[Aval], result: Aval, params: Params
+    name: str,
+    operands: Sequence[Facts],
+    avals: Sequence[Aval],
+    result: Aval,
+    params: Params,
+    within: int | None = None,
 ) -> Facts | None:
     """Facts of an equation's result; `None` if its type implies them.
 
@@ -304,16 +319,18 @@ def derived(
 
     - `name`: its primitive, one of `RULES`.
     - `avals`: the operands or their types; `result`: that of the result.
+    - `within`: facts hold in the first `within` steps for all inputs. By default, integers of 32
+        bits and more are assumed not to wrap around.
     """
-    found = RULES[name](_Equation(name, operands, avals, result, params))
+    found = RULES[name](_Equation(name, operands, avals, result, params, within))
     if not found:
         return None
-    facts = [_of_type(f, result.dtype, name in _ROUNDED) for f in found]
+    facts = [_of_type(f, result.dtype, name in _ROUNDED, within) for f in found]
     count = _count(result.shape)
     return facts if len(facts) in (1, count) else [hull(facts)]
 
 
-def _of_type(fact: Fact, dtype: DTypeLike, rounds: bool) -> Fact:
+def _of_type(fact: Fact, dtype: DTypeLike, rounds: bool, within: int | None) -> Fact:
     """A fact rounded and limited to a result type."""
     low, high = fact.low, fact.high
     least, most = _whole(dtype)
@@ -324,10 +341,13 @@ def _of_type(fact: Fact, dtype: DTypeLike, rounds: bool) -> Fact:
         number = None if fact.equals is None else fact.equals.number
         if number is not None:
             return Fact.of(Sum((number - least) % (most - least + 1) + least))
-        if fact.line is not None:
+        fits = within is None or (
+            min(low.at(0), low.at(within)) >= least and max(high.at(0), high.at(within)) <= most
+        )
+        if fact.line is not None and fits:
             return fact
         # Integers that are too large wrap around.
-        if low.constant < least or high.constant > most:
+        if low.constant < least or high.constant > most or not fits:
             return dataclasses.replace(unknown, equals=fact.equals)
         low = dataclasses.replace(low, constant=math.floor(low.constant))
         high = dataclasses.replace(high, constant=math.ceil(high.constant))
@@ -362,6 +382,7 @@ class _Equation:
     avals: Sequence[Aval]
     result: Aval
     params: Params
+    within: int | None
 
     @property
     def hulls(self) -> list[Fact]:
@@ -404,8 +425,10 @@ def _negative(x: Fact) -> Fact:
     return Fact(x.high.times(-1), x.low.times(-1), equals)
 
 
-def _larger(x: Fact, y: Fact) -> Fact:
-    if x.equals is not None and y.equals is not None:
+def _larger(x: Fact, y: Fact, *, wraps: bool) -> Fact:
+    # If sums of unknown numbers wrap around, their difference does not order them.
+    ordered = not wraps or (x.line is not None and y.line is not None)
+    if ordered and x.equals is not None and y.equals is not None:
         ahead = x.equals.plus(y.equals, -1).number
         if ahead is not None:
             return x if ahead >= 0 else y
@@ -420,8 +443,19 @@ def _larger(x: Fact, y: Fact) -> Fact:
     return Fact(low, high)
 
 
-def _smaller(x: Fact, y: Fact) -> Fact:
-    return _negative(_larger(_negative(x), _negative(y)))
+def _smaller(x: Fact, y: Fact, *, wraps: bool) -> Fact:
+    return _negative(_larger(_negative(x), _negative(y), wraps=wraps))
+
+
+def _clamped(low: Fact, x: Fact, high: Fact, *, wraps: bool) -> Fact:
+    return _smaller(_larger(x, low, wraps=wraps), high, wraps=wraps)
+
+
+def _ordering(rule: Callable[..., Fact]) -> _Rule:
+    def run(eqn: _Equation) -> Facts | None:
+        return _elementwise(functools.partial(rule, wraps=eqn.within is not None))(eqn)
+
+    return run
 
 
 def _product(x: Fact, y: Fact) -> Fact:
@@ -468,13 +502,18 @@ def _rounded(to: Callable[[float], float]) -> _Rule:
 def _converted(eqn: _Equation) -> Facts:
     """Convert to another type; NaN may become any integer.
 
-    Indices and counters of 32 bits or more are assumed not to wrap around. Smaller integers may.
+    Integers of less than 32 bits may wrap around. If the facts must hold for all inputs, larger
+    ones may too, and the value in a wider type then differs from the sum.
     """
     to, source = eqn.result.dtype, eqn.avals[0].dtype
     facts = eqn.operands[0]
     if jnp.issubdtype(source, jnp.integer) and jnp.issubdtype(to, jnp.integer):
-        if min(to.itemsize, source.itemsize) >= 4:
+        if min(to.itemsize, source.itemsize) >= 4 and (
+            eqn.within is None or to.itemsize <= source.itemsize
+        ):
             return facts
+        if eqn.within is not None:
+            return [f if f.line is not None else Fact.between(*f.ends) for f in facts]
         return [Fact.between(*f.ends) for f in facts]
     if not (jnp.issubdtype(to, jnp.integer) and jnp.issubdtype(source, jnp.floating)):
         return [Fact(f.low, f.high) for f in facts]
@@ -533,15 +572,15 @@ RULES: dict[str, _Rule] = {
     "abs": _on_ends(lambda x: (max(x[0], -x[1], 0), max(-x[0], x[1]))),
     "add": _elementwise(_add),
     "ceil": _rounded(math.ceil),
-    "clamp": _elementwise(lambda a, x, b: _smaller(_larger(x, a), b)),
+    "clamp": _ordering(_clamped),
     "concatenate": _joined,
     "convert_element_type": _converted,
     "dim_as_value": lambda eqn: [Fact.of(Sum(eqn.params["dim"]))],
     "div": _on_ends(_quotient),
     "floor": _rounded(math.floor),
     "log": _on_ends(_log),
-    "max": _elementwise(_larger),
-    "min": _elementwise(_smaller),
+    "max": _ordering(_larger),
+    "min": _ordering(_smaller),
     "mul": _elementwise(_product),
     "neg": _elementwise(_negative),
     "reduce_sum": _added_up,

@@ -180,7 +180,7 @@ def array(value: Value, dtype: np.dtype = _INT32) -> Value:
 def _compact(value: np.ndarray) -> Value:
     """A constant as a literal, a broadcast or a range.
 
-    Folding creates arrays of the size of a batch or a sequence, which differ at other sizes.
+    Folding creates arrays as long as a batch or a sequence, which differ at other sizes.
     """
     once = unrepeated(value)
     content = np.ascontiguousarray(once).reshape(once.shape)

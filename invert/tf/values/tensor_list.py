@@ -232,7 +232,7 @@ def _types(element: Element) -> tuple[Value, list[Value]]:
 
 
 def conform(value: Value, element: Element) -> Value:
-    """Converts a stored value to the type that `merge` gave."""
+    """Convert a stored value to the type that `merge` gave."""
     if not hasattr(value, "dtype"):
         return value
     if not isinstance(element, TensorList) or not isinstance(value, TensorList):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any
 
+import jax
 import numpy as np
 
 from invert._api import from_stablehlo
@@ -36,7 +36,7 @@ def _converted(module: MhloModule) -> Module:
     return from_stablehlo(module.module, config=Config(verify=False))
 
 
-def mhlo_apply(*args: object, module: MhloModule) -> Any:
+def mhlo_apply(*args: object, module: MhloModule) -> jax.Array | tuple[jax.Array, ...]:
     """Call a module: one array, or a tuple of several.
 
     **Raises:** as `invert.from_stablehlo`.

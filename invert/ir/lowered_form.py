@@ -1,20 +1,20 @@
-"""Normal form for comparison: calls inlined, common subexpressions merged."""
+"""Normal form of programs that lower alike, for certificates.
+
+What lowering erases is removed: calls are inlined, and carries of loops have one order. Derivatives
+are not compared; `traced_form` does that. A certificate is only as good as this module, so it does
+no more than certificates need.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
-from invert._private.jax import (
-    close_like,
-    open_jaxpr,
-    random_unwrap_p,
-    random_wrap_p,
-    rename,
-)
+from invert._private.jax import close_like, open_jaxpr, random_unwrap_p, random_wrap_p
 from invert.ir import jaxprs
 from invert.ir.carries import equal_carries, sharing
+from invert.ir.closed_over import in_order_of_use, with_closed_over
 from invert.ir.loops import WhileParts
 from invert.ir.merging import atom_key, merge_equations, operation_key, type_key
 from invert.ir.types import AnyJaxpr, Atom, Eqn, J, Jaxpr, Literal, Var
@@ -22,7 +22,7 @@ from invert.ir.types import AnyJaxpr, Atom, Eqn, J, Jaxpr, Literal, Var
 _T = TypeVar("_T")
 
 
-def normal_form(closed: J) -> J:
+def lowered_form(closed: J) -> J:
     """Inline calls, merge equal equations and carries, and order the carries of loops.
 
     A TensorFlow graph does not determine which equations form a function. A `scan` reads an array
@@ -47,64 +47,39 @@ def _opened(jaxpr: Jaxpr) -> Jaxpr:
     return jaxprs.with_inlined(jaxpr, lambda e: e.params.get(_CALLED.get(e.primitive.name, "")))
 
 
+_BODIES = {"while": ("cond_jaxpr", "body_jaxpr"), "cond": ("branches",), "jit": ("jaxpr",)}
 # Parameters of a `jit` that have an entry for each operand.
 _OF_OPERANDS = ("donated_invars", "in_shardings", "in_layouts")
 
 
 def _with_each_operand_once(jaxpr: Jaxpr) -> Jaxpr:
-    """Merge equal constants of loops, and equal operands of branches and calls, outermost first."""
-    eqns = []
-    for eqn in jaxpr.eqns:
-        if eqn.primitive.name == "while":
-            loop = WhileParts.of(eqn)
-            cond, cond_consts = _given_once(loop.cond, loop.cond_consts)
-            body, body_consts = _given_once(loop.body, loop.body_consts)
-            if cond is not loop.cond or body is not loop.body:
-                parts = WhileParts(
-                    cond,
-                    body,
-                    [loop.cond_consts[i] for i in cond_consts],
-                    [loop.body_consts[i] for i in body_consts],
-                    loop.init,
-                )
-                eqn = parts.put_into(eqn)
-        elif eqn.primitive.name == "cond":
-            index, *operands = eqn.invars
-            given = [_given_once(branch, operands) for branch in eqn.params["branches"]]
-            branches = tuple(branch for branch, _ in given)
-            if branches != eqn.params["branches"]:
-                params = {**eqn.params, "branches": branches}
-                eqn = eqn.replace(
-                    invars=[index, *(operands[i] for i in given[0][1])], params=params
-                )
-        elif eqn.primitive.name == "jit":  # one that `_opened` left
-            called, kept = _given_once(eqn.params["jaxpr"], eqn.invars)
-            if called is not eqn.params["jaxpr"]:
-                params = {n: tuple(eqn.params[n][i] for i in kept) for n in _OF_OPERANDS}
-                params = {**eqn.params, **params, "jaxpr": called}
-                eqn = eqn.replace(invars=[eqn.invars[i] for i in kept], params=params)
-        eqns.append(eqn)
-    return jaxprs.with_equations(jaxpr, eqns)
+    """Merge equal operands of loops, branches and calls, outermost first."""
+
+    def visit(eqn: Eqn) -> Eqn:
+        if (names := _BODIES.get(eqn.primitive.name)) is None:
+            return eqn
+        eqn = _with_arguments_once(eqn) if eqn.primitive.name == "jit" else with_closed_over(eqn)
+        params = {name: jaxprs.map_param(eqn.params[name], inside) for name in names}
+        same = all(params[name] is eqn.params[name] for name in names)
+        return eqn if same else eqn.replace(params={**eqn.params, **params})
+
+    def inside(program: AnyJaxpr) -> AnyJaxpr:
+        jaxpr = open_jaxpr(program)
+        once = _with_each_operand_once(jaxpr)
+        return program if once is jaxpr else close_like(program, once)
+
+    return jaxprs.with_equations(jaxpr, [visit(e) for e in jaxpr.eqns])
 
 
-def _given_once(program: J, operands: Sequence[Atom]) -> tuple[J, list[int]]:
-    """Drop arguments that repeat an operand; also return the other positions.
-
-    `operands` are those of the leading arguments.
-    """
-    jaxpr = once = open_jaxpr(program)
-    first: dict[Hashable, Var] = {}
-    names: dict[Var, Atom] = {}
-    for variable, operand in zip(jaxpr.invars, operands, strict=False):
-        same = first.setdefault(atom_key(operand), variable)
-        if same is not variable:
-            names[variable] = same
-    if names:
-        invars = [v for v in jaxpr.invars if v not in names]
-        once = rename(jaxpr, names).replace(invars=invars)
-    once = _with_each_operand_once(once)
-    kept = [i for i, v in enumerate(jaxpr.invars[: len(operands)]) if v not in names]
-    return program if once is jaxpr else close_like(program, once), kept
+def _with_arguments_once(eqn: Eqn) -> Eqn:
+    """A `jit` that `_opened` left, on distinct operands."""
+    (called,), kept = in_order_of_use([eqn.params["jaxpr"]], eqn.invars)
+    if called is eqn.params["jaxpr"]:
+        return eqn
+    params = {n: tuple(eqn.params[n][i] for i in kept) for n in _OF_OPERANDS}
+    return eqn.replace(
+        invars=[eqn.invars[i] for i in kept], params={**eqn.params, **params, "jaxpr": called}
+    )
 
 
 class _Simplest:

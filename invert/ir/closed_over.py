@@ -1,0 +1,123 @@
+"""Operands that loops and branches close over: each once, in order of use."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Hashable, Sequence
+
+import numpy as np
+
+from invert._private.jax import ShapedArray, close_like, open_jaxpr, rename
+from invert.ir.avals import is_weak
+from invert.ir.graph import Graph
+from invert.ir.loops import CondParts, WhileParts
+from invert.ir.merging import atom_key, merge_equations
+from invert.ir.types import AnyJaxpr, Atom, Eqn, Jaxpr, Literal, Var
+
+
+def with_closed_over(eqn: Eqn) -> Eqn:
+    """A `while` or `cond` whose closed-over operands are distinct and in order of use.
+
+    The result is the equation itself if they are already, or if it is neither.
+    """
+    match eqn.primitive.name:
+        case "while":
+            p = WhileParts.of(eqn)
+            (cond,), tested = in_order_of_use([p.cond], p.cond_consts)
+            (body,), held = in_order_of_use([p.body], p.body_consts)
+            if cond is p.cond and body is p.body:
+                return eqn
+            tests = [p.cond_consts[i] for i in tested]
+            holds = [p.body_consts[i] for i in held]
+            return WhileParts(cond, body, tests, holds, p.init).put_into(eqn)
+        case "cond":
+            parts = CondParts.of(eqn)
+            branches, kept = in_order_of_use(parts.branches, parts.operands)
+            if all(a is b for a, b in zip(branches, parts.branches, strict=True)):
+                return eqn
+            params = {**eqn.params, "branches": tuple(branches)}
+            return eqn.replace(
+                params=params, invars=[parts.index, *(parts.operands[i] for i in kept)]
+            )
+        case _:
+            return eqn
+
+
+def in_order_of_use(
+    jaxprs: Sequence[AnyJaxpr], operands: Sequence[Atom]
+) -> tuple[list[AnyJaxpr], list[int]]:
+    """Order the arguments of some jaxprs by use; drop repeated and unused ones.
+
+    Literals among the operands move into the jaxprs. Unchanged jaxprs stay the same objects.
+
+    **Arguments:**
+
+    - `operands`: those of the leading arguments, which all jaxprs share.
+
+    **Returns:** the jaxprs, and the positions of the operands they still take.
+    """
+    count = len(operands)
+    opened = [open_jaxpr(j) for j in jaxprs]
+    order: dict[int, None] = {}
+    for jaxpr in opened:
+        for i in order_of_use(jaxpr, jaxpr.invars[:count]):
+            order.setdefault(i)
+    first: dict[Hashable, int] = {}
+    same: dict[int, int] = {}
+    numbers: dict[int, Atom] = {}
+    for i in order:
+        atom = operands[i]
+        if isinstance(atom, Literal):
+            numbers[i] = typed(atom)  # emitted text writes it at each use
+        else:
+            same[i] = first.setdefault(atom_key(atom), i)
+    kept = list(first.values())
+    if kept == list(range(count)):
+        return list(jaxprs), kept
+    changed = []
+    for closed, jaxpr in zip(jaxprs, opened, strict=True):
+        names: dict[Var, Atom] = {
+            jaxpr.invars[i]: jaxpr.invars[j] for i, j in same.items() if i != j
+        }
+        names.update((jaxpr.invars[i], number) for i, number in numbers.items())
+        jaxpr = rename(jaxpr, names) if names else jaxpr
+        jaxpr = jaxpr.replace(invars=[*(jaxpr.invars[i] for i in kept), *jaxpr.invars[count:]])
+        # Equations that read one operand under two names have become equal.
+        jaxpr = merge_equations(jaxpr) if len(first) < len(same) else jaxpr
+        changed.append(close_like(closed, jaxpr))
+    return changed, kept
+
+
+def order_of_use(jaxpr: Jaxpr, variables: Sequence[Var]) -> list[int]:
+    """Positions of `variables`, in order of use by the results and the effects.
+
+    This does not depend on the order of equations without effects.
+    """
+    graph = Graph(jaxpr)
+    wanted = {v: i for i, v in enumerate(variables)}
+    order: dict[int, None] = {}
+    seen: set[Atom] = set()
+    effects = (a for eqn in jaxpr.eqns if eqn.effects for a in eqn.invars)
+    pending = collections.deque((*jaxpr.outvars, *effects))
+    while pending:
+        atom = pending.popleft()
+        if isinstance(atom, Literal) or atom in seen:
+            continue
+        seen.add(atom)
+        if atom in wanted:
+            order.setdefault(wanted[atom])
+        elif (eqn := graph.producers.get(atom)) is not None:
+            pending.extendleft(reversed(eqn.invars))
+    return list(order)
+
+
+def typed(atom: Atom) -> Atom:
+    """A literal as an array of its strong type; other atoms unchanged."""
+    if not isinstance(atom, Literal):
+        return atom
+    aval = atom.aval
+    # The dtype of a Python number may differ from that of its literal.
+    is_array = isinstance(atom.val, (np.ndarray, np.generic)) and atom.val.dtype == aval.dtype
+    if (is_array and not is_weak(atom)) or not hasattr(aval, "dtype"):
+        return atom
+    return Literal(np.asarray(atom.val, aval.dtype), ShapedArray((), aval.dtype))
