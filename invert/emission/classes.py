@@ -926,8 +926,9 @@ class Classes:
             for v, i, n in sizes
             if any(n == c[0] and scaled.size(v, i, n) == c[place] for c in columns)
         }
+        more = not kept <= self._kept
         self._kept |= kept
-        return bool(kept)
+        return more
 
     def _without_one_width(self) -> bool:
         assert self._outermost is not None

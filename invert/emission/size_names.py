@@ -45,7 +45,7 @@ _ENDS = frozenset(("n_in", "c_in", "n_out", "c_out"))
 _CLEAR = re.compile(
     "|".join((*_ENDS, DIM, DEPTH, f"num_(?!{ROWS.removeprefix('num_')}).*", "[a-z_]+_size"))
     + f"|{LATENT_DIM}|([a-z]+_)?({'|'.join((VOCABULARY, POSITIONS, HEADS, KV_HEADS))}"
-    + f"|{'|'.join((HEAD_DIM, CHANNELS, HIDDEN))})"
+    + f"|{'|'.join((HEAD_DIM, CHANNELS, HIDDEN))}|{HIDDEN}_2)"
 )
 # The size of a result that is a distribution.
 _CLASSES = "num_classes"

@@ -40,6 +40,7 @@ from invert.emission.constructors.starts import Starts
 from invert.emission.equinox_nn.construct import native_of
 from invert.emission.expressions import literals, tables
 from invert.emission.layers.flattened import flattened
+from invert.emission.layers.library_names import KINDS_OF_LAYERS, without_number
 from invert.emission.layers.native import Native
 from invert.emission.layers.proportions import factor, ratios
 from invert.emission.layers.shared import (
@@ -52,7 +53,7 @@ from invert.emission.layers.shared import (
 )
 from invert.emission.layers.tree import Node
 from invert.emission.python import syntax
-from invert.emission.python.naming import Names, snake, stem
+from invert.emission.python.naming import Names, camel, snake, stem
 from invert.emission.python.syntax import call, field_of, number
 from invert.ir.types import Var
 
@@ -738,19 +739,26 @@ class _Writing:
                         return syntax.infix(number(k), "*", own)
         wanted = stem(wanted)
         if self.nodes[0].nodes and wanted in (*FEATURES, CHANNELS, HIDDEN):
-            usual, other = (DIM, "size") if self.whole else (HIDDEN, HIDDEN)
-            if column[0] in self._channels and not self.whole:
-                usual = CHANNELS
-            if self.whole and usual in self.names.taken:
-                usual = CHANNELS if wanted in ("c_in", "c_out") else HIDDEN
-            counted = re.search(r"_\d+$", self._current) is not None
-            counted = wanted == HIDDEN if self.whole else counted
-            if usual in self.names.taken and not counted:
-                usual = f"{snake(self._current)}_{other}"
-            wanted = usual
+            wanted = self._of_inside(column, wanted)
         name = self.names.new(wanted)
         self.arguments[name] = column
         return ast.Name(name, ast.Load())
+
+    def _of_inside(self, column: tuple[Any, ...], wanted: str) -> str:
+        """The name of a size of layers inside, which these call `wanted`."""
+        taken, field = self.names.taken, snake(self._current)
+        if not self.whole:
+            usual = CHANNELS if column[0] in self._channels else HIDDEN
+            counted = re.search(r"_\d+$", self._current) is not None
+            return usual if usual not in taken or counted else f"{field}_{HIDDEN}"
+        if DIM not in taken:
+            return DIM
+        if wanted == HIDDEN:
+            return HIDDEN
+        # An author's name says more, as in `code_size`.
+        library = camel(without_number(self._current)) in KINDS_OF_LAYERS
+        usual = CHANNELS if wanted in ("c_in", "c_out") else HIDDEN
+        return usual if library and usual not in taken else f"{field}_size"
 
     def _given_to(self, column: tuple[Any, ...], parameter: str) -> ast.expr:
         """The value of a parameter of the current layer."""
