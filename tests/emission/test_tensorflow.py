@@ -602,3 +602,19 @@ def test_the_last_numbers_are_drawn_with_the_key_itself(draws: int) -> None:
     drawn = np.asarray(module(x, key=jax.random.key(0)))
     # Independent numbers: variances add up.
     assert abs(drawn.var() / draws - 1) < 0.05 and abs(np.corrcoef(drawn.T)[0, 1]) < 0.05
+
+
+def test_halves_that_are_exchanged_and_positions_of_open_length() -> None:
+    def rotate(x: Any) -> Any:
+        x1, x2 = tf.split(x, 2, axis=-1)
+        y = tf.reshape(tf.stack([-x2, x1], axis=-2), tf.shape(x))
+        positions = tf.range(tf.cast(tf.shape(x)[1], tf.float32))
+        angles = positions[:, None] * 0.5
+        return x * tf.cos(angles) + y * tf.sin(angles)
+
+    spec = tf.TensorSpec([None, None, 6], tf.float32)
+    function = tf.function(rotate, input_signature=[spec])
+    source = invert.convert(function).emit(loader=False).source
+    assert "rotated = jnp.concatenate([-x2, x1], axis=-1)" in source
+    assert "lax.iota(jnp.float32, length)" in source
+    assert "stack" not in source

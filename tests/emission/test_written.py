@@ -383,3 +383,21 @@ def test_constants_that_say_what_they_are() -> None:
 def test_the_last_place_of_an_axis() -> None:
     source = recovered(with_params(lambda p, x: x[:, 4] * p["w"], {"w": ramp(3)}, ramp(2, 5, 3)))
     assert "x[:, -1]" in source.emit(loader=False).source
+
+
+def test_sequences_are_computed_where_they_are_used() -> None:
+    half = (np.arange(4) / 4).astype(np.float32)
+    steps = (np.float32(-0.7) * np.arange(8, dtype=np.float32)).astype(np.float32)
+    params = {"head": _dense(8, 3, 0.0)}
+
+    def run(p: Any, x: Any) -> Any:
+        parts = [x * 10.0 ** jnp.asarray(half), x * 10.0 ** -jnp.asarray(half)]
+        return _linear(p["head"], jnp.concatenate(parts, axis=-1) * jnp.exp(steps))
+
+    source = recovered(with_params(run, params, ramp(2, 4))).emit(loader=False).source
+    assert re.search(r"jnp\.arange\((\w+), dtype=jnp\.float32\) / \1\b", source)
+    assert "jnp.exp(-0.7 * jnp.arange(" in source
+    assert "def trainable" not in source
+    # A product and a sum may be rounded at once, so that the constant stays one.
+    added = with_params(lambda p, x: _linear(p["head"], x + steps), params, ramp(2, 8))
+    assert ': Float[Array, "8"]' in recovered(added).emit(loader=False).source

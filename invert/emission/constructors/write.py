@@ -40,7 +40,7 @@ from invert.emission.constructors.starts import Starts
 from invert.emission.equinox_nn.construct import native_of
 from invert.emission.expressions import literals, tables
 from invert.emission.layers.flattened import flattened
-from invert.emission.layers.library_names import KINDS_OF_LAYERS, without_number
+from invert.emission.layers.library_names import without_number
 from invert.emission.layers.native import Native
 from invert.emission.layers.proportions import factor, ratios
 from invert.emission.layers.shared import (
@@ -53,7 +53,7 @@ from invert.emission.layers.shared import (
 )
 from invert.emission.layers.tree import Node
 from invert.emission.python import syntax
-from invert.emission.python.naming import Names, camel, snake, stem
+from invert.emission.python.naming import Names, snake, stem
 from invert.emission.python.syntax import call, field_of, number
 from invert.ir.types import Var
 
@@ -62,7 +62,8 @@ _SIDES = ("kd", "kh", "kw")
 _OPTIONS = OPTIONS | {KERNEL_SIZE, *_SIDES}
 # Options that are one number for all axes of images.
 _STEPS = frozenset(("strides", "dilation", "input_dilation"))
-# Sizes of data, which no parameter has.
+# Names that libraries give layers of features and of channels.
+_AUTOMATIC = re.compile(r"dense|linear|conv([1-3]d)?(_transpose)?")
 # Options whose default is what most layers have.
 _USUAL = frozenset(("padding", RESIDUAL))
 # The number of sizes that are given without their names.
@@ -478,7 +479,8 @@ class _Writing:
         def place(name: str) -> int:
             kind = "n_in" if name in self.all.inputs else stem(name)
             told = (p for n, p in places.items() if kind.endswith(f"_{n}"))
-            return places.get(kind, next(told, len(places)))
+            inside = places[HIDDEN] if kind.endswith("_size") else len(places)
+            return places.get(kind, next(told, inside))
 
         order = sorted(self.arguments, key=place)
         self.arguments = {name: self.arguments[name] for name in order}
@@ -753,10 +755,12 @@ class _Writing:
             return usual if usual not in taken or counted else f"{field}_{HIDDEN}"
         if DIM not in taken:
             return DIM
-        if wanted == HIDDEN:
+        inside = self.nodes[0].fields.get(self._current)
+        listed = isinstance(inside, Node) and inside.listed
+        if field == HIDDEN or (listed and wanted == HIDDEN):
             return HIDDEN
         # An author's name says more, as in `code_size`.
-        library = camel(without_number(self._current)) in KINDS_OF_LAYERS
+        library = _AUTOMATIC.fullmatch(without_number(field)) is not None
         usual = CHANNELS if wanted in ("c_in", "c_out") else HIDDEN
         return usual if library and usual not in taken else f"{field}_size"
 

@@ -460,8 +460,11 @@ def _of_one_width(groups: Sequence[_Group], node: Node, ties: Ties) -> list[_Gro
     ends |= {ties.root(ties.axis(v, 0)) for v in _tables(node)}
     widths = [g for g in groups if g.own and len(g.sizes) > 1 and not g.roots & ends]
     flat = {count: image[-1] for count, image in flattened(node.walk())}
-    own = {id(g): {flat.get(n, n) for n in g.own} for g in widths}
-    numbers = {n for sizes in own.values() for n in sizes if n > 1}
+    own = {id(g): {flat.get(n, n) for n in g.own} for g in groups if g.own}
+    mixed = any(g.roots & ends and len(own[id(g)]) > 1 for g in groups if g.own)
+    if mixed or any(n % min(sizes) for sizes in own.values() for n in sizes):
+        return []  # such as 29 features joined from 3 * 8 and 5, which are no single argument
+    numbers = {n for g in widths for n in own[id(g)] if n > 1}
     multiples = {n: sum(m % n == 0 for m in numbers) for n in numbers}
     base = max(numbers, key=lambda n: (multiples[n], n), default=1)
     if multiples.get(base, 0) < _LEAST_WIDTHS:
