@@ -42,9 +42,9 @@ from invert.emission.layers import branches, choices, heads, options, roles
 from invert.emission.layers.branches import BRANCH
 from invert.emission.layers.cut import Assign, Layer, LayerCall, calls
 from invert.emission.layers.lend import lend
-from invert.emission.layers.library_names import CONV_BLOCK, without_number
+from invert.emission.layers.library_names import CONV_BLOCK, is_automatic, without_number
 from invert.emission.layers.lifted import lift
-from invert.emission.layers.lists import Lists, Loop, Unrolled
+from invert.emission.layers.lists import Lists, Loop, Unrolled, starts_loop
 from invert.emission.layers.memory import Memories, is_tested, residuals, skips
 from invert.emission.layers.shared import (
     Class,
@@ -62,7 +62,7 @@ from invert.emission.layers.shared import (
 from invert.emission.layers.stack import Pick, Run
 from invert.emission.layers.state import Read, StateVar
 from invert.emission.layers.ties import carried
-from invert.emission.layers.tree import METHODS, Node, Path, Tree
+from invert.emission.layers.tree import METHODS, Node, Path, Tree, parameters_of
 from invert.emission.layers.twins import ALL, LENGTHS, Scaled, Twins
 from invert.emission.python import syntax
 from invert.emission.python.naming import Names, camel, identifier, singular, snake, stem
@@ -218,7 +218,7 @@ class Classes:
             hints = self._results(eqn, body)
             # The state must not be reassigned before the layer is called with it.
             taken = any(isinstance(v, StateVar) for v in eqn.invars)
-            starts = _starts_loop(eqn, body.graph)
+            starts = starts_loop(eqn, body.graph)
             once = starts or not self._again(eqn.layer)
             inline = not (taken and body.changes_state) and once
             applied = self._applied(function, eqn.layer, args)
@@ -319,7 +319,14 @@ class Classes:
         return Placed(start, False, hints=["h"], flows="blank", repeat=repeat)
 
     def _results(self, eqn: LayerCall, body: Body) -> list[str]:
-        """Names of the results of a layer: its own name, or their names inside it."""
+        """Names of the results of a layer: its own name, or their names inside it.
+
+        What a function of one array, such as a norm, is called on says more.
+        """
+        before = body.graph.producers.get(eqn.invars[0]) if len(eqn.invars) == 1 else None
+        plain = is_automatic(without_number(eqn.layer.name)) and not parameters_of(eqn.layer)
+        if plain and type(before) is LayerCall and len(before.outvars) == len(eqn.outvars) == 1:
+            return self._results(before, body)
         field = self.tree.names[eqn.layer].split(".")[-1]
         listed = field.isdigit()
         hint = of_layer(eqn.layer.name) if listed else of_field(field)
@@ -974,12 +981,6 @@ class Classes:
                 self.inits.as_numbers.add(HEADS)
             return False
         return True
-
-
-def _starts_loop(eqn: LayerCall, graph: Graph) -> bool:
-    """Whether the result of a layer is only what a loop over layers starts with."""
-    users = [u for v in eqn.outvars for u in graph.users.get(v, ())]
-    return len(users) == 1 and isinstance(users[0], Loop)
 
 
 def _unfit(

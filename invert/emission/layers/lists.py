@@ -15,7 +15,7 @@ from invert.emission.layers.library_names import LETTERED, without_letter
 from invert.emission.layers.stack import Stacker, kind_of
 from invert.emission.python.naming import NUMBERED_LIST, plural
 from invert.ir import kinds
-from invert.ir.graph import is_var
+from invert.ir.graph import Graph, is_var
 from invert.ir.sizes import Shape
 from invert.ir.types import Atom, Eqn, Var
 
@@ -285,6 +285,12 @@ class Lists:
         made = {v for x in loops for v in x.outvars}
         apart = [x for x in loops if x.invars[x.carried] not in made]
         return len(apart) >= _MANY and all(len(x.invars) == 1 for x in loops)
+
+
+def starts_loop(eqn: LayerCall, graph: Graph) -> bool:
+    """Whether the result of a layer is only what a loop over layers starts with."""
+    users = [u for v in eqn.outvars for u in graph.users.get(v, ())]
+    return len(users) == 1 and isinstance(users[0], Loop)
 
 
 def _elsewhere(v: Var, layer: Layer) -> bool:

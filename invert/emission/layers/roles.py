@@ -576,7 +576,7 @@ def _channel_gate(eqn: Eqn, graph: Graph) -> Iterator[tuple[Atom, str]]:
         gate = _source(graph, factor)
         if not is_var(gate) or not is_var(image):
             continue
-        small, shape = gate.aval.shape, image.aval.shape
+        small, shape = factor.aval.shape, image.aval.shape
         kept = {i for i, n in enumerate(small) if n != 1}
         if not len(small) == len(shape) > 2 or kept != {0, len(shape) - 1} or small == shape:
             continue

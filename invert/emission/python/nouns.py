@@ -63,6 +63,8 @@ FORMS = (kinds.MOVES - {"dynamic_slice"}) | kinds.IDENTITIES | kinds.CONVERSIONS
 _MATRIX = re.compile(r"\w{1,2}|.*(kernel|weight|matrix|table|embedding|param|proj)\w*|\w\w?_\w*")
 # Longer names hide the expression.
 _LONGEST = 28
+# The longest name of a product after both of its factors.
+_OF_TWO = 16
 
 
 def says(name: str | None) -> bool:
@@ -118,7 +120,7 @@ def noun(
         if len(own) == 1 and not known and not _MATRIX.fullmatch(own[0]):
             return own[0]  # as the result of a layer of that name
         both = "_".join(dict.fromkeys(name for _, name in known))
-        return both if len(known) == 2 and len(both) <= _LONGEST else of_scope(eqn, path)
+        return both if len(known) == 2 and len(both) <= _OF_TWO else of_scope(eqn, path)
     if primitive == "layer":
         return STREAM
     if primitive in NOUNS:

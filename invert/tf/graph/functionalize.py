@@ -111,7 +111,8 @@ def _needed(nodes: Sequence[NodeDef], roots: Iterable[str], fed: set[str]) -> li
 
 
 def _unsupported(merge: NodeDef, reason: str) -> UnsupportedOpError:
-    return UnsupportedOpError([Problem(f"tf.{merge.op}", reason, f"node {merge.name!r}")])
+    remedy = "Export the model with tf.compat.v1.enable_control_flow_v2()."
+    return UnsupportedOpError([Problem(f"tf.{merge.op}", reason, f"node {merge.name!r}", remedy)])
 
 
 class _Rewriter:
