@@ -15,7 +15,7 @@ from invert.ir.order import reached
 from invert.protos.messages import message
 from invert.protos.types import AttrValue, FunctionDef, GraphDef, NodeDef, OpDef
 from invert.tf.graph.check import parse_tensor
-from invert.tf.ops.node import Node
+from invert.tf.ops.node import FRAMES_REMEDY, Node
 
 Tensor = tuple[str, int]  # node and number of the output; -1 for a control edge
 
@@ -111,8 +111,8 @@ def _needed(nodes: Sequence[NodeDef], roots: Iterable[str], fed: set[str]) -> li
 
 
 def _unsupported(merge: NodeDef, reason: str) -> UnsupportedOpError:
-    remedy = "Export the model with tf.compat.v1.enable_control_flow_v2()."
-    return UnsupportedOpError([Problem(f"tf.{merge.op}", reason, f"node {merge.name!r}", remedy)])
+    where = f"node {merge.name!r}"
+    return UnsupportedOpError([Problem(f"tf.{merge.op}", reason, where, FRAMES_REMEDY)])
 
 
 class _Rewriter:
