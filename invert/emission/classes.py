@@ -6,7 +6,7 @@ import ast
 import copy
 import dataclasses
 import re
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Hashable, Mapping, Sequence, Set
 from types import ModuleType
 
 import jax.numpy as jnp
@@ -49,10 +49,8 @@ from invert.emission.layers.memory import Memories, is_tested, residuals, skips
 from invert.emission.layers.shared import (
     Class,
     Draft,
-    NumbersOf,
     anonymous,
     bare,
-    fit,
     generalize,
     groups,
     make_static,
@@ -63,7 +61,7 @@ from invert.emission.layers.stack import Pick, Run
 from invert.emission.layers.state import Read, StateVar
 from invert.emission.layers.ties import carried
 from invert.emission.layers.tree import METHODS, Node, Path, Tree, parameters_of
-from invert.emission.layers.twins import ALL, LENGTHS, Scaled, Twins
+from invert.emission.layers.twins import ALL, LENGTHS, Scaled, Twins, unfit
 from invert.emission.python import syntax
 from invert.emission.python.naming import Names, camel, identifier, singular, snake, stem
 from invert.emission.python.nouns import NOUNS, PLAIN, STREAM, of_field, of_layer, says
@@ -178,6 +176,8 @@ class Classes:
         self._kept: set[tuple[Var, int]] = set()
         # Whether its widths are multiples of one; `None` if that has not been tried.
         self._one_width: bool | None = None
+        # Whether its features may be sums.
+        self._adds = True
         self._scaled: dict[Class, Scaled] = {}
         self._methods: dict[Layer, str] = {}
         self._named: dict[Layer, dict[Atom, str]] = {}
@@ -777,12 +777,12 @@ class Classes:
         loops = {x: pairs for root in self.tree.root.layers for x, pairs in carried(root).items()}
         twins = self._twins = Twins(
             self.of, self._keeps_shape, loops, self._given, self._outermost, self._kept,
-            one_width=bool(self._one_width),
+            one_width=bool(self._one_width), adds=self._adds,
         )  # fmt: skip
         for cls in written:
             if (scaled := twins.add(cls)) is not None:
                 self._scaled[cls] = scaled
-        if self._weaken(dict.fromkeys(_unfit(written, self._scaled, twins.read), False)):
+        if self._weaken(dict.fromkeys(unfit(written, self._scaled, twins.read), False)):
             self.finish()
             return
         self.inits.gather_sites(written)
@@ -817,6 +817,7 @@ class Classes:
             named.know(keys, name)
         if cls is self._outermost:
             self.inits.width = tuple(map(int, self.size_names.width))
+            self.inits.sums = self._scaled[cls].sums if cls in self._scaled else {}
         if cls is self._outermost and cls in self._scaled:
             know_classes(cls, self._scaled[cls], named)
             self.inits.inputs = know_inputs(self._scaled[cls], named, self.called)
@@ -881,8 +882,8 @@ class Classes:
         }
         if len(failed) > 1:  # the model may do without those inside that fail
             failed = {cls: flag for cls, flag in failed.items() if cls is not outer}
-        if self._one_width and (outer in failed or outer not in self._scaled):
-            return self._without_one_width()
+        if (outer in failed or outer not in self._scaled) and self._step_back():
+            return True
         if self._counted != counted or self.inits.as_numbers != numbers:
             return True
         return self._weaken(failed)
@@ -920,7 +921,8 @@ class Classes:
         if self._one_width and not vague and self.size_names.width:
             return False
         if self._one_width:
-            return self._without_one_width()
+            self._one_width = self.size_names.one_width = False
+            return True
         if (numbers or vague) and not self.size_names.has_width:
             vague |= {n for n in made.arguments if not is_end(n)}
         columns = [
@@ -937,10 +939,19 @@ class Classes:
         self._kept |= kept
         return more
 
-    def _without_one_width(self) -> bool:
-        assert self._outermost is not None
-        self._one_width = self.size_names.one_width = False
-        self._given[self._outermost] = LENGTHS
+    def _step_back(self) -> bool:
+        """Give up sums, then a common width, in a model that does not run at other sizes.
+
+        Returns whether there was something to give up.
+        """
+        outer = self._outermost
+        if outer is None or self._called[1] is None or not (self._adds or self._one_width):
+            return False
+        if self._adds:
+            self._adds = False
+        else:
+            self._one_width = self.size_names.one_width = False
+        self._given[outer] = LENGTHS
         return True
 
     def _lacks_names(self, scaled: Scaled) -> bool:
@@ -981,18 +992,3 @@ class Classes:
                 self.inits.as_numbers.add(HEADS)
             return False
         return True
-
-
-def _unfit(
-    written: Sequence[Class], scaled: Mapping[Class, Scaled], read: NumbersOf
-) -> Iterator[Class]:
-    """The classes whose twins, or the layers inside, do not share the text of their class."""
-    inside = {outer: set(one.node.walk()) for outer, one in scaled.items()}
-    for cls in written:
-        drafts = [d for d in cls.drafts if d.twin is None]
-        for outer, nodes in inside.items():
-            more = [d for d in cls.drafts if d.twin is not None and d.node in nodes]
-            if more and not fit([*drafts, *more], read):
-                yield outer
-            else:
-                drafts += more

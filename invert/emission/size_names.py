@@ -100,10 +100,12 @@ def know_inputs(scaled: Scaled, named: Dimensions, called: Mapping[Var, str]) ->
         if v in called and len(v.aval.shape) > 1 and not scaled.keeps(v, len(v.aval.shape) - 1):
             sizes = str(v.aval.shape[-1]), str(scaled.shape(v)[-1])
             found.setdefault(sizes, called[v])
-    names = {sizes: f"{name}_size" for sizes, name in found.items() if len(found) > 1}
-    for sizes, name in names.items():
+    names = [f"{name.removeprefix('inputs_')}_size" for name in found.values()]
+    if len(names) < 2:
+        return []
+    for sizes, name in zip(found, names, strict=True):
         named.know(sizes, name)
-    return [*names.values()]
+    return names
 
 
 def _is_distribution(method: ast.FunctionDef) -> bool:

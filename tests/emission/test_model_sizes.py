@@ -413,15 +413,26 @@ def test_sizes_of_several_inputs_are_named_after_these() -> None:
     assert 'Float[Array, "batch query_size"] | Float[Array, "batch doc_size"]' in source
 
 
-def test_a_width_that_is_joined_with_an_input_is_no_width_of_all() -> None:
-    """`dim` alone could not be another: 29 features are 3 * 8 and 5."""
-    keras.utils.clear_session()
-    numbers = keras.Input((5,))
+def _joined(*, n_in: int, dim: int) -> Any:
+    numbers = keras.Input((n_in,))
     ids = [keras.Input((), dtype="int32") for _ in range(3)]
-    parts = [L.Embedding(9, 8)(i) for i in ids]
-    x = L.Concatenate()([*parts, numbers])
-    for width in (32, 16, 8):
+    x = L.Concatenate()([*(L.Embedding(9, dim)(i) for i in ids), numbers])
+    for width in (4 * dim, 2 * dim, dim):
         x = L.Dense(width, activation="relu")(x)
-    model = keras.Model([*ids, numbers], L.Dense(1)(x))
-    cls = type(invert.convert(model).emit(loader=False).model)
-    assert "dim" not in inspect.signature(cls).parameters
+    return keras.Model([*ids, numbers], L.Dense(1)(x))
+
+
+def test_features_that_are_joined_are_sums() -> None:
+    sizes, others = ({"n_in": 5, "dim": d} for d in (8, 6))
+    ids = [np.array([i, 8 - i], np.int32) for i in range(3)]
+    source = _at_other_sizes(_joined, sizes, others, [*ids, _image(5, 1)[:, :, 0, 0]])
+    assert "Dense(3 * dim + n_in, 4 * dim" in source
+
+
+def test_features_of_inputs_that_are_joined() -> None:
+    keras.utils.clear_session()
+    a, b = keras.Input((3,), name="a"), keras.Input((4,), name="b")
+    model = keras.Model([a, b], L.Dense(2)(L.Dense(8)(L.Concatenate()([a, b]))))
+    cls: Any = type(invert.convert(model).emit(loader=False).model)
+    fresh = cls(a_size=5, b_size=6, dim=7, n_out=1, key=jax.random.key(0))
+    assert fresh([np.ones((2, 5), np.float32), np.ones((2, 6), np.float32)]).shape == (2, 1)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import collections
 import dataclasses
+import functools
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
@@ -138,6 +139,8 @@ class Initializers:
         self.as_numbers: set[str] = set()
         # The width of which all widths of the model are multiples, in it and its twin.
         self.width: tuple[int, ...] = ()
+        # Sizes of the model that are sums of others, with these.
+        self.sums: Mapping[tuple[int, ...], Sequence[tuple[int, ...]]] = {}
         # The names of the features of several inputs of the model.
         self.inputs: Sequence[str] = ()
         self._keyed: dict[Node, bool] = {}
@@ -711,6 +714,8 @@ class _Writing:
             return multiple
         if (product := self._of_image(column)) is not None:
             return product
+        if self.whole and len({*column}) > 1 and column in self.all.sums:
+            return self._sum(self.all.sums[column])
         named = self._size(column)
         own = {} if named is None or named in self.statics else {named: column}
         if (chosen := self._chosen(column)) is not None:
@@ -789,6 +794,14 @@ class _Writing:
         self.names.taken.add(DIM)
         own = ast.Name(DIM, ast.Load())
         return own if ratio == 1 else syntax.infix(number(ratio), "*", own)
+
+    def _sum(self, parts: Sequence[tuple[int, ...]]) -> ast.expr:
+        """`3 * dim + n_in`, the features of arrays that are joined."""
+        terms: list[ast.expr] = []
+        for part, count in collections.Counter(parts).items():
+            term = self.value(part, "n_in")
+            terms.append(term if count == 1 else syntax.infix(number(count), "*", term))
+        return functools.reduce(lambda a, b: syntax.infix(a, "+", b), terms)
 
     def _of_image(self, column: tuple[Any, ...]) -> ast.expr | None:
         """`4 * 4 * c_in`, for images of these sides that are flattened or made from vectors."""

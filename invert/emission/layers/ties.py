@@ -102,13 +102,14 @@ class Ties:
     - `carried`: for layers in loops, the places of the arguments that are results of the step
         before, and of these results.
     - `half`: whether all convolutions are padded by half of their kernels.
-    - `joined`: whether unequal parts of an array change together, too.
+    - `adds`: whether the features of arrays that are joined may be sums.
 
     **Attributes:**
 
     - `kernels`: axes of kernels that slide over images.
     - `windows`: axes of images whose sizes follow from others, in the order of the steps.
     - `strided`: the convolutions with strides.
+    - `sums`: axes of features whose size is the sum of others, in the order of the steps.
     """
 
     def __init__(
@@ -116,9 +117,9 @@ class Ties:
         carried: Mapping[Layer, Sequence[tuple[int, int]]] | None = None,
         *,
         half: bool = False,
-        joined: bool = False,
+        adds: bool = False,
     ) -> None:
-        self._carried, self._half, self._joined = carried or {}, half, joined
+        self._carried, self._half, self._adds = carried or {}, half, adds
         self._above: dict[Axis, Axis] = {}
         self._fixed: set[Axis] = set()
         self._scope = 0
@@ -126,6 +127,7 @@ class Ties:
         self.kernels: list[Axis] = []
         self.windows: dict[Axis, Window] = {}
         self.strided: list[Strided] = []
+        self.sums: dict[Axis, tuple[Axis, ...]] = {}
 
     def axis(self, v: Var, i: int) -> Axis:
         """An axis of a variable of the layers."""
@@ -154,7 +156,13 @@ class Ties:
         )
 
     def settle(self) -> None:
-        """Fix the sizes of images that determine fixed sizes."""
+        """Fix the sizes of images that determine fixed sizes, and the parts of fixed sums."""
+        for axis, parts in reversed(self.sums.items()):
+            if self.is_fixed(axis) or self.root(axis) in map(self.root, parts):
+                self._fixed |= {axis, *parts}
+        for axis, parts in self.sums.items():
+            if all(map(self.is_fixed, parts)):
+                self._fixed.add(axis)
         for axis, window in reversed(self.windows.items()):
             if self.is_fixed(axis):
                 self._fixed.add(window.source)
@@ -468,13 +476,20 @@ class Ties:
         parts = eqn.invars if eqn.primitive.name == "concatenate" else eqn.outvars
         whole = eqn.outvars[0] if eqn.primitive.name == "concatenate" else eqn.invars[0]
         sizes = {str(_shape(p)[axis]) for p in parts}
-        # The number of parts is not a size.
-        changes = (len(sizes) == 1 or self._joined) and "1" not in sizes
+        equal = len(sizes) == 1 and "1" not in sizes  # the number of parts is not a size
+        features = eqn.primitive.name == "concatenate" and axis == len(_shape(whole)) - 1
+        places = [(self._scope, v, axis) for v in (whole, *parts) if is_var(v)]
+        known = len(places) > len(parts) and all(type(v.aval.shape[i]) is int for _, v, i in places)
+        adds = self._adds and features and known and not equal
+        if adds:
+            for place in places:
+                self._above.setdefault(place, place)
+            self.sums[places[0]] = tuple(places[1:])
         for part in parts:
             for i in range(len(_shape(whole))):
-                if i != axis or changes:
+                if i != axis or equal:
                     self.tie(part, i, whole, i)
-                else:
+                elif not adds:
                     self.fix(part, i)
                     self.fix(whole, i)
 

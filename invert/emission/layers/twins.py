@@ -24,6 +24,7 @@ from invert.emission.layers.shared import (
     Class,
     Draft,
     NumbersOf,
+    fit,
     is_block,
     number_of,
     numbers_in_shapes,
@@ -96,12 +97,28 @@ class Scaled:
 
     def keeps(self, v: Var, i: int) -> bool:
         """Whether the size of an axis is that of the program."""
-        return self.ties.root(self.ties.axis(v, i)) not in self.sizes
+        root = self.ties.root(self.ties.axis(v, i))
+        sums = (self.ties.root(a) for a in self.ties.sums)
+        return root not in self.sizes and not (root in self._images and root in sums)
 
     def is_number(self, v: Var, i: int) -> bool:
         """As `keeps`, apart from the sides of kernels."""
         kernels = map(self.ties.root, self.ties.kernels)
         return self.keeps(v, i) and self.ties.root(self.ties.axis(v, i)) not in kernels
+
+    @functools.cached_property
+    def sums(self) -> Mapping[tuple[int, ...], Sequence[tuple[int, ...]]]:
+        """The sizes that are sums of others, here and in the twin, with these."""
+        return {
+            self._column(axis): [*map(self._column, parts)]
+            for axis, parts in self.ties.sums.items()
+            if self.ties.root(axis) in self._images
+        }
+
+    def _column(self, axis: Axis) -> tuple[int, ...]:
+        old, root = _size(axis), self.ties.root(axis)
+        unit, new = self.sizes.get(root, (1, 1))
+        return old, int(self._images.get(root, old // unit * new))
 
     @property
     def slides(self) -> bool:
@@ -131,6 +148,10 @@ class Scaled:
             old = kernel if isinstance(kernel, int) else _size(kernel)
             if (source, side, stride) != (_size(window.source), old, window.stride):
                 found[ties.root(axis)] = window.rule(source, int(side), stride)
+        for axis, parts in ties.sums.items():
+            total = sum(int(size(part)) for part in parts)
+            if total != _size(axis) and not ties.is_fixed(axis):
+                found[ties.root(axis)] = total
         return found
 
 
@@ -177,6 +198,7 @@ class Twins:
     - `outermost`: the class of the whole model, of which equal sizes are not one.
     - `fixed`: sizes of its parameters, arguments and results that stay.
     - `one_width`: whether its widths are multiples of one.
+    - `adds`: whether its features may be sums.
     - `read`: the integers of all layers, which only change here.
     """
 
@@ -187,6 +209,7 @@ class Twins:
     outermost: Class | None = None
     fixed: Set[tuple[Var, int]] = frozenset()
     one_width: bool = False
+    adds: bool = True
     read: NumbersOf = dataclasses.field(default_factory=NumbersOf)
     _scaled: dict[Class, Scaled] = dataclasses.field(default_factory=dict)
 
@@ -205,8 +228,7 @@ class Twins:
         if not draft.node.nodes and any(map(_is_causal, cls.drafts)):
             # The constructor computes the padding from the kernel; that of a twin would stay.
             self.given[cls] = max(self.given.get(cls, _NO_SIZES), _KERNELS)
-        one_width = self.one_width and cls is self.outermost
-        ties = Ties(self.carried, half=half, joined=one_width)
+        ties = Ties(self.carried, half=half, adds=self.adds and cls is self.outermost)
         for layer in draft.node.layers:
             ties.layer(layer)
         for v, i in self._fixed(draft.node) if cls is self.outermost else ():
@@ -277,6 +299,8 @@ class Twins:
         kernels = set(map(ties.root, ties.kernels))
         images = {ties.root(w.source) for w in ties.windows.values()}
         follow = {ties.root(a) for a in ties.windows}
+        sums = {ties.root(a) for a in ties.sums}
+        parts = {ties.root(a) for terms in ties.sums.values() for a in terms}
         # Of the model, equal sizes may be different ones.
         alike = inner and cls is not self.outermost
         kept = {_size(a) for a in fields if ties.is_fixed(a)} if alike else set[DimSize]()
@@ -287,11 +311,11 @@ class Twins:
             slides = root in kernels
             # A size that no parameter has, such as a length, is not one: such axes broadcast.
             least = 1 if group.own else 2
-            if not all(type(n) is int and n >= least for n in group.sizes):
+            if root in sums or not all(type(n) is int and n >= least for n in group.sizes):
                 continue
             if group.own and level == _PARAMETERS:
                 continue
-            if not group.own and (
+            if not (group.own or root in parts) and (
                 cls is self.outermost or level in (LENGTHS, _KERNELS) or root in follow
             ):
                 continue
@@ -390,6 +414,21 @@ class Twins:
         return twin
 
 
+def unfit(
+    written: Sequence[Class], scaled: Mapping[Class, Scaled], read: NumbersOf
+) -> Iterator[Class]:
+    """The classes whose twins, or the layers inside, do not share the text of their class."""
+    inside = {outer: set(one.node.walk()) for outer, one in scaled.items()}
+    for cls in written:
+        drafts = [d for d in cls.drafts if d.twin is None]
+        for outer, nodes in inside.items():
+            more = [d for d in cls.drafts if d.twin is not None and d.node in nodes]
+            if more and not fit([*drafts, *more], read):
+                yield outer
+            else:
+                drafts += more
+
+
 def _are_one(one: _Group, other: _Group, places: Mapping[Axis, set[Hashable]] | None) -> bool:
     """Whether the sizes of two groups are one argument.
 
@@ -460,10 +499,7 @@ def _of_one_width(groups: Sequence[_Group], node: Node, ties: Ties) -> list[_Gro
     ends |= {ties.root(ties.axis(v, 0)) for v in _tables(node)}
     widths = [g for g in groups if g.own and len(g.sizes) > 1 and not g.roots & ends]
     flat = {count: image[-1] for count, image in flattened(node.walk())}
-    own = {id(g): {flat.get(n, n) for n in g.own} for g in groups if g.own}
-    mixed = any(g.roots & ends and len(own[id(g)]) > 1 for g in groups if g.own)
-    if mixed or any(n % min(sizes) for sizes in own.values() for n in sizes):
-        return []  # such as 29 features joined from 3 * 8 and 5, which are no single argument
+    own = {id(g): {flat.get(n, n) for n in g.own} for g in widths}
     numbers = {n for g in widths for n in own[id(g)] if n > 1}
     multiples = {n: sum(m % n == 0 for m in numbers) for n in numbers}
     base = max(numbers, key=lambda n: (multiples[n], n), default=1)
