@@ -918,12 +918,10 @@ class Classes:
         if self._one_width is None and (numbers or vague) and not self.size_names.has_width:
             self._one_width = self.size_names.one_width = True
             return True
-        if self._one_width and not vague and self.size_names.width:
-            return False
-        if self._one_width:
+        if self._one_width and not self.size_names.width:
             self._one_width = self.size_names.one_width = False
             return True
-        if (numbers or vague) and not self.size_names.has_width:
+        if (numbers or vague) and not (self.size_names.has_width or self._one_width):
             vague |= {n for n in made.arguments if not is_end(n)}
         columns = [
             c
