@@ -30,7 +30,7 @@ from invert.emission.layers.tree import Node, Path
 from invert.emission.layers.twins import Scaled
 from invert.emission.python import syntax
 from invert.emission.python.naming import plural, stem, telling
-from invert.emission.python.nouns import PLAIN
+from invert.emission.python.nouns import PLAIN, says
 from invert.emission.sizes.expressions import text
 from invert.ir import kinds
 from invert.ir.graph import is_var
@@ -100,8 +100,8 @@ def know_inputs(scaled: Scaled, named: Dimensions, called: Mapping[Var, str]) ->
         if v in called and len(v.aval.shape) > 1 and not scaled.keeps(v, len(v.aval.shape) - 1):
             sizes = str(v.aval.shape[-1]), str(scaled.shape(v)[-1])
             found.setdefault(sizes, called[v])
-    names = [f"{name.removeprefix('inputs_')}_size" for name in found.values()]
-    if len(names) < 2:
+    names = [f"{re.sub('^inputs_(?=[a-z])', '', name)}_size" for name in found.values()]
+    if len(names) < 2 or len({*names}) < len(names) or not all(map(says, found.values())):
         return []
     for sizes, name in zip(found, names, strict=True):
         named.know(sizes, name)

@@ -413,6 +413,12 @@ def test_sizes_of_several_inputs_are_named_after_these() -> None:
     assert 'Float[Array, "batch query_size"] | Float[Array, "batch doc_size"]' in source
 
 
+def test_inputs_that_are_equal_by_chance_have_types_of_their_own() -> None:
+    keras.utils.clear_session()
+    source = invert.convert(_towers(query_size=5, doc_size=5, dim=8)).emit(loader=False).source
+    assert 'Float[Array, "batch query_size"] | Float[Array, "batch doc_size"]' in source
+
+
 def _joined(*, n_in: int, dim: int) -> Any:
     numbers = keras.Input((n_in,))
     ids = [keras.Input((), dtype="int32") for _ in range(3)]

@@ -21,20 +21,8 @@ KERNEL_SIZE = "kernel_size"
 # The order of the sizes among the arguments.
 SIZES = (
     *(VOCABULARY, POSITIONS, ROWS, "rows", "n_in", "c_in", DIM, "n", "c", DEPTH),
-    *(
-        HEADS,
-        KV_HEADS,
-        HEAD_DIM,
-        CHANNELS,
-        HIDDEN,
-        LATENT_DIM,
-        "n_out",
-        "c_out",
-        KERNEL_SIZE,
-        "kd",
-        "kh",
-        "kw",
-    ),
+    *(HEADS, KV_HEADS, HEAD_DIM, CHANNELS, HIDDEN, LATENT_DIM, "n_out", "c_out"),
+    *(KERNEL_SIZE, "kd", "kh", "kw"),
 )
 # Sizes of an inner layer that the outer one does not show, unless it has them too.
 FEATURES = frozenset(("n_in", "n_out", "c_in", "c_out", "dim", "n", "c"))

@@ -99,11 +99,10 @@ def _is_field(key: str) -> bool:
 
 
 def _any_of(types: Sequence[ast.expr]) -> ast.expr:
-    """`A | B`, each once."""
-    each = {syntax.text_of(t): t for t in types}
-    if not each:
+    """`A | B | A`: sizes may tell equal ones apart later, see `shorthand`."""
+    if not types:
         return syntax.name("Any")
-    first, *rest = each.values()
+    first, *rest = types
     for other in rest:
         first = syntax.infix(first, "|", other)
     return first

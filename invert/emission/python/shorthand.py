@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import itertools
 import re
 from collections.abc import Iterable, Sequence
@@ -15,20 +16,39 @@ from invert.emission.python.nouns import of_field
 _FEW = 3
 # What is activated is no longer what a normalization returns.
 _NORMALIZED = re.compile(r"(?<=[a-z])_(bn|norm)$")
+# The types whose items are of several types.
+_SEQUENCES = frozenset(("list", "dict"))
 # Names of values that say nothing.
 _NUMBERED = re.compile(r"[xy]_\d+")
 _ELEMENTS = ("y", "z", "a", "element")
 
 
 def shortened(definitions: Iterable[ast.stmt]) -> None:
-    """Shorten the bodies of all functions, in place."""
+    """Shorten the bodies of all functions, and the types of sequences, in place."""
     for definition in definitions:
         for node in syntax.walk(definition):
+            if isinstance(node, ast.Subscript) and getattr(node.value, "id", "") in _SEQUENCES:
+                node.slice = _each_once(node.slice)
             if isinstance(node, ast.FunctionDef):
                 node.body = _alike_at_once(_repeated_once(_sizes_at_once(node)))
                 node.body = _widened_once(node.body)
                 node.body = _loops_at_once(node)
                 _name_after_layers(node)
+
+
+def _each_once(types: ast.expr) -> ast.expr:
+    """`A | B` for `A | B | A`."""
+    if isinstance(types, ast.Tuple):  # of the keys and the values of a dictionary
+        return ast.Tuple([_each_once(t) for t in types.elts], ast.Load())
+    each: dict[str, ast.expr] = {}
+    pending = [types]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
+            pending += [node.right, node.left]
+        else:
+            each.setdefault(syntax.text_of(node), node)
+    return functools.reduce(lambda a, b: syntax.infix(a, "|", b), each.values())
 
 
 def _name_after_layers(function: ast.FunctionDef) -> None:
