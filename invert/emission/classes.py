@@ -25,6 +25,7 @@ from invert.emission.axis_names import Dimensions, letters_of
 from invert.emission.class_names import describe, name_classes
 from invert.emission.constructors.defaults import drop_unused_defaults
 from invert.emission.constructors.sizes import (
+    CHANNELS,
     HEADS,
     HIDDEN,
     KV_HEADS,
@@ -918,7 +919,8 @@ class Classes:
         if self._one_width is None and (numbers or vague) and not self.size_names.has_width:
             self._one_width = self.size_names.one_width = True
             return True
-        if self._one_width and not self.size_names.width:
+        others = {HIDDEN, CHANNELS} & made.arguments.keys()
+        if self._one_width and (others or not self.size_names.width):
             self._one_width = self.size_names.one_width = False
             return True
         if (numbers or vague) and not (self.size_names.has_width or self._one_width):

@@ -437,8 +437,8 @@ def test_features_that_are_joined_are_sums() -> None:
 
 def test_features_of_inputs_that_are_joined() -> None:
     keras.utils.clear_session()
-    a, b = keras.Input((3,), name="a"), keras.Input((4,), name="b")
+    a, b = keras.Input((3,), name="left"), keras.Input((4,), name="right")
     model = keras.Model([a, b], L.Dense(2)(L.Dense(8)(L.Concatenate()([a, b]))))
     cls: Any = type(invert.convert(model).emit(loader=False).model)
-    fresh = cls(a_size=5, b_size=6, dim=7, n_out=1, key=jax.random.key(0))
+    fresh = cls(left_size=5, right_size=6, dim=7, n_out=1, key=jax.random.key(0))
     assert fresh([np.ones((2, 5), np.float32), np.ones((2, 6), np.float32)]).shape == (2, 1)

@@ -172,18 +172,19 @@ def _column(
     given = [v for v in column if v is not None]
     if len({syntax.text_of(v) for v in given}) == 1 and isinstance(given[0], ast.Constant):
         return given[0]
-    if not all(isinstance(v, ast.Name) or _int(v) is not None for v in given):
+    if None in map(_multiple, given):
         return None
     for other in sorted(parameters, key=lambda n: n != name):
         pairs = [(v, w) for v, w in zip(column, parameters[other], strict=True) if v is not None]
         own = ast.Name(other, ast.Load())
         if all(syntax.text_of(v) == syntax.text_of(w) for v, w in pairs):
             return own
-        numbers = [(n, m) for v, w in pairs if (n := _int(v)) and (m := _int(w))]
-        for k in _FACTORS if len(numbers) == len(pairs) else ():
-            if all(n == k * m for n, m in numbers):
+        multiples = [(n, m) for v, w in pairs if (n := _multiple(v)) and (m := _multiple(w))]
+        same = len(multiples) == len(pairs) and all(n[1] == m[1] for n, m in multiples)
+        for k in _FACTORS if same else ():
+            if all(n == k * m for (n, _), (m, _) in multiples):
                 return syntax.infix(number(k), "*", own)
-            if all(n * k == m for n, m in numbers):
+            if all(n * k == m for (n, _), (m, _) in multiples):
                 return syntax.infix(own, "//", number(k))
     if name in parameters or len(given) < len(column):
         return None
@@ -191,7 +192,13 @@ def _column(
     return ast.Name(name, ast.Load())
 
 
-def _int(node: ast.expr) -> int | None:
-    """The value of a literal integer; a size may be a model argument instead."""
-    value = node.value if isinstance(node, ast.Constant) else None
-    return value if type(value) is int else None
+def _multiple(node: ast.expr) -> tuple[int, str] | None:
+    """`4, "dim"` for `4 * dim`; a literal integer is a multiple of `""`."""
+    match node:
+        case ast.Constant(value=int(value)) if type(value) is int:
+            return value, ""
+        case ast.Name(id=name):
+            return 1, name
+        case ast.BinOp(left=ast.Constant(value=int(value)), op=ast.Mult(), right=ast.Name(id=name)):
+            return value, name
+    return None
