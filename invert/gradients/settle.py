@@ -228,11 +228,13 @@ class GradientResolver:
         An author's rule may read the results of the function, as that of a norm does.
         """
         candidate = None if self.itself is None else with_calls(region, self.itself)
-        if not candidate or not (
-            self._is_proved(candidate, raw) or not self._difference(candidate, raw)
-        ):
+        if candidate is None:
             return None
-        return self._plain(candidate, "agrees with autodiff, where it calls the function")
+        proved = self._is_proved(candidate, raw)
+        if not proved and self._difference(candidate, raw):
+            return None
+        how = "" if proved else " numerically"
+        return self._plain(candidate, f"agrees with autodiff{how}, where it calls the function")
 
     def _plain(self, region: MarkedRegion, told: str) -> Rule:
         """A variant of the region that needs no rule."""

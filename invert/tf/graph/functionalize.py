@@ -386,7 +386,6 @@ class _Rewriter:
         then = self._function(f"{name}/true", names, results[1], renamed[1])
         other = self._function(f"{name}/false", names, results[0], renamed[0])
         for k, merge in enumerate(merges):
-            _, true_input = self._predicate(merge)
             kind = self.nodes.pop(merge).attr["T"].type
             if merge not in self.second:
                 self._add(merge, "Identity", [(name, k)])
