@@ -322,7 +322,7 @@ class Classes:
     def _results(self, eqn: LayerCall, body: Body) -> list[str]:
         """Names of the results of a layer: its own name, or their names inside it.
 
-        What a function of one array, such as a norm, is called on says more.
+        The result of a plain function, such as a norm, is named after its argument.
         """
         before = body.graph.producers.get(eqn.invars[0]) if len(eqn.invars) == 1 else None
         plain = is_automatic(without_number(eqn.layer.name)) and not parameters_of(eqn.layer)

@@ -109,7 +109,7 @@ def emit_methods(
 
 
 def _with_constants(recovered: Recovered) -> Recovered:
-    """With the constants that layers hold; those beside parameters are no weights."""
+    """With each layer's own constants; constants beside parameters are not weights."""
     change = compute_sequences if recovered.entry.params else split_constants
     with jax.enable_x64(recovered.x64):
         program, constants, numbers = change(recovered.program, recovered.constants)

@@ -22,7 +22,9 @@ _FEW = 4
 def compute_sequences(
     jaxpr: Jaxpr, constants: Sequence[np.ndarray]
 ) -> tuple[Jaxpr, list[np.ndarray], list[int]]:
-    """A program that computes its arithmetic sequences, bit for bit, next to each use of them.
+    """A program that computes its arithmetic sequences next to each use of them.
+
+    They equal the constants bit for bit where divisions are rounded as IEEE 754 requires.
 
     **Arguments:**
 
