@@ -85,7 +85,8 @@ class Dimensions:
     - `conv`: whether the class is a convolution of images.
     - `images`: the axes of images, such as `"NHWC"`; `""` if it has no images.
     - `text`: the text of its methods; `products`: whether it multiplies matrices.
-    - `passed`: the numbers of features that both its first argument and its result have.
+    - `given`: the numbers of features of its first argument; `passed`: those of its result too.
+    - `lengths`: the second sizes of arguments that are sequences of features.
     - `bound`: the open dimensions that its arguments have.
     - `made`: all sizes of its results.
     - `recurrent`: whether it multiplies its state by a matrix with a column for each gate.
@@ -95,7 +96,9 @@ class Dimensions:
     conv: bool
     images: str
     text: str = ""
+    given: Set[tuple[str, ...]] = frozenset()
     passed: Set[tuple[str, ...]] = frozenset()
+    lengths: Set[tuple[str, ...]] = frozenset()
     bound: Set[str] = frozenset()
     made: Set[tuple[str, ...]] = frozenset()
     recurrent: bool = False
@@ -116,12 +119,15 @@ class Dimensions:
         features: dict[bool, set[tuple[str, ...]]] = {True: set(), False: set()}
         taken: set[str] = set()
         made: set[tuple[str, ...]] = set()
+        lengths: set[tuple[str, ...]] = set()
         fields: list[list[tuple[DimSize, ...]]] = []
         cell = stem(draft.node.name).lower().endswith("cell")
         for i, source in enumerate(draft.sources):
             shapes = [d.arrays[i][1] for d in drafts]
             if _is_field(source) and all(len(s) == 2 for s in shapes) and cell:
                 fields.append(shapes)
+            if isinstance(source, ast.Name) and all(len(s) == 3 for s in shapes):
+                lengths.add(tuple(text(s[1]) for s in shapes))
             if source is None:
                 made.update(tuple(map(text, sizes)) for sizes in zip(*shapes, strict=False))
             first = source is None or not features[False]
@@ -140,7 +146,9 @@ class Dimensions:
             conv,
             images if conv or (not products and 4 in ranks) else "",
             text_,
+            features[False],
             passed,
+            lengths,
             bound,
             made,
             any(
@@ -190,10 +198,11 @@ class Dimensions:
                 if self.block and rank == 2 and _is_field(source):
                     wanted = "dim" if keys in self.passed else HIDDEN
                 elif _is_field(source):
-                    given = [tuple(map(text, column)) not in self.made for column in shapes]
-                    wanted = self._of_field(axis, given, field_of(source))
-                    if wanted == "c_out" and keys in self.passed and _GROUPS in self.text:
-                        wanted = "c"  # a depthwise convolution
+                    columns = [tuple(map(text, column)) for column in shapes]
+                    wanted = self._of_field(axis, columns, field_of(source))
+                    if wanted == "c_out" and keys in self.given and _GROUPS in self.text:
+                        # A depthwise convolution.
+                        wanted = "c" if keys in self.passed else "c_in"
                 elif self.images and 3 <= rank <= 5:
                     wanted = self._of_image(axis, rank, keys, result=source is None)
                 else:
@@ -248,11 +257,12 @@ class Dimensions:
         result = result or (name in self.taken and keys in self.made)
         return f"{name}_out" if result else name
 
-    def _of_field(self, axis: int, given: Sequence[bool], field: str) -> str:
-        """The name of a parameter's axis; `given`: whether no result has its size."""
-        rank = len(given)
+    def _of_field(self, axis: int, columns: Sequence[tuple[str, ...]], field: str) -> str:
+        """The name of a parameter's axis, given its sizes in all layers."""
+        rank = len(columns)
+        given = [column not in self.made for column in columns]  # in no result
         if self.images and 3 <= rank <= 5:
-            name = self._layout(rank)[1][axis]
+            name = self._layout(rank, field)[1][axis]
             if f"self.{_RECURRENT}" not in self.text:
                 return name
             inner = HIDDEN if field == _RECURRENT else name
@@ -267,7 +277,8 @@ class Dimensions:
         if rank == 2 and first_rows is not None and not self.products:
             return (POSITIONS, "dim")[axis]
         if rank == 2 and self.text and not self.products:
-            return ("rows", "n")[axis]
+            rows = "length" if columns[0] in self.lengths else "rows"
+            return (rows, "dim" if columns[1] in self.passed else "n")[axis]
         # The rows of a matrix that is used transposed, as in PyTorch, are the outputs.
         transposed = f"self.{field}.T" in self.text
         if rank == 2 and self.recurrent:
@@ -276,9 +287,10 @@ class Dimensions:
             return _HEADS.get(tuple(given), ("n", "n", "n"))[axis]
         return ("n_in", "n_out")[axis != transposed] if rank == 2 else "n"
 
-    def _layout(self, rank: int) -> tuple[Sequence[str], Sequence[str]]:
-        """Names of the axes of images and kernels, in a convolution's order."""
-        stated, count = _STATED.search(self.text), rank - 2
+    def _layout(self, rank: int, field: str = "") -> tuple[Sequence[str], Sequence[str]]:
+        """Names of the axes of images and kernels, in the order of the convolution by a field."""
+        start = max(self.text.find(f"self.{field}"), 0) if field else 0
+        stated, count = _STATED.search(self.text, start), rank - 2
         spatial = _SPATIAL[-count:]
         sides = [f"k{axis}" for axis in spatial]
         first = _channel(self.images, rank) == 1

@@ -25,11 +25,9 @@ from invert.emission.axis_names import Dimensions, letters_of
 from invert.emission.class_names import describe, name_classes
 from invert.emission.constructors.defaults import drop_unused_defaults
 from invert.emission.constructors.sizes import (
-    CHANNELS,
     HEADS,
     HIDDEN,
     KV_HEADS,
-    POSITIONS,
 )
 from invert.emission.constructors.starts import Starts
 from invert.emission.constructors.write import Initializers
@@ -63,23 +61,23 @@ from invert.emission.layers.state import Read, StateVar
 from invert.emission.layers.ties import carried
 from invert.emission.layers.tree import METHODS, Node, Path, Tree, parameters_of
 from invert.emission.layers.twins import ALL, LENGTHS, Scaled, Twins, unfit
+from invert.emission.model_sizes import ModelSizes
 from invert.emission.python import syntax
 from invert.emission.python.naming import Names, camel, identifier, singular, snake, stem
 from invert.emission.python.nouns import NOUNS, PLAIN, STREAM, of_field, of_layer, says
 from invert.emission.python.syntax import field_of
 from invert.emission.size_names import (
     SizeNames,
-    is_end,
     keep_state_size,
     know_classes,
     know_inputs,
     limits_of,
-    unclear,
 )
 from invert.emission.twin_runs import CallOf, calling, runs
 from invert.ir.avals import is_key
 from invert.ir.graph import Graph, is_var
 from invert.ir.jaxprs import is_wide
+from invert.ir.sizes import Shape
 from invert.ir.types import Atom, Eqn, Jaxpr, Var
 
 _CALL = "__call__"
@@ -171,14 +169,7 @@ class Classes:
         self._given: dict[Class, int] = {}
         # Arrays in the types of dictionaries, with their places among those of the outermost class.
         self.typed: list[tuple[ast.Subscript, int]] = []
-        # The classes whose number of heads is that of other arrays too.
-        self._counted: set[Class] = set()
-        # The sizes of the model that stay.
-        self._kept: set[tuple[Var, int]] = set()
-        # Whether its widths are multiples of one; `None` if that has not been tried.
-        self._one_width: bool | None = None
-        # Whether its features may be sums.
-        self._adds = True
+        self._sizes = ModelSizes(shape=file.program.shape)
         self._scaled: dict[Class, Scaled] = {}
         self._methods: dict[Layer, str] = {}
         self._named: dict[Layer, dict[Atom, str]] = {}
@@ -777,9 +768,13 @@ class Classes:
         written = list(dict.fromkeys(c for c in self.of.values() if c.drafts))
         loops = {x: pairs for root in self.tree.root.layers for x, pairs in carried(root).items()}
         twins = self._twins = Twins(
-            self.of, self._keeps_shape, loops, self._given, self._outermost, self._kept,
-            one_width=bool(self._one_width), adds=self._adds,
-        )  # fmt: skip
+            self.of,
+            self._keeps_shape,
+            loops,
+            self._given,
+            self._outermost,
+            self._sizes,
+        )
         for cls in written:
             if (scaled := twins.add(cls)) is not None:
                 self._scaled[cls] = scaled
@@ -814,7 +809,9 @@ class Classes:
         named = Dimensions.of(cls.drafts, images=images)
         for keys in (k for k, name in inside.items() if name == HIDDEN):
             named.know(keys, HIDDEN)
-        for keys, name in self.size_names.of(cls, whole=cls is self._outermost).items():
+        for keys, name in self.size_names.of(
+            cls, whole=cls is self._outermost, one_width=bool(self._sizes.one_width)
+        ).items():
             named.know(keys, name)
         if cls is self._outermost:
             self.inits.width = tuple(map(int, self.size_names.width))
@@ -834,7 +831,7 @@ class Classes:
         generalize(cls.drafts, known, self.file.names.taken, self.size_names.of_states(cls))
         heads.write_repeats(cls)
         make_static(cls)
-        if cls not in self._counted:
+        if cls not in self.inits.counted:
             heads.write(cls)
         choices.write(cls)
         outer = self._outermost
@@ -869,13 +866,13 @@ class Classes:
         written again.
         """
         outer = self._outermost
-        if outer in self._scaled and self._keep_unnamed(self._scaled[outer]):
+        if outer in self._scaled and self._refines(self._scaled[outer]):
             return True
         unnamed = {
             cls: cls is not outer and self._lacks_names(scaled)
             for cls, scaled in self._scaled.items()
         }
-        counted, numbers = set(self._counted), set(self.inits.as_numbers)
+        counted, numbers = set(self.inits.counted), set(self.inits.as_numbers)
         failed = {
             cls: unnamed[cls]
             for cls, scaled in self._scaled.items()
@@ -883,9 +880,14 @@ class Classes:
         }
         if len(failed) > 1:  # the model may do without those inside that fail
             failed = {cls: flag for cls, flag in failed.items() if cls is not outer}
-        if (outer in failed or outer not in self._scaled) and self._step_back():
+        lacks = outer in failed or outer not in self._scaled
+        if lacks and self._called[1] is not None and self._sizes.step_back():
+            if outer is not None:
+                self._given[outer] = LENGTHS
             return True
-        if self._counted != counted or self.inits.as_numbers != numbers:
+        if len(self.inits.counted - counted) > 1:  # a layer inside may be why the model fails
+            self.inits.counted -= {outer} - counted
+        if self.inits.counted != counted or self.inits.as_numbers != numbers:
             return True
         return self._weaken(failed)
 
@@ -897,62 +899,15 @@ class Classes:
             )
         return bool(failed)
 
-    def _keep_unnamed(self, scaled: Scaled) -> bool:
-        """Keep sizes of the model that have no names of their own.
-
-        A model whose width is not among its arguments has only the sizes of its input, result and
-        tables, unless all its sizes are arguments.
-        Returns whether the text has to be written again.
-        """
+    def _refines(self, scaled: Scaled) -> bool:
+        """Whether more is decided on the sizes of the model, so that its text changes."""
         assert self._outermost is not None
         made, place = self.inits.made(scaled.node)
-        # A number of positions that the text checks stays as it is.
-        limits = {n for m in self._outermost.drafts[0].methods for n in limits_of(m)}
-        leaves = [v for _, v in scaled.source.leaves()]
-        sizes = [(v, i, n) for v in leaves for i, n in enumerate(self.file.program.shape(v))]
-        # Such as the two rows of a GRU's bias.
-        inside = set(self._twins.numbers_inside(scaled.source, whole=False))
-        numbers = any(
-            n > 1 and scaled.is_number(v, i) and (v, i) not in inside for v, i, n in sizes
-        )
-        vague = unclear(made.arguments)
-        if self._one_width is None and (numbers or vague) and not self.size_names.has_width:
-            self._one_width = self.size_names.one_width = True
-            return True
-        others = {HIDDEN, CHANNELS} & made.arguments.keys()
-        if self._one_width and (others or not self.size_names.width):
-            self._one_width = self.size_names.one_width = False
-            return True
-        if (numbers or vague) and not (self.size_names.has_width or self._one_width):
-            vague |= {n for n in made.arguments if not is_end(n)}
-        columns = [
-            c
-            for n, c in made.arguments.items()
-            if n in vague or (n.endswith(POSITIONS) and c[0] in limits)
-        ]
-        kept = {
-            (v, i)
-            for v, i, n in sizes
-            if any(n == c[0] and scaled.size(v, i, n) == c[place] for c in columns)
-        }
-        more = not kept <= self._kept
-        self._kept |= kept
-        return more
-
-    def _step_back(self) -> bool:
-        """Give up sums, then a common width, in a model that does not run at other sizes.
-
-        Returns whether there was something to give up.
-        """
-        outer = self._outermost
-        if outer is None or self._called[1] is None or not (self._adds or self._one_width):
-            return False
-        if self._adds:
-            self._adds = False
-        else:
-            self._one_width = self.size_names.one_width = False
-        self._given[outer] = LENGTHS
-        return True
+        return self._sizes.refine(
+            scaled, made.arguments, place, self.size_names,
+            inside={*self._twins.numbers_inside(scaled.source, whole=False)},
+            limits={n for m in self._outermost.drafts[0].methods for n in limits_of(m)},
+        )  # fmt: skip
 
     def _lacks_names(self, scaled: Scaled) -> bool:
         """Whether a layer with layers inside has sizes without names of their own."""
@@ -975,20 +930,24 @@ class Classes:
             called = calling(list(methods.items()), self._keywords)
         name = cls.definition.name
 
-        def run_with(given: Mapping[str, object]) -> bool:
-            return runs(namespace, name, given, *called, scaled.shape, keyed=made.keyed)
+        def run_with(
+            given: Mapping[str, object], leaves: Sequence[tuple[Path, Sequence[Shape]]] = ()
+        ) -> bool:
+            return runs(
+                namespace, name, given, *called, scaled.shape, keyed=made.keyed, leaves=leaves
+            )
 
-        if not run_with(arguments):
+        whole = zip(scaled.node.leaves(), scaled.source.leaves(), strict=True)
+        leaves = [(path, (v.aval.shape, old.aval.shape)) for (path, v), (_, old) in whole]
+        if not run_with(arguments, leaves):
             return False
         more = {HEADS, KV_HEADS} <= arguments.keys()
         if more and not run_with({**arguments, KV_HEADS: arguments[HEADS]}):
             self.inits.as_numbers.add(KV_HEADS)
             return False
         # A number of heads that no array has was not another one.
-        same = len({*made.arguments.get(HEADS, ())}) == 1
-        if same and not run_with({**arguments, HEADS: 1}):
-            self._counted.add(cls)
-            if cls is self._outermost:
-                self.inits.as_numbers.add(HEADS)
+        counts = {*made.arguments.get(HEADS, ())}
+        if len(counts) == 1 and not run_with({**arguments, HEADS: 2 if counts == {1} else 1}):
+            self.inits.counted.add(cls)
             return False
         return True

@@ -19,6 +19,7 @@ from invert.emission.constructors.sizes import (
     HIDDEN,
     KV_HEADS,
     LATENT_DIM,
+    LENGTH,
     POSITIONS,
     ROWS,
     VOCABULARY,
@@ -44,7 +45,7 @@ _ENDS = frozenset(("n_in", "c_in", "n_out", "c_out"))
 # Names of sizes that are arguments of a model.
 _CLEAR = re.compile(
     "|".join((*_ENDS, DIM, DEPTH, f"num_(?!{ROWS.removeprefix('num_')}).*", "[a-z_]+_size"))
-    + f"|{LATENT_DIM}|([a-z]+_)?({'|'.join((VOCABULARY, POSITIONS, HEADS, KV_HEADS))}"
+    + f"|{LENGTH}|{LATENT_DIM}|([a-z]+_)?({'|'.join((VOCABULARY, POSITIONS, HEADS, KV_HEADS))}"
     + f"|{'|'.join((HEAD_DIM, CHANNELS, HIDDEN))}|{HIDDEN}_2)"
 )
 # The size of a result that is a distribution.
@@ -68,7 +69,7 @@ def unclear(sizes: Mapping[str, Sequence[object]]) -> set[str]:
         n
         for n in sizes
         if _CLEAR.fullmatch(n) is None
-        or counts[stem(n)] > (2 if stem(n) == HIDDEN else 1)
+        or (counts[stem(n)] > 1 and stem(n) != HIDDEN)
         or (n in numbers and _is_multiple(numbers[n], [k for m, k in numbers.items() if m != n]))
     }
 
@@ -140,7 +141,7 @@ class SizeNames:
 
     - `has_width`: whether a layer of the model has its width as an argument.
     - `axes`: the names of the axes of the arrays in fields.
-    - `one_width`: whether all widths of the model are multiples of one; `width`: that one.
+    - `width`: the width of which all widths of the model are multiples, if that was asked for.
     """
 
     of_nodes: Mapping[Node, Class]
@@ -150,7 +151,6 @@ class SizeNames:
     called: Mapping[Var, str]
     axes: dict[Class, dict[str, list[str]]] = dataclasses.field(default_factory=dict, init=False)
     has_width: bool = dataclasses.field(default=False, init=False)
-    one_width: bool = dataclasses.field(default=False, init=False)
     width: _Keys = dataclasses.field(default=(), init=False)
 
     def inside(self, cls: Class) -> dict[tuple[str, ...], str]:
@@ -183,12 +183,13 @@ class SizeNames:
                         found[f"self.{field}.{array}.shape[{k}]"] = size
         return found
 
-    def of(self, cls: Class, *, whole: bool) -> dict[_Keys, str]:
+    def of(self, cls: Class, *, whole: bool, one_width: bool = False) -> dict[_Keys, str]:
         """The names of sizes that the constructors of the layers inside give them.
 
         **Arguments:**
 
         - `whole`: whether it is the class of the model.
+        - `one_width`: whether all its widths are multiples of one.
         """
         found: dict[_Keys, list[str]] = {}
         fields: dict[_Keys, list[str]] = {}
@@ -212,10 +213,13 @@ class SizeNames:
                 else:
                     fixed.add(kind)
         names = self._of_tables(cls, tables)
-        heads = [k for k, n in found.items() if {HEADS, KV_HEADS} & {*n}]
-        if len(heads) == 2:
-            many, few = sorted(heads, key=lambda keys: -int(keys[0]))
-            names |= {many: HEADS, few: KV_HEADS}
+        if KV_HEADS in fixed | {n for kinds in found.values() for n in kinds}:
+            heads = [k for k, n in found.items() if {HEADS, KV_HEADS} & {*n}]
+            if len(heads) == 2:
+                many, few = sorted(heads, key=lambda keys: -int(keys[0]))
+                names |= {many: HEADS, few: KV_HEADS}
+        if whole and one_width:
+            return names | self._of_one_width(found)
         return names | self._of_model(found, fields, fixed, names) if whole else names
 
     def _of_model(
@@ -234,12 +238,6 @@ class SizeNames:
         - `known`: names that are settled.
         """
         self.width = ()
-        if self.one_width:
-            multiples = {k: [m for m in found if _is_multiple(m, [k])] for k in found}
-            least = max(multiples, key=lambda k: len(multiples[k]), default=())
-            if multiples.get(least):
-                self.width = least
-                return {least: DIM}
         names: dict[_Keys, str] = {}
         for wanted in (DIM, HEADS, KV_HEADS, HEAD_DIM, CHANNELS, HIDDEN):
             keys = [
@@ -267,6 +265,14 @@ class SizeNames:
         inner = [k for k in inner if k not in names]
         alone = len(inner) == 1 and not self.has_width and DIM not in fixed
         return names | dict.fromkeys(inner if alone else [], DIM)
+
+    def _of_one_width(self, found: Iterable[_Keys]) -> dict[_Keys, str]:
+        """The name of the width with the most multiples."""
+        self.has_width = False
+        multiples = {k: [m for m in found if _is_multiple(m, [k])] for k in found}
+        least = max(multiples, key=lambda k: len(multiples[k]), default=())
+        self.width = least if multiples.get(least) else ()
+        return {least: DIM} if self.width else {}
 
     def _own_tables(self, cls: Class) -> dict[_Keys, Node]:
         """The tables that a model holds itself."""

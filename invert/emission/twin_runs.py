@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import ModuleType
 from typing import Any, TypeAlias
 
@@ -15,6 +15,7 @@ from invert._private.jax import SIZE_ERRORS, trace_closed
 from invert.emission.layers.cut import Layer
 from invert.emission.layers.shared import Code
 from invert.emission.layers.state import StateVar
+from invert.emission.layers.tree import Path
 from invert.emission.python import load
 from invert.ir import jaxprs
 from invert.ir.avals import type_of_key
@@ -34,6 +35,7 @@ def runs(
     shape: Callable[[Atom], Shape],
     *,
     keyed: bool,
+    leaves: Iterable[tuple[Path, Sequence[Shape]]] = (),
 ) -> bool:
     """Whether a text's class computes the expected shapes at other sizes.
 
@@ -43,6 +45,8 @@ def runs(
     - `run`: calls an instance on arrays.
     - `inputs`, `results`: the variables of these arrays and of the results.
     - `shape`: the shape of a variable at these sizes.
+    - `leaves`: the parameters that its constructor has to make, with their shapes: each size is
+        that at these sizes, or the program's if the text has it as a number.
     """
     own = {n: _value(v, namespace) for n, v in arguments.items()}
 
@@ -50,6 +54,8 @@ def runs(
         # Users make an instance outside of the methods that switch 64-bit types on.
         with jax.enable_x64(False):
             module = getattr(namespace, name)(**own, **({"key": key} if keyed else {}))
+        if not all(_has(module, *leaf) for leaf in leaves):
+            raise ValueError("parameters have other shapes")
         return run(module, arrays)
 
     avals = [jax.ShapeDtypeStruct(shape(v), v.aval.dtype) for v in inputs]
@@ -61,6 +67,17 @@ def runs(
         return False
     types = [(tuple(a.shape), a.dtype) for a in traced.out_avals]
     return types == [(shape(v), v.aval.dtype) for v in results]
+
+
+def _has(module: Any, path: Path, shapes: Sequence[Shape]) -> bool:
+    """Whether a module's parameter has one of some sizes on each axis, without those of stacks."""
+    for name in path:
+        module = module[int(name)] if name.isdigit() else getattr(module, name)
+    if not eqx.is_array(module):
+        return True
+    sizes = zip(*shapes, strict=True)
+    own = module.shape[module.ndim - len(shapes[0]) :]
+    return all(n in known for n, known in zip(own, sizes, strict=True))
 
 
 def _is_whole(eqn: Eqn) -> bool:

@@ -12,6 +12,8 @@ KV_HEADS = "kv_heads"
 DIM, DEPTH = "dim", "depth"
 # The channels of an image that is flattened, and the size of what an encoder passes to a decoder.
 CHANNELS, LATENT_DIM = "channels", "latent_dim"
+# The number of positions of sequences.
+LENGTH = "length"
 # The number of rows of a table: of words, of positions, or of anything.
 VOCABULARY, POSITIONS, ROWS = "vocab_size", "max_length", "num_embeddings"
 # The ratio of a hidden size to that of the inputs.
@@ -20,7 +22,7 @@ EXPANSION = "expansion"
 KERNEL_SIZE = "kernel_size"
 # The order of the sizes among the arguments.
 SIZES = (
-    *(VOCABULARY, POSITIONS, ROWS, "rows", "n_in", "c_in", DIM, "n", "c", DEPTH),
+    *(VOCABULARY, POSITIONS, ROWS, LENGTH, "rows", "n_in", "c_in", DIM, "n", "c", DEPTH),
     *(HEADS, KV_HEADS, HEAD_DIM, CHANNELS, HIDDEN, LATENT_DIM, "n_out", "c_out"),
     *(KERNEL_SIZE, "kd", "kh", "kw"),
 )

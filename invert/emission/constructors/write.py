@@ -137,6 +137,8 @@ class Initializers:
         self._made: dict[Class, _Made] = {}
         # Arguments that the model does not have.
         self.as_numbers: set[str] = set()
+        # The classes whose number of heads is that of other arrays too, or has to be one.
+        self.counted: set[Class] = set()
         # The width of which all widths of the model are multiples, in it and its twin.
         self.width: tuple[int, ...] = ()
         # Sizes of the model that are sums of others, with these.
@@ -452,15 +454,17 @@ class _Writing:
         calls = [n for s in body for n in ast.walk(s) if isinstance(n, ast.Call)]
         made = [c for c in calls if isinstance(c.func, ast.Name) and syntax.is_token(c.func.id)]
         # A number of heads that has to be one leaves the other sizes as they are.
-        one = KV_HEADS in self.all.as_numbers
+        one = KV_HEADS in self.all.as_numbers or self.cls in self.all.counted
         numbers = (a.value for c in made for a in c.args if isinstance(a, ast.Constant))
         if all(one and n == 1 for n in numbers):
             # Only sizes inside of it are those of this model.
-            outside = set(self._sizes_of_results())
+            outside = [*self._sizes_of_results()]
             alike = {
                 n: v
                 for n, v in alike.items()
-                if varies and HIDDEN in n and self.arguments[n] not in outside
+                if varies
+                and HIDDEN in n
+                and not any(_are_multiples(c, self.arguments[n]) for c in outside)
             }
         if not self.nodes[0].nodes or self.whole:
             return [*body]
@@ -473,7 +477,8 @@ class _Writing:
         drafts = self.cls.drafts
         for i, source in enumerate(drafts[0].sources):
             if source is None:
-                yield from zip(*(d.arrays[i][1] for d in drafts), strict=False)
+                # From the last, since some may lack an axis of positions.
+                yield from zip(*(d.arrays[i][1][::-1] for d in drafts), strict=False)
 
     def _order(self) -> None:
         """Sorts arguments: sizes first, inputs before outputs, as in libraries."""
@@ -684,12 +689,13 @@ class _Writing:
         return tuple(usual if a is _MISSING else a for a in column)
 
     def _given(self) -> Iterator[tuple[Any, ...]]:
-        """The arguments of the layers that all nodes have, such as strides."""
-        columns = list(self._columns_of_layers())
+        """The options of the layers that all nodes have, such as strides, then their sizes."""
+        columns = [pair for _, made in self._columns_of_layers() for pair in made.items()]
         yield from (column for name, column in columns if stem(name) in _OPTIONS)
         yield from (column for name, column in columns if stem(name) in FEATURES)
 
-    def _columns_of_layers(self) -> Iterator[tuple[str, tuple[Any, ...]]]:
+    def _columns_of_layers(self) -> Iterator[tuple[str, dict[str, tuple[Any, ...]]]]:
+        """The arguments of the layers that all nodes have, by their fields."""
         for field, first in self.nodes[0].fields.items():
             nodes = [n.fields.get(field) for n in self.nodes]
             known = [n for n in nodes if isinstance(n, Node) and n in self.all.of]
@@ -697,8 +703,8 @@ class _Writing:
                 continue
             if native_of(first) is None:
                 made = [self.all.made(n) for n in known]
-                for name in made[0][0].arguments:
-                    yield name, tuple(m.arguments[name][i] for m, i in made)
+                names = made[0][0].arguments
+                yield field, {n: tuple(m.arguments[n][i] for m, i in made) for n in names}
 
     def value(self, column: tuple[Any, ...], wanted: str) -> ast.expr:
         """An argument from its values in all nodes: a number, or an argument of this one."""
@@ -706,6 +712,7 @@ class _Writing:
             wanted = KV_HEADS
         # A choice, as sizes are.
         given = wanted in (HEADS, KV_HEADS) and _has_other_sizes(self.cls)
+        given = given and self.cls not in self.all.counted
         whole = self.whole or wanted == KV_HEADS
         given = given and not (whole and wanted in self.all.as_numbers)
         if all(v == column[0] for v in column) and not given:
@@ -744,16 +751,22 @@ class _Writing:
                         self.names.taken.add(name)
                         own = ast.Name(name, ast.Load())
                         return syntax.infix(number(k), "*", own)
+                    if name in self.arguments and all(
+                        k * v == w for v, w in zip(column, values, strict=True)
+                    ):
+                        return syntax.infix(ast.Name(name, ast.Load()), "//", number(k))
         wanted = stem(wanted)
         if self.nodes[0].nodes and wanted in (*FEATURES, CHANNELS, HIDDEN):
             wanted = self._of_inside(column, wanted)
-        name = self.names.new(wanted)
+        # Names of other sizes are theirs, also of those that come later.
+        name = Names({*self.names.taken, *self.sizes.values()}).new(wanted)
+        self.names.taken.add(name)
         self.arguments[name] = column
         return ast.Name(name, ast.Load())
 
     def _of_inside(self, column: tuple[Any, ...], wanted: str) -> str:
         """The name of a size of layers inside, which these call `wanted`."""
-        taken, field = self.names.taken, snake(self._current)
+        taken, field = {*self.names.taken, *self.sizes.values()}, snake(self._current)
         if not self.whole:
             usual = CHANNELS if column[0] in self._channels else HIDDEN
             counted = re.search(r"_\d+$", self._current) is not None
@@ -767,7 +780,16 @@ class _Writing:
         # An author's name says more, as in `code_size`.
         library = _AUTOMATIC.fullmatch(without_number(field)) is not None
         usual = CHANNELS if wanted in ("c_in", "c_out") else HIDDEN
-        return usual if library and usual not in taken else f"{field}_size"
+        if library and (usual not in taken or usual == HIDDEN):
+            return usual
+        common = list(functools.reduce(_common_end, self._sharing(column)))
+        return f"{'_'.join(common)}_size" if common else HIDDEN
+
+    def _sharing(self, column: tuple[Any, ...]) -> Iterator[list[str]]:
+        """The words in the names of the layers that have a size, among them the current one."""
+        for field, made in self._columns_of_layers():
+            if field == self._current or column in made.values():
+                yield snake(field).split("_")
 
     def _given_to(self, column: tuple[Any, ...], parameter: str) -> ast.expr:
         """The value of a parameter of the current layer."""
@@ -868,6 +890,24 @@ def _sides(name: str, column: tuple[Any, ...]) -> tuple[Any, ...]:
 def _is_of(column: tuple[Any, ...], values: tuple[Any, ...]) -> bool:
     """Whether equal values are of the same types: `1 == True`."""
     return [*map(type, column)] == [*map(type, values)]
+
+
+def _are_multiples(column: tuple[Any, ...], values: tuple[Any, ...]) -> bool:
+    """Whether sizes are multiples of others by one number."""
+    pairs = [*zip(column, values, strict=True)]
+    if not all(type(n) is int and type(m) is int and m for n, m in pairs):
+        return False
+    return len({n / m for n, m in pairs}) == 1 and column[0] % values[0] == 0
+
+
+def _common_end(one: Sequence[str], other: Sequence[str]) -> Sequence[str]:
+    """The words with which both of two names end."""
+    count = 0
+    for a, b in zip(reversed(one), reversed(other), strict=False):
+        if a != b:
+            break
+        count += 1
+    return one[len(one) - count :]
 
 
 def _fields_set(statement: ast.stmt) -> set[str]:

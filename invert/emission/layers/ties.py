@@ -416,6 +416,8 @@ class Ties:
         x, (out,) = eqn.invars[0], eqn.outvars
         rank = len(_shape(x))
         left = {d % rank for d in eqn.params["dimensions"]}
+        for i in left:
+            self.fix(x, i)
         for k, i in enumerate(i for i in range(rank) if i not in left):
             self.tie(x, i, out, k)
 

@@ -95,6 +95,11 @@ class Scaled:
             return n // unit * new
         return self._images.get(root, n)
 
+    def unit(self, v: Var, i: int) -> int:
+        """The number of which all sizes tied to an axis are multiples, 0 for one that stays."""
+        unit, _ = self.sizes.get(self.ties.root(self.ties.axis(v, i)), (0, 0))
+        return unit
+
     def keeps(self, v: Var, i: int) -> bool:
         """Whether the size of an axis is that of the program."""
         root = self.ties.root(self.ties.axis(v, i))
@@ -186,6 +191,24 @@ class _Group:
 
 
 @dataclasses.dataclass
+class Choice:
+    """What is decided on the sizes of a model.
+
+    **Attributes:**
+
+    - `kept`: sizes of its parameters, arguments and results that stay.
+    - `joined`: those that are one if they are equal, although its layers do not require that.
+    - `one_width`: whether its widths are multiples of one; `None` if that has not been tried.
+    - `adds`: whether its features may be sums.
+    """
+
+    kept: set[tuple[Var, int]] = dataclasses.field(default_factory=set, init=False)
+    joined: set[tuple[Var, int]] = dataclasses.field(default_factory=set, init=False)
+    one_width: bool | None = dataclasses.field(default=None, init=False)
+    adds: bool = dataclasses.field(default=True, init=False)
+
+
+@dataclasses.dataclass
 class Twins:
     """Makes the twins of classes.
 
@@ -196,9 +219,7 @@ class Twins:
     - `carried`: as for `Ties`.
     - `given`: which sizes a class has as they are, one of the levels above.
     - `outermost`: the class of the whole model, of which equal sizes are not one.
-    - `fixed`: sizes of its parameters, arguments and results that stay.
-    - `one_width`: whether its widths are multiples of one.
-    - `adds`: whether its features may be sums.
+    - `choice`: what is decided on its sizes.
     - `read`: the integers of all layers, which only change here.
     """
 
@@ -207,9 +228,7 @@ class Twins:
     carried: Mapping[Layer, Sequence[tuple[int, int]]]
     given: dict[Class, int]
     outermost: Class | None = None
-    fixed: Set[tuple[Var, int]] = frozenset()
-    one_width: bool = False
-    adds: bool = True
+    choice: Choice = dataclasses.field(default_factory=Choice)
     read: NumbersOf = dataclasses.field(default_factory=NumbersOf)
     _scaled: dict[Class, Scaled] = dataclasses.field(default_factory=dict)
 
@@ -228,7 +247,7 @@ class Twins:
         if not draft.node.nodes and any(map(_is_causal, cls.drafts)):
             # The constructor computes the padding from the kernel; that of a twin would stay.
             self.given[cls] = max(self.given.get(cls, _NO_SIZES), _KERNELS)
-        ties = Ties(self.carried, half=half, adds=self.adds and cls is self.outermost)
+        ties = Ties(self.carried, half=half, adds=self.choice.adds and cls is self.outermost)
         for layer in draft.node.layers:
             ties.layer(layer)
         for v, i in self._fixed(draft.node) if cls is self.outermost else ():
@@ -329,8 +348,9 @@ class Twins:
                 group = group.joined(other)
             found.append(group)
         if cls is self.outermost:
-            found = _with_words(found, first, ties)
-        if self.one_width and cls is self.outermost:
+            equal = {ties.root(ties.axis(v, i)) for v, i in self.choice.joined}
+            found = _with_equal(_with_words(found, first, ties), equal, first, ties)
+        if self.choice.one_width and cls is self.outermost:
             return _new_sizes(_of_one_width(found, first, ties), kernels, images)
         flat = {count: image[-1] for count, image in flattened(first.walk())}
         own = {id(g): {flat.get(n, n) for n in g.own} for g in found if g.own}
@@ -343,7 +363,7 @@ class Twins:
 
     def _fixed(self, node: Node) -> Iterator[tuple[Var, int]]:
         """The sizes of the model that stay, with those that the layers inside have as numbers."""
-        yield from self.fixed
+        yield from self.choice.kept
         yield from self.numbers_inside(node, whole=True)
 
     def numbers_inside(self, node: Node, *, whole: bool) -> Iterator[tuple[Var, int]]:
@@ -474,6 +494,30 @@ def _with_words(groups: Sequence[_Group], node: Node, ties: Ties) -> list[_Group
         return list(groups)
     ((one, other),) = pairs
     return [g for g in groups if g not in (one, other)] + [other.joined(one)]
+
+
+def _with_equal(
+    groups: Sequence[_Group], chosen: Set[Axis], node: Node, ties: Ties
+) -> list[_Group]:
+    """The groups, after merging chosen ones whose sizes are multiples of one.
+
+    Sizes of arguments and rows of tables stay apart, as do those of results from others.
+    """
+    inputs = {a for x in node.layers for v in x.inputs for a in _roots(v, ties)}
+    results = {a for x in node.layers for v in x.results for a in _roots(v, ties)}
+    inputs |= {ties.root(ties.axis(v, 0)) for v in _tables(node)}
+    found: dict[Hashable, _Group] = {}
+    for group in groups:
+        alone = group.roots.isdisjoint(chosen) or group.roots & inputs
+        key = id(group) if alone else (math.gcd(*group.sizes), group.roots.isdisjoint(results))
+        found[key] = found[key].joined(group) if key in found else group
+    return [*found.values()]
+
+
+def _roots(v: Atom, ties: Ties) -> set[Axis]:
+    """The axes that represent those of a variable."""
+    axes = range(len(v.aval.shape)) if isinstance(v, Var) else ()
+    return {ties.root(ties.axis(v, i)) for i in axes if isinstance(v, Var)}
 
 
 def _tables(node: Node) -> Iterator[Var]:

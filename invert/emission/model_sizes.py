@@ -1,0 +1,154 @@
+"""Decides which sizes of a model are arguments of its constructor, one text after another."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Set
+from typing import Any
+
+from invert.emission.constructors.sizes import (
+    CHANNELS,
+    HEAD_DIM,
+    HEADS,
+    HIDDEN,
+    KV_HEADS,
+    LENGTH,
+    POSITIONS,
+)
+from invert.emission.layers.twins import Choice, Scaled
+from invert.emission.python.naming import stem
+from invert.emission.size_names import SizeNames, is_end, unclear
+from invert.ir.sizes import Shape
+from invert.ir.types import Var
+
+# Sizes that are equal to others by chance.
+_OWN = (HEADS, KV_HEADS, HEAD_DIM)
+
+
+@dataclasses.dataclass
+class ModelSizes(Choice):
+    """The decisions on the sizes of a model.
+
+    A model whose width is not among its arguments has only the sizes of its input, result and
+    tables, unless all its sizes are arguments.
+
+    **Arguments:**
+
+    - `shape`: the shape of a parameter.
+    """
+
+    shape: Callable[[Var], Shape] = dataclasses.field(kw_only=True)
+
+    def refine(
+        self,
+        scaled: Scaled,
+        arguments: Mapping[str, tuple[Any, ...]],
+        place: int,
+        names: SizeNames,
+        *,
+        inside: Set[tuple[Var, int]],
+        limits: Set[object],
+    ) -> bool:
+        """Decide on sizes without names of their own.
+
+        Returns whether the text has to be written again.
+
+        **Arguments:**
+
+        - `arguments`: the arguments of the model, with their values for each instance.
+        - `place`: the instance that is the twin.
+        - `inside`: sizes that the layers inside have as numbers.
+        - `limits`: numbers of positions that the text checks, which stay.
+        """
+        own = _Arguments(scaled, arguments, place, self.shape)
+        vague = unclear(arguments)
+        if LENGTH in arguments and not own.is_given(LENGTH):
+            vague.add(LENGTH)
+        if self._join(own, vague):
+            return True
+        # Such as the two rows of a GRU's bias.
+        numbers = any(
+            n > 1 and scaled.is_number(v, i) and (v, i) not in inside for v, i, n in own.sizes
+        )
+        if self.one_width is None and (numbers or vague) and not names.has_width:
+            self.one_width = True
+            return True
+        if self.one_width and ({HIDDEN, CHANNELS} & arguments.keys() or not names.width):
+            self.one_width = False
+            return True
+        if (numbers or vague) and not (names.has_width or self.one_width):
+            vague |= {n for n in arguments if not is_end(n)}
+        checked = {n for n, c in arguments.items() if n.endswith(POSITIONS) and c[0] in limits}
+        kept = own.axes(vague | checked)
+        more = not kept <= self.kept
+        self.kept |= kept
+        return more
+
+    def _join(self, own: _Arguments, vague: Set[str]) -> bool:
+        """Make one argument of equal sizes of which one has no name of its own.
+
+        Returns whether there are new ones.
+        """
+        units = {n: own.unit(n) for n in own.arguments if stem(n) not in _OWN}
+        counts = collections.Counter(unit for unit in units.values() if unit)
+        told = vague | {n for n in units if n.endswith("_size")}
+        equal = {units[n] for n in told if counts[units.get(n, 0)] > 1}
+        axes = own.axes(n for n, unit in units.items() if unit in equal)
+        if axes <= self.joined:
+            return False
+        self.joined |= axes
+        return True
+
+    def step_back(self) -> bool:
+        """Give up sums, then a common width, in a model that does not run at other sizes.
+
+        Returns whether there was something to give up.
+        """
+        if self.adds:
+            self.adds = False
+        elif self.one_width:
+            self.one_width = False
+        else:
+            return False
+        return True
+
+
+class _Arguments:
+    """The arguments of a model, and the axes of its arrays that they are.
+
+    **Attributes:**
+
+    - `sizes`: the axes of parameters, with their sizes.
+    """
+
+    def __init__(
+        self,
+        scaled: Scaled,
+        arguments: Mapping[str, tuple[Any, ...]],
+        place: int,
+        shape: Callable[[Var], Shape],
+    ):
+        self.arguments, self._scaled, self._place = arguments, scaled, place
+        leaves = [v for _, v in scaled.source.leaves()]
+        self.sizes = [(v, i, n) for v in leaves for i, n in enumerate(shape(v))]
+
+    def axes(self, names: Iterable[str]) -> set[tuple[Var, int]]:
+        """The axes of parameters whose sizes are some arguments."""
+        columns = [(self.arguments[n][0], self.arguments[n][self._place]) for n in names]
+        return {(v, i) for v, i, n in self.sizes if (n, self._scaled.size(v, i, n)) in columns}
+
+    def unit(self, name: str) -> int:
+        """The number of which the sizes that are one with an argument are multiples."""
+        found = {self._scaled.unit(v, i) for v, i in self.axes([name])}
+        return found.pop() if len(found) == 1 else 0
+
+    def is_given(self, name: str) -> bool:
+        """Whether a size is one of the model's input."""
+        column = self.arguments[name][0], self.arguments[name][self._place]
+        (layer,) = self._scaled.source.layers
+        return any(
+            (n, self._scaled.size(v, i, n)) == column
+            for v in layer.inputs
+            for i, n in enumerate(v.aval.shape)
+        )
