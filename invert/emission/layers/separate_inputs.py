@@ -1,24 +1,26 @@
-"""Passes a self-attention's input twice, if another attention takes a memory.
+"""Passes an input twice to a layer, if a similar layer takes two.
 
-The two then share a class: `self.attention(x, x)` and `self.attention(x, memory)`.
+The two then share a class: `self.attention(x, x)` and `self.attention(x, memory)`. Layers are
+similar if they are attentions, or have one name but for numbers, and use their inputs alike.
 """
 
 from __future__ import annotations
 
+import collections
 import re
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 
 from invert.emission.layers.cut import Layer, LayerCall, Path
 from invert.emission.layers.memory import MEMORY, Memories
 from invert.ir.graph import is_var
 from invert.ir.types import Atom, Eqn, ShapedArray, Var
 
-# For each use of parameters, the input of the layer that it combines with these.
+# For each use of an input of a layer, the input.
 _Reads = dict[Hashable, Var]
 
 
 def separate(root: Layer, parameters: Mapping[Var, Path], memories: Memories) -> None:
-    """Give self-attentions a second input.
+    """Give layers a second input that similar layers have.
 
     **Arguments:**
 
@@ -33,25 +35,28 @@ def separate(root: Layer, parameters: Mapping[Var, Path], memories: Memories) ->
             callers.setdefault(call.layer, []).append(call)
     # In order, since the last of several patterns counts.
     single = [x for x in callers if x.same is None and all(y.same is not x for y in callers)]
-    reads = {x: _reads(x, parameters) for x in single}
-    patterns: dict[Hashable, set[Hashable]] = {}
-    for layer in single:
-        named = memories.of(layer)
-        for i, v in enumerate(layer.inputs[1:]):
-            first = layer.inputs[i]
-            both = {*reads[layer].values()} == {first, v}
-            if named.get(v) == MEMORY and both and _are_alike(first, v):
-                taken = {k for k, w in reads[layer].items() if w is v}
-                patterns[_kind(reads[layer], layer.inputs)] = taken
-    for layer in single:
-        own = reads[layer]
-        if len({*own.values()}) != 1:
-            continue
-        (x,) = {*own.values()}
-        place = layer.inputs.index(x)
-        twice = [*layer.inputs[:place], x, *layer.inputs[place:]]
-        if taken := patterns.get(_kind(own, twice)):
-            _split(layer, x, taken, parameters, callers[layer])
+    attentions = {x: _reads(x, parameters, every=False) for x in single}
+    layers = {x: _reads(x, parameters, every=True) for x in single}
+    for reads, every in ((attentions, False), (layers, True)):
+        patterns: dict[Hashable, set[Hashable]] = {}
+        for layer in single:
+            named = memories.of(layer)
+            for i, v in enumerate(layer.inputs[1:]):
+                first = layer.inputs[i]
+                both = {*reads[layer].values()} == {first, v}
+                if (every or named.get(v) == MEMORY) and both and _are_alike(first, v):
+                    taken = {k for k, w in reads[layer].items() if w is v}
+                    kind = _kind(layer, reads[layer], layer.inputs, named=every)
+                    patterns[kind] = taken
+        for layer in single:
+            own = reads[layer]
+            if len({*own.values()}) != 1:
+                continue
+            (x,) = {*own.values()}
+            place = layer.inputs.index(x)
+            twice = [*layer.inputs[:place], x, *layer.inputs[place:]]
+            if taken := patterns.get(_kind(layer, own, twice, named=every)):
+                _split(layer, x, taken, parameters, callers[layer], every=every)
 
 
 def _are_alike(one: Var, other: Var) -> bool:
@@ -59,26 +64,50 @@ def _are_alike(one: Var, other: Var) -> bool:
     return same and len(one.aval.shape) == len(other.aval.shape)
 
 
-def _kind(reads: _Reads, inputs: Sequence[Var]) -> Hashable:
+def _kind(layer: Layer, reads: _Reads, inputs: Sequence[Var], *, named: bool) -> Hashable:
     types = tuple((v.aval.dtype, len(v.aval.shape)) for v in inputs)
-    return frozenset(reads), types
+    return frozenset(reads), types, _plain(layer.name) if named else ""
 
 
-def _reads(layer: Layer, parameters: Mapping[Var, Path]) -> _Reads:
-    """The uses of parameters that read an input itself."""
+def _plain(name: str) -> str:
+    """The name of a layer without the numbers at its end."""
+    return re.sub(r"(_\d+)+$", "", name)
+
+
+def _reads(layer: Layer, parameters: Mapping[Var, Path], *, every: bool) -> _Reads:
+    """The uses of inputs themselves."""
     found: _Reads = {}
-    for step in layer.steps:
-        key = _use(step, parameters)
+    for step, key in zip(layer.steps, _keys(layer, parameters, every=every), strict=True):
         own = [a for a in step.invars if is_var(a) and a in layer.inputs]
         if key is not None and len(own) == 1:
             found[key] = own[0]
     return found
 
 
+def _keys(
+    layer: Layer, parameters: Mapping[Var, Path], *, every: bool
+) -> Iterator[Hashable | None]:
+    """What tells the steps of a layer that use inputs from each other; `None` for other steps.
+
+    **Arguments:**
+
+    - `every`: whether steps are among them that use an input without parameters.
+    """
+    counts = collections.Counter[str]()
+    for step in layer.steps:
+        own = [k for k, a in enumerate(step.invars) if is_var(a) and a in layer.inputs]
+        key = _use(step, parameters)
+        if every and key is None and own:
+            name = step.primitive.name
+            counts[name] += 1
+            key = name, counts[name], own[0]
+        yield key
+
+
 def _use(step: Eqn, parameters: Mapping[Var, Path]) -> Hashable | None:
     """What tells the use of parameters from others in the layer."""
     if isinstance(step, LayerCall):
-        return re.sub(r"(_\d+)+$", "", step.layer.field or step.layer.name)
+        return _plain(step.layer.field or step.layer.name)
     own = [a for a in step.invars if is_var(a) and a in parameters]
     return parameters[own[0]][-1] if len(own) == 1 else None
 
@@ -89,11 +118,14 @@ def _split(
     taken: set[Hashable],
     parameters: Mapping[Var, Path],
     calls: Sequence[LayerCall],
+    *,
+    every: bool,
 ) -> None:
-    """Give a layer a second input, which some parameters use."""
+    """Give a layer a second input, which some uses read."""
     memory = Var(ShapedArray(x.aval.shape, x.aval.dtype))
-    for i, step in enumerate(layer.steps):
-        if _use(step, parameters) in taken:
+    for i, key in enumerate(_keys(layer, parameters, every=every)):
+        if key in taken:
+            step = layer.steps[i]
             invars: list[Atom] = [memory if a is x else a for a in step.invars]
             if isinstance(step, LayerCall):
                 step.invars = invars
