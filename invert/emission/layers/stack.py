@@ -162,9 +162,9 @@ class Stacker:
             return False
         carried: list[tuple[int, int]] = []
         for i, v in enumerate(first.layer.inputs):
-            here, there = run.maps[-1][v], variables[v]
-            if there in last.layer.outputs:
-                carried.append((i, last.layer.outputs.index(there)))
+            here, there = _given(last, run.maps[-1][v]), _given(call, variables[v])
+            if there in last.outvars:
+                carried.append((i, last.outvars.index(there)))
             elif there is not here:
                 return False
         same = not run.carried or run.carried == tuple(carried)
@@ -248,6 +248,11 @@ class Stacker:
     def _stacked(self, v: Var, count: int) -> Var:
         aval = ShapedArray((count, *v.aval.shape), v.aval.dtype)
         return Var(aval)
+
+
+def _given(call: LayerCall, v: Var) -> Atom:
+    """What a call passes for an input of its layer."""
+    return call.invars[call.layer.inputs.index(v)]
 
 
 class _Same(dict[Var, Var]):

@@ -99,7 +99,7 @@ def stem(name: str) -> str:
 
 def singular(name: str) -> str:
     """`blocks` -> `block`, `mixes` -> `mix`, `cities` -> `city`."""
-    if name.endswith(("xes", "ches", "shes")):
+    if name.endswith(("xes", "ches", "shes", "sses")):
         return name[:-2]
     if name.endswith("ies") and not name.endswith("series"):
         return f"{name[:-3]}y"
@@ -133,7 +133,7 @@ def plural(name: str) -> str:
         return "layers"
     if len(one) == 1:
         return one  # a letter has no plural
-    if one.endswith(("x", "ch", "sh")):
+    if one.endswith(("x", "ch", "sh", "ss")):
         return f"{one}es"
     if re.search(r"[^aeiou]y$", one):
         return f"{one[:-1]}ies"
