@@ -21,7 +21,9 @@ from invert.ir import meshes
 from invert.ir.arrays import device_array
 from invert.ir.avals import type_of_key
 from invert.ir.interpret import without_outer_call
+from invert.ir.jaxprs import map_jaxprs
 from invert.ir.types import Aval, Value, Var
+from invert.ir.written_form import without_neutral
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,6 +86,7 @@ class Outermost:
                             again = trace_closed(run, *avals)
                         # Derivatives of the text are traced now, under the setting it runs in.
                         again = without_outer_call(meshes.unchecked(again))
+                        again = map_jaxprs(again, without_neutral)
                         difference = self.weights.difference(again, program, own, leaves)
                 except (TypeError, ValueError, *SIZE_ERRORS) as error:
                     raise EmissionError(f"the text does not run: {error}") from error

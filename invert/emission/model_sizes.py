@@ -71,7 +71,10 @@ class ModelSizes(Choice):
         numbers = any(
             n > 1 and scaled.is_number(v, i) and (v, i) not in inside for v, i, n in own.sizes
         )
-        if self.one_width is None and (numbers or vague) and not names.has_width:
+        # Sizes without a common one, as far as is known.
+        several = sum(stem(n) in (HIDDEN, CHANNELS) or n.endswith("_size") for n in arguments) > 1
+        tries = numbers or bool(vague) or several
+        if self.one_width is None and tries and not names.has_width:
             self.one_width = True
             return True
         if self.one_width and ({HIDDEN, CHANNELS} & arguments.keys() or not names.width):

@@ -16,15 +16,23 @@ import numpy as np
 from jax import lax
 
 from invert._private.jax import close_like, dce, open_jaxpr, rename, renamed
+from invert.ir.avals import is_weak
 from invert.ir.carries import equal_carries, sharing
 from invert.ir.counted import with_counted_places
 from invert.ir.graph import Graph, is_var
-from invert.ir.jaxprs import canonicalize, map_equations, map_jaxprs, reshape_in_place_of
+from invert.ir.jaxprs import (
+    canonicalize,
+    is_wide,
+    is_wide_dtype,
+    map_equations,
+    map_jaxprs,
+    reshape_in_place_of,
+)
 from invert.ir.loops import WhileParts
 from invert.ir.merging import atom_key
 from invert.ir.passes import replaced
 from invert.ir.traced_form import merged
-from invert.ir.types import Atom, Eqn, J, Jaxpr, Literal, Var
+from invert.ir.types import Atom, Eqn, J, Jaxpr, Literal, ShapedArray, Var
 from invert.ir.unit_axes import only_unit_axes, with_flat_convolutions
 
 
@@ -34,7 +42,9 @@ def simplify(closed: J) -> J:
     def one(jaxpr: Jaxpr) -> Jaxpr:
         return _with_products(with_flat_convolutions(_with_single_carries(_with_scalars(jaxpr))))
 
-    simple = map_equations(canonicalize(map_jaxprs(closed, one)), _with_single_tests)
+    simple = map_equations(
+        canonicalize(map_jaxprs(closed, one)), lambda e: _with_narrow_numbers(_with_single_tests(e))
+    )
     counted = with_counted_places(simple)
     return counted if counted is simple else canonicalize(counted)
 
@@ -181,6 +191,34 @@ def _with_single_tests(eqn: Eqn) -> Eqn:
         return eqn
     cond = close_like(cond, dce(rename(open_jaxpr(cond), names)))
     return dataclasses.replace(parts, cond=cond).put_into(eqn)
+
+
+def _with_narrow_numbers(eqn: Eqn) -> Eqn:
+    """Give a function its numbers in the types to which it converts them.
+
+    A Python number passed to a function of `jax.numpy` has 64 bits where a session allows that,
+    and the program would have a type that neither TensorFlow nor the function computes with.
+    """
+    if eqn.primitive.name != "jit":
+        return eqn
+    inner = eqn.params["jaxpr"]
+    jaxpr = open_jaxpr(inner)
+    names: dict[Var, Atom] = {}
+    invars = list(eqn.invars)
+    for i, (atom, v) in enumerate(zip(eqn.invars, jaxpr.invars, strict=True)):
+        if not isinstance(atom, Literal) or not is_wide(atom) or v in jaxpr.outvars:
+            continue
+        users = [e for e in jaxpr.eqns if any(a is v for a in e.invars)]
+        converts = all(e.primitive is lax.convert_element_type_p for e in users)
+        types = {e.params["new_dtype"] for e in users} if converts else ()
+        for dtype in types if len(types) == 1 else ():
+            if dtype.kind == atom.aval.dtype.kind and not is_wide_dtype(dtype):
+                aval = ShapedArray((), dtype, weak_type=is_weak(atom))
+                names[v], invars[i] = Var(aval), Literal(np.asarray(atom.val, dtype)[()], aval)
+    if not names:
+        return eqn
+    narrow = rename(jaxpr, names).replace(invars=[names.get(v, v) for v in jaxpr.invars])
+    return eqn.replace(invars=invars, params={**eqn.params, "jaxpr": close_like(inner, narrow)})
 
 
 def _merged(eqn: Eqn, graph: Graph) -> tuple[Eqn, list[Eqn], dict[Var, Atom]]:

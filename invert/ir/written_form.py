@@ -31,7 +31,7 @@ def as_written(jaxpr: Jaxpr) -> Jaxpr:
     """
     jaxpr = with_known_numbers(jaxpr.replace(eqns=[_known(e) for e in jaxpr.eqns]))
     narrow = with_narrow_operands(with_wrapped_positions(jaxpr))
-    narrow = _without_neutral(narrow)
+    narrow = without_neutral(narrow)
     narrow = with_arguments(_with_differences(narrow))
     narrow = with_concatenations(narrow)
     return with_triangles(with_plain_operands(unreversed(narrow)))
@@ -65,7 +65,7 @@ def _order_of_axes(eqn: Eqn) -> tuple[int, ...] | None:
     return (*range(rank - 2), rank - 1, rank - 2) if exchanged else None
 
 
-def _without_neutral(jaxpr: Jaxpr) -> Jaxpr:
+def without_neutral(jaxpr: Jaxpr) -> Jaxpr:
     """Drop `x + 0.0` and `x * 1.0`, as compilers do."""
 
     def dropped(eqn: Eqn) -> Made | None:

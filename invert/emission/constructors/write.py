@@ -63,6 +63,7 @@ _SIDES = ("kd", "kh", "kw")
 _OPTIONS = OPTIONS | {KERNEL_SIZE, *_SIDES}
 # Options that are one number for all axes of images.
 _STEPS = frozenset(("strides", "dilation", "input_dilation"))
+_OUTPUTS = frozenset(("c_out", "n_out"))
 # Names that libraries give layers of features and of channels.
 _AUTOMATIC = re.compile(r"dense|linear|conv([1-3]d)?(_transpose)?")
 # Options whose default is what most layers have.
@@ -381,7 +382,7 @@ class _Writing:
         It is not a hidden size: the results are joined with others, for instance.
         """
         uses = [n for s in body for n in syntax.names_in(s) if n.id == HIDDEN]
-        outputs = {f for f, name in self._hidden if stem(name) in ("c_out", "n_out")}
+        outputs = {f for f, name in self._hidden if stem(name) in _OUTPUTS}
         if len(uses) != 1 or len(self._hidden) != 1 or not outputs:
             return [*body]
         (field,) = outputs
@@ -775,20 +776,18 @@ class _Writing:
             return DIM
         inside = self.nodes[0].fields.get(self._current)
         listed = isinstance(inside, Node) and inside.listed
-        if field == HIDDEN or (listed and wanted == HIDDEN):
-            return HIDDEN
-        # An author's name says more, as in `code_size`.
+        # An author's name says more, as in `code_size`; that of a list is not the name of a size.
         library = _AUTOMATIC.fullmatch(without_number(field)) is not None
         usual = CHANNELS if wanted in ("c_in", "c_out") else HIDDEN
-        if library and (usual not in taken or usual == HIDDEN):
+        if field == HIDDEN or listed or (library and (usual not in taken or usual == HIDDEN)):
             return usual
-        common = list(functools.reduce(_common_end, self._sharing(column)))
-        return f"{'_'.join(common)}_size" if common else HIDDEN
+        words = functools.reduce(_common_end, self._sharing(column), field.split("_"))
+        return f"{'_'.join(words)}_size" if words else HIDDEN
 
     def _sharing(self, column: tuple[Any, ...]) -> Iterator[list[str]]:
-        """The words in the names of the layers that have a size, among them the current one."""
+        """The words in the names of the layers that return arrays of a size."""
         for field, made in self._columns_of_layers():
-            if field == self._current or column in made.values():
+            if any(c == column and stem(n) in (*_OUTPUTS, HIDDEN) for n, c in made.items()):
                 yield snake(field).split("_")
 
     def _given_to(self, column: tuple[Any, ...], parameter: str) -> ast.expr:

@@ -22,8 +22,10 @@ from invert.emission.sizes.expressions import dimension_token
 from invert.ir import traced_form
 from invert.ir.avals import is_weak
 from invert.ir.graph import Graph, is_var
+from invert.ir.jaxprs import map_jaxprs
 from invert.ir.sizes import DimSize
 from invert.ir.types import Aval, ClosedJaxpr, Eqn, JaxFunction, Literal, Var
+from invert.ir.written_form import without_neutral
 
 # The modules that emitted text may use, and the functions that it may hold copies of.
 NAMESPACE: Mapping[str, Any] = {
@@ -140,6 +142,8 @@ def _trace(function: JaxFunction, avals: Sequence[Aval], x64: bool) -> ClosedJax
         warnings.simplefilter("ignore")
         try:
             with only_refusals():
-                return traced_form.plain(trace_closed(values, *avals))
+                traced = traced_form.plain(trace_closed(values, *avals))
+                # The program has none, see `as_written`; functions of JAX may.
+                return map_jaxprs(traced, without_neutral)
         except REFUSALS:
             return None
