@@ -1,7 +1,8 @@
 """Simplifies the output of TensorFlow op rules.
 
-A matrix product of flattened rows becomes a product over the last axes, and a convolution of images
-of height one, as TensorFlow convolves sequences, one of sequences. An element of a vector of
+A matrix product of flattened rows becomes a product over the last axes, a transposed one that of
+the other two matrices, and a convolution of images of height one, as TensorFlow convolves
+sequences, one of sequences. An element of a vector of
 scalars, as TensorFlow packs indices, is the scalar. Duplicate carries and conditions of loops are
 merged.
 """
@@ -40,7 +41,8 @@ def simplify(closed: J) -> J:
     """Remove reshapes around products and convolutions, and duplicate carries and conditions."""
 
     def one(jaxpr: Jaxpr) -> Jaxpr:
-        return _with_products(with_flat_convolutions(_with_single_carries(_with_scalars(jaxpr))))
+        jaxpr = with_flat_convolutions(_with_single_carries(_with_scalars(jaxpr)))
+        return _with_products(_without_transposed_products(jaxpr))
 
     simple = map_equations(
         canonicalize(map_jaxprs(closed, one)), lambda e: _with_narrow_numbers(_with_single_tests(e))
@@ -99,6 +101,51 @@ def _with_products(jaxpr: Jaxpr) -> Jaxpr:
             last, product = found
             products[last] = [product]
     return replaced(jaxpr, products.get)
+
+
+def _without_transposed_products(jaxpr: Jaxpr) -> Jaxpr:
+    """Replace the transpose of `a @ b` by `swapaxes(b) @ swapaxes(a)`, if that transposes less.
+
+    Each element is the same sum, of products whose factors are exchanged. Keras decomposes the
+    `einsum` of an attention into such products.
+    """
+    graph = Graph(jaxpr)
+    products: dict[Eqn, list[Eqn]] = {}
+    for eqn in graph.by_primitive.get("transpose", ()):
+        product = graph.alone(eqn.invars[0], "dot_general")
+        rank = len(eqn.outvars[0].aval.shape)
+        rows = tuple(range(rank - 2))
+        if product is None or tuple(eqn.params["permutation"]) != (*rows, rank - 1, rank - 2):
+            continue
+        (contract, batch) = product.params["dimension_numbers"]
+        plain = tuple(map(tuple, batch)) == (rows, rows)
+        if not plain or [*map(len, contract)] != [1, 1] or not rows:
+            continue
+        left, right = (graph.alone(a, "transpose") for a in product.invars)
+        if left is None or right is None or left is right:
+            continue
+        (first,), (second,) = contract
+        made = [
+            _transposed(right, [*rows, 2 * rank - 3 - second, second]),
+            _transposed(left, [*rows, first, 2 * rank - 3 - first]),
+        ]
+        numbers = (((rank - 1,), (rank - 2,)), (rows, rows))
+        products[eqn] = [
+            *made,
+            product.replace(
+                invars=[e.outvars[0] for e in made],
+                outvars=eqn.outvars,
+                params={**product.params, "dimension_numbers": numbers},
+            ),
+        ]
+    return dce(replaced(jaxpr, products.get)) if products else jaxpr
+
+
+def _transposed(eqn: Eqn, axes: Sequence[int]) -> Eqn:
+    """A transpose whose result has other axes of an earlier one's, in this order."""
+    shape, permutation = eqn.outvars[0].aval.shape, eqn.params["permutation"]
+    out = Var(ShapedArray(tuple(shape[i] for i in axes), eqn.outvars[0].aval.dtype))
+    return eqn.replace(outvars=[out], params={"permutation": tuple(permutation[i] for i in axes)})
 
 
 def _product(eqn: Eqn, graph: Graph) -> tuple[Eqn, Eqn] | None:

@@ -17,21 +17,22 @@ from invert.ir.scan_operands import unreversed, with_plain_operands
 from invert.ir.stacks import with_concatenations
 from invert.ir.traced_form import unchanged
 from invert.ir.triangles import with_triangles
-from invert.ir.types import Eqn, Jaxpr, Literal
+from invert.ir.types import Atom, Eqn, Jaxpr, Literal
 
 
 def as_written(jaxpr: Jaxpr) -> Jaxpr:
     """A program as an author would write it.
 
     Sums of cotangents use `+`. Arrays of one number become numbers, and so do results computed from
-    numbers. Operations with neutral numbers are dropped; `x + -1.0` is `x - 1.0`, and `-x * y + z`
-    is `z - x * y`. Loops over reversed arrays run in reverse, and loops take arrays without axes of
-    size one. Positions are looked up as other indices are, convolutions pad their images, and
-    arrays are joined along the axis that they end up in.
+    numbers. Operations with neutral numbers are dropped, and transposes of transposes are one;
+    `x + -1.0` is `x - 1.0`, and `-x * y + z` is `z - x * y`. Loops over reversed arrays run in
+    reverse, and loops take arrays without axes of size one. Positions are looked up as other
+    indices are, convolutions pad their images, and arrays are joined along the axis that they end
+    up in.
     """
     jaxpr = with_known_numbers(jaxpr.replace(eqns=[_known(e) for e in jaxpr.eqns]))
     narrow = with_narrow_operands(with_wrapped_positions(jaxpr))
-    narrow = without_neutral(narrow)
+    narrow = _with_single_transposes(without_neutral(narrow))
     narrow = with_arguments(_with_differences(narrow))
     narrow = with_concatenations(narrow)
     return with_triangles(with_plain_operands(unreversed(narrow)))
@@ -73,6 +74,27 @@ def without_neutral(jaxpr: Jaxpr) -> Jaxpr:
         return None if kept is None else ([], [eqn.invars[kept]])
 
     return rewritten(jaxpr, dropped)
+
+
+def _with_single_transposes(jaxpr: Jaxpr) -> Jaxpr:
+    """Compose transposes of transposes, such as those around a softmax over other axes."""
+    made: dict[Atom, Eqn] = {}
+
+    def composed(eqn: Eqn) -> Made | None:
+        if eqn.primitive is not lax.transpose_p:
+            return None
+        before, (out,) = made.get(eqn.invars[0]), eqn.outvars
+        if before is not None:
+            inner = before.params["permutation"]
+            order = tuple(inner[i] for i in eqn.params["permutation"])
+            if order == tuple(range(len(order))):
+                return [], [before.invars[0]]
+            eqn = eqn.replace(invars=before.invars, params={"permutation": order})
+        made[out] = eqn
+        return [eqn], [out]
+
+    single = rewritten(jaxpr, composed)
+    return single if single is jaxpr else dce(single)
 
 
 def _with_differences(jaxpr: Jaxpr) -> Jaxpr:
