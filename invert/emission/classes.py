@@ -41,7 +41,12 @@ from invert.emission.layers import branches, choices, heads, options, roles
 from invert.emission.layers.branches import BRANCH
 from invert.emission.layers.cut import Assign, Layer, LayerCall, calls
 from invert.emission.layers.lend import lend
-from invert.emission.layers.library_names import CONV_BLOCK, is_automatic, without_number
+from invert.emission.layers.library_names import (
+    CONV_BLOCK,
+    is_automatic,
+    says_nothing,
+    without_number,
+)
 from invert.emission.layers.lifted import lift
 from invert.emission.layers.lists import Lists, Loop, Unrolled, starts_loop
 from invert.emission.layers.memory import Memories, is_tested, residuals, skips
@@ -322,8 +327,8 @@ class Classes:
         field = self.tree.names[eqn.layer].split(".")[-1]
         listed = field.isdigit()
         hint = of_layer(eqn.layer.name) if listed else of_field(field)
-        if of_layer(field) == CONV_BLOCK:
-            hint = PLAIN  # the number of the block says nothing about the result
+        if of_layer(field) == CONV_BLOCK or says_nothing(field):
+            hint = PLAIN  # a kind and a number say nothing about the result
         elif of_layer(field) == BRANCH and _is_passed_on(eqn, body.graph):
             hint, _, _ = field.partition("_")
         hint = "h" if eqn.layer.name == "cell" else hint

@@ -24,7 +24,7 @@ def as_written(jaxpr: Jaxpr) -> Jaxpr:
     """A program as an author would write it.
 
     Sums of cotangents use `+`. Arrays of one number become numbers, and so do results computed from
-    numbers. Operations with neutral numbers are dropped, and transposes of transposes are one;
+    numbers. Operations with neutral numbers are dropped, and transposes that undo each other;
     `x + -1.0` is `x - 1.0`, and `-x * y + z` is `z - x * y`. Loops over reversed arrays run in
     reverse, and loops take arrays without axes of size one. Positions are looked up as other
     indices are, convolutions pad their images, and arrays are joined along the axis that they end
@@ -32,7 +32,7 @@ def as_written(jaxpr: Jaxpr) -> Jaxpr:
     """
     jaxpr = with_known_numbers(jaxpr.replace(eqns=[_known(e) for e in jaxpr.eqns]))
     narrow = with_narrow_operands(with_wrapped_positions(jaxpr))
-    narrow = _with_single_transposes(without_neutral(narrow))
+    narrow = _without_inverse_transposes(without_neutral(narrow))
     narrow = with_arguments(_with_differences(narrow))
     narrow = with_concatenations(narrow)
     return with_triangles(with_plain_operands(unreversed(narrow)))
@@ -76,24 +76,23 @@ def without_neutral(jaxpr: Jaxpr) -> Jaxpr:
     return rewritten(jaxpr, dropped)
 
 
-def _with_single_transposes(jaxpr: Jaxpr) -> Jaxpr:
-    """Compose transposes of transposes, such as those around a softmax over other axes."""
+def _without_inverse_transposes(jaxpr: Jaxpr) -> Jaxpr:
+    """Drop transposes that undo others, such as those around a softmax over a middle axis.
+
+    Those of the first axis stay: sequences are passed on with the batch first.
+    """
     made: dict[Atom, Eqn] = {}
 
-    def composed(eqn: Eqn) -> Made | None:
+    def dropped(eqn: Eqn) -> Made | None:
         if eqn.primitive is not lax.transpose_p:
             return None
-        before, (out,) = made.get(eqn.invars[0]), eqn.outvars
-        if before is not None:
-            inner = before.params["permutation"]
-            order = tuple(inner[i] for i in eqn.params["permutation"])
-            if order == tuple(range(len(order))):
-                return [], [before.invars[0]]
-            eqn = eqn.replace(invars=before.invars, params={"permutation": order})
-        made[out] = eqn
-        return [eqn], [out]
+        before, order = made.get(eqn.invars[0]), eqn.params["permutation"]
+        made[eqn.outvars[0]] = eqn
+        inner = before.params["permutation"] if before is not None else order
+        inverse = all(inner[k] == i for i, k in enumerate(order)) and order[0] == 0
+        return ([], [before.invars[0]]) if before is not None and inverse else None
 
-    single = rewritten(jaxpr, composed)
+    single = rewritten(jaxpr, dropped)
     return single if single is jaxpr else dce(single)
 
 

@@ -30,6 +30,16 @@ def is_automatic(name: str) -> bool:
     return NUMBER in name or _AUTOMATIC.fullmatch(name) is not None
 
 
+# Layers of many uses.
+_GENERAL = re.compile(r"dense|linear|conv\w*|\w*normalization|\w*pooling\w*")
+
+
+def says_nothing(name: str) -> bool:
+    """Whether a library named a layer by a kind that says nothing about its result."""
+    stem = without_number(name)
+    return is_automatic(stem) and _GENERAL.fullmatch(stem) is not None
+
+
 def without_letter(name: str) -> str:
     """`block2a` -> `block2`; `conv_lstm2d` is of two dimensions."""
     found = None if name.endswith(("lstm1d", "lstm2d", "lstm3d")) else LETTERED.fullmatch(name)
