@@ -815,7 +815,7 @@ class Classes:
         for keys in (k for k, name in inside.items() if name == HIDDEN):
             named.know(keys, HIDDEN)
         for keys, name in self.size_names.of(
-            cls, whole=cls is self._outermost, one_width=bool(self._sizes.one_width)
+            cls, whole=cls is self._outermost, one_width=self._twins.has_one_width
         ).items():
             named.know(keys, name)
         if cls is self._outermost:

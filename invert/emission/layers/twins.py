@@ -221,6 +221,10 @@ class Twins:
     - `outermost`: the class of the whole model, of which equal sizes are not one.
     - `choice`: what is decided on its sizes.
     - `read`: the integers of all layers, which only change here.
+
+    **Attributes:**
+
+    - `has_one_width`: whether its widths are multiples of one, if that is tried.
     """
 
     of: dict[Node, Class]
@@ -230,6 +234,7 @@ class Twins:
     outermost: Class | None = None
     choice: Choice = dataclasses.field(default_factory=Choice)
     read: NumbersOf = dataclasses.field(default_factory=NumbersOf)
+    has_one_width: bool = dataclasses.field(default=False, init=False)
     _scaled: dict[Class, Scaled] = dataclasses.field(default_factory=dict)
 
     def add(self, cls: Class) -> Scaled | None:
@@ -351,7 +356,9 @@ class Twins:
             equal = {ties.root(ties.axis(v, i)) for v, i in self.choice.joined}
             found = _with_equal(_with_words(found, first, ties), equal, first, ties)
         if self.choice.one_width and cls is self.outermost:
-            return _new_sizes(_of_one_width(found, first, ties), kernels, images)
+            merged = _of_one_width(found, first, ties)
+            self.has_one_width = merged is not None
+            return _new_sizes(found if merged is None else merged, kernels, images)
         flat = {count: image[-1] for count, image in flattened(first.walk())}
         own = {id(g): {flat.get(n, n) for n in g.own} for g in found if g.own}
         far = [g for g in found if g.own and max(own[id(g)]) > _LARGEST_FACTOR * min(own[id(g)])]
@@ -527,8 +534,8 @@ def _tables(node: Node) -> Iterator[Var]:
     return (v for v in tables if isinstance(v, Var))
 
 
-def _of_one_width(groups: Sequence[_Group], node: Node, ties: Ties) -> list[_Group]:
-    """The groups, after merging those that are multiples of the least width.
+def _of_one_width(groups: Sequence[_Group], node: Node, ties: Ties) -> list[_Group] | None:
+    """The groups, after merging those that are multiples of the least width; `None` without one.
 
     The widths of a model are those that neither an argument nor a result has, and that several
     arrays have, apart from rows of a table.
@@ -548,7 +555,7 @@ def _of_one_width(groups: Sequence[_Group], node: Node, ties: Ties) -> list[_Gro
     multiples = {n: sum(m % n == 0 for m in numbers) for n in numbers}
     base = max(numbers, key=lambda n: (multiples[n], n), default=1)
     if multiples.get(base, 0) < _LEAST_WIDTHS:
-        return list(groups)
+        return None
     joined = [g for g in widths if all(n % base == 0 for n in own[id(g)])]
     return [*(g for g in groups if g not in joined), functools.reduce(_Group.joined, joined)]
 
