@@ -1,6 +1,7 @@
 """The text of `jax.jit(f).lower(x)` gives the program that an export of `f` gives.
 
-JAX writes defaults of attributes out, and a constant for each use; exporting drops and merges them.
+JAX writes defaults of attributes out, and a constant for each use; exporting drops and merges them,
+and expands ops of CHLO.
 """
 
 from __future__ import annotations
@@ -33,6 +34,11 @@ FUNCTIONS = {
     "argsort": jnp.argsort,
     "sort of two": lambda x: lax.sort((x, -x), num_keys=2),
     "sort of complex": lambda x: jnp.sort(x + 1j * x.T),
+    "igamma": lambda x: lax.igamma(jnp.abs(x), jnp.abs(x.T)),
+    "igammac": lambda x: lax.igammac(jnp.abs(x), jnp.abs(x.T)),
+    "igamma_grad_a": lambda x: lax.igamma_grad_a(jnp.abs(x), jnp.abs(x.T)),
+    "betainc": lambda x: lax.betainc(jnp.abs(x), jnp.abs(x.T), x),
+    "erfcx": jax.scipy.special.erfcx,
 }
 
 
