@@ -189,11 +189,10 @@ class Function:
     @property
     def _usage(self) -> str:
         """The remedy against arguments that do not fit."""
-        safe, entry = self._safe, self.entry
-        trees = zip(map(safe.__getitem__, entry.arg_names), entry.args, strict=True)
-        keywords = ((safe[name], tree) for name, tree in entry.kwargs.items())
-        others = self.state_name, self.key_name
-        return f"Call it as {signatures.call_text(entry.name, [*trees, *keywords], others)}."
+        entry = self.entry
+        types = dict(zip(entry.arg_names, entry.args, strict=True)) | dict(entry.kwargs)
+        trees = {self._safe[name]: tree for name, tree in types.items()}
+        return f"Call it as {signatures.call_text(entry.name, self.signature, trees)}."
 
     def _flat(self, bound: inspect.BoundArguments) -> list[Value]:
         names = [self._safe[n] for n in self.entry.arg_names]

@@ -15,7 +15,7 @@ from invert._errors import plain
 from invert.ir.sizes import DimSize, is_open
 from invert.ir.types import Value
 from invert.modules.function import Function
-from invert.modules.signatures import call_text, tree_text, type_text
+from invert.modules.signatures import call_text, parameter_names, tree_text, type_text
 
 _HEAD = ("layer", "arrays", "parameters")
 
@@ -30,7 +30,9 @@ def call_line(name: str, function: Function) -> str:
             for spec, shape in zip(function.specs, stage.shapes, strict=True)
         ]
         args, kwargs = jax.tree_util.tree_unflatten(function.in_tree, named)
-    trees = [*zip(entry.arg_names, args, strict=True), *kwargs.items()]
+    safe = parameter_names(entry)
+    types = dict(zip(entry.arg_names, args, strict=True)) | dict(kwargs)
+    trees = {safe[name]: tree for name, tree in types.items()}
     results, sizes = entry.results, ()
     if stage is not None and (results is None or stage.is_open):
         outs = stage.jaxpr.outvars[: entry.out_tree.num_leaves]
@@ -40,7 +42,7 @@ def call_line(name: str, function: Function) -> str:
     if results is not None:
         returns = tree_text(jax.tree_util.tree_unflatten(entry.out_tree, results))
     at = f" for {', '.join(sizes)}" if sizes else ""
-    call = call_text(name, trees, (function.state_name, function.key_name))
+    call = call_text(name, function.signature, trees)
     return plain(f"{call} -> {returns}{at}")
 
 

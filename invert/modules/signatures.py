@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import keyword
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import equinox as eqx
@@ -148,12 +148,15 @@ def _result_type(entry: EntryPoint) -> Any:
     return tuple[result, eqx.nn.State] if entry.assigned else result
 
 
-def call_text(
-    name: str, trees: Iterable[tuple[str, object]], others: Iterable[str | None] = ()
-) -> str:
-    """`f(x: float32[?,4], key)`: a call with the types of its arguments."""
-    parts = [f"{n}: {tree_text(t)}" for n, t in trees]
-    return f"{name}({', '.join([*parts, *filter(None, others)])})"
+def call_text(name: str, signature: inspect.Signature, trees: Mapping[str, object]) -> str:
+    """`f(x: float32[?,4], *, key)`: the parameters with the types of those that have some."""
+    parts: list[str] = []
+    for parameter in signature.parameters.values():
+        if parameter.kind is parameter.KEYWORD_ONLY and "*" not in parts:
+            parts.append("*")
+        types = f": {tree_text(trees[parameter.name])}" if parameter.name in trees else ""
+        parts.append(parameter.name + types)
+    return f"{name}({', '.join(parts)})"
 
 
 def type_text(x: Value) -> str:

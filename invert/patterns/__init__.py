@@ -39,6 +39,7 @@ STAGES = (
     Stage(calls.PATTERNS, outermost_first=True),
     # Functions that the lowering expands.
     Stage((*complex_.PATTERNS, *special.PATTERNS)),
+    Stage(special.INCOMPLETE),
     Stage((*linalg.PATTERNS, *linalg.EXPANDED)),
     # Lowerings of older releases, if today's are not found.
     Stage(dated.GUARDED),

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import copy
+import re
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
+import equinox as eqx
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -72,3 +76,23 @@ def test_rarely_used_parts_need_no_import() -> None:
         "assert 'tensorflow' not in sys.modules and not hasattr(invert, 'nothing')\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
+
+
+def test_an_error_shows_the_call_of_a_signature_with_a_state(tmp_path: Path) -> None:
+    """Arguments of signatures go by name, after the state."""
+
+    class Counter(tf.Module):
+        def __init__(self) -> None:
+            self.n = tf.Variable(0.0)
+
+        @tf.function(input_signature=[tf.TensorSpec([None], name="x")], autograph=False)
+        def __call__(self, x: Any) -> Any:
+            return self.n.assign_add(1.0) * x
+
+    tf.saved_model.save(counter := Counter(), tmp_path, signatures=counter.__call__)
+    module = invert.load(tmp_path, signature="serving_default")
+    call = "serving_default(state, *, x: float32[?])"
+    with pytest.raises(invert.SignatureError, match=re.escape(call)):
+        module(np.ones(2, np.float32))
+    results, _ = module(eqx.nn.State(module), x=np.ones(2, np.float32))
+    np.testing.assert_array_equal(results["output_0"], [1, 1])

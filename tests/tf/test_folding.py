@@ -36,6 +36,40 @@ def test_axes_and_shapes_computed_by_unusual_ops() -> None:
     same(reshaped, x)
 
 
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ((0, 5, 8), (0, -1, 4)),
+        ((0, 5, 7), (0, -1, 4)),
+        ((0, 5, 8), (-1, 0)),
+        ((3, 0), (0, -1)),
+        ((3, 0), (3, -1)),
+    ],
+)
+def test_the_size_that_is_left_of_an_array_without_elements(
+    old: tuple[int, ...], new: tuple[int, ...]
+) -> None:
+    """TensorFlow divides the sizes that are not zero, as for an empty batch."""
+
+    def open_shape(x: Any) -> Any:
+        return tf.reshape(x, new + 0 * tf.shape(x)[0])
+
+    same(open_shape, np.zeros(old, np.float32))
+    same(lambda x: x + tf.reduce_sum(tf.reshape(tf.zeros(old), new)), np.float32(1.5))
+    module = invert.convert(tf.function(open_shape), tf.TensorSpec([None] * len(old)), config=PLAIN)
+    assert module(np.zeros(old, np.float32)).shape == tf.reshape(tf.zeros(old), new).shape
+
+
+def test_an_array_of_elements_has_no_shape_with_a_zero() -> None:
+    def empty(x: Any) -> Any:
+        return tf.reshape(x, (0, -1))
+
+    module = invert.convert(tf.function(empty), tf.TensorSpec([None, 3]), config=PLAIN)
+    assert module(np.zeros((0, 3), np.float32)).shape == (0, 3)
+    with pytest.raises(invert.SignatureError, match="cannot be reshaped"):
+        module(np.ones((2, 3), np.float32))
+
+
 def test_sums_and_products_of_constants_keep_their_type() -> None:
     """Those of floating point numbers are no sizes; those of whole numbers wrap around."""
     few = [0.5, 0.75, 0.25]

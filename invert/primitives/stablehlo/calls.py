@@ -183,6 +183,14 @@ _DROPPED = frozenset(
     }
 )
 
+# The defaults of attributes, as printed. JAX writes one of them out, a serialized module none.
+_DEFAULTS = {
+    "api_version": "1 : i32",
+    "backend_config": '""',
+    "has_side_effect": "false",
+    "output_operand_aliases": "[]",
+}
+
 
 _OPEN_TOP_K = "stablehlo.dynamic_approx_top_k"
 
@@ -203,6 +211,7 @@ def _custom_call(
         return _apply(ctx, function, Op(op.operation, target, held), operands)
     computations = tuple(_computation(ctx, c) for c in called_computations)
     texts = {n: str(op.attributes[n]) for n in op.names - _DROPPED}
+    texts = {n: text for n, text in texts.items() if text != _DEFAULTS.get(n)}
     # The last operand of that target is a number.
     last = len(operands) - 1 if target == _OPEN_TOP_K else None
     operands = tuple(x if i in (*shapes, last) else data(x) for i, x in enumerate(operands))

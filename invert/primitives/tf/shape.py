@@ -72,7 +72,7 @@ def _rank(x: Value) -> np.ndarray:
 @rule("Reshape", folds_sizes=True, size_operands=(1,))
 def _reshape(x: Value, shape: Ints, *, ctx: Context) -> Value:
     if is_static(x) and all(isinstance(d, int) for d in shape):
-        return x.reshape(shape)
+        return x.reshape(_divided(x.shape, shape))
     return _reshaped(ctx, array(x), lambda x: _to_shape(x, shape))
 
 
@@ -82,14 +82,23 @@ def _to_shape(x: Array, shape: Ints) -> Array:
 
 
 def _divided(old: Ints, new: Ints) -> Ints:
-    """A shape with -1 replaced by the remaining size, open sizes included."""
+    """A shape with -1 replaced by the remaining size, open sizes included.
+
+    Where the new shape has a zero, TensorFlow divides the product of the sizes that are not zero
+    and drops the remainder; JAX and NumPy would divide by zero.
+    """
     places = [i for i, n in enumerate(new) if isinstance(n, int) and n == -1]
     given = [n for i, n in enumerate(new) if i not in places]
-    count = math.prod(given)
-    if len(places) != 1 or not any(map(is_open, old)) or is_open(count) or count == 0:
+    if len(places) != 1 or any(map(is_open, given)):
         return new
     message = f"an array of shape {old} cannot be reshaped to {new}"
-    rest = quotient(math.prod(old), count, message)
+    if 0 in given:
+        require(math.prod(old), "eq", 0, message)
+        rest = math.prod(n for n in old if n != 0) // math.prod(n for n in given if n != 0)
+    elif any(map(is_open, old)):
+        rest = quotient(math.prod(old), math.prod(given), message)
+    else:
+        return new
     return tuple(rest if i in places else n for i, n in enumerate(new))
 
 

@@ -7,6 +7,7 @@ numbered in the order of a walk from the results.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -59,6 +60,9 @@ def expression(
     }
     numbers: dict[ir.Value, int] = {a: i for i, a in enumerate(arguments)}
     lines: list[str | tuple[str | int | None, ...]] = [str(a.type) for a in arguments]
+    unused = itertools.count(len(arguments))
+    # Equal ops once: JAX writes a constant for each use, and an export merges them.
+    known: dict[tuple[str | int | None, ...], list[int]] = {}
 
     def visit(value: ir.Value) -> int | None:
         if value in numbers:
@@ -74,9 +78,11 @@ def expression(
             return operands[0]
         if None in operands:
             return None
-        lines.append((_head(op), *operands))
-        for result in op.results:
-            numbers[result] = len(numbers)
+        line = _head(op), *operands
+        if line not in known:
+            known[line] = [next(unused) for _ in op.results]
+            lines.append(line)
+        numbers.update(zip(op.results, known[line], strict=True))
         return numbers[value]
 
     results = [visit(v) for v in values]
