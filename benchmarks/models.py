@@ -38,7 +38,7 @@ import tensorflow as tf
 import invert
 
 try:
-    import tf2jax
+    import tf2jax  # pyright: ignore[reportMissingImports]
 except ImportError:
     tf2jax = None
 

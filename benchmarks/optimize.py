@@ -37,6 +37,7 @@ from jax import lax
 
 import invert
 from invert.patterns import optimized
+from invert.rewriting.pattern import ProgramPattern
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 Case = tuple[Callable[..., Any], tuple[jax.ShapeDtypeStruct, ...]]
@@ -378,15 +379,17 @@ def compile_pair(name: str, case: Case, kinds: str, settings: Settings) -> Pair 
         return True
 
     others = set(optimized.names()) - {name}
-    fast = invert.rewrite(function, optimized.stage(pays, others).patterns)
+    patterns = optimized.stage(pays, others).patterns
+    fast = invert.rewrite(function, [p for p in patterns if not isinstance(p, ProgramPattern)])
     jax.eval_shape(fast, *args)
     assert len(seen) == 1, f"{name} does not apply: {[a.shape for a in args]}"
     (kind,) = seen
     if kinds not in kind:
         return None
+    make = functools.partial(compiled, args=args, copies=settings.copies)
     try:
         forward, back = (
-            tuple(compiled(of(f), args, settings.copies) for f in (fast, function))
+            (make(of(fast)), make(of(function)))
             for of in (lambda f: f, lambda f: gradient(f, len(args)))
         )
     except jax.errors.JaxRuntimeError as error:
