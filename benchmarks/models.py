@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import importlib
 import json
 import os
 import statistics
@@ -38,7 +39,7 @@ import tensorflow as tf
 import invert
 
 try:
-    import tf2jax  # pyright: ignore[reportMissingImports]
+    tf2jax: Any = importlib.import_module("tf2jax")
 except ImportError:
     tf2jax = None
 
