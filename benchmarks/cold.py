@@ -173,7 +173,7 @@ def tf_random() -> Any:
 
     @tf.function(input_signature=[tf.TensorSpec((8, 8))])
     def apply(x: Any) -> Any:
-        return x + tf.random.stateless_normal((8, 8), [1, 2]) + tf.random.uniform((8, 8))
+        return x + tf.random.stateless_normal((8, 8), (1, 2)) + tf.random.uniform((8, 8))
 
     return apply
 

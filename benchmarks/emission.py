@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from invert._entry import ArgSpec, EntryPoint, Param
-from invert._private.jax import open_jaxpr
+from invert._private.jax import open_jaxpr, trace_closed
 from invert.emission.emit import emit
 from invert.emission.emitted import Emission
 from invert.emission.recovered import Recovered
@@ -43,7 +43,7 @@ def program(blocks: int, *, scoped: bool) -> Recovered:
     weight = np.ones((width, width), np.float32)
     params = tuple(Param(f"block_{i}/{n}", weight) for i in range(blocks) for n in ("w", "v"))
     x = jax.ShapeDtypeStruct((4, width), jnp.float32)
-    jaxpr = jax.make_jaxpr(apply)(*(p.value for p in params), x)
+    jaxpr = trace_closed(apply, *(p.value for p in params), x)
     entry = EntryPoint(
         name="blocks",
         fn=lambda held, x: apply(*held, x),

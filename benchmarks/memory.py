@@ -51,7 +51,7 @@ def write(path: str, count: int, dtype: str, form: str) -> None:
     def values(*shape: int) -> Any:
         return (rng.standard_normal(shape, np.float32) / width**0.5).astype(kind)
 
-    module = tf.Module()
+    module: Any = tf.Module()
     weights = [{"kernel": values(width, width), "bias": values(width)} for _ in range(layers)]
 
     def apply(params: Any, x: Any) -> Any:
@@ -190,7 +190,7 @@ def load(target: str) -> None:
     sys.path.insert(0, target)
     import model  # pyright: ignore[reportMissingImports]
 
-    jnp.zeros(3) + 1
+    jnp.zeros(3).block_until_ready()
     # The file is mapped; the system takes its pages away again where memory is short.
     peak = Peak(mapped=False)
     peak.stage("load")
@@ -229,7 +229,7 @@ def measure(count: int, dtype: str = "float32", *, form: str = "variables") -> d
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("count", nargs="?", type=lambda t: int(float(t)), default=30_000_000)
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--form", choices=FORMS, default="variables")

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import importlib
 import json
 import os
 import statistics
@@ -38,7 +39,7 @@ import tensorflow as tf
 import invert
 
 try:
-    import tf2jax
+    tf2jax: Any = importlib.import_module("tf2jax")
 except ImportError:
     tf2jax = None
 
@@ -247,12 +248,10 @@ def measure(
 
 
 def store(key: str, row: dict[str, Any]) -> None:
-    """Put a row into the results; ratios over other peers stay."""
+    """Put a row into the results; ratios over peers that were not measured stay."""
     data = json.loads(DATA.read_text()) if DATA.exists() else {}
-    old = data.get(key, {})
-    for part in ("milliseconds", "ratios"):
-        row[part] = {**old.get(part, {}), **row[part]}
-    data[key] = row
+    ratios = {**data.get(key, {}).get("ratios", {}), **row["ratios"]}
+    data[key] = {**row, "ratios": ratios}
     DATA.write_text(json.dumps(data, indent=1, sort_keys=True) + "\n")
 
 

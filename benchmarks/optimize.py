@@ -37,6 +37,7 @@ from jax import lax
 
 import invert
 from invert.patterns import optimized
+from invert.rewriting.pattern import ProgramPattern
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 Case = tuple[Callable[..., Any], tuple[jax.ShapeDtypeStruct, ...]]
@@ -207,6 +208,28 @@ def products() -> Iterator[Case]:
         yield functools.partial(jnp.einsum, "bhqk,bkhd->bqhd"), (weights, values)
 
 
+def places(function: Any) -> Iterator[Case]:
+    """Searches among classes, words and pixels."""
+    for dtype, shape in itertools.product(
+        DTYPES,
+        (
+            (4, 64, 64, 16), (4, 64, 64, 21), (32, 64), (16, 100, 100), (256, 256), (32, 1000),
+            (1, 1000), (256, 1024), (1, 50257), (32, 50257), (4, 32, 32000),
+        ),
+    ):  # fmt: skip
+        yield (
+            functools.partial(function, axis=len(shape) - 1, index_dtype=np.int32),
+            (sample(shape, dtype),),
+        )
+    for dtype, (n, width) in itertools.product(
+        DTYPES, itertools.product((8, 16, 50, 200, 1000, 10000), (64, 256))
+    ):
+        yield (
+            functools.partial(function, axis=0, index_dtype=np.int32),
+            (sample((n, width), dtype),),
+        )
+
+
 CASES: dict[str, Callable[[], Iterator[Case]]] = {
     "depthwise_conv": depthwise,
     "grouped_conv": grouped,
@@ -214,6 +237,8 @@ CASES: dict[str, Callable[[], Iterator[Case]]] = {
     "transposed_conv": transposed,
     "max_pool": functools.partial(pools, lax.max, -math.inf),
     "sum_pool": functools.partial(pools, lax.add, 0.0),
+    "two_pass_argmax": functools.partial(places, lax.argmax),
+    "two_pass_argmin": functools.partial(places, lax.argmin),
     "product_order": products,
 }
 
@@ -315,12 +340,12 @@ Run = Callable[..., Any]
 
 @dataclasses.dataclass(frozen=True)
 class Pair:
-    """The rewritten program and the original, compiled: forward, and with the gradient."""
+    """The rewritten program and the original, compiled: forward, and with any gradient."""
 
     kind: str
     args: tuple[jax.ShapeDtypeStruct, ...]
     forward: tuple[Run, Run]
-    gradient: tuple[Run, Run]
+    gradient: tuple[Run, Run] | None
 
 
 def clock() -> float:
@@ -378,17 +403,19 @@ def compile_pair(name: str, case: Case, kinds: str, settings: Settings) -> Pair 
         return True
 
     others = set(optimized.names()) - {name}
-    fast = invert.rewrite(function, optimized.stage(pays, others).patterns)
+    patterns = optimized.stage(pays, others).patterns
+    fast = invert.rewrite(function, [p for p in patterns if not isinstance(p, ProgramPattern)])
     jax.eval_shape(fast, *args)
     assert len(seen) == 1, f"{name} does not apply: {[a.shape for a in args]}"
     (kind,) = seen
     if kinds not in kind:
         return None
+    make = functools.partial(compiled, args=args, copies=settings.copies)
     try:
-        forward, back = (
-            tuple(compiled(of(f), args, settings.copies) for f in (fast, function))
-            for of in (lambda f: f, lambda f: gradient(f, len(args)))
-        )
+        forward = make(fast), make(function)
+        back = None
+        if jnp.issubdtype(jax.eval_shape(function, *args).dtype, jnp.inexact):
+            back = make(gradient(fast, len(args))), make(gradient(function, len(args)))
     except jax.errors.JaxRuntimeError as error:
         print(f"{name:<16} {kind}: {str(error)[:200]}", flush=True)
         return None
@@ -417,7 +444,7 @@ def measure(
             if pair is None or (quick and pair.kind in found):
                 continue
             args = filled(pair.args, settings.copies)
-            row = [ratio(runs, args, settings) for runs in (pair.forward, pair.gradient)]
+            row = [ratio(r, args, settings) if r else 1.0 for r in (pair.forward, pair.gradient)]
             found[pair.kind].append(row)
             shapes = " ".join("x".join(map(str, a.shape)) for a in pair.args)
             print(f"{name:<16} {pair.kind:<64} {row[0]:6.2f} {row[1]:6.2f}  {shapes}", flush=True)

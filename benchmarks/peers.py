@@ -16,6 +16,7 @@ os.environ["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false " + os.environ.get
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 
 import functools
+import importlib
 import statistics
 import sys
 import time
@@ -32,7 +33,7 @@ import tensorflow as tf
 import invert
 
 try:
-    import tf2jax
+    tf2jax: Any = importlib.import_module("tf2jax")
 except ImportError:
     tf2jax = None
 

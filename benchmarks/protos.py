@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from invert.protos import messages, ops
 from invert.protos.messages import message
@@ -23,9 +24,8 @@ def registered() -> bytes:
     from tensorflow.python.client import pywrap_tf_session
 
     del tf
-    registry = message(OpList).FromString(
-        pywrap_tf_session.TF_GetBuffer(pywrap_tf_session.TF_GetAllOpList())
-    )
+    buffer: Any = pywrap_tf_session.TF_GetBuffer(pywrap_tf_session.TF_GetAllOpList())
+    registry: Any = message(OpList).FromString(buffer)
     for op in registry.op:
         op.DiscardUnknownFields()
     return written({op.name: op.SerializeToString(deterministic=True) for op in registry.op})

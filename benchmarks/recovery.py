@@ -17,7 +17,7 @@ import random
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -25,8 +25,9 @@ import jax
 
 import invert
 from invert._private.jax import dce, open_jaxpr
-from invert._private.mlir import make_ir_context, stablehlo_dialect
+from invert._private.mlir import make_ir_context, stablehlo_dialect, text_of
 from invert.ir import jaxprs
+from invert.ir.types import ClosedJaxpr
 from tests.harness_cases import Case, harnesses
 
 CALLS = frozenset(
@@ -50,8 +51,8 @@ def primitives(jaxpr: Any, normal: bool) -> collections.Counter[str]:
                 continue
         if normal:
             same = name in ("convert_element_type", "broadcast_in_dim", "reshape", "squeeze")
-            a, b = (eqn.invars or [None])[0], eqn.outvars[0]
-            if name in NOTHING or (same and a.aval.str_short() == b.aval.str_short()):
+            short = [v.aval.str_short() for v in (*eqn.invars[:1], *eqn.outvars)]
+            if name in NOTHING or (same and short[0] == short[1]):
                 continue
             name = ALIASES.get(name, name)
         found[name] += 1
@@ -63,9 +64,9 @@ def stripped(exported: jax.export.Exported) -> str:
     module = stablehlo_dialect.deserialize_portable_artifact(
         make_ir_context(), exported.mlir_module_serialized
     )
-    text = module.operation.get_asm(enable_debug_info=False, large_elements_limit=None)
+    text: Any = module.operation.get_asm(enable_debug_info=False, large_elements_limit=None)
     names = [
-        op.operation.attributes["sym_name"].value
+        text_of(op.operation.attributes["sym_name"])
         for op in module.body.operations
         if op.operation.name == "func.func"
     ]
@@ -80,7 +81,7 @@ def measure(name: str, strip: bool) -> dict[str, Any]:
     case = Case(name)
     exported = case.export()
     module = invert.from_stablehlo(stripped(exported)) if strip else invert.from_exported(exported)
-    original = dce(open_jaxpr(jax.make_jaxpr(case)(*case.args)))
+    original = dce(open_jaxpr(cast(ClosedJaxpr, jax.make_jaxpr(case)(*case.args))))
     result = {"certificate": module.report.certificate, "opaque": module.report.opaque}
     for key, normal in (("same", False), ("normal", True)):
         want, got = primitives(original, normal), primitives(module.jaxpr, normal)

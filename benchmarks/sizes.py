@@ -105,7 +105,7 @@ def ratio(
     def run(model: Any) -> float:
         return seconds(lambda: convert(model).source if source else convert(model))
 
-    run(at_open), run(at_fixed)
+    _ = run(at_open), run(at_fixed)
     pairs = [(run(at_open), run(at_fixed)) for _ in range(5)]
     return min(a for a, _ in pairs) / min(b for _, b in pairs)
 

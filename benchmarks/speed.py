@@ -42,7 +42,7 @@ import invert
 ROUNDS = 21
 SECONDS_PER_RUN = 0.02
 BACKEND = jax.default_backend()
-HERE = {"gpu": "cuda"}.get(BACKEND, BACKEND)
+HERE: Any = {"gpu": "cuda"}.get(BACKEND, BACKEND)
 LARGE = BACKEND != "cpu"
 RNG = np.random.default_rng(0)
 
@@ -243,9 +243,9 @@ def recovered(case: Case, dtype: str, what: Sequence[str], optimized: bool) -> P
 
 def seconds(run: Callable[..., Any], args: Any, count: int) -> float:
     start = time.perf_counter()
-    for _ in range(count):
-        result = run(*args)
-    jax.block_until_ready(result)
+    for _ in range(count - 1):
+        run(*args)
+    jax.block_until_ready(run(*args))
     return (time.perf_counter() - start) / count
 
 
@@ -308,7 +308,7 @@ def main() -> None:
         else:
             stem = Path(name.split(":")[0]).stem
             cases += [(f"{stem} {n}", of_source(name, n)) for n in options.batch]
-    some = [(n, c, d) for (n, c), d in itertools.product(cases, options.dtype)]
+    some = [(n, c, d) for n, c in cases for d in options.dtype]
     together = os.cpu_count() or 1 if LARGE else 1
     print(f"{'program':16} {'type':9} {'':8} {'time over that of':23} {'least':>6} {'middle':>6}")
     for i in range(0, len(some), together):

@@ -238,6 +238,25 @@ def sum_pool(
     return x.astype(dtype)
 
 
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def two_pass_argmax(x: jax.Array, axis: int, dtype: np.dtype) -> jax.Array:
+    """The position of the first largest number along an axis; NaN counts as the largest.
+
+    Two passes, for the number and then for its place, are both vectorized.
+    """
+    places = lax.broadcasted_iota(np.int32, x.shape, axis)
+    largest = (x == jnp.max(x, axis, keepdims=True)) | jnp.isnan(x)
+    return jnp.min(jnp.where(largest, places, x.shape[axis] - 1), axis).astype(dtype)
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def two_pass_argmin(x: jax.Array, axis: int, dtype: np.dtype) -> jax.Array:
+    """As `two_pass_argmax` for the smallest number, which NaN counts as."""
+    places = lax.broadcasted_iota(np.int32, x.shape, axis)
+    smallest = (x == jnp.min(x, axis, keepdims=True)) | jnp.isnan(x)
+    return jnp.min(jnp.where(smallest, places, x.shape[axis] - 1), axis).astype(dtype)
+
+
 # By their names in a program.
 FUNCTIONS: Mapping[str, Callable[..., jax.Array]] = MappingProxyType(
     {
@@ -247,5 +266,7 @@ FUNCTIONS: Mapping[str, Callable[..., jax.Array]] = MappingProxyType(
         "transposed_conv": transposed_conv,
         "max_pool": max_pool,
         "sum_pool": sum_pool,
+        "two_pass_argmax": two_pass_argmax,
+        "two_pass_argmin": two_pass_argmin,
     }
 )

@@ -288,6 +288,21 @@ def _pool(function: Callable[..., Value], site: Site) -> Plan | None:
     return Plan(kind, lambda x: [function(x, window, strides, padding)])
 
 
+def _arg(function: Callable[..., Value], site: Site) -> Plan | None:
+    """A search for the place of an extremum -> one for the extremum, then one for its place."""
+    params, x = site.eqn.params, site.aval(site.eqn.invars[0])
+    (axis,) = params["axes"]
+    n = x.shape[axis]
+    if x.dtype not in _DTYPES or is_open(n) or 0 in x.shape:
+        return None
+    numbers = _bound(n, (16, 64, 256, 1024, 1 << 20))
+    if numbers is None:
+        return None
+    place = "last axis" if axis == x.ndim - 1 else "other axis"
+    kind = f"{x.dtype.name}, {place}, numbers <= {numbers}"
+    return Plan(kind, lambda x: [function(x, axis, params["index_dtype"])])
+
+
 def _product_order(site: Site) -> tuple[str, Call] | None:
     """A product with transposed result -> its operands swapped, to move less.
 
@@ -349,4 +364,6 @@ _PLANS: Mapping[str, tuple[tuple[str, ...], Callable[[Site], Plan | None]]] = {
     "transposed_conv": (("conv_general_dilated",), _transposed),
     "max_pool": (("reduce_window_max",), functools.partial(_pool, fast.max_pool)),
     "sum_pool": (("reduce_window_sum",), functools.partial(_pool, fast.sum_pool)),
+    "two_pass_argmax": (("argmax",), functools.partial(_arg, fast.two_pass_argmax)),
+    "two_pass_argmin": (("argmin",), functools.partial(_arg, fast.two_pass_argmin)),
 }  # fmt: skip

@@ -13,6 +13,7 @@ from jax import lax
 
 import invert
 from invert.emission.expressions import keys
+from invert.ir import fast
 from tests.emission.models import ramp, recovered, with_params
 from tests.emission.test_blocks import _arrays, _emitted
 from tests.emission.test_state import assert_same_steps, entry_of
@@ -72,6 +73,19 @@ def test_windows_along_channels_are_not_pooling() -> None:
         return lax.reduce_window(x, -jnp.inf, lax.max, (1, 1, 1, 2), (1, 1, 1, 2), "VALID")
 
     assert "max_pool" not in _emitted(run, [], x).source
+
+
+@pytest.mark.parametrize("axis", [0, 2])
+def test_places_of_extrema_are_functions_of_the_file(axis: int) -> None:
+    (x,) = _arrays((2, 6, 5))
+
+    def run(x: Any) -> Any:
+        return fast.two_pass_argmax(x, axis, np.int32) + fast.two_pass_argmin(x, axis, np.int32)
+
+    source = _emitted(run, [], x).source
+    for name in ("two_pass_argmax", "two_pass_argmin"):
+        assert source.count(f"def {name}(") == 1
+        assert f"{name}(x, {axis}, jnp.int32)" in source
 
 
 def test_dropout_is_a_function_of_the_file(tmp_path: Path) -> None:

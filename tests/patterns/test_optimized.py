@@ -418,3 +418,39 @@ def test_of_infinite_numbers_the_same_places_are_infinite() -> None:
 def test_other_convolutions_over_zeros_stay(function: Any) -> None:
     fast = invert.rewrite(function, ALL)
     assert "transposed_conv" not in calls(fast, X, sample(3, 3, 6, 5))
+
+
+ARGS = {
+    "last axis": ((5, 300), 1, np.int32),
+    "other axis": ((200, 3, 4), 0, np.int32),
+    "positions of 8 bits": ((3, 100), 1, np.int8),
+}
+
+
+@pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16])
+@pytest.mark.parametrize("case", ARGS)
+@pytest.mark.parametrize("name", ["argmax", "argmin"])
+def test_two_passes_find_the_first_extremum(name: str, case: str, dtype: Any) -> None:
+    shape, axis, index_dtype = ARGS[case]
+
+    def function(x: jax.Array) -> jax.Array:
+        return getattr(lax, name)(x, axis, index_dtype)
+
+    fast = invert.rewrite(function, ALL)
+    x = jnp.round(sample(*shape, dtype=dtype))  # many are equal
+    assert f"two_pass_{name}" in calls(fast, x)
+    rows = jnp.moveaxis(x, axis, -1)
+    special = rows.at[0].set(jnp.nan).at[1, ..., 7].set(jnp.nan).at[1, ..., 3].set(jnp.inf)
+    special = special.at[2].set(-jnp.inf).at[2, ..., 90:].set(-0.0)
+    for values in (x, jnp.moveaxis(special, -1, axis), jnp.full_like(x, jnp.inf)):
+        for run in (fast, jax.jit(fast)):
+            found, expected = run(values), function(values)
+            assert found.dtype == expected.dtype
+            np.testing.assert_array_equal(found, expected)
+
+
+def test_a_search_among_unknown_numbers_is_left() -> None:
+    for x in (jax.ShapeDtypeStruct(jax.export.symbolic_shape("a, n"), np.float32),
+              jax.ShapeDtypeStruct((3, 300), np.int32)):  # fmt: skip
+        fast = invert.rewrite(lambda x: lax.argmax(x, 1, np.int32), ALL)
+        assert calls(fast, x) == {"argmax"}

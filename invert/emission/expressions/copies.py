@@ -18,7 +18,8 @@ FUNCTIONS: Mapping[str, JaxFunction] = MappingProxyType({**fast.FUNCTIONS, **phi
 # Functions whose last argument is the shape of the result.
 _SHAPED = frozenset(("stateless_normal", "stateless_uniform"))
 # Names for the results of functions with several.
-_RESULTS = {"stateless_key": ("key", "counter"), "sincosf": ("sine", "cosine")}
+_RESULTS = {"stateless_key": ("key", "counter"), "sincosf": ("sine", "cosine"),
+            "two_pass_argmax": ("index",), "two_pass_argmin": ("index",)}  # fmt: skip
 
 
 def candidate(eqn: Eqn, args: Sequence[ast.expr]) -> ast.expr | None:
@@ -80,10 +81,17 @@ def _pool(eqns: Sequence[Eqn], rank: int) -> tuple[Any, ...] | None:
     return tuple(window), tuple(strides), padding
 
 
+def _arg(eqns: Sequence[Eqn], rank: int) -> tuple[Any, ...] | None:
+    axes = [e.params["dimension"] for e in eqns if e.primitive.name == "iota"]
+    return (axes[0], eqns[-1].outvars[0].aval.dtype) if axes else None
+
+
 _READ: Mapping[str, Callable[[Sequence[Eqn], int], tuple[Any, ...] | None]] = {
     "depthwise_conv": _depthwise,
     "shifted_conv": _depthwise,
     "grouped_conv": _grouped,
     "max_pool": _pool,
     "sum_pool": _pool,
+    "two_pass_argmax": _arg,
+    "two_pass_argmin": _arg,
 }

@@ -8,6 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TypeGuard
 
+from invert._cache import Cache
 from invert._private.jax import DimFactor, dim_terms
 from invert.emission.python import syntax
 from invert.ir.sizes import DimSize, Shape, is_open, linear
@@ -236,7 +237,13 @@ def text(size: DimSize) -> str:
     match dim_terms(size):
         case [(1, [(str() as name, 1)])]:  # most are
             return name
-    return _text(size)
+    # Comparing sizes takes longer than all else. An entry keeps its id from being reused.
+    if id(size) not in _texts:
+        _texts[id(size)] = size, _text(size)
+    return _texts[id(size)][1]
+
+
+_texts: Cache[int, tuple[DimSize, str]] = Cache(1024)
 
 
 @functools.lru_cache(maxsize=1024)
