@@ -766,7 +766,7 @@ class Classes:
         """Fills in the names of the classes, and the sizes in the annotations.
 
         A size that differs between the layers of a class and their twins is a name, others are
-        numbers. The text may be written again, see `weaken`.
+        numbers. The text may be written again, see `refine` and `weaken`.
         """
         self._restart()
         names: dict[str, str] = {}
@@ -864,6 +864,25 @@ class Classes:
             elif isinstance(definition, ast.FunctionDef):
                 syntax.rename(definition, names)
 
+    def refine(self) -> bool:
+        """Decides more on the sizes of the model.
+
+        Returns whether it did, so that the text has to be written again.
+        """
+        outer = self._outermost
+        if outer is None or outer not in self._scaled:
+            return False
+        scaled = self._scaled[outer]
+        made, place = self.inits.made(scaled.node)
+        return self._sizes.refine(
+            scaled,
+            made.arguments,
+            place,
+            self.size_names,
+            inside={*self._twins.numbers_inside(scaled.source, whole=False)},
+            limits={n for m in outer.drafts[0].methods for n in limits_of(m)},
+        )
+
     def weaken(self, namespace: ModuleType) -> bool:
         """Takes the twins from classes that do not run at their sizes.
 
@@ -871,8 +890,6 @@ class Classes:
         written again.
         """
         outer = self._outermost
-        if outer in self._scaled and self._refines(self._scaled[outer]):
-            return True
         unnamed = {
             cls: cls is not outer and self._lacks_names(scaled)
             for cls, scaled in self._scaled.items()
@@ -903,16 +920,6 @@ class Classes:
                 ALL if whole else self._twins.weaker(cls, self._scaled[cls], unnamed=unnamed)
             )
         return bool(failed)
-
-    def _refines(self, scaled: Scaled) -> bool:
-        """Whether more is decided on the sizes of the model, so that its text changes."""
-        assert self._outermost is not None
-        made, place = self.inits.made(scaled.node)
-        return self._sizes.refine(
-            scaled, made.arguments, place, self.size_names,
-            inside={*self._twins.numbers_inside(scaled.source, whole=False)},
-            limits={n for m in self._outermost.drafts[0].methods for n in limits_of(m)},
-        )  # fmt: skip
 
     def _lacks_names(self, scaled: Scaled) -> bool:
         """Whether a layer with layers inside has sizes without names of their own."""

@@ -364,6 +364,8 @@ class _Variant:
         """The text of the classes, and that with functions, with what they define."""
         while True:
             classes.finish()
+            if classes.refine():
+                continue
             if "typecheck" in self.styles:
                 check_types(file.definitions)
             source = headed(file.text(), self._doc())

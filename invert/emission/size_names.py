@@ -32,6 +32,7 @@ from invert.emission.layers.twins import Scaled
 from invert.emission.python import syntax
 from invert.emission.python.naming import plural, stem, telling
 from invert.emission.python.nouns import PLAIN, says
+from invert.emission.python.syntax import field_of
 from invert.emission.sizes.expressions import text
 from invert.ir import kinds
 from invert.ir.graph import is_var
@@ -278,8 +279,9 @@ class SizeNames:
         """The tables that a model holds itself."""
         found: dict[_Keys, Node] = {}
         first = cls.drafts[0]
+        stated = {field_of(s) for s in first.sources}  # others are read from a state
         for field, v in first.node.fields.items():
-            if isinstance(v, Var) and len(v.aval.shape) == 2:
+            if isinstance(v, Var) and len(v.aval.shape) == 2 and field in stated:
                 keys = tuple(str(d.arrays[d.place(field)][1][0]) for d in cls.drafts)
                 used = (i for x in first.node.layers for i in self._indices(x, v))
                 if len({*keys}) > 1 and any(used):
