@@ -13,6 +13,7 @@ from types import ModuleType
 
 import pytest
 
+import invert
 from invert import InvertError, _errors
 
 ROOT = Path(__file__).parents[1]
@@ -400,6 +401,27 @@ def test_every_public_name_is_in_the_docs() -> None:
     pages = [(ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("api.md", "config.md")]
     documented = re.findall(r"^::: invert\.(\w+)$", "\n".join(pages), re.MULTILINE)
     assert sorted(public) == sorted(documented)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "tests").rglob("*.py")), ids=_relative)
+def test_tests_import_public_names_from_the_package(path: Path) -> None:
+    wrong = [
+        f"{_relative(path)}:{node.lineno}: from invert import {alias.name}"
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ImportFrom) and _within(node.module or "", "invert")
+        for alias in node.names
+        if node.module != "invert" and f"{node.module}.{alias.name}" in _public_origins()
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+@functools.cache
+def _public_origins() -> frozenset[str]:
+    """The public names by the modules that define them, `invert._config.Config`."""
+    tree = ast.parse((PACKAGE / "_public.py").read_text(encoding="utf-8"))
+    names = [a.name for n in tree.body if isinstance(n, ast.ImportFrom) for a in n.names]
+    values = (getattr(invert, name) for name in names)
+    return frozenset(f"{value.__module__}.{value.__qualname__}" for value in values)
 
 
 # Paths that exist on one machine only, and files beside the checkout. Written as classes of

@@ -23,7 +23,6 @@ import pytest
 from jax._src.internal_test_util import export_back_compat_test_data as data
 
 import invert
-from invert._config import Config
 from invert.ir.jaxprs import opaque_targets
 from tests.harness_cases import difference
 
@@ -118,7 +117,7 @@ def modules() -> dict[str, dict[str, Any]]:
 
 
 def _raise(case: dict[str, Any]) -> invert.Module:
-    return invert.from_stablehlo(case["mlir_module_serialized"], config=Config())
+    return invert.from_stablehlo(case["mlir_module_serialized"], config=invert.Config())
 
 
 @pytest.mark.parametrize("name", sorted(modules()))

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from invert._errors import MalformedModelError
+from invert import MalformedModelError
 from invert.checkpoint.bundle import Checkpoint, _slice_key
 from invert.checkpoint.checksum import crc32c, masked
 from invert.checkpoint.snappy import decompress

@@ -32,10 +32,8 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
 import invert
-from invert._errors import DefectWarning
 from invert._private.jax import lowered_module
 from invert.ir.jaxprs import equations
-from invert.modules.methods import Methods
 from invert.stablehlo import parse_in_child
 from invert.stablehlo.parse import parse_module
 from tests.damaged_files import ANYWHERE
@@ -308,7 +306,7 @@ def outcome(form: str, blob: bytes) -> str:
         module = (invert.from_exported if form == "export" else invert.from_stablehlo)(text)
     except invert.InvertError:
         return "refused"
-    if isinstance(module, Methods):
+    if isinstance(module, invert.Methods):
         return "not run: several functions"
     if form != "export" and any(None in s.shape for s in _specs(text)):
         return "not run: open sizes"  # XLA's compiler crashes on some
@@ -395,10 +393,9 @@ def _outcome_of_open_sizes(text: str) -> str:
 
 
 def _specs(text: bytes | str) -> Sequence[Any]:
-    from invert._config import Config
     from invert.frontends.stablehlo import entry_points
 
-    (entry,) = entry_points(text, config=Config()).values()
+    (entry,) = entry_points(text, config=invert.Config()).values()
     return entry.args
 
 
@@ -414,7 +411,7 @@ def sweep(
     _, most = resource.getrlimit(resource.RLIMIT_AS)
     if most == resource.RLIM_INFINITY:
         resource.setrlimit(resource.RLIMIT_AS, (_MOST_BYTES, most))
-    warnings.simplefilter("error", DefectWarning)
+    warnings.simplefilter("error", invert.DefectWarning)
     parse_in_child._SECONDS = 3.0  # some damage makes the reader run forever
     files = corpus()
 

@@ -14,7 +14,6 @@ import pytest
 import tensorflow as tf
 
 import invert
-from invert._errors import InvertError
 from tests.damaged_files import damaged_copies
 
 keras = pytest.importorskip("keras")
@@ -55,7 +54,7 @@ def outcomes(models: list[Path], work: Path, seed: int, count: int) -> collectio
         next(damaged[i % len(models)])
         try:
             result = compared(invert.load(copy), copy)
-        except InvertError as error:
+        except invert.InvertError as error:
             found[type(error).__name__] += 1
         except BaseException as error:  # what is looked for  # noqa: BLE001
             found[f"foreign: {type(error).__name__}: {str(error)[:300]}"] += 1

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 import invert
-from invert._errors import MalformedModelError
 
 X = np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3)
 
@@ -76,9 +75,9 @@ def test_files(tmp_path: Path) -> None:
 def test_damaged_modules() -> None:
     """They are refused, or are modules still; none ends the process."""
     data, rng = proto(), random.Random(0)
-    with pytest.raises(MalformedModelError, match="HLO module"):
+    with pytest.raises(invert.MalformedModelError, match="HLO module"):
         invert.from_stablehlo(data[: len(data) // 2])
-    with pytest.raises(MalformedModelError, match="Syntax error"):
+    with pytest.raises(invert.MalformedModelError, match="Syntax error"):
         invert.from_stablehlo("HloModule broken, and no more")
     refused = 0
     for _ in range(25):

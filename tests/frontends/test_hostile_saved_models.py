@@ -23,7 +23,6 @@ from tensorflow.core.protobuf import meta_graph_pb2, saved_model_pb2
 from tensorflow.core.protobuf.trackable_object_graph_pb2 import TrackableObjectGraph
 
 import invert
-from invert._errors import InvertError, UnsupportedOpError
 from invert.frontends.run_saved_model import load_function
 
 SECRET = b"correct horse battery staple"
@@ -630,10 +629,10 @@ def test_nothing_runs(model: Model) -> None:
         if hasattr(module, "call"):
             _, line, doubled = module.call(np.array([0, 1]))
             assert bytes(line[0].tolist()) == b"first" and doubled.tolist() == [2, 4, 6]
-    except InvertError as error:
+    except invert.InvertError as error:
         said = str(error)
     assert SECRET.decode() not in said
-    with pytest.raises(UnsupportedOpError) as error:
+    with pytest.raises(invert.UnsupportedOpError) as error:
         load_function(model.path, "call")
     assert _written(model.place) == []
     assert sorted(model.place.folder.rglob("*")) == before
@@ -661,7 +660,7 @@ def test_the_models_themselves_are_loaded(place: Place) -> None:
     assert bytes(line[0].tolist()) == b"first"
     other = invert.load(place.folder / "model_1")
     assert np.array_equal(other(x=np.zeros(3, np.float32))["y"], [1, 2, 3])
-    with pytest.raises(UnsupportedOpError, match=r"tf\.WriteFile"):
+    with pytest.raises(invert.UnsupportedOpError, match=r"tf\.WriteFile"):
         invert.load(place.folder / "model", signature="write")
     assert _written(place) == []
 
@@ -677,7 +676,7 @@ def test_models_of_a_cache_are_linked(place: Place, tmp_path: Path) -> None:
     assert invert.load(snapshot, signature="call")(np.array([0, 1]))[0].tolist() == [5, 6]
     shutil.move(blobs, tmp_path / "elsewhere")
     blobs.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(InvertError, match="leads outside the model"):
+    with pytest.raises(invert.InvertError, match="leads outside the model"):
         invert.load(snapshot, signature="call")
 
 
@@ -722,7 +721,7 @@ def test_no_op_of_a_function_runs(place: Place, tmp_path: Path, name: str) -> No
     root.f = tf.function(lambda x: FUNCTIONS[name](*args, x), input_signature=spec)
     tf.saved_model.save(root, tmp_path / "model")
     _erase(place.mark)
-    with pytest.raises(UnsupportedOpError) as error:
+    with pytest.raises(invert.UnsupportedOpError) as error:
         invert.load(tmp_path / "model")
     assert _written(place) == []
     assert any(p.location for p in error.value.problems)
@@ -751,10 +750,9 @@ def test_shapes_do_not_reveal_file_contents(tmp_path: Path) -> None:
         return concrete.graph.outputs[0].shape
 
     assert shape(tf.saved_model.load(os.fspath(tmp_path / "model"))) == (1, 1)
-    from invert._config import Config
     from invert.frontends.saved_model import entry_points
 
-    points = entry_points(tmp_path / "model", config=Config())
+    points = entry_points(tmp_path / "model", config=invert.Config())
     assert shape(load_function(tmp_path / "model", "f").owner).rank is None
-    with pytest.raises(UnsupportedOpError, match=r"tf\.ReadFile"):
+    with pytest.raises(invert.UnsupportedOpError, match=r"tf\.ReadFile"):
         points["f"]

@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 
 import invert
-from invert._errors import InvertError
 from invert.ir.jaxprs import primitive_counts
 from tests.damaged_files import damaged_copies
 
@@ -107,7 +106,7 @@ def outcomes(
     for _ in itertools.islice(damaged_copies(models / name, work, draw), count):
         try:
             invert.load(work, signature="f", config=config)(*inputs)
-        except InvertError as error:
+        except invert.InvertError as error:
             found[type(error).__name__] += 1
         else:
             found["runs"] += 1

@@ -21,8 +21,6 @@ import tensorflow as tf
 from jax.experimental import jax2tf
 
 import invert
-from invert._config import Config
-from invert._errors import InvertError, MalformedModelError, UnsupportedOpError
 from invert.frontends.run_saved_model import load_function
 from invert.frontends.saved_model import EntryPoints, entry_points
 from invert.frontends.tf_function import entry_point
@@ -30,7 +28,7 @@ from tests.damaged_files import damaged_copies
 from tests.frontends.roads import differences
 
 v1 = tf.compat.v1
-CONFIG = Config()
+CONFIG = invert.Config()
 Spec = tf.TensorSpec
 
 
@@ -367,7 +365,7 @@ def test_dense_tables_are_read_without_their_unused_buckets(tmp_path: Path) -> N
     found = invert.load(tmp_path / "model", config=CONFIG)(x)
     for one, other in zip(found, call(x), strict=True):
         np.testing.assert_array_equal(one, other)
-    with pytest.raises(UnsupportedOpError, match="all buckets of a table"):
+    with pytest.raises(invert.UnsupportedOpError, match="all buckets of a table"):
         invert.convert(call)(x)
 
 
@@ -460,10 +458,10 @@ def test_a_table_may_not_disagree_with_itself(
 ) -> None:
     shutil.copytree(models("tables"), tmp_path / "model")
     (tmp_path / "model/assets/words.txt").write_text("alpha\t3\nalpha\t4\n")
-    with pytest.raises(MalformedModelError, match="two values for the key b'alpha'"):
+    with pytest.raises(invert.MalformedModelError, match="two values for the key b'alpha'"):
         invert.load(tmp_path / "model")
     (tmp_path / "model/assets/words.txt").write_text("alpha\tx\n")
-    with pytest.raises(MalformedModelError, match="a line is not of type int64"):
+    with pytest.raises(invert.MalformedModelError, match="a line is not of type int64"):
         invert.load(tmp_path / "model")
 
 
@@ -476,7 +474,7 @@ def test_no_path_leads_out_of_the_model(models: Callable[[str], Path], tmp_path:
         moved = tmp_path / f"outside{number}"
         shutil.move(copy / place, moved)
         (copy / place).symlink_to(moved)
-        with pytest.raises(UnsupportedOpError, match="leads outside the model"):
+        with pytest.raises(invert.UnsupportedOpError, match="leads outside the model"):
             invert.load(copy)
 
 
@@ -491,7 +489,7 @@ def _outcomes(
         in_graph = file.name == "saved_model.pb"
         try:
             got = run(entry_points(work, config=CONFIG))
-        except InvertError as error:
+        except invert.InvertError as error:
             found[type(error).__name__] += 1
         else:
             same = jax.tree.structure(got) == jax.tree.structure(want) and all(

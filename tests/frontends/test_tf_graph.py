@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from invert._config import Config
-from invert._errors import MalformedModelError, UnsupportedOpError
+from invert import Config, MalformedModelError, UnsupportedOpError
 from invert.frontends.tf_function import entry_point
 from invert.primitives.tf import REGISTRY
 from invert.protos.tensors import decode_tensor

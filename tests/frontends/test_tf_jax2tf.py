@@ -11,8 +11,7 @@ import pytest
 import tensorflow as tf
 from jax.experimental import jax2tf
 
-from invert._config import Config
-from invert._errors import MalformedModelError, UnsupportedOpError
+from invert import Config, MalformedModelError, UnsupportedOpError
 from invert.frontends.tf_function import entry_point
 from invert.stablehlo.program import Program
 from tests.frontends.entries import Pair, call

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 import invert
-from invert._errors import SignatureError
 
 MLP = """
 module @IrToHlo.12 attributes {mhlo.cross_program_prefetches = []} {
@@ -76,11 +75,11 @@ def test_weights_by_the_names_of_arguments() -> None:
 
 def test_what_does_not_fit_is_named() -> None:
     wrong = state_dict() | {"fc1.bias": np.zeros(7), "fc3.bias": np.zeros(3)}
-    with pytest.raises(SignatureError) as error:
+    with pytest.raises(invert.SignatureError) as error:
         invert.from_stablehlo(MLP, names=NAMES, params=wrong)
     assert "'fc1.bias' is float64[7], expected float32[8]" in str(error.value)
     assert "the module has no argument 'fc3.bias'" in str(error.value)
-    with pytest.raises(SignatureError, match="5 arguments"):
+    with pytest.raises(invert.SignatureError, match="5 arguments"):
         invert.from_stablehlo(MLP, names=NAMES[1:])
-    with pytest.raises(SignatureError, match=r"no arguments \['arg9'\]"):
+    with pytest.raises(invert.SignatureError, match=r"no arguments \['arg9'\]"):
         invert.from_stablehlo(MLP, names={"arg9": "x"})

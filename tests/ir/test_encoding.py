@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 from jax import lax
 
+from invert import Call
 from invert._private.jax import eval_closed, names_of, trace_closed
 from invert.ir import jaxprs
 from invert.ir.encoding import Damaged, NotEncodable, decoded, encoded, key_of
-from invert.rewriting.pattern import Call
 from invert.rewriting.templates import raise_call
 
 X = jax.ShapeDtypeStruct((4, 4), np.float32)

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 import invert
-from invert._errors import SignatureError
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -129,7 +128,7 @@ def test_names_of_a_file_are_text() -> None:
 def test_one_of_several_functions() -> None:
     module = _network()
     assert module.graph("network").svg == module.graph().svg
-    with pytest.raises(SignatureError, match="not 'other'"):
+    with pytest.raises(invert.SignatureError, match="not 'other'"):
         module.graph("other")
 
 

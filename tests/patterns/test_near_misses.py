@@ -21,8 +21,7 @@ import numpy as np
 import pytest
 
 import invert.patterns
-from invert._certificate import Certificate
-from invert._config import Config
+from invert import Certificate, Config
 from invert._private.jax import REFUSALS, eval_closed, open_jaxpr, trace_closed
 from invert._verify import certify
 from invert.frontends import exported, stablehlo

@@ -17,7 +17,7 @@ from tensorflow.core.protobuf import (
     trackable_object_graph_pb2,
 )
 
-from invert._errors import MalformedModelError
+from invert import MalformedModelError
 from invert.ir.arrays import aligned
 from invert.protos import messages, types
 from invert.protos.file_parts import own_graph

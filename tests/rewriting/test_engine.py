@@ -22,7 +22,7 @@ from benchmarks.recovery import primitives, stripped
 from invert._private.jax import dce, open_jaxpr, trace_closed
 from invert.patterns import STAGES
 from invert.rewriting.driver import Rewriter
-from invert.rewriting.pattern import Call, Stage
+from invert.rewriting.pattern import Stage
 from invert.rewriting.templates import raise_call
 from invert.stablehlo.program import Program
 
@@ -313,7 +313,7 @@ def test_a_call_that_does_not_fit_is_not_a_defect() -> None:
 
 def test_a_defect_in_raising_a_template_is_not_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
     aval = jax.ShapeDtypeStruct((3,), np.float32)
-    call = Call("bug", lambda x: jnp.cumsum(x * 7.25), (aval,), of_site=True)
+    call = invert.Call("bug", lambda x: jnp.cumsum(x * 7.25), (aval,), of_site=True)
     assert raise_call(call, "cpu") is not None
     assert raise_call(dataclasses.replace(call, function=lambda x: x[9, 9]), "cpu") is None
 
@@ -335,7 +335,7 @@ def test_no_cache_holds_a_call_that_holds_a_part_of_a_program(of_site: bool) -> 
             def function(x: Any, held: Any = weights) -> Any:
                 return x * 2.0
 
-            yield Call("double", function, (site.out,), of_site=of_site)
+            yield invert.Call("double", function, (site.out,), of_site=of_site)
 
         stage = Stage((invert.Pattern("double", ("add",), propose),))
         program = trace_closed(lambda x: x + 1.0, jax.ShapeDtypeStruct((3,), np.float32))

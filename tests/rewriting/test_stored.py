@@ -15,14 +15,14 @@ import numpy as np
 import pytest
 from jax import lax
 
-from invert import patterns
+from invert import Call, patterns
 from invert._private.jax import trace_closed
 from invert.ir import stored
 from invert.ir.encoding import NotEncodable, encoded
 from invert.ir.philox import stateless_normal
 from invert.rewriting import driver, templates
 from invert.rewriting.driver import Rewriter
-from invert.rewriting.pattern import Call, Stage, bind
+from invert.rewriting.pattern import Stage, bind
 from invert.rewriting.templates import raise_call
 
 X = jax.ShapeDtypeStruct((3, 5), np.float32)

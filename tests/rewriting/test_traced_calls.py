@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from jax import lax
 
+from invert import Call
 from invert._private.jax import open_jaxpr, trace_closed
 from invert.ir import jaxprs
 from invert.ir.match import difference
 from invert.rewriting import traced_calls
-from invert.rewriting.pattern import Call
 from invert.rewriting.templates import raise_call
 from invert.rewriting.traced_calls import raised_by_trace
 from invert.stablehlo.lowered import raised_again

@@ -12,8 +12,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from invert._config import Config
-from invert._errors import MalformedModelError
+from invert import Config, MalformedModelError
 from invert.ir.arrays import KnownBytes
 from invert.protos import file_parts
 from invert.protos.messages import message, parse

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from invert._config import Config
+from invert import Config
 from invert._pipeline import recover
 from invert._private.jax import eval_jaxpr
 from invert.frontends.tf_function import Variables, entry_point

@@ -21,13 +21,12 @@ import numpy as np
 import tensorflow as tf
 
 import invert
-from invert._config import Config
 from invert.frontends.tf_function import entry_point
 
 # Every case makes functions of its own, and TensorFlow would say so each time.
 tf.get_logger().setLevel("ERROR")
 
-PLAIN = Config(patterns=False, verify=False)
+PLAIN = invert.Config(patterns=False, verify=False)
 # Most of the time goes into compiling programs that run once.
 QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
@@ -337,7 +336,7 @@ def gradients(
 def conversion(
     function: Callable[..., Any],
     specs: Sequence[Any],
-    config: Config = PLAIN,
+    config: invert.Config = PLAIN,
     *,
     module: bool = False,
 ) -> Callable[..., list[Any]]:
@@ -362,7 +361,7 @@ def flat_function(function: Callable[..., Any]) -> Any:
     return tf.function(lambda *xs: flat(function(*xs)), autograph=False)
 
 
-def entry(concrete: Any, config: Config = PLAIN) -> tuple[Callable[..., list[Any]], bool]:
+def entry(concrete: Any, config: invert.Config = PLAIN) -> tuple[Callable[..., list[Any]], bool]:
     """The entry point of a concrete function, of arrays and a key; whether it takes the key."""
     point = entry_point(concrete, config=config)
     count = point.out_tree.num_leaves

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from invert._errors import UnsupportedOpError
+from invert import UnsupportedOpError
 from tests.tf.ops.driver import check, converted
 from tests.tf.ops.samples import normal, slow_but
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from invert._config import Config
+from invert import Config
 from invert.frontends.tf_function import entry_point
 
 CASES = {
