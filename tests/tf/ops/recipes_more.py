@@ -2,8 +2,6 @@
 
 # One row for each op, however long.
 
-# One row for each op, however long.
-
 from __future__ import annotations
 
 from collections.abc import Callable
