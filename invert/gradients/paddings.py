@@ -23,7 +23,7 @@ _Config = list[tuple[int, int, int]]
 
 
 def with_paddings(program: ClosedJaxpr) -> ClosedJaxpr | None:
-    """Replace sums into zeros at one place by paddings; `None` without any."""
+    """Replace additions into zeros at one place by paddings; `None` if there are none."""
     graph = Graph(program)
     programs: dict[Eqn, AnyJaxpr] = {}
     for eqn in graph.by_primitive.get("scatter-add", ()):

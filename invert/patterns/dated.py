@@ -443,7 +443,7 @@ def _expand(ok: Value, x: Value) -> Value:
 
 
 def _of_lowering(ok: Value, x: Value) -> Value:
-    """As written by the lowering."""
+    """The guard as today's lowering writes it."""
     return _select(_expand(ok, x), x, _bad(x))
 
 
@@ -452,12 +452,12 @@ def _where(ok: Value, x: Value, bad: Value) -> Value:
 
 
 def _of_numpy(ok: Value, x: Value) -> Value:
-    """`jnp.where(ok[..., None, None], x, nan)`."""
+    """The guard as `jnp.where(ok[..., None, None], x, nan)`."""
     return jax.jit(_where)(_expand(ok, x), x, _bad(x))
 
 
 def _at_once(ok: Value, x: Value) -> Value:
-    """As the lowering wrote `where` around the start of 2025."""
+    """The guard as the lowering wrote it around the start of 2025."""
     return _select(ok, x, _bad(x))
 
 

@@ -195,7 +195,7 @@ def _logsumexp(site: Site) -> Iterator[Call]:
 
 _inlined = functools.partial(lowered, kind=np.inexact)
 
-# Functions that contain others of these; a call of its own in jax 0.12.
+# Functions that contain others of these. In jax 0.12, JAX calls them instead of inlining them.
 AROUND = (
     _inlined("rel_entr", "jit", jax.scipy.special.rel_entr, arity=2, after="and sub", holds="log"),
 )

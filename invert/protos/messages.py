@@ -9,12 +9,13 @@ import functools
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar, cast
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 
 from invert._errors import MalformedModelError
+from invert._private.tensorflow import TfObject
 from invert.protos import types, varints
 from invert.protos.varints import Bytes
 
@@ -123,11 +124,11 @@ def _set_type(field: _Proto, kind: str) -> None:
 
 def message(kind: type[M]) -> type[M]:
     """The class that implements a type of messages, such as `GraphDef` or `OpDef.ArgDef`."""
-    return _class(kind.__qualname__)
+    return cast("type[M]", _class(kind.__qualname__))
 
 
 @functools.cache
-def _class(name: str) -> type[Any]:
+def _class(name: str) -> type[Message]:
     descriptor = _pool().FindMessageTypeByName(f"{_PACKAGE}.{_flat(name)}")
     return message_factory.GetMessageClass(descriptor)
 
@@ -151,7 +152,7 @@ def parse(kind: type[M], data: bytes, where: str) -> M:
         ) from error
 
 
-def own(given: Any, kind: type[M], where: str) -> M:
+def own(given: TfObject, kind: type[M], where: str) -> M:
     """A message of these classes, from bytes or TensorFlow's own message."""
     if isinstance(given, message(kind)):
         return given

@@ -7,8 +7,7 @@ numbered in the order of a walk from the results.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Iterator, Sequence
 
 import jax
 import numpy as np
@@ -20,7 +19,7 @@ from invert.ir.stored import Entry
 from invert.ir.types import Value
 from invert.stablehlo.ops.attributes import string
 
-Signature = tuple[Any, ...]
+Signature = tuple[Hashable, ...]
 
 
 def results_of(region: ir.Region) -> list[ir.Value]:
