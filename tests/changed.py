@@ -1,7 +1,7 @@
-"""The test files of what changed since the last commit on main, the nearest first.
+"""The test files for everything that changed since main, the nearest first.
 
-`make quick` runs them as long as its time lasts. A test file is near to a module that has its name,
-then to one that it imports, then to one whose folder its own folder mirrors.
+`make quick` runs them until its time is up. A test file is near a module if it has the module's
+name, then if it imports the module, then if its folder mirrors the module's folder.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def _distance(path: str, test: str, text: str) -> int | None:
 
 
 def ops_of(source: str) -> list[str]:
-    """The tests of the TensorFlow ops that a text names: a file of rules, or lines of one."""
+    """The tests of the TensorFlow ops named in a text: a file of rules, or lines of one."""
     folder = ROOT / "tests/tf/ops"
     recipes = "".join(p.read_text("utf-8") for p in sorted(folder.glob("recipes_*.py")))
     tested = {*(folder / "xla_ops.txt").read_text("utf-8").split(), *_OPS.findall(recipes)}

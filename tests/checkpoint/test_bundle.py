@@ -128,7 +128,7 @@ def test_missing_shards_are_named(folder: Path, tmp_path: Path) -> None:
 
 
 def damage(folder: Path, work: Path, seed: int, count: int) -> int:
-    """Damages one file of a copy at a time; returns how often a value was refused."""
+    """Damage one file of a copy at a time; return how often a value was refused."""
     merged = work / "merged"
     merged.mkdir()
     for file in folder.glob("merged*"):
@@ -169,7 +169,7 @@ def varint_of(number: int) -> bytes:
 
 
 def compressed(data: bytes) -> bytes:
-    """Data in Snappy's format, by a plain search: copies of every kind, long and short literals."""
+    """Compress data in Snappy's format: copies of every kind, long and short literals."""
     out, literal, place = bytearray(varint_of(len(data))), b"", 0
 
     def flush() -> None:
@@ -203,7 +203,7 @@ def compressed(data: bytes) -> bytes:
 def table(
     entries: dict[bytes, bytes], kind: int = 0, compress: Callable[[bytes], bytes] = bytes
 ) -> bytes:
-    """A table of one block, which says that it is compressed in some way."""
+    """A table of one block whose header names a compression."""
 
     def block(rows: dict[bytes, bytes], kind: int) -> bytes:
         content = b"".join(
@@ -241,7 +241,7 @@ def test_what_cannot_be_read_says_so(
 
 
 def test_parts_may_not_share_their_bytes(folder: Path, tmp_path: Path) -> None:
-    """A few bytes that many parts name would fill the memory."""
+    """If many parts could name the same few bytes, they would fill the memory."""
     found = opened(folder / "merged")
     entry = messages.parse(BundleEntryProto, found._entries[b"part"], "an entry")
     entry.shape.dim[0].size = 600

@@ -35,7 +35,9 @@ def forward(w, x):
 
 
 class Several(tf.Module):
-    """Functions that convert, that change state and draw, and that cannot be converted."""
+    """Functions that convert, functions with state and random draws, and functions that cannot be
+    converted.
+    """
 
     def __init__(self):
         super().__init__()
@@ -348,7 +350,7 @@ def test_names_of_a_file_move_no_cursor(tmp_path: Path, capsys) -> None:
 
 
 def test_as_a_process(models: Path, tmp_path: Path) -> None:
-    """Where TensorFlow is not needed it is not imported; a reader that goes away is no error."""
+    """TensorFlow is imported only where it is needed; a closed pipe is not an error."""
     root = str(Path(__file__).parents[2])
     env = os.environ | {"PYTHONPATH": root, "JAX_PLATFORMS": "cpu"}
     code = (

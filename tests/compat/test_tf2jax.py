@@ -25,7 +25,7 @@ X = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
 
 
 class Model(tf.Module):
-    """A layer with a weight that is trained and a counter that every call raises."""
+    """A layer with a trained weight and a counter of calls."""
 
     def __init__(self) -> None:
         super().__init__(name="model")
@@ -234,7 +234,7 @@ def test_importing_does_not_import_tensorflow() -> None:
 
 
 class Lazy(tf.Module):
-    """A module that makes its weights in its first call, as those of Sonnet do."""
+    """A module that creates its weights in the first call, as Sonnet's modules do."""
 
     weight: Any = None
 

@@ -1,4 +1,4 @@
-"""The gallery of the documentation is what its scripts make."""
+"""The gallery in the documentation is what its scripts generate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""HLO modules, as they are given to XLA and as XLA gives them back."""
+"""HLO modules, as passed to XLA and as returned by it."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_files(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_damaged_modules() -> None:
-    """They are refused, or are modules still; none ends the process."""
+    """They are refused, or are valid modules; none ends the process."""
     data, rng = proto(), random.Random(0)
     with pytest.raises(invert.MalformedModelError, match="HLO module"):
         invert.from_stablehlo(data[: len(data) // 2])

@@ -1,4 +1,4 @@
-"""Malicious `.keras` archives, and archives that declare more than they hold."""
+"""Malicious `.keras` archives, and archives that declare more than they contain."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def write(path: Path, content: Content) -> None:
 
 
 def layer(**changes: Any) -> Callable[[Content, Path], None]:
-    """Changes of the first dense layer; those of `config` are added to its own."""
+    """Changes to the first dense layer; `config` is merged into its own."""
 
     def edit(content: Content, secret: Path) -> None:
         config = json.loads(content["config.json"])
@@ -169,7 +169,7 @@ def test_classes_of_the_caller(tmp_path: Path) -> None:
 
 @keras.saving.register_keras_serializable(package="tests")
 class Squared(keras.layers.Layer):
-    """A layer that is."""
+    """A layer that is registered with Keras."""
 
     def call(self, x: Any) -> Any:
         return x * x

@@ -1,4 +1,4 @@
-"""SavedModels as the package reads them, beside what TensorFlow's own loader makes of them."""
+"""SavedModels as this package reads them, compared with TensorFlow's own loader."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def clipped(x: Any, scale: Any) -> Any:
 
 
 class Nested(tf.Module):
-    """Variables, constants and custom gradients, functions of several signatures and structures."""
+    """Variables, constants, custom gradients, and functions of several signatures and structures."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -275,7 +275,7 @@ def _public(points: EntryPoints) -> list[str]:
 
 
 def _described(entry: Any) -> Any:
-    """What an entry point says of itself, without the names of its variables."""
+    """The description of an entry point, without the names of its variables."""
     params = sorted((p.value.shape, p.value.dtype.name, p.value.tobytes()) for p in entry.params)
     signature = (entry.args, dict(entry.kwargs), entry.arg_names, str(entry.out_tree))
     return signature, params, entry.draws, entry.checks, [p.op for p in entry.problems]
@@ -332,7 +332,7 @@ def test_a_model_computes_as_in_tensorflow(models: Callable[[str], Path], name: 
 def test_converting_compiles_nothing(
     models: Callable[[str], Path], name: str, tmp_path: Path
 ) -> None:
-    """XLA's compiler takes much memory; only gradients of the container are compared by numbers."""
+    """XLA's compiler takes much memory; only gradients of the container may be compiled."""
     code = f"""
 import jax, invert
 events = []
@@ -481,7 +481,7 @@ def test_no_path_leads_out_of_the_model(models: Callable[[str], Path], tmp_path:
 def _outcomes(
     path: Path, work: Path, seed: int, count: int, run: Callable[[EntryPoints], Any]
 ) -> collections.Counter[str]:
-    """How often a damaged copy of a model was read, with the same values or with others."""
+    """How often a damaged copy of a model was read, and with the same values or others."""
     draw = random.Random(seed)
     want = run(entry_points(path, config=CONFIG))
     found: collections.Counter[str] = collections.Counter()

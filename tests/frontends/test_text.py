@@ -1,4 +1,4 @@
-"""Models with text or serialized examples in front of their numbers."""
+"""Models that preprocess text or serialized examples."""
 
 from collections.abc import Callable
 from pathlib import Path

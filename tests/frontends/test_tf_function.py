@@ -1,4 +1,4 @@
-"""Signatures of TensorFlow functions: names, trees, variables, and how one is picked."""
+"""Signatures of TensorFlow functions: names, trees, variables, and the choice of one."""
 
 from __future__ import annotations
 

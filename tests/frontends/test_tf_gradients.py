@@ -1,4 +1,4 @@
-"""Derivatives that only the container holds: rules of authors, stop_gradient, refused gradients."""
+"""Derivatives that only the container holds: custom rules, stop_gradient, refused gradients."""
 
 from __future__ import annotations
 

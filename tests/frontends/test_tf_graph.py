@@ -1,4 +1,4 @@
-"""Graphs of plain TensorFlow ops: order, calls, folding of shapes, and what is refused."""
+"""Graphs of plain TensorFlow ops: order, calls, folded shapes, refusals."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CONFIG = Config()
 
 
 def raised(fn, *specs):
-    """The JAX function of a TensorFlow function without variables, at the types given."""
+    """The JAX function of a TensorFlow function without variables, at given types."""
     concrete = tf.function(fn, autograph=False).get_concrete_function(*specs)
     entry = entry_point(concrete, config=CONFIG)
 

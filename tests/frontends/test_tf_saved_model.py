@@ -1,4 +1,4 @@
-"""SavedModel directories: what is found in them, and damaged ones."""
+"""SavedModel directories: their contents, and damaged ones."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def forward(params, x):
 
 
 class Model(tf.Module):
-    """Parameters in nested dictionaries and one function with trees on both sides."""
+    """Parameters in nested dictionaries, and one function with pytrees in and out."""
 
     def __init__(self):
         super().__init__()
@@ -182,7 +182,7 @@ def test_several_concrete_functions(tmp_path):
 
 
 class Traced(tf.Module):
-    """A function of several traces, as layers of Keras 2 save theirs."""
+    """A function with several traces, as Keras 2 layers save theirs."""
 
     def __init__(self):
         super().__init__()

@@ -1,5 +1,7 @@
-"""StableHLO in the form that exporters of PyTorch write: weights are arguments, in any order, whose
-names are in a list beside the module."""
+"""StableHLO as PyTorch's exporters write it.
+
+Weights are arguments in any order; a list beside the module has their names.
+"""
 
 from __future__ import annotations
 

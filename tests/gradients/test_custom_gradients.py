@@ -1,4 +1,4 @@
-"""Custom gradients of plain TensorFlow graphs, against `tf.GradientTape`."""
+"""Custom gradients of plain TensorFlow graphs, compared with `tf.GradientTape`."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ def test_variables_of_recomputed_layers() -> None:
 
 
 def blocks(count: int) -> Any:
-    """Residual blocks, each with weights of its own and a gradient that is clipped."""
+    """Residual blocks, each with its own weights and a clipped gradient."""
     rng = np.random.default_rng(0)
     weights = [tf.constant(0.3 * rng.normal(size=(4, 4)), tf.float32) for _ in range(count)]
 
@@ -237,7 +237,7 @@ def test_residual_blocks_at_linear_cost() -> None:
 
 @pytest.fixture
 def comparisons(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The gradients that were compiled to be compared by numbers."""
+    """The gradients that are compiled for a numerical comparison."""
     made: list[Any] = []
     compare = settle.first_difference
 
@@ -292,7 +292,7 @@ def test_a_gradient_no_longer_elementwise_is_compared_again(
 
 
 def nested(depth: int) -> Any:
-    """Functions with a gradient that hold one another."""
+    """Nested functions with custom gradients."""
 
     def make(depth: int) -> Callable[[Any], Any]:
         if depth == 0:

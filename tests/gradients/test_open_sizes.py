@@ -1,4 +1,4 @@
-"""Gradients that a container holds for programs with an open batch."""
+"""Gradients in containers of programs with an open batch."""
 
 from __future__ import annotations
 
