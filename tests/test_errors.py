@@ -116,7 +116,7 @@ def test_stored_pointer_is_never_called() -> None:
 
 @pytest.mark.parametrize("target", ["__cudnn$fmhaSoftmax", "__gpu$xla.gpu.triton"])
 def test_custom_calls_of_the_compiler_lower_for_its_platform(target: str) -> None:
-    """XLA implements them itself, for GPUs only; they are in no registry."""
+    """XLA implements them itself, for GPUs only; they are not registered."""
     text = module(
         f'%r = "stablehlo.custom_call"(%a) {{call_target_name = "{target}"}} : (tensor<2xf32>) -> '
         "tensor<2xf32>\nreturn %r : tensor<2xf32>"

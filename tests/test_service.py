@@ -1,4 +1,4 @@
-"""What a process that converts all day relies on: memory and time stay, threads do not mix."""
+"""A process that converts all day: bounded memory and time, independent threads."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def resident() -> float:
 @pytest.mark.slow
 @pytest.mark.parametrize("source", [False, True])
 def test_many_conversions(source: bool) -> None:
-    """Of the modules that texts become, JAX keeps the classes: some 50 kB each."""
+    """JAX keeps the classes of emitted modules: some 50 kB each."""
     count, warm = 300, 100
     artifacts = [artifact(i) for i in range(count)]
     for i, data in enumerate(artifacts):

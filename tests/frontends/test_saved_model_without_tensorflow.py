@@ -47,7 +47,7 @@ def clipped(x: Any, scale: Any) -> Any:
 
 
 class Nested(tf.Module):
-    """Variables, constants, custom gradients, and functions of several signatures and structures."""
+    """Variables, constants, custom gradients, and functions of several signatures and trees."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Ten exported steps of training of other libraries' models, beside TensorFlow's."""
+"""Ten exported training steps of other libraries' models, compared with TensorFlow's."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def mse(labels: Any, results: Any) -> Any:
 
 
 def assert_close(found: Deviation, *, last: float = 1e-4) -> None:
-    """Sums in another order, in single precision; what they leave grows from step to step."""
+    """Sums are reordered in single precision, and errors grow from step to step."""
     assert found.first < 1e-5 and found.results < last and found.variables < last, found
 
 
@@ -58,14 +58,14 @@ RATES = {"ResNet": 1e-5}
 
 
 def scalar(_labels: Any, results: Any) -> Any:
-    """A loss that every number of every result takes part in."""
+    """A loss to which every element of every result contributes."""
     floating = [y for y in tf.nest.flatten(results) if y.dtype.is_floating]
     return tf.add_n([tf.reduce_mean(tf.square(tf.sin(y + 0.3))) for y in floating])
 
 
 @pytest.mark.parametrize("name", HUB)
 def test_backbones_of_keras_hub(name, keras, tmp_path):
-    """Dropout is on where the backbone has it."""
+    """Dropout is active where the backbone has it."""
     case = BACKBONES[name]
     model = case.make()
     optimizer = getattr(keras.optimizers, HUB[name])(RATES.get(name, 1e-3))

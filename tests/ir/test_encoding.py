@@ -1,4 +1,4 @@
-"""Programs as data: what is read back is what was written, and damaged data runs nothing."""
+"""Encoded programs decode to themselves, and damaged data runs nothing."""
 
 from __future__ import annotations
 

@@ -163,7 +163,7 @@ _ROWS = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)
 
 
 def _collecting(change: str) -> Any:
-    """A loop that collects the rows of an array, but for one change."""
+    """A loop that collects the rows of an array, except for one change."""
 
     def run(x: Any) -> Any:
         def step(s: Any) -> Any:

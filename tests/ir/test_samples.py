@@ -1,4 +1,4 @@
-"""Sizes at which programs with open dimensions are run."""
+"""Sizes at which programs with open dimensions run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is stored for later processes: found under its whole key, and only if it is intact."""
+"""Stored results are found under their whole key, and only if intact."""
 
 from __future__ import annotations
 

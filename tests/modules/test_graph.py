@@ -1,4 +1,4 @@
-"""The picture of a program: which boxes it has, and what flows between them."""
+"""The picture of a program: its boxes and the edges between them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _network(names=("first", "second")):
 
 
 def _boxes(element):
-    """The boxes of a picture by their first line: kind, other lines, numbers of edges."""
+    """The boxes of a picture by first line: kind, other lines, numbers of edges."""
     found = {}
     for g in element.iter(f"{SVG}g"):
         lines = [t.text for t in g.findall(f"{SVG}text")]
@@ -44,7 +44,7 @@ def _boxes(element):
 
 
 def _edges(element):
-    """The edges directly inside of a box, as pairs of first lines."""
+    """The edges directly inside a box, as pairs of first lines."""
     inside = element.find(f"{SVG}g[@class='inside']")
     names = [g.find(f"{SVG}text").text for g in inside.findall(f"{SVG}g")]
     names += ["bottom", "top"]  # -2 and -1

@@ -1,4 +1,4 @@
-"""What a module looks like in a session and in a notebook, and how it is copied."""
+"""How a module is displayed in a session and a notebook, and how it is copied."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arrays by the names in the container: read, put into another module, given back to Keras."""
+"""Arrays by their container names: read, put into another module, assigned to Keras."""
 
 from __future__ import annotations
 

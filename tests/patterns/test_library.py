@@ -1,4 +1,4 @@
-"""Library functions with derivative rules of their own: at ties, bounds and steps too."""
+"""Library functions with custom derivative rules, also at ties, bounds and steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Windows, indexing modes and spellings: applied, and not applied to what only looks alike."""
+"""Windows, indexing modes and spellings: recognized, and look-alikes left alone."""
 
 from __future__ import annotations
 

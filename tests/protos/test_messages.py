@@ -37,7 +37,7 @@ ROOTS: dict[str, Any] = {
 
 
 def _differences(ours: Any, theirs: Any, path: str, seen: set[str]) -> list[str]:
-    """Fields that are not as TensorFlow declares them, in a message and in those inside of it."""
+    """Fields that differ from TensorFlow's declaration, in a message and those inside it."""
     if ours.name in seen:
         return []
     seen.add(ours.name)
@@ -123,7 +123,7 @@ _DRAWS: dict[str, Any] = {
 
 
 def test_constants_equal_tensorflows() -> None:
-    """Random messages of every type: values in fields, fewer than the shape says, and as bytes."""
+    """Random messages of every type: values in fields, fewer than the shape needs, and as bytes."""
     draw = random.Random(0)
     compared = 0
     for _ in range(3000):

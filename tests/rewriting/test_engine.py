@@ -1,4 +1,4 @@
-"""The engine: what is refused, what is replaced, what is switched off, what it costs."""
+"""The engine: what it refuses and replaces, how to switch it off, and its cost."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ K = np.array([3, 4], np.uint32)
 
 
 def calls(f: Callable[..., Any], *args: Any) -> list[str]:
-    """The primitives of a function in order, calls by their names."""
+    """The primitives of a function in order; calls by name."""
     eqns = jax.make_jaxpr(f)(*args).jaxpr.eqns
     return [e.params["name"] if e.primitive.name == "jit" else e.primitive.name for e in eqns]
 
 
 def pattern(name: str, root: str, function: Callable[..., Any], arity: int) -> invert.Pattern:
-    """Puts a call of `function` where its equations are."""
+    """A pattern that puts a call of `function` in place of its equations."""
 
     def outlined(*args: Any) -> Any:
         return function(*args)
@@ -52,7 +52,7 @@ def pattern(name: str, root: str, function: Callable[..., Any], arity: int) -> i
 
 
 def rewritten(f: Callable[..., Any], p: invert.Pattern, *args: Any) -> list[str]:
-    """The primitives after the rewrite, which keeps the values."""
+    """The primitives after the rewrite, which must preserve values."""
     new = invert.rewrite(f, [p])
     for got, want in zip(jax.tree.leaves(new(*args)), jax.tree.leaves(f(*args)), strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-6)
@@ -328,7 +328,7 @@ def test_a_defect_in_raising_a_template_is_not_a_refusal(monkeypatch: pytest.Mon
 @pytest.mark.parametrize("of_site", [False, True])
 def test_no_cache_holds_a_call_that_holds_a_part_of_a_program(of_site: bool) -> None:
     class Weights:
-        """What the program of a user holds."""
+        """Weights held by a user's program."""
 
     def rewrite(weights: Weights) -> None:
         def propose(site: invert.Site) -> Any:

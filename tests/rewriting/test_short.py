@@ -1,4 +1,4 @@
-"""Patterns in the short form: two functions, of any shapes and dtypes; and what is refused."""
+"""The short form of patterns: two functions, at any shapes and dtypes; refusals."""
 
 from __future__ import annotations
 
@@ -68,13 +68,13 @@ SCALED = invert.pattern(_scaled, named("scaled", _scaled))
 
 
 def calls(f: Callable[..., Any], *args: Any) -> list[str]:
-    """The primitives of a function in order, calls by their names."""
+    """The primitives of a function in order; calls by name."""
     eqns = jax.make_jaxpr(f)(*args).jaxpr.eqns
     return [e.params["name"] if e.primitive.name == "jit" else e.primitive.name for e in eqns]
 
 
 def rewritten(f: Callable[..., Any], p: invert.Pattern, *args: Any) -> list[str]:
-    """The primitives after the rewrite, which keeps the values."""
+    """The primitives after the rewrite, which must preserve values."""
     new = invert.rewrite(f, [p])
     for got, want in zip(jax.tree.leaves(new(*args)), jax.tree.leaves(f(*args)), strict=True):
         np.testing.assert_allclose(np.asarray(got, float), np.asarray(want, float), rtol=2e-2)
@@ -251,7 +251,7 @@ def test_conversions_use_it(name: str) -> None:
 
 
 def test_a_root_that_other_patterns_make() -> None:
-    """`1 / (1 + exp(-x))` is traced as a quotient, and converted as `logistic`."""
+    """`1 / (1 + exp(-x))` is a quotient when traced, and `logistic` when converted."""
 
     def before(x: Any) -> Any:
         return 1 / (1 + jnp.exp(-x))

@@ -1,4 +1,4 @@
-"""A later process lowers nothing that an earlier one lowered."""
+"""A later process lowers nothing that an earlier one has lowered."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ _LAST = len(patterns.STAGES) - 1
 
 @pytest.fixture
 def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache directory of its own, and nothing kept in this process."""
+    """A separate cache directory, and nothing cached in this process."""
     monkeypatch.setenv("INVERT_CACHE_DIR", str(tmp_path / "kept"))
     _forget(monkeypatch)
     return tmp_path / "kept" / "texts"
 
 
 def _forget(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a new process has."""
+    """Clear all caches, as in a new process."""
     for function in (driver._template, driver._trace, templates._raised):
         monkeypatch.setattr(function, "_kept", {})
 

@@ -1,4 +1,4 @@
-"""Calls raised from their trace, against the same calls lowered and raised."""
+"""Calls raised from their trace, compared with the same calls lowered and raised."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _named(function: Callable[..., Any]) -> str:
 
 
 def _check(call: Call) -> None:
-    """The two agree, in the order and the names of calls too."""
+    """Assert that both agree, also in the order and names of calls."""
     traced = raised_by_trace(call)
     assert traced is not None
     with jax.enable_x64(call.needs_x64):

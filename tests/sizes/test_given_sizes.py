@@ -1,4 +1,4 @@
-"""Names and numbers for sizes that the caller gives."""
+"""Names and numbers for sizes, given by the caller."""
 
 from __future__ import annotations
 

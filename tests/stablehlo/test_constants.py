@@ -29,7 +29,7 @@ def constant(type_text: str, literal: str, shape: tuple[int, ...]) -> np.ndarray
 
 
 def raw_bytes(name: str, size: int, seed: int) -> np.ndarray:
-    """Random storage: every bit pattern of the type is allowed, NaN payloads too."""
+    """Random bytes: every bit pattern of the type is valid, NaN payloads included."""
     raw = np.random.default_rng(seed).integers(
         0, 256, size * A.DTYPES[name].itemsize, dtype=np.uint8
     )
@@ -316,7 +316,7 @@ def test_location_forms(text: str, name: str, place: str) -> None:
 
 @pytest.mark.parametrize("name", ["i64", "ui64"])
 def test_operands_of_one_wide_number_are_values(name: str) -> None:
-    """Operands that are a splat are broadcast, by a scalar that JAX takes."""
+    """A splat operand is broadcast from a scalar that JAX accepts."""
     kind = f"tensor<2x{name}>"
     module = invert.from_stablehlo(
         f"""func.func public @main() -> {kind} {{

@@ -1,4 +1,4 @@
-"""Large constants are held once and apart from the module, and large modules stay in their file."""
+"""Large constants are held once, outside the module; large modules stay in their file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bytes and text that are not a readable module give one specific error, never a crash."""
+"""Unreadable bytes and text give one specific error, never a crash."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def text() -> bytes:
 
 
 def fuzz(first: int, count: int) -> None:
-    """Runs in a process of its own, since a crash must not take the tests along."""
+    """Runs in a separate process, so that a crash does not end the tests."""
     parse_in_child._SECONDS = 3.0  # some damage makes the reader run forever
     corpus = [artifact(), bytecode(), text()]
     refused = 0
