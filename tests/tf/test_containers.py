@@ -1,4 +1,4 @@
-"""What a model comes in: Keras objects and exports, modules, signatures, structures."""
+"""Containers of models: Keras objects and exports, modules, signatures, structures."""
 
 from __future__ import annotations
 

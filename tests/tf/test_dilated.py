@@ -16,7 +16,7 @@ KERNEL = RNG.normal(size=(3, 3, 4, 2)).astype(np.float32)
 
 
 def primitives(fn: Any, spec: Any, *sizes: tuple[int, ...]) -> dict[str, dict[str, Any]]:
-    """The parameters of the primitives of a converted function, which is compared at `sizes`."""
+    """The parameters of the primitives of a converted function, after comparing it at `sizes`."""
     fn = tf.function(fn)
     module = invert.convert(fn, spec)
     assert str(module.report.certificate).startswith("exact")

@@ -1,4 +1,4 @@
-"""Sizes that depend on data lie between their static bounds, whatever is computed from them."""
+"""Data-dependent sizes stay within their static bounds under all arithmetic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values that follow from constants, and functions of which a library holds one per device."""
+"""Constant folding, and library functions with one implementation per device."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_axes_and_shapes_computed_by_unusual_ops() -> None:
 
 
 def test_sums_and_products_of_constants_keep_their_type() -> None:
-    """Those of floating point numbers are no sizes; those of whole numbers wrap around."""
+    """Floating-point ones are not sizes; integers wrap around."""
     few = [0.5, 0.75, 0.25]
 
     def fn(x: Any) -> Any:
@@ -59,7 +59,7 @@ def test_constants_that_nothing_asks_for_stay_in_the_program() -> None:
 
 
 def by_device(api: str, cpu: Any, other: Any) -> Any:
-    """The call of a function whose library holds another one that is preferred on the CPU."""
+    """A call of a function for which the library has another one, preferred on the CPU."""
     general = tf.function(other, experimental_attributes={"api_implements": api}, autograph=False)
     attributes = {"api_implements": api, "api_preferred_device": "CPU"}
     on_cpu = tf.function(cpu, experimental_attributes=attributes, autograph=False)

@@ -157,7 +157,7 @@ def test_lookups_by_wide_keys_compile_in_a_session_of_32_bits():
 
 
 def test_lookups_of_one_key():
-    """Whose result has no axes."""
+    """Its result is a scalar."""
     names = table(["a", "b"], [10.0, 20.0], -1.0)
     codes = table(tf.constant([7, 3], tf.int64), [10.0, 20.0], -1.0)
     many = table(tf.range(100, dtype=tf.int64), tf.range(100.0), -1.0)
@@ -227,7 +227,7 @@ def test_files_are_not_touched_and_python_is_not_run(tmp_path):
 
 @pytest.mark.parametrize("what", ["write", "read", "python", "unpacked file"])
 def test_initializers_of_tables_are_not_run(tmp_path, what):
-    """They may hold anything; TensorFlow's loader runs them, and gets to see no such model."""
+    """They may contain anything, and TensorFlow's loader, which would run them, gets no such model."""
     target, ran = tmp_path / "written.txt", []
     (tmp_path / "other.txt").write_text("alpha\n")
 

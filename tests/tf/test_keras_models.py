@@ -1,4 +1,4 @@
-"""Whole models of Keras 3: applications, at inference and in training, and optimizers."""
+"""Whole Keras 3 models: applications, in inference and training, and optimizers."""
 
 from __future__ import annotations
 
@@ -51,8 +51,7 @@ def test_application(name):
 
 @pytest.fixture
 def double_precision():
-    """Batches of four through fifty normalizations amplify rounding, so that little is left of
-    single precision."""
+    """Fifty normalizations over a batch of four amplify rounding beyond single precision."""
     keras.config.set_dtype_policy("float64")
     with jax.enable_x64(True):
         yield
@@ -66,7 +65,7 @@ def double_precision():
      "MobileNetV3Small", "NASNetMobile", "ResNet50", "ResNet50V2", "Xception"],
 )  # fmt: skip
 def test_application_in_training(name):
-    """Results on the statistics of the batch, the new averages, and gradients of all weights."""
+    """Results from batch statistics, the new averages, and gradients of all weights."""
     size = FAMILIES[name]
     keras.utils.set_random_seed(0)
     shape = {"input_shape": (size, size, 3), "include_top": False, "pooling": "avg"}

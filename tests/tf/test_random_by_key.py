@@ -1,4 +1,4 @@
-"""`Config(random="jax")`: draws by keys in the place of seeds and states of generators."""
+"""`Config(random="jax")`: draws by key in place of seeds and generator states."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def test_by_default_the_numbers_equal_tensorflows():
 @pytest.mark.parametrize("random", ["tensorflow", "jax"])
 @pytest.mark.parametrize("container", ["live", "keras", "export"])
 def test_seeds_that_nothing_draws_from_are_left_out(random: Any, container: str, tmp_path: Path):
-    """Recurrent layers of Keras with dropout advance a seed where nothing is dropped."""
+    """Recurrent Keras layers with dropout advance a seed even if nothing is dropped."""
     layers = keras.layers
     lstm = layers.Bidirectional(layers.LSTM(4, dropout=0.5, return_sequences=True))
     model = keras.Sequential([keras.Input((5, 3)), lstm, layers.GRU(3, recurrent_dropout=0.2)])

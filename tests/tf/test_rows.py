@@ -1,4 +1,4 @@
-"""Arrays whose number of rows depends on data: what follows from them equals TensorFlow's."""
+"""Arrays with a data-dependent number of rows: results equal TensorFlow's."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def test_a_single_row_is_broadcast_to_the_other_operands():
 
 @pytest.mark.parametrize("rows", [6, 9])
 def test_quotients_of_slices_equal_keras(rows):
-    """Keras makes a union of the rows of the slices and of those that divide by zero."""
+    """Keras forms the union of the slices' rows and of those divided by zero."""
 
     def draw():
         d = normal(9, 4)
@@ -210,7 +210,7 @@ def test_what_would_see_the_rows_too_many_is_refused(fn):
 
 @pytest.mark.parametrize("x", [[0.0, 2.0, -3.0, 4.0], [0.0, -2.0, -3.0, -4.0]])
 def test_rows_too_many_have_no_part_in_gradients(x):
-    """Where the derivative of what follows is not finite at the rows that are not there."""
+    """Later ops may have infinite derivatives at padding rows."""
     fn = tf.function(lambda x, w: tf.reduce_sum(tf.math.log(w * tf.boolean_mask(x, x > 0))))
     x, w = np.asarray(x, np.float32), np.float32(2)
     module = invert.convert(fn, x, w)

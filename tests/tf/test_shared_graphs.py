@@ -1,4 +1,4 @@
-"""What a graph keeps from one evaluation to the next, and what threads share."""
+"""What a graph keeps between evaluations, and what threads share."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from invert.tf.control.branch_types import Static, key_of
 
 
 def _nested(x: Any, rows: Any) -> Any:
-    """Three loops in one another, each of which starts with a number that becomes an array."""
+    """Three nested loops, each of which starts with a number that becomes an array."""
 
     def loop(depth: int, rows: Any) -> Any:
         def body(i: Any, total: Any, rows: Any) -> Any:

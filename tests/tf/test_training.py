@@ -1,4 +1,4 @@
-"""Exported steps of training beside TensorFlow's: ten steps, fresh data, all that they change."""
+"""Exported training steps, compared with TensorFlow's: ten steps, fresh data, all changes."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def mse(labels: Any, results: Any) -> Any:
 
 
 def mlp() -> Any:
-    """Statistics that a step updates, and random numbers."""
+    """A network with statistics updated in each step, and random numbers."""
     return keras.Sequential(
         [
             L.Input((8,)),
@@ -66,7 +66,7 @@ def mlp() -> Any:
 
 
 def embedding() -> Any:
-    """A table whose gradient is made of rows, of which some come twice."""
+    """A table whose gradient consists of rows, some of them repeated."""
     rows = [L.Input((5,), dtype="int32"), L.Embedding(9, 4), L.Flatten(), L.Dropout(0.3)]
     return keras.Sequential([*rows, L.Dense(3)])
 
@@ -80,7 +80,7 @@ def with_optimizer(make: Callable[[], Any], **options: Any) -> Callable[[], Made
 
 
 def assert_close(found: Deviation, *, first: float = 1e-5, last: float = 1e-4) -> None:
-    """Sums in another order, in single precision; what they leave grows from step to step."""
+    """Sums are reordered in single precision, and errors grow from step to step."""
     assert found.first < first and found.results < last and found.variables < last, found
 
 
@@ -148,7 +148,7 @@ def mapped() -> Made:
 
 
 def steps_in_a_loop(counted: bool) -> Callable[[], Made]:
-    """Several steps in one call: their state is that of a loop."""
+    """Several steps per call, with their state carried by a loop."""
 
     def made() -> Made:
         model, optimizer = mlp(), O.Adam(0.01)
@@ -186,7 +186,7 @@ def augmented() -> Made:
 
 
 def masked() -> Made:
-    """A loss over the labels that are there, whose number differs from batch to batch."""
+    """A loss over the valid labels, whose number differs between batches."""
     model, optimizer = mlp(), O.Adam(0.01)
     optimizer.build(model.trainable_variables)
     data = batches(lambda: normal(6, 8), lambda: RNG.integers(-2, 3, 6).astype(np.int32))
@@ -326,7 +326,7 @@ def detection() -> tuple[Any, list[tuple[Any, ...]]]:
 
 @pytest.mark.parametrize("cell", ["LSTM", "GRU", "SimpleRNN"])
 def test_the_gradient_of_a_recurrent_layer_is_proved(cell):
-    """TensorFlow's loop collects what it reads, and JAX's `scan` does not."""
+    """Unlike JAX's `scan`, TensorFlow's loop collects what it reads."""
     model = keras.Sequential(
         [keras.Input((5, 3)), getattr(keras.layers, cell)(4), keras.layers.Dense(1)]
     )
@@ -357,7 +357,7 @@ def test_train_step_of_a_model(make, tmp_path):
 
 @pytest.mark.slow
 def test_function_of_a_model_that_trains():
-    """`Model.train_function`: several steps per call. TensorFlow cannot save such a function."""
+    """`Model.train_function`: several steps per call, which TensorFlow cannot save."""
     model = compiled_model(mlp(), "mse", ["mae"], steps_per_execution=3, jit_compile=False)
     data = batches(lambda: normal(3, 4, 8), lambda: normal(3, 4, 3))
     model._symbolic_build(data_batch=tuple(x[0] for x in data[0]))

@@ -1,8 +1,8 @@
-"""The public functions of TensorFlow and Keras, as suites against TensorFlow.
+"""The public functions of TensorFlow and Keras, compared with TensorFlow.
 
 Each table names every public function of a namespace, with calls of it or the reason why there are
-none. A call is compared in its values, its gradients, with special values, with an open size, under
-`vmap`, and in other dtypes. `python -m tests.tf.api.report` counts.
+none. A call is compared in values, gradients, special values, with an open size, under `vmap`, and
+in other dtypes. `python -m tests.tf.api.report` prints the counts.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _assert_equal(suite: Suite, calls: list[tuple[str, int, Call]], *aspects: st
 
 
 def _quick(suite: Suite) -> list[tuple[str, int, Call]]:
-    """The first call of some functions."""
+    """The first call of each of some functions."""
     return [
         (name, number, one)
         for name, number, one in suite.calls()

@@ -1,4 +1,4 @@
-"""Convolutions, pools and dilations against TensorFlow, with their gradient ops."""
+"""Convolutions, pooling and dilation with their gradient ops, compared with TensorFlow."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_transposed_conv_with_an_open_batch():
 
 
 def test_symbolic_sizes():
-    """Batch and both spatial sizes stay open through strides, padding and pools."""
+    """Batch and spatial sizes stay open through strides, padding and pooling."""
 
     def fn(x, w):
         y = tf.nn.conv2d(x, w, 2, "SAME")

@@ -1,4 +1,4 @@
-"""Ops whose results have a size that depends on data, candidate samplers, and CTC decoders."""
+"""Ops with results of data-dependent size, candidate samplers, and CTC decoders."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def converted(fn, *args, config=PLAIN):
 
 
 def results(fn, *args, config=PLAIN):
-    """Those of TensorFlow, and those of the conversion."""
+    """TensorFlow's results and the conversion's."""
     want = [t.numpy() for t in tf.nest.flatten(fn(*map(tf.constant, args)))]
     with jax.enable_x64(True):
         got = jax.jit(lambda *xs: converted(fn, *args, config=config)(*xs))(*args)
@@ -238,7 +238,7 @@ def _partitioned_lookup(ids, tables, stitch):
 @pytest.mark.parametrize("stitch", [tf.dynamic_stitch, tf.raw_ops.ParallelDynamicStitch])
 @pytest.mark.drawn(3)
 def test_parts_that_are_put_together_again(ids, stitch):
-    """As `embedding_lookup` has it for variables in parts."""
+    """As in `embedding_lookup` of partitioned variables."""
     rng = np.random.default_rng(0)
     tables = [rng.standard_normal((3, 2)).astype(np.float32) for _ in range(3)]
     join = stitch if stitch is tf.dynamic_stitch else lambda i, d: stitch(indices=i, data=d)

@@ -97,7 +97,7 @@ def test_gradient_ops_of_resizing():
 
 
 def test_resize_with_open_sizes():
-    """The sizes of the image stay open; those of the result follow from them."""
+    """The sizes of the image are open, and those of the result follow from them."""
 
     def fn(x):
         size = tf.shape(x)[1:3] * 2
@@ -207,7 +207,7 @@ def test_crop_and_resize(method):
 
 
 def test_crops_at_the_edge_of_an_image():
-    """Samples at the edge are on the side of it on which each rounding of the kernel puts them."""
+    """The kernel's rounding decides on which side of the edge a sample lies."""
     boxes = np.random.default_rng(3).integers(-2, 11, (2000, 4)).astype(np.float32) / 8
 
     def fn(x, boxes):

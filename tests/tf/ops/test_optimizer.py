@@ -1,4 +1,4 @@
-"""Optimizer ops against TensorFlow: three steps of each, dense and by rows."""
+"""Optimizer ops, dense and by rows: three steps of each, compared with TensorFlow."""
 
 from __future__ import annotations
 

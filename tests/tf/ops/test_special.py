@@ -127,7 +127,7 @@ HALF_STEPS = [(-6, 6, 8, False), (-6, 6, 8, True), (-1, 1, 4, False), (-0.7, 2.3
 
 @pytest.mark.parametrize(("low", "high", "bits", "narrow"), HALF_STEPS)
 def test_fake_quant_halfway_between_levels(low, high, bits, narrow):
-    """Bitwise, also where each rounding decides: at half steps, and for the zero of a range."""
+    """Bitwise, where each rounding matters: at half steps, and at the zero of a range."""
     count = 2**bits - 1 - narrow
     halves = np.arange(-count, count + 0.5, 0.5) * (high - low) / count
     x = np.concatenate([sample((500,), "float32", 1), halves, [np.inf, -np.inf, np.nan]])
