@@ -77,7 +77,7 @@ def test_help_imports_nothing_heavy() -> None:
     assert out.splitlines()[-1] == "[]"
 
 
-def test_public_names_come_when_they_are_asked_for() -> None:
+def test_public_names_are_imported_on_first_use() -> None:
     out = _run(
         "import sys, invert\n"
         "early = 'jax' in sys.modules\n"

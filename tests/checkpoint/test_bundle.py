@@ -81,7 +81,7 @@ def _by_bits(data: bytes) -> int:
 
 
 @pytest.mark.parametrize("size", [1, 7, 8, 9, 1000, 32768, 32769, 65536, 70_001])
-def test_the_checksum_is_that_of_each_bit(size: int) -> None:
+def test_the_checksum_equals_a_bitwise_one(size: int) -> None:
     data = random.Random(size).randbytes(size)
     assert crc32c(data) == _by_bits(data)
 
@@ -152,7 +152,7 @@ def damage(folder: Path, work: Path, seed: int, count: int) -> int:
     return refused
 
 
-def test_damaged_files_are_refused_or_right(folder: Path, tmp_path: Path) -> None:
+def test_damaged_files_are_refused_or_read_correctly(folder: Path, tmp_path: Path) -> None:
     assert damage(folder, tmp_path, seed=0, count=150) > 100
 
 
@@ -230,7 +230,7 @@ def table(
         ({}, 0, "has no header"),
     ],
 )
-def test_what_cannot_be_read_says_so(
+def test_unreadable_files_are_reported(
     tmp_path: Path, header: dict[str, int], kind: int, message: str
 ) -> None:
     proto = messages.message(BundleHeaderProto)(**header).SerializeToString()

@@ -173,7 +173,7 @@ def test_a_condition_that_makes_an_open_size_a_number() -> None:
         ("maximum b three, add 0 c", "sum", True),
     ],
 )
-def test_conditions_with_which_jax_cannot_compute(left: str, right: str, met: bool) -> None:
+def test_conditions_that_jax_cannot_handle(left: str, right: str, met: bool) -> None:
     kind, number = "tensor<?x?xf32>", "tensor<i32>"
     lines = [f"%{n} = stablehlo.constant dense<{i}> : {number}" for n, i in NUMBERS.items()]
     sides = []

@@ -294,7 +294,9 @@ def _quick(names: Iterable[str]) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", _quick(MODELS))
-def test_functions_equal_what_tensorflow_loads(models: Callable[[str], Path], name: str) -> None:
+def test_functions_equal_those_that_tensorflow_loads(
+    models: Callable[[str], Path], name: str
+) -> None:
     """Names, arguments, results, variables and values, function by function."""
     path = models(name)
     points = entry_points(path, config=CONFIG, strict=False)
@@ -323,7 +325,9 @@ def test_functions_equal_what_tensorflow_loads(models: Callable[[str], Path], na
 
 
 @pytest.mark.parametrize("name", _quick(n for n in MODELS if not _composite(n)))
-def test_a_model_computes_as_in_tensorflow(models: Callable[[str], Path], name: str) -> None:
+def test_a_model_computes_the_values_of_tensorflow(
+    models: Callable[[str], Path], name: str
+) -> None:
     """Values and gradients at random arguments, variables and their flags."""
     assert [d for d in differences(models(name)) if ": refused: " not in d] == []
 
@@ -453,7 +457,7 @@ def test_nothing_needs_tensorflow(models: Callable[[str], Path], tmp_path: Path)
     assert "DONE" in done.stdout
 
 
-def test_a_table_may_not_disagree_with_itself(
+def test_malformed_lines_of_a_table_are_refused(
     models: Callable[[str], Path], tmp_path: Path
 ) -> None:
     shutil.copytree(models("tables"), tmp_path / "model")

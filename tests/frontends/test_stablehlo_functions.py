@@ -93,7 +93,7 @@ def test_ambiguous_names_and_weights() -> None:
         invert.from_stablehlo(TEXT, signature="other")
 
 
-def test_the_function_of_a_custom_call_is_still_one() -> None:
+def test_a_custom_call_needs_a_module_of_one_function() -> None:
     from invert.stablehlo.program import Program
 
     program = Program.from_bytes(TEXT, config=invert.Config())

@@ -173,7 +173,7 @@ def test_string_arguments_are_refused():
         entry_point(strings, (tf.TensorSpec([2], tf.string),), config=CONFIG)
 
 
-def test_ragged_arguments_are_their_components():
+def test_ragged_arguments_are_passed_as_components():
     ragged = function()(lambda r: r.flat_values).get_concrete_function(
         tf.RaggedTensorSpec([None, None])
     )
@@ -367,7 +367,7 @@ def test_a_keras_model_keeps_a_batch_that_it_needs_or_that_is_stated() -> None:
     assert invert.convert(Lookup(), table, rows).report.certificate.sizes == ""
 
 
-def test_places_of_errors_are_lines_of_the_user() -> None:
+def test_errors_point_to_the_users_lines() -> None:
     numbers = tf.keras.Input((3,), dtype="int64")
     model = tf.keras.Model(numbers, tf.keras.layers.Hashing(4)(numbers))
     # Keras and this package call the layer, for a line of this file.

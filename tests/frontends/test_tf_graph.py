@@ -258,7 +258,7 @@ def test_all_unsupported_ops_are_reported_together():
     assert all(p.remedy for p in e.value.problems)
 
 
-def test_unreachable_ops_do_not_matter():
+def test_unreachable_ops_are_ignored():
     def fn(x):
         tf.linalg.svd(x, name="unused")
         return x + 1.0

@@ -194,7 +194,7 @@ class Traced(tf.Module):
         return y if mask is None else y * mask
 
 
-def test_a_call_goes_to_the_trace_that_is_its_own(tmp_path):
+def test_a_call_runs_the_matching_trace(tmp_path):
     root = Traced()
     x = np.arange(6, dtype=np.float32).reshape(2, 3)
     calls = [((x,), {}), ((x, True), {}), ((x[0],), {"training": True}), ((x,), {"mask": x})]
@@ -245,7 +245,7 @@ def test_traces_are_named_by_their_differences(tmp_path):
     assert not hasattr(module.model, "layer")
 
 
-def test_the_one_argument_of_a_signature_may_be_given_by_its_place(tmp_path):
+def test_the_only_argument_of_a_signature_may_be_positional(tmp_path):
     root = tf.Module()
     root.double = tf.function(lambda x: x * 2, input_signature=[tf.TensorSpec([3], name="x")])
     signatures = {"serving_default": root.double}

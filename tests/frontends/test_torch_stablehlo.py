@@ -63,7 +63,7 @@ def test_a_state_dict_becomes_the_fields_of_a_module(tmp_path: Path) -> None:
     np.testing.assert_array_equal(invert.load(tmp_path / "mlp")(x), module(x))
 
 
-def test_weights_by_the_names_of_arguments() -> None:
+def test_weights_by_argument_name() -> None:
     state = state_dict()
     by_place = {f"arg{i}": state[name] for i, name in enumerate(NAMES[:-1])}
     x = np.ones((2, 4), np.float32)
@@ -75,7 +75,7 @@ def test_weights_by_the_names_of_arguments() -> None:
     assert [s.name for s in renamed._function.entry.args] == ["arg1", "arg2", "arg3", "x"]
 
 
-def test_what_does_not_fit_is_named() -> None:
+def test_mismatches_are_named() -> None:
     wrong = state_dict() | {"fc1.bias": np.zeros(7), "fc3.bias": np.zeros(3)}
     with pytest.raises(invert.SignatureError) as error:
         invert.from_stablehlo(MLP, names=NAMES, params=wrong)

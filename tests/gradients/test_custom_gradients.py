@@ -151,13 +151,13 @@ def test_gradient_equals_the_tapes(name: str) -> None:
     np.testing.assert_allclose(ours, tape.gradient(loss, x), rtol=1e-4, atol=1e-5)
 
 
-def test_nothing_is_left_of_a_gradient_that_agrees() -> None:
+def test_a_gradient_that_agrees_leaves_no_rule() -> None:
     module = invert.convert(tf.function(FUNCTIONS["library"]), X, config=PLAIN)
     assert "agrees with autodiff" in module.report.gradients[0]
     assert not {"custom_jvp_call", "custom_vjp_call"} & set(module.report.primitives)
 
 
-def test_second_derivative_of_a_gradient_that_is_kept() -> None:
+def test_second_derivative_of_a_kept_gradient() -> None:
     fn = tf.function(lambda x: tf.reduce_sum(triple(x) * x), autograph=False)
     module = invert.convert(fn, X, config=PLAIN)
     with tf.GradientTape() as outer:
@@ -361,7 +361,7 @@ def test_what_is_linear() -> None:
     assert not shown(lambda w, d: w, x, x)
 
 
-def test_a_bug_while_gradients_are_compared_travels(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bug_while_comparing_gradients_propagates(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(settle, "first_difference", lambda: None)
     with pytest.raises(DefectError, match=r"TypeError in invert\.gradients\.settle, line"):
         invert.convert(tf.function(triple), X)

@@ -113,7 +113,7 @@ def test_the_text_of_a_rule_around_a_loop() -> None:
     np.testing.assert_allclose(slope(module, x, w), slope(f, x, w), rtol=1e-5)
 
 
-def test_a_read_artifact_holds_its_vjp_too() -> None:
+def test_a_deserialized_artifact_holds_its_vjp() -> None:
     module = invert.from_exported(jax.export.deserialize(bytearray(stored(seven, X))))
     np.testing.assert_array_equal(jax.jvp(module, (X,), (X,))[1], 7 * X)
 

@@ -128,7 +128,7 @@ def test_open_sizes_come_back_in_their_scope() -> None:
         lambda x: x + np.arange(1 << 20, dtype=np.float32).reshape(-1, 4, 4),
     ],
 )
-def test_what_has_no_name_is_not_encoded(function: Callable[..., Any]) -> None:
+def test_nameless_objects_are_not_encoded(function: Callable[..., Any]) -> None:
     with pytest.raises(NotEncodable):
         encoded(trace_closed(function, X))
 

@@ -39,7 +39,7 @@ def test_a_call_keeps_the_function_of_its_rule():
     assert _rule(eqn) == wanted
 
 
-def test_rules_at_other_types_are_others():
+def test_rules_at_other_types_differ():
     other = jax.ShapeDtypeStruct((4,), "float32")
     one, two = (trace_closed(jax.nn.relu, x) for x in (_X, other))
     assert _rule(_call(one)) != _rule(_call(two))

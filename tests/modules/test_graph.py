@@ -71,7 +71,7 @@ def test_boxes_are_layers_and_edges_are_data_flow() -> None:
     }
 
 
-def test_boxes_do_not_lie_on_each_other() -> None:
+def test_boxes_do_not_overlap() -> None:
     root = xml.fromstring(_network().graph().svg)
     inside = _boxes(root)["network"][2].find(f"{SVG}g[@class='inside']")
     places = []

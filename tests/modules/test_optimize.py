@@ -148,7 +148,7 @@ def test_layers_of_equal_shape_share_a_function() -> None:
     assert source.count("depthwise_conv(") == 5
 
 
-def test_where_nothing_pays_the_report_says_so() -> None:
+def test_the_report_says_if_nothing_pays() -> None:
     module = invert.from_exported(exported(2, 9, 7, 8))
     same = invert.optimize(module, "gpu")
     assert same.report.certificate.kind == "exact"

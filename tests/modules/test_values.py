@@ -48,7 +48,7 @@ def test_values_have_the_names_and_shapes_of_the_container() -> None:
 
 
 @pytest.mark.parametrize("layers", [(), "scan", "equinox", ("scan", "equinox")])
-def test_values_come_out_of_every_style_as_they_went_in(layers: Any) -> None:
+def test_values_survive_every_style(layers: Any) -> None:
     module = invert.convert(_model())
     emission = module.emit(layers=layers)
     net: Any = emission.model
@@ -93,7 +93,7 @@ def test_names_in_a_keras_file_omit_the_model(tmp_path) -> None:
     np.testing.assert_array_equal(model.get_layer("norm").gamma, moved["norm/gamma"])
 
 
-def test_what_does_not_fit_is_named_and_nothing_is_changed() -> None:
+def test_mismatches_are_named_and_nothing_is_changed() -> None:
     model = _model()
     module = invert.convert(model)
     values = invert.values(module)
@@ -116,7 +116,7 @@ def test_what_does_not_fit_is_named_and_nothing_is_changed() -> None:
             invert.with_values(either, wrong)
 
 
-def test_modules_of_others_are_refused() -> None:
+def test_foreign_modules_are_refused() -> None:
     with pytest.raises(invert.SignatureError, match="are not known"):
         invert.values(eqx.nn.Linear(2, 3, key=jax.random.key(0)))
     net: Any = invert.convert(_model()).model
@@ -125,7 +125,7 @@ def test_modules_of_others_are_refused() -> None:
         invert.values(other)
 
 
-def test_a_layer_of_another_width_belongs_into_the_model() -> None:
+def test_a_layer_of_another_width_belongs_in_the_model() -> None:
     module = invert.convert(_model())
     kernel = jnp.ones((8, 5))
     raw = eqx.tree_at(lambda m: m.params["net"]["head"]["kernel"], module, kernel)

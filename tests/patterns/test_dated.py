@@ -317,7 +317,7 @@ def test_other_guards_stay(old: str, new: str) -> None:
     ],
     ids=lambda c: c[0],
 )
-def test_what_has_no_primitive_stays(case: tuple[Any, ...]) -> None:
+def test_calls_without_a_primitive_stay(case: tuple[Any, ...]) -> None:
     module = invert.from_stablehlo(_module(*case), config=invert.Config(verify=False))
     assert module.report.opaque == {case[0]: 1}
 

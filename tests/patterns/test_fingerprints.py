@@ -96,7 +96,7 @@ def test_nothing_is_lowered_for_a_release_that_is_known():
         b"[" * 100_000,
     ],
 )
-def test_damaged_files_are_as_good_as_none_and_are_replaced(unknown, text):
+def test_damaged_files_are_ignored_and_replaced(unknown, text):
     path = _user_cache.folder() / "fingerprints.json"
     path.parent.mkdir()
     path.write_bytes(text)

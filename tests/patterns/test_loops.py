@@ -223,7 +223,7 @@ def test_blocks_other_than_unrolled_scans(change: str) -> None:
     same_values(function, module, SEVEN)
 
 
-def test_loops_are_one_program_whatever_trees_their_values_come_in() -> None:
+def test_loops_do_not_depend_on_the_trees_of_their_values() -> None:
     def plain(x):
         (total,), doubled = lax.scan(lambda c, r: ((c[0] + r,), r * 2), (x[0],), x)
         return total, doubled

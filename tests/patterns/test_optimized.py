@@ -206,7 +206,7 @@ def test_pools(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", POOLS)
-def test_of_equal_numbers_the_first_has_the_derivative(case: str) -> None:
+def test_the_first_of_equal_numbers_has_the_derivative(case: str) -> None:
     """As after a ReLU, where most windows hold several zeros."""
     sizes, strides, padding = POOLS[case]
 
@@ -221,7 +221,7 @@ def test_of_equal_numbers_the_first_has_the_derivative(case: str) -> None:
     np.testing.assert_allclose(two, one, rtol=1e-6, atol=1e-6)
 
 
-def test_not_a_number_and_infinity() -> None:
+def test_nan_and_infinity() -> None:
     x = X.at[0, 3, 3, 0].set(jnp.nan).at[1, 4, 4, 1].set(jnp.inf).at[1, 0, 0, 2].set(-jnp.inf)
     for function, args in (
         (lambda x: window(x, -np.inf, lax.max, (1, 3, 3, 1), (1, 2, 1, 1), "SAME"), (x,)),
@@ -341,7 +341,7 @@ def test_other_products_are_left(case: str) -> None:
     assert str(fast) == str(jax.make_jaxpr(function)(one, two))
 
 
-def test_a_product_that_is_read_twice_is_left() -> None:
+def test_a_product_that_is_read_twice_is_left_alone() -> None:
     def function(weights: jax.Array, values: jax.Array) -> tuple[jax.Array, jax.Array]:
         numbers = ((1,), (3,)), ((0, 2), (0, 1))
         product = lax.dot_general(values, weights, numbers)
@@ -351,13 +351,13 @@ def test_a_product_that_is_read_twice_is_left() -> None:
     assert [e.primitive.name for e in fast.jaxpr.eqns] == ["dot_general", "transpose"]
 
 
-def test_what_was_not_measured_is_left() -> None:
+def test_unmeasured_operands_are_left_alone() -> None:
     assert calls(invert.rewrite(conv(groups=6), optimized.stage(lambda *_: False).patterns), X,
                  sample(3, 3, 1, 6)) == {"conv_general_dilated"}  # fmt: skip
     assert not optimized.pays_on("abacus")("depthwise_conv", "float32 2d, taps <= 9")
 
 
-def test_the_table_is_of_rewrites_that_exist() -> None:
+def test_the_table_lists_existing_rewrites() -> None:
     """Each row has two ratios, and some pay on the CPU."""
     assert set(optimized.measured()) <= {"cpu", "gpu"}
     for rewrites in optimized.measured().values():
@@ -398,7 +398,7 @@ def test_convolutions_over_zeros(name: str) -> None:
     check(function, "transposed_conv", X, sample(*shape, seed=1), twice=True)
 
 
-def test_of_infinite_numbers_the_same_places_are_infinite() -> None:
+def test_infinities_stay_in_the_same_places() -> None:
     """The rewrite adds no multiplication by zero, and drops none."""
     function, shape = TRANSPOSED["uneven"]
     x, kernel = X.at[0, 4, 3, 2].set(jnp.inf), sample(*shape, seed=1)

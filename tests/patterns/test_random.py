@@ -211,7 +211,7 @@ MOVED = {
 
 
 @pytest.mark.parametrize("name", MOVED)
-def test_arrays_of_keys_are_put_together_and_taken_apart(name):
+def test_arrays_of_keys_are_joined_and_split(name):
     function, key = MOVED[name], random.key(0)
     module = invert.from_exported(jax.export.export(jax.jit(function))(key))
     want = [eqn.primitive.name for eqn in equations(jax.make_jaxpr(function)(key))]

@@ -115,7 +115,7 @@ def test_a_match_that_needs_its_own_result_is_refused() -> None:
         assert "add" in rewritten(f, PAIR, X, X + 2)
 
 
-def test_of_two_matches_that_need_each_other_one_is_made() -> None:
+def test_one_of_two_cyclic_matches_is_replaced() -> None:
     def f(x: Any, y: Any, s: Any, t: Any) -> Any:
         first, second = x * s, y * t
         return first, second, first + t, second + s
@@ -163,7 +163,7 @@ def test_patterns_are_switched_by_name() -> None:
         recovered(disabled_patterns=("cumulatif",))
 
 
-def test_patterns_of_ones_own_serve_conversions() -> None:
+def test_custom_patterns_serve_conversions() -> None:
     exported = export(lambda x: x * (1 / (1 + jnp.exp(-x))), X)
 
     def propose(site: invert.Site) -> Any:
@@ -253,7 +253,7 @@ def test_without_locations_and_names(name: str, platform: Literal["cpu", "cuda"]
     assert module.report.certificate.kind == "exact"
 
 
-def test_the_time_of_the_driver_is_linear() -> None:
+def test_the_driver_takes_linear_time() -> None:
     def chain(n: int) -> Callable[..., Any]:
         def f(x: Any) -> Any:
             for i in range(n // 5):
@@ -326,7 +326,7 @@ def test_a_defect_in_raising_a_template_is_not_a_refusal(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("of_site", [False, True])
-def test_no_cache_holds_a_call_that_holds_a_part_of_a_program(of_site: bool) -> None:
+def test_calls_with_parts_of_a_program_are_not_cached(of_site: bool) -> None:
     class Weights:
         """Weights held by a user's program."""
 

@@ -99,7 +99,7 @@ def _counted(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     return lowered
 
 
-def test_nothing_that_both_programs_have_is_lowered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_equations_of_both_programs_are_not_lowered(monkeypatch: pytest.MonkeyPatch) -> None:
     a = trace_closed(lambda x: jnp.tanh(jnp.cumsum(jnp.sin(x) @ x.T)), X)
     again = _lowered(a)
     lowered = _counted(monkeypatch)
@@ -146,7 +146,7 @@ def test_what_a_pattern_lowered_is_not_lowered_again(monkeypatch: pytest.MonkeyP
     assert not lowered
 
 
-def test_what_was_lowered_once_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lowered_equations_are_cached(monkeypatch: pytest.MonkeyPatch) -> None:
     first = trace_closed(lambda x: jnp.cumsum(x, 1) * 2.0, X)
     second = trace_closed(lambda x: jnp.sin(jnp.cumsum(jnp.cumsum(x, 1), 1)), X)
     programs = [(_lowered(p), p) for p in (first, second)]
@@ -174,7 +174,7 @@ _LOOPS = (
 )
 
 
-def test_loops_are_traced_and_not_mistaken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_traced_loops_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     lowered = _counted(monkeypatch)
     with jax.enable_x64(True):
         texts = [_lowered(loop) for loop in _LOOPS]
@@ -191,7 +191,7 @@ def test_loops_are_traced_and_not_mistaken(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize("options", [{}, {"reverse": True}, {"unroll": 2}, {"unroll": True}])
-def test_the_loop_of_a_scan_is_that_around_another_body(options: dict[str, Any]) -> None:
+def test_the_loop_of_a_scan_serves_another_body(options: dict[str, Any]) -> None:
     def nested(number: float) -> ClosedJaxpr:
         def step(h: jax.Array, row: jax.Array) -> Any:
             def inner(h: jax.Array, row: jax.Array) -> Any:

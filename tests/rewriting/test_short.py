@@ -129,7 +129,7 @@ FOUND = {
 
 
 @pytest.mark.parametrize("name", FOUND)
-def test_what_before_says_becomes_after(name: str) -> None:
+def test_before_becomes_after(name: str) -> None:
     function, pattern, args, want = FOUND[name]
     got = rewritten(function, pattern, *args)
     assert [n for n in got if n != "broadcast_in_dim"] == want
@@ -357,13 +357,13 @@ WRONG: dict[str, tuple[Callable[..., Any], Callable[..., Any], dict[str, Any], s
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_what_is_not_a_pattern_is_an_error_at_once(name: str) -> None:
+def test_invalid_patterns_fail_at_once(name: str) -> None:
     before, after, options, message = WRONG[name]
     with pytest.raises(invert.PatternError, match=message):
         invert.pattern(before, after, **{"name": "wrong", **options})
 
 
-def test_an_array_that_before_holds_too_stays_a_constant() -> None:
+def test_an_array_that_before_also_holds_stays_a_constant() -> None:
     def before(x: Any) -> Any:
         return jnp.tanh(x) * V
 

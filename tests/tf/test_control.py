@@ -335,7 +335,7 @@ def test_known_predicate_leaves_no_branch():
     np.testing.assert_allclose(module(X), np.sin(X), rtol=1e-6, atol=1e-6)
 
 
-def test_open_batch_is_static_inside_of_loops():
+def test_open_batch_is_static_inside_loops():
     @tf.function(input_signature=[tf.TensorSpec([None, 6])])
     def fn(x):
         rows = tf.shape(x)[0]

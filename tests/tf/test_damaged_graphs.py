@@ -140,7 +140,7 @@ def test_all_damage_at_once():
     _refused(change, r"(?s)tf.Sum: lacks.*tf.Split: lacks")
 
 
-def test_what_the_op_allows_to_be_left_out():
+def test_attributes_that_the_op_lets_be_omitted():
     graph = v1.GraphDef()
     graph.CopyFrom(_simple())
     for node in graph.node:

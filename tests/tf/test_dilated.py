@@ -77,6 +77,6 @@ def test_crops_that_differ_from_the_padding():
     ],
     ids=["padded blocks", "other blocks", "no convolution"],
 )
-def test_what_is_not_one_convolution(fn):
+def test_programs_that_are_not_one_convolution(fn):
     names = primitives(fn, tf.TensorSpec([6, 8, 9, 4]), (6, 8, 9, 4))
     assert names.get("conv_general_dilated", {"rhs_dilation": (1, 1)})["rhs_dilation"] == (1, 1)

@@ -172,7 +172,7 @@ def test_the_order_of_a_seed_matters():
         np.testing.assert_array_equal(module(seed), fn(tf.constant(seed)))
 
 
-def test_updates_in_nested_functions_come_out():
+def test_updates_in_nested_functions_are_returned():
     class Counter(tf.Module):
         def __init__(self):
             self.total = tf.Variable(np.zeros(4, F))

@@ -47,13 +47,13 @@ def test_sums_and_products_of_constants_keep_their_type() -> None:
     same(lambda x: x + tf.reduce_prod(tf.constant([70000, 70000])), np.int32(1))
 
 
-def test_what_depends_on_data_is_refused_still() -> None:
+def test_data_dependent_values_are_still_refused() -> None:
     fn = tf.function(lambda x, p: tf.transpose(x, tf.roll(p, 1, 0)))
     with pytest.raises(invert.UnsupportedOpError, match="depends on data"):
         invert.convert(fn, np.ones((2, 3), np.float32), np.int32([1, 0]), config=PLAIN)
 
 
-def test_constants_that_nothing_asks_for_stay_in_the_program() -> None:
+def test_unrequested_constants_stay_in_the_program() -> None:
     module = same(lambda x: x + tf.roll(tf.constant([1, 2, 3]), 1, 0), np.int32([5, 6, 7]))
     assert "slice" in module.report.primitives
 
@@ -96,7 +96,7 @@ PLACES = {
 
 
 @pytest.mark.parametrize("name", PLACES)
-def test_places_of_an_open_length_stay_a_range(name) -> None:
+def test_positions_of_an_open_length_stay_a_range(name) -> None:
     table = tf.constant(np.random.default_rng(0).standard_normal((32, 2)), tf.float32)
 
     @tf.function(input_signature=[tf.TensorSpec((None, None, 2), tf.float32, name="x")])

@@ -227,7 +227,7 @@ def test_files_are_not_touched_and_python_is_not_run(tmp_path):
 
 @pytest.mark.parametrize("what", ["write", "read", "python", "unpacked file"])
 def test_initializers_of_tables_are_not_run(tmp_path, what):
-    """They may contain anything, and TensorFlow's loader, which would run them, gets no such model."""
+    """They may contain anything. TensorFlow's loader, which would run them, gets no such model."""
     target, ran = tmp_path / "written.txt", []
     (tmp_path / "other.txt").write_text("alpha\n")
 

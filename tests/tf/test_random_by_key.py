@@ -148,7 +148,7 @@ def test_a_seed_that_is_an_argument_is_the_key():
     assert sorted(np.asarray(order).tolist()) == list(range(5))
 
 
-def test_a_state_that_is_read_otherwise_is_kept():
+def test_a_state_with_other_readers_is_kept():
     generator = tf.random.Generator.from_seed(5)
 
     def function(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -194,7 +194,7 @@ def test_seeds_that_nothing_draws_from_are_left_out(random: Any, container: str,
     np.testing.assert_allclose(module(x), model(x), rtol=1e-5, atol=1e-6)
 
 
-def test_a_count_is_kept_and_so_is_a_seed_that_is_drawn_from():
+def test_counts_and_seeds_in_use_are_kept():
     count, generator = tf.Variable(0), keras.random.SeedGenerator(3)
 
     @tf.function(input_signature=[tf.TensorSpec([2])])

@@ -34,7 +34,7 @@ def _nested(x: Any, rows: Any) -> Any:
     return loop(3, rows)[0] + 0 * tf.reduce_sum(x)
 
 
-def test_what_loops_found_out_is_kept_for_rows_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_facts_found_by_loops_are_kept_for_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     traces: list[Any] = []
 
     class Counted(while_loop.TracedBranch):

@@ -111,7 +111,7 @@ def test_reads_and_assignments_keep_their_order():
     check(fn, v)
 
 
-def test_whole_numbers_of_64_bits():
+def test_integers_of_64_bits():
     v = tf.Variable(5, dtype=tf.int64, name="v", trainable=False)
 
     def fn(x):

@@ -27,7 +27,7 @@ def test_every_entry_is_for_a_public_function() -> None:
     assert unknown() == []
 
 
-def test_what_is_left_out_has_a_reason() -> None:
+def test_omissions_have_a_reason() -> None:
     empty = [f"{s.name}.{n}" for s in SUITES.values() for n, e in s.table.items() if not e]
     assert empty == []
 
@@ -64,7 +64,7 @@ def _quick(suite: Suite) -> list[tuple[str, int, Call]]:
 
 
 @pytest.mark.parametrize("name", [n for n, s in SUITES.items() if _quick(s)])
-def test_values_and_gradients_of_some(name: str) -> None:
+def test_values_and_gradients_of_a_sample(name: str) -> None:
     _assert_equal(SUITES[name], _quick(SUITES[name]), "value")
 
 

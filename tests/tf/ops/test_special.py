@@ -227,7 +227,7 @@ test_special = pytest.mark.drawn(12)(SPECIAL.test())
 test_quantize = QUANTIZE.test()
 
 
-def test_expint_where_it_has_no_values():
+def test_expint_outside_its_domain():
     x = np.array([-np.inf, -2.0, -0.5, -0.0, 0.0, 0.5, np.inf, np.nan], np.float32)
     spec = tf.TensorSpec(x.shape, x.dtype)
     fn = tf.function(tf.math.special.expint, autograph=False).get_concrete_function(spec)
