@@ -25,15 +25,10 @@ from invert.rewriting.driver import Rewriter
 from invert.rewriting.pattern import Stage
 from invert.rewriting.templates import raise_call
 from invert.stablehlo.program import Program
+from tests.rewriting.rewrites import rewritten
 
 X = np.linspace(-1.5, 2, 9, dtype=np.float32).reshape(3, 3)
 K = np.array([3, 4], np.uint32)
-
-
-def calls(f: Callable[..., Any], *args: Any) -> list[str]:
-    """The primitives of a function in order; calls by name."""
-    eqns = jax.make_jaxpr(f)(*args).jaxpr.eqns
-    return [e.params["name"] if e.primitive.name == "jit" else e.primitive.name for e in eqns]
 
 
 def pattern(name: str, root: str, function: Callable[..., Any], arity: int) -> invert.Pattern:
@@ -49,14 +44,6 @@ def pattern(name: str, root: str, function: Callable[..., Any], arity: int) -> i
         yield invert.Call(name, call, (site.out,) * arity, before=function)
 
     return invert.Pattern(name, (root,), propose)
-
-
-def rewritten(f: Callable[..., Any], p: invert.Pattern, *args: Any) -> list[str]:
-    """The primitives after the rewrite, which must preserve values."""
-    new = invert.rewrite(f, [p])
-    for got, want in zip(jax.tree.leaves(new(*args)), jax.tree.leaves(f(*args)), strict=True):
-        np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-6)
-    return calls(new, *args)
 
 
 SWISH = pattern("swish", "mul", lambda x: x * (1 / (1 + jnp.exp(-x))), 1)

@@ -38,6 +38,10 @@ class Deviation:
     variables: float
     worst: str
 
+    def check(self, *, first: float = 1e-5, last: float = 1e-4) -> None:
+        """Sums are reordered in single precision, and errors grow from step to step."""
+        assert self.first < first and self.results < last and self.variables < last, self
+
 
 @contextlib.contextmanager
 def precision(keras: Any, name: str) -> Iterator[None]:
