@@ -201,9 +201,9 @@ def _bind_eig(a: Value, left: bool, right: bool) -> Values:
 
 
 def _eig(site: Site, a: Value) -> Values:
-    """Of MAGMA's or LAPACK's interface for GPUs, and cuSOLVER's, which today's JAX chooses between.
+    """Eigenvectors, by today's interfaces for GPUs: MAGMA's, LAPACK's and cuSOLVER's.
 
-    Its choice depends on the libraries of the machine that exports.
+    Which of them JAX chooses depends on the libraries of the machine that exports.
     """
     options = attributes(site.eqn)
     left, right = (options.get(name) for name in ("left", "right"))
