@@ -54,7 +54,7 @@ def make_rule(region: MarkedRegion, backward: AnyJaxpr, x64: bool, linear: bool)
 
 
 def calls_of(region: MarkedRegion, rule: Rule, x64: bool) -> Pattern:
-    """A pattern that replaces the equations of a region by a call of its rule."""
+    """A pattern that replaces a region by a call of its rule."""
     avals = tuple(type_of(a) for a in rule.operands)
     before = plain_function(region, x64)
     call = Call(rule.kind, rule.function, avals, before=before, of_site=True)

@@ -95,7 +95,7 @@ class _Encoder:
         return [self.types, self.programs, data]
 
     def type(self, aval: Aval) -> int:
-        """Encode a type on first use, and return its number."""
+        """The number of a type, encoded on first use."""
         if id(aval) not in self._places:
             if type(aval) is not ShapedArray:
                 raise NotEncodable(f"the type {aval}")
@@ -107,7 +107,7 @@ class _Encoder:
         return self._places[id(aval)][0]
 
     def program(self, program: AnyJaxpr) -> int:
-        """Encode a program on first use, after those that it holds, and return its number."""
+        """The number of a program, encoded on first use after those inside it."""
         if id(program) not in self._places:
             made = self._program(program)
             self.programs.append(made)

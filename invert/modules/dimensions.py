@@ -72,7 +72,7 @@ def named_shapes(
 
 
 def _groups(specs: Sequence[ArgSpec]) -> dict[str, str]:
-    """The first words of the names of arguments with open lengths, if several names share each.
+    """The first words of names of open arguments, if several share each.
 
     The arguments of an encoder have one length, and those of a decoder another.
     """

@@ -75,7 +75,7 @@ _CALLS_OF_SEVERAL: dict[str, tuple[JaxFunction, ...]] = {
 
 
 def as_call(closed: J, name: str) -> J:
-    """A program as a call, if it is named like a function that JAX keeps as one.
+    """A program as a call, if named like a function that JAX calls.
 
     An export of `jnp.sinc` itself does not contain a call of it.
     """

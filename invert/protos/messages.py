@@ -15,7 +15,6 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError, Message
 
 from invert._errors import MalformedModelError
-from invert._private.tensorflow import TfObject
 from invert.protos import types, varints
 from invert.protos.varints import Bytes
 
@@ -152,11 +151,19 @@ def parse(kind: type[M], data: bytes, where: str) -> M:
         ) from error
 
 
-def own(given: TfObject, kind: type[M], where: str) -> M:
-    """A message of these classes, from bytes or TensorFlow's own message."""
+def own(given: object, kind: type[M], where: str) -> M:
+    """A message of these classes, from bytes or TensorFlow's own message.
+
+    **Raises:** `MalformedModelError`.
+    """
     if isinstance(given, message(kind)):
         return given
-    data = given if isinstance(given, bytes | bytearray) else given.SerializeToString()
+    data = given.SerializeToString() if isinstance(given, Message) else given
+    if not isinstance(data, bytes | bytearray):
+        raise MalformedModelError(
+            f"{where} is a {type(given).__name__}",
+            remedy=f"Pass a {kind.__qualname__} or its bytes.",
+        )
     return parse(kind, bytes(data), where)
 
 

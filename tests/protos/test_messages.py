@@ -17,6 +17,7 @@ from tensorflow.core.protobuf import (
     trackable_object_graph_pb2,
 )
 
+import invert
 from invert import MalformedModelError
 from invert.ir.arrays import aligned
 from invert.protos import messages, types
@@ -193,3 +194,9 @@ def test_a_large_constant_is_copied_once_and_releases_its_bytes() -> None:
     assert not np.shares_memory(value, np.frombuffer(given, np.uint8))
     assert aligned(value) is value
     assert parts.array(held.tensor_content, decode) is value
+
+
+@pytest.mark.parametrize("given", ["graph.pb", Path("graph.pb"), None, {}])
+def test_a_graph_that_is_not_a_message_is_refused(given: Any) -> None:
+    with pytest.raises(MalformedModelError, match=f"graph is a {type(given).__name__}.*GraphDef"):
+        invert.convert_graphdef(given, ["x:0"], ["y:0"])

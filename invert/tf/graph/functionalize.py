@@ -395,7 +395,7 @@ class _Rewriter:
     def _result_of_merge(
         self, merge: str, result: Tensor, predicate: Tensor, true_is_first: bool
     ) -> None:
-        """Replace a `Merge` by a result of its `If`, and the index of its input if that is read."""
+        """Replace a `Merge` by a result of its `If`; also its index, if read."""
         kind = self.nodes.pop(merge).attr["T"].type
         if merge not in self.second:
             self._add(merge, "Identity", [result])

@@ -54,7 +54,7 @@ class SplitSpace:
         return SplitSpace(source, tuple(block), tuple(pads), tuple(range(source.ndim)))
 
     def squeezed(self, axes: Sequence[int]) -> SplitSpace | None:
-        """Remove axes of size one; `None` if nothing was convolved, or if one of them was split."""
+        """Remove axes of size one; `None` before a convolution, or if one is split."""
         gone = {a % len(self.axes) for a in axes}
         if (convolve := self.convolve) is None or any(self.block[self.axes[a]] > 1 for a in gone):
             return None
