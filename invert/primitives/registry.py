@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from invert.primitives.binding import Binder, Bound
 
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
-
-E = TypeVar("E", bound="DataclassInstance")
+E = TypeVar("E")
 F = TypeVar("F", bound=Callable[..., object])
 
 
@@ -79,7 +76,7 @@ class Registry(Generic[E]):
         **Raises:** `RuntimeError` once frozen, `ValueError` if such a field was set.
         """
         self._check_open(op)
-        entry = self._entries[op]
+        entry: Any = self._entries[op]
         defaults = {field.name: field.default for field in dataclasses.fields(entry)}
         for name in fields:
             if getattr(entry, name) != defaults[name]:
