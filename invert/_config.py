@@ -126,7 +126,7 @@ def refuse(problems: Iterable[str]) -> None:
 
 
 @functools.cache
-def _hints() -> Mapping[str, Any]:
+def _hints() -> Mapping[str, object]:
     return typing.get_type_hints(Config)
 
 
@@ -145,7 +145,7 @@ def _problems(config: Config) -> Iterator[str]:
         yield f"max_scan={config.max_scan}: expected 0 or more"
 
 
-def _fits(value: Any, hint: Any) -> bool:
+def _fits(value: object, hint: object) -> bool:
     """Whether a value is of a type that a field of `Config` may have."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is Literal:
@@ -161,7 +161,11 @@ def _fits(value: Any, hint: Any) -> bool:
         return callable(value)
     if hint is Any:
         return True
-    return isinstance(value, hint) and (hint is bool or not isinstance(value, bool))
+    return (
+        isinstance(hint, type)
+        and isinstance(value, hint)
+        and (hint is bool or not isinstance(value, bool))
+    )
 
 
 def _choices(hint: object) -> list[str]:

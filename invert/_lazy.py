@@ -6,10 +6,9 @@ import importlib
 import importlib.util
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any
 
 
-def public(package: str, space: dict[str, object]) -> Callable[[str], Any]:
+def public(package: str, space: dict[str, object]) -> Callable[[str], object]:
     """The `__getattr__` of a package whose names are those of its module `_public`.
 
     **Arguments:**
@@ -34,7 +33,7 @@ def directory(package: str) -> Callable[[], list[str]]:
     return lambda: sorted({*_names(package), "compat", "patterns", "testing", "__version__"})
 
 
-def submodules(package: str, *names: str) -> Callable[[str], Any]:
+def submodules(package: str, *names: str) -> Callable[[str], object]:
     """The `__getattr__` of a package that imports these of its modules on first use."""
 
     def find(name: str) -> object:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import jax
 from jax.interpreters import ad, batching, mlir
@@ -111,7 +111,7 @@ def _refuse(target: str, what: str) -> UnsupportedOpError:
 
 
 def _lower(
-    ctx: Any,
+    ctx: mlir.LoweringRuleContext,
     *operands: ir.Value,
     target: str,
     attributes: Sequence[tuple[str, str]],

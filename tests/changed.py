@@ -1,7 +1,7 @@
-"""The test files of what changed since the last commit on main, the nearest first.
+"""The test files for everything that changed since main, the nearest first.
 
-`make quick` runs them as long as its time lasts. A test file is near to a module that has its name,
-then to one that it imports, then to one whose folder its own folder mirrors.
+`make quick` runs them until its time is up. A test file is near a module if it has the module's
+name, then if it imports the module, then if its folder mirrors the module's folder.
 """
 
 from __future__ import annotations
@@ -19,15 +19,19 @@ ROOT = Path(__file__).resolve().parent.parent
 _ALWAYS = "tests/test_architecture.py"
 
 
+def _git(*args: str) -> list[str]:
+    done = subprocess.run(("git", *args), cwd=ROOT, capture_output=True, text=True, check=False)
+    return done.stdout.splitlines() if done.returncode == 0 else []
+
+
+def _base() -> str:
+    return next(iter(_git("merge-base", "HEAD", "main")), "HEAD")
+
+
 def changed_files() -> list[str]:
     """Paths that differ from main, or are not committed, relative to the repository."""
-
-    def git(*args: str) -> list[str]:
-        done = subprocess.run(("git", *args), cwd=ROOT, capture_output=True, text=True, check=False)
-        return done.stdout.splitlines() if done.returncode == 0 else []
-
-    (base, *_) = git("merge-base", "HEAD", "main") or ["HEAD"]
-    return sorted({*git("diff", "--name-only", base), *git("ls-files", "-o", "--exclude-standard")})
+    new = _git("ls-files", "-o", "--exclude-standard")
+    return sorted({*_git("diff", "--name-only", _base()), *new})
 
 
 def nearest(changed: Iterable[str], tests: Iterable[str], text: dict[str, str]) -> list[str]:
@@ -74,19 +78,27 @@ def _distance(path: str, test: str, text: str) -> int | None:
 
 
 def ops_of(source: str) -> list[str]:
-    """The tests of the TensorFlow ops that a file of rules names."""
-    public = (ROOT / "tests/tf/ops/xla_ops.txt").read_text("utf-8").split()
-    named = set(re.findall(r'"([A-Z]\w+)"', source))
-    tested = [op for op in public if op in named and op not in EXCEPTIONS]
-    return [f"tests/tf/ops/test_ops.py::test_all_dtypes[{op}]" for op in tested]
+    """The tests of the TensorFlow ops named in a text: a file of rules, or lines of one."""
+    folder = ROOT / "tests/tf/ops"
+    recipes = "".join(p.read_text("utf-8") for p in sorted(folder.glob("recipes_*.py")))
+    tested = {*(folder / "xla_ops.txt").read_text("utf-8").split(), *_OPS.findall(recipes)}
+    named = dict.fromkeys(re.findall(r'"([A-Z]\w+)"', source))
+    ops = [op for op in named if op in tested and op not in EXCEPTIONS]
+    return [f"tests/tf/ops/test_ops.py::test_all_dtypes[{op}]" for op in ops]
+
+
+# The ops that tables of recipes have rows for.
+_OPS = re.compile(r'^    "([A-Z]\w+)": ', re.MULTILINE)
 
 
 def main() -> None:
     changed = changed_files()
-    rules = [ROOT / path for path in changed if path.startswith("invert/primitives/tf/")]
-    for path in rules:
-        if path.is_file():
-            print(*ops_of(path.read_text(encoding="utf-8")), sep="\n")
+    rules = "invert/primitives/tf"
+    # Ops whose rows or decorators changed, then the others of the same files.
+    lines = [li for li in _git("diff", "-U0", _base(), "--", rules, "tests/tf/ops") if li[0] == "+"]
+    files = [ROOT / path for path in changed if path.startswith(f"{rules}/")]
+    sources = [path.read_text(encoding="utf-8") for path in files if path.is_file()]
+    print(*ops_of("\n".join([*lines, *sources])), sep="\n")
     tests = [p.relative_to(ROOT).as_posix() for p in ROOT.glob("tests/**/test_*.py")]
     text = {test: (ROOT / test).read_text(encoding="utf-8") for test in tests}
     found = nearest(changed, tests, text)

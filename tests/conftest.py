@@ -1,5 +1,8 @@
-"""Settings every test shares: the platform, quick compilers, quiet TensorFlow, bounded memory,
-hypothesis, draws, and a budget of time."""
+"""Settings shared by all tests.
+
+The platform, fast compilation, quiet TensorFlow, bounded memory, hypothesis, the draw of slow
+cases, and a time budget.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +52,7 @@ _STARTED = time.monotonic()
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip a test that a budget has no time for; draw the same numbers in any order of tests."""
+    """Skip tests once the budget is spent; seed random numbers per test file."""
     budget = item.config.getoption("budget")
     if budget is not None and time.monotonic() - _STARTED > budget:
         pytest.skip("out of time: `make test` runs it")
@@ -75,7 +78,7 @@ DRAWN = 4
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of the slow cases of each test that were asked for, `DRAWN` stay, or as its mark says."""
+    """Keep `DRAWN` of the requested slow cases of each test, or as many as its mark says."""
     if config.getoption("every_case"):
         return
     cases: dict[tuple[str, bool], list[pytest.Item]] = defaultdict(list)

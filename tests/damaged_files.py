@@ -1,4 +1,4 @@
-"""Seeded damage to the bytes of any file, and to one file of a model at a time."""
+"""Seeded damage to the bytes of a file, or to one file of a model at a time."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def splice(rng: random.Random, data: bytearray, other: bytes) -> None:
 
 
 def name(rng: random.Random, data: bytearray, other: bytes) -> None:
-    """Changes the bytes of a name, and not their number."""
+    """Change the bytes of a name but not their number."""
     names = [m.span() for m in re.finditer(rb"[\w./()]{3,}", data)]
     if names:
         first, last = rng.choice(names)
@@ -47,7 +47,7 @@ def name(rng: random.Random, data: bytearray, other: bytes) -> None:
 
 
 def number(rng: random.Random, data: bytearray, other: bytes) -> None:
-    """Replaces a digit of a text by another."""
+    """Replace a digit of a text by another."""
     digits = [m.start() for m in re.finditer(rb"\d", data)]
     if digits:
         data[rng.choice(digits)] = rng.choice(b"0123456789")
@@ -59,14 +59,14 @@ ANYWHERE = (flip, cut, delete, insert, splice, name)
 def damaged(
     data: bytes, rng: random.Random, other: bytes = b"", kinds: Sequence[Damage] = ANYWHERE
 ) -> bytes:
-    """A file with one damage; what is spliced into it comes from `other` or from the file."""
+    """A file with one damage; spliced bytes come from `other` or the file itself."""
     changed = bytearray(data)
     rng.choice(kinds)(rng, changed, other or data)
     return bytes(changed)
 
 
 def damaged_copies(model: Path, work: Path, rng: random.Random) -> Iterator[Path]:
-    """Copies a model, a file or a folder, to `work` again and again, each with one file damaged.
+    """Copy a model (a file or folder) to `work` repeatedly, with one damaged file each.
 
     **Returns:** an iterator over the damaged files.
     """

@@ -1,4 +1,4 @@
-"""JAX's own cases of its primitives, and how a recovered function is compared with its original.
+"""JAX's own test cases of its primitives, and comparisons with recovered functions.
 
 The cases ship in the jax wheel (`jax._src.internal_test_util.test_harnesses`).
 """
@@ -31,7 +31,7 @@ TOLERANCES = {
 
 
 def difference(got: Any, want: Any, factor: float = 1.0) -> str | None:
-    """What tells two pytrees of arrays apart, or `None`.
+    """The difference between two pytrees of arrays, or `None`.
 
     **Arguments:**
 
@@ -172,9 +172,9 @@ def harnesses() -> dict[str, Any]:
 
 
 def sample(size: int) -> list[str]:
-    """A fixed sample of the cases that takes from every group in turn.
+    """A fixed sample of the cases, from each group in turn.
 
-    The order inside a group is that of a hash of the name, so a case that comes or goes in another
+    Within a group, cases are ordered by a hash of the name. So a case added or removed by another
     release of JAX changes little.
     """
     groups: dict[str, list[str]] = defaultdict(list)
@@ -223,7 +223,7 @@ def compare(
     seed: int = 0,
     factor: float = 1.0,
 ) -> dict[str, str]:
-    """Compares two functions under every transformation that the original itself allows.
+    """Compare two functions under every transformation that the original allows.
 
     **Returns:** the failures, by name of the transformation.
     """

@@ -13,6 +13,7 @@ from types import ModuleType
 
 import pytest
 
+import invert
 from invert import InvertError, _errors
 
 ROOT = Path(__file__).parents[1]
@@ -50,7 +51,7 @@ ROOM_OF = {_module_name(path): _room(path) for path in SOURCES}
 
 
 def imports(tree: ast.AST, package: str) -> Iterator[tuple[int, str]]:
-    """Yield `(line, absolute module)` for everything `tree` imports, wherever it stands.
+    """Yield `(line, absolute module)` for every import in `tree`, at any level.
 
     `from a import b` counts as `a.b`: `b` may be a module, and an attribute does no harm, since
     every question asked here is about prefixes.
@@ -75,7 +76,7 @@ def imports(tree: ast.AST, package: str) -> Iterator[tuple[int, str]]:
 
 
 def _texts(nodes: Iterable[ast.expr]) -> Iterator[str]:
-    """The strings among some arguments, of an f-string its beginning."""
+    """The strings among some arguments; of an f-string, its beginning."""
     for node in nodes:
         first = node.values[0] if isinstance(node, ast.JoinedStr) and node.values else node
         if isinstance(first, ast.Constant) and isinstance(first.value, str):
@@ -122,7 +123,7 @@ def _names_private_module(text: object) -> bool:
 
 
 def private_names(tree: ast.AST) -> Iterator[str]:
-    """The names with an underscore that `tree` defines."""
+    """The names with a leading underscore that `tree` defines."""
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             yield node.name
@@ -131,7 +132,7 @@ def private_names(tree: ast.AST) -> Iterator[str]:
 
 
 class Source:
-    """What the rules ask of a file: its trees together would take much memory."""
+    """The facts about a file that the rules need; all trees together would take much memory."""
 
     def __init__(self, path: Path):
         tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -177,7 +178,7 @@ def _within(module: str, prefix: str) -> bool:
 
 
 def _room_of(module: str) -> str:
-    """The room of a module, or of the module that holds a name."""
+    """The room of a module, or of the module that defines a name."""
     while module not in ROOM_OF:
         module = module.rpartition(".")[0]
     return ROOM_OF[module]
@@ -402,6 +403,27 @@ def test_every_public_name_is_in_the_docs() -> None:
     assert sorted(public) == sorted(documented)
 
 
+@pytest.mark.parametrize("path", sorted((ROOT / "tests").rglob("*.py")), ids=_relative)
+def test_tests_import_public_names_from_the_package(path: Path) -> None:
+    wrong = [
+        f"{_relative(path)}:{node.lineno}: from invert import {alias.name}"
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ImportFrom) and _within(node.module or "", "invert")
+        for alias in node.names
+        if node.module != "invert" and f"{node.module}.{alias.name}" in _public_origins()
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+@functools.cache
+def _public_origins() -> frozenset[str]:
+    """The public names by defining module, such as `invert._config.Config`."""
+    tree = ast.parse((PACKAGE / "_public.py").read_text(encoding="utf-8"))
+    names = [a.name for n in tree.body if isinstance(n, ast.ImportFrom) for a in n.names]
+    values = (getattr(invert, name) for name in names)
+    return frozenset(f"{value.__module__}.{value.__qualname__}" for value in values)
+
+
 # Paths that exist on one machine only, and files beside the checkout. Written as classes of
 # characters so that this file does not match itself.
 _NOT_OURS = re.compile(
@@ -410,7 +432,7 @@ _NOT_OURS = re.compile(
 
 
 def _tracked() -> list[Path]:
-    """Files of the tree that git does not ignore; all source files where there is no git."""
+    """Files that git does not ignore; without git, all source files."""
     try:
         listed = subprocess.run(
             ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"],

@@ -1,4 +1,4 @@
-"""Benchmarks that write programs run to their end, as nothing else notices what they call move."""
+"""Benchmarks that write programs run to the end: no other test notices a moved name."""
 
 from __future__ import annotations
 

@@ -32,3 +32,5 @@ def test_the_nearest_tests_come_first(changed: str, expected: list[str]) -> None
 def test_a_file_of_rules_has_the_tests_of_its_ops() -> None:
     source = '@rule("TopKV2")\ndef top_k(x: Array, k: Int, *, op: str): return named("NoSuchOp")'
     assert ops_of(source) == ["tests/tf/ops/test_ops.py::test_all_dtypes[TopKV2]"]
+    # XLA does not compile it, but there are recipes for it.
+    assert ops_of('@rule("MapDefun")') == ["tests/tf/ops/test_ops.py::test_all_dtypes[MapDefun]"]

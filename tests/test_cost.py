@@ -1,4 +1,4 @@
-"""What a conversion does not do twice, counted rather than timed."""
+"""Work that a conversion does not repeat, counted rather than timed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from invert.rewriting.templates import raise_call
 
 
 def counted(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> list[Any]:
-    """The first arguments of the calls of a function."""
+    """Record the first arguments of the calls of a function."""
     calls: list[Any] = []
     function = getattr(owner, name)
 

@@ -1,4 +1,4 @@
-"""Bugs of this package are not taken for refusals of JAX."""
+"""Bugs of this package are not mistaken for refusals by JAX."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from invert.rewriting import expansion, templates
 
 
 def _takes_nothing() -> None:
-    """Called with arguments, it raises a `TypeError` in the code of its caller."""
+    """Called with arguments, it raises a `TypeError` in its caller's code."""
 
 
 def _own_type_error() -> None:
@@ -74,7 +74,7 @@ def test_a_bug_while_comparing_is_not_a_certificate(monkeypatch: pytest.MonkeyPa
 
 
 def test_programs_are_compared_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A GPU's products of float32 are not exact enough for it."""
+    """A GPU's float32 products are not accurate enough."""
     devices = []
 
     def recording(*args: Value) -> float:

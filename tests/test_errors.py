@@ -116,7 +116,7 @@ def test_stored_pointer_is_never_called() -> None:
 
 @pytest.mark.parametrize("target", ["__cudnn$fmhaSoftmax", "__gpu$xla.gpu.triton"])
 def test_custom_calls_of_the_compiler_lower_for_its_platform(target: str) -> None:
-    """XLA implements them itself, for GPUs only; they are in no registry."""
+    """XLA implements them itself, for GPUs only; they are not registered."""
     text = module(
         f'%r = "stablehlo.custom_call"(%a) {{call_target_name = "{target}"}} : (tensor<2xf32>) -> '
         "tensor<2xf32>\nreturn %r : tensor<2xf32>"
@@ -208,7 +208,6 @@ def test_each_option_takes_its_documented_values(name: str, values: tuple, wrong
 def test_names_of_a_model_do_not_reach_a_terminal_as_they_are(
     evil: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from invert._errors import InvertError, Problem, UnsupportedOpError
     from invert.cli.terminal import Progress
 
     report = invert.from_stablehlo(module("  return %a : tensor<2xf32>")).report
@@ -219,8 +218,12 @@ def test_names_of_a_model_do_not_reach_a_terminal_as_they_are(
     line = capsys.readouterr().err.replace("\r\x1b[K", "")
     texts = [
         str(named),
-        str(InvertError(f"name {evil}")),
-        str(UnsupportedOpError([Problem(f"tf.{evil}", "reason", f"node {evil}", "remedy")])),
+        str(invert.InvertError(f"name {evil}")),
+        str(
+            invert.UnsupportedOpError(
+                [invert.Problem(f"tf.{evil}", "reason", f"node {evil}", "remedy")]
+            )
+        ),
         line,
     ]
     for text in texts:

@@ -1,4 +1,4 @@
-"""What importing `invert` costs, and what happens where TensorFlow is not installed."""
+"""The cost of importing `invert`, and its behaviour without TensorFlow."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_help_imports_nothing_heavy() -> None:
     assert out.splitlines()[-1] == "[]"
 
 
-def test_public_names_come_when_they_are_asked_for() -> None:
+def test_public_names_are_imported_on_first_use() -> None:
     out = _run(
         "import sys, invert\n"
         "early = 'jax' in sys.modules\n"
@@ -89,6 +89,6 @@ def test_public_names_come_when_they_are_asked_for() -> None:
 
 
 def test_rules_can_be_imported_in_any_order() -> None:
-    """SavedModels come to the rules of StableHLO by another way than modules do."""
+    """SavedModels reach the rules of StableHLO by another import path than modules."""
     for module in ("frontends.saved_graph", "primitives.stablehlo.linear"):
         _run(f"import invert.{module}")

@@ -1,4 +1,4 @@
-"""What a process that converts all day relies on: memory and time stay, threads do not mix."""
+"""A process that converts all day: bounded memory and time, independent threads."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def artifact(i: int) -> bytearray:
     return jax.export.export(jax.jit(program(i)))(X, X).serialize()
 
 
-def test_a_program_goes_with_its_module() -> None:
+def test_a_program_is_freed_with_its_module() -> None:
     module = invert.from_exported(artifact(0))
     kept = weakref.ref(module.jaxpr)
     del module
@@ -44,7 +44,7 @@ def test_a_program_goes_with_its_module() -> None:
     assert kept() is None
 
 
-def test_nothing_kept_holds_a_module() -> None:
+def test_no_cache_holds_a_module() -> None:
     def contexts() -> int:
         gc.collect()
         return sum(type(x).__name__ == "JaxIrContext" for x in gc.get_objects())
@@ -57,7 +57,7 @@ def test_nothing_kept_holds_a_module() -> None:
     assert counts[2] == counts[-1]
 
 
-def test_programs_that_check_a_text_do_not_stay() -> None:
+def test_programs_that_check_a_text_are_freed() -> None:
     def kept(first: int, last: int) -> int:
         for i in range(first, last):
             assert invert.from_exported(artifact(i)).source
@@ -86,7 +86,7 @@ def resident() -> float:
 @pytest.mark.slow
 @pytest.mark.parametrize("source", [False, True])
 def test_many_conversions(source: bool) -> None:
-    """Of the modules that texts become, JAX keeps the classes: some 50 kB each."""
+    """JAX keeps the classes of emitted modules: some 50 kB each."""
     count, warm = 300, 100
     artifacts = [artifact(i) for i in range(count)]
     for i, data in enumerate(artifacts):

@@ -1,4 +1,4 @@
-"""The walk of `docs/architecture.md`: its steps in their order, and none that calls back up."""
+"""The walk of `docs/architecture.md`: its steps in order, none calling back up."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def _floor(step: Step) -> int:
 
 
 def _step(frame: FrameType) -> Step | None:
-    """The step whose function runs, or an object of whose class is made, in a frame.
+    """The step that runs in a frame: its function, or the construction of its class.
 
-    Functions inside a step, and methods, may run later: they are handed down.
+    Functions inside a step, and methods, may run later, since they are passed down.
     """
     code = frame.f_code
     if not code.co_filename.startswith(f"{PACKAGE}/"):
@@ -77,7 +77,7 @@ def walked(call: Callable[[], object]) -> tuple[list[Step], set[tuple[Step, Step
 
 
 def _served() -> Any:
-    """A TensorFlow function with TensorFlow ops, a StableHLO module and a gradient of its own."""
+    """A TensorFlow function with TensorFlow ops, a StableHLO module and a custom gradient."""
     tf = pytest.importorskip("tensorflow")
     from jax.experimental import jax2tf
 

@@ -62,7 +62,7 @@ def keras_variables(variables: Iterable[TfObject]) -> tuple[dict[int, str], dict
 
 
 # Keras variables by the `id` of the TensorFlow variable that each holds.
-_holders: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+_holders: weakref.WeakValueDictionary[int, TfObject] = weakref.WeakValueDictionary()
 
 
 def _holder(variable: object) -> TfObject | None:

@@ -79,7 +79,7 @@ def _data(
     found: check.Comparisons,
     written: Sequence[Path],
 ) -> dict[str, object]:
-    """What was done, for JSON."""
+    """The outcome of the command, as data for JSON."""
     failed = module.failed if isinstance(module, Methods) else {}
     return {
         "path": str(model.path),

@@ -11,7 +11,7 @@ import re
 import shutil
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 
@@ -31,6 +31,12 @@ _MANY = 2000
 _CONTEXT = 3
 
 
+class _Compared(TypedDict):
+    name: str
+    same: bool
+    lines: list[str]
+
+
 def run(options: argparse.Namespace) -> int:
     """Print the differences of two programs; 1 if there are any, otherwise 0."""
     with Progress(options.progress) as progress:
@@ -42,7 +48,7 @@ def run(options: argparse.Namespace) -> int:
         progress("comparing")
         a, b = (programs_of(side, other) for side, other in (sides, sides[::-1]))
     width = options.width or shutil.get_terminal_size((130, 24)).columns
-    programs: list[dict[str, Any]] = []
+    programs: list[_Compared] = []
     for title, x, y in _pairs(a, b):
         if x is None or y is None:
             lines, found = [f"only in {options.a if y is None else options.b}"], True

@@ -9,7 +9,8 @@ import contextlib
 import contextvars
 import inspect
 from collections.abc import Iterator, Mapping
-from typing import Any, cast
+from types import FunctionType
+from typing import cast
 
 from invert._private.tensorflow import TfObject
 from invert.tf.ops.node import import_tensorflow
@@ -56,7 +57,7 @@ def _referred(function: object) -> Iterator[tuple[tuple[str, ...], TfObject]]:
         yield (), owner
     plain = getattr(plain, "__func__", plain)
     with contextlib.suppress(TypeError, ValueError):  # not a Python function, or an empty cell
-        found = inspect.getclosurevars(cast(Any, plain))
+        found = inspect.getclosurevars(cast(FunctionType, plain))
         for name, value in {**found.nonlocals, **found.globals}.items():
             yield () if isinstance(value, tf.Module) else (name,), value
 

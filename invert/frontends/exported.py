@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from typing import cast
 
 import jax
@@ -30,6 +30,7 @@ from invert.frontends.stablehlo import given_names
 from invert.ir.avals import is_differentiable
 from invert.ir.gradient_marker import Gradient, mark
 from invert.ir.jaxprs import is_wide_dtype, sub_jaxprs
+from invert.ir.order import reached
 from invert.ir.types import Aval, Eqn, Jaxpr, Value
 from invert.stablehlo.program import ArrayType, Program
 
@@ -86,20 +87,14 @@ def _is_rule(eqn: Eqn) -> bool:
 
 def _has_rules(jaxpr: Jaxpr) -> bool:
     """Whether a program has derivative rules of its author; visits shared parts once."""
-    pending, seen = [jaxpr], set[Jaxpr]()
-    while pending:
-        current = pending.pop()
-        if current in seen:
-            continue
-        seen.add(current)
-        if any(map(_is_rule, current.eqns)):
-            return True
+
+    def inside(current: Jaxpr) -> Iterator[Jaxpr]:
         for eqn in current.eqns:
             # The derivative of a linear solve does not depend on how it is solved.
             solve = eqn.primitive.name == "custom_linear_solve"
-            inner = [eqn.params["jaxprs"].matvec] if solve else sub_jaxprs(eqn)
-            pending += map(open_jaxpr, inner)
-    return False
+            yield from map(open_jaxpr, [eqn.params["jaxprs"].matvec] if solve else sub_jaxprs(eqn))
+
+    return any(_is_rule(eqn) for current in reached([jaxpr], inside) for eqn in current.eqns)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import jax
 import numpy as np
@@ -13,6 +12,7 @@ from invert._entry import ArgSpec, EntryPoint, Param
 from invert._errors import SignatureError, UnsupportedOpError, nested_too_deep
 from invert.frontends.graph_entry import graph_entry, without_text
 from invert.frontends.signature import Signature, numbered
+from invert.ir.types import Tree
 from invert.protos.messages import own
 from invert.protos.ops import op_def
 from invert.protos.tensors import decode_shape
@@ -58,7 +58,7 @@ def entry_point(
         raise UnsupportedOpError(problems)
     keys = list(outputs) if isinstance(outputs, Mapping) else None
     order = sorted(range(len(outputs)), key=lambda i: keys[i]) if keys else range(len(outputs))
-    structure: Any = dict.fromkeys(keys, 0) if keys is not None else (0,) * len(outputs)
+    structure: Tree = dict.fromkeys(keys, 0) if keys is not None else (0,) * len(outputs)
     if keys is None and len(outputs) == 1:
         structure = 0
     return graph_entry(

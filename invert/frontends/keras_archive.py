@@ -15,7 +15,6 @@ import zipfile
 import zlib
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 from invert._config import Config
 from invert._entry import EntryPoint
@@ -221,7 +220,7 @@ def _weight_problems(data: io.BytesIO, held: int) -> Iterator[Problem]:
         return  # Keras does not read them either
     declared = 0
     with h5py.File(data, "r") as weights:
-        pending: list[tuple[str, Any]] = [("", weights)]
+        pending: list[tuple[str, h5py.Group]] = [("", weights)]
         seen: set[Hashable] = set()
         while pending:
             place, group = pending.pop()

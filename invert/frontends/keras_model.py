@@ -120,7 +120,7 @@ def _inputs_of(model: object) -> TfObject:
 
 
 def attributes(model: object) -> dict[str, str]:
-    """The attributes that hold a layer's inner layers, by Keras's names of these.
+    """The attributes that hold a layer's inner layers, by Keras's names for them.
 
     `self.query = Dense(8)` is the layer `dense_3`. Names that the author chose, and layers held
     twice, are left out.

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 from invert._errors import Problem
 from invert._private.tensorflow import tf_restored_class
 from invert.frontends.folder import assets_of
+from invert.ir.order import reached
 from invert.protos.messages import M, message
 from invert.protos.ops import op_def
 from invert.protos.types import (
@@ -351,11 +352,11 @@ class _Check:
         elif not (node.op in self.functions or node.op in _HARMLESS | _CALLS or _is_pure(node.op)):
             yield _problem(node, where, _reason(node.op))
 
-    def _too_much(self, reached: Iterable[str]) -> Iterator[Problem]:
+    def _too_much(self, names: Iterable[str]) -> Iterator[Problem]:
         """Functions that are recursive or do not end."""
         costs: dict[str, int] = {}
         entered: set[str] = set()
-        for root in reached:
+        for root in names:
             pending = [root]
             while pending:
                 name = pending[-1]
@@ -474,16 +475,11 @@ def _ancestors(
     nodes: Mapping[str, NodeDef], roots: Sequence[str], fed: frozenset[str]
 ) -> Iterator[NodeDef]:
     """`roots` and all nodes that they depend on by data or control edges."""
-    pending = list(roots)
-    seen: set[str] = set()
-    while pending:
-        text = pending.pop()
-        name = _source(text)
-        if _tensor(text) in fed or name in seen or name not in nodes:
-            continue
-        seen.add(name)
-        yield nodes[name]
-        pending += nodes[name].input
+
+    def sources(texts: Iterable[str]) -> Iterator[str]:
+        return (n for t in texts if _tensor(t) not in fed and (n := _source(t)) in nodes)
+
+    return (nodes[name] for name in reached(sources(roots), lambda n: sources(nodes[n].input)))
 
 
 def _implements(function: FunctionDef) -> bytes:

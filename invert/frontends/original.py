@@ -28,7 +28,7 @@ def of_saved_model(path: str | os.PathLike[str], name: str) -> Original:
 
 
 def of_keras(path: str | os.PathLike[str]) -> Original:
-    """A Keras model at inference."""
+    """The Keras model of a file, at inference."""
     from invert.frontends import keras_archive
 
     model = keras_archive.load(Path(path))
@@ -36,7 +36,7 @@ def of_keras(path: str | os.PathLike[str]) -> Original:
 
 
 def of_graph(data: bytes, inputs: Sequence[str], outputs: Sequence[str]) -> Original:
-    """A bare graph between these tensors."""
+    """A bare graph as a function between these tensors."""
     from invert.frontends.graphdef import full, read
 
     tf = import_tensorflow()

@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeAlias, TypeVar
 
 from invert._config import Config
 from invert._entry import EntryPoint, Param, Trace, unique
@@ -308,7 +308,7 @@ class _Model:
         self._params: dict[int, Param] = {}
 
     def entry_points(self, strict: bool) -> EntryPoints:
-        """All functions and signatures."""
+        """The entry points of all functions and signatures."""
         return EntryPoints(self._functions(), self._signatures(), strict=strict)
 
     def _functions(self) -> dict[str, Read]:
@@ -448,14 +448,17 @@ def _failing(error: InvertError) -> Read:
     return read
 
 
+# The path of the parent and a name; `None` for the root.
+_Path: TypeAlias = "tuple[_Path, str] | None"
+
+
 def _reachable(objects: SavedObjects) -> list[tuple[str, int]]:
     """Functions and variables by their paths, breadth first; an object may have many paths."""
     paths: list[tuple[str, int]] = []
-    # A path is its parent's path and a name.
-    level: list[tuple[Any, int]] = [((), 0)] if objects.children else []
+    level: list[tuple[_Path, int]] = [(None, 0)] if objects.children else []
     expanded: set[int] = set()
     while level:
-        following: list[tuple[Any, int]] = []
+        following: list[tuple[_Path, int]] = []
         for path, index in level:
             if objects.kind(index) in ("function", "variable"):
                 paths.append((_joined(path), index))
@@ -463,15 +466,15 @@ def _reachable(objects: SavedObjects) -> list[tuple[str, int]]:
                 continue
             expanded.add(index)
             for name, child in objects.children[index].items():
-                if path or name != "signatures":
+                if path is not None or name != "signatures":
                     following.append(((path, name), child))
         level = following
     return paths
 
 
-def _joined(path: Value) -> str:
-    names = []
-    while path:
+def _joined(path: _Path) -> str:
+    names: list[str] = []
+    while path is not None:
         path, name = path
         names.append(name)
     return ".".join(reversed(names))

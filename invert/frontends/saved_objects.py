@@ -105,7 +105,7 @@ class SavedObjects:
     # -- functions
 
     def function(self, index: int) -> SavedFunction:
-        """The function that an object is."""
+        """An object as a function."""
         proto = self.graph.nodes[index].function
         parameters = parameters_of(proto.function_spec)
         return SavedFunction(
@@ -114,7 +114,7 @@ class SavedObjects:
         )
 
     def bare(self, index: int) -> Concrete:
-        """The concrete function that an object is."""
+        """An object as a concrete function."""
         proto = self.graph.nodes[index].bare_concrete_function
         has_spec = proto.HasField("function_spec") and proto.function_spec.HasField("fullargspec")
         parameters = parameters_of(proto.function_spec) if has_spec else None
@@ -287,7 +287,7 @@ class SavedObjects:
         return PurePosixPath("variables", "variables.index") in self._files.found
 
     def _filled(self, function: str, index: int) -> Filled | None:
-        """How a function fills a table."""
+        """Read how a function fills a table."""
         saved, proto = self.graph.concrete_functions, self.library.functions.get(function)
         if proto is None or function not in saved:
             return None

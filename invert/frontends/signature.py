@@ -7,7 +7,7 @@ import inspect
 import itertools
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import jax
 import numpy as np
@@ -423,7 +423,7 @@ def split_signature(
     return Signature(new_args, new_kwargs, tuple(n for n, _ in named), order)
 
 
-_GONE: Any = object()
+_GONE: Tree = object()
 
 
 def _pruned(tree: object) -> Tree:

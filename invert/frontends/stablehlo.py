@@ -7,7 +7,6 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
@@ -54,8 +53,8 @@ def _hlo_of(compiled: jax.stages.Compiled) -> bytes:
 
     **Raises:** `MalformedModelError` if its runtime does not provide it.
     """
-    executable: Any = compiled.runtime_executable()
-    modules: list[Any] = executable.hlo_modules() if hasattr(executable, "hlo_modules") else []
+    executable = compiled.runtime_executable()
+    modules = getattr(executable, "hlo_modules", list)()
     if len(modules) != 1:
         raise MalformedModelError(
             f"the compiled function has {len(modules)} HLO modules, but one is needed",

@@ -17,13 +17,13 @@ from invert.ir.graph import Graph
 from invert.ir.interpret import replacing, retrace
 from invert.ir.jaxprs import canonicalize
 from invert.ir.sizes import Shape, is_open
-from invert.ir.types import AnyJaxpr, Atom, ClosedJaxpr, Eqn, Literal, Value
+from invert.ir.types import AnyJaxpr, Atom, ClosedJaxpr, Eqn, Value
 
 _Config = list[tuple[int, int, int]]
 
 
 def with_paddings(program: ClosedJaxpr) -> ClosedJaxpr | None:
-    """Replace sums into zeros at one place by paddings; `None` without any."""
+    """Replace additions into zeros at one place by paddings; `None` if there are none."""
     graph = Graph(program)
     programs: dict[Eqn, AnyJaxpr] = {}
     for eqn in graph.by_primitive.get("scatter-add", ()):
@@ -61,7 +61,9 @@ def _config(graph: Graph, eqn: Eqn) -> _Config | None:
     numbers = eqn.params["dimension_numbers"]
     start = _place(graph, indices)
     whole = len(numbers.update_window_dims) == len(part.aval.shape)
-    if numbers.operand_batching_dims or start is None or not whole or not _is_zero(graph, zeros):
+    if numbers.operand_batching_dims or start is None or not whole:
+        return None
+    if (number := graph.filling(zeros)) is None or number.val:
         return None
     sizes = iter(part.aval.shape)
     config: _Config = []
@@ -76,23 +78,16 @@ def _config(graph: Graph, eqn: Eqn) -> _Config | None:
     return config
 
 
-def _is_zero(graph: Graph, atom: Atom) -> bool:
-    eqn = graph.producer(atom, "broadcast_in_dim")
-    return eqn is not None and isinstance(eqn.invars[0], Literal) and not eqn.invars[0].val
-
-
 def _place(graph: Graph, atom: Atom) -> Sequence[int] | None:
     """The numbers in a vector of indices, if they are known."""
     if len(atom.aval.shape) != 1:
         return None
     if atom in graph.consts:
         return [int(n) for n in np.asarray(graph.consts[atom])]
-    eqn = graph.producer(atom, "broadcast_in_dim", "concatenate")
-    if eqn is None:
+    if (number := graph.filling(atom)) is not None:
+        return [int(number.val)] * atom.aval.shape[0]
+    if (eqn := graph.producer(atom, "concatenate")) is None:
         return None
-    if eqn.primitive.name == "broadcast_in_dim":
-        value = eqn.invars[0]
-        return [int(value.val)] * atom.aval.shape[0] if isinstance(value, Literal) else None
     parts = [_place(graph, a) for a in eqn.invars]
     known = [p for p in parts if p is not None]
     return [n for p in known for n in p] if len(known) == len(parts) else None

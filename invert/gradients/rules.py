@@ -20,7 +20,7 @@ from invert.ir.graph import Graph
 from invert.ir.linearity import is_linear
 from invert.ir.numbers import on_cpu
 from invert.ir.substitution import at_samples
-from invert.ir.types import AnyJaxpr, Atom, JaxFunction, Literal, Value
+from invert.ir.types import AnyJaxpr, Atom, JaxFunction, Value
 from invert.rewriting.driver import Rewriter
 from invert.rewriting.pattern import Call, Pattern, Stage
 from invert.rewriting.templates import written_call
@@ -43,14 +43,8 @@ def stopped(*values: Value) -> list[Value]:
 def is_zero(closed: AnyJaxpr) -> bool:
     """Whether all results of a program are zero for any arguments."""
     graph = Graph(closed, consts_of(closed))
-
-    def zero(atom: Atom) -> bool:
-        if isinstance(atom, Literal):
-            return not np.any(atom.val)
-        eqn = graph.producers.get(atom)
-        return eqn is not None and eqn.primitive.name == "broadcast_in_dim" and zero(eqn.invars[0])
-
-    return bool(graph.jaxpr.outvars) and all(map(zero, graph.jaxpr.outvars))
+    numbers = [graph.filling(atom) for atom in graph.jaxpr.outvars]
+    return bool(numbers) and all(n is not None and not n.val for n in numbers)
 
 
 def make_rule(region: MarkedRegion, backward: AnyJaxpr, x64: bool, linear: bool) -> Rule:
@@ -60,7 +54,7 @@ def make_rule(region: MarkedRegion, backward: AnyJaxpr, x64: bool, linear: bool)
 
 
 def calls_of(region: MarkedRegion, rule: Rule, x64: bool) -> Pattern:
-    """A pattern that replaces the equations of a region by a call of its rule."""
+    """A pattern that replaces a region by a call of its rule."""
     avals = tuple(type_of(a) for a in rule.operands)
     before = plain_function(region, x64)
     call = Call(rule.kind, rule.function, avals, before=before, of_site=True)

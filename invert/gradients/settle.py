@@ -117,7 +117,7 @@ class GradientResolver:
     cache: GradientCache = dataclasses.field(default_factory=GradientCache)
 
     def __call__(self, closed: J) -> J:
-        """The closed jaxpr without markers."""
+        """Settle all markers of a program."""
         if custom_gradient_p.name not in jaxprs.names_in(open_jaxpr(closed)):
             return closed
         outer = open_jaxpr(closed)

@@ -37,7 +37,7 @@ def equal_carries(parts: WhileParts, starts: Sequence[Hashable]) -> tuple[dict[i
 
 
 def sharing(parts: WhileParts, same: Mapping[int, int]) -> WhileParts:
-    """A loop that reads one carry for equal ones, which become dead."""
+    """Make a loop read one carry in place of its equals, which become dead."""
 
     def renamed(program: AnyJaxpr, variables: Sequence[Var]) -> AnyJaxpr:
         names = {variables[i]: variables[k] for i, k in same.items()}

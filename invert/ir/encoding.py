@@ -12,6 +12,7 @@ import enum
 import functools
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
 from typing import Any
 
 import jax
@@ -39,7 +40,7 @@ _PLAIN = frozenset({int, bool, str, type(None)})
 _MOST_BYTES = 1 << 16
 # Raised here, and by JAX, for parts that do not fit.
 _FAULTS = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, AssertionError)
-# A function that `reduce` holds beside the jaxpr of it.
+# `reduce` holds a function next to its jaxpr.
 _COMPUTATION = ["computation"]
 
 
@@ -48,7 +49,7 @@ class NotEncodable(Exception):
 
 
 class Damaged(Exception):
-    """Data that no program was encoded to."""
+    """Data that does not decode to a program."""
 
 
 def encoded(value: Value) -> Data:
@@ -94,7 +95,7 @@ class _Encoder:
         return [self.types, self.programs, data]
 
     def type(self, aval: Aval) -> int:
-        """The number of a type."""
+        """The number of a type, encoded on first use."""
         if id(aval) not in self._places:
             if type(aval) is not ShapedArray:
                 raise NotEncodable(f"the type {aval}")
@@ -106,7 +107,7 @@ class _Encoder:
         return self._places[id(aval)][0]
 
     def program(self, program: AnyJaxpr) -> int:
-        """The number of a program, after those that it holds."""
+        """The number of a program, encoded on first use after those inside it."""
         if id(program) not in self._places:
             made = self._program(program)
             self.programs.append(made)
@@ -237,7 +238,7 @@ class _KeyEncoder(_Encoder):
         if callable(value):
             module = getattr(value, "__module__", "")
             name = getattr(value, "__qualname__", getattr(value, "__name__", ""))
-            found: Any = sys.modules.get(module)
+            found: ModuleType | None = sys.modules.get(module)
             for part in name.split("."):
                 found = getattr(found, part, None)
             if found is value and name:

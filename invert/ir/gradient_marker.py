@@ -50,7 +50,7 @@ custom_gradient_p.multiple_results = True
 def mark(
     gradient: Gradient, results: Sequence[Value], inputs: Sequence[Value], captures: Sequence[Value]
 ) -> list[Value]:
-    """The results, marked as those of a function of `inputs` with this gradient."""
+    """Mark results as those of a function of `inputs` with this gradient."""
     return custom_gradient_p.bind(
         *results,
         *inputs,

@@ -58,6 +58,14 @@ class Graph:
             return None
         return eqn
 
+    def filling(self, atom: Atom) -> Literal | None:
+        """The number that fills `atom`, perhaps by broadcasts and reshapes, if it is constant."""
+        while is_var(atom):
+            if (eqn := self.producer(atom, "broadcast_in_dim", "reshape")) is None:
+                return None
+            atom = eqn.invars[0]
+        return atom if not atom.aval.shape else None
+
     def needed(
         self, ends: Iterable[Atom], given: Container[Atom] = ()
     ) -> tuple[list[Eqn], list[Var]]:

@@ -100,7 +100,7 @@ def names_primitives(closed: AnyJaxpr) -> bool:
 
 
 def assumes_order(jaxpr: Jaxpr) -> bool:
-    """Whether any sort has a comparator not known as strict weak order."""
+    """Whether any sort's comparator is not known to be a strict weak order."""
     return any(hint_of(eqn).assumes_order for eqn in equations(jaxpr))
 
 

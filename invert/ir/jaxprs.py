@@ -98,7 +98,7 @@ _NORMALIZED = frozenset({"while", "gather", dim_as_value_p.name})
 
 
 def _live(jaxpr: Jaxpr) -> Jaxpr:
-    """Remove dead equations and carried values that no loop needs.
+    """Remove dead equations, and carried values that no loop needs.
 
     JAX's own dead code elimination keeps the latter.
     """

@@ -102,7 +102,7 @@ def _param_key(value: Value) -> Value:
 
 @by_jaxpr
 def _program_key(program: AnyJaxpr) -> Hashable | None:
-    """A key equal for programs that differ in the names of variables alone.
+    """A key, the same for programs that differ only in names of variables.
 
     `None` if equal keys would not prove that, or if it would hold arrays.
     """

@@ -57,7 +57,7 @@ def rewritten(jaxpr: Jaxpr, step: Callable[[Eqn], Made | None]) -> Jaxpr:
 
 
 def in_place_of(eqn: Eqn, operands: Sequence[Atom], function: JaxFunction) -> list[Eqn]:
-    """A function's equations on `operands`, with an equation's results and place."""
+    """Trace a function on `operands`, as equations with the results and source of `eqn`."""
     with jax.enable_x64(True):
         program = open_jaxpr(trace_closed(function, *(a.aval for a in operands)))
     names: dict[Atom, Atom] = dict(

@@ -322,11 +322,6 @@ def _start(atom: Atom, graph: Graph) -> Hashable:
 
 
 def _filled(atom: Atom, graph: Graph) -> bytes | None:
-    """The number that fills an array; `None` if unknown."""
-    while not isinstance(atom, Literal):
-        eqn = graph.producers.get(atom)
-        if eqn is None or eqn.primitive not in (lax.broadcast_in_dim_p, lax.reshape_p):
-            return None
-        (atom, *_) = eqn.invars
-    value = np.asarray(atom.val, atom.aval.dtype)
-    return value.tobytes() if not value.shape else None
+    """The bits of the number that fills an array; `None` if unknown."""
+    number = graph.filling(atom)
+    return None if number is None else np.asarray(number.val, number.aval.dtype).tobytes()

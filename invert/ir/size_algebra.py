@@ -60,7 +60,7 @@ class Sizes:
 
     @classmethod
     def of(cls, number: Number, dtype: np.dtype) -> Sizes:
-        """One number."""
+        """An array that holds one number."""
         array = np.empty((), object)
         array[()] = number.item() if isinstance(number, np.generic) else number
         return cls(array, np.dtype(dtype))

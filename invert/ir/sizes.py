@@ -14,7 +14,7 @@ import functools
 import math
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import jax
 import numpy as np
@@ -32,10 +32,13 @@ from invert._private.jax import (
 from invert._private.jax import DimSize as DimSize
 from invert.ir.types import Value
 
+if TYPE_CHECKING:
+    from typing_extensions import TypeIs
+
 Shape = tuple[DimSize, ...]
 
 
-def is_open(size: object) -> bool:
+def is_open(size: object) -> TypeIs[DimExpr]:
     """Whether a size is an expression of open dimensions."""
     return isinstance(size, DimExpr)
 
@@ -78,7 +81,7 @@ def variables(sizes: Iterable[DimSize]) -> list[DimSize]:
     named: dict[str, DimSize] = {}
     for size in filter(is_open, sizes):
         for name in dimensions(size):
-            named.setdefault(name, parsed((name,), size.scope)[0])  # pyright: ignore
+            named.setdefault(name, parsed((name,), size.scope)[0])
     return [named[name] for name in sorted(named)]
 
 

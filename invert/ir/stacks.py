@@ -15,7 +15,7 @@ from invert.ir.types import Atom, Eqn, Jaxpr, Var
 def with_concatenations(jaxpr: Jaxpr) -> Jaxpr:
     """Write `jnp.stack([x, y], axis=-2).reshape(n, 2 * m)` as `jnp.concatenate([x, y], axis=-1)`.
 
-    TensorFlow's rotary embeddings rotate halves of heads so.
+    TensorFlow's rotary embeddings rotate the halves of heads this way.
     """
     graph = Graph(jaxpr)
 

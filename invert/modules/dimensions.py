@@ -72,7 +72,7 @@ def named_shapes(
 
 
 def _groups(specs: Sequence[ArgSpec]) -> dict[str, str]:
-    """The first words of arguments with open lengths, if each is that of several.
+    """The first words of names of open arguments, if several share each.
 
     The arguments of an encoder have one length, and those of a decoder another.
     """
@@ -201,7 +201,7 @@ def scope_of(constraints: Sequence[Constraint]) -> jax.export.SymbolicScope:
 
 
 def _multiples(constraints: Sequence[Constraint]) -> list[Constraint]:
-    """With `m == 2*n` for `n == floordiv(m, 2)` where `mod(m, 2) == 0`.
+    """Replace `n == floordiv(m, 2)` by `m == 2*n` where `mod(m, 2) == 0`.
 
     JAX replaces `m`, and so computes with a multiple instead of a quotient.
     """

@@ -205,7 +205,7 @@ def _units(steps: Sequence[Eqn]) -> list[LayerCall | list[Eqn]]:
 
 
 def _names(eqns: Sequence[Eqn]) -> str:
-    """Summary of equations in a line."""
+    """A one-line summary of equations."""
     names = list(dict.fromkeys(n for e in eqns if (n := _name(e)) not in _QUIET))
     more = len(names) - _MOST_NAMES
     return " · ".join(names[:_MOST_NAMES]) + (f" · {more} more" if more > 0 else "")

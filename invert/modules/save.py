@@ -14,7 +14,7 @@ import struct
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from types import ModuleType
 
 import equinox as eqx
 import jax
@@ -107,7 +107,7 @@ def save(
 def _written(
     module: Module | Methods | eqx.Module, layers: str | Sequence[str], typecheck: bool
 ) -> eqx.Module:
-    """The emitted module."""
+    """The written module: emitted from a converted one, or the module itself."""
     if isinstance(module, (Module, Methods)):
         return module.emit(layers=layers, typecheck=typecheck).model
     if layers or typecheck:
@@ -152,7 +152,7 @@ def _readable_arrays(model: eqx.Module, state: eqx.nn.State | None) -> dict[str,
 
 def _unreadable(model: eqx.Module, arrays: Mapping[str, Value]) -> Iterator[str]:
     """Reasons why the function `load` of an emitted file would refuse these arrays."""
-    namespace: Any = sys.modules[type(model).__module__]
+    namespace: ModuleType = sys.modules[type(model).__module__]
     kinds: dict[str, type] = {}
     if older := hasattr(namespace, "_read"):  # written before classes had an `__init__`
         namespace._read(type(model), kinds.setdefault)
@@ -388,11 +388,11 @@ def load_saved(
     code, page = where / _CODE, where / _PAGE
     spec = importlib.util.spec_from_file_location(name, code)
     assert spec is not None and spec.loader is not None
-    namespace: Any = importlib.util.module_from_spec(spec)
+    namespace = importlib.util.module_from_spec(spec)
     sys.modules[name] = namespace
     try:
-        namespace.__source__ = code.read_text(encoding="utf-8")
-        namespace.__page__ = page.read_text(encoding="utf-8") if page.is_file() else ""
+        shown = page.read_text(encoding="utf-8") if page.is_file() else ""
+        vars(namespace).update(__source__=code.read_text(encoding="utf-8"), __page__=shown)
         spec.loader.exec_module(namespace)
         read = namespace.load
     except _OF_DAMAGED_CODE as error:

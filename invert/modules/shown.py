@@ -99,7 +99,7 @@ def summary(
 
 
 def as_html(lines: Sequence[str], rows: Sequence[tuple[str, str, str]], total: str) -> str:
-    """The same for a notebook."""
+    """`summary` as HTML, for a notebook."""
     head = "".join(f"<th>{h}</th>" for h in _HEAD)
     body = "".join(
         "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows

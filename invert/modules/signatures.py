@@ -32,10 +32,10 @@ _NAMES = {
 }
 
 
-def array_type(spec: ArgSpec) -> Any:
+def array_type(spec: ArgSpec) -> object:
     """`Float32[Array, "3 batch"]` for a specification."""
     if jax.dtypes.issubdtype(spec.dtype, jax.dtypes.prng_key):
-        kind: Any = jaxtyping.Key
+        kind = jaxtyping.Key
     else:
         kind = getattr(jaxtyping, _NAMES.get(str(np.dtype(spec.dtype)), ""), jaxtyping.Shaped)
     sizes = [_size(n) for n in spec.shape]
@@ -48,7 +48,7 @@ def _size(size: int | str | None) -> str:
     return size if size is not None and size.isidentifier() else "_"
 
 
-def tree_type(tree: Tree) -> Any:
+def tree_type(tree: Tree) -> object:
     """The annotation of a pytree of `ArgSpec`."""
     if isinstance(tree, ArgSpec):
         return array_type(tree)
@@ -141,8 +141,8 @@ def state_and_key(entry: EntryPoint, stateful: bool) -> tuple[str | None, str | 
     return free("state") if takes_state else None, free("key") if entry.draws else None
 
 
-def _result_type(entry: EntryPoint) -> Any:
-    result: Any = PyTree
+def _result_type(entry: EntryPoint) -> object:
+    result: Tree = PyTree
     if entry.results is not None:
         result = tree_type(jax.tree_util.tree_unflatten(entry.out_tree, entry.results))
     return tuple[result, eqx.nn.State] if entry.assigned else result

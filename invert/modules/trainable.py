@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
 
 import equinox as eqx
 import jax
 
 from invert.emission import is_index
+from invert.ir.types import Tree
 from invert.modules.methods import Methods
 from invert.modules.module import Module
 from invert.modules.params import nest
 
 
-def trainable(module: Module | Methods | eqx.Module) -> Any:
+def trainable(module: Module | Methods | eqx.Module) -> Tree:
     """A filter specification: true for the parameters that are trainable in the container.
 
     Variables that the program assigns are in its state and so not among them; nor are its

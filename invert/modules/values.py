@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import equinox as eqx
 import jax
@@ -105,7 +105,7 @@ def with_values(module: _M, values: Mapping[str, Value], *, strict: bool = True)
     return put_values(module, origin.names, origin.layouts, new)
 
 
-def assign(target: Any, values: Mapping[str, Value]) -> tuple[str, ...]:
+def assign(target: TfObject, values: Mapping[str, Value]) -> tuple[str, ...]:
     """Assign arrays to the variables of a Keras model or another TensorFlow object.
 
     **Arguments:**

@@ -67,8 +67,8 @@ def _selects(site: Site, index: Var) -> bool:
 
 
 def _is_zero(site: Site, atom: Atom) -> bool:
-    eqn = site.producer(atom, "broadcast_in_dim")
-    return is_number(atom if eqn is None else eqn.invars[0], 0)
+    number = site.graph.filling(atom)
+    return number is not None and is_number(number, 0)
 
 
 PATTERNS = (EquationPattern("branch_operand", ("select_n",), _operand),)

@@ -201,9 +201,9 @@ def _bind_eig(a: Value, left: bool, right: bool) -> Values:
 
 
 def _eig(site: Site, a: Value) -> Values:
-    """Of MAGMA's or LAPACK's interface for GPUs, and cuSOLVER's, which today's JAX chooses between.
+    """Eigenvectors, by today's interfaces for GPUs: MAGMA's, LAPACK's and cuSOLVER's.
 
-    Its choice depends on the libraries of the machine that exports.
+    Which of them JAX chooses depends on the libraries of the machine that exports.
     """
     options = attributes(site.eqn)
     left, right = (options.get(name) for name in ("left", "right"))
@@ -443,7 +443,7 @@ def _expand(ok: Value, x: Value) -> Value:
 
 
 def _of_lowering(ok: Value, x: Value) -> Value:
-    """As written by the lowering."""
+    """The guard as today's lowering writes it."""
     return _select(_expand(ok, x), x, _bad(x))
 
 
@@ -452,12 +452,12 @@ def _where(ok: Value, x: Value, bad: Value) -> Value:
 
 
 def _of_numpy(ok: Value, x: Value) -> Value:
-    """`jnp.where(ok[..., None, None], x, nan)`."""
+    """The guard as `jnp.where(ok[..., None, None], x, nan)`."""
     return jax.jit(_where)(_expand(ok, x), x, _bad(x))
 
 
 def _at_once(ok: Value, x: Value) -> Value:
-    """As the lowering wrote `where` around the start of 2025."""
+    """The guard as the lowering wrote it around the start of 2025."""
     return _select(ok, x, _bad(x))
 
 

@@ -69,7 +69,7 @@ class Explanation:
 
     @property
     def matched(self) -> int:
-        """How often the pattern matches."""
+        """The number of matches."""
         return sum(a.matched for a in self.attempts)
 
     def __str__(self) -> str:

@@ -7,8 +7,6 @@ from collections.abc import Iterator
 import numpy as np
 from jax import lax
 
-from invert.ir.graph import literal
-from invert.ir.types import Atom, Value
 from invert.rewriting.pattern import Call, Pattern, Site, bind
 
 
@@ -20,17 +18,10 @@ def _gather_fill(site: Site) -> Iterator[Call]:
     if len(selects) != 1 or len(selects[0].invars) != 3 or selects[0].invars[2] is not out:
         return
     avals = [site.aval(a) for a in eqn.invars]
-    for value in (None, _scalar(site, selects[0].invars[1])):
+    number = site.graph.filling(selects[0].invars[1])
+    for value in (None, None if number is None else np.asarray(number.val).item()):
         params = {**eqn.params, "mode": lax.GatherScatterMode.FILL_OR_DROP, "fill_value": value}
         yield bind(lax.gather_p, *avals, **params)
-
-
-def _scalar(site: Site, atom: Atom) -> Value:
-    """The number that fills an atom, if it is constant."""
-    if (eqn := site.producer(atom, "broadcast_in_dim")) is not None:
-        atom = eqn.invars[0]
-    value = literal(atom)
-    return None if value is None else np.asarray(value).item()
 
 
 def _scatter_clip(site: Site) -> Iterator[Call]:

@@ -75,7 +75,7 @@ _CALLS_OF_SEVERAL: dict[str, tuple[JaxFunction, ...]] = {
 
 
 def as_call(closed: J, name: str) -> J:
-    """A program as a call, if it is named like a function that JAX keeps as one.
+    """A program as a call, if named like a function that JAX calls.
 
     An export of `jnp.sinc` itself does not contain a call of it.
     """
@@ -195,7 +195,7 @@ def _logsumexp(site: Site) -> Iterator[Call]:
 
 _inlined = functools.partial(lowered, kind=np.inexact)
 
-# Functions that contain others of these; a call of its own in jax 0.12.
+# Functions that contain others of these. In jax 0.12, JAX calls them instead of inlining them.
 AROUND = (
     _inlined("rel_entr", "jit", jax.scipy.special.rel_entr, arity=2, after="and sub", holds="log"),
 )

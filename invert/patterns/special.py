@@ -32,7 +32,7 @@ _BETA_LOOP = (200.0, 600.0)
 # A constant of the logarithm inside lgamma in float32, which jax 0.12 outlines.
 _LOG_STEP = 0.693115234375
 
-# A primitive since jax 0.12, whose derivative rounds elsewhere than that of its lowering.
+# A primitive since jax 0.12, whose derivative rounds differently from that of its lowering.
 LOG2: tuple[JaxFunction, ...] = tuple(
     primitive.bind for primitive in [getattr(lax, "log2_p", None)] if primitive is not None
 )

@@ -14,7 +14,8 @@ import collections
 import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Literal as Tag
+from typing import TypeAlias
 
 import jax
 from jax import lax
@@ -142,7 +143,9 @@ def _repeats(work: Sequence[Eqn], times: int) -> bool:
 
 # Where a result of a step comes from: `("eqn", equation, result)`, `("x", block)`,
 # `("carry", number)` or `("atom", atom)`, which is the same in each step.
-Source = tuple[Any, ...]
+Source: TypeAlias = (
+    tuple[Tag["eqn"], int, int] | tuple[Tag["x", "carry"], int] | tuple[Tag["atom"], Atom]
+)
 
 
 def _results(loop: _Loop, times: int) -> tuple[list[Source], list[Source]] | None:

@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 from invert.primitives.binding import Binder, Bound
 
 E = TypeVar("E")
-F = TypeVar("F", bound=Callable[..., Any])
+F = TypeVar("F", bound=Callable[..., object])
 
 
 class Registry(Generic[E]):

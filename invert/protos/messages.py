@@ -9,10 +9,10 @@ import functools
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar, cast
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 
 from invert._errors import MalformedModelError
 from invert.protos import types, varints
@@ -123,11 +123,11 @@ def _set_type(field: _Proto, kind: str) -> None:
 
 def message(kind: type[M]) -> type[M]:
     """The class that implements a type of messages, such as `GraphDef` or `OpDef.ArgDef`."""
-    return _class(kind.__qualname__)
+    return cast("type[M]", _class(kind.__qualname__))
 
 
 @functools.cache
-def _class(name: str) -> type[Any]:
+def _class(name: str) -> type[Message]:
     descriptor = _pool().FindMessageTypeByName(f"{_PACKAGE}.{_flat(name)}")
     return message_factory.GetMessageClass(descriptor)
 
@@ -151,11 +151,19 @@ def parse(kind: type[M], data: bytes, where: str) -> M:
         ) from error
 
 
-def own(given: Any, kind: type[M], where: str) -> M:
-    """A message of these classes, from bytes or TensorFlow's own message."""
+def own(given: object, kind: type[M], where: str) -> M:
+    """A message of these classes, from bytes or TensorFlow's own message.
+
+    **Raises:** `MalformedModelError`.
+    """
     if isinstance(given, message(kind)):
         return given
-    data = given if isinstance(given, bytes | bytearray) else given.SerializeToString()
+    data = given.SerializeToString() if isinstance(given, Message) else given
+    if not isinstance(data, bytes | bytearray):
+        raise MalformedModelError(
+            f"{where} is a {type(given).__name__}",
+            remedy=f"Pass a {kind.__qualname__} or its bytes.",
+        )
     return parse(kind, bytes(data), where)
 
 

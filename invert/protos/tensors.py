@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -159,7 +159,7 @@ def _malformed(
 
 
 def _values(proto: TensorProto, entry: _Type) -> np.ndarray:
-    field: Sequence[Any] | bytes = getattr(proto, entry.field)
+    field: Sequence[object] | bytes = getattr(proto, entry.field)
     if entry.field == "string_val":
         values = np.empty(len(field), object)
         values[:] = list(field)

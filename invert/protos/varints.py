@@ -24,7 +24,7 @@ def read(data: Bytes, place: int, end: int, most: int = 10) -> tuple[int, int]:
 
 
 def written(n: int) -> bytes:
-    """The bytes of an integer."""
+    """Encode an integer as a varint."""
     made = bytearray()
     while n > 127:
         made.append(n & 127 | 128)

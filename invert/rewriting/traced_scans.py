@@ -102,7 +102,7 @@ def _called(program: AnyJaxpr) -> Iterator[Jaxpr]:
 
 
 def _calling(program: J, old: AnyJaxpr, new: AnyJaxpr) -> J:
-    """Copy a program onto own variables, calling `new` in place of `old`."""
+    """Copy a program with fresh variables, calling `new` in place of `old`."""
     jaxpr = open_jaxpr(program)
     env: dict[Var, Atom] = {v: Var(v.aval) for v in (*jaxpr.constvars, *jaxpr.invars)}
 

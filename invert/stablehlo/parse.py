@@ -15,12 +15,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
 from invert._errors import MalformedModelError, Problem, UnsupportedOpError
-from invert._private.mlir import ir, make_ir_context, make_reading_context, stablehlo_dialect
+from invert._private.mlir import (
+    MlirObject,
+    ir,
+    make_ir_context,
+    make_reading_context,
+    stablehlo_dialect,
+)
 from invert.protos import varints
 from invert.protos.file_parts import FilePart
 from invert.stablehlo.parse_in_child import KnownBytes, remedy_of, rewrite_in_child
@@ -146,7 +151,7 @@ def _public_functions(module: ir.Module) -> dict[str, ir.OpView]:
     for op in module.body.operations:
         if op.operation.name != "func.func":
             continue
-        attributes: Any = op.operation.attributes
+        attributes: MlirObject = op.operation.attributes
         try:
             name = attributes["sym_name"].value_bytes.decode()
         except UnicodeDecodeError as e:

@@ -104,7 +104,7 @@ class Program:
 
     @functools.cached_property
     def lowered(self) -> str:
-        """The name of the JAX function that became `main`, which JAX gives to the module."""
+        """The name of the JAX function that became `main`: that of the module."""
         attributes = self.module.operation.attributes
         if self.entry != "main" or "sym_name" not in attributes:
             return ""

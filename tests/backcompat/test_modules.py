@@ -1,8 +1,8 @@
-"""The serialized modules that JAX keeps to test its own promise of compatibility.
+"""The serialized modules that JAX keeps to test its own backward compatibility.
 
-They come from every platform and from 2023 on. All of them must convert without opaque equations
-and run on the CPU, where their results are compared with the outputs that are stored beside them.
-The tables below have the exceptions and their reasons.
+They come from every platform, from 2023 on. All of them must convert without opaque equations and
+run on the CPU, where results are compared with the stored outputs. The tables below have the
+exceptions and their reasons.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ import pytest
 from jax._src.internal_test_util import export_back_compat_test_data as data
 
 import invert
-from invert._config import Config
 from invert.ir.jaxprs import opaque_targets
 from tests.harness_cases import difference
 
@@ -88,7 +87,7 @@ INVARIANTS = {
 
 
 def _cases(value: Any, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The test cases in a nest of dictionaries and lists."""
+    """The test cases in nested dictionaries and lists."""
     if isinstance(value, dict) and "mlir_module_serialized" in value:
         yield name, value
     elif isinstance(value, dict):
@@ -118,7 +117,7 @@ def modules() -> dict[str, dict[str, Any]]:
 
 
 def _raise(case: dict[str, Any]) -> invert.Module:
-    return invert.from_stablehlo(case["mlir_module_serialized"], config=Config())
+    return invert.from_stablehlo(case["mlir_module_serialized"], config=invert.Config())
 
 
 @pytest.mark.parametrize("name", sorted(modules()))

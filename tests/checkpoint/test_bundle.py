@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from invert._errors import MalformedModelError
+from invert import MalformedModelError
 from invert.checkpoint.bundle import Checkpoint, _slice_key
 from invert.checkpoint.checksum import crc32c, masked
 from invert.checkpoint.snappy import decompress
@@ -81,7 +81,7 @@ def _by_bits(data: bytes) -> int:
 
 
 @pytest.mark.parametrize("size", [1, 7, 8, 9, 1000, 32768, 32769, 65536, 70_001])
-def test_the_checksum_is_that_of_each_bit(size: int) -> None:
+def test_the_checksum_equals_a_bitwise_one(size: int) -> None:
     data = random.Random(size).randbytes(size)
     assert crc32c(data) == _by_bits(data)
 
@@ -128,7 +128,7 @@ def test_missing_shards_are_named(folder: Path, tmp_path: Path) -> None:
 
 
 def damage(folder: Path, work: Path, seed: int, count: int) -> int:
-    """Damages one file of a copy at a time; returns how often a value was refused."""
+    """Damage one file of a copy at a time; return how often a value was refused."""
     merged = work / "merged"
     merged.mkdir()
     for file in folder.glob("merged*"):
@@ -152,7 +152,7 @@ def damage(folder: Path, work: Path, seed: int, count: int) -> int:
     return refused
 
 
-def test_damaged_files_are_refused_or_right(folder: Path, tmp_path: Path) -> None:
+def test_damaged_files_are_refused_or_read_correctly(folder: Path, tmp_path: Path) -> None:
     assert damage(folder, tmp_path, seed=0, count=150) > 100
 
 
@@ -169,7 +169,7 @@ def varint_of(number: int) -> bytes:
 
 
 def compressed(data: bytes) -> bytes:
-    """Data in Snappy's format, by a plain search: copies of every kind, long and short literals."""
+    """Compress data in Snappy's format: copies of every kind, long and short literals."""
     out, literal, place = bytearray(varint_of(len(data))), b"", 0
 
     def flush() -> None:
@@ -203,7 +203,7 @@ def compressed(data: bytes) -> bytes:
 def table(
     entries: dict[bytes, bytes], kind: int = 0, compress: Callable[[bytes], bytes] = bytes
 ) -> bytes:
-    """A table of one block, which says that it is compressed in some way."""
+    """A table of one block whose header names a compression."""
 
     def block(rows: dict[bytes, bytes], kind: int) -> bytes:
         content = b"".join(
@@ -230,7 +230,7 @@ def table(
         ({}, 0, "has no header"),
     ],
 )
-def test_what_cannot_be_read_says_so(
+def test_unreadable_files_are_reported(
     tmp_path: Path, header: dict[str, int], kind: int, message: str
 ) -> None:
     proto = messages.message(BundleHeaderProto)(**header).SerializeToString()
@@ -241,7 +241,7 @@ def test_what_cannot_be_read_says_so(
 
 
 def test_parts_may_not_share_their_bytes(folder: Path, tmp_path: Path) -> None:
-    """A few bytes that many parts name would fill the memory."""
+    """If many parts could name the same few bytes, they would fill the memory."""
     found = opened(folder / "merged")
     entry = messages.parse(BundleEntryProto, found._entries[b"part"], "an entry")
     entry.shape.dim[0].size = 600

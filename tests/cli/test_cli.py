@@ -35,7 +35,9 @@ def forward(w, x):
 
 
 class Several(tf.Module):
-    """Functions that convert, that change state and draw, and that cannot be converted."""
+    """Functions that convert, functions with state and random draws, and functions that cannot be
+    converted.
+    """
 
     def __init__(self):
         super().__init__()
@@ -124,7 +126,7 @@ def test_inspect_shows_open_sizes(tmp_path: Path, capsys) -> None:
     assert [v["stated"] for v in function["variables"]] == [False, False]
 
 
-def test_inspect_as_json_says_the_same(models: Path, capsys) -> None:
+def test_inspect_has_the_same_content_as_json(models: Path, capsys) -> None:
     assert main(["inspect", str(models / "several"), "--json"]) == 4
     found = json.loads(lines(capsys)[0])
     by_name = {f["name"]: f for f in found["functions"]}
@@ -241,7 +243,7 @@ def test_diff_of_other_programs(models: Path, capsys) -> None:
     assert max(map(len, out.splitlines())) <= 130
 
 
-def test_diff_sees_other_operands_and_other_weights(tmp_path: Path, capsys) -> None:
+def test_diff_reports_changed_operands_and_weights(tmp_path: Path, capsys) -> None:
     def write(name, f):
         (tmp_path / name).write_bytes(jax.export.export(jax.jit(f))(X, X + 1).serialize())
         return str(tmp_path / name)
@@ -297,7 +299,7 @@ def test_usage(capsys) -> None:
 
 
 @pytest.mark.parametrize("name", ["export.bin", "export.mlirbc", "model.keras", "graph.pb"])
-def test_damaged_files_are_refused_in_words(
+def test_damaged_files_are_refused_with_a_message(
     models: Path, name: str, tmp_path: Path, capsys
 ) -> None:
     rng = random.Random(name)
@@ -334,7 +336,7 @@ def test_a_keras_archive_runs_nothing(models: Path, tmp_path: Path, capsys) -> N
     assert "keras.Lambda: contains or names Python code\n    location: hidden" in out
 
 
-def test_names_of_a_file_move_no_cursor(tmp_path: Path, capsys) -> None:
+def test_names_in_a_file_cannot_move_the_cursor(tmp_path: Path, capsys) -> None:
     graph = tf.Graph()
     with graph.as_default():
         tf.nn.relu(tf.compat.v1.placeholder(tf.float32, [2], name="x"), name="y")
@@ -348,7 +350,7 @@ def test_names_of_a_file_move_no_cursor(tmp_path: Path, capsys) -> None:
 
 
 def test_as_a_process(models: Path, tmp_path: Path) -> None:
-    """Where TensorFlow is not needed it is not imported; a reader that goes away is no error."""
+    """TensorFlow is imported only where it is needed; a closed pipe is not an error."""
     root = str(Path(__file__).parents[2])
     env = os.environ | {"PYTHONPATH": root, "JAX_PLATFORMS": "cpu"}
     code = (
@@ -481,7 +483,7 @@ def test_sizes_of_arguments(models: Path, tmp_path: Path, capsys) -> None:
     assert "no argument is named 'z'" in lines(capsys)[1]
 
 
-def test_options_of_other_models_are_refused(models: Path, tmp_path: Path, capsys) -> None:
+def test_options_for_other_models_are_refused(models: Path, tmp_path: Path, capsys) -> None:
     graph = ["--inputs", "x:0", "--outputs", "y:0"]
     assert main(["inspect", str(models / "several"), *graph]) == 2
     assert "are for bare graphs" in lines(capsys)[1]
@@ -527,7 +529,7 @@ def test_colours_can_be_turned_off(models: Path, capsys, monkeypatch) -> None:
     assert "\x1b" not in "".join(lines(capsys))
 
 
-def test_logs_of_libraries_are_left_out() -> None:
+def test_library_logs_are_silenced() -> None:
     logs = [
         "WARNING: All log messages before absl::InitializeLog() is called are written to STDERR",
         "I0000 00:00:1795409857.224635   26872 cudart_stub.cc:31] Could not find cuda drivers",

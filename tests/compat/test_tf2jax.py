@@ -25,7 +25,7 @@ X = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
 
 
 class Model(tf.Module):
-    """A layer with a weight that is trained and a counter that every call raises."""
+    """A layer with a trained weight and a counter of calls."""
 
     def __init__(self) -> None:
         super().__init__(name="model")
@@ -234,7 +234,7 @@ def test_importing_does_not_import_tensorflow() -> None:
 
 
 class Lazy(tf.Module):
-    """A module that makes its weights in its first call, as those of Sonnet do."""
+    """A module that creates its weights in the first call, as Sonnet's modules do."""
 
     weight: Any = None
 
@@ -300,7 +300,7 @@ def test_jax_functions_come_back(
             np.testing.assert_allclose(fn(*longer), function(*longer), rtol=1e-6, atol=1e-6)
 
 
-def test_static_values_beside_arrays_of_jax2tf() -> None:
+def test_static_values_next_to_jax2tf_arrays() -> None:
     converted = jax2tf.convert(lambda a, b: a - b["x"])
 
     @tf.function
@@ -328,7 +328,7 @@ def test_a_restored_function_runs_at_other_shapes(tmp_path: Path) -> None:
         )  # of another rank
 
 
-def test_shapes_that_a_function_does_not_take() -> None:
+def test_shapes_that_a_function_refuses() -> None:
     fn = tf2jax.convert_functional(tf.function(lambda x: tf.ensure_shape(x, [3, 4])), X)
     with tf2jax.override_config("strict_shape_check", False):
         for x in (X[0], X[:2]):
@@ -336,7 +336,7 @@ def test_shapes_that_a_function_does_not_take() -> None:
                 fn(x)
 
 
-def test_sizes_that_follow_from_values() -> None:
+def test_sizes_computed_from_values() -> None:
     fn = tf2jax.convert_functional(
         tf.function(lambda n, x: tf.zeros((n,)) + x), np.array(2), X[0, 0]
     )
@@ -350,7 +350,7 @@ def test_sizes_that_follow_from_values() -> None:
     np.testing.assert_array_equal(jax.jit(fn, static_argnums=0)(3, X[0, 0]), np.full(3, X[0, 0]))
 
 
-def test_values_of_the_example_need_not_make_sense() -> None:
+def test_values_of_the_example_do_not_matter() -> None:
     zero = np.int32(0)
     fn = tf2jax.convert_functional(tf.function(tf.range), zero, zero, zero)
     np.testing.assert_array_equal(fn(1, 8, 3), [1, 4, 7])

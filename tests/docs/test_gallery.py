@@ -1,4 +1,4 @@
-"""The gallery of the documentation is what its scripts make."""
+"""The gallery in the documentation is what its scripts generate."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_the_page_has_every_script_once() -> None:
     assert PAGE.count("\n## ") == len(scripts)
 
 
-def test_definitions_are_left_out_with_a_word() -> None:
+def test_omitted_definitions_are_mentioned() -> None:
     source = "import jax\n\n\ndef noise():\n    return 1\n\n\nclass Net:\n    pass\n"
     assert gallery.shown(source, ()) == "def noise():\n    return 1\n\n\nclass Net:\n    pass"
     cut = gallery.shown(source, ("noise",))

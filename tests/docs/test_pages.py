@@ -1,4 +1,4 @@
-"""The pages of the documentation: their Python runs, and what they list is complete."""
+"""The documentation: its Python code runs, and its lists are complete."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Two(tf.Module):
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The files that the pages speak of."""
+    """The files that the pages mention."""
     where = tmp_path_factory.mktemp("models")
     keras.utils.set_random_seed(0)
     dense = keras.layers.Dense

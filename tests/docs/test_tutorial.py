@@ -1,4 +1,4 @@
-"""The tutorial runs, and its page and its notebook are what it says and prints."""
+"""The tutorial runs, and its page and notebook show its code and output."""
 
 from __future__ import annotations
 

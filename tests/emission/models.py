@@ -14,7 +14,6 @@ import numpy as np
 
 import invert
 from invert import _api
-from invert._config import Config
 from invert._entry import EntryPoint, Param
 from invert.frontends import exported
 
@@ -105,7 +104,9 @@ def with_params(
         return jax.ShapeDtypeStruct(shape, jnp.result_type(x))
 
     specs = jax.tree_util.tree_map(spec, args)
-    entry = exported.entry_point(jax.export.export(jax.jit(apply))(params, *specs), config=Config())
+    entry = exported.entry_point(
+        jax.export.export(jax.jit(apply))(params, *specs), config=invert.Config()
+    )
     leaves, _ = jax.tree_util.tree_flatten_with_path(params)
     variables = tuple(
         Param(rename(jax.tree_util.keystr(path, simple=True, separator="/")), np.asarray(value))
@@ -123,7 +124,7 @@ def with_params(
 
 
 def recovered(entry: EntryPoint, *examples: Any) -> invert.Module:
-    return _api.from_entry(entry, Config(), list(examples) or None)
+    return _api.from_entry(entry, invert.Config(), list(examples) or None)
 
 
 def flax_model(name: str, *, batch: str | None = None) -> tuple[invert.Module, np.ndarray]:

@@ -15,7 +15,6 @@ import pytest
 from jax import lax
 
 import invert
-from invert.emission.emitted import Emission
 
 _WIDTH = 8
 
@@ -25,7 +24,9 @@ def _arrays(*shapes: tuple[int, ...]) -> list[np.ndarray]:
     return [(random.normal(size=s) / 3).astype(np.float32) for s in shapes]
 
 
-def _emitted(run: Callable[..., Any], arrays: Sequence[np.ndarray], x: np.ndarray) -> Emission:
+def _emitted(
+    run: Callable[..., Any], arrays: Sequence[np.ndarray], x: np.ndarray
+) -> invert.Emission:
     """The text of a function of a list of arrays without names, at an open batch.
 
     Values equal those of the function at two sizes, bit for bit, and gradients up to rounding.
@@ -50,7 +51,7 @@ def _emitted(run: Callable[..., Any], arrays: Sequence[np.ndarray], x: np.ndarra
     return emission
 
 
-def _classes(emission: Emission) -> dict[str, list[str]]:
+def _classes(emission: invert.Emission) -> dict[str, list[str]]:
     """The fields of each class of a text."""
     nodes = [n for n in ast.parse(emission.source).body if isinstance(n, ast.ClassDef)]
     return {n.name: [ast.unparse(s) for s in n.body if isinstance(s, ast.AnnAssign)] for n in nodes}

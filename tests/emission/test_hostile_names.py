@@ -19,7 +19,6 @@ import invert
 from invert._entry import ArgSpec, EntryPoint, Param
 from invert._private.jax import open_jaxpr
 from invert.emission.emit import emit
-from invert.emission.emitted import Emission
 from invert.emission.python.naming import RESERVED, Names, camel, comment, identifier, snake
 from invert.emission.recovered import Recovered
 from tests.emission.models import ramp, recovered, with_params
@@ -102,7 +101,7 @@ def check_tree(source: str) -> None:
             assert len(node.value) < 500
 
 
-def written(weights: list[str], entry_name: str, source: str) -> Emission:
+def written(weights: list[str], entry_name: str, source: str) -> invert.Emission:
     """The text of a program whose parameters have these names, run and compared."""
     values = [ramp(2, 3) * (i + 1) for i in range(len(weights))]
     x = ramp(2, 3)

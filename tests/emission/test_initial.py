@@ -12,10 +12,9 @@ import numpy as np
 from jax import lax
 
 import invert
-from invert.emission.emitted import Emission
 
 
-def _emission(run: Any, params: dict[str, np.ndarray], x: np.ndarray) -> Emission:
+def _emission(run: Any, params: dict[str, np.ndarray], x: np.ndarray) -> invert.Emission:
     lowered = jax.jit(run).lower(*params.values(), x)
     module = invert.from_stablehlo(lowered, params=params, names=[*params, "x"])
     emission = module.emit()
@@ -23,7 +22,7 @@ def _emission(run: Any, params: dict[str, np.ndarray], x: np.ndarray) -> Emissio
     return emission
 
 
-def _new(emission: Emission, seed: int = 0) -> Any:
+def _new(emission: invert.Emission, seed: int = 0) -> Any:
     cls = type(emission.model)
     keyed = "key" in inspect.signature(cls).parameters
     return cls(**({"key": jax.random.key(seed)} if keyed else {}))

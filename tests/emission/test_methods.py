@@ -14,9 +14,7 @@ import pytest
 
 import invert
 from invert import _api
-from invert._config import Config
 from invert._entry import ArgSpec, EntryPoint, Param
-from invert._errors import SignatureError
 from tests.emission.models import ramp
 
 PARAMS = {"dense/kernel": ramp(3, 4), "head/kernel": ramp(4, 2), "count": np.asarray(0, np.int32)}
@@ -64,7 +62,7 @@ def entry(name: str, fn: Any, params: str, *shapes: tuple[Any, ...], **keywords:
 
 
 def several(**entries: EntryPoint) -> Any:
-    return _api._build_methods("model", entries, list(entries), Config())
+    return _api._build_methods("model", entries, list(entries), invert.Config())
 
 
 def all_three() -> Any:
@@ -119,7 +117,7 @@ def test_changed_parameters_reach_all_methods() -> None:
 def test_names_of_functions_become_identifiers() -> None:
     names = ["class", "x-y", "x.y", "params", "größe", "__call__", "emit"]
     functions = {n: entry(n, features, "dense/kernel", (2, 3)) for n in names}
-    methods = _api._build_methods("model", functions, names, Config())
+    methods = _api._build_methods("model", functions, names, invert.Config())
     x = ramp(2, 3)
     for name in ("class_", "x_y", "x_y_", "params_", "gr__e", "__call__", "emit_"):
         assert np.array_equal(getattr(methods.model, name)(x), getattr(methods, name)(x))
@@ -128,14 +126,14 @@ def test_names_of_functions_become_identifiers() -> None:
 class Broken(dict[str, EntryPoint]):
     def __getitem__(self, name: str) -> EntryPoint:
         if name == "broken":
-            raise SignatureError("no signature")
+            raise invert.SignatureError("no signature")
         return super().__getitem__(name)
 
 
 def test_functions_that_cannot_be_converted_are_left_out() -> None:
     entries = Broken(features=entry("features", features, "dense/kernel", (2, 3)))
-    methods: Any = _api._build_methods("model", entries, ["features", "broken"], Config())
+    methods: Any = _api._build_methods("model", entries, ["features", "broken"], invert.Config())
     assert not hasattr(methods.model, "broken")
     assert "broken is left out: no signature" in methods._emission().messages[0]
-    with pytest.raises(SignatureError):
+    with pytest.raises(invert.SignatureError):
         methods.broken()

@@ -20,7 +20,6 @@ import pytest
 
 import invert
 from invert._entry import ArgSpec, EntryPoint, Param
-from invert._errors import EmissionError, Problem, SignatureError, UnsupportedOpError
 from invert._private.jax import open_jaxpr
 from invert.emission.emit import emit
 from invert.emission.recovered import Recovered
@@ -228,7 +227,7 @@ def test_a_text_for_fixed_sizes_where_none_holds_for_all() -> None:
         return inner(values, x)
 
     entry = dataclasses.replace(entry, fn=other)
-    with pytest.raises(SignatureError, match="no source covers all sizes"):
+    with pytest.raises(invert.SignatureError, match="no source covers all sizes"):
         _ = recovered(entry).source
     module = recovered(entry, ramp(2, 3))
     assert re.search(r"['\"]2 3['\"]", module.source)
@@ -238,13 +237,16 @@ def test_a_text_for_fixed_sizes_where_none_holds_for_all() -> None:
 
 def test_the_error_names_the_reason_if_no_size_has_a_text() -> None:
     entry = with_params(lambda p, x: x, {}, ramp(2, 3), batch="n")
-    problems = [Problem("tf.First", "one reason", "a"), Problem("tf.Second", "another", "b")]
+    problems = [
+        invert.Problem("tf.First", "one reason", "a"),
+        invert.Problem("tf.Second", "another", "b"),
+    ]
 
     def refuse(*_: Any) -> Any:
-        raise UnsupportedOpError(problems)
+        raise invert.UnsupportedOpError(problems)
 
     module = recovered(dataclasses.replace(entry, fn=refuse))
-    with pytest.raises(SignatureError) as caught:
+    with pytest.raises(invert.SignatureError) as caught:
         _ = module.source
     assert all(str(p) in str(caught.value) for p in problems)
 
@@ -264,7 +266,7 @@ def test_open_sizes_with_rules_of_derivatives() -> None:
 
 def test_only_written_modules_are_saved(tmp_path: Path) -> None:
     linear = eqx.nn.Linear(2, 2, key=jax.random.key(0))
-    with pytest.raises(EmissionError, match="Linear is not a module written by invert"):
+    with pytest.raises(invert.EmissionError, match="Linear is not a module written by invert"):
         invert.save(linear, tmp_path)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from invert._errors import EmissionError
+from invert import EmissionError
 from invert._private.jax import open_jaxpr, trace_closed
 from invert.emission.expressions.proof import Prover
 from invert.emission.file import LINE_LENGTH, File, headed

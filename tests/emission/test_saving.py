@@ -21,7 +21,6 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 import invert
-from invert._errors import MalformedModelError, SaveError
 from invert.emission import reader
 from invert.modules import save
 from invert.modules.save import byte_count
@@ -83,7 +82,7 @@ def test_an_index_cannot_name_files_elsewhere(tmp_path: Path) -> None:
     index = tmp_path / "a" / "weights.safetensors.index.json"
     (tmp_path / "weights-00001-of-00002.safetensors").write_bytes(b"")
     index.write_text(index.read_text().replace('"weights-00001', '"../weights-00001'))
-    with pytest.raises(MalformedModelError, match=r"Invalid name.*\.\./weights"):
+    with pytest.raises(invert.MalformedModelError, match=r"Invalid name.*\.\./weights"):
         invert.load(tmp_path / "a")
 
 
@@ -112,7 +111,7 @@ def test_a_package_is_saved_as_a_whole_or_not_at_all(
         write(tensors, path)
 
     monkeypatch.setattr(save, "_write", stopped)
-    with pytest.raises((SaveError, KeyboardInterrupt)) as error:
+    with pytest.raises((invert.SaveError, KeyboardInterrupt)) as error:
         invert.save(_layered(), place, max_shard_size=50)
     assert _content(tmp_path) == before and place.exists() == there
     if isinstance(stop, OSError):
@@ -129,14 +128,14 @@ def test_a_directory_that_cannot_be_written_is_a_save_error(
 ) -> None:
     (tmp_path / "file").write_text("")
     for place in (tmp_path / "file", tmp_path / "file" / "package"):
-        with pytest.raises(SaveError, match=str(place)):
+        with pytest.raises(invert.SaveError, match=str(place)):
             invert.save(_layered(), place)
 
     def full(*args: Any, **keywords: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "posix_fallocate", full)
-    with pytest.raises(SaveError, match="No space left"):
+    with pytest.raises(invert.SaveError, match="No space left"):
         invert.save(_layered(), tmp_path / "package")
     assert not (tmp_path / "package").exists()
 
@@ -157,7 +156,7 @@ def test_weights_of_another_module_are_refused(tmp_path: Path) -> None:
         arrays["extra"] = np.zeros(3)
 
     _edited(tmp_path, edit)
-    with pytest.raises(MalformedModelError) as error:
+    with pytest.raises(invert.MalformedModelError) as error:
         invert.load(tmp_path)
     for text in (
         "model.py", "weights.safetensors", "first.kernel is missing",
@@ -184,7 +183,7 @@ def test_weights_of_other_dtypes_and_shapes_are_refused(tmp_path: Path) -> None:
     ]
     for name, value, said in wrong:
         save_file({**right, name: np.asarray(value)}, tmp_path / "weights.safetensors")
-        with pytest.raises(MalformedModelError, match=said):
+        with pytest.raises(invert.MalformedModelError, match=said):
             invert.load(tmp_path)
     save_file(right, tmp_path / "weights.safetensors")
     np.testing.assert_array_equal(invert.load(tmp_path)(ramp(3)), ramp(3) * ramp(3) + 2)
@@ -212,7 +211,7 @@ def test_a_damaged_package_is_a_malformed_model_error(
 ) -> None:
     invert.save(_layered(), tmp_path, max_shard_size=100)
     damage(tmp_path)
-    with pytest.raises(MalformedModelError, match=str(tmp_path)):
+    with pytest.raises(invert.MalformedModelError, match=str(tmp_path)):
         invert.load(tmp_path)
 
 
@@ -294,10 +293,12 @@ def test_what_the_source_could_not_read_is_refused(tmp_path: Path) -> None:
     invert.save(model, tmp_path / "net")
     (name,) = (f for f in vars(model) if hasattr(getattr(model, f), "shape"))
     wider = eqx.tree_at(lambda m: getattr(m, name), model, jnp.ones((3, 5)))
-    with pytest.raises(SaveError, match=rf"{name} is float32\[3, 5\], expected \[3, 4\]"):
+    with pytest.raises(invert.SaveError, match=rf"{name} is float32\[3, 5\], expected \[3, 4\]"):
         invert.save(wider, tmp_path / "net")
     other = eqx.tree_at(lambda m: getattr(m, name), model, {"a": jnp.ones(2)})
-    with pytest.raises(SaveError, match=rf"{name} is missing; {name}\['?a'?\]?|{name}.a is not"):
+    with pytest.raises(
+        invert.SaveError, match=rf"{name} is missing; {name}\['?a'?\]?|{name}.a is not"
+    ):
         invert.save(other, tmp_path / "net")
     np.testing.assert_array_equal(getattr(invert.load(tmp_path / "net"), name), kernel)
 

@@ -13,11 +13,10 @@ import pytest
 from jax import lax
 
 import invert
-from invert.emission.emitted import Emission
 from tests.emission.models import ramp
 
 
-def _emitted(run: Any, params: dict[str, np.ndarray], *args: np.ndarray) -> Emission:
+def _emitted(run: Any, params: dict[str, np.ndarray], *args: np.ndarray) -> invert.Emission:
     """The text of a layer with another one behind it, which computes the same."""
     given = [f"x{i}" for i in range(len(args))]
     count = len(params)
@@ -44,13 +43,13 @@ def _arrays(**shapes: tuple[int, ...]) -> dict[str, np.ndarray]:
     return {name.replace("__", "/"): ramp(*shape) for name, shape in shapes.items()}
 
 
-def _class(emission: Emission, name: str) -> str:
+def _class(emission: invert.Emission, name: str) -> str:
     found = re.search(rf"class {name}\(.*?(?=\n\n\n|\Z)", emission.source, re.DOTALL)
     assert found is not None, emission.source
     return found[0]
 
 
-def _at(emission: Emission, name: str, *sizes: int, **options: Any) -> Any:
+def _at(emission: invert.Emission, name: str, *sizes: int, **options: Any) -> Any:
     """A class of the text at sizes that the program does not have."""
     space: Any = emission.namespace
     return getattr(space, name)(*sizes, **options, key=jax.random.key(0))
@@ -172,7 +171,7 @@ def _attention(scale: float) -> Any:
     return run
 
 
-def _mixer(scale: float, length: int) -> Emission:
+def _mixer(scale: float, length: int) -> invert.Emission:
     params = _arrays(mixer__qkv__kernel=(21, 63), mixer__out__kernel=(21, 21))
     return _emitted(_attention(scale), params, ramp(2, length, 21) / 9)
 

@@ -16,7 +16,6 @@ import pytest
 
 import invert
 from invert._entry import ArgSpec, EntryPoint, Param
-from invert._errors import EmissionError
 from tests.emission.models import ramp, recovered
 
 
@@ -168,7 +167,7 @@ def test_a_module_without_the_values_of_its_state_is_not_saved(tmp_path: Path) -
     model = module.model
     state = eqx.nn.State(model)
     bare = eqx.nn.delete_init_state(model)
-    with pytest.raises(EmissionError, match="Pass state="):
+    with pytest.raises(invert.EmissionError, match="Pass state="):
         invert.save(bare, tmp_path)
     invert.save(bare, tmp_path, state=bare(state)[1])
     loaded: Any = invert.load(tmp_path)

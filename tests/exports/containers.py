@@ -1,4 +1,4 @@
-"""How JAX and Keras models are exported, as their users do, and how they are read again."""
+"""Exports JAX and Keras models as their users do, and reads them again."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.exports import measure
 
 @dataclasses.dataclass(frozen=True)
 class Input:
-    """One array argument; sizes that are text may be left open."""
+    """One array argument; sizes given as text may be left open."""
 
     name: str
     shape: tuple[int | str, ...]
@@ -76,7 +76,7 @@ class Original:
 
 @dataclasses.dataclass(frozen=True)
 class Net:
-    """A JAX model as its user holds it: `apply(params, *inputs)`."""
+    """A JAX model as its user has it: `apply(params, *inputs)`."""
 
     apply: Callable[..., Any]
     params: Any
@@ -86,7 +86,7 @@ class Net:
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """Which sizes are open in an export (`"b"`, `"bl"` or none), and what the others are."""
+    """The open sizes of an export (`"b"`, `"bl"` or none), and the values of the others."""
 
     opened: str
     sizes: dict[str, int]
@@ -104,9 +104,9 @@ Container = Callable[[Net, Setting, Path], Any]
 
 
 def trained_like(params: Any, closed: bool) -> Any:
-    """Parameters of which no two are equal, as training leaves them.
+    """Distinct parameters, as after training.
 
-    Where a program holds its arrays itself, biases stay zeros, so that the ties are ties.
+    Where a program holds its arrays itself, biases stay zero, so that ties stay ties.
     """
     rng = np.random.RandomState(7)
 
@@ -124,7 +124,7 @@ def path_name(path: Any) -> str:
 
 
 def _tf_module(net: Net, setting: Setting, **kwargs: Any) -> tf.Module:
-    """What the documentation of jax2tf writes: a `tf.Module` with variables and one function."""
+    """A `tf.Module` with variables and one function, as jax2tf's documentation has it."""
     module = tf.Module()
     module.params = jax.tree_util.tree_map_with_path(
         lambda path, value: tf.Variable(value, trainable=not net.statistics(path_name(path))),
@@ -148,7 +148,7 @@ def tf_function(**kwargs: Any) -> Container:
 
 
 def tf_function_closed(net: Net, setting: Setting, path: Path) -> Any:
-    """`jax2tf.convert` of a function that holds its weights."""
+    """`jax2tf.convert` of a function that closes over its weights."""
     converted = jax2tf.convert(
         lambda *inputs: net.apply(net.params, *inputs),
         polymorphic_shapes=setting.polymorphic(net.inputs) if setting.opened else None,
@@ -167,7 +167,7 @@ def saved_model(**kwargs: Any) -> Container:
 
 
 def orbax(*, trained: bool = False) -> Container:
-    """`trained`: the author says which variables are trained; Orbax trains none otherwise."""
+    """`trained`: the variables that the author marks as trained; by default Orbax trains none."""
 
     def export(net: Net, setting: Setting, path: Path) -> Any:
         pytest.importorskip("orbax.export")
@@ -189,7 +189,7 @@ def orbax(*, trained: bool = False) -> Container:
 
 
 def blob(closed: bool) -> Container:
-    """A file of `jax.export`; the parameters are an argument, or inside."""
+    """A `jax.export` file; the parameters are an argument, or constants."""
 
     def export(net: Net, setting: Setting, path: Path) -> Any:
         args = net.inputs if closed else (net.params, *net.inputs)
@@ -211,8 +211,9 @@ def blob(closed: bool) -> Container:
 
 
 def of_jax(net: Net, container: Container, setting: Setting, *, params: str) -> Original:
-    """A JAX model. `params`: whether the container has `"variables"`, or has them `"closed"` in it,
-    or as an `"argument"`."""
+    """A JAX model. `params`: whether the container has `"variables"`, holds them as constants
+    (`"closed"`), or takes them as an `"argument"`.
+    """
     net = dataclasses.replace(net, params=trained_like(net.params, params == "closed"))
     flat, tree = jax.tree_util.tree_flatten_with_path(net.params)
     arrays = [v for _, v in flat]
@@ -239,7 +240,7 @@ def of_jax(net: Net, container: Container, setting: Setting, *, params: str) -> 
 
 
 def perturb(model: Any) -> None:
-    """Weights of a Keras model as training leaves them: no two are equal."""
+    """Give a Keras model distinct weights, as after training."""
     rng = np.random.RandomState(7)
     for variable in model.variables:
         if variable.dtype == "float32":
@@ -263,7 +264,7 @@ def keras_convert(model: Any, setting: Setting, inputs: Any, path: Path) -> Any:
 
 
 def of_keras(model: Any, inputs: tuple[Any, ...], container: Any, setting: Setting) -> Original:
-    """A Keras model; TensorFlow differentiates it."""
+    """A Keras model, differentiated by TensorFlow."""
     perturb(model)
     trained = {id(v) for v in model.trainable_variables}
     order = [*model.trainable_variables, *model.non_trainable_variables]
@@ -289,7 +290,7 @@ def of_keras(model: Any, inputs: tuple[Any, ...], container: Any, setting: Setti
 
 
 def _measure_tf(call: Callable[..., Any], job: measure.Job) -> dict[str, Any]:
-    """As `measure.measure`, by TensorFlow."""
+    """As `measure.measure`, in TensorFlow."""
     inputs, joined = measure.split(job.point)
     count = len(job.params)
 

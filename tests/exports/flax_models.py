@@ -1,4 +1,4 @@
-"""Models of Flax, as its users write them."""
+"""Flax models, as users write them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SIZES = {"b": 2, "l": 6}
 
 
 def linen(model: nn.Module, *inputs: Any) -> Net:
-    """A model of Flax's first kind with its variables, statistics included."""
+    """A Flax Linen model with its variables, statistics included."""
     rng = np.random.RandomState(0)
     examples = [
         jax.tree_util.tree_map(lambda i: jnp.asarray(i.array(SIZES, rng)), x) for x in inputs
@@ -27,7 +27,7 @@ def linen(model: nn.Module, *inputs: Any) -> Net:
 
 
 def of_nnx(model: nnx.Module, *inputs: Any) -> Net:
-    """A model of Flax's second kind, split as its guide to exporting says."""
+    """A Flax NNX model, split as its export guide says."""
     model.eval()
     # Keys of dropout and of initial states are not numbers to train or to export.
     graph, keys, state = nnx.split(model, nnx.RngState, ...)

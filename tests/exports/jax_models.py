@@ -92,7 +92,7 @@ def haiku_gelu():
 
 
 def equinox(model: Any, *inputs: Any, single: bool = True) -> Net:
-    """A model of Equinox, over one example or over a batch; its arrays are the parameters."""
+    """An Equinox model of one example or a batch; its arrays are the parameters."""
     model = eqx.nn.inference_mode(model)
     arrays, rest = eqx.partition(model, eqx.is_inexact_array)
     flat, tree = jax.tree_util.tree_flatten_with_path(arrays)

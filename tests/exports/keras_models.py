@@ -14,7 +14,7 @@ SIZES = {"b": 2, "l": 6}
 
 
 def built(model: Any, *inputs: Any) -> tuple[Any, tuple[Any, ...]]:
-    """A subclassed model is built by its first call."""
+    """Build a subclassed model by calling it once."""
     rng = np.random.RandomState(0)
     model(*keras.tree.map_structure(lambda i: i.array(SIZES, rng), inputs))
     return model, inputs
@@ -153,7 +153,7 @@ def encoder():
 
 
 def frozen_base():
-    """Transfer learning: a base that is frozen, and a new head."""
+    """Transfer learning: a frozen base and a new head."""
     image = keras.Input((8, 8, 3))
     x = layers.Conv2D(4, 3, strides=2, padding="same", activation="relu")(image)
     x = layers.GlobalAveragePooling2D()(layers.BatchNormalization()(x))

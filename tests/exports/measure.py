@@ -1,8 +1,8 @@
-"""What a model computes and how it differentiates; run as a script, a process for packages.
+"""Measures values and derivatives of a model, also of a package in another process.
 
-The original, the recovered module and the package that was saved are measured by these functions.
-Run as a script, this file reads directories from its standard input, one a line, and measures the
-package in each, in a process that can import neither TensorFlow nor what made the package.
+The original, the recovered module and the saved package are measured by the same functions. As a
+script, this file reads directories from standard input, one per line, and measures the package in
+each. Its process can import neither TensorFlow nor the package's maker.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Job(NamedTuple):
 
 
 class Raised(NamedTuple):
-    """What was raised in the place of a result."""
+    """The error that was raised instead of a result."""
 
     kind: str
     text: str
@@ -58,14 +58,14 @@ def leaves(tree: Any) -> list[Any]:
 
 
 def split(inputs: Any) -> tuple[list[Any], Callable[[Sequence[Any]], Any]]:
-    """The floating-point arrays of the arguments, and how to put others in their place."""
+    """The floating-point arrays among the arguments, and a function that replaces them."""
     found, rest = eqx.partition(inputs, lambda x: np.issubdtype(np.asarray(x).dtype, np.floating))
     arrays, tree = jax.tree_util.tree_flatten(found)
     return arrays, lambda new: eqx.combine(jax.tree_util.tree_unflatten(tree, new), rest)
 
 
 def aspects(call: Call, job: Job) -> dict[str, Callable[[], Any]]:
-    """What is measured, by name. `call(params, inputs)` gives the results."""
+    """The aspects to measure, by name. `call(params, inputs)` returns the results."""
     inputs, joined = split(job.point)
 
     def loss(which: int = 0) -> Callable[..., Any]:
@@ -114,7 +114,7 @@ def aspects(call: Call, job: Job) -> dict[str, Callable[[], Any]]:
 
 
 def measure(call: Call, job: Job) -> dict[str, Any]:
-    """All aspects of a model: arrays of NumPy, or what was raised."""
+    """All aspects of a model: NumPy arrays, or the errors raised."""
     return {name: attempt(run) for name, run in aspects(call, job).items()}
 
 
@@ -130,7 +130,7 @@ def raised(error: Exception) -> Raised:
 
 
 def as_call(model: Any, params: Sequence[np.ndarray]) -> tuple[Call, list[int]]:
-    """A module as a function of the original's parameters, which are found by their values.
+    """A module as a function of the original's parameters, which are found by value.
 
     **Returns:** it, and for each parameter its place among the leaves of the module.
     """
@@ -169,7 +169,7 @@ def measure_package(directory: Path) -> dict[str, Any]:
 
 
 class _Forbid:
-    """Finds nothing of what a package may not need."""
+    """An import finder that hides what a package may not need."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
         if name.partition(".")[0] in FORBIDDEN:
@@ -194,7 +194,7 @@ def attempt_package(directory: Path) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """A result that another process can read, where this file is another module."""
+    """A result that another process can unpickle, in which this file is another module."""
     return tuple(value) if isinstance(value, Raised) else value
 
 

@@ -1,8 +1,9 @@
-"""Forty ordinary models, exported as their users do: what comes back is what they exported.
+"""Forty ordinary models, exported as their users do, come back as exported.
 
-Judged are the recovered module, and the package that `invert.save` writes, in a process without
-TensorFlow and `invert`. Everything is compared with the original in its own framework: values at
-sizes that nothing here chose, gradients, forward and second derivatives, ties, and what is trained.
+Both the recovered module and the package that `invert.save` writes are tested, the latter in a
+process without TensorFlow and `invert`. They are compared with the original in its own framework:
+values at sizes not chosen by the export, gradients, forward and second derivatives, ties, and which
+parameters are trained.
 """
 
 from __future__ import annotations
@@ -131,7 +132,7 @@ TOLERANCE = dict.fromkeys(DERIVATIVES, 1e-4) | {"values": 2e-5}
 
 
 def job_of(original: Original, setting: Setting) -> measure.Job:
-    """Where a model is measured: the same numbers in each run."""
+    """What to measure of a model, with the same numbers in every run."""
     rng = np.random.RandomState(1)
 
     def each(make: Any) -> Any:
@@ -167,7 +168,7 @@ def job_of(original: Original, setting: Setting) -> measure.Job:
 
 @pytest.fixture(scope="session")
 def reader() -> Iterator[Callable[[Path], dict[str, Any]]]:
-    """One process for all packages, that cannot import TensorFlow nor `invert`."""
+    """One process for all packages, which can import neither TensorFlow nor `invert`."""
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
     environment.pop("PYTHONPATH", None)
     with subprocess.Popen(
@@ -190,7 +191,7 @@ def reader() -> Iterator[Callable[[Path], dict[str, Any]]]:
 
 
 def check(name: str, got: Any, want: Any) -> None:
-    """Fails where two results of one aspect differ."""
+    """Fail if two results of one aspect differ."""
     if isinstance(got, measure.Raised):
         pytest.fail(f"{name}: {got.kind}\n{got.text}", pytrace=False)
     flat, reference = measure.leaves(got), measure.leaves(want)
@@ -202,7 +203,7 @@ def check(name: str, got: Any, want: Any) -> None:
 
 
 def check_forbidden(got: Any, want: Any, name: str) -> None:
-    """The author forbade gradients: that is an error still, or was dropped, and is right."""
+    """Gradients that the author forbade: still an error, or dropped and right."""
     if not (isinstance(got, measure.Raised) and got.kind == "LookupError"):
         check(name, got, want)
 
@@ -264,7 +265,7 @@ def test_export(name, subtests, tmp_path, reader):
 
 
 def test_every_kind_has_several_models():
-    """What is exported here stays a fair draw of what people export."""
+    """The models here stay a fair sample of what people export."""
     assert len(MODELS) >= 40
     kinds = itertools.chain.from_iterable(n.split("_")[:1] for n in MODELS)
     counts = {k: sum(n.startswith(k) for n in MODELS) for k in kinds}

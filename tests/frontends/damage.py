@@ -1,7 +1,7 @@
-"""Seeded damage to StableHLO files and jax.export artifacts, and what may come of it.
+"""Seeded damage to StableHLO files and jax.export artifacts.
 
-A damaged file is refused with an error of the project's own, or it is another program: then the
-recovered module computes what XLA computes for that very file.
+A damaged file is either refused with one of this package's errors, or it is another program, which
+the recovered module computes as XLA does.
 """
 
 from __future__ import annotations
@@ -32,10 +32,8 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
 import invert
-from invert._errors import DefectWarning
 from invert._private.jax import lowered_module
 from invert.ir.jaxprs import equations
-from invert.modules.methods import Methods
 from invert.stablehlo import parse_in_child
 from invert.stablehlo.parse import parse_module
 from tests.damaged_files import ANYWHERE
@@ -137,7 +135,7 @@ def _factored(x: Any, y: Any) -> Any:
 
 @functools.cache
 def _of_open_sizes() -> list[jax.export.Exported]:
-    """Programs that compute sizes and assert what their arguments' sizes have to be."""
+    """Programs that compute sizes, and assert conditions on those of their arguments."""
     scope = jax.export.SymbolicScope(["b >= 2", "c >= 4", "mod(c, 2) == 0"])
     shapes = [jax.export.symbolic_shape(s, scope=scope) for s in ("b, c", "2*b + c")]
     avals = [jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes]
@@ -146,8 +144,10 @@ def _of_open_sizes() -> list[jax.export.Exported]:
 
 
 def corpus() -> dict[str, list[bytes]]:
-    """Whole files by form: text, bytecode, portable artifacts, jax.export artifacts; and the texts
-    of modules of open sizes, which become artifacts again."""
+    """Whole files by format: text, bytecode, portable artifacts, jax.export artifacts.
+
+    Also texts of modules of open sizes, which are turned into artifacts after the damage.
+    """
     found: dict[str, list[bytes]] = {"text": [_OPAQUE.encode()], "bytecode": [], "artifact": []}
     found["export"] = []
     for function, avals in _PROGRAMS:
@@ -199,7 +199,7 @@ def _varint(rng: random.Random, data: bytearray, other: bytes) -> None:
 
 
 def _word(rng: random.Random, data: bytearray, other: bytes) -> None:
-    """A number of a flatbuffer, an offset or a length, becomes another that stands in it."""
+    """Replace a number of a flatbuffer, an offset or a length, by another in the file."""
     if len(data) < 4:
         return
     at, source = (rng.randrange(len(data) // 4) * 4 for _ in range(2))
@@ -213,7 +213,7 @@ def _word(rng: random.Random, data: bytearray, other: bytes) -> None:
 
 
 def _token(rng: random.Random, data: bytearray, other: bytes) -> None:
-    """A word of a text becomes another of the text, or a number nearby."""
+    """Replace a word of a text by another one in it, or a number by a nearby one."""
     words = list(_WORDS.finditer(data))
     if not words:
         return
@@ -224,7 +224,7 @@ def _token(rng: random.Random, data: bytearray, other: bytes) -> None:
 
 
 def _size(rng: random.Random, data: bytearray, other: bytes) -> None:
-    """A constant, or the op that computes a size, becomes another."""
+    """Replace a constant, or the op that computes a size."""
     found = list(_SIZES.finditer(data))
     if found:
         old = rng.choice(found)
@@ -275,7 +275,7 @@ def _value(rng: np.random.Generator, shape: Sequence[Any], dtype: Any) -> Any:
 
 
 def same(have: Sequence[Any], want: Sequence[Any]) -> bool:
-    """Whether arrays are equal but for the rounding of another order of fused operations."""
+    """Whether arrays are equal up to rounding, since fused operations may be reordered."""
     if len(have) != len(want):
         return False
     for a, b in zip(have, want, strict=True):
@@ -300,7 +300,7 @@ def _arrays(values: Any) -> list[np.ndarray]:
 
 
 def outcome(form: str, blob: bytes) -> str:
-    """`"refused"`, `"equal"`, `"not run"` or what is wrong."""
+    """`"refused"`, `"equal"`, `"not run"`, or a description of the mistake."""
     text = blob.decode(errors="surrogateescape") if form in ("text", "open") else blob
     if form == "open":
         return _outcome_of_open_sizes(text)
@@ -308,7 +308,7 @@ def outcome(form: str, blob: bytes) -> str:
         module = (invert.from_exported if form == "export" else invert.from_stablehlo)(text)
     except invert.InvertError:
         return "refused"
-    if isinstance(module, Methods):
+    if isinstance(module, invert.Methods):
         return "not run: several functions"
     if form != "export" and any(None in s.shape for s in _specs(text)):
         return "not run: open sizes"  # XLA's compiler crashes on some
@@ -339,7 +339,7 @@ def outcome(form: str, blob: bytes) -> str:
 
 
 def _may_run_on(closed: Any) -> bool:
-    """Whether a loop was damaged into one that ends on data, or only after a long time."""
+    """Whether damage made a loop depend on data, or run for very long."""
     return any(
         e.primitive.name == "while" or e.params.get("length", 0) > _MOST_STEPS
         for e in equations(closed.jaxpr)
@@ -347,7 +347,7 @@ def _may_run_on(closed: Any) -> bool:
 
 
 def _divides_integers(closed: Any) -> bool:
-    """Whether arrays of integers are divided, which the programs as they were written do not."""
+    """Whether arrays of integers are divided, which no undamaged program does."""
     return any(
         e.primitive.name in ("div", "rem")
         and e.outvars[0].aval.shape
@@ -395,10 +395,9 @@ def _outcome_of_open_sizes(text: str) -> str:
 
 
 def _specs(text: bytes | str) -> Sequence[Any]:
-    from invert._config import Config
     from invert.frontends.stablehlo import entry_points
 
-    (entry,) = entry_points(text, config=Config()).values()
+    (entry,) = entry_points(text, config=invert.Config()).values()
     return entry.args
 
 
@@ -409,12 +408,12 @@ class _Late(BaseException):
 def sweep(
     seed: int, first: int, last: int, show: bool = False, forms: Sequence[str] = FORMS
 ) -> Counter[str]:
-    """Damages files `first` to `last` of a seed; raises at the first broken promise."""
+    """Damage files `first` to `last` of a seed; raise at the first mistake."""
     # A size taken for memory fails here, rather than end the machine's other work.
     _, most = resource.getrlimit(resource.RLIMIT_AS)
     if most == resource.RLIM_INFINITY:
         resource.setrlimit(resource.RLIMIT_AS, (_MOST_BYTES, most))
-    warnings.simplefilter("error", DefectWarning)
+    warnings.simplefilter("error", invert.DefectWarning)
     parse_in_child._SECONDS = 3.0  # some damage makes the reader run forever
     files = corpus()
 

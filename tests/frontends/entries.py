@@ -1,4 +1,4 @@
-"""Calls of entry points, as their modules make them."""
+"""Calls entry points as their modules do."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from invert._entry import EntryPoint
 
 
 class Pair(NamedTuple):
-    """A pytree with names."""
+    """A pytree with named children."""
 
     a: object
     b: object

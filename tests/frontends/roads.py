@@ -1,4 +1,4 @@
-"""What a SavedModel gives by the package, beside what TensorFlow's own loader makes of it."""
+"""Compares a SavedModel as this package reads it with TensorFlow's own loader."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _APART = {"f": 2e-5, "c": 2e-5, "V": 2e-2}
 
 
 def differences(path: Path, seed: int = 0) -> Iterator[str]:
-    """What differs between the two for each function and signature, in words.
+    """The differences for each function and signature, in words.
 
-    Compared are variables with their values and flags, results at random arguments and the
-    gradients of float arguments. Functions that are refused are told as `refused: ..`.
+    Variables, their values and flags are compared, results at random arguments, and the gradients
+    of float arguments. Refused functions are reported as `refused: ..`.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -133,7 +133,7 @@ def _of_function(path: Path, name: str, entry: EntryPoint, module: Any, seed: in
 
 
 def _concrete(path: Path, name: str) -> tuple[Any, Any]:
-    """The function of a name as TensorFlow loads it, and the model, which has to be held."""
+    """The function of a name as TensorFlow loads it, and the model, which must be kept alive."""
     theirs, root = load_function(path, name)
     if not hasattr(theirs, "concrete_functions"):
         return theirs, root
@@ -183,7 +183,7 @@ def _value(spec: Any, rng: np.random.Generator) -> np.ndarray:
 
 
 def apart(one: Any, other: np.ndarray, factor: float = 1) -> str:
-    """How two arrays differ beyond rounding; empty where they do not."""
+    """How two arrays differ beyond rounding; empty if they do not."""
     one = np.asarray(one)
     if one.shape != other.shape:
         return f"shape {one.shape}, TensorFlow has {other.shape}"

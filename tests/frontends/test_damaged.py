@@ -1,4 +1,4 @@
-"""Damaged and hostile files: an error of the project's own, or the program that they are."""
+"""Damaged and hostile files: refused with an error, or converted correctly."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ T = "tensor<4xf32>"
 
 
 def sweep(seed: int, first: int, last: int, forms: str = "FORMS") -> None:
-    """In a process of its own, since what is looked for are crashes too."""
+    """Runs in a separate process, since the damage may crash it."""
     code = (
         "from tests.frontends.damage import FORMS, sweep\n"
         f"print(sweep({seed}, {first}, {last}, forms={forms}))"
@@ -131,7 +131,7 @@ def test_operands_of_shapes_that_a_custom_call_lacks() -> None:
 
 
 def test_a_condition_that_makes_an_open_size_a_number() -> None:
-    """The other conditions on this size are met or not, and none is left over."""
+    """Each of the other conditions on this size is then met or not; none remains."""
     kind, number = "tensor<?x?xf32>", "tensor<i32>"
     checks = "".join(
         f"""
@@ -173,7 +173,7 @@ def test_a_condition_that_makes_an_open_size_a_number() -> None:
         ("maximum b three, add 0 c", "sum", True),
     ],
 )
-def test_conditions_with_which_jax_cannot_compute(left: str, right: str, met: bool) -> None:
+def test_conditions_that_jax_cannot_handle(left: str, right: str, met: bool) -> None:
     kind, number = "tensor<?x?xf32>", "tensor<i32>"
     lines = [f"%{n} = stablehlo.constant dense<{i}> : {number}" for n, i in NUMBERS.items()]
     sides = []
@@ -274,7 +274,7 @@ def test_artifacts_with_several_platforms() -> None:
 
 
 def chain(depth: int, *, twice: bool = False) -> str:
-    """Functions that each call the next, or call it two times."""
+    """Functions that each call the next one, once or twice."""
     functions = [f"func.func private @f0(%a: {T}) -> {T} {{ return %a : {T} }}"]
     for i in range(1, depth):
         again = (

@@ -1,4 +1,4 @@
-"""Models with random damage: one of our own errors, or a module with the values of that model."""
+"""Randomly damaged models: an error of this package, or a module with the model's values."""
 
 from __future__ import annotations
 
@@ -14,14 +14,13 @@ import pytest
 import tensorflow as tf
 
 import invert
-from invert._errors import InvertError
 from tests.damaged_files import damaged_copies
 
 keras = pytest.importorskip("keras")
 
 
 def build(folder: Path) -> list[Path]:
-    """A SavedModel of objects with a table of an asset, and a `.keras` archive."""
+    """A SavedModel with a table filled from an asset, and a `.keras` archive."""
     words = folder / "words.txt"
     words.write_text("first\nsecond\n")
     root = tf.Module()
@@ -45,7 +44,7 @@ def build(folder: Path) -> list[Path]:
 
 
 def outcomes(models: list[Path], work: Path, seed: int, count: int) -> collections.Counter[str]:
-    """How often a damaged copy was loaded, refused, or anything else."""
+    """How often a damaged copy was loaded, was refused, or did anything else."""
     draw = random.Random(seed)
     found: collections.Counter[str] = collections.Counter()
     copies = [work / model.name for model in models]
@@ -55,7 +54,7 @@ def outcomes(models: list[Path], work: Path, seed: int, count: int) -> collectio
         next(damaged[i % len(models)])
         try:
             result = compared(invert.load(copy), copy)
-        except InvertError as error:
+        except invert.InvertError as error:
             found[type(error).__name__] += 1
         except BaseException as error:  # what is looked for  # noqa: BLE001
             found[f"foreign: {type(error).__name__}: {str(error)[:300]}"] += 1
@@ -65,7 +64,7 @@ def outcomes(models: list[Path], work: Path, seed: int, count: int) -> collectio
 
 
 def compared(module: invert.Module, copy: Path) -> str:
-    """`"equal"`, `"WRONG"`, or `"not run"` where TensorFlow does not run the damaged model."""
+    """`"equal"`, `"WRONG"`, or `"not run"` if TensorFlow does not run the damaged model."""
     x = np.random.default_rng(0).standard_normal((2, 3 + (copy.suffix == ".keras")), np.float32)
     try:
         if copy.is_dir():

@@ -1,4 +1,4 @@
-"""HLO modules, as they are given to XLA and as XLA gives them back."""
+"""HLO modules, as passed to XLA and as returned by it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 import invert
-from invert._errors import MalformedModelError
 
 X = np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3)
 
@@ -74,11 +73,11 @@ def test_files(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_damaged_modules() -> None:
-    """They are refused, or are modules still; none ends the process."""
+    """They are refused, or are valid modules; none ends the process."""
     data, rng = proto(), random.Random(0)
-    with pytest.raises(MalformedModelError, match="HLO module"):
+    with pytest.raises(invert.MalformedModelError, match="HLO module"):
         invert.from_stablehlo(data[: len(data) // 2])
-    with pytest.raises(MalformedModelError, match="Syntax error"):
+    with pytest.raises(invert.MalformedModelError, match="Syntax error"):
         invert.from_stablehlo("HloModule broken, and no more")
     refused = 0
     for _ in range(25):

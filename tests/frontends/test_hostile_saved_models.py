@@ -1,8 +1,8 @@
-"""SavedModels made to act: nothing of them runs while they are loaded, and no other file is read.
+"""Hostile SavedModels: nothing in them runs during loading, and no other file is read.
 
-Each case edits the bytes of one small model. Where it says so, TensorFlow's own loader is shown to
-fall for it, so that the case tests what it claims to test. TensorFlow itself gets none of them to
-run for a comparison.
+Each case edits the bytes of one small model. Where a case says so, TensorFlow's own loader is shown
+to fall for it, so the case tests what it claims to test. None of them runs when TensorFlow is asked
+for a comparison.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from tensorflow.core.protobuf import meta_graph_pb2, saved_model_pb2
 from tensorflow.core.protobuf.trackable_object_graph_pb2 import TrackableObjectGraph
 
 import invert
-from invert._errors import InvertError, UnsupportedOpError
 from invert.frontends.run_saved_model import load_function
 
 SECRET = b"correct horse battery staple"
@@ -37,7 +36,7 @@ PREFIX = "variables/variables"
 
 
 class Place(NamedTuple):
-    """Where models lie, what a hostile one would write, and what it would read."""
+    """Where models lie, which file a hostile one would write, and which it would read."""
 
     folder: Path
     mark: Path
@@ -127,11 +126,11 @@ class Model:
         return next(c.node_id for c in self.objects[of].children if c.local_name == name)
 
     def rename(self, function: str, name: str, of: int = 0) -> None:
-        """Gives an object one of the functions of the root under a name."""
+        """Give an object one of the functions of the root under another name."""
         self.objects[of].children.add(node_id=self.child(function), local_name=name)
 
     def redirect(self, hook: str, function: str, table: str = "numbers") -> None:
-        """Has a hook of a table call another function."""
+        """Make a hook of a table call another function."""
         for child in self.objects[self.child(table)].children:
             if child.local_name == hook:
                 child.node_id = self.child(function)
@@ -148,7 +147,7 @@ class Model:
         return next(f for f in self.graph.library.function if f.signature.name == concrete)
 
     def inject(self, *nodes: Any) -> None:
-        """Adds nodes to the initializer of a table; the last one is waited for."""
+        """Add nodes to the initializer of a table, which waits for the last one."""
         _add(self.hook("_initialize"), nodes)
 
     def inject_1(self, *nodes: Any) -> str:
@@ -214,7 +213,7 @@ def writes(m: Model) -> tuple[Any, ...]:
 
 
 def calls(op: str, *inputs: Any, **attributes: Any) -> Callable[[Model], None]:
-    """An op in the initializer that calls the function that writes."""
+    """An op in the initializer calls the function that writes."""
 
     def edit(m: Model) -> None:
         name = m.function("write").signature.name.encode()
@@ -273,7 +272,7 @@ def creator_object(m: Model) -> None:
 
 
 def nested(m: Model) -> None:
-    """The initializer calls a function that calls one that writes, for a control edge only."""
+    """The initializer calls a function that calls one that writes, by a control edge only."""
     outer = m.graph.library.function.add()
     outer.CopyFrom(m.function("pick"))
     outer.signature.name = "outer"
@@ -289,7 +288,7 @@ def function_as_op(m: Model) -> None:
 
 
 def same_interface(m: Model) -> None:
-    """A harmless function is called; one that writes says that it does the same."""
+    """A harmless function is called; one that writes claims to implement the same."""
     evil = m.function("write")
     good = m.graph.library.function.add()
     good.CopyFrom(evil)
@@ -343,7 +342,7 @@ def asset(path: Callable[[Place], str]) -> Callable[[Model], None]:
 
 
 def linked(file: str, target: Callable[[Place], Path]) -> Callable[[Model], None]:
-    """A file or folder of the model is a link to another place, where it lies as it was."""
+    """A file or folder of the model is a link to an unchanged copy elsewhere."""
 
     def edit(m: Model) -> None:
         place, elsewhere = m.path / file, target(m.place)
@@ -364,7 +363,7 @@ def moved(m: Place) -> Path:
 
 
 def table_from(*path: Any) -> Callable[[Model], None]:
-    """The lines of a file that the graph names fill a table."""
+    """A table is filled with the lines of a file that the graph names."""
 
     def edit(m: Model) -> None:
         function = m.hook("_initialize", "lines")
@@ -406,7 +405,7 @@ def registered_saver(m: Model) -> None:
 
 
 def two_graphs(m: Model) -> None:
-    """With a second graph, TensorFlow takes a model of objects for one of version 1."""
+    """With a second graph, TensorFlow treats a model of objects as one of version 1."""
     m.proto.meta_graphs.add().meta_info_def.tags.append("other")
     m.meta.ClearField("saver_def")
     m.collect("saved_model_main_op", m.inject_1(*writes(m)))
@@ -451,7 +450,7 @@ def asset_of_a_collection(m: Model) -> None:
 
 
 def other_output_of_an_asset(m: Model) -> None:
-    """The second output of a node is fed with the asset; the file is named by the first."""
+    """The asset is fed to the second output of a node; the first names the file."""
     m.inject_1(
         const("e_paths", [os.fspath(m.place.secret), "words.txt"]),
         node("e_split", "Unpack", "e_paths", num=2, T=STRING),
@@ -630,10 +629,10 @@ def test_nothing_runs(model: Model) -> None:
         if hasattr(module, "call"):
             _, line, doubled = module.call(np.array([0, 1]))
             assert bytes(line[0].tolist()) == b"first" and doubled.tolist() == [2, 4, 6]
-    except InvertError as error:
+    except invert.InvertError as error:
         said = str(error)
     assert SECRET.decode() not in said
-    with pytest.raises(UnsupportedOpError) as error:
+    with pytest.raises(invert.UnsupportedOpError) as error:
         load_function(model.path, "call")
     assert _written(model.place) == []
     assert sorted(model.place.folder.rglob("*")) == before
@@ -644,7 +643,7 @@ def test_nothing_runs(model: Model) -> None:
 @pytest.mark.parametrize("model", [n for n, c in CASES.items() if c.acts], indirect=True)
 @pytest.mark.drawn(6)
 def test_tensorflow_would_run_it(model: Model) -> None:
-    """The cases are what they say; a loader that does not fall for them any more fails this."""
+    """Guards the cases: fails once TensorFlow's loader no longer falls for one."""
     try:
         loaded = tf.saved_model.load(os.fspath(model.path), tags=["serve"])
     except Exception:  # what is run does not fit, but was run  # noqa: BLE001
@@ -661,7 +660,7 @@ def test_the_models_themselves_are_loaded(place: Place) -> None:
     assert bytes(line[0].tolist()) == b"first"
     other = invert.load(place.folder / "model_1")
     assert np.array_equal(other(x=np.zeros(3, np.float32))["y"], [1, 2, 3])
-    with pytest.raises(UnsupportedOpError, match=r"tf\.WriteFile"):
+    with pytest.raises(invert.UnsupportedOpError, match=r"tf\.WriteFile"):
         invert.load(place.folder / "model", signature="write")
     assert _written(place) == []
 
@@ -677,7 +676,7 @@ def test_models_of_a_cache_are_linked(place: Place, tmp_path: Path) -> None:
     assert invert.load(snapshot, signature="call")(np.array([0, 1]))[0].tolist() == [5, 6]
     shutil.move(blobs, tmp_path / "elsewhere")
     blobs.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(InvertError, match="leads outside the model"):
+    with pytest.raises(invert.InvertError, match="leads outside the model"):
         invert.load(snapshot, signature="call")
 
 
@@ -714,7 +713,7 @@ def _after(op: Any, x: Any) -> Any:
 @pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.drawn(4)
 def test_no_op_of_a_function_runs(place: Place, tmp_path: Path, name: str) -> None:
-    """Neither while TensorFlow infers shapes, nor where constants are folded."""
+    """Neither during shape inference nor during constant folding."""
     _erase(place.mark)
     root = tf.Module()
     args = os.fspath(place.mark), os.fspath(place.secret)
@@ -722,14 +721,14 @@ def test_no_op_of_a_function_runs(place: Place, tmp_path: Path, name: str) -> No
     root.f = tf.function(lambda x: FUNCTIONS[name](*args, x), input_signature=spec)
     tf.saved_model.save(root, tmp_path / "model")
     _erase(place.mark)
-    with pytest.raises(UnsupportedOpError) as error:
+    with pytest.raises(invert.UnsupportedOpError) as error:
         invert.load(tmp_path / "model")
     assert _written(place) == []
     assert any(p.location for p in error.value.problems)
 
 
 def test_shapes_do_not_reveal_file_contents(tmp_path: Path) -> None:
-    """TensorFlow computes constants that decide about a shape while it puts a graph together."""
+    """TensorFlow evaluates constants that determine shapes while it builds a graph."""
     file = tmp_path / "file"
     file.write_bytes(b"\x01")
     root = tf.Module()
@@ -751,10 +750,9 @@ def test_shapes_do_not_reveal_file_contents(tmp_path: Path) -> None:
         return concrete.graph.outputs[0].shape
 
     assert shape(tf.saved_model.load(os.fspath(tmp_path / "model"))) == (1, 1)
-    from invert._config import Config
     from invert.frontends.saved_model import entry_points
 
-    points = entry_points(tmp_path / "model", config=Config())
+    points = entry_points(tmp_path / "model", config=invert.Config())
     assert shape(load_function(tmp_path / "model", "f").owner).rank is None
-    with pytest.raises(UnsupportedOpError, match=r"tf\.ReadFile"):
+    with pytest.raises(invert.UnsupportedOpError, match=r"tf\.ReadFile"):
         points["f"]

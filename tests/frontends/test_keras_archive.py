@@ -1,4 +1,4 @@
-"""Malicious `.keras` archives, and archives that declare more than they hold."""
+"""Malicious `.keras` archives, and archives that declare more than they contain."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 
 import invert
-from invert._errors import InvertError, UnsupportedOpError
 
 keras = pytest.importorskip("keras")
 h5py = pytest.importorskip("h5py")
@@ -43,7 +42,7 @@ def write(path: Path, content: Content) -> None:
 
 
 def layer(**changes: Any) -> Callable[[Content, Path], None]:
-    """Changes of the first dense layer; those of `config` are added to its own."""
+    """Changes to the first dense layer; `config` is merged into its own."""
 
     def edit(content: Content, secret: Path) -> None:
         config = json.loads(content["config.json"])
@@ -122,7 +121,7 @@ def test_nothing_runs_and_no_other_file_is_read(case: str, archive: Path, tmp_pa
     CASES[case](content, secret)
     write(tmp_path / "model.keras", content)
     before = sorted(tmp_path.parent.rglob("*"))
-    with pytest.raises(UnsupportedOpError) as error:
+    with pytest.raises(invert.UnsupportedOpError) as error:
         invert.load(tmp_path / "model.keras")
     assert all(p.reason and p.remedy for p in error.value.problems)
     assert sorted(tmp_path.parent.rglob("*")) == before
@@ -142,11 +141,11 @@ def test_a_layer_that_cannot_be_built_is_a_malformed_model_error(
     content = content_of(archive)
     layer(config={"units": 10**13})(content, tmp_path)
     write(tmp_path / "model.keras", content)
-    with pytest.raises(InvertError, match=r"model\.keras"):
+    with pytest.raises(invert.InvertError, match=r"model\.keras"):
         invert.load(tmp_path / "model.keras")
     shutil.copy(archive, tmp_path / "cut.keras")
     os.truncate(tmp_path / "cut.keras", 700)
-    with pytest.raises(InvertError, match=r"cut\.keras"):
+    with pytest.raises(invert.InvertError, match=r"cut\.keras"):
         invert.load(tmp_path / "cut.keras")
 
 
@@ -160,7 +159,7 @@ class Cubed(keras.layers.Layer):
 def test_classes_of_the_caller(tmp_path: Path) -> None:
     model = keras.Sequential([keras.Input((4,)), Cubed(), keras.layers.Dense(2)])
     model.save(tmp_path / "own.keras")
-    with pytest.raises(InvertError, match="custom_objects"):
+    with pytest.raises(invert.InvertError, match="custom_objects"):
         invert.load(tmp_path / "own.keras")
     config = invert.Config(custom_objects={"Cubed": Cubed})
     x = np.linspace(-1, 1, 8, dtype=np.float32).reshape(2, 4)
@@ -170,7 +169,7 @@ def test_classes_of_the_caller(tmp_path: Path) -> None:
 
 @keras.saving.register_keras_serializable(package="tests")
 class Squared(keras.layers.Layer):
-    """A layer that is."""
+    """A layer that is registered with Keras."""
 
     def call(self, x: Any) -> Any:
         return x * x

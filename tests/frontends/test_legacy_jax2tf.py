@@ -1,6 +1,6 @@
-"""SavedModels that jax2tf of JAX 0.4.30 wrote as TensorFlow graphs, with their numbers.
+"""SavedModels that jax2tf of JAX 0.4.30 wrote as TensorFlow graphs.
 
-They load where TensorFlow is not installed, and come back as the primitives they were.
+They load where TensorFlow is not installed, and come back as the original primitives.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 
 import invert
-from invert._errors import InvertError
 from invert.ir.jaxprs import primitive_counts
 from tests.damaged_files import damaged_copies
 
@@ -97,8 +96,10 @@ def test_an_old_graph_comes_back(models: Path, tmp_path: Path, name: str) -> Non
 def outcomes(
     models: Path, name: str, work: Path, seed: int, count: int
 ) -> collections.Counter[str]:
-    """What comes of damaged copies of a model that are loaded and run: errors of this package, or
-    results, which only another graph can change."""
+    """Outcomes of loading and running damaged copies of a model.
+
+    Either an error of this package, or results, which only a changed graph can change.
+    """
     draw = random.Random(f"{name} {seed}")
     numbers = np.load(models / f"{name}.npz")
     inputs = [numbers[k] for k in sorted(numbers.files) if k.startswith("in_")]
@@ -107,7 +108,7 @@ def outcomes(
     for _ in itertools.islice(damaged_copies(models / name, work, draw), count):
         try:
             invert.load(work, signature="f", config=config)(*inputs)
-        except InvertError as error:
+        except invert.InvertError as error:
             found[type(error).__name__] += 1
         else:
             found["runs"] += 1

@@ -1,4 +1,4 @@
-"""Exports with symbolic sizes: raised at sizes that nothing else uses, they equal the original."""
+"""Exports with symbolic sizes equal the original at sizes that occur nowhere else."""
 
 from __future__ import annotations
 
@@ -203,7 +203,7 @@ ALIKE = [
 
 @pytest.mark.parametrize("name", ALIKE)
 def test_an_open_size_gives_the_program_of_that_size(name: str) -> None:
-    """Not only its numbers: the same primitives, so that patterns and derivatives are the same."""
+    """The primitives are the same too, and so are patterns and derivatives."""
     fn, shape = CASES[name]
     x = _inputs(shape)[1]  # over an axis of one, a window is a cumulative sum
     symbolic = jax.ShapeDtypeStruct(jax.export.symbolic_shape(shape), F32)
@@ -214,7 +214,7 @@ def test_an_open_size_gives_the_program_of_that_size(name: str) -> None:
 
 
 def _primitives(jaxpr: Any) -> list[str]:
-    """The names of the primitives, without those by which a size becomes a number."""
+    """The names of the primitives, except those that turn a size into a number."""
     found = [*equations(jaxpr)]
     sizes = {v for e in found if e.primitive.name == "dim_as_value" for v in e.outvars}
     return [

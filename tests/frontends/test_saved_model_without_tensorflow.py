@@ -1,4 +1,4 @@
-"""SavedModels as the package reads them, beside what TensorFlow's own loader makes of them."""
+"""SavedModels as this package reads them, compared with TensorFlow's own loader."""
 
 from __future__ import annotations
 
@@ -21,8 +21,6 @@ import tensorflow as tf
 from jax.experimental import jax2tf
 
 import invert
-from invert._config import Config
-from invert._errors import InvertError, MalformedModelError, UnsupportedOpError
 from invert.frontends.run_saved_model import load_function
 from invert.frontends.saved_model import EntryPoints, entry_points
 from invert.frontends.tf_function import entry_point
@@ -30,7 +28,7 @@ from tests.damaged_files import damaged_copies
 from tests.frontends.roads import differences
 
 v1 = tf.compat.v1
-CONFIG = Config()
+CONFIG = invert.Config()
 Spec = tf.TensorSpec
 
 
@@ -49,7 +47,7 @@ def clipped(x: Any, scale: Any) -> Any:
 
 
 class Nested(tf.Module):
-    """Variables, constants and custom gradients, functions of several signatures and structures."""
+    """Variables, constants, custom gradients, and functions of several signatures and trees."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -277,7 +275,7 @@ def _public(points: EntryPoints) -> list[str]:
 
 
 def _described(entry: Any) -> Any:
-    """What an entry point says of itself, without the names of its variables."""
+    """The description of an entry point, without the names of its variables."""
     params = sorted((p.value.shape, p.value.dtype.name, p.value.tobytes()) for p in entry.params)
     signature = (entry.args, dict(entry.kwargs), entry.arg_names, str(entry.out_tree))
     return signature, params, entry.draws, entry.checks, [p.op for p in entry.problems]
@@ -296,7 +294,9 @@ def _quick(names: Iterable[str]) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", _quick(MODELS))
-def test_functions_equal_what_tensorflow_loads(models: Callable[[str], Path], name: str) -> None:
+def test_functions_equal_those_that_tensorflow_loads(
+    models: Callable[[str], Path], name: str
+) -> None:
     """Names, arguments, results, variables and values, function by function."""
     path = models(name)
     points = entry_points(path, config=CONFIG, strict=False)
@@ -325,7 +325,9 @@ def test_functions_equal_what_tensorflow_loads(models: Callable[[str], Path], na
 
 
 @pytest.mark.parametrize("name", _quick(n for n in MODELS if not _composite(n)))
-def test_a_model_computes_as_in_tensorflow(models: Callable[[str], Path], name: str) -> None:
+def test_a_model_computes_the_values_of_tensorflow(
+    models: Callable[[str], Path], name: str
+) -> None:
     """Values and gradients at random arguments, variables and their flags."""
     assert [d for d in differences(models(name)) if ": refused: " not in d] == []
 
@@ -334,7 +336,7 @@ def test_a_model_computes_as_in_tensorflow(models: Callable[[str], Path], name: 
 def test_converting_compiles_nothing(
     models: Callable[[str], Path], name: str, tmp_path: Path
 ) -> None:
-    """XLA's compiler takes much memory; only gradients of the container are compared by numbers."""
+    """XLA's compiler takes much memory; only gradients of the container may be compiled."""
     code = f"""
 import jax, invert
 events = []
@@ -367,7 +369,7 @@ def test_dense_tables_are_read_without_their_unused_buckets(tmp_path: Path) -> N
     found = invert.load(tmp_path / "model", config=CONFIG)(x)
     for one, other in zip(found, call(x), strict=True):
         np.testing.assert_array_equal(one, other)
-    with pytest.raises(UnsupportedOpError, match="all buckets of a table"):
+    with pytest.raises(invert.UnsupportedOpError, match="all buckets of a table"):
         invert.convert(call)(x)
 
 
@@ -455,15 +457,15 @@ def test_nothing_needs_tensorflow(models: Callable[[str], Path], tmp_path: Path)
     assert "DONE" in done.stdout
 
 
-def test_a_table_may_not_disagree_with_itself(
+def test_malformed_lines_of_a_table_are_refused(
     models: Callable[[str], Path], tmp_path: Path
 ) -> None:
     shutil.copytree(models("tables"), tmp_path / "model")
     (tmp_path / "model/assets/words.txt").write_text("alpha\t3\nalpha\t4\n")
-    with pytest.raises(MalformedModelError, match="two values for the key b'alpha'"):
+    with pytest.raises(invert.MalformedModelError, match="two values for the key b'alpha'"):
         invert.load(tmp_path / "model")
     (tmp_path / "model/assets/words.txt").write_text("alpha\tx\n")
-    with pytest.raises(MalformedModelError, match="a line is not of type int64"):
+    with pytest.raises(invert.MalformedModelError, match="a line is not of type int64"):
         invert.load(tmp_path / "model")
 
 
@@ -476,14 +478,14 @@ def test_no_path_leads_out_of_the_model(models: Callable[[str], Path], tmp_path:
         moved = tmp_path / f"outside{number}"
         shutil.move(copy / place, moved)
         (copy / place).symlink_to(moved)
-        with pytest.raises(UnsupportedOpError, match="leads outside the model"):
+        with pytest.raises(invert.UnsupportedOpError, match="leads outside the model"):
             invert.load(copy)
 
 
 def _outcomes(
     path: Path, work: Path, seed: int, count: int, run: Callable[[EntryPoints], Any]
 ) -> collections.Counter[str]:
-    """How often a damaged copy of a model was read, with the same values or with others."""
+    """How often a damaged copy of a model was read, and with the same values or others."""
     draw = random.Random(seed)
     want = run(entry_points(path, config=CONFIG))
     found: collections.Counter[str] = collections.Counter()
@@ -491,7 +493,7 @@ def _outcomes(
         in_graph = file.name == "saved_model.pb"
         try:
             got = run(entry_points(work, config=CONFIG))
-        except InvertError as error:
+        except invert.InvertError as error:
             found[type(error).__name__] += 1
         else:
             same = jax.tree.structure(got) == jax.tree.structure(want) and all(

@@ -1,4 +1,4 @@
-"""Models with text or serialized examples in front of their numbers."""
+"""Models that preprocess text or serialized examples."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -83,7 +83,7 @@ def test_text_vectorization(tmp_path: Path, read: str, length: int | None) -> No
     assert "text_vectorization" in module.source
 
 
-def test_counts_of_words_are_arguments(tmp_path: Path) -> None:
+def test_word_counts_are_arguments(tmp_path: Path) -> None:
     keras = pytest.importorskip("keras")
     vectorizer = _vectorizer(keras, output_mode="tf_idf")
     inputs = keras.Input((), dtype="string")
@@ -96,7 +96,7 @@ def test_counts_of_words_are_arguments(tmp_path: Path) -> None:
     np.testing.assert_allclose(module(counts), model(tf.constant(TEXTS)), rtol=1e-5, atol=1e-6)
 
 
-def test_numbers_beside_text_stay_arguments(tmp_path: Path) -> None:
+def test_numbers_next_to_text_stay_arguments(tmp_path: Path) -> None:
     keras = pytest.importorskip("keras")
     layers = keras.layers
     colour = keras.Input((1,), dtype="string", name="colour")
@@ -277,7 +277,7 @@ def test_features_of_examples_are_arguments(tmp_path: Path) -> None:
     np.testing.assert_allclose(found["output_0"], model.dense(_examples()), rtol=1e-5, atol=1e-6)
 
 
-def test_sparse_features_are_their_parts() -> None:
+def test_sparse_features_are_passed_as_components() -> None:
     model = _Parsing()
     dense = {"x": np.array([[1, 2, 3], [7, 8, 9]], np.float32), "age": np.array([[4], [7]])}
     module = invert.convert(model.sparse)

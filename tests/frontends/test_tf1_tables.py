@@ -1,4 +1,4 @@
-"""Hash tables that graphs of TensorFlow 1 make and fill when they are loaded."""
+"""Hash tables that TensorFlow 1 graphs create and fill when loaded."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NUMBERS = np.array([0, 1, 3], np.int64)
 
 
 def saved(path: Path, *, filled: bool = True) -> str:
-    """A model with a table of constants, which loading fills if so asked."""
+    """A model with a table of constants, filled on loading if requested."""
     with tf.Graph().as_default():
         x = v1.placeholder(tf.int64, [None], "x")
         pairs = tf.lookup.KeyValueTensorInitializer(

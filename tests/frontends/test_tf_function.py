@@ -1,4 +1,4 @@
-"""Signatures of TensorFlow functions: names, trees, variables, and how one is picked."""
+"""Signatures of TensorFlow functions: names, trees, variables, and the choice of one."""
 
 from __future__ import annotations
 
@@ -11,13 +11,11 @@ import pytest
 import tensorflow as tf
 
 import invert
-from invert._config import Config
 from invert._entry import ArgSpec
-from invert._errors import MissingDependencyError, SignatureError
 from invert.frontends.tf_function import entry_point
 from tests.frontends.entries import Pair, call
 
-CONFIG = Config()
+CONFIG = invert.Config()
 
 
 def function(**options):
@@ -123,12 +121,12 @@ def test_open_shape_is_reused_and_closed_one_is_not():
 
 def test_ambiguous_and_missing_signatures_list_the_choices():
     fn = function()(lambda x: x + 1)
-    with pytest.raises(SignatureError, match="never traced"):
+    with pytest.raises(invert.SignatureError, match="never traced"):
         entry_point(fn, config=CONFIG)
     fn.get_concrete_function(tf.TensorSpec([2]))
     assert entry_point(fn, config=CONFIG).args[0].shape == (2,)
     fn.get_concrete_function(tf.TensorSpec([], tf.int32))
-    with pytest.raises(SignatureError, match=r"float32\(2,\)[^$]*int32\(\)"):
+    with pytest.raises(invert.SignatureError, match=r"float32\(2,\)[^$]*int32\(\)"):
         entry_point(fn, config=CONFIG)
 
 
@@ -146,7 +144,7 @@ def test_saving_a_function_adds_no_choices(tmp_path):
     two(tf.ones(3)), two(tf.ones((2, 2)))
     tf.saved_model.save(module, str(tmp_path))
     assert entry_point(one, config=CONFIG).args == (ArgSpec("x", (3,), np.dtype(np.float32)),)
-    with pytest.raises(SignatureError) as caught:
+    with pytest.raises(invert.SignatureError) as caught:
         entry_point(two, config=CONFIG)
     assert str(caught.value).count("\n  - ") == 2
 
@@ -159,23 +157,23 @@ def test_unnamed_parameters_get_unique_names():
 
 def test_wrong_arguments_of_a_concrete_function():
     concrete = function()(lambda x: x + 1.0).get_concrete_function(tf.TensorSpec([2, 3]))
-    with pytest.raises(SignatureError, match=r"float32\(2, 4\).*fit none"):
+    with pytest.raises(invert.SignatureError, match=r"float32\(2, 4\).*fit none"):
         entry_point(concrete, (np.ones((2, 4), np.float32),), config=CONFIG)
     entry = entry_point(concrete, config=CONFIG)
     for bad in (np.ones((3, 2), np.float32), X.astype(np.int32), X[0]):
-        with pytest.raises(SignatureError, match="argument 'x' must be"):
+        with pytest.raises(invert.SignatureError, match="argument 'x' must be"):
             entry.fn([], bad)
-    with pytest.raises(SignatureError, match="takes 1 arrays, got 2"):
+    with pytest.raises(invert.SignatureError, match="takes 1 arrays, got 2"):
         entry.fn([], X, X)
 
 
 def test_string_arguments_are_refused():
     strings = function()(lambda s: tf.strings.length(s))
-    with pytest.raises(SignatureError, match="argument 's' holds text"):
+    with pytest.raises(invert.SignatureError, match="argument 's' holds text"):
         entry_point(strings, (tf.TensorSpec([2], tf.string),), config=CONFIG)
 
 
-def test_ragged_arguments_are_their_components():
+def test_ragged_arguments_are_passed_as_components():
     ragged = function()(lambda r: r.flat_values).get_concrete_function(
         tf.RaggedTensorSpec([None, None])
     )
@@ -261,12 +259,12 @@ def test_missing_tensorflow(monkeypatch):
         return real(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", fake)
-    with pytest.raises(MissingDependencyError, match=r"pip install 'invert\[tensorflow\]'"):
+    with pytest.raises(invert.MissingDependencyError, match=r"pip install 'invert\[tensorflow\]'"):
         entry_point(lambda x: x, config=CONFIG)
 
 
 def test_not_a_function():
-    with pytest.raises(SignatureError, match="got int"):
+    with pytest.raises(invert.SignatureError, match="got int"):
         entry_point(3, config=CONFIG)
 
 
@@ -308,7 +306,7 @@ def test_unnamed_variables_are_named_after_their_holders() -> None:
     hidden = tf.function(lambda x, fn=(lambda: layers[0],): x * fn[0]())
 
     def names(function: Any, *args: Any) -> set[str]:
-        return {p.name for p in entry_point(function, args, config=Config()).params}
+        return {p.name for p in entry_point(function, args, config=invert.Config()).params}
 
     x = np.ones((1, 3), np.float32)
     assert names(f, x) == {"params/dense/kernel", "layers/0", "own", "scales/a/b"}
@@ -369,7 +367,7 @@ def test_a_keras_model_keeps_a_batch_that_it_needs_or_that_is_stated() -> None:
     assert invert.convert(Lookup(), table, rows).report.certificate.sizes == ""
 
 
-def test_places_of_errors_are_lines_of_the_user() -> None:
+def test_errors_point_to_the_users_lines() -> None:
     numbers = tf.keras.Input((3,), dtype="int64")
     model = tf.keras.Model(numbers, tf.keras.layers.Hashing(4)(numbers))
     # Keras and this package call the layer, for a line of this file.

@@ -1,4 +1,4 @@
-"""Derivatives that only the container holds: rules of authors, stop_gradient, refused gradients."""
+"""Derivatives that only the container holds: custom rules, stop_gradient, refused gradients."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ DIFFERENT = {
 
 
 @pytest.mark.parametrize("name", DIFFERENT)
-def test_rules_of_authors_come_back(name):
+def test_custom_rules_come_back(name):
     f = DIFFERENT[name]
     module = converted(f, X)
     assert "kept as" in module.report.gradients[-1]
@@ -135,7 +135,7 @@ AGREEING = {
 
 
 @pytest.mark.parametrize("name", AGREEING)
-def test_nothing_is_left_where_autodiff_agrees(name):
+def test_no_rule_is_left_where_autodiff_agrees(name):
     f = AGREEING[name]
     module = converted(f, X)
     (said,) = module.report.gradients
@@ -337,7 +337,7 @@ def test_options():
         assert_same(transform, AGREEING["sin"], kept, X)
 
 
-def test_the_graph_of_the_user_is_not_changed():
+def test_the_users_graph_is_not_changed():
     tf_fn = tf.function(jax2tf.convert(straight_through), autograph=False)
     concrete = tf_fn.get_concrete_function(tf.TensorSpec((6,), tf.float32))
     before = concrete.graph.as_graph_def().SerializeToString(deterministic=True)

@@ -1,4 +1,4 @@
-"""Graphs of plain TensorFlow ops: order, calls, folding of shapes, and what is refused."""
+"""Graphs of plain TensorFlow ops: order, calls, folded shapes, refusals."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from invert._config import Config
-from invert._errors import MalformedModelError, UnsupportedOpError
+from invert import Config, MalformedModelError, UnsupportedOpError
 from invert.frontends.tf_function import entry_point
 from invert.primitives.tf import REGISTRY
 from invert.protos.tensors import decode_tensor
@@ -24,7 +23,7 @@ CONFIG = Config()
 
 
 def raised(fn, *specs):
-    """The JAX function of a TensorFlow function without variables, at the types given."""
+    """The JAX function of a TensorFlow function without variables, at given types."""
     concrete = tf.function(fn, autograph=False).get_concrete_function(*specs)
     entry = entry_point(concrete, config=CONFIG)
 
@@ -259,7 +258,7 @@ def test_all_unsupported_ops_are_reported_together():
     assert all(p.remedy for p in e.value.problems)
 
 
-def test_unreachable_ops_do_not_matter():
+def test_unreachable_ops_are_ignored():
     def fn(x):
         tf.linalg.svd(x, name="unused")
         return x + 1.0

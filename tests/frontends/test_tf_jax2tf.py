@@ -1,4 +1,4 @@
-"""What `jax2tf.convert` makes, in memory: modules among TensorFlow ops, trees, derivatives."""
+"""Results of `jax2tf.convert` in memory: modules among TensorFlow ops, trees, derivatives."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ import pytest
 import tensorflow as tf
 from jax.experimental import jax2tf
 
-from invert._config import Config
-from invert._errors import MalformedModelError, UnsupportedOpError
+from invert import Config, MalformedModelError, UnsupportedOpError
 from invert.frontends.tf_function import entry_point
 from invert.stablehlo.program import Program
 from tests.frontends.entries import Pair, call
@@ -180,7 +179,7 @@ def test_module_is_parsed_once(monkeypatch):
 
 
 def with_attributes(**changes):
-    """A function around one module whose attributes are changed in its `GraphDef`."""
+    """A function around one module, with changed attributes in its `GraphDef`."""
     tf_fn = tf.function(jax2tf.convert(jnp.sin, with_gradient=False), autograph=False)
     concrete = tf_fn.get_concrete_function(tf.constant(X))
     graph_def = concrete.graph.as_graph_def()

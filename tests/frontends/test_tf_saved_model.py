@@ -1,4 +1,4 @@
-"""SavedModel directories: what is found in them, and damaged ones."""
+"""SavedModel directories: their contents, and damaged ones."""
 
 from __future__ import annotations
 
@@ -20,14 +20,12 @@ import tensorflow as tf
 from jax.experimental import jax2tf
 
 import invert
-from invert._config import Config
 from invert._entry import ArgSpec
-from invert._errors import MalformedModelError, SignatureError, UnsupportedOpError
 from invert.frontends.saved_model import default_name, entry_points
 from invert.frontends.tf_function import entry_point
 from tests.frontends.entries import Pair, call
 
-CONFIG = Config()
+CONFIG = invert.Config()
 X = np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3)
 
 
@@ -36,7 +34,7 @@ def forward(params, x):
 
 
 class Model(tf.Module):
-    """Parameters in nested dictionaries and one function with trees on both sides."""
+    """Parameters in nested dictionaries, and one function with pytrees in and out."""
 
     def __init__(self):
         super().__init__()
@@ -102,11 +100,11 @@ def test_functions_of_a_loaded_object(saved):
     loaded = tf.saved_model.load(saved)
     entry = entry_point(loaded.__call__, (ARG,), config=CONFIG)
     assert entry.arg_names == ("x",) and entry.args[0]["unused"].name == "mine"
-    with pytest.raises(SignatureError, match=r"fit none of these signatures(.|\n)*image"):
+    with pytest.raises(invert.SignatureError, match=r"fit none of these signatures(.|\n)*image"):
         entry_point(loaded.__call__, (X,), config=CONFIG)
     entry_point(loaded.__call__, (ARG, True), config=CONFIG)
     assert entry_point(loaded, (ARG,), config=CONFIG).args == entry.args
-    with pytest.raises(SignatureError, match="fit none"):
+    with pytest.raises(invert.SignatureError, match="fit none"):
         entry_point(loaded.__call__, (ARG, False), config=CONFIG)
 
 
@@ -141,7 +139,7 @@ def test_nested_functions_and_signatures(tmp_path):
     assert set(points.functions) == {"inner.scale", "inner.shift", "table.f"}
     assert points.signatures == ("named",)
     assert len(points) == 4 and list(points)[-1] == "named"
-    with pytest.raises(SignatureError, match=r"functions:\n(.|\n)*inner\.shift"):
+    with pytest.raises(invert.SignatureError, match=r"functions:\n(.|\n)*inner\.shift"):
         default_name(points)
     np.testing.assert_array_equal(call(points["inner.shift"], X, np.float32(1)), X + 1)
     np.testing.assert_array_equal(call(points["named"], x=X, by=np.float32(3))["y"], 3 * X)
@@ -165,9 +163,9 @@ def test_one_signature_is_read(tmp_path):
     assert call(points["good"], np.ones(2, np.float32)).shape == (2,)
     every = entry_points(tmp_path, config=CONFIG)
     assert default_name(every) == "serving_default"
-    with pytest.raises(UnsupportedOpError, match=r"tf\.WriteFile"):
+    with pytest.raises(invert.UnsupportedOpError, match=r"tf\.WriteFile"):
         every["bad"]
-    with pytest.raises(SignatureError, match=r"no function 'other'(.|\n)*good"):
+    with pytest.raises(invert.SignatureError, match=r"no function 'other'(.|\n)*good"):
         entry_points(tmp_path, signature="other", config=CONFIG)
 
 
@@ -184,7 +182,7 @@ def test_several_concrete_functions(tmp_path):
 
 
 class Traced(tf.Module):
-    """A function of several traces, as layers of Keras 2 save theirs."""
+    """A function with several traces, as Keras 2 layers save theirs."""
 
     def __init__(self):
         super().__init__()
@@ -196,7 +194,7 @@ class Traced(tf.Module):
         return y if mask is None else y * mask
 
 
-def test_a_call_goes_to_the_trace_that_is_its_own(tmp_path):
+def test_a_call_runs_the_matching_trace(tmp_path):
     root = Traced()
     x = np.arange(6, dtype=np.float32).reshape(2, 3)
     calls = [((x,), {}), ((x, True), {}), ((x[0],), {"training": True}), ((x,), {"mask": x})]
@@ -208,9 +206,9 @@ def test_a_call_goes_to_the_trace_that_is_its_own(tmp_path):
         np.testing.assert_array_equal(module(*args, **kwargs), root(*args, **kwargs))
     np.testing.assert_array_equal(jax.jit(lambda v: module(v, training=True))(x), x * 2)
     np.testing.assert_array_equal(jax.grad(lambda v: module(v, True).sum())(x), np.full((2, 3), 2))
-    with pytest.raises(SignatureError, match="fit none of the traces of __call__"):
+    with pytest.raises(invert.SignatureError, match="fit none of the traces of __call__"):
         module(x, training=True, mask=x)
-    with pytest.raises(SignatureError, match="fit none of the traces of __call__"):
+    with pytest.raises(invert.SignatureError, match="fit none of the traces of __call__"):
         module(x, train=True)
     one = invert.load(tmp_path / "model", signature="__call__")
     np.testing.assert_array_equal(one(x, True), x * 2)
@@ -247,7 +245,7 @@ def test_traces_are_named_by_their_differences(tmp_path):
     assert not hasattr(module.model, "layer")
 
 
-def test_the_one_argument_of_a_signature_may_be_given_by_its_place(tmp_path):
+def test_the_only_argument_of_a_signature_may_be_positional(tmp_path):
     root = tf.Module()
     root.double = tf.function(lambda x: x * 2, input_signature=[tf.TensorSpec([3], name="x")])
     signatures = {"serving_default": root.double}
@@ -291,14 +289,14 @@ def test_defaults_of_tensors_need_not_be_given(tmp_path):
         np.testing.assert_array_equal(module(x, shift=x[0]), root.f(x, shift=x[0]))
         np.testing.assert_array_equal(module.model(x, np.float32(1), x[0]), root.f(x, 1.0, x[0]))
         assert any("no defaults" in line for line in module.emit().messages)
-    with pytest.raises(SignatureError, match="keeps no state"):
+    with pytest.raises(invert.SignatureError, match="keeps no state"):
         module(x, equinox.nn.State(module))
     module = invert.load(tmp_path, signature="g")
     default = inspect.signature(module).parameters["shift"].default
     np.testing.assert_array_equal(default, shift)
     # A default of another type than this trace has is not one of the trace.
     assert inspect.signature(module).parameters["pair"].default is inspect.Parameter.empty
-    with pytest.raises(SignatureError, match="pair"):
+    with pytest.raises(invert.SignatureError, match="pair"):
         module(x[0])
 
 
@@ -330,13 +328,13 @@ def test_variables_are_read_once(saved):
 
 
 def test_missing_files(tmp_path):
-    with pytest.raises(MalformedModelError, match="nowhere does not exist"):
+    with pytest.raises(invert.MalformedModelError, match="nowhere does not exist"):
         entry_points(tmp_path / "nowhere", config=CONFIG)
-    with pytest.raises(MalformedModelError, match=r"saved_model\.pb does not exist"):
+    with pytest.raises(invert.MalformedModelError, match=r"saved_model\.pb does not exist"):
         entry_points(tmp_path, config=CONFIG)
     file = tmp_path / "file"
     file.write_text("")
-    with pytest.raises(MalformedModelError, match="is not a directory"):
+    with pytest.raises(invert.MalformedModelError, match="is not a directory"):
         entry_points(file, config=CONFIG)
 
 
@@ -348,14 +346,14 @@ def damaged(saved, tmp_path, data: bytes) -> Path:
 
 
 def test_empty_file(saved, tmp_path):
-    with pytest.raises(MalformedModelError, match=r"saved_model\.pb is empty"):
+    with pytest.raises(invert.MalformedModelError, match=r"saved_model\.pb is empty"):
         entry_points(damaged(saved, tmp_path, b""), config=CONFIG)
 
 
 @pytest.mark.parametrize("fraction", [0.001, 0.3, 0.5, 0.9, 0.999])
 def test_truncated_file(saved, tmp_path, fraction):
     data = (saved / "saved_model.pb").read_bytes()
-    with pytest.raises(MalformedModelError, match=r"saved_model\.pb"):
+    with pytest.raises(invert.MalformedModelError, match=r"saved_model\.pb"):
         path = damaged(saved, tmp_path, data[: int(len(data) * fraction)])
         entry_points(path, config=CONFIG)
 
@@ -363,7 +361,7 @@ def test_truncated_file(saved, tmp_path, fraction):
 @pytest.mark.parametrize("seed", range(5))
 def test_random_file(saved, tmp_path, seed):
     data = random.Random(seed).randbytes(2000)
-    with pytest.raises(MalformedModelError, match=r"saved_model\.pb"):
+    with pytest.raises(invert.MalformedModelError, match=r"saved_model\.pb"):
         entry_points(damaged(saved, tmp_path, data), config=CONFIG)
 
 
@@ -371,7 +369,7 @@ def test_missing_variables(saved, tmp_path):
     path = tmp_path / "damaged"
     shutil.copytree(saved, path)
     shutil.rmtree(path / "variables")
-    with pytest.raises(MalformedModelError, match=r"variables\.index is missing"):
+    with pytest.raises(invert.MalformedModelError, match=r"variables\.index is missing"):
         entry_points(path, config=CONFIG)
 
 
@@ -380,7 +378,7 @@ def test_truncated_variables(saved, tmp_path):
     shutil.copytree(saved, path)
     (data,) = (path / "variables").glob("*.data*")
     data.write_bytes(data.read_bytes()[:10])
-    with pytest.raises(MalformedModelError, match="of a shard of 10 bytes"):
+    with pytest.raises(invert.MalformedModelError, match="of a shard of 10 bytes"):
         entry_points(path, config=CONFIG)["__call__"]
 
 

@@ -1,5 +1,7 @@
-"""StableHLO in the form that exporters of PyTorch write: weights are arguments, in any order, whose
-names are in a list beside the module."""
+"""StableHLO as PyTorch's exporters write it.
+
+Weights are arguments in any order; a list beside the module has their names.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,6 @@ import numpy as np
 import pytest
 
 import invert
-from invert._errors import SignatureError
 
 MLP = """
 module @IrToHlo.12 attributes {mhlo.cross_program_prefetches = []} {
@@ -62,7 +63,7 @@ def test_a_state_dict_becomes_the_fields_of_a_module(tmp_path: Path) -> None:
     np.testing.assert_array_equal(invert.load(tmp_path / "mlp")(x), module(x))
 
 
-def test_weights_by_the_names_of_arguments() -> None:
+def test_weights_by_argument_name() -> None:
     state = state_dict()
     by_place = {f"arg{i}": state[name] for i, name in enumerate(NAMES[:-1])}
     x = np.ones((2, 4), np.float32)
@@ -74,13 +75,13 @@ def test_weights_by_the_names_of_arguments() -> None:
     assert [s.name for s in renamed._function.entry.args] == ["arg1", "arg2", "arg3", "x"]
 
 
-def test_what_does_not_fit_is_named() -> None:
+def test_mismatches_are_named() -> None:
     wrong = state_dict() | {"fc1.bias": np.zeros(7), "fc3.bias": np.zeros(3)}
-    with pytest.raises(SignatureError) as error:
+    with pytest.raises(invert.SignatureError) as error:
         invert.from_stablehlo(MLP, names=NAMES, params=wrong)
     assert "'fc1.bias' is float64[7], expected float32[8]" in str(error.value)
     assert "the module has no argument 'fc3.bias'" in str(error.value)
-    with pytest.raises(SignatureError, match="5 arguments"):
+    with pytest.raises(invert.SignatureError, match="5 arguments"):
         invert.from_stablehlo(MLP, names=NAMES[1:])
-    with pytest.raises(SignatureError, match=r"no arguments \['arg9'\]"):
+    with pytest.raises(invert.SignatureError, match=r"no arguments \['arg9'\]"):
         invert.from_stablehlo(MLP, names={"arg9": "x"})

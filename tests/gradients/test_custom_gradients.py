@@ -1,4 +1,4 @@
-"""Custom gradients of plain TensorFlow graphs, against `tf.GradientTape`."""
+"""Custom gradients of plain TensorFlow graphs, compared with `tf.GradientTape`."""
 
 from __future__ import annotations
 
@@ -151,13 +151,13 @@ def test_gradient_equals_the_tapes(name: str) -> None:
     np.testing.assert_allclose(ours, tape.gradient(loss, x), rtol=1e-4, atol=1e-5)
 
 
-def test_nothing_is_left_of_a_gradient_that_agrees() -> None:
+def test_a_gradient_that_agrees_leaves_no_rule() -> None:
     module = invert.convert(tf.function(FUNCTIONS["library"]), X, config=PLAIN)
     assert "agrees with autodiff" in module.report.gradients[0]
     assert not {"custom_jvp_call", "custom_vjp_call"} & set(module.report.primitives)
 
 
-def test_second_derivative_of_a_gradient_that_is_kept() -> None:
+def test_second_derivative_of_a_kept_gradient() -> None:
     fn = tf.function(lambda x: tf.reduce_sum(triple(x) * x), autograph=False)
     module = invert.convert(fn, X, config=PLAIN)
     with tf.GradientTape() as outer:
@@ -189,7 +189,7 @@ def test_variables_of_recomputed_layers() -> None:
 
 
 def blocks(count: int) -> Any:
-    """Residual blocks, each with weights of its own and a gradient that is clipped."""
+    """Residual blocks, each with its own weights and a clipped gradient."""
     rng = np.random.default_rng(0)
     weights = [tf.constant(0.3 * rng.normal(size=(4, 4)), tf.float32) for _ in range(count)]
 
@@ -237,7 +237,7 @@ def test_residual_blocks_at_linear_cost() -> None:
 
 @pytest.fixture
 def comparisons(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The gradients that were compiled to be compared by numbers."""
+    """The gradients that are compiled for a numerical comparison."""
     made: list[Any] = []
     compare = settle.first_difference
 
@@ -292,7 +292,7 @@ def test_a_gradient_no_longer_elementwise_is_compared_again(
 
 
 def nested(depth: int) -> Any:
-    """Functions with a gradient that hold one another."""
+    """Nested functions with custom gradients."""
 
     def make(depth: int) -> Callable[[Any], Any]:
         if depth == 0:
@@ -361,7 +361,7 @@ def test_what_is_linear() -> None:
     assert not shown(lambda w, d: w, x, x)
 
 
-def test_a_bug_while_gradients_are_compared_travels(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bug_while_comparing_gradients_propagates(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(settle, "first_difference", lambda: None)
     with pytest.raises(DefectError, match=r"TypeError in invert\.gradients\.settle, line"):
         invert.convert(tf.function(triple), X)

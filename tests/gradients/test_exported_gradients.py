@@ -1,4 +1,4 @@
-"""Gradients that `jax.export` artifacts hold, and the bounds of gathers that they show."""
+"""Gradients in `jax.export` artifacts, and the bounds of gathers that they reveal."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_the_text_of_a_rule_around_a_loop() -> None:
     np.testing.assert_allclose(slope(module, x, w), slope(f, x, w), rtol=1e-5)
 
 
-def test_a_read_artifact_holds_its_vjp_too() -> None:
+def test_a_deserialized_artifact_holds_its_vjp() -> None:
     module = invert.from_exported(jax.export.deserialize(bytearray(stored(seven, X))))
     np.testing.assert_array_equal(jax.jvp(module, (X,), (X,))[1], 7 * X)
 
@@ -155,7 +155,7 @@ def test_the_vjp_of_another_function() -> None:
 
 
 def test_artifacts_of_this_process() -> None:
-    """One that was not serialized gives its gradient too, where its function has one."""
+    """An artifact that was not serialized has its gradient too, if its function has one."""
     module = invert.from_exported(jax.export.export(jax.jit(seven))(X))
     assert "kept as custom_jvp" in module.report.gradients[0]
     np.testing.assert_allclose(slope(module, X), slope(seven, X), rtol=1e-6)
@@ -176,7 +176,7 @@ def test_artifacts_of_this_process_without_derivative() -> None:
 
 
 def test_artifacts_of_this_process_without_rules() -> None:
-    """Its derivative is exported only where the author's program has rules of its own."""
+    """The derivative is exported only if the program contains custom rules."""
 
     def network(x: Any) -> Any:
         return jax.nn.softmax(jax.nn.relu(x)) + jax.scipy.special.logsumexp(x)

@@ -1,4 +1,4 @@
-"""Gradients that a container holds for programs with an open batch."""
+"""Gradients in containers of programs with an open batch."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_the_gradient_of_a_slice_at_a_number_is_proved(fn: Callable[[Any], Any])
     _same_derivatives(module, fn)
 
 
-def test_a_sum_at_a_place_that_depends_on_data_is_no_padding() -> None:
+def test_a_sum_at_a_data_dependent_place_is_not_a_padding() -> None:
     def fn(x: Any) -> Any:
         return x.at[:, jnp.argmax(x[0, :, 0])].add(x[:, 0])
 

@@ -1,4 +1,4 @@
-"""Settings of the tests of libraries of models."""
+"""Settings of the tests of model libraries."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def _programs_of_one_test() -> Iterator[None]:
-    """A module of tests compiles hundreds of large programs, which add up to gigabytes."""
+    """A test module compiles hundreds of large programs, which would add up to gigabytes."""
     yield
     jax.clear_caches()

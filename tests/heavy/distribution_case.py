@@ -1,4 +1,4 @@
-"""What the tables of distributions of TensorFlow Probability are written with."""
+"""Helpers for the tables of TensorFlow Probability's distributions."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ SCALE = [1.0, 0.5, 2.5]
 class Case:
     """One distribution.
 
-    `build(tfd, **params)` makes it of tensors; `values` are ordinary, `edges` are at and beyond
-    the ends of the support, both of the shape that `log_prob` takes.
+    `build(tfd, **params)` makes it from tensors. `values` are ordinary, `edges` are at and beyond
+    the ends of the support; both have the shape that `log_prob` takes.
     """
 
     build: Callable[..., Any]
@@ -48,18 +48,18 @@ def _array(value: Any) -> np.ndarray:
 
 
 def scalar(name: str, support: tuple[Any, Any], **params: Any) -> tuple[str, Case]:
-    """A distribution over numbers: each value meets each of the parameters."""
+    """A distribution over numbers, with every value at each of the parameters."""
     values, edges = (np.asarray(v)[:, None] for v in support)
     return name, Case(lambda tfd, **p: getattr(tfd, name)(**p), params, values, edges)
 
 
 def vector(name: str, values: Any, edges: Any = (), **params: Any) -> tuple[str, Case]:
-    """A distribution that the class makes of the parameters alone."""
+    """A distribution that its class makes from the parameters alone."""
     return name, Case(lambda tfd, **p: getattr(tfd, name)(**p), params, values, edges)
 
 
 def made(
     name: str, build: Callable[..., Any], values: Any, edges: Any = (), **params: Any
 ) -> tuple[str, Case]:
-    """A distribution that `build` makes."""
+    """A distribution made by `build`."""
     return name, Case(build, params, values, edges)

@@ -1,6 +1,6 @@
-"""Distributions of TensorFlow Probability with parameters and values, as data of the tests.
+"""TensorFlow Probability's distributions with parameters and values, as test data.
 
-Those over numbers whose class takes the parameters as they are, are in `scalar_distributions`.
+`scalar_distributions` has those over numbers whose class takes the parameters unchanged.
 """
 
 from __future__ import annotations

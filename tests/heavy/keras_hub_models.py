@@ -1,4 +1,4 @@
-"""Backbones of KerasHub in tiny random configurations, and inputs for them."""
+"""KerasHub backbones in tiny random configurations, and inputs for them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import numpy as np
 
 
 def hub() -> Any:
-    """KerasHub, imported when the first model is made: it takes seconds."""
+    """KerasHub, imported with the first model, since that takes seconds."""
     return importlib.import_module("keras_hub")
 
 
 def internal(module: str) -> Any:
-    """A module of models that KerasHub has and does not export."""
+    """A module of models that KerasHub does not export."""
     return importlib.import_module(f"keras_hub.src.models.{module}")
 
 
@@ -404,7 +404,7 @@ BACKBONES: dict[str, Case] = {
 
 
 def inputs_of(model: Any, case: Case, seed: int = 0) -> Any:
-    """Random inputs for a batch of two, in the structure that the model takes."""
+    """Random inputs for a batch of two, in the model's structure."""
     rng = np.random.default_rng(seed)
 
     def draw(name: str, tensor: Any) -> np.ndarray:
@@ -428,7 +428,7 @@ def inputs_of(model: Any, case: Case, seed: int = 0) -> Any:
 
 
 def specs_of(model: Any, case: Case, inputs: Any, *, open_sizes: bool) -> Any:
-    """The types of the inputs, with the sizes open that the model leaves open."""
+    """The types of the inputs, with the model's open sizes."""
     import tensorflow as tf
 
     def spec(tensor: Any, x: np.ndarray) -> Any:

@@ -1,7 +1,7 @@
-"""What TensorFlow Probability has beside distributions, as data of the tests.
+"""TensorFlow Probability besides its distributions, as test data.
 
-Each row is a function of the library and of arrays, and the arrays. What works on numbers drawn is
-given a seed.
+Each row is a function of the library and of arrays, and the arrays. Functions that draw random
+numbers get a seed.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _row(fn: Callable[..., Any], *args: Any, grad: bool = True) -> Row:
 
 
 def _drawn(model: Callable[..., Any], *params: Any) -> Row:
-    """Four samples of a seed, and their density."""
+    """Four samples from a seed, and their density."""
 
     def fn(tfp: Any, seed: Any, *params: Any) -> Any:
         import tensorflow as tf
@@ -57,7 +57,7 @@ def _drawn(model: Callable[..., Any], *params: Any) -> Row:
 
 
 def _bijector(make: Callable[..., Any], x: Any, *params: Any) -> Row:
-    """Forward, back, and what volumes are multiplied by."""
+    """Forward, inverse, and the log determinants."""
 
     def fn(tfp: Any, x: Any, *params: Any) -> Any:
         import tensorflow as tf
@@ -392,7 +392,7 @@ FUNCTIONS = {
 
 
 def _chain(make: Callable[..., Any]) -> Row:
-    """Five steps from two places."""
+    """Five steps from two starting points."""
 
     def fn(tfp: Any, x: Any, seed: Any) -> Any:
         target = tfp.distributions.MultivariateNormalDiag([0.5, -1.0], [1.0, 2.0])

@@ -1,4 +1,4 @@
-"""Distributions over numbers of TensorFlow Probability, with parameters and values."""
+"""TensorFlow Probability's distributions over numbers, with parameters and values."""
 
 from __future__ import annotations
 

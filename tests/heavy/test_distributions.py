@@ -1,7 +1,6 @@
-"""TensorFlow Probability: densities with their gradients, samples of a seed.
+"""TensorFlow Probability: densities with gradients, and samples from a seed.
 
-Densities and samples of every distribution of the table in `distributions`, with the parameters
-as arguments.
+Every distribution of the table in `distributions`, with its parameters as arguments.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ def tensors(params: dict[str, np.ndarray]) -> dict[str, Any]:
 
 
 def aligned(points: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Points with rows repeated until all have the same shape, which one conversion serves."""
+    """Points with rows repeated to a common shape, so that one conversion serves all."""
     rows = max(len(x) for x in points.values())
     return {k: np.resize(x, (rows, *x.shape[1:])) for k, x in points.items()}
 
@@ -113,7 +112,7 @@ def test_density_and_its_gradients_equal_tensorflows(name: str, tfd: Any) -> Non
 
 @pytest.mark.parametrize("name", [name for name in CASES if name not in BROKEN_SAMPLE])
 def test_samples_of_a_seed_equal_tensorflows(name: str, tfd: Any) -> None:
-    """Up to how XLA rounds what is done with the numbers drawn."""
+    """Up to XLA's rounding of the computation on the random numbers."""
     case = CASES[name]
     params = case.arrays()
 

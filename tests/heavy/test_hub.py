@@ -1,6 +1,6 @@
-"""Modules of TensorFlow Hub in both of its formats, through its library and from their directory.
+"""TensorFlow Hub modules in both formats, through its library and from their directory.
 
-They are made on the spot; nothing is downloaded.
+They are created by the tests; nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ class Encoder(tf.Module):
 
 @pytest.fixture
 def second(tmp_path: Path) -> tuple[Encoder, str]:
-    """A module of the format of TensorFlow 2 and its directory."""
+    """A module in the TensorFlow 2 format, and its directory."""
     encoder = Encoder()
     tf.saved_model.save(encoder, tmp_path / "m", signatures={"serving_default": encoder.__call__})
     return encoder, str(tmp_path / "m")
 
 
 def first(directory: Path, resource: bool) -> str:
-    """A module of the format of TensorFlow 1: one graph without tags, another one for training."""
+    """A module in the TensorFlow 1 format: one graph without tags, another one for training."""
     v1 = tf.compat.v1
     builder = v1.saved_model.builder.SavedModelBuilder(str(directory))
     info = v1.saved_model.utils.build_tensor_info

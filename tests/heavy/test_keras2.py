@@ -1,4 +1,4 @@
-"""Models of Keras 2 (`tf_keras`): live ones and the SavedModels it writes."""
+"""Keras 2 models (`tf_keras`): live ones, and the SavedModels it writes."""
 
 from __future__ import annotations
 

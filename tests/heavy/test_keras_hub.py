@@ -1,7 +1,7 @@
-"""Backbones of KerasHub: values, gradients through all weights, jit and vmap.
+"""KerasHub backbones: values, gradients through all weights, jit and vmap.
 
-The graph leaves open what the model leaves open, the batch and the length of sequences; the
-table is in `keras_hub_models`.
+The graph leaves the same sizes open as the model: the batch and the length of sequences. The table
+is in `keras_hub_models`.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def arrays(structure: Any) -> list[np.ndarray]:
 
 
 def assert_close(got: Any, want: Any, *, tolerance: float, scale: float = 0.0) -> None:
-    """The largest error, relative to the largest number, of each array."""
+    """Compare arrays by the largest error, relative to the largest number."""
     got, want = arrays(got), arrays(want)
     assert len(got) == len(want)
     for x, y in zip(got, want, strict=True):
@@ -71,9 +71,9 @@ def assert_close(got: Any, want: Any, *, tolerance: float, scale: float = 0.0) -
 
 
 def trained_weights(model: Any, module: Any) -> dict[str, Any]:
-    """The weights that are trained, by the names of the module's parameters.
+    """The trained weights, by the names of the module's parameters.
 
-    The weights are random, and so equal to no other; their paths repeat in some models.
+    Weights are matched by value: they are random and distinct, while some models repeat paths.
     """
     values = {np.asarray(v).tobytes(): v for v in model.trainable_variables}
     assert len(values) == len(model.trainable_variables)
@@ -157,7 +157,7 @@ def test_exported(name, tmp_path):
 
 @pytest.mark.parametrize("name", ["GPT2", "Llama"])
 def test_generation(name):
-    """The whole loop of greedy sampling, with its cache of keys and values, until the stop."""
+    """The whole greedy sampling loop, with its key-value cache, until the stop token."""
     model, _, _ = made(name)
     for v in model.weights:
         v.assign(v * 3)  # so that the largest of the logits is far from the next

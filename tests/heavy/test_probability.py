@@ -1,4 +1,4 @@
-"""TensorFlow Probability beside its distributions: bijectors, models, functions, Markov chains.
+"""TensorFlow Probability besides its distributions: bijectors, models, functions, Markov chains.
 
 Values and gradients of the table in `probability`.
 """
@@ -27,7 +27,7 @@ CONFIG = invert.Config(verify=False)
 
 @pytest.fixture(autouse=True)
 def _reshape_of_older_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """TensorFlow Probability 0.25 gives `newshape`, which NumPy 2.4 takes no more."""
+    """TensorFlow Probability 0.25 passes `newshape`, which NumPy 2.4 no longer accepts."""
     reshape = np.reshape
 
     def either(a: Any, *args: Any, **kwargs: Any) -> Any:

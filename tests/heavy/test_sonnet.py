@@ -1,4 +1,4 @@
-"""Networks of Sonnet: values, gradients, state of training."""
+"""Sonnet networks: values, gradients, state in training."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_values_and_gradients_through_all_variables(name: str, snt: Any) -> None
 
 
 def assert_same_steps(net: Any, x: np.ndarray, *, train: str) -> None:
-    """Two steps in training, and inference after them, each with the state of the one before."""
+    """Two training steps, then inference, each on the state of the previous one."""
     step = tf.function(lambda x: net(x, is_training=True), autograph=False)
     module = invert.convert(step, x, config=invert.Config(verify=False))
     state = eqx.nn.State(module)

@@ -1,4 +1,4 @@
-"""Conditions on sizes, as JAX takes them."""
+"""Conditions on sizes, in JAX's syntax."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_a_placeholder_does_not_keep_its_size_alive(left: Any, right: Any, text:
 
 
 def test_sizes_with_a_condition_on_themselves_can_be_divided() -> None:
-    """JAX would put `c - 2*b` for `b` over and over."""
+    """JAX would substitute `c - 2*b` for `b` forever."""
     conditions = [Constraint("eq", B, C - 2 * B), Constraint("eq", C % 2, 0)]
     assert "3*b == c" in str(scope_of(conditions))
     ((size,),) = symbolic_shapes([["3*c - 8*b - 1"]], conditions) or [(0,)]
@@ -40,7 +40,7 @@ def test_sizes_with_a_condition_on_themselves_can_be_divided() -> None:
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))), ids=str)
 def test_equal_sizes_have_one_bound_in_any_order(order: tuple[int, ...]) -> None:
-    """JAX's comparisons would recur without end in some."""
+    """In some orders, JAX's comparisons would recurse without end."""
     (d,) = jax.export.symbolic_shape("d")
     conditions = [Constraint("le", B, 16), Constraint("eq", B, C), Constraint("eq", C, d)]
     found = symbolic_shapes([["b", "c", "d"]], [conditions[i] for i in order])
@@ -91,6 +91,6 @@ def test_a_tidy_condition_holds_at_the_same_sizes(seed: int) -> None:
     ],
 )
 def test_a_least_size_in_words(size: Any, limit: int, words: str | None) -> None:
-    """Only where the size rises with one dimension and gets that far."""
+    """Only where the size grows with one dimension and reaches the limit."""
     condition = Constraint("ge", size, limit)
     assert condition.tidy().words() == (words or condition.words())

@@ -1,4 +1,4 @@
-"""Convolutions whose paddings and layouts become arguments compute the same, bit for bit."""
+"""Folding paddings and layouts into convolutions preserves results bit for bit."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _arrays(*shapes: tuple[int, ...]) -> list[np.ndarray]:
 
 
 def _same(old: Any, new: Any, *args: Any) -> None:
-    """Compare two functions and their derivatives, compiled and not, and with odd numbers."""
+    """Compare functions and derivatives, compiled and not, also at infinities and NaN."""
     odd = [np.array(a) for a in args]
     for a, number in zip(odd, (np.inf, np.nan), strict=False):
         a.flat[1] = number
@@ -76,7 +76,7 @@ def test_paddings_before_convolutions_with_strides(
     [((1, 1), 1, 0.0, 1), ((2, 2), 2, 0.0, 1), ((2, 2), 1, 1.0, 1), ((2, 2), 1, 0.0, -1)],
 )
 def test_paddings_that_stay(strides: tuple[int, int], groups: int, number: float, low: int) -> None:
-    """Sums round differently, or what is added is not what a convolution adds."""
+    """Sums would round differently, or the padding is not one that a convolution adds."""
 
     def run(x: Any, w: Any) -> Any:
         x = lax.pad(x, number, ((0, 0, 0), (low, 1, 0), (low, 1, 0), (0, 0, 0)))

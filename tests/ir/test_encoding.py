@@ -1,4 +1,4 @@
-"""Programs as data: what is read back is what was written, and damaged data runs nothing."""
+"""Encoded programs decode to themselves, and damaged data runs nothing."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 from jax import lax
 
+from invert import Call
 from invert._private.jax import eval_closed, names_of, trace_closed
 from invert.ir import jaxprs
 from invert.ir.encoding import Damaged, NotEncodable, decoded, encoded, key_of
-from invert.rewriting.pattern import Call
 from invert.rewriting.templates import raise_call
 
 X = jax.ShapeDtypeStruct((4, 4), np.float32)
@@ -128,7 +128,7 @@ def test_open_sizes_come_back_in_their_scope() -> None:
         lambda x: x + np.arange(1 << 20, dtype=np.float32).reshape(-1, 4, 4),
     ],
 )
-def test_what_has_no_name_is_not_encoded(function: Callable[..., Any]) -> None:
+def test_nameless_objects_are_not_encoded(function: Callable[..., Any]) -> None:
     with pytest.raises(NotEncodable):
         encoded(trace_closed(function, X))
 

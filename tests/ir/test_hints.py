@@ -1,4 +1,4 @@
-"""Hints: what they hold comes back from a name scope, whatever a file calls its ops."""
+"""Hints survive in name scopes, whatever names a file gives its ops."""
 
 import jax
 import pytest

@@ -1,4 +1,4 @@
-"""Programs evaluated under a trace: their equations are recorded as they are."""
+"""Programs evaluated under a trace: their equations are recorded unchanged."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def test_a_program_is_evaluated_with_other_equations() -> None:
     assert retrace(closed, on_eqn).jaxpr.eqns[0].primitive.name == "cos"
 
 
-def test_facts_are_evaluated_as_values_are() -> None:
+def test_facts_are_evaluated_like_values() -> None:
     closed = _traced(lambda x: jnp.sum(x * 2) * 3)(X)
     depth = interpret(closed, [0], lambda eqn, xs: [1 + max(xs)], lambda literal: 0)
     assert depth == [len(closed.jaxpr.eqns)]
@@ -71,7 +71,7 @@ def _nested(x: Any) -> Any:
     return rows * last * inner(x)
 
 
-def test_a_program_in_canonical_form_is_returned_itself() -> None:
+def test_a_canonical_program_is_returned_unchanged() -> None:
     closed = jaxprs.canonicalize(_traced(lambda x: (_nested(x), jnp.cos(x))[0])(X))
     assert "cos" not in jaxprs.names_in(closed.jaxpr)
     assert {"sin", "scan", "jit"} <= jaxprs.names_in(closed.jaxpr)
@@ -163,7 +163,7 @@ _ROWS = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)
 
 
 def _collecting(change: str) -> Any:
-    """A loop that collects the rows of an array, but for one change."""
+    """A loop that collects the rows of an array, except for one change."""
 
     def run(x: Any) -> Any:
         def step(s: Any) -> Any:
@@ -205,7 +205,7 @@ def test_rows_that_a_loop_collects_are_the_array_they_are_from(change: str) -> N
 
 @pytest.mark.parametrize("shift", [0, 1])  # each sum reads itself, or the next one
 @pytest.mark.parametrize("alike", [True, False])
-def test_carries_that_are_merged_one_into_the_next(shift: int, alike: bool) -> None:
+def test_carries_merged_in_a_chain(shift: int, alike: bool) -> None:
     def run(x: Any) -> Any:
         def step(s: Any) -> Any:
             i, *sums = s

@@ -1,4 +1,4 @@
-"""Sizes at which programs with open dimensions are run."""
+"""Sizes at which programs with open dimensions run."""
 
 from __future__ import annotations
 
@@ -28,6 +28,6 @@ def test_samples_meet_the_conditions(constraint: str) -> None:
         assert eval(f"{value} {sign} {right}")
 
 
-def test_no_sample_is_an_error_and_not_an_empty_comparison() -> None:
+def test_no_sample_is_an_error_rather_than_an_empty_comparison() -> None:
     with pytest.raises(InvertError, match="conditions"):
         samples(_program("b >= 100000"))

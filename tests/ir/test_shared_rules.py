@@ -1,4 +1,4 @@
-"""Calls of one function share its derivative rule, and no others do."""
+"""Calls of one function share its derivative rule; calls of others do not."""
 
 import functools
 
@@ -39,7 +39,7 @@ def test_a_call_keeps_the_function_of_its_rule():
     assert _rule(eqn) == wanted
 
 
-def test_rules_at_other_types_are_others():
+def test_rules_at_other_types_differ():
     other = jax.ShapeDtypeStruct((4,), "float32")
     one, two = (trace_closed(jax.nn.relu, x) for x in (_X, other))
     assert _rule(_call(one)) != _rule(_call(two))
@@ -68,7 +68,7 @@ def _with_rule(slope):
 
 
 def test_functions_with_other_rules_differ():
-    """Their programs are equal, and so are the names of all their functions."""
+    """Their programs and the names of all their functions are equal."""
     two, three = (trace_closed(_with_rule(s), _X) for s in (2.0, 3.0))
     assert _rule(_call(two)) != _rule(_call(three))
     assert traced_form.difference(two, three) is not None

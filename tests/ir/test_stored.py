@@ -1,4 +1,4 @@
-"""What is stored for later processes: found under its whole key, and only if it is intact."""
+"""Stored results are found under their whole key, and only if intact."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _program(function=jnp.sin):
     return trace_closed(function, X)
 
 
-def test_what_was_written_is_read() -> None:
+def test_stored_values_are_read() -> None:
     program = _program()
     assert Entry("lowered", 1).read() is None
     Entry("lowered", 1).write(program)
@@ -86,7 +86,7 @@ def test_open_sizes_depend_on_their_constraints() -> None:
 
 
 @pytest.mark.parametrize("place", [0, 70, -1])
-def test_a_damaged_entry_is_made_anew(where: Path, place: int) -> None:
+def test_a_damaged_entry_is_rebuilt(where: Path, place: int) -> None:
     entry = Entry("lowered", 1)
     entry.write(_program())
     (path,) = where.iterdir()
@@ -101,7 +101,7 @@ def test_a_damaged_entry_is_made_anew(where: Path, place: int) -> None:
     assert entry.read() is None
 
 
-def test_an_entry_in_the_place_of_another_is_none(where: Path) -> None:
+def test_an_entry_in_place_of_another_is_ignored(where: Path) -> None:
     one, two = Entry("lowered", 1), Entry("lowered", 2)
     one.write(_program(jnp.sin))
     (first,) = where.iterdir()
@@ -112,7 +112,7 @@ def test_an_entry_in_the_place_of_another_is_none(where: Path) -> None:
     assert one.read() is not None
 
 
-def test_text_that_is_no_program_is_made_anew() -> None:
+def test_text_that_is_not_a_program_is_rebuilt() -> None:
     entry = Entry("lowered", 1)
     for text in ("[]", "not JSON", "[[], [], [" * 50, "[" * 100_000):
         _user_cache.keep_text(entry._key, text)
@@ -122,7 +122,7 @@ def test_text_that_is_no_program_is_made_anew() -> None:
 
 @pytest.mark.skipif(os.name != "posix", reason="files have no modes")
 @pytest.mark.parametrize("mode", [0o666, 0o660, 0o602])
-def test_what_others_may_write_is_not_read(where: Path, mode: int) -> None:
+def test_files_writable_by_others_are_not_read(where: Path, mode: int) -> None:
     entry = Entry("lowered", 1)
     entry.write(_program())
     (path,) = where.iterdir()

@@ -31,7 +31,7 @@ def _twice(x: jax.Array) -> jax.Array:
 def test_a_reduction_of_what_reductions_made_keeps_its_operand(
     function: Callable[[jax.Array], jax.Array],
 ) -> None:
-    """The operand is not one of the values that keep the axes."""
+    """The operand is not among the values that keep the axes."""
     program = open_jaxpr(traced_form.strong(trace_closed(function, _X)))
     result = evaluate(program.eqns, {program.invars[0]: _X})(program.outvars[0])
     np.testing.assert_allclose(result, function(_X), rtol=1e-6)

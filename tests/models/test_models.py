@@ -1,7 +1,7 @@
-"""Models of Flax, Haiku's style and Equinox: jax2tf, a SavedModel, and back.
+"""Flax, Haiku-style and Equinox models: jax2tf, a SavedModel, and back.
 
-The variables are parameters of the recovered module; gradients with respect to them and to the
-inputs equal the original's.
+Variables are parameters of the recovered module; gradients with respect to them and to the inputs
+equal the original's.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Transformer(nn.Module):
 
 
 def haiku_style(params, x):
-    """A function of nested dictionaries keyed by module paths, as `hk.transform` gives it."""
+    """A function of nested dictionaries keyed by module paths, as `hk.transform` returns."""
     for name in ("mlp/~/linear_0", "mlp/~/linear_1"):
         x = jnp.tanh(x @ params[name]["w"] + params[name]["b"])
     return x
@@ -113,7 +113,7 @@ MODELS = {
 
 
 def saved(apply: Callable, params: Any, x: np.ndarray, path: Any) -> dict[str, Any]:
-    """Saves the model with its parameters as variables; gives them by the variables' names."""
+    """Save the model with its parameters as variables; return them by variable name."""
     holder = tf.Module()
     holder.params = tf.nest.map_structure(lambda v: tf.Variable(np.asarray(v)), params)
     converted = jax2tf.convert(apply, with_gradient=True)
@@ -159,7 +159,7 @@ def test_model(name: str, tmp_path) -> None:
 
 
 def _order(value: Any) -> tuple[Any, ...]:
-    """Names differ between containers, so leaves are matched by shape and values."""
+    """Leaves are matched by shape and value, since names differ between containers."""
     value = np.asarray(value)
     return (value.shape, float(np.round(value, 3).reshape(-1)[0]))
 

@@ -1,4 +1,4 @@
-"""The picture of a program: which boxes it has, and what flows between them."""
+"""The picture of a program: its boxes and the edges between them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 import invert
-from invert._errors import SignatureError
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -35,7 +34,7 @@ def _network(names=("first", "second")):
 
 
 def _boxes(element):
-    """The boxes of a picture by their first line: kind, other lines, numbers of edges."""
+    """The boxes of a picture by first line: kind, other lines, numbers of edges."""
     found = {}
     for g in element.iter(f"{SVG}g"):
         lines = [t.text for t in g.findall(f"{SVG}text")]
@@ -45,7 +44,7 @@ def _boxes(element):
 
 
 def _edges(element):
-    """The edges directly inside of a box, as pairs of first lines."""
+    """The edges directly inside a box, as pairs of first lines."""
     inside = element.find(f"{SVG}g[@class='inside']")
     names = [g.find(f"{SVG}text").text for g in inside.findall(f"{SVG}g")]
     names += ["bottom", "top"]  # -2 and -1
@@ -72,7 +71,7 @@ def test_boxes_are_layers_and_edges_are_data_flow() -> None:
     }
 
 
-def test_boxes_do_not_lie_on_each_other() -> None:
+def test_boxes_do_not_overlap() -> None:
     root = xml.fromstring(_network().graph().svg)
     inside = _boxes(root)["network"][2].find(f"{SVG}g[@class='inside']")
     places = []
@@ -129,7 +128,7 @@ def test_names_of_a_file_are_text() -> None:
 def test_one_of_several_functions() -> None:
     module = _network()
     assert module.graph("network").svg == module.graph().svg
-    with pytest.raises(SignatureError, match="not 'other'"):
+    with pytest.raises(invert.SignatureError, match="not 'other'"):
         module.graph("other")
 
 

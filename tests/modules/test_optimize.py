@@ -1,4 +1,4 @@
-"""Modules that were rewritten to be faster: what they keep, what they say, how they are written."""
+"""Modules rewritten for speed: what they keep, report and emit."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MEASURED = optimized.pays_on
 
 @pytest.fixture(autouse=True)
 def everything_pays(monkeypatch) -> None:
-    """The tests do not depend on what was measured; nothing pays on a GPU."""
+    """Makes tests independent of measurements; nothing pays on a GPU."""
     monkeypatch.setattr(optimized, "pays_on", lambda platform: lambda *_: platform == "cpu")
 
 
@@ -101,7 +101,7 @@ def test_open_batch(tmp_path: Path) -> None:
 
 
 def test_open_images_are_optimized_at_each_size() -> None:
-    """Convolutions over open sizes stay in the program for all, and not in the one that runs."""
+    """The program for all sizes keeps its convolutions; the program that runs does not."""
     batch, height = jax.export.symbolic_shape("batch, height")
     fast = invert.optimize(invert.from_exported(exported(batch, height, 7, 8)))
     for n, h in ((1, 4), (2, 9)):
@@ -148,7 +148,7 @@ def test_layers_of_equal_shape_share_a_function() -> None:
     assert source.count("depthwise_conv(") == 5
 
 
-def test_where_nothing_pays_the_report_says_so() -> None:
+def test_the_report_says_if_nothing_pays() -> None:
     module = invert.from_exported(exported(2, 9, 7, 8))
     same = invert.optimize(module, "gpu")
     assert same.report.certificate.kind == "exact"
@@ -158,7 +158,7 @@ def test_where_nothing_pays_the_report_says_so() -> None:
 
 
 def test_on_a_gpu(monkeypatch, tmp_path: Path) -> None:
-    """Strided depthwise convolutions pay there, in forward passes; others stay as they are."""
+    """Only the forward pass of strided depthwise convolutions pays there."""
     monkeypatch.setattr(optimized, "pays_on", MEASURED)
 
     def twice(x: Any) -> Any:
@@ -221,7 +221,7 @@ def test_refusals() -> None:
 
 
 def test_state_and_keys() -> None:
-    """Parameters that the program assigns are compared at their first values."""
+    """Parameters that the program assigns are compared at their initial values."""
     tf = pytest.importorskip("tensorflow")
 
     class Counted(tf.Module):

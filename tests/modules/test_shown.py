@@ -1,4 +1,4 @@
-"""What a module looks like in a session and in a notebook, and how it is copied."""
+"""How a module is displayed in a session and a notebook, and how it is copied."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_notebook_shows_names_of_a_file_as_text() -> None:
     assert "float32[2]" in shown and shown.startswith("<div>") and shown.endswith("</div>")
 
 
-def test_what_a_transformation_has_changed_is_shown_by_its_leaves() -> None:
+def test_transformed_modules_are_shown_by_their_leaves() -> None:
     module = _module()
     flags = jax.tree_util.tree_map(lambda _: False, module)
     assert "constants=(False,)" in repr(flags)

@@ -1,4 +1,4 @@
-"""Arrays by the names in the container: read, put into another module, given back to Keras."""
+"""Arrays by their container names: read, put into another module, assigned to Keras."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 import invert
-from invert._errors import SignatureError
 
 keras = pytest.importorskip("keras")
 X = np.random.default_rng(0).standard_normal((6, 8)).astype(np.float32)
@@ -49,7 +48,7 @@ def test_values_have_the_names_and_shapes_of_the_container() -> None:
 
 
 @pytest.mark.parametrize("layers", [(), "scan", "equinox", ("scan", "equinox")])
-def test_values_come_out_of_every_style_as_they_went_in(layers: Any) -> None:
+def test_values_survive_every_style(layers: Any) -> None:
     module = invert.convert(_model())
     emission = module.emit(layers=layers)
     net: Any = emission.model
@@ -94,43 +93,45 @@ def test_names_in_a_keras_file_omit_the_model(tmp_path) -> None:
     np.testing.assert_array_equal(model.get_layer("norm").gamma, moved["norm/gamma"])
 
 
-def test_what_does_not_fit_is_named_and_nothing_is_changed() -> None:
+def test_mismatches_are_named_and_nothing_is_changed() -> None:
     model = _model()
     module = invert.convert(model)
     values = invert.values(module)
     wrong = values | {"net/head/kernel": np.ones((8, 4)), "net/tail/kernel": np.ones(2)}
     wrong["net/norm/gamma"] = np.full(8, 7.0)
-    with pytest.raises(SignatureError) as error:
+    with pytest.raises(invert.SignatureError) as error:
         invert.assign(model, wrong)
     assert "'net/head/kernel' has the shape [8, 4], expected [8, 3]" in str(error.value)
     assert "there is no variable for 'net/tail/kernel'" in str(error.value)
     np.testing.assert_array_equal(model.get_layer("norm").gamma, np.ones(8))
     few = {"net/head/bias": np.ones(3)}
     for either in (module, module.model):
-        with pytest.raises(SignatureError, match=r"'net/head/kernel' is missing"):
+        with pytest.raises(invert.SignatureError, match=r"'net/head/kernel' is missing"):
             invert.with_values(either, few)
         changed = invert.with_values(either, few, strict=False)
         np.testing.assert_array_equal(invert.values(changed)["net/head/bias"], np.ones(3))
-        with pytest.raises(SignatureError, match="none of the names"):
+        with pytest.raises(invert.SignatureError, match="none of the names"):
             invert.with_values(either, {"b": np.ones(3)}, strict=False)
-        with pytest.raises(SignatureError, match=r"has the shape \[8, 4\]"):
+        with pytest.raises(invert.SignatureError, match=r"has the shape \[8, 4\]"):
             invert.with_values(either, wrong)
 
 
-def test_modules_of_others_are_refused() -> None:
-    with pytest.raises(SignatureError, match="are not known"):
+def test_foreign_modules_are_refused() -> None:
+    with pytest.raises(invert.SignatureError, match="are not known"):
         invert.values(eqx.nn.Linear(2, 3, key=jax.random.key(0)))
     net: Any = invert.convert(_model()).model
     other = eqx.tree_at(lambda m: m.head, net, eqx.nn.MLP(8, 3, 4, 2, key=jax.random.key(0)))
-    with pytest.raises(SignatureError, match="different kind"):
+    with pytest.raises(invert.SignatureError, match="different kind"):
         invert.values(other)
 
 
-def test_a_layer_of_another_width_belongs_into_the_model() -> None:
+def test_a_layer_of_another_width_belongs_in_the_model() -> None:
     module = invert.convert(_model())
     kernel = jnp.ones((8, 5))
     raw = eqx.tree_at(lambda m: m.params["net"]["head"]["kernel"], module, kernel)
-    with pytest.raises(SignatureError, match=r"'net/head/kernel' has the shape \[8, 5\]") as error:
+    with pytest.raises(
+        invert.SignatureError, match=r"'net/head/kernel' has the shape \[8, 5\]"
+    ) as error:
         raw(X)
     assert "module.model" in str(error.value)
     net: Any = module.model
@@ -152,7 +153,7 @@ def test_a_layer_of_another_width_belongs_into_the_model() -> None:
 def test_an_array_of_another_type_is_named(leaf: object, said: str) -> None:
     module = invert.convert(_model())
     changed = eqx.tree_at(lambda m: m.params["net"]["head"]["bias"], module, leaf)
-    with pytest.raises(SignatureError, match=f"'net/head/bias' {said}"):
+    with pytest.raises(invert.SignatureError, match=f"'net/head/bias' {said}"):
         changed(X)
 
 
@@ -162,5 +163,7 @@ def test_a_held_array_of_another_type_is_named() -> None:
     changed = eqx.tree_at(
         lambda m: m.constants, invert.from_exported(exported), (jnp.ones(4, jnp.bfloat16),)
     )
-    with pytest.raises(SignatureError, match=r"constant 0 has the shape \[4\], expected \[3\]"):
+    with pytest.raises(
+        invert.SignatureError, match=r"constant 0 has the shape \[4\], expected \[3\]"
+    ):
         changed(jnp.ones(3))

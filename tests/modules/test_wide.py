@@ -1,4 +1,4 @@
-"""Modules of 64-bit programs in a session of 32-bit types."""
+"""Modules of 64-bit programs in a session without x64."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Mutants of StableHLO modules, and a process in which they are recovered and run.
+"""Mutants of StableHLO modules, and a process that recovers and runs them.
 
-A mutant is a module with one thing changed: a constant, the direction of a comparison, a number of
-an attribute (axis, padding, bounds, dimension numbers), an op for its sibling (reducers among
-them), or the order of two operands. Most are still valid programs, and none of them is what its
-neighbourhood is the lowering of.
+A mutant is a module with one change: a constant, the direction of a comparison, a number of an
+attribute (axis, padding, bounds, dimension numbers), an op replaced by a similar one (reducers
+included), or the order of two operands. Most are valid programs, and none is the lowering of a
+pattern's function.
 
-They run in a process of their own, since some never end and some end the process.
+They run in a separate process, since some never end and some crash it.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Mutant:
 
 
 def generic_text(function: Callable[..., Any], args: Sequence[Any]) -> str:
-    """The module that JAX exports for a function, in MLIR's generic form: one op in a line."""
+    """The module that JAX exports for a function, in MLIR's generic form with one op per line."""
     exported = jax.export.export(jax.jit(function))(*args)
     module = stablehlo_dialect.deserialize_portable_artifact(
         make_ir_context(), exported.mlir_module_serialized
@@ -86,7 +86,7 @@ def generic_text(function: Callable[..., Any], args: Sequence[Any]) -> str:
 
 
 def mutants(text: str, rng: random.Random) -> Iterator[Mutant]:
-    """All mutants of a module in random order, the kinds in turn."""
+    """All mutants of a module in random order, alternating between kinds."""
     lines = text.split("\n")
     by_kind: dict[str, list[tuple[int, str]]] = collections.defaultdict(list)
     in_sort = False
@@ -173,7 +173,7 @@ def _operand_types(rest: str, count: int) -> list[str]:
 
 
 def _other_numbers(text: str, where: str, rng: random.Random) -> Iterator[tuple[int, int, str]]:
-    """Positions of numbers in the parts of a text, and what to put there."""
+    """Positions of numbers in a text, and their replacements."""
     for part in re.finditer(where, text):
         group = next((i for i in range(1, (part.re.groups or 0) + 1) if part[i] is not None), None)
         if group is None or part[group].startswith('"'):
@@ -199,7 +199,7 @@ def _other(number: str, rng: random.Random) -> str | None:
 
 
 def draw(avals: Sequence[Any], seed: int) -> list[np.ndarray]:
-    """Arguments of these types. An odd seed gives numbers with ties."""
+    """Arguments of these types; an odd seed gives numbers with ties."""
     rng = np.random.default_rng(seed)
     values = []
     for aval in avals:
@@ -222,9 +222,9 @@ def draw(avals: Sequence[Any], seed: int) -> list[np.ndarray]:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What became of a mutant: `"equal"`, `"different"` (the failure), or `"skipped"`, and why.
+    """The outcome of a mutant: `"equal"`, `"different"` (a failure) or `"skipped"`, with a reason.
 
-    `changed` says whether its values are others than those of the program it was made of.
+    `changed` says whether its values differ from the original program's.
     """
 
     state: str
@@ -269,7 +269,7 @@ def _judge(connection: Any, text: str, original: str, avals: Sequence[Any], seed
 
 
 def serve(connection: Any) -> None:
-    """Judges mutants until the other side closes."""
+    """Judge mutants until the other side closes the pipe."""
     # Lowering a decomposition registers LAPACK, which modules given to XLA itself take as there.
     jax.jit(jax.numpy.linalg.cholesky).lower(np.eye(2, dtype=np.float32))
     while True:
@@ -284,7 +284,7 @@ def serve(connection: Any) -> None:
 
 
 class Judge:
-    """The process, started again after a mutant that did not end or ended it."""
+    """The process, restarted after a mutant that crashed it or did not end."""
 
     def __init__(self) -> None:
         self._process: Any = None
@@ -363,7 +363,7 @@ def judge_some(
     count: int,
     seed: int = 0,
 ) -> Tally:
-    """Judges mutants of one program until `count` were valid."""
+    """Judge mutants of one program until `count` of them were valid."""
     tally = Tally()
     with jax.enable_x64(any(jaxprs.is_wide_dtype(a.dtype) for a in avals)):
         text = generic_text(function, avals)

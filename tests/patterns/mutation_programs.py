@@ -1,4 +1,4 @@
-"""Small programs over all families of patterns, on square arrays: what a mutant changes fits."""
+"""Small programs over all families of patterns, on square arrays, so that mutants stay valid."""
 
 from __future__ import annotations
 

@@ -40,9 +40,9 @@ _OPTIONS |= {"78 : ui8": "84 : ui8", "84 : ui8": "78 : ui8", "true": "false", "f
 
 
 def perturbed(closed: Any, rng: random.Random) -> Iterator[tuple[str, Any]]:
-    """What was changed, and the changed program, which has the same arguments and results.
+    """Yield changes and the changed programs, with unchanged argument and result types.
 
-    The equations come in random order, one change of each before the next change of any.
+    Equations come in random order; each is changed once before any is changed again.
     """
     eqns = list({id(e): e for e in jaxprs.equations(open_jaxpr(closed))}.values())
     pending = [(eqn, _changes(eqn)) for eqn in rng.sample(eqns, len(eqns))]
@@ -134,7 +134,7 @@ def _other_params(name: str, value: Any) -> Iterator[Any]:
 
 
 def _shifted(eqn: Any, step: int) -> dict[str, tuple[int, ...]]:
-    """A slice by `step` further along the first axis of which it takes a part."""
+    """A slice moved by `step` along the first axis that it does not cover."""
     starts, limits = eqn.params["start_indices"], eqn.params["limit_indices"]
     shape = eqn.invars[0].aval.shape
     axes = [i for i, n in enumerate(shape) if (starts[i], limits[i]) != (0, n)]
@@ -146,7 +146,7 @@ def _shifted(eqn: Any, step: int) -> dict[str, tuple[int, ...]]:
 
 
 def _types(eqn: Any, primitive: Any, params: dict[str, Any]) -> bool:
-    """Whether the equation with these parameters is valid and gives results of its types."""
+    """Whether the equation is valid with these parameters, with unchanged result types."""
     if any(is_jaxpr(v) for v in params.values()) or params == eqn.params:
         return primitive is not eqn.primitive and params == eqn.params
     avals = [jax.ShapeDtypeStruct(*_type(a)) for a in eqn.invars]

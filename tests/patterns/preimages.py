@@ -1,4 +1,4 @@
-"""For each pattern a small program that holds it: what the pattern was written for."""
+"""A small program for each pattern that contains what it recognizes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of elementwise patterns share: recover a function, count, compare."""
+"""Helpers for tests of elementwise patterns: recover a function, count, compare."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def recover(function: Callable[..., Any], *args: Any, **config: Any) -> Any:
 
 
 def equations(jaxpr: Any) -> Iterator[Any]:
-    """All equations but calls."""
+    """All equations except calls."""
     every = jaxprs.equations(open_jaxpr(jaxpr))
     return (eqn for eqn in every if eqn.primitive.name not in ("jit", "scan", "while", "cond"))
 
@@ -35,7 +35,7 @@ def primitives(module: Any) -> collections.Counter[str]:
 
 
 def same_program(function: Callable[..., Any], *args: Any) -> None:
-    """Asserts that a function of one equation comes back as that equation, with its parameters."""
+    """Assert that a function of one equation comes back as that equation, with its parameters."""
     module = recover(function, *args)
     with jax.enable_x64(True):
         want = list(equations(jax.make_jaxpr(function)(*args)))
@@ -49,7 +49,7 @@ def same_program(function: Callable[..., Any], *args: Any) -> None:
 
 
 def same_values(function: Callable[..., Any], module: Any, *args: Any) -> None:
-    """Asserts equal values, bit for bit: both programs are compiled as a whole."""
+    """Assert equal values, bit for bit: each program is compiled as a whole."""
     for a, b in zip(
         jax.tree.leaves(jax.jit(function)(*args)),
         jax.tree.leaves(jax.jit(module)(*args)),

@@ -1,4 +1,4 @@
-"""Branches of `lax.cond` and `lax.switch` under `jax.vmap`: one not taken adds no derivative."""
+"""Branches of `lax.cond` and `lax.switch` under `jax.vmap`: untaken ones add no derivative."""
 
 from __future__ import annotations
 

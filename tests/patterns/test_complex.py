@@ -1,4 +1,4 @@
-"""Functions of complex numbers come back from real and imaginary parts."""
+"""Complex functions come back from their real and imaginary parts."""
 
 from __future__ import annotations
 

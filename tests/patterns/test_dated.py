@@ -31,8 +31,8 @@ def _module(
 ) -> str:
     """A module of one custom call that returns the results at `kept`.
 
-    `tail` may define values `%r0`, `%r1`, ... from the results `%0#0`, ...; these are returned
-    in their place.
+    `tail` may define values `%r0`, `%r1`, ... from the results `%0#0`, ...; these are then returned
+    instead.
     """
     lines, operands, types = [], [], []
     for i, option in enumerate(options):
@@ -196,7 +196,7 @@ _CALLS = [
 
 
 def _expected(case: tuple[Any, ...]) -> list[np.ndarray]:
-    """What the routine gives, by functions of another library or of JAX."""
+    """The results of a routine, by functions of another library or of JAX."""
     target, options, arrays, _, _, config, primitive = case
     a = arrays[0]
     solve = jax.lax.linalg
@@ -243,7 +243,7 @@ def test_old_calls(case: tuple[Any, ...]) -> None:
 
 
 def test_eigenvectors_of_cusolver() -> None:
-    """Those of a real matrix are real: of a pair, real and imaginary part."""
+    """Those of a real matrix are real: a pair holds real and imaginary parts."""
     kinds = (_M, _VC, _M, _M, _I)
     config = f"mhlo.backend_config = {{{_RIGHT}}}"
     text = _module("cusolver_geev_ffi", (), (_A,), kinds, (1, 3), config)
@@ -317,7 +317,7 @@ def test_other_guards_stay(old: str, new: str) -> None:
     ],
     ids=lambda c: c[0],
 )
-def test_what_has_no_primitive_stays(case: tuple[Any, ...]) -> None:
+def test_calls_without_a_primitive_stay(case: tuple[Any, ...]) -> None:
     module = invert.from_stablehlo(_module(*case), config=invert.Config(verify=False))
     assert module.report.opaque == {case[0]: 1}
 

@@ -1,4 +1,4 @@
-"""Fingerprints say which library function to try; those in the package are those of this JAX."""
+"""Fingerprints propose library functions; those in the package fit the installed JAX."""
 
 import json
 
@@ -25,7 +25,7 @@ def _template():
     jax.__version__ not in fingerprints.shipped(), reason="not in the package: worked out lazily"
 )
 def test_stored_fingerprints_equal_this_releases():
-    """`make fingerprints` writes them again."""
+    """If not, `make fingerprints` writes them again."""
     found = {
         fingerprints.name_of(f): [list(p) for p in fingerprints.worked_out(f, _template())]
         for f in library.FUNCTIONS
@@ -42,7 +42,7 @@ def test_the_oldest_and_a_newer_release_are_in_the_package():
 
 @pytest.fixture
 def unknown(monkeypatch, tmp_path):
-    """A JAX release that the package does not know, and where its entries are kept."""
+    """A JAX release that the package does not know, with its own cache directory."""
     monkeypatch.setenv("INVERT_CACHE_DIR", str(tmp_path / "kept"))
     return "0.99"
 
@@ -96,7 +96,7 @@ def test_nothing_is_lowered_for_a_release_that_is_known():
         b"[" * 100_000,
     ],
 )
-def test_damaged_files_are_as_good_as_none_and_are_replaced(unknown, text):
+def test_damaged_files_are_ignored_and_replaced(unknown, text):
     path = _user_cache.folder() / "fingerprints.json"
     path.parent.mkdir()
     path.write_bytes(text)

@@ -1,4 +1,4 @@
-"""Library functions with derivative rules of their own: at ties, bounds and steps too."""
+"""Library functions with custom derivative rules, also at ties, bounds and steps."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_a_rule_that_an_inlined_function_calls() -> None:
 
 
 @pytest.mark.parametrize("function", [jnp.sinc, jnp.i0])
-def test_a_program_that_is_a_function_itself(function: Any) -> None:
+def test_a_program_that_is_a_library_function_itself(function: Any) -> None:
     x = jnp.array([0.0, 1.0, 6.0])
     exported = jax.export.export(function)(x)
     for module in (
@@ -130,7 +130,7 @@ def test_the_derivative_of_complex_logarithms_of_sums(function: Any) -> None:
         np.testing.assert_allclose(a, b, rtol=1e-6)
 
 
-def test_an_own_function_of_that_name_stays_as_it_is() -> None:
+def test_a_users_function_of_that_name_is_left_alone() -> None:
     def relu6(x: Any) -> Any:
         return jnp.minimum(jnp.maximum(x, 0.0), 5.0)
 

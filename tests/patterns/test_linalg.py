@@ -47,7 +47,7 @@ def recover(fn: Callable[..., Any], *args: Any, platform: str = HERE) -> Any:
 
 
 def matrix(*shape: int, dtype: str = "float32", seed: int = 0) -> np.ndarray:
-    """Random; where it is square, well conditioned and with distinct eigenvalues."""
+    """Random; square ones are well conditioned with distinct eigenvalues."""
     rng = np.random.default_rng(seed)
     x = rng.normal(size=shape)
     if np.dtype(dtype).kind == "c":
@@ -58,7 +58,7 @@ def matrix(*shape: int, dtype: str = "float32", seed: int = 0) -> np.ndarray:
 
 
 def check(fn: Callable[..., Any], args: Sequence[Any], primitive: str, **found: Any) -> Any:
-    """`primitive` is there once, nothing is opaque, the values are those of `fn`, bit for bit."""
+    """`primitive` occurs once, nothing is opaque, and values equal those of `fn`, bit for bit."""
     module = recover(fn, *args, **found)
     counts = module.report.primitives
     assert counts.get(primitive) == 1, counts
@@ -360,7 +360,7 @@ def _text(fn: Callable[..., Any], *args: Any) -> str:
 
 
 def test_failure_is_part_of_the_match() -> None:
-    """Where another number than 0 tells of a failure, the program is no Cholesky of JAX."""
+    """If another status than 0 means success, the program is not JAX's Cholesky."""
     text = _text(linalg.cholesky, matrix(3, 3))
     assert invert.from_stablehlo(text).report.primitives.get("cholesky") == 1
     changed = re.sub(r"stablehlo.compare( )+EQ", "stablehlo.compare  NE", text)
@@ -373,7 +373,7 @@ def test_failure_is_part_of_the_match() -> None:
 
 
 def test_interior_value_used_outside() -> None:
-    """A factor that is returned before the check for failure stays what it is."""
+    """A factor that is returned before the check for failure is left alone."""
     text = _text(linalg.cholesky, matrix(3, 3))
     factor = re.search(r"(%\w+):2 = stablehlo.custom_call @lapack_spotrf_ffi", text)
     assert factor is not None

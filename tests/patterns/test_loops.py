@@ -1,4 +1,4 @@
-"""Loops: a counted while is a scan; one that only looks so is not."""
+"""Loops: a counted while becomes a scan; a look-alike does not."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ UNROLLED = {
 
 
 def scans(jaxpr):
-    """Length, direction and blocks of each scan, the inner ones included."""
+    """Length, direction and blocks of each scan, including inner ones."""
     names = ("length", "reverse", "unroll")
     return sorted(
         tuple(e.params[n] for n in names)
@@ -196,7 +196,7 @@ def test_unrolled(name: str) -> None:
 
 @pytest.mark.parametrize("change", ["other function", "other order", "other carry"])
 def test_blocks_other_than_unrolled_scans(change: str) -> None:
-    """Two steps by hand in each block, of which one thing is not what unrolling gives."""
+    """Two steps written out per block, with one difference from an unrolled scan."""
 
     @jax.jit
     def step(c, r):
@@ -223,7 +223,7 @@ def test_blocks_other_than_unrolled_scans(change: str) -> None:
     same_values(function, module, SEVEN)
 
 
-def test_loops_are_one_program_whatever_trees_their_values_come_in() -> None:
+def test_loops_do_not_depend_on_the_trees_of_their_values() -> None:
     def plain(x):
         (total,), doubled = lax.scan(lambda c, r: ((c[0] + r,), r * 2), (x[0],), x)
         return total, doubled
@@ -248,7 +248,7 @@ def test_loops_are_one_program_whatever_trees_their_values_come_in() -> None:
 
 @pytest.mark.parametrize("reads", [False, True])
 def test_the_only_row_that_a_loop_of_one_step_stores_is_a_result(reads: bool) -> None:
-    """Nothing is left of the buffer, unless the row depends on it."""
+    """The buffer disappears, unless the row depends on it."""
 
     def body(state):
         i, h, rows = state

@@ -1,4 +1,4 @@
-"""Mutants: a module with one thing changed has to come back as the changed program."""
+"""Mutants: a module with one change must come back as the changed program."""
 
 from __future__ import annotations
 

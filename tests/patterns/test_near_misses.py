@@ -1,8 +1,8 @@
-"""Each pattern applies to its preimage, and not to programs that differ from that in one thing.
+"""Each pattern applies to its preimage, and not to programs that differ in one place.
 
-The near misses are made of the preimage itself: one literal, operand, primitive or parameter of its
-lowering is another. What comes back has to lower to the changed program, whatever was recognized in
-it, and the pattern may not see in all of them what it was written for.
+Near misses are derived from the preimage: one literal, operand, primitive or parameter of its
+lowering is changed. Whatever is recognized, the result must lower to the changed program, and the
+pattern must not apply to all of them.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ import numpy as np
 import pytest
 
 import invert.patterns
-from invert._certificate import Certificate
-from invert._config import Config
+from invert import Certificate, Config
 from invert._private.jax import REFUSALS, eval_closed, open_jaxpr, trace_closed
 from invert._verify import certify
 from invert.frontends import exported, stablehlo
@@ -40,7 +39,7 @@ _JAX = tuple(int(n) for n in jax.__version__.split(".")[:2])
 
 
 def _raised(preimage: Preimage) -> Any:
-    """The program as it comes out of raising."""
+    """The program right after raising."""
     if isinstance(preimage.function, str):
         (entry,) = stablehlo.entry_points(preimage.function, config=Config()).values()
         avals = [jax.ShapeDtypeStruct(tuple(a.shape), a.dtype) for a in entry.args]
@@ -60,13 +59,13 @@ def _raised(preimage: Preimage) -> Any:
 
 @functools.cache
 def _rewriter(platform: str, wide: bool, first: bool, named: bool) -> Rewriter:
-    """Shared by all tests, so that each template is made once."""
+    """Shared by all tests, so that each template is lowered once."""
     return Rewriter(STAGES, raise_call, platform, wide, first, named)
 
 
 @dataclasses.dataclass(frozen=True)
 class Recovered:
-    """A program before and after; `fired` is how often the pattern applied."""
+    """A program before and after; `fired` counts the applications of the pattern."""
 
     raw: Any
     closed: Any
@@ -90,7 +89,7 @@ def _recovered(name: str, raw: Any, platform: str) -> Recovered:
 
 
 def _near(name: str, raw: Any) -> Iterator[tuple[str, Any]]:
-    """Near misses of a program, the one made by hand first."""
+    """Near misses of a program, the hand-written one first."""
     by_hand = PREIMAGES[name].near
     if by_hand is not None:
         # Without locations, which would tell: what is left are the ops.
@@ -113,9 +112,9 @@ def _lower(program: Any, platform: str) -> None:
 
 
 def check(name: str, count: int, enough: int) -> tuple[int, int]:
-    """Tries `count` near misses, until the pattern left `enough` of them.
+    """Try `count` near misses until the pattern has rejected `enough` of them.
 
-    **Returns:** how many it left and how many were tried.
+    **Returns:** how many it rejected, and how many were tried.
     """
     preimage = PREIMAGES[name]
     if not preimage.since <= _JAX < preimage.until:

@@ -1,4 +1,4 @@
-"""Rewrites that make programs faster: values, derivatives, kinds of operands, the table."""
+"""Rewrites for speed: values, derivatives, kinds of operands, the table."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def check(
     function: Callable[..., Any], name: str, *args: Any, rtol: float = 2e-6, twice: bool = False,
     rewrites: Any = ALL,
 ) -> None:  # fmt: skip
-    """The rewritten function has the values and derivatives, on request of second order too."""
+    """The rewritten function has equal values and derivatives, optionally of second order."""
     fast = invert.rewrite(function, rewrites)
     assert name in calls(fast, *args)
     tangents = tuple(sample(*a.shape, dtype=a.dtype, seed=7) for a in args)
@@ -89,7 +89,7 @@ def test_depthwise(case: str) -> None:
 
 @pytest.mark.parametrize("case", [name for name in DEPTHWISE if name != "multiplied"])
 def test_shifted(case: str) -> None:
-    """The derivatives are those of the convolution; several results of a channel are left."""
+    """Derivatives are those of the convolution; several results per channel are left alone."""
     function, shape = DEPTHWISE[case]
     alone = optimized.stage(lambda name, kind: True, {"depthwise_conv"}).patterns
     kernel = sample(*shape, seed=1)
@@ -102,7 +102,7 @@ def test_shifted(case: str) -> None:
 
 
 def test_the_derivative_by_a_kernel_holds_no_copies_of_the_image() -> None:
-    """XLA would keep a shifted copy of the image for each place of the window."""
+    """XLA would keep a shifted copy of the image for each position in the window."""
     x, kernel = sample(4, 40, 30, 16), sample(5, 5, 1, 16, seed=1)
     fast = invert.rewrite(conv(groups=16), ALL)
     pull = jax.jit(lambda x, kernel, g: jax.vjp(lambda k: fast(x, k), kernel)[1](g))
@@ -206,8 +206,8 @@ def test_pools(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", POOLS)
-def test_of_equal_numbers_the_first_has_the_derivative(case: str) -> None:
-    """As after a rectifier, where most windows hold several zeros."""
+def test_the_first_of_equal_numbers_has_the_derivative(case: str) -> None:
+    """As after a ReLU, where most windows hold several zeros."""
     sizes, strides, padding = POOLS[case]
 
     def pool(x: Any) -> Any:
@@ -221,7 +221,7 @@ def test_of_equal_numbers_the_first_has_the_derivative(case: str) -> None:
     np.testing.assert_allclose(two, one, rtol=1e-6, atol=1e-6)
 
 
-def test_not_a_number_and_infinity() -> None:
+def test_nan_and_infinity() -> None:
     x = X.at[0, 3, 3, 0].set(jnp.nan).at[1, 4, 4, 1].set(jnp.inf).at[1, 0, 0, 2].set(-jnp.inf)
     for function, args in (
         (lambda x: window(x, -np.inf, lax.max, (1, 3, 3, 1), (1, 2, 1, 1), "SAME"), (x,)),
@@ -241,7 +241,7 @@ def test_empty_batch() -> None:
 
 
 def test_batches_of_kernels() -> None:
-    """Under `jax.vmap` over the kernel, as for gradients per example."""
+    """Under `jax.vmap` over the kernel, as in per-example gradients."""
     kernels = sample(4, 3, 3, 1, 6)
     function = conv(groups=6)
     one, two = (
@@ -341,7 +341,7 @@ def test_other_products_are_left(case: str) -> None:
     assert str(fast) == str(jax.make_jaxpr(function)(one, two))
 
 
-def test_a_product_that_is_read_twice_is_left() -> None:
+def test_a_product_that_is_read_twice_is_left_alone() -> None:
     def function(weights: jax.Array, values: jax.Array) -> tuple[jax.Array, jax.Array]:
         numbers = ((1,), (3,)), ((0, 2), (0, 1))
         product = lax.dot_general(values, weights, numbers)
@@ -351,14 +351,14 @@ def test_a_product_that_is_read_twice_is_left() -> None:
     assert [e.primitive.name for e in fast.jaxpr.eqns] == ["dot_general", "transpose"]
 
 
-def test_what_was_not_measured_is_left() -> None:
+def test_unmeasured_operands_are_left_alone() -> None:
     assert calls(invert.rewrite(conv(groups=6), optimized.stage(lambda *_: False).patterns), X,
                  sample(3, 3, 1, 6)) == {"conv_general_dilated"}  # fmt: skip
     assert not optimized.pays_on("abacus")("depthwise_conv", "float32 2d, taps <= 9")
 
 
-def test_the_table_is_of_rewrites_that_exist() -> None:
-    """Each row has two ratios; the CPU has some that pay."""
+def test_the_table_lists_existing_rewrites() -> None:
+    """Each row has two ratios, and some pay on the CPU."""
     assert set(optimized.measured()) <= {"cpu", "gpu"}
     for rewrites in optimized.measured().values():
         assert rewrites.keys() <= set(optimized.names())
@@ -398,8 +398,8 @@ def test_convolutions_over_zeros(name: str) -> None:
     check(function, "transposed_conv", X, sample(*shape, seed=1), twice=True)
 
 
-def test_of_infinite_numbers_the_same_places_are_infinite() -> None:
-    """No zeros are multiplied that the program did not multiply, and none are left out."""
+def test_infinities_stay_in_the_same_places() -> None:
+    """The rewrite adds no multiplication by zero, and drops none."""
     function, shape = TRANSPOSED["uneven"]
     x, kernel = X.at[0, 4, 3, 2].set(jnp.inf), sample(*shape, seed=1)
     before, after = (f(x, kernel) for f in (function, invert.rewrite(function, ALL)))

@@ -26,7 +26,7 @@ WORDS = jnp.arange(6, dtype=jnp.uint32).reshape(2, 3)
 
 
 def recovered(f, *args):
-    """The recovered module; its values equal those of `f`, random bits exactly."""
+    """The recovered module, after comparing its values with `f`; random bits exactly."""
     module = invert.from_exported(jax.export.export(jax.jit(f))(*args))
     wanted = jax.tree.leaves(jax.jit(f)(*args))
     for got, want in zip(jax.tree.leaves(module(*args)), wanted, strict=True):
@@ -37,7 +37,7 @@ def recovered(f, *args):
 
 
 def primitives(f, *args):
-    """Numbers of equations on random numbers, inner bodies included."""
+    """Counts of equations on random numbers, including inner bodies."""
     counts = collections.Counter()
 
     def visit(jaxpr):
@@ -136,7 +136,7 @@ def test_wide():
 @pytest.mark.parametrize("shape", [(), (3,), (2, 3)])
 @pytest.mark.parametrize("width", [8, 32])
 def test_not_partitionable(shape, width):
-    """The equation records the setting under which its bits were made."""
+    """The equation records the setting under which its bits were drawn."""
 
     def f(k):
         return random.bits(k, shape, dtype=f"uint{width}"), random.split(k)
@@ -211,7 +211,7 @@ MOVED = {
 
 
 @pytest.mark.parametrize("name", MOVED)
-def test_arrays_of_keys_are_put_together_and_taken_apart(name):
+def test_arrays_of_keys_are_joined_and_split(name):
     function, key = MOVED[name], random.key(0)
     module = invert.from_exported(jax.export.export(jax.jit(function))(key))
     want = [eqn.primitive.name for eqn in equations(jax.make_jaxpr(function)(key))]
@@ -239,7 +239,7 @@ def test_dropout():
 
 
 def test_words_that_escape():
-    """The words of a key are used as numbers, too."""
+    """The words of a key are used as numbers too."""
 
     def f(k, x):
         keys = random.split(k)
@@ -250,7 +250,7 @@ def test_words_that_escape():
 
 
 def test_hash_that_escapes():
-    """Both halves of a hash are results, so nothing may take their place."""
+    """Both halves of a hash are results, so they cannot be replaced."""
 
     def f(k, x):
         a, b = threefry2x32_p.bind(k[0], k[1], x, x)
@@ -317,7 +317,7 @@ def _dropped(x, key):
 @pytest.mark.parametrize("fn", [_noise, _scaled, _dropped])
 @pytest.mark.drawn(6)
 def test_exported_draws_are_calls_of_jax_random(fn, shape, typed):
-    """At open sizes too, where only the result of a draw has them; without 64-bit types."""
+    """Also at open sizes that only the result of a draw has, and without 64-bit types."""
     make = random.key if typed else random.PRNGKey
     x = jax.ShapeDtypeStruct(jax.export.symbolic_shape(shape), np.float32)
     exported = jax.export.export(jax.jit(fn))(x, jax.eval_shape(make, 0))

@@ -1,4 +1,4 @@
-"""Special functions come back from their expansions; programs that only look alike do not."""
+"""Special functions come back from their expansions; look-alikes do not."""
 
 from __future__ import annotations
 

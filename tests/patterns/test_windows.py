@@ -1,4 +1,4 @@
-"""Windows, indexing modes and spellings: applied, and not applied to what only looks alike."""
+"""Windows, indexing modes and spellings: recognized, and look-alikes left alone."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_cumulative_sums_of_gpus(reverse: bool) -> None:
         ("return %sum, %sum", "return %carry, %sum", lambda c, x: (c + x, c)),
     ],
 )
-def test_scans_that_are_no_cumulative_sum(old: str, new: str, step) -> None:
+def test_scans_that_are_not_cumulative_sums(old: str, new: str, step) -> None:
     assert old in _SCAN
     module = invert.from_stablehlo(_SCAN.replace(old, new))
     assert "cumsum" not in module.report.primitives
@@ -153,7 +153,7 @@ def test_a_cumulative_sum_exported_for_a_gpu() -> None:
     np.testing.assert_allclose(module(X)[0], both(X)[0], rtol=1e-6, atol=1e-6)
 
 
-def test_argmax_with_the_other_tie_is_left() -> None:
+def test_argmax_with_other_ties_is_left_alone() -> None:
     def last(x):
         def pick(a, b):
             (va, ia), (vb, ib) = a, b
@@ -229,7 +229,7 @@ def test_mixed_types_of_a_product() -> None:
     assert recover(function, half, X).report.primitives == {"dot_general": 1}
 
 
-def test_an_operand_that_was_rounded_stays_so() -> None:
+def test_a_rounded_operand_stays_rounded() -> None:
     def function(a, b):
         numbers = (((1,), (1,)), ((), ()))
         return lax.dot_general(a.astype(jnp.bfloat16), b.astype(jnp.bfloat16), numbers)

@@ -1,4 +1,4 @@
-"""JAX's own cases of its primitives: exported, recovered and compared with the original."""
+"""JAX's own test cases of its primitives: exported, recovered, compared with the original."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ KNOWN_GAPS: tuple[tuple[str, tuple[str, ...], str], ...] = (
 
 
 def gaps(name: str) -> dict[str, str]:
-    """Checks that are known to fail on a case, with the reason."""
+    """Checks known to fail on a case, with the reason."""
     return {
         check: reason
         for cases, checks, reason in KNOWN_GAPS

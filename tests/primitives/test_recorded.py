@@ -1,4 +1,4 @@
-"""Functions whose equations are recorded once, against the functions themselves."""
+"""Functions whose equations are recorded once, compared with the functions themselves."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Counted:
         return self.function(*args, **kwargs)
 
     def check(self, use: Callable[[Callable[..., Any]], Callable[..., Any]], *avals: Any) -> None:
-        """Two traces of a program that calls it equal one that calls the function itself."""
+        """Two traces that call the recorded form equal one that calls the function."""
         plain = without_rules(trace_closed(use(self.function), *avals))
         for _ in range(2):
             again = without_rules(trace_closed(use(self.recorded), *avals))

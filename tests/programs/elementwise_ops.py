@@ -22,7 +22,7 @@ Module = tuple[str, list[np.ndarray]]
 
 
 def values(dtype: Any, kind: str = "", turn: int = 0) -> np.ndarray:
-    """Five values of a type; `kind` narrows them to the domain of an op."""
+    """Five values of a type; `kind` restricts them to the domain of an op."""
     dtype = np.dtype(dtype)
     if dtype == np.bool_:
         return np.roll(np.array([True, False, True, True, False]), turn)
@@ -52,7 +52,7 @@ def values(dtype: Any, kind: str = "", turn: int = 0) -> np.ndarray:
 def elementwise(
     name: str, dtypes: Any, arity: int = 1, kind: str = "", result: Any = None, attrs: str = ""
 ) -> Module:
-    """One module that applies the op to arrays of each of the dtypes."""
+    """One module that applies the op to an array of each dtype."""
     args: list[np.ndarray] = []
     lines, results = [], []
     for i, dtype in enumerate(dtypes):
@@ -181,7 +181,7 @@ MODULES: dict[str, Module] = {
 
 
 def comparisons(name: str) -> Module:
-    """Every direction, on every dtype that has it, and the total order of floats."""
+    """Every direction on every dtype that has it, and the total order of floats."""
     dialect = name.partition(".")[0]
     lines: list[str] = []
     args: list[np.ndarray] = []

@@ -1,6 +1,6 @@
 """Modules of the remaining ops: op -> variants of (text, arguments, results or `None`).
 
-Where XLA on one CPU does not run the text, the results stand beside it.
+Results are given where XLA does not run the text on one CPU.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ def module(
 
 
 def same(body: str, rest: str = "") -> list[Variant]:
-    """A module that gives its argument back."""
+    """A module that returns its argument."""
     return [module(body, [X34], [T], rest, [X34])]
 
 
 def collective(name: str, attributes: str, region: str = "") -> list[Variant]:
-    """On one device, in groups of one."""
+    """A collective on one device, in groups of one."""
     return same(f'%r0 = "stablehlo.{name}"(%a0) {region} {{{attributes}}} : ({T}) -> {T}')
 
 

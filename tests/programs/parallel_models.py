@@ -1,6 +1,6 @@
-"""Small models, each parallel in one of the usual ways, over a mesh of `data` and `model`.
+"""Small models, each parallel in one common way, on a mesh of `data` and `model`.
 
-A case is a function of a mesh; it gives a function of parameters and an input, these two, and the
+A case is a function of a mesh. It returns a function of parameters and an input, these two, and the
 specs of both.
 """
 
@@ -26,7 +26,7 @@ def _numbers(*shape: int, seed: int = 0) -> np.ndarray:
 
 
 def flax_transformer(mesh: Mesh) -> Case:
-    """Data and tensor parallelism by constraints."""
+    """Data and tensor parallelism by sharding constraints."""
 
     def lie(x: Any, *spec: Any) -> Any:
         return lax.with_sharding_constraint(x, NamedSharding(mesh, P(*spec)))
@@ -92,7 +92,7 @@ def equinox_transformer(mesh: Mesh) -> Case:
 
 
 def experts(mesh: Mesh) -> Case:
-    """A mixture of experts: tokens go to the device of their expert and come back."""
+    """A mixture of experts: tokens travel to their expert's device and back."""
     count = mesh.shape["model"]
 
     def layer(p: Any, x: Any) -> Any:
@@ -113,7 +113,7 @@ def experts(mesh: Mesh) -> Case:
 
 
 def pipeline(mesh: Mesh) -> Case:
-    """Stages on the devices along `model`; microbatches move from one to the next."""
+    """Pipeline stages along `model`; microbatches move from one to the next."""
     count = mesh.shape["model"]
     perm = [(i, (i + 1) % count) for i in range(count)]
 
@@ -138,7 +138,7 @@ def pipeline(mesh: Mesh) -> Case:
 
 
 def ring_attention(mesh: Mesh) -> Case:
-    """Keys and values go around a ring, with a softmax that is summed up on the way."""
+    """Keys and values travel around a ring; the softmax is accumulated."""
     count = mesh.shape["model"]
     perm = [(i, (i + 1) % count) for i in range(count)]
 
@@ -169,7 +169,7 @@ def ring_attention(mesh: Mesh) -> Case:
 
 
 def fsdp(mesh: Mesh) -> Case:
-    """Weights in parts, gathered where they are used; their gradients are scattered again."""
+    """Sharded weights, gathered where they are used; gradients are scattered again."""
 
     def run(p: Any, x: Any) -> Any:
         def on_shards(p: Any, x: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Runs the parallel models and what becomes of them, on eight simulated devices; prints JSON."""
+"""Runs the parallel models and their conversions on eight simulated devices; prints JSON."""
 
 from __future__ import annotations
 

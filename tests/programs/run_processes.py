@@ -1,4 +1,4 @@
-"""One of several processes that load a model onto one mesh; prints JSON.
+"""One of several processes that load a model onto a shared mesh; prints JSON.
 
 `python -m tests.programs.run_processes NUMBER COUNT PORT FOLDER`: the folder holds `package`, a
 saved module, and `arrays.npz` with its argument `x` and its result `y`.

@@ -41,7 +41,7 @@ def type_of(x: Any) -> str:
 
 
 def main(body: str, args: Sequence[Any], results: Sequence[str], rest: str = "") -> str:
-    """A module with one function of `%0`, `%1`, ... that ends in `body`'s `%r0`, `%r1`, ..."""
+    """A module with one function of `%0`, `%1`, ... that returns `%r0`, `%r1`, ... of `body`."""
     parameters = ", ".join(f"%a{i}: {type_of(x)}" for i, x in enumerate(args))
     values = ", ".join(f"%r{i}" for i in range(len(results)))
     end = f"return {values} : {', '.join(results)}" if results else "return"
@@ -52,7 +52,7 @@ def main(body: str, args: Sequence[Any], results: Sequence[str], rest: str = "")
 
 
 def one_op(name: str, args: Sequence[Any], result: str, attributes: str = "") -> str:
-    """A module that holds one op, in MLIR's generic form."""
+    """A module with one op, in MLIR's generic form."""
     operands = ", ".join(f"%a{i}" for i in range(len(args)))
     types = ", ".join(map(type_of, args))
     return main(f'%r0 = "{name}"({operands}) {attributes} : ({types}) -> {result}', args, [result])
@@ -69,13 +69,13 @@ def _compiled(text: str) -> Any:
 
 
 def run_with_xla(text: str, args: Sequence[Any]) -> list[np.ndarray]:
-    """What the CPU compiler makes of the module text, past every JAX primitive."""
+    """The results of XLA's CPU compiler for the text, without any JAX primitive."""
     results = _compiled(text).execute([jax.device_put(x) for x in args])
     return [np.asarray(x) for x in results]
 
 
 def flat(module: invert.Module) -> Callable[..., list[Any]]:
-    """A recovered module as a function to a list of arrays."""
+    """A recovered module as a function that returns a list of arrays."""
     return lambda *args: jax.tree_util.tree_leaves(module(*args))
 
 
@@ -87,7 +87,7 @@ def check(
     vmap: bool = True,
     batch_scalars: bool = True,
 ) -> invert.Module:
-    """Raises the module and compares its values, alone and under `vmap`, with XLA's.
+    """Raise the module and compare its values, alone and under `vmap`, with XLA's.
 
     **Arguments:**
 

@@ -1,4 +1,4 @@
-"""Every op on shapes, indices and matrices, against XLA running the module text."""
+"""Every op on shapes, indices and matrices, compared with XLA running the text."""
 
 from __future__ import annotations
 

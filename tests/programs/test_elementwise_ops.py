@@ -1,4 +1,4 @@
-"""Every elementwise op on every dtype it takes, against XLA running the module text."""
+"""Every elementwise op in every dtype, compared with XLA running the text."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_integer_power_at_its_edges(dtype: str) -> None:
 
 
 def _power(base: int, exponent: int, bits: int) -> int:
-    """The power modulo `2**bits`. That of a negative exponent is a fraction, cut to an integer."""
+    """The power modulo `2**bits`; negative exponents give a fraction, truncated to an integer."""
     if exponent < 0:
         return {1: 1, -1: -1 if exponent % 2 else 1}.get(base, 0) % 2**bits
     return pow(base, exponent, 2**bits)

@@ -1,4 +1,4 @@
-"""Programs that were exported for several devices, on one and on several."""
+"""Programs exported for several devices, run on one and on several."""
 
 from __future__ import annotations
 

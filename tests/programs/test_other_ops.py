@@ -1,4 +1,4 @@
-"""The ops that are in no other table, and that no op with a rule is left without a test."""
+"""Ops that are in no other table, and a check that every op with a rule is tested."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_the_smallest_values_are_refused() -> None:
 
 @pytest.mark.parametrize("batched", [False, True])
 def test_ragged_dot_of_a_gpu(batched: bool) -> None:
-    """It is a composite there, which lists its dimensions without names."""
+    """A composite there, which lists its dimensions without names."""
     shape = (2,) if batched else ()
     rng = np.random.default_rng(0)
     x = rng.standard_normal((*shape, 8, 4), np.float32)

@@ -1,4 +1,4 @@
-"""Models for several devices come back as they were: values, gradients, primitives, collectives."""
+"""Models for several devices come back with equal values, gradients and collectives."""
 
 from __future__ import annotations
 

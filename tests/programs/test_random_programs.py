@@ -199,14 +199,14 @@ def build(tree: Tree) -> Body:
 
 
 def holds(tree: Tree, names: frozenset[str]) -> bool:
-    """Whether one of these names stands in a program."""
+    """Whether a program contains one of these primitives."""
     if isinstance(tree, str):
         return tree in names
     return any(part in names if isinstance(part, str) else holds(part, names) for part in tree)
 
 
 def is_plain(tree: Tree) -> bool:
-    """Whether no `while` is batched: lowering merges its predicates, which has no other name."""
+    """Whether no `while` is batched: lowering merges its predicates, without a trace."""
     if isinstance(tree, str):
         return True
     name, *parts = tree
@@ -233,7 +233,7 @@ loops = st.tuples(st.sampled_from(("while", "while_with_keys", "fori", "scan_wit
 
 
 def check(tree: Tree) -> None:
-    """Values, derivatives, primitives and certificate of one program."""
+    """Check values, derivatives, primitives and certificate of one program."""
     body = build(tree)
     exported = jax.export.export(jax.jit(body))(X, K)
     module = invert.from_exported(exported)
@@ -270,7 +270,7 @@ def test_random_programs(tree: Tree) -> None:
     ids=["and branches", "alone"],
 )
 def test_loops_that_read_a_constant_twice(tree: Tree) -> None:
-    """Their calls have an argument for each, which lowering the loops merges."""
+    """Their calls have two arguments for it, which lowering the loops merges."""
     check(tree)
 
 

@@ -1,4 +1,4 @@
-"""Every op with a region, in many variants, against XLA running the module text."""
+"""Every op with a region, in many variants, compared with XLA running the text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How parameters and arguments lie on a mesh: told, loaded part by part, saved part by part."""
+"""Shardings of parameters and arguments: reported, loaded and saved by parts."""
 
 from __future__ import annotations
 
@@ -265,7 +265,7 @@ for run in (module, module.model):
 
 
 def test_another_number_of_devices() -> None:
-    """Axes that are left to the partitioner may have other sizes."""
+    """Axes left to the partitioner may have other sizes."""
     _python(_FEWER)
 
 

@@ -17,7 +17,8 @@ from tensorflow.core.protobuf import (
     trackable_object_graph_pb2,
 )
 
-from invert._errors import MalformedModelError
+import invert
+from invert import MalformedModelError
 from invert.ir.arrays import aligned
 from invert.protos import messages, types
 from invert.protos.file_parts import own_graph
@@ -37,7 +38,7 @@ ROOTS: dict[str, Any] = {
 
 
 def _differences(ours: Any, theirs: Any, path: str, seen: set[str]) -> list[str]:
-    """Fields that are not as TensorFlow declares them, in a message and in those inside of it."""
+    """Fields that differ from TensorFlow's declaration, in a message and those inside it."""
     if ours.name in seen:
         return []
     seen.add(ours.name)
@@ -123,7 +124,7 @@ _DRAWS: dict[str, Any] = {
 
 
 def test_constants_equal_tensorflows() -> None:
-    """Random messages of every type: values in fields, fewer than the shape says, and as bytes."""
+    """Random messages of every type: values in fields, fewer than the shape needs, and as bytes."""
     draw = random.Random(0)
     compared = 0
     for _ in range(3000):
@@ -193,3 +194,9 @@ def test_a_large_constant_is_copied_once_and_releases_its_bytes() -> None:
     assert not np.shares_memory(value, np.frombuffer(given, np.uint8))
     assert aligned(value) is value
     assert parts.array(held.tensor_content, decode) is value
+
+
+@pytest.mark.parametrize("given", ["graph.pb", Path("graph.pb"), None, {}])
+def test_a_graph_that_is_not_a_message_is_refused(given: Any) -> None:
+    with pytest.raises(MalformedModelError, match=f"graph is a {type(given).__name__}.*GraphDef"):
+        invert.convert_graphdef(given, ["x:0"], ["y:0"])

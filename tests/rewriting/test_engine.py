@@ -1,4 +1,4 @@
-"""The engine: what is refused, what is replaced, what is switched off, what it costs."""
+"""The engine: what it refuses and replaces, how to switch it off, and its cost."""
 
 from __future__ import annotations
 
@@ -22,22 +22,17 @@ from benchmarks.recovery import primitives, stripped
 from invert._private.jax import dce, open_jaxpr, trace_closed
 from invert.patterns import STAGES
 from invert.rewriting.driver import Rewriter
-from invert.rewriting.pattern import Call, Stage
+from invert.rewriting.pattern import Stage
 from invert.rewriting.templates import raise_call
 from invert.stablehlo.program import Program
+from tests.rewriting.rewrites import rewritten
 
 X = np.linspace(-1.5, 2, 9, dtype=np.float32).reshape(3, 3)
 K = np.array([3, 4], np.uint32)
 
 
-def calls(f: Callable[..., Any], *args: Any) -> list[str]:
-    """The primitives of a function in order, calls by their names."""
-    eqns = jax.make_jaxpr(f)(*args).jaxpr.eqns
-    return [e.params["name"] if e.primitive.name == "jit" else e.primitive.name for e in eqns]
-
-
 def pattern(name: str, root: str, function: Callable[..., Any], arity: int) -> invert.Pattern:
-    """Puts a call of `function` where its equations are."""
+    """A pattern that puts a call of `function` in place of its equations."""
 
     def outlined(*args: Any) -> Any:
         return function(*args)
@@ -49,14 +44,6 @@ def pattern(name: str, root: str, function: Callable[..., Any], arity: int) -> i
         yield invert.Call(name, call, (site.out,) * arity, before=function)
 
     return invert.Pattern(name, (root,), propose)
-
-
-def rewritten(f: Callable[..., Any], p: invert.Pattern, *args: Any) -> list[str]:
-    """The primitives after the rewrite, which keeps the values."""
-    new = invert.rewrite(f, [p])
-    for got, want in zip(jax.tree.leaves(new(*args)), jax.tree.leaves(f(*args)), strict=True):
-        np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-6)
-    return calls(new, *args)
 
 
 SWISH = pattern("swish", "mul", lambda x: x * (1 / (1 + jnp.exp(-x))), 1)
@@ -115,7 +102,7 @@ def test_a_match_that_needs_its_own_result_is_refused() -> None:
         assert "add" in rewritten(f, PAIR, X, X + 2)
 
 
-def test_of_two_matches_that_need_each_other_one_is_made() -> None:
+def test_one_of_two_cyclic_matches_is_replaced() -> None:
     def f(x: Any, y: Any, s: Any, t: Any) -> Any:
         first, second = x * s, y * t
         return first, second, first + t, second + s
@@ -163,7 +150,7 @@ def test_patterns_are_switched_by_name() -> None:
         recovered(disabled_patterns=("cumulatif",))
 
 
-def test_patterns_of_ones_own_serve_conversions() -> None:
+def test_custom_patterns_serve_conversions() -> None:
     exported = export(lambda x: x * (1 / (1 + jnp.exp(-x))), X)
 
     def propose(site: invert.Site) -> Any:
@@ -253,7 +240,7 @@ def test_without_locations_and_names(name: str, platform: Literal["cpu", "cuda"]
     assert module.report.certificate.kind == "exact"
 
 
-def test_the_time_of_the_driver_is_linear() -> None:
+def test_the_driver_takes_linear_time() -> None:
     def chain(n: int) -> Callable[..., Any]:
         def f(x: Any) -> Any:
             for i in range(n // 5):
@@ -313,7 +300,7 @@ def test_a_call_that_does_not_fit_is_not_a_defect() -> None:
 
 def test_a_defect_in_raising_a_template_is_not_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
     aval = jax.ShapeDtypeStruct((3,), np.float32)
-    call = Call("bug", lambda x: jnp.cumsum(x * 7.25), (aval,), of_site=True)
+    call = invert.Call("bug", lambda x: jnp.cumsum(x * 7.25), (aval,), of_site=True)
     assert raise_call(call, "cpu") is not None
     assert raise_call(dataclasses.replace(call, function=lambda x: x[9, 9]), "cpu") is None
 
@@ -326,16 +313,16 @@ def test_a_defect_in_raising_a_template_is_not_a_refusal(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("of_site", [False, True])
-def test_no_cache_holds_a_call_that_holds_a_part_of_a_program(of_site: bool) -> None:
+def test_calls_with_parts_of_a_program_are_not_cached(of_site: bool) -> None:
     class Weights:
-        """What the program of a user holds."""
+        """Weights held by a user's program."""
 
     def rewrite(weights: Weights) -> None:
         def propose(site: invert.Site) -> Any:
             def function(x: Any, held: Any = weights) -> Any:
                 return x * 2.0
 
-            yield Call("double", function, (site.out,), of_site=of_site)
+            yield invert.Call("double", function, (site.out,), of_site=of_site)
 
         stage = Stage((invert.Pattern("double", ("add",), propose),))
         program = trace_closed(lambda x: x + 1.0, jax.ShapeDtypeStruct((3,), np.float32))

@@ -1,4 +1,4 @@
-"""Programs compared by what their equations lower to."""
+"""Programs compared by the lowering of their equations."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ X = jax.ShapeDtypeStruct((3, 5), np.float32)
 
 
 def _lowered(program: ClosedJaxpr) -> Any:
-    """The program as a module would hold it."""
+    """The program as a module would contain it."""
     types = [v.aval for v in program.jaxpr.invars]
     outs: Any = [v.aval for v in program.jaxpr.outvars]
     run = lambda *xs: eval_closed(program, xs)  # noqa: E731
@@ -85,7 +85,7 @@ def test_other_programs_are_not(one: Callable[..., Any], two: Callable[..., Any]
 
 
 def _counted(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """The primitives that are lowered together, each time."""
+    """The primitives lowered together, each time."""
     lowered: list[list[str]] = []
     lower = expansion._lowered
 
@@ -99,7 +99,7 @@ def _counted(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     return lowered
 
 
-def test_nothing_that_both_programs_have_is_lowered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_equations_of_both_programs_are_not_lowered(monkeypatch: pytest.MonkeyPatch) -> None:
     a = trace_closed(lambda x: jnp.tanh(jnp.cumsum(jnp.sin(x) @ x.T)), X)
     again = _lowered(a)
     lowered = _counted(monkeypatch)
@@ -109,7 +109,7 @@ def test_nothing_that_both_programs_have_is_lowered(monkeypatch: pytest.MonkeyPa
 
 
 def test_only_equations_that_lowering_changes_are_lowered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of what a function lowers to, nothing is."""
+    """The output of a lowering is not lowered again."""
     a = trace_closed(lambda x: lax.lgamma(x) + jnp.sin(x), X)
     again = _lowered(a)
     lowered = _counted(monkeypatch)
@@ -146,7 +146,7 @@ def test_what_a_pattern_lowered_is_not_lowered_again(monkeypatch: pytest.MonkeyP
     assert not lowered
 
 
-def test_what_was_lowered_once_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lowered_equations_are_cached(monkeypatch: pytest.MonkeyPatch) -> None:
     first = trace_closed(lambda x: jnp.cumsum(x, 1) * 2.0, X)
     second = trace_closed(lambda x: jnp.sin(jnp.cumsum(jnp.cumsum(x, 1), 1)), X)
     programs = [(_lowered(p), p) for p in (first, second)]
@@ -174,7 +174,7 @@ _LOOPS = (
 )
 
 
-def test_loops_are_traced_and_not_mistaken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_traced_loops_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     lowered = _counted(monkeypatch)
     with jax.enable_x64(True):
         texts = [_lowered(loop) for loop in _LOOPS]
@@ -191,7 +191,7 @@ def test_loops_are_traced_and_not_mistaken(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize("options", [{}, {"reverse": True}, {"unroll": 2}, {"unroll": True}])
-def test_the_loop_of_a_scan_is_that_around_another_body(options: dict[str, Any]) -> None:
+def test_the_loop_of_a_scan_serves_another_body(options: dict[str, Any]) -> None:
     def nested(number: float) -> ClosedJaxpr:
         def step(h: jax.Array, row: jax.Array) -> Any:
             def inner(h: jax.Array, row: jax.Array) -> Any:
@@ -218,7 +218,7 @@ def test_the_loop_of_a_scan_is_that_around_another_body(options: dict[str, Any])
 
 
 def _rolled(length: int, **options: Any) -> Callable[..., Any]:
-    """A loop over rows in a loop over columns, with numbers of two widths."""
+    """A loop over rows in a loop over columns, with integers of two widths."""
 
     def run(x: jax.Array) -> Any:
         def inner(h: Any, row: jax.Array) -> Any:
@@ -239,7 +239,7 @@ def _rolled(length: int, **options: Any) -> Callable[..., Any]:
 def test_loops_in_loops_are_traced(
     options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a rest of the unrolled steps, and without."""
+    """With and without remaining steps after the unrolled ones."""
     with jax.enable_x64(True):
         avals = [jax.ShapeDtypeStruct((n, 2), np.float32) for n in (3, 4)]
         program, other = (trace_closed(_rolled(a.shape[0], **options), a) for a in avals)
@@ -254,7 +254,7 @@ def test_loops_in_loops_are_traced(
 
 
 def test_a_loop_that_carries_keys_is_lowered() -> None:
-    """Its carries are words in a module."""
+    """In a module, its carries are words."""
 
     def run(x: jax.Array) -> Any:
         def step(key: jax.Array, row: jax.Array) -> Any:

@@ -1,4 +1,4 @@
-"""A later process lowers nothing that an earlier one lowered."""
+"""A later process lowers nothing that an earlier one has lowered."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ import numpy as np
 import pytest
 from jax import lax
 
-from invert import patterns
+from invert import Call, patterns
 from invert._private.jax import trace_closed
 from invert.ir import stored
 from invert.ir.encoding import NotEncodable, encoded
 from invert.ir.philox import stateless_normal
 from invert.rewriting import driver, templates
 from invert.rewriting.driver import Rewriter
-from invert.rewriting.pattern import Call, Stage, bind
+from invert.rewriting.pattern import Stage, bind
 from invert.rewriting.templates import raise_call
 
 X = jax.ShapeDtypeStruct((3, 5), np.float32)
@@ -31,14 +31,14 @@ _LAST = len(patterns.STAGES) - 1
 
 @pytest.fixture
 def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache directory of its own, and nothing kept in this process."""
+    """A separate cache directory, and nothing cached in this process."""
     monkeypatch.setenv("INVERT_CACHE_DIR", str(tmp_path / "kept"))
     _forget(monkeypatch)
     return tmp_path / "kept" / "texts"
 
 
 def _forget(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a new process has."""
+    """Clear all caches, as in a new process."""
     for function in (driver._template, driver._trace, templates._raised):
         monkeypatch.setattr(function, "_kept", {})
 

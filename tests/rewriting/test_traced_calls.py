@@ -1,4 +1,4 @@
-"""Calls raised from their trace, against the same calls lowered and raised."""
+"""Calls raised from their trace, compared with the same calls lowered and raised."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from jax import lax
 
+from invert import Call
 from invert._private.jax import open_jaxpr, trace_closed
 from invert.ir import jaxprs
 from invert.ir.match import difference
 from invert.rewriting import traced_calls
-from invert.rewriting.pattern import Call
 from invert.rewriting.templates import raise_call
 from invert.rewriting.traced_calls import raised_by_trace
 from invert.stablehlo.lowered import raised_again
@@ -59,7 +59,7 @@ def _named(function: Callable[..., Any]) -> str:
 
 
 def _check(call: Call) -> None:
-    """The two agree, in the order and the names of calls too."""
+    """Assert that both agree, also in the order and names of calls."""
     traced = raised_by_trace(call)
     assert traced is not None
     with jax.enable_x64(call.needs_x64):

@@ -1,4 +1,4 @@
-"""What programs with open sizes have to do: as modules, text and packages, and exported again."""
+"""Requirements on programs with open sizes: as modules, text, packages and new exports."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def random_arrays(shapes: Sequence[tuple[Sequence[int], Any]], seed: int) -> lis
 
 
 def assert_same(got: Any, wanted: Any, what: str) -> None:
-    """Equal up to the rounding of other orders of sums, whose terms are as the largest number."""
+    """Compare up to reordered sums, whose terms may be as large as the largest number."""
     got, wanted = jax.tree_util.tree_leaves(got), jax.tree_util.tree_leaves(wanted)
     assert len(got) == len(wanted), what
     for x, y in zip(got, wanted, strict=True):
@@ -52,7 +52,7 @@ def assert_same(got: Any, wanted: Any, what: str) -> None:
 
 
 def often(names: Iterable[str]) -> list[Any]:
-    """The programs as parameters of a test; two of three are for long runs only."""
+    """The programs as parameters of a test; two thirds of them are slow tests."""
     return [
         pytest.param(name, marks=[] if i % 3 == 0 else pytest.mark.slow)
         for i, name in enumerate(names)
@@ -65,9 +65,9 @@ def forms(
     directory: Path | None = None,
     exported: bool = True,
 ) -> Iterator[tuple[str, Callable[..., Any]]]:
-    """The module and its text; with a directory, a package and both exported at symbolic sizes.
+    """The module and its text; with a directory, also a package and symbolic exports of both.
 
-    `exported=False`: JAX has no export of such a program.
+    `exported=False`: JAX cannot export such a program.
     """
     emission = module.emit()
     yield "module", module
@@ -82,12 +82,12 @@ def forms(
 
 
 def called(form: Callable[..., Any], args: Sequence[np.ndarray], compiled: bool) -> Any:
-    """The results, compiled as a whole: op by op takes long, and is done once."""
+    """The results, compiled as a whole, since running op by op takes long."""
     return (jax.jit(lambda *xs: form(*xs)) if compiled else form)(*args)
 
 
 def gradient(function: Callable[..., Any], args: Sequence[np.ndarray]) -> Any:
-    """The derivative of a sum of the results in all floats among the arguments."""
+    """The derivative of a sum of the results with respect to all float arguments."""
     places = [i for i, x in enumerate(args) if np.issubdtype(x.dtype, np.floating)]
 
     def total(*xs: Any) -> Any:

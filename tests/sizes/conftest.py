@@ -1,4 +1,4 @@
-"""Each size of each program is compiled; compiled programs are dropped after each test."""
+"""Drops compiled programs after each test, since each program is compiled at each size."""
 
 from __future__ import annotations
 

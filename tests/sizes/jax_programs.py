@@ -1,7 +1,7 @@
-"""Programs of JAX with open sizes: shapes in expressions, loops, masks, windows, random numbers.
+"""JAX programs with open sizes: shapes in expressions, loops, masks, windows, random numbers.
 
 `PROGRAMS` maps a name to the function and the symbolic shapes of its arguments. A shape that begins
-with `i:` is of integers.
+with `i:` is one of integers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Programs of TensorFlow with open sizes: `tf.function`s by name, and the shapes they take."""
+"""TensorFlow programs with open sizes: `tf.function`s by name, and their shapes."""
 
 from __future__ import annotations
 
@@ -216,7 +216,7 @@ def recurrent(x):
 
 @program([None, None, 8])
 def windows(x):
-    """Positions that begin where data says."""
+    """Windows that start at data-dependent positions."""
     n, start = tf.shape(x)[1], tf.cast(0.0 * tf.reduce_sum(x), tf.int32)
     return x + TABLE[start : start + n], x * tf.slice(TABLE, [start, 0], [n, 8])
 
@@ -280,7 +280,7 @@ def u_net(x):
 
 @program([None, 3])
 def grown(x):
-    """A list that grows as long as the array is."""
+    """A list that grows to the length of the array."""
     n = tf.shape(x)[0]
     array = tf.TensorArray(tf.float32, 0, dynamic_size=True)
     _, array = tf.while_loop(
@@ -300,7 +300,7 @@ def masked_lstm(x):
 
 
 def _positive(x):
-    """The positive ones of the first column: how many there are depends on data."""
+    """The positive elements of the first column, whose number depends on data."""
     return tf.boolean_mask(x[:, 0], x[:, 0] > 0)
 
 
@@ -346,7 +346,7 @@ def masked_parts(x):
 
 @program([None, None])
 def equal_sizes(x):
-    """Branches that one size alone takes, which few tests would meet."""
+    """Branches taken at a single size, which few tests would reach."""
     n, m = tf.shape(x)[0], tf.shape(x)[1]
     y = tf.cond(tf.equal(n, 24), lambda: x + 1.0, lambda: 2.0 * x)
     y = tf.cond(tf.logical_or(n == m, m % 7 == 3), lambda: tf.sin(y), lambda: y)
@@ -368,7 +368,7 @@ def angles(x):
 
 @program([None, 4])
 def folded(x):
-    """Loops whose counters begin at different numbers."""
+    """Loops whose counters start at different numbers."""
     return tf.foldl(lambda a, b: a + b * a, x), tf.foldr(lambda a, b: tf.sin(a) - b, x)
 
 

@@ -1,4 +1,4 @@
-"""Names and numbers for sizes that the caller gives."""
+"""Names and numbers for sizes, given by the caller."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _convert(*shapes: str, **sizes: str) -> invert.Module:
     return invert.from_exported(_exported(*shapes), config=invert.Config(sizes=sizes))
 
 
-def test_a_name_replaces_the_containers():
+def test_a_name_replaces_that_of_the_container():
     module = _convert("b, t", arg0="batch length")
     assert module.report.certificate.sizes == "batch >= 1, length >= 1"
     assert '"batch length"' in module.source

@@ -1,4 +1,4 @@
-"""Programs with open sizes: one program and one text, right at sizes that nothing else uses."""
+"""Programs with open sizes: one program and one text, right at sizes used nowhere else."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _types(name: str) -> list[jax.ShapeDtypeStruct]:
 
 
 def _numbers(types: list[jax.ShapeDtypeStruct], sizes: tuple[int, ...]) -> list[Any]:
-    """The shapes at numbers for their dimensions, in order of appearance."""
+    """The shapes with numbers for their dimensions, in order of appearance."""
     names = dict.fromkeys(
         d for t in types for n in t.shape if not isinstance(n, int) for d in n.get_vars()
     )

@@ -1,4 +1,4 @@
-"""TensorFlow functions with open sizes, and what jax2tf makes of JAX programs with them."""
+"""TensorFlow functions with open sizes, and jax2tf conversions of JAX programs with them."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _check(name: str, sizes: tuple[tuple[int, ...], ...], directory: Path | None
 
 
 def _gradient(original: Any, args: list[np.ndarray]) -> tuple[np.ndarray, ...] | None:
-    """TensorFlow's derivative of what `gradient` differentiates; `None` where it has none."""
+    """TensorFlow's derivative, as `gradient` for a module; `None` if there is none."""
     given = list(map(tf.constant, args))
     floats = [x for x in given if x.dtype.is_floating]
     if not floats:
@@ -176,7 +176,7 @@ _TWO: dict[str, tuple[Any, bool]] = {
 
 @pytest.mark.parametrize("name", _TWO)
 def test_first_sizes_differ_unless_the_program_refuses(name: str):
-    """A text that took them as equal would compute other numbers, and raise no error."""
+    """A text that took them for equal would compute other numbers without an error."""
     function, differ = _TWO[name]
     module = invert.convert(function, *[tf.TensorSpec([None, 3])] * 2)
     sizes = {v.aval.shape[0] for v in module.jaxpr.invars}
@@ -204,7 +204,7 @@ def test_a_graph_has_nodes_and_edges():
 
 
 def test_two_texts_with_masks_have_a_length_each():
-    """As the encoder and the decoder of a T5: eight unnamed sizes, of which three differ."""
+    """As the encoder and decoder of a T5: eight unnamed sizes, three of them different."""
 
     def attended(text, text_mask, other, other_mask):
         x, y = (

@@ -10,7 +10,6 @@ import pytest
 from jax import lax
 
 import invert
-from invert._errors import MalformedModelError, UnsupportedOpError
 from invert._private.jax import lowered_module
 from invert._private.mlir import ir, make_ir_context
 from invert.stablehlo.ops import attributes as A
@@ -30,7 +29,7 @@ def constant(type_text: str, literal: str, shape: tuple[int, ...]) -> np.ndarray
 
 
 def raw_bytes(name: str, size: int, seed: int) -> np.ndarray:
-    """Random storage: every bit pattern of the type is allowed, NaN payloads too."""
+    """Random bytes: every bit pattern of the type is valid, NaN payloads included."""
     raw = np.random.default_rng(seed).integers(
         0, 256, size * A.DTYPES[name].itemsize, dtype=np.uint8
     )
@@ -133,7 +132,7 @@ def test_resources(name: str) -> None:
     op = entry_function(module).regions[0].blocks[0].operations[0]
     assert_same_bits(A.constant(op), expected(name, raw).reshape(2, 3))
     short = parse_module(text.replace("2x3x", "2x4x"), trusted=True)
-    with pytest.raises(MalformedModelError, match="instead of"):
+    with pytest.raises(invert.MalformedModelError, match="instead of"):
         A.constant(entry_function(short).regions[0].blocks[0].operations[0])
 
 
@@ -166,13 +165,13 @@ def test_types() -> None:
         for text in ("tensor<?xf32>", "tensor<2xindex>", "!stablehlo.token", "tensor<*xf32>"):
             with pytest.raises(A.UnsupportedType) as caught:
                 A.aval(parse(text))
-            assert isinstance(caught.value, UnsupportedOpError)
+            assert isinstance(caught.value, invert.UnsupportedOpError)
             assert len(caught.value.problems) == 1
 
 
 def test_quantized_types_are_refused() -> None:
     tensor = "tensor<2x!quant.uniform<i8:f32, 1.0:0>>"
-    with pytest.raises(UnsupportedOpError, match="quantized"):  # by the reader or by `aval`
+    with pytest.raises(invert.UnsupportedOpError, match="quantized"):  # by the reader or by `aval`
         module = parse_module(f"func.func public @main(%a: {tensor}) {{ return }}", trusted=True)
         A.aval(entry_function(module).regions[0].blocks[0].arguments[0].type)
 
@@ -317,7 +316,7 @@ def test_location_forms(text: str, name: str, place: str) -> None:
 
 @pytest.mark.parametrize("name", ["i64", "ui64"])
 def test_operands_of_one_wide_number_are_values(name: str) -> None:
-    """Operands that are a splat are broadcast, by a scalar that JAX takes."""
+    """A splat operand is broadcast from a scalar that JAX accepts."""
     kind = f"tensor<2x{name}>"
     module = invert.from_stablehlo(
         f"""func.func public @main() -> {kind} {{

@@ -1,4 +1,4 @@
-"""Large constants are held once and apart from the module, and large modules stay in their file."""
+"""Large constants are held once, outside the module; large modules stay in their file."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from invert._config import Config
-from invert._errors import MalformedModelError
+from invert import Config, MalformedModelError
 from invert.ir.arrays import KnownBytes
 from invert.protos import file_parts
 from invert.protos.messages import message, parse

@@ -1,4 +1,4 @@
-"""Bytes and text that are not a readable module give one specific error, never a crash."""
+"""Unreadable bytes and text give one specific error, never a crash."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 
 import invert
-from invert._errors import InvertError, MalformedModelError
 from invert._private.jax import lowered_module
 from invert._private.mlir import stablehlo_dialect
 from invert.stablehlo import parse_in_child
@@ -46,7 +45,7 @@ def text() -> bytes:
 
 
 def fuzz(first: int, count: int) -> None:
-    """Runs in a process of its own, since a crash must not take the tests along."""
+    """Runs in a separate process, so that a crash does not end the tests."""
     parse_in_child._SECONDS = 3.0  # some damage makes the reader run forever
     corpus = [artifact(), bytecode(), text()]
     refused = 0
@@ -54,7 +53,7 @@ def fuzz(first: int, count: int) -> None:
         rng = random.Random(seed)
         try:
             parse_module(damaged(rng.choice(corpus), rng, rng.choice(corpus)))
-        except MalformedModelError:
+        except invert.MalformedModelError:
             refused += 1
     assert refused > count // 4
     print(f"refused {refused} of {count}")
@@ -93,12 +92,12 @@ def test_reads_every_form(make, trusted: bool) -> None:
 
 @pytest.mark.parametrize("data", [b"", "", " \n", b"\xff\x00\x01", b"abc\0def", b"ML\xefR"])
 def test_not_a_module(data: bytes | str) -> None:
-    with pytest.raises(MalformedModelError, match="copy or export"):
+    with pytest.raises(invert.MalformedModelError, match="copy or export"):
         parse_module(data)
 
 
 def test_other_texts() -> None:
-    with pytest.raises(MalformedModelError, match="text that is not StableHLO"):
+    with pytest.raises(invert.MalformedModelError, match="text that is not StableHLO"):
         parse_module("import numpy as np\nprint('hello')\n")
 
 
@@ -112,31 +111,33 @@ def test_paths_and_lowered_functions(tmp_path: Path) -> None:
     path.write_text(lowered.as_text())
     assert invert.from_stablehlo(path)(x, x).tolist() == function(x, x).tolist()
     assert invert.from_stablehlo(lowered)(weight=x, x=x).tolist() == function(x, x).tolist()
-    with pytest.raises(MalformedModelError, match=r"missing\.mlir cannot be read: No such file"):
+    with pytest.raises(
+        invert.MalformedModelError, match=r"missing\.mlir cannot be read: No such file"
+    ):
         invert.from_stablehlo(tmp_path / "missing.mlir")
 
 
 def test_wrong_type() -> None:
-    with pytest.raises(MalformedModelError, match="a dict"):
+    with pytest.raises(invert.MalformedModelError, match="a dict"):
         parse_module({})  # pyright: ignore[reportArgumentType]
 
 
 def test_every_truncation() -> None:
     data = artifact()
     for size in range(0, len(data), 97):
-        with pytest.raises(MalformedModelError):
+        with pytest.raises(invert.MalformedModelError):
             parse_module(data[:size])
-    with pytest.raises(MalformedModelError, match=r"section \d at byte \d+ declares"):
+    with pytest.raises(invert.MalformedModelError, match=r"section \d at byte \d+ declares"):
         parse_module(data[:-1])
 
 
 def test_syntax_error_says_where(capfd: pytest.CaptureFixture[str]) -> None:
     source = "func.func public @main() {\n  %0 = stablehlo.add %1\n  return\n}"
-    with pytest.raises(MalformedModelError, match=r"2:\d+.*") as caught:
+    with pytest.raises(invert.MalformedModelError, match=r"2:\d+.*") as caught:
         parse_module(source)
     assert "The StableHLO module cannot be read" in str(caught.value)
     for trusted in (False, True):
-        with pytest.raises(MalformedModelError):
+        with pytest.raises(invert.MalformedModelError):
             parse_module(source, trusted=trusted)
     assert capfd.readouterr().err == ""
 
@@ -146,15 +147,15 @@ def test_unverified_module() -> None:
       %0 = "stablehlo.abs"(%a) : (tensor<2xf32>) -> tensor<3xf32>
       return %0 : tensor<3xf32>
     }"""
-    with pytest.raises(MalformedModelError, match=r"stablehlo\.abs"):
+    with pytest.raises(invert.MalformedModelError, match=r"stablehlo\.abs"):
         parse_module(source)
 
 
 def test_entry() -> None:
-    with pytest.raises(MalformedModelError, match="no public function"):
+    with pytest.raises(invert.MalformedModelError, match="no public function"):
         parse_module("module {}")
     several = parse_module("func.func @a() { return } func.func @b() { return }")
-    with pytest.raises(MalformedModelError, match="2 public functions"):
+    with pytest.raises(invert.MalformedModelError, match="2 public functions"):
         entry_function(several)
     module = parse_module("func.func @only() { return } func.func private @b() { return }")
     assert entry_function(module).operation.attributes["sym_name"].value == "only"
@@ -165,7 +166,7 @@ def test_newer_version() -> None:
     old = data[5 : data.index(0, 5)]
     new = b"StableHLO_v9.99.9".ljust(len(old), b"0")[: len(old)]
     current = stablehlo_dialect.get_current_version()
-    with pytest.raises(MalformedModelError) as caught:
+    with pytest.raises(invert.MalformedModelError) as caught:
         parse_module(data.replace(old, new, 1))
     message = str(caught.value)
     assert "9.99.9" in message
@@ -181,7 +182,7 @@ def test_deep_nesting(depth: int) -> None:
         'func.func public @main() { "stablehlo.if"(%c) ({ ' * depth,
     ]
     for source in nested:
-        with pytest.raises(MalformedModelError):
+        with pytest.raises(invert.MalformedModelError):
             parse_module(source)
 
 
@@ -194,16 +195,16 @@ def test_huge_splat_is_not_materialized() -> None:
 
 
 def test_names_that_are_not_utf8() -> None:
-    with pytest.raises(MalformedModelError):  # reading this name would end the process
+    with pytest.raises(invert.MalformedModelError):  # reading this name would end the process
         parse_module('func.func public @main() { return } loc("\\FF"("\\FE":1:1))')
-    with pytest.raises(MalformedModelError, match="not UTF-8"):
+    with pytest.raises(invert.MalformedModelError, match="not UTF-8"):
         parse_module('func.func public @"\\FF"() { return }')
 
 
 def test_the_child_is_replaced_after_a_crash() -> None:
     depth = 100_000
     for _ in range(2):
-        with pytest.raises(MalformedModelError, match="crashed"):
+        with pytest.raises(invert.MalformedModelError, match="crashed"):
             parse_module("module attributes {a = " + "[" * depth + "]" * depth + "} {}")
         parse_module("func.func @main() { return }")
 
@@ -214,7 +215,7 @@ def test_hanging_reader(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parse_in_child, "_SECONDS_PER_BYTE", 0.0)
     body = "%0 = stablehlo.constant dense<1.0> : tensor<f32>\n".replace("%0", "%{}")
     source = "".join(body.format(i) for i in range(200_000))
-    with pytest.raises(MalformedModelError, match="more than 0 seconds"):
+    with pytest.raises(invert.MalformedModelError, match="more than 0 seconds"):
         parse_module(f"func.func @main() {{\n{source}return }}")
 
 
@@ -223,10 +224,10 @@ def test_child_that_cannot_start(monkeypatch: pytest.MonkeyPatch) -> None:
     for executable in ("", "/does/not/exist"):
         with monkeypatch.context() as patched:
             patched.setattr(sys, "executable", executable)
-            with pytest.raises(InvertError, match="trusted=True"):
+            with pytest.raises(invert.InvertError, match="trusted=True"):
                 parse_module("module {}")
     monkeypatch.setattr(parse_in_child, "READER_PRELUDE", "import no_such_module")
-    with pytest.raises(InvertError, match=r"exit code 1.*trusted=True"):
+    with pytest.raises(invert.InvertError, match=r"exit code 1.*trusted=True"):
         parse_module("module {}")
 
 
@@ -237,7 +238,7 @@ def test_threads_share_one_child() -> None:
         try:
             for _ in range(10):
                 parse_module(data)
-        except MalformedModelError as e:
+        except invert.MalformedModelError as e:
             errors.append(e)
 
     data = artifact()

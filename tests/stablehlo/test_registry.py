@@ -1,4 +1,4 @@
-"""Rules of StableHLO ops: how they are registered and bound, and what becomes of attributes."""
+"""Rules of StableHLO ops: registration, binding, attributes."""
 
 from __future__ import annotations
 

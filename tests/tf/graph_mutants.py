@@ -23,7 +23,7 @@ _X = np.random.default_rng(0).normal(size=(4, 6)).astype(np.float32)
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """A whole graph with the names of its inputs and outputs, and a value for each input."""
+    """A graph with the names of its inputs and outputs, and a value for each input."""
 
     name: str
     graph: Any
@@ -33,7 +33,7 @@ class Source:
 
 
 def _traced(name: str, fn: Callable[..., Any], *values: np.ndarray) -> Source:
-    """The graph of a function, its calls and control flow as functions of the library."""
+    """The graph of a function, with calls and control flow as library functions."""
     specs = [tf.TensorSpec(v.shape, v.dtype) for v in values]
     concrete = tf.function(fn, autograph=False).get_concrete_function(*specs)
     return Source(
@@ -128,7 +128,7 @@ def _version_1() -> Source:
 
 @functools.cache
 def sources() -> tuple[Source, ...]:
-    """Whole graphs of several kinds."""
+    """Intact graphs of several kinds."""
     dense, conv = keras.layers.Dense, keras.layers.Conv2D
     image = np.random.default_rng(1).normal(size=(2, 8, 8, 3)).astype(np.float32)
     sequence = np.random.default_rng(2).normal(size=(2, 5, 3)).astype(np.float32)
@@ -216,7 +216,7 @@ def _damage_port(r: random.Random, graph: Any) -> None:
 
 
 def _set_attr(r: random.Random, value: Any) -> None:
-    """A value of another kind, or another of the same."""
+    """Set an attribute to a value of another kind, or another value of its kind."""
     kind = value.WhichOneof("value")
     if r.random() < 0.3 or kind is None:
         value.Clear()
@@ -385,7 +385,7 @@ _DAMAGE = (
 
 
 def mutant(seed: int, number: int) -> tuple[Source, Any]:
-    """A source, and a copy of its graph with one to three spots damaged."""
+    """A source, and a copy of its graph with damage in one to three places."""
     r = random.Random(f"{seed} {number}")
     source = r.choice(sources())
     graph = type(source.graph)()
@@ -396,7 +396,7 @@ def mutant(seed: int, number: int) -> tuple[Source, Any]:
 
 
 def damaged_bytes(seed: int, number: int) -> tuple[Source, bytes]:
-    """A source, and the bytes of its graph with some of them damaged."""
+    """A source, and the damaged bytes of its graph."""
     r = random.Random(f"bytes {seed} {number}")
     source = r.choice(sources())
     return source, damaged(source.graph.SerializeToString(deterministic=True), r)

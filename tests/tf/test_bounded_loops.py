@@ -1,4 +1,4 @@
-"""Loops that end on data after a number of steps that is known: a `scan`, with derivatives."""
+"""Loops that end on data but have a known bound: a `scan`, with derivatives."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _break_and_continue(x):
 
 
 def _break_before_the_count(x):
-    """The counter goes up only where the loop goes on."""
+    """The counter increases only if the loop continues."""
     i, y = tf.constant(0), x[0]
     while i < 8:
         y = y * 1.5 + 0.1
@@ -89,7 +89,7 @@ def _not(x):
 
 
 def _flag(x):
-    """The bound is in the step, not in the condition."""
+    """The body, not the condition, checks the bound."""
     i, y, done = tf.constant(0), x[0], tf.constant(False)
     while not done:
         y = y * 1.2 + 0.1
@@ -108,7 +108,7 @@ def _downwards(x):
 
 
 def _sums(x):
-    """25 tenths of single precision are less than 2.5."""
+    """The sum of 25 single-precision tenths is less than 2.5."""
     t, y = tf.constant(0.0), x[0]
     while t < 2.5 and y < 1e3:
         y = y * 1.01 + 0.1
@@ -157,7 +157,7 @@ def _nested(x):
 
 
 def _triangle(x):
-    """Loops inside count to the counters of those around."""
+    """Inner loops count to the counters of outer ones."""
     s = tf.zeros([])
     for i in tf.range(4):
         for j in tf.range(i):
@@ -320,7 +320,7 @@ def test_a_limit_that_wraps_around_is_not_a_bound() -> None:
 
 
 def test_branches_chosen_by_a_constant_may_have_different_shapes() -> None:
-    """As windows of attention do that some places of a mask widen."""
+    """As in window attention, where some positions of a mask widen the window."""
 
     def fn(x):
         mask = tf.tensor_scatter_nd_update(tf.ones([2, 6], tf.int32), [[0, 0], [1, 0]], [2, 2])
@@ -347,7 +347,7 @@ def test_a_size_of_an_argument_names_the_remedy() -> None:
 
 
 def _limit(rng: np.random.Generator, x: Any, depth: int) -> Any:
-    """A whole number that depends on data, and that its expression keeps within bounds."""
+    """A data-dependent integer, bounded by its expression."""
     if depth == 0:
         leaf = rng.integers(4)
         if leaf == 0:
@@ -380,7 +380,7 @@ def _ends_at(seed: int) -> Any:
 
 @pytest.mark.parametrize("seeds", [range(6), pytest.param(range(6, 60), marks=pytest.mark.slow)])
 def test_a_loop_cut_at_a_bound_has_ended(seeds: range) -> None:
-    """The bound follows from the expression of the limit alone, for every value of the data."""
+    """The bound follows from the expression of the limit alone, for all data."""
     bounded = 0
     for seed in seeds:
         theirs = tf.function(_ends_at(seed))

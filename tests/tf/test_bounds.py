@@ -1,4 +1,4 @@
-"""What is known of numbers before the program runs holds when it runs."""
+"""Bounds found before a program runs hold when it runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model comes in: Keras objects and exports, modules, signatures, structures."""
+"""Containers of models: Keras objects and exports, modules, signatures, structures."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_structures_are_kept():
     np.testing.assert_allclose(out["o"][0], 2 * X)
 
 
-def test_ragged_tensors_are_their_components():
+def test_ragged_tensors_are_passed_as_components():
     fn = tf.function(lambda r: r.with_flat_values(r.flat_values * 2.0))
     ragged = tf.ragged.constant([[1.0, 2.0], [], [3.0]])
     module = invert.convert(fn, ragged)
@@ -157,7 +157,7 @@ def test_ragged_tensors_are_their_components():
     np.testing.assert_array_equal(out["row_splits_0"], [0, 2, 2, 3])
 
 
-def test_callables_take_ragged_tensors_too():
+def test_callables_accept_ragged_tensors():
     def fn(r, options):
         return {"sum": tf.reduce_sum(r.values), "scaled": r * options["by"] ** options["power"]}
 
@@ -171,7 +171,7 @@ def test_callables_take_ragged_tensors_too():
     np.testing.assert_array_equal(out["scaled"]["row_splits_0"], splits)
 
 
-def test_sparse_tensors_are_their_components():
+def test_sparse_tensors_are_passed_as_components():
     sparse = tf.sparse.from_dense([[1.0, 0.0], [0.0, 3.0]])
     parts = {k: getattr(sparse, k).numpy() for k in ("indices", "values", "dense_shape")}
     fn = tf.function(lambda s: tf.sparse.map_values(tf.square, s))

@@ -1,4 +1,4 @@
-"""Control flow of TensorFlow graphs: values, which primitives it becomes, derivatives both ways."""
+"""Control flow of TensorFlow graphs: values, primitives, derivatives in both modes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _limited(x):
 
 
 def _halved(x):
-    """The shape changes from step to step, and tells how many steps there are."""
+    """The shape changes in each step, and determines the number of steps."""
 
     def body(a):
         n = tf.shape(a)[1]
@@ -275,7 +275,7 @@ def test_a_list_has_no_capacity_by_a_bound_that_fails_where_integers_wrap_around
 
 @pytest.mark.parametrize("within", [None, 4096])
 def test_bounds_that_hold_for_all_inputs(within):
-    """Differences of integers say nothing of their order if they wrap around."""
+    """The difference of two integers does not order them if it wraps around."""
     body = jax.make_jaxpr(lambda i, n: (i + 1, n))(np.int32(0), np.int32(0))
 
     def bound(limit):
@@ -335,7 +335,7 @@ def test_known_predicate_leaves_no_branch():
     np.testing.assert_allclose(module(X), np.sin(X), rtol=1e-6, atol=1e-6)
 
 
-def test_open_batch_is_static_inside_of_loops():
+def test_open_batch_is_static_inside_loops():
     @tf.function(input_signature=[tf.TensorSpec([None, 6])])
     def fn(x):
         rows = tf.shape(x)[0]
@@ -388,7 +388,7 @@ def test_number_of_steps_of_every_comparison(name):
 
 
 def test_equal_constants_of_a_loop_are_held_once():
-    """As lowering does; a program that held both would not be the one it lowers to."""
+    """Lowering merges them too; a program with both would not be its own lowering."""
     numbers = [np.array([0, 1, 3], np.float32) for _ in range(2)]
 
     def function(x):

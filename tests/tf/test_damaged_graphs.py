@@ -1,4 +1,4 @@
-"""Damaged and hostile graphs: refused by name, or with the values that TensorFlow gives."""
+"""Damaged and hostile graphs: refused by name, or converted with TensorFlow's values."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PLAIN = invert.Config(patterns=False, verify=False)
 
 
 def _converted(source: Source, graph: object) -> invert.Module | None:
-    """The module of a damaged graph; `None` where it is refused as it should be."""
+    """The module of a damaged graph; `None` if it is refused with the right error."""
     try:
         return invert.convert_graphdef(graph, source.inputs, source.outputs, config=PLAIN)
     except invert.InvertError as error:
@@ -31,7 +31,7 @@ def _converted(source: Source, graph: object) -> invert.Module | None:
 def _values(
     source: Source, graph: object, results: list[jax.ShapeDtypeStruct]
 ) -> list[np.ndarray] | None:
-    """TensorFlow's results, computed in a child process; `None` where it gives none."""
+    """TensorFlow's results, computed in a child process; `None` if there are none."""
     whole = v1.GraphDef()
     whole.CopyFrom(graph)
     for name, value in zip(source.inputs, source.values, strict=True):
@@ -140,7 +140,7 @@ def test_all_damage_at_once():
     _refused(change, r"(?s)tf.Sum: lacks.*tf.Split: lacks")
 
 
-def test_what_the_op_allows_to_be_left_out():
+def test_attributes_that_the_op_lets_be_omitted():
     graph = v1.GraphDef()
     graph.CopyFrom(_simple())
     for node in graph.node:
@@ -165,7 +165,7 @@ def _type_error(ctx, node, values):
     [(_index_error, IndexError, "of a rule"), (_type_error, DefectError, "TypeError in invert")],
 )
 def test_ranks_that_do_not_fit_and_defects(monkeypatch, fails, error, match):
-    """TensorFlow's shape functions tell whether an error is of the graph or of a rule."""
+    """TensorFlow's shape functions tell whether the graph or a rule is at fault."""
     with tf.Graph().as_default() as g:
         x = v1.placeholder(tf.float32, [2, 8, 8, 3], name="x")
         tf.identity(tf.image.resize(x, [4, 4]), name="out")
@@ -206,7 +206,7 @@ def _break_resize(monkeypatch, fails):
 
 
 def _with_constant(shape, fn):
-    """A graph of an argument and a constant of one value, repeated."""
+    """A graph of an argument and a constant filled with one value."""
     with tf.Graph().as_default() as g:
         x = v1.placeholder(tf.float32, [2], name="x")
         tf.identity(fn(x, v1.placeholder(tf.float32, shape, name="large")), name="out")
@@ -235,7 +235,7 @@ def test_large_constants_take_no_memory(shape):
 
 
 def _calls(depth, times):
-    """Functions of which each calls the next, so many times."""
+    """A chain of so many functions, each calling the next."""
     graph = v1.GraphDef()
     x = graph.node.add(name="x", op="Placeholder")
     x.attr["dtype"].type = 1

@@ -1,4 +1,4 @@
-"""The results of each op are compared with the shapes that the graph declares."""
+"""Results of ops are compared with the shapes that the graph declares."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ v1 = tf.compat.v1
 
 
 def _transposed(shape, declared):
-    """A graph of a transpose, whose result is declared to have a shape."""
+    """A graph of a transpose, with a declared result shape."""
     with tf.Graph().as_default() as g:
         x = v1.placeholder(tf.float32, shape, name="x")
         tf.transpose(x, name="out")

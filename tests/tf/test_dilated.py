@@ -16,7 +16,7 @@ KERNEL = RNG.normal(size=(3, 3, 4, 2)).astype(np.float32)
 
 
 def primitives(fn: Any, spec: Any, *sizes: tuple[int, ...]) -> dict[str, dict[str, Any]]:
-    """The parameters of the primitives of a converted function, which is compared at `sizes`."""
+    """The parameters of the primitives of a converted function, after comparing it at `sizes`."""
     fn = tf.function(fn)
     module = invert.convert(fn, spec)
     assert str(module.report.certificate).startswith("exact")
@@ -77,6 +77,6 @@ def test_crops_that_differ_from_the_padding():
     ],
     ids=["padded blocks", "other blocks", "no convolution"],
 )
-def test_what_is_not_one_convolution(fn):
+def test_programs_that_are_not_one_convolution(fn):
     names = primitives(fn, tf.TensorSpec([6, 8, 9, 4]), (6, 8, 9, 4))
     assert names.get("conv_general_dilated", {"rhs_dilation": (1, 1)})["rhs_dilation"] == (1, 1)

@@ -1,4 +1,4 @@
-"""Sizes that depend on data lie between their static bounds, whatever is computed from them."""
+"""Data-dependent sizes stay within their static bounds under all arithmetic."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import jax.export
 import numpy as np
 import pytest
 
-from invert._errors import Problem
+from invert import Problem
 from invert.tf.values.dynamic_size import DynamicSize, int_max, int_min
 
 _ORIGIN = Problem("tf.Where", "has a result whose size depends on data", "node")

@@ -1,4 +1,4 @@
-"""Where a converter is easily wrong without a sign: one test for each, by name."""
+"""Mistakes that a converter easily makes without an error: one test for each."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _arrays(tree: Any) -> list[np.ndarray]:
 
 
 def _transposed(kernel: Any, dy: Any) -> list[Any]:
-    """Sizes that several inputs of a convolution have: the op is told which it is."""
+    """Input sizes that several convolution inputs share: the op states which one it is."""
     return [
         R.Conv2DBackpropInput(
             input_sizes=[1, n, n, 2], filter=kernel, out_backprop=dy, strides=[1, 2, 2, 1],
@@ -172,7 +172,7 @@ def test_the_order_of_a_seed_matters():
         np.testing.assert_array_equal(module(seed), fn(tf.constant(seed)))
 
 
-def test_updates_in_nested_functions_come_out():
+def test_updates_in_nested_functions_are_returned():
     class Counter(tf.Module):
         def __init__(self):
             self.total = tf.Variable(np.zeros(4, F))

@@ -1,4 +1,4 @@
-"""Values that follow from constants, and functions of which a library holds one per device."""
+"""Constant folding, and library functions with one implementation per device."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_an_array_of_elements_has_no_shape_with_a_zero() -> None:
 
 
 def test_sums_and_products_of_constants_keep_their_type() -> None:
-    """Those of floating point numbers are no sizes; those of whole numbers wrap around."""
+    """Floating-point ones are not sizes; integers wrap around."""
     few = [0.5, 0.75, 0.25]
 
     def fn(x: Any) -> Any:
@@ -81,19 +81,19 @@ def test_sums_and_products_of_constants_keep_their_type() -> None:
     same(lambda x: x + tf.reduce_prod(tf.constant([70000, 70000])), np.int32(1))
 
 
-def test_what_depends_on_data_is_refused_still() -> None:
+def test_data_dependent_values_are_still_refused() -> None:
     fn = tf.function(lambda x, p: tf.transpose(x, tf.roll(p, 1, 0)))
     with pytest.raises(invert.UnsupportedOpError, match="depends on data"):
         invert.convert(fn, np.ones((2, 3), np.float32), np.int32([1, 0]), config=PLAIN)
 
 
-def test_constants_that_nothing_asks_for_stay_in_the_program() -> None:
+def test_unrequested_constants_stay_in_the_program() -> None:
     module = same(lambda x: x + tf.roll(tf.constant([1, 2, 3]), 1, 0), np.int32([5, 6, 7]))
     assert "slice" in module.report.primitives
 
 
 def by_device(api: str, cpu: Any, other: Any) -> Any:
-    """The call of a function whose library holds another one that is preferred on the CPU."""
+    """A call of a function for which the library has another one, preferred on the CPU."""
     general = tf.function(other, experimental_attributes={"api_implements": api}, autograph=False)
     attributes = {"api_implements": api, "api_preferred_device": "CPU"}
     on_cpu = tf.function(cpu, experimental_attributes=attributes, autograph=False)
@@ -130,7 +130,7 @@ PLACES = {
 
 
 @pytest.mark.parametrize("name", PLACES)
-def test_places_of_an_open_length_stay_a_range(name) -> None:
+def test_positions_of_an_open_length_stay_a_range(name) -> None:
     table = tf.constant(np.random.default_rng(0).standard_normal((32, 2)), tf.float32)
 
     @tf.function(input_signature=[tf.TensorSpec((None, None, 2), tf.float32, name="x")])

@@ -1,4 +1,4 @@
-"""What follows from the attributes of a node is shared by nodes with equal ones."""
+"""Facts that follow from a node's attributes are shared by nodes with equal ones."""
 
 from __future__ import annotations
 

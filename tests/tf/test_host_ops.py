@@ -8,15 +8,13 @@ import pytest
 import tensorflow as tf
 
 import invert
-from invert._config import Config
-from invert._errors import SignatureError, UnsupportedOpError
 from invert.frontends.run_saved_model import load_function
 from invert.tf.fallback.host_ops import ON_TEXT, PURE, REFUSED
 
 X = np.array([1.5, -2.0, 3.0], np.float32)
 F32 = tf.TensorSpec([3], tf.float32)
-PLAIN = Config(verify=False, patterns=False)
-CALLBACK = Config(verify=False, patterns=False, host_ops="callback")
+PLAIN = invert.Config(verify=False, patterns=False)
+CALLBACK = invert.Config(verify=False, patterns=False, host_ops="callback")
 
 
 def converted(fn, *specs, config=PLAIN):
@@ -78,7 +76,7 @@ def test_all_ops_that_depend_on_data_are_listed():
         image = tf.image.decode_png(S.join([text[0], "abc"]), name="picture")
         return first, plus(x, known), tf.reduce_sum(image)
 
-    with pytest.raises(UnsupportedOpError) as e:
+    with pytest.raises(invert.UnsupportedOpError) as e:
         converted(fn)
     found = {p.op: p for p in e.value.problems}
     assert {"tf.AsString", "tf.StaticRegexReplace", "tf.StringToHashBucketFast", "tf.StringJoin",
@@ -93,9 +91,9 @@ def test_all_ops_that_depend_on_data_are_listed():
 
 def test_text_in_the_signature_is_refused():
     spec = tf.TensorSpec([], tf.string)
-    with pytest.raises(SignatureError, match="argument 's' holds text"):
+    with pytest.raises(invert.SignatureError, match="argument 's' holds text"):
         converted(lambda s: S.length(s), spec)
-    with pytest.raises(UnsupportedOpError, match=r"tf\.string: is a result of text"):
+    with pytest.raises(invert.UnsupportedOpError, match=r"tf\.string: is a result of text"):
         converted(lambda x: (x, tf.constant("abc")))
 
 
@@ -119,7 +117,7 @@ def test_callbacks_on_request():
 
 def test_callback_with_text_of_unknown_size_is_refused():
     fn = lambda x: S.to_number(S.split(S.join(tf.unstack(S.as_string(x)), " ")))  # noqa: E731
-    with pytest.raises(UnsupportedOpError, match="size depends on data"):
+    with pytest.raises(invert.UnsupportedOpError, match="size depends on data"):
         converted(fn, config=CALLBACK)
 
 
@@ -144,7 +142,7 @@ def test_tables():
     assert int(size) == 3
     back = table(tf.constant([1, 2], tf.int64), ["one", "two"], "?")
     fn = lambda i: S.length(back.lookup(i))  # noqa: E731
-    with pytest.raises(UnsupportedOpError, match=r"tf\.LookupTableFindV2: runs on the host"):
+    with pytest.raises(invert.UnsupportedOpError, match=r"tf\.LookupTableFindV2: runs on the host"):
         converted(fn, spec)
     np.testing.assert_array_equal(
         converted(fn, spec, config=CALLBACK)(i), fn(tf.constant(i)).numpy()
@@ -159,7 +157,7 @@ def test_lookups_by_wide_keys_compile_in_a_session_of_32_bits():
 
 
 def test_lookups_of_one_key():
-    """Whose result has no axes."""
+    """Its result is a scalar."""
     names = table(["a", "b"], [10.0, 20.0], -1.0)
     codes = table(tf.constant([7, 3], tf.int64), [10.0, 20.0], -1.0)
     many = table(tf.range(100, dtype=tf.int64), tf.range(100.0), -1.0)
@@ -219,7 +217,7 @@ def test_files_are_not_touched_and_python_is_not_run(tmp_path):
         lambda: invert.convert(model.__call__, F32),
         lambda: invert.convert(model.__call__, F32, config=CALLBACK),
     ):
-        with pytest.raises(UnsupportedOpError) as e:
+        with pytest.raises(invert.UnsupportedOpError) as e:
             convert()
         ops = {p.op for p in e.value.problems}
         assert {"tf.WriteFile", "tf.ReadFile", "tf.MatchingFiles", "tf.PyFunc",
@@ -229,7 +227,7 @@ def test_files_are_not_touched_and_python_is_not_run(tmp_path):
 
 @pytest.mark.parametrize("what", ["write", "read", "python", "unpacked file"])
 def test_initializers_of_tables_are_not_run(tmp_path, what):
-    """They may hold anything; TensorFlow's loader runs them, and gets to see no such model."""
+    """They may contain anything. TensorFlow's loader, which would run them, gets no such model."""
     target, ran = tmp_path / "written.txt", []
     (tmp_path / "other.txt").write_text("alpha\n")
 
@@ -263,11 +261,13 @@ def test_initializers_of_tables_are_not_run(tmp_path, what):
     target.unlink(missing_ok=True)
     ran.clear()
     if what == "unpacked file":
-        with pytest.raises(UnsupportedOpError, match="captures a resource"):
+        with pytest.raises(invert.UnsupportedOpError, match="captures a resource"):
             invert.load(tmp_path / "model")
     else:
         np.testing.assert_array_equal(invert.load(tmp_path / "model")(X), X + 1)
-    with pytest.raises(UnsupportedOpError, match="would run while TensorFlow loads the model"):
+    with pytest.raises(
+        invert.UnsupportedOpError, match="would run while TensorFlow loads the model"
+    ):
         load_function(tmp_path / "model", "__call__")
     assert not target.exists() and ran == []
 
@@ -286,5 +286,5 @@ def test_quasi_random_numbers_are_constants():
         return x + tf.math.sobol_sample(3, 20, 5)
 
     x = np.zeros((20, 3), np.float32)
-    module = invert.convert(tf.function(fn, autograph=False), x, config=Config(verify=False))
+    module = invert.convert(tf.function(fn, autograph=False), x, config=invert.Config(verify=False))
     np.testing.assert_array_equal(module(x), fn(x))

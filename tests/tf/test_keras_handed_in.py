@@ -1,4 +1,4 @@
-"""Models of Keras users: without examples, in training mode, frozen layers, mistakes."""
+"""Keras models as users pass them: without examples, in training mode, frozen, misused."""
 
 from __future__ import annotations
 

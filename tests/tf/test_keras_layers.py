@@ -1,7 +1,7 @@
-"""Every layer of Keras 3 in a small configuration: values, and gradients through its weights.
+"""Every Keras 3 layer in a small configuration: values, and gradients through its weights.
 
-`LAYERS` is the table. Layers that work on strings or on Python values, and those that wrap other
-frameworks, are in `ELSEWHERE` with the reason.
+`LAYERS` is the table. `ELSEWHERE` lists layers that process strings or Python values, or wrap other
+frameworks, with the reason.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from invert._config import Config
+from invert import Config
 from invert._pipeline import recover
 from invert._private.jax import eval_jaxpr
 from invert.frontends.tf_function import Variables, entry_point
@@ -258,7 +258,7 @@ def batch(case):
 
 
 def concrete_of(layer, case, inputs, **kwargs):
-    """The layer as a function of an open batch, and the layer's variables by a name for each."""
+    """The layer as a function of an open batch, and its variables by unique names."""
 
     def call(*xs):
         return layer(list(xs), **kwargs) if case.listed else layer(*xs, **kwargs)
@@ -274,14 +274,14 @@ def concrete_of(layer, case, inputs, **kwargs):
 
 
 def recovered(entry, inputs):
-    """The program after all patterns: loops that count are scans, which differentiate."""
+    """The program after all patterns: counting loops are scans, which differentiate."""
     avals = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in inputs]
     stage = recover(entry, avals, QUICK)
     return lambda values, xs: eval_jaxpr(stage.jaxpr, [*stage.constants, *values, *xs])
 
 
 def check_layer(case, *, training=False):
-    """Compares values, and gradients of the inputs and of all weights that can be trained."""
+    """Compare values, and gradients of the inputs and all trainable weights."""
     layer, inputs = case.make(), batch(case)
     kwargs = dict(case.kwargs)
     if "training" in inspect.signature(layer.call).parameters:
@@ -339,7 +339,7 @@ def test_augmentation_at_inference(name):
 
 
 def test_batch_normalization_in_training():
-    """New statistics come out as the new values of the variables."""
+    """The new statistics are the new values of the variables."""
     layer = L.BatchNormalization(momentum=0.7)
     x = normal(4, 5, 6, 3)
     concrete, call, names = concrete_of(layer, LAYERS["BatchNormalization"], [x], training=True)

@@ -1,4 +1,4 @@
-"""Whole models of Keras 3: applications, at inference and in training, and optimizers."""
+"""Whole Keras 3 models: applications, in inference and training, and optimizers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import pytest
 import tensorflow as tf
 
 import invert
-from invert._config import Config
 from invert.frontends.tf_function import Variables, entry_point
 from tests.tf.ops.driver import compare
 from tests.tf.ops.samples import normal
@@ -42,7 +41,7 @@ def test_application(name):
     x = np.abs(normal(1, size, size, 3)) % 1
     call = tf.function(lambda x: model(x, training=False), autograph=False)
     concrete = call.get_concrete_function(tf.TensorSpec([None, size, size, 3]))
-    entry = entry_point(concrete, config=Config())
+    entry = entry_point(concrete, config=invert.Config())
     (got,) = jax.jit(entry.fn)([p.value for p in entry.params], x)
     want = model(x, training=False).numpy()
     # A hundred layers, each with sums in another order.
@@ -52,8 +51,7 @@ def test_application(name):
 
 @pytest.fixture
 def double_precision():
-    """Batches of four through fifty normalizations amplify rounding, so that little is left of
-    single precision."""
+    """Fifty normalizations over a batch of four amplify rounding beyond single precision."""
     keras.config.set_dtype_policy("float64")
     with jax.enable_x64(True):
         yield
@@ -67,7 +65,7 @@ def double_precision():
      "MobileNetV3Small", "NASNetMobile", "ResNet50", "ResNet50V2", "Xception"],
 )  # fmt: skip
 def test_application_in_training(name):
-    """Results on the statistics of the batch, the new averages, and gradients of all weights."""
+    """Results from batch statistics, the new averages, and gradients of all weights."""
     size = FAMILIES[name]
     keras.utils.set_random_seed(0)
     shape = {"input_shape": (size, size, 3), "include_top": False, "pooling": "avg"}
@@ -76,7 +74,7 @@ def test_application_in_training(name):
     call = tf.function(lambda x: model(x, training=True), autograph=False)
     names = {id(v.value): f"v{i}" for i, v in enumerate(model.variables)}
     concrete = call.get_concrete_function(tf.TensorSpec(x.shape, tf.float64))
-    entry = entry_point(concrete, config=Config(), variables=Variables(names))
+    entry = entry_point(concrete, config=invert.Config(), variables=Variables(names))
     assert not entry.draws
     values = [p.value for p in entry.params]
     trained = {names[id(v.value)]: v.value for v in model.trainable_variables}
@@ -158,7 +156,7 @@ def test_ten_steps_of_training(name):
     x, y = normal(4, 6, 8, 3), np.array([0, 1, 2, 1], np.int32)
     specs = [tf.TensorSpec(x.shape), tf.TensorSpec(y.shape, tf.int32)]
     concrete = tf.function(step, autograph=False).get_concrete_function(*specs)
-    module = invert.convert(concrete, config=Config(verify=False))
+    module = invert.convert(concrete, config=invert.Config(verify=False))
     state = eqx.nn.State(module)
     run = eqx.filter_jit(module)
     losses = []

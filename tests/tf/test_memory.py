@@ -1,4 +1,4 @@
-"""Weights are held once: what TensorFlow, the module and its emitted text share, and the peak."""
+"""Weights are held once: sharing between TensorFlow, module and emitted text, and the peak."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_one_copy_serves_all(dtype: Any) -> None:
 
 
 def test_one_copy_serves_all_functions_of_a_file(tmp_path: Path) -> None:
-    """Values follow each other without gaps in a checkpoint, so most begin at odd places."""
+    """Values are packed without gaps in a checkpoint, so most are not aligned."""
     saved = tf.Module()
     saved.odd = tf.Variable(tf.ones([3]))
     saved.weights = [tf.Variable(tf.fill(SHAPE, float(i))) for i in range(3)]
@@ -91,7 +91,7 @@ def _adam(variable: tf.Variable) -> None:
     ids=["assign_add", "assign", "scatter", "slice", "adam"],
 )
 def test_training_goes_on_elsewhere(change: Any) -> None:
-    """What TensorFlow assigns after the conversion does not reach the module."""
+    """Assignments in TensorFlow after the conversion do not reach the module."""
     source = model_of()
     module = invert.convert(source.f)
     change(source.w)
@@ -109,7 +109,7 @@ def test_donated_parameters_stay_in_tensorflow() -> None:
 
 
 def test_the_bytes_of_a_graph_are_released() -> None:
-    """Once its constants are read, in the graph and in a function that it calls."""
+    """Once the constants of the graph and of a function it calls have been read."""
     with tf.Graph().as_default() as graph:
         x = tf.compat.v1.placeholder(tf.float32, [2, 1500], "x")
         weights = np.random.default_rng(0).normal(size=(1500, 1500)).astype(np.float32)
@@ -147,9 +147,9 @@ def test_the_module_outlives_its_container() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("form", ["variables", "constants", "graph", "exported"])
 def test_peak_of_a_conversion(form: str) -> None:
-    """100 million numbers: the conversion adds their size and little more.
+    """For 100 million numbers the conversion adds their size and little more.
 
-    What is given as bytes is held by the caller besides.
+    Bytes passed by the caller are not counted.
     """
     most = {"graph": 2.1, "exported": 2.1}.get(form, 1.3)
     path = Path(__file__).parents[2] / "benchmarks" / "memory.py"

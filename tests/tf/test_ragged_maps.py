@@ -1,4 +1,4 @@
-"""Functions of every row of a ragged tensor, which TensorFlow passes around as variants."""
+"""Functions mapped over the rows of a ragged tensor, which TensorFlow passes as variants."""
 
 from __future__ import annotations
 

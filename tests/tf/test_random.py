@@ -1,5 +1,4 @@
-"""Random ops: the numbers of TensorFlow's CPU kernels bit for bit, or `jax.random` where it leaves
-them open."""
+"""Random ops: TensorFlow's CPU numbers bit for bit, or `jax.random` where they are open."""
 
 from __future__ import annotations
 
@@ -28,7 +27,7 @@ SEEDS = ([1, 2], [2, 1], [-7, 2**31 - 1])
 
 
 def outputs(fn: Callable[..., Any], *args: Any, config: Any = PLAIN) -> tuple[Any, Any]:
-    """What the converted function and TensorFlow give, as flat lists of arrays."""
+    """Results of the converted function and of TensorFlow, as flat lists of arrays."""
     args = tuple(np.asarray(a) for a in args)
     module = invert.convert(tf.function(fn, autograph=False), *args, config=config)
     ours = jax.tree_util.tree_leaves(module(*args))
@@ -79,7 +78,7 @@ def test_many_normal_numbers() -> None:
 
 @pytest.mark.parametrize("name", ["uniform", "normal"])
 def test_the_text_calls_a_documented_function(name: str) -> None:
-    """The generator of TensorFlow is a function of the file, for a batch of any size."""
+    """The file contains TensorFlow's generator as a function, for any batch size."""
 
     def draw(x: Any, seed: Any) -> Any:
         shape = tf.concat([tf.shape(x), [3]], 0)
@@ -409,7 +408,7 @@ def test_generator_in_a_loop() -> None:
 
 
 def keyed(fn: Callable[..., Any], *args: Any) -> Callable[..., Any]:
-    """The converted function of the key."""
+    """The converted function, as a function of the key."""
     args = tuple(np.asarray(a) for a in args)
     module = invert.convert(tf.function(fn, autograph=False), *args, config=PLAIN)
     return lambda seed=0: module(*args, key=jax.random.key(seed))

@@ -1,4 +1,4 @@
-"""`Config(random="jax")`: draws by keys in the place of seeds and states of generators."""
+"""`Config(random="jax")`: draws by key in place of seeds and generator states."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_a_seed_that_is_an_argument_is_the_key():
     assert sorted(np.asarray(order).tolist()) == list(range(5))
 
 
-def test_a_state_that_is_read_otherwise_is_kept():
+def test_a_state_with_other_readers_is_kept():
     generator = tf.random.Generator.from_seed(5)
 
     def function(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -175,7 +175,7 @@ def test_by_default_the_numbers_equal_tensorflows():
 @pytest.mark.parametrize("random", ["tensorflow", "jax"])
 @pytest.mark.parametrize("container", ["live", "keras", "export"])
 def test_seeds_that_nothing_draws_from_are_left_out(random: Any, container: str, tmp_path: Path):
-    """Recurrent layers of Keras with dropout advance a seed where nothing is dropped."""
+    """Recurrent Keras layers with dropout advance a seed even if nothing is dropped."""
     layers = keras.layers
     lstm = layers.Bidirectional(layers.LSTM(4, dropout=0.5, return_sequences=True))
     model = keras.Sequential([keras.Input((5, 3)), lstm, layers.GRU(3, recurrent_dropout=0.2)])
@@ -194,7 +194,7 @@ def test_seeds_that_nothing_draws_from_are_left_out(random: Any, container: str,
     np.testing.assert_allclose(module(x), model(x), rtol=1e-5, atol=1e-6)
 
 
-def test_a_count_is_kept_and_so_is_a_seed_that_is_drawn_from():
+def test_counts_and_seeds_in_use_are_kept():
     count, generator = tf.Variable(0), keras.random.SeedGenerator(3)
 
     @tf.function(input_signature=[tf.TensorSpec([2])])

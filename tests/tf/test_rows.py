@@ -1,4 +1,4 @@
-"""Arrays whose number of rows depends on data: what follows from them equals TensorFlow's."""
+"""Arrays with a data-dependent number of rows: results equal TensorFlow's."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_gradients_through_rows_that_a_mask_keeps():
     assert_equal(slopes, [*SOME, ALL])
 
 
-def test_a_loss_of_the_labels_that_are_there():
+def test_a_loss_over_the_valid_labels():
     w = tf.Variable(normal(3, 5))
 
     def loss(x, labels):
@@ -143,7 +143,7 @@ def test_a_single_row_is_broadcast_to_the_other_operands():
 
 @pytest.mark.parametrize("rows", [6, 9])
 def test_quotients_of_slices_equal_keras(rows):
-    """Keras makes a union of the rows of the slices and of those that divide by zero."""
+    """Keras forms the union of the slices' rows and of those divided by zero."""
 
     def draw():
         d = normal(9, 4)
@@ -183,12 +183,12 @@ def of_boxes(corners: Any, scores: Any) -> Any:
     ]  # fmt: skip
 
 
-def test_ids_go_on_with_their_number():
+def test_padded_ids_keep_their_length():
     draws = [(RNG.integers(0, 6, 8, np.int32), normal(6, 2)) for _ in range(3)]
     assert_equal(of_unique, draws)
 
 
-def test_boxes_go_on_with_their_number():
+def test_padded_boxes_keep_their_length():
     uniform = [RNG.uniform(size=(12, 2)).astype(np.float32) for _ in range(3)]
     assert_equal(of_boxes, [(corners, normal(12)) for corners in uniform])
 
@@ -203,14 +203,14 @@ def test_boxes_go_on_with_their_number():
         lambda x: tf.linalg.matmul(x[:4], kept(x), transpose_b=True),
     ],
 )  # fmt: skip
-def test_what_would_see_the_rows_too_many_is_refused(fn):
+def test_ops_that_would_see_padding_rows_are_refused(fn):
     with pytest.raises(UnsupportedOpError, match=r"tf.Where: has a result whose size depends on"):
         invert.convert(tf.function(fn, autograph=False), SOME[0][0], config=PLAIN)
 
 
 @pytest.mark.parametrize("x", [[0.0, 2.0, -3.0, 4.0], [0.0, -2.0, -3.0, -4.0]])
-def test_rows_too_many_have_no_part_in_gradients(x):
-    """Where the derivative of what follows is not finite at the rows that are not there."""
+def test_padding_rows_do_not_affect_gradients(x):
+    """Later ops may have infinite derivatives at padding rows."""
     fn = tf.function(lambda x, w: tf.reduce_sum(tf.math.log(w * tf.boolean_mask(x, x > 0))))
     x, w = np.asarray(x, np.float32), np.float32(2)
     module = invert.convert(fn, x, w)

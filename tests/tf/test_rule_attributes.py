@@ -1,4 +1,4 @@
-"""Attributes of ops: those that do not change a result are taken, unsupported ones are refused."""
+"""Attributes of ops: accepted if they do not affect results, refused if unsupported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a graph keeps from one evaluation to the next, and what threads share."""
+"""What a graph keeps between evaluations, and what threads share."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from invert.tf.control.branch_types import Static, key_of
 
 
 def _nested(x: Any, rows: Any) -> Any:
-    """Three loops in one another, each of which starts with a number that becomes an array."""
+    """Three nested loops, each of which starts with a number that becomes an array."""
 
     def loop(depth: int, rows: Any) -> Any:
         def body(i: Any, total: Any, rows: Any) -> Any:
@@ -34,7 +34,7 @@ def _nested(x: Any, rows: Any) -> Any:
     return loop(3, rows)[0] + 0 * tf.reduce_sum(x)
 
 
-def test_what_loops_found_out_is_kept_for_rows_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_facts_found_by_loops_are_kept_for_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     traces: list[Any] = []
 
     class Counted(while_loop.TracedBranch):

@@ -98,7 +98,7 @@ _SIMILAR = re.compile("ortho|idct|3d|ifft|longer|numbers|another")
 
 
 def energy(y: Any) -> Any:
-    """A real number of real or complex results, with another weight for each."""
+    """A real number computed from real or complex results, with a different weight for each."""
     size = int(np.prod(y.shape))
     weights = np.linspace(0.5, 1.5, size, dtype=np.float32).reshape(y.shape)
     lib: Any = tf if isinstance(y, tf.Tensor) else jnp

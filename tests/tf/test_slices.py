@@ -1,4 +1,4 @@
-"""Slices between places that depend on data, but not how far they are apart."""
+"""Slices with data-dependent bounds that are a constant apart."""
 
 from __future__ import annotations
 

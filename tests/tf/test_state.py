@@ -26,7 +26,7 @@ def variable(shape=(5, 4)):
 
 
 def check(fn, v, calls=3):
-    """Results and the variable equal those of TensorFlow, call after call."""
+    """Results and the variable equal TensorFlow's, call after call."""
     function = tf.function(fn)
     module = invert.convert(function, X)
     state = eqx.nn.State(module)
@@ -111,7 +111,7 @@ def test_reads_and_assignments_keep_their_order():
     check(fn, v)
 
 
-def test_whole_numbers_of_64_bits():
+def test_integers_of_64_bits():
     v = tf.Variable(5, dtype=tf.int64, name="v", trainable=False)
 
     def fn(x):
@@ -285,7 +285,7 @@ def is_index(x):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["Adam", "SGD"])
 def test_a_step_on_rows_of_an_embedding(name):
-    """Rows of a batch are told apart by `tf.unique`, which gives as many as there are."""
+    """`tf.unique` merges equal rows of a batch; how many remain depends on data."""
     keras.utils.set_random_seed(0)
     layers = keras.layers
     network = keras.Sequential(

@@ -225,7 +225,7 @@ def _sine(x):
 
 
 def _four(x):
-    """Four results, in whose order the map of a function's results is not read."""
+    """Four results, not in the order of the function's result map."""
     inner = _defun(lambda a: (tf.sin(a), a + 1.0, tf.cos(a), a * 3.0))
     a, b, c, d = _defun(lambda a: inner(a))(x)
     return (a - b) * (c - d)

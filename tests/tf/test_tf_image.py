@@ -1,4 +1,4 @@
-"""The functions of `tf.image`, each against TensorFlow, on a batch or on one image."""
+"""The functions of `tf.image` on a batch or one image, compared with TensorFlow."""
 
 from __future__ import annotations
 

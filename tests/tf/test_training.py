@@ -1,4 +1,4 @@
-"""Exported steps of training beside TensorFlow's: ten steps, fresh data, all that they change."""
+"""Exported training steps, compared with TensorFlow's: ten steps, fresh data, all changes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import tensorflow as tf
 
 import invert
 from invert import Config
-from tests.tf.training import STEPS, Deviation, keras_step, specs_of, trained
+from tests.tf.training import STEPS, keras_step, specs_of, trained
 
 keras: Any = pytest.importorskip("keras")
 L, O = keras.layers, keras.optimizers  # noqa: E741
@@ -53,7 +53,7 @@ def mse(labels: Any, results: Any) -> Any:
 
 
 def mlp() -> Any:
-    """Statistics that a step updates, and random numbers."""
+    """A network with statistics updated in each step, and random numbers."""
     return keras.Sequential(
         [
             L.Input((8,)),
@@ -66,7 +66,7 @@ def mlp() -> Any:
 
 
 def embedding() -> Any:
-    """A table whose gradient is made of rows, of which some come twice."""
+    """A table whose gradient consists of rows, some of them repeated."""
     rows = [L.Input((5,), dtype="int32"), L.Embedding(9, 4), L.Flatten(), L.Dropout(0.3)]
     return keras.Sequential([*rows, L.Dense(3)])
 
@@ -77,11 +77,6 @@ def with_optimizer(make: Callable[[], Any], **options: Any) -> Callable[[], Made
         return (*keras_step(mlp(), make(), mse, data[0], **options), data)
 
     return made
-
-
-def assert_close(found: Deviation, *, first: float = 1e-5, last: float = 1e-4) -> None:
-    """Sums in another order, in single precision; what they leave grows from step to step."""
-    assert found.first < first and found.results < last and found.variables < last, found
 
 
 # -- embeddings: Keras divides the rows of a gradient by those of a slot, and makes a union of both
@@ -116,7 +111,7 @@ def test_embeddings(name, tmp_path):
     data = batches(lambda: ids(6, 5), lambda: normal(6, 3))
     step, variables = keras_step(embedding(), EMBEDDING_OPTIMIZERS[name](), mse, data[0])
     # The newest gradients count most where a slot divides by their squares.
-    assert_close(trained(step, variables, data, folder=tmp_path), last=1e-3)
+    trained(step, variables, data, folder=tmp_path).check(last=1e-3)
 
 
 # -- kinds of steps
@@ -148,7 +143,7 @@ def mapped() -> Made:
 
 
 def steps_in_a_loop(counted: bool) -> Callable[[], Made]:
-    """Several steps in one call: their state is that of a loop."""
+    """Several steps per call, with their state carried by a loop."""
 
     def made() -> Made:
         model, optimizer = mlp(), O.Adam(0.01)
@@ -186,7 +181,7 @@ def augmented() -> Made:
 
 
 def masked() -> Made:
-    """A loss over the labels that are there, whose number differs from batch to batch."""
+    """A loss over the valid labels, whose number differs between batches."""
     model, optimizer = mlp(), O.Adam(0.01)
     optimizer.build(model.trainable_variables)
     data = batches(lambda: normal(6, 8), lambda: RNG.integers(-2, 3, 6).astype(np.int32))
@@ -241,14 +236,14 @@ KINDS: dict[str, Callable[[], Made]] = {
 @pytest.mark.parametrize("name", slow_but(KINDS, "plain"))
 def test_ten_steps(name, tmp_path):
     step, variables, data = KINDS[name]()
-    assert_close(trained(step, variables, data, folder=tmp_path))
+    trained(step, variables, data, folder=tmp_path).check()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["plain", "counted loop"])
 def test_ten_steps_of_a_live_function(name):
     step, variables, data = KINDS[name]()
-    assert_close(trained(step, variables, data))
+    trained(step, variables, data).check()
 
 
 # -- halves: Keras keeps the variables in single precision and computes in half
@@ -280,9 +275,7 @@ def test_mixed_precision(name, tmp_path):
     finally:
         keras.config.set_dtype_policy("float32")
     # Some roundings of what goes through two layers and back, relative to the largest numbers.
-    assert_close(
-        trained(step, variables, data, folder=tmp_path), first=8 * epsilon, last=16 * epsilon
-    )
+    trained(step, variables, data, folder=tmp_path).check(first=8 * epsilon, last=16 * epsilon)
 
 
 # -- what Keras writes itself
@@ -326,7 +319,7 @@ def detection() -> tuple[Any, list[tuple[Any, ...]]]:
 
 @pytest.mark.parametrize("cell", ["LSTM", "GRU", "SimpleRNN"])
 def test_the_gradient_of_a_recurrent_layer_is_proved(cell):
-    """TensorFlow's loop collects what it reads, and JAX's `scan` does not."""
+    """Unlike JAX's `scan`, TensorFlow's loop collects what it reads."""
     model = keras.Sequential(
         [keras.Input((5, 3)), getattr(keras.layers, cell)(4), keras.layers.Dense(1)]
     )
@@ -352,12 +345,12 @@ def test_train_step_of_a_model(make, tmp_path):
     step = tf.function(
         lambda *batch: model.train_step(batch), autograph=False, input_signature=specs_of(data[0])
     )
-    assert_close(trained(step, everything(model), data, folder=tmp_path), last=1e-3)
+    trained(step, everything(model), data, folder=tmp_path).check(last=1e-3)
 
 
 @pytest.mark.slow
 def test_function_of_a_model_that_trains():
-    """`Model.train_function`: several steps per call. TensorFlow cannot save such a function."""
+    """`Model.train_function`: several steps per call, which TensorFlow cannot save."""
     model = compiled_model(mlp(), "mse", ["mae"], steps_per_execution=3, jit_compile=False)
     data = batches(lambda: normal(3, 4, 8), lambda: normal(3, 4, 3))
     model._symbolic_build(data_batch=tuple(x[0] for x in data[0]))
@@ -367,7 +360,7 @@ def test_function_of_a_model_that_trains():
     def step(x, y):
         return model.train_function(iter([(x[i], y[i]) for i in range(3)]))
 
-    assert_close(trained(step, everything(model), data), last=1e-3)
+    trained(step, everything(model), data).check(last=1e-3)
 
 
 # -- optimizers of TensorFlow 1
@@ -406,4 +399,4 @@ def test_optimizers_of_version_1(name, tmp_path):
     # They sum the gradients of equal rows by `tf.unique`.
     config = Config(verify=False, dynamic_sizes="pad")
     variables = [w, table, count, *optimizer.variables()]
-    assert_close(trained(step, variables, data, folder=tmp_path, config=config))
+    trained(step, variables, data, folder=tmp_path, config=config).check()

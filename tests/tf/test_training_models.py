@@ -1,8 +1,8 @@
-"""Ten exported steps of training of the families of `keras.applications`, beside TensorFlow's.
+"""Ten exported training steps of the `keras.applications` families, compared with TensorFlow's.
 
-The families are built by their own code with fewer blocks and channels where it takes such
-arguments; InceptionResNetV2, which takes none, needs too much memory. Dropout and random depth are
-on: Keras draws from a state that the step advances.
+The families are built by their own code, with fewer blocks and channels where that is an argument;
+InceptionResNetV2, where it is not, needs too much memory. Dropout and stochastic depth are active:
+Keras draws from a state that each step advances.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ pytestmark = [
 
 
 def source(name: str) -> Any:
-    """A module of `keras.applications`, which exports fewer functions than it has."""
+    """A module of `keras.applications`, with more functions than it exports."""
     import importlib
 
     return importlib.import_module(f"keras.src.applications.{name}")

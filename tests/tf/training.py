@@ -1,4 +1,4 @@
-"""A training step of TensorFlow beside its conversion, step after step."""
+"""Runs a TensorFlow training step and its conversion side by side."""
 
 from __future__ import annotations
 
@@ -38,10 +38,14 @@ class Deviation:
     variables: float
     worst: str
 
+    def check(self, *, first: float = 1e-5, last: float = 1e-4) -> None:
+        """Sums are reordered in single precision, and errors grow from step to step."""
+        assert self.first < first and self.results < last and self.variables < last, self
+
 
 @contextlib.contextmanager
 def precision(keras: Any, name: str) -> Iterator[None]:
-    """Models and arrays of single or double precision."""
+    """Run models and arrays in single or double precision."""
     before = keras.config.floatx(), keras.config.dtype_policy()
     keras.config.set_floatx(name)
     keras.config.set_dtype_policy(name)
@@ -65,9 +69,9 @@ def keras_step(
     pack: Callable[[Sequence[Any]], Any] = lambda inputs: inputs[0],
     **options: Any,
 ) -> tuple[Any, list[Any]]:
-    """A step of training as users write it, and the variables that it may change.
+    """A training step as users write it, and the variables that it may change.
 
-    The last of a batch are the labels; `pack` makes of the others what the model takes.
+    The last element of a batch holds the labels; `pack` turns the others into the model's input.
     """
     optimizer.build(model.trainable_variables)
 
@@ -86,7 +90,7 @@ def keras_step(
 
 
 def perturb(variables: Sequence[Any], seed: int = 0) -> None:
-    """Random numbers in place of zeros and ones, which hide mistakes and are all alike."""
+    """Replace zeros and ones by random numbers, since equal weights hide mistakes."""
     rng = np.random.default_rng(seed)
     for v in variables:
         if v.dtype.is_floating:
@@ -105,7 +109,7 @@ def trained(
     folder: Path | None = None,
     config: Config = PLAIN,
 ) -> Deviation:
-    """Runs both on the same batches.
+    """Run both on the same batches.
 
     **Arguments:**
 
@@ -148,7 +152,7 @@ def trained(
 def _compared(
     module: Any, states: tuple[Any, Any], values: tuple[list[Any], list[Any]], names: list[str]
 ) -> tuple[float, str]:
-    """The largest deviation of a variable. Variables are told apart by what they held first."""
+    """The largest deviation of a variable; variables are matched by their initial values."""
     before, after = values
     worst, seen = (0.0, ""), set[int]()
     assert any(isinstance(p, eqx.nn.StateIndex) for p in module.named_params().values())
@@ -172,7 +176,7 @@ def _equal(x: np.ndarray, y: np.ndarray) -> bool:
 
 
 def difference(got: Any, want: np.ndarray) -> float:
-    """The largest error, relative to the largest number; what is not finite has to be the same."""
+    """The largest error, relative to the largest number; NaN and infinities must be equal."""
     x, y = (np.asarray(v).astype(np.float64) for v in (got, want))
     assert x.shape == y.shape
     if not y.size:

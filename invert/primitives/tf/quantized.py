@@ -479,7 +479,7 @@ def _fused_step(bounds: Bounds, dtype: np.dtype) -> Array:
 
 
 def _range(operands: _Operands) -> list[Array]:
-    """The bounds of the result."""
+    """The range of the result: given, or that of 32-bit products of the operands."""
     if operands.of_result:
         return list(operands.of_result)
     step = _fused_step(operands.of_x, operands.x.dtype) * _fused_step(

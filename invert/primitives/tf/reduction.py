@@ -44,13 +44,13 @@ def limits(dtype: np.dtype) -> Value:
 
 
 def lowest(dtype: np.dtype) -> np.ndarray:
-    """The maximum of no elements."""
+    """The maximum of no elements, the lowest number of a type."""
     least = -np.inf if jnp.issubdtype(dtype, jnp.inexact) else jnp.iinfo(dtype).min
     return np.asarray(least, dtype)
 
 
 def highest(dtype: np.dtype) -> np.ndarray:
-    """The minimum of no elements."""
+    """The minimum of no elements, the highest number of a type."""
     most = np.inf if jnp.issubdtype(dtype, jnp.inexact) else jnp.iinfo(dtype).max
     return np.asarray(most, dtype)
 

@@ -18,7 +18,7 @@ from invert.tf.interpreter.registry import Array, rule
 from invert.tf.numerics.derivatives import with_tangent
 from invert.tf.ops.node import Node
 
-# -- gRU
+# -- GRU
 
 
 @rule("GRUBlockCell")
@@ -57,7 +57,7 @@ def _gru_grad(
     return d_x, d_h, d_candidate, d_gates
 
 
-# -- lSTM
+# -- LSTM
 
 
 @dataclasses.dataclass(frozen=True)

@@ -111,7 +111,7 @@ _STATELESS = [
 
 
 def _draw(ctx: Context, op: str, algorithm: int = _PHILOX) -> _Draw:
-    """How an op draws."""
+    """The function that draws the numbers of an op."""
     if _by_key(ctx):
         return random_by_key.DRAWS[_kind(op)]
     if algorithm == _PHILOX and not ctx.compiled:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -105,7 +105,7 @@ def enum_names(attr: Iterable[ir.Attribute]) -> tuple[str, ...]:
 
 # --- StableHLO structs ----------------------------------------------------------------------------
 
-_T = TypeVar("_T")
+_T = TypeVar("_T", bound=NamedTuple)
 
 
 class GatherDims(NamedTuple):
@@ -162,7 +162,7 @@ class Accuracy(NamedTuple):
     mode: str
 
 
-def _fields(struct: Any, view: MlirObject) -> Any:
+def _fields(struct: type[_T], view: MlirObject) -> _T:
     values = (getattr(view, name) for name in struct._fields)
     return struct._make(tuple(v) if isinstance(v, list) else v for v in values)
 
@@ -185,19 +185,19 @@ conv_dims = _reader(ConvDims, stablehlo_dialect.ConvDimensionNumbers)
 
 def dot_algorithm(attr: ir.Attribute) -> Algorithm:
     """Fields of `#stablehlo.dot_algorithm`; `tf32`, which has no dtype, stays a string."""
-    fields = _fields(Algorithm, stablehlo_dialect.DotAlgorithm(attr))
+    view: MlirObject = stablehlo_dialect.DotAlgorithm(attr)
 
     def dtype(ir_type: ir.Type) -> np.dtype | str:
         return "tf32" if str(ir_type) == "tf32" else element_dtype(ir_type)
 
-    return fields._replace(
-        lhs_precision_type=dtype(fields.lhs_precision_type),
-        rhs_precision_type=dtype(fields.rhs_precision_type),
-        accumulation_type=dtype(fields.accumulation_type),
+    return _fields(Algorithm, view)._replace(
+        lhs_precision_type=dtype(view.lhs_precision_type),
+        rhs_precision_type=dtype(view.rhs_precision_type),
+        accumulation_type=dtype(view.accumulation_type),
     )
 
 
 def result_accuracy(attr: ir.Attribute) -> Accuracy:
     """Fields of `#stablehlo.result_accuracy`; `mode` is `DEFAULT`, `HIGHEST` or `TOLERANCE`."""
-    fields = _fields(Accuracy, stablehlo_dialect.ResultAccuracyAttr(attr))
-    return fields._replace(mode=enum_name(fields.mode))
+    view: MlirObject = stablehlo_dialect.ResultAccuracyAttr(attr)
+    return _fields(Accuracy, view)._replace(mode=enum_name(view.mode))

@@ -12,7 +12,7 @@ import dataclasses
 import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from jax.sharding import AbstractMesh, PartitionSpec
@@ -226,7 +226,7 @@ class _Scan:
 
 def _listed(function: ir.Operation, key: str) -> Sequence[MlirObject]:
     """The dictionaries of attributes of the arguments or the results of a function."""
-    attribute: Any = function.attributes[key] if key in function.attributes else ()  # noqa: SIM401
+    attribute: MlirObject = function.attributes[key] if key in function.attributes else ()  # noqa: SIM401
     return list(attribute)
 
 
@@ -263,7 +263,7 @@ def frontend(op: ir.Operation, name: str) -> str | None:
     """A string frontend attribute of an op."""
     if "mhlo.frontend_attributes" not in attribute_names(op):
         return None
-    named: Any = op.attributes["mhlo.frontend_attributes"]
+    named: MlirObject = op.attributes["mhlo.frontend_attributes"]
     return attributes.string(named[name]) if name in named else None
 
 

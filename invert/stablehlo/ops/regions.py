@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Iterator, Sequence
 
 import jax
 import numpy as np
@@ -21,7 +20,7 @@ from invert.ir.stored import Entry
 from invert.ir.types import Value
 from invert.stablehlo.ops.attributes import string
 
-Signature = tuple[Any, ...]
+Signature = tuple[Hashable, ...]
 
 
 def results_of(region: ir.Region) -> list[ir.Value]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from invert._errors import Problem, UnsupportedOpError
 from invert._private.tensorflow import TfObject
+from invert.ir.order import reached
 from invert.ir.types import Value
 from invert.protos.messages import message
 from invert.protos.ops import op_def
@@ -55,18 +56,17 @@ def _callees(library: FunctionDefLibrary, node: NodeDef) -> FunctionDefLibrary |
     TensorFlow's function names are global to the process, and two models may share a name. The
     node is changed to refer to the new names.
     """
-    pending = [f.name for f in _references(node)]
-    if not pending:
-        return None
     known = {f.signature.name: f for f in library.function}
+
+    def called(nodes: Iterable[NodeDef]) -> Iterator[str]:
+        return (f.name for n in nodes for f in _references(n) if f.name in known)
+
+    names = reached(called([node]), lambda name: called(known[name].node_def))
+    if not names:
+        return None
     found = message(FunctionDefLibrary)()
-    seen: set[str] = set()
-    while pending:
-        name = pending.pop()
-        if name in known and name not in seen:
-            seen.add(name)
-            found.function.add().CopyFrom(known[name])
-            pending += [f.name for n in known[name].node_def for f in _references(n)]
+    for name in names:
+        found.function.add().CopyFrom(known[name])
     digest = hashlib.sha256(found.SerializeToString(deterministic=True)).hexdigest()[:16]
     for function in found.function:
         function.signature.name += f"_{digest}"
@@ -74,7 +74,7 @@ def _callees(library: FunctionDefLibrary, node: NodeDef) -> FunctionDefLibrary |
         *_references(node),
         *(f for function in found.function for n in function.node_def for f in _references(n)),
     ]:
-        if reference.name in seen:
+        if reference.name in names:
             reference.name += f"_{digest}"
     return found
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +19,7 @@ import numpy as np
 from jax import lax
 
 from invert._errors import Problem, UnsupportedOpError
+from invert._private.tensorflow import TfObject
 from invert.ir.types import Value
 from invert.tf.fallback.eager import input_types, outputs_of, run_eagerly, run_op, serialized
 from invert.tf.fallback.host_ops import LOOKUPS, ON_TEXT, PURE, REFUSED
@@ -88,7 +88,7 @@ class HeldTable:
     - `handle`: TensorFlow's handle.
     """
 
-    handle: Any
+    handle: TfObject
 
     def content(self, key_type: int, value_type: int) -> tuple[np.ndarray, np.ndarray]:
         tf = import_tensorflow()
@@ -230,7 +230,7 @@ def _called_back(node: Node, wanted: Pending) -> Value:
         reason = f"has a result whose size depends on data ({wanted.shape})"
         raise node.error(reason, HOST_REMEDY)
     dtype = jax.dtypes.canonicalize_dtype(tf.dtypes.as_dtype(wanted.dtype).as_numpy_dtype)
-    leaves: dict[int, Any] = {}
+    leaves: dict[int, Value] = {}
     _collect(wanted, leaves, set())
     types = {k: (np.dtype(v.dtype), tuple(v.shape)) for k, v in leaves.items()}
 

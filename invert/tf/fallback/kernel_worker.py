@@ -11,12 +11,12 @@ from __future__ import annotations
 import os
 import struct
 import sys
-from typing import Any
+from types import ModuleType
 
 _LENGTH = struct.Struct("<Q")
 
 
-def answer(tf: Any, request: bytes, most: int) -> bytes:
+def answer(tf: ModuleType, request: bytes, most: int) -> bytes:
     """The answer to one request."""
     graph_def = tf.compat.v1.GraphDef()
     graph_def.ParseFromString(request)

@@ -137,7 +137,7 @@ def _text(nodes: Sequence[Node]) -> str:
 
 
 def ordered(body: Body, is_effect: IsEffect) -> Body:
-    """`body`, reordered."""
+    """The body with an order of the nodes that its results and effects need."""
     order = _as_made(body.nodes, _needed(body))
     needed = {i for i, _ in body.outputs}
     for i in reversed(order):

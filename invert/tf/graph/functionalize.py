@@ -8,7 +8,7 @@ in a `Merge`. A `Switch` on the `LoopCond` leads to the body or to `Exit`
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from invert._errors import MalformedModelError, Problem, UnsupportedOpError
 from invert.ir.order import reached
@@ -353,63 +353,63 @@ class _Rewriter:
         switches = [s for s in self._of(*_SWITCHES) if self._condition(s) == predicate]
         inside = self._dependents(switches, _MERGES)
         name = f"{merges[0]}/If"
-        external: dict[Tensor, Tensor] = {}
-        renamed: list[dict[Tensor, Tensor]] = [{}, {}]
-
-        def argument(tensor: Tensor) -> Tensor:
-            if tensor not in external:
-                external[tensor] = (f"{name}/argument_{len(external)}", 0)
-            return external[tensor]
-
+        arguments: dict[Tensor, Tensor] = {}
+        renamed: list[dict[Tensor, Tensor]] = []
         results: list[list[Tensor]] = [[], []]
-        positions = {merge: self._predicate(merge) for merge in merges}
-        for merge, (_, true_input) in positions.items():
+        positions = {merge: self._predicate(merge)[1] for merge in merges}
+        for merge, true_input in positions.items():
             pair = self.inputs(merge)[:2]
             results[1].append(pair[true_input])
             results[0].append(pair[1 - true_input])
         for side in (0, 1):
-            # Values from outside the branch become its arguments.
-            seen: set[Tensor] = set()
-            pending = list(results[side])
-            while pending:
-                tensor = pending.pop()
-                if tensor in seen or tensor in renamed[side]:
-                    continue
-                seen.add(tensor)
-                if tensor[0] in switches:
-                    renamed[side][tensor] = argument(self.inputs(tensor[0])[0])
-                elif tensor[0] not in inside:
-                    renamed[side][tensor] = argument(tensor)
-                else:
-                    pending += [t for t in self.inputs(tensor[0]) if t[1] >= 0]
-        names = [n for n, _ in external.values()]
+            outside = self._from_outside(results[side], switches, inside)
+            for source in outside.values():
+                arguments.setdefault(source, (f"{name}/argument_{len(arguments)}", 0))
+            renamed.append({tensor: arguments[source] for tensor, source in outside.items()})
+        names = [n for n, _ in arguments.values()]
         then = self._function(f"{name}/true", names, results[1], renamed[1])
         other = self._function(f"{name}/false", names, results[0], renamed[0])
         for k, merge in enumerate(merges):
-            kind = self.nodes.pop(merge).attr["T"].type
-            if merge not in self.second:
-                self._add(merge, "Identity", [(name, k)])
-                continue
-            _, true_input = positions[merge]
-            is_second = predicate
-            if true_input == 0:
-                is_second = f"{merge}/is_second", 0
-                self._add(is_second[0], "LogicalNot", [predicate])
-            self._add(f"{merge}/number", "Cast", [is_second])
-            number = self.nodes[f"{merge}/number"]
-            number.attr["SrcT"].type, number.attr["DstT"].type = _BOOL, _INT32
-            number.attr["Truncate"].b = False
-            self._add(merge, "IdentityN", [(name, k), (number.name, 0)])
-            self.nodes[merge].attr["T"].list.type.extend([kind, _INT32])
-        self._add(
-            name,
-            "If",
-            [predicate, *external],
-            functions={"then_branch": then, "else_branch": other},
-        )
-
+            self._result_of_merge(merge, (name, k), predicate, positions[merge] == 0)
+        functions = {"then_branch": then, "else_branch": other}
+        self._add(name, "If", [predicate, *arguments], functions=functions)
         for function in (then, other):
             self.moved.update((n.name, name) for n in self.functions[function].nodes)
+
+    def _from_outside(
+        self, results: Iterable[Tensor], switches: Collection[str], inside: Collection[str]
+    ) -> dict[Tensor, Tensor]:
+        """For each tensor that enters a branch with these results, what it is outside."""
+
+        def enters(tensor: Tensor) -> bool:
+            return tensor[0] in switches or tensor[0] not in inside
+
+        def operands(tensor: Tensor) -> Sequence[Tensor]:
+            return () if enters(tensor) else [t for t in self.inputs(tensor[0]) if t[1] >= 0]
+
+        return {
+            tensor: self.inputs(tensor[0])[0] if tensor[0] in switches else tensor
+            for tensor in filter(enters, reached(results, operands))
+        }
+
+    def _result_of_merge(
+        self, merge: str, result: Tensor, predicate: Tensor, true_is_first: bool
+    ) -> None:
+        """Replace a `Merge` by a result of its `If`; also its index, if read."""
+        kind = self.nodes.pop(merge).attr["T"].type
+        if merge not in self.second:
+            self._add(merge, "Identity", [result])
+            return
+        is_second = predicate
+        if true_is_first:
+            is_second = f"{merge}/is_second", 0
+            self._add(is_second[0], "LogicalNot", [predicate])
+        self._add(f"{merge}/number", "Cast", [is_second])
+        number = self.nodes[f"{merge}/number"]
+        number.attr["SrcT"].type, number.attr["DstT"].type = _BOOL, _INT32
+        number.attr["Truncate"].b = False
+        self._add(merge, "IdentityN", [result, (number.name, 0)])
+        self.nodes[merge].attr["T"].list.type.extend([kind, _INT32])
 
     def leave_branches(self) -> None:
         """Redirect control edges from nodes of a branch to the whole conditional."""

@@ -244,7 +244,7 @@ class _Front:
         return type_at(types_of(definition.output_arg, node.attrs), number) or 0
 
     def features(self, cut: Sequence[Tensor]) -> list[Feature]:
-        """The tensors as arguments."""
+        """The cut tensors, described as arguments of the rest."""
         found, taken = [], set[str]()
         names = [self._name(i, k) for i, k in cut]
         for (i, k), name in zip(cut, names, strict=True):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import operator
 from collections.abc import Callable
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -49,7 +48,7 @@ class DynamicSize:
         if isinstance(other, DynamicSize):
             value, ends = other.value, (other.most, other.least)
         elif isinstance(other, int | np.integer) or is_open(other):
-            number: Any = other if is_open(other) else int(other)
+            number: DimSize = other if is_open(other) else int(other)
             value, ends = as_value(number, _INT32), (number,)
         else:
             return NotImplemented

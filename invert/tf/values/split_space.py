@@ -43,7 +43,7 @@ class SplitSpace:
         return cls(x, blocks, ((0, 0), *pads, *[(0, 0)] * rest), tuple(range(x.ndim)))
 
     def expanded(self, axis: int) -> SplitSpace | None:
-        """With a new axis of size one."""
+        """Add an axis of size one."""
         if self.convolve is not None:
             return None
         axis %= self.source.ndim + 1
@@ -54,7 +54,7 @@ class SplitSpace:
         return SplitSpace(source, tuple(block), tuple(pads), tuple(range(source.ndim)))
 
     def squeezed(self, axes: Sequence[int]) -> SplitSpace | None:
-        """Without axes of size one."""
+        """Remove axes of size one; `None` before a convolution, or if one is split."""
         gone = {a % len(self.axes) for a in axes}
         if (convolve := self.convolve) is None or any(self.block[self.axes[a]] > 1 for a in gone):
             return None

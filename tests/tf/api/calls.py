@@ -1,4 +1,4 @@
-"""Calls of public functions, written as in a program, with placeholders for what is drawn."""
+"""Calls of public functions, written as in a program, with placeholders for random arguments."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Arg:
 
 
 def F(*shape: Any, dtype: str | None = None) -> Arg:
-    """Normal numbers; small ones of both signs where the dtype is of integers."""
+    """Normal numbers; for integer dtypes, small ones of both signs."""
     return Arg(shape, dtype)
 
 
@@ -74,7 +74,7 @@ def U(low: float, high: float, *shape: Any, dtype: str | None = None) -> Arg:
 
 
 def I(low: int, high: int, *shape: Any, dtype: str = "int32") -> Arg:  # noqa: E743
-    """Whole numbers from `low`, below `high`."""
+    """Integers from `low`, below `high`."""
     return Arg(shape, dtype, lambda g, s: g.integers(low, high, s))
 
 
@@ -88,7 +88,7 @@ def Z(*shape: Any) -> Arg:
 
 
 def V(values: Any, dtype: str | None = None) -> Arg:
-    """The values themselves, as an argument of the function."""
+    """The given values, as an argument of the function."""
     array = np.asarray(values)
     kind = dtype or (None if array.dtype.kind == "f" else str(array.dtype))
     return Arg(array.shape, kind, lambda g, s: array)
@@ -115,7 +115,7 @@ def TRI(*shape: Any) -> Arg:
 
 
 def DISTINCT(*shape: Any) -> Arg:
-    """Numbers of which no two are close."""
+    """Numbers no two of which are close."""
 
     def make(g: np.random.Generator, s: tuple[int, ...]) -> Any:
         return (g.permutation(int(np.prod(s))).reshape(s) - np.prod(s) // 2) * 0.25 + 0.125
@@ -124,7 +124,7 @@ def DISTINCT(*shape: Any) -> Arg:
 
 
 def PROBS(*shape: Any) -> Arg:
-    """Numbers above zero whose sum over the last axis is one."""
+    """Positive numbers that sum to one over the last axis."""
 
     def make(g: np.random.Generator, s: tuple[int, ...]) -> Any:
         p = g.uniform(0.1, 1, s)
@@ -175,19 +175,19 @@ class Call:
         return dataclasses.replace(self, dtypes=tuple(dtypes.split()))
 
     def near(self, tolerance: float) -> Call:
-        """The call with a tolerance so many times the usual one."""
+        """The call with a multiple of the usual tolerance."""
         return dataclasses.replace(self, tolerance=tolerance)
 
     def specials(self) -> Call:
-        """The call with special values too."""
+        """The call with special values as well."""
         return dataclasses.replace(self, special=True)
 
     def padded(self) -> Call:
-        """The call where results of a size that depends on data are padded."""
+        """The call with results of data-dependent size padded."""
         return dataclasses.replace(self, config=PADDED)
 
     def refused(self, error: str) -> Call:
-        """The call where the conversion raises an error that holds a text."""
+        """The call whose conversion raises an error that contains a text."""
         return dataclasses.replace(self, error=error)
 
     def closed(self) -> Call:
@@ -204,7 +204,7 @@ class Call:
         return any(B in a.shape for a in self.arguments)
 
     def bound(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The call as a function of the drawn arguments."""
+        """The call as a function of the random arguments."""
         function = self.function or function
         leaves, tree = jax.tree_util.tree_flatten((self.args, dict(self.kwargs)), is_leaf=_is_none)
 
@@ -232,7 +232,7 @@ def of(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Call:
 
 
 def made(make: Callable[[], Callable[..., Any]], *args: Any) -> Call:
-    """Calls of a function with state, in single precision."""
+    """Calls of a stateful function, in single precision."""
     return Call(args, {}, dtypes=("float32",), made=make)
 
 
@@ -242,10 +242,10 @@ Table = Mapping[str, Entry]
 
 
 def each(names: str, *calls: Call) -> dict[str, Entry]:
-    """The same calls for several functions."""
+    """The same calls for each of several functions."""
     return dict.fromkeys(names.split(), calls)
 
 
 def left_out(reason: str, names: str) -> dict[str, Entry]:
-    """Functions without calls, with the reason."""
+    """Functions without calls, and the reason."""
     return dict.fromkeys(names.split(), reason)

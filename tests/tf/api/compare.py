@@ -27,7 +27,7 @@ _SPECIAL = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0, 1.0, -1.0, 0.5, -2.5, 3
 
 
 class Wrong(AssertionError):
-    """A result that is not TensorFlow's."""
+    """A result differs from TensorFlow's."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Part:
 
 
 def run_together(parts: Sequence[Part]) -> list[Exception | None]:
-    """Runs parts as one program, which saves most of the time to compile.
+    """Run parts as one program, which saves most of the compile time.
 
     **Returns:** what was raised while each one was traced or compared.
     """
@@ -114,7 +114,7 @@ class Comparison:
     # -- aspects: what is run, on what, and what has to come out
 
     def values(self, gradients: bool = False) -> Part:
-        """Values at fixed sizes; with them the gradients that TensorFlow has."""
+        """Values at fixed sizes, and the gradients that TensorFlow has."""
         inputs = self.draw(FIRST)
         want = self.wanted(inputs)
         weights = [driver.cotangent(y) for y in want]
@@ -133,7 +133,7 @@ class Comparison:
         return Part(run, inputs, compare, bool(slopes))
 
     def special(self) -> Part:
-        """Values for infinities, NaN and zeros, each with each."""
+        """Values at all pairs of infinities, NaN, zeros and other special numbers."""
         count = sum(a.dtype is None for a in self.call.arguments)
         grids = iter(np.meshgrid(*[_SPECIAL] * count, indexing="ij"))
         inputs = [
@@ -167,7 +167,7 @@ class Comparison:
         )
 
     def updates(self) -> Part:
-        """Values of several calls one after another, of which each changes the state."""
+        """Values of successive calls, each of which changes the state."""
         assert self.call.made is not None
         bound = self.call.bound(self.call.made())
         self.function = lambda *xs: flat(bound(*xs))
@@ -192,7 +192,7 @@ class Comparison:
         return Part(run, [x for xs in draws for x in xs], compare)
 
     def refusal(self) -> Part:
-        """No values: the conversion has to say what it refuses."""
+        """No values: the conversion must raise the expected error."""
         self.wanted(self.draw(FIRST))
         try:
             self.module(self.concrete(False))
@@ -216,14 +216,14 @@ class Comparison:
         return Part(jax.vmap(module), stacked, compare)
 
     def same(self, what: str, got: Sequence[Any], want: Sequence[np.ndarray]) -> None:
-        """Raises unless the values are equal, or alike where the call is without values."""
+        """Raise unless the values are equal, or only alike if the call excludes values."""
         if "value" in self.call.without:
             self.alike(got, want)
         else:
             self.equal(what, got, want)
 
     def alike(self, got: Sequence[Any], want: Sequence[np.ndarray]) -> None:
-        """Raises unless shapes and dtypes are equal."""
+        """Raise unless shapes and dtypes are equal."""
         anything = functools.partial(np.full_like, fill_value=0)
         self.equal("result", [anything(np.asarray(g)) for g in got], [anything(w) for w in want])
 
@@ -236,7 +236,7 @@ class Comparison:
         factor: float = 1,
         each: Sequence[np.ndarray] | None = None,
     ) -> None:
-        """Raises unless the numbers are equal; `each`: number by number, for these inputs."""
+        """Raise unless the numbers are equal; `each`: number by number, for these inputs."""
         close = by_dtype(factor * self.call.tolerance, scaled=each is None)
         # The dtype of the call counts, whatever its other arguments are.
         like = [np.zeros((), jax.numpy.dtype(self.dtype))] if each is None else each

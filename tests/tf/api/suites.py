@@ -1,4 +1,4 @@
-"""The public namespaces with their tables; what is missing, and what became of the calls."""
+"""The public namespaces with their tables, missing names, and outcomes of the calls."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from tests.tf.api.table_sparse import DISPATCHED, RAGGED, RAGGED_TENSOR, SETS, S
 
 @dataclasses.dataclass(frozen=True)
 class Suite:
-    """A namespace: an object that holds functions, and the calls of each of them."""
+    """A namespace: an object that holds functions, and the calls of each."""
 
     name: str
     module: Any
@@ -104,7 +104,7 @@ SUITES: Mapping[str, Suite] = {
 
 
 def missing() -> list[str]:
-    """Public names without an entry. A name for what another namespace has an entry for has one."""
+    """Public names without an entry; an alias of a function listed elsewhere counts as listed."""
     known = {
         id(getattr(s.module, name))
         for s in SUITES.values()
@@ -192,7 +192,7 @@ def _alone(part: Part) -> Exception | None:
 def _aspects(
     label: str, function: Callable[..., Any], one: Call
 ) -> Iterator[tuple[str, Callable[[], Part]]]:
-    """Names of the aspects that apply, with what makes the part of each."""
+    """The aspects that apply, by name, each with a function that makes its part."""
     if one.made is not None:
         yield "value", Comparison(label, one, function, *one.dtypes).updates
         return

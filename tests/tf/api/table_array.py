@@ -1,4 +1,4 @@
-"""Calls of the functions of `tf` itself that are in no other namespace."""
+"""Calls of functions in `tf` itself that are in no other namespace."""
 
 from __future__ import annotations
 

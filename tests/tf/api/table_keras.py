@@ -98,7 +98,7 @@ RANDOM: Table = {
 
 
 def _folded(make: Callable[[], Any]) -> tuple[Call, ...]:
-    """Text that is known, as numbers beside an argument."""
+    """Known text, as numbers next to an argument."""
     return (of(lambda x: (x, make()), F()).of(ONE),)
 
 

@@ -1,4 +1,4 @@
-"""Calls of `keras.ops`, on the backend of TensorFlow: arrays, mathematics, neural networks."""
+"""Calls of `keras.ops` on the TensorFlow backend: arrays, mathematics, neural networks."""
 
 from __future__ import annotations
 

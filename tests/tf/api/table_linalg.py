@@ -1,4 +1,4 @@
-"""Calls of `tf.linalg`, of its operators and of `tf.signal`."""
+"""Calls of `tf.linalg`, its operators, and `tf.signal`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ BOTH = "float32 float64 complex64 complex128"
 
 
 def _signless(name: str, **options: Any) -> Callable[[Any], Any]:
-    """Decompositions whose factors are unique up to signs, as what is unique."""
+    """The unique part of a decomposition whose factors are unique up to signs."""
 
     def svd(x: Any) -> Any:
         s, u, v = L.svd(x, **options)
@@ -65,7 +65,7 @@ def _symmetric(*shape: Any) -> Arg:
 
 
 def _spread(*shape: Any) -> Arg:
-    """Matrices with real eigenvalues that are far apart."""
+    """Matrices with real, well separated eigenvalues."""
     return Arg(
         shape, None, lambda g, s: 0.3 * g.normal(size=s) + np.diag(4.0 * np.arange(1, s[-1] + 1))
     )

@@ -32,7 +32,7 @@ _SPECIAL = [_NAN, _INF, -_INF, 0.0, -0.0, 1.0, -1.0, 0.5, -2.5, 3.0, 40.0, 1e30]
 
 
 def _grid(*values: list[float]) -> list[Any]:
-    """Special values, each with each."""
+    """All pairs of special values."""
     return [V(v) for v in np.meshgrid(*values)]
 
 

@@ -1,6 +1,6 @@
-"""Calls of what has state: `keras.metrics` and `tf.random.Generator`.
+"""Calls of stateful objects: `keras.metrics` and `tf.random.Generator`.
 
-Each is converted once, then called several times with its state, as TensorFlow is.
+Each is converted once, then called several times with its state, as in TensorFlow.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _WEIGHTS = U(0.1, 2, 3)
 
 
 def _metric(make: Callable[[], Any], *args: Arg, weights: Arg = _WEIGHTS) -> tuple[Call, ...]:
-    """A metric of batches, without and with weights of the samples."""
+    """A metric over batches, with and without sample weights."""
 
     def update() -> Callable[..., Any]:
         metric = make()
@@ -87,7 +87,7 @@ G = tf.random.Generator
 
 
 def _drawn(method: Callable[[Any], Any], make: Callable[[], Any] = lambda: G.from_seed(7)) -> Call:
-    """What is done with a generator, which is made outside of the function."""
+    """Operations on a generator created outside the function."""
 
     def start() -> Callable[[], Any]:
         generator = make()

@@ -1,7 +1,7 @@
 """Calls of `tf.random`.
 
-Stateless functions draw TensorFlow's own numbers. Others draw with the key of the
-call, so that only shapes and dtypes are compared.
+Stateless functions draw TensorFlow's own numbers. Others draw with the key of the call, so only
+shapes and dtypes are compared.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Calls of the segment functions of `tf.math` and `tf.sparse`.
+"""Calls of the segment functions in `tf.math` and `tf.sparse`.
 
-Empty segments, negative numbers (left out by TensorFlow), ties, zeros, and ids of two axes.
+With empty segments, negative ids (which TensorFlow drops), ties, zeros, and ids along two axes.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Calls of `tf.sparse`, `tf.ragged`, `tf.RaggedTensor` and `tf.sets`.
 
-Sparse and ragged tensors go in and out as their components.
+Sparse and ragged tensors are passed and returned as their components.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ def _s(values: Any, indices: Any = _INDICES, shape: Any = _SHAPE) -> Any:
 
 
 def sp(function: Callable[..., Any], *more: Any) -> Call:
-    """A call with a sparse tensor of four values, at places that are known."""
+    """A call with a sparse tensor of four values at known indices."""
     return of(lambda v, *rest: function(_s(v), *rest), F(4), *more).but(vmap="sparse tensors")
 
 
 def at(function: Callable[..., Any], *more: Any) -> Call:
-    """A call with a sparse tensor of four values, at places that are arguments."""
+    """A call with a sparse tensor of four values whose indices are arguments."""
     places = V(_INDICES, "int64")
     return of(
         lambda v, i, *rest: function(tf.SparseTensor(i, v, _SHAPE), *rest), F(4), places, *more
@@ -73,14 +73,14 @@ _SPLITS = [0, 2, 2, 5]
 
 
 def rg(function: Callable[[Any], Any], *shape: Any) -> Call:
-    """A call with a ragged tensor of three rows, whose lengths are known."""
+    """A call with a ragged tensor of three rows of known lengths."""
     return of(
         lambda x: function(R.from_row_splits(x, tf.constant(_SPLITS, tf.int64))), F(5, *shape)
     ).but(vmap="ragged tensors")
 
 
 def rs(function: Callable[[Any], Any], *shape: Any) -> Call:
-    """A call with a ragged tensor of three rows, whose lengths are an argument."""
+    """A call with a ragged tensor of three rows whose lengths are an argument."""
     splits = V(_SPLITS, "int64")
     return of(
         lambda x, s: function(R.from_row_splits(x, s, validate=False)), F(5, *shape), splits
@@ -88,7 +88,7 @@ def rs(function: Callable[[Any], Any], *shape: Any) -> Call:
 
 
 def ri(function: Callable[[Any], Any], *shape: Any) -> Call:
-    """A call with a ragged tensor of three rows, where the row of each value is an argument."""
+    """A call with a ragged tensor of three rows, with the row of each value as an argument."""
     ids = V([0, 0, 2, 2, 2], "int64")
     return of(
         lambda x, i: function(R.from_value_rowids(x, i, nrows=3, validate=False)), F(5, *shape), ids

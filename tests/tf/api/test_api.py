@@ -1,8 +1,8 @@
-"""The public functions of TensorFlow and Keras, as suites against TensorFlow.
+"""The public functions of TensorFlow and Keras, compared with TensorFlow.
 
 Each table names every public function of a namespace, with calls of it or the reason why there are
-none. A call is compared in its values, its gradients, with special values, with an open size, under
-`vmap`, and in other dtypes. `python -m tests.tf.api.report` counts.
+none. A call is compared in values, gradients, special values, with an open size, under `vmap`, and
+in other dtypes. `python -m tests.tf.api.report` prints the counts.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def test_every_entry_is_for_a_public_function() -> None:
     assert unknown() == []
 
 
-def test_what_is_left_out_has_a_reason() -> None:
+def test_omissions_have_a_reason() -> None:
     empty = [f"{s.name}.{n}" for s in SUITES.values() for n, e in s.table.items() if not e]
     assert empty == []
 
@@ -53,7 +53,7 @@ def _assert_equal(suite: Suite, calls: list[tuple[str, int, Call]], *aspects: st
 
 
 def _quick(suite: Suite) -> list[tuple[str, int, Call]]:
-    """The first call of some functions."""
+    """The first call of each of some functions."""
     return [
         (name, number, one)
         for name, number, one in suite.calls()
@@ -64,7 +64,7 @@ def _quick(suite: Suite) -> list[tuple[str, int, Call]]:
 
 
 @pytest.mark.parametrize("name", [n for n, s in SUITES.items() if _quick(s)])
-def test_values_and_gradients_of_some(name: str) -> None:
+def test_values_and_gradients_of_a_sample(name: str) -> None:
     _assert_equal(SUITES[name], _quick(SUITES[name]), "value")
 
 

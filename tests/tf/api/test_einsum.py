@@ -1,4 +1,4 @@
-"""Random equations of `tf.einsum`: values, gradients and dtypes against TensorFlow."""
+"""Random equations of `tf.einsum`: values, gradients and dtypes."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _DTYPES = ("float32", "float64", "complex64", "complex128", "int32")
 
 
 def _equation(g: np.random.Generator) -> tuple[str, list[tuple[int, ...]]]:
-    """An equation of one to three operands, with the shapes of them.
+    """An equation of one to three operands, with their shapes.
 
-    Labels are summed, kept, shared, or repeated within an operand; an ellipsis stands for axes that
-    are stretched where their size is one.
+    Labels are summed, kept, shared, or repeated within an operand; an ellipsis covers axes that are
+    broadcast where their size is one.
     """
     count = int(g.integers(1, 4))
     terms = ["".join(g.choice(list(_SIZES), int(g.integers(1, 4)))) for _ in range(count)]

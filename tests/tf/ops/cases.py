@@ -1,8 +1,8 @@
-"""Makes test cases of TensorFlow ops from their definitions and a table of inputs.
+"""Test cases of TensorFlow ops, made from their definitions and a table of inputs.
 
-The definition of an op (`OpDef`) says which inputs and attributes it has and which dtypes they may
-take. A recipe says which shapes, ranges and static arguments make a valid call. Ops whose inputs
-are all of one type, and which need no attribute, get along without a recipe.
+The definition of an op (`OpDef`) states its inputs, attributes and allowed dtypes. A recipe adds
+the shapes, ranges and static arguments of a valid call. Ops that need no attribute, with inputs of
+one type only, need no recipe.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ DTYPES = (*FLOATS, *COMPLEX, *INTS, "bool")
 
 @dataclasses.dataclass(frozen=True)
 class X:
-    """An input that is an argument of the function: its shape and the range of its values.
+    """An argument of the function: its shape and the range of its values.
 
     **Arguments:**
 
@@ -78,7 +78,7 @@ def spd(n: int, batch: tuple[int, ...] = ()) -> X:
 
 @dataclasses.dataclass(frozen=True)
 class Moments:
-    """What is known of numbers that are drawn at random."""
+    """What is known about random numbers."""
 
     mean: float
     deviation: float
@@ -130,14 +130,14 @@ def p(
 
 
 class Variables:
-    """A program on variables, which are made anew for each dtype and set before each run."""
+    """A program on variables, which are created for each dtype and set before each run."""
 
     def __init__(self, program: Callable[..., Any], *values: np.ndarray):
         self.program = program
         self.values = values
 
     def bound(self, dtype: str) -> tuple[Callable[..., Any], Callable[[], None]]:
-        """The program on variables of `dtype`, and what sets them to their first values."""
+        """The program on variables of `dtype`, and a function that resets them."""
         np_dtype = tf.dtypes.as_dtype(dtype).as_numpy_dtype
         first = [v.astype(np_dtype) for v in self.values]
         variables = [tf.Variable(v) for v in first]
@@ -156,7 +156,7 @@ class Variables:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Drawn(Case):
-    """The case of a recipe, by its number, in a dtype."""
+    """The case of a recipe, by number, in a dtype."""
 
     op: str = ""
     number: int = 0
@@ -165,7 +165,7 @@ class Drawn(Case):
 
     @property
     def alone(self) -> bool:
-        """Whether it cannot share its program with others, or be run eagerly."""
+        """Whether it cannot share a program with others, or run eagerly."""
         return (
             isinstance(self.recipe.program, Variables)
             or self.recipe.moments is not None
@@ -195,7 +195,7 @@ _ALIASES = {"reduction_indices": "axis", "split_dim": "axis", "dim": "axis", "in
 
 
 def raw_op(op: str) -> Callable[..., Any]:
-    """The Python function of an op. Those of `Xla…` ops are in a module of their own."""
+    """The Python function of an op; those of `Xla…` ops have their own module."""
     if hasattr(tf.raw_ops, op):
         return getattr(tf.raw_ops, op)
     snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", op).lower()
@@ -228,12 +228,12 @@ def _default(op: str) -> list[Recipe]:
 
 
 def recipes_of(op: str, table: Mapping[str, list[Recipe]]) -> list[Recipe]:
-    """The recipes of `op` in `table`, or the plain one; none where it needs one and has none."""
+    """The recipes of `op` in `table`, or the default one; none if it needs one and has none."""
     return table[op] if op in table else _default(op)
 
 
 def _main_attr(op: str, recipe: Recipe) -> Any:
-    """The type attribute that the dtype of a case stands for."""
+    """The type attribute that the dtype of a case sets."""
     definition = op_def(op)
     by_name = {a.name: a for a in definition.attr}
     for arg in definition.input_arg:
@@ -256,7 +256,7 @@ def dtypes_of(op: str, recipe: Recipe) -> tuple[str, ...]:
 
 
 def values(spec: X, dtype: str, g: np.random.Generator) -> np.ndarray:
-    """Values of an input. Floats are multiples of 1/64, so that narrow types hold them."""
+    """Values of an input; floats are multiples of 1/64, which narrow types can represent."""
     np_dtype = tf.dtypes.as_dtype(spec.dtype or dtype).as_numpy_dtype
     kind = np.dtype(np_dtype).kind
     if spec.make is not None:
@@ -282,7 +282,7 @@ _WIDE = {"float32": "float64", "complex64": "complex128"}
 
 
 def _attr_dtype(definition: Any, name: str, main: Any, dtype: str) -> str:
-    """The dtype of a type attribute that is not given: the main one, its default, or the first."""
+    """The dtype of an unset type attribute: the main one, its default, or the first."""
     if main is not None and main.name == name:
         return dtype
     attr = next(a for a in definition.attr if a.name == name)
@@ -365,7 +365,7 @@ def first_case(op: str, table: Mapping[str, list[Recipe]]) -> Drawn | None:
 
 
 def compare(cases: Sequence[Drawn], *, slopes: bool = False) -> list[Outcome]:
-    """Compares cases, as one program but for those that have to be alone.
+    """Compare cases as one program, except for those that must run alone.
 
     **Arguments:**
 
@@ -386,7 +386,7 @@ def compare(cases: Sequence[Drawn], *, slopes: bool = False) -> list[Outcome]:
 
 
 def _wrong_moments(one: Drawn, known: Moments) -> list[str]:
-    """Compares types with those of TensorFlow, and moments of both with what is known."""
+    """Compare types with TensorFlow's, and the moments of both with the known ones."""
     want = reference(one).results
     one.reset()
     with jax.enable_x64(True):

@@ -1,9 +1,9 @@
-"""The driver of the op tests: TensorFlow and conversions side by side, many cases in one program.
+"""Runs TensorFlow and conversions side by side, many cases in one program.
 
-A program for each case would spend all its time in compilers. What TensorFlow gives is computed
-first; then the conversions of all cases are compiled and run as one program. Values are compared,
-with dtypes and shapes, then JAX's gradient of the conversion and, where asked for, the conversion
-of TensorFlow's gradient graph, both with the gradient that TensorFlow computes.
+A program per case would spend all its time in compilers. TensorFlow's results are computed first;
+then the conversions of all cases are compiled and run as one program. Values, dtypes and shapes are
+compared. JAX's gradient of the conversion and, on request, the conversion of TensorFlow's gradient
+graph are compared with the gradient that TensorFlow computes.
 """
 
 from __future__ import annotations
@@ -21,13 +21,12 @@ import numpy as np
 import tensorflow as tf
 
 import invert
-from invert._config import Config
 from invert.frontends.tf_function import entry_point
 
 # Every case makes functions of its own, and TensorFlow would say so each time.
 tf.get_logger().setLevel("ERROR")
 
-PLAIN = Config(patterns=False, verify=False)
+PLAIN = invert.Config(patterns=False, verify=False)
 # Most of the time goes into compiling programs that run once.
 QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
@@ -66,7 +65,7 @@ Limits = Callable[[np.ndarray, Sequence[str]], tuple[float, float]]
 
 
 def inexact(x: Any) -> bool:
-    """Whether an array or a dtype holds numbers with a fraction."""
+    """Whether an array or dtype is floating-point or complex."""
     return jnp.issubdtype(np.dtype(getattr(x, "dtype", x)), jnp.inexact)
 
 
@@ -77,7 +76,7 @@ def largest(x: np.ndarray) -> float:
 
 
 def by_dtype(factor: float = 1.0, *, scaled: bool = True) -> Limits:
-    """A tolerance for the narrowest dtype of inputs and result.
+    """A tolerance by the narrowest dtype of inputs and result.
 
     **Arguments:**
 
@@ -94,7 +93,7 @@ def by_dtype(factor: float = 1.0, *, scaled: bool = True) -> Limits:
 
 
 def fixed(rtol: float | None = None, atol: float | None = None) -> Limits:
-    """The tolerances given, for every dtype; that of sums for what is not given."""
+    """Given tolerances, for every dtype; those of sums where none is given."""
 
     def limits(want: np.ndarray, names: Sequence[str]) -> tuple[float, float]:
         usual = OF_SUMS.get(want.dtype.name, 0.0)
@@ -105,7 +104,7 @@ def fixed(rtol: float | None = None, atol: float | None = None) -> Limits:
 
 
 def units(rtol: float | None, atol: float = 0.0) -> Limits:
-    """Tolerances in units of the machine epsilon; `None`: bitwise, but for the sign of zeros."""
+    """Tolerances in units of the machine epsilon; `None`: bitwise, except for the sign of zeros."""
 
     def limits(want: np.ndarray, names: Sequence[str]) -> tuple[float, float]:
         unit = eps(want.dtype) if inexact(want) else 0.0
@@ -115,7 +114,7 @@ def units(rtol: float | None, atol: float = 0.0) -> Limits:
 
 
 def eps(dtype: Any) -> float:
-    """The machine epsilon of a dtype, of the parts of a complex one."""
+    """The machine epsilon of a dtype; for complex ones, of the parts."""
     kind = np.dtype(dtype)
     if kind.kind == "c":
         kind = np.dtype(np.float32 if kind.itemsize == 8 else np.float64)
@@ -129,7 +128,7 @@ def _widened(x: np.ndarray) -> np.ndarray:
 def difference(
     got: Any, want: np.ndarray, close: Limits, inputs: Sequence[np.ndarray] = ()
 ) -> str | None:
-    """Says how two arrays differ in dtype, shape or numbers; `None` where they agree."""
+    """How two arrays differ in dtype, shape or numbers; `None` if they agree."""
     got = np.asarray(got)
     if got.dtype != want.dtype or got.shape != want.shape:
         return f"{got.dtype}{got.shape} instead of {want.dtype}{want.shape}"
@@ -157,7 +156,7 @@ def differences(
     close: Limits,
     inputs: Sequence[np.ndarray] = (),
 ) -> list[str]:
-    """Says which of several arrays differ, and how."""
+    """Which of several arrays differ, and how."""
     if len(got) != len(want):
         return [f"{len(got)} {what}s, not {len(want)}"]
     texts = [difference(g, w, close, inputs) for g, w in zip(got, want, strict=True)]
@@ -168,7 +167,7 @@ def differences(
 
 
 def nothing() -> None:
-    """Sets no state."""
+    """A reset without any state."""
 
 
 _CLOSE, _SLOPES_CLOSE = by_dtype(), by_dtype(5)
@@ -176,7 +175,7 @@ _CLOSE, _SLOPES_CLOSE = by_dtype(), by_dtype(5)
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Case:
-    """One call that is compared.
+    """One call to compare.
 
     **Arguments:**
 
@@ -214,7 +213,7 @@ class Case:
 
 
 def flat(result: Any) -> list[Any]:
-    """The tensors of a result, those that ragged and sparse tensors are made of among them."""
+    """The tensors of a result, including the components of ragged and sparse ones."""
     leaves = tf.nest.flatten(result, expand_composites=True)
     numbers = (tf.Tensor, tf.Variable, np.ndarray, np.generic, int, float, complex, bool)
     return [tf.convert_to_tensor(t) for t in leaves if isinstance(t, numbers)]
@@ -222,7 +221,7 @@ def flat(result: Any) -> list[Any]:
 
 @dataclasses.dataclass
 class Reference:
-    """What TensorFlow gives.
+    """TensorFlow's results.
 
     **Attributes:**
 
@@ -236,7 +235,7 @@ class Reference:
 
 
 def reference(case: Case) -> Reference:
-    """Runs a case in TensorFlow, with its gradient.
+    """Run a case in TensorFlow, with its gradient.
 
     **Raises:** `NoKernel` where TensorFlow cannot.
     """
@@ -255,7 +254,7 @@ def reference(case: Case) -> Reference:
 
 
 def run_tensorflow(case: Case, function: Callable[..., Any], mode: str) -> list[np.ndarray]:
-    """The results of a function of the inputs of a case, run in one way."""
+    """The results of a function of a case's inputs, run in one mode."""
     case.reset()
 
     def flattened(*xs: Any) -> list[Any]:
@@ -268,7 +267,7 @@ def run_tensorflow(case: Case, function: Callable[..., Any], mode: str) -> list[
 
 
 def by_xla(cases: Sequence[Case]) -> list[list[np.ndarray] | None]:
-    """The results of each as TensorFlow compiles it by XLA, or `None` where it does not."""
+    """The results of each when TensorFlow compiles it with XLA, or `None` if it cannot."""
     inputs = [tf.constant(x) for case in cases for x in case.inputs]
     together = joined([c.flat_function for c in cases], [len(c.inputs) for c in cases])
     compiled = tf.function(together, autograph=False, jit_compile=True)
@@ -281,7 +280,7 @@ def by_xla(cases: Sequence[Case]) -> list[list[np.ndarray] | None]:
 
 
 def cotangent(y: np.ndarray) -> np.ndarray:
-    """Fixed weights for a result: none is zero, so that no gradient cancels."""
+    """Fixed nonzero weights of a result, chosen so that gradients do not cancel."""
     g = np.random.default_rng(1)
 
     def draw() -> np.ndarray:
@@ -293,7 +292,7 @@ def cotangent(y: np.ndarray) -> np.ndarray:
 def gradient_function(
     case: Case, function: Callable[..., Any], cotangents: Sequence[np.ndarray], has: list[bool]
 ) -> Callable[..., list[Any]]:
-    """TensorFlow's gradient of a function of the inputs of a case; `has` learns of which."""
+    """TensorFlow's gradient of a function of a case's inputs; `has` receives which exist."""
     where = [i for i, x in enumerate(case.inputs) if inexact(x)]
 
     def gradient(*xs: Any) -> list[Any]:
@@ -317,7 +316,7 @@ def gradient_function(
 def gradients(
     case: Case, function: Callable[..., Any], mode: str, cotangents: Sequence[np.ndarray]
 ) -> dict[int, np.ndarray]:
-    """TensorFlow's gradients by the number of the input; none where it has none."""
+    """TensorFlow's gradients by input number; none if it has none."""
     where = [i for i, x in enumerate(case.inputs) if inexact(x)]
     if not where or not any(map(inexact, cotangents)):
         return {}
@@ -337,14 +336,14 @@ def gradients(
 def conversion(
     function: Callable[..., Any],
     specs: Sequence[Any],
-    config: Config = PLAIN,
+    config: invert.Config = PLAIN,
     *,
     module: bool = False,
 ) -> Callable[..., list[Any]]:
-    """The conversion of a function, as a function of arrays that gives its flat results.
+    """The conversion of a function, as a function of arrays with flat results.
 
-    What draws takes the key of seed zero. `module`: it is the module that is handed out, and
-    otherwise the entry point, which also runs what holds state.
+    Random ops use the key of seed zero. `module`: the module that users get; otherwise the entry
+    point, which also runs stateful functions.
     """
     flattened = flat_function(function)
     concrete = flattened.get_concrete_function(*specs)
@@ -358,12 +357,12 @@ def conversion(
 
 
 def flat_function(function: Callable[..., Any]) -> Any:
-    """A `tf.function` that gives the flat results of another."""
+    """A `tf.function` that returns the flat results of another."""
     return tf.function(lambda *xs: flat(function(*xs)), autograph=False)
 
 
-def entry(concrete: Any, config: Config = PLAIN) -> tuple[Callable[..., list[Any]], bool]:
-    """The entry point of a concrete function, of arrays and a key; whether it takes the key."""
+def entry(concrete: Any, config: invert.Config = PLAIN) -> tuple[Callable[..., list[Any]], bool]:
+    """The entry point of a concrete function, on arrays and a key; whether it takes the key."""
     point = entry_point(concrete, config=config)
     count = point.out_tree.num_leaves
     params = [v.value for v in point.params]
@@ -395,7 +394,7 @@ def pullback(
 
 
 def joined(functions: Sequence[Callable[..., Any]], counts: Sequence[int]) -> Callable[..., Any]:
-    """One function of the arguments of several, which gives a list for each."""
+    """One function of the arguments of several, which returns a list for each."""
 
     def function(*xs: Any) -> list[list[Any]]:
         return [fn(*part) for fn, part in zip(functions, split(xs, counts), strict=True)]
@@ -404,7 +403,7 @@ def joined(functions: Sequence[Callable[..., Any]], counts: Sequence[int]) -> Ca
 
 
 def split(values: Sequence[Any], counts: Sequence[int]) -> list[list[Any]]:
-    """Cuts a sequence into lists of so many elements."""
+    """Cut a sequence into lists of the given lengths."""
     rest = iter(values)
     return [[next(rest) for _ in range(count)] for count in counts]
 
@@ -414,7 +413,7 @@ def split(values: Sequence[Any], counts: Sequence[int]) -> list[list[Any]]:
 
 @dataclasses.dataclass
 class Outcome:
-    """What became of a case.
+    """The outcome of a case.
 
     **Attributes:**
 
@@ -431,7 +430,7 @@ class Outcome:
 def run(
     cases: Sequence[Case], *, module: bool = False, options: Mapping[str, Any] | None = None
 ) -> list[Outcome]:
-    """Compares cases, converted and compiled as one program.
+    """Compare cases, converted and compiled as one program.
 
     **Arguments:**
 
@@ -519,14 +518,14 @@ def _compare(
 def converted_together(
     parts: Sequence[tuple[Case, Callable[..., Any]]], module: bool = False
 ) -> Callable[..., list[Any]]:
-    """Functions of the inputs of cases, converted as one, which is traced once."""
+    """The functions of several cases' inputs, converted as one, which is traced once."""
     together = joined([function for _, function in parts], [len(c.inputs) for c, _ in parts])
     specs = [spec for case, _ in parts for spec in case.specs]
     return jax.jit(conversion(together, specs, module=module))
 
 
 def check_cases(*cases: Case, **how: Any) -> None:
-    """Fails with all that is wrong with cases.
+    """Fail with every mistake in the cases.
 
     **Raises:** `NoKernel` where TensorFlow cannot run one of them.
     """
@@ -548,7 +547,7 @@ def check(
     atol: float | None = None,
     reference: Callable[..., Any] | None = None,
 ) -> None:
-    """Fails unless a function and its conversion agree.
+    """Fail unless a function and its conversion agree.
 
     **Arguments:**
 
@@ -578,6 +577,6 @@ def compare(
 
 
 def converted(fn: Callable[..., Any], inputs: Sequence[Any]) -> Callable[..., list[Any]]:
-    """The entry point of a function, of arrays like `inputs`, then a key where it draws."""
+    """The entry point of a function, on arrays like `inputs`, then a key if it draws."""
     specs = [tf.TensorSpec(np.shape(x), np.asarray(x).dtype) for x in inputs]
     return entry(flat_function(fn).get_concrete_function(*specs))[0]

@@ -1,7 +1,7 @@
-"""Elementwise ops at the edges of their dtypes: infinities, zeros of both signs, subnormals, NaN.
+"""Elementwise ops at the edges of their dtypes: infinities, signed zeros, subnormals, NaN.
 
-A result is right where it equals that of TensorFlow's kernel or that of TensorFlow compiled by
-XLA, which differ from each other at many of these values.
+A result is right if it equals that of TensorFlow's kernel or of TensorFlow compiled with XLA; those
+differ at many of these values.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _edges(dtype: np.dtype, few: bool) -> np.ndarray:
 
 
 def edge_case(op: str, dtype: str) -> Drawn:
-    """The first recipe of an op, with all combinations of edges for inputs."""
+    """The first recipe of an op, with all combinations of edges as inputs."""
     one = case(op, 0, recipes_of(op, TABLE)[0], dtype)
     edges = [_edges(v.dtype, few=len(one.inputs) > 1) for v in one.inputs]
     inputs = [v.reshape(-1) for v in np.meshgrid(*edges, indexing="ij")]
@@ -76,7 +76,7 @@ def edge_cases(op: str) -> list[Drawn]:
 
 @dataclasses.dataclass(frozen=True)
 class Excuse:
-    """A difference from both of TensorFlow's results that stays.
+    """A known difference from both of TensorFlow's results.
 
     **Arguments:**
 
@@ -96,7 +96,7 @@ def _is_complex(x: Any, *rest: Any) -> Any:
 
 
 def _smallest(x: Any, *rest: Any) -> Any:
-    """Whether a part of it is zero, or not above the smallest normal number."""
+    """Whether a part is zero, or at most the smallest normal number."""
     if x.dtype.kind == "c":
         return _smallest(x.real) | _smallest(x.imag)
     return np.abs(x.astype(np.float64)) <= float(jnp.finfo(x.dtype).tiny)
@@ -191,7 +191,7 @@ def _parts(x: Any) -> list[Any]:
 
 
 def differing(got: Any, want: Any, names: Sequence[str], signs: bool = True) -> np.ndarray:
-    """Where results differ: one is NaN, infinite or of another value, or zeros of other signs."""
+    """Where results differ: in NaN, infinities or values, or in the signs of zeros."""
     if not jnp.issubdtype(want.dtype, jnp.inexact):
         return got != want
     rtol = max(TOLERANCE.get(n, 0.0) for n in names)
@@ -218,9 +218,9 @@ def _flushed(x: np.ndarray) -> np.ndarray:
 
 
 def _by_kernel(one: Drawn) -> list[list[np.ndarray]]:
-    """What TensorFlow's kernel gives, with subnormals and with zeros for them, if there is one.
+    """Results of TensorFlow's kernel, if any, with subnormals and with them flushed to zero.
 
-    Whether it sees them as zeros depends on the thread that runs it.
+    Whether the kernel flushes them depends on the thread that runs it.
     """
     flushed = dataclasses.replace(one, inputs=tuple(map(_flushed, one.inputs)))
     try:
@@ -230,7 +230,7 @@ def _by_kernel(one: Drawn) -> list[list[np.ndarray]]:
 
 
 def check_edges(cases: Sequence[Drawn]) -> tuple[list[str], set[tuple[str, int]]]:
-    """What differs from both of TensorFlow's results, and which excuses were needed, by number."""
+    """Differences from both of TensorFlow's results, and the numbers of the excuses needed."""
     short = [c for c in cases if (c.op, c.dtype) not in _ENDLESS]
     compiled = dict(zip(map(id, short), by_xla(short), strict=True))
     ran: list[tuple[Drawn, list[list[np.ndarray]]]] = []

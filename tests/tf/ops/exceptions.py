@@ -1,4 +1,4 @@
-"""The public ops with an XLA kernel that have no test here, with the reason."""
+"""Public ops with an XLA kernel that are not tested here, and the reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cases of raw ops by arrays that are given: special values, shapes and settings of each op."""
+"""Cases of raw ops on given arrays: special values, shapes and settings of each op."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def raw(
 
 
 def constants(value: Any) -> Any:
-    """Arrays as tensors of their own dtype: eager ops would take 64-bit integers for 32-bit."""
+    """Arrays as tensors of their own dtype; eager ops would narrow 64-bit integers."""
     if isinstance(value, np.ndarray | np.generic):
         return tf.constant(value)
     return [constants(v) for v in value] if isinstance(value, list) else value
@@ -95,7 +95,7 @@ def _text(v: Any) -> str:
 
 
 class Suite:
-    """Cases of one family of ops: a few of the usual dtypes run always, the others are slow."""
+    """Cases of a family of ops: a few common dtypes always run, the others are slow."""
 
     def __init__(self, cases: Iterable[Given], few: int = 3):
         self.cases: dict[str, list[Given]] = {"common": [], "others": []}
@@ -125,7 +125,7 @@ class Suite:
         return check
 
     def _check(self, part: str, op: str) -> None:
-        """Fails with everything that is wrong with the cases of `op`."""
+        """Fail with every mistake in the cases of `op`."""
         if part not in self._ran:
             self._ran[part] = run(self.cases[part], module=True)
         places = [i for i, case in enumerate(self.cases[part]) if case.op == op]

@@ -1,4 +1,4 @@
-"""Inputs of the ops that move, gather, scatter, reduce and compare elements."""
+"""Inputs of ops that move, gather, scatter, reduce and compare elements."""
 
 # One row for each op, however long.
 # ruff: noqa: C408
@@ -14,7 +14,7 @@ _NUMBERS = (*FLOATS, *COMPLEX, *INTS)
 
 
 def _dominant(g: np.random.Generator) -> np.ndarray:
-    """Three diagonals of a matrix whose main diagonal is large."""
+    """The three diagonals of a diagonally dominant matrix."""
     return np.asarray(g.normal(size=(3, 4)) + np.array([[0], [4], [0]]))
 
 

@@ -1,6 +1,4 @@
-"""Inputs of ops that XLA does not compile, which have rules all the same."""
-
-# One row for each op, however long.
+"""Inputs of ops that have rules although XLA does not compile them."""
 
 # One row for each op, however long.
 

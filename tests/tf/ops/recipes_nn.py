@@ -1,4 +1,4 @@
-"""Inputs of the ops of images, windows, convolutions, normalization, spectra and special functions."""
+"""Inputs of ops on images, windows and spectra, convolutions, normalization, special functions."""
 
 # One row for each op, however long.
 # ruff: noqa: E501, C408
@@ -20,12 +20,12 @@ _POOL3 = dict(ksize=[1, 2, 2, 2, 1], strides=[1, 1, 2, 1, 1], padding="SAME")
 
 
 def _distinct(*shape: int) -> Any:
-    """Values without ties, so that the place of a maximum is unique."""
+    """Values without ties, so that each maximum is unique."""
     return x(*shape, make=lambda g: g.permutation(int(np.prod(shape))).reshape(shape) / 4 - 3)
 
 
 def _pool_grad(grad: tuple[int, ...], rank3: bool = False, **attrs: Any) -> Recipe:
-    """Both the input and the output of the pooling, which must fit."""
+    """Both the input and the output of the pooling, which must be consistent."""
     shape = (1, 3, 4, 3, 2) if rank3 else (1, 4, 5, 2)
     g = np.random.default_rng(5)
     image = (g.permutation(int(np.prod(shape))).reshape(shape) / 4 - 3).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Inputs of the ops with variables, lists and functions, and of the `Xla…` ops."""
+"""Inputs of ops on variables, lists and functions, and of the `Xla…` ops."""
 
 # One row for each op, however long.
 # ruff: noqa: E501

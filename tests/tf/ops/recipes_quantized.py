@@ -1,4 +1,4 @@
-"""Inputs of the ops on tensors of quantized types, which are whole numbers bit for bit."""
+"""Inputs of ops on tensors of quantized types, which are compared as integers, bit for bit."""
 
 # One row for each op, however long.
 # ruff: noqa: E501
@@ -20,7 +20,7 @@ _QUANTIZED = {whole: kind for kind, whole in _WHOLE.items()}
 
 
 def taken(value: Any) -> Any:
-    """Whole numbers as a tensor of a quantized type; other tensors as they are."""
+    """Integers as a tensor of a quantized type; other tensors unchanged."""
     kind = _QUANTIZED.get(value.dtype)
     return value if kind is None else tf.bitcast(value, kind)
 
@@ -148,7 +148,7 @@ def _clip(axis: int, *shape: int) -> Recipe:
 def _product(
     op: str, left: X, right: X, features: int, axis: int, out: int, **attrs: Any
 ) -> list[Recipe]:
-    """With one range for the second operand, one for each feature, and those for the result too."""
+    """With one range for the second operand, one per feature, and a range for the result."""
     found = []
     for right_axis, out_axis in ((-1, -1), (axis, -1), (axis, out)):
         many = [() if a == -1 else (features,) for a in (right_axis, out_axis)]

@@ -1,4 +1,4 @@
-"""Inputs of the ops on tensors of quantized types that XLA does not compile."""
+"""Inputs of ops on tensors of quantized types that XLA does not compile."""
 
 # One row for each op, however long.
 
@@ -85,7 +85,7 @@ def _batch_norm(after: bool) -> Recipe:
 def _fused(
     op: str, kernel: tuple[int, ...], channels: bool = False, whole_bias: bool = False, **attrs: Any
 ) -> Recipe:
-    """An op of oneDNN, which wants its filter as a constant and its summand made in the graph."""
+    """A oneDNN op, which needs a constant filter and a summand computed in the graph."""
     g = np.random.default_rng(len(op))
     weights = g.integers(-127, 128, kernel).astype(tf.qint8.as_numpy_dtype)
     features = kernel[-1] * (kernel[-2] if "Depthwise" in op else 1)
@@ -132,7 +132,7 @@ _KERNEL = (2, 2, 3, 5)
 
 
 def _convs(op: str, out: Any) -> list[Recipe]:
-    """With one range for the filter and, but for what adds up, one for each feature."""
+    """With one range for the filter and, unless there is a summand, one per feature."""
     found = [_fused(op, _KERNEL, out_type=out, **_CONV)]
     if "Sum" not in op and op != "QuantizedConv2DAndRequantize":
         found.append(_fused(op, _KERNEL, channels=True, out_type=out, **_CONV))

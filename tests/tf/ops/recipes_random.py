@@ -1,7 +1,7 @@
 """Inputs of the random ops.
 
-Those that take a seed or a generator's state give the numbers that TensorFlow gives. What TensorFlow
-leaves open is compared by what is known of its distribution.
+Ops with a seed or a generator's state draw TensorFlow's numbers. Where TensorFlow leaves the
+numbers open, the known moments of the distribution are compared.
 """
 
 # One row for each op, however long.
@@ -28,7 +28,7 @@ _CLOSE = 0.1
 
 
 def _seeded(op: str, kinds: tuple[str, ...], tolerance: float = 0.0) -> list[Recipe]:
-    """Draws of a seed of two numbers, 32 or 64 bits each."""
+    """Draws from a seed of two integers, of 32 or 64 bits each."""
 
     def program(seed: Any) -> Any:
         return [getattr(R, op)(shape=s, seed=seed, dtype=t) for t in kinds for s in _SHAPES]
@@ -38,7 +38,7 @@ def _seeded(op: str, kinds: tuple[str, ...], tolerance: float = 0.0) -> list[Rec
 
 
 def _keyed(op: str, kinds: tuple[str, ...], tolerance: float = 0.0) -> list[Recipe]:
-    """Draws of the state of a generator, given as key and counter."""
+    """Draws from the state of a generator, given as key and counter."""
 
     def program(key: Any, counter: Any) -> Any:
         rng = {"key": key, "counter": counter, "alg": 1}
@@ -69,7 +69,7 @@ _STATE = np.array([2**40, 5, -(2**50)])
 
 
 def _generator(program: Callable[[Any], Any], tolerance: float = 0.0) -> list[Recipe]:
-    """Draws of a generator, twice, and the state that is left."""
+    """Two draws from a generator, and its state afterwards."""
 
     def twice(variables: list[Any]) -> Any:
         (state,) = variables
@@ -117,7 +117,7 @@ def _drawn(
     high: float,
     dtypes: tuple[str, ...] = ("float32",),
 ) -> list[Recipe]:
-    """A draw of numbers between `low` and `high` of which moments are known."""
+    """A draw of numbers between `low` and `high` with known moments."""
     recipe = p(program, *inputs, dtypes=dtypes, grad=False)
     return [dataclasses.replace(recipe, moments=Moments(mean, deviation, low, high))]
 
@@ -129,7 +129,7 @@ _CUT = 0.8796
 
 
 def _each(draw: Callable[..., Any], kinds: tuple[str, ...] = FLOATS) -> Callable[..., Any]:
-    """A program that draws in each type. Half precision has few numbers close to a bound."""
+    """A program that draws in each type; half precision has few numbers close to a bound."""
     return lambda: [draw(dtype=kind, shape=[_MANY]) for kind in kinds]
 
 
@@ -140,7 +140,7 @@ def _cast(values: Any) -> Any:
 
 
 def _whole(g: np.random.Generator) -> Any:
-    """Numbers that are whole, too large for some types, or none: the same for every draw."""
+    """Integers, too large for some types, or none: the same in every draw."""
     return np.concatenate([g.integers(-99, 99, 9), [np.nan, -np.inf, 1e5, 300.0, -1e4, -0.0]])
 
 

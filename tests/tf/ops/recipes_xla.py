@@ -1,4 +1,4 @@
-"""Inputs of the ops whose names begin with `Xla`, which jax2tf used to write."""
+"""Inputs of the `Xla…` ops, which jax2tf used to write."""
 
 # One row for each op, however long.
 # ruff: noqa: E501, C408

@@ -1,4 +1,4 @@
-"""What the op tests draw: numbers of every dtype, special ones among them."""
+"""Random inputs for the op tests: numbers of every dtype, special ones included."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def dtypes(op: str, attr: str = "T") -> list[str]:
 
 
 def rng(*key: Any) -> np.random.Generator:
-    """A generator for a key: a text, or anything else by what it prints as."""
+    """A generator seeded by a key: a text, or the `repr` of anything else."""
     text = key[0] if len(key) == 1 and isinstance(key[0], str) else repr(key)
     return np.random.default_rng(zlib.crc32(text.encode()))
 
@@ -62,7 +62,7 @@ def sample(shape: Sequence[int], dtype: str, key: Any = 0, *, scale: float = 3.0
 
 
 def coarse(shape: Sequence[int], dtype: str, key: Any = 0) -> np.ndarray:
-    """Small whole numbers, so that there are ties and zeros, in any dtype."""
+    """Small integers in any dtype, so that ties and zeros occur."""
     x = rng(tuple(shape), dtype, key, "coarse").integers(
         -2 if dtype not in UNSIGNED else 0, 3, shape
     )
@@ -94,13 +94,13 @@ def pairs(dtype: str, *, finite: bool = False) -> tuple[np.ndarray, np.ndarray]:
 
 
 def smallest(dtype: str) -> float:
-    """The smallest normal number, in units of the machine epsilon: XLA takes less for zero."""
+    """The smallest normal number, in units of the machine epsilon; XLA flushes smaller ones."""
     kind = dtype_of(dtype)
     return float(ml_dtypes.finfo(kind).tiny) / eps(kind) if dtype in REAL else 0.0
 
 
 def slow_but(quick: Sequence[tuple[Any, ...]], every: Sequence[tuple[Any, ...]]) -> list[Any]:
-    """All cases, of which those outside of `quick` are marked slow."""
+    """All cases; those outside `quick` are marked slow."""
     return [c if c in quick else pytest.param(*c, marks=pytest.mark.slow) for c in every]
 
 
@@ -116,7 +116,7 @@ def normal(*shape: int, dtype: Any = np.float32, seed: str = "", scale: float = 
 
 
 def weigh(ys: list[Any], cast: Callable[..., Any]) -> Any:
-    """A sum of the results under fixed random weights, so that no gradient cancels."""
+    """A sum of the results with fixed random weights, so that gradients do not cancel."""
     total: Any = 0.0
     add = tf.reduce_sum if cast is tf.cast else jnp.sum
     for i, y in enumerate(ys):

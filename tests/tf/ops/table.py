@@ -1,4 +1,4 @@
-"""All recipes, the public ops, and which route each of them takes."""
+"""All recipes, the public ops, and the route of each."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ OTHER_OPS = tuple(op for op in EVERY if op not in PUBLIC_OPS)
 
 
 def summary() -> str:
-    """How many of the public ops take which route, and what is left out, with the reasons."""
+    """How many public ops take which route, and which are left out, with reasons."""
     lines = [f"{len(PUBLIC_OPS)} public ops with an XLA kernel, {len(TESTED_OPS)} tested here:"]
     for name in ("rule", "none"):
         ops = [op for op in TESTED_OPS if route(op) == name]

@@ -1,4 +1,4 @@
-"""Ops that move elements, of blocks and diagonals, against TensorFlow."""
+"""Ops that move elements, blocks and diagonals, compared with TensorFlow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Convolutions, pools and dilations against TensorFlow, with their gradient ops."""
+"""Convolutions, pooling and dilation with their gradient ops, compared with TensorFlow."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ import pytest
 import tensorflow as tf
 
 import invert
-from invert._config import Config
-from invert._errors import UnsupportedOpError
 from invert.tf.interpreter.analysis import Analysis
 from invert.tf.interpreter.graph import Graph
 from tests.tf.ops.driver import check, flat_function
@@ -107,7 +105,7 @@ def test_transposed_conv_with_an_open_batch():
 
 
 def test_symbolic_sizes():
-    """Batch and both spatial sizes stay open through strides, padding and pools."""
+    """Batch and spatial sizes stay open through strides, padding and pooling."""
 
     def fn(x, w):
         y = tf.nn.conv2d(x, w, 2, "SAME")
@@ -115,7 +113,7 @@ def test_symbolic_sizes():
 
     specs = [tf.TensorSpec([None, None, None, 3]), tf.TensorSpec([3, 3, 3, 4])]
     concrete = flat_function(fn).get_concrete_function(*specs)
-    call = invert.frontends.tf_function.entry_point(concrete, config=Config())
+    call = invert.frontends.tf_function.entry_point(concrete, config=invert.Config())
     shape = jax.export.symbolic_shape("b, h, w, 3")
     exported = jax.export.export(jax.jit(lambda x, w: call.fn([], x, w)))(
         jax.ShapeDtypeStruct(shape, jnp.float32), jax.ShapeDtypeStruct((3, 3, 3, 4), jnp.float32)
@@ -393,7 +391,9 @@ def graph(op, **attrs):
     node = graph_def.node[-1]
     for name, value in attrs.items():
         node.attr[name].CopyFrom(value)
-    return Graph(graph_def, ["x:0"], [f"{node.name}:0"], config=Config(), op_def=lambda op: None)
+    return Graph(
+        graph_def, ["x:0"], [f"{node.name}:0"], config=invert.Config(), op_def=lambda op: None
+    )
 
 
 def test_strides_over_the_batch_are_refused():
@@ -401,7 +401,7 @@ def test_strides_over_the_batch_are_refused():
         lambda x: tf.nn.conv2d(x, np.ones((1, 1, 3, 2), np.float32), 1, "SAME"),
         strides=tf.compat.v1.AttrValue(list={"i": [2, 1, 1, 1]}),
     )
-    with pytest.raises(UnsupportedOpError, match=r"strides \[2, 1, 1, 1\] in NHWC"):
+    with pytest.raises(invert.UnsupportedOpError, match=r"strides \[2, 1, 1, 1\] in NHWC"):
         Analysis(program).run([normal(2, 5, 6, 3)])
 
 
@@ -410,7 +410,7 @@ def test_unknown_data_formats_are_refused():
         lambda x: tf.nn.max_pool2d(x, 2, 2, "SAME"),
         data_format=tf.compat.v1.AttrValue(s=b"NCHW_VECT_C"),
     )
-    with pytest.raises(UnsupportedOpError, match="NCHW_VECT_C"):
+    with pytest.raises(invert.UnsupportedOpError, match="NCHW_VECT_C"):
         Analysis(program).run([normal(2, 5, 6, 3)])
 
 

@@ -1,4 +1,4 @@
-"""Ops that draw regions and crops: those with a seed draw those of TensorFlow, others by a key."""
+"""Ops that draw regions and crops: TensorFlow's if seeded, otherwise by key."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _pooled(op, settings):
 
 @pytest.mark.parametrize("op", POOLS)
 def test_fractional_pools(op):
-    """Regions are equal, and so are values and gradients: of the pool, and of the gradient op."""
+    """Regions, values and gradients are equal, for the pooling and its gradient op."""
     check(_pooled(op, EVERY[1::6]), normal(2, 11, 17, 3))
 
 
@@ -132,7 +132,7 @@ def test_crops_of_a_seed():
     ],
 )
 def test_crops_of_a_key(op):
-    """They keep to their bounds, and differ from key to key."""
+    """They stay within their bounds, and differ between keys."""
 
     def fn(size, boxes):
         return crops(op, size, boxes, seed=1, seed2=2)
@@ -154,7 +154,7 @@ def test_crops_of_a_key(op):
 
 
 def test_crop_of_an_image():
-    """As pipelines of ImageNet write it."""
+    """As in ImageNet pipelines."""
 
     def fn(image, boxes, seed):
         begin, size, _ = tf.image.stateless_sample_distorted_bounding_box(

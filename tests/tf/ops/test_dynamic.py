@@ -1,4 +1,4 @@
-"""Ops whose results have a size that depends on data, candidate samplers, and CTC decoders."""
+"""Ops with results of data-dependent size, candidate samplers, and CTC decoders."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def converted(fn, *args, config=PLAIN):
 
 
 def results(fn, *args, config=PLAIN):
-    """Those of TensorFlow, and those of the conversion."""
+    """TensorFlow's results and the conversion's."""
     want = [t.numpy() for t in tf.nest.flatten(fn(*map(tf.constant, args)))]
     with jax.enable_x64(True):
         got = jax.jit(lambda *xs: converted(fn, *args, config=config)(*xs))(*args)
@@ -35,7 +35,7 @@ def assert_padded(want, got, behind):
         np.testing.assert_array_equal(g[len(w) :], np.full_like(g[len(w) :], behind))
 
 
-def test_unique_numbers_elements_in_the_order_of_their_first_places():
+def test_unique_numbers_elements_by_first_occurrence():
     x = np.array([5, 3, 5, 1, 3, 9, -2], np.int64)
     want, got = results(lambda x: tf.unique_with_counts(x), x, config=PADDED)
     assert_padded(want[:1], got[:1], -1)
@@ -56,7 +56,7 @@ def test_places_and_differences_are_padded_on_request():
     assert_padded(want[1:], got[1:], -1)
 
 
-def test_rows_of_padded_places_are_zeros():
+def test_rows_at_padded_indices_are_zeros():
     x = np.array([[1.0, 2], [3, -4], [5, 6]], np.float32)
     want, got = results(lambda x: tf.boolean_mask(x, x[:, 1] > 0), x, config=PADDED)
     assert_padded(want, got, 0)
@@ -173,7 +173,7 @@ def test_candidates_have_the_expected_counts(name, unique):
     assert np.asarray(of_drawn).shape == (4000, 3)
 
 
-def test_candidates_of_all_classes_need_no_luck():
+def test_sampling_all_classes_draws_each_once():
     classes = np.array([[0, 1]])
     with jax.enable_x64(True):
         module = converted(lambda c: tf.random.all_candidate_sampler(c, 2, 4, True), classes)
@@ -183,7 +183,7 @@ def test_candidates_of_all_classes_need_no_luck():
     np.testing.assert_array_equal(of_drawn, np.ones(4))
 
 
-def test_a_sampler_that_learns_is_refused():
+def test_learning_samplers_are_refused():
     def fn(classes):
         return tf.random.learned_unigram_candidate_sampler(classes, 1, 2, True, 9)
 
@@ -237,8 +237,8 @@ def _partitioned_lookup(ids, tables, stitch):
 )
 @pytest.mark.parametrize("stitch", [tf.dynamic_stitch, tf.raw_ops.ParallelDynamicStitch])
 @pytest.mark.drawn(3)
-def test_parts_that_are_put_together_again(ids, stitch):
-    """As `embedding_lookup` has it for variables in parts."""
+def test_parts_that_are_joined_again(ids, stitch):
+    """As in `embedding_lookup` of partitioned variables."""
     rng = np.random.default_rng(0)
     tables = [rng.standard_normal((3, 2)).astype(np.float32) for _ in range(3)]
     join = stitch if stitch is tf.dynamic_stitch else lambda i, d: stitch(indices=i, data=d)

@@ -1,4 +1,4 @@
-"""Elementwise ops at infinities, zeros, subnormals and NaN, against both results of TensorFlow."""
+"""Elementwise ops at infinities, zeros, subnormals and NaN, by TensorFlow's two results."""
 
 from __future__ import annotations
 

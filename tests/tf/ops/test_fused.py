@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from invert._errors import UnsupportedOpError
+from invert import UnsupportedOpError
 from tests.tf.ops.driver import check, converted
 from tests.tf.ops.samples import normal
 from tests.tf.ops.test_nn import statistics
@@ -100,7 +100,7 @@ def test_fused_with_a_normalization():
     check(fn, *args, reference=reference, grad=False)
 
 
-def test_fused_batch_norm_with_what_follows():
+def test_fused_batch_norm_with_following_ops():
     def fn(x, side, *stats):
         given = {"U": tf.float32, "epsilon": 0.01, "is_training": False, "num_side_inputs": 1}
         inputs = [x, *stats, side]

@@ -12,8 +12,6 @@ import pytest
 import tensorflow as tf
 
 import invert
-from invert._config import Config
-from invert._errors import UnsupportedOpError
 from tests.tf.ops.driver import check, converted, flat_function
 from tests.tf.ops.samples import normal, slow_but
 
@@ -99,7 +97,7 @@ def test_gradient_ops_of_resizing():
 
 
 def test_resize_with_open_sizes():
-    """The sizes of the image stay open; those of the result follow from them."""
+    """The sizes of the image are open, and those of the result follow from them."""
 
     def fn(x):
         size = tf.shape(x)[1:3] * 2
@@ -111,7 +109,7 @@ def test_resize_with_open_sizes():
         )
 
     concrete = flat_function(fn).get_concrete_function(tf.TensorSpec([None, None, None, 3]))
-    entry = invert.frontends.tf_function.entry_point(concrete, config=Config())
+    entry = invert.frontends.tf_function.entry_point(concrete, config=invert.Config())
     shape = jax.export.symbolic_shape("b, h, w, 3")
     exported = jax.export.export(jax.jit(lambda x: entry.fn([], x)))(
         jax.ShapeDtypeStruct(shape, jnp.float32)
@@ -209,7 +207,7 @@ def test_crop_and_resize(method):
 
 
 def test_crops_at_the_edge_of_an_image():
-    """Samples at the edge are on the side of it on which each rounding of the kernel puts them."""
+    """The kernel's rounding decides on which side of the edge a sample lies."""
     boxes = np.random.default_rng(3).integers(-2, 11, (2000, 4)).astype(np.float32) / 8
 
     def fn(x, boxes):
@@ -270,7 +268,7 @@ def test_glimpses_with_noise_are_refused():
         return RAW.ExtractGlimpse(input=x, size=[3, 4], offsets=offsets)
 
     args = [normal(4, 6, 8, 2), np.zeros((4, 2), np.float32)]
-    with pytest.raises(UnsupportedOpError, match="noise"):
+    with pytest.raises(invert.UnsupportedOpError, match="noise"):
         converted(fn, args)(*args)
 
 
@@ -360,7 +358,7 @@ def test_sizes_that_depend_on_data_are_refused():
         return tf.image.non_max_suppression(boxes, scores, size)
 
     args = [*boxes_and_scores(), np.int32(5)]
-    with pytest.raises(UnsupportedOpError, match="size depends on data"):
+    with pytest.raises(invert.UnsupportedOpError, match="size depends on data"):
         converted(fn, args)(*args)
 
 

@@ -1,4 +1,4 @@
-"""Lists, arrays and stacks: all of their ops, and graphs of old releases that hold them."""
+"""Lists, arrays and stacks: all their ops, and graphs of old releases with them."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def _frozen(program):
 
 
 def _older(graph, version):
-    """The graph as earlier releases wrote it: other names, and no flow from making an array."""
+    """The graph as earlier releases wrote it: other names, and no flow from creating an array."""
     old = v1.GraphDef()
     old.CopyFrom(graph)
     start = old.node.add(name="start", op="Const")

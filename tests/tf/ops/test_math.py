@@ -1,4 +1,4 @@
-"""Elementwise ops against TensorFlow: every dtype, special values, gradients at ties and kinks."""
+"""Elementwise ops in every dtype: special values, gradients at ties and kinks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Activations, losses, normalization and the gradient ops of these, against TensorFlow."""
+"""Activations, losses and normalization with their gradient ops, compared with TensorFlow."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Every public op that XLA compiles, and others: values in all dtypes, and gradients.
 
-The quick tests run each op in one dtype, and each third in one more that differs from op to op.
-`python -m tests.tf.ops.table` prints which ops have a rule, and the exceptions.
+The quick tests run each op in one dtype, and a third of them in a second one. `python -m
+tests.tf.ops.table` prints which ops have a rule, and the exceptions.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _ROUNDED = ("QuantizedAvgPool",)
 
 
 def _compared(cases: Sequence[Drawn], *, slopes: bool = False) -> set[str]:
-    """The ops of cases of which one at least runs in TensorFlow; fails where one is wrong."""
+    """The ops of the cases that run in TensorFlow; fails if one is wrong."""
     chosen = [c for c in cases if not _differs(c) and c.op not in _ROUNDED]
     outcomes = compare(chosen, slopes=slopes)
     wrong = [text for outcome in outcomes for text in outcome.wrong]
@@ -50,7 +50,7 @@ def _compared(cases: Sequence[Drawn], *, slopes: bool = False) -> set[str]:
 
 
 def _quick(op: str) -> list[Drawn]:
-    """The first recipe in its first dtype, and of each third public op in another one by turns."""
+    """The first recipe in its first dtype and, for a third of the public ops, in another one."""
     first = first_case(op, EVERY)
     assert first is not None, f"{op} has no recipe"
     dtypes = dtypes_of(op, first.recipe)

@@ -1,4 +1,4 @@
-"""Optimizer ops against TensorFlow: three steps of each, dense and by rows."""
+"""Optimizer ops, dense and by rows: three steps of each, compared with TensorFlow."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import pytest
 import tensorflow as tf
 
 import invert
-from invert._config import Config
 from invert.primitives.tf.optimizer import OPTIMIZERS
 from invert.protos.ops import op_def
 from invert.tf.interpreter.analysis import Analysis
@@ -19,7 +18,7 @@ from invert.tf.ops.state import Resource
 from tests.tf.ops.driver import compare
 from tests.tf.ops.samples import normal
 
-QUICK = Config(patterns=False, verify=False)
+QUICK = invert.Config(patterns=False, verify=False)
 HYPER = {
     "lr": 0.1, "beta1": 0.9, "beta2": 0.95, "epsilon": 1e-3, "beta1_power": 0.81,
     "beta2_power": 0.9, "rho": 0.9, "momentum": 0.8, "l1": 0.05, "l2": 0.02, "alpha": 1.1,
@@ -172,7 +171,9 @@ def test_references():
         with tf.compat.v1.Session(graph=graph) as session:
             session.run(tf.compat.v1.global_variables_initializer())
             want = [session.run(result, {x: initial + i}) for i in range(3)]
-    program = Graph(graph.as_graph_def(), ["x:0"], ["result:0"], config=Config(), op_def=op_def)
+    program = Graph(
+        graph.as_graph_def(), ["x:0"], ["result:0"], config=invert.Config(), op_def=op_def
+    )
     state = {Resource("reference", n): v for n, v in (("v", initial), ("a", initial * 0))}
     for i in range(3):
         Analysis(program).run([initial + i], state)

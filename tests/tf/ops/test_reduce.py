@@ -1,4 +1,4 @@
-"""Reductions, cumulative and positional ones among them, against TensorFlow."""
+"""Reductions, cumulative ops and argmax, compared with TensorFlow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ops that TensorFlow keeps for old graphs alone: it runs them where the graph says it is old."""
+"""Ops that TensorFlow keeps for old graphs, and runs only in graphs of old versions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PLAIN = invert.Config(patterns=False, verify=False)
 
 
 def old_graph(op: str, version: int, inputs: list[np.ndarray], results: int, **attrs: Any) -> Any:
-    """A graph of one op, of the release that wrote graphs of `version`."""
+    """A graph of one op, as written by the release with graphs of `version`."""
     graph = v1.GraphDef()
     graph.versions.producer = version
     node = v1.NodeDef(name="op", op=op)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from invert._errors import UnsupportedOpError
+from invert import UnsupportedOpError
 from tests.tf.ops.driver import check, converted
 from tests.tf.ops.samples import normal, slow_but
 
@@ -117,7 +117,7 @@ KEY = jax.random.key(0)
 
 
 def packed(layer):
-    """Weights of a Keras layer as cuDNN takes them, by the layer's own formula."""
+    """The weights of a Keras layer in cuDNN's form, by Keras's own conversion."""
     rnn = importlib.import_module("keras.src.backend.tensorflow.rnn")
 
     kernel, recurrent, bias = (np.asarray(w) for w in layer.get_weights())
@@ -165,7 +165,7 @@ def test_cudnn(kind, padded):
 
 @pytest.mark.parametrize("mode", ["lstm", "gru", "rnn_tanh", "rnn_relu"])
 def test_cudnn_in_two_layers_and_directions(mode):
-    """Layers read both directions of the one below; the direction back starts at the end."""
+    """A layer reads both directions of the one below; the backward direction starts at the end."""
     gates = {"lstm": 4, "gru": 3}.get(mode, 1)
     sizes = [(gates * UNITS, n) for n in (INPUTS, UNITS, INPUTS, UNITS)]
     sizes += [(gates * UNITS, n) for n in (2 * UNITS, UNITS, 2 * UNITS, UNITS)]

@@ -111,7 +111,7 @@ def test_quantize_by_channel():
 
 
 def _requantized(y, low, high):
-    """What follows a product of quantized numbers, as numbers of ordinary types."""
+    """The steps after a product of quantized numbers, in ordinary types."""
     least, most = R.RequantizationRange(input=y, input_min=low, input_max=high)
     z, a, b = R.Requantize(
         input=y, input_min=low, input_max=high, requested_output_min=least,

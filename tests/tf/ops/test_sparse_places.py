@@ -1,4 +1,4 @@
-"""Ops on sparse tensors whose results have other places than their inputs, against TensorFlow."""
+"""Ops on sparse tensors whose results have other indices than their inputs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def sparse(*shape, dtype=np.float32, dense=0.5):
 
 
 def without_padding(group):
-    """The group `(indices, values, ...)` without the places of index -1."""
+    """The group `(indices, values, ...)` without entries of index -1."""
     indices, *rest = group
     kept = (indices.reshape(len(indices), -1) >= 0).all(-1)
     assert all((r[: len(kept)][~kept] == 0).all() for r in rest[:1])
@@ -34,7 +34,7 @@ def without_padding(group):
 
 
 def check(fn, *args, groups=()):
-    """Compares results; `groups` are slices of them that are indices and values of one tensor."""
+    """Compare results; `groups` are slices of them that belong to one tensor."""
     want = [t.numpy() for t in flat_function(fn)(*map(tf.constant, args))]
     module = invert.convert(flat_function(fn), *args, config=PLAIN)
     with jax.enable_x64(True):
@@ -211,7 +211,7 @@ def test_gradients_of_rows(kind, known):
 
 
 def test_library():
-    """What `tf.sparse` makes of these ops, and TensorFlow's gradients of it."""
+    """`tf.sparse` functions built from these ops, with TensorFlow's gradients."""
 
     def fn(av, bv):
         a, b = (tf.SparseTensor(i, v, SHAPE) for i, v in ((A[0], av), (B[0], bv)))

@@ -127,7 +127,7 @@ HALF_STEPS = [(-6, 6, 8, False), (-6, 6, 8, True), (-1, 1, 4, False), (-0.7, 2.3
 
 @pytest.mark.parametrize(("low", "high", "bits", "narrow"), HALF_STEPS)
 def test_fake_quant_halfway_between_levels(low, high, bits, narrow):
-    """Bitwise, also where each rounding decides: at half steps, and for the zero of a range."""
+    """Bitwise, where each rounding matters: at half steps, and at the zero of a range."""
     count = 2**bits - 1 - narrow
     halves = np.arange(-count, count + 0.5, 0.5) * (high - low) / count
     x = np.concatenate([sample((500,), "float32", 1), halves, [np.inf, -np.inf, np.nan]])
@@ -227,7 +227,7 @@ test_special = pytest.mark.drawn(12)(SPECIAL.test())
 test_quantize = QUANTIZE.test()
 
 
-def test_expint_where_it_has_no_values():
+def test_expint_outside_its_domain():
     x = np.array([-np.inf, -2.0, -0.5, -0.0, 0.0, 0.5, np.inf, np.nan], np.float32)
     spec = tf.TensorSpec(x.shape, x.dtype)
     fn = tf.function(tf.math.special.expint, autograph=False).get_concrete_function(spec)

@@ -1,4 +1,4 @@
-"""Ops on an open batch: one program that JAX exports at a symbolic size and runs at several."""
+"""Ops on an open batch: one program, exported at a symbolic size and run at several."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from invert._config import Config
+from invert import Config
 from invert.frontends.tf_function import entry_point
 
 CASES = {
