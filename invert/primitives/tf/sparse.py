@@ -115,6 +115,16 @@ def _softmax(indices: Array, values: Array, shape: Ints) -> Array:
     return powers / _rows(dense(places, powers, tuple(sizes)), places)
 
 
+@rule("SetSize", ignores=("validate_indices",))
+def _set_size(indices: Array, values: Array, shape: Ints) -> Array:
+    """The number of distinct values in each row."""
+    *sizes, _ = shape
+    rows, values = lax.sort((_numbered(indices[:, :-1], sizes), values), num_keys=2)
+    repeats = jnp.pad((rows[1:] == rows[:-1]) & (values[1:] == values[:-1]), (1, 0))
+    counts = jnp.zeros(math.prod(sizes), np.int32)
+    return lax.reshape(counts.at[rows].add(~repeats, mode="drop"), sizes)
+
+
 # -- ops on sparse tensors whose results have different indices than their operands
 #
 # Their number depends on data, unless the indices are static. Results are padded to their full

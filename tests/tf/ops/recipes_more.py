@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.ops import composite_tensor_ops
 
-from tests.tf.ops.cases import FLOATS, Recipe, ids, p, x
+from tests.tf.ops.cases import FLOATS, Recipe, ids, p, r, x
 from tests.tf.ops.recipes_quantized_more import QUANTIZED_MORE
 
 R = tf.raw_ops
@@ -138,6 +138,14 @@ MORE: dict[str, list[Recipe]] = {
             x(4),
             **_FEW,
         )
+    ],
+    "SetSize": [
+        r(
+            set_indices=[[0, 0, 1], [0, 2, 0], [0, 2, 3], [1, 0, 0], [1, 0, 2], [1, 0, 3]],
+            set_values=x(6, low=0, high=3),
+            set_shape=[2, 3, 4],
+        ),
+        r(set_indices=[[0], [1], [3]], set_values=x(3, low=0, high=2), set_shape=[4]),
     ],
     "CSRSparseMatrixToDense": [
         p(
