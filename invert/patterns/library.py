@@ -197,6 +197,7 @@ _inlined = functools.partial(lowered, kind=np.inexact)
 
 # Functions that contain others of these. In jax 0.12, JAX calls them instead of inlining them.
 AROUND = (
+    _inlined("kl_div", "add", jax.scipy.special.kl_div, arity=2, after="sub", holds="log"),
     _inlined("rel_entr", "jit", jax.scipy.special.rel_entr, arity=2, after="and sub", holds="log"),
 )
 

@@ -245,6 +245,7 @@ PREIMAGES: dict[str, Preimage] = {
     "poch": _of(special.poch, V, V),
     "fresnel": _of(special.fresnel, V),
     "owens_t": _of(special.owens_t, V, V),
+    "kl_div": _of(special.kl_div, V, V, until=(0, 12)),
     "rel_entr": _of(special.rel_entr, V, V, until=(0, 12)),
     "hurwitz_zeta": _of(special.zeta, V, V),
     "branch_operand": _of(jax.vmap(lambda x: lax.cond(x > 0, jnp.sin, jnp.cos, x)), V),
