@@ -280,7 +280,7 @@ def test_activations_of_few_calls_are_applied_there() -> None:
         x = layers.Dense(5 + i, activation="relu", name=f"dense_{i}")(x)
     model = keras.Model(given, layers.Dense(2, activation="softmax", name="head")(x), name="mlp")
     # With so many the layer has an activation.
-    assert "self.head = Dense(7, n_out, activation=jax.nn.softmax" in _emitted(model, 4)
+    assert "self.head = Dense(hidden_2, n_out, activation=jax.nn.softmax" in _emitted(model, 4)
     x = layers.Dense(5, activation="relu", name="body")(given)
     model = keras.Model(given, layers.Dense(2, activation="softmax", name="head")(x), name="two")
     source = _emitted(model, 4)

@@ -257,7 +257,7 @@ def test_pairs_of_convolutions_that_repeat_are_a_layer() -> None:
     emission = _emitted(keras.Model(given, L.Conv2D(2, 1)(_pairs(given, (4, 6, 10)))))
     assert [*_classes(emission)].count("DoubleConv") == 1
     assert emission.source.count(": DoubleConv") == 7
-    assert "self.conv2(self.conv1(x))" in emission.source
+    assert "jax.nn.elu(self.conv2(jax.nn.elu(self.conv1(x))))" in emission.source
 
 
 def test_few_pairs_are_no_layer() -> None:

@@ -64,8 +64,8 @@ def test_a_matrix_of_one_size_takes_it(size: int) -> None:
     assert 'bias: Float[Array, "n_out"]' in emission.source
     # The batch is the same number by chance: the layer takes any.
     assert 'x: Float[Array, "batch n_in"]' in emission.source
-    assert f"n_in: int = {size}, n_out: int = {size}" in emission.source
-    assert "self.head = Linear(n_in, n_out, key=" in emission.source
+    assert f"n_in: int = {size}, dim: int = {size}" in emission.source
+    assert "self.head = Linear(n_in, dim, key=" in emission.source
     assert "jnp.tanh(self.head(x0))" in emission.source
     assert _at(emission, "Linear", 3, 5)(ramp(2, 3)).shape == (2, 5)
 
@@ -76,7 +76,7 @@ def test_a_kernel_takes_its_side_and_channels() -> None:
         return lax.conv_general_dilated(x, kernel, (1, 1), "VALID", dimension_numbers=dims)
 
     emission = _emitted(run, _arrays(stem__kernel=(3, 3, 2, 4)), ramp(1, 9, 9, 2))
-    assert "self.stem = Conv(c_in, c_out, kernel_size=3, key=" in emission.source
+    assert "self.stem = Conv(c_in, dim, kernel_size=3, key=" in emission.source
     assert '-> Float[Array, "1 h_out w_out c_out"]' in emission.source
     assert _at(emission, "Conv", 3, 2, kernel_size=5)(ramp(1, 9, 9, 3)).shape == (1, 5, 5, 2)
 

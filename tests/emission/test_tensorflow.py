@@ -616,5 +616,5 @@ def test_halves_that_are_exchanged_and_positions_of_open_length() -> None:
     function = tf.function(rotate, input_signature=[spec])
     source = invert.convert(function).emit(loader=False).source
     assert "rotated = jnp.concatenate([-x2, x1], axis=-1)" in source
-    assert "lax.iota(jnp.float32, length)" in source
+    assert "jnp.arange(length, dtype=jnp.float32)" in source
     assert "stack" not in source

@@ -24,7 +24,7 @@ from invert.ir.avals import is_weak
 from invert.ir.graph import Graph, is_var
 from invert.ir.jaxprs import map_jaxprs
 from invert.ir.sizes import DimSize
-from invert.ir.types import Aval, ClosedJaxpr, Eqn, JaxFunction, Literal, Var
+from invert.ir.types import Aval, ClosedJaxpr, Eqn, JaxFunction, Jaxpr, Literal, Var
 from invert.ir.written_form import without_neutral
 
 # The modules that emitted text may use, and the functions that it may hold copies of.
@@ -104,11 +104,19 @@ class Prover:
                     constvars=[], invars=variables, outvars=list(outs), eqns=list(eqns)
                 )
             try:
-                if traced_form.difference(traced, target) is not None:
+                if not _are_one(traced, target):
                     return False
             except EmissionError:  # a rule that cannot be compared
                 return False
         return True
+
+
+def _are_one(traced: ClosedJaxpr, target: Jaxpr) -> bool:
+    """Whether an expression is a program, which is without neutral numbers; see `as_written`."""
+    if traced_form.difference(traced, target) is None:
+        return True
+    simple = map_jaxprs(traced, without_neutral)
+    return simple is not traced and traced_form.difference(simple, target) is None
 
 
 def _same_types(traced: ClosedJaxpr, outs: Sequence[Var]) -> bool:
@@ -142,8 +150,6 @@ def _trace(function: JaxFunction, avals: Sequence[Aval], x64: bool) -> ClosedJax
         warnings.simplefilter("ignore")
         try:
             with only_refusals():
-                traced = traced_form.plain(trace_closed(values, *avals))
-                # The program has none, see `as_written`; functions of JAX may.
-                return map_jaxprs(traced, without_neutral)
+                return traced_form.plain(trace_closed(values, *avals))
         except REFUSALS:
             return None

@@ -251,8 +251,8 @@ class Stacker:
 
 
 def _given(call: LayerCall, v: Var) -> Atom:
-    """What a call passes for an input of its layer."""
-    return call.invars[call.layer.inputs.index(v)]
+    """What a call passes for an input of its layer, which has the same name but for copies."""
+    return call.invars[call.layer.inputs.index(v)] if type(call) is LayerCall else v
 
 
 class _Same(dict[Var, Var]):
