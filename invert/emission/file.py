@@ -328,6 +328,8 @@ def _imports(definitions: Sequence[ast.stmt]) -> str:
                 roots.add(node.id)
             elif isinstance(node, ast.Attribute):
                 dotted.add(_path(node))
+    # A layer of the original may be called `P`, as `PartitionSpec` is.
+    roots -= {d.name for d in definitions if isinstance(d, ast.ClassDef | ast.FunctionDef)}
 
     def within(module: str) -> bool:
         return any(p.startswith(module + ".") for p in dotted)

@@ -73,8 +73,10 @@ class ModelSizes(Choice):
         )
         # Sizes without a common one, as far as is known.
         several = sum(stem(n) in (HIDDEN, CHANNELS) or n.endswith("_size") for n in arguments) > 1
-        tries = numbers or bool(vague) or several
-        if self.one_width is None and tries and not names.has_width:
+        tries = (numbers or bool(vague) or several) and not names.has_width
+        # An attention has heads beside its width.
+        heads = {stem(n) for n in arguments} & {*_OWN}
+        if self.one_width is None and tries and not heads:
             self.one_width = True
             return True
         if self.one_width and ({HIDDEN, CHANNELS} & arguments.keys() or not names.width):

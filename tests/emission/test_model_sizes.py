@@ -442,3 +442,141 @@ def test_features_of_inputs_that_are_joined() -> None:
     cls: Any = type(invert.convert(model).emit(loader=False).model)
     fresh = cls(left_size=5, right_size=6, dim=7, n_out=1, key=jax.random.key(0))
     assert fresh([np.ones((2, 5), np.float32), np.ones((2, 6), np.float32)]).shape == (2, 1)
+
+
+def _both_ways(*, vocab_size: int, dim: int, hidden: int, n_out: int) -> Any:
+    given = keras.Input((None,), dtype="int32")
+    x = L.Embedding(vocab_size, dim)(given)
+    x = L.Bidirectional(L.LSTM(hidden, return_sequences=True))(x)
+    return keras.Model(given, L.Dense(n_out)(L.Bidirectional(L.LSTM(hidden))(x)))
+
+
+def test_both_directions_of_a_sequence_have_one_hidden_size() -> None:
+    sizes = {"vocab_size": 20, "dim": 8, "hidden": 6, "n_out": 1}
+    others = {"vocab_size": 9, "dim": 5, "hidden": 7, "n_out": 3}
+    ids = np.arange(8, dtype=np.int32).reshape(2, 4)
+    source = _at_other_sizes(_both_ways, sizes, others, ids)
+    assert "Bidirectional(2 * hidden, hidden, key=" in source
+
+
+def _gated(*, dim: int, depth: int, hidden: int, length: int) -> Any:
+    x = given = keras.Input((length, dim))
+    for i in range(depth):
+        u, v = keras.ops.split(L.Dense(hidden, name=f"up_{i}")(x), 2, axis=-1)
+        v = L.Permute((2, 1))(L.Dense(length, name=f"mix_{i}")(L.Permute((2, 1))(v)))
+        x = x + L.Dense(dim, name=f"down_{i}")(u * v)
+    return keras.Model(given, x)
+
+
+def test_halves_of_a_hidden_size_and_positions_that_are_mixed() -> None:
+    sizes = {"dim": 6, "depth": 2, "hidden": 20, "length": 7}
+    others = {"dim": 5, "depth": 3, "hidden": 8, "length": 3}
+    keras.utils.clear_session()
+    text = invert.convert(_gated(**sizes)).emit(loader=False).source
+    assert "hidden // 2" in text
+    for n, m in (sizes, others), (others, sizes):
+        x = np.ones((2, n["length"], n["dim"]), np.float32)
+        keras.utils.clear_session()
+        model: Any = invert.convert(_gated(**m)).emit(loader=False).model
+        again = type(model)(**n, key=jax.random.key(0))
+        assert again(x).shape == x.shape
+
+
+def _crossed(
+    *, n_in: int, depth: int, embedding_size: int, hidden: int, hidden_2: int, num_users: int
+) -> Any:
+    class Cross(L.Layer):
+        def build(self, shape: Any) -> None:
+            self.dense = L.Dense(shape[-1])
+
+        def call(self, first: Any, x: Any) -> Any:
+            return first * self.dense(x) + x
+
+    given, user, item = (
+        keras.Input((n_in,), name="numbers"),
+        keras.Input((), dtype="int32", name="user"),
+        keras.Input((), dtype="int32", name="item"),
+    )
+    tables = [
+        L.Embedding(num_users, embedding_size, name="user_embedding")(user),
+        L.Embedding(11, embedding_size, name="item_embedding")(item),
+    ]
+    x = first = L.Concatenate()([given, *tables])
+    for _ in range(depth):
+        x = Cross()(first, x)
+    y = L.Dense(hidden_2, activation="relu")(L.Dense(hidden, activation="relu")(first))
+    return keras.Model([given, user, item], L.Dense(1)(L.Concatenate()([x, y])))
+
+
+def test_a_layer_that_gets_one_value_twice_is_one_of_a_list() -> None:
+    names = ("n_in", "depth", "embedding_size", "hidden", "hidden_2", "num_users")
+    sizes = dict(zip(names, (6, 3, 5, 16, 13, 9), strict=True))
+    others = dict(zip(names, (4, 4, 3, 7, 8, 6), strict=True))
+    rng = np.random.default_rng(0)
+    users, items = (np.arange(3, dtype=np.int32) for _ in range(2))
+    keras.utils.clear_session()
+    model: Any = invert.convert(_crossed(**sizes)).emit(loader=False)
+    assert "for cross in self.crosses:\n            x = cross(x, joined)" in model.source
+    assert "Dense(n_in + 2 * embedding_size + hidden_2, n_out" in model.source
+    again = type(model.model)(**others, key=jax.random.key(0))
+    x = rng.normal(size=(3, others["n_in"])).astype(np.float32)
+    assert again([x, users, items]).shape == (3, 1)
+    assert len(again.crosses) == others["depth"]
+
+
+def _pooled(*, dim: int, channels: int, n_out: int) -> Any:
+    given = keras.Input((8, 8, 3))
+    x = L.Conv2D(dim, 3, activation="relu")(L.Conv2D(channels, 3, activation="relu")(given))
+    x = L.LayerNormalization()(L.Reshape((16, dim))(x))
+    for _ in range(2):
+        x = x + L.MultiHeadAttention(2, 5, dropout=0.1)(L.LayerNormalization()(x), x)
+    scores = keras.ops.transpose(keras.ops.softmax(L.Dense(1)(x), axis=1), (0, 2, 1))
+    return keras.Model(given, L.Dense(n_out)(keras.ops.squeeze(scores @ x, 1)))
+
+
+def test_channels_of_a_layer_before_the_width() -> None:
+    sizes, others = ({"dim": d, "channels": c, "n_out": n} for d, c, n in ((12, 6, 4), (9, 5, 2)))
+    x = np.random.default_rng(0).normal(size=(2, 8, 8, 3)).astype(np.float32)
+    source = _at_other_sizes(_pooled, sizes, others, x)
+    assert "self.conv2d = Conv(c_in, channels, " in source or "n_in, channels" in source
+    assert "scores = query @ key" in source
+    assert source.count("swapaxes") == 4
+
+
+def _stacks(*, n_in: int, hidden: int, n_out: int) -> Any:
+    x = given = keras.Input((n_in,))
+    total = 0.0
+    for k in range(3):
+        y = L.Dense(hidden, activation="relu", name=f"stack{k}_in")(x)
+        y = L.Dense(hidden, activation="relu", name=f"stack{k}_out")(y)
+        x = x - L.Dense(n_in, name=f"stack{k}_back")(y)
+        total = total + L.Dense(n_out, name=f"stack{k}_fore")(y)
+    return keras.Model(given, total)
+
+
+def test_equal_sizes_without_names_are_one_argument() -> None:
+    sizes, others = {"hidden": 7, "n_out": 3}, {"hidden": 4, "n_out": 2}
+    x = np.random.default_rng(0).normal(size=(2, 9)).astype(np.float32)
+
+    def build(**sizes: int) -> Any:
+        return _stacks(n_in=9, **sizes)
+
+    source = _at_other_sizes(build, sizes, others, x)
+    assert source.count(": int = ") == 3
+
+
+def test_one_head_that_is_dropped_is_no_argument() -> None:
+    given, memory = keras.Input((5, 6)), keras.Input((7, 6))
+    x = given + L.MultiHeadAttention(1, 6, name="cross")(given, memory)
+    x = x + L.MultiHeadAttention(3, 4, name="inner")(x, x)
+    source = invert.convert(keras.Model([given, memory], x)).emit(loader=False).source
+    assert "kv_heads" not in source and "heads: int = 3" in source
+
+
+def test_channels_of_a_separable_convolution() -> None:
+    x = given = keras.Input((8, 8, 4))
+    for width in (6, 10):
+        x = L.SeparableConv2D(width, 3, padding="same")(x)
+    source = invert.convert(keras.Model(given, x)).emit(loader=False).source
+    assert 'depthwise_kernel: Float[Array, "kh kw c_in 1"]' in source
+    assert 'pointwise_kernel: Float[Array, "1 1 c_in c_out"]' in source

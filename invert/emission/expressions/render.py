@@ -59,7 +59,7 @@ class _Renderer:
         arguments = [self._argument(parameter, hint) for parameter, hint in pairs]
         for i, statement in enumerate(function.body):
             self._statement(i, statement)
-        self.body.append(ast.Return(syntax.renamed(function.result, self.given)))
+        self._return(syntax.renamed(function.result, self.given))
         split = len(arguments) - function.keyword_only
         return syntax.function(
             name,
@@ -70,6 +70,14 @@ class _Renderer:
             decorators=[syntax.renamed(d, self.given) for d in function.decorators],
             returns=function.returns,
         )
+
+    def _return(self, result: ast.expr) -> None:
+        """Return a value, at once if the last line only gives it a name."""
+        match self.body[-1:], result:
+            case [ast.Assign([ast.Name(name)], value)], ast.Name(returned) if name == returned:
+                self.body[-1] = ast.Return(value)
+            case _:
+                self.body.append(ast.Return(result))
 
     def _argument(self, parameter: Parameter, hint: str) -> ast.arg:
         """One parameter; the first line of the body unpacks a tuple."""

@@ -28,7 +28,7 @@ from invert.emission.layers.cut import (
 from invert.emission.layers.library_names import without_number
 from invert.emission.layers.links import Links, ordered
 from invert.emission.layers.stack import kind_of
-from invert.emission.layers.tree import called
+from invert.emission.layers.tree import called, parameters_of
 from invert.emission.layers.wrap import wrapped
 from invert.emission.python.naming import snake
 from invert.ir import kinds
@@ -99,6 +99,7 @@ class _Unit:
     - `names`: names of its layers, without numbers.
     - `parameters`: parameters of the enclosing layer that its equations use.
     - `primitives`: primitives of its equations.
+    - `size`: how many parameters it and its layers have.
     - `uses`: how many of its steps use its initial value.
     - `new`: whether it is more than a single named layer.
     """
@@ -108,6 +109,7 @@ class _Unit:
     names: tuple[str, ...]
     parameters: tuple[Var, ...]
     primitives: tuple[str, ...]
+    size: int
     uses: int
     new: bool
 
@@ -240,7 +242,9 @@ class _Chains:
         held = set(self.layer.parameters)
         own = tuple(a for s in steps for a in s.invars if isinstance(a, Var) and a in held)
         primitives = tuple(s.primitive.name for s in steps)
-        return _Unit(tuple(members), tuple(map(_key, steps)), names, own, primitives, uses, new)
+        size = len(own) + sum(len(parameters_of(s.layer)) for s in steps if _is_call(s))
+        keys = tuple(map(_key, steps))
+        return _Unit(tuple(members), keys, names, own, primitives, size, uses, new)
 
 
 def _size(runs: Sequence[_Run]) -> int:
@@ -265,7 +269,7 @@ def _key(step: Eqn) -> Hashable:
 
 def _repeated(units: Sequence[_Unit], start: int, end: int) -> list[_Run]:
     """Exact repetitions: the longest run, then those before and after it."""
-    best: tuple[int, int, int, int] | None = None
+    best: tuple[int, int, int, int, int] | None = None
     where = (0, 0, 0)
     numbers: dict[Hashable, int] = {}
     keys = [numbers.setdefault(u.key, len(numbers)) for u in units]
@@ -277,7 +281,8 @@ def _repeated(units: Sequence[_Unit], start: int, end: int) -> list[_Run]:
         for i in range(end - period - 1, start - 1, -1):
             alike = alike + 1 if keys[i] == keys[i + period] else 0
             count = 1 + alike // period
-            score = (count * period, -period, units[i].uses, -i)
+            # A block begins with its larger part, such as its attention.
+            score = (count * period, -period, units[i].uses, units[i].size, -i)
             if count == 1 or (best is not None and score <= best):
                 continue
             inside, new = held[i + period] - held[i], news[i + period] - news[i]

@@ -44,7 +44,7 @@ _PRODUCTS = {"conv_general_dilated": _CONV, "dot_general": "linear", "gather": "
 _MOST_INPUTS, _MOST_STEPS = 3, 5
 _SEPARATORS = re.compile(r"[._]")
 # A role and a number, `gate_0_1`; the results that such a group may have, as a skip connection.
-_NUMBERED = re.compile(r"(.*?[A-Za-z])_(\d[\d_]*)")
+_NUMBERED = re.compile(r"(.*?[A-Za-z]\d?)_(\d[\d_]*)")
 _MOST_RESULTS = 2
 
 
@@ -83,10 +83,12 @@ def _group_by_number(layer: Layer, parameters: Mapping[Var, Path]) -> None:
         step, found = layer.steps[i], _NUMBERED.fullmatch(name)
         if found is not None and isinstance(step, LayerCall) and not is_automatic(name):
             groups.setdefault(found[2], {})[found[1]] = step.layer
-    several = collections.Counter(frozenset(g) for g in groups.values() if len(g) > 1)
-    common = {name for roles, n in several.items() if n > 1 for name in roles}
+    # In order: a normalization before a layer and one after it are no groups of one kind.
+    several = collections.Counter(tuple(g) for g in groups.values() if len(g) > 1)
+    wholes = [roles for roles, n in several.items() if n > 1]
     for number, group in groups.items():
-        if len(group) < 2 or not common.issuperset(group) or len(group) == len(names):
+        parts = (tuple(r for r in whole if r in group) for whole in wholes)
+        if len(group) < 2 or tuple(group) not in parts or len(group) == len(names):
             continue
         chosen = set(group.values())
         members = {

@@ -552,11 +552,12 @@ def _of_one_width(groups: Sequence[_Group], node: Node, ties: Ties) -> list[_Gro
     flat = {count: image[-1] for count, image in flattened(node.walk())}
     own = {id(g): {flat.get(n, n) for n in g.own} for g in widths}
     numbers = {n for g in widths for n in own[id(g)] if n > 1}
-    multiples = {n: sum(m % n == 0 for m in numbers) for n in numbers}
-    base = max(numbers, key=lambda n: (multiples[n], n), default=1)
-    if multiples.get(base, 0) < _LEAST_WIDTHS:
+    whole = {n: [g for g in widths if all(m % n == 0 for m in own[id(g)])] for n in numbers}
+    base = max(numbers, key=lambda n: (len({min(own[id(g)]) for g in whole[n]}), n), default=1)
+    joined = whole.get(base, [])
+    # The gates of a recurrent layer are multiples of its state, and no width.
+    if len({min(own[id(g)]) for g in joined}) < _LEAST_WIDTHS:
         return None
-    joined = [g for g in widths if all(n % base == 0 for n in own[id(g)])]
     return [*(g for g in groups if g not in joined), functools.reduce(_Group.joined, joined)]
 
 
