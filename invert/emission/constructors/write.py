@@ -782,7 +782,8 @@ class _Writing:
         if field == HIDDEN or listed or (library and (usual not in taken or usual == HIDDEN)):
             return usual
         words = functools.reduce(_common_end, self._sharing(column), field.split("_"))
-        return f"{'_'.join(words)}_size" if words else HIDDEN
+        name = "_".join(words) or field
+        return f"{name}_size" if name.replace("_", "").isalpha() else HIDDEN
 
     def _sharing(self, column: tuple[Any, ...]) -> Iterator[list[str]]:
         """The words in the names of the layers that return arrays of a size."""
