@@ -38,6 +38,7 @@ from invert.emission.layers import tree as layer_tree
 from invert.emission.layers.arguments import arrange
 from invert.emission.layers.given_sizes import give_sizes
 from invert.emission.layers.hoisted import hoisted
+from invert.emission.layers.masks import row_of, shared_values, with_common_scopes
 from invert.emission.layers.memory import Memories
 from invert.emission.layers.positions import give_positions
 from invert.emission.layers.separate_inputs import separate
@@ -518,9 +519,13 @@ def _tidy(recovered: Recovered) -> Jaxpr:
     using = (e for e in program.eqns if any(is_var(a) and a in parameters for a in e.invars))
     scopes = {s[:n] for s in map(names_of, using) for n in range(len(s) + 1)}
 
-    graph = Graph(program)
+    strong = traced_form.strong(program)
+    graph = Graph(strong)
+    masks = shared_values(graph, set(graph.jaxpr.invars[: recovered.held_count]))
 
     def within(eqn: Eqn) -> Hashable:
+        if not masks.isdisjoint(eqn.outvars):
+            return _SHARED, row_of(eqn)
         if not any(map(is_var, eqn.invars)):
             if eqn.primitive.name == "iota":  # of rows and of columns
                 return names_of(eqn), id(_consumer(eqn, graph))
@@ -528,8 +533,12 @@ def _tidy(recovered: Recovered) -> Jaxpr:
         path = names_of(eqn)
         return next((path[:n] for n in range(len(path), 0, -1) if path[:n] in scopes), ())
 
-    merged = traced_form.merged(traced_form.strong(program), within=within)
+    merged = with_common_scopes(traced_form.merged(strong, within=within), masks)
     return map_jaxprs(merged, with_size_values)
+
+
+# Stands for the scopes of values that layers of a row have in common.
+_SHARED = "shared"
 
 
 def _consumer(eqn: Eqn, graph: Graph) -> Eqn:

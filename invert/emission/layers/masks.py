@@ -1,0 +1,92 @@
+"""Shares values that equal layers compute from arguments of the model, such as masks.
+
+Keras computes the mask of an attention in each layer. Here the model computes it once, and the
+layers take it as an argument.
+"""
+
+from __future__ import annotations
+
+import collections
+import re
+from collections.abc import Sequence, Set
+
+from invert._private.jax import names_of, with_names
+from invert.emission.layers.cut import Path, common_prefix
+from invert.ir.graph import Graph
+from invert.ir.types import Eqn, Jaxpr, Var
+
+
+def shared_values(graph: Graph, parameters: Set[Var]) -> set[Var]:
+    """Values of layers in rows that depend on arguments of a program, but on no parameter.
+
+    Values of no arguments, such as positions, are among them if they are for such values only.
+    Those of layers inside the layers of a row are not.
+    """
+    dependent: set[Var] = set(parameters)
+    given: set[Var] = set(graph.jaxpr.invars) - dependent
+    found: set[Var] = set()
+    constant: list[Eqn] = []
+    in_rows = _in_rows([tuple(names_of(e)) for e in graph.eqns])
+    for eqn in graph.eqns:
+        operands = {a for a in eqn.invars if isinstance(a, Var)}
+        inside = tuple(names_of(eqn)) in in_rows
+        if not dependent.isdisjoint(operands):
+            dependent.update(eqn.outvars)
+        elif not given.isdisjoint(operands):
+            given.update(eqn.outvars)
+            found.update(eqn.outvars if inside else ())
+        elif inside:
+            constant.append(eqn)
+    for eqn in reversed(constant):
+        users = [u for v in eqn.outvars for u in graph.users.get(v, ())]
+        if users and all(not found.isdisjoint(u.outvars) for u in users):
+            found.update(eqn.outvars)
+    return found
+
+
+def _in_rows(paths: Sequence[Path]) -> set[Path]:
+    """The scopes that are layers of a row, which no other row is around."""
+    every = {path[:n] for path in paths for n in range(1, len(path) + 1)}
+    rows = collections.Counter((*path[:-1], _row(path[-1])) for path in every)
+    found: set[Path] = set()
+    for path in sorted(every, key=len):
+        around = (path[:n] in found for n in range(1, len(path)))
+        if rows[*path[:-1], _row(path[-1])] > 1 and not any(around):
+            found.add(path)
+    return found
+
+
+def row_of(eqn: Eqn) -> Path:
+    """The scopes of an equation without numbers, the same for all layers of a row."""
+    return tuple(map(_row, names_of(eqn)))
+
+
+def with_common_scopes(jaxpr: Jaxpr, values: Set[Var]) -> Jaxpr:
+    """The program, in which such values of several layers of a row are in the layer around."""
+    graph = Graph(jaxpr)
+    scopes: dict[Eqn, Path] = {}
+    moved: set[Eqn] = set()
+    for eqn in reversed(graph.eqns):
+        scopes[eqn] = tuple(names_of(eqn))
+        users = [u for v in eqn.outvars for u in graph.users.get(v, ())]
+        paths = [scopes[u] for u in users]
+        if values.isdisjoint(eqn.outvars):
+            continue
+        if _are_in_a_row(paths) or not moved.isdisjoint(users):
+            scopes[eqn] = common_prefix([scopes[eqn], *paths])
+            moved.add(eqn)
+    if not moved:
+        return jaxpr
+    return jaxpr.replace(eqns=[with_names(e, scopes[e]) if e in moved else e for e in graph.eqns])
+
+
+def _are_in_a_row(paths: Sequence[Path]) -> bool:
+    """Whether some scopes are in several layers of a row."""
+    place = len(common_prefix(paths))
+    names = {path[place] for path in paths if len(path) > place}
+    return len(names) > 1 and len(set(map(_row, names))) == 1
+
+
+def _row(name: str) -> str:
+    """The name of a layer without its numbers."""
+    return re.sub(r"(_?\d+)+$", "", name)
