@@ -12,6 +12,7 @@ from collections.abc import Sequence, Set
 
 from invert._private.jax import names_of, with_names
 from invert.emission.layers.cut import Path, common_prefix
+from invert.ir import kinds
 from invert.ir.graph import Graph
 from invert.ir.types import Eqn, Jaxpr, Var
 
@@ -19,25 +20,28 @@ from invert.ir.types import Eqn, Jaxpr, Var
 def shared_values(graph: Graph, parameters: Set[Var]) -> set[Var]:
     """Values of layers in rows that depend on arguments of a program, but on no parameter.
 
-    Values of no arguments, such as positions, are among them if they are for such values only.
+    Values of no arguments, such as positions, and other layouts of arguments are among them if they
+    are for such values only.
     Those of layers inside the layers of a row are not.
     """
     dependent: set[Var] = set(parameters)
     given: set[Var] = set(graph.jaxpr.invars) - dependent
     found: set[Var] = set()
-    constant: list[Eqn] = []
+    others: list[Eqn] = []
     in_rows = _in_rows([tuple(names_of(e)) for e in graph.eqns])
     for eqn in graph.eqns:
         operands = {a for a in eqn.invars if isinstance(a, Var)}
         inside = tuple(names_of(eqn)) in in_rows
         if not dependent.isdisjoint(operands):
             dependent.update(eqn.outvars)
-        elif not given.isdisjoint(operands):
-            given.update(eqn.outvars)
-            found.update(eqn.outvars if inside else ())
+            continue
+        computes = not given.isdisjoint(operands)
+        given.update(eqn.outvars if computes else ())
+        if inside and computes and eqn.primitive.name not in kinds.LAYOUT:
+            found.update(eqn.outvars)
         elif inside:
-            constant.append(eqn)
-    for eqn in reversed(constant):
+            others.append(eqn)
+    for eqn in reversed(others):
         users = [u for v in eqn.outvars for u in graph.users.get(v, ())]
         if users and all(not found.isdisjoint(u.outvars) for u in users):
             found.update(eqn.outvars)

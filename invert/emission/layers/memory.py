@@ -76,12 +76,16 @@ def is_tested(v: Var, steps: Sequence[Eqn]) -> bool:
     users = [s for s in steps if any(a is v for a in s.invars)]
     if not users or not jnp.issubdtype(v.aval.dtype, jnp.integer):
         return False
-    return all(
-        is_tested(s.outvars[0], steps)
-        if s.primitive.name in kinds.LAYOUT
-        else not isinstance(s, LayerCall) and [w.aval.dtype for w in s.outvars] == [jnp.bool_]
-        for s in users
-    )
+
+    def tests(step: Eqn) -> bool:
+        if isinstance(step, LayerCall):
+            given = zip(step.invars, step.layer.inputs, strict=False)
+            return all(is_tested(w, step.layer.steps) for a, w in given if a is v)
+        if step.primitive.name in kinds.LAYOUT:
+            return is_tested(step.outvars[0], steps)
+        return [w.aval.dtype for w in step.outvars] == [jnp.bool_]
+
+    return all(map(tests, users))
 
 
 def residuals(layer: Layer) -> dict[Var, str]:
