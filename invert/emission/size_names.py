@@ -47,7 +47,7 @@ _ENDS = frozenset(("n_in", "c_in", "n_out", "c_out"))
 _CLEAR = re.compile(
     "|".join((*_ENDS, DIM, DEPTH, f"num_(?!{ROWS.removeprefix('num_')}).*", "[a-z_]+_size"))
     + f"|{LENGTH}|{LATENT_DIM}|([a-z]+_)?({'|'.join((VOCABULARY, POSITIONS, HEADS, KV_HEADS))}"
-    + f"|{'|'.join((HEAD_DIM, CHANNELS, HIDDEN))}|{HIDDEN}_2)"
+    + f"|{HEAD_DIM}|({CHANNELS}|{HIDDEN})(_2)?)"
 )
 # The size of a result that is a distribution.
 _CLASSES = "num_classes"
@@ -70,7 +70,7 @@ def unclear(sizes: Mapping[str, Sequence[object]]) -> set[str]:
         n
         for n in sizes
         if _CLEAR.fullmatch(n) is None
-        or (counts[stem(n)] > 1 and stem(n) != HIDDEN)
+        or (counts[stem(n)] > 1 and stem(n) not in (CHANNELS, HIDDEN))
         or (n in numbers and _is_multiple(numbers[n], [k for m, k in numbers.items() if m != n]))
     }
 

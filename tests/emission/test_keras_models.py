@@ -312,3 +312,83 @@ def test_a_row_of_layers_of_one_kind_is_not_cut_into_sequences() -> None:
     for i in range(16):
         x = keras.ops.sin(L.Dense(5 + i % 3, activation="tanh")(x)) * 2.0
     assert "Block" not in _emitted(keras.Model(given, x)).source
+
+
+class _Masked(L.Layer):
+    """An attention whose mask each layer computes from the same padding."""
+
+    def build(self, x_shape: Any, padding_shape: Any) -> None:
+        self.attention = L.MultiHeadAttention(2, 3)
+        self.attention.build(x_shape, x_shape)
+        self.norm = L.LayerNormalization()
+        self.norm.build(x_shape)
+
+    def call(self, x: Any, padding: Any) -> Any:
+        steps = keras.ops.arange(keras.ops.shape(x)[1])
+        past = keras.ops.cast(steps[:, None] >= steps, "int32")
+        mask = keras.ops.minimum(padding[:, None], past[None])
+        return x + self.attention(self.norm(x), x, attention_mask=mask)
+
+
+def test_a_mask_that_all_layers_compute_is_computed_once() -> None:
+    x, padding = keras.Input((None, 6), name="x"), keras.Input((None,), dtype="int32", name="pad")
+    y = x
+    for i in range(3):
+        y = _Masked(name=f"layer_{i}")(y, padding)
+    keras_model = keras.Model([x, padding], y)
+    emission = invert.convert(keras_model).emit(loader=False)
+    source = emission.source
+    assert source.count("jnp.minimum(") == 1
+    assert "for layer in self.layers:\n            x = layer(x, " in source
+    arrays = [np.ones((2, 5, 6), np.float32), np.ones((2, 5), np.int32)]
+    assert np.array_equal(emission.model(arrays), invert.convert(keras_model)(arrays))
+
+
+def test_blocks_begin_with_their_attention() -> None:
+    x = given = keras.Input((5, 6))
+    x = x + L.Dense(6)(L.Dense(9, activation="relu")(L.LayerNormalization()(x)))
+    for _ in range(2):
+        y = L.LayerNormalization()(x)
+        x = x + L.MultiHeadAttention(2, 3)(y, y)
+        x = x + L.Dense(6)(L.Dense(9, activation="relu")(L.LayerNormalization()(x)))
+    source = _emitted(keras.Model(given, x)).source
+    text = source[source.index("class Block(") : source.index("class Model(")]
+    assert text.index("multi_head_attention(") < text.index("jax.nn.relu(")
+
+
+def test_layers_before_and_after_others_are_no_groups() -> None:
+    x = given = keras.Input((5, 6))
+    for i in range(2):
+        y = L.MultiHeadAttention(2, 3, name=f"att{i}")(x, x)
+        x = L.LayerNormalization(name=f"n1_{i}")(x + y)
+        y = L.Dense(6, name=f"ff2_{i}")(L.Dense(9, activation="relu", name=f"ff1_{i}")(x))
+        x = L.LayerNormalization(name=f"n2_{i}")(x + y)
+    source = _emitted(keras.Model(given, x)).source
+    assert "self.n_2(x + self.ff_2(jax.nn.relu(self.ff_1(x))))" in source
+    assert "ResidualBlock" not in source
+
+
+def test_a_layer_called_as_a_class_of_jax() -> None:
+    class P(L.Layer):
+        def build(self, shape: Any) -> None:
+            self.w = self.add_weight(shape=shape[1:], name="embedding")
+
+        def call(self, x: Any) -> Any:
+            return x + self.w
+
+    given = keras.Input((5, 6))
+    source = _emitted(keras.Model(given, L.Dense(3)(P()(given)))).source
+    assert "class P(eqx.Module)" in source and "PartitionSpec" not in source
+    assert 'embedding: Float[Array, "length dim"]' in source
+
+
+def test_functions_with_numbers_of_python_need_no_64_bits() -> None:
+    given = keras.Input((4,))
+    source = _emitted(keras.Model(given, L.Dense(3, activation="elu")(given))).source
+    assert "jax.nn.elu(" in source and "x64" not in source
+
+
+def test_a_layer_that_keeps_its_state_has_a_text() -> None:
+    given = keras.Input(batch_shape=(2, 4, 3))
+    module = invert.convert(keras.Model(given, L.LSTM(3, stateful=True)(given)))
+    assert "LSTM" in module.source

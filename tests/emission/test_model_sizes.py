@@ -98,14 +98,29 @@ def test_a_convolutional_network_of_one_width() -> None:
     assert "dim: int = 10" in _at_other_sizes(_images, sizes, others, x)
 
 
-def test_sizes_inside_that_have_no_names_are_numbers() -> None:
+def _wide(*, c_in: int, dim: int, channels: int, channels_2: int, n_out: int) -> Any:
+    given = x = keras.Input((12, 12, c_in))
+    for width in (dim, channels, channels_2):
+        x = L.Conv2D(width, 3, activation="relu")(x)
+    return keras.Model(given, L.Dense(n_out)(L.GlobalAveragePooling2D()(x)))
+
+
+def test_few_sizes_of_library_layers_are_numbered() -> None:
+    names = ("c_in", "dim", "channels", "channels_2", "n_out")
+    sizes, others = (dict(zip(names, n, strict=True)) for n in ((3, 6, 9, 14, 5), (3, 4, 5, 7, 2)))
+    x = np.random.default_rng(0).normal(size=(2, 12, 12, 3)).astype(np.float32)
+    _at_other_sizes(_wide, sizes, others, x)
+
+
+def test_many_sizes_inside_are_numbers() -> None:
     given = x = keras.Input((12, 12, 3))
-    for width in (6, 9, 14):
+    for width in (6, 9, 14, 11, 13):
         x = L.Conv2D(width, 3, activation="relu")(x)
     model = keras.Model(given, L.Dense(5)(L.GlobalAveragePooling2D()(x)))
     source = invert.convert(model).emit(loader=False).source
     assert "def __init__(self, *, c_in: int = 3, n_out: int = 5, key: PRNGKeyArray)" in source
-    assert re.findall(r"Conv2d\((\w+, \d+), ", source) == ["c_in, 6", "6, 9", "9, 14"]
+    found = re.findall(r"Conv2d\((\w+, \d+), ", source)
+    assert found == ["c_in, 6", "6, 9", "9, 14", "14, 11", "11, 13"]
 
 
 def _grouped(*, dim: int, heads: int, kv_heads: int, head_dim: int) -> Any:
@@ -243,7 +258,7 @@ def test_a_size_that_is_a_multiple_of_another_is_no_argument() -> None:
 
 def _by_ends(*, c_in: int, num_classes: int) -> Any:
     x = given = keras.Input((16, 16, c_in))
-    for i, width in enumerate((6, 10, 7)):
+    for i, width in enumerate((6, 10, 7, 11)):
         x = L.Conv2D(width, 3, strides=2, padding="same", activation="relu", name=f"conv{i}")(x)
     x = L.Dense(9, activation="relu", name="hidden")(L.GlobalAveragePooling2D()(x))
     return keras.Model(given, L.Dense(num_classes, activation="softmax", name="probabilities")(x))
@@ -469,8 +484,8 @@ def _gated(*, dim: int, depth: int, hidden: int, length: int) -> Any:
 
 
 def test_halves_of_a_hidden_size_and_positions_that_are_mixed() -> None:
-    sizes = {"dim": 6, "depth": 2, "hidden": 20, "length": 7}
-    others = {"dim": 5, "depth": 3, "hidden": 8, "length": 3}
+    sizes = {"dim": 6, "depth": 3, "hidden": 20, "length": 7}
+    others = {"dim": 5, "depth": 4, "hidden": 8, "length": 3}
     keras.utils.clear_session()
     text = invert.convert(_gated(**sizes)).emit(loader=False).source
     assert "hidden // 2" in text

@@ -779,11 +779,11 @@ class _Writing:
         # An author's name says more, as in `code_size`; that of a list is not the name of a size.
         library = _AUTOMATIC.fullmatch(without_number(field)) is not None
         usual = CHANNELS if wanted in ("c_in", "c_out") else HIDDEN
-        if field == HIDDEN or listed or (library and (usual not in taken or usual == HIDDEN)):
+        if field == HIDDEN or listed or library:
             return usual
         words = functools.reduce(_common_end, self._sharing(column), field.split("_"))
         name = "_".join(words) or field
-        return f"{name}_size" if name.replace("_", "").isalpha() else HIDDEN
+        return f"{name}_size" if name.replace("_", "").isalpha() else usual
 
     def _sharing(self, column: tuple[Any, ...]) -> Iterator[list[str]]:
         """The words in the names of the layers that return arrays of a size."""

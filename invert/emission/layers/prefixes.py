@@ -83,12 +83,15 @@ def _group_by_number(layer: Layer, parameters: Mapping[Var, Path]) -> None:
         step, found = layer.steps[i], _NUMBERED.fullmatch(name)
         if found is not None and isinstance(step, LayerCall) and not is_automatic(name):
             groups.setdefault(found[2], {})[found[1]] = step.layer
-    # In order: a normalization before a layer and one after it are no groups of one kind.
-    several = collections.Counter(tuple(g) for g in groups.values() if len(g) > 1)
-    wholes = [roles for roles, n in several.items() if n > 1]
+    links = Links(layer.steps, layer.outputs)
+    places = {s.layer: i for i, s in enumerate(layer.steps) if isinstance(s, LayerCall)}
+    # A normalization before a layer and one after it are no groups of one kind.
+    flows = {number: _flow(links, places, group) for number, group in groups.items()}
+    several = collections.Counter(flows[n] for n, g in groups.items() if len(g) > 1)
+    wholes = [flow for flow, n in several.items() if n > 1]
     for number, group in groups.items():
-        parts = (tuple(r for r in whole if r in group) for whole in wholes)
-        if len(group) < 2 or tuple(group) not in parts or len(group) == len(names):
+        parts = ({pair for pair in whole if {*pair} <= group.keys()} for whole in wholes)
+        if len(group) < 2 or flows[number] not in parts or len(group) == len(names):
             continue
         chosen = set(group.values())
         members = {
@@ -110,6 +113,21 @@ def _group_by_number(layer: Layer, parameters: Mapping[Var, Path]) -> None:
         inner.outputs.sort(key=lambda v: roles.get(v, ""))
         call = LayerCall(inner, list(inner.inputs), inner.results)
         layer.steps = ordered([*rest, (min(members), call)])
+
+
+def _flow(
+    links: Links, places: Mapping[Layer, int], group: Mapping[str, Layer]
+) -> frozenset[tuple[str, str]]:
+    """The roles in a group, each with itself and with those whose results it needs.
+
+    **Arguments:**
+
+    - `places`: the steps that call layers; `group`: the layers by their roles.
+    """
+    needed = {role: links.needed(places[x]) for role, x in group.items()}
+    return frozenset(
+        (a, b) for a in group for b in group if a == b or places[group[a]] in needed[b]
+    )
 
 
 def _is_connected(links: Links, region: Set[int]) -> bool:
