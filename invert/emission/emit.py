@@ -38,7 +38,7 @@ from invert.emission.layers import tree as layer_tree
 from invert.emission.layers.arguments import arrange
 from invert.emission.layers.given_sizes import give_sizes
 from invert.emission.layers.hoisted import hoisted
-from invert.emission.layers.masks import row_of, shared_values, with_common_scopes
+from invert.emission.layers.masks import rows_of, shared_values, with_common_scopes
 from invert.emission.layers.memory import Memories
 from invert.emission.layers.positions import give_positions
 from invert.emission.layers.separate_inputs import separate
@@ -525,7 +525,7 @@ def _tidy(recovered: Recovered) -> Jaxpr:
 
     def within(eqn: Eqn) -> Hashable:
         if not masks.isdisjoint(eqn.outvars):
-            return _SHARED, row_of(eqn)
+            return _SHARED, rows_of(eqn)
         if not any(map(is_var, eqn.invars)):
             if eqn.primitive.name == "iota":  # of rows and of columns
                 return names_of(eqn), id(_consumer(eqn, graph))

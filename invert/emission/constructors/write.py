@@ -752,9 +752,10 @@ class _Writing:
                         self.names.taken.add(name)
                         own = ast.Name(name, ast.Load())
                         return syntax.infix(number(k), "*", own)
-                    if name in self.arguments and all(
-                        k * v == w for v, w in zip(column, values, strict=True)
-                    ):
+                    # Others are multiples by chance.
+                    known = name in self.arguments and _has_other_sizes(self.cls)
+                    pairs = zip(column, values, strict=True)
+                    if known and all(k * v == w for v, w in pairs):
                         return syntax.infix(ast.Name(name, ast.Load()), "//", number(k))
         wanted = stem(wanted)
         if self.nodes[0].nodes and wanted in (*FEATURES, CHANNELS, HIDDEN):

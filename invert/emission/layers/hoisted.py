@@ -6,11 +6,11 @@ a layer before the blocks, and every block takes it as an argument.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence, Set
 
 from invert._private.jax import names_of, with_names
 from invert.emission.layers.cut import Path, common_prefix
+from invert.emission.layers.library_names import row_of
 from invert.emission.layers.links import users_of
 from invert.emission.python.naming import telling
 from invert.ir.graph import is_var
@@ -55,7 +55,7 @@ class _Hoisting:
             name = self._name(i, block, {names[v] for v in own})
             moved |= dict.fromkeys(cone, (*block[:-1], name))
             for v in own:
-                above = [n for n in names[v] if _row(n) == _row(block[-1])]
+                above = [n for n in names[v] if row_of(n) == row_of(block[-1])]
                 place = names[v].index(above[0]) if above else 0
                 names[v] = (*names[v][:place], name, names[v][-1])
         if not moved:
@@ -72,7 +72,7 @@ class _Hoisting:
         for scope in users:
             common = len(common_prefix((self.scopes[i], scope)))
             mine, theirs = self.scopes[i][common:], scope[common:]
-            if mine and theirs and _row(mine[0]) == _row(theirs[0]) != mine[0]:
+            if mine and theirs and row_of(mine[0]) == row_of(theirs[0]) != mine[0]:
                 block = self.scopes[i][: common + 1]
                 return block if any(s[: len(block)] == block for s in users) else ()
         return ()
@@ -108,15 +108,10 @@ class _Hoisting:
         every = {p for p in self.parameters.values() if {*above[-2:]} <= {*p[:-1]}}
         added = {self.eqns[k].primitive.name for v in self.eqns[i].outvars for k in self.users[v]}
         name = next(iter(own))[-1]
-        if above and every == own and _row(above[-1]) != _row(block[-1]):
+        if above and every == own and row_of(above[-1]) != row_of(block[-1]):
             name = above[-1]
         elif added == {"add"}:
             name = _BIAS
-        rows = {_row(s[len(block) - 1]) for s in self.scopes if len(s) >= len(block)}
-        said = telling(_row(block[-1]), rows)
+        rows = {row_of(s[len(block) - 1]) for s in self.scopes if len(s) >= len(block)}
+        said = telling(row_of(block[-1]), rows)
         return f"{said}_{name}" if said else name
-
-
-def _row(name: str) -> str:
-    """The name of a layer without its numbers."""
-    return re.sub(r"(_?\d+)+$", "", name)

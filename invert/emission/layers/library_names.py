@@ -30,6 +30,11 @@ def is_automatic(name: str) -> bool:
     return NUMBER in name or _AUTOMATIC.fullmatch(name) is not None
 
 
+def row_of(name: str) -> str:
+    """`layer_0_1` -> `layer`, the name of all layers of a row, some of which are called twice."""
+    return re.sub(r"(_?\d+)+$", "", name)
+
+
 # Layers of many uses.
 _GENERAL = re.compile(r"dense|linear|conv\w*|\w*normalization|\w*pooling\w*")
 

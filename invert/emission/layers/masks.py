@@ -7,11 +7,11 @@ layers take it as an argument.
 from __future__ import annotations
 
 import collections
-import re
 from collections.abc import Sequence, Set
 
 from invert._private.jax import names_of, with_names
 from invert.emission.layers.cut import Path, common_prefix
+from invert.emission.layers.library_names import row_of
 from invert.ir import kinds
 from invert.ir.graph import Graph
 from invert.ir.types import Eqn, Jaxpr, Var
@@ -21,8 +21,7 @@ def shared_values(graph: Graph, parameters: Set[Var]) -> set[Var]:
     """Values of layers in rows that depend on arguments of a program, but on no parameter.
 
     Values of no arguments, such as positions, and other layouts of arguments are among them if they
-    are for such values only.
-    Those of layers inside the layers of a row are not.
+    are for such values only. Those of layers inside the layers of a row are not.
     """
     dependent: set[Var] = set(parameters)
     given: set[Var] = set(graph.jaxpr.invars) - dependent
@@ -51,18 +50,18 @@ def shared_values(graph: Graph, parameters: Set[Var]) -> set[Var]:
 def _in_rows(paths: Sequence[Path]) -> set[Path]:
     """The scopes that are layers of a row, which no other row is around."""
     every = {path[:n] for path in paths for n in range(1, len(path) + 1)}
-    rows = collections.Counter((*path[:-1], _row(path[-1])) for path in every)
+    rows = collections.Counter((*path[:-1], row_of(path[-1])) for path in every)
     found: set[Path] = set()
     for path in sorted(every, key=len):
         around = (path[:n] in found for n in range(1, len(path)))
-        if rows[*path[:-1], _row(path[-1])] > 1 and not any(around):
+        if rows[*path[:-1], row_of(path[-1])] > 1 and not any(around):
             found.add(path)
     return found
 
 
-def row_of(eqn: Eqn) -> Path:
+def rows_of(eqn: Eqn) -> Path:
     """The scopes of an equation without numbers, the same for all layers of a row."""
-    return tuple(map(_row, names_of(eqn)))
+    return tuple(map(row_of, names_of(eqn)))
 
 
 def with_common_scopes(jaxpr: Jaxpr, values: Set[Var]) -> Jaxpr:
@@ -88,9 +87,4 @@ def _are_in_a_row(paths: Sequence[Path]) -> bool:
     """Whether some scopes are in several layers of a row."""
     place = len(common_prefix(paths))
     names = {path[place] for path in paths if len(path) > place}
-    return len(names) > 1 and len(set(map(_row, names))) == 1
-
-
-def _row(name: str) -> str:
-    """The name of a layer without its numbers."""
-    return re.sub(r"(_?\d+)+$", "", name)
+    return len(names) > 1 and len(set(map(row_of, names))) == 1

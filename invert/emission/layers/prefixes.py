@@ -90,7 +90,7 @@ def _group_by_number(layer: Layer, parameters: Mapping[Var, Path]) -> None:
     several = collections.Counter(flows[n] for n, g in groups.items() if len(g) > 1)
     wholes = [flow for flow, n in several.items() if n > 1]
     for number, group in groups.items():
-        parts = ({pair for pair in whole if {*pair} <= group.keys()} for whole in wholes)
+        parts = [frozenset(p for p in whole if {*p} <= group.keys()) for whole in wholes]
         if len(group) < 2 or flows[number] not in parts or len(group) == len(names):
             continue
         chosen = set(group.values())

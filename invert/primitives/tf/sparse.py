@@ -118,7 +118,7 @@ def _softmax(indices: Array, values: Array, shape: Ints) -> Array:
 @rule("SetSize", ignores=("validate_indices",))
 def _set_size(indices: Array, values: Array, shape: Ints) -> Array:
     """The number of distinct values in each row."""
-    *sizes, _ = shape
+    sizes = shape[:-1]
     rows, values = lax.sort((_numbered(indices[:, :-1], sizes), values), num_keys=2)
     repeats = jnp.pad((rows[1:] == rows[:-1]) & (values[1:] == values[:-1]), (1, 0))
     counts = jnp.zeros(math.prod(sizes), np.int32)
