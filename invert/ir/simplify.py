@@ -261,7 +261,9 @@ def _with_narrow_numbers(eqn: Eqn) -> Eqn:
         for dtype in types if len(types) == 1 else ():
             if dtype.kind == atom.aval.dtype.kind and not is_wide_dtype(dtype):
                 aval = ShapedArray((), dtype, weak_type=is_weak(atom))
-                names[v], invars[i] = Var(aval), Literal(np.asarray(atom.val, dtype)[()], aval)
+                with np.errstate(all="ignore"):
+                    number = np.asarray(atom.val).astype(dtype)[()]
+                names[v], invars[i] = Var(aval), Literal(number, aval)
     if not names:
         return eqn
     narrow = rename(jaxpr, names).replace(invars=[names.get(v, v) for v in jaxpr.invars])
