@@ -289,8 +289,9 @@ class Dimensions:
 
     def _layout(self, rank: int, field: str = "") -> tuple[Sequence[str], Sequence[str]]:
         """Names of the axes of images and kernels, in the order of the convolution by a field."""
-        start = max(self.text.find(f"self.{field}"), 0) if field else 0
-        stated, count = _STATED.search(self.text, start), rank - 2
+        used = re.search(rf"\bself\.{field}\b", self.text) if field else None
+        stated = _STATED.search(self.text, used.start() if used is not None else 0)
+        count = rank - 2
         spatial = _SPATIAL[-count:]
         sides = [f"k{axis}" for axis in spatial]
         first = _channel(self.images, rank) == 1

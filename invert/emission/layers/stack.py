@@ -251,7 +251,7 @@ class Stacker:
 
 
 def _given(call: LayerCall, v: Var) -> Atom:
-    """What a call passes for an input of its layer, which has the same name but for copies."""
+    """What a call passes for an input of its layer, which may have a variable of its own."""
     return call.invars[call.layer.inputs.index(v)] if type(call) is LayerCall else v
 
 
