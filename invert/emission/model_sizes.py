@@ -97,7 +97,7 @@ class ModelSizes(Choice):
         """
         units = {n: own.unit(n) for n in own.arguments if stem(n) not in _OWN}
         counts = collections.Counter(unit for unit in units.values() if unit)
-        told = vague | {n for n in units if n.endswith("_size")}
+        told = vague | {n for n in units if n.endswith("_size") or n != stem(n)}
         equal = {units[n] for n in told if counts[units.get(n, 0)] > 1}
         axes = own.axes(n for n, unit in units.items() if unit in equal)
         if axes <= self.joined:

@@ -260,3 +260,19 @@ def test_what_is_done_to_several_values_is_written_once() -> None:
     source = _emitted(run, [], x).source
     assert "query, key, value = (" in source
     assert "for y in jnp.split(x, 3, axis=-1)" in source
+
+
+def test_leaky_relu_has_the_derivative_of_tensorflow_at_zero() -> None:
+    tf = pytest.importorskip("tensorflow")
+
+    def run(x: Any) -> Any:
+        return tf.nn.leaky_relu(x, 0.2) + tf.nn.leaky_relu(2.0 * x, 0.3)
+
+    function = tf.function(run, input_signature=[tf.TensorSpec([5], tf.float32)])
+    emission = invert.convert(function).emit(loader=False)
+    assert "leaky_relu(x, 0.2)" in emission.source and "def leaky_relu(" in emission.source
+    x = np.array([-2.0, -0.0, 0.0, np.nan, np.inf], np.float32)
+    model: Any = emission.model
+    assert np.array_equal(model(x), run(x), equal_nan=True)
+    slopes = jax.grad(lambda x: jnp.sum(model(x)))(x)
+    assert np.allclose(slopes[:3], 0.8) and np.isclose(slopes[4], 3.0)

@@ -64,6 +64,11 @@ def gelu(x: Array) -> Array:
     return 0.5 * x * (1.0 + jnp.tanh(0.7978845608028654 * (x + 0.044715 * x**3)))
 
 
+def leaky_relu(x: Array, negative_slope: float) -> Array:
+    """The leaky ReLU of TensorFlow, whose derivative at zero is the slope."""
+    return jnp.where(x > 0.0, x, x * negative_slope)
+
+
 @functools.partial(jax.jit, static_argnums=1)
 def resize_bilinear(x: Array, size: tuple[int, int]) -> Array:
     """Interpolate (batch, height, width, channels) as `tf.image.resize` does, to its rounding."""
@@ -124,6 +129,7 @@ FUNCTIONS: Mapping[str, JaxFunction] = MappingProxyType(
         "helper_chain": chain,
         "helper_dropout": dropout,
         "helper_gelu": gelu,
+        "helper_leaky_relu": leaky_relu,
         "helper_resize_bilinear": resize_bilinear,
         "helper_resize_corners": resize_corners,
         "helper_resize_pixels": resize_pixels,

@@ -489,6 +489,20 @@ def _dropout(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
             yield Proposal(value, (x, key), PLAIN, True)
 
 
+def _leaky_relu(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
+    """`leaky_relu(x, 0.2)`, as TensorFlow computes it."""
+    mask, product = graph.producer(eqn.invars[0], "gt"), graph.producer(eqn.invars[1], "mul")
+    x = eqn.invars[-1]
+    if mask is None or product is None or not is_var(x) or x not in product.invars:
+        return
+    for slope in product.invars:
+        if isinstance(slope, Literal):
+            value = helpers.calling(
+                helpers.leaky_relu, _x(), literals.of_literal(slope, plain=True)
+            )
+            yield Proposal(value, (x,), library.noun("leaky_relu"), True)
+
+
 def _repeated(graph: Graph, atom: Atom) -> Atom | None:
     """The value that was broadcast to an atom, if any."""
     eqn = graph.producer(atom, "broadcast_in_dim")
@@ -795,7 +809,7 @@ ROWS: Mapping[str, tuple[Row, ...]] = {
     "add": (_with_size("+"), _broadcasting("+")),
     "sub": (_with_size("-"), _broadcasting("-")),
     "gather": (_lookup,),
-    "select_n": (_dropout, _where),
+    "select_n": (_dropout, _leaky_relu, _where),
     **{
         name: (_with_size(sign),)
         for name, sign in (
