@@ -314,6 +314,10 @@ class _Writing:
         }
         if self.whole:
             self.defaults = {name: column[0] for name, column in self.arguments.items()}
+        return self._function(body)
+
+    def _function(self, body: list[ast.stmt]) -> tuple[ast.FunctionDef, _Made]:
+        """The `__init__` of a body: sizes come first, options are given by name."""
         args = [syntax.argument("self")]
         key = [syntax.argument("key", syntax.name("PRNGKeyArray"))] if self._slots else []
         named = {
