@@ -65,8 +65,7 @@ class ModelSizes(Choice):
         vague = unclear(arguments)
         if LENGTH in arguments and not own.is_given(LENGTH):
             vague.add(LENGTH)
-        if self._join(own, vague):
-            return True
+        joined = self._join(own, vague)
         # Such as the two rows of a GRU's bias.
         numbers = any(
             n > 1 and scaled.is_number(v, i) and (v, i) not in inside for v, i, n in own.sizes
@@ -77,7 +76,8 @@ class ModelSizes(Choice):
         # An attention has heads beside its width.
         heads = {stem(n) for n in arguments} & {*_OWN}
         if self.one_width is None and tries and not heads:
-            self.one_width = True
+            self.one_width = joined = True
+        if joined:
             return True
         if self.one_width and ({HIDDEN, CHANNELS} & arguments.keys() or not names.width):
             self.one_width = False
