@@ -35,9 +35,8 @@ def separate(root: Layer, parameters: Mapping[Var, Path], memories: Memories) ->
             callers.setdefault(call.layer, []).append(call)
     # In order, since the last of several patterns counts.
     single = [x for x in callers if x.same is None and all(y.same is not x for y in callers)]
-    attentions = {x: _reads(x, parameters, every=False) for x in single}
-    layers = {x: _reads(x, parameters, every=True) for x in single}
-    for reads, every in ((attentions, False), (layers, True)):
+    for every in (False, True):
+        reads = {x: _reads(x, parameters, every=every) for x in single}
         patterns: dict[Hashable, set[Hashable]] = {}
         for layer in single:
             named = memories.of(layer)
