@@ -269,6 +269,11 @@ class _Writing:
         # The items of lists, with the number of their keys, by field.
         self._lists: dict[str, tuple[Sequence[repeats.Item], int]] = {}
 
+    @functools.cached_property
+    def _varies(self) -> bool:
+        """Whether the text of the class holds for parameters of other sizes."""
+        return _has_other_sizes(self.cls)
+
     def run(self) -> tuple[ast.FunctionDef, _Made]:
         body: list[ast.stmt] = []
         self.names.taken |= self.statics.keys()
@@ -653,7 +658,7 @@ class _Writing:
 
     def _depth(self, count: int) -> ast.expr:
         """The number of modules in a tuple, an argument of the model."""
-        if not self.whole or not _has_other_sizes(self.cls):
+        if not self.whole or not self._varies:
             return number(count)
         lists = [v for v in self.nodes[0].fields.values() if isinstance(v, Node) and v.listed]
         name = self.names.new(DEPTH if len(lists) == 1 else f"num_{self._current}")
@@ -716,7 +721,7 @@ class _Writing:
         if wanted == HEADS and column[0] < self.arguments.get(HEADS, column)[0]:
             wanted = KV_HEADS
         # A choice, as sizes are.
-        given = wanted in (HEADS, KV_HEADS) and _has_other_sizes(self.cls)
+        given = wanted in (HEADS, KV_HEADS) and self._varies
         given = given and self.cls not in self.all.counted
         whole = self.whole or wanted == KV_HEADS
         given = given and not (whole and wanted in self.all.as_numbers)
@@ -757,7 +762,7 @@ class _Writing:
                         own = ast.Name(name, ast.Load())
                         return syntax.infix(number(k), "*", own)
                     # Others are multiples by chance.
-                    known = name in self.arguments and _has_other_sizes(self.cls)
+                    known = name in self.arguments and self._varies
                     pairs = zip(column, values, strict=True)
                     if known and all(k * v == w for v, w in pairs):
                         return syntax.infix(ast.Name(name, ast.Load()), "//", number(k))
