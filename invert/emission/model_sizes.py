@@ -22,7 +22,7 @@ from invert.emission.size_names import SizeNames, is_end, unclear
 from invert.ir.sizes import Shape
 from invert.ir.types import Var
 
-# Sizes that are equal to others by chance.
+# Sizes that never stand for others of their number.
 _OWN = (HEADS, KV_HEADS, HEAD_DIM)
 
 
@@ -65,19 +65,19 @@ class ModelSizes(Choice):
         vague = unclear(arguments)
         if LENGTH in arguments and not own.is_given(LENGTH):
             vague.add(LENGTH)
-        joined = self._join(own, vague)
+        again = self._join(own, vague)
         # Such as the two rows of a GRU's bias.
         numbers = any(
             n > 1 and scaled.is_number(v, i) and (v, i) not in inside for v, i, n in own.sizes
         )
-        # Sizes without a common one, as far as is known.
+        # They may have a common width, which is the better argument.
         several = sum(stem(n) in (HIDDEN, CHANNELS) or n.endswith("_size") for n in arguments) > 1
         tries = (numbers or bool(vague) or several) and not names.has_width
         # An attention has heads beside its width.
         heads = {stem(n) for n in arguments} & {*_OWN}
         if self.one_width is None and tries and not heads:
-            self.one_width = joined = True
-        if joined:
+            self.one_width = again = True
+        if again:
             return True
         if self.one_width and ({HIDDEN, CHANNELS} & arguments.keys() or not names.width):
             self.one_width = False
@@ -144,7 +144,7 @@ class _Arguments:
         return {(v, i) for v, i, n in self.sizes if (n, self._scaled.size(v, i, n)) in columns}
 
     def unit(self, name: str) -> int:
-        """The number of which the sizes that are one with an argument are multiples."""
+        """The common divisor of the sizes that an argument determines; 0 if there is none."""
         found = {self._scaled.unit(v, i) for v, i in self.axes([name])}
         return found.pop() if len(found) == 1 else 0
 

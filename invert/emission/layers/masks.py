@@ -18,10 +18,10 @@ from invert.ir.types import Eqn, Jaxpr, Var
 
 
 def shared_values(graph: Graph, parameters: Set[Var]) -> set[Var]:
-    """Values of layers in rows that depend on arguments of a program, but on no parameter.
+    """The values that layers of a row compute from arguments of the program alone.
 
-    Values of no arguments, such as positions, and other layouts of arguments are among them if they
-    are for such values only. Those of layers inside the layers of a row are not.
+    Constants such as positions, and reshaped arguments, count if only such values use them. Values
+    of layers inside the layers of a row do not.
     """
     dependent: set[Var] = set(parameters)
     given: set[Var] = set(graph.jaxpr.invars) - dependent
@@ -48,7 +48,7 @@ def shared_values(graph: Graph, parameters: Set[Var]) -> set[Var]:
 
 
 def _in_rows(paths: Sequence[Path]) -> set[Path]:
-    """The scopes that are layers of a row, which no other row is around."""
+    """The scopes of the layers of outermost rows."""
     every = {path[:n] for path in paths for n in range(1, len(path) + 1)}
     rows = collections.Counter((*path[:-1], row_of(path[-1])) for path in every)
     found: set[Path] = set()
@@ -65,7 +65,7 @@ def rows_of(eqn: Eqn) -> Path:
 
 
 def with_common_scopes(jaxpr: Jaxpr, values: Set[Var]) -> Jaxpr:
-    """The program, in which such values of several layers of a row are in the layer around."""
+    """The program with values that several layers of a row use moved to the layer around them."""
     graph = Graph(jaxpr)
     scopes: dict[Eqn, Path] = {}
     moved: set[Eqn] = set()
