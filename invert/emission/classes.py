@@ -86,6 +86,7 @@ from invert.ir.sizes import Shape
 from invert.ir.types import Atom, Eqn, Jaxpr, Var
 
 _CALL = "__call__"
+_TOTAL = "total"  # of the results of all layers of a list
 
 
 def _self() -> ast.expr:
@@ -183,7 +184,7 @@ class Classes:
         # The names of the program's arguments, and those of the arguments of lists' layers.
         self.called: dict[Var, str] = {}
         self._listed: dict[tuple[str, str], list[str]] = {}
-        self._carried = {c.layer.listed: x.carried for c, x in self.lists.carried()}
+        self._carried = {c.layer.listed: x.stream for c, x in self.lists.carried()}
         # The keyword-only arguments of the layers.
         self._keywords: dict[Layer, dict[Var, str]] = {}
         # Called with the number of layers written so far and the total.
@@ -249,21 +250,37 @@ class Classes:
     def _loop(self, body: Body, eqn: Loop) -> Placed:
         """`for block in self.blocks: x = block(x)`."""
         field, _, _ = self.tree.names[eqn.layer].partition(".")
-        start = body.operand(eqn.invars[eqn.carried])
+        starts = [body.operand(eqn.invars[i]) for i, _ in eqn.carried]
+        starts += [body.operand(t.start) for t in eqn.totals]
         branch = field if of_layer(field) == BRANCH else ""
         hints = [branch or self._for_users(eqn.outvars[0], body) or STREAM]
         if self.lists.chains() and not self._keywords[eqn.layer]:
-            chained = helpers.calling(helpers.chain, syntax.field(_self(), field), start)
+            chained = helpers.calling(helpers.chain, syntax.field(_self(), field), *starts)
             return Placed(chained, hints=hints, flows="blank")
-        element, target = syntax.new_token(), body.token(eqn.outvars[0])
+        element, tokens = syntax.new_token(), [body.token(v) for v in eqn.outvars]
+        passed = {i: t for (i, _), t in zip(eqn.carried, tokens, strict=False)}
         args = [
-            ast.Name(target, ast.Load()) if i == eqn.carried else body.settled(a)
-            for i, a in enumerate(eqn.invars)
+            ast.Name(passed[i], ast.Load()) if i in passed else body.settled(a)
+            for i, a in enumerate(eqn.given)
         ]
         value = self._applied(ast.Name(element, ast.Load()), eqn.layer, args)
         hint = singular(re.sub(r".*\d_|\d+$", "", snake(field, "layer")))
-        hint = "block" if len(hint) == 1 else hint
-        repeat = Repeat(syntax.field(_self(), field), element, hint, value)
+        hint = "block" if len(hint) < 3 else hint
+        layers: ast.expr = syntax.field(_self(), field)
+        if eqn.skipped:
+            layers = syntax.item(layers, ast.Slice(syntax.number(eqn.skipped)))
+        outs: list[str | None] = [None] * len(eqn.layer.outputs)
+        for (_, j), token in zip(eqn.carried, tokens, strict=False):
+            outs[j] = token
+        totals: list[tuple[str, ast.expr]] = []
+        for total, token in zip(eqn.totals, tokens[len(eqn.carried) :], strict=True):
+            outs[total.place] = result = syntax.new_token()
+            spelled = spelling.spell(total.eqn, self.file)
+            own = {body.token(total.before): token, body.token(total.of): result}
+            totals.append((token, syntax.renamed(spelled, own)))
+        hints += [PLAIN] * (len(eqn.carried) - 1) + [_TOTAL] * len(eqn.totals)
+        repeat = Repeat(layers, element, hint, value, outs if len(outs) > 1 else (), totals)
+        start = syntax.one_or_tuple(starts)
         return Placed(start, False, hints=hints, flows="blank", repeat=repeat)
 
     def _for_users(self, v: Var, body: Body) -> str:
@@ -334,7 +351,7 @@ class Classes:
         hint = "h" if eqn.layer.name == "cell" else hint
         hint = STREAM if residuals(eqn.layer) else hint
         alone = sum(not isinstance(v, StateVar) for v in eqn.outvars) == 1
-        inside = self._named[eqn.layer]
+        inside, passed = self._named[eqn.layer], self.lists.passed(eqn)
         hints = []
         named = [v for v in eqn.outvars if says(inside.get(v))]
         for v in eqn.outvars:
@@ -344,6 +361,8 @@ class Classes:
                 other = PLAIN  # the layer is known by its other results
             if not alone and own in ("h", "c"):
                 other = f"{hint}_{own}"  # the final state, beside other results
+            if v in passed:
+                other = STREAM
             hints.append("state" if isinstance(v, StateVar) else other)
         return hints
 
@@ -925,9 +944,7 @@ class Classes:
         """Whether a layer with layers inside has sizes without names of their own."""
         made, _ = self.inits.made(scaled.node)
         second = f"{HIDDEN}_2"
-        unnamed = any(
-            (n != stem(n) and n != second) or n.endswith(f"_{HIDDEN}") for n in made.arguments
-        )
+        unnamed = any((n != stem(n) and n != second) for n in made.arguments)
         return unnamed and bool(scaled.node.nodes)
 
     def _runs(self, cls: Class, scaled: Scaled, namespace: ModuleType) -> bool:

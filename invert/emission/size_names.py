@@ -47,7 +47,7 @@ _ENDS = frozenset(("n_in", "c_in", "n_out", "c_out"))
 _CLEAR = re.compile(
     "|".join((*_ENDS, DIM, DEPTH, f"num_(?!{ROWS.removeprefix('num_')}).*", "[a-z_]+_size"))
     + f"|{LENGTH}|{LATENT_DIM}|([a-z]+_)?({'|'.join((VOCABULARY, POSITIONS, HEADS, KV_HEADS))}"
-    + f"|{HEAD_DIM}|({CHANNELS}|{HIDDEN})(_2)?)"
+    + f"|{HEAD_DIM}|({CHANNELS}|{HIDDEN})(_2)?|[a-z]+_{DIM})"
 )
 # The size of a result that is a distribution.
 _CLASSES = "num_classes"
@@ -252,7 +252,8 @@ class SizeNames:
             if len(keys) == 1:
                 names[keys[0]] = wanted
             elif len({*said} - {""}) == len(keys):
-                names |= {k: f"{word}_{wanted}" for k, word in zip(keys, said, strict=True)}
+                kind = DIM if wanted == HIDDEN else wanted
+                names |= {k: f"{word}_{kind}" for k, word in zip(keys, said, strict=True)}
         self.has_width = DIM in names.values()
         inner = [
             k

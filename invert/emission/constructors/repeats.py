@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import itertools
-from collections.abc import Collection, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 
 from invert.emission.python import syntax
 from invert.emission.python.format import fitted
@@ -16,6 +16,8 @@ NEXT_KEY = "$next"
 # The least number of lines that a repetition and a table save.
 _LEAST_SAVED = 2
 KEY = "key"
+# The position of a layer in its list.
+PLACE = "i"
 _WIDTH, _LONGEST_TARGET = 100, 80
 _INDENT = " " * 8
 
@@ -73,6 +75,64 @@ def tuple_of(
         if other is not None and _lines(other) <= least - _LEAST_SAVED:
             best, least = other, _lines(other)
     return best
+
+
+def by_position(
+    calls: Sequence[ast.expr], parameters: Sequence[Parameters]
+) -> Callable[[ast.expr], tuple[ast.expr, bool]] | None:
+    """One call for all, whose arguments follow from the position `i` if they differ.
+
+    Powers of two do, and a flag that only the first or the last layer has or lacks. The result
+    makes the call for a number of layers, and says whether it mentions the position.
+    """
+    if len({*map(_text, calls)}) == 1:
+        return lambda count: (calls[0], False)
+    items = items_of(calls, parameters)
+    if items is None or len({(_text(i.call.func), *i.arguments) for i in items}) > 1:
+        return None
+    columns = {n: [i.arguments[n] for i in items] for n in items[0].arguments}
+    varying = {n: c for n, c in columns.items() if len({*map(_text, c)}) > 1}
+    rules = {n: rule for n, c in varying.items() if (rule := _rule(c)) is not None}
+    if len(rules) < len(varying):
+        return None
+
+    def made(count: ast.expr) -> tuple[ast.expr, bool]:
+        given = {n: rule(count) for n, rule in rules.items()}
+        own = {k.arg for k in items[0].call.keywords} | rules.keys()
+        values = {**items[0].arguments, **given}
+        plain = list(values)[: len(items[0].call.args)]
+        keywords = {n: v for n, v in values.items() if n not in plain and n in own}
+        keywords |= {k.arg: k.value for k in items[0].call.keywords if k.arg == KEY}
+        return call(items[0].call.func, *(values[n] for n in plain), **keywords), True
+
+    return made
+
+
+def _rule(column: Sequence[ast.expr]) -> Callable[[ast.expr], ast.expr] | None:
+    """How an argument of the layers of a list follows from their positions."""
+    values = [n.value if isinstance(n, ast.Constant) else None for n in column]
+    place, last = ast.Name(PLACE, ast.Load()), len(values) - 1
+    if all(type(v) is int for v in values):
+        powers = len(values) > 2 and values == [2**i for i in range(len(values))]
+        power = ast.BinOp(number(2), ast.Pow(), place)
+        return (lambda count: power) if powers else None
+    if not all(type(v) is bool for v in values):
+        return None
+    for flag in (True, False):
+        if values == [flag] + [not flag] * last:
+            sign = ast.Eq() if flag else ast.Gt()
+            return lambda count: ast.Compare(place, [sign], [number(0)])
+        if values == [not flag] * last + [flag]:
+            sign = ast.Eq() if flag else ast.Lt()
+            return lambda count: ast.Compare(place, [sign], [_less(count)])
+    return None
+
+
+def _less(count: ast.expr) -> ast.expr:
+    """A number minus one."""
+    if isinstance(count, ast.Constant):
+        return number(_int(count) - 1)
+    return ast.BinOp(count, ast.Sub(), number(1))
 
 
 def items_of(calls: Sequence[ast.expr], parameters: Sequence[Parameters]) -> list[Item] | None:

@@ -641,19 +641,23 @@ class _Writing:
         k = ast.Name("k", ast.Load())
         before, slots, taken = dict(self.arguments), self._slots, set(self.names.taken)
         each = [self._new(c, lambda: k) for c in columns]
-        if len({syntax.text_of(e) for e in each}) == 1:
-            target = ast.Name("k" if keyed else "_", ast.Store())
+        inner = [self._parameters(node) for node in first]
+        by_position = repeats.by_position(each, inner)
+        if by_position is not None:
             one_by_one = any(layer.indexed for layer in first[0].layers)
             count = number(len(first)) if one_by_one else self._depth(len(first))
-            items = call("jax.random.split", self._key(), count) if keyed else None
-            items = items or call("range", count)
-            self._add_list(each, first, 1)
-            generator = ast.GeneratorExp(each[0], [ast.comprehension(target, items, [], 0)])
+            item, counts = by_position(count)
+            if not counts:
+                self._add_list(each, first, 1)
+            items = call("jax.random.split", self._key(), count) if keyed else call("range", count)
+            names = [*([repeats.PLACE] if counts else []), *(["k"] if keyed else [])] or ["_"]
+            items = call("enumerate", items) if len(names) > 1 else items
+            target = syntax.store(syntax.one_or_tuple([syntax.name(n) for n in names]))
+            generator = ast.GeneratorExp(item, [ast.comprehension(target, items, [], 0)])
             return call("tuple", generator)
         self.arguments, self._slots, self.names.taken = before, slots, taken
         calls = [self._new(c, self._key) for c in columns]
         self._add_list(calls, first, len(first))
-        inner = [self._parameters(node) for node in first]
         return repeats.tuple_of(calls, inner, {*self.names.taken, *self.arguments})
 
     def _depth(self, count: int) -> ast.expr:
@@ -781,7 +785,7 @@ class _Writing:
         if not self.whole:
             usual = CHANNELS if column[0] in self._channels else HIDDEN
             counted = re.search(r"_\d+$", self._current) is not None
-            return usual if usual not in taken or counted else f"{field}_{HIDDEN}"
+            return usual if usual not in taken or counted else f"{field}_{DIM}"
         if DIM not in taken:
             return DIM
         inside = self.nodes[0].fields.get(self._current)

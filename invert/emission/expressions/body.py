@@ -366,7 +366,8 @@ class Body:
         inside: Mapping[str, Statement],
     ) -> Statement:
         """The statement of an equation, with the statements of the inlined operands by token."""
-        outs = [v if self._uses.get(v) else None for v in eqn.outvars]
+        loops = placed.repeat is not None  # and assigns what it passes on
+        outs = [v if loops or self._uses.get(v) else None for v in eqn.outvars]
         first = eqn.outvars[0]
         hints = self._hints(eqn, placed, atoms)
         heirs: list[str] = []

@@ -108,7 +108,7 @@ class _Renderer:
         kept = {*self.captured, *(f.token for f in statement.functions)}
         if statement.repeat is not None:  # it is read after the target is assigned
             kept.update(syntax.tokens_in(statement.repeat.iterable))
-            kept.update(syntax.tokens_in(statement.repeat.value))
+            kept.update(*map(syntax.tokens_in, statement.repeat.values()))
         dying = [t for t in known if self.last.get(t) == i and t not in kept]
         value = syntax.renamed(statement.value, given)
         for token in dying:
@@ -117,12 +117,14 @@ class _Renderer:
         made_by = _called(statement.value)
         self.called.update((t, made_by) for t in statement.targets if t is not None)
         for k, token in enumerate(statement.targets):
-            if token is None or token not in self.last:
+            # What a loop passes on has a name, whether or not it is used afterwards.
+            passed = statement.repeat is not None and len(statement.targets) > 1
+            if token is None or (token not in self.last and not passed):
                 targets.append(ast.Name("_", ast.Load()))
                 continue
             own = statement.types[k] if k < len(statement.types) else None
             self.types[token] = own
-            wanted = self._reused(statement, own, dying)
+            wanted = self._reused(statement, k, own, dying)
             if wanted is None and self.streams.holds(i):
                 wanted = next((n for n in (STREAM, PLAIN) if n not in names.taken), None)
             if wanted is None:
@@ -139,6 +141,9 @@ class _Renderer:
             self.body.append(syntax.assign(target, value))
         if statement.repeat is not None:
             self._repeat(statement.repeat, target)
+            for token in statement.targets:
+                if token is not None and token not in self.last:
+                    names.free(given[token])
 
     def _hint(
         self, statement: Statement, k: int, own: ValueType | None, read: Sequence[str]
@@ -184,22 +189,38 @@ class _Renderer:
     def _repeat(self, repeat: Repeat, target: ast.expr) -> None:
         name = self.names.new(repeat.hint)
         given = {**self.given, repeat.element: name}
-        step = syntax.assign(target, syntax.renamed(repeat.value, given))
+        own = [t for t in repeat.outs if t is not None and t not in given]
+        given |= {t: self.names.new(PLAIN) for t in own}
+        if repeat.outs:
+            results = (ast.Name("_" if t is None else given[t], ast.Load()) for t in repeat.outs)
+            target = syntax.tuple_of(results)
+        steps = [syntax.assign(target, syntax.renamed(repeat.value, given))]
+        for token, value in repeat.totals:
+            total = ast.Name(given[token], ast.Load())
+            steps.append(syntax.assign(total, syntax.renamed(value, given)))
         element = ast.Name(name, ast.Store())
         iterable = syntax.renamed(repeat.iterable, self.given)
-        self.body.append(ast.For(element, iterable, [step], [], lineno=0))
-        self.names.free(name)
+        self.body.append(ast.For(element, iterable, steps, [], lineno=0))
+        for used in (name, *(given[t] for t in own)):
+            self.names.free(used)
 
     def _reused(
-        self, statement: Statement, own: ValueType | None, dying: Sequence[str]
+        self, statement: Statement, k: int, own: ValueType | None, dying: Sequence[str]
     ) -> str | None:
-        """The name of an operand that the target reuses, if any."""
-        if not statement.flows or len(statement.targets) != 1:
+        """The name of an operand that a target reuses, if any."""
+        heirs = statement.heirs
+        if statement.repeat is not None and isinstance(statement.value, ast.Tuple):
+            start = statement.value.elts[k]
+            heirs = [start.id] if isinstance(start, ast.Name) else []
+        elif not statement.flows or len(statement.targets) != 1:
             return None
-        for token in statement.heirs:
+        for token in heirs:
             if token not in dying or self.given[token] in self.names.taken:
                 continue
-            if statement.flows == "blank" and not is_blank(self.given[token]):
+            counts = statement.repeat is not None and k >= len(statement.targets) - len(
+                statement.repeat.totals
+            )
+            if statement.flows == "blank" and not (counts or is_blank(self.given[token])):
                 continue
             if token in self.types and (statement.flows == "any" or self.types[token] == own):
                 return self.given[token]

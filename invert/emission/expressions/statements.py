@@ -27,13 +27,27 @@ class Repeat:
     **Arguments:**
 
     - `element`: the token of the element, and `hint` its preferred name.
-    - `value`: over the tokens of the element, of the target and of others.
+    - `value`: over the tokens of the element, of the targets and of others.
+    - `outs`: the tokens of the results of the value if there are several, `None` for unused ones.
+    - `totals`: the targets that are assigned after these, with their values.
     """
 
     iterable: ast.expr
     element: str
     hint: str
     value: ast.expr
+    outs: Sequence[str | None] = ()
+    totals: Sequence[tuple[str, ast.expr]] = ()
+
+    def values(self) -> list[ast.expr]:
+        """What it assigns."""
+        return [self.value, *(value for _, value in self.totals)]
+
+    def changed(self, change: Callable[[ast.expr], ast.expr]) -> Repeat:
+        """The loop with other expressions."""
+        totals = [(token, change(value)) for token, value in self.totals]
+        iterable, value = change(self.iterable), change(self.value)
+        return dataclasses.replace(self, iterable=iterable, value=value, totals=totals)
 
 
 @dataclasses.dataclass
@@ -49,7 +63,7 @@ class Statement:
     - `flows`: whether it reuses such a name; `"any"` if the type does not matter, `"blank"` if
         only `x` and `y` are reused.
     - `heirs`: tokens whose names it may reuse.
-    - `repeat`: a following loop on its single target.
+    - `repeat`: a following loop on its targets.
     - `pattern`: the nesting of the results.
     - `place`: the number of the first equation in it that calls a layer, otherwise of its own.
     - `calls`: whether it calls a layer.
@@ -127,9 +141,8 @@ class FunctionText:
         """Change each expression of the body and of local functions."""
         for statement in self.body:
             statement.value = change(statement.value)
-            if (repeat := statement.repeat) is not None:
-                iterable, value = change(repeat.iterable), change(repeat.value)
-                statement.repeat = dataclasses.replace(repeat, iterable=iterable, value=value)
+            if statement.repeat is not None:
+                statement.repeat = statement.repeat.changed(change)
             for function in statement.functions:
                 function.rewrite(change)
         self.result = change(self.result)
@@ -144,7 +157,8 @@ def read(statement: Statement) -> Iterator[str]:
     yield from syntax.tokens_in(statement.value)
     if statement.repeat is not None:
         yield from syntax.tokens_in(statement.repeat.iterable)
-        own = {statement.repeat.element, *statement.targets}
-        yield from (t for t in syntax.tokens_in(statement.repeat.value) if t not in own)
+        own = {statement.repeat.element, *statement.targets, *statement.repeat.outs}
+        for value in statement.repeat.values():
+            yield from (t for t in syntax.tokens_in(value) if t not in own)
     for function in statement.functions:
         yield from function.free()

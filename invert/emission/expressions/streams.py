@@ -86,7 +86,7 @@ def _parts(value: ast.expr) -> set[str]:
 
 
 def _reads(repeat: Repeat, token: str) -> bool:
-    return any(token in syntax.tokens_in(e) for e in (repeat.iterable, repeat.value))
+    return any(token in syntax.tokens_in(e) for e in (repeat.iterable, *repeat.values()))
 
 
 def _skips(value: ast.expr, token: str) -> bool:

@@ -7,7 +7,7 @@ import dataclasses
 import itertools
 import operator
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 
 from invert.emission.layers.branches import BRANCH
 from invert.emission.layers.cut import Layer, LayerCall, layers_in
@@ -24,18 +24,52 @@ from invert.ir.types import Atom, Eqn, Var
 _MANY = 3
 
 
-@dataclasses.dataclass(eq=False)
-class Loop(LayerCall):
-    """Successive calls of all layers of a list; replaces an equation.
-
-    `layer` is the first one; the operands are its inputs, the result is that of the last one.
+@dataclasses.dataclass(frozen=True)
+class Total:
+    """One result of all layers of a list, combined from the first to the last by one operation.
 
     **Arguments:**
 
-    - `carried`: the position, among the inputs, of the value passed from layer to layer.
+    - `place`: its position among the outputs of a layer.
+    - `eqn`: the equation that adds the result of the last layer, `of`, to `before`.
+    - `start`: what the first of these equations begins with.
     """
 
-    carried: int = 0
+    place: int
+    eqn: Eqn
+    before: Var
+    of: Var
+    start: Atom
+
+
+@dataclasses.dataclass(eq=False)
+class Loop(LayerCall):
+    """Successive calls of the layers of a list; replaces an equation.
+
+    `layer` is the first one that the loop calls. The operands are its inputs, then what totals
+    start with; the results are the carried values of the last one, then the totals.
+
+    **Arguments:**
+
+    - `carried`: for each value passed from layer to layer, its positions among the inputs and the
+        outputs; the first one is the stream.
+    - `totals`: the results that are combined.
+    - `skipped`: how many layers are called before the loop.
+    """
+
+    carried: Sequence[tuple[int, int]] = ((0, 0),)
+    totals: Sequence[Total] = ()
+    skipped: int = 0
+
+    @property
+    def stream(self) -> int:
+        """The position of the stream among the inputs."""
+        return self.carried[0][0]
+
+    @property
+    def given(self) -> Sequence[Atom]:
+        """The operands that are inputs of the layer."""
+        return self.invars[: len(self.invars) - len(self.totals)]
 
 
 @dataclasses.dataclass(eq=False)
@@ -95,6 +129,16 @@ class Lists:
         for call, loop in self.loops.items():
             if isinstance(loop, Loop):
                 yield call, loop
+
+    def passed(self, call: LayerCall) -> set[Var]:
+        """The results of a layer that are the stream of the loop after it."""
+        return {
+            v
+            for _, x in self.carried()
+            if x.skipped
+            for v in call.outvars
+            if v is x.invars[x.stream]
+        }
 
     def unroll(self, layer: Layer) -> None:
         """Finds calls of a layer on all parts of an array, in a layer and the layers inside it."""
@@ -159,29 +203,20 @@ class Lists:
         self._in_branches(layer, names)
         self._mixed(layer, names, _numbered(names))
         for run in stacker.runs(layer):
-            first, last = run.calls[0], run.calls[-1]
-            if len(run.carried) != 1 or len(first.layer.outputs) != 1:
-                continue
-            if any(type(c) is not LayerCall or c.layer.native is not None for c in run.calls):
-                continue  # a stack, or a layer of Equinox
+            first = run.calls[0]
+            if any(c.layer.native is not None for c in run.calls):
+                continue  # a layer of Equinox
             if any(c in self.covered for c in run.calls) or not _consecutive(run.calls, names):
                 continue
             if _is_short(run.calls) or _is_a_part(run.calls, names):
                 continue
             if layer.block and len(run.calls) == 2:
                 continue  # other blocks may not have two that are alike
-            ((carried, _),) = run.carried
-            if any(_elsewhere(c.outvars[0], layer) for c in run.calls[:-1]):
-                continue
             name = plural(first.layer.kind or first.layer.field or first.layer.name)
             if any(c.layer.listed == name for c in names):
                 continue  # there cannot be two lists of one name
-            for call in run.calls:
-                call.layer.listed = name
-            self.loops[first] = Loop(
-                first.layer, list(first.invars), list(last.outvars), carried=carried
-            )
-            self.covered.update(run.calls)
+            if (series := _series(run.calls, layer)) is not None:
+                self._list(run.calls, name, series, mixed=False)
         blocks: dict[str, list[LayerCall]] = collections.defaultdict(list)
         for call in names:
             if call.layer.block and call not in self.covered:
@@ -200,14 +235,14 @@ class Lists:
     ) -> None:
         """Lists of different blocks, each of which takes the result of the previous one."""
         for calls in groups:
-            if len(calls) < 2 or not _consecutive(calls, names) or not self._passes(calls, layer):
+            if len(calls) < 2 or not _consecutive(calls, names) or _is_a_part(calls, names):
                 continue
-            if _is_a_part(calls, names):
+            if (series := _series(calls, layer)) is None:
                 continue
             first = calls[0].layer
             name = plural(LETTERED.sub(r"\1", first.kind or first.field or first.name).rstrip("_"))
             if not any(c.layer.listed == name for c in names):
-                self._list(calls, name)
+                self._list(calls, name, series)
 
     def _in_branches(self, layer: Layer, names: Mapping[LayerCall, str]) -> None:
         """Make a list of the layers of each branch: `branch3_1`, `branch3_2`, ....
@@ -220,22 +255,18 @@ class Lists:
             if (place := re.fullmatch(rf"({BRANCH}\d+)_\d+", call.layer.field)) is not None:
                 found[place[1]].append(call)
         for name, calls in found.items():
-            if len(calls) > 1 and name not in parted and self._passes(calls, layer):
-                self._list(calls, name)
+            if len(calls) > 1 and name not in parted:
+                series = _series(calls, layer)
+                if series is not None and len(calls[0].outvars) == 1:
+                    self._list(calls, name, series)
 
-    def _passes(self, calls: Sequence[LayerCall], layer: Layer) -> bool:
-        """Whether each layer takes only the result of the previous one."""
-        single = all(type(c) is LayerCall and len(c.invars) == len(c.outvars) == 1 for c in calls)
-        if not single or any(_elsewhere(c.outvars[0], layer) for c in calls[:-1]):
-            return False
-        return all(b.invars[0] is a.outvars[0] for a, b in itertools.pairwise(calls))
-
-    def _list(self, calls: Sequence[LayerCall], name: str) -> None:
+    def _list(
+        self, calls: Sequence[LayerCall], name: str, series: _Series, *, mixed: bool = True
+    ) -> None:
         for call in calls:
-            call.layer.listed, call.layer.mixed = name, True
-        first, last = calls[0], calls[-1]
-        self.loops[first] = Loop(first.layer, list(first.invars), list(last.outvars))
-        self.covered.update(calls)
+            call.layer.listed, call.layer.mixed = name, mixed
+        self.loops[calls[series.loop.skipped]] = series.loop
+        self.covered |= series.covered
 
     def _with_first(self, layer: Layer) -> None:
         """Add the block before a list, if its layers are some of those of each block in the list.
@@ -246,6 +277,8 @@ class Lists:
         for first, loop in list(self.loops.items()):
             before = makers.get(loop.invars[0])
             if first not in layer.steps or type(loop) is not Loop or len(loop.invars) != 1:
+                continue
+            if len(loop.outvars) != 1:
                 continue
             if type(before) is not LayerCall or before.layer.listed or len(before.invars) != 1:
                 continue
@@ -283,8 +316,110 @@ class Lists:
         """Whether enough lists are called apart from each other for a helper function."""
         loops = [x for x in self.loops.values() if type(x) is Loop]
         made = {v for x in loops for v in x.outvars}
-        apart = [x for x in loops if x.invars[x.carried] not in made]
-        return len(apart) >= _MANY and all(len(x.invars) == 1 for x in loops)
+        apart = [x for x in loops if x.invars[x.stream] not in made]
+        return len(apart) >= _MANY and all(len(x.invars) == len(x.outvars) == 1 for x in loops)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Series:
+    """The loop over some calls, with the calls and equations that it replaces."""
+
+    loop: Loop
+    covered: Set[Eqn]
+
+
+def _series(calls: Sequence[LayerCall], layer: Layer) -> _Series | None:
+    """Calls of which each takes the results of the one before, and otherwise the same values.
+
+    Of the other results, nothing is used but their total.
+    """
+    first, last = calls[0], calls[-1]
+    forms = {(len(c.invars), len(c.outvars)) for c in calls}
+    if len(forms) > 1 or not all(type(c) is LayerCall for c in calls):
+        return None
+    carried: list[tuple[int, int]] = []
+    for i, column in enumerate(zip(*(c.invars for c in calls), strict=True)):
+        passed = [
+            j
+            for j in range(len(first.outvars))
+            if all(a is c.outvars[j] for a, c in zip(column[1:], calls, strict=False))
+        ]
+        if passed:
+            carried.append((i, passed[0]))
+        elif any(a is not column[0] for a in column):
+            return None
+    if not carried or len({j for _, j in carried}) < len(carried):
+        return None
+    members = set(calls)
+    users: dict[Atom, list[Eqn]] = collections.defaultdict(list)
+    for step in layer.steps:
+        for atom in dict.fromkeys(filter(is_var, step.invars)):
+            users[atom].append(step)
+    results = {a for a in layer.outputs if is_var(a)}
+    totals: list[Total] = []
+    covered: set[Eqn] = {*calls}
+    passing = {j for _, j in carried}
+    for j in range(len(first.outvars)):
+        every = [c.outvars[j] for c in calls]
+        outside = [v for v in every if v in results or not members.issuperset(users[v])]
+        if not outside or (j in passing and outside == [last.outvars[j]]):
+            continue
+        total = None if j in passing or results & {*every} else _total(j, every, users, results)
+        if total is None:
+            return None
+        totals.append(total)
+        covered |= {e for v in every for e in users[v]}
+    skipped = {int(t.start is first.outvars[t.place]) for t in totals} or {0}
+    if len(skipped) > 1:
+        return None
+    (begin,) = skipped
+    before = set(first.outvars) | {v for s in _before(layer.steps, first) for v in s.outvars}
+    made = {v for s in layer.steps for v in s.outvars}
+    if any(is_var(t.start) and t.start in made - before for t in totals):
+        return None
+    start = calls[begin]
+    outvars = [*(last.outvars[j] for _, j in carried), *(t.eqn.outvars[0] for t in totals)]
+    loop = Loop(
+        start.layer, [*start.invars, *(t.start for t in totals)], outvars,
+        carried=carried, totals=totals, skipped=begin,
+    )  # fmt: skip
+    return _Series(loop, covered - {*calls[:begin]})
+
+
+def _before(steps: Sequence[Eqn], step: Eqn) -> Iterator[Eqn]:
+    return itertools.takewhile(lambda s: s is not step, steps)
+
+
+# Operations by which the results of layers are combined.
+_TOTALS = frozenset(("add", "max", "min", "mul"))
+
+
+def _total(
+    place: int, every: Sequence[Var], users: Mapping[Atom, Sequence[Eqn]], results: Set[Atom]
+) -> Total | None:
+    """The combination of one result of each layer, each step of which only the next one uses."""
+    eqns = [users[v][0] for v in every if len(users[v]) == 1]
+    if len(eqns) < len(every) or len({e.primitive.name for e in eqns}) > 1:
+        return None
+    if eqns[0].primitive.name not in _TOTALS:
+        return None
+    steps = list(zip(every, eqns, strict=True))
+    if eqns[0] is eqns[1]:
+        start: Atom = every[0]
+        steps = steps[1:]
+    else:
+        start = next((a for a in eqns[0].invars if a is not every[0]), every[0])
+    before = start
+    for v, eqn in steps:
+        ahead = [a for a in eqn.invars if a is not v]
+        if len(ahead) != 1 or ahead[0] is not before:
+            return None
+        (before,) = eqn.outvars
+        if v is not every[-1] and (before in results or len(users[before]) != 1):
+            return None
+    final = eqns[-1]
+    before = next(a for a in final.invars if a is not every[-1])
+    return Total(place, final, before, every[-1], start) if isinstance(before, Var) else None
 
 
 def starts_loop(eqn: LayerCall, graph: Graph) -> bool:

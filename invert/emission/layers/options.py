@@ -100,10 +100,18 @@ class Match:
 
     def chain(self, a: Value) -> Iterator[Value]:
         """A missing step, and those before it up to their replacement."""
-        value: Value | None = a
-        while value is not None and value is not self.missing[a]:
+        value, end = a, self.missing[a]
+        while value is not end:
             yield value
-            value = values.operand(value)
+            before = end if any(p is end for p in value.parts) else values.operand(value)
+            if before is None:
+                return
+            value = before
+
+    def deciders(self) -> set[str]:
+        """The fields of the missing steps."""
+        added = {values.added_layer(a.node) for a, o in self.missing.items() if _adds_layer(a, o)}
+        return added | {values.decider(v.node) for a in self.missing for v in self.chain(a)}
 
     def add(self, other: Match) -> bool:
         """Add the options of another match; return whether they are compatible."""
@@ -112,7 +120,7 @@ class Match:
         if (
             any(self.extra[a].head != other.extra[a].head for a in common)
             or any(values.key(missing[a]) != values.key(o) for a, o in other.missing.items())
-            or sum(map(_is_sum, missing)) > 1
+            or sum(_is_sum(a) and not _adds_layer(a, o) for a, o in missing.items()) > 1
         ):
             return False
         self.missing, self.extra = missing, {**other.extra, **self.extra}
@@ -135,6 +143,8 @@ class Match:
         """Values that may replace a step, or steps whose layer is missing."""
         if self._lacking == frozenset() and (steps := values.Steps.of(a)) is not None:
             yield from steps.states()
+        if values.added_layer(a.node) in (self._lacking or ()):
+            yield a.parts[0]
         found: list[Value] = []
         value, decided = a, False
         for length in range(_LONGEST):
@@ -168,6 +178,11 @@ def _parts(a: Value, b: Value) -> list[tuple[Value, Value]] | None:
 def _is_sum(value: Value) -> bool:
     """Whether a value is a sum with an argument."""
     return values.is_addition(value.node) and values.operand(value) is not None
+
+
+def _adds_layer(value: Value, operand: Value) -> bool:
+    """Whether a step adds the result of a layer to an operand, or subtracts it."""
+    return bool(values.added_layer(value.node)) and operand is value.parts[0]
 
 
 def _is_free(node: ast.AST) -> bool:
@@ -258,9 +273,8 @@ class _Family:
             self.result, result
         ):
             return False
-        told = {values.decider(v.node) for a in match.missing for v in match.chain(a)}
         # Layers that are only numbered correspond by chance.
-        if not lacking <= told or any(_NUMBERED.search(n) for n in lacking):
+        if not lacking <= match.deciders() or any(_NUMBERED.search(n) for n in lacking):
             return False
         return self.match.add(match)
 
@@ -416,16 +430,16 @@ class _Marking:
             return state and syntax.call(STEP, step, state, ast.Constant(True))
         links = [*self._match.chain(value), end]
         for link, part in itertools.pairwise(links):
-            old = values.replace_operand(link, target, ast.Name(HOLE, ast.Load()))
+            old = values.replace_operand(link, target, ast.Name(HOLE, ast.Load()), part)
             if part is end:
                 operand = old
                 break
             inner = self._expression(part)
             if old is not inner and not self._inline(part, inner, step):
-                values.replace_operand(link, target, old)
+                values.replace_operand(link, target, old, part)
                 operand = self._named(end, step)
                 break
-            values.replace_operand(link, target, inner)
+            values.replace_operand(link, target, inner, part)
             target = inner
         if operand is None:
             return None
@@ -483,7 +497,8 @@ def _mark(step: Value, operand: ast.expr) -> ast.expr:
     """A mark for a step that other layers have."""
     assert isinstance(step.node, ast.expr)
     node = syntax.copied(step.node)
-    values.replace_operand(step, node, ast.Name(HOLE, ast.Load()))
+    (operand_,) = filter(None, [values.operand(step)])
+    values.replace_operand(step, node, ast.Name(HOLE, ast.Load()), operand_)
     return syntax.call(STEP, node, operand, ast.Constant(True))
 
 

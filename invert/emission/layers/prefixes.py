@@ -58,7 +58,8 @@ def group(layer: Layer, parameters: Mapping[Var, Path], others: Set[str]) -> Non
     _group_by_number(layer, parameters)
     done = set(others)
     made: set[Layer] = set()
-    while found := _next(layer, _names(layer, parameters), done, made):
+    several = _families(layer, _names(layer, parameters))
+    while found := _next(layer, _names(layer, parameters), done, made, several):
         prefix, members, region = found
         inner = [layer.steps[i] for i in members]
         fields = _fields(inner, list(members.values()), prefix[-1])
@@ -70,9 +71,80 @@ def group(layer: Layer, parameters: Mapping[Var, Path], others: Set[str]) -> Non
         if prefix[:-1].isdigit():
             call.layer.kind = _kind(call) or "layer"
             call.layer.field = f"{call.layer.kind}{prefix[:-1]}"
+        _sort_results(call)
         layer.steps = ordered([*rest, (min(members), call)])
         made.add(call.layer)
     _share(made, parameters)
+    for stem in several:
+        _complete([s for s in layer.steps if isinstance(s, LayerCall) and s.layer in made
+                   and _family_of(f"{s.layer.name}_") == stem])  # fmt: skip
+
+
+# `res3_`, whose family is `res`.
+_MEMBER = re.compile(r"(.*[A-Za-z])_?\d+[._]")
+
+
+def _family_of(prefix: str) -> str:
+    """The family of a numbered prefix, or `""`."""
+    found = _MEMBER.fullmatch(prefix)
+    return "" if found is None else found[1]
+
+
+def _families(layer: Layer, names: Mapping[int, str]) -> set[str]:
+    """The families of prefixes of which several are groups of two results, and none has one."""
+    links = Links(layer.steps, layer.outputs)
+    counts: dict[str, list[int]] = collections.defaultdict(list)
+    for prefix in _prefixes(layer, names):
+        if family := _family_of(prefix):
+            members = {i for i, name in names.items() if f"{name}{prefix[-1]}".startswith(prefix)}
+            region = _region(layer, links, members, results=_MOST_RESULTS)
+            connected = region is not None and _is_connected(links, region)
+            counts[family].append(len(links.ends(region)) if region and connected else 0)
+    return {f for f, n in counts.items() if n.count(_MOST_RESULTS) > 1 and 0 not in n}
+
+
+def _sort_results(call: LayerCall) -> None:
+    """In one order for all groups: sums, then the results of layers by their names."""
+    roles: dict[Atom, str] = {}
+    for step in call.layer.steps:
+        if isinstance(step, LayerCall):
+            roles |= dict.fromkeys(step.outvars, step.layer.field)
+    call.layer.outputs.sort(key=lambda v: roles.get(v, ""))
+    call.outvars = call.layer.results
+
+
+def _complete(calls: Sequence[LayerCall]) -> None:
+    """Let a group without the layer that changes an input return that input as it is.
+
+    The last block of a network with skip connections often lacks the layer that would compute what
+    nothing uses any more.
+    """
+    whole = max(calls, key=lambda c: len(c.outvars), default=None)
+    for call in calls:
+        if whole is None or len(call.invars) != len(whole.invars):
+            continue
+        own, lacking = call.layer, {*_layers(whole.layer)} - {*_layers(call.layer)}
+        changes = {j: i for j in range(len(whole.outvars))
+                   if (i := _changed(whole.layer, j, lacking)) is not None}  # fmt: skip
+        if len(call.outvars) + len(changes) == len(whole.outvars):
+            for j, i in changes.items():
+                own.outputs.insert(j, own.inputs[i])
+                call.outvars.insert(j, Var(own.inputs[i].aval))
+
+
+def _layers(layer: Layer) -> list[str]:
+    return [inner.field for inner in layers_in(layer)]
+
+
+def _changed(layer: Layer, j: int, lacking: Set[str]) -> int | None:
+    """The input to which a layer of `lacking` adds something for a result, if any."""
+    step = next((s for s in layer.steps if layer.outputs[j] in s.outvars), None)
+    if step is None or step.primitive.name not in ("add", "sub"):
+        return None
+    made = {v for s in layer.steps if isinstance(s, LayerCall) and s.layer.field in lacking
+            for v in s.outvars}  # fmt: skip
+    inputs = [layer.inputs.index(a) for a in step.invars if is_var(a) and a in layer.inputs]
+    return inputs[0] if len(inputs) == 1 and made.intersection(step.invars) else None
 
 
 def _group_by_number(layer: Layer, parameters: Mapping[Var, Path]) -> None:
@@ -105,13 +177,8 @@ def _group_by_number(layer: Layer, parameters: Mapping[Var, Path]) -> None:
             inner.field, inner.kind = role, inner.kind or without_number(inner.name)
         rest = [(i, s) for i, s in enumerate(layer.steps) if i not in region]
         inner = wrapped(layer, sorted(region), f"block_{number}", parameters, ()).layer
-        # In one order for all blocks: sums, then the results of layers by their names.
-        roles: dict[Atom, str] = {}
-        for step in inner.steps:
-            if isinstance(step, LayerCall):
-                roles |= dict.fromkeys(step.outvars, step.layer.field)
-        inner.outputs.sort(key=lambda v: roles.get(v, ""))
         call = LayerCall(inner, list(inner.inputs), inner.results)
+        _sort_results(call)
         layer.steps = ordered([*rest, (min(members), call)])
 
 
@@ -171,17 +238,26 @@ def _name(layer: Layer, members: Set[int]) -> str:
 
 
 def _next(
-    layer: Layer, names: Mapping[int, str], done: set[str], made: set[Layer]
+    layer: Layer,
+    names: Mapping[int, str],
+    done: set[str],
+    made: set[Layer],
+    several: Set[str],
 ) -> tuple[str, dict[int, str], set[int]] | None:
     """A prefix, the rest of each layer's name, and the group's steps.
 
     Prefixes that were tried are added to `done`.
+
+    **Arguments:**
+
+    - `several`: the families of groups of several results.
     """
     links = Links(layer.steps, layer.outputs)
     prefixes = [p for p in _prefixes(layer, names) if p not in done]
     for prefix in sorted(prefixes, key=lambda p: -len(_SEPARATORS.findall(p))):
         done.add(prefix)
-        members, region = _group(layer, links, names, prefix, made)
+        results = _MOST_RESULTS if _family_of(prefix) in several else 1
+        members, region = _group(layer, links, names, prefix, made, results)
         if region is not None:
             return prefix, {i: _rest(names[i], prefix) for i in members}, region
     return None
@@ -292,11 +368,18 @@ def _called(step: Eqn, parameters: Mapping[Var, Path]) -> str:
 
 
 def _group(
-    layer: Layer, links: Links, names: Mapping[int, str], prefix: str, made: Set[Layer]
+    layer: Layer,
+    links: Links,
+    names: Mapping[int, str],
+    prefix: str,
+    made: Set[Layer],
+    results: int,
 ) -> tuple[list[int], set[int] | None]:
     """Calls of layers with a prefix, and the steps of their region, if any."""
     steps = layer.steps
     members = sorted(i for i, name in names.items() if f"{name}{prefix[-1]}".startswith(prefix))
+    if results > 1:
+        return members, _region(layer, links, set(members), results=results)
     scopes = {i: name for i, s in enumerate(steps) if (name := _scope(s, layer))}
     # The image is padded at the start of the network, as if the first layer were like all others.
     named = {

@@ -225,17 +225,24 @@ def operand(value: Value) -> Value | None:
     return None
 
 
-def replace_operand(value: Value, node: ast.AST, new: ast.expr) -> ast.expr:
-    """Replace the operand in a copy of a step; return the old one."""
+def added_layer(node: ast.AST) -> str:
+    """The layer whose result is added to a value or subtracted from it, or `""`."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Sub):
+        return layer_of(node.right) if isinstance(node.right, ast.Call) else ""
+    return ""
+
+
+def replace_operand(value: Value, node: ast.AST, new: ast.expr, old: Value) -> ast.expr:
+    """Replace an operand in a copy of a step; return its expression."""
     if isinstance(node, ast.Call):
         place = int(is_mask(node))
-        old, node.args[place] = node.args[place], new
-    elif isinstance(node, ast.BinOp) and operand(value) is value.parts[0]:
-        old, node.left = node.left, new
+        before, node.args[place] = node.args[place], new
+    elif isinstance(node, ast.BinOp) and old is value.parts[0]:
+        before, node.left = node.left, new
     else:
         assert isinstance(node, ast.BinOp)
-        old, node.right = node.right, new
-    return old
+        before, node.right = node.right, new
+    return before
 
 
 @dataclasses.dataclass
@@ -310,7 +317,8 @@ def fields(step: ast.Call) -> list[str]:
     """A step's layers and biases, `None` in layers that lack it."""
     found, node = list[str](), step.args[0]
     while isinstance(node, ast.Call | ast.BinOp) and not is_step(node):
-        found += [decider(node)]
+        adds = isinstance(node, ast.BinOp) and is_named(node.left, HOLE)
+        found += [decider(node) or (added_layer(node) if adds else "")]
         node = node.left if isinstance(node, ast.BinOp) else node.args[0]
     return [name for name in found if name]
 
