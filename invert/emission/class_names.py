@@ -94,6 +94,8 @@ def name_classes(
     for lettered in _lists(every):
         for cls, letter in zip(lettered, string.ascii_uppercase, strict=False):
             every[cls] = [f"{name}{letter}" for name in every[cls]]
+    for cls, holder in _holders(every, of).items():
+        every[cls] = [f"{holder}{name}" for name in every[cls]]
     counts = collections.Counter(wanted[0] for wanted in every.values())
     for cls, wanted in every.items():
         if counts[wanted[0]] > 1 and (number := _number(cls, wanted[0])):
@@ -117,6 +119,24 @@ def _modules(node: Node) -> Iterator[tuple[str, Node]]:
     for name, value in node.fields.items():
         if isinstance(value, Node):
             yield from ((name, inner) for inner in (value.nodes if value.listed else [value]))
+
+
+def _holders(names: Mapping[Class, Sequence[str]], of: Mapping[Node, Class]) -> dict[Class, str]:
+    """What tells classes of one name apart: the layers that hold them, by name.
+
+    The blocks of an encoder and of a decoder are `EncoderBlock` and `DecoderBlock`.
+    """
+    around = {inner: camel(node.name) for node in of for _, inner in _modules(node)}
+    alike: dict[str, list[Class]] = collections.defaultdict(list)
+    for cls, (name, *_) in names.items():
+        alike[name].append(cls)
+    found: dict[Class, str] = {}
+    for classes in (own for own in alike.values() if len(own) > 1):
+        held = [{around.get(d.node, "") for d in c.drafts if d.twin is None} for c in classes]
+        told = [next(iter(own)) for own in held if len(own) == 1]
+        if len(told) == len({*told}) == len(classes):
+            found |= dict(zip(classes, told, strict=True))
+    return found
 
 
 # The most layers after which a class is named.

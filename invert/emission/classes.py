@@ -183,8 +183,7 @@ class Classes:
         self._arguments: dict[Layer, list[str]] = {}
         # The names of the program's arguments, and those of the arguments of lists' layers.
         self.called: dict[Var, str] = {}
-        self._listed: dict[tuple[str, str], list[str]] = {}
-        self._carried = {c.layer.listed: x.stream for c, x in self.lists.carried()}
+        self._listed: dict[Loop, list[str]] = {}
         # The keyword-only arguments of the layers.
         self._keywords: dict[Layer, dict[Var, str]] = {}
         # Called with the number of layers written so far and the total.
@@ -607,10 +606,9 @@ class Classes:
         hints = self._hints(inputs, {**told, **layer.arguments})
         if layer.same is not None:
             hints = self._arguments.get(layer.same, hints)
-        elif layer.listed and not layer.mixed:
+        elif (loop := self.lists.series.get(layer)) is not None and not layer.mixed:
             # The layers of a list share a class.
-            above = ".".join(layer.path[:-1])
-            hints = self._listed.setdefault((above, layer.listed), hints)
+            hints = self._listed.setdefault(loop, hints)
         self._arguments[layer] = hints
         names: dict[Atom, str] = dict(zip(inputs, hints, strict=True))
         body = Body(
@@ -640,14 +638,14 @@ class Classes:
         """
         names = {v: self.called[v] for v in layer.inputs if v in self.called}
         arrays = [v for v in layer.inputs if jnp.issubdtype(v.aval.dtype, jnp.inexact)]
-        carried = self._carried.get(layer.listed)
-        stream = layer.inputs[carried] if carried is not None else next(iter(arrays), None)
+        loop = self.lists.series.get(layer)
+        stream = layer.inputs[loop.stream] if loop is not None else next(iter(arrays), None)
         if len(layer.inputs) < 2 or stream is None:
             return {}
         tested = [v for v in layer.inputs if is_tested(v, layer.steps)]
         masks = {tested[0]: roles.MASK} if len(tested) == 1 else {}
         told = {v: n for v, n in names.items() if v is not stream and says(n)}
-        return masks | told | ({} if carried is None else {stream: STREAM})
+        return masks | told | ({} if loop is None else {stream: STREAM})
 
     def _named_by_makers(self, layer: Layer) -> dict[Var, str]:
         """Names the inputs of a parameterless layer after the layers that computed them.
@@ -863,6 +861,8 @@ class Classes:
         if cls is not outer and outer not in self.inits.outer(cls):
             keep_state_size(cls, named)
         self._add_init(cls, named.first())
+        if (number := self.inits.heads_in_arrays(cls)) is not None:
+            heads.annotate(cls, number)
         for i, (name, values) in enumerate(cls.statics.items()):
             field = syntax.declare(name, static_type(values))
             assert isinstance(field, ast.AnnAssign)
@@ -913,7 +913,8 @@ class Classes:
             cls: cls is not outer and self._lacks_names(scaled)
             for cls, scaled in self._scaled.items()
         }
-        counted, numbers = set(self.inits.counted), set(self.inits.as_numbers)
+        counted, apart = set(self.inits.counted), set(self.inits.heads_apart)
+        numbers = set(self.inits.as_numbers)
         failed = {
             cls: unnamed[cls]
             for cls, scaled in self._scaled.items()
@@ -929,6 +930,8 @@ class Classes:
         if len(self.inits.counted - counted) > 1:  # a layer inside may be why the model fails
             self.inits.counted -= {outer} - counted
         if self.inits.counted != counted or self.inits.as_numbers != numbers:
+            return True
+        if self.inits.heads_apart != apart:
             return True
         return self._weaken(failed)
 
@@ -947,6 +950,37 @@ class Classes:
         unnamed = any((n != stem(n) and n != second) for n in made.arguments)
         return unnamed and bool(scaled.node.nodes)
 
+    def _counts_heads(
+        self, cls: Class, scaled: Scaled, run: Callable[[Callable[[Atom], Shape], int], bool]
+    ) -> bool:
+        """Whether a number of heads that no array of a class has can be another one.
+
+        Arrays that are given to it, such as a bias of the scores, may have it too.
+
+        **Arguments:**
+
+        - `run`: runs it with shapes of arguments and results, and with a number of heads.
+        """
+        made, _ = self.inits.made(scaled.node)
+        counts = {*made.arguments.get(HEADS, ())}
+        if len(counts) != 1:
+            return True
+        (old,) = counts
+        new = 2 if old == 1 else 1
+
+        def shape(v: Atom) -> Shape:
+            known = scaled.shape(v)
+            return heads.with_heads(known, self.file.program.shape(v), old, new)
+
+        if self.inits.heads_in_arrays(cls) is None:
+            if not run(scaled.shape, new):
+                self.inits.counted.add(cls)
+                return False
+        elif not run(shape, new):
+            self.inits.heads_apart.add(cls)
+            return False
+        return True
+
     def _runs(self, cls: Class, scaled: Scaled, namespace: ModuleType) -> bool:
         made, place = self.inits.made(scaled.node)
         arguments = {n: column[place] for n, column in made.arguments.items()}
@@ -960,11 +994,11 @@ class Classes:
         name = cls.definition.name
 
         def run_with(
-            given: Mapping[str, object], leaves: Sequence[tuple[Path, Sequence[Shape]]] = ()
+            given: Mapping[str, object],
+            leaves: Sequence[tuple[Path, Sequence[Shape]]] = (),
+            shape: Callable[[Atom], Shape] = scaled.shape,
         ) -> bool:
-            return runs(
-                namespace, name, given, *called, scaled.shape, keyed=made.keyed, leaves=leaves
-            )
+            return runs(namespace, name, given, *called, shape, keyed=made.keyed, leaves=leaves)
 
         whole = zip(scaled.node.leaves(), scaled.source.leaves(), strict=True)
         leaves = [(path, (v.aval.shape, old.aval.shape)) for (path, v), (_, old) in whole]
@@ -974,9 +1008,6 @@ class Classes:
         if more and not run_with({**arguments, KV_HEADS: arguments[HEADS]}):
             self.inits.as_numbers.add(KV_HEADS)
             return False
-        # A number of heads that no array has was not another one.
-        counts = {*made.arguments.get(HEADS, ())}
-        if len(counts) == 1 and not run_with({**arguments, HEADS: 2 if counts == {1} else 1}):
-            self.inits.counted.add(cls)
-            return False
-        return True
+        return self._counts_heads(
+            cls, scaled, lambda shape, n: run_with({**arguments, HEADS: n}, shape=shape)
+        )

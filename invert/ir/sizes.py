@@ -379,7 +379,10 @@ def require(left: DimSize, relation: str, right: DimSize, message: str) -> None:
     """
     holds = decided(relation, left, right)
     if holds is None:
-        constrain(Constraint(relation, left, right, message))
+        # `b == c` for `4*b == 4*c`, so that the two can have one name.
+        terms = [times for n in (left, right) if is_open(n) for times, _ in dim_terms(n)]
+        common = math.gcd(*terms, *(int(n) for n in (left, right) if not is_open(n)))
+        constrain(Constraint(relation, left // common, right // common, message))
     elif not holds:
         raise SignatureError(message, remedy="Pass arrays whose sizes satisfy this.")
 

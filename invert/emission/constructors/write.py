@@ -35,6 +35,7 @@ from invert.emission.constructors.sizes import (
     INPUTS,
     KERNEL_SIZE,
     KV_HEADS,
+    ROWS,
     SIZES,
 )
 from invert.emission.constructors.starts import Starts
@@ -140,6 +141,8 @@ class Initializers:
         self.as_numbers: set[str] = set()
         # The classes whose number of heads is that of other arrays too, or has to be one.
         self.counted: set[Class] = set()
+        # The classes of whose arguments and results no axis is that of the heads.
+        self.heads_apart: set[Class] = set()
         # The width of which all widths of the model are multiples, in it and its twin.
         self.width: tuple[int, ...] = ()
         # Sizes of the model that are sums of others, with these.
@@ -198,6 +201,15 @@ class Initializers:
         """The `__init__` of the class of a node, and which instance the node is."""
         cls = self.of[node]
         return self._made[cls], next(i for i, d in enumerate(cls.drafts) if d.node is node)
+
+    def heads_in_arrays(self, cls: Class) -> int | None:
+        """The number of heads, if some axis of an argument or a result may be that of the heads."""
+        column = self._made[cls].arguments.get(HEADS, ())
+        if len({*column}) != 1 or cls in self.heads_apart:
+            return None
+        layers = (layer for d in cls.drafts for layer in d.node.layers)
+        arrays = [v for layer in layers for v in (*layer.inputs, *layer.results)]
+        return column[0] if any(column[0] in v.aval.shape for v in arrays) else None
 
     def gather_sites(self, classes: Iterable[Class]) -> None:
         """Group the layers in `classes` by the call that makes them."""
@@ -729,6 +741,8 @@ class _Writing:
         given = given and self.cls not in self.all.counted
         whole = self.whole or wanted == KV_HEADS
         given = given and not (whole and wanted in self.all.as_numbers)
+        if self._are_columns_of_heads(column, wanted):
+            wanted, given = HEADS, True
         if all(v == column[0] for v in column) and not given:
             return expression(column[0])
         if self.whole and self.all.width and (multiple := self._of_width(column)) is not None:
@@ -778,6 +792,19 @@ class _Writing:
         self.names.taken.add(name)
         self.arguments[name] = column
         return ast.Name(name, ast.Load())
+
+    def _are_columns_of_heads(self, column: tuple[Any, ...], wanted: str) -> bool:
+        """Whether a table, such as one of biases of the scores, has a column for each head."""
+        node = self.nodes[0].fields.get(self._current)
+        if wanted not in _OUTPUTS or not isinstance(node, Node) or node not in self.all.of:
+            return False
+        if all(stem(name) != ROWS for name in self.all.made(node)[0].arguments):
+            return False
+        inner = [v for v in self.nodes[0].fields.values() if isinstance(v, Node)]
+        nodes = [n for v in inner for n in (v.nodes if v.listed else [v]) if n in self.all.of]
+        made = [self.all.made(n) for n in nodes if native_of(n) is None]
+        heads = {m.arguments[HEADS][i] for m, i in made if HEADS in m.arguments}
+        return heads == {*column} and self.cls not in self.all.heads_apart
 
     def _of_inside(self, column: tuple[Any, ...], wanted: str) -> str:
         """The name of a size of layers inside, which these call `wanted`."""

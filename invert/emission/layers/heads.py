@@ -9,9 +9,12 @@ from collections.abc import Iterator
 from invert.emission.layers.shared import Class
 from invert.emission.python import syntax
 from invert.emission.python.naming import Names
+from invert.emission.python.syntax import field_of
+from invert.ir.sizes import Shape
 
 # The kinds of layers that split their features, by what they compute.
-_FIELDS = (("softmax(", "heads"), ("dot_product_attention(", "heads"), ("rsqrt(", "groups"))
+_HEADS = "heads"
+_FIELDS = (("softmax(", _HEADS), ("dot_product_attention(", _HEADS), ("rsqrt(", "groups"))
 
 
 # The heads that share keys and values.
@@ -36,6 +39,23 @@ def write(cls: Class) -> None:
     _halve(first.methods, number, chosen)
     for method in first.methods:
         _Substitute(chosen, itself).visit(method)
+
+
+def annotate(cls: Class, number: int) -> None:
+    """Name the axes of arguments and results that have as many elements as there are heads."""
+    own = set(cls.drafts[0].node.fields)
+    for node, source in zip(cls.drafts[0].annotations, cls.drafts[0].sources, strict=True):
+        if source is None or field_of(source) not in own:
+            assert isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Tuple)
+            sizes = ast.literal_eval(node.slice.elts[1]).split()
+            named = (_HEADS if size == str(number) else size for size in sizes)
+            node.slice.elts[1] = ast.Constant(" ".join(named))
+
+
+def with_heads(shape: Shape, known: Shape, old: int, new: int) -> Shape:
+    """A shape of a twin with another number of heads, where the program has `old` of them."""
+    pairs = itertools.zip_longest(shape, known)
+    return tuple(new if n == m == old else n for n, m in pairs)
 
 
 def write_repeats(cls: Class) -> None:

@@ -6,6 +6,7 @@ a layer before the blocks, and every block takes it as an argument.
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Mapping, Sequence, Set
 
 from invert._private.jax import names_of, with_names
@@ -112,6 +113,7 @@ class _Hoisting:
             name = above[-1]
         elif added == {"add"}:
             name = _BIAS
-        rows = {row_of(s[len(block) - 1]) for s in self.scopes if len(s) >= len(block)}
-        said = telling(row_of(block[-1]), rows)
+        names = {s[len(block) - 1] for s in self.scopes if len(s) >= len(block)}
+        rows = collections.Counter(map(row_of, names))
+        said = telling(row_of(block[-1]), sorted(row for row, n in rows.items() if n > 1))
         return f"{said}_{name}" if said else name

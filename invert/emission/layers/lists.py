@@ -109,12 +109,14 @@ class Lists:
 
     - `loops`: the call of a whole list, by the call of its first layer.
     - `covered`: the calls that loops replace, and the equations that make their parts.
+    - `series`: the loop that calls a layer, or follows its call.
     """
 
     called: Callable[[Layer], str] = operator.attrgetter("name")
     lists_of: Mapping[str, str] = dataclasses.field(default_factory=dict)
     loops: dict[LayerCall, LayerCall] = dataclasses.field(default_factory=dict)
     covered: set[Eqn] = dataclasses.field(default_factory=set)
+    series: dict[Layer, Loop] = dataclasses.field(default_factory=dict)
 
     def looped(self, steps: Sequence[Eqn]) -> list[Eqn]:
         """Steps in which a loop replaces the calls of each list."""
@@ -124,21 +126,10 @@ class Lists:
             if s not in self.covered or s in self.loops
         ]
 
-    def carried(self) -> Iterator[tuple[LayerCall, Loop]]:
-        """The loops over lists, by the call of the first layer."""
-        for call, loop in self.loops.items():
-            if isinstance(loop, Loop):
-                yield call, loop
-
     def passed(self, call: LayerCall) -> set[Var]:
         """The results of a layer that are the stream of the loop after it."""
-        return {
-            v
-            for _, x in self.carried()
-            if x.skipped
-            for v in call.outvars
-            if v is x.invars[x.stream]
-        }
+        loop = self.series.get(call.layer)
+        return {v for v in call.outvars if loop is not None and v is loop.invars[loop.stream]}
 
     def unroll(self, layer: Layer) -> None:
         """Finds calls of a layer on all parts of an array, in a layer and the layers inside it."""
@@ -265,6 +256,7 @@ class Lists:
     ) -> None:
         for call in calls:
             call.layer.listed, call.layer.mixed = name, mixed
+            self.series[call.layer] = series.loop
         self.loops[calls[series.loop.skipped]] = series.loop
         self.covered |= series.covered
 
@@ -292,8 +284,11 @@ class Lists:
                 if type(step) is LayerCall and (step.layer.listed == listed or step is before):
                     step.layer.listed, step.layer.mixed = listed, True
             del self.loops[first]
-            self.loops[before] = Loop(before.layer, list(before.invars), list(loop.outvars))
+            loop = Loop(before.layer, list(before.invars), list(loop.outvars))
+            self.loops[before] = loop
             self.covered.add(before)
+            members = (s.layer for s in layer.steps if isinstance(s, LayerCall))
+            self.series |= {x: loop for x in members if x.listed == listed}
 
     def _index(self, names: Mapping[LayerCall, str]) -> None:
         """Add the lists of the author whose layers are called one by one."""

@@ -89,9 +89,11 @@ def _divided(old: Ints, new: Ints) -> Ints:
     """
     places = [i for i, n in enumerate(new) if isinstance(n, int) and n == -1]
     given = [n for i, n in enumerate(new) if i not in places]
+    message = f"an array of shape {old} cannot be reshaped to {new}"
+    if not places and any(map(is_open, (*old, *new))):
+        require(math.prod(old), "eq", math.prod(new), message)
     if len(places) != 1 or any(map(is_open, given)):
         return new
-    message = f"an array of shape {old} cannot be reshaped to {new}"
     if 0 in given:
         require(math.prod(old), "eq", 0, message)
         rest = math.prod(n for n in old if n != 0) // math.prod(n for n in given if n != 0)
