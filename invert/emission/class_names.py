@@ -33,6 +33,8 @@ _CALLED = (
 _LOOKUP = re.compile(r"return self\.\w+\[x\]")
 # A block whose name is a letter.
 _BLOCK = "Block"
+# Blocks in a row, where the blocks are called so.
+_STACK = "Stack"
 
 
 _ATTENTION, _CELL = "Attention", "Cell"
@@ -107,6 +109,8 @@ def name_classes(
             name = f"Residual{name}"
         elif name in file.taken and _ends_with_state(cls):
             name = f"Final{name}"
+        elif name in file.taken and name == _BLOCK and _has_list(cls):
+            name = _STACK
         elif name in file.taken and (parts := _parts(cls, of, names)):
             name = parts
         if name in fields:
@@ -141,6 +145,11 @@ def _holders(names: Mapping[Class, Sequence[str]], of: Mapping[Node, Class]) -> 
 
 # The most layers after which a class is named.
 _FEW = 3
+
+
+def _has_list(cls: Class) -> bool:
+    fields = cls.drafts[0].node.fields.values()
+    return any(isinstance(value, Node) and value.listed for value in fields)
 
 
 def _parts(cls: Class, of: Mapping[Node, Class], names: Mapping[str, str]) -> str:

@@ -99,7 +99,8 @@ def test_layers_with_one_number_are_a_block_of_two_results() -> None:
     assert "(((kernel_size - 1) * dilation, 0),)" in source
     assert "self.dilation = (dilation,)" in source
     assert 'dimension_numbers=("NWC", "WIO", "NWC")' in source
-    assert "dilation=4" in source
+    assert "dilation=2**i" in source
+    assert "for i, k in enumerate(jax.random.split(" in source
 
 
 def test_layers_with_one_number_that_compute_nothing_together_are_no_block() -> None:

@@ -577,7 +577,7 @@ def test_equal_sizes_without_names_are_one_argument() -> None:
         return _stacks(n_in=9, **sizes)
 
     source = _at_other_sizes(build, sizes, others, x)
-    assert source.count(": int = ") == 3
+    assert re.findall(r"(\w+): int = ", source) == ["dim", "depth", "hidden", "n_out"]
 
 
 def test_one_head_that_is_dropped_is_no_argument() -> None:

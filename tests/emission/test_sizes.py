@@ -201,7 +201,7 @@ def test_a_number_that_is_two_sizes_is_told_by_its_place_in_a_reshape() -> None:
     assert "reshape(batch, length, self.heads, dim // self.heads)" in text
 
 
-def test_many_sizes_stay_numbers() -> None:
+def test_sizes_inside_are_named_after_layers() -> None:
     def run(a: Any, b: Any, c: Any, x: Any) -> Any:
         for name, w in (("one", a), ("two", b), ("three", c)):
             with jax.named_scope(name):
@@ -211,10 +211,9 @@ def test_many_sizes_stay_numbers() -> None:
     shapes = {"tower__one__kernel": (3, 5), "tower__two__kernel": (5, 7)}
     params = _arrays(**shapes, tower__three__kernel=(7, 4))
     emission = _emitted(run, params, ramp(2, 3))
-    # Two sizes between the first and the last one have no names of their own.
-    assert "self.one = Linear(3, 5, key=" in emission.source
+    assert "self.one = Linear(n_in, one_dim, key=" in emission.source
+    assert "self.two = Linear(one_dim, hidden, key=" in emission.source
     assert "jnp.tanh(self.one(x))" in emission.source
-    assert "self.tower = Tower(key=" in emission.source
 
 
 def test_tables_share_a_class() -> None:

@@ -90,3 +90,19 @@ def test_examples_leave_named_sizes_open():
     fresh = tf.function(lambda x, y: tf.nn.relu(x) @ tf.transpose(y))
     only = invert.convert(fresh, x, x, config=invert.Config(sizes={"y": "rows 3"}))
     assert only.report.certificate.sizes == "rows >= 1"
+
+
+def test_a_reshape_requires_equal_sizes():
+    """A batch read from one argument is that of another one, which is reshaped to it."""
+    tf = pytest.importorskip("tensorflow")
+
+    def attend(x, memory):
+        return x[:, :, None] + tf.reshape(memory, [tf.shape(x)[0], 2, 2])
+
+    specs = [tf.TensorSpec([None, 2], tf.float32), tf.TensorSpec([None, 4], tf.float32)]
+    module = invert.convert(tf.function(attend), *specs)
+    assert module.report.certificate.sizes == "batch >= 1"
+    x, memory = np.ones((3, 2), np.float32), np.ones((3, 4), np.float32)
+    np.testing.assert_array_equal(module(x, memory), np.full((3, 2, 2), 2, np.float32))
+    with pytest.raises(invert.InvertError, match=r"Reshape.*\(5, 4\)"):
+        module(x, np.ones((5, 4), np.float32))

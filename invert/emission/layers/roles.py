@@ -257,7 +257,9 @@ def _added(eqn: Eqn, graph: Graph) -> Iterator[tuple[Atom, str]]:
     for atom in eqn.invars if eqn.primitive.name == "add" else ():
         source = _source(graph, atom)
         if is_var(source) and source not in graph.producers and len(source.aval.shape) > 2:
-            yield source, MASK if 1 in source.aval.shape[:-1] else BIAS
+            # The last axes are heads, queries and keys.
+            shape = source.aval.shape
+            yield source, MASK if 1 in (shape[-3:-1] if len(shape) > 3 else shape[:-1]) else BIAS
 
 
 def _is_number(eqn: Eqn) -> bool:

@@ -1,0 +1,138 @@
+"""Loops over lists of blocks: several results, totals, and lists of several holders."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import keras
+import numpy as np
+import pytest
+
+import invert
+
+L, ops = keras.layers, keras.ops
+
+
+def _emitted(model: Any, shape: tuple[int, ...] = (5,)) -> str:
+    """The text of a model, with values and gradients compared with the module's."""
+    x = np.random.default_rng(1).normal(size=(3, *shape)).astype(np.float32)
+    module = invert.convert(model, x)
+    emission = module.emit(loader=False)
+    assert not emission.messages
+    written: Any = emission.model
+    np.testing.assert_array_equal(written(x), module(x))
+
+    def slope(f: Callable[[Any], Any]) -> Any:
+        return jax.grad(lambda x: jnp.sum(jnp.sin(f(x))))(x)
+
+    # Sums of cotangents are rounded in another order.
+    np.testing.assert_allclose(slope(written), slope(module), rtol=2e-3, atol=1e-4)
+    return emission.source
+
+
+def _skips(join: Callable[[list[Any]], Any], *, last: bool, blocks: int = 3) -> Any:
+    """Blocks of which each changes its input and returns something to be joined."""
+    x = given = keras.Input((5,))
+    found = []
+    for k in range(blocks):
+        y = L.Dense(7, activation="tanh", name=f"part{k}_inner")(x)
+        found.append(L.Dense(4, name=f"part{k}_skip")(y))
+        if last or k < blocks - 1:
+            x = L.Add(name=f"part{k}_add")([x, L.Dense(5, name=f"part{k}_back")(y)])
+    joined = join(found)
+    return keras.Model(given, [joined, x] if last else joined)
+
+
+def _backwards(found: list[Any]) -> Any:
+    return found[2] + (found[1] + found[0])
+
+
+@pytest.mark.parametrize(
+    ("join", "update"),
+    [(L.add, "skip + y"), (L.multiply, "skip * y"), (_backwards, "y + skip")],
+)
+def test_results_of_all_blocks_are_combined_in_a_loop(join: Any, update: str) -> None:
+    source = _emitted(_skips(join, last=False))
+    assert "x, skip = self.parts[0](inputs)" in source
+    assert "for part in self.parts[1:]:" in source
+    assert "x, y = part(x)" in source
+    assert f"skip = {update}" in source
+
+
+def test_the_last_block_may_lack_what_changes_its_input() -> None:
+    source = _emitted(_skips(L.add, last=False, blocks=4))
+    assert "back: Dense | None" in source
+    assert "if self.back is not None:\n            x = x + self.back(y)" in source
+    assert "use_back=i < depth - 1" in source
+
+
+def test_a_total_of_other_order_is_no_loop() -> None:
+    def join(found: list[Any]) -> Any:
+        return found[0] + (found[1] + found[2])
+
+    source = _emitted(_skips(join, last=False))
+    assert "for part in" not in source
+
+
+def test_a_value_used_elsewhere_ends_no_total() -> None:
+    def join(found: list[Any]) -> Any:
+        return L.Concatenate()([L.add(found), found[1]])
+
+    source = _emitted(_skips(join, last=False))
+    assert "for part in" not in source
+
+
+class _Attention(L.Layer):
+    def __init__(self, *, table: bool = False, **options: Any):
+        super().__init__(**options)
+        self.query, self.key, self.value = (L.Dense(18, name=n) for n in ("query", "key", "value"))
+        self.table = L.Embedding(9, 3, name="bias_table") if table else None
+
+    def call(self, x: Any, bias: Any = None) -> Any:
+        batch, length = ops.shape(x)[0], ops.shape(x)[1]
+
+        def split(y: Any) -> Any:
+            return ops.transpose(ops.reshape(y, (batch, length, 3, 6)), (0, 2, 1, 3))
+
+        query, key, value = (split(f(x)) for f in (self.query, self.key, self.value))
+        if self.table is not None:
+            near = ops.arange(length)[None] - ops.arange(length)[:, None]
+            bias = ops.transpose(self.table(ops.clip(near + 4, 0, 8)), (2, 0, 1))[None]
+        scores = ops.matmul(query, ops.transpose(key, (0, 1, 3, 2))) + bias
+        mixed = ops.transpose(ops.matmul(ops.softmax(scores), value), (0, 2, 1, 3))
+        return x + ops.reshape(mixed, (batch, length, 18)), bias
+
+
+class _Rows(keras.Model):
+    """Two rows of blocks, in each of which the first one looks up the bias of all attentions."""
+
+    def __init__(self) -> None:
+        super().__init__(name="rows")
+        self.rows = {
+            row: [_Attention(table=k == 0, name=f"{row}_block_{k}") for k in range(3)]
+            for row in ("encoder", "decoder")
+        }
+        self.norms = {row: L.LayerNormalization(name=f"{row}_norm") for row in self.rows}
+
+    def call(self, x: Any) -> Any:
+        for row, blocks in self.rows.items():
+            bias = None
+            for block in blocks:
+                x, bias = block(x, bias)
+            x = self.norms[row](x)
+        return x
+
+
+def test_rows_of_attentions_with_one_bias_each() -> None:
+    """Each row is a layer with a list of its own, and its table has a column for each head."""
+    model = _Rows()
+    model(np.zeros((2, 7, 18), np.float32))
+    source = _emitted(model, (7, 18))
+    assert source.count("for block in self.blocks:") == 1
+    assert "self.encoder = Stack(" in source and "self.decoder = Stack(" in source
+    assert 'bias: Float[Array, "1 heads length' in source
+    assert "BiasTable(num_embeddings, heads, key=" in source
+    assert "heads: int = 3" in source
