@@ -56,10 +56,12 @@ def _referred(function: object) -> Iterator[tuple[tuple[str, ...], TfObject]]:
     if isinstance(owner, tf.Module):
         yield (), owner
     plain = getattr(plain, "__func__", plain)
-    with contextlib.suppress(TypeError, ValueError):  # not a Python function, or an empty cell
+    try:
         found = inspect.getclosurevars(cast(FunctionType, plain))
-        for name, value in {**found.nonlocals, **found.globals}.items():
-            yield () if isinstance(value, tf.Module) else (name,), value
+    except (TypeError, ValueError):  # not a Python function, or an empty cell
+        return
+    for name, value in {**found.nonlocals, **found.globals}.items():
+        yield () if isinstance(value, tf.Module) else (name,), value
 
 
 def _variables(

@@ -281,7 +281,8 @@ def run(
     try:
         return function(constants, params, args, kwargs)
     except (AttributeError, TypeError, ValueError) as error:
-        # Compared only on failure, to keep calls fast.
+        # Compared only on failure, to keep calls fast. An array may be replaced by anything, such
+        # as `None`, which has no shape; without such an array, the error travels.
         if not (wrong := list(_wrong_arrays(function, constants, params))):
             raise
         raise SignatureError(

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from invert._errors import Problem, UnsupportedOpError
+from invert._errors import Problem, UnsupportedOpError, only_refusals
 from invert._private.tensorflow import TfObject
 from invert.ir.order import reached
 from invert.ir.types import Value
@@ -122,8 +122,10 @@ def run_eagerly(ctx: Context, node: Node, values: Sequence[Value]) -> list[np.nd
         reason = f"has constants of {size} bytes as inputs, too many to compute at conversion"
         raise node.error(reason, "Compute it outside the function and pass the result.")
     node.read.update(node.attrs)  # TensorFlow reads all of them
+    (text, library), types = serialized(ctx, node), input_types(node)
     try:
-        return run(*serialized(ctx, node), input_types(node), values)
+        with only_refusals():
+            return run(text, library, types, values)
     except (ValueError, TypeError, NotImplementedError, KernelError, tf.errors.OpError) as error:
         raise UnsupportedOpError([_refused(node, reason_of(error))]) from error
 

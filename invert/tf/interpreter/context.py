@@ -382,10 +382,7 @@ def _on_rows(entry: Entry, ctx: Context, node: Node, values: list[Value]) -> Seq
     if entry.rows is not None and entry.takes_sizes:
         return entry.rows(entry.call, ctx, node, values)
     if entry.folds_sizes and all(isinstance(v, np.ndarray) for v in values):
-        try:
-            return entry.call(ctx, node, values)
-        except TypeError:  # not every operation on sizes results in a size
-            pass
+        return entry.call(ctx, node, values)
     # The numbers alone.
     try:
         plain = [array(v) if holds_dynamic_size(v) else v for v in values]
