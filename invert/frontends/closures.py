@@ -24,7 +24,7 @@ _PATHS = contextvars.ContextVar("paths", default=True)
 
 @contextlib.contextmanager
 def names_of_tensorflow() -> Iterator[None]:
-    """Variables without a name keep the one that TensorFlow gives them."""
+    """Keep TensorFlow's names for unnamed variables."""
     token = _PATHS.set(False)
     try:
         yield

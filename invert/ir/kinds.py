@@ -19,7 +19,7 @@ COMPARISONS = frozenset(("eq", "ge", "gt", "le", "lt", "ne"))
 REDUCTIONS = frozenset(
     "reduce_and reduce_max reduce_min reduce_or reduce_prod reduce_sum reduce_xor".split()
 )
-# Compute each element from the elements at the same position alone.
+# Compute each element from those at the same position.
 ELEMENTWISE = (
     COMMUTATIVE
     | COMPARISONS

@@ -129,7 +129,7 @@ def _scan(site: Site) -> JaxFunction | None:
             continue
         found = access(eqn, graph, write)
         if length == 1 and found is None and not graph.users.get(buffer):
-            # The write of the only row is the row itself.
+            # Writing the only row gives the row itself.
             row = _only_row(result, graph)
             if row is not None and _count_uses(graph, result) == 1:
                 outputs[position] = Access(buffer, loop.carry[loop.counter], row, eqn.outvars[0])
@@ -197,7 +197,7 @@ def _build(
             step,
             [init[i] for i in carried],
             [outside[x] for x in xs],
-            # `lax.scan` takes an open length from its inputs only.
+            # `lax.scan` gets an open length only from its inputs.
             length=None if is_open(loop.length) else loop.length,
             reverse=reverse,
         )

@@ -187,7 +187,7 @@ _DROPPED = frozenset(
     }
 )
 
-# The defaults of attributes, as printed. JAX writes one of them out, a serialized module none.
+# The defaults of attributes, as printed. JAX prints one of them, a serialized module none.
 _DEFAULTS = {
     "api_version": "1 : i32",
     "backend_config": '""',

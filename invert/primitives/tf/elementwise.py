@@ -58,7 +58,7 @@ def is_inexact(x: Array) -> bool:
     return jnp.issubdtype(x.dtype, jnp.inexact)
 
 
-# The ones that NumPy also computes for symbolic sizes.
+# Functions that NumPy also computes for symbolic sizes.
 _OF_SIZES = (lax.neg, lax.square)
 
 
