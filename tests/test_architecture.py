@@ -83,7 +83,7 @@ def _texts(nodes: Iterable[ast.expr]) -> Iterator[str]:
             yield first.value.rstrip(".")
 
 
-# Underscored names that the standard library documents, or offers no other way to.
+# Underscored names that the standard library documents, or that have no public counterpart.
 OPEN = ("_make", "_replace", "_fields", "_asdict", "_actions", "_SubParsersAction")
 
 

@@ -166,7 +166,7 @@ def test_a_condition_that_makes_an_open_size_a_number() -> None:
         ("b", "maximum b c", True),
         ("b", "minimum b three, add 0 c, subtract 1 two", True),
         ("b", "divide b two, add 0 two", True),
-        # No sizes satisfy these, as JAX finds out when it compares some.
+        # No sizes satisfy these, which JAX finds out when it compares sizes.
         ("divide c two, multiply 0 c", "zero", False),
         ("minimum b c, add 0 three", "zero", False),
         # JAX takes equations of single terms only.
