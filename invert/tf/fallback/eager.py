@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -19,6 +18,7 @@ from invert.protos.types import FunctionDefLibrary, NameAttrList, NodeDef
 from invert.tf.fallback.kernels_in_child import (
     MOST_BYTES,
     PLAIN,
+    Input,
     KernelError,
     graph_with_inputs,
     refusal,
@@ -147,7 +147,7 @@ def refused_inputs(ctx: Context, node: Node, values: Sequence[Value]) -> Problem
         return node.problem(reason, remedy)
     if (definition := op_def(node.op)) is None or any(a.is_ref for a in definition.input_arg):
         return None
-    inputs: list[tuple[Any, Any]] = []
+    inputs: list[Input] = []
     for value, kind in zip(values, input_types(node), strict=True):
         plain = decode_dtype(kind).kind != "O"
         known = isinstance(value, np.ndarray) and value.dtype.kind != "O" and plain

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import operator
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any
+from typing import TypeAlias
 
 import jax
 import numpy as np
@@ -37,6 +37,9 @@ from invert.tf.values.constants import array, arrays
 from invert.tf.values.dynamic_size import DynamicSize, holds_dynamic_size
 from invert.tf.values.split_space import SplitSpace
 
+# For each variable of a loop, a key of its first value and the form found for it.
+LoopPlan: TypeAlias = Mapping[int | Resource, tuple[Hashable, Value]]
+
 
 @dataclasses.dataclass(frozen=True)
 class _Evaluation:
@@ -56,7 +59,7 @@ class _Evaluation:
 
     active: set[str] = dataclasses.field(default_factory=set)
     folding: Folding = dataclasses.field(default_factory=Folding)
-    plans: dict[Hashable, Mapping[Any, Any]] = dataclasses.field(default_factory=dict)
+    plans: dict[Hashable, LoopPlan] = dataclasses.field(default_factory=dict)
     given: list[OuterFacts] = dataclasses.field(default_factory=list)
     pads_rows: bool = False
 
@@ -102,7 +105,7 @@ class Context:
         self._evaluation = evaluation or _Evaluation(pads_rows=pads_rows)
 
     @property
-    def plans(self) -> dict[Hashable, Mapping[Any, Any]]:
+    def plans(self) -> dict[Hashable, LoopPlan]:
         return self._evaluation.plans
 
     @property
