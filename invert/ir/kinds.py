@@ -4,6 +4,8 @@ from __future__ import annotations
 
 # Rearrange all elements into another shape, possibly repeating them.
 LAYOUT = frozenset(("broadcast_in_dim", "reshape", "squeeze", "transpose"))
+# May drop axes of size one.
+DROPS = frozenset(("reshape", "squeeze"))
 # Select some of the elements.
 PARTS = frozenset(("dynamic_slice", "slice"))
 # Move elements without computing any.

@@ -15,6 +15,7 @@ import numpy as np
 from jax import lax
 
 from invert._private.jax import Literal
+from invert.ir import kinds
 from invert.ir.counted import Counted, counted
 from invert.ir.graph import Graph
 from invert.ir.interpret import evaluate, replacing
@@ -40,7 +41,7 @@ def _zeros(atoms: Sequence[Atom]) -> bool:
 
 def read(eqn: Eqn, graph: Graph) -> Access | None:
     """`reshape (dynamic_slice[sizes=(1, ...)] array index 0 ...)`."""
-    drops = eqn.primitive.name in ("reshape", "squeeze")
+    drops = eqn.primitive.name in kinds.DROPS
     if not drops or (source := graph.producer(eqn.invars[0], "dynamic_slice")) is None:
         return None
     array, index, *rest = source.invars
