@@ -139,9 +139,12 @@ def test_a_bug_of_a_stablehlo_rule_is_not_an_unsupported_op(
 ) -> None:
     text = jax.jit(jnp.sort).lower(jnp.ones(3)).as_text()
     monkeypatch.setattr(regions, "signature", _takes_nothing)
-    with pytest.raises(DefectError, match=r"TypeError in invert\.primitives\.\w+\.sort") as caught:
+    with pytest.raises(
+        DefectError,
+        match=r"TypeError in invert\.primitives\.stablehlo\.sort, line \d+, while raising "
+        r"stablehlo\.sort at ",
+    ):
         invert.from_stablehlo(text)
-    assert caught.value.__notes__[0].startswith("while raising stablehlo.sort at ")
 
 
 def test_a_bug_at_open_sizes_is_not_another_shape(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,7 +156,9 @@ def test_a_bug_at_open_sizes_is_not_another_shape(monkeypatch: pytest.MonkeyPatc
         input_signature=[tf.TensorSpec([3], tf.float32)],
     )
     monkeypatch.setattr(elementwise, "fold_binary", _takes_nothing)
-    with pytest.raises(DefectError, match=r"TypeError in invert\.primitives\.tf\.elementwise"):
+    with pytest.raises(
+        DefectError, match=r"TypeError in invert\.primitives\.tf\.elementwise.* tf\.Mul at "
+    ):
         invert.roundtrip(served)
 
 

@@ -124,7 +124,7 @@ class Recovered(eqx.Module):
     def graph(self, function: str | None = None, *, depth: int | None = None) -> Graph:
         """A picture of the program: its layers as boxes, with data flow as arrows.
 
-        A notebook shows it, `save(path)` writes it as an SVG file; a click on a layer folds and
+        A notebook shows it, and `save(path)` writes it as an SVG file; a click on a layer folds and
         unfolds it. Equations between layers are grouped in small boxes, without those that only
         rearrange or convert values.
 

@@ -202,8 +202,7 @@ class Context:
         except InvertError:
             raise
         except _NOT_TAKEN as error:
-            if (defect := defect_of(error)) is not None:
-                defect.add_note(f"while raising {op.name} at {op.location}")
+            if defect := defect_of(error, f"while raising {op.name} at {op.location}"):
                 raise defect from error
             raise op.error(f"{type(error).__name__}: {error}", REPORT) from error
         if unknown := entry.unknown_attributes(op):

@@ -239,7 +239,8 @@ class Context:
             try:
                 return self._raised(entry, node, operands)
             except Exception as error:
-                if (defect := defect_of(error)) is None:
+                defect = defect_of(error, f"while raising tf.{node.op} at {node.location}")
+                if defect is None:
                     raise
                 raise defect from error
         except (DefectError, LookupError, ZeroDivisionError) as error:
