@@ -424,6 +424,107 @@ def _public_origins() -> frozenset[str]:
     return frozenset(f"{value.__module__}.{value.__qualname__}" for value in values)
 
 
+# Exceptions that bugs of the package raise. Only a compiler or a runtime raises `RuntimeError`.
+_OF_BUGS = frozenset(
+    "AssertionError AttributeError BaseException Exception IndexError KeyError LookupError".split()
+)
+# Handlers of these where no code of the package runs, or where a bug is reported, with the reason.
+_TOLD = {
+    "_errors.py: optional_step": "warns of a defect",
+    "_private/tensorflow.py: tf_gradient_function": "a lookup in TensorFlow's registry",
+    "cli/__init__.py: main": "reports everything",
+    "cli/terminal.py: without_logs": "a stream of the caller",
+    "frontends/exported.py: _vjp": "runs the author's code, and reports what it raises",
+    "frontends/exported.py: _read": "JAX reads bytes",
+    "frontends/keras_archive.py: load": "Keras reads a file",
+    "frontends/keras_archive.py: _config_of": "zipfile and json read a file",
+    "frontends/keras_model.py: _inputs_of": "a property of Keras",
+    "frontends/load_check.py: checkpoint_problems": "TensorFlow reads a file",
+    "frontends/run_saved_model.py: _loaded": "TensorFlow reads a file",
+    "frontends/tf_function.py: _source_line": "a lookup in TensorFlow's graph",
+    "ir/encoding.py: decoded": "reads text that others may have written",
+    "modules/save.py: load_saved": "runs the code of a saved package",
+    "tf/gradients/read.py: read_gradient": "a lookup in TensorFlow's graph",
+}
+
+
+def _is_told(attempt: ast.Try, handler: ast.ExceptHandler) -> bool:
+    """Whether bugs pass a handler: it raises them again, or they become defects before."""
+    (first, *others) = attempt.body
+    managers = map(ast.unparse, first.items) if isinstance(first, ast.With) else ()
+    if not others and "only_refusals()" in managers:
+        return True
+    return any(isinstance(n, ast.Raise) and n.exc is None for n in ast.walk(handler))
+
+
+def hiding_handlers(tree: ast.AST, lists: dict[str, set[str]]) -> Iterator[str]:
+    """The functions with a handler that catches what bugs raise.
+
+    **Arguments:**
+
+    - `lists`: the names in tuples of exceptions, by the name of the tuple.
+    """
+    for scope in ast.walk(tree):
+        if not isinstance(scope, ast.FunctionDef):
+            continue
+        for attempt in ast.walk(scope):
+            for handler in attempt.handlers if isinstance(attempt, ast.Try) else ():
+                kind = handler.type
+                names = {"BaseException"} if kind is None else _names_in(kind)
+                names |= {n for name in names for n in lists.get(name, ())}
+                if names & _OF_BUGS and not _is_told(attempt, handler):
+                    yield scope.name
+
+
+def _names_in(tree: ast.AST) -> set[str]:
+    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+
+
+def test_bugs_travel() -> None:
+    trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in SOURCES}
+    lists = {
+        target.id: _names_in(node.value)
+        for tree in trees.values()
+        for node in ast.iter_child_nodes(tree)
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Tuple)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    for found in lists.values():  # a tuple may contain another
+        found |= {n for name in found for n in lists.get(name, ())}
+    found = {
+        f"{path.relative_to(PACKAGE).as_posix()}: {function}"
+        for path, tree in trees.items()
+        for function in hiding_handlers(tree, lists)
+    }
+    wrong = sorted(found - set(_TOLD))
+    assert not wrong, f"try only_refusals(), or a smaller body and other exceptions: {wrong}"
+    assert not set(_TOLD) - found
+
+
+def test_hiding_handlers_are_found() -> None:
+    code = (
+        "def hidden():\n"
+        "    try: f()\n"
+        "    except FAULTS: pass\n"
+        "def bare():\n"
+        "    try: f()\n"
+        "    except: pass\n"
+        "def told():\n"
+        "    try:\n"
+        "        with only_refusals(): f()\n"
+        "    except Exception: pass\n"
+        "def again():\n"
+        "    try: f()\n"
+        "    except KeyError: raise\n"
+        "def refused():\n"
+        "    try: f()\n"
+        "    except ValueError: pass\n"
+    )
+    found = hiding_handlers(ast.parse(code), {"FAULTS": {"ValueError", "KeyError"}})
+    assert list(found) == ["hidden", "bare"]
+
+
 # Paths that exist on one machine only, and files beside the checkout. Written as classes of
 # characters so that this file does not match itself.
 _NOT_OURS = re.compile(
