@@ -168,7 +168,7 @@ def _for_every_batch(
     try:
         entry = tf_function.entry_point(tf_fn, *types, config=config)
         function = _function(entry, config, *arrays_of(args, kwargs, entry))
-    except InvertError:  # it takes this batch only, or is as wrong without it
+    except InvertError:  # it takes only this batch, or the error has another cause
         return None
     home = function.home
     # A program that is not proved for every batch may be proved for this one.

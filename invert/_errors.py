@@ -234,15 +234,20 @@ def only_refusals() -> Iterator[None]:
         raise defect from error
 
 
-def defect_of(error: Exception) -> DefectError | None:
-    """An error of this package's own code as a defect; see `only_refusals`."""
+def defect_of(error: Exception, during: str = "") -> DefectError | None:
+    """An error of this package's own code as a defect; see `only_refusals`.
+
+    **Arguments:**
+
+    - `during`: what was being done, for the message.
+    """
     from invert._private.jax import SIZE_ERRORS
 
     if isinstance(error, (InvertError, DefectError, RuntimeError, MemoryError, *SIZE_ERRORS)):
         return None  # raised on purpose; or by the compiler, whose calls have no frame of their own
     if (place := _own_place(error)) is None:
         return None
-    return DefectError(f"{type(error).__name__} in {place}: {error}")
+    return DefectError(f"{type(error).__name__} in {place}{during and f', {during}'}: {error}")
 
 
 def _own_place(error: Exception) -> str | None:

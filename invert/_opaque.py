@@ -48,7 +48,7 @@ _LIBRARIES = (
 
 
 def platform_of(targets: Iterable[str]) -> str | None:
-    """The platform a program was lowered for, if its custom calls tell."""
+    """The platform that a program was lowered for, if its custom calls reveal it."""
     for target in targets:
         for beginning, platform in _LIBRARIES:
             if target.startswith(beginning):

@@ -233,7 +233,7 @@ def compare(
     failures = {}
     reference: dict[str, Any] = {}
     for name in want.names() if names is None else [n for n in names if n in want.names()]:
-        # Both are one and the same for the original.
+        # For the original, both are the same.
         key = "jit" if name == "forward" else name
         if key not in reference:
             reference[key] = _attempt(want, key)

@@ -83,7 +83,7 @@ def _texts(nodes: Iterable[ast.expr]) -> Iterator[str]:
             yield first.value.rstrip(".")
 
 
-# Underscored names that the standard library documents, or offers no other way to.
+# Underscored names that the standard library documents, or that have no public counterpart.
 OPEN = ("_make", "_replace", "_fields", "_asdict", "_actions", "_SubParsersAction")
 
 
@@ -131,6 +131,40 @@ def private_names(tree: ast.AST) -> Iterator[str]:
             yield node.id if isinstance(node, ast.Name) else node.attr
 
 
+def _is_told(attempt: ast.Try, handler: ast.ExceptHandler) -> bool:
+    """Whether bugs pass a handler: it raises them again, or they become defects before."""
+    (first, *others) = attempt.body
+    managers = map(ast.unparse, first.items) if isinstance(first, ast.With) else ()
+    if not others and "only_refusals()" in managers:
+        return True
+    return any(isinstance(n, ast.Raise) and n.exc is None for n in ast.walk(handler))
+
+
+def untold_handlers(tree: ast.AST, scope: str = "") -> Iterator[tuple[str, set[str]]]:
+    """Yield `(function, exceptions)` for each handler that bugs do not pass."""
+    for node in ast.iter_child_nodes(tree):
+        for handler in node.handlers if isinstance(node, ast.Try) else ():
+            names = {"BaseException"} if handler.type is None else _names_in(handler.type)
+            if not _is_told(node, handler):
+                yield scope, names
+        yield from untold_handlers(node, node.name if isinstance(node, ast.FunctionDef) else scope)
+
+
+def _names_in(tree: ast.AST) -> set[str]:
+    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+
+
+def tuples(tree: ast.AST) -> dict[str, set[str]]:
+    """The names in each tuple of a module, such as a list of exceptions."""
+    return {
+        target.id: _names_in(node.value)
+        for node in ast.iter_child_nodes(tree)
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Tuple)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+
+
 class Source:
     """The facts about a file that the rules need; all trees together would take much memory."""
 
@@ -141,6 +175,7 @@ class Source:
         self.imports = list(imports(tree, package))
         self.docstring = ast.get_docstring(tree)
         self.private = list(private_uses(tree))
+        self.handlers, self.tuples = list(untold_handlers(tree)), tuples(tree)
         self.defines = {name for name in private_names(tree) if _is_private(name)}
         every = list(ast.walk(tree))
         found = [node for node in every if isinstance(node, ast.Import | ast.ImportFrom)]
@@ -422,6 +457,79 @@ def _public_origins() -> frozenset[str]:
     names = [a.name for n in tree.body if isinstance(n, ast.ImportFrom) for a in n.names]
     values = (getattr(invert, name) for name in names)
     return frozenset(f"{value.__module__}.{value.__qualname__}" for value in values)
+
+
+# Exceptions that bugs of the package raise. Only a compiler or a runtime raises `RuntimeError`.
+_OF_BUGS = frozenset(
+    "AssertionError AttributeError BaseException Exception IndexError KeyError LookupError".split()
+)
+# Handlers of these where no code of the package runs, or where a bug is reported, with the reason.
+_TOLD = {
+    "_errors.py: optional_step": "warns of a defect",
+    "_private/tensorflow.py: tf_gradient_function": "a lookup in TensorFlow's registry",
+    "cli/__init__.py: main": "reports everything",
+    "cli/terminal.py: without_logs": "a stream of the caller",
+    "frontends/exported.py: _vjp": "runs the author's code, and reports what it raises",
+    "frontends/exported.py: _read": "JAX reads bytes",
+    "frontends/keras_archive.py: load": "Keras reads a file",
+    "frontends/keras_archive.py: _config_of": "zipfile and json read a file",
+    "frontends/keras_model.py: _inputs_of": "a property of Keras",
+    "frontends/load_check.py: checkpoint_problems": "TensorFlow reads a file",
+    "frontends/run_saved_model.py: _loaded": "TensorFlow reads a file",
+    "frontends/tf_function.py: _source_line": "a lookup in TensorFlow's graph",
+    "ir/encoding.py: decoded": "reads text that others may have written",
+    "modules/save.py: load_saved": "runs the code of a saved package",
+    "tf/gradients/read.py: read_gradient": "a lookup in TensorFlow's graph",
+}
+
+
+def _hiding(handlers: Iterable[tuple[str, set[str]]], lists: dict[str, set[str]]) -> Iterator[str]:
+    """The functions whose handlers catch what bugs raise, by name or in a tuple of exceptions."""
+    for function, names in handlers:
+        pending, every = [*names], set[str]()
+        while pending:
+            if (name := pending.pop()) not in every:
+                every.add(name)
+                pending += lists.get(name, ())
+        if every & _OF_BUGS:
+            yield function
+
+
+def test_bugs_travel() -> None:
+    lists = {name: found for path in SOURCES for name, found in _source(path).tuples.items()}
+    found = {
+        f"{path.relative_to(PACKAGE).as_posix()}: {function}"
+        for path in SOURCES
+        for function in _hiding(_source(path).handlers, lists)
+    }
+    wrong = sorted(found - set(_TOLD))
+    assert not wrong, f"try only_refusals(), or a smaller body and other exceptions: {wrong}"
+    assert not set(_TOLD) - found
+
+
+def test_hiding_handlers_are_found() -> None:
+    code = (
+        "MORE = (KeyError,)\n"
+        "FAULTS = (ValueError, *MORE)\n"
+        "def hidden():\n"
+        "    try: f()\n"
+        "    except FAULTS: pass\n"
+        "def bare():\n"
+        "    try: f()\n"
+        "    except: pass\n"
+        "def told():\n"
+        "    try:\n"
+        "        with only_refusals(): f()\n"
+        "    except Exception: pass\n"
+        "def again():\n"
+        "    try: f()\n"
+        "    except KeyError: raise\n"
+        "def refused():\n"
+        "    try: f()\n"
+        "    except ValueError: pass\n"
+    )
+    tree = ast.parse(code)
+    assert list(_hiding(untold_handlers(tree), tuples(tree))) == ["hidden", "bare"]
 
 
 # Paths that exist on one machine only, and files beside the checkout. Written as classes of

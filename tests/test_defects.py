@@ -21,6 +21,7 @@ from invert.emission.expressions import proof
 from invert.ir import meshes
 from invert.ir.types import Value
 from invert.rewriting import expansion, templates
+from invert.stablehlo.ops import regions
 
 
 def _takes_nothing() -> None:
@@ -131,3 +132,44 @@ def test_a_bug_while_proving_an_expression_is_not_a_refusal(
     aval = jax.ShapeDtypeStruct((3,), np.float32)
     with pytest.warns(invert.DefectWarning, match=r"DefectError: TypeError in invert\.emission"):
         proof.Prover().trace(ast.parse("-x", mode="eval").body, ["x"], [aval], x64=False)
+
+
+def test_a_bug_of_a_stablehlo_rule_is_not_an_unsupported_op(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    text = jax.jit(jnp.sort).lower(jnp.ones(3)).as_text()
+    monkeypatch.setattr(regions, "signature", _takes_nothing)
+    with pytest.raises(
+        DefectError,
+        match=r"TypeError in invert\.primitives\.stablehlo\.sort, line \d+, while raising "
+        r"stablehlo\.sort at ",
+    ):
+        invert.from_stablehlo(text)
+
+
+def test_a_bug_at_open_sizes_is_not_another_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    tf = pytest.importorskip("tensorflow")
+    from invert.primitives.tf import elementwise
+
+    served = tf.function(
+        lambda x: tf.shape(tf.boolean_mask(x, x > 0))[0] * 2,
+        input_signature=[tf.TensorSpec([3], tf.float32)],
+    )
+    monkeypatch.setattr(elementwise, "fold_binary", _takes_nothing)
+    with pytest.raises(
+        DefectError, match=r"TypeError in invert\.primitives\.tf\.elementwise.* tf\.Mul at "
+    ):
+        invert.roundtrip(served)
+
+
+def test_a_bug_while_calling_tensorflow_is_not_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    tf = pytest.importorskip("tensorflow")
+    from invert.tf.fallback import eager
+
+    served = tf.function(
+        lambda x: x[tf.unique(tf.constant(["a", "b", "a"]))[1][2]],
+        input_signature=[tf.TensorSpec([3], tf.float32)],
+    )
+    monkeypatch.setattr(eager, "graph_with_inputs", _takes_nothing)
+    with pytest.raises(DefectError, match=r"TypeError in invert\.tf\.fallback\.eager"):
+        invert.roundtrip(served)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import linecache
+import sys
 import threading
 import time
 import weakref
@@ -17,6 +19,7 @@ import pytest
 from jax import lax
 
 import invert
+from invert.emission.python import load
 
 X = jax.ShapeDtypeStruct((4,), np.float32)
 
@@ -126,3 +129,12 @@ def test_eight_threads() -> None:
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+@pytest.mark.parametrize("text", ["x = 1 / 0", "x ="])
+def test_a_text_that_does_not_run_is_not_registered(text: str) -> None:
+    before = set(sys.modules), set(linecache.cache)
+    with pytest.raises((ZeroDivisionError, SyntaxError)), load.loading() as make:
+        make(text, "a_text_that_does_not_run")
+    assert set(sys.modules) == before[0]
+    assert not [name for name in set(linecache.cache) - before[1] if "does_not_run" in name]

@@ -98,7 +98,7 @@ def settings() -> str | None:
     `None` if a package other than JAX has registered a lowering or a generator of random numbers,
     which no text can identify.
     """
-    # As programs are lowered, wherever that is asked for.
+    # The settings under which programs are lowered, whatever the caller's.
     with on_whole_values(), full_tracebacks():
         values, context, rules = jax.config.values, config.trace_context(), _rules()
     for known in _last:

@@ -45,7 +45,7 @@ def inlined(jaxpr: Jaxpr, consts: Sequence[Value], values: Sequence[Value]) -> l
 def _has_high(jaxpr: Jaxpr) -> bool:
     """Whether binding an equation would mark the trace as one to be lowered first.
 
-    A jaxpr that was rewritten does not say so itself.
+    A rewritten jaxpr does not record this.
     """
     return jaxpr.is_high or any(map(_is_high, jaxpr.eqns))
 

@@ -54,7 +54,7 @@ class Checkpoint:
         if header.endianness != (sys.byteorder == "big"):
             raise MalformedModelError(
                 f"{index} was written on a machine with another byte order",
-                remedy="Load the model with TensorFlow there and save it on a machine like this.",
+                remedy="Save the model again, on a machine with this byte order.",
             )
         if not 0 < header.num_shards <= _MOST_SHARDS:
             raise MalformedModelError(f"{index} declares {header.num_shards} shards")

@@ -58,7 +58,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-_Commands = Any  # what `add_subparsers` gives, whose class is private
+_Commands = Any  # the result of `add_subparsers`, whose class is private
 _MODEL = (
     "a SavedModel directory, a .keras file, a GraphDef (.pb), StableHLO (text or bytecode), a "
     "jax.export artifact, or a directory that invert has written"

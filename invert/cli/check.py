@@ -158,7 +158,8 @@ def _compare_original(
         largest = max(largest, gap)
         if not gap <= limit:
             found.failures.append(
-                f"result {i} differs from the original's by {gap:.3g} of its largest number"
+                f"result {i} differs from the original's by {gap:.3g}, "
+                "relative to its largest number"
             )
     found.lines.append(f"  compared with the original: largest relative difference {largest:.3g}")
 

@@ -35,7 +35,7 @@ _ROUTES = {
     "rule": "with a rule of their own",
     "host": "run by TensorFlow on the host, at conversion",
     "opaque": "custom calls that stay opaque unless a pattern recognizes them",
-    "none": "without a way",
+    "none": "that cannot be converted",
 }
 _MOST_PLACES = 20  # random and host ops listed in text; JSON has all
 
@@ -227,7 +227,7 @@ def _text(found: Mapping[str, Any], functions: Sequence[InspectedFunction]) -> s
     for function in functions:
         lines += ["", *_function_lines(function)]
     if found["others"]:
-        lines += ["", "also there, with --signature:", *(f"  {n}" for n in found["others"])]
+        lines += ["", "others, for --signature:", *(f"  {n}" for n in found["others"])]
     return "\n".join(map(_dressed, lines))
 
 
@@ -261,7 +261,7 @@ def _function_lines(function: InspectedFunction) -> Iterable[str]:
         for what in ("location", "remedy"):
             if problem[what]:
                 yield f"    {what}: {problem[what]}"
-    yield from _section("what would happen", function.outcome)
+    yield from _section("on conversion", function.outcome)
 
 
 def _section(title: str, lines: Sequence[str]) -> Iterable[str]:

@@ -10,7 +10,7 @@ import equinox as eqx
 import jax
 import numpy as np
 
-from invert._errors import SignatureError
+from invert._errors import SignatureError, only_refusals
 from invert._private.jax import open_jaxpr, trace_closed
 from invert.emission import strong
 from invert.ir import jaxprs
@@ -124,7 +124,8 @@ def _of_emitted(model: eqx.Module, other: object) -> ComparedProgram:
 
     with jax.enable_x64(True):
         try:
-            closed = trace_closed(run, *types, *avals, *drawn)
+            with only_refusals():
+                closed = trace_closed(run, *types, *avals, *drawn)
         except (TypeError, ValueError) as error:
             raise SignatureError(
                 f"{type(model).__name__} does not take the arguments of the other: {error}",

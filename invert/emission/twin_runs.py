@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 import equinox as eqx
 import jax
 
+from invert._errors import only_refusals
 from invert._private.jax import SIZE_ERRORS, trace_closed
 from invert.emission.layers.cut import Layer
 from invert.emission.layers.shared import Code
@@ -60,7 +61,8 @@ def runs(
 
     avals = [jax.ShapeDtypeStruct(shape(v), v.aval.dtype) for v in inputs]
     try:
-        traced = trace_closed(traced_run, type_of_key(), *avals)
+        with only_refusals():
+            traced = trace_closed(traced_run, type_of_key(), *avals)
     except (TypeError, ValueError, AttributeError, IndexError, ZeroDivisionError, *SIZE_ERRORS):
         return False
     if not all(map(_is_whole, jaxprs.equations(traced.jaxpr))):

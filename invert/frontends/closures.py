@@ -24,7 +24,7 @@ _PATHS = contextvars.ContextVar("paths", default=True)
 
 @contextlib.contextmanager
 def names_of_tensorflow() -> Iterator[None]:
-    """Variables without a name keep the one that TensorFlow gives them."""
+    """Keep TensorFlow's names for unnamed variables."""
     token = _PATHS.set(False)
     try:
         yield
@@ -56,10 +56,12 @@ def _referred(function: object) -> Iterator[tuple[tuple[str, ...], TfObject]]:
     if isinstance(owner, tf.Module):
         yield (), owner
     plain = getattr(plain, "__func__", plain)
-    with contextlib.suppress(TypeError, ValueError):  # not a Python function, or an empty cell
+    try:
         found = inspect.getclosurevars(cast(FunctionType, plain))
-        for name, value in {**found.nonlocals, **found.globals}.items():
-            yield () if isinstance(value, tf.Module) else (name,), value
+    except (TypeError, ValueError):  # not a Python function, or an empty cell
+        return
+    for name, value in {**found.nonlocals, **found.globals}.items():
+        yield () if isinstance(value, tf.Module) else (name,), value
 
 
 def _variables(

@@ -24,6 +24,7 @@ from invert._errors import (
     Problem,
     SignatureError,
     UnsupportedOpError,
+    only_refusals,
 )
 from invert._private.tensorflow import TfObject
 from invert.frontends import tf_function
@@ -126,12 +127,13 @@ def _config_of(file: Path) -> object:
             if info.file_size > _LARGEST_CONFIG:
                 raise MalformedModelError(f"{file}: its config.json is too large")
             return json.loads(archive.read(info))
+    except MalformedModelError:
+        raise
+    # What `zipfile` raises for damaged files or a missing entry, and `json` for other text.
     except (
         OSError, KeyError, ValueError, RuntimeError, NotImplementedError, RecursionError,
         zipfile.BadZipFile, zlib.error,
     ) as error:  # fmt: skip
-        if isinstance(error, MalformedModelError):
-            raise
         raise MalformedModelError(f"{file} is not a Keras archive: {error}") from error
 
 
@@ -183,33 +185,39 @@ def _is_of_keras(module: object, kind: str) -> bool:
     return isinstance(value, type) and value.__module__.split(".")[0] == "keras"
 
 
-def _content_problems(file: Path) -> Iterator[Problem]:
-    """Problems: files with outside paths, or declaring more bytes than they hold."""
+def _content_problems(file: Path) -> list[Problem]:
     try:
-        with zipfile.ZipFile(file) as archive:
-            held = _SPARE + _RATIO * file.stat().st_size
-            for info in archive.infolist():
-                path = PurePosixPath(info.filename.replace("\\", "/"))
-                if path.is_absolute() or ".." in path.parts or ":" in info.filename:
-                    yield Problem(
-                        f"file {info.filename!r}",
-                        "would be written outside the archive's folder",
-                        f"{file}",
-                        _REMEDY,
-                    )
-            if (size := sum(info.file_size for info in archive.infolist())) > held:
-                yield Problem(
-                    "file sizes",
-                    f"add up to {size} bytes, too many for this archive",
-                    f"{file}",
-                    _REMEDY,
-                )
-            elif _WEIGHTS in archive.namelist():
-                yield from _weight_problems(io.BytesIO(archive.read(_WEIGHTS)), held)
+        with only_refusals():
+            return list(_entry_problems(file))
+    # What `zipfile` and `h5py` raise for damaged files.
     except (
         LookupError, OSError, RuntimeError, TypeError, ValueError, zipfile.BadZipFile, zlib.error,
     ) as error:  # fmt: skip
         raise MalformedModelError(f"{file} is damaged: {error}") from error
+
+
+def _entry_problems(file: Path) -> Iterator[Problem]:
+    """Problems: files with outside paths, or declaring more bytes than they hold."""
+    with zipfile.ZipFile(file) as archive:
+        held = _SPARE + _RATIO * file.stat().st_size
+        for info in archive.infolist():
+            path = PurePosixPath(info.filename.replace("\\", "/"))
+            if path.is_absolute() or ".." in path.parts or ":" in info.filename:
+                yield Problem(
+                    f"file {info.filename!r}",
+                    "would be written outside the archive's folder",
+                    f"{file}",
+                    _REMEDY,
+                )
+        if (size := sum(info.file_size for info in archive.infolist())) > held:
+            yield Problem(
+                "file sizes",
+                f"add up to {size} bytes, too many for this archive",
+                f"{file}",
+                _REMEDY,
+            )
+        elif _WEIGHTS in archive.namelist():
+            yield from _weight_problems(io.BytesIO(archive.read(_WEIGHTS)), held)
 
 
 def _weight_problems(data: io.BytesIO, held: int) -> Iterator[Problem]:

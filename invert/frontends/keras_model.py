@@ -16,7 +16,7 @@ from invert._errors import SignatureError
 from invert._private.tensorflow import TfObject
 from invert.tf.ops.node import import_tensorflow
 
-# Names that Keras gives to inputs without one.
+# Names that Keras generates for unnamed inputs.
 _GENERATED = re.compile(r"(input|input_layer|keras_tensor)(_\d+)?")
 
 

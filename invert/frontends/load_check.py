@@ -416,7 +416,7 @@ def _reason(op: str) -> str:
     return "may have effects"
 
 
-@functools.cache
+@functools.lru_cache(maxsize=4096)
 def _is_pure(op: str) -> bool:
     """Whether a conversion can compute the op without side effects."""
     if op in PURE or op in ON_TEXT:
@@ -431,7 +431,7 @@ def _is_pure(op: str) -> bool:
     )
 
 
-@functools.cache
+@functools.lru_cache(maxsize=4096)
 def _settles(op: str) -> bool:
     """Whether shape inference may safely compute the op, or never does."""
     if op in _FLOW or op in _CALLS or _is_pure(op):

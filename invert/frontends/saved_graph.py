@@ -101,7 +101,7 @@ def _tables(meta: MetaGraphDef, library: Library, files: Files) -> dict[str, Sto
         file = files.found.get(PurePosixPath("assets", asset.filename))
         if file is not None:
             assets[asset.tensor_info.name.partition(":")[0]] = file
-    # Only ops run on loading: lookups use the same handles.
+    # Only the ops that run on loading: lookups use the same handles.
     run = [n for n in library.graph.node if n.name in run_first or n.op == "Const"]
     tables: dict[str, StoredTable] = {}
     for name, node in nodes.items():

@@ -1,6 +1,6 @@
 """The objects of a SavedModel: functions, variables, constants and tables, read from its files.
 
-None of the model is run. Values that TensorFlow's loader would compute are looked up: those of
+No part of the model is run. Values that TensorFlow's loader would compute are looked up: those of
 variables in the checkpoint, those of tables in the function that fills them.
 """
 

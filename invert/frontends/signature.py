@@ -315,8 +315,9 @@ def _stated_defaults(owner: TfObject) -> dict[str, Tree]:
 def _default(value: object, specs: object) -> Tree:
     """A default in its argument's types; `None` where it does not fit."""
     leaves, tree = jax.tree_util.tree_flatten(specs)
+    given = value if isinstance(specs, ArgSpec) else plain(value)
     try:
-        values = [value] if isinstance(specs, ArgSpec) else tree.flatten_up_to(plain(value))
+        values = tree.flatten_up_to(given)
         return tree.unflatten(map(_default_array, values, leaves)) if leaves else None
     except (TypeError, ValueError):
         return None

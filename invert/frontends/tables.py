@@ -31,7 +31,7 @@ def typed(
     """
     wanted = decode_dtype(key_type), decode_dtype(value_type)
     if (keys.dtype, values.dtype) != wanted or len(keys) != len(values):
-        raise MalformedModelError("a lookup asks for other types than those of its table")
+        raise MalformedModelError("the types of a lookup differ from those of its table")
     return keys, values
 
 

@@ -481,9 +481,9 @@ def _op_def_lookup(graph: TfObject) -> Callable[[str], Definition | None]:
             return known
         try:
             proto = graph.op_def_for_type(op)
-            return Definition.of(own(proto, OpDef, f"the definition of tf.{op}"))
-        except (tf.errors.NotFoundError, ValueError, KeyError, RuntimeError):
+        except (tf.errors.NotFoundError, RuntimeError):  # this process has no such op
             return None
+        return Definition.of(own(proto, OpDef, f"the definition of tf.{op}"))
 
     return lookup
 

@@ -108,7 +108,7 @@ class MarkedRegion:
     def _needed(self, settled: Mapping[Eqn, Replacement]) -> tuple[list[Eqn], dict[Eqn, AnyJaxpr]]:
         """The equations that the results need, and the programs that replace settled markers.
 
-        A settled marker needs its arguments alone. The equations between them and its results
+        A settled marker needs only its arguments. The equations between them and its results
         would otherwise run at each level of nesting, in addition to the rule.
         """
         producers: dict[Atom, Eqn] = {v: e for e in self.eqns for v in e.outvars}

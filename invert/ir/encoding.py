@@ -38,7 +38,8 @@ from invert.ir.types import AnyJaxpr, Atom, Aval, ClosedJaxpr, Eqn, Literal, Par
 Data = Any
 _PLAIN = frozenset({int, bool, str, type(None)})
 _MOST_BYTES = 1 << 16
-# Raised here, and by JAX, for parts that do not fit.
+# Raised here, and by JAX, for parts that do not fit. The decoder does not check each part of a
+# text, which any process of the user may have written; tests check that it decodes what is encoded.
 _FAULTS = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, AssertionError)
 # `reduce` holds a function next to its jaxpr.
 _COMPUTATION = ["computation"]

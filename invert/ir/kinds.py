@@ -4,6 +4,8 @@ from __future__ import annotations
 
 # Rearrange all elements into another shape, possibly repeating them.
 LAYOUT = frozenset(("broadcast_in_dim", "reshape", "squeeze", "transpose"))
+# May drop axes of size one.
+DROPS = frozenset(("reshape", "squeeze"))
 # Select some of the elements.
 PARTS = frozenset(("dynamic_slice", "slice"))
 # Move elements without computing any.
@@ -19,7 +21,7 @@ COMPARISONS = frozenset(("eq", "ge", "gt", "le", "lt", "ne"))
 REDUCTIONS = frozenset(
     "reduce_and reduce_max reduce_min reduce_or reduce_prod reduce_sum reduce_xor".split()
 )
-# Compute each element from the elements at the same position alone.
+# Compute each element from those at the same position.
 ELEMENTWISE = (
     COMMUTATIVE
     | COMPARISONS

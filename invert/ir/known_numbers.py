@@ -1,4 +1,4 @@
-"""Numbers that a program computes from numbers alone."""
+"""Numbers that a program computes from literals only."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def _wrapped(take: Eqn, producers: Mapping[Atom, Eqn]) -> tuple[Eqn, Eqn, Eqn] |
 
 
 def _wrapping(take: Eqn, index: Var, rows: int, template: tuple[Eqn, Eqn, Eqn]) -> list[Eqn]:
-    """A lookup whose index is wrapped like that of another lookup."""
+    """A lookup with its index wrapped as in another lookup."""
     below, added, chosen = template
     shape = index.aval.shape
     bools, numbers = (Var(v.aval.update(shape=shape)) for v in (below.outvars[0], index))

@@ -291,8 +291,10 @@ def _custom_jvp(retracer: MeshRetracer, eqn: Eqn, operands: list[Value]) -> Sequ
         return bind_equation(eqn, operands)
     try:
         rule = retracer.rule_of(eqn)
-    except LookupError:  # its author forbids differentiation
-        return bind_equation(eqn, operands)
+    except LookupError as error:
+        if type(error) is not LookupError:
+            raise  # a missing key or index
+        return bind_equation(eqn, operands)  # its author forbids differentiation
     # The rule runs after the context of the equation has been left.
     moved = dataclasses.replace(retracer, _calls={}, _around=list(retracer._around))
     function = jax.custom_jvp(lambda *xs: moved(eqn.params["call_jaxpr"], xs))

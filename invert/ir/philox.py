@@ -122,7 +122,7 @@ def sincosf(x: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 @jax.jit
 def box_muller(uniform: jax.Array) -> jax.Array:
-    """Two normal numbers of each two uniform ones."""
+    """Pairs of normal numbers from pairs of uniform ones."""
     radius = jnp.maximum(uniform[..., ::2], 1e-7)
     angle = (2 * math.pi * uniform[..., 1::2].astype(jnp.float64)).astype(jnp.float32)
     sine, cosine = sincosf(angle)

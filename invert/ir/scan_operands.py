@@ -1,4 +1,4 @@
-"""Scans as written by hand: without reversals, unit axes and constant arrays."""
+"""Scans as written by hand, without reversals, unit axes or constant arrays."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from invert.ir.unit_axes import added_axes
 def unreversed(jaxpr: Jaxpr) -> Jaxpr:
     """Replace each `scan` of reversed inputs by a `scan` in the other direction.
 
-    Each step computes the same from the same rows. Stacked results are reversed, which cancels a
-    reversal after the loop.
+    Each step still computes the same from the same rows. Stacked results are reversed, which
+    cancels a reversal after the loop.
     """
     if not any(e.primitive.name == "scan" for e in jaxpr.eqns):
         return jaxpr

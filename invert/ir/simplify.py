@@ -184,7 +184,7 @@ def _forms(atom: Atom, graph: Graph) -> list[Atom]:
 
 
 def _tail(shape: Sequence[int], size: int) -> int | None:
-    """The first of the fewest trailing axes whose sizes multiply to `size`."""
+    """The first of the trailing axes whose sizes multiply to `size`, as few as possible."""
     for start in reversed(range(len(shape))):
         if math.prod(shape[start:]) == size:
             return start

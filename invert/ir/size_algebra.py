@@ -395,6 +395,10 @@ def _divisions(term: Term) -> list[Term]:
     return list(dict.fromkeys(divisions))
 
 
+class _NotOfSizesError(Exception):
+    """A program computes with a primitive that terms do not have."""
+
+
 def _traced(function: JaxFunction, a: Number, b: Number, dtype: np.dtype) -> Number | None:
     """The term that a function of `jax.numpy` traces to, for two sizes."""
     number = jax.ShapeDtypeStruct((), dtype)
@@ -409,7 +413,7 @@ def _traced(function: JaxFunction, a: Number, b: Number, dtype: np.dtype) -> Num
             name, values = "select", [values[0], values[2], values[1]]
         result = apply(name, values, np.dtype(eqn.outvars[0].aval.dtype), recognize=False)
         if result is None:
-            raise NotImplementedError(name)
+            raise _NotOfSizesError
         return [result]
 
     def on_literal(literal: Literal) -> Value:
@@ -418,7 +422,7 @@ def _traced(function: JaxFunction, a: Number, b: Number, dtype: np.dtype) -> Num
     try:
         args = [Sizes.of(a, dtype), Sizes.of(b, dtype)]
         (result,) = interpret(open_jaxpr(program), args, on_eqn, on_literal)
-    except NotImplementedError:
+    except _NotOfSizesError:
         return None
     return result.numbers[()]
 

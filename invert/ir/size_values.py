@@ -22,6 +22,7 @@ from invert._private.jax import (
     open_jaxpr,
     rename,
 )
+from invert.ir import kinds
 from invert.ir.loops import WhileParts
 from invert.ir.sizes import DimSize, is_open
 from invert.ir.types import Atom, Eqn, J, Jaxpr, Literal, Var
@@ -68,7 +69,7 @@ def with_size_values(jaxpr: Jaxpr) -> Jaxpr:
 
 def _taken(eqn: Eqn, producers: dict[Var, Eqn]) -> DimSize | None:
     """The open size that an equation extracts from an array of sizes, if any."""
-    if eqn.primitive.name not in ("squeeze", "reshape"):
+    if eqn.primitive.name not in kinds.DROPS:
         return None
     (out,) = eqn.outvars
     sizes = sizes_in(out, producers) if not out.aval.shape else None

@@ -83,7 +83,7 @@ class Entry:
         if text is None:
             return None
         # The text is unchanged, but another program may have written it.
-        with contextlib.suppress(Damaged, ValueError, RecursionError):
+        with contextlib.suppress(Damaged, json.JSONDecodeError, RecursionError):
             # Sizes of different scopes cannot be compared.
             return _decoded(text) if self._size is None else decoded(json.loads(text), self._size)
         return None

@@ -80,7 +80,7 @@ class Function:
 
     @property
     def shown(self) -> Specialization | None:
-        """The program whose report is shown: the one called, otherwise the one emitted."""
+        """The program whose report is shown: the last one called, or else the one emitted."""
         return self.called or self.programs.first()
 
     def whole_for_text(self) -> Specialization | None:

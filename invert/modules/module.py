@@ -124,7 +124,7 @@ class Recovered(eqx.Module):
     def graph(self, function: str | None = None, *, depth: int | None = None) -> Graph:
         """A picture of the program: its layers as boxes, with data flow as arrows.
 
-        A notebook shows it, `save(path)` writes it as an SVG file; a click on a layer folds and
+        A notebook shows it, and `save(path)` writes it as an SVG file; a click on a layer folds and
         unfolds it. Equations between layers are grouped in small boxes, without those that only
         rearrange or convert values.
 
@@ -281,7 +281,8 @@ def run(
     try:
         return function(constants, params, args, kwargs)
     except (AttributeError, TypeError, ValueError) as error:
-        # Compared only on failure, to keep calls fast.
+        # Compared only on failure, to keep calls fast. An array may be replaced by anything, such
+        # as `None`, which has no shape; without such an array, the error travels.
         if not (wrong := list(_wrong_arrays(function, constants, params))):
             raise
         raise SignatureError(

@@ -356,7 +356,7 @@ def weight_files(directory: str | os.PathLike[str]) -> list[Path]:
     return sorted(p for p in where.iterdir() if p.name == _WEIGHTS or _SHARD.fullmatch(p.name))
 
 
-# Exceptions that damaged code may raise.
+# Exceptions that damaged code may raise. It runs without code of this package.
 _OF_DAMAGED_CODE = (
     ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, NameError, OSError,
     RuntimeError, SyntaxError, TypeError, ValueError,
@@ -414,7 +414,9 @@ def load_saved(
     try:
         return read(where / _WEIGHTS, **given)
     except _OF_DAMAGED_CODE as error:
-        raise MalformedModelError(f"{code} cannot be loaded with its weights: {error}") from error
+        raise MalformedModelError(
+            f"{code} cannot be loaded with its weights: {type(error).__name__}: {error}"
+        ) from error
 
 
 def _check_mesh(where: Path, mesh: Mesh, specs: Mapping[str, PartitionSpec]) -> None:

@@ -193,7 +193,7 @@ def _under(
 
 
 def _unbound(size: DimSize) -> DimSize:
-    """A size in a scope without conditions, where none of them is implied."""
+    """A size in a scope without conditions, in which none is implied."""
     return parsed((str(size),), scope())[0]
 
 
@@ -344,7 +344,7 @@ class Specializations:
             names = names or dimension_order(symbolic)
             with listening() as said:
                 stage = optional_step("the program for all sizes", [], self._for_all, avals)
-            # Sizes of other scopes do not compare as equal, so the words tell them apart.
+            # Sizes of different scopes never compare equal, so their texts are compared.
             new = [c for c in said.constraints if c.words() not in known]
             if stage is not None:
                 found = _under(assumed, new, stage)

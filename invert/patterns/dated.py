@@ -28,7 +28,7 @@ import numpy as np
 from jax import lax
 from jax.lax import linalg
 
-from invert._errors import InvertError
+from invert._errors import InvertError, only_refusals
 from invert._opaque import template_call_p
 from invert._private.jax import Primitive, eval_closed, geqrf_p, open_jaxpr, threefry2x32_p
 from invert.ir.graph import literal
@@ -408,7 +408,8 @@ def _checked(site: Site) -> Routine | None:
         return None
     operands = [site.aval(a) for a in site.eqn.invars]
     try:
-        results = jax.eval_shape(lambda *xs: _values(site, routine, xs), *operands)
+        with only_refusals():
+            results = jax.eval_shape(lambda *xs: _values(site, routine, xs), *operands)
     # Options of another release, or operands that `jax.lax.linalg` does not take.
     except (UnknownOptionsError, TypeError, ValueError, NotImplementedError):
         return None

@@ -45,7 +45,7 @@ def _named(module: ModuleType, name: str) -> tuple[JaxFunction, ...]:
 
 
 _SICI = jax.scipy.special.sici
-# Functions that JAX keeps as a call: name of the call -> function.
+# Functions that JAX lowers to a call: name of the call -> function.
 _CALLS: dict[str, tuple[JaxFunction, ...]] = {
     "relu": (jax.nn.relu,),
     "relu6": (jax.nn.relu6,),
@@ -60,13 +60,13 @@ _CALLS: dict[str, tuple[JaxFunction, ...]] = {
     "log1mexp": (jax.nn.log1mexp,),
     "sici": (_SICI, _result_of(_SICI, 0), _result_of(_SICI, 1)),
 }
-# Those of several arrays, which no fingerprint tells.
+# Functions of several arrays, which have no fingerprint.
 _CALLS_OF_SEVERAL: dict[str, tuple[JaxFunction, ...]] = {
     "expn": (jax.scipy.special.expn,),
     "_expn": (jax.scipy.special.expn,),  # of jax 0.12
     "hyp1f1": (jax.scipy.special.hyp1f1,),
     "hyp2f1": (jax.scipy.special.hyp2f1,),
-    # Of jax 0.12; the equations have the same derivatives in jax 0.10. Those of `ldexp` are bits.
+    # In jax 0.12; in 0.10 the equations have the same derivatives. Those of `ldexp` are bits.
     "hypot": (jnp.hypot,),
     "ldexp": (jnp.ldexp,),
     "_rel_entr": (jax.scipy.special.rel_entr, jax.scipy.special.kl_div),

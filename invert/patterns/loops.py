@@ -15,6 +15,7 @@ import numpy as np
 from jax import lax
 
 from invert._private.jax import Literal
+from invert.ir import kinds
 from invert.ir.counted import Counted, counted
 from invert.ir.graph import Graph
 from invert.ir.interpret import evaluate, replacing
@@ -40,7 +41,7 @@ def _zeros(atoms: Sequence[Atom]) -> bool:
 
 def read(eqn: Eqn, graph: Graph) -> Access | None:
     """`reshape (dynamic_slice[sizes=(1, ...)] array index 0 ...)`."""
-    drops = eqn.primitive.name in ("reshape", "squeeze")
+    drops = eqn.primitive.name in kinds.DROPS
     if not drops or (source := graph.producer(eqn.invars[0], "dynamic_slice")) is None:
         return None
     array, index, *rest = source.invars
@@ -129,7 +130,7 @@ def _scan(site: Site) -> JaxFunction | None:
             continue
         found = access(eqn, graph, write)
         if length == 1 and found is None and not graph.users.get(buffer):
-            # The write of the only row is the row itself.
+            # Writing the only row gives the row itself.
             row = _only_row(result, graph)
             if row is not None and _count_uses(graph, result) == 1:
                 outputs[position] = Access(buffer, loop.carry[loop.counter], row, eqn.outvars[0])
@@ -197,7 +198,7 @@ def _build(
             step,
             [init[i] for i in carried],
             [outside[x] for x in xs],
-            # `lax.scan` takes an open length from its inputs only.
+            # `lax.scan` gets an open length only from its inputs.
             length=None if is_open(loop.length) else loop.length,
             reverse=reverse,
         )

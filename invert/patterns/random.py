@@ -279,7 +279,7 @@ _FORMING = kinds.LAYOUT | frozenset(
 
 
 def _seeds(site: Site) -> list[jax.ShapeDtypeStruct]:
-    """Types of the integers whose high words are made in this body."""
+    """Types of the integers whose high words this body computes."""
     seeds = []
     for eqn in site.graph.by_primitive.get("shift_right_logical", ()):
         x, n = eqn.invars

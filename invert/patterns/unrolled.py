@@ -20,6 +20,7 @@ from typing import TypeAlias
 import jax
 from jax import lax
 
+from invert.ir import kinds
 from invert.ir.counted import Counted, counted
 from invert.ir.graph import Graph, is_var
 from invert.ir.interpret import evaluate, replacing
@@ -104,7 +105,7 @@ def _block_write(loop: Counted, position: int) -> Access | None:
 
 def _row(graph: Graph, eqn: Eqn, reads: Sequence[Access]) -> tuple[int, int] | None:
     """The indices of the block and row that an equation reads: `reshape (slice block)`."""
-    drops = eqn.primitive.name in ("reshape", "squeeze")
+    drops = eqn.primitive.name in kinds.DROPS
     if not drops or (part := graph.producer(eqn.invars[0], "slice")) is None:
         return None
     block = next((i for i, r in enumerate(reads) if r.result is part.invars[0]), None)

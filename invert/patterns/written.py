@@ -1,9 +1,9 @@
 """Powers and conversions: primitives whose lowering an author may also have written.
 
-`integer_pow[y=3](x)` and `x * x * x` are one program; so are `ne(x, 0)` and a conversion to bool,
-`max` and `or` on bool. The location decides; without one the ops are left alone. Powers of four and
-more lower to products by squaring, which are not written by hand: those are recognized without a
-location too. The programs are equal either way.
+`integer_pow[y=3](x)` and `x * x * x` are the same program; so are `ne(x, 0)` and a conversion to
+bool, and `max` and `or` on bool. The location decides; without one, the ops are left alone. Powers
+of four and more lower to products by squaring, which nobody writes by hand, so they are recognized
+without a location too. The programs are equal either way.
 """
 
 from __future__ import annotations

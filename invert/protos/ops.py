@@ -100,7 +100,7 @@ def _attribute(proto: OpDef.AttrDef) -> Attribute:
     )
 
 
-@functools.cache
+@functools.lru_cache(maxsize=4096)
 def op_def(op: str) -> Definition | None:
     """The definition of an op type; `None` where TensorFlow itself does not have it."""
     # A program uses a few of 2,000, so definitions are decoded on demand.

@@ -73,8 +73,8 @@ REFERENCE = 100
 # The largest NumPy array.
 _MOST_BYTES = (1 << 63) - 1
 
-# A `TensorProto` omits repeats of its last value (tensorflow/core/framework/tensor.proto). At most
-# this many are restored if it holds other values too.
+# A `TensorProto` omits repeats of its last value (tensorflow/core/framework/tensor.proto). If it
+# also holds other values, at most this many are restored.
 _MOST_PADDING = 1 << 28
 
 _SHARED_BYTES = 1 << 16

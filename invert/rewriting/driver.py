@@ -86,7 +86,7 @@ class Rewriter:
     _bodies: dict[tuple[AnyJaxpr, int, str, tuple[int, ...]], tuple[Known, AnyJaxpr]] = (
         dataclasses.field(default_factory=dict)
     )
-    # The name of the call whose body is rewritten; `""` elsewhere.
+    # The name of the call whose body is being rewritten; `""` outside of calls.
     _called: str = ""
     _templates: dict[tuple[Call, int], Graph | None] = dataclasses.field(default_factory=dict)
     _last: tuple[Graph, Consts] | None = None
@@ -249,7 +249,7 @@ class Rewriter:
                     continue
                 closed = _trace(call)
                 if _no_progress(closed, template) or _is_call_of(closed, site.graph, self._called):
-                    match.refused(site.eqn, "the program holds the replacement already")
+                    match.refused(site.eqn, "the program already contains the replacement")
                     continue
                 if _constants_in(site.graph, closed) is None:
                     match.refused(site.eqn, _HOLDS_AN_ARRAY)
@@ -389,7 +389,7 @@ def _structural(pattern: EquationPattern, site: Site) -> Replacement | None:
     return Replacement(closed, eqn.invars, eqn.outvars, frozenset({eqn}), eqn)
 
 
-_HOLDS_AN_ARRAY = "the replacement holds an array constant that the program does not hold here"
+_HOLDS_AN_ARRAY = "the replacement uses an array constant that the program does not have here"
 
 
 def _constants_in(graph: Graph, closed: AnyJaxpr) -> list[Atom] | None:

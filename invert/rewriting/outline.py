@@ -44,7 +44,7 @@ class Outline:
 
 
 @functools.lru_cache(maxsize=1024)
-def heads(template: Graph) -> list[Eqn]:
+def heads(template: Graph) -> tuple[Eqn, ...]:
     """The equations that produce the results, up to changes of shape and dtype."""
     eqns: dict[Eqn, None] = {}
     for v in template.jaxpr.outvars:
@@ -54,7 +54,7 @@ def heads(template: Graph) -> list[Eqn]:
             eqn = template.producers.get(v)
         if eqn is not None:
             eqns[eqn] = None
-    return list(eqns)
+    return tuple(eqns)
 
 
 def outline(template: Graph, graph: Graph, eqn: Eqn, misses: list[Miss] | None) -> Outline | None:

@@ -317,7 +317,7 @@ def untraced(short: Short) -> str:
     call = short.call(short.choices[0], avals)
     types_text = ", ".join(map(_short, avals))
     try:
-        with jax.enable_x64(call.needs_x64):
+        with only_refusals(), jax.enable_x64(call.needs_x64):
             results = jax.eval_shape(short.before or short.after, *avals, **dict(short.choices[0]))
     except REFUSALS as error:
         line = str(error).strip().splitlines()[:1]
@@ -332,7 +332,7 @@ def problems(short: Short) -> Iterator[str]:
     for call in short.examples:
         types_text = ", ".join(map(_short, call.avals))
         try:
-            with jax.enable_x64(call.needs_x64):
+            with only_refusals(), jax.enable_x64(call.needs_x64):
                 one = traced_call(call)
                 two = trace_closed(call.function, *call.avals)
         except REFUSALS as error:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from invert._private.jax import Primitive, open_jaxpr, trace_as_lowered, trace_closed
-from invert.ir import jaxprs
+from invert.ir import jaxprs, kinds
 from invert.ir.avals import type_of
 from invert.ir.types import AnyJaxpr, Atom, ClosedJaxpr, Eqn
 from invert.rewriting.pattern import Call
@@ -26,7 +26,7 @@ _OF_FLOATS = frozenset(
     }
 )
 _OF_BOOLEANS = frozenset({"and", "not", "or", "xor"})
-_OF_BOTH = frozenset({"broadcast_in_dim", "reshape", "select_n", "squeeze", "transpose"})
+_OF_BOTH = kinds.LAYOUT | {"select_n"}
 # The programs of these are inlined.
 _WITH_RULES = {"custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr"}
 

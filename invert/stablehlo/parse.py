@@ -222,9 +222,9 @@ def _kind(data: bytes | FilePart) -> str:
         if match:  # before the sections: a newer version may have sections of its own
             _check_version(tuple(int(n) for n in match.groups()))
         _check_sections(data, end + 1)
-    except (IndexError, ValueError) as e:
-        if isinstance(e, MalformedModelError):
-            raise
+    except MalformedModelError:
+        raise
+    except ValueError as e:  # from the checks of its parts
         raise MalformedModelError(f"The StableHLO module is broken MLIR bytecode: {e}") from e
     # Artifacts of 2023 do not name a StableHLO version, but hold VHLO too.
     if match or b"\0vhlo\0" in data:

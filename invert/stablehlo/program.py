@@ -14,7 +14,7 @@ from invert._config import Config
 from invert._entry import OpUse, Shardings
 from invert._errors import MalformedModelError, Problem, SignatureError, UnsupportedOpError
 from invert._opaque import platform_of
-from invert._private.jax import default_platform
+from invert._private.jax import default_platform, full_tracebacks
 from invert._private.mlir import MlirObject, ir, text_of
 from invert.ir.arrays import KnownBytes
 from invert.ir.avals import fits_shape
@@ -256,7 +256,8 @@ class Program:
             self.functions, self.config, jitted={}, env={}, devices=self.devices, large=self.large
         )
         known = [KnownSize.of(self.platform_index())] if self.takes_platform_index else []
-        return ctx.region(self.functions[self.entry].regions[0])(*known, *values)
+        with full_tracebacks():  # `defect_of` reads them
+            return ctx.region(self.functions[self.entry].regions[0])(*known, *values)
 
     def on_devices(self, *values: Value) -> list[Value]:
         """As `__call__`, with the module's shardings of arguments and results as constraints.

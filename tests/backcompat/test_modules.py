@@ -110,7 +110,7 @@ def modules() -> dict[str, dict[str, Any]]:
             if variable.startswith("__"):
                 continue
             for name, case in _cases(value, f"{stem}-{variable}"):
-                if id(case) not in seen:  # some stand under two names
+                if id(case) not in seen:  # some have two names
                     seen.add(id(case))
                     found[name] = case
     return found

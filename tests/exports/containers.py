@@ -225,7 +225,7 @@ def of_jax(net: Net, container: Container, setting: Setting, *, params: str) -> 
             return net.apply(*inputs)
         new = list(arrays)
         for i, value in zip(floats, values, strict=False):
-            new[i] = jnp.asarray(value)  # a traced index is none for an array of NumPy
+            new[i] = jnp.asarray(value)  # NumPy arrays cannot be indexed by tracers
         return net.apply(jax.tree_util.tree_unflatten(tree, new), *inputs)
 
     held = [arrays[i] for i in floats] if params == "variables" else []

@@ -246,7 +246,7 @@ def test_export(name, subtests, tmp_path, reader):
     few = [1, len(job.points) - 1] if setting.opened else [0]
     got = measure.measure(call, job._replace(points=[job.points[i] for i in few]))
     spec = measure.leaves(invert.trainable(module))
-    # Orbax trains nothing where it was not asked to.
+    # Orbax trains only what it is told to train.
     trained = [t and not name.endswith("_orbax") for t in original.trained]
     got |= {"parameters": places, "trainable": [spec[i] for i in places if i >= 0]}
     compare("module", got, want | {"values": [want["values"][i] for i in few]}, trained)

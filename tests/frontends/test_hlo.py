@@ -73,7 +73,7 @@ def test_files(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_damaged_modules() -> None:
-    """They are refused, or are valid modules; none ends the process."""
+    """Damaged modules are refused or still valid; none crashes the process."""
     data, rng = proto(), random.Random(0)
     with pytest.raises(invert.MalformedModelError, match="HLO module"):
         invert.from_stablehlo(data[: len(data) // 2])

@@ -30,7 +30,7 @@ STRING, INT32, INT64, FLOAT = (
     types_pb2.DT_STRING, types_pb2.DT_INT32, types_pb2.DT_INT64, types_pb2.DT_FLOAT,
 )  # fmt: skip
 LINES = (tf.lookup.TextFileIndex.LINE_NUMBER, tf.lookup.TextFileIndex.WHOLE_LINE)
-# The key that TensorFlow saves under where an object says itself how.
+# The key under which TensorFlow stores functions by which an object saves itself.
 TENSORS = "_serialize_to_tensors"
 PREFIX = "variables/variables"
 
@@ -288,7 +288,7 @@ def function_as_op(m: Model) -> None:
 
 
 def same_interface(m: Model) -> None:
-    """A harmless function is called; one that writes claims to implement the same."""
+    """A harmless function is called; a function that writes files claims the same interface."""
     evil = m.function("write")
     good = m.graph.library.function.add()
     good.CopyFrom(evil)

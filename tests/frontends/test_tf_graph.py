@@ -344,7 +344,7 @@ def test_long_chains_neither_recurse_nor_slow_down():
 
     short, long = chain(2_000), chain(16_000)
     seconds(short)
-    # Eight times the ops: quadratic cost would show as sixty-four.
+    # Eight times the ops: with quadratic cost, sixty-four times the time.
     assert min(seconds(long) for _ in range(2)) < 24 * min(seconds(short) for _ in range(3))
 
 

@@ -64,7 +64,7 @@ def _bijector(make: Callable[..., Any], x: Any, *params: Any) -> Row:
 
         bijector = make(tfp.bijectors, *params)
         y = bijector.forward(x)
-        # A tensor of its own, so that what comes back is not looked up.
+        # A new tensor, so that the bijector does not return its cached inverse.
         return y, bijector.inverse(tf.identity(y)), bijector.forward_log_det_jacobian(x)
 
     return _row(fn, x, *params)

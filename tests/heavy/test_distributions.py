@@ -159,7 +159,7 @@ def test_samples_without_a_seed_tensor_take_a_key(name: str, tfd: Any) -> None:
     theirs = sample(**tensors(params)).numpy().astype(np.float64)
     other = np.asarray(module(**params, key=jax.random.key(1)), np.float64)
     assert not np.array_equal(ours, other)
-    # Six standard errors of the mean, which is that of another draw.
+    # Six standard errors: the two means are of different draws.
     error = theirs.std(0) * np.sqrt(2 / len(theirs))
     np.testing.assert_array_less(np.abs(ours.mean(0) - theirs.mean(0)), 6 * error)
 

@@ -66,7 +66,7 @@ def first(directory: Path, resource: bool) -> str:
             w = v1.get_variable("layer/w", [3, 2], use_resource=resource)
             assert ("Resource" in type(w).__name__) == resource
             y = tf.tanh(x @ w)
-            # In training something else is computed, so that the graphs can be told apart.
+            # The training graph computes something else, to tell the two graphs apart.
             y = 2 * y if tags else y
             outputs = {"default": info(y), "pre": info(x @ w)}
             signature = v1.saved_model.build_signature_def({"x": info(x)}, outputs, "m")

@@ -233,5 +233,5 @@ def test_saved_source_needs_no_tensorflow(name, larger, tmp_path):
     with np.load(tmp_path / "slopes.npz") as file:
         for got, array in zip(file.values(), floats, strict=True):
             want = mine[order[np.asarray(array).tobytes()]]
-            # The compiler fuses the two programs otherwise.
+            # The compiler fuses the two programs differently.
             assert_close(got, want, tolerance=1e-6, scale=float(np.abs(mine[0]).max()))

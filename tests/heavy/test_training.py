@@ -64,7 +64,7 @@ def test_backbones_of_keras_hub(name, keras, tmp_path):
     case = BACKBONES[name]
     model = case.make()
     optimizer = getattr(keras.optimizers, HUB[name])(RATES.get(name, 1e-3))
-    # Labels that nothing uses stand at the end.
+    # Unused labels come last.
     draws = [inputs_of(model, case, seed) for seed in range(STEPS)]
     batches = [(*tf.nest.flatten(x), np.float32(0)) for x in draws]
     pack = lambda inputs: tf.nest.pack_sequence_as(draws[0], inputs)  # noqa: E731

@@ -216,7 +216,8 @@ def test_carries_merged_in_a_chain(shift: int, alike: bool) -> None:
 
     closed = _traced(run)(_ROWS)
     simple = simplify(closed)
-    # Of different starts, two sums that read themselves are equal, and none that read each other.
+    # With different starts, two sums that read themselves are equal,
+    # but not two that read each other.
     assert len(_only(simple, "while").outvars) == (2 if alike else 4 if shift else 3)
     for one, two in zip(interpret(simple, [_ROWS]), interpret(closed, [_ROWS]), strict=True):
         np.testing.assert_array_equal(one, two)

@@ -270,7 +270,7 @@ def _judge(connection: Any, text: str, original: str, avals: Sequence[Any], seed
 
 def serve(connection: Any) -> None:
     """Judge mutants until the other side closes the pipe."""
-    # Lowering a decomposition registers LAPACK, which modules given to XLA itself take as there.
+    # Lowering a decomposition registers LAPACK, which XLA needs for modules that it gets directly.
     jax.jit(jax.numpy.linalg.cholesky).lower(np.eye(2, dtype=np.float32))
     while True:
         try:
@@ -322,7 +322,7 @@ class Judge:
         except (EOFError, ConnectionError):
             reason = "ends the process"
         self._stop()
-        # Before it has run by itself, it is XLA which the mutant is too much for.
+        # If the mutant did not even run by itself, it is too much for XLA.
         return Outcome("different" if stage == "run" else "skipped", f"{reason} after: {stage}")
 
 

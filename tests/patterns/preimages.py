@@ -41,7 +41,7 @@ class Preimage:
     - `until`: the first release that lowers it to one op again.
     - `dated`: whether no release of today lowers anything to it, so that nothing can be proved by
         lowering the result again.
-    - `near`: a near miss by hand, where changing one thing makes none.
+    - `near`: a near miss written by hand, for programs where no single change makes one.
     - `heavy`: whether it takes more than a few seconds, and so runs with the slow tests.
     """
 

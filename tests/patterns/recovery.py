@@ -42,7 +42,7 @@ def same_program(function: Callable[..., Any], *args: Any) -> None:
     got = list(equations(module.jaxpr))
     assert [e.primitive for e in got] == [e.primitive for e in want]
     assert len(want) == 1
-    # The result type is asked for or follows from the operands: the same program either way.
+    # The result type is stated or follows from the operands: the program is the same.
     derived = {"preferred_element_type", "weak_type"}
     for name, value in want[0].params.items():
         assert name in derived or got[0].params[name] == value, name

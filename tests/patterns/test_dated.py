@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import invert
+from invert.patterns import dated
 
 _NAMES = {"float32": "f32", "float64": "f64", "complex64": "complex<f32>", "int32": "i32"}
 
@@ -426,3 +427,9 @@ def test_other_top_k_stays(comparison: str, positions: str, start: str) -> None:
     text = _TOP_K.format(comparison=comparison, positions=positions, start=start)
     module = invert.from_stablehlo(text, config=invert.Config(verify=False))
     assert module.report.opaque == {"ApproxTopK": 1}
+
+
+def test_a_bug_in_a_routine_is_not_a_near_miss(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dated, "_values", lambda: None)  # called with arguments by the pattern
+    with pytest.warns(invert.DefectWarning, match=r"TypeError in invert\.patterns\.dated"):
+        invert.from_stablehlo(_module(*_POTRF))

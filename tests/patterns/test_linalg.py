@@ -74,7 +74,7 @@ DTYPES = ("float32", "complex64")
 
 
 def by_turns(names: Iterable[str], kinds: Sequence[Any]) -> Any:
-    """Each name with one kind, by turns; with the others in long runs."""
+    """Each name with one of the kinds, in rotation; with the other kinds in slow tests."""
     return [
         pytest.param(name, kind, marks=[] if i % len(kinds) == j else [pytest.mark.slow])
         for i, name in enumerate(names)
@@ -368,7 +368,7 @@ def test_failure_is_part_of_the_match() -> None:
     module = invert.from_stablehlo(changed)
     assert "cholesky" not in module.report.primitives
     assert module.report.opaque == {"lapack_spotrf_ffi": 1}
-    if HERE == "cpu":  # LAPACK is nowhere else
+    if HERE == "cpu":  # other platforms have no LAPACK
         assert np.isnan(np.asarray(module(matrix(3, 3)))[np.tril_indices(3)]).all()
 
 

@@ -101,7 +101,7 @@ def _near(name: str, raw: Any) -> Iterator[tuple[str, Any]]:
             if changed is None:
                 return
             changed = jaxprs.canonicalize(changed)
-        # What changes nothing that is used is no other program.
+        # A change to something unused does not change the program.
         if difference(raw, changed) is not None:
             yield what, changed
 
@@ -139,7 +139,7 @@ def check(name: str, count: int, enough: int) -> tuple[int, int]:
                     _lower(changed, preimage.platform)
                 continue
             if not (certificate.kind == "exact" or certificate.largest_error == 0):
-                # What JAX does not lower as it stands says nothing.
+                # A program that JAX does not lower proves nothing.
                 with pytest.raises(REFUSALS):
                     _lower(changed, preimage.platform)
                 continue

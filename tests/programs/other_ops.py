@@ -1,6 +1,6 @@
 """Modules of the remaining ops: op -> variants of (text, arguments, results or `None`).
 
-Results are given where XLA does not run the text on one CPU.
+Expected results are given where XLA does not run the text on one CPU.
 """
 
 from __future__ import annotations

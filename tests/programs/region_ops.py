@@ -215,7 +215,7 @@ _ABSOLUTE = """
 %ay = stablehlo.abs %y0 : tensor<f32>
 %p = stablehlo.compare LT, %ax, %ay : (tensor<f32>, tensor<f32>) -> tensor<i1>"""
 _SWAPPED = _ABSOLUTE.replace("%ax, %ay", "%ay, %ax")
-# Zeros and infinities of both signs, and numbers that are none.
+# Zeros and infinities of both signs, a subnormal number and NaN.
 _SIGNED = np.array([[0.0, -0.0, np.nan, 1e-42, -np.inf, 0.0, -1.5, -np.nan, np.inf, -0.0]] * 2, F32)
 _SORTS = [
     *(

@@ -23,7 +23,7 @@ from tests.programs.parallel_models import CASES
 _COLLECTIVE = re.compile(
     r" (all-reduce|all-gather|reduce-scatter|collective-permute|all-to-all)(?:-start)?\("
 )
-# What stands for one and the same: calls, and where values lie.
+# Equations that compute nothing: calls, and placements of values.
 _FREE = {"jit", "sharding_constraint", "custom_jvp_call", "copy"}
 
 

@@ -33,7 +33,8 @@ def _run(partitioner: str, route: str, cases: str, counts: str) -> list[dict[str
 def _check(found: dict[str, Any]) -> None:
     name = found["case"]
     assert found["values"] == found["text"] == 0.0, found
-    # On arrays that lie on no mesh, under `jit` too. Constraints alone run on one device there.
+    # On arrays without a mesh, under `jit` too. There, a program with constraints only runs on one
+    # device.
     assert found["nowhere"] <= 1e-5, found
     assert found["gradients"] <= 1e-5, found
     if found["devices"] == 1:

@@ -334,5 +334,5 @@ def test_calls_with_parts_of_a_program_are_not_cached(of_site: bool) -> None:
     del weights
     jax.clear_caches()
     gc.collect()
-    # Calls of a name alone are kept, for the next program.
+    # Calls that depend only on a name are kept for the next program.
     assert (held() is None) == of_site

@@ -88,7 +88,7 @@ def _check(name: str, sizes: tuple[tuple[int, ...], ...], directory: Path | None
     assert run >= len(sizes) // 2
 
 
-# JAX has no derivative of these, or draws it otherwise; an export without gradients has no rules.
+# JAX has no derivative of these, or a different one: an export without gradients has no rules.
 _WITHOUT_GRADIENT = ("while_to_size", "until_small", "straight_through")
 
 

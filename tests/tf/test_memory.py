@@ -139,7 +139,7 @@ def test_arrays_that_may_change_are_copied() -> None:
 
 def test_the_module_outlives_its_container() -> None:
     module = invert.convert(model_of().f)
-    big = [tf.random.normal(SHAPE) for _ in range(50)]  # whatever was freed is written to again
+    big = [tf.random.normal(SHAPE) for _ in range(50)]  # reuses any memory that was freed
     assert np.array_equal(module(jnp.ones((2, 64))), np.full((2, 64), 64))
     del big
 

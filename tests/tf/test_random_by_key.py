@@ -59,7 +59,7 @@ def test_a_seed_generator_is_a_key(container: str, tmp_path: Path):
     draw = jax.vmap(lambda key: module(X, key=key))(jax.random.split(jax.random.key(0), 4000))
     again = module.model(X, key=jax.random.key(3))
     np.testing.assert_array_equal(module(X, key=jax.random.key(3)), again)
-    # The mean over keys is what the means alone give; the deviation is that of the variances.
+    # The mean over keys is the result for the means; the deviation follows from the variances.
     one, two, last = (layer for layer in model.layers if isinstance(layer, keras.layers.Dense))
     mean, deviation = np.asarray(one(X)), np.exp(0.5 * np.asarray(two(X)))
     kernel = np.asarray(last.kernel)

@@ -89,7 +89,7 @@ CASES: dict[str, tuple[Callable[[Any], Any], np.ndarray]] = {
     "fftshift of one axis": (lambda x: signal.fftshift(x, axes=[-1]), IMAGE),
     "ifftshift": (lambda x: signal.ifftshift(x, axes=1), IMAGE),
 }
-# Functions of the whole array, whose batch is not one.
+# Functions of the whole array, which treat the batch as another axis.
 NO_OPEN_BATCH = {"fftshift"}
 # TensorFlow has no gradient of the first two; that of odd lengths fails in TensorFlow.
 NO_GRADIENT = {"rfft3d", "irfft3d", "irfft, shorter", "irfft2d"}

@@ -124,6 +124,6 @@ def test_ten_steps(name, tmp_path):
         step, variables = keras_step(model, optimizer, loss, batches[0])
         found = trained(step, variables, batches, folder=tmp_path)
     print(f"\n{name}, {type(optimizer).__name__}: {found}")
-    # Sums in another order. Normalizations over a batch of four multiply what a step leaves of
-    # rounding by up to a hundred, step after step; in single precision nothing would be left.
+    # Sums are in another order. Normalizations over a batch of four multiply rounding errors by up
+    # to a hundred in each step; single precision would not be enough.
     assert found.first < 1e-9 and found.results < 1e-3 and found.variables < 1e-2

@@ -50,7 +50,7 @@ _PATTERNS = {
 }
 
 
-def get_config(name: str) -> Any:
+def get_config(name: str) -> object:
     """The value of a flag.
 
     **Raises:** `KeyError` for an unknown flag.

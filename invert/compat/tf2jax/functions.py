@@ -16,7 +16,7 @@ import numpy as np
 
 from invert._api import convert as _convert
 from invert._api import from_entry
-from invert._errors import SignatureError, UnsupportedOpError
+from invert._errors import SignatureError, UnsupportedOpError, only_refusals
 from invert._private.jax import is_tracer
 from invert._private.tensorflow import TfObject
 from invert.compat.tf2jax.config import conversion, get_config, narrows
@@ -247,7 +247,8 @@ def _depends_on_values(
         return False
     function, rest = _with_values(tf_func, args, kwargs)
     try:
-        _convert_module(function, *rest, config=conversion())
+        with only_refusals():
+            _convert_module(function, *rest, config=conversion())
     except ValueError:  # TensorFlow rejects the example's values, such as a step of zero
         return True
     except UnsupportedOpError as other:
@@ -481,9 +482,10 @@ class _Call:
         key = tuple(shapes)
         if key not in self.others:
             try:
-                self.others[key] = _convert_module(
-                    self.tf_func, *args, config=conversion(), **kwargs
-                )
+                with only_refusals():
+                    self.others[key] = _convert_module(
+                        self.tf_func, *args, config=conversion(), **kwargs
+                    )
             except (SignatureError, ValueError):
                 self.others[key] = self._at_ranks(shapes)
         return self.others[key]

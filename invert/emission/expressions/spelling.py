@@ -492,14 +492,14 @@ def _of_lax(eqn: Eqn, args: Sequence[ast.expr]) -> Expressions:
         function = _lookup(module, name)
         if function is None:
             continue
+        signature = inspect.signature(function).parameters
         try:
-            signature = inspect.signature(function).parameters
             full = {
                 k: literals.value(v)
                 for k, v in eqn.params.items()
                 if k in signature and not _is_default(v, signature[k].default)
             }
-        except (EmissionError, ValueError):
+        except EmissionError:
             continue
         yield call(f"{module}.{name}", *args, **full)
         if len(args) > 1:

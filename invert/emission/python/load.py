@@ -54,7 +54,11 @@ def module_of(source: str, name: str) -> types.ModuleType:
     module = types.ModuleType(name)
     module.__file__ = filename
     sys.modules[name] = module
-    exec(compile(source, filename, "exec", dont_inherit=True), module.__dict__)  # noqa: S102
+    try:
+        exec(compile(source, filename, "exec", dont_inherit=True), module.__dict__)  # noqa: S102
+    except BaseException:
+        forget(module)
+        raise
     return module
 
 

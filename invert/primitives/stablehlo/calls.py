@@ -74,7 +74,7 @@ def _composite(
 
     avals = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays]
     closed = inline_calls(trace_closed(call, *avals))
-    mark = composite(name, version, _plain(composite_attributes))
+    mark = composite(name, version, _plain(op, composite_attributes))
     return mark(lambda *xs: eval_closed(closed, xs))(*arrays)
 
 
@@ -97,15 +97,19 @@ def _apply(ctx: Context, entry: Entry, op: Op, operands: Sequence[Value]) -> Seq
     return entry.call(ctx, op, operands)
 
 
-def _plain(attribute: MlirObject) -> Params:
+def _plain(op: Op, attribute: MlirObject) -> Params:
     """A dictionary attribute as Python values that `lax.composite` turns back into it."""
     if attribute is None:
         return {}
     found = {}
     for entry in attribute:
         name = entry.name
-        # Not `entry.attr`: there a complex constant would end the process; here it is an error.
-        value = attribute[name]
+        try:
+            # Not `entry.attr`: there a complex constant would end the process.
+            value = attribute[name]
+        except TypeError as error:
+            reason = f"has an attribute {name!r} of a type that jaxlib cannot read: {error}"
+            raise op.error(reason, "Write it as numbers of a real type.") from error
         for decode in (boolean, integer, string):
             if type(value).__name__ == _ATTRIBUTE_TYPES[decode]:
                 found[name] = decode(value)
@@ -183,7 +187,7 @@ _DROPPED = frozenset(
     }
 )
 
-# The defaults of attributes, as printed. JAX writes one of them out, a serialized module none.
+# The defaults of attributes, as printed. JAX prints one of them, a serialized module none.
 _DEFAULTS = {
     "api_version": "1 : i32",
     "backend_config": '""',

@@ -83,7 +83,7 @@ def scalar_computation(ctx: Context, region: ir.Region) -> JaxFunction:
 
 
 def of_sides(body: JaxFunction) -> JaxFunction:
-    """A function of scalars as `lax.reduce` takes it: of two values or tuples."""
+    """A function of scalars as a function of two values or tuples, which `lax.reduce` takes."""
 
     def call(x: Value, y: Value) -> Value:
         if isinstance(x, (list, tuple)):

@@ -1,8 +1,8 @@
 """Rules for arrays whose number of rows depends on data; see `tf.values.bounded`.
 
 Most ops apply their usual rule to whole arrays and declare this at the rule (`rows=`, see
-`tf.interpreter.rows`). The ops here do more, such as updates, which skip padding rows. An op
-without either is refused.
+`tf.interpreter.rows`). The ops here need more: updates, for example, skip padding rows. An op
+with neither is refused.
 """
 
 from __future__ import annotations
@@ -223,7 +223,7 @@ def _gather_rows(rule: Rule, ctx: Context, node: Node, values: list[Value]) -> R
 
 @row_rule("DynamicStitch", "ParallelDynamicStitch")
 def _dynamic_stitch(rule: Rule, ctx: Context, node: Node, values: list[Value]) -> Results:
-    """Join the rows of a partition, if indices were partitioned alike.
+    """Join the parts of an array whose indices were partitioned in the same way.
 
     Each index is in one part, so the largest one determines the length of the result.
     """

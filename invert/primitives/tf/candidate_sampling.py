@@ -81,7 +81,7 @@ def _sample(
         # Add Gumbel noise to the log probabilities and take the largest sums, in order. These
         # classes are distributed like draws repeated until enough of them are distinct.
         _, drawn = lax.top_k(jnp.log(p) + jax.random.gumbel(key, p.shape, p.dtype), count)
-        # Each took the number of tries needed to avoid the earlier ones.
+        # Each draw took as many tries as avoiding the earlier classes needs.
         missed = jnp.cumsum(p[drawn]) - p[drawn]
         tries = jnp.sum(jax.random.geometric(tries_key, jnp.clip(1 - missed, 1e-7, 1)))
         several = -jnp.expm1(tries * jnp.log1p(-p))
@@ -105,7 +105,7 @@ def _check_learned(ctx: Context, node: Node) -> Iterator[Problem]:
 
 @rule("LearnedUnigramCandidateSampler", "ThreadUnsafeUnigramCandidateSampler", check=_check_learned)
 def _learned(true: Value) -> None:
-    raise AssertionError("reported earlier by its check")
+    raise AssertionError("its check has reported it")
 
 
 @rule("ComputeAccidentalHits", ignores=_IGNORED)

@@ -188,7 +188,7 @@ def _optional_get_value(
         for key, value in choices.items()
         if (key[0] != "array" if dtype.kind == "O" else _matches(key, shape, dtype))
     }
-    if len(matches) > 1:  # the gradient of a branch has the same number
+    if len(matches) > 1:  # the gradient of a branch has the number of that branch
         matches = {key: value for key, value in matches.items() if key[-1] == ctx.branch}
     if len(matches) == 1:
         return list(matches.values())

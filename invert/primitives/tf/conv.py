@@ -1,9 +1,9 @@
 """Convolutions and the ops of their gradients.
 
 The gradient with respect to the input is again a convolution, of the gradient dilated by the
-strides with the reversed filter. It is written that way, which also works for integers; JAX does
-not differentiate those. The gradient with respect to the filter is JAX's transpose of the
-convolution, which is linear in the filter.
+strides with the reversed filter. It is written like this to work for integers too, which JAX does
+not differentiate. The gradient with respect to the filter is JAX's transpose of the convolution,
+which is linear in the filter.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Conv:
         for d in spatial:
             suggest_decided(d, "ge", 1)
         if any(decided("eq", d, 0) for d in spatial):
-            return lax.full(shape, 0, g.dtype)  # nothing was convolved with the kernel
+            return lax.full(shape, 0, g.dtype)  # the kernel was applied nowhere
         spread = [(d - 1) * s + 1 for d, s in zip(spatial, self.strides, strict=True)]
         before = [r - 1 - p for r, (p, _) in zip(reach, pads, strict=True)]
         after = [

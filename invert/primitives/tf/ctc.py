@@ -170,8 +170,8 @@ def _beam_search(
     _note_padding(ctx, node, logits)
     if top_paths > beam_width:
         raise node.error(
-            "asks for more paths than the width of its beam",
-            "Widen the beam, or ask for fewer paths.",
+            "returns more paths than its beam is wide",
+            "Widen the beam, or return fewer paths.",
         )
     decode = jax.vmap(lambda x, n: _search(x, n, beam_width), (1, 0))
     labels, counts, score = decode(logits, lengths)

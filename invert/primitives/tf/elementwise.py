@@ -58,7 +58,7 @@ def is_inexact(x: Array) -> bool:
     return jnp.issubdtype(x.dtype, jnp.inexact)
 
 
-# The ones that NumPy also computes for symbolic sizes.
+# Functions that NumPy also computes for symbolic sizes.
 _OF_SIZES = (lax.neg, lax.square)
 
 
@@ -122,7 +122,7 @@ def _abs(x: Array) -> Array:
 
 
 def _maximum(x: Array, y: Array) -> Array:
-    # At a tie TensorFlow's gradient goes to x alone, that of `lax.max` is split in halves.
+    # At a tie, TensorFlow's gradient goes to x only; that of `lax.max` is split in half.
     largest = lax.max(x, y)
     return lax.select(lax.ge(x, y), x, largest) if is_inexact(x) else largest
 

@@ -1,7 +1,7 @@
 """Ops that look elements up by index.
 
-On the CPU TensorFlow raises if an index is out of range, also if negative; compiled by XLA it takes
-the nearest row. These rules do the same, unless indices may be -1 for padding rows (see
+On the CPU, TensorFlow raises if an index is negative or too large; compiled by XLA, it takes the
+nearest row. These rules do the same, unless indices may be -1 for padding rows (see
 `dynamic_size`): those give zeros, as in TensorFlow on a GPU.
 """
 
@@ -23,7 +23,7 @@ from invert.tf.ops.node import Node
 from invert.tf.values.bounded import BoundedArray, Partition
 from invert.tf.values.constants import array, as_sizes, axis_of, is_static
 
-# Indices known to be in range need no guard. Checking more of them takes longer than it saves.
+# Indices known to be in range need no guard. Checking more than this takes longer than it saves.
 _MAX_CHECKED = 1 << 16
 
 

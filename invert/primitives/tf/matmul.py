@@ -32,7 +32,7 @@ def _product(x: Array, y: Array, transpose_x: bool, transpose_y: bool) -> Array:
     return lax.dot_general(x, y, numbers, preferred_element_type=x.dtype)
 
 
-# Sparse operands are dense ones with many zeros; the result is float32.
+# Sparse operands are dense arrays with many zeros; the result is float32.
 @rule("SparseMatMul", ignores=("a_is_sparse", "b_is_sparse"))
 def _sparse_matmul(a: Array, b: Array, *, node: Node) -> Array:
     x, y = (lax.convert_element_type(v, np.float32) for v in (a, b))

@@ -98,7 +98,7 @@ def _applying(optimizer: Optimizer, sparse: bool) -> Callable[..., Value]:
 def _by_rows(
     step: Callable[..., tuple[Array, ...]], slots: tuple[Array, ...], grad: Array, indices: Array
 ) -> tuple[Array, ...]:
-    """Update rows, in turn where a row occurs twice, as on the CPU.
+    """Update rows; repeated rows are updated one after the other, as on the CPU.
 
     The first updates of all rows are applied at once, then the second ones, usually none.
     """

@@ -273,7 +273,7 @@ def _regions(
 
 
 def _pseudo_random(u: Array, length: int, count: int) -> Array:
-    """`ceil(ratio * (i + u))`, for a `u` that makes no region too long."""
+    """`ceil(ratio * (i + u))`, with `u` such that no region is too long."""
     ratio, least = length / count, length // count
     most = min((least + 2) / ratio - 1, (length + 1 - least) / ratio - (count - 1))
     inner = jnp.ceil(ratio * (np.arange(1, count) + u * most)).astype(_I64)

@@ -35,7 +35,7 @@ _NO_COUNTER = np.zeros(2, np.uint64)
 def _algorithm(node: Node, alg: int) -> int:
     if alg not in (_PHILOX, _THREEFRY, _AUTO):
         raise node.error(
-            f"asks for the unknown random algorithm {alg}",
+            f"uses an unknown random algorithm, number {alg}",
             "Use Philox.",
         )
     return _PHILOX if alg == _AUTO else alg
@@ -44,7 +44,7 @@ def _algorithm(node: Node, alg: int) -> int:
 def _require_philox(node: Node, alg: int) -> None:
     if _algorithm(node, alg) != _PHILOX:
         raise node.error(
-            "asks for the random algorithm ThreeFry, for which TensorFlow has no kernel",
+            "uses the random algorithm ThreeFry, for which TensorFlow has no kernel",
             "Use Philox.",
         )
 
@@ -186,7 +186,7 @@ def _parameterized_truncated_normal(
     ctx: Context,
 ) -> Array:
     # The kernel uses one stream for all numbers of a thread, so its numbers depend on the number of
-    # threads. These have the same distribution, by inversion.
+    # threads. These numbers have the same distribution, by inversion.
     mean, deviation, low, high = map(jnp.asarray, (mean, deviation, low, high))
     u = _draw(ctx, "Uniform")(_of_seed(ctx, seed), shape, mean.dtype)
     z = truncated_from_uniform(u, (low - mean) / deviation, (high - mean) / deviation)
@@ -265,7 +265,7 @@ def _stochastic_cast(
     Tout: np.dtype,
 ) -> Array:
     # The kernel draws numbers for as many elements at once as the machine has lanes, so the
-    # assignment depends on the machine. These round with the same probability.
+    # assignment depends on the machine. Rounding here has the same probabilities.
     _require_philox(node, alg)
     u = _draw(ctx, "Uniform")(_of_state(ctx, key, counter), x.shape, x.dtype)
     rounded = jnp.where(x < 0, lax.floor(x + u), lax.floor(x + 1 - u))

@@ -261,7 +261,7 @@ def _push_back_batch(handles: Value, tensor: Array, *, node: Node) -> Value:
     return Batch(tuple(pushed), batch.shape) if batch.shape else pushed[0]
 
 
-# Ops on values of any type that take lists too. `Graph.entry` looks these up for the type variant.
+# Ops on values of any type, lists among them. `Graph.entry` looks these up for the type variant.
 # Handles are scalars or a vector, which have one axis to stack along.
 
 

@@ -35,7 +35,7 @@ class Layout:
 
     @property
     def kernel(self) -> str:
-        """The axes of a filter, which are the same in every data format."""
+        """The axes of a filter, the same in every data format."""
         return "".join(self.spec[i] for i in self.spatial) + "IO"
 
     def of_spatial(self, items: Sequence[Int]) -> Ints:
@@ -98,7 +98,7 @@ def explicit(
 
 
 def per_axis(node: Node, name: str, rank: int) -> list[int]:
-    """A list attribute over all axes; ones if the node lacks it."""
+    """A list attribute with an item per axis; ones if the node lacks it."""
     return node.attr(name) or [1] * rank
 
 

@@ -43,7 +43,7 @@ def _precision(node: Node) -> lax.PrecisionLike:
     config = message_of(node, "precision_config", PrecisionConfig)
     precisions = list(config.operand_precision)
     if config.algorithm or any(not 0 <= p < len(_PRECISIONS) for p in precisions):
-        raise node.error("asks for a precision that JAX lacks", "Export it without a precision.")
+        raise node.error("uses a precision that JAX lacks", "Export it without a precision.")
     if not any(precisions):
         return None
     return cast(lax.PrecisionLike, tuple(_PRECISIONS[p] for p in precisions))
@@ -184,7 +184,7 @@ def _rng_bit_generator(
     algorithm: Int, state: Array, shape: Ints, *, node: Node, dtype: np.dtype
 ) -> list[Array]:
     if algorithm not in _ALGORITHMS:
-        raise node.error(f"has an unknown algorithm, {algorithm}", "Export it with another.")
+        raise node.error(f"uses an unknown algorithm, {algorithm}", "Export it with another one.")
     kind = _ALGORITHMS[algorithm]
     return list(lax.rng_bit_generator(state, shape, dtype=dtype.type, algorithm=kind))
 

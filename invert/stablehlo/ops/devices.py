@@ -1,8 +1,8 @@
 """The devices of a module, and the parts of it that run on shards.
 
 Shardy puts such a part into a region. GSPMD, and modules in migration between partitioners, split
-values into shards by one custom call and join results by another. The ops between them are found
-here.
+values into shards by one custom call and join results by another. This module
+finds the ops between them.
 """
 
 from __future__ import annotations
@@ -408,7 +408,7 @@ def _offsets(step: tuple[int, int]) -> range:
 
 
 def index_axis(value: ir.Value, mesh: AbstractMesh) -> str | None:
-    """The axis whose index a value is: the device number, divided, modulo, converted.
+    """The axis whose index is this value, computed from the device number by `/`, `%` and casts.
 
     JAX lowers `axis_index` this way.
     """

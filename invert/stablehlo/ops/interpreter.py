@@ -18,7 +18,7 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from invert._config import Config
-from invert._errors import REPORT, InvertError, Problem, UnsupportedOpError
+from invert._errors import REPORT, InvertError, Problem, UnsupportedOpError, defect_of
 from invert._private.jax import dce, name_stack, open_jaxpr, trace_closed
 from invert._private.mlir import MlirObject, ir
 from invert.ir.avals import fits_shape
@@ -202,6 +202,8 @@ class Context:
         except InvertError:
             raise
         except _NOT_TAKEN as error:
+            if defect := defect_of(error, f"while raising {op.name} at {op.location}"):
+                raise defect from error
             raise op.error(f"{type(error).__name__}: {error}", REPORT) from error
         if unknown := entry.unknown_attributes(op):
             raise op.error(f"unknown attributes {unknown}", REPORT)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
 import numpy as np
 
-from invert._errors import Problem, UnsupportedOpError
+from invert._errors import Problem, UnsupportedOpError, only_refusals
 from invert._private.tensorflow import TfObject
 from invert.ir.order import reached
 from invert.ir.types import Value
@@ -19,6 +18,7 @@ from invert.protos.types import FunctionDefLibrary, NameAttrList, NodeDef
 from invert.tf.fallback.kernels_in_child import (
     MOST_BYTES,
     PLAIN,
+    Input,
     KernelError,
     graph_with_inputs,
     refusal,
@@ -122,8 +122,10 @@ def run_eagerly(ctx: Context, node: Node, values: Sequence[Value]) -> list[np.nd
         reason = f"has constants of {size} bytes as inputs, too many to compute at conversion"
         raise node.error(reason, "Compute it outside the function and pass the result.")
     node.read.update(node.attrs)  # TensorFlow reads all of them
+    (text, library), types = serialized(ctx, node), input_types(node)
     try:
-        return run(*serialized(ctx, node), input_types(node), values)
+        with only_refusals():
+            return run(text, library, types, values)
     except (ValueError, TypeError, NotImplementedError, KernelError, tf.errors.OpError) as error:
         raise UnsupportedOpError([_refused(node, reason_of(error))]) from error
 
@@ -145,7 +147,7 @@ def refused_inputs(ctx: Context, node: Node, values: Sequence[Value]) -> Problem
         return node.problem(reason, remedy)
     if (definition := op_def(node.op)) is None or any(a.is_ref for a in definition.input_arg):
         return None
-    inputs: list[tuple[Any, Any]] = []
+    inputs: list[Input] = []
     for value, kind in zip(values, input_types(node), strict=True):
         plain = decode_dtype(kind).kind != "O"
         known = isinstance(value, np.ndarray) and value.dtype.kind != "O" and plain

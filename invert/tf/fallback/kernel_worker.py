@@ -1,7 +1,7 @@
 """The child process that runs TensorFlow kernels on untrusted inputs; see `kernels_in_child.py`.
 
 Run by path in a bare interpreter: it must not import `invert`, and so not JAX, which takes seconds.
-A request is a `GraphDef`. Its last node is the op, the others are its inputs: constants, or
+A request is a `GraphDef`. Its last node is the op; the others are its inputs: constants, or
 placeholders to infer only the types of the results. The answer is `=` and the results as
 `TensorProto` messages, each preceded by its length; or `-` and the reason for the failure.
 """

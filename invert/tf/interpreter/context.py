@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import operator
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any
+from typing import TypeAlias
 
 import jax
 import numpy as np
@@ -37,6 +37,9 @@ from invert.tf.values.constants import array, arrays
 from invert.tf.values.dynamic_size import DynamicSize, holds_dynamic_size
 from invert.tf.values.split_space import SplitSpace
 
+# For each variable of a loop, a key of its first value and the form found for it.
+LoopPlan: TypeAlias = Mapping[int | Resource, tuple[Hashable, Value]]
+
 
 @dataclasses.dataclass(frozen=True)
 class _Evaluation:
@@ -56,7 +59,7 @@ class _Evaluation:
 
     active: set[str] = dataclasses.field(default_factory=set)
     folding: Folding = dataclasses.field(default_factory=Folding)
-    plans: dict[Hashable, Mapping[Any, Any]] = dataclasses.field(default_factory=dict)
+    plans: dict[Hashable, LoopPlan] = dataclasses.field(default_factory=dict)
     given: list[OuterFacts] = dataclasses.field(default_factory=list)
     pads_rows: bool = False
 
@@ -102,7 +105,7 @@ class Context:
         self._evaluation = evaluation or _Evaluation(pads_rows=pads_rows)
 
     @property
-    def plans(self) -> dict[Hashable, Mapping[Any, Any]]:
+    def plans(self) -> dict[Hashable, LoopPlan]:
         return self._evaluation.plans
 
     @property
@@ -236,7 +239,8 @@ class Context:
             try:
                 return self._raised(entry, node, operands)
             except Exception as error:
-                if (defect := defect_of(error)) is None:
+                defect = defect_of(error, f"while raising tf.{node.op} at {node.location}")
+                if defect is None:
                     raise
                 raise defect from error
         except (DefectError, LookupError, ZeroDivisionError) as error:
@@ -382,10 +386,7 @@ def _on_rows(entry: Entry, ctx: Context, node: Node, values: list[Value]) -> Seq
     if entry.rows is not None and entry.takes_sizes:
         return entry.rows(entry.call, ctx, node, values)
     if entry.folds_sizes and all(isinstance(v, np.ndarray) for v in values):
-        try:
-            return entry.call(ctx, node, values)
-        except TypeError:  # not every operation on sizes results in a size
-            pass
+        return entry.call(ctx, node, values)
     # The numbers alone.
     try:
         plain = [array(v) if holds_dynamic_size(v) else v for v in values]

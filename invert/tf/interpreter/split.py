@@ -74,7 +74,7 @@ def split(
     """Cut the front off the main body of a graph.
 
     The front is everything needed for the results of string ops that depend only on arguments.
-    Tables and constants belong to it, variables do not.
+    Tables and constants belong to it; variables do not.
 
     **Arguments:**
 

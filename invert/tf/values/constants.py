@@ -18,7 +18,7 @@ from invert._private.jax import InconclusiveDimensionOperation, is_symbolic_dim
 from invert.ir.sizes import DimSize, Shape, is_open, suggest_equal
 from invert.ir.types import Value
 from invert.tf.ops.node import Node, canonical, unrepeated
-from invert.tf.values.dynamic_size import DynamicSize, int_max, int_min
+from invert.tf.values.dynamic_size import DynamicSize, NotASizeError, int_max, int_min
 
 # Shapes are short. A larger integer constant is data, which is not folded, so that the program
 # computes what the graph does.
@@ -47,8 +47,8 @@ def fold_binary(
 ) -> np.ndarray | None:
     """`fn(x, y)` as a number of `dtype`; `None` if it has to be traced.
 
-    It is traced if the result is large or a table such as a mask, or if a comparison depends on
-    open sizes. A rule that asks for its value still gets it.
+    It is traced if the result is large, a table such as a mask, or not a size, or if a comparison
+    depends on open sizes. A rule that asks for its value still gets it.
     """
     result = np.broadcast(x, y)
     if result.size > _MAX_FOLD or (result.size > 1 and len(result.shape) > 1):
@@ -56,7 +56,7 @@ def fold_binary(
     try:
         with np.errstate(all="ignore"):
             out = np.asarray(fn(x, y))
-    except (InconclusiveDimensionOperation, ZeroDivisionError):
+    except (InconclusiveDimensionOperation, NotASizeError, ZeroDivisionError):
         return None
     if out.dtype == object:
         items = np.ravel(out).tolist()

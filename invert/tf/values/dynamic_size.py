@@ -17,6 +17,10 @@ from invert.ir.types import Value
 _INT32 = np.dtype(np.int32)
 
 
+class NotASizeError(Exception):
+    """Arithmetic on sizes has a result that is not a size, such as a remainder."""
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class DynamicSize:
     """A size that depends on data, with its bounds.
@@ -75,10 +79,14 @@ class DynamicSize:
 
     def __floordiv__(self, other: Value) -> Value:
         if not isinstance(other, int | np.integer) or other == 0:
-            return NotImplemented
+            raise NotASizeError
         return self if other == 1 else self._with(other, operator.floordiv, operator.floordiv)
 
+    def _traced_only(self, other: Value) -> Value:
+        raise NotASizeError
+
     __radd__, __rmul__ = __add__, __mul__
+    __rfloordiv__ = __mod__ = __rmod__ = _traced_only
 
     def larger(self, other: Value) -> Value:
         """The maximum of it and another size."""

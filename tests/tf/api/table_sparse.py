@@ -95,7 +95,7 @@ def ri(function: Callable[[Any], Any], *shape: Any) -> Call:
     ).but(vmap="ragged tensors")  # fmt: skip
 
 
-# Where rows begin is an argument: nothing bounds how long one of them is.
+# The starts of the rows are an argument, so the length of a row has no bound.
 _ROWIDS = "tf.Range: input 1 must be a constant"
 _RANGES = "tf.RaggedRange: runs on the host only"
 _GATHERED = "tf.RaggedGather: input 0 must be a constant"
@@ -148,7 +148,7 @@ RAGGED_TENSOR: Table = {
     "with_row_splits_dtype": (rg(lambda r: r.with_row_splits_dtype(tf.int32)),),
 }  # fmt: skip
 
-# Functions that take ragged tensors in the place of dense ones.
+# Functions that take ragged tensors instead of dense ones.
 DISPATCHED: Table = {
     **{
         f"reduce_{n}": tuple(

@@ -95,7 +95,7 @@ class Recipe:
     - `given`: inputs and attributes of the raw op by name.
     - `post`: applied to the results, where those are not unique (signs of eigenvectors).
     - `dtypes`: dtypes to try, where they are fewer than the definition allows.
-    - `program`: a function that calls the op, in place of the raw op alone. It takes the data
+    - `program`: a function that calls the op, instead of the raw op. It takes the data
         inputs; `given` then holds them under numbers.
     - `grad`: whether gradients are compared.
     - `tolerance`: a factor for the tolerance.
@@ -202,7 +202,7 @@ def raw_op(op: str) -> Callable[..., Any]:
     if hasattr(gen_xla_ops, snake):
         return getattr(gen_xla_ops, snake)
 
-    def call(**given: Any) -> Any:  # which works in graphs alone
+    def call(**given: Any) -> Any:  # which works only in graphs
         apply = op_def_library.apply_op
         return tf.function(lambda: apply(op, **given), autograph=False)()
 

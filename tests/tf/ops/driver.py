@@ -93,7 +93,7 @@ def by_dtype(factor: float = 1.0, *, scaled: bool = True) -> Limits:
 
 
 def fixed(rtol: float | None = None, atol: float | None = None) -> Limits:
-    """Given tolerances, for every dtype; those of sums where none is given."""
+    """The given tolerances for every dtype; those of sums where one is missing."""
 
     def limits(want: np.ndarray, names: Sequence[str]) -> tuple[float, float]:
         usual = OF_SUMS.get(want.dtype.name, 0.0)
@@ -376,7 +376,7 @@ def pullback(
 
     **Arguments:**
 
-    - `cotangents`: for each result; those of other kinds than floats are not looked at.
+    - `cotangents`: for each result; ignored for results that are not floats.
     """
     if not where:
         return []
@@ -477,7 +477,7 @@ def _compare(
         for start, (_, wanted) in zip(starts, ready, strict=False)
         for i in wanted.gradients
     ]
-    # Of the results of cases without gradients nothing is pulled back.
+    # Cases without gradients have no cotangents.
     cotangents = [
         c if wanted.gradients else np.zeros(c.shape, np.int32)
         for _, wanted in ready

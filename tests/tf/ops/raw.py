@@ -47,8 +47,8 @@ def raw(
         bitwise (but for the sign of zeros). `atol`: the same, absolute.
     - `grad`: whether gradients are compared, in all inputs with a fraction.
     - `grad_rtol`, `grad_atol`: as `rtol` and `atol`, for gradients.
-    - `reference`: takes the place of TensorFlow, where the behaviour wanted is another one.
-    - `label`: told in messages.
+    - `reference`: used instead of TensorFlow, where another behaviour is wanted.
+    - `label`: shown in messages.
     """
     attrs = attrs or {}
     arrays = tf.nest.flatten(dict(inputs))
@@ -63,7 +63,7 @@ def raw(
 
     shapes = ", ".join(f"{k}={_short(v)}" for k, v in inputs.items())
     settings = ", ".join(f"{k}={_text(v)}" for k, v in attrs.items())
-    # The widest kind among the inputs: that of the data, where indices are inputs too.
+    # The widest kind among the inputs, which is that of the data if other inputs are indices.
     names = [x.dtype.name for x in arrays] or ["float32"]
     return Given(
         f"{op}({shapes}; {settings}) {label}",

@@ -143,7 +143,7 @@ def _convs(op: str, out: Any) -> list[Recipe]:
 
 _CHANNELS = "input input_min input_max requested_output_min requested_output_max"
 
-# Of these ops XLA compiles none.
+# XLA compiles none of these ops.
 QUANTIZED_MORE: dict[str, list[Recipe]] = {
     "QuantizedAdd": [
         _sum("QuantizedAdd", *data)

@@ -21,7 +21,7 @@ from tests.tf.ops.cases import FLOATS, Moments, Recipe, Variables, p, raw_op, x
 R = tf.raw_ops
 
 _KINDS = ("int32", "int64", "uint32", "uint64")
-# One number, a part of a block of words, more than a block, none.
+# One number, a part of a block of words, more than a block, and no number.
 _SHAPES = tuple(np.array(s, np.int32) for s in ([], [3], [3, 5], [0, 2]))
 # Normal numbers go through logarithms and cosines, whose last place differs once XLA fuses them.
 _CLOSE = 0.1

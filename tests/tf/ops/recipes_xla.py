@@ -122,7 +122,7 @@ def _shards(op: str, **given: Any) -> Callable[..., Any]:
     return lambda t: [raw_op(op)(input=t, manual_sharding=s, **given) * 2 for s in _SHARDINGS]
 
 
-# TensorFlow tells collectives of one process by this number.
+# TensorFlow distinguishes the collectives of a process by this number.
 _INSTANCES = itertools.count(1000)
 
 

@@ -251,7 +251,7 @@ def test_pools_with_channels_first(case):
         )
 
     def reference(x):
-        # TensorFlow's CPU kernels take channels last only; compiled, ties go another way.
+        # TensorFlow's CPU kernels only take channels last; its compiler breaks ties differently.
         last = tf.transpose(x, [0, 2, 3, 1])
         args = {"ksize": size, "strides": strides, **attrs}
         results = RAW.MaxPool(input=last, **args), RAW.AvgPool(value=last, **args)

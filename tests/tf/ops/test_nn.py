@@ -121,7 +121,7 @@ def test_cross_entropy():
     op = lambda x, y: RAW.SoftmaxCrossEntropyWithLogits(features=x, labels=y)  # noqa: E731
     for dtype in FLOATS:
         check(op, normal(4, 5, dtype=dtype), np.abs(normal(4, 5, dtype=dtype)), grad=False)
-    # Labels that do not sum to one, too: TensorFlow's gradient takes for granted that they do.
+    # Also labels that do not sum to one, which TensorFlow's gradient assumes.
     loss = lambda x, y: op(x, y)[0]  # noqa: E731
     check(loss, normal(4, 5), np.abs(normal(4, 5)))
     check(loss, normal(1, 5), np.abs(normal(4, 5)), grad=False)
@@ -184,7 +184,7 @@ def test_batch_norm(layout, shape, training):
         )  # fmt: skip
         return list(out)[:3] if training else out[0]
 
-    # Channels first and volumes exist in TensorFlow's compiler alone, which has no reserved space.
+    # Only TensorFlow's compiler has channels first and volumes; it has no reserved space.
     xla = layout != "NHWC"
     check(fn, normal(*shape), *statistics(), grad=False, xla=xla)
 
@@ -203,7 +203,7 @@ def test_batch_norm_versions_and_running_averages():
         return [
             *RAW.FusedBatchNorm(**args, **empty),
             *RAW.FusedBatchNormV2(**args, **empty),
-            # The others are for the gradient: each kernel keeps in them what it likes.
+            # The other results are for the gradient; their contents depend on the kernel.
             *RAW.FusedBatchNormV3(**args, **given, exponential_avg_factor=0.3)[:5],
             *RAW.FusedBatchNormV3(**args, **given, is_training=False)[:3],
             *RAW.FusedBatchNormV2(**args, **given, is_training=False)[:3],

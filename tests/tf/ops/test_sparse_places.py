@@ -155,7 +155,7 @@ def test_reductions(axes, keep):
         return [*found, R.SparseReduceSum(**args), R.SparseReduceMax(**args)]
 
     groups = [slice(0, 2), slice(3, 5)] if keep or len(axes) < 3 else []
-    if not groups:  # one place without an index, so nothing tells which are padding
+    if not groups:  # one place without an index, so padding cannot be told from it
 
         def one(indices, values):
             found = fn(indices, values)

@@ -12,7 +12,7 @@ from tests.tf.ops.driver import conversion
 from tests.tf.ops.raw import Suite, raw
 from tests.tf.ops.samples import REAL, dtype_of, dtypes, sample, special
 
-# TensorFlow takes 1 for the derivative of I1 at 0, which is 1/2: no grid point there.
+# TensorFlow gives 1 as the derivative of I1 at 0, which is 1/2, so the grid leaves out 0.
 # op: (domain, tolerance, absolute tolerance, tolerance of the gradient), in machine epsilons.
 UNARY = {
     "BesselI0": ((-6, 6), 32, 8, 64), "BesselI0e": ((-9, 9), 32, 8, 64),
