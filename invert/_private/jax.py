@@ -493,6 +493,8 @@ def holds_jaxprs(eqn: Eqn) -> bool:
             continue
         if isinstance(value, tuple) and value:
             value = value[0]
+            if type(value) in _PLAIN:
+                continue
         if isinstance(value, _JAXPRS):
             return True
     return False

@@ -173,7 +173,7 @@ def _before(node: Node) -> tuple[int, ...]:
 
 def _as_made(before: Sequence[Sequence[int]], order: Sequence[int]) -> list[int]:
     """Nodes in topological order, and otherwise by their numbers."""
-    if all([max(before[i], default=-1) < i for i in order]):
+    if all(max(before[i], default=-1) < i for i in order):
         return sorted(order)
     place = {i: k for k, i in enumerate(order)}
     earlier = [{place[j] for j in before[i]} for i in order]
