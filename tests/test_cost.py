@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import jax
@@ -9,11 +10,13 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.interpreters import partial_eval
 
 import invert
 from invert import _verify
 from invert._entry import unique
-from invert.ir import jaxprs
+from invert._private import jax as private
+from invert.ir import jaxprs, merging
 from invert.patterns import STAGES
 from invert.rewriting import driver
 from invert.rewriting.driver import Rewriter
@@ -86,3 +89,57 @@ def test_names_are_numbered_from_one() -> None:
     names = [unique("kernel", taken) for _ in range(70)]
     assert names == ["kernel", *(f"kernel_{i}" for i in range(1, 70))]
     assert unique("bias", taken) == "bias"
+
+
+def test_keys_of_operations_are_made_only_where_operands_agree(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = counted(monkeypatch, merging, "operation_key")
+    jaxpr = jax.make_jaxpr(lambda x, y: jnp.sin(x) + jnp.sin(y) * x)(1.0, 2.0).jaxpr
+    assert merging.merge_equations(jaxpr) is jaxpr and not made
+
+    def repeats(x: Any) -> Any:
+        sums = [x.sum(0), x.sum(1), x.sum(0), x.sum(1), x.sum(0)]
+        return [jnp.tanh(y) for y in sums]
+
+    jaxpr = jax.make_jaxpr(repeats)(np.ones((3, 3), np.float32)).jaxpr
+    merged = merging.merge_equations(jaxpr)
+    assert jaxprs.primitive_counts(merged) == {"reduce_sum": 2, "tanh": 2}
+    first, second, *_ = merged.outvars
+    assert list(merged.outvars) == [first, second, first, second, first]
+
+
+def test_live_programs_are_found_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    searched = counted(monkeypatch, jaxprs, "_live_equations")
+
+    def loop(x: Any) -> Any:
+        return jax.lax.while_loop(lambda c: c[0] < 9, lambda c: (c[0] + 1, c[1] * 2), (0, x))[1]
+
+    live = jaxprs.canonicalize(private.trace_closed(loop, 1.0))
+    assert jaxprs.canonicalize(live) is live
+    searched.clear()
+    assert jaxprs.canonicalize(live) is live and not searched
+
+
+def test_arguments_that_results_need_are_found_without_a_program(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = counted(monkeypatch, private, "live_part")
+
+    def plain(a: Any, b: Any, c: Any, d: Any) -> Any:
+        return a + b, jnp.sin(c), b, jnp.stack([d, c])[0] * 0 + a
+
+    def scanned(a: Any, b: Any, c: Any) -> Any:
+        one, _ = jax.lax.scan(lambda s, x: ((s[0] + x, s[1] * 2), None), (a, b), jnp.ones(3))
+        return *one, c
+
+    def masks(function: Any, count: int) -> None:
+        jaxpr = jax.make_jaxpr(function)(*[1.0] * count).jaxpr
+        for used in itertools.product((True, False), repeat=len(jaxpr.outvars)):
+            expected = partial_eval.dce_jaxpr(jaxpr, used)[1]
+            assert list(private.arguments_read(jaxpr, used)) == expected
+
+    masks(plain, 4)
+    assert not asked
+    masks(scanned, 3)
+    assert asked  # only JAX's rule knows what a scan reads

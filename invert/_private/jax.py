@@ -493,6 +493,8 @@ def holds_jaxprs(eqn: Eqn) -> bool:
             continue
         if isinstance(value, tuple) and value:
             value = value[0]
+            if type(value) in _PLAIN:
+                continue
         if isinstance(value, _JAXPRS):
             return True
     return False
@@ -567,7 +569,16 @@ def arguments_read(jaxpr: Jaxpr, used: Sequence[bool]) -> tuple[bool, ...]:
 
 @weakref_lru_cache
 def _arguments_read(jaxpr: Jaxpr, used: tuple[bool, ...]) -> tuple[bool, ...]:
-    return tuple(live_part(jaxpr, used)[1])
+    results = zip(jaxpr.outvars, used, strict=True)
+    needed = {v for v, wanted in results if wanted and not isinstance(v, Literal)}
+    for eqn in reversed(jaxpr.eqns):
+        read = not needed.isdisjoint(eqn.outvars)
+        if eqn.effects or (read and eqn.primitive in partial_eval.dce_rules):
+            # JAX decides, which takes much longer: it makes the live part, too.
+            return tuple(live_part(jaxpr, used)[1])
+        if read:
+            needed.update(v for v in eqn.invars if not isinstance(v, Literal))
+    return tuple(v in needed for v in jaxpr.invars)
 
 
 def constants_as_arguments(jaxpr: Jaxpr) -> Jaxpr:

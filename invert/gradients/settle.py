@@ -63,6 +63,8 @@ def plain(closed: J) -> J:
     def visit(jaxpr: Jaxpr) -> Jaxpr:
         names: dict[Var, Atom] = {}
         eqns: list[Eqn] = []
+        if _FORWARD_ONLY.isdisjoint(jaxprs.names_in(jaxpr)):
+            return jaxpr
         for eqn in jaxpr.eqns:
             results = _forward_only(eqn)
             if results is None:
@@ -73,6 +75,10 @@ def plain(closed: J) -> J:
         return dce(rename(jaxpr.replace(eqns=eqns), names)) if names else jaxpr
 
     return jaxprs.map_jaxprs(closed, visit)
+
+
+# The primitives of equations that may matter only to derivatives.
+_FORWARD_ONLY = frozenset((custom_gradient_p.name, "stop_gradient", "custom_jvp_call"))
 
 
 def _forward_only(eqn: Eqn) -> list[Atom] | None:

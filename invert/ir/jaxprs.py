@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import functools
 import hashlib
 from collections.abc import (
     Callable,
@@ -102,6 +103,18 @@ def _live(jaxpr: Jaxpr) -> Jaxpr:
 
     JAX's own dead code elimination keeps the latter.
     """
+    made = _made_live(jaxpr)
+    return jaxpr if made is None else made
+
+
+@functools.partial(by_jaxpr, traces=True)
+def _made_live(jaxpr: Jaxpr) -> Jaxpr | None:
+    """What is live of a jaxpr; `None` if all of it is, so that this is found once."""
+    made = _live_equations(jaxpr)
+    return None if made is jaxpr else made
+
+
+def _live_equations(jaxpr: Jaxpr) -> Jaxpr:
     if {e.primitive.name for e in jaxpr.eqns}.isdisjoint(_NORMALIZED):
         return dce(jaxpr)
     jaxpr = with_size_values(jaxpr)

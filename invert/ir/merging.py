@@ -37,17 +37,27 @@ def merge_equations(
     - `within`: equations with different values of it are not merged.
     - `with_jaxprs`: whether equations that hold jaxprs are merged, too.
     """
-    known: dict[Hashable, Eqn] = {}
     names: dict[Var, Atom] = {}
     eqns: list[Eqn] = []
+    # Keys of operations are costly, so they are made only where operands agree.
+    alone: dict[Hashable, Eqn | None] = {}
+    known: dict[Hashable, Eqn] = {}
+
+    def first_equal(eqn: Eqn) -> Eqn:
+        rough = eqn.primitive, tuple(map(atom_key, eqn.invars)), within(eqn)
+        if rough not in alone:
+            alone[rough] = eqn
+            return eqn
+        if (other := alone[rough]) is not None:
+            alone[rough] = None
+            known[operation_key(other, with_jaxprs=with_jaxprs), rough] = other
+        operation = operation_key(eqn, with_jaxprs=with_jaxprs)
+        return eqn if operation is None else known.setdefault((operation, rough), eqn)
+
     for eqn in jaxpr.eqns:
         if (eqn := simple(rename_operands(eqn, names), names)) is None:
             continue
-        operation = operation_key(eqn, with_jaxprs=with_jaxprs)
-        # Unique for an equation that may not be merged.
-        key = id(eqn) if operation is None else (operation, tuple(map(atom_key, eqn.invars)))
-        first = known.setdefault((key, within(eqn)), eqn)
-        if first is eqn:
+        if (first := first_equal(eqn)) is eqn:
             eqns.append(eqn)
         else:
             names.update(zip(eqn.outvars, first.outvars, strict=True))

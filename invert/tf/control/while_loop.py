@@ -336,9 +336,14 @@ class _Loop:
         self, facts: Callable[[int | None], list[_T | None]], steps: int | None
     ) -> list[_T | None]:
         """Facts about leaves that hold for all inputs; list sizes never wrap around."""
+        found = list(facts(steps))
         sizes = {self._last[p] for p, form in self.forms.items() if isinstance(form, ListForm)}
-        pairs = zip(facts(steps), facts(None), strict=True)
-        return [one or (two if i in sizes else None) for i, (one, two) in enumerate(pairs)]
+        lacking = [i for i in sizes if found[i] is None]
+        if steps is not None and lacking:
+            unbounded = facts(None)
+            for i in lacking:
+                found[i] = unbounded[i]
+        return found
 
     def _test(self) -> TracedBranch:
         def test(*leaves: Value) -> list[Value]:

@@ -113,13 +113,15 @@ def make_body(
         return index[key]
 
     def tensor(text: str) -> tuple[int, int]:
+        if (plain := index.get(text)) is not None and ":" not in text:
+            return plain, 0
         name, output, number = parse_tensor(text)
         i = find(name)
         return i, number + (offset(nodes[i], output) if output else 0)
 
     for node, texts in zip(nodes, wires, strict=True):
-        node.inputs = tuple(tensor(t) for t in texts if not t.startswith("^"))
-        node.control = tuple(find(t[1:]) for t in texts if t.startswith("^"))
+        node.inputs = tuple([tensor(t) for t in texts if t[:1] != "^"])
+        node.control = tuple([find(t[1:]) for t in texts if t[:1] == "^"])
     for node in nodes:
         if node.op == "Assert":  # the string that it would print is not a value here
             node.message = _text([nodes[i] for i, _ in node.inputs[1:]])
@@ -138,43 +140,44 @@ def _text(nodes: Sequence[Node]) -> str:
 
 def ordered(body: Body, is_effect: IsEffect) -> Body:
     """The body with an order of the nodes that its results and effects need."""
-    order = _as_made(body.nodes, _needed(body))
+    before = list(map(_before, body.nodes))
+    order = _as_made(before, _needed(body, before))
     needed = {i for i, _ in body.outputs}
     for i in reversed(order):
         node = body.nodes[i]
         if i in needed or is_effect(node):
             needed.add(i)
-            needed.update(j for j, _ in node.inputs)
-    return dataclasses.replace(body, order=tuple(i for i in order if i in needed))
+            needed.update([j for j, _ in node.inputs])
+    return dataclasses.replace(body, order=tuple([i for i in order if i in needed]))
 
 
 def as_needed(body: Body) -> list[int]:
     """Nodes in the order in which results need them, whatever the graph's."""
     inside = set(body.order)
-    return [i for i in _needed(body) if i in inside]
+    return [i for i in _needed(body, list(map(_before, body.nodes))) if i in inside]
 
 
-def _needed(body: Body) -> list[int]:
+def _needed(body: Body, before: Sequence[Sequence[int]]) -> list[int]:
     def loop(i: int) -> UnsupportedOpError:
         reason = "is part of a loop of version 1 control flow"
         return body.nodes[i].error(reason, FRAMES_REMEDY)
 
     roots = [*(i for i, _ in body.outputs), *body.controls]
-    return postorder(roots, lambda i: _before(body.nodes[i]), loop)
+    return postorder(roots, before.__getitem__, loop)
 
 
 def _before(node: Node) -> tuple[int, ...]:
     """The nodes that a node uses or waits for."""
-    return (*node.control, *(k for k, _ in node.inputs))
+    return (*node.control, *[k for k, _ in node.inputs])
 
 
-def _as_made(nodes: Sequence[Node], order: Sequence[int]) -> list[int]:
+def _as_made(before: Sequence[Sequence[int]], order: Sequence[int]) -> list[int]:
     """Nodes in topological order, and otherwise by their numbers."""
-    if all(j < i for i in order for j in _before(nodes[i])):
+    if all(max(before[i], default=-1) < i for i in order):
         return sorted(order)
     place = {i: k for k, i in enumerate(order)}
-    before = [{place[j] for j in _before(nodes[i])} for i in order]
-    return [order[k] for k in topological(order, before)]
+    earlier = [{place[j] for j in before[i]} for i in order]
+    return [order[k] for k in topological(order, earlier)]
 
 
 def implementations(library: FunctionDefLibrary) -> dict[str, str]:

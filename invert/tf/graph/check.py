@@ -168,7 +168,7 @@ class _Checked:
             return
         given = []
         for text in node.input:
-            if text.startswith("^"):
+            if text[:1] == "^":
                 if text[1:] not in self._outputs:
                     self._report(node, f"waits for {text[1:]!r}, which the graph does not have")
             else:
@@ -176,7 +176,7 @@ class _Checked:
         if (form := self.forms.get(node.name)) is None:
             return
         wanted = form.inputs
-        count = sum(n for n, _ in wanted)
+        count = sum([n for n, _ in wanted])
         if count != len(given):
             self._report(node, f"has {len(given)} inputs, but the op takes {count}")
             return

@@ -44,7 +44,7 @@ class MadeFunction:
 
 def holds_frames(nodes: Iterable[NodeDef]) -> bool:
     """Whether any `NodeDef` proto is TensorFlow 1 control flow."""
-    return any(n.op in (*_ENTERS, *_SWITCHES) for n in nodes)
+    return not {n.op for n in nodes}.isdisjoint((*_ENTERS, *_SWITCHES))
 
 
 def functionalize(

@@ -22,8 +22,9 @@ REPORTS = frozenset(
 
 def is_draw(definition: Definition) -> bool:
     """Whether an op, given by its definition, draws from a generator without a handle."""
-    names = {a.name for a in definition.attr}
-    return definition.is_stateful and {"seed", "seed2"} <= names
+    if not definition.is_stateful:
+        return False
+    return {"seed", "seed2"} <= {a.name for a in definition.attr}
 
 
 def draws(node: Node, op_def: Callable[[str], Definition | None]) -> bool:
