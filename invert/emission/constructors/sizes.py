@@ -12,6 +12,8 @@ KV_HEADS = "kv_heads"
 DIM, DEPTH = "dim", "depth"
 # The channels of an image that is flattened, and the size of what an encoder passes to a decoder.
 CHANNELS, LATENT_DIM = "channels", "latent_dim"
+# The channels, or the hidden sizes, of several layers.
+WIDTHS = "widths"
 # The number of positions of sequences.
 LENGTH = "length"
 # The number of rows of a table: of words, of positions, or of anything.
@@ -23,7 +25,7 @@ KERNEL_SIZE = "kernel_size"
 # The order of the sizes among the arguments.
 SIZES = (
     *(VOCABULARY, POSITIONS, ROWS, LENGTH, "rows", "n_in", "c_in", DIM, "n", "c", DEPTH),
-    *(HEADS, KV_HEADS, HEAD_DIM, CHANNELS, HIDDEN, LATENT_DIM, "n_out", "c_out"),
+    *(HEADS, KV_HEADS, HEAD_DIM, WIDTHS, CHANNELS, HIDDEN, LATENT_DIM, "n_out", "c_out"),
     *(KERNEL_SIZE, "kd", "kh", "kw"),
 )
 # Sizes of an inner layer that the outer one does not show, unless it has them too.
