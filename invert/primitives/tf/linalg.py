@@ -225,7 +225,7 @@ def square_root(x: Array) -> Array:
     """The principal square root of a matrix, of shape `[..., n, n]`; NaN if there is none."""
     y = _of_triangle(_root_of_triangle, x)
     if not jnp.issubdtype(x.dtype, jnp.complexfloating):
-        y = lax.real(y)
+        y = jnp.real(y)
     # A real matrix with a negative eigenvalue has no real root, [[0, 1], [0, 0]] none at all.
     error = lax.abs(lax.sub(jnp.matmul(y, y, precision="highest"), x))
     n, eps = x.shape[-1], float(jnp.finfo(x.dtype).eps)
