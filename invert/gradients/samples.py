@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 
@@ -20,6 +19,9 @@ _Draw = Callable[[Sequence[int]], np.ndarray]
 # The most distinct numbers of a program that are sampled, and the most samples they take.
 _MAX_NUMBERS = 64
 _MAX_TILES = 4
+# Larger arguments round too much for a comparison; gradients are mostly linear in cotangents.
+_MAX_ARGUMENT = 1e5
+_MAX_COTANGENT = 1e12
 
 
 def samples(
@@ -60,6 +62,7 @@ def _four_times(rng: np.random.Generator) -> _Draw:
     return lambda shape: 4 * rng.standard_normal(shape)
 
 
+@np.errstate(over="ignore")  # in narrow types
 def _values(
     rng: np.random.Generator,
     avals: Sequence[Aval],
@@ -104,7 +107,8 @@ def _at_numbers(
         return
     ends = np.array([0.0, *numbers])
     off = np.array([*(ends[1:] + ends[:-1]) / 2, 10 * ends[-1]])
-    at, off = (rng.permutation([*x, *-x]) for x in (np.array([*ends[1:], *off]), off))
+    at = np.array([*ends[1:], *off])
+    at, off = (rng.permutation([*x, *-x]) for x in (at[at <= _MAX_ARGUMENT], off))
     for offset in range(min(math.ceil(len(at) / smallest), _MAX_TILES)):
         yield _values(rng, avals, cotangents, _Tiles(rng, at, offset), _four_times(rng))
         # Cotangents are never at a number: those of the comparison are perturbed, and a rule that
@@ -114,11 +118,12 @@ def _at_numbers(
 
 def _numbers(program: AnyJaxpr) -> list[float]:
     """The absolute values of the numbers in a program, in order."""
-    literals = (a.val for e in equations(open_jaxpr(program)) for a in e.invars if not is_var(a))
-    held = map(np.asarray, itertools.chain(literals, consts_of(program)))
-    scalars = (x for x in held if x.size == 1 and jnp.issubdtype(x.dtype, jnp.floating))
-    sizes = {abs(float(x.reshape(()))) for x in scalars}
-    numbers = sorted(x for x in sizes if 0 < x < np.inf)
+    jaxpr = open_jaxpr(program)
+    held = [(a.aval, a.val) for e in equations(jaxpr) for a in e.invars if not is_var(a)]
+    held += [(v.aval, c) for v, c in zip(jaxpr.constvars, consts_of(program), strict=False)]
+    floats = (x for t, x in held if np.size(x) == 1 and jnp.issubdtype(t.dtype, jnp.floating))
+    sizes = {abs(float(np.reshape(x, ()))) for x in floats}
+    numbers = sorted(x for x in sizes if 0 < x <= _MAX_COTANGENT)
     return numbers[:: math.ceil(len(numbers) / _MAX_NUMBERS) or 1]
 
 
