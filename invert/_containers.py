@@ -28,6 +28,7 @@ NAMES: dict[Kind, str] = {
 _MLIR = b"ML\xefR"
 _ZIP = b"PK\x03\x04"
 _HDF5 = b"\x89HDF"
+_HDF5_MODEL = b"model_config"  # the attribute that holds a model, beside its weights
 
 
 def place_of(path: str | os.PathLike[str]) -> Path:
@@ -55,6 +56,11 @@ def kind_of(path: str | os.PathLike[str]) -> Kind:
         return "stablehlo"
     if data.startswith(_ZIP) or zipfile.is_zipfile(place):
         return "keras"
+    if data.startswith(_HDF5) and _HDF5_MODEL not in data:
+        raise MalformedModelError(
+            f"{place} is HDF5 without a model; it may hold the weights of one",
+            remedy="Build the model, call `model.load_weights`, and convert the model.",
+        )
     if data.startswith(_HDF5):
         raise MalformedModelError(
             f"{place} is HDF5, the format of Keras before version 3",

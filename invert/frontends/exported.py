@@ -29,7 +29,7 @@ from invert._private.jax import (
 from invert.frontends.stablehlo import given_names
 from invert.ir.avals import is_differentiable
 from invert.ir.gradient_marker import Gradient, mark
-from invert.ir.jaxprs import is_wide_dtype, sub_jaxprs
+from invert.ir.jaxprs import is_wide_dtype, names_in, sub_jaxprs
 from invert.ir.order import reached
 from invert.ir.types import Aval, Eqn, Jaxpr, Value
 from invert.stablehlo.program import ArrayType, Program
@@ -82,6 +82,9 @@ def _is_rule(eqn: Eqn) -> bool:
         return not is_stopped_by_jax(eqn)
     if eqn.primitive.name == "custom_jvp_call":
         return not has_rule_of_jax(eqn)
+    if eqn.primitive.name == "custom_linear_solve":
+        # The loop of an iterative solve has no reverse derivative.
+        return "while" in names_in(open_jaxpr(eqn.params["jaxprs"].solve))
     return eqn.primitive.name == "custom_vjp_call"
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+import itertools
+from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
@@ -12,9 +13,10 @@ import numpy as np
 from invert._errors import InvertError
 from invert._private.jax import SIZE_ERRORS, eval_closed, open_jaxpr, trace_closed
 from invert.gradients.region import MarkedRegion
+from invert.gradients.samples import samples, special, tests_special_values
 from invert.ir import jaxprs
 from invert.ir.loops import WhileParts
-from invert.ir.numbers import largest_gap, on_cpu, random_value
+from invert.ir.numbers import largest_gap, on_cpu
 from invert.ir.substitution import at_samples
 from invert.ir.types import AnyJaxpr, Aval, JaxFunction, Value
 
@@ -39,36 +41,6 @@ class OtherShapesError(InvertError):
     """
 
 
-def samples(avals: Sequence[Aval], cotangents: int) -> Iterator[list[np.ndarray]]:
-    """Values at which rules differ: ties, zeros, steps, bounds, large numbers."""
-    rng = np.random.default_rng(0)
-    makers: list[Callable[[Sequence[int]], np.ndarray]] = [
-        lambda shape: rng.standard_normal(shape),
-        lambda shape: np.zeros(shape),
-        lambda shape: np.ones(shape),
-        lambda shape: rng.integers(-3, 4, shape),
-        lambda shape: rng.integers(-8, 9, shape),
-        lambda shape: np.full(shape, 100.0),
-        lambda shape: np.full(shape, -100.0),
-        lambda shape: 30.0 * rng.standard_normal(shape),
-    ]
-    for make in makers:
-        values = []
-        for i, aval in enumerate(avals):
-            if i >= len(avals) - cotangents:
-                x = random_value(rng, aval, lambda shape: 4 * rng.standard_normal(shape))
-            elif jnp.issubdtype(aval.dtype, jnp.integer):
-                # Indices: mostly in bounds, but far outside where the other numbers are large.
-                x = np.asarray(make(aval.shape))
-                large = np.abs(x).max(initial=0) == 100
-                fits = large and jnp.issubdtype(aval.dtype, jnp.signedinteger)
-                x = x.astype(aval.dtype) if fits else random_value(rng, aval)
-            else:
-                x = random_value(rng, aval, make)
-            values.append(x)
-        yield values
-
-
 def once(function: JaxFunction) -> JaxFunction:
     """Compile `function` for a few calls, without expensive optimizations.
 
@@ -86,7 +58,12 @@ def differences(region: MarkedRegion, raw: AnyJaxpr, x64: bool) -> Iterator[floa
         )
         for program in at_samples(traced):
             run = once(functools.partial(_halves, program))
-            for values in samples([v.aval for v in open_jaxpr(program).invars], count):
+            types = [v.aval for v in open_jaxpr(program).invars]
+            points = samples(types, count, program)
+            tests = tests_special_values(raw)
+            if tests > tests_special_values(program) - tests:
+                points = itertools.chain(points, special(types, count))
+            for values in points:
                 results = [tuple(map(np.asarray, half)) for half in run(*values)]
                 if [x.shape for x in results[0]] != [x.shape for x in results[1]]:
                     raise OtherShapesError(

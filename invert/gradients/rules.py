@@ -12,8 +12,9 @@ import numpy as np
 
 from invert._errors import only_refusals
 from invert._private.jax import consts_of, eval_closed, eval_jaxpr, open_jaxpr, trace_closed
-from invert.gradients.compare import NOT_TRANSPOSED, beyond_rounding, once, samples
+from invert.gradients.compare import NOT_TRANSPOSED, beyond_rounding, once
 from invert.gradients.region import MarkedRegion
+from invert.gradients.samples import samples
 from invert.ir import jaxprs
 from invert.ir.avals import type_of, with_float0
 from invert.ir.graph import Graph
@@ -177,7 +178,7 @@ def _is_additive(program: AnyJaxpr, count: int, cotangents: int) -> bool:
     """Whether a gradient of sums of cotangents is the sum of gradients, on samples."""
     run = once(lambda *values: eval_closed(program, values))
     types = [v.aval for v in open_jaxpr(program).invars]
-    for values in islice(samples(types, cotangents), 0, None, 3):
+    for values in islice(samples(types, cotangents, program), 0, None, 3):
         operands, a = values[:count], values[count:]
         b = [np.asarray(30 * np.roll(x, 1), x.dtype) for x in a]
         zero = run(*operands, *(np.zeros_like(x) for x in a))

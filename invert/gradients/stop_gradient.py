@@ -27,8 +27,9 @@ from invert._private.jax import (
     open_jaxpr,
     trace_closed,
 )
-from invert.gradients.compare import FAILURES, beyond_rounding, once, samples
+from invert.gradients.compare import FAILURES, beyond_rounding, once
 from invert.gradients.region import MarkedRegion
+from invert.gradients.samples import samples
 from invert.ir.avals import is_differentiable, type_of
 from invert.ir.graph import Graph
 from invert.ir.interpret import bind, evaluate

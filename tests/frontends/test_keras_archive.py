@@ -180,3 +180,13 @@ def test_classes_that_are_registered(tmp_path: Path) -> None:
     model.save(tmp_path / "own.keras")
     x = np.linspace(-1, 1, 8, dtype=np.float32).reshape(2, 4)
     np.testing.assert_array_equal(invert.load(tmp_path / "own.keras")(x), x * x)
+
+
+def test_files_of_the_older_format(archive: Path, tmp_path: Path) -> None:
+    model = keras.saving.load_model(archive)
+    model.save(tmp_path / "model.h5")
+    with pytest.raises(invert.MalformedModelError, match="format of Keras before version 3"):
+        invert.load(tmp_path / "model.h5")
+    model.save_weights(tmp_path / "model.weights.h5")
+    with pytest.raises(invert.MalformedModelError, match=r"without a model.*load_weights"):
+        invert.load(tmp_path / "model.weights.h5")

@@ -157,6 +157,55 @@ def test_a_gradient_that_agrees_leaves_no_rule() -> None:
     assert not {"custom_jvp_call", "custom_vjp_call"} & set(module.report.primitives)
 
 
+def with_gradient(rule: Callable[[Any, Any], Any], fn: Callable[[Any], Any] = tf.identity) -> Any:
+    return tf.custom_gradient(lambda x: (fn(x), lambda dy: rule(x, dy)))
+
+
+# Gradients that equal autodiff's nearly everywhere: an argument and a cotangent where they differ.
+NEARLY_EQUAL: dict[str, tuple[Any, float, float]] = {
+    "large_cotangents": (with_gradient(lambda x, dy: tf.clip_by_value(dy, -1e3, 1e3)), 1.0, 1e5),
+    "large_norms": (with_gradient(lambda x, dy: tf.clip_by_norm(dy, 1e3)), 1.0, 1e5),
+    "small_cotangents": (
+        with_gradient(lambda x, dy: tf.where(tf.abs(dy) < 1e-3, 0.0, dy)), 1.0, 1e-4
+    ),
+    "large_arguments": (
+        with_gradient(lambda x, dy: tf.where(tf.abs(x) > 500, 0.0, dy)), 1e3, 1.0
+    ),
+    "narrow_arguments": (
+        with_gradient(lambda x, dy: tf.where((x > 0.25) & (x < 0.2501), 0.0, dy)), 0.25005, 1.0
+    ),
+    "a_tie": (
+        with_gradient(
+            lambda x, dy: tf.where(x > 0.37, dy, 0.0), lambda x: tf.where(x >= 0.37, x, 0.37)
+        ),
+        0.37,
+        1.0,
+    ),
+    "nan": (
+        with_gradient(lambda x, dy: tf.where(tf.math.is_nan(dy), 0.0, dy)), 1.0, float("nan")
+    ),
+    "infinity": (
+        with_gradient(lambda x, dy: tf.where(tf.math.is_finite(dy), dy, 0.0)), 1.0, float("inf")
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NEARLY_EQUAL)
+@pytest.mark.parametrize("size", [1, 5])
+def test_a_gradient_that_nearly_agrees_is_kept(name: str, size: int) -> None:
+    fn, argument, cotangent = NEARLY_EQUAL[name]
+    x, dy = (np.full(size, number, np.float32) for number in (argument, cotangent))
+    fn = tf.function(fn, autograph=False)
+    module = invert.convert(fn, x, config=PLAIN)
+    with tf.GradientTape() as tape:
+        v = tf.constant(x)
+        tape.watch(v)
+        y = fn(v)
+    wanted = tape.gradient(y, v, tf.constant(dy))
+    np.testing.assert_allclose(jax.vjp(module, x)[1](dy)[0], wanted, rtol=1e-5)
+    assert "kept as" in module.report.gradients[0]
+
+
 def test_second_derivative_of_a_kept_gradient() -> None:
     fn = tf.function(lambda x: tf.reduce_sum(triple(x) * x), autograph=False)
     module = invert.convert(fn, X, config=PLAIN)

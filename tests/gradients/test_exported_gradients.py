@@ -166,6 +166,19 @@ def test_artifacts_of_this_process() -> None:
     np.testing.assert_allclose(slope(module, X), slope(clipped, X), rtol=1e-6)
 
 
+@pytest.mark.parametrize("method", ["cg", "bicgstab"])
+def test_iterative_solves_of_this_process(method: str) -> None:
+    solver = getattr(jax.scipy.sparse.linalg, method)
+
+    def f(b: Any) -> Any:
+        scale = jnp.arange(1.0, 6.0)
+        return solver(lambda v: scale * v + 0.1 * jnp.roll(v, 1) + 0.1 * jnp.roll(v, -1), b)[0]
+
+    module = invert.from_exported(jax.export.export(jax.jit(f))(X))
+    np.testing.assert_allclose(module(X), f(X), rtol=1e-4)
+    np.testing.assert_allclose(slope(module, X), slope(f, X), rtol=1e-3, atol=1e-5)
+
+
 def test_artifacts_of_this_process_without_derivative() -> None:
     def after(x: Any) -> Any:
         return lax.while_loop(lambda y: jnp.sum(y) < 100, lambda y: 2 * y + 1, seven(x))

@@ -138,3 +138,17 @@ def test_a_length_that_depends_on_data_is_refused_in_other_axes():
 def test_a_result_whose_length_depends_on_data_is_refused():
     with pytest.raises(invert.UnsupportedOpError, match="length of a slice depends on data"):
         invert.convert(tf.function(lambda x, i: x[:i]), X, np.int32(2))
+
+
+def test_lengths_computed_by_the_sign_of_a_size():
+    def roll(x):
+        """Rolls rows by one place, as graphs of jax2tf write it."""
+        n = tf.shape(x)[0]
+        quotient = tf.math.floordiv(-1, n)
+        inexact = (tf.sign(-1) != tf.sign(n)) & (tf.math.floormod(-1, n) != 0)
+        start = -1 - tf.where(inexact, quotient + 1, quotient) * n
+        start = tf.where(start < 0, start + n, start)
+        return tf.concat([x[start:], x[:start]], 0)
+
+    fn = tf.function(roll, input_signature=[tf.TensorSpec([None, X.shape[1]])])
+    np.testing.assert_array_equal(invert.convert(fn)(X), np.roll(X, 1, 0))

@@ -226,7 +226,7 @@ UNARY: dict[str, tuple[Unary, Unary | None]] = {
     "Round": (_round_even, np.round),
     "Rsqrt": (lax.rsqrt, None),
     "Sigmoid": (lax.logistic, None),
-    "Sign": (lax.sign, None),
+    "Sign": (lax.sign, lambda x: np.where(x == 0, x, np.sign(x))),  # as `lax`: -0.0 stays
     "Sin": (lax.sin, None),
     "Sinh": (lax.sinh, None),
     "Sqrt": (lax.sqrt, np.sqrt),

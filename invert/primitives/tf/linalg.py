@@ -199,7 +199,12 @@ def _solve_ls(a: Array, b: Array, l2_regularizer: Array, *, fast: bool) -> Array
 rule("MatrixExponential")(lambda x: jax.scipy.linalg.expm(x))
 
 
-rule("MatrixLogarithm")(_in_single(lambda x: _by_eigenvalues(lax.log, x)))
+@rule("MatrixLogarithm")
+@_in_single
+def _matrix_logarithm(x: Array) -> Array:
+    return _of_triangle(_log_of_triangle, x)
+
+
 rule("MatrixSquareRoot")(_in_single(lambda x: square_root(x)))
 
 
@@ -217,18 +222,81 @@ def _root_tangent(y: Array, primals: tuple[Array], tangents: tuple[Array]) -> Ar
 
 @with_tangent(_root_tangent)
 def square_root(x: Array) -> Array:
-    """The principal square root of a matrix, of shape `[..., n, n]`."""
-    return _by_eigenvalues(lax.sqrt, x)
-
-
-def _by_eigenvalues(fn: Callable[[Array], Array], x: Array) -> Array:
-    """`fn` of a matrix that has a basis of eigenvectors."""
-    w, v = lax.linalg.eig(x, compute_left_eigenvectors=False)
-    scaled = v * lax.expand_dims(fn(w), (w.ndim - 1,))
-    out = adjoint(jnp.linalg.solve(adjoint(v), adjoint(scaled)))
+    """The principal square root of a matrix, of shape `[..., n, n]`; NaN if there is none."""
+    y = _of_triangle(_root_of_triangle, x)
     if not jnp.issubdtype(x.dtype, jnp.complexfloating):
-        out = lax.real(out)
-    return lax.convert_element_type(out, x.dtype)
+        y = jnp.real(y)
+    # A real matrix with a negative eigenvalue has no real root, [[0, 1], [0, 0]] none at all.
+    error = lax.abs(lax.sub(jnp.matmul(y, y, precision="highest"), x))
+    n, eps = x.shape[-1], float(jnp.finfo(x.dtype).eps)
+    allowed = 10 * n * eps * jnp.sum(lax.square(lax.abs(y)), (-2, -1), keepdims=True)
+    is_root = jnp.all(error <= allowed, (-2, -1), keepdims=True)
+    return jnp.where(is_root, y, np.nan).astype(x.dtype)
+
+
+def _of_triangle(fn: Callable[[Array], Array], x: Array) -> Array:
+    """`fn` of a matrix, given for upper triangular ones: by its Schur form."""
+    if x.shape[-1] == 0:
+        return x
+    t, u = lax.linalg.schur(x.astype(jnp.promote_types(x.dtype, np.complex64)))
+    by_highest = functools.partial(jnp.matmul, precision="highest")
+    return by_highest(by_highest(u, fn(t)), adjoint(u))
+
+
+def _root_of_triangle(t: Array) -> Array:
+    """The square root of an upper triangular matrix, column by column.
+
+    The method of Björck and Hammarling (1983), "A Schur method for the square root of a matrix".
+    """
+    n = t.shape[-1]
+    eye, rows = jnp.eye(n, dtype=t.dtype), jnp.arange(n)
+    roots = lax.sqrt(jnp.diagonal(t, axis1=-2, axis2=-1))
+
+    def column(j: Array, y: Array) -> Array:
+        # Above the diagonal, Y Y = T says (Y + y[j, j]) y[:, j] = t[:, j].
+        above = rows < j
+        system = jnp.where(above, y, 0) + roots[..., j, None, None] * eye
+        zero = jnp.diagonal(system, axis1=-2, axis2=-1) == 0
+        system = system + eye * zero.astype(t.dtype)[..., None]
+        right = jnp.where(above, t[..., :, j], 0)[..., None]
+        return y + eye[j] * lax.linalg.triangular_solve(system, right, left_side=True)
+
+    return lax.fori_loop(1, n, column, roots[..., None] * eye)
+
+
+# Steps to bring the eigenvalues of any matrix near to one: 2 ** _ROOTS exceeds the logarithm of the
+# largest double, and more roots would lose digits.
+_ROOTS = 10
+
+
+def _log_of_triangle(t: Array) -> Array:
+    """The logarithm of an upper triangular matrix, by roots until it is near to one.
+
+    The inverse scaling and squaring method with the partial fractions of Higham (2001),
+    "Evaluating Padé approximants of the matrix logarithm".
+    """
+    eye = jnp.eye(t.shape[-1], dtype=t.dtype)
+
+    def is_far(state: tuple[Array, Array]) -> Array:
+        y, count = state
+        norms = jnp.sum(lax.abs(lax.sub(y, jnp.broadcast_to(eye, y.shape))), -2)
+        return (count < _ROOTS) & jnp.any(norms > 0.25)
+
+    def rooted(state: tuple[Array, Array]) -> tuple[Array, Array]:
+        y, count = state
+        return _root_of_triangle(y), count + 1
+
+    y, count = lax.while_loop(is_far, rooted, (t, jnp.int32(0)))
+    nodes, weights = np.polynomial.legendre.leggauss(8)
+    less = y - eye
+    total = lax.full_like(t, 0)
+    for node, weight in zip((nodes + 1) / 2, weights / 2, strict=True):
+        system = eye + np.asarray(node, t.dtype) * less
+        part = lax.linalg.triangular_solve(system, less, left_side=True)
+        total = total + np.asarray(weight, t.dtype) * part
+    scale = lax.exp2(count.astype(lax.real(t).dtype)).astype(t.dtype)
+    is_singular = jnp.any(jnp.diagonal(t, axis1=-2, axis2=-1) == 0, -1)[..., None, None]
+    return jnp.where(is_singular, np.nan, total * scale)
 
 
 # Whether to pivot is left to the solver.

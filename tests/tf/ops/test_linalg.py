@@ -327,3 +327,51 @@ def test_factors_multiply_to_the_matrix(dtype, shape):
     for g, w in zip(got, program(tf.constant(x)), strict=True):
         assert g.dtype == w.dtype.as_numpy_dtype
         np.testing.assert_allclose(g, w.numpy(), rtol=2e-3, atol=2e-4)
+
+
+# Without a basis of eigenvectors, with equal, complex, negative and close eigenvalues.
+MATRICES = {
+    "jordan": [[2.0, 1, 0], [0, 2, 1], [0, 0, 2]],
+    "of_motion": [[1.0, 0.1, 0.005], [0, 1, 0.1], [0, 0, 1]],
+    "rotation": [[0.0, -1], [1, 0]],
+    "negative": [[-1.0, 0.3], [0.3, -2]],
+    "half_negative": [[4.0, 1], [0, -9]],
+    "large": [[3e6, 1, 2], [1, 2e6, 5], [2, 5, 1e6]],
+    "tiny": [[3e-6, 1e-7], [2e-7, 1e-6]],
+    "not_finite": [[np.nan, 1], [0, 1]],
+    "one": [[4.0]],
+    "empty": np.zeros((0, 0)),
+    "batch": [np.eye(2), [[1.0, 1], [0, 1]]],
+}
+
+
+@pytest.mark.parametrize("name", MATRICES)
+@pytest.mark.parametrize("dtype", ["float32", "complex128"])
+def test_functions_of_matrices(name, dtype):
+    x = np.asarray(MATRICES[name]).astype(dtype)
+    functions = [tf.linalg.sqrtm]
+    if x.dtype.kind == "c":
+        functions.append(tf.linalg.logm)
+    rtol = 1e-4 if dtype == "float32" else 1e-10
+    for fn in functions:
+        with jax.enable_x64(True):
+            (got,) = conversion(fn, [tf.TensorSpec(x.shape, x.dtype)], module=True)(x)
+        want = fn(tf.constant(x)).numpy()
+        np.testing.assert_allclose(got, want, rtol=rtol, atol=rtol * np.abs(want).max(initial=0))
+
+
+def test_roots_of_singular_matrices():
+    """They are roots where there are any, though TensorFlow's are NaN; their logarithms are NaN."""
+
+    def program(x):
+        return tf.linalg.sqrtm(x), tf.linalg.logm(tf.cast(x, tf.complex64))
+
+    convert = conversion(program, [tf.TensorSpec([2, 2], tf.float32)], module=True)
+    for x in ([[0, 0], [0, 0]], [[1, 2], [2, 4]], [[0, 1], [0, 0]]):
+        x = np.asarray(x, np.float32)
+        root, log = map(np.asarray, convert(x))
+        if x.any() and not x.diagonal().any():
+            assert np.isnan(root).all()
+        else:
+            np.testing.assert_allclose(root @ root, x, atol=1e-6)
+        assert np.isnan(log).all() or np.linalg.det(x) != 0
