@@ -47,7 +47,8 @@ _ENDS = frozenset(("n_in", "c_in", "n_out", "c_out"))
 # Names of sizes that are arguments of a model.
 _CLEAR = re.compile(
     "|".join((*_ENDS, DIM, DEPTH, f"num_(?!{ROWS.removeprefix('num_')}).*", "[a-z_]+_size"))
-    + f"|{WIDTHS}|{LENGTH}|{LATENT_DIM}|([a-z]+_)?({'|'.join((VOCABULARY, POSITIONS, HEADS, KV_HEADS))}"
+    + f"|{WIDTHS}|{LENGTH}|{LATENT_DIM}"
+    + f"|([a-z]+_)?({'|'.join((VOCABULARY, POSITIONS, HEADS, KV_HEADS))}"
     + f"|{HEAD_DIM}|({CHANNELS}|{HIDDEN})(_2)?|[a-z]+_{DIM})"
 )
 # The size of a result that is a distribution.
