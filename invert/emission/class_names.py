@@ -52,6 +52,8 @@ _SHORTCUTS = frozenset(("shortcut", "skip", "downsample", "residual"))
 # Branches whose results are joined.
 _INCEPTION = "Inception"
 _BRANCHES = re.compile(r"jnp\.concatenate\(\[branch(1|_pool), ")
+# Kinds of layers that consist of others.
+_OF_LAYERS = frozenset(("Mlp", "MLP", "Block", "Layer"))
 # Names of containers, which say nothing about what is inside.
 _CONTAINERS = frozenset(("Sequential", "Functional"))
 # Names of layers without parameters; a layer that has some gets another one.
@@ -96,7 +98,7 @@ def name_classes(
     for lettered in _lists(every):
         for cls, letter in zip(lettered, string.ascii_uppercase, strict=False):
             every[cls] = [f"{name}{letter}" for name in every[cls]]
-    for cls, holder in _holders(every, of).items():
+    for cls, holder in _holders(every, of, model).items():
         every[cls] = [f"{holder}{name}" for name in every[cls]]
     counts = collections.Counter(wanted[0] for wanted in every.values())
     for cls, wanted in every.items():
@@ -111,6 +113,8 @@ def name_classes(
             name = f"Final{name}"
         elif name in file.taken and name == _BLOCK and _has_list(cls):
             name = _STACK
+        elif name in file.taken and name == model and cls.drafts[0].node.nodes:
+            name = f"{name}{_BLOCK}"
         elif name in file.taken and (parts := _parts(cls, of, names)):
             name = parts
         if name in fields:
@@ -125,7 +129,9 @@ def _modules(node: Node) -> Iterator[tuple[str, Node]]:
             yield from ((name, inner) for inner in (value.nodes if value.listed else [value]))
 
 
-def _holders(names: Mapping[Class, Sequence[str]], of: Mapping[Node, Class]) -> dict[Class, str]:
+def _holders(
+    names: Mapping[Class, Sequence[str]], of: Mapping[Node, Class], model: str
+) -> dict[Class, str]:
     """What tells classes of one name apart: the layers that hold them, by name.
 
     The blocks of an encoder and of a decoder are `EncoderBlock` and `DecoderBlock`.
@@ -138,7 +144,7 @@ def _holders(names: Mapping[Class, Sequence[str]], of: Mapping[Node, Class]) -> 
     for classes in (own for own in alike.values() if len(own) > 1):
         held = [{around.get(d.node, "") for d in c.drafts if d.twin is None} for c in classes]
         told = [next(iter(own)) for own in held if len(own) == 1]
-        if len(told) == len({*told}) == len(classes):
+        if len(told) == len({*told} - {"", model}) == len(classes):
             found |= dict(zip(classes, told, strict=True))
     return found
 
@@ -227,6 +233,8 @@ def _names_for(cls: Class, kinds: Callable[[Node], str], *, model: str, keras: b
             return ["Projections"]  # of an attention whose scores are computed outside
         return _said(name, kind, cls)
     known = [n for n, _ in counts.most_common() if n in KINDS_OF_LAYERS]
+    if not cls.drafts[0].node.nodes:
+        known = [n for n in known if n not in _OF_LAYERS]
     if known and known[0] in inner:
         return [block]
     if known:

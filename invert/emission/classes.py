@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import copy
 import dataclasses
-import re
 from collections.abc import Callable, Hashable, Mapping, Sequence, Set
 from types import ModuleType
 
@@ -32,10 +31,10 @@ from invert.emission.constructors.sizes import (
 from invert.emission.constructors.starts import Starts
 from invert.emission.constructors.write import Initializers
 from invert.emission.equinox_nn import construct
-from invert.emission.expressions import helpers, literals, scanned, spelling
+from invert.emission.expressions import helpers, literals, loops, scanned
 from invert.emission.expressions.body import Body, Placed
 from invert.emission.expressions.render import render
-from invert.emission.expressions.statements import FunctionText, Repeat
+from invert.emission.expressions.statements import FunctionText
 from invert.emission.file import File
 from invert.emission.layers import branches, choices, heads, options, roles
 from invert.emission.layers.branches import BRANCH
@@ -68,7 +67,7 @@ from invert.emission.layers.tree import METHODS, Node, Path, Tree, parameters_of
 from invert.emission.layers.twins import ALL, LENGTHS, Scaled, Twins, unfit
 from invert.emission.model_sizes import ModelSizes
 from invert.emission.python import syntax
-from invert.emission.python.naming import Names, camel, identifier, singular, snake, stem
+from invert.emission.python.naming import Names, camel, identifier, stem
 from invert.emission.python.nouns import NOUNS, PLAIN, STREAM, of_field, of_layer, says
 from invert.emission.python.syntax import field_of
 from invert.emission.size_names import (
@@ -86,7 +85,6 @@ from invert.ir.sizes import Shape
 from invert.ir.types import Atom, Eqn, Jaxpr, Var
 
 _CALL = "__call__"
-_TOTAL = "total"  # of the results of all layers of a list
 
 
 def _self() -> ast.expr:
@@ -247,40 +245,14 @@ class Classes:
         return layer.same is not None or any(x.same is layer for x in self.tree.names)
 
     def _loop(self, body: Body, eqn: Loop) -> Placed:
-        """`for block in self.blocks: x = block(x)`."""
         field, _, _ = self.tree.names[eqn.layer].partition(".")
-        starts = [body.operand(eqn.invars[i]) for i, _ in eqn.carried]
-        starts += [body.operand(t.start) for t in eqn.totals]
         branch = field if of_layer(field) == BRANCH else ""
-        hints = [branch or self._for_users(eqn.outvars[0], body) or STREAM]
+        hint = branch or self._for_users(eqn.outvars[0], body) or STREAM
         if self.lists.chains() and not self._keywords[eqn.layer]:
-            chained = helpers.calling(helpers.chain, syntax.field(_self(), field), *starts)
-            return Placed(chained, hints=hints, flows="blank")
-        element, tokens = syntax.new_token(), [body.token(v) for v in eqn.outvars]
-        passed = {i: t for (i, _), t in zip(eqn.carried, tokens, strict=False)}
-        args = [
-            ast.Name(passed[i], ast.Load()) if i in passed else body.settled(a)
-            for i, a in enumerate(eqn.given)
-        ]
-        value = self._applied(ast.Name(element, ast.Load()), eqn.layer, args)
-        hint = singular(re.sub(r".*\d_|\d+$", "", snake(field, "layer")))
-        hint = "block" if len(hint) < 3 else hint
-        layers: ast.expr = syntax.field(_self(), field)
-        if eqn.skipped:
-            layers = syntax.item(layers, ast.Slice(syntax.number(eqn.skipped)))
-        outs: list[str | None] = [None] * len(eqn.layer.outputs)
-        for (_, j), token in zip(eqn.carried, tokens, strict=False):
-            outs[j] = token
-        totals: list[tuple[str, ast.expr]] = []
-        for total, token in zip(eqn.totals, tokens[len(eqn.carried) :], strict=True):
-            outs[total.place] = result = syntax.new_token()
-            spelled = spelling.spell(total.eqn, self.file)
-            own = {body.token(total.before): token, body.token(total.of): result}
-            totals.append((token, syntax.renamed(spelled, own)))
-        hints += [PLAIN] * (len(eqn.carried) - 1) + [_TOTAL] * len(eqn.totals)
-        repeat = Repeat(layers, element, hint, value, outs if len(outs) > 1 else (), totals)
-        start = syntax.one_or_tuple(starts)
-        return Placed(start, False, hints=hints, flows="blank", repeat=repeat)
+            start = body.operand(eqn.invars[eqn.stream])
+            chained = helpers.calling(helpers.chain, syntax.field(_self(), field), start)
+            return Placed(chained, hints=[hint], flows="blank")
+        return loops.over_list(body, eqn, field, self._applied, hint)
 
     def _for_users(self, v: Var, body: Body) -> str:
         """The name that all layers give a value they take as memory, or `""`."""
@@ -297,39 +269,10 @@ class Classes:
         return names.pop() if len(names) == 1 else ""
 
     def _unrolled(self, body: Body, eqn: Unrolled) -> Placed:
-        """`for i in range(6): h = self.cell(h, x[:, i])`, or the same over the parts of a split."""
-        token, target = syntax.new_token(), body.token(eqn.outvars[0])
-        element: ast.expr = ast.Name(token, ast.Load())
-        whole = body.settled(eqn.invars[eqn.element])
-        if eqn.split is None:
-            every: list[ast.expr] = [ast.Slice() for _ in range(eqn.axis)]
-            element = syntax.item(whole, syntax.tuple_of([*every, element]) if every else element)
-        for form in eqn.forms if eqn.split is not None else ():
-            (atom,) = form.invars
-            assert isinstance(atom, Var)
-            spelled = spelling.spell(form, self.file)
-            element = syntax.substitute(spelled, {self.file.token(atom): element})
-        args = [
-            ast.Name(target, ast.Load())
-            if i == eqn.carried
-            else element
-            if i == eqn.element
-            else body.settled(a)
-            for i, a in enumerate(eqn.invars)
-        ]
         method = self._methods[eqn.layer]
         attributes = [] if method == _CALL else [method]
         function = syntax.field(_self(), *self.tree.names[eqn.layer].split("."), *attributes)
-        parts = syntax.call("range", syntax.number(eqn.count))
-        if eqn.split is not None:
-            parts = spelling.spell(eqn.split, self.file)
-            atom = eqn.split.invars[0]
-            if is_var(atom):
-                parts = syntax.substitute(parts, {self.file.token(atom): whole})
-        hint = "i" if eqn.split is None else "x_t"
-        repeat = Repeat(parts, token, hint, self._applied(function, eqn.layer, args))
-        start = body.operand(eqn.invars[eqn.carried])
-        return Placed(start, False, hints=["h"], flows="blank", repeat=repeat)
+        return loops.over_parts(body, eqn, function, self._applied)
 
     def _results(self, eqn: LayerCall, body: Body) -> list[str]:
         """Names of the results of a layer: its own name, or their names inside it.

@@ -206,7 +206,11 @@ class SizeNames:
             if len(known) < len(nodes):
                 continue
             made = [self.inits.made(n) for n in known]
+            several = cls.drafts[0].node.fields[field]
+            rows = isinstance(several, Node) and several.listed and self._rows_differ(several)
             for name in made[0][0].arguments:
+                if rows and stem(name) in (ROWS, VOCABULARY, POSITIONS):
+                    continue
                 keys = tuple(str(m.arguments[name][place]) for m, place in made)
                 kind = {VOCABULARY: ROWS}.get(stem(name), stem(name))
                 if len({*keys}) > 1:
@@ -224,6 +228,11 @@ class SizeNames:
         if whole and one_width:
             return names | self._of_one_width(found)
         return names | self._of_model(found, fields, fixed, names) if whole else names
+
+    def _rows_differ(self, several: Node) -> bool:
+        """Whether tables in a list have different numbers of rows."""
+        made = (self.inits.made(n) for n in several.nodes if self.of_nodes[n].drafts)
+        return len({m.arguments[ROWS][i] for m, i in made if ROWS in m.arguments}) > 1
 
     def _of_model(
         self,

@@ -136,3 +136,56 @@ def test_rows_of_attentions_with_one_bias_each() -> None:
     assert 'bias: Float[Array, "1 heads length' in source
     assert "BiasTable(num_embeddings, heads, key=" in source
     assert "heads: int = 3" in source
+
+
+def test_tables_side_by_side_are_a_tuple() -> None:
+    """Each takes one column; a part is no item of a tuple that is joined in another order."""
+    ids = keras.Input((4,), dtype="int32")
+    rows = [L.Embedding(n, 6, name=f"table_{k}")(ids[:, k]) for k, n in enumerate((5, 9, 8, 20))]
+    for order in ((0, 1, 2, 3), (1, 0, 2, 3)):
+        joined = ops.stack([rows[k] for k in order], axis=1)
+        model = keras.Model(ids, L.Dense(2)(L.Flatten()(joined)))
+        module = invert.convert(model)
+        emission = module.emit(loader=False)
+        x = np.random.default_rng(0).integers(0, 5, (3, 4)).astype(np.int32)
+        written: Any = emission.model
+        np.testing.assert_array_equal(written(x), module(x))
+        listed = "in zip(self.tables, jnp.split(" in emission.source
+        assert listed == (order == (0, 1, 2, 3))
+        assert "vocab_size" not in emission.source
+
+
+def test_convolutions_side_by_side_are_a_tuple() -> None:
+    given = keras.Input((12, 5))
+    sides = [
+        ops.max(L.Conv1D(7, size, name=f"conv{size}", activation="relu")(given), axis=1)
+        for size in (3, 4, 5)
+    ]
+    model = keras.Model(given, L.Dense(2)(L.Concatenate()(sides)))
+    source = _emitted(model, (12, 5))
+    assert "jnp.max(jax.nn.relu(conv(inputs)), axis=1) for conv in self.convs" in source
+
+
+def test_blocks_include_the_layers_of_their_names() -> None:
+    """A projection that only one block uses is in it, although no path through it passes there."""
+    x, time = given = keras.Input((8,)), keras.Input((3,))
+    for k in range(3):
+        y = L.Dense(16, activation="relu", name=f"down_{k}_up")(x)
+        y = y + L.Dense(16, name=f"down_{k}_time")(time)
+        x = x + L.Dense(8, name=f"down_{k}_down")(y)
+    module = invert.convert(keras.Model(given, x))
+    source = module.emit(loader=False).source
+    assert "for down in self.downs:" in source
+    assert source.count("time: Dense") == 1
+
+
+def test_channels_of_a_depthwise_convolution_are_no_other_size() -> None:
+    """An image of 16 pixels and 16 channels: the number of groups is that of the channels."""
+    x = given = keras.Input((16, 16, 8))
+    for k, width in enumerate((16, 16, 32)):
+        y = L.SeparableConv2D(width, 3, padding="same", name=f"entry{k}_one")(x)
+        y = L.SeparableConv2D(width, 3, padding="same", name=f"entry{k}_two")(y)
+        x = L.Conv2D(width, 1, name=f"entry{k}_skip")(x) + y
+    source = _emitted(keras.Model(given, x), (16, 16, 8))
+    assert "groups" not in source
+    assert "feature_group_count=x.shape[-1]" in source

@@ -202,8 +202,8 @@ def test_what_the_first_layer_computes_for_all_is_a_layer_before_them() -> None:
     assert np.array_equal(model(values), module(values))
     assert emission.source.count("jax.nn.softmax(") == 1
     assert "for block in self.blocks:" in emission.source
-    # The table has a column for each head, and so the number of heads is no argument.
-    assert "heads: int" not in emission.source
+    # The table has a column for each head.
+    assert "heads: int = 3" in emission.source
 
 
 def test_tables_are_named_by_what_they_are_looked_up_by() -> None:

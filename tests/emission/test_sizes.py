@@ -211,8 +211,8 @@ def test_sizes_inside_are_named_after_layers() -> None:
     shapes = {"tower__one__kernel": (3, 5), "tower__two__kernel": (5, 7)}
     params = _arrays(**shapes, tower__three__kernel=(7, 4))
     emission = _emitted(run, params, ramp(2, 3))
-    assert "self.one = Linear(n_in, one_dim, key=" in emission.source
-    assert "self.two = Linear(one_dim, hidden, key=" in emission.source
+    assert "self.one = Linear(n_in, hidden, key=" in emission.source
+    assert "self.two = Linear(hidden, two_dim, key=" in emission.source
     assert "jnp.tanh(self.one(x))" in emission.source
 
 

@@ -381,6 +381,9 @@ class _Writing:
         for statement in body:
             if isinstance(statement, ast.Assign) and (field := field_of(statement.targets[0])):
                 statement.value = calls.get(field, statement.value)
+        for name in (DEPTH, *(f"num_{field}" for field in calls)) if calls else ():
+            if name in self.arguments and not any(mentions(s, name) for s in body):
+                del self.arguments[name]  # a stage makes the layers
         return [*body]
 
     def _add_defaults(self) -> None:
@@ -528,8 +531,8 @@ class _Writing:
 
         def place(name: str) -> int:
             kind = "n_in" if name in self.all.inputs else stem(name)
-            told = (p for n, p in places.items() if kind.endswith(f"_{n}"))
-            inside = places[HIDDEN] if kind.endswith("_size") else len(places)
+            told = (p for n, p in places.items() if kind.endswith(f"_{n}") and n != DIM)
+            inside = places[HIDDEN] if kind.endswith(("_size", f"_{DIM}")) else len(places)
             return places.get(kind, next(told, inside))
 
         order = sorted(self.arguments, key=place)
@@ -832,7 +835,12 @@ class _Writing:
         if not self.whole:
             usual = CHANNELS if column[0] in self._channels else HIDDEN
             counted = re.search(r"_\d+$", self._current) is not None
-            return usual if usual not in taken or counted else f"{field}_{DIM}"
+            if usual not in taken or counted:
+                return usual
+            inside = self.nodes[0].fields.get(self._current)
+            if not isinstance(inside, Node) or not inside.nodes:
+                return f"{field}_{DIM}"
+            return f"{field}_out" if wanted in _OUTPUTS else f"{field}_{HIDDEN}"
         if DIM not in taken:
             return DIM
         inside = self.nodes[0].fields.get(self._current)

@@ -326,6 +326,7 @@ def _alike(units: Sequence[_Unit]) -> list[_Run]:
 
 def _wrap_runs(layer: Layer, runs: Sequence[_Run], parameters: Mapping[Var, Path]) -> None:
     """Replaces the steps of each block by the call of a new layer."""
+    runs = [_with_named(layer, run, parameters) for run in runs]
     steps = list(layer.steps)
     inside = {i for run in runs for block in run for i in block}
     outer = [s.layer.name for i, s in enumerate(steps) if i not in inside and _is_call(s)]
@@ -354,6 +355,28 @@ def _wrap_runs(layer: Layer, runs: Sequence[_Run], parameters: Mapping[Var, Path
             first = first or (call.layer if shared else None)
             nodes.append((min(members), call))
     layer.steps = ordered(nodes)
+
+
+def _with_named(layer: Layer, run: _Run, parameters: Mapping[Var, Path]) -> _Run:
+    """A run whose blocks include the layers of their names beside the path through them.
+
+    Such a layer computes what only its block uses, such as the projection of a time.
+    """
+    links = Links(layer.steps, layer.outputs)
+    found: list[list[int]] = []
+    for block in run:
+        inner = [s.layer for i in block if _is_call(s := layer.steps[i])]
+        begin = _prefix([called(x, parameters) for x in inner])
+        beside = [
+            i
+            for i, s in enumerate(layer.steps)
+            if begin and i not in block and i not in links.results
+            and _is_call(s) and called(s.layer, parameters).startswith(begin)
+            and {*block}.issuperset(links.users[i])
+        ]  # fmt: skip
+        found.append(sorted({*block, *beside}))
+    counts = {len(new) - len(old) for new, old in zip(found, run, strict=True)}
+    return found if len(counts) == 1 else run
 
 
 _SHORTCUT = "shortcut"

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from invert.emission.layers.branches import BRANCH
 from invert.emission.layers.cut import Layer, LayerCall, layers_in
 from invert.emission.layers.library_names import LETTERED, without_letter
-from invert.emission.layers.stack import Stacker, kind_of
+from invert.emission.layers.stack import Stacker, equations, kind_of
 from invert.emission.python.naming import NUMBERED_LIST, plural
 from invert.ir import kinds
 from invert.ir.graph import Graph, is_var
@@ -215,6 +215,7 @@ class Lists:
         self._mixed(layer, names, blocks.values())
         self._with_first(layer)
         self._index(names)
+        self._beside(layer, names)
         for inner in layers_in(layer):
             self.find(inner, stacker)
 
@@ -307,6 +308,33 @@ class Lists:
             for layer in layers.values():  # of any classes, since no loop calls them
                 layer.listed, layer.mixed, layer.indexed = name, True, True
 
+    def _beside(self, layer: Layer, names: Mapping[LayerCall, str]) -> None:
+        """Add lists of numbered layers side by side whose results are joined in their order.
+
+        Each may take a part of an array, such as the table of one column, or all the same value.
+        """
+        groups: dict[str, list[LayerCall]] = collections.defaultdict(list)
+        for call, name in names.items():
+            if type(call) is LayerCall and call.layer.native is None and not call.layer.listed:
+                groups[_numbers(name, 1)[0]].append(call)
+        users: dict[Atom, list[Eqn]] = collections.defaultdict(list)
+        for step in layer.steps:
+            for atom in filter(is_var, step.invars):
+                users[atom].append(step)
+        for calls in groups.values():
+            if len(calls) < _MANY or not _consecutive(calls, names):
+                continue
+            if len({tuple(e.primitive.name for e in equations(c.layer)) for c in calls}) > 1:
+                continue
+            name = plural(_numbers(names[calls[0]], 1)[0])
+            joined = [_joined(c, users, layer.outputs) for c in calls]
+            if None in joined or any(c.layer.listed == name for c in names):
+                continue
+            ends = {place[0] for place in joined if place is not None}
+            if len(ends) == 1 and [p[1] for p in joined if p is not None] == [*range(len(calls))]:
+                for call in calls:
+                    call.layer.listed, call.layer.mixed, call.layer.indexed = name, True, True
+
     def chains(self) -> bool:
         """Whether enough lists are called apart from each other for a helper function."""
         loops = [x for x in self.loops.values() if type(x) is Loop]
@@ -385,6 +413,29 @@ def _before(steps: Sequence[Eqn], step: Eqn) -> Iterator[Eqn]:
     return itertools.takewhile(lambda s: s is not step, steps)
 
 
+def _joined(
+    call: LayerCall, users: Mapping[Atom, Sequence[Eqn]], results: Sequence[Atom]
+) -> tuple[Eqn, int] | None:
+    """What joins a result with others, after steps of its own, and its place there."""
+    if len(call.outvars) != 1 or len(call.invars) != 1:
+        return None
+    (v,) = call.outvars
+    for _ in range(_FEW_STEPS):
+        if len(users[v]) != 1 or any(a is v for a in results):
+            return None
+        (step,) = users[v]
+        if step.primitive.name in _JOINS:
+            return step, next(i for i, a in enumerate(step.invars) if a is v)
+        if isinstance(step, LayerCall) or len(step.outvars) != 1:
+            return None
+        if sum(map(is_var, step.invars)) != 1:
+            return None
+        (v,) = step.outvars
+    return None
+
+
+# What joins results in their order, and the most steps between a layer and that.
+_JOINS, _FEW_STEPS = ("concatenate", "stack"), 6
 # Operations by which the results of layers are combined.
 _TOTALS = frozenset(("add", "max", "min", "mul"))
 

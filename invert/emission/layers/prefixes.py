@@ -46,6 +46,8 @@ _SEPARATORS = re.compile(r"[._]")
 # A role and a number, `gate_0_1`; the results that such a group may have, as a skip connection.
 _NUMBERED = re.compile(r"(.*?[A-Za-z]\d?)_(\d[\d_]*)")
 _MOST_RESULTS = 2
+# Numbers alone, or the places of blocks in stages: `3a`.
+_COUNTED = re.compile(r"[\d_]*|\d+[a-z]")
 
 
 def group(layer: Layer, parameters: Mapping[Var, Path], others: Set[str]) -> None:
@@ -461,7 +463,7 @@ def _prefixes(layer: Layer, names: Mapping[int, str]) -> list[str]:
     for numbers, prefix in longest.items():
         rests = [_rest(names[i], prefix) for i in numbers]
         # Numbers alone count layers of one kind, except those of modules of PyTorch.
-        counted = prefix.endswith("_") and all(re.fullmatch(r"[\d_]*", rest) for rest in rests)
+        counted = prefix.endswith("_") and all(_COUNTED.fullmatch(rest) for rest in rests)
         counted = counted and len({_kind(layer.steps[i]) for i in numbers}) == 1
         # `self_attention` and `self_attention_norm` are not parts of a `self`.
         shared = "_".join(common_prefix([names[i].split("_") for i in numbers]))

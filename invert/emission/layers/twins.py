@@ -640,6 +640,16 @@ def _convolutions(draft: Draft) -> list[Eqn]:
     return [e for e in steps if e.primitive is lax.conv_general_dilated_p]
 
 
+def _channels(draft: Draft, scaled: Scaled, groups: int) -> set[int]:
+    """The channels in the twin of the convolutions that have a kernel for each of `groups`."""
+    found = set[int]()
+    for eqn in _convolutions(draft):
+        images, axis = eqn.invars[0], eqn.params["dimension_numbers"].lhs_spec[1]
+        if eqn.params["feature_group_count"] == images.aval.shape[axis] == groups:
+            found.add(int(scaled.shape(images)[axis]))
+    return found
+
+
 def _sides(eqn: Eqn, scaled: Scaled | None = None) -> list[int]:
     """The sizes of the kernel of a convolution, or those in the twin."""
     kernel = eqn.invars[1]
@@ -705,7 +715,7 @@ def _add(cls: Class, draft: Draft, node: Node, scaled: Scaled, read: NumbersOf) 
             site.value = syntax.tuple_of(halves)
     numbers = _Numbers(draft, scaled, twin)
     for site in (s for s in places if s.field == "groups"):
-        if len(news := numbers.sizes.get(int(ast.literal_eval(site.value)), ())) == 1:
+        if len(news := _channels(draft, scaled, int(ast.literal_eval(site.value)))) == 1:
             site.value = syntax.number(*news)
     constants = read[twin].constants  # only their values change from here on
     _set_reshaped(twin, draft, scaled, constants)

@@ -8,7 +8,7 @@ import itertools
 import re
 from collections.abc import Iterable, Sequence
 
-from invert.emission.python import syntax
+from invert.emission.python import comprehensions, syntax
 from invert.emission.python.naming import RESERVED, plural
 from invert.emission.python.nouns import of_field
 
@@ -33,6 +33,7 @@ def shortened(definitions: Iterable[ast.stmt]) -> None:
                 node.body = _alike_at_once(_repeated_once(_sizes_at_once(node)))
                 node.body = _widened_once(node.body)
                 node.body = _loops_at_once(node)
+                node.body = comprehensions.body_of(node)
                 _name_after_layers(node)
 
 
