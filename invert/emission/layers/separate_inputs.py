@@ -34,7 +34,8 @@ def separate(root: Layer, parameters: Mapping[Var, Path], memories: Memories) ->
                 pending.append(call.layer)
             callers.setdefault(call.layer, []).append(call)
     # In order, since the last of several patterns counts.
-    single = [x for x in callers if x.same is None and all(y.same is not x for y in callers)]
+    again = {y.same for y in callers}
+    single = [x for x in callers if x.same is None and x not in again]
     for every in (False, True):
         reads = {x: _reads(x, parameters, every=every) for x in single}
         patterns: dict[Hashable, set[Hashable]] = {}

@@ -7,6 +7,7 @@ program happen to share become arguments too. A twin has other sizes wherever it
 from __future__ import annotations
 
 import ast
+import collections
 import dataclasses
 import functools
 import itertools
@@ -328,7 +329,7 @@ class Twins:
         # Of the model, equal sizes may be different ones.
         alike = inner and cls is not self.outermost
         kept = {_size(a) for a in fields if ties.is_fixed(a)} if alike else set[DimSize]()
-        found: list[_Group] = []
+        known = _Groups(places, several=several)
         for root, members in ties.groups():
             own = {_size(a) for a in members if a in fields}
             group = _Group({root}, [_size(a) for a in members], own)
@@ -347,11 +348,8 @@ class Twins:
                 continue
             if slides and set(group.sizes) == {1} and any(_size(a) != 1 for a in ties.kernels):
                 continue  # of a pointwise kernel after a depthwise one
-            # Layers with equal numbers of features have them as one argument.
-            for other in [g for g in found if several and _are_one(g, group, places)]:
-                found.remove(other)
-                group = group.joined(other)
-            found.append(group)
+            known.add(group)
+        found = known.found
         if cls is self.outermost:
             equal = {ties.root(ties.axis(v, i)) for v, i in self.choice.joined}
             found = _with_equal(_with_words(found, first, ties), equal, first, ties)
@@ -456,19 +454,45 @@ def unfit(
                 drafts += more
 
 
-def _are_one(one: _Group, other: _Group, places: Mapping[Axis, set[Hashable]] | None) -> bool:
-    """Whether the sizes of two groups are one argument.
+class _Groups:
+    """Groups of sizes, of which those that are one argument are joined.
+
+    Layers with equal numbers of features have them as one argument.
 
     **Arguments:**
 
     - `places`: where sizes must be the same for that; `None` if their numbers decide.
+    - `several`: whether any sizes may be one argument.
     """
-    if places is None:
-        return one.shares(other)
-    mine, theirs = (
-        set[Hashable]().union(*(places.get(r, ()) for r in g.roots)) for g in (one, other)
-    )
-    return not mine.isdisjoint(theirs)
+
+    def __init__(self, places: Mapping[Axis, set[Hashable]] | None, *, several: bool):
+        self._places, self._several = places, several
+        self._found: dict[int, _Group] = {}
+        self._number = itertools.count()
+        # The groups by what they may share, since there may be very many of them.
+        self._by: dict[Hashable, set[int]] = collections.defaultdict(set)
+
+    @property
+    def found(self) -> list[_Group]:
+        return [*self._found.values()]
+
+    def add(self, group: _Group) -> None:
+        """Add a group, joined with those that are one argument with it."""
+        near = sorted({i for key in self._keys(group) for i in self._by[key] if i in self._found})
+        for i in [i for i in near if self._several and self._are_one(self._found[i], group)]:
+            group = group.joined(self._found.pop(i))
+        number = next(self._number)
+        self._found[number] = group
+        for key in self._keys(group):
+            self._by[key].add(number)
+
+    def _keys(self, group: _Group) -> set[Hashable]:
+        if self._places is None:
+            return {*group.own}
+        return {place for root in group.roots for place in self._places.get(root, ())}
+
+    def _are_one(self, one: _Group, other: _Group) -> bool:
+        return self._places is not None or one.shares(other)
 
 
 def _new_sizes(
