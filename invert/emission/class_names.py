@@ -54,6 +54,7 @@ _INCEPTION = "Inception"
 _BRANCHES = re.compile(r"jnp\.concatenate\(\[branch(1|_pool), ")
 # Kinds of layers that consist of others.
 _OF_LAYERS = frozenset(("Mlp", "MLP", "Block", "Layer"))
+_TABLES = frozenset(("Embed", "Embedding", "Embeddings"))
 # Names of containers, which say nothing about what is inside.
 _CONTAINERS = frozenset(("Sequential", "Functional"))
 # Names of layers without parameters; a layer that has some gets another one.
@@ -234,7 +235,8 @@ def _names_for(cls: Class, kinds: Callable[[Node], str], *, model: str, keras: b
         return _said(name, kind, cls)
     known = [n for n, _ in counts.most_common() if n in KINDS_OF_LAYERS]
     if not cls.drafts[0].node.nodes:
-        known = [n for n in known if n not in _OF_LAYERS]
+        other = _OF_LAYERS if kind in ("", "Embedding") else _OF_LAYERS | _TABLES
+        known = [n for n in known if n not in other]
     if known and known[0] in inner:
         return [block]
     if known:

@@ -366,12 +366,12 @@ def _with_named(layer: Layer, run: _Run, parameters: Mapping[Var, Path]) -> _Run
     found: list[list[int]] = []
     for block in run:
         inner = [s.layer for i in block if _is_call(s := layer.steps[i])]
-        begin = _prefix([called(x, parameters) for x in inner])
+        begin = {own[0] for x in inner if (own := _PLACED.match(called(x, parameters)))}
         beside = [
             i
             for i, s in enumerate(layer.steps)
-            if begin and i not in block and i not in links.results
-            and _is_call(s) and called(s.layer, parameters).startswith(begin)
+            if i not in block and i not in links.results and _is_call(s)
+            and called(s.layer, parameters).startswith((*begin,))
             and {*block}.issuperset(links.users[i])
         ]  # fmt: skip
         found.append(sorted({*block, *beside}))
@@ -379,6 +379,8 @@ def _with_named(layer: Layer, run: _Run, parameters: Mapping[Var, Path]) -> _Run
     return found if len(counts) == 1 else run
 
 
+# `conv2_block1_` in the name of a layer.
+_PLACED = re.compile(r".*\d_")
 _SHORTCUT = "shortcut"
 
 

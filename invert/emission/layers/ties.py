@@ -128,6 +128,9 @@ class Ties:
         self.windows: dict[Axis, Window] = {}
         self.strided: list[Strided] = []
         self.sums: dict[Axis, tuple[Axis, ...]] = {}
+        # Axes that are different sizes even if equal, such as the heads of a kernel and their
+        # features: those that a product sums over, or those that it leaves.
+        self.apart: list[tuple[Axis, Axis]] = []
 
     def axis(self, v: Var, i: int) -> Axis:
         """An axis of a variable of the layers."""
@@ -308,6 +311,11 @@ class Ties:
         free += [(right, j) for j in range(len(_shape(right))) if j not in (*theirs, *other)]
         for k, (operand, i) in enumerate(free, len(one)):
             self.tie(operand, i, out, k)
+        sides = (left, ours), (right, theirs), *(
+            (v, [i for operand, i in free if operand is v]) for v in (left, right)
+        )  # fmt: skip
+        for v, axes in sides:
+            self.apart += itertools.pairwise((self._scope, v, i) for i in axes if is_var(v))
 
     def _convolution(self, eqn: Eqn) -> None:
         (images, kernel), (out,) = eqn.invars, eqn.outvars

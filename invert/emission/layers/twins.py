@@ -329,7 +329,7 @@ class Twins:
         # Of the model, equal sizes may be different ones.
         alike = inner and cls is not self.outermost
         kept = {_size(a) for a in fields if ties.is_fixed(a)} if alike else set[DimSize]()
-        known = _Groups(places, several=several)
+        known = _Groups(ties, places, several=several)
         for root, members in ties.groups():
             own = {_size(a) for a in members if a in fields}
             group = _Group({root}, [_size(a) for a in members], own)
@@ -465,8 +465,13 @@ class _Groups:
     - `several`: whether any sizes may be one argument.
     """
 
-    def __init__(self, places: Mapping[Axis, set[Hashable]] | None, *, several: bool):
+    def __init__(self, ties: Ties, places: Mapping[Axis, set[Hashable]] | None, *, several: bool):
         self._places, self._several = places, several
+        # Which of two such axes a group is, the first or the second.
+        self._roles: dict[Axis, set[int]] = collections.defaultdict(set)
+        for pair in ties.apart:
+            for role, axis in enumerate(pair):
+                self._roles[ties.root(axis)].add(role)
         self._found: dict[int, _Group] = {}
         self._number = itertools.count()
         # The groups by what they may share, since there may be very many of them.
@@ -492,6 +497,9 @@ class _Groups:
         return {place for root in group.roots for place in self._places.get(root, ())}
 
     def _are_one(self, one: _Group, other: _Group) -> bool:
+        mine, theirs = ({r for a in g.roots for r in self._roles.get(a, ())} for g in (one, other))
+        if mine and theirs and mine.isdisjoint(theirs):
+            return False
         return self._places is not None or one.shares(other)
 
 
