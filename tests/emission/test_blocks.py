@@ -114,8 +114,8 @@ def test_blocks_in_blocks() -> None:
 
     emission = _emitted(run, _arrays(*[(_WIDTH, _WIDTH)] * 8), _arrays((3, _WIDTH))[0])
     classes = _classes(emission)
-    assert classes["Main"] == ["blocks: tuple[Block_2, ...]"]
-    assert classes["Block_2"] == ["blocks: tuple[Block, ...]", "linear: Linear"]
+    assert classes["Main"] == ["blocks: tuple[Stack, ...]"]
+    assert classes["Stack"] == ["blocks: tuple[Block, ...]", "linear: Linear"]
 
 
 @pytest.mark.parametrize("other", [jnp.sin, lambda x: x * 2.0])

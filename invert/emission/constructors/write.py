@@ -19,7 +19,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from invert.emission.constructors import repeats, stages
+from invert.emission.constructors import repeats, stages, widths
 from invert.emission.constructors.derived import expression, mentions, without_derived
 from invert.emission.constructors.keys import in_64_bits, slot, with_keys
 from invert.emission.constructors.sizes import (
@@ -37,7 +37,6 @@ from invert.emission.constructors.sizes import (
     KV_HEADS,
     ROWS,
     SIZES,
-    WIDTHS,
 )
 from invert.emission.constructors.starts import Starts
 from invert.emission.equinox_nn.construct import native_of
@@ -65,8 +64,6 @@ _SIDES = ("kd", "kh", "kw")
 _OPTIONS = OPTIONS | {KERNEL_SIZE, *_SIDES}
 # Options that are one number for all axes of images.
 _STEPS = frozenset(("strides", "dilation", "input_dilation"))
-# The least number of sizes that are one tuple.
-_MANY = 3
 _OUTPUTS = frozenset(("c_out", "n_out"))
 # Names that libraries give layers of features and of channels.
 _AUTOMATIC = re.compile(r"dense|linear|conv([1-3]d)?(_transpose)?")
@@ -325,7 +322,8 @@ class _Writing:
                 text = f"The constants {first} and {last} have no values until they are loaded."
             body.insert(0, syntax.docstring(text))
         body = self._with_kernel_size(self._with_expansion(self._with_widths(body)))
-        body = self._as_tuple(body) if self.whole else body
+        if self.whole:
+            body = widths.as_tuple(body, self.arguments, self.names, {*self.sizes.values()})
         self._order()
         self._add_defaults()
         self.defaults = {
@@ -417,22 +415,6 @@ class _Writing:
         name = self.names.new(f"{field}_out")
         self.arguments = {name if n == HIDDEN else n: c for n, c in self.arguments.items()}
         return [syntax.substitute(s, {HIDDEN: ast.Name(name, ast.Load())}) for s in body]
-
-    def _as_tuple(self, body: Sequence[ast.stmt]) -> list[ast.stmt]:
-        """Make one argument of many channels or hidden sizes, in the order of the layers."""
-        used = dict.fromkeys(
-            n.id for s in body for n in syntax.in_order(s) if isinstance(n, ast.Name)
-        )
-        for kind in (CHANNELS, HIDDEN):
-            names = [n for n in used if n in self.arguments and stem(n) == kind]
-            if len(names) < _MANY:
-                continue
-            own = ast.Name(self.names.new(WIDTHS), ast.Load())
-            columns = [self.arguments.pop(n) for n in names]
-            self.arguments[own.id] = tuple(zip(*columns, strict=True))
-            items = {n: syntax.item(own, number(i)) for i, n in enumerate(names)}
-            body = [syntax.substitute(s, items) for s in body]
-        return [*body]
 
     def _with_expansion(self, body: Sequence[ast.stmt]) -> list[ast.stmt]:
         """Replace `hidden` by its ratio to the input size, if most layers share that."""
