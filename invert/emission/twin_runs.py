@@ -75,6 +75,8 @@ def _has(module: Any, path: Path, shapes: Sequence[Shape]) -> bool:
     """Whether a module's parameter has one of some sizes on each axis, without those of stacks."""
     for name in path:
         module = module[int(name)] if name.isdigit() else getattr(module, name)
+        if module is None:  # its sizes need no such layer
+            return False
     if not eqx.is_array(module):
         return True
     sizes = zip(*shapes, strict=True)

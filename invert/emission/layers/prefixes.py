@@ -582,6 +582,12 @@ def _is_elementwise(step: Eqn) -> bool:
     if isinstance(step, LayerCall | Assign) or len(step.outvars) != 1:
         return False
     arrays = [a for a in step.invars if not isinstance(a, Literal) or a.aval.shape]
-    shapes = {str(a.aval.shape) for a in (*arrays, *step.outvars)}
+    (whole,) = (v.aval.shape for v in step.outvars)
+    # A gate of each channel is the same for all pixels.
+    fits = all(
+        len(a.aval.shape) == len(whole)
+        and all(str(n) in ("1", str(m)) for n, m in zip(a.aval.shape, whole, strict=True))
+        for a in arrays
+    )
     called_ = len(arrays) == 1 and step.primitive.name in ("custom_jvp_call", "jit", "pjit")
-    return len(shapes) == 1 and (called_ or step.primitive.name in kinds.ELEMENTWISE)
+    return fits and (called_ or step.primitive.name in kinds.ELEMENTWISE)
