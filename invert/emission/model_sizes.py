@@ -9,10 +9,12 @@ from typing import Any
 
 from invert.emission.constructors.sizes import (
     CHANNELS,
+    DIM,
     HEAD_DIM,
     HEADS,
     HIDDEN,
     KV_HEADS,
+    LATENT_DIM,
     LENGTH,
     POSITIONS,
 )
@@ -23,7 +25,7 @@ from invert.ir.sizes import Shape
 from invert.ir.types import Var
 
 # Sizes that never stand for others of their number.
-_OWN = (HEADS, KV_HEADS, HEAD_DIM)
+_OWN = (HEADS, KV_HEADS, HEAD_DIM, LATENT_DIM)
 
 
 @dataclasses.dataclass
@@ -74,7 +76,7 @@ class ModelSizes(Choice):
         several = sum(stem(n) in (HIDDEN, CHANNELS) or n.endswith("_size") for n in arguments) > 1
         tries = (numbers or bool(vague) or several) and not names.has_width
         # An attention has heads beside its width.
-        heads = {stem(n) for n in arguments} & {*_OWN}
+        heads = {stem(n) for n in arguments} & {*_OWN} - {LATENT_DIM}
         if self.one_width is None and tries and not heads:
             self.one_width = again = True
         if again:
@@ -97,7 +99,8 @@ class ModelSizes(Choice):
         """
         units = {n: own.unit(n) for n in own.arguments if stem(n) not in _OWN}
         counts = collections.Counter(unit for unit in units.values() if unit)
-        told = vague | {n for n in units if n.endswith("_size") or n != stem(n)}
+        after = ("_size", f"_{DIM}")  # a layer
+        told = vague | {n for n in units if n.endswith(after) or n != stem(n)}
         equal = {units[n] for n in told if counts[units.get(n, 0)] > 1}
         axes = own.axes(n for n, unit in units.items() if unit in equal)
         if axes <= self.joined:
