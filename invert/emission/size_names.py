@@ -325,6 +325,13 @@ class SizeNames:
             name = called.pop() if len(called) == 1 and several else ""
             one = kind == VOCABULARY and all(len(v.aval.shape) < 2 for v in given[keys])
             found[keys] = _rows(name, kind, one=one)
+        alike = [k for k, name in found.items() if name == VOCABULARY]
+        fields = {n: field for field, n in cls.drafts[0].node.fields.items() if isinstance(n, Node)}
+        named = {k: fields.get(tables[ROWS][k], "") for k in alike if k in tables[ROWS]}
+        for keys in named if len(alike) > 1 else ():
+            # Of the tables `source_embedding` and `target_embedding`.
+            word = telling(named[keys], (named[k] for k in named if k != keys))
+            found[keys] = f"{word}_{VOCABULARY}" if word.isalpha() else found[keys]
         return found
 
     def _indices(self, layer: Layer, table: Var) -> Iterator[tuple[set[Var], bool]]:
