@@ -54,7 +54,8 @@ _INCEPTION = "Inception"
 _BRANCHES = re.compile(r"jnp\.concatenate\(\[branch(1|_pool), ")
 # Kinds of layers that consist of others.
 _OF_LAYERS = frozenset(("Mlp", "MLP", "Block", "Layer"))
-_TABLES = frozenset(("Embed", "Embedding", "Embeddings"))
+_EMBEDDINGS = "Embeddings"
+_TABLES = frozenset(("Embed", "Embedding", _EMBEDDINGS))
 # Names of containers, which say nothing about what is inside.
 _CONTAINERS = frozenset(("Sequential", "Functional"))
 # Names of layers without parameters; a layer that has some gets another one.
@@ -230,6 +231,8 @@ def _names_for(cls: Class, kinds: Callable[[Node], str], *, model: str, keras: b
             return [kind]
         if inner and len(name) == 1:
             return [_BLOCK]
+        if name in ("Mlp", "MLP") and inner and all(n in _TABLES for n in inner):
+            return [_EMBEDDINGS]
         if name == "Self":
             return ["Projections"]  # of an attention whose scores are computed outside
         return _said(name, kind, cls)
@@ -313,9 +316,8 @@ def _kind(cls: Class, kinds: Callable[[Node], str], *, keras: bool) -> str:
             return _INCEPTION
         if _TRANSITION.search(text) and any(n == "Conv" for n in inner):
             return "Transition"
-        return (
-            "Mlp" if linear and len(inner) == 1 and not products and "softmax(" not in text else ""
-        )
+        chained = re.search(r"self\.\w+\(.* [-*+] |softmax\(", text) is None
+        return "Mlp" if linear and len(inner) == 1 and not products and chained else ""
     if _is_depthwise(cls, text):
         return "SeparableConv" if text.count("conv_general_dilated(") == 2 else "DepthwiseConv"
     if _LOOKUP.search(text):

@@ -7,8 +7,10 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 
+from invert.emission.constructors.sizes import ROWS
 from invert.emission.python import syntax
 from invert.emission.python.format import fitted
+from invert.emission.python.naming import stem
 from invert.emission.python.syntax import call, number
 
 # Stands for the next key.
@@ -238,6 +240,8 @@ def _counted(items: Sequence[Item], start: int, taken: Set[str]) -> tuple[int, s
     best = start, "", 0
     for name, value in first.arguments.items():
         if not _is_integer(value) or name in taken or not name.isidentifier():
+            continue
+        if stem(name) == ROWS:  # of tables, which count equal steps by chance
             continue
         stop, step = start + 1, 0
         while stop < len(items):
