@@ -79,8 +79,10 @@ def _has(module: Any, path: Path, shapes: Sequence[Shape]) -> bool:
             return False
     if not eqx.is_array(module):
         return True
-    sizes = zip(*shapes, strict=True)
-    own = module.shape[module.ndim - len(shapes[0]) :]
+    sizes = [*zip(*shapes, strict=True)]
+    own = module.shape[max(module.ndim - len(sizes), 0) :]
+    if len(own) < len(sizes):  # a layer of Equinox, which has another layout
+        return False
     return all(n in known for n, known in zip(own, sizes, strict=True))
 
 
