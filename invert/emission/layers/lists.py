@@ -458,7 +458,9 @@ def _total(
     before = start
     for v, eqn in steps:
         ahead = [a for a in eqn.invars if a is not v]
-        if len(ahead) != 1 or ahead[0] is not before:
+        # One line for all, whose sum has one order.
+        ordered = [a is v for a in eqn.invars] == [a is every[-1] for a in eqns[-1].invars]
+        if len(ahead) != 1 or ahead[0] is not before or not ordered:
             return None
         (before,) = eqn.outvars
         if v is not every[-1] and (before in results or len(users[before]) != 1):
