@@ -127,8 +127,8 @@ def test_tables_are_read_where_rows_are_added_and_called_where_looked_up() -> No
     assert source.count("class Embedding(") == 1
     assert 'x: Int[Array, "*batch"]' in source
     # A layer that only holds another one is that one.
-    assert "block: Block" in source
-    assert "head: Block" in source
+    assert "block: Linear" in source
+    assert "head: Linear" in source
     assert "dense" not in source
 
 
