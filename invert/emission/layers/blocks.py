@@ -326,7 +326,8 @@ def _alike(units: Sequence[_Unit]) -> list[_Run]:
 
 def _wrap_runs(layer: Layer, runs: Sequence[_Run], parameters: Mapping[Var, Path]) -> None:
     """Replaces the steps of each block by the call of a new layer."""
-    runs = [_with_named(layer, run, parameters) for run in runs]
+    inside = {i for run in runs for block in run for i in block}
+    runs = [_with_named(layer, run, parameters, inside) for run in runs]
     steps = list(layer.steps)
     inside = {i for run in runs for block in run for i in block}
     outer = [s.layer.name for i, s in enumerate(steps) if i not in inside and _is_call(s)]
@@ -357,10 +358,16 @@ def _wrap_runs(layer: Layer, runs: Sequence[_Run], parameters: Mapping[Var, Path
     layer.steps = ordered(nodes)
 
 
-def _with_named(layer: Layer, run: _Run, parameters: Mapping[Var, Path]) -> _Run:
+def _with_named(
+    layer: Layer, run: _Run, parameters: Mapping[Var, Path], inside: Collection[int]
+) -> _Run:
     """A run whose blocks include the layers of their names beside the path through them.
 
     Such a layer computes what only its block uses, such as the projection of a time.
+
+    **Arguments:**
+
+    - `inside`: the steps of all blocks.
     """
     links = Links(layer.steps, layer.outputs)
     found: list[list[int]] = []
@@ -370,7 +377,7 @@ def _with_named(layer: Layer, run: _Run, parameters: Mapping[Var, Path]) -> _Run
         beside = [
             i
             for i, s in enumerate(layer.steps)
-            if i not in block and i not in links.results and _is_call(s)
+            if i not in inside and i not in links.results and _is_call(s)
             and called(s.layer, parameters).startswith((*begin,))
             and {*block}.issuperset(links.users[i])
         ]  # fmt: skip
