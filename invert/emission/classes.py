@@ -890,19 +890,19 @@ class Classes:
         """Whether a layer with layers inside has sizes without names of their own."""
         made, _ = self.inits.made(scaled.node)
         second = f"{HIDDEN}_2"
-        unnamed = any((n != stem(n) and n != second) for n in made.arguments)
+        unnamed = any(n not in (stem(n), second) for n in made.arguments)
         return unnamed and bool(scaled.node.nodes)
 
     def _counts_heads(
         self, cls: Class, scaled: Scaled, run: Callable[[Callable[[Atom], Shape], int], bool]
     ) -> bool:
-        """Whether a number of heads that no array of a class has can be another one.
+        """Whether a class runs with another number of heads, which its own arrays do not have.
 
-        Arrays that are given to it, such as a bias of the scores, may have it too.
+        Arrays passed to it may have an axis for the heads, such as a bias added to the scores.
 
         **Arguments:**
 
-        - `run`: runs it with shapes of arguments and results, and with a number of heads.
+        - `run`: runs it, given the shapes of arguments and results and the number of heads.
         """
         made, _ = self.inits.made(scaled.node)
         counts = {*made.arguments.get(HEADS, ())}

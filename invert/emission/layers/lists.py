@@ -352,9 +352,9 @@ class _Series:
 
 
 def _series(calls: Sequence[LayerCall], layer: Layer) -> _Series | None:
-    """Calls of which each takes the results of the one before, and otherwise the same values.
+    """The loop over calls that pass results on to the next one, or `None`.
 
-    Of the other results, nothing is used but their total.
+    All other inputs are the same for each call; of all other results only a total is used.
     """
     first, last = calls[0], calls[-1]
     forms = {(len(c.invars), len(c.outvars)) for c in calls}
@@ -458,7 +458,7 @@ def _total(
     before = start
     for v, eqn in steps:
         ahead = [a for a in eqn.invars if a is not v]
-        # One line for all, whose sum has one order.
+        # The loop has one line for all steps, so their operands must be in the same order.
         ordered = [a is v for a in eqn.invars] == [a is every[-1] for a in eqns[-1].invars]
         if len(ahead) != 1 or ahead[0] is not before or not ordered:
             return None

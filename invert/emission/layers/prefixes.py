@@ -116,10 +116,10 @@ def _sort_results(call: LayerCall) -> None:
 
 
 def _complete(calls: Sequence[LayerCall]) -> None:
-    """Let a group without the layer that changes an input return that input as it is.
+    """Make a group that lacks the layer that updates its input return the input unchanged.
 
-    The last block of a network with skip connections often lacks the layer that would compute what
-    nothing uses any more.
+    The last block of a network with skip connections often lacks this layer, since nothing would
+    use its result.
     """
     whole = max(calls, key=lambda c: len(c.outvars), default=None)
     for call in calls:
@@ -139,7 +139,7 @@ def _layers(layer: Layer) -> list[str]:
 
 
 def _changed(layer: Layer, j: int, lacking: Set[str]) -> int | None:
-    """The input to which a layer of `lacking` adds something for a result, if any."""
+    """The input that a result updates by adding the output of a layer in `lacking`, if any."""
     step = next((s for s in layer.steps if layer.outputs[j] in s.outvars), None)
     if step is None or step.primitive.name not in ("add", "sub"):
         return None

@@ -455,9 +455,9 @@ def unfit(
 
 
 class _Groups:
-    """Groups of sizes, of which those that are one argument are joined.
+    """Groups of sizes; groups that form one argument are joined.
 
-    Layers with equal numbers of features have them as one argument.
+    Equal numbers of features in different layers form one argument.
 
     **Arguments:**
 
@@ -467,14 +467,14 @@ class _Groups:
 
     def __init__(self, ties: Ties, places: Mapping[Axis, set[Hashable]] | None, *, several: bool):
         self._places, self._several = places, several
-        # Which of two such axes a group is, the first or the second.
+        # Whether a group holds the first (0) or the second axis (1) of a pair in `ties.apart`.
         self._roles: dict[Axis, set[int]] = collections.defaultdict(set)
         for pair in ties.apart:
             for role, axis in enumerate(pair):
                 self._roles[ties.root(axis)].add(role)
         self._found: dict[int, _Group] = {}
         self._number = itertools.count()
-        # The groups by what they may share, since there may be very many of them.
+        # Groups indexed by what they may share: comparing all pairs would be quadratic.
         self._by: dict[Hashable, set[int]] = collections.defaultdict(set)
 
     @property

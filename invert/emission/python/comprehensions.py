@@ -1,6 +1,6 @@
 """Lists of what each layer of a tuple returns: `[table(x) for table in self.tables]`.
 
-The layers may take the parts of one array that a `jnp.split` makes, each one of them.
+Each layer may take one of the parts that a `jnp.split` makes.
 """
 
 from __future__ import annotations
