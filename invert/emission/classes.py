@@ -39,6 +39,7 @@ from invert.emission.file import File
 from invert.emission.layers import branches, choices, heads, options, roles
 from invert.emission.layers.branches import BRANCH
 from invert.emission.layers.cut import Assign, Layer, LayerCall, calls
+from invert.emission.layers.input_names import InputNames
 from invert.emission.layers.lend import lend
 from invert.emission.layers.library_names import (
     CONV_BLOCK,
@@ -48,7 +49,7 @@ from invert.emission.layers.library_names import (
 )
 from invert.emission.layers.lifted import lift
 from invert.emission.layers.lists import Lists, Loop, Unrolled, starts_loop
-from invert.emission.layers.memory import Memories, is_tested, residuals, skips
+from invert.emission.layers.memory import Memories, residuals
 from invert.emission.layers.shared import (
     Class,
     Draft,
@@ -177,10 +178,12 @@ class Classes:
         self._scaled: dict[Class, Scaled] = {}
         self._methods: dict[Layer, str] = {}
         self._named: dict[Layer, dict[Atom, str]] = {}
-        self._memories = Memories(file.program.jaxpr)
-        self._arguments: dict[Layer, list[str]] = {}
-        # The names of the program's arguments, and those of the arguments of lists' layers.
+        # The names of the program's arguments.
         self.called: dict[Var, str] = {}
+        self._memories = Memories(file.program.jaxpr)
+        self._inputs = InputNames(self.tree, self.lists, self._memories, self.called)
+        self._arguments: dict[Layer, list[str]] = {}
+        # The names of the arguments of lists' layers.
         self._listed: dict[Loop, list[str]] = {}
         # The keyword-only arguments of the layers.
         self._keywords: dict[Layer, dict[Var, str]] = {}
@@ -541,11 +544,7 @@ class Classes:
             eqns=self.lists.looped(layer.steps),
         )
         inputs = [v for v in layer.inputs if not given or v not in given]
-        states = roles.initial(layer.steps)
-        adds = self._named_by_makers(layer)
-        if known or layer.children:
-            adds = residuals(layer) or skips(layer)
-        told = {**self._passed(layer), **self._memories.of(layer), **adds, **states}
+        told = {**self._inputs.of(layer), **roles.initial(layer.steps)}
         hints = self._hints(inputs, {**told, **layer.arguments})
         if layer.same is not None:
             hints = self._arguments.get(layer.same, hints)
@@ -573,47 +572,6 @@ class Classes:
             layers=self.names_of_layers(layer),
         )
         return self.file.with_dimensions(function, inputs)
-
-    def _passed(self, layer: Layer) -> dict[Var, str]:
-        """The names of inputs that are arguments of the program, besides those of an array.
-
-        What is passed through a list of layers is `x`.
-        """
-        names = {v: self.called[v] for v in layer.inputs if v in self.called}
-        arrays = [v for v in layer.inputs if jnp.issubdtype(v.aval.dtype, jnp.inexact)]
-        loop = self.lists.series.get(layer)
-        stream = layer.inputs[loop.stream] if loop is not None else next(iter(arrays), None)
-        if len(layer.inputs) < 2 or stream is None:
-            return {}
-        tested = [v for v in layer.inputs if is_tested(v, layer.steps)]
-        masks = {tested[0]: roles.MASK} if len(tested) == 1 else {}
-        told = {v: n for v, n in names.items() if v is not stream and says(n)}
-        return masks | told | ({} if loop is None else {stream: STREAM})
-
-    def _named_by_makers(self, layer: Layer) -> dict[Var, str]:
-        """Names the inputs of a parameterless layer after the layers that computed them.
-
-        Where layers of its name are called several times, those of all calls have one name.
-        """
-        if len(layer.inputs) < 2:
-            return {}
-        every = [list(calls(other.steps)) for other in self.tree.programs]
-        fields = {
-            v: self.tree.names[c.layer].split(".")[-1]
-            for inner in every
-            for c in inner
-            for v in c.outvars
-            if c.layer in self.tree.names
-        }
-        around = [inner for inner in every if any(layer in (c.layer, c.layer.same) for c in inner)]
-        own_name = without_number(stem(layer.name))
-        again = [c for s in around for c in s if without_number(stem(c.layer.name)) == own_name]
-        names: dict[Var, str] = {}
-        for i, v in enumerate(layer.inputs):
-            own = {fields.get(a, "") for c in again for a in c.invars[i : i + 1] if is_var(a)}
-            if len(own) == 1 and (name := own.pop()) and not name.isdigit():
-                names[v] = of_field(name)
-        return names if len(set(names.values())) == len(names) else {}
 
     def names_of_layers(self, layer: Layer) -> set[str]:
         """The names that results of the layers inside a layer have."""
