@@ -336,7 +336,9 @@ def _wrap_runs(layer: Layer, runs: Sequence[_Run], parameters: Mapping[Var, Path
     for run in sorted(runs, key=lambda r: min(r[0])):
         shortcuts = _shortcuts(layer, run)
         aside = {i for members in shortcuts for i in members}
-        calls = [[s.layer for i in b if _is_call(s := steps[i]) and i not in aside] for b in run]
+        every = [[s.layer for i in b if _is_call(s := steps[i]) and i not in aside] for b in run]
+        # Activations and the like have the names of their kinds.
+        calls = [own if (own := [*filter(parameters_of, b)]) else b for b in every]
         name, number = _name_of(calls, parameters), 1
         while name in taken:
             name, number = f"stage{number}_block" if number > 1 else "block", number + 1

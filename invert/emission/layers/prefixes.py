@@ -9,7 +9,7 @@ from __future__ import annotations
 import collections
 import itertools
 import re
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 
 from invert.emission.layers.cut import (
     NUMBER,
@@ -267,18 +267,16 @@ def _next(
 
 def _pair(layer: Layer, parameters: Mapping[Var, Path]) -> None:
     """Make a layer of each convolution, its normalization and activation, if there are several."""
-    users = users_of(layer.steps)
+    followed = list(_followed(layer))
     others = sum(isinstance(s, LayerCall) and _has_pair(s.layer) for s in layer.steps)
-    pairs = [
-        (i, users[v][0])
-        for i, step in enumerate(layer.steps)
-        if _is_single(step, _CONV) and len(step.outvars) == 1
-        for v in step.outvars
-        if v not in layer.outputs
-        and len(users[v]) == 1
-        and _is_single(norm := layer.steps[users[v][0]], "norm")
-        and _belongs(_called(norm, parameters), _called(step, parameters), beside=others > 0)
-    ]
+    told = {
+        pair: (_called(layer.steps[pair[1]], parameters), _called(layer.steps[pair[0]], parameters))
+        for pair in followed
+    }
+    pairs = [pair for pair, own in told.items() if _belongs(*own, beside=others > 0)]
+    numbered = [pair for pair, own in told.items() if _same_number(*own)]
+    if numbered and _has_named_pairs(parameters):
+        pairs = sorted({*pairs, *numbered})
     calls = [i for i, s in enumerate(layer.steps) if isinstance(s, LayerCall)]
     if [calls] == list(map(list, pairs)):
         _name_pair(layer, pairs[0], parameters)
@@ -304,6 +302,41 @@ def _pair(layer: Layer, parameters: Mapping[Var, Path]) -> None:
         call = wrapped(layer, sorted(region), name, parameters, ())
         steps = [(i, s) for i, s in steps if i not in region] + [(pair[0], call)]
     layer.steps = ordered(sorted(steps, key=lambda s: s[0]))
+
+
+def _followed(layer: Layer) -> Iterator[tuple[int, int]]:
+    """The convolutions whose result only a normalization takes, with that."""
+    users = users_of(layer.steps)
+    for i, step in enumerate(layer.steps):
+        if not _is_single(step, _CONV) or len(step.outvars) != 1:
+            continue
+        (v,) = step.outvars
+        if v not in layer.outputs and len(users[v]) == 1:
+            (norm,) = users[v]
+            if _is_single(layer.steps[norm], "norm"):
+                yield i, norm
+
+
+def _same_number(norm: str, conv: str) -> bool:
+    """Whether the names of a normalization and a convolution differ in the words: `conv1`, `bn1`.
+
+    Such names say what belongs together, but not that it is a layer.
+    """
+    one, other = (re.fullmatch(r"([a-z]+?)_?(\d+)", name) for name in (norm, conv))
+    return bool(one and other and one[2] == other[2] and one[1] in _NORMS and other[1] in _CONVS)
+
+
+def _has_named_pairs(parameters: Mapping[Var, Path]) -> bool:
+    """Whether names alone make pairs in the model: `stem_conv` or `stem`, and `stem_bn`."""
+    every = {name for path in parameters.values() for name in path[:-1]}
+    kinds_: dict[str, set[str]] = collections.defaultdict(set)
+    for name in every:
+        begin, _, kind = name.rpartition("_")
+        kinds_[begin].add(kind)
+    return any(
+        begin and _NORMS & own and (own <= _NORMS if begin in every else own <= _NORMS | _CONVS)
+        for begin, own in kinds_.items()
+    )
 
 
 def _has_pair(layer: Layer) -> bool:
@@ -346,7 +379,8 @@ def _name_pair(layer: Layer, pair: Sequence[int], parameters: Mapping[Var, Path]
     words = norm.split("_")
     every = {part for path in parameters.values() for part in path[:-1] if is_automatic(part)}
     automatic = is_automatic(norm) or any("norm" in part.lower() for part in every)
-    own = "norm" if automatic else next((w for w in words if w in _SHORT), words[0])
+    own = next((w for w in map(without_number, words) if w in _SHORT), words[0])
+    own = "norm" if automatic else own
     for i, field in zip(pair, (_CONV, own), strict=True):
         step = layer.steps[i]
         assert isinstance(step, LayerCall)
