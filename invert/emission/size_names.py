@@ -22,9 +22,11 @@ from invert.emission.constructors.sizes import (
     LENGTH,
     POSITIONS,
     ROWS,
+    VOCABULARIES,
     VOCABULARY,
     WIDTHS,
 )
+from invert.emission.constructors.widths import are_rows
 from invert.emission.constructors.write import Initializers
 from invert.emission.layers.cut import Layer, LayerCall, calls
 from invert.emission.layers.shared import Class
@@ -47,7 +49,7 @@ _ENDS = frozenset(("n_in", "c_in", "n_out", "c_out"))
 # Names of sizes that are arguments of a model.
 _CLEAR = re.compile(
     "|".join((*_ENDS, DIM, DEPTH, f"num_(?!{ROWS.removeprefix('num_')}).*", "[a-z_]+_size"))
-    + f"|{WIDTHS}|{LENGTH}|{LATENT_DIM}"
+    + f"|{WIDTHS}|{VOCABULARIES}|{LENGTH}|{LATENT_DIM}"
     + f"|([a-z]+_)?({'|'.join((VOCABULARY, POSITIONS, HEADS, KV_HEADS))}"
     + f"|{HEAD_DIM}|({CHANNELS}|{HIDDEN})(_2)?|[a-z]+_{DIM})"
 )
@@ -68,9 +70,11 @@ def unclear(sizes: Mapping[str, Sequence[object]]) -> set[str]:
     """
     numbers = {n: tuple(map(str, c)) for n, c in sizes.items() if type(c[0]) is int}
     counts = collections.Counter(map(stem, sizes))
+    # The rows of several tables are one argument, as many widths are.
+    rows = {n for n in sizes if are_rows(n) and counts[stem(n)] > 1}
     return {
         n
-        for n in sizes
+        for n in sizes.keys() - rows
         if _CLEAR.fullmatch(n) is None
         or (counts[stem(n)] > 1 and stem(n) not in (CHANNELS, HIDDEN))
         or (n in numbers and _is_multiple(numbers[n], [k for m, k in numbers.items() if m != n]))
@@ -79,7 +83,7 @@ def unclear(sizes: Mapping[str, Sequence[object]]) -> set[str]:
 
 def is_end(name: str) -> bool:
     """Whether a size is that of a model's input, result or table, by its name."""
-    return name in _ENDS or name == _CLASSES or name.endswith(VOCABULARY)
+    return name in {*_ENDS, _CLASSES, VOCABULARIES} or name.endswith(VOCABULARY)
 
 
 def know_classes(model: Class, scaled: Scaled, named: Dimensions) -> None:

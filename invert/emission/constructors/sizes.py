@@ -18,13 +18,28 @@ WIDTHS = "widths"
 LENGTH = "length"
 # The number of rows of a table: of words, of positions, or of anything.
 VOCABULARY, POSITIONS, ROWS = "vocab_size", "max_length", "num_embeddings"
+# The rows of several tables.
+VOCABULARIES = "vocab_sizes"
 # The ratio of a hidden size to that of the inputs.
 EXPANSION = "expansion"
 # The size of all sides of a kernel.
 KERNEL_SIZE = "kernel_size"
 # The order of the sizes among the arguments.
 SIZES = (
-    *(VOCABULARY, POSITIONS, ROWS, LENGTH, "rows", "n_in", "c_in", DIM, "n", "c", DEPTH),
+    *(
+        VOCABULARY,
+        VOCABULARIES,
+        POSITIONS,
+        ROWS,
+        LENGTH,
+        "rows",
+        "n_in",
+        "c_in",
+        DIM,
+        "n",
+        "c",
+        DEPTH,
+    ),
     *(HEADS, KV_HEADS, HEAD_DIM, WIDTHS, CHANNELS, HIDDEN, LATENT_DIM, "n_out", "c_out"),
     *(KERNEL_SIZE, "kd", "kh", "kw"),
 )

@@ -1,18 +1,33 @@
-"""The widths of a model's layers as one argument."""
+"""Several sizes of one kind as one argument: widths of layers, rows of tables."""
 
 from __future__ import annotations
 
 import ast
 import itertools
-from collections.abc import Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
-from invert.emission.constructors.sizes import CHANNELS, DIM, HIDDEN, WIDTHS
+from invert.emission.constructors.sizes import (
+    CHANNELS,
+    DIM,
+    HIDDEN,
+    ROWS,
+    VOCABULARIES,
+    VOCABULARY,
+    WIDTHS,
+)
 from invert.emission.python import syntax
 from invert.emission.python.naming import Names, stem
 
 # The least number of sizes that are one tuple, besides `dim`.
 _MANY = 3
+# The names of one size of a tuple.
+_ONE = {WIDTHS: "width", VOCABULARIES: VOCABULARY}
+
+
+def are_rows(name: str) -> bool:
+    """Whether a size is the number of rows of a table."""
+    return stem(name) == ROWS or stem(name).endswith(VOCABULARY)
 
 
 def as_tuple(
@@ -20,23 +35,71 @@ def as_tuple(
 ) -> list[ast.stmt]:
     """Make one argument of many channels or hidden sizes, in the order of the layers.
 
+    So are the rows of several tables.
+
     **Arguments:**
 
     - `arguments`: the arguments of the constructor, with their values; the new one replaces them.
     - `known`: the names of sizes that say more, such as that of the width of all layers.
     """
     inside = [n for s in body for n in syntax.in_order(s) if isinstance(n, ast.Name)]
-    used = dict.fromkeys(n.id for n in inside if n.id in arguments)
+    used = list(dict.fromkeys(n.id for n in inside if n.id in arguments))
+    groups = [*_widths(used, arguments, known), (VOCABULARIES, _rows(used))]
+    for wanted, own in (group for group in groups if group[1]):
+        name = names.new(wanted)
+        arguments[name] = tuple(zip(*(arguments.pop(n) for n in own), strict=True))
+        items = {n: syntax.item(syntax.name(name), syntax.number(i)) for i, n in enumerate(own)}
+        loops = _Whole([*items.values()], name, names.new(_ONE[wanted]))
+        body = [loops.visit(syntax.substitute(s, items)) for s in body]
+    return [*body]
+
+
+def _widths(
+    used: Iterable[str], arguments: Mapping[str, tuple[Any, ...]], known: Set[str]
+) -> Iterator[tuple[str, Sequence[str]]]:
     for kind in (CHANNELS, HIDDEN):
         # The first size without a name of its own is called `dim`.
         kinds = {kind} if DIM in known else {kind, DIM}
-        own = [n for n in used if stem(n) in kinds and n in arguments]
+        own = [n for n in used if stem(n) in kinds]
         # Hidden sizes that are multiples of others are not chosen by themselves.
         pairs = itertools.pairwise(arguments[n][0] for n in own)
         if len({*own} - {DIM}) < _MANY or any(b % a == 0 and b > a for a, b in pairs):
             continue
-        name = names.new(WIDTHS)
-        arguments[name] = tuple(zip(*(arguments.pop(n) for n in own), strict=True))
-        items = {n: syntax.item(syntax.name(name), syntax.number(i)) for i, n in enumerate(own)}
-        body = [syntax.substitute(s, items) for s in body]
-    return [*body]
+        yield WIDTHS, own
+
+
+def _rows(used: Iterable[str]) -> Sequence[str]:
+    """The rows of tables without names of their own: all are looked up by parts of one array."""
+    own = [n for n in used if are_rows(n)]
+    return own if len(own) > 1 and len({*map(stem, own)}) == 1 else []
+
+
+class _Whole(ast.NodeTransformer):
+    """Writes `sizes` for `(sizes[0], sizes[1])`, and a loop for calls with each of them."""
+
+    def __init__(self, items: Sequence[ast.expr], name: str, one: str):
+        self._items, self._name, self._one = items, name, one
+
+    def visit_Tuple(self, node: ast.Tuple) -> ast.expr:
+        self.generic_visit(node)
+        if len(node.elts) != len(self._items):
+            return node
+        one = syntax.name(self._one)
+        calls = [_Replaced(item, one).visit(syntax.copied(e))
+                 for e, item in zip(node.elts, self._items, strict=True)]  # fmt: skip
+        if len({*map(syntax.text_of, calls)}) > 1 or self._one not in syntax.text_of(calls[0]):
+            return node
+        if isinstance(calls[0], ast.Name):
+            return syntax.name(self._name)
+        loop = ast.comprehension(one, syntax.name(self._name), [], is_async=0)
+        return syntax.call("tuple", ast.GeneratorExp(calls[0], [loop]))
+
+
+class _Replaced(ast.NodeTransformer):
+    """Replaces an item by a name."""
+
+    def __init__(self, item: ast.expr, name: ast.expr):
+        self._text, self._new = syntax.text_of(item), name
+
+    def visit_Subscript(self, node: ast.Subscript) -> ast.expr:
+        return self._new if syntax.text_of(node) == self._text else node

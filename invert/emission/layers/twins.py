@@ -35,6 +35,7 @@ from invert.emission.layers.shared import (
 from invert.emission.layers.ties import Axis, Strided, Ties
 from invert.emission.layers.tree import Node
 from invert.emission.python import syntax
+from invert.ir import kinds
 from invert.ir.jaxprs import sub_jaxprs
 from invert.ir.sizes import DimSize, Shape
 from invert.ir.types import Atom, Eqn, ShapedArray, Var
@@ -352,7 +353,8 @@ class Twins:
         found = known.found
         if cls is self.outermost:
             equal = {ties.root(ties.axis(v, i)) for v, i in self.choice.joined}
-            found = _with_equal(_with_words(found, first, ties), equal, first, ties)
+            found = _with_lookups(_with_words(found, first, ties), first, ties)
+            found = _with_equal(found, equal, first, ties)
         if self.choice.one_width and cls is self.outermost:
             merged = _of_one_width(found, first, ties)
             self.has_one_width = merged is not None
@@ -533,6 +535,42 @@ def _with_words(groups: Sequence[_Group], node: Node, ties: Ties) -> list[_Group
         return list(groups)
     ((one, other),) = pairs
     return [g for g in groups if g not in (one, other)] + [other.joined(one)]
+
+
+def _with_lookups(groups: Sequence[_Group], node: Node, ties: Ties) -> list[_Group]:
+    """The groups, after merging the rows of tables of one size that one array looks up."""
+    alike: dict[Hashable, set[Axis]] = collections.defaultdict(set)
+    for layer in node.layers:
+        for table, indices in _lookups(layer, {}):
+            alike[indices, table.aval.shape[0]].add(ties.root(ties.axis(table, 0)))
+    found = list(groups)
+    for roots in alike.values():
+        one = [g for g in found if g.roots & roots]
+        if len(one) > 1:
+            found = [g for g in found if g not in one] + [functools.reduce(_Group.joined, one)]
+    return found
+
+
+def _lookups(layer: Layer, given: Mapping[Var, Atom]) -> Iterator[tuple[Var, Var]]:
+    """The tables of a layer, with the indices by which it looks up rows, in any layout.
+
+    **Arguments:**
+
+    - `given`: the values of the layer's inputs.
+    """
+    known = dict(given)
+    for step in layer.steps:
+        values = [known.get(a, a) if isinstance(a, Var) else a for a in step.invars]
+        if isinstance(step, LayerCall):
+            yield from _lookups(step.layer, dict(zip(step.layer.inputs, values, strict=False)))
+        elif step.primitive.name == "gather" and isinstance(table := step.invars[0], Var):
+            if isinstance(values[1], Var):
+                yield table, values[1]
+        elif step.primitive.name in kinds.LAYOUT | kinds.CONVERSIONS | {"add", "select_n"}:
+            # Negative indices count from the end.
+            whole = {v for v in values if isinstance(v, Var) and v.aval.dtype != bool}
+            if len(whole) == 1:
+                known[step.outvars[0]] = whole.pop()
 
 
 def _with_equal(
