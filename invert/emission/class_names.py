@@ -45,6 +45,7 @@ _WAVES = re.compile(r"jnp\.concatenate\(\[jnp\.(sin\(.*, jnp\.cos|cos\(.*, jnp\.
 _LINEAR = ("Linear", "Dense", "EinsumDense", "DenseGeneral", "LinearGeneral", "AttentionOutput")
 # Squeeze-and-excitation: features scaled by a function of their means over the image.
 _SQUEEZE = re.compile(r"jnp\.mean\(x, axis=\(1, 2\), keepdims=True\)(.*\n)+ +return x \* ")
+_SQUEEZE_EXCITE = "SqueezeExcite"
 # Normalization, convolution and pooling between the dense blocks of a network.
 _TRANSITION = re.compile(r"return avg_pool\((self\.|x, )")
 # Names of the layer that makes the input of a residual block fit its result.
@@ -228,7 +229,7 @@ def _names_for(cls: Class, kinds: Callable[[Node], str], *, model: str, keras: b
         false = kind == "RmsNorm" and _NORMS.fullmatch(name) and "Rms" not in name
         bare = name in _BARE or (name == "Block" and kind == _INCEPTION)
         if kind and (false or len(name) < 3 or bare):
-            return [kind]
+            return [_SQUEEZE_EXCITE if (name, kind) == ("Se", "Mlp") else kind]
         if inner and len(name) == 1:
             return [_BLOCK]
         if name in ("Mlp", "MLP") and inner and all(n in _TABLES for n in inner):
@@ -311,7 +312,7 @@ def _kind(cls: Class, kinds: Callable[[Node], str], *, keras: bool) -> str:
         if linear and products and re.search(r"\b(softmax|dot_product_attention)\(", text):
             return _ATTENTION
         if _SQUEEZE.search(text) and all(name in (*_LINEAR, "Conv") for name in inner):
-            return "SqueezeExcite"
+            return _SQUEEZE_EXCITE
         if _BRANCHES.search(text):
             return _INCEPTION
         if _TRANSITION.search(text) and any(n == "Conv" for n in inner):

@@ -823,9 +823,11 @@ class _Writing:
             if not isinstance(inside, Node) or not inside.nodes:
                 return f"{field}_{DIM}"
             return f"{field}_out" if wanted in _OUTPUTS else f"{field}_{HIDDEN}"
+        inside = self.nodes[0].fields.get(self._current)
+        if wanted in (CHANNELS, HIDDEN) and isinstance(inside, Node) and inside.nodes:
+            return wanted  # a layer of layers says what it is
         if DIM not in taken:
             return DIM
-        inside = self.nodes[0].fields.get(self._current)
         listed = isinstance(inside, Node) and inside.listed
         # An author's name says more, as in `code_size`; that of a list is not the name of a size.
         library = _AUTOMATIC.fullmatch(without_number(field)) is not None

@@ -222,6 +222,9 @@ def _attention(eqn: Eqn, graph: Graph) -> Iterator[tuple[Atom, str]]:
             dtype = eqn.outvars[0].aval.dtype
             pending += [a for a in maker.invars if is_var(a) and a.aval.dtype == dtype]
             way.append(atom)
+    if product is None:
+        for after in products:
+            yield from _pooled(after, forms, graph)
     if product is None or not products:
         return
     made: set[Atom] = set(product.outvars)
@@ -246,6 +249,32 @@ def _attention(eqn: Eqn, graph: Graph) -> Iterator[tuple[Atom, str]]:
             yield from _forms(graph, atom, "value")
         if len(others) == 1:
             yield from _later_forms(graph, after.outvars[0], "context")
+
+
+def _pooled(product: Eqn, weights: Sequence[Atom], graph: Graph) -> Iterator[tuple[Atom, str]]:
+    """The mean of an array along its second axis, by weights that a layer computes."""
+    (out,) = product.outvars
+    for atom in product.invars:
+        shape = atom.aval.shape
+        means = (*shape[:1], *shape[2:]), (*shape[:1], 1, *shape[2:])
+        if len(shape) > 2 and _source(graph, atom) not in weights and out.aval.shape in means:
+            yield from _later_forms(graph, out, "pooled")
+
+
+def _length(eqn: Eqn, graph: Graph) -> Iterator[tuple[Atom, str]]:
+    """The square root of a sum of squares: of an array, or of the difference of two."""
+    inside = _source(graph, eqn.invars[0])
+    added = graph.producer(inside, "add", "max")
+    arrays = [a for a in added.invars if is_var(a)] if added is not None else []
+    inside = _source(graph, arrays[0]) if len(arrays) == 1 else inside
+    total = graph.producer(inside, "reduce_sum")
+    square = total and graph.producer(total.invars[0], "square", "integer_pow", "mul")
+    if not square or any(a is not square.invars[0] for a in square.invars):
+        return
+    if square.params.get("y", 2) == 2:
+        apart = graph.producer(square.invars[0], "sub") is not None
+        yield square.outvars[0], "squared"
+        yield eqn.outvars[0], "distance" if apart else "norm"
 
 
 # What scores are added to: large negative numbers at some positions, or numbers for each head.
@@ -605,6 +634,7 @@ _Role = Callable[[Eqn, Graph], Iterator[tuple[Atom, str]]]
 _ROLES: tuple[tuple[str, _Role], ...] = (
     ("rsqrt", _normalization),
     ("sqrt", _normalization),
+    ("sqrt", _length),
     ("div", _attention),
     ("add", _lstm),
     ("add", _gru),

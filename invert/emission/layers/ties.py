@@ -392,6 +392,9 @@ class Ties:
                 self.tie(x, i, out, k)
             else:
                 self.fix(x, i)  # a 1 that is repeated
+        for k in {*range(len(_shape(out)))} - {*eqn.params["broadcast_dimensions"]}:
+            if _shape(out)[k] == 1:
+                self.fix(out, k)
 
     def _reshape(self, eqn: Eqn) -> None:
         x, (out,) = eqn.invars[0], eqn.outvars
