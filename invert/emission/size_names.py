@@ -26,7 +26,7 @@ from invert.emission.constructors.sizes import (
     VOCABULARY,
     WIDTHS,
 )
-from invert.emission.constructors.widths import are_rows
+from invert.emission.constructors.widths import rows
 from invert.emission.constructors.write import Initializers
 from invert.emission.layers.cut import Layer, LayerCall, calls
 from invert.emission.layers.shared import Class
@@ -71,10 +71,9 @@ def unclear(sizes: Mapping[str, Sequence[object]]) -> set[str]:
     numbers = {n: tuple(map(str, c)) for n, c in sizes.items() if type(c[0]) is int}
     counts = collections.Counter(map(stem, sizes))
     # The rows of several tables are one argument, as many widths are.
-    rows = {n for n in sizes if are_rows(n) and counts[stem(n)] > 1}
     return {
         n
-        for n in sizes.keys() - rows
+        for n in sizes.keys() - {*rows(sizes)}
         if _CLEAR.fullmatch(n) is None
         or (counts[stem(n)] > 1 and stem(n) not in (CHANNELS, HIDDEN))
         or (n in numbers and _is_multiple(numbers[n], [k for m, k in numbers.items() if m != n]))

@@ -25,9 +25,10 @@ _MANY = 3
 _ONE = {WIDTHS: "width", VOCABULARIES: VOCABULARY}
 
 
-def are_rows(name: str) -> bool:
-    """Whether a size is the number of rows of a table."""
-    return stem(name) == ROWS or stem(name).endswith(VOCABULARY)
+def rows(names: Iterable[str]) -> Sequence[str]:
+    """The rows of tables without names of their own: all are looked up by parts of one array."""
+    own = [n for n in names if stem(n) == ROWS or stem(n).endswith(VOCABULARY)]
+    return own if len(own) > 1 and len({*map(stem, own)}) == 1 else []
 
 
 def as_tuple(
@@ -44,7 +45,7 @@ def as_tuple(
     """
     inside = [n for s in body for n in syntax.in_order(s) if isinstance(n, ast.Name)]
     used = list(dict.fromkeys(n.id for n in inside if n.id in arguments))
-    groups = [*_widths(used, arguments, known), (VOCABULARIES, _rows(used))]
+    groups = [*_widths(used, arguments, known), (VOCABULARIES, rows(used))]
     for wanted, own in (group for group in groups if group[1]):
         name = names.new(wanted)
         arguments[name] = tuple(zip(*(arguments.pop(n) for n in own), strict=True))
@@ -66,12 +67,6 @@ def _widths(
         if len({*own} - {DIM}) < _MANY or any(b % a == 0 and b > a for a, b in pairs):
             continue
         yield WIDTHS, own
-
-
-def _rows(used: Iterable[str]) -> Sequence[str]:
-    """The rows of tables without names of their own: all are looked up by parts of one array."""
-    own = [n for n in used if are_rows(n)]
-    return own if len(own) > 1 and len({*map(stem, own)}) == 1 else []
 
 
 class _Whole(ast.NodeTransformer):

@@ -571,26 +571,26 @@ def _differ(column: Iterable[int | None]) -> bool:
     return len({*column} - {None}) > 1
 
 
-def numbers_in_shapes(methods: Iterable[ast.FunctionDef]) -> set[int]:
-    """The nodes of integers in shapes and ranges, by `id`."""
-    sizes: set[int] = set()
+def numbers_in_shapes(methods: Iterable[ast.FunctionDef]) -> dict[int, int | None]:
+    """The nodes of integers in shapes and ranges, by `id`, with their places in a new shape."""
+    sizes: dict[int, int | None] = {}
     for node in (n for m in methods for n in syntax.walk(m)):
         match node:
             case ast.Call(func=ast.Attribute(attr="reshape"), args=args):
-                sizes.update(map(id, args))
+                sizes.update((id(n), i) for i, n in enumerate(args))
             case ast.Call(
                 func=ast.Attribute(value=ast.Attribute(attr="random")),
                 args=[_, ast.Tuple(elts=args), *_],
             ):
-                sizes.update(map(id, args))
+                sizes.update(dict.fromkeys(map(id, args)))
             case ast.Call(func=ast.Attribute(attr="arange"), args=[length]):
-                sizes.add(id(length))
+                sizes[id(length)] = None
             case ast.BinOp(
                 left=ast.Call(func=ast.Attribute(attr="arange"), args=[ast.Constant(value=length)]),
                 op=ast.Div(),
                 right=ast.Constant(value=total),
             ) if total == length:
-                sizes.add(id(node.right))
+                sizes[id(node.right)] = None
             case (
                 ast.Call(
                     func=ast.Attribute(attr="zeros" | "ones" | "full"),
@@ -601,13 +601,13 @@ def numbers_in_shapes(methods: Iterable[ast.FunctionDef]) -> set[int]:
                     args=[_, ast.Tuple(elts=args), *_],
                 )
             ):
-                sizes.update(map(id, args))
+                sizes.update(dict.fromkeys(map(id, args)))
     return sizes
 
 
 def _in_shapes(methods: Sequence[ast.FunctionDef]) -> set[int]:
     """The nodes of integers that must be sizes, by `id`: in shapes, ranges and roots."""
-    sizes = numbers_in_shapes(methods)
+    sizes = {*numbers_in_shapes(methods)}
     for node in (n for m in methods for n in syntax.walk(m)):
         match node:
             case ast.BinOp(left=base, op=ast.Pow(), right=ast.Constant(value=0.5)):

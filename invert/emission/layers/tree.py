@@ -144,7 +144,24 @@ def constant_name(v: Var, users: Mapping[Var, Sequence[Eqn]]) -> str:
         v = first.outvars[0]
     else:
         return "constant"
-    return "constant" if first is None else _USES.get(first.primitive.name, "constant")
+    if first is None:
+        return "constant"
+    return _by_role(v, first, users) or _USES.get(first.primitive.name, "constant")
+
+
+def _by_role(v: Var, user: Eqn, users: Mapping[Var, Sequence[Eqn]]) -> str:
+    """A name that says more than the equation that uses a constant, or `""`."""
+    following = [e.primitive.name for w in user.outvars for e in users.get(w, ())]
+    if user.primitive.name == "mul" and {*following} & {"sin", "cos"}:
+        return "frequencies"
+    sizes = [n for n in v.aval.shape if n != 1]
+    if user.primitive.name not in ("add", "add_any") or len(sizes) < 2 or len({*sizes}) < 2:
+        return ""
+    other = next((a for a in user.invars if is_var(a) and a is not v), None)
+    if other is None or {*following} & {"reduce_max", "exp", "jit"}:
+        return ""  # it is added to scores
+    computed = any(w is other for own in users.values() for e in own for w in e.outvars)
+    return "positions" if computed else "tokens"  # an array of zeros repeats it
 
 
 @dataclasses.dataclass

@@ -95,7 +95,10 @@ class Scaled:
         if root in self.sizes and isinstance(n, int):
             unit, new = self.sizes[root]
             return n // unit * new
-        return self._images.get(root, n)
+        new = self._images.get(root, n)
+        whole = next((_size(a) for a in self.ties.sums if self.ties.root(a) == root), n)
+        # A part of a sum, such as the features of one group, changes with it.
+        return new if whole == n or not isinstance(n, int) else n * int(new) // whole
 
     def unit(self, v: Var, i: int) -> int:
         """The number of which all sizes tied to an axis are multiples, 0 for one that stays."""
@@ -871,8 +874,15 @@ class _Numbers:
                 return {old: {int(self._scaled.size(v, axis, old))}}
         if id(constant) not in self._in_shapes:
             return {}
-        steps = (self._steps.get(o) for o in origin if isinstance(o, int))
-        return self._found(a for s in steps if s is not None for a in _atoms(s))
+        steps = [s for o in origin if isinstance(o, int) and (s := self._steps.get(o)) is not None]
+        place = self._in_shapes[id(constant)]
+        made = [s.outvars[0] for s in steps if s.primitive.name == "reshape"]
+        number = number_of(constant)
+        if len(made) == 1 and place is not None and number is not None:
+            (v,) = made
+            if v.aval.shape[place : place + 1] == (number,):
+                return {number: {int(self._scaled.size(v, place, number))}}
+        return self._found(a for s in steps for a in _atoms(s))
 
     def _found(self, atoms: Iterable[Atom]) -> dict[int, set[int]]:
         found: dict[int, set[int]] = {}
