@@ -30,6 +30,8 @@ _CALLED = (
     ("jnp.sqrt(var", "Norm", "Norm"),
     ("jnp.sqrt(mean_square", "Norm", "Norm"),
 )
+# Means over parts of an array that is reshaped into groups.
+_OF_GROUPS = re.compile(r"x = x\.reshape\((.*\n)+ +mean = jnp\.mean\(x, axis=\(")
 _LOOKUP = re.compile(r"return self\.\w+\[x\]")
 # A block whose name is a letter.
 _BLOCK = "Block"
@@ -332,6 +334,8 @@ def _kind(cls: Class, kinds: Callable[[Node], str], *, keras: bool) -> str:
                 return "RmsNorm"
             if name == "Norm" and "jnp.mean(x, axis=-1, keepdims=True)" in text:
                 return "LayerNorm"
+            if name == "Norm" and _OF_GROUPS.search(text):
+                return "GroupNorm"
             fields = cls.drafts[0].node.fields
             if name == "Norm" and has_statistics(fields):
                 return "BatchNorm"

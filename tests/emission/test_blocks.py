@@ -10,6 +10,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import keras
 import numpy as np
 import pytest
 from jax import lax
@@ -194,3 +195,43 @@ def test_meaningful_names_stay() -> None:
     lowered = jax.jit(run).lower(*arrays, np.ones((2, 4), np.float32))
     module = invert.from_stablehlo(lowered, params=params, names=["first", "second", "x"])
     assert "    first: Float" in module.source
+
+
+def test_convolutions_and_normalizations_of_one_number_are_pairs_where_others_are() -> None:
+    """`conv1` and `bn1` in a block whose shortcut has `skip_conv` and `skip_bn`."""
+    keras.utils.clear_session()
+    layers: Any = keras.layers
+
+    def block(x: Any, features: int, name: str, *, skip: bool) -> Any:
+        def pair(x: Any, conv: str, norm: str, side: int = 3) -> Any:
+            made = layers.Conv2D(features, side, padding="same", name=f"{name}_{conv}")(x)
+            return layers.BatchNormalization(name=f"{name}_{norm}")(made)
+
+        y = pair(layers.ReLU()(pair(x, "conv1", "bn1")), "conv2", "bn2")
+        return layers.ReLU()(y + (pair(x, "skip_conv", "skip_bn", 1) if skip else x))
+
+    image = keras.Input((8, 8, 3), name="image")
+    x = block(image, 4, "block0", skip=True)
+    x = block(x, 4, "block1", skip=False)
+    x = block(x, 6, "block2", skip=True)
+    emission = invert.convert(keras.Model(image, x)).emit(loader=False)
+    fields = {"conv1: ConvBlock", "conv2: ConvBlock", "skip: ConvBlock | None"}
+    assert {*_classes(emission)["Block"]} == fields
+
+
+def test_activations_have_no_part_in_the_names_of_blocks() -> None:
+    keras.utils.clear_session()
+    layers: Any = keras.layers
+    image = keras.Input((8, 8, 3), name="image")
+    x = layers.Conv2D(4, 3, padding="same", name="stem")(image)
+    for k in range(3):
+        y = layers.Activation("gelu")(
+            layers.DepthwiseConv2D(3, padding="same", name=f"mixer{k}_depth")(x)
+        )
+        x = x + layers.BatchNormalization(name=f"mixer{k}_bn0")(y)
+        y = layers.Activation("gelu")(layers.Conv2D(4, 1, name=f"mixer{k}_point")(x))
+        x = layers.BatchNormalization(name=f"mixer{k}_bn1")(y)
+    emission = invert.convert(keras.Model(image, x)).emit(loader=False)
+    classes = _classes(emission)
+    assert [f.partition(":")[0] for f in classes["Mixer"]] == ["depth", "bn0", "point", "bn1"]
+    assert "mixers: tuple[Mixer, ...]" in classes["Model"]

@@ -594,3 +594,93 @@ def test_channels_of_a_separable_convolution() -> None:
     source = invert.convert(keras.Model(given, x)).emit(loader=False).source
     assert 'depthwise_kernel: Float[Array, "kh kw c_in 1"]' in source
     assert 'pointwise_kernel: Float[Array, "1 1 c_in c_out"]' in source
+
+
+def test_tables_that_one_input_looks_up_have_one_number_of_rows() -> None:
+    """The users and movies of neural collaborative filtering, each with two tables."""
+
+    def build(dim: int, num_users: int, num_movies: int) -> Any:
+        user = keras.Input((), dtype="int32", name="user")
+        movie = keras.Input((), dtype="int32", name="movie")
+        product = L.Embedding(num_users, dim, name="gmf_user")(user) * L.Embedding(
+            num_movies, dim, name="gmf_movie"
+        )(movie)
+        hidden = L.Concatenate()(
+            [
+                L.Embedding(num_users, 2 * dim, name="mlp_user")(user),
+                L.Embedding(num_movies, 2 * dim, name="mlp_movie")(movie),
+            ]
+        )
+        for k, n in enumerate([4 * dim, 2 * dim, dim]):
+            hidden = L.Dense(n, activation="relu", name=f"mlp_{k}")(hidden)
+        out = L.Dense(1, name="rating")(L.Concatenate()([product, hidden]))
+        return keras.Model([user, movie], out)
+
+    sizes, others = (
+        {"dim": d, "num_users": u, "num_movies": m} for d, u, m in ((8, 40, 60), (6, 41, 9))
+    )
+    ids = [np.array([3, 39], np.int32), np.array([0, 7], np.int32)]
+    source = _at_other_sizes(build, sizes, others, ids)
+    assert "self.user(user) * self.movie(movie)" in source
+
+
+def test_rows_of_tables_of_columns_are_one_argument() -> None:
+    keras.utils.clear_session()
+    columns = keras.Input((3,), dtype="int32", name="columns")
+    every = [L.Embedding(n, 4, name=f"table_{k}")(columns[:, k]) for k, n in enumerate((5, 9, 12))]
+    x = L.Dense(6, activation="relu", name="mlp")(L.Concatenate()(every))
+    module = invert.convert(keras.Model(columns, L.Dense(1, name="out")(x)))
+    emission = module.emit(loader=False)
+    assert "vocab_sizes: tuple[int, int, int] = (5, 9, 12)" in emission.source
+    assert "for vocab_size in vocab_sizes" in emission.source
+    ids = np.array([[0, 8, 11], [4, 3, 2]], np.int32)
+    assert np.array_equal(emission.model(ids), module(ids))  # type: ignore[reportCallIssue]
+    cls: Any = type(emission.model)
+    other = cls(vocab_sizes=(3, 4, 6), key=jax.random.key(0))
+    assert [t.embeddings.shape[0] for t in other.tables] == [3, 4, 6]
+
+
+def test_a_mean_by_groups_of_joined_features() -> None:
+    """Features that are joined before a normalization by groups are sums."""
+
+    def build(dim: int, wide_size: int) -> Any:
+        image = keras.Input((8, 8, 3), name="image")
+        conv = {"kernel_size": 3, "padding": "same"}
+        x = L.Conv2D(dim, **conv, name="stem")(image)
+        y = L.Conv2D(wide_size, **conv, name="wide")(x)
+        y = L.GroupNormalization(2, name="norm")(L.Concatenate()([x, y]))
+        return keras.Model(image, L.Conv2D(4, **conv, name="out")(y))
+
+    image = np.random.default_rng(0).normal(size=(2, 8, 8, 3)).astype(np.float32)
+    sizes, others = ({"dim": d, "wide_size": w} for d, w in ((8, 16), (6, 2)))
+    source = _at_other_sizes(build, sizes, others, image)
+    assert "dim + wide_size, groups=2" in source
+
+
+def test_sizes_of_a_layer_of_layers() -> None:
+    """A tower of two inputs: its sizes are arguments of the model, a size of one is none."""
+
+    def build(dim: int, hidden: int, hidden_2: int) -> Any:
+        tower = keras.Sequential(
+            [
+                keras.Input((10, 10, 1)),
+                L.Conv2D(hidden, 3, activation="relu"),
+                L.Conv2D(hidden_2, 3, activation="relu"),
+                L.GlobalAveragePooling2D(),
+                L.Dense(dim),
+            ],
+            name="tower",
+        )
+        left, right = (keras.Input((10, 10, 1), name=n) for n in ("left", "right"))
+        apart = keras.ops.square(tower(left) - tower(right))
+        apart = keras.ops.sqrt(keras.ops.sum(apart, -1, keepdims=True) + 1e-6)
+        return keras.Model([left, right], L.Dense(1, name="same")(apart))
+
+    sizes, others = (
+        {"dim": d, "hidden": h, "hidden_2": i} for d, h, i in ((20, 16, 32), (5, 4, 6))
+    )
+    random = np.random.default_rng(0)
+    images = [random.normal(size=(2, 10, 10, 1)).astype(np.float32) for _ in range(2)]
+    source = _at_other_sizes(build, sizes, others, images)
+    assert "distance = jnp.sqrt(" in source
+    assert "Dense(1, " in source

@@ -316,10 +316,11 @@ class _Writing:
         body = self._with_unused(body)
         body = self._with_numbers(body)
         if missing:
-            first, last = ", ".join(missing[:-1]), missing[-1]
+            *others, last = (f"`{name}`" for name in missing)
             text = f"The constant {last} has no values until it is loaded."
-            if first:
-                text = f"The constants {first} and {last} have no values until they are loaded."
+            if others:
+                every = f"{', '.join(others)} and {last}"
+                text = f"The constants {every} have no values until they are loaded."
             body.insert(0, syntax.docstring(text))
         body = self._with_kernel_size(self._with_expansion(self._with_widths(body)))
         if self.whole:
