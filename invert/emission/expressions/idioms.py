@@ -659,7 +659,14 @@ def _repeat(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
         if len(x.aval.shape) > 1:
             axis = axis_of([added[0] - 1], len(x.aval.shape))
         keywords = {} if axis is None or len(x.aval.shape) == 1 else {"axis": axis}
-        yield Proposal(call("jnp.repeat", _x(), times, **keywords), (x,), "repeated")
+        before = graph.producer(x, "reshape")
+        again = before and graph.producer(before.invars[0], "broadcast_in_dim")
+        hint = "upsampled" if again and len(x.aval.shape) == _IMAGES else "repeated"
+        yield Proposal(call("jnp.repeat", _x(), times, **keywords), (x,), hint)
+
+
+# The rank of a batch of images.
+_IMAGES = 4
 
 
 _MODES = {
