@@ -283,7 +283,7 @@ class Dimensions:
         transposed = f"self.{field}.T" in self.text
         if rank == 2 and self.recurrent:
             return (HIDDEN if not given[0] else "n_in", GATES)[axis]
-        if rank == 3:
+        if rank == 3 and (self.products or not self.text):
             return _HEADS.get(tuple(given), ("n", "n", "n"))[axis]
         return ("n_in", "n_out")[axis != transposed] if rank == 2 else "n"
 
