@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Callable, Sequence
 
 from invert.emission.layers import optional_arguments, values
@@ -67,7 +68,8 @@ def prepare(cls: Class, function: Callable[[ast.Call], str]) -> None:
             name = Names(own).new(RETURN_SEQUENCES if ends else RESIDUAL)
             _choose(cls, name, column)
         elif values.is_mask(column[0].args[0]):
-            name = Names(own).new(CAUSAL if "jnp.tril(" in ast.unparse(methods[0]) else MASKED)
+            looks_back = re.search(r"\bjnp\.tril?\(", ast.unparse(column[0]))
+            name = Names(own).new(CAUSAL if looks_back else MASKED)
             _choose(cls, name, column)
     _choose_activations(cls, methods, function)
     optional_arguments.settle(drafts)
