@@ -5,7 +5,6 @@ from __future__ import annotations
 import jax
 import numpy as np
 from jax import lax
-from jax.extend.core import Primitive
 
 from invert._private.jax import dce
 from invert.ir.convolutions import with_arguments
@@ -137,8 +136,12 @@ def _with_clips(jaxpr: Jaxpr) -> Jaxpr:
                 (limits[first], limits[last]) if one == "min" else (limits[last], limits[first])
             )
             if low is not None and high is not None and np.all(low.val < high.val):
-                instead[first] = [_limited(first, lax.max_p, low)]
-                instead[last] = [_limited(last, lax.min_p, high)]
+                # Of two zeros with different signs, the first one may be the result.
+                free = np.all(low.val * high.val != 0) or low.aval.dtype.kind in "iu"
+                for step, primitive, limit in ((first, lax.max_p, low), (last, lax.min_p, high)):
+                    operands = [limit if isinstance(a, Literal) else a for a in step.invars]
+                    operands = sorted(operands, key=is_var) if free else operands
+                    instead[step] = [step.replace(primitive=primitive, invars=operands)]
     return replaced(jaxpr, instead.get) if instead else jaxpr
 
 
@@ -146,15 +149,6 @@ def _limit(eqn: Eqn) -> Literal | None:
     """The number among two operands."""
     numbers = [a for a in eqn.invars if isinstance(a, Literal)]
     return numbers[0] if len(numbers) == 1 else None
-
-
-def _limited(eqn: Eqn, primitive: Primitive, limit: Literal) -> Eqn:
-    """The larger or smaller of a number and the array that an equation takes."""
-    operands = [limit if isinstance(a, Literal) else a for a in eqn.invars]
-    # Of two zeros with different signs, the first one may be the result.
-    if np.all(limit.val != 0) or limit.aval.dtype.kind in "iu":
-        operands.sort(key=is_var)
-    return eqn.replace(primitive=primitive, invars=operands)
 
 
 def _without_sign(eqn: Eqn) -> Eqn:
