@@ -203,3 +203,21 @@ def test_channels_of_a_depthwise_convolution_are_no_other_size() -> None:
     source = _emitted(keras.Model(given, x), (16, 16, 8))
     assert "groups" not in source
     assert "feature_group_count=x.shape[-1]" in source
+
+
+def test_blocks_that_attend_to_a_memory_and_to_themselves() -> None:
+    """The memory is normalized before keys and values are made of it."""
+    given = keras.Input((9, 6), name="points")
+    x = L.Dense(6, name="latents")(given[:, :4])
+    for k in range(2):
+        for name, heads in ((f"c{k}", 1), (f"s{k}0", 3), (f"s{k}1", 3)):
+            query = L.LayerNormalization(name=f"{name}_nq")(x)
+            memory = L.LayerNormalization(name=f"{name}_nkv")(given) if heads == 1 else query
+            x = x + L.MultiHeadAttention(heads, 6 // heads, name=f"{name}_att")(query, memory)
+            hidden = L.Dense(12, activation="relu", name=f"{name}_up")(x)
+            x = x + L.Dense(6, name=f"{name}_down")(hidden)
+    source = _emitted(keras.Model(given, x), (9, 6))
+    assert source.count("class CrossBlock(") == source.count("class Block(") == 1
+    assert source.count("class Attention(") == 1 and "heads=1" in source
+    # Of the attention and of its block.
+    assert source.count('memory: Float[Array, "batch memory_length dim"]') == 2

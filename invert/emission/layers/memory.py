@@ -46,10 +46,10 @@ class Memories:
     def _name(self, v: Var, layer: Layer, known: Mapping[Atom, str]) -> str:
         """The name that all uses of an input give it, or `""`."""
         users = [s for s in layer.steps if any(a is v for a in s.invars)]
-        found = {self._used_as(v, user, known) for user in users}
+        found = {self._used_as(v, user, layer, known) for user in users}
         return found.pop() if len(found) == 1 else ""
 
-    def _used_as(self, v: Var, user: Eqn, known: Mapping[Atom, str]) -> str:
+    def _used_as(self, v: Var, user: Eqn, layer: Layer, known: Mapping[Atom, str]) -> str:
         if isinstance(user, LayerCall) and len(user.invars) == len(user.layer.inputs):
             inner = self.of(user.layer)
             pairs = zip(user.invars, user.layer.inputs, strict=True)
@@ -58,6 +58,11 @@ class Memories:
                 return names.pop() if len(names) == 1 else ""
         if all(known.get(out) in ("key", "value") for out in user.outvars):
             return MEMORY
+        if isinstance(user, LayerCall) and len(user.invars) == len(user.outvars) == 1:
+            # What a layer, such as a normalization, makes of a memory.
+            (out,) = user.outvars
+            if out not in layer.outputs and self._name(out, layer, known) == MEMORY:
+                return MEMORY
         return known.get(v, "") if known.get(v) in roles.ADDED_TO_SCORES else ""
 
 
