@@ -88,7 +88,8 @@ class Dimensions:
     - `given`: the numbers of features of its first argument; `passed`: those of its result too.
     - `lengths`: the second sizes of arguments that are sequences of features.
     - `bound`: the open dimensions that its arguments have.
-    - `made`: all sizes of its results.
+    - `made`: all sizes of its results; `led`: those along their first axes.
+    - `twins`: the places of the layers of other sizes, with those of the layers that they are of.
     - `recurrent`: whether it multiplies its state by a matrix with a column for each gate.
     - `block`: whether it holds the matrices of several products, so that equal sizes are one.
     """
@@ -101,6 +102,8 @@ class Dimensions:
     lengths: Set[tuple[str, ...]] = frozenset()
     bound: Set[str] = frozenset()
     made: Set[tuple[str, ...]] = frozenset()
+    led: Set[tuple[str, ...]] = frozenset()
+    twins: Sequence[tuple[int, int]] = ()
     recurrent: bool = False
     products: bool = False
     block: bool = False
@@ -119,6 +122,7 @@ class Dimensions:
         features: dict[bool, set[tuple[str, ...]]] = {True: set(), False: set()}
         taken: set[str] = set()
         made: set[tuple[str, ...]] = set()
+        led: set[tuple[str, ...]] = set()
         lengths: set[tuple[str, ...]] = set()
         fields: list[list[tuple[DimSize, ...]]] = []
         cell = stem(draft.node.name).lower().endswith("cell")
@@ -129,7 +133,9 @@ class Dimensions:
             if isinstance(source, ast.Name) and all(len(s) == 3 for s in shapes):
                 lengths.add(tuple(text(s[1]) for s in shapes))
             if source is None:
-                made.update(tuple(map(text, sizes)) for sizes in zip(*shapes, strict=False))
+                sizes_ = [tuple(map(text, sizes)) for sizes in zip(*shapes, strict=False)]
+                made.update(sizes_)
+                led.update(sizes_[:1])
             first = source is None or not features[False]
             indices = source is not None and draft.arrays[i][0] in ("Int", "UInt", "Bool")
             if not _is_field(source) and all(shapes) and first and not indices:
@@ -151,6 +157,8 @@ class Dimensions:
             lengths,
             bound,
             made,
+            led,
+            [(i, drafts.index(d.twin)) for i, d in enumerate(drafts) if d.twin in drafts],
             any(
                 [tuple(map(text, sizes)) in made for sizes in zip(*shapes, strict=True)]
                 == [True, False]
@@ -192,6 +200,8 @@ class Dimensions:
             names = self.names.setdefault(keys, [])
             # An open size is the same everywhere, and so are the sizes in a block.
             one = self.block or dimension(sizes[0]) is not None
+            # Equal sizes that are others in a twin, and equal there, are one.
+            one = one or (not _is_field(source) and any(keys[i] != keys[k] for i, k in self.twins))
             place = min(seen[keys], len(names) - 1) if one and names else seen[keys]
             if place == len(names):
                 rank = len(shapes)
@@ -209,6 +219,8 @@ class Dimensions:
                     features = axis == rank - 1 and (rank > 1 or not whole) and kind != "Int"
                     wanted = _AXIS_NAMES[axis] if axis < len(_AXIS_NAMES) else "n"
                     wanted = self._features(keys, "n", source is None) if features else wanted
+                    if rank == 1 and keys in self.made - self.led:
+                        wanted = _AXIS_NAMES[1]
                 # The state and all gates of a simple cell have one size.
                 same = wanted == GATES and names == [HIDDEN]
                 wanted = self._of_argument(wanted, source, rank)
@@ -283,7 +295,7 @@ class Dimensions:
         transposed = f"self.{field}.T" in self.text
         if rank == 2 and self.recurrent:
             return (HIDDEN if not given[0] else "n_in", GATES)[axis]
-        if rank == 3:
+        if rank == 3 and (self.products or not self.text):
             return _HEADS.get(tuple(given), ("n", "n", "n"))[axis]
         return ("n_in", "n_out")[axis != transposed] if rank == 2 else "n"
 

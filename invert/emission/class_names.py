@@ -9,6 +9,7 @@ import string
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 from invert.emission.layers.library_names import KINDS_OF_LAYERS, without_letter
+from invert.emission.layers.memory import MEMORY
 from invert.emission.layers.shared import Class
 from invert.emission.layers.tree import Node
 from invert.emission.python import syntax
@@ -103,8 +104,8 @@ def name_classes(
     for lettered in _lists(every):
         for cls, letter in zip(lettered, string.ascii_uppercase, strict=False):
             every[cls] = [f"{name}{letter}" for name in every[cls]]
-    for cls, holder in _holders(every, of, model).items():
-        every[cls] = [f"{holder}{name}" for name in every[cls]]
+    for cls, word in (*_holders(every, of, model).items(), *_with_memory(every, of)):
+        every[cls] = [f"{word}{name}" for name in every[cls]]
     counts = collections.Counter(wanted[0] for wanted in every.values())
     for cls, wanted in every.items():
         if counts[wanted[0]] > 1 and (number := _number(cls, wanted[0])):
@@ -156,6 +157,22 @@ def _holders(
 
 # The most layers after which a class is named.
 _FEW = 3
+
+
+def _with_memory(
+    names: Mapping[Class, Sequence[str]], of: Mapping[Node, Class]
+) -> Iterator[tuple[Class, str]]:
+    """Blocks that attend to a memory, beside others: a `CrossBlock`, or a `DecoderBlock`.
+
+    The latter also has an attention to its input.
+    """
+    blocks = [cls for cls, (name, *_) in names.items() if name == _BLOCK and not _has_list(cls)]
+    found = [c for c in blocks if any(syntax.is_named(s, MEMORY) for s in c.drafts[0].sources if s)]
+    if len(found) != 1 or len(found) == len(blocks):
+        return
+    inner = (names.get(of[n], ("",))[0] for n in found[0].drafts[0].node.nodes if n in of)
+    attentions = sum(name.endswith(_ATTENTION) for name in inner)
+    yield found[0], "Cross" if attentions == 1 else "Decoder"
 
 
 def _has_list(cls: Class) -> bool:

@@ -10,6 +10,7 @@ merged.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 
@@ -156,13 +157,12 @@ def _product(eqn: Eqn, graph: Graph) -> tuple[Eqn, Eqn] | None:
     if (list(lhs), list(rhs)) != contract or batch:
         return None
     size = left.aval.shape[-1]
-    for x in _forms(left, graph):
-        for w in _forms(right, graph):
-            if x is left and w is right:
-                continue
-            rows, columns = _tail(x.aval.shape, size), _tail(w.aval.shape[::-1], size)
-            if rows is None or columns is None:
-                continue
+    for x, w in itertools.product(_forms(left, graph), _forms(right, graph)):
+        if x is left and w is right:
+            continue
+        for rows, columns in itertools.product(
+            _tails(x.aval.shape, size), _tails(w.aval.shape[::-1], size)
+        ):
             columns = len(w.aval.shape) - columns
             if x.aval.shape[rows:] != w.aval.shape[:columns] or not columns:
                 continue
@@ -183,12 +183,9 @@ def _forms(atom: Atom, graph: Graph) -> list[Atom]:
     return [*(a for a in eqn.invars[:1] if is_var(a)), atom]
 
 
-def _tail(shape: Sequence[int], size: int) -> int | None:
-    """The first of the trailing axes whose sizes multiply to `size`, as few as possible."""
-    for start in reversed(range(len(shape))):
-        if math.prod(shape[start:]) == size:
-            return start
-    return None
+def _tails(shape: Sequence[int], size: int) -> list[int]:
+    """The first of trailing axes whose sizes multiply to `size`; there may be unit axes before."""
+    return [start for start in reversed(range(len(shape))) if math.prod(shape[start:]) == size]
 
 
 def _last(eqn: Eqn, shape: Sequence[int], graph: Graph) -> Eqn | None:

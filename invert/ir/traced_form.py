@@ -199,7 +199,7 @@ def merged(closed: J, *, within: Callable[[Eqn], Hashable] = lambda eqn: ()) -> 
 # directly.
 _WRAPPERS = frozenset(
     """_where _take _flip _pad dynamic_index_in_dim dynamic_update_index_in_dim silu hard_silu
-    hard_sigmoid identity""".split()
+    hard_sigmoid identity clip""".split()
 )
 
 

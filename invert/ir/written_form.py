@@ -28,13 +28,14 @@ def as_written(jaxpr: Jaxpr) -> Jaxpr:
     `x + -1.0` is `x - 1.0`, and `-x * y + z` is `z - x * y`. Loops over reversed arrays run in
     reverse, and loops take arrays without axes of size one. Positions are looked up as other
     indices are, convolutions pad their images, and arrays are joined along the axis that they end
-    up in.
+    up in. What is limited from above and then from below is limited from below first, as by
+    `jnp.clip`.
     """
     jaxpr = with_known_numbers(jaxpr.replace(eqns=[_known(e) for e in jaxpr.eqns]))
     narrow = with_narrow_operands(with_wrapped_positions(jaxpr))
     narrow = _without_inverse_transposes(without_neutral(narrow))
     narrow = with_arguments(_with_differences(narrow))
-    narrow = with_concatenations(narrow)
+    narrow = with_concatenations(_with_clips(narrow))
     return with_triangles(with_plain_operands(unreversed(narrow)))
 
 
@@ -116,6 +117,38 @@ def _with_differences(jaxpr: Jaxpr) -> Jaxpr:
             instead[eqn] = [eqn.replace(primitive=lax.sub_p, invars=[other, product])]
             break
     return dce(replaced(jaxpr, instead.get)) if instead else jaxpr
+
+
+def _with_clips(jaxpr: Jaxpr) -> Jaxpr:
+    """Write numbers limited from both sides as `jnp.clip` does: `minimum(6, maximum(0, x))`.
+
+    Where the upper limit is larger, the order changes neither results nor derivatives.
+    """
+    graph = Graph(jaxpr)
+    instead: dict[Eqn, list[Eqn]] = {}
+    for one, other in (("max", "min"), ("min", "max")):
+        for last in graph.by_primitive.get(one, ()):
+            first = next((e for a in last.invars if (e := graph.alone(a, other))), None)
+            limits = {e: _limit(e) for e in (first, last) if e is not None}
+            if first is None or None in limits.values():
+                continue
+            low, high = (
+                (limits[first], limits[last]) if one == "min" else (limits[last], limits[first])
+            )
+            if low is not None and high is not None and np.all(low.val < high.val):
+                # Of two zeros with different signs, the first one may be the result.
+                free = np.all(low.val * high.val != 0) or low.aval.dtype.kind in "iu"
+                for step, primitive, limit in ((first, lax.max_p, low), (last, lax.min_p, high)):
+                    operands = [limit if isinstance(a, Literal) else a for a in step.invars]
+                    operands = sorted(operands, key=is_var) if free else operands
+                    instead[step] = [step.replace(primitive=primitive, invars=operands)]
+    return replaced(jaxpr, instead.get) if instead else jaxpr
+
+
+def _limit(eqn: Eqn) -> Literal | None:
+    """The number among two operands."""
+    numbers = [a for a in eqn.invars if isinstance(a, Literal)]
+    return numbers[0] if len(numbers) == 1 else None
 
 
 def _without_sign(eqn: Eqn) -> Eqn:

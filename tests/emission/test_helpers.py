@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +125,27 @@ def test_triangles_equal_jax(k: int) -> None:
     source = _emitted(lambda x: jnp.tril(x) + jnp.triu(x, k), [], x).source
     triu = "jnp.triu(x, 1)" if k else "jnp.triu(x)"
     assert f"return jnp.tril(x) + {triu}" in source
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        (lambda x: jnp.clip(x, -1.0, 2.0), "jnp.clip(x, -1.0, 2.0)"),
+        (lambda x: jnp.maximum(jnp.minimum(x, 3.0), 1.0), "jnp.clip(x, 1.0, 3.0)"),
+        (lambda x: jnp.clip(x, jnp.sin(x), 1.0), "jnp.clip(x, jnp.sin(x), 1.0)"),
+        (lambda x: jnp.maximum(jnp.minimum(x, 0.5), 0.5), "jnp.maximum(jnp.minimum(x, 0.5), 0.5)"),
+        # The signs of zeros are those of the original.
+        (lambda x: jnp.maximum(jnp.minimum(x, 3.0), 0.0), "jnp.minimum(jnp.maximum(x, 0.0), 3.0)"),
+    ],
+)
+def test_numbers_limited_from_both_sides(function: Callable[[Any], Any], expected: str) -> None:
+    (x,) = _arrays((2, 6))
+    emission = _emitted(function, [], x)
+    assert f"return {expected}" in emission.source
+    model: Any = emission.model
+    for values in (x, 4 * x, -0.0 * x, jnp.full_like(x, jnp.nan), jnp.full_like(x, 3.0)):
+        np.testing.assert_array_equal(model(values), function(values))
+        assert np.array_equal(np.signbit(model(values)), np.signbit(function(values)))
 
 
 def test_operations_with_neutral_numbers_are_left_out() -> None:

@@ -86,8 +86,9 @@ def test_a_value_used_elsewhere_ends_no_total() -> None:
 
 
 class _Attention(L.Layer):
-    def __init__(self, *, table: bool = False, **options: Any):
+    def __init__(self, *, table: bool = False, causal: bool = False, **options: Any):
         super().__init__(**options)
+        self.causal = causal
         self.query, self.key, self.value = (L.Dense(18, name=n) for n in ("query", "key", "value"))
         self.table = L.Embedding(9, 3, name="bias_table") if table else None
 
@@ -101,6 +102,8 @@ class _Attention(L.Layer):
         if self.table is not None:
             near = ops.arange(length)[None] - ops.arange(length)[:, None]
             bias = ops.transpose(self.table(ops.clip(near + 4, 0, 8)), (2, 0, 1))[None]
+            past = ops.arange(length)[:, None] >= ops.arange(length)[None]
+            bias = ops.where(past, bias, -1e9) if self.causal else bias
         scores = ops.matmul(query, ops.transpose(key, (0, 1, 3, 2))) + bias
         mixed = ops.transpose(ops.matmul(ops.softmax(scores), value), (0, 2, 1, 3))
         return x + ops.reshape(mixed, (batch, length, 18)), bias
@@ -109,11 +112,12 @@ class _Attention(L.Layer):
 class _Rows(keras.Model):
     """Two rows of blocks, in each of which the first one looks up the bias of all attentions."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, causal: bool = False) -> None:
         super().__init__(name="rows")
+        masked = {"encoder": False, "decoder": causal}
         self.rows = {
-            row: [_Attention(table=k == 0, name=f"{row}_block_{k}") for k in range(3)]
-            for row in ("encoder", "decoder")
+            row: [_Attention(table=k == 0, causal=c, name=f"{row}_block_{k}") for k in range(3)]
+            for row, c in masked.items()
         }
         self.norms = {row: L.LayerNormalization(name=f"{row}_norm") for row in self.rows}
 
@@ -136,6 +140,16 @@ def test_rows_of_attentions_with_one_bias_each() -> None:
     assert 'bias: Float[Array, "1 heads length' in source
     assert "BiasTable(num_embeddings, heads, key=" in source
     assert "heads: int = 3" in source
+
+
+def test_tables_with_and_without_a_causal_mask_are_one_class() -> None:
+    model = _Rows(causal=True)
+    model(np.zeros((2, 7, 18), np.float32))
+    source = _emitted(model, (7, 18))
+    assert source.count("embeddings: Float[") == 1 and "causal: bool" in source
+    assert "jnp.clip(" in source and "minimum" not in source
+    # Positions have no batch, and both axes of the scores are as long.
+    assert 'x: Int[Array, "length"]) -> Float[Array, "1 n_out length length"]' in source
 
 
 def test_tables_side_by_side_are_a_tuple() -> None:
@@ -189,3 +203,21 @@ def test_channels_of_a_depthwise_convolution_are_no_other_size() -> None:
     source = _emitted(keras.Model(given, x), (16, 16, 8))
     assert "groups" not in source
     assert "feature_group_count=x.shape[-1]" in source
+
+
+def test_blocks_that_attend_to_a_memory_and_to_themselves() -> None:
+    """The memory is normalized before keys and values are made of it."""
+    given = keras.Input((9, 6), name="points")
+    x = L.Dense(6, name="latents")(given[:, :4])
+    for k in range(2):
+        for name, heads in ((f"c{k}", 1), (f"s{k}0", 3), (f"s{k}1", 3)):
+            query = L.LayerNormalization(name=f"{name}_nq")(x)
+            memory = L.LayerNormalization(name=f"{name}_nkv")(given) if heads == 1 else query
+            x = x + L.MultiHeadAttention(heads, 6 // heads, name=f"{name}_att")(query, memory)
+            hidden = L.Dense(12, activation="relu", name=f"{name}_up")(x)
+            x = x + L.Dense(6, name=f"{name}_down")(hidden)
+    source = _emitted(keras.Model(given, x), (9, 6))
+    assert source.count("class CrossBlock(") == source.count("class Block(") == 1
+    assert source.count("class Attention(") == 1 and "heads=1" in source
+    # Of the attention and of its block.
+    assert source.count('memory: Float[Array, "batch memory_length dim"]') == 2

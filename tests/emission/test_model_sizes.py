@@ -587,6 +587,19 @@ def test_one_head_that_is_dropped_is_no_argument() -> None:
     assert "kv_heads" not in source and "heads: int = 3" in source
 
 
+def test_attentions_of_one_head_and_of_several_are_one_class() -> None:
+    given, memory = keras.Input((5, 6)), keras.Input((7, 6))
+    x = given + L.MultiHeadAttention(1, 6, name="cross")(given, memory)
+    x = x + L.MultiHeadAttention(3, 4, name="inner")(x, x)
+    emission = invert.convert(keras.Model([given, memory], x)).emit(loader=False)
+    source = emission.source
+    assert "squeeze" not in source and source.count("class Attention") == 2  # with the output
+    assert "cross_heads: int = 1" in source and "inner_heads: int = 3" in source
+    fresh = eqx.filter_eval_shape(type(emission.model), key=jax.random.key(0))
+    shapes = [[a.shape for a in jax.tree.leaves(m)] for m in (fresh, emission.model)]
+    assert shapes[0] == shapes[1]
+
+
 def test_channels_of_a_separable_convolution() -> None:
     x = given = keras.Input((8, 8, 4))
     for width in (6, 10):

@@ -346,3 +346,47 @@ def test_blocks_of_flax_have_convolutions_with_their_normalizations() -> None:
     blocks = [name for name in _classes(emission) if "Block" in name or "Bottle" in name]
     assert blocks == ["ConvBlock", "Bottleneck"]
     assert "conv_proj: ConvBlock | None" in emission.source
+
+
+def _attend(params: Any, name: str, x: Any, memory: Any, bias: Any = None) -> Any:
+    """An attention of four heads, whose features are as many."""
+
+    def dense(field: str, y: Any) -> Any:
+        with jax.named_scope(field):
+            return y @ params[f"{name}/{field}/kernel"]
+
+    def split(y: Any) -> Any:
+        return y.reshape(*y.shape[:2], 4, 4).swapaxes(1, 2)
+
+    with jax.named_scope(name):
+        query, key, value = (
+            split(dense(field, y)) for field, y in (("q", x), ("k", memory), ("v", memory))
+        )
+        scores = query @ key.swapaxes(2, 3)
+        weights = jax.nn.softmax(scores if bias is None else scores + bias)
+        return dense("o", (weights @ value).swapaxes(1, 2).reshape(x.shape))
+
+
+@pytest.mark.parametrize("biased", ["self", "cross"])
+def test_attentions_with_and_without_a_bias_are_one_class(biased: str) -> None:
+    """The one without it does not take the argument, which is `None` there."""
+    every = ("self_0", "self_1", "cross_0", "cross_1")
+    shapes = {f"{a}_attention/{n}/kernel": (16, 16) for a in every for n in "qkvo"}
+    table = (1, 4, 5, 5 if biased == "self" else 9)
+    params = _arrays({**shapes, "memory": (1, 9, 16), "table": table}, 6)
+
+    def run(params: Any, x: Any) -> Any:
+        memory, bias = jnp.tanh(params["memory"] + x[:, :1]), params["table"] * 2
+        for name in every:
+            kind, _, _ = name.partition("_")
+            own = bias if kind == biased else None
+            x = x + _attend(params, f"{name}_attention", x, x if kind == "self" else memory, own)
+        return x
+
+    emission = _emitted(run, params, _arrays({"x": (2, 5, 16)}, 9)["x"])
+    classes = _classes(emission)
+    assert sum("Attention" in name for name in classes) == 1
+    source = emission.source
+    assert 'bias: Float[Array, "1 heads length memory_length"] | None = None' in source
+    assert "        if bias is not None:\n            scores = scores + bias\n" in source
+    assert "self.heads = heads" in source

@@ -745,6 +745,7 @@ class _Writing:
         # A choice, as sizes are.
         given = wanted in (HEADS, KV_HEADS) and self._varies
         given = given and self.cls not in self.all.counted
+        given = given and not (self.nodes[0].nodes and {*column} == {1})  # of a single head
         whole = self.whole or wanted == KV_HEADS
         given = given and not (whole and wanted in self.all.as_numbers)
         if self._are_columns_of_heads(column, wanted):

@@ -441,7 +441,8 @@ def _where(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
                 wide = syntax.item(_x(0), index)
                 chosen = call("jnp.where", wide, *filter(None, args))
                 yield Proposal(chosen, variables, PLAIN, "blank")
-    for atoms in itertools.product(*choices):
+    for last, *others in itertools.product(choices[2], *choices[:2]):  # rather a number at last
+        atoms = (*others, last)
         if isinstance(atoms[0], Literal) or all(isinstance(a, Literal) for a in atoms[1:]):
             continue
         variables = list(dict.fromkeys(a for a in atoms if isinstance(a, Var)))
@@ -501,6 +502,18 @@ def _leaky_relu(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
                 helpers.leaky_relu, _x(), literals.of_literal(slope, plain=True)
             )
             yield Proposal(value, (x,), library.noun("leaky_relu"), True)
+
+
+def _clip(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
+    """`jnp.clip(x, 0, 6)`."""
+    for value, high in zip(eqn.invars[::-1], eqn.invars, strict=True):
+        if (made := graph.producer(value, "max")) is not None:
+            for atoms in zip(made.invars[::-1], made.invars, (high, high), strict=True):
+                variables = list(dict.fromkeys(a for a in atoms if isinstance(a, Var)))
+                args = [_operand(a, variables, writer) for a in atoms]
+                if None not in args and is_var(atoms[0]):
+                    clip = call("jnp.clip", *filter(None, args))
+                    yield Proposal(clip, variables, library.noun("clip"), True, [made, eqn])
 
 
 def _repeated(graph: Graph, atom: Atom) -> Atom | None:
@@ -816,6 +829,7 @@ ROWS: Mapping[str, tuple[Row, ...]] = {
     "add": (_with_size("+"), _broadcasting("+")),
     "sub": (_with_size("-"), _broadcasting("-")),
     "gather": (_lookup,),
+    "min": (_clip,),
     "select_n": (_dropout, _leaky_relu, _where),
     **{
         name: (_with_size(sign),)

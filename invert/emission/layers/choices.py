@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Callable, Sequence
 
-from invert.emission.layers import values
+from invert.emission.layers import optional_arguments, values
 from invert.emission.layers.shared import (
     ACTIVATION,
     CAUSAL,
@@ -48,6 +49,7 @@ def prepare(cls: Class, function: Callable[[ast.Call], str]) -> None:
     methods = [d.methods[0] for d in drafts if len(d.methods) == 1]
     if len(methods) < len(drafts) or values.result(methods[0]) is None:
         return
+    optional = optional_arguments.of(methods[0])
     done: list[ast.Call] = []
     while (column := _next(methods, done)) is not None:
         done += column[:1]
@@ -58,25 +60,33 @@ def prepare(cls: Class, function: Callable[[ast.Call], str]) -> None:
             for draft in drafts if values.returns_steps(column[0]) else ():
                 _settle_result(draft, has=has[0])
         elif names := [n for n in values.fields(column[0]) if n in cls.optional]:
-            column[0].args[2] = syntax.field(syntax.name("self"), names[-1])
+            _decide(column, syntax.field(syntax.name("self"), names[-1]))
+        elif given := values.argument(column[0], optional):
+            _decide(column, ast.Name(given, ast.Load()))
         elif values.is_addition(column[0].args[0]) or values.returns_steps(column[0]):
             ends = values.returns_steps(column[0])
             name = Names(own).new(RETURN_SEQUENCES if ends else RESIDUAL)
             _choose(cls, name, column)
         elif values.is_mask(column[0].args[0]):
-            name = Names(own).new(CAUSAL if "jnp.tril(" in ast.unparse(methods[0]) else MASKED)
+            looks_back = re.search(r"\bjnp\.tril?\(", ast.unparse(column[0]))
+            name = Names(own).new(CAUSAL if looks_back else MASKED)
             _choose(cls, name, column)
     _choose_activations(cls, methods, function)
+    optional_arguments.settle(drafts)
     cls.marked = bool(values.steps(methods[0]))
 
 
 def _choose(cls: Class, name: str, column: Sequence[ast.Call]) -> None:
     """Make a static field of a choice."""
     cls.statics[name] = tuple(map(values.has, column))
-    field = syntax.field(syntax.name("self"), name)
+    _decide(column, syntax.field(syntax.name("self"), name))
+
+
+def _decide(column: Sequence[ast.Call], test: ast.expr) -> None:
+    """Let a field or an argument decide about a step."""
     if not values.has(column[0]):
-        setattr(field, LEFT_OUT, True)
-    column[0].args[2] = field
+        setattr(test, LEFT_OUT, True)
+    column[0].args[2] = test
 
 
 def _next(methods: Sequence[ast.FunctionDef], done: Sequence[ast.Call]) -> list[ast.Call] | None:
@@ -154,6 +164,9 @@ def write(cls: Class) -> None:
         if isinstance(statement, ast.AnnAssign) and ast.unparse(statement.target) in cls.optional:
             statement.annotation = ast.BinOp(statement.annotation, ast.BitOr(), ast.Constant(None))
     for method in draft.methods:
+        for argument in method.args.args[len(method.args.args) - len(method.args.defaults) :]:
+            assert argument.annotation is not None
+            argument.annotation = ast.BinOp(argument.annotation, ast.BitOr(), ast.Constant(None))
         _rename(cls, method)
         while (found := _innermost(method)) is not None:
             _Writing(cls, method, *found).run()
@@ -196,6 +209,10 @@ def _unless(statement: ast.stmt) -> ast.stmt:
     return statement
 
 
+def _is_none(value: ast.expr, *, negated: bool) -> ast.Compare:
+    return ast.Compare(value, [ast.IsNot() if negated else ast.Is()], [ast.Constant(None)])
+
+
 class _Writing:
     """Writes one step so that layers without it skip it."""
 
@@ -204,6 +221,8 @@ class _Writing:
 
     def run(self) -> None:
         statement, step, body = self.statement, self.step, self.method.body
+        if isinstance(step.args[2], ast.Name) and not isinstance(step.args[1], ast.Name):
+            self._split()
         operand = step.args[1] = self._settled(step.args[1])
         target = statement.targets[0] if isinstance(statement, ast.Assign) else operand
         whole = isinstance(statement, ast.Assign | ast.Return) and statement.value is step
@@ -233,6 +252,14 @@ class _Writing:
             chosen = ast.If(self._test(there=True), [syntax.assign(operand, _taken(step))], [])
         body.insert(at, chosen)
 
+    def _split(self) -> None:
+        """Assign the operand of a step to the variable of its result before."""
+        match self.statement:
+            case ast.Assign(targets=[ast.Name(id=name)], value=value) if value is self.step:
+                operand, self.step.args[1] = self.step.args[1], ast.Name(name, ast.Load())
+                before = syntax.assign(ast.Name(name, ast.Store()), operand)
+                self.method.body.insert(self.method.body.index(self.statement), before)
+
     def _choice(self) -> ast.expr:
         """`x if self.pad_width is None else jnp.pad(x, self.pad_width)`."""
         step, there = self.step, self._test(there=True)
@@ -243,6 +270,8 @@ class _Writing:
     def _test(self, *, there: bool) -> ast.expr:
         """A test of whether the step is present, or missing."""
         statics, step = self.cls.statics, self.step
+        if isinstance(step.args[2], ast.Name):  # an argument
+            return _is_none(step.args[2], negated=there)
         own = (n for n in ast.walk(step.args[0]) if field_of(n) in statics)
         field = step.args[2] if field_of(step.args[2]) else next(own)
         assert isinstance(field, ast.expr)
@@ -250,8 +279,7 @@ class _Writing:
         if all(isinstance(v, bool) for v in column):
             return field if there else ast.UnaryOp(ast.Not(), field)
         if None in column:
-            sign = ast.IsNot() if there else ast.Is()
-            return ast.Compare(field, [sign], [ast.Constant(None)])
+            return _is_none(field, negated=there)
         ones = syntax.tuple_of([syntax.number(1)] * len(column[0]))
         return ast.Compare(field, [ast.NotEq() if there else ast.Eq()], [ones])
 

@@ -58,9 +58,11 @@ class Memories:
                 return names.pop() if len(names) == 1 else ""
         if all(known.get(out) in ("key", "value") for out in user.outvars):
             return MEMORY
-        one = isinstance(user, LayerCall) and len(user.invars) == len(user.outvars) == 1
-        if one and self._name(user.outvars[0], layer, known) == MEMORY:
-            return MEMORY  # after a normalization
+        if isinstance(user, LayerCall) and len(user.invars) == len(user.outvars) == 1:
+            # What a layer, such as a normalization, makes of a memory.
+            (out,) = user.outvars
+            if out not in layer.outputs and self._name(out, layer, known) == MEMORY:
+                return MEMORY
         return known.get(v, "") if known.get(v) in roles.ADDED_TO_SCORES else ""
 
 

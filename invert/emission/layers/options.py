@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import TypeAlias, TypeVar
 
-from invert.emission.layers import values
+from invert.emission.layers import optional_arguments, values
 from invert.emission.layers.shared import (
     STEP,
     Draft,
@@ -268,10 +268,11 @@ class _Family:
         lacking = frozenset(own.keys() - others.keys())
         if any(own.get(n) != k for n, k in others.items()) or len(own) == len(lacking):
             return False
-        match = Match(lacking, adds=bool(self.first.node.nodes))
-        if [a for a in arrays if a[0] not in lacking] != list(other_arrays) or not match.run(
-            self.result, result
-        ):
+        absent = optional_arguments.lacking(self.first, draft)
+        places = {optional_arguments.place(self.first, n) for n in absent}
+        kept = [a for i, a in enumerate(arrays) if a[0] not in lacking and i not in places]
+        match = Match(lacking, adds=bool(self.first.node.nodes or absent))
+        if None in places or kept != list(other_arrays) or not match.run(self.result, result):
             return False
         # Layers that are only numbered correspond by chance.
         if not lacking <= match.deciders() or any(_NUMBERED.search(n) for n in lacking):
@@ -303,9 +304,11 @@ class _Family:
         for draft in list(adopted):
             if not _complete(draft, self.first, list(adopted)):
                 del adopted[draft]
+        absent = {d: optional_arguments.lacking(self.first, d) for d in adopted}
+        most = max(map(len, absent.values()), default=0)
         for draft, method in adopted.items():
             names = [[a.arg for a in m.args.args] for m in (draft.methods[0], method)]
-            new = dict(zip(*names, strict=True))
+            new = dict(zip(*names, strict=False))
             draft.sources = [
                 ast.Name(new[s.id], ast.Load()) if isinstance(s, ast.Name) and s.id in new else s
                 for s in draft.sources
@@ -314,6 +317,8 @@ class _Family:
             for mark in filter(values.returns_steps, values.steps(method)):
                 _add_result(draft, method, time, has=values.has(mark))
             draft.methods = [method]
+            method.args.defaults = [ast.Constant(None)] * most
+            optional_arguments.complete(draft, self.first, absent[draft])
             draft.texts = [f"{method.name}: {text_of(method)}"]
             draft.keys = [anonymous(method)]
         return list(adopted)
@@ -535,7 +540,7 @@ def _filled(marked: ast.FunctionDef, draft: Draft, match: Match) -> ast.Function
             site.value = syntax.copied(value)
         elif site.without is not None:
             site.value = site.without
-    for new, argument in zip(again.args.args, old.args.args, strict=True):
+    for new, argument in zip(again.args.args, old.args.args, strict=False):
         new.annotation = argument.annotation
     again.returns = old.returns
     return again

@@ -46,16 +46,14 @@ def separate(root: Layer, parameters: Mapping[Var, Path], memories: Memories) ->
                 both = {*reads[layer].values()} == {first, v}
                 if (every or named.get(v) == MEMORY) and both and _are_alike(first, v):
                     taken = {k for k, w in reads[layer].items() if w is v}
-                    kind = _kind(layer, reads[layer], layer.inputs, named=every)
+                    kind = _kind(layer, reads[layer], (first, v), named=every)
                     patterns[kind] = taken
         for layer in single:
             own = reads[layer]
             if len({*own.values()}) != 1:
                 continue
             (x,) = {*own.values()}
-            place = layer.inputs.index(x)
-            twice = [*layer.inputs[:place], x, *layer.inputs[place:]]
-            if taken := patterns.get(_kind(layer, own, twice, named=every)):
+            if taken := patterns.get(_kind(layer, own, (x, x), named=every)):
                 _split(layer, x, taken, parameters, callers[layer], every=every)
 
 
@@ -125,13 +123,23 @@ def _split(
     memory = Var(ShapedArray(x.aval.shape, x.aval.dtype))
     for i, key in enumerate(_keys(layer, parameters, every=every)):
         if key in taken:
-            step = layer.steps[i]
-            invars: list[Atom] = [memory if a is x else a for a in step.invars]
-            if isinstance(step, LayerCall):
-                step.invars = invars
-            else:
-                layer.steps[i] = step.replace(invars=invars)
+            _read_instead(layer, i, x, memory)
     place = layer.inputs.index(x)
     layer.inputs = [*layer.inputs[: place + 1], memory, *layer.inputs[place + 1 :]]
     for call in calls:
         call.invars = [*call.invars[: place + 1], call.invars[place], *call.invars[place + 1 :]]
+
+
+def _read_instead(layer: Layer, i: int, x: Var, memory: Var) -> None:
+    """Let a step read another variable, and so the steps of the layer that it calls."""
+    step = layer.steps[i]
+    invars: list[Atom] = [memory if a is x else a for a in step.invars]
+    if not isinstance(step, LayerCall):
+        layer.steps[i] = step.replace(invars=invars)
+        return
+    step.invars, inner = invars, step.layer
+    if x in inner.inputs:
+        inner.inputs = [memory if v is x else v for v in inner.inputs]
+        for k, own in enumerate(inner.steps):
+            if x in own.invars:
+                _read_instead(inner, k, x, memory)

@@ -95,6 +95,7 @@ class Draft:
     - `inner`: the arrays of the layers inside, by expressions that read them.
     - `axes`, `inner_axes`: the axes of variables that `arrays` and `inner` are of.
     - `twin`: the layer of which it is one of other sizes; `None` for those of the program.
+    - `absent`: the arguments of its method that it does not take.
     """
 
     node: Node
@@ -110,6 +111,7 @@ class Draft:
     axes: list[tuple[tuple[Var, int] | None, ...]] = dataclasses.field(default_factory=list)
     inner_axes: list[tuple[tuple[Var, int], ...]] = dataclasses.field(default_factory=list)
     twin: Draft | None = None
+    absent: tuple[str, ...] = ()
 
     def constants(self) -> list[ast.Constant]:
         """The integers in the bodies of its methods."""

@@ -247,7 +247,9 @@ class Twins:
         first = cls.drafts[0]
         # A layer may have the method of another one, see `lend.lend`.
         whole = (
-            d for d in cls.drafts if d.node.layers and len(d.node.fields) == len(first.node.fields)
+            d
+            for d in cls.drafts
+            if d.node.layers and len(d.node.fields) == len(first.node.fields) and not d.absent
         )
         draft = next(whole, first)
         computes = bool(draft.node.layers and draft.methods)
@@ -334,6 +336,7 @@ class Twins:
         alike = inner and cls is not self.outermost
         kept = {_size(a) for a in fields if ties.is_fixed(a)} if alike else set[DimSize]()
         known = _Groups(ties, places, several=several)
+        single = _single(cls, ties) if alike else set[Axis]()
         for root, members in ties.groups():
             own = {_size(a) for a in members if a in fields}
             group = _Group({root}, [_size(a) for a in members], own)
@@ -342,7 +345,7 @@ class Twins:
             least = 1 if group.own else 2
             if root in sums or not all(type(n) is int and n >= least for n in group.sizes):
                 continue
-            if group.own and level == _PARAMETERS:
+            if root in single or (group.own and level == _PARAMETERS):
                 continue
             if not (group.own or root in parts) and (
                 cls is self.outermost or level in (LENGTHS, _KERNELS) or root in follow
@@ -670,6 +673,13 @@ def _proportional(groups: Sequence[_Group], columns: Mapping[Axis, _Column]) -> 
     return found
 
 
+def _single(cls: Class, ties: Ties) -> set[Axis]:
+    """The sizes inside the layers of a class that are 1 in all of them, such as a single head."""
+    layers = cls.drafts[0].node.layers
+    ends = {a for x in layers for v in (*x.inputs, *x.results) for a in _roots(v, ties)}
+    return {root for root, c in _columns(cls, ties).items() if {*c.values()} == {1}} - ends
+
+
 def _follow(one: _Column, other: _Column) -> bool:
     """Whether the sizes of one column are multiples of the other's."""
     common = one.keys() & other.keys()
@@ -822,11 +832,13 @@ def _set_reshaped(
             if len(v.aval.shape) == len(numbers)
             and all(n is None or n == m for n, m in zip(numbers, v.aval.shape, strict=True))
         }
-        if len(news) != 1 or any(id(a) not in left for a in call.args if _number(a) is not None):
+        if any(id(a) not in left for a in call.args if _number(a) is not None):
             continue
-        for argument, new in zip(call.args, *news, strict=True):
-            if isinstance(argument, ast.Constant) and isinstance(new, int):
-                argument.value = new
+        # Arrays of equal shapes may have different ones in the twin.
+        for argument, sizes in zip(call.args, zip(*news, strict=True), strict=False):
+            if isinstance(argument, ast.Constant) and len({*sizes}) == 1:
+                (new,) = {*sizes}
+                argument.value = new if isinstance(new, int) else argument.value
 
 
 class _Numbers:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-from collections.abc import Hashable, Mapping
+from collections.abc import Collection, Hashable, Mapping
 from typing import TYPE_CHECKING
 
 from invert.emission.layers.shared import STEP, blank, taken
@@ -321,6 +321,13 @@ def fields(step: ast.Call) -> list[str]:
         found += [decider(node) or (added_layer(node) if adds else "")]
         node = node.left if isinstance(node, ast.BinOp) else node.args[0]
     return [name for name in found if name]
+
+
+def argument(step: ast.Call, names: Collection[str]) -> str:
+    """Which of some arguments a marked step adds, or `""`."""
+    total = step.args[0]
+    parts = (total.left, total.right) if isinstance(total, ast.BinOp) else ()
+    return next((p.id for p in parts if isinstance(p, ast.Name) and p.id in names), "")
 
 
 def returns_steps(step: ast.Call) -> bool:
