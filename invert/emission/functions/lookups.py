@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import copy
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from invert.emission.layers.shared import replace
 from invert.emission.python import syntax
@@ -92,6 +92,7 @@ def rewrite(definitions: Sequence[ast.stmt]) -> bool:
     known = {name: x for name, d in classes.items() if (x := _Lookup.of(d)) is not None}
     changed = False
     for definition in classes.values():
+        before = changed
         fields = dict(_fields(definition, known))
         for node in [n for n in ast.walk(definition) if isinstance(n, ast.Subscript | ast.Call)]:
             for lookup in dict.fromkeys(fields.values()):
@@ -100,7 +101,51 @@ def rewrite(definitions: Sequence[ast.stmt]) -> bool:
                     replace(definition, node, syntax.call(*found))
                     lookup.take_any_shape()
                     changed = True
+        if changed > before:
+            for method in (s for s in definition.body if isinstance(s, ast.FunctionDef)):
+                _inline(method, {*fields})
     return changed
+
+
+# The longest expression that is written where it is used, and the longest line with it.
+_LONGEST, _LINE = 45, 92
+
+
+def _inline(method: ast.FunctionDef, fields: Collection[str]) -> None:
+    """Write the rows of tables, and the ranges they are looked up by, in the lines that use them.
+
+    They were long when the lines were made.
+    """
+    body = method.body
+    for i in reversed(range(len(body) - 1)):
+        match body[i]:
+            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Call(func=func) as value):
+                looked_up = field_of(func) in fields or ast.unparse(func) == "jnp.arange"
+            case _:
+                continue
+        following = body[i + 1]
+        after = [n for s in body[i + 1 :] for n in ast.walk(s)]
+        uses = [n for n in after if isinstance(n, ast.Name) and n.id == name]
+        own = [n for n in ast.walk(following) if n in uses and isinstance(n.ctx, ast.Load)]
+        again = next((k for k, s in enumerate(body[i + 2 :]) if _stores(s, name)), len(body))
+        later = [n for s in body[i + 2 :][: again + 1] for n in ast.walk(s)]
+        reads = [n for n in later if isinstance(n, ast.Name) and n.id == name]
+        reads = [n for n in reads if isinstance(n.ctx, ast.Load)]
+        plain = isinstance(following, ast.Assign | ast.Return) and following.value is not None
+        if not looked_up or not plain or len(own) != 1 or (reads and not _stores(following, name)):
+            continue
+        more = len(ast.unparse(value)) - len(name)
+        if more < _LONGEST and len(syntax.text_of(following)) + more <= _LINE:
+            replace(following, own[0], value)
+            del body[i]
+
+
+def _stores(statement: ast.stmt, name: str) -> bool:
+    """Whether a statement assigns a variable."""
+    return any(
+        isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Store)
+        for n in ast.walk(statement)
+    )
 
 
 def _method_of(
