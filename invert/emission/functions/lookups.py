@@ -39,9 +39,9 @@ class _Lookup:
                     body=[ast.Return(value=ast.expr() as value)],
                 ) as method
             ]:
-                reads = [n for n in ast.walk(value) if isinstance(n, ast.Subscript)]
+                reads = [n for n in syntax.walk(value) if isinstance(n, ast.Subscript)]
                 indices = [ast.unparse(n.slice) for n in reads]
-                fields = {field for n in ast.walk(value) if (field := field_of(n))}
+                fields = {field for n in syntax.walk(value) if (field := field_of(n))}
                 if indices == [argument.arg] and len(fields) == 1:
                     return cls(method, fields.pop(), argument.arg, value)
         return None
@@ -93,7 +93,7 @@ def rewrite(definitions: Sequence[ast.stmt]) -> bool:
     changed = False
     for definition in classes.values():
         fields = dict(_fields(definition, known))
-        for node in [n for n in ast.walk(definition) if isinstance(n, ast.Subscript | ast.Call)]:
+        for node in [n for n in syntax.walk(definition) if isinstance(n, ast.Subscript | ast.Call)]:
             for lookup in dict.fromkeys(fields.values()):
                 found = lookup.found(node)
                 if found is not None and fields.get(field_of(found[0])) is lookup:
@@ -120,7 +120,7 @@ def _method_of(
     for other in classes:
         own = {ast.unparse(s.target) for s in other.body if isinstance(s, ast.AnnAssign)
                and ast.unparse(s.annotation) == name}  # fmt: skip
-        for node in ast.walk(other):
+        for node in syntax.walk(other):
             if isinstance(node, ast.Attribute) and node.attr == table:
                 reads += field_of(node.value) in own
             match node:
