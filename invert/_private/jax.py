@@ -519,7 +519,7 @@ def sub_jaxprs(eqn: Eqn) -> Iterator[Jaxpr]:
         if type(value) in _PLAIN:
             continue
         for v in value if isinstance(value, (tuple, list)) else (value,):
-            if type(v) not in _PLAIN and isinstance(v, _JAXPRS):
+            if type(v) not in _PLAIN and is_jaxpr(v):
                 yield open_jaxpr(v)
 
 
