@@ -502,11 +502,15 @@ def holds_jaxprs(eqn: Eqn) -> bool:
 
 def holds_jaxpr(value: object) -> bool:
     """Whether a parameter is a jaxpr or a tuple of jaxprs."""
-    if type(value) in _PLAIN:
-        return False
     if isinstance(value, tuple) and value:
         value = value[0]
-    return isinstance(value, _JAXPRS)
+    return type(value) not in _PLAIN and isinstance(value, _JAXPRS)
+
+
+def params_of_jaxprs(eqn: Eqn) -> dict[str, Value]:
+    """The parameters of an equation that are jaxprs or tuples of jaxprs."""
+    params = eqn.params.items()
+    return {n: v for n, v in params if type(v) not in _PLAIN and holds_jaxpr(v)}
 
 
 def sub_jaxprs(eqn: Eqn) -> Iterator[Jaxpr]:
@@ -515,7 +519,7 @@ def sub_jaxprs(eqn: Eqn) -> Iterator[Jaxpr]:
         if type(value) in _PLAIN:
             continue
         for v in value if isinstance(value, (tuple, list)) else (value,):
-            if is_jaxpr(v):
+            if type(v) not in _PLAIN and is_jaxpr(v):
                 yield open_jaxpr(v)
 
 

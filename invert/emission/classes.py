@@ -53,6 +53,7 @@ from invert.emission.layers.memory import Memories, residuals
 from invert.emission.layers.shared import (
     Class,
     Draft,
+    NumbersOf,
     anonymous,
     bare,
     generalize,
@@ -175,6 +176,8 @@ class Classes:
         # Arrays in the types of dictionaries, with their places among those of the outermost class.
         self.typed: list[tuple[ast.Subscript, int]] = []
         self._sizes = ModelSizes(shape=file.program.shape)
+        # The integers of all layers but the first of each class, whose text is written anew.
+        self._numbers = NumbersOf()
         self._scaled: dict[Class, Scaled] = {}
         self._methods: dict[Layer, str] = {}
         self._named: dict[Layer, dict[Atom, str]] = {}
@@ -480,7 +483,8 @@ class Classes:
         for layer in node.layers:
             own = Draft(node)
             method = self._method(layer, own)
-            key = syntax.text_of(bare(method)), str(own.arrays)
+            several = len(node.layers) > 1
+            key = (syntax.text_of(bare(method)), str(own.arrays)) if several else ("", "")
             if key not in methods and layer.same is not None:
                 raise EmissionError("the calls of a layer differ")
             if key not in methods:
@@ -663,6 +667,7 @@ class Classes:
         begun = self._begun
         for undo in begun.undo.values():
             undo()
+        self._numbers.keep(d for cls in begun.undo for d in cls.drafts[1:])
         self.file.definitions = [
             d.definition if isinstance(d, Class) else d for d in begun.definitions
         ]
@@ -697,6 +702,7 @@ class Classes:
             self._given,
             self._outermost,
             self._sizes,
+            self._numbers,
         )
         for cls in written:
             if (scaled := twins.add(cls)) is not None:
@@ -751,7 +757,8 @@ class Classes:
             node.slice = syntax.copied(filled.slice)
         self.size_names.axes[cls] = fields_axes(cls.drafts[0])
         known = {**inside, **named.first()}
-        generalize(cls.drafts, known, self.file.names.taken, self.size_names.of_states(cls))
+        states, taken = self.size_names.of_states(cls), self.file.names.taken
+        generalize(cls.drafts, known, taken, states, self._numbers)
         heads.write_repeats(cls)
         make_static(cls)
         if cls not in self.inits.counted:

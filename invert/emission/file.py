@@ -200,7 +200,7 @@ class File(Writer):
             source = textwrap.dedent(inspect.getsource(inspect.unwrap(function)))
             (definition,) = ast.parse(source).body
             assert isinstance(definition, ast.FunctionDef)
-            called = {n.id for n in ast.walk(definition) if isinstance(n, ast.Name)}
+            called = {n.id for n in syntax.walk(definition) if isinstance(n, ast.Name)}
             for name in sorted(called & copies.FUNCTIONS.keys()):
                 syntax.rename(definition, {name: self.copied(copies.FUNCTIONS[name])})
             name = helpers.COPIED.get(definition.name, definition.name)
@@ -323,7 +323,7 @@ def _imports(definitions: Sequence[ast.stmt]) -> str:
     roots: set[str] = set()
     dotted: set[str] = set()
     for definition in definitions:
-        for node in ast.walk(definition):
+        for node in syntax.walk(definition):
             if isinstance(node, ast.Name):
                 roots.add(node.id)
             elif isinstance(node, ast.Attribute):

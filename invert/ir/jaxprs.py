@@ -33,12 +33,12 @@ from invert._private.jax import (
     dce,
     dim_as_value_p,
     eval_jaxpr,
-    holds_jaxpr,
     holds_jaxprs,
     is_jaxpr,
     live_part,
     on_shards,
     open_jaxpr,
+    params_of_jaxprs,
     rename,
     renamed,
     sub_jaxprs,
@@ -190,7 +190,7 @@ def map_jaxprs(closed: J, function: Callable[[Jaxpr], Jaxpr]) -> J:
     def visit(closed: AnyJaxpr) -> AnyJaxpr:
         if closed not in done:
             jaxpr = new = open_jaxpr(closed)
-            if changed := {i: eqn for i in holders(jaxpr) if (eqn := inside(jaxpr.eqns[i]))}:
+            if changed := {i: eqn for i in held(jaxpr) if (eqn := inside(jaxpr.eqns[i]))}:
                 new = jaxpr.replace(eqns=[changed.get(i, e) for i, e in enumerate(jaxpr.eqns)])
             new = function(new)
             done[closed] = closed if new is jaxpr else close_like(closed, new)
@@ -198,9 +198,9 @@ def map_jaxprs(closed: J, function: Callable[[Jaxpr], Jaxpr]) -> J:
 
     def inside(eqn: Eqn) -> Eqn | None:
         """The equation on changed jaxprs, if any changes."""
-        held = {name: value for name, value in eqn.params.items() if holds_jaxpr(value)}
+        own = params_of_jaxprs(eqn)
         with on_shards(eqn):
-            params = {n: new for n, v in held.items() if (new := map_param(v, visit)) is not v}
+            params = {n: new for n, v in own.items() if (new := map_param(v, visit)) is not v}
         return eqn.replace(params={**eqn.params, **params}) if params else None
 
     return cast(J, visit(closed))
@@ -442,22 +442,21 @@ def equations(jaxpr: Jaxpr) -> Iterator[Eqn]:
             continue
         seen.add(current)
         yield from current.eqns
-        for i in holders(current):
-            pending.extend(sub_jaxprs(current.eqns[i]))
+        for inner in held(current).values():
+            pending.extend(inner)
 
 
 @by_jaxpr
-def holders(jaxpr: Jaxpr) -> tuple[int, ...]:
-    """The positions of the equations that hold jaxprs."""
-    return tuple(i for i, eqn in enumerate(jaxpr.eqns) if holds_jaxprs(eqn))
+def held(jaxpr: Jaxpr) -> Mapping[int, Sequence[Jaxpr]]:
+    """The jaxprs inside the equations that hold some, by the positions of these."""
+    return {i: [*sub_jaxprs(eqn)] for i, eqn in enumerate(jaxpr.eqns) if holds_jaxprs(eqn)}
 
 
 @by_jaxpr
 def names_in(jaxpr: Jaxpr) -> frozenset[str]:
     """The names of the primitives, those of inner jaxprs included."""
     names = {eqn.primitive.name for eqn in jaxpr.eqns}
-    inner = (names_in(j) for i in holders(jaxpr) for j in sub_jaxprs(jaxpr.eqns[i]))
-    return frozenset(names.union(*inner))
+    return frozenset(names.union(*(names_in(j) for own in held(jaxpr).values() for j in own)))
 
 
 def primitive_counts(jaxpr: Jaxpr) -> Mapping[str, int]:

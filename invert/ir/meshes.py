@@ -19,11 +19,11 @@ from invert._errors import only_refusals
 from invert._private.jax import (
     bind_equation,
     close_like,
-    holds_jaxpr,
     is_on_shards,
     on_shards,
     on_whole_values,
     open_jaxpr,
+    params_of_jaxprs,
     pvary,
     trace_closed,
     varying,
@@ -178,7 +178,7 @@ def unchecked(closed: AnyJaxpr, says: bool | None = None) -> AnyJaxpr:
             params = dict(eqn.params)
             if eqn.primitive.name == "shard_map":
                 params["check_vma"] = next(checks)
-            for name in (n for n, value in eqn.params.items() if holds_jaxpr(value)):
+            for name in params_of_jaxprs(eqn):
                 params[name] = map_param(params[name], inner)
             eqns.append(eqn.replace(params=params))
         return jaxpr.replace(eqns=eqns)

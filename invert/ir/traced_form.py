@@ -49,6 +49,7 @@ from invert.ir.jaxprs import (
     canonicalize,
     is_wide,
     map_jaxprs,
+    with_equations,
     with_inlined,
     with_values,
     without_empty,
@@ -105,7 +106,7 @@ def _normalized(closed: J, depth: int) -> J:
             if eqn.primitive.name in _NORMAL:
                 eqn = _NORMAL[eqn.primitive.name](eqn, depth)
             eqns.append(eqn)
-        return jaxpr.replace(eqns=eqns)
+        return with_equations(jaxpr, eqns)
 
     return map_jaxprs(merged(strong(closed)), one)
 
@@ -165,7 +166,7 @@ def _with_bounds(jaxpr: Jaxpr) -> Jaxpr:
         closed = close_like(eqn.params["jaxpr"], body)
         return eqn.replace(invars=[eqn.invars[0], *values], params={**eqn.params, "jaxpr": closed})
 
-    return jaxpr.replace(eqns=[typed(e) for e in jaxpr.eqns])
+    return with_equations(jaxpr, [typed(e) for e in jaxpr.eqns])
 
 
 def plain(closed: J) -> J:
@@ -248,6 +249,8 @@ def _converted(eqn: Eqn) -> Literal:
 
 def _composed(jaxpr: Jaxpr) -> Jaxpr:
     """Merge chains that add, remove or broadcast axes of size one into one equation."""
+    if all(e.primitive.name not in kinds.LAYOUT for e in jaxpr.eqns):
+        return jaxpr
     eqns: list[Eqn] = []
     made: dict[Atom, Eqn] = {}
     names: dict[Var, Atom] = {}
@@ -345,10 +348,11 @@ def _strengthened(jaxpr: Jaxpr) -> Jaxpr:
     made = [v for e in jaxpr.eqns for v in e.outvars]
     weak = any(is_weak(v) for v in (*jaxpr.constvars, *jaxpr.invars, *made))
     identities = any(_returned(e) is not None for e in jaxpr.eqns)
-    jaxpr = jaxpr.replace(
-        eqns=[_typed_operands(e) for e in jaxpr.eqns],
-        outvars=[typed(a) for a in jaxpr.outvars],
-    )
+    eqns = [_typed_operands(e) for e in jaxpr.eqns]
+    outs = [typed(a) for a in jaxpr.outvars]
+    if any(a is not b for a, b in zip(outs, jaxpr.outvars, strict=True)):
+        jaxpr = jaxpr.replace(outvars=outs)
+    jaxpr = with_equations(jaxpr, eqns)
     if not weak and not identities:
         return jaxpr
 

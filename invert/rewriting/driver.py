@@ -20,13 +20,12 @@ from invert._private.jax import (
     constants_as_arguments,
     consts_of,
     dce,
-    holds_jaxpr,
     live_part,
     names_of,
     on_shards,
     on_whole_values,
     open_jaxpr,
-    sub_jaxprs,
+    params_of_jaxprs,
     trace_as_lowered,
     trace_closed,
     with_names,
@@ -158,8 +157,8 @@ class Rewriter:
 
     def _inside(self, jaxpr: Jaxpr, number: int, consts: Consts) -> Jaxpr:
         eqns, roots = list(jaxpr.eqns), self._roots[number]
-        for i in jaxprs.holders(jaxpr):
-            if any(not roots.isdisjoint(jaxprs.names_in(j)) for j in sub_jaxprs(eqns[i])):
+        for i, inner in jaxprs.held(jaxpr).items():
+            if any(not roots.isdisjoint(jaxprs.names_in(j)) for j in inner):
                 eqns[i] = self._inner(eqns[i], number, consts)
         return jaxprs.with_equations(jaxpr, eqns)
 
@@ -168,9 +167,7 @@ class Rewriter:
             return eqn
         params = {}
         outer, self._called = self._called, _call_name(eqn)
-        for name, value in eqn.params.items():
-            if not holds_jaxpr(value):
-                continue
+        for name, value in params_of_jaxprs(eqn).items():
             # Array constants are defined outside the bodies that use them.
             values = [consts.get(a) if is_var(a) else None for a in _fixed_operands(eqn, name)]
             known = () if all(c is None for c in values) else tuple(values)

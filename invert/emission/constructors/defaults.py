@@ -5,11 +5,13 @@ from __future__ import annotations
 import ast
 from collections.abc import Sequence
 
+from invert.emission.python import syntax
+
 
 def drop_unused_defaults(definitions: Sequence[ast.stmt]) -> None:
     """Remove defaults of constructors that no call in the file uses."""
     given: dict[str, list[set[str | None]]] = {}
-    for call in (n for d in definitions for n in ast.walk(d) if isinstance(n, ast.Call)):
+    for call in (n for d in definitions for n in syntax.walk(d) if isinstance(n, ast.Call)):
         if isinstance(call.func, ast.Name):
             given.setdefault(call.func.id, []).append({k.arg for k in call.keywords})
     for definition in definitions:

@@ -141,7 +141,7 @@ def _is_counted(name: str) -> bool:
 
 def _ends_line(statement: Statement) -> bool:
     """Whether a value is an activation of several layers, all written on one line."""
-    calls = [n for n in ast.walk(statement.value) if isinstance(n, ast.Call)]
+    calls = [n for n in syntax.walk(statement.value) if isinstance(n, ast.Call)]
     layers = [n for n in calls if ast.unparse(n.func).startswith("self.")]
     return statement.passes and calls[:1] != layers[:1] and len(layers) > 1
 
@@ -404,7 +404,7 @@ class Body:
 
     def _letter(self, expression: ast.expr) -> None:
         """Name the subscripts of an einsum after the dimensions of its operands."""
-        for node in ast.walk(expression):
+        for node in syntax.walk(expression):
             if isinstance(node, ast.Call) and len(node.args) == 3 and _is_einsum(node):
                 subscripts, *operands = node.args
                 names = [

@@ -148,7 +148,7 @@ def calling(function: JaxFunction, *args: ast.expr) -> ast.expr:
 
 def named(expression: ast.expr, writer: Writer) -> ast.expr:
     """An expression with these functions under their names in the file, which gets copies."""
-    used = {n.id for n in ast.walk(expression) if isinstance(n, ast.Name) and n.id in FUNCTIONS}
+    used = {n.id for n in syntax.walk(expression) if isinstance(n, ast.Name) and n.id in FUNCTIONS}
     if not used:
         return expression
     return syntax.renamed(expression, {n: writer.copied(FUNCTIONS[n]) for n in sorted(used)})
@@ -178,7 +178,7 @@ def _calls_of(
     definition: ast.FunctionDef, definitions: Sequence[ast.stmt]
 ) -> Sequence[ast.Call] | None:
     """A function's calls with all arguments; `None` if used otherwise."""
-    nodes = [n for d in definitions for n in ast.walk(d)]
+    nodes = [n for d in definitions for n in syntax.walk(d)]
     uses = sum(syntax.is_named(n, definition.name) for n in nodes)
     count = len(definition.args.args)
     called = [
@@ -232,7 +232,7 @@ def _square(definition: ast.FunctionDef, calls: Sequence[ast.Call]) -> None:
 def _state_axes(definition: ast.FunctionDef, rank: int) -> None:
     """Write the axes of images in a docstring for one number of axes."""
     sizes = {1: "length", 2: "height, width", 3: "depth, height, width"}.get(rank, _ANY_SIZES)
-    for node in ast.walk(definition.body[0]):
+    for node in syntax.walk(definition.body[0]):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             node.value = node.value.replace(_ANY_SIZES, sizes)
 

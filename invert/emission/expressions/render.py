@@ -238,7 +238,7 @@ def _parameter_hints(function: FunctionText) -> list[str]:
 
 def _called(value: ast.expr) -> set[str]:
     """The layers of `self` that an expression names, as variables."""
-    return {of_field(n.attr) for n in ast.walk(value) if isinstance(n, ast.Attribute)}
+    return {of_field(n.attr) for n in syntax.walk(value) if isinstance(n, ast.Attribute)}
 
 
 def _nested(pattern: Pattern, targets: Sequence[ast.Name]) -> ast.expr:

@@ -80,7 +80,7 @@ def _values(tokens: Iterable[str]) -> set[str]:
 
 def _parts(value: ast.expr) -> set[str]:
     """The tokens that are parts of a tuple, a list or a dictionary."""
-    inside = [n for n in ast.walk(value) if isinstance(n, (ast.Tuple, ast.List, ast.Dict))]
+    inside = [n for n in syntax.walk(value) if isinstance(n, (ast.Tuple, ast.List, ast.Dict))]
     parts = [p for n in inside for p in ast.iter_child_nodes(n)]
     return {p.id for p in parts if isinstance(p, ast.Name)}
 
@@ -91,7 +91,7 @@ def _reads(repeat: Repeat, token: str) -> bool:
 
 def _skips(value: ast.expr, token: str) -> bool:
     """Whether a layer takes a value beside another computed from it."""
-    calls = [n for n in ast.walk(value) if isinstance(n, ast.Call) and n.args]
+    calls = [n for n in syntax.walk(value) if isinstance(n, ast.Call) and n.args]
     return any(
         token in syntax.tokens_in(c.args[0])
         and any(isinstance(a, ast.Name) and a.id == token for a in c.args[1:])
@@ -104,12 +104,12 @@ def _leads(value: ast.expr, token: str, others: Set[str]) -> bool:
 
     All layers in it are called with the value.
     """
-    calls = [n for n in ast.walk(value) if isinstance(n, ast.Call)]
+    calls = [n for n in syntax.walk(value) if isinstance(n, ast.Call)]
     layers = [c for c in calls if any(n.id == "self" for n in syntax.names_in(c.func))]
     if not layers or any(token not in syntax.tokens_in(c) for c in layers):
         return False
     first = {id(c.args[0]) for c in calls if c.args}
     further = {id(a) for c in calls for a in (*c.args[1:], *(k.value for k in c.keywords))}
-    names = [n for n in ast.walk(value) if isinstance(n, ast.Name)]
+    names = [n for n in syntax.walk(value) if isinstance(n, ast.Name)]
     leads = all(id(n) in first for n in names if n.id == token)
     return leads or all(id(n) in further for n in names if n.id in others)

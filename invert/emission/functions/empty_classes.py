@@ -95,7 +95,7 @@ def _uses(definition: ast.ClassDef, definitions: Sequence[ast.stmt]) -> _Uses | 
         syntax.is_named(n, definition.name)
         for d in definitions
         if d is not definition
-        for n in ast.walk(d)
+        for n in syntax.walk(d)
     )
     for outer in (d for d in definitions if isinstance(d, ast.ClassDef) and d is not definition):
         fields = {
@@ -110,9 +110,9 @@ def _uses(definition: ast.ClassDef, definitions: Sequence[ast.stmt]) -> _Uses | 
             continue
         made = [s for s in _statements(outer) if _makes(s, definition.name) in fields]
         calls = [
-            n for n in ast.walk(outer) if isinstance(n, ast.Call) and field_of(n.func) in fields
+            n for n in syntax.walk(outer) if isinstance(n, ast.Call) and field_of(n.func) in fields
         ]
-        mentioned = (n for n in ast.walk(outer) if field_of(n) in fields)
+        mentioned = (n for n in syntax.walk(outer) if field_of(n) in fields)
         reads = [n for n in mentioned if isinstance(getattr(n, "ctx", None), ast.Load)]
         others = [s for s in _statements(outer) if s not in made]
         if len(made) != len(fields) or len(calls) != len(reads) or not others:

@@ -39,9 +39,9 @@ class _Lookup:
                     body=[ast.Return(value=ast.expr() as value)],
                 ) as method
             ]:
-                reads = [n for n in ast.walk(value) if isinstance(n, ast.Subscript)]
+                reads = [n for n in syntax.walk(value) if isinstance(n, ast.Subscript)]
                 indices = [ast.unparse(n.slice) for n in reads]
-                fields = {field for n in ast.walk(value) if (field := field_of(n))}
+                fields = {field for n in syntax.walk(value) if (field := field_of(n))}
                 if indices == [argument.arg] and len(fields) == 1:
                     return cls(method, fields.pop(), argument.arg, value)
         return None
@@ -94,7 +94,7 @@ def rewrite(definitions: Sequence[ast.stmt]) -> bool:
     for definition in classes.values():
         before = changed
         fields = dict(_fields(definition, known))
-        for node in [n for n in ast.walk(definition) if isinstance(n, ast.Subscript | ast.Call)]:
+        for node in [n for n in syntax.walk(definition) if isinstance(n, ast.Subscript | ast.Call)]:
             for lookup in dict.fromkeys(fields.values()):
                 found = lookup.found(node)
                 if found is not None and fields.get(field_of(found[0])) is lookup:
@@ -126,7 +126,7 @@ def _inline(method: ast.FunctionDef, fields: Collection[str]) -> None:
         following = body[i + 1]
         after = [n for s in body[i + 1 :] for n in ast.walk(s)]
         uses = [n for n in after if isinstance(n, ast.Name) and n.id == name]
-        own = [n for n in ast.walk(following) if n in uses and isinstance(n.ctx, ast.Load)]
+        own = [n for n in uses if isinstance(n.ctx, ast.Load) and n in ast.walk(following)]
         again = next((k for k, s in enumerate(body[i + 2 :]) if _stores(s, name)), len(body))
         later = [n for s in body[i + 2 :][: again + 1] for n in ast.walk(s)]
         reads = [n for n in later if isinstance(n, ast.Name) and n.id == name]
@@ -165,7 +165,7 @@ def _method_of(
     for other in classes:
         own = {ast.unparse(s.target) for s in other.body if isinstance(s, ast.AnnAssign)
                and ast.unparse(s.annotation) == name}  # fmt: skip
-        for node in ast.walk(other):
+        for node in syntax.walk(other):
             if isinstance(node, ast.Attribute) and node.attr == table:
                 reads += field_of(node.value) in own
             match node:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import ast
 from collections.abc import Sequence
 
+from invert.emission.python import syntax
 from invert.emission.python.naming import Names
 
 
 def known_names(definitions: Sequence[ast.stmt]) -> Names:
     """Names that a new function of a file must not have, locals included."""
     found = Names()
-    nodes = [n for d in definitions for n in ast.walk(d)]
+    nodes = [n for d in definitions for n in syntax.walk(d)]
     fields = {id(n.target) for n in nodes if isinstance(n, ast.AnnAssign)}
     for node in nodes:
         if isinstance(node, ast.arg):

@@ -110,7 +110,7 @@ class _Method:
         calls: dict[ast.stmt, set[str]] = {}
 
         def called(node: ast.AST) -> set[str]:
-            nodes = [*ast.walk(node)]
+            nodes = [*syntax.walk(node)]
             names = (n for n in nodes if isinstance(n, ast.Name))
             before = (calls[self.defined[n]] for n in names if n in self.defined)
             return {_callee(n) for n in nodes if isinstance(n, ast.Call)}.union(*before)
@@ -119,7 +119,7 @@ class _Method:
             calls[statement] = called(statement)
             assigned = isinstance(statement, ast.Assign | ast.Return)
             if assigned and _kind_of(calls[statement], only=False) is not None:
-                for node in ast.walk(statement):
+                for node in syntax.walk(statement):
                     operation = isinstance(node, ast.Call | ast.BinOp)
                     if operation and _kind_of(called(node), only=False) is not None:
                         yield _Place(self, statement, node)
@@ -155,8 +155,8 @@ def _is_plain(statement: ast.stmt) -> TypeIs[ast.Assign]:
 
 
 def _stored(statement: ast.stmt) -> set[str]:
-    stored = {n.id for n in ast.walk(statement) if isinstance(n, ast.Name) and _is_stored(n)}
-    return stored | {n.name for n in ast.walk(statement) if isinstance(n, ast.FunctionDef)}
+    stored = {n.id for n in syntax.walk(statement) if isinstance(n, ast.Name) and _is_stored(n)}
+    return stored | {n.name for n in syntax.walk(statement) if isinstance(n, ast.FunctionDef)}
 
 
 def _is_stored(name: ast.Name) -> bool:
@@ -459,7 +459,7 @@ def _head(node: ast.expr) -> Hashable:
 
 def _kind(place: _Place) -> tuple[str, str] | None:
     """The name and docstring of these steps, if clear what they compute."""
-    nodes = (n for s in (*place.steps, place.node) for n in ast.walk(s))
+    nodes = (n for s in (*place.steps, place.node) for n in syntax.walk(s))
     calls = [_callee(n) for n in nodes if isinstance(n, ast.Call)]
     return None if calls.count("jnp.mean") > 1 else _kind_of(calls)
 

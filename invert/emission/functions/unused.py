@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 
+from invert.emission.python import syntax
 from invert.emission.python.naming import RESERVED
 
 
@@ -14,7 +15,7 @@ def remove(definitions: list[ast.stmt]) -> bool:
         read = {
             n.id
             for d in definitions
-            for n in ast.walk(d)
+            for n in syntax.walk(d)
             if isinstance(n, ast.Name) and n.id != getattr(d, "name", "")
         }
         unused = [

@@ -316,6 +316,8 @@ class _Family:
             time = 0 if steps is None else steps.time
             for mark in filter(values.returns_steps, values.steps(method)):
                 _add_result(draft, method, time, has=values.has(mark))
+            if draft.methods == [method]:
+                continue
             draft.methods = [method]
             method.args.defaults = [ast.Constant(None)] * most
             optional_arguments.complete(draft, self.first, absent[draft])

@@ -122,11 +122,13 @@ class Draft:
         found = self.constants()
         marks = (n for m in self.methods for n in syntax.walk(m) if _is_left_out(n))
         unused = {id(c) for mark in marks for c in integers(mark.args[0])}
-        sizes = _in_shapes(self.methods)
+        shapes = numbers_in_shapes(self.methods)
         return Numbers(
             found,
-            {i for i, c in enumerate(found) if id(c) in unused},
-            {i for i, c in enumerate(found) if id(c) in sizes},
+            *(
+                {i for i, c in enumerate(found) if id(c) in ids}
+                for ids in (unused, shapes | _under_roots(self.methods), shapes)
+            ),
         )
 
     def place(self, field: str) -> int:
@@ -143,11 +145,19 @@ class Numbers:
     - `constants`: their nodes, which hold what each is at the time.
     - `unused`: the places of those in steps that the layer lacks.
     - `in_shapes`: the places of those that must be sizes: in shapes, ranges and roots.
+    - `plain`: the same without those in roots.
     """
 
     constants: list[ast.Constant]
     unused: set[int]
     in_shapes: set[int]
+    plain: set[int]
+
+    def copied(self, new: Mapping[int, ast.AST]) -> Numbers:
+        """Those of a copy, whose nodes are given by the ids of the nodes here."""
+        found = (new[id(c)] for c in self.constants)
+        same = [c for c in found if isinstance(c, ast.Constant)]
+        return dataclasses.replace(self, constants=same)
 
     def value(self, place: int) -> int | None:
         """What one of them is; `None` in a step that the layer lacks."""
@@ -156,6 +166,12 @@ class Numbers:
 
 class NumbersOf(dict[Draft, Numbers]):
     """The integers of layers, each text read once."""
+
+    def keep(self, drafts: Iterable[Draft]) -> None:
+        """Forget all but those of some layers."""
+        kept = {draft: self[draft] for draft in drafts if draft in self}
+        self.clear()
+        self.update(kept)
 
     def __missing__(self, draft: Draft) -> Numbers:
         self[draft] = found = draft.numbers()
@@ -573,26 +589,26 @@ def _differ(column: Iterable[int | None]) -> bool:
     return len({*column} - {None}) > 1
 
 
-def numbers_in_shapes(methods: Iterable[ast.FunctionDef]) -> dict[int, int | None]:
-    """The nodes of integers in shapes and ranges, by `id`, with their places in a new shape."""
-    sizes: dict[int, int | None] = {}
+def numbers_in_shapes(methods: Iterable[ast.FunctionDef]) -> set[int]:
+    """The nodes of integers in shapes and ranges, by `id`."""
+    sizes: set[int] = set()
     for node in (n for m in methods for n in syntax.walk(m)):
         match node:
             case ast.Call(func=ast.Attribute(attr="reshape"), args=args):
-                sizes.update((id(n), i) for i, n in enumerate(args))
+                sizes.update(map(id, args))
             case ast.Call(
                 func=ast.Attribute(value=ast.Attribute(attr="random")),
                 args=[_, ast.Tuple(elts=args), *_],
             ):
-                sizes.update(dict.fromkeys(map(id, args)))
+                sizes.update(map(id, args))
             case ast.Call(func=ast.Attribute(attr="arange"), args=[length]):
-                sizes[id(length)] = None
+                sizes.add(id(length))
             case ast.BinOp(
                 left=ast.Call(func=ast.Attribute(attr="arange"), args=[ast.Constant(value=length)]),
                 op=ast.Div(),
                 right=ast.Constant(value=total),
             ) if total == length:
-                sizes[id(node.right)] = None
+                sizes.add(id(node.right))
             case (
                 ast.Call(
                     func=ast.Attribute(attr="zeros" | "ones" | "full"),
@@ -603,13 +619,13 @@ def numbers_in_shapes(methods: Iterable[ast.FunctionDef]) -> dict[int, int | Non
                     args=[_, ast.Tuple(elts=args), *_],
                 )
             ):
-                sizes.update(dict.fromkeys(map(id, args)))
+                sizes.update(map(id, args))
     return sizes
 
 
-def _in_shapes(methods: Sequence[ast.FunctionDef]) -> set[int]:
-    """The nodes of integers that must be sizes, by `id`: in shapes, ranges and roots."""
-    sizes = {*numbers_in_shapes(methods)}
+def _under_roots(methods: Sequence[ast.FunctionDef]) -> set[int]:
+    """The nodes of numbers in roots, by `id`."""
+    sizes: set[int] = set()
     for node in (n for m in methods for n in syntax.walk(m)):
         match node:
             case ast.BinOp(left=base, op=ast.Pow(), right=ast.Constant(value=0.5)):
@@ -698,6 +714,7 @@ def generalize(
     names: Mapping[tuple[str, ...], str],
     taken: Iterable[str],
     stored: Mapping[str, ast.expr],
+    read: NumbersOf,
 ) -> None:
     """Replaces numbers that differ between drafts by sizes of arrays, in the first.
 
@@ -706,9 +723,10 @@ def generalize(
     - `names`: the sizes named in the annotations, by their values in all drafts.
     - `taken`: names of the file.
     - `stored`: fields that are sizes, by the texts that read these from arrays.
+    - `read`: the integers of all others.
     """
-    read = NumbersOf()
-    columns, first = _columns(group, read), read[group[0]]
+    read[group[0]] = first = group[0].numbers()  # in which steps may have been rewritten
+    columns = _columns(group, read)
     if not any(map(_differ, columns)):
         return
     (method,) = group[0].methods

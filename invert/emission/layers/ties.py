@@ -122,6 +122,9 @@ class Ties:
         self._carried, self._half, self._adds = carried or {}, half, adds
         self._above: dict[Axis, Axis] = {}
         self._fixed: set[Axis] = set()
+        # The roots of these, for as many ties and fixed axes as there were.
+        self._fixed_roots: tuple[object, set[Axis]] = None, set()
+        self._joins = 0
         self._scope = 0
         self._scopes = itertools.count(1)
         self.kernels: list[Axis] = []
@@ -145,8 +148,10 @@ class Ties:
 
     def is_fixed(self, axis: Axis) -> bool:
         """Whether the program gives a size as a number."""
-        root = self.root(axis)
-        return any(self.root(a) == root for a in self._fixed)
+        now = self._joins, len(self._fixed)
+        if self._fixed_roots[0] != now:
+            self._fixed_roots = now, set(map(self.root, self._fixed))
+        return self.root(axis) in self._fixed_roots[1]
 
     def groups(self) -> Iterator[tuple[Axis, list[Axis]]]:
         """The axes that are tied together, without those that are fixed."""
@@ -188,6 +193,7 @@ class Ties:
         self._above.setdefault(one, one)
         self._above.setdefault(other, other)
         self._above[self.root(one)] = self.root(other)
+        self._joins += 1
 
     def layer(self, layer: Layer) -> None:
         """Add the ties of a layer and of the layers inside."""

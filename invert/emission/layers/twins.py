@@ -24,11 +24,11 @@ from invert.emission.layers.proportions import LEAST_DIFFERENT, ratios
 from invert.emission.layers.shared import (
     Class,
     Draft,
+    Numbers,
     NumbersOf,
     fit,
     is_block,
     number_of,
-    numbers_in_shapes,
     settle,
     sites,
 )
@@ -285,7 +285,7 @@ class Twins:
         level = self.given.get(cls, _NO_SIZES)
         strided = _strided(ties) if level < _KERNELS and cls is not self.outermost else []
         scaled = Scaled(ties, sizes, strided, free=not sizes.keys() <= own, half=half)
-        if _Numbers(draft, scaled).has_values(self.read[draft].constants):
+        if _Numbers(draft, scaled, self.read[draft]).has_values(self.read[draft].constants):
             self.given[cls] = self.weaker(cls, scaled)
             return self.add(cls)
         scaled.source, scaled.node = draft.node, self._twin(draft.node, scaled)
@@ -779,10 +779,11 @@ def _add(cls: Class, draft: Draft, node: Node, scaled: Scaled, read: NumbersOf) 
         (expression, tuple(scaled.size(*a, n) for n, a in zip(shape, axes, strict=True)))
         for (expression, shape), axes in zip(draft.inner, draft.inner_axes, strict=True)
     ]
+    copies: dict[int, ast.AST] = {}
     twin = dataclasses.replace(
         draft,
         node=node,
-        methods=syntax.cloned(draft.methods),
+        methods=syntax.cloned(draft.methods, copies),
         arrays=arrays,
         inner=inner,
         twin=draft,
@@ -796,7 +797,8 @@ def _add(cls: Class, draft: Draft, node: Node, scaled: Scaled, read: NumbersOf) 
             sides = _sides(_convolutions(draft)[0], scaled)
             halves = (syntax.tuple_of([syntax.number(k // 2)] * 2) for k in sides)
             site.value = syntax.tuple_of(halves)
-    numbers = _Numbers(draft, scaled, twin)
+    read[twin] = read[draft].copied(copies)
+    numbers = _Numbers(draft, scaled, read[twin])
     for site in (s for s in places if s.field == "groups"):
         if len(news := _channels(draft, scaled, int(ast.literal_eval(site.value)))) == 1:
             site.value = syntax.number(*news)
@@ -846,16 +848,16 @@ class _Numbers:
 
     **Arguments:**
 
-    - `text`: the layer whose methods hold these numbers, by default the layer itself.
+    - `integers`: those in the text, of the layer or of its twin.
 
     **Attributes:**
 
     - `sizes`: the sizes in the layer, with those that they have in the twin.
     """
 
-    def __init__(self, draft: Draft, scaled: Scaled, text: Draft | None = None):
+    def __init__(self, draft: Draft, scaled: Scaled, integers: Numbers):
         self._draft, self._scaled = draft, scaled
-        self._in_shapes = numbers_in_shapes((text or draft).methods)
+        self._in_shapes = {id(integers.constants[i]) for i in integers.plain}
         self._steps = {id(s): s for layer in draft.node.layers for s in _every(layer.steps)}
         atoms = (a for s in self._steps.values() for a in _atoms(s))
         self._variables = {id(a): a for a in atoms if isinstance(a, Var)}
@@ -886,15 +888,8 @@ class _Numbers:
                 return {old: {int(self._scaled.size(v, axis, old))}}
         if id(constant) not in self._in_shapes:
             return {}
-        steps = [s for o in origin if isinstance(o, int) and (s := self._steps.get(o)) is not None]
-        place = self._in_shapes[id(constant)]
-        made = [s.outvars[0] for s in steps if s.primitive.name == "reshape"]
-        number = number_of(constant)
-        if len(made) == 1 and place is not None and number is not None:
-            (v,) = made
-            if v.aval.shape[place : place + 1] == (number,):
-                return {number: {int(self._scaled.size(v, place, number))}}
-        return self._found(a for s in steps for a in _atoms(s))
+        steps = (self._steps.get(o) for o in origin if isinstance(o, int))
+        return self._found(a for s in steps if s is not None for a in _atoms(s))
 
     def _found(self, atoms: Iterable[Atom]) -> dict[int, set[int]]:
         found: dict[int, set[int]] = {}

@@ -20,7 +20,7 @@ _FEW = 3
 def body_of(function: ast.FunctionDef) -> list[ast.stmt]:
     """The body of a function in which such lists are comprehensions."""
     body = [*function.body]
-    lists = [n for s in body for n in ast.walk(s) if isinstance(n, ast.List)]
+    lists = [n for s in body for n in syntax.walk(s) if isinstance(n, ast.List)]
     for node in (n for n in lists if len(n.elts) >= _FEW):
         uses = collections.Counter(n.id for s in body for n in syntax.names_in(s))
         made = {
@@ -34,7 +34,7 @@ def body_of(function: ast.FunctionDef) -> list[ast.stmt]:
                   for e in node.elts]  # fmt: skip
         gone = {e.id for e in node.elts if isinstance(e, ast.Name) and e.id in own}
         each = _comprehension(values, body, {n: k for n, k in uses.items() if n not in gone})
-        place = next(i for i, s in enumerate(body) if any(n is node for n in ast.walk(s)))
+        place = next(i for i, s in enumerate(body) if any(n is node for n in syntax.walk(s)))
         if each is None or not isinstance(body[place], ast.Assign | ast.Return):
             continue
         generator, split = each
@@ -50,7 +50,7 @@ def body_of(function: ast.FunctionDef) -> list[ast.stmt]:
 
 
 def _targets(statement: ast.stmt) -> set[str]:
-    names = (n for n in ast.walk(statement) if isinstance(n, ast.Name))
+    names = (n for n in syntax.walk(statement) if isinstance(n, ast.Name))
     return {n.id for n in names if isinstance(n.ctx, ast.Store)}
 
 
@@ -96,7 +96,7 @@ def _one_of(value: ast.expr) -> str:
     """The field of the tuple whose layer an expression calls, or `""`."""
     indexed = [
         syntax.field_of(n.value)
-        for n in ast.walk(value)
+        for n in syntax.walk(value)
         if isinstance(n, ast.Subscript) and isinstance(n.slice, ast.Constant)
     ]
     named = [name for name in indexed if name]
@@ -107,7 +107,7 @@ def _with_element(value: ast.expr, layers: ast.expr, i: int, element: str) -> as
     """An expression with a variable for one item of a tuple; `None` if it is another item."""
     item = syntax.text_of(syntax.item(layers, syntax.number(i)))
     node = syntax.copied(value)
-    for n in ast.walk(node):
+    for n in syntax.walk(node):
         if isinstance(n, ast.Subscript) and syntax.text_of(n) == item:
             _replaced(node, n, syntax.name(element))
             return node

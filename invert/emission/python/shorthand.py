@@ -54,12 +54,12 @@ def _each_once(types: ast.expr) -> ast.expr:
 
 def _name_after_layers(function: ast.FunctionDef) -> None:
     """Name values after their layers that would be called `x_2` or `y_2`."""
-    nodes = [n for n in ast.walk(function) if isinstance(n, ast.Name)]
-    taken = {n.id for n in nodes} | {a.arg for a in ast.walk(function) if isinstance(a, ast.arg)}
+    nodes = [n for n in syntax.walk(function) if isinstance(n, ast.Name)]
+    taken = {n.id for n in nodes} | {a.arg for a in syntax.walk(function) if isinstance(a, ast.arg)}
     for statement in function.body:
         match statement:
             case ast.Assign(targets=[ast.Name(id=name)], value=value) if _NUMBERED.fullmatch(name):
-                called = (n for n in ast.walk(value) if isinstance(n, ast.Call))
+                called = (n for n in syntax.walk(value) if isinstance(n, ast.Call))
                 fields = [f for n in called if (f := syntax.field_of(n.func))]
                 made = sum(n.id == name and isinstance(n.ctx, ast.Store) for n in nodes)
                 own = of_field(fields[0]) if fields else name
@@ -153,14 +153,14 @@ def _widened_once(body: Sequence[ast.stmt]) -> list[ast.stmt]:
     widened = {n.value.id for n in indices if isinstance(n.value, ast.Name) and _is_widened(n)}
     for i, statement in reversed([*enumerate(body)] if widened else []):
         targets = statement.targets if isinstance(statement, ast.Assign) else ()
-        for own in (n.id for t in targets for n in ast.walk(t) if isinstance(n, ast.Name)):
+        for own in (n.id for t in targets for n in syntax.walk(t) if isinstance(n, ast.Name)):
             if own not in widened:
                 continue
             rest = ast.Module(result[i + 1 :], [])
-            uses = [n for n in ast.walk(rest) if isinstance(n, ast.Name) and n.id == own]
+            uses = [n for n in syntax.walk(rest) if isinstance(n, ast.Name) and n.id == own]
             wide = [
                 n
-                for n in ast.walk(rest)
+                for n in syntax.walk(rest)
                 if isinstance(n, ast.Subscript) and syntax.is_named(n.value, own) and _is_widened(n)
             ]
             if len(uses) < _FEW or len(wide) < len(uses) or len({*map(syntax.text_of, wide)}) > 1:
@@ -210,7 +210,7 @@ def _alike_at_once(body: Sequence[ast.stmt]) -> list[ast.stmt]:
 
 def _loops_at_once(function: ast.FunctionDef) -> list[ast.stmt]:
     """`for blocks in (self.blocks1, self.blocks2, self.blocks3):`, for loops that do the same."""
-    used = {n.id for n in ast.walk(function) if isinstance(n, ast.Name)}
+    used = {n.id for n in syntax.walk(function) if isinstance(n, ast.Name)}
     result: list[ast.stmt] = []
     for form, group in itertools.groupby(function.body, _loop):
         loops = [*group]
@@ -257,7 +257,7 @@ def _changes(statement: ast.stmt) -> tuple[str, str] | None:
     """The name in `query = f(query)`, and the text of the statement without it."""
     match statement:
         case ast.Assign(targets=[ast.Name(id=name)], value=ast.Call() as value):
-            uses = [n for n in ast.walk(value) if isinstance(n, ast.Name) and n.id == name]
+            uses = [n for n in syntax.walk(value) if isinstance(n, ast.Name) and n.id == name]
             if len(uses) == 1:
                 return name, syntax.text_of(syntax.renamed(value, {name: "_"}))
     return None
@@ -274,7 +274,7 @@ def _for_each(names: Sequence[str], first: ast.stmt, before: list[ast.stmt]) -> 
         ) == syntax.text_of(targets):
             values = call
             before.pop()
-    used = {n.id for n in ast.walk(first.value) if isinstance(n, ast.Name)}
+    used = {n.id for n in syntax.walk(first.value) if isinstance(n, ast.Name)}
     element = next(n for n in _ELEMENTS if n not in used)
     each = syntax.renamed(first.value, {names[0]: element})
     loop = ast.comprehension(ast.Name(element, ast.Store()), values, [], 0)

@@ -214,14 +214,21 @@ def field_of(node: ast.AST | None) -> str:
 
 
 # Fields that hold no expressions or statements, whatever node has them.
-_LEAVES = frozenset(("ctx", "op", "ops", "id", "attr", "kind", "type_comment"))
+_LEAVES = frozenset(
+    """ctx op ops id attr kind type_comment name asname arg module level conversion simple is_async
+    rest tag lineno""".split()
+)
 
 
 class _Parts(dict[type[ast.AST], tuple[str, ...]]):
     """The fields of each kind of node that can hold other nodes."""
 
     def __missing__(self, kind: type[ast.AST]) -> tuple[str, ...]:
-        own = () if kind is ast.Constant else tuple(f for f in kind._fields if f not in _LEAVES)
+        own = (
+            ()
+            if kind in (ast.Constant, ast.MatchSingleton)
+            else tuple(f for f in kind._fields if f not in _LEAVES)
+        )
         self[kind] = own
         return own
 
@@ -247,10 +254,10 @@ def walk(node: ast.AST) -> list[ast.AST]:
     for each in found:  # which grows
         for field in _PARTS[type(each)]:
             value = getattr(each, field, None)
-            if isinstance(value, list):
+            if value.__class__ is list:
                 if value:
                     found += [v for v in value if isinstance(v, ast.AST)]
-            elif value is not None and isinstance(value, ast.AST):
+            elif value is not None:
                 found.append(value)
     return found
 
@@ -261,12 +268,12 @@ def in_order(node: ast.AST) -> list[ast.AST]:
     pending = [node]
     while pending:
         found.append(last := pending.pop())
-        for field in reversed(_PARTS[type(last)]):
+        for field in _PARTS[type(last)][::-1]:
             value = getattr(last, field, None)
-            if isinstance(value, list):
+            if value.__class__ is list:
                 if value:
-                    pending += [v for v in reversed(value) if isinstance(v, ast.AST)]
-            elif value is not None and isinstance(value, ast.AST):
+                    pending += [v for v in value[::-1] if isinstance(v, ast.AST)]
+            elif value is not None:
                 pending.append(value)
     return found
 
@@ -368,9 +375,14 @@ def copied(node: _T) -> _T:
 _Trees = TypeVar("_Trees", bound="ast.AST | list[Any] | tuple[Any, ...] | None")
 
 
-def cloned(trees: _Trees) -> _Trees:
-    """As `copy.deepcopy` of trees, several times faster: nodes at two places remain one node."""
-    known: dict[int, ast.AST] = {}
+def cloned(trees: _Trees, known: dict[int, ast.AST] | None = None) -> _Trees:
+    """As `copy.deepcopy` of trees, several times faster: nodes at two places remain one node.
+
+    **Arguments:**
+
+    - `known`: receives the new nodes, by the ids of the old ones.
+    """
+    known = {} if known is None else known
 
     def clone(value: Any) -> Any:
         if isinstance(value, list):
