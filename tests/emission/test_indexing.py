@@ -54,10 +54,20 @@ _CASES: tuple[tuple[Callable[..., Any], tuple[Any, ...], str], ...] = (
         (_Y, _J),
         "jax.ops.segment_max(x, i, num_segments=4)",
     ),
-    (lambda x, i, j: x[i, j], (_X, _I, _J), 'x.at[i, j].get(mode="clip")'),
-    (lambda x, i: x[:, i], (_X, _J), 'x.at[:, i].get(mode="clip")'),
+    (lambda x, i, j: x[i, j], (_X, _I, _J), "return x[i, j]"),
+    (lambda x, i: x[:, i], (_X, _J), "return x[:, i]"),
+    (
+        lambda x, i: x.at[i].get(mode="clip"),
+        (_X, _I),
+        'return x.at[i].get(mode="clip")',
+    ),
     # One index for several tables is counted from the end once.
-    (lambda x, y, i: x[i] + 2 * y[i], (_X, -_X, _I), 'x.at[i].get(mode="clip")'),
+    (lambda x, y, i: x[i] + 2 * y[i], (_X, -_X, _I), "return x[i] + 2.0 * y[i]"),
+    (
+        lambda x, i: x.at[i].get(mode="fill", fill_value=1 - 2j),
+        (_X.astype(np.complex64), _I),
+        "fill_value=complex(1.0, -2.0)",
+    ),
 )
 
 
