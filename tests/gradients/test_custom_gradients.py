@@ -112,6 +112,12 @@ def overridden(x: Any) -> Any:
         return tf.nn.relu(tf.identity(x)) * (x + 1)
 
 
+@tf.custom_gradient
+def scaled(x: Any, y: Any) -> Any:
+    """A product, whose rule reads an argument."""
+    return x * y, lambda dy: (3 * dy * y, None)
+
+
 FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     "several": lambda x: clip(x) + triple(x),
     "norm": lambda x: clip_norm(triple(x)),
@@ -124,6 +130,8 @@ FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     "several_results": lambda x: two_of_two(x, x + 1)[0] + two_of_two(x * 2, x)[1],
     "function": lambda x: called(x) + called(2 * x),
     "loop": lambda x: loop(clip, x),
+    "loop_over_a_value_around_it": lambda x: loop(lambda y: scaled(y, x), x),
+    "loop_in_a_loop": lambda x: loop(lambda y: loop(lambda z: scaled(z, x), y), x),
     "map": lambda x: tf.map_fn(clip, x),
     "branch": lambda x: tf.cond(tf.reduce_sum(x) > 0, lambda: clip(x), lambda: triple(x)),
     "recompute": lambda x: recomputed(recomputed(x)),
