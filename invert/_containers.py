@@ -26,6 +26,8 @@ NAMES: dict[Kind, str] = {
 }
 
 _MLIR = b"ML\xefR"
+_NODES = b"\n"  # the tag of the first field of a GraphDef, and a line break in text
+_FUNCTION = b"func.func"  # in MLIR, only as text
 _ZIP = b"PK\x03\x04"
 _HDF5 = b"\x89HDF"
 _HDF5_MODEL = b"model_config"  # the attribute that holds a model, beside its weights
@@ -37,8 +39,12 @@ def place_of(path: str | os.PathLike[str]) -> Path:
     return place.parent if place.name == "saved_model.pb" and place.is_file() else place
 
 
-def kind_of(path: str | os.PathLike[str]) -> Kind:
+def kind_of(path: str | os.PathLike[str], *, named: bool = False) -> Kind:
     """The kind of a container, by first bytes; for protos, by suffix.
+
+    **Arguments:**
+
+    - `named`: whether inputs and outputs are named, so that a proto with any suffix is a graph.
 
     **Raises:** `MalformedModelError` if it is of no known kind.
     """
@@ -67,7 +73,9 @@ def kind_of(path: str | os.PathLike[str]) -> Kind:
             remedy="Load it with Keras and write it with `model.export(directory)` or as `.keras`.",
         )
     if place.suffix == ".pb":
-        return "stablehlo" if place.name.endswith(".hlo.pb") else "graph"
+        return "stablehlo" if place.name.endswith(".hlo.pb") and not named else "graph"
+    if named and data.startswith(_NODES) and _FUNCTION not in data:
+        return "graph"
     if _MLIR in data:
         return "exported"
     if _is_text(data):

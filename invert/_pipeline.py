@@ -25,6 +25,7 @@ from invert.gradients.settle import GradientResolver, plain
 from invert.ir import hints, jaxprs, meshes
 from invert.ir.composite import renewed
 from invert.ir.key_splits import with_last_key
+from invert.ir.lookups import with_promised_bounds
 from invert.ir.simplify import simplify
 from invert.ir.sizes import DimSize, evaluate, listening, renaming
 from invert.ir.substitution import substitute
@@ -83,6 +84,7 @@ def recover(entry: EntryPoint, avals: Sequence[Aval], config: Config) -> Special
                 x64=x64,
             )
             closed = renewed(meshes.checked(settle(closed)))
+            closed = with_promised_bounds(closed) if entry.promises_bounds else closed
         with stage("verify", "verifying"):
             # The comparison uses the constants of the raw program; arrays are restored after it.
             recovered = jaxprs.over_constants(closed, known)

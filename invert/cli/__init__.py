@@ -226,10 +226,9 @@ def _svg(text: str) -> str:
 
 
 def _width(text: str) -> int:
-    width = int(text)
-    if width < 40:
-        raise argparse.ArgumentTypeError("needs at least 40 columns")
-    return width
+    if not text.isdecimal() or int(text) < 40:
+        raise argparse.ArgumentTypeError(f"{text}: needs a number of at least 40 columns")
+    return int(text)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

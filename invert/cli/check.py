@@ -61,7 +61,11 @@ def _check(
         if report.certificate.kind == "unverified":
             comparisons.failures.append(f"{name}: unverified: {report.certificate.reason}")
     if not isinstance(module, Module):
-        comparisons.lines.append("  not run: only modules of one function are; use --signature")
+        comparisons.lines.append(
+            "  not run: it was written by invert; verify the model that it was converted from"
+            if model.kind == "saved"
+            else "  not run: only modules of one function are; use --signature"
+        )
         return comparisons
     function = module._function
     names = named_shapes(function.specs)

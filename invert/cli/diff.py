@@ -19,6 +19,7 @@ from invert._config import Config
 from invert._errors import plain
 from invert._private.jax import is_jaxpr, open_jaxpr
 from invert.cli.model import Model
+from invert.cli.options import UsageError
 from invert.cli.programs import ComparedProgram, programs_of
 from invert.cli.terminal import Progress, coloured
 from invert.emission import difference
@@ -41,10 +42,13 @@ def run(options: argparse.Namespace) -> int:
     """Print the differences of two programs; 1 if there are any, otherwise 0."""
     with Progress(options.progress) as progress:
         config = Config(verify=False, progress=progress)
+        models = [Model.of(path, options, shared=True) for path in (options.a, options.b)]
+        if (options.inputs or options.outputs) and all(m.kind != "graph" for m in models):
+            raise UsageError("--inputs and --outputs are for bare graphs, and neither model is one")
         sides = []
-        for path in (options.a, options.b):
-            progress(f"reading {path}")
-            sides.append(Model.of(path, options).load(config))
+        for model in models:
+            progress(f"reading {model.path}")
+            sides.append(model.load(config))
         progress("comparing")
         a, b = (programs_of(side, other) for side, other in (sides, sides[::-1]))
     width = options.width or shutil.get_terminal_size((130, 24)).columns

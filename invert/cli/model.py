@@ -32,26 +32,31 @@ class Model:
     outputs: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, path: str, options: argparse.Namespace) -> Model:
+    def of(cls, path: str, options: argparse.Namespace, *, shared: bool = False) -> Model:
         """The model at `path`, with the options that select a model.
+
+        **Arguments:**
+
+        - `shared`: whether the options are for another model too, so that names of tensors are
+            ignored where they do not apply.
 
         **Raises:** `MalformedModelError` if it is not a model; `UsageError` if an option does not
         apply to this kind of model.
         """
         inputs, outputs = _names(options.inputs), _names(options.outputs)
         place = _containers.place_of(path)
-        # A bare graph is recognized only by named tensors, not by its bytes.
         named = bool(inputs or outputs)
-        kind = _containers.kind_of(place) if not named or place.is_dir() else "graph"
+        kind = _containers.kind_of(place, named=named)
         if named and kind != "graph":
-            raise UsageError(
-                f"--inputs and --outputs are for bare graphs, and {path} is a "
-                f"{_containers.NAMES[kind]}"
-            )
+            if not shared:
+                raise UsageError(
+                    f"--inputs and --outputs are for bare graphs, and {path} is a "
+                    f"{_containers.NAMES[kind]}"
+                )
+            inputs = outputs = ()
         if options.signature is not None and kind in ("graph", "saved"):
-            raise UsageError(
-                f"--signature: {path} is a {_containers.NAMES[kind]}, which has one function"
-            )
+            taken = "has one function" if kind == "graph" else "is taken as a whole"
+            raise UsageError(f"--signature: {path} is a {_containers.NAMES[kind]}, which {taken}")
         return cls(place, kind, options.signature, inputs, outputs)
 
     @classmethod

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from types import FunctionType
 from typing import cast
 
-from invert._private.tensorflow import TfObject
+from invert._private.tensorflow import TfObject, tf_restored_class
 from invert.tf.ops.node import import_tensorflow
 
 # TensorFlow's name for an unnamed variable, before the colon.
@@ -40,10 +40,17 @@ def held_names(function: object) -> dict[int, str]:
     """
     names: dict[int, str] = {}
     seen: set[int] = set()
+    kind = import_tensorflow().Module
     for path, value in _referred(function) if _PATHS.get() else ():
-        for inside, variable in _variables(value, path, seen):
+        for inside, variable in _variables(value, path, seen, kind):
             names.setdefault(id(variable), "/".join(inside))
     return names
+
+
+def paths_of(holder: TfObject) -> Iterator[tuple[str, TfObject]]:
+    """The variables that an object holds, a loaded SavedModel too, each with all its paths."""
+    for path, variable in _variables(holder, (), set(), tf_restored_class("user_object")):
+        yield "/".join(path), variable
 
 
 def _referred(function: object) -> Iterator[tuple[tuple[str, ...], TfObject]]:
@@ -65,8 +72,9 @@ def _referred(function: object) -> Iterator[tuple[tuple[str, ...], TfObject]]:
 
 
 def _variables(
-    value: object, path: tuple[str, ...], seen: set[int]
+    value: object, path: tuple[str, ...], seen: set[int], kind: type
 ) -> Iterator[tuple[tuple[str, ...], TfObject]]:
+    """The variables in dictionaries, lists and objects of a class, with their paths."""
     tf = import_tensorflow()
     if isinstance(value, tf.Variable):
         yield path, value
@@ -79,10 +87,10 @@ def _variables(
         items = [(str(key), part) for key, part in value.items()]
     elif isinstance(value, (list, tuple)):
         items = [(str(i), part) for i, part in enumerate(value)]
-    elif isinstance(value, tf.Module):
+    elif isinstance(value, kind):
         held = vars(value).items()
         items = [(n.lstrip("_"), part) for n, part in held if not n.startswith(_INTERNAL)]
     else:
         return
     for name, part in items:
-        yield from _variables(part, (*path, *name.split("/")), seen)
+        yield from _variables(part, (*path, *name.split("/")), seen, kind)

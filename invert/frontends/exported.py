@@ -12,6 +12,7 @@ import jax
 import jax.export
 import jax.numpy as jnp
 import numpy as np
+from jax.lax import GatherScatterMode as Mode
 
 from invert._config import Config
 from invert._entry import ArgSpec, EntryPoint, Shardings, free_name
@@ -29,9 +30,10 @@ from invert._private.jax import (
 from invert.frontends.stablehlo import given_names
 from invert.ir.avals import is_differentiable
 from invert.ir.gradient_marker import Gradient, mark
-from invert.ir.jaxprs import is_wide_dtype, names_in, sub_jaxprs
+from invert.ir.jaxprs import equations, is_wide_dtype, names_in, sub_jaxprs
+from invert.ir.lookups import gathers_numbers
 from invert.ir.order import reached
-from invert.ir.types import Aval, Eqn, Jaxpr, Value
+from invert.ir.types import AnyJaxpr, Aval, Eqn, Jaxpr, Value
 from invert.stablehlo.program import ArrayType, Program
 
 
@@ -73,6 +75,7 @@ def entry_point(exported: jax.export.Exported | bytes | bytearray, *, config: Co
         ops=program.ops,
         notes=program.notes,
         shardings=_shardings(program, kept, len(exported.in_avals)),
+        promises_bounds=_gather_modes(exported_program(exported)) == {Mode.PROMISE_IN_BOUNDS},
     )
 
 
@@ -98,6 +101,13 @@ def _has_rules(jaxpr: Jaxpr) -> bool:
             yield from map(open_jaxpr, [eqn.params["jaxprs"].matvec] if solve else sub_jaxprs(eqn))
 
     return any(_is_rule(eqn) for current in reached([jaxpr], inside) for eqn in current.eqns)
+
+
+def _gather_modes(program: AnyJaxpr | None) -> set[Mode]:
+    """How a program's gathers of numbers with derivatives treat indices, where they lower alike."""
+    eqns = () if program is None else equations(open_jaxpr(program))
+    modes = {e.params["mode"] for e in eqns if gathers_numbers(e)}
+    return modes & {Mode.CLIP, Mode.PROMISE_IN_BOUNDS}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -184,7 +194,8 @@ class _Artifact:
         if self.config.custom_gradients == "ignore" or not self.exported.has_vjp():
             return False
         traced = exported_program(self.exported)
-        return traced is None or _has_rules(open_jaxpr(traced))
+        # Gathers of both modes lower to the same op, and only the gradient tells them apart.
+        return traced is None or _has_rules(open_jaxpr(traced)) or len(_gather_modes(traced)) > 1
 
     def _vjp(self) -> jax.export.Exported | str:
         """The artifact of the vector-Jacobian product, or why there is none."""

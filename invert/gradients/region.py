@@ -16,6 +16,7 @@ from invert.ir.avals import is_differentiable, type_of
 from invert.ir.gradient_marker import Gradient, parts
 from invert.ir.graph import Graph
 from invert.ir.interpret import OnEqn, bind, evaluate, replacing
+from invert.ir.lookups import clips, with_promised_bounds
 from invert.ir.sizes import is_open
 from invert.ir.types import (
     AnyJaxpr,
@@ -28,15 +29,6 @@ from invert.ir.types import (
     Var,
 )
 from invert.rewriting.driver import Replacement
-
-_CLIP = jax.lax.GatherScatterMode.CLIP
-_PROMISE = jax.lax.GatherScatterMode.PROMISE_IN_BOUNDS
-
-
-def _clips(eqn: Eqn) -> bool:
-    """Whether an equation is a gather that clips its indices, of numbers with derivatives."""
-    is_clipped = eqn.primitive.name == "gather" and eqn.params["mode"] == _CLIP
-    return is_clipped and is_differentiable(eqn.outvars[0].aval)
 
 
 def _bind(eqn: Eqn, operands: list[Value]) -> Sequence[Value]:
@@ -148,19 +140,16 @@ class MarkedRegion:
     @functools.cached_property
     def clipped(self) -> int:
         """The number of gathers that clip their indices."""
-        return sum(map(_clips, jaxprs.equations(open_jaxpr(self.forward))))
+        return sum(map(clips, jaxprs.equations(open_jaxpr(self.forward))))
 
     def with_promised_bounds(self, chosen: Container[int]) -> MarkedRegion:
         """The region, with these gathers promised to be in bounds."""
         count = itertools.count()
 
-        def change(eqn: Eqn) -> Eqn:
-            if not _clips(eqn) or next(count) not in chosen:
-                return eqn
-            return eqn.replace(params={**eqn.params, "mode": _PROMISE})
-
         other = copy.copy(self)
-        other.forward = jaxprs.map_equations(self.forward, change)
+        other.forward = with_promised_bounds(
+            self.forward, lambda eqn: clips(eqn) and next(count) in chosen
+        )
         return other
 
     def _split(self, values: Sequence[Value]) -> tuple[list[Value], list[Value]]:

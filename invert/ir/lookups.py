@@ -1,18 +1,45 @@
-"""Brings lookups into one form: negative indices count from the end."""
+"""Brings lookups into one form: negative indices count from the end, bounds are promised."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
+from jax.lax import GatherScatterMode as Mode
 
 from invert._private.jax import names_of, with_names
+from invert.ir.avals import is_differentiable
 from invert.ir.graph import Graph, is_var, literal
+from invert.ir.jaxprs import map_equations
 from invert.ir.passes import replaced
-from invert.ir.types import Atom, Eqn, Jaxpr, Literal, Var
+from invert.ir.types import Atom, Eqn, J, Jaxpr, Literal, Var
 
 # The name of `jnp.take` in a program; its second operand is the index.
 _TAKE = "_take"
+
+
+def gathers_numbers(eqn: Eqn) -> bool:
+    """Whether an equation is a gather of numbers with derivatives."""
+    return eqn.primitive.name == "gather" and is_differentiable(eqn.outvars[0].aval)
+
+
+def clips(eqn: Eqn) -> bool:
+    """Whether an equation is a gather that clips its indices, of numbers with derivatives."""
+    return gathers_numbers(eqn) and eqn.params["mode"] == Mode.CLIP
+
+
+def with_promised_bounds(program: J, chosen: Callable[[Eqn], bool] = clips) -> J:
+    """A program whose clipping gathers promise that their indices are in bounds.
+
+    Both lower to the same op. Of an index out of bounds, the derivative differs.
+    """
+
+    def change(eqn: Eqn) -> Eqn:
+        if not chosen(eqn):
+            return eqn
+        return eqn.replace(params={**eqn.params, "mode": Mode.PROMISE_IN_BOUNDS})
+
+    return map_equations(program, change)
 
 
 def with_wrapped_positions(jaxpr: Jaxpr) -> Jaxpr:

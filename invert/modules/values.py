@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from invert._errors import SignatureError
 from invert._private.tensorflow import TfObject
 from invert.emission import Origin, is_index, put_values
+from invert.frontends.closures import UNNAMED, paths_of
 from invert.ir.types import Value
 from invert.modules.methods import Methods
 from invert.modules.module import Module
@@ -110,14 +113,15 @@ def assign(target: TfObject, values: Mapping[str, Value]) -> tuple[str, ...]:
 
     **Arguments:**
 
-    - `target`: an object with `variables`, matched by `path` or name. The leading name of the model
-        may differ or be missing, as in a `.keras` file.
+    - `target`: a Keras model, a `tf.Module` or a loaded SavedModel. Its variables are matched by
+        `path` or name, and by where it holds them. The leading name of the model may differ or be
+        missing, as in a `.keras` file.
     - `values`: arrays by their names in the container, as from `invert.values`.
 
     **Returns:** the names of the variables without an array in `values`, which are unchanged.
 
-    **Raises:** `SignatureError` that lists all arrays without a variable or of another shape;
-    nothing is assigned then.
+    **Raises:** `SignatureError` that lists all arrays without a variable, or of another shape or
+    kind of numbers; nothing is assigned then.
 
     ??? example
 
@@ -131,35 +135,97 @@ def assign(target: TfObject, values: Mapping[str, Value]) -> tuple[str, ...]:
         invert.assign(model, invert.values(net))
         ```
     """
-    variables = {_name(v): v for v in target.variables}
-    by_rest: dict[str, list[str]] = {}
-    for name in variables:
-        by_rest.setdefault(name.partition("/")[2], []).append(name)
-    wrong, pairs = [], {}
-    for name, array in values.items():
-        found = [name] if name in variables else by_rest.get(name, [])
-        found = found or by_rest.get(name.partition("/")[2], [])
+    variables = _Variables(target)
+    wrong: list[str] = []
+    pairs: dict[int, tuple[TfObject, np.ndarray]] = {}
+    for name, value in values.items():
+        found, array = variables.named(name), np.asarray(value)
         if len(found) != 1:
             wrong.append(f"there is {'no variable' if not found else 'more than one'} for {name!r}")
-        elif found[0] in pairs:
-            wrong.append(f"{name!r} and another array are both for {found[0]!r}")
-        elif tuple(variables[found[0]].shape) != np.shape(array):
-            shape = list(variables[found[0]].shape)
-            wrong.append(f"{name!r} has the shape {list(np.shape(array))}, expected {shape}")
+        elif id(found[0]) in pairs:
+            other = variables.name(found[0])
+            wrong.append(f"{name!r} and another array are both for {other!r}")
+        elif tuple(found[0].shape) != array.shape:
+            shape = list(found[0].shape)
+            wrong.append(f"{name!r} has the shape {list(array.shape)}, expected {shape}")
+        elif not _keeps(array.dtype, found[0]):
+            wrong.append(f"{name!r} has the dtype {array.dtype}, expected {_dtype(found[0])}")
         else:
-            pairs[found[0]] = array
+            pairs[id(found[0])] = found[0], array
     if wrong:
         raise SignatureError(
             f"{type(target).__name__}: {'; '.join(wrong)}",
             remedy="Build the target first; it needs the same variables as the container.",
         )
-    for name, array in pairs.items():
-        variables[name].assign(np.asarray(array))
-    return tuple(name for name in variables if name not in pairs)
+    for variable, array in pairs.values():
+        variable.assign(array)
+    return tuple(variables.name(v) for v in variables.all if id(v) not in pairs)
+
+
+class _Variables:
+    """The variables of an object of TensorFlow or Keras, by their names and where it holds them."""
+
+    def __init__(self, target: TfObject) -> None:
+        held = getattr(target, "variables", ())
+        paths = [] if held and _all_named(held) else [*paths_of(target)]
+        self.all = [*{id(v): v for v in (*held, *(v for _, v in paths))}.values()]
+        if not self.all:
+            raise SignatureError(
+                f"{type(target).__name__} holds no variables",
+                remedy="Pass a Keras model that is built, a tf.Module or a loaded SavedModel.",
+            )
+        own = [(_name(v), v) for v in self.all]
+        self._paths = {id(v): path for path, v in reversed(paths)}
+        # The leading name of a model may be missing, here or there.
+        short = [(rest, v) for name, v in own if (rest := name.partition("/")[2])]
+        self._tables = [_by_name(pairs) for pairs in (own, paths)]
+        self._short = _by_name(short)
+
+    def name(self, variable: TfObject) -> str:
+        own = _name(variable)
+        return self._paths.get(id(variable), own) if own == UNNAMED else own
+
+    def named(self, name: str) -> list[TfObject]:
+        """The variables that a name of the container may mean."""
+        key = _key(name)
+        for table in (*self._tables, self._short):
+            if key in table:
+                return table[key]
+        return self._short.get(key.partition("/")[2], [])
+
+
+def _all_named(variables: Iterable[TfObject]) -> bool:
+    """Whether the names of variables differ, so that they need no paths."""
+    names = [_name(v) for v in variables]
+    return len(set(names)) == len(names) and UNNAMED not in names
+
+
+def _by_name(pairs: Iterable[tuple[str, TfObject]]) -> dict[str, list[TfObject]]:
+    table: dict[str, dict[int, TfObject]] = {}
+    for name, variable in pairs:
+        table.setdefault(_key(name), {})[id(variable)] = variable
+    return {name: [*found.values()] for name, found in table.items()}
+
+
+def _key(name: str) -> str:
+    """A name as containers agree on it: a SavedModel writes `layers.0` for `_layers/0`."""
+    return "/".join(part.lstrip("_") for part in re.split(r"[/.]", name))
 
 
 def _name(variable: TfObject) -> str:
     return str(getattr(variable, "path", variable.name)).removesuffix(":0")
+
+
+def _dtype(variable: TfObject) -> np.dtype:
+    return np.dtype(getattr(variable.dtype, "as_numpy_dtype", variable.dtype))
+
+
+def _keeps(dtype: np.dtype, variable: TfObject) -> bool:
+    """Whether a variable can hold numbers of a type without loss of more than digits."""
+    kinds = (jnp.complexfloating, jnp.inexact)
+    return not any(
+        jnp.issubdtype(dtype, k) and not jnp.issubdtype(_dtype(variable), k) for k in kinds
+    )
 
 
 def _fitting(
@@ -169,19 +235,28 @@ def _fitting(
 
     **Raises:** `SignatureError` that lists everything missing or of another shape.
     """
-    wrong = [f"{name!r} is missing" for name in shapes if strict and name not in values]
-    for name, shape in shapes.items():
-        if name in values and np.shape(values[name]) != tuple(shape):
-            got = list(np.shape(values[name]))
-            wrong.append(f"{name!r} has the shape {got}, expected {list(shape)}")
-    if shapes and not values.keys() & shapes.keys():
+    given = {_key(name): _array(value) for name, value in values.items()}
+    given = {name: given[_key(name)] for name in shapes if _key(name) in given}
+    wrong = [f"{name!r} is missing" for name in shapes if strict and name not in given]
+    for name, value in given.items():
+        if value.dtype.kind in "OSU":
+            wrong.append(f"{name!r} holds no numbers")
+        elif value.shape != tuple(shapes[name]):
+            got = list(value.shape)
+            wrong.append(f"{name!r} has the shape {got}, expected {list(shapes[name])}")
+    if shapes and not given:
         wrong = [f"none of the names belongs to a variable, such as {next(iter(shapes))!r}"]
     if wrong:
         raise SignatureError(
             "values: " + "; ".join(wrong),
             remedy="Pass arrays by the names in `module.params`, in their shapes.",
         )
-    return {name: values[name] for name in shapes if name in values}
+    return given
+
+
+def _array(value: Value) -> Value:
+    """An array of JAX or NumPy, from one of another library too."""
+    return value if isinstance(value, (jax.Array, jax.ShapeDtypeStruct)) else np.asarray(value)
 
 
 def _origin(module: eqx.Module) -> Origin:

@@ -287,8 +287,40 @@ def test_errors_are_one_message(
     assert "Traceback" in lines(capsys)[1]
 
 
+def test_names_of_tensors_are_for_graphs_of_any_suffix(models: Path, tmp_path, capsys) -> None:
+    names = ["--inputs", "x:0", "--outputs", "y:0"]
+    graph, artifact = tmp_path / "frozen", models / "export.bin"
+    graph.write_bytes((models / "graph.pb").read_bytes())
+    assert main(["inspect", str(graph), *names]) == 0
+    assert "graph (GraphDef)" in lines(capsys)[0]
+    for path in (artifact, models / "export.mlir"):
+        assert main(["inspect", str(path), *names]) == 2
+        assert "are for bare graphs, and" in lines(capsys)[1]
+    # Of two models, they name the tensors of those that are graphs.
+    assert main(["diff", str(artifact), str(graph), *names]) == 1
+    assert lines(capsys)[0].startswith(f"--- {artifact}")
+    assert main(["diff", str(graph), str(models / "graph.pb"), *names]) == 0
+    assert main(["diff", str(artifact), str(artifact), *names]) == 2
+    assert "neither model is one" in lines(capsys)[1]
+
+
+def test_a_saved_module_is_not_compared_with_itself(models: Path, tmp_path: Path, capsys) -> None:
+    one, two = str(tmp_path / "one"), str(tmp_path / "two")
+    assert main(["convert", str(models / "export.bin"), "-o", one]) == 0
+    assert main(["convert", one, "-o", two, "--verify"]) == 0
+    assert "verify the model that it was converted from" in lines(capsys)[0]
+    assert main(["inspect", one, "--signature", "f"]) == 2
+    assert "which is taken as a whole" in lines(capsys)[1]
+
+
 def test_usage(capsys) -> None:
-    for arguments in ([], ["convert", "x"], ["nothing"], ["diff", "a", "b", "--width", "3"]):
+    for arguments in (
+        [],
+        ["convert", "x"],
+        ["nothing"],
+        ["diff", "a", "b", "--width", "3"],
+        ["diff", "a", "b", "--width", "no"],
+    ):
         with pytest.raises(SystemExit) as stopped:
             main(arguments)
         assert stopped.value.code == 2

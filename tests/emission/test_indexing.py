@@ -54,10 +54,15 @@ _CASES: tuple[tuple[Callable[..., Any], tuple[Any, ...], str], ...] = (
         (_Y, _J),
         "jax.ops.segment_max(x, i, num_segments=4)",
     ),
-    (lambda x, i, j: x[i, j], (_X, _I, _J), 'x.at[i, j].get(mode="clip")'),
-    (lambda x, i: x[:, i], (_X, _J), 'x.at[:, i].get(mode="clip")'),
+    (lambda x, i, j: x[i, j], (_X, _I, _J), "return x[i, j]"),
+    (lambda x, i: x[:, i], (_X, _J), "return x[:, i]"),
+    (
+        lambda x, i: x.at[i].get(mode="clip"),
+        (_X, _I),
+        'return x.at[i].get(mode="clip")',
+    ),
     # One index for several tables is counted from the end once.
-    (lambda x, y, i: x[i] + 2 * y[i], (_X, -_X, _I), 'x.at[i].get(mode="clip")'),
+    (lambda x, y, i: x[i] + 2 * y[i], (_X, -_X, _I), "return x[i] + 2.0 * y[i]"),
 )
 
 
@@ -74,3 +79,14 @@ def test_an_update_or_lookup_is_written_as_indexing(
     for shift in (0, 1, 100):  # out of bounds too
         own = [a + shift if a.dtype == np.int32 else a for a in args]
         np.testing.assert_array_equal(model(*own), fn(*map(jnp.asarray, own)))
+
+
+def test_a_complex_fill_value() -> None:
+    x, i = np.arange(3, dtype=np.complex64), np.array([1, 7])
+    exported = jax.export.export(jax.jit(lambda x, i: x.at[i].get(mode="fill", fill_value=1 - 2j)))(
+        x, i
+    )
+    module = invert.from_exported(exported)
+    assert "fill_value=complex(1.0, -2.0)" in module.source
+    model: Any = module.model
+    np.testing.assert_array_equal(model(x, i), np.array([1, 1 - 2j], np.complex64))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import equinox as eqx
@@ -112,6 +113,12 @@ def overridden(x: Any) -> Any:
         return tf.nn.relu(tf.identity(x)) * (x + 1)
 
 
+@tf.custom_gradient
+def scaled(x: Any, y: Any) -> Any:
+    """A product, whose rule reads an argument."""
+    return x * y, lambda dy: (3 * dy * y, None)
+
+
 FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     "several": lambda x: clip(x) + triple(x),
     "norm": lambda x: clip_norm(triple(x)),
@@ -124,6 +131,8 @@ FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     "several_results": lambda x: two_of_two(x, x + 1)[0] + two_of_two(x * 2, x)[1],
     "function": lambda x: called(x) + called(2 * x),
     "loop": lambda x: loop(clip, x),
+    "loop_over_a_value_around_it": lambda x: loop(lambda y: scaled(y, x), x),
+    "loop_in_a_loop": lambda x: loop(lambda y: loop(lambda z: scaled(z, x), y), x),
     "map": lambda x: tf.map_fn(clip, x),
     "branch": lambda x: tf.cond(tf.reduce_sum(x) > 0, lambda: clip(x), lambda: triple(x)),
     "recompute": lambda x: recomputed(recomputed(x)),
@@ -149,6 +158,19 @@ def test_gradient_equals_the_tapes(name: str) -> None:
     np.testing.assert_allclose(module(X), y, rtol=1e-5, atol=1e-6)
     ours = jax.grad(lambda x: jnp.sum(jnp.sin(module(x))))(X)
     np.testing.assert_allclose(ours, tape.gradient(loss, x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["loop_over_a_value_around_it", "loop_in_a_loop"])
+def test_a_saved_gradient_reads_values_around_it(name: str, tmp_path: Path) -> None:
+    holder = tf.Module()
+    holder.f = tf.function(FUNCTIONS[name], [tf.TensorSpec(X.shape)], autograph=False)
+    options = tf.saved_model.SaveOptions(experimental_custom_gradients=True)
+    tf.saved_model.save(holder, tmp_path, options=options)
+    module: Any = invert.load(tmp_path, signature="f", config=PLAIN)
+    here = invert.convert(holder.f, X, config=PLAIN)
+    found, wanted = (jax.grad(lambda x, m=m: m(x).sum())(X) for m in (module, here))
+    np.testing.assert_allclose(found, wanted, rtol=1e-5)
+    assert "kept as" in module.report.gradients[0]
 
 
 def test_a_gradient_that_agrees_leaves_no_rule() -> None:

@@ -240,3 +240,18 @@ def test_a_rule_that_reads_its_result_has_both_modes(order: int) -> None:
             for found in both:
                 np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5 * size)
     np.testing.assert_array_equal(jax.grad(module.model)(X), jax.grad(module)(X))
+
+
+@pytest.mark.parametrize("name", ["promises", "clips", "both", "in_a_loop", "stopped"])
+def test_bounds_of_an_artifact_of_this_process(name: str) -> None:
+    f, args, _ = PROGRAMS[name]
+    module = invert.from_exported(jax.export.export(jax.jit(f))(*args))
+    for either in (module, module.model):
+        np.testing.assert_allclose(slope(either, *args), slope(f, *args), rtol=1e-6)
+
+
+def test_a_promise_needs_no_gradient_of_the_artifact() -> None:
+    f, args, _ = PROGRAMS["promises"]
+    module = invert.from_exported(jax.export.export(jax.jit(f))(*args))
+    assert module.report.gradients == ()
+    assert module.report.certificate.kind == "exact"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import equinox as eqx
@@ -14,6 +15,7 @@ import pytest
 import invert
 
 keras = pytest.importorskip("keras")
+tf = pytest.importorskip("tensorflow")
 X = np.random.default_rng(0).standard_normal((6, 8)).astype(np.float32)
 
 
@@ -114,6 +116,67 @@ def test_mismatches_are_named_and_nothing_is_changed() -> None:
             invert.with_values(either, {"b": np.ones(3)}, strict=False)
         with pytest.raises(invert.SignatureError, match=r"has the shape \[8, 4\]"):
             invert.with_values(either, wrong)
+
+
+class _Unnamed(tf.Module):
+    """Variables that TensorFlow gives one name, and `a`, which the name of no attribute is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w, self.b = tf.Variable(np.eye(3, dtype=np.float32)), tf.Variable(np.ones(3, "f4"))
+        self._scales = [tf.Variable(1.0), tf.Variable(5.0)]
+        self.named = tf.Variable(0.5, name="a")
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 3], tf.float32, name="x")])
+    def __call__(self, x: Any) -> Any:
+        return x @ self.w * self._scales[0] + self._scales[1] * self.b + self.named
+
+
+@pytest.mark.parametrize("source", ["process", "file"])
+def test_unnamed_variables_and_loaded_models(source: str, tmp_path: Path) -> None:
+    original = _Unnamed()
+    tf.saved_model.save(original, tmp_path)
+    module: Any = invert.load(tmp_path)
+    if source == "process":
+        module = invert.convert(original.__call__, tf.TensorSpec([None, 3], tf.float32))
+    values = {n: (i + 2) * np.asarray(x) for i, (n, x) in enumerate(invert.values(module).items())}
+    x = np.arange(3, dtype=np.float32)[None]
+    wanted = invert.with_values(module, values)(x)
+    for target in (original, tf.saved_model.load(tmp_path)):
+        assert invert.assign(target, values) == ()
+        np.testing.assert_allclose(target(tf.constant(x)), wanted, rtol=1e-6)
+    # The names of lists differ between the two kinds of containers.
+    again = invert.with_values(invert.load(tmp_path), values)
+    np.testing.assert_array_equal(again(x), wanted)
+
+
+def test_no_array_goes_to_a_variable_of_another_name_or_kind() -> None:
+    target = _Unnamed()
+    for values, message in (
+        ({"other": np.float32(3)}, "there is no variable for 'other'"),
+        ({"a": np.complex64(3)}, "'a' has the dtype complex64, expected float32"),
+        ({"Variable": np.float32(3)}, "there is more than one for 'Variable'"),
+    ):
+        with pytest.raises(invert.SignatureError, match=message):
+            invert.assign(target, values)
+    with pytest.raises(invert.SignatureError, match="object holds no variables"):
+        invert.assign(object(), {"a": np.float32(3)})
+    stay = invert.assign(target, {"a": np.float64(3)})
+    assert set(stay) == {"w", "b", "scales/0", "scales/1"}
+    assert target.named == 3
+
+
+def test_arrays_of_other_libraries() -> None:
+    module = invert.convert(_model())
+    values = {name: tf.constant(value) * 2 for name, value in invert.values(module).items()}
+    for either in (module, module.model):
+        changed = invert.with_values(either, values)
+        np.testing.assert_array_equal(
+            invert.values(changed)["net/head/kernel"], values["net/head/kernel"]
+        )
+        changed(X)
+        with pytest.raises(invert.SignatureError, match="'net/head/bias' holds no numbers"):
+            invert.with_values(either, {"net/head/bias": np.array("3")}, strict=False)
 
 
 def test_foreign_modules_are_refused() -> None:

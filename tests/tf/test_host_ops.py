@@ -288,3 +288,14 @@ def test_quasi_random_numbers_are_constants():
     x = np.zeros((20, 3), np.float32)
     module = invert.convert(tf.function(fn, autograph=False), x, config=invert.Config(verify=False))
     np.testing.assert_array_equal(module(x), fn(x))
+
+
+def test_a_text_holds_no_callback():
+    module = invert.convert(
+        tf.function(lambda x: tf.strings.length(tf.strings.as_string(x)), autograph=False),
+        tf.TensorSpec([3]),
+        config=CALLBACK,
+    )
+    np.testing.assert_array_equal(module(np.float32([1, 10, 100])), [8, 9, 10])
+    with pytest.raises(invert.EmissionError, match="calls back into a function of this process"):
+        _ = module.source

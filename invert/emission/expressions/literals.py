@@ -202,6 +202,7 @@ _LEAVES: tuple[tuple[type, Callable[[Any], ast.expr]], ...] = (
     (DimExpr, size),
     (np.integer, lambda v: syntax.number(int(v))),
     (float, _float),
+    (complex, _complex),
     (str, syntax.number),
     (bytes, syntax.number),
     (type(None), syntax.number),

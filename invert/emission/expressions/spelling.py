@@ -380,6 +380,11 @@ def spell(eqn: Eqn, writer: Writer) -> ast.expr:
     **Raises:** `EmissionError` if none does, e.g. if a parameter cannot be written, such as a
     sharding over the devices of this process.
     """
+    if eqn.primitive.name == "pure_callback":
+        raise EmissionError(
+            "the program calls back into a function of this process, such as an op that TensorFlow "
+            'runs by Config(host_ops="callback"), and a text cannot hold it'
+        )
     forms = _forms(eqn, writer)
     key = _signature(eqn, writer.program)
     known = writer.prover.chosen.get(key) if key is not None else None

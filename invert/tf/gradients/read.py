@@ -220,7 +220,9 @@ def _capture(outer: TfObject, graph: TfObject) -> Capture | None:
         if outer.dtype != import_tensorflow().resource:
             return np.asarray(outer.numpy())
         outer = _placeholder(outer, graph)
-    if outer is None or outer.graph is not graph:
+    elif outer.graph is not graph:  # a branch or body takes the values around it as arguments
+        outer = _placeholder(outer, graph)
+    if outer is None:
         return None
     for i, argument in enumerate(graph.inputs):
         if argument is outer:
@@ -232,12 +234,12 @@ def _is_output(outer: TfObject, op: TfObject) -> bool:
     return any(outer is t for t in op.outputs)
 
 
-def _placeholder(handle: TfObject, graph: TfObject) -> TfObject | None:
-    """The placeholder in `graph` for the handle of a captured variable."""
+def _placeholder(value: TfObject, graph: TfObject) -> TfObject | None:
+    """The placeholder in `graph` for a value of a graph around it, or the handle of a variable."""
     around = getattr(graph, "outer_graph", None)
-    outer = _placeholder(handle, around) if hasattr(around, "captures") else None
+    outer = _placeholder(value, around) if hasattr(around, "captures") else None
     for captured, inner in graph.captures:
-        if captured is handle or captured is outer:
+        if captured is value or captured is outer:
             return inner
     return None
 

@@ -21,12 +21,12 @@ from invert.protos.ops import op_def
 from invert.protos.tensors import decode_dtype, decode_shape, decode_tensor
 from invert.protos.types import NodeDef, SavedObjectGraph, StructuredValue
 from invert.tf.gradients.read import Capture, TfGradient, holds_gradients, holds_module
-from invert.tf.graph.check import parse_tensor
+from invert.tf.graph.check import parse_tensor, past_identities
 from invert.tf.graph.library import Library
 from invert.tf.interpreter.analysis import Analysis
 from invert.tf.interpreter.graph import Graph
 from invert.tf.ops.definition import types_of
-from invert.tf.ops.node import Node, functions_in
+from invert.tf.ops.node import PASSED, Node, functions_in
 
 
 class SavedGradients:
@@ -130,9 +130,9 @@ class SavedGradients:
             return None
         if kind == "captured_tensor":
             tensor = nodes[index].captured_tensor
-            if tensor.concrete_function != function:
-                return None
             name, _, number = parse_tensor(tensor.name)
+            if tensor.concrete_function != function:
+                return self._argument(tensor.concrete_function, (name, number), function, set())
             for i, arg in enumerate(signature.input_arg):
                 if arg.name == name:
                     return i
@@ -142,6 +142,57 @@ class SavedGradients:
         if index not in bound:
             return None
         return len(signature.input_arg) - len(bound) + bound.index(index)
+
+    def _argument(
+        self, around: str, value: tuple[str, int], function: str, seen: set[str]
+    ) -> int | None:
+        """The argument of a function that always is a value of a function around it, if any.
+
+        Branches and loops take the values around them as arguments.
+        """
+        if around in seen or around not in self._library.functions:
+            return None
+        seen.add(around)
+        definition = self._library.functions[around]
+        nodes = {node.name: node for node in definition.node_def}
+        if value[0] in nodes:
+            start, value = value, past_identities(f"{value[0]}:{value[1]}", nodes)
+            # Several results of an op are numbered by name in a function.
+            if any(len(self._results_of(nodes[n])) > 1 for n, _ in (start, value) if n in nodes):
+                return None
+        for node in definition.node_def:
+            passed = [i for i in node.input if not i.startswith("^")][PASSED.get(node.op, 0) :]
+            for called in functions_in(node.attr, hints=False) if node.op in PASSED else ():
+                for i, given in enumerate(passed):
+                    if past_identities(given, nodes) != value or not self._stays(node, called, i):
+                        continue
+                    if called == function:
+                        return i
+                    name = self._library.signatures[called].input_arg[i].name
+                    found = self._argument(called, (name, 0), function, seen)
+                    if found is not None:
+                        return found
+        return None
+
+    def _stays(self, node: NodeDef, function: str, argument: int) -> bool:
+        """Whether an argument is the same in every run of a function by a node."""
+        definition = self._library.functions.get(function)
+        if definition is None:
+            return False
+        arguments, results = definition.signature.input_arg, definition.signature.output_arg
+        if argument >= len(arguments):
+            return False
+        if node.op not in ("While", "StatelessWhile"):
+            return True
+        if argument >= len(results):  # of the condition
+            return False
+        nodes = {node.name: node for node in definition.node_def}
+        returned = definition.ret.get(results[argument].name, "")
+        return past_identities(returned, nodes) == (arguments[argument].name, 0)
+
+    def _results_of(self, node: NodeDef) -> Sequence[object]:
+        definition = op_def(node.op)
+        return definition.output_arg if definition is not None else ()
 
     def _nodes(self, function: str) -> Iterator[NodeDef]:
         """The nodes of a function and of those it calls."""
