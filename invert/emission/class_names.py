@@ -8,6 +8,7 @@ import re
 import string
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
+from invert.emission.constructors.starts import EMBEDDINGS
 from invert.emission.layers.library_names import KINDS_OF_LAYERS, without_letter
 from invert.emission.layers.memory import MEMORY
 from invert.emission.layers.shared import Class
@@ -238,6 +239,8 @@ def _names_for(cls: Class, kinds: Callable[[Node], str], *, model: str, keras: b
     if not cls.drafts[0].methods and len(wanted) > 1:
         words = [camel(name) for name in cls.drafts[0].node.fields]
         return ["And".join(words)]
+    if not cls.drafts[0].methods and {*cls.drafts[0].node.fields} < EMBEDDINGS and len(wanted) == 1:
+        return ["Embedding", *wanted]  # whose rows are looked up where they are used
     kind = _kind(cls, kinds, keras=keras)
     inner = [name for node in cls.drafts[0].node.nodes if (name := kinds(node))]
     block = _block(inner, cls.drafts[0].node.fields)
