@@ -17,6 +17,7 @@ from invert.emission.constructors.sizes import (
     HEAD_DIM,
     HEADS,
     HIDDEN,
+    HIDDEN_SIZES,
     KV_HEADS,
     LATENT_DIM,
     LENGTH,
@@ -49,7 +50,7 @@ _ENDS = frozenset(("n_in", "c_in", "n_out", "c_out"))
 # Names of sizes that are arguments of a model.
 _CLEAR = re.compile(
     "|".join((*_ENDS, DIM, DEPTH, f"num_(?!{ROWS.removeprefix('num_')}).*", "[a-z_]+_size"))
-    + f"|{WIDTHS}|{VOCABULARIES}|{LENGTH}|{LATENT_DIM}"
+    + f"|{WIDTHS}|{HIDDEN_SIZES}|{VOCABULARIES}|{LENGTH}|{LATENT_DIM}"
     + f"|([a-z]+_)?({'|'.join((VOCABULARY, POSITIONS, HEADS, KV_HEADS))}"
     + f"|{HEAD_DIM}|({CHANNELS}|{HIDDEN})(_2)?|[a-z]+_{DIM})"
 )

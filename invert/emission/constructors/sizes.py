@@ -14,6 +14,8 @@ DIM, DEPTH = "dim", "depth"
 CHANNELS, LATENT_DIM = "channels", "latent_dim"
 # The channels, or the hidden sizes, of several layers.
 WIDTHS = "widths"
+# The hidden sizes, where the channels are several too.
+HIDDEN_SIZES = "hidden_sizes"
 # The number of positions of sequences.
 LENGTH = "length"
 # The number of rows of a table: of words, of positions, or of anything.
@@ -40,7 +42,18 @@ SIZES = (
         "c",
         DEPTH,
     ),
-    *(HEADS, KV_HEADS, HEAD_DIM, WIDTHS, CHANNELS, HIDDEN, LATENT_DIM, "n_out", "c_out"),
+    *(
+        HEADS,
+        KV_HEADS,
+        HEAD_DIM,
+        WIDTHS,
+        HIDDEN_SIZES,
+        CHANNELS,
+        HIDDEN,
+        LATENT_DIM,
+        "n_out",
+        "c_out",
+    ),
     *(KERNEL_SIZE, "kd", "kh", "kw"),
 )
 # Sizes of an inner layer that the outer one does not show, unless it has them too.

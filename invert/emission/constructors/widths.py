@@ -11,6 +11,7 @@ from invert.emission.constructors.sizes import (
     CHANNELS,
     DIM,
     HIDDEN,
+    HIDDEN_SIZES,
     ROWS,
     VOCABULARIES,
     VOCABULARY,
@@ -22,7 +23,7 @@ from invert.emission.python.naming import Names, stem
 # The least number of sizes that are one tuple, besides `dim`.
 _MANY = 3
 # The names of one size of a tuple.
-_ONE = {WIDTHS: "width", VOCABULARIES: VOCABULARY}
+_ONE = {WIDTHS: "width", HIDDEN_SIZES: "hidden_size", VOCABULARIES: VOCABULARY}
 
 
 def rows(names: Iterable[str]) -> Sequence[str]:
@@ -56,17 +57,19 @@ def as_tuple(
 
 
 def _widths(
-    used: Iterable[str], arguments: Mapping[str, tuple[Any, ...]], known: Set[str]
+    used: Sequence[str], arguments: Mapping[str, tuple[Any, ...]], known: Set[str]
 ) -> Iterator[tuple[str, Sequence[str]]]:
+    left = list(used)
     for kind in (CHANNELS, HIDDEN):
         # The first size without a name of its own is called `dim`.
         kinds = {kind} if DIM in known else {kind, DIM}
-        own = [n for n in used if stem(n) in kinds]
+        own = [n for n in left if stem(n) in kinds]
         # Hidden sizes that are multiples of others are not chosen by themselves.
         pairs = itertools.pairwise(arguments[n][0] for n in own)
         if len({*own} - {DIM}) < _MANY or any(b % a == 0 and b > a for a, b in pairs):
             continue
-        yield WIDTHS, own
+        yield WIDTHS if len(left) == len(used) else HIDDEN_SIZES, own
+        left = [n for n in left if n not in own]
 
 
 class _Whole(ast.NodeTransformer):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -305,11 +306,25 @@ class _Building:
                 self.tree.names[step.layer] = ".".join(where)
                 self.build(step.layer, child, (*path, *where))
 
+    @functools.cached_property
+    def _of_kind(self) -> dict[str, str]:
+        """The attributes of layers of one kind, where all have one: `act` of activations."""
+        found: dict[str, set[str]] = {}
+        for name, attribute in self.attributes.items():
+            found.setdefault(stem(name), set()).add(attribute)
+        return {kind: next(iter(own)) for kind, own in found.items() if len(own) == 1}
+
     def _fields(self, layer: Layer, node: Node, *, inside: bool) -> dict[Layer, str]:
         """Preferred field names for a layer's layers, outermost or `inside`."""
         inner = [c.layer for c in calls(layer.steps) if c.layer.same is None and not c.layer.listed]
         wanted = {x: x.field or plain_name(called(x, self.paths)) for x in inner}
         chosen = {x: self.attributes[name] for x, name in wanted.items() if name in self.attributes}
+        # Those without parameters have the names of scopes, numbered once more at each call.
+        chosen |= {
+            x: field
+            for x, name in wanted.items()
+            if not parameters_of(x) and (field := self._of_kind.get(stem(name)))
+        }
         if not self.counted:
             return wanted | chosen
         wanted = {x: name for x, name in wanted.items() if x not in chosen}
