@@ -19,11 +19,12 @@ from invert.ir.types import Var
 
 # The name of an argument that a layer only adds to a function of another one.
 RESIDUAL = "residual"
+_PRODUCT = " @ "
 # The layer that a text computes, and its name in Keras.
 _CALLED = (
     ("conv_general_dilated", "Conv", "Conv"),
     ("conv_transpose", "ConvTranspose", "ConvTranspose"),
-    (" @ ", "Linear", "Dense"),
+    (_PRODUCT, "Linear", "Dense"),
     ("tensordot", "Linear", "DenseGeneral"),
     ("einsum", "Linear", "DenseGeneral"),
     ("rsqrt", "Norm", "Norm"),
@@ -348,7 +349,7 @@ def _kind(cls: Class, kinds: Callable[[Node], str], *, keras: bool) -> str:
     if _WAVES.search(text):
         return _SINUSOIDS
     for sign, name, other in _CALLED:
-        if sign in text:
+        if sign in text and not (sign == _PRODUCT and text.count(sign) > 1):
             centered = re.search(r"\b(mean|var) = ", text)
             if name == "Norm" and "mean_square = " in text and centered is None:
                 return "RmsNorm"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -393,3 +394,111 @@ def test_a_layer_that_keeps_its_state_has_a_text() -> None:
     given = keras.Input(batch_shape=(2, 4, 3))
     module = invert.convert(keras.Model(given, L.LSTM(3, stateful=True)(given)))
     assert "LSTM" in module.source
+
+
+def _called(model: Any, *inputs: Any) -> tuple[str, Any]:
+    """The text of a called model, whose values equal the module's bit for bit."""
+    module = invert.convert(model, *inputs)
+    emission = module.emit(loader=False)
+    assert not emission.messages
+    assert np.array_equal(emission.model(*inputs), module(*inputs))  # type: ignore[reportCallIssue]
+    return emission.source, emission.model
+
+
+def test_an_activation_in_an_attribute_is_the_same_in_all_blocks() -> None:
+    """Keras numbers activations over the whole model, and their scopes once more."""
+
+    class Mixing(keras.layers.Layer):
+        def __init__(self, width: int, **options: Any):
+            super().__init__(**options)
+            self.up = keras.layers.Dense(3 * width)
+            self.act = keras.layers.Activation("gelu")
+            self.down = keras.layers.Dense(width)
+            self.scale = self.add_weight(shape=(width,), name="scale")
+
+        def call(self, x: Any) -> Any:
+            return x + self.scale * self.down(self.act(self.up(x)))
+
+    class Net(keras.Model):
+        def __init__(self, **options: Any):
+            super().__init__(**options)
+            self.first, self.rest = Mixing(6), [Mixing(6) for _ in range(11)]
+
+        def call(self, x: Any) -> Any:
+            x = self.first(x)
+            for block in self.rest:
+                x = block(x)
+            return x
+
+    keras.utils.clear_session()
+    net, x = Net(), np.random.default_rng(0).normal(size=(2, 6)).astype(np.float32)
+    net(x)
+    source, _ = _called(net, x)
+    assert len(re.findall(r"^class .*eqx.Module", source, re.M)) == 3  # Dense, Mixing, Net
+
+
+def test_a_product_of_two_inputs_is_no_dense_layer() -> None:
+    class GraphConv(keras.layers.Layer):
+        def build(self, shape: Any) -> None:
+            self.kernel = self.add_weight(shape=(shape[-1], 5), name="kernel")
+
+        def call(self, x: Any, adjacency: Any) -> Any:
+            return keras.ops.matmul(adjacency, keras.ops.matmul(x, self.kernel))
+
+    class Graph(keras.Model):
+        def __init__(self, **options: Any):
+            super().__init__(**options)
+            self.conv, self.out = GraphConv(name="conv"), keras.layers.Dense(2)
+
+        def call(self, x: Any, adjacency: Any) -> Any:
+            return self.out(self.conv(x, adjacency))
+
+    keras.utils.clear_session()
+    random = np.random.default_rng(0)
+    x, adjacency = (random.normal(size=s).astype(np.float32) for s in ((2, 4, 3), (2, 4, 4)))
+    graph = Graph()
+    graph(x, adjacency)
+    source, _ = _called(graph, x, adjacency)
+    assert {"Dense", "Graph"} < {*re.findall(r"^class (\w+)", source, re.M)}
+    assert "Dense_2" not in source
+
+
+def test_rows_of_positions_are_written_where_they_are_added() -> None:
+    class Pair(keras.Model):
+        def __init__(self, **options: Any):
+            super().__init__(**options)
+            self.words = keras.layers.Embedding(20, 6, name="words")
+            self.places = keras.layers.Embedding(12, 6, name="places")
+
+        def call(self, one: Any, other: Any) -> Any:
+            made = [self.words(x) + self.places(keras.ops.arange(x.shape[1])) for x in (one, other)]
+            return keras.ops.sum(made[0], 1) * keras.ops.sum(made[1], 1)
+
+    keras.utils.clear_session()
+    pair, random = Pair(), np.random.default_rng(0)
+    one, other = (random.integers(0, 20, (2, n)).astype(np.int32) for n in (5, 7))
+    pair(one, other)
+    source, _ = _called(pair, one, other)
+    assert "+ self.places(jnp.arange(5, dtype=jnp.int32))" in source
+    assert "+ self.places(jnp.arange(7, dtype=jnp.int32))" in source
+
+
+def test_channels_and_hidden_sizes_are_two_tuples() -> None:
+    keras.utils.clear_session()
+    layers: Any = keras.layers
+    image = keras.Input((16, 16, 3), name="image")
+    x = layers.Conv2D(10, 3, padding="same", use_bias=False, name="stem")(image)
+    for i, (hidden, c) in enumerate(((30, 11), (27, 13), (41, 17), (22, 19))):
+        y = layers.Conv2D(hidden, 1, use_bias=False, name=f"block{i}_expand")(x)
+        y = layers.DepthwiseConv2D(3, padding="same", use_bias=False, name=f"block{i}_depth")(
+            layers.ReLU()(y)
+        )
+        x = layers.Conv2D(c, 1, use_bias=False, name=f"block{i}_project")(layers.ReLU()(y))
+    x = layers.GlobalAveragePooling2D()(x)
+    module = invert.convert(keras.Model(image, layers.Dense(4, name="out")(x)))
+    emission = module.emit(loader=False)
+    assert not emission.messages
+    tuples = re.findall(r"(widths|hidden_sizes): tuple\[int, \.\.\.\] = \((.*)\)", emission.source)
+    assert dict(tuples).keys() == {"widths", "hidden_sizes"}
+    pixels = np.random.default_rng(0).normal(size=(2, 16, 16, 3)).astype(np.float32)
+    assert np.array_equal(emission.model(pixels), module(pixels))  # type: ignore[reportCallIssue]
