@@ -166,7 +166,7 @@ def test_tables_side_by_side_are_a_tuple() -> None:
         np.testing.assert_array_equal(written(x), module(x))
         listed = "in zip(self.tables, jnp.split(" in emission.source
         assert listed == (order == (0, 1, 2, 3))
-        assert "vocab_size" not in emission.source
+        assert "vocab_sizes: tuple[int, ...] = (" in emission.source
 
 
 def test_convolutions_side_by_side_are_a_tuple() -> None:

@@ -237,7 +237,8 @@ class _Writing:
             sums = (n for n in ast.walk(statement) if isinstance(n, ast.BinOp))
             added = any(step is n.left or step is n.right for n in sums)
             local = self._target(operand, step)
-            if added and local != _SHORTCUT:
+            given = isinstance(step.args[2], ast.Name)  # an argument adds to the value itself
+            if added and local != _SHORTCUT and not given:
                 local = Names(taken(self.method)).new(_SHORTCUT)
             replace(statement, step, ast.Name(local, ast.Load()))
         if local == operand.id and not any(is_named(n, HOLE) for n in ast.walk(step.args[0])):
