@@ -107,7 +107,7 @@ def name_classes(
         for cls, letter in zip(lettered, string.ascii_uppercase, strict=False):
             every[cls] = [f"{name}{letter}" for name in every[cls]]
     for cls, word in (*_holders(every, of, model).items(), *_with_memory(every, of)):
-        every[cls] = [f"{word}{name}" for name in every[cls]]
+        every[cls] = [n if n.startswith(word) else f"{word}{n}" for n in every[cls]]
     counts = collections.Counter(wanted[0] for wanted in every.values())
     for cls, wanted in every.items():
         if counts[wanted[0]] > 1 and (number := _number(cls, wanted[0])):

@@ -28,32 +28,9 @@ EXPANSION = "expansion"
 KERNEL_SIZE = "kernel_size"
 # The order of the sizes among the arguments.
 SIZES = (
-    *(
-        VOCABULARY,
-        VOCABULARIES,
-        POSITIONS,
-        ROWS,
-        LENGTH,
-        "rows",
-        "n_in",
-        "c_in",
-        DIM,
-        "n",
-        "c",
-        DEPTH,
-    ),
-    *(
-        HEADS,
-        KV_HEADS,
-        HEAD_DIM,
-        WIDTHS,
-        HIDDEN_SIZES,
-        CHANNELS,
-        HIDDEN,
-        LATENT_DIM,
-        "n_out",
-        "c_out",
-    ),
+    *(VOCABULARY, VOCABULARIES, POSITIONS, ROWS, LENGTH, "rows"),
+    *("n_in", "c_in", DIM, "n", "c", DEPTH, HEADS, KV_HEADS, HEAD_DIM),
+    *(WIDTHS, HIDDEN_SIZES, CHANNELS, HIDDEN, LATENT_DIM, "n_out", "c_out"),
     *(KERNEL_SIZE, "kd", "kh", "kw"),
 )
 # Sizes of an inner layer that the outer one does not show, unless it has them too.

@@ -92,7 +92,7 @@ def rewrite(definitions: Sequence[ast.stmt]) -> bool:
     known = {name: x for name, d in classes.items() if (x := _Lookup.of(d)) is not None}
     changed = False
     for definition in classes.values():
-        before = changed
+        own = False
         fields = dict(_fields(definition, known))
         for node in [n for n in syntax.walk(definition) if isinstance(n, ast.Subscript | ast.Call)]:
             for lookup in dict.fromkeys(fields.values()):
@@ -100,8 +100,8 @@ def rewrite(definitions: Sequence[ast.stmt]) -> bool:
                 if found is not None and fields.get(field_of(found[0])) is lookup:
                     replace(definition, node, syntax.call(*found))
                     lookup.take_any_shape()
-                    changed = True
-        if changed > before:
+                    own = changed = True
+        if own:
             for method in (s for s in definition.body if isinstance(s, ast.FunctionDef)):
                 _inline(method, {*fields})
     return changed
@@ -124,20 +124,23 @@ def _inline(method: ast.FunctionDef, fields: Collection[str]) -> None:
             case _:
                 continue
         following = body[i + 1]
-        after = [n for s in body[i + 1 :] for n in ast.walk(s)]
-        uses = [n for n in after if isinstance(n, ast.Name) and n.id == name]
-        own = [n for n in uses if isinstance(n.ctx, ast.Load) and n in ast.walk(following)]
-        again = next((k for k, s in enumerate(body[i + 2 :]) if _stores(s, name)), len(body))
-        later = [n for s in body[i + 2 :][: again + 1] for n in ast.walk(s)]
-        reads = [n for n in later if isinstance(n, ast.Name) and n.id == name]
-        reads = [n for n in reads if isinstance(n.ctx, ast.Load)]
-        plain = isinstance(following, ast.Assign | ast.Return) and following.value is not None
-        if not looked_up or not plain or len(own) != 1 or (reads and not _stores(following, name)):
+        own = [n for n in ast.walk(following) if _is_read(n, name)]
+        if not looked_up or not isinstance(following, ast.Assign | ast.Return) or len(own) != 1:
             continue
+        # The next statement may give the variable another value, as a later one may.
+        rest = [following, *body[i + 2 :]]
+        end = next((k for k, s in enumerate(rest) if _stores(s, name)), len(rest))
+        later = rest[1 : end + 1] if end else []
         more = len(ast.unparse(value)) - len(name)
-        if more < _LONGEST and len(syntax.text_of(following)) + more <= _LINE:
+        fits = more < _LONGEST and len(syntax.text_of(following)) + more <= _LINE
+        if fits and not any(_is_read(n, name) for s in later for n in ast.walk(s)):
             replace(following, own[0], value)
             del body[i]
+
+
+def _is_read(node: ast.AST, name: str) -> bool:
+    """Whether a node reads a variable."""
+    return isinstance(node, ast.Name) and node.id == name and not isinstance(node.ctx, ast.Store)
 
 
 def _stores(statement: ast.stmt, name: str) -> bool:
