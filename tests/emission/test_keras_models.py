@@ -502,3 +502,46 @@ def test_channels_and_hidden_sizes_are_two_tuples() -> None:
     assert dict(tuples).keys() == {"widths", "hidden_sizes"}
     pixels = np.random.default_rng(0).normal(size=(2, 16, 16, 3)).astype(np.float32)
     assert np.array_equal(emission.model(pixels), module(pixels))  # type: ignore[reportCallIssue]
+
+
+def test_blocks_of_an_encoder_and_a_decoder_are_named_once_after_these() -> None:
+    """A block that attends to a memory is a `DecoderBlock` by itself, and the decoder holds it."""
+
+    class Block(keras.layers.Layer):
+        def __init__(self, *, cross: bool, **options: Any):
+            super().__init__(**options)
+            self.own = L.MultiHeadAttention(2, 3, name="own")
+            self.other = L.MultiHeadAttention(2, 3, name="other") if cross else None
+            self.ff = L.Dense(6, name="ff")
+
+        def call(self, x: Any, memory: Any = None) -> Any:
+            x = x + self.own(x, x)
+            if self.other is not None:
+                x = x + self.other(x, memory)
+            return x + keras.ops.tanh(self.ff(x))
+
+    class Stack(keras.layers.Layer):
+        def __init__(self, *, cross: bool, **options: Any):
+            super().__init__(**options)
+            self.blocks = [Block(cross=cross, name=f"block_{i}") for i in range(2)]
+
+        def call(self, x: Any, memory: Any = None) -> Any:
+            for block in self.blocks:
+                x = block(x, memory)
+            return x
+
+    class Net(keras.Model):
+        def __init__(self, **options: Any):
+            super().__init__(**options)
+            self.encoder = Stack(cross=False, name="encoder")
+            self.decoder = Stack(cross=True, name="decoder")
+
+        def call(self, source: Any, target: Any) -> Any:
+            return self.decoder(target, self.encoder(source))
+
+    keras.utils.clear_session()
+    random, net = np.random.default_rng(0), Net()
+    source, target = (random.normal(size=(2, n, 6)).astype(np.float32) for n in (5, 4))
+    net(source, target)
+    text, _ = _called(net, source, target)
+    assert {"EncoderBlock", "DecoderBlock"} < {*re.findall(r"^class (\w+)", text, re.M)}
