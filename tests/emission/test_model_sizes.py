@@ -215,19 +215,19 @@ def test_tables_are_named_by_what_they_are_looked_up_by() -> None:
     assert "num_users: int = 30" in source and "num_cities: int = 40" in source
 
 
-def _recurrent(*, n_in: int, dim: int, simple_rnn_size: int, n_out: int) -> Any:
+def _recurrent(*, n_in: int, hidden: int, hidden_2: int, n_out: int) -> Any:
     given = keras.Input((7, n_in))
-    x = L.GRU(dim, return_sequences=True)(given)
-    return keras.Model(given, L.Dense(n_out)(L.SimpleRNN(simple_rnn_size)(x)))
+    x = L.GRU(hidden, return_sequences=True)(given)
+    return keras.Model(given, L.Dense(n_out)(L.SimpleRNN(hidden_2)(x)))
 
 
 def test_the_rows_of_a_bias_are_no_size_of_a_model() -> None:
     """Those of a GRU are two at any size, a number of its cell."""
-    names = ("n_in", "dim", "simple_rnn_size", "n_out")
+    names = ("n_in", "hidden", "hidden_2", "n_out")
     sizes = dict(zip(names, (6, 16, 5, 2), strict=True))
     others = dict(zip(names, (6, 9, 11, 3), strict=True))
     x = np.random.default_rng(3).normal(size=(2, 7, 6)).astype(np.float32)
-    assert "self.gru = GRU(n_in, dim, key=" in _at_other_sizes(_recurrent, sizes, others, x)
+    assert "self.gru = GRU(n_in, hidden, key=" in _at_other_sizes(_recurrent, sizes, others, x)
 
 
 def _pair(*, dim: int, n_out: int, source_vocab_size: int, target_vocab_size: int) -> Any:
