@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import functools
 import hashlib
+import weakref
 from collections.abc import (
     Callable,
     Collection,
@@ -446,10 +447,23 @@ def equations(jaxpr: Jaxpr) -> Iterator[Eqn]:
             pending.extend(inner)
 
 
-@by_jaxpr
 def held(jaxpr: Jaxpr) -> Mapping[int, Sequence[Jaxpr]]:
     """The jaxprs inside the equations that hold some, by the positions of these."""
-    return {i: [*sub_jaxprs(eqn)] for i, eqn in enumerate(jaxpr.eqns) if holds_jaxprs(eqn)}
+    found: dict[int, Sequence[Jaxpr]] = {}
+    for i, references in _held(jaxpr).items():
+        inner = [j for reference in references if (j := reference()) is not None]
+        found[i] = inner if len(inner) == len(references) else [*sub_jaxprs(jaxpr.eqns[i])]
+    return found
+
+
+@by_jaxpr
+def _held(jaxpr: Jaxpr) -> Mapping[int, Sequence[weakref.ref[Jaxpr]]]:
+    """The same as references, since inner jaxprs may hold the jaxpr in the rules of functions."""
+    return {
+        i: [*map(weakref.ref, sub_jaxprs(eqn))]
+        for i, eqn in enumerate(jaxpr.eqns)
+        if holds_jaxprs(eqn)
+    }
 
 
 @by_jaxpr

@@ -93,10 +93,12 @@ def difference(a: AnyJaxpr, b: AnyJaxpr) -> str | None:
 
 def normal(closed: J, depth: int = 0) -> J:
     """The normal form: no dead code, no duplicates, operands in order of use."""
-    return cast(J, _normal[min(depth, _DEPTH)](closed))
+    new = _normal[min(depth, _DEPTH)](closed)
+    return closed if new is None else cast(J, new)
 
 
-def _normalized(closed: J, depth: int) -> J:
+def _normalized(closed: J, depth: int) -> J | None:
+    """The normal form; `None` for a program that has it, which is not kept."""
 
     def one(jaxpr: Jaxpr) -> Jaxpr:
         jaxpr = rewritten(jaxpr, _hoisted)
@@ -108,7 +110,8 @@ def _normalized(closed: J, depth: int) -> J:
             eqns.append(eqn)
         return with_equations(jaxpr, eqns)
 
-    return map_jaxprs(merged(strong(closed)), one)
+    new = map_jaxprs(merged(strong(closed)), one)
+    return None if new is closed else new
 
 
 # An expression tried in several places is traced once; calls share their derivative rule.
