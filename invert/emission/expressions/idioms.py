@@ -9,20 +9,21 @@ from __future__ import annotations
 import ast
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from invert._errors import optional_step
-from invert.emission.expressions import helpers, indexing, library, literals
+from invert.emission.expressions import attention, helpers, indexing, library, literals
 from invert.emission.expressions.products import (
     dot_options,
     is_matrix_product,
     relettered,
     subscripts,
 )
+from invert.emission.expressions.proposals import LETTERS, Proposal, Row, axes_index, placeholder
 from invert.emission.expressions.spelling import axis_of
 from invert.emission.expressions.writer import Writer
 from invert.emission.python import syntax
@@ -54,34 +55,6 @@ class Group:
     flows: bool | str = False
 
 
-@dataclasses.dataclass(frozen=True)
-class Proposal:
-    """An expression over operands named by position.
-
-    **Arguments:**
-
-    - `operands`: atoms of the body.
-    - `eqns`: the equations that it replaces, for those with derivative rules of their own; found
-        by matching otherwise.
-    """
-
-    expression: ast.expr
-    operands: Sequence[Atom]
-    hint: str = PLAIN
-    flows: bool | str = False
-    eqns: Sequence[Eqn] = ()
-
-
-Row = Callable[[Eqn, Graph, Writer], Iterator[Proposal]]
-
-
-_LETTERS = "abcdef"
-
-
-def _x(i: int = 0) -> ast.expr:
-    return ast.Name(f"${_LETTERS[i]}", ast.Load())
-
-
 def _axis(axes: Sequence[int], x: Atom) -> dict[str, ast.expr]:
     axis = axis_of(axes, len(x.aval.shape))
     return {} if axis is None else {"axis": axis}
@@ -101,7 +74,7 @@ def _keepdims(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
         if is_var(x) and len(eqn.params["shape"]) == len(x.aval.shape):
             name = _KEPT[inner.primitive.name]
             keywords = _axis(inner.params["axes"], x)
-            reduction = call(name, _x(), **keywords, keepdims=number(True))
+            reduction = call(name, placeholder(), **keywords, keepdims=number(True))
             yield Proposal(reduction, (x,), NOUNS.get(inner.primitive.name, PLAIN))
 
 
@@ -126,7 +99,7 @@ def _division(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
             rank = len(x.aval.shape)
             for axis in range(-1, -rank - 1, -1):
                 keywords = {} if axis == -1 else {"axis": number(axis)}
-                yield Proposal(call("jax.nn.softmax", _x(), **keywords), (x,), "softmax")
+                yield Proposal(call("jax.nn.softmax", placeholder(), **keywords), (x,), "softmax")
     size = _size_of(graph, eqn.invars[1])
     if (size is not None or not is_var(eqn.invars[1])) and (
         reduced := _reduced(eqn, graph)
@@ -137,7 +110,7 @@ def _division(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
             keywords = _axis(total.params["axes"], x)
             if kept:
                 keywords["keepdims"] = number(True)
-            yield Proposal(call("jnp.mean", _x(), **keywords), (x,), "mean")
+            yield Proposal(call("jnp.mean", placeholder(), **keywords), (x,), "mean")
 
 
 def _average(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
@@ -146,7 +119,7 @@ def _average(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
     if total is not None and is_var(x := total.invars[0]):
         for pool in (helpers.avg_pool, helpers.avg_pool_same):
             if (sizes := indexing.window(total)) is not None:
-                yield Proposal(helpers.calling(pool, _x(), *sizes), (x,), "avg_pool")
+                yield Proposal(helpers.calling(pool, placeholder(), *sizes), (x,), "avg_pool")
 
 
 def _gelu(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
@@ -165,11 +138,11 @@ def _gelu(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
     name = library.noun("gelu")
     for x in dict.fromkeys(a for a in operands if is_var(a)):
         if "tanh" in names:
-            yield Proposal(call("jax.nn.gelu", _x()), (x,), name, True)
-            yield Proposal(helpers.calling(helpers.gelu, _x()), (x,), name, True)
+            yield Proposal(call("jax.nn.gelu", placeholder()), (x,), name, True)
+            yield Proposal(helpers.calling(helpers.gelu, placeholder()), (x,), name, True)
         if names & {"erf", "erfc"}:
             keywords = {"approximate": number(False)}
-            yield Proposal(call("jax.nn.gelu", _x(), **keywords), (x,), name, True)
+            yield Proposal(call("jax.nn.gelu", placeholder(), **keywords), (x,), name, True)
 
 
 def _silu(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
@@ -177,7 +150,7 @@ def _silu(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
     x, gate = eqn.invars
     inner = graph.producer(gate, "logistic")
     if is_var(x) and inner is not None and inner.invars[0] is x:
-        yield Proposal(call("jax.nn.silu", _x()), (x,), library.noun("silu"), True)
+        yield Proposal(call("jax.nn.silu", placeholder()), (x,), library.noun("silu"), True)
 
 
 def _hard_gate(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
@@ -190,7 +163,9 @@ def _hard_gate(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
         return
     name = "hard_silu" if factor else "hard_sigmoid"
     eqns = [shifted, clipped, quotient, *([eqn] if factor else [])]
-    yield Proposal(call(f"jax.nn.{name}", _x()), shifted.invars[:1], library.noun(name), True, eqns)
+    yield Proposal(
+        call(f"jax.nn.{name}", placeholder()), shifted.invars[:1], library.noun(name), True, eqns
+    )
 
 
 def _scale_of_scores(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
@@ -207,7 +182,7 @@ def _scale_of_scores(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposa
             syntax.mark(base, [(id(v), axis)])
             power = syntax.infix(base, "**", number(0.5))
             value = power if divides else syntax.infix(number(1), "/", power)
-            scaled = syntax.infix(_x(), "/" if divides else "*", value)
+            scaled = syntax.infix(placeholder(), "/" if divides else "*", value)
             yield Proposal(scaled, (x,), PRODUCT, True, [eqn])
 
 
@@ -228,7 +203,7 @@ def _fractions(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
 
 def _contracted(graph: Graph, x: Var, scaled: Var) -> Iterator[tuple[Var, int]]:
     """The axes that products of batches sum over: from `x`, or of `scaled`."""
-    products = [_through(graph, x, kinds.LAYOUT, "dot_general")]
+    products = [attention.through(graph, x, kinds.LAYOUT, "dot_general")]
     pending = [scaled]
     while pending:
         for user in graph.users.get(pending.pop(), ()):
@@ -262,7 +237,9 @@ def _einsum(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
         (f"{right},{left}->{moved}", inner.invars[::-1]),
         (f"{left},{right}->{moved}", inner.invars),
     ):
-        product = call("jnp.einsum", number(relettered(text)), _x(0), _x(1), **keywords)
+        product = call(
+            "jnp.einsum", number(relettered(text)), placeholder(0), placeholder(1), **keywords
+        )
         yield Proposal(product, tuple(atoms), PRODUCT)
 
 
@@ -283,7 +260,7 @@ def _item(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
             parts[axis] = number(-1)  # the last one, if any
     parts = indexing.shortened(parts)
     index = syntax.one_or_tuple(parts)
-    yield Proposal(syntax.item(_x(), index), (inner.invars[0],), PLAIN)
+    yield Proposal(syntax.item(placeholder(), index), (inner.invars[0],), PLAIN)
 
 
 def _place(graph: Graph, atom: Atom) -> Iterator[tuple[Atom, dict[str, ast.expr]]]:
@@ -304,21 +281,21 @@ def _element(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
         return
     places = [next(_place(graph, starts[axis]))[0] for axis in axes]
     variables = list(dict.fromkeys(a for a in (x, *places) if isinstance(a, Var)))
-    if len(variables) <= len(_LETTERS):
+    if len(variables) <= len(LETTERS):
         order: dict[Atom, int] = {v: i for i, v in enumerate(variables)}
         parts: list[ast.expr] = [ast.Slice() for _ in starts]
         for axis, place in zip(axes, places, strict=True):
-            parts[axis] = _x(order[place])
+            parts[axis] = placeholder(order[place])
         parts = indexing.shortened(parts)
         index = syntax.one_or_tuple(parts)
-        yield Proposal(syntax.item(_x(), index), variables, PLAIN)
+        yield Proposal(syntax.item(placeholder(), index), variables, PLAIN)
     if len(axes) == 1:
         for place, keywords in _place(graph, starts[axes[0]]):
             where = {"axis": number(int(axes[0]))} if axes[0] else {}
             row = call(
                 "lax.dynamic_index_in_dim",
-                _x(0),
-                _x(1),
+                placeholder(0),
+                placeholder(1),
                 **where,
                 keepdims=number(False),
                 **keywords,
@@ -335,7 +312,7 @@ def _update(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
         return
     for place, keywords in _place(graph, starts[moved[0]]):
         variables = list(dict.fromkeys(a for a in (x, row.invars[0], place) if isinstance(a, Var)))
-        operands = [_operand(a, variables, writer) for a in (x, row.invars[0], place)]
+        operands = [_spelled(a, variables, writer) for a in (x, row.invars[0], place)]
         if None not in operands:
             updated = call(
                 "lax.dynamic_update_index_in_dim",
@@ -363,7 +340,9 @@ def _broadcasting(sign: str) -> Row:
             atoms = [(inner[i] if i in choice else None) or a for i, a in enumerate(eqn.invars)]
             if not all(map(is_var, atoms)):
                 continue
-            yield Proposal(syntax.infix(_x(0), sign, _x(1)), tuple(atoms), PLAIN, True)
+            yield Proposal(
+                syntax.infix(placeholder(0), sign, placeholder(1)), tuple(atoms), PLAIN, True
+            )
 
     return row
 
@@ -393,7 +372,7 @@ def _with_size(sign: str) -> Row:
     def row(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
         for i, (atom, other) in enumerate(zip(eqn.invars, eqn.invars[::-1], strict=True)):
             if is_var(other) and (size := _size_of(graph, atom)) is not None:
-                sides = (size, _x()) if i == 0 else (_x(), size)
+                sides = (size, placeholder()) if i == 0 else (placeholder(), size)
                 yield Proposal(syntax.infix(sides[0], sign, sides[1]), (other,), PLAIN, True)
 
     return row
@@ -436,9 +415,9 @@ def _where(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
     if index is not None and is_var(choices[0][0]):  # not broadcast from a smaller array
         for atoms in itertools.product(choices[0][:1], *choices[1:]):
             variables = list(dict.fromkeys(a for a in atoms if isinstance(a, Var)))
-            args = [_operand(a, variables, writer) for a in atoms[1:]]
+            args = [_spelled(a, variables, writer) for a in atoms[1:]]
             if None not in args:
-                wide = syntax.item(_x(0), index)
+                wide = syntax.item(placeholder(0), index)
                 chosen = call("jnp.where", wide, *filter(None, args))
                 yield Proposal(chosen, variables, PLAIN, "blank")
     for last, *others in itertools.product(choices[2], *choices[:2]):  # rather a number at last
@@ -446,7 +425,7 @@ def _where(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
         if isinstance(atoms[0], Literal) or all(isinstance(a, Literal) for a in atoms[1:]):
             continue
         variables = list(dict.fromkeys(a for a in atoms if isinstance(a, Var)))
-        args = [_operand(a, variables, writer) for a in atoms]
+        args = [_spelled(a, variables, writer) for a in atoms]
         if None not in args:
             yield Proposal(call("jnp.where", *filter(None, args)), variables, PLAIN, "blank")
 
@@ -456,22 +435,7 @@ def _index_with_axes(graph: Graph, atom: Atom) -> ast.expr | None:
     eqn = graph.producer(atom, "broadcast_in_dim")
     if eqn is None or not eqn.invars[0].aval.shape:
         return None
-    return _axes_index(eqn.params["broadcast_dimensions"], len(eqn.params["shape"]))
-
-
-def _axes_index(dims: Sequence[int], rank: int) -> ast.expr | None:
-    """The index that moves axes to `dims`: `[..., None]` or `[:, None]`.
-
-    Axes in front need none, as functions on several arrays add these.
-    """
-    new = [i not in dims for i in range(dims[0], rank)]
-    if list(dims) != sorted(dims) or not any(new):
-        return None
-    if not any(new[: len(dims)]):
-        return syntax.tuple_of([ast.Constant(...), *map(number, [None] * sum(new))])
-    while not new[-1]:
-        new.pop()
-    return syntax.tuple_of([number(None) if added else ast.Slice() for added in new])
+    return axes_index(eqn.params["broadcast_dimensions"], len(eqn.params["shape"]))
 
 
 def _dropout(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
@@ -486,7 +450,9 @@ def _dropout(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
     for x in filter(is_var, kept.invars):
         share = float(rate.val)
         for number_ in dict.fromkeys((float(str(np.float32(share))), share)):
-            value = helpers.calling(helpers.dropout, _x(0), number(number_), _x(1))
+            value = helpers.calling(
+                helpers.dropout, placeholder(0), number(number_), placeholder(1)
+            )
             yield Proposal(value, (x, key), PLAIN, True)
 
 
@@ -499,7 +465,7 @@ def _leaky_relu(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
     for slope in product.invars:
         if isinstance(slope, Literal):
             value = helpers.calling(
-                helpers.leaky_relu, _x(), literals.of_literal(slope, plain=True)
+                helpers.leaky_relu, placeholder(), literals.of_literal(slope, plain=True)
             )
             yield Proposal(value, (x,), library.noun("leaky_relu"), True)
 
@@ -510,7 +476,7 @@ def _clip(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
         if (made := graph.producer(value, "max")) is not None:
             for atoms in zip(made.invars[::-1], made.invars, (high, high), strict=True):
                 variables = list(dict.fromkeys(a for a in atoms if isinstance(a, Var)))
-                args = [_operand(a, variables, writer) for a in atoms]
+                args = [_spelled(a, variables, writer) for a in atoms]
                 if None not in args and is_var(atoms[0]):
                     clip = call("jnp.clip", *filter(None, args))
                     yield Proposal(clip, variables, library.noun("clip"), True, [made, eqn])
@@ -522,142 +488,11 @@ def _repeated(graph: Graph, atom: Atom) -> Atom | None:
     return None if eqn is None else eqn.invars[0]
 
 
-def _operand(atom: Atom, variables: Sequence[Var], writer: Writer) -> ast.expr | None:
+def _spelled(atom: Atom, variables: Sequence[Var], writer: Writer) -> ast.expr | None:
     """An operand of a proposal."""
     if isinstance(atom, Var):
-        return _x(variables.index(atom))
+        return placeholder(variables.index(atom))
     return literals.of_literal(atom, plain=True)
-
-
-def _attention(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
-    """`jax.nn.dot_product_attention`, whose last equation is one on axes."""
-    product = _through(graph, eqn.invars[0], kinds.LAYOUT, "dot_general")
-    if product is None:
-        return
-    for weights, values in (product.invars, product.invars[::-1]):
-        scores = _through(graph, weights, _OF_WEIGHTS, "dot_general")
-        if scores is None or len(scores.outvars[0].aval.shape) != 5:
-            continue  # query heads are grouped by the key that they share
-        value = _of_rank(graph, values, 4)
-        sides = [_of_rank(graph, a, 4) for a in scores.invars]
-        options = list(_attention_options(graph, weights, scores))
-        for query, key in (sides, sides[::-1]):
-            operands = [a for a in (query, key, value) if a is not None]
-            if len(operands) == 3:
-                for extra, keywords in options:
-                    every = [*operands, *(v for v, _ in extra.values())]
-                    variables = list(dict.fromkeys(every))
-                    places = [_x(variables.index(a)) for a in every]
-                    indexed = {
-                        name: place if index is None else syntax.item(place, index)
-                        for (name, (_, index)), place in zip(extra.items(), places[3:], strict=True)
-                    }
-                    function = "jax.nn.dot_product_attention"
-                    attention = call(function, *places[:3], **indexed, **keywords)
-                    yield Proposal(attention, variables, "attention")
-
-
-# An array, and the index that gives it four axes.
-_Indexed = tuple[Var, "ast.expr | None"]
-
-
-def _attention_options(
-    graph: Graph, weights: Atom, scores: Eqn
-) -> Iterator[tuple[dict[str, _Indexed], dict[str, ast.expr]]]:
-    """Further operands of an attention, and its other keywords."""
-    arrays: dict[str, _Indexed] = {}
-    scale: ast.expr | None = None
-    between = _between(graph, weights, scores)
-    for eqn in between:
-        for atom in eqn.invars:
-            if (maker := graph.producer(atom)) in between or maker is scores:
-                continue
-            found, name = None, ""
-            if eqn.primitive.name == "select_n" and atom is eqn.invars[0]:
-                found, name = _with_heads(graph, _unmasked(graph, atom)), "mask"
-            elif eqn.primitive.name == "add":
-                found, name = _with_heads(graph, atom), "bias"
-            elif eqn.primitive.name == "mul" and isinstance(atom, Literal):
-                scale = scale or literals.of_literal(atom, plain=True)
-            if found is not None:
-                arrays.setdefault(name, found)
-    arrays = {name: arrays[name] for name in ("bias", "mask") if name in arrays}
-    masked = "mask" in arrays
-    for scaled in ({}, {"scale": scale}) if scale is not None else ({},):
-        for causal in ({}, {"is_causal": number(True)}):
-            yield arrays, {**scaled, **causal}
-    if masked:  # by the function itself
-        yield {n: a for n, a in arrays.items() if n != "mask"}, {"is_causal": number(True)}
-
-
-def _with_heads(graph: Graph, atom: Atom) -> _Indexed | None:
-    """The array with the axes batch, heads, queries and keys that a value reshapes."""
-    if (whole := _of_rank(graph, atom, 4)) is not None:
-        return whole, None
-    for _ in range(4):
-        eqn = graph.producer(atom, *kinds.LAYOUT)
-        if eqn is None:
-            return None
-        atom = eqn.invars[0]
-        dims = eqn.params.get("broadcast_dimensions")
-        if dims and is_var(atom) and len(eqn.params["shape"]) == 5 and set(dims) <= {0, 3, 4}:
-            kept = {0: 0, 3: 2, 4: 3}
-            return atom, _axes_index([kept[i] for i in dims], 4)
-    return None
-
-
-def _between(graph: Graph, weights: Atom, scores: Eqn) -> list[Eqn]:
-    """The equations by which weights are computed from scores."""
-    before: dict[int, Eqn] = {}
-    pending, steps = [weights], 0
-    while pending and steps < 48:
-        steps += 1
-        eqn = graph.producer(pending.pop())
-        if eqn is not None and eqn is not scores and id(eqn) not in before:
-            before[id(eqn)] = eqn
-            pending += eqn.invars
-    found: list[Eqn] = []
-    reached: set[Atom] = set(scores.outvars)
-    for eqn in sorted(before.values(), key=lambda e: graph.index[e]):
-        if any(is_var(a) and a in reached for a in eqn.invars):
-            found.append(eqn)
-            reached.update(eqn.outvars)
-    return found
-
-
-def _unmasked(graph: Graph, atom: Atom) -> Atom:
-    """A mask without the other masks that are combined with it."""
-    eqn = graph.producer(atom, "and")
-    return atom if eqn is None else next(filter(is_var, reversed(eqn.invars)), atom)
-
-
-# What is between the scores and the weights of attention.
-_OF_WEIGHTS = kinds.LAYOUT | set("add div exp sub select_n mul convert_element_type jit".split())
-
-
-def _through(graph: Graph, atom: Atom, names: Set[str], wanted: str) -> Eqn | None:
-    """The equation of a primitive among those that a value derives from."""
-    pending, steps = [atom], 0
-    while pending and steps < 32:
-        steps += 1
-        eqn = graph.producer(pending.pop())
-        if eqn is not None and eqn.primitive.name == wanted:
-            return eqn
-        if eqn is not None and eqn.primitive.name in names:
-            pending += eqn.invars
-    return None
-
-
-def _of_rank(graph: Graph, atom: Atom, rank: int) -> Var | None:
-    """The array with this many axes that a value reshapes."""
-    for _ in range(4):
-        if is_var(atom) and len(atom.aval.shape) == rank:
-            return atom
-        eqn = graph.producer(atom, *kinds.LAYOUT)
-        if eqn is None:
-            return None
-        atom = eqn.invars[0]
-    return None
 
 
 def _repeat(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
@@ -675,7 +510,7 @@ def _repeat(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
         before = graph.producer(x, "reshape")
         again = before and graph.producer(before.invars[0], "broadcast_in_dim")
         hint = "upsampled" if again and len(x.aval.shape) == _IMAGES else "repeated"
-        yield Proposal(call("jnp.repeat", _x(), times, **keywords), (x,), hint)
+        yield Proposal(call("jnp.repeat", placeholder(), times, **keywords), (x,), hint)
 
 
 # The rank of a batch of images.
@@ -696,7 +531,9 @@ def _transposed_convolution(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[
     while (made := graph.producer(kernel, "transpose", "rev")) is not None:
         kernel = made.invars[0]
     keywords = {"transpose_kernel": number(True)}
-    for upscaled in indexing.transposed_convolution(eqn, (_x(0), _x(1)), **keywords):
+    for upscaled in indexing.transposed_convolution(
+        eqn, (placeholder(0), placeholder(1)), **keywords
+    ):
         yield Proposal(upscaled, (x, kernel))
 
 
@@ -733,19 +570,19 @@ def _lookup(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
     first = axes == (0,) or len(axes) > 1
     for indices in _indices(graph, column):
         variables = list(dict.fromkeys((table, *indices)))
-        if len(indices) != len(axes) or len(variables) > len(_LETTERS):
+        if len(indices) != len(axes) or len(variables) > len(LETTERS):
             continue
-        own = [_x(variables.index(i)) for i in indices]
+        own = [placeholder(variables.index(i)) for i in indices]
         place, found = _place_of(axes, own), []
         if mode is None:
-            found.append(syntax.item(_x(0), place))
+            found.append(syntax.item(placeholder(0), place))
         elif eqn.params["fill_value"] is None:
-            at = syntax.item(syntax.field(_x(0), "at"), place)
+            at = syntax.item(syntax.field(placeholder(0), "at"), place)
             found.append(syntax.method(at, "get", mode=number(mode)))
         if len(axes) == 1:
             axis = {"axis": number(int(axes[0]))}
             modes = [{}] if mode is None else [{}, {"mode": number(mode)}]
-            taken = [call("jnp.take", _x(0), own[0], **axis, **given) for given in modes]
+            taken = [call("jnp.take", placeholder(0), own[0], **axis, **given) for given in modes]
             found = [*found, *taken] if first else [*taken, *found]
         yield from (Proposal(expression, variables, "rows") for expression in found)
 
@@ -777,17 +614,17 @@ def _scatter(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
     for indices in wanted:
         if at_start and segments and indices:
             for given in options:
-                sums = call(f"jax.ops.{segments}", _x(0), _x(1), **count, **given)
+                sums = call(f"jax.ops.{segments}", placeholder(0), placeholder(1), **count, **given)
                 yield Proposal(sums, (y, indices[0]), noun)
         for value in filter(None, (_repeated(graph, y), y)):
             variables = list(dict.fromkeys(v for v in (x, *indices, value) if isinstance(v, Var)))
-            operand = _operand(value, variables, writer)
-            fits = (not indices or len(indices) == len(axes)) and len(variables) <= len(_LETTERS)
+            operand = _spelled(value, variables, writer)
+            fits = (not indices or len(indices) == len(axes)) and len(variables) <= len(LETTERS)
             if not is_var(x) or not fits or operand is None:
                 continue
-            places = [_x(variables.index(i)) for i in indices]
+            places = [placeholder(variables.index(i)) for i in indices]
             place = _place_of(axes, places) if indices or fixed is None else fixed
-            at = syntax.item(syntax.field(_x(variables.index(x)), "at"), place)
+            at = syntax.item(syntax.field(placeholder(variables.index(x)), "at"), place)
             for given in options:
                 changed = syntax.method(at, method, operand, **given)
                 yield Proposal(changed, variables, PLAIN, True)
@@ -843,10 +680,10 @@ ROWS: Mapping[str, tuple[Row, ...]] = {
     },
     "ge": (_triangle, _with_size(">=")),
     **dict.fromkeys(_SCATTERS, (_scatter,)),
-    "squeeze": (_attention, _element, _item),
+    "squeeze": (attention.attention, _element, _item),
     "dynamic_update_slice": (_update,),
-    "reshape": (_attention, _repeat),
-    "transpose": (_attention, _einsum),
+    "reshape": (attention.attention, _repeat),
+    "transpose": (attention.attention, _einsum),
 }
 
 
@@ -892,7 +729,7 @@ def _try(
     leaves: Set[Var],
 ) -> Group | None:
     variables = [v for v in proposal.operands if isinstance(v, Var)]
-    tokens = [f"${c}" for c in _LETTERS[: len(variables)]]
+    tokens = [f"${c}" for c in LETTERS[: len(variables)]]
     prove = _proved if proposal.eqns else _matched
     covered = prove(proposal, dict(zip(tokens, variables, strict=True)), eqn, graph, writer, leaves)
     if covered is None or covered & taken:
