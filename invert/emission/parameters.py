@@ -12,8 +12,8 @@ import numpy as np
 from invert._private.jax import rename
 from invert.emission.constructors.starts import Starts, is_keras
 from invert.emission.layers.cut import Path
+from invert.emission.layers.tree import SCALES, SUMMANDS, split_name
 from invert.emission.layers.tree import constant_name as name_by_use
-from invert.emission.layers.tree import split_name
 from invert.emission.recovered import Recovered, constant_name
 from invert.emission.sizes.program import Program
 from invert.ir.graph import is_number, is_var
@@ -87,11 +87,11 @@ class Parameters:
         }
         users = _users(jaxprs)
         uses = {v: name_by_use(v, users) for v in self.values}
-        scales = {v for v, use in uses.items() if use == "scale"}
+        scales = {v for v, use in uses.items() if use in SCALES}
         added = {
             v
             for v, use in uses.items()
-            if use == "bias" or _is_joined(v, users) or _is_looked_up(v, users)
+            if use in SUMMANDS or _is_joined(v, users) or _is_looked_up(v, users)
         }
         inputs_first = {v for v in self.values if _is_multiplied(v, users, 2)}
         split = {v for v in self.values if _is_multiplied(v, users, 3)}

@@ -140,3 +140,23 @@ def test_wide_arrays_are_made_wide_without_x64() -> None:
         new = _new(emission)
     assert _types(new) == _types(emission.model)
     assert any(np.array_equal(leaf, table) for leaf in jax.tree_util.tree_leaves(new))
+
+
+def test_constants_with_a_role_begin_as_others_of_it() -> None:
+    """Positions are summands of a table, and frequencies are factors."""
+    random = np.random.default_rng(0)
+    weight, positions, frequencies = (
+        random.normal(size=s).astype(np.float32) for s in ((8, 8), (6, 8), (8,))
+    )
+
+    def waves(x: Any) -> Any:
+        angles = (x @ weight + positions) * frequencies
+        return jnp.sin(angles) + jnp.cos(angles)
+
+    shape = jax.ShapeDtypeStruct(jax.export.symbolic_shape("batch,6,8"), np.float32)
+    exported = jax.export.export(jax.jit(waves))(shape)
+    model: Any = invert.from_stablehlo(exported.mlir_module_serialized).model
+    np.testing.assert_array_equal(model.positions, positions)
+    new = type(model)(key=jax.random.key(0))
+    assert np.abs(new.positions).min() > 0
+    np.testing.assert_array_equal(new.frequencies, np.ones(8))

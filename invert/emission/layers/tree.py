@@ -132,6 +132,8 @@ _USES = {
     "mul": "scale", "div": "scale", "gather": "table", "select_n": "choice", "pow": "exponents",
     "exp": "exponents",
 }  # fmt: skip
+# The names of factors, and of what is added to arrays.
+SCALES, SUMMANDS = ("scale", "frequencies"), ("bias", "positions", "tokens")
 # A slice of a constant is named after the constant.
 _MOVES = kinds.LAYOUT | {"convert_element_type", "slice"}
 
