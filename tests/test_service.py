@@ -89,7 +89,7 @@ def resident() -> float:
 @pytest.mark.slow
 @pytest.mark.parametrize("source", [False, True])
 def test_many_conversions(source: bool) -> None:
-    """JAX keeps the classes of emitted modules: some 50 kB each."""
+    """JAX keeps the classes of emitted modules, here two for each text: some 65 kB each."""
     count, warm = 300, 100
     artifacts = [artifact(i) for i in range(count)]
     for i, data in enumerate(artifacts):
@@ -101,7 +101,7 @@ def test_many_conversions(source: bool) -> None:
         if source:
             assert module.source
     del module
-    assert (resident() - before) / (count - warm) < (0.12 if source else 0.03)
+    assert (resident() - before) / (count - warm) < (0.16 if source else 0.03)
     assert time.perf_counter() - start < 3 * half
 
 
