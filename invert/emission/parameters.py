@@ -49,7 +49,7 @@ class Parameters:
         jaxpr = program.jaxpr
         count = len(recovered.constants)
         own = jaxpr.invars[: recovered.held_count]
-        users = _users([jaxpr])
+        users, computed = _users([jaxpr]), _computed([jaxpr])
         names: dict[Var, Var] = {}
         for i, (v, value) in enumerate(zip(own, recovered.constants, strict=False)):
             key = (value.dtype, value.shape, value.tobytes()) if len(self._recovered) > 1 else v
@@ -57,7 +57,7 @@ class Parameters:
             if names[v] is v:
                 number = i if recovered.numbers is None else recovered.numbers[i]
                 self.values[v], self.containers[v] = value, constant_name(method, number)
-                self.paths[v] = (_name_by_values(value) or name_by_use(v, users),)
+                self.paths[v] = (_name_by_values(value) or name_by_use(v, users, computed),)
         for v, param, held in zip(own[count:], params, recovered.in_state, strict=True):
             names[v] = self._shared.setdefault(param.name, v)
             if names[v] is v:
@@ -85,8 +85,9 @@ class Parameters:
             for v, value in self.values.items()
             if v not in known and (params or not jax.numpy.issubdtype(value.dtype, np.inexact))
         }
-        users = _users(jaxprs)
-        uses = {v: name_by_use(v, users) for v in self.values}
+        every = list(jaxprs)
+        users, computed = _users(every), _computed(every)
+        uses = {v: name_by_use(v, users, computed) for v in self.values}
         scales = {v for v, use in uses.items() if use in SCALES}
         added = {
             v
@@ -123,6 +124,17 @@ def _users(jaxprs: Iterable[Jaxpr]) -> dict[Var, list[Eqn]]:
             for atom in filter(is_var, eqn.invars):
                 users[atom].append(eqn)
     return users
+
+
+def _computed(jaxprs: Iterable[Jaxpr]) -> set[Var]:
+    """The arguments of programs, and the results of equations on variables."""
+    found: set[Var] = set()
+    for jaxpr in jaxprs:
+        found.update(jaxpr.invars)
+        for eqn in jaxpr.eqns:
+            if any(map(is_var, eqn.invars)):
+                found.update(eqn.outvars)
+    return found
 
 
 def _forgetful(paths: Mapping[Var, Path]) -> frozenset[Var]:

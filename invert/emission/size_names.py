@@ -71,7 +71,7 @@ def unclear(sizes: Mapping[str, Sequence[object]]) -> set[str]:
     """
     numbers = {n: tuple(map(str, c)) for n, c in sizes.items() if type(c[0]) is int}
     counts = collections.Counter(map(stem, sizes))
-    # The rows of several tables are one argument, as many widths are.
+    # The rows of several tables become one argument.
     return {
         n
         for n in sizes.keys() - {*rows(sizes)}

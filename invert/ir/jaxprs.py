@@ -458,7 +458,7 @@ def held(jaxpr: Jaxpr) -> Mapping[int, Sequence[Jaxpr]]:
 
 @by_jaxpr
 def _held(jaxpr: Jaxpr) -> Mapping[int, Sequence[weakref.ref[Jaxpr]]]:
-    """The same as references, since inner jaxprs may hold the jaxpr in the rules of functions."""
+    """The same as weak references: a rule inside may refer to the whole jaxpr and keep it."""
     return {
         i: [*map(weakref.ref, sub_jaxprs(eqn))]
         for i, eqn in enumerate(jaxpr.eqns)

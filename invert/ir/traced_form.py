@@ -98,7 +98,7 @@ def normal(closed: J, depth: int = 0) -> J:
 
 
 def _normalized(closed: J, depth: int) -> J | None:
-    """The normal form; `None` for a program that has it, which is not kept."""
+    """The normal form; `None` if the program has it already, so that the cache does not hold it."""
 
     def one(jaxpr: Jaxpr) -> Jaxpr:
         jaxpr = rewritten(jaxpr, _hoisted)

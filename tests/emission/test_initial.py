@@ -160,3 +160,10 @@ def test_constants_with_a_role_begin_as_others_of_it() -> None:
     new = type(model)(key=jax.random.key(0))
     assert np.abs(new.positions).min() > 0
     np.testing.assert_array_equal(new.frequencies, np.ones(8))
+    exported = jax.export.export(jax.jit(lambda x: jnp.tanh(x + positions)))(shape)
+    model = invert.from_stablehlo(exported.mlir_module_serialized).model
+    np.testing.assert_array_equal(model.positions, positions)
+    # What is only repeated for each sample has no positions that it is added to.
+    zeros = jax.jit(lambda x: (positions + jnp.zeros((x.shape[0], 6, 8))) * x)
+    model = invert.from_stablehlo(jax.export.export(zeros)(shape).mlir_module_serialized).model
+    assert not hasattr(model, "positions")

@@ -27,7 +27,7 @@ _ONE = {WIDTHS: "width", HIDDEN_SIZES: "hidden_size", VOCABULARIES: VOCABULARY}
 
 
 def rows(names: Iterable[str]) -> Sequence[str]:
-    """The rows of tables without names of their own: all are looked up by parts of one array."""
+    """The numbers of rows that only a number tells apart, as those of the columns of one array."""
     own = [n for n in names if stem(n) == ROWS or stem(n).endswith(VOCABULARY)]
     return own if len(own) > 1 and len({*map(stem, own)}) == 1 else []
 
@@ -51,14 +51,15 @@ def as_tuple(
         name = names.new(wanted)
         arguments[name] = tuple(zip(*(arguments.pop(n) for n in own), strict=True))
         items = {n: syntax.item(syntax.name(name), syntax.number(i)) for i, n in enumerate(own)}
-        loops = _Whole([*items.values()], name, names.new(_ONE[wanted]))
-        body = [loops.visit(syntax.substitute(s, items)) for s in body]
+        loops = _Whole(own, name, names.new(_ONE[wanted]))
+        body = [syntax.substitute(loops.visit(s), items) for s in body]
     return [*body]
 
 
 def _widths(
     used: Sequence[str], arguments: Mapping[str, tuple[Any, ...]], known: Set[str]
 ) -> Iterator[tuple[str, Sequence[str]]]:
+    """The names of tuples of widths, with those of the sizes that they take."""
     left = list(used)
     for kind in (CHANNELS, HIDDEN):
         # The first size without a name of its own is called `dim`.
@@ -73,31 +74,26 @@ def _widths(
 
 
 class _Whole(ast.NodeTransformer):
-    """Writes `sizes` for `(sizes[0], sizes[1])`, and a loop for calls with each of them."""
+    """Writes `sizes` for a tuple of all its sizes, and a loop for calls with each of them.
 
-    def __init__(self, items: Sequence[ast.expr], name: str, one: str):
-        self._items, self._name, self._one = items, name, one
+    **Arguments:**
+
+    - `sizes`: the names of the sizes; `name` is that of their tuple, `one` that of each in a loop.
+    """
+
+    def __init__(self, sizes: Sequence[str], name: str, one: str):
+        self._sizes, self._name, self._one = sizes, name, one
 
     def visit_Tuple(self, node: ast.Tuple) -> ast.expr:
         self.generic_visit(node)
-        if len(node.elts) != len(self._items):
+        if len(node.elts) != len(self._sizes):
             return node
         one = syntax.name(self._one)
-        calls = [_Replaced(item, one).visit(syntax.copied(e))
-                 for e, item in zip(node.elts, self._items, strict=True)]  # fmt: skip
+        pairs = zip(node.elts, self._sizes, strict=True)
+        calls = [syntax.substitute(e, {size: one}) for e, size in pairs]
         if len({*map(syntax.text_of, calls)}) > 1 or self._one not in syntax.text_of(calls[0]):
             return node
         if isinstance(calls[0], ast.Name):
             return syntax.name(self._name)
         loop = ast.comprehension(one, syntax.name(self._name), [], is_async=0)
         return syntax.call("tuple", ast.GeneratorExp(calls[0], [loop]))
-
-
-class _Replaced(ast.NodeTransformer):
-    """Replaces an item by a name."""
-
-    def __init__(self, item: ast.expr, name: ast.expr):
-        self._text, self._new = syntax.text_of(item), name
-
-    def visit_Subscript(self, node: ast.Subscript) -> ast.expr:
-        return self._new if syntax.text_of(node) == self._text else node

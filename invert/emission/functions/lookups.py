@@ -114,7 +114,7 @@ _LONGEST, _LINE = 45, 92
 def _inline(method: ast.FunctionDef, fields: Collection[str]) -> None:
     """Write the rows of tables, and the ranges they are looked up by, in the lines that use them.
 
-    They were long when the lines were made.
+    The lines were broken for `self.table.weight.at[ids].get(mode="clip")`, which is longer.
     """
     body = method.body
     for i in reversed(range(len(body) - 1)):

@@ -36,11 +36,11 @@ class InputNames:
     called: Mapping[Var, str]
 
     def of(self, layer: Layer) -> dict[Var, str]:
-        """The names of some inputs of a layer."""
+        """The names of those inputs of a layer for which one is known."""
         made, told = self._of_makers(layer), {**self._passed(layer), **self.memories.of(layer)}
         if not parameters_of(layer) and not layer.children:
             return {**told, **made}
-        # What it computes on beside its stream has a name, such as `time`.
+        # Other inputs than the stream are named after their makers, as `time` is.
         beside = {v: without_number(n) for v, n in made.items() if v is not self._stream(layer)}
         return {**beside, **told, **(residuals(layer) or skips(layer))}
 
@@ -90,7 +90,7 @@ class InputNames:
 
     @functools.cached_property
     def _makers(self) -> dict[Atom, str]:
-        """The fields of the layers whose results, or functions of one result, values are."""
+        """For values that a layer returns, or that depend on one of its results, its field."""
         found: dict[Atom, str] = {}
         for step in (s for layer in self.tree.programs for s in layer.steps):
             if isinstance(step, LayerCall) and step.layer in self.tree.names:

@@ -318,9 +318,9 @@ def _followed(layer: Layer) -> Iterator[tuple[int, int]]:
 
 
 def _same_number(norm: str, conv: str) -> bool:
-    """Whether the names of a normalization and a convolution differ in the words: `conv1`, `bn1`.
+    """Whether a convolution and a normalization have the same number: `conv1`, `bn1`.
 
-    Such names say what belongs together, but not that it is a layer.
+    Such names tell which belong together, but not that the author made a layer of them.
     """
     one, other = (re.fullmatch(r"([a-z]+?)_?(\d+)", name) for name in (norm, conv))
     return bool(one and other and one[2] == other[2] and one[1] in _NORMS and other[1] in _CONVS)

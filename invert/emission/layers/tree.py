@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 
 import equinox as eqx
 
@@ -133,13 +133,18 @@ _USES = {
     "exp": "exponents",
 }  # fmt: skip
 # The names of factors, and of what is added to arrays.
-SCALES, SUMMANDS = ("scale", "frequencies"), ("bias", "positions", "tokens")
+SCALES, SUMMANDS = ("scale", "frequencies"), ("bias", "positions")
 # A slice of a constant is named after the constant.
 _MOVES = kinds.LAYOUT | {"convert_element_type", "slice"}
 
 
-def constant_name(v: Var, users: Mapping[Var, Sequence[Eqn]]) -> str:
-    """A name for a constant of a program."""
+def constant_name(v: Var, users: Mapping[Var, Sequence[Eqn]], computed: Set[Var]) -> str:
+    """A name for a constant of a program.
+
+    **Arguments:**
+
+    - `computed`: the arguments of the program and what is computed from values.
+    """
     for _ in range(8):
         first = next(iter(users.get(v, ())), None)
         if first is None or first.primitive.name not in _MOVES:
@@ -149,10 +154,10 @@ def constant_name(v: Var, users: Mapping[Var, Sequence[Eqn]]) -> str:
         return "constant"
     if first is None:
         return "constant"
-    return _by_role(v, first, users) or _USES.get(first.primitive.name, "constant")
+    return _by_role(v, first, users, computed) or _USES.get(first.primitive.name, "constant")
 
 
-def _by_role(v: Var, user: Eqn, users: Mapping[Var, Sequence[Eqn]]) -> str:
+def _by_role(v: Var, user: Eqn, users: Mapping[Var, Sequence[Eqn]], computed: Set[Var]) -> str:
     """A name that says more than the equation that uses a constant, or `""`."""
     following = [e.primitive.name for w in user.outvars for e in users.get(w, ())]
     if user.primitive.name == "mul" and {*following} & {"sin", "cos"}:
@@ -163,8 +168,7 @@ def _by_role(v: Var, user: Eqn, users: Mapping[Var, Sequence[Eqn]]) -> str:
     other = next((a for a in user.invars if is_var(a) and a is not v), None)
     if other is None or {*following} & {"reduce_max", "exp", "jit"}:
         return ""  # it is added to scores
-    computed = any(w is other for own in users.values() for e in own for w in e.outvars)
-    return "positions" if computed else "tokens"  # an array of zeros repeats it
+    return "positions" if other in computed else ""  # zeros only repeat the constant
 
 
 @dataclasses.dataclass

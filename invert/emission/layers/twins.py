@@ -95,9 +95,11 @@ class Scaled:
         if root in self.sizes and isinstance(n, int):
             unit, new = self.sizes[root]
             return n // unit * new
-        new = self._images.get(root, n)
+        if root not in self._images:
+            return n
+        new = self._images[root]
         whole = next((_size(a) for a in self.ties.sums if self.ties.root(a) == root), n)
-        # A part of a sum, such as the features of one group, changes with it.
+        # A fraction of a sum, such as the features of one group, changes in proportion.
         return new if whole == n or not isinstance(n, int) else n * int(new) // whole
 
     def unit(self, v: Var, i: int) -> int:
