@@ -1,4 +1,4 @@
-"""What a stack of layers costs to compile, as classes and as one scanned stack.
+"""What a stack of layers costs to compile and to run, as classes and as one scanned stack.
 
 `python benchmarks/layers.py [layers ...]` exports a transformer, recovers it, writes it both ways
 and compiles outputs and gradients of both. Times are of the processor, in one process.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import flax.linen as nn
@@ -60,12 +60,27 @@ def loss(model: Any, x: Any) -> Any:
     return jnp.mean(jnp.sin(3 * model(x)))
 
 
-def compiled(function: Any, *args: Any) -> tuple[float, Any]:
-    """Processor seconds to trace and compile a function, and its result."""
+ROUNDS = 7
+
+
+class Compiled(NamedTuple):
+    """A compiled function: processor seconds to trace and compile, and to run, and its result."""
+
+    seconds: float
+    run: float
+    result: Any
+
+
+def compiled(function: Any, *args: Any) -> Compiled:
     start = time.process_time()
     jitted: Any = eqx.filter_jit(function)
     lowered = jitted.lower(*args).compile()
-    return time.process_time() - start, lowered(*args)
+    seconds, runs = time.process_time() - start, []
+    for _ in range(ROUNDS):
+        start = time.process_time()
+        result = jax.block_until_ready(lowered(*args))
+        runs.append(time.process_time() - start)
+    return Compiled(seconds, min(runs), result)
 
 
 # The gradient of more layers, as classes, takes XLA many gigabytes to compile.
@@ -76,8 +91,9 @@ def measure(layers: int) -> None:
     x = jax.random.normal(jax.random.key(1), (2, 6, 8))
     module = recovered(layers, x)
     whole = layers <= MOST_WITH_GRADIENT
-    found: dict[str, list[tuple[float, Any]]] = {}
-    print(f"{layers} layers  {'lines':>6} {'write':>8} {'compile':>9} {'gradient':>9}", flush=True)
+    found: dict[str, list[Compiled]] = {}
+    print(f"{layers} layers  {'lines':>6} {'write':>8} {'compile':>9} {'run':>9} {'gradient':>9} "
+          f"{'run':>9}", flush=True)  # fmt: skip
     for name in ("classes", "scan"):
         start = time.process_time()
         emission = module.emit(layers="scan" if name == "scan" else ())
@@ -85,18 +101,18 @@ def measure(layers: int) -> None:
         found[name] = [compiled(lambda m, x: m(x), emission.model, x)]
         if whole or name == "scan":
             found[name].append(compiled(eqx.filter_grad(loss), emission.model, x))
-        times = " ".join(f"{seconds:>8.2f}s" for seconds, _ in found[name])
+        times = " ".join(f"{c.seconds:>8.2f}s {1e3 * c.run:>7.2f}ms" for c in found[name])
         lines = len(emission.source.splitlines())
         print(f"{name:>9}  {lines:>6} {spent:>7.2f}s {times}", flush=True)
     pairs = list(zip(found["classes"], found["scan"], strict=False))
-    ratios = ", its gradient ".join(f"{a[0] / b[0]:.1f} times" for a, b in pairs)
+    ratios = ", its gradient ".join(f"{a.seconds / b.seconds:.1f} times" for a, b in pairs)
     print(f"the stack compiles faster: {ratios}")
-    wanted, given = (found[n][0][1] for n in ("classes", "scan"))
+    wanted, given = (found[n][0].result for n in ("classes", "scan"))
     print("largest difference of outputs:", float(np.abs(wanted - given).max()),
           "of", float(np.abs(wanted).max()))  # fmt: skip
     if not whole:
         return
-    slopes, stacked = found["classes"][1][1], found["scan"][1][1]
+    slopes, stacked = found["classes"][1].result, found["scan"][1].result
     rows = jax.tree.map(lambda *v: np.stack(v), *slopes.blocks)
     worst = max(
         float(np.abs(a - b).max() / np.abs(a).max())

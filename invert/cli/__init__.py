@@ -178,8 +178,9 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         "--layers",
         metavar="WAYS",
         default="",
-        help="how layers are written: scan (equal layers as one stack), equinox (layers of "
-        "equinox.nn), or both with a comma between",
+        help="how layers are written: scan (equal layers as one stack), auto (a stack where there "
+        "are so many that it compiles faster), equinox (layers of equinox.nn), or two of them with "
+        "a comma between",
     )
     parser.add_argument(
         "--typecheck", action="store_true", help="methods check the shapes and dtypes they declare"

@@ -64,7 +64,7 @@ _UNNAMED = ("Sequential", "Functional")
 # Names of the whole tree of a model's arrays.
 _COLLECTIONS = frozenset(("params", "parameters", "variables", "weights"))
 # The styles of layers that a caller may choose.
-STYLES = frozenset({"scan", "equinox"})
+STYLES = frozenset({"auto", "scan", "equinox"})
 
 
 def emit(recovered: Recovered, styles: Set[str] = frozenset()) -> Emission:
@@ -87,9 +87,10 @@ def emit_methods(
 
     - `recovered`: the programs, by the names of the methods, which are identifiers.
     - `title`: the class is named after it.
-    - `styles`: `"scan"` stacks consecutive layers that compute the same; `"equinox"` replaces
-        layers by equivalent ones of `equinox.nn`; `"typecheck"` makes methods check their
-        annotations; `"no loader"` leaves out the functions that read weights.
+    - `styles`: `"scan"` stacks consecutive layers that compute the same, `"auto"` those that then
+        compile faster; `"equinox"` replaces layers by equivalent ones of `equinox.nn`;
+        `"typecheck"` makes methods check their annotations; `"no loader"` leaves out the functions
+        that read weights.
     - `notes`: lines for the README saved with the text.
 
     **Raises:** `EmissionError` if no text traces to the programs.
@@ -483,8 +484,10 @@ class _Variant:
             replacer = replace.Replacer(program.jaxpr, program, parameters, self.messages)
             replacer.replace(root)
             self.weights.layouts = replacer.layouts
-        if "scan" in self.styles:
-            stacker = stack.Stacker(program.jaxpr, program, self.parameters.flags(), self.messages)
+        if self.styles & {"auto", "scan"}:
+            least = 0 if "scan" in self.styles else stack.PAYS
+            marks = self.parameters.flags()
+            stacker = stack.Stacker(program.jaxpr, program, marks, self.messages, least)
             stacker.stack(root)
             rows = self.weights.rows = stacker.rows
             if any(v in self.held for r in rows.values() for v in stack.leaves_of(r)):

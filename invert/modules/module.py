@@ -102,8 +102,9 @@ class Recovered(eqx.Module):
         **Arguments:**
 
         - `layers`: one or several of these. `"scan"` stacks the arrays of consecutive equal layers
-            in one module, run by `lax.scan`; `"equinox"` uses layers of `equinox.nn` where these
-            do the same arithmetic. By default each layer is a separate field.
+            in one module, run by `lax.scan`; `"auto"` does so only where there are so many that
+            they compile much faster; `"equinox"` uses layers of `equinox.nn` where these do the
+            same arithmetic. By default each layer is a separate field.
         - `typecheck`: makes every call check the annotated shapes and dtypes, by
             `jaxtyping.jaxtyped` with beartype, which the file then needs.
         - `loader`: whether the text ends with the function `load`, which reads weights. Without it

@@ -40,6 +40,28 @@ class Block(nn.Module):
         return (x, jnp.sum(found, axis=-1)) if self.gives else x
 
 
+class Long(nn.Module):
+    """A residual layer of some hundred equations."""
+
+    @nn.compact
+    def __call__(self, x: Any, mask: Any) -> Any:
+        y = Dense(x.shape[-1], name="up")(x)
+        for _ in range(40):
+            y = jnp.where(mask, jnp.sin(y), jnp.tanh(y))
+        return x + y
+
+
+class LongStack(nn.Module):
+    depth: int
+
+    @nn.compact
+    def __call__(self, x: Any) -> Any:
+        mask = x[:, :1] > 0
+        for i in range(self.depth):
+            x = Long(name=f"block_{i}")(x, mask)
+        return x
+
+
 class Stack(nn.Module):
     depth: int = 3
     gives: bool = False
@@ -159,6 +181,18 @@ def test_gradients_of_a_stack_equal_its_layers() -> None:
         one = jax.tree.map(lambda v, i=i: v[i], scanned.blocks)
         agree(one, plain.blocks[i])
     agree((scanned.embed, scanned.head), (plain.embed, plain.head))
+
+
+def test_only_long_runs_are_stacked_where_that_is_left_to_the_text() -> None:
+    x = ramp(2, 3)
+    short, long = (module_of(LongStack(depth), x) for depth in (2, 5))
+    few = short.emit(layers="auto")
+    assert few.source == short.emit().source
+    assert any("no layers are stacked: no run of equal layers has" in m for m in few.messages)
+    many: Any = long.emit(layers="auto")
+    assert many.source == long.emit(layers="scan").source
+    assert "lax.scan" in many.source
+    agree(many.model(x), long(x))
 
 
 def test_nested_runs_are_stacked_twice() -> None:
