@@ -1,4 +1,4 @@
-"""Writes docs/measurements.md from benchmarks/results.toml. A test compares the two."""
+"""Writes docs/measurements.md from the results in benchmarks/. A test compares the two."""
 
 from __future__ import annotations
 
@@ -8,10 +8,23 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tools import speed
+
 ROOT = Path(__file__).parents[1]
 DATA = ROOT / "benchmarks" / "results.toml"
 PAGE = ROOT / "docs" / "measurements.md"
 _KEYS = ("what", "figure", "command")
+# The section that begins with the picture and the table of `speed`.
+_MODELS = "Speed of Keras models"
+_INTRODUCTION = """\
+CPU time over TensorFlow's, the smallest of several rounds in turn, and in brackets
+over TensorFlow with XLA; below 1 is faster. After the arrow with `optimize="cpu"`, where that
+rewrites something. `python benchmarks/models.py` measures again and stores the ratios, which
+`make pages` draws.
+
+![Bars of the ratios over TensorFlow, as converted and optimized](assets/speed.svg)
+
+"""
 
 
 def page(results: Mapping[str, Any]) -> str:
@@ -31,11 +44,15 @@ def page(results: Mapping[str, Any]) -> str:
         "The page is made from `benchmarks/results.toml` by `make pages`.\n"
     )
     for name, lines in groups.items():
-        text += f"\n## {name}\n\n" + "\n".join(lines)
+        text += f"\n## {name}\n\n"
+        if name == _MODELS:
+            text += _INTRODUCTION + speed.table(speed.ratios()) + "\n"
+        text += "\n".join(lines)
     return text
 
 
 def main() -> int:
+    speed.CHART.write_text(speed.chart(speed.ratios()), encoding="utf-8")
     PAGE.write_text(page(tomllib.loads(DATA.read_text(encoding="utf-8"))), encoding="utf-8")
     return 0
 

@@ -19,7 +19,7 @@ import tensorflow as tf
 
 import invert
 from tests.frontends import test_torch_stablehlo as torch
-from tools import measurements
+from tools import measurements, speed
 
 DOCS = Path(__file__).parents[2] / "docs"
 # Pages whose blocks run one after the other; a block marked `py` is left out.
@@ -148,5 +148,6 @@ def test_the_measurements_match_the_stored_ones() -> None:
     results = tomllib.loads(measurements.DATA.read_text(encoding="utf-8"))
     assert measurements.page(results) == measurements.PAGE.read_text(encoding="utf-8")
     assert all(m["figure"] in measurements.page(results) for m in results["measurement"])
+    assert speed.chart(speed.ratios()) == speed.CHART.read_text(encoding="utf-8")
     with pytest.raises(ValueError, match="nothing"):
         measurements.page({"environment": "", "measurement": [{"what": "nothing"}]})
