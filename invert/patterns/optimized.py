@@ -229,9 +229,7 @@ def _pointwise(site: Site) -> Plan | None:
     def run(x: Value, kernel: Value) -> Value:
         if conv.strided:
             x = lax.slice(x, [0] * x.ndim, x.shape, (1, *conv.strides, 1))
-        matrix = lax.reshape(kernel, kernel.shape[-2:])
-        numbers = (((x.ndim - 1,), (0,)), ((), ()))
-        return lax.dot_general(x, matrix, numbers, preferred_element_type=x.dtype)
+        return _of_matrices(x, _matrix(kernel, kernel.shape[-2:]), 1)
 
     return Plan(kind, conv.over(run))
 
@@ -303,6 +301,48 @@ def _arg(function: Callable[..., Value], site: Site) -> Plan | None:
     return Plan(kind, lambda x: [function(x, axis, params["index_dtype"])])
 
 
+def _flat(site: Site) -> Plan | None:
+    """A product of a matrix with several axes of rows -> one of two matrices.
+
+    For its gradient by the second operand, XLA would transpose both factors, and compute each once
+    more from what it is made of.
+    """
+    params = site.eqn.params
+    (left, right), (batch, _) = params["dimension_numbers"]
+    x, y = (site.aval(a) for a in site.eqn.invars)
+    axes, rows = len(left), x.ndim - len(left)
+    order = (*right, *(i for i in range(y.ndim) if i not in right))
+    sizes = [y.shape[i] for i in order]
+    if (
+        batch
+        or rows < 2
+        or axes in (0, y.ndim)
+        or tuple(left) != tuple(range(rows, x.ndim))
+        or (y.ndim > 2 and order != tuple(range(y.ndim)))
+        or any(params[n] is not None for n in ("precision", "out_sharding"))
+        or x.dtype not in _DTYPES
+        or not x.dtype == y.dtype == site.out.dtype
+        or any(map(is_open, sizes))
+    ):
+        return None
+    terms, results = math.prod(sizes[:axes]), math.prod(sizes[axes:])
+    more = "more" if results > terms else "fewer"
+    kind = f"{x.dtype.name}, terms <= {_bound(terms, _TERMS)}, {more} results"
+    return Plan(kind, lambda x, y: [_of_matrices(x, _ordered(y, order), axes)])
+
+
+def _of_matrices(x: Value, y: Value, axes: int) -> Value:
+    """The product over the last `axes` of `x` and the first of `y`, as one of matrices."""
+    rows, columns, terms = x.shape[:-axes], y.shape[axes:], math.prod(y.shape[:axes])
+    x, y = lax.reshape(x, (math.prod(rows), terms)), _matrix(y, (terms, math.prod(columns)))
+    product = lax.dot_general(x, y, (((1,), (0,)), ((), ())), preferred_element_type=x.dtype)
+    return lax.reshape(product, (*rows, *columns))
+
+
+def _matrix(x: Value, shape: tuple[int, int]) -> Value:
+    return x if x.shape == shape else lax.reshape(x, shape)
+
+
 def _product_order(site: Site) -> tuple[str, Call] | None:
     """A product with transposed result -> its operands swapped, to move less.
 
@@ -362,6 +402,7 @@ _PLANS: Mapping[str, tuple[tuple[str, ...], Callable[[Site], Plan | None]]] = {
     "grouped_conv": (("conv_general_dilated",), _grouped),
     "pointwise_conv": (("conv_general_dilated",), _pointwise),
     "transposed_conv": (("conv_general_dilated",), _transposed),
+    "flat_product": (("dot_general",), _flat),
     "max_pool": (("reduce_window_max",), functools.partial(_pool, fast.max_pool)),
     "sum_pool": (("reduce_window_sum",), functools.partial(_pool, fast.sum_pool)),
     "two_pass_argmax": (("argmax",), functools.partial(_arg, fast.two_pass_argmax)),

@@ -351,6 +351,60 @@ def test_a_product_that_is_read_twice_is_left_alone() -> None:
     assert [e.primitive.name for e in fast.jaxpr.eqns] == ["dot_general", "transpose"]
 
 
+ROWS = {
+    "two axes of rows": ("bld,dn->bln", (2, 3, 5), (5, 4)),
+    "an image": ("bhwd,dn->bhwn", (2, 3, 4, 5), (5, 3)),
+    "heads": ("bld,dhk->blhk", (2, 3, 5), (5, 2, 4)),
+    "heads joined": ("blhk,hkd->bld", (2, 3, 2, 4), (2, 4, 5)),
+    "embeddings": ("bld,vd->blv", (2, 3, 5), (7, 5)),
+    "no rows": ("bld,dn->bln", (0, 3, 5), (5, 4)),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("case", ROWS)
+def test_rows_of_several_axes(case: str, dtype: str) -> None:
+    """One product of matrices, in the gradients too."""
+    equation, *shapes = ROWS[case]
+    x, y = (sample(*shape, dtype=dtype, seed=i) for i, shape in enumerate(shapes))
+
+    def function(x: jax.Array, y: jax.Array) -> jax.Array:
+        return jnp.einsum(equation, x, y)
+
+    fast = invert.rewrite(function, ALL)
+
+    def gradients(x: jax.Array, y: jax.Array) -> Any:
+        made, pull = jax.vjp(fast, x, y)
+        return pull(made)
+
+    products = [
+        e for e in jax.make_jaxpr(gradients)(x, y).jaxpr.eqns if e.primitive.name == "dot_general"
+    ]
+    assert len(products) == 3 and all(e.outvars[0].aval.ndim == 2 for e in products)
+    rtol = 2e-6 if dtype == "float32" else 3e-2
+    check(function, "reshape", x, y, rtol=rtol, twice=dtype == "float32")
+
+
+@pytest.mark.parametrize(
+    ("equation", "one", "two"),
+    [
+        ("ld,dn->ln", (3, 5), (5, 4)),
+        ("bld,d->bl", (2, 3, 5), (5,)),
+        ("bld,bdn->bln", (2, 3, 5), (2, 5, 4)),
+        ("bdl,dn->bln", (2, 5, 3), (5, 4)),
+        ("bld,nde->blne", (2, 3, 5), (4, 5, 6)),
+    ],
+    ids=["matrices", "a vector", "a batch of matrices", "terms first", "terms within"],
+)
+def test_products_that_are_not_of_rows(equation: str, one: Any, two: Any) -> None:
+    function = functools.partial(jnp.einsum, equation)
+    fast = invert.rewrite(function, ALL)
+    x, y = sample(*one), sample(*two)
+    assert str(jax.make_jaxpr(fast)(x, y)) == str(
+        jax.make_jaxpr(invert.rewrite(function, ()))(x, y)
+    )
+
+
 def test_unmeasured_operands_are_left_alone() -> None:
     assert calls(invert.rewrite(conv(groups=6), optimized.stage(lambda *_: False).patterns), X,
                  sample(3, 3, 1, 6)) == {"conv_general_dilated"}  # fmt: skip
