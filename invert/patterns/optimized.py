@@ -20,8 +20,16 @@ from jax import lax
 
 from invert.ir import fast
 from invert.ir.sizes import is_open
-from invert.ir.types import JaxFunction, Value
-from invert.rewriting.pattern import Call, EquationPattern, Pattern, Site, Stage
+from invert.ir.types import ClosedJaxpr, JaxFunction, Value
+from invert.patterns import gradient_order
+from invert.rewriting.pattern import (
+    Call,
+    EquationPattern,
+    Pattern,
+    ProgramPattern,
+    Site,
+    Stage,
+)
 
 FILE = "optimized.json"
 # A rewrite pays if both passes together get faster, and neither gets slower, by more than the noise
@@ -66,13 +74,17 @@ def stage(pays: Pays, disabled: Collection[str] = ()) -> Stage:
         Pattern(name, roots, functools.partial(_calls, name, propose, pays))
         for name, (roots, propose) in _PROPOSALS.items()
     )
-    patterns: tuple[Pattern | EquationPattern, ...] = (*of_equations, *of_several)
+    of_programs = (
+        ProgramPattern(name, functools.partial(rewrite, pays=functools.partial(pays, name)))
+        for name, rewrite in _PROGRAMS.items()
+    )
+    patterns = (*of_equations, *of_several, *of_programs)
     return Stage(tuple(p for p in patterns if p.name not in disabled))
 
 
 def names() -> tuple[str, ...]:
     """The names of the rewrites, which `Config(disabled_patterns=...)` takes too."""
-    return (*_PLANS, *_PROPOSALS)
+    return (*_PLANS, *_PROPOSALS, *_PROGRAMS)
 
 
 def _rewrite(
@@ -389,6 +401,11 @@ _TERMS = (64, 256, 1024, 1 << 30)
 # Rewrites of several equations.
 _PROPOSALS: Mapping[str, tuple[tuple[str, ...], Callable[[Site], tuple[str, Call] | None]]] = {
     "product_order": (("transpose",), _product_order),
+}
+
+# Rewrites of whole programs.
+_PROGRAMS: Mapping[str, Callable[..., ClosedJaxpr | None]] = {
+    "gradient_order": gradient_order.regrouped,
 }
 
 # The first that applies is used.

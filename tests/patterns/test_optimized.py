@@ -405,6 +405,63 @@ def test_products_that_are_not_of_rows(equation: str, one: Any, two: Any) -> Non
     )
 
 
+def normalized(x: jax.Array) -> jax.Array:
+    centered = x - jnp.mean(x, axis=-1, keepdims=True)
+    return centered * lax.rsqrt(jnp.mean(jnp.square(centered), axis=-1, keepdims=True) + 1e-3)
+
+
+def residual(x: jax.Array, kernels: jax.Array) -> jax.Array:
+    for kernel in kernels:
+        x = x + jnp.tanh(normalized(x) @ kernel)
+    return x
+
+
+def in_a_loop(x: jax.Array, kernels: jax.Array) -> jax.Array:
+    return lax.scan(lambda x, w: (x + jnp.tanh(normalized(x) @ w), None), x, kernels)[0]
+
+
+@pytest.mark.parametrize("function", [residual, in_a_loop])
+@pytest.mark.parametrize("shape", [(2, 3, 4), (5, 4), (0, 4), (2, 3, 2, 4)])
+def test_a_sum_that_is_read_first(function: Any, shape: tuple[int, ...]) -> None:
+    x, kernels = sample(*shape), sample(3, 4, 4, seed=1)
+    only = [p for p in ALL if p.name == "gradient_order"]
+    fast = invert.rewrite(function, only)
+    assert str(jax.make_jaxpr(fast)(x, kernels)).count("optimization_barrier") == (
+        3 if function is residual else 1
+    )
+    name = "optimization_barrier" if function is residual else "scan"
+    check(function, name, x, kernels, twice=True, rewrites=only)
+    assert np.array_equal(jax.jit(fast)(x, kernels), jax.jit(function)(x, kernels))
+    many = sample(3, *shape)
+    close(
+        jax.vmap(fast, (0, None))(many, kernels), jax.vmap(function, (0, None))(many, kernels), 1e-6
+    )
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="what XLA does on a CPU")
+def test_gradients_of_blocks_are_not_computed_anew_in_each_other() -> None:
+    """Per block, a compiled gradient has as many additions in a deep stack as in a flat one."""
+    only = [p for p in ALL if p.name == "gradient_order"]
+
+    def additions(function: Any, depth: int) -> float:
+        args = sample(4, 8, 16), sample(depth, 16, 16, seed=1)
+        slope = jax.grad(lambda *a: jnp.sum(jnp.sin(function(*a))), (0, 1))
+        return jax.jit(slope).lower(*args).compile().as_text().count(" add(") / depth
+
+    fast = invert.rewrite(residual, only)
+    assert additions(fast, 10) < 1.2 * additions(fast, 4)
+    assert additions(fast, 10) < 0.6 * additions(residual, 10)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [normalized, lambda x: x + jnp.sum(x, axis=-1, keepdims=True), lambda x: jnp.tanh(x) + x * x],
+    ids=["nothing added", "one use more", "no sum"],
+)
+def test_where_no_sum_is_read_first(function: Any) -> None:
+    assert "optimization_barrier" not in calls(invert.rewrite(function, ALL), sample(2, 3, 4))
+
+
 def test_unmeasured_operands_are_left_alone() -> None:
     assert calls(invert.rewrite(conv(groups=6), optimized.stage(lambda *_: False).patterns), X,
                  sample(3, 3, 1, 6)) == {"conv_general_dilated"}  # fmt: skip
