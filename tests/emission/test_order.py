@@ -67,6 +67,26 @@ def variational() -> Any:
     return invert.convert(model, ramp(3, 5), config=invert.Config(random="jax"))
 
 
+def test_a_value_is_read_in_the_order_of_the_program() -> None:
+    """Reverse mode adds up its gradient in that order, which rounding and fusions depend on."""
+
+    def residual(p: Any, x: Any) -> Any:
+        square = jnp.square(x)
+        mean = jnp.mean(x, axis=-1, keepdims=True)
+        variance = jnp.mean(square, axis=-1, keepdims=True) - jnp.square(mean)
+        return x + (x - mean) * jax.lax.rsqrt(variance + 1e-3) * p["scale"]
+
+    x, params = np.cos(ramp(5, 8) * 40), {"scale": np.sin(ramp(8) * 9)}
+    module = _written(residual, params, x)
+    call = _source(module).split("def __call__")[1]
+    assert call.index("jnp.square(x)") < call.index("jnp.mean(x,")
+
+    def slope(model: Any) -> Any:
+        return jax.jit(jax.grad(lambda x: jnp.sum(jnp.sin(3 * model(x)))))(x)
+
+    assert np.array_equal(slope(module.model), slope(lambda x: residual(params, x)))
+
+
 def test_similar_arguments_are_in_order_of_computation(variational: Any) -> None:
     source = _source(variational)
     call = " ".join(source.split("def sampling(")[1].split())

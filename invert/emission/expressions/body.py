@@ -72,6 +72,7 @@ class Placed:
     - `hints`: preferred names of its results; meaningless ones are replaced by `python.nouns`.
     - `flows`, `pattern`, `repeat`: as for `Statement`.
     - `starts`: whether it is only what a loop starts with, and inlined there however long.
+    - `covered`: ids of the other equations that it stands for.
     """
 
     expression: ast.expr
@@ -82,6 +83,7 @@ class Placed:
     pattern: Pattern = None
     repeat: Repeat | None = None
     starts: bool = False
+    covered: frozenset[int] = frozenset()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -188,7 +190,7 @@ class Body:
         self._uses: dict[Atom, int] = {}
         # Transposed arrays, such as the inputs of loops.
         self._transposed: set[str] = set()
-        self._place_of: dict[Eqn, int] = {e: i for i, e in enumerate(self.graph.eqns)}
+        self._place_of: dict[int, int] = {id(e): i for i, e in enumerate(self.graph.eqns)}
 
     @functools.cached_property
     def changes_state(self) -> bool:
@@ -217,7 +219,9 @@ class Body:
                 continue
             if id(eqn) in groups:
                 group = groups[id(eqn)]
-                placed = Placed(group.expression, hints=[group.hint], flows=group.flows)
+                placed = Placed(
+                    group.expression, hints=[group.hint], flows=group.flows, covered=group.covered
+                )
                 syntax.mark(placed.expression, [id(eqn), *group.covered])
                 self._place(eqn, placed, group.leaves)
             else:
@@ -384,11 +388,15 @@ class Body:
             placed.pattern,
             heirs,
             placed.repeat,
-            self._place_of[eqn],
+            self._place_of[id(eqn)],
             isinstance(eqn, LayerCall),
             (type(eqn) is LayerCall and len(outs) == 1 and first not in self.wanted)
             or self._activates(eqn, placed, atoms),
         )
+        reads = [s.reads for s in inside.values() if s.reads is not None]
+        if (own := self._first_shared(eqn, placed)) is not None:
+            reads.append(own)
+        statement.reads = min(reads, default=None)
         called = [s.place for s in inside.values() if s.calls]
         last_of_several = statement.passes and _is_counted(hints[0])
         if called and self._is_known_by_scope(eqn, placed, hints):
@@ -400,7 +408,21 @@ class Body:
             statement.hints = [PLAIN]
         if called:
             statement.place, statement.calls = min([*called, statement.place]), True
+        elif reads:
+            statement.place = min(reads)
         return statement
+
+    def _first_shared(self, eqn: Eqn, placed: Placed) -> int | None:
+        """The number of the first equation that reads a value which others read too.
+
+        Reverse mode adds up the gradient of such a value in the order in which it is read.
+        """
+        eqns = self.graph.eqns
+        places = [self._place_of[i] for i in (*placed.covered, id(eqn))]
+        return min((k for k in places if any(map(self._is_shared, eqns[k].invars))), default=None)
+
+    def _is_shared(self, atom: Atom) -> bool:
+        return is_var(atom) and self._uses.get(atom, 0) > 1 and not self._is_field(atom)
 
     def _letter(self, expression: ast.expr) -> None:
         """Name the subscripts of an einsum after the dimensions of its operands."""

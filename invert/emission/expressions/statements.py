@@ -65,9 +65,11 @@ class Statement:
     - `heirs`: tokens whose names it may reuse.
     - `repeat`: a following loop on its targets.
     - `pattern`: the nesting of the results.
-    - `place`: the number of the first equation in it that calls a layer, otherwise of its own.
+    - `place`: the number of the first equation in it that calls a layer, otherwise of its own or
+        `reads`.
     - `calls`: whether it calls a layer.
     - `passes`: whether its value is the result of a layer and named only after it.
+    - `reads`: the number of the first equation in it that reads a value which others read too.
     """
 
     targets: Sequence[str | None]
@@ -82,6 +84,7 @@ class Statement:
     place: int = 0
     calls: bool = False
     passes: bool = False
+    reads: int | None = None
 
 
 @dataclasses.dataclass
