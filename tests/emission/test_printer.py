@@ -32,7 +32,7 @@ NOT_PUBLIC = {
 def written(closed: Any, *, plain: bool = False, wide: bool = False) -> str:
     """The text of a program as one function."""
     closed = traced_form.strong(closed)
-    prover = Prover((True,) if wide else (False, True))
+    prover = Prover((True,) if wide else (True, False))
     file = File(Program(open_jaxpr(closed)), prover, plain=plain)
     file.define(file.function(closed, "program"), "program")
     return headed(file.text(), ["A program."])
