@@ -760,7 +760,7 @@ class Classes:
         states, taken = self.size_names.of_states(cls), self.file.names.taken
         generalize(cls.drafts, known, taken, states, self._numbers)
         heads.write_repeats(cls)
-        make_static(cls)
+        make_static(cls, self._numbers)
         if cls not in self.inits.counted:
             heads.write(cls)
         choices.write(cls)
