@@ -122,13 +122,10 @@ class Draft:
     twin: Draft | None = None
     absent: tuple[str, ...] = ()
 
-    def constants(self) -> list[ast.Constant]:
-        """The integers in the bodies of its methods."""
-        return constants(*self.methods)
-
     def numbers(self) -> Numbers:
-        """These integers, and what is known about them."""
-        found = self.constants()
+        """The integers in the bodies of its methods, and what is known about them."""
+        options = [s for m in self.methods for s in sites(m)]
+        found = _constants(self.methods, options)
         marks = (n for m in self.methods for n in syntax.walk(m) if _is_left_out(n))
         unused = {id(c) for mark in marks for c in integers(mark.args[0])}
         shapes = numbers_in_shapes(self.methods)
@@ -139,7 +136,7 @@ class Draft:
                 {i for i, c in enumerate(found) if id(c) in ids}
                 for ids in (unused, shapes | _under_roots(self.methods), shapes)
             ),
-            [(s.field, ast.literal_eval(s.value)) for m in self.methods for s in sites(m)],
+            [(s.field, ast.literal_eval(s.value)) for s in options],
             [[places.get(id(a)) for a in args] for args in _reshapes(self.methods, places)],
         )
 
@@ -280,9 +277,14 @@ def replace(tree: ast.AST, node: ast.AST, new: ast.expr) -> None:
     _Replacer({id(node): new}).visit(tree)
 
 
-def constants(*methods: ast.FunctionDef) -> list[ast.Constant]:
-    """The integers in the bodies of methods."""
-    left_out = {id(c) for m in methods for s in sites(m) for c in integers(s.value)}
+def constants(method: ast.FunctionDef) -> list[ast.Constant]:
+    """The integers in the body of a method."""
+    return _constants([method], sites(method))
+
+
+def _constants(methods: Iterable[ast.FunctionDef], options: Iterable[_Site]) -> list[ast.Constant]:
+    """The integers in the bodies of methods, without those in their static arguments."""
+    left_out = {id(c) for s in options for c in integers(s.value)}
     found = (c for m in methods for s in m.body for c in integers(s))
     return [c for c in found if id(c) not in left_out]
 

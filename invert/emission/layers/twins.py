@@ -31,7 +31,7 @@ from invert.emission.layers.shared import (
     number_of,
     settle,
 )
-from invert.emission.layers.ties import Axis, Strided, Ties
+from invert.emission.layers.ties import Axis, Strided, Ties, TiesOf
 from invert.emission.layers.tree import Node
 from invert.emission.python import syntax
 from invert.ir import kinds
@@ -222,7 +222,7 @@ class Twins:
 
     - `of`: the classes of nodes; receives those of the twins.
     - `is_kept`: whether a parameter keeps its shape, such as a table written as numbers.
-    - `carried`: as for `Ties`.
+    - `ties`: those of the layers.
     - `given`: which sizes a class has as they are, one of the levels above.
     - `outermost`: the class of the whole model, of which equal sizes are not one.
     - `choice`: what is decided on its sizes.
@@ -235,7 +235,7 @@ class Twins:
 
     of: dict[Node, Class]
     is_kept: Callable[[Var], bool]
-    carried: Mapping[Layer, Sequence[tuple[int, int]]]
+    ties: TiesOf
     given: dict[Class, int]
     outermost: Class | None = None
     choice: Choice = dataclasses.field(default_factory=Choice)
@@ -260,9 +260,8 @@ class Twins:
         if not draft.node.nodes and any(map(_is_causal, cls.drafts)):
             # The constructor computes the padding from the kernel; that of a twin would stay.
             self.given[cls] = max(self.given.get(cls, _NO_SIZES), _KERNELS)
-        ties = Ties(self.carried, half=half, adds=self.choice.adds and cls is self.outermost)
-        for layer in draft.node.layers:
-            ties.layer(layer)
+        adds = self.choice.adds and cls is self.outermost
+        ties = self.ties.of(draft.node.layers, half=half, adds=adds)
         for v, i in self._fixed(draft.node) if cls is self.outermost else ():
             ties.fix(v, i)
         fields = dict(self._fields(draft.node, kept=False))
