@@ -49,6 +49,16 @@ def traced(text: str, closed: Any, wide: bool) -> list[Any]:
     return found
 
 
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("jnp.sin(a)", 1), ("jnp.arange(3) + jnp.size(a)", 2), ("a @ jnp.ones((2, 2))", 1)],
+)
+def test_only_wide_types_need_both_settings(text: str, count: int) -> None:
+    expression = ast.parse(text, mode="eval").body
+    aval = jax.ShapeDtypeStruct((3,), np.float32)
+    assert len(list(Prover().traces(expression, ["a"], [aval]))) == count
+
+
 def assert_round_trip(closed: Any, *, plain: bool = False) -> str:
     wide = jaxprs.has_wide_types(open_jaxpr(closed))
     text = written(closed, plain=plain, wide=wide)

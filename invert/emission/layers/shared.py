@@ -130,12 +130,15 @@ class Draft:
         unused = {id(c) for mark in marks for c in integers(mark.args[0])}
         shapes = numbers_in_shapes(self.methods)
         places = {id(c): i for i, c in enumerate(found)}
+
+        def among(ids: Set[int]) -> set[int]:
+            return {i for i, c in enumerate(found) if id(c) in ids}
+
         return Numbers(
             found,
-            *(
-                {i for i, c in enumerate(found) if id(c) in ids}
-                for ids in (unused, shapes | _under_roots(self.methods), shapes)
-            ),
+            among(unused),
+            among(shapes | _under_roots(self.methods)),
+            among(shapes),
             [(s.field, ast.literal_eval(s.value)) for s in options],
             [[places.get(id(a)) for a in args] for args in _reshapes(self.methods, places)],
         )
