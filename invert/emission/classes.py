@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import copy
 import dataclasses
+import functools
 from collections.abc import Callable, Hashable, Mapping, Sequence, Set
 from types import ModuleType
 
@@ -64,7 +65,7 @@ from invert.emission.layers.shared import (
 )
 from invert.emission.layers.stack import Pick, Run
 from invert.emission.layers.state import Read, StateVar
-from invert.emission.layers.ties import carried
+from invert.emission.layers.ties import TiesOf, carried
 from invert.emission.layers.tree import METHODS, Node, Path, Tree, parameters_of
 from invert.emission.layers.twins import ALL, LENGTHS, Scaled, Twins, unfit
 from invert.emission.model_sizes import ModelSizes
@@ -678,6 +679,11 @@ class Classes:
         self._scaled = {}
         self.size_names.axes.clear()
 
+    @functools.cached_property
+    def _ties(self) -> TiesOf:
+        roots = self.tree.root.layers
+        return TiesOf({x: pairs for root in roots for x, pairs in carried(root).items()})
+
     def _keeps_shape(self, v: Var) -> bool:
         """Whether the text contains a parameter's numbers, or its shape cannot change."""
         start = self.inits.starts.of(v)
@@ -694,11 +700,10 @@ class Classes:
         self._restart()
         names: dict[str, str] = {}
         written = list(dict.fromkeys(c for c in self.of.values() if c.drafts))
-        loops = {x: pairs for root in self.tree.root.layers for x, pairs in carried(root).items()}
         twins = self._twins = Twins(
             self.of,
             self._keeps_shape,
-            loops,
+            self._ties,
             self._given,
             self._outermost,
             self._sizes,
@@ -760,7 +765,7 @@ class Classes:
         states, taken = self.size_names.of_states(cls), self.file.names.taken
         generalize(cls.drafts, known, taken, states, self._numbers)
         heads.write_repeats(cls)
-        make_static(cls)
+        make_static(cls, self._numbers)
         if cls not in self.inits.counted:
             heads.write(cls)
         choices.write(cls)

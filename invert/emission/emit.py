@@ -263,7 +263,7 @@ class _Variant:
             for name, r in self.recovered.items()
         }
         program = together(list(programs.values()))
-        settings = (True,) if self.x64 else (False, True)
+        settings = (True,) if self.x64 else (True, False)
         prover = Prover(settings, program.dimensions)
         file = File(program, prover, plain=self.form.plain)
         roots = {name: self._cut(name, p.jaxpr, file) for name, p in programs.items()}

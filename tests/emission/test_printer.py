@@ -32,7 +32,7 @@ NOT_PUBLIC = {
 def written(closed: Any, *, plain: bool = False, wide: bool = False) -> str:
     """The text of a program as one function."""
     closed = traced_form.strong(closed)
-    prover = Prover((True,) if wide else (False, True))
+    prover = Prover((True,) if wide else (True, False))
     file = File(Program(open_jaxpr(closed)), prover, plain=plain)
     file.define(file.function(closed, "program"), "program")
     return headed(file.text(), ["A program."])
@@ -47,6 +47,16 @@ def traced(text: str, closed: Any, wide: bool) -> list[Any]:
         with jax.enable_x64(setting):
             found.append(trace_closed(module.program, *avals))
     return found
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("jnp.sin(a)", 1), ("jnp.arange(3) + jnp.size(a)", 2), ("a @ jnp.ones((2, 2))", 1)],
+)
+def test_only_wide_types_need_both_settings(text: str, count: int) -> None:
+    expression = ast.parse(text, mode="eval").body
+    aval = jax.ShapeDtypeStruct((3,), np.float32)
+    assert len(list(Prover().traces(expression, ["a"], [aval]))) == count
 
 
 def assert_round_trip(closed: Any, *, plain: bool = False) -> str:

@@ -788,10 +788,9 @@ def _matched(
     """The equations that a proposal traces to, in both settings of x64."""
     variables = [*operands.values()]
     covered: frozenset[int] | None = None
-    for x64 in writer.prover.settings:
-        template = writer.prover.trace(
-            proposal.expression, [*operands], [v.aval for v in variables], x64
-        )
+    for template in writer.prover.traces(
+        proposal.expression, [*operands], [v.aval for v in variables]
+    ):
         if template is None:
             return None
         body = writer.prover.graph(template)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import warnings
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 import equinox as eqx
@@ -22,7 +22,7 @@ from invert.emission.sizes.expressions import dimension_token
 from invert.ir import traced_form
 from invert.ir.avals import is_weak
 from invert.ir.graph import Graph, is_var
-from invert.ir.jaxprs import map_jaxprs
+from invert.ir.jaxprs import equations, is_wide, map_jaxprs
 from invert.ir.sizes import DimSize
 from invert.ir.types import Aval, ClosedJaxpr, Eqn, JaxFunction, Jaxpr, Literal, Var
 from invert.ir.written_form import without_neutral
@@ -34,23 +34,31 @@ NAMESPACE: Mapping[str, Any] = {
 }  # fmt: skip
 
 
+@dataclasses.dataclass(frozen=True)
+class _Traced:
+    """An expression as a closed jaxpr, and whether its trace has types of 64 bits."""
+
+    closed: ClosedJaxpr
+    wide: bool
+
+
 @dataclasses.dataclass
 class Prover:
     """Traces expressions, each once.
 
     **Arguments:**
 
-    - `settings`: the values of `jax_enable_x64` under which the text will run.
+    - `settings`: the values of `jax_enable_x64` under which the text will run, `True` first.
     - `dimensions`: the open dimensions of the program.
     - `chosen`: the number of the form that was chosen for an equation, by its signature.
     - `defects`: receives a line for each expression that was left out because of a defect.
     """
 
-    settings: tuple[bool, ...] = (False, True)
+    settings: tuple[bool, ...] = (True, False)
     dimensions: Mapping[str, DimSize] = dataclasses.field(default_factory=dict)
     chosen: dict[Hashable, int] = dataclasses.field(default_factory=dict)
     defects: list[str] = dataclasses.field(default_factory=list)
-    _traced: dict[Hashable, ClosedJaxpr | None] = dataclasses.field(default_factory=dict)
+    _traced: dict[Hashable, _Traced | None] = dataclasses.field(default_factory=dict)
     _graphs: dict[int, tuple[ClosedJaxpr, Graph]] = dataclasses.field(default_factory=dict)
 
     def graph(self, traced: ClosedJaxpr) -> Graph:
@@ -59,10 +67,30 @@ class Prover:
             self._graphs[id(traced)] = traced, Graph(traced, consts_of(traced))
         return self._graphs[id(traced)][1]
 
+    def traces(
+        self, expression: ast.expr, tokens: Sequence[str], avals: Sequence[Aval]
+    ) -> Iterator[ClosedJaxpr | None]:
+        """The expression under each setting, as `trace`.
+
+        Without x64, JAX only narrows types of 64 bits, so an expression that has none even with x64
+        is traced once. The whole text is compared under all settings.
+        """
+        for x64 in self.settings:
+            traced = self._trace(expression, tokens, avals, x64)
+            yield None if traced is None else traced.closed
+            if traced is None or not traced.wide:
+                return
+
     def trace(
         self, expression: ast.expr, tokens: Sequence[str], avals: Sequence[Aval], x64: bool
     ) -> ClosedJaxpr | None:
         """The expression as a closed jaxpr; `None` if JAX refuses it."""
+        traced = self._trace(expression, tokens, avals, x64)
+        return None if traced is None else traced.closed
+
+    def _trace(
+        self, expression: ast.expr, tokens: Sequence[str], avals: Sequence[Aval], x64: bool
+    ) -> _Traced | None:
         names = [f"a{i}" for i in range(len(tokens))]
         values: dict[str, ast.expr] = {
             t: ast.Name(n, ast.Load()) for t, n in zip(tokens, names, strict=True)
@@ -89,8 +117,7 @@ class Prover:
         tokens = [t for t in syntax.tokens_in(expression) if t in operands]
         variables = [operands[t] for t in tokens]
         target = None
-        for x64 in self.settings:
-            traced = self.trace(expression, tokens, [v.aval for v in variables], x64)
+        for traced in self.traces(expression, tokens, [v.aval for v in variables]):
             if traced is None or not _same_types(traced, outs):
                 return False
             if target is None:
@@ -138,7 +165,7 @@ def _type_key(aval: Aval) -> Hashable:
     )
 
 
-def _trace(function: JaxFunction, avals: Sequence[Aval], x64: bool) -> ClosedJaxpr | None:
+def _trace(function: JaxFunction, avals: Sequence[Aval], x64: bool) -> _Traced | None:
     def values(*args: object) -> Any:
         result = function(*args)
         if isinstance(result, (list, tuple)) and len(result) == 1:
@@ -150,6 +177,14 @@ def _trace(function: JaxFunction, avals: Sequence[Aval], x64: bool) -> ClosedJax
         warnings.simplefilter("ignore")
         try:
             with only_refusals():
-                return traced_form.plain(trace_closed(values, *avals))
+                traced = trace_closed(values, *avals)
+                return _Traced(traced_form.plain(traced), _is_wide(traced))
         except REFUSALS:
             return None
+
+
+def _is_wide(traced: ClosedJaxpr) -> bool:
+    """Whether a value of 64 bits occurs, such as an index that the normal form narrows."""
+    jaxpr = open_jaxpr(traced)
+    atoms = (a for e in equations(jaxpr) for a in (*e.invars, *e.outvars))
+    return any(map(is_wide, (*jaxpr.invars, *jaxpr.outvars))) or any(map(is_wide, atoms))

@@ -7,7 +7,16 @@ import contextlib
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import (
+    Callable,
+    Container,
+    Hashable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+    Set,
+)
 from typing import TYPE_CHECKING, Any
 
 from invert.emission.layers.tree import Node
@@ -113,22 +122,25 @@ class Draft:
     twin: Draft | None = None
     absent: tuple[str, ...] = ()
 
-    def constants(self) -> list[ast.Constant]:
-        """The integers in the bodies of its methods."""
-        return constants(*self.methods)
-
     def numbers(self) -> Numbers:
-        """These integers, and what is known about them."""
-        found = self.constants()
+        """The integers in the bodies of its methods, and what is known about them."""
+        options = [s for m in self.methods for s in sites(m)]
+        found = _constants(self.methods, options)
         marks = (n for m in self.methods for n in syntax.walk(m) if _is_left_out(n))
         unused = {id(c) for mark in marks for c in integers(mark.args[0])}
         shapes = numbers_in_shapes(self.methods)
+        places = {id(c): i for i, c in enumerate(found)}
+
+        def among(ids: Set[int]) -> set[int]:
+            return {i for i, c in enumerate(found) if id(c) in ids}
+
         return Numbers(
             found,
-            *(
-                {i for i, c in enumerate(found) if id(c) in ids}
-                for ids in (unused, shapes | _under_roots(self.methods), shapes)
-            ),
+            among(unused),
+            among(shapes | _under_roots(self.methods)),
+            among(shapes),
+            [(s.field, ast.literal_eval(s.value)) for s in options],
+            [[places.get(id(a)) for a in args] for args in _reshapes(self.methods, places)],
         )
 
     def place(self, field: str) -> int:
@@ -140,24 +152,31 @@ class Draft:
 class Numbers:
     """The integers in the methods of a layer, as long as no others are written there.
 
+    Those of a twin are all that its text is, which is otherwise that of its layer.
+
     **Arguments:**
 
     - `constants`: their nodes, which hold what each is at the time.
     - `unused`: the places of those in steps that the layer lacks.
     - `in_shapes`: the places of those that must be sizes: in shapes, ranges and roots.
     - `plain`: the same without those in roots.
+    - `options`: the arguments that may be static fields: the field of each, and its value.
+    - `reshapes`: the places of the arguments of each `reshape`, `None` for other expressions.
     """
 
     constants: list[ast.Constant]
     unused: set[int]
     in_shapes: set[int]
     plain: set[int]
+    options: list[tuple[str, Any]]
+    reshapes: list[list[int | None]]
 
-    def copied(self, new: Mapping[int, ast.AST]) -> Numbers:
-        """Those of a copy, whose nodes are given by the ids of the nodes here."""
-        found = (new[id(c)] for c in self.constants)
-        same = [c for c in found if isinstance(c, ast.Constant)]
-        return dataclasses.replace(self, constants=same)
+    def copied(self) -> Numbers:
+        """Those of a twin, which may become others."""
+        new = {id(c): syntax.copied(c) for c in self.constants}
+        return dataclasses.replace(
+            self, constants=[new[id(c)] for c in self.constants], options=list(self.options)
+        )
 
     def value(self, place: int) -> int | None:
         """What one of them is; `None` in a step that the layer lacks."""
@@ -261,9 +280,14 @@ def replace(tree: ast.AST, node: ast.AST, new: ast.expr) -> None:
     _Replacer({id(node): new}).visit(tree)
 
 
-def constants(*methods: ast.FunctionDef) -> list[ast.Constant]:
-    """The integers in the bodies of methods."""
-    left_out = {id(c) for m in methods for s in sites(m) for c in integers(s.value)}
+def constants(method: ast.FunctionDef) -> list[ast.Constant]:
+    """The integers in the body of a method."""
+    return _constants([method], sites(method))
+
+
+def _constants(methods: Iterable[ast.FunctionDef], options: Iterable[_Site]) -> list[ast.Constant]:
+    """The integers in the bodies of methods, without those in their static arguments."""
+    left_out = {id(c) for s in options for c in integers(s.value)}
     found = (c for m in methods for s in m.body for c in integers(s))
     return [c for c in found if id(c) not in left_out]
 
@@ -464,33 +488,38 @@ def blank(method: ast.FunctionDef) -> Iterator[None]:
             site.value = value
 
 
-def make_static(cls: Class) -> None:
+def make_static(cls: Class, read: NumbersOf) -> None:
     """Turns arguments that differ between the nodes of a class into static fields.
 
     One that is a size of an array, such as the groups of a depthwise convolution, is read from it.
+
+    **Arguments:**
+
+    - `read`: the integers and options of all nodes but the first.
     """
-    first = cls.drafts[0]
-    told = _told(cls.drafts) if len(first.methods) == 1 else {}
-    rows = [[s for m in d.methods for s in sites(m)] for d in cls.drafts]
+    first, *others = cls.drafts
+    places = [s for m in first.methods for s in sites(m)]
+    told = _told(cls.drafts) if places and len(first.methods) == 1 else {}
+    rows = [[value for _, value in read[d].options] for d in others]
     names = Names(first.node.fields)
-    for column in zip(*rows, strict=True):
-        values = tuple(ast.literal_eval(site.value) for site in column)
-        always = column[0].is_always and values[0] != (1,) * len(values[0])
+    for site, *more in zip(places, *rows, strict=True):
+        values = (ast.literal_eval(site.value), *more)
+        always = site.is_always and values[0] != (1,) * len(values[0])
         always = always and bool(first.node.fields)  # a model without fields has no options
         if all(v == values[0] for v in values) and not always:
             continue
         if values in told and all(type(v) is int for v in values):
-            column[0].value = _read(first.methods[0], told[values])
+            site.value = _read(first.methods[0], told[values])
             continue
-        inner = _of_images(column[0], values)
+        inner = _of_images(site, values)
         values = inner or values
         known = next((n for n, other in cls.statics.items() if other == values), None)
-        name = known or names.new(column[0].field)
+        name = known or names.new(site.field)
         cls.statics[name] = values
         value = syntax.field(ast.Name("self", ast.Load()), name)
         around = syntax.tuple_of([syntax.number(0), syntax.number(0)])
         whole = syntax.tuple_of([around, ast.Starred(value, ast.Load()), around])
-        column[0].value = whole if inner else value
+        site.value = whole if inner else value
 
 
 def _of_images(site: _Site, values: Sequence[Any]) -> tuple[Any, ...]:
@@ -621,6 +650,17 @@ def numbers_in_shapes(methods: Iterable[ast.FunctionDef]) -> set[int]:
             ):
                 sizes.update(map(id, args))
     return sizes
+
+
+def _reshapes(
+    methods: Iterable[ast.FunctionDef], places: Container[int]
+) -> Iterator[list[ast.expr]]:
+    """The arguments of `x.reshape(batch, 16, 4)`, if the ids of its numbers are among `places`."""
+    for call in (n for m in methods for n in syntax.walk(m) if isinstance(n, ast.Call)):
+        if isinstance(call.func, ast.Attribute) and call.func.attr == "reshape":
+            numbers = [a for a in call.args if isinstance(a, ast.Constant)]
+            if all(id(a) in places for a in numbers):
+                yield call.args
 
 
 def _under_roots(methods: Sequence[ast.FunctionDef]) -> set[int]:

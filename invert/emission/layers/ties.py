@@ -7,10 +7,11 @@ rows of a kernel to the features of the argument, half of an array to the whole.
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 from invert._private.jax import is_jaxpr, open_jaxpr, scan_layout
@@ -134,6 +135,14 @@ class Ties:
         # Axes that are different sizes even if equal, such as the heads of a kernel and their
         # features: those that a product sums over, or those that it leaves.
         self.apart: list[tuple[Axis, Axis]] = []
+
+    def copied(self) -> Ties:
+        """The same ties, to which others may be added."""
+        new = copy.copy(self)
+        for name, value in vars(self).items():
+            if isinstance(value, (dict, list, set)):
+                setattr(new, name, value.copy())
+        return new
 
     def axis(self, v: Var, i: int) -> Axis:
         """An axis of a variable of the layers."""
@@ -611,6 +620,28 @@ def _is_same(
     sizes = zip(before, after, strides, strict=True)
     as_same = may_be_same(padding) and any(map(any, padding))
     return as_same and all(str(-(-n // s)) == str(m) for n, m, s in sizes)
+
+
+class TiesOf:
+    """The ties of some layers, worked out once.
+
+    **Arguments:**
+
+    - `carried`: as for `Ties`.
+    """
+
+    def __init__(self, carried: Mapping[Layer, Sequence[tuple[int, int]]]) -> None:
+        self._carried = carried
+        self._known: dict[Hashable, Ties] = {}
+
+    def of(self, layers: Sequence[Layer], *, half: bool, adds: bool) -> Ties:
+        """New ties of these layers; the options are those of `Ties`."""
+        key = (*layers, half, adds)
+        if key not in self._known:
+            self._known[key] = ties = Ties(self._carried, half=half, adds=adds)
+            for layer in layers:
+                ties.layer(layer)
+        return self._known[key].copied()
 
 
 def carried(root: Layer) -> dict[Layer, list[tuple[int, int]]]:

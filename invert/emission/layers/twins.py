@@ -30,9 +30,8 @@ from invert.emission.layers.shared import (
     is_block,
     number_of,
     settle,
-    sites,
 )
-from invert.emission.layers.ties import Axis, Strided, Ties
+from invert.emission.layers.ties import Axis, Strided, Ties, TiesOf
 from invert.emission.layers.tree import Node
 from invert.emission.python import syntax
 from invert.ir import kinds
@@ -223,7 +222,7 @@ class Twins:
 
     - `of`: the classes of nodes; receives those of the twins.
     - `is_kept`: whether a parameter keeps its shape, such as a table written as numbers.
-    - `carried`: as for `Ties`.
+    - `ties`: those of the layers.
     - `given`: which sizes a class has as they are, one of the levels above.
     - `outermost`: the class of the whole model, of which equal sizes are not one.
     - `choice`: what is decided on its sizes.
@@ -236,7 +235,7 @@ class Twins:
 
     of: dict[Node, Class]
     is_kept: Callable[[Var], bool]
-    carried: Mapping[Layer, Sequence[tuple[int, int]]]
+    ties: TiesOf
     given: dict[Class, int]
     outermost: Class | None = None
     choice: Choice = dataclasses.field(default_factory=Choice)
@@ -261,9 +260,8 @@ class Twins:
         if not draft.node.nodes and any(map(_is_causal, cls.drafts)):
             # The constructor computes the padding from the kernel; that of a twin would stay.
             self.given[cls] = max(self.given.get(cls, _NO_SIZES), _KERNELS)
-        ties = Ties(self.carried, half=half, adds=self.choice.adds and cls is self.outermost)
-        for layer in draft.node.layers:
-            ties.layer(layer)
+        adds = self.choice.adds and cls is self.outermost
+        ties = self.ties.of(draft.node.layers, half=half, adds=adds)
         for v, i in self._fixed(draft.node) if cls is self.outermost else ():
             ties.fix(v, i)
         fields = dict(self._fields(draft.node, kept=False))
@@ -781,34 +779,15 @@ def _add(cls: Class, draft: Draft, node: Node, scaled: Scaled, read: NumbersOf) 
         (expression, tuple(scaled.size(*a, n) for n, a in zip(shape, axes, strict=True)))
         for (expression, shape), axes in zip(draft.inner, draft.inner_axes, strict=True)
     ]
-    copies: dict[int, ast.AST] = {}
-    twin = dataclasses.replace(
-        draft,
-        node=node,
-        methods=syntax.cloned(draft.methods, copies),
-        arrays=arrays,
-        inner=inner,
-        twin=draft,
-    )
-    places = [s for m in twin.methods for s in sites(m)]
-    strides = [s for s in places if s.field == "strides"]
-    if (other := scaled.strides(draft)) and len(strides) == 1:
-        strides[0].value = syntax.tuple_of(map(syntax.number, other))
-    for site in (s for s in places if s.field == "padding" and scaled.half):
-        if not isinstance(site.value, ast.Constant):  # "SAME" holds for any kernel
-            sides = _sides(_convolutions(draft)[0], scaled)
-            halves = (syntax.tuple_of([syntax.number(k // 2)] * 2) for k in sides)
-            site.value = syntax.tuple_of(halves)
-    read[twin] = read[draft].copied(copies)
-    numbers = _Numbers(draft, scaled, read[twin])
-    for site in (s for s in places if s.field == "groups"):
-        if len(news := _channels(draft, scaled, int(ast.literal_eval(site.value)))) == 1:
-            site.value = syntax.number(*news)
-    constants = read[twin].constants  # only their values change from here on
-    _set_reshaped(twin, draft, scaled, constants)
-    for constant in constants:
-        if (new := numbers.new(constant)) is not None:
-            constant.value = new
+    twin = dataclasses.replace(draft, node=node, arrays=arrays, inner=inner, twin=draft)
+    read[twin] = own = read[draft].copied()
+    own.options[:] = _options(draft, scaled, own.options)
+    _set_reshaped(own, draft, scaled)
+    if own.constants:
+        numbers = _Numbers(draft, scaled, own)
+        for constant in own.constants:
+            if (new := numbers.new(constant)) is not None:
+                constant.value = new
     place = cls.drafts.index(draft)
     for name, values in cls.statics.items():
         cls.statics[name] = (*values, values[place])
@@ -819,30 +798,41 @@ def _add(cls: Class, draft: Draft, node: Node, scaled: Scaled, read: NumbersOf) 
     settle(cls.drafts, read)
 
 
-def _set_reshaped(
-    twin: Draft, draft: Draft, scaled: Scaled, constants: Iterable[ast.Constant]
-) -> None:
+def _options(
+    draft: Draft, scaled: Scaled, options: Sequence[tuple[str, Any]]
+) -> Iterator[tuple[str, Any]]:
+    """The static arguments of the twin of a layer."""
+    other = scaled.strides(draft) if [n for n, _ in options].count("strides") == 1 else ()
+    for name, value in options:
+        new = value
+        if name == "strides":
+            new = other or value
+        elif name == "padding" and scaled.half and isinstance(value, tuple):
+            # "SAME" holds for any kernel.
+            sides = _sides(_convolutions(draft)[0], scaled)
+            new = tuple((k // 2, k // 2) for k in sides)
+        elif name == "groups" and len(news := _channels(draft, scaled, value)) == 1:
+            (new,) = news
+        yield name, new
+
+
+def _set_reshaped(numbers: Numbers, draft: Draft, scaled: Scaled) -> None:
     """Write the new sizes in `x.reshape(batch, 16, 16, 4, 4)`, where two sizes may be 16."""
-    steps = [s for layer in draft.node.layers for s in layer.steps]
+    steps = (s for layer in draft.node.layers if numbers.reshapes for s in layer.steps)
     made = [s.outvars[0] for s in steps if s.primitive.name == "reshape"]
-    left = set(map(id, constants))
-    for call in (n for m in twin.methods for n in syntax.walk(m) if isinstance(n, ast.Call)):
-        if not isinstance(call.func, ast.Attribute) or call.func.attr != "reshape":
-            continue
-        numbers = [_number(a) for a in call.args]
+    for places in numbers.reshapes:
+        own = [None if i is None else numbers.constants[i] for i in places]
         news = {
             scaled.shape(v)
             for v in made
-            if len(v.aval.shape) == len(numbers)
-            and all(n is None or n == m for n, m in zip(numbers, v.aval.shape, strict=True))
+            if len(v.aval.shape) == len(own)
+            and all(c is None or c.value == m for c, m in zip(own, v.aval.shape, strict=True))
         }
-        if any(id(a) not in left for a in call.args if _number(a) is not None):
-            continue
         # Arrays of equal shapes may have different ones in the twin.
-        for argument, sizes in zip(call.args, zip(*news, strict=True), strict=False):
-            if isinstance(argument, ast.Constant) and len({*sizes}) == 1:
+        for constant, sizes in zip(own, zip(*news, strict=True), strict=False):
+            if constant is not None and len({*sizes}) == 1:
                 (new,) = {*sizes}
-                argument.value = new if isinstance(new, int) else argument.value
+                constant.value = new if isinstance(new, int) else constant.value
 
 
 class _Numbers:

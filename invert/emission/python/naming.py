@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import functools
 import keyword
 import re
 import textwrap
@@ -23,9 +24,12 @@ RESERVED = frozenset(
     }
 )
 _LONGEST = 64
+# A program has few different names, each asked for many times.
+_once = functools.lru_cache(maxsize=4096)
 _LINE = 90
 
 
+@_once
 def identifier(text: str, fallback: str = "value") -> str:
     """An ASCII identifier that reads like `text` and is not a keyword or builtin.
 
@@ -41,6 +45,7 @@ def identifier(text: str, fallback: str = "value") -> str:
     return f"{result}_" if result in RESERVED else result
 
 
+@_once
 def snake(text: str, fallback: str = "value") -> str:
     """`SelfAttention_0` -> `self_attention_0`."""
     result = identifier(text, fallback)
@@ -49,6 +54,7 @@ def snake(text: str, fallback: str = "value") -> str:
     return f"{result}_" if result in RESERVED else result
 
 
+@_once
 def camel(text: str, fallback: str = "Layer", *, model: bool = False) -> str:
     """`self_attention_0` -> `SelfAttention`; the number of a layer is not part of its kind.
 
@@ -92,6 +98,7 @@ def wrapped_comment(text: str, what: str = " ") -> list[str]:
     return [comment(line) for line in textwrap.wrap(text[:900], _LINE - 2)] if what else []
 
 
+@_once
 def stem(name: str) -> str:
     """A name without its numbers (Keras may append several)."""
     return re.sub(r"(_\d+)+$", "", name)
