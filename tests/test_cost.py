@@ -84,6 +84,17 @@ def test_templates_outlive_a_program(monkeypatch: pytest.MonkeyPatch) -> None:
     assert made
 
 
+def test_loops_become_scans_without_a_trace_of_their_bodies(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def scanned(x: Any) -> Any:
+        return jax.lax.scan(lambda carry, row: (jnp.sin(carry) * row, carry), x[0], x)
+
+    exported = jax.export.export(jax.jit(scanned))(np.ones((3, 2), np.float32))
+    traced = counted(monkeypatch, jax.lax, "scan")
+    assert invert.from_exported(exported).report.rewrites["scan"] == 1 and not traced
+
+
 def test_names_are_numbered_from_one() -> None:
     taken: set[str] = set()
     names = [unique("kernel", taken) for _ in range(70)]

@@ -8,6 +8,8 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
+import importlib
+import importlib.util
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -209,3 +211,29 @@ def close(jaxpr: Jaxpr, consts: Iterable[Value]) -> ClosedJaxpr:
     """Close a jaxpr over the values of its constants."""
     make: JaxFunction = ClosedJaxpr
     return make(jaxpr, list(consts))
+
+
+# The parts of a `scan` are trees in jax 0.12, and counted in jax 0.10.
+_TREES: Any = importlib.util.find_spec("jax._src.flattree") and importlib.import_module(
+    "jax._src.flattree"
+)
+
+
+def bind_scan(
+    body: Jaxpr,
+    consts: Sequence[Value],
+    init: Sequence[Value],
+    xs: Sequence[Value],
+    *,
+    length: DimSize,
+    reverse: bool,
+) -> list[Value]:
+    """The results of a `scan` over a program of `consts`, the carry and one row of each of `xs`."""
+    counts = {"num_consts": len(consts), "num_carry": len(init)}
+    if _TREES:
+        parts = [_TREES.nones(len(values)) for values in (consts, init, xs)]
+        ys = _TREES.nones(len(body.outvars) - len(init))
+        kept = ys.filter_with_mask([True] * len(ys))
+        counts = {"ft_in": _TREES.pack(tuple(parts)), "ft_out": _TREES.pack((parts[1], kept))}
+    params = {"jaxpr": close(body, ()), "length": length, "reverse": reverse, "unroll": 1, **counts}
+    return lax.scan_p.bind(*consts, *init, *xs, **params)
