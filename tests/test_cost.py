@@ -84,6 +84,15 @@ def test_templates_outlive_a_program(monkeypatch: pytest.MonkeyPatch) -> None:
     assert made
 
 
+def test_no_caller_is_looked_up_for_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = counted(monkeypatch, private.source_info_util, "is_user_filename")
+    (n,) = jax.export.symbolic_shape("n")
+    shape = jax.ShapeDtypeStruct((n,), np.float32)
+    exported = jax.export.export(jax.jit(jnp.sin))(shape).serialize()
+    asked.clear()
+    assert invert.from_exported(exported).report.sizes and not asked
+
+
 def test_loops_become_scans_without_a_trace_of_their_bodies(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
