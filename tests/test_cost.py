@@ -84,6 +84,19 @@ def test_templates_outlive_a_program(monkeypatch: pytest.MonkeyPatch) -> None:
     assert made
 
 
+@pytest.mark.parametrize("function", [jax.nn.softmax, jax.nn.log_softmax, jax.nn.logsumexp])
+def test_functions_that_are_there_already_are_not_lowered(
+    monkeypatch: pytest.MonkeyPatch, function: Any
+) -> None:
+    asked = counted(monkeypatch, Rewriter, "template")
+    closed = jax.make_jaxpr(function)(np.ones((4, 7), np.float32))
+    for stage in STAGES:
+        if {"softmax", "logsumexp"} & {pattern.name for pattern in stage.patterns}:
+            body = closed.eqns[0].params["jaxpr"] if len(closed.eqns) == 1 else closed
+            Rewriter((stage,), raise_call).run(body)
+            assert not asked
+
+
 def test_no_caller_is_looked_up_for_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = counted(monkeypatch, private.source_info_util, "is_user_filename")
     (n,) = jax.export.symbolic_shape("n")
