@@ -48,18 +48,23 @@ def folder() -> Path | None:
     return home / below / "invert"
 
 
+# Folders above the code that makes entries, which imports nothing from them.
+UNUSED = ("cli", "compat", "emission", "frontends", "gradients", "modules")
+
+
 @functools.cache
 def versions() -> str:
     """The versions that entries depend on; for this package a digest of its sources."""
     lines: list[str] = []
-    folders = [str(Path(__file__).parent)]
+    root = str(Path(__file__).parent)
+    folders, unused = [root], {os.path.join(root, name) for name in UNUSED}
     while folders:
         with os.scandir(folders.pop()) as entries:
             for entry in entries:
                 if entry.name.endswith(".py"):
                     state = entry.stat()
                     lines.append(f"{entry.path} {state.st_size} {state.st_mtime_ns}")
-                elif "." not in entry.name and entry.is_dir():
+                elif "." not in entry.name and entry.path not in unused and entry.is_dir():
                     folders.append(entry.path)
     digest = hashlib.sha256("\n".join(sorted(lines)).encode())
     python = ".".join(map(str, sys.version_info[:2]))

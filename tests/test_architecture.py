@@ -14,7 +14,7 @@ from types import ModuleType
 import pytest
 
 import invert
-from invert import InvertError, _errors
+from invert import InvertError, _errors, _user_cache
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "invert"
@@ -270,6 +270,16 @@ def test_upward_imports_are_found() -> None:
     found = list(imports(ast.parse(code), "invert.primitives"))
     wrong = _upward_imports("primitives/tf/", found)
     assert [text.split(":")[0] for text in wrong] == ["line 1", "line 2", "line 4"]
+
+
+def test_stored_programs_do_not_depend_on_the_folders_that_their_key_leaves_out() -> None:
+    above = [i for i, room in enumerate(ROOMS) if room.partition("/")[0] in _user_cache.UNUSED]
+    assert {ROOMS[i].partition("/")[0] for i in above} == set(_user_cache.UNUSED)
+    for path in SOURCES:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        package = _module_name(path.parent / "__init__.py")
+        if any(_within(module, "invert.ir.stored") for _, module in imports(tree, package)):
+            assert ROOMS.index(_room(path)) > max(above), path
 
 
 def test_the_page_names_every_room_once() -> None:

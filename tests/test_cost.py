@@ -84,6 +84,39 @@ def test_templates_outlive_a_program(monkeypatch: pytest.MonkeyPatch) -> None:
     assert made
 
 
+@pytest.mark.parametrize("function", [jax.nn.softmax, jax.nn.log_softmax, jax.nn.logsumexp])
+def test_functions_that_are_there_already_are_not_lowered(
+    monkeypatch: pytest.MonkeyPatch, function: Any
+) -> None:
+    asked = counted(monkeypatch, Rewriter, "template")
+    closed = jax.make_jaxpr(function)(np.ones((4, 7), np.float32))
+    for stage in STAGES:
+        if {"softmax", "logsumexp"} & {pattern.name for pattern in stage.patterns}:
+            body = closed.eqns[0].params["jaxpr"] if len(closed.eqns) == 1 else closed
+            Rewriter((stage,), raise_call).run(body)
+            assert not asked
+
+
+def test_no_caller_is_looked_up_for_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = counted(monkeypatch, private.source_info_util, "is_user_filename")
+    (n,) = jax.export.symbolic_shape("n")
+    shape = jax.ShapeDtypeStruct((n,), np.float32)
+    exported = jax.export.export(jax.jit(jnp.sin))(shape).serialize()
+    asked.clear()
+    assert invert.from_exported(exported).report.sizes and not asked
+
+
+def test_loops_become_scans_without_a_trace_of_their_bodies(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def scanned(x: Any) -> Any:
+        return jax.lax.scan(lambda carry, row: (jnp.sin(carry) * row, carry), x[0], x)
+
+    exported = jax.export.export(jax.jit(scanned))(np.ones((3, 2), np.float32))
+    traced = counted(monkeypatch, jax.lax, "scan")
+    assert invert.from_exported(exported).report.rewrites["scan"] == 1 and not traced
+
+
 def test_names_are_numbered_from_one() -> None:
     taken: set[str] = set()
     names = [unique("kernel", taken) for _ in range(70)]

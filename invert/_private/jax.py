@@ -116,6 +116,26 @@ REFUSALS = (
 )  # fmt: skip
 # A context in which errors of JAX keep its frames in their tracebacks: `with full_tracebacks():`.
 full_tracebacks = functools.partial(config.traceback_filtering, "off")
+
+
+class _NoFrames:
+    """A traceback without frames."""
+
+    def raw_frames(self) -> tuple[list[object], list[object]]:
+        return [], []
+
+    def as_python_traceback(self) -> None:
+        return None
+
+
+_NO_FRAMES = _NoFrames()
+
+
+def from_nowhere() -> contextlib.AbstractContextManager[None]:
+    """Make scopes of sizes without the caller's line, whose search starts with a large pattern."""
+    return source_info_util.user_context(cast("Value", _NO_FRAMES))
+
+
 _UNDECIDED = re.compile(r"comparison '(.+)' (<=|>=|<|>) '(.+)' is inconclusive")
 
 

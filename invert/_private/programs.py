@@ -8,6 +8,8 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
+import importlib
+import importlib.util
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -106,7 +108,7 @@ def settings() -> str | None:
         if known.context == context and known.rules == rules and known.values == values:
             return known.text
     stated = [x for x in context if not isinstance(x, core.AxisEnv)]
-    released = all(_package(rule) in _PACKAGES for rule in rules)
+    released = {module.partition(".")[0] for module in map(_module, rules)} <= _PACKAGES
     text = repr((sorted(values.items()), stated)) if released else None
     _last[:] = [_Settings(dict(values), context, rules, text), *_last[:3]]
     return text
@@ -118,25 +120,22 @@ def _rules() -> list[object]:
     return [*rules, *(generator.seed for generator in prng.prngs.values())]
 
 
-def _package(function: Value) -> str:
-    """The package of a function, seen through `functools.partial` and `mlir.lower_fun`."""
+def _module(function: Value) -> str:
+    """The module of a function, seen through `functools.partial` and `mlir.lower_fun`."""
     while True:
         function = getattr(function, "rule", function)
         if isinstance(function, functools.partial):
             function = function.func
-        elif (inner := _lowered_function(function)) is not None:
-            function = inner
+        elif getattr(function, "__name__", "") == "f_lowered" and _traced(function) is not None:
+            function = _traced(function)
         else:
-            module = getattr(function, "__module__", None) or type(function).__module__
-            return module.partition(".")[0]
+            return getattr(function, "__module__", None) or type(function).__module__
 
 
-def _lowered_function(rule: Value) -> Value:
+def _traced(rule: Value) -> Value:
     """The function that a rule traces, if `mlir.lower_fun` made it."""
     names = getattr(getattr(rule, "__code__", None), "co_freevars", ())
-    if getattr(rule, "__name__", "") != "f_lowered" or "fun" not in names:
-        return None
-    return rule.__closure__[names.index("fun")].cell_contents
+    return rule.__closure__[names.index("fun")].cell_contents if "fun" in names else None
 
 
 def array_type(shape: Sequence[DimSize], dtype: object, weak: bool) -> core.ShapedArray:
@@ -209,3 +208,29 @@ def close(jaxpr: Jaxpr, consts: Iterable[Value]) -> ClosedJaxpr:
     """Close a jaxpr over the values of its constants."""
     make: JaxFunction = ClosedJaxpr
     return make(jaxpr, list(consts))
+
+
+# The parts of a `scan` are trees in jax 0.12, and counted in jax 0.10.
+_TREES: Any = importlib.util.find_spec("jax._src.flattree") and importlib.import_module(
+    "jax._src.flattree"
+)
+
+
+def bind_scan(
+    body: Jaxpr,
+    consts: Sequence[Value],
+    init: Sequence[Value],
+    xs: Sequence[Value],
+    *,
+    length: DimSize,
+    reverse: bool,
+) -> list[Value]:
+    """The results of a `scan` over a program of `consts`, the carry and one row of each of `xs`."""
+    counts = {"num_consts": len(consts), "num_carry": len(init)}
+    if _TREES:
+        parts = [_TREES.nones(len(values)) for values in (consts, init, xs)]
+        ys = _TREES.nones(len(body.outvars) - len(init))
+        kept = ys.filter_with_mask([True] * len(ys))
+        counts = {"ft_in": _TREES.pack(tuple(parts)), "ft_out": _TREES.pack((parts[1], kept))}
+    params = {"jaxpr": close(body, ()), "length": length, "reverse": reverse, "unroll": 1, **counts}
+    return lax.scan_p.bind(*consts, *init, *xs, **params)

@@ -19,6 +19,7 @@ from invert._entry import ArgSpec, EntryPoint, Shardings, free_name
 from invert._errors import MalformedModelError, Problem, UnsupportedOpError
 from invert._private.jax import (
     exported_program,
+    from_nowhere,
     from_words,
     has_rule_of_jax,
     is_stopped_by_jax,
@@ -334,7 +335,8 @@ def _deserialize(blob: bytes | bytearray) -> jax.export.Exported:
 def _read(read: Callable[[], jax.export.Exported]) -> jax.export.Exported:
     # Some flatbuffer reads are not bounds-checked; the reader then fails in many ways.
     try:
-        return read()
+        with from_nowhere():
+            return read()
     except Exception as error:
         raise MalformedModelError(
             f"The bytes are not a serialized jax.export.Exported that this jax ({jax.__version__}) "

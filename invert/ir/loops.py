@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from invert._private.jax import open_jaxpr, scan_layout
-from invert.ir.types import AnyJaxpr, Atom, Eqn, Var
+import jax
+from jax import lax
+
+from invert._private.jax import (
+    constants_as_arguments,
+    consts_of,
+    open_jaxpr,
+    scan_layout,
+    trace_closed,
+)
+from invert._private.programs import close
+from invert.ir.types import AnyJaxpr, Atom, Eqn, Value, Var
 
 _T = TypeVar("_T")
 
@@ -106,6 +116,25 @@ class CondParts:
         """The parts of an equation."""
         index, *operands = eqn.invars
         return cls(eqn.params["branches"], index, operands)
+
+
+def while_loop_of(
+    test: Callable[[Sequence[Value]], Value],
+    step: Callable[[Sequence[Value]], Sequence[Value]],
+    init: Sequence[Value],
+) -> list[Value]:
+    """`lax.while_loop` over a list of values that keep their types.
+
+    JAX's checks and trees would take longer than the traces.
+    """
+    consts: list[Value] = []
+    parts: dict[str, object] = {}
+    for name, function in (("cond", test), ("body", step)):
+        program = trace_closed(lambda *c, f=function: f(c), *map(jax.typeof, init))
+        consts += consts_of(program)
+        parts[f"{name}_nconsts"] = len(consts_of(program))
+        parts[f"{name}_jaxpr"] = close(constants_as_arguments(open_jaxpr(program)), ())
+    return lax.while_p.bind(*consts, *init, **parts)
 
 
 def bodies(eqn: Eqn) -> list[tuple[AnyJaxpr, Sequence[Atom]]]:

@@ -25,6 +25,7 @@ from invert._private.jax import (
     InconclusiveDimensionOperation,
     dim_terms,
     explicit_constraints,
+    from_nowhere,
     max_dim,
     min_dim,
     size_as_value,
@@ -51,7 +52,10 @@ def scope(constraints: Sequence[str] = ()) -> jax.export.SymbolicScope:
     return _scope(tuple(constraints))
 
 
-_scope = functools.lru_cache(maxsize=256)(jax.export.SymbolicScope)
+@functools.lru_cache(maxsize=256)
+def _scope(constraints: tuple[str, ...]) -> jax.export.SymbolicScope:
+    with from_nowhere():  # one scope serves many callers
+        return jax.export.SymbolicScope(constraints)
 
 
 def parsed(shape: Iterable[int | str], of: jax.export.SymbolicScope) -> Shape:

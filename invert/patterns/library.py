@@ -146,6 +146,21 @@ def _through(site: Site, atom: Atom, *names: str) -> Eqn | None:
     return eqn
 
 
+def _is_stopped(site: Site, atom: Atom) -> bool:
+    """Whether the gradient of a value is stopped, of which lowering leaves no trace.
+
+    Where a pattern looks for a maximum, JAX's function is there already.
+    """
+    eqn = _through(site, atom, *kinds.SHAPING)
+    return eqn is not None and eqn.primitive.name == "stop_gradient"
+
+
+def _is_centered(site: Site, atom: Atom) -> bool:
+    """Whether a value is `x - stop_gradient(max x)`."""
+    eqn = site.producer(atom, "sub")
+    return eqn is not None and _is_stopped(site, eqn.invars[1])
+
+
 def _softmax(site: Site) -> Iterator[Call]:
     """`exp(x - max x) / sum(exp(x - max x))` -> `jax.nn.softmax x`."""
     numerator, denominator = site.eqn.invars
@@ -153,7 +168,7 @@ def _softmax(site: Site) -> Iterator[Call]:
     below = _through(site, denominator, *kinds.SHAPING)
     if above is None or below is None or above.primitive.name != "exp":
         return
-    if below.primitive.name != "reduce_sum":
+    if below.primitive.name != "reduce_sum" or _is_centered(site, above.invars[0]):
         return
     axis = _axis(below)
     yield _of(jax.nn.softmax, site.out, axis=axis)
@@ -177,6 +192,8 @@ def _axis(reduce: Eqn) -> int | tuple[int, ...]:
 
 def _logsumexp(site: Site) -> Iterator[Call]:
     """`log(sum(exp(x - max x))) + max x` -> `jax.nn.logsumexp x`."""
+    if any(_is_stopped(site, a) or _is_centered(site, a) for a in site.eqn.invars):
+        return
     for atom in site.eqn.invars:
         log = _through(site, atom, *kinds.SHAPING)
         if log is None or log.primitive.name != "log":

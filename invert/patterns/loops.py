@@ -12,16 +12,16 @@ import dataclasses
 from collections.abc import Callable, Sequence, Set
 
 import numpy as np
-from jax import lax
 
-from invert._private.jax import Literal
+from invert._private.jax import Literal, rename
+from invert._private.programs import bind_scan, new_jaxpr
 from invert.ir import kinds
 from invert.ir.counted import Counted, counted
-from invert.ir.graph import Graph
-from invert.ir.interpret import evaluate, replacing
+from invert.ir.graph import Graph, is_var
+from invert.ir.jaxprs import with_inlined
 from invert.ir.loops import WhileParts
 from invert.ir.sizes import as_value, is_open
-from invert.ir.types import AnyJaxpr, Atom, Eqn, JaxFunction, Value, Var
+from invert.ir.types import AnyJaxpr, Atom, Eqn, JaxFunction, Jaxpr, Value, Var
 from invert.rewriting.pattern import EquationPattern, Site
 
 
@@ -163,52 +163,62 @@ def _build(
     outputs: dict[int, Access],
     reverse: bool,
 ) -> JaxFunction:
-    graph = loop.body
-    kept = _needed(loop, outputs, {r.result for r in reads.values()})
+    """The `scan`, made of the loop's equations; tracing them would take several times as long."""
+    results = loop.body.jaxpr.outvars
+    rows: dict[Atom, Var] = {}
+    names = {r.result: rows.setdefault(r.array, r.result) for r in reads.values()}
+    kept = _needed(loop, outputs, names.keys())
     counter = loop.carry[loop.counter]
     written = [a.value for a in outputs.values()]
-    counting = loop.counter if _uses(kept, counter) or _is(counter, written) else None
-    carried = [
-        i
-        for i in range(len(loop.carry))
-        if i not in outputs and (i != loop.counter or counting is not None)
-    ]
-    xs = list({id(r.array): r.array for r in reads.values()}.values())
+    counts = _uses(kept, counter) or _is(counter, written)
+    carried = [i for i in range(len(results)) if i not in outputs and (i != loop.counter or counts)]
+    collected = {i: a.value for i, a in sorted(outputs.items()) if a.value is not None}
+    made = new_jaxpr([], [], [*(results[i] for i in carried), *collected.values()], kept)
+    made = rename(made, names)
+    made = with_inlined(made, _whole_body(made.eqns).get)
+    result_of = dict(zip((*carried, *collected), made.outvars, strict=True))
+    # A carried value that no step changes is a constant, and rows collected again are their array.
+    constant = [i for i in carried if result_of[i] is loop.carry[i]]
+    carried = [i for i in carried if i not in constant]
+    array_of: dict[Atom, Atom] = {row: array for array, row in rows.items()}
+    ys = [i for i in collected if not _is(result_of[i], list(array_of))]
+    given = [*(loop.carry[i] for i in carried), *rows.values()]
+    consts = _free(made, given)
+    body = made.replace(
+        invars=[*consts, *given],
+        outvars=[result_of[i] for i in (*carried, *ys)],
+        effects=set[object]().union(*(e.effects for e in kept)),
+    )
     parts = WhileParts.of(eqn)
 
     def call(*operands: Value) -> list[Value]:
-        _, consts, init = parts.split(operands)
-        outside: dict[Atom, Value] = {**graph.consts}
-        outside.update(zip(loop.consts, consts, strict=True))
-
-        def step(
-            carry: Sequence[Value], slices: Sequence[Value]
-        ) -> tuple[list[Value], list[Value]]:
-            env = dict(outside)
-            env.update(zip((loop.carry[i] for i in carried), carry, strict=True))
-            of = dict(zip(map(id, xs), slices, strict=True))
-            env.update((r.result, of[id(r.array)]) for r in reads.values())
-            value_of = evaluate(kept, env, replacing(_whole_body(kept)))
-            return (
-                [value_of(graph.jaxpr.outvars[i]) for i in carried],
-                [value_of(v) for i in sorted(outputs) if (v := outputs[i].value) is not None],
-            )
-
-        final, ys = lax.scan(
-            step,
+        _, held, init = parts.split(operands)
+        outside: dict[Atom, Value] = {**loop.body.consts}
+        outside.update(zip((*loop.consts, *loop.carry), (*held, *init), strict=True))
+        values = bind_scan(
+            body,
+            [outside[v] for v in consts],
             [init[i] for i in carried],
-            [outside[x] for x in xs],
-            # `lax.scan` gets an open length only from its inputs.
-            length=None if is_open(loop.length) else loop.length,
+            [outside[array] for array in rows],
+            # Where it is open, JAX takes it from the arrays.
+            length=loop.length if not rows else next(iter(rows)).aval.shape[0],
             reverse=reverse,
         )
-        by_position = dict(zip((*carried, *sorted(outputs)), (*final, *ys), strict=True))
+        by_position = {i: init[i] for i in constant}
+        by_position |= {i: outside[array_of[result_of[i]]] for i in collected if i not in ys}
+        by_position.update(zip((*carried, *ys), values, strict=True))
         if loop.counter not in by_position:
-            dtype = loop.carry[loop.counter].aval.dtype
-            by_position[loop.counter] = as_value(loop.length, np.dtype(dtype))
+            by_position[loop.counter] = as_value(loop.length, np.dtype(counter.aval.dtype))
         return [by_position[i] for i in range(len(loop.carry))]
 
     return call
+
+
+def _free(jaxpr: Jaxpr, given: Sequence[Var]) -> list[Var]:
+    """The variables that a program reads from outside, without those in `given`."""
+    bound = {*given, *(v for e in jaxpr.eqns for v in e.outvars)}
+    read = [*(a for e in jaxpr.eqns for a in e.invars), *jaxpr.outvars]
+    return list(dict.fromkeys(a for a in read if is_var(a) and a not in bound))
 
 
 def _uses(eqns: Sequence[Eqn], atom: Atom) -> bool:

@@ -75,6 +75,25 @@ def test_entries_depend_on_settings_versions_and_registered_lowerings(
     assert Entry("lowered", 1).read() is not None
 
 
+def test_entries_depend_on_the_sources_that_make_them(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(_user_cache, "__file__", str(tmp_path / "_user_cache.py"))
+    sources = [tmp_path / "ir" / "a.py", tmp_path / "tf" / "modules" / "b.py"]
+    above = tmp_path / "modules" / "c.py"
+    for path in (*sources, above):
+        path.parent.mkdir(parents=True)
+        path.write_text("1")
+    digest = _user_cache.versions.__wrapped__
+    before = digest()
+    above.write_text("10")
+    assert digest() == before
+    for path in sources:
+        path.write_text("10")
+        assert digest() != before
+        before = digest()
+
+
 def test_open_sizes_depend_on_their_constraints() -> None:
     (a,) = jax.export.symbolic_shape("n", constraints=["n >= 2"])
     (b,) = jax.export.symbolic_shape("n", constraints=["n >= 3"])

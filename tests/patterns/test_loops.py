@@ -24,6 +24,15 @@ def nested(x):
     return lax.scan(row, x[0], x)
 
 
+def collected(x):
+    def step(i, state):
+        total, out = state
+        row = lax.dynamic_slice(x, (i, 0), (1, 3)).reshape(3)
+        return total + row, lax.dynamic_update_slice(out, row[None], (i, 0))
+
+    return lax.fori_loop(0, 4, step, (x[0], jnp.zeros_like(x)))
+
+
 SCANS = {
     "carry and ys": lambda x: lax.scan(lambda c, a: (c + a, c * a), x[0], x),
     "ys only": lambda x: lax.scan(lambda c, a: (c, a * 2), 0.0, x)[1],
@@ -37,6 +46,7 @@ SCANS = {
     "fori_loop": lambda x: lax.fori_loop(0, 5, lambda i, c: c * 1.1 + i, x),
     "fori_loop from three": lambda x: lax.fori_loop(3, 7, lambda i, c: c + i, x),
     "nested": nested,
+    "rows collected again": collected,
     "in a cond": lambda x: lax.cond(
         x.sum() > 0, lambda x: lax.scan(lambda c, a: (c + a, c), x[0], x)[1], lambda x: x, x
     ),

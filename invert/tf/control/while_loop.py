@@ -16,6 +16,8 @@ import numpy as np
 from jax import lax
 
 from invert._errors import UnsupportedOpError
+from invert._private.jax import open_jaxpr
+from invert.ir.loops import while_loop_of
 from invert.ir.sizes import DimSize, as_value, is_open
 from invert.ir.types import Value
 from invert.tf.control import trip_count
@@ -456,8 +458,10 @@ class _Loop:
 
         Arrays that steps write into come last, as in JAX's lowering of a scan.
         """
+        body = open_jaxpr(self.traced.closed)
+        kept = [a is b for a, b in zip(body.invars, body.outvars, strict=True)]
         carried = sorted(
-            (i for i, line in enumerate(lines) if line is None),
+            (i for i, line in enumerate(lines) if line is None and not kept[i]),
             key=trip_count.written(self.traced.closed).__contains__,
         )
         types = [type_of(x).dtype for x in self.leaves]
@@ -466,7 +470,7 @@ class _Loop:
             k, *rest = carry
             of = dict(zip(carried, rest, strict=True))
             leaves = [
-                of[i] if line is None else _on_line(line, k, types[i])
+                of.get(i, self.leaves[i]) if line is None else _on_line(line, k, types[i])
                 for i, line in enumerate(lines)
             ]
             out = self.traced.flat(leaves)
@@ -480,10 +484,12 @@ class _Loop:
             def more(carry: Sequence[Value]) -> Value:
                 return lax.lt(carry[0], as_value(count, np.dtype(np.int32)))
 
-            _, *rest = lax.while_loop(more, step, init)
+            _, *rest = while_loop_of(more, step, init)
         of = dict(zip(carried, rest, strict=True))
         return [
-            of[i] if line is None else pack_dims([line.at(count)], types[i]).reshape(())
+            of.get(i, self.leaves[i])
+            if line is None
+            else pack_dims([line.at(count)], types[i]).reshape(())
             for i, line in enumerate(lines)
         ]
 
