@@ -147,6 +147,18 @@ def test_the_commands_match_the_program() -> None:
 def test_the_measurements_match_the_stored_ones() -> None:
     results = tomllib.loads(measurements.DATA.read_text(encoding="utf-8"))
     assert measurements.page(results) == measurements.PAGE.read_text(encoding="utf-8")
-    assert all(m["figure"] in measurements.page(results) for m in results["measurement"])
     with pytest.raises(ValueError, match="nothing"):
         measurements.page({"environment": "", "measurement": [{"what": "nothing"}]})
+
+
+def test_a_measurement_has_a_figure_or_a_table() -> None:
+    common = {"group": "Speed", "what": "Time", "command": "`time`"}
+    table = {**common, "columns": ["", "s"], "rows": [["cos", "1"]], "note": "Once."}
+    page = measurements.page(
+        {"environment": "", "measurement": [{**common, "figure": "2 s."}, table]}
+    )
+    assert "## Speed\n\n**Time**: 2 s.\n\nCommand: `time`\n" in page
+    assert "**Time**\n\n|  | s |\n| --- | --- |\n| cos | 1 |\n\nOnce.\n\nCommand:" in page
+    for wrong in ({**table, "rows": [["cos"]]}, {**table, "figure": "2 s."}):
+        with pytest.raises(ValueError, match="Time"):
+            measurements.page({"environment": "", "measurement": [wrong]})
