@@ -72,7 +72,7 @@ class Config:
         runs them at run time, in a `jax.pure_callback`.
     - `text`: treatment of arguments that are text. `"error"`: they are reported; `"split"`: the
         leading ops that turn text into numbers are left out. The first numeric tensors become the
-        arguments. The report names what is left out.
+        arguments. The report names the ops that are left out.
     - `optimize`: the platform to optimize for, `"cpu"` or `"gpu"`: some equations are rewritten, so
         that results are equal only up to rounding; see `invert.optimize`. `"none"`: the program is
         the one that was read.
@@ -146,7 +146,7 @@ def _problems(config: Config) -> Iterator[str]:
 
 
 def _fits(value: object, hint: object) -> bool:
-    """Whether a value is of a type that a field of `Config` may have."""
+    """Return whether a value is of a type that a field of `Config` may have."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is Literal:
         return isinstance(value, str) and value in args

@@ -501,7 +501,7 @@ _KERAS_LAYER = {"_inbound_nodes", "_outbound_nodes", "_losses_override"}
 
 
 def _trained(objects: SavedObjects, found: list[tuple[str, int]]) -> dict[int, bool | None]:
-    """Which variables the file declares as trained, beyond their own flag.
+    """Read which variables the file declares as trained, beyond their own flag.
 
     Keras writes lists of a model's variables and of the trained ones. For Keras layers saved by
     plain TensorFlow, nothing says which were frozen.

@@ -280,7 +280,7 @@ class GradientResolver:
         self.messages.append(f"{gradient.location}: {text}")
 
     def _is_proved(self, region: MarkedRegion, raw: ClosedJaxpr) -> bool:
-        """Whether the gradient is isomorphic to the lowering of autodiff.
+        """Return whether the gradient is isomorphic to the lowering of autodiff.
 
         Large constants are arguments of both, so that they are not lowered.
         """

@@ -294,7 +294,7 @@ def run(
 def _wrong_arrays(
     function: Function, constants: Sequence[Value], params: Sequence[Value]
 ) -> Iterator[str]:
-    """What differs from the arrays that the program holds and reads."""
+    """Name the arrays that differ from those that the program holds and reads."""
     held = () if function.home is None else function.home.constants
     pairs = [
         *((f"constant {i}", c, x) for i, (c, x) in enumerate(zip(held, constants, strict=True))),

@@ -119,7 +119,7 @@ PATTERNS = (
         literal=0.2525871864436337, holds="sign",
     ),
     lowered("nextafter", "bitcast_convert_type", lax.nextafter_p.bind, arity=2, after="select_n"),
-    # 1 / (1 + exp(-x)), also where the author may have written the quotient. Values are the same;
+    # 1 / (1 + exp(-x)), even where the author may have written the quotient. Values are the same;
     # the derivative of `logistic` stays finite where `exp(-x)` overflows, unlike the quotient's.
     lowered("logistic", "div", lax.logistic_p.bind, after="_ add", accuracy=None),
     lowered(

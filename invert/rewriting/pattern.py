@@ -60,7 +60,7 @@ class Call:
     stored: bool = dataclasses.field(default=False, compare=False)
 
     def entry(self, kind: str, *parts: Hashable, platform: str = "cpu") -> Entry | None:
-        """Where to store a program made of this call, if allowed."""
+        """The cache entry for a program made of this call, if it may be stored."""
         if not self.stored or self.of_site:
             return None
         named = (self.key, self.avals, self.x64, self.is_call, self.commuted)
@@ -69,7 +69,7 @@ class Call:
 
     @property
     def needs_x64(self) -> bool:
-        """Whether the call must be traced with 64-bit types enabled."""
+        """True if the call must be traced with 64-bit types enabled."""
         return self.x64 or any(jaxprs.is_wide_dtype(a.dtype) for a in self.avals)
 
 
@@ -121,8 +121,8 @@ class Pattern:
     - `name`: its name in the report and in `Config(disabled_patterns=...)`.
     - `roots`: names of the primitives where it may apply.
     - `propose`: `propose(site)` yields the calls to try, the likeliest first.
-    - `literal`: a number that every match contains, or several of which each match contains one
-        (by dtype). Nothing is proposed for a program without a literal close to it.
+    - `literal`: a number that every match contains, or several (one for each dtype), one of which
+        every match contains. Nothing is proposed for a program without a literal close to it.
     - `holds`: a primitive that every match contains. Nothing is proposed for a program without it.
     """
 
@@ -135,7 +135,7 @@ class Pattern:
 
 @dataclasses.dataclass(frozen=True)
 class EquationPattern:
-    """A pattern that rewrites one equation by itself.
+    """A pattern that rewrites a single equation.
 
     `rewrite(site)` returns the replacement as a function of the equation's operands, to be traced,
     or `None` if it does not apply.

@@ -72,7 +72,7 @@ class Optional:
 
 
 def is_known(value: Value) -> bool:
-    """Whether a value is static: an array, a handle, or nothing."""
+    """Return whether a value is static: an array, a handle, or nothing."""
     return value is None or isinstance(value, np.ndarray | Resource | bool | int | float)
 
 

@@ -87,7 +87,7 @@ def line(start: Value, step: int) -> Sum:
 
 @dataclasses.dataclass(frozen=True)
 class Fact:
-    """What is known about a number.
+    """Facts about a number.
 
     **Arguments:**
 
@@ -253,7 +253,7 @@ def fact_of(
 
 
 def is_whole(end: float, dtype: DTypeLike) -> bool:
-    """Whether a bound carries no information: infinite, or that of its type."""
+    """Return whether a bound carries no information: infinite, or that of its type."""
     return math.isinf(end) or end in _whole(dtype)
 
 
