@@ -585,6 +585,7 @@ RULES: dict[str, _Rule] = {
     "neg": _elementwise(_negative),
     "reduce_sum": _added_up,
     "select_n": _elementwise(_chosen),
+    "sign": _on_ends(lambda x: ((x[0] > 0) - (x[0] < 0), (x[1] > 0) - (x[1] < 0))),
     "slice": _sliced,
     "stack": _joined,
     "sub": _elementwise(lambda x, y: _add(x, _negative(y))),
