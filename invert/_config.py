@@ -79,6 +79,15 @@ class Config:
     - `custom_objects`: classes and functions by name, as for Keras, for `.keras` files with layers
         of your own. Those registered with Keras in this process can be omitted.
     - `progress`: called with a line of text at the beginning of each stage.
+
+    ??? example
+
+        ```python
+        import invert
+
+        config = invert.Config(optimize="cpu", progress=print)
+        module = invert.load("saved_model", config=config)
+        ```
     """
 
     platform: Literal["cpu", "cuda", "rocm", "tpu"] | None = None

@@ -114,12 +114,14 @@ def bind(primitive: Primitive, *avals: jax.ShapeDtypeStruct, **params: object) -
 
 @dataclasses.dataclass(frozen=True)
 class Pattern:
-    """A preimage pattern.
+    """A preimage pattern: equations that equal the lowering of a JAX call become that call.
+
+    `invert.pattern` makes one of two functions.
 
     **Arguments:**
 
     - `name`: its name in the report and in `Config(disabled_patterns=...)`.
-    - `roots`: names of the primitives where it may apply.
+    - `roots`: names of the primitives of equations at which it is tried.
     - `propose`: `propose(site)` yields the calls to try, the likeliest first.
     - `literal`: a number that every match contains, or several (one for each dtype), one of which
         every match contains. Nothing is proposed for a program without a literal close to it.
@@ -135,10 +137,27 @@ class Pattern:
 
 @dataclasses.dataclass(frozen=True)
 class EquationPattern:
-    """A pattern that rewrites a single equation.
+    """A pattern that rewrites a single equation. Nothing checks that the result is equal.
 
-    `rewrite(site)` returns the replacement as a function of the equation's operands, to be traced,
-    or `None` if it does not apply.
+    **Arguments:**
+
+    - `name`: its name in the report and in `Config(disabled_patterns=...)`.
+    - `roots`: names of the primitives where it may apply.
+    - `rewrite`: `rewrite(site)` returns the replacement, a function of the equation's operands that
+        is traced, or `None` if it does not apply. It is applied to its own results too, so these
+        must not match again without end.
+
+    ??? example
+
+        ```python
+        import jax
+        import jax.numpy as jnp
+
+        import invert
+
+        plain = invert.EquationPattern("plain", ("exp2",), lambda site: lambda x: 2.0**x)
+        print(jax.make_jaxpr(invert.rewrite(jnp.exp2, [plain]))(1.0))
+        ```
     """
 
     name: str
@@ -183,9 +202,14 @@ class Stage:
 class Site:
     """An equation where a pattern is tried, with the graph around it.
 
-    `named` says whether locations of the program name primitives at all. `template(call)` is the
-    program that the engine would look for, `None` if JAX refuses the call. If `misses` is a list,
-    it receives the reasons why nothing is proposed.
+    **Attributes:**
+
+    - `graph`: the program around the equation.
+    - `eqn`: the equation, a `jax.extend.core.JaxprEqn`.
+    - `platform`: the platform of the program.
+    - `named`: whether any location of the program names a primitive.
+    - `template`: `template(call)` is the program to look for; `None` if JAX refuses the call.
+    - `misses`: receives the reasons why nothing is proposed; `None` if nobody asks for them.
     """
 
     graph: Graph
@@ -196,6 +220,7 @@ class Site:
     misses: list[Miss] | None = None
 
     def aval(self, atom: Atom) -> jax.ShapeDtypeStruct:
+        """Shape and dtype of an operand."""
         return type_of(atom)
 
     @property

@@ -95,6 +95,8 @@ EXAMPLES = [
                 "rewrite",
                 "pattern",
                 "explain",
+                "Config",
+                "EquationPattern",
             ],
         ),
         (invert.testing, ["assert_roundtrip"]),
@@ -121,7 +123,7 @@ OTHERS = {"compat", "patterns", "testing", "__version__"}
 
 def test_no_public_function_is_left_out() -> None:
     public = {n for n in dir(invert) if n.islower() and n not in OTHERS}
-    assert public == {f.__name__ for f in EXAMPLES} - {"assert_roundtrip"}
+    assert public == {f.__name__ for f in EXAMPLES if f.__name__.islower()} - {"assert_roundtrip"}
 
 
 def test_every_option_is_in_one_group_with_its_default() -> None:
