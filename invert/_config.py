@@ -1,4 +1,4 @@
-"""The options of a conversion, passed explicitly: there is no global state."""
+"""The options of a conversion, passed explicitly instead of global state."""
 
 from __future__ import annotations
 

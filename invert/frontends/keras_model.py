@@ -81,7 +81,7 @@ def with_open_batch(
 
     Keras's first axis is the batch. Types that the caller states are kept.
 
-    **Returns:** `None` if there is no such axis. Then there are only types, arrays of unequal first
+    **Returns:** `None` without such an axis. Then there are only types, arrays of unequal first
     sizes, or inputs that the model declares for one batch.
     """
     leaves, tree = jax.tree_util.tree_flatten((tuple(args), dict(kwargs)))

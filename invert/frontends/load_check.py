@@ -5,7 +5,7 @@
 - tensorflow/python/saved_model/load.py calls functions that create, fill and destroy tables, and
   those by which objects save and restore themselves.
 - tensorflow/python/saved_model/load_v1_in_v2.py runs the restore op and the init op of version 1,
-  or, if there is no init op, the initializers of tables and local variables.
+  or, without an init op, the initializers of tables and local variables.
 - Both build graphs, which infers shapes: constants that determine a shape are computed, by any op
   that is not stateful (ShapeRefiner in tensorflow/core/common_runtime).
 

@@ -125,7 +125,7 @@ def entry_points(
     **Raises:**
 
     - `MalformedModelError`: the directory holds no SavedModel that can be read.
-    - `SignatureError`: there is no function of that name.
+    - `SignatureError`: no function has that name.
     - `UnsupportedOpError`: the model refers to files outside its folder.
     """
     directory = Path(path)

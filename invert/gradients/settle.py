@@ -172,7 +172,7 @@ class GradientResolver:
             return None
         reason = "asked for"
         # A TensorFlow graph was never lowered, so lowering autodiff proves nothing about its
-        # gradient, and there is no stop_gradient to restore. The gradient is compared numerically.
+        # gradient, and it has no stop_gradient to restore. The gradient is compared numerically.
         from_jax = gradient.convention == "jax"
         checks = self.config.custom_gradients == "check"
         needed = with_needed_stops(region) if from_jax and checks else None

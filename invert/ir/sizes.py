@@ -431,7 +431,7 @@ def call_dimension(size: DimSize, name: str) -> None:
 
 @contextlib.contextmanager
 def listening() -> Iterator[SizeStatements]:
-    """Collect what is recorded inside; enclosing listeners get it too."""
+    """Collect the statements about sizes inside; enclosing listeners get them too."""
     said = SizeStatements()
     token = _said.set(said)
     try:

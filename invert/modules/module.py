@@ -134,7 +134,7 @@ class Recovered(eqx.Module):
         - `depth`: how many levels of layers are unfolded at first. By default as many as fit into
             one view.
 
-        **Raises:** `SignatureError` if there is no such function, or sizes are open that no call
+        **Raises:** `SignatureError` if no function has that name, or sizes are open that no call
         has fixed.
         """
         functions = self._functions_by_name()

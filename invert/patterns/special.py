@@ -4,7 +4,7 @@ The table lists a literal that each expansion contains, so that programs without
 quickly. Callers come before callees: of nested expansions the outer one must match.
 
 `atan2(x, 1)` and `exp(x log 2)` are recognized as `atan` and `exp2` where the location names those
-primitives, or where there is no location.
+primitives, or without a location.
 """
 
 from __future__ import annotations

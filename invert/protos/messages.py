@@ -193,7 +193,7 @@ def cut(
     - `attribute`: `PROGRAMS` or `VALUES`.
     - `large`: the minimum size to leave out.
     - `secret`: prefix of the placeholders.
-    - `cuts`: receives what is left out.
+    - `cuts`: receives the fields that are left out.
 
     **Returns:** `None` if nothing is left out, or if the bytes are damaged.
     """

@@ -182,7 +182,7 @@ class ListForm:
     **Arguments:**
 
     - `size`: the size, if it is always the same.
-    - `same`: the static value of every element; then there is no buffer.
+    - `same`: the static value of every element, without a buffer.
     - `is_empty`: whether it has no element yet.
     """
 

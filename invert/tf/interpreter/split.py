@@ -84,7 +84,7 @@ def split(
     - `text`: whether to cut off all string ops that depend on arguments; otherwise only those that
         read serialized examples.
 
-    **Returns:** `None` if there is no such op; the graph is then unchanged.
+    **Returns:** `None` without such an op; the graph is then unchanged.
 
     **Raises:** `UnsupportedOpError` if a tensor in between is not an array.
     """
