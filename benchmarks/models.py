@@ -10,8 +10,7 @@ has no ratio. `--train` measures a step of gradient descent by all trained weigh
 behaviour of dropout and batch norms. `--optimized` leaves out the program as converted where
 something is rewritten: XLA takes minutes to compile the gradients of some. Weights are random.
 
-Results go into `benchmarks/models.json`, from which `python -m tools.measurements` draws plots;
-those of other models, batches and peers stay.
+Results go into `benchmarks/models.json`; those of other models, batches and peers stay.
 """
 
 from __future__ import annotations

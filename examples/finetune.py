@@ -85,8 +85,8 @@ def fine_tune(module: Any) -> tuple[Any, list[float]]:
 
     @eqx.filter_jit
     def step(trained: Any, state: Any, images: Any, labels: Any) -> tuple[Any, Any, Any]:
-        loss, slopes = eqx.filter_value_and_grad(loss_of)(trained, rest, images, labels)
-        updates, state = optimizer.update(slopes, state, trained)
+        loss, grads = eqx.filter_value_and_grad(loss_of)(trained, rest, images, labels)
+        updates, state = optimizer.update(grads, state, trained)
         return eqx.apply_updates(trained, updates), state, loss
 
     losses = []

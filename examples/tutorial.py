@@ -9,8 +9,7 @@
 # %% [markdown]
 # ## The model
 #
-# It stands for one that somebody trained and gave to you. The first layer is frozen, as is common in transfer
-# learning.
+# It stands for a model that someone else trained. The first layer is frozen, as is common in transfer learning.
 
 # %%
 import keras
@@ -61,7 +60,7 @@ print(module.emit(loader=False).source)
 
 # %% [markdown]
 # `module.model` is the module that this text defines. Its layers are ordinary fields, and every transformation of JAX
-# works on it: here the derivative of each logit by each pixel, which no TensorFlow function gives to JAX.
+# works on it: here the derivative of each logit by each pixel, which JAX cannot get from a TensorFlow function.
 
 # %%
 import jax
@@ -114,8 +113,8 @@ def step(trained, state, images, labels):
         logits = eqx.combine(trained, rest)(images)
         return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
 
-    loss, slopes = eqx.filter_value_and_grad(loss_of)(trained)
-    updates, state = optimizer.update(slopes, state)
+    loss, grads = eqx.filter_value_and_grad(loss_of)(trained)
+    updates, state = optimizer.update(grads, state)
     return eqx.apply_updates(trained, updates), state, loss
 
 
@@ -130,7 +129,7 @@ right = np.mean(np.argmax(tuned(images), -1) == labels)
 print(f"loss {losses[0]:.1f} before, {losses[-1]:.1f} after; {right:.0%} of new images right")
 
 # %% [markdown]
-# What is frozen has not moved:
+# The frozen layer has not changed:
 
 # %%
 assert eqx.tree_equal(tuned.stem, net.stem)
@@ -139,7 +138,7 @@ assert losses[-1] < losses[0] / 2 and right > 0.9
 # %% [markdown]
 # ## Saving
 #
-# The directory holds the source, the weights in a safetensors file, and a page about both.
+# The directory holds the source, the weights in a safetensors file, and a README.
 
 # %%
 import tempfile
@@ -171,7 +170,7 @@ subprocess.run([sys.executable, "-c", program], cwd=directory, check=True)
 print(np.array_equal(np.load(directory / "out.npy"), tuned(images)))
 
 # %% [markdown]
-# ## Where to go on
+# ## Next steps
 #
 # - [Fine-tune a model](howto/finetune.md): freezing, other heads.
 # - [Random numbers, state and training mode](howto/state.md): batch statistics and dropout while training.

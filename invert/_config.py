@@ -1,4 +1,4 @@
-"""The options of a conversion, passed explicitly: there is no global state."""
+"""The options of a conversion, passed explicitly instead of global state."""
 
 from __future__ import annotations
 
@@ -72,13 +72,22 @@ class Config:
         runs them at run time, in a `jax.pure_callback`.
     - `text`: treatment of arguments that are text. `"error"`: they are reported; `"split"`: the
         leading ops that turn text into numbers are left out. The first numeric tensors become the
-        arguments. The report names what is left out.
+        arguments. The report names the ops that are left out.
     - `optimize`: the platform to optimize for, `"cpu"` or `"gpu"`: some equations are rewritten, so
         that results are equal only up to rounding; see `invert.optimize`. `"none"`: the program is
         the one that was read.
     - `custom_objects`: classes and functions by name, as for Keras, for `.keras` files with layers
         of your own. Those registered with Keras in this process can be omitted.
     - `progress`: called with a line of text at the beginning of each stage.
+
+    ??? example
+
+        ```python
+        import invert
+
+        config = invert.Config(optimize="cpu", progress=print)
+        module = invert.load("saved_model", config=config)
+        ```
     """
 
     platform: Literal["cpu", "cuda", "rocm", "tpu"] | None = None
@@ -146,7 +155,7 @@ def _problems(config: Config) -> Iterator[str]:
 
 
 def _fits(value: object, hint: object) -> bool:
-    """Whether a value is of a type that a field of `Config` may have."""
+    """Return whether a value is of a type that a field of `Config` may have."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is Literal:
         return isinstance(value, str) and value in args

@@ -30,7 +30,7 @@ _NODES = b"\n"  # the tag of the first field of a GraphDef, and a line break in 
 _FUNCTION = b"func.func"  # in MLIR, only as text
 _ZIP = b"PK\x03\x04"
 _HDF5 = b"\x89HDF"
-_HDF5_MODEL = b"model_config"  # the attribute that holds a model, beside its weights
+_HDF5_MODEL = b"model_config"  # the attribute that holds a model, apart from its weights
 
 
 def place_of(path: str | os.PathLike[str]) -> Path:

@@ -198,7 +198,7 @@ class EntryPoint:
 
     @property
     def one_argument(self) -> bool:
-        """Whether it takes a single argument.
+        """True if it takes a single argument.
 
         That one may be passed by position, even if signatures of its container take keywords."""
         return not self.args and len(self.kwargs) == 1

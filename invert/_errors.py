@@ -149,7 +149,7 @@ class UnsupportedOpError(InvertError, NotImplementedError):
     """
 
     problems: tuple[Problem, ...]
-    remedy = "Use other ops there and export the model again, or report what is missing."
+    remedy = "Use other ops there and export the model again, or report the missing feature."
 
     def __init__(self, problems: Sequence[Problem]):
         self.problems = tuple(problems)

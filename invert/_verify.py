@@ -122,7 +122,7 @@ def _whole_programs_alike(
     platform: str,
     x64: bool,
 ) -> bool:
-    """Whether the raw program lowers to `again` too.
+    """Return whether the raw program lowers to `again` too.
 
     Rules for TensorFlow ops emit functions that lowering expands. A raised module never contains
     these, so the two are compared after one lowering each, in a normal form.

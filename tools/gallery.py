@@ -38,7 +38,7 @@ _INTRODUCTION = """\
 # Gallery
 
 Each model is made by the script on the left, which ends with a call of `invert`. On the right is
-what `module.source` says, without its imports and without the reader of the weights. Nothing is
+what `module.source` says, without its imports and the function that reads the weights. Nothing is
 edited: `make pages` runs the scripts in `examples/gallery` and writes this page, and a test
 compares the two.
 """

@@ -1,10 +1,14 @@
-"""Writes docs/measurements.md from the results in benchmarks/. A test compares the two."""
+"""Writes docs/measurements.md from the results in benchmarks/. A test compares the two.
+
+An entry has `group`, `what`, `command`, and either a `figure`, which is a sentence or less, or
+`columns` and `rows` of a table; a `note` is optional.
+"""
 
 from __future__ import annotations
 
 import sys
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +17,6 @@ from tools import speed
 ROOT = Path(__file__).parents[1]
 DATA = ROOT / "benchmarks" / "results.toml"
 PAGE = ROOT / "docs" / "measurements.md"
-_KEYS = ("what", "figure", "command")
 # The section that begins with the picture and the table of `speed`.
 _MODELS = "Speed of Keras models"
 _INTRODUCTION = """\
@@ -25,30 +28,49 @@ rewrites something. `python benchmarks/models.py` measures again and stores the 
 ![Bars of the ratios over TensorFlow, as converted and optimized](assets/speed.svg)
 
 """
+_COMMON = {"group", "what", "command"}
+_RESULTS = ({"figure"}, {"columns", "rows"})
 
 
 def page(results: Mapping[str, Any]) -> str:
-    """The page: a section for each group, with what was measured, the figure and the command.
+    """The page: a section for each group, with what was measured, the figures and the command.
 
-    **Raises:** `ValueError` for a measurement that is not complete.
+    **Raises:** `ValueError` for an entry that is incomplete, or a row of another length than its
+    columns.
     """
     groups: dict[str, list[str]] = {}
     for entry in results["measurement"]:
-        if set(entry) != {*_KEYS, "group"}:
-            raise ValueError(f"a measurement has {', '.join(sorted(entry))}: {entry.get('what')}")
-        lines = groups.setdefault(entry["group"], [])
-        lines.append(f"**{entry['what']}**\n:   {entry['figure']}\n\n    {entry['command']}\n")
+        groups.setdefault(entry.get("group", ""), []).append(_entry(entry))
     text = (
         "# Measurements\n\nMeasured on "
-        f"{results['environment']}. The last line of each is the command that measures it again. "
+        f"{results['environment']}. The last line of each entry is the command that repeats it. "
         "The page is made from `benchmarks/results.toml` by `make pages`.\n"
     )
-    for name, lines in groups.items():
+    for name, entries in groups.items():
         text += f"\n## {name}\n\n"
         if name == _MODELS:
             text += _INTRODUCTION + speed.table(speed.ratios()) + "\n"
-        text += "\n".join(lines)
+        text += "\n".join(entries)
     return text
+
+
+def _entry(entry: Mapping[str, Any]) -> str:
+    if set(entry) - {"note"} not in [_COMMON | keys for keys in _RESULTS]:
+        raise ValueError(f"a measurement has {', '.join(sorted(entry))}: {entry.get('what')}")
+    if "rows" in entry:
+        parts = [f"**{entry['what']}**", _table(entry["what"], entry["columns"], entry["rows"])]
+    else:
+        parts = [f"**{entry['what']}**: {entry['figure']}"]
+    if "note" in entry:
+        parts.append(entry["note"])
+    return "\n\n".join([*parts, f"Command: {entry['command']}"]) + "\n"
+
+
+def _table(what: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    if any(len(row) != len(columns) for row in rows):
+        raise ValueError(f"a row has another length than the columns: {what}")
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
 
 
 def main() -> int:

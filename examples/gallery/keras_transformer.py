@@ -1,7 +1,7 @@
 """A Keras transformer
 
-A subclassed block, layers of Keras inside it, batch and length open. The layers come back as
-classes, the two blocks as one.
+A subclassed block of Keras layers, with open batch and length. The layers come back as classes;
+both blocks share one.
 """
 
 import keras

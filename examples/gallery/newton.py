@@ -1,6 +1,6 @@
 """A function with loops
 
-Python control flow that AutoGraph turned into graph ops, back as loops and branches of JAX.
+AutoGraph turned Python control flow into graph ops; they come back as loops and branches of JAX.
 """
 
 import tensorflow as tf

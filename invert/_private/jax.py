@@ -236,7 +236,7 @@ def _stack(names: tuple[str, ...]) -> source_info_util.NameStack:
 
 
 def name_stack(names: tuple[str, ...]) -> contextlib.AbstractContextManager[None]:
-    """Set the name scopes of what is traced in the `with` statement."""
+    """Set the name scopes of equations traced in the `with` statement."""
     return source_info_util.set_name_stack(_stack(names))
 
 
@@ -342,7 +342,7 @@ _REGISTRY_NAMES = {"cpu": "Host", "cuda": "CUDA", "rocm": "ROCM"}
 
 
 def custom_call_is_registered(target: str, platform: str) -> bool:
-    """Whether this process has an implementation of the custom call for `platform`."""
+    """Return whether this process has an implementation of the custom call for `platform`."""
     name = _REGISTRY_NAMES.get(platform)
     return name is not None and target in xla_client.custom_call_targets(name)
 
@@ -506,7 +506,7 @@ _PLAIN = frozenset({bool, int, str, type(None)})
 
 
 def holds_jaxprs(eqn: Eqn) -> bool:
-    """Whether a parameter of the equation is a jaxpr or a tuple of jaxprs."""
+    """Return whether a parameter of the equation is a jaxpr or a tuple of jaxprs."""
     # Inlined, since a call for each parameter would take most of the time.
     for value in eqn.params.values():
         if type(value) in _PLAIN:
@@ -521,7 +521,7 @@ def holds_jaxprs(eqn: Eqn) -> bool:
 
 
 def holds_jaxpr(value: object) -> bool:
-    """Whether a parameter is a jaxpr or a tuple of jaxprs."""
+    """Return whether a parameter is a jaxpr or a tuple of jaxprs."""
     if isinstance(value, tuple) and value:
         value = value[0]
     return type(value) not in _PLAIN and isinstance(value, _JAXPRS)
@@ -544,7 +544,7 @@ def sub_jaxprs(eqn: Eqn) -> Iterator[Jaxpr]:
 
 
 def is_tracer(value: object) -> bool:
-    """Whether a value is traced rather than an array."""
+    """Return whether a value is traced rather than an array."""
     return isinstance(value, core.Tracer)
 
 
@@ -558,7 +558,7 @@ def made_by(value: object) -> tuple[str, list[Value], Params] | None:
 
 
 def is_jaxpr(value: object) -> TypeGuard[AnyJaxpr]:
-    """Whether `value` is a jaxpr, closed or open."""
+    """Return whether `value` is a jaxpr, closed or open."""
     return isinstance(value, _JAXPRS)
 
 
@@ -679,7 +679,7 @@ def by_jaxpr(function: Callable[[Value], _T], *, traces: bool = False) -> Callab
 
 @by_jaxpr
 def _is_used(jaxpr: Jaxpr) -> tuple[bool, bool]:
-    """Whether all equations, inner ones included, and all arguments are used.
+    """Return whether all equations, inner ones included, and all arguments are used.
 
     Also false where only JAX's rules can decide.
     """
@@ -848,7 +848,7 @@ _OWN_FOLDER = str(Path(jax.__file__).parent)
 
 
 def has_rule_of_jax(eqn: core.JaxprEqn) -> bool:
-    """Whether the function and rule of a `custom_jvp` are JAX's, as for `relu`."""
+    """Return whether the function and rule of a `custom_jvp` are JAX's, as for `relu`."""
     file = open_jaxpr(eqn.params["call_jaxpr"]).debug_info.func_filename
     rule = eqn.params["jvp_jaxpr_fun"].debug_info
     return (file or "").startswith(_OWN_FOLDER) and f" at {_OWN_FOLDER}" in rule.func_src_info
@@ -858,7 +858,7 @@ _LIBRARIES = tuple(f"{_OWN_FOLDER}/_src/{name}/" for name in ("nn", "numpy", "op
 
 
 def is_stopped_by_jax(eqn: core.JaxprEqn) -> bool:
-    """Whether a `stop_gradient` is a step of JAX's own functions, such as `jax.nn.softmax`."""
+    """Return whether a JAX function such as `jax.nn.softmax` made a `stop_gradient`."""
     traceback = eqn.source_info.traceback
     frames = () if traceback is None else traceback.frames
     for frame, caller in itertools.pairwise(frames):
@@ -913,7 +913,7 @@ def on_whole_values() -> Iterator[None]:
 
 
 def is_on_shards() -> bool:
-    """Whether the current trace has manual mesh axes."""
+    """Return whether the current trace has manual mesh axes."""
     return bool(get_abstract_mesh().manual_axes)
 
 

@@ -144,7 +144,7 @@ def array_type(shape: Sequence[DimSize], dtype: object, weak: bool) -> core.Shap
 
 
 def is_plain(eqn: core.JaxprEqn) -> bool:
-    """Whether `new_equation` makes such an equation of its parts."""
+    """Return whether `new_equation` makes such an equation of its parts."""
     return not eqn.effects and eqn.ctx is core.current_jaxpr_eqn_context()
 
 

@@ -43,7 +43,7 @@ def inlined(jaxpr: Jaxpr, consts: Sequence[Value], values: Sequence[Value]) -> l
 
 @util.weakref_lru_cache
 def _has_high(jaxpr: Jaxpr) -> bool:
-    """Whether binding an equation would mark the trace as one to be lowered first.
+    """Return whether binding an equation would mark the trace as one to be lowered first.
 
     A rewritten jaxpr does not record this.
     """

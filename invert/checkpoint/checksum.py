@@ -95,7 +95,7 @@ _BITS = np.arange(32, dtype=np.uint32)
 
 @functools.cache
 def _images(power: int) -> np.ndarray:
-    """What `2**power` zeros make of each bit of a checksum."""
+    """Map each bit of a checksum to its checksum after `2**power` zeros."""
     if power:
         return _sums(_images(power - 1), _images(power - 1))
     images = np.uint32(1) << _BITS

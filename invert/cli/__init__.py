@@ -41,7 +41,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser = argparse.ArgumentParser(
         prog="invert",
-        description="Undo the lowering of jax2tf: models to JAX programs and readable source.",
+        description="Turn TensorFlow models, jax2tf exports and StableHLO back into JAX.",
         epilog=_EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -50,7 +50,7 @@ def _parser() -> argparse.ArgumentParser:
         "--print-completion",
         metavar="SHELL",
         action=_Completion,
-        help="print the completion for bash, zsh or tcsh, which the package shtab writes",
+        help="print a completion script for bash, zsh or tcsh; needs the package shtab",
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for add in (_add_inspect, _add_convert, _add_source, _add_diff):
@@ -85,7 +85,9 @@ def _add_convert(commands: _Commands, common: argparse.ArgumentParser) -> None:
         "convert", parents=[common], help="write a model as Python source with its weights"
     )
     parser.add_argument("model", metavar="MODEL", help=_MODEL)
-    parser.add_argument("-o", "--output", metavar="DIR", required=True, help="where to write it")
+    parser.add_argument(
+        "-o", "--output", metavar="DIR", required=True, help="the directory to write"
+    )
     _add_model(parser)
     parser.add_argument(
         "--verify",
@@ -96,7 +98,7 @@ def _add_convert(commands: _Commands, common: argparse.ArgumentParser) -> None:
         "--max-shard-size",
         metavar="SIZE",
         default="5GB",
-        help="the most bytes of weights in one file, as in 500MB (default: %(default)s)",
+        help="largest size of one file of weights, as in 500MB (default: %(default)s)",
     )
     _add_options(parser)
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
@@ -123,16 +125,16 @@ def _add_diff(commands: _Commands, common: argparse.ArgumentParser) -> None:
         help="compare two programs side by side; exits with 1 if they differ",
     )
     parser.add_argument("a", metavar="A", help=_MODEL)
-    parser.add_argument("b", metavar="B", help="the same")
+    parser.add_argument("b", metavar="B", help="likewise")
     _add_model(parser)
     parser.add_argument("--weights", action="store_true", help="compare the values of weights too")
-    parser.add_argument("--full", action="store_true", help="print all lines, also equal ones")
+    parser.add_argument("--full", action="store_true", help="print equal lines too")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--width", type=_width, metavar="N", help="columns of the text")
+    parser.add_argument("--width", type=_width, metavar="N", help="width of the output in columns")
 
 
 class _Completion(argparse.Action):
-    """Prints what a shell needs to complete commands, options and files."""
+    """Print a script by which a shell completes commands, options and files."""
 
     def __call__(
         self,
@@ -162,14 +164,12 @@ class _Completion(argparse.Action):
 def _add_model(parser: argparse.ArgumentParser) -> None:
     """The options that select a model."""
     parser.add_argument(
-        "--signature", metavar="NAME", help="the function or signature wanted, by default all"
+        "--signature", metavar="NAME", help="the function or signature to read (default: all)"
     )
     parser.add_argument(
-        "--inputs", metavar="NAMES", help="of a GraphDef: the tensors that are fed, as in x:0,y:0"
+        "--inputs", metavar="NAMES", help="the input tensors of a GraphDef, as in x:0,y:0"
     )
-    parser.add_argument(
-        "--outputs", metavar="NAMES", help="of a GraphDef: the tensors that are returned"
-    )
+    parser.add_argument("--outputs", metavar="NAMES", help="the output tensors of a GraphDef")
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
@@ -179,11 +179,13 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         metavar="WAYS",
         default="",
         help="how layers are written: scan (equal layers as one stack), auto (a stack where there "
-        "are so many that it compiles faster), equinox (layers of equinox.nn), or two of them with "
-        "a comma between",
+        "are so many that it compiles faster), equinox (layers of equinox.nn), or two of them, "
+        "separated by a comma",
     )
     parser.add_argument(
-        "--typecheck", action="store_true", help="methods check the shapes and dtypes they declare"
+        "--typecheck",
+        action="store_true",
+        help="let methods check the shapes and dtypes that they declare",
     )
     parser.add_argument(
         "--sizes",
@@ -191,7 +193,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         help="names or numbers for the sizes of an argument, as in 'x: batch length 3'; the name "
-        "may be left out where there is one argument; may be repeated",
+        "may be left out if there is one argument; may be repeated",
     )
     parser.add_argument(
         "--host-ops",

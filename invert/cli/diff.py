@@ -199,7 +199,7 @@ def _body(jaxpr: AnyJaxpr, name: Callable[[Atom], str], indent: str) -> Iterator
 
 
 def _says_something(value: object) -> bool:
-    """Whether a parameter is printed: neither absent values nor functions of derivative rules."""
+    """Return whether a parameter is printed: absent values and derivative rules are not."""
     if isinstance(value, tuple):
         return any(map(_says_something, value))
     silent = value is None or value is False or type(value).__name__ in _SILENT

@@ -81,7 +81,7 @@ def entry_point(exported: jax.export.Exported | bytes | bytearray, *, config: Co
 
 
 def _is_rule(eqn: Eqn) -> bool:
-    """Whether an equation has a derivative rule of its author."""
+    """Return whether an equation has a derivative rule of its author."""
     if eqn.primitive.name == "stop_gradient":
         return not is_stopped_by_jax(eqn)
     if eqn.primitive.name == "custom_jvp_call":
@@ -93,7 +93,7 @@ def _is_rule(eqn: Eqn) -> bool:
 
 
 def _has_rules(jaxpr: Jaxpr) -> bool:
-    """Whether a program has derivative rules of its author; visits shared parts once."""
+    """Return whether a program has derivative rules of its author; visits shared parts once."""
 
     def inside(current: Jaxpr) -> Iterator[Jaxpr]:
         for eqn in current.eqns:

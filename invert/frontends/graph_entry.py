@@ -199,7 +199,7 @@ def function_entry(
 
 
 def _is_seed(feed: Value) -> bool:
-    """Whether an input of a graph is the state of a generator of Keras."""
+    """Return whether an input of a graph is the state of a generator of Keras."""
     return isinstance(feed, Resource) and feed.name.rpartition("/")[2] == _KERAS_SEED
 
 
@@ -254,7 +254,7 @@ def _named(found: Split) -> set[str]:
 
 
 def _known(signature: Signature, feeds: Sequence[Value]) -> list[bool]:
-    """Whether each input of the graph is a constant."""
+    """Return whether each input of the graph is a constant."""
     constants = [f is not None and not isinstance(f, Resource) for f in feeds]
     return [False] * len(signature.order) + constants
 

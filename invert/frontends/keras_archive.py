@@ -1,7 +1,7 @@
 """Reads `.keras` files, the archives written by `model.save` of Keras 3.
 
 Their configuration names the classes that Keras instantiates. Only classes of Keras itself are
-allowed, and no functions, so that a file cannot choose what is imported or run.
+allowed, and no functions, so that a file cannot choose what to import or run.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ def _problems(config: object, name: str, is_known: Callable[[object], bool]) -> 
 
 
 def _is_of_keras(module: object, kind: str) -> bool:
-    """Whether a name is that of a Keras class; its functions are not allowed."""
+    """Return whether a name is that of a Keras class; its functions are not allowed."""
     if not isinstance(module, str) or not kind.isidentifier():
         return False
     if module == "builtins":

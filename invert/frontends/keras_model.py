@@ -21,7 +21,7 @@ _GENERATED = re.compile(r"(input|input_layer|keras_tensor)(_\d+)?")
 
 
 def is_layer(x: object) -> bool:
-    """Whether `x` is a layer or model of Keras 2 or 3; imports neither."""
+    """Return whether `x` is a layer or model of Keras 2 or 3; imports neither."""
     modules = (sys.modules.get(name) for name in ("keras", "tf_keras"))
     return any(m is not None and isinstance(x, m.layers.Layer) for m in modules)
 
@@ -81,7 +81,7 @@ def with_open_batch(
 
     Keras's first axis is the batch. Types that the caller states are kept.
 
-    **Returns:** `None` if there is no such axis. Then there are only types, arrays of unequal first
+    **Returns:** `None` without such an axis. Then there are only types, arrays of unequal first
     sizes, or inputs that the model declares for one batch.
     """
     leaves, tree = jax.tree_util.tree_flatten((tuple(args), dict(kwargs)))
@@ -147,7 +147,7 @@ def attributes(model: object) -> dict[str, str]:
 
 
 def _counted(layer: TfObject) -> bool:
-    """Whether a layer has Keras's default name: its class, perhaps with a number."""
+    """Return whether a layer has Keras's default name: its class, perhaps with a number."""
     name = re.sub(r"_\d+$", "", str(layer.name))
     return name.replace("_", "") == type(layer).__name__.replace("_", "").lower()
 

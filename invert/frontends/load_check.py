@@ -5,7 +5,7 @@
 - tensorflow/python/saved_model/load.py calls functions that create, fill and destroy tables, and
   those by which objects save and restore themselves.
 - tensorflow/python/saved_model/load_v1_in_v2.py runs the restore op and the init op of version 1,
-  or, if there is no init op, the initializers of tables and local variables.
+  or, without an init op, the initializers of tables and local variables.
 - Both build graphs, which infers shapes: constants that determine a shape are computed, by any op
   that is not stateful (ShapeRefiner in tensorflow/core/common_runtime).
 
@@ -391,7 +391,7 @@ _Call = tuple[str, frozenset[int]]
 
 
 def _is_container(user_object: SavedUserObject) -> bool:
-    """Whether the children of an object are separate from its attributes."""
+    """Return whether the children of an object are separate from its attributes."""
     version = user_object.version
     # For another version, TensorFlow creates a plain object.
     usual = (version.producer, version.min_consumer, *version.bad_consumers) == (1, 1)
@@ -418,7 +418,7 @@ def _reason(op: str) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def _is_pure(op: str) -> bool:
-    """Whether a conversion can compute the op without side effects."""
+    """Return whether a conversion can compute the op without side effects."""
     if op in PURE or op in ON_TEXT:
         return True
     if op in _DEBUGGING or REGISTRY.get(op) is None:
@@ -433,7 +433,7 @@ def _is_pure(op: str) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def _settles(op: str) -> bool:
-    """Whether shape inference may safely compute the op, or never does."""
+    """Return whether shape inference may safely compute the op, or never does."""
     if op in _FLOW or op in _CALLS or _is_pure(op):
         return True
     definition = op_def(op)
@@ -443,7 +443,7 @@ def _settles(op: str) -> bool:
 
 
 def _is_constant(node: NodeDef, nodes: Mapping[str, NodeDef]) -> bool:
-    """Whether a node depends only on constants that TensorFlow folds."""
+    """Return whether a node depends only on constants that TensorFlow folds."""
     pending, seen = [node], {node.name}
     while pending:
         current = pending.pop()
@@ -487,7 +487,7 @@ def _implements(function: FunctionDef) -> bytes:
 
 
 def _is_given(text: str, nodes: Mapping[str, NodeDef], files: frozenset[str]) -> bool:
-    """Whether a value is the name of an asset, passed through identities only."""
+    """Return whether a value is the name of an asset, passed through identities only."""
     seen: set[str] = set()
     while _tensor(text) not in files:
         name = _source(text)

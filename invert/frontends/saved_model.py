@@ -125,7 +125,7 @@ def entry_points(
     **Raises:**
 
     - `MalformedModelError`: the directory holds no SavedModel that can be read.
-    - `SignatureError`: there is no function of that name.
+    - `SignatureError`: no function has that name.
     - `UnsupportedOpError`: the model refers to files outside its folder.
     """
     directory = Path(path)
@@ -501,7 +501,7 @@ _KERAS_LAYER = {"_inbound_nodes", "_outbound_nodes", "_losses_override"}
 
 
 def _trained(objects: SavedObjects, found: list[tuple[str, int]]) -> dict[int, bool | None]:
-    """Which variables the file declares as trained, beyond their own flag.
+    """Read which variables the file declares as trained, beyond their own flag.
 
     Keras writes lists of a model's variables and of the trained ones. For Keras layers saved by
     plain TensorFlow, nothing says which were frozen.

@@ -326,7 +326,7 @@ class SavedObjects:
 
 
 def has_type(value: np.ndarray, shape: Sequence[int | None] | None, kind: int) -> bool:
-    """Whether an array has a `DataType` and a possibly unknown shape."""
+    """Return whether an array has a `DataType` and a possibly unknown shape."""
     fits = shape is None or fits_shape(value.shape, shape)
     return fits and value.dtype == decode_dtype(kind)
 

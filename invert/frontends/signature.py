@@ -29,7 +29,7 @@ _POSITIONAL = (
 
 
 class ConcreteFunction(Protocol):
-    """What is read from a concrete function, of TensorFlow or of a file.
+    """The members of a concrete function that are read, of TensorFlow or of a file.
 
     **Attributes:**
 
@@ -176,7 +176,7 @@ def _without_values(types: object, example: object) -> Tree:
 
 
 def is_open(tree: object) -> bool:
-    """Whether a specification in `tree` leaves a size or the rank open."""
+    """Return whether a specification in `tree` leaves a size or the rank open."""
     tf = import_tensorflow()
     return any(
         isinstance(leaf, tf.TypeSpec) and not leaf.shape.is_fully_defined()
@@ -234,7 +234,7 @@ def _structured(
 
 
 def _optional(parameter: inspect.Parameter, owner: TfObject) -> bool:
-    """Whether a call may omit an argument without tensors, such as `None`.
+    """Return whether a call may omit an argument without tensors, such as `None`.
 
     Concrete functions do not store defaults; the function that owns them does. Without it, only
     arguments from `*args`, as in jax2tf, are known to have none.
@@ -338,7 +338,7 @@ def _default_array(value: Value, spec: ArgSpec) -> np.ndarray:
 
 
 def _is_static(x: object) -> bool:
-    """Whether an argument is a Python value; empty containers and None are pytrees."""
+    """Return whether an argument is a Python value; empty containers and None are pytrees."""
     leaves = jax.tree_util.tree_leaves(x)
     return bool(leaves) and not _has_tensor(x)
 
@@ -533,7 +533,7 @@ def matches(
     exact: bool = False,
     owner: object = None,
 ) -> bool:
-    """Whether `concrete` takes the arguments.
+    """Return whether `concrete` takes the arguments.
 
     **Arguments:**
 
@@ -731,7 +731,7 @@ def distinct(concretes: Sequence[C]) -> list[C]:
 
 
 def same_signature(one: ConcreteFunction, other: ConcreteFunction) -> bool:
-    """Whether two concrete functions take the same arguments, ignoring tensor names."""
+    """Return whether two concrete functions take the same arguments, ignoring tensor names."""
     trees = [jax.tree_util.tree_flatten(_structured(c)[:2]) for c in (one, other)]
     return trees[0][1] == trees[1][1] and all(
         (a.spec.shape, a.spec.dtype) == (b.spec.shape, b.spec.dtype)

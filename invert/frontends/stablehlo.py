@@ -139,7 +139,7 @@ def _entry_point(
 
 
 def _is_trained(name: str, dtype: np.dtype) -> bool:
-    """Whether a weight is a real number outside of the statistics that Flax keeps."""
+    """Return whether a weight is a real number outside of the statistics that Flax keeps."""
     return jax.numpy.issubdtype(dtype, np.inexact) and "batch_stats" not in name.split("/")
 
 

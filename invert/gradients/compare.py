@@ -98,7 +98,7 @@ def _rounded(cotangent: np.ndarray) -> np.ndarray:
 
 
 def may_not_end(closed: AnyJaxpr) -> bool:
-    """Whether a loop's end depends on data: on random arguments it might run forever."""
+    """Return whether a loop's end depends on data: on random arguments it might run forever."""
     return any(
         eqn.primitive.name == "while" and not _counts(WhileParts.of(eqn).cond)
         for eqn in jaxprs.equations(open_jaxpr(closed))
@@ -106,7 +106,7 @@ def may_not_end(closed: AnyJaxpr) -> bool:
 
 
 def _counts(condition: AnyJaxpr) -> bool:
-    """Whether a condition is a single comparison of scalar integers."""
+    """Return whether a condition is a single comparison of scalar integers."""
     eqns = open_jaxpr(condition).eqns
     avals: list[Aval] = [a.aval for eqn in eqns for a in eqn.invars]
     return len(eqns) == 1 and all(

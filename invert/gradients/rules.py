@@ -42,7 +42,7 @@ def stopped(*values: Value) -> list[Value]:
 
 
 def is_zero(closed: AnyJaxpr) -> bool:
-    """Whether all results of a program are zero for any arguments."""
+    """Return whether all results of a program are zero for any arguments."""
     graph = Graph(closed, consts_of(closed))
     numbers = [graph.filling(atom) for atom in graph.jaxpr.outvars]
     return bool(numbers) and all(n is not None and not n.val for n in numbers)
@@ -148,7 +148,7 @@ def _custom_vjp(region: MarkedRegion, pull: JaxFunction, x64: bool) -> JaxFuncti
 
 
 def is_transposable(region: MarkedRegion, backward: AnyJaxpr, x64: bool) -> bool:
-    """Whether JAX can transpose the gradient, which is linear by its equations or numerically."""
+    """Return whether JAX can transpose the gradient: linear by its equations or numerically."""
     shown = is_linear(backward, len(region.numbers))
     pull = _pull(region, backward, x64)
     n = len(region.operands)
@@ -175,7 +175,7 @@ def is_transposable(region: MarkedRegion, backward: AnyJaxpr, x64: bool) -> bool
 
 
 def _is_additive(program: AnyJaxpr, count: int, cotangents: int) -> bool:
-    """Whether a gradient of sums of cotangents is the sum of gradients, on samples."""
+    """Return whether a gradient of sums of cotangents is the sum of gradients, on samples."""
     run = once(lambda *values: eval_closed(program, values))
     types = [v.aval for v in open_jaxpr(program).invars]
     for values in islice(samples(types, cotangents, program), 0, None, 3):

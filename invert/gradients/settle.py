@@ -172,7 +172,7 @@ class GradientResolver:
             return None
         reason = "asked for"
         # A TensorFlow graph was never lowered, so lowering autodiff proves nothing about its
-        # gradient, and there is no stop_gradient to restore. The gradient is compared numerically.
+        # gradient, and it has no stop_gradient to restore. The gradient is compared numerically.
         from_jax = gradient.convention == "jax"
         checks = self.config.custom_gradients == "check"
         needed = with_needed_stops(region) if from_jax and checks else None
@@ -280,7 +280,7 @@ class GradientResolver:
         self.messages.append(f"{gradient.location}: {text}")
 
     def _is_proved(self, region: MarkedRegion, raw: ClosedJaxpr) -> bool:
-        """Whether the gradient is isomorphic to the lowering of autodiff.
+        """Return whether the gradient is isomorphic to the lowering of autodiff.
 
         Large constants are arguments of both, so that they are not lowered.
         """

@@ -193,7 +193,7 @@ def with_needed_stops(region: MarkedRegion) -> MarkedRegion | None:
 
 
 def _lacks_derivative(eqn: Eqn) -> bool:
-    """Whether an equation takes and returns numbers, but JAX cannot differentiate it."""
+    """Return whether an equation takes and returns numbers, but JAX cannot differentiate it."""
     known = eqn.primitive in ad.primitive_jvps or holds_jaxprs(eqn)
     return not known and all(
         any(is_differentiable(a.aval) for a in atoms) for atoms in (eqn.invars, eqn.outvars)

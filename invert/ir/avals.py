@@ -22,7 +22,7 @@ def type_of_value(value: Value) -> jax.ShapeDtypeStruct:
 
 
 def fits_shape(shape: Sequence[DimSize | None], declared: Sequence[DimSize | None]) -> bool:
-    """Whether a shape is the declared one, in which `None` is any size."""
+    """Return whether a shape is the declared one, in which `None` is any size."""
     return len(shape) == len(declared) and all(
         want is None or want == have for want, have in zip(declared, shape, strict=True)
     )
@@ -34,17 +34,17 @@ def type_of_key() -> jax.ShapeDtypeStruct:
 
 
 def is_key(v: Atom) -> bool:
-    """Whether a value is a single PRNG key."""
+    """Return whether a value is a single PRNG key."""
     return not v.aval.shape and jax.dtypes.issubdtype(v.aval.dtype, jax.dtypes.prng_key)
 
 
 def is_weak(v: Atom) -> bool:
-    """Whether the type of a value is weak."""
+    """Return whether the type of a value is weak."""
     return bool(getattr(v.aval, "weak_type", False))
 
 
 def is_differentiable(aval: Aval) -> bool:
-    """Whether values of this type have tangents."""
+    """Return whether values of this type have tangents."""
     return jax.dtypes.issubdtype(aval.dtype, np.inexact)
 
 

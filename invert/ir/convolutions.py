@@ -51,7 +51,7 @@ def _padding(eqn: Eqn, graph: Graph) -> Eqn | None:
 
 
 def _is_exact(eqn: Eqn) -> bool:
-    """Whether XLA rounds the derivatives alike for both forms of padding."""
+    """Return whether XLA rounds the derivatives alike for both forms of padding."""
     params = eqn.params
     kernel = eqn.invars[1].aval.shape
     single = (

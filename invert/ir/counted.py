@@ -63,14 +63,14 @@ class Counted:
         return x[0] + sign * y[0], x[1] + sign * y[1]
 
     def direction(self, atom: Atom) -> bool | None:
-        """Whether `atom` counts down from the last step rather than up; `None` if neither."""
+        """Return `True` if `atom` counts down from the last step, `False` if it counts up."""
         line = self.index(atom)
         if line == (1, 0):
             return False
         return True if line == (-1, self.length - 1) else None
 
     def is_negative(self, atom: Atom) -> bool | None:
-        """Whether an index is negative, if that is the same in all steps."""
+        """Return whether an index is negative, if that is the same in all steps."""
         line = self.index(atom)
         if line is None or is_open(line[1]) or is_open(self.length):
             return None
@@ -202,7 +202,7 @@ def _collected(eqn: Eqn) -> Iterator[tuple[Var, Atom]]:
 
 
 def _reads_rows(place: Var, loop: Counted) -> bool:
-    """Whether an index only selects rows of arrays with one row per step."""
+    """Return whether an index only selects rows of arrays with one row per step."""
     return place not in loop.body.jaxpr.outvars and all(
         e.primitive is lax.dynamic_slice_p
         and e.invars[0] in loop.consts

@@ -21,7 +21,7 @@ Rounded: TypeAlias = tuple[int, int]
 
 
 def is_var(atom: Atom | None) -> TypeIs[Var]:
-    """Whether an atom is a variable rather than a literal."""
+    """Return whether an atom is a variable rather than a literal."""
     return not isinstance(atom, Literal)
 
 
@@ -31,7 +31,7 @@ def literal(atom: Atom) -> Value:
 
 
 def is_number(atom: Atom, value: complex) -> bool:
-    """Whether the atom is the scalar literal `value`."""
+    """Return whether the atom is the scalar literal `value`."""
     number = literal(atom)
     return number is not None and bool(number == value)
 

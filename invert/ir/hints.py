@@ -56,7 +56,7 @@ NO_HINT = Hint()
 
 
 def is_hint(scope: str) -> bool:
-    """Whether a name scope is a hint."""
+    """Return whether a name scope is a hint."""
     return scope.startswith(_SIGN)
 
 
@@ -95,12 +95,12 @@ def without_hints(closed: J) -> J:
 
 
 def names_primitives(closed: AnyJaxpr) -> bool:
-    """Whether any location of the program names a primitive."""
+    """Return whether any location of the program names a primitive."""
     return any(hint_of(eqn).primitive for eqn in equations(open_jaxpr(closed)))
 
 
 def assumes_order(jaxpr: Jaxpr) -> bool:
-    """Whether any sort's comparator is not known to be a strict weak order."""
+    """Return whether any sort's comparator is not known to be a strict weak order."""
     return any(hint_of(eqn).assumes_order for eqn in equations(jaxpr))
 
 

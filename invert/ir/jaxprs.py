@@ -110,7 +110,7 @@ def _live(jaxpr: Jaxpr) -> Jaxpr:
 
 @functools.partial(by_jaxpr, traces=True)
 def _made_live(jaxpr: Jaxpr) -> Jaxpr | None:
-    """What is live of a jaxpr; `None` if all of it is, so that this is found once."""
+    """The live part of a jaxpr; `None` if all of it is live, so that this is found once."""
     made = _live_equations(jaxpr)
     return None if made is jaxpr else made
 
@@ -246,13 +246,13 @@ def broadcast_in_place_of(eqn: Eqn, x: Atom, out: Var, dimensions: Iterable[int]
 
 
 def broadcasts(eqn: Eqn) -> bool:
-    """Whether an equation is a broadcast without a sharding."""
+    """Return whether an equation is a broadcast without a sharding."""
     plain = eqn.primitive is lax.broadcast_in_dim_p and len(eqn.invars) == 1
     return plain and eqn.params["sharding"] is None
 
 
 def fills(eqn: Eqn) -> bool:
-    """Whether an equation fills an array with a number."""
+    """Return whether an equation fills an array with a number."""
     return broadcasts(eqn) and isinstance(eqn.invars[0], Literal)
 
 
@@ -491,12 +491,12 @@ _WIDE = frozenset(map(np.dtype, ("int64", "uint64", "float64", "complex128")))
 
 
 def is_wide_dtype(dtype: object) -> bool:
-    """Whether a dtype has 64 bits (128 for complex)."""
+    """Return whether a dtype has 64 bits (128 for complex)."""
     return dtype in _WIDE
 
 
 def is_wide(atom: Atom) -> bool:
-    """Whether a value has a dtype of 64 bits (128 for complex)."""
+    """Return whether a value has a dtype of 64 bits (128 for complex)."""
     return is_wide_dtype(getattr(atom.aval, "dtype", None))
 
 
@@ -512,5 +512,5 @@ def wide_types(jaxpr: Jaxpr) -> frozenset[np.dtype]:
 
 
 def has_wide_types(jaxpr: Jaxpr) -> bool:
-    """Whether a value of 64 bits (128 for complex) occurs."""
+    """Return whether a value of 64 bits (128 for complex) occurs."""
     return bool(wide_types(jaxpr))

@@ -1,4 +1,4 @@
-"""What primitives do to their operands: the table of kinds, by name."""
+"""Kinds of primitives: how they treat their operands, by name."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from invert.ir.types import AnyJaxpr, Eqn, Literal, Value
 
 
 class _Fact(NamedTuple):
-    """What is known about a value."""
+    """Facts about a value."""
 
     linear: bool = False
     zero: bool = False
@@ -25,7 +25,7 @@ class _NotShown(Exception):
 
 
 def is_linear(closed: AnyJaxpr, arguments: int) -> bool:
-    """Whether the results are linear in the last `arguments` arguments.
+    """Return whether the results are linear in the last `arguments` arguments.
 
     `False` means only that these rules do not prove it.
     """
@@ -76,6 +76,6 @@ def _on_eqn(eqn: Eqn, operands: list[_Fact]) -> list[_Fact]:
 
 
 def _is_inexact(eqn: Eqn) -> bool:
-    """Whether operand and results are inexact: a conversion to integers rounds."""
+    """Return whether operand and results are inexact: a conversion to integers rounds."""
     kinds = {np.dtype(v.aval.dtype).kind for v in (eqn.invars[0], *eqn.outvars)}
     return not kinds & set("biu")

@@ -19,12 +19,12 @@ _TAKE = "_take"
 
 
 def gathers_numbers(eqn: Eqn) -> bool:
-    """Whether an equation is a gather of numbers with derivatives."""
+    """Return whether an equation is a gather of numbers with derivatives."""
     return eqn.primitive.name == "gather" and is_differentiable(eqn.outvars[0].aval)
 
 
 def clips(eqn: Eqn) -> bool:
-    """Whether an equation is a gather that clips its indices, of numbers with derivatives."""
+    """Return whether an equation gathers numbers with derivatives at clipped indices."""
     return gathers_numbers(eqn) and eqn.params["mode"] == Mode.CLIP
 
 

@@ -31,7 +31,7 @@ _Pair: TypeAlias = tuple[Atom, Atom]
 
 @dataclasses.dataclass(frozen=True)
 class Miss:
-    """Where a match failed.
+    """The place at which a match failed.
 
     **Arguments:**
 
@@ -100,7 +100,7 @@ class Match:
 
     @property
     def failure(self) -> str:
-        """Where the last attempt failed, in words."""
+        """The place at which the last attempt failed, in words."""
         if self._last is None:
             return "nothing was compared"
         sides = self._sides(*self._last)
@@ -141,7 +141,7 @@ class Match:
         return True
 
     def _same_constant(self, atom: Atom, found: Atom) -> bool:
-        """Whether a constant of the template equals an atom of the program."""
+        """Return whether a constant of the template equals an atom of the program."""
         if atom not in self.template.consts:
             return False
         if isinstance(found, Literal):
@@ -278,7 +278,7 @@ class Match:
         return known if len(known) == len(operands) else None
 
     def needs_itself(self) -> bool:
-        """Whether an argument of the match is computed from one of its results.
+        """Return whether an argument of the match is computed from one of its results.
 
         Equations are in topological order, so the search stops at the first of the match.
         """
@@ -299,7 +299,7 @@ class Match:
 
 
 def _is_constant(eqn: Eqn) -> bool:
-    """Whether the equation is a broadcast literal or an iota, which modules share."""
+    """Return whether the equation is a broadcast literal or an iota, which modules share."""
     return eqn.primitive.name in ("broadcast_in_dim", "iota") and not any(map(is_var, eqn.invars))
 
 
@@ -337,7 +337,7 @@ def _same_atom(a: Atom | None, b: Atom | None) -> bool:
 
 
 def same_value(a: Value, b: Value) -> bool:
-    """Whether two constants are equal bit for bit."""
+    """Return whether two constants are equal bit for bit."""
     a, b = np.asarray(a), np.asarray(b)
     if a.dtype != b.dtype or a.shape != b.shape:
         return False
@@ -375,7 +375,7 @@ _FREE_PARAMS = frozenset(
 
 
 def same_params(a: Params, b: Params) -> bool:
-    """Whether two equations of one primitive have the same parameters, inner jaxprs included."""
+    """Return whether two equations of one primitive have equal parameters and inner jaxprs."""
     a, b = _compared(a), _compared(b)
     return all(name in _FREE_PARAMS or _same_param(value, b.get(name)) for name, value in a.items())
 
@@ -452,7 +452,7 @@ def _same_param(a: object, b: object) -> bool:
 
 
 def equivalent(a: AnyJaxpr, b: AnyJaxpr, constants: Sequence[Value] = ()) -> bool:
-    """Whether two jaxprs are isomorphic: equal up to names and the order of equations.
+    """Return whether two jaxprs are isomorphic: equal up to names and the order of equations.
 
     `constants` are values of the leading arguments, as for `difference`.
     """

@@ -58,7 +58,7 @@ _WITH_MESH = frozenset({"shard_map", "sharding_constraint"})
 
 
 def has_meshes(program: AnyJaxpr) -> bool:
-    """Whether a program names a mesh of devices."""
+    """Return whether a program names a mesh of devices."""
     return not _WITH_MESH.isdisjoint(names_in(open_jaxpr(program)))
 
 
@@ -208,7 +208,7 @@ def _in_order(jaxpr: Jaxpr) -> Iterator[Eqn]:
 
 
 def has_shards(program: AnyJaxpr) -> bool:
-    """Whether any part of a program runs on shards."""
+    """Return whether any part of a program runs on shards."""
     return "shard_map" in names_in(open_jaxpr(program))
 
 
@@ -234,7 +234,7 @@ def jvp_of(
 
 
 def _says_unchecked(eqn: Eqn) -> bool:
-    """Whether a location names a `psum` as programs without type checks do."""
+    """Return whether a location names a `psum` as programs without type checks do."""
     bodies = [e for inner in sub_jaxprs(eqn) for e in equations(inner)]
     return any(e.primitive.name == "psum" == hint_of(e).primitive for e in bodies)
 

@@ -1,4 +1,4 @@
-"""Operands that `jax.numpy` broadcasts by itself: scalars, and arrays with axes of size one."""
+"""Operands that `jax.numpy` broadcasts implicitly: scalars, and arrays with axes of size one."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def _narrowed(eqn: Eqn, makers: Sequence[Eqn | None]) -> list[Eqn]:
 
 
 def _widens(eqn: Eqn) -> bool:
-    """Whether a broadcast repeats values, or is of a literal."""
+    """Return whether a broadcast repeats values, or is of a literal."""
     x = eqn.invars[0]
     if isinstance(x, Literal):
         return True

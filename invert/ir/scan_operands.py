@@ -39,7 +39,7 @@ def _over_reversed(eqn: Eqn, graph: Graph) -> bool:
 
 
 def _reversed(eqn: Eqn | None, dimensions: tuple[int, ...]) -> bool:
-    """Whether an equation reverses these dimensions."""
+    """Return whether an equation reverses these dimensions."""
     return eqn is not None and eqn.primitive is lax.rev_p and _dimensions(eqn) == dimensions
 
 
@@ -152,7 +152,7 @@ def _added(eqn: Eqn, graph: Graph) -> tuple[int, ...]:
 
 
 def _does_without(user: Eqn, axes: tuple[int, ...]) -> bool:
-    """Whether an operation removes these axes of its operand, or repeats along them."""
+    """Return whether an operation removes these axes of its operand, or repeats along them."""
     if user.primitive is lax.squeeze_p:
         return tuple(sorted(user.params["dimensions"])) == axes
     return broadcasts(user)

@@ -306,7 +306,7 @@ def _bare(v: Atom) -> tuple[int, ...]:
 
 
 def _used(parts: WhileParts, i: int) -> bool:
-    """Whether a step or the condition reads a carried value."""
+    """Return whether a step or the condition reads a carried value."""
     for program, v in ((parts.body, parts.carried[i]), (parts.cond, parts.tested[i])):
         jaxpr = open_jaxpr(program)
         if any(a is v for e in jaxpr.eqns for a in e.invars):

@@ -83,7 +83,7 @@ class Sizes:
         return self.shape, self.dtype, tuple(self.numbers.reshape(-1))
 
     def is_known(self) -> bool:
-        """Whether all elements are numbers."""
+        """Return whether all elements are numbers."""
         return all(_is_number(n) for n in self.numbers.reshape(-1))
 
     def sizes(self) -> tuple[DimSize, ...] | None:
@@ -195,7 +195,7 @@ def _plain(name: str, function: Callable[..., DimSize]) -> Operation:
 
 
 def decided(relation: str, a: Number, b: Number) -> bool | None:
-    """Whether the relation holds between two numbers; `None` if undecided."""
+    """Return whether the relation holds between two numbers; `None` if undecided."""
     a, b = _settled(a), _settled(b)
     if isinstance(a, Term) or isinstance(b, Term):
         return relation in ("eq", "ge", "le") if a == b else None

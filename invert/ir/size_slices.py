@@ -29,7 +29,7 @@ def with_slices(jaxpr: Jaxpr) -> Jaxpr:
 
 
 def _may_be(eqn: Eqn) -> bool:
-    """Whether an equation gathers from an array with open sizes."""
+    """Return whether an equation gathers from an array with open sizes."""
     if eqn.primitive.name != "gather" or len(eqn.invars[1].aval.shape) not in (1, 2):
         return False
     sizes = (*eqn.invars[0].aval.shape, *eqn.params["slice_sizes"])

@@ -105,7 +105,7 @@ def sizes_in(atom: Atom, makers: dict[Var, Eqn]) -> list[DimSize] | None:
 
 
 def _holds_sizes(dtype: np.dtype) -> bool:
-    """Whether a dtype holds sizes without wrapping around; `False` for int8 and key types."""
+    """Return whether a dtype holds sizes without wrapping around, unlike int8 and key types."""
     return jnp.issubdtype(dtype, jnp.signedinteger) and dtype.itemsize >= 4
 
 

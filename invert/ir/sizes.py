@@ -40,7 +40,7 @@ Shape = tuple[DimSize, ...]
 
 
 def is_open(size: object) -> TypeIs[DimExpr]:
-    """Whether a size is an expression of open dimensions."""
+    """Return whether a size is an expression of open dimensions."""
     return isinstance(size, DimExpr)
 
 
@@ -193,7 +193,7 @@ class Constraint:
     message: str = ""
 
     def holds(self, values: Mapping[str, DimSize]) -> bool:
-        """Whether it holds for given sizes; true if undecided."""
+        """Return whether it holds for given sizes; true if undecided."""
         left, right = (evaluate(s, values) for s in (self.left, self.right))
         try:
             return bool(RELATIONS[self.relation](left, right))
@@ -277,7 +277,7 @@ _LARGEST = 2**62
 
 
 def _rises(size: DimSize) -> bool:
-    """Whether a size never falls as one of its dimensions grows."""
+    """Return whether a size never falls as one of its dimensions grows."""
     for coefficient, factors in dim_terms(size):
         match factors:
             case []:
@@ -435,7 +435,7 @@ def call_dimension(size: DimSize, name: str) -> None:
 
 @contextlib.contextmanager
 def listening() -> Iterator[SizeStatements]:
-    """Collect what is recorded inside; enclosing listeners get it too."""
+    """Collect the statements about sizes inside; enclosing listeners get them too."""
     said = SizeStatements()
     token = _said.set(said)
     try:

@@ -1,10 +1,10 @@
-"""What earlier processes lowered, in the user's cache directory.
+"""Lowered programs of earlier processes, in the user's cache directory.
 
 Lowering takes most of the time of a first conversion: JAX traces and lowers each function that a
 pattern proposes, and each equation of a certificate. The result depends on the versions of JAX and
-of this package, on JAX's settings, and on what is lowered. All of these are in the key of an entry,
-so an entry equals what lowering would give. Only programs for the CPU are stored, since lowering
-for other platforms also depends on plugins.
+of this package, on JAX's settings, and on the function and its types. All of these are in the key
+of an entry, so an entry equals what lowering would give. Only programs for the CPU are stored,
+since lowering for other platforms also depends on plugins.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Entry:
             self._key = json.dumps([kind, key_of(*parts), str(known), now])
 
     def read(self) -> Value | None:
-        """What an earlier process stored, if anything."""
+        """Return the program that an earlier process stored, if any."""
         text = _user_cache.text_of(self._key) if self._key else None
         if text is None:
             return None
@@ -96,7 +96,7 @@ class Entry:
                 _user_cache.keep_text(self._key, text)
 
     def stored(self, make: Callable[[], _T]) -> _T:
-        """What was stored, otherwise what `make` returns, which is stored."""
+        """Return the stored program; otherwise store and return that of `make`."""
         if (known := self.read()) is not None:
             return known
         if (made := make()) is not None:

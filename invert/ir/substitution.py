@@ -174,6 +174,6 @@ class _Substitution:
 
 
 def has_open_sizes(jaxpr: Jaxpr) -> bool:
-    """Whether the type of a value in a program has an open size."""
+    """Return whether the type of a value in a program has an open size."""
     atoms = (a for e in equations(jaxpr) for a in (*e.invars, *e.outvars))
     return any(is_open(n) for a in (*jaxpr.invars, *atoms) for n in getattr(a.aval, "shape", ()))

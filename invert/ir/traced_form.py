@@ -231,7 +231,7 @@ _INDEX_OPS: dict[str, JaxFunction] = {
 
 
 def _is_number(eqn: Eqn) -> bool:
-    """Whether an equation converts a number to another type, or adjusts a constant index."""
+    """Return whether an equation converts a number to another type, or adjusts a constant index."""
     if eqn.primitive.name in _INDEX_OPS:
         return all(
             isinstance(a, Literal) and not a.aval.shape and a.aval.dtype.kind in "bi"
@@ -430,7 +430,7 @@ _NUMBER = ShapedArray((), _INT32)
 
 
 def _counts(eqn: Eqn) -> bool:
-    """Whether an equation produces 64-bit indices into a small array."""
+    """Return whether an equation produces 64-bit indices into a small array."""
     if eqn.primitive is not lax.iota_p or eqn.params["dtype"] != np.int64:
         return False
     shape = eqn.params["shape"]
@@ -439,7 +439,7 @@ def _counts(eqn: Eqn) -> bool:
 
 
 def _shifts(eqn: Eqn, wide: Set[Atom]) -> bool:
-    """Whether an equation adds a small number to such indices."""
+    """Return whether an equation adds a small number to such indices."""
     if eqn.primitive.name != "add" or not any(a in wide for a in eqn.invars if is_var(a)):
         return False
     numbers = [a for a in eqn.invars if isinstance(a, Literal)]
@@ -484,7 +484,7 @@ def _plain(eqn: Eqn) -> Eqn:
 
 
 def _is_silent(sharding: object) -> bool:
-    """Whether a sharding constrains nothing: no devices, or all dimensions unconstrained."""
+    """Return whether a sharding constrains nothing: no devices, or all dimensions unconstrained."""
     if not isinstance(sharding, jax.sharding.NamedSharding):
         return False
     mesh = sharding.mesh

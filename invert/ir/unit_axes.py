@@ -69,7 +69,7 @@ def with_flat_convolutions(jaxpr: Jaxpr) -> Jaxpr:
 
 
 def _flat_places(eqn: Eqn, graph: Graph) -> list[int]:
-    """Which spatial axes were added to a convolution's images."""
+    """Find the spatial axes that were added to a convolution's images."""
     if eqn.primitive is not lax.conv_general_dilated_p:
         return []
     if (made := graph.producer(eqn.invars[0], "broadcast_in_dim")) is None:
@@ -103,7 +103,7 @@ def _convolved(eqn: Eqn, places: Sequence[int], x: jax.Array, kernel: jax.Array)
 
 
 def only_unit_axes(eqn: Eqn) -> bool:
-    """Whether an equation only adds or removes axes of size one."""
+    """Return whether an equation only adds or removes axes of size one."""
     if eqn.primitive.name not in kinds.LAYOUT - {"transpose"} or len(eqn.invars) != 1:
         return False
     one, two = ([n for n in v.aval.shape if n != 1] for v in (eqn.invars[0], eqn.outvars[0]))
@@ -175,7 +175,7 @@ def _stays(
 
 
 def _moves_kept(eqn: Eqn, found: Mapping[Var, tuple[int, ...]]) -> bool:
-    """Whether an equation computes another value that keeps the axes of its operands."""
+    """Return whether an equation computes another value that keeps the axes of its operands."""
     return eqn.primitive.name not in kinds.REDUCTIONS and eqn.outvars[0] in found
 
 

@@ -219,7 +219,7 @@ def _multiples(constraints: Sequence[Constraint]) -> list[Constraint]:
 
 @functools.lru_cache(maxsize=1024)
 def _usable(conditions: tuple[str, ...], names: Sequence[str]) -> bool:
-    """Whether JAX can compute with dimensions under some conditions.
+    """Return whether JAX can compute with dimensions under some conditions.
 
     JAX replaces a dimension that equals an expression, even one that contains the dimension. A
     contradiction is an error at the first comparison.

@@ -34,7 +34,7 @@ class Function:
     **Arguments:**
 
     - `programs`: its programs, which a call at new types adds to.
-    - `stateful`: whether it takes the state also if it assigns no variable.
+    - `stateful`: whether it takes the state even if it assigns no variable.
     """
 
     def __init__(self, programs: Specializations, config: Config, *, stateful: bool = False):
@@ -60,7 +60,7 @@ class Function:
 
     @property
     def is_static(self) -> bool:
-        """Whether all argument shapes are static."""
+        """True if all argument shapes are static."""
         return self.programs.is_static
 
     @property

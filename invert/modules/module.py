@@ -135,7 +135,7 @@ class Recovered(eqx.Module):
         - `depth`: how many levels of layers are unfolded at first. By default as many as fit into
             one view.
 
-        **Raises:** `SignatureError` if there is no such function, or sizes are open that no call
+        **Raises:** `SignatureError` if no function has that name, or sizes are open that no call
         has fixed.
         """
         functions = self._functions_by_name()
@@ -295,7 +295,7 @@ def run(
 def _wrong_arrays(
     function: Function, constants: Sequence[Value], params: Sequence[Value]
 ) -> Iterator[str]:
-    """What differs from the arrays that the program holds and reads."""
+    """Name the arrays that differ from those that the program holds and reads."""
     held = () if function.home is None else function.home.constants
     pairs = [
         *((f"constant {i}", c, x) for i, (c, x) in enumerate(zip(held, constants, strict=True))),

@@ -271,7 +271,7 @@ def automatic(mesh: Mesh) -> Mesh:
 
 
 def fits(name: str, pattern: str) -> bool:
-    """Whether the name of a parameter fits a pattern; `*/kernel` fits `kernel` too."""
+    """Return whether the name of a parameter fits a pattern; `*/kernel` fits `kernel` too."""
     name, pattern = name.replace("/", "."), pattern.replace("/", ".")
     return fnmatchcase(name, pattern) or fnmatchcase(f".{name}", pattern)
 

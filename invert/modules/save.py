@@ -341,7 +341,7 @@ def _write_array(value: Value, path: Path, offset: int) -> None:
 
 
 def is_saved(directory: str | os.PathLike[str]) -> bool:
-    """Whether a directory holds a module that `save` has written."""
+    """Return whether a directory holds a module that `save` has written."""
     where = Path(directory)
     # A SavedModel is data, even if there is a `model.py` next to it.
     if (where / "saved_model.pb").exists():

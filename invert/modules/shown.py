@@ -63,7 +63,7 @@ def count_line(named: Mapping[str, Value], constants: Sequence[Value]) -> str:
 
 
 def is_whole(leaves: Sequence[Value]) -> bool:
-    """Whether a module holds arrays rather than the tracers of a transformation."""
+    """Return whether a module holds arrays rather than the tracers of a transformation."""
     return all(hasattr(_array(x), "shape") for x in leaves)
 
 

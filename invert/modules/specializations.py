@@ -80,7 +80,7 @@ class Specialization:
 
     @functools.cached_property
     def is_open(self) -> bool:
-        """Whether any argument has an open size."""
+        """True if any argument has an open size."""
         return any(is_open(n) for shape in self.shapes for n in shape)
 
     def at(self, shapes: Sequence[Sequence[DimSize]]) -> Specialization | None:
@@ -223,7 +223,7 @@ def _same_sizes(refusal: str, names: Sequence[str]) -> list[Constraint]:
 
 
 def _only_equal(constraints: Sequence[Constraint]) -> bool:
-    """Whether all constraints on several sizes say that they are equal."""
+    """Return whether all constraints on several sizes say that they are equal."""
     return all(c.relation == "eq" for c in constraints if len(c.dimensions) > 1)
 
 
@@ -268,7 +268,7 @@ class Specializations:
 
     @property
     def is_static(self) -> bool:
-        """Whether all argument shapes are static."""
+        """True if all argument shapes are static."""
         return all(isinstance(n, int) for spec in self.entry.specs for n in spec.shape)
 
     def changed(self, change: Change) -> Specializations:

@@ -19,7 +19,8 @@ def trainable(module: Module | Methods | eqx.Module) -> Tree:
 
     Variables that the program assigns are in its state and so not among them; nor are its
     constants. The same arrays are trainable in a module's `model`, and after `save` and `load`. If
-    the container trains none or all of them, all floating-point arrays are.
+    the container trains none, such as a `jax.export` artifact, whose weights are constants, all
+    floating-point arrays of the `model` are trainable.
 
     **Returns:** a pytree of the structure of `module` with a `bool` for each leaf.
 

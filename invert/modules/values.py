@@ -195,7 +195,7 @@ class _Variables:
 
 
 def _all_named(variables: Iterable[TfObject]) -> bool:
-    """Whether the names of variables differ, so that they need no paths."""
+    """Return whether the names of variables differ, so that they need no paths."""
     names = [_name(v) for v in variables]
     return len(set(names)) == len(names) and UNNAMED not in names
 
@@ -221,7 +221,7 @@ def _dtype(variable: TfObject) -> np.dtype:
 
 
 def _keeps(dtype: np.dtype, variable: TfObject) -> bool:
-    """Whether a variable can hold numbers of a type without loss of more than digits."""
+    """Return whether a variable can hold numbers of a type without loss of more than digits."""
     kinds = (jnp.complexfloating, jnp.inexact)
     return not any(
         jnp.issubdtype(dtype, k) and not jnp.issubdtype(_dtype(variable), k) for k in kinds

@@ -71,7 +71,7 @@ def names() -> tuple[str, ...]:
 
 
 def unknown(name: str) -> str:
-    """Why there is no pattern of this name, with the closest one."""
+    """The reason why a name is unknown, with the closest pattern."""
     close = difflib.get_close_matches(name, names(), 1)
     hint = f"; did you mean {close[0]!r}?" if close else ""
     return f"no pattern is named {name!r}{hint}"

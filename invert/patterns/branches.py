@@ -44,7 +44,7 @@ def _unshaped(site: Site, atom: Atom) -> Atom:
 
 
 def _selects(site: Site, index: Var) -> bool:
-    """Whether a number chooses between results, in its own shape or in another.
+    """Return whether a number chooses between results, in its own shape or in another.
 
     In the derivative of branches it chooses which of them gets a cotangent:
     `select_n (index == i) 0 ct`.

@@ -86,7 +86,7 @@ _VECTORS = (1, 202)
 
 
 def _lower(site: Site, position: int | None = None) -> bool | None:
-    """Which triangle a routine reads, from an operand or the packed options."""
+    """Return `True` if a routine reads the lower triangle, by an operand or the packed options."""
     if position is not None:
         return {0: False, 1: True}.get(scalar(site, position))
     if found := attributes(site.eqn):  # today's form of options in an older program
@@ -390,7 +390,7 @@ def _values(site: Site, routine: Routine, operands: Values) -> list[Value]:
 
 
 def _is_plain(site: Site, routine: Routine) -> bool:
-    """Whether the program uses the status only to test for success."""
+    """Return whether the program uses the status only to test for success."""
     for i, v in enumerate(site.eqn.outvars):
         if i in routine.results:
             continue

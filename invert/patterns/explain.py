@@ -141,7 +141,7 @@ def explain(
 
 
 def _attempts(rewriter: driver.Rewriter, closed: ClosedJaxpr) -> tuple[Attempt, ...]:
-    """What the last stage finds in a program that the earlier ones have rewritten."""
+    """Record the last stage's attempts in a program rewritten by the earlier ones."""
     last = len(rewriter.stages) - 1
     closed = rewriter.run(closed, last)
     rewriter.trials = []

@@ -48,18 +48,18 @@ _MOVES = kinds.LAYOUT | kinds.PARTS
 
 
 def _is_key(value: Value) -> bool:
-    """Whether a value or a variable is an array of keys."""
+    """Return whether a value or a variable is an array of keys."""
     dtype = getattr(getattr(value, "aval", value), "dtype", None)
     return dtype is not None and jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key)
 
 
 def _lifted(values: Sequence[Value], atoms: Sequence[Atom]) -> list[bool]:
-    """Which values are keys, although the program holds their words."""
+    """Find the values that are keys although the program holds their words."""
     return [_is_key(x) and not _is_key(a) for x, a in zip(values, atoms, strict=True)]
 
 
 def _is_one_operation(name: str, jaxpr: Jaxpr) -> bool:
-    """Whether a call consists of a single operation on keys that JAX outlines."""
+    """Return whether a call consists of a single operation on keys that JAX outlines."""
     if not all(e.primitive in _OPERATIONS for e in jaxpr.eqns):
         return False
     wraps = (random_wrap_p, random_unwrap_p)
@@ -100,7 +100,7 @@ def _inner_uses(eqn: Eqn, var: Var) -> list[tuple[Jaxpr, Var]]:
 
 
 def _is_wrapped(jaxpr: Jaxpr, var: Var) -> bool:
-    """Whether `var` becomes a key, directly or after slicing and reshaping."""
+    """Return whether `var` becomes a key, directly or after slicing and reshaping."""
     for eqn in jaxpr.eqns:
         if not any(a is var for a in eqn.invars):
             continue
@@ -132,7 +132,7 @@ def _only_wrapped(jaxpr: Jaxpr, var: Var) -> object:
 
 @dataclasses.dataclass
 class _KeyRetracer(Retracer[bool]):
-    """Retraces programs with keys instead of words; marks say what is a key.
+    """Retraces programs with keys instead of words; marks distinguish keys.
 
     **Arguments:**
 

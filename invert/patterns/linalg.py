@@ -79,12 +79,12 @@ def _eigh(site: Site) -> Iterator[Call]:
 
 
 def _is_lower(found: Params) -> bool:
-    """Whether the lower triangle is meant: a character in LAPACK, a flag in cuSOLVER."""
+    """Return whether the lower triangle is meant: a character in LAPACK, a flag in cuSOLVER."""
     return bool(found.get("lower", found.get("uplo") == "L"))
 
 
 def _has_array(site: Site) -> bool:
-    """Whether the first operand is an array: older releases passed sizes first."""
+    """Return whether the first operand is an array: older releases passed sizes first."""
     return bool(site.eqn.invars) and bool(site.eqn.invars[0].aval.shape)
 
 

@@ -54,7 +54,7 @@ def measured() -> Mapping[str, Mapping[str, Mapping[str, Sequence[float]]]]:
 
 
 def pays_on(platform: str) -> Pays:
-    """Whether a rewrite pays on a platform, for a measured kind of operands."""
+    """Return whether a rewrite pays on a platform, for a measured kind of operands."""
     table = measured().get(platform, {})
 
     def pays(name: str, kind: str) -> bool:
@@ -395,7 +395,7 @@ def _product_order(site: Site) -> tuple[str, Call] | None:
     return kind, Call(key, after, (x, y), before=before)
 
 
-# Bounds of the number of terms of which each result of a product is the sum.
+# Bounds of the number of terms that a product sums for each result.
 _TERMS = (64, 256, 1024, 1 << 30)
 
 # Rewrites of several equations.

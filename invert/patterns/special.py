@@ -4,7 +4,7 @@ The table lists a literal that each expansion contains, so that programs without
 quickly. Callers come before callees: of nested expansions the outer one must match.
 
 `atan2(x, 1)` and `exp(x log 2)` are recognized as `atan` and `exp2` where the location names those
-primitives, or where there is no location.
+primitives, or without a location.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ PATTERNS = (
         literal=0.2525871864436337, holds="sign",
     ),
     lowered("nextafter", "bitcast_convert_type", lax.nextafter_p.bind, arity=2, after="select_n"),
-    # 1 / (1 + exp(-x)), also where the author may have written the quotient. Values are the same;
+    # 1 / (1 + exp(-x)), even where the author may have written the quotient. Values are the same;
     # the derivative of `logistic` stays finite where `exp(-x)` overflows, unlike the quotient's.
     lowered("logistic", "div", lax.logistic_p.bind, after="_ add", accuracy=None),
     lowered(

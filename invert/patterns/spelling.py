@@ -91,7 +91,7 @@ def _squeeze(site: Site) -> JaxFunction | None:
 
 
 def _spare(before: tuple[int, ...], i: int, rest: list[int]) -> bool:
-    """Whether the result shape can still be reached without dimension `i`."""
+    """Return whether the result shape can still be reached without dimension `i`."""
     remaining = list(before[i + 1 :])
     for n in rest:
         while remaining and remaining[0] != n:

@@ -129,7 +129,7 @@ def _unrolled(site: Site) -> Iterator[Call]:
 
 
 def _repeats(work: Sequence[Eqn], times: int) -> bool:
-    """Whether the equations form `times` groups with the same primitives and types.
+    """Return whether the equations form `times` groups with the same primitives and types.
 
     A cheap filter: lowering candidates dominates the time of programs with long loops.
     """
@@ -187,7 +187,7 @@ def _results(loop: _Loop, times: int) -> tuple[list[Source], list[Source]] | Non
 
 
 def _is_closed(loop: _Loop, times: int, results: tuple[list[Source], list[Source]]) -> bool:
-    """Whether the first copy and its results depend on no other copy."""
+    """Return whether the first copy and its results depend on no other copy."""
     copy = loop.work[: len(loop.work) // times]
     given: set[Atom] = {c for i, c in enumerate(loop.counted.consts) if i not in loop.arrays}
     given.update(loop.counted.carry[i] for i in loop.carried)

@@ -193,7 +193,7 @@ def cut(
     - `attribute`: `PROGRAMS` or `VALUES`.
     - `large`: the minimum size to leave out.
     - `secret`: prefix of the placeholders.
-    - `cuts`: receives what is left out.
+    - `cuts`: receives the fields that are left out.
 
     **Returns:** `None` if nothing is left out, or if the bytes are damaged.
     """
@@ -254,7 +254,7 @@ class _FaultError(Exception):
 
 
 def _fault(name: str, data: bytes) -> str:
-    """Where bytes stop being a valid message, in words."""
+    """Describe the place at which bytes stop being a valid message."""
     tables = {n: {r.number: r for r in rows} for n, rows in fields().items()}
 
     def walk(kind: str, start: int, end: int, path: str, depth: int) -> None:

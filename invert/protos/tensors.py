@@ -95,7 +95,7 @@ def decode_dtype(enum: int) -> np.dtype:
 
 
 def is_type(enum: int) -> bool:
-    """Whether a `DataType` is a type of values, not of references to them."""
+    """Return whether a `DataType` is a type of values, not of references to them."""
     return enum in _TYPES
 
 

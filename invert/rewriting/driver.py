@@ -115,7 +115,7 @@ class Rewriter:
         return closed
 
     def matches(self, closed: AnyJaxpr) -> bool:
-        """Whether a pattern of the first stage applies outside inner jaxprs."""
+        """Return whether a pattern of the first stage applies outside inner jaxprs."""
         return bool(self._sweep(Graph(open_jaxpr(closed)), 0))
 
     def _body(self, jaxpr: J, number: int, known: Known = ()) -> J:
@@ -221,7 +221,7 @@ class Rewriter:
         return replacements
 
     def _may_match(self, pattern: Pattern | EquationPattern | ProgramPattern, graph: Graph) -> bool:
-        """Whether a body, inner jaxprs included, contains what every match of the pattern needs."""
+        """Return whether a body or its inner jaxprs have what every match of the pattern needs."""
         if not isinstance(pattern, Pattern):
             return True
         if pattern.holds is not None and pattern.holds not in jaxprs.names_in(graph.jaxpr):
@@ -409,13 +409,13 @@ def _constants_in(graph: Graph, closed: AnyJaxpr) -> list[Atom] | None:
 
 
 def _no_progress(closed: AnyJaxpr, template: Graph) -> bool:
-    """Whether a call lowers to itself, so that it would be rewritten forever."""
+    """Return whether a call lowers to itself, so that it would be rewritten forever."""
     jaxpr = open_jaxpr(closed)
     return len(jaxpr.eqns) == len(template.eqns) and equivalent(closed, template.jaxpr)
 
 
 def _is_call_of(closed: AnyJaxpr, graph: Graph, name: str) -> bool:
-    """Whether a replacement is a call, by this name, of the body around it."""
+    """Return whether a replacement is a call, by this name, of the body around it."""
     eqns = open_jaxpr(closed).eqns
     if not name or len(eqns) != 1 or _call_name(eqns[0]) != name:
         return False

@@ -29,7 +29,7 @@ from invert.stablehlo.lowered import lower
 def lower_alike(
     a: AnyJaxpr, b: AnyJaxpr, constants: Sequence[Value], *, platform: str, x64: bool
 ) -> bool:
-    """Whether two programs are equal, perhaps after lowering and raising equations again.
+    """Return whether two programs are equal, perhaps after lowering and raising equations again.
 
     Expands equations of `b` whose kind does not occur in `a`. If that proves nothing, expands
     equations of both whose kind occurs in only one of them, or more often in `b`; at last, all.
@@ -42,7 +42,7 @@ def lower_alike(
     - `constants`: the values of the leading ones, where known.
     - `platform`, `x64`: the platform they are lowered for, and whether with 64-bit types.
 
-    **Returns:** `False` also if an equation does not lower on its own or has effects.
+    **Returns:** `False` as well if an equation does not lower on its own or has effects.
 
     **Raises:** JAX's exceptions for equations that it cannot lower.
     """

@@ -60,7 +60,7 @@ class Call:
     stored: bool = dataclasses.field(default=False, compare=False)
 
     def entry(self, kind: str, *parts: Hashable, platform: str = "cpu") -> Entry | None:
-        """Where to store a program made of this call, if allowed."""
+        """The cache entry for a program made of this call, if it may be stored."""
         if not self.stored or self.of_site:
             return None
         named = (self.key, self.avals, self.x64, self.is_call, self.commuted)
@@ -69,7 +69,7 @@ class Call:
 
     @property
     def needs_x64(self) -> bool:
-        """Whether the call must be traced with 64-bit types enabled."""
+        """True if the call must be traced with 64-bit types enabled."""
         return self.x64 or any(jaxprs.is_wide_dtype(a.dtype) for a in self.avals)
 
 
@@ -114,15 +114,17 @@ def bind(primitive: Primitive, *avals: jax.ShapeDtypeStruct, **params: object) -
 
 @dataclasses.dataclass(frozen=True)
 class Pattern:
-    """A preimage pattern.
+    """A preimage pattern: equations that equal the lowering of a JAX call become that call.
+
+    `invert.pattern` makes one of two functions.
 
     **Arguments:**
 
     - `name`: its name in the report and in `Config(disabled_patterns=...)`.
-    - `roots`: names of the primitives where it may apply.
+    - `roots`: names of the primitives of equations at which it is tried.
     - `propose`: `propose(site)` yields the calls to try, the likeliest first.
-    - `literal`: a number that every match contains, or several of which each match contains one
-        (by dtype). Nothing is proposed for a program without a literal close to it.
+    - `literal`: a number that every match contains, or several (one for each dtype), one of which
+        every match contains. Nothing is proposed for a program without a literal close to it.
     - `holds`: a primitive that every match contains. Nothing is proposed for a program without it.
     """
 
@@ -135,10 +137,27 @@ class Pattern:
 
 @dataclasses.dataclass(frozen=True)
 class EquationPattern:
-    """A pattern that rewrites one equation by itself.
+    """A pattern that rewrites a single equation. Nothing checks that the result is equal.
 
-    `rewrite(site)` returns the replacement as a function of the equation's operands, to be traced,
-    or `None` if it does not apply.
+    **Arguments:**
+
+    - `name`: its name in the report and in `Config(disabled_patterns=...)`.
+    - `roots`: names of the primitives where it may apply.
+    - `rewrite`: `rewrite(site)` returns the replacement, a function of the equation's operands that
+        is traced, or `None` if it does not apply. It is applied to its own results too, so these
+        must not match again without end.
+
+    ??? example
+
+        ```python
+        import jax
+        import jax.numpy as jnp
+
+        import invert
+
+        plain = invert.EquationPattern("plain", ("exp2",), lambda site: lambda x: 2.0**x)
+        print(jax.make_jaxpr(invert.rewrite(jnp.exp2, [plain]))(1.0))
+        ```
     """
 
     name: str
@@ -183,9 +202,14 @@ class Stage:
 class Site:
     """An equation where a pattern is tried, with the graph around it.
 
-    `named` says whether locations of the program name primitives at all. `template(call)` is the
-    program that the engine would look for, `None` if JAX refuses the call. If `misses` is a list,
-    it receives the reasons why nothing is proposed.
+    **Attributes:**
+
+    - `graph`: the program around the equation.
+    - `eqn`: the equation, a `jax.extend.core.JaxprEqn`.
+    - `platform`: the platform of the program.
+    - `named`: whether any location of the program names a primitive.
+    - `template`: `template(call)` is the program to look for; `None` if JAX refuses the call.
+    - `misses`: receives the reasons why nothing is proposed; `None` if nobody asks for them.
     """
 
     graph: Graph
@@ -196,6 +220,7 @@ class Site:
     misses: list[Miss] | None = None
 
     def aval(self, atom: Atom) -> jax.ShapeDtypeStruct:
+        """Shape and dtype of an operand."""
         return type_of(atom)
 
     @property

@@ -222,7 +222,7 @@ def result_types(call: Call) -> tuple[jax.ShapeDtypeStruct, ...] | None:
 
 @kept_by_call
 def _agree(call: Call) -> bool:
-    """Whether the call and the program to look for have the same result types."""
+    """Return whether the call and the program to look for have the same result types."""
     theirs, ours = _results(call, call.function), result_types(call)
     return (
         theirs is not None

@@ -76,7 +76,7 @@ def _traced(function: JaxFunction, eqn: Eqn, avals: Sequence[Aval]) -> AnyJaxpr:
 
 
 def _key(function: JaxFunction, eqn: Eqn, avals: Sequence[Aval]) -> Hashable | None:
-    """What the loop around a body depends on, besides the body."""
+    """Everything that the loop around a body depends on, except the body."""
     inner = open_jaxpr(eqn.params["jaxpr"])
     if inner.effects or inner.constvars:
         return None

@@ -149,7 +149,7 @@ class Program:
 
     @functools.cached_property
     def takes_platform_index(self) -> bool:
-        """Whether the first argument is the platform index.
+        """True if the first argument is the platform index.
 
         Other arguments marked as constants, such as sizes, stay arguments: their meaning is
         unknown.
@@ -308,7 +308,7 @@ def functions_of(module: ir.Module) -> dict[str, MlirObject]:
 
 
 def is_public(function: ir.Operation) -> bool:
-    """Whether other modules may call a function."""
+    """Return whether other modules may call a function."""
     attributes = function.attributes
     return "sym_visibility" not in attributes or text_of(attributes["sym_visibility"]) == "public"
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
@@ -26,20 +26,10 @@ from tests.tf.ops.samples import weigh
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.usefixtures("keras"),
     # KerasHub and Keras warn about their own code.
     pytest.mark.filterwarnings("ignore"),
 ]
-
-
-@pytest.fixture(autouse=True)
-def _keras_hub() -> Iterator[None]:
-    keras = pytest.importorskip("keras")
-    pytest.importorskip("keras_hub")
-    if keras.backend.backend() != "tensorflow":
-        pytest.skip("Keras runs on another framework")
-    keras.utils.set_random_seed(0)
-    yield
-    keras.backend.clear_session()
 
 
 def made(name: str) -> tuple[Any, Case, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -26,17 +26,6 @@ def normal(*shape: int) -> Any:
 
 def mse(labels: Any, results: Any) -> Any:
     return tf.reduce_mean(tf.square(results - labels))
-
-
-@pytest.fixture
-def keras() -> Iterator[Any]:
-    keras = pytest.importorskip("keras")
-    pytest.importorskip("keras_hub")
-    if keras.backend.backend() != "tensorflow":
-        pytest.skip("Keras runs on another framework")
-    keras.utils.set_random_seed(0)
-    yield keras
-    keras.backend.clear_session()
 
 
 HUB = {

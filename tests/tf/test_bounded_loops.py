@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import jax
@@ -280,6 +281,7 @@ def test_a_flag_from_outside_the_loop_may_precede_its_condition() -> None:
     x = np.float32([[0.3, 2.0], [-4.0, 1.0]])
     module = invert.convert(theirs, x)
     assert module.report.primitives["scan"] == 1
+    assert re.findall(r"length=(\d+)", str(module.jaxpr)) == ["127"]  # the largest exponent
     with tf.GradientTape() as tape:
         tape.watch(given := tf.constant(x))
         value = tf.reduce_sum(theirs(given) ** 2)

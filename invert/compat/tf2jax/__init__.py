@@ -20,7 +20,7 @@ bfloat16 array returns bfloat16, and is computed in the precision of the functio
 | `skip_variables_evaluation_inside_tf_tracing` | on: while TensorFlow traces, `params` is empty, \
 and a call is given the values; off: that is an error |
 | `xlacallmodule_strict_checks` | no effect: a recovered program runs on every platform |
-| `disable_assert_in_tensor_list_get_item` | no effect: there is no such assertion |
+| `disable_assert_in_tensor_list_get_item` | no effect: the assertion does not exist |
 """
 
 from invert.compat.tf2jax import config as config

@@ -94,7 +94,7 @@ def override_configs(new_config: Mapping[str, object]) -> Iterator[None]:
 
 
 def narrows() -> bool:
-    """Whether constants of a type become bfloat16."""
+    """Return whether constants of a type become bfloat16."""
     return any(get_config(flag) for flag in _NARROW.values())
 
 

@@ -227,7 +227,7 @@ def _with_values(
 
 
 def _is_value(leaf: Value) -> bool:
-    """Whether sizes are computed from an argument."""
+    """Return whether sizes are computed from an argument."""
     return (
         hasattr(leaf, "dtype")
         and not isinstance(leaf, import_tensorflow().TensorSpec)
@@ -242,7 +242,7 @@ def _depends_on_values(
     concrete: TfObject,
     error: UnsupportedOpError,
 ) -> bool:
-    """Whether an error changes if the values of the example are known."""
+    """Return whether an error changes if the values of the example are known."""
     if concrete.variables or not any(map(_is_value, jax.tree_util.tree_leaves((args, kwargs)))):
         return False
     function, rest = _with_values(tf_func, args, kwargs)
@@ -556,7 +556,7 @@ def _shapes(arguments: inspect.BoundArguments) -> str:
 
 
 def _is_compatible(have: Sequence[DimSize], want: TfObject) -> bool:
-    """Whether an array, whose sizes may be symbolic, fits a `tf.TensorShape`."""
+    """Return whether an array, whose sizes may be symbolic, fits a `tf.TensorShape`."""
     return want.rank is None or fits_shape(have, want.as_list())
 
 

@@ -265,7 +265,7 @@ def _scan(
 
 
 def _sums(region: ir.Region) -> bool:
-    """Whether a body returns the sum of slice and carry, as output and carry."""
+    """Return whether a body returns the sum of slice and carry, as output and carry."""
     (block,) = region.blocks
     first, *rest = (view.operation for view in block.operations)
     return (
@@ -277,7 +277,7 @@ def _sums(region: ir.Region) -> bool:
 
 
 def _is_zero(ctx: Context, values: Sequence[Value]) -> bool:
-    """Whether the one value is a positive zero, repeated or alone."""
+    """Return whether the one value is a positive zero, repeated or alone."""
     (value,) = values
     scalar = (ctx.scalar(value) or (value, value))[1]
     return isinstance(scalar, (np.ndarray, np.generic)) and not any(scalar.tobytes())

@@ -97,7 +97,7 @@ def _along_axes(rows: Sequence[Sequence[int]], manual: ManualMesh) -> Groups | N
 
 
 def _same(rows: Iterable[Sequence[int]], others: Iterable[Sequence[int]]) -> bool:
-    """Whether these are the same groups, in any order."""
+    """Return whether these are the same groups, in any order."""
     return sorted(map(tuple, rows)) == sorted(map(tuple, others))
 
 

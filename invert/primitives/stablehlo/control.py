@@ -74,7 +74,7 @@ def _hoist_constants(ctx: Context, region: ir.Region) -> list[ir.Value]:
 
 
 def _stays_outside(name: ir.Value, value: Value) -> bool:
-    """Whether branches may capture a value: scalars, splats and shapes."""
+    """Return whether branches may capture a value: scalars, splats and shapes."""
     if is_splat(value) or isinstance(value, (KnownSize, Sizes)):
         return True
     return is_constant(value) and (value.ndim == 0 or is_shape(name))
@@ -142,7 +142,7 @@ def _case(index: Array, *, ctx: Context, op: Op) -> Sequence[Value]:
 
 
 def _in_range(ctx: Context, index: ir.Value, last: int) -> bool:
-    """Whether the index is clamped or a boolean, as in JAX's `switch` and `cond`."""
+    """Return whether the index is clamped or a boolean, as in JAX's `switch` and `cond`."""
     if (convert := defining(index, "stablehlo.convert")) is not None:
         return last == 1 and attributes.element_dtype(convert.operands[0].type) == np.bool_
     if (clamp := defining(index, "stablehlo.clamp")) is None:

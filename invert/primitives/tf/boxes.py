@@ -95,7 +95,7 @@ def _crop(
 
 
 def _shows(crop: Array, boxes: Array, share: Array) -> Array:
-    """Whether a crop is not empty and covers the required fraction of some box."""
+    """Return whether a crop is not empty and covers the required fraction of some box."""
     low, high = jnp.maximum(crop[:2], boxes[:, :2]), jnp.minimum(crop[2:], boxes[:, 2:])
     sides = jnp.maximum(high - low, 0)
     own = _area(boxes)

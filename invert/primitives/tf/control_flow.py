@@ -204,7 +204,7 @@ def _optional_get_value(
 
 
 def _matches(key: Value, shape: tuple[int | None, ...] | None, dtype: np.dtype) -> bool:
-    """Whether a choice (kind, shape, dtype and branch) is of a type."""
+    """Return whether a choice (kind, shape, dtype and branch) is of a type."""
     kind, *rest = key
     if kind != "array" or rest[1] != str(jax.dtypes.canonicalize_dtype(dtype)):
         return False

@@ -56,7 +56,7 @@ def _collapse(labels: Array, counts: Array, blank: int) -> tuple[Array, Array]:
 
 
 def repeats(labels: Array) -> Array:
-    """Whether each label equals the one before it."""
+    """Return whether each label equals the one before it."""
     return jnp.pad(labels[:, 1:] == labels[:, :-1], ((0, 0), (1, 0)))
 
 

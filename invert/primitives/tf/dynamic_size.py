@@ -60,7 +60,7 @@ def padded(
 
 
 def marks_rows(config: Config, node: Node) -> bool:
-    """Whether the result of `node` is padded with rows of -1."""
+    """Return whether the result of `node` is padded with rows of -1."""
     return config.dynamic_sizes == "pad" and not node.attr("pad_to_max_output_size")
 
 

@@ -326,7 +326,7 @@ def _power(x: Value, y: Value, *, T: np.dtype) -> Value:
 
 
 def _are_powers(y: np.ndarray) -> bool:
-    """Whether all are exponents that a size may have: small, not negative."""
+    """Return whether all are exponents that a size may have: small, not negative."""
     return all(isinstance(n, int | np.integer) and 0 <= n <= 8 for n in y.ravel().tolist())
 
 
@@ -338,7 +338,7 @@ def _integer_power(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def _is_positive(x: Array) -> bool:
-    """Whether all numbers are known to be above zero."""
+    """Return whether all numbers are known to be above zero."""
     return isinstance(x, np.ndarray) and bool((x > 0).all())
 
 

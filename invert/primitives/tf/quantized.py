@@ -557,7 +557,7 @@ def _fused_matmul(
 def _after_sums(
     op: str, operands: _Operands, sums: Array, of_x: Array, dtype: np.dtype
 ) -> list[Array]:
-    """What an op does after the products; `of_x` is x's step size."""
+    """Apply the steps of an op after its products; `of_x` is x's step size."""
     of_kernel = _fused_scale(operands.of_kernel, operands.kernel.dtype)
     reals = sums.astype(_F32) * (of_x * of_kernel)
     if operands.bias is not None:

@@ -159,7 +159,7 @@ class _Window:
 
 
 def _depends(part: Part) -> bool:
-    """Whether an entry of an index depends on data."""
+    """Return whether an entry of an index depends on data."""
     return isinstance(part, _Window | BoundedSlice)
 
 
@@ -353,7 +353,7 @@ def _at_windows(x: Array, windows: dict[int, _Window]) -> Array:
 
 
 def _starts(windows: dict[int, _Window], rank: int) -> list[Value]:
-    """Where the windows start, in one type; zero in other axes."""
+    """The starts of the windows, in one type; zero in other axes."""
     dtype = np.result_type(*(np.dtype(w.start.dtype) for w in windows.values()))
     starts = (windows[axis].start if axis in windows else np.int32(0) for axis in range(rank))
     return [lax.convert_element_type(start, dtype) for start in starts]

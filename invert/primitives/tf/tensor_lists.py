@@ -397,7 +397,7 @@ def _write(
 
 
 def _grows(lst: TensorList, index: Value) -> bool:
-    """Whether a write may extend the list, unlike an array of fixed size."""
+    """Return whether a write may extend the list, unlike an array of fixed size."""
     if not isinstance(lst.size, int):
         return True
     return lst.size == 0 or (isinstance(index, np.ndarray) and int(index) >= lst.size)

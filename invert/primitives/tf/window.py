@@ -103,5 +103,5 @@ def per_axis(node: Node, name: str, rank: int) -> list[int]:
 
 
 def is_half(dtype: np.dtype) -> bool:
-    """Whether sums of this type are computed in single precision."""
+    """Return whether sums of this type are computed in single precision."""
     return np.dtype(dtype).itemsize == 2 and np.dtype(dtype).kind not in "iu"

@@ -38,7 +38,7 @@ def dense_ints(attr: ir.Attribute) -> tuple[int, ...]:
 
 
 def _is_index(attr: ir.DenseIntElementsAttr) -> bool:
-    """Whether the elements have MLIR's type `index`, as in layouts, which has no dtype."""
+    """Return whether the elements have MLIR's type `index`, as in layouts, which has no dtype."""
     return isinstance(ir.ShapedType(attr.type).element_type, ir.IndexType)
 
 

@@ -113,12 +113,12 @@ def aval(ir_type: ir.Type) -> jax.ShapeDtypeStruct:
 
 
 def is_token(ir_type: ir.Type) -> bool:
-    """Whether the type is `!stablehlo.token`."""
+    """Return whether the type is `!stablehlo.token`."""
     return str(ir_type) == "!stablehlo.token"
 
 
 def is_tuple(ir_type: ir.Type) -> bool:
-    """Whether the type is a tuple; `tuple_types` gives its members."""
+    """Return whether the type is a tuple; `tuple_types` gives its members."""
     return isinstance(ir_type, ir.TupleType)
 
 

@@ -35,7 +35,7 @@ from invert.stablehlo.ops.values import KnownSize, Value, data, is_constant, is_
 
 @dataclasses.dataclass
 class Context:
-    """What rules need besides the op: the module's functions, the configuration and the values."""
+    """The context of rules: the module's functions, the configuration and the values."""
 
     functions: Mapping[str, ir.Operation]
     config: Config
@@ -248,7 +248,7 @@ _MOST_SIZES = 64
 
 
 def _computes_size(operation: ir.Operation, operands: Sequence[Value]) -> bool:
-    """Whether an op computes integers from sizes alone, in an array of static shape."""
+    """Return whether an op computes integers from sizes alone, in an array of static shape."""
     return (
         all(is_constant(x) for x in operands)
         and (
@@ -266,7 +266,7 @@ def _computes_size(operation: ir.Operation, operands: Sequence[Value]) -> bool:
 
 
 def _makes_shapes(operation: ir.Operation) -> bool:
-    """Whether an op assembles shapes."""
+    """Return whether an op assembles shapes."""
     entry = REGISTRY.get(operation.name)
     return entry is not None and entry.makes_shapes
 
@@ -276,7 +276,7 @@ _MOST_STEPS = 8
 
 
 def is_shape(value: ir.Value, steps: int = _MOST_STEPS) -> bool:
-    """Whether a value is used only as a shape, or to compute one."""
+    """Return whether a value is used only as a shape, or to compute one."""
     if not steps or not _is_small(value.type):
         return False
     owners = [use.owner.operation for use in value.uses]

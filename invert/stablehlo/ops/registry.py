@@ -224,7 +224,7 @@ class Entry:
         return self.ignores.union(named, _SILENT_ATTRIBUTES)
 
     def takes_shape(self) -> bool:
-        """Whether an operand holds sizes instead of data."""
+        """Return whether an operand holds sizes instead of data."""
         if self.call is None:
             return False
         signature = self.call.signature
@@ -232,7 +232,7 @@ class Entry:
         return not {"Shape", "Size"}.isdisjoint((*notes, signature.rest))
 
     def is_function(self) -> bool:
-        """Whether its rule is a function of operands and attributes only."""
+        """Return whether its rule is a function of operands and attributes only."""
         return self.call is not None and not self.call.signature.context & {"ctx", "op"}
 
 
@@ -257,7 +257,7 @@ def refuse(table: Mapping[str, tuple[str, str]]) -> None:
 
 
 def has_rule(op: str) -> bool:
-    """Whether an op of this name can be raised."""
+    """Return whether an op of this name can be raised."""
     entry = REGISTRY.get(op)
     return entry is not None and entry.refusal is None
 

@@ -96,7 +96,7 @@ def of_rank(spec: PartitionSpec, rank: int) -> PartitionSpec:
 
 
 def is_open(spec: PartitionSpec) -> bool:
-    """Whether a spec constrains nothing."""
+    """Return whether a spec constrains nothing."""
     return len(spec) > 0 and all(entry is PartitionSpec.UNCONSTRAINED for entry in spec)
 
 
@@ -273,7 +273,7 @@ class Layout:
             stride *= sizes[name]
 
     def is_named(self, step: tuple[int, int]) -> bool:
-        """Whether devices with this stride are part of a named axis."""
+        """Return whether devices with this stride are part of a named axis."""
         stride, size = step
         return any(a <= stride and stride * size <= a * n for a, n in self.names)
 

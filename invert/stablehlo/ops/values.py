@@ -38,18 +38,18 @@ def plain(value: Value) -> Value:
 
 
 def is_splat(value: Value) -> bool:
-    """Whether a value is a splat constant."""
+    """Return whether a value is a splat constant."""
     array = isinstance(value, np.ndarray) and value.ndim > 0 and value.size > 0
     return array and not any(value.strides)
 
 
 def is_constant(value: Value) -> bool:
-    """Whether a value is known at conversion."""
+    """Return whether a value is known at conversion."""
     return isinstance(value, (np.ndarray, np.generic))
 
 
 def are_known(value: Value) -> bool:
-    """Whether a value holds sizes: numbers, or expressions of open ones."""
+    """Return whether a value holds sizes: numbers, or expressions of open ones."""
     return is_constant(value) or (isinstance(value, Sizes) and value.sizes() is not None)
 
 

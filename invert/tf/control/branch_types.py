@@ -72,7 +72,7 @@ class Optional:
 
 
 def is_known(value: Value) -> bool:
-    """Whether a value is static: an array, a handle, or nothing."""
+    """Return whether a value is static: an array, a handle, or nothing."""
     return value is None or isinstance(value, np.ndarray | Resource | bool | int | float)
 
 
@@ -182,7 +182,7 @@ class ListForm:
     **Arguments:**
 
     - `size`: the size, if it is always the same.
-    - `same`: the static value of every element; then there is no buffer.
+    - `same`: the static value of every element, without a buffer.
     - `is_empty`: whether it has no element yet.
     """
 

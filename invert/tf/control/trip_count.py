@@ -187,7 +187,7 @@ class _Program:
         return inner.truth(atom)
 
     def is_outside(self, atom: Atom) -> bool:
-        """Whether a truth value is the same in all steps."""
+        """Return whether a truth value is the same in all steps."""
         program, base, _ = self._base(atom)
         return isinstance(base, Literal) or base in program._consts
 
@@ -256,7 +256,7 @@ _SAME = frozenset(("convert_element_type", "copy", "reduce_and", "reshape"))
 
 
 def _is_choice(eqn: Eqn) -> bool:
-    """Whether an equation selects one of two branches."""
+    """Return whether an equation selects one of two branches."""
     if eqn.primitive.name == "cond":
         return len(CondParts.of(eqn).branches) == 2
     return (
@@ -265,7 +265,7 @@ def _is_choice(eqn: Eqn) -> bool:
 
 
 def _is_index(eqn: Eqn) -> bool:
-    """Whether an equation converts a truth value to a branch index."""
+    """Return whether an equation converts a truth value to a branch index."""
     return eqn.primitive.name == "convert_element_type" and eqn.invars[0].aval.dtype == bool
 
 
@@ -525,7 +525,7 @@ class _Condition:
         return self._steps(self._program, result, True)
 
     def _has_one_bound(self, program: _Program, atom: Atom) -> bool:
-        """Whether an atom is a comparison, perhaps with a loop-invariant condition."""
+        """Return whether an atom is a comparison, perhaps with a loop-invariant condition."""
         program, atom = program.source(atom)
         if isinstance(atom, Literal) or (eqn := program.producers.get(atom)) is None:
             return False

@@ -59,7 +59,7 @@ def run_apart(
 ) -> list[np.ndarray]:
     """The results of a serialized op on known values, computed in the child process.
 
-    **Raises:** `KernelError`, also if the child dies or takes too long.
+    **Raises:** `KernelError`, even if the child dies or takes too long.
     """
     graph = graph_with_inputs(text, library, types, [(v.shape, v) for v in values])
     return read_results(ask(graph))

@@ -146,7 +146,7 @@ def read_gradient(tf_graph: TfObject, around: Graph, function: str, node: Node) 
 
 
 def _fit(grads: Sequence[TfObject], passed: Sequence[TfObject]) -> bool:
-    """Whether number and shapes fit gradients of the arguments."""
+    """Return whether number and shapes fit gradients of the arguments."""
     resource = import_tensorflow().resource
     return len(grads) == len(passed) and all(
         g is None or g.shape.is_compatible_with(t.shape)
@@ -245,12 +245,12 @@ def _placeholder(value: TfObject, graph: TfObject) -> TfObject | None:
 
 
 def holds_module(nodes: Sequence[NodeDef]) -> bool:
-    """Whether the gradient is that of a JAX function."""
+    """Return whether the gradient is that of a JAX function."""
     return any(node.op == "XlaCallModule" for node in nodes)
 
 
 def holds_gradients(nodes: Sequence[NodeDef]) -> bool:
-    """Whether ops of the gradient have custom gradients in turn."""
+    """Return whether ops of the gradient have custom gradients in turn."""
     return any("_gradient_op_type" in node.attr for node in nodes)
 
 

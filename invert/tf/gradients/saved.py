@@ -175,7 +175,7 @@ class SavedGradients:
         return None
 
     def _stays(self, node: NodeDef, function: str, argument: int) -> bool:
-        """Whether an argument is the same in every run of a function by a node."""
+        """Return whether an argument is the same in every run of a function by a node."""
         definition = self._library.functions.get(function)
         if definition is None:
             return False

@@ -226,7 +226,7 @@ class _Checked:
 
 
 def _same(given: Sequence[int], wanted: Sequence[int]) -> bool:
-    """Whether two lists of types agree where both are known."""
+    """Return whether two lists of types agree where both are known."""
     return len(given) == len(wanted) and all(
         a == b or not a or not b for a, b in zip(given, wanted, strict=True)
     )

@@ -43,7 +43,7 @@ class MadeFunction:
 
 
 def holds_frames(nodes: Iterable[NodeDef]) -> bool:
-    """Whether any `NodeDef` proto is TensorFlow 1 control flow."""
+    """Return whether any `NodeDef` proto is TensorFlow 1 control flow."""
     return not {n.op for n in nodes}.isdisjoint((*_ENTERS, *_SWITCHES))
 
 
@@ -128,7 +128,7 @@ class _Rewriter:
         self.nodes.update((n.name, n) for n in nodes)
         self.prefix = prefix
         self.functions: dict[str, MadeFunction] = {}
-        # Nodes of which the second result is read: of a `Merge`, which input it passes on.
+        # Nodes whose second result is read; that of a `Merge` says which input it passes on.
         read = [*roots, *(t for name in self.nodes for t in self.inputs(name))]
         self.second = {name for name, port in read if port == 1}
         # Nodes moved into a branch, with the `If` of that branch.
@@ -192,7 +192,7 @@ class _Rewriter:
         return name, 0
 
     def _is_saved(self, merge: str) -> bool:
-        """Whether a `Merge` belongs to values that a branch saves."""
+        """Return whether a `Merge` belongs to values that a branch saves."""
         return any(self.nodes[source].op == "FakeParam" for source, _ in self.inputs(merge))
 
     def _condition(self, switch: str) -> Tensor:
@@ -292,12 +292,12 @@ class _Rewriter:
         return []
 
     def _holds_merge(self, merge: str) -> bool:
-        """Whether a branch of a conditional contains another that is not replaced yet."""
+        """Return whether a branch of a conditional contains another that is not replaced yet."""
         above = self._above([s for s, _ in self.inputs(merge)])
         return any(self.nodes[n].op in _MERGES for n in above)
 
     def _depend(self, one: str, two: str) -> bool:
-        """Whether one of two nodes depends on the other."""
+        """Return whether one of two nodes depends on the other."""
         for root, wanted in ((one, two), (two, one)):
             if wanted in reached([root], lambda name: (s for s, _ in self.inputs(name))):
                 return True
@@ -458,7 +458,7 @@ class _Rewriter:
         return key
 
     def _is_pivot(self, name: str) -> bool:
-        """Whether a node is a pivot: the `Identity` of a switch or merge."""
+        """Return whether a node is a pivot: the `Identity` of a switch or merge."""
         node = self.nodes[name]
         if node.op != "Identity":
             return False

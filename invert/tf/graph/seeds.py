@@ -88,7 +88,7 @@ def by_key(body: Body, body_of: Callable[[str], Body]) -> tuple[Body, int]:
 def without_idle(body: Body, places: Sequence[int], body_of: Callable[[str], Body]) -> Body:
     """The body without updates of generator states from which nothing is drawn.
 
-    A recurrent layer of Keras with dropout advances its generator also where nothing is dropped.
+    A recurrent layer of Keras with dropout advances its generator even where nothing is dropped.
 
     **Arguments:**
 
@@ -233,7 +233,7 @@ def _users(
 
 
 def _is_idle(node: Node, position: int, body_of: Callable[[str], Body]) -> bool:
-    """Whether the called functions ignore the argument at this position."""
+    """Return whether the called functions ignore the argument at this position."""
     place = position - PASSED[node.op]
     if place < 0:
         return False

@@ -198,7 +198,7 @@ class Analysis:
     def _results(
         self, node: Node, inputs: Sequence[bool], called: Sequence[_Facts]
     ) -> tuple[bool, ...] | bool:
-        """Which results of a node are known at conversion."""
+        """Find the results of a node that are known at conversion."""
         if node.op in CALLS:
             return called[0].known
         # The handle of a table is known, even if its contents are not.

@@ -21,14 +21,14 @@ REPORTS = frozenset(
 
 
 def is_draw(definition: Definition) -> bool:
-    """Whether an op, given by its definition, draws from a generator without a handle."""
+    """Return whether an op, given by its definition, draws from a generator without a handle."""
     if not definition.is_stateful:
         return False
     return {"seed", "seed2"} <= {a.name for a in definition.attr}
 
 
 def draws(node: Node, op_def: Callable[[str], Definition | None]) -> bool:
-    """Whether `node` draws with the key of the call."""
+    """Return whether `node` draws with the key of the call."""
     entry = REGISTRY.get(node.op)
     if entry is not None and entry.draws:
         return entry.draws(node) if callable(entry.draws) else True

@@ -208,7 +208,7 @@ class _Computes(Exception):
 
 
 def _only_moves(program: AnyJaxpr) -> bool:
-    """Whether a program only moves elements of its arguments."""
+    """Return whether a program only moves elements of its arguments."""
     try:
         _hold_sizes(program, [True] * len(open_jaxpr(program).invars))
     except _Computes:
@@ -217,7 +217,7 @@ def _only_moves(program: AnyJaxpr) -> bool:
 
 
 def _hold_sizes(program: AnyJaxpr, sizes: Sequence[bool]) -> list[bool]:
-    """Which results hold sizes, given which arguments do."""
+    """Find the results that hold sizes, given the arguments that do."""
     jaxpr, constants = jaxprs.split_constants(program)
     return interpret(jaxpr, [*[False] * len(constants), *sizes], _on_eqn, lambda _: False)
 

@@ -209,7 +209,7 @@ class Graph:
         return f"{node.location}, {line}" if line else node.location
 
     def is_effect(self, node: Node) -> bool:
-        """Whether `node` runs even if its results are unused."""
+        """Return whether `node` runs even if its results are unused."""
         if node.op in effects.CHECKS and self.config.assertions != "drop":
             return True
         if node.op in effects.CHECKS or node.op in effects.REPORTS:
@@ -228,7 +228,7 @@ class Graph:
         return by_reference or (definition.is_stateful and not effects.is_draw(definition))
 
     def has_state(self, node: Node) -> bool:
-        """Whether the results of `node` depend on more than its inputs."""
+        """Return whether the results of `node` depend on more than its inputs."""
         definition = self.op_def(node.op)
         return definition is None or definition.is_stateful
 
@@ -278,7 +278,7 @@ class Graph:
         return [place for place in places if main.args[place] not in used]
 
     def is_compiled(self, function: str) -> bool:
-        """Whether TensorFlow compiles a library function and its callees with XLA."""
+        """Return whether TensorFlow compiles a library function and its callees with XLA."""
         proto = self._functions.get(function)
         return (
             proto is not None
@@ -347,5 +347,5 @@ _CALLS = frozenset(("PartitionedCall", "StatefulPartitionedCall", "SymbolicGradi
 
 
 def names_gradient(node: Node) -> bool:
-    """Whether a node names a custom gradient function."""
+    """Return whether a node names a custom gradient function."""
     return "_gradient_op_type" in node.attrs and node.op not in _CALLS

@@ -93,7 +93,7 @@ class Entry:
     ignores: frozenset[str] = frozenset()
 
     def is_silent(self, attribute: str) -> bool:
-        """Whether an attribute does not affect values, so that a rule may ignore it."""
+        """Return whether an attribute does not affect values, so that a rule may ignore it."""
         return attribute in self.ignores or attribute in SILENT_ATTRIBUTES
 
 

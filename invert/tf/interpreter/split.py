@@ -84,7 +84,7 @@ def split(
     - `text`: whether to cut off all string ops that depend on arguments; otherwise only those that
         read serialized examples.
 
-    **Returns:** `None` if there is no such op; the graph is then unchanged.
+    **Returns:** `None` without such an op; the graph is then unchanged.
 
     **Raises:** `UnsupportedOpError` if a tensor in between is not an array.
     """
@@ -125,7 +125,7 @@ def _roots(graph: Graph, known: Sequence[bool], *, text: bool) -> set[Node]:
 
 
 def _holds(graph: Graph, node: Node, roots: set[Node], held: dict[str, bool]) -> bool:
-    """Whether a function that a node calls contains such ops."""
+    """Return whether a function that a node calls contains such ops."""
     found = False
     for name in node.functions if node.op != "XlaCallModule" else ():
         if name not in held:
@@ -230,7 +230,7 @@ class _Front:
         return set(reached(ends, lambda i: (j for j, _ in nodes[i].inputs if j in among)))
 
     def reads(self, arg: int) -> bool:
-        """Whether a node of the front depends on an argument."""
+        """Return whether a node of the front depends on an argument."""
         return any(j == arg for i in self.nodes for j, _ in self._body.nodes[i].inputs)
 
     def _type(self, index: int, number: int) -> int:

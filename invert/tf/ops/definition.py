@@ -46,7 +46,7 @@ def type_at(runs: Iterable[Run], index: int) -> int | None:
 
 
 def fits(given: int, wanted: int) -> bool:
-    """Whether a tensor may be an input of another type; 0 is unknown.
+    """Return whether a tensor may be an input of another type; 0 is unknown.
 
     A reference serves as a value, but not the reverse.
     """
@@ -200,7 +200,7 @@ def shape_problem(node: Node, results: Sequence[Value]) -> str | None:
 
 
 def _agree(wanted: Sequence[int | None], shape: Sequence[DimSize]) -> bool:
-    """Whether two shapes may be equal."""
+    """Return whether two shapes may be equal."""
     return len(wanted) == len(shape) and all(
         a is None or a == b or not isinstance(b, int) for a, b in zip(wanted, shape, strict=True)
     )

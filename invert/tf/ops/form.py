@@ -1,4 +1,4 @@
-"""What nodes of one op with equal attributes have in common, worked out once.
+"""The common part of nodes of one op with equal attributes, computed once.
 
 A model repeats its layers, and models repeat each other's ops: 1,087 nodes of a MobileNetV2 have
 30 forms.

@@ -48,7 +48,7 @@ def import_tensorflow() -> ModuleType:
 
 
 def has_tensorflow() -> bool:
-    """Whether TensorFlow is installed; does not import it."""
+    """Return whether TensorFlow is installed; does not import it."""
     return importlib.util.find_spec("tensorflow") is not None
 
 

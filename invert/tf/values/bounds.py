@@ -87,7 +87,7 @@ def line(start: Value, step: int) -> Sum:
 
 @dataclasses.dataclass(frozen=True)
 class Fact:
-    """What is known about a number.
+    """Facts about a number.
 
     **Arguments:**
 
@@ -253,7 +253,7 @@ def fact_of(
 
 
 def is_whole(end: float, dtype: DTypeLike) -> bool:
-    """Whether a bound carries no information: infinite, or that of its type."""
+    """Return whether a bound carries no information: infinite, or that of its type."""
     return math.isinf(end) or end in _whole(dtype)
 
 
@@ -585,6 +585,7 @@ RULES: dict[str, _Rule] = {
     "neg": _elementwise(_negative),
     "reduce_sum": _added_up,
     "select_n": _elementwise(_chosen),
+    "sign": _on_ends(lambda x: ((x[0] > 0) - (x[0] < 0), (x[1] > 0) - (x[1] < 0))),
     "slice": _sliced,
     "stack": _joined,
     "sub": _elementwise(lambda x, y: _add(x, _negative(y))),

@@ -28,7 +28,7 @@ _MAX_FLOATS = 16
 
 
 def is_static(value: Value) -> bool:
-    """Whether `value` is an index or a shape to be folded during raising."""
+    """Return whether `value` is an index or a shape to be folded during raising."""
     if not isinstance(value, np.ndarray) or value.size > _MAX_FOLD:
         return False
     if value.dtype.kind == "f":
@@ -142,7 +142,7 @@ def pack_dims(dims: Sequence[DimSize], dtype: np.dtype) -> np.ndarray:
 
 
 def is_size(value: Value) -> bool:
-    """Whether `value` is the size of an axis: a number, or symbolic."""
+    """Return whether `value` is the size of an axis: a number, or symbolic."""
     return isinstance(value, int) or is_symbolic_dim(value)
 
 

@@ -140,7 +140,7 @@ def int_min(a: Value, b: Value) -> Value:
 
 
 def holds_dynamic_size(value: Value) -> bool:
-    """Whether a static value holds a `DynamicSize`."""
+    """Return whether a static value holds a `DynamicSize`."""
     if not isinstance(value, np.ndarray) or value.dtype != object:
         return False
     return any(isinstance(d, DynamicSize) for d in value.ravel())

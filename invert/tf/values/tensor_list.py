@@ -76,7 +76,7 @@ class TensorList:
 
     @property
     def is_reserved(self) -> bool:
-        """Whether the list has a symbolic capacity and no element written."""
+        """True if the list has a symbolic capacity and no element written."""
         return self.is_unallocated and is_size(self.size) and not isinstance(self.size, int)
 
     @property
@@ -93,7 +93,7 @@ class TensorList:
 
 
 def is_same(a: Value, b: Value) -> bool:
-    """Whether two values are static and equal, or lists of such values."""
+    """Return whether two values are static and equal, or lists of such values."""
     if isinstance(a, TensorList) and isinstance(b, TensorList):
         if jax.tree_util.tree_leaves((a, b)):
             return False
@@ -107,7 +107,7 @@ def is_same(a: Value, b: Value) -> bool:
 
 
 def is_known(value: Value) -> bool:
-    """Whether a value is a static index or shape, or a list of those."""
+    """Return whether a value is a static index or shape, or a list of those."""
     if not isinstance(value, TensorList):
         return is_static(value) and value.dtype.kind in "iubO"
     if value.items is not None:
