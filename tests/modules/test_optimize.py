@@ -148,6 +148,19 @@ def test_layers_of_equal_shape_share_a_function() -> None:
     assert source.count("depthwise_conv(") == 5
 
 
+def test_a_pool_that_moves_by_its_window(recwarn) -> None:
+    """One argument for both sizes, and those after it stay static."""
+
+    def pooled(x: Any) -> Any:
+        window = (1, 2, 2, 1)
+        return lax.reduce_window(jnp.tanh(x), -np.inf, lax.max, window, window, "VALID")
+
+    fast = invert.optimize(invert.from_exported(jax.export.export(jax.jit(pooled))(image())))
+    assert re.search(r" max_pool\(jnp\.tanh\(x\), \(1, 2, 2, 1\), \(\(0, 0\),", fast.source)
+    close(fast.model(image()), pooled(image()))
+    assert not recwarn.list
+
+
 def test_the_report_says_if_nothing_pays() -> None:
     module = invert.from_exported(exported(2, 9, 7, 8))
     same = invert.optimize(module, "gpu")

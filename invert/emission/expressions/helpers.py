@@ -205,7 +205,19 @@ def _bind(
     for each in calls:
         del each.args[place]
     parameter = definition.args.args.pop(place)
+    _renumber_static(definition, place)
     definition.body = [syntax.substitute(s, {parameter.arg: value}) for s in definition.body]
+
+
+def _renumber_static(definition: ast.FunctionDef, removed: int) -> None:
+    """Keep the static arguments of a jitted function static without the argument at a place."""
+    for decorator in definition.decorator_list:
+        for keyword in decorator.keywords if isinstance(decorator, ast.Call) else ():
+            if keyword.arg == "static_argnums":
+                old = ast.literal_eval(keyword.value)
+                places = old if isinstance(old, tuple) else (old,)
+                kept = [p - (p > removed) for p in places if p != removed]
+                keyword.value = syntax.tuple_of([syntax.number(p) for p in kept])
 
 
 def _square(definition: ast.FunctionDef, calls: Sequence[ast.Call]) -> None:
