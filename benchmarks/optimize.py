@@ -468,7 +468,7 @@ def compile_pair(name: str, case: Case, kinds: str, settings: Settings) -> Pair 
         return True
 
     others = set(optimized.names()) - {name}
-    patterns = optimized.stage(pays, others).patterns
+    patterns: Any = optimized.stage(pays, others).patterns  # of programs too
     fast = invert.rewrite(function, patterns)
     jax.eval_shape(fast, *args)
     assert len(seen) == 1, f"{name} does not apply: {[a.shape for a in args]}"
