@@ -76,7 +76,7 @@ class SignatureError(InvertError, TypeError):
 
 
 class PatternError(InvertError, ValueError):
-    """Two functions do not make a pattern, or no pattern has that name."""
+    """Two functions do not make a pattern, no pattern has that name, or one matches without end."""
 
 
 class VerificationError(InvertError):

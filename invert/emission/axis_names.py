@@ -41,7 +41,7 @@ def _is_field(source: ast.expr | None) -> bool:
 
 
 def is_table(field: str, text: str) -> bool:
-    """Whether rows of a field are looked up, in a class of this text."""
+    """Return whether rows of a field are looked up, in a class of this text."""
     lookups = f"self.{field}.at[", f"jnp.take(self.{field}, "
     rows = re.search(rf"\bself\.{field}\[[A-Za-z_]\w*\]", text)
     return rows is not None or any(sign in text for sign in lookups)

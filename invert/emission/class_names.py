@@ -140,7 +140,7 @@ def _modules(node: Node) -> Iterator[tuple[str, Node]]:
 def _holders(
     names: Mapping[Class, Sequence[str]], of: Mapping[Node, Class], model: str
 ) -> dict[Class, str]:
-    """What tells classes of one name apart: the layers that hold them, by name.
+    """Find what tells classes of one name apart: the layers that hold them, by name.
 
     The blocks of an encoder and of a decoder are `EncoderBlock` and `DecoderBlock`.
     """
@@ -195,7 +195,7 @@ _STORED = "Normalizes with the stored mean and variance, and does not update the
 
 
 def has_statistics(fields: Iterable[str]) -> bool:
-    """Whether some fields are those of a batch normalization."""
+    """Return whether some fields are those of a batch normalization."""
     return all(not set(fields).isdisjoint(names) for names in _STATISTICS)
 
 
@@ -281,7 +281,7 @@ def _names_for(cls: Class, kinds: Callable[[Node], str], *, model: str, keras: b
 
 
 def _block(inner: Sequence[str], fields: Collection[str]) -> str:
-    """A name for a block of layers: `ResBlock`, or after the first that is no normalization."""
+    """A name for a block of layers: `ResBlock`, or after the first that is not a normalization."""
     if not inner:
         return ""
     if any(n.startswith("Conv") for n in inner) and not _SHORTCUTS.isdisjoint(fields):
@@ -291,7 +291,7 @@ def _block(inner: Sequence[str], fields: Collection[str]) -> str:
 
 
 def _is_depthwise_block(inner: Sequence[str]) -> bool:
-    """Whether layers inside are a depthwise convolution and its normalization."""
+    """Return whether layers inside are a depthwise convolution and its normalization."""
     return inner[:1] == ["DepthwiseConv"] and len(inner) == 2 and "Norm" in inner[1]
 
 
@@ -312,7 +312,7 @@ def _said(name: str, kind: str, cls: Class) -> list[str]:
 
 
 def _is_only(cls: Class, kind: str) -> bool:
-    """Whether a class is a layer of a kind and nothing else, judged by its parameters."""
+    """Return whether a class is a layer of a kind and nothing else, judged by its parameters."""
     draft = cls.drafts[0]
     if kind == _ATTENTION:
         return True
@@ -369,7 +369,7 @@ def _kind(cls: Class, kinds: Callable[[Node], str], *, keras: bool) -> str:
 
 
 def _is_depthwise(cls: Class, text: str) -> bool:
-    """Whether a layer convolves each channel with a separate kernel."""
+    """Return whether a layer convolves each channel with a separate kernel."""
     found = re.search(r"feature_group_count=(\d+)", text)
     kernels = (v.aval.shape for v in cls.drafts[0].node.fields.values() if isinstance(v, Var))
     return found is not None and any({1, int(found[1])} <= {*k} for k in kernels if len(k) > 2)
@@ -380,7 +380,7 @@ def _takes_residual(cls: Class) -> bool:
 
 
 def _ends_with_state(cls: Class) -> bool:
-    """Whether a layer processes a sequence and returns only its final value."""
+    """Return whether a layer processes a sequence and returns only its final value."""
     sources = cls.drafts[0].sources
     shapes = [shape for _, shape in cls.drafts[0].arrays]
     given = [

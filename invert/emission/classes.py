@@ -95,7 +95,7 @@ def _self() -> ast.expr:
 
 
 def _is_passed_on(eqn: Eqn, graph: Graph) -> bool:
-    """Whether a value is only passed to the next layer, or joined to the result of a layer."""
+    """Return whether a value only goes to the next layer, or is joined to the result of one."""
     (v,) = eqn.outvars
     users = graph.users.get(v, ())
     return len(users) == 1 and (
@@ -120,7 +120,7 @@ def _axes(v: Var) -> tuple[tuple[Var, int], ...]:
 
 
 def _holds_weights(node: Node) -> bool:
-    """Whether a module only holds the weights of a product that is computed around it."""
+    """Return whether a module only holds the weights of a product that is computed around it."""
     ranks = [len(v.aval.shape) for v in node.fields.values() if isinstance(v, Var)]
     return len(ranks) == len(node.fields) and sorted(ranks, reverse=True) in ([2], [2, 1])
 
@@ -248,7 +248,7 @@ class Classes:
         return syntax.call(function, *(a for v, a in pairs if v not in names), **keywords)
 
     def _again(self, layer: Layer) -> bool:
-        """Whether a layer is called several times."""
+        """Return whether a layer is called several times."""
         return layer.same is not None or any(x.same is layer for x in self.tree.names)
 
     def _loop(self, body: Body, eqn: Loop) -> Placed:
@@ -685,7 +685,7 @@ class Classes:
         return TiesOf({x: pairs for root in roots for x, pairs in carried(root).items()})
 
     def _keeps_shape(self, v: Var) -> bool:
-        """Whether the text contains a parameter's numbers, or its shape cannot change."""
+        """Return whether the text contains a parameter's numbers, or its shape cannot change."""
         start = self.inits.starts.of(v)
         return start in ("values", "key") or (
             start == "unknown" and not jnp.issubdtype(v.aval.dtype, jnp.inexact)
@@ -857,7 +857,7 @@ class Classes:
         return bool(failed)
 
     def _lacks_names(self, scaled: Scaled) -> bool:
-        """Whether a layer with layers inside has sizes without names of their own."""
+        """Return whether a layer with layers inside has sizes without names of their own."""
         made, _ = self.inits.made(scaled.node)
         second = f"{HIDDEN}_2"
         unnamed = any(n not in (stem(n), second) for n in made.arguments)
@@ -866,7 +866,7 @@ class Classes:
     def _counts_heads(
         self, cls: Class, scaled: Scaled, run: Callable[[Callable[[Atom], Shape], int], bool]
     ) -> bool:
-        """Whether a class runs with another number of heads, which its own arrays do not have.
+        """Return whether a class runs with another number of heads, which its arrays do not have.
 
         Arrays passed to it may have an axis for the heads, such as a bias added to the scores.
 

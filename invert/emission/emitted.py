@@ -95,5 +95,5 @@ class Origin:
 
 
 def is_index(x: object) -> bool:
-    """Whether a leaf of a module stands for a value in its state."""
+    """Return whether a leaf of a module stands for a value in its state."""
     return isinstance(x, eqx.nn.StateIndex)

@@ -152,7 +152,7 @@ class _Arguments:
         return found.pop() if len(found) == 1 else 0
 
     def is_given(self, name: str) -> bool:
-        """Whether a size is one of the model's input."""
+        """Return whether a size is one of the model's input."""
         column = self.arguments[name][0], self.arguments[name][self._place]
         (layer,) = self._scaled.source.layers
         return any(

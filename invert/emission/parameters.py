@@ -70,7 +70,7 @@ class Parameters:
         return dataclasses.replace(program, jaxpr=renamed)
 
     def flags(self) -> dict[Var, bool | None]:
-        """Whether each parameter is trained; `None` for constants."""
+        """Return whether each parameter is trained; `None` for constants."""
         params = [p for r in self._recovered.values() for p in r.entry.params]
         flags = {p.name: p.trainable for p in params}
         return {v: flags.get(name) for v, name in self.containers.items()}
@@ -126,14 +126,14 @@ def _users(jaxprs: Iterable[Jaxpr]) -> dict[Var, list[Eqn]]:
     return users
 
 
-def _computed(jaxprs: Iterable[Jaxpr]) -> set[Var]:
-    """The arguments of programs, and the results of equations on variables."""
-    found: set[Var] = set()
+def _computed(jaxprs: Iterable[Jaxpr]) -> dict[Var, Eqn | None]:
+    """The arguments of programs, and the results of equations on variables with these equations."""
+    found: dict[Var, Eqn | None] = {}
     for jaxpr in jaxprs:
-        found.update(jaxpr.invars)
+        found.update(dict.fromkeys(jaxpr.invars))
         for eqn in jaxpr.eqns:
             if any(map(is_var, eqn.invars)):
-                found.update(eqn.outvars)
+                found.update(dict.fromkeys(eqn.outvars, eqn))
     return found
 
 
@@ -152,7 +152,7 @@ def _forgetful(paths: Mapping[Var, Path]) -> frozenset[Var]:
 
 
 def _is_multiplied(v: Var, users: Mapping[Var, Sequence[Eqn]], rank: int) -> bool:
-    """Whether an array with this many axes is only multiplied along its first one."""
+    """Return whether an array with this many axes is only multiplied along its first one."""
     if len(v.aval.shape) != rank or not users.get(v):
         return False
     return all(
@@ -164,7 +164,7 @@ def _is_multiplied(v: Var, users: Mapping[Var, Sequence[Eqn]], rank: int) -> boo
 
 
 def _is_beside_one(v: Var, users: Mapping[Var, Sequence[Eqn]]) -> bool:
-    """Whether an array, possibly broadcast, is only added to one."""
+    """Return whether an array, possibly broadcast, is only added to one."""
     own = users.get(v, ())
     if own and all(e.primitive.name == "broadcast_in_dim" for e in own):
         return all(_is_beside_one(e.outvars[0], users) for e in own)
@@ -174,7 +174,7 @@ def _is_beside_one(v: Var, users: Mapping[Var, Sequence[Eqn]]) -> bool:
 
 
 def _is_several(v: Var, users: Mapping[Var, Sequence[Eqn]]) -> bool:
-    """Whether an array holds matrices along its first axis, each of inputs and outputs."""
+    """Return whether an array holds matrices along its first axis, each of inputs and outputs."""
 
     def contracts_second(eqn: Eqn) -> bool:
         if eqn.primitive.name != "dot_general":
@@ -187,7 +187,7 @@ def _is_several(v: Var, users: Mapping[Var, Sequence[Eqn]]) -> bool:
 
 
 def _has_outputs_first(v: Var, users: Mapping[Var, Sequence[Eqn]]) -> bool:
-    """Whether a kernel of convolutions, possibly reversed, ends with its outputs and inputs."""
+    """Return whether the last axes of a convolution's kernel are its outputs and inputs."""
     last = (len(v.aval.shape) - 2, len(v.aval.shape) - 1)
 
     def ends_with_inputs(eqn: Eqn) -> bool:
@@ -201,12 +201,12 @@ def _has_outputs_first(v: Var, users: Mapping[Var, Sequence[Eqn]]) -> bool:
 
 
 def _is_looked_up(v: Var, users: Mapping[Var, Sequence[Eqn]]) -> bool:
-    """Whether rows of an array are looked up."""
+    """Return whether rows of an array are looked up."""
     return any(e.primitive.name == "gather" and e.invars[0] is v for e in users.get(v, ()))
 
 
 def _is_mask(value: Value) -> bool:
-    """Whether an array consists of zeros and ones, of both."""
+    """Return whether an array consists of zeros and ones, of both."""
     return value.size <= _LARGEST_MASK and {*np.unique(value)} == {0, 1}
 
 
@@ -218,7 +218,7 @@ def _name_by_values(value: Value) -> str:
 
 
 def _is_sinusoidal(value: Value) -> bool:
-    """Whether rows hold sines and cosines of angles, interleaved or concatenated."""
+    """Return whether rows hold sines and cosines of angles, interleaved or concatenated."""
     rows, columns = value.shape[-2:] if len(value.shape) > 1 and value.size else (0, 0)
     if not jax.numpy.issubdtype(value.dtype, np.floating) or rows < 2 or columns < 4 or columns % 2:
         return False
@@ -231,7 +231,7 @@ def _is_sinusoidal(value: Value) -> bool:
 
 
 def _is_joined(v: Var, users: Mapping[Var, Sequence[Eqn]]) -> bool:
-    """Whether an array, possibly broadcast, is only concatenated with others."""
+    """Return whether an array, possibly broadcast, is only concatenated with others."""
     own = users.get(v, ())
     names = {e.primitive.name for e in own}
     if names == {"broadcast_in_dim"}:

@@ -76,7 +76,7 @@ def _formula(value: np.ndarray, summand: bool) -> Callable[[], jax.Array] | None
 
 
 def _is_summand(v: Var, jaxpr: Jaxpr) -> bool:
-    """Whether an array, possibly in another shape, is added to another."""
+    """Return whether an array, possibly in another shape, is added to another."""
     forms = {v}
     for eqn in jaxpr.eqns:
         if any(is_var(a) and a in forms for a in eqn.invars):

@@ -82,7 +82,7 @@ def unclear(sizes: Mapping[str, Sequence[object]]) -> set[str]:
 
 
 def is_end(name: str) -> bool:
-    """Whether a size is that of a model's input, result or table, by its name."""
+    """Return whether a size is that of a model's input, result or table, by its name."""
     return name in {*_ENDS, _CLASSES, VOCABULARIES} or name.endswith(VOCABULARY)
 
 
@@ -117,7 +117,7 @@ def know_inputs(scaled: Scaled, named: Dimensions, called: Mapping[Var, str]) ->
 
 
 def _is_distribution(method: ast.FunctionDef) -> bool:
-    """Whether a method returns probabilities of classes, or their logarithms, on the last axis."""
+    """Return whether a method returns (log) probabilities of classes on the last axis."""
     last = method.body[-1]
     value = last.value if isinstance(last, ast.Return) else None
     return (
@@ -234,7 +234,7 @@ class SizeNames:
         return names | self._of_model(found, fields, fixed, names) if whole else names
 
     def _rows_differ(self, several: Node) -> bool:
-        """Whether tables in a list have different numbers of rows."""
+        """Return whether tables in a list have different numbers of rows."""
         made = (self.inits.made(n) for n in several.nodes if self.of_nodes[n].drafts)
         return len({m.arguments[ROWS][i] for m, i in made if ROWS in m.arguments}) > 1
 
@@ -352,7 +352,7 @@ class SizeNames:
                 yield set(), True
 
     def _is_range(self, atom: Atom) -> bool:
-        """Whether a value is a range, apart from its layout."""
+        """Return whether a value is a range, apart from its layout."""
         primitives = {e.primitive.name for e in self._makers(atom, ())[0]}
         return "iota" in primitives and primitives <= {"iota", *_OF_RANGE}
 
@@ -381,7 +381,7 @@ class SizeNames:
 
 
 def _is_multiple(keys: _Keys, others: Iterable[_Keys]) -> bool:
-    """Whether a size is a multiple of another one in all layers, those of twins among them."""
+    """Return whether a size is a multiple of another in all layers, twins included."""
     for other in others:
         if not all(map(str.isdigit, (*keys, *other))):
             continue
@@ -392,7 +392,7 @@ def _is_multiple(keys: _Keys, others: Iterable[_Keys]) -> bool:
 
 
 def _takes_first_rows(eqn: Eqn) -> bool:
-    """Whether an equation takes several rows of a table, from the first."""
+    """Return whether an equation takes several rows of a table, from the first."""
     if eqn.primitive.name != "slice" or eqn.params["start_indices"][0] != 0:
         return False
     limit = eqn.params["limit_indices"][0]

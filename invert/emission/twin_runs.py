@@ -38,7 +38,7 @@ def runs(
     keyed: bool,
     leaves: Iterable[tuple[Path, Sequence[Shape]]] = (),
 ) -> bool:
-    """Whether a text's class computes the expected shapes at other sizes.
+    """Return whether a text's class computes the expected shapes at other sizes.
 
     **Arguments:**
 
@@ -72,7 +72,7 @@ def runs(
 
 
 def _has(module: Any, path: Path, shapes: Sequence[Shape]) -> bool:
-    """Whether a module's parameter has one of some sizes on each axis, without those of stacks."""
+    """Return whether each axis of a parameter, but those of stacks, has one of some sizes."""
     for name in path:
         module = module[int(name)] if name.isdigit() else getattr(module, name)
         if module is None:  # its sizes need no such layer
@@ -87,7 +87,7 @@ def _has(module: Any, path: Path, shapes: Sequence[Shape]) -> bool:
 
 
 def _is_whole(eqn: Eqn) -> bool:
-    """Whether a reshape keeps its elements, untested by JAX at open sizes."""
+    """Return whether a reshape keeps its elements, untested by JAX at open sizes."""
     if eqn.primitive.name != "reshape":
         return True
     (x, *_), (out,) = eqn.invars, eqn.outvars

@@ -13,7 +13,7 @@ from typing import TypeAlias, cast
 import jax
 import numpy as np
 
-from invert._errors import InvertError, optional_step
+from invert._errors import InvertError, PatternError, optional_step
 from invert._private.jax import (
     Literal,
     close_like,
@@ -52,6 +52,8 @@ from invert.rewriting.pattern import (
 Known: TypeAlias = tuple[Value | None, ...]
 # Values of closed-over variables.
 Consts: TypeAlias = Mapping[Var, Value]
+# Patterns still match after as many rounds over one body only if they match what they make.
+_MOST_SWEEPS = 1000
 # Lowers and raises a call for a platform; `None` where JAX refuses it.
 RaiseCall: TypeAlias = Callable[[Call, str], ClosedJaxpr | None]
 
@@ -141,9 +143,16 @@ class Rewriter:
             jaxpr = self._inside(jaxpr, number, consts)
             return close_like(closed, jaxpr)
         jaxpr = self._inside(jaxpr, number, consts)
-        while replacements := self._sweep(graph := self._graph(jaxpr, consts), number):
+        for _ in range(_MOST_SWEEPS):
+            before = self.counts.copy()
+            if not (replacements := self._sweep(graph := self._graph(jaxpr, consts), number)):
+                return close_like(closed, jaxpr)
             jaxpr = replace(graph, replacements)
-        return close_like(closed, jaxpr)
+        names = ", ".join(map(repr, sorted(self.counts - before)))
+        raise PatternError(
+            f"patterns that match their own results without end: {names}",
+            remedy="Let `rewrite` return None for what it makes itself.",
+        )
 
     def _graph(self, jaxpr: Jaxpr, consts: Consts) -> Graph:
         """The graph of a body, shared with the next stage while unchanged."""

@@ -144,8 +144,8 @@ class EquationPattern:
     - `name`: its name in the report and in `Config(disabled_patterns=...)`.
     - `roots`: names of the primitives where it may apply.
     - `rewrite`: `rewrite(site)` returns the replacement, a function of the equation's operands that
-        is traced, or `None` if it does not apply. It is applied to its own results too, so these
-        must not match again without end.
+        is traced, or `None` if it does not apply. It is applied to its own results too; if these
+        match again without end, that is a `PatternError`.
 
     ??? example
 

@@ -167,3 +167,9 @@ def test_constants_with_a_role_begin_as_others_of_it() -> None:
     zeros = jax.jit(lambda x: (positions + jnp.zeros((x.shape[0], 6, 8))) * x)
     model = invert.from_stablehlo(jax.export.export(zeros)(shape).mlir_module_serialized).model
     assert not hasattr(model, "positions")
+    # Heads and their features are both columns of the weights.
+    kernel, bias = (np.cos(np.arange(np.prod(s)).reshape(s)) for s in ((5, 6, 8), (6, 8)))
+    heads = jax.jit(lambda x: jnp.tanh(jnp.tensordot(x, kernel, 1) + bias))
+    exported = jax.export.export(heads)(jax.ShapeDtypeStruct((2, 4, 5), np.float32))
+    model = invert.from_exported(exported).model
+    assert hasattr(model, "bias") and not hasattr(model, "positions")

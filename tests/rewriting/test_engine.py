@@ -336,3 +336,9 @@ def test_calls_with_parts_of_a_program_are_not_cached(of_site: bool) -> None:
     gc.collect()
     # Calls that depend only on a name are kept for the next program.
     assert (held() is None) == of_site
+
+
+def test_a_pattern_that_matches_its_own_results_is_an_error() -> None:
+    endless = invert.EquationPattern("endless", ("sin",), lambda site: lambda x: jnp.sin(x) * 1.5)
+    with pytest.raises(invert.PatternError, match="without end: 'endless'"):
+        invert.rewrite(jnp.sin, (endless,))(jnp.ones(2))

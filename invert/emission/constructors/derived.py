@@ -93,7 +93,7 @@ def _centred(column: Column, arguments: Mapping[str, Column]) -> tuple[ast.expr,
 
 
 def mentions(statement: ast.stmt, name: str) -> bool:
-    """Whether a statement reads a name."""
+    """Return whether a statement reads a name."""
     return any(n.id == name for n in syntax.names_in(statement))
 
 
@@ -112,7 +112,7 @@ class _Test:
         self._fails = tuple(map(operator.not_, self._holds))
 
     def says(self, column: Column) -> bool:
-        """Whether a flag is the condition or its negation, in all layers."""
+        """Return whether a flag is the condition or its negation, in all layers."""
         return column in (self._holds, self._fails)
 
     def true(self, column: Column) -> ast.expr:
@@ -179,7 +179,7 @@ def expression(value: Any) -> ast.expr:
 
 
 def literal(value: Any) -> Any:
-    """The value of an argument; `None` for code that is no literal."""
+    """The value of an argument; `None` for code that is not a literal."""
     if not isinstance(value, Code):
         return value
     try:

@@ -138,7 +138,7 @@ def _less(count: ast.expr) -> ast.expr:
 
 
 def items_of(calls: Sequence[ast.expr], parameters: Sequence[Parameters]) -> list[Item] | None:
-    """The calls with their arguments by name; `None` if one is no call."""
+    """The calls with their arguments by name; `None` if one is not a call."""
     read = [_item(c, own) for c, own in zip(calls, parameters, strict=True)]
     items = [i for i in read if i is not None]
     return items if len(items) == len(read) else None

@@ -115,7 +115,7 @@ class Stages:
         return f"Blocks of which {', '.join(clauses)}."
 
     def _changes(self, made: ast.expr) -> list[str]:
-        """What a block changes that the repeated ones keep."""
+        """The sizes that a block changes and the repeated ones keep."""
         rest = self._rest
         assert isinstance(made, ast.Call) and isinstance(rest, ast.Call)  # as any block
         pairs = zip(made.args, rest.args, strict=False)

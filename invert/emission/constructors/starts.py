@@ -95,7 +95,7 @@ class Starts:
         return "lecun_normal_heads" if v in self.split else "lecun_normal"
 
     def _is_written(self, v: Var) -> bool:
-        """Whether a constant is short, or has a short text."""
+        """Return whether a constant is short, or has a short text."""
         size = v.aval.size
         whole = jnp.issubdtype(v.aval.dtype, jnp.integer) and size <= _LARGEST_TABLE
         return size <= _WRITTEN or (whole and tables.is_table(np.asarray(self.values[v])))
@@ -106,5 +106,5 @@ class Starts:
 
 
 def is_keras(source: str, names: Iterable[str]) -> bool:
-    """Whether a program comes from Keras, by its source or array names."""
+    """Return whether a program comes from Keras, by its source or array names."""
     return "Keras" in source or not _KERAS.isdisjoint(stem(n).lower() for n in names)

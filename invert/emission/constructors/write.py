@@ -88,7 +88,7 @@ _BOUND = 0.05
 
 
 def _has_other_sizes(cls: Class) -> bool:
-    """Whether the text of a class holds for parameters of other sizes."""
+    """Return whether the text of a class holds for parameters of other sizes."""
     twins = [d for d in cls.drafts if d.twin is not None]
     shapes = [
         [[v.aval.shape for _, v in node.leaves()] for node in (d.node, d.twin.node)]
@@ -159,7 +159,7 @@ class Initializers:
         self._made.clear()
 
     def keyed(self, node: Node) -> bool:
-        """Whether the constructor of a module takes a key."""
+        """Return whether the constructor of a module takes a key."""
         if node not in self._keyed:
             native = native_of(node)
             if native is not None:
@@ -227,7 +227,7 @@ class Initializers:
         return {outer for (outer, _, _), nodes in self.sites.items() if not own.isdisjoint(nodes)}
 
     def omitted(self, cls: Class, column: tuple[Any, ...], default: Any) -> bool:
-        """Whether some call can omit the argument with these values."""
+        """Return whether some call can omit the argument with these values."""
         places = {d.node: i for i, d in enumerate(cls.drafts)}
         made = ([places[n] for n in nodes if n in places] for nodes in self.sites.values())
         return any(all(column[i] == default for i in own) for own in made if own)
@@ -283,7 +283,7 @@ class _Writing:
 
     @functools.cached_property
     def _varies(self) -> bool:
-        """Whether the text of the class holds for parameters of other sizes."""
+        """Return whether the text of the class holds for parameters of other sizes."""
         return _has_other_sizes(self.cls)
 
     def run(self) -> tuple[ast.FunctionDef, _Made]:
@@ -801,7 +801,7 @@ class _Writing:
         return ast.Name(name, ast.Load())
 
     def _are_columns_of_heads(self, column: tuple[Any, ...], wanted: str) -> bool:
-        """Whether a table, such as one of biases of the scores, has a column for each head."""
+        """Return whether a table, such as one of biases of scores, has a column for each head."""
         node = self.nodes[0].fields.get(self._current)
         if wanted not in _OUTPUTS or not isinstance(node, Node) or node not in self.all.of:
             return False
@@ -922,7 +922,7 @@ class _Writing:
         return KERNEL_SIZE if named in _SIDES and self._are_sides(column) else named
 
     def _are_sides(self, column: tuple[Any, ...]) -> bool:
-        """Whether a size is that of all sides of a kernel, which is a line, square or cube."""
+        """Return whether a size is that of all sides of a kernel: a line, square or cube."""
         for field in self.nodes[0].fields:
             arrays = [v for n in self.nodes if isinstance(v := n.fields.get(field), Var)]
             shapes = [*map(self.all.shape, arrays)]
@@ -943,12 +943,12 @@ def _sides(name: str, column: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _is_of(column: tuple[Any, ...], values: tuple[Any, ...]) -> bool:
-    """Whether equal values are of the same types: `1 == True`."""
+    """Return whether equal values are of the same types: `1 == True`."""
     return [*map(type, column)] == [*map(type, values)]
 
 
 def _are_multiples(column: tuple[Any, ...], values: tuple[Any, ...]) -> bool:
-    """Whether sizes are multiples of others by one number."""
+    """Return whether sizes are multiples of others by one number."""
     pairs = [*zip(column, values, strict=True)]
     if not all(type(n) is int and type(m) is int and m for n, m in pairs):
         return False

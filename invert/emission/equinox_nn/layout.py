@@ -205,7 +205,7 @@ class Comparison:
             self._opaque(first, x, at, second, y, to)
 
     def _swapped(self, name: str, operands: Sequence[Atom], others: Sequence[Atom]) -> bool:
-        """Whether the operands of two operations are swapped."""
+        """Return whether the operands of two operations are swapped."""
         if name not in kinds.COMMUTATIVE and name != "dot_general":
             return False
         here = [self.a.print_of(v) for v in operands]

@@ -33,7 +33,7 @@ class Weights:
 
     @property
     def changed(self) -> bool:
-        """Whether any parameter is stacked or has another layout."""
+        """Return whether any parameter is stacked or has another layout."""
         return bool(self.rows or self.layouts)
 
     def array(self, v: Var, values: Mapping[Var, Value]) -> Value:

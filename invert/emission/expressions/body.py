@@ -137,12 +137,12 @@ def _name_of_field(node: ast.Attribute) -> str:
 
 
 def _is_counted(name: str) -> bool:
-    """Whether a name is only the kind of a layer and a number: `conv_2`."""
+    """Return whether a name is only the kind of a layer and a number: `conv_2`."""
     return camel(stem(name).rstrip("0123456789")) in KINDS_OF_LAYERS
 
 
 def _ends_line(statement: Statement) -> bool:
-    """Whether a value is an activation of several layers, all written on one line."""
+    """Return whether a value is an activation of several layers, all written on one line."""
     calls = [n for n in syntax.walk(statement.value) if isinstance(n, ast.Call)]
     layers = [n for n in calls if ast.unparse(n.func).startswith("self.")]
     return statement.passes and calls[:1] != layers[:1] and len(layers) > 1
@@ -194,7 +194,7 @@ class Body:
 
     @functools.cached_property
     def changes_state(self) -> bool:
-        """Whether some step assigns the state."""
+        """Return whether some step assigns the state."""
         return any(isinstance(v, StateVar) for eqn in self.graph.eqns for v in eqn.outvars)
 
     def token(self, v: Var) -> str:
@@ -312,14 +312,14 @@ class Body:
         return f"_{name}" if says(name) and not name.startswith(("exp", "log")) else ""
 
     def _activates(self, eqn: Eqn, placed: Placed, atoms: Sequence[Atom]) -> bool:
-        """Whether an equation is a layer's activation, named after the layer."""
+        """Return whether an equation is a layer's activation, named after the layer."""
         if list(placed.hints) != [HIDDEN] or len(atoms) != 1 or eqn.outvars[0] in self.wanted:
             return False
         maker = self.graph.producers.get(atoms[0])
         return type(maker) is LayerCall and len(maker.outvars) == 1 and atoms[0] not in self.wanted
 
     def _is_known_by_scope(self, eqn: Eqn, placed: Placed, hints: Sequence[str]) -> bool:
-        """Whether a step's only result, not a layer's, would be named after its scope."""
+        """Return whether a step's only result, not a layer's, would be named after its scope."""
         plain = len(hints) == 1 and not placed.hints and not isinstance(eqn, LayerCall)
         unnamed = plain and eqn.outvars[0] not in self.wanted
         return unnamed and hints[0] == of_scope(eqn, self.path)
@@ -441,7 +441,7 @@ class Body:
         return {self.token(v): name for v, name in self.wanted.items() if isinstance(v, Var)}
 
     def _flows(self, eqn: Eqn, placed: Placed, atoms: Sequence[Atom]) -> bool | str:
-        """Whether a result takes over the name of an operand."""
+        """Return whether a result takes over the name of an operand."""
         if any(v in self.wanted for v in eqn.outvars):
             return False
         # The product of a state `h` and a matrix is not called `h`.
@@ -502,7 +502,7 @@ class Body:
             self._settle(token)
 
     def _one_result(self) -> bool:
-        """Whether there is exactly one result besides a state."""
+        """Return whether there is exactly one result besides a state."""
         return sum(not isinstance(v, StateVar) for v in self.graph.jaxpr.outvars) == 1
 
     def result(self, atom: Atom) -> ast.expr:

@@ -142,7 +142,7 @@ def _named(body: Body, atoms: Sequence[Atom], other: str) -> list[str]:
 
 
 def _stays_true(name: str | None) -> bool:
-    """Whether a name fits all values of a loop; `zeros` fits the first only."""
+    """Return whether a name fits all values of a loop; `zeros` fits the first only."""
     return says(name) and stem(name or "") not in FILLED
 
 
@@ -532,7 +532,7 @@ def rule_function(file: Writer, eqn: Eqn, rule: ClosedJaxpr, name: str) -> Funct
 
 
 def _no_derivative(v: Atom, is_jvp: bool) -> ast.expr:
-    """What JAX expects for a value, such as an integer, without tangent or cotangent."""
+    """The tangent or cotangent that JAX expects for a value without one, such as an integer."""
     if not is_jvp:
         return number(None)
     if any(map(is_open, v.aval.shape)):  # NumPy has no arrays of open sizes

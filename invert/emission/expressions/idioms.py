@@ -362,7 +362,7 @@ def _made_of_size(graph: Graph, atom: Atom) -> Eqn | None:
 
 
 def _is_narrow(dtype: np.dtype) -> bool:
-    """Whether sizes may wrap around in a type, unlike Python's numbers."""
+    """Return whether sizes may wrap around in a type, unlike Python's numbers."""
     return jnp.issubdtype(dtype, jnp.integer) and dtype.itemsize < 4
 
 
@@ -770,7 +770,7 @@ _WRAPS = frozenset(("lt", "add", "select_n"))
 
 
 def _may_be_twice(eqn: Eqn) -> bool:
-    """Whether an equation may be written twice, as broadcasts and steps of indices."""
+    """Return whether an equation may be written twice, as broadcasts and steps of indices."""
     if eqn.primitive.name == "broadcast_in_dim":
         return True
     whole = all(not jnp.issubdtype(a.aval.dtype, jnp.inexact) for a in (*eqn.invars, *eqn.outvars))

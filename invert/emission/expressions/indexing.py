@@ -174,7 +174,7 @@ def _same_padding(eqn: Eqn, program: Program) -> ast.expr | None:
 
 
 def _is_pointwise(eqn: Eqn) -> bool:
-    """Whether an equation is a convolution of single pixels."""
+    """Return whether an equation is a convolution of single pixels."""
     numbers = eqn.params.get("dimension_numbers")
     if numbers is None:
         return False

@@ -86,7 +86,7 @@ def candidates(name: str, eqn: Eqn, args: Sequence[ast.expr]) -> Iterator[ast.ex
 
 @functools.cache
 def _has_axis(function: JaxFunction) -> bool:
-    """Whether a function has an argument `axis`."""
+    """Return whether a function has an argument `axis`."""
     try:
         return "axis" in inspect.signature(function).parameters
     except (TypeError, ValueError):

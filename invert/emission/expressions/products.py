@@ -28,7 +28,7 @@ def product(eqn: Eqn, args: Sequence[ast.expr], program: Program) -> Iterator[as
 
 
 def is_matrix_product(eqn: Eqn) -> bool:
-    """Whether a `dot_general` is `x @ y` of stacked matrices, or of these and one matrix."""
+    """Return whether a `dot_general` is `x @ y` of stacked matrices, or of these and one matrix."""
     ((contract_l, contract_r), (batch_l, batch_r)) = eqn.params["dimension_numbers"]
     ranks = [len(a.aval.shape) for a in eqn.invars]
     stack = list(range(ranks[0] - 2))

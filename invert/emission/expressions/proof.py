@@ -113,7 +113,7 @@ class Prover:
         eqns: Sequence[Eqn],
         outs: Sequence[Var],
     ) -> bool:
-        """Whether the expression of `operands` (variables by token) traces to `eqns`."""
+        """Return whether the expression of `operands` (variables by token) traces to `eqns`."""
         tokens = [t for t in syntax.tokens_in(expression) if t in operands]
         variables = [operands[t] for t in tokens]
         target = None
@@ -139,7 +139,7 @@ class Prover:
 
 
 def _are_one(traced: ClosedJaxpr, target: Jaxpr) -> bool:
-    """Whether an expression is a program, which is without neutral numbers; see `as_written`."""
+    """Return whether an expression is a program without neutral numbers; see `as_written`."""
     if traced_form.difference(traced, target) is None:
         return True
     simple = map_jaxprs(traced, without_neutral)
@@ -147,7 +147,7 @@ def _are_one(traced: ClosedJaxpr, target: Jaxpr) -> bool:
 
 
 def _same_types(traced: ClosedJaxpr, outs: Sequence[Var]) -> bool:
-    """Whether the results have the same types; a weak type would change later results."""
+    """Return whether the results have the same types; a weak type would change later results."""
     results = open_jaxpr(traced).outvars
     return len(results) == len(outs) and all(
         a.aval.dtype == b.aval.dtype
@@ -184,7 +184,7 @@ def _trace(function: JaxFunction, avals: Sequence[Aval], x64: bool) -> _Traced |
 
 
 def _is_wide(traced: ClosedJaxpr) -> bool:
-    """Whether a value of 64 bits occurs, such as an index that the normal form narrows."""
+    """Return whether a value of 64 bits occurs, such as an index that the normal form narrows."""
     jaxpr = open_jaxpr(traced)
     atoms = (a for e in equations(jaxpr) for a in (*e.invars, *e.outvars))
     return any(map(is_wide, (*jaxpr.invars, *jaxpr.outvars))) or any(map(is_wide, atoms))

@@ -40,7 +40,7 @@ class Repeat:
     totals: Sequence[tuple[str, ast.expr]] = ()
 
     def values(self) -> list[ast.expr]:
-        """What it assigns."""
+        """The values that it assigns."""
         return [self.value, *(value for _, value in self.totals)]
 
     def changed(self, change: Callable[[ast.expr], ast.expr]) -> Repeat:

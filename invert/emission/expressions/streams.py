@@ -36,7 +36,7 @@ class Streams:
         self._kept = _parts(function.result)
 
     def holds(self, i: int) -> bool:
-        """Whether only the statements right after a statement read its value."""
+        """Return whether only the statements right after a statement read its value."""
         statement = self._body[i]
         (token,) = statement.targets if statement.passes else (None,)
         if token is None or token in self._kept:
@@ -90,7 +90,7 @@ def _reads(repeat: Repeat, token: str) -> bool:
 
 
 def _skips(value: ast.expr, token: str) -> bool:
-    """Whether a layer takes a value beside another computed from it."""
+    """Return whether a layer takes a value beside another computed from it."""
     calls = [n for n in syntax.walk(value) if isinstance(n, ast.Call) and n.args]
     return any(
         token in syntax.tokens_in(c.args[0])
@@ -100,7 +100,7 @@ def _skips(value: ast.expr, token: str) -> bool:
 
 
 def _leads(value: ast.expr, token: str, others: Set[str]) -> bool:
-    """Whether an expression passes a value on, with others only as further arguments.
+    """Return whether an expression passes a value on, with others only as further arguments.
 
     All layers in it are called with the value.
     """

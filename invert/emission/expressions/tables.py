@@ -36,7 +36,7 @@ def array(value: np.ndarray, library: str = "jnp") -> ast.expr:
 
 
 def is_table(value: np.ndarray) -> bool:
-    """Whether an array can be written shorter than as a list."""
+    """Return whether an array can be written shorter than as a list."""
     if value.size <= _SHORT or value.dtype.kind not in "iuf":
         return False
     text = ast.unparse(array(value, "np"))

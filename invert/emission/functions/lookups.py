@@ -139,12 +139,12 @@ def _inline(method: ast.FunctionDef, fields: Collection[str]) -> None:
 
 
 def _is_read(node: ast.AST, name: str) -> bool:
-    """Whether a node reads a variable."""
+    """Return whether a node reads a variable."""
     return isinstance(node, ast.Name) and node.id == name and not isinstance(node.ctx, ast.Store)
 
 
 def _stores(statement: ast.stmt, name: str) -> bool:
-    """Whether a statement assigns a variable."""
+    """Return whether a statement assigns a variable."""
     return any(
         isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Store)
         for n in ast.walk(statement)

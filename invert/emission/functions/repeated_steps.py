@@ -95,7 +95,7 @@ class _Method:
         return method
 
     def is_size(self, node: ast.expr) -> bool:
-        """Whether an expression is a size, or a static field that is a number."""
+        """Return whether an expression is a size, or a static field that is a number."""
         return node in self.sizes or field_of(node) in self.counts
 
     def value(self, node: ast.expr, kept: Sequence[ast.stmt]) -> tuple[ast.expr, ast.stmt | None]:
@@ -149,7 +149,7 @@ def _measured(statement: ast.stmt) -> dict[str, tuple[str, int]]:
 
 
 def _is_plain(statement: ast.stmt) -> TypeIs[ast.Assign]:
-    """Whether a statement assigns one name."""
+    """Return whether a statement assigns one name."""
     targets = statement.targets if isinstance(statement, ast.Assign) else []
     return len(targets) == 1 and isinstance(targets[0], ast.Name)
 
@@ -190,7 +190,7 @@ class _Place:
         return sum(len(ast.unparse(s)) for s in (*self.steps, self.node))
 
     def is_shared(self, step: ast.stmt) -> bool:
-        """Whether the value of a step is used elsewhere."""
+        """Return whether the value of a step is used elsewhere."""
         if not {*self.steps, self.root}.issuperset(self.method.users[step]):
             return True
         defined, own = self.method.defined, set(syntax.names_in(self.node))
@@ -198,7 +198,7 @@ class _Place:
         return any(defined.get(n) is step for n in rest)
 
     def is_same(self, one: ast.expr, other: ast.expr) -> bool:
-        """Whether two names or fields are one value."""
+        """Return whether two names or fields are one value."""
         if isinstance(one, ast.Name) and isinstance(other, ast.Name):
             defined = self.method.defined
             return one.id == other.id and defined.get(one) is defined.get(other)
@@ -246,13 +246,13 @@ class _Place:
         return _Place(self.method, self.root, self.node)
 
     def has_steps_of(self, other: _Place) -> bool:
-        """Whether another place with the same last step has the same steps and arguments."""
+        """Return whether another place with the same last step has the same steps and arguments."""
         inputs = len(self.inputs) == len(other.inputs)
         inputs = inputs and all(map(self.is_same, self.inputs, other.inputs))
         return inputs and self.axes() is not None and self.steps.keys() == other.steps.keys()
 
     def can_move(self) -> bool:
-        """Whether the arguments have the same values at the last step."""
+        """Return whether the arguments have the same values at the last step."""
         order = {s: i for i, s in enumerate(self.method.node.body)}
         for name in (n for a in self.inputs for n in syntax.names_in(a)):
             between = self.method.node.body[self.method.since[name] + 1 : order[self.root]]
@@ -366,7 +366,7 @@ def _calls_layer(node: ast.AST) -> bool:
 
 
 def _may_be_given(node: ast.expr) -> bool:
-    """Whether an expression may be an argument: an array, not an axis or function."""
+    """Return whether an expression may be an argument: an array, not an axis or function."""
     return isinstance(node, ast.Name) or bool(field_of(node))
 
 
@@ -451,7 +451,7 @@ def _copies(first: _Place, roots: Sequence[_Place]) -> Iterator[_Place]:
 
 
 def _head(node: ast.expr) -> Hashable:
-    """What the outermost step of an expression is."""
+    """The kind of the outermost step of an expression."""
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
         return node.func.attr
     return type(node.op) if isinstance(node, ast.BinOp) else type(node)

@@ -80,7 +80,7 @@ class _Arranger:
 
 
 def _is_stream(atom: Atom) -> bool:
-    """Whether a value has features of a sequence or an image."""
+    """Return whether a value has features of a sequence or an image."""
     return len(atom.aval.shape) > 2 and jnp.issubdtype(atom.aval.dtype, jnp.inexact)
 
 
@@ -118,7 +118,7 @@ class _Caller:
         return sorted(order, key=lambda i: not _is_stream(call.invars[i]))
 
     def _alike(self, one: Atom, other: Atom) -> bool:
-        """Whether two values have equal types and producers of one kind, and are independent."""
+        """Return whether two independent values have equal types and producers of one kind."""
         if one is other or (one.aval.shape, one.aval.dtype) != (other.aval.shape, other.aval.dtype):
             return False
         first, second = self._makers.get(one), self._makers.get(other)
@@ -130,7 +130,7 @@ class _Caller:
         return alike and not self._needs(one, second) and not self._needs(other, first)
 
     def _needs(self, value: Atom, step: Eqn) -> bool:
-        """Whether a step reads a value, or what is computed from it."""
+        """Return whether a step reads a value, or what is computed from it."""
         pending, seen = [step], {step}
         while pending:
             for atom in filter(is_var, pending.pop().invars):

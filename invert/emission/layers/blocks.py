@@ -186,7 +186,7 @@ class _Chains:
         return parts
 
     def _is_state(self, i: int) -> bool:
-        """Whether a step fills an array with a number, from which a product starts."""
+        """Return whether a step fills an array with a number, from which a product starts."""
         filled = i >= 0 and self.steps[i].primitive.name == "broadcast_in_dim"
         following = [self.steps[j].primitive.name for j in self.users.get(i, ())]
         return filled and not self.before[i] and "dot_general" in following
@@ -220,7 +220,7 @@ class _Chains:
         return units
 
     def _takes_part(self, i: int, members: Collection[int]) -> bool:
-        """Whether a step takes a part of an array, possibly reshaped.
+        """Return whether a step takes a part of an array, possibly reshaped.
 
         Gates of a step that only this unit uses do not count.
         """

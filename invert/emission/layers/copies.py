@@ -62,7 +62,7 @@ class Part:
 
 
 def is_call(eqn: Eqn) -> bool:
-    """Whether an equation stands for a copy."""
+    """Return whether an equation stands for a copy."""
     return eqn.primitive is PART
 
 
@@ -147,7 +147,7 @@ class _Copies:
         self.number: list[int] = []
 
     def wanted(self) -> bool:
-        """Whether two equations use one parameter in products or lookups."""
+        """Return whether two equations use one parameter in products or lookups."""
         counts: collections.Counter[tuple[Var, str]] = collections.Counter()
         for i, eqn in enumerate(self.eqns):
             if self._is_layer(i, eqn):
@@ -268,7 +268,7 @@ class _Copies:
         return [g for g in groups if all(around.isdisjoint(c.values()) for c in g.copies)]
 
     def _is_layer(self, i: int, eqn: Eqn) -> bool:
-        """Whether an equation is a product of parameters with other values, or a lookup."""
+        """Return whether an equation is a product of parameters with other values, or a lookup."""
         return (
             not self.constant[i] and eqn.primitive.name in _LAYERS and bool(self._parameters_of(i))
         )
@@ -365,7 +365,7 @@ class _Copies:
         return {v for i in inside for v in self._parameters_of(i)} - outside
 
     def _independent(self, copies: Sequence[Mapping[int, int]]) -> bool:
-        """Whether no copy depends on results of another copy, or on its own."""
+        """Return whether no copy depends on results of another copy, or on its own."""
         member = {i: k for k, copy in enumerate(copies) for i in copy.values()}
         after: dict[int, set[int]] = {}
         for i, eqn in enumerate(self.eqns):
@@ -420,7 +420,7 @@ class _Copies:
         return [self.eqns[i] for i in sorted(found)]
 
     def _leaves(self, v: Atom, copy: Mapping[int, int]) -> bool:
-        """Whether a value of a copy is used outside it."""
+        """Return whether a value of a copy is used outside it."""
         inside = set(copy.values())
         return v in self.results or any(j not in inside for j in self.users.get(v, ()))
 

@@ -26,7 +26,7 @@ _AUTOMATIC = re.compile(
 
 
 def is_automatic(name: str) -> bool:
-    """Whether a library or this package, not an author, named a layer."""
+    """Return whether a library or this package, not an author, named a layer."""
     return NUMBER in name or _AUTOMATIC.fullmatch(name) is not None
 
 
@@ -40,7 +40,7 @@ _GENERAL = re.compile(r"dense|linear|conv\w*|\w*normalization|\w*pooling\w*")
 
 
 def says_nothing(name: str) -> bool:
-    """Whether a library named a layer by a kind that says nothing about its result."""
+    """Return whether a library named a layer by a kind that says nothing about its result."""
     stem = without_number(name)
     return is_automatic(stem) and _GENERAL.fullmatch(stem) is not None
 

@@ -336,7 +336,7 @@ class Lists:
                     call.layer.listed, call.layer.mixed, call.layer.indexed = name, True, True
 
     def chains(self) -> bool:
-        """Whether enough lists are called apart from each other for a helper function."""
+        """Return whether enough lists are called apart from each other for a helper function."""
         loops = [x for x in self.loops.values() if type(x) is Loop]
         made = {v for x in loops for v in x.outvars}
         apart = [x for x in loops if x.invars[x.stream] not in made]
@@ -416,7 +416,7 @@ def _before(steps: Sequence[Eqn], step: Eqn) -> Iterator[Eqn]:
 def _joined(
     call: LayerCall, users: Mapping[Atom, Sequence[Eqn]], results: Sequence[Atom]
 ) -> tuple[Eqn, int] | None:
-    """What joins a result with others, after steps of its own, and its place there."""
+    """The step that joins a result with others, perhaps after other steps, and its place there."""
     if len(call.outvars) != 1 or len(call.invars) != 1:
         return None
     (v,) = call.outvars
@@ -471,13 +471,13 @@ def _total(
 
 
 def starts_loop(eqn: LayerCall, graph: Graph) -> bool:
-    """Whether the result of a layer is only what a loop over layers starts with."""
+    """Return whether the result of a layer is only what a loop over layers starts with."""
     users = [u for v in eqn.outvars for u in graph.users.get(v, ())]
     return len(users) == 1 and isinstance(users[0], Loop)
 
 
 def _elsewhere(v: Var, layer: Layer) -> bool:
-    """Whether the result of a layer in a list is used by more than the next layer."""
+    """Return whether the result of a layer in a list is used by more than the next layer."""
     users = [s for s in layer.steps if any(a is v for a in s.invars)]
     return len(users) != 1 or any(a is v for a in layer.outputs)
 
@@ -510,14 +510,14 @@ def _numbered(names: Mapping[LayerCall, str]) -> list[list[LayerCall]]:
 
 
 def _is_a_part(calls: Sequence[LayerCall], names: Mapping[LayerCall, str]) -> bool:
-    """Whether two calls are some of several that an author numbered, such as `fire2` to `fire6`."""
+    """Return whether an author numbered two calls, among others, such as `fire2` to `fire6`."""
     stems = {_numbers(names[c], 1)[0] for c in calls}
     others = [n for c, n in names.items() if c not in calls and layers_in(c.layer)]
     return len(calls) == 2 and len(stems) == 1 and any(_numbers(n, 1)[0] in stems for n in others)
 
 
 def _is_short(calls: Sequence[LayerCall]) -> bool:
-    """Whether a list would be as long as its layers one by one.
+    """Return whether a list would be as long as its layers one by one.
 
     They are few, of several sizes, and each has one kernel: they are steps rather than blocks.
     """
@@ -564,7 +564,7 @@ def _form(eqn: Eqn) -> tuple[str, str]:
 
 
 def _consecutive(calls: Sequence[LayerCall], names: Mapping[LayerCall, str]) -> bool:
-    """Whether layers are named `block_0`, `block_1`, ..., and no other layer of their level is.
+    """Return whether these layers, and no others of their level, are `block_0`, `block_1`, ...
 
     Or `block1a`, `block2a`, `block2b`, ....
 

@@ -84,7 +84,7 @@ def with_common_scopes(jaxpr: Jaxpr, values: Set[Var]) -> Jaxpr:
 
 
 def _are_in_a_row(paths: Sequence[Path]) -> bool:
-    """Whether some scopes are in several layers of a row."""
+    """Return whether some scopes are in several layers of a row."""
     place = len(common_prefix(paths))
     names = {path[place] for path in paths if len(path) > place}
     return len(names) > 1 and len(set(map(row_of, names))) == 1

@@ -77,7 +77,7 @@ def skips(layer: Layer) -> dict[Var, str]:
 
 
 def is_tested(v: Var, steps: Sequence[Eqn]) -> bool:
-    """Whether integers, possibly reshaped, are only compared or taken as booleans."""
+    """Return whether integers, possibly reshaped, are only compared or taken as booleans."""
     users = [s for s in steps if any(a is v for a in s.invars)]
     if not users or not jnp.issubdtype(v.aval.dtype, jnp.integer):
         return False

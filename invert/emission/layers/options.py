@@ -176,17 +176,17 @@ def _parts(a: Value, b: Value) -> list[tuple[Value, Value]] | None:
 
 
 def _is_sum(value: Value) -> bool:
-    """Whether a value is a sum with an argument."""
+    """Return whether a value is a sum with an argument."""
     return values.is_addition(value.node) and values.operand(value) is not None
 
 
 def _adds_layer(value: Value, operand: Value) -> bool:
-    """Whether a step adds the result of a layer to an operand, or subtracts it."""
+    """Return whether a step adds the result of a layer to an operand, or subtracts it."""
     return bool(values.added_layer(value.node)) and operand is value.parts[0]
 
 
 def _is_free(node: ast.AST) -> bool:
-    """Whether a step has no arrays of its own."""
+    """Return whether a step has no arrays of its own."""
     return values.is_activation(node) or values.is_pad(node) or values.is_subsampling(node)
 
 
@@ -263,7 +263,7 @@ class _Family:
             self.match.missing[result] = operand
 
     def takes(self, draft: Draft, result: Value) -> bool:
-        """Whether a layer is one of them."""
+        """Return whether a layer is one of them."""
         (own, arrays), (others, other_arrays) = self._fields(self.first), self._fields(draft)
         lacking = frozenset(own.keys() - others.keys())
         if any(own.get(n) != k for n, k in others.items()) or len(own) == len(lacking):
@@ -327,7 +327,7 @@ class _Family:
 
 
 def _is_product(node: Node) -> bool:
-    """Whether a module is product and bias, like library layers with an activation."""
+    """Return whether a module is product and bias, like library layers with an activation."""
     ranks = [len(v.aval.shape) if isinstance(v, Var) else 0 for v in node.fields.values()]
     return not node.nodes and len(ranks) < 3 and sum(rank > 1 for rank in ranks) == 1
 

@@ -200,7 +200,7 @@ def _flow(
 
 
 def _is_connected(links: Links, region: Set[int]) -> bool:
-    """Whether steps use each other's values, rather than only the same inputs."""
+    """Return whether steps use each other's values, rather than only the same inputs."""
     found, pending = set[int](), [min(region)]
     while pending:
         i = pending.pop()
@@ -318,7 +318,7 @@ def _followed(layer: Layer) -> Iterator[tuple[int, int]]:
 
 
 def _same_number(norm: str, conv: str) -> bool:
-    """Whether a convolution and a normalization have the same number: `conv1`, `bn1`.
+    """Return whether a convolution and a normalization have the same number: `conv1`, `bn1`.
 
     Such names tell which belong together, but not that the author made a layer of them.
     """
@@ -327,7 +327,7 @@ def _same_number(norm: str, conv: str) -> bool:
 
 
 def _has_named_pairs(parameters: Mapping[Var, Path]) -> bool:
-    """Whether names alone make pairs in the model: `stem_conv` or `stem`, and `stem_bn`."""
+    """Return whether names alone make pairs in the model: `stem_conv` or `stem`, and `stem_bn`."""
     every = {name for path in parameters.values() for name in path[:-1]}
     kinds_: dict[str, set[str]] = collections.defaultdict(set)
     for name in every:
@@ -340,7 +340,7 @@ def _has_named_pairs(parameters: Mapping[Var, Path]) -> bool:
 
 
 def _has_pair(layer: Layer) -> bool:
-    """Whether a layer is a convolution and a normalization, with nothing else inside."""
+    """Return whether a layer is a convolution and a normalization, with nothing else inside."""
     inside = [_kind(s) for s in layer.steps if isinstance(s, LayerCall)]
     return inside == [_CONV, "norm"]
 
@@ -352,7 +352,7 @@ _CONVS, _NORMS = frozenset(("conv", "conv2d")), frozenset((*_SHORT, "batchnorm")
 
 
 def _belongs(norm: str, conv: str, *, beside: bool) -> bool:
-    """Whether a normalization is named automatically, or after its convolution.
+    """Return whether a normalization is named automatically, or after its convolution.
 
     **Arguments:**
 
@@ -390,7 +390,7 @@ def _name_pair(layer: Layer, pair: Sequence[int], parameters: Mapping[Var, Path]
 
 
 def _is_single(step: Eqn, kind: str) -> bool:
-    """Whether a step calls a layer of a kind without inner layers."""
+    """Return whether a step calls a layer of a kind without inner layers."""
     if not isinstance(step, LayerCall) or step.layer.block or step.layer.listed:
         return False
     inside = any(isinstance(s, LayerCall) for s in step.layer.steps)
@@ -444,7 +444,7 @@ def _pads(step: Eqn) -> bool:
 
 
 def _follows_layers(links: Links, i: int) -> bool:
-    """Whether a step needs what a layer computes, directly or through others."""
+    """Return whether a step needs what a layer computes, directly or through others."""
     return any(isinstance(links.steps[j], LayerCall) for j in links.needed(i))
 
 
@@ -612,7 +612,7 @@ def _region(
 
 
 def _is_elementwise(step: Eqn) -> bool:
-    """Whether a step is an activation, or the sum of a shortcut."""
+    """Return whether a step is an activation, or the sum of a shortcut."""
     if isinstance(step, LayerCall | Assign) or len(step.outvars) != 1:
         return False
     arrays = [a for a in step.invars if not isinstance(a, Literal) or a.aval.shape]

@@ -44,7 +44,7 @@ def _under(path: Path, above: Path) -> bool:
 
 
 def _numbered(path: Path) -> bool:
-    """Whether a layer is an item of a list."""
+    """Return whether a layer is an item of a list."""
     return re.search(r"_\d+$", path[-1]) is not None
 
 
@@ -125,7 +125,7 @@ class _Regions:
                 self.places[i] = self.places[i] or path
 
     def _only_adds(self, path: Path, uses: Sequence[int]) -> bool:
-        """Whether a layer is one table whose rows the layer above adds."""
+        """Return whether a layer is one table whose rows the layer above adds."""
         own = [v for v, p in self.derived.items() if p == path and v not in self.producers]
         tables = len(own) == 1 and len(own[0].aval.shape) > 1
         names = {self.eqns[i].primitive.name for i in uses}
@@ -135,7 +135,7 @@ class _Regions:
         return atom in self.producers and self.constant[self.producers[atom]]
 
     def _free(self, i: int, region: Collection[int], path: Path) -> bool:
-        """Whether an equation may join a region: it does not belong to another layer."""
+        """Return whether an equation may join a region: it does not belong to another layer."""
         mine = all(_under(o, path) for o in self.owners[i])
         if not self.owners[i] and self.eqns[i].primitive.name in _MIXING:
             return False
@@ -220,7 +220,7 @@ class _Regions:
         return {j for j in self.users.get(atom, ()) if j in region}
 
     def _leaves(self, i: int, region: Collection[int]) -> bool:
-        """Whether a result of an equation is used outside a region."""
+        """Return whether a result of an equation is used outside a region."""
         return any(self._used_outside(v, region) for v in self.eqns[i].outvars)
 
     def _used_outside(self, v: Atom, region: Collection[int]) -> bool:
@@ -250,7 +250,7 @@ class _Regions:
         return None
 
     def _repeats(self, path: Path) -> bool:
-        """Whether products share a layer's parameter, like steps of an unrolled loop."""
+        """Return whether products share a layer's parameter, like steps of an unrolled loop."""
         counts = collections.Counter(
             a
             for e in self.eqns

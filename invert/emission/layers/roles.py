@@ -96,12 +96,12 @@ def _normalization(eqn: Eqn, graph: Graph) -> Iterator[tuple[Atom, str]]:
 
 
 def _of_one_axis(eqn: Eqn, graph: Graph) -> bool:
-    """Whether one factor is an argument of the body, perhaps reshaped."""
+    """Return whether one factor is an argument of the body, perhaps reshaped."""
     return any(graph.producer(_source(graph, a)) is None for a in eqn.invars if is_var(a))
 
 
 def _is_of_shape(eqn: Eqn, graph: Graph) -> bool:
-    """Whether an array of several axes, such as `x` in `x * rsqrt(...)`, is a factor."""
+    """Return whether an array of several axes, such as `x` in `x * rsqrt(...)`, is a factor."""
     (out,) = eqn.outvars
     sources = [_source(graph, a) for a in eqn.invars if is_var(a)]
     whole = [v for v in sources if graph.producer(v) is None and v.aval.shape == out.aval.shape]
@@ -357,7 +357,7 @@ def apart(graph: Graph, names: Mapping[Atom, str]) -> set[Atom]:
 
 
 def _turns_matrices(eqn: Eqn) -> bool:
-    """Whether a transposition exchanges the last two axes alone."""
+    """Return whether a transposition exchanges the last two axes alone."""
     *rest, row, column = eqn.params["permutation"]
     count = len(rest)
     return rest == list(range(count)) and (row, column) == (count + 1, count)
@@ -428,7 +428,7 @@ def _summands(gate: Eqn, name: str, graph: Graph) -> Iterator[tuple[Atom, str]]:
 
 
 def _is_state(atom: Atom, graph: Graph) -> bool:
-    """Whether an array has the first result's shape, like a cell's state."""
+    """Return whether an array has the first result's shape, like a cell's state."""
     results = graph.jaxpr.outvars[:1]
     return is_var(atom) and any(atom.aval.shape == r.aval.shape for r in results)
 
@@ -512,7 +512,7 @@ def _product_in(total: Atom, graph: Graph) -> Eqn | None:
 
 
 def _is_updated(v: Atom, graph: Graph) -> bool:
-    """Whether `v` is multiplied or chosen from, as the state before a step is."""
+    """Return whether `v` is multiplied or chosen from, as the state before a step is."""
     return any(e.primitive.name in ("mul", "select_n") for e in graph.users.get(v, ()))
 
 
@@ -532,7 +532,7 @@ def _masked(v: Var, name: str, graph: Graph) -> Iterator[tuple[Atom, str]]:
 
 
 def _is_filled(graph: Graph, atom: Atom) -> bool:
-    """Whether an array holds a single number."""
+    """Return whether an array holds a single number."""
     eqn = graph.producer(atom)
     return isinstance(atom, Literal) or (eqn is not None and fills(eqn))
 

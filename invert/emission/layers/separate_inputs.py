@@ -85,7 +85,7 @@ def _reads(layer: Layer, parameters: Mapping[Var, Path], *, every: bool) -> _Rea
 def _keys(
     layer: Layer, parameters: Mapping[Var, Path], *, every: bool
 ) -> Iterator[Hashable | None]:
-    """What tells the steps of a layer that use inputs from each other; `None` for other steps.
+    """Key the steps of a layer that use inputs, to tell them apart; `None` for other steps.
 
     **Arguments:**
 
@@ -103,7 +103,7 @@ def _keys(
 
 
 def _use(step: Eqn, parameters: Mapping[Var, Path]) -> Hashable | None:
-    """What tells the use of parameters from others in the layer."""
+    """Key the use of parameters, to tell it from others in the layer."""
     if isinstance(step, LayerCall):
         return _plain(step.layer.field or step.layer.name)
     own = [a for a in step.invars if is_var(a) and a in parameters]

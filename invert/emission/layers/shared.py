@@ -179,7 +179,7 @@ class Numbers:
         )
 
     def value(self, place: int) -> int | None:
-        """What one of them is; `None` in a step that the layer lacks."""
+        """The number at a place; `None` in a step that the layer lacks."""
         return None if place in self.unused else number_of(self.constants[place])
 
 
@@ -240,12 +240,12 @@ class Class:
 
     @property
     def plain(self) -> bool:
-        """Whether its nodes have the same fields and options."""
+        """Return whether its nodes have the same fields and options."""
         return bool(self.drafts) and not (self.statics or self.optional or self.marked)
 
 
 def is_block(node: Node) -> bool:
-    """Whether a module holds the matrices of several products, rather than of one layer."""
+    """Return whether a module holds the matrices of several products, rather than of one layer."""
     if any("recurrent" in field for field in node.fields) or node.name.lower().endswith("cell"):
         return False
     ranks = [len(v.aval.shape) for v in node.fields.values() if isinstance(v, Var)]
@@ -334,7 +334,7 @@ class _Site:
 
     @property
     def is_always(self) -> bool:
-        """Whether it is a field even if equal in all layers, except at one."""
+        """Return whether it is a field even if equal in all layers, except at one."""
         return self.field in _ALWAYS and _callee(self.call) not in _WITHOUT
 
     @property
@@ -399,12 +399,12 @@ def sites(method: ast.FunctionDef) -> list[_Site]:
 
 
 def _is_same(one: ast.expr, other: ast.expr) -> bool:
-    """Whether two expressions have one text."""
+    """Return whether two expressions have one text."""
     return type(one) is type(other) and ast.unparse(one) == ast.unparse(other)
 
 
 def _adds_number(value: ast.expr) -> bool:
-    """Whether an expression is like `var + 0.001`."""
+    """Return whether an expression is like `var + 0.001`."""
     right = value.right if isinstance(value, ast.BinOp) else None
     return isinstance(right, ast.Constant) and type(right.value) is float
 
@@ -593,7 +593,7 @@ def _parts(group: list[Draft], read: NumbersOf) -> list[list[Draft]]:
 
 
 def fit(group: Sequence[Draft], read: NumbersOf) -> bool:
-    """Whether one text can be written for some nodes, by `generalize`."""
+    """Return whether one text can be written for some nodes, by `generalize`."""
     return len(_parts(list(group), read)) == 1
 
 
@@ -605,7 +605,7 @@ def _columns(group: Sequence[Draft], read: NumbersOf) -> list[tuple[int | None, 
 
 
 def _is_left_out(node: ast.AST) -> TypeIs[ast.Call]:
-    """Whether an expression is marked as a step that its layer lacks."""
+    """Return whether an expression is marked as a step that its layer lacks."""
     if not isinstance(node, ast.Call) or not syntax.is_named(node.func, STEP):
         return False
     flag = node.args[2]
@@ -614,7 +614,7 @@ def _is_left_out(node: ast.AST) -> TypeIs[ast.Call]:
 
 
 def _differ(column: Iterable[int | None]) -> bool:
-    """Whether numbers differ, apart from those that are unused."""
+    """Return whether numbers differ, apart from those that are unused."""
     return len({*column} - {None}) > 1
 
 
@@ -836,7 +836,7 @@ def settle(group: Sequence[Draft], read: NumbersOf) -> None:
 
 
 def _is_reading_of_size(statement: ast.stmt) -> bool:
-    """Whether a statement is like `batch = x.shape[0]`."""
+    """Return whether a statement is like `batch = x.shape[0]`."""
     value = statement.value if isinstance(statement, ast.Assign) else None
     read = value.value if isinstance(value, ast.Subscript) else None
     return isinstance(read, ast.Attribute) and read.attr == "shape"

@@ -171,7 +171,7 @@ class Stacker:
     def _follows(
         self, run: Members, call: LayerCall, programs: dict[int, tuple[list[Var], Graph]]
     ) -> bool:
-        """Whether a call continues a run; adds it if so."""
+        """Return whether a call continues a run; adds it if so."""
         first, last = run.calls[0], run.calls[-1]
         variables = self._matched(first.layer, call.layer, programs)
         if variables is None:
@@ -267,7 +267,7 @@ class Stacker:
 
 
 def _given(call: LayerCall, v: Var) -> Atom:
-    """What a call passes for an input of its layer, which may have a variable of its own."""
+    """The atom that a call passes for an input of its layer, which may have its own variable."""
     return call.invars[call.layer.inputs.index(v)] if type(call) is LayerCall else v
 
 

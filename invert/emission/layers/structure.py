@@ -167,7 +167,7 @@ class _Leaves:
         return "bias" if name in ("add", "add_any") else "scale"
 
     def _recurs(self, v: Var, eqn: Eqn) -> bool:
-        """Whether a parameter is used again on values that depend on its first use."""
+        """Return whether a parameter is used again on values that depend on its first use."""
         users = self.graph.users.get(v, ())
         later = [u for u in users if u is not eqn and u.primitive.name in _PRODUCTS]
         if eqn.primitive.name != "dot_general" or not later:
@@ -257,7 +257,7 @@ class _Leaves:
         return found
 
     def _normalizes(self, leaf: _Leaf) -> bool:
-        """Whether the scaled value was divided, or is multiplied, by a root."""
+        """Return whether the scaled value was divided, or is multiplied, by a root."""
         pending: list[Atom] = [a for e in leaf.eqns for a in e.invars if is_var(a)]
         for _ in range(24):
             if not pending:
@@ -297,7 +297,7 @@ class _Leaves:
                 member.group = f"attention{NUMBER}{number}"
 
     def _scored(self, leaf: _Leaf) -> bool:
-        """Whether a layer computes queries, keys or values, or all three at once."""
+        """Return whether a layer computes queries, keys or values, or all three at once."""
         if leaf.kind in _SCORED:
             return True
         if leaf.kind != "linear":
@@ -306,7 +306,7 @@ class _Leaves:
         return sum(self.roles.get(v) in _SCORED for v in forms) > 1
 
     def _mixes(self, leaf: _Leaf) -> bool:
-        """Whether the input of a layer is the output of an attention."""
+        """Return whether the input of a layer is the output of an attention."""
         atom = next(a for a in leaf.eqns[0].invars if is_var(a) and a not in self.sources)
         for _ in range(8):
             eqn = self.graph.producer(atom)
@@ -326,7 +326,7 @@ class _Leaves:
 
 
 def _looks_up(eqn: Eqn) -> bool:
-    """Whether an equation takes rows of its first operand."""
+    """Return whether an equation takes rows of its first operand."""
     if eqn.primitive.name == "gather":
         return True
     inner = [e for j in sub_jaxprs(eqn) for e in j.eqns] if eqn.primitive.name == "jit" else []

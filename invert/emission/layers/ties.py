@@ -156,7 +156,7 @@ class Ties:
         return axis
 
     def is_fixed(self, axis: Axis) -> bool:
-        """Whether the program gives a size as a number."""
+        """Return whether the program gives a size as a number."""
         now = self._joins, len(self._fixed)
         if self._fixed_roots[0] != now:
             self._fixed_roots = now, set(map(self.root, self._fixed))
@@ -606,7 +606,7 @@ _RULES: Mapping[str, Callable[[Ties, Eqn], None]] = {
 
 
 def may_be_same(padding: Sequence[tuple[int, int]]) -> bool:
-    """Whether a padding may be `"SAME"`, for a convolution that does not enlarge images."""
+    """Return whether a padding may be `"SAME"`, for a convolution that does not enlarge images."""
     return all(0 <= low <= high <= low + 1 for low, high in padding)
 
 
@@ -616,7 +616,7 @@ def _is_same(
     strides: Sequence[int],
     padding: Sequence[tuple[int, int]],
 ) -> bool:
-    """Whether a padding is written as `"SAME"`."""
+    """Return whether a padding is written as `"SAME"`."""
     sizes = zip(before, after, strides, strict=True)
     as_same = may_be_same(padding) and any(map(any, padding))
     return as_same and all(str(-(-n // s)) == str(m) for n, m, s in sizes)

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import equinox as eqx
 
@@ -138,12 +138,14 @@ SCALES, SUMMANDS = ("scale", "frequencies"), ("bias", "positions")
 _MOVES = kinds.LAYOUT | {"convert_element_type", "slice"}
 
 
-def constant_name(v: Var, users: Mapping[Var, Sequence[Eqn]], computed: Set[Var]) -> str:
+def constant_name(
+    v: Var, users: Mapping[Var, Sequence[Eqn]], computed: Mapping[Var, Eqn | None]
+) -> str:
     """A name for a constant of a program.
 
     **Arguments:**
 
-    - `computed`: the arguments of the program and what is computed from values.
+    - `computed`: the arguments of the program, and what is computed from values by equations.
     """
     for _ in range(8):
         first = next(iter(users.get(v, ())), None)
@@ -157,7 +159,12 @@ def constant_name(v: Var, users: Mapping[Var, Sequence[Eqn]], computed: Set[Var]
     return _by_role(v, first, users, computed) or _USES.get(first.primitive.name, "constant")
 
 
-def _by_role(v: Var, user: Eqn, users: Mapping[Var, Sequence[Eqn]], computed: Set[Var]) -> str:
+def _by_role(
+    v: Var,
+    user: Eqn,
+    users: Mapping[Var, Sequence[Eqn]],
+    computed: Mapping[Var, Eqn | None],
+) -> str:
     """A name that says more than the equation that uses a constant, or `""`."""
     following = [e.primitive.name for w in user.outvars for e in users.get(w, ())]
     if user.primitive.name == "mul" and {*following} & {"sin", "cos"}:
@@ -168,7 +175,15 @@ def _by_role(v: Var, user: Eqn, users: Mapping[Var, Sequence[Eqn]], computed: Se
     other = next((a for a in user.invars if is_var(a) and a is not v), None)
     if other is None or {*following} & {"reduce_max", "exp", "jit"}:
         return ""  # it is added to scores
-    return "positions" if other in computed else ""  # zeros only repeat the constant
+    if other not in computed:
+        return ""  # zeros only repeat the constant
+    maker = computed[other]
+    if maker is not None and maker.primitive.name == "dot_general":
+        ((_, right), (_, batch)) = maker.params["dimension_numbers"]
+        columns = len(maker.invars[1].aval.shape) - len(right) - len(batch)
+        if columns >= len(sizes):
+            return ""  # a bias for each of the heads and their features
+    return "positions"
 
 
 @dataclasses.dataclass

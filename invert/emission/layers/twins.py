@@ -107,7 +107,7 @@ class Scaled:
         return unit
 
     def keeps(self, v: Var, i: int) -> bool:
-        """Whether the size of an axis is that of the program."""
+        """Return whether the size of an axis is that of the program."""
         root = self.ties.root(self.ties.axis(v, i))
         sums = (self.ties.root(a) for a in self.ties.sums)
         return root not in self.sizes and not (root in self._images and root in sums)
@@ -133,7 +133,7 @@ class Scaled:
 
     @property
     def slides(self) -> bool:
-        """Whether kernels or strides over images are others."""
+        """Return whether kernels or strides over images are others."""
         return bool(self.strided) or any(self.ties.root(a) in self.sizes for a in self.ties.kernels)
 
     def strides(self, draft: Draft) -> tuple[int, ...]:
@@ -185,7 +185,7 @@ class _Group:
     own: set[int]
 
     def shares(self, other: _Group) -> bool:
-        """Whether parameters of both have the same size, as the smallest of both or of neither.
+        """Return whether parameters have one size in both, the smallest of both or of neither.
 
         Two joined images have twice the channels of one; another layer may have as many by chance.
         """
@@ -198,7 +198,7 @@ class _Group:
 
 @dataclasses.dataclass
 class Choice:
-    """What is decided on the sizes of a model.
+    """The decisions on the sizes of a model.
 
     **Attributes:**
 
@@ -681,7 +681,7 @@ def _single(cls: Class, ties: Ties) -> set[Axis]:
 
 
 def _follow(one: _Column, other: _Column) -> bool:
-    """Whether the sizes of one column are multiples of the other's."""
+    """Return whether the sizes of one column are multiples of the other's."""
     common = one.keys() & other.keys()
     left, right = ([column[k] for k in common] for column in (one, other))
     return (ratios(left, right) or ratios(right, left)) is not None
@@ -741,7 +741,7 @@ def _sides(eqn: Eqn, scaled: Scaled | None = None) -> list[int]:
 
 
 def _are_padded_by_half(drafts: Sequence[Draft]) -> bool:
-    """Whether each layer is one convolution, padded by half of its kernel on all sides."""
+    """Return whether each layer is one convolution, padded by half of its kernel on all sides."""
     found = [*map(_convolutions, drafts)]
     return all(len(eqns) == 1 for eqns in found) and all(
         [*map(tuple, eqn.params["padding"])] == [(k // 2, k // 2) for k in _sides(eqn)]
@@ -753,7 +753,7 @@ def _are_padded_by_half(drafts: Sequence[Draft]) -> bool:
 
 
 def _is_causal(draft: Draft) -> bool:
-    """Whether a layer is a convolution of a sequence, padded so that it sees only earlier steps."""
+    """Return whether a layer is a convolution of a sequence that sees only earlier steps."""
     steps = [e for layer in draft.node.layers for e in layer.steps]
     padded: dict[Atom, Any] = {
         e.outvars[0]: e.params["padding_config"] for e in steps if e.primitive is lax.pad_p
@@ -894,7 +894,7 @@ class _Numbers:
         return found
 
     def has_values(self, constants: Iterable[ast.Constant]) -> bool:
-        """Whether the text contains numbers that follow from a size, but would not change with it.
+        """Return whether numbers in the text follow from a size, but would not change with it.
 
         Examples are the factor `1 / 49` of a mean, and `x / 8**0.5` if the head size is 8 and
         another size is 8 too.

@@ -144,7 +144,7 @@ def _read(function: ast.FunctionDef, around: Mapping[str, Value], level: int) ->
 
 
 def is_step(node: ast.AST) -> TypeIs[ast.Call]:
-    """Whether an expression is a step that layers may lack."""
+    """Return whether an expression is a step that layers may lack."""
     return isinstance(node, ast.Call) and is_named(node.func, STEP)
 
 
@@ -154,13 +154,13 @@ def steps(method: ast.FunctionDef) -> list[ast.Call]:
 
 
 def has(step: ast.Call) -> bool:
-    """Whether a layer has a step."""
+    """Return whether a layer has a step."""
     flag = step.args[2]
     return not (isinstance(flag, ast.Constant) and flag.value is False)
 
 
 def is_activation(node: ast.AST) -> TypeIs[ast.Call]:
-    """Whether an expression is an activation of one value, with at most decimal options."""
+    """Return whether an expression is an activation of one value, with at most decimal options."""
     if not isinstance(node, ast.Call) or len(node.args) != 1:
         return False
     constants = [n for k in node.keywords for n in ast.walk(k) if isinstance(n, ast.Constant)]
@@ -175,7 +175,7 @@ def is_pad(node: ast.AST) -> TypeIs[ast.Call]:
 
 
 def is_subsampling(node: ast.AST) -> TypeIs[ast.Call]:
-    """Whether an expression is a pooling of windows of one element: a subsampling."""
+    """Return whether an expression is a pooling of windows of one element: a subsampling."""
     if not isinstance(node, ast.Call) or len(node.args) != 4 or not is_named(node.func, _POOL):
         return False
     return all(
@@ -186,7 +186,7 @@ def is_subsampling(node: ast.AST) -> TypeIs[ast.Call]:
 
 
 def is_mask(node: ast.AST) -> TypeIs[ast.Call]:
-    """Whether an expression is a value that a number replaces in some places."""
+    """Return whether an expression is a value that a number replaces in some places."""
     match node:
         case ast.Call(args=[_, _, ast.Constant() | ast.UnaryOp(operand=ast.Constant())]):
             return ast.unparse(node.func) == "jnp.where"
@@ -194,7 +194,7 @@ def is_mask(node: ast.AST) -> TypeIs[ast.Call]:
 
 
 def _depends(value: Value) -> bool:
-    """Whether a value depends on arguments, apart from their shapes."""
+    """Return whether a value depends on arguments, apart from their shapes."""
     pending, seen = [value], set[int]()
     while pending:
         part = pending.pop()
@@ -301,7 +301,7 @@ def layer_of(call: ast.Call) -> str:
 
 
 def is_addition(node: ast.AST) -> bool:
-    """Whether an expression is a sum in which one side is not a bias."""
+    """Return whether an expression is a sum in which one side is not a bias."""
     added = isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add)
     return added and not decider(node)
 
@@ -331,7 +331,7 @@ def argument(step: ast.Call, names: Collection[str]) -> str:
 
 
 def returns_steps(step: ast.Call) -> bool:
-    """Whether a marked step chooses the values of all steps of a loop."""
+    """Return whether a marked step chooses the values of all steps of a loop."""
     return not fields(step) and not any(is_named(n, HOLE) for n in ast.walk(step.args[0]))
 
 

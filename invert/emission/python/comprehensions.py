@@ -115,7 +115,7 @@ def _with_element(value: ast.expr, layers: ast.expr, i: int, element: str) -> as
 
 
 def _splits(statement: ast.stmt, forms: Sequence[ast.expr | None], uses: Mapping[str, int]) -> bool:
-    """Whether a statement makes parts of which each value reads one, in order."""
+    """Return whether a statement makes parts of which each value reads one, in order."""
     match statement:
         case ast.Assign(targets=[ast.Tuple(elts=parts)], value=ast.Call() as made):
             names = [n.id for n in parts if isinstance(n, ast.Name)]

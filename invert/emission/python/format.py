@@ -113,7 +113,7 @@ def _without_brackets(text: str) -> str:
 
 
 def _in_brackets(node: ast.expr | None) -> bool:
-    """Whether it is a tuple of several items, in brackets in the text."""
+    """Return whether it is a tuple of several items, in brackets in the text."""
     return (
         isinstance(node, ast.Tuple)
         and len(node.elts) > 1

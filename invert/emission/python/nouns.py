@@ -68,12 +68,12 @@ _OF_TWO = 16
 
 
 def says(name: str | None) -> bool:
-    """Whether a name is meaningful."""
+    """Return whether a name is meaningful."""
     return bool(name) and name not in _BLANK and not _BLANKS.fullmatch(name or "")
 
 
 def is_blank(name: str) -> bool:
-    """Whether a name is `x` or `y`, possibly with a number."""
+    """Return whether a name is `x` or `y`, possibly with a number."""
     return re.fullmatch(r"[xy](_\d+)?", name) is not None
 
 
@@ -132,7 +132,7 @@ def noun(
     if mixes(eqn, atoms, fields):
         return STREAM if primitive in _SUMS else PLAIN
     if primitive == "neg":
-        return PLAIN  # `-loss` is no loss
+        return PLAIN  # `-loss` is not a loss
     if primitive == "sub" and isinstance(eqn.invars[0], Literal):
         of_mask = bool(known) and stem(known[0][1]).endswith("mask")
         return "inverse_mask" if of_mask else of_scope(eqn, path)
@@ -147,7 +147,7 @@ def noun(
 
 
 def mixes(eqn: Eqn, atoms: Sequence[Atom], fields: Collection[Atom] = ()) -> bool:
-    """Whether a result combines several arrays."""
+    """Return whether a result combines several arrays."""
     name = eqn.primitive.name
     if len(eqn.outvars) != 1 or name not in kinds.ELEMENTWISE:
         return False

@@ -93,7 +93,7 @@ def typed(tree: object, define: Callable[[dict[str, ast.expr]], ast.expr]) -> as
 
 
 def _is_field(key: str) -> bool:
-    """Whether a key may be a field of a `TypedDict`, shadowing no type."""
+    """Return whether a key may be a field of a `TypedDict`, shadowing no type."""
     ordinary = key.isascii() and key.isidentifier() and not keyword.iskeyword(key)
     return ordinary and (key not in RESERVED or key in dir(builtins)) and not key.startswith("__")
 

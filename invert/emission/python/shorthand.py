@@ -14,7 +14,7 @@ from invert.emission.python.nouns import of_field
 
 # The least number of values for which an operation is written once.
 _FEW = 3
-# What is activated is no longer what a normalization returns.
+# An activation's result is no longer that of the normalization.
 _NORMALIZED = re.compile(r"(?<=[a-z])_(bn|norm)$")
 # The types whose items are of several types.
 _SEQUENCES = frozenset(("list", "dict"))
@@ -172,7 +172,7 @@ def _widened_once(body: Sequence[ast.stmt]) -> list[ast.stmt]:
 
 
 def _is_widened(node: ast.Subscript) -> bool:
-    """Whether a node is `name[..., None]` or another index that only adds axes."""
+    """Return whether a node is `name[..., None]` or another index that only adds axes."""
     texts = [*map(ast.unparse, node.slice.elts)] if isinstance(node.slice, ast.Tuple) else []
     return "None" in texts and all(text in ("...", ":", "None") for text in texts)
 
@@ -232,7 +232,7 @@ def _loops_at_once(function: ast.FunctionDef) -> list[ast.stmt]:
 
 
 def _loop(statement: ast.stmt) -> str:
-    """What a loop does with a field's elements; `""` for other statements."""
+    """The step that a loop does with a field's elements; `""` for other statements."""
     match statement:
         case ast.For(
             target=ast.Name(id=element), iter=ast.Attribute(value=ast.Name(id="self")), body=body

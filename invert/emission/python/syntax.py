@@ -430,7 +430,7 @@ def path_of(node: ast.expr) -> str:
 
 
 def is_path(node: ast.expr, name: str, attribute: str) -> bool:
-    """Whether an expression is the attribute of a variable, such as `jnp.sqrt`."""
+    """Return whether an expression is the attribute of a variable, such as `jnp.sqrt`."""
     return (
         isinstance(node, ast.Attribute)
         and node.attr == attribute

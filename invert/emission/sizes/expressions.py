@@ -137,7 +137,7 @@ def width(node: ast.expr) -> int:
 
 
 def _is_quotient(node: ast.AST, tokens: Collection[str]) -> TypeGuard[ast.BinOp]:
-    """Whether a node is a quotient or remainder of sizes."""
+    """Return whether a node is a quotient or remainder of sizes."""
     return (
         isinstance(node, ast.BinOp)
         and isinstance(node.op, (ast.FloorDiv, ast.Mod))

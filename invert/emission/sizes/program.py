@@ -36,7 +36,7 @@ class Program:
 
     @functools.cached_property
     def pads(self) -> bool:
-        """Whether a convolution pads its images."""
+        """Return whether a convolution pads its images."""
         convolutions = (
             e for e in equations(self.jaxpr) if e.primitive is lax.conv_general_dilated_p
         )
@@ -44,7 +44,7 @@ class Program:
 
     @functools.cached_property
     def halves(self) -> bool:
-        """Whether a strided convolution pads by half its kernel, not as `"SAME"`."""
+        """Return whether a strided convolution pads by half its kernel, not as `"SAME"`."""
         every = equations(self.jaxpr)
         return any(
             is_half(e) and max(e.params["window_strides"]) > 1 and not _is_same(e)
@@ -63,7 +63,7 @@ class Program:
 
 
 def is_half(eqn: Eqn) -> bool:
-    """Whether a convolution pads by half of its kernel, other than a single pixel."""
+    """Return whether a convolution pads by half of its kernel, other than a single pixel."""
     kernel = eqn.invars[1].aval.shape
     sides = [kernel[i] for i in eqn.params["dimension_numbers"].rhs_spec[2:]]
     halves = [(k // 2, k // 2) for k in sides]
@@ -71,7 +71,7 @@ def is_half(eqn: Eqn) -> bool:
 
 
 def _is_same(eqn: Eqn) -> bool:
-    """Whether the padding of a convolution is `"SAME"`."""
+    """Return whether the padding of a convolution is `"SAME"`."""
     numbers, params = eqn.params["dimension_numbers"], eqn.params
     images, kernel = (v.aval.shape for v in eqn.invars)
     sizes = [images[i] for i in numbers.lhs_spec[2:]]
