@@ -130,7 +130,8 @@ def _parts(index: Index, sizes: tuple[int, ...]) -> list[Index]:
         rest = list(index[1])
         for size in sizes:
             group: list[tuple[Index, int]] = []
-            while rest and math.prod(n for _, n in group) < size:
+            # Open sizes are equal or not, but which of two is smaller may be unknown.
+            while rest and math.prod(n for _, n in group) != size:
                 group.append(rest.pop(0))
             if math.prod(n for _, n in group) != size:
                 return [("part", index, sizes, k) for k in range(len(sizes))]
