@@ -161,6 +161,20 @@ def test_a_pool_that_moves_by_its_window(recwarn) -> None:
     assert not recwarn.list
 
 
+def test_layers_of_equinox_beside_a_function_with_a_rule(recwarn) -> None:
+    keras = pytest.importorskip("keras")
+    layers = keras.layers
+    head = [layers.Conv2D(4, 3, activation="relu"), layers.MaxPooling2D(2), layers.Dense(2)]
+    original = keras.Sequential([keras.Input((9, 7, 8)), *head])
+    recwarn.clear()
+    fast = invert.convert(original, config=invert.Config(optimize="cpu"))
+    emitted = fast.emit(layers="equinox")
+    for call in ("eqx.nn.Conv2d(", "jax.nn.relu(", "max_pool("):
+        assert call in emitted.source
+    close(emitted.model(image()), fast(image()))
+    assert not [w for w in recwarn.list if "defect" in str(w.message)]
+
+
 def test_the_report_says_if_nothing_pays() -> None:
     module = invert.from_exported(exported(2, 9, 7, 8))
     same = invert.optimize(module, "gpu")

@@ -15,12 +15,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from invert._private.jax import consts_of, open_jaxpr
+from invert._private.jax import close_like, consts_of, open_jaxpr
 from invert.emission.equinox_nn import indices
 from invert.emission.equinox_nn.indices import Index, Layout
 from invert.ir import kinds
 from invert.ir.graph import Graph, is_var
 from invert.ir.interpret import inline_calls
+from invert.ir.jaxprs import literals, with_inlined
 from invert.ir.match import same_params, same_value
 from invert.ir.types import AnyJaxpr, Atom, Eqn, Literal, Var
 
@@ -324,9 +325,17 @@ def _described(atom: Atom, eqn: Eqn | None) -> str:
 
 def flat(closed: AnyJaxpr) -> AnyJaxpr:
     """The program with all calls inlined."""
+
+    def called(eqn: Eqn) -> AnyJaxpr | None:
+        return eqn.params["jaxpr"] if eqn.primitive.name == "jit" else None
+
     with jax.enable_x64(True):
-        while any(e.primitive.name == "jit" for e in open_jaxpr(closed).eqns):
-            closed = inline_calls(closed)
+        while calls := [c for e in open_jaxpr(closed).eqns if (c := called(e)) is not None]:
+            # The rules of functions in a normal form are programs, which cannot be traced.
+            if all(literals(c) is not None for c in calls):
+                closed = close_like(closed, with_inlined(open_jaxpr(closed), called))
+            else:
+                closed = inline_calls(closed)
     return closed
 
 
