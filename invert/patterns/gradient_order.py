@@ -33,11 +33,17 @@ def _with_barriers(jaxpr: Jaxpr, pays: Callable[[str], bool]) -> Jaxpr:
         for v in dict.fromkeys(filter(is_var, eqn.invars)):
             reads[v].append(i)
     results = set(filter(is_var, jaxpr.outvars))
+    behind = {v for e in jaxpr.eqns if e.primitive is lax.optimization_barrier_p for v in e.outvars}
     barriers: dict[int, list[Eqn]] = collections.defaultdict(list)
     names: dict[int, dict[Var, Var]] = collections.defaultdict(dict)
     for v, places in reads.items():
         others = places if v in results else places[:-1]
-        if len(others) < 2 or not _is_summed(jaxpr.eqns[others[0]], v) or not pays(_kind(v)):
+        if (
+            v in behind
+            or len(others) < 2
+            or not _is_summed(jaxpr.eqns[others[0]], v)
+            or not pays(_kind(v))
+        ):
             continue
         barrier = _barrier(v, jaxpr.eqns[others[0]])
         barriers[others[0]].append(barrier)
