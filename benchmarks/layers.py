@@ -85,7 +85,7 @@ def compiled(function: Any, *args: Any) -> Compiled:
 
 
 # The gradient of more layers, as classes, takes XLA many gigabytes to compile.
-MOST_WITH_GRADIENT = 16
+MOST_WITH_GRADIENT = 32
 
 
 def measure(layers: int) -> None:

@@ -147,7 +147,7 @@ def _through(site: Site, atom: Atom, *names: str) -> Eqn | None:
 
 
 def _is_stopped(site: Site, atom: Atom) -> bool:
-    """Whether the gradient of a value is stopped, of which lowering leaves no trace.
+    """Return whether the gradient of a value is stopped, of which lowering leaves no trace.
 
     Where a pattern looks for a maximum, JAX's function is there already.
     """
@@ -156,7 +156,7 @@ def _is_stopped(site: Site, atom: Atom) -> bool:
 
 
 def _is_centered(site: Site, atom: Atom) -> bool:
-    """Whether a value is `x - stop_gradient(max x)`."""
+    """Return whether a value is `x - stop_gradient(max x)`."""
     eqn = site.producer(atom, "sub")
     return eqn is not None and _is_stopped(site, eqn.invars[1])
 

@@ -46,7 +46,7 @@ class Long(nn.Module):
     @nn.compact
     def __call__(self, x: Any, mask: Any) -> Any:
         y = Dense(x.shape[-1], name="up")(x)
-        for _ in range(40):
+        for _ in range(80):
             y = jnp.where(mask, jnp.sin(y), jnp.tanh(y))
         return x + y
 

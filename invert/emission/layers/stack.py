@@ -29,10 +29,9 @@ from invert.ir.match import Match
 from invert.ir.size_slices import with_slices
 from invert.ir.types import AnyJaxpr, Atom, Eqn, Jaxpr, Literal, ShapedArray, Value, Var
 
-# As many equations of equal layers compile faster as a scan: the gradient of eight blocks of a
-# transformer takes 0.4 of the time, that of four 0.9 (`benchmarks/layers.py`). XLA's time for a
-# gradient grows faster than its size.
-PAYS = 400
+# As many equations of equal layers compile much faster as a scan: 32 blocks of a transformer and
+# their gradient in half of the time, 16 in 0.8, while eight take longer (`benchmarks/layers.py`).
+PAYS = 1000
 
 _T = TypeVar("_T")
 _S = TypeVar("_S")
