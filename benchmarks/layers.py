@@ -84,7 +84,7 @@ def compiled(function: Any, *args: Any) -> Compiled:
     return Compiled(seconds, min(runs), result)
 
 
-# The gradient of more layers, as classes, takes XLA many gigabytes to compile.
+# Those of more layers, as classes, take XLA long to compile.
 MOST_WITH_GRADIENT = 32
 
 

@@ -62,7 +62,7 @@ def _kind(v: Var) -> str:
 
 
 def _is_summed(eqn: Eqn, v: Var) -> bool:
-    """Return whether a step only adds up elements of a value, perhaps in a function such as `mean`."""
+    """Return whether a step only adds up elements of a value, as `mean` does in its body."""
     if eqn.primitive.name == "reduce_sum":
         return True
     if eqn.primitive.name != "jit":
