@@ -1,23 +1,23 @@
-"""Values whose gradient has a sum of rows among its terms, which is to be added first.
+"""Barriers that keep XLA from computing the gradients of later blocks anew in earlier ones.
 
 Reverse mode adds up the gradient of a value from its last use to its first. The gradient of a sum,
 such as the mean of a layer normalization, is broadcast, and the sum is often the first use. XLA
 repeats an addition whose operand is broadcast in every fusion that reads its result. In a stack of
 residual blocks these additions chain, so that each gradient is computed anew from those of all
 later blocks. Behind a barrier, which changes nothing, all uses but the last have a gradient of
-their own, and what is added to the rest is no longer broadcast.
+their own, so that the last addition has no broadcast operand.
 """
 
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from jax import lax
 
 from invert._private.jax import open_jaxpr, rename_operands, trace_closed
 from invert.ir.graph import is_var
-from invert.ir.jaxprs import map_jaxprs, sub_jaxprs
+from invert.ir.jaxprs import map_jaxprs
 from invert.ir.types import ClosedJaxpr, Eqn, Jaxpr, Var
 
 
@@ -41,7 +41,7 @@ def _with_barriers(jaxpr: Jaxpr, pays: Callable[[str], bool]) -> Jaxpr:
         if (
             v in behind
             or len(others) < 2
-            or not _is_summed(jaxpr.eqns[others[0]], v)
+            or jaxpr.eqns[others[0]].primitive.name != "reduce_sum"
             or not pays(_kind(v))
         ):
             continue
@@ -61,21 +61,8 @@ def _kind(v: Var) -> str:
     return f"{v.aval.dtype.name}, {len(v.aval.shape)} axes"
 
 
-def _is_summed(eqn: Eqn, v: Var) -> bool:
-    """Return whether a step only adds up elements of a value, as `mean` does in its body."""
-    if eqn.primitive.name == "reduce_sum":
-        return True
-    if eqn.primitive.name != "jit":
-        return False
-    (body,) = map(open_jaxpr, sub_jaxprs(eqn))
-    inner = body.invars[eqn.invars.index(v)]
-    readers = [e for e in body.eqns if inner in e.invars]
-    return len(readers) == 1 and inner not in body.outvars and _is_summed(readers[0], inner)
-
-
 def _barrier(v: Var, near: Eqn) -> Eqn:
     """A barrier for a value, with the scope of an equation."""
     program = open_jaxpr(trace_closed(lax.optimization_barrier, v.aval))
     (eqn,) = program.eqns
-    made: Sequence[Var] = eqn.outvars
-    return eqn.replace(invars=[v], outvars=list(made), source_info=near.source_info)
+    return eqn.replace(invars=[v], source_info=near.source_info)
