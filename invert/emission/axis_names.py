@@ -57,6 +57,8 @@ def order(
     return not field, -len(column[0][1]) - 0.5 * state if field else 0
 
 
+# What a text that multiplies matrices has in it.
+_PRODUCTS = (" @ ", "einsum", "tensordot", "flat_product", "dot_general")
 _RECURRENT = "recurrent_kernel"
 # The number of different sizes whose differences are no coincidence.
 _LEAST_JOINED = 3
@@ -118,7 +120,7 @@ class Dimensions:
         conv = CONV.search(text_) is not None
         images = letters_of([text_]) or images
         ranks = {len(shape) for _, shape in draft.arrays}
-        products = any(sign in text_ for sign in (" @ ", "einsum", "tensordot", "dot_general"))
+        products = any(sign in text_ for sign in _PRODUCTS)
         features: dict[bool, set[tuple[str, ...]]] = {True: set(), False: set()}
         taken: set[str] = set()
         made: set[tuple[str, ...]] = set()

@@ -20,11 +20,13 @@ from invert.ir.types import Var
 # The name of an argument that a layer only adds to a function of another one.
 RESIDUAL = "residual"
 _PRODUCT = " @ "
+_PRODUCTS = (_PRODUCT, "einsum(", "tensordot(", "flat_product(", "dot_product_attention(")
 # The layer that a text computes, and its name in Keras.
 _CALLED = (
     ("conv_general_dilated", "Conv", "Conv"),
     ("conv_transpose", "ConvTranspose", "ConvTranspose"),
     (_PRODUCT, "Linear", "Dense"),
+    ("flat_product(", "Linear", "Dense"),
     ("tensordot", "Linear", "DenseGeneral"),
     ("einsum", "Linear", "DenseGeneral"),
     ("rsqrt", "Norm", "Norm"),
@@ -331,7 +333,7 @@ def _kind(cls: Class, kinds: Callable[[Node], str], *, keras: bool) -> str:
         return inner[0].removesuffix(_CELL)
     if inner:
         linear = all(name in _LINEAR for name in inner)
-        products = sum(map(text.count, (" @ ", "einsum(", "tensordot(", "dot_product_attention(")))
+        products = sum(map(text.count, _PRODUCTS))
         if linear and products and re.search(r"\b(softmax|dot_product_attention)\(", text):
             return _ATTENTION
         if _SQUEEZE.search(text) and all(name in (*_LINEAR, "Conv") for name in inner):
@@ -363,7 +365,7 @@ def _kind(cls: Class, kinds: Callable[[Node], str], *, keras: bool) -> str:
             if name == "Linear" and any(
                 isinstance(v, Var) and len(v.aval.shape) > 2 for v in fields.values()
             ):
-                name = "LinearGeneral"
+                name, other = "LinearGeneral", "DenseGeneral"
             return other if keras else name
     return ""
 

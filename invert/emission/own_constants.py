@@ -115,7 +115,7 @@ def _groups(
             continue
         # A product with parameters begins a layer; its other operand comes from earlier ones.
         weights = [a for a in eqn.invars if is_var(a) and _is_parameter(keys.get(a))]
-        operands = weights if eqn.primitive.name in _PRODUCTS and weights else eqn.invars
+        operands = weights if kinds.computes(eqn) in _PRODUCTS and weights else eqn.invars
         operation = operation_key(eqn) or (eqn.primitive.name, id(eqn))
         whole = known.setdefault((operation, tuple(map(key, operands))), len(known))
         for v in dict.fromkeys(source[a] for a in eqn.invars if is_var(a) and a in source):

@@ -16,6 +16,7 @@ from invert.emission.layers.tree import SCALES, SUMMANDS, split_name
 from invert.emission.layers.tree import constant_name as name_by_use
 from invert.emission.recovered import Recovered, constant_name
 from invert.emission.sizes.program import Program
+from invert.ir import kinds
 from invert.ir.graph import is_number, is_var
 from invert.ir.types import Eqn, Jaxpr, Value, Var
 
@@ -156,9 +157,9 @@ def _is_multiplied(v: Var, users: Mapping[Var, Sequence[Eqn]], rank: int) -> boo
     if len(v.aval.shape) != rank or not users.get(v):
         return False
     return all(
-        e.primitive.name == "dot_general"
+        kinds.computes(e) == "dot_general"
         and e.invars[1] is v
-        and tuple(e.params["dimension_numbers"][0][1]) == (0,)
+        and tuple(kinds.product_axes(e)[0][1]) == (0,)
         for e in users[v]
     )
 

@@ -7,6 +7,7 @@ nothing else of this package. Batch sizes may be open.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
@@ -238,6 +239,17 @@ def sum_pool(
     return x.astype(dtype)
 
 
+@functools.partial(jax.jit, static_argnums=2)
+def flat_product(x: jax.Array, y: jax.Array, axes: int) -> jax.Array:
+    """The product over the last `axes` of `x` and the first of `y`, as one of two matrices.
+
+    XLA computes its gradients without transposing `x` or the cotangent.
+    """
+    rows, terms, columns = x.shape[:-axes], math.prod(y.shape[:axes]), y.shape[axes:]
+    product = x.reshape(math.prod(rows), terms) @ y.reshape(terms, math.prod(columns))
+    return product.reshape(*rows, *columns)
+
+
 @functools.partial(jax.jit, static_argnums=(1, 2))
 def two_pass_argmax(x: jax.Array, axis: int, dtype: np.dtype) -> jax.Array:
     """The position of the first largest number along an axis; NaN counts as the largest.
@@ -257,7 +269,7 @@ def two_pass_argmin(x: jax.Array, axis: int, dtype: np.dtype) -> jax.Array:
     return jnp.min(jnp.where(smallest, places, x.shape[axis] - 1), axis).astype(dtype)
 
 
-# By their names in a program.
+# By their names in a program. `kinds.computes` has the primitives that they stand for.
 FUNCTIONS: Mapping[str, Callable[..., jax.Array]] = MappingProxyType(
     {
         "depthwise_conv": depthwise_conv,
@@ -266,6 +278,7 @@ FUNCTIONS: Mapping[str, Callable[..., jax.Array]] = MappingProxyType(
         "transposed_conv": transposed_conv,
         "max_pool": max_pool,
         "sum_pool": sum_pool,
+        "flat_product": flat_product,
         "two_pass_argmax": two_pass_argmax,
         "two_pass_argmin": two_pass_argmin,
     }

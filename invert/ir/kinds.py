@@ -2,6 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+
+from invert.ir.types import Eqn
+
+# Axes of both operands of a product: those that are summed over, and those of its batch.
+DotDimensionNumbers = tuple[
+    tuple[Sequence[int], Sequence[int]], tuple[Sequence[int], Sequence[int]]
+]
+
 # Rearrange all elements into another shape, possibly repeating them.
 LAYOUT = frozenset(("broadcast_in_dim", "reshape", "squeeze", "transpose"))
 # May drop axes of size one.
@@ -42,3 +52,32 @@ PRODUCTS = frozenset(("conv_general_dilated", "dot_general", "mul"))
 LINEAR = MOVES | frozenset(
     "convert_element_type copy cumsum div gather neg reduce_sum reduce_window_sum split".split()
 )
+# What the functions of `fast` compute.
+_FAST: Mapping[str, str] = MappingProxyType(
+    {
+        **dict.fromkeys(
+            ("depthwise_conv", "shifted_conv", "grouped_conv", "transposed_conv"),
+            "conv_general_dilated",
+        ),
+        "flat_product": "dot_general",
+        "max_pool": "reduce_window_max",
+        "sum_pool": "reduce_window_sum",
+        "two_pass_argmax": "argmax",
+        "two_pass_argmin": "argmin",
+    }
+)
+
+
+def product_axes(eqn: Eqn) -> DotDimensionNumbers:
+    """The axes that a product sums over, and those of its batch, for either operand."""
+    if eqn.primitive.name == "dot_general":
+        return eqn.params["dimension_numbers"]
+    x, y, result = (len(v.aval.shape) for v in (*eqn.invars, *eqn.outvars))
+    axes = (x + y - result) // 2
+    return (tuple(range(x - axes, x)), tuple(range(axes))), ((), ())
+
+
+def computes(eqn: Eqn) -> str:
+    """The primitive that an equation computes, itself or by a call of a function of `fast`."""
+    name = eqn.primitive.name
+    return _FAST.get(eqn.params["name"], name) if name == "jit" else name

@@ -241,7 +241,7 @@ def _pointwise(site: Site) -> Plan | None:
     def run(x: Value, kernel: Value) -> Value:
         if conv.strided:
             x = lax.slice(x, [0] * x.ndim, x.shape, (1, *conv.strides, 1))
-        return _of_matrices(x, _matrix(kernel, kernel.shape[-2:]), 1)
+        return fast.flat_product(x, lax.reshape(kernel, kernel.shape[-2:]), 1)
 
     return Plan(kind, conv.over(run))
 
@@ -340,19 +340,7 @@ def _flat(site: Site) -> Plan | None:
     terms, results = math.prod(sizes[:axes]), math.prod(sizes[axes:])
     more = "more" if results > terms else "fewer"
     kind = f"{x.dtype.name}, terms <= {_bound(terms, _TERMS)}, {more} results"
-    return Plan(kind, lambda x, y: [_of_matrices(x, _ordered(y, order), axes)])
-
-
-def _of_matrices(x: Value, y: Value, axes: int) -> Value:
-    """The product over the last `axes` of `x` and the first of `y`, as one of matrices."""
-    rows, columns, terms = x.shape[:-axes], y.shape[axes:], math.prod(y.shape[:axes])
-    x, y = lax.reshape(x, (math.prod(rows), terms)), _matrix(y, (terms, math.prod(columns)))
-    product = lax.dot_general(x, y, (((1,), (0,)), ((), ())), preferred_element_type=x.dtype)
-    return lax.reshape(product, (*rows, *columns))
-
-
-def _matrix(x: Value, shape: tuple[int, int]) -> Value:
-    return x if x.shape == shape else lax.reshape(x, shape)
+    return Plan(kind, lambda x, y: [fast.flat_product(x, _ordered(y, order), axes)])
 
 
 def _product_order(site: Site) -> tuple[str, Call] | None:

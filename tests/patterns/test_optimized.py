@@ -15,6 +15,7 @@ from jax import lax
 import invert
 from invert import patterns
 from invert.patterns import optimized
+from tests.patterns.recovery import equations
 
 ALL = optimized.stage(lambda name, kind: True).patterns
 
@@ -119,7 +120,7 @@ def test_dtypes(dtype: str, rtol: float) -> None:
         x = X.astype(dtype)
         check(conv(groups=6), "depthwise_conv", x, sample(3, 3, 1, 6, dtype=dtype), rtol=rtol)
         check(conv(groups=3), "grouped_conv", x, sample(3, 3, 2, 6, dtype=dtype), rtol=rtol)
-        check(conv(), "dot_general", x, sample(1, 1, 6, 4, dtype=dtype), rtol=rtol)
+        check(conv(), "flat_product", x, sample(1, 1, 6, 4, dtype=dtype), rtol=rtol)
         check(lambda x: window(x, 0.0, lax.add, (1, 3, 2, 1)), "sum_pool", x, rtol=rtol)
 
 
@@ -146,7 +147,7 @@ LAYOUTS = {
         ("NCHW", "OIHW", "NCHW"), (2, 6, 9, 7), (4, 3, 3, 2), 2, "grouped_conv",
     ),
     "groups, one size": (("NWC", "WIO", "NWC"), (2, 9, 6), (3, 2, 9), 3, "grouped_conv"),
-    "results first": (("NHWC", "HWIO", "NCHW"), (2, 9, 7, 6), (1, 1, 6, 5), 1, "dot_general"),
+    "results first": (("NHWC", "HWIO", "NCHW"), (2, 9, 7, 6), (1, 1, 6, 5), 1, "flat_product"),
 }  # fmt: skip
 
 
@@ -172,7 +173,7 @@ def test_groups(function: Any, shape: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("strides", [(1, 1), (2, 3)])
 def test_pointwise(strides: tuple[int, int]) -> None:
-    check(conv(strides=strides), "dot_general", X, sample(1, 1, 6, 4, seed=1), twice=True)
+    check(conv(strides=strides), "flat_product", X, sample(1, 1, 6, 4, seed=1), twice=True)
 
 
 def window(
@@ -358,6 +359,7 @@ ROWS = {
     "heads joined": ("blhk,hkd->bld", (2, 3, 2, 4), (2, 4, 5)),
     "embeddings": ("bld,vd->blv", (2, 3, 5), (7, 5)),
     "no rows": ("bld,dn->bln", (0, 3, 5), (5, 4)),
+    "no terms": ("bld,dn->bln", (2, 3, 0), (0, 4)),
 }
 
 
@@ -377,12 +379,11 @@ def test_rows_of_several_axes(case: str, dtype: str) -> None:
         made, pull = jax.vjp(fast, x, y)
         return pull(made)
 
-    products = [
-        e for e in jax.make_jaxpr(gradients)(x, y).jaxpr.eqns if e.primitive.name == "dot_general"
-    ]
+    made = jax.make_jaxpr(gradients)(x, y).jaxpr
+    products = [e for e in equations(made) if e.primitive.name == "dot_general"]
     assert len(products) == 3 and all(e.outvars[0].aval.ndim == 2 for e in products)
     rtol = 2e-6 if dtype == "float32" else 3e-2
-    check(function, "reshape", x, y, rtol=rtol, twice=dtype == "float32")
+    check(function, "flat_product", x, y, rtol=rtol, twice=dtype == "float32")
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,7 @@ from invert.emission.python.nouns import (
 )
 from invert.emission.sizes import expressions as sizes
 from invert.emission.sizes.expressions import dimension_of
+from invert.ir import kinds
 from invert.ir.graph import Graph, is_number, is_var
 from invert.ir.loops import CondParts
 from invert.ir.types import Atom, Eqn, Jaxpr, Literal, Var
@@ -445,7 +446,7 @@ class Body:
         if any(v in self.wanted for v in eqn.outvars):
             return False
         # The product of a state `h` and a matrix is not called `h`.
-        product = eqn.primitive.name == "dot_general"
+        product = kinds.computes(eqn) == "dot_general"
         # Nor is the sine of angles called `angles`.
         product = product or eqn.primitive.name in ("sin", "cos")
         mixed = placed.flows and (product or mixes(eqn, atoms, self._fields))

@@ -9,8 +9,9 @@ from typing import Any
 
 from invert._private.jax import open_jaxpr
 from invert.emission.expressions import literals
+from invert.emission.python.nouns import PRODUCT
 from invert.emission.python.syntax import call
-from invert.ir import fast, jaxprs, philox
+from invert.ir import fast, jaxprs, kinds, philox
 from invert.ir.types import Eqn, JaxFunction
 
 # By their names in a program.
@@ -19,7 +20,8 @@ FUNCTIONS: Mapping[str, JaxFunction] = MappingProxyType({**fast.FUNCTIONS, **phi
 _SHAPED = frozenset(("stateless_normal", "stateless_uniform"))
 # Names for the results of functions with several.
 _RESULTS = {"stateless_key": ("key", "counter"), "sincosf": ("sine", "cosine"),
-            "two_pass_argmax": ("index",), "two_pass_argmin": ("index",)}  # fmt: skip
+            "two_pass_argmax": ("index",), "two_pass_argmin": ("index",),
+            "flat_product": (PRODUCT,)}  # fmt: skip
 
 
 def candidate(eqn: Eqn, args: Sequence[ast.expr]) -> ast.expr | None:
@@ -33,7 +35,7 @@ def candidate(eqn: Eqn, args: Sequence[ast.expr]) -> ast.expr | None:
     if read is None or not eqn.invars:
         return None
     eqns = list(jaxprs.equations(open_jaxpr(eqn.params["jaxpr"])))
-    found = read(eqns, len(eqn.invars[0].aval.shape))
+    found = read(eqn, eqns)
     return None if found is None else call(name, *args, *map(literals.value, found))
 
 
@@ -47,7 +49,8 @@ def _padding(eqns: Sequence[Eqn], rank: int) -> tuple[Any, ...]:
     return tuple(map(tuple, pads[0])) if pads else ((0, 0, 0),) * rank
 
 
-def _depthwise(eqns: Sequence[Eqn], rank: int) -> tuple[Any, ...] | None:
+def _depthwise(eqn: Eqn, eqns: Sequence[Eqn]) -> tuple[Any, ...] | None:
+    rank = len(eqn.invars[0].aval.shape)
     slices = [e.params for e in eqns if e.primitive.name == "slice"]
     slices = [p for p in slices if len(p["start_indices"]) == rank]
     if not slices:
@@ -58,7 +61,7 @@ def _depthwise(eqns: Sequence[Eqn], rank: int) -> tuple[Any, ...] | None:
     return strides, _padding(eqns, rank)[1:-1], dilation
 
 
-def _grouped(eqns: Sequence[Eqn], rank: int) -> tuple[Any, ...] | None:
+def _grouped(_: Eqn, eqns: Sequence[Eqn]) -> tuple[Any, ...] | None:
     convs = [e.params for e in eqns if e.primitive.name == "conv_general_dilated"]
     if not convs:
         return None
@@ -67,12 +70,13 @@ def _grouped(eqns: Sequence[Eqn], rank: int) -> tuple[Any, ...] | None:
     return len(convs), tuple(one["window_strides"]), padding, tuple(one["rhs_dilation"])
 
 
-def _pool(eqns: Sequence[Eqn], rank: int) -> tuple[Any, ...] | None:
+def _pool(eqn: Eqn, eqns: Sequence[Eqn]) -> tuple[Any, ...] | None:
+    rank = len(eqn.invars[0].aval.shape)
     window, strides = [1] * rank, [1] * rank
-    for eqn in eqns:
-        if eqn.primitive.name == "slice":
-            before, after = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
-            step = eqn.params["strides"] or (1,) * rank
+    for part in eqns:
+        if part.primitive.name == "slice":
+            before, after = part.invars[0].aval.shape, part.outvars[0].aval.shape
+            step = part.params["strides"] or (1,) * rank
             for axis in (i for i in range(rank) if before[i] != after[i]):
                 window[axis] += 1
                 strides[axis] = step[axis]
@@ -81,17 +85,23 @@ def _pool(eqns: Sequence[Eqn], rank: int) -> tuple[Any, ...] | None:
     return tuple(window), tuple(strides), padding
 
 
-def _arg(eqns: Sequence[Eqn], rank: int) -> tuple[Any, ...] | None:
+def _arg(_: Eqn, eqns: Sequence[Eqn]) -> tuple[Any, ...] | None:
     axes = [e.params["dimension"] for e in eqns if e.primitive.name == "iota"]
     return (axes[0], eqns[-1].outvars[0].aval.dtype) if axes else None
 
 
-_READ: Mapping[str, Callable[[Sequence[Eqn], int], tuple[Any, ...] | None]] = {
+def _flat(eqn: Eqn, eqns: Sequence[Eqn]) -> tuple[Any, ...] | None:
+    (ours, _), _ = kinds.product_axes(eqn)
+    return (len(ours),)
+
+
+_READ: Mapping[str, Callable[[Eqn, Sequence[Eqn]], tuple[Any, ...] | None]] = {
     "depthwise_conv": _depthwise,
     "shifted_conv": _depthwise,
     "grouped_conv": _grouped,
     "max_pool": _pool,
     "sum_pool": _pool,
+    "flat_product": _flat,
     "two_pass_argmax": _arg,
     "two_pass_argmin": _arg,
 }

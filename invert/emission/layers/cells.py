@@ -24,6 +24,7 @@ from invert.emission.layers.cut import (
     plain_name,
 )
 from invert.emission.python.naming import Names, stem
+from invert.ir import kinds
 from invert.ir.graph import Graph, is_var
 from invert.ir.loops import ScanParts
 from invert.ir.types import Atom, Eqn, Jaxpr, Var
@@ -108,7 +109,7 @@ def _with_cell(
         return None
     graph = Graph(body)
     core = _core(graph, inside)
-    if not any(e.primitive.name in _PRODUCTS for e in core):
+    if not any(kinds.computes(e) in _PRODUCTS for e in core):
         return None
     cell = _cell(layer, own, parameters)
     _fill(cell, graph, core, inside, len(parts.consts), len(parts.init))

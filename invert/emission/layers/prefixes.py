@@ -515,7 +515,7 @@ def _has_parameters(step: Eqn) -> bool:
 def _kind(step: Eqn) -> str:
     """The kind of a layer whose name is a number: its product, or `norm`."""
     steps = step.layer.steps if isinstance(step, LayerCall) else []
-    found = [_PRODUCTS.get(s.primitive.name) or _kind(s) for s in steps]
+    found = [_PRODUCTS.get(kinds.computes(s)) or _kind(s) for s in steps]
     products = [name for name in found if name in _PRODUCTS.values()]
     norm = any(s.primitive.name == "rsqrt" for s in steps) or "norm" in found
     return products[0] if products else "norm" if norm else ""

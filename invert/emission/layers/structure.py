@@ -109,7 +109,7 @@ class _Leaves:
         for eqn in self.graph.eqns:
             atoms = [a for a in eqn.invars if is_var(a) and a not in self.constant]
             known = [a for a in atoms if a in self.sources]
-            if known and eqn.primitive.name in _PRODUCTS and len(eqn.invars) > len(known):
+            if known and kinds.computes(eqn) in _PRODUCTS and len(eqn.invars) > len(known):
                 self._use(eqn, known)
             elif not atoms:
                 self.constant.update(eqn.outvars)
@@ -130,10 +130,10 @@ class _Leaves:
         """An equation of an array and a value that depends only on parameters."""
         new = dict.fromkeys(v for a in known for v in self.sources[a])
         owned = [self.of[v] for v in new if v in self.of]
-        kind = "embed" if _looks_up(eqn) else _PRODUCTS.get(eqn.primitive.name)
+        kind = "embed" if _looks_up(eqn) else _PRODUCTS.get(kinds.computes(eqn))
         if owned:
             leaf: _Leaf | None = owned[0]
-            leaf.again |= eqn.primitive.name in _PRODUCTS or _looks_up(eqn)
+            leaf.again |= kinds.computes(eqn) in _PRODUCTS or _looks_up(eqn)
         elif kind is not None:
             leaf = _Leaf(kind)
         elif eqn.primitive.name in _ARITHMETIC:
@@ -151,7 +151,7 @@ class _Leaves:
 
     def _field(self, v: Var, eqn: Eqn, leaf: _Leaf) -> str:
         """The name of the field of a parameter."""
-        name = eqn.primitive.name
+        name = kinds.computes(eqn)
         if leaf.kind == "embed":
             return "embedding"
         if name in _PRODUCTS and self._recurs(v, eqn):
@@ -169,8 +169,8 @@ class _Leaves:
     def _recurs(self, v: Var, eqn: Eqn) -> bool:
         """Return whether a parameter is used again on values that depend on its first use."""
         users = self.graph.users.get(v, ())
-        later = [u for u in users if u is not eqn and u.primitive.name in _PRODUCTS]
-        if eqn.primitive.name != "dot_general" or not later:
+        later = [u for u in users if u is not eqn and kinds.computes(u) in _PRODUCTS]
+        if kinds.computes(eqn) != "dot_general" or not later:
             return False
         following = {eqn}
         for other in self.graph.eqns[self.graph.index[eqn] :]:
@@ -224,7 +224,8 @@ class _Leaves:
             if total is None or total.primitive.name not in ("add", "add_any"):
                 continue
             made = [e for a in total.invars if (e := self._made(a, through=_FORMS)) in self.at]
-            products = [self.at[e] for e in made if e is not None and e.primitive.name in _PRODUCTS]
+            used = [e for e in made if e is not None and kinds.computes(e) in _PRODUCTS]
+            products = [self.at[e] for e in used]
             if products and len(products[-1].members) == 1:
                 return products[-1]
         return None
@@ -312,7 +313,7 @@ class _Leaves:
             eqn = self.graph.producer(atom)
             if eqn is None:
                 return False
-            if eqn.primitive.name == "dot_general" and eqn not in self.at:
+            if kinds.computes(eqn) == "dot_general" and eqn not in self.at:
                 return any(self.roles.get(a) == "weights" for a in map(self._source, eqn.invars))
             if eqn.primitive.name not in _FORMS:
                 return False

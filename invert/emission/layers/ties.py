@@ -18,6 +18,7 @@ from invert._private.jax import is_jaxpr, open_jaxpr, scan_layout
 from invert.emission.layers.cut import Assign, Layer, LayerCall
 from invert.emission.layers.stack import Pick, Run
 from invert.emission.layers.state import Read, StateVar
+from invert.ir import kinds
 from invert.ir.graph import is_var
 from invert.ir.sizes import DimSize, Shape
 from invert.ir.types import AnyJaxpr, Atom, Eqn, Var
@@ -224,6 +225,8 @@ class Ties:
             self._same(eqn.outvars[0], eqn.variable)
         elif isinstance(eqn, Assign):
             self._same(eqn.invars[-1], eqn.variable)
+        elif kinds.computes(eqn) == "dot_general":
+            self._product(eqn)
         elif (rule := _RULES.get(eqn.primitive.name)) is not None:
             rule(self, eqn)
         elif not self._alike(eqn) and not self._inside(eqn):
@@ -314,9 +317,9 @@ class Ties:
 
     # The rules of primitives.
 
-    def _dot_general(self, eqn: Eqn) -> None:
+    def _product(self, eqn: Eqn) -> None:
         (left, right), (out,) = eqn.invars, eqn.outvars
-        (ours, theirs), (one, other) = eqn.params["dimension_numbers"]
+        (ours, theirs), (one, other) = kinds.product_axes(eqn)
         for i, j in zip(ours, theirs, strict=True):
             self.tie(left, i, right, j)
         for k, (i, j) in enumerate(zip(one, other, strict=True)):
@@ -580,7 +583,6 @@ class Ties:
 
 
 _RULES: Mapping[str, Callable[[Ties, Eqn], None]] = {
-    "dot_general": Ties._dot_general,
     "conv_general_dilated": Ties._convolution,
     "transpose": Ties._transpose,
     "broadcast_in_dim": Ties._broadcast,

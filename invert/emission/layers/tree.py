@@ -156,7 +156,7 @@ def constant_name(
         return "constant"
     if first is None:
         return "constant"
-    return _by_role(v, first, users, computed) or _USES.get(first.primitive.name, "constant")
+    return _by_role(v, first, users, computed) or _USES.get(kinds.computes(first), "constant")
 
 
 def _by_role(
@@ -178,8 +178,8 @@ def _by_role(
     if other not in computed:
         return ""  # zeros only repeat the constant
     maker = computed[other]
-    if maker is not None and maker.primitive.name == "dot_general":
-        ((_, right), (_, batch)) = maker.params["dimension_numbers"]
+    if maker is not None and kinds.computes(maker) == "dot_general":
+        ((_, right), (_, batch)) = kinds.product_axes(maker)
         columns = len(maker.invars[1].aval.shape) - len(right) - len(batch)
         if columns >= len(sizes):
             return ""  # a bias for each of the heads and their features

@@ -113,7 +113,7 @@ def noun(
     """
     primitive = eqn.primitive.name
     known = [(a, names[a]) for a in atoms if is_var(a) and says(names.get(a))]
-    if product or primitive == "dot_general":
+    if product or kinds.computes(eqn) == "dot_general":
         if any(is_var(a) and names.get(a) == _STATE for a in atoms):
             return "recurrent"
         own = [name for a in atoms if is_var(a) and (name := fields.get(a))]
