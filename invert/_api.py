@@ -428,13 +428,22 @@ def from_stablehlo(
 
 
 def from_exported(
-    exported: jax.export.Exported | bytes | bytearray, *, config: Config = _DEFAULT
+    exported: jax.export.Exported | bytes | bytearray,
+    *,
+    params: Mapping[str, object] | None = None,
+    config: Config = _DEFAULT,
 ) -> Module:
     """Raise a `jax.export.Exported` or its serialized form.
 
+    **Arguments:**
+
+    - `params`: values of the arguments that are weights, such as the variables of a Flax or Haiku
+        model: pytrees of arrays, by the names of the arguments, or `"arg0"`, `"arg1"`, ... by
+        position. They become the parameters of the module, with their paths as names.
+
     **Returns:** a `Module` with the pytrees of the original.
 
-    **Raises:** `MalformedModelError`, `UnsupportedOpError`.
+    **Raises:** `MalformedModelError`, `SignatureError`, `UnsupportedOpError`.
 
     ??? example
 
@@ -444,8 +453,11 @@ def from_exported(
         import invert
 
         module = invert.from_exported(Path("exported.bin").read_bytes())
+        module = invert.from_exported(exported, params={"arg0": variables})
         ```
     """
     from invert.frontends import exported as frontend
+    from invert.frontends import weights
 
-    return from_entry(frontend.entry_point(exported, config=config), config)
+    entry = frontend.entry_point(exported, config=config)
+    return from_entry(weights.held(entry, params) if params else entry, config)

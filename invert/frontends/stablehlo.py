@@ -12,8 +12,9 @@ import jax
 import numpy as np
 
 from invert._config import Config
-from invert._entry import ArgSpec, EntryPoint, Param
+from invert._entry import ArgSpec, EntryPoint
 from invert._errors import UNREADABLE, MalformedModelError, SignatureError
+from invert.frontends import weights
 from invert.ir.types import Value
 from invert.stablehlo.ops.attributes import location_name
 from invert.stablehlo.program import Program
@@ -105,25 +106,18 @@ def _entry_point(
     program: Program, specs: Sequence[ArgSpec], params: Mapping[str, np.ndarray]
 ) -> EntryPoint:
     """The entry point of one function, with the values of its weights."""
-    values = {spec.name: params[spec.name] for spec in specs if spec.name in params}
-    free = [spec for spec in specs if spec.name not in values]
-    weights = list(values)
 
-    def fn(held: Sequence[Value], *given: Value) -> list[Value]:
-        at, rest = dict(zip(weights, held, strict=True)), iter(given)
-        return program.on_devices(*(at[s.name] if s.name in at else next(rest) for s in specs))
+    def fn(_: Sequence[Value], *values: Value) -> list[Value]:
+        return program.on_devices(*values)
 
     n = len(program.out_types)
     tree = jax.tree_util.tree_structure(0 if n == 1 else tuple(range(n)))
-    return EntryPoint(
+    whole = EntryPoint(
         name=program.entry,
         fn=fn,
-        args=tuple(free),
+        args=tuple(specs),
         kwargs={},
-        arg_names=tuple(spec.name for spec in free),
-        params=tuple(
-            Param(n, values[n], trainable=_is_trained(n, values[n].dtype)) for n in weights
-        ),
+        arg_names=tuple(spec.name for spec in specs),
         out_tree=tree,
         source="a StableHLO module",
         lowered=program.lowered,
@@ -136,11 +130,8 @@ def _entry_point(
         notes=program.notes,
         shardings=program.shardings,
     )
-
-
-def _is_trained(name: str, dtype: np.dtype) -> bool:
-    """Return whether a weight is a real number outside of the statistics that Flax keeps."""
-    return jax.numpy.issubdtype(dtype, np.inexact) and "batch_stats" not in name.split("/")
+    names = [spec.name for spec in specs]
+    return weights.held(whole, {name: params[name] for name in names if name in params})
 
 
 def _names_by_function(

@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import functools
 import math
+import re
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 
 import jax
@@ -309,13 +310,17 @@ _TERMINATORS = frozenset(
 )
 
 
+_OF_JAX = re.compile(r"\(|->")
+
+
 @functools.lru_cache(maxsize=65536)
 def _scopes(name: str) -> tuple[str, ...]:
-    """An op's name scopes and hint, from its name stack."""
+    """An op's name scopes and hint, from its name stack, without those that JAX opens itself."""
     if "/" not in name:
         return (Hint(name).encode(),) if name else ()
     *parts, last = name.split("/")
-    scopes = tuple(p for p in parts if p and "(" not in p and not p.endswith(":"))
+    # Transforms and calls have parentheses; the formulas of `jnp.einsum` have arrows.
+    scopes = tuple(p for p in parts if p and not _OF_JAX.search(p) and not p.endswith(":"))
     return (*scopes, Hint(last).encode())
 
 

@@ -1,0 +1,112 @@
+"""Arguments that hold weights, as parameters."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from invert._entry import EntryPoint, Param, Shardings
+from invert._errors import SignatureError
+from invert._private.jax import Tree, Value
+
+
+def held(entry: EntryPoint, values: Mapping[str, Tree]) -> EntryPoint:
+    """An entry point without parameters, with some of its arguments as such.
+
+    A parameter is called by its path in the argument, as in `dense/kernel`, after the name of the
+    argument if that is an array itself, or if there are several.
+
+    **Arguments:**
+
+    - `values`: trees of arrays, by the names of arguments, or `arg0`, `arg1`, ... by position.
+
+    **Raises:** `SignatureError` that lists all mismatches.
+    """
+    specs, tree = jax.tree_util.tree_flatten((entry.args, dict(entry.kwargs)))
+    places, keywords = jax.tree_util.tree_unflatten(tree, range(len(specs)))
+    known = {**dict(zip(entry.arg_names, places, strict=True)), **keywords}
+    positions = {f"arg{i}": name for i, name in enumerate(entry.arg_names)}
+    problems: list[str] = []
+    params: dict[int, Param] = {}
+    chosen: set[str] = set()
+    for given, value in values.items():
+        if (name := given if given in known else positions.get(given, "")) not in known:
+            problems.append(f"there is no argument {given!r}")
+            continue
+        chosen.add(name)
+        arrays = _by_path(value)
+        wanted = _by_path(known[name])
+        problems += [f"{_joined(name, p)} is missing" for p in wanted if p not in arrays]
+        problems += [f"there is no {_joined(name, p)}" for p in arrays if p not in wanted]
+        for path in wanted.keys() & arrays.keys():
+            i = wanted[path]
+            full = _joined(name, path)
+            array = _array(arrays[path], full, specs[i], problems)
+            own = full if len(values) > 1 or not path else "/".join(path)
+            params[i] = Param(own, array, trainable=_is_trained(path or (name,), array.dtype))
+    if problems:
+        lines = "".join(f"\n  - {p}" for p in problems)
+        raise SignatureError(
+            f"the weights do not fit the program, whose arguments are {list(known)}:{lines}",
+            remedy="Give for each argument arrays in the tree and of the types that it has there.",
+        )
+    params = dict(sorted(params.items()))
+
+    def fn(weights: Sequence[Value], *rest: Value) -> Sequence[Value]:
+        own, others = iter(weights), iter(rest)
+        flat = [next(own if i in params else others) for i in range(len(specs))]
+        return entry.fn((), *flat, *others)
+
+    free = [i for i, name in enumerate(entry.arg_names) if name not in chosen]
+    return dataclasses.replace(
+        entry,
+        fn=fn,
+        args=tuple(entry.args[i] for i in free),
+        arg_names=tuple(entry.arg_names[i] for i in free),
+        kwargs={n: tree for n, tree in entry.kwargs.items() if n not in chosen},
+        params=tuple(params.values()),
+        shardings=None if entry.shardings is None else _shared(entry.shardings, params),
+    )
+
+
+def _by_path(tree: Tree) -> dict[tuple[str, ...], Any]:
+    """The leaves of a tree, whose containers need not be of the same types as others'."""
+    return {
+        tuple(jax.tree_util.keystr((key,), simple=True) for key in path): leaf
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    }
+
+
+def _joined(name: str, path: Sequence[str]) -> str:
+    return "/".join((name, *path))
+
+
+def _array(given: Any, name: str, spec: Any, problems: list[str]) -> np.ndarray:
+    """A weight as an array; adds to `problems` if it does not have the type of its argument."""
+    try:
+        array = np.asarray(given)
+    except (TypeError, ValueError, RuntimeError) as error:
+        problems.append(f"{name} is not an array: {error}")
+        return np.zeros(())
+    if array.shape != spec.shape or array.dtype != spec.dtype:
+        want = f"{spec.dtype}[{', '.join(map(str, spec.shape))}]"
+        problems.append(f"{name} is {array.dtype}{list(array.shape)}, expected {want}")
+    return array
+
+
+def _is_trained(path: Sequence[str], dtype: np.dtype) -> bool:
+    """Return whether a weight is a real number outside of the statistics that Flax keeps."""
+    parts = [part for name in path for part in name.split("/")]
+    return jax.numpy.issubdtype(dtype, np.inexact) and "batch_stats" not in parts
+
+
+def _shared(shardings: Shardings, params: Mapping[int, Param]) -> Shardings:
+    """The shardings of an entry point some of whose flat arguments are parameters."""
+    specs = dict(enumerate(shardings.arguments))
+    own = {p.name: spec for i, p in params.items() if (spec := specs.get(i)) is not None}
+    rest = tuple(spec for i, spec in specs.items() if i not in params)
+    return dataclasses.replace(shardings, arguments=rest, params=own)
