@@ -70,6 +70,7 @@ _HEADS: Mapping[tuple[bool, ...], tuple[str, str, str]] = {
     (True, True, False): (HEADS, HEAD_DIM, "n_out"),
     (False, True, False): (HEADS, "n_in", HEAD_DIM),
 }
+_ATTENTION = re.compile(r"\b(softmax|dot_product_attention)\(")
 _SPATIAL = ("d", "h", "w")
 _LENGTHS = ("length", *_SPATIAL)
 # The letters of the dimension numbers of images and kernels.
@@ -105,6 +106,7 @@ class Dimensions:
     bound: Set[str] = frozenset()
     made: Set[tuple[str, ...]] = frozenset()
     led: Set[tuple[str, ...]] = frozenset()
+    inner: Set[tuple[str, ...]] = frozenset()
     twins: Sequence[tuple[int, int]] = ()
     recurrent: bool = False
     products: bool = False
@@ -126,12 +128,17 @@ class Dimensions:
         made: set[tuple[str, ...]] = set()
         led: set[tuple[str, ...]] = set()
         lengths: set[tuple[str, ...]] = set()
+        # The sizes of the first and of the second axes of matrices.
+        matrices: tuple[set[tuple[str, ...]], set[tuple[str, ...]]] = (set(), set())
         fields: list[list[tuple[DimSize, ...]]] = []
         cell = stem(draft.node.name).lower().endswith("cell")
         for i, source in enumerate(draft.sources):
             shapes = [d.arrays[i][1] for d in drafts]
             if _is_field(source) and all(len(s) == 2 for s in shapes) and cell:
                 fields.append(shapes)
+            if _is_field(source) and all(len(s) == 2 for s in shapes):
+                for known, sizes in zip(matrices, zip(*shapes, strict=True), strict=True):
+                    known.add(tuple(map(text, sizes)))
             if isinstance(source, ast.Name) and all(len(s) == 3 for s in shapes):
                 lengths.add(tuple(text(s[1]) for s in shapes))
             if source is None:
@@ -160,6 +167,7 @@ class Dimensions:
             bound,
             made,
             led,
+            (matrices[0] & matrices[1]) - made - features[False],
             [(i, drafts.index(d.twin)) for i, d in enumerate(drafts) if d.twin in drafts],
             any(
                 [tuple(map(text, sizes)) in made for sizes in zip(*shapes, strict=True)]
@@ -297,8 +305,12 @@ class Dimensions:
         transposed = f"self.{field}.T" in self.text
         if rank == 2 and self.recurrent:
             return (HIDDEN if not given[0] else "n_in", GATES)[axis]
+        if rank == 3 and given == [False, True, True] and _ATTENTION.search(self.text):
+            return (self._features(columns[0], "n", False), HEADS, HEAD_DIM)[axis]
         if rank == 3 and (self.products or not self.text):
             return _HEADS.get(tuple(given), ("n", "n", "n"))[axis]
+        if rank == 2 and columns[axis] in self.inner:
+            return HIDDEN
         return ("n_in", "n_out")[axis != transposed] if rank == 2 else "n"
 
     def _layout(self, rank: int, field: str = "") -> tuple[Sequence[str], Sequence[str]]:

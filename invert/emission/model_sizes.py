@@ -97,11 +97,12 @@ class ModelSizes(Choice):
 
         Returns whether there are new ones.
         """
-        units = {n: own.unit(n) for n in own.arguments if stem(n) not in _OWN}
-        counts = collections.Counter(unit for unit in units.values() if unit)
+        # Those of queries and of values are one `head_dim`.
+        units = {n: (stem(n) if stem(n) in _OWN else "", own.unit(n)) for n in own.arguments}
+        counts = collections.Counter(unit for unit in units.values() if unit[1])
         after = ("_size", f"_{DIM}")  # a layer
         told = vague | {n for n in units if n.endswith(after) or n != stem(n)}
-        equal = {units[n] for n in told if counts[units.get(n, 0)] > 1}
+        equal = {units[n] for n in told & units.keys() if counts[units[n]] > 1}
         axes = own.axes(n for n, unit in units.items() if unit in equal)
         if axes <= self.joined:
             return False

@@ -249,7 +249,7 @@ def is_block(node: Node) -> bool:
     if any("recurrent" in field for field in node.fields) or node.name.lower().endswith("cell"):
         return False
     ranks = [len(v.aval.shape) for v in node.fields.values() if isinstance(v, Var)]
-    return sum(rank == 2 for rank in ranks) >= _BLOCK
+    return sum(rank in (2, 3) for rank in ranks) >= _BLOCK
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,0 +1,133 @@
+"""`jax.export` artifacts whose weights are arguments."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import invert
+
+Tree = Any
+RNG = np.random.default_rng(0)
+
+
+def drawn(*shape: int) -> np.ndarray:
+    return RNG.normal(scale=0.1, size=shape).astype(np.float32)
+
+
+def weights(depth: int = 3) -> Tree:
+    def block() -> Tree:
+        return {
+            "scale": drawn(12), "query": drawn(12, 2, 5), "key": drawn(12, 2, 5),
+            "value": drawn(12, 2, 5), "out": drawn(2, 5, 12), "up": drawn(12, 20),
+            "down": drawn(20, 12),
+        }  # fmt: skip
+
+    blocks = [block() for _ in range(depth)]
+    return {"table": drawn(30, 12), "blocks": blocks, "head": drawn(12, 7)}
+
+
+def block(p: Tree, x: jax.Array) -> jax.Array:
+    h = x * jax.lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + 1e-6) * p["scale"]
+    query, key, value = (jnp.einsum("btd,dhk->bthk", h, p[n]) for n in ("query", "key", "value"))
+    scores = jax.nn.softmax(jnp.einsum("bqhk,bthk->bhqt", query, key) / 5**0.5)
+    context = jnp.einsum("bhqt,bthk->bqhk", scores, value)
+    x = x + jnp.einsum("bthk,hkd->btd", context, p["out"])
+    return x + jax.nn.gelu(x @ p["up"]) @ p["down"]
+
+
+def model(p: Tree, ids: jax.Array) -> jax.Array:
+    x = p["table"][ids]
+    for own in p["blocks"]:
+        x = block(own, x)
+    return x @ p["head"]
+
+
+def types(tree: Tree) -> Tree:
+    return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), tree)
+
+
+@pytest.fixture(scope="module")
+def exported() -> jax.export.Exported:
+    (b,) = jax.export.symbolic_shape("b")
+    ids = jax.ShapeDtypeStruct((b, 6), jnp.int32)
+    return jax.export.export(jax.jit(model))(types(weights()), ids)
+
+
+IDS = np.arange(24, dtype=np.int32).reshape(4, 6)
+
+
+def test_weights_become_layers(exported: jax.export.Exported, tmp_path: Path) -> None:
+    """The text has one class for the blocks, in a loop, and sizes as arguments."""
+    own = weights()
+    module = invert.from_exported(exported.serialize(vjp_order=1), params={"arg0": own})
+    np.testing.assert_array_equal(module(IDS), jax.jit(model)(own, IDS))
+    assert module.report.certificate.kind == "exact"
+    assert "blocks/0/query" in module.named_params()
+    source = module.source
+    assert source.count("class ") == 2 and "for block in self.blocks:" in source
+    for argument in ("vocab_size: int = 30", "dim: int = 12", "depth: int = 3", "heads: int = 2",
+                     "head_dim: int = 5", "hidden: int = 20"):  # fmt: skip
+        assert f"{argument}," in source
+    invert.save(module, tmp_path / "saved")
+    saved = invert.load(tmp_path / "saved")
+    np.testing.assert_array_equal(saved(IDS), module(IDS))
+
+
+def test_derivatives_by_weights(exported: jax.export.Exported) -> None:
+    own = weights()
+    module = invert.from_exported(exported, params={"arg0": own})
+    grads = jax.grad(lambda m: jnp.sum(m(IDS) ** 2))(module.model)
+    wanted = jax.grad(lambda p: jnp.sum(jax.jit(model)(p, IDS) ** 2))(own)
+    for i, one in enumerate(wanted["blocks"]):
+        for name, value in one.items():
+            np.testing.assert_allclose(getattr(grads.blocks[i], name), value, rtol=1e-4, atol=1e-5)
+
+
+def test_several_arguments_and_keywords() -> None:
+    def f(layer: Tree, x: jax.Array, *, scale: Tree) -> jax.Array:
+        return (x @ layer["w"] + layer["b"]) * scale
+
+    layer = {"w": drawn(3, 4), "b": drawn(4)}
+    scale = drawn(4)
+    x = drawn(2, 3)
+    exported = jax.export.export(jax.jit(f))(types(layer), types(x), scale=types(scale))
+    want = jax.jit(f)(layer, x, scale=scale)
+    module = invert.from_exported(exported, params={"arg0": layer, "scale": scale})
+    np.testing.assert_array_equal(module(x), want)
+    assert sorted(module.named_params()) == ["arg0/b", "arg0/w", "scale"]
+    one = invert.from_exported(exported, params={"arg0": layer})
+    np.testing.assert_array_equal(one(x, scale=scale), want)
+    assert sorted(one.named_params()) == ["b", "w"]
+
+
+def test_statistics_are_not_trained() -> None:
+    def f(variables: Tree, x: jax.Array) -> jax.Array:
+        return x * variables["params"]["scale"] + variables["batch_stats"]["mean"]
+
+    own = {"params": {"scale": drawn(3)}, "batch_stats": {"mean": drawn(3)}}
+    exported = jax.export.export(jax.jit(f))(types(own), types(drawn(3)))
+    module = invert.from_exported(exported, params={"arg0": own})
+    trained = jax.tree.leaves(invert.trainable(module))
+    assert sorted(map(bool, trained)) == [False, True]
+
+
+def test_all_mismatches_are_named(exported: jax.export.Exported) -> None:
+    wrong = weights(2)
+    wrong["head"] = wrong["head"].astype(np.float64)
+    wrong["more"] = np.zeros(3)
+    wrong["table"] = object()
+    with pytest.raises(invert.SignatureError) as error:
+        invert.from_exported(exported, params={"arg0": wrong, "weights": {}})
+    message = str(error.value)
+    for part in (
+        "there is no argument 'weights'", "arg0/blocks/2/query is missing", "there is no arg0/more",
+        "arg0/head is float64[12, 7], expected float32[12, 7]", "arg0/table is object[]",
+    ):  # fmt: skip
+        assert part in message
