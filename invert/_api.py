@@ -450,10 +450,17 @@ def from_exported(
         ```python
         from pathlib import Path
 
+        import jax
+        import jax.numpy as jnp
+
         import invert
 
         module = invert.from_exported(Path("exported.bin").read_bytes())
-        module = invert.from_exported(exported, params={"arg0": variables})
+
+        weights = {"w": jnp.ones((3, 4))}
+        layer = jax.jit(lambda weights, x: x @ weights["w"])
+        exported = jax.export.export(layer)(weights, jnp.ones(3))
+        module = invert.from_exported(exported, params={"weights": weights})
         ```
     """
     from invert.frontends import exported as frontend

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import cast
 
 import jax
@@ -28,13 +28,13 @@ from invert._private.jax import (
     stated_mesh,
     words_of,
 )
-from invert.frontends.stablehlo import given_names
+from invert.frontends.stablehlo import argument_locations
 from invert.ir.avals import is_differentiable
 from invert.ir.gradient_marker import Gradient, mark
 from invert.ir.jaxprs import equations, is_wide_dtype, names_in, sub_jaxprs
 from invert.ir.lookups import gathers_numbers
 from invert.ir.order import reached
-from invert.ir.types import AnyJaxpr, Aval, Eqn, Jaxpr, Value
+from invert.ir.types import AnyJaxpr, Aval, Eqn, Jaxpr, Tree, Value
 from invert.stablehlo.program import ArrayType, Program
 
 
@@ -50,7 +50,7 @@ def entry_point(exported: jax.export.Exported | bytes | bytearray, *, config: Co
     # The function keeps only these parts of the artifact: the module has its weights already.
     run = artifact.function()
     kept = exported.module_kept_var_idx
-    names = _names(exported, given_names(program))
+    names, arg_names = _names(exported, program)
     specs = [
         ArgSpec(name, _shape(aval), aval.dtype)
         for name, aval in zip(names, exported.in_avals, strict=True)
@@ -65,7 +65,7 @@ def entry_point(exported: jax.export.Exported | bytes | bytearray, *, config: Co
         fn=fn,
         args=args,
         kwargs=kwargs,
-        arg_names=tuple(_name(tree, i, {*names, *kwargs}) for i, tree in enumerate(args)),
+        arg_names=tuple(arg_names),
         out_tree=exported.out_tree,
         source="a jax.export artifact",
         results=tuple(
@@ -303,25 +303,39 @@ def _differences(what: str, avals: Sequence[Aval], types: Sequence[ArrayType]) -
     return wrong
 
 
-def _names(exported: jax.export.Exported, given: Sequence[str] | None) -> list[str]:
-    """Names of the argument leaves in the module, or their positions."""
-    kept = exported.module_kept_var_idx
-    known = dict(zip(kept, given, strict=True)) if given is not None else {}
-    count = exported.in_tree.num_leaves
-    tree = jax.tree_util.tree_unflatten(exported.in_tree, range(count))
-    names = []
-    for path, i in jax.tree_util.tree_leaves_with_path(tree):
+def _names(exported: jax.export.Exported, program: Program) -> tuple[list[str], list[str]]:
+    """Names of the leaves of the arguments, and of the positional arguments.
+
+    They are those of the function's parameters where the module states them, as in `p['w'][0]`.
+    """
+    stated = dict(zip(exported.module_kept_var_idx, argument_locations(program), strict=True))
+    positions = jax.tree_util.tree_unflatten(exported.in_tree, range(exported.in_tree.num_leaves))
+    args, kwargs = positions
+    found = [_parameter(tree, stated) for tree in args]
+    taken = {*kwargs, *found}
+    names = [
+        name if name and found.count(name) == 1 and name not in kwargs
+        else free_name(f"arg{i}", taken)
+        for i, name in enumerate(found)
+    ]  # fmt: skip
+    leaves = []
+    for path, _ in jax.tree_util.tree_leaves_with_path(positions):
         kind, first, *rest = (jax.tree_util.keystr((k,), simple=True) for k in path)
-        base = first if kind == "1" else free_name(f"arg{first}", {*known.values(), *tree[1]})
-        names.append(known.get(i, ".".join([base, *rest])))
-    return names
+        leaves.append(".".join([first if kind == "1" else names[int(first)], *rest]))
+    return leaves, names
 
 
-def _name(tree: object, position: int, taken: Container[str]) -> str:
-    """The name of a positional argument, if an array; otherwise its position."""
-    if isinstance(tree, ArgSpec) and tree.name.isidentifier():
-        return tree.name
-    return free_name(f"arg{position}", taken)
+def _parameter(tree: Tree, stated: Mapping[int, str]) -> str:
+    """The parameter whose value is a tree of arguments, by their locations, or `""`.
+
+    An item of `*args` is none: its locations have a longer path than its tree.
+    """
+    found = set[str]()
+    for path, i in jax.tree_util.tree_leaves_with_path(tree):
+        location, end = stated.get(i, ""), jax.tree_util.keystr(path)
+        found.add(location.removesuffix(end) if location.endswith(end) else "")
+    name = found.pop() if len(found) == 1 else ""
+    return name if name.isidentifier() else ""
 
 
 def _shape(aval: Aval) -> tuple[int | str | None, ...]:

@@ -227,8 +227,13 @@ def _weights(
 
 def given_names(program: Program) -> tuple[str, ...] | None:
     """Names of the arguments from their locations; `None` unless all of them have one."""
-    block = program.functions[program.entry].regions[0].blocks[0]
-    arguments = list(block.arguments)[int(program.takes_platform_index) :]
-    names = [location_name(a.location) for a in arguments]
+    names = argument_locations(program)
     usable = all(n.isidentifier() for n in names) and len(set(names)) == len(names)
     return tuple(names) if usable else None
+
+
+def argument_locations(program: Program) -> list[str]:
+    """The locations of a program's arguments: names, with paths as in `p['w']`, or `""`."""
+    block = program.functions[program.entry].regions[0].blocks[0]
+    arguments = list(block.arguments)[int(program.takes_platform_index) :]
+    return [location_name(a.location) for a in arguments]

@@ -99,9 +99,9 @@ def test_several_arguments_and_keywords() -> None:
     x = drawn(2, 3)
     exported = jax.export.export(jax.jit(f))(types(layer), types(x), scale=types(scale))
     want = jax.jit(f)(layer, x, scale=scale)
-    module = invert.from_exported(exported, params={"arg0": layer, "scale": scale})
+    module = invert.from_exported(exported, params={"layer": layer, "scale": scale})
     np.testing.assert_array_equal(module(x), want)
-    assert sorted(module.named_params()) == ["arg0/b", "arg0/w", "scale"]
+    assert sorted(module.named_params()) == ["layer/b", "layer/w", "scale"]
     one = invert.from_exported(exported, params={"arg0": layer})
     np.testing.assert_array_equal(one(x, scale=scale), want)
     assert sorted(one.named_params()) == ["b", "w"]
@@ -127,7 +127,7 @@ def test_all_mismatches_are_named(exported: jax.export.Exported) -> None:
         invert.from_exported(exported, params={"arg0": wrong, "weights": {}})
     message = str(error.value)
     for part in (
-        "there is no argument 'weights'", "arg0/blocks/2/query is missing", "there is no arg0/more",
-        "arg0/head is float64[12, 7], expected float32[12, 7]", "arg0/table is object[]",
+        "there is no argument 'weights'", "p/blocks/2/query is missing", "there is no p/more",
+        "p/head is float64[12, 7], expected float32[12, 7]", "p/table is object[]",
     ):  # fmt: skip
         assert part in message

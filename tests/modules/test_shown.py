@@ -31,7 +31,7 @@ INPUTS = {"a": np.ones((2, 3), np.float32), "b": np.ones(4, np.float32)}
 
 def test_a_module_shows_arguments_results_certificate_and_size() -> None:
     assert repr(_module()) == (
-        "<net(arg0: {'a': float32[2,3], 'b': float32[4]}) -> {'out': (float32[2,4],)}; "
+        "<net(inputs: {'a': float32[2,3], 'b': float32[4]}) -> {'out': (float32[2,4],)}; "
         "certificate: exact; 12 constants in 1 array>"
     )
 
@@ -39,7 +39,7 @@ def test_a_module_shows_arguments_results_certificate_and_size() -> None:
 def test_a_summary_has_a_row_for_each_layer() -> None:
     module = _module()
     first, second, head, row, total = module.summary().splitlines()
-    assert first.startswith("net(arg0: ") and second == "certificate: exact"
+    assert first.startswith("net(inputs: ") and second == "certificate: exact"
     assert head.split() == ["layer", "arrays", "parameters"]
     assert row.split() == ["(constants)", "constant_0", "float32[3,4]", "12"]
     assert total == "12 constants in 1 array"

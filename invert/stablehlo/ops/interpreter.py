@@ -310,7 +310,8 @@ _TERMINATORS = frozenset(
 )
 
 
-_OF_JAX = re.compile(r"\(|->")
+# Transforms and calls have parentheses, and the formulas of `jnp.einsum` arrows.
+_OF_JAX = re.compile(r".*(\(|->)|(checkpoint|rematted_computation)$")
 
 
 @functools.lru_cache(maxsize=65536)
@@ -319,8 +320,7 @@ def _scopes(name: str) -> tuple[str, ...]:
     if "/" not in name:
         return (Hint(name).encode(),) if name else ()
     *parts, last = name.split("/")
-    # Transforms and calls have parentheses; the formulas of `jnp.einsum` have arrows.
-    scopes = tuple(p for p in parts if p and not _OF_JAX.search(p) and not p.endswith(":"))
+    scopes = tuple(p for p in parts if p and not _OF_JAX.match(p) and not p.endswith(":"))
     return (*scopes, Hint(last).encode())
 
 
