@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -17,6 +18,7 @@ from invert._errors import UNREADABLE, MalformedModelError, SignatureError
 from invert.frontends import weights
 from invert.ir.types import Value
 from invert.stablehlo.ops.attributes import location_name
+from invert.stablehlo.ops.interpreter import WRAPPED
 from invert.stablehlo.program import Program
 
 # Objects that contain a StableHLO module.
@@ -234,6 +236,15 @@ def given_names(program: Program) -> tuple[str, ...] | None:
 
 def argument_locations(program: Program) -> list[str]:
     """The locations of a program's arguments: names, with paths as in `p['w']`, or `""`."""
-    block = program.functions[program.entry].regions[0].blocks[0]
-    arguments = list(block.arguments)[int(program.takes_platform_index) :]
-    return [location_name(a.location) for a in arguments]
+    own = _arguments(program, program.entry)[int(program.takes_platform_index) :]
+    names = [location_name(a.location) for a in own]
+    if WRAPPED in program.functions and not any(names):
+        # They follow the open sizes.
+        inner = _arguments(program, WRAPPED)[-len(own) :]
+        if [str(a.type) for a in inner] == [str(a.type) for a in own]:
+            return [location_name(a.location) for a in inner]
+    return names
+
+
+def _arguments(program: Program, function: str) -> list[Any]:
+    return list(program.functions[function].regions[0].blocks[0].arguments)

@@ -335,7 +335,8 @@ def _problem(op: ir.Operation) -> Problem:
 
 # Authors do not write these functions. JAX wraps the first two around a program with open sizes and
 # the body of a `shard_map`; the last holds a region while a module moves between partitioners.
-_WRAPPERS = ("_wrapped_jax_export_main", "shmap_body", "xla.sdy.manual_computation_body")
+WRAPPED = "_wrapped_jax_export_main"
+_WRAPPERS = (WRAPPED, "shmap_body", "xla.sdy.manual_computation_body")
 
 
 def call_function(ctx: Context, name: str, args: Sequence[Value]) -> list[Value]:
