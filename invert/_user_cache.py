@@ -48,8 +48,11 @@ def folder() -> Path | None:
     return home / below / "invert"
 
 
-# Folders above the code that makes entries, which imports nothing from them.
-UNUSED = ("cli", "compat", "emission", "frontends", "gradients", "modules")
+# Folders from which the code that makes entries imports nothing.
+UNUSED = (
+    *("checkpoint", "cli", "compat", "emission", "frontends", "gradients", "modules"),
+    "primitives/tf",
+)
 
 
 @functools.cache
@@ -57,7 +60,7 @@ def versions() -> str:
     """The versions that entries depend on; for this package a digest of its sources."""
     lines: list[str] = []
     root = str(Path(__file__).parent)
-    folders, unused = [root], {os.path.join(root, name) for name in UNUSED}
+    folders, unused = [root], {os.path.join(root, *name.split("/")) for name in UNUSED}
     while folders:
         with os.scandir(folders.pop()) as entries:
             for entry in entries:
@@ -65,7 +68,8 @@ def versions() -> str:
                     state = entry.stat()
                     lines.append(f"{entry.path} {state.st_size} {state.st_mtime_ns}")
                 elif "." not in entry.name and entry.path not in unused and entry.is_dir():
-                    folders.append(entry.path)
+                    if entry.name != "__pycache__":
+                        folders.append(entry.path)
     digest = hashlib.sha256("\n".join(sorted(lines)).encode())
     python = ".".join(map(str, sys.version_info[:2]))
     stated = f"jax {jax.__version__} jaxlib {jaxlib_version} Python {python}"
