@@ -18,7 +18,7 @@ from invert._entry import unique
 from invert._private import jax as private
 from invert.ir import jaxprs, merging
 from invert.patterns import STAGES
-from invert.rewriting import driver
+from invert.rewriting import driver, expansion
 from invert.rewriting.driver import Rewriter
 from invert.rewriting.templates import raise_call
 
@@ -115,6 +115,23 @@ def test_loops_become_scans_without_a_trace_of_their_bodies(
     exported = jax.export.export(jax.jit(scanned))(np.ones((3, 2), np.float32))
     traced = counted(monkeypatch, jax.lax, "scan")
     assert invert.from_exported(exported).report.rewrites["scan"] == 1 and not traced
+
+
+def test_loops_that_agree_as_they_are_take_no_normal_form(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    normal = counted(monkeypatch, expansion, "lowered_form")
+
+    def run(xs: jax.Array) -> tuple[jax.Array, jax.Array]:
+        def step(c: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+            c = jnp.tanh(c + x)
+            return c, c * 2
+
+        return jax.lax.scan(step, jnp.zeros(3), xs)
+
+    module = invert.from_exported(jax.export.export(jax.jit(run))(np.ones((5, 3), np.float32)))
+    assert module.report.rewrites == {"scan": 1}
+    assert str(module.report.certificate) == "exact" and not normal
 
 
 def test_names_are_numbered_from_one() -> None:
