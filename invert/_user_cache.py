@@ -67,13 +67,16 @@ def versions() -> str:
                 if entry.name.endswith(".py"):
                     state = entry.stat()
                     lines.append(f"{entry.path} {state.st_size} {state.st_mtime_ns}")
-                elif "." not in entry.name and entry.path not in unused and entry.is_dir():
-                    if entry.name != "__pycache__":
-                        folders.append(entry.path)
+                elif entry.path not in unused and _is_package(entry):
+                    folders.append(entry.path)
     digest = hashlib.sha256("\n".join(sorted(lines)).encode())
     python = ".".join(map(str, sys.version_info[:2]))
     stated = f"jax {jax.__version__} jaxlib {jaxlib_version} Python {python}"
     return f"{stated} {platform.machine()} {digest.hexdigest()}"
+
+
+def _is_package(entry: os.DirEntry[str]) -> bool:
+    return "." not in entry.name and entry.name != "__pycache__" and entry.is_dir()
 
 
 def read(name: str) -> Entries:

@@ -171,6 +171,27 @@ def test_live_programs_are_found_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert jaxprs.canonicalize(live) is live and not searched
 
 
+def test_dead_equations_are_found_without_the_rules_of_jax(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def scanned(xs: Any) -> Any:
+        return jax.lax.scan(lambda c, x: ((c[1], c[0] + x), c[1]), (1.0, 2.0), xs)[1]
+
+    def dead(xs: Any) -> Any:
+        jnp.sin(xs)
+        return jnp.cos(xs)
+
+    def idle(xs: Any) -> Any:
+        return jax.lax.scan(lambda c, x: ((c[0] * 2, c[1] + x), c[1]), (1.0, 2.0), xs)[1]
+
+    live, plain, ruled = (jax.make_jaxpr(f)(jnp.ones(3)).jaxpr for f in (scanned, dead, idle))
+    asked = counted(monkeypatch, private.partial_eval, "dce_jaxpr")
+    assert private.dce(live) is live
+    assert [e.primitive.name for e in private.dce(plain).eqns] == ["cos"] and not asked
+    (loop,) = private.dce(ruled).eqns
+    assert loop.params["num_carry"] == 1 and asked
+
+
 def test_arguments_that_results_need_are_found_without_a_program(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
