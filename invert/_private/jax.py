@@ -740,7 +740,12 @@ def consts_of(jaxpr: AnyJaxpr) -> Sequence[Value]:
 
 
 def close_like(original: J, jaxpr: Jaxpr) -> J:
-    """`jaxpr` in the form of `original`: closed over its constants, or open."""
+    """`jaxpr` in the form of `original`: closed over its constants, or open.
+
+    `original` itself if that is its program.
+    """
+    if jaxpr is open_jaxpr(original):
+        return original
     is_open = isinstance(original, core.Jaxpr)
     return cast("J", jaxpr if is_open else _JAXPRS[1](jaxpr, consts_of(original)))
 
