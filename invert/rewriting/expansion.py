@@ -47,11 +47,11 @@ def lower_alike(
     **Raises:** JAX's exceptions for equations that it cannot lower.
     """
     looped = [with_traced_scans(p, platform=platform, x64=x64) for p in (a, b)]
-    plain = [without_calls(jaxprs.as_lowered(p)) for p in looped]
+    one, two = (without_calls(jaxprs.as_lowered(p)) for p in looped)
     # Most loops agree as they are, and the normal form of two programs takes ten comparisons.
-    if difference(*plain, constants) is None:
+    if difference(one, two, constants) is None:
         return True
-    one, two = map(lowered_form, plain)
+    one, two = lowered_form(one), lowered_form(two)
     if difference(one, two, constants) is None:
         return True
     expansion = _Expansion(platform, x64)
