@@ -68,7 +68,8 @@ def recover(entry: EntryPoint, avals: Sequence[Aval], config: Config) -> Special
             closed = simplify(closed) if entry.outside else jaxprs.canonicalize(closed)
             if entry.draws:
                 closed = close_like(closed, with_last_key(open_jaxpr(closed)))
-            raw, known = jaxprs.split_constants(plain(closed))
+            raised = closed
+            raw, known = jaxprs.split_constants(plain(raised))
             x64 = jaxprs.has_wide_types(raw)
             platform = entry.platform or platform_of(jaxprs.opaque_targets(raw)) or "cpu"
         with stage("patterns"):
@@ -87,7 +88,7 @@ def recover(entry: EntryPoint, avals: Sequence[Aval], config: Config) -> Special
             closed = with_promised_bounds(closed) if entry.promises_bounds else closed
         with stage("verify", "verifying"):
             # The comparison uses the constants of the raw program; arrays are restored after it.
-            recovered = jaxprs.over_constants(closed, known)
+            recovered = raw if closed is raised else jaxprs.over_constants(closed, known)
             certificate = _certify(raw, recovered, known, platform, x64, config)
         jaxpr, constants, notes = _finished(closed, config)
         if jaxprs.wide_types(raw) <= {np.dtype(np.uint64)}:
@@ -169,7 +170,8 @@ def _certify(
     by_signature = any(jaxprs.is_wide(v) for v in (*raw.invars, *raw.outvars))
     x64 = x64 and by_signature
     # Derivative rules and `stop_gradient` leave no trace.
-    one, two = without_rules(raw), without_rules(plain(jaxpr))
+    one = without_rules(raw)
+    two = one if jaxpr is raw else without_rules(plain(jaxpr))
     certificate = certify(one, two, constants, platform=platform, x64=x64)
     return dataclasses.replace(certificate, assumes=assumes or certificate.assumes)
 

@@ -48,8 +48,11 @@ def folder() -> Path | None:
     return home / below / "invert"
 
 
-# Folders above the code that makes entries, which imports nothing from them.
-UNUSED = ("cli", "compat", "emission", "frontends", "gradients", "modules")
+# Folders from which the code that makes entries imports nothing.
+UNUSED = (
+    *("checkpoint", "cli", "compat", "emission", "frontends", "gradients", "modules"),
+    "primitives/tf",
+)
 
 
 @functools.cache
@@ -57,19 +60,23 @@ def versions() -> str:
     """The versions that entries depend on; for this package a digest of its sources."""
     lines: list[str] = []
     root = str(Path(__file__).parent)
-    folders, unused = [root], {os.path.join(root, name) for name in UNUSED}
+    folders, unused = [root], {os.path.join(root, *name.split("/")) for name in UNUSED}
     while folders:
         with os.scandir(folders.pop()) as entries:
             for entry in entries:
                 if entry.name.endswith(".py"):
                     state = entry.stat()
                     lines.append(f"{entry.path} {state.st_size} {state.st_mtime_ns}")
-                elif "." not in entry.name and entry.path not in unused and entry.is_dir():
+                elif entry.path not in unused and _is_package(entry):
                     folders.append(entry.path)
     digest = hashlib.sha256("\n".join(sorted(lines)).encode())
     python = ".".join(map(str, sys.version_info[:2]))
     stated = f"jax {jax.__version__} jaxlib {jaxlib_version} Python {python}"
     return f"{stated} {platform.machine()} {digest.hexdigest()}"
+
+
+def _is_package(entry: os.DirEntry[str]) -> bool:
+    return "." not in entry.name and entry.name != "__pycache__" and entry.is_dir()
 
 
 def read(name: str) -> Entries:

@@ -50,6 +50,8 @@ def certify(
     - `x64`: whether the program was probably lowered with 64-bit types enabled, which changes some
         lowerings; the other setting is tried next.
     """
+    if recovered is raw:  # nothing was recognized
+        return Certificate("exact")
     # If nothing read has 64 bits, the program was not lowered with x64.
     modes = (x64, not x64) if jaxprs.has_wide_types(raw) else (False,)
     one, two = jaxprs.canonicalize(raw), jaxprs.canonicalize(recovered)

@@ -18,7 +18,7 @@ from invert._entry import unique
 from invert._private import jax as private
 from invert.ir import jaxprs, merging
 from invert.patterns import STAGES
-from invert.rewriting import driver
+from invert.rewriting import driver, expansion
 from invert.rewriting.driver import Rewriter
 from invert.rewriting.templates import raise_call
 
@@ -36,13 +36,14 @@ def counted(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> list[Any]
     return calls
 
 
-def test_program_that_no_pattern_changes_is_not_lowered_again(
+def test_program_that_no_pattern_changes_is_not_compared(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    compared = counted(monkeypatch, _verify, "equivalent")
     lowered = counted(monkeypatch, _verify, "lower_alike")
     whole = counted(monkeypatch, _verify, "_again")
     plain = jax.export.export(jax.jit(lambda x: jnp.sin(x) * x))(np.ones(3, np.float32))
-    assert str(invert.from_exported(plain).report.certificate) == "exact" and not lowered
+    assert str(invert.from_exported(plain).report.certificate) == "exact" and not compared
     changed = jax.export.export(jax.jit(jnp.cumsum))(np.ones(3, np.float32))
     assert str(invert.from_exported(changed).report.certificate) == "exact" and len(lowered) == 1
     assert not whole  # equation by equation
@@ -117,6 +118,23 @@ def test_loops_become_scans_without_a_trace_of_their_bodies(
     assert invert.from_exported(exported).report.rewrites["scan"] == 1 and not traced
 
 
+def test_loops_that_agree_as_they_are_take_no_normal_form(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    normal = counted(monkeypatch, expansion, "lowered_form")
+
+    def run(xs: jax.Array) -> tuple[jax.Array, jax.Array]:
+        def step(c: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+            c = jnp.tanh(c + x)
+            return c, c * 2
+
+        return jax.lax.scan(step, jnp.zeros(3), xs)
+
+    module = invert.from_exported(jax.export.export(jax.jit(run))(np.ones((5, 3), np.float32)))
+    assert module.report.rewrites == {"scan": 1}
+    assert str(module.report.certificate) == "exact" and not normal
+
+
 def test_names_are_numbered_from_one() -> None:
     taken: set[str] = set()
     names = [unique("kernel", taken) for _ in range(70)]
@@ -152,6 +170,27 @@ def test_live_programs_are_found_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert jaxprs.canonicalize(live) is live
     searched.clear()
     assert jaxprs.canonicalize(live) is live and not searched
+
+
+def test_dead_equations_are_found_without_the_rules_of_jax(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def scanned(xs: Any) -> Any:
+        return jax.lax.scan(lambda c, x: ((c[1], c[0] + x), c[1]), (1.0, 2.0), xs)[1]
+
+    def dead(xs: Any) -> Any:
+        jnp.sin(xs)
+        return jnp.cos(xs)
+
+    def idle(xs: Any) -> Any:
+        return jax.lax.scan(lambda c, x: ((c[0] * 2, c[1] + x), c[1]), (1.0, 2.0), xs)[1]
+
+    live, plain, ruled = (jax.make_jaxpr(f)(jnp.ones(3)).jaxpr for f in (scanned, dead, idle))
+    asked = counted(monkeypatch, private.partial_eval, "dce_jaxpr")
+    assert private.dce(live) is live
+    assert [e.primitive.name for e in private.dce(plain).eqns] == ["cos"] and not asked
+    (loop,) = private.dce(ruled).eqns
+    assert loop.params["num_carry"] == 1 and asked
 
 
 def test_arguments_that_results_need_are_found_without_a_program(

@@ -11,7 +11,7 @@ import inspect
 import itertools
 import re
 import warnings
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard, TypeVar, cast
 
@@ -572,8 +572,11 @@ def dce(jaxpr: Jaxpr) -> Jaxpr:
 
     Returns the jaxpr itself, unlike JAX, if nothing is removed.
     """
-    if _is_used(jaxpr)[0]:
-        return jaxpr
+    if (live := _plainly_live(jaxpr)) is not None:
+        places, _ = live
+        if len(places) == len(jaxpr.eqns):
+            return jaxpr
+        return jaxpr.replace(eqns=[jaxpr.eqns[i] for i in places])
     kept = [True] * len(jaxpr.outvars)
     return cast("Jaxpr", partial_eval.dce_jaxpr(jaxpr, kept, instantiate=True)[0])
 
@@ -678,25 +681,48 @@ def by_jaxpr(function: Callable[[Value], _T], *, traces: bool = False) -> Callab
 
 
 @by_jaxpr
-def _is_used(jaxpr: Jaxpr) -> tuple[bool, bool]:
-    """Return whether all equations, inner ones included, and all arguments are used.
+def _plainly_live(jaxpr: Jaxpr) -> tuple[Sequence[int], bool] | None:
+    """The positions of the live equations, and whether these read all arguments.
 
-    Also false where only JAX's rules can decide.
+    `None` where only JAX's rules can decide, which takes several times as long.
     """
     if jaxpr.effects:
-        return False, False
+        return None
     used = {v for v in jaxpr.outvars if not isinstance(v, Literal)}
-    for eqn in reversed(jaxpr.eqns):
-        ruled = eqn.primitive in partial_eval.dce_rules
-        read = [v in used for v in eqn.outvars]
-        if eqn.effects or not (all(read) if ruled else any(read)):
-            return False, False
-        if ruled and not all(_is_used(inner)[1] for inner in sub_jaxprs(eqn)):
-            return False, False
-        for v in eqn.invars:
-            if not isinstance(v, Literal):
-                used.add(v)
-    return True, used.issuperset(jaxpr.invars)
+    places = []
+    for i, eqn in reversed([*enumerate(jaxpr.eqns)]):
+        if eqn.effects:
+            return None
+        if used.isdisjoint(eqn.outvars):
+            continue
+        if eqn.primitive in partial_eval.dce_rules:
+            read = used.issuperset(eqn.outvars) or _steps_need_all(eqn, used)
+            if not read or not all(map(_is_used, sub_jaxprs(eqn))):
+                return None
+        places.append(i)
+        used.update(v for v in eqn.invars if not isinstance(v, Literal))
+    return places[::-1], used.issuperset(jaxpr.invars)
+
+
+def _is_used(jaxpr: Jaxpr) -> bool:
+    """Return whether all equations, inner ones included, and all arguments are plainly used."""
+    live = _plainly_live(jaxpr)
+    return live is not None and live[1] and len(live[0]) == len(jaxpr.eqns)
+
+
+def _steps_need_all(eqn: Eqn, used: Set[Var]) -> bool:
+    """Return whether the steps of a `scan` need the carries whose last values are not used."""
+    if eqn.primitive.name != "scan":
+        return False
+    first, count = eqn.params["num_consts"], eqn.params["num_carry"]
+    live = [v in used for v in eqn.outvars]
+    while all(live[count:]) and not all(live):
+        read = arguments_read(open_jaxpr(eqn.params["jaxpr"]), live)[first : first + count]
+        more = [a or b for a, b in zip(live[:count], read, strict=True)]
+        if more == live[:count]:
+            return False
+        live[:count] = more
+    return all(live)
 
 
 def physical_type(aval: Aval) -> tuple[tuple[DimSize, ...], np.dtype]:
@@ -714,7 +740,12 @@ def consts_of(jaxpr: AnyJaxpr) -> Sequence[Value]:
 
 
 def close_like(original: J, jaxpr: Jaxpr) -> J:
-    """`jaxpr` in the form of `original`: closed over its constants, or open."""
+    """`jaxpr` in the form of `original`: closed over its constants, or open.
+
+    `original` itself if that is its program.
+    """
+    if jaxpr is open_jaxpr(original):
+        return original
     is_open = isinstance(original, core.Jaxpr)
     return cast("J", jaxpr if is_open else _JAXPRS[1](jaxpr, consts_of(original)))
 

@@ -36,6 +36,11 @@ def lowered_form(closed: J) -> J:
     return jaxprs.canonicalize(merged)
 
 
+def without_calls(closed: J) -> J:
+    """Inline calls, as the compiler does."""
+    return jaxprs.map_jaxprs(closed, _opened)
+
+
 # Inlined calls, and the parameter with the program of each. The last two wrap the body of a `scan`
 # in the loop that JAX traces for it, in jax 0.10 and 0.12.
 _CALLED = {"jit": "jaxpr", "closed_call": "call_jaxpr", "eval_jaxpr": "call_jaxpr"}
