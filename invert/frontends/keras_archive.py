@@ -10,6 +10,7 @@ import dataclasses
 import io
 import json
 import os
+import re
 import sys
 import zipfile
 import zlib
@@ -37,6 +38,7 @@ _OWN = (
 )
 # The configuration of a model is a few kilobytes of text; a larger one is not read.
 _LARGEST_CONFIG = 1 << 28
+_LONGEST_CAUSE = 1000
 # Limits on the unpacked size: a multiple of the archive's size, plus a constant.
 _RATIO, _SPARE = 100, 1 << 28
 _WEIGHTS = "model.weights.h5"
@@ -115,9 +117,17 @@ def load(file: Path, custom_objects: Mapping[str, object] | None = None) -> TfOb
         tf.errors.OpError,
     ) as error:  # fmt: skip
         raise MalformedModelError(
-            f"{file}: Keras cannot load the model: {type(error).__name__}: {error}",
+            f"{file}: Keras cannot load the model: {_cause(error)}",
             remedy="Name its own classes in Config(custom_objects=...), or save it again.",
         ) from error
+
+
+def _cause(error: Exception) -> str:
+    """What failed first, and the layer: Keras repeats the configuration at each level around it."""
+    *_, last = str(error).split("Exception encountered: ")
+    layers = re.findall(r"class '(\w+)' using config=\{'name': '([^']*)'", str(error))
+    where = "".join(f"the layer {name!r} ({kind}): " for kind, name in layers[-1:])
+    return where + f"{type(error).__name__}: {last}"[:_LONGEST_CAUSE]
 
 
 def _config_of(file: Path) -> object:

@@ -57,8 +57,10 @@ _T = TypeVar("_T")
 def canonicalize(closed: J) -> J:
     """Remove dead equations, also in inner jaxprs, and merge equal constants.
 
-    Shared inner jaxprs stay shared.
+    Shared inner jaxprs stay shared. Searches of jax 0.12 are expanded.
     """
+    if _UNIQUE in names_in(open_jaxpr(closed)):
+        closed = map_jaxprs(closed, lambda jaxpr: with_inlined(jaxpr, _expansion))
     live = map_jaxprs(closed, _live)
     merged = cast(J, _merge_constants(live))
     if live is closed and merged is live:
@@ -71,6 +73,21 @@ def canonicalize(closed: J) -> J:
         if _size(closed) == size:
             break
     return closed
+
+
+# The primitive of functions such as `jnp.searchsorted` in jax 0.12. Each of its equations holds an
+# object that equals only itself, so no two traces are the same, and lowering expands it.
+_UNIQUE = "call_hi_primitive"
+
+
+def _expansion(eqn: Eqn) -> ClosedJaxpr | None:
+    """The program of an equation of `_UNIQUE`, unless its results have a derivative by a rule."""
+    if eqn.primitive.name != _UNIQUE or any(
+        jnp.issubdtype(v.aval.dtype, jnp.inexact) for v in eqn.outvars
+    ):
+        return None
+    run = functools.partial(eqn.primitive.to_lojax, **eqn.params)
+    return trace_closed(run, *(v.aval for v in eqn.invars))
 
 
 def _merge_constants(closed: J) -> J | ClosedJaxpr:

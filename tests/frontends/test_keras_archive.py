@@ -149,6 +149,16 @@ def test_a_layer_that_cannot_be_built_is_a_malformed_model_error(
         invert.load(tmp_path / "cut.keras")
 
 
+def test_what_keras_says_is_shortened_to_the_cause(archive: Path, tmp_path: Path) -> None:
+    content = content_of(archive)
+    layer(config={"unit": 3})(content, tmp_path)
+    write(tmp_path / "model.keras", content)
+    with pytest.raises(invert.MalformedModelError, match=r"layer 'dense\w*' \(Dense\): ") as error:
+        invert.load(tmp_path / "model.keras")
+    assert "unit" in str(error.value)
+    assert len(error.value.reason) < 500
+
+
 class Cubed(keras.layers.Layer):
     """A layer that is not registered with Keras."""
 

@@ -195,6 +195,71 @@ def test_assignments_in_a_graph():
     np.testing.assert_allclose(out["y"], 2 * (1 + 2 * X.sum()), rtol=1e-5, atol=1e-6)
 
 
+def _updated_in_branch(x, mean, count):
+    """An assignment that only a control edge reaches."""
+
+    def update():
+        new = 0.9 * mean.read_value() + 0.1 * tf.reduce_mean(x, 0)
+        with tf.control_dependencies([v1.assign(mean, new)]):
+            return x - new
+
+    return v1.cond(tf.reduce_sum(x) > 0.0, update, lambda: x - mean.read_value())
+
+
+def _updates_of_branch(x, mean, count):
+    """A branch that returns no value, as with `UPDATE_OPS`, and a read after it."""
+    update = v1.cond(
+        tf.reduce_sum(x) > 0.0,
+        lambda: v1.group(v1.assign_add(mean, tf.reduce_mean(x, 0))),
+        lambda: v1.no_op(),
+    )
+    with tf.control_dependencies([update]):
+        return x - mean.read_value()
+
+
+def _result_of_assignment(x, mean, count):
+    """A branch after an assignment of the graph around it, and a branch in it."""
+    with tf.control_dependencies([v1.assign_add(count, 1.0)]):
+        new = v1.cond(
+            tf.reduce_sum(x) > 0.0,
+            lambda: v1.assign(mean, mean.read_value() + count.read_value()),
+            lambda: v1.cond(
+                count.read_value() > 1.5,
+                lambda: v1.assign_sub(mean, tf.ones(6)),
+                mean.read_value,
+            ),
+        )
+    return x - new
+
+
+@pytest.mark.parametrize("resource", [False, True], ids=["reference", "resource"])
+@pytest.mark.parametrize(
+    "build",
+    [_updated_in_branch, _updates_of_branch, _result_of_assignment],
+    ids=lambda f: f.__name__,
+)
+def test_assignments_in_a_branch(build, resource, control_flow, tmp_path):
+    if control_flow and not resource:
+        pytest.skip("TensorFlow passes no references to functions")
+    with tf.Graph().as_default(), v1.Session() as session:
+        x = v1.placeholder(tf.float32, X.shape, name="x")
+        mean = v1.get_variable("mean", initializer=np.ones(6, np.float32), use_resource=resource)
+        count = v1.get_variable("count", initializer=1.0, use_resource=resource)
+        y = build(x, mean, count)
+        session.run(v1.global_variables_initializer())
+        v1.saved_model.simple_save(session, str(tmp_path / "m"), {"x": x}, {"y": y})
+        feeds = [np.abs(X), -np.abs(X), np.abs(X)]
+        after = mean.read_value()
+        want = [(session.run(y, {x: f}), session.run(after)) for f in feeds]
+    module = invert.load(tmp_path / "m")
+    state = eqx.nn.State(module)
+    for feed, (value, new) in zip(feeds, want, strict=True):
+        out, state = module(state, x=feed)
+        np.testing.assert_allclose(out["y"], value, rtol=1e-5, atol=1e-6)
+        [kept] = [v for v in jax.tree.leaves(state) if v.shape == (6,)]
+        np.testing.assert_allclose(kept, new, rtol=1e-5, atol=1e-6)
+
+
 def test_names_that_do_not_exist():
     frozen, _ = graph(_cond)
     with pytest.raises(invert.SignatureError, match="no node 'y:0'"):

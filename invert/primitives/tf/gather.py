@@ -202,6 +202,9 @@ def _dynamic_stitch(*values: Value, T: np.dtype, node: Node) -> Value:
 def _bound(sorted_inputs: Array, values: Array, *, op: str, out_type: np.dtype) -> Array:
     side = "left" if op == "LowerBound" else "right"
     places = jax.vmap(lambda a, v: jnp.searchsorted(a, v, side=side))(sorted_inputs, values)
+    if side == "left" and jnp.issubdtype(values.dtype, jnp.inexact):
+        # No number is less than NaN, which JAX sorts to the end.
+        places = jnp.where(jnp.isnan(values), 0, places)
     return lax.convert_element_type(places, out_type)
 
 

@@ -256,8 +256,8 @@ class _Rewriter:
         results += [(e, 0) for e in order[len(carried) :]]
         name = f"{enters[0]}/While"
         names = list(args.values())
-        cond = self._function(f"{name}/cond", names, [test], in_test)
-        body = self._function(f"{name}/body", names, results, in_body, waits)
+        cond = self._function(f"{name}/cond", names, [test], in_test, inside)
+        body = self._function(f"{name}/body", names, results, in_body, inside, waits)
         sources = [self.inputs(e)[0] for e in order]
         for gone in inside:
             node = self.nodes.pop(gone)
@@ -355,6 +355,7 @@ class _Rewriter:
         name = f"{merges[0]}/If"
         arguments: dict[Tensor, Tensor] = {}
         renamed: list[dict[Tensor, Tensor]] = []
+        waits: dict[Tensor, None] = {}
         results: list[list[Tensor]] = [[], []]
         positions = {merge: self._predicate(merge)[1] for merge in merges}
         for merge, true_input in positions.items():
@@ -363,29 +364,34 @@ class _Rewriter:
             results[0].append(pair[1 - true_input])
         for side in (0, 1):
             outside = self._from_outside(results[side], switches, inside)
+            waits.update((t, None) for t in outside if t[1] < 0 and not self._is_control(t[0]))
+            outside = {tensor: source for tensor, source in outside.items() if tensor[1] >= 0}
             for source in outside.values():
                 arguments.setdefault(source, (f"{name}/argument_{len(arguments)}", 0))
             renamed.append({tensor: arguments[source] for tensor, source in outside.items()})
         names = [n for n, _ in arguments.values()]
-        then = self._function(f"{name}/true", names, results[1], renamed[1])
-        other = self._function(f"{name}/false", names, results[0], renamed[0])
+        then = self._function(f"{name}/true", names, results[1], renamed[1], inside)
+        other = self._function(f"{name}/false", names, results[0], renamed[0], inside)
         for k, merge in enumerate(merges):
             self._result_of_merge(merge, (name, k), predicate, positions[merge] == 0)
         functions = {"then_branch": then, "else_branch": other}
-        self._add(name, "If", [predicate, *arguments], functions=functions)
+        self._add(name, "If", [predicate, *arguments, *waits], functions=functions)
         for function in (then, other):
             self.moved.update((n.name, name) for n in self.functions[function].nodes)
 
     def _from_outside(
         self, results: Iterable[Tensor], switches: Collection[str], inside: Collection[str]
     ) -> dict[Tensor, Tensor]:
-        """For each tensor that enters a branch with these results, what it is outside."""
+        """For each tensor that enters a branch with these results, what it is outside.
+
+        Control edges are followed too, since effects of the branch may be reached by them alone.
+        """
 
         def enters(tensor: Tensor) -> bool:
             return tensor[0] in switches or tensor[0] not in inside
 
         def operands(tensor: Tensor) -> Sequence[Tensor]:
-            return () if enters(tensor) else [t for t in self.inputs(tensor[0]) if t[1] >= 0]
+            return () if enters(tensor) else self.inputs(tensor[0])
 
         return {
             tensor: self.inputs(tensor[0])[0] if tensor[0] in switches else tensor
@@ -425,11 +431,13 @@ class _Rewriter:
         args: Sequence[str],
         results: Sequence[Tensor],
         renamed: Mapping[Tensor, Tensor],
+        inside: Collection[str],
         waits: Sequence[Tensor] = (),
     ) -> str:
         """A function that computes `results` from the tensors in `renamed`.
 
-        `waits`: control edges to further nodes that have to run.
+        `inside`: nodes of the loop or conditional; `waits`: control edges to further nodes that
+        have to run.
         """
         members: dict[str, NodeDef] = {}
         waits = [t for t in waits if self.nodes[t[0]].op not in _CONTROL]
@@ -442,12 +450,10 @@ class _Rewriter:
             clone.CopyFrom(self.nodes[member])
             del clone.input[:]
             for source in self.inputs(member):
-                if source[1] < 0:
-                    # Within one branch or step, only effects are ordered.
-                    kept = self.nodes[source[0]].op not in _CONTROL
-                    kept = kept and source[0] not in {n for n, _ in renamed}
-                    if not kept or self._is_pivot(source[0]):
-                        continue
+                # Within one branch or step, only effects are ordered.
+                outside = source[0] not in inside or self._is_control(source[0])
+                if source[1] < 0 and outside:
+                    continue
                 if source not in renamed:
                     pending.append(source)
                 clone.input.append(_text(renamed.get(source, source)))
@@ -457,13 +463,12 @@ class _Rewriter:
         self.functions[key] = MadeFunction(tuple(args), tuple(members.values()), outputs, controls)
         return key
 
-    def _is_pivot(self, name: str) -> bool:
-        """Return whether a node is a pivot: the `Identity` of a switch or merge."""
+    def _is_control(self, name: str) -> bool:
+        """Return whether a node is control flow, or a pivot: the `Identity` of such a node."""
         node = self.nodes[name]
-        if node.op != "Identity":
-            return False
-        source = self.nodes[self.inputs(name)[0][0]]
-        return source.op in _CONTROL
+        if node.op == "Identity":
+            node = self.nodes[self.inputs(name)[0][0]]
+        return node.op in _CONTROL
 
     def _add(
         self,

@@ -27,7 +27,7 @@ from invert.tf.interpreter.graph import Graph
 from invert.tf.interpreter.registry import REGISTRY, Entry, Value
 from invert.tf.ops.definition import operand_dtype, result_problem, shape_problem, unusual
 from invert.tf.ops.node import FRAMES_REMEDY, LIBRARY_ERRORS, Body, Node, named_error
-from invert.tf.ops.state import KEY, Resource, State
+from invert.tf.ops.state import KEY, Resource, State, is_reference
 from invert.tf.values.bounded import (
     BoundedArray,
     refused_rows,
@@ -142,7 +142,8 @@ class Context:
         outer = self._compiled
         self._compiled = outer or self.graph.is_compiled(function)
         try:
-            return self.run(self.graph.body(function), values)
+            results = self.run(self.graph.body(function), values)
+            return [self.read(r) if is_reference(r) else r for r in results]
         finally:
             self._compiled = outer
             active.remove(function)
@@ -214,10 +215,8 @@ class Context:
         entry = self.graph.entry(node)
         if entry is None:
             raise UnsupportedOpError([missing(self.graph, node)])
-        for v in operands:
-            if isinstance(v, Resource) and v.kind == "reference":
-                operands = self._dereferenced(node, operands)
-                break
+        if any(map(is_reference, operands)):
+            operands = self._dereferenced(entry, node, operands)
         # The rule of IdentityN marks functions wrapped by tf.custom_gradient.
         if self.graph.gradient(node) is not None and node.op != "IdentityN":
             entry = dataclasses.replace(entry, call=functools.partial(_with_gradient, entry))
@@ -303,15 +302,15 @@ class Context:
                 reason = f"has an attribute {name!r} that its rule does not take"
                 raise node.error(reason, REPORT)
 
-    def _dereferenced(self, node: Node, values: Sequence[Value]) -> list[Value]:
+    def _dereferenced(self, entry: Entry, node: Node, values: Sequence[Value]) -> list[Value]:
         """The inputs of a node; references to variables are read if it takes values."""
         definition = self.graph.op_def(node.op)
         takes = [a.is_ref for a in definition.input_arg] if definition is not None else []
+        if entry.chooses:  # the operands of branches, which may assign to variables
+            takes = [False, *[True] * (len(values) - 1)]
         takes += [False] * (len(values) - len(takes))
         return [
-            v
-            if by_reference or not (isinstance(v, Resource) and v.kind == "reference")
-            else self.read(v)
+            self.read(v) if is_reference(v) and not by_reference else v
             for v, by_reference in zip(values, takes, strict=False)
         ]
 
@@ -325,7 +324,7 @@ def result_value(result: Value, state: State) -> Value:
         raise refused_rows(result.origin)
     if not isinstance(result, Resource):
         return result
-    if result.kind != "reference":
+    if not is_reference(result):
         op = "VarHandleOp " if result.kind == "variable" else ""
         reason = f"{op}`{result.name}` cannot be evaluated: a result of the function is its handle"
         remedy = "Return its value instead."

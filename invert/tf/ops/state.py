@@ -33,6 +33,11 @@ class Resource:
     shape: tuple[int | None, ...] | None = dataclasses.field(default=None, compare=False)
 
 
+def is_reference(value: Value) -> bool:
+    """Return whether `value` is a reference to a variable of TensorFlow 1."""
+    return isinstance(value, Resource) and value.kind == "reference"
+
+
 # Values are pytrees of JAX values; a missing handle has no value yet.
 State = MutableMapping[Resource, Value]
 

@@ -484,3 +484,19 @@ def test_an_approximate_top_k_has_as_many_candidates_as_xla(options) -> None:
     module = invert.convert(candidates, tf.TensorSpec(x.shape), config=PLAIN)
     for found, wanted in zip(module(x), candidates(x), strict=True):
         np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_searches(side):
+    """Among them one for NaN; all are written, though a function of jax 0.12 equals only itself."""
+
+    def search(x):
+        edges = tf.constant([-1.0, 0.0, 0.0, 2.0])
+        found = tf.searchsorted(edges, x, side=side)
+        return found, tf.raw_ops.Bucketize(input=x, boundaries=[-1.0, 0.0, 2.0])
+
+    x = np.array([-np.inf, -1, -0.0, 0, 1, 2, np.inf, np.nan], np.float32)
+    module = invert.convert(tf.function(search), x)
+    for got, want in zip(module(x), search(x), strict=True):
+        np.testing.assert_array_equal(got, want)
+    assert "def searchsorted(" in module.source
