@@ -1,7 +1,7 @@
 """Keras models on a CPU: the converted program, as it is and optimized, over TensorFlow.
 
     python benchmarks/models.py [model ...] [--batch 1 32] [--rounds 9] [--peers PEER ...] [--train]
-        [--optimized] [--options NAME KEY=VALUE ...]
+        [--optimized] [--options NAME [KEY=VALUE ...]]
 
 All run in one process, in turn, on all its threads; the ratios are those of the smallest CPU time
 and of the median over the rounds, so that other processes on the machine do not count. Peers are
@@ -9,7 +9,8 @@ TensorFlow, TensorFlow compiled by XLA (`xla`), `tf2jax` and `call_tf`; one that
 has no ratio. `--train` measures a step of gradient descent by all trained weights, at inference's
 behaviour of dropout and batch norms. `--optimized` leaves out the program as converted where
 something is rewritten: XLA takes minutes to compile the gradients of some. `--options`, which may
-be repeated, compiles the last of the two with these options of XLA as well. Weights are random.
+be repeated, compiles the last of the two with these options of XLA as well, or with those of
+`invert.compiler_options` if it names none. Weights are random.
 
 Results go into `benchmarks/models.json`; those of other models, batches and peers stay.
 """
@@ -226,7 +227,8 @@ def measure(model: keras.Model, batch: int, asked: argparse.Namespace) -> dict[s
         runs = {} if asked.optimized else runs
         runs["optimized"] = compiled(fast, x, train)
     last = [*runs][-1]
-    chosen = {f"{last}, {name}": assignments(given) for name, *given in asked.options}
+    measured = invert.compiler_options("cpu", gradient=train)
+    chosen = {f"{last}, {k}": assignments(given) or measured for k, *given in asked.options}
     runs |= {name: compiled(fast, x, train, given) for name, given in chosen.items()}
     ours = [*runs]
     for name in asked.peers:
