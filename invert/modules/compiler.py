@@ -28,11 +28,11 @@ _MACHINES = ("x86_64", "AMD64")
 def compiler_options(
     platform: Literal["cpu", "gpu", "tpu"] = "cpu", *, gradient: bool = False
 ) -> dict[str, str]:
-    """Options of XLA with which programs on large batches run faster, for `jax.jit`.
+    """Options of XLA for `jax.jit`, with which programs on large batches run faster.
 
-    They choose the kernels of convolutions, products and sums. Results are equal up to rounding,
-    as with `invert.optimize`, and both add up. In batches of eight or more images they are measured
-    to pay; in batches of one the defaults are often faster.
+    They choose the kernels of convolutions, products and sums. Results are equal up to rounding.
+    They pay in addition to `invert.optimize`, in batches of eight or more; in batches of one the
+    defaults are often faster.
 
     **Arguments:**
 
@@ -45,11 +45,12 @@ def compiler_options(
     ??? example
 
         ```python
+        import equinox as eqx
         import invert
-        import jax
 
         options = invert.compiler_options("cpu", gradient=True)
-        step = jax.jit(step, compiler_options=options)
+        gradient = eqx.filter_grad(lambda model, x: (model(x) ** 2).mean())
+        gradient = eqx.filter_jit(gradient, compiler_options=options)
         ```
     """
     if platform != "cpu" or machine.machine() not in _MACHINES:
