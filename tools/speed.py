@@ -35,8 +35,8 @@ def ratios() -> Ratios:
     found: dict[str, dict[str, dict[str, float]]] = {}
     for key, row in json.loads(DATA.read_text(encoding="utf-8")).items():
         name, _, run = key.partition(", ")
-        run = SMALLER.get(run, run)
-        found.setdefault(name, {})[run] = {k: v[0] for k, v in row["ratios"].items()}
+        kind = SMALLER.get(run, run)
+        found.setdefault(name, {})[kind] = {k: v[0] for k, v in row["ratios"].items()}
     return found
 
 

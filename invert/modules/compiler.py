@@ -16,7 +16,7 @@ _REDUCE = "LIBRARY_FUSION_TYPE_REDUCE"
 # Without a gradient and with one, by minor version of jaxlib, as `benchmarks/compiler.py` and
 # `benchmarks/models.py` measured. XLA's own gradients of convolutions by their kernels are faster,
 # the library's sums over rows are, on which gradients of biases and norms spend their time.
-_MEASURED: Mapping[str, tuple[str | None, str | None]] = {
+_MEASURED: Mapping[str, tuple[str, str]] = {
     "0.10": ("", f"{_DOT},{_REDUCE}"),
     "0.11": ("", f"{_DOT},{_REDUCE}"),
     "0.12": ("", f"{_DOT},{_REDUCE}"),
@@ -56,5 +56,5 @@ def compiler_options(
     if platform != "cpu" or machine.machine() not in _MACHINES:
         return {}
     version = ".".join(importlib.metadata.version("jaxlib").split(".")[:2])
-    kinds = _MEASURED.get(version, (None, None))[gradient]
-    return {} if kinds is None else {_FLAG: kinds}
+    kinds = _MEASURED.get(version)
+    return {} if kinds is None else {_FLAG: kinds[gradient]}
