@@ -35,7 +35,7 @@ def ratios() -> Ratios:
     found: dict[str, dict[str, dict[str, float]]] = {}
     for key, row in json.loads(DATA.read_text(encoding="utf-8")).items():
         name, _, run = key.partition(", ")
-        kind = SMALLER.get(run, run)
+        kind = SMALLER[run] if run in SMALLER else run
         found.setdefault(name, {})[kind] = {k: v[0] for k, v in row["ratios"].items()}
     return found
 
