@@ -19,8 +19,6 @@ RUNS = {
     "batch 32, forward": "forward, batch 32",
     "batch 8, step": "step of training, batch 8 or 4",
 }
-# Large models are trained in smaller batches.
-SMALLER = {"batch 4, step": "batch 8, step"}
 # What is drawn for each run, and its color, which is readable on a light and on a dark page.
 BARS = {"converted": "#9aa5b1", "optimized": "#2f7de1", "optimized, options": "#1b9e77"}
 NAMES = {"optimized, options": "optimized, with compiler_options"}
@@ -35,7 +33,8 @@ def ratios() -> Ratios:
     found: dict[str, dict[str, dict[str, float]]] = {}
     for key, row in json.loads(DATA.read_text(encoding="utf-8")).items():
         name, _, run = key.partition(", ")
-        kind = SMALLER[run] if run in SMALLER else run
+        # Large models are trained in smaller batches.
+        kind = run.replace("batch 4, step", "batch 8, step")
         found.setdefault(name, {})[kind] = {k: v[0] for k, v in row["ratios"].items()}
     return found
 
