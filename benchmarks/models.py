@@ -1,14 +1,16 @@
 """Keras models on a CPU: the converted program, as it is and optimized, over TensorFlow.
 
     python benchmarks/models.py [model ...] [--batch 1 32] [--rounds 9] [--peers PEER ...] [--train]
-        [--optimized]
+        [--optimized] [--options NAME [KEY=VALUE ...]]
 
 All run in one process, in turn, on all its threads; the ratios are those of the smallest CPU time
 and of the median over the rounds, so that other processes on the machine do not count. Peers are
 TensorFlow, TensorFlow compiled by XLA (`xla`), `tf2jax` and `call_tf`; one that refuses a model
 has no ratio. `--train` measures a step of gradient descent by all trained weights, at inference's
 behaviour of dropout and batch norms. `--optimized` leaves out the program as converted where
-something is rewritten: XLA takes minutes to compile the gradients of some. Weights are random.
+something is rewritten: XLA takes minutes to compile the gradients of some. `--options`, which may
+be repeated, compiles the last of the two with these options of XLA as well, or with those of
+`invert.compiler_options` if it names none. Weights are random.
 
 Results go into `benchmarks/models.json`; those of other models, batches and peers stay.
 """
@@ -22,7 +24,7 @@ import json
 import os
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +46,8 @@ except ImportError:
 
 L = keras.layers
 Run = Callable[[], Any]
+# Those of XLA's compiler.
+Options = Mapping[str, str]
 DATA = Path(__file__).with_name("models.json")
 RATE = 1e-3
 
@@ -122,7 +126,7 @@ def stepped(weights: Any, gradient: Any) -> Any:
     return jax.tree.map(lambda w, g: w - RATE * g, weights, gradient)
 
 
-def compiled(module: Any, x: Any, train: bool) -> Run:
+def compiled(module: Any, x: Any, train: bool, options: Options | None = None) -> Run:
     """A converted module, or one step of gradient descent of it."""
     wanted = invert.trainable(module) if train else eqx.is_array
     arrays, rest = eqx.partition(module, wanted)
@@ -135,7 +139,7 @@ def compiled(module: Any, x: Any, train: bool) -> Run:
         gradient = jax.grad(lambda a: jnp.mean(forward(a, fixed, x) ** 2))(arrays)
         return stepped(arrays, gradient)
 
-    run = jax.jit(step if train else forward)
+    run = jax.jit(step if train else forward, compiler_options=dict(options or {}))
     x = jax.device_put(x)
     return lambda: jax.block_until_ready(run(arrays, fixed, x))
 
@@ -212,18 +216,22 @@ def times(runs: Sequence[Run], rounds: int) -> list[list[float]]:
     return found
 
 
-def measure(
-    model: keras.Model, batch: int, rounds: int, peers: Sequence[str], train: bool, only_fast: bool
-) -> dict[str, Any]:
-    """Milliseconds of each, and the ratios of each converted program over each peer."""
-    x = case(model, batch)
+def measure(model: keras.Model, batch: int, asked: argparse.Namespace) -> dict[str, Any]:
+    """Milliseconds of each, and ratios: of each converted program over each peer, and of one that
+    is compiled with options over the same without."""
+    x, train = case(model, batch), asked.train
     module = invert.convert(model, tf.TensorSpec(x.shape, x.dtype))
     fast = invert.optimize(module, "cpu", verify=False)
     runs = {"converted": compiled(module, x, train)}
     if fast.report.rewrites != module.report.rewrites:
-        runs = {} if only_fast else runs
+        runs = {} if asked.optimized else runs
         runs["optimized"] = compiled(fast, x, train)
-    for name in peers:
+    last = [*runs][-1]
+    measured = invert.compiler_options("cpu", gradient=train)
+    chosen = {f"{last}, {k}": assignments(given) or measured for k, *given in asked.options}
+    runs |= {name: compiled(fast, x, train, given) for name, given in chosen.items()}
+    ours = [*runs]
+    for name in asked.peers:
         try:
             run = PEERS[name](model, x, train)
             run()
@@ -233,17 +241,21 @@ def measure(
             runs[name] = run
     for run in runs.values():
         run()
-    found = dict(zip(runs, times(list(runs.values()), rounds), strict=True))
+    found = dict(zip(runs, times(list(runs.values()), asked.rounds), strict=True))
     smallest, middle = ({k: f(v) for k, v in found.items()} for f in (min, statistics.median))
-    ours = [k for k in ("converted", "optimized") if k in runs]
+    pairs = [(k, peer) for k in ours for peer in asked.peers if peer in runs]
+    pairs += [(k, last) for k in chosen]
     return {
-        "rounds": rounds,
+        "rounds": asked.rounds,
         "milliseconds": {k: round(1e3 * v, 2) for k, v in smallest.items()},
         "ratios": {
-            f"{k} / {peer}": [round(m[k] / m[peer], 3) for m in (smallest, middle)]
-            for k in ours for peer in peers if peer in runs
+            f"{a} / {b}": [round(m[a] / m[b], 3) for m in (smallest, middle)] for a, b in pairs
         },
-    }  # fmt: skip
+    }
+
+
+def assignments(texts: Sequence[str]) -> Options:
+    return dict(text.split("=", 1) for text in texts)
 
 
 def store(key: str, row: dict[str, Any]) -> None:
@@ -262,18 +274,17 @@ def main() -> None:
     parser.add_argument("--peers", nargs="*", choices=PEERS, default=["TensorFlow"])
     parser.add_argument("--train", action="store_true")
     parser.add_argument("--optimized", action="store_true")
+    parser.add_argument("--options", nargs="+", action="append", default=[])
     options = parser.parse_args()
     print("CPU time over that of the peer, by the smallest and the median; below 1 is faster")
     for name in options.models or MODELS:
         model = MODELS[name]()
         for batch in options.batch:
-            row = measure(
-                model, batch, options.rounds, options.peers, options.train, options.optimized
-            )
+            row = measure(model, batch, options)
             what = "step" if options.train else "forward"
             store(f"{name}, batch {batch}, {what}", row)
             for pair, (smallest, middle) in row["ratios"].items():
-                print(f"{name:<18} {batch:>5} {what:<8} {pair:<24} {smallest:6.2f} {middle:6.2f}",
+                print(f"{name:<18} {batch:>5} {what:<8} {pair:<40} {smallest:6.2f} {middle:6.2f}",
                       flush=True)  # fmt: skip
 
 

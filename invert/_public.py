@@ -25,6 +25,7 @@ from invert._errors import UnsupportedOpError as UnsupportedOpError
 from invert._errors import VerificationError as VerificationError
 from invert._report import Report as Report
 from invert.emission import Emission as Emission
+from invert.modules.compiler import compiler_options as compiler_options
 from invert.modules.graph import Graph as Graph
 from invert.modules.methods import Methods as Methods
 from invert.modules.module import Module as Module

@@ -101,7 +101,7 @@ def optimize(module: M, platform: Literal["cpu", "gpu"] = "cpu", *, verify: bool
     and added to the result are added up in another order. Each is done where measurements show
     that it pays for such operands: on a GPU, for depthwise convolutions with strides. Results and
     all derivatives are equal up to rounding. The report lists the rewrites, and the certificate is
-    no longer `exact`.
+    no longer `exact`. `invert.compiler_options` makes large batches faster still.
 
     **Arguments:**
 

@@ -90,6 +90,7 @@ EXAMPLES = [
                 "assign",
                 "from_exported",
                 "optimize",
+                "compiler_options",
                 "save",
                 "trainable",
                 "rewrite",

@@ -1,0 +1,60 @@
+"""Options of XLA's compiler that are measured to pay."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform as machine
+from collections.abc import Mapping
+from typing import Literal
+
+# Operations that XLA hands to a library of kernels, YNNPACK: all of `_DOT`, `_CONVOLUTION` and
+# `_REDUCE` by default.
+_FLAG = "xla_cpu_experimental_ynn_fusion_type"
+_DOT = "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"
+_REDUCE = "LIBRARY_FUSION_TYPE_REDUCE"
+
+# Without a gradient and with one, by minor version of jaxlib, as `benchmarks/compiler.py` and
+# `benchmarks/models.py` measured. XLA's own gradients of convolutions by their kernels are faster,
+# the library's sums over rows are, on which gradients of biases and norms spend their time.
+_MEASURED: Mapping[str, tuple[str, str]] = {
+    "0.10": ("", f"{_DOT},{_REDUCE}"),
+    "0.11": ("", f"{_DOT},{_REDUCE}"),
+    "0.12": ("", f"{_DOT},{_REDUCE}"),
+}
+# Where they were measured.
+_MACHINES = ("x86_64", "AMD64")
+
+
+def compiler_options(
+    platform: Literal["cpu", "gpu", "tpu"] = "cpu", *, gradient: bool = False
+) -> dict[str, str]:
+    """Options of XLA for `jax.jit`, with which programs on large batches run faster.
+
+    They choose the kernels of convolutions, products and sums. Results are equal up to rounding.
+    They pay in addition to `invert.optimize`, in batches of eight or more; in batches of one the
+    defaults are often faster.
+
+    **Arguments:**
+
+    - `platform`: the platform that the program is compiled for.
+    - `gradient`: whether the program computes gradients, as a step of training does.
+
+    **Returns:** options by name; none where none is known to pay: on a GPU or TPU, on processors
+    other than x86, and for versions of jaxlib that have not been measured.
+
+    ??? example
+
+        ```python
+        import equinox as eqx
+        import invert
+
+        options = invert.compiler_options("cpu", gradient=True)
+        gradient = eqx.filter_grad(lambda model, x: (model(x) ** 2).mean())
+        gradient = eqx.filter_jit(gradient, compiler_options=options)
+        ```
+    """
+    if platform != "cpu" or machine.machine() not in _MACHINES:
+        return {}
+    version = ".".join(importlib.metadata.version("jaxlib").split(".")[:2])
+    kinds = _MEASURED.get(version)
+    return {} if kinds is None else {_FLAG: kinds[gradient]}

@@ -1,0 +1,49 @@
+"""Options of XLA's compiler: the installed one takes them, and results stay."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+from typing import Any
+
+import equinox as eqx
+import jax
+import numpy as np
+import pytest
+from jax import lax
+
+import invert
+
+
+def slopes(x: Any, kernel: Any) -> Any:
+    def loss(kernel: Any) -> Any:
+        numbers = ("NHWC", "HWIO", "NHWC")
+        y = lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=numbers)
+        return jax.nn.relu(y).sum()
+
+    return jax.grad(loss)(kernel)
+
+
+@pytest.mark.parametrize("gradient", [False, True])
+@pytest.mark.parametrize("jit", [jax.jit, eqx.filter_jit])
+def test_the_installed_compiler_takes_them(jit: Any, gradient: bool) -> None:
+    rng = np.random.default_rng(0)
+    x, kernel = rng.normal(size=(8, 16, 16, 8)), rng.normal(size=(3, 3, 8, 8))
+    options = invert.compiler_options("cpu", gradient=gradient)
+    run = jit(slopes, compiler_options=options)
+    got = run(x.astype(np.float32), kernel.astype(np.float32))
+    with jax.enable_x64(True):
+        wanted = slopes(x, kernel)
+    np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-5 * np.max(np.abs(wanted)))
+
+
+def test_none_where_nothing_was_measured(monkeypatch) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.10.2")
+    assert invert.compiler_options() != invert.compiler_options(gradient=True) != {}
+    assert invert.compiler_options("gpu") == invert.compiler_options("tpu", gradient=True) == {}
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    assert invert.compiler_options() == {}
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.99.1")
+    assert invert.compiler_options() == invert.compiler_options(gradient=True) == {}
