@@ -125,6 +125,7 @@ class Dimensions:
         led: set[tuple[str, ...]] = set()
         lengths: set[tuple[str, ...]] = set()
         fields: list[list[tuple[DimSize, ...]]] = []
+        places: dict[Draft | None, int] = {d: i for i, d in enumerate(drafts)}
         cell = stem(draft.node.name).lower().endswith("cell")
         for i, source in enumerate(draft.sources):
             shapes = [d.arrays[i][1] for d in drafts]
@@ -158,7 +159,7 @@ class Dimensions:
             bound,
             made,
             led,
-            [(i, drafts.index(d.twin)) for i, d in enumerate(drafts) if d.twin in drafts],
+            [(i, places[d.twin]) for i, d in enumerate(drafts) if d.twin in places],
             any(
                 [tuple(map(text, sizes)) in made for sizes in zip(*shapes, strict=True)]
                 == [True, False]
