@@ -295,6 +295,8 @@ def _repeated(units: Sequence[_Unit], start: int, end: int) -> list[_Run]:
     # Of the units before each: their layers and parameters, and those of more than one step.
     held = [0, *itertools.accumulate(len(u.names) + len(u.parameters) for u in units)]
     news = [0, *itertools.accumulate(int(u.new) for u in units)]
+    if held[end] == held[start] or news[end] == news[start]:
+        return []
     for period in range(1, (end - start) // 2 + 1):
         if best is not None and (end - start) // period * period <= best[0]:
             continue  # not even all units would be longer
