@@ -131,6 +131,7 @@ class Dimensions:
         # The sizes of the first and of the second axes of matrices.
         matrices: tuple[set[tuple[str, ...]], set[tuple[str, ...]]] = (set(), set())
         fields: list[list[tuple[DimSize, ...]]] = []
+        places: dict[Draft | None, int] = {d: i for i, d in enumerate(drafts)}
         cell = stem(draft.node.name).lower().endswith("cell")
         for i, source in enumerate(draft.sources):
             shapes = [d.arrays[i][1] for d in drafts]
@@ -168,7 +169,7 @@ class Dimensions:
             made,
             led,
             (matrices[0] & matrices[1]) - made - features[False],
-            [(i, drafts.index(d.twin)) for i, d in enumerate(drafts) if d.twin in drafts],
+            [(i, places[d.twin]) for i, d in enumerate(drafts) if d.twin in places],
             any(
                 [tuple(map(text, sizes)) in made for sizes in zip(*shapes, strict=True)]
                 == [True, False]

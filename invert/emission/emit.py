@@ -12,6 +12,7 @@ import equinox as eqx
 import jax
 
 from invert._errors import EmissionError, only_refusals, optional_step, report_defect
+from invert._private.collection import collected_rarely
 from invert._private.jax import forget_traces, names_of, with_names
 from invert.emission import main_class
 from invert.emission.classes import Classes
@@ -75,6 +76,7 @@ def emit(recovered: Recovered, styles: Set[str] = frozenset()) -> Emission:
     return emit_methods({main_class.CALL: recovered}, recovered.entry.name, styles)
 
 
+@collected_rarely()
 def emit_methods(
     recovered: Mapping[str, Recovered],
     title: str,

@@ -107,12 +107,14 @@ class _Made:
     - `arguments`: their names, with the values for each instance.
     - `keyed`: whether it takes a key.
     - `named`: those given by name; `defaults`: their default values.
+    - `places`: the instances.
     """
 
     arguments: dict[str, tuple[Any, ...]]
     keyed: bool
     named: Set[str] = frozenset()
     defaults: dict[str, Any] = dataclasses.field(default_factory=dict)
+    places: dict[Node, int] = dataclasses.field(default_factory=dict)
 
 
 class Initializers:
@@ -190,7 +192,7 @@ class Initializers:
         """
         nodes = [d.node for d in cls.drafts]
         if not nodes[0].fields:
-            self._made[cls] = _Made({}, keyed=False)
+            self._made[cls] = _Made({}, keyed=False, places=_places(cls))
             return None
         names = Names({*taken, "key", "keys", "k"})
         writing = _Writing(self, nodes, sizes, names, cls, whole=whole)
@@ -199,8 +201,8 @@ class Initializers:
 
     def made(self, node: Node) -> tuple[_Made, int]:
         """The `__init__` of the class of a node, and which instance the node is."""
-        cls = self.of[node]
-        return self._made[cls], next(i for i, d in enumerate(cls.drafts) if d.node is node)
+        made = self._made[self.of[node]]
+        return made, made.places[node]
 
     def heads_in_arrays(self, cls: Class) -> int | None:
         """The number of heads, if some axis of an argument or a result may be that of the heads."""
@@ -228,7 +230,7 @@ class Initializers:
 
     def omitted(self, cls: Class, column: tuple[Any, ...], default: Any) -> bool:
         """Return whether some call can omit the argument with these values."""
-        places = {d.node: i for i, d in enumerate(cls.drafts)}
+        places = _places(cls)
         made = ([places[n] for n in nodes if n in places] for nodes in self.sites.values())
         return any(all(column[i] == default for i in own) for own in made if own)
 
@@ -274,6 +276,7 @@ class _Writing:
         self._followers: dict[str, tuple[ast.expr, tuple[Any, ...]]] = {}
         # The fields whose layers take the hidden size, and as what.
         self._hidden: set[tuple[str, str]] = set()
+        self._has_layers = bool(nodes[0].nodes)
         self._flattened = dict(flattened(nodes))
         self._channels = {image[-1] for _, image in flattened(nodes[:1])}
         self._slots = 0
@@ -346,7 +349,7 @@ class _Writing:
             if name in self.defaults
             or (name in self.statics and name != HIDDEN)  # which is a size too
             or stem(name) in _OPTIONS
-            or (stem(name) in (HEADS, KV_HEADS, HEAD_DIM) and self.nodes[0].nodes)
+            or (stem(name) in (HEADS, KV_HEADS, HEAD_DIM) and self._has_layers)
         }
         options = []
         for name, values in self.arguments.items():
@@ -356,11 +359,12 @@ class _Writing:
         function = syntax.function(
             "__init__", args, body, keyword_only=[*options, *key], defaults=defaults
         )
-        return function, _Made(self.arguments, bool(self._slots), named, self.defaults)
+        places = _places(self.cls)
+        return function, _Made(self.arguments, bool(self._slots), named, self.defaults, places)
 
     def _decisive(self) -> dict[str, tuple[Any, ...]]:
         """The arguments that may be derived from others; in a convolution, only the padding."""
-        if self.nodes[0].nodes:
+        if self._has_layers:
             return self.arguments
         sides = {stem(n) for n in self.arguments} & {*_SIDES, KERNEL_SIZE}
         return {
@@ -436,7 +440,7 @@ class _Writing:
     def _with_kernel_size(self, body: Sequence[ast.stmt]) -> list[ast.stmt]:
         """Make `kernel_size` of the sides of a kernel: a number if it is square."""
         sides = [name for name in self.arguments if name in _SIDES]
-        if len(sides) < 2 or self.nodes[0].nodes:
+        if len(sides) < 2 or self._has_layers:
             return [*body]
         columns = zip(*(self.arguments.pop(name) for name in sides), strict=True)
         self.arguments[KERNEL_SIZE] = tuple(c[0] if len({*c}) == 1 else c for c in columns)
@@ -494,7 +498,7 @@ class _Writing:
                 and HIDDEN in n
                 and not any(_are_multiples(c, self.arguments[n]) for c in outside)
             }
-        if not self.nodes[0].nodes or self.whole:
+        if not self._has_layers or self.whole:
             return [*body]
         for name in alike:
             del self.arguments[name]
@@ -745,7 +749,7 @@ class _Writing:
         # A choice, as sizes are.
         given = wanted in (HEADS, KV_HEADS) and self._varies
         given = given and self.cls not in self.all.counted
-        given = given and not (self.nodes[0].nodes and {*column} == {1})  # of a single head
+        given = given and not (self._has_layers and {*column} == {1})  # of a single head
         whole = self.whole or wanted == KV_HEADS
         given = given and not (whole and wanted in self.all.as_numbers)
         if self._are_columns_of_heads(column, wanted):
@@ -762,7 +766,7 @@ class _Writing:
         own = {} if named is None or named in self.statics else {named: column}
         if (chosen := self._chosen(column)) is not None:
             return chosen
-        if self.nodes[0].nodes and (multiple := self._multiple(column, named or stem(wanted))):
+        if self._has_layers and (multiple := self._multiple(column, named or stem(wanted))):
             return multiple
         for name, values in {**self.arguments, **own, **self.statics}.items():
             if values == column and name != GATES and _is_of(column, values):
@@ -792,7 +796,7 @@ class _Writing:
                     if known and all(k * v == w for v, w in pairs):
                         return syntax.infix(ast.Name(name, ast.Load()), "//", number(k))
         wanted = stem(wanted)
-        if self.nodes[0].nodes and wanted in (*FEATURES, CHANNELS, HIDDEN):
+        if self._has_layers and wanted in (*FEATURES, CHANNELS, HIDDEN):
             wanted = self._of_inside(column, wanted)
         # Names of other sizes are theirs, also of those that come later.
         name = Names({*self.names.taken, *self.sizes.values()}).new(wanted)
@@ -931,6 +935,11 @@ class _Writing:
                 if axes.count(column) == len(axes) - 2:
                     return True
         return False
+
+
+def _places(cls: Class) -> dict[Node, int]:
+    """The layers of a class, with their numbers."""
+    return {d.node: i for i, d in enumerate(cls.drafts)}
 
 
 def _sides(name: str, column: tuple[Any, ...]) -> tuple[Any, ...]:

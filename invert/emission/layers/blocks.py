@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import heapq
 import itertools
 import re
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence, Set
 from typing import TYPE_CHECKING
 
 from invert.emission.layers import branches, prefixes, repeated
@@ -128,10 +129,11 @@ class _Chains:
         self.layer, self.steps = layer, layer.steps
         links = Links(layer.steps, layer.outputs, layer.inputs)
         self.before, self.results = links.before, links.results
-        self.users = {
-            i: [j for j in users if not isinstance(layer.steps[j], Assign)]
-            for i, users in links.users.items()
-        }
+        self.users: dict[int, list[int]] = {}
+        self.assigned: dict[int, list[int]] = {}
+        for i, users in links.users.items():
+            self.users[i] = [j for j in users if not isinstance(layer.steps[j], Assign)]
+            self.assigned[i] = [j for j in users if isinstance(layer.steps[j], Assign)]
 
     def runs(self) -> list[_Run]:
         """The repetitions in the chains, starting with the longest."""
@@ -203,21 +205,38 @@ class _Chains:
             for i in range(last - 1, max(first, -1), -1):
                 if i in ahead and any(j in members for j in self.users.get(i, ())):
                     members.add(i)
-            # Values used only by these steps and not computed by a layer, such as a mask.
-            for i in range(last - 1, -1, -1):
-                users = self.users.get(i, ())
-                free = i not in members and i not in taken and i not in self.results
-                plain = not isinstance(self.steps[i], LayerCall | Assign)
-                plain = plain and not self._takes_part(i, members)
-                if free and plain and users and all(j in members for j in users):
-                    members.add(i)
+            self._add_before(members, taken)
             taken |= members
-            for i, step in enumerate(self.steps):
-                inputs = self.before[i]
-                if isinstance(step, Assign) and inputs and members.issuperset(inputs):
-                    members.add(i)
+            self._add_assigned(members)
             units.append(self._unit(sorted(members), first))
         return units
+
+    def _add_before(self, members: set[int], taken: Set[int]) -> None:
+        """Add values used only by some steps and not computed by a layer, such as a mask."""
+        pending = {-j for i in members for j in self.before[i] if j >= 0} - {-i for i in members}
+        ordered = sorted(pending)  # users come before what they use
+        while ordered:
+            i = -heapq.heappop(ordered)
+            users = self.users.get(i, ())
+            if i in taken or i in self.results or not members.issuperset(users):
+                continue
+            if isinstance(self.steps[i], LayerCall | Assign) or self._takes_part(i, members):
+                continue
+            members.add(i)
+            for j in self.before[i]:
+                if j >= 0 and -j not in pending and j not in members:
+                    pending.add(-j)
+                    heapq.heappush(ordered, -j)
+
+    def _add_assigned(self, members: set[int]) -> None:
+        """Add steps that assign to the state what only some steps compute."""
+        ordered = sorted({j for i in members for j in self.assigned.get(i, ())})
+        while ordered:
+            i = heapq.heappop(ordered)
+            if members.issuperset(self.before[i]) and i not in members:
+                members.add(i)
+                for j in self.assigned.get(i, ()):
+                    heapq.heappush(ordered, j)
 
     def _takes_part(self, i: int, members: Collection[int]) -> bool:
         """Return whether a step takes a part of an array, possibly reshaped.
@@ -276,7 +295,11 @@ def _repeated(units: Sequence[_Unit], start: int, end: int) -> list[_Run]:
     # Of the units before each: their layers and parameters, and those of more than one step.
     held = [0, *itertools.accumulate(len(u.names) + len(u.parameters) for u in units)]
     news = [0, *itertools.accumulate(int(u.new) for u in units)]
+    if held[end] == held[start] or news[end] == news[start]:
+        return []
     for period in range(1, (end - start) // 2 + 1):
+        if best is not None and (end - start) // period * period <= best[0]:
+            continue  # not even all units would be longer
         alike = 0  # the number of units from `i` on that equal those a period later
         for i in range(end - period - 1, start - 1, -1):
             alike = alike + 1 if keys[i] == keys[i + period] else 0

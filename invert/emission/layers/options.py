@@ -297,8 +297,12 @@ class _Family:
                 (written,) = draft.methods
             elif (match := Match()).run(result, results[draft]):
                 written = _filled(marked, draft, match)
-            row = [] if written is None else _functions(written)
-            if written is not None and len(_differing([*rows, row], end)) < 2:
+            if written is None:
+                continue
+            row = _functions(written)
+            if row in rows:
+                adopted[draft] = written
+            elif len(_differing([*rows, row], end)) < 2:
                 adopted[draft] = written
                 rows.append(row)
         for draft in list(adopted):

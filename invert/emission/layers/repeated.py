@@ -158,14 +158,19 @@ def _is_layer(key: Hashable) -> bool:
     return isinstance(key, tuple)
 
 
+def _first_layer(chain: _Chain, places: range) -> Hashable | None:
+    """The key of the first layer at some places of a chain."""
+    return next((chain[i][1] for i in places if _is_layer(chain[i][1])), None)
+
+
 def _found(keys: tuple[Hashable, ...], places: Sequence[tuple[_Chain, int]]) -> _Found:
     """The places of a sequence where it stands alone: next to none of its own layers."""
     own = set(filter(_is_layer, keys))
     alone: list[tuple[_Chain, int]] = []
     for chain, k in places:
         end = k + len(keys)
-        before = next((key for _, key in chain[k - 1 :: -1] if _is_layer(key)), None) if k else None
-        after = next((key for _, key in chain[end:] if _is_layer(key)), None)
+        before = _first_layer(chain, range(k - 1, -1, -1))
+        after = _first_layer(chain, range(end, len(chain)))
         apart = not alone or alone[-1][0] is not chain or alone[-1][1] + len(keys) <= k
         if apart and own.isdisjoint((before, after)):
             alone.append((chain, k))

@@ -151,9 +151,11 @@ class Ties:
 
     def root(self, axis: Axis) -> Axis:
         """The axis that represents all axes tied to it."""
-        while (above := self._above.get(axis, axis)) != axis:
-            self._above[axis] = self._above.get(above, above)
-            axis = above
+        above = self._above
+        while axis in above and (near := above[axis]) != axis:
+            if near in above:
+                above[axis] = above[near]
+            axis = near
         return axis
 
     def is_fixed(self, axis: Axis) -> bool:

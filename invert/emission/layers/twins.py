@@ -242,6 +242,7 @@ class Twins:
     read: NumbersOf = dataclasses.field(default_factory=NumbersOf)
     has_one_width: bool = dataclasses.field(default=False, init=False)
     _scaled: dict[Class, Scaled] = dataclasses.field(default_factory=dict)
+    _known: dict[Class, dict[Node, int]] = dataclasses.field(default_factory=dict)
 
     def add(self, cls: Class) -> Scaled | None:
         """Adds the twin of a class and of the layers inside; returns its shapes, if any."""
@@ -438,13 +439,18 @@ class Twins:
             else:
                 fields[name] = Var(ShapedArray(scaled.shape(value), value.aval.dtype))
         twin = dataclasses.replace(node, fields=fields)
-        cls = self.of.get(node)
-        draft = next((d for d in cls.drafts if d.node is node), None) if cls else None
-        if cls is not None:
+        if (cls := self.of.get(node)) is not None:
             self.of[twin] = cls
-        if cls is not None and draft is not None:
-            _add(cls, draft, twin, scaled, self.read)
+            if (place := self._place(cls, node)) is not None:
+                _add(cls, place, twin, scaled, self.read)
         return twin
+
+    def _place(self, cls: Class, node: Node) -> int | None:
+        """The place of a module among those of its class."""
+        known = self._known.setdefault(cls, {})
+        for i in range(len(known), len(cls.drafts)):  # those that have come since
+            known[cls.drafts[i].node] = i
+        return known.get(node)
 
 
 def unfit(
@@ -766,8 +772,9 @@ def _is_causal(draft: Draft) -> bool:
     return False
 
 
-def _add(cls: Class, draft: Draft, node: Node, scaled: Scaled, read: NumbersOf) -> None:
+def _add(cls: Class, place: int, node: Node, scaled: Scaled, read: NumbersOf) -> None:
     """Adds the twin of one layer to its class."""
+    draft = cls.drafts[place]
     arrays = [
         (
             kind,
@@ -788,7 +795,6 @@ def _add(cls: Class, draft: Draft, node: Node, scaled: Scaled, read: NumbersOf) 
         for constant in own.constants:
             if (new := numbers.new(constant)) is not None:
                 constant.value = new
-    place = cls.drafts.index(draft)
     for name, values in cls.statics.items():
         cls.statics[name] = (*values, values[place])
     for name in cls.optional:

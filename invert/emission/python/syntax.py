@@ -252,14 +252,24 @@ def walk(node: ast.AST) -> list[ast.AST]:
     """As `ast.walk`, without operators and contexts, and several times faster."""
     found = [node]
     for each in found:  # which grows
-        for field in _PARTS[type(each)]:
-            value = getattr(each, field, None)
+        own = each.__dict__
+        for field in _PARTS[each.__class__]:
+            if field not in own:
+                continue
+            value = own[field]
             if value.__class__ is list:
                 if value:
-                    found += [v for v in value if isinstance(v, ast.AST)]
+                    found += _trees(value)
             elif value is not None:
-                found.append(value)
+                found += (value,)
     return found
+
+
+def _trees(values: list[Any]) -> list[ast.AST]:
+    """The trees in a field, which may also have gaps or names."""
+    if None in values or values[0].__class__ is str:
+        return [v for v in values if isinstance(v, ast.AST)]
+    return values
 
 
 def in_order(node: ast.AST) -> list[ast.AST]:
@@ -267,20 +277,23 @@ def in_order(node: ast.AST) -> list[ast.AST]:
     found: list[ast.AST] = []
     pending = [node]
     while pending:
-        found.append(last := pending.pop())
-        for field in _PARTS[type(last)][::-1]:
-            value = getattr(last, field, None)
+        found += ((last := pending.pop()),)
+        own = last.__dict__
+        for field in _PARTS[last.__class__][::-1]:
+            if field not in own:
+                continue
+            value = own[field]
             if value.__class__ is list:
                 if value:
-                    pending += [v for v in value[::-1] if isinstance(v, ast.AST)]
+                    pending += _trees(value)[::-1]
             elif value is not None:
-                pending.append(value)
+                pending += (value,)
     return found
 
 
 def names_in(node: ast.AST) -> list[ast.Name]:
     """All names of a tree, from left to right."""
-    return [n for n in in_order(node) if isinstance(n, ast.Name)]
+    return [n for n in in_order(node) if type(n) is ast.Name]
 
 
 def tokens_in(node: ast.AST) -> list[str]:
@@ -359,16 +372,19 @@ def copied(node: _T) -> _T:
     if not node._fields:
         return node
     new = {}
+    own = node.__dict__
     for key in node._fields:
-        value = getattr(node, key, None)
-        if isinstance(value, ast.AST):
-            value = copied(value)
-        elif isinstance(value, list):
+        if key not in own:
+            continue
+        value = own[key]
+        if value.__class__ is list:
             value = [copied(v) if isinstance(v, ast.AST) else v for v in value]
+        elif isinstance(value, ast.AST) and value._fields:
+            value = copied(value)
         new[key] = value
-    made = type(node)(**new)
-    if (origin := getattr(node, _ORIGIN, None)) is not None:
-        setattr(made, _ORIGIN, origin)
+    made = node.__class__(**new)
+    if _ORIGIN in own:
+        setattr(made, _ORIGIN, own[_ORIGIN])
     return made
 
 
