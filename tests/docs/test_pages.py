@@ -103,7 +103,8 @@ summed = jax.shard_map(
 )
 x = jnp.ones((4, 8))
 names = {"x": x, "blob": jax.export.export(jax.jit(summed))(x).serialize()}
-keras.Sequential([keras.Input((8,)), keras.layers.Dense(16, name="up")]).export("model")
+up, down = keras.layers.Dense(16, name="up"), keras.layers.Dense(8, name="down")
+keras.Sequential([keras.Input((8,)), up, down]).export("model")
 for block in sys.argv[1:]:
     exec(block, names)
 assert names["again"].up.kernel.sharding.spec == P(None, "model")
