@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import os
 import re
+import shutil
+import subprocess
+import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,7 +27,11 @@ from tools import measurements, speed
 
 DOCS = Path(__file__).parents[2] / "docs"
 # Pages whose blocks run one after the other; a block marked `py` is left out.
-PAGES = [*sorted((DOCS / "howto").glob("*.md")), DOCS / "migrate.md", DOCS / "config.md"]
+PAGES = [
+    *sorted((DOCS / "howto").glob("*.md")),
+    *(DOCS / f"{name}.md" for name in ("index", "migrate", "config", "errors")),
+    DOCS.parent / "README.md",
+]
 
 
 class Two(tf.Module):
@@ -50,6 +58,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model = keras.Sequential([*net, dense(3, name="head")])
     model.save(where / "model.keras")
     model.export(str(where / "saved_model"), verbose=False)
+    shutil.copytree(where / "saved_model", where / "path" / "to" / "saved_model")
     norm = keras.layers.BatchNormalization(name="norm")
     keras.Sequential([keras.Input((8,)), norm, dense(3)]).save(where / "normalized.keras")
     tf.saved_model.save(Two(), str(where / "two_functions"))
@@ -73,9 +82,44 @@ def test_the_python_of_a_page_runs(page: Path, models: Path, monkeypatch) -> Non
     monkeypatch.chdir(models)
     blocks = list(_blocks(page.read_text(encoding="utf-8")))
     assert blocks
-    names: dict[str, object] = {}
+    # What a reader has at hand.
+    names: dict[str, object] = {"x": np.ones((2, 8), np.float32)}
     for block in blocks:
         exec(compile(block, page.name, "exec"), names)
+
+
+ON_DEVICES = """
+import sys
+import jax
+import jax.export
+import jax.numpy as jnp
+import keras
+from jax.sharding import AxisType, PartitionSpec as P
+
+mesh = jax.make_mesh((2, 4), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+spec = P("data", "model")
+summed = jax.shard_map(
+    lambda x: jax.lax.psum(x, "model"), mesh=mesh, in_specs=spec, out_specs=P("data")
+)
+x = jnp.ones((4, 8))
+names = {"x": x, "blob": jax.export.export(jax.jit(summed))(x).serialize()}
+up, down = keras.layers.Dense(16, name="up"), keras.layers.Dense(8, name="down")
+keras.Sequential([keras.Input((8,)), up, down]).export("model")
+for block in sys.argv[1:]:
+    exec(block, names)
+assert names["again"].up.kernel.sharding.spec == P(None, "model")
+"""
+
+
+@pytest.mark.slow
+def test_the_page_on_devices_runs(tmp_path: Path) -> None:
+    """On eight devices, which a process has to ask for before it imports JAX."""
+    flag = "--xla_force_host_platform_device_count=8"
+    env = {**os.environ, "XLA_FLAGS": flag, "PYTHONPATH": str(DOCS.parent)}
+    blocks = list(_blocks((DOCS / "devices.md").read_text(encoding="utf-8")))
+    command = [sys.executable, "-c", ON_DEVICES, *blocks]
+    result = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert blocks and result.returncode == 0, result.stderr
 
 
 EXAMPLES = [

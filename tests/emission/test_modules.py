@@ -280,9 +280,11 @@ def test_example() -> None:
     assert "in another process: equal" in out
     # The page shows what the example prints.
     page = (Path(__file__).parents[2] / "docs" / "emission.md").read_text()
-    shown = out[out.index("class Attention(") : out.index("class Transformer(")].rstrip()
-    assert "scores = jnp.einsum(" in shown
-    assert shown in page
+    shown = out[out.index("class Attention(") : out.index("\n\n\ndef load(")]
+    classes, outermost = shown.split("\n\n\nclass Transformer(")
+    assert "scores = jnp.einsum(" in classes
+    assert classes in page and f"class Transformer({outermost}\n```" in page
+    assert f"All classes have {written} lines in Flax and {emitted} as emitted" in page
 
 
 def test_keys_are_arguments() -> None:

@@ -7,7 +7,6 @@ import copy
 import dataclasses
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-from invert.emission.layers.shared import replace
 from invert.emission.python import syntax
 from invert.emission.python.syntax import field_of
 
@@ -98,7 +97,7 @@ def rewrite(definitions: Sequence[ast.stmt]) -> bool:
             for lookup in dict.fromkeys(fields.values()):
                 found = lookup.found(node)
                 if found is not None and fields.get(field_of(found[0])) is lookup:
-                    replace(definition, node, syntax.call(*found))
+                    syntax.replace(definition, node, syntax.call(*found))
                     lookup.take_any_shape()
                     own = changed = True
         if own:
@@ -134,7 +133,7 @@ def _inline(method: ast.FunctionDef, fields: Collection[str]) -> None:
         more = len(ast.unparse(value)) - len(name)
         fits = more < _LONGEST and len(syntax.text_of(following)) + more <= _LINE
         if fits and not any(_is_read(n, name) for s in later for n in ast.walk(s)):
-            replace(following, own[0], value)
+            syntax.replace(following, own[0], value)
             del body[i]
 
 

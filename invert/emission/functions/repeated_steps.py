@@ -17,7 +17,6 @@ from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence, S
 from typing import TYPE_CHECKING
 
 from invert.emission.functions.names import known_names
-from invert.emission.layers.shared import replace
 from invert.emission.python import syntax
 from invert.emission.python.naming import Names, stem
 from invert.emission.python.nouns import STREAM, is_blank, says
@@ -502,7 +501,7 @@ def _outline(definitions: list[ast.stmt], places: Sequence[_Place]) -> None:
     index = min(_index(definitions, p.method.node) for p in places)
     for place in places:
         result = syntax.call(name, *map(syntax.copied, place.inputs))
-        replace(place.root, place.node, result)
+        syntax.replace(place.root, place.node, result)
         place.method.node.body = [s for s in place.method.node.body if s not in place.steps]
         _name_alike(place.method.node.body, place.root)
         _inline(place.method.node.body, place.root)

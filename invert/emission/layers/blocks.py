@@ -383,6 +383,10 @@ def _wrap_runs(layer: Layer, runs: Sequence[_Run], parameters: Mapping[Var, Path
     layer.steps = ordered(nodes)
 
 
+# `conv2_block1_` in the name of a layer.
+_PLACED = re.compile(r".*\d_")
+
+
 def _with_named(
     layer: Layer, run: _Run, parameters: Mapping[Var, Path], inside: Collection[int]
 ) -> _Run:
@@ -411,8 +415,6 @@ def _with_named(
     return found if len(counts) == 1 else run
 
 
-# `conv2_block1_` in the name of a layer.
-_PLACED = re.compile(r".*\d_")
 _SHORTCUT = "shortcut"
 
 
@@ -515,8 +517,7 @@ def _own_names(blocks: Sequence[Sequence[Layer]], parameters: Mapping[Var, Path]
 
 def _prefix(names: Sequence[str]) -> str:
     """The common prefix of names, up to a number and an underscore: `conv2_block1_`."""
-    begin = "".join(common_prefix(names))
-    found = re.match(r".*\d_", begin)
+    found = _PLACED.match("".join(common_prefix(names)))
     return found[0] if len(names) > 1 and found is not None else ""
 
 

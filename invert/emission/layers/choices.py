@@ -19,7 +19,6 @@ from invert.emission.layers.shared import (
     Class,
     Code,
     Draft,
-    replace,
     stored,
     taken,
 )
@@ -56,7 +55,7 @@ def prepare(cls: Class, function: Callable[[ast.Call], str]) -> None:
         has = [values.has(step) for step in column]
         if len(set(has)) == 1 and not (has[0] and values.is_activation(column[0].args[0])):
             for method, step in zip(methods, column, strict=True):
-                replace(method, step, _taken(step) if has[0] else step.args[1])
+                syntax.replace(method, step, _taken(step) if has[0] else step.args[1])
             for draft in drafts if values.returns_steps(column[0]) else ():
                 _settle_result(draft, has=has[0])
         elif names := [n for n in values.fields(column[0]) if n in cls.optional]:
@@ -141,7 +140,7 @@ def _choose_activations(
     for step in values.steps(methods[0]):
         call = step.args[0]
         if isinstance(call, ast.Call) and field_of(call.func) in cls.statics:
-            replace(methods[0], step, _taken(step))
+            syntax.replace(methods[0], step, _taken(step))
 
 
 def _code(call: ast.Call, function: Callable[[ast.Call], str]) -> Code:
@@ -153,7 +152,7 @@ def _taken(step: ast.Call) -> ast.expr:
     taken_, operand, _ = step.args
     hole = next((n for n in ast.walk(taken_) if is_named(n, HOLE)), None)
     if hole is not None:
-        replace(taken_, hole, operand)
+        syntax.replace(taken_, hole, operand)
     return operand if hole is taken_ else taken_
 
 
@@ -227,7 +226,7 @@ class _Writing:
         target = statement.targets[0] if isinstance(statement, ast.Assign) else operand
         whole = isinstance(statement, ast.Assign | ast.Return) and statement.value is step
         if whole and not (isinstance(statement, ast.Assign) and is_named(target, operand.id)):
-            replace(statement, step, self._choice())
+            syntax.replace(statement, step, self._choice())
             return
         at = body.index(statement)
         if whole:
@@ -240,7 +239,7 @@ class _Writing:
             given = isinstance(step.args[2], ast.Name)  # an argument adds to the value itself
             if added and local != _SHORTCUT and not given:
                 local = Names(taken(self.method)).new(_SHORTCUT)
-            replace(statement, step, ast.Name(local, ast.Load()))
+            syntax.replace(statement, step, ast.Name(local, ast.Load()))
         if local == operand.id and not any(is_named(n, HOLE) for n in ast.walk(step.args[0])):
             # What takes the place of a value is another one.
             target = statement.targets[0] if isinstance(statement, ast.Assign) else None

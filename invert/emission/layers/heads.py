@@ -38,7 +38,7 @@ def write(cls: Class) -> None:
     chosen = set(map(id, places))
     _halve(first.methods, number, chosen)
     for method in first.methods:
-        _Substitute(chosen, itself).visit(method)
+        syntax.replace_all(method, dict.fromkeys(chosen, itself))
 
 
 def annotate(cls: Class, number: int) -> None:
@@ -128,11 +128,3 @@ def _divisor(node: ast.AST) -> ast.Constant | None:
     if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.FloorDiv):
         return None
     return node.right if isinstance(node.right, ast.Constant) else None
-
-
-class _Substitute(ast.NodeTransformer):
-    def __init__(self, chosen: set[int], value: ast.expr):
-        self._chosen, self._value = chosen, value
-
-    def visit_Constant(self, node: ast.Constant) -> ast.expr:
-        return self._value if id(node) in self._chosen else node

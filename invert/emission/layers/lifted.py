@@ -6,7 +6,7 @@ import ast
 from collections.abc import Mapping, Sequence
 
 from invert.emission.layers.cut import Layer
-from invert.emission.layers.shared import ACTIVATION, IDENTITY, Class, Code, replace
+from invert.emission.layers.shared import ACTIVATION, IDENTITY, Class, Code
 from invert.emission.layers.tree import Node
 from invert.emission.python import syntax
 from invert.emission.python.syntax import field_of
@@ -39,8 +39,8 @@ def lift(
     if 0 < len(found) <= _MOST:
         for code, definition, calls in found:
             for call in calls:
-                replace(definition, call, ast.Call(_function(code), [call], []))
-        replace(cls.definition, applied[0], applied[0].args[0])
+                syntax.replace(definition, call, ast.Call(_function(code), [call], []))
+        syntax.replace(cls.definition, applied[0], applied[0].args[0])
     elif len(set(column)) == 1:
         applied[0].func = _function(column[0])
     else:

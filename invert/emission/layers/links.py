@@ -121,3 +121,22 @@ def by_number(
     makers = {v: k for k, values in enumerate(made) for v in values}
     before = [{makers[v] for v in vs if v in makers} - {k} for k, vs in enumerate(read)]
     return topological(numbers, before)
+
+
+def passed_on(
+    results: Sequence[Atom], inputs: Iterable[tuple[Atom, Atom]]
+) -> tuple[tuple[tuple[int, int], ...], tuple[int, ...]]:
+    """The inputs of a call that are results of the call before it, and the others that differ.
+
+    **Arguments:**
+
+    - `results`: those of the call before.
+    - `inputs`: those of both calls, in pairs.
+
+    **Returns:** the places of the former, each with that of the result, and those of the latter.
+    """
+    places = {v: j for j, v in reversed([*enumerate(results)])}
+    columns = list(enumerate(inputs))
+    carried = tuple((i, places[own]) for i, (_, own) in columns if is_var(own) and own in places)
+    taken = {i for i, _ in carried}
+    return carried, tuple(i for i, (a, b) in columns if a is not b and i not in taken)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from invert.emission.layers.branches import BRANCH
 from invert.emission.layers.cut import Layer, LayerCall, layers_in
 from invert.emission.layers.library_names import LETTERED, without_letter
+from invert.emission.layers.links import passed_on
 from invert.emission.layers.stack import Stacker, equations, kind_of
 from invert.emission.python.naming import NUMBERED_LIST, plural
 from invert.ir import kinds
@@ -150,18 +151,11 @@ class Lists:
         first = calls[0]
         if any(len(c.outvars) != 1 or len(c.invars) != len(first.invars) for c in calls):
             return
-        columns = list(zip(*(c.invars for c in calls), strict=True))
-        moving = [k for k, column in enumerate(columns) if any(a is not column[0] for a in column)]
-        results = [c.outvars[0] for c in calls]
-        carried = [
-            k
-            for k in moving
-            if all(a is b for a, b in zip(columns[k][1:], results[:-1], strict=True))
-        ]
-        if len(moving) != 2 or len(carried) != 1:
+        carried, others = _passed_on(calls)
+        if not len(carried) == len(others) == 1:
             return
-        (element,) = set(moving) - set(carried)
-        ways = [_way(a, makers) for a in columns[element]]
+        (state, _), (element,), last = carried[0], others, calls[-1].outvars[0]
+        ways = [_way(c.invars[element], makers) for c in calls]
         if any(way is None for way in ways):
             return
         found = [way for way in ways if way is not None]
@@ -174,17 +168,17 @@ class Lists:
         if any(tuple(map(_form, f)) != tuple(map(_form, forms)) for _, _, f in found):
             return
         inside = {*calls, *(e for s, _, f in found for e in (s, *f))}
-        made = {v for e in inside for v in e.outvars} - {results[-1]}
-        others = [s for s in layer.steps if s not in inside]
-        if any(a in made for s in others for a in s.invars if is_var(a)):
+        made = {v for e in inside for v in e.outvars} - {last}
+        outside = [s for s in layer.steps if s not in inside]
+        if any(a in made for s in outside for a in s.invars if is_var(a)):
             return
         if any(a in made for a in layer.outputs if is_var(a)):
             return
         invars = list(first.invars)
         invars[element] = split.invars[0]
         self.loops[first] = Unrolled(
-            first.layer, invars, [results[-1]], split=split if axis is None else None, forms=forms,
-            axis=axis or 0, count=len(calls), carried=carried[0], element=element,
+            first.layer, invars, [last], split=split if axis is None else None, forms=forms,
+            axis=axis or 0, count=len(calls), carried=state, element=element,
         )  # fmt: skip
         self.covered |= inside
 
@@ -351,6 +345,15 @@ class _Series:
     covered: Set[Eqn]
 
 
+def _passed_on(calls: Sequence[LayerCall]) -> tuple[Sequence[tuple[int, int]], Sequence[int]]:
+    """What each call gets from the one before it; nothing where that varies, see `passed_on`."""
+    found = {
+        passed_on(a.outvars, zip(a.invars, b.invars, strict=True))
+        for a, b in itertools.pairwise(calls)
+    }
+    return found.pop() if len(found) == 1 else ((), ())
+
+
 def _series(calls: Sequence[LayerCall], layer: Layer) -> _Series | None:
     """The loop over calls that pass results on to the next one, or `None`.
 
@@ -360,18 +363,8 @@ def _series(calls: Sequence[LayerCall], layer: Layer) -> _Series | None:
     forms = {(len(c.invars), len(c.outvars)) for c in calls}
     if len(forms) > 1 or not all(type(c) is LayerCall for c in calls):
         return None
-    carried: list[tuple[int, int]] = []
-    for i, column in enumerate(zip(*(c.invars for c in calls), strict=True)):
-        passed = [
-            j
-            for j in range(len(first.outvars))
-            if all(a is c.outvars[j] for a, c in zip(column[1:], calls, strict=False))
-        ]
-        if passed:
-            carried.append((i, passed[0]))
-        elif any(a is not column[0] for a in column):
-            return None
-    if not carried or len({j for _, j in carried}) < len(carried):
+    carried, others = _passed_on(calls)
+    if others or not carried or len({j for _, j in carried}) < len(carried):
         return None
     members = set(calls)
     users: dict[Atom, list[Eqn]] = collections.defaultdict(list)

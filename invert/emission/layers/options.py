@@ -19,7 +19,6 @@ from invert.emission.layers.shared import (
     Draft,
     anonymous,
     constants,
-    replace,
     sites,
     stored,
     taken,
@@ -425,7 +424,7 @@ class _Marking:
                 return None
             if value in match.extra:
                 mark = _mark(match.extra[value], mark)
-            replace(self._method, node, mark)
+            syntax.replace(self._method, node, mark)
         return self._method
 
     def _left_out(self, value: Value) -> ast.expr | None:

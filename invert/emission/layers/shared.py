@@ -275,11 +275,6 @@ def stored(statement: ast.stmt) -> set[str]:
     return {n.id for n in nodes if isinstance(n.ctx, ast.Store)}
 
 
-def replace(tree: ast.AST, node: ast.AST, new: ast.expr) -> None:
-    """Replaces an expression in a tree, which the new one may contain."""
-    _Replacer({id(node): new}).visit(tree)
-
-
 def constants(method: ast.FunctionDef) -> list[ast.Constant]:
     """The integers in the body of a method."""
     return _constants([method], sites(method))
@@ -799,7 +794,7 @@ def generalize(
         if operator:
             value = syntax.infix(value, operator, syntax.number(factor))
         replaced[id(constant)] = value
-    _Replacer(replaced).visit(method)
+    syntax.replace_all(method, replaced)
     sizes = [syntax.assign(syntax.name(n), told[base]) for base, n in local.items()]
     start = 0
     while start < len(method.body) and _is_reading_of_size(method.body[start]):
@@ -840,14 +835,3 @@ def _is_reading_of_size(statement: ast.stmt) -> bool:
     value = statement.value if isinstance(statement, ast.Assign) else None
     read = value.value if isinstance(value, ast.Subscript) else None
     return isinstance(read, ast.Attribute) and read.attr == "shape"
-
-
-class _Replacer(ast.NodeTransformer):
-    """Replaces nodes, given by their `id`, by expressions."""
-
-    def __init__(self, values: Mapping[int, ast.expr]):
-        self._values = values
-
-    def visit(self, node: ast.AST) -> ast.AST:
-        new = self._values.get(id(node))
-        return super().generic_visit(node) if new is None else new

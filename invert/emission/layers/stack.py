@@ -18,6 +18,7 @@ import numpy as np
 from invert._errors import EmissionError
 from invert._private.jax import close_like, open_jaxpr
 from invert.emission.layers.cut import Assign, Layer, LayerCall
+from invert.emission.layers.links import passed_on
 from invert.emission.python.naming import plural
 from invert.emission.sizes.program import Program
 from invert.ir import traced_form
@@ -175,20 +176,17 @@ class Stacker:
         variables = self._matched(first.layer, call.layer, programs)
         if variables is None:
             return False
-        carried: list[tuple[int, int]] = []
-        for i, v in enumerate(first.layer.inputs):
-            here, there = _given(last, run.maps[-1][v]), _given(call, variables[v])
-            if there in last.outvars:
-                carried.append((i, last.outvars.index(there)))
-            elif there is not here:
-                return False
-        same = not run.carried or run.carried == tuple(carried)
-        owned = set(_parameters(call.layer))
-        if not carried or not same or {variables[v] for v in _parameters(first.layer)} != owned:
+        inputs = (
+            (_given(last, run.maps[-1][v]), _given(call, variables[v])) for v in first.layer.inputs
+        )
+        carried, others = passed_on(last.outvars, inputs)
+        if others or not carried or carried != (run.carried or carried):
+            return False
+        if {variables[v] for v in _parameters(first.layer)} != set(_parameters(call.layer)):
             return False
         run.calls.append(call)
         run.maps.append(variables)
-        run.carried = tuple(carried)
+        run.carried = carried
         return True
 
     def _matched(

@@ -44,7 +44,7 @@ def body_of(function: ast.FunctionDef) -> list[ast.stmt]:
         read = {n.id for n in syntax.names_in(generator)}
         if any(_targets(s) & read for s in body[first:place] if s not in dropped):
             continue
-        _replaced(body[place], node, generator)
+        syntax.replace(body[place], node, generator)
         body = [s for s in body if s not in dropped]
     return body
 
@@ -109,7 +109,7 @@ def _with_element(value: ast.expr, layers: ast.expr, i: int, element: str) -> as
     node = syntax.copied(value)
     for n in syntax.walk(node):
         if isinstance(n, ast.Subscript) and syntax.text_of(n) == item:
-            _replaced(node, n, syntax.name(element))
+            syntax.replace(node, n, syntax.name(element))
             return node
     return None
 
@@ -126,11 +126,3 @@ def _splits(statement: ast.stmt, forms: Sequence[ast.expr | None], uses: Mapping
                 for n, f in zip(names, forms, strict=True)
             )
     return False
-
-
-def _replaced(tree: ast.AST, old: ast.expr, new: ast.expr) -> None:
-    class Replace(ast.NodeTransformer):
-        def visit(self, node: ast.AST) -> ast.AST:
-            return new if node is old else self.generic_visit(node)
-
-    Replace().visit(tree)

@@ -345,6 +345,25 @@ def substitute(node: _T, values: Mapping[str, ast.expr]) -> _T:
     return Replace().visit(copied(node))
 
 
+class _Replacer(ast.NodeTransformer):
+    def __init__(self, values: Mapping[int, ast.expr]):
+        self._values = values
+
+    def visit(self, node: ast.AST) -> ast.AST:
+        new = self._values.get(id(node))
+        return self.generic_visit(node) if new is None else new
+
+
+def replace_all(tree: ast.AST, values: Mapping[int, ast.expr]) -> None:
+    """Replace nodes in a tree, given by their `id`, by expressions that may contain them."""
+    _Replacer(values).visit(tree)
+
+
+def replace(tree: ast.AST, node: ast.AST, new: ast.expr) -> None:
+    """Replace a node in a tree by an expression that may contain it."""
+    replace_all(tree, {id(node): new})
+
+
 _ORIGIN = "origin"
 # Where a number comes from: the ids of equations, or those of a variable and one of its axes.
 Origin: TypeAlias = Sequence[int | tuple[int, int]]
