@@ -52,7 +52,7 @@ def _users(graph: Graph, atom: Atom, *names: str) -> list[Eqn]:
 
 def _normalization(eqn: Eqn, graph: Graph) -> Iterator[tuple[Atom, str]]:
     """`rsqrt(var + epsilon) * gamma` is the scale, `beta - mean * scale` the shift."""
-    inside, known = graph.producer(eqn.invars[0], "add"), False
+    inside, known, name = graph.producer(eqn.invars[0], "add"), False, "var"
     if inside is not None and any(isinstance(a, Literal) for a in inside.invars):
         variance = next((a for a in inside.invars if is_var(a)), None)
         if variance is not None and (name := _mean_of_squares(graph, variance)):
@@ -72,6 +72,8 @@ def _normalization(eqn: Eqn, graph: Graph) -> Iterator[tuple[Atom, str]]:
     alone = scale is None and not products and eqn.primitive.name == "rsqrt"
     if known and alone and len(out.aval.shape) > 1:
         yield out, "inv_std"
+    if known and eqn.primitive.name == "sqrt":
+        yield out, "std" if name == "var" else "rms"
     if scale is None:
         if len(products) > 1 and len(out.aval.shape) == 1:  # the stored statistics alone
             yield out, "scale"
