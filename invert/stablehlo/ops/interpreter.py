@@ -310,17 +310,18 @@ _TERMINATORS = frozenset(
 )
 
 
-# Transforms and calls have parentheses, and the formulas of `jnp.einsum` arrows.
-_OF_JAX = re.compile(r".*(\(|->)|(checkpoint|rematted_computation)$")
+# Scopes that name no layer: transforms and calls have parentheses, and the formulas of `jnp.einsum`
+# arrows; Equinox names the class of each of its layers.
+_NO_LAYER = re.compile(r".*(\(|->)|(checkpoint|rematted_computation)$|eqx\.nn\.")
 
 
 @functools.lru_cache(maxsize=65536)
 def _scopes(name: str) -> tuple[str, ...]:
-    """An op's name scopes and hint, from its name stack, without those that JAX opens itself."""
+    """An op's name scopes and hint, from its name stack, without those that name no layer."""
     if "/" not in name:
         return (Hint(name).encode(),) if name else ()
     *parts, last = name.split("/")
-    scopes = tuple(p for p in parts if p and not _OF_JAX.match(p) and not p.endswith(":"))
+    scopes = tuple(p for p in parts if p and not _NO_LAYER.match(p) and not p.endswith(":"))
     return (*scopes, Hint(last).encode())
 
 
