@@ -196,6 +196,11 @@ def _weights(
     values: dict[str, np.ndarray] = {}
     for name, given in params.items():
         places = [(f, s) for f, all_specs in specs.items() for s in all_specs if s.name == name]
+        places = places or [
+            (f, all_specs[int(name[3:])])
+            for f, all_specs in specs.items()
+            if _PLACE.fullmatch(name) and int(name[3:]) < len(all_specs)
+        ]
         if not places:
             problems.append(f"the module has no argument {name!r}")
             continue
@@ -215,7 +220,7 @@ def _weights(
                 problems.append(
                     f"{name!r} is {value.dtype}{list(value.shape)}, expected {want}{of}"
                 )
-        values[name] = value
+            values[spec.name] = value
     if problems:
         known = {f: [s.name for s in all_specs] for f, all_specs in specs.items()}
         arguments = known if len(known) > 1 else next(iter(known.values()))

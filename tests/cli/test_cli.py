@@ -504,11 +504,11 @@ def test_sizes_of_arguments(models: Path, tmp_path: Path, capsys) -> None:
     one, two = tmp_path / "one.bin", tmp_path / "two.bin"
     one.write_bytes(jax.export.export(jax.jit(lambda x: x @ W))(spec).serialize())
     two.write_bytes(jax.export.export(jax.jit(lambda x, y: x + y))(spec, spec).serialize())
-    for text in ("rows 3", "arg0: rows 3"):
+    for text in ("rows 3", "x: rows 3"):
         assert main(["source", str(one), "--sizes", text]) == 0
         assert '"rows n_in"' in lines(capsys)[0]
     assert main(["source", str(two), "--sizes", "rows 3"]) == 2
-    assert "name the argument, as in 'arg0: rows 3'; there are arg0, arg1" in lines(capsys)[1]
+    assert "name the argument, as in 'x: rows 3'; there are x, y" in lines(capsys)[1]
     assert main(["source", str(one), "--sizes", "x: a 3", "--sizes", "x: b 3"]) == 2
     assert "is given twice" in lines(capsys)[1]
     assert main(["source", str(one), "--sizes", "z: a 3"]) == 5

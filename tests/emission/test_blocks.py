@@ -34,7 +34,8 @@ def _emitted(
     """
     (size,) = jax.export.symbolic_shape("batch")
     spec = jax.ShapeDtypeStruct((size, *x.shape[1:]), x.dtype)
-    exported = jax.export.export(jax.jit(run))(*arrays, spec)
+    # A StableHLO module has the names of a function's parameters, but not those of `*args`.
+    exported = jax.export.export(jax.jit(lambda *args: run(*args)))(*arrays, spec)
     params = {f"arg{i}": a for i, a in enumerate(arrays)}
     module = invert.from_stablehlo(exported.mlir_module_serialized, params=params)
     emission = module.emit()

@@ -79,9 +79,9 @@ def _scaled_otherwise(q: Any, k: Any, v: Any) -> Any:
 @pytest.mark.parametrize(
     ("attend", "call"),
     [
-        (_attend(is_causal=True), "dot_product_attention(arg0, arg1, arg2, is_causal=True)"),
-        pytest.param(_attend(), "dot_product_attention(arg0, arg1, arg2)", marks=pytest.mark.slow),
-        (_attend(scale=0.7), "dot_product_attention(arg0, arg1, arg2, scale=0.7)"),
+        (_attend(is_causal=True), "dot_product_attention(q, k, v, is_causal=True)"),
+        pytest.param(_attend(), "dot_product_attention(q, k, v)", marks=pytest.mark.slow),
+        (_attend(scale=0.7), "dot_product_attention(q, k, v, scale=0.7)"),
         (_scaled_otherwise, ""),
     ],
 )
@@ -102,7 +102,7 @@ def test_attention_takes_a_mask_a_bias_and_groups_of_heads() -> None:
 
     heads = "b, t, 4, 2", "b, n, 2, 2", "b, n, 2, 2"
     module, source = written(attend, *heads, "1, 4, t, n", "b")
-    attention = "dot_product_attention(arg0, arg1, arg2, bias=arg3, mask=mask[:, None, None])"
+    attention = "dot_product_attention(q, k, v, bias=bias, mask=mask[:, None, None])"
     assert attention in source, source
     for b, t, n in ((1, 3, 4), (2, 5, 2)):
         arrays = [ramp(b, t, 4, 2), ramp(b, n, 2, 2) * 0.3, ramp(b, n, 2, 2), ramp(1, 4, t, n)]
