@@ -303,7 +303,7 @@ class Dimensions:
             rows = "length" if columns[0] in self.lengths else "rows"
             return (rows, "dim" if columns[1] in self.passed else "n")[axis]
         # The rows of a matrix that is used transposed, as in PyTorch, are the outputs.
-        transposed = f"self.{field}.T" in self.text
+        transposed = f"self.{field}.T" in self.text or self._is_left(field)
         if rank == 2 and self.recurrent:
             return (HIDDEN if not given[0] else "n_in", GATES)[axis]
         if rank == 3 and given == [False, True, True] and _ATTENTION.search(self.text):
@@ -313,6 +313,11 @@ class Dimensions:
         if rank == 2 and columns[axis] in self.inner:
             return HIDDEN
         return ("n_in", "n_out")[axis != transposed] if rank == 2 else "n"
+
+    def _is_left(self, field: str) -> bool:
+        """Return whether a matrix is multiplied by arrays, whose features are its last axis."""
+        sign = rf"einsum\('\w(\w),\w*\1\w*->(?!\w*\1)\w+', self\.{field}\b"
+        return re.search(sign, self.text) is not None
 
     def _layout(self, rank: int, field: str = "") -> tuple[Sequence[str], Sequence[str]]:
         """Names of the axes of images and kernels, in the order of the convolution by a field."""

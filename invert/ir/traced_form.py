@@ -251,7 +251,7 @@ def _converted(eqn: Eqn) -> Literal:
 
 
 def _composed(jaxpr: Jaxpr) -> Jaxpr:
-    """Merge chains that add, remove or broadcast axes of size one into one equation."""
+    """Merge chains that broadcast numbers, or add, remove or broadcast axes of size one."""
     if all(e.primitive.name not in kinds.LAYOUT for e in jaxpr.eqns):
         return jaxpr
     eqns: list[Eqn] = []
@@ -276,7 +276,8 @@ def _composed(jaxpr: Jaxpr) -> Jaxpr:
                 if x.aval.shape == eqn.outvars[0].aval.shape:
                     names[eqn.outvars[0]] = x
                     continue
-        if eqn.primitive is not lax.reshape_p and only_unit_axes(eqn):
+        number = eqn.primitive is lax.broadcast_in_dim_p and not eqn.invars[0].aval.shape
+        if number or (eqn.primitive is not lax.reshape_p and only_unit_axes(eqn)):
             made[eqn.outvars[0]] = eqn
         eqns.append(eqn)
     jaxpr = jaxpr.replace(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.export
 import jax.numpy as jnp
@@ -78,6 +79,65 @@ def test_weights_become_layers(exported: jax.export.Exported, tmp_path: Path) ->
     invert.save(module, tmp_path / "saved")
     saved = invert.load(tmp_path / "saved")
     np.testing.assert_array_equal(saved(IDS), module(IDS))
+
+
+def test_blocks_under_a_checkpoint_are_a_list() -> None:
+    def f(p: Tree, x: jax.Array) -> jax.Array:
+        for own in p["blocks"]:
+            x = jax.checkpoint(block)(own, x)
+        return x
+
+    own = {"blocks": weights()["blocks"]}
+    exported = jax.export.export(jax.jit(f))(types(own), types(drawn(2, 6, 12)))
+    module = invert.from_exported(exported.serialize(), params={"p": own})
+    assert "for block in self.blocks:" in module.source and "class Model(" in module.source
+    x = drawn(2, 6, 12)
+    np.testing.assert_array_equal(module(x), jax.jit(f)(own, x))
+
+
+class Mixer(eqx.Module):
+    """A block of Equinox layers, each mapped over the axis that it does not know."""
+
+    norm: eqx.nn.LayerNorm
+    rows: eqx.nn.MLP
+    columns: eqx.nn.MLP
+
+    def __init__(self, *, key: jax.Array):
+        one, two = jax.random.split(key)
+        self.norm = eqx.nn.LayerNorm(10)
+        self.rows = eqx.nn.MLP(6, 6, 14, 1, key=one)
+        self.columns = eqx.nn.MLP(10, 10, 22, 1, key=two)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        x = x + jax.vmap(self.rows)(jax.vmap(self.norm)(x).T).T
+        return x + jax.vmap(self.columns)(x)
+
+
+def test_layers_of_equinox() -> None:
+    """Their scopes name classes, and their statistics are computed for each row."""
+    blocks = [Mixer(key=k) for k in jax.random.split(jax.random.key(0), 3)]
+    arrays, rest = eqx.partition(blocks, eqx.is_array)
+    leaves, tree = jax.tree.flatten(arrays)
+    paths = [jax.tree_util.keystr(p, simple=True, separator="/")
+             for p, _ in jax.tree_util.tree_leaves_with_path(arrays)]  # fmt: skip
+    own = {f"blocks/{path}": leaf for path, leaf in zip(paths, leaves, strict=True)}
+
+    def f(params: Tree, x: jax.Array) -> jax.Array:
+        given = jax.tree.unflatten(tree, [params[f"blocks/{path}"] for path in paths])
+        for one in eqx.combine(given, rest):
+            x = jax.vmap(one)(x)
+        return x
+
+    (b,) = jax.export.symbolic_shape("b")
+    spec = jax.ShapeDtypeStruct((b, 6, 10), jnp.float32)
+    exported = jax.export.export(jax.jit(f))(types(own), spec)
+    module = invert.from_exported(exported.serialize(), params={"params": own})
+    x = drawn(3, 6, 10)
+    np.testing.assert_array_equal(module(x), jax.jit(f)(own, x))
+    source = module.source
+    assert "for block in self.blocks:" in source
+    assert "jnp.var(x, axis=-1, keepdims=True)" in source and "def var(" not in source
+    assert 'weight: Float[Array, "n_out n_in"]' in source
 
 
 def test_derivatives_by_weights(exported: jax.export.Exported) -> None:

@@ -12,7 +12,7 @@ from jax import lax
 from jax._src.interpreters import mlir
 
 from invert._private.jax import dce
-from invert.ir import jaxprs, kinds
+from invert.ir import fast, jaxprs, kinds
 from invert.ir.counted import with_counted_places
 from invert.ir.graph import Graph
 from invert.ir.interpret import bind, evaluate, inline_calls, interpret, retrace
@@ -223,13 +223,28 @@ def test_carries_merged_in_a_chain(shift: int, alike: bool) -> None:
         np.testing.assert_array_equal(one, two)
 
 
-@pytest.mark.parametrize("kind", [k for k in vars(kinds) if k.isupper()])
-def test_kinds_name_primitives_of_jax(kind: str) -> None:
-    known = {p.name for p in mlir._lowerings} | {
+def _primitives() -> set[str]:
+    return {p.name for p in mlir._lowerings} | {
         p.name for table in mlir._platform_specific_lowerings.values() for p in table
     }
+
+
+@pytest.mark.parametrize("kind", [k for k, v in vars(kinds).items() if isinstance(v, frozenset)])
+def test_kinds_name_primitives_of_jax(kind: str) -> None:
     newer = set() if hasattr(lax, "log2_p") else {"log2"}  # of jax 0.12
-    assert getattr(kinds, kind) <= known | newer
+    assert getattr(kinds, kind) <= _primitives() | newer
+
+
+@pytest.mark.parametrize("name", fast.FUNCTIONS)
+def test_each_fast_function_computes_a_primitive_of_jax(name: str) -> None:
+    def function(x: Any) -> Any:
+        return x + 1
+
+    function.__name__ = name
+    (eqn,) = jax.make_jaxpr(jax.jit(function))(1.0).jaxpr.eqns
+    assert kinds.computes(eqn) in _primitives() - {"jit"}
+    (eqn,) = jax.make_jaxpr(function)(1.0).jaxpr.eqns
+    assert kinds.computes(eqn) == "add"
 
 
 def test_elementwise_primitives_keep_the_shape() -> None:

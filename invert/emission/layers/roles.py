@@ -159,6 +159,9 @@ def _alternating(eqn: Eqn, graph: Graph) -> Iterator[tuple[Atom, str]]:
 
 def _mean_of_squares(graph: Graph, atom: Atom) -> str:
     """`var` for the mean of squared deviations, `mean_square` for that of squares."""
+    bounded = graph.producer(_source(graph, atom), "max")
+    if bounded is not None and any(isinstance(a, Literal) for a in bounded.invars):
+        atom = next((a for a in bounded.invars if is_var(a)), atom)  # at least zero
     called = graph.producer(_source(graph, atom), "jit")
     if called is not None and called.params["name"] == "_var":
         return "var"
