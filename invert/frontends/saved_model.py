@@ -493,7 +493,9 @@ def _variable_names(objects: SavedObjects, found: list[tuple[str, int]]) -> dict
         rank = (sum(p.isdigit() or p.startswith("_") for p in parts), len(parts), path)
         if index not in best or rank < best[index][0]:
             best[index] = (rank, path)
-    return {key: path for key, (_, path) in best.items()}
+    # Keys of dictionaries may be paths themselves, such as Haiku's `block/linear`.
+    nested = any("/" in path for _, path in best.values())
+    return {key: path.replace(".", "/") if nested else path for key, (_, path) in best.items()}
 
 
 # Children of any Keras 3 layer saved by TensorFlow.

@@ -111,3 +111,28 @@ def test_fine_tuning_example(capsys: pytest.CaptureFixture[str]) -> None:
     out = capsys.readouterr().out
     assert "4 arrays that are not trained: as they were" in out
     assert "in another process: equal" in out
+
+
+def test_unused_parameters_stay_in_their_layers() -> None:
+    """The last residual path of a network with skip connections has weights that nothing reads."""
+    params = {
+        "out": {"w": ramp(4, 4)},
+        **{f"block_{i}": {"res": {"w": ramp(4, 4)}, "skip": {"w": ramp(4, 4)}} for i in range(2)},
+    }
+
+    def apply(params: Any, x: Any) -> Any:
+        total = jnp.zeros_like(x)
+        for i in range(2):
+            p = params[f"block_{i}"]
+            with jax.named_scope(f"block_{i}"):
+                with jax.named_scope("skip"):
+                    total += jnp.tanh(x) @ p["skip"]["w"]
+                with jax.named_scope("res"):
+                    x = x + jnp.sin(x) @ p["res"]["w"]
+        with jax.named_scope("out"):
+            return total @ params["out"]["w"]
+
+    model = recovered(with_params(apply, params, ramp(2, 4))).model
+    paths = [p for p, _ in jax.tree_util.tree_leaves_with_path(model)]
+    names = {jax.tree_util.keystr(p, simple=True, separator=".") for p in paths}
+    assert names == {f"block_{i}.{n}.w" for i in range(2) for n in ("res", "skip")} | {"out.w"}

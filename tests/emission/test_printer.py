@@ -203,6 +203,9 @@ PROGRAMS = {
     "indexing": (lambda x: x[1:, 0] + x[:-1, ::3][:, 0] + x[0, 0] + x[1:, None].sum(1), f32(4, 3)),
     "one_use_of_many": (lambda x: lax.top_k(x, 2)[1], f32(4)),
     "split_in_one": (lambda x: lax.split(x, (4,))[0] + 1, f32(4)),
+    "large_unsigned": (
+        lambda x: (x ^ np.uint32(2166136261)) * np.uint32(2**31), jax.ShapeDtypeStruct((3,), "u4")
+    ),
     "nothing": (lambda x: (), f32(4)),
     "unused_and_given_back": (lambda x, y: (y, y, 3.0), f32(4), f32(2)),
 }  # fmt: skip

@@ -109,6 +109,18 @@ def jax_params(path: Path) -> None:
     tf.saved_model.save(model, path)
 
 
+def haiku_params(path: Path) -> None:
+    """Haiku's parameters, whose keys are paths."""
+    model = tf.Module()
+    model.p = {"block/~/linear": {"w": tf.Variable(np.ones((2, 3), np.float32))}}
+    model.p["out"] = {"b": tf.Variable(np.ones(3, np.float32))}
+    converted = jax2tf.convert(lambda p, x: x @ p["block/~/linear"]["w"] + p["out"]["b"])
+    model.f = tf.function(
+        lambda x: converted(model.p, x), autograph=False, input_signature=[Spec([1, 2])]
+    )
+    tf.saved_model.save(model, path)
+
+
 def tables(path: Path) -> None:
     words = path.parent / "words.txt"
     words.write_text("alpha\t3\nbeta\t4\n")
@@ -216,6 +228,7 @@ MODELS: dict[str, Callable[[Path], None]] = {
     "jax custom_vjp": of_jax(lambda x: straight_through(x * 3).sum(), [4]),
     "jax without gradient": of_jax(lambda x: x * 2, [4], with_gradient=False),
     "jax parameters": jax_params,
+    "haiku parameters": haiku_params,
     "tables": tables,
     "composite": composite,
     "computation": with_a_computation,
@@ -417,6 +430,9 @@ def test_names_and_flags_of_variables(models: Callable[[str], Path]) -> None:
 
     assert flags("nested", "__call__") == {"vee": True, "deep.list.0": False}
     assert flags("jax parameters", "f") == {"p.a.k": True, "p.b": True}
+    assert flags("haiku parameters", "f") == {
+        "p/block/~/linear/w": True, "p/out/b": True,
+    }  # fmt: skip
     assert flags("version 1 references", "serving_default") == {"a": True, "b": False}
     assert flags("version 1 partitioned", "serving_default") == {
         "a/part_0": True, "a/part_1": True, "b": False,

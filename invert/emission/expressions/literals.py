@@ -64,7 +64,18 @@ def _shortest(value: Any) -> float:
 
 
 def bare(value: ArrayLike) -> ast.expr:
-    """A scalar as a Python number: `0.5`, which is weakly typed."""
+    """A scalar as a Python number: `0.5`, which is weakly typed; `np.uint32(2166136261)`.
+
+    JAX takes a Python number for a signed integer, which does not hold the larger unsigned ones.
+    """
+    value = np.asarray(value)
+    if value.dtype in (np.uint32, np.uint64) and value > np.iinfo(f"i{value.itemsize}").max:
+        return typed(value)
+    return _plain(value)
+
+
+def _plain(value: ArrayLike) -> ast.expr:
+    """A scalar as a Python number."""
     value = np.asarray(value)[()]
     kind = np.asarray(value).dtype
     if kind == np.bool_:
@@ -114,8 +125,8 @@ def typed(value: ArrayLike) -> ast.expr:
     """A scalar with its type: `np.float32(0.5)`."""
     kind = np.asarray(value).dtype
     if hasattr(np, kind.name):
-        return syntax.call(f"np.{'bool_' if kind == np.bool_ else kind.name}", bare(value))
-    return syntax.call("np.asarray", bare(value), dtype(kind))
+        return syntax.call(f"np.{'bool_' if kind == np.bool_ else kind.name}", _plain(value))
+    return syntax.call("np.asarray", _plain(value), dtype(kind))
 
 
 def of_literal(atom: Literal, *, plain: bool) -> ast.expr:
@@ -137,7 +148,7 @@ def array(value: ArrayLike) -> ast.expr:
     def nested(part: np.ndarray) -> ast.expr:
         if part.ndim == 0:
             inexact = jnp.issubdtype(part.dtype, jnp.floating)
-            return _float(_shortest(part[()])) if inexact else bare(part)
+            return _float(_shortest(part[()])) if inexact else _plain(part)
         return syntax.list_of(nested(p) for p in part)
 
     if value.size == 0:

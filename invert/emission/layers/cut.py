@@ -170,8 +170,11 @@ def cut(
     results = {v for v in outputs if is_var(v)}
     _place_floating(eqns, scopes, users, producers, arguments, results)
     owners = {
-        v: _owner(path, [scopes[i] for i in users.get(v, ())]) for v, path in parameters.items()
+        v: _owner(path, [scopes[i] for i in users[v]])
+        for v, path in parameters.items()
+        if users.get(v)
     }
+    owners |= _owners_of_unused(parameters, owners)
     for v in (*results, *values):
         if isinstance(v, Var) and v in owners:
             owners[v] = ()  # a parameter that is a result belongs to the outermost layer
@@ -502,6 +505,30 @@ def _own(root: Layer, owners: Mapping[Var, Path], parameters: Mapping[Var, Path]
         layer.parameters.append(v)
     # A parameter of a dissolved layer, or a shared one, is passed down as an argument.
     _pass_down(root, set(parameters))
+
+
+def _owners_of_unused(
+    parameters: Mapping[Var, Path], owners: Mapping[Var, Path]
+) -> dict[Var, Path]:
+    """The layers of unused parameters: those of the used ones that share most of their names.
+
+    The outermost one, if none shares more than all parameters do.
+    """
+    above = len(common_prefix(path[:-1] for path in parameters.values()))
+    inside: dict[Path, Path] = {}
+    for v, owner in owners.items():
+        for n in range(len(parameters[v]) - 1, 0, -1):
+            prefix, below = parameters[v][:n], set(map(stem, parameters[v][n:-1]))
+            while owner and stem(owner[-1]) in below:
+                owner = owner[:-1]
+            inside[prefix] = common_prefix((inside.get(prefix, owner), owner))
+    found: dict[Var, Path] = {}
+    for v, path in parameters.items():
+        if v not in owners:
+            lengths = range(len(path) - 1, 0, -1)
+            known = (path[:n] for n in lengths if n > above or n == len(path) - 1)
+            found[v] = next((inside[prefix] for prefix in known if prefix in inside), ())
+    return found
 
 
 def _pass_down(layer: Layer, parameters: set[Var]) -> set[Var]:
