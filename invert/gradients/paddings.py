@@ -1,13 +1,14 @@
 """Rewrites gradients of lookups at fixed indices as gradients of slices.
 
-At an open size, JAX traces `x[:, 0]` to a gather, whose gradient scatters into zeros. The recovered
-program has a slice, whose gradient is a padding. The two agree up to the sign of zeros.
+At an open size, JAX traces `x[:, 0]` and `x[:, ::2]` to gathers, whose gradients scatter into
+zeros. The recovered program has slices, whose gradients are paddings. The two agree up to the sign
+of zeros.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from jax import lax
@@ -16,32 +17,23 @@ from invert._private.jax import trace_closed
 from invert.ir.graph import Graph
 from invert.ir.interpret import replacing, retrace
 from invert.ir.jaxprs import canonicalize
+from invert.ir.size_slices import spaced_rows
 from invert.ir.sizes import Shape, is_open
 from invert.ir.types import AnyJaxpr, Atom, ClosedJaxpr, Eqn, Value
 
 _Config = list[tuple[int, int, int]]
+# A padding, as a function of the operands of the addition that it replaces.
+_Padding = Callable[[Value, Value, Value], list[Value]]
 
 
 def with_paddings(program: ClosedJaxpr) -> ClosedJaxpr | None:
-    """Replace additions into zeros at one place by paddings; `None` if there are none."""
+    """Replace additions into zeros at fixed places by paddings; `None` if there are none."""
     graph = Graph(program)
     programs: dict[Eqn, AnyJaxpr] = {}
     for eqn in graph.by_primitive.get("scatter-add", ()):
-        config = _config(graph, eqn)
-        if config is not None:
-            numbers = eqn.params["dimension_numbers"]
-            inserted = tuple(numbers.inserted_window_dims)
-
-            def run(
-                zeros: Value,
-                indices: Value,
-                part: Value,
-                inserted: tuple[int, ...] = inserted,
-                config: _Config = config,
-            ) -> list[Value]:
-                wide = lax.expand_dims(part, inserted) if inserted else part
-                return [lax.pad(wide, np.zeros((), part.dtype), config)]
-
+        run = _at_one_place(graph, eqn) or _at_equal_distances(graph, eqn)
+        number = graph.filling(eqn.invars[0])
+        if run is not None and number is not None and not number.val:
             programs[eqn] = trace_closed(run, *(a.aval for a in eqn.invars))
     if not programs:
         return None
@@ -55,7 +47,7 @@ def _reshaped(shape: Shape, x: Value) -> list[Value]:
     return [lax.reshape(x, shape)]
 
 
-def _config(graph: Graph, eqn: Eqn) -> _Config | None:
+def _at_one_place(graph: Graph, eqn: Eqn) -> _Padding | None:
     """The padding equal to an addition into zeros, if at one place within bounds."""
     zeros, indices, part = eqn.invars
     numbers = eqn.params["dimension_numbers"]
@@ -63,19 +55,54 @@ def _config(graph: Graph, eqn: Eqn) -> _Config | None:
     whole = len(numbers.update_window_dims) == len(part.aval.shape)
     if numbers.operand_batching_dims or start is None or not whole:
         return None
-    if (number := graph.filling(zeros)) is None or number.val:
-        return None
     sizes = iter(part.aval.shape)
     config: _Config = []
+    inserted = tuple(numbers.inserted_window_dims)
     for axis, size in enumerate(zeros.aval.shape):
-        width = 1 if axis in numbers.inserted_window_dims else next(sizes)
+        width = 1 if axis in inserted else next(sizes)
         axes = list(numbers.scatter_dims_to_operand_dims)
         first = start[axes.index(axis)] if axis in axes else 0
         last = size - width - first
         if is_open(last) or first < 0 or last < 0:
             return None
         config.append((first, int(last), 0))
-    return config
+
+    def run(zeros: Value, indices: Value, part: Value) -> list[Value]:
+        wide = lax.expand_dims(part, inserted) if inserted else part
+        return [lax.pad(wide, np.zeros((), part.dtype), config)]
+
+    return run
+
+
+def _at_equal_distances(graph: Graph, eqn: Eqn) -> _Padding | None:
+    """The padding equal to an addition into zeros at `start + stride * i` along one axis."""
+    zeros, indices, part = eqn.invars
+    numbers = eqn.params["dimension_numbers"]
+    shape, axes = zeros.aval.shape, numbers.scatter_dims_to_operand_dims
+    if len(indices.aval.shape) != 2 or len(axes) != 1 or numbers.inserted_window_dims != axes:
+        return None
+    (axis,) = axes
+    others = tuple(i for i in range(len(shape)) if i != axis)
+    rows = spaced_rows(indices, graph.producers)
+    if rows is None or numbers.update_window_dims != others or numbers.operand_batching_dims:
+        return None
+    if any(part.aval.shape[i] != shape[i] for i in others):
+        return None
+    start, stride, count = rows
+    if stride == 0 or any(map(is_open, (start, count, shape[axis]))):
+        return None
+    first, last = sorted((int(start), int(start + stride * (count - 1))))
+    low, high = first, int(shape[axis]) - 1 - last
+    if low < 0 or high < 0:
+        return None
+    config: _Config = [(0, 0, 0)] * len(shape)
+    config[axis] = (low, high, abs(stride) - 1)
+
+    def run(zeros: Value, indices: Value, part: Value) -> list[Value]:
+        part = lax.rev(part, (axis,)) if stride < 0 else part
+        return [lax.pad(part, np.zeros((), part.dtype), config)]
+
+    return run
 
 
 def _place(graph: Graph, atom: Atom) -> Sequence[int] | None:

@@ -6,21 +6,21 @@ JAX does so for `x[: n // 2]` if it cannot prove that the slice is in bounds, an
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from jax import lax
 
 from invert.ir.passes import in_place_of, replaced
 from invert.ir.size_values import sizes_in
 from invert.ir.sizes import DimSize, decided, is_open
-from invert.ir.types import Atom, Eqn, Jaxpr, Literal, Value, Var
+from invert.ir.types import Atom, Eqn, Jaxpr, Literal, Value
 
 
 def with_slices(jaxpr: Jaxpr) -> Jaxpr:
     """The equations of a jaxpr with such slices; inner jaxprs stay as they are."""
     if not any(_may_be(e) for e in jaxpr.eqns):
         return jaxpr
-    makers: dict[Var, Eqn] = {v: e for e in jaxpr.eqns for v in e.outvars}
+    makers: dict[Atom, Eqn] = {v: e for e in jaxpr.eqns for v in e.outvars}
 
     def sliced(eqn: Eqn) -> Sequence[Eqn] | None:
         return (_sliced(eqn, makers) or _strided(eqn, makers)) if _may_be(eqn) else None
@@ -37,7 +37,7 @@ def _may_be(eqn: Eqn) -> bool:
     return any(map(is_open, sizes)) and not numbers.operand_batching_dims
 
 
-def _sliced(eqn: Eqn, makers: dict[Var, Eqn]) -> list[Eqn] | None:
+def _sliced(eqn: Eqn, makers: Mapping[Atom, Eqn]) -> list[Eqn] | None:
     """Equations of the equal slice; `None` if the array may be shorter."""
     x, index = eqn.invars
     starts = sizes_in(index, makers) if len(index.aval.shape) == 1 else None
@@ -62,7 +62,7 @@ def _sliced(eqn: Eqn, makers: dict[Var, Eqn]) -> list[Eqn] | None:
     return in_place_of(eqn, [x], cut)
 
 
-def _strided(eqn: Eqn, makers: dict[Var, Eqn]) -> list[Eqn] | None:
+def _strided(eqn: Eqn, makers: Mapping[Atom, Eqn]) -> list[Eqn] | None:
     """Equations of the equal strided slice; `None` if the array may be shorter."""
     x, index = eqn.invars
     numbers, lengths = eqn.params["dimension_numbers"], eqn.params["slice_sizes"]
@@ -73,7 +73,7 @@ def _strided(eqn: Eqn, makers: dict[Var, Eqn]) -> list[Eqn] | None:
     whole = all(i == axis or n == shape[i] for i, n in enumerate(lengths))
     if not whole or numbers.offset_dims != tuple(i for i in range(len(shape)) if i != axis):
         return None
-    if (rows := _rows(index, makers)) is None:
+    if (rows := spaced_rows(index, makers)) is None:
         return None
     start, stride, count = rows
     # JAX cannot transpose a strided slice of an open size that may be empty.
@@ -93,7 +93,7 @@ def _strided(eqn: Eqn, makers: dict[Var, Eqn]) -> list[Eqn] | None:
     return in_place_of(eqn, [x], cut)
 
 
-def _rows(atom: Atom, makers: dict[Var, Eqn]) -> tuple[DimSize, int, DimSize] | None:
+def spaced_rows(atom: Atom, makers: Mapping[Atom, Eqn]) -> tuple[DimSize, int, DimSize] | None:
     """Start, stride and length of the indices along the first axis of an array.
 
     `None` if they are not evenly spaced, or depend on data.
@@ -107,11 +107,11 @@ def _rows(atom: Atom, makers: dict[Var, Eqn]) -> tuple[DimSize, int, DimSize] | 
         case "iota" if eqn.params["dimension"] == 0:
             return 0, 1, shape[0]
         case "convert_element_type" | "copy":
-            return _rows(eqn.invars[0], makers)
+            return spaced_rows(eqn.invars[0], makers)
         case "broadcast_in_dim" if eqn.params["broadcast_dimensions"] == (0,):
-            rows = _rows(eqn.invars[0], makers)
+            rows = spaced_rows(eqn.invars[0], makers)
             return rows if rows is not None and rows[2] == shape[0] else None
-        case "rev" if (rows := _rows(eqn.invars[0], makers)) is not None:
+        case "rev" if (rows := spaced_rows(eqn.invars[0], makers)) is not None:
             start, stride, count = rows
             return start + stride * (count - 1), -stride, count
         case "add" | "mul" | "sub":
@@ -119,9 +119,9 @@ def _rows(atom: Atom, makers: dict[Var, Eqn]) -> tuple[DimSize, int, DimSize] | 
     return None
 
 
-def _shifted(eqn: Eqn, makers: dict[Var, Eqn]) -> tuple[DimSize, int, DimSize] | None:
-    """`_rows` of a sum, a difference or a product with one number."""
-    pairs = [(_rows(a, makers), _number(a, makers)) for a in eqn.invars]
+def _shifted(eqn: Eqn, makers: Mapping[Atom, Eqn]) -> tuple[DimSize, int, DimSize] | None:
+    """`spaced_rows` of a sum, a difference or a product with one number."""
+    pairs = [(spaced_rows(a, makers), _number(a, makers)) for a in eqn.invars]
     for (rows, _), (_, number) in (pairs, pairs[::-1]):
         if rows is None or number is None:
             continue
@@ -138,7 +138,7 @@ def _shifted(eqn: Eqn, makers: dict[Var, Eqn]) -> tuple[DimSize, int, DimSize] |
     return None
 
 
-def _number(atom: Atom, makers: dict[Var, Eqn]) -> DimSize | None:
+def _number(atom: Atom, makers: Mapping[Atom, Eqn]) -> DimSize | None:
     """The size that fills an array; `None` if it depends on data."""
     eqn = None if isinstance(atom, Literal) else makers.get(atom)
     if eqn is not None and eqn.primitive.name == "broadcast_in_dim":

@@ -8,7 +8,7 @@ correct under either setting. Loops do not carry sizes that their steps leave un
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import jax.numpy as jnp
 import numpy as np
@@ -34,7 +34,7 @@ def with_size_values(jaxpr: Jaxpr) -> Jaxpr:
     """A jaxpr's equations with sizes in that form; inner jaxprs stay."""
     if not any(e.primitive is dim_as_value_p for e in jaxpr.eqns):
         return jaxpr
-    makers: dict[Var, Eqn] = {}
+    makers: dict[Atom, Eqn] = {}
     eqns: list[Eqn] = []
 
     def used(atom: Atom) -> Atom:
@@ -44,7 +44,7 @@ def with_size_values(jaxpr: Jaxpr) -> Jaxpr:
         eqns.extend(made)
         return made[-1].outvars[0]
 
-    producers: dict[Var, Eqn] = {}
+    producers: dict[Atom, Eqn] = {}
     for eqn in jaxpr.eqns:
         producers.update((v, eqn) for v in eqn.outvars)
         if eqn.primitive is dim_as_value_p:
@@ -52,7 +52,7 @@ def with_size_values(jaxpr: Jaxpr) -> Jaxpr:
         elif (size := _taken(eqn, producers)) is not None:
             maker = next(iter(makers.values()))
             makers[eqn.outvars[0]] = maker.replace(params={**maker.params, "dim": size})
-        elif _converts(eqn) and (maker := makers.get(eqn.invars[0])) is not None:  # pyright: ignore
+        elif _converts(eqn) and (maker := makers.get(eqn.invars[0])) is not None:
             (out,) = eqn.outvars
             if _holds_sizes(out.aval.dtype):
                 makers[out] = maker
@@ -67,7 +67,7 @@ def with_size_values(jaxpr: Jaxpr) -> Jaxpr:
     return jaxpr.replace(eqns=eqns, outvars=outvars)
 
 
-def _taken(eqn: Eqn, producers: dict[Var, Eqn]) -> DimSize | None:
+def _taken(eqn: Eqn, producers: Mapping[Atom, Eqn]) -> DimSize | None:
     """The open size that an equation extracts from an array of sizes, if any."""
     if eqn.primitive.name not in kinds.DROPS:
         return None
@@ -76,7 +76,7 @@ def _taken(eqn: Eqn, producers: dict[Var, Eqn]) -> DimSize | None:
     return sizes[0] if sizes is not None and len(sizes) == 1 and is_open(sizes[0]) else None
 
 
-def sizes_in(atom: Atom, makers: dict[Var, Eqn]) -> list[DimSize] | None:
+def sizes_in(atom: Atom, makers: Mapping[Atom, Eqn]) -> list[DimSize] | None:
     """The sizes in a vector or scalar; `None` if it depends on data."""
     if isinstance(atom, Literal):
         value = np.asarray(atom.val)
@@ -109,7 +109,7 @@ def _holds_sizes(dtype: np.dtype) -> bool:
     return jnp.issubdtype(dtype, jnp.signedinteger) and dtype.itemsize >= 4
 
 
-def _without_sizes(eqn: Eqn, makers: dict[Var, Eqn]) -> Eqn:
+def _without_sizes(eqn: Eqn, makers: dict[Atom, Eqn]) -> Eqn:
     """Stop carrying sizes that no step changes, such as the limit of `lax.fori_loop`.
 
     Condition, body and results get equations for them instead (those of results in `makers`). The
