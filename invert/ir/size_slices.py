@@ -86,8 +86,13 @@ def _strided(eqn: Eqn, makers: Mapping[Atom, Eqn]) -> list[Eqn] | None:
     if not (decided("ge", first, 0) and decided("le", last, size)):
         return None
 
+    # As everywhere, without unit strides.
+    strides = [step if i == axis else 1 for i in range(len(shape))] if step > 1 else None
+
     def cut(x: Value) -> Value:
-        part = lax.slice_in_dim(x, first, last, step, axis)
+        starts = [first if i == axis else 0 for i in range(len(shape))]
+        limits = [last if i == axis else n for i, n in enumerate(shape)]
+        part = lax.slice(x, starts, limits, strides)
         return lax.rev(part, axes) if stride < 0 else part
 
     return in_place_of(eqn, [x], cut)

@@ -56,9 +56,10 @@ def _same_derivatives(module: Any, fn: Callable[[Any], Any]) -> None:
         lambda x: (x @ W)[..., 3] * x[:, :, 0],
         lambda x: x[:, 0] * x[:, 5],
         lambda x: jnp.sin(x[..., ::2]) * x[..., 1::2],
+        lambda x: jnp.sin(x[:, ::-1] @ W),
         lambda x: jnp.tanh(x[:, ::-2] @ W) - x[:, 1:4:2].sum(1, keepdims=True) @ W,
     ],
-    ids=["first", "last", "some", "one", "features", "two", "strided", "backwards"],
+    ids=["first", "last", "some", "one", "features", "two", "strided", "reversed", "backwards"],
 )
 def test_the_gradient_of_a_slice_at_a_number_is_proved(fn: Callable[[Any], Any]) -> None:
     module = _converted(fn)
