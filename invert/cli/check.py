@@ -16,6 +16,8 @@ from invert._report import Report
 from invert.cli.model import Model
 from invert.frontends import original
 from invert.ir.numbers import largest_gap, on_cpu, random_value
+from invert.ir.sizes import evaluate
+from invert.ir.substitution import samples
 from invert.ir.types import Arguments, CallArguments, Keywords, Value
 from invert.modules import save
 from invert.modules.dimensions import (
@@ -67,38 +69,82 @@ def _check(
             else "  not run: only modules of one function are; use --signature"
         )
         return comparisons
-    function = module._function
+    comparing = _Comparing(model, module, save.load_saved(target), comparisons)
+    ran = [comparing.at(*sizes) for sizes in _sizes(module._function)]
+    if not any(ran):
+        ran = [comparing.at(*sizes) for sizes in _fitting_sizes(module._function)]
+    if not any(ran):
+        comparisons.failures.append("nothing was compared: the program refuses all sizes tried")
+    return comparisons
+
+
+# Numbers for dimensions by their names, and the shapes of the arguments.
+_Sizes = tuple[Mapping[str, int], Sequence[Sequence[int]]]
+
+
+def _sizes(function: Function) -> list[_Sizes]:
     names = named_shapes(function.specs)
     dims = dimension_order(symbolic_shapes(names) or ())
-    loaded: Value = save.load_saved(target)
-    for row in _SIZES if dims else _SIZES[:1]:
-        sizes = [f"{n} = {row[i % len(row)]}" for i, n in enumerate(dims)]
-        at = f" at {', '.join(sizes)}" if sizes else ""
-        values = _arguments(function, at_numbers(names, row))
+    return [
+        ({n: row[i % len(row)] for i, n in enumerate(dims)}, at_numbers(names, row))
+        for row in (_SIZES if dims else _SIZES[:1])
+    ]
+
+
+def _fitting_sizes(function: Function) -> list[_Sizes]:
+    """Sizes that meet the conditions on the program, such as that one is a multiple of 4."""
+    whole = function.whole()
+    if whole is None or not whole.is_open:
+        return []
+    try:
+        fitting = samples(whole.jaxpr)
+    except InvertError:  # none of those that it tries does
+        return []
+    return [
+        (
+            {str(whole.names.get(n, n)): int(size) for n, size in sizes.items()},
+            [[int(evaluate(n, sizes)) for n in shape] for shape in whole.shapes],
+        )
+        for sizes in fitting
+    ]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Comparing:
+    model: Model
+    module: Module
+    loaded: Value
+    found: Comparisons
+
+    def at(self, sizes: Mapping[str, int], shapes: Sequence[Sequence[int]]) -> bool:
+        """Compare at some sizes; return whether the program ran."""
+        function = self.module._function
+        at = f" at {', '.join(f'{n} = {size}' for n, size in sizes.items())}" if sizes else ""
+        values = _arguments(function, shapes)
         args, kwargs = jax.tree_util.tree_unflatten(function.in_tree, values)
         try:
             with only_refusals():
-                here = _results(module, function, args, kwargs)
+                here = _results(self.module, function, args, kwargs)
         except (InvertError, TypeError, ValueError) as error:
             if not at:
                 raise
-            comparisons.lines.append(
+            self.found.lines.append(
                 f"  not run{at}, which the program refuses: {_first_line(error)}"
             )
-            continue
+            return False
         try:
-            there = _results(loaded, function, args, kwargs)
+            there = _results(self.loaded, function, args, kwargs)
         except (TypeError, ValueError) as error:
-            comparisons.failures.append(f"the saved module does not run{at}: {_first_line(error)}")
-            continue
+            self.found.failures.append(f"the saved module does not run{at}: {_first_line(error)}")
+            return True
         if _same(here, there):
-            comparisons.lines.append(f"  saved and loaded again: equal, bit for bit{at}")
+            self.found.lines.append(f"  saved and loaded again: equal, bit for bit{at}")
         else:
-            comparisons.failures.append(
+            self.found.failures.append(
                 f"the saved module's results differ from the converted module's{at}"
             )
-        _compare_original(model, function, (args, kwargs), here, comparisons)
-    return comparisons
+        _compare_original(self.model, function, (args, kwargs), here, self.found)
+        return True
 
 
 def _first_line(error: Exception) -> str:
@@ -151,7 +197,9 @@ def _compare_original(
             results = there(*values) if there is not None else None
     # Exceptions of the container's own library for arguments that it refuses.
     except (InvertError, RuntimeError, ValueError, TypeError, LookupError, OSError) as error:
-        found.lines.append(f"  not compared with the original, which does not run: {error}")
+        found.lines.append(
+            f"  not compared with the original, which does not run: {_first_line(error)}"
+        )
         return
     if results is None:
         found.lines.append("  not compared with the original: nothing installed here can run it")

@@ -67,5 +67,9 @@ class _TensorFlow:
     def __call__(self, args: Arguments, kwargs: Keywords) -> list[np.ndarray]:
         tf = import_tensorflow()
         args, kwargs = jax.tree_util.tree_map(tf.constant, (tuple(args), dict(kwargs)))
-        results = tf.nest.flatten(self.function(*args, **kwargs), expand_composites=True)
+        try:
+            results = self.function(*args, **kwargs)
+        except tf.errors.OpError as error:  # such as StableHLO of a newer version than TensorFlow's
+            raise RuntimeError(error.message) from error
+        results = tf.nest.flatten(results, expand_composites=True)
         return [np.asarray(x) for x in results]

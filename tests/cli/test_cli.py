@@ -226,6 +226,25 @@ def test_verify_finds_another_original(
     assert "result 0 differs from the original's" in lines(capsys)[1]
 
 
+def test_verify_finds_sizes_that_meet_the_conditions(tmp_path: Path, capsys) -> None:
+    shape = jax.export.symbolic_shape("n, 2", constraints=["n >= 8", "mod(n, 4) == 0"])
+    exported = jax.export.export(jax.jit(lambda x: x.reshape(4, x.shape[0] // 4, 2).sum(1)))
+    blob = exported(jax.ShapeDtypeStruct(shape, np.float32)).serialize()
+    (tmp_path / "export.bin").write_bytes(blob)
+    assert main(["convert", str(tmp_path / "export.bin"), "-o", str(tmp_path), "--verify"]) == 0
+    assert "compared with the original: largest relative difference 0" in lines(capsys)[0]
+
+
+def test_verify_says_that_the_original_does_not_run(tmp_path: Path, capsys) -> None:
+    model = tf.Module()
+    other = jax2tf.convert(lambda x: jnp.sin(x), native_serialization_platforms=["tpu"])
+    model.f = tf.function(other, autograph=False, input_signature=[tf.TensorSpec([3])])
+    tf.saved_model.save(model, str(tmp_path / "model"))
+    out = str(tmp_path / "out")
+    assert main(["convert", str(tmp_path / "model"), "-o", out, "--verify"]) == 0
+    assert "not compared with the original, which does not run" in lines(capsys)[0]
+
+
 def test_diff_of_the_same_program(models: Path, capsys) -> None:
     for name in ("export.mlir", "export.mlirbc", "saved_model"):
         assert main(["diff", str(models / "export.bin"), str(models / name)]) == 0
