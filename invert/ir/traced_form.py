@@ -48,6 +48,7 @@ from invert.ir.jaxprs import (
     broadcast_in_place_of,
     canonicalize,
     is_wide,
+    map_equations,
     map_jaxprs,
     with_equations,
     with_inlined,
@@ -660,7 +661,12 @@ def rule_of(eqn: Eqn) -> ClosedJaxpr | str:
             f"the derivative of {eqn.params['call_jaxpr'].jaxpr.debug_info.func_name} closes over "
             "a value of an outer trace, which emitted code cannot name"
         )
-    return without_empty(rule)
+    return without_empty(map_equations(rule, with_plain_sum))
+
+
+def with_plain_sum(eqn: Eqn) -> Eqn:
+    """A sum of cotangents as any other sum."""
+    return eqn.replace(primitive=lax.add_p) if eqn.primitive.name == "add_any" else eqn
 
 
 def _setting_of(eqn: Eqn) -> contextlib.AbstractContextManager[object]:

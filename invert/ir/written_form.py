@@ -15,7 +15,7 @@ from invert.ir.narrow_operands import with_narrow_operands
 from invert.ir.passes import Made, replaced, rewritten
 from invert.ir.scan_operands import unreversed, with_plain_operands
 from invert.ir.stacks import with_concatenations
-from invert.ir.traced_form import unchanged
+from invert.ir.traced_form import unchanged, with_plain_sum
 from invert.ir.triangles import with_triangles
 from invert.ir.types import Atom, Eqn, Jaxpr, Literal
 
@@ -41,15 +41,14 @@ def as_written(jaxpr: Jaxpr) -> Jaxpr:
 
 def _known(eqn: Eqn) -> Eqn:
     """An equation with the primitive that `jax.numpy` uses."""
-    if eqn.primitive.name == "add_any":
-        return eqn.replace(primitive=lax.add_p)
+    eqn = with_plain_sum(eqn)
     if (order := _order_of_axes(eqn)) is not None:
         return eqn.replace(primitive=lax.transpose_p, params={"permutation": order})
     if eqn.primitive.name != "tile":
         return eqn
     (x,), (out,) = eqn.invars, eqn.outvars
     old, new = x.aval.shape, out.aval.shape
-    if any(m not in (1, n) for m, n in zip(old, new, strict=True)):
+    if old == new or any(m not in (1, n) for m, n in zip(old, new, strict=True)):
         return eqn
     params = {"shape": new, "broadcast_dimensions": tuple(range(len(new))), "sharding": None}
     return eqn.replace(primitive=lax.broadcast_in_dim_p, params=params)

@@ -401,3 +401,10 @@ def test_sequences_are_computed_where_they_are_used() -> None:
     # A product and a sum may be rounded at once, so that the constant stays one.
     added = with_params(lambda p, x: _linear(p["head"], x + steps), params, ramp(2, 8))
     assert ': Float[Array, "8"]' in recovered(added).emit(loader=False).source
+
+
+def test_tiles_of_an_empty_array() -> None:
+    exported = jax.export.export(jax.jit(lambda x: jnp.tile(x, (2, 1))))
+    module = invert.from_exported(exported(jax.ShapeDtypeStruct((0, 3), jnp.float32)))
+    model: Any = module.model
+    assert model(np.zeros((0, 3), np.float32)).shape == (0, 3)
