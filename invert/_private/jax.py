@@ -714,7 +714,7 @@ def _steps_need_all(eqn: Eqn, used: Set[Var]) -> bool:
     """Return whether the steps of a `scan` need the carries whose last values are not used."""
     if eqn.primitive.name != "scan":
         return False
-    first, count = eqn.params["num_consts"], eqn.params["num_carry"]
+    first, count = scan_layout(eqn.params)
     live = [v in used for v in eqn.outvars]
     while all(live[count:]) and not all(live):
         read = arguments_read(open_jaxpr(eqn.params["jaxpr"]), live)[first : first + count]

@@ -123,7 +123,7 @@ def load(file: Path, custom_objects: Mapping[str, object] | None = None) -> TfOb
 
 
 def _cause(error: Exception) -> str:
-    """What failed first, and the layer: Keras repeats the configuration at each level around it."""
+    """The innermost error and its layer; Keras adds a configuration for each level around it."""
     *_, last = str(error).split("Exception encountered: ")
     layers = re.findall(r"class '(\w+)' using config=\{'name': '([^']*)'", str(error))
     where = "".join(f"the layer {name!r} ({kind}): " for kind, name in layers[-1:])

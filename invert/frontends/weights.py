@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from invert._entry import EntryPoint, Param, Shardings
+from invert._entry import EntryPoint, Param, Shardings, unique
 from invert._errors import SignatureError
 from invert._private.jax import Tree, Value
 
@@ -33,26 +33,30 @@ def held(entry: EntryPoint, values: Mapping[str, Tree]) -> EntryPoint:
     problems: list[str] = []
     params: dict[int, Param] = {}
     chosen: set[str] = set()
+    taken: set[str] = set()
     for given, value in values.items():
         if (name := given if given in known else positions.get(given, "")) not in known:
             problems.append(f"there is no argument {given!r}")
             continue
+        if name in chosen:
+            problems.append(f"{given!r} is given twice")
         chosen.add(name)
         arrays = _by_path(value)
         wanted = _by_path(known[name])
         problems += [f"{_joined(name, p)} is missing" for p in wanted if p not in arrays]
         problems += [f"there is no {_joined(name, p)}" for p in arrays if p not in wanted]
-        for path in wanted.keys() & arrays.keys():
-            i = wanted[path]
+        for path, i in wanted.items():
+            if path not in arrays:
+                continue
             full = _joined(name, path)
             array = _array(arrays[path], full, specs[i], problems)
-            own = full if len(values) > 1 or not path else "/".join(path)
+            own = unique(full if len(values) > 1 or not path else "/".join(path), taken)
             params[i] = Param(own, array, trainable=_is_trained(path or (name,), array.dtype))
     if problems:
         lines = "".join(f"\n  - {p}" for p in problems)
         raise SignatureError(
             f"the weights do not fit the program, whose arguments are {list(known)}:{lines}",
-            remedy="Give for each argument arrays in the tree and of the types that it has there.",
+            remedy="Pass each argument's arrays in its own tree, with its shapes and dtypes.",
         )
     params = dict(sorted(params.items()))
 

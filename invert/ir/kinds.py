@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
+from invert._private.jax import open_jaxpr
 from invert.ir.types import Eqn
 
 # Axes of both operands of a product: those that are summed over, and those of its batch.
@@ -80,4 +81,20 @@ def product_axes(eqn: Eqn) -> DotDimensionNumbers:
 def computes(eqn: Eqn) -> str:
     """The primitive that an equation computes, itself or by a call of a function of `fast`."""
     name = eqn.primitive.name
-    return _FAST.get(eqn.params["name"], name) if name == "jit" else name
+    if name != "jit" or (computed := _FAST.get(eqn.params["name"])) is None:
+        return name
+    return computed if computed != "dot_general" or _is_flat_product(eqn) else name
+
+
+def _is_flat_product(eqn: Eqn) -> bool:
+    """Return whether a call is a product of two matrices; an author may use the name, too."""
+    names = [e.primitive.name for e in open_jaxpr(eqn.params["jaxpr"]).eqns]
+    if not {*names} <= {"reshape", "dot_general"} or names.count("dot_general") != 1:
+        return False
+    if len(eqn.invars) != 2 or len(eqn.outvars) != 1:
+        return False
+    (ours, theirs), _ = product_axes(eqn)
+    x, y, result = (v.aval.shape for v in (*eqn.invars, *eqn.outvars))
+    summed = [str(x[i]) for i in ours] == [str(y[i]) for i in theirs]
+    kept = (*x[: len(x) - len(ours)], *y[len(ours) :])
+    return bool(ours) and summed and [*map(str, result)] == [*map(str, kept)]

@@ -167,6 +167,16 @@ def test_several_arguments_and_keywords() -> None:
     assert sorted(one.named_params()) == ["b", "w"]
 
 
+def test_names_stay_apart() -> None:
+    def f(p: Tree) -> jax.Array:
+        return p["a"]["b"] - p["a/b"]
+
+    own = {"a": {"b": drawn(3)}, "a/b": drawn(3)}
+    module = invert.from_exported(jax.export.export(jax.jit(f))(types(own)), params={"p": own})
+    np.testing.assert_array_equal(module(), own["a"]["b"] - own["a/b"])
+    assert sorted(module.named_params()) == ["a/b", "a/b_1"]
+
+
 def test_statistics_are_not_trained() -> None:
     def f(variables: Tree, x: jax.Array) -> jax.Array:
         return x * variables["params"]["scale"] + variables["batch_stats"]["mean"]
@@ -184,10 +194,11 @@ def test_all_mismatches_are_named(exported: jax.export.Exported) -> None:
     wrong["more"] = np.zeros(3)
     wrong["table"] = object()
     with pytest.raises(invert.SignatureError) as error:
-        invert.from_exported(exported, params={"arg0": wrong, "weights": {}})
+        invert.from_exported(exported, params={"arg0": wrong, "weights": {}, "p": {}})
     message = str(error.value)
     for part in (
-        "there is no argument 'weights'", "p/blocks/2/query is missing", "there is no p/more",
+        "there is no argument 'weights'", "'p' is given twice", "there is no p/more",
+        "p/blocks/2/query is missing",
         "p/head is float64[12, 7], expected float32[12, 7]", "p/table is object[]",
     ):  # fmt: skip
         assert part in message

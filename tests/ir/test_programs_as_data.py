@@ -237,14 +237,33 @@ def test_kinds_name_primitives_of_jax(kind: str) -> None:
 
 @pytest.mark.parametrize("name", fast.FUNCTIONS)
 def test_each_fast_function_computes_a_primitive_of_jax(name: str) -> None:
-    def function(x: Any) -> Any:
-        return x + 1
+    def function(x: Any, y: Any) -> Any:
+        return x @ y
 
     function.__name__ = name
-    (eqn,) = jax.make_jaxpr(jax.jit(function))(1.0).jaxpr.eqns
+    matrices = np.ones((2, 3)), np.ones((3, 4))
+    (eqn,) = jax.make_jaxpr(jax.jit(function))(*matrices).jaxpr.eqns
     assert kinds.computes(eqn) in _primitives() - {"jit"}
-    (eqn,) = jax.make_jaxpr(function)(1.0).jaxpr.eqns
-    assert kinds.computes(eqn) == "add"
+    (eqn,) = jax.make_jaxpr(function)(*matrices).jaxpr.eqns
+    assert kinds.computes(eqn) == "dot_general"
+
+
+@pytest.mark.parametrize("axes", [1, 2])
+def test_a_flat_product_is_one_by_its_form(axes: int) -> None:
+    x, y = np.ones((2, 3, 4)), np.ones((3, 4, 5)[2 - axes :])
+    (eqn,) = jax.make_jaxpr(lambda x, y: fast.flat_product(x, y, axes))(x, y).jaxpr.eqns
+    assert kinds.computes(eqn) == "dot_general"
+    (ours, theirs), _ = kinds.product_axes(eqn)
+    assert (*ours,) == (1, 2)[2 - axes :] and (*theirs,) == (0, 1)[:axes]
+
+
+def test_a_function_called_flat_product_may_be_another() -> None:
+    @jax.jit
+    def flat_product(x: Any, y: Any) -> Any:
+        return x * y
+
+    (eqn,) = jax.make_jaxpr(flat_product)(X, X).jaxpr.eqns
+    assert kinds.computes(eqn) == "jit"
 
 
 def test_elementwise_primitives_keep_the_shape() -> None:

@@ -271,6 +271,23 @@ def test_the_text_of_an_optimized_attention() -> None:
     assert {n for n in lines[0] - lines[1] if "Float[" in n} == set()
 
 
+def test_functions_of_an_author_may_have_the_same_names() -> None:
+    @jax.jit
+    def flat_product(x: Any) -> Any:
+        return jnp.prod(x) + x
+
+    @jax.jit
+    def max_pool(x: Any, y: Any) -> Any:
+        return x * y
+
+    x = np.arange(12, dtype=np.float32).reshape(3, 4)
+    f = jax.jit(lambda x: flat_product(x) + max_pool(x, 2.0))
+    module = invert.from_exported(jax.export.export(f)(x))
+    source = module.source
+    assert "jnp.prod(x) + x" in source and "axes" not in source
+    np.testing.assert_array_equal(module.model(x), f(x))
+
+
 def test_state_and_keys() -> None:
     """Parameters that the program assigns are compared at their initial values."""
     tf = pytest.importorskip("tensorflow")

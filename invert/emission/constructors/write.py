@@ -107,7 +107,7 @@ class _Made:
     - `arguments`: their names, with the values for each instance.
     - `keyed`: whether it takes a key.
     - `named`: those given by name; `defaults`: their default values.
-    - `places`: the instances.
+    - `places`: the number of each instance.
     """
 
     arguments: dict[str, tuple[Any, ...]]
@@ -938,7 +938,7 @@ class _Writing:
 
 
 def _places(cls: Class) -> dict[Node, int]:
-    """The layers of a class, with their numbers."""
+    """The number of each layer in its class."""
     return {d.node: i for i, d in enumerate(cls.drafts)}
 
 

@@ -90,8 +90,10 @@ def _arg(_: Eqn, eqns: Sequence[Eqn]) -> tuple[Any, ...] | None:
     return (axes[0], eqns[-1].outvars[0].aval.dtype) if axes else None
 
 
-def _flat(eqn: Eqn, eqns: Sequence[Eqn]) -> tuple[Any, ...] | None:
-    (ours, _), _ = kinds.product_axes(eqn)
+def _flat(eqn: Eqn, _: Sequence[Eqn]) -> tuple[Any, ...] | None:
+    if kinds.computes(eqn) != "dot_general":
+        return None
+    (ours, *_), *_ = kinds.product_axes(eqn)
     return (len(ours),)
 
 

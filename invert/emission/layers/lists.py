@@ -346,7 +346,7 @@ class _Series:
 
 
 def _passed_on(calls: Sequence[LayerCall]) -> tuple[Sequence[tuple[int, int]], Sequence[int]]:
-    """What each call gets from the one before it; nothing where that varies, see `passed_on`."""
+    """`links.passed_on` between consecutive calls, if it is the same for all of them."""
     found = {
         passed_on(a.outvars, zip(a.invars, b.invars, strict=True))
         for a, b in itertools.pairwise(calls)

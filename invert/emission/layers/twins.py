@@ -446,7 +446,7 @@ class Twins:
         return twin
 
     def _place(self, cls: Class, node: Node) -> int | None:
-        """The place of a module among those of its class."""
+        """The number of a module's draft in its class."""
         known = self._known.setdefault(cls, {})
         for i in range(len(known), len(cls.drafts)):  # those that have come since
             known[cls.drafts[i].node] = i
