@@ -93,8 +93,7 @@ def _arg(_: Eqn, eqns: Sequence[Eqn]) -> tuple[Any, ...] | None:
 def _flat(eqn: Eqn, _: Sequence[Eqn]) -> tuple[Any, ...] | None:
     if kinds.computes(eqn) != "dot_general":
         return None
-    (ours, *_), *_ = kinds.product_axes(eqn)
-    return (len(ours),)
+    return (len(kinds.product_axes(eqn)[0][0]),)
 
 
 _READ: Mapping[str, Callable[[Eqn, Sequence[Eqn]], tuple[Any, ...] | None]] = {
