@@ -1,7 +1,7 @@
 """Keras models on a CPU: the converted program, as it is and optimized, over TensorFlow.
 
     python benchmarks/models.py [model ...] [--batch 1 32] [--rounds 9] [--peers PEER ...] [--train]
-        [--optimized] [--options NAME [KEY=VALUE ...]]
+        [--optimized] [--options NAME [KEY=VALUE ...]] [--large-pages]
 
 All run in one process, in turn, on all its threads; the ratios are those of the smallest CPU time
 and of the median over the rounds, so that other processes on the machine do not count. Peers are
@@ -10,7 +10,8 @@ has no ratio. `--train` measures a step of gradient descent by all trained weigh
 behaviour of dropout and batch norms. `--optimized` leaves out the program as converted where
 something is rewritten: XLA takes minutes to compile the gradients of some. `--options`, which may
 be repeated, compiles the last of the two with these options of XLA as well, or with those of
-`invert.compiler_options` if it names none. Weights are random.
+`invert.compiler_options` if it names none. `--large-pages` runs all of it with pages of 2 MB, and
+stores the results apart. Weights are random.
 
 Results go into `benchmarks/models.json`; those of other models, batches and peers stay.
 """
@@ -23,6 +24,7 @@ import importlib
 import json
 import os
 import statistics
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -50,6 +52,7 @@ Run = Callable[[], Any]
 Options = Mapping[str, str]
 DATA = Path(__file__).with_name("models.json")
 RATE = 1e-3
+TUNABLES, LARGE_PAGES = "GLIBC_TUNABLES", "glibc.malloc.hugetlb=1"
 
 
 def block(x: Any, width: int, heads: int, causal: bool) -> Any:
@@ -275,13 +278,20 @@ def main() -> None:
     parser.add_argument("--train", action="store_true")
     parser.add_argument("--optimized", action="store_true")
     parser.add_argument("--options", nargs="+", action="append", default=[])
+    parser.add_argument("--large-pages", action="store_true")
     options = parser.parse_args()
+    if options.large_pages and os.environ.get(TUNABLES) != LARGE_PAGES:
+        # The C library reads it when a process starts.
+        os.execve(
+            sys.executable, [sys.executable, *sys.argv], {**os.environ, TUNABLES: LARGE_PAGES}
+        )
     print("CPU time over that of the peer, by the smallest and the median; below 1 is faster")
     for name in options.models or MODELS:
         model = MODELS[name]()
         for batch in options.batch:
             row = measure(model, batch, options)
             what = "step" if options.train else "forward"
+            what += ", large pages" if options.large_pages else ""
             store(f"{name}, batch {batch}, {what}", row)
             for pair, (smallest, middle) in row["ratios"].items():
                 print(f"{name:<18} {batch:>5} {what:<8} {pair:<40} {smallest:6.2f} {middle:6.2f}",
