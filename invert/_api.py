@@ -467,4 +467,4 @@ def from_exported(
     from invert.frontends import weights
 
     entry = frontend.entry_point(exported, config=config)
-    return from_entry(weights.held(entry, params) if params else entry, config)
+    return from_entry(entry if params is None else weights.held(entry, params), config)
