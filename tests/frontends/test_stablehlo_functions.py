@@ -126,3 +126,25 @@ def test_weights_of_a_module_without_names() -> None:
         invert.from_stablehlo(text, params=[1.0])  # type: ignore[arg-type]
     with pytest.raises(invert.SignatureError, match="or other `names`"):
         invert.from_stablehlo(text, params={"w": 1.0})
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (
+            "%0 = stablehlo.set_dimension_size %a, %n, dim = 0 : (tensor<4xf32>, tensor<i32>) -> "
+            "tensor<?xf32, #stablehlo.bounds<4>>",
+            "a size is computed from data",
+        ),
+    ],
+)
+def test_what_a_rule_refuses_is_a_problem_with_its_place(body: str, reason: str) -> None:
+    result = body.rpartition("-> ")[2]
+    text = f"""func.func @main(%a: tensor<4xf32>, %n: tensor<i32>) -> {result} {{
+      {body} loc("here")
+      return %0 : {result}
+    }}"""
+    with pytest.raises(invert.UnsupportedOpError, match=reason) as error:
+        invert.from_stablehlo(text)
+    (problem,) = error.value.problems
+    assert problem.op in body and "here" in problem.location and problem.remedy
