@@ -313,11 +313,17 @@ def load(
         raise SignatureError(
             f"{path} is not a SavedModel, so it has no tags", remedy="Leave out `tags`."
         )
+    if signature is not None and kind == "saved":
+        raise SignatureError(
+            f"{path} was written by invert.save: its functions are methods of one class",
+            remedy="Leave out `signature`, and call the method.",
+        )
     if shardings is not None and mesh is None:
         raise MeshError("shardings need a mesh", remedy="Pass mesh=jax.make_mesh(...) too.")
     if kind == "saved":
         return save.load_saved(path, mesh, shardings)
     plan = placement.ParameterPlacement(mesh, shardings or {})
+    tags = [tags] if isinstance(tags, str) else tags
     if kind == "saved_model":
         return _load_saved_model(path, signature, tags, plan, config)
     return _build_all(path.name, _entries_of_file(path, kind, signature, config), plan, config)
@@ -467,4 +473,4 @@ def from_exported(
     from invert.frontends import weights
 
     entry = frontend.entry_point(exported, config=config)
-    return from_entry(weights.held(entry, params) if params else entry, config)
+    return from_entry(entry if params is None else weights.held(entry, params), config)

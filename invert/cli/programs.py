@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import equinox as eqx
 import jax
-import numpy as np
 
 from invert._errors import SignatureError, only_refusals
-from invert._private.jax import open_jaxpr, trace_closed
+from invert._private.jax import SIZE_ERRORS, open_jaxpr, trace_closed
+from invert.cli.annotated import SIZES, Arguments, annotated, with_state
 from invert.emission import strong
 from invert.ir import jaxprs
 from invert.ir.avals import type_of_key
@@ -24,10 +23,6 @@ from invert.modules.dimensions import at_numbers, dimension_order, named_shapes
 from invert.modules.function import Function
 from invert.modules.methods import Methods
 from invert.modules.module import Module
-
-# Sizes for open dimensions, in order of appearance: primes, so that products of sizes do not
-# coincide.
-_SIZES = (7, 11, 13, 17, 19, 23)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +61,7 @@ def _avals(function: Function) -> list[jax.ShapeDtypeStruct]:
     """The argument types, with open sizes of a program for all sizes."""
     names = named_shapes(function.specs)
     whole = function.whole()
-    shapes = at_numbers(names, _SIZES) if whole is None else _anonymous(whole.shapes)
+    shapes = at_numbers(names, SIZES) if whole is None else _anonymous(whole.shapes)
     return [
         jax.ShapeDtypeStruct(shape, spec.dtype)
         for shape, spec in zip(shapes, function.specs, strict=True)
@@ -102,59 +97,50 @@ def _of_emitted(model: eqx.Module, other: object) -> ComparedProgram:
     if isinstance(other, Module):
         function = other._function
         if function.state_name is not None:
-            raise SignatureError(
-                "a saved module with state cannot be compared with a container",
-                remedy="Compare the containers that the two came from.",
-            )
-        avals, in_tree, names = _avals(function), function.in_tree, [s.name for s in function.specs]
-        key = function.key_name
+            raise with_state()
+        names = [s.name for s in function.specs]
+        taken = Arguments(names, function.in_tree, [_avals(function)], function.key_name)
     else:
-        names, avals = _annotated(model)
-        in_tree = jax.tree_util.tree_structure((tuple(names), {}))
-        key = None
+        taken = annotated(model)
+    names, key = taken.names, taken.key
     types = [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in values]
     drawn = [type_of_key()] if key else []
 
     def run(*given: Value) -> Value:
         held, rest = given[: len(values)], given[len(values) :]
-        args, kwargs = jax.tree_util.tree_unflatten(in_tree, rest[: len(avals)])
+        args, kwargs = jax.tree_util.tree_unflatten(taken.tree, rest[: len(names)])
         keywords = dict(kwargs) | ({key: rest[-1]} if key else {})
         called: Tree = jax.tree_util.tree_unflatten(tree, held)
         return jax.tree_util.tree_leaves(called(*args, **keywords))
 
-    with jax.enable_x64(True):
-        try:
-            with only_refusals():
-                closed = trace_closed(run, *types, *avals, *drawn)
-        except (TypeError, ValueError) as error:
-            raise SignatureError(
-                f"{type(model).__name__} does not take the arguments of the other: {error}",
-                remedy="Compare modules of the same arguments.",
-            ) from error
+    closed = _traced(type(model).__name__, run, [[*types, *avals, *drawn] for avals in taken.tried])
     held = [
         (jax.tree_util.keystr(path, simple=True, separator="."), value) for path, value in leaves
     ]
     return _program(without_outer_call(closed), held, [*names, *([key] if key else [])])
 
 
-def _annotated(model: eqx.Module) -> tuple[list[str], list[jax.ShapeDtypeStruct]]:
-    """The arguments of an emitted module, from its annotations."""
-    parameters = list(inspect.signature(type(model).__call__).parameters.values())[1:]
-    types: list[tuple[list[int | str], object]] = []
-    for parameter in parameters:
-        kinds = getattr(parameter.annotation, "dtypes", None)
-        if not kinds or parameter.kind is parameter.KEYWORD_ONLY:
+def _traced(
+    name: str, run: Callable[..., Value], tried: Sequence[Sequence[jax.ShapeDtypeStruct]]
+) -> AnyJaxpr:
+    """The program of an emitted module at the first types that it takes."""
+    errors: list[Exception] = []
+    for types in tried:
+        try:
+            with jax.enable_x64(True), only_refusals():
+                return trace_closed(run, *types)
+        except (TypeError, ValueError) as error:
+            errors.append(error)
+        except SIZE_ERRORS as error:
+            first = str(error).splitlines()[0]
             raise SignatureError(
-                f"{type(model).__name__}: the type of {parameter.name!r} is not known",
-                remedy="Compare it with the container that it came from.",
-            )
-        usual = [k for k in ("float32", "int32", "uint32", "complex64", "bool") if k in kinds]
-        dims = parameter.annotation.dim_str.split()
-        shape: list[int | str] = [int(d) if d.isdigit() else d for d in dims]
-        types.append((shape, np.dtype((usual or list(kinds))[0])))
-    shapes = at_numbers([shape for shape, _ in types], _SIZES)
-    avals = [jax.ShapeDtypeStruct(s, t) for s, (_, t) in zip(shapes, types, strict=True)]
-    return [p.name for p in parameters], avals
+                f"{name} takes only some of the sizes that the other takes: {first}",
+                remedy="Compare modules of the same open sizes.",
+            ) from error
+    raise SignatureError(
+        f"{name} does not take the arguments of the other: {errors[0]}",
+        remedy="Compare modules of the same arguments.",
+    ) from errors[0]
 
 
 def _program(

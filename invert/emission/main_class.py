@@ -342,11 +342,10 @@ class Main:
             numbers = jax.tree_util.tree_unflatten(entry.out_tree, range(len(results)))
         tree = pytrees.filled(numbers, results)
         kinds = pytrees.filled(numbers, [self._array(v, draft) for v in outputs])
-        value = pytrees.nested(tree)
-        if value is None:
-            self.messages.append("the results are a tuple: the text does not know their classes")
-            return syntax.tuple_of(results), syntax.name("PyTree")
-        return value, self._typed(kinds, hint, draft)
+        plain = pytrees.known(tree)
+        if jax.tree_util.tree_structure(plain) != jax.tree_util.tree_structure(tree):
+            self.messages.append("results are tuples where the text does not know their classes")
+        return pytrees.nested(plain), self._typed(pytrees.known(kinds), hint, draft)
 
     def _typed(self, kinds: object, hint: str, draft: Draft) -> ast.expr:
         """The annotation of a pytree of annotations."""

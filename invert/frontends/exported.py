@@ -29,6 +29,7 @@ from invert._private.jax import (
     words_of,
 )
 from invert.frontends.stablehlo import argument_locations
+from invert.frontends.wrong_kind import wrong_kind
 from invert.ir.avals import is_differentiable
 from invert.ir.gradient_marker import Gradient, mark
 from invert.ir.jaxprs import equations, is_wide_dtype, names_in, sub_jaxprs
@@ -125,6 +126,8 @@ class _Artifact:
         if isinstance(exported, (bytes, bytearray)):
             # Under no name here, so that `_parsed` can free it.
             return cls._parsed([_deserialize(exported)], config, trusted=False)
+        if not isinstance(exported, jax.export.Exported):
+            raise wrong_kind("from_exported takes a jax.export.Exported or its bytes", exported)
         return cls._parsed([exported], config, trusted=True)
 
     @classmethod
@@ -328,11 +331,14 @@ def _names(exported: jax.export.Exported, program: Program) -> tuple[list[str], 
 def _parameter(tree: Tree, stated: Mapping[int, str]) -> str:
     """The parameter whose value is a tree of arguments, by their locations, or `""`.
 
-    An item of `*args` is none: its locations have a longer path than its tree.
+    An item of `*args` is none: its locations have a longer path than its tree. Arrays that the
+    program does not use have no location.
     """
     found = set[str]()
     for path, i in jax.tree_util.tree_leaves_with_path(tree):
-        location, end = stated.get(i, ""), jax.tree_util.keystr(path)
+        if i not in stated:
+            continue
+        location, end = stated[i], jax.tree_util.keystr(path)
         found.add(location.removesuffix(end) if location.endswith(end) else "")
     name = found.pop() if len(found) == 1 else ""
     return name if name.isidentifier() else ""

@@ -41,6 +41,8 @@ def entry_point(
         `MissingDependencyError`.
     """
     library = Library.of(graph_def)
+    for what, given in (("inputs", inputs), ("outputs", outputs)):
+        _check_names(library, what, given)
     named = dict(inputs) if isinstance(inputs, Mapping) else {n: n for n in inputs}
     specs = _specs(library, named)
     graph = Graph(
@@ -104,17 +106,32 @@ def read(graph_def: object) -> GraphDef:
     return own(graph_def, GraphDef, "the graph")
 
 
+def _check_names(library: Library, what: str, given: object) -> None:
+    """Check names of tensors that the caller gives, before they count as parts of the graph.
+
+    **Raises:** `SignatureError`.
+    """
+    is_mapping = isinstance(given, Mapping)
+    if not is_mapping and (isinstance(given, str) or not isinstance(given, Sequence)):
+        raise SignatureError(
+            f"{what} is {given!r}",
+            remedy="Give a list of names of tensors, as in `['x:0']`, or a mapping to them.",
+        )
+    nodes = {node.name for node in library.graph.node}
+    for tensor in given.values() if is_mapping else given:
+        if not isinstance(tensor, str) or tensor.partition(":")[0] not in nodes:
+            raise SignatureError(
+                f"the graph has no node {tensor!r}, named among the {what}",
+                remedy="Name an output of a node, as in `x:0`; `invert inspect` lists some.",
+            )
+
+
 def _specs(library: Library, named: Mapping[str, str]) -> dict[str, ArgSpec]:
     """The types of the tensors that are fed, by the names of the arguments."""
     nodes = {n.name: n for n in library.graph.node}
     specs: dict[str, ArgSpec] = {}
     for name, tensor in named.items():
-        node = nodes.get(tensor.partition(":")[0])
-        if node is None:
-            raise SignatureError(
-                f"the graph has no node {tensor!r}",
-                remedy="Name an output of a node, as in `x:0`; `invert inspect` lists some.",
-            )
+        node = nodes[tensor.partition(":")[0]]
         plain = name.partition(":")[0].replace("/", "_")
         specs[plain] = _spec(plain, node)
     return specs

@@ -225,6 +225,10 @@ def read_proto(directory: Path) -> SavedModel:
     return _read(directory, lambda kind, file: (parse(kind, file.read_bytes(), str(file)), None))[0]
 
 
+# Files of a checkpoint of orbax.
+_ORBAX = ("_CHECKPOINT_METADATA", "_METADATA", "manifest.ocdbt")
+
+
 def _read(
     directory: Path, read: Callable[[type[SavedModel], Path], tuple[SavedModel, T]]
 ) -> tuple[SavedModel, T]:
@@ -233,6 +237,14 @@ def _read(
         what = "is not a directory" if directory.exists() else "does not exist"
         raise MalformedModelError(f"{directory} {what}", remedy="Pass a SavedModel directory.")
     file = directory / "saved_model.pb"
+    if any((directory / name).exists() for name in _ORBAX):
+        raise MalformedModelError(
+            f"{directory} is a checkpoint of orbax, which holds arrays and no program",
+            remedy=(
+                "Restore it with orbax.checkpoint, and pass the arrays to "
+                "invert.from_exported(exported, params=...) with the exported function."
+            ),
+        )
     if not file.is_file():
         raise MalformedModelError(
             f"{file} does not exist, so {directory} is not a SavedModel",

@@ -16,13 +16,22 @@ from invert._config import Config
 from invert._entry import ArgSpec, EntryPoint
 from invert._errors import UNREADABLE, MalformedModelError, SignatureError
 from invert.frontends import weights
+from invert.frontends.wrong_kind import wrong_kind
 from invert.ir.types import Value
 from invert.stablehlo.ops.attributes import location_name
 from invert.stablehlo.ops.interpreter import WRAPPED
 from invert.stablehlo.program import Program
 
 # Objects that contain a StableHLO module.
-Source = bytes | str | os.PathLike[str] | jax.stages.Lowered | jax.stages.Compiled
+Source = (
+    bytes
+    | bytearray
+    | memoryview
+    | str
+    | os.PathLike[str]
+    | jax.stages.Lowered
+    | jax.stages.Compiled
+)
 
 # Names of arguments: in order or by name, or either per function.
 Names = Mapping[str, str | Mapping[str, str] | Sequence[str]] | Sequence[str]
@@ -40,8 +49,12 @@ def _blob_of(source: Source) -> bytes | str:
         return source.as_text(debug_info=True)  # with the names of the arguments
     if isinstance(source, jax.stages.Compiled):
         return _hlo_of(source)
-    if not isinstance(source, os.PathLike):
+    if isinstance(source, (bytes, bytearray, memoryview)):
+        return bytes(source)
+    if isinstance(source, str):
         return source
+    if not isinstance(source, os.PathLike):
+        raise wrong_kind("from_stablehlo takes text, bytes, a path or a lowered function", source)
     path = Path(source)
     try:
         return path.read_bytes()
@@ -98,7 +111,9 @@ def entry_points(
     programs = {start: dataclasses.replace(whole, start=start) for start in starts}
     named = _names_by_function(starts, names)
     specs = {start: _named(p, named.get(start)) for start, p in programs.items()}
-    values = _weights(specs, params or {})
+    params = {} if params is None else params
+    weights.check_mapping(params)
+    values = _weights(specs, params)
     return {
         start: _entry_point(program, specs[start], values) for start, program in programs.items()
     }
@@ -175,7 +190,12 @@ def _named(program: Program, names: Mapping[str, str] | Sequence[str] | None) ->
             )
         chosen = [names.get(o, names.get(p, o)) for o, p in zip(own, plain, strict=True)]
     else:
-        chosen = own if names is None else list(names)
+        chosen = own if names is None else [names] if isinstance(names, str) else list(names)
+    if wrong := [n for n in chosen if not isinstance(n, str) or not n]:
+        raise SignatureError(
+            f"the names {wrong} of arguments of {program.entry!r} are no names",
+            remedy="Give names as text; a mapping leaves those out that stay.",
+        )
     if len(chosen) != len(plain) or len(set(chosen)) != len(chosen):
         raise SignatureError(
             f"{program.entry!r} of the module has {len(plain)} arguments, got the names {chosen}",
@@ -227,7 +247,7 @@ def _weights(
         lines = "".join(f"\n  - {p}" for p in problems)
         raise SignatureError(
             f"the weights do not fit the module, whose arguments are {arguments}:{lines}",
-            remedy="Give arrays of these names and types, or other `arg_names`.",
+            remedy="Give arrays of these names and types, or other `names`.",
         )
     return values
 

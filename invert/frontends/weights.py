@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from invert._entry import EntryPoint, Param, Shardings, unique
 from invert._errors import SignatureError
-from invert._private.jax import Tree, Value
+from invert._private.jax import Tree, Value, from_words
+
+# Names of the parts of a tree in which an array is.
+_Path = tuple[str, ...]
 
 
 def held(entry: EntryPoint, values: Mapping[str, Tree]) -> EntryPoint:
@@ -26,6 +31,7 @@ def held(entry: EntryPoint, values: Mapping[str, Tree]) -> EntryPoint:
 
     **Raises:** `SignatureError` that lists all mismatches.
     """
+    check_mapping(values)
     specs, tree = jax.tree_util.tree_flatten((entry.args, dict(entry.kwargs)))
     places, keywords = jax.tree_util.tree_unflatten(tree, range(len(specs)))
     known = {**dict(zip(entry.arg_names, places, strict=True)), **keywords}
@@ -41,8 +47,8 @@ def held(entry: EntryPoint, values: Mapping[str, Tree]) -> EntryPoint:
         if name in chosen:
             problems.append(f"{given!r} is given twice")
         chosen.add(name)
-        arrays = _by_path(value)
-        wanted = _by_path(known[name])
+        arrays, _ = _by_path(value)
+        wanted, short = _by_path(known[name])
         problems += [f"{_joined(name, p)} is missing" for p in wanted if p not in arrays]
         problems += [f"there is no {_joined(name, p)}" for p in arrays if p not in wanted]
         for path, i in wanted.items():
@@ -50,7 +56,8 @@ def held(entry: EntryPoint, values: Mapping[str, Tree]) -> EntryPoint:
                 continue
             full = _joined(name, path)
             array = _array(arrays[path], full, specs[i], problems)
-            own = unique(full if len(values) > 1 or not path else "/".join(path), taken)
+            alone = len(values) == 1 and short[path]
+            own = unique("/".join(short[path]) if alone else _joined(name, short[path]), taken)
             params[i] = Param(own, array, trainable=_is_trained(path or (name,), array.dtype))
     if problems:
         lines = "".join(f"\n  - {p}" for p in problems)
@@ -62,7 +69,10 @@ def held(entry: EntryPoint, values: Mapping[str, Tree]) -> EntryPoint:
 
     def fn(weights: Sequence[Value], *rest: Value) -> Sequence[Value]:
         own, others = iter(weights), iter(rest)
-        flat = [next(own if i in params else others) for i in range(len(specs))]
+        flat = [
+            from_words(next(own), spec.dtype) if i in params else next(others)
+            for i, spec in enumerate(specs)
+        ]
         return entry.fn((), *flat, *others)
 
     free = [i for i, name in enumerate(entry.arg_names) if name not in chosen]
@@ -77,12 +87,30 @@ def held(entry: EntryPoint, values: Mapping[str, Tree]) -> EntryPoint:
     )
 
 
-def _by_path(tree: Tree) -> dict[tuple[str, ...], Any]:
-    """The leaves of a tree, whose containers need not be of the same types as others'."""
-    return {
-        tuple(jax.tree_util.keystr((key,), simple=True) for key in path): leaf
-        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
-    }
+def check_mapping(params: object) -> None:
+    """Refuse values of weights that have no names.
+
+    **Raises:** `SignatureError`.
+    """
+    if not isinstance(params, Mapping):
+        raise SignatureError(
+            f"`params` is a {type(params).__name__}",
+            remedy="Give a mapping from the names of arguments to their values.",
+        )
+
+
+def _by_path(tree: Tree) -> tuple[dict[_Path, Any], dict[_Path, _Path]]:
+    """The leaves of a tree, whose containers need not be of the same types as others', and their
+    names: `kernel` for `kernel.value`, since Flax boxes arrays."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    boxes = collections.Counter(path[:-1] for path, _ in leaves)
+    arrays: dict[_Path, Any] = {}
+    names: dict[_Path, _Path] = {}
+    for path, leaf in leaves:
+        texts = tuple(jax.tree_util.keystr((key,), simple=True) for key in path)
+        boxed = path and boxes[path[:-1]] == 1 and path[-1] == jax.tree_util.GetAttrKey("value")
+        arrays[texts], names[texts] = leaf, texts[:-1] if boxed else texts
+    return arrays, names
 
 
 def _joined(name: str, path: Sequence[str]) -> str:
@@ -90,22 +118,26 @@ def _joined(name: str, path: Sequence[str]) -> str:
 
 
 def _array(given: Any, name: str, spec: Any, problems: list[str]) -> np.ndarray:
-    """A weight as an array; adds to `problems` if it does not have the type of its argument."""
+    """A weight as an array; adds to `problems` if it does not have the type of its argument.
+
+    Keys of random numbers, which Flax keeps among its variables, are held as their words.
+    """
+    is_key = isinstance(given, jax.Array) and jnp.issubdtype(given.dtype, jax.dtypes.prng_key)
     try:
-        array = np.asarray(given)
+        array = given if is_key else np.asarray(given)
     except (TypeError, ValueError, RuntimeError) as error:
         problems.append(f"{name} is not an array: {error}")
         return np.zeros(())
     if array.shape != spec.shape or array.dtype != spec.dtype:
         want = f"{spec.dtype}[{', '.join(map(str, spec.shape))}]"
         problems.append(f"{name} is {array.dtype}{list(array.shape)}, expected {want}")
-    return array
+    return np.asarray(jax.random.key_data(array)) if is_key else np.asarray(array)
 
 
 def _is_trained(path: Sequence[str], dtype: np.dtype) -> bool:
     """Return whether a weight is a real number outside of the statistics that Flax keeps."""
     parts = [part for name in path for part in name.split("/")]
-    return jax.numpy.issubdtype(dtype, np.inexact) and "batch_stats" not in parts
+    return jnp.issubdtype(dtype, np.inexact) and "batch_stats" not in parts
 
 
 def _shared(shardings: Shardings, params: Mapping[int, Param]) -> Shardings:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.typing import DTypeLike
 
 from invert.ir.types import Atom, Aval
 from invert.rewriting.pattern import Call, Pattern, Site, bind
@@ -136,7 +137,29 @@ def _widened(site: Site, atom: Atom) -> Aval | None:
     if (eqn := site.producer(atom, "convert_element_type")) is None:
         return None
     before, after = site.aval(eqn.invars[0]), site.aval(atom)
-    return before if jnp.promote_types(before.dtype, after.dtype) == after.dtype else None
+    return before if _widens(before.dtype, after.dtype) else None
+
+
+def _widens(before: DTypeLike, after: DTypeLike) -> bool:
+    """Return whether a type promotes to another; floats of 8 bits and integers of fewer promote to
+    none in JAX, and count by their bits."""
+    ours, theirs = _narrow_bits(before), _narrow_bits(after)
+    if ours is None and theirs is None:
+        return jnp.promote_types(before, after) == after
+    if ours is None:
+        return False
+    if not jnp.issubdtype(after, jnp.floating):
+        return jnp.issubdtype(before, jnp.integer) and ours < jnp.iinfo(after).bits
+    return jnp.issubdtype(before, jnp.integer) or ours < jnp.finfo(after).bits
+
+
+def _narrow_bits(dtype: DTypeLike) -> int | None:
+    """The bits of a type without implicit promotion."""
+    if jnp.issubdtype(dtype, jnp.floating):
+        return bits if (bits := jnp.finfo(dtype).bits) <= 8 else None
+    if jnp.issubdtype(dtype, jnp.integer):
+        return bits if (bits := jnp.iinfo(dtype).bits) < 8 else None
+    return None
 
 
 PATTERNS = (

@@ -211,7 +211,10 @@ def _kind(data: bytes | FilePart) -> str:
             raise MalformedModelError(
                 "The StableHLO module is text that is not StableHLO: it has no `module` and no "
                 "`func.func`",
-                remedy="Pass MLIR text, MLIR bytecode or a portable artifact.",
+                remedy=(
+                    "Pass MLIR text, MLIR bytecode or a portable artifact; for a file its "
+                    "pathlib.Path."
+                ),
             )
         return "text"
     try:

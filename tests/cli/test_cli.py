@@ -278,6 +278,49 @@ def test_diff_reports_changed_operands_and_weights(tmp_path: Path, capsys) -> No
     assert "differ, by 1 at most" in lines(capsys)[0]
 
 
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Packages whose arguments are of several kinds."""
+    where = tmp_path_factory.mktemp("saved")
+
+    def save(name, f, *args):
+        invert.save(invert.from_exported(jax.export.export(jax.jit(f))(*args)), where / name)
+
+    def batch(condition):
+        sizes = jax.export.symbolic_shape("b, 3", constraints=[condition])
+        return jax.ShapeDtypeStruct(sizes, np.float32)
+
+    save("tree", lambda x, y: x["a"] + jnp.where(y[0], x["b"], y[1]), {"a": X, "b": X}, (True, 2.0))
+    save("even", jnp.tanh, batch("mod(b, 2) == 0"))
+    save("few", jnp.tanh, batch("b <= 4"))
+    save("any", jnp.tanh, batch("b >= 1"))
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4)])
+    invert.save(invert.convert(model), where / "dense")
+    draw = tf.function(lambda x: x + tf.random.normal([2]))
+    invert.save(invert.convert(draw, tf.TensorSpec([2])), where / "draw")
+    count = tf.Variable(0.0)
+    add = tf.function(lambda x: count.assign_add(x) * 2.0)
+    invert.save(invert.convert(add, tf.TensorSpec([])), where / "state")
+    return where
+
+
+@pytest.mark.parametrize("name", ["tree", "even", "few", "any", "dense", "draw"])
+def test_diff_of_saved_packages(saved: Path, name: str, capsys) -> None:
+    other = "any" if name == "tree" else "tree"
+    assert main(["diff", str(saved / name), str(saved / name), "--weights"]) == 0
+    assert main(["diff", str(saved / name), str(saved / other)]) == 1
+    assert "the programs differ" in lines(capsys)[0]
+
+
+def test_errors_of_diff_of_saved_packages(saved: Path, tmp_path: Path, capsys) -> None:
+    spec = jax.ShapeDtypeStruct(jax.export.symbolic_shape("b, 3"), np.float32)
+    (tmp_path / "any").write_bytes(jax.export.export(jax.jit(jnp.tanh))(spec).serialize())
+    assert main(["diff", str(saved / "few"), str(tmp_path / "any")]) == 2
+    assert "only some of the sizes that the other takes" in lines(capsys)[1]
+    assert main(["diff", str(saved / "state"), str(saved / "state")]) == 2
+    assert "Compare the containers" in lines(capsys)[1]
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [

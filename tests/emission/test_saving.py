@@ -323,3 +323,10 @@ def test_a_fixed_array_whose_path_is_the_end_of_another() -> None:
         names: dict[str, Any] = {"jax": jax, "Net": Net}
         exec(ast.unparse(ast.fix_missing_locations(tree)), names)
         assert jax.tree_util.tree_leaves(names["trainable"](Net(x, Norm(x, x), x))) == wanted
+
+
+def test_a_package_has_no_signatures(tmp_path: Path) -> None:
+    module = invert.from_stablehlo(jax.jit(jnp.sin).lower(1.0))
+    invert.save(module, tmp_path / "saved")
+    with pytest.raises(invert.SignatureError, match="written by invert"):
+        invert.load(tmp_path / "saved", signature="main")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -202,3 +202,89 @@ def test_all_mismatches_are_named(exported: jax.export.Exported) -> None:
         "p/head is float64[12, 7], expected float32[12, 7]", "p/table is object[]",
     ):  # fmt: skip
         assert part in message
+
+
+class Pair(NamedTuple):
+    loss: Any
+    state: Any
+
+
+@jax.tree_util.register_pytree_with_keys_class
+class Box:
+    """An array under the attribute `value`, as a variable of Flax."""
+
+    def __init__(self, value: Any):
+        self.value = value
+
+    def tree_flatten_with_keys(self) -> tuple[Any, None]:
+        return ((jax.tree_util.GetAttrKey("value"), self.value),), None
+
+    @classmethod
+    def tree_unflatten(cls, _: None, children: Any) -> Box:
+        return cls(*children)
+
+
+def test_boxes_keys_and_unused_arrays() -> None:
+    """Boxes are no layers, keys are held as their words, and arrays may be unused."""
+
+    def f(p: Tree, x: jax.Array) -> Pair:
+        drop = p["drop"]
+        key = jax.random.fold_in(drop["key"].value, drop["count"].value)
+        y = jnp.where(jax.random.bernoulli(key, 0.5, x.shape), x @ p["dense"]["kernel"].value, 0)
+        count = Box(drop["count"].value + 1)
+        return Pair(y.sum(), {"drop": {"key": drop["key"], "count": count}, "y": [y]})
+
+    own = {
+        "dense": {"kernel": Box(drawn(4, 4)), "unused": Box(drawn(4))},
+        "drop": {"key": Box(jax.random.key(3)), "count": Box(np.uint32(5))},
+    }
+    x = drawn(2, 4)
+    exported = jax.export.export(jax.jit(f))(own, x)
+    module = invert.from_exported(exported, params={"p": own})
+    names = {"dense/kernel", "dense/unused", "drop/key", "drop/count"}
+    assert set(module.named_params()) == names
+    want = jax.tree.leaves(jax.jit(f)(own, x))
+    for net in (module, module.model):
+        for have, wanted in zip(jax.tree.leaves(net(x)), want, strict=True):
+            np.testing.assert_array_equal(words(have), words(wanted))
+    loss, state = module.model(x)
+    assert state["drop"].keys() == {"key", "count"} and loss.shape == ()
+    trained = eqx.filter(module.model, invert.trainable(module.model))
+    assert {a.shape for a in jax.tree.leaves(trained)} == {(4, 4), (4,)}
+
+
+def words(x: jax.Array) -> Any:
+    is_key = jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
+    return jax.random.key_data(x) if is_key else x
+
+
+def test_results_of_classes_of_the_author() -> None:
+    """They are tuples in the text, which keeps what is around them."""
+    f = jax.jit(lambda x: {"b": Pair(x.sum(), {"a": Box(x + 1)}), "c": [x]})
+    x = drawn(3)
+    module = invert.from_exported(jax.export.export(f)(x))
+    assert type(module(x)["b"]) is Pair
+    result = module.model(x)
+    assert jax.tree.structure(result) == jax.tree.structure({"b": (0, {"a": 0}), "c": [0]})
+    np.testing.assert_array_equal(result["b"][1]["a"], x + 1)
+
+
+@pytest.mark.parametrize(
+    ("given", "remedy"),
+    [
+        (jax.jit(jnp.sin).lower(1.0), "from_stablehlo"),
+        (jax.jit(jnp.sin).trace(1.0), "lower()"),
+        (jnp.sin, "lower(*args)"),
+        ("model.bin", "invert.load"),
+        (None, "invert.load"),
+    ],
+)
+def test_what_is_no_artifact(given: Any, remedy: str) -> None:
+    with pytest.raises(invert.MalformedModelError) as error:
+        invert.from_exported(given)
+    assert "takes a jax.export.Exported" in str(error.value) and remedy in error.value.remedy
+
+
+def test_weights_without_names(exported: jax.export.Exported) -> None:
+    with pytest.raises(invert.SignatureError, match="`params` is a list"):
+        invert.from_exported(exported, params=[drawn(2)])  # type: ignore[arg-type]

@@ -536,3 +536,18 @@ def test_damaged_files(models: Callable[[str], Path], tmp_path: Path, name: str)
 def test_many_damaged_files(models: Callable[[str], Path], tmp_path: Path, name: str) -> None:
     found = _outcomes(models(name), tmp_path / "copy", 1, 3000, _weights_and_shapes)
     assert found.total() == 3000 and not found["WRONG"], found
+
+
+def test_tags_may_be_one_text(tmp_path: Path) -> None:
+    model = tf.Module()
+    model.f = tf.function(lambda x: x + 1, input_signature=[Spec([2])])
+    tf.saved_model.save(model, str(tmp_path))
+    assert invert.load(tmp_path, tags="serve")(np.zeros(2, np.float32)).shape == (2,)
+
+
+@pytest.mark.parametrize("name", ["_CHECKPOINT_METADATA", "manifest.ocdbt"])
+def test_a_checkpoint_of_orbax_is_no_model(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text("{}")
+    with pytest.raises(invert.MalformedModelError, match="a checkpoint of orbax") as error:
+        invert.load(tmp_path)
+    assert "from_exported" in error.value.remedy

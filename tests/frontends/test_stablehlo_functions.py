@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.export
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -99,3 +101,50 @@ def test_a_custom_call_needs_a_module_of_one_function() -> None:
     program = Program.from_bytes(TEXT, config=invert.Config())
     with pytest.raises(invert.MalformedModelError, match="3 public functions"):
         program.in_types
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [("ab", "got the names"), ([1, "b"], "no names"), (["", "b"], "no names")],
+)
+def test_names_that_are_none(names: Any, message: str) -> None:
+    text = jax.jit(lambda x, y: x + y).lower(1.0, 2.0).as_text()
+    with pytest.raises(invert.SignatureError, match=message):
+        invert.from_stablehlo(text, names=names)
+
+
+@pytest.mark.parametrize("given", [jax.export.export(jax.jit(jnp.sin))(1.0), jnp.sin, 3])
+def test_what_is_no_module(given: Any) -> None:
+    with pytest.raises(invert.MalformedModelError, match="from_stablehlo takes") as error:
+        invert.from_stablehlo(given)
+    assert "invert." in error.value.remedy
+
+
+def test_weights_of_a_module_without_names() -> None:
+    text = jax.jit(jnp.sin).lower(1.0).as_text()
+    with pytest.raises(invert.SignatureError, match="`params` is a list"):
+        invert.from_stablehlo(text, params=[1.0])  # type: ignore[arg-type]
+    with pytest.raises(invert.SignatureError, match="or other `names`"):
+        invert.from_stablehlo(text, params={"w": 1.0})
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (
+            "%0 = stablehlo.set_dimension_size %a, %n, dim = 0 : (tensor<4xf32>, tensor<i32>) -> "
+            "tensor<?xf32, #stablehlo.bounds<4>>",
+            "a size is computed from data",
+        ),
+    ],
+)
+def test_what_a_rule_refuses_is_a_problem_with_its_place(body: str, reason: str) -> None:
+    result = body.rpartition("-> ")[2]
+    text = f"""func.func @main(%a: tensor<4xf32>, %n: tensor<i32>) -> {result} {{
+      {body} loc("here")
+      return %0 : {result}
+    }}"""
+    with pytest.raises(invert.UnsupportedOpError, match=reason) as error:
+        invert.from_stablehlo(text)
+    (problem,) = error.value.problems
+    assert problem.op in body and "here" in problem.location and problem.remedy

@@ -221,12 +221,28 @@ def test_slices_that_do_not_tile_stay_slices() -> None:
 
 
 def test_mixed_types_of_a_product() -> None:
-    half = X.astype(jnp.bfloat16)
-
     def function(a, b):
         return lax.dot_general(a, b, (((1,), (1,)), ((), ())), preferred_element_type=np.float32)
 
-    assert recover(function, half, X).report.primitives == {"dot_general": 1}
+    for narrow in (jnp.bfloat16, jnp.int8, jnp.float8_e4m3fn, jnp.float8_e5m2, jnp.int4):
+        half = jnp.asarray(X).astype(narrow)
+        module = recover(function, half, X)
+        assert module.report.primitives == {"dot_general": 1}, narrow
+        same_values(function, module, half, X)
+
+
+def test_a_product_of_operands_rounded_to_eight_bits() -> None:
+    """Types without implicit promotion are no defect, and stay rounded."""
+
+    def function(a, b):
+        a, b = a.astype(jnp.float8_e5m2), b.astype(jnp.int4)
+        return lax.dot_general(
+            a.astype(jnp.bfloat16), b.astype(jnp.bfloat16), (((1,), (1,)), ((), ()))
+        )
+
+    module = recover(function, X, X)
+    assert module.report.primitives["convert_element_type"] == 2
+    same_values(function, module, X, X)
 
 
 def test_a_rounded_operand_stays_rounded() -> None:

@@ -264,8 +264,12 @@ def test_names_that_do_not_exist():
     frozen, _ = graph(_cond)
     with pytest.raises(invert.SignatureError, match="no node 'y:0'"):
         invert.convert_graphdef(frozen, ["y:0"], ["out:0"])
-    with pytest.raises(invert.MalformedModelError, match="does not have"):
+    with pytest.raises(invert.SignatureError, match="no node 'other:0', named among the outputs"):
         invert.convert_graphdef(frozen, ["x:0"], ["other:0"])
+    with pytest.raises(invert.SignatureError, match="inputs is 'x:0'"):
+        invert.convert_graphdef(frozen, "x:0", ["out:0"])
+    with pytest.raises(invert.SignatureError, match="outputs is None"):
+        invert.convert_graphdef(frozen, ["x:0"], None)
     with pytest.raises(invert.MalformedModelError, match="cannot be read as a GraphDef"):
         invert.convert_graphdef(b"\xff\xff\xff", ["x:0"], ["out:0"])
 

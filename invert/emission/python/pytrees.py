@@ -44,24 +44,32 @@ def filled(numbers: Any, leaves: Sequence[object]) -> Any:
     return jax.tree_util.tree_map(leaves.__getitem__, numbers)
 
 
-def nested(tree: Any) -> ast.expr | None:
-    """A pytree of expressions as one expression; `None` if it has a custom class."""
+def known(tree: Any) -> Any:
+    """A pytree with tuples for its nodes of classes that a text does not know.
+
+    A class that only boxes an array, as Flax's variables do, becomes that array.
+    """
+    if tree is None or isinstance(tree, ast.expr):
+        return tree
+    if type(tree) is dict and all(isinstance(k, (str, int)) for k in tree):
+        return {k: known(v) for k, v in tree.items()}
+    if type(tree) in (list, tuple):
+        return type(tree)(known(v) for v in tree)
+    parts = jax.tree_util.tree_leaves(tree, is_leaf=lambda x: x is not tree)
+    boxed = len(parts) == 1 and isinstance(parts[0], ast.expr) and not isinstance(tree, tuple)
+    return parts[0] if boxed else tuple(map(known, parts))
+
+
+def nested(tree: Any) -> ast.expr:
+    """A pytree of expressions, all of whose classes are known, as one expression."""
     if tree is None:
         return ast.Constant(None)
     if isinstance(tree, ast.expr):
         return tree
-    if type(tree) in (tuple, list):
-        items = [nested(t) for t in tree]
-        if any(i is None for i in items):
-            return None
-        parts = [i for i in items if i is not None]
-        return syntax.tuple_of(parts) if isinstance(tree, tuple) else syntax.list_of(parts)
-    if type(tree) is dict and all(isinstance(k, (str, int)) for k in tree):
-        values = [nested(v) for v in tree.values()]
-        if any(v is None for v in values):
-            return None
-        return ast.Dict([ast.Constant(k) for k in tree], [v for v in values if v is not None])
-    return None
+    if isinstance(tree, dict):
+        return ast.Dict([ast.Constant(k) for k in tree], [nested(v) for v in tree.values()])
+    parts = [nested(t) for t in tree]
+    return syntax.tuple_of(parts) if isinstance(tree, tuple) else syntax.list_of(parts)
 
 
 def typed(tree: object, define: Callable[[dict[str, ast.expr]], ast.expr]) -> ast.expr:

@@ -200,8 +200,11 @@ class Context:
         try:
             with jax.ensure_compile_time_eval() if computes_size else contextlib.nullcontext():
                 results = entry.call(self, op, operands)
-        except InvertError:
-            raise
+        except InvertError as error:
+            if type(error) is not InvertError:
+                raise
+            # A rule knows the reason, and not its place.
+            raise op.error(error.reason.removeprefix(f"{op.name}: "), REPORT) from error
         except _NOT_TAKEN as error:
             if defect := defect_of(error, f"while raising {op.name} at {op.location}"):
                 raise defect from error
