@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import linecache
+import re
 import sys
 import threading
 import time
@@ -139,6 +140,36 @@ def test_weights_are_held_once(form: str, tmp_path: Path) -> None:
     # Arrays of more than 32 MB, which malloc never takes from memory that was freed before.
     added, size = converted(3000)
     assert added < 1.5 * size
+
+
+@pytest.mark.parametrize(("form", "most"), [("text", 3), ("lowered", 2)])
+def test_weights_in_a_program_are_not_copied_as_text(
+    form: str, most: float, tmp_path: Path
+) -> None:
+    """Text holds a weight in twice its bytes. It is read once, and not decoded."""
+    peak = Path("/proc/self/clear_refs")
+    if not peak.exists():
+        pytest.skip("the highest memory of a process is not known here")
+
+    def converted(width: int) -> tuple[float, float]:
+        """The most memory that a conversion adds, and that of the weights, in MB."""
+        weights = jnp.full((width, width), 0.1).at[0, 0].set(0)
+        lowered = jax.jit(lambda x: x @ weights).lower(jnp.ones((1, width)))
+        given: Any = lowered
+        if form == "text":
+            given = tmp_path / "program.mlir"
+            module: Any = lowered.compiler_ir()
+            given.write_text(module.operation.get_asm(large_elements_limit=None))
+        before = resident()
+        peak.write_text("5")  # the highest so far is that of now
+        invert.from_stablehlo(given)
+        status = Path("/proc/self/status").read_text()
+        (highest,) = (int(n) for n in re.findall(r"VmHWM:\s*(\d+)", status))
+        return highest / 2**10 - before, weights.nbytes / 2**20
+
+    converted(300)
+    added, size = converted(3000)
+    assert added < most * size
 
 
 def test_eight_threads() -> None:
