@@ -42,7 +42,7 @@ _VERSION = re.compile(rb"StableHLO_v(\d{1,9})\.(\d{1,9})\.(\d{1,9})")
 
 
 def parse_module(
-    blob: bytes | str | FilePart | Callable[[], bytes | FilePart],
+    blob: bytes | str | FilePart | Callable[[], bytes | str | FilePart],
     *,
     trusted: bool = False,
     large: list[np.ndarray] | None = None,
@@ -97,7 +97,7 @@ def parse_module(
 
 
 def _bytes_of(
-    blob: bytes | str | FilePart | Callable[[], bytes | FilePart],
+    blob: bytes | str | FilePart | Callable[[], bytes | str | FilePart],
 ) -> bytes | FilePart:
     """The bytes of a module; bytecode stays in its file."""
     if callable(blob):
