@@ -5,8 +5,8 @@
 makes a model of so many random numbers, and prints the peak that converting it adds to what the
 process holds after its imports, as a multiple of the size of the weights. Making, converting and
 loading are a process each. The weights are variables; or constants of a SavedModel by jax2tf, whose
-file holds them twice, for the gradient; or constants of a graph of TensorFlow; or of a program by
-jax.export.
+file holds them twice, for the gradient; or constants of a graph of TensorFlow, as bytes (`graph`)
+or in a SavedModel (`functions`); or of a program by jax.export, or of one as text.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def layers_of(count: int) -> tuple[int, int]:
     return width, max(1, round(count / (width * width + width)))
 
 
-FORMS = ("variables", "constants", "graph", "exported")
+FORMS = ("variables", "constants", "graph", "functions", "exported", "text")
 
 
 def write(path: str, count: int, dtype: str, form: str) -> None:
@@ -61,21 +61,30 @@ def write(path: str, count: int, dtype: str, form: str) -> None:
         return x
 
     spec = tf.TensorSpec([2, width], tf.as_dtype(kind))
+
+    def in_tensorflow(x: Any) -> Any:
+        for layer in weights:
+            x = x + tf.tanh(x @ tf.constant(layer["kernel"]) + tf.constant(layer["bias"]))
+        return x
+
     if form == "graph":
         with tf.Graph().as_default() as graph:
             x = tf.compat.v1.placeholder(spec.dtype, spec.shape, "x")
-            for layer in weights:
-                x = x + tf.tanh(x @ tf.constant(layer["kernel"]) + tf.constant(layer["bias"]))
-            tf.identity(x, "y")
+            tf.identity(in_tensorflow(x), "y")
         Path(path).write_bytes(graph.as_graph_def().SerializeToString())
         return
-    if form == "exported":
+    if form in ("exported", "text"):
         held = [{k: jnp.asarray(v) for k, v in layer.items()} for layer in weights]
-        exported = jax.export.export(jax.jit(lambda x: apply(held, x)))
-        blob = exported(jax.ShapeDtypeStruct((2, width), kind)).serialize()
-        Path(path).write_bytes(blob)
+        jitted, given = jax.jit(lambda x: apply(held, x)), jax.ShapeDtypeStruct((2, width), kind)
+        if form == "exported":
+            Path(path).write_bytes(jax.export.export(jitted)(given).serialize())
+        else:
+            module: Any = jitted.lower(given).compiler_ir()
+            Path(path).write_text(module.operation.get_asm(large_elements_limit=None))
         return
-    if form == "constants":
+    if form == "functions":
+        module.f = tf.function(in_tensorflow, autograph=False, input_signature=[spec])
+    elif form == "constants":
         held = [{k: jnp.asarray(v) for k, v in layer.items()} for layer in weights]
         converted = jax2tf.convert(lambda x: apply(held, x))
         module.f = tf.function(converted, autograph=False, input_signature=[spec])
@@ -122,6 +131,9 @@ def read(source: str) -> Any:
 
     if Path(source).is_dir():
         return invert.load(source)
+    with Path(source).open("rb") as file:
+        if file.read(6) == b"module":
+            return invert.load(source)
     data = Path(source).read_bytes()
     return (
         invert.convert_graphdef(data, ["x:0"], ["y:0"])

@@ -56,7 +56,7 @@ def kind_of(path: str | os.PathLike[str], *, named: bool = False) -> Kind:
     except OSError as error:
         reason = "does not exist" if not place.exists() else f"cannot be read: {error.strerror}"
         raise MalformedModelError(f"{place} {reason}", remedy=UNREADABLE) from error
-    if not data.strip():
+    if not data or data.isspace():
         raise MalformedModelError(f"{place} is empty")
     if data.startswith(_MLIR):
         return "stablehlo"
@@ -89,7 +89,7 @@ def kind_of(path: str | os.PathLike[str], *, named: bool = False) -> Kind:
 
 def _is_text(data: bytes) -> bool:
     try:
-        data.decode()
+        _ = data.isascii() or data.decode()
     except UnicodeDecodeError:
         return False
     return b"\0" not in data
@@ -121,7 +121,7 @@ def entry_points(
     if kind == "stablehlo":
         from invert.frontends import stablehlo
 
-        return stablehlo.entry_points(place.read_bytes(), config=config, signature=signature)
+        return stablehlo.entry_points(place, config=config, signature=signature)
     if kind == "keras":
         from invert.frontends import keras_archive
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import gc
 import linecache
+import re
 import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -103,6 +105,71 @@ def test_many_conversions(source: bool) -> None:
     del module
     assert (resident() - before) / (count - warm) < (0.16 if source else 0.03)
     assert time.perf_counter() - start < 3 * half
+
+
+@pytest.mark.parametrize("form", ["saved", "constant", "captured"])
+def test_weights_are_held_once(form: str, tmp_path: Path) -> None:
+    """Beside those of a model in memory; graph, message and given bytes are released."""
+    tf = pytest.importorskip("tensorflow")
+
+    def converted(width: int) -> tuple[float, float]:
+        """The memory that a conversion adds, and that of the weights, in MB."""
+        weights = [np.full((width, width), 0.1, np.float32) for _ in range(2)]
+        for w in weights:
+            w[0, 0] = 0  # not one repeated number
+        held = [tf.constant(w) for w in weights] if form == "captured" else weights
+        holder = tf.Module()
+        holder.apply = tf.function(
+            lambda x: tf.tanh(x @ held[0]) @ held[1],
+            autograph=False,
+            input_signature=[tf.TensorSpec((1, width))],
+        )
+        want = holder.apply(tf.ones((1, width)))
+        if form == "saved":
+            tf.saved_model.save(holder, str(tmp_path / str(width)))
+        before = resident()
+        load = form == "saved"
+        module = invert.load(tmp_path / str(width)) if load else invert.convert(holder.apply)
+        assert module.source
+        found = module(np.ones((1, width), np.float32))
+        added = resident() - before
+        np.testing.assert_allclose(found, want, rtol=1e-4, atol=1e-4)
+        return added, sum(w.nbytes for w in weights) / 2**20
+
+    converted(300)  # what is imported and compiled on first use
+    # Arrays of more than 32 MB, which malloc never takes from memory that was freed before.
+    added, size = converted(3000)
+    assert added < 1.5 * size
+
+
+@pytest.mark.parametrize(("form", "most"), [("text", 3), ("lowered", 2)])
+def test_weights_in_a_program_are_not_copied_as_text(
+    form: str, most: float, tmp_path: Path
+) -> None:
+    """Text holds a weight in twice its bytes. It is read once, and not decoded."""
+    peak = Path("/proc/self/clear_refs")
+    if not peak.exists():
+        pytest.skip("the highest memory of a process is not known here")
+
+    def converted(width: int) -> tuple[float, float]:
+        """The most memory that a conversion adds, and that of the weights, in MB."""
+        weights = jnp.full((width, width), 0.1).at[0, 0].set(0)
+        lowered = jax.jit(lambda x: x @ weights).lower(jnp.ones((1, width)))
+        given: Any = lowered
+        if form == "text":
+            given = tmp_path / "program.mlir"
+            module: Any = lowered.compiler_ir()
+            given.write_text(module.operation.get_asm(large_elements_limit=None))
+        before = resident()
+        peak.write_text("5")  # the highest so far is that of now
+        invert.from_stablehlo(given)
+        status = Path("/proc/self/status").read_text()
+        (highest,) = (int(n) for n in re.findall(r"VmHWM:\s*(\d+)", status))
+        return highest / 2**10 - before, weights.nbytes / 2**20
+
+    converted(300)
+    added, size = converted(3000)
+    assert added < most * size
 
 
 def test_eight_threads() -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import re
 import sys
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias
+
+import jax.dlpack
+import numpy as np
 
 # An object of TensorFlow or Keras, which are imported only where they are needed.
 TfObject: TypeAlias = Any
@@ -116,6 +120,22 @@ def tf_read(variable: TfObject) -> TfObject:
     return gen_resource_variable_ops.read_variable_op(variable.handle, variable.dtype)
 
 
+def tf_values(tensor: TfObject) -> np.ndarray:
+    """The values of an eager tensor, read-only, in its memory where NumPy can view it.
+
+    Texts are objects.
+    """
+    if tensor.dtype.name == "string":
+        return np.asarray(tensor.numpy(), object)
+    with contextlib.suppress(TypeError, ValueError):  # types without a Python buffer format
+        found = np.asarray(memoryview(tensor))
+        # The type of a C type such as `long long` may differ from the sized type.
+        return found.view(np.dtype(found.dtype.str))
+    if tensor.dtype.name == "bfloat16":
+        return np.asarray(jax.dlpack.from_dlpack(tensor))
+    return np.asarray(tensor.numpy())
+
+
 def tf_gradient_function(op: TfObject) -> Callable[..., TfObject] | None:
     """The gradient function that an op names in `_gradient_op_type`, if registered."""
     from tensorflow.python.framework import ops
@@ -131,6 +151,22 @@ def tf_scratch_graph(name: str) -> TfObject:
     from tensorflow.python.framework import func_graph
 
     return func_graph.FuncGraph(name)
+
+
+def tf_graph_bytes(graph: TfObject, *, add_shapes: bool = False) -> bytes:
+    """The `GraphDef` of a graph, serialized.
+
+    TensorFlow makes its message from these bytes, which would hold every constant again.
+    """
+    if add_shapes:
+        return graph.as_graph_def(add_shapes=True).SerializeToString()
+    from tensorflow.python.client import pywrap_tf_session
+    from tensorflow.python.framework import c_api_util
+
+    with c_api_util.tf_buffer() as buffer, graph._c_graph.get() as c_graph:
+        pywrap_tf_session.TF_GraphToGraphDef(c_graph, buffer)
+        data: TfObject = pywrap_tf_session.TF_GetBuffer(buffer)
+        return data
 
 
 def tf_function_graph(graph: TfObject, function: str) -> TfObject | None:

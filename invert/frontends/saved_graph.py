@@ -105,7 +105,7 @@ def _tables(meta: MetaGraphDef, library: Library, files: Files) -> dict[str, Sto
     run = [n for n in library.graph.node if n.name in run_first or n.op == "Const"]
     tables: dict[str, StoredTable] = {}
     for name, node in nodes.items():
-        if node.op in _TABLES and (filled := filled_by(run, {name}, assets)) is not None:
+        if node.op in _TABLES and (filled := filled_by(run, {name}, assets, library)) is not None:
             tables[name] = StoredTable(filled.content, filled.size)
     return tables
 

@@ -28,7 +28,7 @@ from invert.frontends.tables import Buckets, Filled, buckets_of, filled_by, type
 from invert.ir.avals import fits_shape
 from invert.ir.types import CallArguments, Tree, Value
 from invert.protos.messages import parse
-from invert.protos.tensors import decode_dtype, decode_shape, decode_tensor
+from invert.protos.tensors import decode_dtype, decode_shape
 from invert.protos.types import MetaGraphDef, TrackableObjectGraph
 from invert.tf.fallback.host import StoredTable
 from invert.tf.graph.library import Library
@@ -237,7 +237,7 @@ class SavedObjects:
                 f"{self._directory}: object {index} is the constant {name!r}, which the graph does "
                 "not have"
             )
-        return decode_tensor(self._constants[name].attr["value"].tensor, f"node {name!r}")
+        return self.library.constant(self._constants[name].attr["value"].tensor, f"node {name!r}")
 
     @functools.cached_property
     def _constants(self) -> Mapping[str, Value]:
@@ -304,7 +304,7 @@ class SavedObjects:
                 given[arg.name] = self.constant(i)
             elif kind == "asset":
                 given[arg.name] = self.asset(i)
-        return filled_by(proto.node_def, handles, given)
+        return filled_by(proto.node_def, handles, given, self.library)
 
     def asset(self, index: int) -> Path:
         """The file of an asset.

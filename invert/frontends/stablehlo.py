@@ -20,6 +20,7 @@ from invert.frontends.wrong_kind import wrong_kind
 from invert.ir.types import Value
 from invert.stablehlo.ops.attributes import location_name
 from invert.stablehlo.ops.interpreter import WRAPPED
+from invert.stablehlo.parse_worker import bytecode
 from invert.stablehlo.program import Program
 
 # Objects that contain a StableHLO module.
@@ -46,7 +47,7 @@ def _blob_of(source: Source) -> bytes | str:
     **Raises:** `MalformedModelError` if a path cannot be read.
     """
     if isinstance(source, jax.stages.Lowered):
-        return source.as_text(debug_info=True)  # with the names of the arguments
+        return bytecode(source.compiler_ir("stablehlo"))
     if isinstance(source, jax.stages.Compiled):
         return _hlo_of(source)
     if isinstance(source, (bytes, bytearray, memoryview)):
@@ -101,7 +102,7 @@ def entry_points(
 
     **Raises:** `MalformedModelError`; `SignatureError` if names or values do not fit.
     """
-    whole = Program.from_bytes(_blob_of(source), config=config)
+    whole = Program.from_bytes(lambda: _blob_of(source), config=config)
     if signature is not None and signature not in whole.public:
         raise SignatureError(
             f"the module has no public function {signature!r}",

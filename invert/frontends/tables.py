@@ -13,6 +13,7 @@ from invert.checkpoint.bundle import content_of
 from invert.protos.tensors import STRING, decode_dtype, decode_shape, decode_tensor, type_name
 from invert.protos.types import Attributes, FunctionDef, NodeDef
 from invert.tf.graph.check import parse_tensor, past_identities
+from invert.tf.graph.library import Library
 
 _IMPORTS = frozenset(
     "InitializeTable InitializeTableV2 LookupTableImport LookupTableImportV2".split()
@@ -107,13 +108,14 @@ class Filled:
 
 
 def filled_by(
-    run: Collection[NodeDef], handles: set[str], given: Mapping[str, object]
+    run: Collection[NodeDef], handles: set[str], given: Mapping[str, object], library: Library
 ) -> Filled | None:
     """How nodes fill the table passed as an argument; `None` if they do not.
 
     **Arguments:**
 
     - `given`: values of the other arguments: an array, or the file of an asset.
+    - `library`: the library with these nodes.
     """
     nodes = {n.name: n for n in run}
 
@@ -125,7 +127,7 @@ def filled_by(
         if name in given:  # a constant, also for the path of an asset
             return given[name]
         if name in nodes and nodes[name].op == "Const":
-            return decode_tensor(nodes[name].attr["value"].tensor, f"node {name!r}")
+            return library.constant(nodes[name].attr["value"].tensor, f"node {name!r}")
         return None
 
     users = [

@@ -6,7 +6,6 @@ the arguments in the order of `tf.nest.flatten`, then its captures) and of outpu
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import inspect
@@ -16,7 +15,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import jax
-import jax.dlpack
 import numpy as np
 
 from invert._config import Config
@@ -27,7 +25,9 @@ from invert._private.tensorflow import (
     TfObject,
     keras_variables,
     tf_concrete_functions,
+    tf_graph_bytes,
     tf_read,
+    tf_values,
     tf_variable_dtype,
     tf_variable_number,
 )
@@ -54,6 +54,7 @@ from invert.frontends.signature import (
     read_signature,
     tensor_spec,
 )
+from invert.ir.arrays import copied
 from invert.ir.types import Arguments, Keywords, Tree, Value
 from invert.protos.messages import own
 from invert.protos.ops import Definition, op_def
@@ -107,12 +108,7 @@ def values_of(variable: TfObject) -> np.ndarray:
     """
     if not hasattr(variable, "read_value"):
         return np.asarray(variable.numpy())
-    tensor = tf_read(variable)
-    with contextlib.suppress(TypeError, ValueError):  # types without a Python buffer format
-        return np.asarray(memoryview(tensor))
-    if tensor.dtype.name == "bfloat16":
-        return np.asarray(jax.dlpack.from_dlpack(tensor))
-    return np.asarray(tensor.numpy())
+    return tf_values(tf_read(variable))
 
 
 @nested_too_deep("the function")
@@ -372,7 +368,7 @@ def _build(
     check_count(name, count, signature)
     program = Graph(
         # The cut needs the shapes of the remaining part.
-        graph.as_graph_def(add_shapes=config.text == "split"),
+        tf_graph_bytes(graph, add_shapes=config.text == "split"),
         graph_inputs,
         [t.name for t in graph.outputs],
         config=config,
@@ -460,8 +456,8 @@ def _captures(
                 )
             )
         else:
-            dtype = object if captured.dtype == tf.string else None
-            feeds.append(np.asarray(captured.numpy(), dtype))
+            # It may share memory with an array of the caller.
+            feeds.append(copied(tf_values(captured)))
     known = [n for n in numbers if n is not None]
     if len(known) == len(params):
         params = [p for _, p in sorted(zip(known, params, strict=True), key=lambda pair: pair[0])]

@@ -26,6 +26,13 @@ def aligned(value: np.ndarray) -> np.ndarray:
     fits = value.ctypes.data % _ALIGNMENT == 0 and value.flags.c_contiguous
     if fits or narrowed or value.flags.writeable or jax.default_backend() != "cpu":
         return value
+    return copied(value)
+
+
+def copied(value: np.ndarray) -> np.ndarray:
+    """A read-only copy, which `device_array` can share; texts as they are."""
+    if value.dtype.kind == "O":
+        return value
     made = aligned_room(value.nbytes).view(value.dtype).reshape(value.shape)
     made[...] = value
     made.flags.writeable = False

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Callable, Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
+from google.protobuf.message import Message
 
 from invert.ir.arrays import aligned_room
-from invert.protos.messages import PROGRAMS, VALUES, Cut, M, cut, own, parse
-from invert.protos.types import GraphDef
+from invert.protos.messages import Cut, M, cut, message, own, parse
+from invert.protos.types import GraphDef, NodeDef
+
+T = TypeVar("T")
 
 # Smaller fields are read with the message, and smaller messages whole.
 _LARGE = 1 << 16
@@ -79,33 +84,49 @@ class FileParts:
 
     def __init__(self, parts: Mapping[bytes, FilePart]):
         self._parts = dict(parts)
-        self._arrays: dict[bytes, np.ndarray] = {}
+        self._read: dict[bytes, Any] = {}
+        self._lock = threading.RLock()
 
     def get(self, content: bytes) -> bytes | FilePart:
         """The content of a field: its bytes, or those that a placeholder denotes."""
         return self._parts.get(content, content)
 
-    def array(
-        self, content: bytes, decode: Callable[[bytes | memoryview], np.ndarray]
-    ) -> np.ndarray:
-        """The array of a field, decoded once.
+    def read(self, content: bytes, read: Callable[[bytes | FilePart], T]) -> T:
+        """What `read` makes of a field; of one that was left out, once.
 
         It replaces the field, so that the given bytes are released with the last field.
         """
-        if content not in self._parts:
-            array = self._arrays.get(content)
-            return decode(content) if array is None else array
-        value = decode(self._parts[content].copied())
-        self._arrays[content] = value
-        del self._parts[content]
-        return value
+        if content in self._parts:
+            with self._lock:
+                if content in self._parts:
+                    self._read[content] = read(self._parts[content])
+                    del self._parts[content]
+        return self._read[content] if content in self._read else read(content)
+
+    def array(
+        self, content: bytes, decode: Callable[[bytes | memoryview], np.ndarray]
+    ) -> np.ndarray:
+        """The array of a field, decoded by `read`."""
+
+        def copied(part: bytes | FilePart) -> np.ndarray:
+            return decode(part.copied() if isinstance(part, FilePart) else part)
+
+        return self.read(content, copied)
+
+    def leave_out(self, nodes: Iterable[NodeDef]) -> None:
+        """Change nodes to have zeros for large constants, of which only the types matter."""
+        for node in nodes:
+            if "value" in node.attr:
+                tensor = node.attr["value"].tensor
+                if tensor.tensor_content in self._parts or tensor.tensor_content in self._read:
+                    tensor.tensor_content = b""
 
 
 NO_PARTS = FileParts({})
 
 
 def read_message(kind: type[M], path: Path) -> tuple[M, FileParts]:
-    """Read a message from a file, leaving its large modules there.
+    """Read a message from a file, leaving its large programs and constants there.
 
     **Raises:** `MalformedModelError`; `OSError`.
     """
@@ -113,7 +134,7 @@ def read_message(kind: type[M], path: Path) -> tuple[M, FileParts]:
         return parse(kind, path.read_bytes(), str(path)), NO_PARTS
     with path.open("rb") as file:
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    data, parts = _without(PROGRAMS, kind.__qualname__, mapped)
+    data, parts = _without(kind.__qualname__, mapped)
     if data is None:
         data = mapped[:]
     if hasattr(mapped, "madvise"):
@@ -126,20 +147,20 @@ def own_graph(given: object) -> tuple[GraphDef, FileParts]:
 
     **Raises:** `MalformedModelError`.
     """
+    if isinstance(given, Message) and not isinstance(given, message(GraphDef)):
+        given = given.SerializeToString()
     if isinstance(given, bytes | bytearray) and len(given) >= _LARGE_MESSAGE:
         given = bytes(given)
-        data, parts = _without(VALUES, "GraphDef", given)
+        data, parts = _without("GraphDef", given)
         return own(given if data is None else data, GraphDef, "the graph"), parts
     return own(given, GraphDef, "the graph"), NO_PARTS
 
 
-def _without(
-    attribute: bytes, name: str, data: mmap.mmap | bytes
-) -> tuple[bytes | None, FileParts]:
+def _without(name: str, data: mmap.mmap | bytes) -> tuple[bytes | None, FileParts]:
     """A message without large attributes; `None` for its bytes if it has none."""
     # Random, so that no message can contain a placeholder.
     secret = os.urandom(16)
     cuts: list[Cut] = []
-    rest = cut(name, data, attribute, _LARGE, secret, cuts)
+    rest = cut(name, data, _LARGE, secret, cuts)
     held = {c.stands_for_it: FilePart(data, c.start, c.size) for c in cuts}
     return rest, NO_PARTS if rest is None else FileParts(held)

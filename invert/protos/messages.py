@@ -169,9 +169,9 @@ def own(given: object, kind: type[M], where: str) -> M:
 
 # -- large fields of a message
 
-# The attributes that may be left out of a message: embedded programs and values of constants. Only
-# the graph itself reads them, not the users of its functions.
-PROGRAMS, VALUES = b"module", b"value"
+# The attributes whose large field is left out of a message, and that field: embedded programs and
+# values of constants.
+_CUT = {b"module": "s", b"value": "tensor_content"}
 
 
 class Cut(NamedTuple):
@@ -182,15 +182,12 @@ class Cut(NamedTuple):
     size: int
 
 
-def cut(
-    name: str, data: Bytes, attribute: bytes, large: int, secret: bytes, cuts: list[Cut]
-) -> bytes | None:
-    """The bytes of a message with large attributes of a name replaced by placeholders.
+def cut(name: str, data: Bytes, large: int, secret: bytes, cuts: list[Cut]) -> bytes | None:
+    """The bytes of a message with large programs and constants replaced by placeholders.
 
     **Arguments:**
 
     - `data`: the bytes, which may be a mapped file.
-    - `attribute`: `PROGRAMS` or `VALUES`.
     - `large`: the minimum size to leave out.
     - `secret`: prefix of the placeholders.
     - `cuts`: receives the fields that are left out.
@@ -199,7 +196,7 @@ def cut(
     """
     tables = {n: {r.number: r for r in rows} for n, rows in fields().items()}
 
-    def walk(kind: str, start: int, end: int, wanted: bool) -> list[bytes] | None:
+    def walk(kind: str, start: int, end: int, wanted: str) -> list[bytes] | None:
         parts: list[bytes] = []
         done = start
         for number, wire, begin, low, high in _fields(data, start, end, ""):
@@ -210,10 +207,8 @@ def cut(
             if row.key:
                 inner = entry(row.type, low, high)
             elif row.type in tables:
-                if row.type == "FunctionDefLibrary" and attribute == VALUES:
-                    continue
                 inner = walk(row.type, low, high, wanted)
-            elif row.type == "bytes" and wanted and not row.repeated:
+            elif row.name == wanted:
                 made = secret + len(cuts).to_bytes(8, "little")
                 cuts.append(Cut(made, low, high - low))
                 inner = [made]
@@ -228,11 +223,12 @@ def cut(
         if kind not in tables or [f[:2] for f in fields] != [(1, _BYTES), (2, _BYTES)]:
             return None
         (_, _, _, *key), (_, _, begin, low, high) = fields
-        inner = walk(kind, low, high, data[key[0] : key[1]] == attribute)
+        wanted = _CUT.get(data[key[0] : key[1]], "") if kind == "AttrValue" else ""
+        inner = walk(kind, low, high, wanted)
         return inner and [data[start:begin], _header(2, inner), *inner]
 
     try:
-        parts = walk(name, 0, len(data), False)
+        parts = walk(name, 0, len(data), "")
     except _FaultError:
         return None
     return None if parts is None else b"".join(parts)

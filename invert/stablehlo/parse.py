@@ -42,7 +42,7 @@ _VERSION = re.compile(rb"StableHLO_v(\d{1,9})\.(\d{1,9})\.(\d{1,9})")
 
 
 def parse_module(
-    blob: bytes | str | FilePart | Callable[[], bytes | FilePart],
+    blob: bytes | str | FilePart | Callable[[], bytes | str | FilePart],
     *,
     trusted: bool = False,
     large: list[np.ndarray] | None = None,
@@ -97,7 +97,7 @@ def parse_module(
 
 
 def _bytes_of(
-    blob: bytes | str | FilePart | Callable[[], bytes | FilePart],
+    blob: bytes | str | FilePart | Callable[[], bytes | str | FilePart],
 ) -> bytes | FilePart:
     """The bytes of a module; bytecode stays in its file."""
     if callable(blob):
@@ -115,7 +115,7 @@ def _bytes_of(
         data = blob.encode() if isinstance(blob, str) else blob
     except UnicodeEncodeError as e:
         raise MalformedModelError(f"The StableHLO module is text with lone surrogates ({e})") from e
-    if isinstance(data, bytes) and not data.strip():
+    if isinstance(data, bytes) and (not data or data.isspace()):
         raise MalformedModelError("The StableHLO module is empty")
     return data
 
@@ -200,12 +200,13 @@ def _kind(data: bytes | FilePart) -> str:
         begin = f"which begins with {_MAGIC!r}"
         neither = f"The StableHLO module is neither MLIR bytecode, {begin}, nor text"
         try:
-            data.decode()
+            # Text that holds weights is long, and nearly always ASCII.
+            _ = data.isascii() or data.decode()
         except UnicodeDecodeError as e:
             raise MalformedModelError(f"{neither}: byte {e.start} is not UTF-8") from e
         if b"\0" in data:
             raise MalformedModelError(f"{neither}: byte {data.index(0)} is null")
-        if data.lstrip().startswith(b"HloModule"):
+        if re.match(rb"\s*HloModule", data):
             return "hlotext"
         if b"func.func" not in data and b"module" not in data:
             raise MalformedModelError(

@@ -101,7 +101,7 @@ def serve(
                 reply(reason.encode(errors="replace"))
                 continue
             large = _take_large(ir, module, apart)
-            answer = _bytecode(module)
+            answer = bytecode(module)
             if not large:
                 del module
             reply(answer)
@@ -205,7 +205,7 @@ def _bytes_of(value: MlirObject) -> bytes | memoryview:
     return view.cast("B")
 
 
-def _bytecode(module: MlirObject) -> bytes:
+def bytecode(module: MlirObject) -> bytes:
     """The module as MLIR itself writes it."""
     out = io.BytesIO()
     module.operation.write_bytecode(file=out)

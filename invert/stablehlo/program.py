@@ -60,7 +60,7 @@ class Program:
     @classmethod
     def from_bytes(
         cls,
-        blob: bytes | str | FilePart | Callable[[], bytes | FilePart],
+        blob: bytes | str | FilePart | Callable[[], bytes | str | FilePart],
         *,
         config: Config,
         platforms: tuple[str, ...] = (),

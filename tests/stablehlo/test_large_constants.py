@@ -169,13 +169,18 @@ def test_constants_of_a_graph_stay_in_its_bytes() -> None:
             node.attr["value"].tensor.tensor_content = bytes([i + 1]) * size
             node.attr["other"].s = b"o" * size
     found, parts = file_parts.own_graph(want.SerializeToString())
-    tensors = [n.attr["value"].tensor for n in found.node]
+    nodes = [*found.node, *found.library.function[0].node_def]
+    tensors = [n.attr["value"].tensor for n in nodes]
     contents = [parts.get(t.tensor_content) for t in tensors]
-    assert [isinstance(c, file_parts.FilePart) for c in contents] == [True, True, False]
-    # TensorFlow may be given the functions.
-    assert found.library == want.library
+    assert [isinstance(c, file_parts.FilePart) for c in contents] == [True, True, False] * 2
     for tensor, content in zip(tensors, contents, strict=True):
         tensor.tensor_content = bytes(content)
     assert found == want
+    # A shape function of TensorFlow gets zeros.
+    again, parts = file_parts.own_graph(want.SerializeToString())
+    parts.array(again.node[0].attr["value"].tensor.tensor_content, lambda d: np.frombuffer(d, "u1"))
+    parts.leave_out(again.node)
+    sizes = [len(n.attr["value"].tensor.tensor_content) for n in again.node]
+    assert sizes == [0, 0, 12]
     with pytest.raises(MalformedModelError, match="the graph cannot be read as a GraphDef"):
         file_parts.own_graph(want.SerializeToString()[:-1])

@@ -37,6 +37,8 @@ def serialized(ctx: Context, node: Node) -> tuple[bytes, bytes]:
         if not name.startswith("_"):
             proto.attr[name].CopyFrom(node.attrs[name])
     library = _callees(ctx.graph.library, proto)
+    for function in library.function if library is not None else ():
+        ctx.graph.shared.parts.leave_out(function.node_def)
     # Serialized maps have no fixed order, and the bytes are a cache key.
     return (
         proto.SerializeToString(deterministic=True),

@@ -19,15 +19,19 @@ from invert._private.tensorflow import (
     TfObject,
     tf_function_graph,
     tf_gradient_function,
+    tf_graph_bytes,
     tf_scratch_graph,
+    tf_values,
 )
+from invert.ir.arrays import copied
 from invert.ir.avals import is_differentiable
 from invert.ir.gradient_marker import Gradient, mark
 from invert.ir.types import Value
 from invert.protos.types import NodeDef
+from invert.tf.graph.library import Library
 from invert.tf.interpreter.analysis import Analysis
 from invert.tf.interpreter.context import Context
-from invert.tf.interpreter.graph import Graph
+from invert.tf.interpreter.graph import Graph, ReadGradient
 from invert.tf.ops.node import Node, import_tensorflow
 from invert.tf.ops.state import Resource
 from invert.tf.values.constants import arrays
@@ -132,16 +136,21 @@ def read_gradient(tf_graph: TfObject, around: Graph, function: str, node: Node) 
     used = [t.name for t in cotangents[:results] if t is not None]
     inputs = [*used, *(inner.name for _, inner in (*captured, *own))]
     outputs = [g.name for g in grads if g is not None]
-    nodes = list(_nodes(scratch))
+    library = Library.of(tf_graph_bytes(scratch))
+    nodes = list(_nodes(library))
+    nested = holds_gradients(nodes)
+    # The constants of the graph are in the library; TensorFlow may free its own.
+    reads = functools.partial(read_gradient, scratch) if nested else None
+    made = functools.partial(gradient_graph, library, around, inputs, outputs, reads)
     return TfGradient(
         node.location,
         results,
         tuple(captures),
-        functools.lru_cache(functools.partial(gradient_graph, scratch, around, inputs, outputs)),
+        functools.lru_cache(made),
         tuple(g is not None for g in (grads if overridden else grads[results:])),
         tuple(outer.value_index for outer, _ in own),
         convention="jax" if holds_module(nodes) else "tensorflow",
-        nested=holds_gradients(nodes),
+        nested=nested,
     )
 
 
@@ -156,11 +165,15 @@ def _fit(grads: Sequence[TfObject], passed: Sequence[TfObject]) -> bool:
 
 
 def gradient_graph(
-    tf_graph: TfObject, around: Graph, inputs: list[str], outputs: list[str], nested: bool
+    library: Library,
+    around: Graph,
+    inputs: list[str],
+    outputs: list[str],
+    reads: ReadGradient | None,
+    nested: bool,
 ) -> Analysis:
     """A TensorFlow graph in the form that is evaluated; `nested`: read the gradients inside."""
-    reads = functools.partial(read_gradient, tf_graph) if nested else None
-    return Analysis(around.derived(tf_graph.as_graph_def(), reads, inputs, outputs))
+    return Analysis(around.derived(library, reads if nested else None, inputs, outputs))
 
 
 def _call_for_results(
@@ -218,7 +231,8 @@ def _capture(outer: TfObject, graph: TfObject) -> Capture | None:
     """The source of a captured tensor; `None` if it is not in `graph`."""
     if hasattr(outer, "numpy"):
         if outer.dtype != import_tensorflow().resource:
-            return np.asarray(outer.numpy())
+            # It may share memory with an array of the caller.
+            return copied(tf_values(outer))
         outer = _placeholder(outer, graph)
     elif outer.graph is not graph:  # a branch or body takes the values around it as arguments
         outer = _placeholder(outer, graph)
@@ -254,10 +268,9 @@ def holds_gradients(nodes: Sequence[NodeDef]) -> bool:
     return any("_gradient_op_type" in node.attr for node in nodes)
 
 
-def _nodes(graph: TfObject) -> Iterator[NodeDef]:
-    definition = graph.as_graph_def()
-    yield from definition.node
-    for function in definition.library.function:
+def _nodes(library: Library) -> Iterator[NodeDef]:
+    yield from library.graph.node
+    for function in library.functions.values():
         yield from function.node_def
 
 

@@ -18,7 +18,7 @@ from invert._errors import MalformedModelError
 from invert.ir.order import reached
 from invert.ir.types import Value
 from invert.protos.ops import op_def
-from invert.protos.tensors import decode_dtype, decode_shape, decode_tensor
+from invert.protos.tensors import decode_dtype, decode_shape
 from invert.protos.types import NodeDef, SavedObjectGraph, StructuredValue
 from invert.tf.gradients.read import Capture, TfGradient, holds_gradients, holds_module
 from invert.tf.graph.check import parse_tensor, past_identities
@@ -124,7 +124,9 @@ class SavedGradients:
         kind = nodes[index].WhichOneof("kind")
         if kind == "constant":
             node = self._constants.get(nodes[index].constant.operation)
-            return None if node is None else decode_tensor(node.attr["value"].tensor)
+            if node is None:
+                return None
+            return self._library.constant(node.attr["value"].tensor, f"node {node.name!r}")
         signature = self._library.signatures.get(function)
         if signature is None:
             return None

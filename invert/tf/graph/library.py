@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from weakref import WeakValueDictionary
+
+import numpy as np
 
 from invert.ir.arrays import KnownBytes
 from invert.protos.file_parts import NO_PARTS, FileParts, own_graph
 from invert.protos.messages import message, own
-from invert.protos.types import FunctionDef, FunctionDefLibrary, GraphDef, OpDef
+from invert.protos.tensors import decode_tensor
+from invert.protos.types import FunctionDef, FunctionDefLibrary, GraphDef, OpDef, TensorProto
 from invert.tf.graph.body import implementations
 from invert.tf.graph.functionalize import with_calls
 
@@ -45,6 +49,11 @@ class Library:
         functions = {f.signature.name: f for f in graph.library.function}
         signatures = {name: f.signature for name, f in functions.items()}
         return cls(graph, functions, signatures, implementations(graph.library), parts)
+
+    def constant(self, value: TensorProto, location: str) -> np.ndarray:
+        """A constant of the graph or of its functions, decoded; a large one once."""
+        decode = functools.partial(decode_tensor, value, location)
+        return self.parts.array(value.tensor_content, decode)
 
     @property
     def proto(self) -> FunctionDefLibrary:

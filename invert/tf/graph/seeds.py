@@ -172,8 +172,8 @@ def _number(nodes: Sequence[Node], index: int) -> float | None:
         return None if high is None or low is None else high - low
     if node.op != "Const" or node.attr("dtype").kind not in "fiu":
         return None
-    value = decode_tensor(node.attr("value"), node.location)
-    return float(value) if value.ndim == 0 else None
+    value = node.attr("value")
+    return float(decode_tensor(value, node.location)) if not value.tensor_shape.dim else None
 
 
 def _leave_out(

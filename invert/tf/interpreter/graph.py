@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -14,7 +15,6 @@ from invert._errors import MalformedModelError
 from invert.ir.arrays import KnownBytes
 from invert.ir.types import Value
 from invert.protos.ops import Definition
-from invert.protos.tensors import decode_tensor
 from invert.protos.types import AttrValue, FunctionDef, NodeDef
 from invert.tf.graph.body import function_body, make_body, ordered, output_offset
 from invert.tf.graph.check import checked
@@ -152,9 +152,7 @@ class Graph:
     def constant(self, node: Node) -> np.ndarray:
         """The decoded `value` attribute of `node`; decoded once."""
         if node not in self._constants:
-            proto = node.attr("value")
-            decode = functools.partial(decode_tensor, proto, node.location)
-            self._constants[node] = self.shared.parts.array(proto.tensor_content, decode)
+            self._constants[node] = self.shared.constant(node.attr("value"), node.location)
         return self._constants[node]
 
     def options(self, op: str) -> Mapping[str, AttrValue | None]:
@@ -170,12 +168,13 @@ class Graph:
             from invert.stablehlo.program import Program
 
             # Not `node.attr`: it decodes strings as text, and these are bytes.
-            self._programs[node] = Program.from_bytes(
-                lambda: self.shared.parts.get(node.attrs["module"].s),
-                config=self.config,
-                platforms=tuple(p.lower() for p in node.attr("platforms", [])),
-                mesh=self.mesh,
-                known=self._known_bytes,
+            parsed = self.shared.parts.read(
+                node.attrs["module"].s,
+                lambda part: Program.from_bytes(part, config=self.config, known=self._known_bytes),
+            )
+            platforms = tuple(p.lower() for p in node.attr("platforms", []))
+            self._programs[node] = dataclasses.replace(
+                parsed, config=self.config, platforms=platforms, mesh=self.mesh
             )
         return self._programs[node]
 
