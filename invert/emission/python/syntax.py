@@ -343,9 +343,9 @@ def replace_all(tree: ast.AST, values: Mapping[int, ast.expr]) -> None:
     """Replace nodes in a tree, given by their `id`, by expressions that may contain them."""
     pending = [tree]
     for each in pending:  # which grows
-        own = each.__dict__
+        own: dict[str, Any] = each.__dict__
         for field in _PARTS[each.__class__]:
-            value = own.get(field)
+            value: Any = own.get(field)
             if value.__class__ is list:
                 for i, part in enumerate(value):
                     if (new := values.get(id(part))) is not None:
@@ -394,10 +394,10 @@ def copied(node: _T) -> _T:
 def _copied(node: _T, values: Mapping[str, ast.expr]) -> _T:
     kind = node.__class__
     made = kind.__new__(kind)
-    new = made.__dict__
+    new: dict[str, Any] = made.__dict__
     new.update(node.__dict__)
     for field in _PARTS[kind]:
-        value = new.get(field)
+        value: Any = new.get(field)
         if value.__class__ is list:
             new[field] = [_copy(v, values) for v in value]
         elif value is not None:
