@@ -5,9 +5,13 @@ import pstats
 from collections.abc import Callable
 from typing import Any
 
+import jax
+import jax.export
+import jax.numpy as jnp
 import pytest
 
 import invert
+from invert.emission.equinox_nn.weights import Weights
 
 keras = pytest.importorskip("keras")
 
@@ -51,3 +55,30 @@ def test_a_text_reads_its_layers_once() -> None:
     converted = _calls(lambda: invert.convert(model))
     module = invert.convert(model)
     assert _calls(lambda: module.emit(loader=False)) / converted < _MOST_CALLS
+
+
+@jax.custom_jvp
+def _odd(x: Any) -> Any:
+    return jnp.sin(x) * x
+
+
+@_odd.defjvp
+def _(primals: Any, tangents: Any) -> Any:
+    return _odd(*primals), tangents[0] * jnp.cos(primals[0]) * 3
+
+
+@pytest.mark.parametrize(("function", "count"), [(lambda x: jax.nn.relu(x) * 2, 1), (_odd, 2)])
+def test_texts_are_compared_again_only_for_rules_of_their_own(
+    monkeypatch: pytest.MonkeyPatch, function: Callable[[Any], Any], count: int
+) -> None:
+    compared: list[object] = []
+    difference = Weights.difference
+
+    def counted(*args: Any) -> str | None:
+        compared.append(args)
+        return difference(*args)
+
+    monkeypatch.setattr(Weights, "difference", counted)
+    exported = jax.export.export(jax.jit(function))(jax.ShapeDtypeStruct((3,), jnp.float32))
+    assert invert.from_exported(exported.serialize(vjp_order=1)).source
+    assert len(compared) == count
