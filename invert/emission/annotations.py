@@ -86,7 +86,7 @@ def name_sizes(cls: Class) -> None:
     for method in cls.drafts[0].methods:
         every = {a.arg: _axes(a.annotation) for a in method.args.args}
         axes = {name: own for name, own in every.items() if not any("*" in n for n in own)}
-        inner = {n.arg for n in ast.walk(method) if isinstance(n, ast.arg)}
+        inner = {n.arg for n in syntax.walk(method) if isinstance(n, ast.arg)}
         known = {n.id for n in syntax.names_in(method)} | inner
         given: dict[str, str] = {}
         for statement in method.body:

@@ -55,13 +55,11 @@ from invert.emission.layers.shared import (
     Class,
     Draft,
     NumbersOf,
-    anonymous,
     bare,
     generalize,
     groups,
     make_static,
     static_type,
-    text_of,
 )
 from invert.emission.layers.stack import Pick, Run
 from invert.emission.layers.state import Read, StateVar
@@ -499,8 +497,7 @@ class Classes:
                 draft.axes += own.axes
                 draft.sources += own.sources
             self._methods[layer] = methods[key]
-        draft.texts = [f"{m.name}: {text_of(m)}" for m in draft.methods]
-        draft.keys = [anonymous(m) for m in draft.methods]
+        draft.read_methods()
 
     def annotation(self, v: Var, draft: Draft, source: ast.expr | None = None) -> ast.expr:
         """`Float[Array, "3 4"]`, for sizes of the program; `source` is the expression read."""
@@ -633,7 +630,7 @@ class Classes:
         - `given`: its arguments.
         - `run`: calls an instance on them; without it, the sizes stay as they are.
         """
-        draft.texts = [f"{m.name}: {text_of(m)}" for m in draft.methods]
+        draft.read_methods()
         cls = self._outermost = self.of[draft.node] = Class(name, [draft])
         body = [*draft.fields, *draft.methods]
         cls.definition = syntax.class_of(name, [syntax.name("eqx.Module")], body)

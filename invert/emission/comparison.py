@@ -17,12 +17,13 @@ from invert.emission import main_class
 from invert.emission.emitted import is_index
 from invert.emission.equinox_nn.weights import Weights
 from invert.emission.recovered import Recovered
-from invert.ir import meshes
+from invert.ir import meshes, traced_form
 from invert.ir.arrays import device_array
 from invert.ir.avals import type_of_key
 from invert.ir.interpret import without_outer_call
 from invert.ir.jaxprs import map_jaxprs
-from invert.ir.types import Aval, Value, Var
+from invert.ir.match import equivalent
+from invert.ir.types import AnyJaxpr, Aval, Value, Var
 from invert.ir.written_form import without_neutral
 
 
@@ -78,6 +79,8 @@ class Outermost:
         run = self._traceable(method, recovered, own, leaves)
         avals: list[Aval] = [v.aval for v in open_jaxpr(program).invars]
         avals[: len(own)] = map(self.weights.type_of, leaves)
+        # What was compared under the first setting, if the second changes nothing about it.
+        compared: AnyJaxpr | None = None
         for x64 in (True,) if recovered.x64 else (False, True):
             with jax.enable_x64(x64):
                 try:
@@ -86,8 +89,12 @@ class Outermost:
                             again = trace_closed(run, *avals)
                         # Derivatives of the text are traced now, under the setting it runs in.
                         again = without_outer_call(meshes.unchecked(again))
-                        again = map_jaxprs(again, without_neutral)
-                        difference = self.weights.difference(again, program, own, leaves)
+                        if compared is not None and equivalent(again, compared):
+                            continue
+                        plain = map_jaxprs(again, without_neutral)
+                        difference = self.weights.difference(plain, program, own, leaves)
+                        shared = not self.weights.changed and traced_form.has_shared_rules(plain)
+                        compared = again if shared else None
                 except (TypeError, ValueError, *SIZE_ERRORS) as error:
                     raise EmissionError(f"the text does not run: {error}") from error
             if difference is not None:

@@ -131,7 +131,7 @@ def limits_of(method: ast.FunctionDef) -> Iterator[object]:
     """The numbers that a method compares sizes with before it computes anything."""
     for statement in method.body:
         if isinstance(statement, ast.If) and isinstance(statement.body[0], ast.Raise):
-            yield from (n.value for n in ast.walk(statement.test) if isinstance(n, ast.Constant))
+            yield from (n.value for n in syntax.walk(statement.test) if isinstance(n, ast.Constant))
 
 
 @dataclasses.dataclass

@@ -358,6 +358,11 @@ class Deferred:
     def value(self) -> Value:
         return self.make()
 
+    @property
+    def is_made(self) -> bool:
+        """Return whether a comparison took more than the key."""
+        return "value" in vars(self)
+
 
 def _made(param: Value) -> Value:
     return param.value if isinstance(param, Deferred) else param

@@ -47,6 +47,7 @@ from invert.ir.interpret import bind, retrace
 from invert.ir.jaxprs import (
     broadcast_in_place_of,
     canonicalize,
+    equations,
     is_wide,
     map_equations,
     map_jaxprs,
@@ -120,6 +121,15 @@ _normal = [
     by_jaxpr(functools.partial(_normalized, depth=depth), traces=True)
     for depth in range(_DEPTH + 1)
 ]
+
+
+def has_shared_rules(compared: AnyJaxpr) -> bool:
+    """Return whether a compared program's rules are the other's own functions.
+
+    They are the same under any setting then. Other rules are compared as they trace under one.
+    """
+    rules = (e.params.get("rule") for e in equations(open_jaxpr(normal(compared))))
+    return all(rule is None or (isinstance(rule, Deferred) and not rule.is_made) for rule in rules)
 
 
 def strong(closed: J) -> J:

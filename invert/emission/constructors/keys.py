@@ -53,7 +53,7 @@ def in_64_bits(body: Sequence[ast.stmt]) -> list[ast.stmt]:
 
 
 def _is_wide(statement: ast.stmt) -> bool:
-    return any(isinstance(n, ast.Attribute) and n.attr in _WIDE for n in ast.walk(statement))
+    return any(isinstance(n, ast.Attribute) and n.attr in _WIDE for n in syntax.walk(statement))
 
 
 class _Keys(ast.NodeTransformer):

@@ -149,7 +149,7 @@ def consistent(body: Sequence[ast.stmt]) -> list[ast.stmt]:
 
     Otherwise two equal layers would take two lines, but three in another list only one.
     """
-    starred = (n for s in body for n in ast.walk(s) if isinstance(n, ast.Starred))
+    starred = (n for s in body for n in syntax.walk(s) if isinstance(n, ast.Starred))
     if any(isinstance(n.value, ast.GeneratorExp) for n in starred):
         for statement in body:
             if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Tuple):

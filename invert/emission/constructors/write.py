@@ -483,7 +483,7 @@ class _Writing:
         alike = {n: c[0] for n, c in sizes.items() if len({c[i] for i in own}) == 1}
         varies = len(alike) < len(sizes)
         alike = {n: v for n, v in alike.items() if stem(n) not in (HEADS, KV_HEADS, HEAD_DIM)}
-        calls = [n for s in body for n in ast.walk(s) if isinstance(n, ast.Call)]
+        calls = [n for s in body for n in syntax.walk(s) if isinstance(n, ast.Call)]
         made = [c for c in calls if isinstance(c.func, ast.Name) and syntax.is_token(c.func.id)]
         # A number of heads that has to be one leaves the other sizes as they are.
         one = KV_HEADS in self.all.as_numbers or self.cls in self.all.counted
@@ -975,7 +975,7 @@ def _common_end(one: Sequence[str], other: Sequence[str]) -> Sequence[str]:
 
 
 def _fields_set(statement: ast.stmt) -> set[str]:
-    nodes = (n for n in ast.walk(statement) if isinstance(n, ast.Attribute))
+    nodes = (n for n in syntax.walk(statement) if isinstance(n, ast.Attribute))
     return {n.attr for n in nodes if isinstance(n.ctx, ast.Store)}
 
 

@@ -123,7 +123,7 @@ def _inline(method: ast.FunctionDef, fields: Collection[str]) -> None:
             case _:
                 continue
         following = body[i + 1]
-        own = [n for n in ast.walk(following) if _is_read(n, name)]
+        own = [n for n in syntax.walk(following) if _is_read(n, name)]
         if not looked_up or not isinstance(following, ast.Assign | ast.Return) or len(own) != 1:
             continue
         # The next statement may give the variable another value, as a later one may.
@@ -132,7 +132,7 @@ def _inline(method: ast.FunctionDef, fields: Collection[str]) -> None:
         later = rest[1 : end + 1] if end else []
         more = len(ast.unparse(value)) - len(name)
         fits = more < _LONGEST and len(syntax.text_of(following)) + more <= _LINE
-        if fits and not any(_is_read(n, name) for s in later for n in ast.walk(s)):
+        if fits and not any(_is_read(n, name) for s in later for n in syntax.walk(s)):
             syntax.replace(following, own[0], value)
             del body[i]
 
@@ -146,7 +146,7 @@ def _stores(statement: ast.stmt, name: str) -> bool:
     """Return whether a statement assigns a variable."""
     return any(
         isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Store)
-        for n in ast.walk(statement)
+        for n in syntax.walk(statement)
     )
 
 

@@ -150,7 +150,7 @@ def _code(call: ast.Call, function: Callable[[ast.Call], str]) -> Code:
 def _taken(step: ast.Call) -> ast.expr:
     """The value of a step where it is present."""
     taken_, operand, _ = step.args
-    hole = next((n for n in ast.walk(taken_) if is_named(n, HOLE)), None)
+    hole = next((n for n in syntax.walk(taken_) if is_named(n, HOLE)), None)
     if hole is not None:
         syntax.replace(taken_, hole, operand)
     return operand if hole is taken_ else taken_
@@ -233,14 +233,14 @@ class _Writing:
             del body[at]
             local = operand.id
         else:
-            sums = (n for n in ast.walk(statement) if isinstance(n, ast.BinOp))
+            sums = (n for n in syntax.walk(statement) if isinstance(n, ast.BinOp))
             added = any(step is n.left or step is n.right for n in sums)
             local = self._target(operand, step)
             given = isinstance(step.args[2], ast.Name)  # an argument adds to the value itself
             if added and local != _SHORTCUT and not given:
                 local = Names(taken(self.method)).new(_SHORTCUT)
             syntax.replace(statement, step, ast.Name(local, ast.Load()))
-        if local == operand.id and not any(is_named(n, HOLE) for n in ast.walk(step.args[0])):
+        if local == operand.id and not any(is_named(n, HOLE) for n in syntax.walk(step.args[0])):
             # What takes the place of a value is another one.
             target = statement.targets[0] if isinstance(statement, ast.Assign) else None
             again = target.id if isinstance(target, ast.Name) else ""
@@ -272,7 +272,7 @@ class _Writing:
         statics, step = self.cls.statics, self.step
         if isinstance(step.args[2], ast.Name):  # an argument
             return _is_none(step.args[2], negated=there)
-        own = (n for n in ast.walk(step.args[0]) if field_of(n) in statics)
+        own = (n for n in syntax.walk(step.args[0]) if field_of(n) in statics)
         field = step.args[2] if field_of(step.args[2]) else next(own)
         assert isinstance(field, ast.expr)
         column = statics.get(field_of(field), (None,))
@@ -290,7 +290,7 @@ class _Writing:
         method = self.method
         own = {a.arg for a in method.args.args[1:]}
         own |= {name for statement in method.body for name in stored(statement)}
-        names = (n for n in ast.walk(operand) if isinstance(n, ast.Name) and n.id in own)
+        names = (n for n in syntax.walk(operand) if isinstance(n, ast.Name) and n.id in own)
         local = self._target(next(names, None), operand)
         at = method.body.index(self.statement)
         method.body.insert(at, syntax.assign(ast.Name(local, ast.Store()), operand))
@@ -298,14 +298,16 @@ class _Writing:
 
     def _target(self, operand: ast.expr | None, last: ast.expr) -> str:
         """A name for a new value: an operand's, if only `last` reads it later."""
-        inside = {id(n) for n in ast.walk(last)}
+        inside = {id(n) for n in syntax.walk(last)}
         method = self.method
         arguments = {a.arg for a in (*method.args.args, *method.args.kwonlyargs)}
         for name in ([operand.id] if isinstance(operand, ast.Name) else []) + ["y"]:
             if name == "y" and name in arguments:
                 continue
             for statement in method.body[method.body.index(self.statement) :]:
-                own = [n for n in ast.walk(statement) if isinstance(n, ast.Name) and n.id == name]
+                own = [
+                    n for n in syntax.walk(statement) if isinstance(n, ast.Name) and n.id == name
+                ]
                 if any(isinstance(n.ctx, ast.Load) and id(n) not in inside for n in own):
                     break
                 if any(isinstance(n.ctx, ast.Store) for n in own):

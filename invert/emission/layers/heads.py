@@ -71,7 +71,7 @@ def write_repeats(cls: Class) -> None:
     }
     own = [i for i, d in enumerate(cls.drafts) if d.twin is None]
     body = method.body if method is not None else []
-    calls = (n for s in body for n in ast.walk(s) if isinstance(n, ast.Call))
+    calls = (n for s in body for n in syntax.walk(s) if isinstance(n, ast.Call))
     for call in [c for c in calls if ast.unparse(c.func) == "jnp.repeat"]:
         repeats = ast.unparse(call.args[1])
         for more, fewer in itertools.permutations(counts, 2):
@@ -90,7 +90,7 @@ def write_repeats(cls: Class) -> None:
 
 def _places(methods: list[ast.FunctionDef]) -> Iterator[ast.Constant]:
     """The numbers of parts in shapes, and the same numbers as divisors anywhere."""
-    nodes = [n for m in methods for s in m.body for n in ast.walk(s)]
+    nodes = [n for m in methods for s in m.body for n in syntax.walk(s)]
     found = {id(c): c for n in nodes if isinstance(n, ast.Call) for c in _counts(n)}
     yield from found.values()
     numbers = {c.value for c in found.values()}
@@ -102,7 +102,7 @@ def _places(methods: list[ast.FunctionDef]) -> Iterator[ast.Constant]:
 
 def _halve(methods: list[ast.FunctionDef], number: int, chosen: set[int]) -> None:
     """Write half of a head's features as `dim // 4 // 2`, not `dim // 8`."""
-    nodes = [n for m in methods for n in ast.walk(m) if isinstance(n, ast.BinOp)]
+    nodes = [n for m in methods for n in syntax.walk(m) if isinstance(n, ast.BinOp)]
     wholes = {ast.unparse(n.left) for n in nodes if id(n.right) in chosen}
     for node in nodes:
         divisor = _divisor(node)

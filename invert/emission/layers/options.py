@@ -17,12 +17,10 @@ from invert.emission.layers import optional_arguments, values
 from invert.emission.layers.shared import (
     STEP,
     Draft,
-    anonymous,
     constants,
     sites,
     stored,
     taken,
-    text_of,
 )
 from invert.emission.layers.tree import Node
 from invert.emission.layers.values import HOLE, Value
@@ -324,8 +322,7 @@ class _Family:
             draft.methods = [method]
             method.args.defaults = [ast.Constant(None)] * most
             optional_arguments.complete(draft, self.first, absent[draft])
-            draft.texts = [f"{method.name}: {text_of(method)}"]
-            draft.keys = [anonymous(method)]
+            draft.read_methods()
         return list(adopted)
 
 

@@ -17,6 +17,7 @@ from invert.emission.layers.cut import (
     Layer,
     LayerCall,
     Path,
+    calls,
     common_prefix,
     layers_in,
     scope_of,
@@ -28,7 +29,7 @@ from invert.emission.layers.library_names import (
     without_number,
 )
 from invert.emission.layers.links import Links, ordered, users_of
-from invert.emission.layers.tree import called, parameters_of
+from invert.emission.layers.tree import called
 from invert.emission.layers.wrap import wrapped
 from invert.emission.python.naming import camel, snake
 from invert.ir import kinds
@@ -509,16 +510,21 @@ def _prefixes(layer: Layer, names: Mapping[int, str]) -> list[str]:
 
 
 def _has_parameters(step: Eqn) -> bool:
-    return isinstance(step, LayerCall) and bool(parameters_of(step.layer))
+    if not isinstance(step, LayerCall):
+        return False
+    return bool(step.layer.parameters) or any(map(_has_parameters, calls(step.layer.steps)))
 
 
 def _kind(step: Eqn) -> str:
     """The kind of a layer whose name is a number: its product, or `norm`."""
-    steps = step.layer.steps if isinstance(step, LayerCall) else []
-    found = [_PRODUCTS.get(kinds.computes(s)) or _kind(s) for s in steps]
-    products = [name for name in found if name in _PRODUCTS.values()]
-    norm = any(s.primitive.name == "rsqrt" for s in steps) or "norm" in found
-    return products[0] if products else "norm" if norm else ""
+    norm = ""
+    for inner in step.layer.steps if isinstance(step, LayerCall) else ():
+        found = _PRODUCTS.get(kinds.computes(inner)) or _kind(inner)
+        if found and found != "norm":
+            return found
+        if found or inner.primitive.name == "rsqrt":
+            norm = "norm"
+    return norm
 
 
 def _fields(steps: Sequence[Eqn], rests: Sequence[str], separator: str) -> list[str]:

@@ -46,6 +46,7 @@ _STATIC: Mapping[str, Mapping[int | str, str]] = {
     "scan": {"reverse": "reverse"},
     "max_pool": {2: "strides"},
 }
+_NO_FIELDS: Mapping[int | str, str] = {}
 # Those of convolutions that become fields even if all layers have them, unless they are ones.
 _ALWAYS = frozenset(("strides", "dilation"))
 # Arguments that are left out where they have their default values.
@@ -96,8 +97,9 @@ class Draft:
     - `node`: the node.
     - `children`: the nodes among its fields, with the expressions that name their classes.
     - `fields`: declarations of its fields.
-    - `methods`: its methods; `texts`: their texts without numbers.
-    - `keys`: these, the same for methods that differ in numbers and names of variables.
+    - `methods`: its methods; `texts`: their texts without annotations, integers and static
+        arguments, as 0.
+    - `keys`: these, the same whatever arguments and local variables are called.
     - `annotations`: the array types in fields and methods, without sizes.
     - `arrays`: the kinds and shapes of these types.
     - `sources`: the expressions by which methods read these arrays; `None` for results.
@@ -126,9 +128,11 @@ class Draft:
         """The integers in the bodies of its methods, and what is known about them."""
         options = [s for m in self.methods for s in sites(m)]
         found = _constants(self.methods, options)
-        marks = (n for m in self.methods for n in syntax.walk(m) if _is_left_out(n))
-        unused = {id(c) for mark in marks for c in integers(mark.args[0])}
-        shapes = numbers_in_shapes(self.methods)
+        nodes = [n for m in self.methods for n in syntax.walk(m)]
+        calls = [n for n in nodes if n.__class__ is ast.Call]
+        quotients = [n for n in nodes if n.__class__ is ast.BinOp]
+        unused = {id(c) for mark in filter(_is_left_out, calls) for c in integers(mark.args[0])}
+        shapes = _in_shapes([*calls, *quotients])
         places = {id(c): i for i, c in enumerate(found)}
 
         def among(ids: Set[int]) -> set[int]:
@@ -137,11 +141,21 @@ class Draft:
         return Numbers(
             found,
             among(unused),
-            among(shapes | _under_roots(self.methods)),
+            among(shapes | _under_roots(quotients)),
             among(shapes),
             [(s.field, ast.literal_eval(s.value)) for s in options],
-            [[places.get(id(a)) for a in args] for args in _reshapes(self.methods, places)],
+            [[places.get(id(a)) for a in args] for args in _reshapes(calls, places)],
         )
+
+    def read_methods(self) -> None:
+        """Find `texts` and `keys`."""
+        self.texts, self.keys = [], []
+        for method in self.methods:
+            with blank(method):
+                plain = bare(method)
+                self.texts.append(f"{method.name}: {syntax.text_of(plain)}")
+                copied = syntax.copied(plain)
+            self.keys.append(_anonymous(copied))
 
     def place(self, field: str) -> int:
         """The position in `arrays` of the array in a field."""
@@ -296,19 +310,21 @@ def number_of(constant: ast.Constant) -> int:
 def integers(tree: ast.AST) -> Iterable[ast.Constant]:
     """The integers in a tree, and integral floats as divisors or under roots."""
     for node in syntax.walk(tree):
-        if isinstance(node, ast.Constant) and type(node.value) is int:
-            yield node
-        elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
-            value = node.right
-            number = value.value if isinstance(value, ast.Constant) else None
-            if isinstance(value, ast.Constant) and type(number) is float and number.is_integer():
-                yield value
-        elif isinstance(node, ast.Call) and syntax.is_path(node.func, "jnp", "sqrt"):
-            inner = node.args[0]
-            value = inner.args[0] if isinstance(inner, ast.Call) and inner.args else inner
-            number = value.value if isinstance(value, ast.Constant) else None
-            if isinstance(value, ast.Constant) and type(number) is float and number.is_integer():
-                yield value
+        match node:
+            case ast.Constant(value=number):
+                if type(number) is int:
+                    yield node
+                continue
+            case ast.BinOp(op=ast.Div(), right=value):
+                pass
+            case ast.Call(func=function) if syntax.is_path(function, "jnp", "sqrt"):
+                inner = node.args[0]
+                value = inner.args[0] if isinstance(inner, ast.Call) and inner.args else inner
+            case _:
+                continue
+        number = value.value if isinstance(value, ast.Constant) else None
+        if isinstance(value, ast.Constant) and type(number) is float and number.is_integer():
+            yield value
 
 
 def bare(method: ast.FunctionDef) -> ast.FunctionDef:
@@ -379,10 +395,13 @@ def sites(method: ast.FunctionDef) -> list[_Site]:
     found: list[_Site] = []
     names = Names()
     nodes = (n for s in method.body for n in syntax.in_order(s))
-    for call in (n for n in nodes if isinstance(n, ast.Call)):
-        if _callee(call) in _ROOTS and len(call.args) == 1 and _adds_number(call.args[0]):
+    for call in nodes:
+        if not isinstance(call, ast.Call):
+            continue
+        callee = _callee(call)
+        if callee in _ROOTS and len(call.args) == 1 and _adds_number(call.args[0]):
             found.append(_Site(names.new(EPS), call, EPS))
-        for key, field in _STATIC.get(_callee(call), {}).items():
+        for key, field in _STATIC.get(callee, _NO_FIELDS).items():
             keywords = [k.arg for k in call.keywords]
             given = range(len(call.args)) if isinstance(key, int) else keywords
             if key in given or key in _DEFAULTS:
@@ -429,16 +448,8 @@ def _literal(value: ast.expr) -> bool:
     return isinstance(value, ast.Constant)
 
 
-def text_of(method: ast.FunctionDef) -> str:
-    """A method's text without annotations, integers and static arguments as 0."""
-    with blank(method):
-        return syntax.text_of(bare(method))
-
-
-def anonymous(method: ast.FunctionDef) -> str:
-    """As `text_of`, but the same whatever arguments and local variables are called."""
-    with blank(method):
-        copied = syntax.copied(bare(method))
+def _anonymous(copied: ast.FunctionDef) -> str:
+    """The text of a method whose arguments and local variables lose their names."""
     names: dict[str, str] = {}
 
     def new(name: str) -> str:
@@ -613,10 +624,10 @@ def _differ(column: Iterable[int | None]) -> bool:
     return len({*column} - {None}) > 1
 
 
-def numbers_in_shapes(methods: Iterable[ast.FunctionDef]) -> set[int]:
-    """The nodes of integers in shapes and ranges, by `id`."""
+def _in_shapes(nodes: Iterable[ast.AST]) -> set[int]:
+    """The nodes of integers in shapes and ranges, by `id`, among those of calls and quotients."""
     sizes: set[int] = set()
-    for node in (n for m in methods for n in syntax.walk(m)):
+    for node in nodes:
         match node:
             case ast.Call(func=ast.Attribute(attr="reshape"), args=args):
                 sizes.update(map(id, args))
@@ -647,21 +658,20 @@ def numbers_in_shapes(methods: Iterable[ast.FunctionDef]) -> set[int]:
     return sizes
 
 
-def _reshapes(
-    methods: Iterable[ast.FunctionDef], places: Container[int]
-) -> Iterator[list[ast.expr]]:
+def _reshapes(calls: Iterable[ast.AST], places: Container[int]) -> Iterator[list[ast.expr]]:
     """The arguments of `x.reshape(batch, 16, 4)`, if the ids of its numbers are among `places`."""
-    for call in (n for m in methods for n in syntax.walk(m) if isinstance(n, ast.Call)):
+    for call in calls:
+        assert isinstance(call, ast.Call)
         if isinstance(call.func, ast.Attribute) and call.func.attr == "reshape":
             numbers = [a for a in call.args if isinstance(a, ast.Constant)]
             if all(id(a) in places for a in numbers):
                 yield call.args
 
 
-def _under_roots(methods: Sequence[ast.FunctionDef]) -> set[int]:
+def _under_roots(powers: Iterable[ast.AST]) -> set[int]:
     """The nodes of numbers in roots, by `id`."""
     sizes: set[int] = set()
-    for node in (n for m in methods for n in syntax.walk(m)):
+    for node in powers:
         match node:
             case ast.BinOp(left=base, op=ast.Pow(), right=ast.Constant(value=0.5)):
                 sizes.add(id(base))

@@ -59,11 +59,14 @@ class Node:
         nodes = [v for v in self.fields.values() if isinstance(v, Node)]
         return [n for v in nodes for n in (v.nodes if v.listed else [v])]
 
-    def walk(self) -> Iterator[Node]:
+    def walk(self) -> list[Node]:
         """The module, and all modules inside."""
-        yield self
-        for node in self.nodes:
-            yield from node.walk()
+        found: list[Node] = []
+        pending = [self]
+        while pending:
+            found.append(node := pending.pop())
+            pending += node.nodes[::-1]
+        return found
 
     def add(self, wanted: str, value: Var | Node) -> str:
         """Add a field; return its name."""
@@ -79,13 +82,19 @@ class Node:
                     yield ".".join((*path, name)), len(value.fields)
                 yield from value.lengths((*path, name))
 
-    def leaves(self, path: Path = ()) -> Iterator[tuple[Path, Var]]:
+    def leaves(self) -> list[tuple[Path, Var]]:
         """The parameters with their paths, in the order of the fields."""
-        for name, value in self.fields.items():
-            if isinstance(value, Node):
-                yield from value.leaves((*path, name))
-            else:
-                yield (*path, name), value
+        found: list[tuple[Path, Var]] = []
+
+        def add(node: Node, path: Path) -> None:
+            for name, value in node.fields.items():
+                if isinstance(value, Node):
+                    add(value, (*path, name))
+                else:
+                    found.append(((*path, name), value))
+
+        add(self, ())
+        return found
 
 
 # Attributes of every class, which a field of that name would get as default.
@@ -449,8 +458,15 @@ def called(layer: Layer, paths: Mapping[Var, Path]) -> str:
 
 def parameters_of(layer: Layer) -> list[Var]:
     """The parameters of a layer and of its inner layers."""
-    inner = [v for c in calls(layer.steps) for v in parameters_of(c.layer)]
-    return [*layer.parameters, *inner]
+    found: list[Var] = []
+
+    def add(layer: Layer) -> None:
+        found.extend(layer.parameters)
+        for call in calls(layer.steps):
+            add(call.layer)
+
+    add(layer)
+    return found
 
 
 def _rest(path: Path, layer: Layer, common: int) -> Path:

@@ -150,7 +150,7 @@ def is_step(node: ast.AST) -> TypeIs[ast.Call]:
 
 def steps(method: ast.FunctionDef) -> list[ast.Call]:
     """The steps that layers may lack, in the order of the text."""
-    return [n for n in syntax.in_order(method) if is_step(n)]
+    return [n for n in syntax.in_order(method) if n.__class__ is ast.Call and is_step(n)]
 
 
 def has(step: ast.Call) -> bool:
@@ -163,10 +163,10 @@ def is_activation(node: ast.AST) -> TypeIs[ast.Call]:
     """Return whether an expression is an activation of one value, with at most decimal options."""
     if not isinstance(node, ast.Call) or len(node.args) != 1:
         return False
-    constants = [n for k in node.keywords for n in ast.walk(k) if isinstance(n, ast.Constant)]
-    return syntax.path_of(node.func) in _ACTIVATIONS and all(
-        type(n.value) is not int for n in constants
-    )
+    if syntax.path_of(node.func) not in _ACTIVATIONS:
+        return False
+    constants = (n for k in node.keywords for n in syntax.walk(k) if isinstance(n, ast.Constant))
+    return all(type(n.value) is not int for n in constants)
 
 
 def is_pad(node: ast.AST) -> TypeIs[ast.Call]:
@@ -180,7 +180,7 @@ def is_subsampling(node: ast.AST) -> TypeIs[ast.Call]:
         return False
     return all(
         isinstance(n, ast.Constant) and n.value == 1
-        for n in ast.walk(node.args[1])
+        for n in syntax.walk(node.args[1])
         if not isinstance(n, ast.Tuple | ast.Load)
     )
 
@@ -332,14 +332,14 @@ def argument(step: ast.Call, names: Collection[str]) -> str:
 
 def returns_steps(step: ast.Call) -> bool:
     """Return whether a marked step chooses the values of all steps of a loop."""
-    return not fields(step) and not any(is_named(n, HOLE) for n in ast.walk(step.args[0]))
+    return not fields(step) and not any(is_named(n, HOLE) for n in syntax.walk(step.args[0]))
 
 
 def activations(method: ast.FunctionDef) -> list[tuple[ast.Call, bool]]:
     """The activations in a method, and whether the layer has them."""
-    flags = {id(s.args[0]): has(s) for s in steps(method) if not fields(s)}
-    calls = filter(is_activation, syntax.in_order(method))
-    return [(call, flags.get(id(call), True)) for call in calls]
+    calls = [n for n in syntax.in_order(method) if n.__class__ is ast.Call]
+    flags = {id(s.args[0]): has(s) for s in filter(is_step, calls) if not fields(s)}
+    return [(call, flags.get(id(call), True)) for call in filter(is_activation, calls)]
 
 
 def end(method: ast.FunctionDef, result: Value) -> int | None:

@@ -336,27 +336,27 @@ def renamed(node: ast.expr, names: Mapping[str, str]) -> ast.expr:
 
 def substitute(node: _T, values: Mapping[str, ast.expr]) -> _T:
     """A copy of a tree with expressions for tokens."""
-
-    class Replace(ast.NodeTransformer):
-        def visit_Name(self, node: ast.Name) -> ast.expr:
-            value = values.get(node.id)
-            return node if value is None else copied(value)
-
-    return Replace().visit(copied(node))
-
-
-class _Replacer(ast.NodeTransformer):
-    def __init__(self, values: Mapping[int, ast.expr]):
-        self._values = values
-
-    def visit(self, node: ast.AST) -> ast.AST:
-        new = self._values.get(id(node))
-        return self.generic_visit(node) if new is None else new
+    return _copy(node, values)
 
 
 def replace_all(tree: ast.AST, values: Mapping[int, ast.expr]) -> None:
     """Replace nodes in a tree, given by their `id`, by expressions that may contain them."""
-    _Replacer(values).visit(tree)
+    pending = [tree]
+    for each in pending:  # which grows
+        own: dict[str, Any] = each.__dict__
+        for field in _PARTS[each.__class__]:
+            value: Any = own.get(field)
+            if value.__class__ is list:
+                for i, part in enumerate(value):
+                    if (new := values.get(id(part))) is not None:
+                        value[i] = new
+                    elif isinstance(part, ast.AST):
+                        pending += (part,)
+            elif isinstance(value, ast.AST):
+                if (new := values.get(id(value))) is not None:
+                    own[field] = new
+                else:
+                    pending += (value,)
 
 
 def replace(tree: ast.AST, node: ast.AST, new: ast.expr) -> None:
@@ -388,23 +388,27 @@ def origin_of(node: ast.Constant) -> Origin:
 
 def copied(node: _T) -> _T:
     """A copy of a tree; operators, which have no fields, are shared."""
-    if not node._fields:
-        return node
-    new = {}
-    own = node.__dict__
-    for key in node._fields:
-        if key not in own:
-            continue
-        value = own[key]
+    return _copied(node, {})
+
+
+def _copied(node: _T, values: Mapping[str, ast.expr]) -> _T:
+    kind = node.__class__
+    made = kind.__new__(kind)
+    new: dict[str, Any] = made.__dict__
+    new.update(node.__dict__)
+    for field in _PARTS[kind]:
+        value: Any = new.get(field)
         if value.__class__ is list:
-            value = [copied(v) if isinstance(v, ast.AST) else v for v in value]
-        elif isinstance(value, ast.AST) and value._fields:
-            value = copied(value)
-        new[key] = value
-    made = node.__class__(**new)
-    if _ORIGIN in own:
-        setattr(made, _ORIGIN, own[_ORIGIN])
+            new[field] = [_copy(v, values) for v in value]
+        elif value is not None:
+            new[field] = _copy(value, values)
     return made
+
+
+def _copy(value: Any, values: Mapping[str, ast.expr]) -> Any:
+    if value.__class__ is ast.Name and (found := values.get(value.id)) is not None:
+        return copied(found)
+    return _copied(value, values) if isinstance(value, ast.AST) else value
 
 
 _Trees = TypeVar("_Trees", bound="ast.AST | list[Any] | tuple[Any, ...] | None")
@@ -420,17 +424,19 @@ def cloned(trees: _Trees, known: dict[int, ast.AST] | None = None) -> _Trees:
     known = {} if known is None else known
 
     def clone(value: Any) -> Any:
-        if isinstance(value, list):
-            return [clone(v) for v in value] if value else []
-        if isinstance(value, tuple):
-            return tuple(map(clone, value))
-        if not isinstance(value, ast.AST) or not value._fields:
+        if isinstance(value, list | tuple):
+            return type(value)(map(clone, value))
+        if not isinstance(value, ast.AST):
             return value
-        if (new := known.get(id(value))) is None:
-            new = known[id(value)] = type(value).__new__(type(value))
-            for key, part in vars(value).items():
-                setattr(new, key, part if isinstance(part, (str, int)) else clone(part))
-        return new
+        if (made := known.get(id(value))) is None:
+            kind = value.__class__
+            made = known[id(value)] = kind.__new__(kind)
+            new = made.__dict__
+            new.update(value.__dict__)
+            for field in _PARTS[kind]:
+                if (part := new.get(field)) is not None:
+                    new[field] = clone(part)
+        return made
 
     return clone(trees)
 

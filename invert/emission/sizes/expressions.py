@@ -232,7 +232,7 @@ def _factor(factor: DimFactor, functions: dict[str, str]) -> ast.expr:
 
 def text(size: DimSize) -> str:
     """As a jaxtyping dimension: `2*batch+1`."""
-    if not is_open(size):
+    if size.__class__ is int or not is_open(size):
         return str(int(size))
     match dim_terms(size):
         case [(1, [(str() as name, 1)])]:  # most are
