@@ -52,6 +52,10 @@ from invert.rewriting.driver import Replacement, replace
 
 # Each candidate is a run of the gradient.
 _MAX_PLACES = 192
+# The most stops that are found together, and the alternatives that are followed at each.
+_MAX_TOGETHER, _BEAM = 8, 4
+# Each of them comes this much closer to the gradient.
+_CLOSER = 0.999
 # Candidates with equal numbers, such as the two factors of a square, are distinguished by proof.
 _MAX_VARIANTS = 8
 _MAX_ROUNDS = 32
@@ -59,6 +63,8 @@ _MAX_ROUNDS = 32
 _ELEMENTS = 1 << 16
 # For each mask over the places: whether each result is right at all sample points.
 Fits = Callable[[np.ndarray], np.ndarray]
+# For each mask: how far the results are from what they should be, at one sample point.
+Distances = Callable[[np.ndarray], np.ndarray]
 # A use of a value: index of the equation (-1 for the results), and position among its operands.
 Use = tuple[int, int]
 
@@ -211,8 +217,10 @@ def _stopped(eqn: Eqn, *operands: Value) -> list[Value]:
 def with_stops(region: MarkedRegion, raw: AnyJaxpr, x64: bool) -> Iterator[MarkedRegion]:
     """Variants of `region` with stopped values, whose autodiff agrees numerically with `raw`.
 
-    The search is greedy: each step adds the place that makes most results right. It runs at one
-    choice of the open sizes; the result is proved for all of them.
+    Each step of the search adds the place that makes most results right. Where no single place
+    does, as in a VQ-VAE, where several terms of one loss stop each other's gradients, it adds those
+    that come closest. It runs at one choice of the open sizes; the result is proved for all of
+    them.
     """
     inner = open_jaxpr(region.forward)
     places = _Places.of(inner, [inner.invars[-len(region.inputs) :][i] for i in region.wanted])
@@ -275,6 +283,15 @@ def _search(places: _Places, region: MarkedRegion, raw: AnyJaxpr, program: Jaxpr
                     break
         return right
 
+    def distances(masks: np.ndarray) -> np.ndarray:
+        found = np.zeros(len(masks))
+        for k, mask in enumerate(masks):
+            results = map(np.asarray, tried(mask, points[0]))
+            for x, y in zip(targets[0], results, strict=True):
+                size = float(np.linalg.norm(x)) or 1.0
+                found[k] += float(np.linalg.norm(np.ravel(x - y))) / size
+        return np.nan_to_num(found, nan=np.inf)
+
     before = fits(np.zeros((1, count), bool))[0]
     # Places where arguments without any gradient enter. Otherwise the search would need a step for
     # each parameter that is not trained.
@@ -285,7 +302,7 @@ def _search(places: _Places, region: MarkedRegion, raw: AnyJaxpr, program: Jaxpr
     for chosen in (set[int](), entered) if entered else (set[int](),):
         if found := _grow(chosen, count, fits, places.latest_first):
             return found
-    return []
+    return _approach(distances, fits, places)
 
 
 def _places(size: int) -> np.ndarray:
@@ -310,6 +327,31 @@ def _grow(
             return []
         chosen = chosen | {best}
         before = int(scores[best])
+    return []
+
+
+def _approach(distances: Distances, fits: Fits, places: _Places) -> list[set[int]]:
+    """Sets of places found by how close they come to the gradient; several are followed."""
+    count = len(places.sets)
+    beam = [set[int]()]
+    (before,) = distances(np.zeros((1, count), bool))
+    candidates = sorted(range(count), key=lambda i: len(places.sets[i]))
+    for step in range(_MAX_TOGETHER):
+        grown = list(itertools.product(beam, candidates))
+        masks = np.stack([np.isin(np.arange(count), [*chosen, i]) for chosen, i in grown])
+        found = distances(masks)
+        ranked: dict[str, tuple[set[int], int]] = {}  # places of equal effect count once
+        for k in np.argsort(found, kind="stable"):
+            ranked.setdefault(f"{found[k]:.7e}", grown[k])
+        if step == 0:
+            candidates = [i for _, i in ranked.values()]
+        (chosen, i), *_ = ranked.values()
+        if fits(np.isin(np.arange(count), [*chosen, i])[None]).all():
+            return _grow(chosen, count, fits, places.latest_first)
+        if found.min() > _CLOSER * before:
+            break
+        before = found.min()
+        beam = [chosen | {i} for chosen, i in itertools.islice(ranked.values(), _BEAM)]
     return []
 
 

@@ -1,8 +1,11 @@
-"""Operands that `jax.numpy` broadcasts implicitly: scalars, and arrays with axes of size one."""
+"""Operands that `jax.numpy` broadcasts implicitly: scalars, and arrays with axes of size one.
+
+Indices that it widens are among them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence, Set
+from collections.abc import Hashable, Mapping, Sequence, Set
 
 import numpy as np
 
@@ -28,7 +31,7 @@ def with_narrow_operands(jaxpr: Jaxpr) -> Jaxpr:
     Zeros that also enter a matrix product, such as the initial state of a recurrent layer, stay one
     array.
     """
-    jaxpr, kept = _with_states(jaxpr)
+    jaxpr, kept = _with_states(_with_narrow_indices(jaxpr))
     makers: dict[Atom, Eqn] = {}
     for eqn in jaxpr.eqns:
         if eqn.primitive.name in kinds.LAYOUT and len(eqn.invars) == 1:
@@ -47,6 +50,46 @@ def with_narrow_operands(jaxpr: Jaxpr) -> Jaxpr:
         return _narrowed(eqn, before) if applies else None
 
     return dce(replaced(jaxpr, narrower))
+
+
+def _with_narrow_indices(jaxpr: Jaxpr) -> Jaxpr:
+    """Gather and scatter at indices of 32 bits that were only widened for it.
+
+    Under x64, JAX widens all indices of an array with axes of open length.
+    """
+    narrow: dict[Atom, Atom] = {}
+    eqns: list[Eqn] = []
+    found = False
+    for eqn in jaxpr.eqns:
+        name, (out, *_) = eqn.primitive.name, eqn.outvars or [None]
+        if out is not None and out.aval.dtype == np.int64 and name in _JOINING:
+            operands = [_narrow_index(a, narrow) for a in eqn.invars]
+            if name == "convert_element_type":
+                (x,) = eqn.invars
+                narrow |= {out: x} if x.aval.dtype == np.int32 else {}
+            elif None not in operands:
+                narrow[out] = Var(out.aval.update(dtype=np.dtype(np.int32)))
+                eqns.append(eqn.replace(invars=operands, outvars=[narrow[out]]))
+        elif name == "gather" or name.startswith("scatter"):
+            x, index, *rest = eqn.invars
+            if is_var(index) and index in narrow:
+                eqn, found = eqn.replace(invars=[x, narrow[index], *rest]), True
+        eqns.append(eqn)
+    return dce(jaxpr.replace(eqns=eqns)) if found else jaxpr
+
+
+# What makes the column of indices that a gather takes.
+_JOINING = frozenset(("convert_element_type", "broadcast_in_dim", "concatenate"))
+
+
+def _narrow_index(atom: Atom, narrow: Mapping[Atom, Atom]) -> Atom | None:
+    """An index as one of 32 bits, if it has no more."""
+    if not isinstance(atom, Literal):
+        return narrow.get(atom)
+    value = np.asarray(atom.val)
+    if value.dtype != np.int64 or np.any(value != value.astype(np.int32)):
+        return None
+    return Literal(value.astype(np.int32)[()], atom.aval.update(dtype=np.dtype(np.int32)))
 
 
 def _with_states(jaxpr: Jaxpr) -> tuple[Jaxpr, Set[Var]]:

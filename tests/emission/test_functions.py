@@ -177,6 +177,41 @@ class A:
     assert source.split("class A")[0].count("lax.rev") == 0
 
 
+def test_numbers_are_sizes_only_where_arrays_are_reshaped() -> None:
+    """Two heads are not the stride, and the heads of queries and keys share one function."""
+
+    def cls(name: str, heads: int) -> str:
+        return f"""
+class {name}:
+    def __call__(self, x, cos, sin):
+        x = self.dense(x).reshape(5, {heads}, 4)
+        even = x[..., ::2]
+        odd = x[..., 1::2]
+        y = jnp.stack([even * jnp.cos(cos), odd * jnp.sin(sin)], axis=-1)
+        return y.reshape(5, {heads}, 4)
+"""
+
+    source = _rewritten(cls("A", 2) + cls("B", 4) + cls("C", 2))
+    assert source.count("def rope(") == 1
+    assert source.count("rope(") == 4
+    assert "x[..., 1::2]" in source
+    assert "n, n_2, n_3 = x.shape" in source
+    assert "y.reshape(n, n_2, n_3)" in source
+
+
+def test_other_numbers_that_differ_are_not_sizes() -> None:
+    def cls(name: str, size: int) -> str:
+        return f"""
+class {name}:
+    def __call__(self, x):
+        x = self.dense(x).reshape(5, 8)
+        y = jnp.stack([jnp.cos(x), jnp.sin(x)], axis=-1)
+        return y.reshape(5, {size}, {16 // size})
+"""
+
+    assert "def rope(" not in _rewritten(cls("A", 2) + cls("B", 4) + cls("C", 8))
+
+
 def test_an_argument_that_has_another_value_by_then_stays() -> None:
     """In the second place, `x` changes between the normalization's use of it and its end."""
     text = """

@@ -90,3 +90,43 @@ def test_a_complex_fill_value() -> None:
     assert "fill_value=complex(1.0, -2.0)" in module.source
     model: Any = module.model
     np.testing.assert_array_equal(model(x, i), np.array([1, 1 - 2j], np.complex64))
+
+
+_OPEN: tuple[tuple[Callable[..., Any], tuple[str, ...], str], ...] = (
+    (lambda x, i: x[i], ("rows, 5", "n"), "return x[i]"),
+    (lambda x, i: x[i], ("rows, 5", "3, n"), "return x[i]"),
+    (lambda x, i, j: x[i, j], ("rows, columns, 5", "n", "n"), "return x[i, j]"),
+    (
+        lambda x, i: x[i - 1, jnp.arange(i.shape[0])],
+        ("length, batch, 5", "batch"),
+        "return x[i - 1, jnp.arange(batch, dtype=jnp.int32)]",
+    ),
+    (lambda x, i, y: x.at[i].add(y), ("rows, 5", "n", "n, 5"), "return x.at[i].add(y)"),
+)
+
+
+@pytest.mark.parametrize(("function", "shapes", "text"), _OPEN)
+def test_indices_of_axes_of_open_length(
+    function: Callable[..., Any], shapes: tuple[str, ...], text: str
+) -> None:
+    """JAX widens such indices under x64, where the text has to hold as well."""
+    scope = jax.export.SymbolicScope()
+    names = function.__code__.co_varnames[: len(shapes)]
+    types = [jnp.int32 if name in "ij" else jnp.float32 for name in names]
+    specs = [
+        jax.ShapeDtypeStruct(jax.export.symbolic_shape(shape, scope=scope), dtype)
+        for shape, dtype in zip(shapes, types, strict=True)
+    ]
+    emission = invert.from_exported(jax.export.export(jax.jit(function))(*specs)).emit()
+    assert text in emission.source
+    sizes = {"rows": 6, "columns": 3, "n": 4, "length": 6, "batch": 4}
+    args = [
+        np.arange(np.prod(shape), dtype=dtype).reshape(shape) % 3
+        for shape, dtype in (
+            ([int(sizes.get(n, n)) for n in text.split(", ")], dtype)
+            for text, dtype in zip(shapes, types, strict=True)
+        )
+    ]
+    for x64 in (False, True):
+        with jax.enable_x64(x64):
+            np.testing.assert_array_equal(emission.model(*args), function(*map(jnp.asarray, args)))

@@ -17,6 +17,7 @@ from invert._private.jax import eval_jaxpr, open_jaxpr, trace_closed
 from invert.ir import traced_form
 from invert.ir.simplify import simplify
 from tests.emission.models import ramp, recovered, with_params
+from tests.emission.test_options import _arrays, _emitted
 
 
 def _dense(rows: int, columns: int, start: float) -> dict[str, Any]:
@@ -408,3 +409,44 @@ def test_tiles_of_an_empty_array() -> None:
     module = invert.from_exported(exported(jax.ShapeDtypeStruct((0, 3), jnp.float32)))
     model: Any = module.model
     assert model(np.zeros((0, 3), np.float32)).shape == (0, 3)
+
+
+def test_a_mapped_product_reads_from_the_input_to_the_features() -> None:
+    """A layer of Equinox takes one example: `weight @ x` under `jax.vmap`, at two depths."""
+
+    def run(p: Any, x: Any) -> Any:
+        def layer(name: str, x: Any) -> Any:
+            return p[f"{name}/weight"] @ x + p[f"{name}/bias"]
+
+        x = jax.vmap(jax.vmap(lambda x: layer("first", x)))(x)
+        y = jax.vmap(jax.vmap(lambda x: p["query/weight"] @ x))(x)
+        return jax.vmap(lambda x: layer("last", x))(jnp.sum(y * y, axis=1))
+
+    shapes = {
+        "first/weight": (7, 6), "first/bias": (7,), "query/weight": (5, 7),
+        "last/weight": (3, 5), "last/bias": (3,),
+    }  # fmt: skip
+    arrays = _arrays(shapes | {"x": (2, 4, 6)}, 0)
+    x = arrays.pop("x")
+    source = _emitted(run, arrays, x).source
+    assert 'jnp.moveaxis(jnp.einsum("hd,bld->hbl", self.weight, x), 0, -1)' in source
+    assert 'jnp.einsum("hd,bd->hb", self.weight, x).T' in source
+    assert "jnp.transpose(" not in source
+
+
+def test_an_index_is_not_a_memory() -> None:
+    """The position at which a cache takes new keys makes a `key`, but is not attended to."""
+
+    def run(p: Any, x: Any) -> Any:
+        start = jnp.sum(x[:, 0, 0] > 9.0, dtype=jnp.int32)
+        for i in range(2):
+            key = lax.dynamic_update_slice(jnp.zeros((2, 8, 6)), x @ p[f"{i}/key"], (0, start, 0))
+            scores = jnp.einsum("bqd,bkd->bqk", x @ p[f"{i}/query"], key)
+            x = x + jnp.einsum("bqk,bkd->bqd", jax.nn.softmax(scores), key) @ p[f"{i}/out"]
+        return x
+
+    arrays = _arrays({f"{i}/{n}": (6, 6) for i in range(2) for n in ("key", "query", "out")}, 0)
+    x = _arrays({"x": (2, 4, 6)}, 1)["x"]
+    source = recovered(with_params(run, arrays, x, name="network")).emit().source
+    assert "lax.dynamic_update_slice(" in source
+    assert "memory" not in source

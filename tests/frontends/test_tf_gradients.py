@@ -158,6 +158,14 @@ def temporal_difference(x):
     return jnp.mean((x - lax.stop_gradient(value)) ** 2)
 
 
+def quantized(x):
+    """The losses of a VQ-VAE: no single place makes any gradient right."""
+    z, q = jnp.tanh(x @ WEIGHTS), jnp.sin(x)
+    code = jnp.mean((q - lax.stop_gradient(z)) ** 2)
+    commitment = jnp.mean((lax.stop_gradient(q) - z) ** 2)
+    return jnp.sum(z + lax.stop_gradient(q - z)) + code + 0.25 * commitment
+
+
 # The function, and the primitives whose results its author stopped.
 STOPPED = {
     "factor": (lambda x: jnp.sum(x * lax.stop_gradient(jnp.sin(x))), ["sin"]),
@@ -165,6 +173,7 @@ STOPPED = {
     "straight_through": (lambda x: jnp.sum(rounded(x) ** 2), ["sub"]),
     "twice": (lambda x: jnp.sum(rounded(jnp.tanh(rounded(x @ WEIGHTS)) @ WEIGHTS)), ["sub", "sub"]),
     "target": (temporal_difference, ["reduce_max"]),
+    "quantized": (quantized, ["tanh", "sin", "sub"]),
 }
 
 

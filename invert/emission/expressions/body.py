@@ -289,7 +289,12 @@ class Body:
                     hints[i] = hints[i].replace(roles.PART, f"{field}_", 1)
             elif self._activates(eqn, placed, atoms):
                 hints[i] = self.names[atoms[0]]
-            elif eqn.primitive.name in _PARTED and atoms and self._is_field(atoms[0]):
+            elif (
+                eqn.primitive.name in _PARTED
+                and hints[i] != PRODUCT
+                and atoms
+                and self._is_field(atoms[0])
+            ):
                 hints[i] = self._fields[atoms[0]]
             elif len(eqn.outvars) == 1 and (hints[i] == PRODUCT or not says(hints[i])):
                 product = hints[i] == PRODUCT
@@ -434,7 +439,15 @@ class Body:
                     self._roles.get(o.id) if isinstance(o, ast.Name) else None for o in operands
                 ]
                 assert isinstance(subscripts, ast.Constant)
-                node.args[0] = ast.Constant(products.lettered(str(subscripts.value), names))
+                text = products.lettered(str(subscripts.value), names)
+                fields = [isinstance(o, ast.Name) and o.id in self._field_tokens for o in operands]
+                if fields == [True, False]:
+                    text = products.relettered(text, data=1)
+                node.args[0] = ast.Constant(text)
+
+    @functools.cached_property
+    def _field_tokens(self) -> set[str]:
+        return {self.token(v) for v in self._fields}
 
     @functools.cached_property
     def _roles(self) -> dict[str, str]:

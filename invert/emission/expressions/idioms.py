@@ -241,6 +241,12 @@ def _einsum(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
             "jnp.einsum", number(relettered(text)), placeholder(0), placeholder(1), **keywords
         )
         yield Proposal(product, tuple(atoms), PRODUCT)
+    if len(out) > 2 and moved == out[1:] + out[0]:
+        # A mapped `weight @ x`, whose features come first.
+        text = number(relettered(f"{left},{right}->{out}"))
+        product = call("jnp.einsum", text, placeholder(0), placeholder(1), **keywords)
+        moveaxis = call("jnp.moveaxis", product, number(0), number(-1))
+        yield Proposal(moveaxis, tuple(inner.invars), PRODUCT)
 
 
 def _item(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:

@@ -67,16 +67,21 @@ _FIRST = {2: "bd", 3: "bld"}
 _FURTHER = "hkefgmnpqrstuvwxyzacijolbd"
 
 
-def relettered(text: str) -> str:
+def relettered(text: str, *, data: int = 0) -> str:
     """The same subscripts, in the letters of batch, length and features.
 
     Those of arrays of more axes are in order of appearance.
+
+    **Arguments:**
+
+    - `data`: the operand with a batch, the first or the second.
     """
     inputs, _, out = text.partition("->")
-    first, *_ = inputs.split(",")
+    first = inputs.split(",")[data]
     letters = iter("abcdefghijklmnopqrstuvwxyz")
     own: dict[str, str] = {}
-    sums = len(set(first)) == len(first) and out.startswith(first[:1]) and first[-1:] not in out
+    leads = [c for c in out if c in first][:1] == [*first[:1]] and (data or first[0] == out[0])
+    sums = len(set(first)) == len(first) and leads and first[-1:] not in out
     if sums and len(first) in _FIRST:
         own = dict(zip(first, _FIRST[len(first)], strict=True))
         letters = (c for c in _FURTHER if c not in own.values())

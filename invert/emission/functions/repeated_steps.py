@@ -203,30 +203,43 @@ class _Place:
             return one.id == other.id and defined.get(one) is defined.get(other)
         return bool(field_of(one)) and field_of(one) == field_of(other)
 
-    def axes(self) -> dict[str, tuple[int, int]] | None:
-        """The axes of arguments that are the sizes in the steps, by their text.
+    def axes(self) -> dict[ast.expr, tuple[int, int]] | None:
+        """The axes of arguments that are the sizes in the steps, by their expressions.
 
+        A number is a size where an array is reshaped to sizes that begin like an argument's.
         Returns `None` if some size is not that of an argument.
         """
-        known: dict[str, tuple[int, int]] = {}
+        shapes: list[dict[int, str]] = []
         for place, array in enumerate(self.inputs):
             shape = self.shape(place)
             if shape is None and isinstance(array, ast.Name):
                 shape = self._measured_of(array)
-            for k, text in (shape or {}).items():
+            shapes.append(shape or {})
+        known: dict[str, tuple[int, int]] = {}
+        for place, shape in enumerate(shapes):
+            for k, text in shape.items():
                 known.setdefault(text, (place, k))
-        used: dict[str, tuple[int, int]] = {}
+        used: dict[ast.expr, tuple[int, int]] = {}
 
         def covers(node: ast.AST) -> bool:
-            if isinstance(node, ast.expr) and (text := ast.unparse(node)) in known:
-                used[text] = known[text]
+            sizes = _reshaped_to(node)
+            for place, shape in enumerate(shapes):
+                for k, size in enumerate(sizes):
+                    if shape.get(k) != ast.unparse(size):
+                        break
+                    used.setdefault(size, (place, k))
+            if isinstance(node, ast.expr) and node in used:
                 return True
-            if isinstance(node, ast.Name | ast.Attribute) and self.method.is_size(node):
-                return False
+            if not isinstance(node, ast.Constant) and isinstance(node, ast.expr):
+                if (axis := known.get(ast.unparse(node))) is not None:
+                    used[node] = axis
+                    return True
+                if isinstance(node, ast.Name | ast.Attribute) and self.method.is_size(node):
+                    return False
             return all(map(covers, ast.iter_child_nodes(node)))
 
         steps: Iterator[ast.AST] = (s.value for s in self.steps if isinstance(s, ast.Assign))
-        return used if all(map(covers, (*steps, self.node))) else None
+        return used if all(map(covers, [*steps, self.node])) else None
 
     def shape(self, place: int) -> dict[int, str] | None:
         """The texts of the sizes of an argument that was reshaped before."""
@@ -268,6 +281,8 @@ class _Pair:
         # The values of statements that are the same, and pairs that are not.
         self._matched: dict[ast.expr, ast.expr] = {}
         self._failed: set[tuple[ast.expr, ast.expr]] = set()
+        # Numbers that differ, which both have to be the size of one argument.
+        self._sizes: list[tuple[ast.expr, ast.expr]] = []
 
     def run(self) -> bool:
         """Find the steps that both share; tell whether there are any."""
@@ -276,12 +291,15 @@ class _Pair:
                 place.steps, place.inputs = {}, []
             self._matched.clear()
             self._failed.clear()
+            self._sizes.clear()
             if not self._same(self.one.node, self.other.node, top=True):
                 return False
             if not self._keep_shared():
-                axes = self.one.axes()
-                few = len(self.one.inputs) <= _MOST_ARGUMENTS
-                return few and axes is not None and axes == self.other.axes()
+                axes, others = self.one.axes(), self.other.axes()
+                if axes is None or others is None or len(self.one.inputs) > _MOST_ARGUMENTS:
+                    return False
+                alike = all(a in axes and axes[a] == others.get(b) for a, b in self._sizes)
+                return alike and [*axes.values()] == [*others.values()]
 
     def _keep_shared(self) -> bool:
         """Turn values that are used elsewhere into arguments; tell whether there are new ones."""
@@ -339,6 +357,9 @@ class _Pair:
                 if one != other or a.func in self.one.method.defined:
                     return False
                 return all(map(self._part, a.args, b.args)) and self._keywords(a, b)
+            case ast.Call(), ast.Call() if len(_reshaped_to(a)) == len(_reshaped_to(b)) > 0:
+                sizes = zip(_reshaped_to(a), _reshaped_to(b), strict=True)
+                return self._part(a.func, b.func) and all(itertools.starmap(self._size, sizes))
         for name in a._fields:
             x, y = getattr(a, name, None), getattr(b, name, None)
             if isinstance(x, list) and isinstance(y, list):
@@ -347,6 +368,12 @@ class _Pair:
             elif not self._part(x, y):
                 return False
         return True
+
+    def _size(self, a: ast.expr, b: ast.expr) -> bool:
+        if isinstance(a, ast.Constant) and isinstance(b, ast.Constant) and a.value != b.value:
+            self._sizes.append((a, b))
+            return True
+        return self._same(a, b)
 
     def _keywords(self, a: ast.Call, b: ast.Call) -> bool:
         same = len(a.args) == len(b.args) and len(a.keywords) == len(b.keywords)
@@ -397,11 +424,19 @@ def _counts(definition: ast.ClassDef) -> set[str]:
     }
 
 
+def _reshaped_to(node: ast.AST) -> list[ast.expr]:
+    """The sizes to which an array is reshaped; `[]` for other expressions."""
+    match node:
+        case ast.Call(func=ast.Attribute(attr="reshape"), args=[*sizes], keywords=[]):
+            return sizes
+    return []
+
+
 def _shape(value: ast.expr) -> dict[int, str] | None:
     """The texts of an array's sizes, where it is reshaped or also transposed."""
     match value:
-        case ast.Call(func=ast.Attribute(attr="reshape"), args=[*sizes]):
-            return {k: ast.unparse(size) for k, size in enumerate(sizes)}
+        case ast.Call(func=ast.Attribute(attr="reshape")):
+            return {k: ast.unparse(size) for k, size in enumerate(_reshaped_to(value))}
         case ast.Call(
             func=ast.Attribute(attr="swapaxes"),
             args=[inner, ast.Constant(value=int(i)), ast.Constant(value=int(j))],
@@ -490,7 +525,9 @@ def _outline(definitions: list[ast.stmt], places: Sequence[_Place]) -> None:
         node: syntax.name(p) for node, p in zip(first.inputs, parameters, strict=True)
     }
     own = Names(parameters)
-    sizes = {text: own.new(_size_name(text)) for text in first.axes() or ()}
+    axes = first.axes() or {}
+    texts = {axis: ast.unparse(node) for node, axis in reversed([*axes.items()])}
+    sizes = {a: own.new(_size_name(texts[a])) for a in dict.fromkeys(axes.values())}
     body = _body(first, given, parameters, _common_names(places), sizes)
     _inline(body)
     array = syntax.name("Array")
@@ -540,12 +577,11 @@ def _size_name(text: str) -> str:
 
 
 def _readings(
-    place: _Place, names: Mapping[str, str], parameters: Sequence[str]
+    place: _Place, names: Mapping[tuple[int, int], str], parameters: Sequence[str]
 ) -> Iterator[ast.stmt]:
-    """Statements that read sizes, by their texts in the steps, from arguments."""
-    axes = place.axes() or {}
+    """Statements that read sizes, by their axes, from arguments."""
     for i, parameter in enumerate(parameters):
-        own = {k: syntax.name(names[text]) for text, (number, k) in axes.items() if number == i}
+        own = {k: syntax.name(name) for (number, k), name in names.items() if number == i}
         shape = syntax.field(syntax.name(parameter), "shape")
         rank = len(place.shape(i) or ())
         if rank == len(own) > 1:
@@ -633,9 +669,10 @@ def _body(
     given: Mapping[ast.expr, ast.expr],
     parameters: Sequence[str],
     names: Sequence[str],
-    sizes: Mapping[str, str],
+    sizes: Mapping[tuple[int, int], str],
 ) -> list[ast.stmt]:
     """The steps of a place over the parameters and some sizes; names are unique."""
+    axes = place.axes() or {}
     taken = collections.Counter[str]((*parameters, *sizes.values()))
     renamed: dict[ast.stmt, str] = {}
     body: list[ast.stmt] = []
@@ -647,8 +684,8 @@ def _body(
                 return syntax.copied(value)
         if source in renamed:
             return ast.Name(renamed[source], ast.Load())
-        if isinstance(node, ast.expr) and (size := sizes.get(ast.unparse(node))) is not None:
-            return ast.Name(size, ast.Load())
+        if isinstance(node, ast.expr) and node in axes:
+            return ast.Name(sizes[axes[node]], ast.Load())
         new = copy.copy(node)
         for name in node._fields:
             setattr(new, name, mapped(getattr(node, name, None)))

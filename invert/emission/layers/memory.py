@@ -44,7 +44,9 @@ class Memories:
         return self._found[layer]
 
     def _name(self, v: Var, layer: Layer, known: Mapping[Atom, str]) -> str:
-        """The name that all uses of an input give it, or `""`."""
+        """The name that all uses of an input give it, or `""`; positions have none."""
+        if jnp.issubdtype(v.aval.dtype, jnp.integer):
+            return ""
         users = [s for s in layer.steps if any(a is v for a in s.invars)]
         found = {self._used_as(v, user, layer, known) for user in users}
         return found.pop() if len(found) == 1 else ""

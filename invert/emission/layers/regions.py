@@ -116,6 +116,7 @@ class _Regions:
             if any(not _under(self.places[i], path) for i in region if self.places[i]):
                 continue
             region = self._scaled(self._before(region, path), path)
+            region = self._with_features_last(region, path)
             if _numbered(path):
                 region = self._after(region, path)
             elif self._repeats(path):
@@ -215,6 +216,19 @@ class _Regions:
             whole.add(i)
         reduced = any(self.eqns[i].primitive.name in kinds.REDUCTIONS for i in whole)
         return whole if reduced else region
+
+    def _with_features_last(self, region: set[int], path: Path) -> set[int]:
+        """Add the transpose that ends a product whose first operand is a parameter.
+
+        The features come first in such a product; a mapped `weight @ x` moves them to the end.
+        """
+        outs = [v for i in region for v in self.eqns[i].outvars if self._used_outside(v, region)]
+        if len(outs) != 1 or outs[0] in self.results or len(self.users[outs[0]]) != 1:
+            return region
+        (last,), product = self.users[outs[0]], self.eqns[self.producers[outs[0]]]
+        ends = self.eqns[last].primitive.name == "transpose" and self._free(last, region, path)
+        leads = product.primitive.name == "dot_general" and product.invars[0] in self.derived
+        return region | {last} if ends and leads else region
 
     def _inside(self, atom: Atom, region: Collection[int]) -> set[int]:
         return {j for j in self.users.get(atom, ()) if j in region}
