@@ -19,6 +19,7 @@ from invert.ir.interpret import without_outer_call
 from invert.ir.order import postorder
 from invert.ir.sizes import Shape, evaluate, renaming, variables
 from invert.ir.types import AnyJaxpr, Jaxpr, Tree, Value
+from invert.ir.written_form import without_neutral
 from invert.modules.dimensions import at_numbers, dimension_order, named_shapes
 from invert.modules.function import Function
 from invert.modules.methods import Methods
@@ -146,8 +147,11 @@ def _traced(
 def _program(
     closed: AnyJaxpr, held: Sequence[tuple[str, Value]], arguments: Sequence[str]
 ) -> ComparedProgram:
-    """A program with its equations and arrays in order of use."""
-    jaxpr = open_jaxpr(jaxprs.map_jaxprs(strong(closed), _in_order))
+    """A program with its equations and arrays in order of use.
+
+    Texts leave `x + 0.0` out, so it makes no difference.
+    """
+    jaxpr = open_jaxpr(jaxprs.map_jaxprs(strong(closed), lambda j: _in_order(without_neutral(j))))
     count = len(held)
     names = dict(zip(jaxpr.invars[:count], held, strict=True))
     read = (v for e in jaxpr.eqns for v in e.invars)

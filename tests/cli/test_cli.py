@@ -296,8 +296,10 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save("any", jnp.tanh, batch("b >= 1"))
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4)])
     invert.save(invert.convert(model), where / "dense")
-    draw = tf.function(lambda x: x + tf.random.normal([2]))
-    invert.save(invert.convert(draw, tf.TensorSpec([2])), where / "draw")
+    original = tf.Module()
+    original.f = tf.function(lambda x: x + tf.random.normal([2]), [tf.TensorSpec([2])])
+    tf.saved_model.save(original, str(where / "original"))
+    invert.save(invert.load(where / "original"), where / "draw")
     count = tf.Variable(0.0)
     add = tf.function(lambda x: count.assign_add(x) * 2.0)
     invert.save(invert.convert(add, tf.TensorSpec([])), where / "state")
@@ -310,6 +312,10 @@ def test_diff_of_saved_packages(saved: Path, name: str, capsys) -> None:
     assert main(["diff", str(saved / name), str(saved / name), "--weights"]) == 0
     assert main(["diff", str(saved / name), str(saved / other)]) == 1
     assert "the programs differ" in lines(capsys)[0]
+
+
+def test_diff_with_what_a_text_leaves_out(saved: Path) -> None:
+    assert main(["diff", str(saved / "original"), str(saved / "draw")]) == 0  # no `* 1.0 + 0.0`
 
 
 def test_errors_of_diff_of_saved_packages(saved: Path, tmp_path: Path, capsys) -> None:
