@@ -153,34 +153,52 @@ def _with_bounds(jaxpr: Jaxpr) -> Jaxpr:
     """
 
     def typed(eqn: Eqn) -> Eqn:
-        drawn = eqn.primitive.name == "jit" and eqn.params["name"] in _NUMBERED
-        bounds = eqn.invars[1:]
-        out = eqn.outvars[0].aval if drawn else None
-        if out is None or all(a.aval.dtype == out.dtype for a in bounds):
+        if not _is_numbered(eqn):
+            return eqn
+        bounds, dtype = eqn.invars[1:], eqn.outvars[0].aval.dtype
+        if all(a.aval.dtype == dtype for a in bounds):
             return eqn
         if not all(isinstance(a, Literal) and not a.aval.shape for a in bounds):
             return eqn
-        inner = open_jaxpr(eqn.params["jaxpr"])
-        names: dict[Var, Atom] = {}
-        variables = [Var(ShapedArray((), out.dtype)) for _ in bounds]
-        eqns = list(inner.eqns)
-        for old, new in zip(inner.invars[1:], variables, strict=True):
-            users = [e for e in eqns if any(a is old for a in e.invars)]
-            if any(
-                e.primitive.name != "convert_element_type" or e.outvars[0].aval.dtype != out.dtype
-                for e in users
-            ):
-                return eqn
-            names |= {e.outvars[0]: new for e in users}
-            eqns = [e for e in eqns if e not in users]
-        body = rename(inner.replace(eqns=eqns), names)
-        body = body.replace(invars=[inner.invars[0], *variables])
-        numbers = (np.asarray(a.val, out.dtype) for a in bounds if isinstance(a, Literal))
-        values = [Literal(number, ShapedArray((), out.dtype)) for number in numbers]
-        closed = close_like(eqn.params["jaxpr"], body)
-        return eqn.replace(invars=[eqn.invars[0], *values], params={**eqn.params, "jaxpr": closed})
+        numbers = (np.asarray(a.val, dtype) for a in bounds if isinstance(a, Literal))
+        values = [Literal(number, ShapedArray((), dtype)) for number in numbers]
+        return _with_operands(eqn, [eqn.invars[0], *values]) or eqn
 
     return with_equations(jaxpr, [typed(e) for e in jaxpr.eqns])
+
+
+def _is_numbered(eqn: Eqn) -> bool:
+    return eqn.primitive.name == "jit" and eqn.params["name"] in _NUMBERED
+
+
+def _with_operands(eqn: Eqn, operands: Sequence[Atom]) -> Eqn | None:
+    """A call with other types of scalars, which it only converts to these; else `None`.
+
+    `jnp.std` passes its scalar on to `jnp.var`.
+    """
+    inner = open_jaxpr(eqn.params["jaxpr"])
+    pairs = zip(inner.invars, operands, strict=True)
+    changed = {old: Var(new.aval) for old, new in pairs if old.aval.dtype != new.aval.dtype}
+    converted: dict[Var, Atom] = {}
+    eqns: list[Eqn] = []
+    for each in inner.eqns:
+        own = [changed.get(a, a) if is_var(a) else a for a in each.invars]
+        if all(new is a for new, a in zip(own, each.invars, strict=True)):
+            eqns.append(each)
+        elif _is_numbered(each) and (made := _with_operands(each, own)) is not None:
+            eqns.append(made)
+        elif each.primitive.name == "convert_element_type" and (
+            each.outvars[0].aval.dtype == own[0].aval.dtype
+        ):
+            converted[each.outvars[0]] = own[0]
+        else:
+            return None
+    if any(is_var(v) and v in changed for v in inner.outvars):
+        return None
+    body = rename(inner.replace(eqns=eqns), converted)
+    body = body.replace(invars=[changed.get(v, v) for v in body.invars])
+    closed = close_like(eqn.params["jaxpr"], body)
+    return eqn.replace(invars=[*operands], params={**eqn.params, "jaxpr": closed})
 
 
 def plain(closed: J) -> J:

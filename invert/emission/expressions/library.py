@@ -77,7 +77,7 @@ def candidates(name: str, eqn: Eqn, args: Sequence[ast.expr]) -> Iterator[ast.ex
                         yield call(function, *args, number(shift + _TRIANGLES[plain]))
                 if plain in _SPREADS:
                     for keywords in _axes(eqn):
-                        yield call(function, args[0], **keywords)
+                        yield call(function, args[0], **keywords, **_degrees(eqn))
                 elif _has_axis(getattr(module, plain)):
                     for axis in (*range(len(eqn.invars[0].aval.shape) - 1), -1):
                         yield call(function, *args, axis=number(axis))
@@ -101,6 +101,14 @@ def _axes(eqn: Eqn) -> Iterator[dict[str, ast.expr]]:
     for axes in itertools.combinations(range(len(old)), count):
         keywords = {} if len(axes) == len(old) else {"axis": _axes_of(axes, len(old))}
         yield keywords | ({"keepdims": number(True)} if kept else {})
+
+
+def _degrees(eqn: Eqn) -> dict[str, ast.expr]:
+    """The degrees of freedom that a variance subtracts."""
+    *_, last = eqn.invars
+    if len(eqn.invars) > 1 and isinstance(last, Literal) and last.val == int(last.val) != 0:
+        return {"ddof": number(int(last.val))}
+    return {}
 
 
 def _axes_of(axes: Sequence[int], rank: int) -> ast.expr:
