@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 from jax.lax import GatherScatterMode as Mode
 
-from invert._private.jax import names_of, with_names
+from invert._private.jax import dce, names_of, with_names
 from invert.ir.avals import is_differentiable
 from invert.ir.graph import Graph, is_var, literal
 from invert.ir.jaxprs import map_equations
@@ -61,6 +61,71 @@ def with_wrapped_positions(jaxpr: Jaxpr) -> Jaxpr:
         if isinstance(rows, int) and index.aval.dtype.itemsize > 2:  # too wide to overflow
             instead[eqn] = _wrapping(eqn, index, rows, template)
     return replaced(jaxpr, instead.get)
+
+
+def with_plain_lookups(jaxpr: Jaxpr) -> Jaxpr:
+    """Write lookups of rows as `table[i]` makes them.
+
+    Under `vmap`, as in Equinox's `Embedding`, they also have the start of axes that are taken
+    whole, and an axis of one row that the next step drops.
+    """
+    graph = Graph(jaxpr)
+    fewer = {e: made for e in graph.by_primitive.get("gather", ()) if (made := _starts(e, graph))}
+    jaxpr = replaced(jaxpr, fewer.get)
+    graph = Graph(jaxpr)
+    instead: dict[Eqn, list[Eqn]] = {}
+    for squeeze in graph.by_primitive.get("squeeze", ()):
+        gather = graph.alone(squeeze.invars[0], "gather")
+        if gather is not None and (made := _collapsed(gather, squeeze)) is not None:
+            instead[squeeze] = [made]
+    return dce(replaced(jaxpr, instead.get)) if fewer or instead else jaxpr
+
+
+def _starts(gather: Eqn, graph: Graph) -> list[Eqn] | None:
+    """A lookup without the starts of axes that are taken whole; `None` if it has none.
+
+    Every start of such an axis is clipped to zero.
+    """
+    table, index = gather.invars
+    numbers, sizes = gather.params["dimension_numbers"], gather.params["slice_sizes"]
+    joined = graph.producer(index, "concatenate")
+    if joined is None or joined.params["dimension"] != len(index.aval.shape) - 1:
+        return None
+    axes, columns = numbers.start_index_map, joined.invars
+    kept = [k for k, axis in enumerate(axes) if sizes[axis] != table.aval.shape[axis]]
+    if gather.params["mode"] != Mode.CLIP or len(columns) != len(axes):
+        return None
+    if not kept or len(kept) == len(axes):
+        return None
+    steps: list[Eqn] = []
+    column = columns[kept[0]]
+    if len(kept) > 1:
+        column = Var(index.aval.update(shape=(*index.aval.shape[:-1], len(kept))))
+        steps = [joined.replace(invars=[columns[k] for k in kept], outvars=[column])]
+    numbers = numbers._replace(start_index_map=tuple(axes[k] for k in kept))
+    params = {**gather.params, "dimension_numbers": numbers}
+    return [*steps, gather.replace(invars=[table, column], params=params)]
+
+
+def _collapsed(gather: Eqn, squeeze: Eqn) -> Eqn | None:
+    """A lookup that drops the axes of one row that the next step drops."""
+    numbers, sizes = gather.params["dimension_numbers"], gather.params["slice_sizes"]
+    dropped = squeeze.params["dimensions"]
+    if not set(dropped) <= set(numbers.offset_dims):
+        return None
+    gone = {*numbers.collapsed_slice_dims, *numbers.operand_batching_dims}
+    axes = [axis for axis in range(len(sizes)) if axis not in gone]
+    taken = dict(zip(numbers.offset_dims, axes, strict=True))
+    numbers = numbers._replace(
+        offset_dims=tuple(
+            k - sum(d < k for d in dropped) for k in numbers.offset_dims if k not in dropped
+        ),
+        collapsed_slice_dims=tuple(
+            sorted((*numbers.collapsed_slice_dims, *(taken[d] for d in dropped)))
+        ),
+    )
+    params = {**gather.params, "dimension_numbers": numbers}
+    return gather.replace(params=params, outvars=squeeze.outvars)
 
 
 def _wrapped(take: Eqn, producers: Mapping[Atom, Eqn]) -> tuple[Eqn, Eqn, Eqn] | None:

@@ -10,7 +10,7 @@ from invert._private.jax import dce
 from invert.ir.convolutions import with_arguments
 from invert.ir.graph import Graph, is_var
 from invert.ir.known_numbers import with_known_numbers
-from invert.ir.lookups import with_wrapped_positions
+from invert.ir.lookups import with_plain_lookups, with_wrapped_positions
 from invert.ir.narrow_operands import with_narrow_operands
 from invert.ir.passes import Made, replaced, rewritten
 from invert.ir.scan_operands import unreversed, with_plain_operands
@@ -24,15 +24,15 @@ def as_written(jaxpr: Jaxpr) -> Jaxpr:
     """A program as an author would write it.
 
     Sums of cotangents use `+`. Arrays of one number become numbers, and so do results computed from
-    numbers. Operations with neutral numbers are dropped, and transposes that undo each other;
-    `x + -1.0` is `x - 1.0`, and `-x * y + z` is `z - x * y`. Loops over reversed arrays run in
-    reverse, and loops take arrays without axes of size one. Positions are looked up as other
-    indices are, convolutions pad their images, and arrays are joined along the axis that they end
-    up in. What is limited from above and then from below is limited from below first, as by
-    `jnp.clip`.
+    numbers. Operations with neutral numbers are dropped, and transposes that undo each other; `x +
+    -1.0` is `x - 1.0`, and `-x * y + z` is `z - x * y`. Loops over reversed arrays run in reverse,
+    and loops take arrays without axes of size one. Positions are looked up as other indices are,
+    rows by their index alone, convolutions pad their images, and arrays are joined along the axis
+    that they end up in. What is limited from above and then from below is limited from below first,
+    as by `jnp.clip`.
     """
     jaxpr = with_known_numbers(jaxpr.replace(eqns=[_known(e) for e in jaxpr.eqns]))
-    narrow = with_narrow_operands(with_wrapped_positions(jaxpr))
+    narrow = with_narrow_operands(with_plain_lookups(with_wrapped_positions(jaxpr)))
     narrow = _without_inverse_transposes(without_neutral(narrow))
     narrow = with_arguments(_with_differences(narrow))
     narrow = with_concatenations(_with_clips(narrow))

@@ -130,3 +130,32 @@ def test_indices_of_axes_of_open_length(
     for x64 in (False, True):
         with jax.enable_x64(x64):
             np.testing.assert_array_equal(emission.model(*args), function(*map(jnp.asarray, args)))
+
+
+@pytest.mark.parametrize(
+    ("function", "table", "text"),
+    [
+        (lambda x, i: jax.vmap(lambda k: x[k])(i), (7, 4), 'x.at[i].get(mode="clip")'),
+        (lambda x, i: jax.vmap(lambda k: x[k])(i), (7, 2, 3), 'x.at[i].get(mode="clip")'),
+        (lambda x, i: jax.vmap(lambda k: x[:, k])(i), (2, 7, 4), "lax.gather("),
+        (lambda x, i: jax.vmap(lambda k, j: x[k, :, j])(i, i), (7, 4, 7), "lax.gather("),
+        (lambda x, i: jax.vmap(lambda k: jax.lax.dynamic_slice_in_dim(x, k, 2))(i), (7, 4), ""),
+        (lambda x, i: jax.vmap(lambda k: x[:1][k])(i), (7, 4), ""),
+    ],
+)
+@pytest.mark.parametrize("count", [6, "n"])
+def test_mapped_lookups_are_indexing(
+    function: Callable[..., Any], table: tuple[int, ...], text: str, count: int | str
+) -> None:
+    shape = jax.export.symbolic_shape(str(count))
+    specs = jax.ShapeDtypeStruct(table, jnp.float32), jax.ShapeDtypeStruct(shape, jnp.int32)
+    emission = invert.from_exported(jax.export.export(jax.jit(function))(*specs)).emit()
+    assert text in emission.source, emission.source
+    rng = np.random.default_rng(len(table))
+    x = jnp.asarray(rng.normal(size=table), jnp.float32)
+    i = jnp.asarray([0, 6, -1, 9, -20, 6], jnp.int32)
+    weights = rng.normal(size=function(x, i).shape).astype(np.float32)
+    model: Any = emission.model
+    np.testing.assert_array_equal(model(x, i), function(x, i))
+    one, other = (jax.grad(lambda x, f=f: jnp.vdot(weights, f(x, i)))(x) for f in (model, function))
+    np.testing.assert_array_equal(one, other)
