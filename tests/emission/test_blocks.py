@@ -236,3 +236,37 @@ def test_activations_have_no_part_in_the_names_of_blocks() -> None:
     classes = _classes(emission)
     assert [f.partition(":")[0] for f in classes["Mixer"]] == ["depth", "bn0", "point", "bn1"]
     assert "mixers: tuple[Mixer, ...]" in classes["Model"]
+
+
+def test_blocks_whose_weights_have_no_names() -> None:
+    """A mask that a block makes, and a table that all share, do not cut the first one in two."""
+    rng = np.random.default_rng(0)
+
+    def drawn(*shape: int) -> Any:
+        return jnp.asarray(rng.normal(size=shape) / shape[0] ** 0.5, jnp.float32)
+
+    shapes = [(12,), *[(12, 12)] * 4, (12, 20), (20,), (20, 12)]
+    every = [[drawn(*shape) for shape in shapes] for _ in range(3)]
+    waves, head = drawn(6, 12), drawn(12, 7)
+
+    def block(weights: Any, x: Any) -> Any:
+        scale, query, key, value, out, up, bias, down = weights
+        h = x * jax.lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + 1e-6) * scale
+        scores = jnp.einsum("btd,bsd->bts", (h @ query) * waves, (h @ key) * waves)
+        scores = jnp.where(jnp.tril(jnp.ones((6, 6), bool)), scores, -1e9)
+        x = x + jax.nn.softmax(scores) @ (h @ value) @ out
+        return x + jax.nn.gelu(x @ up + bias) @ down
+
+    def model(x: Any) -> Any:
+        for weights in every:
+            x = block(weights, x)
+        return x @ head
+
+    (b,) = jax.export.symbolic_shape("b")
+    spec = jax.ShapeDtypeStruct((b, 6, 12), jnp.float32)
+    module = invert.from_exported(jax.export.export(jax.jit(model))(spec))
+    source = module.source
+    assert "for block in self.blocks:" in source and "depth: int = 3" in source
+    assert {"Block", "Attention", "Linear"} < {*re.findall(r"^class (\w+)", source, re.M)}
+    x = drawn(2, 6, 12)
+    np.testing.assert_array_equal(module.model(x), module(x))

@@ -140,9 +140,19 @@ class _Chains:
         layers = sum(isinstance(s, LayerCall) for s in self.steps)
         if layers + len(self.layer.parameters) < _FEW:
             return []
+        chains = self._chains()
+        by_length = self._parts(chains, inputs_first=False)
+        found = self._runs_of(by_length)
+        # What depends on no input, such as a mask or the form of a bias, lies inside of blocks; but
+        # the latents of a Perceiver are what its blocks pass on.
+        by_input = self._parts(chains, inputs_first=True)
+        other = self._runs_of(by_input) if by_input != by_length else found
+        return other if _size(other) > _size(found) else found
+
+    def _runs_of(self, parts: Sequence[Sequence[int]]) -> list[_Run]:
         found: list[_Run] = []
         taken: set[int] = set()
-        for chain in self._chains():
+        for chain in parts:
             units = self._units(chain)
             exact, alike = _repeated(units, 0, len(units)), _alike(units)
             for run in exact if _size(exact) >= _size(alike) else alike:
@@ -177,10 +187,18 @@ class _Chains:
             while after[chain[-1]] != end:
                 chain.append(after[chain[-1]])
             chains.append(chain)
+        return chains
+
+    def _parts(self, chains: Sequence[list[int]], *, inputs_first: bool) -> list[list[int]]:
+        """The chains, each without the steps of those before it; the longest first."""
         seen: set[int] = set()
         parts: list[list[int]] = []
-        # The steps of an unrolled loop begin with its first state, such as zeros.
-        for chain in sorted(chains, key=lambda c: (not self._is_state(c[0]), -len(c))):
+
+        def rank(chain: list[int]) -> tuple[bool, bool, int]:
+            # The steps of an unrolled loop begin with its first state, such as zeros.
+            return not self._is_state(chain[0]), inputs_first and chain[0] >= 0, -len(chain)
+
+        for chain in sorted(chains, key=rank):
             part = [i for i in chain if i not in seen]
             if len(part) > _FEW:
                 seen.update(part)
@@ -362,12 +380,12 @@ def _wrap_runs(layer: Layer, runs: Sequence[_Run], parameters: Mapping[Var, Path
         every = [[s.layer for i in b if _is_call(s := steps[i]) and i not in aside] for b in run]
         # Activations and the like have the names of their kinds.
         calls = [own if (own := [*filter(parameters_of, b)]) else b for b in every]
-        name, number = _name_of(calls, parameters), 1
+        shared = _shared(layer, run)
+        name, number = _name_of(calls, parameters) or ("cell" if shared else "block"), 1
         while name in taken:
             name, number = f"stage{number}_block" if number > 1 else "block", number + 1
         taken.add(name)
         _name_fields(calls, parameters)
-        shared = _shared(layer, run)
         if shared:
             layer.parameters = [v for v in layer.parameters if v not in shared]
         first: Layer | None = None
@@ -500,9 +518,12 @@ def _is_call(step: Eqn) -> TypeIs[LayerCall]:
 
 
 def _name_of(blocks: Sequence[Sequence[Layer]], parameters: Mapping[Var, Path]) -> str:
-    """A name for blocks: the common prefix of a block's layers, otherwise its only layer's name."""
+    """A name for blocks: the common prefix of a block's layers, otherwise its only layer's name.
+
+    It is `""` without layers.
+    """
     if not any(blocks):
-        return "cell"
+        return ""
     if all(len(layers) == 1 for layers in blocks):
         return _plain(called(blocks[0][0], parameters))
     begin = _prefix([called(layer, parameters) for layer in blocks[0]])

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from invert._private.jax import names_of
 from invert.emission.layers.cut import NUMBER, Path
 from invert.emission.layers.roles import roles
+from invert.emission.python.naming import stem
 from invert.ir import kinds
 from invert.ir.graph import Graph, is_var
 from invert.ir.jaxprs import sub_jaxprs
@@ -22,10 +23,14 @@ from invert.ir.types import Atom, Eqn, Jaxpr, Var
 
 # Uninformative names of parameters: positions, and names given to constants.
 _EMPTY = re.compile(
-    r"(args?|param|parameter|constant|weight|kernel|bias|scale|table|choice|offset|p|x)?_?\d*"
+    r"(args?|param|parameter|constant|weight|kernel|bias|scale|table|positions|frequencies|choice|offset|p|x)?_?\d*"
 )
+# Names of constants that say more than a scale or a bias.
+_TABLES = frozenset(("positions", "frequencies", "constant"))
 _FORMS = kinds.LAYOUT | {"convert_element_type", "copy", "rev"}
 _ARITHMETIC = frozenset(("add", "sub", "mul", "div", "add_any"))
+# What a rotary embedding does.
+_ROTATING = _FORMS | set("slice split concatenate neg mul div add sub".split())
 _PRODUCTS = {"dot_general": "linear", "conv_general_dilated": "conv", "gather": "embed"}
 _SCORED = ("query", "key", "value")
 
@@ -79,6 +84,8 @@ def named(jaxpr: Jaxpr, parameters: Mapping[Var, Path]) -> dict[Var, Path]:
             # A single vector of features belongs to the enclosing layer, as do parameters used by
             # each step of a loop.
             for v, name in leaf.members.items():
+                own = stem(parameters[v][-1])
+                name = own if own in _TABLES else name
                 counts[name] = counts.get(name, 0) + 1
                 names[v] = (f"{name}{NUMBER}{counts[name]}",)
                 if leaf.beside is not None and leaf.beside.where:
@@ -241,9 +248,11 @@ class _Leaves:
         if leaf.kind != "linear":
             return
         for eqn in leaf.eqns[-1:]:
-            found = {self.roles.get(v) for v in self._forms_of(eqn.outvars[0])}
-            if len(known := [name for name in _SCORED if name in found]) == 1:
-                (leaf.kind,) = known
+            for values in (self._forms_of(eqn.outvars[0]), self._rotations_of(eqn.outvars[0])):
+                found = {self.roles.get(v) for v in values}
+                if len(known := [name for name in _SCORED if name in found]) == 1:
+                    (leaf.kind,) = known
+                    break
 
     def _forms_of(self, v: Var) -> list[Var]:
         """A value, its other forms, and its multiples by a number."""
@@ -255,6 +264,20 @@ class _Leaves:
             if len(users) == 1 and users[0].primitive.name in (*_FORMS, "mul", "split"):
                 arrays = [a for a in users[0].invars if is_var(a) and a not in self.constant]
                 pending += users[0].outvars if len(arrays) == 1 else ()
+        return found
+
+    def _rotations_of(self, v: Var) -> set[Var]:
+        """What is computed from a value and tables alone, as by a rotary embedding."""
+        found = {v}
+        pending = [v]
+        while pending:
+            for user in self.graph.users.get(pending.pop(), ()):
+                if user.primitive.name not in _ROTATING or user.outvars[0] in found:
+                    continue
+                arrays = {a for a in user.invars if is_var(a)} - self.constant - {*self.sources}
+                if arrays <= found:
+                    found.update(user.outvars)
+                    pending += user.outvars
         return found
 
     def _normalizes(self, leaf: _Leaf) -> bool:
@@ -275,6 +298,8 @@ class _Leaves:
     def _attention(self, leaves: Sequence[_Leaf]) -> None:
         """Move queries, keys, values and the output projection into a separate layer."""
         number = 0
+        # The tables of a rotary embedding are used in between.
+        leaves = [leaf for leaf in leaves if leaf.kind != "scale"]
         for i, leaf in enumerate(leaves):
             if leaf.group or not self._scored(leaf):
                 continue
