@@ -270,3 +270,36 @@ def test_blocks_whose_weights_have_no_names() -> None:
     assert {"Block", "Attention", "Linear"} < {*re.findall(r"^class (\w+)", source, re.M)}
     x = drawn(2, 6, 12)
     np.testing.assert_array_equal(module.model(x), module(x))
+
+
+def _rotated(x: Any) -> Any:
+    *_, length, _, width = x.shape
+    angles = jnp.arange(length)[:, None] * 100 ** -(jnp.arange(0, width, 2) / width)
+    cos, sin = jnp.cos(angles)[:, None], jnp.sin(angles)[:, None]
+    even, odd = x[..., ::2], x[..., 1::2]
+    return jnp.stack([even * cos - odd * sin, even * sin + odd * cos], -1).reshape(x.shape)
+
+
+def test_rotated_heads_and_gates_of_blocks_without_names() -> None:
+    """Fewer keys than queries, both rotated, and three products with a gate."""
+
+    def run(*arrays: Any) -> Any:
+        *params, x = arrays
+        rest = iter(params)
+        for _ in range(2):
+            h = x * lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + 1e-6) * next(rest)
+            q, k, v = ((h @ next(rest)).reshape(x.shape[0], 3, n, 4) for n in (4, 2, 2))
+            k, v = jnp.repeat(_rotated(k), 2, 2), jnp.repeat(v, 2, 2)
+            scores = jax.nn.softmax(jnp.einsum("bqhd,bkhd->bhqk", _rotated(q), k) / 2.0)
+            mixed = jnp.einsum("bhqk,bkhd->bqhd", scores, v).reshape(x.shape[0], 3, 16)
+            x = x + mixed @ next(rest)
+            h = x * lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + 1e-6) * next(rest)
+            x = x + (jax.nn.silu(h @ next(rest)) * (h @ next(rest))) @ next(rest)
+        return x @ next(rest)
+
+    block = [(8,), (8, 16), (8, 8), (8, 8), (16, 8), (8,), (8, 20), (8, 20), (20, 8)]
+    classes = _classes(_emitted(run, _arrays(*block, *block, (8, 5)), _arrays((2, 3, 8))[0]))
+    fields = {name: [f.partition(":")[0] for f in own] for name, own in classes.items()}
+    assert fields["Main"] == ["blocks", "head"]
+    assert fields["Block"] == ["norm_1", "attention", "norm_2", "gate", "up", "down"]
+    assert fields["Attention"][:4] == ["query", "key", "value", "out"]

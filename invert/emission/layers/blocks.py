@@ -27,7 +27,7 @@ from invert.emission.layers.cut import (
     plain_name,
 )
 from invert.emission.layers.library_names import without_number
-from invert.emission.layers.links import Links, ordered
+from invert.emission.layers.links import Links, ordered, users_of
 from invert.emission.layers.stack import kind_of
 from invert.emission.layers.tree import called, parameters_of
 from invert.emission.layers.wrap import wrapped
@@ -586,6 +586,8 @@ def name_layers(layer: Layer) -> None:
         first, second = map(_width_of, linear)
         if first and second and first[0] == second[1] < first[1]:
             linear[0].field, linear[1].field = "up", "down"
+    for inner, name in zip(linear, _gated(layer, linear), strict=False):
+        inner.field = name
     if not layer.path and linear and linear[-1].field == "linear":
         last = linear[-1]
         if any(v in layer.outputs for v in last.outputs):
@@ -593,6 +595,28 @@ def name_layers(layer: Layer) -> None:
     _number(free)
     for inner in calls:
         name_layers(inner)
+
+
+def _gated(layer: Layer, linear: Sequence[Layer]) -> list[str]:
+    """The names of three products, of which the first two, one after an activation, are multiplied.
+
+    It is empty for others.
+    """
+    widths = [_width_of(inner) for inner in linear]
+    if len(widths) != 3 or widths[0] != widths[1] or None in widths:
+        return []
+    first, _, last = widths
+    if first is None or last != first[::-1] or first[0] >= first[1]:
+        return []
+    users = users_of(layer.steps)
+    results = {s.layer: s.outvars[0] for s in layer.steps if isinstance(s, LayerCall)}
+    direct = [
+        [layer.steps[j].primitive.name for j in users[results[inner]]] == ["mul"]
+        for inner in linear[:2]
+    ]
+    if direct == [False, True]:
+        return ["gate", "up", "down"]
+    return ["up", "gate", "down"] if direct == [True, False] else []
 
 
 def _width_of(layer: Layer) -> tuple[int, int] | None:

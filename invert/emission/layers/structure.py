@@ -30,7 +30,7 @@ _TABLES = frozenset(("positions", "frequencies", "constant"))
 _FORMS = kinds.LAYOUT | {"convert_element_type", "copy", "rev"}
 _ARITHMETIC = frozenset(("add", "sub", "mul", "div", "add_any"))
 # What a rotary embedding does.
-_ROTATING = _FORMS | set("slice split concatenate neg mul div add sub".split())
+_ROTATING = _FORMS | set("slice split concatenate stack neg mul div add sub".split())
 _PRODUCTS = {"dot_general": "linear", "conv_general_dilated": "conv", "gather": "embed"}
 _SCORED = ("query", "key", "value")
 
