@@ -303,3 +303,42 @@ def test_rotated_heads_and_gates_of_blocks_without_names() -> None:
     assert fields["Main"] == ["blocks", "head"]
     assert fields["Block"] == ["norm_1", "attention", "norm_2", "gate", "up", "down"]
     assert fields["Attention"][:4] == ["query", "key", "value", "out"]
+
+
+def test_a_product_beside_the_path_of_each_block() -> None:
+    """Such as the projection of a time, which all blocks read."""
+    first, start, *params = _arrays((2, 5), (6, 8), *[(8, 12), (5, 12), (12, 8)] * 3)
+
+    def model(x: Any, t: Any) -> Any:
+        rest = iter(params)
+        time = jnp.tanh(t @ first)
+        x = x @ start
+        for _ in range(3):
+            hidden = jax.nn.gelu(x @ next(rest) + time @ next(rest))
+            x = x + hidden @ next(rest)
+        return x
+
+    specs = [jax.ShapeDtypeStruct((3, n), jnp.float32) for n in (6, 2)]
+    module = invert.from_exported(jax.export.export(jax.jit(model))(*specs))
+    emission = module.emit()
+    classes = _classes(emission)
+    assert classes["Model"] == ["linear_1: Linear", "linear_2: Linear", "blocks: tuple[Block, ...]"]
+    assert len(classes["Block"]) == 3
+    args = _arrays((3, 6), (3, 2))
+    written: Any = emission.model
+    np.testing.assert_array_equal(written(*args), module(*args))
+
+
+def test_weights_of_a_loop_without_names() -> None:
+    """A program's constants are named by their use in the loop."""
+    kernel, recurrent, bias = map(jnp.asarray, _arrays((3, 8), (8, 8), (8,)))
+
+    def model(x: Any) -> Any:
+        def step(h: Any, x: Any) -> Any:
+            return jnp.tanh(x @ kernel + h @ recurrent + bias), None
+
+        return lax.scan(step, jnp.zeros(8), x)[0]
+
+    exported = jax.export.export(jax.jit(model))(jax.ShapeDtypeStruct((4, 3), jnp.float32))
+    source = invert.from_exported(exported).source
+    assert re.findall(r"^    (\w+): Float", source, re.M)[:3] == ["weight", "weight_2", "bias"]

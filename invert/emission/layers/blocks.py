@@ -410,27 +410,34 @@ def _with_named(
 ) -> _Run:
     """A run whose blocks include the layers of their names beside the path through them.
 
-    Such a layer computes what only its block uses, such as the projection of a time.
+    Such a layer computes what only its block uses, such as the projection of a time. Layers without
+    names are of a block if all blocks have such layers of one value.
 
     **Arguments:**
 
     - `inside`: the steps of all blocks.
     """
     links = Links(layer.steps, layer.outputs)
-    found: list[list[int]] = []
+    found: list[dict[int, Hashable]] = []
     for block in run:
         inner = [s.layer for i in block if _is_call(s := layer.steps[i])]
         begin = {own[0] for x in inner if (own := _PLACED.match(called(x, parameters)))}
-        beside = [
-            i
-            for i, s in enumerate(layer.steps)
-            if i not in inside and i not in links.results and _is_call(s)
-            and called(s.layer, parameters).startswith((*begin,))
-            and {*block}.issuperset(links.users[i])
-        ]  # fmt: skip
-        found.append(sorted({*block, *beside}))
-    counts = {len(new) - len(old) for new, old in zip(found, run, strict=True)}
-    return found if len(counts) == 1 else run
+        beside: dict[int, Hashable] = {}
+        for i, s in enumerate(layer.steps):
+            if i in inside or i in links.results or not _is_call(s):
+                continue
+            if {*block}.issuperset(links.users[i]):
+                if called(s.layer, parameters).startswith((*begin,)):
+                    beside[i] = None
+                elif NUMBER in s.layer.name:
+                    beside[i] = _plain(s.layer.name), *map(id, s.invars)
+        found.append(beside)
+    # The first block is also the only one to use the layer before it.
+    common = {*found[0].values()}.intersection(*(own.values() for own in found[1:]))
+    kept = [[i for i, key in own.items() if key is None or key in common] for own in found]
+    if len({*map(len, kept)}) > 1:
+        return run
+    return [sorted({*block, *own}) for block, own in zip(run, kept, strict=True)]
 
 
 _SHORTCUT = "shortcut"

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import jax.numpy as jnp
 
 from invert.emission.layers import roles
-from invert.emission.layers.cut import Layer, LayerCall, calls
+from invert.emission.layers.cut import NUMBER, Layer, LayerCall, calls
 from invert.emission.layers.library_names import without_number
 from invert.emission.layers.lists import Lists
 from invert.emission.layers.memory import Memories, is_tested, residuals, skips
@@ -19,6 +19,9 @@ from invert.emission.python.nouns import STREAM, of_field, says
 from invert.ir import kinds
 from invert.ir.graph import is_var
 from invert.ir.types import Atom, Var
+
+# Names of layers by what they compute, which say nothing about their results.
+_PRODUCTS = frozenset(("linear", "conv"))
 
 
 @dataclasses.dataclass
@@ -95,6 +98,8 @@ class InputNames:
         for step in (s for layer in self.tree.programs for s in layer.steps):
             if isinstance(step, LayerCall) and step.layer in self.tree.names:
                 field = self.tree.names[step.layer].split(".")[-1]
+                if NUMBER in step.layer.name and without_number(field) in _PRODUCTS:
+                    continue
                 found |= dict.fromkeys(step.outvars, field)
             elif not isinstance(step, LayerCall) and step.primitive.name in kinds.ELEMENTWISE:
                 own = {found.get(a, "") for a in step.invars if is_var(a)}

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import equinox as eqx
 
 from invert._errors import EmissionError
+from invert._private.jax import open_jaxpr
 from invert.emission.layers.cut import (
     Layer,
     calls,
@@ -20,7 +21,7 @@ from invert.emission.layers.cut import (
 from invert.emission.layers.state import locate
 from invert.emission.python.naming import Names, identifier, singular, stem
 from invert.ir import kinds
-from invert.ir.graph import is_var
+from invert.ir.graph import Graph, is_var
 from invert.ir.types import Atom, Eqn, Var
 
 Path = tuple[str, ...]
@@ -158,9 +159,15 @@ def constant_name(
     """
     for _ in range(8):
         first = next(iter(users.get(v, ())), None)
-        if first is None or first.primitive.name not in _MOVES:
+        # That of a loop is named by its use inside.
+        if first is not None and first.primitive.name == "scan":
+            body = open_jaxpr(first.params["jaxpr"])
+            v = body.invars[[*first.invars].index(v)]
+            users = {w: own for w, own in Graph(body).users.items() if is_var(w)}
+        elif first is None or first.primitive.name not in _MOVES:
             break
-        v = first.outvars[0]
+        else:
+            v = first.outvars[0]
     else:
         return "constant"
     if first is None:
