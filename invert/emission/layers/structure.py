@@ -144,7 +144,8 @@ class _Leaves:
         elif kind is not None:
             leaf = _Leaf(kind)
         elif eqn.primitive.name in _ARITHMETIC:
-            leaf = self._before(eqn, known) or _Leaf("scale")
+            telling = any(stem(self.parameters[v][-1]) in _TABLES for v in new)
+            leaf = (None if telling else self._before(eqn, known)) or _Leaf("scale")
         else:
             leaf = None
         if leaf is None:
