@@ -22,20 +22,20 @@ from invert.modules.dimensions import at_numbers
 # Sizes for open dimensions, in order of appearance: primes, so that products of sizes do not
 # coincide.
 SIZES = (7, 11, 13, 17, 19, 23)
-# For texts with conditions, such as that a size is a multiple of 32, or at most 8.
+# Tried next, for conditions such as a multiple of 32, or at most 8.
 _OTHER_SIZES = ((8, 24, 40, 56), (96, 160, 224), (4, 6, 2), (1,))
 
 
 @dataclasses.dataclass(frozen=True)
 class Arguments:
-    """What an emitted module is called with.
+    """The arguments of an emitted module.
 
     **Arguments:**
 
-    - `names`: of the flat arguments.
-    - `tree`: that of the positional arguments and the keywords, without the key.
+    - `names`: the names of the flat arguments.
+    - `tree`: the structure of the positional and keyword arguments, without the key.
     - `tried`: the types of the flat arguments, at several sizes.
-    - `key`: the keyword of its random key.
+    - `key`: the name of its argument for a random key, if any.
     """
 
     names: list[str]
@@ -53,7 +53,7 @@ class _Kind:
 def annotated(model: eqx.Module) -> Arguments:
     """The arguments of an emitted module, at several sizes.
 
-    **Raises:** `SignatureError` if an annotation does not tell their types.
+    **Raises:** `SignatureError` if an annotation does not state a type.
     """
     cls = type(model)
     made = inspect.signature(cls.__init__).parameters
@@ -106,11 +106,11 @@ def _name(path: Sequence[object], named: Sequence[str]) -> str:
 
 
 def _kinds(annotation: Any, known: dict[str, int]) -> Tree | None:
-    """The kinds of arrays in an annotation; `None` if it does not tell them.
+    """The shapes and dtypes in an annotation; `None` if it does not state them.
 
     **Arguments:**
 
-    - `known`: sizes that the class has by default, by name.
+    - `known`: the default sizes of the class, by name.
     """
     origin, parts = typing.get_origin(annotation), typing.get_args(annotation)
     if origin in (typing.Union, types.UnionType):

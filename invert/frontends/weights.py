@@ -15,7 +15,7 @@ from invert._entry import EntryPoint, Param, Shardings, unique
 from invert._errors import SignatureError
 from invert._private.jax import Tree, Value, from_words
 
-# Names of the parts of a tree in which an array is.
+# The keys that lead to an array in a tree.
 _Path = tuple[str, ...]
 
 
@@ -88,7 +88,7 @@ def held(entry: EntryPoint, values: Mapping[str, Tree]) -> EntryPoint:
 
 
 def check_mapping(params: object) -> None:
-    """Refuse values of weights that have no names.
+    """Check that weights are given by name.
 
     **Raises:** `SignatureError`.
     """
@@ -100,8 +100,10 @@ def check_mapping(params: object) -> None:
 
 
 def _by_path(tree: Tree) -> tuple[dict[_Path, Any], dict[_Path, _Path]]:
-    """The leaves of a tree, whose containers need not be of the same types as others', and their
-    names: `kernel` for `kernel.value`, since Flax boxes arrays."""
+    """The leaves of a tree and their names, by path; container types do not matter.
+
+    Flax boxes arrays, so `kernel.value` is named `kernel`.
+    """
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     boxes = collections.Counter(path[:-1] for path, _ in leaves)
     arrays: dict[_Path, Any] = {}

@@ -92,9 +92,9 @@ class FileParts:
         return self._parts.get(content, content)
 
     def read(self, content: bytes, read: Callable[[bytes | FilePart], T]) -> T:
-        """What `read` makes of a field; of one that was left out, once.
+        """Apply `read` to a field; to one that was left out, only once.
 
-        It replaces the field, so that the given bytes are released with the last field.
+        The result replaces the field, so that the given bytes are released with the last field.
         """
         if content in self._parts:
             with self._lock:
@@ -114,7 +114,7 @@ class FileParts:
         return self.read(content, copied)
 
     def leave_out(self, nodes: Iterable[NodeDef]) -> None:
-        """Change nodes to have zeros for large constants, of which only the types matter."""
+        """Replace large constants in nodes by zeros; only their types matter."""
         for node in nodes:
             if "value" in node.attr:
                 tensor = node.attr["value"].tensor

@@ -169,8 +169,8 @@ def own(given: object, kind: type[M], where: str) -> M:
 
 # -- large fields of a message
 
-# The attributes whose large field is left out of a message, and that field: embedded programs and
-# values of constants.
+# Attributes with a field that is left out of a message if it is large: embedded programs and
+# constants.
 _CUT = {b"module": "s", b"value": "tensor_content"}
 
 

@@ -342,3 +342,22 @@ def test_weights_of_a_loop_without_names() -> None:
     exported = jax.export.export(jax.jit(model))(jax.ShapeDtypeStruct((4, 3), jnp.float32))
     source = invert.from_exported(exported).source
     assert re.findall(r"^    (\w+): Float", source, re.M)[:3] == ["weight", "weight_2", "bias"]
+
+
+def test_group_normalizations_without_names_are_layers() -> None:
+    """Equinox broadcasts their scales and biases before it uses them."""
+    keys = iter(jax.random.split(jax.random.key(0), 6))
+    convs = [eqx.nn.Conv2d(8, 8, 3, padding=1, key=next(keys)) for _ in range(3)]
+    norms = [eqx.nn.GroupNorm(4, 8) for _ in range(3)]
+
+    def model(x: Any) -> Any:
+        for conv, norm in zip(convs, norms, strict=True):
+            x = x + conv(jax.nn.silu(norm(x)))
+        return x
+
+    shape = jax.export.symbolic_shape("b, 8, 4, 4")
+    spec = jax.ShapeDtypeStruct(shape, jnp.float32)
+    emission = invert.from_exported(jax.export.export(jax.jit(jax.vmap(model)))(spec)).emit()
+    classes = _classes(emission)
+    assert classes["Block"] == ["norm: Norm", "conv: Conv"]
+    assert [f.partition(":")[0] for f in classes["Norm"]] == ["scale", "bias"]

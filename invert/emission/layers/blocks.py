@@ -605,15 +605,12 @@ def name_layers(layer: Layer) -> None:
 
 
 def _gated(layer: Layer, linear: Sequence[Layer]) -> list[str]:
-    """The names of three products, of which the first two, one after an activation, are multiplied.
-
-    It is empty for others.
-    """
-    widths = [_width_of(inner) for inner in linear]
-    if len(widths) != 3 or widths[0] != widths[1] or None in widths:
+    """Names for the three products of a gated MLP, `[]` for other layers."""
+    widths = [w for inner in linear if (w := _width_of(inner)) is not None]
+    if len(linear) != 3 or len(widths) != 3:
         return []
-    first, _, last = widths
-    if first is None or last != first[::-1] or first[0] >= first[1]:
+    first, second, last = widths
+    if first != second or last != first[::-1] or first[0] >= first[1]:
         return []
     users = users_of(layer.steps)
     results = {s.layer: s.outvars[0] for s in layer.steps if isinstance(s, LayerCall)}

@@ -25,11 +25,13 @@ from invert.ir.types import Atom, Eqn, Jaxpr, Var
 _EMPTY = re.compile(
     r"(args?|param|parameter|constant|weight|kernel|bias|scale|table|positions|frequencies|choice|offset|p|x)?_?\d*"
 )
-# Names of constants that say more than a scale or a bias.
-_TABLES = frozenset(("positions", "frequencies", "constant"))
+# Names of constants whose use is known, which belong to no product or normalization.
+_TABLES = frozenset(("positions", "frequencies"))
+# Those that are kept instead of `scale` or `bias`.
+_KEPT = _TABLES | {"constant"}
 _FORMS = kinds.LAYOUT | {"convert_element_type", "copy", "rev"}
 _ARITHMETIC = frozenset(("add", "sub", "mul", "div", "add_any"))
-# What a rotary embedding does.
+# Primitives of a rotary embedding.
 _ROTATING = _FORMS | set("slice split concatenate stack neg mul div add sub".split())
 _PRODUCTS = {"dot_general": "linear", "conv_general_dilated": "conv", "gather": "embed"}
 _SCORED = ("query", "key", "value")
@@ -85,7 +87,7 @@ def named(jaxpr: Jaxpr, parameters: Mapping[Var, Path]) -> dict[Var, Path]:
             # each step of a loop.
             for v, name in leaf.members.items():
                 own = stem(parameters[v][-1])
-                name = own if own in _TABLES else name
+                name = own if own in _KEPT else name
                 counts[name] = counts.get(name, 0) + 1
                 names[v] = (f"{name}{NUMBER}{counts[name]}",)
                 if leaf.beside is not None and leaf.beside.where:
@@ -144,8 +146,8 @@ class _Leaves:
         elif kind is not None:
             leaf = _Leaf(kind)
         elif eqn.primitive.name in _ARITHMETIC:
-            telling = any(stem(self.parameters[v][-1]) in _TABLES for v in new)
-            leaf = (None if telling else self._before(eqn, known)) or _Leaf("scale")
+            table = any(stem(self.parameters[v][-1]) in _TABLES for v in new)
+            leaf = (None if table else self._before(eqn, known)) or _Leaf("scale")
         else:
             leaf = None
         if leaf is None:
@@ -249,8 +251,8 @@ class _Leaves:
         if leaf.kind != "linear":
             return
         for eqn in leaf.eqns[-1:]:
-            for values in (self._forms_of(eqn.outvars[0]), self._rotations_of(eqn.outvars[0])):
-                found = {self.roles.get(v) for v in values}
+            for reached in (self._forms_of, self._rotations_of):
+                found = {self.roles.get(v) for v in reached(eqn.outvars[0])}
                 if len(known := [name for name in _SCORED if name in found]) == 1:
                     (leaf.kind,) = known
                     break
@@ -268,15 +270,15 @@ class _Leaves:
         return found
 
     def _rotations_of(self, v: Var) -> set[Var]:
-        """What is computed from a value and tables alone, as by a rotary embedding."""
+        """Values computed from one value and tables only, as by a rotary embedding."""
         found = {v}
         pending = [v]
         while pending:
             for user in self.graph.users.get(pending.pop(), ()):
                 if user.primitive.name not in _ROTATING or user.outvars[0] in found:
                     continue
-                arrays = {a for a in user.invars if is_var(a)} - self.constant - {*self.sources}
-                if arrays <= found:
+                arrays = {a for a in user.invars if is_var(a)} - self.constant - found
+                if all(a in self.sources for a in arrays):
                     found.update(user.outvars)
                     pending += user.outvars
         return found
@@ -299,7 +301,7 @@ class _Leaves:
     def _attention(self, leaves: Sequence[_Leaf]) -> None:
         """Move queries, keys, values and the output projection into a separate layer."""
         number = 0
-        # The tables of a rotary embedding are used in between.
+        # Tables of a rotary embedding come between the layers of an attention.
         leaves = [leaf for leaf in leaves if leaf.kind != "scale"]
         for i, leaf in enumerate(leaves):
             if leaf.group or not self._scored(leaf):

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import equinox as eqx
 
 from invert._errors import EmissionError
-from invert._private.jax import open_jaxpr
+from invert._private.jax import by_jaxpr, open_jaxpr
 from invert.emission.layers.cut import (
     Layer,
     calls,
@@ -22,7 +22,7 @@ from invert.emission.layers.state import locate
 from invert.emission.python.naming import Names, identifier, singular, stem
 from invert.ir import kinds
 from invert.ir.graph import Graph, is_var
-from invert.ir.types import Atom, Eqn, Var
+from invert.ir.types import AnyJaxpr, Atom, Eqn, Var
 
 Path = tuple[str, ...]
 
@@ -157,13 +157,13 @@ def constant_name(
 
     - `computed`: the arguments of the program, and what is computed from values by equations.
     """
+    shape = v.aval.shape
     for _ in range(8):
         first = next(iter(users.get(v, ())), None)
         # That of a loop is named by its use inside.
         if first is not None and first.primitive.name == "scan":
-            body = open_jaxpr(first.params["jaxpr"])
-            v = body.invars[[*first.invars].index(v)]
-            users = {w: own for w, own in Graph(body).users.items() if is_var(w)}
+            body = first.params["jaxpr"]
+            v, users = open_jaxpr(body).invars[[*first.invars].index(v)], _users_in(body)
         elif first is None or first.primitive.name not in _MOVES:
             break
         else:
@@ -172,7 +172,15 @@ def constant_name(
         return "constant"
     if first is None:
         return "constant"
-    return _by_role(v, first, users, computed) or _USES.get(kinds.computes(first), "constant")
+    # A vector that was broadcast is a bias.
+    flat = sum(n != 1 for n in shape) < 2
+    role = "" if (role := _by_role(v, first, users, computed)) == "positions" and flat else role
+    return role or _USES.get(kinds.computes(first), "constant")
+
+
+@by_jaxpr
+def _users_in(body: AnyJaxpr) -> Mapping[Var, Sequence[Eqn]]:
+    return {v: users for v, users in Graph(body).users.items() if is_var(v)}
 
 
 def _by_role(
