@@ -289,7 +289,8 @@ def load(
         The program constrains those named. By default the shardings that a module was saved with.
 
     Loading a directory written by `save` imports its `model.py`, and so runs it; no code of the
-    other containers is ever run.
+    other containers is ever run. Its program is fixed: options of `config` that would change it are
+    refused.
 
     **Returns:** a `Module` whose `params` are the variables. For several functions, a `Methods`
     with a method for each, on shared parameters. For a directory written by `save`, the Equinox
@@ -321,12 +322,24 @@ def load(
     if shardings is not None and mesh is None:
         raise MeshError("shardings need a mesh", remedy="Pass mesh=jax.make_mesh(...) too.")
     if kind == "saved":
+        _refuse_options(path, config)
         return save.load_saved(path, mesh, shardings)
     plan = placement.ParameterPlacement(mesh, shardings or {})
     tags = [tags] if isinstance(tags, str) else tags
     if kind == "saved_model":
         return _load_saved_model(path, signature, tags, plan, config)
     return _build_all(path.name, _entries_of_file(path, kind, signature, config), plan, config)
+
+
+def _refuse_options(path: Path, config: Config) -> None:
+    """Refuse the options of a conversion for a program that was converted before."""
+    without_effect = {"verify", "progress"}  # nothing is verified, and there are no stages
+    if given := [name for name in config.changed() if name not in without_effect]:
+        raise SignatureError(
+            f"{path} was written by invert.save: its program is fixed, so that"
+            f" {', '.join(given)} of the config would have no effect",
+            remedy="Pass the config when you convert the original, and save that.",
+        )
 
 
 def _container(path: str | os.PathLike[str]) -> tuple[Path, _containers.Kind]:

@@ -118,9 +118,12 @@ class Config:
 
     def __repr__(self) -> str:
         """Only the options that differ from their defaults, so that `help` stays readable."""
+        return f"Config({', '.join(f'{name}={value!r}' for name, value in self.changed().items())})"
+
+    def changed(self) -> Mapping[str, Any]:
+        """The options that differ from their defaults."""
         fields = [(f, getattr(self, f.name)) for f in dataclasses.fields(self)]
-        changed = ", ".join(f"{f.name}={value!r}" for f, value in fields if value != f.default)
-        return f"Config({changed})"
+        return {f.name: value for f, value in fields if value != f.default}
 
     def begin(self, stage: str) -> None:
         """Report the beginning of a stage to `progress`, if given."""

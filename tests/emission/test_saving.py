@@ -330,3 +330,13 @@ def test_a_package_has_no_signatures(tmp_path: Path) -> None:
     invert.save(module, tmp_path / "saved")
     with pytest.raises(invert.SignatureError, match="written by invert"):
         invert.load(tmp_path / "saved", signature="main")
+
+
+def test_the_program_of_a_package_cannot_be_converted_otherwise(tmp_path: Path) -> None:
+    """An option without effect is refused; those that change no program are taken."""
+    module = invert.from_stablehlo(jax.jit(jnp.sin).lower(ramp(3)))
+    invert.save(module, tmp_path / "package")
+    with pytest.raises(invert.SignatureError, match="max_scan, optimize of the config"):
+        invert.load(tmp_path / "package", config=invert.Config(optimize="cpu", max_scan=3))
+    unverified = invert.load(tmp_path / "package", config=invert.Config(verify=False))
+    assert jnp.array_equal(unverified(ramp(3)), module(ramp(3)))
