@@ -92,6 +92,12 @@ def test_a_loop_takes_no_name_that_is_an_argument() -> None:
     assert _tuple(*calls, taken=["a"]).startswith("(A(1, b")
 
 
+def test_a_loop_over_features_has_a_name_beside_those_of_arguments() -> None:
+    calls = [f"A({n}, c_out)" for n in range(64, 256, 32)]
+    text = _tuple(*calls, names=("c_in", "c_out"), taken=["c_in"])
+    assert text == "tuple((A(width, c_out, key=k) for width in range(64, 256, 32)))"
+
+
 def test_types_of_numbers_are_kept() -> None:
     """`1 == True`, but a flag is no size that counts."""
     assert "range" not in _tuple("A(False, 2)", "A(True, 2)", "A(2, 2)", "A(3, 2)")
@@ -342,3 +348,20 @@ def test_fields_that_would_be_equal_keep_their_names() -> None:
     x = layers.Dense(4, name="stem")(layers.ReLU()(x))
     source = _emitted(keras.Model(given, x, name="net"), 7)
     assert "self.net_stem = " in source and "self.stem = " in source
+
+
+def test_fields_repeat_neither_the_name_of_the_model_nor_that_of_their_block() -> None:
+    """Names that begin with both lose both, with parameters and without."""
+    x = given = keras.Input((7,))
+    for stage, width in enumerate((4, 6)):
+        for block in range(2):
+            name = f"deep_net_stage_{stage}_block_{block}"
+            y = layers.Dense(width, name=f"{name}_first")(x)
+            y = layers.Activation("gelu", name=f"{name}_gelu")(y)
+            y = layers.Dense(x.shape[-1], name=f"{name}_second")(y)
+            x = layers.Add(name=f"{name}_add")([x, y])
+        x = layers.Dense(width, name=f"deep_net_down_{stage}")(x)
+    source = _emitted(keras.Model(given, x, name="deep_net"), 7)
+    assert source.count("class Block(") == 1 and "block_0_gelu" not in source
+    assert "stage_0_blocks: tuple[Block, ...]" in source
+    assert "stage_1_blocks: tuple[Block, ...]" in source

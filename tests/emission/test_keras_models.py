@@ -545,3 +545,40 @@ def test_blocks_of_an_encoder_and_a_decoder_are_named_once_after_these() -> None
     net(source, target)
     text, _ = _called(net, source, target)
     assert {"EncoderBlock", "DecoderBlock"} < {*re.findall(r"^class (\w+)", text, re.M)}
+
+
+def _cells(count: int, *, branches: tuple[str, ...] = ("left", "right")) -> Any:
+    """Cells of branches, whose layers end with the names of these and the number of the cell."""
+
+    def branch(x: Any, end: str) -> Any:
+        for i in (1, 2):
+            x = L.Conv2D(4, 3, padding="same", name=f"conv{i}_{end}")(L.ReLU()(x))
+            x = L.BatchNormalization(name=f"norm{i}_{end}")(x)
+        return x
+
+    given = keras.Input((8, 8, 4))
+    before, x = given, L.Conv2D(4, 1, name="first")(given)
+    for k in range(1, count + 1):
+        h = L.Conv2D(4, 1, name=f"adjust_{k}")(before)
+        sides = [branch(h if i else x, f"{b}_{k}") for i, b in enumerate(branches)]
+        joined = [L.Add()(sides), L.AveragePooling2D(3, 1, "same")(h), h]
+        before, x = x, L.Conv2D(4, 1, name=f"project_{k}")(L.Concatenate()(joined))
+    return keras.Model(given, L.Dense(3, name="head")(L.GlobalAveragePooling2D()(x)))
+
+
+@pytest.mark.parametrize("count", [3, 5])
+def test_layers_whose_names_end_with_those_of_branches_and_cells_are_nested(count: int) -> None:
+    emission = _emitted(_cells(count))
+    classes = _classes(emission)
+    assert [f for f in classes["Model"] if f.endswith("Block")] == [
+        f"block_{k}: Block" for k in range(1, count + 1)
+    ]
+    own = "left: ConvBlock", "adjust: Conv", "right: ConvBlock", "project: Conv"
+    assert classes["Block"] == [*own]
+    body = emission.source[emission.source.rindex("def __call__") :]
+    assert body.count("self.") == count + 2  # the first layer, the cells and the last one
+
+
+def test_branches_that_end_with_a_word_only_once_are_no_groups() -> None:
+    source = _emitted(_cells(2, branches=("left",))).source
+    assert "left_1" not in source

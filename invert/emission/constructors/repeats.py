@@ -5,9 +5,9 @@ from __future__ import annotations
 import ast
 import dataclasses
 import itertools
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 
-from invert.emission.constructors.sizes import ROWS
+from invert.emission.constructors.sizes import FEATURES, ROWS
 from invert.emission.python import syntax
 from invert.emission.python.format import fitted
 from invert.emission.python.naming import stem
@@ -20,6 +20,8 @@ _LEAST_SAVED = 2
 KEY = "key"
 # The position of a layer in its list.
 PLACE = "i"
+# The variable of a loop over numbers of features whose name is that of another one.
+_WIDTH_OF_LAYER = "width"
 _WIDTH, _LONGEST_TARGET = 100, 80
 _INDENT = " " * 8
 
@@ -213,20 +215,20 @@ def _runs(items: Sequence[Item], taken: Set[str]) -> Iterator[ast.expr]:
         counted, counter, step = _counted(items, start, taken)
         stop = max(equal, counted)
         loop: ast.expr | None = None
-        names: list[str] = []
+        names: dict[str, str] = {}
         if counted > equal:
             begin = _int(first.arguments[counter])
             end = begin + step * (stop - start)
             bounds = [number(begin), number(end)] if begin or step != 1 else [number(end)]
             loop = call("range", *bounds, *([number(step)] if step != 1 else []))
-            names = [counter]
+            names = _variables([counter], taken)
         elif equal - start > 1:
             loop = call("range", number(equal - start))
         made = [items[i].call for i in range(start, stop)]
         if loop is None:
             yield from made
         else:
-            target = ast.Name(names[0] if names else "_", ast.Store())
+            target = ast.Name(next(iter(names.values()), "_"), ast.Store())
             looped = _comprehension(first, names, target, loop)
             saved = sum(map(_lines, made)) - _lines(ast.Starred(looped, ast.Load()))
             whole = start == 0 and stop == len(items)
@@ -239,7 +241,7 @@ def _counted(items: Sequence[Item], start: int, taken: Set[str]) -> tuple[int, s
     first = items[start]
     best = start, "", 0
     for name, value in first.arguments.items():
-        if not _is_integer(value) or name in taken or not name.isidentifier():
+        if not _is_integer(value) or not _variables([name], taken):
             continue
         if stem(name) == ROWS:  # of tables, which count equal steps by chance
             continue
@@ -279,24 +281,37 @@ def _table(items: Sequence[Item], taken: Set[str]) -> ast.expr | None:
         return None
     columns = {n: [i.arguments[n] for i in items] for n in first.arguments}
     varying = [n for n, column in columns.items() if len(set(map(_text, column))) > 1]
-    if not varying or not all(n.isidentifier() and n not in taken for n in varying):
+    if not (names := _variables(varying, taken)):
         return None
-    rows = [syntax.tuple_of(i.arguments[n] for n in varying) for i in items]
-    if len(", ".join(varying)) > _LONGEST_TARGET:
+    rows = [syntax.tuple_of(i.arguments[n] for n in names) for i in items]
+    if len(", ".join(names.values())) > _LONGEST_TARGET:
         return None
-    target = syntax.store(syntax.tuple_of(map(syntax.name, varying)))
-    if len(varying) == 1:
-        target = ast.Name(varying[0], ast.Store())
-        rows = columns[varying[0]]
-    return call("tuple", _comprehension(first, varying, target, syntax.tuple_of(rows)))
+    target = syntax.store(syntax.tuple_of(map(syntax.name, names.values())))
+    if len(names) == 1:
+        target = ast.Name(next(iter(names.values())), ast.Store())
+        rows = columns[next(iter(names))]
+    return call("tuple", _comprehension(first, names, target, syntax.tuple_of(rows)))
+
+
+def _variables(arguments: Sequence[str], taken: Set[str]) -> dict[str, str]:
+    """The variables of a loop over some arguments, by these; none if there is no name for one."""
+    found: dict[str, str] = {}
+    for name in arguments:
+        own = _WIDTH_OF_LAYER if name in taken and name in FEATURES else name
+        if not own.isidentifier() or own in taken or own in found.values():
+            return {}
+        found[name] = own
+    return found
 
 
 def _comprehension(
-    item: Item, names: Collection[str], target: ast.expr, loop: ast.expr
+    item: Item, names: Mapping[str, str], target: ast.expr, loop: ast.expr
 ) -> ast.GeneratorExp:
-    """A call in a loop over some of its arguments."""
+    """A call in a loop over some of its arguments, whose variables have these names."""
     given = {k.arg for k in item.call.keywords}
-    values = {n: ast.Name(n, ast.Load()) if n in names else v for n, v in item.arguments.items()}
+    values = {
+        n: ast.Name(names[n], ast.Load()) if n in names else v for n, v in item.arguments.items()
+    }
     count = len(item.call.args)
     args = list(values.values())[:count]
     keywords = {n: v for n, v in list(values.items())[count:] if n in given or n in names}

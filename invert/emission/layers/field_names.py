@@ -23,7 +23,7 @@ def shorten(root: Layer, model: str, paths: Mapping[Var, Path]) -> None:
 def _shorten(layer: Layer, around: set[str], name: str, paths: Mapping[Var, Path]) -> None:
     inner = [c.layer for c in calls(layer.steps) if c.layer.same is None]
     old = _names(inner, paths)
-    for own in sorted({*around, name} - {""}, key=len):
+    for own in sorted({*around, name} - {""}, key=len, reverse=True):
         _rename(inner, lambda field, own=own: field.removeprefix(f"{own}_"), paths)
     number = re.search(r"_\d+$", name)
     if number is not None and all(n.endswith(number[0]) for n in old.values()):

@@ -43,6 +43,8 @@ _FEW = 2
 _PRODUCTS = {"conv_general_dilated": _CONV, "dot_general": "linear", "gather": "embedding"}
 # The largest number of inputs, and of steps that complete a group, such as those of `silu`.
 _MOST_INPUTS, _MOST_STEPS = 3, 5
+# The largest number of steps that join the results of groups, as the pools and sums of a cell.
+_MOST_JOINING = 50
 _SEPARATORS = re.compile(r"[._]")
 # A role and a number, `gate_0_1`; the results that such a group may have, as a skip connection.
 _NUMBERED = re.compile(r"(.*?[A-Za-z]\d?)_(\d[\d_]*)")
@@ -151,38 +153,135 @@ def _changed(layer: Layer, j: int, lacking: Set[str]) -> int | None:
 
 
 def _group_by_number(layer: Layer, parameters: Mapping[Var, Path]) -> None:
-    """Make layers of the calls whose names end with the same number."""
-    groups: dict[str, dict[str, Layer]] = {}
-    names = _names(layer, parameters)
-    for i, name in names.items():
-        step, found = layer.steps[i], _NUMBERED.fullmatch(name)
-        if found is not None and isinstance(step, LayerCall) and not is_automatic(name):
-            groups.setdefault(found[2], {})[found[1]] = step.layer
+    """Make layers of the calls whose names end with the same number.
+
+    Before, of those that end with the same words and number, as `conv1_left_1` and `conv2_left_1`,
+    if there are several alike of one number, and of those that contain such groups.
+    """
+    made: set[Layer] = set()
+    words = max((n.count("_") for n in _names(layer, parameters).values()), default=0)
+    for count in range(words, 0, -1):
+        names = _names(layer, parameters)
+        groups: dict[str, dict[str, Layer]] = {}
+        own = {i: s.layer.name for i, s in enumerate(layer.steps)
+               if isinstance(s, LayerCall) and s.layer in made}  # fmt: skip
+        for i, name in {**names, **own}.items():
+            step, role, end = layer.steps[i], *_split(name, count)
+            assert isinstance(step, LayerCall)
+            if not end or (is_automatic(name) and step.layer not in made):
+                continue
+            # A group of groups is part of no other one that has the same number.
+            if not made.intersection(layers_in(step.layer)):
+                groups.setdefault(end, {})[role] = step.layer
+        for end in _alike(layer, groups, made):
+            if len(groups[end]) < len(names):
+                _group_by_end(layer, parameters, end, groups[end], made)
+
+
+def _split(name: str, count: int) -> tuple[str, str]:
+    """The role of a layer and the last words of its name, or `""` if they tell no group."""
+    words = name.split("_")
+    role, end = "_".join(words[:-count]), "_".join(words[-count:])
+    found = _NUMBERED.fullmatch(name)
+    told = found is not None and (end.endswith(found[2]) or f"_{found[2]}".endswith(f"_{end}"))
+    return role, end if told and re.search("[A-Za-z]", role) else ""
+
+
+def _alike(
+    layer: Layer, groups: Mapping[str, Mapping[str, Layer]], made: Set[Layer]
+) -> Iterator[str]:
+    """The ends of names of which several groups use each other's results in the same way.
+
+    **Arguments:**
+
+    - `made`: the groups made before, by longer ends.
+    """
     links = Links(layer.steps, layer.outputs)
     places = {s.layer: i for i, s in enumerate(layer.steps) if isinstance(s, LayerCall)}
     # A normalization before a layer and one after it are no groups of one kind.
-    flows = {number: _flow(links, places, group) for number, group in groups.items()}
-    several = collections.Counter(flows[n] for n, g in groups.items() if len(g) > 1)
+    flows = {end: _flow(links, places, group) for end, group in groups.items() if len(group) > 1}
+    several = collections.Counter(flows.values())
+    numbers = {end: (flow, end.rpartition("_")[2]) for end, flow in flows.items()}
+    together = collections.Counter(numbers.values())
     wholes = [flow for flow, n in several.items() if n > 1]
-    for number, group in groups.items():
-        parts = [frozenset(p for p in whole if {*p} <= group.keys()) for whole in wholes]
-        if len(group) < 2 or flows[number] not in parts or len(group) == len(names):
-            continue
-        chosen = set(group.values())
-        members = {
-            i for i, s in enumerate(layer.steps) if isinstance(s, LayerCall) and s.layer in chosen
-        }
-        links = Links(layer.steps, layer.outputs)
-        region = _region(layer, links, members, results=_MOST_RESULTS)
-        if region is None or not _is_connected(links, region):
-            continue
-        for role, inner in group.items():
-            inner.field, inner.kind = role, inner.kind or without_number(inner.name)
-        rest = [(i, s) for i, s in enumerate(layer.steps) if i not in region]
-        inner = wrapped(layer, sorted(region), f"block_{number}", parameters, ()).layer
-        call = LayerCall(inner, list(inner.inputs), inner.results)
-        _sort_results(call)
-        layer.steps = ordered([*rest, (min(members), call)])
+    for end, flow in flows.items():
+        if _COUNTED.fullmatch(end):
+            parts = (frozenset(p for p in w if {*p} <= groups[end].keys()) for w in wholes)
+            fits = flow in parts
+        else:
+            fits = together[numbers[end]] > 1
+        if fits or made.intersection(groups[end].values()):
+            yield end
+
+
+def _group_by_end(
+    layer: Layer,
+    parameters: Mapping[Var, Path],
+    end: str,
+    group: Mapping[str, Layer],
+    made: set[Layer],
+) -> None:
+    """Make one layer of a group of calls, if they are one region, and add it to those made."""
+    chosen = set(group.values())
+    members = {
+        i for i, s in enumerate(layer.steps) if isinstance(s, LayerCall) and s.layer in chosen
+    }
+    links = Links(layer.steps, layer.outputs)
+    numbered = _COUNTED.fullmatch(end) is not None
+    region = _joined(layer, links, members) if chosen & made or not numbered else None
+    region = region or _region(layer, links, members, results=_MOST_RESULTS)
+    if region is None or not _is_connected(links, region):
+        return
+    for role, inner in group.items():
+        inner.field, inner.kind = role, inner.kind or without_number(inner.name)
+    rest = [(i, s) for i, s in enumerate(layer.steps) if i not in region]
+    name = f"block_{end}" if numbered else end
+    inner = wrapped(layer, sorted(region), name, parameters, ()).layer
+    call = LayerCall(inner, list(inner.inputs), inner.results)
+    _sort_results(call)
+    layer.steps = ordered([*rest, (min(members), call)])
+    made.add(inner)
+
+
+def _joined(layer: Layer, links: Links, members: Set[int]) -> set[int] | None:
+    """The steps of some layers, those before for them alone, and those that join their results.
+
+    `None` if other layers are between them, or if these steps have many inputs or results.
+    """
+
+    def is_plain(i: int) -> bool:
+        return not isinstance(layer.steps[i], LayerCall | Assign)
+
+    region = links.between(members)
+    if not all(map(is_plain, region - members)):
+        return None
+    constant: dict[int, set[int]] = {}  # the steps that need no value from outside, with theirs
+    for i, needed in enumerate(links.before):
+        if is_plain(i) and constant.keys() >= {*needed}:
+            constant[i] = {i}.union(*(constant[j] for j in needed))
+    for _ in range(_MOST_JOINING):
+        if len(ends := links.ends(region)) == 1 or ends & links.results:
+            break
+        known = {j for i in region for j in links.before[i]} | region | constant.keys()
+        following = sorted({j for i in ends for j in links.users[i]} - region)
+        ready = [j for j in following if is_plain(j) and known.issuperset(links.before[j])]
+        if not ready:
+            return None
+        region |= {ready[0]}.union(*(constant.get(j, ()) for j in links.before[ready[0]]))
+    for i in range(max(region), -1, -1):
+        own = is_plain(i) and i not in links.results and len({*links.before[i]} - {*constant}) < 2
+        if own and links.users[i] and region.issuperset(links.users[i]):
+            region.add(i)
+    return region if _is_small(layer, links, region, results=1) else None
+
+
+def _is_small(layer: Layer, links: Links, region: Set[int], *, results: int) -> bool:
+    """Return whether some steps have few inputs, and at most this many results."""
+    outside = {a for i in region for a in layer.steps[i].invars if is_var(a)}
+    inside = {v for i in region for v in layer.steps[i].outvars}
+    inputs = outside - inside - set(layer.parameters)
+    few = sum(len(layer.steps[i].outvars) for i in links.ends({*region})) <= results
+    return few and 0 < len(inputs) <= _MOST_INPUTS
 
 
 def _flow(
@@ -610,11 +709,7 @@ def _region(
             for j in {j for i in region for j in links.before[i]} - links.results
             if _pads(steps[j]) and _follows_layers(links, j) and region.issuperset(links.users[j])
         }
-    outside = {a for i in region for a in steps[i].invars if is_var(a)}
-    made_inside = {v for i in region for v in steps[i].outvars}
-    inputs = outside - made_inside - set(layer.parameters)
-    few = sum(len(steps[i].outvars) for i in links.ends(region)) <= results
-    return region if few and 0 < len(inputs) <= _MOST_INPUTS else None
+    return region if _is_small(layer, links, region, results=results) else None
 
 
 def _is_elementwise(step: Eqn) -> bool:
