@@ -60,7 +60,7 @@ def _composite(
     version: int = 0,
     composite_attributes: Attribute | None = None,
 ) -> Value:
-    if (function := _function_of(name, len(op.regions) > 0)) is not None:
+    if name in _PRESERVED and version == 1 and (function := REGISTRY.get(name)) is not None:
         return _apply(ctx, function, Op(op.operation, name, composite_attributes), operands)
 
     # Traced now: differentiation and batching may happen after the module is freed.
@@ -78,14 +78,21 @@ def _composite(
     return mark(lambda *xs: eval_closed(closed, xs))(*arrays)
 
 
-def _function_of(name: str, has_region: bool = False) -> Entry | None:
-    """The function that composites and custom calls of this name denote, if any.
+# Ops that the serializer writes as composites of version 1, which XLA reads as those ops again. By
+# the specification any other composite is its decomposition, whatever its name says.
+_PRESERVED = frozenset(
+    f"chlo.{name}"
+    for name in (
+        "acos acosh asin asinh atanh cosh erf erfc mulhi ragged_dot scan sinh top_k".split()
+    )
+)
 
-    A composite with a region, as of `chlo.scan`, is that op itself.
-    """
-    for op in (name, name.replace("mhlo.", "chlo.", 1)):
+
+def _function_of(target: str) -> Entry | None:
+    """The function that custom calls of this target denote, if any."""
+    for op in (target, target.replace("mhlo.", "chlo.", 1)):
         entry = REGISTRY.get(op) if op.startswith(("chlo.", "mhlo.")) else None
-        if entry is not None and (has_region or entry.is_function()):
+        if entry is not None and entry.is_function():
             return entry
     return None
 
