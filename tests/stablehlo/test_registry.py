@@ -95,3 +95,15 @@ def test_a_custom_call_has_the_attributes_of_its_op() -> None:
     assert recovered.report.primitives == {"erf": 1}
     with pytest.raises(invert.UnsupportedOpError, match=r"unknown attributes \['strange'\]"):
         invert.from_stablehlo(call("{strange = 1 : i32}"))
+
+
+@pytest.mark.parametrize("results", ["()", T])
+def test_a_call_for_its_side_effect_is_not_left_out(results: str) -> None:
+    def call(attributes: str) -> str:
+        given = "" if results == "()" else "%1 = "
+        body = f"{given}stablehlo.custom_call @log(%a) {{{attributes}}} : ({T}) -> {results}"
+        return module(f"{body}\n%0 = stablehlo.sine %a : {T}")
+
+    with pytest.raises(invert.UnsupportedOpError, match="@log: it has a side effect"):
+        invert.from_stablehlo(call("has_side_effect = true"))
+    assert invert.from_stablehlo(call("")).report.primitives == {"sin": 1}

@@ -172,7 +172,28 @@ def custom_call_problem(op: ir.Operation) -> Problem | None:
             location,
             "Convert the tf.function or SavedModel that holds the module.",
         )
+    if _is_only_effect(op, target):
+        return Problem(
+            f"stablehlo.custom_call @{target}",
+            "it has a side effect, which a program of JAX would leave out, since nothing uses its "
+            "results",
+            location,
+            "Export the program without it.",
+        )
     return None
+
+
+def _is_only_effect(op: ir.Operation, target: str) -> bool:
+    """Return whether a call of an unknown target is there only for its side effect."""
+    attributes = op.attributes
+    if "has_side_effect" not in attributes or not boolean(attributes["has_side_effect"]):
+        return False
+    is_used = any(True for result in op.results for _ in result.uses)
+    return not is_used and not _is_known(target)
+
+
+def _is_known(target: str) -> bool:
+    return has_rule(f"{CUSTOM_CALL} @{target}") or _function_of(target) is not None
 
 
 def route_of(op: ir.Operation) -> Literal["rule", "opaque", "none"]:
@@ -180,8 +201,7 @@ def route_of(op: ir.Operation) -> Literal["rule", "opaque", "none"]:
     if custom_call_problem(op) is not None:
         return "none"
     target = string(op.attributes["call_target_name"])
-    known = has_rule(f"{CUSTOM_CALL} @{target}") or _function_of(target) is not None
-    return "rule" if known else "opaque"
+    return "rule" if _is_known(target) else "opaque"
 
 
 # Computations are kept as jaxprs. The other attributes are for the exporter's partitioner.
