@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import jax
 import jax.export
@@ -31,6 +31,24 @@ from invert.patterns.rewrite import rewrite as rewrite
 from invert.patterns.short import pattern as pattern
 
 _DEFAULT = Config()
+
+_Given = ParamSpec("_Given")
+_Result = TypeVar("_Result")
+
+
+def _public(function: Callable[_Given, _Result]) -> Callable[_Given, _Result]:
+    """A function whose `config` is checked before anything is read."""
+
+    @functools.wraps(function)
+    def call(*args: _Given.args, **kwargs: _Given.kwargs) -> _Result:
+        if not isinstance(config := kwargs.get("config", _DEFAULT), Config):
+            raise SignatureError(
+                f"config is a {type(config).__name__}",
+                remedy="Pass invert.Config(...) with the options that you need.",
+            )
+        return function(*args, **kwargs)
+
+    return call
 
 
 def _recovering(config: Config) -> Recover:
@@ -105,6 +123,7 @@ class _Shape:
         self.shape = tuple(shape)
 
 
+@_public
 def roundtrip(tf_fn: object, *args: object, config: Config = _DEFAULT, **kwargs: object) -> Module:
     """Recover a JAX function from the TensorFlow function that `jax2tf.convert` made of it.
 
@@ -204,6 +223,7 @@ def _opened(
     return jax.tree_util.tree_map(lambda x: changed.get(id(x), x), (args, kwargs))
 
 
+@_public
 def convert(tf_fn: object, *args: object, config: Config = _DEFAULT, **kwargs: object) -> Module:
     """Convert any TensorFlow function; see `roundtrip` for the arguments and errors.
 
@@ -222,6 +242,7 @@ def convert(tf_fn: object, *args: object, config: Config = _DEFAULT, **kwargs: o
     return roundtrip(tf_fn, *args, config=config, **kwargs)
 
 
+@_public
 def convert_graphdef(
     graph_def: object,
     inputs: Sequence[str] | Mapping[str, str],
@@ -263,6 +284,7 @@ def convert_graphdef(
     return from_entry(entry, config)
 
 
+@_public
 def load(
     path: str | os.PathLike[str],
     *,
@@ -393,6 +415,7 @@ def _build_all(
     return from_entry(plan.entry(entry), config)
 
 
+@_public
 def from_stablehlo(
     module: bytes | str | os.PathLike[str] | jax.stages.Lowered | jax.stages.Compiled,
     *,
@@ -446,6 +469,7 @@ def from_stablehlo(
     return _build_all("module", entries, placement.ParameterPlacement(None, {}), config)
 
 
+@_public
 def from_exported(
     exported: jax.export.Exported | bytes | bytearray,
     *,

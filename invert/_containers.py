@@ -56,6 +56,8 @@ def kind_of(path: str | os.PathLike[str], *, named: bool = False) -> Kind:
     except OSError as error:
         reason = "does not exist" if not place.exists() else f"cannot be read: {error.strerror}"
         raise MalformedModelError(f"{place} {reason}", remedy=UNREADABLE) from error
+    except ValueError as error:  # characters that no path has
+        raise MalformedModelError(f"{str(place)!r:.99} is not a path: {error}") from error
     if not data or data.isspace():
         raise MalformedModelError(f"{place} is empty")
     if data.startswith(_MLIR):

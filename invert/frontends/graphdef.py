@@ -8,10 +8,11 @@ import jax
 import numpy as np
 
 from invert._config import Config
-from invert._entry import ArgSpec, EntryPoint, Param
+from invert._entry import ArgSpec, EntryPoint, Param, unique
 from invert._errors import SignatureError, UnsupportedOpError, nested_too_deep
 from invert.frontends.graph_entry import graph_entry, without_text
 from invert.frontends.signature import Signature, numbered
+from invert.frontends.weights import check_mapping
 from invert.ir.types import Tree
 from invert.protos.messages import own
 from invert.protos.ops import op_def
@@ -43,7 +44,10 @@ def entry_point(
     library = Library.of(graph_def)
     for what, given in (("inputs", inputs), ("outputs", outputs)):
         _check_names(library, what, given)
+    _check_fed(list(inputs.values() if isinstance(inputs, Mapping) else inputs))
     named = dict(inputs) if isinstance(inputs, Mapping) else {n: n for n in inputs}
+    variables = {} if variables is None else variables
+    check_mapping(variables, "variables")
     specs = _specs(library, named)
     graph = Graph(
         library,
@@ -77,7 +81,7 @@ def entry_point(
         name="graph",
         source="GraphDef",
         problems=problems,
-        variables={n: Param(n, np.asarray(v)) for n, v in (variables or {}).items()},
+        variables={n: Param(n, np.asarray(v)) for n, v in variables.items()},
     )
 
 
@@ -118,21 +122,39 @@ def _check_names(library: Library, what: str, given: object) -> None:
             remedy="Give a list of names of tensors, as in `['x:0']`, or a mapping to them.",
         )
     nodes = {node.name for node in library.graph.node}
+    remedy = "Name an output of a node, as in `x:0`; `invert inspect` lists some."
     for tensor in given.values() if is_mapping else given:
         if not isinstance(tensor, str) or tensor.partition(":")[0] not in nodes:
-            raise SignatureError(
-                f"the graph has no node {tensor!r}, named among the {what}",
-                remedy="Name an output of a node, as in `x:0`; `invert inspect` lists some.",
-            )
+            reason = f"the graph has no node {tensor!r}, named among the {what}"
+            raise SignatureError(reason, remedy=remedy)
+    if is_mapping and (wrong := [name for name in given if not isinstance(name, str)]):
+        raise SignatureError(f"the names {wrong} of {what} are no names", remedy="Give text.")
+
+
+def _check_fed(tensors: Sequence[str]) -> None:
+    """Check tensors to feed: a node is fed as a whole, so each is the first output of another.
+
+    **Raises:** `SignatureError`.
+    """
+    remedy = "Name each Placeholder once, as in `x:0`."
+    fed = set()
+    for tensor in tensors:
+        node = tensor.partition(":")[0]
+        if tensor not in (node, f"{node}:0"):
+            raise SignatureError(f"{tensor!r} cannot be fed", remedy=remedy)
+        if node in fed:
+            raise SignatureError(f"{tensor!r} is fed twice", remedy=remedy)
+        fed.add(node)
 
 
 def _specs(library: Library, named: Mapping[str, str]) -> dict[str, ArgSpec]:
     """The types of the tensors that are fed, by the names of the arguments."""
     nodes = {n.name: n for n in library.graph.node}
     specs: dict[str, ArgSpec] = {}
+    taken: set[str] = set()
     for name, tensor in named.items():
         node = nodes[tensor.partition(":")[0]]
-        plain = name.partition(":")[0].replace("/", "_")
+        plain = unique(name.partition(":")[0].replace("/", "_"), taken)
         specs[plain] = _spec(plain, node)
     return specs
 

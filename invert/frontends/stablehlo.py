@@ -161,6 +161,10 @@ def _names_by_function(
     """
     if names is None:
         return {}
+    if not isinstance(names, Mapping | Sequence):
+        raise SignatureError(
+            f"names is a {type(names).__name__}", remedy="Give a list of names, or a mapping."
+        )
     given = names.items() if isinstance(names, Mapping) else ()
     plain = {name: value for name, value in given if isinstance(value, str)}
     by_function = {name: value for name, value in given if not isinstance(value, str)}

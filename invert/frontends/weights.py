@@ -87,16 +87,16 @@ def held(entry: EntryPoint, values: Mapping[str, Tree]) -> EntryPoint:
     )
 
 
-def check_mapping(params: object) -> None:
+def check_mapping(params: object, what: str = "params") -> None:
     """Check that weights are given by name.
 
     **Raises:** `SignatureError`.
     """
+    remedy = "Give a mapping from names to values."
     if not isinstance(params, Mapping):
-        raise SignatureError(
-            f"`params` is a {type(params).__name__}",
-            remedy="Give a mapping from the names of arguments to their values.",
-        )
+        raise SignatureError(f"`{what}` is a {type(params).__name__}", remedy=remedy)
+    if wrong := [name for name in params if not isinstance(name, str)]:
+        raise SignatureError(f"the names {wrong} of `{what}` are no names", remedy=remedy)
 
 
 def _by_path(tree: Tree) -> tuple[dict[_Path, Any], dict[_Path, _Path]]:

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import checkify
 from jax.sharding import AbstractMesh
+from jax.typing import DTypeLike
 
 from invert._config import Config
 from invert._entry import ArgSpec
@@ -356,7 +357,12 @@ def _differences(given: object, wanted: object) -> str:
 def _fit(value: Value, spec: ArgSpec, problems: list[str], config: Config) -> Value:
     """`value` as an array of the type of `spec`, or a line in `problems`."""
     if isinstance(value, (bool, int, float, complex)):
-        value = np.asarray(value, spec.dtype)
+        value = _number(value, spec, problems, config)
+        if value is None:
+            return None
+    elif isinstance(value, np.ma.MaskedArray):  # JAX refuses these, too
+        problems.append(f"{spec.name!r} is a masked array; its `filled()` is not")
+        return None
     elif not isinstance(value, jax.Array | np.ndarray | np.generic) and (
         not hasattr(value, "shape")
         or not hasattr(value, "dtype")
@@ -391,6 +397,29 @@ def _fit(value: Value, spec: ArgSpec, problems: list[str], config: Config) -> Va
             return jnp.asarray(value).astype(spec.dtype)
     remedy = "" if to_real else "; Config(strict_dtypes=False) converts it"
     problems.append(f"{spec.name!r} has the dtype {value.dtype}, expected {spec.dtype}{remedy}")
+    return None
+
+
+# Kinds of numbers, each of which holds those before it.
+_KINDS = (np.bool_, np.integer, np.floating, np.complexfloating)
+
+
+def _kind(dtype: DTypeLike) -> int:
+    return next((i for i, kind in enumerate(_KINDS) if jnp.issubdtype(dtype, kind)), -1)
+
+
+def _number(value: complex, spec: ArgSpec, problems: list[str], config: Config) -> Value:
+    """A Python number as an array of the type of `spec`, or a line in `problems`."""
+    is_within = _kind(type(value)) <= _kind(spec.dtype)
+    if isinstance(value, int) and jnp.issubdtype(spec.dtype, jnp.integer):
+        bounds = jnp.iinfo(spec.dtype)
+        is_within = bounds.min <= value <= bounds.max
+    elif not config.strict_dtypes and not isinstance(value, complex):
+        with jax.enable_x64(True):
+            return jnp.asarray(value).astype(spec.dtype)
+    if is_within:
+        return np.asarray(value, spec.dtype)
+    problems.append(f"{spec.name!r} is {value!r}, which {spec.dtype} does not hold")
     return None
 
 

@@ -256,8 +256,11 @@ class Program:
             self.functions, self.config, jitted={}, env={}, devices=self.devices, large=self.large
         )
         known = [KnownSize.of(self.platform_index())] if self.takes_platform_index else []
+        (body,) = self.functions[self.entry].regions
+        for argument, value in zip(body.blocks[0].arguments[len(known) :], values, strict=True):
+            interpreter.require_bounds(argument.type, value.shape)
         with full_tracebacks():  # `defect_of` reads them
-            return ctx.region(self.functions[self.entry].regions[0])(*known, *values)
+            return ctx.region(body)(*known, *values)
 
     def on_devices(self, *values: Value) -> list[Value]:
         """As `__call__`, with the module's shardings of arguments and results as constraints.

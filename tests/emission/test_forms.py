@@ -268,3 +268,12 @@ def test_norms_have_one_form(norm: Callable[..., Any], lines: tuple[str, ...]) -
         jax.jit(jax.grad(lambda a, f=f: jnp.sum(jnp.sin(f(a)))))(x) for f in (module, module.model)
     ]
     np.testing.assert_allclose(*slopes, rtol=1e-3, atol=1e-3)  # compiled apart
+
+
+@pytest.mark.parametrize("shapes", [((), ()), ((), (2,)), ((2,), ())])
+def test_products_without_an_axis_to_sum(shapes: tuple[tuple[int, ...], ...]) -> None:
+    args = [np.ones(shape, np.float32) for shape in shapes]
+    product = jax.jit(lambda x, y: lax.dot_general(x, y, (((), ()), ((), ()))))
+    module = invert.from_stablehlo(product.lower(*args))
+    assert "dot_general" not in module.source
+    same(module, *args)

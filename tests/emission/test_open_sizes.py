@@ -42,6 +42,7 @@ CASES: dict[str, Callable[..., Any]] = {
     "remainder": lambda x: x * (x.shape[0] % 4),
     "remainder of the negative": lambda x: x + (-x.shape[0]) % 8,
     "a large block": lambda x: jnp.pad(x, ((0, (-x.shape[0]) % 128), (0, 0))).sum(0),
+    "below zero, unsigned": lambda x: jnp.asarray(x.shape[0] - 5).astype(jnp.uint32) // 3,
     "relu": jax.nn.relu,
     "mean": lambda x: x.mean(0),
     "square": lambda x: (x @ x.T).reshape(-1) * x.shape[0],

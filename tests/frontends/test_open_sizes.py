@@ -222,3 +222,36 @@ def _primitives(jaxpr: Any) -> list[str]:
         for e in found
         if not sizes & {*e.outvars, *(v for v in e.invars if not hasattr(v, "val"))}
     ]
+
+
+BOUNDED = "tensor<?xf32, #stablehlo.bounds<4>>"
+
+
+@pytest.mark.parametrize("argument", [BOUNDED, "tensor<?xf32>"])
+def test_bounds_of_a_type_are_conditions(argument: str) -> None:
+    recovered = invert.from_stablehlo(
+        f"func.func public @main(%a: {argument}) -> {BOUNDED} {{\n"
+        f"%0 = stablehlo.sine %a : ({argument}) -> {BOUNDED}\nreturn %0 : {BOUNDED} }}"
+    )
+    assert "<= 4" in str(recovered.report.certificate)
+    for run, error in ((recovered, invert.SignatureError), (recovered.model, ValueError)):
+        assert run(np.zeros(4, np.float32)).shape == (4,)
+        with pytest.raises(error, match="more than 4"):
+            run(np.zeros(5, np.float32))
+
+
+def test_types_of_another_encoding_are_refused() -> None:
+    kind = 'tensor<4xf32, "x">'
+    with pytest.raises(invert.UnsupportedOpError, match="encoding"):
+        invert.from_stablehlo(f"func.func @main(%a: {kind}) -> {kind} {{ return %a : {kind} }}")
+
+
+@pytest.mark.parametrize("size", [-1, 5])
+def test_a_dimension_is_set_to_a_part_of_its_size(size: int) -> None:
+    with pytest.raises(invert.UnsupportedOpError, match=f"cannot have size {size}"):
+        invert.from_stablehlo(f"""
+        func.func @main(%a: tensor<4xf32>) -> {BOUNDED} {{
+          %n = stablehlo.constant dense<{size}> : tensor<i32>
+          %0 = stablehlo.set_dimension_size %a, %n, dim = 0 :
+            (tensor<4xf32>, tensor<i32>) -> {BOUNDED}
+          return %0 : {BOUNDED} }}""")

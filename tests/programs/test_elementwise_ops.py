@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import pytest
 
+import invert
 from tests.programs.elementwise_ops import MODULES
 from tests.programs.stablehlo_text import check, one_op, type_of
 
@@ -48,3 +49,13 @@ def _power(base: int, exponent: int, bits: int) -> int:
     if exponent < 0:
         return {1: 1, -1: -1 if exponent % 2 else 1}.get(base, 0) % 2**bits
     return pow(base, exponent, 2**bits)
+
+
+@pytest.mark.parametrize(("kind", "order"), [("i32", "UNSIGNED"), ("ui8", "SIGNED")])
+def test_integers_in_the_order_of_others(kind: str, order: str) -> None:
+    x = f"tensor<4x{kind}>"
+    with pytest.raises(invert.UnsupportedOpError, match=f"{order} is not the order of"):
+        invert.from_stablehlo(f"""
+        func.func @main(%a: {x}, %b: {x}) -> tensor<4xi1> {{
+          %0 = stablehlo.compare LT, %a, %b, {order} : ({x}, {x}) -> tensor<4xi1>
+          return %0 : tensor<4xi1> }}""")

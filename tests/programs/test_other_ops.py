@@ -50,6 +50,16 @@ def test_rng_draws_between_its_bounds() -> None:
     assert 4.5 < drawn.max() <= 5
 
 
+@pytest.mark.parametrize("state", ["3xui64", "6xui32"])
+def test_states_that_jax_does_not_take(state: str) -> None:
+    with pytest.raises(invert.UnsupportedOpError, match="two uint64 or four uint32"):
+        invert.from_stablehlo(f"""
+        func.func @main(%a: tensor<{state}>) -> tensor<5xui32> {{
+          %0:2 = stablehlo.rng_bit_generator %a, algorithm = PHILOX :
+            (tensor<{state}>) -> (tensor<{state}>, tensor<5xui32>)
+          return %0#1 : tensor<5xui32> }}""")
+
+
 def test_every_rule_has_a_test() -> None:
     tables = (array_ops, elementwise_ops, other_ops, region_ops)
     tested = {op for table in tables for op in table.MODULES} | OWN_TESTS

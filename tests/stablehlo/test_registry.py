@@ -9,6 +9,7 @@ import invert
 from invert.primitives.registry import Registry
 from invert.primitives.stablehlo import REGISTRY
 from invert.stablehlo.ops.registry import BINDER, Entry, has_rule, rule
+from tests.programs.stablehlo_text import check
 
 T = "tensor<4xf32>"
 
@@ -56,7 +57,7 @@ def top_k(attributes: str) -> str:
       return %0#0, %0#1 : {values}, {places} }}
     func.func public @main(%a: {T}) -> ({values}, {places}) {{
       %0:2 = stablehlo.composite "chlo.top_k" %a {{
-        composite_attributes = {attributes}, decomposition = @top
+        composite_attributes = {attributes}, decomposition = @top, version = 1 : i32
       }} : ({T}) -> ({values}, {places})
       return %0#0, %0#1 : {values}, {places} }}"""
 
@@ -71,6 +72,20 @@ def test_a_composite_has_the_attributes_of_its_op() -> None:
         invert.from_stablehlo(top_k("{largest = true}"))
 
 
+@pytest.mark.parametrize("name", ["chlo.erf", "chlo.sinh", "chlo.erf_inv", "chlo.tan", "mhlo.erf"])
+@pytest.mark.parametrize("version", [0, 1])
+def test_a_composite_is_its_decomposition_as_for_xla(name: str, version: int) -> None:
+    """XLA takes the serializer's own composites by name, and no others."""
+    text = module(
+        f'%0 = stablehlo.composite "{name}" %a {{decomposition = @g, version = {version} : i32}} : '
+        f"({T}) -> {T}"
+    )
+    text += (
+        f"func.func private @g(%a: {T}) -> {T} {{ %0 = stablehlo.negate %a : {T} return %0 : {T} }}"
+    )
+    check(text, [np.array([0.1, 0.2, 0.3, 0.4], np.float32)])
+
+
 def test_a_custom_call_has_the_attributes_of_its_op() -> None:
     def call(attributes: str) -> str:
         held = f"{{mhlo.attributes = {attributes}}}"
@@ -80,3 +95,15 @@ def test_a_custom_call_has_the_attributes_of_its_op() -> None:
     assert recovered.report.primitives == {"erf": 1}
     with pytest.raises(invert.UnsupportedOpError, match=r"unknown attributes \['strange'\]"):
         invert.from_stablehlo(call("{strange = 1 : i32}"))
+
+
+@pytest.mark.parametrize("results", ["()", T])
+def test_a_call_for_its_side_effect_is_not_left_out(results: str) -> None:
+    def call(attributes: str) -> str:
+        given = "" if results == "()" else "%1 = "
+        body = f"{given}stablehlo.custom_call @log(%a) {{{attributes}}} : ({T}) -> {results}"
+        return module(f"{body}\n%0 = stablehlo.sine %a : {T}")
+
+    with pytest.raises(invert.UnsupportedOpError, match="@log: it has a side effect"):
+        invert.from_stablehlo(call("has_side_effect = true"))
+    assert invert.from_stablehlo(call("")).report.primitives == {"sin": 1}

@@ -268,6 +268,12 @@ def test_names_that_do_not_exist():
         invert.convert_graphdef(frozen, ["x:0"], ["other:0"])
     with pytest.raises(invert.SignatureError, match="inputs is 'x:0'"):
         invert.convert_graphdef(frozen, "x:0", ["out:0"])
+    with pytest.raises(invert.SignatureError, match="'x:3' cannot be fed"):
+        invert.convert_graphdef(frozen, ["x:3"], ["out:0"])
+    with pytest.raises(invert.SignatureError, match="'x' is fed twice"):
+        invert.convert_graphdef(frozen, {"a": "x:0", "b": "x"}, ["out:0"])
+    with pytest.raises(invert.SignatureError, match="`variables` is a int"):
+        invert.convert_graphdef(frozen, ["x:0"], ["out:0"], variables=3)
     with pytest.raises(invert.SignatureError, match="outputs is None"):
         invert.convert_graphdef(frozen, ["x:0"], None)
     with pytest.raises(invert.MalformedModelError, match="cannot be read as a GraphDef"):
@@ -391,3 +397,13 @@ def test_gradient_of_a_branch_in_a_loop(name):
     frozen, want = _frozen(outer)
     module = invert.convert_graphdef(frozen, ["x:0"], ["out:0"])
     np.testing.assert_allclose(module(X), want, rtol=2e-5, atol=2e-6)
+
+
+def test_inputs_whose_names_become_one():
+    g = tf.Graph()
+    with g.as_default():
+        x, y = (v1.placeholder(tf.float32, [3], name=name) for name in ("a/x", "a_x"))
+        tf.subtract(x, 2 * y, name="out")
+    module = invert.convert_graphdef(g.as_graph_def(), ["a/x:0", "a_x:0"], ["out:0"])
+    one, two = np.float32([1, 2, 3]), np.float32([4, 5, 7])
+    assert np.array_equal(module(one, two), one - 2 * two)

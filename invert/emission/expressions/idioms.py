@@ -34,7 +34,7 @@ from invert.ir import kinds
 from invert.ir.avals import is_weak
 from invert.ir.graph import Graph, is_var
 from invert.ir.match import Match
-from invert.ir.sizes import is_open
+from invert.ir.sizes import DimSize, decided, is_open
 from invert.ir.types import Atom, Eqn, Literal, Var
 
 
@@ -355,8 +355,10 @@ def _broadcasting(sign: str) -> Row:
 
 def _size_of(graph: Graph, atom: Atom) -> ast.expr | None:
     """The expression of a value, if a size that does not wrap around."""
-    eqn = None if _is_narrow(atom.aval.dtype) else _made_of_size(graph, atom)
-    return None if eqn is None else expression(eqn.params["dim"])
+    eqn = _made_of_size(graph, atom)
+    if eqn is None or _wraps(eqn.params["dim"], atom.aval.dtype):
+        return None
+    return expression(eqn.params["dim"])
 
 
 def _made_of_size(graph: Graph, atom: Atom) -> Eqn | None:
@@ -367,9 +369,12 @@ def _made_of_size(graph: Graph, atom: Atom) -> Eqn | None:
     return eqn
 
 
-def _is_narrow(dtype: np.dtype) -> bool:
-    """Return whether sizes may wrap around in a type, unlike Python's numbers."""
-    return jnp.issubdtype(dtype, jnp.integer) and dtype.itemsize < 4
+def _wraps(size: DimSize, dtype: np.dtype) -> bool:
+    """Return whether a size may wrap around in a type, unlike Python's numbers."""
+    if not jnp.issubdtype(dtype, jnp.integer):
+        return False
+    is_unsigned = jnp.issubdtype(dtype, jnp.unsignedinteger)
+    return dtype.itemsize < 4 or (is_unsigned and not decided("ge", size, 0))
 
 
 def _with_size(sign: str) -> Row:

@@ -80,7 +80,7 @@ def relettered(text: str, *, data: int = 0) -> str:
     first = inputs.split(",")[data]
     letters = iter("abcdefghijklmnopqrstuvwxyz")
     own: dict[str, str] = {}
-    leads = [c for c in out if c in first][:1] == [*first[:1]] and (data or first[0] == out[0])
+    leads = [c for c in out if c in first][:1] == [*first[:1]] and (data or first[:1] == out[:1])
     sums = len(set(first)) == len(first) and leads and first[-1:] not in out
     if sums and len(first) in _FIRST:
         own = dict(zip(first, _FIRST[len(first)], strict=True))

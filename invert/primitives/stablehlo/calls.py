@@ -60,7 +60,7 @@ def _composite(
     version: int = 0,
     composite_attributes: Attribute | None = None,
 ) -> Value:
-    if (function := _function_of(name, len(op.regions) > 0)) is not None:
+    if name in _PRESERVED and version == 1 and (function := REGISTRY.get(name)) is not None:
         return _apply(ctx, function, Op(op.operation, name, composite_attributes), operands)
 
     # Traced now: differentiation and batching may happen after the module is freed.
@@ -78,14 +78,21 @@ def _composite(
     return mark(lambda *xs: eval_closed(closed, xs))(*arrays)
 
 
-def _function_of(name: str, has_region: bool = False) -> Entry | None:
-    """The function that composites and custom calls of this name denote, if any.
+# Ops that the serializer writes as composites of version 1, which XLA reads as those ops again. By
+# the specification any other composite is its decomposition, whatever its name says.
+_PRESERVED = frozenset(
+    f"chlo.{name}"
+    for name in (
+        "acos acosh asin asinh atanh cosh erf erfc mulhi ragged_dot scan sinh top_k".split()
+    )
+)
 
-    A composite with a region, as of `chlo.scan`, is that op itself.
-    """
-    for op in (name, name.replace("mhlo.", "chlo.", 1)):
+
+def _function_of(target: str) -> Entry | None:
+    """The function that custom calls of this target denote, if any."""
+    for op in (target, target.replace("mhlo.", "chlo.", 1)):
         entry = REGISTRY.get(op) if op.startswith(("chlo.", "mhlo.")) else None
-        if entry is not None and (has_region or entry.is_function()):
+        if entry is not None and entry.is_function():
             return entry
     return None
 
@@ -165,7 +172,28 @@ def custom_call_problem(op: ir.Operation) -> Problem | None:
             location,
             "Convert the tf.function or SavedModel that holds the module.",
         )
+    if _is_only_effect(op, target):
+        return Problem(
+            f"stablehlo.custom_call @{target}",
+            "it has a side effect, which a program of JAX would leave out, since nothing uses its "
+            "results",
+            location,
+            "Export the program without it.",
+        )
     return None
+
+
+def _is_only_effect(op: ir.Operation, target: str) -> bool:
+    """Return whether a call of an unknown target is there only for its side effect."""
+    attributes = op.attributes
+    if "has_side_effect" not in attributes or not boolean(attributes["has_side_effect"]):
+        return False
+    is_used = any(True for result in op.results for _ in result.uses)
+    return not is_used and not _is_known(target)
+
+
+def _is_known(target: str) -> bool:
+    return has_rule(f"{CUSTOM_CALL} @{target}") or _function_of(target) is not None
 
 
 def route_of(op: ir.Operation) -> Literal["rule", "opaque", "none"]:
@@ -173,8 +201,7 @@ def route_of(op: ir.Operation) -> Literal["rule", "opaque", "none"]:
     if custom_call_problem(op) is not None:
         return "none"
     target = string(op.attributes["call_target_name"])
-    known = has_rule(f"{CUSTOM_CALL} @{target}") or _function_of(target) is not None
-    return "rule" if known else "opaque"
+    return "rule" if _is_known(target) else "opaque"
 
 
 # Computations are kept as jaxprs. The other attributes are for the exporter's partitioner.

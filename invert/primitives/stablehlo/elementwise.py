@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from invert._errors import InvertError
 from invert.ir.size_algebra import Sizes, apply
 from invert.ir.sizes import as_value
 from invert.ir.types import Aval, JaxFunction
@@ -228,6 +229,10 @@ def _compare_sizes(op: Op, operands: Sequence[Sizes]) -> Sizes | None:
     return apply(direction, operands, np.dtype(bool))
 
 
+# The comparison that does not fit a kind of integers, which XLA refuses, too.
+_OTHER_SIGN = {"i": "UNSIGNED", "u": "SIGNED"}
+
+
 @rule("stablehlo.compare", sizes=_compare_sizes)
 def _compare(
     x: Array,
@@ -238,6 +243,8 @@ def _compare(
     compare_type: Enum | None = None,
 ) -> Value:
     x, y = _unbroadcast(ctx, (x, y))
+    if compare_type is not None and compare_type == _OTHER_SIGN.get(np.dtype(x.dtype).kind):
+        raise InvertError(f"stablehlo.compare: {compare_type} is not the order of {x.dtype}")
     if compare_type == "TOTALORDER" and jnp.issubdtype(x.dtype, jnp.floating):
         if x.shape != y.shape:  # the total-order primitives do not broadcast
             x, y = jnp.broadcast_arrays(x, y)

@@ -27,14 +27,23 @@ _ALGORITHM = {
     "THREE_FRY": lax.RandomAlgorithm.RNG_THREE_FRY,
     "PHILOX": lax.RandomAlgorithm.RNG_PHILOX,
 }
+_STATES = (((2,), "uint64"), ((4,), "uint32"))
 
 
 @rule("stablehlo.rng_bit_generator")
 def _rng_bit_generator(state: Array, *, op: Op, rng_algorithm: Enum) -> Sequence[Value]:
     """The next state and the bits."""
     _, out = op.avals()
-    kind = _ALGORITHM[rng_algorithm]
-    return lax.rng_bit_generator(state, out.shape, dtype=out.dtype, algorithm=kind)
+    return _random_bits(state, out.shape, out.dtype, rng_algorithm)
+
+
+def _random_bits(state: Value, shape: Shape, dtype: Any, algorithm: str) -> Sequence[Value]:
+    if (state.shape, str(state.dtype)) not in _STATES:
+        raise InvertError(
+            f"rng_bit_generator: JAX takes a state of two uint64 or four uint32 numbers, not "
+            f"{state.dtype}{list(state.shape)}"
+        )
+    return lax.rng_bit_generator(state, shape, dtype=dtype, algorithm=_ALGORITHM[algorithm])
 
 
 @rule(f"{CUSTOM_CALL} @stablehlo.dynamic_rng_bit_generator", ignores=CALL_ATTRIBUTES)
@@ -42,7 +51,7 @@ def _open_rng_bit_generator(
     state: Array, shape: Shape, *, op: Op, rng_algorithm: Enum
 ) -> Sequence[Value]:
     dtype: Any = element_dtype(op.result_types()[1])
-    return lax.rng_bit_generator(state, shape, dtype=dtype, algorithm=_ALGORITHM[rng_algorithm])
+    return _random_bits(state, shape, dtype, rng_algorithm)
 
 
 @rule("stablehlo.rng")

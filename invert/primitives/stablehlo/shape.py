@@ -182,6 +182,10 @@ def _get_dimension_size(x: Array, *, dimension: int) -> Value:
 
 @rule("stablehlo.set_dimension_size")
 def _set_dimension_size(x: Array, size: Size, *, dimension: int) -> Value:
+    if not is_open(size) and not 0 <= size <= x.shape[dimension]:
+        raise InvertError(
+            f"stablehlo.set_dimension_size: axis {dimension} of {x.shape} cannot have size {size}"
+        )
     return lax.slice_in_dim(x, 0, size, axis=dimension)
 
 

@@ -20,6 +20,7 @@ from invert.stablehlo.ops.constants import dense_elements as dense_elements
 from invert.stablehlo.ops.constants import element_dtype as element_dtype
 from invert.stablehlo.ops.constants import is_token as is_token
 from invert.stablehlo.ops.constants import is_tuple as is_tuple
+from invert.stablehlo.ops.constants import largest_sizes as largest_sizes
 from invert.stablehlo.ops.constants import shape_of as shape_of
 from invert.stablehlo.ops.constants import tuple_types as tuple_types
 from invert.stablehlo.ops.locations import location_name as location_name

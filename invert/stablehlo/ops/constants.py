@@ -22,7 +22,7 @@ import ml_dtypes
 import numpy as np
 
 from invert._errors import MalformedModelError, Problem, UnsupportedOpError
-from invert._private.mlir import MlirObject, ir
+from invert._private.mlir import MlirObject, ir, stablehlo_dialect
 
 
 class UnsupportedType(UnsupportedOpError):
@@ -97,6 +97,17 @@ def shape_of(ir_type: ir.Type) -> tuple[int | None, ...]:
     return tuple(
         None if ir_type.is_dynamic_dim(i) else size for i, size in enumerate(ir_type.shape)
     )
+
+
+def largest_sizes(ir_type: MlirObject) -> dict[int, int]:
+    """The bounds of dynamic sizes (`#stablehlo.bounds`), by axis."""
+    if not isinstance(ir_type, ir.RankedTensorType) or ir_type.encoding is None:
+        return {}
+    try:
+        bounds = stablehlo_dialect.TypeExtensions(ir_type.encoding).bounds
+    except ValueError:  # an encoding of another kind
+        raise UnsupportedType(str(ir_type), "its encoding is unknown") from None
+    return {axis: bound for axis, bound in enumerate(bounds) if bound >= 0}
 
 
 def aval(ir_type: ir.Type) -> jax.ShapeDtypeStruct:

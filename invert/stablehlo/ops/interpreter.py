@@ -25,7 +25,7 @@ from invert._private.mlir import MlirObject, ir
 from invert.ir.avals import fits_shape
 from invert.ir.hints import Hint, decode, is_hint
 from invert.ir.size_algebra import Sizes
-from invert.ir.sizes import call_dimension
+from invert.ir.sizes import DimSize, call_dimension, require
 from invert.ir.types import Eqn, JaxFunction
 from invert.stablehlo.ops import attributes as op_attributes
 from invert.stablehlo.ops.devices import Devices, ManualMesh, Shards, shards_of
@@ -231,6 +231,17 @@ class Context:
                     f"declares {dtype}{declared}",
                     "This is a defect of invert; please report the module.",
                 )
+            if None in shape:
+                require_bounds(type_, value.shape)
+
+
+def require_bounds(type_: ir.Type, shape: Sequence[DimSize]) -> None:
+    """Record that sizes are within the bounds of their type.
+
+    **Raises:** `SignatureError` if they are not.
+    """
+    for axis, most in op_attributes.largest_sizes(type_).items():
+        require(shape[axis], "le", most, f"a size is more than {most}, the bound in {type_}")
 
 
 def _index_alone(mapped: Callable[[], object]) -> str | None:

@@ -1,0 +1,80 @@
+"""Arguments of the wrong kind are refused with an error that names them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import invert
+
+
+def identity(kind: str) -> invert.Module:
+    return invert.from_stablehlo(
+        f"func.func @main(%x: tensor<{kind}>) -> tensor<{kind}> {{ return %x : tensor<{kind}> }}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "held", "not_held"),
+    [
+        ("i1", [True], [1, 0.5]),
+        ("i4", [True, -8, 7], [8, 1.0]),
+        ("ui8", [0, 255], [-1, 256, 0.5, float("nan")]),
+        ("i32", [2**31 - 1], [2**31, 2**40, 1.5, 1j]),
+        ("f32", [True, 3, 0.5, float("inf")], [1j]),
+        ("complex<f32>", [1, 0.5, 1j], []),
+    ],
+)
+def test_python_numbers_that_a_type_does_not_hold(kind: str, held: Any, not_held: Any) -> None:
+    module = identity(kind)
+    for value in held:
+        assert module(value) == value
+    for value in not_held:
+        with pytest.raises(invert.SignatureError, match="does not hold"):
+            module(value)
+
+
+def test_numbers_are_converted_on_request() -> None:
+    text = "func.func @main(%x: tensor<i32>) -> tensor<i32> { return %x : tensor<i32> }"
+    module = invert.from_stablehlo(text, config=invert.Config(strict_dtypes=False))
+    assert module(1.5) == module(np.float32(1.5)) == 1
+
+
+def test_masked_arrays() -> None:
+    masked = np.ma.masked_array(np.ones(3, np.float32), mask=[True, False, False])
+    with pytest.raises(invert.SignatureError, match="masked array"):
+        identity("3xf32")(masked)
+
+
+@pytest.mark.parametrize("config", [None, {"verify": False}, "exact"])
+def test_a_config_of_another_kind(config: Any) -> None:
+    exported = jax.export.export(jax.jit(jnp.sin))(jnp.ones(3))
+    for call in (
+        lambda: invert.from_exported(exported, config=config),
+        lambda: invert.from_stablehlo(exported.mlir_module(), config=config),
+        lambda: invert.convert_graphdef(b"", ["x"], ["y"], config=config),
+        lambda: invert.load("missing", config=config),
+        lambda: invert.convert(jnp.sin, config=config),
+    ):
+        with pytest.raises(invert.SignatureError, match=f"config is a {type(config).__name__}"):
+            call()
+
+
+@pytest.mark.parametrize("path", ["a\0b", "a\ud800b", Path("a\0b")])
+def test_text_that_is_no_path(path: Any) -> None:
+    with pytest.raises(invert.MalformedModelError, match="is not a path"):
+        invert.load(path)
+
+
+def test_names_and_values_of_arguments() -> None:
+    text = "func.func @main(%x: tensor<f32>) -> tensor<f32> { return %x : tensor<f32> }"
+    with pytest.raises(invert.SignatureError, match="names is a int"):
+        invert.from_stablehlo(text, names=3)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(invert.SignatureError, match="the names \\[3\\] of `params`"):
+        invert.from_stablehlo(text, params={3: np.float32(1)})  # pyright: ignore[reportArgumentType]
