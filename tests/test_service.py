@@ -215,3 +215,21 @@ def test_a_text_that_does_not_run_is_not_registered(text: str) -> None:
         make(text, "a_text_that_does_not_run")
     assert set(sys.modules) == before[0]
     assert not [name for name in set(linecache.cache) - before[1] if "does_not_run" in name]
+
+
+def test_time_per_sort_does_not_grow_with_the_program() -> None:
+    def seconds(count: int) -> float:
+        def function(x: Any) -> Any:
+            for _ in range(count):
+                x = lax.sort(jnp.sin(x))
+            return x
+
+        exported = jax.export.export(jax.jit(function))(X)
+        times = []
+        for _ in range(2):
+            start = time.process_time()
+            invert.from_exported(exported)
+            times.append(time.process_time() - start)
+        return min(times) / count
+
+    assert seconds(1000) < 3 * seconds(200)
