@@ -17,6 +17,7 @@ from invert._config import Config
 from invert._entry import EntryPoint, traced
 from invert._errors import nested_too_deep
 from invert._opaque import platform_of
+from invert._private.collection import collected_rarely
 from invert._private.jax import close_like, open_jaxpr
 from invert._report import Report
 from invert._verify import certify
@@ -56,6 +57,7 @@ class _Stages:
         self.seconds[name] = time.perf_counter() - start
 
 
+@collected_rarely()
 def recover(entry: EntryPoint, avals: Sequence[Aval], config: Config) -> Specialization:
     """Raise and rewrite an entry point for argument types, possibly with open sizes."""
     stage = _Stages(entry.name, config)

@@ -37,8 +37,8 @@ def program(i: int) -> Callable[..., Any]:
     return function
 
 
-def artifact(i: int) -> bytearray:
-    return jax.export.export(jax.jit(program(i)))(X, X).serialize()
+def artifact(i: int, x: jax.ShapeDtypeStruct = X) -> bytearray:
+    return jax.export.export(jax.jit(program(i)))(x, x).serialize()
 
 
 def test_a_program_is_freed_with_its_module() -> None:
@@ -59,6 +59,16 @@ def test_no_cache_holds_a_module() -> None:
     for data in artifacts:
         invert.from_exported(data)
         counts.append(contexts())
+    assert counts[2] == counts[-1]
+
+
+def test_no_function_holds_the_module_it_was_lowered_to() -> None:
+    artifacts = [artifact(i, jax.ShapeDtypeStruct((71 + i,), np.float32)) for i in range(6)]
+    counts = []
+    for data in artifacts:
+        assert invert.from_exported(data).source
+        gc.collect()
+        counts.append(sum(type(x).__name__ == "JaxIrContext" for x in gc.get_objects()))
     assert counts[2] == counts[-1]
 
 
@@ -205,3 +215,21 @@ def test_a_text_that_does_not_run_is_not_registered(text: str) -> None:
         make(text, "a_text_that_does_not_run")
     assert set(sys.modules) == before[0]
     assert not [name for name in set(linecache.cache) - before[1] if "does_not_run" in name]
+
+
+def test_time_per_sort_does_not_grow_with_the_program() -> None:
+    def seconds(count: int) -> float:
+        def function(x: Any) -> Any:
+            for _ in range(count):
+                x = lax.sort(jnp.sin(x))
+            return x
+
+        exported = jax.export.export(jax.jit(function))(X)
+        times = []
+        for _ in range(2):
+            start = time.process_time()
+            invert.from_exported(exported)
+            times.append(time.process_time() - start)
+        return min(times) / count
+
+    assert seconds(1000) < 3 * seconds(200)

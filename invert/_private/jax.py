@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard, TypeVar, cast
 import jax
 import jax.export
 import numpy as np
-from jax._src import config, core, dispatch, source_info_util
+from jax._src import config, core, dispatch, pjit, source_info_util
 from jax._src import linear_util as lu
 from jax._src.ad_util import add_jaxvals_p as add_any_p
 from jax._src.export import _export as export_internal
@@ -422,6 +422,10 @@ def _reading_context(period: int) -> ir.Context:
     return make_reading_context()
 
 
+# In jax 0.12 the value of `_dce_jaxpr` even refers to its own key, which is then never freed.
+_LOWERINGS = (pjit._pjit_lower, pxla._cached_lowering_to_hlo, pxla._dce_jaxpr)
+
+
 def lowered_module(fn: Callable[..., object], *avals: Aval, platform: str = "cpu") -> ir.Module:
     """The StableHLO module that JAX serializes for `fn` at given types.
 
@@ -440,10 +444,9 @@ def lowered_module(fn: Callable[..., object], *avals: Aval, platform: str = "cpu
             artifact = jax.export.export(jitted, platforms=[platform], disabled_checks=disabled)(
                 *avals
             ).mlir_module_serialized
-        # jax 0.12 never frees a program lowered with unused arguments: the value in this cache
-        # refers to its own key.
-        if forget := getattr(pxla._dce_jaxpr, "evict_weakref", None):
-            forget(traced.jaxpr)
+        # JAX keeps the module of a traced function for as long as the function lives.
+        for cache in _LOWERINGS:
+            cache.evict_weakref(traced.jaxpr)
     return stablehlo_dialect.deserialize_portable_artifact(
         _reading_context(next(_reads) // _READS_PER_CONTEXT), artifact
     )

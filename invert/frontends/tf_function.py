@@ -20,6 +20,7 @@ import numpy as np
 from invert._config import Config
 from invert._entry import EntryPoint, Param, unique
 from invert._errors import Problem, SignatureError, nested_too_deep
+from invert._private.collection import collected_rarely
 from invert._private.jax import function_of_jax2tf
 from invert._private.tensorflow import (
     TfObject,
@@ -111,6 +112,7 @@ def values_of(variable: TfObject) -> np.ndarray:
     return tf_values(tf_read(variable))
 
 
+@collected_rarely()
 @nested_too_deep("the function")
 def entry_point(
     tf_fn: object,

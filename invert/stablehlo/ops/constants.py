@@ -172,9 +172,9 @@ def constant(op: ir.Operation | ir.OpView, large: Sequence[np.ndarray] = ()) -> 
         return _from_raw(raw, name, tuple(result_type.shape), element_dtype(result_type))
     if str(result_type.element_type) not in _COMPLEX_PARTS:
         return dense_elements(op.attributes["value"])
-    # The attribute of a complex constant cannot be reached from Python, so the op is printed.
-    # Local scope: otherwise MLIR numbers every value of the enclosing function first.
-    text: MlirObject = op.get_asm(
+    # The attribute of a complex constant cannot be reached from Python, so the op is printed: a
+    # copy outside of any function, since MLIR numbers the values of the whole function first.
+    text: MlirObject = op.clone(False).get_asm(
         binary=True, print_generic_op_form=True, use_local_scope=True, assume_verified=True
     )
     if b"= dense_resource<" in text[:80]:

@@ -96,7 +96,9 @@ def _is_annotation(op: ir.Operation) -> bool:
 
 def _head(op: ir.Operation) -> str:
     """An op without its operands: name, attributes and types as printed by MLIR."""
-    asm = op.get_asm(use_local_scope=True, assume_verified=True, print_generic_op_form=True)
+    # A copy outside of any function, since MLIR numbers the values of the whole function first.
+    alone = op.clone(False)
+    asm = alone.get_asm(use_local_scope=True, assume_verified=True, print_generic_op_form=True)
     text = str(asm)
     return text[text.index('"') :].split("(", 1)[0] + text[text.index(")") :]
 
