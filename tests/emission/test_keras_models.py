@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -316,7 +317,7 @@ def test_a_row_of_layers_of_one_kind_is_not_cut_into_sequences() -> None:
     assert "Block" not in _emitted(keras.Model(given, x)).source
 
 
-class _Masked(L.Layer):
+class Masked(L.Layer):
     """An attention whose mask each layer computes from the same padding."""
 
     def build(self, x_shape: Any, padding_shape: Any) -> None:
@@ -545,3 +546,47 @@ def test_blocks_of_an_encoder_and_a_decoder_are_named_once_after_these() -> None
     net(source, target)
     text, _ = _called(net, source, target)
     assert {"EncoderBlock", "DecoderBlock"} < {*re.findall(r"^class (\w+)", text, re.M)}
+
+
+class Masked(L.Layer):
+    def __init__(self, **options: Any):
+        super().__init__(**options)
+        self.conv = L.Conv2D(4, 3, padding="same")
+
+    def build(self, shape: Any) -> None:
+        self.conv.build(shape)
+
+    def call(self, x: Any) -> Any:
+        kernel = self.conv.kernel * np.tril(np.ones((3, 3), np.float32))[..., None, None]
+        return keras.ops.conv(x, kernel, padding="same") + self.conv.bias
+
+
+class Residual(L.Layer):
+    def __init__(self, **options: Any):
+        super().__init__(**options)
+        self.narrow, self.masked, self.wide = L.Conv2D(4, 1), Masked(), L.Conv2D(8, 1)
+
+    def build(self, shape: Any) -> None:
+        self.narrow.build(shape)
+        for layer in (self.masked, self.wide):
+            layer.build((*shape[:-1], 4))
+
+    def call(self, x: Any) -> Any:
+        return x + self.wide(keras.ops.relu(self.masked(keras.ops.relu(self.narrow(x)))))
+
+
+def test_a_saved_model_has_names_and_initial_values_of_keras(tmp_path: Path) -> None:
+    """No array has a name that Keras alone uses, and numbers count inner layers too."""
+    L.Conv2D(2, 1)(np.zeros((1, 4, 4, 2), np.float32))  # the counts do not begin here
+    given = x = keras.Input((4, 4, 8))
+    for i in range(3):
+        x = Residual(name=f"residual_{i}")(x)
+    keras.Model(given, x, name="filtered").export(tmp_path / "saved", verbose=False)
+    emission = invert.load(tmp_path / "saved").emit(loader=False)
+    assert not emission.messages
+    source = emission.source
+    assert "residuals: tuple[Residual, ...]" in source
+    assert "glorot_uniform" in source
+    assert "lecun" not in source
+    fields = re.findall(r"^    (\w+): Conv", source, re.MULTILINE)
+    assert fields == ["conv2d", "conv2d_1", "conv2d_2"]
