@@ -317,7 +317,7 @@ def test_a_row_of_layers_of_one_kind_is_not_cut_into_sequences() -> None:
     assert "Block" not in _emitted(keras.Model(given, x)).source
 
 
-class Masked(L.Layer):
+class _Masked(L.Layer):
     """An attention whose mask each layer computes from the same padding."""
 
     def build(self, x_shape: Any, padding_shape: Any) -> None:
@@ -548,7 +548,7 @@ def test_blocks_of_an_encoder_and_a_decoder_are_named_once_after_these() -> None
     assert {"EncoderBlock", "DecoderBlock"} < {*re.findall(r"^class (\w+)", text, re.M)}
 
 
-class Masked(L.Layer):
+class Filtering(L.Layer):
     def __init__(self, **options: Any):
         super().__init__(**options)
         self.conv = L.Conv2D(4, 3, padding="same")
@@ -564,7 +564,7 @@ class Masked(L.Layer):
 class Residual(L.Layer):
     def __init__(self, **options: Any):
         super().__init__(**options)
-        self.narrow, self.masked, self.wide = L.Conv2D(4, 1), Masked(), L.Conv2D(8, 1)
+        self.narrow, self.masked, self.wide = L.Conv2D(4, 1), Filtering(), L.Conv2D(8, 1)
 
     def build(self, shape: Any) -> None:
         self.narrow.build(shape)
