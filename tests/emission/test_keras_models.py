@@ -590,3 +590,40 @@ def test_a_saved_model_has_names_and_initial_values_of_keras(tmp_path: Path) -> 
     assert "lecun" not in source
     fields = re.findall(r"^    (\w+): Conv", source, re.MULTILINE)
     assert fields == ["conv2d", "conv2d_1", "conv2d_2"]
+
+
+class _Branch(L.Layer):
+    def __init__(self, shared: Any, **options: Any):
+        super().__init__(**options)
+        self.shared, self.own = shared, L.Dense(8, use_bias=False, name="own")
+
+    def call(self, x: Any) -> Any:
+        return keras.ops.tanh(self.own(keras.ops.tanh(self.shared(x))))
+
+
+class Sharing(keras.Model):
+    def __init__(self):
+        super().__init__(name="sharing")
+        self.shared = L.Dense(8, use_bias=False, name="shared")
+        self.branches = [_Branch(self.shared, name=f"branch_{i}") for i in range(2)]
+        self.head = L.Dense(2, name="head")
+
+    def call(self, x: Any) -> Any:
+        first, second = self.branches
+        return self.head(second(keras.ops.cos(first(x))))
+
+
+def test_variables_named_after_their_model_alone_belong_to_their_layers(tmp_path: Path) -> None:
+    """All but one are kernels."""
+    model = Sharing()
+    model(np.ones((3, 8), np.float32))
+    model.export(tmp_path / "saved", verbose=False)
+    module = invert.load(tmp_path / "saved")
+    names = {re.sub(r"_\d+$", "", name) for name in module.named_params()}
+    assert names == {"sharing/kernel", "sharing/bias"}
+    emission = module.emit(loader=False)
+    written: Any = emission.model
+    assert written.shared.kernel.shape == (8, 8)
+    assert written.head.bias.shape == (2,)
+    assert "self.head(" in emission.source
+    assert "self.bias" not in emission.source.rpartition("class ")[2]
