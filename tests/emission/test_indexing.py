@@ -159,3 +159,27 @@ def test_mapped_lookups_are_indexing(
     np.testing.assert_array_equal(model(x, i), function(x, i))
     one, other = (jax.grad(lambda x, f=f: jnp.vdot(weights, f(x, i)))(x) for f in (model, function))
     np.testing.assert_array_equal(one, other)
+
+
+def test_layers_take_the_indices_that_they_share_as_they_are() -> None:
+    """Layers of a network of graphs, whose edges have an axis added in each of them."""
+
+    def layer(x: Any, w: Any, rows: Any, cols: Any) -> Any:
+        sums = jax.ops.segment_sum(jnp.take(x @ w, rows, axis=0, mode="clip"), cols, x.shape[0])
+        return jnp.tanh(sums + x)
+
+    def run(params: Any, x: Any, rows: Any, cols: Any) -> Any:
+        for i in range(2):
+            x = layer(x, params[f"layer_{i}"]["kernel"], rows, cols)
+        return x
+
+    random = np.random.default_rng(0)
+    params = {f"layer_{i}": {"kernel": random.normal(size=(8, 8))} for i in range(2)}
+    params = jax.tree.map(np.float32, params)
+    types = jax.tree.map(jax.typeof, (params, _X, _I, _J))
+    exported = jax.export.export(jax.jit(run))(*types)
+    emission = invert.from_exported(exported, params={"params": params}).emit(loader=False)
+    assert "DimensionNumbers" not in emission.source
+    assert "jax.ops.segment_sum(" in emission.source
+    model: Any = emission.model
+    np.testing.assert_array_equal(model(_X, _I, _J), jax.jit(run)(params, _X, _I, _J))
