@@ -152,6 +152,7 @@ class EntryPoint:
     - `trace`: the calls that belong to this entry, if the container's function has several traces.
     - `attributes`: for layers without a name of their own, the attributes in which the original
         holds them, by the layers' generated names.
+    - `keras`: whether its container says that Keras made its variables.
     - `promises_bounds`: whether its gathers of numbers promise that their indices are in bounds, as
         those of JAX do, rather than clip them.
     """
@@ -179,6 +180,7 @@ class EntryPoint:
     defaults: Keywords = dataclasses.field(default_factory=dict)
     trace: Trace | None = None
     attributes: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    keras: bool = False
     promises_bounds: bool = False
     outputs: Tree = None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import types
 from collections.abc import Callable, Hashable, Mapping, Sequence, Set
 from typing import Any
@@ -535,11 +536,24 @@ def _tidy(recovered: Recovered) -> Jaxpr:
             if eqn.primitive.name == "iota":  # of rows and of columns
                 return names_of(eqn), id(_consumer(eqn, graph))
             return id(eqn)  # a number in an array is cheap, and more readable at its use
+        if _makes_indices(eqn, graph):
+            return id(eqn)  # a part of `x[rows]`
         path = names_of(eqn)
         return next((path[:n] for n in range(len(path), 0, -1) if path[:n] in scopes), ())
 
     merged = with_common_scopes(traced_form.merged(strong, within=within), masks)
     return map_jaxprs(merged, with_size_values)
+
+
+def _makes_indices(eqn: Eqn, graph: Graph) -> bool:
+    """Return whether an equation only adds an axis to indices, as lookups and updates need."""
+    if eqn.primitive.name not in ("broadcast_in_dim", "reshape"):
+        return False
+    out, users = eqn.outvars[0], graph.users.get(eqn.outvars[0], ())
+    if math.prod(out.aval.shape) != math.prod(eqn.invars[0].aval.shape):
+        return False
+    indexed = (u.primitive.name.partition("-")[0] in ("gather", "scatter") for u in users)
+    return bool(users) and all(indexed) and all(u.invars[1] is out for u in users)
 
 
 # Stands for the scopes of values that layers of a row have in common.

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from invert._private.jax import rename
-from invert.emission.constructors.starts import Starts, is_keras
+from invert.emission.constructors.starts import Starts, has_keras_names
 from invert.emission.layers.cut import Path
 from invert.emission.layers.tree import SCALES, SUMMANDS, split_name
 from invert.emission.layers.tree import constant_name as name_by_use
@@ -98,8 +98,7 @@ class Parameters:
         inputs_first = {v for v in self.values if _is_multiplied(v, users, 2)}
         split = {v for v in self.values if _is_multiplied(v, users, 3)}
         names = {v: path[-1] for v, path in self.paths.items()}
-        sources = " ".join(r.entry.source for r in self._recovered.values())
-        keras = is_keras(sources, [split_name(name)[-1] for name in params])
+        keras = any(r.entry.keras for r in self._recovered.values()) or has_keras_names(params)
         lstm = _forgetful(self.paths) if keras else frozenset()
         held = frozenset(self.held)
         return Starts(

@@ -316,6 +316,7 @@ class _Model:
             objects.checkpoint  # noqa: B018  a model without its variables is not read at all
         self._names = _variable_names(objects, reachable)
         self._trained = _trained(objects, reachable)
+        self._keras = _is_keras(objects)
         self._gradients = SavedGradients(objects.library, objects.graph)
         self._params: dict[int, Param] = {}
 
@@ -426,7 +427,7 @@ class _Model:
                 found = Resource("variable", p.name, p.value.dtype, p.value.shape)
             values[index] = found
         feeds = [None if index is None else values[index] for index in captures]
-        return function_entry(
+        entry = function_entry(
             program,
             signature,
             read_outputs(concrete),
@@ -440,6 +441,7 @@ class _Model:
             strict=strict,
             variables={},
         )
+        return dataclasses.replace(entry, keras=self._keras)
 
     def _param(self, index: int, taken: set[str]) -> Param:
         proto = self._objects.graph.nodes[index].variable
@@ -510,8 +512,17 @@ def _variable_names(objects: SavedObjects, found: list[tuple[str, int]]) -> dict
     return {key: path.replace(".", "/") if nested else path for key, (_, path) in best.items()}
 
 
-# Children of any Keras 3 layer saved by TensorFlow.
+# Children of any Keras 3 layer saved by TensorFlow, and of what `model.export` writes.
 _KERAS_LAYER = {"_inbound_nodes", "_outbound_nodes", "_losses_override"}
+_KERAS_EXPORT = {"variables", "trainable_variables", "non_trainable_variables", "_all_variables"}
+
+
+def _is_keras(objects: SavedObjects) -> bool:
+    """Return whether objects of Keras, of any version, are among those of a file."""
+    kinds = (node.user_object.identifier for node in objects.graph.nodes)
+    return any(kind.startswith("_tf_keras_") for kind in kinds) or any(
+        names.keys() >= _KERAS_LAYER or names.keys() >= _KERAS_EXPORT for names in objects.children
+    )
 
 
 def _trained(objects: SavedObjects, found: list[tuple[str, int]]) -> dict[int, bool | None]:

@@ -316,7 +316,7 @@ def _from_callable(
     entry = _build(concrete, signature, results, config, name, source=source, strict=strict)
     if not layer:
         return entry
-    return dataclasses.replace(entry, attributes=attributes(fn), kind=own_class(fn))
+    return dataclasses.replace(entry, attributes=attributes(fn), kind=own_class(fn), keras=True)
 
 
 def _declared_inputs(model: TfObject, name: str) -> Tree:
@@ -386,7 +386,7 @@ def _build(
         held = closures.held_names(function) if unnamed else {}
         variables = Variables(*keras_variables(graph.variables), held=held)
     params, feeds, problems = _captures(concrete, count, needed, variables)
-    return function_entry(
+    entry = function_entry(
         program,
         signature,
         results,
@@ -398,6 +398,7 @@ def _build(
         source=source or f"TensorFlow function {name}",
         strict=strict,
     )
+    return dataclasses.replace(entry, keras=bool(variables.names))
 
 
 class _HandleVariable:

@@ -205,6 +205,13 @@ class Constraint:
         left, right = (evaluate(s, values) for s in (self.left, self.right))
         return Constraint(self.relation, left, right, self.message)
 
+    def always_holds(self) -> bool:
+        """Return whether it is an equality that is proved for all sizes.
+
+        JAX knows few of these, and takes others as conditions.
+        """
+        return self.relation == "eq" and _is_zero(self.left - self.right)
+
     @property
     def dimensions(self) -> frozenset[str]:
         """The names of the dimensions in it."""
@@ -248,6 +255,38 @@ class Constraint:
                 return ""
             left, right = left * (1 - again), right - left * again
         return f"{left} {relation} {right + shift}" if relation else ""
+
+
+# Sizes with longer periods are not compared at all numbers of a period.
+_LONGEST_PERIOD = 4096
+
+
+def _is_zero(size: DimSize) -> bool:
+    """Return whether a size of one dimension is proved to be always zero.
+
+    A sum of multiples and divisions of a dimension grows by the same number over each period. So it
+    is zero if it is zero throughout one period and at the start of the next.
+    """
+    dims, period = variables([size]), _period(size)
+    if len(dims) != 1 or period is None or period > _LONGEST_PERIOD:
+        return not is_open(size) and size == 0
+    return all(evaluate(size, {str(dims[0]): n}) == 0 for n in range(1, period + 2))
+
+
+def _period(size: DimSize) -> int | None:
+    """A period of a size's divisions: the product of the divisors. `None` for other operations."""
+    period: int | None = 1
+    for _, factors in dim_terms(size):
+        match factors:
+            case [] | [(str(), 1)]:
+                inner = 1
+            case [(("floordiv" | "mod", (part, int() as divisor)), 1)] if divisor:
+                inner = _period(part)
+                inner = None if inner is None else inner * abs(divisor)
+            case _:
+                inner = None
+        period = None if inner is None or period is None else period * inner
+    return period
 
 
 def _least(size: DimSize, limit: int) -> tuple[DimSize, int] | None:
@@ -413,8 +452,15 @@ def suggest_equal(a: DimSize, b: DimSize) -> None:
     if decided("eq", a, b) is not None:
         return
     difference = a - b
+    always = _is_zero(difference)
     for times, factors in dim_terms(difference):
         match factors:
+            case [(("floordiv", (whole, int() as n)), 1)] if always and abs(times) == 1:
+                # JAX replaces the left side; `floordiv(-h, 2)` is how it writes "SAME" windows.
+                if dim_terms(whole)[0][0] > 0:
+                    half = whole // n
+                    suggest(Constraint("eq", half, half - times * difference))
+                    return
             case [(("floordiv", (whole, int() as n)), 1)] if abs(times) == abs(n):
                 # `2*floordiv(h, 2)` is `h` if `h` is even.
                 rest = difference - times * (whole // n)

@@ -172,7 +172,7 @@ def _under(
     plain = {d: parsed((d,), scope())[0] for d in names}
     plain |= {d: evaluate(n, plain) for d, n in gone.items()}
     constraints = [c.at(plain) if c.dimensions & gone.keys() else c for c in constraints]
-    kept = independent([c.tidy() for c in constraints])
+    kept = independent([c.tidy() for c in constraints if not c.always_holds()])
     # The functions of an unchanged program keep their derivative rules.
     open_sizes = [d for shape in stage.shapes for d in variables(shape)]
     if gone or any(d.scope is not of for d in open_sizes):  # pyright: ignore

@@ -159,3 +159,37 @@ def test_mapped_lookups_are_indexing(
     np.testing.assert_array_equal(model(x, i), function(x, i))
     one, other = (jax.grad(lambda x, f=f: jnp.vdot(weights, f(x, i)))(x) for f in (model, function))
     np.testing.assert_array_equal(one, other)
+
+
+def test_layers_take_the_indices_that_they_share_as_they_are() -> None:
+    """Layers of a network of graphs, whose edges have an axis added in each of them."""
+    tf = pytest.importorskip("tensorflow")
+    random = np.random.default_rng(0)
+
+    def variable(name: str, *shape: int) -> Any:
+        return tf.Variable(random.normal(size=shape), dtype=tf.float32, name=name)
+
+    weights = [variable("w0", 6, 8), variable("w1", 8, 8)]
+    biases = [variable("b0", 8), variable("b1", 8)]
+    readout = variable("readout", 8, 3)
+
+    @tf.function(autograph=False)
+    def run(x: Any, rows: Any, cols: Any, graph: Any) -> Any:
+        n = tf.shape(x)[0]
+        degrees = tf.math.unsorted_segment_sum(tf.ones_like(cols, tf.float32), cols, n) + 1.0
+        scale = tf.math.rsqrt(degrees)
+        for w, b in zip(weights, biases, strict=True):
+            y = tf.matmul(x, w)
+            sums = tf.gather(y * scale[:, None], rows)
+            sums = tf.math.unsorted_segment_sum(sums, cols, n) * scale[:, None]
+            x = tf.nn.relu(sums + y * tf.square(scale)[:, None] + b)
+        return tf.matmul(tf.math.unsorted_segment_mean(x, graph, 4), readout)
+
+    ids = tf.TensorSpec([None], tf.int32)
+    emission = invert.convert(run, tf.TensorSpec([None, 6]), ids, ids, ids).emit(loader=False)
+    assert "DimensionNumbers" not in emission.source
+    assert "class Block" in emission.source
+    model: Any = emission.model
+    rows, cols, graph = (np.array(v, np.int32) for v in ([0, 9, 3], [4, 4, 1], [0, 1] * 5))
+    args = _X[:, :6] / 80, rows, cols, graph
+    np.testing.assert_allclose(model(*args), run(*args), rtol=1e-5, atol=1e-5)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -582,3 +583,84 @@ def test_layers_whose_names_end_with_those_of_branches_and_cells_are_nested(coun
 def test_branches_that_end_with_a_word_only_once_are_no_groups() -> None:
     source = _emitted(_cells(2, branches=("left",))).source
     assert "left_1" not in source
+
+
+class Filtering(L.Layer):
+    def __init__(self, **options: Any):
+        super().__init__(**options)
+        self.conv = L.Conv2D(4, 3, padding="same")
+
+    def build(self, shape: Any) -> None:
+        self.conv.build(shape)
+
+    def call(self, x: Any) -> Any:
+        kernel = self.conv.kernel * np.tril(np.ones((3, 3), np.float32))[..., None, None]
+        return keras.ops.conv(x, kernel, padding="same") + self.conv.bias
+
+
+class Residual(L.Layer):
+    def __init__(self, **options: Any):
+        super().__init__(**options)
+        self.narrow, self.masked, self.wide = L.Conv2D(4, 1), Filtering(), L.Conv2D(8, 1)
+
+    def build(self, shape: Any) -> None:
+        self.narrow.build(shape)
+        for layer in (self.masked, self.wide):
+            layer.build((*shape[:-1], 4))
+
+    def call(self, x: Any) -> Any:
+        return x + self.wide(keras.ops.relu(self.masked(keras.ops.relu(self.narrow(x)))))
+
+
+def test_a_saved_model_has_names_and_initial_values_of_keras(tmp_path: Path) -> None:
+    """No array has a name that Keras alone uses, and numbers count inner layers too."""
+    L.Conv2D(2, 1)(np.zeros((1, 4, 4, 2), np.float32))  # the counts do not begin here
+    given = x = keras.Input((4, 4, 8))
+    for i in range(3):
+        x = Residual(name=f"residual_{i}")(x)
+    keras.Model(given, x, name="filtered").export(tmp_path / "saved", verbose=False)
+    emission = invert.load(tmp_path / "saved").emit(loader=False)
+    assert not emission.messages
+    source = emission.source
+    assert "residuals: tuple[Residual, ...]" in source
+    assert "glorot_uniform" in source
+    assert "lecun" not in source
+    fields = re.findall(r"^    (\w+): Conv", source, re.MULTILINE)
+    assert fields == ["conv2d", "conv2d_1", "conv2d_2"]
+
+
+class _Branch(L.Layer):
+    def __init__(self, shared: Any, **options: Any):
+        super().__init__(**options)
+        self.shared, self.own = shared, L.Dense(8, use_bias=False, name="own")
+
+    def call(self, x: Any) -> Any:
+        return keras.ops.tanh(self.own(keras.ops.tanh(self.shared(x))))
+
+
+class Sharing(keras.Model):
+    def __init__(self):
+        super().__init__(name="sharing")
+        self.shared = L.Dense(8, use_bias=False, name="shared")
+        self.branches = [_Branch(self.shared, name=f"branch_{i}") for i in range(2)]
+        self.head = L.Dense(2, name="head")
+
+    def call(self, x: Any) -> Any:
+        first, second = self.branches
+        return self.head(second(keras.ops.cos(first(x))))
+
+
+def test_variables_named_after_their_model_alone_belong_to_their_layers(tmp_path: Path) -> None:
+    """All but one are kernels."""
+    model = Sharing()
+    model(np.ones((3, 8), np.float32))
+    model.export(tmp_path / "saved", verbose=False)
+    module = invert.load(tmp_path / "saved")
+    names = {re.sub(r"_\d+$", "", name) for name in module.named_params()}
+    assert names == {"sharing/kernel", "sharing/bias"}
+    emission = module.emit(loader=False)
+    written: Any = emission.model
+    assert written.shared.kernel.shape == (8, 8)
+    assert written.head.bias.shape == (2,)
+    assert "self.head(" in emission.source
+    assert "self.bias" not in emission.source.rpartition("class ")[2]

@@ -377,3 +377,11 @@ def crops(x):
     boxes = [[0.1, -0.1, 0.7, 0.9], [0.9, 0.0, 0.2, 1.3]]
     glimpses = tf.image.extract_glimpse(x, [2, 3], tf.zeros([tf.shape(x)[0], 2]), noise="zero")
     return tf.image.crop_and_resize(x, boxes, [0, 0], [3, 2]), glimpses
+
+
+@program([None, None, None, 3])
+def strided_shortcuts(x):
+    # `(h - 1) // 2 + 1` of the shortcuts and of the padded window is the `-(-h // 2)` of "SAME".
+    y = tf.nn.conv2d(x, KERNEL, 2, "SAME") + tf.nn.conv2d(x, KERNEL[1:2, 1:2], 2, "VALID")
+    z = tf.nn.conv2d(tf.pad(y, [[0, 0], [1, 1], [1, 1], [0, 0]])[..., :3], KERNEL, 3, "VALID")
+    return z + y[:, ::3, ::3]

@@ -407,3 +407,56 @@ def test_inputs_whose_names_become_one():
     module = invert.convert_graphdef(g.as_graph_def(), ["a/x:0", "a_x:0"], ["out:0"])
     one, two = np.float32([1, 2, 3]), np.float32([4, 5, 7])
     assert np.array_equal(module(one, two), one - 2 * two)
+
+
+def _recurrence(x):
+    """Steps over a length that the graph leaves open, as `dynamic_rnn` makes them."""
+    length = tf.shape(x)[0]
+    taken = tf.TensorArray(tf.float32, length).unstack(x)
+
+    def step(t, h, made):
+        h = tf.tanh(taken.read(t) + 0.5 * h)
+        return t + 1, h, made.write(t, h)
+
+    start = (0, tf.zeros_like(x[0]), tf.TensorArray(tf.float32, length))
+    return tf.while_loop(lambda t, *_: t < length, step, start)[2].stack()
+
+
+def _grown(x):
+    """An array that begins with one element for each row, and doubles."""
+    length = tf.shape(x)[0]
+    made = tf.TensorArray(tf.float32, length, dynamic_size=True, element_shape=[6])
+
+    def step(t, made):
+        return t + 1, made.write(t, x[t % length])
+
+    return tf.while_loop(lambda t, _: t < 2 * length, step, (0, made))[1].stack()
+
+
+def _of_open_length(build):
+    with tf.Graph().as_default() as g, v1.Session(graph=g) as session:
+        x = v1.placeholder(tf.float32, [None, 6], name="x")
+        tf.identity(build(x), name="out")
+        rows = [np.resize(X, (n, 6)) for n in (4, 1, 9)]
+        return g.as_graph_def(), [(x_, session.run("out:0", {x: x_})) for x_ in rows]
+
+
+def test_arrays_of_open_length_in_a_loop():
+    frozen, cases = _of_open_length(_recurrence)
+    module = invert.convert_graphdef(frozen, ["x:0"], ["out:0"])
+    for x, want in cases:
+        np.testing.assert_allclose(module(x), want, rtol=2e-6, atol=1e-6)
+    assert "batch >= 1" in module.report.certificate.sizes
+    assert "scan" in module.report.primitives
+
+
+def test_an_array_that_outgrows_its_open_length_loses_nothing():
+    frozen, cases = _of_open_length(_grown)
+    module = invert.convert_graphdef(frozen, ["x:0"], ["out:0"])
+    for x, want in cases:
+        try:
+            got = module(x)
+        except invert.UnsupportedOpError as error:
+            assert "number of its elements depends on data" in str(error)
+        else:
+            np.testing.assert_array_equal(got, want)

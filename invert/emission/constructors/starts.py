@@ -12,6 +12,7 @@ import numpy as np
 
 from invert.emission.expressions import tables
 from invert.emission.layers.cut import plain_name
+from invert.emission.layers.tree import split_name
 from invert.emission.python.naming import stem
 from invert.ir.types import Var
 
@@ -105,6 +106,6 @@ class Starts:
         return [v for v in variables if self.of(v) == "unknown"]
 
 
-def is_keras(source: str, names: Iterable[str]) -> bool:
-    """Return whether a program comes from Keras, by its source or array names."""
-    return "Keras" in source or not _KERAS.isdisjoint(stem(n).lower() for n in names)
+def has_keras_names(names: Iterable[str]) -> bool:
+    """Return whether arrays have names that only Keras uses, as in a frozen graph."""
+    return not _KERAS.isdisjoint(stem(split_name(n)[-1]).lower() for n in names)

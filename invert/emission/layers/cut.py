@@ -220,27 +220,42 @@ def named_by_scope(eqns: Sequence[Eqn], parameters: Mapping[Var, Path]) -> dict[
     """The names of parameters; uninformative ones are replaced by their layers' scopes.
 
     Keras names the variables of a subclassed model after the model alone: `gpt/kernel` is a
-    variable of every layer. Such names occur several times, with numbers, in different scopes.
+    variable of every layer. Such names occur several times, with numbers, in different scopes; so
+    do others of that model.
     """
     users = users_of(eqns)
     scopes: dict[Var, Path] = {}
     alike: dict[Path, list[Var]] = collections.defaultdict(list)
     for v, path in parameters.items():
-        scope = common_prefix(scope_of(eqns[i]) for i in users.get(v, ()))
-        while scope and _OP_SCOPE.fullmatch(scope[-1]):
-            scope = scope[:-1]
-        scopes[v] = scope
+        around = [_without_op(scope_of(eqns[i])) for i in users.get(v, ())]
+        scope = scopes[v] = _without_op(common_prefix(around))
+        # A layer that several others share has its name in each.
+        if len(last := {s[len(scope) :][-1:] for s in around}) == 1:
+            scopes[v] = *scope, *next(iter(last))
         if len(path) > 1:
             alike[*path[:-1], stem(path[-1])].append(v)
     names = dict(parameters)
+    told = {path: len({scopes[v] for v in group}) == 1 for path, group in alike.items()}
+    vague = {path[:-1] for path, clear in told.items() if not clear}
     for path, group in alike.items():
-        if len(group) > 1 and len({scopes[v] for v in group}) > 1:
+        if path[:-1] in vague and (not told[path] or _extends(scopes[group[0]], path[:-1])):
             # TensorFlow numbers all scopes of a function that is traced again.
             again = all(re.search(r"_\d+$", part) for v in group for part in scopes[v])
             for v in filter(scopes.get, group):
                 scope = [re.sub(r"_\d+$", "", p) if again else p for p in scopes[v]]
                 names[v] = (*scope, path[-1])
     return names
+
+
+def _without_op(scope: Path) -> Path:
+    while scope and _OP_SCOPE.fullmatch(scope[-1]):
+        scope = scope[:-1]
+    return scope
+
+
+def _extends(scope: Path, path: Path) -> bool:
+    """Return whether a scope is inside the one of a path, but for numbers."""
+    return len(scope) > len(path) and [*map(stem, scope[: len(path)])] == [*map(stem, path)]
 
 
 def common_prefix(sequences: Iterable[Sequence[_T]]) -> tuple[_T, ...]:

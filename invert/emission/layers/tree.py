@@ -6,7 +6,8 @@ import dataclasses
 import functools
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from typing import TypeVar
 
 import equinox as eqx
 
@@ -319,9 +320,16 @@ class _Building:
                 self._placed[v] = (*path, *places[v])
             return
         holders: dict[Path, tuple[Node, Path]] = {(): (node, ())}
-        for v in _arranged(layer, self.paths):
+        arranged = _arranged(layer, self.paths)
+        rests = {v: _rest(self.paths[v], layer, self.common) for v in arranged}
+        names = {path[0]: path[0] for path in rests.values() if len(path) > 1}
+        if self.counted:
+            beside = {plain_name(called(c.layer, self.paths)) for c in calls(layer.steps)}
+            names = _restarted(names, node.names.taken | beside, set(names), inside=bool(path))
+        for v in arranged:
             if v not in self._placed:
-                *inside, last = _rest(self.paths[v], layer, self.common)
+                *inside, last = rests[v]
+                inside[:1] = [names[part] for part in inside[:1]]
                 owner, where = self._holder(holders, tuple(inside))
                 # TensorFlow numbers unnamed variables through the whole program.
                 last = stem(last) if stem(last).lower() == "variable" else plain_name(last)
@@ -380,31 +388,9 @@ class _Building:
             for x, name in wanted.items()
             if not x.field and not parameters_of(x)
         }
-        alike: dict[str, list[tuple[int, Layer]]] = {}
         others = {*node.names.taken, *chosen.values()}
-        for x, name in wanted.items():
-            found = re.fullmatch(r"(.*[A-Za-z]\w*?)_(\d+)", name)
-            if found is None:
-                others.add(name)
-            else:
-                alike.setdefault(found[1], []).append((int(found[2]), x))
-        for name, members in alike.items():
-            told = {wanted[x].rpartition("_")[2] for _, x in members}
-            bare = [x for x, called in wanted.items() if called == name]
-            if inside and bare:  # the first layer of all is `dense`, and the next `dense_1`
-                members += [(0, x) for x in bare]
-                others -= {name}
-            numbers = sorted(number for number, _ in members)
-            first = numbers[0]
-            # Keras counts without gaps and has no zero: an author chose `bn_3, bn_5` and `bn_0`.
-            counted = "0" not in told and numbers == list(range(first, first + len(numbers)))
-            alone = len(members) == 1 and not name[0].isupper()  # which a class may be called
-            alone = alone and not any(re.match(rf"{re.escape(name)}_\d", n) for n in others)
-            if alone and name not in others and "0" not in told:
-                wanted[members[0][1]] = name
-            elif counted and name not in others and first != 1:
-                wanted |= {x: f"{name}_{number - first + 1}" for number, x in members}
-        return wanted | chosen
+        parts = {part for v in parameters_of(layer) for part in self.paths[v][:-1]}
+        return _restarted(wanted, others, parts, inside=inside) | chosen
 
     def _item(self, node: Node, name: str, layer: Layer) -> tuple[Path, Node]:
         """The next node of a tuple in a node, created if missing."""
@@ -439,6 +425,51 @@ class _Building:
         return holders[path]
 
 
+_Key = TypeVar("_Key")
+
+
+def _restarted(
+    names: Mapping[_Key, str], taken: Set[str], parts: Set[str], *, inside: bool
+) -> dict[_Key, str]:
+    """Names that Keras numbered through a whole process, numbered from one.
+
+    **Arguments:**
+
+    - `taken`: other names beside them.
+    - `parts`: all parts of the names of the variables there, further inside too.
+    - `inside`: whether they are the names in a layer, rather than the outermost ones.
+    """
+    wanted = dict(names)
+    alike: dict[str, list[tuple[int, _Key]]] = {}
+    others = set(taken)
+    for x, name in names.items():
+        found = re.fullmatch(r"(.*[A-Za-z]\w*?)_(\d+)", name)
+        if found is None:
+            others.add(name)
+        else:
+            alike.setdefault(found[1], []).append((int(found[2]), x))
+    for name, members in alike.items():
+        told = {wanted[x].rpartition("_")[2] for _, x in members}
+        bare = [x for x, called in wanted.items() if called == name]
+        if inside and bare:  # the first layer of all is `dense`, and the next `dense_1`
+            members += [(0, x) for x in bare]
+            others -= {name}
+        numbers = sorted(number for number, _ in members)
+        first, last = numbers[0], numbers[-1]
+        # Keras counts without gaps and has no zero: an author chose `bn_3, bn_5` and `bn_0`.
+        passed = {n for n in range(first, last) if n in numbers or f"{name}_{n}" in parts}
+        counted = "0" not in told and len(passed) == last - first
+        counted = counted and len(set(numbers)) == len(numbers)
+        alone = len(members) == 1 and not name[0].isupper()  # which a class may be called
+        alone = alone and not any(re.match(rf"{re.escape(name)}_\d", n) for n in others)
+        if alone and name not in others and "0" not in told:
+            wanted[members[0][1]] = name
+        elif counted and name not in others:
+            new = {x: f"{name}_{numbers.index(number) + 1}" for number, x in members}
+            wanted |= {} if others & {*new.values()} else new
+    return wanted
+
+
 # Names of summands that are added last.
 _ADDED = frozenset({"bias", "beta", "b"})
 
@@ -463,7 +494,8 @@ def called(layer: Layer, paths: Mapping[Var, Path]) -> str:
     """A layer's name, from its parameters' names if only the number differs.
 
     Keras numbers scopes through the whole process."""
-    inside = [paths[v][:-1] for v in parameters_of(layer)]
+    # Constants have no layers in their names.
+    inside = [path for v in parameters_of(layer) if (path := paths[v][:-1])]
     if not inside:
         return layer.name
     shared = common_prefix(inside)

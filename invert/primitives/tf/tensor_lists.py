@@ -12,11 +12,13 @@ import numpy as np
 from jax import lax
 
 from invert._errors import REPORT
+from invert.ir.sizes import as_value, decided, is_open
 from invert.tf.interpreter.context import Context
 from invert.tf.interpreter.registry import Array, Int, Ints, Value, rule
 from invert.tf.ops.node import FRAMES_REMEDY, Node, canonical
 from invert.tf.ops.state import Resource
 from invert.tf.values import tensor_list as lists
+from invert.tf.values.bounds import counts_up
 from invert.tf.values.constants import array, as_sizes, ints, is_size, static
 from invert.tf.values.ragged import DynamicRagged, RaggedVariant
 from invert.tf.values.tensor_list import Element, TensorList
@@ -350,14 +352,21 @@ def _array_list(ctx: Context, node: Node, handle: Value) -> TensorList:
 @rule(
     *_versions("TensorArray"),
     effect="none",
-    ignores=(
-        "dynamic_size", "clear_after_read", "identical_element_shapes", "tensor_array_name",
-    ),
-)  # fmt: skip
+    ignores=("clear_after_read", "identical_element_shapes", "tensor_array_name"),
+)
 def _tensor_array(
-    size: Int, *, ctx: Context, node: Node, dtype: np.dtype, element_shape: Shape
+    size: Int,
+    *,
+    ctx: Context,
+    node: Node,
+    dtype: np.dtype,
+    element_shape: Shape,
+    dynamic_size: bool = False,
 ) -> list[Value]:
-    handle = Resource("tensor_array", f"{node.where}/{node.name}", dtype)
+    kind = "growing_tensor_array" if dynamic_size else "tensor_array"
+    handle = Resource(kind, f"{node.where}/{node.name}", dtype)
+    if dynamic_size and is_open(size):  # a symbolic size is one that never grows
+        size = as_value(size, np.dtype(np.int32))
     ctx.write(handle, lists.empty(dtype, lists.element_type(element_shape, dtype), size))
     return [handle, _FLOW] if node.op.endswith("V3") else [handle]
 
@@ -392,14 +401,16 @@ def _write(
     lst = _array_list(ctx, node, handle)
     if handle.kind == "tensor_array_gradient":
         value = _added(lst, index, value)
-    ctx.write(handle, lists.set_item(lst, index, value, resize=_grows(lst, index)))
+    ctx.write(handle, lists.set_item(lst, index, value, resize=_grows(handle, lst, index)))
     return flow
 
 
-def _grows(lst: TensorList, index: Value) -> bool:
+def _grows(handle: Value, lst: TensorList, index: Value) -> bool:
     """Return whether a write may extend the list, unlike an array of fixed size."""
+    if handle.kind != "tensor_array_gradient":
+        return handle.kind == "growing_tensor_array"
     if not isinstance(lst.size, int):
-        return True
+        return not is_size(lst.size)
     return lst.size == 0 or (isinstance(index, np.ndarray) and int(index) >= lst.size)
 
 
@@ -437,19 +448,20 @@ def _array_gather(
 
 @rule(*_versions("TensorArrayScatter"))
 def _array_scatter(
-    handle: Value, indices: Ints, value: Array, flow: Value, *, ctx: Context, node: Node
+    handle: Value, indices: Value, value: Array, flow: Value, *, ctx: Context, node: Node
 ) -> Value:
     lst, tensor = _array_list(ctx, node, handle), jnp.asarray(value)
-    unwritten = lst.items is not None and all(x is None for x in lst.items)
-    if unwritten and list(indices) == list(range(tensor.shape[0])) and lst.size <= len(indices):
+    unwritten = lst.is_reserved or (lst.items is not None and all(x is None for x in lst.items))
+    if unwritten and counts_up(indices) and decided("le", lst.size, tensor.shape[0]):
         ctx.write(handle, lists.from_tensor(tensor, lst.dtype))
         return flow
-    adds = handle.kind == "tensor_array_gradient"
-    for position, index in enumerate(indices):
+    if handle.kind != "tensor_array_gradient":
+        ctx.write(handle, _scattered(lst, tensor, indices))
+        return flow
+    for position, index in enumerate(ints(static(node, [handle, indices], 1))):
         place = np.asarray(index, np.int32)
         item = lax.index_in_dim(tensor, position, keepdims=False)
-        item = _added(lst, place, item) if adds else item
-        lst = lists.set_item(lst, place, item, resize=True)
+        lst = lists.set_item(lst, place, _added(lst, place, item), resize=True)
     ctx.write(handle, lst)
     return flow
 

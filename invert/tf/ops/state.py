@@ -21,8 +21,8 @@ class Resource:
 
     **Arguments:**
 
-    - `kind`: `"variable"`, `"key"`, `"tensor_array"`, `"stack"`, or another kind
-        defined by a rule.
+    - `kind`: `"variable"`, `"key"`, `"tensor_array"`, `"growing_tensor_array"`, `"stack"`, or
+        another kind defined by a rule.
     - `name`: identifies it together with `kind`.
     - `dtype`, `shape`: type of the value, if known; sizes may be `None`.
     """

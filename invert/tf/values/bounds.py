@@ -234,6 +234,14 @@ def known(array: Value) -> np.ndarray | None:
     return np.asarray(whole, array.dtype).reshape(array.shape)
 
 
+def counts_up(indices: Value) -> bool:
+    """Return whether indices are known to be 0, 1, 2 and so on, perhaps of an open length."""
+    if isinstance(indices, np.ndarray):
+        return np.array_equal(indices, np.arange(indices.size))
+    made = made_by(indices)
+    return made is not None and made[0] == "iota" and np.ndim(indices) == 1
+
+
 def fact_of(
     number: Value,
     given: Sequence[OuterFacts] = (),

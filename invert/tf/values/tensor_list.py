@@ -19,6 +19,7 @@ from jax import lax
 from invert._errors import Problem, UnsupportedOpError
 from invert.ir.sizes import decided, is_open
 from invert.ir.types import Value
+from invert.tf.values.bounds import counts_up
 from invert.tf.values.constants import array, ints, is_size, is_static
 
 Element = Value  # a pytree of jax.ShapeDtypeStruct
@@ -471,10 +472,10 @@ def stacked(lst: TensorList, element: Element | None = None) -> Value:
 
 def gathered(lst: TensorList, indices: Value, element: Element | None = None) -> Value:
     """The elements at `indices` along a new leading axis."""
+    if is_size(lst.size) and lst.size == np.size(indices) and counts_up(indices):
+        return stacked(lst, element)
     if isinstance(indices, np.ndarray):
         places = ints(indices)
-        if isinstance(lst.size, int) and list(places) == list(range(lst.size)):
-            return stacked(lst, element)
         return jnp.stack([get_item(lst, np.asarray(i, np.int32), element) for i in places])
     return jnp.take(with_buffer(lst, element=element).buffer, indices, axis=0, mode="clip")
 
