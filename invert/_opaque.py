@@ -15,6 +15,7 @@ import jax
 from jax.interpreters import ad, batching, mlir
 
 from invert._errors import Problem, UnsupportedOpError
+from invert._private import lapack
 from invert._private.jax import (
     Aval,
     Primitive,
@@ -121,6 +122,8 @@ def _lower(
     for platform in ctx.module_context.platforms:
         if not _is_implemented(target, platform):
             raise _refuse(target, f"its target is not registered for the platform {platform!r}")
+    if target.startswith(("lapack_", "blas_")):
+        lapack.load()
     return emit_custom_call(ctx, operands, attributes, computations)
 
 

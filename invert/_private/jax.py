@@ -33,6 +33,7 @@ from jax._src.random import philox2x32, philox4x32, prng, threefry2x32, threefry
 from jax._src.util import weakref_lru_cache
 from jaxlib import xla_client
 
+from invert._private import lapack
 from invert._private.mlir import ir, make_reading_context, stablehlo_dialect, text_of
 from invert._private.staging import inlined, tell_origin
 
@@ -422,11 +423,14 @@ def _reading_context(period: int) -> ir.Context:
     return make_reading_context()
 
 
-def lowered_module(fn: Callable[..., object], *avals: Aval, platform: str = "cpu") -> ir.Module:
+def lowered_module(
+    fn: Callable[..., object], *avals: Aval, platform: str = "cpu", with_lapack: bool = True
+) -> ir.Module:
     """The StableHLO module that JAX serializes for `fn` at given types.
 
     Serialization expands some ops, as it did in raised modules. This equals `jax.export` at these
-    types, without its copy of the module and second trace.
+    types, without its copy of the module and second trace. Rules of JAX run nothing, so that they
+    can do without LAPACK.
     """
     checks = jax.export.DisabledSafetyCheck
     disabled = [checks.platform(), *map(checks.custom_call, _UNSTABLE_TARGETS)]
@@ -435,7 +439,8 @@ def lowered_module(fn: Callable[..., object], *avals: Aval, platform: str = "cpu
         traced = jitted.trace(*avals)
         fixed = all(isinstance(n, int) for a in avals for n in a.shape)
         if fixed and not traced.jaxpr.effects:
-            artifact = _serialized(traced, platform, disabled)
+            with contextlib.nullcontext() if with_lapack else lapack.not_loaded():
+                artifact = _serialized(traced, platform, disabled)
         else:
             artifact = jax.export.export(jitted, platforms=[platform], disabled_checks=disabled)(
                 *avals

@@ -11,6 +11,7 @@ from jax import lax
 
 from invert._config import Config
 from invert._private.jax import from_words, lowered_module, lowered_types, trace_closed, words_of
+from invert._private.programs import settings
 from invert.ir import jaxprs
 from invert.ir.sizes import variables
 from invert.ir.types import Aval, ClosedJaxpr, JaxFunction, Value
@@ -67,7 +68,13 @@ def lower(
         sizes = variables(n for a in (*avals, *types) for n in a.shape)
         carriers = [jax.ShapeDtypeStruct((n,), np.bool_) for n in sizes]
         run: JaxFunction = lambda *values: function(*values[len(carriers) :])  # noqa: E731
-        module = lowered_module(run if carriers else function, *carriers, *avals, platform=platform)
+        module = lowered_module(
+            run if carriers else function,
+            *carriers,
+            *avals,
+            platform=platform,
+            with_lapack=settings() is None,
+        )
     return Lowered(Program(module, Config()), avals, types, carriers)
 
 
