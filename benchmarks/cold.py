@@ -1,6 +1,6 @@
 """A first conversion in a fresh process against later ones, in processor time.
 
-    python benchmarks/cold.py [program ...] [--profile]
+    python benchmarks/cold.py [program ...] [--models] [--profile]
 
 Each program is exported in one process and converted in another, which has imported JAX and
 `invert` and nothing else. Per program:
@@ -10,6 +10,8 @@ Each program is exported in one process and converted in another, which has impo
   lowered, and of the fastest of two more.
 - `JAX first`, `later`: CPU seconds in which plain JAX traces and lowers the same function, in a
   fresh process of its own: what no converter that lowers once can do without.
+
+With `--models` the programs are the Keras models of `models.py`, exported as SavedModels.
 
 Reading untrusted bytes in a child process is not counted. A collection of all garbage, which takes
 as long as a small conversion and falls into one by chance, comes before each.
@@ -181,9 +183,19 @@ def tf_random() -> Any:
 GRAPHS: dict[str, Callable[[], Any]] = {"TF loop": tf_loop, "TF random numbers": tf_random}
 
 
+MODELS = (
+    *("MobileNetV2", "MobileNetV3Small", "EfficientNetB0", "ConvNeXtTiny", "ResNet50"),
+    *("ViT", "BERT", "GPT", "Keras LSTM", "U-Net"),
+)
+
+
 def write(name: str, path: Path) -> None:
     if name == KERAS:
         keras_model().export(str(path), verbose=False)
+    elif name in MODELS:
+        import models
+
+        models.MODELS[name.removeprefix("Keras ")]().export(str(path), verbose=False)
     elif name in GRAPHS:
         import tensorflow as tf
 
@@ -249,7 +261,8 @@ def child(task: str, name: str, path: Path, *, environment: dict[str, str] | Non
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("programs", nargs="*", default=[*PROGRAMS, KERAS, *GRAPHS])
+    parser.add_argument("programs", nargs="*")
+    parser.add_argument("--models", action="store_true")
     parser.add_argument("--task", choices=("write", "convert", "profile", "lower"))
     parser.add_argument("--path", type=Path)
     parser.add_argument("--profile", action="store_true")
@@ -264,12 +277,13 @@ def main() -> None:
             found = convert(name, given.path, given.task == "profile")
         print(json.dumps(found))
         return
+    names = MODELS if given.models else (*PROGRAMS, KERAS, *GRAPHS)
     with tempfile.TemporaryDirectory() as folder:
         print(
             f"{'program':18} {'new':>7} {'first':>7} {'later':>7} {'ratios':>12} "
             f"{'JAX first':>9} {'later':>7} {'ratio':>6}"
         )
-        for i, name in enumerate(given.programs):
+        for i, name in enumerate(given.programs or names):
             path = Path(folder) / f"program_{i}"
             child("write", name, path)
             if given.profile:

@@ -24,6 +24,7 @@ from invert._private.jax import (
     apply_primitive,
     custom_call_is_registered,
     emit_custom_call,
+    load_lapack,
 )
 from invert._private.mlir import ir
 
@@ -121,6 +122,8 @@ def _lower(
     for platform in ctx.module_context.platforms:
         if not _is_implemented(target, platform):
             raise _refuse(target, f"its target is not registered for the platform {platform!r}")
+    if target.startswith(("lapack_", "blas_")):
+        load_lapack()
     return emit_custom_call(ctx, operands, attributes, computations)
 
 

@@ -461,6 +461,14 @@ def _lowering() -> Iterator[None]:
         yield
 
 
+def load_lapack() -> None:
+    """Load what calls of LAPACK need to run; without it, they end the process.
+
+    JAX loads it when it lowers a function of its own that calls LAPACK.
+    """
+    lax_linalg.initialize_lapack()
+
+
 def lowered_types(fn: Callable[..., object], *avals: object) -> list[core.ShapedArray]:
     """The result types of `fn`; reuses the trace of `lowered_module`."""
     with _lowering():

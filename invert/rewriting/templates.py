@@ -33,7 +33,7 @@ def _raised(call: Call, platform: str) -> ClosedJaxpr | None:
 def _raised_now(call: Call, platform: str) -> ClosedJaxpr | None:
     try:
         with only_refusals():
-            if (closed := raised_by_trace(call)) is not None:
+            if (closed := raised_by_trace(call, platform)) is not None:
                 return closed
             outs = None
             if call.before is not None:
