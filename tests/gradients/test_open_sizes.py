@@ -151,3 +151,22 @@ def test_a_gradient_that_fits_under_the_constraints_alone() -> None:
     specs = [tf.TensorSpec((None,), tf.float32)] * 2
     module = invert.convert(tf.function(converted, autograph=False, input_signature=specs))
     np.testing.assert_array_equal(jax.grad(module)(x, y), gradients[1][0])
+
+
+def test_a_loop_over_an_open_length_counts() -> None:
+    """Its end is a size, so that it runs where its gradient is compared on numbers."""
+
+    def fn(xs: Any) -> Any:
+        def step(carry: Any, x: Any) -> Any:
+            carry = jnp.linalg.solve(x @ x.T + jnp.eye(4), carry)
+            return carry, jnp.linalg.slogdet(x @ x.T + jnp.eye(4))[1]
+
+        return lax.scan(step, jnp.ones(4), xs)[0]
+
+    spec = jax.ShapeDtypeStruct(jax.export.symbolic_shape("t, 4, 4"), jnp.float32)
+    module = invert.from_exported(jax.export.export(jax.jit(fn))(spec).serialize(vjp_order=1))
+    (told,) = module.report.gradients
+    assert told.endswith(("agrees with autodiff", "agrees with autodiff numerically"))
+    xs = jnp.asarray(np.random.default_rng(0).normal(size=(3, 4, 4)), jnp.float32)
+    moved = [jax.jvp(f, (xs,), (xs,))[1] for f in (module, fn)]
+    np.testing.assert_allclose(*moved, rtol=1e-4, atol=1e-5)
