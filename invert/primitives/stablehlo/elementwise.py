@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from invert._private.jax import is_tracer
 from invert.ir.size_algebra import Sizes, apply
 from invert.ir.sizes import as_value
 from invert.ir.types import Aval, JaxFunction
@@ -238,6 +239,8 @@ def _compare(
     compare_type: Enum | None = None,
 ) -> Value:
     x, y = _unbroadcast(ctx, (x, y))
+    if comparison_direction == "NE" and x.dtype == bool and not y.ndim and not is_tracer(y) and not y:
+        return x  # as JAX lowers the conversion of a weakly typed bool
     if compare_type == "TOTALORDER" and jnp.issubdtype(x.dtype, jnp.floating):
         if x.shape != y.shape:  # the total-order primitives do not broadcast
             x, y = jnp.broadcast_arrays(x, y)
