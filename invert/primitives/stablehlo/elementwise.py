@@ -239,7 +239,13 @@ def _compare(
     compare_type: Enum | None = None,
 ) -> Value:
     x, y = _unbroadcast(ctx, (x, y))
-    if comparison_direction == "NE" and x.dtype == bool and not y.ndim and not is_tracer(y) and not y:
+    if (
+        comparison_direction == "NE"
+        and x.dtype == bool
+        and not y.ndim
+        and not is_tracer(y)
+        and not y
+    ):
         return x  # as JAX lowers the conversion of a weakly typed bool
     if compare_type == "TOTALORDER" and jnp.issubdtype(x.dtype, jnp.floating):
         if x.shape != y.shape:  # the total-order primitives do not broadcast
