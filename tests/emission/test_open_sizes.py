@@ -299,7 +299,7 @@ def test_sizes_below_those_of_an_export_are_refused(shape: str, least: int) -> N
     np.testing.assert_array_equal(model(x), exported.call(x))
     for size in range(max(least - 2, 0), least):
         for call in (exported.call, model):
-            with pytest.raises(ValueError, match="shapes|has to be"):
+            with pytest.raises(ValueError, match=r"shapes|has to be"):
                 call(x[:size])
 
 
