@@ -41,6 +41,7 @@ from invert.emission.layers.given_sizes import give_sizes
 from invert.emission.layers.hoisted import hoisted
 from invert.emission.layers.masks import rows_of, shared_values, with_common_scopes
 from invert.emission.layers.memory import Memories
+from invert.emission.layers.places import separated
 from invert.emission.layers.positions import give_positions
 from invert.emission.layers.separate_inputs import separate
 from invert.emission.layers.state import thread
@@ -470,6 +471,7 @@ class _Variant:
             jaxpr = regions.scoped(jaxpr, paths, functools.partial(_units, file, jaxpr))
             jaxpr, paths = hoisted(jaxpr, paths)
             self.paths |= paths
+            jaxpr = separated(jaxpr)
         return cut.cut(jaxpr, paths, self.messages, assigned, alone=alone)
 
     def _restyle(self, roots: Mapping[str, cut.Layer], program: Program) -> None:
