@@ -103,6 +103,23 @@ def test_a_moving_part_of_one_axis_is_a_function_of_the_axis() -> None:
         jax.tree_util.tree_map(np.testing.assert_array_equal, got, wanted)
 
 
+def test_the_condition_of_a_loop_is_what_the_author_compares() -> None:
+    """JAX converts weakly typed conditions to bool on lowering, as `x != False`."""
+
+    def fn(x: Any) -> Any:
+        start = (0.0, x, 0)
+        go_on = lambda c: (c[0] < 1.0) & ~(c[2] >= 9)  # noqa: E731
+        return lax.while_loop(go_on, lambda c: (c[0] + 0.2, jnp.sin(c[1]), c[2] + 1), start)
+
+    module, source = written(fn, "b, 3")
+    assert "(state_0 < 1.0) & ~(state_2 >= 9)" in source
+    assert "False" not in source
+    assert str(module.report.certificate).startswith("exact")
+    x = ramp(4, 3)
+    for f in (module, module.model):
+        jax.tree_util.tree_map(np.testing.assert_array_equal, f(x), jax.jit(fn)(x))
+
+
 def test_an_operand_stays_wide_where_no_other_is() -> None:
     # The result has a size that no operand has by itself.
     module, source = written(lambda x: jnp.zeros((2, *x.shape)) + x[None], "b, 3")
