@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 import types
 from collections.abc import Callable, Hashable, Mapping, Sequence, Set
 from typing import Any
@@ -42,6 +41,7 @@ from invert.emission.layers.given_sizes import give_sizes
 from invert.emission.layers.hoisted import hoisted
 from invert.emission.layers.masks import rows_of, shared_values, with_common_scopes
 from invert.emission.layers.memory import Memories
+from invert.emission.layers.places import separated
 from invert.emission.layers.positions import give_positions
 from invert.emission.layers.separate_inputs import separate
 from invert.emission.layers.state import thread
@@ -471,6 +471,7 @@ class _Variant:
             jaxpr = regions.scoped(jaxpr, paths, functools.partial(_units, file, jaxpr))
             jaxpr, paths = hoisted(jaxpr, paths)
             self.paths |= paths
+            jaxpr = separated(jaxpr)
         return cut.cut(jaxpr, paths, self.messages, assigned, alone=alone)
 
     def _restyle(self, roots: Mapping[str, cut.Layer], program: Program) -> None:
@@ -536,24 +537,11 @@ def _tidy(recovered: Recovered) -> Jaxpr:
             if eqn.primitive.name == "iota":  # of rows and of columns
                 return names_of(eqn), id(_consumer(eqn, graph))
             return id(eqn)  # a number in an array is cheap, and more readable at its use
-        if _makes_indices(eqn, graph):
-            return id(eqn)  # a part of `x[rows]`
         path = names_of(eqn)
         return next((path[:n] for n in range(len(path), 0, -1) if path[:n] in scopes), ())
 
     merged = with_common_scopes(traced_form.merged(strong, within=within), masks)
     return map_jaxprs(merged, with_size_values)
-
-
-def _makes_indices(eqn: Eqn, graph: Graph) -> bool:
-    """Return whether an equation only adds an axis to indices, as lookups and updates need."""
-    if eqn.primitive.name not in ("broadcast_in_dim", "reshape"):
-        return False
-    out, users = eqn.outvars[0], graph.users.get(eqn.outvars[0], ())
-    if math.prod(out.aval.shape) != math.prod(eqn.invars[0].aval.shape):
-        return False
-    indexed = (u.primitive.name.partition("-")[0] in ("gather", "scatter") for u in users)
-    return bool(users) and all(indexed) and all(u.invars[1] is out for u in users)
 
 
 # Stands for the scopes of values that layers of a row have in common.

@@ -36,6 +36,7 @@ from invert.emission.sizes.expressions import (
     dimension_sources,
     dimension_token,
     expression,
+    least_of,
 )
 from invert.emission.twin_runs import CallOf
 from invert.ir.avals import is_key
@@ -448,7 +449,8 @@ def _guarded(method: Method, node: ast.FunctionDef) -> ast.FunctionDef:
 def _checks(method: Method, node: ast.FunctionDef) -> Iterator[ast.stmt]:
     """`if x.shape[0] > 64: raise ValueError(...)`, for each condition on open sizes."""
     arrays = [(value, shape) for value, shape, _ in _open_arguments(method, node)]
-    values = {dimension_token(d): e for d, e in dimension_sources(arrays).items()}
+    sources = dimension_sources(arrays)
+    values = {dimension_token(d): e for d, e in sources.items()}
 
     def unless(left: ast.expr, relation: str, right: ast.expr, message: str) -> ast.stmt:
         test = syntax.infix(left, _OPPOSITES[relation], right)
@@ -465,7 +467,12 @@ def _checks(method: Method, node: ast.FunctionDef) -> Iterator[ast.stmt]:
             if is_open(size) and dimension(size) is None:
                 actual = syntax.item(syntax.field(value, "shape"), syntax.number(axis))
                 message = f"{syntax.text_of(actual)} has to be {size}"
-                yield unless(actual, "eq", expression(size), message)
+                least = least_of(size, actual, sources)
+                if least is None or least[1] != 1:
+                    yield unless(actual, "eq", expression(size), message)
+                if least is not None and least[2] > 0:
+                    message += f", where {least[0]} is at least 1"
+                    yield unless(actual, "ge", syntax.number(least[2]), message)
     for c in method.constraints:
         message = _STATE.split(c.message)[0] or f"this text is for {c.words()} only"
         yield unless(expression(c.left), c.relation, expression(c.right), message)

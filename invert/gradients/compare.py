@@ -15,10 +15,11 @@ from invert._private.jax import SIZE_ERRORS, eval_closed, open_jaxpr, trace_clos
 from invert.gradients.region import MarkedRegion
 from invert.gradients.samples import samples, special, tests_special_values
 from invert.ir import jaxprs
+from invert.ir.graph import is_var
 from invert.ir.loops import WhileParts
 from invert.ir.numbers import largest_gap, on_cpu
 from invert.ir.substitution import at_samples
-from invert.ir.types import AnyJaxpr, Aval, JaxFunction, Value
+from invert.ir.types import AnyJaxpr, Aval, JaxFunction, Value, Var
 
 # What JAX raises if it cannot differentiate, lower or run a correct program: `jax.vjp` raises
 # `ValueError` for a loop without a reverse derivative, and `TypeError` for a `custom_vjp`
@@ -106,8 +107,13 @@ def may_not_end(closed: AnyJaxpr) -> bool:
 
 
 def _counts(condition: AnyJaxpr) -> bool:
-    """Return whether a condition is a single comparison of scalar integers."""
-    eqns = open_jaxpr(condition).eqns
+    """Return whether a condition is a single comparison of scalar integers, beside open sizes."""
+    eqns, sizes = [], set[Var]()
+    for eqn in open_jaxpr(condition).eqns:
+        if all(a in sizes for a in eqn.invars if is_var(a)):
+            sizes.update(eqn.outvars)
+        else:
+            eqns.append(eqn)
     avals: list[Aval] = [a.aval for eqn in eqns for a in eqn.invars]
     return len(eqns) == 1 and all(
         jnp.issubdtype(a.dtype, jnp.integer) and not a.shape for a in avals

@@ -381,9 +381,18 @@ def as_literals(constants: Mapping[Var, Value]) -> dict[Var, Atom] | None:
 
 
 def split_constants(closed: AnyJaxpr) -> tuple[Jaxpr, tuple[np.ndarray, ...]]:
-    """Turn constants into leading arguments; return the open jaxpr and their values."""
-    constants = tuple(np.asarray(c) for c in consts_of(closed))
-    return constants_as_arguments(open_jaxpr(closed)), constants
+    """Turn constants into leading arguments; return the open jaxpr and their values.
+
+    Constants that the program does not read are left out, such as those of an index that a pattern
+    has replaced.
+    """
+    jaxpr = open_jaxpr(closed)
+    read = {a for eqn in jaxpr.eqns for a in eqn.invars if not isinstance(a, Literal)}
+    read.update(v for v in jaxpr.outvars if not isinstance(v, Literal))
+    pairs = zip(jaxpr.constvars, consts_of(closed), strict=True)
+    held = {v: np.asarray(c) for v, c in pairs if v in read}
+    jaxpr = jaxpr if len(held) == len(jaxpr.constvars) else jaxpr.replace(constvars=[*held])
+    return constants_as_arguments(jaxpr), tuple(held.values())
 
 
 def narrow_constants(

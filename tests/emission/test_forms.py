@@ -54,6 +54,26 @@ def same(module: Any, *args: np.ndarray) -> None:
         (lambda x: jnp.std(x, axis=-1), "jnp.std(x, axis=-1)"),
         (lambda x: jnp.var(x, axis=0, ddof=1), "jnp.var(x, axis=0, ddof=1)"),
         (lambda x: jnp.std(x, ddof=2), "jnp.std(x, ddof=2)"),
+        (
+            lambda x: x / jnp.linalg.norm(x, axis=-1, keepdims=True),
+            "jnp.linalg.norm(x, axis=-1, keepdims=True)",
+        ),
+        (lambda x: jax.nn.logsumexp(x, axis=0), "jax.nn.logsumexp(x, axis=0)"),
+        (lambda x: jax.nn.logsumexp(x), "jax.nn.logsumexp(x)"),
+        (
+            lambda x: x - jax.nn.logsumexp(x, axis=1, keepdims=True),
+            "jax.nn.logsumexp(x, axis=-1, keepdims=True)",
+        ),
+        (lambda x: jnp.fft.rfft(x), "jnp.fft.rfft(x)"),
+        (
+            lambda x: jnp.fft.irfft(jnp.fft.rfft(x, n=8), n=8),
+            "fft.irfft(jnp.fft.rfft(x, n=8), n=8)",
+        ),
+        (lambda x: jnp.fft.ifft2(x[..., None] * x[:, None]), "jnp.fft.ifft2("),
+        (
+            lambda x: jnp.fft.fftn(jnp.ones((2, 3, 4, 1)) * x[0], axes=(1, 2, 3)),
+            "axes=(-3, -2, -1))",
+        ),
     ],
 )
 def test_forms(function: Callable[..., Any], text: str) -> None:
@@ -62,6 +82,42 @@ def test_forms(function: Callable[..., Any], text: str) -> None:
     for rows in (1, 4):
         x = ramp(rows, 3)
         assert np.array_equal(module(x), module.model(x), equal_nan=True)
+
+
+def test_a_moving_part_of_one_axis_is_a_function_of_the_axis() -> None:
+    def fn(cache: Any, other: Any, new: Any, i: Any) -> Any:
+        caches = [lax.dynamic_update_slice_in_dim(c, new, i, axis=1) for c in (cache, other)]
+        return caches, lax.dynamic_slice_in_dim(cache, i, 2, axis=1)
+
+    args = ramp(3, 8, 2), ramp(3, 8, 2) + 1, ramp(3, 2, 2), np.int32(-3)
+    shapes = ["b, 8, 2", "b, 8, 2", "b, 2, 2", ""]
+    specs = export.symbolic_args_specs(args, shapes)
+    module: Any = invert.from_exported(export.export(jax.jit(fn))(*specs))
+    source = module.emit(loader=False).source
+    assert "constant" not in source  # such as the places of the other axes
+    assert "lax.dynamic_update_slice_in_dim(cache, new, i, 1)" in source
+    assert "lax.dynamic_update_slice_in_dim(other, new, i, 1)" in source
+    assert "lax.dynamic_slice_in_dim(cache, i, 2, axis=1)" in source
+    for i in (-9, -3, 0, 7, 100):
+        got, wanted = (f(*args[:3], np.int32(i)) for f in (module.model, fn))
+        jax.tree_util.tree_map(np.testing.assert_array_equal, got, wanted)
+
+
+def test_the_condition_of_a_loop_is_what_the_author_compares() -> None:
+    """JAX converts weakly typed conditions to bool on lowering, as `x != False`."""
+
+    def fn(x: Any) -> Any:
+        start = (0.0, x, 0)
+        go_on = lambda c: (c[0] < 1.0) & ~(c[2] >= 9)  # noqa: E731
+        return lax.while_loop(go_on, lambda c: (c[0] + 0.2, jnp.sin(c[1]), c[2] + 1), start)
+
+    module, source = written(fn, "b, 3")
+    assert "(state_0 < 1.0) & ~(state_2 >= 9)" in source
+    assert "False" not in source
+    assert str(module.report.certificate).startswith("exact")
+    x = ramp(4, 3)
+    for f in (module, module.model):
+        jax.tree_util.tree_map(np.testing.assert_array_equal, f(x), jax.jit(fn)(x))
 
 
 def test_an_operand_stays_wide_where_no_other_is() -> None:

@@ -193,3 +193,31 @@ def test_layers_take_the_indices_that_they_share_as_they_are() -> None:
     rows, cols, graph = (np.array(v, np.int32) for v in ([0, 9, 3], [4, 4, 1], [0, 1] * 5))
     args = _X[:, :6] / 80, rows, cols, graph
     np.testing.assert_allclose(model(*args), run(*args), rtol=1e-5, atol=1e-5)
+
+
+def test_layers_take_indices_rather_than_steps_of_them() -> None:
+    """Two layers of a graph network look up the same senders and receivers."""
+
+    def network(params: Any, nodes: Any, senders: Any, receivers: Any) -> Any:
+        for p in params:
+            messages = jax.nn.relu(nodes[senders] @ p["message"] + nodes[receivers])
+            sums = jax.ops.segment_sum(messages, receivers, nodes.shape[0])
+            nodes = nodes + jnp.tanh(sums @ p["update"])[receivers % nodes.shape[0]]
+        return nodes
+
+    rng = np.random.default_rng(0)
+    params = [
+        {k: rng.normal(size=(8, 8)).astype(np.float32) for k in ("message", "update")}
+        for _ in range(2)
+    ]
+    ids = np.array([1, -2, 0, 9, 9, 3, 1, 2, 0, 4], np.int32)
+    args = (_X, ids, np.abs(ids[::-1]))
+    exported = jax.export.export(jax.jit(network))(params, *args)
+    module: Any = invert.from_exported(exported, params={"params": params})
+    source = module.emit(loader=False).source
+    layer = source[source.index("class Layer") : source.index("class Network")]
+    assert "jax.ops.segment_sum(" in layer
+    assert "receivers: Int" in layer
+    for raw in ("lax.gather", "lax.scatter", "mask: Bool", "< 0"):
+        assert raw not in source
+    np.testing.assert_array_equal(module.model(*args), jax.jit(network)(params, *args))

@@ -289,3 +289,24 @@ def test_steps_that_share_a_kernel_share_their_bias_too() -> None:
     assert len(biases) == 2, module.source
     x = np.ones((4, 3), F32)
     np.testing.assert_array_equal(module(x), model(x))
+
+
+@pytest.mark.parametrize(("shape", "least"), [("n + 3, 3", 4), ("2*n + 1, 3", 3)])
+def test_sizes_below_those_of_an_export_are_refused(shape: str, least: int) -> None:
+    """The smallest size of which `n` is at least one; the original refuses smaller ones too."""
+    exported = _module(lambda x: x[1:] - x[:-1], shape)
+    model: Any = invert.from_exported(exported).model
+    x = np.arange(3.0 * least, dtype=F32).reshape(least, 3)
+    np.testing.assert_array_equal(model(x), exported.call(x))
+    for size in range(max(least - 2, 0), least):
+        for call in (exported.call, model):
+            with pytest.raises(ValueError, match=r"shapes|has to be"):
+                call(x[:size])
+
+
+@pytest.mark.parametrize(("shape", "test"), [("n + 1, 3", "if x.shape[0] < 2:"), ("n - 1, 3", "")])
+def test_a_check_that_always_holds_is_not_written(shape: str, test: str) -> None:
+    module = invert.from_exported(_module(lambda x: x * 2, shape))
+    source = module.emit(loader=False).source
+    assert test in source
+    assert source.count("raise ValueError") == bool(test)

@@ -151,3 +151,32 @@ def test_a_gradient_that_fits_under_the_constraints_alone() -> None:
     specs = [tf.TensorSpec((None,), tf.float32)] * 2
     module = invert.convert(tf.function(converted, autograph=False, input_signature=specs))
     np.testing.assert_array_equal(jax.grad(module)(x, y), gradients[1][0])
+
+
+def test_a_loop_over_an_open_length_counts() -> None:
+    """Its end is a size, so that it runs where the gradient of a Kalman filter is compared."""
+
+    def fn(moves: Any, sees: Any, ys: Any) -> Any:
+        def step(carry: Any, y: Any) -> Any:
+            mean, spread = carry
+            mean, spread = moves @ mean, moves @ spread @ moves.T + 0.1 * jnp.eye(2)
+            total = sees @ spread @ sees.T + jnp.eye(2)
+            gain = jnp.linalg.solve(total, sees @ spread).T
+            rest = y - sees @ mean
+            _, log = jnp.linalg.slogdet(total)
+            fit = rest @ jnp.linalg.solve(total, rest) + log
+            mean, spread = mean + gain @ rest, spread - gain @ total @ gain.T
+            return (mean, spread), (mean, fit)
+
+        return lax.scan(step, (jnp.zeros(2), jnp.eye(2)), ys)
+
+    spec = jax.ShapeDtypeStruct(jax.export.symbolic_shape("t, 2"), jnp.float32)
+    square = jax.ShapeDtypeStruct((2, 2), jnp.float32)
+    module = invert.from_exported(jax.export.export(jax.jit(fn))(square, square, spec))
+    (told,) = module.report.gradients
+    assert "agrees with autodiff" in told
+    ys = jnp.asarray(np.random.default_rng(0).normal(size=(3, 2)), jnp.float32)
+    args = W[:2, :2], W[2:, 2:], ys
+    moved = [jax.tree.leaves(jax.jvp(f, args, args)[1]) for f in (module, fn)]
+    for one, other in zip(*moved, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)

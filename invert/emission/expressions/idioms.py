@@ -16,7 +16,7 @@ import numpy as np
 from jax import lax
 
 from invert._errors import optional_step
-from invert.emission.expressions import attention, helpers, indexing, library, literals
+from invert.emission.expressions import attention, fourier, helpers, indexing, library, literals
 from invert.emission.expressions.products import (
     dot_options,
     is_matrix_product,
@@ -111,6 +111,23 @@ def _division(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
             if kept:
                 keywords["keepdims"] = number(True)
             yield Proposal(call("jnp.mean", placeholder(), **keywords), (x,), "mean")
+
+
+def _logsumexp(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
+    """`jax.nn.logsumexp(x, axis=0)`: the logarithm of a sum, plus the maximum taken from `x`."""
+    atom, found = eqn.invars[0], dict[str, Eqn]()
+    for name in ("log", "abs", "broadcast_in_dim", "reduce_sum", "exp", "sub"):
+        if (made := graph.producer(atom, name)) is not None:
+            found[name], atom = made, made.invars[0]
+        elif name != "broadcast_in_dim":  # as it is without `keepdims`
+            return
+    if is_var(atom):
+        axes = found["reduce_sum"].params["axes"]
+        keywords = {} if len(axes) == len(atom.aval.shape) else _axis(axes, atom)
+        if "broadcast_in_dim" in found:
+            keywords["keepdims"] = number(True)
+        total = call("jax.nn.logsumexp", placeholder(), **keywords)
+        yield Proposal(total, (atom,), "logsumexp")
 
 
 def _average(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
@@ -296,37 +313,49 @@ def _element(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
         index = syntax.one_or_tuple(parts)
         yield Proposal(syntax.item(placeholder(), index), variables, PLAIN)
     if len(axes) == 1:
-        for place, keywords in _place(graph, starts[axes[0]]):
-            where = {"axis": number(int(axes[0]))} if axes[0] else {}
-            row = call(
-                "lax.dynamic_index_in_dim",
-                placeholder(0),
-                placeholder(1),
-                **where,
-                keepdims=number(False),
-                **keywords,
-            )
-            yield Proposal(row, (x, place), PLAIN)
+        where = {"axis": number(int(axes[0]))} if axes[0] else {}
+        options = {**where, "keepdims": number(False)}
+        yield from _moving(graph, "dynamic_index_in_dim", [x], starts[axes[0]], [], options)
+
+
+def _moving(
+    graph: Graph,
+    name: str,
+    arrays: Sequence[Atom],
+    start: Atom,
+    rest: Sequence[ast.expr],
+    options: Mapping[str, ast.expr],
+) -> Iterator[Proposal]:
+    """Calls of a function of `lax` on arrays and a place, with and without negative indices."""
+    for place, keywords in _place(graph, start):
+        variables = list(dict.fromkeys(a for a in (*arrays, place) if isinstance(a, Var)))
+        operands = [_spelled(a, variables) for a in (*arrays, place)]
+        moved = call(f"lax.{name}", *operands, *rest, **options, **keywords)
+        yield Proposal(moved, variables, PLAIN, len(arrays) > 1)
+
+
+def _part(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
+    """`lax.dynamic_slice_in_dim(x, i, 3, axis=1)`."""
+    x, *starts = eqn.invars
+    moved = [i for i, a in enumerate(starts) if not isinstance(a, Literal)]
+    if len(moved) == 1 and is_var(x):
+        size = literals.size(eqn.params["slice_sizes"][moved[0]])
+        axis = {"axis": number(moved[0])} if moved[0] else {}
+        yield from _moving(graph, "dynamic_slice_in_dim", [x], starts[moved[0]], [size], axis)
 
 
 def _update(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
-    """`lax.dynamic_update_index_in_dim(x, row, i, axis)`."""
+    """`lax.dynamic_update_index_in_dim(x, row, i, axis)`, or the function for several rows."""
     x, update, *starts = eqn.invars
     moved = [i for i, a in enumerate(starts) if not isinstance(a, Literal)]
-    row = graph.producer(update, "broadcast_in_dim", "reshape")
-    if len(moved) != 1 or row is None or update.aval.shape[moved[0]] != 1 or not is_var(x):
+    if len(moved) != 1 or not is_var(x):
         return
-    for place, keywords in _place(graph, starts[moved[0]]):
-        variables = list(dict.fromkeys(a for a in (x, row.invars[0], place) if isinstance(a, Var)))
-        operands = [_spelled(a, variables, writer) for a in (x, row.invars[0], place)]
-        if None not in operands:
-            updated = call(
-                "lax.dynamic_update_index_in_dim",
-                *filter(None, operands),
-                number(moved[0]),
-                **keywords,
-            )
-            yield Proposal(updated, variables, PLAIN, True)
+    start, axis = starts[moved[0]], [number(moved[0])]
+    row = graph.producer(update, "broadcast_in_dim", "reshape")
+    if row is not None and update.aval.shape[moved[0]] == 1:
+        arrays = [x, row.invars[0]]
+        yield from _moving(graph, "dynamic_update_index_in_dim", arrays, start, axis, {})
+    yield from _moving(graph, "dynamic_update_slice_in_dim", [x, update], start, axis, {})
 
 
 def _broadcast_of(graph: Graph, atom: Atom) -> Atom | None:
@@ -426,19 +455,16 @@ def _where(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
     if index is not None and is_var(choices[0][0]):  # not broadcast from a smaller array
         for atoms in itertools.product(choices[0][:1], *choices[1:]):
             variables = list(dict.fromkeys(a for a in atoms if isinstance(a, Var)))
-            args = [_spelled(a, variables, writer) for a in atoms[1:]]
-            if None not in args:
-                wide = syntax.item(placeholder(0), index)
-                chosen = call("jnp.where", wide, *filter(None, args))
-                yield Proposal(chosen, variables, PLAIN, "blank")
+            args = [_spelled(a, variables) for a in atoms[1:]]
+            chosen = call("jnp.where", syntax.item(placeholder(0), index), *args)
+            yield Proposal(chosen, variables, PLAIN, "blank")
     for last, *others in itertools.product(choices[2], *choices[:2]):  # rather a number at last
         atoms = (*others, last)
         if isinstance(atoms[0], Literal) or all(isinstance(a, Literal) for a in atoms[1:]):
             continue
         variables = list(dict.fromkeys(a for a in atoms if isinstance(a, Var)))
-        args = [_spelled(a, variables, writer) for a in atoms]
-        if None not in args:
-            yield Proposal(call("jnp.where", *filter(None, args)), variables, PLAIN, "blank")
+        args = [_spelled(a, variables) for a in atoms]
+        yield Proposal(call("jnp.where", *args), variables, PLAIN, "blank")
 
 
 def _index_with_axes(graph: Graph, atom: Atom) -> ast.expr | None:
@@ -487,9 +513,8 @@ def _clip(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
         if (made := graph.producer(value, "max")) is not None:
             for atoms in zip(made.invars[::-1], made.invars, (high, high), strict=True):
                 variables = list(dict.fromkeys(a for a in atoms if isinstance(a, Var)))
-                args = [_spelled(a, variables, writer) for a in atoms]
-                if None not in args and is_var(atoms[0]):
-                    clip = call("jnp.clip", *filter(None, args))
+                if is_var(atoms[0]):
+                    clip = call("jnp.clip", *(_spelled(a, variables) for a in atoms))
                     yield Proposal(clip, variables, library.noun("clip"), True, [made, eqn])
 
 
@@ -499,7 +524,7 @@ def _repeated(graph: Graph, atom: Atom) -> Atom | None:
     return None if eqn is None else eqn.invars[0]
 
 
-def _spelled(atom: Atom, variables: Sequence[Var], writer: Writer) -> ast.expr | None:
+def _spelled(atom: Atom, variables: Sequence[Var]) -> ast.expr:
     """An operand of a proposal."""
     if isinstance(atom, Var):
         return placeholder(variables.index(atom))
@@ -629,9 +654,9 @@ def _scatter(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
                 yield Proposal(sums, (y, indices[0]), noun)
         for value in filter(None, (_repeated(graph, y), y)):
             variables = list(dict.fromkeys(v for v in (x, *indices, value) if isinstance(v, Var)))
-            operand = _spelled(value, variables, writer)
+            operand = _spelled(value, variables)
             fits = (not indices or len(indices) == len(axes)) and len(variables) <= len(LETTERS)
-            if not is_var(x) or not fits or operand is None:
+            if not is_var(x) or not fits:
                 continue
             places = [placeholder(variables.index(i)) for i in indices]
             place = _place_of(axes, places) if indices or fixed is None else fixed
@@ -674,9 +699,10 @@ ROWS: Mapping[str, tuple[Row, ...]] = {
         _broadcasting("/"),
     ),
     "mul": (_gelu, _silu, _hard_gate, _scale_of_scores, _with_size("*"), _broadcasting("*")),
-    "add": (_with_size("+"), _broadcasting("+")),
+    "add": (_logsumexp, _with_size("+"), _broadcasting("+")),
     "sub": (_with_size("-"), _broadcasting("-")),
     "gather": (_lookup,),
+    "jit": (fourier.to_length,),
     "min": (_clip,),
     "select_n": (_dropout, _leaky_relu, _where),
     **{
@@ -692,6 +718,7 @@ ROWS: Mapping[str, tuple[Row, ...]] = {
     "ge": (_triangle, _with_size(">=")),
     **dict.fromkeys(_SCATTERS, (_scatter,)),
     "squeeze": (attention.attention, _element, _item),
+    "dynamic_slice": (_part,),
     "dynamic_update_slice": (_update,),
     "reshape": (attention.attention, _repeat),
     "transpose": (attention.attention, _einsum),

@@ -15,7 +15,7 @@ import jax.scipy.linalg
 import jax.scipy.special
 
 from invert._private.jax import open_jaxpr
-from invert.emission.expressions import helpers, literals
+from invert.emission.expressions import fourier, helpers, literals
 from invert.emission.python import syntax
 from invert.emission.python.naming import snake
 from invert.emission.python.syntax import call, number
@@ -34,8 +34,8 @@ _MODULES: tuple[tuple[str, ModuleType], ...] = (
 # Calls whose public function has another name.
 _RENAMED = {"expn": "exp1", "_where": "where", "_pinv": "pinv", "_var": "var", "_take": "take"}
 
-# Reductions, whose call has the correction of the degrees of freedom as its last operand.
-_SPREADS = frozenset({"var", "std"})
+# Reductions; the correction of the degrees of freedom may be the last operand of their call.
+_SPREADS = frozenset({"var", "std", "norm"})
 
 
 def candidates(name: str, eqn: Eqn, args: Sequence[ast.expr]) -> Iterator[ast.expr]:
@@ -46,6 +46,9 @@ def candidates(name: str, eqn: Eqn, args: Sequence[ast.expr]) -> Iterator[ast.ex
         yield helpers.calling(helpers.resize_pixels, *args, size)  # of sizes that are not known
         for align in (False, True):
             yield helpers.calling(helpers.resize_corners, *args, size, number(align))
+        return
+    if name == "fft":
+        yield from fourier.calls(eqn, args[0])
         return
     if name == "_bernoulli":
         shape = literals.shape(eqn.outvars[0].aval.shape)
@@ -138,6 +141,7 @@ _NOUNS = {
     "where": "y",
     "clip": "y",
     "take_along_axis": "selected",
+    "fft": "spectrum",
     **dict.fromkeys(_ACTIVATIONS, HIDDEN),
 }
 # Functions of several kinds, such as `resize_bilinear`, whose results have one name.

@@ -41,13 +41,31 @@ def dimension_sources(arrays: Sequence[tuple[ast.expr, Shape]]) -> dict[str, ast
                 if exact != ((slope, offset) == (1, 0)) or slope < 1:
                     continue
                 source = syntax.item(syntax.field(value, "shape"), syntax.number(axis))
-                if offset:
-                    sign = "-" if offset > 0 else "+"
-                    source = syntax.infix(source, sign, syntax.number(abs(offset)))
-                if slope != 1:
-                    source = syntax.infix(source, "//", syntax.number(slope))
-                found[name] = source
+                found[name] = _solved(source, slope, offset)
     return found
+
+
+def _solved(size: ast.expr, slope: int, offset: int) -> ast.expr:
+    """The `n` of a size `slope * n + offset`."""
+    if offset:
+        size = syntax.infix(size, "-" if offset > 0 else "+", syntax.number(abs(offset)))
+    return size if slope == 1 else syntax.infix(size, "//", syntax.number(slope))
+
+
+def least_of(
+    size: DimSize, actual: ast.expr, sources: Mapping[str, ast.expr]
+) -> tuple[str, int, int] | None:
+    """The dimension, its factor and the least size, if an array's size alone says what it is.
+
+    That is `n` for a size `n + 3` of which no array has the size `n`. Dimensions are at least one.
+    """
+    if (parts := linear(size)) is None or not parts[2]:
+        return None
+    name, slope, offset = parts
+    known = sources.get(name)
+    if known is None or syntax.text_of(known) != syntax.text_of(_solved(actual, slope, offset)):
+        return None
+    return name, slope, slope + offset
 
 
 def derived_sources(

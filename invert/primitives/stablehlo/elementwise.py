@@ -10,6 +10,7 @@ import numpy as np
 from jax import lax
 
 from invert._errors import InvertError
+from invert._private.jax import is_tracer
 from invert.ir.size_algebra import Sizes, apply
 from invert.ir.sizes import as_value
 from invert.ir.types import Aval, JaxFunction
@@ -233,6 +234,10 @@ def _compare_sizes(op: Op, operands: Sequence[Sizes]) -> Sizes | None:
 _OTHER_SIGN = {"i": "UNSIGNED", "u": "SIGNED"}
 
 
+def _is_false(y: Value) -> bool:
+    return not is_tracer(y) and not y.ndim and not y
+
+
 @rule("stablehlo.compare", sizes=_compare_sizes)
 def _compare(
     x: Array,
@@ -245,6 +250,8 @@ def _compare(
     x, y = _unbroadcast(ctx, (x, y))
     if compare_type is not None and compare_type == _OTHER_SIGN.get(np.dtype(x.dtype).kind):
         raise InvertError(f"stablehlo.compare: {compare_type} is not the order of {x.dtype}")
+    if comparison_direction == "NE" and x.dtype == bool and _is_false(y):
+        return x  # as JAX lowers the conversion of a weakly typed bool
     if compare_type == "TOTALORDER" and jnp.issubdtype(x.dtype, jnp.floating):
         if x.shape != y.shape:  # the total-order primitives do not broadcast
             x, y = jnp.broadcast_arrays(x, y)

@@ -1,0 +1,78 @@
+"""Computes the steps of an index where it is used, so that layers take the index itself.
+
+A program has `i < 0`, `i + n` and `i[:, None]` once for all lookups of `i`. As arguments of layers
+they would say nothing, and no lookup would be written as `x[i]`.
+"""
+
+from __future__ import annotations
+
+from invert._private.jax import Var, dce, names_of, rename_operands, with_names
+from invert.emission.layers.cut import Path
+from invert.ir.graph import Graph, is_number, is_var
+from invert.ir.types import Atom, Eqn, Jaxpr
+
+# The number of operands before the place, by the primitive.
+_LOOKUPS = {
+    **dict.fromkeys(("gather", "dynamic_slice"), 1),
+    **{f"scatter{kind}": 1 for kind in ("", "-add", "-sub", "-mul", "-min", "-max")},
+    "dynamic_update_slice": 2,
+}
+# Steps that only arrange indices.
+_LAYOUT = ("broadcast_in_dim", "concatenate", "reshape")
+
+
+def separated(jaxpr: Jaxpr) -> Jaxpr:
+    """The program with the steps of indices in the scopes of their lookups, once in each.
+
+    Lookups outside of all scopes have their own steps, since they may be in layers without names.
+    """
+    if not any(e.primitive.name in _LOOKUPS for e in jaxpr.eqns):
+        return jaxpr
+    graph = Graph(jaxpr)
+    copies: dict[tuple[Atom, Path | Eqn], Var] = {}
+    eqns: list[Eqn] = []
+    for eqn in jaxpr.eqns:
+        scope = names_of(eqn)
+        place = scope or eqn
+        own: dict[Var, Atom] = {}
+        for step in _steps(graph, eqn):
+            (out,) = step.outvars
+            if (out, place) not in copies:
+                copies[out, place] = Var(out.aval)
+                copy = rename_operands(step, own).replace(outvars=[copies[out, place]])
+                eqns.append(with_names(copy, scope))
+            own[out] = copies[out, place]
+        eqns.append(rename_operands(eqn, own) if own else eqn)
+    return dce(jaxpr.replace(eqns=eqns))
+
+
+def _steps(graph: Graph, eqn: Eqn) -> list[Eqn]:
+    """The equations that make the place of a lookup from indices, in order."""
+    first = _LOOKUPS.get(eqn.primitive.name)
+    found: set[Eqn] = set()
+    pending = [] if first is None else [a for a in eqn.invars[first:] if _is_place(a)]
+    while pending:
+        atom = pending.pop()
+        made = graph.producer(atom, *_LAYOUT, "select_n")
+        if made is None:
+            continue
+        if made.primitive.name != "select_n":
+            found.add(made)
+            pending += made.invars
+        elif (wrapped := _wrapped(graph, made)) is not None:
+            found.update(wrapped)
+    return sorted(found, key=graph.index.__getitem__)
+
+
+def _is_place(atom: Atom) -> bool:
+    return is_var(atom) and atom.aval.dtype.kind in "iu"
+
+
+def _wrapped(graph: Graph, chosen: Eqn) -> list[Eqn] | None:
+    """The equations of an index that counts from the end if negative."""
+    test = graph.producer(chosen.invars[0], "lt")
+    i = chosen.invars[1]
+    moved = graph.producer(chosen.invars[-1], "add")
+    if test is None or moved is None or test.invars[0] is not i or moved.invars[0] is not i:
+        return None
+    return [test, moved, chosen] if is_number(test.invars[1], 0) else None
