@@ -6,6 +6,7 @@ import ast
 import copy
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Hashable, Mapping, Sequence, Set
 from types import ModuleType
 
@@ -194,7 +195,10 @@ class Classes:
         self._count = 0
         # The names of functions of the file, by their expressions of `x`.
         self._functions: dict[str, str] = {}
-        self._made = {v: e for j in jaxprs.values() for e in j.eqns for v in e.outvars}
+        # Steps of layers may be copies of the program's, see `places`.
+        steps = (e for x in tree.programs for e in x.steps if not isinstance(e, LayerCall))
+        eqns = itertools.chain(steps, *(j.eqns for j in jaxprs.values()))
+        self._made = {v: e for e in eqns for v in e.outvars}
         self.size_names = SizeNames(self.of, self.inits, self._made, parameters, self.called)
         file.layer = self._step
 

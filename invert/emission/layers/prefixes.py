@@ -210,7 +210,7 @@ def _alike(
             fits = flow in parts
         else:
             fits = together[numbers[end]] > 1
-        if fits or made.intersection(groups[end].values()):
+        if fits or not made.isdisjoint(groups[end].values()):
             yield end
 
 
