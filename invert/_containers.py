@@ -50,7 +50,7 @@ def kind_of(path: str | os.PathLike[str], *, named: bool = False) -> Kind:
     """
     place = place_of(path)
     if place.is_dir():
-        return "saved" if save.is_saved(place) else "saved_model"
+        return "saved" if save.has_parts(place) else "saved_model"
     try:
         data = place.read_bytes()
     except OSError as error:

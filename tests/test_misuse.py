@@ -78,3 +78,29 @@ def test_names_and_values_of_arguments() -> None:
         invert.from_stablehlo(text, names=3)  # pyright: ignore[reportArgumentType]
     with pytest.raises(invert.SignatureError, match="the names \\[3\\] of `params`"):
         invert.from_stablehlo(text, params={3: np.float32(1)})  # pyright: ignore[reportArgumentType]
+
+
+def test_types_are_no_arguments() -> None:
+    module = identity("3xf32")
+    kind = jax.ShapeDtypeStruct((3,), np.float32)
+    with pytest.raises(invert.SignatureError, match=r"'arg0' is a type; `jax\.eval_shape"):
+        module(kind)
+    assert jax.eval_shape(module, kind) == kind
+
+
+def test_what_jax_makes_of_a_function_is_no_tensorflow_function() -> None:
+    pytest.importorskip("tensorflow")
+    traced = jax.jit(jnp.sin).trace(1.0)
+    for given in (traced, traced.lower(), traced.lower().compile()):
+        with pytest.raises(invert.SignatureError, match=r"invert\.from_stablehlo"):
+            invert.convert(given)
+    with pytest.raises(invert.SignatureError, match=r"invert\.from_exported"):
+        invert.convert(jax.export.export(jax.jit(jnp.sin))(1.0))
+
+
+@pytest.mark.parametrize("missing", ["model.py", "weights.safetensors"])
+def test_a_package_without_one_of_its_files(missing: str, tmp_path: Path) -> None:
+    invert.save(identity("3xf32"), tmp_path / "package")
+    (tmp_path / "package" / missing).unlink()
+    with pytest.raises(invert.MalformedModelError, match=r"no model\.py next to weights"):
+        invert.load(tmp_path / "package")

@@ -55,6 +55,7 @@ from invert.frontends.signature import (
     read_signature,
     tensor_spec,
 )
+from invert.frontends.wrong_kind import STAGES, taken
 from invert.ir.arrays import copied
 from invert.ir.types import Arguments, Keywords, Tree, Value
 from invert.protos.messages import own
@@ -160,13 +161,14 @@ def entry_point(
         concrete = _checked(tf_fn, args, kwargs)
     elif hasattr(tf_fn, "get_concrete_function"):
         concrete, owner = _select(tf_fn, args, kwargs), tf_fn
-    elif callable(tf_fn):
+    elif callable(tf_fn) and not isinstance(tf_fn, STAGES):
         return _from_callable(tf_fn, args, kwargs, config, name, strict=strict)
     else:
+        files = "Use invert.load for a file, and invert.from_stablehlo for text or bytes."
         raise SignatureError(
             f"expected a tf.function, a ConcreteFunction or the result of jax2tf.convert, got "
             f"{type(tf_fn).__name__}",
-            remedy="Use invert.load for a file, and invert.from_stablehlo for text or bytes.",
+            remedy=taken(tf_fn) if isinstance(tf_fn, STAGES) else files,
         )
     function = getattr(tf_fn, "python_function", None)
     signature = read_signature(concrete, _jax_signature(function), owner)

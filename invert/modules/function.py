@@ -360,6 +360,9 @@ def _fit(value: Value, spec: ArgSpec, problems: list[str], config: Config) -> Va
         value = _number(value, spec, problems, config)
         if value is None:
             return None
+    elif isinstance(value, jax.ShapeDtypeStruct):
+        problems.append(f"{spec.name!r} is a type; `jax.eval_shape(module, ...)` takes these")
+        return None
     elif isinstance(value, np.ma.MaskedArray):  # JAX refuses these, too
         problems.append(f"{spec.name!r} is a masked array; its `filled()` is not")
         return None

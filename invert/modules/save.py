@@ -340,14 +340,12 @@ def _write_array(value: Value, path: Path, offset: int) -> None:
     whole.flush()
 
 
-def is_saved(directory: str | os.PathLike[str]) -> bool:
-    """Return whether a directory holds a module that `save` has written."""
-    where = Path(directory)
+def has_parts(where: Path) -> bool:
+    """Return whether a directory holds files of a module that `save` has written."""
     # A SavedModel is data, even if there is a `model.py` next to it.
     if (where / "saved_model.pb").exists():
         return False
-    weights = any((where / name).is_file() for name in (_WEIGHTS, _INDEX))
-    return weights and (where / _CODE).is_file()
+    return any((where / name).is_file() for name in (_WEIGHTS, _INDEX, _CODE))
 
 
 def weight_files(directory: str | os.PathLike[str]) -> list[Path]:
@@ -379,7 +377,8 @@ def load_saved(
     `MissingDependencyError`.
     """
     where = Path(directory)
-    if not is_saved(where):
+    weights = any((where / name).is_file() for name in (_WEIGHTS, _INDEX))
+    if not (weights and (where / _CODE).is_file()):
         raise MalformedModelError(
             f"{where} has no {_CODE} next to {_WEIGHTS} or {_INDEX}",
             remedy="Pass a directory that invert.save wrote.",
