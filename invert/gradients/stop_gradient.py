@@ -54,6 +54,8 @@ from invert.rewriting.driver import Replacement, replace
 _MAX_PLACES = 192
 # The most stops that are found together, and the alternatives that are followed at each.
 _MAX_TOGETHER, _BEAM = 8, 4
+# A gradient this small, relative to the wanted one, is zero but for rounding; so is a difference.
+_ZERO = 1e-5
 # Each comes this much closer to the gradient at least; a step takes hundreds of runs.
 _CLOSER = 0.95
 # Candidates with equal numbers, such as the two factors of a square, are distinguished by proof.
@@ -285,12 +287,15 @@ def _search(places: _Places, region: MarkedRegion, raw: AnyJaxpr, program: Jaxpr
 
     def distances(masks: np.ndarray) -> np.ndarray:
         found = np.zeros(len(masks))
+        start = list(map(np.any, tried(np.zeros(count, bool), points[0])))
         for k, mask in enumerate(masks):
             results = map(np.asarray, tried(mask, points[0]))
-            for x, y in zip(targets[0], results, strict=True):
-                size = float(np.linalg.norm(x)) or 1.0
-                found[k] += float(np.linalg.norm(np.ravel(x - y))) / size
-        return np.nan_to_num(found, nan=np.inf)
+            for x, y, moved in zip(targets[0], results, start, strict=True):
+                size, rest = float(np.linalg.norm(x)), float(np.linalg.norm(y))
+                found[k] += float(np.linalg.norm(np.ravel(x - y))) / (size or 1.0)
+                if moved and rest < _ZERO * size:  # close, but a dead end mostly
+                    found[k] = np.inf
+        return np.where(np.isnan(found), np.inf, found)
 
     before = fits(np.zeros((1, count), bool))[0]
     # Places where arguments without any gradient enter. Otherwise the search would need a step for
@@ -333,6 +338,10 @@ def _grow(
 def _approach(distances: Distances, fits: Fits, places: _Places) -> list[set[int]]:
     """Sets of places found by how close they come to the gradient; several are followed."""
     count = len(places.sets)
+
+    def near(masks: np.ndarray) -> np.ndarray:  # but for rounding, of sums in another order
+        return fits(masks) | (distances(masks)[:, None] < _ZERO)
+
     beam = [set[int]()]
     (before,) = distances(np.zeros((1, count), bool))
     candidates = sorted(range(count), key=lambda i: len(places.sets[i]))
@@ -344,10 +353,12 @@ def _approach(distances: Distances, fits: Fits, places: _Places) -> list[set[int
         for k in np.argsort(found, kind="stable"):
             ranked.setdefault(f"{found[k]:.7e}", grown[k])
         if step == 0:
-            candidates = [i for _, i in ranked.values()]
+            # Places that leave nothing differ: where terms cancel, other stops bring the rest back.
+            empty = [i for i, d in zip(candidates, found, strict=True) if np.isinf(d)]
+            candidates = [i for _, i in ranked.values() if i not in empty] + empty
         (chosen, i), *_ = ranked.values()
-        if fits(np.isin(np.arange(count), [*chosen, i])[None]).all():
-            return _grow(chosen, count, fits, places.latest_first)
+        if near(np.isin(np.arange(count), [*chosen, i])[None]).all():
+            return _grow(chosen, count, near, places.latest_first)
         if found.min() > _CLOSER * before:
             break
         before = found.min()
