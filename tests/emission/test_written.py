@@ -448,5 +448,5 @@ def test_an_index_is_not_a_memory() -> None:
     arrays = _arrays({f"{i}/{n}": (6, 6) for i in range(2) for n in ("key", "query", "out")}, 0)
     x = _arrays({"x": (2, 4, 6)}, 1)["x"]
     source = recovered(with_params(run, arrays, x, name="network")).emit().source
-    assert "lax.dynamic_update_slice(" in source
+    assert "lax.dynamic_update_slice_in_dim(" in source
     assert "memory" not in source
