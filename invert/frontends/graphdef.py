@@ -128,7 +128,7 @@ def _check_names(library: Library, what: str, given: object) -> None:
             reason = f"the graph has no node {tensor!r}, named among the {what}"
             raise SignatureError(reason, remedy=remedy)
     if is_mapping and (wrong := [name for name in given if not isinstance(name, str)]):
-        raise SignatureError(f"the names {wrong} of {what} are no names", remedy="Give text.")
+        raise SignatureError(f"`{what}` has keys that are not text: {wrong}", remedy="Name them.")
 
 
 def _check_fed(tensors: Sequence[str]) -> None:

@@ -96,7 +96,7 @@ def check_mapping(params: object, what: str = "params") -> None:
     if not isinstance(params, Mapping):
         raise SignatureError(f"`{what}` is a {type(params).__name__}", remedy=remedy)
     if wrong := [name for name in params if not isinstance(name, str)]:
-        raise SignatureError(f"the names {wrong} of `{what}` are no names", remedy=remedy)
+        raise SignatureError(f"`{what}` has keys that are not text: {wrong}", remedy=remedy)
 
 
 def _by_path(tree: Tree) -> tuple[dict[_Path, Any], dict[_Path, _Path]]:

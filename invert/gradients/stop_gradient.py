@@ -54,7 +54,7 @@ from invert.rewriting.driver import Replacement, replace
 _MAX_PLACES = 192
 # The most stops that are found together, and the alternatives that are followed at each.
 _MAX_TOGETHER, _BEAM = 8, 4
-# A gradient this small, relative to the wanted one, is zero but for rounding; so is a difference.
+# A gradient or a difference is rounding if it is smaller than this part of the wanted gradient.
 _ZERO = 1e-5
 # Each comes this much closer to the gradient at least; a step takes hundreds of runs.
 _CLOSER = 0.95
@@ -293,7 +293,8 @@ def _search(places: _Places, region: MarkedRegion, raw: AnyJaxpr, program: Jaxpr
             for x, y, moved in zip(targets[0], results, start, strict=True):
                 size, rest = float(np.linalg.norm(x)), float(np.linalg.norm(y))
                 found[k] += float(np.linalg.norm(np.ravel(x - y))) / (size or 1.0)
-                if moved and rest < _ZERO * size:  # close, but a dead end mostly
+                # No gradient is not far from the wanted one, but rarely leads there.
+                if moved and rest < _ZERO * size:
                     found[k] = np.inf
         return np.where(np.isnan(found), np.inf, found)
 
@@ -353,7 +354,7 @@ def _approach(distances: Distances, fits: Fits, places: _Places) -> list[set[int
         for k in np.argsort(found, kind="stable"):
             ranked.setdefault(f"{found[k]:.7e}", grown[k])
         if step == 0:
-            # Places that leave nothing differ: where terms cancel, other stops bring the rest back.
+            # Places that leave no gradient are not alike: where terms cancel, other stops undo it.
             empty = [i for i, d in zip(candidates, found, strict=True) if np.isinf(d)]
             candidates = [i for _, i in ranked.values() if i not in empty] + empty
         (chosen, i), *_ = ranked.values()

@@ -169,8 +169,7 @@ def own(given: object, kind: type[M], where: str) -> M:
 
 # -- large fields of a message
 
-# Attributes with a field that is left out of a message if it is large: embedded programs and
-# constants.
+# The fields that are left out where they are large, by attribute: programs and constants.
 _CUT = {b"module": "s", b"value": "tensor_content"}
 
 

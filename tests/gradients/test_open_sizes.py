@@ -71,7 +71,9 @@ def test_a_sum_at_a_data_dependent_place_is_not_a_padding() -> None:
     def fn(x: Any) -> Any:
         return x.at[:, jnp.argmax(x[0, :, 0])].add(x[:, 0])
 
-    _same_derivatives(_converted(fn), fn)
+    module = _converted(fn)
+    assert _judgement(module) == AGREES
+    _same_derivatives(module, fn)
 
 
 def _straight_through(x: Any) -> Any:
@@ -119,18 +121,20 @@ seven.defjvp(lambda x, t: (seven(*x), 7 * t[0]))
 
 
 @pytest.mark.parametrize(
-    "fn",
+    ("fn", "told"),
     [
-        lambda x: x[::2] * 2,
-        lambda x: x[::-2] * x.sum(),
-        lambda x: jnp.sin(x[::2, 1:, ::3]).sum(0),
-        lambda x: seven(x[::2]),
-        lambda x: seven(x)[::2],
+        (lambda x: x[::2] * 2, AGREES),
+        (lambda x: x[::-2] * x.sum(), AGREES),
+        (lambda x: jnp.sin(x[::2, 1:, ::3]).sum(0), AGREES),
+        (lambda x: seven(x[::2]), "kept as custom_jvp"),
+        (lambda x: seven(x)[::2], "kept as custom_jvp"),
     ],
     ids=["plain", "reversed", "of several axes", "rule after", "rule before"],
 )
-def test_strides_of_an_open_size(fn: Callable[[Any], Any]) -> None:
-    _same_derivatives(_converted(fn), fn)
+def test_strides_of_an_open_size(fn: Callable[[Any], Any], told: str) -> None:
+    module = _converted(fn)
+    assert told in str(module.report)
+    _same_derivatives(module, fn)
 
 
 def test_a_gradient_that_fits_under_the_constraints_alone() -> None:

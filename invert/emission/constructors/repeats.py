@@ -20,7 +20,7 @@ _LEAST_SAVED = 2
 KEY = "key"
 # The position of a layer in its list.
 PLACE = "i"
-# The variable of a loop over numbers of features whose name is that of another one.
+# The loop variable for a number of features whose own name is taken.
 _WIDTH_OF_LAYER = "width"
 _WIDTH, _LONGEST_TARGET = 100, 80
 _INDENT = " " * 8
@@ -294,7 +294,7 @@ def _table(items: Sequence[Item], taken: Set[str]) -> ast.expr | None:
 
 
 def _variables(arguments: Sequence[str], taken: Set[str]) -> dict[str, str]:
-    """The variables of a loop over some arguments, by these; none if there is no name for one."""
+    """The loop variable for each argument; empty if one of them has no free name."""
     found: dict[str, str] = {}
     for name in arguments:
         own = _WIDTH_OF_LAYER if name in taken and name in FEATURES else name
@@ -307,7 +307,7 @@ def _variables(arguments: Sequence[str], taken: Set[str]) -> dict[str, str]:
 def _comprehension(
     item: Item, names: Mapping[str, str], target: ast.expr, loop: ast.expr
 ) -> ast.GeneratorExp:
-    """A call in a loop over some of its arguments, whose variables have these names."""
+    """A call in a loop over some of its arguments; `names` has their loop variables."""
     given = {k.arg for k in item.call.keywords}
     values = {
         n: ast.Name(names[n], ast.Load()) if n in names else v for n, v in item.arguments.items()
