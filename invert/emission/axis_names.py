@@ -85,7 +85,6 @@ class Dimensions:
 
     **Arguments:**
 
-    - `conv`: whether the class is a convolution of images.
     - `images`: the axes of images, such as `"NHWC"`; `""` if it has no images.
     - `text`: the text of its methods; `products`: whether it multiplies matrices.
     - `given`: the numbers of features of its first argument; `passed`: those of its result too.
@@ -97,7 +96,6 @@ class Dimensions:
     - `block`: whether it holds the matrices of several products, so that equal sizes are one.
     """
 
-    conv: bool
     images: str
     text: str = ""
     given: Set[tuple[str, ...]] = frozenset()
@@ -159,7 +157,6 @@ class Dimensions:
         given = [a for a, s in zip(draft.arrays, draft.sources, strict=True) if s is not None]
         bound = {name for _, s in given for n in s if (name := dimension(n)) is not None}
         return Dimensions(
-            conv,
             images if conv or (not products and 4 in ranks) else "",
             text_,
             features[False],

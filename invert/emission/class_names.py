@@ -202,7 +202,7 @@ def has_statistics(fields: Iterable[str]) -> bool:
 
 
 def describe(definition: ast.ClassDef) -> None:
-    """Adds a docstring that says what a layer does not do, where a reader expects otherwise."""
+    """Add a docstring that says what a layer does not do, where a reader expects otherwise."""
     fields = {ast.unparse(s.target) for s in definition.body if isinstance(s, ast.AnnAssign)}
     body = syntax.text_of(definition)
     if has_statistics(fields) and "rsqrt(" in body and "StateIndex" not in body:

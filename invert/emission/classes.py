@@ -215,9 +215,6 @@ class Classes:
         if isinstance(eqn, LayerCall) and eqn.layer.native is not None:
             return construct.applied(body, eqn, self.tree.names[eqn.layer])
         if isinstance(eqn, LayerCall):
-            method = self._methods[eqn.layer]
-            attributes = [] if method == _CALL else [method]
-            function = syntax.field(_self(), *self.tree.names[eqn.layer].split("."), *attributes)
             args = [body.operand(a) for a in eqn.invars]
             hints = self._results(eqn, body)
             # The state must not be reassigned before the layer is called with it.
@@ -225,7 +222,7 @@ class Classes:
             starts = starts_loop(eqn, body.graph)
             once = starts or not self._again(eqn.layer)
             inline = not (taken and body.changes_state) and once
-            applied = self._applied(function, eqn.layer, args)
+            applied = self._applied(self._callee(eqn.layer), eqn.layer, args)
             return Placed(applied, inline, hints=hints, starts=starts)
         if isinstance(eqn, Read):
             index = syntax.field(_self(), *eqn.place)
@@ -241,6 +238,12 @@ class Classes:
                 value = syntax.method(value, "astype", syntax.field(held, "dtype"))
             return Placed(syntax.method(state, "set", index, value), False, hints=["state"])
         return None
+
+    def _callee(self, layer: Layer) -> ast.expr:
+        """`self.block`, or the method of it that a layer is."""
+        method = self._methods[layer]
+        attributes = [] if method == _CALL else [method]
+        return syntax.field(_self(), *self.tree.names[layer].split("."), *attributes)
 
     def _applied(self, function: ast.expr, layer: Layer, args: Sequence[ast.expr]) -> ast.expr:
         """`self.dropout(x, key=key)`: a layer of the file, called on its inputs."""
@@ -278,10 +281,7 @@ class Classes:
         return names.pop() if len(names) == 1 else ""
 
     def _unrolled(self, body: Body, eqn: Unrolled) -> Placed:
-        method = self._methods[eqn.layer]
-        attributes = [] if method == _CALL else [method]
-        function = syntax.field(_self(), *self.tree.names[eqn.layer].split("."), *attributes)
-        return loops.over_parts(body, eqn, function, self._applied)
+        return loops.over_parts(body, eqn, self._callee(eqn.layer), self._applied)
 
     def _results(self, eqn: LayerCall, body: Body) -> list[str]:
         """Names of the results of a layer: its own name, or their names inside it.
@@ -329,7 +329,7 @@ class Classes:
         }
 
     def add(self, root: Node) -> None:
-        """Writes the classes of all nodes except the outermost; equal nodes share a class."""
+        """Write the classes of all nodes except the outermost; equal nodes share a class."""
         levels: list[list[Draft]] = []
         order: list[Draft] = []
         self._count = _count(root)
@@ -436,7 +436,7 @@ class Classes:
         return tuple((n.kind, n.keywords, len(n.args), n.keyed) for n in natives)
 
     def _draft(self, node: Node, levels: list[list[Draft]], order: list[Draft]) -> int:
-        """Writes a node and its inner nodes; returns its level, above theirs."""
+        """Write a node and its inner nodes; return its level, above theirs."""
         if (native := construct.native_of(node)) is not None:
             self.of[node] = Class(f"eqx.nn.{native.kind}", [])
             return -1
@@ -479,7 +479,7 @@ class Classes:
         return {n: v for n, v in node.fields.items() if isinstance(v, Var) and v not in self.held}
 
     def _add_methods(self, draft: Draft) -> None:
-        """Adds a method for each distinct computation of a layer in the programs."""
+        """Add a method for each distinct computation of a layer in the programs."""
         node = draft.node
         methods: dict[tuple[str, str], str] = {}
         names = Names({*node.fields, *METHODS})
@@ -656,7 +656,7 @@ class Classes:
             body.insert(first, init)
 
     def _restart(self) -> None:
-        """Undoes the changes made for an earlier text."""
+        """Undo the changes made for an earlier text."""
         if self._begun is None:
             classes = list(dict.fromkeys(c for c in self.of.values() if c.drafts))
             own = {id(c.definition): c for c in classes}
@@ -693,7 +693,7 @@ class Classes:
         )
 
     def finish(self) -> None:
-        """Fills in the names of the classes, and the sizes in the annotations.
+        """Fill in the names of the classes, and the sizes in the annotations.
 
         A size that differs between the layers of a class and their twins is a name, others are
         numbers. The text may be written again, see `refine` and `weaken`.
@@ -798,7 +798,7 @@ class Classes:
                 syntax.rename(definition, names)
 
     def refine(self) -> bool:
-        """Decides more on the sizes of the model.
+        """Decide more on the sizes of the model.
 
         Returns whether it did, so that the text has to be written again.
         """
@@ -817,7 +817,7 @@ class Classes:
         )
 
     def weaken(self, namespace: ModuleType) -> bool:
-        """Takes the twins from classes that do not run at their sizes.
+        """Take the twins from classes that do not run at their sizes.
 
         Returns whether there are such classes in the `namespace` of the text, which then has to be
         written again.

@@ -73,3 +73,19 @@ def topological(numbers: Sequence[int], before: Sequence[Collection[int]]) -> li
             if not missing[j]:
                 heapq.heappush(ready, (numbers[j], j))
     return result
+
+
+def by_number(
+    numbers: Sequence[int],
+    made: Sequence[Iterable[Hashable]],
+    read: Sequence[Iterable[Hashable]],
+) -> list[int]:
+    """The indices of some steps in topological order, and otherwise by their numbers.
+
+    **Arguments:**
+
+    - `made`, `read`: for each step, the values that it makes and those that it needs.
+    """
+    makers = {v: k for k, values in enumerate(made) for v in values}
+    before = [{makers[v] for v in vs if v in makers} - {k} for k, vs in enumerate(read)]
+    return topological(numbers, before)

@@ -36,7 +36,7 @@ from invert.ir.graph import Graph, is_var, rounded
 from invert.ir.hints import without_hint
 from invert.ir.loops import CondParts, ScanParts, WhileParts
 from invert.ir.match import Match, Miss, equivalent, same_value
-from invert.ir.order import topological
+from invert.ir.order import by_number
 from invert.ir.types import AnyJaxpr, Atom, ClosedJaxpr, Eqn, J, Jaxpr, Value, Var
 from invert.rewriting.pattern import (
     Call,
@@ -519,9 +519,8 @@ def _splice(r: Replacement, graph: Graph, renamed: dict[Atom, Atom]) -> list[Eqn
 
 def _topological(eqns: Sequence[Eqn]) -> list[Eqn]:
     """Sort equations so that definitions precede uses, stably."""
-    producers: dict[Atom, int] = {v: i for i, e in enumerate(eqns) for v in e.outvars}
-    before = [{producers[a] for a in e.invars if is_var(a) and a in producers} for e in eqns]
-    order = topological(range(len(eqns)), before)
+    read = [[a for a in e.invars if is_var(a)] for e in eqns]
+    order = by_number(range(len(eqns)), [e.outvars for e in eqns], read)
     if len(order) < len(eqns):
         raise _CycleError("replacements depend on each other's results")
     return [eqns[i] for i in order]

@@ -390,7 +390,7 @@ class _Writing:
         return [*body]
 
     def _add_defaults(self) -> None:
-        """Adds the defaults of options: none, a neutral value, or what most layers have."""
+        """Add the defaults of options: none, a neutral value, or what most layers have."""
         listed = any(layer.listed for node in self.nodes for layer in node.layers)
         for name, column in self.arguments.items():
             if stem(name) in _STEPS:
@@ -449,7 +449,7 @@ class _Writing:
         return [ast.parse(f"{', '.join(sides)} = {whole}").body[0], *body]
 
     def _with_unused(self, body: Sequence[ast.stmt]) -> list[ast.stmt]:
-        """Gives arguments a default that only a layer has which some nodes lack.
+        """Give arguments a default that only a layer has which some nodes lack.
 
         If the layer is there by a flag, `hidden is not None` takes its place.
         """
@@ -470,7 +470,7 @@ class _Writing:
         return [syntax.substitute(s, tests) for s in body]
 
     def _with_numbers(self, body: Sequence[ast.stmt]) -> list[ast.stmt]:
-        """Writes sizes as numbers that never vary, if that holds for some sizes and not for all.
+        """Write sizes as numbers that never vary, if that holds for some sizes and not for all.
 
         A layer that is made for certain sizes has no arguments for the others.
         """
@@ -513,7 +513,7 @@ class _Writing:
                 yield from zip(*(d.arrays[i][1][::-1] for d in drafts), strict=False)
 
     def _order(self) -> None:
-        """Sorts arguments: sizes first, inputs before outputs, as in libraries."""
+        """Sort arguments: sizes first, inputs before outputs, as in libraries."""
         places = {name: i for i, name in enumerate(SIZES)}
 
         def place(name: str) -> int:

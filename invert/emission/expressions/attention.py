@@ -17,15 +17,15 @@ from invert.ir.types import Atom, Eqn, Literal, Var
 
 def attention(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
     """`jax.nn.dot_product_attention`, whose last equation is one on axes."""
-    product = through(graph, eqn.invars[0], kinds.LAYOUT, "dot_general")
+    product = product_behind(graph, eqn.invars[0], kinds.LAYOUT)
     if product is None:
         return
     for weights, values in (product.invars, product.invars[::-1]):
-        scores = through(graph, weights, _OF_WEIGHTS, "dot_general")
+        scores = product_behind(graph, weights, _OF_WEIGHTS)
         if scores is None or len(scores.outvars[0].aval.shape) != 5:
             continue  # query heads are grouped by the key that they share
-        value = _of_rank(graph, values, 4)
-        sides = [_of_rank(graph, a, 4) for a in scores.invars]
+        value = _with_four_axes(graph, values)
+        sides = [_with_four_axes(graph, a) for a in scores.invars]
         options = list(_attention_options(graph, weights, scores))
         for query, key in (sides, sides[::-1]):
             operands = [a for a in (query, key, value) if a is not None]
@@ -78,7 +78,7 @@ def _attention_options(
 
 def _with_heads(graph: Graph, atom: Atom) -> _Indexed | None:
     """The array with the axes batch, heads, queries and keys that a value reshapes."""
-    if (whole := _of_rank(graph, atom, 4)) is not None:
+    if (whole := _with_four_axes(graph, atom)) is not None:
         return whole, None
     for _ in range(4):
         eqn = graph.producer(atom, *kinds.LAYOUT)
@@ -121,23 +121,23 @@ def _unmasked(graph: Graph, atom: Atom) -> Atom:
 _OF_WEIGHTS = kinds.LAYOUT | set("add div exp sub select_n mul convert_element_type jit".split())
 
 
-def through(graph: Graph, atom: Atom, names: Set[str], wanted: str) -> Eqn | None:
-    """The equation of a primitive among those that a value derives from."""
+def product_behind(graph: Graph, atom: Atom, names: Set[str]) -> Eqn | None:
+    """The `dot_general` that a value derives from, through some primitives."""
     pending, steps = [atom], 0
     while pending and steps < 32:
         steps += 1
         eqn = graph.producer(pending.pop())
-        if eqn is not None and eqn.primitive.name == wanted:
+        if eqn is not None and eqn.primitive.name == "dot_general":
             return eqn
         if eqn is not None and eqn.primitive.name in names:
             pending += eqn.invars
     return None
 
 
-def _of_rank(graph: Graph, atom: Atom, rank: int) -> Var | None:
-    """The array with this many axes that a value reshapes."""
+def _with_four_axes(graph: Graph, atom: Atom) -> Var | None:
+    """The array with four axes that a value reshapes."""
     for _ in range(4):
-        if is_var(atom) and len(atom.aval.shape) == rank:
+        if is_var(atom) and len(atom.aval.shape) == 4:
             return atom
         eqn = graph.producer(atom, *kinds.LAYOUT)
         if eqn is None:

@@ -25,7 +25,6 @@ from invert.emission.expressions.writer import Writer
 from invert.emission.layers import roles
 from invert.emission.layers.cut import LayerCall
 from invert.emission.layers.library_names import KINDS_OF_LAYERS
-from invert.emission.layers.links import by_number
 from invert.emission.layers.state import StateVar
 from invert.emission.python import syntax
 from invert.emission.python.naming import camel, stem
@@ -44,6 +43,7 @@ from invert.emission.sizes.expressions import dimension_of
 from invert.ir import kinds
 from invert.ir.graph import Graph, is_number, is_var
 from invert.ir.loops import CondParts
+from invert.ir.order import by_number
 from invert.ir.types import Atom, Eqn, Jaxpr, Literal, Var
 
 if TYPE_CHECKING:

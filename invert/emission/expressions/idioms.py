@@ -220,7 +220,7 @@ def _fractions(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
 
 def _contracted(graph: Graph, x: Var, scaled: Var) -> Iterator[tuple[Var, int]]:
     """The axes that products of batches sum over: from `x`, or of `scaled`."""
-    products = [attention.through(graph, x, kinds.LAYOUT, "dot_general")]
+    products = [attention.product_behind(graph, x, kinds.LAYOUT)]
     pending = [scaled]
     while pending:
         for user in graph.users.get(pending.pop(), ()):

@@ -83,9 +83,7 @@ def _reduction(name: str) -> Row:
 
 def _extremum(name: str) -> Row:
     def row(eqn: Eqn, args: Sequence[ast.expr], program: Program) -> Expressions:
-        axis = axis_of(eqn.params["axes"], len(eqn.invars[0].aval.shape))
-        keywords = {} if axis is None else {"axis": axis}
-        yield call(f"jnp.{name}", args[0], **keywords)
+        yield from _reduction(name)(eqn, args, program)
         dtype = literals.dtype(eqn.params["index_dtype"])
         axis = number(int(eqn.params["axes"][0]))
         yield call(f"lax.{name}", args[0], axis, dtype)

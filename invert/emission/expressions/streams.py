@@ -12,6 +12,7 @@ from collections.abc import Iterable, Set
 from invert.emission.expressions.statements import FunctionText, Repeat, read
 from invert.emission.python import syntax
 from invert.emission.sizes.expressions import dimension_of
+from invert.ir.order import reached
 
 
 class Streams:
@@ -63,14 +64,11 @@ class Streams:
 
     def _before(self, i: int) -> set[str]:
         """The values from which a statement computes its own."""
-        found: set[str] = set()
-        pending = [i]
-        while pending:
-            for token in self._read[pending.pop()] - found:
-                found.add(token)
-                if token in self._makers:
-                    pending.append(self._makers[token])
-        return found
+
+        def before(token: str) -> Iterable[str]:
+            return self._read[self._makers[token]] if token in self._makers else ()
+
+        return set(reached(self._read[i], before))
 
 
 def _values(tokens: Iterable[str]) -> set[str]:

@@ -128,7 +128,7 @@ def _inline(method: ast.FunctionDef, fields: Collection[str]) -> None:
             continue
         # The next statement may give the variable another value, as a later one may.
         rest = [following, *body[i + 2 :]]
-        end = next((k for k, s in enumerate(rest) if _stores(s, name)), len(rest))
+        end = next((k for k, s in enumerate(rest) if name in syntax.stored(s)), len(rest))
         later = rest[1 : end + 1] if end else []
         more = len(ast.unparse(value)) - len(name)
         fits = more < _LONGEST and len(syntax.text_of(following)) + more <= _LINE
@@ -140,14 +140,6 @@ def _inline(method: ast.FunctionDef, fields: Collection[str]) -> None:
 def _is_read(node: ast.AST, name: str) -> bool:
     """Return whether a node reads a variable."""
     return isinstance(node, ast.Name) and node.id == name and not isinstance(node.ctx, ast.Store)
-
-
-def _stores(statement: ast.stmt, name: str) -> bool:
-    """Return whether a statement assigns a variable."""
-    return any(
-        isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Store)
-        for n in syntax.walk(statement)
-    )
 
 
 def _method_of(

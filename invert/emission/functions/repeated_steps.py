@@ -154,8 +154,8 @@ def _is_plain(statement: ast.stmt) -> TypeIs[ast.Assign]:
 
 
 def _stored(statement: ast.stmt) -> set[str]:
-    stored = {n.id for n in syntax.walk(statement) if isinstance(n, ast.Name) and _is_stored(n)}
-    return stored | {n.name for n in syntax.walk(statement) if isinstance(n, ast.FunctionDef)}
+    functions = {n.name for n in syntax.walk(statement) if isinstance(n, ast.FunctionDef)}
+    return syntax.stored(statement) | functions
 
 
 def _is_stored(name: ast.Name) -> bool:

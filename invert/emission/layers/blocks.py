@@ -30,7 +30,7 @@ from invert.emission.layers.library_names import without_number
 from invert.emission.layers.links import Links, ordered, users_of
 from invert.emission.layers.stack import kind_of
 from invert.emission.layers.tree import called, parameters_of
-from invert.emission.layers.wrap import wrapped
+from invert.emission.layers.wrap import wrap, wrapped
 from invert.emission.python.naming import snake
 from invert.ir import kinds
 from invert.ir.graph import is_var
@@ -47,7 +47,7 @@ _FEW = 3
 
 
 def group(layer: Layer, parameters: Mapping[Var, Path], model: str = "") -> None:
-    """Makes blocks of the steps of a layer and of the layers inside it.
+    """Make blocks of the steps of a layer and of the layers inside it.
 
     **Arguments:**
 
@@ -65,7 +65,7 @@ def group(layer: Layer, parameters: Mapping[Var, Path], model: str = "") -> None
 
 
 def _part_forms(layer: Layer, parameters: Mapping[Var, Path]) -> None:
-    """Gives each user of a reshaped parameter, such as a broadcast bias, its own equation."""
+    """Give each user of a reshaped parameter, such as a broadcast bias, its own equation."""
     users = collections.Counter(a for s in layer.steps for a in s.invars if is_var(a))
     makers: dict[Atom, Eqn] = {}
     placed: set[Atom] = set()
@@ -366,7 +366,7 @@ def _alike(units: Sequence[_Unit]) -> list[_Run]:
 
 
 def _wrap_runs(layer: Layer, runs: Sequence[_Run], parameters: Mapping[Var, Path]) -> None:
-    """Replaces the steps of each block by the call of a new layer."""
+    """Replace the steps of each block by the call of a new layer."""
     inside = {i for run in runs for block in run for i in block}
     runs = [_with_named(layer, run, parameters, inside) for run in runs]
     steps = list(layer.steps)
@@ -487,7 +487,7 @@ def _shortcut(layer: Layer, block: Sequence[int]) -> list[int]:
 
 
 def _wrap_shortcut(block: Layer, members: Sequence[Eqn], parameters: Mapping[Var, Path]) -> None:
-    """Makes a layer of the layers on the shortcut of a block."""
+    """Make a layer of the layers on the shortcut of a block."""
     chosen = [i for i, s in enumerate(block.steps) if s in members]
     inner = [s.layer for s in members if _is_call(s)]
     if len(inner) == 1:
@@ -497,10 +497,7 @@ def _wrap_shortcut(block: Layer, members: Sequence[Eqn], parameters: Mapping[Var
     for layer, name in zip(inner, names, strict=True):
         layer.field = layer.kind = _plain(name.removeprefix(_prefix(names)))
     _number(inner)
-    nodes = [(i, s) for i, s in enumerate(block.steps) if i not in chosen]
-    call = wrapped(block, chosen, _SHORTCUT, parameters, ())
-    call.layer.field = _SHORTCUT
-    block.steps = ordered([*nodes, (min(chosen), call)])
+    wrap(block, chosen, _SHORTCUT, parameters, min(chosen)).layer.field = _SHORTCUT
 
 
 def _shared(layer: Layer, run: _Run) -> list[Var]:
@@ -550,7 +547,7 @@ def _prefix(names: Sequence[str]) -> str:
 
 
 def _name_fields(blocks: Sequence[Sequence[Layer]], parameters: Mapping[Var, Path]) -> None:
-    """Gives corresponding layers of blocks the same name."""
+    """Give corresponding layers of blocks the same name."""
     names: list[list[str]] = []
     for layers in blocks:
         own = [called(layer, parameters) for layer in layers]

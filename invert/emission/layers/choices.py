@@ -19,7 +19,6 @@ from invert.emission.layers.shared import (
     Class,
     Code,
     Draft,
-    stored,
     taken,
 )
 from invert.emission.layers.values import HOLE
@@ -175,7 +174,7 @@ def _rename(cls: Class, method: ast.FunctionDef) -> None:
     """Rename variables named after an activation or layer that some nodes lack."""
     codes = {v.text for column in cls.statics.values() for v in column if isinstance(v, Code)}
     functions = {text.rpartition(".")[2] for text in codes}
-    arguments = {a.arg for a in (*method.args.args, *method.args.kwonlyargs)}
+    arguments = syntax.argument_names(method)
     for statement in method.body:
         target = statement.targets[0] if isinstance(statement, ast.Assign) else None
         if not isinstance(target, ast.Name) or not isinstance(statement, ast.Assign):
@@ -289,7 +288,7 @@ class _Writing:
             return operand
         method = self.method
         own = {a.arg for a in method.args.args[1:]}
-        own |= {name for statement in method.body for name in stored(statement)}
+        own |= {name for statement in method.body for name in syntax.stored(statement)}
         names = (n for n in syntax.walk(operand) if isinstance(n, ast.Name) and n.id in own)
         local = self._target(next(names, None), operand)
         at = method.body.index(self.statement)
@@ -300,7 +299,7 @@ class _Writing:
         """A name for a new value: an operand's, if only `last` reads it later."""
         inside = {id(n) for n in syntax.walk(last)}
         method = self.method
-        arguments = {a.arg for a in (*method.args.args, *method.args.kwonlyargs)}
+        arguments = syntax.argument_names(method)
         for name in ([operand.id] if isinstance(operand, ast.Name) else []) + ["y"]:
             if name == "y" and name in arguments:
                 continue

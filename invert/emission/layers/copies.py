@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import itertools
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence, Set
 
 from invert._errors import EmissionError
@@ -27,6 +28,7 @@ from invert.emission.python.naming import Names
 from invert.ir import kinds
 from invert.ir.graph import is_var
 from invert.ir.jaxprs import is_jaxpr, sub_jaxprs
+from invert.ir.order import reached
 from invert.ir.types import Atom, Eqn, Jaxpr, Var
 
 # Primitives that make a layer: products with parameters, and lookups.
@@ -408,16 +410,15 @@ class _Copies:
 
     def _constants(self, eqns: Sequence[Eqn], owned: Set[Var]) -> list[Eqn]:
         """The equations, in order, of values computed only from numbers and own parameters."""
-        found: set[int] = set()
-        pending = [a for e in eqns for a in e.invars if is_var(a)]
-        while pending:
-            atom = pending.pop()
-            i = self.makers.get(atom)
-            if i is None or i in found or not self.constant[i] or self.sources[atom] - owned:
-                continue
-            found.add(i)
-            pending += [a for a in self.eqns[i].invars if is_var(a)]
-        return [self.eqns[i] for i in sorted(found)]
+
+        def before(eqn: Eqn) -> Iterator[int]:
+            for atom in eqn.invars:
+                i = self.makers.get(atom) if is_var(atom) else None
+                if i is not None and self.constant[i] and not self.sources[atom] - owned:
+                    yield i
+
+        roots = itertools.chain.from_iterable(map(before, eqns))
+        return [self.eqns[i] for i in sorted(reached(roots, lambda i: before(self.eqns[i])))]
 
     def _leaves(self, v: Atom, copy: Mapping[int, int]) -> bool:
         """Return whether a value of a copy is used outside it."""

@@ -23,7 +23,7 @@ from invert.emission.layers.native import Native
 from invert.emission.python.naming import stem
 from invert.ir import kinds
 from invert.ir.graph import is_var
-from invert.ir.order import topological
+from invert.ir.order import by_number
 from invert.ir.types import Atom, Eqn, Jaxpr, Literal, Params, Var
 
 _T = TypeVar("_T")
@@ -465,18 +465,10 @@ class _Cutter:
         self, nodes: Sequence[tuple[int, str | None, list[int]]]
     ) -> list[tuple[str | None, list[int]]]:
         """The nodes in topological order, stable with respect to program order."""
-        where = {i: k for k, (_, _, inner) in enumerate(nodes) for i in inner}
-        before = [
-            {
-                where[j]
-                for i in inner
-                for a in self.eqns[i].invars
-                if is_var(a) and (j := self.producers.get(a)) is not None and j in where
-            }
-            - {k}
-            for k, (_, _, inner) in enumerate(nodes)
-        ]
-        return [nodes[k][1:] for k in topological([first for first, _, _ in nodes], before)]
+        steps = [[self.eqns[i] for i in inner] for _, _, inner in nodes]
+        made = [[v for e in own for v in e.outvars] for own in steps]
+        read = [[a for e in own for a in e.invars if is_var(a)] for own in steps]
+        return [nodes[k][1:] for k in by_number([first for first, _, _ in nodes], made, read)]
 
 
 def _connect(root: Layer, eqns: Sequence[Eqn], parameters: set[Var]) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Hashable, Iterable, Mapping, Sequence, Set
+import itertools
+from collections.abc import Iterable, Mapping, Sequence, Set
 
 from invert.ir.graph import is_var
-from invert.ir.order import topological
+from invert.ir.order import by_number, reached
 from invert.ir.types import Atom, Eqn
 
 
@@ -17,6 +18,11 @@ def users_of(steps: Sequence[Eqn]) -> dict[Atom, list[int]]:
         for atom in dict.fromkeys(a for a in step.invars if is_var(a)):
             users[atom].append(i)
     return users
+
+
+def users(v: Atom, steps: Iterable[Eqn]) -> list[Eqn]:
+    """The steps that use a value."""
+    return [s for s in steps if any(a is v for a in s.invars)]
 
 
 class Links:
@@ -91,13 +97,11 @@ def _closure(
     start: Iterable[int], links: Mapping[int, list[int]] | Sequence[list[int]], within: range
 ) -> set[int]:
     """The steps within a range that can be reached from others."""
-    found: set[int] = set()
-    pending = list(start)
-    while pending:
-        new = {i for i in links[pending.pop()] if i in within} - found
-        found |= new
-        pending += new
-    return found
+
+    def following(i: int) -> list[int]:
+        return [j for j in links[i] if j in within]
+
+    return set(reached(itertools.chain.from_iterable(map(following, start)), following))
 
 
 def ordered(nodes: Sequence[tuple[int, Eqn]]) -> list[Eqn]:
@@ -105,22 +109,6 @@ def ordered(nodes: Sequence[tuple[int, Eqn]]) -> list[Eqn]:
     steps = [s for _, s in nodes]
     read = [[a for a in s.invars if is_var(a)] for s in steps]
     return [steps[k] for k in by_number([n for n, _ in nodes], [s.outvars for s in steps], read)]
-
-
-def by_number(
-    numbers: Sequence[int],
-    made: Sequence[Iterable[Hashable]],
-    read: Sequence[Iterable[Hashable]],
-) -> list[int]:
-    """The indices of some steps in topological order, and otherwise by their numbers.
-
-    **Arguments:**
-
-    - `made`, `read`: for each step, the values that it makes and those that it needs.
-    """
-    makers = {v: k for k, values in enumerate(made) for v in values}
-    before = [{makers[v] for v in vs if v in makers} - {k} for k, vs in enumerate(read)]
-    return topological(numbers, before)
 
 
 def passed_on(

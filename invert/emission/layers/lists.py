@@ -9,6 +9,7 @@ import operator
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 
+from invert.emission.layers import links
 from invert.emission.layers.branches import BRANCH
 from invert.emission.layers.cut import Layer, LayerCall, layers_in
 from invert.emission.layers.library_names import LETTERED, without_letter
@@ -133,7 +134,7 @@ class Lists:
         return {v for v in call.outvars if loop is not None and v is loop.invars[loop.stream]}
 
     def unroll(self, layer: Layer) -> None:
-        """Finds calls of a layer on all parts of an array, in a layer and the layers inside it."""
+        """Find calls of a layer on all parts of an array, in a layer and the layers inside it."""
         again: dict[Layer, list[LayerCall]] = {}
         for inner in layers_in(layer):
             self.unroll(inner)
@@ -183,7 +184,7 @@ class Lists:
         self.covered |= inside
 
     def find(self, layer: Layer, stacker: Stacker) -> None:
-        """Finds the lists in a layer and in the layers inside it."""
+        """Find the lists in a layer and in the layers inside it."""
         names = {s: self.called(s.layer) for s in layer.steps if isinstance(s, LayerCall)}
         self._in_branches(layer, names)
         self._mixed(layer, names, _numbered(names))
@@ -471,8 +472,7 @@ def starts_loop(eqn: LayerCall, graph: Graph) -> bool:
 
 def _elsewhere(v: Var, layer: Layer) -> bool:
     """Return whether the result of a layer in a list is used by more than the next layer."""
-    users = [s for s in layer.steps if any(a is v for a in s.invars)]
-    return len(users) != 1 or any(a is v for a in layer.outputs)
+    return len(links.users(v, layer.steps)) != 1 or any(a is v for a in layer.outputs)
 
 
 def _shapes(call: LayerCall) -> tuple[Shape, ...]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import jax.numpy as jnp
 
-from invert.emission.layers import roles
+from invert.emission.layers import links, roles
 from invert.emission.layers.cut import Layer, LayerCall
 from invert.emission.layers.shared import RESIDUAL
 from invert.ir import kinds
@@ -47,7 +47,7 @@ class Memories:
         """The name that all uses of an input give it, or `""`; positions have none."""
         if jnp.issubdtype(v.aval.dtype, jnp.integer):
             return ""
-        users = [s for s in layer.steps if any(a is v for a in s.invars)]
+        users = links.users(v, layer.steps)
         found = {self._used_as(v, user, layer, known) for user in users}
         return found.pop() if len(found) == 1 else ""
 
@@ -73,14 +73,14 @@ def skips(layer: Layer) -> dict[Var, str]:
     if len(layer.inputs) != 2:
         return {}
     _, v = layer.inputs
-    users = [s for s in layer.steps if any(a is v for a in s.invars)]
+    users = links.users(v, layer.steps)
     joins = len(users) == 1 and users[0].primitive.name == "concatenate"
     return {v: _SKIP} if joins and v not in layer.outputs and v not in layer.arguments else {}
 
 
 def is_tested(v: Var, steps: Sequence[Eqn]) -> bool:
     """Return whether integers, possibly reshaped, are only compared or taken as booleans."""
-    users = [s for s in steps if any(a is v for a in s.invars)]
+    users = links.users(v, steps)
     if not users or not jnp.issubdtype(v.aval.dtype, jnp.integer):
         return False
 
@@ -99,7 +99,7 @@ def residuals(layer: Layer) -> dict[Var, str]:
     """The inputs that a layer only adds to a function of its first one."""
     found: dict[Var, str] = {}
     for v in layer.inputs[1:]:
-        users = [s for s in layer.steps if any(a is v for a in s.invars)]
+        users = links.users(v, layer.steps)
         if len(users) != 1 or not isinstance(v.aval.shape, tuple):
             continue
         (user,) = users

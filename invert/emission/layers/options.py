@@ -19,7 +19,6 @@ from invert.emission.layers.shared import (
     Draft,
     constants,
     sites,
-    stored,
     taken,
 )
 from invert.emission.layers.tree import Node
@@ -27,6 +26,7 @@ from invert.emission.layers.values import HOLE, Value
 from invert.emission.python import syntax
 from invert.emission.python.naming import Names
 from invert.emission.python.syntax import field_of
+from invert.ir.order import reached
 from invert.ir.types import Var
 
 _T = TypeVar("_T")
@@ -238,14 +238,8 @@ def keys(
 
 def _completeness(draft: Draft, result: Value) -> tuple[int, int, bool]:
     """How many fields and steps others may lack; whether all steps are returned."""
-    seen: set[Value] = set()
-    pending = [result]
-    while pending:
-        value = pending.pop()
-        if value not in seen:
-            seen.add(value)
-            pending += value.parts
-    steps = sum(_is_sum(v) or values.is_mask(v.node) for v in seen)
+    every = reached([result], lambda v: v.parts)
+    steps = sum(_is_sum(v) or values.is_mask(v.node) for v in every)
     return len(draft.node.fields), steps, values.Steps.of(result) is not None
 
 
@@ -465,7 +459,7 @@ class _Marking:
         if not isinstance(made, ast.Assign) or made.value is not node or end < 0 or value.uses > 1:
             return False
         read = {n.id for n in syntax.walk(node) if isinstance(n, ast.Name)}
-        if any(read & stored(s) for s in body[start + 1 : end]):
+        if any(read & syntax.stored(s) for s in body[start + 1 : end]):
             return False
         del body[start]
         return True
@@ -479,9 +473,9 @@ class _Marking:
         )
         if not value.name or end < 0 or (start < 0 and not value.is_argument):
             return None
-        if start >= 0 and value.name not in stored(body[start]):
+        if start >= 0 and value.name not in syntax.stored(body[start]):
             return None
-        over = next((i for i in range(start + 1, end) if value.name in stored(body[i])), end)
+        over = next((i for i in range(start + 1, end) if value.name in syntax.stored(body[i])), end)
         if over < end:
             name = Names(taken(self._method)).new("y")
             later = [*body[over + 1 :]]

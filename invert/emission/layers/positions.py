@@ -5,7 +5,7 @@ from __future__ import annotations
 from jax import lax
 
 from invert.emission.layers.cut import Layer, LayerCall
-from invert.ir.graph import is_var
+from invert.emission.layers.links import users
 from invert.ir.types import Eqn
 
 
@@ -30,8 +30,8 @@ def _counted(call: LayerCall) -> list[Eqn]:
     if layer.inputs or call.invars or len(counts) != 1:
         return []
     (count,) = counts
-    users = [s for s in layer.steps if any(is_var(a) and a is count.outvars[0] for a in s.invars)]
-    if not users or any(isinstance(s, LayerCall) for s in users):
+    takers = users(count.outvars[0], layer.steps)
+    if not takers or any(isinstance(s, LayerCall) for s in takers):
         return []
     layer.steps = [s for s in layer.steps if s is not count]
     layer.inputs, call.invars = list(count.outvars), list(count.outvars)

@@ -30,10 +30,11 @@ from invert.emission.layers.library_names import (
 )
 from invert.emission.layers.links import Links, ordered, users_of
 from invert.emission.layers.tree import called
-from invert.emission.layers.wrap import wrapped
+from invert.emission.layers.wrap import wrap, wrapped
 from invert.emission.python.naming import camel, snake
 from invert.ir import kinds
 from invert.ir.graph import is_var
+from invert.ir.order import reached
 from invert.ir.types import Atom, Eqn, Literal, Var
 
 _CONV = "conv"
@@ -71,13 +72,11 @@ def group(layer: Layer, parameters: Mapping[Var, Path], others: Set[str]) -> Non
         for step, field in zip(inner, fields, strict=True):
             assert isinstance(step, LayerCall)
             step.layer.field, step.layer.kind = field, without_number(field)
-        rest = [(i, s) for i, s in enumerate(layer.steps) if i not in region]
-        call = wrapped(layer, sorted(region), prefix[:-1], parameters, ())
+        call = wrap(layer, region, prefix[:-1], parameters, min(members))
         if prefix[:-1].isdigit():
             call.layer.kind = _kind(call) or "layer"
             call.layer.field = f"{call.layer.kind}{prefix[:-1]}"
         _sort_results(call)
-        layer.steps = ordered([*rest, (min(members), call)])
         made.add(call.layer)
     _share(made, parameters)
     for stem in several:
@@ -234,13 +233,10 @@ def _group_by_end(
         return
     for role, inner in group.items():
         inner.field, inner.kind = role, inner.kind or without_number(inner.name)
-    rest = [(i, s) for i, s in enumerate(layer.steps) if i not in region]
     name = f"block_{end}" if numbered else end
-    inner = wrapped(layer, sorted(region), name, parameters, ()).layer
-    call = LayerCall(inner, list(inner.inputs), inner.results)
+    call = wrap(layer, region, name, parameters, min(members))
     _sort_results(call)
-    layer.steps = ordered([*rest, (min(members), call)])
-    made.add(inner)
+    made.add(call.layer)
 
 
 def _joined(layer: Layer, links: Links, members: Set[int]) -> set[int] | None:
@@ -301,13 +297,11 @@ def _flow(
 
 def _is_connected(links: Links, region: Set[int]) -> bool:
     """Return whether steps use each other's values, rather than only the same inputs."""
-    found, pending = set[int](), [min(region)]
-    while pending:
-        i = pending.pop()
-        if i not in found:
-            found.add(i)
-            pending += [j for j in (*links.before[i], *links.users[i]) if j in region]
-    return len(found) == len(region)
+
+    def beside(i: int) -> list[int]:
+        return [j for j in (*links.before[i], *links.users[i]) if j in region]
+
+    return len(reached([min(region)], beside)) == len(region)
 
 
 def _share(made: Set[Layer], parameters: Mapping[Var, Path]) -> None:
@@ -328,9 +322,7 @@ def _share(made: Set[Layer], parameters: Mapping[Var, Path]) -> None:
             region = _region(layer, Links(layer.steps, layer.outputs), members)
             first = layer.steps[min(members)]
             if region is not None and len(first.invars) == 1 and first.invars[0] in joined:
-                call = wrapped(layer, sorted(region), _name(layer, members), parameters, ())
-                rest = [(i, s) for i, s in enumerate(layer.steps) if i not in region]
-                layer.steps = ordered([*rest, (min(members), call)])
+                wrap(layer, region, _name(layer, members), parameters, min(members))
                 break
 
 
@@ -399,7 +391,7 @@ def _pair(layer: Layer, parameters: Mapping[Var, Path]) -> None:
         if is_automatic(name) and is_automatic(norm) and len(pairs) > 1:
             name = f"{CONV_BLOCK}_{next(number)}"
         _name_pair(layer, pair, parameters)
-        call = wrapped(layer, sorted(region), name, parameters, ())
+        call = wrapped(layer, region, name, parameters)
         steps = [(i, s) for i, s in steps if i not in region] + [(pair[0], call)]
     layer.steps = ordered(sorted(steps, key=lambda s: s[0]))
 

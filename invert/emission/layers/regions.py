@@ -196,11 +196,10 @@ class _Regions:
 
     def _scaled(self, region: set[int], path: Path) -> set[int]:
         """Add the ends of a normalization without mean: `x * f(mean(x * x))`."""
-        outs = [v for i in region for v in self.eqns[i].outvars if self._used_outside(v, region)]
-        if len(outs) != 1 or outs[0] in self.results or len(self.users[outs[0]]) != 1:
+        if (end := self._end(region)) is None:
             return region
-        (last,) = self.users[outs[0]]
-        start = [a for a in self._inputs(last) if a is not outs[0]]
+        out, last = end
+        start = [a for a in self._inputs(last) if a is not out]
         product = self.eqns[last].primitive.name == "mul"
         if not product or len(start) != 1 or not self._free(last, region, path):
             return region
@@ -222,13 +221,20 @@ class _Regions:
 
         The features come first in such a product; a mapped `weight @ x` moves them to the end.
         """
-        outs = [v for i in region for v in self.eqns[i].outvars if self._used_outside(v, region)]
-        if len(outs) != 1 or outs[0] in self.results or len(self.users[outs[0]]) != 1:
+        if (end := self._end(region)) is None:
             return region
-        (last,), product = self.users[outs[0]], self.eqns[self.producers[outs[0]]]
+        out, last = end
+        product = self.eqns[self.producers[out]]
         ends = self.eqns[last].primitive.name == "transpose" and self._free(last, region, path)
         leads = product.primitive.name == "dot_general" and product.invars[0] in self.derived
         return region | {last} if ends and leads else region
+
+    def _end(self, region: set[int]) -> tuple[Var, int] | None:
+        """The only value of a region that is used outside, and the equation that alone uses it."""
+        outs = [v for i in region for v in self.eqns[i].outvars if self._used_outside(v, region)]
+        if len(outs) != 1 or outs[0] in self.results or len(self.users[outs[0]]) != 1:
+            return None
+        return outs[0], self.users[outs[0]][0]
 
     def _inside(self, atom: Atom, region: Collection[int]) -> set[int]:
         return {j for j in self.users.get(atom, ()) if j in region}
@@ -306,10 +312,9 @@ class _Regions:
 
     def _next(self, region: set[int], path: Path) -> int | None:
         """The only user of the only result, if elementwise."""
-        outs = [v for i in region for v in self.eqns[i].outvars if self._used_outside(v, region)]
-        if len(outs) != 1 or outs[0] in self.results or len(self.users[outs[0]]) != 1:
+        if (end := self._end(region)) is None:
             return None
-        (i,) = self.users[outs[0]]
+        value, i = end
         (out, *others), inputs = self.eqns[i].outvars, self._inputs(i)
-        same = not others and inputs == outs and out.aval == outs[0].aval
+        same = not others and inputs == [value] and out.aval == value.aval
         return i if same and self._free(i, region, path) else None

@@ -56,11 +56,12 @@ class _Found:
 
 
 def group(layer: Layer, parameters: Mapping[Var, Path]) -> None:
-    """Makes layers of the repeated sequences of calls in a layer, the most repeated first."""
+    """Make layers of the repeated sequences of calls in a layer, the most repeated first."""
     taken = {called(s.layer, parameters) for s in layer.steps if isinstance(s, LayerCall)}
     while (found := _best(_chains(layer, parameters))) is not None:
         inside = [[i for i, _ in chain[k : k + found.size]] for chain, k in found.places]
-        convolves = {_is_conv(s, parameters) for i in inside[0] if _is_call(s := layer.steps[i])}
+        first = [layer.steps[i] for i in inside[0]]
+        convolves = {_is_conv(s, parameters) for s in first if isinstance(s, LayerCall)}
         name = _DOUBLE if convolves == {True} and found.layers == 2 else _BLOCK
         if any(without_number(n) == name for n in taken):
             return
@@ -70,18 +71,13 @@ def group(layer: Layer, parameters: Mapping[Var, Path]) -> None:
         for number, own in enumerate(sorted(inside), 1):
             steps = [s for i in own if isinstance(s := layer.steps[i], LayerCall)]
             _name(steps, parameters)
-            call = wrapped(layer, own, f"{name}_{number}", parameters, ())
+            call = wrapped(layer, own, f"{name}_{number}", parameters)
             call.layer.block = name
             nodes.append((own[0], call))
         layer.steps = ordered(sorted(nodes, key=lambda node: node[0]))
 
 
-def _is_call(step: Eqn) -> bool:
-    return isinstance(step, LayerCall)
-
-
-def _is_conv(step: Eqn, parameters: Mapping[Var, Path]) -> bool:
-    assert isinstance(step, LayerCall)
+def _is_conv(step: LayerCall, parameters: Mapping[Var, Path]) -> bool:
     return "conv" in (step.layer.field or called(step.layer, parameters)).lower()
 
 

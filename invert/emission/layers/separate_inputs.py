@@ -7,11 +7,11 @@ similar if they are attentions, or have one name but for numbers, and use their 
 from __future__ import annotations
 
 import collections
-import re
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 
 from invert.emission.layers.cut import Layer, LayerCall, Path
 from invert.emission.layers.memory import MEMORY, Memories
+from invert.emission.python.naming import stem
 from invert.ir.graph import is_var
 from invert.ir.types import Atom, Eqn, ShapedArray, Var
 
@@ -64,12 +64,7 @@ def _are_alike(one: Var, other: Var) -> bool:
 
 def _kind(layer: Layer, reads: _Reads, inputs: Sequence[Var], *, named: bool) -> Hashable:
     types = tuple((v.aval.dtype, len(v.aval.shape)) for v in inputs)
-    return frozenset(reads), types, _plain(layer.name) if named else ""
-
-
-def _plain(name: str) -> str:
-    """The name of a layer without the numbers at its end."""
-    return re.sub(r"(_\d+)+$", "", name)
+    return frozenset(reads), types, stem(layer.name) if named else ""
 
 
 def _reads(layer: Layer, parameters: Mapping[Var, Path], *, every: bool) -> _Reads:
@@ -105,7 +100,7 @@ def _keys(
 def _use(step: Eqn, parameters: Mapping[Var, Path]) -> Hashable | None:
     """Key the use of parameters, to tell it from others in the layer."""
     if isinstance(step, LayerCall):
-        return _plain(step.layer.field or step.layer.name)
+        return stem(step.layer.field or step.layer.name)
     own = [a for a in step.invars if is_var(a) and a in parameters]
     return parameters[own[0]][-1] if len(own) == 1 else None
 

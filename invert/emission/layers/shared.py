@@ -280,13 +280,7 @@ IDENTITY = Code("jax.nn.identity")
 def taken(method: ast.FunctionDef) -> set[str]:
     """The names in a method."""
     names = {n.id for n in syntax.walk(method) if isinstance(n, ast.Name)}
-    return names | {a.arg for a in (*method.args.args, *method.args.kwonlyargs)}
-
-
-def stored(statement: ast.stmt) -> set[str]:
-    """The variables that a statement assigns."""
-    nodes = (n for n in syntax.walk(statement) if isinstance(n, ast.Name))
-    return {n.id for n in nodes if isinstance(n.ctx, ast.Store)}
+    return names | syntax.argument_names(method)
 
 
 def constants(method: ast.FunctionDef) -> list[ast.Constant]:
@@ -463,7 +457,7 @@ def _anonymous(copied: ast.FunctionDef) -> str:
             argument.arg = new(argument.arg)
         if isinstance(node, ast.FunctionDef) and node is not copied:
             node.name = new(node.name)
-    local = {n for s in copied.body for n in stored(s)} | names.keys()
+    local = {n for s in copied.body for n in syntax.stored(s)} | names.keys()
     for statement in copied.body:
         read = [n for n in syntax.names_in(statement) if n.id in local]
         targets = [n for n in read if isinstance(n.ctx, ast.Store)]
@@ -476,7 +470,7 @@ def _anonymous(copied: ast.FunctionDef) -> str:
 
 @contextlib.contextmanager
 def blank(method: ast.FunctionDef) -> Iterator[None]:
-    """Replaces all integers and static arguments in a method by 0."""
+    """Replace all integers and static arguments in a method by 0."""
     places = sites(method)
     values = [site.value for site in places]
     for site in places:
@@ -495,7 +489,7 @@ def blank(method: ast.FunctionDef) -> Iterator[None]:
 
 
 def make_static(cls: Class, read: NumbersOf) -> None:
-    """Turns arguments that differ between the nodes of a class into static fields.
+    """Turn arguments that differ between the nodes of a class into static fields.
 
     One that is a size of an array, such as the groups of a depthwise convolution, is read from it.
 
@@ -761,7 +755,7 @@ def generalize(
     stored: Mapping[str, ast.expr],
     read: NumbersOf,
 ) -> None:
-    """Replaces numbers that differ between drafts by sizes of arrays, in the first.
+    """Replace numbers that differ between drafts by sizes of arrays, in the first.
 
     **Arguments:**
 
@@ -825,7 +819,7 @@ def _left_to_reshape(method: ast.FunctionDef, changing: Set[int]) -> set[int]:
 
 
 def settle(group: Sequence[Draft], read: NumbersOf) -> None:
-    """Copies numbers that no size determines from a layer to its twin, last."""
+    """Copy numbers that no size determines from a layer to its twin, last."""
     twin = group[-1]
     assert twin.twin is not None
     pairs = list(zip(read[twin].constants, read[twin.twin].constants, strict=True))

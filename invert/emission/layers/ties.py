@@ -18,6 +18,7 @@ from invert._private.jax import is_jaxpr, open_jaxpr, scan_layout
 from invert.emission.layers.cut import Assign, Layer, LayerCall
 from invert.emission.layers.stack import Pick, Run
 from invert.emission.layers.state import Read, StateVar
+from invert.emission.sizes.program import shape_of
 from invert.ir import kinds
 from invert.ir.graph import is_var
 from invert.ir.sizes import DimSize, Shape
@@ -190,7 +191,7 @@ class Ties:
     def fix(self, atom: Atom, axis: int | None = None) -> None:
         """Fix one or all sizes of an array."""
         if is_var(atom):
-            axes = range(len(_shape(atom))) if axis is None else [axis]
+            axes = range(len(shape_of(atom))) if axis is None else [axis]
             for i in axes:
                 own = (self._scope, atom, i)
                 self._above.setdefault(own, own)
@@ -216,8 +217,8 @@ class Ties:
 
     def _same(self, a: Atom, b: Atom) -> None:
         """Tie two names of one value."""
-        if not isinstance(a, StateVar) and len(_shape(a)) == len(_shape(b)):
-            for i in range(len(_shape(a))):
+        if not isinstance(a, StateVar) and len(shape_of(a)) == len(shape_of(b)):
+            for i in range(len(shape_of(a))):
                 self.tie(a, i, b, i)
 
     def _step(self, eqn: Eqn) -> None:
@@ -238,7 +239,7 @@ class Ties:
     def _call(self, call: LayerCall) -> None:
         layer = call.layer
         if isinstance(call, Pick):
-            for i in range(len(_shape(call.outvars[0]))):
+            for i in range(len(shape_of(call.outvars[0]))):
                 self.tie(call.outvars[0], i, call.invars[0], i + 1)
             return
         for a, b in zip(call.invars, layer.inputs, strict=False):
@@ -249,7 +250,7 @@ class Ties:
             for v, a in zip(call.outvars, last, strict=False):
                 self._same(v, a)
             for v, place in zip(call.outvars[len(last) :], call.collected, strict=False):
-                for i in range(len(_shape(layer.outputs[place]))):
+                for i in range(len(shape_of(layer.outputs[place]))):
                     self.tie(v, i + 1, layer.outputs[place], i)
             return
         for v, a in zip(call.outvars, layer.outputs, strict=False):
@@ -258,13 +259,13 @@ class Ties:
     def _alike(self, eqn: Eqn) -> bool:
         """Tie the arrays of an elementwise operation; return whether it is one."""
         whole = eqn.outvars[0]
-        shape = tuple(map(str, _shape(whole)))
-        if any(tuple(map(str, _shape(v))) != shape for v in eqn.outvars):
+        shape = tuple(map(str, shape_of(whole)))
+        if any(tuple(map(str, shape_of(v))) != shape for v in eqn.outvars):
             return False
         pairs: list[tuple[Atom, int, int]] = []
         ones: list[tuple[Atom, int]] = []
         for a in eqn.invars:
-            own = tuple(map(str, _shape(a)))
+            own = tuple(map(str, shape_of(a)))
             if len(own) > len(shape):
                 return False
             for i, (n, m) in enumerate(zip(own, shape[len(shape) - len(own) :], strict=True)):
@@ -287,7 +288,7 @@ class Ties:
             return False
         own = open_jaxpr(inner[0]).invars
         # The program of a reduction takes numbers, which the arrays consist of.
-        if [len(_shape(v)) for v in own] != [len(_shape(a)) for a in eqn.invars]:
+        if [len(shape_of(v)) for v in own] != [len(shape_of(a)) for a in eqn.invars]:
             return False
         self._run(inner[0], eqn.invars, eqn.outvars)
         return True
@@ -306,7 +307,7 @@ class Ties:
             ]
             for a, b in pairs:
                 if is_var(a) and is_var(b):
-                    for i in range(len(_shape(a))):
+                    for i in range(len(shape_of(a))):
                         self._join((outer, a, i), (own, b, i))
 
     @contextlib.contextmanager
@@ -327,8 +328,8 @@ class Ties:
         for k, (i, j) in enumerate(zip(one, other, strict=True)):
             self.tie(left, i, out, k)
             self.tie(right, j, out, k)
-        free = [(left, i) for i in range(len(_shape(left))) if i not in (*ours, *one)]
-        free += [(right, j) for j in range(len(_shape(right))) if j not in (*theirs, *other)]
+        free = [(left, i) for i in range(len(shape_of(left))) if i not in (*ours, *one)]
+        free += [(right, j) for j in range(len(shape_of(right))) if j not in (*theirs, *other)]
         for k, (operand, i) in enumerate(free, len(one)):
             self.tie(operand, i, out, k)
         sides = (left, ours), (right, theirs), *(
@@ -345,11 +346,11 @@ class Ties:
             numbers.lhs_spec, numbers.rhs_spec, numbers.out_spec,
         )  # fmt: skip
         self.tie(images, n, out, m)
-        groups, features = params["feature_group_count"], _shape(images)[c]
+        groups, features = params["feature_group_count"], shape_of(images)[c]
         if groups == params["batch_group_count"] == 1:
             self.tie(images, c, kernel, c_in)
             self.tie(kernel, c_out, out, d)
-        elif groups == features == _shape(kernel)[c_out] and params["batch_group_count"] == 1:
+        elif groups == features == shape_of(kernel)[c_out] and params["batch_group_count"] == 1:
             # Each channel has one kernel of its own.
             self.tie(images, c, kernel, c_out)
             self.tie(images, c, out, d)
@@ -363,7 +364,7 @@ class Ties:
         old = [(self._scope, images, i) for i in places] if is_var(images) else []
         new = [(self._scope, out, i) for i in results]
         same = _is_same(
-            [_shape(images)[i] for i in places], [_shape(out)[i] for i in results],
+            [shape_of(images)[i] for i in places], [shape_of(out)[i] for i in results],
             params["window_strides"], params["padding"],
         )  # fmt: skip
         if any(n != 1 for n in params["window_strides"]) and whole and old:
@@ -374,10 +375,10 @@ class Ties:
             own = (self._scope, kernel, side)
             self.kernels.append(own)
             self._above.setdefault(own, own)
-            if _shape(kernel)[side] == _shape(kernel)[sides[0]]:
+            if shape_of(kernel)[side] == shape_of(kernel)[sides[0]]:
                 self.tie(kernel, side, kernel, sides[0])
             slide = _Slide(
-                places[k], results[k], own, _shape(kernel)[side], same,
+                places[k], results[k], own, shape_of(kernel)[side], same,
                 params["window_strides"][k], params["padding"][k],
                 params["lhs_dilation"][k], params["rhs_dilation"][k], self._half,
             )  # fmt: skip
@@ -386,7 +387,7 @@ class Ties:
     def _slide(self, eqn: Eqn, slide: _Slide) -> None:
         """Add how a kernel slides along one axis of an image."""
         images, out = eqn.invars[0], eqn.outvars[0]
-        before, after = _shape(images)[slide.place], _shape(out)[slide.result]
+        before, after = shape_of(images)[slide.place], shape_of(out)[slide.result]
         alike = str(before) == str(after) and slide.stride == slide.spread == 1
         if alike and (any(slide.padding) or slide.size == 1):
             self.tie(images, slide.place, out, slide.result)
@@ -408,17 +409,17 @@ class Ties:
     def _broadcast(self, eqn: Eqn) -> None:
         x, (out,) = eqn.invars[0], eqn.outvars
         for i, k in enumerate(eqn.params["broadcast_dimensions"]):
-            if str(_shape(x)[i]) == str(_shape(out)[k]):
+            if str(shape_of(x)[i]) == str(shape_of(out)[k]):
                 self.tie(x, i, out, k)
             else:
                 self.fix(x, i)  # a 1 that is repeated
-        for k in {*range(len(_shape(out)))} - {*eqn.params["broadcast_dimensions"]}:
-            if _shape(out)[k] == 1:
+        for k in {*range(len(shape_of(out)))} - {*eqn.params["broadcast_dimensions"]}:
+            if shape_of(out)[k] == 1:
                 self.fix(out, k)
 
     def _reshape(self, eqn: Eqn) -> None:
         x, (out,) = eqn.invars[0], eqn.outvars
-        old, new = _shape(x), _shape(out)
+        old, new = shape_of(x), shape_of(out)
         last = old[-1:] == new[-1:] == (1,)
         if last:
             self.tie(x, len(old) - 1, out, len(new) - 1)
@@ -445,7 +446,7 @@ class Ties:
 
     def _squeeze(self, eqn: Eqn) -> None:
         x, (out,) = eqn.invars[0], eqn.outvars
-        rank = len(_shape(x))
+        rank = len(shape_of(x))
         left = {d % rank for d in eqn.params["dimensions"]}
         for i in left:
             self.fix(x, i)
@@ -455,14 +456,14 @@ class Ties:
     def _reduce(self, eqn: Eqn) -> None:
         axes = eqn.params["axes"] if "axes" in eqn.params else eqn.params["dimensions"]
         for x, out in zip(eqn.invars, eqn.outvars, strict=False):
-            for k, i in enumerate(i for i in range(len(_shape(x))) if i not in axes):
+            for k, i in enumerate(i for i in range(len(shape_of(x))) if i not in axes):
                 self.tie(x, i, out, k)
 
     def _parts(self, eqn: Eqn) -> None:
         """Slices tie axes of one size, also to every second element; features are fixed."""
         strides = eqn.params.get("strides") or ()
-        for i in range(len(_shape(eqn.invars[0]))):
-            whole, part = (_shape(v)[i] for v in (eqn.invars[0], eqn.outvars[0]))
+        for i in range(len(shape_of(eqn.invars[0]))):
+            whole, part = (shape_of(v)[i] for v in (eqn.invars[0], eqn.outvars[0]))
             step = strides[i] if strides else 1
             if step > 1 and str(part * step) == str(whole):
                 self.tie(eqn.invars[0], i, eqn.outvars[0], i)
@@ -472,9 +473,9 @@ class Ties:
     def _part(self, eqn: Eqn, i: int) -> bool:
         """As `_parts` for one axis; returns whether the axis stays free."""
         x, out = eqn.invars[0], eqn.outvars[0]
-        if str(_shape(x)[i]) == str(_shape(out)[i]):
+        if str(shape_of(x)[i]) == str(shape_of(out)[i]):
             self.tie(x, i, out, i)
-        elif i == len(_shape(x)) - 1:
+        elif i == len(shape_of(x)) - 1:
             self.fix(x, i)
             self.fix(out, i)
         else:
@@ -490,7 +491,7 @@ class Ties:
 
     def _pool(self, eqn: Eqn) -> None:
         params = eqn.params
-        shapes = _shape(eqn.invars[0]), _shape(eqn.outvars[0])
+        shapes = shape_of(eqn.invars[0]), shape_of(eqn.outvars[0])
         same = _is_same(*shapes, params["window_strides"], params["padding"])
         for i, (size, stride) in enumerate(
             zip(params["window_dimensions"], params["window_strides"], strict=True)
@@ -508,9 +509,9 @@ class Ties:
         axis = eqn.params["axis" if "axis" in eqn.params else "dimension"]
         parts = eqn.invars if eqn.primitive.name == "concatenate" else eqn.outvars
         whole = eqn.outvars[0] if eqn.primitive.name == "concatenate" else eqn.invars[0]
-        sizes = {str(_shape(p)[axis]) for p in parts}
+        sizes = {str(shape_of(p)[axis]) for p in parts}
         equal = len(sizes) == 1 and "1" not in sizes  # the number of parts is not a size
-        features = eqn.primitive.name == "concatenate" and axis == len(_shape(whole)) - 1
+        features = eqn.primitive.name == "concatenate" and axis == len(shape_of(whole)) - 1
         places = [(self._scope, v, axis) for v in (whole, *parts) if is_var(v)]
         known = len(places) > len(parts) and all(type(v.aval.shape[i]) is int for _, v, i in places)
         adds = self._adds and features and known and not equal
@@ -519,7 +520,7 @@ class Ties:
                 self._above.setdefault(place, place)
             self.sums[places[0]] = tuple(places[1:])
         for part in parts:
-            for i in range(len(_shape(whole))):
+            for i in range(len(shape_of(whole))):
                 if i != axis or equal:
                     self.tie(part, i, whole, i)
                 elif not adds:
@@ -534,24 +535,24 @@ class Ties:
             whole, parts = eqn.invars[0], eqn.outvars
         self.fix(whole, axis)
         for part in parts:
-            for i in range(len(_shape(part))):
+            for i in range(len(shape_of(part))):
                 self.tie(part, i, whole, i + (i >= axis))
 
     def _gather(self, eqn: Eqn) -> None:
         (x, _), (out,) = eqn.invars, eqn.outvars
         numbers, sizes = eqn.params["dimension_numbers"], eqn.params["slice_sizes"]
         batching = numbers.operand_batching_dims
-        inner = [i for i in range(len(_shape(x))) if i not in numbers.collapsed_slice_dims]
+        inner = [i for i in range(len(shape_of(x))) if i not in numbers.collapsed_slice_dims]
         inner = [i for i in inner if i not in batching]
         for i, k in zip(inner, numbers.offset_dims, strict=True):
-            if str(sizes[i]) == str(_shape(x)[i]):
+            if str(sizes[i]) == str(shape_of(x)[i]):
                 self.tie(x, i, out, k)
             else:
                 self.fix(x, i)
                 self.fix(out, k)
         if any(sizes[i] != 1 for i in numbers.collapsed_slice_dims) or batching:
             self.fix(x)
-        indices = [k for k in range(len(_shape(out))) if k not in numbers.offset_dims]
+        indices = [k for k in range(len(shape_of(out))) if k not in numbers.offset_dims]
         for i, k in enumerate(indices):
             self.tie(eqn.invars[1], i, out, k)
 
@@ -577,7 +578,7 @@ class Ties:
             self.tie(stacked[0], 0, a, 0)
 
     def _rows(self, whole: Atom, row: Atom) -> None:
-        for i in range(len(_shape(row))):
+        for i in range(len(shape_of(row))):
             self.tie(whole, i + 1, row, i)
 
     def _none(self, eqn: Eqn) -> None:
@@ -670,13 +671,9 @@ def carried(root: Layer) -> dict[Layer, list[tuple[int, int]]]:
                         for i, a in enumerate(inner.invars)
                         for k, v in enumerate(inner.outvars)
                         if any(a is before and v is after for before, after in states)
-                        and _shape(inner.layer.inputs[i]) == _shape(inner.layer.outputs[k])
+                        and shape_of(inner.layer.inputs[i]) == shape_of(inner.layer.outputs[k])
                     ]
     return found
-
-
-def _shape(atom: Atom) -> Shape:
-    return tuple(getattr(atom.aval, "shape", ()))
 
 
 def _blocks(old: Shape, new: Shape) -> Iterator[tuple[list[int], list[int]]]:

@@ -245,7 +245,7 @@ class Twins:
     _known: dict[Class, dict[Node, int]] = dataclasses.field(default_factory=dict)
 
     def add(self, cls: Class) -> Scaled | None:
-        """Adds the twin of a class and of the layers inside; returns its shapes, if any."""
+        """Add the twin of a class and of the layers inside; return its shapes, if any."""
         first = cls.drafts[0]
         # A layer may have the method of another one, see `lend.lend`.
         whole = (
@@ -773,7 +773,7 @@ def _is_causal(draft: Draft) -> bool:
 
 
 def _add(cls: Class, place: int, node: Node, scaled: Scaled, read: NumbersOf) -> None:
-    """Adds the twin of one layer to its class."""
+    """Add the twin of one layer to its class."""
     draft = cls.drafts[place]
     arrays = [
         (

@@ -15,6 +15,7 @@ from invert.emission.layers.shared import STEP, blank, taken
 from invert.emission.python import syntax
 from invert.emission.python.naming import Names
 from invert.emission.python.syntax import field_of, is_named
+from invert.ir.order import reached
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
@@ -195,16 +196,12 @@ def is_mask(node: ast.AST) -> TypeIs[ast.Call]:
 
 def _depends(value: Value) -> bool:
     """Return whether a value depends on arguments, apart from their shapes."""
-    pending, seen = [value], set[int]()
-    while pending:
-        part = pending.pop()
-        shape = isinstance(part.node, ast.Attribute) and part.node.attr == "shape"
-        if part.is_argument and not shape:
-            return True
-        if id(part) not in seen and not shape:
-            seen.add(id(part))
-            pending += part.parts
-    return False
+
+    def is_shape(part: Value) -> bool:
+        return isinstance(part.node, ast.Attribute) and part.node.attr == "shape"
+
+    every = reached([value], lambda v: () if is_shape(v) else v.parts)
+    return any(v.is_argument and not is_shape(v) for v in every)
 
 
 def operand(value: Value) -> Value | None:

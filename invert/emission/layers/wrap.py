@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from invert.emission.layers.cut import Assign, Layer, LayerCall, Path
+from invert.emission.layers.links import ordered
 from invert.ir.graph import is_var
 from invert.ir.types import Var
 
 
+def wrap(
+    layer: Layer, members: Collection[int], name: str, parameters: Mapping[Var, Path], at: int
+) -> LayerCall:
+    """Replace steps by the call of a layer of them, in the order of step `at`."""
+    call, chosen = wrapped(layer, members, name, parameters), set(members)
+    rest = [(i, s) for i, s in enumerate(layer.steps) if i not in chosen]
+    layer.steps = ordered([*rest, (at, call)])
+    return call
+
+
 def wrapped(
     layer: Layer,
-    members: Sequence[int],
+    members: Collection[int],
     name: str,
     parameters: Mapping[Var, Path],
-    shared: Sequence[Var],
+    shared: Sequence[Var] = (),
 ) -> LayerCall:
     """The call of a layer of some steps.
 

@@ -42,16 +42,11 @@ def body_of(function: ast.FunctionDef) -> list[ast.stmt]:
         first = min((body.index(s) for s in dropped), default=place)
         # Nothing in between may change what the values are computed from.
         read = {n.id for n in syntax.names_in(generator)}
-        if any(_targets(s) & read for s in body[first:place] if s not in dropped):
+        if any(syntax.stored(s) & read for s in body[first:place] if s not in dropped):
             continue
         syntax.replace(body[place], node, generator)
         body = [s for s in body if s not in dropped]
     return body
-
-
-def _targets(statement: ast.stmt) -> set[str]:
-    names = (n for n in syntax.walk(statement) if isinstance(n, ast.Name))
-    return {n.id for n in names if isinstance(n.ctx, ast.Store)}
 
 
 def _comprehension(

@@ -291,6 +291,16 @@ def in_order(node: ast.AST) -> list[ast.AST]:
     return found
 
 
+def stored(node: ast.AST) -> set[str]:
+    """The variables that a tree assigns."""
+    names = (n for n in walk(node) if isinstance(n, ast.Name))
+    return {n.id for n in names if isinstance(n.ctx, ast.Store)}
+
+
+def argument_names(function: ast.FunctionDef) -> set[str]:
+    return {a.arg for a in (*function.args.args, *function.args.kwonlyargs)}
+
+
 def names_in(node: ast.AST) -> list[ast.Name]:
     """All names of a tree, from left to right."""
     return [n for n in in_order(node) if type(n) is ast.Name]
@@ -414,14 +424,9 @@ def _copy(value: Any, values: Mapping[str, ast.expr]) -> Any:
 _Trees = TypeVar("_Trees", bound="ast.AST | list[Any] | tuple[Any, ...] | None")
 
 
-def cloned(trees: _Trees, known: dict[int, ast.AST] | None = None) -> _Trees:
-    """As `copy.deepcopy` of trees, several times faster: nodes at two places remain one node.
-
-    **Arguments:**
-
-    - `known`: receives the new nodes, by the ids of the old ones.
-    """
-    known = {} if known is None else known
+def cloned(trees: _Trees) -> _Trees:
+    """As `copy.deepcopy` of trees, several times faster: nodes at two places remain one node."""
+    known: dict[int, ast.AST] = {}
 
     def clone(value: Any) -> Any:
         if isinstance(value, list | tuple):
