@@ -37,6 +37,7 @@ _ROUTES = {
     "opaque": "custom calls that stay opaque unless a pattern recognizes them",
     "none": "that cannot be converted",
 }
+_WIDTH = 90  # of the lines that list ops
 _MOST_PLACES = 20  # random and host ops listed in text; JSON has all
 
 
@@ -287,11 +288,11 @@ def _shape(text: str) -> list[int]:
     return [int(n) for n in text[text.index("[") + 1 : -1].split(",") if n.strip()]
 
 
-def _wrapped(counts: Mapping[str, int], width: int = 90) -> list[str]:
+def _wrapped(counts: Mapping[str, int]) -> list[str]:
     lines = [""]
     for op, n in counts.items():
         word = f"{n} x {op}"
-        if lines[-1] and len(lines[-1]) + len(word) > width:
+        if lines[-1] and len(lines[-1]) + len(word) > _WIDTH:
             lines.append("")
         lines[-1] += f", {word}" if lines[-1] else word
     return lines

@@ -7,8 +7,8 @@ import platform as machine
 from collections.abc import Mapping
 from typing import Literal
 
-# Operations that XLA hands to a library of kernels, YNNPACK: all of `_DOT`, `_CONVOLUTION` and
-# `_REDUCE` by default.
+# Operations that XLA hands to a library of kernels, YNNPACK: by default products, convolutions and
+# reductions.
 _FLAG = "xla_cpu_experimental_ynn_fusion_type"
 _DOT = "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"
 _REDUCE = "LIBRARY_FUSION_TYPE_REDUCE"

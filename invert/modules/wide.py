@@ -18,6 +18,7 @@ from jax.interpreters import ad, batching, mlir
 
 from invert._private.jax import Primitive, eval_closed, trace_closed
 from invert.ir.avals import is_differentiable
+from invert.ir.jaxprs import with_values
 from invert.ir.types import Aval, ClosedJaxpr, Value
 
 _wide_call_p = Primitive("wide_call")
@@ -68,10 +69,7 @@ def _jvp(primals: Sequence[Value], tangents: Sequence[Value], *, program: _Progr
         fixed = values[: len(primals)]
 
         def along(*given: Value) -> list[Value]:
-            every = list(fixed)
-            for i, value in zip(moved, given, strict=True):
-                every[i] = value
-            return [r for r in run(*every) if is_differentiable(r)]
+            return [r for r in run(*with_values(fixed, moved, given)) if is_differentiable(r)]
 
         return jax.jvp(along, tuple(fixed[i] for i in moved), values[len(primals) :])[1]
 

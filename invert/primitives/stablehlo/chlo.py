@@ -34,7 +34,7 @@ from invert.stablehlo.ops.values import data
 
 def _conj(x: Value) -> Value:
     # `lax.conj` makes real operands complex; here they stay real.
-    return lax.conj(x) if jnp.issubdtype(x.dtype, jnp.complexfloating) else x
+    return lax.conj(x) if jnp.iscomplexobj(x) else x
 
 
 def _square(x: Array) -> Value:

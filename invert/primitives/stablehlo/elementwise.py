@@ -44,10 +44,6 @@ def _abs(x: Value) -> Value:
     return x if jnp.issubdtype(x.dtype, jnp.unsignedinteger) else lax.abs(x)
 
 
-def _is_complex(x: Value) -> bool:
-    return jnp.issubdtype(x.dtype, jnp.complexfloating)
-
-
 def _integer_power(x: Value, y: Value) -> Value:
     """Integer power by squaring, modulo two to the number of bits, as specified.
 
@@ -97,7 +93,7 @@ _UNARY: dict[str, Callable] = {
     "exponential_minus_one": lax.expm1,
     "floor": lax.floor,
     # The specification allows real operands too, `lax.real` and `lax.imag` do not.
-    "imag": lambda x: lax.imag(x) if _is_complex(x) else lax.full_like(x, 0),
+    "imag": lambda x: lax.imag(x) if jnp.iscomplexobj(x) else lax.full_like(x, 0),
     "is_finite": lax.is_finite,
     "log": lax.log,
     "log_plus_one": lax.log1p,
@@ -105,7 +101,7 @@ _UNARY: dict[str, Callable] = {
     "negate": lax.neg,
     "not": lax.bitwise_not,
     "popcnt": lax.population_count,
-    "real": lambda x: lax.real(x) if _is_complex(x) else x,
+    "real": lambda x: lax.real(x) if jnp.iscomplexobj(x) else x,
     "round_nearest_afz": lambda x: lax.round(x, lax.RoundingMethod.AWAY_FROM_ZERO),
     "round_nearest_even": lambda x: lax.round(x, lax.RoundingMethod.TO_NEAREST_EVEN),
     "rsqrt": lax.rsqrt,
@@ -283,7 +279,7 @@ def _convert(x: Value, *, ctx: Context, op: Op, dtype: np.dtype) -> Value:
             return lax.axis_index(name)
     if x.dtype == dtype:
         return x
-    if _is_complex(x) and not jnp.issubdtype(dtype, jnp.complexfloating):
+    if jnp.iscomplexobj(x) and not jnp.issubdtype(dtype, jnp.complexfloating):
         # The specification drops the imaginary part; JAX warns, and keeps it for booleans.
         x = lax.real(x)
         if x.dtype == dtype:

@@ -50,10 +50,6 @@ Unary = Callable[[Array], Array]
 Binary = Callable[[Array, Array], Array]
 
 
-def is_complex(x: Array) -> bool:
-    return jnp.issubdtype(x.dtype, jnp.complexfloating)
-
-
 def is_inexact(x: Array) -> bool:
     return jnp.issubdtype(x.dtype, jnp.inexact)
 
@@ -90,7 +86,7 @@ def _reciprocal(x: Array) -> Array:
 
 
 def _conj(x: Array) -> Array:
-    return lax.conj(x) if is_complex(x) else x
+    return lax.conj(x) if jnp.iscomplexobj(x) else x
 
 
 def _round_even(x: Array) -> Array:
@@ -134,7 +130,7 @@ def _minimum(x: Array, y: Array) -> Array:
 
 def _squared_difference(x: Array, y: Array) -> Array:
     d = lax.sub(x, y)
-    return lax.mul(lax.conj(d), d) if is_complex(d) else lax.square(d)
+    return lax.mul(lax.conj(d), d) if jnp.iscomplexobj(d) else lax.square(d)
 
 
 def _zero_where(zero: Array, fn: Binary, x: Array, y: Array) -> Array:
@@ -193,7 +189,7 @@ def _scaled(x: Array, factor: float) -> Array:
 UNARY: dict[str, tuple[Unary, Unary | None]] = {
     "Abs": (_abs, np.abs),
     "Acos": (lax.acos, None),
-    "Acosh": (lambda x: _complex_acosh(x) if is_complex(x) else lax.acosh(x), None),
+    "Acosh": (lambda x: _complex_acosh(x) if jnp.iscomplexobj(x) else lax.acosh(x), None),
     "Angle": (lambda x: lax.atan2(lax.imag(x), lax.real(x)), None),
     "Asin": (lax.asin, None),
     "Asinh": (lax.asinh, None),
@@ -387,7 +383,7 @@ def _cast(x: Value, *, SrcT: np.dtype, DstT: np.dtype, Truncate: bool) -> Value:
     x = array(x, SrcT)
     if Truncate and SrcT.kind == "f":
         x = _truncate_mantissa(x, DstT)
-    if is_complex(x) and not jnp.issubdtype(DstT, jnp.complexfloating):
+    if jnp.iscomplexobj(x) and not jnp.issubdtype(DstT, jnp.complexfloating):
         # TensorFlow keeps the real part, as tensorflow/core/kernels/cast_op.h does.
         x = lax.real(x)
     return lax.convert_element_type(x, jax.dtypes.canonicalize_dtype(DstT))
@@ -421,12 +417,12 @@ def _truncate_mantissa(x: Array, dtype: np.dtype) -> Array:
 @rule("Bitcast")
 def _bitcast(x: Array, *, type: np.dtype) -> Array:
     dtype = jax.dtypes.canonicalize_dtype(type)
-    if not (is_complex(x) or jnp.issubdtype(dtype, jnp.complexfloating)):
+    if not (jnp.iscomplexobj(x) or jnp.issubdtype(dtype, jnp.complexfloating)):
         return x if x.dtype == dtype else lax.bitcast_convert_type(x, dtype)
     # `lax` cannot bitcast complex numbers: through the bytes of their parts.
     old, new = x.dtype.itemsize, dtype.itemsize
     shape = (*x.shape, old // new) if old > new else x.shape[: x.ndim - (old < new)]
-    if is_complex(x):
+    if jnp.iscomplexobj(x):
         x = jnp.stack([lax.real(x), lax.imag(x)], -1)
     data = lax.bitcast_convert_type(x, np.uint8)
     if not jnp.issubdtype(dtype, jnp.complexfloating):

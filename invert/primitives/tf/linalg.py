@@ -164,7 +164,7 @@ def _triangular_solve(a: Array, b: Array, *, lower: bool, adjoint: bool) -> Arra
         left_side=True,
         lower=lower,
         transpose_a=adjoint,
-        conjugate_a=adjoint and jnp.issubdtype(a.dtype, jnp.complexfloating),
+        conjugate_a=adjoint and jnp.iscomplexobj(a),
     )
 
 
@@ -224,7 +224,7 @@ def _root_tangent(y: Array, primals: tuple[Array], tangents: tuple[Array]) -> Ar
 def square_root(x: Array) -> Array:
     """The principal square root of a matrix, of shape `[..., n, n]`; NaN if there is none."""
     y = _of_triangle(_root_of_triangle, x)
-    if not jnp.issubdtype(x.dtype, jnp.complexfloating):
+    if not jnp.iscomplexobj(x):
         y = jnp.real(y)
     # A real matrix with a negative eigenvalue has no real root, [[0, 1], [0, 0]] none at all.
     error = lax.abs(lax.sub(jnp.matmul(y, y, precision="highest"), x))

@@ -56,7 +56,7 @@ def transpose(x: Array) -> Array:
 def adjoint(x: Array) -> Array:
     """The conjugate transpose of the last two axes."""
     swapped = transpose(x)
-    return lax.conj(swapped) if jnp.issubdtype(x.dtype, jnp.complexfloating) else swapped
+    return lax.conj(swapped) if jnp.iscomplexobj(x) else swapped
 
 
 @rule("Einsum")

@@ -18,8 +18,6 @@ from invert.tf.values.constants import array, broadcast_to, ints, is_static, pac
 from invert.tf.values.dynamic_size import int_max
 from invert.tf.values.split_space import SplitSpace
 
-_INT32 = np.dtype(np.int32)
-
 
 @rule("Pad", "PadV2")
 def _pad(x: Value, paddings: Ints, fill: Array | None = None) -> Value:

@@ -28,7 +28,7 @@ def _mean(x: Array, axis: tuple[int, ...]) -> Array:
 
 
 def _euclidean_norm(x: Array, axis: tuple[int, ...]) -> Array:
-    if jnp.issubdtype(x.dtype, jnp.complexfloating):
+    if jnp.iscomplexobj(x):
         squares = lax.mul(x, lax.conj(x))
     else:
         squares = lax.square(x)

@@ -106,11 +106,9 @@ def _cubic_weight(d: Array, a: Array) -> Array:
     return xp.where(d <= 1, near, far).astype(_F32)
 
 
-def resize_bilinear(
-    x: Array, size: Sequence[Int], *, align: bool = False, half: bool = False
-) -> Array:
+def resize_bilinear(x: Array, size: Sequence[Int], *, align: bool) -> Array:
     """Resize both spatial axes of `x`, by linear interpolation."""
-    return _linear(_linear(x, 2, size[1], align, half), 1, size[0], align, half)
+    return _linear(_linear(x, 2, size[1], align, False), 1, size[0], align, False)
 
 
 Resize = Callable[[Array, int, Int, bool, bool], Array]

@@ -140,7 +140,7 @@ def _transpose(x: Value, perm: Ints, *, op: str) -> Value:
     if is_static(x):
         return np.transpose(x, perm)
     x = array(x)
-    if op == "ConjugateTranspose" and jnp.issubdtype(x.dtype, jnp.complexfloating):
+    if op == "ConjugateTranspose" and jnp.iscomplexobj(x):
         x = lax.conj(x)
     return lax.transpose(x, perm)
 

@@ -273,7 +273,7 @@ def _comparator(types: tuple[np.dtype, ...], num_keys: int) -> ClosedJaxpr:
 
 def _parts(x: Array, y: Array) -> list[tuple[Array, Array]]:
     """The numbers that a key is compared by."""
-    if jnp.issubdtype(x.dtype, jnp.complexfloating):
+    if jnp.iscomplexobj(x):
         return [*_parts(lax.real(x), lax.real(y)), *_parts(lax.imag(x), lax.imag(y))]
     if not jnp.issubdtype(x.dtype, jnp.floating):
         return [(x, y)]

@@ -277,7 +277,7 @@ def of_constant(value: Value) -> Facts:
     if x.dtype != object and jnp.issubdtype(x.dtype, jnp.integer) and 0 < x.size <= _MOST:
         return [Fact.of(Sum(n)) for n in x.ravel().tolist()]
     numbers = jnp.issubdtype(x.dtype, jnp.number) or x.dtype == np.bool_
-    if not numbers or jnp.issubdtype(x.dtype, jnp.complexfloating) or not x.size:
+    if not numbers or jnp.iscomplexobj(x) or not x.size:
         return [Fact(_LEAST, _MOST_OF_ALL)]
     low, high = float(x.min()), float(x.max())
     if math.isnan(low) or math.isnan(high):

@@ -71,14 +71,14 @@ def _same(a: Value, b: Value) -> bool:
     difference = a - b
     if isinstance(difference, int | np.integer):
         return difference == 0
-    if _holds(difference, 1) or _holds(-difference, 1):
+    if _is_positive(difference) or _is_positive(-difference):
         return False
     raise InconclusiveDimensionOperation(f"{a} == {b} depends on the sizes")
 
 
-def _holds(size: Value, least: int) -> bool:
+def _is_positive(size: Value) -> bool:
     try:
-        return bool(size >= least)
+        return bool(size >= 1)
     except InconclusiveDimensionOperation:
         return False
 

@@ -33,7 +33,6 @@ _NAN = float("nan")
 _NANS = V([[1.0, _NAN, 2.0], [4.0, 3.0, 9.0]])
 _OTHER = "TensorFlow's goes to the other number where one is none"
 _EAGER = "Keras runs it op by op only: it fails in a graph of TensorFlow"
-_DATA = "sizes in between depend on data"
 IMG = F(B, 5, 6, 2)
 
 UNARY: Table = {

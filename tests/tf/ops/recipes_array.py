@@ -23,7 +23,6 @@ _SORTED = np.array([0, 0, 1, 3, 3])
 _INDICES = [[0], [2], [1]]
 _SHIFT = dict(x=x(2, 3, low=-9, high=9), y=x(2, 3, low=0, high=6))
 _TIES = x(4, 512, make=lambda g: g.integers(-3, 3, (4, 512)))
-_DISTINCT = x(6, make=lambda g: g.permutation(6))
 
 ARRAY: dict[str, list[Recipe]] = {
     "AddN": [r(inputs=[x(2, 3), x(2, 3), x(2, 3)])],
