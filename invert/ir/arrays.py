@@ -7,7 +7,9 @@ from collections.abc import MutableMapping, Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
+from jax import Array, lax
+
+from invert.ir.types import Value
 
 # Alignment that XLA's CPU devices need to use memory without a copy (jaxlib 0.10.2 and 0.12).
 _ALIGNMENT = 64
@@ -69,3 +71,13 @@ def device_arrays(values: Sequence[Array | np.ndarray]) -> list[Array | np.ndarr
     for i, array in jax.device_put(shared, may_alias=True).items():
         arrays[i] = array
     return arrays
+
+
+def converted(x: Value, dtype: np.dtype) -> Value:
+    """As `lax.convert_element_type`, which jax 0.12 leaves to NumPy where an array is NumPy's.
+
+    NumPy gives other integers for NaN and for large numbers, keeps subnormal numbers, and warns.
+    """
+    if isinstance(x, np.ndarray) and x.dtype != dtype:
+        return lax.convert_element_type_p.bind(x, new_dtype=dtype, weak_type=False, sharding=None)
+    return lax.convert_element_type(x, dtype)

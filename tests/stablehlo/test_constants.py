@@ -326,3 +326,26 @@ def test_operands_of_one_wide_number_are_values(name: str) -> None:
         return %2 : {kind} }}"""
     )
     np.testing.assert_array_equal(module(), [1, 2])
+
+
+def test_constants_are_converted_as_xla_converts() -> None:
+    """NumPy has other integers for NaN and large numbers, and keeps subnormal ones."""
+    module = invert.from_stablehlo(
+        """func.func public @main() -> (tensor<4xi32>, tensor<4xf32>) {
+        %0 = stablehlo.constant dense<[0x7FC00000, 1.0e30, -1.0e30, 2.5]> : tensor<4xf32>
+        %1 = stablehlo.convert %0 : (tensor<4xf32>) -> tensor<4xi32>
+        %2 = stablehlo.constant dense<[1.0e300, 1.0e-42, -1.0e300, 2.5]> : tensor<4xf64>
+        %3 = stablehlo.convert %2 : (tensor<4xf64>) -> tensor<4xf32>
+        return %1, %3 : tensor<4xi32>, tensor<4xf32> }"""
+    )
+    singles = np.array([np.nan, 1e30, -1e30, 2.5], np.float32)
+    doubles = np.array([1e300, 1e-42, -1e300, 2.5])
+    with jax.enable_x64(True):
+        wanted = jax.jit(
+            lambda x, y: (
+                lax.convert_element_type(x, np.int32),
+                lax.convert_element_type(y, np.float32),
+            )
+        )(singles, doubles)
+    for result, value in zip(module(), wanted, strict=True):
+        np.testing.assert_array_equal(result, value)

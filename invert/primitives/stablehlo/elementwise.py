@@ -11,6 +11,7 @@ from jax import lax
 
 from invert._errors import InvertError
 from invert._private.jax import is_tracer
+from invert.ir.arrays import converted
 from invert.ir.size_algebra import Sizes, apply
 from invert.ir.sizes import as_value
 from invert.ir.types import Aval, JaxFunction
@@ -284,7 +285,7 @@ def _convert(x: Value, *, ctx: Context, op: Op, dtype: np.dtype) -> Value:
         x = lax.real(x)
         if x.dtype == dtype:
             return x
-    return lax.convert_element_type(x, dtype)
+    return converted(x, dtype)
 
 
 @rule("stablehlo.bitcast_convert")

@@ -28,6 +28,7 @@ import numpy as np
 from jax import lax
 
 from invert._private.jax import InconclusiveDimensionOperation
+from invert.ir.arrays import converted
 from invert.tf.interpreter import rows
 from invert.tf.interpreter.registry import Array, Ints, Value, rule
 from invert.tf.numerics.derivatives import with_tangent
@@ -386,7 +387,7 @@ def _cast(x: Value, *, SrcT: np.dtype, DstT: np.dtype, Truncate: bool) -> Value:
     if jnp.iscomplexobj(x) and not jnp.issubdtype(DstT, jnp.complexfloating):
         # TensorFlow keeps the real part, as tensorflow/core/kernels/cast_op.h does.
         x = lax.real(x)
-    return lax.convert_element_type(x, jax.dtypes.canonicalize_dtype(DstT))
+    return converted(x, jax.dtypes.canonicalize_dtype(DstT))
 
 
 def _narrowed(x: Value, dtype: np.dtype) -> np.ndarray | None:
