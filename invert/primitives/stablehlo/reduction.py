@@ -99,7 +99,10 @@ def in_region_types(region: ir.Region, operands: Sequence[Value]) -> list[Value]
     A module may combine numbers in a wider type than theirs; `lax` may not.
     """
     types = (attributes.element_dtype(x.type) for x in region.blocks[0].arguments)
-    return [lax.convert_element_type(x, t) for x, t in zip(operands, types, strict=True)]
+    return [
+        x if x.dtype == t else lax.convert_element_type(x, t)
+        for x, t in zip(operands, types, strict=True)
+    ]
 
 
 def reduced(reduce: JaxFunction, computation: JaxFunction, operands: Sequence[Value]) -> Value:
