@@ -9,7 +9,7 @@ import numpy as np
 
 from invert._config import Config
 from invert._entry import ArgSpec, EntryPoint, Param, unique
-from invert._errors import SignatureError, UnsupportedOpError, nested_too_deep
+from invert._errors import MalformedModelError, SignatureError, UnsupportedOpError, nested_too_deep
 from invert.frontends.graph_entry import graph_entry, without_text
 from invert.frontends.signature import Signature, numbered
 from invert.frontends.weights import check_mapping
@@ -18,9 +18,12 @@ from invert.protos.messages import own
 from invert.protos.ops import op_def
 from invert.protos.tensors import decode_shape
 from invert.protos.types import GraphDef, NodeDef
+from invert.tf.graph.check import parse_tensor
 from invert.tf.graph.library import Library
 from invert.tf.interpreter.analysis import Analysis
 from invert.tf.interpreter.graph import Graph
+from invert.tf.ops.definition import type_at
+from invert.tf.ops.form import form_of
 from invert.tf.ops.node import decode_attr
 
 
@@ -121,14 +124,31 @@ def _check_names(library: Library, what: str, given: object) -> None:
             f"{what} is {given!r}",
             remedy="Give a list of names of tensors, as in `['x:0']`, or a mapping to them.",
         )
-    nodes = {node.name for node in library.graph.node}
+    nodes = {node.name: node for node in library.graph.node}
     remedy = "Name an output of a node, as in `x:0`; `invert inspect` lists some."
     for tensor in given.values() if is_mapping else given:
-        if not isinstance(tensor, str) or tensor.partition(":")[0] not in nodes:
+        node = nodes.get(tensor.partition(":")[0]) if isinstance(tensor, str) else None
+        if node is None:
             reason = f"the graph has no node {tensor!r}, named among the {what}"
+            raise SignatureError(reason, remedy=remedy)
+        if what == "outputs" and not _has_output(node, tensor):
+            reason = f"{tensor!r}, named among the outputs, is no output of node {node.name!r}"
             raise SignatureError(reason, remedy=remedy)
     if is_mapping and (wrong := [name for name in given if not isinstance(name, str)]):
         raise SignatureError(f"`{what}` has keys that are not text: {wrong}", remedy="Name them.")
+
+
+def _has_output(node: NodeDef, tensor: str) -> bool:
+    """Whether a name stands for an output of its node; true if nobody knows the op."""
+    try:
+        _, output, number = parse_tensor(tensor)
+    except MalformedModelError:
+        return False
+    definition = op_def(node.op)
+    if output or definition is None:
+        return True
+    form = form_of(node, definition)
+    return bool(form.problems) or type_at(form.outputs, number) is not None
 
 
 def _check_fed(tensors: Sequence[str]) -> None:

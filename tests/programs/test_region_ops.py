@@ -8,8 +8,8 @@ import pytest
 import invert
 from invert._private.jax import names_of
 from invert.ir import jaxprs
-from tests.programs.region_ops import _MIXED, F32, I32, MODULES, _by, _sort
-from tests.programs.stablehlo_text import check
+from tests.programs.region_ops import _MIXED, F32, I32, MODULES, _body, _by, _sort
+from tests.programs.stablehlo_text import check, main
 
 
 @pytest.mark.parametrize(
@@ -18,6 +18,22 @@ from tests.programs.stablehlo_text import check
 def test_op(op: str, variant: int) -> None:
     # JAX does not batch the initial value of a reduction.
     check(*MODULES[op][variant], batch_scalars="reduce" not in op)
+
+
+def test_a_reduction_in_a_wider_type_than_that_of_its_numbers() -> None:
+    """The format allows it, and XLA's CPU compiler does not, so NumPy gives the expected sums."""
+    x, init = np.arange(100, 112, dtype=np.int8).reshape(3, 4), np.int8(-3)
+    body = _body("add", "tensor<i32>")
+    rows = f"""%r0 = "stablehlo.reduce"(%a0, %a1) {body} {{dimensions = array<i64: 1>}} :
+      (tensor<3x4xi8>, tensor<i8>) -> tensor<3xi32>"""
+    windows = f"""%r0 = "stablehlo.reduce_window"(%a0, %a1) {body}
+      {{window_dimensions = array<i64: 1, 4>}} : (tensor<3x4xi8>, tensor<i8>) -> tensor<3x1xi32>"""
+    sums = x.sum(1, dtype=np.int32) - 3
+    for text, expected in ((rows, sums), (windows, sums[:, None])):
+        kind = f"tensor<{'x'.join(map(str, expected.shape))}xi32>"
+        result = invert.from_stablehlo(main(text, [x, init], [kind]))(x, init)
+        assert result.dtype == np.int32
+        np.testing.assert_array_equal(result, expected)
 
 
 def test_every_scatter_and_branch_has_a_text() -> None:

@@ -266,6 +266,9 @@ def test_names_that_do_not_exist():
         invert.convert_graphdef(frozen, ["y:0"], ["out:0"])
     with pytest.raises(invert.SignatureError, match="no node 'other:0', named among the outputs"):
         invert.convert_graphdef(frozen, ["x:0"], ["other:0"])
+    for name in ("out:3", "out:-1", "out:y"):
+        with pytest.raises(invert.SignatureError, match=f"'{name}'.* is no output of node 'out'"):
+            invert.convert_graphdef(frozen, ["x:0"], [name])
     with pytest.raises(invert.SignatureError, match="inputs is 'x:0'"):
         invert.convert_graphdef(frozen, "x:0", ["out:0"])
     with pytest.raises(invert.SignatureError, match="'x:3' cannot be fed"):

@@ -93,6 +93,18 @@ def of_sides(body: JaxFunction) -> JaxFunction:
     return call
 
 
+def in_region_types(region: ir.Region, operands: Sequence[Value]) -> list[Value]:
+    """Operands in the element types of a region's arguments.
+
+    A module may combine numbers in a wider type than theirs; `lax` may not.
+    """
+    types = (attributes.element_dtype(x.type) for x in region.blocks[0].arguments)
+    return [
+        x if x.dtype == t else lax.convert_element_type(x, t)
+        for x, t in zip(operands, types, strict=True)
+    ]
+
+
 def reduced(reduce: JaxFunction, computation: JaxFunction, operands: Sequence[Value]) -> Value:
     """Reduce arrays by a `lax` function; operands are arrays, then initial values."""
     n = len(operands) // 2
@@ -103,11 +115,13 @@ def reduced(reduce: JaxFunction, computation: JaxFunction, operands: Sequence[Va
 
 @rule("stablehlo.reduce")
 def _reduce(*operands: Array, ctx: Context, op: Op, dimensions: Ints) -> Value:
-    monoid = _monoid(op.regions[0], operands[: len(operands) // 2])
+    region = op.regions[0]
+    arrays = in_region_types(region, operands)
+    monoid = _monoid(region, arrays[: len(arrays) // 2])
     if not dimensions and monoid is not None:
-        return monoid(*operands)
-    computation = monoid or scalar_computation(ctx, op.regions[0])
-    return reduced(functools.partial(lax.reduce, dimensions=dimensions), computation, operands)
+        return monoid(*arrays)
+    computation = monoid or scalar_computation(ctx, region)
+    return reduced(functools.partial(lax.reduce, dimensions=dimensions), computation, arrays)
 
 
 @rule("stablehlo.reduce_window")
@@ -147,6 +161,7 @@ def _windows(
         base_dilation=base,
         window_dilation=dilation,
     )
+    operands = in_region_types(region, operands)
     monoid = _monoid(region, operands[: len(operands) // 2])
     return reduced(reduce, monoid or scalar_computation(ctx, region), operands)
 
