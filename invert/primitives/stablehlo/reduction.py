@@ -13,6 +13,7 @@ from jax import lax
 from invert._errors import InvertError
 from invert._private.jax import trace_closed
 from invert._private.mlir import ir
+from invert.ir.arrays import converted
 from invert.ir.jaxprs import split_constants
 from invert.ir.sizes import DimSize
 from invert.ir.types import JaxFunction
@@ -99,10 +100,7 @@ def in_region_types(region: ir.Region, operands: Sequence[Value]) -> list[Value]
     A module may combine numbers in a wider type than theirs; `lax` may not.
     """
     types = (attributes.element_dtype(x.type) for x in region.blocks[0].arguments)
-    return [
-        x if x.dtype == t else lax.convert_element_type(x, t)
-        for x, t in zip(operands, types, strict=True)
-    ]
+    return [x if x.dtype == t else converted(x, t) for x, t in zip(operands, types, strict=True)]
 
 
 def reduced(reduce: JaxFunction, computation: JaxFunction, operands: Sequence[Value]) -> Value:
