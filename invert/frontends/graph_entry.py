@@ -174,8 +174,10 @@ def function_entry(
     **Raises:** `UnsupportedOpError`, `SignatureError`.
     """
     order, tree, numbers = results
-    if any(i >= len(outputs) for i in order):
-        raise MalformedModelError(f"{name} has fewer results than its signature says")
+    if sorted(order) != [*range(len(outputs))]:
+        raise MalformedModelError(
+            f"{name} has {len(outputs)} results, but its signature {len(order)} tensors"
+        )
     signature = without_text(graph, signature, feeds)
     count = len(signature.order)
     idle = graph.leave_out_idle([i for i, f in enumerate(feeds, count) if _is_seed(f)])

@@ -88,7 +88,9 @@ def test_assertions_of_checkify():
     module = invert.convert(fn, config=invert.Config(assertions="checkify"))
     good, bad = np.abs(X), np.where(np.arange(3) == 1, -1, np.abs(X)).astype(np.float32)
     for model in (module, module.model):
-        for call in (model, jax.vmap(lambda x, model=model: model(x[None]))):
+        # Text is of plain Equinox modules, which `jax.jit` takes in `eqx.filter_jit` only.
+        compiled = jax.jit(model) if model is module else eqx.filter_jit(model)
+        for call in (model, compiled, jax.vmap(lambda x, model=model: model(x[None]))):
             error, found = jax.jit(checkify.checkify(call))(good)
             error.throw()
             np.testing.assert_array_equal(np.ravel(found["root"]), np.ravel(np.sqrt(good)))
