@@ -215,7 +215,8 @@ def without_text(graph: Graph, signature: Signature, feeds: Sequence[Value] = ()
     """
     text = graph.config.text == "split"
     leaves = jax.tree_util.tree_leaves((signature.args, signature.kwargs))
-    if not text and all(spec.dtype.kind != "O" for spec in leaves):
+    numeric = all(spec.dtype.kind != "O" for spec in leaves)
+    if numeric and not (text and graph.config.host_ops == "error"):
         return signature
     specs = dict(zip(signature.order, leaves, strict=True))
     arguments = [(specs[i].shape, specs[i].dtype) for i in range(len(leaves))]
