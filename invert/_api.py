@@ -191,8 +191,11 @@ def _for_every_batch(
         return None
     home = function.home
     # A program that is not proved for every batch may be proved for this one.
-    unproved = config.verify and home and home.report.certificate.kind != "exact"
-    return build(function) if home and home.is_open and not unproved else None
+    if home is None or not home.is_open:
+        return None
+    certificate = home.report.certificate
+    unproved = config.verify and (certificate.before or certificate).kind != "exact"
+    return None if unproved else build(function)
 
 
 def _opened(

@@ -20,6 +20,8 @@ class Certificate:
     - `largest_error`: the largest absolute difference of a result, for `"numerical"`.
     - `sizes`: the sizes of the open dimensions for which it holds, or `""` if none is open.
     - `assumes`: an assumption about the program that its format does not specify, or `""`.
+    - `before`: the certificate of the program before it was changed on request, by
+        `Config(optimize=...)` or `Config(bfloat16_constants=...)`.
     """
 
     kind: Literal["exact", "numerical", "unverified"]
@@ -27,6 +29,7 @@ class Certificate:
     largest_error: float | None = None
     assumes: str = ""
     sizes: str = ""
+    before: Certificate | None = None
 
     def __str__(self) -> str:
         error = self.largest_error

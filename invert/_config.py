@@ -44,8 +44,8 @@ class Config:
     - `strict_dtypes`: whether a call with dtypes other than the declared ones is an error. If not,
         the arguments are converted; a complex number never becomes a real one.
     - `bfloat16_constants`: dtypes (`"float32"`, `"float64"`) whose constants in the program are
-        stored as bfloat16 and widened where they are used; variables stay. The certificate covers
-        the program before rounding.
+        stored as bfloat16 and widened where they are used; variables stay. The certificate is
+        `numerical` then, and says what it was before.
     - `resize_precision`: precision of the products that resize images (area, scale and translate),
         as for `jax.numpy.einsum`. TensorFlow's is the highest.
     - `platform_check`: whether a module lowered only for platforms other than this process's is an
@@ -153,6 +153,9 @@ def _problems(config: Config) -> Iterator[str]:
     own = config.extra_patterns if isinstance(config.extra_patterns, tuple) else ()
     if any(not hasattr(p, "name") or not hasattr(p, "roots") for p in own):
         yield f"extra_patterns={own!r}: expected a tuple of invert.Pattern"
+    if isinstance(config.patterns, tuple) and isinstance(config.disabled_patterns, tuple):
+        for name in dict.fromkeys(n for n in config.disabled_patterns if n in config.patterns):
+            yield f"disabled_patterns: {name!r} is among patterns too"
     if _fits(config.max_scan, int) and config.max_scan < 0:
         yield f"max_scan={config.max_scan}: expected 0 or more"
 

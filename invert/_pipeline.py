@@ -18,9 +18,9 @@ from invert._entry import EntryPoint, traced
 from invert._errors import nested_too_deep
 from invert._opaque import platform_of
 from invert._private.collection import collected_rarely
-from invert._private.jax import close_like, open_jaxpr
+from invert._private.jax import close_like, eval_jaxpr, open_jaxpr, trace_closed
 from invert._report import Report
-from invert._verify import certify
+from invert._verify import after_change, certify
 from invert.gradients.cache import without_rules
 from invert.gradients.settle import GradientResolver, plain
 from invert.ir import hints, jaxprs, meshes
@@ -92,7 +92,8 @@ def recover(entry: EntryPoint, avals: Sequence[Aval], config: Config) -> Special
             # The comparison uses the constants of the raw program; arrays are restored after it.
             recovered = raw if closed is raised else jaxprs.over_constants(closed, known)
             certificate = _certify(raw, recovered, known, platform, x64, config)
-        jaxpr, constants, notes = _finished(closed, config)
+            params = [p.value for p in entry.params]
+            jaxpr, constants, certificate = _finished(closed, certificate, params, config)
         if jaxprs.wide_types(raw) <= {np.dtype(np.uint64)}:
             # Counters of random bits, which JAX makes in every session, may be gone.
             x64 = jaxprs.has_wide_types(jaxpr)
@@ -105,7 +106,7 @@ def recover(entry: EntryPoint, avals: Sequence[Aval], config: Config) -> Special
         seconds=stage.seconds,
         certificate=certificate,
         gradients=tuple(settle.messages),
-        notes=(*entry.notes(), *notes, *defects),
+        notes=(*entry.notes(), *defects),
         sizes=_sizes(entry, avals),
         outside=entry.outside,
     )
@@ -115,7 +116,7 @@ def recover(entry: EntryPoint, avals: Sequence[Aval], config: Config) -> Special
     if config.optimize == "none":
         return program
     config.begin(f"{entry.name}: optimizing for the {config.optimize}")
-    return faster(program, [p.value for p in entry.params], config)
+    return faster(program, params, config)
 
 
 def _raised(
@@ -133,14 +134,31 @@ def _raised(
 
 
 def _finished(
-    closed: ClosedJaxpr, config: Config
-) -> tuple[Jaxpr, tuple[np.ndarray, ...], list[str]]:
-    """The program without hints, its constants, and notes on narrowed ones."""
+    closed: ClosedJaxpr, certificate: Certificate, params: Sequence[Value], config: Config
+) -> tuple[Jaxpr, tuple[np.ndarray, ...], Certificate]:
+    """The program without hints, its constants, rounded on request, and the certificate."""
     closed = hints.without_hints(hints.restore_arrays(closed))
     jaxpr, constants = jaxprs.split_constants(closed)
-    if not config.bfloat16_constants:
-        return jaxpr, constants, []
-    return jaxprs.narrow_constants(jaxpr, constants, config.bfloat16_constants)
+    narrow, kept = jaxprs.narrow_constants(jaxpr, constants, config.bfloat16_constants)
+    if narrow is jaxpr:
+        return jaxpr, kept, certificate
+    rounded = [i for i, (a, b) in enumerate(zip(constants, kept, strict=True)) if a is not b]
+
+    def run(*values: Value) -> list[Value]:
+        given = list(values)
+        for i in rounded:
+            given[i] = values[i].astype(kept[i].dtype)
+        return eval_jaxpr(narrow, given)
+
+    certificate = after_change(
+        certificate,
+        f"{len(rounded)} arrays of the program are rounded to bfloat16",
+        jaxpr,
+        trace_closed(run, *(v.aval for v in jaxpr.invars)),
+        [*constants, *params],
+        verify=config.verify,
+    )
+    return narrow, kept, certificate
 
 
 def _renamed(aval: Aval, names: Mapping[str, DimSize]) -> jax.ShapeDtypeStruct:

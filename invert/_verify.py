@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 from collections.abc import Iterator, Sequence
 
@@ -76,6 +77,37 @@ def certify(
             return Certificate("exact")
         where = where or found
     return _numerical(raw, recovered, constants, where)
+
+
+def after_change(
+    before: Certificate, change: str, a: Jaxpr, b: AnyJaxpr, known: Sequence[Value], *, verify: bool
+) -> Certificate:
+    """The certificate of a program that was changed on request, so that results differ.
+
+    **Arguments:**
+
+    - `before`: the certificate of the program before the change.
+    - `change`: what was changed, in words.
+    - `a`, `b`: the programs before and after.
+    - `known`: the values of their leading arguments.
+    - `verify`: whether to run both for the largest difference.
+    """
+    reason = f"{change}; {before.kind} before"
+    if before.kind != "exact" and before.reason:
+        reason += f" ({before.reason})"
+    made = dataclasses.replace(
+        before, kind="unverified", reason=reason, largest_error=None, before=before.before or before
+    )
+    if not verify or before.kind == "unverified":
+        return made
+    with jax.enable_x64(True):
+        # Each change is correct at all sizes; this measures its rounding.
+        error = compared(a, b, known, most=1)
+    if isinstance(error, str):
+        return dataclasses.replace(made, reason=f"{reason}; {error}")
+    return dataclasses.replace(
+        made, kind="numerical", largest_error=error + (before.largest_error or 0.0)
+    )
 
 
 def compared(a: Jaxpr, b: AnyJaxpr, known: Sequence[Value], most: int | None = None) -> float | str:

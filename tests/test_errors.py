@@ -158,6 +158,8 @@ def test_invalid_options() -> None:
             verify="no",  # pyright: ignore[reportArgumentType]
             bfloat16_constants=("float16",),  # pyright: ignore[reportArgumentType]
             extra_patterns=("scan",),
+            patterns=("scan", "softmax"),
+            disabled_patterns=("softmax", "stack"),
             max_scan=-3,
             progress="yes",  # pyright: ignore[reportArgumentType]
         )
@@ -168,6 +170,7 @@ def test_invalid_options() -> None:
         "  - dynamic_sizes='foo': expected 'ids', 'pad' or 'error'",
         "  - progress='yes': expected a function or None",
         "  - extra_patterns=('scan',): expected a tuple of invert.Pattern",
+        "  - disabled_patterns: 'softmax' is among patterns too",
         "  - max_scan=-3: expected 0 or more",
     ]
 
@@ -175,7 +178,7 @@ def test_invalid_options() -> None:
 def test_patterns_that_do_not_exist() -> None:
     text = module("  return %a : tensor<2xf32>")
     config = invert.Config(
-        disabled_patterns=("cumulatve", "scan"), patterns=("nothing like it", "scan")
+        disabled_patterns=("cumulatve", "stack"), patterns=("nothing like it", "scan")
     )
     with pytest.raises(ValueError, match="invalid options") as caught:
         invert.from_stablehlo(text, config=config)

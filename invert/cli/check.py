@@ -204,6 +204,9 @@ def _compare_original(
     if results is None:
         found.lines.append("  not compared with the original: nothing installed here can run it")
         return
+    if len(here) != len(results):
+        found.failures.append(f"it has {len(here)} results, and the original {len(results)}")
+        return
     largest = 0.0
     for i, (x, y) in enumerate(zip(here, results, strict=True)):
         gap, limit = _gap(x, np.asarray(y))

@@ -174,8 +174,10 @@ def function_entry(
     **Raises:** `UnsupportedOpError`, `SignatureError`.
     """
     order, tree, numbers = results
-    if any(i >= len(outputs) for i in order):
-        raise MalformedModelError(f"{name} has fewer results than its signature says")
+    if sorted(order) != [*range(len(outputs))]:
+        raise MalformedModelError(
+            f"{name} has {len(outputs)} results, but its signature {len(order)} tensors"
+        )
     signature = without_text(graph, signature, feeds)
     count = len(signature.order)
     idle = graph.leave_out_idle([i for i, f in enumerate(feeds, count) if _is_seed(f)])
@@ -213,7 +215,8 @@ def without_text(graph: Graph, signature: Signature, feeds: Sequence[Value] = ()
     """
     text = graph.config.text == "split"
     leaves = jax.tree_util.tree_leaves((signature.args, signature.kwargs))
-    if not text and all(spec.dtype.kind != "O" for spec in leaves):
+    numeric = all(spec.dtype.kind != "O" for spec in leaves)
+    if numeric and not (text and graph.config.host_ops == "error"):
         return signature
     specs = dict(zip(signature.order, leaves, strict=True))
     arguments = [(specs[i].shape, specs[i].dtype) for i in range(len(leaves))]

@@ -11,7 +11,7 @@ import jax
 import jax.export
 import numpy as np
 
-from invert._private.tensorflow import TfObject
+from invert._private.tensorflow import TfObject, tf_concrete_functions
 from invert.ir.types import Arguments, Keywords, Value
 from invert.tf.ops.node import import_tensorflow
 
@@ -22,8 +22,13 @@ Original = Callable[[Arguments, Keywords], Sequence[Value]]
 def of_saved_model(path: str | os.PathLike[str], name: str) -> Original:
     """A function of a SavedModel, run by TensorFlow."""
     from invert.frontends.run_saved_model import load_function
+    from invert.frontends.signature import distinct, trace_names
 
     function, owner = load_function(path, name)
+    if hasattr(function, "get_concrete_function"):  # it would choose a trace by the arguments
+        concretes = distinct(tf_concrete_functions(function))
+        traces = dict(zip(trace_names(name.partition("(")[0], concretes), concretes, strict=True))
+        function = traces.get(name, function)
     return _TensorFlow(function, owner=owner)
 
 
@@ -72,4 +77,4 @@ class _TensorFlow:
         except tf.errors.OpError as error:  # such as StableHLO of a newer version than TensorFlow's
             raise RuntimeError(error.message) from error
         results = tf.nest.flatten(results, expand_composites=True)
-        return [np.asarray(x) for x in results]
+        return [np.asarray(x) for x in results if x is not None]

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias, TypeVar
 
+import jax
+
 from invert._config import Config
 from invert._entry import EntryPoint, Param, Trace, unique
 from invert._errors import (
@@ -23,7 +25,7 @@ from invert._errors import (
 )
 from invert.frontends import saved_graph
 from invert.frontends.folder import Files, assets_of, files_of
-from invert.frontends.graph_entry import check_count, function_entry
+from invert.frontends.graph_entry import function_entry
 from invert.frontends.saved_objects import Concrete, SavedFunction, SavedObjects, captured
 from invert.frontends.signature import (
     Signature,
@@ -39,6 +41,7 @@ from invert.ir.types import Value
 from invert.protos import file_parts
 from invert.protos.messages import parse
 from invert.protos.ops import op_def
+from invert.protos.tensors import decode_dtype, is_type, type_name
 from invert.protos.types import MetaGraphDef, SavedModel
 from invert.tf.gradients.saved import SavedGradients
 from invert.tf.graph.library import Library
@@ -318,7 +321,6 @@ class _Model:
         self._trained = _trained(objects, reachable)
         self._keras = _is_keras(objects)
         self._gradients = SavedGradients(objects.library, objects.graph)
-        self._params: dict[int, Param] = {}
 
     def entry_points(self, strict: bool) -> EntryPoints:
         """The entry points of all functions and signatures."""
@@ -400,7 +402,22 @@ class _Model:
         proto = objects.library.functions[concrete.name]
         args = proto.signature.input_arg
         count = len(args) - len(concrete.captures)
-        check_count(name, count, signature)
+        if count != len(signature.order):
+            raise MalformedModelError(
+                f"{self._directory}: function {name} takes {count} tensors besides its captures, "
+                f"but its signature has {len(signature.order)}"
+            )
+        leaves = jax.tree_util.tree_leaves((signature.args, signature.kwargs))
+        wrong = ""
+        for i, spec in zip(signature.order, leaves, strict=True):
+            kind = args[i].type
+            if not is_type(kind) or decode_dtype(kind) != spec.dtype:
+                named = "text or a handle" if spec.dtype == object else spec.dtype.name
+                wrong += f"\n  - {spec.name!r} is {type_name(kind)}, but {named} in its signature"
+        if wrong:
+            raise MalformedModelError(
+                f"{self._directory}: arguments of function {name} have other types:{wrong}"
+            )
         program = Graph(
             objects.library,
             function=concrete.name,
@@ -413,7 +430,6 @@ class _Model:
         params: dict[int, Param] = {}
         values: dict[int, Value] = {}
         problems: list[Problem] = []
-        taken: set[str] = set()
         captures = [i if n in needed else None for n, i in enumerate(concrete.captures, count)]
         for i, index in enumerate(captures, count):
             if index is None or index in values:
@@ -423,7 +439,7 @@ class _Model:
                 problems.append(found)
                 found = None
             elif found is None:
-                p = params[index] = self._param(index, taken)
+                p = params[index] = self._param(index)
                 found = Resource("variable", p.name, p.value.dtype, p.value.shape)
             values[index] = found
         feeds = [None if index is None else values[index] for index in captures]
@@ -443,12 +459,11 @@ class _Model:
         )
         return dataclasses.replace(entry, keras=self._keras)
 
-    def _param(self, index: int, taken: set[str]) -> Param:
+    def _param(self, index: int) -> Param:
         proto = self._objects.graph.nodes[index].variable
         flag = self._trained.get(index, proto.trainable)
-        name = self._names.get(index) or proto.name.partition(":")[0] or "Variable"
         return Param(
-            unique(name, taken),
+            self._names[index],
             self._objects.variable(index),
             proto.trainable if flag is None else flag,
             stated=flag is not None,
@@ -495,13 +510,15 @@ def _joined(path: _Path) -> str:
 
 
 def _variable_names(objects: SavedObjects, found: list[tuple[str, int]]) -> dict[int, str]:
-    """Attribute paths of unnamed variables."""
+    """A name for each variable, unique among all functions; for unnamed ones the attribute path."""
+    names = {
+        index: node.variable.name.partition(":")[0] or "Variable"
+        for index, node in enumerate(objects.graph.nodes)
+        if objects.kind(index) == "variable"
+    }
     best: dict[int, tuple[tuple[int, int, str], str]] = {}
     for path, index in found:
-        if objects.kind(index) != "variable":
-            continue
-        name = objects.graph.nodes[index].variable.name.partition(":")[0] or "Variable"
-        if _GENERIC.fullmatch(name) is None:
+        if index not in names or _GENERIC.fullmatch(names[index]) is None:
             continue
         parts = path.split(".")
         rank = (sum(p.isdigit() or p.startswith("_") for p in parts), len(parts), path)
@@ -509,7 +526,10 @@ def _variable_names(objects: SavedObjects, found: list[tuple[str, int]]) -> dict
             best[index] = (rank, path)
     # Keys of dictionaries may be paths themselves, such as Haiku's `block/linear`.
     nested = any("/" in path for _, path in best.values())
-    return {key: path.replace(".", "/") if nested else path for key, (_, path) in best.items()}
+    for index, (_, path) in best.items():
+        names[index] = path.replace(".", "/") if nested else path
+    taken: set[str] = set()
+    return {index: unique(name, taken) for index, name in names.items()}
 
 
 # Children of any Keras 3 layer saved by TensorFlow, and of what `model.export` writes.

@@ -28,7 +28,7 @@ from invert.frontends.tables import Buckets, Filled, buckets_of, filled_by, type
 from invert.ir.avals import fits_shape
 from invert.ir.types import CallArguments, Tree, Value
 from invert.protos.messages import parse
-from invert.protos.tensors import decode_dtype, decode_shape
+from invert.protos.tensors import decode_dtype, decode_shape, type_name
 from invert.protos.types import MetaGraphDef, TrackableObjectGraph
 from invert.tf.fallback.host import StoredTable
 from invert.tf.graph.library import Library
@@ -87,12 +87,16 @@ class SavedObjects:
         self._tables: dict[int, StoredTable | None] = {}
         count = len(self.graph.nodes)
         for number, node in enumerate(self.graph.nodes):
+            names: set[str] = set()
             for child in node.children:
+                where = f"{directory}: object {number} of the SavedModel has"
                 if not 0 <= child.node_id < count:
                     raise MalformedModelError(
-                        f"{directory}: object {number} of the SavedModel has a child "
-                        f"{child.local_name!r} that does not exist"
+                        f"{where} a child {child.local_name!r} that does not exist"
                     )
+                if child.local_name in names:
+                    raise MalformedModelError(f"{where} two children {child.local_name!r}")
+                names.add(child.local_name)
 
     @functools.cached_property
     def children(self) -> list[dict[str, int]]:
@@ -183,8 +187,8 @@ class SavedObjects:
             if not has_type(value, shape, proto.dtype):
                 raise MalformedModelError(
                     f"{self._directory}: variable {proto.name!r} is "
-                    f"{decode_dtype(proto.dtype).name}{shape}, and its value is "
-                    f"{value.dtype.name}{value.shape}"
+                    f"{type_name(proto.dtype)}{shape}, and its value is "
+                    f"{'string' if value.dtype == object else value.dtype.name}{value.shape}"
                 )
             self._values[index] = value
         return self._values[index]

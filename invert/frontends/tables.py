@@ -75,7 +75,12 @@ class Filled:
         count = self.attrs["vocab_size"].i if "vocab_size" in self.attrs else -1
         if count > len(rows):
             raise MalformedModelError(f"{self.file} has {len(rows)} lines, fewer than {count}")
-        return rows[:count] if count >= 0 else rows
+        rows = rows[:count] if count >= 0 else rows
+        if not rows:
+            raise MalformedModelError(f"{self.file} has no lines, and a table is read from it")
+        if b"" in rows:
+            raise MalformedModelError(f"{self.file}: line {rows.index(b'') + 1} is empty")
+        return rows
 
     def _column(self, rows: list[bytes], which: str, kind: int) -> np.ndarray:
         assert self.attrs is not None

@@ -397,11 +397,11 @@ def split_constants(closed: AnyJaxpr) -> tuple[Jaxpr, tuple[np.ndarray, ...]]:
 
 def narrow_constants(
     jaxpr: Jaxpr, constants: Sequence[np.ndarray], dtypes: Collection[str]
-) -> tuple[Jaxpr, tuple[np.ndarray, ...], list[str]]:
-    """Store constant arrays of `dtypes` as bfloat16; return program, arrays and notes."""
+) -> tuple[Jaxpr, tuple[np.ndarray, ...]]:
+    """Store constant arrays of `dtypes` as bfloat16; return program and arrays."""
     narrow = [c.dtype.name in dtypes and c.ndim > 0 for c in constants]
     if not any(narrow):
-        return jaxpr, tuple(constants), []
+        return jaxpr, tuple(constants)
 
     def run(*values: Value) -> list[Value]:
         given = list(values)
@@ -413,8 +413,7 @@ def narrow_constants(
     kept = tuple(c.astype(jnp.bfloat16) if small else c for c, small in pairs)
     avals = [jax.ShapeDtypeStruct(c.shape, c.dtype) for c in kept]
     traced = trace_closed(run, *avals, *(v.aval for v in jaxpr.invars[len(kept) :]))
-    note = f"{sum(narrow)} arrays of the program are rounded to bfloat16"
-    return open_jaxpr(traced), kept, [note]
+    return open_jaxpr(traced), kept
 
 
 def over_constants(closed: AnyJaxpr, constants: Sequence[np.ndarray]) -> AnyJaxpr:

@@ -99,8 +99,10 @@ def _picking(name: str, traces: Sequence[str]) -> JaxFunction:
 
     def run(self: Methods, *args: object, **kwargs: object) -> Tree:
         functions = {n: f for n, f in self._functions if n in traces}
-        states = [a for a in args if isinstance(a, eqx.nn.State)]
+        given = [*args, *kwargs.values()]
+        states = [a for a in given if isinstance(a, eqx.nn.State)]
         plain = [a for a in args if not isinstance(a, eqx.nn.State)]
+        kwargs = {k: v for k, v in kwargs.items() if not isinstance(v, eqx.nn.State)}
         for exact in (True, False):
             for trace, function in functions.items():
                 own = {k: v for k, v in kwargs.items() if k == function.key_name}

@@ -176,6 +176,10 @@ class Recovered(eqx.Module):
         # By identity, so that `jax.jit(module)` works; the arrays of a module have no hash.
         return id(self)
 
+    def __eq__(self, other: object, /) -> bool | np.bool_ | Array:
+        # Caches of `jax.jit` compare a module with itself, in traces too.
+        return self is other or super().__eq__(other)
+
     def __copy__(self) -> Recovered:
         return jax.tree_util.tree_map(lambda x: x, self)
 

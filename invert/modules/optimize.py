@@ -10,10 +10,9 @@ from typing import Literal, TypeVar
 import equinox as eqx
 import jax
 
-from invert._certificate import Certificate
 from invert._config import Config
 from invert._private.jax import open_jaxpr
-from invert._verify import compared
+from invert._verify import after_change
 from invert.ir import jaxprs
 from invert.ir.types import Jaxpr, Value
 from invert.modules.function import Function
@@ -48,11 +47,19 @@ def faster(stage: Specialization, params: Sequence[Value], config: Config) -> Sp
         note = f"found nothing that a rewrite would make faster on the {config.optimize}"
         report = dataclasses.replace(report, seconds=seconds, notes=(*report.notes, note))
         return dataclasses.replace(stage, report=report, settled=settled, _sized={})
+    names = ", ".join(f"{n} x {name}" for name, n in sorted(counts.items()))
     report = dataclasses.replace(
         report,
         primitives=jaxprs.primitive_counts(jaxpr),
         rewrites=dict(sorted({**report.rewrites, **counts}.items())),
-        certificate=_certificate(stage, jaxpr, params, config, counts),
+        certificate=after_change(
+            report.certificate,
+            f"optimized for the {config.optimize} by {names}",
+            stage.jaxpr,
+            jaxpr,
+            [*stage.constants, *params],
+            verify=config.verify,
+        ),
         seconds=seconds,
         notes=(*report.notes, *rewriter.defects),
     )
@@ -62,32 +69,6 @@ def faster(stage: Specialization, params: Sequence[Value], config: Config) -> Sp
 def _rewriter(config: Config) -> Rewriter:
     stage = optimized.stage(optimized.pays_on(config.optimize), config.disabled_patterns)
     return Rewriter((stage,), raise_call)
-
-
-def _certificate(
-    stage: Specialization,
-    jaxpr: Jaxpr,
-    params: Sequence[Value],
-    config: Config,
-    counts: dict[str, int],
-) -> Certificate:
-    before = stage.report.certificate
-    names = ", ".join(f"{n} x {name}" for name, n in sorted(counts.items()))
-    reason = f"optimized for the {config.optimize} by {names}; {before.kind} before"
-    if before.kind != "exact" and before.reason:
-        reason += f" ({before.reason})"
-    made = dataclasses.replace(before, kind="unverified", reason=reason, largest_error=None)
-    if not config.verify or before.kind == "unverified":
-        return made
-    known = [*stage.constants, *params]
-    with jax.enable_x64(True):
-        # Each rewrite is correct at all sizes; this measures its rounding.
-        error = compared(stage.jaxpr, jaxpr, known, most=1)
-    if isinstance(error, str):
-        return dataclasses.replace(made, reason=f"{reason}; {error}")
-    if before.largest_error is not None:
-        error += before.largest_error
-    return dataclasses.replace(made, kind="numerical", largest_error=error)
 
 
 def optimize(module: M, platform: Literal["cpu", "gpu"] = "cpu", *, verify: bool = True) -> M:

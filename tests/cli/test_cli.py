@@ -235,6 +235,19 @@ def test_verify_finds_sizes_that_meet_the_conditions(tmp_path: Path, capsys) -> 
     assert "compared with the original: largest relative difference 0" in lines(capsys)[0]
 
 
+def test_verify_runs_the_trace_that_was_converted(tmp_path: Path, capsys) -> None:
+    root = tf.Module()
+    root.f = tf.function(lambda x, training=False: x * 2 if training else x + 1)
+    root.f.get_concrete_function(tf.TensorSpec([None, 2]), training=True)
+    root.f.get_concrete_function(tf.TensorSpec([None, 2]))
+    root.nothing = tf.function(lambda x: None, input_signature=[tf.TensorSpec([2])])
+    tf.saved_model.save(root, tmp_path / "model")
+    for name in ("f(training=True)", "f(training=False)", "nothing"):
+        model, out = str(tmp_path / "model"), str(tmp_path / "out")
+        assert main(["convert", model, "-o", out, "--verify", "--signature", name]) == 0
+        assert "largest relative difference 0" in capsys.readouterr().out
+
+
 def test_verify_says_that_the_original_does_not_run(tmp_path: Path, capsys) -> None:
     model = tf.Module()
     other = jax2tf.convert(lambda x: jnp.sin(x), native_serialization_platforms=["tpu"])

@@ -6,12 +6,15 @@ import collections
 import os
 import random
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.core.protobuf import saved_model_pb2
 
 import invert
 from tests.damaged_files import damaged_copies
@@ -80,6 +83,93 @@ def compared(module: invert.Module, copy: Path) -> str:
         for a, b in zip(wants, have, strict=True)
     )
     return "equal" if same else "WRONG"
+
+
+def _fewer_results(objects: Any) -> None:
+    for function in objects.concrete_functions.values():
+        function.output_signature.Clear()
+        function.output_signature.tuple_value.SetInParent()
+
+
+def _other_types(objects: Any) -> None:
+    for function in objects.concrete_functions.values():
+        args, kwargs = function.canonicalized_input_signature.tuple_value.values
+        named = kwargs.dict_value.fields.values()
+        for spec in [*args.tuple_value.values, *named]:
+            spec.tensor_spec_value.dtype = tf.int32.as_datatype_enum
+
+
+def _more_captures(objects: Any) -> None:
+    for function in objects.concrete_functions.values():
+        function.bound_inputs.append(0)
+
+
+def _twins(objects: Any) -> None:
+    objects.nodes[0].children.add(local_name="call", node_id=1)
+
+
+def _of_text(objects: Any) -> None:
+    for node in objects.nodes:
+        if node.WhichOneof("kind") == "variable":
+            node.variable.dtype = tf.string.as_datatype_enum
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (_fewer_results, "call has 1 results, but its signature 0 tensors"),
+        (_other_types, "function call have other types:\n  - 'x' is float32, but int32 in its"),
+        (_more_captures, "function call takes 0 tensors besides its captures, but its .* has 1"),
+        (_twins, "object 0 of the SavedModel has two children 'call'"),
+        (_of_text, r"variable 'Variable' is string\(3,\), and its value is float32\(3,\)"),
+    ],
+)
+def test_files_that_contradict_themselves(
+    tmp_path: Path, change: Callable[[Any], None], reason: str
+) -> None:
+    model, _ = build(tmp_path)
+    proto = saved_model_pb2.SavedModel()
+    proto.ParseFromString((model / "saved_model.pb").read_bytes())
+    change(proto.meta_graphs[0].object_graph_def)
+    (model / "saved_model.pb").write_bytes(proto.SerializeToString())
+    with pytest.raises(invert.MalformedModelError, match=reason):
+        invert.load(model)
+
+
+@pytest.mark.parametrize(
+    ("lines", "reason"), [("", "has no lines"), ("first\n\nsecond\n", "line 2 is empty")]
+)
+def test_tables_that_tensorflow_refuses(tmp_path: Path, lines: str, reason: str) -> None:
+    model, _ = build(tmp_path)
+    (model / "assets" / "words.txt").write_text(lines)
+    with pytest.raises(invert.MalformedModelError, match=reason):
+        invert.load(model)(np.ones((2, 3), np.float32))
+    with pytest.raises(tf.errors.OpError):
+        tf.saved_model.load(model)
+
+
+def test_a_gradient_of_a_value_that_the_graph_lacks(tmp_path: Path) -> None:
+    root = tf.Module()
+
+    @tf.function(input_signature=[tf.TensorSpec([3])])
+    def call(x: tf.Tensor) -> tf.Tensor:
+        factor = tf.exp(x)
+
+        @tf.custom_gradient
+        def double(y: tf.Tensor) -> Any:
+            return y * 2.0, lambda dy: dy * factor
+
+        return double(x)
+
+    root.call = call
+    tf.saved_model.save(root, tmp_path)
+    file = tmp_path / "saved_model.pb"
+    assert file.read_bytes().count(b"\n\x05Exp:0") == 1
+    file.write_bytes(file.read_bytes().replace(b"\n\x05Exp:0", b"\n\x05Ex_:0"))
+    module = invert.load(tmp_path)
+    x = np.ones(3, np.float32)
+    np.testing.assert_array_equal(jax.grad(lambda x: module(x).sum())(x), [2, 2, 2])
+    assert "uses a value of another graph" in str(module.report)
 
 
 def _check(tmp_path: Path, seed: int, count: int) -> None:

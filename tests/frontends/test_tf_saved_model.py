@@ -259,6 +259,76 @@ def test_the_only_argument_of_a_signature_may_be_positional(tmp_path):
             np.testing.assert_array_equal(jax.tree.leaves(result)[0], 2 * x)
 
 
+class Twins(tf.Module):
+    """Functions on different variables of one name."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder = [tf.Variable([1.0, 2.0], name="kernel"), tf.Variable([3.0], name="kernel")]
+        self.decoder = tf.Variable([4.0, 5.0], name="kernel")
+
+    @tf.function(input_signature=[tf.TensorSpec([2])])
+    def encode(self, x):
+        return x * self.encoder[0] + self.encoder[1]
+
+    @tf.function(input_signature=[tf.TensorSpec([2])])
+    def decode(self, x):
+        return x * self.decoder
+
+    @tf.function(input_signature=[tf.TensorSpec([1])])
+    def shift(self, x):
+        return x * self.encoder[1]
+
+    @tf.function(input_signature=[tf.TensorSpec([2])])
+    def adapt(self, x):
+        self.decoder.assign_add(x)
+        return self.decoder * 2.0
+
+
+def test_functions_on_different_variables_of_one_name(tmp_path):
+    tf.saved_model.save(Twins(), tmp_path / "model")
+    module = invert.load(tmp_path / "model")
+    assert not module.failed
+    names = {"kernel": (2,), "kernel_1": (2,), "kernel_2": (1,)}
+    values = invert.values(module, equinox.nn.State(module))
+    assert {name: value.shape for name, value in values.items()} == names
+    invert.save(module, tmp_path / "saved")
+    x = np.array([2.0, 7.0], np.float32)
+    for model in (module, module.model, invert.load(tmp_path / "saved")):
+        root = tf.saved_model.load(tmp_path / "model")
+        state = equinox.nn.State(model)
+        y, state = model.adapt(x, state)
+        np.testing.assert_array_equal(y, root.adapt(x))
+        np.testing.assert_array_equal(model.encode(x), root.encode(x))
+        np.testing.assert_array_equal(model.shift(x[:1]), root.shift(x[:1]))
+        np.testing.assert_array_equal(model.decode(x, state), root.decode(x))
+    # A variable has the same name whichever function is read.
+    alone = invert.load(tmp_path / "model", signature="shift")
+    assert list(alone.params) == ["kernel_2"]
+    np.testing.assert_array_equal(alone(x[:1]), [6])
+
+
+def test_a_state_may_be_passed_by_name_to_any_trace(tmp_path):
+    root = Twins()
+
+    @tf.function
+    def step(x, training=False):
+        if training:
+            root.decoder.assign_add(x)
+        return x + root.decoder
+
+    for training in (False, True):
+        step.get_concrete_function(tf.TensorSpec([2]), training)
+    root.step = step
+    tf.saved_model.save(root, tmp_path)
+    module = invert.load(tmp_path)
+    state = equinox.nn.State(module)
+    x = np.ones(2, np.float32)
+    y, state = module.step(x, training=True, state=state)
+    np.testing.assert_array_equal(y, [6, 7])
+    np.testing.assert_array_equal(module.step(x, state=state), [6, 7])
+
+
 def test_optional_arguments_need_not_be_given(tmp_path):
     root = tf.Module()
     root.f = tf.function(lambda x, mask=None: x if mask is None else x * mask)

@@ -71,11 +71,16 @@ def test_constants_are_kept_in_bfloat16(dtype):
     rounded = np.asarray(kept).astype(dtype)
     np.testing.assert_allclose(result, x @ rounded, rtol=1e-5, atol=1e-5)
     assert np.any(np.asarray(result) != np.asarray(plain(x)))
-    assert "1 arrays of the program are rounded to bfloat16" in module.report.notes
+    certificate = module.report.certificate
+    assert certificate.kind == "numerical" and certificate.before == plain.report.certificate
+    assert "1 arrays of the program are rounded to bfloat16; exact before" in str(certificate)
+    assert certificate.largest_error is not None and 1e-4 < certificate.largest_error < 1
+    assert "Certificate: exact" not in module.source
     np.testing.assert_array_equal(module.model(x), result)
     other = "float64" if dtype == "float32" else "float32"
     same = invert.convert(fn, x, config=invert.Config(bfloat16_constants=(other,)))
     np.testing.assert_array_equal(same(x), plain(x))
+    assert same.report.certificate == plain.report.certificate
 
 
 def _checked(x):
@@ -88,7 +93,9 @@ def test_assertions_of_checkify():
     module = invert.convert(fn, config=invert.Config(assertions="checkify"))
     good, bad = np.abs(X), np.where(np.arange(3) == 1, -1, np.abs(X)).astype(np.float32)
     for model in (module, module.model):
-        for call in (model, jax.vmap(lambda x, model=model: model(x[None]))):
+        # Text is of plain Equinox modules, which `jax.jit` takes in `eqx.filter_jit` only.
+        compiled = jax.jit(model) if model is module else eqx.filter_jit(model)
+        for call in (model, compiled, jax.vmap(lambda x, model=model: model(x[None]))):
             error, found = jax.jit(checkify.checkify(call))(good)
             error.throw()
             np.testing.assert_array_equal(np.ravel(found["root"]), np.ravel(np.sqrt(good)))

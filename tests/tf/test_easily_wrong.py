@@ -39,6 +39,10 @@ def _transposed(kernel: Any, dy: Any) -> list[Any]:
 
 
 VALUES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
+    "means of no integers": (
+        lambda i, j: [tf.reduce_mean(i), tf.reduce_mean(i, 0), tf.reduce_mean(j)],
+        (np.zeros((0, 2), np.int32), np.zeros((0, 3), np.uint8)),
+    ),
     "select with a condition that broadcasts": (
         lambda c, x, y: tf.where(c, x, y), (np.array([[True], [False], [True]]), X, X[0])
     ),

@@ -299,3 +299,18 @@ def test_a_text_holds_no_callback():
     np.testing.assert_array_equal(module(np.float32([1, 10, 100])), [8, 9, 10])
     with pytest.raises(invert.EmissionError, match="calls back into a function of this process"):
         _ = module.source
+
+
+def test_callbacks_at_open_sizes():
+    def fn(x):
+        return S.to_number(S.as_string(x, precision=2)) * 2.0 + x
+
+    spec = tf.TensorSpec([None], tf.float32)
+    # With both options, only text among the arguments is cut off.
+    for config in (CALLBACK, invert.Config(host_ops="callback", text="split")):
+        module = converted(fn, spec, config=config)
+        for size in (3, 1, 0):
+            np.testing.assert_array_equal(module(X[:size]), fn(tf.constant(X[:size])).numpy())
+        assert len(jax.tree.leaves(module(X))) == 1
+    split = converted(fn, spec, config=invert.Config(text="split"))
+    np.testing.assert_array_equal(split(X, X), 3 * X)

@@ -22,7 +22,8 @@ def _mean(x: Array, axis: tuple[int, ...]) -> Array:
         return jnp.mean(x, axis=axis)
     # Integers are summed in 64 bits and divided toward zero.
     wide = np.int64 if jnp.issubdtype(x.dtype, jnp.signedinteger) else np.uint64
-    count = math.prod(x.shape[a] for a in axis)
+    # The mean of nothing is 0; XLA would end the process where it folds the quotient of two zeros.
+    count = math.prod(x.shape[a] for a in axis) or 1
     total = jnp.sum(x, axis=axis, dtype=wide)
     return lax.div(total, lax.full_like(total, count)).astype(x.dtype)
 

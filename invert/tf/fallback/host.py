@@ -203,7 +203,9 @@ def _result_specs(
     def known(value: Value) -> tuple[Value, Value]:
         if isinstance(value, Pending):
             return value.shape, None
-        return tuple(np.shape(value)), value if _is_known(value) else None
+        # TensorFlow infers shapes from numbers; at open sizes the program is recovered anew.
+        shape = tuple(n if isinstance(n, int) else None for n in np.shape(value))
+        return shape, value if _is_known(value) else None
 
     with tf.Graph().as_default():
         results = outputs_of(graph_with_inputs(text, library, types, [known(v) for v in values]))
@@ -227,7 +229,7 @@ def _later(
 def _called_back(node: Node, wanted: Pending) -> Value:
     tf = import_tensorflow()
     if wanted.shape is None or None in wanted.shape:
-        reason = f"has a result whose size depends on data ({wanted.shape})"
+        reason = f"has a result whose size depends on data or is open ({wanted.shape})"
         raise node.error(reason, HOST_REMEDY)
     dtype = jax.dtypes.canonicalize_dtype(tf.dtypes.as_dtype(wanted.dtype).as_numpy_dtype)
     leaves: dict[int, Value] = {}

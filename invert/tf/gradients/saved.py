@@ -138,7 +138,8 @@ class SavedGradients:
             for i, arg in enumerate(signature.input_arg):
                 if arg.name == name:
                     return i
-            return name, number
+            held = any(n.name == name for n in self._library.functions[function].node_def)
+            return (name, number) if held else None
         # A variable or a table: the argument that passes it.
         bound = list(saved[function].bound_inputs) if function in saved else []
         if index not in bound:

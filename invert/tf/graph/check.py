@@ -201,7 +201,7 @@ class _Checked:
             kind = self._type(None, text)
             if kind is not None and not fits(kind, wanted):
                 reason = f"{text!r} is {_name(kind)}, but the signature says {_name(wanted)}"
-                self._add("result", reason, self._where.strip())
+                self._add("result", reason, self._where.removeprefix(" of "))
 
     def _type(self, node: NodeDef | None, text: str) -> int | None:
         """The type of a referenced tensor; `None` if unknown."""
@@ -219,7 +219,7 @@ class _Checked:
                 return kind
             reason = f"which is not among the outputs of {name!r}"
         if node is None:
-            self._add("result", f"is {text!r}, {reason}", self._where.strip())
+            self._add("result", f"is {text!r}, {reason}", self._where.removeprefix(" of "))
         else:
             self._report(node, f"has an input {text!r}, {reason}")
         return None
