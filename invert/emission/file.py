@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import inspect
 import re
 import textwrap
@@ -54,7 +55,7 @@ class File(Writer):
         self._functions: dict[int, tuple[Jaxpr, str]] = {}
         self._sizes: dict[int, list[ast.expr]] = {}
         self._texts: dict[tuple[str, str], str] = {}
-        self._rules: list[tuple[ClosedJaxpr, ClosedJaxpr | str, str]] = []
+        self._rules: list[tuple[ClosedJaxpr, ClosedJaxpr | str, int]] = []
         self._copied: dict[JaxFunction, str] = {}
         self.layer: Callable[[Body, Eqn], Placed | None] = lambda body, eqn: None
 
@@ -154,16 +155,10 @@ class File(Writer):
             function = self.function(closed, hint, [syntax.name("jax.jit")], missing)
             sizes = self._static_sizes(function, missing)
             if sizes:
-                first = len(function.parameters)
-                places = [syntax.number(first + i) for i in range(len(sizes))]
-                function.parameters = [*function.parameters, *sizes]
                 # Several get neutral names, so that all calls share the text.
                 names = [dimension_of(token) or "" for token in sizes] if len(sizes) == 1 else []
                 hints = [snake(name, "size") for name in names] or ["size"] * len(sizes)
-                function.hints = [*function.hints, *hints]
-                jit = syntax.name("jax.jit")
-                static = syntax.tuple_of(places)
-                function.decorators = [syntax.call("functools.partial", jit, static_argnums=static)]
+                function = _with_sizes(function, list(sizes), hints, "static_argnums")
             # The jaxpr is kept alive, so that no other one gets its id.
             self._functions[id(jaxpr)] = jaxpr, self.define(function, hint)[0]
             self._sizes[id(jaxpr)] = list(sizes.values())
@@ -208,42 +203,71 @@ class File(Writer):
             self.definitions.append(definition)
         return self._copied[function]
 
-    def differentiated(self, eqn: Eqn, name: str) -> str:
-        closed, kind = eqn.params["call_jaxpr"], eqn.primitive.name
-        jaxpr = open_jaxpr(closed)
-        if id(jaxpr) in self._functions:
-            return self._functions[id(jaxpr)][1]
-        hint = snake(name, "function").strip("_") or "function"
-        rule = self.program.rule(eqn)
-        # A rule may call the function itself, which is a new object each time it is traced.
-        for known, other, other_name in self._rules:
-            if difference(known, closed) is None and _same_rule(other, rule):
-                self._functions[id(jaxpr)] = jaxpr, other_name
-                return other_name
-        decorator = "jax.custom_jvp" if kind == "custom_jvp_call" else "jax.custom_vjp"
-        function = self.function(closed, hint, [syntax.name(decorator)])
-        node = render(function, "function", {}, self.names.taken)
-        node.name = self.names.new(hint)
+    def differentiated(self, eqn: Eqn, name: str, args: Sequence[ast.expr]) -> ast.expr:
+        closed = eqn.params["call_jaxpr"]
+        key = id(open_jaxpr(closed))
+        if key not in self._functions:
+            rule = self.program.rule(eqn)
+            # A rule may call the function itself, which is a new object each time it is traced.
+            for known, other, first in self._rules:
+                if difference(known, closed) is None and _same_rule(other, rule):
+                    self._functions[key] = open_jaxpr(closed), self._functions[first][1]
+                    self._sizes[key] = self._sizes[first]
+                    break
+            else:
+                self._define_with_rule(eqn, rule, snake(name, "function").strip("_") or "function")
+        return syntax.call(self._functions[key][1], *args, *self._sizes[key])
+
+    def _define_with_rule(self, eqn: Eqn, rule: ClosedJaxpr | str, hint: str) -> None:
+        """Add a function with a derivative rule, which take the sizes that no argument has."""
+        closed, is_jvp = eqn.params["call_jaxpr"], eqn.primitive.name == "custom_jvp_call"
+        jaxpr, count = open_jaxpr(closed), len(eqn.invars)
+        missing: list[str] = []
+        decorator = syntax.name("jax.custom_jvp" if is_jvp else "jax.custom_vjp")
+        function = self.function(closed, hint, [decorator], missing)
+        place = len(self.definitions)
+
+        def defined() -> ast.FunctionDef:
+            hints = [snake(size, "size") for size in missing]
+            sized = _with_sizes(
+                function, list(map(dimension_token, missing)), hints, "nondiff_argnums"
+            )
+            return render(sized, "function", {}, self.names.taken)
+
+        node = defined()
+        name = node.name = self.names.new(hint)
         self.definitions.append(node)
-        self._functions[id(jaxpr)] = jaxpr, node.name
-        self._rules.append((closed, rule, node.name))
-        count = len(eqn.invars)
+        self._functions[id(jaxpr)] = jaxpr, name
+        sizes = self._sizes[id(jaxpr)] = _tokens(missing)
+        self._rules.append((closed, rule, id(jaxpr)))
         if isinstance(rule, str):
-            self.definitions.append(control_flow.forbidden(node.name, rule))
-            return node.name
-        forward = "" if kind == "custom_jvp_call" else self.names.new(f"{node.name}_forward")
-        function = control_flow.rule_function(self, eqn, rule, node.name)
-        backward = self._rule(function, open_jaxpr(rule).invars[:count])
+            self.definitions.append(control_flow.forbidden(name, rule, len(sizes)))
+            return
+        forward = "" if is_jvp else self.names.new(f"{name}_forward")
+        derived = control_flow.rule_function(self, eqn, rule, name)
+        more: list[str] = []
+        self.with_dimensions(derived, open_jaxpr(rule).invars[:count], missing=more)
+        if more := [size for size in more if size not in missing]:
+            missing += more
+            sizes += _tokens(more)
+            self.definitions[place] = node = defined()
+            node.name = name
+            derived.rewrite(lambda node: _with_arguments(node, name, _tokens(more)))
+        derived.parameters = [*map(dimension_token, missing), *derived.parameters]
+        derived.hints = [*(snake(size, "size") for size in missing), *derived.hints]
+        backward = self.names.new(derived.hint)
+        self.definitions.append(render(derived, backward, {}, self.names.taken))
         if not forward:
-            return node.name
-        args = ast.Name("args", ast.Load())
-        result = syntax.call(node.name, ast.Starred(args, ast.Load()))
+            return
+        args: ast.expr = ast.Name("args", ast.Load())
+        result = syntax.call(name, ast.Starred(args, ast.Load()))
+        if sizes:
+            args = ast.Subscript(args, ast.Slice(upper=syntax.number(count)), ast.Load())
         definition = syntax.function(forward, [], [ast.Return(syntax.tuple_of([result, args]))])
         definition.args.vararg = ast.arg("args")
         self.definitions.append(definition)
-        defined = syntax.call(f"{node.name}.defvjp", syntax.name(forward), syntax.name(backward))
-        self.definitions.append(ast.Expr(defined))
-        return node.name
+        rules = syntax.call(f"{name}.defvjp", syntax.name(forward), syntax.name(backward))
+        self.definitions.append(ast.Expr(rules))
 
     def composed(self, eqn: Eqn) -> str:
         params = eqn.params
@@ -260,12 +284,6 @@ class File(Writer):
             function = self.function(closed, hint, [mark])
             self._functions[id(jaxpr)] = jaxpr, self.define(function, hint)[0]
         return self._functions[id(jaxpr)][1]
-
-    def _rule(self, function: FunctionText, arguments: Sequence[Var]) -> str:
-        function = self.with_dimensions(function, arguments)
-        name = self.names.new(function.hint)
-        self.definitions.append(render(function, name, {}, self.names.taken))
-        return name
 
     def text(self) -> str:
         """The imports and definitions, laid out."""
@@ -296,6 +314,37 @@ def headed(text: str, doc: Sequence[str]) -> str:
     if len(lines) == 1:
         head = f'"""{lines[0]}"""\n'
     return f"{_HEADER}{head}\n{text}"
+
+
+def _tokens(sizes: Sequence[str]) -> list[ast.expr]:
+    return [ast.Name(dimension_token(size), ast.Load()) for size in sizes]
+
+
+def _with_sizes(
+    function: FunctionText, tokens: Sequence[str], hints: Sequence[str], keyword: str
+) -> FunctionText:
+    """The function with sizes as its last arguments, static ones of its decorator."""
+    if not tokens:
+        return function
+    first, (decorator,) = len(function.parameters), function.decorators
+    places = syntax.tuple_of([syntax.number(first + i) for i in range(len(tokens))])
+    return dataclasses.replace(
+        function,
+        parameters=[*function.parameters, *tokens],
+        hints=[*function.hints, *hints],
+        decorators=[syntax.call("functools.partial", decorator, **{keyword: places})],
+    )
+
+
+def _with_arguments(node: ast.expr, function: str, args: Sequence[ast.expr]) -> ast.expr:
+    """An expression with more arguments in its calls of a function, in place."""
+    for each in syntax.walk(node):
+        match each:
+            case ast.Call(ast.Name(name)) if name == function:
+                each.args += args
+            case _:
+                pass
+    return node
 
 
 def _same_rule(a: ClosedJaxpr | str, b: ClosedJaxpr | str) -> bool:

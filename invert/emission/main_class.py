@@ -41,7 +41,7 @@ from invert.emission.sizes.expressions import (
 from invert.emission.twin_runs import CallOf
 from invert.ir.avals import is_key
 from invert.ir.graph import is_var
-from invert.ir.sizes import Constraint, Shape, dimension, is_open
+from invert.ir.sizes import Constraint, Shape, dimension, is_open, linear
 from invert.ir.types import Atom, Value, Var
 
 
@@ -462,6 +462,7 @@ def _checks(method: Method, node: ast.FunctionDef) -> Iterator[ast.stmt]:
         refuse = ast.Raise(syntax.call("ValueError", ast.Constant(message)))
         return ast.If(syntax.substitute(test, values), [refuse], [])
 
+    yield from _nonempty(method, arrays)
     for value, shape in arrays:
         for axis, size in enumerate(shape):
             if is_open(size) and dimension(size) is None:
@@ -476,6 +477,45 @@ def _checks(method: Method, node: ast.FunctionDef) -> Iterator[ast.stmt]:
     for c in method.constraints:
         message = _STATE.split(c.message)[0] or f"this text is for {c.words()} only"
         yield unless(expression(c.left), c.relation, expression(c.right), message)
+
+
+def _nonempty(method: Method, arrays: Sequence[tuple[ast.expr, Shape]]) -> Iterator[ast.stmt]:
+    """`if x.shape[0] == 0: raise ValueError(...)`: the program is known at larger sizes only.
+
+    Not for dimensions at whose size 0 the results are empty, so that no number can be wrong, and
+    not for those that another check bounds from below.
+    """
+    bounded = {
+        dimension(c.left)
+        for c in method.constraints
+        if c.relation == "ge" and not is_open(c.right) and c.right >= 1
+    }
+    if method.states is None:
+        empty = [
+            {parts[0] for n in v.aval.shape if (parts := linear(n)) is not None and not parts[2]}
+            for v in method.layer.outputs
+        ]
+        bounded |= set[str | None]().union(*empty[:1]).intersection(*empty)
+    sources = dimension_sources(arrays)
+    for value, shape in arrays:
+        for axis, size in enumerate(shape):
+            actual = syntax.item(syntax.field(value, "shape"), syntax.number(axis))
+            if (least := least_of(size, actual, sources)) is not None:
+                bounded.add(least[0])
+    left = {name: source for name, source in sources.items() if name not in bounded}
+    zero, tests = syntax.number(0), list[ast.expr]()
+    for value, shape in arrays:
+        own = [name for name in dict.fromkeys(map(dimension, shape)) if name in left]
+        plain = [n for n in shape if is_open(n) and dimension(n) in left]
+        if len(own) > 1 and len(plain) == sum(map(is_open, shape)) and 0 not in shape:
+            tests.append(ast.Compare(zero, [ast.In()], [syntax.field(value, "shape")]))
+            left = {name: source for name, source in left.items() if name not in own}
+    tests += [ast.Compare(source, [ast.Eq()], [zero]) for source in left.values()]
+    if tests:
+        names = [name for name in sources if name not in bounded]
+        message = f"this text is for {' and '.join(f'{name} >= 1' for name in names)} only"
+        refuse = ast.Raise(syntax.call("ValueError", ast.Constant(message)))
+        yield ast.If(tests[0] if len(tests) == 1 else ast.BoolOp(ast.Or(), tests), [refuse], [])
 
 
 # Start of the part of a `jax.export` message about the sizes of a call and the export's arguments.

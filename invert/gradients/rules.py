@@ -29,11 +29,15 @@ from invert.rewriting.templates import written_call
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """A function of `operands` with a custom derivative."""
+    """A function of `operands` with a custom derivative.
+
+    `first_only`: the container may lack rules for its second derivative.
+    """
 
     function: JaxFunction
     operands: Sequence[Atom]
     kind: str
+    first_only: bool = False
 
 
 def stopped(*values: Value) -> list[Value]:

@@ -208,7 +208,12 @@ class GradientResolver:
             if rule.kind == "custom_vjp"
             else ""
         )
-        self._say(gradient, f"kept as {rule.kind}: {reason}{forward}")
+        higher = (
+            "; higher derivatives are autodiff of the gradient, whose own rules were not stored"
+            if rule.first_only
+            else ""
+        )
+        self._say(gradient, f"kept as {rule.kind}: {reason}{forward}{higher}")
         return rule
 
     def _adjusted(
@@ -255,7 +260,8 @@ class GradientResolver:
             linear = self.cache.is_linear(
                 region, raw, lambda: is_transposable(region, backward, self.x64)
             )
-            return make_rule(region, backward, self.x64, linear)
+            rule = make_rule(region, backward, self.x64, linear)
+            return dataclasses.replace(rule, first_only=region.gradient.first_only)
         with jax.enable_x64(self.x64):
             read_nested()
         nested = jaxprs.canonicalize(region.backward(nested=True))
@@ -274,7 +280,9 @@ class GradientResolver:
         # Transposing drops the rules inside a function. So if the gradient has rules of its own,
         # the function gets a rule for reverse mode only, which keeps second derivatives right.
         linear = not ruled and is_transposable(region, backward, self.x64)
-        return make_rule(region, backward, self.x64, linear)
+        rule = make_rule(region, backward, self.x64, linear)
+        missing = any("plain autodiff" in m for m in inner.messages)
+        return dataclasses.replace(rule, first_only=missing)
 
     def _say(self, gradient: Gradient, text: str) -> None:
         self.messages.append(f"{gradient.location}: {text}")

@@ -34,6 +34,7 @@ class Gradient:
         gradients are the conjugates.
     - `read_nested`: reads the gradient functions inside this one; `None` if it cannot hold any.
         TensorFlow may have to export them, which JAX refuses during tracing.
+    - `first_only`: whether the container may lack gradient functions that were inside this one.
     """
 
     location: str
@@ -41,6 +42,7 @@ class Gradient:
     problem: str = ""
     convention: Literal["jax", "tensorflow"] = "tensorflow"
     read_nested: Callable[[], object] | None = None
+    first_only: bool = False
 
 
 custom_gradient_p = Primitive("custom_gradient")

@@ -38,8 +38,12 @@ def samples(program: AnyJaxpr) -> list[dict[str, DimSize]]:
 
     **Raises:** `InvertError` if none of them meets the conditions, since nothing can be run then.
     """
-    avals: list[Aval] = [v.aval for v in open_jaxpr(program).invars]
-    sizes = variables(n for a in avals for n in getattr(a, "shape", ()))
+    jaxpr = open_jaxpr(program)
+    made = list(equations(jaxpr))
+    held: list[Var] = [*jaxpr.invars, *(v for eqn in made for v in eqn.outvars)]
+    read = [eqn.params["dim"] for eqn in made if eqn.primitive is dim_as_value_p]
+    # A part of a program may lack the array whose size it uses.
+    sizes = variables([*(n for v in held for n in getattr(v.aval, "shape", ())), *read])
     if not sizes:
         return [{}]
     names = [str(n) for n in sizes]

@@ -310,3 +310,38 @@ def test_a_check_that_always_holds_is_not_written(shape: str, test: str) -> None
     source = module.emit(loader=False).source
     assert test in source
     assert source.count("raise ValueError") == bool(test)
+
+
+def _mean_of_rows(x: Any) -> Any:
+    return x.sum(0) / max_dim(x.shape[0], 1)
+
+
+@pytest.mark.parametrize(
+    ("fn", "shape", "test"),
+    [
+        (_mean_of_rows, "b, 3", "if x.shape[0] == 0:"),
+        (lambda x: x.sum(), "b, t", "if 0 in x.shape:"),
+        (lambda x: x.sum(1), "b, t", "if x.shape[1] == 0:"),
+        (lambda x: x.reshape(-1, 2).sum(), "2*b", "if x.shape[0] // 2 == 0:"),
+        (lambda x: (jnp.tanh(x), x.sum(0)), "b, 3", "if x.shape[0] == 0:"),
+        (lambda x: jnp.tanh(x), "b, t", ""),
+        (lambda x: jnp.repeat(x, 2, axis=0), "b, 3", ""),
+    ],
+)
+def test_a_text_refuses_size_zero_where_a_result_would_have_numbers(
+    fn: Callable[..., Any], shape: str, test: str
+) -> None:
+    module = invert.from_exported(_module(fn, shape))
+    tests = re.findall(r"if (?:.* == 0|0 in .*):", module.source.partition("def load(")[0])
+    assert tests == [test] * bool(test)
+    sizes = (0 if part.strip() in ("b", "t", "2*b") else int(part) for part in shape.split(","))
+    x = np.zeros(tuple(sizes), np.float32)
+    model: Any = module.model
+    if test:
+        with pytest.raises(ValueError, match=r">= 1 only"):
+            model(x)
+    else:
+        np.testing.assert_array_equal(model(x), fn(x))
+    one = np.ones([n or 2 for n in x.shape], np.float32)
+    for got, wanted in zip(jax.tree.leaves(model(one)), jax.tree.leaves(fn(one)), strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=1e-6)

@@ -166,6 +166,13 @@ def test_second_derivative() -> None:
     np.testing.assert_allclose(found, wanted, rtol=1e-5)
 
 
+@pytest.mark.parametrize("order", [1, 2])
+def test_the_report_says_that_rules_of_higher_derivatives_were_not_stored(order: int) -> None:
+    told = invert.from_exported(stored(seven, X, order=order)).report.gradients
+    missing = "higher derivatives are autodiff of the gradient, whose own rules were not stored"
+    assert any(missing in line for line in told) == (order == 1)
+
+
 def test_ignored() -> None:
     config = invert.Config(custom_gradients="ignore")
     module = invert.from_exported(stored(seven, X), config=config)

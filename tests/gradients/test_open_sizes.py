@@ -184,3 +184,84 @@ def test_a_loop_over_an_open_length_counts() -> None:
     moved = [jax.tree.leaves(jax.jvp(f, args, args)[1]) for f in (module, fn)]
     for one, other in zip(*moved, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)
+
+
+def _custom(forward: Callable[[Any], Any], backward: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    @tf.custom_gradient
+    def function(x: Any) -> Any:
+        return forward(x), backward
+
+    return function
+
+
+def _spread(x: Any, like: Any) -> Any:
+    f = _custom(lambda x: tf.broadcast_to(2 * x, tf.shape(like)), lambda g: 7 * tf.reduce_sum(g))
+    return tf.sin(f(x[0]))
+
+
+def _spread_clipped(x: Any, like: Any) -> Any:
+    f = _custom(
+        lambda x: tf.broadcast_to(2 * x, tf.shape(like)),
+        lambda g: tf.clip_by_value(7 * tf.reduce_sum(g), -0.1, 0.1),
+    )
+    return tf.sin(f(x[0]))
+
+
+def _in_the_rule(x: Any, like: Any) -> Any:
+    size = tf.cast(tf.shape(like)[0], tf.float32)
+    f = _custom(lambda x: 2 * x, lambda g: 7 * g * size)
+    return tf.sin(f(x[0])) + tf.cos(f(x[1]))
+
+
+def _in_the_clipped_rule(x: Any, like: Any) -> Any:
+    size = tf.cast(tf.shape(like)[0], tf.float32)
+    f = _custom(lambda x: 2 * x, lambda g: tf.clip_by_value(7 * g, -0.1, 0.1) * size)
+    return tf.sin(f(x[0])) + tf.cos(f(x[1]))
+
+
+def _in_a_loop(x: Any, like: Any) -> Any:
+    f = _custom(lambda x: tf.reduce_sum(tf.broadcast_to(2 * x, tf.shape(like))), lambda g: 7 * g)
+    after = tf.while_loop(
+        lambda i, y: i < 3, lambda i, y: (i + 1, tf.sin(f(y))), (0, x[0]), maximum_iterations=3
+    )
+    return after[1]
+
+
+def _agreeing(x: Any, like: Any) -> Any:
+    size = tf.cast(tf.shape(like)[0], tf.float32)
+    return tf.sin(_custom(lambda x: 2 * size * x, lambda g: g * 2 * size)(x[0]))
+
+
+@pytest.mark.parametrize(
+    ("fn", "told"),
+    [
+        (_spread, "kept as custom_jvp"),
+        (_spread_clipped, "kept as custom_vjp"),
+        (_in_the_rule, "kept as custom_jvp: they differ"),
+        (_in_the_clipped_rule, "kept as custom_vjp: they differ"),
+        (_in_a_loop, "kept as custom_jvp"),
+        (_agreeing, f"{AGREES} numerically"),
+    ],
+)
+def test_a_rule_that_uses_a_size_none_of_its_arguments_has(fn: Any, told: str) -> None:
+    specs = [tf.TensorSpec((3,), tf.float32), tf.TensorSpec((None,), tf.float32)]
+    module = invert.convert(tf.function(fn, autograph=False, input_signature=specs))
+    assert all(told in line for line in module.report.gradients)
+    model: Any = module.emit(loader=False).model
+    assert model is not None
+    assert "for fixed sizes" not in module.source.lower()
+    for n in (1, 4):
+        x, like = (np.random.default_rng(n).normal(size=k).astype(np.float32) for k in (3, n))
+        with tf.GradientTape() as tape:
+            v = tf.constant(x)
+            tape.watch(v)
+            total = tf.reduce_sum(tf.sin(fn(v, like)))
+        wanted = tape.gradient(total, v)
+        for form in (module, model):
+
+            def slope(x: Any, form: Any = form, like: Any = like) -> Any:
+                return jax.grad(lambda x: jnp.sin(form(x, like)).sum())(x)
+
+            np.testing.assert_allclose(slope(x), wanted, rtol=1e-4, atol=1e-5)
+            both = jax.jit(jax.vmap(slope))(np.stack([x, x]))
+            np.testing.assert_allclose(both[1], wanted, rtol=1e-4, atol=1e-5)

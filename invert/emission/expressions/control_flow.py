@@ -316,7 +316,7 @@ def _custom(file: Writer, body: Body, eqn: Eqn) -> Placed:
         return Placed(public, hints=[library.noun(name)], flows=True)
     args = [body.operand(a) for a in eqn.invars]
     hints = [library.noun(name)]
-    return Placed(call(file.differentiated(eqn, name), *args), hints=hints, flows=True)
+    return Placed(file.differentiated(eqn, name, args), hints=hints, flows=True)
 
 
 def _solve(file: Writer, body: Body, eqn: Eqn) -> Placed:
@@ -541,9 +541,10 @@ def _no_derivative(v: Atom, is_jvp: bool) -> ast.expr:
     return call("np.zeros", literals.shape(v.aval.shape), syntax.name("jax.dtypes.float0"))
 
 
-def forbidden(name: str, message: str) -> ast.FunctionDef:
-    """The rule of a function whose author forbids differentiation."""
+def forbidden(name: str, message: str, sizes: int) -> ast.FunctionDef:
+    """The rule of a function whose author forbids differentiation, with `sizes` open sizes."""
     raised = ast.Raise(call("LookupError", number(message)))
-    arguments = [ast.arg("primals"), ast.arg("tangents")]
+    arguments = [ast.arg(f"_size_{i}") for i in range(sizes)]
+    arguments += [ast.arg("primals"), ast.arg("tangents")]
     decorators = [syntax.name(f"{name}.defjvp")]
     return syntax.function(f"{name}_jvp", arguments, [raised], decorators=decorators)

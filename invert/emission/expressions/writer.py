@@ -50,8 +50,8 @@ class Writer(abc.ABC):
         """The name, in the file, of a copied function of this package."""
 
     @abc.abstractmethod
-    def differentiated(self, eqn: Eqn, name: str) -> str:
-        """The name of the file's function for one with a derivative rule."""
+    def differentiated(self, eqn: Eqn, name: str, args: Sequence[ast.expr]) -> ast.expr:
+        """The call of the file's function for one with a derivative rule."""
 
     @abc.abstractmethod
     def composed(self, eqn: Eqn) -> str:
