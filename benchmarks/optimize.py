@@ -150,6 +150,19 @@ def pointwise() -> Iterator[Case]:
             yield convolution(batch, 1, 2, 1, channels, results, 1, 1, dtype)
 
 
+def strided() -> Iterator[Case]:
+    """The first of a stage of a ResNet, and that of the input it adds."""
+    for dtype in DTYPES:
+        for batch, size, channels, results in (
+            (1, 56, 256, 128), (4, 56, 256, 512), (1, 28, 512, 1024), (4, 28, 512, 256),
+            (4, 14, 1024, 512), (4, 14, 1024, 2048), (8, 56, 64, 128), (1, 56, 64, 128),
+            (4, 28, 48, 96), (8, 14, 16, 32), (4, 32, 16, 64), (4, 32, 160, 320), (8, 16, 320, 640),
+        ):  # fmt: skip
+            yield convolution(batch, size, 2, 1, channels, results, 1, 2, dtype)
+        for batch, size, channels, results in ((1, 500, 64, 256), (4, 200, 256, 64)):
+            yield convolution(batch, size, 1, 1, channels, results, 1, 2, dtype)
+
+
 def transposed() -> Iterator[Case]:
     for dtype, window, (channels, results) in itertools.product(
         DTYPES, (2, 3, 4, 5), ((12, 8), (48, 32), (128, 64))
@@ -288,6 +301,7 @@ CASES: dict[str, Callable[[], Iterator[Case]]] = {
     "depthwise_conv": depthwise,
     "grouped_conv": grouped,
     "pointwise_conv": pointwise,
+    "strided_conv": strided,
     "transposed_conv": transposed,
     "max_pool": functools.partial(pools, lax.max, -math.inf),
     "sum_pool": functools.partial(pools, lax.add, 0.0),

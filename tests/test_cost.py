@@ -21,6 +21,7 @@ from invert.patterns import STAGES
 from invert.rewriting import driver, expansion
 from invert.rewriting.driver import Rewriter
 from invert.rewriting.templates import raise_call
+from invert.stablehlo import lowered
 
 
 def counted(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> list[Any]:
@@ -98,6 +99,30 @@ def test_functions_that_are_there_already_are_not_lowered(
     for stage in stages:
         Rewriter((stage,), raise_call).run(body)
     assert not asked
+
+
+@pytest.mark.parametrize("shape", ["3, 4", "n, 4", "n, m"])
+def test_a_function_is_traced_once_to_be_lowered(shape: str) -> None:
+    traced: list[Any] = []
+
+    def function(x: Any) -> Any:
+        traced.append(x)
+        return jnp.sum(x * x.shape[0], axis=0)
+
+    aval = jax.ShapeDtypeStruct(jax.export.symbolic_shape(shape), np.float32)
+    again = lowered.raised_again(function, [aval], platform="cpu", x64=False)
+    assert len(traced) == 1
+    assert [v.aval.shape for v in again.jaxpr.outvars] == [aval.shape[1:]]
+
+
+def test_sizes_that_only_results_have_are_lowered_too() -> None:
+    (n,) = jax.export.symbolic_shape("n")
+    with jax.enable_x64(False):
+        again = lowered.raised_again(
+            lambda x: jnp.broadcast_to(x, (n,)), [jax.ShapeDtypeStruct((), np.float32)],
+            platform="cpu", x64=False,
+        )  # fmt: skip
+    assert [v.aval.shape for v in again.jaxpr.outvars] == [(n,)]
 
 
 def test_no_caller_is_looked_up_for_sizes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -101,7 +101,7 @@ def resident() -> float:
 @pytest.mark.slow
 @pytest.mark.parametrize("source", [False, True])
 def test_many_conversions(source: bool) -> None:
-    """JAX keeps the classes of emitted modules, here two for each text: some 65 kB each."""
+    """JAX keeps the classes of emitted modules: some 65 kB for each text."""
     count, warm = 300, 100
     artifacts = [artifact(i) for i in range(count)]
     for i, data in enumerate(artifacts):
@@ -215,6 +215,20 @@ def test_a_text_that_does_not_run_is_not_registered(text: str) -> None:
         make(text, "a_text_that_does_not_run")
     assert set(sys.modules) == before[0]
     assert not [name for name in set(linecache.cache) - before[1] if "does_not_run" in name]
+
+
+def test_drafts_of_one_text_are_one_module() -> None:
+    """JAX keeps the classes of each module that was run."""
+    with load.loading() as make:
+        first = make("x = 1", "a_draft")
+        assert make("x = 1", "a_draft") is first
+        with pytest.raises(ZeroDivisionError):
+            make("x = 1 / 0", "a_draft")
+        assert "a_draft" not in sys.modules
+        again = make("x = 1", "a_draft")
+        assert again is sys.modules["a_draft"] and again is not first
+        assert make("x = 2", "a_draft").x == 2 and again.x == 1
+        load.forget(sys.modules["a_draft"])
 
 
 def test_time_per_sort_does_not_grow_with_the_program() -> None:

@@ -146,6 +146,32 @@ def grouped_conv(
     return jnp.concatenate(results, axis=-1)
 
 
+@functools.partial(jax.jit, static_argnums=2)
+def strided_conv(x: jax.Array, kernel: jax.Array, strides: tuple[int, ...]) -> jax.Array:
+    """Convolve with a window of one and strides; the derivative by `kernel` is a matrix product.
+
+    `x` is (batch, *sizes, channels), `kernel` is (*ones, channels, results). For the kernel's
+    gradient, XLA would transpose all of `x`, even the elements between the strides.
+    """
+    letters = "DHW"[3 - len(strides) :]
+    numbers = (f"N{letters}C", f"{letters}IO", f"N{letters}C")
+    conv = functools.partial(
+        lax.conv_general_dilated, window_strides=strides, padding="VALID", dimension_numbers=numbers
+    )
+    strided = jax.custom_jvp(conv)
+
+    @strided.defjvp
+    def derivative(
+        primals: tuple[jax.Array, jax.Array], tangents: tuple[jax.Array, jax.Array]
+    ) -> tuple[jax.Array, jax.Array]:
+        (x, kernel), (dx, dk) = primals, tangents
+        y = strided(x, kernel)
+        rows = lax.slice(x, [0] * x.ndim, x.shape, (1, *strides, 1)).reshape(-1, x.shape[-1])
+        return y, conv(dx, kernel) + (rows @ dk.reshape(dk.shape[-2:])).reshape(y.shape)
+
+    return strided(x, kernel)
+
+
 @functools.partial(jax.jit, static_argnums=(2, 3))
 def transposed_conv(
     x: jax.Array,
@@ -275,6 +301,7 @@ FUNCTIONS: Mapping[str, Callable[..., jax.Array]] = MappingProxyType(
         "depthwise_conv": depthwise_conv,
         "shifted_conv": shifted_conv,
         "grouped_conv": grouped_conv,
+        "strided_conv": strided_conv,
         "transposed_conv": transposed_conv,
         "max_pool": max_pool,
         "sum_pool": sum_pool,

@@ -57,7 +57,10 @@ LINEAR = MOVES | frozenset(
 _FAST: Mapping[str, str] = MappingProxyType(
     {
         **dict.fromkeys(
-            ("depthwise_conv", "shifted_conv", "grouped_conv", "transposed_conv"),
+            (
+                *("depthwise_conv", "shifted_conv", "grouped_conv"),
+                *("strided_conv", "transposed_conv"),
+            ),
             "conv_general_dilated",
         ),
         "flat_product": "dot_general",

@@ -221,8 +221,8 @@ def _grouped(site: Site) -> Plan | None:
     return Plan(kind, conv.over(run))
 
 
-def _pointwise(site: Site) -> Plan | None:
-    """A convolution with a window of one -> a matrix product."""
+def _one_tap(site: Site) -> _Convolution | None:
+    """A convolution with a window of one, channels last."""
     conv = _Convolution.of(site)
     if (
         conv is None
@@ -234,6 +234,13 @@ def _pointwise(site: Site) -> Plan | None:
         or not conv.plain
     ):
         return None
+    return conv
+
+
+def _pointwise(site: Site) -> Plan | None:
+    """A convolution with a window of one -> a matrix product."""
+    if (conv := _one_tap(site)) is None:
+        return None
     place = "one place" if math.prod(conv.sizes) == 1 else "places"
     channels = _bound(conv.channels, (64, 256, 1 << 20))
     kind = f"{conv.dtype} {conv.rank}d, {place}, channels <= {channels}{conv.strided}"
@@ -244,6 +251,16 @@ def _pointwise(site: Site) -> Plan | None:
         return fast.flat_product(x, lax.reshape(kernel, kernel.shape[-2:]), 1)
 
     return Plan(kind, conv.over(run))
+
+
+def _strided(site: Site) -> Plan | None:
+    """A convolution with a window of one and strides -> the same, differentiated as a product."""
+    conv = _one_tap(site)
+    if conv is None or not conv.strided or conv.rank > 3:
+        return None
+    channels = _bound(conv.channels, (16, 64, 256, 1 << 20))
+    kind = f"{conv.dtype} {conv.rank}d, channels <= {channels}"
+    return Plan(kind, conv.over(lambda x, kernel: fast.strided_conv(x, kernel, conv.strides)))
 
 
 def _transposed(site: Site) -> Plan | None:
@@ -406,6 +423,7 @@ _PLANS: Mapping[str, tuple[tuple[str, ...], Callable[[Site], Plan | None]]] = {
     ),
     "grouped_conv": (("conv_general_dilated",), _grouped),
     "pointwise_conv": (("conv_general_dilated",), _pointwise),
+    "strided_conv": (("conv_general_dilated",), _strided),
     "transposed_conv": (("conv_general_dilated",), _transposed),
     "flat_product": (("dot_general",), _flat),
     "max_pool": (("reduce_window_max",), functools.partial(_pool, fast.max_pool)),

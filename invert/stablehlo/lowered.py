@@ -61,14 +61,25 @@ def lower(
     **Raises:** JAX's exceptions for functions that it cannot lower.
     """
     with jax.enable_x64(x64):
-        types = lowered_types(function, *avals) if outs is None else outs
-        # JAX computes the open sizes from those of the arguments, so each must be the size of one.
-        # A call may have more than its arguments, such as the shape of random numbers.
-        sizes = variables(n for a in (*avals, *types) for n in a.shape)
-        carriers = [jax.ShapeDtypeStruct((n,), np.bool_) for n in sizes]
-        run: JaxFunction = lambda *values: function(*values[len(carriers) :])  # noqa: E731
-        module = lowered_module(run if carriers else function, *carriers, *avals, platform=platform)
+        carriers, run = _carried(function, avals)
+        types = lowered_types(run, *carriers, *avals) if outs is None else outs
+        # A result may have more sizes than the arguments, such as the shape of random numbers.
+        if len(variables(n for a in (*avals, *types) for n in a.shape)) > len(carriers):
+            carriers, run = _carried(function, (*avals, *types))
+        module = lowered_module(run, *carriers, *avals, platform=platform)
     return Lowered(Program(module, Config()), avals, types, carriers)
+
+
+def _carried(
+    function: JaxFunction, avals: Sequence[Aval]
+) -> tuple[list[jax.ShapeDtypeStruct], JaxFunction]:
+    """Types of one more leading argument for each open size, and the function that takes them.
+
+    JAX computes open sizes from those of the arguments, so each must be the size of one.
+    """
+    sizes = variables(n for a in avals for n in a.shape)
+    carriers = [jax.ShapeDtypeStruct((n,), np.bool_) for n in sizes]
+    return carriers, (lambda *values: function(*values[len(carriers) :])) if carriers else function
 
 
 def raised_again(

@@ -210,6 +210,34 @@ def test_on_a_gpu(monkeypatch, tmp_path: Path) -> None:
     np.testing.assert_array_equal(invert.load(tmp_path / "fast")(image(4)), fast(image(4)))
 
 
+def test_a_strided_convolution_in_the_source(monkeypatch, tmp_path: Path) -> None:
+    """Only its derivative by the kernel changes, in the module and in the saved package."""
+    only = lambda platform: lambda name, _: name == "strided_conv"  # noqa: E731
+    monkeypatch.setattr(optimized, "pays_on", only)
+
+    def apply(x: Any, kernel: Any) -> Any:
+        return jnp.tanh(lax.conv_general_dilated(x, kernel, (2, 3), "VALID", None, None, NUMBERS))
+
+    (batch,) = jax.export.symbolic_shape("batch")
+    types = [jax.ShapeDtypeStruct(s, np.float32) for s in ((batch, 9, 7, 8), POINT.shape)]
+    module = invert.from_exported(jax.export.export(jax.jit(apply))(*types))
+    fast = invert.optimize(module, "cpu")
+    assert fast.report.rewrites["strided_conv"] == 1
+    assert fast.source.count("def strided_conv(") == 1
+    assert "strided_conv(x, kernel, (2, 3))" in fast.source
+    invert.save(fast, tmp_path / "fast")
+    saved = invert.load(tmp_path / "fast")
+    for x in (image(4), image(1) * 1e6):
+        for f in (fast, saved):
+            np.testing.assert_array_equal(f(x, POINT), apply(x, POINT))
+            gradients = [
+                jax.grad(lambda *args, f=f: jnp.sum(f(*args) ** 2), (0, 1))(x, POINT)
+                for f in (f, apply)
+            ]
+            for a, b in zip(*gradients, strict=True):
+                close(a, b)
+
+
 def test_several_functions() -> None:
     text = """
     module @two {

@@ -176,6 +176,51 @@ def test_pointwise(strides: tuple[int, int]) -> None:
     check(conv(strides=strides), "flat_product", X, sample(1, 1, 6, 4, seed=1), twice=True)
 
 
+@pytest.mark.parametrize(
+    ("function", "x", "kernel"),
+    [
+        (conv(strides=(2, 3), padding="VALID"), X, (1, 1, 6, 4)),
+        (conv(strides=(9, 1)), X, (1, 1, 6, 8)),
+        (conv(strides=(3, 2), numbers=("NHWC", "OIHW", "NCHW")), X, (4, 6, 1, 1)),
+        (
+            conv(strides=(2,), dilation=(1,), spread=(1,), numbers=("NWC", "WIO", "NWC")),
+            X[0],
+            (1, 6, 1),
+        ),
+    ],
+    ids=["two strides", "one row is left", "other order", "one size"],
+)
+def test_strided(function: Any, x: jax.Array, kernel: tuple[int, ...]) -> None:
+    """Values and the gradient by the input are those of the convolution, bit for bit."""
+    alone = optimized.stage(lambda name, kind: True, {"pointwise_conv"}).patterns
+    k = sample(*kernel, seed=1)
+    check(function, "strided_conv", x, k, twice=True, rewrites=alone)
+    fast = invert.rewrite(function, alone)
+    x = x.at[(0,) * x.ndim].set(jnp.nan).at[(-1,) * x.ndim].set(jnp.inf)
+
+    def pulled(f: Any) -> Any:
+        y, pull = jax.vjp(lambda x: f(x, k), x)
+        return y, pull(jnp.ones_like(y))
+
+    for a, b in zip(*(jax.jit(pulled, static_argnums=0)(f) for f in (fast, function)), strict=True):
+        np.testing.assert_array_equal(a, b)
+    half = x.astype("bfloat16"), k.astype("bfloat16")
+    close(fast(*half), function(*half), 0.0)
+
+
+def test_strided_convolutions_of_larger_windows_are_left_alone() -> None:
+    alone = optimized.stage(lambda name, kind: True, {"pointwise_conv"}).patterns
+    for function, shape in (
+        (conv(strides=(2, 2)), (1, 3, 6, 4)),
+        (conv(strides=(2, 2), padding=((0, 1), (0, 0))), (1, 1, 6, 4)),
+        (conv(strides=(2, 2), spread=(2, 1), padding=((0, 0), (0, 0))), (1, 1, 6, 4)),
+        (conv(strides=(2, 2), groups=2), (1, 1, 3, 4)),
+        (conv(), (1, 1, 6, 4)),
+    ):
+        fast = invert.rewrite(function, alone)
+        assert "strided_conv" not in calls(fast, X, sample(*shape))
+
+
 def window(
     x: Any, start: float, function: Any, sizes: Any, strides: Any = None, padding: Any = "VALID"
 ) -> Any:

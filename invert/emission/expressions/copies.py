@@ -70,6 +70,11 @@ def _grouped(_: Eqn, eqns: Sequence[Eqn]) -> tuple[Any, ...] | None:
     return len(convs), tuple(one["window_strides"]), padding, tuple(one["rhs_dilation"])
 
 
+def _strided(_: Eqn, eqns: Sequence[Eqn]) -> tuple[Any, ...] | None:
+    convs = [e.params for e in eqns if e.primitive.name == "conv_general_dilated"]
+    return (tuple(convs[0]["window_strides"]),) if convs else None
+
+
 def _pool(eqn: Eqn, eqns: Sequence[Eqn]) -> tuple[Any, ...] | None:
     rank = len(eqn.invars[0].aval.shape)
     window, strides = [1] * rank, [1] * rank
@@ -100,6 +105,7 @@ _READ: Mapping[str, Callable[[Eqn, Sequence[Eqn]], tuple[Any, ...] | None]] = {
     "depthwise_conv": _depthwise,
     "shifted_conv": _depthwise,
     "grouped_conv": _grouped,
+    "strided_conv": _strided,
     "max_pool": _pool,
     "sum_pool": _pool,
     "flat_product": _flat,

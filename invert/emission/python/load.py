@@ -72,18 +72,20 @@ def forget(module: types.ModuleType) -> None:
 def loading() -> Iterator[Callable[[str, str], types.ModuleType]]:
     """Yield `module_of` for drafts of a text.
 
-    Each draft replaces the previous one, and an error unregisters the last."""
-    loaded: list[types.ModuleType] = []
+    Each draft replaces the previous one, and an error unregisters the last. A draft with the text
+    of the previous one is the same module: JAX never forgets the classes of another."""
+    loaded: list[tuple[str, str, types.ModuleType]] = []
 
     def load(source: str, name: str) -> types.ModuleType:
-        while loaded:
-            forget(loaded.pop())
-        loaded.append(module_of(source, name))
-        return loaded[0]
+        if not loaded or loaded[0][:2] != (source, name):
+            while loaded:
+                forget(loaded.pop()[2])
+            loaded.append((source, name, module_of(source, name)))
+        return loaded[0][2]
 
     try:
         yield load
     except BaseException:
-        for module in loaded:
+        for *_, module in loaded:
             forget(module)
         raise
