@@ -661,8 +661,8 @@ def _lookup(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
             modes = [{}] if mode is None else [{}, {"mode": number(mode)}]
             taken = [call("jnp.take", placeholder(0), own[0], **axis, **given) for given in modes]
             found = [*found, *taken] if first else [*taken, *found]
-        for expression in found:
-            yield Proposal(_mapped(expression, variables, batch), variables, "rows")
+        for looked_up in found:
+            yield Proposal(_mapped(looked_up, variables, batch), variables, "rows")
         if not batch and mode == "clip":  # as of a `dynamic_slice` at several places
             element = syntax.item(placeholder(0), place)
             each = _mapped(element, variables, len(column.aval.shape) - 1, shared=1)
