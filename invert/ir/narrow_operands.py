@@ -73,8 +73,8 @@ def _with_narrow_indices(jaxpr: Jaxpr) -> Jaxpr:
             narrow |= {} if result is None else {eqn.outvars[0]: result}
         elif (places := _PLACES.get(eqn.primitive.name)) is not None:
             wide = eqn.invars[places]
-            indices = [_narrow_index(a, narrow) for a in wide]
-            if None not in indices and any(a.aval.dtype == np.int64 for a in wide):
+            indices = [a for v in wide if (a := _narrow_index(v, narrow)) is not None]
+            if len(indices) == len(wide) and any(a.aval.dtype == np.int64 for a in wide):
                 operands = list(eqn.invars)
                 operands[places] = indices
                 eqns[-1], found = eqn.replace(invars=operands), True

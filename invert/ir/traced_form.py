@@ -144,13 +144,16 @@ def strong(closed: J) -> J:
     return map_jaxprs(typed, lambda jaxpr: _with_narrow_counters(_narrow(jaxpr)))
 
 
-_NUMBERED = frozenset(("_uniform", "_var", "_std"))
+_NUMBERED = frozenset(
+    ("_uniform", "_var", "_std", "leaky_relu", "elu", "celu", "remainder", "floor_divide")
+)
 
 
 def _with_bounds(jaxpr: Jaxpr) -> Jaxpr:
     """Convert the scalars of some calls to the dtype of their results.
 
-    These are the bounds of random draws and the degrees of freedom of a variance.
+    These are the bounds of random draws, the degrees of freedom of a variance, the slope of an
+    activation and a divisor.
     """
 
     def typed(eqn: Eqn) -> Eqn:
@@ -429,7 +432,10 @@ def unchanged(eqn: Eqn) -> int | None:
 
 
 def _returned(eqn: Eqn) -> int | None:
-    """The operand that an identity, such as a copy or `x + 0`, returns."""
+    """The operand that an identity, such as a copy, `x[:]` or `x + 0`, returns."""
+    if eqn.primitive.name == "slice":
+        whole = eqn.invars[0].aval.shape == eqn.outvars[0].aval.shape
+        return 0 if whole and not isinstance(eqn.invars[0], Literal) else None
     if eqn.primitive.name in ("copy", "convert_element_type"):
         return 0 if eqn.invars[0].aval.dtype == eqn.outvars[0].aval.dtype else None
     # As JAX traces `arange` of an open length, and `tril`.

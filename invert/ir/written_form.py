@@ -9,6 +9,7 @@ from jax import lax
 from invert._private.jax import dce
 from invert.ir.convolutions import with_arguments
 from invert.ir.graph import Graph, is_var
+from invert.ir.jaxprs import broadcast_in_place_of
 from invert.ir.known_numbers import with_known_numbers
 from invert.ir.lookups import with_wrapped_positions
 from invert.ir.narrow_operands import with_narrow_operands
@@ -44,6 +45,12 @@ def _known(eqn: Eqn) -> Eqn:
     eqn = with_plain_sum(eqn)
     if (order := _order_of_axes(eqn)) is not None:
         return eqn.replace(primitive=lax.transpose_p, params={"permutation": order})
+    if (
+        eqn.primitive.name == "reshape"
+        and not eqn.invars[0].aval.shape
+        and eqn.outvars[0].aval.shape
+    ):
+        return broadcast_in_place_of(eqn, eqn.invars[0], eqn.outvars[0], ())
     if eqn.primitive.name != "tile":
         return eqn
     (x,), (out,) = eqn.invars, eqn.outvars

@@ -436,6 +436,15 @@ def _triangle(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
         )
 
 
+def _identity(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
+    """`jnp.eye(n, dtype=bool)`: whether a row's index is the column's."""
+    shape = eqn.outvars[0].aval.shape
+    if len(shape) == 2 and all(graph.producer(a, "iota", "add") for a in eqn.invars):
+        sizes = shape[:1] if str(shape[0]) == str(shape[1]) else shape
+        eye = call("jnp.eye", *map(literals.size, sizes), dtype=syntax.name("bool"))
+        yield Proposal(eye, (), "identity")
+
+
 def _size_value(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
     """`jnp.asarray(batch, jnp.int32)`; a narrow type is converted from an array."""
     if (size := _size_of(graph, eqn.outvars[0])) is not None:
@@ -757,17 +766,27 @@ def _scatter(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
 
 
 def _fixed_place(eqn: Eqn, graph: Graph) -> ast.expr | None:
-    """`-1`, `2:4` or `(:, 2:4)`: the part of an axis that a scatter changes."""
+    """`-1`, `(0, 1)`, `2:4` or `(:, 2:4)`: the element or part that a scatter changes."""
     numbers = eqn.params["dimension_numbers"]
-    maker = graph.producer(eqn.invars[1], "broadcast_in_dim", "reshape")
+    x, column = eqn.invars[:2]
     axes = numbers.scatter_dims_to_operand_dims
-    if maker is None or len(axes) != 1 or len(eqn.invars[1].aval.shape) != 1:
+    joined = graph.producer(column, "concatenate")
+    columns = [column] if joined is None else joined.invars
+    makers = [graph.producer(a, "broadcast_in_dim", "reshape") for a in columns]
+    if not axes or len(makers) != len(axes) or len(column.aval.shape) != 1:
         return None
-    first = _fixed_index(graph, maker.invars[0], eqn.invars[0].aval.shape[axes[0]])
-    if first is None:
+    starts = [
+        None if made is None else _fixed_index(graph, made.invars[0], x.aval.shape[axis])
+        for made, axis in zip(makers, axes, strict=True)
+    ]
+    known = [start for start in starts if start is not None]
+    if len(known) < len(starts):
         return None
-    if axes[0] in numbers.inserted_window_dims:
-        return _place_of(axes, [number(first)])
+    if set(axes) <= set(numbers.inserted_window_dims):
+        return _place_of(axes, [number(start) for start in known])
+    if len(axes) > 1:
+        return None
+    (first,) = known
     if numbers.inserted_window_dims or numbers.operand_batching_dims:
         return None
     count = eqn.invars[2].aval.shape[axes[0]]
@@ -803,11 +822,11 @@ ROWS: Mapping[str, tuple[Row, ...]] = {
             ("lt", "<"),
             ("le", "<="),
             ("gt", ">"),
-            ("eq", "=="),
             ("ne", "!="),
         )
     },
     "ge": (_triangle, _with_size(">=")),
+    "eq": (_identity, _with_size("==")),
     **dict.fromkeys(_SCATTERS, (_scatter,)),
     "squeeze": (attention.attention, _element, _item),
     "dynamic_slice": (_part,),
