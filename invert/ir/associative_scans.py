@@ -315,7 +315,7 @@ def _proved(scan: AssociativeScan, graph: Graph) -> Jaxpr | None:
         def combine(left: Sequence[Value], right: Sequence[Value]) -> list[Value]:
             return interpret(scan.combine, [*consts, *left, *right], _at_any_size)
 
-        scanned = lax.associative_scan(combine, list(elements), axis=scan.axis)
+        scanned: list[Value] = lax.associative_scan(combine, [*elements], axis=scan.axis)
         return [scanned[i] for i in scan.of]
 
     try:

@@ -12,7 +12,6 @@ import pytest
 from jax import lax
 
 import invert
-from invert.emission.emitted import Emission
 
 
 def _gated(left: Any, right: Any) -> Any:
@@ -23,11 +22,11 @@ def _scaled(left: Any, right: Any) -> Any:
     return left[0] * right[0], left[1] * right[0][..., None] + right[1]
 
 
-def _emitted(function: Callable[..., Any], *specs: jax.ShapeDtypeStruct) -> Emission:
+def _emitted(function: Callable[..., Any], *specs: jax.ShapeDtypeStruct) -> invert.Emission:
     return invert.from_exported(jax.export.export(jax.jit(function))(*specs)).emit(loader=False)
 
 
-def _agree(emission: Emission, function: Callable[..., Any], *args: Any) -> None:
+def _agree(emission: invert.Emission, function: Callable[..., Any], *args: Any) -> None:
     """Results and derivatives are equal, bit for bit."""
     model: Any = emission.model
 

@@ -61,10 +61,10 @@ def candidates(name: str, eqn: Eqn, args: Sequence[ast.expr]) -> Iterator[ast.ex
         yield call("jax.random.randint", args[0], shape, *args[1:])
         yield call("jax.random.randint", args[0], shape, *args[1:], kind)
         return
-    if name == "_roll_static":
+    if name == "_roll_static" and len(args) == 1:
         yield from _rolls(eqn, args[0])
         return
-    if name in _SIGNS:
+    if name in _SIGNS and len(args) == 2:
         yield syntax.infix(args[0], _SIGNS[name], args[1])
     if name in _RANDOM:
         shape = literals.shape(eqn.outvars[0].aval.shape)
